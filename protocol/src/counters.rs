@@ -1,0 +1,190 @@
+//! The counters of a run, in a file that several processes map.
+//!
+//! `farmem run` creates one [`File`] per run; the runtime in each process of
+//! the run claims one [`Process`] slot by writing its pid into it (CAS from 0)
+//! and counts there with relaxed atomics; `farmem run` (summary), `farmem top`
+//! and `--stats json` read. Nobody waits for anybody: a reader sees counters
+//! that are each correct and together nearly so.
+//!
+//! A slot outlives its process, so that the summary counts children that have
+//! ended; a slot is reused only when none is free, by folding it into the last.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// First word of a counters file: `farmem` and the layout's version.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"farmem\x00\x01");
+/// Process slots in a counters file.
+pub const PROCESSES: usize = 64;
+
+/// A counters file.
+#[repr(C)]
+pub struct File {
+    /// [`MAGIC`].
+    pub magic: AtomicU64,
+    /// Pid of `farmem run`.
+    pub supervisor: AtomicU32,
+    _pad: AtomicU32,
+    /// Unix time at which the run began, ns.
+    pub started_ns: AtomicU64,
+    /// `--local`, bytes.
+    pub local_limit: AtomicU64,
+    /// Command line of the program, UTF-8, zero padded.
+    pub command: [AtomicU64; 32],
+    /// Node addresses, comma separated, UTF-8, zero padded.
+    pub nodes: [AtomicU64; 16],
+    /// How the run ended when the runtime ended it: the one line that was printed, zero padded.
+    pub last_words: [AtomicU64; 64],
+    /// One per process of the run.
+    pub processes: [Process; PROCESSES],
+}
+
+/// The counters of one process. All monotonic but those marked *level*.
+#[repr(C, align(64))]
+pub struct Process {
+    /// Pid, 0 when the slot is free. Stays after the process has ended.
+    pub pid: AtomicU32,
+    /// `1` while faults are served inline, `2` for the handler thread.
+    pub mode: AtomicU32,
+    /// Faults on far pages that the runtime served, of every kind below.
+    pub faults: AtomicU64,
+    /// … first touches of fresh memory.
+    pub first_touch: AtomicU64,
+    /// … fetched from a node while the program waited.
+    pub demand: AtomicU64,
+    /// … served from a staged page, no fabric operation.
+    pub rescued: AtomicU64,
+    /// … first writes to a page that had arrived clean.
+    pub upgrades: AtomicU64,
+    /// … which found that another thread had served them.
+    pub joined: AtomicU64,
+    /// Pages installed ahead of their fault.
+    pub prefetched: AtomicU64,
+    /// Prefetched pages in windows that the program went on to use.
+    pub prefetch_used: AtomicU64,
+    /// Faults that a prefetch made unnecessary are not seen; these are windows' continuations.
+    pub prefetch_windows: AtomicU64,
+    /// Pages that left local memory.
+    pub evicted: AtomicU64,
+    /// … of which clean: dropped without a transfer.
+    pub evicted_clean: AtomicU64,
+    /// Eviction batches (one TLB flush each).
+    pub evict_batches: AtomicU64,
+    /// Pages evicted by a faulting thread because the background thread was behind.
+    pub reclaimed_inline: AtomicU64,
+    /// Bytes read from nodes.
+    pub bytes_in: AtomicU64,
+    /// Bytes written to nodes.
+    pub bytes_out: AtomicU64,
+    /// Time that threads of the program spent in the fault path, ns.
+    pub wait_ns: AtomicU64,
+    /// System calls guarded: some argument was far.
+    pub syscalls_guarded: AtomicU64,
+    /// … of which caught by the seccomp filter, the slow way.
+    pub syscalls_trapped: AtomicU64,
+    /// … of a number that the table does not know.
+    pub syscalls_unknown: AtomicU64,
+    /// Level: resident far bytes.
+    pub local_bytes: AtomicU64,
+    /// Peak of `local_bytes`.
+    pub local_peak: AtomicU64,
+    /// Level: bytes held in far slots.
+    pub far_bytes: AtomicU64,
+    /// Peak of `far_bytes`.
+    pub far_peak: AtomicU64,
+    /// Level: far memory the program has mapped, bytes.
+    pub mapped_bytes: AtomicU64,
+    /// Level: memory of the runtime itself, bytes.
+    pub runtime_bytes: AtomicU64,
+    /// Latency of demand faults, in ns.
+    pub latency: Histogram,
+}
+
+/// A histogram of nanoseconds: 4 buckets per power of two, error below 13 %.
+#[repr(C)]
+pub struct Histogram {
+    buckets: [AtomicU64; 160],
+}
+
+impl Histogram {
+    fn bucket_of(ns: u64) -> usize {
+        if ns < 4 {
+            return ns as usize;
+        }
+        let exponent = 63 - ns.leading_zeros();
+        let quarter = (ns >> (exponent - 2)) & 3;
+        (((exponent - 1) * 4) as usize + quarter as usize).min(159)
+    }
+
+    /// The smallest value that falls into a bucket.
+    pub fn bucket_floor(bucket: usize) -> u64 {
+        if bucket < 4 {
+            return bucket as u64;
+        }
+        let exponent = bucket as u64 / 4 + 1;
+        (4 + bucket as u64 % 4) << (exponent - 2)
+    }
+
+    /// Counts one value.
+    #[inline]
+    pub fn record(&self, ns: u64) {
+        self.buckets[Self::bucket_of(ns)].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The counts, for readers that add up several processes or subtract samples.
+    pub fn snapshot(&self) -> [u64; 160] {
+        std::array::from_fn(|i| self.buckets[i].load(Ordering::Relaxed))
+    }
+}
+
+/// The value below which `share` (0–1) of a snapshot's counts lie; 0 when empty.
+pub fn percentile(counts: &[u64; 160], share: f64) -> u64 {
+    let total: u64 = counts.iter().sum();
+    let mut left = (total as f64 * share).ceil() as u64;
+    for (bucket, &n) in counts.iter().enumerate() {
+        if n >= left && n > 0 {
+            return Histogram::bucket_floor(bucket);
+        }
+        left = left.saturating_sub(n);
+    }
+    0
+}
+
+/// Writes text into a zero-padded field, cutting it at the field's end.
+pub fn put_text(field: &[AtomicU64], text: &str) {
+    let mut bytes = text.as_bytes().chunks(8);
+    for word in field {
+        let mut le = [0; 8];
+        if let Some(chunk) = bytes.next() {
+            le[..chunk.len()].copy_from_slice(chunk);
+        }
+        word.store(u64::from_le_bytes(le), Ordering::Relaxed);
+    }
+}
+
+/// Reads what [`put_text`] wrote.
+pub fn get_text(field: &[AtomicU64]) -> String {
+    let bytes: Vec<u8> =
+        field.iter().flat_map(|w| w.load(Ordering::Relaxed).to_le_bytes()).take_while(|&b| b != 0).collect();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_falls_into_the_bucket_whose_floor_is_below_it() {
+        for ns in [0, 1, 3, 4, 5, 7, 8, 1000, 5_000, 123_456_789] {
+            let bucket = Histogram::bucket_of(ns);
+            assert!(Histogram::bucket_floor(bucket) <= ns, "{ns}");
+            assert!(ns < Histogram::bucket_floor(bucket + 1), "{ns}");
+        }
+    }
+
+    #[test]
+    fn text_survives_its_field() {
+        let field: [AtomicU64; 4] = Default::default();
+        put_text(&field, "redis-server --port 0");
+        assert_eq!(get_text(&field), "redis-server --port 0");
+    }
+}

@@ -1,0 +1,11 @@
+//! What both ends of farmem agree on. Pure: no I/O, no clock, no unsafe.
+//!
+//! * [`addr`]: pages of a program, slabs and slots of a node's memory.
+//! * [`counters`]: the counters page that a run shares with `farmem run` and `farmem top`.
+//! * [`exit`]: the exit statuses by which a run says how it ended.
+
+#![forbid(unsafe_code)]
+
+pub mod addr;
+pub mod counters;
+pub mod exit;

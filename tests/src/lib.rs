@@ -1,0 +1,1 @@
+//! End-to-end tests of farmem: helpers shared by the files under `tests/`.
