@@ -1,1 +1,15 @@
-//! placeholder
+//! The unsafe floor of farmem: what the kernel offers, as typed calls.
+//!
+//! * [`raw`]: system calls that no hook, filter or errno gets in the way of.
+//! * [`uffd`]: userfaultfd, with what the headers of old distributions lack.
+//! * [`memory`]: reservations, vectored madvise, copies of raced bytes.
+//! * [`sync`]: a lock for code that runs in signal handlers.
+//!
+//! Nothing here knows what farmem does with it.
+
+#![allow(unsafe_code)]
+
+pub mod memory;
+pub mod raw;
+pub mod sync;
+pub mod uffd;

@@ -1,0 +1,183 @@
+//! System calls by number, past every hook.
+//!
+//! The runtime patches libc and installs a seccomp filter that traps calls with
+//! far pointers; its own calls must pass both. They go through the *gate*: a
+//! `syscall; ret` whose address the filter allows. Until [`set_gate`] is called
+//! (in a process without a runtime: always) the gate is a private one.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+core::arch::global_asm!(
+    ".globl farmem_private_gate",
+    ".hidden farmem_private_gate",
+    ".type farmem_private_gate,@function",
+    "farmem_private_gate:",
+    "syscall",
+    "ret",
+    ".size farmem_private_gate, .-farmem_private_gate",
+);
+
+unsafe extern "C" {
+    fn farmem_private_gate();
+}
+
+static GATE: AtomicUsize = AtomicUsize::new(0);
+
+/// Sends all later [`syscall`]s through the `syscall; ret` at `address`.
+///
+/// # Safety
+/// `address` must hold exactly those instructions, executable, for the rest of the process.
+pub unsafe fn set_gate(address: usize) {
+    GATE.store(address, Ordering::Release);
+}
+
+/// The kernel's error for a call that failed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Errno(pub i32);
+
+impl std::fmt::Display for Errno {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::io::Error::from_raw_os_error(self.0).fmt(f)
+    }
+}
+
+impl std::error::Error for Errno {}
+
+/// Makes a system call; returns what the kernel returned, `-errno` included. Leaves `errno` alone.
+///
+/// # Safety
+/// As the system call itself: the caller vouches for every pointer among the arguments.
+#[inline]
+pub unsafe fn syscall(nr: i64, args: [usize; 6]) -> isize {
+    let mut gate = GATE.load(Ordering::Relaxed);
+    if gate == 0 {
+        gate = farmem_private_gate as *const () as usize;
+    }
+    let ret: isize;
+    // SAFETY: the gate is `syscall; ret` (set_gate's contract, or our own above); rcx and r11 are
+    // what the instruction clobbers; the call pushes a return address, which is why this block
+    // does not claim `nostack`.
+    unsafe {
+        core::arch::asm!(
+            "call {gate}",
+            gate = in(reg) gate,
+            inlateout("rax") nr as isize => ret,
+            in("rdi") args[0],
+            in("rsi") args[1],
+            in("rdx") args[2],
+            in("r10") args[3],
+            in("r8") args[4],
+            in("r9") args[5],
+            out("rcx") _,
+            out("r11") _,
+        );
+    }
+    ret
+}
+
+/// [`syscall`] as a `Result`.
+///
+/// # Safety
+/// As [`syscall`].
+#[inline]
+pub unsafe fn checked(nr: i64, args: [usize; 6]) -> Result<usize, Errno> {
+    // SAFETY: passed on to the caller.
+    let ret = unsafe { syscall(nr, args) };
+    if (-4095..0).contains(&ret) { Err(Errno(-ret as i32)) } else { Ok(ret as usize) }
+}
+
+/// Sleeps while `*word == expected`, at most `timeout_ns`; may wake early. `word` is process-private.
+pub fn futex_wait(word: &std::sync::atomic::AtomicU32, expected: u32, timeout_ns: u64) {
+    let limit =
+        libc::timespec { tv_sec: (timeout_ns / 1_000_000_000) as _, tv_nsec: (timeout_ns % 1_000_000_000) as _ };
+    // SAFETY: both pointers are to live memory of ours for the length of the call.
+    unsafe {
+        syscall(
+            libc::SYS_futex,
+            [
+                word.as_ptr() as usize,
+                (libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG) as usize,
+                expected as usize,
+                &limit as *const _ as usize,
+                0,
+                0,
+            ],
+        );
+    }
+}
+
+/// Wakes up to `n` sleepers of [`futex_wait`].
+pub fn futex_wake(word: &std::sync::atomic::AtomicU32, n: i32) {
+    // SAFETY: the kernel only uses the address as a key.
+    unsafe {
+        syscall(
+            libc::SYS_futex,
+            [word.as_ptr() as usize, (libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG) as usize, n as usize, 0, 0, 0],
+        );
+    }
+}
+
+/// Lets another thread run on this CPU.
+pub fn yield_cpu() {
+    // SAFETY: no arguments.
+    unsafe { syscall(libc::SYS_sched_yield, [0; 6]) };
+}
+
+/// Sleeps about `ns` nanoseconds.
+pub fn sleep_ns(ns: u64) {
+    let time = libc::timespec { tv_sec: (ns / 1_000_000_000) as _, tv_nsec: (ns % 1_000_000_000) as _ };
+    // SAFETY: `time` is live; the remainder is not asked for.
+    unsafe { syscall(libc::SYS_nanosleep, [&time as *const _ as usize, 0, 0, 0, 0, 0]) };
+}
+
+/// Nanoseconds of `CLOCK_MONOTONIC`.
+pub fn now_ns() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `time` is live. The vDSO serves this without entering the kernel.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// Closes a descriptor of ours.
+pub fn close(fd: i32) {
+    // SAFETY: no memory is involved; the caller owns the descriptor.
+    unsafe { syscall(libc::SYS_close, [fd as usize, 0, 0, 0, 0, 0]) };
+}
+
+/// Moves a descriptor of ours out of the low numbers, where programs expect their own; closes the old one.
+/// Keeps the old one where the limit on descriptors leaves no room.
+pub fn move_high(fd: i32) -> i32 {
+    for least in [1 << 19, 1 << 15, 900, 200] {
+        // SAFETY: no pointers.
+        let high = unsafe { checked(libc::SYS_fcntl, [fd as usize, libc::F_DUPFD_CLOEXEC as usize, least, 0, 0, 0]) };
+        if let Ok(high) = high {
+            close(fd);
+            return high as i32;
+        }
+    }
+    fd
+}
+
+/// Writes as much of `bytes` as the descriptor takes, best effort; for last words.
+pub fn write_all(fd: i32, mut bytes: &[u8]) {
+    while !bytes.is_empty() {
+        // SAFETY: the slice is live and near.
+        match unsafe { checked(libc::SYS_write, [fd as usize, bytes.as_ptr() as usize, bytes.len(), 0, 0, 0]) } {
+            Ok(n) if n > 0 => bytes = &bytes[n..],
+            Err(Errno(libc::EINTR)) => {}
+            _ => return,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_come_back_as_errno() {
+        // SAFETY: no pointers.
+        let bad = unsafe { checked(libc::SYS_close, [usize::MAX, 0, 0, 0, 0, 0]) };
+        assert_eq!(bad, Err(Errno(libc::EBADF)));
+    }
+}
