@@ -1,5 +1,6 @@
 //! The unsafe floor of farmem: what the kernel offers, as typed calls.
 //!
+//! * [`clock`]: time without system calls.
 //! * [`raw`]: system calls that no hook, filter or errno gets in the way of.
 //! * [`uffd`]: userfaultfd, with what the headers of old distributions lack.
 //! * [`memory`]: reservations, vectored madvise, copies of raced bytes.
@@ -9,6 +10,7 @@
 
 #![allow(unsafe_code)]
 
+pub mod clock;
 pub mod memory;
 pub mod raw;
 pub mod sync;

@@ -30,6 +30,59 @@ pub fn reserve(len: usize) -> Result<*mut u8, Errno> {
     Ok(at as *mut u8)
 }
 
+/// Types for which all-zero bytes are a value and which are shared by atomics only.
+///
+/// # Safety
+/// The implementor vouches for both, and that the type needs no drop.
+pub unsafe trait ZeroValid: Sync {}
+// SAFETY: zero is a value of each; they are atomics.
+unsafe impl ZeroValid for std::sync::atomic::AtomicU64 {}
+// SAFETY: as above.
+unsafe impl ZeroValid for std::sync::atomic::AtomicU32 {}
+// SAFETY: as above.
+unsafe impl ZeroValid for std::sync::atomic::AtomicU16 {}
+
+/// A huge array, zero at first, of which only what is touched takes memory. Lives as long as the process.
+pub struct SparseArray<T: ZeroValid> {
+    at: *const T,
+    len: usize,
+}
+
+// SAFETY: shared access to a T: Sync that is never moved or freed.
+unsafe impl<T: ZeroValid> Sync for SparseArray<T> {}
+// SAFETY: as above.
+unsafe impl<T: ZeroValid> Send for SparseArray<T> {}
+
+impl<T: ZeroValid> SparseArray<T> {
+    /// Reserves room for `len` elements.
+    pub fn new(len: usize) -> Result<Self, Errno> {
+        let at = reserve(len.checked_mul(size_of::<T>()).ok_or(Errno(libc::ENOMEM))?)?;
+        Ok(SparseArray { at: at.cast(), len })
+    }
+
+    /// Gives whole memory pages that lie within the elements `from..to` back to the system: they become zero.
+    /// The caller sees to it that nobody counts on them.
+    pub fn clear(&self, from: usize, to: usize) {
+        assert!(from <= to && to <= self.len);
+        let start = (self.at as usize + from * size_of::<T>()).next_multiple_of(4096);
+        let end = (self.at as usize + to * size_of::<T>()) & !4095;
+        if start < end {
+            // SAFETY: inside our reservation; zero is a valid value of every element.
+            unsafe { discard(start as *mut u8, end - start) };
+        }
+    }
+}
+
+impl<T: ZeroValid> std::ops::Index<usize> for SparseArray<T> {
+    type Output = T;
+    #[inline]
+    fn index(&self, i: usize) -> &T {
+        assert!(i < self.len);
+        // SAFETY: in bounds, and zero bytes are a T.
+        unsafe { &*self.at.add(i) }
+    }
+}
+
 /// Gives a reservation's pages back to the system; they read as zero again.
 ///
 /// # Safety

@@ -5,7 +5,7 @@
 //! `syscall; ret` whose address the filter allows. Until [`set_gate`] is called
 //! (in a process without a runtime: always) the gate is a private one.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 core::arch::global_asm!(
     ".globl farmem_private_gate",
@@ -138,24 +138,131 @@ pub fn now_ns() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
+/// A connected pair of Unix stream sockets, close-on-exec, ours (see [`own_fd`]).
+pub fn socket_pair() -> Result<(i32, i32), Errno> {
+    let mut pair = [0i32; 2];
+    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
+    // SAFETY: the kernel fills two live ints.
+    unsafe {
+        checked(libc::SYS_socketpair, [libc::AF_UNIX as usize, kind as usize, 0, pair.as_mut_ptr() as usize, 0, 0])?
+    };
+    Ok((own_fd(pair[0]), own_fd(pair[1])))
+}
+
+/// Receives without waiting; 0 is end of file.
+pub fn recv_nowait(fd: i32, into: &mut [u8]) -> Result<usize, Errno> {
+    // SAFETY: the slice is live and near.
+    unsafe {
+        checked(
+            libc::SYS_recvfrom,
+            [fd as usize, into.as_mut_ptr() as usize, into.len(), libc::MSG_DONTWAIT as usize, 0, 0],
+        )
+    }
+}
+
 /// Closes a descriptor of ours.
 pub fn close(fd: i32) {
+    if let Some(word) = OWN_FDS.get(fd as u32 as usize / 64) {
+        word.fetch_and(!(1 << (fd as u32 % 64)), Ordering::Relaxed);
+    }
     // SAFETY: no memory is involved; the caller owns the descriptor.
     unsafe { syscall(libc::SYS_close, [fd as usize, 0, 0, 0, 0, 0]) };
 }
 
-/// Moves a descriptor of ours out of the low numbers, where programs expect their own; closes the old one.
-/// Keeps the old one where the limit on descriptors leaves no room.
-pub fn move_high(fd: i32) -> i32 {
+/// A pidfd of this process, ours.
+pub fn pidfd_of_self() -> Result<i32, Errno> {
+    // SAFETY: no pointers.
+    unsafe { checked(libc::SYS_pidfd_open, [std::process::id() as usize, 0, 0, 0, 0, 0]) }.map(|fd| own_fd(fd as i32))
+}
+
+/// `/proc/self/mem` for reading, ours.
+pub fn open_self_mem() -> Result<i32, Errno> {
+    let path = c"/proc/self/mem";
+    // SAFETY: the path is a literal.
+    unsafe {
+        checked(
+            libc::SYS_openat,
+            [libc::AT_FDCWD as usize, path.as_ptr() as usize, (libc::O_RDONLY | libc::O_CLOEXEC) as usize, 0, 0, 0],
+        )
+    }
+    .map(|fd| own_fd(fd as i32))
+}
+
+/// Reads `len` bytes at `from` through a descriptor of [`open_self_mem`], whatever their protection.
+///
+/// # Errors
+/// EIO when the range is not all present.
+pub fn read_mem(fd: i32, from: usize, to: *mut u8, len: usize) -> Result<(), Errno> {
+    // SAFETY: the caller's target; the kernel checks both ends.
+    let read = unsafe { checked(libc::SYS_pread64, [fd as usize, to as usize, len, from, 0, 0])? };
+    if read == len { Ok(()) } else { Err(Errno(libc::EIO)) }
+}
+
+/// While it lives, no signal is delivered to this thread but those that the kernel forces.
+pub struct SignalsBlocked {
+    before: u64,
+}
+
+impl SignalsBlocked {
+    /// Blocks all signals of the calling thread.
+    #[inline]
+    #[allow(clippy::new_without_default)]
+    pub fn new() -> Self {
+        // SIGBUS and SIGSYS stay open: the program's faults in this window would be fatal otherwise.
+        let all = !(1u64 << (libc::SIGBUS - 1) | 1 << (libc::SIGSYS - 1));
+        let mut before = 0u64;
+        // SAFETY: two live words of the kernel's sigset size.
+        unsafe {
+            syscall(
+                libc::SYS_rt_sigprocmask,
+                [libc::SIG_SETMASK as usize, &all as *const u64 as usize, &mut before as *mut u64 as usize, 8, 0, 0],
+            )
+        };
+        SignalsBlocked { before }
+    }
+}
+
+impl Drop for SignalsBlocked {
+    #[inline]
+    fn drop(&mut self) {
+        // SAFETY: a live word.
+        unsafe {
+            syscall(
+                libc::SYS_rt_sigprocmask,
+                [libc::SIG_SETMASK as usize, &self.before as *const u64 as usize, 0, 8, 0, 0],
+            )
+        };
+    }
+}
+
+/// Descriptors that can be told apart as ours.
+const FDS: usize = 1 << 20;
+static OWN_FDS: [AtomicU64; FDS / 64] = [const { AtomicU64::new(0) }; FDS / 64];
+
+/// Makes a descriptor ours: moves it out of the low numbers, where programs expect their own, sets
+/// close-on-exec, and remembers it for [`owns_fd`]. Keeps the old number where the limit on
+/// descriptors leaves no room above.
+pub fn own_fd(fd: i32) -> i32 {
+    let mut own = fd;
     for least in [1 << 19, 1 << 15, 900, 200] {
         // SAFETY: no pointers.
         let high = unsafe { checked(libc::SYS_fcntl, [fd as usize, libc::F_DUPFD_CLOEXEC as usize, least, 0, 0, 0]) };
         if let Ok(high) = high {
             close(fd);
-            return high as i32;
+            own = high as i32;
+            break;
         }
     }
-    fd
+    if let Some(word) = OWN_FDS.get(own as usize / 64) {
+        word.fetch_or(1 << (own % 64), Ordering::Relaxed);
+    }
+    own
+}
+
+/// Whether a descriptor is the runtime's, so that the program must not close it.
+#[inline]
+pub fn owns_fd(fd: i32) -> bool {
+    OWN_FDS.get(fd as u32 as usize / 64).is_some_and(|w| w.load(Ordering::Relaxed) & 1 << (fd as u32 % 64) != 0)
 }
 
 /// Writes as much of `bytes` as the descriptor takes, best effort; for last words.

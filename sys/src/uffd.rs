@@ -3,6 +3,7 @@
 //! and checked at compile time.
 
 use crate::raw::{Errno, checked, close};
+use std::sync::atomic::{AtomicI32, Ordering};
 
 const fn iowr(nr: u64, size: usize) -> u64 {
     3 << 30 | (size as u64) << 16 | 0xAA << 8 | nr
@@ -105,7 +106,8 @@ pub struct FaultEvent {
 
 /// A userfaultfd.
 pub struct Uffd {
-    fd: i32,
+    /// Replaced only in a forked child, where one thread exists.
+    fd: AtomicI32,
 }
 
 impl Uffd {
@@ -131,7 +133,7 @@ impl Uffd {
         let flags = (libc::O_CLOEXEC | libc::O_NONBLOCK) as usize | if user_only { USER_MODE_ONLY } else { 0 };
         // SAFETY: no pointers.
         let fd = unsafe { checked(libc::SYS_userfaultfd, [flags, 0, 0, 0, 0, 0]) }.map_err(OpenError::Refused)?;
-        Ok(Uffd { fd: crate::raw::move_high(fd as i32) })
+        Ok(Uffd { fd: AtomicI32::new(crate::raw::own_fd(fd as i32)) })
     }
 
     fn api(&self, features: u64) -> Result<u64, OpenError> {
@@ -143,12 +145,18 @@ impl Uffd {
     #[inline]
     fn ioctl<T>(&self, request: u64, arg: &mut T) -> Result<usize, Errno> {
         // SAFETY: `arg` is live and has the layout that `request` encodes (sizes asserted above).
-        unsafe { checked(libc::SYS_ioctl, [self.fd as usize, request as usize, arg as *mut T as usize, 0, 0, 0]) }
+        unsafe { checked(libc::SYS_ioctl, [self.fd() as usize, request as usize, arg as *mut T as usize, 0, 0, 0]) }
     }
 
     /// The descriptor, which the program must not close.
     pub fn fd(&self) -> i32 {
-        self.fd
+        self.fd.load(Ordering::Relaxed)
+    }
+
+    /// In a forked child: goes on with another userfaultfd; the inherited one is closed.
+    pub fn replace(&self, own: Uffd) {
+        close(self.fd.swap(own.fd(), Ordering::Relaxed));
+        std::mem::forget(own);
     }
 
     /// Asks for missing-page and write-protect faults of a range of anonymous memory.
@@ -220,7 +228,7 @@ impl Uffd {
         let mut message = [0u64; 4];
         // SAFETY: the buffer is 32 live bytes.
         let read = unsafe {
-            checked(libc::SYS_read, [self.fd as usize, message.as_mut_ptr() as usize, size_of_val(&message), 0, 0, 0])
+            checked(libc::SYS_read, [self.fd() as usize, message.as_mut_ptr() as usize, size_of_val(&message), 0, 0, 0])
         };
         match read {
             Ok(32) if message[0] as u8 == EVENT_PAGEFAULT => {
@@ -233,7 +241,7 @@ impl Uffd {
 
 impl Drop for Uffd {
     fn drop(&mut self) {
-        close(self.fd);
+        close(self.fd());
     }
 }
 

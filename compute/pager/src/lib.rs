@@ -1,1 +1,212 @@
-//! placeholder
+//! The pager: far pages of a program, present when touched.
+//!
+//! Start reading at [`fault`]: one fault from access to installation. Then:
+//!
+//! | file | what happens there |
+//! |---|---|
+//! | [`word`] | the shared word that says all about a page, and its life cycle |
+//! | `table` | one word for each far page, sparsely |
+//! | [`fault`] | a page comes in |
+//! | [`evict`] | pages go out, many at a time |
+//! | `staging` | bytes on their way out, and back |
+//! | `pin` | pages that a system call is using |
+//! | [`space`], `regions` | mmap and its kin |
+//! | `fork` | parent and child both go on |
+//! | `thread` | what a thread brings along; the gate that a fork closes |
+//! | `background` | eviction ahead of need, housekeeping |
+//! | `ending` | ends that a load cannot report |
+//!
+//! **Trap discipline.** A fault is a trap, not an asynchronous event: it can
+//! interrupt only code that touches far memory. Nothing in this crate touches
+//! far memory from user mode, except eviction reading pages that it owns and that
+//! are present. So this crate may take its own locks in a fault, provided no
+//! other signal handler of the program runs while one is held: the SIGBUS handler
+//! blocks all signals, and every other entry does so itself
+//! ([`farmem_sys::raw::SignalsBlocked`]). It uses no thread-local, no allocator of
+//! the program's, no libc call that could.
+
+#![allow(unsafe_code)] // Raw program memory: reads of pages it owns, installs into pages it owns.
+
+mod background;
+pub mod ending;
+pub mod evict;
+pub mod fault;
+mod fork;
+mod pin;
+mod regions;
+pub mod space;
+mod staging;
+mod table;
+mod thread;
+pub mod word;
+
+pub use fork::Fork;
+
+use background::Background;
+use evict::Evictor;
+use farmem_cache::Policy;
+use farmem_pool::Pool;
+use farmem_protocol::addr::PAGE_BYTES;
+use farmem_protocol::counters;
+use farmem_sys::clock;
+use farmem_sys::raw::Errno;
+use farmem_sys::sync::Lock;
+use farmem_sys::uffd::{OpenError, Uffd, feature};
+use space::Space;
+use staging::Staging;
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use table::Table;
+use thread::{Threads, WINDOW};
+
+/// Least local memory that makes sense: enough for every part of a batch.
+pub const MIN_LOCAL: u64 = 1 << 20;
+
+/// How faults reach the pager.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FaultMode {
+    /// SIGBUS in the faulting thread, served there.
+    Inline,
+    /// The faulting thread sleeps; a handler thread serves it.
+    Thread,
+}
+
+/// What the pager needs to know.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// `--local`, bytes.
+    pub local: u64,
+    /// How faults come.
+    pub mode: FaultMode,
+    /// Whether to fetch ahead and to batch first touches.
+    pub prefetch: bool,
+    /// Whether `process_madvise` may be used (masked off in tests of older kernels' path).
+    pub vectored: bool,
+    /// Starts a thread that calls [`Pager::run_background`], all its signals blocked.
+    pub spawn: fn(),
+}
+
+/// Why the pager cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// Below [`MIN_LOCAL`].
+    #[error("--local is {0} bytes; at least {MIN_LOCAL} are needed")]
+    TooLittleLocal(u64),
+    /// No usable userfaultfd.
+    #[error("{0}")]
+    Userfaultfd(OpenError),
+    /// The kernel refuses the pager's own tables.
+    #[error("no address space for the page table: {0}")]
+    Memory(Errno),
+}
+
+/// The process's counters; a forked child switches to its own.
+pub(crate) struct Counters(AtomicPtr<counters::Process>);
+
+impl Counters {
+    fn switch(&self, to: &'static counters::Process) {
+        self.0.store(std::ptr::from_ref(to).cast_mut(), Ordering::Relaxed);
+    }
+}
+
+impl std::ops::Deref for Counters {
+    type Target = counters::Process;
+    #[inline(always)]
+    fn deref(&self) -> &counters::Process {
+        // SAFETY: only ever set from a &'static.
+        unsafe { &*self.0.load(Ordering::Relaxed) }
+    }
+}
+
+/// The pager of a process.
+pub struct Pager {
+    config: Config,
+    features: u64,
+    uffd: Uffd,
+    table: Table,
+    threads: Threads,
+    policy: Lock<Box<dyn Policy>>,
+    evictor: Lock<Evictor>,
+    staging: Staging,
+    space: Lock<Space>,
+    pool: Pool,
+    background: Background,
+    counters: Counters,
+    /// [`WINDOW`] pages that read as zero.
+    zeros: *const u8,
+    /// Resident far pages, with those about to be.
+    resident: AtomicU64,
+    /// The most that `resident` may be: `--local` less the staging ring.
+    limit: u64,
+    /// Below this much room the background thread is woken.
+    low_room: u64,
+    /// It evicts until there is this much.
+    high_room: u64,
+    batch: usize,
+}
+
+// SAFETY: `zeros` is never written; everything else synchronises itself.
+unsafe impl Sync for Pager {}
+// SAFETY: as above.
+unsafe impl Send for Pager {}
+
+/// Starts the pager. One per process, for its whole life.
+pub fn start(config: Config, pool: Pool, counters: &'static counters::Process) -> Result<&'static Pager, StartError> {
+    if config.local < MIN_LOCAL {
+        return Err(StartError::TooLittleLocal(config.local));
+    }
+    clock::calibrate();
+    let features = match config.mode {
+        FaultMode::Inline => feature::PAGEFAULT_FLAG_WP | feature::SIGBUS,
+        FaultMode::Thread => feature::PAGEFAULT_FLAG_WP,
+    };
+    let uffd = Uffd::open(features).map_err(StartError::Userfaultfd)?;
+    let local = config.local / PAGE_BYTES as u64;
+    let staged = if pool.all_mapped() { 0 } else { (local / 16).clamp(32, 8192) };
+    let limit = local - staged;
+    let zeros = farmem_sys::memory::reserve(WINDOW * PAGE_BYTES).map_err(StartError::Memory)?;
+    for page in 0..WINDOW {
+        // Reading maps the kernel's one page of zeros, so that all of this costs no memory.
+        // SAFETY: our own mapping.
+        unsafe { zeros.add(page * PAGE_BYTES).read_volatile() };
+    }
+    counters.mode.store(1 + (config.mode == FaultMode::Thread) as u32, Ordering::Relaxed);
+    let low_room = (limit / 32).clamp(8, 1024);
+    let pager = Pager {
+        features,
+        uffd,
+        table: Table::new().map_err(StartError::Memory)?,
+        threads: Threads::new(),
+        policy: Lock::new(farmem_cache::recommended(limit as usize)),
+        evictor: Lock::new(Evictor::new(config.vectored)),
+        staging: Staging::new(staged as usize).map_err(StartError::Memory)?,
+        space: Lock::new(Space::new()),
+        pool,
+        background: Background::new(config.spawn),
+        counters: Counters(AtomicPtr::new(std::ptr::from_ref(counters).cast_mut())),
+        zeros,
+        resident: AtomicU64::new(0),
+        limit,
+        low_room,
+        high_room: low_room * 2,
+        // A batch must find room in the ring without waiting for its own pages.
+        batch: (limit as usize / 8).clamp(8, evict::BATCH).min(if staged == 0 {
+            usize::MAX
+        } else {
+            staged as usize / 2
+        }),
+        config,
+    };
+    Ok(Box::leak(Box::new(pager)))
+}
+
+impl Pager {
+    /// Where the program break starts in the far range.
+    pub fn heap_start(&self) -> usize {
+        farmem_protocol::addr::FAR_START
+    }
+
+    /// At the end of the process: the last values of the levels, for the summary.
+    pub fn finish(&self) {
+        self.publish_levels();
+    }
+}

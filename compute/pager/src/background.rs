@@ -1,0 +1,100 @@
+//! The background thread: evicts ahead of need, so that faults find room; takes
+//! in acknowledgements; and once a second does the housekeeping.
+//!
+//! It is started on the first shortage, not at start: a child that forks and
+//! execs, and a program that fits, have none.
+
+use crate::Pager;
+use crate::ending::say;
+use farmem_protocol::addr::PAGE_BYTES;
+use farmem_sys::raw::{futex_wait, futex_wake, now_ns};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
+
+/// How the background thread is woken.
+pub struct Background {
+    /// Bumped at each wake-up that somebody asked for; futex.
+    asked: AtomicU32,
+    sleeping: AtomicBool,
+    started: AtomicBool,
+    spawn: fn(),
+}
+
+impl Background {
+    /// `spawn` starts a thread, all its signals blocked, that calls [`Pager::run_background`].
+    pub fn new(spawn: fn()) -> Background {
+        Background {
+            asked: AtomicU32::new(0),
+            sleeping: AtomicBool::new(false),
+            started: AtomicBool::new(false),
+            spawn,
+        }
+    }
+
+    /// Wakes the thread if it sleeps. Cheap when it does not.
+    #[inline]
+    pub fn wake(&self) {
+        // Relaxed is enough: a wake-up that is missed is asked for again by the next fault.
+        if self.sleeping.load(Ordering::Relaxed) {
+            self.sleeping.store(false, Ordering::Relaxed);
+            self.asked.fetch_add(1, Ordering::Release);
+            futex_wake(&self.asked, 1);
+        } else if !self.started.load(Ordering::Relaxed) && !self.started.swap(true, Ordering::Relaxed) {
+            (self.spawn)();
+        }
+    }
+
+    /// In a forked child there is no thread yet.
+    pub fn forget_in_child(&self) {
+        self.started.store(false, Ordering::Relaxed);
+        self.sleeping.store(false, Ordering::Relaxed);
+    }
+}
+
+impl Pager {
+    /// The background thread's life.
+    pub fn run_background(&self) -> ! {
+        let mut last_housekeeping = now_ns();
+        loop {
+            while self.resident.load(Ordering::Relaxed) > self.limit - self.high_room {
+                let _inside = self.threads.enter();
+                let mut evictor = self.evictor.lock();
+                if self.evict(&mut evictor, self.batch) == 0 {
+                    break;
+                }
+            }
+            if self.staging.len() > 0 {
+                let _inside = self.threads.enter();
+                let mut evictor = self.evictor.lock();
+                self.collect_writes(&mut evictor, Duration::ZERO);
+            }
+            if now_ns() - last_housekeeping > 1_000_000_000 {
+                last_housekeeping = now_ns();
+                self.keep_house();
+            }
+            let seen = self.background.asked.load(Ordering::Acquire);
+            self.background.sleeping.store(true, Ordering::Relaxed);
+            futex_wait(&self.background.asked, seen, 1_000_000_000);
+            self.background.sleeping.store(false, Ordering::Relaxed);
+        }
+    }
+
+    /// Levels for readers, slots whose sharers have gone, slabs that are empty.
+    fn keep_house(&self) {
+        let _inside = self.threads.enter();
+        self.pool.end_shares();
+        if let Err(lost) = self.pool.shrink(self.far_needed(self.space.lock().committed())) {
+            say(&lost.to_string());
+        }
+        self.publish_levels();
+    }
+
+    /// Writes the levels into the counters page.
+    pub(crate) fn publish_levels(&self) {
+        let local = self.resident.load(Ordering::Relaxed) * PAGE_BYTES as u64;
+        self.counters.local_bytes.store(local, Ordering::Relaxed);
+        let far = self.pool.used();
+        self.counters.far_bytes.store(far, Ordering::Relaxed);
+        self.counters.far_peak.fetch_max(far, Ordering::Relaxed);
+    }
+}

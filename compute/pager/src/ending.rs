@@ -1,0 +1,51 @@
+//! Ends that a load instruction cannot report: one line, one status, no return.
+
+use farmem_protocol::{counters, exit};
+use farmem_sys::raw::{Errno, syscall, write_all};
+use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
+
+static STDERR: AtomicI32 = AtomicI32::new(2);
+static LAST_WORDS: AtomicPtr<counters::File> = AtomicPtr::new(std::ptr::null_mut());
+
+/// Keeps a copy of standard error (the program may close its own) and the place for last words.
+pub fn prepare(file: Option<&'static counters::File>) {
+    // SAFETY: no pointers.
+    let copy = unsafe { syscall(libc::SYS_dup, [2, 0, 0, 0, 0, 0]) };
+    if copy >= 0 {
+        STDERR.store(farmem_sys::raw::own_fd(copy as i32), Ordering::Relaxed);
+    }
+    if let Some(file) = file {
+        LAST_WORDS.store(std::ptr::from_ref(file).cast_mut(), Ordering::Relaxed);
+    }
+}
+
+/// Prints one line on standard error.
+pub fn say(line: &str) {
+    write_all(STDERR.load(Ordering::Relaxed), format!("farmem: {line}\n").as_bytes());
+}
+
+/// Ends the process with a line and a status from [`exit`].
+pub fn die(status: i32, line: &str) -> ! {
+    say(line);
+    // SAFETY: null or the counters file, which stays mapped for the life of the process.
+    if let Some(file) = unsafe { LAST_WORDS.load(Ordering::Relaxed).as_ref() } {
+        counters::put_text(&file.last_words, line);
+    }
+    loop {
+        // SAFETY: no pointers; does not return.
+        unsafe { syscall(libc::SYS_exit_group, [status as usize, 0, 0, 0, 0, 0]) };
+    }
+}
+
+/// The kernel would not give the runtime memory for itself.
+pub fn out_of_local_memory(e: Errno) -> ! {
+    die(
+        exit::BROKEN,
+        &format!("no local memory for the runtime itself ({e}); lower --local or free memory on this machine"),
+    )
+}
+
+/// The runtime found its own state broken. Stopping is the only safe thing.
+pub fn broken(what: &str) -> ! {
+    die(exit::BROKEN, &format!("internal error, stopped before any byte of the program was harmed: {what}"))
+}

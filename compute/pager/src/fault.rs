@@ -1,0 +1,436 @@
+//! One fault, from the program's access to the page's installation.
+//!
+//! ```text
+//! fault ─► serve ─► Untouched: first_touch   zeros for this page and, if touches are sequential, the next
+//!                   Remote:    fetch         READ (or the mapped slot itself), install, then the window ahead
+//!                   Staged:    rescue        install from the staging ring
+//!                   Resident:  upgrade       first write to a clean page: lift the write protection
+//!                   Busy, Leaving: wait      some other thread is at it
+//! ```
+//!
+//! Runs in the SIGBUS handler of the faulting thread, or in [`crate::pin`] on
+//! behalf of a system call. Room for a page is reserved before it is installed,
+//! so the limit holds at every instant; evicting is [`crate::evict`]'s.
+
+use crate::Pager;
+use crate::ending::{broken, die};
+use crate::thread::{Inside, Thread, WINDOW};
+use crate::word::{State, Word};
+use farmem_cache::Arrival;
+use farmem_fabric::Lost;
+use farmem_pool::Place;
+use farmem_protocol::addr::{FarSlot, PAGE_BYTES, PageId, is_far};
+use farmem_protocol::exit;
+use farmem_sys::clock;
+use farmem_sys::raw::{Errno, sleep_ns, yield_cpu};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// How a call of [`Pager::serve`] ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Served {
+    /// The page is resident, and writable if that was asked.
+    Here,
+    /// No mapping of ours is there: let the kernel say what it says.
+    Unmapped,
+}
+
+/// Rounds of waiting for another thread's Busy page before giving the CPU away, and before sleeping.
+const SPINS: u32 = 200;
+const YIELDS: u32 = 400;
+
+impl Pager {
+    /// Serves a fault at `addr`. False when the address is not far: the signal is the program's.
+    ///
+    /// For the SIGBUS handler: all signals blocked, on a near stack.
+    pub fn fault(&self, addr: usize, write: bool) -> bool {
+        if !is_far(addr) {
+            return false;
+        }
+        let begun = clock::ticks();
+        let mut inside = self.threads.enter();
+        self.count(&self.counters.faults, 1);
+        let served = self.serve(&mut inside, PageId::of(addr), write);
+        drop(inside);
+        self.count(&self.counters.wait_ns, clock::ns(clock::ticks() - begun));
+        served == Served::Here
+    }
+
+    /// Makes a page resident, and writable if `write`.
+    pub(crate) fn serve(&self, inside: &mut Inside<'_>, page: PageId, write: bool) -> Served {
+        let word = self.table.word(page);
+        let mut rounds = 0;
+        loop {
+            let seen = word.load();
+            match seen.state() {
+                State::Untouched => {
+                    self.table.touched(page);
+                    if word.shift(seen, seen.to(State::Busy)) {
+                        return self.first_touch(inside.thread, page);
+                    }
+                    self.table.cleared(page);
+                }
+                State::Remote => {
+                    if word.shift(seen, seen.to(State::Busy)) {
+                        return self.fetch(inside.thread, page, seen, write);
+                    }
+                }
+                State::Staged => {
+                    if word.shift(seen, seen.to(State::Busy).with_field(0)) {
+                        return self.rescue(page, seen, write);
+                    }
+                }
+                State::Resident if write && !seen.dirty() => {
+                    if word.shift(seen, seen.to(State::Busy)) {
+                        return self.upgrade(page, seen);
+                    }
+                }
+                State::Resident => {
+                    if rounds == 0 {
+                        self.count(&self.counters.joined, 1);
+                    }
+                    return Served::Here;
+                }
+                State::Busy | State::Leaving => {
+                    rounds += 1;
+                    self.wait_for_owner(rounds);
+                }
+            }
+        }
+    }
+
+    /// Another thread owns the page. Its owner may need this CPU.
+    pub(crate) fn wait_for_owner(&self, rounds: u32) {
+        match rounds {
+            0..SPINS => std::hint::spin_loop(),
+            SPINS..YIELDS => yield_cpu(),
+            _ => sleep_ns(20_000),
+        }
+    }
+
+    /// Fresh memory: installs zeros, for as many pages as the thread's touches suggest.
+    fn first_touch(&self, thread: &mut Thread, page: PageId) -> Served {
+        let wanted = if self.config.prefetch { thread.first.touch(page).clamp(1, WINDOW) } else { 1 };
+        let mut n = 1;
+        if wanted > 1 && self.try_reserve(wanted as u64) {
+            while n < wanted {
+                let next = PageId(page.0 + n as u64);
+                self.table.touched(next);
+                if !self.table.word(next).shift(Word::UNTOUCHED, Word::UNTOUCHED.to(State::Busy)) {
+                    self.table.cleared(next);
+                    break;
+                }
+                n += 1;
+            }
+            self.unreserve((wanted - n) as u64);
+        } else {
+            self.reserve(1);
+        }
+        // SAFETY: the source is WINDOW pages of zeros; the targets are Busy, hence ours.
+        let mut installed = unsafe { self.uffd.copy(page.addr(), self.zeros, n * PAGE_BYTES, false) };
+        if installed == Err(Errno(libc::ENOENT)) && n > 1 {
+            // The run leaves its mapping, and the kernel refuses it whole.
+            // SAFETY: as above.
+            installed = unsafe { self.uffd.copy(page.addr(), self.zeros, PAGE_BYTES, false) };
+        }
+        let fresh = Word::UNTOUCHED.to(State::Resident).with_dirty(true);
+        let here = match installed {
+            Ok(bytes) => bytes / PAGE_BYTES,
+            Err(e) => self.not_installed(page, e),
+        };
+        for i in (0..n).rev() {
+            let page = PageId(page.0 + i as u64);
+            if i < here {
+                self.table.word(page).settle(fresh);
+            } else {
+                self.table.word(page).set(Word::UNTOUCHED);
+                self.table.cleared(page);
+            }
+        }
+        self.unreserve((n - here) as u64);
+        if here == 0 {
+            return Served::Unmapped;
+        }
+        self.arrived((0..here as u64).map(|i| PageId(page.0 + i)), Arrival::FirstTouch);
+        self.count(&self.counters.first_touch, 1);
+        Served::Here
+    }
+
+    /// A page from its far slot, and the window ahead of it.
+    fn fetch(&self, thread: &mut Thread, page: PageId, seen: Word, write: bool) -> Served {
+        let begun = clock::ticks();
+        self.reserve(1);
+        let Some(slot) = seen.slot() else { broken("a remote page without a far slot") };
+        let place = self.pool.place(slot);
+        let protect = !write;
+        let installed = if place.mapped != 0 {
+            self.plan_window(thread, page);
+            // SAFETY: a slot we hold, mapped; its bytes change only by our own write-backs, which
+            // need the page resident.
+            unsafe { self.uffd.copy(page.addr(), place.mapped as *const u8, PAGE_BYTES, protect) }
+        } else {
+            self.plan_window(thread, page);
+            self.read_demand(thread, place);
+            // SAFETY: the landing buffer holds the page now.
+            unsafe { self.uffd.copy(page.addr(), thread.landing, PAGE_BYTES, protect) }
+        };
+        let here = match installed {
+            Ok(_) => true,
+            Err(e) => self.not_installed(page, e) != 0,
+        };
+        if !here {
+            self.unreserve(1);
+            self.table.word(page).settle(seen);
+            self.drop_window(thread);
+            return Served::Unmapped;
+        }
+        self.table.word(page).settle(seen.to(State::Resident).with_dirty(write).with_field(0));
+        self.arrived([page], Arrival::Demand);
+        self.count(&self.counters.demand, 1);
+        self.count(&self.counters.bytes_in, PAGE_BYTES as u64);
+        self.counters.latency.record(clock::ns(clock::ticks() - begun));
+        self.fetch_window(thread);
+        Served::Here
+    }
+
+    /// A page whose bytes are still in the staging ring.
+    fn rescue(&self, page: PageId, seen: Word, write: bool) -> Served {
+        let index = seen.staged();
+        self.reserve(1);
+        let taken = self.staging.take(index, page);
+        // Not yet in its slot? Then it is dirty, and takes another slot later (see staging, Orphan).
+        let dirty = write || !taken.written;
+        // SAFETY: the copy is this call's until released.
+        let installed = unsafe { self.uffd.copy(page.addr(), self.staging.bytes(index), PAGE_BYTES, !dirty) };
+        if let Err(e) = installed
+            && self.not_installed(page, e) == 0
+        {
+            self.unreserve(1);
+            self.staging.put_back(index);
+            self.table.word(page).set(seen);
+            return Served::Unmapped;
+        }
+        if let Some(slot) = self.staging.release(index, taken.written) {
+            self.pool.free(&[slot]);
+        }
+        let slot = if taken.written { seen.slot() } else { None };
+        self.table.word(page).settle(seen.to(State::Resident).with_slot(slot).with_dirty(dirty).with_field(0));
+        self.arrived([page], Arrival::Rescue);
+        self.count(&self.counters.rescued, 1);
+        Served::Here
+    }
+
+    /// The first write to a page that is resident and clean.
+    ///
+    /// The page stays Busy while its protection is lifted: otherwise an eviction could protect it
+    /// again, and this call lift that too, and a write be lost under the eviction's copy.
+    fn upgrade(&self, page: PageId, seen: Word) -> Served {
+        let lifted = self.uffd.protect(page.addr(), PAGE_BYTES, false);
+        let word = self.table.word(page);
+        match lifted {
+            Ok(()) => {
+                word.settle(seen.with_dirty(true));
+                self.count(&self.counters.upgrades, 1);
+                Served::Here
+            }
+            Err(_) => {
+                word.settle(seen);
+                Served::Unmapped
+            }
+        }
+    }
+
+    /// What a failed install means. Returns the number of pages that are there all the same.
+    fn not_installed(&self, page: PageId, e: Errno) -> usize {
+        match e.0 {
+            // No mapping of ours at the address, or one that is being torn down.
+            libc::ENOENT | libc::ESRCH | libc::EINVAL => 0,
+            libc::ENOMEM => die(
+                exit::BROKEN,
+                "the system has no memory for a local page: --local is larger than this machine or its control group allows",
+            ),
+            _ => broken(&format!("page {:#x}: install failed with {e}", page.addr())),
+        }
+    }
+
+    /// Decides which pages to fetch with `page` and claims them.
+    fn plan_window(&self, thread: &mut Thread, page: PageId) {
+        thread.claimed.clear();
+        if !self.config.prefetch {
+            return;
+        }
+        thread.prefetcher.fault(page, &mut thread.window);
+        for next in thread.window.pages() {
+            let word = self.table.word(next);
+            let seen = word.load();
+            if seen.state() != State::Remote || !self.try_reserve(1) {
+                continue;
+            }
+            match seen.slot() {
+                Some(slot) if word.shift(seen, seen.to(State::Busy)) => thread.claimed.push((next, slot)),
+                _ => self.unreserve(1),
+            }
+        }
+    }
+
+    /// Gives claimed pages up, unfetched.
+    fn drop_window(&self, thread: &mut Thread) {
+        for (page, slot) in thread.claimed.drain(..) {
+            self.unreserve(1);
+            self.table.word(page).set(Word::UNTOUCHED.to(State::Remote).with_slot(Some(slot)));
+        }
+    }
+
+    /// Fetches and installs what [`Pager::plan_window`] claimed.
+    fn fetch_window(&self, thread: &mut Thread) {
+        if thread.claimed.is_empty() {
+            return;
+        }
+        let claimed = std::mem::take(&mut thread.claimed);
+        let mut installed = 0;
+        let mut from = 0;
+        while from < claimed.len() {
+            // Pages next to each other whose slots are next to each other go in one call.
+            let run = 1 + claimed[from..].windows(2).take_while(|w| follows(w[0], w[1])).count();
+            let (page, slot) = claimed[from];
+            let place = self.pool.place(slot);
+            let source = if place.mapped != 0 {
+                place.mapped as *const u8
+            } else {
+                // Demand page first, at index 0; the window after it, in order.
+                // SAFETY: the landing buffer has WINDOW pages and the window at most WINDOW - 1.
+                unsafe { thread.landing.add((1 + from) * PAGE_BYTES) }
+            };
+            if place.mapped == 0 {
+                self.await_window(thread);
+            }
+            // SAFETY: the source holds `run` pages; the targets are Busy, hence ours.
+            let done = match unsafe { self.uffd.copy(page.addr(), source, run * PAGE_BYTES, true) } {
+                Ok(bytes) => bytes / PAGE_BYTES,
+                Err(e) => self.not_installed(page, e),
+            };
+            for &(page, slot) in &claimed[from..from + done] {
+                let word = Word::UNTOUCHED.to(State::Resident).with_slot(Some(slot));
+                self.table.word(page).settle(word);
+            }
+            installed += done;
+            if done < run {
+                // Out of its mapping: this page stays away; go on behind it.
+                let (page, slot) = claimed[from + done];
+                self.unreserve(1);
+                self.table.word(page).set(Word::UNTOUCHED.to(State::Remote).with_slot(Some(slot)));
+                self.arrived(claimed[from..from + done].iter().map(|c| c.0), Arrival::Prefetch);
+                from += done + 1;
+            } else {
+                self.arrived(claimed[from..from + run].iter().map(|c| c.0), Arrival::Prefetch);
+                from += run;
+            }
+        }
+        self.count(&self.counters.prefetched, installed as u64);
+        self.count(&self.counters.bytes_in, (claimed.len() * PAGE_BYTES) as u64);
+        thread.claimed = claimed;
+        thread.claimed.clear();
+    }
+
+    /// READs the demand page to index 0 of the landing buffer, the window's READs right behind it
+    /// in the same doorbell, and waits for the demand page only.
+    fn read_demand(&self, thread: &mut Thread, place: Place) {
+        self.post_read(thread, place, 0);
+        for i in 0..thread.claimed.len() {
+            let place = self.pool.place(thread.claimed[i].1);
+            if place.mapped == 0 {
+                self.post_read(thread, place, 1 + i);
+            }
+        }
+        self.ring(thread);
+        self.await_read(thread, |tag| tag == 0);
+    }
+
+    /// Waits for the rest of the window.
+    fn await_window(&self, thread: &mut Thread) {
+        while thread.links.iter().flatten().any(|q| q.in_flight() > 0) {
+            self.await_read(thread, |_| true);
+        }
+    }
+
+    fn post_read(&self, thread: &mut Thread, place: Place, index: usize) {
+        if let Err(lost) = self.link(thread, place.node) {
+            self.node_lost(&lost);
+        }
+        // SAFETY: within the landing buffer, which outlives the operation: nobody leaves before
+        // all READs are complete.
+        unsafe {
+            let into = thread.landing.add(index * PAGE_BYTES);
+            if let Some(link) = &mut thread.links[place.node] {
+                link.read(index as u64, place.slab, place.offset, into, PAGE_BYTES as u32);
+            }
+        }
+    }
+
+    /// Makes the thread's queue pair to a node, if it has none.
+    pub(crate) fn link(&self, thread: &mut Thread, node: usize) -> Result<(), Lost> {
+        if thread.links.len() <= node {
+            thread.links.resize_with(node + 1, || None);
+        }
+        if thread.links[node].is_none() {
+            thread.links[node] = Some(self.pool.queue_pair(node)?);
+        }
+        Ok(())
+    }
+
+    fn ring(&self, thread: &mut Thread) {
+        for link in thread.links.iter_mut().flatten() {
+            if let Err(lost) = link.doorbell() {
+                self.node_lost(&lost);
+            }
+        }
+    }
+
+    /// Waits until a completion satisfies `enough`. A refused READ means that the node does not
+    /// hold what it granted: nothing can be salvaged.
+    fn await_read(&self, thread: &mut Thread, enough: impl Fn(u64) -> bool) {
+        let mut satisfied = false;
+        while !satisfied {
+            let mut waiting = false;
+            for link in thread.links.iter_mut().flatten() {
+                if link.in_flight() == 0 {
+                    continue;
+                }
+                waiting = true;
+                thread.done.clear();
+                match link.wait(&mut thread.done, std::time::Duration::from_secs(1)) {
+                    Ok(_) => {}
+                    Err(lost) => self.node_lost(&lost),
+                }
+                for done in &thread.done {
+                    if let Err(refusal) = &done.result {
+                        die(exit::NODE_LOST, &format!("a memory node refused to return a page it holds: {refusal}"));
+                    }
+                    satisfied |= enough(done.tag);
+                }
+            }
+            if !waiting {
+                return;
+            }
+        }
+    }
+
+    /// The end of a run whose node is gone.
+    pub(crate) fn node_lost(&self, lost: &Lost) -> ! {
+        die(exit::NODE_LOST, &lost.to_string())
+    }
+
+    /// Tells the policy that pages are local now.
+    pub(crate) fn arrived(&self, pages: impl IntoIterator<Item = PageId>, how: Arrival) {
+        let mut policy = self.policy.lock();
+        pages.into_iter().for_each(|page| policy.arrived(page, how));
+    }
+
+    #[inline(always)]
+    pub(crate) fn count(&self, counter: &AtomicU64, n: u64) {
+        counter.fetch_add(n, Ordering::Relaxed);
+    }
+}
+
+fn follows(a: (PageId, FarSlot), b: (PageId, FarSlot)) -> bool {
+    b.0.0 == a.0.0 + 1 && b.1.bits() == a.1.bits() + 1 && b.1.slab_index() == a.1.slab_index()
+}

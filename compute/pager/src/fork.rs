@@ -1,0 +1,119 @@
+//! Fork, with parent and child both alive and both far.
+//!
+//! ```text
+//! prepare   stop: no thread is in the pager; WRITEs acknowledged; nodes told (pool); mappings inheritable
+//! fork      the kernel copies what is resident, lazily; userfaultfd does not follow
+//! parent    mappings not inheritable again; slots shared until the child is gone (pool::fork)
+//! child     a userfaultfd of its own on every region, clean pages protected again, other threads' pins
+//!           and queue pairs forgotten, sessions of its own; only then does the program's code go on
+//! ```
+//!
+//! A vfork child, or any clone with the same memory, needs none of this: it is
+//! one more thread of the pager.
+
+use crate::Pager;
+use crate::ending::{broken, die};
+use crate::thread::Inside;
+use crate::word::State;
+use farmem_pool::ForkShare;
+use farmem_protocol::addr::{PAGE_BYTES, PageId};
+use farmem_protocol::exit;
+use farmem_sys::raw::{SignalsBlocked, syscall};
+use farmem_sys::uffd::Uffd;
+
+/// What [`Pager::fork_prepare`] holds until the fork is over.
+pub struct Fork<'a> {
+    inside: Inside<'a>,
+    share: ForkShare,
+    _signals: SignalsBlocked,
+}
+
+impl Pager {
+    /// Before a fork. Gives the ticket to exactly one of the two calls below in each process.
+    pub fn fork_prepare(&self) -> Fork<'_> {
+        let signals = SignalsBlocked::new();
+        let inside = self.threads.enter();
+        self.threads.close(&inside);
+        self.drain_writes(&mut self.evictor.lock());
+        let share = match self.pool.fork_prepare() {
+            Ok(share) => share,
+            Err(lost) => self.node_lost(&lost),
+        };
+        self.inheritable(true);
+        Fork { inside, share, _signals: signals }
+    }
+
+    /// In the parent; `forked` false when the fork failed.
+    pub fn fork_parent(&self, fork: Fork<'_>, forked: bool) {
+        self.inheritable(false);
+        self.pool.fork_parent(fork.share, forked);
+        self.threads.open();
+        drop(fork.inside);
+    }
+
+    /// In the child, before any code of the program runs.
+    pub fn fork_child(&self, mut fork: Fork<'_>, counters: &'static farmem_protocol::counters::Process) {
+        self.counters.switch(counters);
+        match Uffd::open(self.features) {
+            Ok(own) => self.uffd.replace(own),
+            Err(e) => die(exit::BROKEN, &format!("a forked child could not take over its far memory: {e}")),
+        }
+        self.inheritable(false);
+        let space = self.space.lock();
+        for (start, region) in space.iter() {
+            if let Err(e) = self.uffd.register(start, region.end - start) {
+                die(exit::BROKEN, &format!("a forked child could not take over its far memory: {e}"));
+            }
+            self.take_over(start, region.end);
+        }
+        drop(space);
+        self.evictor.lock().renew_in_child();
+        self.threads.forget_links(&mut fork.inside);
+        self.background.forget_in_child();
+        if let Err(e) = self.pool.fork_child(fork.share) {
+            die(exit::NODE_LOST, &format!("a forked child could not reach its memory node: {e}"));
+        }
+        self.threads.open();
+        drop(fork.inside);
+    }
+
+    /// Clean pages of a region were write-protected by the parent's userfaultfd; the child's must
+    /// do it again, or first writes would go unseen. Pins belong to threads that do not exist here.
+    fn take_over(&self, start: usize, end: usize) {
+        let (first, last) = (PageId::of(start), PageId(PageId::of(end - PAGE_BYTES).0 + 1));
+        let mut run: Option<(PageId, usize)> = None;
+        let protect = |run: Option<(PageId, usize)>| {
+            if let Some((page, n)) = run
+                && let Err(e) = self.uffd.protect(page.addr(), n * PAGE_BYTES, true)
+            {
+                broken(&format!("a forked child could not protect its pages: {e}"));
+            }
+        };
+        self.table.walk(first, last, |page, word| {
+            let seen = word.load();
+            if seen.state() != State::Resident {
+                return;
+            }
+            word.set(seen.with_field(0));
+            if seen.dirty() {
+                return;
+            }
+            run = match run {
+                Some((at, n)) if at.0 + n as u64 == page.0 => Some((at, n + 1)),
+                other => {
+                    protect(other);
+                    Some((page, 1))
+                }
+            };
+        });
+        protect(run);
+    }
+
+    fn inheritable(&self, on: bool) {
+        let advice = if on { libc::MADV_DOFORK } else { libc::MADV_DONTFORK };
+        for (start, region) in self.space.lock().iter() {
+            // SAFETY: advice about our own mappings.
+            unsafe { syscall(libc::SYS_madvise, [start, region.end - start, advice as usize, 0, 0, 0]) };
+        }
+    }
+}

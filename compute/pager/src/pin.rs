@@ -1,0 +1,65 @@
+//! Pins: pages that a system call is about to use stay present until it returns.
+//!
+//! The kernel's own access to an absent page fails with EFAULT instead of
+//! faulting, so the guard pins what a call will touch. For pages that are
+//! resident this takes no lock and blocks no signal; the others are served like
+//! faults, with signals blocked, because a handler of the program's that ran in
+//! between could fault on the locks held.
+
+use crate::Pager;
+use crate::fault::Served;
+use crate::word::State;
+use farmem_protocol::addr::{PAGE_BYTES, PageId, is_far};
+use farmem_sys::raw::SignalsBlocked;
+
+impl Pager {
+    /// Makes the pages of `addr..addr + len` present (writable if `write`) and keeps them so until
+    /// [`Pager::unpin`]. Returns the number of bytes from `addr` for which this holds; fewer than
+    /// `len` where the range leaves the program's far mappings.
+    pub fn pin(&self, addr: usize, len: usize, write: bool) -> usize {
+        if len == 0 || !is_far(addr) {
+            return 0;
+        }
+        let mut at = addr;
+        let end = addr.saturating_add(len);
+        while at < end && is_far(at) {
+            if !self.pin_page(PageId::of(at), write) {
+                break;
+            }
+            at = (at | (PAGE_BYTES - 1)) + 1;
+        }
+        at.min(end) - addr
+    }
+
+    fn pin_page(&self, page: PageId, write: bool) -> bool {
+        let word = self.table.word(page);
+        loop {
+            let seen = word.load();
+            if seen.state() == State::Resident && (!write || seen.dirty()) {
+                if word.pin(seen) {
+                    return true;
+                }
+                if seen.pins() == crate::word::MAX_PINS {
+                    return false;
+                }
+                continue;
+            }
+            let _signals = SignalsBlocked::new();
+            let mut inside = self.threads.enter();
+            if self.serve(&mut inside, page, write) == Served::Unmapped {
+                return false;
+            }
+        }
+    }
+
+    /// Takes back what [`Pager::pin`] pinned: the same address, and the length that it returned.
+    pub fn unpin(&self, addr: usize, len: usize) {
+        if len == 0 || !is_far(addr) {
+            return;
+        }
+        let (first, last) = (PageId::of(addr), PageId::of(addr + len - 1));
+        for page in first.0..=last.0 {
+            self.table.word(PageId(page)).unpin();
+        }
+    }
+}

@@ -1,0 +1,614 @@
+//! The program's mappings in the far range: mmap and its kin.
+//!
+//! Every call works on three things that must agree, in this order:
+//!
+//! * *take away*: words first (pages become nobody's, slots are freed), then the
+//!   kernel's mapping, then the addresses (only now may another mmap get them);
+//! * *give*: addresses, then the kernel's mapping, then userfaultfd on it.
+//!   Nobody knows the address before the call returns.
+//!
+//! One lock for all of it, as the kernel has one for these calls. Faults do not
+//! take it. A call waits for a page that a fault owns, holding the lock; the
+//! fault never needs the lock, so this ends.
+//!
+//! *Overcommit.* Writable private memory without `MAP_NORESERVE` is committed: it
+//! must fit in local plus far memory, or the call fails with ENOMEM now. Reserved
+//! address space costs nothing until it is made writable. `MAP_NORESERVE` memory
+//! is never counted; if it fills far memory, the run ends with a line that says so.
+//!
+//! *Not inherited.* Far mappings carry `MADV_DONTFORK` but for the moment of a
+//! fork that the runtime knows of ([`crate::fork`]): a child made behind its back
+//! finds no far memory at all, where absent pages would read as zeros.
+
+use crate::Pager;
+use crate::ending::broken;
+use crate::regions::{Region, Regions};
+use crate::word::{AtomicWord, State, Word};
+use farmem_cache::Arrival;
+use farmem_pool::NoRoom;
+use farmem_protocol::addr::{FAR_END, FAR_START, FarSlot, PAGE_BYTES, PageId, is_far};
+use farmem_sys::memory::discard;
+use farmem_sys::raw::{SignalsBlocked, checked, syscall};
+use std::sync::atomic::Ordering;
+
+/// Anonymous mappings from this size on are far.
+pub const THRESHOLD: usize = 64 << 10;
+/// Addresses kept for the heap (`brk`).
+pub const HEAP_BYTES: usize = 1 << 40;
+
+const EINVAL: isize = -(libc::EINVAL as isize);
+const ENOMEM: isize = -(libc::ENOMEM as isize);
+const EFAULT: isize = -(libc::EFAULT as isize);
+const EEXIST: isize = -(libc::EEXIST as isize);
+
+/// What the calls keep under their lock.
+pub struct Space {
+    /// The first [`HEAP_BYTES`], which only the program break hands out.
+    heap: Regions,
+    /// All behind it.
+    maps: Regions,
+    /// The program break.
+    brk: usize,
+    committed: u64,
+    mapped: u64,
+}
+
+impl Space {
+    /// Nothing mapped.
+    pub fn new() -> Space {
+        Space {
+            heap: Regions::new(FAR_START, FAR_START + HEAP_BYTES),
+            maps: Regions::new(FAR_START + HEAP_BYTES, FAR_END),
+            brk: FAR_START,
+            committed: 0,
+            mapped: 0,
+        }
+    }
+
+    fn regions(&mut self, addr: usize) -> &mut Regions {
+        if addr < FAR_START + HEAP_BYTES { &mut self.heap } else { &mut self.maps }
+    }
+
+    /// Bytes committed.
+    pub fn committed(&self) -> u64 {
+        self.committed
+    }
+
+    /// All regions that are ours.
+    pub fn iter(&self) -> impl Iterator<Item = (usize, Region)> + '_ {
+        self.heap.iter().chain(self.maps.iter()).filter(|(_, r)| !r.foreign)
+    }
+}
+
+fn page_up(len: usize) -> Option<usize> {
+    len.checked_next_multiple_of(PAGE_BYTES)
+}
+
+fn pages(start: usize, end: usize) -> (PageId, PageId) {
+    (PageId::of(start), PageId(PageId::of(end - PAGE_BYTES).0 + 1))
+}
+
+/// A range that a call may name: in the far range, and not both in the heap and behind it.
+fn in_range(addr: usize, len: usize) -> bool {
+    let heap_end = FAR_START + HEAP_BYTES;
+    is_far(addr) && len <= if addr < heap_end { heap_end - addr } else { FAR_END - addr }
+}
+
+impl Pager {
+    /// Whether a mapping that the program asks for should be far: private anonymous memory, not a
+    /// stack, at least [`THRESHOLD`] long, wherever the program's hint points unless it insists.
+    pub fn wants(&self, addr: usize, len: usize, flags: i32) -> bool {
+        const NEAR: i32 = libc::MAP_STACK | libc::MAP_GROWSDOWN | libc::MAP_HUGETLB | libc::MAP_32BIT;
+        let anonymous = flags & libc::MAP_ANONYMOUS != 0 && flags & libc::MAP_TYPE == libc::MAP_PRIVATE;
+        if !anonymous || flags & NEAR != 0 {
+            return false;
+        }
+        if flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) != 0 {
+            return is_far(addr);
+        }
+        len >= THRESHOLD
+    }
+
+    /// mmap of anonymous private memory, in the far range. The address, or -errno.
+    pub fn mmap(&self, addr: usize, len: usize, prot: i32, flags: i32) -> isize {
+        let Some(len) = page_up(len).filter(|&l| l > 0) else { return EINVAL };
+        let _signals = SignalsBlocked::new();
+        let _inside = self.threads.enter();
+        let mut space = self.space.lock();
+        let fixed = flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) != 0;
+        let at = if fixed {
+            if addr % PAGE_BYTES != 0 {
+                return EINVAL;
+            }
+            if !in_range(addr, len) {
+                return ENOMEM;
+            }
+            addr
+        } else if addr % PAGE_BYTES == 0 && in_range(addr, len) && space.regions(addr).is_free(addr, len) {
+            addr
+        } else {
+            match space.maps.find(len) {
+                Some(at) => at,
+                None => return ENOMEM,
+            }
+        };
+        let replaced = space.regions(at).within(at, at + len);
+        if flags & libc::MAP_FIXED_NOREPLACE == libc::MAP_FIXED_NOREPLACE && !replaced.is_empty() {
+            return EEXIST;
+        }
+        let noreserve = flags & libc::MAP_NORESERVE != 0;
+        let committed = prot & libc::PROT_WRITE != 0 && !noreserve;
+        let freed: u64 = replaced.iter().filter(|(_, r)| r.committed).map(|(s, r)| (r.end - s) as u64).sum();
+        if committed && self.commit(space.committed - freed + len as u64).is_err() {
+            return ENOMEM;
+        }
+        if !replaced.is_empty() {
+            self.take_away(&mut space, at, at + len);
+        }
+        let region = Region { end: at + len, prot, committed, noreserve, foreign: false };
+        let keep = libc::MAP_NORESERVE | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+        if let Err(e) = self.give(&mut space, at, region, flags & keep) {
+            return e;
+        }
+        at as isize
+    }
+
+    /// munmap of a range that lies in the far range.
+    pub fn munmap(&self, addr: usize, len: usize) -> isize {
+        let Some(len) = page_up(len).filter(|&l| l > 0) else { return EINVAL };
+        if addr % PAGE_BYTES != 0 || !in_range(addr, len) {
+            return EINVAL;
+        }
+        let _signals = SignalsBlocked::new();
+        let _inside = self.threads.enter();
+        let mut space = self.space.lock();
+        self.take_away(&mut space, addr, addr + len);
+        0
+    }
+
+    /// The range is about to be replaced by a mapping that is not ours (a file, shared memory), which
+    /// the caller makes next with `MAP_FIXED`. Its addresses stay taken until they are unmapped.
+    pub fn forget_range(&self, addr: usize, len: usize, prot: i32) -> isize {
+        let Some(len) = page_up(len).filter(|&l| l > 0) else { return EINVAL };
+        if addr % PAGE_BYTES != 0 || !in_range(addr, len) {
+            return EINVAL;
+        }
+        let _signals = SignalsBlocked::new();
+        let _inside = self.threads.enter();
+        let mut space = self.space.lock();
+        self.take_away(&mut space, addr, addr + len);
+        let foreign = Region { end: addr + len, prot, committed: false, noreserve: true, foreign: true };
+        space.regions(addr).insert(addr, foreign);
+        0
+    }
+
+    /// mprotect of a range that lies in the far range.
+    pub fn mprotect(&self, addr: usize, len: usize, prot: i32) -> isize {
+        let Some(len) = page_up(len) else { return ENOMEM };
+        if addr % PAGE_BYTES != 0 {
+            return EINVAL;
+        }
+        if len == 0 {
+            return 0;
+        }
+        if !in_range(addr, len) {
+            return ENOMEM;
+        }
+        let _signals = SignalsBlocked::new();
+        let _inside = self.threads.enter();
+        let mut space = self.space.lock();
+        let end = addr + len;
+        let writable = prot & libc::PROT_WRITE != 0;
+        let more: u64 = space
+            .regions(addr)
+            .within(addr, end)
+            .iter()
+            .filter(|(_, r)| writable && !r.committed && !r.noreserve)
+            .map(|(s, r)| (r.end - s) as u64)
+            .sum();
+        if more > 0 && self.commit(space.committed + more).is_err() {
+            return ENOMEM;
+        }
+        // Eviction reads pages in user mode. It must not be reading one of these just now, and
+        // must know from now on that it may not.
+        let evictor = (prot & libc::PROT_READ == 0).then(|| self.evictor.lock());
+        let (first, last) = pages(addr, end);
+        if evictor.is_some() {
+            self.table.mark_unreadable(first, last);
+        }
+        // SAFETY: the program's own request about its own mapping.
+        let ret = unsafe { syscall(libc::SYS_mprotect, [addr, len, prot as usize, 0, 0, 0]) };
+        drop(evictor);
+        if ret == 0 {
+            space.committed += more;
+            space.regions(addr).change(addr, end, |r| {
+                r.prot = prot;
+                r.committed |= writable && !r.noreserve;
+            });
+        }
+        ret
+    }
+
+    /// madvise of a range that lies in the far range.
+    pub fn madvise(&self, addr: usize, len: usize, advice: i32) -> isize {
+        const DONTDUMP: i32 = libc::MADV_DONTDUMP;
+        const DODUMP: i32 = libc::MADV_DODUMP;
+        let Some(len) = page_up(len) else { return EINVAL };
+        if addr % PAGE_BYTES != 0 {
+            return EINVAL;
+        }
+        if len == 0 {
+            return 0;
+        }
+        if !in_range(addr, len) {
+            return ENOMEM;
+        }
+        let _signals = SignalsBlocked::new();
+        let mut inside = self.threads.enter();
+        match advice {
+            libc::MADV_DONTNEED | libc::MADV_FREE => {
+                let mut space = self.space.lock();
+                let whole = space.regions(addr).covers(addr, addr + len);
+                for (at, region) in space.regions(addr).within(addr, addr + len) {
+                    if region.foreign {
+                        // SAFETY: the program's own request about its own mapping.
+                        unsafe { syscall(libc::SYS_madvise, [at, region.end - at, advice as usize, 0, 0, 0]) };
+                    } else {
+                        let claimed = self.claim(at, region.end);
+                        // Only what was claimed: another thread's first touches beside it stay.
+                        for run in claimed.chunk_by(|a, b| b.0 == a.0 + 1) {
+                            // SAFETY: pages of the program's that it has just given up, all Busy.
+                            unsafe { discard(run[0].addr() as *mut u8, run.len() * PAGE_BYTES) };
+                        }
+                        self.disown(&claimed);
+                    }
+                }
+                if whole { 0 } else { ENOMEM }
+            }
+            libc::MADV_POPULATE_READ | libc::MADV_POPULATE_WRITE => {
+                let (first, last) = pages(addr, addr + len);
+                for page in first.0..last.0 {
+                    if self.serve(&mut inside, PageId(page), advice == libc::MADV_POPULATE_WRITE)
+                        == crate::fault::Served::Unmapped
+                    {
+                        return ENOMEM;
+                    }
+                }
+                0
+            }
+            DONTDUMP | DODUMP => {
+                // SAFETY: the program's own request.
+                unsafe { syscall(libc::SYS_madvise, [addr, len, advice as usize, 0, 0, 0]) }
+            }
+            // Hints whose effect the runtime has by other means, or which do not apply to far pages.
+            libc::MADV_NORMAL
+            | libc::MADV_RANDOM
+            | libc::MADV_SEQUENTIAL
+            | libc::MADV_WILLNEED
+            | libc::MADV_HUGEPAGE
+            | libc::MADV_NOHUGEPAGE
+            | libc::MADV_MERGEABLE
+            | libc::MADV_UNMERGEABLE
+            | libc::MADV_COLD
+            | libc::MADV_PAGEOUT
+            | libc::MADV_COLLAPSE
+            | libc::MADV_DOFORK => 0,
+            // DONTFORK, WIPEONFORK, guard pages …: say so rather than pretend.
+            _ => EINVAL,
+        }
+    }
+
+    /// mincore of a range that lies in the far range. Fills `vec`, which the caller has made writable.
+    ///
+    /// # Safety
+    /// `vec` must be writable for one byte a page.
+    pub unsafe fn mincore(&self, addr: usize, len: usize, vec: *mut u8) -> isize {
+        let Some(len) = page_up(len) else { return ENOMEM };
+        if addr % PAGE_BYTES != 0 {
+            return EINVAL;
+        }
+        if !in_range(addr, len) || !self.space.lock().regions(addr).covers(addr, addr + len) {
+            return ENOMEM;
+        }
+        for i in 0..len / PAGE_BYTES {
+            let word = self.table.word(PageId(PageId::of(addr).0 + i as u64)).load();
+            let resident = matches!(word.state(), State::Resident | State::Leaving | State::Busy);
+            // SAFETY: the caller's.
+            unsafe { vec.add(i).write(resident as u8) };
+        }
+        0
+    }
+
+    /// brk in the far range: returns the new break, or the old one if that cannot be.
+    pub fn brk(&self, addr: usize) -> usize {
+        let _signals = SignalsBlocked::new();
+        let _inside = self.threads.enter();
+        let mut space = self.space.lock();
+        let old = space.brk;
+        if !(FAR_START..FAR_START + HEAP_BYTES).contains(&addr) {
+            return old;
+        }
+        let (mapped, wanted) = (old.next_multiple_of(PAGE_BYTES), addr.next_multiple_of(PAGE_BYTES));
+        if wanted > mapped {
+            let more = (wanted - mapped) as u64;
+            if self.commit(space.committed + more).is_err() {
+                return old;
+            }
+            let prot = libc::PROT_READ | libc::PROT_WRITE;
+            let heap = Region { end: wanted, prot, committed: true, noreserve: false, foreign: false };
+            if self.give(&mut space, mapped, heap, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS).is_err() {
+                return old;
+            }
+        } else if wanted < mapped {
+            self.take_away(&mut space, wanted, mapped);
+        }
+        space.brk = addr;
+        addr
+    }
+
+    /// mremap of far memory: in place if it can be, else moved.
+    pub fn mremap(&self, old: usize, old_len: usize, new_len: usize, flags: i32, new: usize) -> isize {
+        let (Some(old_len), Some(new_len)) = (page_up(old_len), page_up(new_len)) else { return EINVAL };
+        let fixed = flags & libc::MREMAP_FIXED != 0;
+        let movable = flags & libc::MREMAP_MAYMOVE != 0;
+        if flags & !(libc::MREMAP_FIXED | libc::MREMAP_MAYMOVE) != 0
+            || old % PAGE_BYTES != 0
+            || old_len == 0
+            || new_len == 0
+            || !in_range(old, old_len)
+            || fixed && (!movable || new % PAGE_BYTES != 0)
+        {
+            return EINVAL;
+        }
+        let _signals = SignalsBlocked::new();
+        let _inside = self.threads.enter();
+        let mut space = self.space.lock();
+        let parts = space.regions(old).within(old, old + old_len);
+        // As the kernel has it: the range must be one mapping.
+        let &[(_, mut kind)] = parts.as_slice() else { return EFAULT };
+        if kind.end != old + old_len || parts[0].0 != old || kind.foreign {
+            return EFAULT;
+        }
+        if !fixed && new_len <= old_len {
+            if new_len < old_len {
+                self.take_away(&mut space, old + new_len, old + old_len);
+            }
+            return old as isize;
+        }
+        let growth = new_len.saturating_sub(old_len);
+        if kind.committed && growth > 0 && self.commit(space.committed + growth as u64).is_err() {
+            return ENOMEM;
+        }
+        let map_flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | if kind.noreserve { libc::MAP_NORESERVE } else { 0 };
+        let is_heap = old < FAR_START + HEAP_BYTES;
+        if !fixed && !is_heap && space.maps.room_after(old + old_len) >= growth {
+            kind.end = old + new_len;
+            return match self.give(&mut space, old + old_len, kind, map_flags) {
+                Ok(()) => old as isize,
+                Err(e) => e,
+            };
+        }
+        if !movable {
+            return ENOMEM;
+        }
+        let to = if fixed {
+            // Far memory does not move to near addresses.
+            if !in_range(new, new_len) {
+                return ENOMEM;
+            }
+            if new < old + old_len && old < new + new_len {
+                return EINVAL;
+            }
+            self.take_away(&mut space, new, new + new_len);
+            new
+        } else {
+            match space.maps.find(new_len) {
+                Some(at) => at,
+                None => return ENOMEM,
+            }
+        };
+        let kept = old_len.min(new_len);
+        if kept < old_len {
+            self.take_away(&mut space, old + kept, old + old_len);
+        }
+        kind.end = to + new_len;
+        if let Err(e) = self.give(&mut space, to, kind, map_flags) {
+            return e;
+        }
+        if kind.prot & libc::PROT_READ == 0 {
+            let (first, last) = pages(to, to + new_len);
+            self.table.mark_unreadable(first, last);
+        }
+        self.move_pages(old, to, kept);
+        self.take_away(&mut space, old, old + kept);
+        to as isize
+    }
+
+    /// Moves what is in the mapping at `from` into the one at `to`, both ours, `len` bytes.
+    fn move_pages(&self, from: usize, to: usize, len: usize) {
+        let (first, last) = pages(from, from + len);
+        let target = |page: PageId| PageId(page.0 - first.0 + PageId::of(to).0);
+        let mut moving: Vec<(PageId, Word)> = Vec::new();
+        self.table.walk(first, last, |page, word| {
+            if let Some(seen) = self.own(word) {
+                moving.push((page, seen));
+            }
+        });
+        // All at once by the kernel, which moves the mapping with its pages and leaves userfaultfd
+        // and every write protection behind: hence all of them are dirty now.
+        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+        // SAFETY: both mappings are ours; the target is fresh and nobody knows it.
+        let moved = unsafe { checked(libc::SYS_mremap, [from, len, len, flags as usize, to, 0]) }.is_ok();
+        if moved && let Err(e) = self.uffd.register(to, len) {
+            broken(&format!("a moved mapping could not be registered: {e}"));
+        }
+        for &(page, seen) in &moving {
+            let there = target(page);
+            let word = self.table.word(there);
+            self.table.touched(there);
+            match seen.state() {
+                State::Resident => {
+                    if !moved {
+                        self.copy_resident(page, there);
+                    }
+                    word.set(seen.with_dirty(true).with_field(0));
+                }
+                State::Staged => {
+                    self.staging.rename(seen.staged(), there);
+                    word.set(seen);
+                }
+                _ => word.set(seen),
+            }
+        }
+        let mut policy = self.policy.lock();
+        for &(page, seen) in &moving {
+            if seen.state() == State::Resident {
+                policy.gone(page);
+                policy.arrived(target(page), Arrival::Demand);
+            }
+        }
+        drop(policy);
+        if !moved {
+            let resident: Vec<PageId> =
+                moving.iter().filter(|(_, w)| w.state() == State::Resident).map(|m| m.0).collect();
+            self.unreserve(resident.len() as u64);
+        }
+        self.disown(&moving.iter().map(|m| m.0).collect::<Vec<_>>());
+    }
+
+    /// The slow way of [`Pager::move_pages`], where the kernel sees several mappings in what the
+    /// program made as one.
+    fn copy_resident(&self, from: PageId, to: PageId) {
+        self.reserve(1);
+        let evictor = self.evictor.lock();
+        let mut bytes = [0u64; PAGE_BYTES / 8];
+        if let Err(e) = evictor.read_resident(from, bytes.as_mut_ptr().cast()) {
+            broken(&format!("page {:#x} is unreadable: {e}", from.addr()));
+        }
+        // SAFETY: the target is fresh and nobody knows it.
+        if let Err(e) = unsafe { self.uffd.copy(to.addr(), bytes.as_ptr().cast(), PAGE_BYTES, false) } {
+            broken(&format!("page {:#x} could not be moved: {e}", from.addr()));
+        }
+    }
+
+    /// Far memory that so much committed memory needs besides local memory, of which a little is
+    /// always headroom: nine tenths count.
+    pub(crate) fn far_needed(&self, committed: u64) -> u64 {
+        committed.saturating_sub(self.limit * PAGE_BYTES as u64 / 10 * 9)
+    }
+
+    /// Memory that the program has committed must fit in local and far memory together.
+    fn commit(&self, total: u64) -> Result<(), NoRoom> {
+        match self.pool.ensure(self.far_needed(total)) {
+            Err(NoRoom::Lost(lost)) => self.node_lost(&lost),
+            other => other,
+        }
+    }
+
+    fn give(&self, space: &mut Space, at: usize, region: Region, flags: i32) -> Result<(), isize> {
+        let len = region.end - at;
+        // SAFETY: the addresses are free in the far range, which nobody else maps.
+        let mapped = unsafe {
+            checked(libc::SYS_mmap, [at, len, region.prot as usize, (flags | libc::MAP_FIXED) as usize, usize::MAX, 0])
+        };
+        mapped.map_err(|e| -(e.0 as isize))?;
+        // SAFETY: advice about our own fresh mapping.
+        unsafe { syscall(libc::SYS_madvise, [at, len, libc::MADV_DONTFORK as usize, 0, 0, 0]) };
+        if let Err(e) = self.uffd.register(at, len) {
+            // SAFETY: our own fresh mapping.
+            unsafe { syscall(libc::SYS_munmap, [at, len, 0, 0, 0, 0]) };
+            return Err(-(e.0 as isize));
+        }
+        space.regions(at).insert(at, region);
+        if region.committed {
+            space.committed += len as u64;
+        }
+        space.mapped += len as u64;
+        self.counters.mapped_bytes.store(space.mapped, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Unmaps whatever is mapped of a range.
+    fn take_away(&self, space: &mut Space, start: usize, end: usize) {
+        for (at, region) in space.regions(start).within(start, end) {
+            let claimed = if region.foreign { Vec::new() } else { self.claim(at, region.end) };
+            // SAFETY: the program gave it up; its pages are nobody's.
+            unsafe { syscall(libc::SYS_munmap, [at, region.end - at, 0, 0, 0, 0]) };
+            if region.foreign {
+                continue;
+            }
+            self.disown(&claimed);
+            // A first touch next door may have installed zeros in here after the claim and before the
+            // unmapping. From now on nobody can; what came in goes.
+            let late = self.claim(at, region.end);
+            self.disown(&late);
+            let (first, last) = pages(at, region.end);
+            self.table.release(first, last);
+            space.mapped -= (region.end - at) as u64;
+            if region.committed {
+                space.committed -= (region.end - at) as u64;
+            }
+        }
+        self.counters.mapped_bytes.store(space.mapped, Ordering::Relaxed);
+        space.regions(start).remove(start, end);
+    }
+
+    /// Waits until a page is nobody's and makes it the caller's (Busy). The word it had; `None` for
+    /// an untouched one, which stays so.
+    fn own(&self, word: &AtomicWord) -> Option<Word> {
+        let mut rounds = 0;
+        loop {
+            let seen = word.load();
+            match seen.state() {
+                State::Untouched => return None,
+                State::Busy | State::Leaving => {
+                    rounds += 1;
+                    self.wait_for_owner(rounds);
+                }
+                _ if word.shift(seen, Word::UNTOUCHED.to(State::Busy)) => return Some(seen),
+                _ => {}
+            }
+        }
+    }
+
+    /// Makes every touched page of a range the caller's, and frees what it holds but the kernel's
+    /// page. The caller drops those, then calls [`Pager::disown`].
+    fn claim(&self, start: usize, end: usize) -> Vec<PageId> {
+        let (first, last) = pages(start, end);
+        let mut slots: Vec<FarSlot> = Vec::new();
+        let mut resident = Vec::new();
+        let mut claimed = Vec::new();
+        self.table.walk(first, last, |page, word| {
+            let Some(seen) = self.own(word) else { return };
+            claimed.push(page);
+            match seen.state() {
+                State::Staged => {
+                    self.staging.take(seen.staged(), page);
+                    slots.extend(self.staging.release(seen.staged(), false));
+                }
+                State::Resident => {
+                    slots.extend(seen.slot());
+                    resident.push(page);
+                }
+                _ => slots.extend(seen.slot()),
+            }
+        });
+        if !resident.is_empty() {
+            let mut policy = self.policy.lock();
+            resident.iter().for_each(|&page| policy.gone(page));
+        }
+        self.unreserve(resident.len() as u64);
+        if !slots.is_empty() {
+            self.pool.free(&slots);
+        }
+        claimed
+    }
+
+    /// Ends what [`Pager::claim`] began: the pages are untouched.
+    fn disown(&self, claimed: &[PageId]) {
+        for &page in claimed {
+            self.table.word(page).set(Word::UNTOUCHED);
+            self.table.cleared(page);
+        }
+    }
+}

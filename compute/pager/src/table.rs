@@ -1,0 +1,118 @@
+//! The page table: one [`AtomicWord`] for each page of the far range, and for
+//! each block of 512 pages the number of words that are not zero, so that a walk
+//! over terabytes of reserved addresses looks only where something is.
+
+use crate::word::AtomicWord;
+use farmem_protocol::addr::{FAR_PAGES, PageId};
+use farmem_sys::memory::SparseArray;
+use farmem_sys::raw::Errno;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// Pages in a block: 2 MiB of addresses.
+pub const BLOCK_PAGES: u64 = 512;
+/// In a block's count: some page of it may not be readable by the program (see [`Table::mark_unreadable`]).
+const UNREADABLE: u32 = 1 << 31;
+
+/// The table.
+pub struct Table {
+    words: SparseArray<AtomicU64>,
+    blocks: SparseArray<AtomicU32>,
+}
+
+impl Table {
+    /// Reserves the table: 8 bytes a page that is ever touched.
+    pub fn new() -> Result<Table, Errno> {
+        Ok(Table { words: SparseArray::new(FAR_PAGES)?, blocks: SparseArray::new(FAR_PAGES / BLOCK_PAGES as usize)? })
+    }
+
+    /// A page's word.
+    #[inline(always)]
+    pub fn word(&self, page: PageId) -> &AtomicWord {
+        AtomicWord::of(&self.words[page.0 as usize])
+    }
+
+    fn block(&self, page: PageId) -> &AtomicU32 {
+        &self.blocks[(page.0 / BLOCK_PAGES) as usize]
+    }
+
+    /// Notes that a word became non-zero. Before it does, so that no walk overlooks it.
+    #[inline]
+    pub fn touched(&self, page: PageId) {
+        self.block(page).fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Notes that a word became zero. After it did.
+    #[inline]
+    pub fn cleared(&self, page: PageId) {
+        self.block(page).fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Remembers that the program took its right to read away from part of the pages `from..to`
+    /// (never forgotten: the slower way of reading such a page is correct for all).
+    pub fn mark_unreadable(&self, from: PageId, to: PageId) {
+        let mut block = from.0 / BLOCK_PAGES;
+        while block * BLOCK_PAGES < to.0 {
+            // An untouched block of the reservation stays untouched: its pages cannot be resident,
+            // and before one becomes so the program must make it readable again.
+            if self.blocks[block as usize].load(Ordering::Relaxed) != 0 {
+                self.blocks[block as usize].fetch_or(UNREADABLE, Ordering::Relaxed);
+            }
+            block += 1;
+        }
+    }
+
+    /// Whether a page may be unreadable in user mode.
+    #[inline]
+    pub fn may_be_unreadable(&self, page: PageId) -> bool {
+        self.block(page).load(Ordering::Relaxed) & UNREADABLE != 0
+    }
+
+    /// Calls `visit` for every page of `from..to` whose block holds a non-zero word.
+    pub fn walk(&self, from: PageId, to: PageId, mut visit: impl FnMut(PageId, &AtomicWord)) {
+        let mut page = from.0;
+        while page < to.0 {
+            let block_end = (page / BLOCK_PAGES + 1) * BLOCK_PAGES;
+            if self.block(PageId(page)).load(Ordering::Relaxed) & !UNREADABLE != 0 {
+                for p in page..block_end.min(to.0) {
+                    visit(PageId(p), self.word(PageId(p)));
+                }
+            }
+            page = block_end;
+        }
+    }
+
+    /// Gives the table's own memory for the pages `from..to` back. All their words are zero and stay
+    /// so: the range is unmapped and not yet handed out again.
+    pub fn release(&self, from: PageId, to: PageId) {
+        self.words.clear(from.0 as usize, to.0 as usize);
+        let (first, last) = (from.0.div_ceil(BLOCK_PAGES), to.0 / BLOCK_PAGES);
+        if first < last {
+            self.blocks.clear(first as usize, last as usize);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::word::{State, Word};
+
+    #[test]
+    fn a_walk_over_a_terabyte_sees_only_what_was_touched() {
+        let table = Table::new().unwrap();
+        let page = PageId(77 * BLOCK_PAGES + 5);
+        table.touched(page);
+        table.word(page).set(Word::UNTOUCHED.to(State::Remote));
+        let mut seen = Vec::new();
+        table.walk(PageId(0), PageId(1 << 28), |p, w| {
+            if w.load() != Word::UNTOUCHED {
+                seen.push(p);
+            }
+        });
+        assert_eq!(seen, [page]);
+        table.word(page).set(Word::UNTOUCHED);
+        table.cleared(page);
+        table.release(PageId(0), PageId(1 << 20));
+        table.walk(PageId(0), PageId(1 << 28), |_, _| panic!("nothing is left"));
+    }
+}

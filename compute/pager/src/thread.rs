@@ -1,0 +1,204 @@
+//! What a thread keeps for its faults: queue pairs, detectors, buffers.
+//!
+//! Found by the thread pointer (`%fs:0`), not by a thread-local of ours: those
+//! go through a table that glibc allocates with the program's malloc, hence in
+//! far memory, which the fault path must not touch. A context outlives its
+//! thread and is taken over by the next thread at the same thread pointer.
+//!
+//! A context's `inside` flag is also the pager's gate: a thread sets it when it
+//! enters the pager and a fork waits until all are clear.
+
+use farmem_cache::prefetch::{FirstTouch, Prefetcher, Window};
+use farmem_fabric::{Completion, QueuePair};
+use farmem_protocol::addr::{FarSlot, PAGE_BYTES, PageId};
+use farmem_sys::raw::{Errno, sleep_ns, yield_cpu};
+use std::cell::UnsafeCell;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+
+/// Threads that can be in the pager at once; more wait for one another.
+const CONTEXTS: usize = 4096;
+/// Pages that one fault installs at most.
+pub const WINDOW: usize = 64;
+
+/// One thread's belongings in the pager.
+pub struct Thread {
+    /// Queue pairs, by node; made on first use.
+    pub links: Vec<Option<QueuePair>>,
+    /// Completions of the last poll.
+    pub done: Vec<Completion>,
+    /// Prefetch decisions.
+    pub prefetcher: Prefetcher,
+    /// First-touch batching.
+    pub first: FirstTouch,
+    /// The window being fetched.
+    pub window: Window,
+    /// Pages of the window that were claimed, with their slots.
+    pub claimed: Vec<(PageId, FarSlot)>,
+    /// Where tcp READs land: [`WINDOW`] pages.
+    pub landing: *mut u8,
+}
+
+// SAFETY: a context is used by whoever holds its `inside` flag; the landing buffer is its own.
+unsafe impl Send for Thread {}
+
+impl Thread {
+    /// One that belongs to no thread: the evictor's.
+    pub fn boxed() -> Box<Thread> {
+        match Thread::new() {
+            Ok(thread) => Box::new(thread),
+            Err(e) => crate::ending::out_of_local_memory(e),
+        }
+    }
+
+    /// In a forked child: its queue pairs are the parent's.
+    pub fn forget_links(&mut self) {
+        self.links.drain(..).flatten().for_each(QueuePair::forget_in_child);
+    }
+
+    fn new() -> Result<Self, Errno> {
+        Ok(Thread {
+            links: Vec::new(),
+            done: Vec::with_capacity(2 * WINDOW),
+            prefetcher: Prefetcher::new(),
+            first: FirstTouch::new(),
+            window: Window::new(),
+            claimed: Vec::with_capacity(WINDOW),
+            landing: farmem_sys::memory::reserve(WINDOW * PAGE_BYTES)?,
+        })
+    }
+}
+
+struct Context {
+    /// Thread pointer of its thread; 0: never used.
+    owner: AtomicUsize,
+    inside: AtomicU32,
+    thread: UnsafeCell<Option<Box<Thread>>>,
+}
+
+/// All contexts of a process.
+pub struct Threads {
+    contexts: Box<[Context]>,
+    closed: AtomicBool,
+}
+
+// SAFETY: `thread` is accessed only by the thread that holds `inside`.
+unsafe impl Sync for Threads {}
+// SAFETY: as above.
+unsafe impl Send for Threads {}
+
+/// Proof that the calling thread is in the pager.
+pub struct Inside<'a> {
+    context: &'a Context,
+    /// The thread's belongings.
+    pub thread: &'a mut Thread,
+}
+
+fn thread_pointer() -> usize {
+    let tp: usize;
+    // SAFETY: %fs:0 holds the thread pointer itself (x86-64 ELF TLS ABI).
+    unsafe { core::arch::asm!("mov {}, fs:0", out(reg) tp, options(nostack, readonly, preserves_flags)) };
+    tp
+}
+
+impl Threads {
+    /// No contexts yet.
+    pub fn new() -> Threads {
+        let contexts = (0..CONTEXTS)
+            .map(|_| Context { owner: AtomicUsize::new(0), inside: AtomicU32::new(0), thread: UnsafeCell::new(None) })
+            .collect();
+        Threads { contexts, closed: AtomicBool::new(false) }
+    }
+
+    /// Enters the pager, waiting while a fork is under way.
+    #[inline]
+    pub fn enter(&self) -> Inside<'_> {
+        let tp = thread_pointer();
+        // Thread pointers are at least 64 bytes apart; multiplicative hashing spreads them.
+        let home = (tp >> 6).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 52;
+        loop {
+            for step in 0..CONTEXTS {
+                let context = &self.contexts[(home + step) % CONTEXTS];
+                let owner = context.owner.load(Ordering::Relaxed);
+                let ours = owner == tp
+                    || owner == 0
+                        && context.owner.compare_exchange(0, tp, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+                // Ours and yet busy: two raw clones share a thread pointer. The other takes the next.
+                if ours && self.try_enter(context) {
+                    return self.admitted(context);
+                }
+            }
+            // More thread pointers were seen than there are contexts: borrow any.
+            if let Some(context) = self.contexts.iter().find(|c| self.try_enter(c)) {
+                return self.admitted(context);
+            }
+            yield_cpu();
+        }
+    }
+
+    #[inline]
+    fn try_enter(&self, context: &Context) -> bool {
+        while context.inside.compare_exchange(0, 1, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
+            // SeqCst on both sides: either this thread sees `closed`, or the closer sees `inside`.
+            if !self.closed.load(Ordering::SeqCst) {
+                return true;
+            }
+            context.inside.store(0, Ordering::Release);
+            while self.closed.load(Ordering::Relaxed) {
+                sleep_ns(20_000);
+            }
+        }
+        false
+    }
+
+    #[inline]
+    fn admitted<'a>(&'a self, context: &'a Context) -> Inside<'a> {
+        // SAFETY: `inside` is ours, so is the cell.
+        let slot = unsafe { &mut *context.thread.get() };
+        Inside { context, thread: slot.get_or_insert_with(Thread::boxed) }
+    }
+
+    /// Keeps other threads out and waits until those inside have left. `own` stays in.
+    pub fn close(&self, own: &Inside<'_>) {
+        while self.closed.swap(true, Ordering::SeqCst) {
+            // Another thread forks. Step aside, so that it does not wait for us.
+            own.context.inside.store(0, Ordering::SeqCst);
+            while self.closed.load(Ordering::Relaxed) {
+                sleep_ns(20_000);
+            }
+            while own.context.inside.compare_exchange(0, 1, Ordering::SeqCst, Ordering::Relaxed).is_err() {
+                yield_cpu();
+            }
+        }
+        for context in &self.contexts {
+            while !std::ptr::eq(context, own.context) && context.inside.load(Ordering::SeqCst) != 0 {
+                sleep_ns(5_000);
+            }
+        }
+    }
+
+    /// Lets others in again.
+    pub fn open(&self) {
+        self.closed.store(false, Ordering::SeqCst);
+    }
+
+    /// In a forked child, where only the calling thread exists: forgets every thread's queue pairs,
+    /// which belong to the parent.
+    pub fn forget_links(&self, own: &mut Inside<'_>) {
+        own.thread.forget_links();
+        for context in &self.contexts {
+            if !std::ptr::eq(context, own.context) {
+                // SAFETY: no other thread exists in the child, and this is not our own context.
+                if let Some(thread) = unsafe { &mut *context.thread.get() } {
+                    thread.forget_links();
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Inside<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.context.inside.store(0, Ordering::Release);
+    }
+}

@@ -1,0 +1,247 @@
+//! The page word: everything the pager knows of a page, in one shared 64-bit word.
+//!
+//! ```text
+//! 63     60 59 58 57 56 55               36 35                        0
+//! |  state  |D |W |H | 0 | pins or staged  |  far slot                |
+//!
+//! D  dirty    the page differs from its far slot, or has none; without D a
+//!             resident page is write-protected, and the first write faults
+//! W  written  it was dirty when it last left
+//! H  has      the far slot is valid
+//! pins        system calls that are using the page now (Resident, Busy)
+//! staged      index of the staged copy (Staged)
+//! ```
+//!
+//! ```text
+//!                    first touch                 evict
+//!   Untouched ──► Busy ──────────► Resident ──► Leaving ──┬──► Remote      (clean, or written to a mapped slot)
+//!       ▲                ▲    ▲       │                   ├──► Staged ──► Remote   (bytes kept until the ring comes round)
+//!       │          fetch │    │rescue │ unmapped          └──► Untouched   (all zero)
+//!       │        Remote ─┘    └─ Staged
+//!       └──────────────────────────────────────────────────────────────── unmapped, discarded
+//! ```
+//!
+//! *Busy* and *Leaving* belong to the one thread that set them; others wait.
+//! Every transition is one CAS by its owner; while a page is Busy only its pins
+//! may change under the owner (an `unpin`), hence owners leave Busy by
+//! [`AtomicWord::settle`].
+
+use farmem_protocol::addr::FarSlot;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A page's state.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum State {
+    /// No content of its own: reads as zero, or is not mapped.
+    Untouched = 0,
+    /// Some thread is bringing it in or changing its protection.
+    Busy = 1,
+    /// Present in the page table.
+    Resident = 2,
+    /// Some thread is taking it out.
+    Leaving = 3,
+    /// Not present; its bytes are in the staging ring.
+    Staged = 4,
+    /// Not present; its bytes are in its far slot.
+    Remote = 5,
+}
+
+const DIRTY: u64 = 1 << 59;
+const WRITTEN: u64 = 1 << 58;
+const HAS_SLOT: u64 = 1 << 57;
+const FIELD_SHIFT: u32 = 36;
+const FIELD: u64 = ((1 << 20) - 1) << FIELD_SHIFT;
+const SLOT: u64 = (1 << FarSlot::BITS) - 1;
+const PIN: u64 = 1 << FIELD_SHIFT;
+
+/// Most pins a page can carry; beyond it a pin is refused and the call goes without.
+pub const MAX_PINS: u64 = (1 << 20) - 1;
+/// Staged copies that can be told apart.
+pub const MAX_STAGED: usize = 1 << 20;
+
+/// A value of the page word.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Word(pub u64);
+
+impl Word {
+    /// Zero: untouched.
+    pub const UNTOUCHED: Word = Word(0);
+
+    /// The state.
+    #[inline(always)]
+    pub fn state(self) -> State {
+        match self.0 >> 60 {
+            0 => State::Untouched,
+            1 => State::Busy,
+            2 => State::Resident,
+            3 => State::Leaving,
+            4 => State::Staged,
+            _ => State::Remote,
+        }
+    }
+
+    /// The same in another state.
+    #[inline(always)]
+    pub fn to(self, state: State) -> Word {
+        Word(self.0 & !(0xF << 60) | (state as u64) << 60)
+    }
+
+    /// D.
+    #[inline(always)]
+    pub fn dirty(self) -> bool {
+        self.0 & DIRTY != 0
+    }
+
+    /// The same with D as given.
+    #[inline(always)]
+    pub fn with_dirty(self, on: bool) -> Word {
+        Word(if on { self.0 | DIRTY } else { self.0 & !DIRTY })
+    }
+
+    /// W.
+    #[inline(always)]
+    pub fn written(self) -> bool {
+        self.0 & WRITTEN != 0
+    }
+
+    /// The same with W as given.
+    #[inline(always)]
+    pub fn with_written(self, on: bool) -> Word {
+        Word(if on { self.0 | WRITTEN } else { self.0 & !WRITTEN })
+    }
+
+    /// The far slot, if it has one.
+    #[inline(always)]
+    pub fn slot(self) -> Option<FarSlot> {
+        (self.0 & HAS_SLOT != 0).then(|| FarSlot::from_bits(self.0 & SLOT))
+    }
+
+    /// The same with another far slot, or none.
+    #[inline(always)]
+    pub fn with_slot(self, slot: Option<FarSlot>) -> Word {
+        let rest = self.0 & !(HAS_SLOT | SLOT);
+        Word(slot.map_or(rest, |s| rest | HAS_SLOT | s.bits()))
+    }
+
+    /// Pins (Resident, Busy).
+    #[inline(always)]
+    pub fn pins(self) -> u64 {
+        (self.0 & FIELD) >> FIELD_SHIFT
+    }
+
+    /// The staged copy's index (Staged).
+    #[inline(always)]
+    pub fn staged(self) -> usize {
+        ((self.0 & FIELD) >> FIELD_SHIFT) as usize
+    }
+
+    /// The same with the shared field (pins or staged index) as given.
+    #[inline(always)]
+    pub fn with_field(self, value: u64) -> Word {
+        debug_assert!(value <= MAX_PINS);
+        Word(self.0 & !FIELD | value << FIELD_SHIFT)
+    }
+}
+
+impl std::fmt::Debug for Word {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "{:?}{}{} field {} slot {:?}",
+            self.state(),
+            if self.dirty() { " dirty" } else { "" },
+            if self.written() { " written" } else { "" },
+            self.pins(),
+            self.slot()
+        )
+    }
+}
+
+/// The shared word.
+#[repr(transparent)]
+pub struct AtomicWord(AtomicU64);
+
+impl AtomicWord {
+    /// Views an element of the page table.
+    #[inline(always)]
+    pub fn of(word: &AtomicU64) -> &AtomicWord {
+        // SAFETY: repr(transparent) over the same type.
+        unsafe { &*(word as *const AtomicU64).cast() }
+    }
+
+    /// The value now. Acquire: pairs with the Release of the transition that made it.
+    #[inline(always)]
+    pub fn load(&self) -> Word {
+        Word(self.0.load(Ordering::Acquire))
+    }
+
+    /// From exactly `from` to `to`; false when it has changed.
+    #[inline(always)]
+    pub fn shift(&self, from: Word, to: Word) -> bool {
+        self.0.compare_exchange(from.0, to.0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    /// The owner of a Busy page leaves it as `to`, keeping whatever pins it has by now.
+    #[inline]
+    pub fn settle(&self, to: Word) {
+        let mut now = self.0.load(Ordering::Relaxed);
+        loop {
+            debug_assert_eq!(Word(now).state(), State::Busy);
+            let next = to.with_field(Word(now).pins()).0;
+            match self.0.compare_exchange_weak(now, next, Ordering::Release, Ordering::Relaxed) {
+                Ok(_) => return,
+                Err(seen) => now = seen,
+            }
+        }
+    }
+
+    /// The owner of a Leaving page (or of a Busy one that cannot carry pins) leaves it as `to`.
+    #[inline(always)]
+    pub fn set(&self, to: Word) {
+        self.0.store(to.0, Ordering::Release);
+    }
+
+    /// Adds a pin if the page is exactly as seen.
+    #[inline(always)]
+    pub fn pin(&self, seen: Word) -> bool {
+        seen.pins() < MAX_PINS && self.shift(seen, Word(seen.0 + PIN))
+    }
+
+    /// Takes a pin back. Harmless where there is none: the program unmapped the page meanwhile.
+    #[inline]
+    pub fn unpin(&self) {
+        let _ = self.0.fetch_update(Ordering::Release, Ordering::Relaxed, |now| {
+            let word = Word(now);
+            (matches!(word.state(), State::Resident | State::Busy) && word.pins() > 0).then(|| now - PIN)
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_do_not_touch_each_other() {
+        let slot = FarSlot::new(12345, 678);
+        let word = Word::UNTOUCHED.to(State::Resident).with_slot(Some(slot)).with_dirty(true).with_field(MAX_PINS);
+        assert_eq!((word.state(), word.slot(), word.pins()), (State::Resident, Some(slot), MAX_PINS));
+        let word = word.with_field(0).with_dirty(false).with_written(true).to(State::Remote);
+        assert_eq!((word.state(), word.slot(), word.dirty(), word.written()), (State::Remote, Some(slot), false, true));
+        assert_eq!(word.with_slot(None).slot(), None);
+    }
+
+    #[test]
+    fn settling_keeps_pins_that_changed_meanwhile() {
+        let raw = AtomicU64::new(Word::UNTOUCHED.to(State::Busy).with_field(3).0);
+        let word = AtomicWord::of(&raw);
+        word.unpin();
+        word.settle(Word::UNTOUCHED.to(State::Resident).with_dirty(true));
+        assert_eq!(word.load(), Word::UNTOUCHED.to(State::Resident).with_dirty(true).with_field(2));
+        word.unpin();
+        word.unpin();
+        word.unpin();
+        assert_eq!(word.load().pins(), 0);
+    }
+}

@@ -1,0 +1,116 @@
+//! Slots after a fork.
+//!
+//! A fork leaves two processes whose page tables name the same slots. From then
+//! on, for every slab held at that moment, each side *shares* it: it takes no new
+//! slots there and overwrites none (a page that changed goes to a slot in a slab
+//! of its own), until the other side and all its descendants are gone. The node,
+//! told before the fork, counts both as holders, so that neither's end takes the
+//! slab from the other.
+//!
+//! How each side learns that the other is gone: a socket pair made before the
+//! fork. The parent keeps one end, the child the other, and every later
+//! descendant of either inherits that side's end, which is right, for it can
+//! reach the slots too. End of file on one's own end therefore means that nobody
+//! on the other side is left (or that they all have called exec). The kernel
+//! keeps this promise whatever way they ended.
+//!
+//! ```text
+//!           fork                    EOF on P's end
+//! parent ────┬──── shared ─────────────────┬──── own again
+//!            │ P ══ C (socket pair)        │
+//! child      └──── shared ──── exec or exit┘
+//! ```
+
+use crate::Pool;
+use farmem_fabric::{ConnectError, ForkTicket, Lost, Session};
+use farmem_sys::raw;
+
+/// One fork's sharing, as one of its sides keeps it.
+pub(crate) struct Share {
+    fd: i32,
+    /// Indices of the slabs shared.
+    slabs: Vec<u32>,
+}
+
+impl Share {
+    fn other_side_gone(&self) -> bool {
+        raw::recv_nowait(self.fd, &mut [0]) == Ok(0)
+    }
+}
+
+/// What [`Pool::fork_prepare`] made; goes to exactly one of the three ends.
+pub struct ForkShare {
+    tickets: Vec<ForkTicket>,
+    parent_fd: i32,
+    child_fd: i32,
+}
+
+impl Pool {
+    /// Before a fork: tells the nodes and makes the socket pair. From here until one of the two
+    /// calls below, no other thread may use the pool (the pager has stopped them).
+    pub fn fork_prepare(&self) -> Result<ForkShare, Lost> {
+        let tickets = self.sessions.lock().iter().map(Session::fork_ticket).collect::<Result<Vec<_>, _>>()?;
+        // Without a socket pair (no descriptors left) neither side ever learns that the other is
+        // gone, and what is shared stays shared: more far memory is used, nothing is lost.
+        let (parent_fd, child_fd) = raw::socket_pair().unwrap_or((-1, -1));
+        Ok(ForkShare { tickets, parent_fd, child_fd })
+    }
+
+    /// In the parent, after the fork or its failure.
+    pub fn fork_parent(&self, share: ForkShare, forked: bool) {
+        raw::close(share.child_fd);
+        if forked {
+            share.tickets.into_iter().for_each(ForkTicket::handed_over);
+            self.share(share.parent_fd);
+        } else {
+            share.tickets.into_iter().for_each(ForkTicket::abandon);
+            raw::close(share.parent_fd);
+        }
+    }
+
+    /// In the child: sessions of its own, and everything inherited is shared.
+    pub fn fork_child(&self, share: ForkShare) -> Result<(), ConnectError> {
+        raw::close(share.parent_fd);
+        let sessions = share.tickets.into_iter().map(Session::from_ticket).collect::<Result<Vec<_>, _>>()?;
+        let inherited = std::mem::replace(&mut *self.sessions.lock(), sessions);
+        inherited.into_iter().for_each(Session::forget_in_child);
+        self.share(share.child_fd);
+        Ok(())
+    }
+
+    fn share(&self, fd: i32) {
+        let mut slabs = self.slabs.lock();
+        let slabs = &mut *slabs;
+        let mut held = Vec::new();
+        for (index, slab) in slabs.list.iter_mut().enumerate() {
+            if let Some(slab) = slab {
+                slab.sharers += 1;
+                self.set_shared(index, true);
+                held.push(index as u32);
+            }
+        }
+        slabs.shares.push(Share { fd, slabs: held });
+    }
+
+    /// Looks whether other sides have gone, and makes what was shared with them own again.
+    /// Returns whether any sharing is left.
+    pub fn end_shares(&self) -> bool {
+        let mut slabs = self.slabs.lock();
+        let slabs = &mut *slabs;
+        let list = &mut slabs.list;
+        slabs.shares.retain(|share| {
+            let gone = share.other_side_gone();
+            if gone {
+                raw::close(share.fd);
+                for &index in &share.slabs {
+                    if let Some(slab) = &mut list[index as usize] {
+                        slab.sharers -= 1;
+                        self.set_shared(index as usize, slab.sharers > 0);
+                    }
+                }
+            }
+            !gone
+        });
+        !slabs.shares.is_empty()
+    }
+}
