@@ -130,6 +130,13 @@ pub fn sleep_ns(ns: u64) {
     unsafe { syscall(libc::SYS_nanosleep, [&time as *const _ as usize, 0, 0, 0, 0, 0]) };
 }
 
+/// Sleeps until a descriptor is readable, at most `timeout_ms`.
+pub fn wait_readable(fd: i32, timeout_ms: i32) {
+    let mut wanted = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    // SAFETY: one live pollfd.
+    unsafe { syscall(libc::SYS_poll, [&mut wanted as *mut _ as usize, 1, timeout_ms as usize, 0, 0, 0]) };
+}
+
 /// Nanoseconds of `CLOCK_MONOTONIC`.
 pub fn now_ns() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };

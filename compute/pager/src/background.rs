@@ -17,12 +17,21 @@ pub struct Background {
     asked: AtomicU32,
     sleeping: AtomicBool,
     started: AtomicBool,
-    spawn: fn(),
+    spawn: fn(Job),
+}
+
+/// What a thread of the runtime's does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Job {
+    /// [`Pager::run_background`]
+    Background,
+    /// [`Pager::run_handler`]
+    Handler,
 }
 
 impl Background {
-    /// `spawn` starts a thread, all its signals blocked, that calls [`Pager::run_background`].
-    pub fn new(spawn: fn()) -> Background {
+    /// `spawn` starts a thread, all its signals blocked, that calls [`Pager::run`].
+    pub fn new(spawn: fn(Job)) -> Background {
         Background {
             asked: AtomicU32::new(0),
             sleeping: AtomicBool::new(false),
@@ -40,7 +49,7 @@ impl Background {
             self.asked.fetch_add(1, Ordering::Release);
             futex_wake(&self.asked, 1);
         } else if !self.started.load(Ordering::Relaxed) && !self.started.swap(true, Ordering::Relaxed) {
-            (self.spawn)();
+            (self.spawn)(Job::Background);
         }
     }
 
@@ -52,8 +61,15 @@ impl Background {
 }
 
 impl Pager {
-    /// The background thread's life.
-    pub fn run_background(&self) -> ! {
+    /// A runtime thread's life.
+    pub fn run(&self, job: Job) -> ! {
+        match job {
+            Job::Background => self.run_background(),
+            Job::Handler => self.run_handler(),
+        }
+    }
+
+    fn run_background(&self) -> ! {
         let mut last_housekeeping = now_ns();
         loop {
             while self.resident.load(Ordering::Relaxed) > self.limit - self.high_room {

@@ -75,6 +75,7 @@ impl Pager {
         }
         self.threads.open();
         drop(fork.inside);
+        self.start_handler();
     }
 
     /// Clean pages of a region were write-protected by the parent's userfaultfd; the child's must

@@ -11,6 +11,7 @@
 //! | `staging` | bytes on their way out, and back |
 //! | `pin` | pages that a system call is using |
 //! | [`space`], `regions` | mmap and its kin |
+//! | `handler` | faults by event instead, for kernels where inline cannot be |
 //! | `fork` | parent and child both go on |
 //! | `thread` | what a thread brings along; the gate that a fork closes |
 //! | `background` | eviction ahead of need, housekeeping |
@@ -32,6 +33,7 @@ pub mod ending;
 pub mod evict;
 pub mod fault;
 mod fork;
+mod handler;
 mod pin;
 mod regions;
 pub mod space;
@@ -40,6 +42,7 @@ mod table;
 mod thread;
 pub mod word;
 
+pub use background::Job;
 pub use fork::Fork;
 
 use background::Background;
@@ -81,8 +84,8 @@ pub struct Config {
     pub prefetch: bool,
     /// Whether `process_madvise` may be used (masked off in tests of older kernels' path).
     pub vectored: bool,
-    /// Starts a thread that calls [`Pager::run_background`], all its signals blocked.
-    pub spawn: fn(),
+    /// Starts a thread that calls [`Pager::run`] with this job, all its signals blocked.
+    pub spawn: fn(Job),
 }
 
 /// Why the pager cannot start.
@@ -196,7 +199,9 @@ pub fn start(config: Config, pool: Pool, counters: &'static counters::Process) -
         }),
         config,
     };
-    Ok(Box::leak(Box::new(pager)))
+    let pager: &'static Pager = Box::leak(Box::new(pager));
+    pager.start_handler();
+    Ok(pager)
 }
 
 impl Pager {

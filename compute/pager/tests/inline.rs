@@ -20,10 +20,13 @@ extern "C" fn on_sigbus(_: i32, info: *mut libc::siginfo_t, context: *mut libc::
     }
 }
 
-fn background() {
-    std::thread::spawn(|| {
+fn spawn(job: farmem_pager::Job) {
+    std::thread::spawn(move || {
         let _signals = farmem_sys::raw::SignalsBlocked::new();
-        PAGER.get().unwrap().run_background()
+        while PAGER.get().is_none() {
+            std::thread::yield_now();
+        }
+        PAGER.get().unwrap().run(job)
     });
 }
 
@@ -32,10 +35,10 @@ fn start(local: u64, mapped: bool) -> &'static Pager {
     let counters: &'static Process = Box::leak(Box::new(unsafe { std::mem::zeroed() }));
     let config = Config {
         local,
-        mode: FaultMode::Inline,
+        mode: if std::env::var("THREAD").is_ok() { FaultMode::Thread } else { FaultMode::Inline },
         prefetch: std::env::var("NOPREFETCH").is_err(),
         vectored: true,
-        spawn: background,
+        spawn,
     };
     let pool = Pool::new(vec![farmem_fabric::Session::local(mapped)]).unwrap();
     let pager = farmem_pager::start(config, pool, counters).unwrap();
