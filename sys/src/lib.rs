@@ -4,6 +4,7 @@
 //! * [`raw`]: system calls that no hook, filter or errno gets in the way of.
 //! * [`uffd`]: userfaultfd, with what the headers of old distributions lack.
 //! * [`memory`]: reservations, vectored madvise, copies of raced bytes.
+//! * [`process`]: what a supervisor needs: signals as values, children, its own end.
 //! * [`sync`]: a lock for code that runs in signal handlers.
 //!
 //! Nothing here knows what farmem does with it.
@@ -12,6 +13,7 @@
 
 pub mod clock;
 pub mod memory;
+pub mod process;
 pub mod raw;
 pub mod sync;
 pub mod uffd;

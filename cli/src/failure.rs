@@ -1,0 +1,32 @@
+//! How a command of ours fails: one line for people, one status for scripts.
+
+use std::fmt::Display;
+
+use farmem_protocol::exit;
+
+/// The end of a command that could not do what it was asked.
+#[derive(Debug)]
+pub struct Failure {
+    /// Exit status: [`exit`]'s, or a shell's 126 and 127.
+    pub status: i32,
+    /// What is wrong and what to do, without a newline.
+    pub line: String,
+}
+
+impl Failure {
+    /// The caller asked for something that cannot be.
+    pub fn usage(what: impl Display) -> Self {
+        Failure { status: exit::USAGE, line: what.to_string() }
+    }
+
+    /// No node that this run could use.
+    pub fn no_node(what: impl Display) -> Self {
+        Failure { status: exit::NODE_UNUSABLE, line: what.to_string() }
+    }
+}
+
+impl From<anyhow::Error> for Failure {
+    fn from(error: anyhow::Error) -> Self {
+        Failure { status: 1, line: format!("{error:#}") }
+    }
+}

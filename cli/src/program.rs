@@ -1,0 +1,261 @@
+//! Is this a program that farmem can run? Asked before anything is started.
+//!
+//! farmem comes into a program by `LD_PRELOAD`: the program must be executed by
+//! glibc's dynamic loader, on x86-64, without a change of privilege (the loader
+//! drops `LD_PRELOAD` for those). Where it is not so, the program would run as if
+//! farmem were not there; a refusal is better.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use farmem_sys::process;
+
+/// Why a program cannot be run.
+#[derive(Debug, thiserror::Error)]
+pub enum Unusable {
+    /// There is no such file, or none of that name in `PATH`.
+    #[error("{0}: not found")]
+    NotFound(String),
+    /// The file is no program, or we may not execute it.
+    #[error("{0}: not executable")]
+    NotExecutable(String),
+    /// Linked statically: no loader, so nothing to load farmem.
+    #[error("{0} is statically linked: farmem needs a program that uses the dynamic loader")]
+    Static(String),
+    /// Executing it changes the user, the group or the capabilities.
+    #[error(
+        "{0} is set-user-ID, set-group-ID or has file capabilities: the loader ignores farmem there; run it as that user"
+    )]
+    Privileged(String),
+    /// Another processor, or 32 bits.
+    #[error("{0} is not an x86-64 program")]
+    Machine(String),
+    /// Another C library.
+    #[error("{0} is loaded by {1}: farmem works with glibc only")]
+    Loader(String, String),
+}
+
+impl Unusable {
+    /// The exit status that a shell would give, or ours for a program we refuse.
+    pub fn status(&self) -> i32 {
+        match self {
+            Unusable::NotFound(_) => 127,
+            Unusable::NotExecutable(_) => 126,
+            _ => farmem_protocol::exit::USAGE,
+        }
+    }
+}
+
+/// Scripts may name scripts as their interpreters; the kernel follows five.
+const INTERPRETERS: usize = 5;
+
+/// Finds a program as `execvp` would and checks it, with the interpreters it names.
+/// Returns the file that will be executed.
+pub fn find(name: &OsStr) -> Result<PathBuf, Unusable> {
+    let found = locate(name)?;
+    let mut file = found.clone();
+    for _ in 0..=INTERPRETERS {
+        match check(&file)? {
+            None => return Ok(found),
+            Some(interpreter) => file = interpreter,
+        }
+    }
+    Err(Unusable::NotExecutable(show(&found)))
+}
+
+fn locate(name: &OsStr) -> Result<PathBuf, Unusable> {
+    if name.as_bytes().contains(&b'/') {
+        return Ok(PathBuf::from(name));
+    }
+    let path = std::env::var_os("PATH").unwrap_or_else(|| "/usr/local/bin:/usr/bin:/bin".into());
+    let mut forbidden = None;
+    for directory in std::env::split_paths(&path) {
+        let file = directory.join(name);
+        match fs::metadata(&file) {
+            Ok(about) if about.is_file() && about.permissions().mode() & 0o111 != 0 => return Ok(file),
+            Ok(about) if about.is_file() => forbidden = Some(file),
+            _ => {}
+        }
+    }
+    Err(match forbidden {
+        Some(file) => Unusable::NotExecutable(show(&file)),
+        None => Unusable::NotFound(name.to_string_lossy().into_owned()),
+    })
+}
+
+/// Checks one file; gives the interpreter to check next if it is a script.
+fn check(file: &Path) -> Result<Option<PathBuf>, Unusable> {
+    let about = fs::metadata(file).map_err(|e| match e.kind() {
+        io::ErrorKind::NotFound => Unusable::NotFound(show(file)),
+        _ => Unusable::NotExecutable(show(file)),
+    })?;
+    let mode = about.permissions().mode();
+    if !about.is_file() || mode & 0o111 == 0 {
+        return Err(Unusable::NotExecutable(show(file)));
+    }
+    let other_user = mode & 0o4000 != 0 && about.uid() != process::user();
+    let other_group = mode & 0o2000 != 0 && about.gid() != process::group();
+    if other_user || other_group || process::user() != 0 && process::has_capabilities(file) {
+        return Err(Unusable::Privileged(show(file)));
+    }
+    // A program may be executable and not readable. Nothing can be said about it then: let it run.
+    let Ok(opened) = File::open(file) else { return Ok(None) };
+    let mut head = Vec::new();
+    if (&opened).take(256).read_to_end(&mut head).is_err() {
+        return Err(Unusable::NotExecutable(show(file)));
+    }
+    if let Some(line) = head.strip_prefix(b"#!") {
+        return match interpreter(line) {
+            Some(path) => Ok(Some(path)),
+            None => Err(Unusable::NotExecutable(show(file))),
+        };
+    }
+    match Elf::read(&opened, &head) {
+        // Neither script nor ELF: `execvp` hands it to the shell.
+        None => Ok(Some("/bin/sh".into())),
+        Some(Elf::OtherMachine) => Err(Unusable::Machine(show(file))),
+        Some(Elf::Static) => Err(Unusable::Static(show(file))),
+        Some(Elf::LoadedBy(loader)) if !glibc(&loader) => Err(Unusable::Loader(show(file), loader)),
+        Some(Elf::LoadedBy(_)) => Ok(None),
+    }
+}
+
+fn glibc(loader: &str) -> bool {
+    // Distributions put glibc's loader in many places (Nix: /nix/store/…/lib), but keep its name.
+    Path::new(loader).file_name().is_some_and(|name| name.as_bytes().starts_with(b"ld-linux"))
+}
+
+/// The interpreter of a script's first line; for `env`, the program that `env` will find.
+fn interpreter(line: &[u8]) -> Option<PathBuf> {
+    let end = line.iter().position(|&b| b == b'\n').unwrap_or(line.len());
+    let mut words = line[..end].split(|b| b.is_ascii_whitespace()).filter(|word| !word.is_empty());
+    let path = Path::new(OsStr::from_bytes(words.next()?));
+    if path.file_name() == Some(OsStr::new("env")) {
+        let named = words.find(|word| !word.starts_with(b"-") && !word.contains(&b'='));
+        if let Some(found) = named.and_then(|word| locate(OsStr::from_bytes(word)).ok()) {
+            return Some(found);
+        }
+    }
+    Some(path.to_owned())
+}
+
+/// What the headers of an ELF file say about how it starts.
+#[derive(Debug, PartialEq)]
+enum Elf {
+    LoadedBy(String),
+    Static,
+    OtherMachine,
+}
+
+impl Elf {
+    const PROGRAM_HEADER: usize = 56;
+    const PT_INTERP: u32 = 3;
+    const EM_X86_64: u16 = 62;
+
+    fn read(file: &File, head: &[u8]) -> Option<Elf> {
+        if !head.starts_with(b"\x7fELF") || head.len() < 64 {
+            return None;
+        }
+        let half = |at: usize| u16::from_le_bytes([head[at], head[at + 1]]);
+        // Class 2 is 64 bits, data 1 is little-endian.
+        if head[4] != 2 || head[5] != 1 || half(18) != Self::EM_X86_64 {
+            return Some(Elf::OtherMachine);
+        }
+        let table = u64::from_le_bytes(head[32..40].try_into().ok()?);
+        let (entry, entries) = (half(54) as usize, half(56) as usize);
+        if entry < Self::PROGRAM_HEADER {
+            return None;
+        }
+        for i in 0..entries {
+            let mut header = [0; Self::PROGRAM_HEADER];
+            file.read_exact_at(&mut header, table.checked_add((i * entry) as u64)?).ok()?;
+            if u32::from_le_bytes(header[0..4].try_into().ok()?) == Self::PT_INTERP {
+                let offset = u64::from_le_bytes(header[8..16].try_into().ok()?);
+                let length = u64::from_le_bytes(header[32..40].try_into().ok()?);
+                let mut name = vec![0; length.min(4096) as usize];
+                file.read_exact_at(&mut name, offset).ok()?;
+                name.truncate(name.iter().position(|&b| b == 0).unwrap_or(name.len()));
+                return Some(Elf::LoadedBy(String::from_utf8_lossy(&name).into_owned()));
+            }
+        }
+        Some(Elf::Static)
+    }
+}
+
+fn show(file: &Path) -> String {
+    file.display().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn file(name: &str, bytes: &[u8], mode: u32) -> PathBuf {
+        let path = std::env::temp_dir().join(format!("farmem-program-{}-{name}", std::process::id()));
+        fs::write(&path, bytes).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+        path
+    }
+
+    #[test]
+    fn shells_are_programs() {
+        assert!(find(OsStr::new("sh")).unwrap().is_absolute());
+        find(OsStr::new("/bin/sh")).unwrap();
+    }
+
+    #[test]
+    fn statuses_are_a_shells() {
+        assert_eq!(find(OsStr::new("no-such-program")).unwrap_err().status(), 127);
+        assert_eq!(find(OsStr::new("/no/such/program")).unwrap_err().status(), 127);
+        assert_eq!(find(OsStr::new("/etc/passwd")).unwrap_err().status(), 126);
+        assert_eq!(find(OsStr::new("/")).unwrap_err().status(), 126);
+    }
+
+    #[test]
+    fn scripts_are_followed_to_their_interpreter() {
+        let good = file("good", b"#! /bin/sh -e\n", 0o755);
+        find(good.as_os_str()).unwrap();
+        let by_env = file("env", b"#!/usr/bin/env -S FOO=1 sh\n", 0o755);
+        find(by_env.as_os_str()).unwrap();
+        let lost = file("lost", b"#!/no/such/interpreter\n", 0o755);
+        assert_eq!(find(lost.as_os_str()).unwrap_err().status(), 127);
+        let own_tail = file("tail", b"", 0o755);
+        fs::write(&own_tail, format!("#!{}\n", own_tail.display())).unwrap();
+        assert_eq!(find(own_tail.as_os_str()).unwrap_err().status(), 126);
+        for made in [good, by_env, lost, own_tail] {
+            fs::remove_file(made).unwrap();
+        }
+    }
+
+    #[test]
+    fn other_machines_and_static_programs_are_refused() {
+        let mut elf = vec![0; 64];
+        elf[..6].copy_from_slice(b"\x7fELF\x02\x01");
+        elf[18] = 62;
+        elf[54] = 56;
+        let path = file("static", &elf, 0o755);
+        assert!(matches!(find(path.as_os_str()), Err(Unusable::Static(_))));
+        elf[18] = 183;
+        fs::write(&path, &elf).unwrap();
+        assert!(matches!(find(path.as_os_str()), Err(Unusable::Machine(_))));
+        fs::remove_file(path).unwrap();
+    }
+
+    proptest! {
+        #[test]
+        fn no_header_makes_the_reader_panic(mut bytes in prop::collection::vec(any::<u8>(), 0..300), elf in any::<bool>()) {
+            if elf && bytes.len() > 20 {
+                bytes[..6].copy_from_slice(b"\x7fELF\x02\x01");
+                bytes[18..20].copy_from_slice(&[62, 0]);
+            }
+            let path = file("any", &bytes, 0o755);
+            let _ = find(path.as_os_str());
+            fs::remove_file(path).unwrap();
+        }
+    }
+}

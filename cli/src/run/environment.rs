@@ -1,0 +1,116 @@
+//! What the program's processes find in their environment.
+//!
+//! `LD_PRELOAD` brings the library in, `FARMEM_RUN` tells it what run it is in
+//! (`docs/design/interfaces.md`). Both are inherited, so that the program's
+//! children run on far memory too.
+
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
+use std::process::Command;
+
+use super::{Node, Options, RunName};
+use crate::failure::Failure;
+
+/// Who serves page faults.
+#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq)]
+pub enum Faults {
+    /// The thread that faulted, in its signal handler
+    Inline,
+    /// A handler thread: slower, for kernels and programs where inline cannot work
+    Thread,
+}
+
+/// Whether pages are fetched ahead.
+#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq)]
+pub enum Prefetch {
+    /// Along sequences, strides and trends
+    On,
+    /// Only pages that the program waits for
+    Off,
+}
+
+/// How bytes move.
+#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq)]
+pub enum Transport {
+    /// Shared memory with a node on this machine, else tcp
+    Auto,
+    /// Shared memory, or not at all
+    Shm,
+    /// The wire protocol, even to a node on this machine
+    Tcp,
+}
+
+fn word(value: impl clap::ValueEnum) -> String {
+    value.to_possible_value().map(|known| known.get_name().to_owned()).unwrap_or_default()
+}
+
+/// Sets both variables for a program about to be started.
+pub fn set(
+    command: &mut Command,
+    library: &Path,
+    options: &Options,
+    run: &RunName,
+    local: u64,
+    nodes: &[Node],
+    counters: &Path,
+) -> Result<(), Failure> {
+    let mut preload = OsString::from(library);
+    if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
+        preload.push(":");
+        preload.push(others);
+    }
+    let mut fields = vec![
+        ("v", "1".to_owned()),
+        ("run", run.to_string()),
+        ("local", local.to_string()),
+        ("node", super::far::list(nodes)),
+        ("transport", word(options.transport)),
+        ("fault", word(options.fault)),
+        ("prefetch", word(options.prefetch)),
+        ("counters", counters.display().to_string()),
+        ("grace_ms", options.grace.as_millis().to_string()),
+    ];
+    if let Some(mask) = &options.mask {
+        fields.push(("mask", mask.clone()));
+    }
+    if let Some(trace) = &options.trace {
+        // The program may change its directory before the library opens the file.
+        let trace = std::path::absolute(trace).map_err(Failure::usage)?;
+        fields.push(("trace", trace.display().to_string()));
+    }
+    for (key, value) in &fields {
+        if value.contains([';', '\0']) {
+            return Err(Failure::usage(format!("{key} '{value}' contains a semicolon, which farmem cannot pass on")));
+        }
+    }
+    let fields: Vec<String> = fields.iter().map(|(key, value)| format!("{key}={value}")).collect();
+    command.env("LD_PRELOAD", preload).env("FARMEM_RUN", fields.join(";"));
+    Ok(())
+}
+
+/// A command line as one text, for people to recognize.
+pub fn command_line(command: &[OsString]) -> String {
+    let words: Vec<String> = command.iter().map(|word| quoted(word)).collect();
+    words.join(" ")
+}
+
+fn quoted(word: &OsStr) -> String {
+    let text = word.to_string_lossy();
+    let plain = |c: char| c.is_alphanumeric() || "-_./=:,+@%".contains(c);
+    if !text.is_empty() && text.chars().all(plain) {
+        text.into_owned()
+    } else {
+        format!("'{}'", text.replace('\'', "'\\''"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_line_can_be_pasted_into_a_shell() {
+        let words = ["sh", "-c", "echo it's", ""].map(OsString::from);
+        assert_eq!(command_line(&words), r"sh -c 'echo it'\''s' ''");
+    }
+}

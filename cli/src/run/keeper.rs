@@ -1,0 +1,111 @@
+//! What is left of a run when its first process has ended: daemons, background jobs.
+//!
+//! They still need their far memory, so the run is not over. The supervisor must
+//! end now, for somebody waits for its status; a *keeper*, this binary again,
+//! detached, takes its place: it holds the embedded node's lifeline, waits until
+//! no process of the run is left, and ends the run.
+//!
+//! A process belongs to a run if it has the run's counters file mapped. That is
+//! exact: environments get overwritten (`setproctitle`), numbers get reused.
+
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use farmem_protocol::counters::PROCESSES;
+use farmem_sys::process;
+
+use super::embedded::Embedded;
+use super::environment::Transport;
+use super::far::{Far, Node, RunName};
+use crate::counters::{self, Sample};
+use crate::failure::Failure;
+
+/// How often the keeper looks whether its run still lives.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+
+/// Keep a run until its last process has ended (started by `farmem run`)
+#[derive(clap::Args, Debug)]
+pub struct Options {
+    #[arg(long)]
+    run: RunName,
+    #[arg(long)]
+    node: Vec<Node>,
+    #[arg(long)]
+    counters: PathBuf,
+}
+
+/// The living processes of a run.
+pub fn living(counters: &Path, sample: &Sample) -> Vec<u32> {
+    let mut pids: Vec<u32> = sample.processes.iter().map(|process| process.pid).collect();
+    if pids.len() == PROCESSES {
+        // More processes than slots: the file no longer names them all.
+        let all = fs::read_dir("/proc").into_iter().flatten().flatten();
+        pids = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    }
+    pids.retain(|&pid| process::exists(pid) && has_mapped(pid, counters));
+    pids
+}
+
+fn has_mapped(pid: u32, file: &Path) -> bool {
+    let name = file.as_os_str().as_bytes();
+    fs::read(format!("/proc/{pid}/maps")).is_ok_and(|maps| maps.split(|&b| b == b'\n').any(|line| line.ends_with(name)))
+}
+
+/// Starts the keeper of a run.
+pub fn start(run: &RunName, nodes: &[Node], counters: &Path, embedded: Option<Embedded>) -> Result<(), Failure> {
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0("farmem").arg("keep").args(["--run", &run.to_string()]).arg("--counters").arg(counters);
+    for node in nodes {
+        command.args(["--node", &node.to_string()]);
+    }
+    command
+        .stdin(match embedded.and_then(Embedded::into_lifeline) {
+            Some(lifeline) => Stdio::from(lifeline),
+            None => Stdio::null(),
+        })
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .current_dir("/")
+        .process_group(0);
+    match command.spawn() {
+        Ok(keeper) => counters::hand_over(counters, keeper.id()).map_err(Failure::no_node),
+        Err(e) => Err(Failure::no_node(format!("cannot keep the run's background processes on far memory: {e}"))),
+    }
+}
+
+/// Waits until the run is over, and ends it.
+pub fn keep(options: &Options) -> Result<(), Failure> {
+    let far = Far::connect(&options.node, &options.run, Transport::Auto, Duration::ZERO);
+    while let Ok(sample) = Sample::read(&options.counters) {
+        if living(&options.counters, &sample).is_empty() {
+            break;
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+    if let Ok(far) = far {
+        far.end_run();
+    }
+    let _ = fs::remove_file(&options.counters);
+    let _ = fs::remove_file(options.counters.with_extension("sock"));
+    Ok(())
+}
+
+/// Removes what runs left behind whose supervisor was killed.
+pub fn sweep(dir: &Path) {
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        let path = entry.path();
+        if path.extension().is_none_or(|end| end != "counters") {
+            continue;
+        }
+        // A file that is not yet readable is being made at this moment.
+        let Ok(sample) = Sample::read(&path) else { continue };
+        if !process::exists(sample.supervisor) && living(&path, &sample).is_empty() {
+            let _ = fs::remove_file(&path);
+            let _ = fs::remove_file(path.with_extension("sock"));
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! `farmem run`: one program on far memory, from its start to its end.
+//!
+//! ```text
+//! find the program ─► reach the nodes ─► start it with the library ─► watch ─► tell how it went, end as it ended
+//!  (program.rs)        (far.rs; none         (environment.rs)       (watch.rs)   (summary.rs)
+//!                       named: embedded.rs)
+//! ```
+//!
+//! Everything that can be refused is refused before the program starts, with one
+//! line. From then on farmem is a bystander: signals go to the program, its
+//! status becomes ours. Processes that it leaves in the background keep the run
+//! alive (`keeper.rs`).
+
+mod embedded;
+mod environment;
+mod far;
+pub mod keeper;
+mod summary;
+mod watch;
+
+use std::convert::Infallible;
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant, SystemTime};
+
+use farmem_sys::process::Signals;
+
+use crate::counters::{self, Beginning, Sample};
+use crate::failure::Failure;
+use crate::runtime_dir::{self, Scratch};
+use crate::size::{self, Size};
+use crate::{library, program};
+use embedded::Embedded;
+use far::Far;
+use summary::Outcome;
+
+pub use environment::{Faults, Prefetch, Transport};
+pub use far::{Node, RunName};
+pub use summary::Stats;
+
+/// The least local memory a run may have: below it, fetching would evict what the same instruction needs.
+const LEAST_LOCAL: u64 = 4 << 20;
+
+/// Run a program on far memory
+///
+/// The program is unchanged and needs no privilege. Its private memory lies on the
+/// memory nodes; what it uses most stays local, up to --local.
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Options {
+    /// Local memory for far pages, at most: 512M, 1.5G, or a share of this machine's RAM, 25%
+    #[arg(long, value_name = "SIZE")]
+    pub local: Size,
+
+    /// A memory node, HOST:PORT or unix:PATH; may be repeated. Without it, a node is started for this run alone
+    #[arg(long, value_name = "ADDR")]
+    pub node: Vec<Node>,
+
+    /// Far memory of the node started for this run [default: 80% of what is available]
+    #[arg(long, value_name = "SIZE", conflicts_with = "node")]
+    pub far: Option<Size>,
+
+    /// Who serves page faults
+    #[arg(long, value_enum, default_value_t = Faults::Inline)]
+    pub fault: Faults,
+
+    /// Whether to fetch pages ahead of their use
+    #[arg(long, value_enum, default_value_t = Prefetch::On)]
+    pub prefetch: Prefetch,
+
+    /// How bytes move
+    #[arg(long, value_enum, default_value_t = Transport::Auto)]
+    pub transport: Transport,
+
+    /// How long a lost connection may take to come back before the program is ended
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = crate::time::parse)]
+    pub grace: Duration,
+
+    /// The summary at the end: text, json, json:FILE or none
+    #[arg(long, value_name = "FORM", default_value = "text")]
+    pub stats: Stats,
+
+    /// Record the program's page faults, for farmem's replayer
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+
+    /// Say what is done
+    #[arg(short, long)]
+    pub verbose: bool,
+
+    /// Kernel features to do without, comma separated (for tests)
+    #[arg(long, value_name = "FEATURES", hide = true)]
+    pub mask: Option<String>,
+
+    /// The program and its arguments
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true, value_name = "PROGRAM")]
+    pub command: Vec<OsString>,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  farmem run --local 1G -- python3 analysis.py
+      No node named: one is started for this run, on this machine. Good for trying
+      how a program behaves with a part of its memory local.
+
+  farmem run --local 1G --node bighost:7411 -- redis-server
+      Far memory lies on bighost, where this runs:  farmem node --lend 8G --listen 0.0.0.0:7411
+
+  farmem run --local 25% --stats json:stats.json -- sort -S 8G big.txt
+      A quarter of this machine's RAM local; figures for a script.
+
+Exit status: the program's own, and its signals. 64 usage, 70 node lost, 71 far memory
+exhausted, 72 no usable node, 73 farmem broken, 126 and 127 as in a shell.";
+
+/// Runs the program; returns only if it could not be started. Otherwise this process ends as the program ended.
+pub fn run(options: &Options) -> Result<Infallible, Failure> {
+    // Before the first thread, so that every thread has the signals blocked.
+    let signals = Signals::take().map_err(|e| Failure::usage(format!("cannot take over signals: {e}")))?;
+
+    let name = &options.command[0];
+    let file = program::find(name).map_err(|e| Failure { status: e.status(), line: e.to_string() })?;
+    let (ram, available) = size::machine_ram().map_err(Failure::usage)?;
+    let local = options.local.bytes(ram) & !4095;
+    if local < LEAST_LOCAL {
+        return Err(Failure::usage(format!("--local is below {} MiB, the least that works", LEAST_LOCAL >> 20)));
+    }
+    let library = library::place().map_err(Failure::usage)?;
+    let dir = runtime_dir::own().map_err(Failure::usage)?;
+    keeper::sweep(&dir);
+
+    let run = RunName::new().map_err(|e| Failure::usage(format!("no randomness for a run's name: {e}")))?;
+    let mut nodes = options.node.clone();
+    let (far, embedded) = if nodes.is_empty() {
+        let lend = options.far.map_or(available / 5 * 4, |far| far.bytes(ram));
+        let started = Embedded::start(&dir, &run, lend, &signals)?;
+        nodes.push(started.node().clone());
+        let far = started.await_ready(|| Far::connect(&nodes, &run, options.transport, options.grace))?;
+        (far, Some(started))
+    } else {
+        (Far::connect(&nodes, &run, options.transport, options.grace)?, None)
+    };
+
+    let mut counters = Scratch::new(dir.join(format!("run-{run}.counters")));
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let beginning = Beginning {
+        supervisor: std::process::id(),
+        started_ns: now.as_nanos() as u64,
+        local_limit: local,
+        command: &environment::command_line(&options.command),
+        nodes: &far::list(&nodes),
+    };
+    counters::create(&counters, &beginning)
+        .map_err(|e| Failure::usage(format!("cannot make {}: {e}", counters.display())))?;
+
+    let mut command = Command::new(&file);
+    command.arg0(name).args(&options.command[1..]);
+    environment::set(&mut command, &library, options, &run, local, &nodes, &counters)?;
+    signals.hand_back(&mut command, true);
+    if options.verbose {
+        eprintln!("farmem: run {run}: {} on {}, {local} bytes local", file.display(), far::list(&nodes));
+    }
+    let begun = Instant::now();
+    let child = command.spawn().map_err(|e| Failure {
+        status: if e.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 },
+        line: format!("{}: {e}", file.display()),
+    })?;
+    let (ending, mut peaks) = watch::until_end(&signals, child.id(), embedded.as_ref(), &counters);
+    let elapsed = begun.elapsed();
+
+    let sample = Sample::read(&counters).map_err(|e| Failure::usage(format!("the run's counters are lost: {e}")))?;
+    peaks.note(&sample);
+    let others = keeper::living(&counters, &sample).len();
+    if others == 0 {
+        far.end_run();
+        drop(embedded);
+        drop(counters);
+    } else {
+        keeper::start(&run, &nodes, &counters, embedded)?;
+        counters.keep();
+    }
+    options.stats.tell(&Outcome { ending, elapsed, sample, peaks, others });
+    ending.imitate()
+}

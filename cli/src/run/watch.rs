@@ -1,0 +1,77 @@
+//! The supervisor while the program runs: signals in, the program's end out.
+//!
+//! A signal that a process sent us is meant for the program and goes on to it.
+//! One that the terminal sent has reached the program already, for it is in the
+//! same process group. When job control stops the program, we stop with it, so
+//! that the shell sees the job stopped.
+
+use std::path::Path;
+use std::time::Duration;
+
+use farmem_sys::process::{self, Change, Signals};
+
+use super::embedded::Embedded;
+use crate::counters::{Peaks, Sample};
+
+/// How often the memory that the run holds is sampled for its peak.
+const SAMPLE_EVERY: Duration = Duration::from_millis(500);
+
+/// How the program ended.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Ending {
+    /// By itself, with this status.
+    Exited(i32),
+    /// By this signal.
+    Killed(i32),
+}
+
+impl Ending {
+    /// Ends this process in the same way.
+    pub fn imitate(self) -> ! {
+        match self {
+            Ending::Exited(status) => std::process::exit(status),
+            Ending::Killed(signal) => process::end_by(signal),
+        }
+    }
+}
+
+/// Waits for the program's end, forwarding signals to it; gives the greatest memory seen meanwhile.
+pub fn until_end(signals: &Signals, program: u32, embedded: Option<&Embedded>, counters: &Path) -> (Ending, Peaks) {
+    let mut peaks = Peaks::default();
+    let mut node = embedded;
+    loop {
+        match signals.next(SAMPLE_EVERY) {
+            None => {
+                if let Ok(sample) = Sample::read(counters) {
+                    peaks.note(&sample);
+                }
+            }
+            Some(arrived) if arrived.sent && arrived.number != libc::SIGCHLD => {
+                let _ = process::send(program, arrived.number);
+            }
+            Some(_) => {}
+        }
+        // Children are looked at after every signal: SIGCHLDs that come together are one.
+        match process::change_of(program) {
+            Ok(Some(Change::Exited(status))) => return (Ending::Exited(status), peaks),
+            Ok(Some(Change::Killed(signal))) => return (Ending::Killed(signal), peaks),
+            Ok(Some(Change::Stopped(libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU))) => {
+                process::stop_self();
+                let _ = process::send(program, libc::SIGCONT);
+            }
+            // SIGSTOP is somebody's who will continue the program himself, and does not know of us.
+            Ok(Some(Change::Stopped(_) | Change::Continued) | None) => {}
+            Err(_) => return (Ending::Exited(1), peaks),
+        }
+        if let Some(gone) = node
+            && let Ok(Some(Change::Exited(_) | Change::Killed(_))) = process::change_of(gone.pid())
+        {
+            // The runtime in the program says so and ends it, at the next page it needs. What the node
+            // itself complained of, only we know.
+            node = None;
+            if let Some(line) = gone.last_complaint() {
+                eprintln!("farmem: node: {line}");
+            }
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! What a supervisor needs of the kernel: signals as values, children, one's own end.
+//!
+//! Signals are blocked and taken one at a time by [`Signals::next`], so that a
+//! supervisor is an ordinary loop with no handler and no self-pipe. What was
+//! blocked or ignored before must reach the program unchanged: [`Signals::hand_back`]
+//! arranges that for a child.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+/// The signals of this process, blocked since [`Signals::take`].
+pub struct Signals {
+    taken: libc::sigset_t,
+    before: libc::sigset_t,
+}
+
+/// A signal that arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arrived {
+    /// Its number.
+    pub number: i32,
+    /// Whether a process sent it (`kill`, `sigqueue`); otherwise the kernel did: a terminal's keys, a child's change.
+    pub sent: bool,
+}
+
+impl Signals {
+    /// Blocks every signal that can be blocked and is not a fault of the thread's own, for this
+    /// thread and all that it starts. Call it before any thread exists.
+    pub fn take() -> io::Result<Signals> {
+        let mut taken = MaybeUninit::<libc::sigset_t>::uninit();
+        let mut before = MaybeUninit::<libc::sigset_t>::uninit();
+        // SAFETY: sigfillset and pthread_sigmask initialize the sets they are given.
+        unsafe {
+            libc::sigfillset(taken.as_mut_ptr());
+            for fault in [
+                libc::SIGSEGV,
+                libc::SIGBUS,
+                libc::SIGFPE,
+                libc::SIGILL,
+                libc::SIGTRAP,
+                libc::SIGSYS,
+                libc::SIGABRT,
+                libc::SIGPIPE,
+            ] {
+                libc::sigdelset(taken.as_mut_ptr(), fault);
+            }
+            // Ignored, as some starters leave it, it would make children vanish unwaited.
+            libc::signal(libc::SIGCHLD, libc::SIG_DFL);
+            let failed = libc::pthread_sigmask(libc::SIG_BLOCK, taken.as_ptr(), before.as_mut_ptr());
+            if failed != 0 {
+                return Err(io::Error::from_raw_os_error(failed));
+            }
+            Ok(Signals { taken: taken.assume_init(), before: before.assume_init() })
+        }
+    }
+
+    /// Waits for the next signal, at most `limit`; `None` when none came.
+    pub fn next(&self, limit: Duration) -> Option<Arrived> {
+        let limit = libc::timespec { tv_sec: limit.as_secs() as _, tv_nsec: limit.subsec_nanos() as _ };
+        let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
+        // SAFETY: all three are live for the call; zero is a valid siginfo.
+        let number = unsafe { libc::sigtimedwait(&self.taken, info.as_mut_ptr(), &limit) };
+        if number <= 0 {
+            return None;
+        }
+        // SAFETY: filled in by the call.
+        let info = unsafe { info.assume_init() };
+        Some(Arrived { number, sent: info.si_code <= 0 })
+    }
+
+    /// Lets a command start with the signal mask that this process was started with, and die with the
+    /// calling thread: by SIGKILL, if `with_parent`.
+    pub fn hand_back(&self, command: &mut Command, with_parent: bool) {
+        let before = self.before;
+        let parent = std::process::id();
+        // SAFETY: between fork and exec the closure only makes system calls, on values copied before.
+        unsafe {
+            command.pre_exec(move || {
+                libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
+                if with_parent {
+                    libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as libc::c_ulong);
+                    // The parent may have gone before the line above: then nobody would tell us.
+                    if libc::getppid() as u32 != parent {
+                        libc::raise(libc::SIGKILL);
+                    }
+                }
+                Ok(())
+            });
+        }
+    }
+}
+
+/// What became of a child.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// It ended with this status.
+    Exited(i32),
+    /// This signal ended it.
+    Killed(i32),
+    /// This signal stopped it.
+    Stopped(i32),
+    /// It runs again.
+    Continued,
+}
+
+/// A change of this child that was not yet told, if any. Does not wait.
+pub fn change_of(child: u32) -> io::Result<Option<Change>> {
+    let mut status = 0;
+    // SAFETY: `status` is live.
+    match unsafe { libc::waitpid(child as i32, &mut status, libc::WNOHANG | libc::WUNTRACED | libc::WCONTINUED) } {
+        -1 => Err(io::Error::last_os_error()),
+        0 => Ok(None),
+        _ if libc::WIFEXITED(status) => Ok(Some(Change::Exited(libc::WEXITSTATUS(status)))),
+        _ if libc::WIFSIGNALED(status) => Ok(Some(Change::Killed(libc::WTERMSIG(status)))),
+        _ if libc::WIFSTOPPED(status) => Ok(Some(Change::Stopped(libc::WSTOPSIG(status)))),
+        _ => Ok(Some(Change::Continued)),
+    }
+}
+
+/// Sends a signal to a process. An error means that it is gone, or not ours to signal.
+pub fn send(pid: u32, signal: i32) -> io::Result<()> {
+    // SAFETY: no memory is involved.
+    if unsafe { libc::kill(pid as i32, signal) } == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Whether a process of this number exists (perhaps as a zombie).
+pub fn exists(pid: u32) -> bool {
+    send(pid, 0).is_ok() || io::Error::last_os_error().raw_os_error() == Some(libc::EPERM)
+}
+
+/// Stops this process until somebody continues it, as job control stops a whole job.
+pub fn stop_self() {
+    // SAFETY: no memory is involved.
+    unsafe { libc::raise(libc::SIGSTOP) };
+}
+
+/// Ends this process by a signal, without a core of its own: whoever waits sees how the program ended.
+pub fn end_by(signal: i32) -> ! {
+    let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: default dispositions and an own mask; the structures are live for their calls.
+    unsafe {
+        libc::setrlimit(libc::RLIMIT_CORE, &none);
+        libc::signal(signal, libc::SIG_DFL);
+        let mut only = MaybeUninit::<libc::sigset_t>::uninit();
+        libc::sigemptyset(only.as_mut_ptr());
+        libc::sigaddset(only.as_mut_ptr(), signal);
+        libc::raise(signal);
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, only.as_ptr(), std::ptr::null_mut());
+    }
+    // A signal whose default is not to end a process cannot have ended the program either.
+    std::process::exit(128 + signal)
+}
+
+/// The user that this process acts for.
+pub fn user() -> u32 {
+    // SAFETY: always succeeds.
+    unsafe { libc::geteuid() }
+}
+
+/// The group that this process acts for.
+pub fn group() -> u32 {
+    // SAFETY: always succeeds.
+    unsafe { libc::getegid() }
+}
+
+/// Whether files in this directory cannot be mapped executable (`noexec`).
+pub fn is_noexec(directory: &Path) -> io::Result<bool> {
+    let path = c_path(directory)?;
+    let mut about = MaybeUninit::<libc::statvfs>::uninit();
+    // SAFETY: both are live; the call fills `about` in when it succeeds.
+    unsafe {
+        if libc::statvfs(path.as_ptr(), about.as_mut_ptr()) != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(about.assume_init().f_flag & libc::ST_NOEXEC != 0)
+    }
+}
+
+/// Whether a program gains capabilities by being executed (`setcap`).
+pub fn has_capabilities(program: &Path) -> bool {
+    let Ok(path) = c_path(program) else { return false };
+    // SAFETY: asks only for the length.
+    unsafe { libc::getxattr(path.as_ptr(), c"security.capability".as_ptr(), std::ptr::null_mut(), 0) > 0 }
+}
+
+fn c_path(path: &Path) -> io::Result<std::ffi::CString> {
+    use std::os::unix::ffi::OsStrExt;
+    std::ffi::CString::new(path.as_os_str().as_bytes()).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_child_that_ends_is_told_once() {
+        let child = Command::new("true").spawn().unwrap().id();
+        let change = loop {
+            if let Some(change) = change_of(child).unwrap() {
+                break change;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        };
+        assert_eq!(change, Change::Exited(0));
+        assert!(change_of(child).is_err());
+    }
+
+    #[test]
+    fn a_process_exists_while_it_runs() {
+        assert!(exists(std::process::id()));
+        assert!(!exists(i32::MAX as u32));
+    }
+}
