@@ -6,6 +6,7 @@
 //! * [`memory`]: reservations, vectored madvise, copies of raced bytes.
 //! * [`process`]: what a supervisor needs: signals as values, children, its own end.
 //! * [`sync`]: a lock for code that runs in signal handlers.
+//! * [`thread`]: threads that libc does not know of.
 //!
 //! Nothing here knows what farmem does with it.
 
@@ -16,4 +17,5 @@ pub mod memory;
 pub mod process;
 pub mod raw;
 pub mod sync;
+pub mod thread;
 pub mod uffd;

@@ -272,6 +272,16 @@ pub fn owns_fd(fd: i32) -> bool {
     OWN_FDS.get(fd as u32 as usize / 64).is_some_and(|w| w.load(Ordering::Relaxed) & 1 << (fd as u32 % 64) != 0)
 }
 
+/// The runtime's descriptors, ascending.
+pub fn own_fds() -> impl Iterator<Item = i32> {
+    (0..FDS / 64).flat_map(|i| {
+        let word = OWN_FDS[i].load(Ordering::Relaxed);
+        (0..if word == 0 { 0 } else { 64 })
+            .filter(move |bit| word & 1 << bit != 0)
+            .map(move |bit| (i * 64 + bit) as i32)
+    })
+}
+
 /// Writes as much of `bytes` as the descriptor takes, best effort; for last words.
 pub fn write_all(fd: i32, mut bytes: &[u8]) {
     while !bytes.is_empty() {

@@ -17,39 +17,33 @@ pub struct Background {
     asked: AtomicU32,
     sleeping: AtomicBool,
     started: AtomicBool,
-    spawn: fn(Job),
 }
 
 /// What a thread of the runtime's does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Job {
-    /// [`Pager::run_background`]
+pub(crate) enum Job {
+    /// Evicts ahead of need.
     Background,
-    /// [`Pager::run_handler`]
+    /// Serves fault events.
     Handler,
 }
 
 impl Background {
-    /// `spawn` starts a thread, all its signals blocked, that calls [`Pager::run`].
-    pub fn new(spawn: fn(Job)) -> Background {
-        Background {
-            asked: AtomicU32::new(0),
-            sleeping: AtomicBool::new(false),
-            started: AtomicBool::new(false),
-            spawn,
-        }
+    /// Not started.
+    pub fn new() -> Background {
+        Background { asked: AtomicU32::new(0), sleeping: AtomicBool::new(false), started: AtomicBool::new(false) }
     }
 
     /// Wakes the thread if it sleeps. Cheap when it does not.
     #[inline]
-    pub fn wake(&self) {
+    pub fn wake(&self, pager: &Pager) {
         // Relaxed is enough: a wake-up that is missed is asked for again by the next fault.
         if self.sleeping.load(Ordering::Relaxed) {
             self.sleeping.store(false, Ordering::Relaxed);
             self.asked.fetch_add(1, Ordering::Release);
             futex_wake(&self.asked, 1);
         } else if !self.started.load(Ordering::Relaxed) && !self.started.swap(true, Ordering::Relaxed) {
-            (self.spawn)(Job::Background);
+            pager.spawn(Job::Background);
         }
     }
 
@@ -61,11 +55,22 @@ impl Background {
 }
 
 impl Pager {
-    /// A runtime thread's life.
-    pub fn run(&self, job: Job) -> ! {
-        match job {
-            Job::Background => self.run_background(),
-            Job::Handler => self.run_handler(),
+    /// Starts a runtime thread. Without it things go on, if more slowly: faults evict for themselves.
+    pub(crate) fn spawn(&self, job: Job) {
+        fn run(pager: usize, job: Job) -> ! {
+            // SAFETY: the address of the process's one pager, which is never freed (see `start`).
+            let pager = unsafe { &*(pager as *const Pager) };
+            match job {
+                Job::Background => pager.run_background(),
+                Job::Handler => pager.run_handler(),
+            }
+        }
+        let entry = match job {
+            Job::Background => |pager| run(pager, Job::Background),
+            Job::Handler => |pager| run(pager, Job::Handler),
+        };
+        if let Err(e) = farmem_sys::thread::spawn(entry, self as *const Pager as usize) {
+            say(&format!("a thread of the runtime could not be started: {e}"));
         }
     }
 

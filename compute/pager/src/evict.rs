@@ -101,7 +101,7 @@ impl Pager {
             let before = self.resident.fetch_add(n, Ordering::Relaxed);
             if before + n <= self.limit {
                 if before + n > self.limit - self.low_room {
-                    self.background.wake();
+                    self.background.wake(self);
                 }
                 self.count_peak(before + n);
                 return;
@@ -131,13 +131,13 @@ impl Pager {
         let before = self.resident.fetch_add(n, Ordering::Relaxed);
         if before + n <= self.limit - self.low_room / 2 {
             if before + n > self.limit - self.low_room {
-                self.background.wake();
+                self.background.wake(self);
             }
             self.count_peak(before + n);
             return true;
         }
         self.resident.fetch_sub(n, Ordering::Relaxed);
-        self.background.wake();
+        self.background.wake(self);
         false
     }
 

@@ -425,6 +425,21 @@ impl Pager {
         pages.into_iter().for_each(|page| policy.arrived(page, how));
     }
 
+    /// Counts a system call some argument of which was far.
+    pub fn count_guarded_syscall(&self) {
+        self.count(&self.counters.syscalls_guarded, 1);
+    }
+
+    /// Counts one that the filter caught.
+    pub fn count_trapped_syscall(&self) {
+        self.count(&self.counters.syscalls_trapped, 1);
+    }
+
+    /// Counts one whose number the guard does not know.
+    pub fn count_unknown_syscall(&self) {
+        self.count(&self.counters.syscalls_unknown, 1);
+    }
+
     #[inline(always)]
     pub(crate) fn count(&self, counter: &AtomicU64, n: u64) {
         counter.fetch_add(n, Ordering::Relaxed);

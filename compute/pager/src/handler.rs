@@ -13,7 +13,7 @@ impl Pager {
     /// Starts the handler thread, in thread mode.
     pub(crate) fn start_handler(&self) {
         if self.config.mode == FaultMode::Thread {
-            (self.config.spawn)(Job::Handler);
+            self.spawn(Job::Handler);
         }
     }
 

@@ -42,7 +42,6 @@ mod table;
 mod thread;
 pub mod word;
 
-pub use background::Job;
 pub use fork::Fork;
 
 use background::Background;
@@ -84,8 +83,6 @@ pub struct Config {
     pub prefetch: bool,
     /// Whether `process_madvise` may be used (masked off in tests of older kernels' path).
     pub vectored: bool,
-    /// Starts a thread that calls [`Pager::run`] with this job, all its signals blocked.
-    pub spawn: fn(Job),
 }
 
 /// Why the pager cannot start.
@@ -184,7 +181,7 @@ pub fn start(config: Config, pool: Pool, counters: &'static counters::Process) -
         staging: Staging::new(staged as usize).map_err(StartError::Memory)?,
         space: Lock::new(Space::new()),
         pool,
-        background: Background::new(config.spawn),
+        background: Background::new(),
         counters: Counters(AtomicPtr::new(std::ptr::from_ref(counters).cast_mut())),
         zeros,
         resident: AtomicU64::new(0),

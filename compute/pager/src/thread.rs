@@ -82,9 +82,9 @@ pub struct Threads {
 }
 
 // SAFETY: `thread` is accessed only by the thread that holds `inside`.
-unsafe impl Sync for Threads {}
+unsafe impl Sync for Context {}
 // SAFETY: as above.
-unsafe impl Send for Threads {}
+unsafe impl Send for Context {}
 
 /// Proof that the calling thread is in the pager.
 pub struct Inside<'a> {

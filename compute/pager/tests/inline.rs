@@ -20,16 +20,6 @@ extern "C" fn on_sigbus(_: i32, info: *mut libc::siginfo_t, context: *mut libc::
     }
 }
 
-fn spawn(job: farmem_pager::Job) {
-    std::thread::spawn(move || {
-        let _signals = farmem_sys::raw::SignalsBlocked::new();
-        while PAGER.get().is_none() {
-            std::thread::yield_now();
-        }
-        PAGER.get().unwrap().run(job)
-    });
-}
-
 fn start(local: u64, mapped: bool) -> &'static Pager {
     // SAFETY: a zeroed Process is a valid one.
     let counters: &'static Process = Box::leak(Box::new(unsafe { std::mem::zeroed() }));
@@ -38,7 +28,6 @@ fn start(local: u64, mapped: bool) -> &'static Pager {
         mode: if std::env::var("THREAD").is_ok() { FaultMode::Thread } else { FaultMode::Inline },
         prefetch: std::env::var("NOPREFETCH").is_err(),
         vectored: true,
-        spawn,
     };
     let pool = Pool::new(vec![farmem_fabric::Session::local(mapped)]).unwrap();
     let pager = farmem_pager::start(config, pool, counters).unwrap();

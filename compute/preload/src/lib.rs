@@ -1,1 +1,46 @@
-//! placeholder
+//! The library that `farmem run` loads into a program.
+//!
+//! It makes the program's large anonymous memory far, and stands between the
+//! program and the kernel where the kernel would not understand that:
+//!
+//! ```text
+//! program ── load/store ─► SIGBUS ─► signals::on_bus ─► pager.fault
+//!        ├─ libc call ────► sites (patched libc) ─┐
+//!        └─ raw syscall ──► net (seccomp, SIGSYS) ┴─► dispatch ─► space   mmap and its kin ─► pager
+//!                                                              ├► guard   pin what the call uses ─► gate
+//!                                                              └► signals, descriptors
+//! ```
+//!
+//! | file | what happens there |
+//! |---|---|
+//! | `start` | the constructor: everything below is armed, in this order |
+//! | `arena` | the runtime's own memory, never the program's malloc |
+//! | `gate` | the one place from which system calls pass the filter |
+//! | `sites` | libc's own `syscall` instructions, patched |
+//! | `net` | the seccomp filter behind them |
+//! | `dispatch` | one system call, decided |
+//! | `guard` | which memory each system call uses |
+//! | `signals` | SIGBUS and SIGSYS are the runtime's; the program does not notice |
+//! | `fork` | around fork |
+//! | `exports` | libc functions that are interposed by name |
+//!
+//! Rules of this crate: it runs inside other people's programs, in signal
+//! handlers, before `main`, after `exit`. No thread-local (`__tls_get_addr`
+//! reads memory that glibc allocates with the program's malloc), no std lock or
+//! thread, no `dlsym` in a hook, no unwinding.
+
+#![allow(unsafe_code)] // This crate *is* the unsafe border with the program; each block says why it holds.
+
+mod arena;
+mod dispatch;
+mod exports;
+mod fork;
+mod gate;
+mod guard;
+mod net;
+mod signals;
+mod sites;
+mod start;
+
+#[global_allocator]
+static ARENA: arena::Arena = arena::Arena::new();

@@ -1,0 +1,163 @@
+//! One system call of the program's, decided: mappings go to the pager, signals
+//! and descriptors are looked after, everything else is guarded and made.
+//!
+//! Comes from patched libc ([`crate::sites`]), from the filter
+//! ([`crate::net`]), or from a function interposed by name ([`crate::exports`]).
+//! Holds no lock and blocks no signal while the call itself is made.
+
+use crate::start::pager;
+use crate::{guard, signals};
+use farmem_protocol::addr::{FAR_END, FAR_START, is_far};
+use farmem_sys::raw::{owns_fd, syscall};
+
+const ENOSYS: isize = -(libc::ENOSYS as isize);
+const EBADF: isize = -(libc::EBADF as isize);
+
+/// A system call. Layout known to the assembly in [`crate::sites`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Call {
+    /// Its number.
+    pub nr: i64,
+    /// rdi, rsi, rdx, r10, r8, r9.
+    pub args: [usize; 6],
+}
+
+/// Numbers that need a decision even without a far argument.
+pub const ALWAYS: &[i64] = &[
+    libc::SYS_mmap,
+    libc::SYS_brk,
+    libc::SYS_rt_sigaction,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_sigaltstack,
+    libc::SYS_close,
+    libc::SYS_close_range,
+    libc::SYS_dup2,
+    libc::SYS_dup3,
+    libc::SYS_io_uring_setup,
+    libc::SYS_io_setup,
+    libc::SYS_readv,
+    libc::SYS_writev,
+    libc::SYS_preadv,
+    libc::SYS_pwritev,
+    libc::SYS_preadv2,
+    libc::SYS_pwritev2,
+    libc::SYS_vmsplice,
+    libc::SYS_sendmsg,
+    libc::SYS_recvmsg,
+    libc::SYS_sendmmsg,
+    libc::SYS_recvmmsg,
+    libc::SYS_execve,
+    libc::SYS_execveat,
+    libc::SYS_process_vm_readv,
+    libc::SYS_process_vm_writev,
+];
+
+/// Makes the call as it stands.
+pub fn issue(call: &Call) -> isize {
+    // SAFETY: the program's own call; what it points to is pinned by the caller.
+    unsafe { syscall(call.nr, call.args) }
+}
+
+/// Decides and makes a call; returns what the kernel would.
+pub fn dispatch(call: &Call) -> isize {
+    let [a, b, c, d, e, f] = call.args;
+    match call.nr {
+        libc::SYS_mmap => mmap(call),
+        libc::SYS_brk => pager().brk(a) as isize,
+        libc::SYS_munmap if is_far(a) => pager().munmap(a, b),
+        libc::SYS_munmap => by_parts(call, a, b, |at, len| pager().munmap(at, len)),
+        libc::SYS_mprotect if is_far(a) => pager().mprotect(a, b, c as i32),
+        libc::SYS_madvise if is_far(a) => pager().madvise(a, b, c as i32),
+        libc::SYS_mremap if is_far(a) => pager().mremap(a, b, c, d as i32, e),
+        libc::SYS_mincore if is_far(a) => mincore(a, b, c),
+        // Locked far memory is far all the same: there is nothing on disk to keep it from.
+        libc::SYS_mlock | libc::SYS_munlock | libc::SYS_mlock2 if is_far(a) => 0,
+        libc::SYS_mbind | libc::SYS_msync if is_far(a) => 0,
+        libc::SYS_rt_sigaction => signals::rt_sigaction(a as i32, b, c, d),
+        libc::SYS_rt_sigprocmask => signals::rt_sigprocmask(a as i32, b, c, d),
+        libc::SYS_sigaltstack => signals::sigaltstack(a, b),
+        libc::SYS_close if owns_fd(a as i32) => EBADF,
+        libc::SYS_dup2 | libc::SYS_dup3 if owns_fd(b as i32) => EBADF,
+        libc::SYS_close_range => close_range(a as u32, b as u32, c),
+        // Its rings and buffers would be used by the kernel at times nobody is told of.
+        libc::SYS_io_uring_setup | libc::SYS_io_setup => ENOSYS,
+        libc::SYS_fork | libc::SYS_vfork => {
+            // SAFETY: libc's fork takes no arguments and runs our handlers.
+            unsafe { libc::fork() as isize }
+        }
+        _ => {
+            let _ = f;
+            pager().count_guarded_syscall();
+            guard::call(pager(), call)
+        }
+    }
+}
+
+fn mmap(call: &Call) -> isize {
+    let [addr, len, prot, flags, fd, _] = call.args;
+    let (prot, flags) = (prot as i32, flags as i32);
+    if pager().wants(addr, len, flags) {
+        return pager().mmap(addr, len, prot, flags);
+    }
+    let fixed = flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) != 0;
+    if fixed && is_far(addr) && len > 0 {
+        // A file or shared memory over far addresses.
+        let ret = pager().forget_range(addr, len, prot);
+        if ret < 0 {
+            return ret;
+        }
+    } else if is_far(addr) {
+        // A mere hint. Near memory must not come to lie among far addresses.
+        return issue(&Call { nr: call.nr, args: [0, len, prot as usize, flags as usize, fd, call.args[5]] });
+    }
+    issue(call)
+}
+
+/// A range that starts near may reach into the far range.
+fn by_parts(call: &Call, addr: usize, len: usize, far: impl Fn(usize, usize) -> isize) -> isize {
+    let end = addr.saturating_add(len);
+    if end <= FAR_START || addr >= FAR_END {
+        return issue(call);
+    }
+    far(FAR_START, end.min(FAR_END) - FAR_START);
+    let mut near = *call;
+    near.args[1] = FAR_START - addr;
+    issue(&near)
+}
+
+fn mincore(addr: usize, len: usize, vec: usize) -> isize {
+    let pages = len.div_ceil(4096);
+    let pinned = pager().pin(vec, pages, true);
+    if is_far(vec) && pinned < pages {
+        pager().unpin(vec, pinned);
+        return guard::BAD_ADDRESS;
+    }
+    // SAFETY: pinned, or near and the program's own.
+    let ret = unsafe { pager().mincore(addr, len, vec as *mut u8) };
+    pager().unpin(vec, pinned);
+    ret
+}
+
+/// close_range, around the runtime's own descriptors.
+fn close_range(first: u32, last: u32, flags: usize) -> isize {
+    let mut from = first;
+    for own in farmem_sys::raw::own_fds() {
+        let own = own as u32;
+        if own < from || own > last {
+            continue;
+        }
+        if own > from {
+            let ret =
+                issue(&Call { nr: libc::SYS_close_range, args: [from as usize, own as usize - 1, flags, 0, 0, 0] });
+            if ret < 0 {
+                return ret;
+            }
+        }
+        from = own + 1;
+    }
+    if from > last && from > first {
+        return 0;
+    }
+    issue(&Call { nr: libc::SYS_close_range, args: [from as usize, last as usize, flags, 0, 0, 0] })
+}

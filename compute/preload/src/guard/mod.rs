@@ -1,0 +1,267 @@
+//! The guard: before a system call, the far pages that it will use are pinned; after it, unpinned.
+//!
+//! [`table`] says which memory a call uses. A buffer longer than [`Guard::CHUNK`]
+//! is not pinned whole: the call is made piece by piece where that cannot be told
+//! from one call, or cut short where short counts are in its contract.
+
+mod table;
+
+use crate::dispatch::Call;
+use farmem_pager::Pager;
+use farmem_protocol::addr::{PAGE_BYTES, is_far};
+use farmem_sys::raw::{SignalsBlocked, syscall};
+use table::{Extent, Use};
+
+const EFAULT: isize = -(libc::EFAULT as isize);
+
+/// Ranges pinned for one call. The first ones need no allocation, so that the common call blocks
+/// no signals.
+pub struct Pins<'a> {
+    pager: &'a Pager,
+    few: [(usize, usize); 24],
+    n: usize,
+    more: Vec<(usize, usize)>,
+}
+
+impl<'a> Pins<'a> {
+    /// None yet.
+    pub fn new(pager: &'a Pager) -> Self {
+        Pins { pager, few: [(0, 0); 24], n: 0, more: Vec::new() }
+    }
+
+    /// Pins the far part of a range; false when it is not all mapped.
+    fn add(&mut self, addr: usize, len: usize, write: bool) -> bool {
+        if len == 0 || !is_far(addr) {
+            return true;
+        }
+        let got = self.pager.pin(addr, len, write);
+        if got > 0 {
+            if self.n < self.few.len() {
+                self.few[self.n] = (addr, got);
+                self.n += 1;
+            } else {
+                let _signals = SignalsBlocked::new();
+                self.more.push((addr, got));
+            }
+        }
+        got == len
+    }
+
+    /// Pins a NUL-terminated string, page by page; stops where it is not mapped.
+    fn add_string(&mut self, addr: usize) {
+        let mut at = addr;
+        while is_far(at) && at - addr < 1 << 21 {
+            let end = (at | (PAGE_BYTES - 1)) + 1;
+            if !self.add(at, end - at, false) {
+                return;
+            }
+            // SAFETY: pinned just now.
+            let bytes = unsafe { std::slice::from_raw_parts(at as *const u8, end - at) };
+            if bytes.contains(&0) {
+                return;
+            }
+            at = end;
+        }
+    }
+}
+
+impl Drop for Pins<'_> {
+    fn drop(&mut self) {
+        self.few[..self.n].iter().chain(&self.more).for_each(|&(addr, len)| self.pager.unpin(addr, len));
+        if self.more.capacity() > 0 {
+            let _signals = SignalsBlocked::new();
+            self.more = Vec::new();
+        }
+    }
+}
+
+/// A copy of a `T` that the program points to, near or far; `None` where it points nowhere.
+pub fn peek<T: Copy>(addr: usize) -> Option<T> {
+    let mut value = std::mem::MaybeUninit::<T>::uninit();
+    peek_into(addr, value.as_mut_ptr().cast(), size_of::<T>()).then(|| {
+        // SAFETY: filled; T is plain data of the kernel's ABI.
+        unsafe { value.assume_init() }
+    })
+}
+
+/// Copies bytes that the program points to.
+fn peek_into(addr: usize, to: *mut u8, len: usize) -> bool {
+    if addr == 0 {
+        return false;
+    }
+    let pager = crate::start::pager();
+    let mut pins = Pins::new(pager);
+    if !pins.add(addr, len, false) {
+        return false;
+    }
+    if is_far(addr) {
+        // SAFETY: pinned; `to` is the caller's.
+        unsafe { std::ptr::copy_nonoverlapping(addr as *const u8, to, len) };
+        return true;
+    }
+    // Near, and perhaps nowhere: the kernel tells.
+    let local = libc::iovec { iov_base: to.cast(), iov_len: len };
+    let remote = libc::iovec { iov_base: addr as *mut _, iov_len: len };
+    // SAFETY: one live iovec each; the kernel checks the remote one.
+    let got = unsafe {
+        syscall(
+            libc::SYS_process_vm_readv,
+            [std::process::id() as usize, &local as *const _ as usize, 1, &remote as *const _ as usize, 1, 0],
+        )
+    };
+    got == len as isize
+}
+
+/// Writes a `T` where the program points to.
+pub fn poke<T: Copy>(addr: usize, value: T) -> bool {
+    let mut pins = Pins::new(crate::start::pager());
+    if !pins.add(addr, size_of::<T>(), true) {
+        return false;
+    }
+    // SAFETY: pinned writable if far; if near, the program's own pointer, as it gave it to the kernel.
+    unsafe { (addr as *mut T).write_unaligned(value) };
+    true
+}
+
+/// Longest buffer that is pinned whole.
+const CHUNK: usize = 1 << 20;
+
+/// Makes a call whose memory may be far.
+pub fn call(pager: &'static Pager, call: &Call) -> isize {
+    match call.nr {
+        libc::SYS_read | libc::SYS_write | libc::SYS_pread64 | libc::SYS_pwrite64
+            if is_far(call.args[1]) && call.args[2] > CHUNK =>
+        {
+            in_pieces(pager, call)
+        }
+        _ => whole(pager, call),
+    }
+}
+
+fn whole(pager: &'static Pager, call: &Call) -> isize {
+    let mut pins = Pins::new(pager);
+    let known = table::uses(call.nr);
+    if known.is_none() {
+        pager.count_unknown_syscall();
+        for &arg in &call.args {
+            pins.add(arg, PAGE_BYTES - arg % PAGE_BYTES, true);
+        }
+    }
+    for one in known.unwrap_or_default() {
+        pin_use(&mut pins, call, one);
+    }
+    crate::dispatch::issue(call)
+}
+
+fn pin_use(pins: &mut Pins<'_>, call: &Call, one: &Use) {
+    let addr = call.args[one.arg];
+    if addr == 0 {
+        return;
+    }
+    match one.extent {
+        Extent::Bytes(n) => {
+            pins.add(addr, n, one.write);
+        }
+        Extent::Arg(i) => {
+            pins.add(addr, call.args[i].min(1 << 40), one.write);
+        }
+        Extent::Times(i, n) => {
+            pins.add(addr, call.args[i].saturating_mul(n).min(1 << 40), one.write);
+        }
+        Extent::Bits(i) => {
+            pins.add(addr, call.args[i].div_ceil(64).saturating_mul(8).min(1 << 20), one.write);
+        }
+        Extent::Text => pins.add_string(addr),
+        Extent::LenAt(i) => {
+            let len = peek::<u32>(call.args[i]).unwrap_or(0) as usize;
+            pins.add(addr, len, one.write);
+        }
+        Extent::Vectors(i) => {
+            let count = call.args[i].min(1024);
+            pins.add(addr, count * size_of::<libc::iovec>(), false);
+            pin_vectors(pins, addr, count, one.write);
+        }
+        Extent::Message => pin_message(pins, addr, one.write),
+        Extent::Messages(i) => {
+            let count = call.args[i].min(1024);
+            pins.add(addr, count * size_of::<libc::mmsghdr>(), true);
+            for n in 0..count {
+                pin_message(pins, addr + n * size_of::<libc::mmsghdr>(), one.write);
+            }
+        }
+        Extent::Strings => {
+            let mut at = addr;
+            while pins.add(at, 8, false) {
+                match peek::<usize>(at) {
+                    Some(0) | None => break,
+                    Some(text) => pins.add_string(text),
+                }
+                at += 8;
+            }
+        }
+        Extent::Ioctl => {
+            let request = call.args[1];
+            // _IOC_SIZE of the request, or a structure's worth for the old ones that do not encode it.
+            let size = (request >> 16) & 0x3fff;
+            pins.add(addr, if size == 0 { 256.min(PAGE_BYTES - addr % PAGE_BYTES) } else { size }, true);
+        }
+    }
+}
+
+fn pin_vectors(pins: &mut Pins<'_>, addr: usize, count: usize, write: bool) {
+    for n in 0..count {
+        let Some(vector) = peek::<libc::iovec>(addr + n * size_of::<libc::iovec>()) else { return };
+        pins.add(vector.iov_base as usize, vector.iov_len.min(1 << 40), write);
+    }
+}
+
+fn pin_message(pins: &mut Pins<'_>, addr: usize, write: bool) {
+    pins.add(addr, size_of::<libc::msghdr>(), true);
+    let Some(message) = peek::<libc::msghdr>(addr) else { return };
+    pins.add(message.msg_name as usize, message.msg_namelen as usize, write);
+    pins.add(message.msg_control as usize, message.msg_controllen, write);
+    let count = message.msg_iovlen.min(1024);
+    pins.add(message.msg_iov as usize, count * size_of::<libc::iovec>(), false);
+    pin_vectors(pins, message.msg_iov as usize, count, write);
+}
+
+/// read, write and their kin with a long far buffer.
+///
+/// Writing goes on until something is short, as one call would. Reading goes on only from a regular
+/// file: from anything else the next piece could wait for what one call would not have waited for,
+/// and a short count is in the contract.
+fn in_pieces(pager: &'static Pager, call: &Call) -> isize {
+    let writes = matches!(call.nr, libc::SYS_write | libc::SYS_pwrite64);
+    let positioned = matches!(call.nr, libc::SYS_pread64 | libc::SYS_pwrite64);
+    let goes_on = writes || is_regular(call.args[0]);
+    let mut done = 0;
+    while done < call.args[2] {
+        let mut piece = Call { nr: call.nr, args: call.args };
+        piece.args[1] += done;
+        piece.args[2] = (call.args[2] - done).min(CHUNK);
+        if positioned {
+            piece.args[3] += done;
+        }
+        let wanted = piece.args[2];
+        let got = whole(pager, &piece);
+        if got < 0 {
+            return if done > 0 { done as isize } else { got };
+        }
+        done += got as usize;
+        if got as usize != wanted || !goes_on {
+            break;
+        }
+    }
+    done as isize
+}
+
+fn is_regular(fd: usize) -> bool {
+    // SAFETY: all-zero is a valid stat.
+    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: a live near structure.
+    let ok = unsafe { syscall(libc::SYS_fstat, [fd, &mut stat as *mut _ as usize, 0, 0, 0, 0]) } == 0;
+    ok && stat.st_mode & libc::S_IFMT == libc::S_IFREG
+}
+
+/// The error for a pointer that leads nowhere.
+pub const BAD_ADDRESS: isize = EFAULT;

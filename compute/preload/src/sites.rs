@@ -1,0 +1,283 @@
+//! libc's own system calls, hooked where they are made.
+//!
+//! Interposing `mmap` by name misses the calls that libc makes itself: malloc's
+//! among them. But nearly all of libc's `syscall` instructions (436 of 526 in
+//! glibc 2.36) directly follow the `mov $NR,%eax` that loads the number:
+//!
+//! ```text
+//! b8 NN NN 00 00   mov $NR,%eax      becomes   e9 rr rr rr rr   jmp stub
+//! 0f 05            syscall                     0f 05            (still here for whoever jumps to it)
+//! ```
+//!
+//! and `read` has `xor %eax,%eax; syscall; cmp $-4096,%rax`, of which the first
+//! five bytes become the jump and the comparison is repeated in the stub. The
+//! instruction boundary before such a sequence cannot be mistaken except after a
+//! REX prefix (`41 b8` is `mov r8d`), which is checked.
+//!
+//! The stub leaves the red zone alone, keeps all registers that a system call
+//! keeps, and does the call itself unless an argument is far or the number is in
+//! [`ALWAYS`] (a few ns). Code that this misses is caught by [`crate::net`].
+//!
+//! Rejected: rewriting `syscall` itself to `call *%rax` (needs page 0, root),
+//! system call user dispatch (every call becomes a signal), a disassembler.
+
+use crate::dispatch::Call;
+use farmem_sys::raw::{checked, syscall};
+
+/// Numbers that are dispatched whatever their arguments: mappings, masks, descriptors, and calls
+/// whose near arguments point to structures with far pointers in them.
+static mut ALWAYS: [u8; 512] = [0; 512];
+
+core::arch::global_asm!(
+    ".globl farmem_site",
+    ".hidden farmem_site",
+    ".type farmem_site,@function",
+    "farmem_site:",
+    // rax: number; rdi rsi rdx r10 r8 r9: arguments; rcx r11: free, as after any syscall.
+    "mov rcx, rdi", "shr rcx, 45", "cmp rcx, 1", "je 2f",
+    "mov rcx, rsi", "shr rcx, 45", "cmp rcx, 1", "je 2f",
+    "mov rcx, rdx", "shr rcx, 45", "cmp rcx, 1", "je 2f",
+    "mov rcx, r10", "shr rcx, 45", "cmp rcx, 1", "je 2f",
+    "mov rcx, r8", "shr rcx, 45", "cmp rcx, 1", "je 2f",
+    "mov rcx, r9", "shr rcx, 45", "cmp rcx, 1", "je 2f",
+    "cmp rax, 511", "ja 3f",
+    "lea rcx, [rip + {always}]",
+    "cmp byte ptr [rcx + rax], 0", "jne 2f",
+    "3:", "syscall", "ret",
+    // The slow way: Rust, with what C code of libc may still hold in registers kept. libc's C code
+    // is compiled for the baseline, so that is the general registers and sixteen xmm ones.
+    "2:",
+    "push rbp", "mov rbp, rsp",
+    "push rbx", "push r12",
+    "mov rbx, rsp",
+    // A far stack must not be used while the runtime holds locks: take a near one.
+    "mov rcx, rsp", "shr rcx, 45", "cmp rcx, 1", "jne 4f",
+    "push rax", "push rdi", "push rsi", "push rdx", "push r10", "push r8", "push r9",
+    "xor r12d, r12d",
+    "5:",
+    "lea rcx, [rip + {stacks}]",
+    "lock bts dword ptr [rcx], r12d", "jnc 6f",
+    "inc r12d", "and r12d, {last_stack}", "pause", "jmp 5b",
+    "6:",
+    "pop r9", "pop r8", "pop r10", "pop rdx", "pop rsi", "pop rdi", "pop rax",
+    "lea ecx, [r12 + 1]", "shl rcx, {stack_shift}",
+    "add rcx, qword ptr [rip + {stack_base}]",
+    "mov rsp, rcx",
+    "jmp 7f",
+    "4:", "mov r12d, -1",
+    "7:",
+    "and rsp, -64",
+    "sub rsp, 0x180",
+    "movaps [rsp], xmm0", "movaps [rsp+0x10], xmm1", "movaps [rsp+0x20], xmm2", "movaps [rsp+0x30], xmm3",
+    "movaps [rsp+0x40], xmm4", "movaps [rsp+0x50], xmm5", "movaps [rsp+0x60], xmm6", "movaps [rsp+0x70], xmm7",
+    "movaps [rsp+0x80], xmm8", "movaps [rsp+0x90], xmm9", "movaps [rsp+0xa0], xmm10", "movaps [rsp+0xb0], xmm11",
+    "movaps [rsp+0xc0], xmm12", "movaps [rsp+0xd0], xmm13", "movaps [rsp+0xe0], xmm14", "movaps [rsp+0xf0], xmm15",
+    "mov [rsp+0x100], rax",
+    "mov [rsp+0x108], rdi", "mov [rsp+0x110], rsi", "mov [rsp+0x118], rdx",
+    "mov [rsp+0x120], r10", "mov [rsp+0x128], r8", "mov [rsp+0x130], r9",
+    "lea rdi, [rsp+0x100]",
+    "cld",
+    "call {from_site}",
+    "movaps xmm0, [rsp]", "movaps xmm1, [rsp+0x10]", "movaps xmm2, [rsp+0x20]", "movaps xmm3, [rsp+0x30]",
+    "movaps xmm4, [rsp+0x40]", "movaps xmm5, [rsp+0x50]", "movaps xmm6, [rsp+0x60]", "movaps xmm7, [rsp+0x70]",
+    "movaps xmm8, [rsp+0x80]", "movaps xmm9, [rsp+0x90]", "movaps xmm10, [rsp+0xa0]", "movaps xmm11, [rsp+0xb0]",
+    "movaps xmm12, [rsp+0xc0]", "movaps xmm13, [rsp+0xd0]", "movaps xmm14, [rsp+0xe0]", "movaps xmm15, [rsp+0xf0]",
+    "mov rdi, [rsp+0x108]", "mov rsi, [rsp+0x110]", "mov rdx, [rsp+0x118]",
+    "mov r10, [rsp+0x120]", "mov r8, [rsp+0x128]", "mov r9, [rsp+0x130]",
+    "mov rsp, rbx",
+    "test r12d, r12d", "js 8f",
+    "lea rcx, [rip + {stacks}]",
+    "lock btr dword ptr [rcx], r12d",
+    "8:",
+    "pop r12", "pop rbx", "pop rbp",
+    "ret",
+    ".size farmem_site, .-farmem_site",
+    always = sym ALWAYS,
+    stacks = sym STACKS_USED,
+    stack_base = sym STACK_BASE,
+    last_stack = const STACKS - 1,
+    stack_shift = const STACK_SHIFT,
+    from_site = sym from_site,
+);
+
+unsafe extern "C" {
+    fn farmem_site();
+}
+
+/// Near stacks for dispatches that begin on a far one.
+const STACKS: usize = 256;
+const STACK_SHIFT: usize = 16;
+static mut STACKS_USED: [u32; STACKS / 32] = [0; STACKS / 32];
+static mut STACK_BASE: usize = 0;
+
+extern "C" fn from_site(call: &mut Call) -> isize {
+    crate::dispatch::dispatch(call)
+}
+
+/// What patching achieved.
+#[derive(Default, Debug)]
+pub struct Patched {
+    /// Sites that now come here.
+    pub sites: usize,
+    /// Numbers among [`Patched::sites`].
+    pub numbers: std::collections::BTreeSet<u32>,
+}
+
+/// Marks a number as always dispatched. Before [`patch`] only.
+pub fn always(nr: i64) {
+    // SAFETY: single-threaded start.
+    unsafe { ALWAYS[nr as usize] = 1 };
+}
+
+/// Room for the stubs of all sites: fewer than a thousand, 48 bytes each.
+const STUB_BYTES: usize = 48 << 10;
+
+/// Takes memory for stubs within reach of the text that starts at `text`. To be done before anything
+/// large is mapped, because large mappings fill the addresses below libc.
+pub fn reserve_stubs(text: usize) -> Option<usize> {
+    near(text, STUB_BYTES)
+}
+
+/// Patches every site in the executable mapping `start..end` of libc; the stubs go to `stubs`.
+///
+/// # Safety
+/// The range must be libc's text, `stubs` from [`reserve_stubs`], and no other thread may run.
+pub unsafe fn patch(start: usize, end: usize, stubs: usize) -> Option<Patched> {
+    // SAFETY: the caller's: mapped text.
+    let text = unsafe { std::slice::from_raw_parts(start as *const u8, end - start) };
+    let mut sites = find(text);
+    sites.truncate(STUB_BYTES / 48 - 1);
+    // SAFETY: single-threaded start; our own fresh mapping for the stacks.
+    unsafe {
+        STACK_BASE = farmem_sys::memory::reserve(STACKS << STACK_SHIFT).ok()? as usize;
+    }
+    // SAFETY: making libc's text writable for the time of the patch; nobody else runs.
+    let writable = unsafe {
+        checked(
+            libc::SYS_mprotect,
+            [start, end - start, (libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC) as usize, 0, 0, 0],
+        )
+    };
+    if writable.is_err() {
+        return None;
+    }
+    // SAFETY: `stubs` is ours and large enough; the first word holds the common entry's address.
+    unsafe { (stubs as *mut usize).write(farmem_site as *const () as usize) };
+    let mut at = stubs + 16;
+    let mut done = Patched::default();
+    for site in sites {
+        let place = start + site.offset;
+        let mut code: Vec<u8> = Vec::with_capacity(48);
+        code.push(0xb8);
+        code.extend(site.nr.to_le_bytes());
+        code.extend([0x48, 0x8d, 0x64, 0x24, 0x80]); // lea rsp,[rsp-128]
+        code.extend([0xff, 0x15]); // call [rip+rel]
+        code.extend(rel(at + code.len() + 4, stubs));
+        code.extend([0x48, 0x8d, 0xa4, 0x24, 0x80, 0, 0, 0]); // lea rsp,[rsp+128]
+        let back = match site.kind {
+            Kind::Mov => place + 7,
+            Kind::XorCmp => {
+                code.extend([0x48, 0x3d, 0x00, 0xf0, 0xff, 0xff]); // cmp rax,-4096
+                place + 10
+            }
+        };
+        code.push(0xe9);
+        code.extend(rel(at + code.len() + 4, back));
+        let mut jump = vec![0xe9];
+        jump.extend(rel(place + 5, at));
+        // SAFETY: the stub area is ours; the site is five bytes of libc's text that nobody runs now.
+        unsafe {
+            std::ptr::copy_nonoverlapping(code.as_ptr(), at as *mut u8, code.len());
+            std::ptr::copy_nonoverlapping(jump.as_ptr(), place as *mut u8, 5);
+        }
+        at = (at + code.len()).next_multiple_of(16);
+        done.sites += 1;
+        done.numbers.insert(site.nr);
+    }
+    let run = (libc::PROT_READ | libc::PROT_EXEC) as usize;
+    // SAFETY: both ranges as above.
+    unsafe {
+        syscall(libc::SYS_mprotect, [start, end - start, run, 0, 0, 0]);
+        syscall(libc::SYS_mprotect, [stubs, (at - stubs).next_multiple_of(4096), run, 0, 0, 0]);
+    }
+    Some(done)
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    Mov,
+    XorCmp,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Site {
+    offset: usize,
+    nr: u32,
+    kind: Kind,
+}
+
+fn find(text: &[u8]) -> Vec<Site> {
+    let mut sites = Vec::new();
+    for offset in 1..text.len().saturating_sub(10) {
+        match text[offset..offset + 10] {
+            [0xb8, a, b, 0, 0, 0x0f, 0x05, ..] if text[offset - 1] & 0xf0 != 0x40 => {
+                let nr = u32::from_le_bytes([a, b, 0, 0]);
+                // clone and clone3 in a new stack: their stubs would return on another stack.
+                if nr < 512
+                    && !matches!(
+                        nr as i64,
+                        libc::SYS_clone | libc::SYS_clone3 | libc::SYS_vfork | libc::SYS_rt_sigreturn
+                    )
+                {
+                    sites.push(Site { offset, nr, kind: Kind::Mov });
+                }
+            }
+            [0x31, 0xc0, 0x0f, 0x05, 0x48, 0x3d, 0x00, 0xf0, 0xff, 0xff] if text[offset - 1] & 0xf0 != 0x40 => {
+                sites.push(Site { offset, nr: 0, kind: Kind::XorCmp });
+            }
+            _ => {}
+        }
+    }
+    sites
+}
+
+fn rel(from: usize, to: usize) -> [u8; 4] {
+    ((to as isize - from as isize) as i32).to_le_bytes()
+}
+
+/// A writable mapping of `len` bytes within reach of a relative jump from `text`.
+fn near(text: usize, len: usize) -> Option<usize> {
+    let len = len.next_multiple_of(4096);
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+    (1..1500usize).find_map(|step| {
+        let at = (text & !0xfff).checked_sub(step << 20)?;
+        // SAFETY: a fresh mapping at a free address, or a refusal.
+        unsafe {
+            checked(
+                libc::SYS_mmap,
+                [at, len, (libc::PROT_READ | libc::PROT_WRITE) as usize, flags as usize, usize::MAX, 0],
+            )
+        }
+        .ok()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_whole_sequences_are_sites() {
+        let text = [
+            0x90, 0xb8, 0x0b, 0, 0, 0, 0x0f, 0x05, // munmap
+            0x41, 0xb8, 0x0b, 0, 0, 0, 0x0f, 0x05, // mov r8d: not ours
+            0x90, 0xb8, 0x0b, 0, 0, 1, 0x0f, 0x05, // not a number
+            0x90, 0x31, 0xc0, 0x0f, 0x05, 0x48, 0x3d, 0, 0xf0, 0xff, 0xff, // read
+            0x90, 0x90, 0x90, 0x90, 0x90, 0x90, 0x90, 0x90, 0x90, 0x90,
+        ];
+        assert_eq!(
+            find(&text),
+            [Site { offset: 1, nr: 11, kind: Kind::Mov }, Site { offset: 25, nr: 0, kind: Kind::XorCmp }]
+        );
+    }
+}

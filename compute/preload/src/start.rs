@@ -1,0 +1,158 @@
+//! The constructor: arms everything, in an order in which each step can rely on
+//! the ones before, before any code of the program runs.
+
+use crate::{dispatch, fork, gate, net, signals, sites};
+use farmem_fabric::Session;
+use farmem_pager::ending::{die, say};
+use farmem_pager::{Config, FaultMode, Pager, ending};
+use farmem_pool::Pool;
+use farmem_protocol::addr::FAR_START;
+use farmem_protocol::{counters, exit};
+use farmem_sys::raw::checked;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+static PAGER: AtomicPtr<Pager> = AtomicPtr::new(std::ptr::null_mut());
+static COUNTERS: AtomicPtr<counters::File> = AtomicPtr::new(std::ptr::null_mut());
+
+/// The pager. Only after [`started`].
+pub fn pager() -> &'static Pager {
+    // SAFETY: set once from a &'static; callers run only after that.
+    unsafe { &*PAGER.load(Ordering::Acquire) }
+}
+
+/// Whether this process is on far memory.
+pub fn started() -> bool {
+    !PAGER.load(Ordering::Acquire).is_null()
+}
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static CONSTRUCTOR: extern "C" fn() = start;
+
+/// `FARMEM_RUN`, parsed.
+struct Run {
+    local: u64,
+    nodes: Vec<String>,
+    mode: FaultMode,
+    prefetch: bool,
+    counters: Option<String>,
+    vectored: bool,
+}
+
+fn parse(text: &str) -> Result<Run, String> {
+    let mut run =
+        Run { local: 0, nodes: Vec::new(), mode: FaultMode::Inline, prefetch: true, counters: None, vectored: true };
+    for pair in text.split(';').filter(|p| !p.is_empty()) {
+        let (key, value) = pair.split_once('=').ok_or_else(|| format!("FARMEM_RUN: {pair:?} is not key=value"))?;
+        match key {
+            "local" => run.local = value.parse().map_err(|_| format!("FARMEM_RUN: local={value} is not a number"))?,
+            "node" => run.nodes = value.split(',').map(str::to_owned).collect(),
+            "fault" if value == "thread" => run.mode = FaultMode::Thread,
+            "prefetch" => run.prefetch = value != "off",
+            "counters" => run.counters = Some(value.to_owned()),
+            "mask" => run.vectored = !value.split(',').any(|f| f == "process_madvise"),
+            _ => {}
+        }
+    }
+    Ok(run)
+}
+
+extern "C" fn start() {
+    let Ok(text) = std::env::var("FARMEM_RUN") else { return };
+    if let Err(line) = arm(&text) {
+        die(exit::USAGE, &line);
+    }
+}
+
+fn arm(text: &str) -> Result<(), String> {
+    let run = parse(text)?;
+    gate::build().map_err(|e| format!("the system-call gate cannot be built: {e}"))?;
+    let (from, to) = libc_text().ok_or("libc.so.6 is not among the loaded libraries: farmem needs glibc")?;
+    let stubs = sites::reserve_stubs(from);
+    let file = run.counters.as_deref().and_then(map_counters);
+    ending::prepare(file);
+    let _ = &run.nodes;
+    let pool = Pool::new(vec![Session::local(true)]).map_err(|e| e.to_string())?;
+    let config = Config { local: run.local, mode: run.mode, prefetch: run.prefetch, vectored: run.vectored };
+    let pager = farmem_pager::start(config, pool, claim_counters()).map_err(|e| e.to_string())?;
+    fork::register();
+    signals::install();
+    PAGER.store(std::ptr::from_ref(pager).cast_mut(), Ordering::Release);
+    for &nr in dispatch::ALWAYS {
+        sites::always(nr);
+    }
+    // SAFETY: the constructor runs before the program has threads.
+    if stubs.and_then(|stubs| unsafe { sites::patch(from, to, stubs) }).is_none() {
+        say(
+            "libc's text cannot be patched here: memory that libc maps for itself stays local, and guarded calls are slower",
+        );
+    }
+    net::arm().map_err(|e| format!("the system-call filter cannot be armed: {e}"))?;
+    // malloc's heap: from here on it grows in the far range.
+    // SAFETY: moves libc's idea of the break to where our brk says it is.
+    unsafe { libc::brk(FAR_START as *mut libc::c_void) };
+    Ok(())
+}
+
+/// Where libc's code is.
+fn libc_text() -> Option<(usize, usize)> {
+    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+    maps.lines().filter(|l| l.contains("/libc.so.6") || l.contains("/libc-2.")).find_map(|line| {
+        let mut fields = line.split_whitespace();
+        let (from, to) = fields.next()?.split_once('-')?;
+        let bounds = (usize::from_str_radix(from, 16).ok()?, usize::from_str_radix(to, 16).ok()?);
+        fields.next()?.contains('x').then_some(bounds)
+    })
+}
+
+fn map_counters(path: &str) -> Option<&'static counters::File> {
+    let path = std::ffi::CString::new(path).ok()?;
+    // SAFETY: a live path; the mapping is the file's length, checked by its magic.
+    unsafe {
+        let fd = checked(
+            libc::SYS_openat,
+            [libc::AT_FDCWD as usize, path.as_ptr() as usize, (libc::O_RDWR | libc::O_CLOEXEC) as usize, 0, 0, 0],
+        )
+        .ok()?;
+        let at = checked(
+            libc::SYS_mmap,
+            [
+                0,
+                size_of::<counters::File>(),
+                (libc::PROT_READ | libc::PROT_WRITE) as usize,
+                libc::MAP_SHARED as usize,
+                fd,
+                0,
+            ],
+        );
+        farmem_sys::raw::close(fd as i32);
+        let file: &'static counters::File = &*(at.ok()? as *const counters::File);
+        if file.magic.load(Ordering::Relaxed) != counters::MAGIC {
+            return None;
+        }
+        COUNTERS.store(std::ptr::from_ref(file).cast_mut(), Ordering::Relaxed);
+        Some(file)
+    }
+}
+
+/// A process's own counters: a slot of the run's file, or memory that nobody reads.
+pub fn claim_counters() -> &'static counters::Process {
+    // SAFETY: null or the mapped file, which stays.
+    let file = unsafe { COUNTERS.load(Ordering::Relaxed).as_ref() };
+    let pid = std::process::id();
+    if let Some(file) = file {
+        // An exec in the same process goes on in the same slot.
+        let slots = || file.processes.iter();
+        if let Some(own) = slots().find(|p| p.pid.load(Ordering::Relaxed) == pid) {
+            return own;
+        }
+        for slot in slots() {
+            if slot.pid.compare_exchange(0, pid, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+                return slot;
+            }
+        }
+        return &file.processes[counters::PROCESSES - 1];
+    }
+    // SAFETY: atomics: zero is valid.
+    Box::leak(Box::new(unsafe { std::mem::zeroed() }))
+}

@@ -1,0 +1,92 @@
+//! Threads of the runtime, which libc knows nothing of.
+//!
+//! `pthread_create` allocates with the program's malloc, and the runtime needs
+//! threads at moments when the program may be inside malloc (a fault). Also a
+//! process ends when the last thread that libc counts ends; the runtime's must
+//! not keep it alive. So: a bare clone with a stack and a thread pointer of its
+//! own. What runs there must use neither thread-locals nor libc functions that do.
+
+use crate::memory::reserve;
+use crate::raw::{Errno, syscall};
+
+const STACK_BYTES: usize = 256 << 10;
+/// Room below the thread pointer for what little libc keeps there (errno), and above for its own.
+const TLS_BYTES: usize = 16 << 10;
+
+/// Starts a thread, all its signals but the forced ones blocked, that runs `job(argument)`.
+pub fn spawn(job: fn(usize) -> !, argument: usize) -> Result<(), Errno> {
+    let stack = reserve(STACK_BYTES)? as usize;
+    let thread_pointer = reserve(TLS_BYTES)? as usize + TLS_BYTES / 2;
+    let flags = libc::CLONE_VM
+        | libc::CLONE_FS
+        | libc::CLONE_FILES
+        | libc::CLONE_SIGHAND
+        | libc::CLONE_THREAD
+        | libc::CLONE_SYSVSEM
+        | libc::CLONE_SETTLS;
+    let _signals = crate::raw::SignalsBlocked::new();
+    let ret: isize;
+    // SAFETY: the stack and the thread's TLS block are fresh and never freed (`job` does not return).
+    // The child starts with our registers on its own stack and goes to `entry`; the parent falls
+    // through. `syscall` is made here and not through the gate because the gate's `ret` would pop
+    // from the child's stack; no argument is far.
+    unsafe {
+        // The thread pointer's first word names itself (x86-64 TLS ABI).
+        (thread_pointer as *mut usize).write(thread_pointer);
+        core::arch::asm!(
+            "syscall",
+            "test rax, rax",
+            "jnz 2f",
+            "xor ebp, ebp",
+            "mov rdi, r12",
+            "call r13",
+            "ud2",
+            "2:",
+            inlateout("rax") libc::SYS_clone as isize => ret,
+            in("rdi") flags as usize,
+            in("rsi") (stack + STACK_BYTES) & !63,
+            in("rdx") 0usize,
+            in("r10") 0usize,
+            in("r8") thread_pointer,
+            in("r12") argument,
+            in("r13") job as *const () as usize,
+            out("rcx") _,
+            out("r11") _,
+        );
+    }
+    if ret < 0 {
+        // SAFETY: nobody runs on them.
+        unsafe {
+            syscall(libc::SYS_munmap, [stack, STACK_BYTES, 0, 0, 0, 0]);
+            syscall(libc::SYS_munmap, [thread_pointer - TLS_BYTES / 2, TLS_BYTES, 0, 0, 0, 0]);
+        }
+        return Err(Errno(-ret as i32));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::raw::{futex_wait, futex_wake, sleep_ns};
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    static SEEN: AtomicU32 = AtomicU32::new(0);
+
+    fn job(argument: usize) -> ! {
+        SEEN.store(argument as u32, Ordering::Release);
+        futex_wake(&SEEN, 1);
+        loop {
+            sleep_ns(1_000_000_000);
+        }
+    }
+
+    #[test]
+    fn a_bare_thread_runs_its_job() {
+        spawn(job, 42).unwrap();
+        while SEEN.load(Ordering::Acquire) == 0 {
+            futex_wait(&SEEN, 0, 100_000_000);
+        }
+        assert_eq!(SEEN.load(Ordering::Acquire), 42);
+    }
+}
