@@ -1,1 +1,12 @@
-//! End-to-end tests of farmem: helpers shared by the files under `tests/`.
+//! End-to-end tests of farmem: what the files under `tests/` share.
+//!
+//! * [`process`]: a child in its own process group, with a deadline, killed whole.
+//! * [`farmem`]: the binary under test, runs of it, and nodes.
+//! * [`compile`]: the small C programs under `programs/`, built once per test run.
+//!
+//! Nothing here links the runtime: the tests see farmem as its users do, as a
+//! command. Every wait has a deadline; a hang is a failure with a name.
+
+pub mod compile;
+pub mod farmem;
+pub mod process;

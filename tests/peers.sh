@@ -1,0 +1,54 @@
+#!/bin/sh
+# Installs the programs that the end-to-end tests run on far memory.
+#
+# Idempotent: what is there is left alone. Says on the last line what could not
+# be had and exits 1 then; the tests that need it fail by name, never silently.
+# Needs Debian or Ubuntu; asks sudo only when something is missing.
+set -eu
+
+# program that must be found : package that has it
+PEERS="
+redis-server:redis-server
+redis-cli:redis-tools
+redis-benchmark:redis-tools
+memcached:memcached
+sqlite3:sqlite3
+stress-ng:stress-ng
+xz:xz-utils
+gcc:gcc
+gdb:gdb
+sort:coreutils
+/usr/bin/python3:python3
+"
+
+missing_packages() {
+    for peer in $PEERS; do
+        command -v "${peer%%:*}" >/dev/null 2>&1 || echo "${peer##*:}"
+    done
+    echo 'int main(void){return 0;}' | gcc -x c -static -o /dev/null - 2>/dev/null || echo libc6-dev
+    /usr/bin/python3 -c 'import numpy' 2>/dev/null || echo python3-numpy
+}
+
+wanted=$(missing_packages | sort -u | tr '\n' ' ')
+if [ -n "$wanted" ]; then
+    as_root=
+    [ "$(id -u)" = 0 ] || as_root=sudo
+    echo "peers.sh: installing $wanted" >&2
+    # A service must not start by being installed: the tests start their own.
+    policy=/usr/sbin/policy-rc.d
+    if [ ! -e "$policy" ]; then
+        printf '#!/bin/sh\nexit 101\n' | $as_root tee "$policy" >/dev/null
+        $as_root chmod +x "$policy"
+        trap '$as_root rm -f "$policy"' EXIT
+    fi
+    $as_root apt-get update -qq
+    # shellcheck disable=SC2086 # one word a package
+    DEBIAN_FRONTEND=noninteractive $as_root apt-get install -y -qq --no-install-recommends $wanted >&2
+fi
+
+left=$(missing_packages | sort -u | tr '\n' ' ')
+if [ -n "$left" ]; then
+    echo "peers.sh: could not be had: $left" >&2
+    exit 1
+fi
+echo "peers.sh: every peer is here" >&2

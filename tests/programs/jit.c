@@ -1,0 +1,56 @@
+/* Code written into fresh memory and run: W^X by mprotect, all at once by RWX,
+ * patched in place, after it has been paged out, and by several threads. */
+#include "case.h"
+
+typedef uint64_t (*function)(uint64_t);
+
+/* rax = rdi * k + c */
+static size_t emit(uint8_t *at, uint32_t k, uint32_t c) {
+    uint8_t code[] = {0x48, 0x69, 0xc7, 0, 0, 0, 0, 0x48, 0x05, 0, 0, 0, 0, 0xc3};
+    memcpy(code + 3, &k, 4);
+    memcpy(code + 9, &c, 4);
+    memcpy(at, code, sizeof code);
+    return sizeof code;
+}
+
+static uint8_t *code;
+enum { FUNCTIONS = 2000 };
+
+static void *call_all(void *arg) {
+    uint64_t sum = 0;
+    for (uint64_t i = 0; i < FUNCTIONS; i++) sum += ((function)(code + i * PAGE))(i);
+    *(uint64_t *)arg = sum;
+    return NULL;
+}
+
+int main(void) {
+    code = far_map(FUNCTIONS * PAGE);
+    for (int i = 0; i < FUNCTIONS; i++) emit(code + i * PAGE, i, 7 * i);
+    MUST(mprotect(code, FUNCTIONS * PAGE, PROT_READ | PROT_EXEC) == 0);
+    uint64_t sum;
+    call_all(&sum);
+    printf("sum %lu\n", sum);
+    squeeze();
+    pthread_t t[4];
+    uint64_t sums[4];
+    for (int i = 0; i < 4; i++) pthread_create(&t[i], NULL, call_all, &sums[i]);
+    for (int i = 0; i < 4; i++) pthread_join(t[i], NULL), printf("thread %lu\n", sums[i]);
+    MUST(mprotect(code, FUNCTIONS * PAGE, PROT_READ | PROT_WRITE) == 0);
+    for (int i = 0; i < FUNCTIONS; i += 2) emit(code + i * PAGE, 3, 1);
+    MUST(mprotect(code, FUNCTIONS * PAGE, PROT_READ | PROT_EXEC) == 0);
+    call_all(&sum);
+    printf("patched %lu\n", sum);
+    squeeze();
+    call_all(&sum);
+    printf("paged out %lu\n", sum);
+    uint8_t *rwx = mmap(NULL, 4 * MIB, PROT_READ | PROT_WRITE | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    MUST(rwx != MAP_FAILED);
+    uint64_t total = 0;
+    for (int i = 0; i < 1000; i++) {
+        emit(rwx + i * 4096, i, i);
+        total += ((function)(rwx + i * 4096))(3);
+        emit(rwx + i * 4096, 1, i);
+        total += ((function)(rwx + i * 4096))(3);
+    }
+    printf("rwx %lu\n", total);
+}

@@ -1,0 +1,55 @@
+/* mremap in every form, with content that has been paged out. */
+#include "case.h"
+
+int main(void) {
+    size_t bad = 0;
+    uint8_t *m = far_map(4 * MIB);
+    fill(m, 4 * MIB, 1);
+    squeeze();
+    m = mremap(m, 4 * MIB, 12 * MIB, MREMAP_MAYMOVE);
+    MUST(m != MAP_FAILED);
+    bad += wrong(m, 4 * MIB, 1) + nonzero(m + 4 * MIB, 8 * MIB);
+    printf("grown bad %zu\n", bad);
+    fill(m, 12 * MIB, 2);
+    MUST(mremap(m, 12 * MIB, 2 * MIB, 0) == m);
+    bad += wrong(m, 2 * MIB, 2);
+    printf("shrunk bad %zu\n", bad);
+    squeeze();
+    uint8_t *to = far_map(32 * MIB);
+    fill(to, 32 * MIB, 3);
+    MUST(mremap(m, 2 * MIB, 2 * MIB, MREMAP_MAYMOVE | MREMAP_FIXED, to + 6 * MIB) == to + 6 * MIB);
+    bad += wrong(to, 6 * MIB, 3) + wrong(to + 6 * MIB, 2 * MIB, 2);
+    for (size_t i = 8 * MIB / 8; i < 32 * MIB / 8; i++) bad += ((uint64_t *)to)[i] != mix(3 + i);
+    printf("moved over bad %zu\n", bad);
+    /* Where it was there is nothing now. */
+    unsigned char vec[1];
+    errno = 0;
+    printf("old place %d", mincore(m, PAGE, vec));
+    printf(" errno %d\n", errno);
+    /* A page out of the middle, to elsewhere, growing as it goes. */
+    uint8_t *middle = mremap(to + 6 * MIB, 1 * MIB, 5 * MIB, MREMAP_MAYMOVE);
+    MUST(middle != MAP_FAILED);
+    bad += wrong(middle, MIB, 2) + nonzero(middle + MIB, 4 * MIB);
+    printf("middle moved %d bad %zu\n", middle != to + 6 * MIB, bad);
+    errno = 0;
+    void *no = mremap(to, 2 * MIB, 64 * MIB, 0);
+    printf("cannot grow in place %d errno %d\n", no == MAP_FAILED, errno);
+    uint8_t *copy = mremap(middle, 5 * MIB, 5 * MIB, MREMAP_MAYMOVE | MREMAP_DONTUNMAP);
+    MUST(copy != MAP_FAILED);
+    bad += wrong(copy, MIB, 2) + nonzero(middle, 5 * MIB);
+    printf("dontunmap bad %zu\n", bad);
+    /* realloc, which glibc does by mremap. */
+    uint64_t *v = NULL;
+    for (size_t n = MIB; n <= 24 * MIB; n += MIB) {
+        v = realloc(v, n);
+        MUST(v);
+        for (size_t i = (n - MIB) / 8; i < n / 8; i++) v[i] = mix(i);
+    }
+    for (size_t i = 0; i < 24 * MIB / 8; i++) bad += v[i] != mix(i);
+    v = realloc(v, 600000);
+    for (size_t i = 0; i < 600000 / 8; i++) bad += v[i] != mix(i);
+    printf("realloc bad %zu\n", bad);
+    errno = 0;
+    printf("unaligned %d", mremap(to + 1, PAGE, PAGE, MREMAP_MAYMOVE) == MAP_FAILED);
+    printf(" errno %d\n", errno);
+}

@@ -1,0 +1,271 @@
+//! A child process with a deadline.
+//!
+//! Each child leads a process group of its own, writes into files (a pipe that
+//! nobody drains would be a second way to hang), and is killed with its group
+//! when its deadline passes or when the test drops it. It is reaped by `wait4`,
+//! which tells its peak resident memory.
+
+// `kill` and `wait4` have no safe form in std; both take plain integers and one owned struct.
+#![allow(unsafe_code)]
+
+use std::fs::File;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+/// How a process ended and what it said.
+#[derive(Debug)]
+pub struct Outcome {
+    /// Exit status or signal.
+    pub status: ExitStatus,
+    /// Everything it wrote to standard output.
+    pub stdout: Vec<u8>,
+    /// Everything it wrote to standard error, lossily as text.
+    pub stderr: String,
+    /// From spawn to reap.
+    pub wall: Duration,
+    /// Largest resident set of it or of one of its reaped children, bytes.
+    pub peak_rss: u64,
+}
+
+impl Outcome {
+    /// The exit code, or 128 + signal as a shell says it.
+    pub fn code(&self) -> i32 {
+        self.status.code().unwrap_or_else(|| 128 + self.status.signal().unwrap_or(0))
+    }
+
+    /// Fails with everything the process said unless it exited with 0.
+    pub fn success(self) -> Result<Outcome> {
+        if !self.status.success() {
+            bail!("{}\n--- stdout\n{}\n--- stderr\n{}", self.status, self.stdout_tail(), self.stderr);
+        }
+        Ok(self)
+    }
+
+    /// The last 2 KiB of standard output as text.
+    pub fn stdout_tail(&self) -> String {
+        let from = self.stdout.len().saturating_sub(2048);
+        String::from_utf8_lossy(&self.stdout[from..]).into_owned()
+    }
+}
+
+/// A running child, killed with its whole group when dropped.
+pub struct Running {
+    child: Child,
+    name: String,
+    files: [PathBuf; 2],
+    started: Instant,
+    reaped: bool,
+}
+
+/// Starts a command in its own process group, output into files.
+pub fn spawn(mut command: Command) -> Result<Running> {
+    let name = format!("{command:?}");
+    let name = name.chars().take(300).collect::<String>();
+    let scratch = scratch_dir();
+    static SERIAL: AtomicU64 = AtomicU64::new(0);
+    let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
+    let files = ["out", "err"].map(|end| scratch.join(format!("{}-{serial}.{end}", std::process::id())));
+    command.process_group(0);
+    command.stdout(File::create(&files[0])?).stderr(File::create(&files[1])?);
+    let child = command.spawn().with_context(|| format!("cannot start {name}"))?;
+    Ok(Running { child, name, files, started: Instant::now(), reaped: false })
+}
+
+/// Runs a command to its end, or kills it and fails when `limit` has passed.
+pub fn run(mut command: Command, limit: Duration) -> Result<Outcome> {
+    command.stdin(Stdio::null());
+    spawn(command)?.wait(limit)
+}
+
+impl Running {
+    /// The child's process id, which is also its group's.
+    pub fn pid(&self) -> i32 {
+        self.child.id() as i32
+    }
+
+    /// What it has written to standard error so far.
+    pub fn stderr(&self) -> String {
+        String::from_utf8_lossy(&std::fs::read(&self.files[1]).unwrap_or_default()).into_owned()
+    }
+
+    /// What it has written to standard output so far.
+    pub fn stdout(&self) -> Vec<u8> {
+        std::fs::read(&self.files[0]).unwrap_or_default()
+    }
+
+    /// Sends a signal to the child alone.
+    pub fn signal(&self, signal: i32) {
+        send(self.pid(), signal);
+    }
+
+    /// Waits for the end; after `limit` kills the whole group and fails.
+    pub fn wait(mut self, limit: Duration) -> Result<Outcome> {
+        let deadline = Instant::now() + limit;
+        loop {
+            if let Some((status, peak_rss)) = self.try_reap()? {
+                self.reaped = true;
+                return Ok(Outcome {
+                    status,
+                    stdout: self.stdout(),
+                    stderr: self.stderr(),
+                    wall: self.started.elapsed(),
+                    peak_rss,
+                });
+            }
+            if Instant::now() > deadline {
+                let said = self.stderr();
+                let out = self.stdout();
+                let out = String::from_utf8_lossy(&out[out.len().saturating_sub(2048)..]).into_owned();
+                let where_ = stuck_at(self.pid());
+                bail!("no end after {limit:?}: {}\n{where_}--- stdout\n{out}\n--- stderr\n{said}", self.name);
+            }
+            std::thread::sleep(Duration::from_millis(3));
+        }
+    }
+
+    /// Whether the child has not ended yet.
+    pub fn alive(&self) -> bool {
+        alive(self.pid())
+    }
+
+    fn try_reap(&mut self) -> Result<Option<(ExitStatus, u64)>> {
+        let mut status = 0;
+        // SAFETY: rusage is plain data for which all zeros is a value.
+        let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+        // SAFETY: both pointers are to live locals; the pid is our own unreaped child.
+        let got = unsafe { libc::wait4(self.pid(), &mut status, libc::WNOHANG, &mut usage) };
+        match got {
+            0 => Ok(None),
+            pid if pid == self.pid() => {
+                Ok(Some((ExitStatus::from_raw(status), usage.ru_maxrss as u64 * 1024)))
+            }
+            _ => bail!("wait4: {}", std::io::Error::last_os_error()),
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // The group may outlive its leader: a program's own children.
+        send(-self.pid(), libc::SIGKILL);
+        if !self.reaped {
+            send(self.pid(), libc::SIGKILL);
+            let until = Instant::now() + Duration::from_secs(5);
+            while let Ok(None) = self.try_reap() {
+                if Instant::now() > until {
+                    break;
+                }
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        }
+        for file in &self.files {
+            let _ = std::fs::remove_file(file);
+        }
+    }
+}
+
+/// Sends a signal to a process, or to a group when the id is negative.
+pub fn send(pid: i32, signal: i32) {
+    // SAFETY: kill takes two integers; our callers name processes that they started.
+    unsafe { libc::kill(pid, signal) };
+}
+
+/// Whether a process exists and is not a zombie.
+pub fn alive(pid: i32) -> bool {
+    match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
+        Ok(stat) => !stat.rsplit(')').next().unwrap_or("").trim_start().starts_with(['Z', 'X']),
+        Err(_) => false,
+    }
+}
+
+/// The processes that descend from one, itself included.
+pub fn tree(root: i32) -> Vec<i32> {
+    let mut found = vec![root];
+    let mut next = 0;
+    while next < found.len() {
+        let pid = found[next];
+        next += 1;
+        for task in std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
+            let children = std::fs::read_to_string(task.path().join("children")).unwrap_or_default();
+            found.extend(children.split_whitespace().filter_map(|c| c.parse::<i32>().ok()));
+        }
+    }
+    found
+}
+
+/// Waits until `done` says so; `false` when `limit` passed first.
+pub fn eventually(limit: Duration, mut done: impl FnMut() -> bool) -> bool {
+    let deadline = Instant::now() + limit;
+    loop {
+        if done() {
+            return true;
+        }
+        if Instant::now() > deadline {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// CPU time that a process has used, user and system, all threads.
+pub fn cpu_time(pid: i32) -> Duration {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or("").split_whitespace().collect();
+    // Fields 14 and 15 of proc(5), counted from the state (3); clock ticks are 10 ms on Linux.
+    let ticks = |i: usize| fields.get(i).and_then(|f| f.parse::<u64>().ok()).unwrap_or(0);
+    Duration::from_millis((ticks(11) + ticks(12)) * 10)
+}
+
+/// A directory for one test's files, removed when dropped.
+pub struct TempDir(PathBuf);
+
+impl TempDir {
+    /// A fresh empty directory.
+    pub fn new(what: &str) -> Result<TempDir> {
+        static SERIAL: AtomicU64 = AtomicU64::new(0);
+        let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("farmem-{what}-{}-{serial}", std::process::id()));
+        std::fs::create_dir_all(&path).with_context(|| format!("cannot create {}", path.display()))?;
+        Ok(TempDir(path))
+    }
+
+    /// Its path.
+    pub fn path(&self) -> &std::path::Path {
+        &self.0
+    }
+}
+
+impl Drop for TempDir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn scratch_dir() -> PathBuf {
+    let dir = std::env::temp_dir().join("farmem-tests");
+    let _ = std::fs::create_dir_all(&dir);
+    dir
+}
+
+/// For a report of a hang: where each thread of each process of a tree sleeps.
+fn stuck_at(root: i32) -> String {
+    let mut lines = String::new();
+    for pid in tree(root) {
+        for task in std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
+            let read = |f: &str| std::fs::read_to_string(task.path().join(f)).unwrap_or_default();
+            let state = read("stat").rsplit(')').next().unwrap_or("").trim().chars().next().unwrap_or('?');
+            lines.push_str(&format!(
+                "  {pid} {} {state} wchan={} syscall={}\n",
+                read("comm").trim(),
+                read("wchan"),
+                read("syscall").trim()
+            ));
+        }
+    }
+    lines
+}

@@ -1,0 +1,41 @@
+//! The named cases: one small program each, its output equal to native.
+//!
+//! Every case runs with 4 MiB local, less than any of them touches, in shared
+//! memory and over TCP, and once with faults served by a handler thread.
+
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use farmem_tests::compile;
+use farmem_tests::farmem::{Far, compare, copy, counter, far_run};
+use farmem_tests::process;
+
+const LIMIT: Duration = Duration::from_secs(90);
+
+/// The ways in which each case runs.
+const WAYS: [&[&str]; 3] = [&["--transport", "shm"], &["--transport", "tcp"], &["--fault", "thread"]];
+
+fn case(name: &str) -> Result<()> {
+    let program = Command::new(compile::c(name, &[])?);
+    let native = process::run(copy(&program), LIMIT)?.success()?;
+    for way in WAYS {
+        let (far, stats) = far_run(&program, &Far::local("4M").with(way), LIMIT)?;
+        compare(&native, &far).map_err(|e| e.context(format!("{name}, {way:?}")))?;
+        let served = counter(&stats, "faults");
+        ensure!(served > 100, "{name} did not run on far memory: {served} faults; {stats}");
+    }
+    Ok(())
+}
+
+macro_rules! cases {
+    ($($name:ident)*) => { $(#[test] fn $name() -> Result<()> { case(stringify!($name)) })* };
+}
+
+cases! {
+    threads64 thread_churn
+    fork_live fork_threads exec_family close_all
+    own_handlers signals_blocked far_stacks alt_stacks
+    reservations jit remap advise program_break instructions
+    sync_far syscalls_far bad_pointers big_io blocked_calls
+}
