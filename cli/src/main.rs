@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `farmem run`: a program on far memory | `run/` |
 //! | `farmem node`: lend this machine's memory | `node.rs` |
+//! | `farmem torture`: everything programs do to memory, verified | lab/torture |
 //! | `farmem keep`: what `run` leaves behind for daemons | `run/keeper.rs` |
 
 mod counters;
@@ -36,6 +37,9 @@ struct Farmem {
 enum Command {
     Run(run::Options),
     Node(node::Options),
+    Torture(farmem_torture::Torture),
+    #[command(hide = true)]
+    TortureChild(farmem_torture::Child),
     #[command(hide = true)]
     Keep(run::keeper::Options),
 }
@@ -57,6 +61,8 @@ impl Command {
         match self {
             Command::Run(options) => run::run(&options).map(|never| match never {}),
             Command::Node(options) => node::run(&options),
+            Command::Torture(torture) => std::process::exit(torture.run()?),
+            Command::TortureChild(child) => Ok(child.run()?),
             Command::Keep(options) => run::keeper::keep(&options),
         }
     }

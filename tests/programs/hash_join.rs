@@ -64,8 +64,7 @@ fn main() {
     let mut arguments = std::env::args().skip(1).map(|a| a.parse::<u64>().expect("hash-join ROWS [THREADS]"));
     let rows = arguments.next().expect("hash-join ROWS [THREADS]");
     let threads = arguments.next().unwrap_or(2);
-    let joins: Vec<_> =
-        (0..threads).map(|part| std::thread::spawn(move || join(rows, part, threads))).collect();
+    let joins: Vec<_> = (0..threads).map(|part| std::thread::spawn(move || join(rows, part, threads))).collect();
     for (part, handle) in joins.into_iter().enumerate() {
         let (matched, total, digest) = handle.join().expect("a join does not panic");
         println!("part {part}: {matched} rows, amount {total}, digest {digest:016x}");

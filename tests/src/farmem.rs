@@ -64,7 +64,7 @@ impl Far {
         self.with(&["--node", node])
     }
 
-    /// The command that runs `program` so. It reports its statistics as JSON on standard error.
+    /// The command that runs `program` so. It reports its statistics as the last line of standard error.
     pub fn command(&self, program: &Command) -> Command {
         let mut command = Command::new(binary());
         command.args(["run", "--local", &self.local, "--stats", "json"]).args(&self.options);
@@ -129,7 +129,8 @@ impl Node {
         let metrics = free_port()?;
         let mut command = Command::new(binary());
         command.args(["node", "--lend", lend, "--listen", &tcp.to_string()]);
-        command.arg("--unix").arg(&unix).args(["--metrics", &metrics.to_string()]).args(options);
+        command.arg("--listen").arg(format!("unix:{}", unix.display()));
+        command.args(["--metrics", &metrics.to_string()]).args(options);
         let running = process::spawn(command)?;
         let up = eventually(Duration::from_secs(10), || TcpStream::connect(tcp).is_ok() || !running.alive());
         if !up || !running.alive() {
@@ -193,8 +194,7 @@ pub fn far_run(program: &Command, far: &Far, limit: Duration) -> Result<(Outcome
     let mut outcome = process::run(far.command(program), limit).context("on far memory")?;
     let (stats, rest) = split_stats(&outcome.stderr);
     outcome.stderr = rest;
-    let stats = stats
-        .with_context(|| format!("no statistics; {}; it said:\n{}", outcome.status, outcome.stderr))?;
+    let stats = stats.with_context(|| format!("no statistics; {}; it said:\n{}", outcome.status, outcome.stderr))?;
     Ok((outcome, stats))
 }
 

@@ -141,9 +141,7 @@ impl Running {
         let got = unsafe { libc::wait4(self.pid(), &mut status, libc::WNOHANG, &mut usage) };
         match got {
             0 => Ok(None),
-            pid if pid == self.pid() => {
-                Ok(Some((ExitStatus::from_raw(status), usage.ru_maxrss as u64 * 1024)))
-            }
+            pid if pid == self.pid() => Ok(Some((ExitStatus::from_raw(status), usage.ru_maxrss as u64 * 1024))),
             _ => bail!("wait4: {}", std::io::Error::last_os_error()),
         }
     }

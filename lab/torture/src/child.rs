@@ -13,7 +13,7 @@ use crate::sys;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The tortured program. `farmem torture` starts it under `farmem run`.
-#[derive(clap::Args, Clone)]
+#[derive(clap::Args, Clone, Debug)]
 pub struct Child {
     /// The streams' seed.
     #[arg(long)]
@@ -64,8 +64,7 @@ impl Child {
         }
         let workers: Vec<_> = (0..self.threads)
             .map(|thread| {
-                let worker =
-                    Worker::new(thread, self.mib * (1 << 20) / PAGE, self.seed, self.far_stacks, commons)?;
+                let worker = Worker::new(thread, self.mib * (1 << 20) / PAGE, self.seed, self.far_stacks, commons)?;
                 Ok(std::thread::spawn(move || work(thread, worker)))
             })
             .collect::<anyhow::Result<_>>()?;
@@ -119,8 +118,7 @@ impl Child {
         let mut text = String::from("torture: STUCK\n");
         for thread in threads {
             let now = PROGRESS[thread].load(Ordering::Relaxed);
-            text +=
-                &format!("  thread {thread} at step {} in {}\n", now >> 8, NAMES[(now & 0xff) as usize]);
+            text += &format!("  thread {thread} at step {} in {}\n", now >> 8, NAMES[(now & 0xff) as usize]);
         }
         report::end(STUCK, &text)
     }

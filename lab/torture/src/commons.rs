@@ -21,8 +21,7 @@ pub const SIGNAL_PAGES: usize = 512;
 type Line = (Stamp, u64);
 
 /// Locks and model of the shared pages: static, so never far.
-static SHARED: [Mutex<[Line; LINES]>; SHARED_PAGES] =
-    [const { Mutex::new([(Stamp::ZERO, 0); LINES]) }; SHARED_PAGES];
+static SHARED: [Mutex<[Line; LINES]>; SHARED_PAGES] = [const { Mutex::new([(Stamp::ZERO, 0); LINES]) }; SHARED_PAGES];
 /// What the counters must add up to.
 static ADDED: AtomicU64 = AtomicU64::new(0);
 /// How often the far mutex was held.
@@ -79,9 +78,7 @@ impl Commons {
                     expected: *stamp,
                     found,
                     again: sys::read_line(at + line * LINE),
-                    wrong_lines: (0..LINES)
-                        .filter(|&l| sys::read_line(at + l * LINE) != lines[l].0.words(l))
-                        .collect(),
+                    wrong_lines: (0..LINES).filter(|&l| sys::read_line(at + l * LINE) != lines[l].0.words(l)).collect(),
                     step,
                     operation,
                     history: lines.iter().take(1).map(|&(_, step)| (operation, step)).collect(),

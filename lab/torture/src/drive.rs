@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use crate::child::Child;
 
 /// Does everything to far memory at once, and compares every byte with a model.
-#[derive(clap::Args)]
+#[derive(clap::Args, Debug)]
 pub struct Torture {
     /// Local memory: a share of the memory under torture (5%), or a size.
     #[arg(long, default_value = "5%")]

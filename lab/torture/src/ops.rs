@@ -201,9 +201,7 @@ impl Worker {
                 Ok(0) => report::broken(&format!("{what} at step {}: end of file after {done} bytes", self.step)),
                 Ok(n) => done += n,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) => {
-                    report::broken(&format!("{what} at step {} failed after {done} bytes: {e}", self.step))
-                }
+                Err(e) => report::broken(&format!("{what} at step {} failed after {done} bytes: {e}", self.step)),
             }
         }
     }
@@ -231,9 +229,7 @@ impl Worker {
         let Some((from, to, count)) = self.two_runs(64) else { return };
         let (source, sink, bytes) = (self.estate.at(from), self.estate.at(to), count * PAGE);
         let (file, offset) = (self.channels.file, self.random.below(1 << 20) as i64);
-        self.transfer("pwrite", bytes, |n| {
-            sys::write_at(file, source + n, bytes - n, Some(offset + n as i64))
-        });
+        self.transfer("pwrite", bytes, |n| sys::write_at(file, source + n, bytes - n, Some(offset + n as i64)));
         self.transfer("pread", bytes, |n| sys::read_at(file, sink + n, bytes - n, Some(offset + n as i64)));
         for k in 0..count {
             self.estate.copied(from + k, to + k, 0, LINES);
@@ -384,8 +380,11 @@ impl Worker {
         if got != PAGE || bytes.iter().filter(|&&b| b == 0).count() > PAGE / 4 {
             report::broken(&format!("getrandom at step {}: {got} bytes", self.step));
         }
+        // Out of the model's sight while it holds what the model does not know.
+        self.estate.set_state(page, 1, State::Closed);
         self.verify_random();
         self.verify_run();
+        self.estate.set_state(page, 1, State::Write);
         if sys::snapshot(at) != bytes {
             report::broken(&format!("getrandom's page {page} changed by step {}", self.step));
         }

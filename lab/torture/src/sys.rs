@@ -28,14 +28,7 @@ pub fn near(bytes: usize) -> io::Result<usize> {
         if fd < 0 || libc::ftruncate(fd, bytes as i64) < 0 {
             return Err(io::Error::last_os_error());
         }
-        let got = libc::mmap(
-            std::ptr::null_mut(),
-            bytes,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_PRIVATE,
-            fd,
-            0,
-        );
+        let got = libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE, fd, 0);
         libc::close(fd);
         if got == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(got as usize) }
     }
