@@ -5,9 +5,11 @@
 //! | `farmem run`: a program on far memory | `run/` |
 //! | `farmem node`: lend this machine's memory | `node.rs` |
 //! | `farmem torture`: everything programs do to memory, verified | lab/torture |
+//! | `farmem demo`: a program with less and less local memory | `demo/` |
 //! | `farmem keep`: what `run` leaves behind for daemons | `run/keeper.rs` |
 
 mod counters;
+mod demo;
 mod failure;
 mod library;
 mod node;
@@ -40,6 +42,7 @@ enum Command {
     Torture(farmem_torture::Torture),
     #[command(hide = true)]
     TortureChild(farmem_torture::Child),
+    Demo(demo::Options),
     #[command(hide = true)]
     Keep(run::keeper::Options),
 }
@@ -63,6 +66,7 @@ impl Command {
             Command::Node(options) => node::run(&options),
             Command::Torture(torture) => std::process::exit(torture.run()?),
             Command::TortureChild(child) => Ok(child.run()?),
+            Command::Demo(options) => demo::run(&options),
             Command::Keep(options) => run::keeper::keep(&options),
         }
     }

@@ -31,6 +31,23 @@ pub fn share(part: u64, whole: u64) -> String {
     if percent > 0.0 && percent < 9.95 { format!("{percent:.1} %") } else { format!("{percent:.0} %") }
 }
 
+/// A table: the first column to the left, the others to the right, two spaces between, the first row as header.
+pub fn aligned<const N: usize>(rows: &[[String; N]]) -> String {
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let widths: [usize; N] = std::array::from_fn(width);
+    let mut out = String::new();
+    for row in rows {
+        let mut line = String::from(" ");
+        for (column, cell) in row.iter().enumerate() {
+            let width = widths[column];
+            line += &if column == 0 { format!(" {cell:<width$}") } else { format!("  {cell:>width$}") };
+        }
+        out += line.trim_end();
+        out.push('\n');
+    }
+    out
+}
+
 fn scaled(mut n: f64, base: f64, units: &[&str], fine: bool) -> String {
     let mut unit = 0;
     // 999.5 would print as "1000": go on to the next unit from there.
@@ -68,5 +85,11 @@ mod tests {
         assert_eq!(share(1, 3), "33 %");
         assert_eq!(share(1, 1000), "0.1 %");
         assert_eq!(share(0, 0), "-");
+    }
+
+    #[test]
+    fn columns_line_up() {
+        let rows = [["", "time"], ["native", "1.2 s"], ["25 %", "12 µs"]].map(|row| row.map(String::from));
+        assert_eq!(aligned(&rows), "           time\n  native  1.2 s\n  25 %    12 µs\n");
     }
 }
