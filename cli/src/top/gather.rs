@@ -1,0 +1,198 @@
+//! What there is to see: one look at the files of runs and nodes, and the rates between two looks.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime};
+
+use serde::Serialize;
+
+use crate::counters::{Counts, Latency, Sample};
+use crate::node::Status;
+use crate::run::keeper;
+use crate::runtime_dir;
+
+/// A run as it is now, with rates since the look before. Bytes, ns, per second.
+#[derive(Clone, Serialize)]
+pub struct Run {
+    /// Its name, hexadecimal.
+    pub run: String,
+    /// Pid of its supervisor.
+    pub supervisor: u32,
+    /// Its living and ended processes.
+    pub processes: usize,
+    /// The program's command line.
+    pub program: String,
+    /// Its nodes.
+    pub nodes: String,
+    /// Since its start, s.
+    pub age_s: f64,
+    /// Resident far bytes.
+    pub local: u64,
+    /// `--local`.
+    pub local_limit: u64,
+    /// Bytes in far slots.
+    pub far: u64,
+    /// Far memory mapped.
+    pub mapped: u64,
+    /// Faults a second.
+    pub faults_per_s: f64,
+    /// Returns that waited for no node, 0–1, since the look before, or over the run if nothing returned.
+    pub hit_rate: Option<f64>,
+    /// Bytes a second from the nodes.
+    pub in_per_s: f64,
+    /// Bytes a second to the nodes.
+    pub out_per_s: f64,
+    /// Threads waiting in faults, on average.
+    pub waiting: f64,
+    /// Fetches since the look before, or over the run if there was none.
+    pub fetch_latency_ns: Latency,
+    /// Whether a handler thread serves faults.
+    pub by_thread: bool,
+}
+
+/// A node of this machine, with rates since the look before.
+#[derive(Clone, Serialize)]
+pub struct Node {
+    /// What it says of itself.
+    #[serde(flatten)]
+    pub status: Status,
+    /// Bytes a second that it sent.
+    pub read_per_s: f64,
+    /// Bytes a second that it received.
+    pub written_per_s: f64,
+}
+
+/// Everything on this machine at one moment.
+#[derive(Clone, Default, Serialize)]
+pub struct View {
+    /// Runs, in no order.
+    pub runs: Vec<Run>,
+    /// Nodes, in no order.
+    pub nodes: Vec<Node>,
+}
+
+/// Looks again and again; remembers the last look.
+#[derive(Default)]
+pub struct Gatherer {
+    runs: HashMap<PathBuf, (Instant, Counts, [u64; 160])>,
+    nodes: HashMap<PathBuf, (Instant, Status)>,
+}
+
+impl Gatherer {
+    /// Looks at every run and node that this user may see. Rates are zero at a run's first look.
+    pub fn look(&mut self) -> View {
+        let mut view = View::default();
+        let mut runs = HashMap::new();
+        let mut nodes = HashMap::new();
+        for dir in runtime_dir::visible() {
+            keeper::sweep(&dir);
+            for entry in fs::read_dir(&dir).into_iter().flatten().flatten() {
+                let path = entry.path();
+                let name = entry.file_name().to_string_lossy().into_owned();
+                let now = Instant::now();
+                if let Some(run) = name.strip_prefix("run-").and_then(|name| name.strip_suffix(".counters")) {
+                    if let Ok(sample) = Sample::read(&path) {
+                        let before = self.runs.get(&path);
+                        view.runs.push(as_run(run, &sample, before.map(|(at, counts, latency)| (now - *at, counts, latency))));
+                        runs.insert(path, (now, sample.total(), sample.latency()));
+                    }
+                } else if name.starts_with("node-") && name.ends_with(".json")
+                    && let Some(status) = Status::read_living(&path)
+                {
+                    let before = self.nodes.get(&path);
+                    view.nodes.push(as_node(&status, before.map(|(at, status)| (now - *at, status))));
+                    nodes.insert(path, (now, status));
+                }
+            }
+        }
+        (self.runs, self.nodes) = (runs, nodes);
+        view
+    }
+}
+
+fn as_run(name: &str, sample: &Sample, before: Option<(Duration, &Counts, &[u64; 160])>) -> Run {
+    let total = sample.total();
+    let latency = sample.latency();
+    let zero = (Duration::from_secs(1), &total, &latency);
+    let (time, earlier, earlier_latency) = before.unwrap_or(zero);
+    let since = total.since(earlier);
+    let latency_since: [u64; 160] = std::array::from_fn(|i| latency[i].saturating_sub(earlier_latency[i]));
+    let seconds = time.as_secs_f64().max(0.001);
+    // A quiet interval says nothing about the run: then the whole run speaks.
+    let rated = if since.returns() > 0 { &since } else { &total };
+    let fetches = if latency_since.iter().any(|&n| n > 0) { &latency_since } else { &latency };
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    Run {
+        run: name.to_owned(),
+        supervisor: sample.supervisor,
+        processes: sample.processes.len(),
+        program: sample.command.clone(),
+        nodes: sample.nodes.clone(),
+        age_s: now.as_secs_f64() - sample.started_ns as f64 / 1e9,
+        local: total.local_bytes,
+        local_limit: sample.local_limit,
+        far: total.far_bytes,
+        mapped: total.mapped_bytes,
+        faults_per_s: since.faults as f64 / seconds,
+        hit_rate: (rated.returns() > 0).then(|| rated.hits() as f64 / rated.returns() as f64),
+        in_per_s: since.bytes_in as f64 / seconds,
+        out_per_s: since.bytes_out as f64 / seconds,
+        waiting: since.wait_ns as f64 / 1e9 / seconds,
+        fetch_latency_ns: Latency::of(fetches),
+        by_thread: sample.processes.iter().any(|process| process.by_thread),
+    }
+}
+
+fn as_node(status: &Status, before: Option<(Duration, &Status)>) -> Node {
+    let rate = |of: fn(&Status) -> u64| match before {
+        Some((time, earlier)) => of(status).saturating_sub(of(earlier)) as f64 / time.as_secs_f64().max(0.001),
+        None => 0.0,
+    };
+    Node { status: status.clone(), read_per_s: rate(|s| s.bytes_read), written_per_s: rate(|s| s.bytes_written) }
+}
+
+/// The last component of a program's path and its arguments, in at most `width` characters.
+pub fn short_program(program: &str, width: usize) -> String {
+    let (path, arguments) = program.split_once(' ').unwrap_or((program, ""));
+    let name = Path::new(path).file_name().map_or(path.into(), |name| name.to_string_lossy());
+    let full = format!("{name} {arguments}");
+    let full = full.trim_end();
+    if full.chars().count() <= width {
+        return full.to_owned();
+    }
+    let kept: String = full.chars().take(width.saturating_sub(1)).collect();
+    kept + "…"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_are_cut_at_their_width() {
+        assert_eq!(short_program("/usr/bin/sort -S 1G big.txt", 40), "sort -S 1G big.txt");
+        assert_eq!(short_program("/usr/bin/sort -S 1G big.txt", 8), "sort -S…");
+        assert_eq!(short_program("", 8), "");
+    }
+
+    #[test]
+    fn rates_are_of_the_interval_and_shares_of_the_run_when_it_was_quiet() {
+        let counts = Counts { faults: 500, demand: 100, rescued: 100, bytes_in: 4096, ..Counts::default() };
+        let process = crate::counters::Process { pid: 1, by_thread: false, counts, latency: [0; 160] };
+        let sample = Sample {
+            supervisor: 1,
+            started_ns: 0,
+            local_limit: 0,
+            command: String::new(),
+            nodes: String::new(),
+            last_words: String::new(),
+            processes: vec![process],
+        };
+        let earlier = Counts { faults: 100, ..counts };
+        let run = as_run("x", &sample, Some((Duration::from_secs(2), &earlier, &[0; 160])));
+        assert_eq!((run.faults_per_s, run.in_per_s, run.hit_rate), (200.0, 0.0, Some(0.5)));
+        let first = as_run("x", &sample, None);
+        assert_eq!(first.faults_per_s, 0.0);
+    }
+}

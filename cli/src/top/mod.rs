@@ -1,0 +1,55 @@
+//! `farmem top`: what every run and node on this machine is doing.
+//!
+//! Reads the counters files that runs share and the status files that nodes
+//! write ([`gather`]); asks nobody and stops nobody. On a terminal it draws
+//! ([`screen`]); with `--once` it prints one sample as a table ([`table`]), with
+//! `--json` as an object.
+
+mod gather;
+mod screen;
+mod table;
+
+use std::io::Write;
+use std::time::Duration;
+
+use crate::failure::Failure;
+use gather::Gatherer;
+
+/// Watch runs and nodes on this machine
+///
+/// Keys: q quits, s sorts by the next column, p pauses, up and down choose a run.
+#[derive(clap::Args, Debug)]
+pub struct Options {
+    /// Print one sample and end
+    #[arg(long)]
+    pub once: bool,
+
+    /// Print one sample as JSON and end
+    #[arg(long)]
+    pub json: bool,
+
+    /// Time between samples
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = crate::time::parse)]
+    pub interval: Duration,
+}
+
+/// Shows what there is until the user has seen enough.
+pub fn run(options: &Options) -> Result<(), Failure> {
+    let interval = options.interval.max(Duration::from_millis(100));
+    let mut gatherer = Gatherer::default();
+    if !(options.once || options.json) {
+        return screen::show(&mut gatherer, interval).map_err(|e| Failure { status: 1, line: format!("terminal: {e}") });
+    }
+    // Rates need two looks.
+    gatherer.look();
+    std::thread::sleep(interval);
+    let view = gatherer.look();
+    let text = if options.json {
+        serde_json::to_string_pretty(&view).map(|json| json + "\n").unwrap_or_default()
+    } else {
+        table::text(&view)
+    };
+    // A reader that went away (`| head`) has seen enough.
+    let _ = std::io::stdout().write_all(text.as_bytes());
+    Ok(())
+}

@@ -1,0 +1,286 @@
+//! The live view: two tables, and the chosen run's last minutes where there is room.
+//!
+//! Sixteen colours, no mouse, no box characters beyond what every font has, one
+//! redraw a sample: it is made to be used over ssh.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::time::{Duration, Instant};
+
+use ratatui::Frame;
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
+use ratatui::layout::{Constraint, Layout, Rect};
+use ratatui::style::{Color, Modifier, Style};
+use ratatui::text::{Line, Span};
+use ratatui::widgets::{Paragraph, Row, Sparkline, Table};
+
+use super::gather::{Gatherer, Run, View};
+use super::table::{NODE_COLUMNS, RUN_COLUMNS, node_cells, run_cells};
+use crate::units;
+
+/// Samples that a run's history keeps.
+const HISTORY: usize = 240;
+
+/// What runs can be sorted by: a column, and the order in it.
+const SORTS: [(usize, fn(&Run) -> f64); 6] = [
+    (5, |run| run.faults_per_s),
+    (2, |run| run.local as f64),
+    (4, |run| run.far as f64),
+    (9, |run| run.in_per_s),
+    (10, |run| run.out_per_s),
+    (11, |run| run.waiting),
+];
+
+struct Screen {
+    view: View,
+    sort: usize,
+    paused: bool,
+    /// The chosen run, by name: it stays chosen when the order changes.
+    chosen: Option<String>,
+    faults: HashMap<String, VecDeque<u64>>,
+}
+
+/// Draws until the user quits.
+pub fn show(gatherer: &mut Gatherer, interval: Duration) -> io::Result<()> {
+    let mut terminal = ratatui::try_init()?;
+    let mut screen =
+        Screen { view: gatherer.look(), sort: 0, paused: false, chosen: None, faults: HashMap::new() };
+    let ended = loop {
+        screen.arrange();
+        if let Err(e) = terminal.draw(|frame| screen.draw(frame)) {
+            break Err(e);
+        }
+        let next_look = Instant::now() + interval;
+        match screen.keys_until(next_look) {
+            Ok(true) => {}
+            Ok(false) => break Ok(()),
+            Err(e) => break Err(e),
+        }
+        if !screen.paused && Instant::now() >= next_look {
+            screen.view = gatherer.look();
+            screen.remember();
+        }
+    };
+    ratatui::try_restore()?;
+    ended
+}
+
+impl Screen {
+    /// Takes keys until one changes the picture or it is time for the next look; `false` to end.
+    fn keys_until(&mut self, then: Instant) -> io::Result<bool> {
+        while let Some(left) = then.checked_duration_since(Instant::now()) {
+            if !event::poll(left)? {
+                break;
+            }
+            match event::read()? {
+                Event::Key(key) if key.kind != KeyEventKind::Release => {
+                    match key.code {
+                        KeyCode::Char('q') | KeyCode::Esc => return Ok(false),
+                        KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => return Ok(false),
+                        KeyCode::Char('s') => self.sort = (self.sort + 1) % SORTS.len(),
+                        KeyCode::Char('p') | KeyCode::Char(' ') => self.paused = !self.paused,
+                        KeyCode::Down | KeyCode::Char('j') => self.choose(1),
+                        KeyCode::Up | KeyCode::Char('k') => self.choose(-1),
+                        _ => continue,
+                    }
+                    return Ok(true);
+                }
+                Event::Resize(..) => return Ok(true),
+                _ => {}
+            }
+        }
+        Ok(true)
+    }
+
+    fn arrange(&mut self) {
+        let by = SORTS[self.sort].1;
+        self.view.runs.sort_by(|a, b| by(b).total_cmp(&by(a)).then(a.supervisor.cmp(&b.supervisor)));
+        if self.chosen_index().is_none() {
+            self.chosen = self.view.runs.first().map(|run| run.run.clone());
+        }
+    }
+
+    fn remember(&mut self) {
+        let runs = &self.view.runs;
+        self.faults.retain(|name, _| runs.iter().any(|run| run.run == *name));
+        for run in runs {
+            let history = self.faults.entry(run.run.clone()).or_default();
+            history.push_back(run.faults_per_s as u64);
+            if history.len() > HISTORY {
+                history.pop_front();
+            }
+        }
+    }
+
+    fn chosen_index(&self) -> Option<usize> {
+        self.view.runs.iter().position(|run| Some(&run.run) == self.chosen.as_ref())
+    }
+
+    fn choose(&mut self, step: isize) {
+        let last = self.view.runs.len().saturating_sub(1);
+        let index = self.chosen_index().unwrap_or(0).saturating_add_signed(step).min(last);
+        self.chosen = self.view.runs.get(index).map(|run| run.run.clone());
+    }
+
+    fn draw(&self, frame: &mut Frame<'_>) {
+        let area = frame.area();
+        let nodes = (self.view.nodes.len() as u16 + 2).min(area.height / 3);
+        let detail = if area.height >= 20 && !self.view.runs.is_empty() { 8 } else { 0 };
+        let rows = Layout::vertical([
+            Constraint::Length(1),
+            Constraint::Min(2),
+            Constraint::Length(detail),
+            Constraint::Length(nodes),
+            Constraint::Length(1),
+        ])
+        .split(area);
+        frame.render_widget(self.headline(), rows[0]);
+        self.draw_runs(frame, rows[1]);
+        if detail > 0 {
+            self.draw_detail(frame, rows[2]);
+        }
+        self.draw_nodes(frame, rows[3]);
+        let keys = Line::from(" q quit   s sort   p pause   up/down choose").style(Style::new().fg(Color::DarkGray));
+        frame.render_widget(keys, rows[4]);
+    }
+
+    fn headline(&self) -> Line<'_> {
+        let faults: f64 = self.view.runs.iter().map(|run| run.faults_per_s).sum();
+        let text = format!(
+            " farmem top   {} runs, {} nodes   {} faults/s ",
+            self.view.runs.len(),
+            self.view.nodes.len(),
+            units::count(faults as u64)
+        );
+        let mut spans = vec![Span::from(text).style(Style::new().add_modifier(Modifier::BOLD))];
+        if self.paused {
+            spans.push(Span::from(" paused ").style(Style::new().fg(Color::Black).bg(Color::Yellow)));
+        }
+        Line::from(spans)
+    }
+
+    fn draw_runs(&self, frame: &mut Frame<'_>, area: Rect) {
+        if self.view.runs.is_empty() {
+            frame.render_widget(Paragraph::new("\n no runs; start one with: farmem run --local 1G -- PROGRAM"), area);
+            return;
+        }
+        let plan = Columns::fitting(area.width);
+        let header = plan.row(RUN_COLUMNS.map(String::from), Some(SORTS[self.sort].0));
+        // The chosen run stays in sight on a small terminal.
+        let room = area.height.saturating_sub(1).max(1) as usize;
+        let chosen = self.chosen_index().unwrap_or(0);
+        let first = (chosen + 1).saturating_sub(room);
+        let rows = self.view.runs.iter().enumerate().skip(first).take(room).map(|(index, run)| {
+            let style = if index == chosen { Style::new().add_modifier(Modifier::REVERSED) } else { Style::new() };
+            plan.row(run_cells(run, plan.program as usize), None).style(style)
+        });
+        let table = Table::new(rows, plan.widths()).column_spacing(1);
+        frame.render_widget(table.header(header.style(Style::new().fg(Color::Cyan))), area);
+    }
+
+    fn draw_nodes(&self, frame: &mut Frame<'_>, area: Rect) {
+        if self.view.nodes.is_empty() {
+            frame.render_widget(Line::from(" no nodes on this machine"), area);
+            return;
+        }
+        let widths = [Constraint::Min(16)].into_iter().chain([9, 10, 10, 8, 10, 10].map(Constraint::Length));
+        let right = |cells: [String; 7]| {
+            let mut cells = cells.into_iter();
+            let first = Line::from(format!(" {}", cells.next().unwrap_or_default()));
+            Row::new(std::iter::once(first).chain(cells.map(|cell| Line::from(cell).right_aligned())))
+        };
+        let rows: Vec<Row<'_>> = self.view.nodes.iter().map(|node| right(node_cells(node))).collect();
+        let header = right(NODE_COLUMNS.map(String::from)).style(Style::new().fg(Color::Cyan));
+        frame.render_widget(Table::new(rows, widths).header(header).column_spacing(1), area);
+    }
+
+    fn draw_detail(&self, frame: &mut Frame<'_>, area: Rect) {
+        let Some(run) = self.chosen_index().map(|index| &self.view.runs[index]) else { return };
+        let rows = Layout::vertical([Constraint::Length(4), Constraint::Min(2)]).split(area);
+        let mode = if run.by_thread { "handler thread" } else { "inline" };
+        let latency = &run.fetch_latency_ns;
+        let lines = vec![
+            Line::from(format!(" {}", run.program)).style(Style::new().add_modifier(Modifier::BOLD)),
+            Line::from(format!(
+                " for {}, {} processes, faults {mode}, nodes {}",
+                units::nanos((run.age_s.max(0.0) * 1e9) as u64),
+                run.processes,
+                run.nodes
+            )),
+            Line::from(format!(
+                " {} mapped; fetches p50 {}  p90 {}  p99 {}  p99.9 {}",
+                units::bytes(run.mapped),
+                units::nanos(latency.p50),
+                units::nanos(latency.p90),
+                units::nanos(latency.p99),
+                units::nanos(latency.p999)
+            )),
+            Line::from(" faults/s").style(Style::new().fg(Color::DarkGray)),
+        ];
+        frame.render_widget(Paragraph::new(lines), rows[0]);
+        let history = self.faults.get(&run.run).map(|history| history.iter().copied().collect()).unwrap_or_default();
+        let history: Vec<u64> = history;
+        let newest = &history[history.len().saturating_sub(rows[1].width.saturating_sub(2) as usize)..];
+        let inner = Rect { x: rows[1].x + 1, width: rows[1].width.saturating_sub(2), ..rows[1] };
+        frame.render_widget(Sparkline::default().data(newest).style(Style::new().fg(Color::Green)), inner);
+    }
+}
+
+/// Which columns fit into a width: the most telling ones stay.
+struct Columns {
+    shown: Vec<usize>,
+    program: u16,
+}
+
+impl Columns {
+    const WIDTHS: [u16; 12] = [0, 8, 9, 9, 9, 9, 6, 9, 9, 9, 9, 8];
+    /// Left out first to last.
+    const DISPENSABLE: [usize; 9] = [3, 7, 11, 1, 10, 8, 9, 4, 6];
+
+    fn fitting(width: u16) -> Columns {
+        let mut shown: Vec<usize> = (1..Self::WIDTHS.len()).collect();
+        let taken = |shown: &[usize]| shown.iter().map(|&column| Self::WIDTHS[column] + 1).sum::<u16>();
+        for column in Self::DISPENSABLE {
+            if taken(&shown) + 18 <= width {
+                break;
+            }
+            shown.retain(|&c| c != column);
+        }
+        let program = width.saturating_sub(taken(&shown) + 1).max(8);
+        shown.insert(0, 0);
+        Columns { shown, program }
+    }
+
+    fn widths(&self) -> Vec<Constraint> {
+        let width = |column: usize| if column == 0 { self.program + 1 } else { Self::WIDTHS[column] };
+        self.shown.iter().map(|&column| Constraint::Length(width(column))).collect()
+    }
+
+    fn row(&self, cells: [String; 12], marked: Option<usize>) -> Row<'static> {
+        let cell = |&column: &usize| {
+            let text = &cells[column];
+            match column {
+                0 => Line::from(format!(" {text}")),
+                _ if marked == Some(column) => Line::from(format!("{text}v")).right_aligned(),
+                _ => Line::from(text.clone()).right_aligned(),
+            }
+        };
+        Row::new(self.shown.iter().map(cell).collect::<Vec<Line<'static>>>())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_fit_every_width() {
+        for width in 0..200 {
+            let plan = Columns::fitting(width);
+            let taken: u16 = plan.shown.iter().skip(1).map(|&c| Columns::WIDTHS[c] + 1).sum();
+            assert!(plan.shown.contains(&2) && plan.shown.contains(&5), "{width}: local and faults stay");
+            assert!(width < 48 || taken + plan.program + 1 <= width, "{width}");
+        }
+        assert_eq!(Columns::fitting(140).shown.len(), 12);
+    }
+}
