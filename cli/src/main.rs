@@ -6,18 +6,22 @@
 //! | `farmem node`: lend this machine's memory | `node.rs` |
 //! | `farmem torture`: everything programs do to memory, verified | lab/torture |
 //! | `farmem demo`: a program with less and less local memory | `demo/` |
+//! | `farmem top`: what runs and nodes are doing | `top/` |
+//! | `farmem manual`: man pages and completions, for packages | `manual.rs` |
 //! | `farmem keep`: what `run` leaves behind for daemons | `run/keeper.rs` |
 
 mod counters;
 mod demo;
 mod failure;
 mod library;
+mod manual;
 mod node;
 mod program;
 mod run;
 mod runtime_dir;
 mod size;
 mod time;
+mod top;
 mod units;
 
 use std::io::Write;
@@ -42,7 +46,10 @@ enum Command {
     Torture(farmem_torture::Torture),
     #[command(hide = true)]
     TortureChild(farmem_torture::Child),
+    Top(top::Options),
     Demo(demo::Options),
+    #[command(hide = true)]
+    Manual(manual::Options),
     #[command(hide = true)]
     Keep(run::keeper::Options),
 }
@@ -66,6 +73,8 @@ impl Command {
             Command::Node(options) => node::run(&options),
             Command::Torture(torture) => std::process::exit(torture.run()?),
             Command::TortureChild(child) => Ok(child.run()?),
+            Command::Top(options) => top::run(&options),
+            Command::Manual(options) => manual::write(&options),
             Command::Demo(options) => demo::run(&options),
             Command::Keep(options) => run::keeper::keep(&options),
         }

@@ -94,10 +94,15 @@ impl Gatherer {
                 if let Some(run) = name.strip_prefix("run-").and_then(|name| name.strip_suffix(".counters")) {
                     if let Ok(sample) = Sample::read(&path) {
                         let before = self.runs.get(&path);
-                        view.runs.push(as_run(run, &sample, before.map(|(at, counts, latency)| (now - *at, counts, latency))));
+                        view.runs.push(as_run(
+                            run,
+                            &sample,
+                            before.map(|(at, counts, latency)| (now - *at, counts, latency)),
+                        ));
                         runs.insert(path, (now, sample.total(), sample.latency()));
                     }
-                } else if name.starts_with("node-") && name.ends_with(".json")
+                } else if name.starts_with("node-")
+                    && name.ends_with(".json")
                     && let Some(status) = Status::read_living(&path)
                 {
                     let before = self.nodes.get(&path);

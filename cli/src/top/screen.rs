@@ -43,8 +43,7 @@ struct Screen {
 /// Draws until the user quits.
 pub fn show(gatherer: &mut Gatherer, interval: Duration) -> io::Result<()> {
     let mut terminal = ratatui::try_init()?;
-    let mut screen =
-        Screen { view: gatherer.look(), sort: 0, paused: false, chosen: None, faults: HashMap::new() };
+    let mut screen = Screen { view: gatherer.look(), sort: 0, paused: false, chosen: None, faults: HashMap::new() };
     let ended = loop {
         screen.arrange();
         if let Err(e) = terminal.draw(|frame| screen.draw(frame)) {
