@@ -77,7 +77,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     }
     rows.push(Row { local: footprint, ..all_local });
     for share in &SHARES[1..] {
-        rows.push(bench.far(*share, ((footprint as f64 * share) as u64).max(4 << 20))?);
+        rows.push(bench.far(*share, ((footprint as f64 * share) as u64).max(1 << 20))?);
     }
 
     print!("\n{}", table(&rows));

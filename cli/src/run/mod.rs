@@ -41,7 +41,7 @@ pub use far::{Node, RunName};
 pub use summary::Stats;
 
 /// The least local memory a run may have: below it, fetching would evict what the same instruction needs.
-const LEAST_LOCAL: u64 = 4 << 20;
+const LEAST_LOCAL: u64 = 1 << 20;
 
 /// Run a program on far memory
 ///

@@ -1,0 +1,274 @@
+//! `farmem run` as its users and their scripts see it.
+
+mod common;
+
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Command, Stdio};
+
+use common::{Place, eventually, outcome, runs};
+
+fn signal(pid: u32, name: &str) {
+    assert!(Command::new("kill").args([name, &pid.to_string()]).status().unwrap().success());
+}
+
+#[test]
+fn output_and_status_are_the_programs_own() {
+    let place = Place::new();
+    assert_eq!(outcome(place.shell("echo out; echo err >&2; exit 7")), (Some(7), "out\n".into(), "err\n".into()));
+    assert_eq!(place.left(), Vec::<String>::new());
+}
+
+#[test]
+fn input_reaches_the_program() {
+    let place = Place::new();
+    let mut command = place.shell("cat");
+    command.stdin(Stdio::from(std::fs::File::open("/etc/passwd").unwrap()));
+    assert_eq!(outcome(command).1, std::fs::read_to_string("/etc/passwd").unwrap());
+}
+
+#[test]
+fn a_signal_that_ends_the_program_ends_us_alike() {
+    let place = Place::new();
+    for (name, number) in [("SEGV", 11), ("KILL", 9), ("TERM", 15), ("USR1", 10)] {
+        let ended = place.shell(&format!("kill -{name} $$")).output().unwrap().status;
+        assert_eq!(ended.signal(), Some(number), "{name}");
+    }
+}
+
+#[test]
+fn signals_go_on_to_the_program() {
+    let place = Place::new();
+    for name in ["TERM", "INT", "HUP", "USR2"] {
+        let script = format!("trap 'echo got {name}; exit 5' {name}; echo ready; while :; do sleep 0.05; done");
+        let mut child = place.shell(&script).stdout(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        assert_eq!(lines.next().unwrap().unwrap(), "ready");
+        signal(child.id(), &format!("-{name}"));
+        assert_eq!(lines.next().unwrap().unwrap(), format!("got {name}"));
+        assert_eq!(child.wait().unwrap().code(), Some(5));
+    }
+}
+
+#[test]
+fn an_ignored_signal_stays_ignored() {
+    let place = Place::new();
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "trap '' USR1; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_farmem")]);
+    shell.args([
+        "run",
+        "--local",
+        "16M",
+        "--far",
+        "128M",
+        "--stats",
+        "none",
+        "--",
+        "sh",
+        "-c",
+        "kill -USR1 $$; echo lives",
+    ]);
+    shell.env("XDG_RUNTIME_DIR", place.path());
+    assert_eq!(outcome(shell), (Some(0), "lives\n".into(), String::new()));
+}
+
+#[test]
+fn mistakes_are_one_line_and_a_status() {
+    let place = Place::new();
+    let script = place.path().join("plain");
+    std::fs::write(&script, "x").unwrap();
+    let plain = script.to_str().unwrap();
+    let cases: &[(&[&str], i32, &str)] = &[
+        (&["run", "true"], 64, "--local"),
+        (&["run", "--local"], 64, "--local"),
+        (&["run", "--local", "1G"], 64, "PROGRAM"),
+        (&["run", "--local", "lots", "--", "true"], 64, "512M"),
+        (&["run", "--local", "-1G", "--", "true"], 64, "-1G"),
+        (&["run", "--local", "0", "--", "true"], 64, "more than zero"),
+        (&["run", "--local", "1k", "--", "true"], 64, "least"),
+        (&["run", "--local", "200%", "--", "true"], 64, "too large"),
+        (&["run", "--local", "1G", "--fault", "magic", "--", "true"], 64, "magic"),
+        (&["run", "--local", "1G", "--grace", "soon", "--", "true"], 64, "30s"),
+        (&["run", "--local", "1G", "--stats", "xml", "--", "true"], 64, "json"),
+        (&["run", "--local", "1G", "--node", "nowhere", "--", "true"], 64, "nowhere"),
+        (&["run", "--local", "1G", "--node", "host:port", "--", "true"], 64, "host:port"),
+        (&["run", "--local", "1G", "--node", "a:1", "--far", "1G", "--", "true"], 64, "--far"),
+        (&["run", "--local", "1G", "--", "no-such-program"], 127, "not found"),
+        (&["run", "--local", "1G", "--", "/no/such/program"], 127, "not found"),
+        (&["run", "--local", "1G", "--", plain], 126, "not executable"),
+        (&["run", "--local", "1G", "--", "/tmp"], 126, "not executable"),
+        (&["run", "--local", "1G", "--node", "127.0.0.1:1", "--", "true"], 72, "127.0.0.1:1"),
+        (&["run", "--local", "1G", "--node", "unix:/no/such/socket", "--", "true"], 72, "/no/such/socket"),
+        (&["node", "--lend", "1G"], 64, "--listen"),
+        (&["node", "--lend", "0", "--listen", "127.0.0.1:0"], 64, "more than zero"),
+        (&["node", "--lend", "1G", "--listen", "nonsense"], 64, "nonsense"),
+        (&["node", "--lend", "1G", "--listen", "unix:"], 64, "unix:"),
+        (&["node", "--lend", "1G", "--listen", "127.0.0.1:99999"], 64, "99999"),
+        (&["node", "--lend", "900T", "--listen", "127.0.0.1:0"], 64, "--lend"),
+        (&["node", "--lend", "1G", "--listen", "127.0.0.1:0", "--metrics", "x"], 64, "--metrics"),
+        (&["nonsense"], 64, "nonsense"),
+    ];
+    for (arguments, status, part) in cases {
+        let (got, out, err) = outcome(place.farmem(*arguments));
+        assert_eq!((got, out.as_str()), (Some(*status), ""), "{arguments:?}: {err}");
+        assert!(err.starts_with("farmem: ") && err.ends_with('\n') && err.lines().count() == 1, "{arguments:?}: {err}");
+        assert!(err.contains(part), "{arguments:?}: {err}");
+    }
+    assert_eq!(place.left(), Vec::<String>::new());
+}
+
+#[test]
+fn a_static_program_is_refused_before_it_runs() {
+    let place = Place::new();
+    let program = place.path().join("static");
+    // An ELF header for x86-64 with no program headers: nothing names a loader.
+    let mut elf = vec![0; 64];
+    elf[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");
+    (elf[16], elf[18], elf[54]) = (2, 62, 56);
+    std::fs::write(&program, elf).unwrap();
+    Command::new("chmod").arg("755").arg(&program).status().unwrap();
+    let (status, _, err) = outcome(place.farmem(["run", "--local", "64M", "--", program.to_str().unwrap()]));
+    assert_eq!(status, Some(64));
+    assert!(err.contains("statically linked"), "{err}");
+}
+
+#[test]
+fn a_set_user_id_program_is_refused() {
+    let place = Place::new();
+    let program = place.path().join("privileged");
+    std::fs::copy("/bin/true", &program).unwrap();
+    let owner = Command::new("chown").arg("65534").arg(&program).status().unwrap().success();
+    Command::new("chmod").arg("4755").arg(&program).status().unwrap();
+    let (status, _, err) = outcome(place.farmem(["run", "--local", "64M", "--", program.to_str().unwrap()]));
+    if owner {
+        assert_eq!(status, Some(64));
+        assert!(err.contains("set-user-ID"), "{err}");
+    } else {
+        // Not root: the file is our own, and executing it changes nothing.
+        assert_eq!(status, Some(0), "{err}");
+    }
+}
+
+#[test]
+fn the_summary_comes_in_every_form() {
+    let place = Place::new();
+    let file = place.path().join("stats.json");
+    let form = format!("json:{}", file.display());
+    let run =
+        |form: &str| outcome(place.farmem(["run", "--local", "16M", "--far", "128M", "--stats", form, "--", "true"]));
+
+    let (status, _, err) = run("text");
+    assert_eq!(status, Some(0));
+    assert!(err.starts_with("farmem: ") && err.contains("far memory"), "{err}");
+
+    let (_, _, err) = run("json");
+    let report: serde_json::Value = serde_json::from_str(&err).unwrap();
+    assert_eq!((&report["program"], &report["status"], &report["processes"]), (&"true".into(), &0.into(), &1.into()));
+    assert_eq!(report["local_limit"], 16 << 20);
+
+    assert_eq!(run("none").2, "");
+    assert_eq!(run(&form).2, "");
+    let report: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    assert_eq!(report["status"], 0);
+}
+
+#[test]
+fn other_preloaded_libraries_stay() {
+    let place = Place::new();
+    let mut command = place.shell("echo $LD_PRELOAD");
+    command.env("LD_PRELOAD", "libc.so.6");
+    let (status, out, _) = outcome(command);
+    assert_eq!(status, Some(0));
+    assert!(out.contains("libfarmem_preload") && out.trim_end().ends_with(":libc.so.6"), "{out}");
+}
+
+/// The program's pid, the embedded node's, and the supervisor's process.
+fn started(place: &Place, script: &str) -> (u32, u32, std::process::Child, BufReader<std::process::ChildStdout>) {
+    let mut child = place.shell(script).stdout(Stdio::piped()).spawn().unwrap();
+    let mut out = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    out.read_line(&mut line).unwrap();
+    let program = line.trim().parse().unwrap();
+    let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", child.id())).unwrap();
+    let node = children.split_whitespace().map(|pid| pid.parse().unwrap()).find(|&pid| pid != program).unwrap();
+    (program, node, child, out)
+}
+
+#[test]
+fn nothing_outlives_a_supervisor_that_is_killed() {
+    let place = Place::new();
+    let (program, node, mut farmem, _out) = started(&place, "echo $$; exec sleep 60");
+    assert!(runs(program) && runs(node));
+    farmem.kill().unwrap();
+    farmem.wait().unwrap();
+    eventually("the program is gone", || !runs(program));
+    eventually("the node is gone", || !runs(node));
+    // The next run sweeps up after it.
+    assert_eq!(outcome(place.shell("exit 0")).0, Some(0));
+    assert_eq!(place.left(), Vec::<String>::new());
+}
+
+#[test]
+fn the_node_ends_with_a_killed_program() {
+    let place = Place::new();
+    let (program, node, mut farmem, _out) = started(&place, "echo $$; exec sleep 60");
+    signal(program, "-KILL");
+    assert_eq!(farmem.wait().unwrap().signal(), Some(9));
+    eventually("the node is gone", || !runs(node));
+    assert_eq!(place.left(), Vec::<String>::new());
+}
+
+#[test]
+fn a_program_left_in_the_background_keeps_its_run() {
+    let place = Place::new();
+    let (_, node, mut farmem, mut out) = started(&place, "echo $$; (exec >&- 2>&-; sleep 3) & exit 4");
+    // Nobody who reads our output waits for the background.
+    let mut rest = String::new();
+    out.read_to_string(&mut rest).unwrap();
+    assert_eq!(farmem.wait().unwrap().code(), Some(4));
+    assert!(runs(node), "the background process has lost its memory");
+    eventually("the node ends with the last process", || !runs(node));
+    eventually("the run's files are gone", || place.left().is_empty());
+}
+
+#[test]
+fn a_stop_by_the_terminal_stops_the_job_and_a_plain_one_does_not() {
+    let place = Place::new();
+    let state = |pid: u32| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        stat.rsplit(") ").next().and_then(|rest| rest.chars().next()).unwrap_or('?')
+    };
+    let (program, _, mut farmem, _out) = started(&place, "echo $$; exec sleep 2");
+    signal(program, "-TSTP");
+    eventually("we stop with the program", || state(farmem.id()) == 'T');
+    signal(farmem.id(), "-CONT");
+    eventually("both go on", || state(program) == 'S' && state(farmem.id()) == 'S');
+    signal(program, "-STOP");
+    eventually("the program stops", || state(program) == 'T');
+    std::thread::sleep(std::time::Duration::from_millis(200));
+    assert_eq!(state(farmem.id()), 'S');
+    signal(program, "-CONT");
+    assert_eq!(farmem.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn a_closed_standard_error_changes_nothing() {
+    let place = Place::new();
+    let script = "exec \"$0\" run --local 16M --far 128M -- sh -c 'exit 3' 2>&-";
+    let mut shell = Command::new("sh");
+    shell.args(["-c", script, env!("CARGO_BIN_EXE_farmem")]).env("XDG_RUNTIME_DIR", place.path());
+    assert_eq!(outcome(shell).0, Some(3));
+}
+
+#[test]
+fn a_leftover_runtime_directory_of_another_user_is_not_used() {
+    let place = Place::new();
+    let open = place.path().join("farmem");
+    std::fs::create_dir(&open).unwrap();
+    Command::new("chmod").arg("777").arg(&open).status().unwrap();
+    let mut command = place.shell("echo $LD_PRELOAD");
+    command.arg0("farmem");
+    let (status, out, _) = outcome(command);
+    assert_eq!(status, Some(0));
+    assert!(!out.contains(open.to_str().unwrap()), "{out}");
+}

@@ -1,0 +1,54 @@
+//! `farmem top --once` and `--json`, beside a run and a node that are there.
+
+mod common;
+
+use std::process::Stdio;
+
+use common::{Place, eventually, outcome};
+
+#[test]
+fn runs_and_nodes_are_shown_while_they_live() {
+    let place = Place::new();
+    let socket = place.path().join("node.sock");
+    let address = format!("unix:{}", socket.display());
+    let mut node = place.farmem(["node", "--lend", "256M", "--listen", &address]).spawn().unwrap();
+    eventually("the node listens", || socket.exists());
+    let run = ["run", "--local", "16M", "--node", &address, "--stats", "none", "--", "sleep", "60"];
+    let mut run = place.farmem(run).stdout(Stdio::null()).spawn().unwrap();
+
+    let top = || {
+        let (status, out, err) = outcome(place.farmem(["top", "--json", "--interval", "100ms"]));
+        assert_eq!((status, err.as_str()), (Some(0), ""));
+        serde_json::from_str::<serde_json::Value>(&out).unwrap()
+    };
+    let mine = |list: &serde_json::Value, key: &str, pid: u32| {
+        list.as_array().unwrap().iter().find(|entry| entry[key] == pid).cloned()
+    };
+    eventually("the run is shown", || mine(&top()["runs"], "supervisor", run.id()).is_some());
+    let seen = mine(&top()["runs"], "supervisor", run.id()).unwrap();
+    assert_eq!(
+        (&seen["program"], &seen["nodes"], &seen["local_limit"]),
+        (&"sleep 60".into(), &address.as_str().into(), &(16 << 20).into())
+    );
+    eventually("the node is shown with its client", || {
+        mine(&top()["nodes"], "pid", node.id()).is_some_and(|node| node["clients"].as_u64() > Some(0))
+    });
+    assert_eq!(mine(&top()["nodes"], "pid", node.id()).unwrap()["lend"], 256 << 20);
+
+    let (_, table, _) = outcome(place.farmem(["top", "--once", "--interval", "100ms"]));
+    assert!(table.contains("sleep 60") && table.contains("faults/s") && table.contains("16.0 MiB"), "{table}");
+
+    // Killed, they leave files behind; whoever looks next removes them.
+    run.kill().unwrap();
+    run.wait().unwrap();
+    node.kill().unwrap();
+    node.wait().unwrap();
+    eventually("what died is not shown", || {
+        let view = top();
+        mine(&view["runs"], "supervisor", run.id()).is_none() && mine(&view["nodes"], "pid", node.id()).is_none()
+    });
+    eventually("no file is left", || {
+        top();
+        place.left().is_empty()
+    });
+}

@@ -1,0 +1,68 @@
+#!/bin/sh
+# Builds farmem_VERSION_amd64.deb from this tree: packaging/deb.sh [DIRECTORY]
+#
+# Needs cargo and dpkg-deb; prints the package's path on the last line.
+set -eu
+cd "$(dirname "$0")/.."
+into=$(realpath "${1:-.}")
+
+cargo build --release -p farmem-cli
+target=$(cargo metadata --no-deps --format-version 1 | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')
+binary=$target/release/farmem
+version=$("$binary" --version | cut -d' ' -f2)
+
+tree=$(mktemp -d)
+trap 'rm -rf "$tree"' EXIT
+chmod 755 "$tree"
+install -Dm755 "$binary" "$tree/usr/bin/farmem"
+# The same bytes as in the binary, which then writes no copy of its own.
+install -Dm644 "$target/release/deps/libfarmem_preload.so" "$tree/usr/lib/farmem/libfarmem_preload.so"
+install -Dm644 packaging/farmem-node.service "$tree/lib/systemd/system/farmem-node.service"
+install -Dm644 packaging/farmem-node.default "$tree/etc/default/farmem-node"
+
+"$binary" manual "$tree/manual"
+for page in "$tree"/manual/*.1; do
+    install -Dm644 "$page" "$tree/usr/share/man/man1/$(basename "$page")"
+done
+gzip -9n "$tree"/usr/share/man/man1/*.1
+install -Dm644 "$tree/manual/farmem.bash" "$tree/usr/share/bash-completion/completions/farmem"
+install -Dm644 "$tree/manual/_farmem" "$tree/usr/share/zsh/vendor-completions/_farmem"
+install -Dm644 "$tree/manual/farmem.fish" "$tree/usr/share/fish/vendor_completions.d/farmem.fish"
+rm -r "$tree/manual"
+
+for text in README.md CHANGELOG.md; do
+    install -Dm644 "$text" "$tree/usr/share/doc/farmem/$text"
+done
+install -Dm644 /dev/stdin "$tree/usr/share/doc/farmem/copyright" <<COPYRIGHT
+Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/
+Upstream-Name: farmem
+
+Files: *
+Copyright: The farmem developers
+License: MIT or Apache-2.0
+ The full texts are LICENSE-MIT and LICENSE-APACHE in the source;
+ Apache-2.0 is in /usr/share/common-licenses/Apache-2.0 as well.
+COPYRIGHT
+
+# The C library symbols that the binary asks for decide where it runs.
+libc=$(objdump -T "$binary" 2>/dev/null | sed -n 's/.*GLIBC_\([0-9.]*\)).*/\1/p' | sort -Vu | tail -1)
+mkdir "$tree/DEBIAN"
+cat >"$tree/DEBIAN/control" <<CONTROL
+Package: farmem
+Version: $version
+Architecture: amd64
+Maintainer: The farmem developers
+Section: admin
+Priority: optional
+Depends: libc6 (>= ${libc:-2.31}), libgcc-s1
+Installed-Size: $(du -sk "$tree" | cut -f1)
+Description: more memory than the machine has
+ farmem gives unmodified programs more memory than their machine has, by
+ borrowing RAM from other machines, without root, kernel modules or special
+ network cards.
+CONTROL
+echo /etc/default/farmem-node >"$tree/DEBIAN/conffiles"
+
+package=$into/farmem_${version}_amd64.deb
+dpkg-deb --build --root-owner-group "$tree" "$package" >/dev/null
+echo "$package"
