@@ -15,6 +15,8 @@ tree=$(mktemp -d)
 trap 'rm -rf "$tree"' EXIT
 chmod 755 "$tree"
 install -Dm755 "$binary" "$tree/usr/bin/farmem"
+# Without debug information of the binary's own; the library inside it is data and stays as it is.
+strip --strip-debug "$tree/usr/bin/farmem" 2>/dev/null || true
 # The same bytes as in the binary, which then writes no copy of its own.
 install -Dm644 "$target/release/deps/libfarmem_preload.so" "$tree/usr/lib/farmem/libfarmem_preload.so"
 install -Dm644 packaging/farmem-node.service "$tree/lib/systemd/system/farmem-node.service"

@@ -259,7 +259,7 @@ pub fn hand_over(path: &Path, supervisor: u32) -> io::Result<()> {
 
 /// As much of a text as a field of `words` words holds, cut between characters.
 fn fitted(text: &str, words: usize) -> &[u8] {
-    text[..text.floor_char_boundary(words * size_of::<AtomicU64>())].as_bytes()
+    &text.as_bytes()[..text.floor_char_boundary(words * size_of::<AtomicU64>())]
 }
 
 /// The bytes of a file, read at the offsets of its layout.
