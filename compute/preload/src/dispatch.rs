@@ -6,7 +6,7 @@
 //! Holds no lock and blocks no signal while the call itself is made.
 
 use crate::start::pager;
-use crate::{guard, signals};
+use crate::{fork, guard, signals};
 use farmem_protocol::addr::{FAR_END, FAR_START, is_far};
 use farmem_sys::raw::{owns_fd, syscall};
 
@@ -25,6 +25,8 @@ pub struct Call {
 
 /// Numbers that need a decision even without a far argument.
 pub const ALWAYS: &[i64] = &[
+    libc::SYS_clone,
+    libc::SYS_fork,
     libc::SYS_mmap,
     libc::SYS_brk,
     libc::SYS_rt_sigaction,
@@ -61,7 +63,7 @@ pub fn issue(call: &Call) -> isize {
 
 /// Decides and makes a call; returns what the kernel would.
 pub fn dispatch(call: &Call) -> isize {
-    let [a, b, c, d, e, f] = call.args;
+    let [a, b, c, d, e, _] = call.args;
     match call.nr {
         libc::SYS_mmap => mmap(call),
         libc::SYS_brk => pager().brk(a) as isize,
@@ -82,12 +84,9 @@ pub fn dispatch(call: &Call) -> isize {
         libc::SYS_close_range => close_range(a as u32, b as u32, c),
         // Its rings and buffers would be used by the kernel at times nobody is told of.
         libc::SYS_io_uring_setup | libc::SYS_io_setup => ENOSYS,
-        libc::SYS_fork | libc::SYS_vfork => {
-            // SAFETY: libc's fork takes no arguments and runs our handlers.
-            unsafe { libc::fork() as isize }
-        }
+        libc::SYS_fork => fork::fork(call),
+        libc::SYS_clone if a & libc::CLONE_VM as usize == 0 && b == 0 => fork::fork(call),
         _ => {
-            let _ = f;
             pager().count_guarded_syscall();
             guard::call(pager(), call)
         }

@@ -21,8 +21,7 @@ fn result(ret: isize) -> isize {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn syscall(nr: i64, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> isize {
     let call = Call { nr, args: [a, b, c, d, e, f] };
-    let plain = !started()
-        || !call.args.iter().any(|&x| is_far(x)) && !crate::dispatch::ALWAYS.contains(&nr) && nr != libc::SYS_fork;
+    let plain = !started() || !call.args.iter().any(|&x| is_far(x)) && !crate::dispatch::ALWAYS.contains(&nr);
     result(if plain { issue(&call) } else { dispatch(&call) })
 }
 

@@ -1,38 +1,23 @@
-//! Around the program's forks.
+//! The program's forks, at the system call itself.
 //!
-//! Registered with `pthread_atfork` before anything else is: libc runs *prepare*
-//! handlers last-registered first and *child* handlers first-registered first, so
-//! the runtime stops last and goes on first.
+//! Not in `pthread_atfork` handlers: libc takes malloc's locks after those have
+//! run, and a thread that faults inside malloc, and so holds such a lock, would
+//! then wait for the fork to end, and the fork for the lock. At the system call
+//! libc holds all of its locks already, and the runtime needs none of them.
 
+use crate::dispatch::{Call, issue};
 use crate::start::{claim_counters, pager};
-use farmem_pager::Fork;
-use farmem_sys::sync::Lock;
 
-static UNDER_WAY: Lock<Option<Fork<'static>>> = Lock::new(None);
-
-/// Registers the handlers.
-pub fn register() {
-    // SAFETY: three functions of ours.
-    unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) };
-}
-
-extern "C" fn prepare() {
+/// Makes a clone (or fork) that copies the address space and stays on this stack.
+pub fn fork(call: &Call) -> isize {
     let fork = pager().fork_prepare();
-    *UNDER_WAY.lock() = Some(fork);
     crate::ARENA.hold_across_fork();
-}
-
-extern "C" fn parent() {
+    let ret = issue(call);
     crate::ARENA.release_after_fork();
-    if let Some(fork) = UNDER_WAY.lock().take() {
-        // libc does not say whether the fork succeeded. A share that nobody else holds ends at once.
-        pager().fork_parent(fork, true);
-    }
-}
-
-extern "C" fn child() {
-    crate::ARENA.release_after_fork();
-    if let Some(fork) = UNDER_WAY.lock().take() {
+    if ret == 0 {
         pager().fork_child(fork, claim_counters());
+    } else {
+        pager().fork_parent(fork, ret > 0);
     }
+    ret
 }

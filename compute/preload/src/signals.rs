@@ -205,13 +205,15 @@ fn chain(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     match action.handler {
         libc::SIG_IGN => {}
         libc::SIG_DFL => {
-            // SAFETY: the default action, then the same signal again when this handler returns and
-            // the access is repeated, or now if it was sent.
+            // The signal again, for the process, with the default action; past the program's own
+            // idea of it and past every hook. A forced one would come back by itself; one that was
+            // sent would not.
+            let default = DEFAULT;
+            // SAFETY: a live structure; no other pointer.
             unsafe {
-                let mut default: libc::sigaction = std::mem::zeroed();
-                default.sa_sigaction = libc::SIG_DFL;
-                (real_sigaction())(signal, &default, std::ptr::null_mut());
-                libc::raise(signal);
+                syscall(libc::SYS_rt_sigaction, [signal as usize, &default as *const _ as usize, 0, 8, 0, 0]);
+                let (pid, thread) = (syscall(libc::SYS_getpid, [0; 6]), syscall(libc::SYS_gettid, [0; 6]));
+                syscall(libc::SYS_tgkill, [pid as usize, thread as usize, signal as usize, 0, 0, 0]);
             }
         }
         handler if action.flags & libc::SA_SIGINFO as u64 != 0 => {

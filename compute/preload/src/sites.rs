@@ -129,8 +129,10 @@ pub fn always(nr: i64) {
     unsafe { ALWAYS[nr as usize] = 1 };
 }
 
-/// Room for the stubs of all sites: fewer than a thousand, 48 bytes each.
-const STUB_BYTES: usize = 48 << 10;
+/// Longest stub.
+const STUB: usize = 64;
+/// Room for the stubs of all sites: fewer than a thousand.
+const STUB_BYTES: usize = STUB << 10;
 
 /// Takes memory for stubs within reach of the text that starts at `text`. To be done before anything
 /// large is mapped, because large mappings fill the addresses below libc.
@@ -146,7 +148,7 @@ pub unsafe fn patch(start: usize, end: usize, stubs: usize) -> Option<Patched> {
     // SAFETY: the caller's: mapped text.
     let text = unsafe { std::slice::from_raw_parts(start as *const u8, end - start) };
     let mut sites = find(text);
-    sites.truncate(STUB_BYTES / 48 - 1);
+    sites.truncate(STUB_BYTES / STUB - 1);
     // SAFETY: single-threaded start; our own fresh mapping for the stacks.
     unsafe {
         STACK_BASE = farmem_sys::memory::reserve(STACKS << STACK_SHIFT).ok()? as usize;
@@ -167,7 +169,19 @@ pub unsafe fn patch(start: usize, end: usize, stubs: usize) -> Option<Patched> {
     let mut done = Patched::default();
     for site in sites {
         let place = start + site.offset;
-        let mut code: Vec<u8> = Vec::with_capacity(48);
+        let mut code: Vec<u8> = Vec::with_capacity(STUB);
+        if site.nr as i64 == libc::SYS_clone {
+            // A thread, or a child on a stack of its own, leaves on another stack than it came on: it
+            // takes the instruction that is still there. Only what fork does is dispatched.
+            code.extend([0xf7, 0xc7, 0x00, 0x01, 0x00, 0x00]); // test edi,CLONE_VM
+            code.extend([0x75, 0x05]); // jnz native (past the next two)
+            code.extend([0x48, 0x85, 0xf6]); // test rsi,rsi
+            code.extend([0x74, 0x0a]); // jz fork
+            code.push(0xb8); // native: mov eax,SYS_clone
+            code.extend(site.nr.to_le_bytes());
+            code.push(0xe9); // jmp to the syscall instruction
+            code.extend(rel(at + code.len() + 4, place + 5));
+        }
         code.push(0xb8);
         code.extend(site.nr.to_le_bytes());
         code.extend([0x48, 0x8d, 0x64, 0x24, 0x80]); // lea rsp,[rsp-128]
@@ -222,13 +236,9 @@ fn find(text: &[u8]) -> Vec<Site> {
         match text[offset..offset + 10] {
             [0xb8, a, b, 0, 0, 0x0f, 0x05, ..] if text[offset - 1] & 0xf0 != 0x40 => {
                 let nr = u32::from_le_bytes([a, b, 0, 0]);
-                // clone and clone3 in a new stack: their stubs would return on another stack.
-                if nr < 512
-                    && !matches!(
-                        nr as i64,
-                        libc::SYS_clone | libc::SYS_clone3 | libc::SYS_vfork | libc::SYS_rt_sigreturn
-                    )
-                {
+                // Calls that leave on another stack than they came on stay as they are.
+                let leaves = matches!(nr as i64, libc::SYS_clone3 | libc::SYS_vfork | libc::SYS_rt_sigreturn);
+                if nr < 512 && !leaves {
                     sites.push(Site { offset, nr, kind: Kind::Mov });
                 }
             }
