@@ -109,16 +109,40 @@ pub enum Change {
 
 /// A change of this child that was not yet told, if any. Does not wait.
 pub fn change_of(child: u32) -> io::Result<Option<Change>> {
+    wait_for(child as i32).map(|told| told.map(|(_, change)| change))
+}
+
+/// A change of any child that was not yet told, with its pid. Does not wait.
+pub fn any_change() -> io::Result<Option<(u32, Change)>> {
+    wait_for(-1)
+}
+
+fn wait_for(pid: i32) -> io::Result<Option<(u32, Change)>> {
     let mut status = 0;
     // SAFETY: `status` is live.
-    match unsafe { libc::waitpid(child as i32, &mut status, libc::WNOHANG | libc::WUNTRACED | libc::WCONTINUED) } {
-        -1 => Err(io::Error::last_os_error()),
-        0 => Ok(None),
-        _ if libc::WIFEXITED(status) => Ok(Some(Change::Exited(libc::WEXITSTATUS(status)))),
-        _ if libc::WIFSIGNALED(status) => Ok(Some(Change::Killed(libc::WTERMSIG(status)))),
-        _ if libc::WIFSTOPPED(status) => Ok(Some(Change::Stopped(libc::WSTOPSIG(status)))),
-        _ => Ok(Some(Change::Continued)),
-    }
+    let told = unsafe { libc::waitpid(pid, &mut status, libc::WNOHANG | libc::WUNTRACED | libc::WCONTINUED) };
+    let change = match told {
+        -1 => return Err(io::Error::last_os_error()),
+        0 => return Ok(None),
+        _ if libc::WIFEXITED(status) => Change::Exited(libc::WEXITSTATUS(status)),
+        _ if libc::WIFSIGNALED(status) => Change::Killed(libc::WTERMSIG(status)),
+        _ if libc::WIFSTOPPED(status) => Change::Stopped(libc::WSTOPSIG(status)),
+        _ => Change::Continued,
+    };
+    Ok(Some((told as u32, change)))
+}
+
+/// Makes this process the parent of descendants whose own parents end, as `init` is otherwise.
+pub fn adopt_orphans() {
+    // SAFETY: no memory is involved.
+    unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) };
+}
+
+/// The children of this process, zombies included; none where the kernel does not tell.
+pub fn children() -> Vec<u32> {
+    let threads = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+    let lists = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
+    lists.flat_map(|list| list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<u32>>()).collect()
 }
 
 /// Sends a signal to a process. An error means that it is gone, or not ours to signal.

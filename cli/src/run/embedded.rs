@@ -6,6 +6,7 @@
 //! sees it and exits. `PR_SET_PDEATHSIG` would not survive the hand-over from
 //! supervisor to keeper.
 
+use std::cell::Cell;
 use std::fs::{File, OpenOptions};
 use std::io::{PipeWriter, Read, Seek};
 use std::os::unix::fs::OpenOptionsExt;
@@ -30,6 +31,8 @@ pub struct Embedded {
     node: Node,
     socket: Scratch,
     complaints: File,
+    /// It has ended, and its pid may be another's.
+    reaped: Cell<bool>,
 }
 
 impl Embedded {
@@ -58,7 +61,7 @@ impl Embedded {
         signals.hand_back(&mut command, false);
         let process = command.spawn().map_err(failed)?;
         let node = address.parse().map_err(Failure::no_node)?;
-        Ok(Embedded { process, lifeline: Some(lifeline), node, socket, complaints })
+        Ok(Embedded { process, lifeline: Some(lifeline), node, socket, complaints, reaped: Cell::new(false) })
     }
 
     /// Its address.
@@ -80,8 +83,8 @@ impl Embedded {
             {
                 return Ok(connected);
             }
-            let ended = !matches!(process::change_of(self.pid()), Ok(None));
-            if ended || Instant::now() > until {
+            self.reaped.set(!matches!(process::change_of(self.pid()), Ok(None)));
+            if self.reaped.get() || Instant::now() > until {
                 let why = self.last_complaint().unwrap_or_else(|| "it does not answer".into());
                 return Err(Failure::no_node(format!("the node started for this run is not usable: {why}")));
             }
@@ -89,8 +92,17 @@ impl Embedded {
         }
     }
 
+    /// Notes that a child has ended; if it was the node, gives what it said last.
+    pub fn ended(&self, child: u32) -> Option<String> {
+        if child != self.pid() {
+            return None;
+        }
+        self.reaped.set(true);
+        self.last_complaint()
+    }
+
     /// The last line the node said, if any.
-    pub fn last_complaint(&self) -> Option<String> {
+    fn last_complaint(&self) -> Option<String> {
         let mut said = String::new();
         let mut log = &self.complaints;
         log.rewind().ok()?;
@@ -108,7 +120,7 @@ impl Embedded {
 
 impl Drop for Embedded {
     fn drop(&mut self) {
-        if self.lifeline.take().is_some() {
+        if self.lifeline.take().is_some() && !self.reaped.get() {
             // Nothing of the run is left: there is nothing to wait for.
             let _ = self.process.kill();
             let _ = self.process.wait();

@@ -5,8 +5,11 @@
 //! detached, takes its place: it holds the embedded node's lifeline, waits until
 //! no process of the run is left, and ends the run.
 //!
-//! A process belongs to a run if it has the run's counters file mapped. That is
-//! exact: environments get overwritten (`setproctitle`), numbers get reused.
+//! A process belongs to a run if it has the run's counters file mapped: that is
+//! certain, while environments get overwritten (`setproctitle`) and numbers reused.
+//! Between fork or exec and the runtime's start it has not yet; but when its
+//! parent has ended by then, it is a child of the supervisor, which has adopted
+//! it, and who names it to the keeper.
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -36,10 +39,21 @@ pub struct Options {
     node: Vec<Node>,
     #[arg(long)]
     counters: PathBuf,
+    #[arg(long)]
+    process: Vec<u32>,
 }
 
-/// The living processes of a run.
-pub fn living(counters: &Path, sample: &Sample) -> Vec<u32> {
+/// The processes of a run whose program has ended: known by its counters, or orphans of the program's.
+pub fn left_behind(counters: &Path, sample: &Sample, node: Option<u32>) -> Vec<u32> {
+    let mut pids = living(counters, sample);
+    let orphans = process::children().into_iter().filter(|&child| Some(child) != node && !pids.contains(&child));
+    let orphans: Vec<u32> = orphans.collect();
+    pids.extend(orphans);
+    pids
+}
+
+/// The living processes of a run that its counters know.
+fn living(counters: &Path, sample: &Sample) -> Vec<u32> {
     let mut pids: Vec<u32> = sample.processes.iter().map(|process| process.pid).collect();
     if pids.len() == PROCESSES {
         // More processes than slots: the file no longer names them all.
@@ -56,11 +70,20 @@ fn has_mapped(pid: u32, file: &Path) -> bool {
 }
 
 /// Starts the keeper of a run.
-pub fn start(run: &RunName, nodes: &[Node], counters: &Path, embedded: Option<Embedded>) -> Result<(), Failure> {
+pub fn start(
+    run: &RunName,
+    nodes: &[Node],
+    counters: &Path,
+    processes: &[u32],
+    embedded: Option<Embedded>,
+) -> Result<(), Failure> {
     let mut command = Command::new("/proc/self/exe");
     command.arg0("farmem").arg("keep").args(["--run", &run.to_string()]).arg("--counters").arg(counters);
     for node in nodes {
         command.args(["--node", &node.to_string()]);
+    }
+    for process in processes {
+        command.args(["--process", &process.to_string()]);
     }
     command
         .stdin(match embedded.and_then(Embedded::into_lifeline) {
@@ -81,7 +104,8 @@ pub fn start(run: &RunName, nodes: &[Node], counters: &Path, embedded: Option<Em
 pub fn keep(options: &Options) -> Result<(), Failure> {
     let far = Far::connect(&options.node, &options.run, Transport::Auto, Duration::ZERO);
     while let Ok(sample) = Sample::read(&options.counters) {
-        if living(&options.counters, &sample).is_empty() {
+        // A number of the list that is reused keeps the run longer than need be, at worst.
+        if !options.process.iter().any(|&pid| process::exists(pid)) && living(&options.counters, &sample).is_empty() {
             break;
         }
         std::thread::sleep(LOOK_EVERY);

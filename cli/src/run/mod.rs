@@ -25,7 +25,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant, SystemTime};
 
-use farmem_sys::process::Signals;
+use farmem_sys::process::{self, Signals};
 
 use crate::counters::{self, Beginning, Sample};
 use crate::failure::Failure;
@@ -161,6 +161,7 @@ pub fn run(options: &Options) -> Result<Infallible, Failure> {
     if options.verbose {
         eprintln!("farmem: run {run}: {} on {}, {local} bytes local", file.display(), far::list(&nodes));
     }
+    process::adopt_orphans();
     let begun = Instant::now();
     let child = command.spawn().map_err(|e| Failure {
         status: if e.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 },
@@ -171,15 +172,15 @@ pub fn run(options: &Options) -> Result<Infallible, Failure> {
 
     let sample = Sample::read(&counters).map_err(|e| Failure::usage(format!("the run's counters are lost: {e}")))?;
     peaks.note(&sample);
-    let others = keeper::living(&counters, &sample).len();
-    if others == 0 {
+    let others = keeper::left_behind(&counters, &sample, embedded.as_ref().map(Embedded::pid));
+    if others.is_empty() {
         far.end_run();
         drop(embedded);
         drop(counters);
     } else {
-        keeper::start(&run, &nodes, &counters, embedded)?;
+        keeper::start(&run, &nodes, &counters, &others, embedded)?;
         counters.keep();
     }
-    options.stats.tell(&Outcome { ending, elapsed, sample, peaks, others });
+    options.stats.tell(&Outcome { ending, elapsed, sample, peaks, others: others.len() });
     ending.imitate()
 }

@@ -38,7 +38,6 @@ impl Ending {
 /// Waits for the program's end, forwarding signals to it; gives the greatest memory seen meanwhile.
 pub fn until_end(signals: &Signals, program: u32, embedded: Option<&Embedded>, counters: &Path) -> (Ending, Peaks) {
     let mut peaks = Peaks::default();
-    let mut node = embedded;
     loop {
         match signals.next(SAMPLE_EVERY) {
             None => {
@@ -52,26 +51,28 @@ pub fn until_end(signals: &Signals, program: u32, embedded: Option<&Embedded>, c
             Some(_) => {}
         }
         // Children are looked at after every signal: SIGCHLDs that come together are one.
-        match process::change_of(program) {
-            Ok(Some(Change::Exited(status))) => return (Ending::Exited(status), peaks),
-            Ok(Some(Change::Killed(signal))) => return (Ending::Killed(signal), peaks),
-            Ok(Some(Change::Stopped(libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU))) => {
-                process::stop_self();
-                let _ = process::send(program, libc::SIGCONT);
+        let mut ending = None;
+        while let Ok(Some((child, change))) = process::any_change() {
+            match change {
+                Change::Exited(status) if child == program => ending = Some(Ending::Exited(status)),
+                Change::Killed(signal) if child == program => ending = Some(Ending::Killed(signal)),
+                Change::Stopped(libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU) if child == program => {
+                    process::stop_self();
+                    let _ = process::send(program, libc::SIGCONT);
+                }
+                Change::Exited(_) | Change::Killed(_) => {
+                    // The runtime in the program says that its node is gone, and ends it at the next page
+                    // it needs. What the node itself complained of, only we know.
+                    if let Some(complaint) = embedded.and_then(|node| node.ended(child)) {
+                        eprintln!("farmem: node: {complaint}");
+                    }
+                }
+                // A plain SIGSTOP is somebody's who will continue the program himself, and does not know of us.
+                Change::Stopped(_) | Change::Continued => {}
             }
-            // SIGSTOP is somebody's who will continue the program himself, and does not know of us.
-            Ok(Some(Change::Stopped(_) | Change::Continued) | None) => {}
-            Err(_) => return (Ending::Exited(1), peaks),
         }
-        if let Some(gone) = node
-            && let Ok(Some(Change::Exited(_) | Change::Killed(_))) = process::change_of(gone.pid())
-        {
-            // The runtime in the program says so and ends it, at the next page it needs. What the node
-            // itself complained of, only we know.
-            node = None;
-            if let Some(line) = gone.last_complaint() {
-                eprintln!("farmem: node: {line}");
-            }
+        if let Some(ending) = ending {
+            return (ending, peaks);
         }
     }
 }
