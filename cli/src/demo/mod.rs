@@ -1,6 +1,6 @@
 //! `farmem demo`: a real program with less and less local memory, in about half a minute.
 //!
-//! GNU sort, as it is installed everywhere, sorts a file in memory: first as
+//! GNU sort, as it is installed everywhere, merges logs in memory: first as
 //! always, then under `farmem run` with all of its memory local, then with
 //! 75, 50, 25 and 10 % of it. Far memory is lent by a second process on this
 //! machine. Every output is compared with the first, byte for byte.
@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use crate::failure::Failure;
 use crate::size::{self, Size};
 use crate::units;
+use input::Lines;
 
 /// Shares of the program's memory that are local, one after the other.
 const SHARES: [f64; 5] = [1.0, 0.75, 0.5, 0.25, 0.1];
@@ -28,8 +29,12 @@ const GIVE_UP_AFTER: Duration = Duration::from_secs(180);
 #[derive(clap::Args, Debug)]
 pub struct Options {
     /// Size of the file to sort
-    #[arg(long, value_name = "SIZE", default_value = "96M")]
+    #[arg(long, value_name = "SIZE", default_value = "128M")]
     pub input: Size,
+
+    /// What the lines of the file are
+    #[arg(long, value_enum, default_value_t = Lines::Logs)]
+    pub lines: Lines,
 
     /// Where to write the plot of slowdown against local share
     #[arg(long, value_name = "FILE", default_value = "farmem-demo.svg")]
@@ -64,9 +69,12 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     }
     let place = Workplace::new()?;
     let bench = Bench { place: &place, buffer: 4 * input_bytes };
-    println!("farmem demo: GNU sort, {} of text, with less and less local memory", units::bytes(input_bytes));
-    println!();
-    input::write(&place.file("input"), input_bytes).map_err(|e| failed("writing the input", &e))?;
+    let what = match options.lines {
+        Lines::Logs => "of logs from 24 machines, by time",
+        Lines::Random => "of lines in no order",
+    };
+    println!("farmem demo: GNU sort of {} {what}, with less and less local memory\n", units::bytes(input_bytes));
+    input::write(&place.file("input"), input_bytes, options.lines).map_err(|e| failed("writing the input", &e))?;
 
     let mut rows = vec![bench.native()?];
     // With more than enough local memory, the run shows how much far memory the program maps and touches.
