@@ -88,8 +88,15 @@ fn arm(text: &str) -> Result<(), String> {
     }
     net::arm().map_err(|e| format!("the system-call filter cannot be armed: {e}"))?;
     // malloc's heap: from here on it grows in the far range.
-    // SAFETY: moves libc's idea of the break to where our brk says it is.
-    unsafe { libc::brk(FAR_START as *mut libc::c_void) };
+    // Libraries that are initialized before us may have used malloc already. A break that then moves to
+    // lower addresses is malloc's "break adjusted to free malloc space"; left alone, its next request
+    // for the heap fails (the break it asks for is not far), and from there on it takes what it gets.
+    // SAFETY: a query; then moves libc's idea of the break to where our brk says it is.
+    unsafe {
+        if libc::mallinfo().arena == 0 {
+            libc::brk(FAR_START as *mut libc::c_void);
+        }
+    }
     Ok(())
 }
 
