@@ -31,7 +31,7 @@ use crate::word::{State, Word};
 use farmem_pool::NoRoom;
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES, PageId};
 use farmem_protocol::exit;
-use farmem_sys::memory::{copy_page, discard_vectored, is_zero};
+use farmem_sys::memory::{copy_page, discard_vectored, is_zero, same_page};
 use farmem_sys::raw::{Errno, yield_cpu};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -269,6 +269,17 @@ impl Pager {
             let place = self.pool.place(slot);
             l.to = Word::UNTOUCHED.with_slot(Some(slot)).with_written(true);
             if place.mapped != 0 {
+                // A page that was only expected to be written may be what its slot holds already.
+                // SAFETY: the page is present and Leaving, the slot ours and mapped.
+                let same = readable
+                    && l.from.written()
+                    && l.from.slot() == Some(slot)
+                    && unsafe { same_page(l.page.addr() as *const u8, place.mapped as *const u8) };
+                if same {
+                    clean += 1;
+                    l.to = l.to.to(State::Remote).with_written(false);
+                    continue;
+                }
                 self.read_page(evictor, l.page, place.mapped as *mut u8, readable);
                 l.to = l.to.to(State::Remote);
             } else {

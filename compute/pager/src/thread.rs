@@ -8,6 +8,7 @@
 //! A context's `inside` flag is also the pager's gate: a thread sets it when it
 //! enters the pager and a fork waits until all are clear.
 
+use crate::word::Word;
 use farmem_cache::prefetch::{FirstTouch, Prefetcher, Window};
 use farmem_fabric::{Completion, QueuePair};
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES, PageId};
@@ -19,6 +20,17 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 const CONTEXTS: usize = 4096;
 /// Pages that one fault installs at most.
 pub const WINDOW: usize = 64;
+
+/// A page that a window will bring in: Busy, and so the thread's.
+#[derive(Clone, Copy)]
+pub struct Claimed {
+    /// Which.
+    pub page: PageId,
+    /// Where its bytes are.
+    pub slot: FarSlot,
+    /// Its word before.
+    pub seen: Word,
+}
 
 /// One thread's belongings in the pager.
 pub struct Thread {
@@ -33,7 +45,7 @@ pub struct Thread {
     /// The window being fetched.
     pub window: Window,
     /// Pages of the window that were claimed, with their slots.
-    pub claimed: Vec<(PageId, FarSlot)>,
+    pub claimed: Vec<Claimed>,
     /// Where tcp READs land: [`WINDOW`] pages.
     pub landing: *mut u8,
 }
