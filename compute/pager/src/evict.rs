@@ -173,6 +173,7 @@ impl Pager {
         self.unreserve(left as u64);
         self.count(&self.counters.evicted, left as u64);
         self.count(&self.counters.evict_batches, 1);
+        self.publish_levels();
         evictor.leaving.clear();
         self.collect_writes(evictor, Duration::ZERO);
         left
@@ -243,6 +244,9 @@ impl Pager {
         {
             self.no_room(&e);
         }
+        // Taken from the end below: neighbours in the program become neighbours in their slab, and
+        // come back by one install.
+        evictor.slots.reverse();
         for l in &mut leaving {
             if !l.from.dirty() {
                 clean += 1;

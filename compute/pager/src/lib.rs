@@ -206,9 +206,4 @@ impl Pager {
     pub fn heap_start(&self) -> usize {
         farmem_protocol::addr::FAR_START
     }
-
-    /// At the end of the process: the last values of the levels, for the summary.
-    pub fn finish(&self) {
-        self.publish_levels();
-    }
 }

@@ -1,0 +1,227 @@
+//! Every interleaving of an eviction, a writer and a reader on one page, with the real page words.
+//!
+//! The kernel is modelled by what the pager relies on: a page-table entry that
+//! is absent or holds a value, writable or write-protected; each call and each
+//! access is one atomic step. Whatever the order, a read must give the last value
+//! stored, and nobody may be stuck. Seeded faults of the protocol must be caught,
+//! each by the same check.
+
+use farmem_pager::word::{State, Word};
+use farmem_protocol::addr::FarSlot;
+use std::collections::HashSet;
+
+/// Ways to get it wrong.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Fault {
+    None,
+    /// Eviction reads a dirty page without write-protecting it first.
+    NoProtection,
+    /// The first write's protection is lifted while the page stays Resident.
+    UpgradeWithoutBusy,
+    /// A clean page arrives writable.
+    CleanAndWritable,
+    /// The word says Remote before the page is gone from the page table.
+    RemoteBeforeDrop,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+enum Access {
+    Try,
+    /// In the handler: look at the word.
+    Look,
+    /// Owns the page: install it.
+    Install,
+    /// Owns the page (or not, in a seeded fault): lift the protection.
+    Lift,
+    /// Protection lifted: say so.
+    Settle,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+struct Actor {
+    at: Access,
+    left: u8,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+struct World {
+    word: u64,
+    /// (write-protected, value)
+    entry: Option<(bool, u8)>,
+    slot: u8,
+    last: u8,
+    evict_at: u8,
+    evict_left: u8,
+    evict_dirty: bool,
+    writer: Actor,
+    reader: Actor,
+}
+
+impl World {
+    fn word(&self) -> Word {
+        Word(self.word)
+    }
+
+    fn shift(&mut self, from: Word, to: Word) -> bool {
+        let same = self.word == from.0;
+        if same {
+            self.word = to.0;
+        }
+        same
+    }
+
+    /// One step of an access; `false` if it can only wait.
+    fn access(&mut self, write: bool, fault: Fault) -> Result<bool, String> {
+        let mut actor = if write { self.writer } else { self.reader };
+        if actor.left == 0 {
+            return Ok(false);
+        }
+        match actor.at {
+            Access::Try => match &mut self.entry {
+                Some((protected, value)) if !write || !*protected => {
+                    if write {
+                        self.last += 1;
+                        *value = self.last;
+                    } else if *value != self.last {
+                        return Err(format!("read {value}, stored {}", self.last));
+                    }
+                    actor.left -= 1;
+                }
+                _ => actor.at = Access::Look,
+            },
+            Access::Look => {
+                let seen = self.word();
+                match seen.state() {
+                    State::Remote => {
+                        assert!(self.shift(seen, seen.to(State::Busy)));
+                        actor.at = Access::Install;
+                    }
+                    State::Resident if write && !seen.dirty() => {
+                        if fault != Fault::UpgradeWithoutBusy {
+                            assert!(self.shift(seen, seen.to(State::Busy)));
+                        }
+                        actor.at = Access::Lift;
+                    }
+                    State::Resident => actor.at = Access::Try,
+                    _ => return Ok(false),
+                }
+            }
+            Access::Install => {
+                if self.entry.is_some() {
+                    return Err("installed twice".into());
+                }
+                self.entry = Some((!write && fault != Fault::CleanAndWritable, self.slot));
+                self.word = self.word().to(State::Resident).with_dirty(write).0;
+                actor.at = Access::Try;
+            }
+            Access::Lift => {
+                if let Some((protected, _)) = &mut self.entry {
+                    *protected = false;
+                }
+                actor.at = Access::Settle;
+            }
+            Access::Settle => {
+                if self.word().state() == State::Busy {
+                    self.word = self.word().to(State::Resident).with_dirty(true).0;
+                } else if fault == Fault::UpgradeWithoutBusy && self.word().state() == State::Resident {
+                    self.word = self.word().with_dirty(true).0;
+                }
+                actor.at = Access::Try;
+            }
+        }
+        if write {
+            self.writer = actor;
+        } else {
+            self.reader = actor;
+        }
+        Ok(true)
+    }
+
+    fn evict(&mut self, fault: Fault) -> Result<bool, String> {
+        if self.evict_left == 0 {
+            return Ok(false);
+        }
+        match self.evict_at {
+            0 => {
+                let seen = self.word();
+                if seen.state() != State::Resident {
+                    self.evict_left -= 1;
+                    return Ok(true);
+                }
+                self.evict_dirty = seen.dirty();
+                assert!(self.shift(seen, seen.to(State::Leaving)));
+            }
+            1 if self.evict_dirty && fault != Fault::NoProtection => {
+                if let Some((protected, _)) = &mut self.entry {
+                    *protected = true;
+                }
+            }
+            2 if self.evict_dirty => match self.entry {
+                Some((_, value)) => self.slot = value,
+                None => return Err("a leaving page is not there".into()),
+            },
+            3 if fault == Fault::RemoteBeforeDrop => self.word = self.word().to(State::Remote).with_dirty(false).0,
+            3 => self.entry = None,
+            4 if fault == Fault::RemoteBeforeDrop => self.entry = None,
+            4 => self.word = self.word().to(State::Remote).with_dirty(false).0,
+            _ => {}
+        }
+        self.evict_at = (self.evict_at + 1) % 5;
+        if self.evict_at == 0 {
+            self.evict_left -= 1;
+        }
+        Ok(true)
+    }
+}
+
+/// Walks all interleavings; the number of worlds seen, or what went wrong.
+fn explore(fault: Fault) -> Result<usize, String> {
+    let start = World {
+        word: Word::UNTOUCHED.to(State::Remote).with_slot(Some(FarSlot::new(0, 1))).0,
+        entry: None,
+        slot: 0,
+        last: 0,
+        evict_at: 0,
+        evict_left: 3,
+        evict_dirty: false,
+        writer: Actor { at: Access::Try, left: 3 },
+        reader: Actor { at: Access::Try, left: 3 },
+    };
+    let mut seen = HashSet::new();
+    let mut open = vec![start];
+    while let Some(world) = open.pop() {
+        if !seen.insert(world.clone()) {
+            continue;
+        }
+        let mut moved = false;
+        for who in 0..3 {
+            let mut next = world.clone();
+            let progressed = match who {
+                0 => next.evict(fault),
+                1 => next.access(true, fault),
+                _ => next.access(false, fault),
+            }?;
+            if progressed {
+                moved = true;
+                open.push(next);
+            }
+        }
+        if !moved && (world.writer.left > 0 || world.reader.left > 0 || world.evict_left > 0) {
+            return Err("stuck".into());
+        }
+    }
+    Ok(seen.len())
+}
+
+#[test]
+fn no_interleaving_loses_a_write_or_gets_stuck() {
+    let worlds = explore(Fault::None).unwrap();
+    assert!(worlds > 1_000, "only {worlds} worlds");
+}
+
+#[test]
+fn every_seeded_fault_is_caught() {
+    for fault in [Fault::NoProtection, Fault::UpgradeWithoutBusy, Fault::CleanAndWritable, Fault::RemoteBeforeDrop] {
+        assert!(explore(fault).is_err(), "{fault:?} went unnoticed");
+    }
+}
