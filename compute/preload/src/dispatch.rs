@@ -5,8 +5,9 @@
 //! ([`crate::net`]), or from a function interposed by name ([`crate::exports`]).
 //! Holds no lock and blocks no signal while the call itself is made.
 
+use crate::signals::{actions, masks, stacks};
 use crate::start::pager;
-use crate::{fork, guard, signals};
+use crate::{exec, fork, guard};
 use farmem_protocol::addr::{FAR_END, FAR_START, is_far};
 use farmem_sys::raw::{owns_fd, syscall};
 
@@ -21,12 +22,12 @@ pub struct Call {
     pub nr: i64,
     /// rdi, rsi, rdx, r10, r8, r9.
     pub args: [usize; 6],
+    /// About where the caller's stack is.
+    pub sp: usize,
 }
 
 /// Numbers that need a decision even without a far argument.
 pub const ALWAYS: &[i64] = &[
-    libc::SYS_clone,
-    libc::SYS_fork,
     libc::SYS_mmap,
     libc::SYS_brk,
     libc::SYS_rt_sigaction,
@@ -53,6 +54,18 @@ pub const ALWAYS: &[i64] = &[
     libc::SYS_execveat,
     libc::SYS_process_vm_readv,
     libc::SYS_process_vm_writev,
+    libc::SYS_rt_sigsuspend,
+    libc::SYS_ppoll,
+    libc::SYS_pselect6,
+    libc::SYS_epoll_pwait,
+    libc::SYS_epoll_pwait2,
+    libc::SYS_clone,
+    libc::SYS_fork,
+    libc::SYS_mlockall,
+    libc::SYS_munmap,
+    libc::SYS_mprotect,
+    libc::SYS_madvise,
+    libc::SYS_mremap,
 ];
 
 /// Makes the call as it stands.
@@ -63,29 +76,40 @@ pub fn issue(call: &Call) -> isize {
 
 /// Decides and makes a call; returns what the kernel would.
 pub fn dispatch(call: &Call) -> isize {
-    let [a, b, c, d, e, _] = call.args;
+    let [a, b, c, d, ..] = call.args;
     match call.nr {
         libc::SYS_mmap => mmap(call),
         libc::SYS_brk => pager().brk(a) as isize,
-        libc::SYS_munmap if is_far(a) => pager().munmap(a, b),
-        libc::SYS_munmap => by_parts(call, a, b, |at, len| pager().munmap(at, len)),
-        libc::SYS_mprotect if is_far(a) => pager().mprotect(a, b, c as i32),
-        libc::SYS_madvise if is_far(a) => pager().madvise(a, b, c as i32),
-        libc::SYS_mremap if is_far(a) => pager().mremap(a, b, c, d as i32, e),
+        libc::SYS_munmap => by_parts(call, |at, len| pager().munmap(at, len)),
+        libc::SYS_mprotect => by_parts(call, |at, len| pager().mprotect(at, len, c as i32)),
+        libc::SYS_madvise => by_parts(call, |at, len| pager().madvise(at, len, c as i32)),
+        libc::SYS_mremap => mremap(call),
         libc::SYS_mincore if is_far(a) => mincore(a, b, c),
         // Locked far memory is far all the same: there is nothing on disk to keep it from.
         libc::SYS_mlock | libc::SYS_munlock | libc::SYS_mlock2 if is_far(a) => 0,
         libc::SYS_mbind | libc::SYS_msync if is_far(a) => 0,
-        libc::SYS_rt_sigaction => signals::rt_sigaction(a as i32, b, c, d),
-        libc::SYS_rt_sigprocmask => signals::rt_sigprocmask(a as i32, b, c, d),
-        libc::SYS_sigaltstack => signals::sigaltstack(a, b),
+        libc::SYS_mlockall => 0,
+        // Where the kernel writes at the thread's end or whenever it likes: there for good.
+        libc::SYS_set_tid_address | libc::SYS_rseq | libc::SYS_set_robust_list => {
+            pager().pin(a, 32, true);
+            issue(call)
+        }
+        libc::SYS_rt_sigaction => actions::rt_sigaction(a as i32, b, c, d),
+        libc::SYS_rt_sigprocmask => masks::rt_sigprocmask(a as i32, b, c, d),
+        libc::SYS_sigaltstack => stacks::sigaltstack(a, b, call.sp),
+        libc::SYS_rt_sigsuspend
+        | libc::SYS_ppoll
+        | libc::SYS_pselect6
+        | libc::SYS_epoll_pwait
+        | libc::SYS_epoll_pwait2 => masks::waiting(call),
         libc::SYS_close if owns_fd(a as i32) => EBADF,
         libc::SYS_dup2 | libc::SYS_dup3 if owns_fd(b as i32) => EBADF,
         libc::SYS_close_range => close_range(a as u32, b as u32, c),
         // Its rings and buffers would be used by the kernel at times nobody is told of.
         libc::SYS_io_uring_setup | libc::SYS_io_setup => ENOSYS,
-        libc::SYS_fork => fork::fork(call),
         libc::SYS_clone if a & libc::CLONE_VM as usize == 0 && b == 0 => fork::fork(call),
+        libc::SYS_fork => fork::fork(call),
+        libc::SYS_execve | libc::SYS_execveat => exec::exec(call),
         _ => {
             pager().count_guarded_syscall();
             guard::call(pager(), call)
@@ -108,21 +132,49 @@ fn mmap(call: &Call) -> isize {
         }
     } else if is_far(addr) {
         // A mere hint. Near memory must not come to lie among far addresses.
-        return issue(&Call { nr: call.nr, args: [0, len, prot as usize, flags as usize, fd, call.args[5]] });
+        return issue(&Call { args: [0, len, prot as usize, flags as usize, fd, call.args[5]], ..*call });
     }
     issue(call)
 }
 
-/// A range that starts near may reach into the far range.
-fn by_parts(call: &Call, addr: usize, len: usize, far: impl Fn(usize, usize) -> isize) -> isize {
+/// A call on a range, `args[0]` and `args[1]`, which may reach from near addresses into far ones.
+fn by_parts(call: &Call, far: impl Fn(usize, usize) -> isize) -> isize {
+    let [addr, len, ..] = call.args;
+    if is_far(addr) {
+        return far(addr, len);
+    }
     let end = addr.saturating_add(len);
     if end <= FAR_START || addr >= FAR_END {
         return issue(call);
     }
-    far(FAR_START, end.min(FAR_END) - FAR_START);
     let mut near = *call;
     near.args[1] = FAR_START - addr;
-    issue(&near)
+    let below = issue(&near);
+    let within = far(FAR_START, end.min(FAR_END) - FAR_START);
+    if end > FAR_END {
+        near.args[0] = FAR_END;
+        near.args[1] = end - FAR_END;
+        let above = issue(&near);
+        if above < 0 {
+            return above;
+        }
+    }
+    if below < 0 { below } else { within }
+}
+
+fn mremap(call: &Call) -> isize {
+    let [old, old_len, new_len, flags, new, _] = call.args;
+    if is_far(old) {
+        return pager().mremap(old, old_len, new_len, flags as i32, new);
+    }
+    if flags as i32 & libc::MREMAP_FIXED != 0 && is_far(new) {
+        // Near memory moves to far addresses and stays what it is.
+        let ret = pager().forget_range(new, new_len, libc::PROT_READ | libc::PROT_WRITE);
+        if ret < 0 {
+            return ret;
+        }
+    }
+    issue(call)
 }
 
 fn mincore(addr: usize, len: usize, vec: usize) -> isize {
@@ -147,8 +199,7 @@ fn close_range(first: u32, last: u32, flags: usize) -> isize {
             continue;
         }
         if own > from {
-            let ret =
-                issue(&Call { nr: libc::SYS_close_range, args: [from as usize, own as usize - 1, flags, 0, 0, 0] });
+            let ret = close_plainly(from, own - 1, flags);
             if ret < 0 {
                 return ret;
             }
@@ -158,5 +209,10 @@ fn close_range(first: u32, last: u32, flags: usize) -> isize {
     if from > last && from > first {
         return 0;
     }
-    issue(&Call { nr: libc::SYS_close_range, args: [from as usize, last as usize, flags, 0, 0, 0] })
+    close_plainly(from, last, flags)
+}
+
+fn close_plainly(first: u32, last: u32, flags: usize) -> isize {
+    // SAFETY: no pointers.
+    unsafe { syscall(libc::SYS_close_range, [first as usize, last as usize, flags, 0, 0, 0]) }
 }

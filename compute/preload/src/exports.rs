@@ -1,7 +1,8 @@
 //! libc functions interposed by name, where the patched sites do not reach.
 
-use crate::dispatch::{Call, dispatch, issue};
+use crate::dispatch::{ALWAYS, Call, dispatch, issue};
 use crate::start::started;
+use crate::{near, signals, threads};
 use farmem_protocol::addr::is_far;
 
 fn result(ret: isize) -> isize {
@@ -14,39 +15,33 @@ fn result(ret: isize) -> isize {
     }
 }
 
+extern "C" fn guarded(call: &mut Call) -> isize {
+    signals::note_stack(call.sp);
+    dispatch(call)
+}
+
 /// `syscall(2)`: the program's own raw calls.
 ///
 /// # Safety
 /// As libc's; unused arguments are whatever the registers held, as there.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn syscall(nr: i64, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> isize {
-    let call = Call { nr, args: [a, b, c, d, e, f] };
-    let plain = !started() || !call.args.iter().any(|&x| is_far(x)) && !crate::dispatch::ALWAYS.contains(&nr);
-    result(if plain { issue(&call) } else { dispatch(&call) })
+    let mut call = Call { nr, args: [a, b, c, d, e, f], sp: near::stack_pointer() };
+    let decided = started() && (call.args.iter().any(|&x| is_far(x)) || ALWAYS.contains(&nr));
+    result(if decided { near::result(guarded, &mut call) } else { issue(&call) })
 }
 
-/// `sigaction(3)`: its system call in libc is not among the patched.
+/// `pthread_create(3)`: every thread needs a near alternate stack before it runs anything.
 ///
 /// # Safety
 /// As libc's.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn sigaction(signal: i32, new: *const libc::sigaction, old: *mut libc::sigaction) -> i32 {
-    // SAFETY: the caller's pointers, passed on.
-    unsafe { crate::signals::sigaction(signal, new, old) }
-}
-
-/// `signal(3)`, BSD semantics, as glibc has it.
-///
-/// # Safety
-/// As libc's.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn signal(signal: i32, handler: usize) -> usize {
-    // SAFETY: live structures of ours; the handler is the program's.
-    unsafe {
-        let mut new: libc::sigaction = std::mem::zeroed();
-        new.sa_sigaction = handler;
-        new.sa_flags = libc::SA_RESTART;
-        let mut old: libc::sigaction = std::mem::zeroed();
-        if crate::signals::sigaction(signal, &new, &mut old) == 0 { old.sa_sigaction } else { libc::SIG_ERR }
-    }
+pub unsafe extern "C" fn pthread_create(
+    thread: *mut usize,
+    attributes: *const libc::pthread_attr_t,
+    routine: usize,
+    argument: *mut libc::c_void,
+) -> libc::c_int {
+    // SAFETY: the caller's arguments, passed on.
+    unsafe { threads::create(thread, attributes, routine, argument) }
 }

@@ -1,20 +1,27 @@
-//! The program's forks, at the system call itself.
+//! The program's forks, at the system call.
 //!
 //! Not in `pthread_atfork` handlers: libc takes malloc's locks after those have
 //! run, and a thread that faults inside malloc, and so holds such a lock, would
 //! then wait for the fork to end, and the fork for the lock. At the system call
-//! libc holds all of its locks already, and the runtime needs none of them.
+//! libc holds all of its locks already, and the runtime needs none of them. Any
+//! clone without CLONE_VM is a fork: libc's, and the program's own by `syscall()`.
 
 use crate::dispatch::{Call, issue};
+use crate::near;
+use crate::signals::actions;
 use crate::start::{claim_counters, pager};
 
-/// Makes a clone (or fork) that copies the address space and stays on this stack.
+/// Makes a clone or fork call that copies the address space.
 pub fn fork(call: &Call) -> isize {
     let fork = pager().fork_prepare();
+    actions::hold_across_fork();
     crate::ARENA.hold_across_fork();
     let ret = issue(call);
     crate::ARENA.release_after_fork();
+    actions::release_after_fork();
     if ret == 0 {
+        near::forget_in_child();
+        actions::adopt();
         pager().fork_child(fork, claim_counters());
     } else {
         pager().fork_parent(fork, ret > 0);

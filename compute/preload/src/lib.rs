@@ -21,7 +21,9 @@
 //! | `dispatch` | one system call, decided |
 //! | `guard` | which memory each system call uses |
 //! | `signals` | SIGBUS and SIGSYS are the runtime's; the program does not notice |
-//! | `fork` | around fork |
+//! | `threads` | what each thread of the program needs |
+//! | `near` | stacks for work that begins on a far one |
+//! | `fork`, `exec` | children, and what they inherit |
 //! | `exports` | libc functions that are interposed by name |
 //!
 //! Rules of this crate: it runs inside other people's programs, in signal
@@ -33,14 +35,18 @@
 
 mod arena;
 mod dispatch;
+mod exec;
+#[cfg(not(test))]
 mod exports;
 mod fork;
 mod gate;
 mod guard;
+mod near;
 mod net;
 mod signals;
 mod sites;
 mod start;
+mod threads;
 
-#[global_allocator]
+#[cfg_attr(not(test), global_allocator)]
 static ARENA: arena::Arena = arena::Arena::new();

@@ -22,6 +22,7 @@
 //! system call user dispatch (every call becomes a signal), a disassembler.
 
 use crate::dispatch::Call;
+use crate::signals;
 use farmem_sys::raw::{checked, syscall};
 
 /// Numbers that are dispatched whatever their arguments: mappings, masks, descriptors, and calls
@@ -48,26 +49,8 @@ core::arch::global_asm!(
     // is compiled for the baseline, so that is the general registers and sixteen xmm ones.
     "2:",
     "push rbp", "mov rbp, rsp",
-    "push rbx", "push r12",
-    "mov rbx, rsp",
-    // A far stack must not be used while the runtime holds locks: take a near one.
-    "mov rcx, rsp", "shr rcx, 45", "cmp rcx, 1", "jne 4f",
-    "push rax", "push rdi", "push rsi", "push rdx", "push r10", "push r8", "push r9",
-    "xor r12d, r12d",
-    "5:",
-    "lea rcx, [rip + {stacks}]",
-    "lock bts dword ptr [rcx], r12d", "jnc 6f",
-    "inc r12d", "and r12d, {last_stack}", "pause", "jmp 5b",
-    "6:",
-    "pop r9", "pop r8", "pop r10", "pop rdx", "pop rsi", "pop rdi", "pop rax",
-    "lea ecx, [r12 + 1]", "shl rcx, {stack_shift}",
-    "add rcx, qword ptr [rip + {stack_base}]",
-    "mov rsp, rcx",
-    "jmp 7f",
-    "4:", "mov r12d, -1",
-    "7:",
     "and rsp, -64",
-    "sub rsp, 0x180",
+    "sub rsp, 0x140",
     "movaps [rsp], xmm0", "movaps [rsp+0x10], xmm1", "movaps [rsp+0x20], xmm2", "movaps [rsp+0x30], xmm3",
     "movaps [rsp+0x40], xmm4", "movaps [rsp+0x50], xmm5", "movaps [rsp+0x60], xmm6", "movaps [rsp+0x70], xmm7",
     "movaps [rsp+0x80], xmm8", "movaps [rsp+0x90], xmm9", "movaps [rsp+0xa0], xmm10", "movaps [rsp+0xb0], xmm11",
@@ -75,28 +58,23 @@ core::arch::global_asm!(
     "mov [rsp+0x100], rax",
     "mov [rsp+0x108], rdi", "mov [rsp+0x110], rsi", "mov [rsp+0x118], rdx",
     "mov [rsp+0x120], r10", "mov [rsp+0x128], r8", "mov [rsp+0x130], r9",
-    "lea rdi, [rsp+0x100]",
+    "mov [rsp+0x138], rbp",
+    "lea rsi, [rsp+0x100]",
+    "lea rdi, [rip + {from_site}]",
     "cld",
-    "call {from_site}",
+    "call {near}",
     "movaps xmm0, [rsp]", "movaps xmm1, [rsp+0x10]", "movaps xmm2, [rsp+0x20]", "movaps xmm3, [rsp+0x30]",
     "movaps xmm4, [rsp+0x40]", "movaps xmm5, [rsp+0x50]", "movaps xmm6, [rsp+0x60]", "movaps xmm7, [rsp+0x70]",
     "movaps xmm8, [rsp+0x80]", "movaps xmm9, [rsp+0x90]", "movaps xmm10, [rsp+0xa0]", "movaps xmm11, [rsp+0xb0]",
     "movaps xmm12, [rsp+0xc0]", "movaps xmm13, [rsp+0xd0]", "movaps xmm14, [rsp+0xe0]", "movaps xmm15, [rsp+0xf0]",
     "mov rdi, [rsp+0x108]", "mov rsi, [rsp+0x110]", "mov rdx, [rsp+0x118]",
     "mov r10, [rsp+0x120]", "mov r8, [rsp+0x128]", "mov r9, [rsp+0x130]",
-    "mov rsp, rbx",
-    "test r12d, r12d", "js 8f",
-    "lea rcx, [rip + {stacks}]",
-    "lock btr dword ptr [rcx], r12d",
-    "8:",
-    "pop r12", "pop rbx", "pop rbp",
+    "mov rsp, rbp",
+    "pop rbp",
     "ret",
     ".size farmem_site, .-farmem_site",
     always = sym ALWAYS,
-    stacks = sym STACKS_USED,
-    stack_base = sym STACK_BASE,
-    last_stack = const STACKS - 1,
-    stack_shift = const STACK_SHIFT,
+    near = sym crate::near::farmem_near_call,
     from_site = sym from_site,
 );
 
@@ -104,13 +82,8 @@ unsafe extern "C" {
     fn farmem_site();
 }
 
-/// Near stacks for dispatches that begin on a far one.
-const STACKS: usize = 256;
-const STACK_SHIFT: usize = 16;
-static mut STACKS_USED: [u32; STACKS / 32] = [0; STACKS / 32];
-static mut STACK_BASE: usize = 0;
-
 extern "C" fn from_site(call: &mut Call) -> isize {
+    signals::note_stack(call.sp);
     crate::dispatch::dispatch(call)
 }
 
@@ -129,10 +102,8 @@ pub fn always(nr: i64) {
     unsafe { ALWAYS[nr as usize] = 1 };
 }
 
-/// Longest stub.
-const STUB: usize = 64;
-/// Room for the stubs of all sites: fewer than a thousand.
-const STUB_BYTES: usize = STUB << 10;
+/// Room for the stubs of all sites: fewer than a thousand, 64 bytes each at most.
+const STUB_BYTES: usize = 64 << 10;
 
 /// Takes memory for stubs within reach of the text that starts at `text`. To be done before anything
 /// large is mapped, because large mappings fill the addresses below libc.
@@ -148,11 +119,7 @@ pub unsafe fn patch(start: usize, end: usize, stubs: usize) -> Option<Patched> {
     // SAFETY: the caller's: mapped text.
     let text = unsafe { std::slice::from_raw_parts(start as *const u8, end - start) };
     let mut sites = find(text);
-    sites.truncate(STUB_BYTES / STUB - 1);
-    // SAFETY: single-threaded start; our own fresh mapping for the stacks.
-    unsafe {
-        STACK_BASE = farmem_sys::memory::reserve(STACKS << STACK_SHIFT).ok()? as usize;
-    }
+    sites.truncate(STUB_BYTES / 64 - 1);
     // SAFETY: making libc's text writable for the time of the patch; nobody else runs.
     let writable = unsafe {
         checked(
@@ -169,7 +136,7 @@ pub unsafe fn patch(start: usize, end: usize, stubs: usize) -> Option<Patched> {
     let mut done = Patched::default();
     for site in sites {
         let place = start + site.offset;
-        let mut code: Vec<u8> = Vec::with_capacity(STUB);
+        let mut code: Vec<u8> = Vec::with_capacity(64);
         if site.nr as i64 == libc::SYS_clone {
             // A thread, or a child on a stack of its own, leaves on another stack than it came on: it
             // takes the instruction that is still there. Only what fork does is dispatched.
@@ -236,9 +203,9 @@ fn find(text: &[u8]) -> Vec<Site> {
         match text[offset..offset + 10] {
             [0xb8, a, b, 0, 0, 0x0f, 0x05, ..] if text[offset - 1] & 0xf0 != 0x40 => {
                 let nr = u32::from_le_bytes([a, b, 0, 0]);
-                // Calls that leave on another stack than they came on stay as they are.
-                let leaves = matches!(nr as i64, libc::SYS_clone3 | libc::SYS_vfork | libc::SYS_rt_sigreturn);
-                if nr < 512 && !leaves {
+                // Their stubs would return on another stack, or one that the child has used meanwhile.
+                let no_return = matches!(nr as i64, libc::SYS_clone3 | libc::SYS_vfork | libc::SYS_rt_sigreturn);
+                if nr < 512 && !no_return {
                     sites.push(Site { offset, nr, kind: Kind::Mov });
                 }
             }

@@ -1,7 +1,7 @@
 //! The constructor: arms everything, in an order in which each step can rely on
 //! the ones before, before any code of the program runs.
 
-use crate::{dispatch, gate, net, signals, sites};
+use crate::{dispatch, exec, gate, near, net, signals, sites, threads};
 use farmem_fabric::Session;
 use farmem_pager::ending::{die, say};
 use farmem_pager::{Config, FaultMode, Pager, ending};
@@ -75,6 +75,9 @@ fn arm(text: &str) -> Result<(), String> {
     let pool = Pool::new(vec![Session::local(true)]).map_err(|e| e.to_string())?;
     let config = Config { local: run.local, mode: run.mode, prefetch: run.prefetch, vectored: run.vectored };
     let pager = farmem_pager::start(config, pool, claim_counters()).map_err(|e| e.to_string())?;
+    near::reserve().map_err(|e| format!("no address space for near stacks: {e}"))?;
+    threads::resolve();
+    exec::carry();
     signals::install();
     PAGER.store(std::ptr::from_ref(pager).cast_mut(), Ordering::Release);
     for &nr in dispatch::ALWAYS {

@@ -112,6 +112,32 @@ fn peek_into(addr: usize, to: *mut u8, len: usize) -> bool {
     got == len as isize
 }
 
+/// Copies at most `most` bytes of a string that the program points to, without its NUL; only counts
+/// them where `to` is null. `None` where the string leaves what is mapped before it ends.
+pub fn peek_text(addr: usize, to: *mut u8, most: usize) -> Option<usize> {
+    let mut len = 0;
+    let mut part = [0u8; 512];
+    while len < most {
+        let at = addr + len;
+        // Not across a page: the next may not be mapped.
+        let n = (PAGE_BYTES - at % PAGE_BYTES).min(part.len()).min(most - len);
+        if !peek_into(at, part.as_mut_ptr(), n) {
+            return None;
+        }
+        let end = part[..n].iter().position(|&b| b == 0);
+        let bytes = &part[..end.unwrap_or(n)];
+        if !to.is_null() {
+            // SAFETY: the caller's room of `most` bytes.
+            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.add(len), bytes.len()) };
+        }
+        len += bytes.len();
+        if end.is_some() {
+            break;
+        }
+    }
+    Some(len)
+}
+
 /// Writes a `T` where the program points to.
 pub fn poke<T: Copy>(addr: usize, value: T) -> bool {
     let mut pins = Pins::new(crate::start::pager());
@@ -236,7 +262,7 @@ fn in_pieces(pager: &'static Pager, call: &Call) -> isize {
     let goes_on = writes || is_regular(call.args[0]);
     let mut done = 0;
     while done < call.args[2] {
-        let mut piece = Call { nr: call.nr, args: call.args };
+        let mut piece = *call;
         piece.args[1] += done;
         piece.args[2] = (call.args[2] - done).min(CHUNK);
         if positioned {

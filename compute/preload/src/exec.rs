@@ -1,0 +1,190 @@
+//! exec: the next program is told of the run, and finds its arguments.
+//!
+//! The strings of an exec may lie anywhere in far memory. They are not pinned: a
+//! vfork child's pins would never be taken back. They are copied to near memory
+//! that belongs to the thread; a vfork child is, to the runtime, the thread that
+//! waits for it. `LD_PRELOAD` and `FARMEM_RUN` are put back where the program
+//! has built its child an environment without them.
+
+use crate::dispatch::{Call, issue};
+use crate::guard::{BAD_ADDRESS, peek, peek_text};
+use crate::threads;
+use farmem_protocol::addr::is_far;
+use farmem_sys::memory::reserve;
+use farmem_sys::raw::syscall;
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+
+/// What must be in the environment of every program of the run: `NAME=value`, NUL-terminated.
+static CARRIED: [AtomicPtr<u8>; 2] = [const { AtomicPtr::new(std::ptr::null_mut()) }; 2];
+const NAMES: [&[u8]; 2] = [b"LD_PRELOAD=", b"FARMEM_RUN="];
+/// The library's own path, within `LD_PRELOAD`'s value.
+static LIBRARY: AtomicUsize = AtomicUsize::new(0);
+static LIBRARY_LEN: AtomicUsize = AtomicUsize::new(0);
+
+/// Strings and vectors of one exec at most: beyond it, the kernel is left to refuse.
+const LARGEST: usize = 16 << 20;
+
+/// Keeps this process's own two variables. At start.
+pub fn carry() {
+    for (slot, name) in CARRIED.iter().zip(NAMES) {
+        let key = &name[..name.len() - 1];
+        let Some(value) = std::env::var_os(std::str::from_utf8(key).unwrap_or_default()) else { continue };
+        let mut text = name.to_vec();
+        text.extend(std::os::unix::ffi::OsStrExt::as_bytes(value.as_os_str()));
+        let len = text.iter().position(|b| matches!(b, b':' | b' ')).unwrap_or(text.len()) - name.len().min(text.len());
+        text.push(0);
+        let text: &'static mut [u8] = Box::leak(text.into_boxed_slice());
+        if key == b"LD_PRELOAD" {
+            LIBRARY.store(text.as_ptr() as usize + name.len(), Ordering::Relaxed);
+            LIBRARY_LEN.store(len, Ordering::Relaxed);
+        }
+        slot.store(text.as_mut_ptr(), Ordering::Relaxed);
+    }
+}
+
+/// execve and execveat of the program's.
+pub fn exec(call: &Call) -> isize {
+    let first = if call.nr == libc::SYS_execveat { 1 } else { 0 };
+    let [path, argv, envp] = [call.args[first], call.args[first + 1], call.args[first + 2]];
+    let carried = missing(envp);
+    let near_already = carried.iter().all(|&c| c == 0)
+        && !is_far(path)
+        && [argv, envp].iter().all(|&v| !is_far(v) && vector(v).all(|text| !is_far(text)));
+    if near_already {
+        return issue(call);
+    }
+    let mut size = 4096 + path_len(path);
+    for at in [argv, envp] {
+        for text in vector(at) {
+            size += 8 + path_len(text);
+        }
+    }
+    let size = size + carried.iter().map(|&c| path_len(c)).sum::<usize>();
+    if size > LARGEST {
+        return -(libc::E2BIG as isize);
+    }
+    let Some(base) = scratch(size) else { return -(libc::ENOMEM as isize) };
+    let mut copy = Copy { at: base, end: base + size };
+    let mut changed = *call;
+    let Some(near_path) = copy.text(path) else { return BAD_ADDRESS };
+    changed.args[first] = near_path;
+    for (i, at, extra) in [(1, argv, [0; 2]), (2, envp, carried)] {
+        if at == 0 && extra == [0; 2] {
+            continue;
+        }
+        match copy.vector(at, extra) {
+            Some(near) => changed.args[first + i] = near,
+            None => return BAD_ADDRESS,
+        }
+    }
+    issue(&changed)
+}
+
+/// A NULL-terminated vector of strings, near or far; ends early where it is not mapped.
+fn vector(at: usize) -> impl Iterator<Item = usize> {
+    (0..).map_while(move |i| if at == 0 { None } else { peek::<usize>(at + 8 * i).filter(|&text| text != 0) })
+}
+
+fn path_len(text: usize) -> usize {
+    if text == 0 { 0 } else { peek_text(text, std::ptr::null_mut(), LARGEST).unwrap_or(0) + 1 }
+}
+
+/// The carried variables that an environment lacks, or whose value does not load this library.
+fn missing(envp: usize) -> [usize; 2] {
+    let mut lacks = [0usize; 2];
+    for (lack, kept) in lacks.iter_mut().zip(&CARRIED) {
+        *lack = kept.load(Ordering::Relaxed) as usize;
+    }
+    for text in vector(envp) {
+        let Some(head) = peek::<[u8; 11]>(text).or_else(|| head_of(text)) else { continue };
+        for (i, name) in NAMES.iter().enumerate() {
+            if head == **name && (i == 1 || loads_us(text + name.len())) {
+                lacks[i] = 0;
+            }
+        }
+    }
+    lacks
+}
+
+/// The first bytes of a string that may end before as many, at the end of what is mapped.
+fn head_of(text: usize) -> Option<[u8; 11]> {
+    let mut head = [0u8; 12];
+    peek_text(text, head.as_mut_ptr(), 11)?;
+    head[..11].try_into().ok()
+}
+
+/// Whether a value of `LD_PRELOAD` names this library.
+fn loads_us(value: usize) -> bool {
+    let len = LIBRARY_LEN.load(Ordering::Relaxed);
+    // SAFETY: leaked by `carry`.
+    let own = unsafe { std::slice::from_raw_parts(LIBRARY.load(Ordering::Relaxed) as *const u8, len) };
+    let mut part = [0u8; 1024];
+    let Some(n) = peek_text(value, part.as_mut_ptr(), part.len() - 1) else { return false };
+    part[..n].split(|b| matches!(b, b':' | b' ')).any(|one| one == own)
+}
+
+/// Near memory of the calling thread's, kept for its next exec.
+fn scratch(size: usize) -> Option<usize> {
+    let record = threads::current();
+    let (at, len) = (record.scratch.load(Ordering::Relaxed), record.scratch_len.load(Ordering::Relaxed));
+    if len >= size {
+        return Some(at);
+    }
+    if at != 0 {
+        // SAFETY: this thread's own, and no exec of its is under way.
+        unsafe { syscall(libc::SYS_munmap, [at, len, 0, 0, 0, 0]) };
+        record.scratch_len.store(0, Ordering::Relaxed);
+    }
+    let len = size.next_multiple_of(64 << 10);
+    let at = reserve(len).ok()? as usize;
+    record.scratch.store(at, Ordering::Relaxed);
+    record.scratch_len.store(len, Ordering::Relaxed);
+    Some(at)
+}
+
+/// Where strings and vectors are copied to.
+struct Copy {
+    at: usize,
+    end: usize,
+}
+
+impl Copy {
+    fn text(&mut self, from: usize) -> Option<usize> {
+        if from == 0 {
+            return Some(0);
+        }
+        let to = self.at;
+        let len = peek_text(from, to as *mut u8, self.end.checked_sub(to + 1)?)?;
+        // SAFETY: within the scratch memory.
+        unsafe { (to as *mut u8).add(len).write(0) };
+        self.at = to + len + 1;
+        Some(to)
+    }
+
+    /// The vector at `from` with `extra` strings added, in place of any of the same name.
+    fn vector(&mut self, from: usize, extra: [usize; 2]) -> Option<usize> {
+        let to = self.at.next_multiple_of(8);
+        let count = vector(from).count() + 2;
+        self.at = to + 8 * (count + 1);
+        if self.at > self.end {
+            return None;
+        }
+        let mut n = 0;
+        let mut put = |text: usize| {
+            // SAFETY: within the scratch memory: at most `count` and the end.
+            unsafe { (to as *mut usize).add(n).write(text) };
+            n += 1;
+        };
+        let replaced = |text: usize| {
+            extra.iter().zip(NAMES).any(|(&e, name)| e != 0 && head_of(text).is_some_and(|head| head == *name))
+        };
+        for text in vector(from).take(count - 2) {
+            if !replaced(text) {
+                put(self.text(text)?);
+            }
+        }
+        extra.into_iter().filter(|&e| e != 0).for_each(&mut put);
+        put(0);
+        Some(to)
+    }
+}

@@ -1,0 +1,94 @@
+//! Near stacks, for work that begins on a far one.
+//!
+//! The runtime must not touch far memory while it holds locks, and a stack is
+//! memory: a dispatch that begins on a far stack (a coroutine's) goes on on a near
+//! one, taken from a pool and given back at the end. A signal handler of the
+//! program's that interrupts it there and leaves by `siglongjmp` keeps that stack
+//! for good; there are [`STACKS`].
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Near stacks in the pool.
+pub const STACKS: usize = 256;
+const SHIFT: usize = 17;
+static USED: [AtomicU32; STACKS / 32] = [const { AtomicU32::new(0) }; STACKS / 32];
+static mut BASE: usize = 0;
+
+core::arch::global_asm!(
+    // rdi: function, rsi: its argument. Calls it, on a near stack if this one is far.
+    ".globl farmem_near_call",
+    ".hidden farmem_near_call",
+    ".type farmem_near_call,@function",
+    "farmem_near_call:",
+    "mov rax, rdi",
+    "mov rdi, rsi",
+    "mov rcx, rsp", "shr rcx, 45", "cmp rcx, 1", "je 2f",
+    "jmp rax",
+    "2:",
+    "push rbp", "mov rbp, rsp", "push rbx", "push rbx",
+    "xor ebx, ebx",
+    "lea rcx, [rip + {used}]",
+    "3:",
+    "lock bts dword ptr [rcx], ebx", "jnc 4f",
+    "inc ebx", "and ebx, {last}", "pause", "jmp 3b",
+    "4:",
+    "lea edx, [rbx + 1]", "shl rdx, {shift}",
+    "add rdx, qword ptr [rip + {base}]",
+    "mov rsp, rdx",
+    "call rax",
+    "lea rsp, [rbp - 16]",
+    "lea rcx, [rip + {used}]",
+    "lock btr dword ptr [rcx], ebx",
+    "pop rbx", "pop rbx", "pop rbp",
+    "ret",
+    ".size farmem_near_call, .-farmem_near_call",
+    used = sym USED,
+    base = sym BASE,
+    last = const STACKS - 1,
+    shift = const SHIFT,
+);
+
+unsafe extern "C" {
+    /// `function(argument)`, on a near stack. Known to the assembly in [`crate::sites`] too.
+    pub fn farmem_near_call(function: usize, argument: usize) -> isize;
+}
+
+/// Calls `function(argument)` on a near stack; where the caller's is near, on that.
+pub fn call<T>(function: extern "C" fn(&mut T), argument: &mut T) {
+    // SAFETY: the function takes one pointer, which is live for the call; its frame holds nothing of
+    // the caller's but that.
+    unsafe { farmem_near_call(function as usize, argument as *mut T as usize) };
+}
+
+/// [`call`] for functions with a result.
+pub fn result<T>(function: extern "C" fn(&mut T) -> isize, argument: &mut T) -> isize {
+    // SAFETY: as above.
+    unsafe { farmem_near_call(function as usize, argument as *mut T as usize) }
+}
+
+/// Reserves the pool; costs address space until a stack is used.
+pub fn reserve() -> Result<(), farmem_sys::raw::Errno> {
+    let at = farmem_sys::memory::reserve(STACKS << SHIFT)? as usize;
+    // SAFETY: single-threaded start; nobody has called on a far stack yet.
+    unsafe { BASE = at };
+    Ok(())
+}
+
+/// In a forked child: the stacks of threads that do not exist here are free again.
+pub fn forget_in_child() {
+    // SAFETY: set once at start.
+    let own = stack_pointer().wrapping_sub(unsafe { BASE }) >> SHIFT;
+    for (i, word) in USED.iter().enumerate() {
+        let keep = if own / 32 == i { 1u32 << (own % 32) } else { 0 };
+        word.fetch_and(keep, Ordering::Relaxed);
+    }
+}
+
+/// About where the calling function's stack is.
+#[inline(always)]
+pub fn stack_pointer() -> usize {
+    let sp: usize;
+    // SAFETY: reads a register.
+    unsafe { core::arch::asm!("mov {}, rsp", out(reg) sp, options(nomem, nostack, preserves_flags)) };
+    sp
+}

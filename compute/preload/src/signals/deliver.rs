@@ -1,0 +1,178 @@
+//! Delivering a signal to the program from the near stack, as the kernel would have
+//! done it on the program's.
+//!
+//! ```text
+//! near alternate stack            the program's stack, or the alternate one it asked for
+//! ┌──────────────────────┐        ┌──────────────────────┐
+//! │ frame by the kernel  │ copied │ frame: restorer      │◄─ rsp when the handler starts
+//! │  ucontext, siginfo   │ ─────► │  ucontext, siginfo   │
+//! │  vector state        │        │  vector state        │
+//! └──────────────────────┘        └──────────────────────┘
+//! ```
+//! The copy is made in user mode, where absent pages fault like any others. From
+//! then on nothing of the frame is on the near stack, so that the handler may be
+//! interrupted, leave by `siglongjmp`, or switch to another coroutine, as anywhere.
+//!
+//! When the handler returns, the kernel must read the frame, which may be absent
+//! by then: from a far stack the way back copies it to near memory first, with
+//! all signals blocked.
+
+use super::{KernelAction, OURS, actions, masks, stacks};
+use crate::{near, threads};
+use farmem_protocol::addr::is_far;
+use std::sync::atomic::Ordering;
+
+/// The kernel's `struct ucontext` (libc's has more behind it).
+const UCONTEXT_BYTES: usize = 304;
+/// Where in it `rsp`, the pointer to the vector state, and the mask are.
+const RSP_AT: usize = 40 + 15 * 8;
+const VECTOR_AT: usize = 40 + 23 * 8;
+const MASK_AT: usize = 296;
+const INFO_BYTES: usize = 128;
+/// Restorer, ucontext, siginfo: `struct rt_sigframe`.
+const FRAME_BYTES: usize = 8 + UCONTEXT_BYTES + INFO_BYTES;
+/// Least vector state: the legacy area.
+const LEGACY_BYTES: usize = 512;
+const EXTENDED_MAGIC: u32 = 0x4650_5853;
+
+core::arch::global_asm!(
+    // rdi: frame, rsi: handler, rdx: signal. Leaves this stack for good.
+    ".globl farmem_enter_handler",
+    ".hidden farmem_enter_handler",
+    ".type farmem_enter_handler,@function",
+    "farmem_enter_handler:",
+    "mov rsp, rdi",
+    "mov r11, rsi",
+    "mov rdi, rdx",
+    "lea rdx, [rsp + 8]",                // ucontext
+    "lea rsi, [rsp + {info}]",           // siginfo
+    "xor eax, eax",
+    "cld",
+    "jmp r11",
+    ".size farmem_enter_handler, .-farmem_enter_handler",
+    // Where a handler on a far stack returns to: rsp is at the ucontext.
+    ".globl farmem_leave_handler",
+    ".hidden farmem_leave_handler",
+    ".type farmem_leave_handler,@function",
+    "farmem_leave_handler:",
+    "mov rsi, rsp",
+    "lea rdi, [rip + {bring_near}]",
+    "lea rsp, [rsp - 8]",
+    "and rsp, -16",
+    "call {near}",
+    // rax: the frame's near copy, at its ucontext.
+    "mov rsp, rax",
+    "mov eax, 15",
+    "syscall",
+    "ud2",
+    ".size farmem_leave_handler, .-farmem_leave_handler",
+    info = const 8 + UCONTEXT_BYTES,
+    bring_near = sym bring_near,
+    near = sym near::farmem_near_call,
+);
+
+unsafe extern "C" {
+    fn farmem_enter_handler(frame: usize, handler: usize, signal: i32) -> !;
+    fn farmem_leave_handler();
+}
+
+/// The kernel's handler for signals of the program's that must not come on the interrupted stack.
+pub extern "C" fn on_signal(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    let action = actions::take(signal);
+    if action.is_function() {
+        // SAFETY: the kernel's arguments, on the near stack.
+        unsafe { deliver(signal, &action, info as usize, context as usize) }
+    }
+}
+
+/// Runs a handler of the program's for the signal whose frame is `info`, `context`.
+///
+/// Returns only where the frame was made on a stack that the program itself is on: a thread that has
+/// no near stack. Otherwise the handler returns to the interrupted code.
+///
+/// # Safety
+/// Both must be what the kernel gave to the handler that calls this, as its last act.
+pub unsafe fn deliver(signal: i32, action: &KernelAction, info: usize, context: usize) {
+    let record = threads::current();
+    let own = 1u64 << (signal - 1);
+    // SAFETY: fields of the kernel's ucontext.
+    let (interrupted, vector, before) = unsafe {
+        (read(context + RSP_AT), read(context + VECTOR_AT), (context as *const u8).add(MASK_AT).cast::<u64>().read())
+    };
+    let blocked = before | action.mask | if action.has(libc::SA_NODEFER) { 0 } else { own };
+    if !record.is_alternate(near::stack_pointer()) {
+        masks::change(libc::SIG_SETMASK, blocked & !OURS);
+        // SAFETY: the program's handler, of the type that its flags say; one that takes only the number
+        // ignores the rest (System V ABI).
+        unsafe {
+            std::mem::transmute::<usize, extern "C" fn(i32, usize, usize)>(action.handler)(signal, info, context)
+        };
+        return;
+    }
+    let asked = record.asked_size.load(Ordering::Relaxed);
+    let top = if action.has(libc::SA_ONSTACK) && asked != 0 && !stacks::is_on(record, interrupted) {
+        record.asked_at.load(Ordering::Relaxed) + asked
+    } else {
+        interrupted - 128 // the red zone
+    };
+    let vector_bytes = if vector == 0 { 0 } else { vector_bytes(vector) };
+    let vector_copy = (top - vector_bytes) & !63;
+    // As the kernel aligns it: at the handler's entry rsp is 8 past a multiple of 16.
+    let frame = ((vector_copy - FRAME_BYTES) & !15) - 8;
+    let restorer = if is_far(frame) {
+        farmem_leave_handler as *const () as usize
+    } else {
+        super::farmem_restore as *const () as usize
+    };
+    // SAFETY: the target is the program's stack, below what it uses, as the kernel would write it; the
+    // sources are the kernel's frame. User-mode writes: absent pages fault, on the near stack.
+    unsafe {
+        copy(vector, vector_copy, vector_bytes);
+        copy(context, frame + 8, UCONTEXT_BYTES);
+        copy(info, frame + 8 + UCONTEXT_BYTES, INFO_BYTES);
+        (frame as *mut usize).write(restorer);
+        ((frame + 8 + VECTOR_AT) as *mut usize).write(if vector == 0 { 0 } else { vector_copy });
+    }
+    // A signal that comes now is delivered on the near stack below us, and returns.
+    masks::change(libc::SIG_SETMASK, blocked & !OURS);
+    // SAFETY: the frame is complete.
+    unsafe { farmem_enter_handler(frame, action.handler, signal) }
+}
+
+/// Copies the frame whose ucontext is at `context` to near memory, signals blocked until the kernel
+/// restores the mask from it. Returns the copy's ucontext.
+extern "C" fn bring_near(context: usize) -> usize {
+    masks::change(libc::SIG_SETMASK, !OURS);
+    let frame = context - 8;
+    let to = threads::current().return_area();
+    // SAFETY: `deliver` made the frame and the program's handler kept it (as it must for the kernel);
+    // the return area is this thread's, and large enough for any vector state of today.
+    unsafe {
+        let vector = read(context + VECTOR_AT);
+        copy(frame, to + 8, FRAME_BYTES);
+        if vector != 0 {
+            let at = (to + 8 + FRAME_BYTES).next_multiple_of(64);
+            copy(vector, at, vector_bytes(vector).min(threads::RETURN_BYTES - 1024));
+            ((to + 16 + VECTOR_AT) as *mut usize).write(at);
+        }
+    }
+    to + 16
+}
+
+/// Length of a vector state, as it says itself.
+fn vector_bytes(vector: usize) -> usize {
+    // SAFETY: the kernel's layout: software bytes at 464 of the legacy area.
+    let (magic, size) =
+        unsafe { ((vector as *const u32).add(116).read(), (vector as *const u32).add(117).read() as usize) };
+    if magic == EXTENDED_MAGIC { size } else { LEGACY_BYTES }
+}
+
+unsafe fn read(at: usize) -> usize {
+    // SAFETY: the caller's.
+    unsafe { (at as *const usize).read_unaligned() }
+}
+
+unsafe fn copy(from: usize, to: usize, len: usize) {
+    // SAFETY: the caller's.
+    unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, len) };
+}

@@ -1,0 +1,127 @@
+//! Signal masks: the runtime's two signals never reach the kernel in one, and the
+//! program is told the mask that it set.
+
+use super::OURS;
+use crate::dispatch::{Call, issue};
+use crate::guard::{self, BAD_ADDRESS, peek, poke};
+use crate::start::pager;
+use crate::threads;
+use farmem_sys::raw::syscall;
+use std::sync::atomic::Ordering;
+
+const EINVAL: isize = -(libc::EINVAL as isize);
+
+/// Changes the calling thread's mask in the kernel; returns what it was.
+pub fn change(how: i32, set: u64) -> u64 {
+    let mut before = 0u64;
+    // SAFETY: two live words.
+    unsafe {
+        syscall(
+            libc::SYS_rt_sigprocmask,
+            [how as usize, &set as *const u64 as usize, &mut before as *mut u64 as usize, 8, 0, 0],
+        )
+    };
+    before
+}
+
+/// rt_sigprocmask of the program's.
+pub fn rt_sigprocmask(how: i32, new: usize, old: usize, size: usize) -> isize {
+    if size != 8 {
+        return EINVAL;
+    }
+    let record = threads::current();
+    let hidden = record.hidden.load(Ordering::Relaxed) as u64;
+    let before = if new != 0 {
+        let Some(set) = peek::<u64>(new) else { return BAD_ADDRESS };
+        let now = match how {
+            libc::SIG_BLOCK => hidden | set & OURS,
+            libc::SIG_UNBLOCK => hidden & !set,
+            libc::SIG_SETMASK => set & OURS,
+            _ => return EINVAL,
+        };
+        record.hidden.store(now as usize, Ordering::Relaxed);
+        let before = change(how, set & !OURS);
+        send_pending(now);
+        before
+    } else {
+        change(libc::SIG_BLOCK, 0)
+    };
+    if old != 0 && !poke(old, before | hidden) {
+        return BAD_ADDRESS;
+    }
+    0
+}
+
+/// Sends what was sent to the thread while it had it blocked, as it believes.
+fn send_pending(hidden: u64) {
+    let record = threads::current();
+    let due = record.pending.load(Ordering::Relaxed) & !hidden as usize;
+    if due == 0 {
+        return;
+    }
+    record.pending.fetch_and(!due, Ordering::Relaxed);
+    for signal in [libc::SIGBUS, libc::SIGSYS] {
+        if due >> (signal - 1) & 1 != 0 {
+            send_to_self(signal);
+        }
+    }
+}
+
+/// Sends a signal to the calling thread.
+pub fn send_to_self(signal: i32) {
+    // SAFETY: no pointers.
+    unsafe {
+        let thread = syscall(libc::SYS_gettid, [0; 6]) as usize;
+        let process = syscall(libc::SYS_getpid, [0; 6]) as usize;
+        syscall(libc::SYS_tgkill, [process, thread, signal as usize, 0, 0, 0]);
+    }
+}
+
+/// Which argument of a call is a mask that holds while it waits, if it has one.
+fn waiting_mask(nr: i64) -> Option<usize> {
+    Some(match nr {
+        libc::SYS_rt_sigsuspend => 0,
+        libc::SYS_ppoll => 3,
+        libc::SYS_epoll_pwait | libc::SYS_epoll_pwait2 => 4,
+        libc::SYS_pselect6 => 5,
+        _ => return None,
+    })
+}
+
+/// pselect's mask comes in a structure.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct SizedMask {
+    at: usize,
+    size: usize,
+}
+
+/// A call that waits with a mask of its own: made with a copy of the mask without the runtime's signals.
+pub fn waiting(call: &Call) -> isize {
+    let mut changed = *call;
+    let Some(arg) = waiting_mask(call.nr).filter(|&arg| call.args[arg] != 0) else {
+        return guard::call(pager(), call);
+    };
+    let mut mask: u64;
+    let sized;
+    if call.nr == libc::SYS_pselect6 {
+        let Some(given) = peek::<SizedMask>(call.args[arg]) else { return BAD_ADDRESS };
+        if given.at == 0 {
+            sized = given;
+        } else {
+            let Some(set) = peek::<u64>(given.at) else { return BAD_ADDRESS };
+            mask = set & !OURS;
+            sized = SizedMask { at: &raw mut mask as usize, size: given.size };
+        }
+        changed.args[arg] = &raw const sized as usize;
+    } else {
+        let Some(set) = peek::<u64>(call.args[arg]) else { return BAD_ADDRESS };
+        mask = set & !OURS;
+        changed.args[arg] = &raw mut mask as usize;
+    }
+    if changed.args.iter().any(|&a| farmem_protocol::addr::is_far(a)) {
+        guard::call(pager(), &changed)
+    } else {
+        issue(&changed)
+    }
+}

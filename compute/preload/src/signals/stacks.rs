@@ -1,0 +1,52 @@
+//! `sigaltstack` as the program sees it. The kernel keeps the runtime's near stack;
+//! handlers that ask for the program's get it from [`super::deliver`].
+
+use crate::guard::{BAD_ADDRESS, peek, poke};
+use crate::threads::{self, Record};
+use std::sync::atomic::Ordering;
+
+const AUTODISARM: i32 = i32::MIN;
+const LEAST: usize = 2048;
+
+/// Whether the program runs on the alternate stack that it asked for.
+pub fn is_on(record: &Record, sp: usize) -> bool {
+    let (at, size) = (record.asked_at.load(Ordering::Relaxed), record.asked_size.load(Ordering::Relaxed));
+    size != 0 && sp.wrapping_sub(at) <= size
+}
+
+/// sigaltstack of the program's; `sp` is where it calls from.
+pub fn sigaltstack(new: usize, old: usize, sp: usize) -> isize {
+    let record = threads::current();
+    let (at, size) = (record.asked_at.load(Ordering::Relaxed), record.asked_size.load(Ordering::Relaxed));
+    let before = libc::stack_t {
+        ss_sp: at as *mut _,
+        ss_size: size,
+        ss_flags: match (size, is_on(record, sp)) {
+            (0, _) => libc::SS_DISABLE,
+            (_, true) => libc::SS_ONSTACK,
+            (_, false) => 0,
+        },
+    };
+    if new != 0 {
+        let Some(wanted) = peek::<libc::stack_t>(new) else { return BAD_ADDRESS };
+        if is_on(record, sp) {
+            return -(libc::EPERM as isize);
+        }
+        match wanted.ss_flags & !AUTODISARM {
+            libc::SS_DISABLE => {
+                record.asked_at.store(0, Ordering::Relaxed);
+                record.asked_size.store(0, Ordering::Relaxed);
+            }
+            0 | libc::SS_ONSTACK if wanted.ss_size < LEAST => return -(libc::ENOMEM as isize),
+            0 | libc::SS_ONSTACK => {
+                record.asked_at.store(wanted.ss_sp as usize, Ordering::Relaxed);
+                record.asked_size.store(wanted.ss_size, Ordering::Relaxed);
+            }
+            _ => return -(libc::EINVAL as isize),
+        }
+    }
+    if old != 0 && !poke(old, before) {
+        return BAD_ADDRESS;
+    }
+    0
+}

@@ -1,0 +1,58 @@
+//! SIGSYS: a system call that the filter caught ([`crate::net`]).
+
+use super::{OURS, faults, masks, note_stack};
+use crate::dispatch::{Call, dispatch};
+use crate::start::pager;
+use farmem_protocol::addr::is_far;
+
+const SYS_SECCOMP: i32 = 1;
+
+/// siginfo of a SIGSYS by a filter.
+#[repr(C)]
+struct SysInfo {
+    signo: i32,
+    errno: i32,
+    code: i32,
+    _pad: i32,
+    addr: usize,
+    number: i32,
+    arch: u32,
+}
+
+/// The kernel's handler. On the near stack, everything blocked but SIGBUS and SIGSYS.
+pub extern "C" fn on_sys(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: the kernel's arguments; for SIGSYS the siginfo has this layout.
+    let (sys, ucontext) = unsafe { (&*info.cast::<SysInfo>(), &mut *context.cast::<libc::ucontext_t>()) };
+    let regs = &ucontext.uc_mcontext.gregs;
+    let arg = |r: i32| regs[r as usize] as usize;
+    let call = Call {
+        nr: sys.number as i64,
+        args: [
+            arg(libc::REG_RDI),
+            arg(libc::REG_RSI),
+            arg(libc::REG_RDX),
+            arg(libc::REG_R10),
+            arg(libc::REG_R8),
+            arg(libc::REG_R9),
+        ],
+        sp: arg(libc::REG_RSP),
+    };
+    // A filter of the program's own may trap too, but not for far arguments.
+    if sys.code != SYS_SECCOMP || !call.args.iter().any(|&a| is_far(a)) {
+        return faults::not_ours(signal, sys.code, info, context);
+    }
+    note_stack(call.sp);
+    pager().count_trapped_syscall();
+    // The call may wait, and the program's signals must reach it meanwhile, as they would have. And it
+    // may change the mask itself: what it leaves goes into the frame.
+    let mask = (&raw mut ucontext.uc_sigmask).cast::<u64>();
+    // SAFETY: uc_sigmask begins with the kernel's 64-bit set. errno is libc's own, in static TLS.
+    unsafe {
+        let errno = *libc::__errno_location();
+        let handler = masks::change(libc::SIG_SETMASK, mask.read() & !OURS);
+        let result = dispatch(&call);
+        mask.write(masks::change(libc::SIG_SETMASK, handler));
+        *libc::__errno_location() = errno;
+        ucontext.uc_mcontext.gregs[libc::REG_RAX as usize] = result as i64;
+    }
+}
