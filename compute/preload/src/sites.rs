@@ -9,10 +9,17 @@
 //! 0f 05            syscall                     0f 05            (still here for whoever jumps to it)
 //! ```
 //!
-//! and `read` has `xor %eax,%eax; syscall; cmp $-4096,%rax`, of which the first
-//! five bytes become the jump and the comparison is repeated in the stub. The
-//! instruction boundary before such a sequence cannot be mistaken except after a
-//! REX prefix (`41 b8` is `mov r8d`), which is checked.
+//! Most of the others (futexes, masks, `read`) are followed by the comparison
+//! that makes errno of the result:
+//!
+//! ```text
+//! 0f 05                syscall                  e9 rr rr rr rr   jmp stub, which repeats the comparison
+//! 48 3d 00 f0 ff ff    cmp $-4096,%rax          f0 ff ff
+//! ```
+//!
+//! which is patched unless some branch in libc goes to the comparison. The
+//! instruction boundary before a `mov` cannot be mistaken except after a REX
+//! prefix (`41 b8` is `mov r8d`), which is checked.
 //!
 //! The stub leaves the red zone alone, keeps all registers that a system call
 //! keeps, and does the call itself unless an argument is far or the number is in
@@ -137,31 +144,33 @@ pub unsafe fn patch(start: usize, end: usize, stubs: usize) -> Option<Patched> {
     for site in sites {
         let place = start + site.offset;
         let mut code: Vec<u8> = Vec::with_capacity(64);
-        if site.nr as i64 == libc::SYS_clone {
-            // A thread, or a child on a stack of its own, leaves on another stack than it came on: it
-            // takes the instruction that is still there. Only what fork does is dispatched.
-            code.extend([0xf7, 0xc7, 0x00, 0x01, 0x00, 0x00]); // test edi,CLONE_VM
-            code.extend([0x75, 0x05]); // jnz native (past the next two)
-            code.extend([0x48, 0x85, 0xf6]); // test rsi,rsi
-            code.extend([0x74, 0x0a]); // jz fork
-            code.push(0xb8); // native: mov eax,SYS_clone
-            code.extend(site.nr.to_le_bytes());
-            code.push(0xe9); // jmp to the syscall instruction
-            code.extend(rel(at + code.len() + 4, place + 5));
+        if let Kind::Mov(nr) = site.kind {
+            if nr as i64 == libc::SYS_clone {
+                // A thread, or a child on a stack of its own, leaves on another stack than it came on: it
+                // takes the instruction that is still there. Only what fork does is dispatched.
+                code.extend([0xf7, 0xc7, 0x00, 0x01, 0x00, 0x00]); // test edi,CLONE_VM
+                code.extend([0x75, 0x05]); // jnz native (past the next two)
+                code.extend([0x48, 0x85, 0xf6]); // test rsi,rsi
+                code.extend([0x74, 0x0a]); // jz fork
+                code.push(0xb8); // native: mov eax,SYS_clone
+                code.extend(nr.to_le_bytes());
+                code.push(0xe9); // jmp to the syscall instruction
+                code.extend(rel(at + code.len() + 4, place + 5));
+            }
+            code.push(0xb8);
+            code.extend(nr.to_le_bytes());
+            done.numbers.insert(nr);
         }
-        code.push(0xb8);
-        code.extend(site.nr.to_le_bytes());
         code.extend([0x48, 0x8d, 0x64, 0x24, 0x80]); // lea rsp,[rsp-128]
         code.extend([0xff, 0x15]); // call [rip+rel]
         code.extend(rel(at + code.len() + 4, stubs));
         code.extend([0x48, 0x8d, 0xa4, 0x24, 0x80, 0, 0, 0]); // lea rsp,[rsp+128]
-        let back = match site.kind {
-            Kind::Mov => place + 7,
-            Kind::XorCmp => {
-                code.extend([0x48, 0x3d, 0x00, 0xf0, 0xff, 0xff]); // cmp rax,-4096
-                place + 10
-            }
+        let (compare, back): (&[u8], usize) = match site.kind {
+            Kind::Mov(_) => (&[], place + 7),
+            Kind::Compare64 => (&COMPARE64, place + 8),
+            Kind::Compare32 => (&COMPARE32, place + 7),
         };
+        code.extend(compare);
         code.push(0xe9);
         code.extend(rel(at + code.len() + 4, back));
         let mut jump = vec![0xe9];
@@ -173,7 +182,6 @@ pub unsafe fn patch(start: usize, end: usize, stubs: usize) -> Option<Patched> {
         }
         at = (at + code.len()).next_multiple_of(16);
         done.sites += 1;
-        done.numbers.insert(site.nr);
     }
     let run = (libc::PROT_READ | libc::PROT_EXEC) as usize;
     // SAFETY: both ranges as above.
@@ -184,38 +192,83 @@ pub unsafe fn patch(start: usize, end: usize, stubs: usize) -> Option<Patched> {
     Some(done)
 }
 
+const SYSCALL: [u8; 2] = [0x0f, 0x05];
+/// cmp rax,-4096
+const COMPARE64: [u8; 6] = [0x48, 0x3d, 0x00, 0xf0, 0xff, 0xff];
+/// cmp eax,-4096
+const COMPARE32: [u8; 5] = [0x3d, 0x00, 0xf0, 0xff, 0xff];
+
+/// What is replaced.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
-    Mov,
-    XorCmp,
+    /// The load of this number, right before the instruction.
+    Mov(u32),
+    /// The instruction and a comparison.
+    Compare64,
+    /// As above, of 32 bits.
+    Compare32,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Site {
     offset: usize,
-    nr: u32,
     kind: Kind,
 }
 
 fn find(text: &[u8]) -> Vec<Site> {
     let mut sites = Vec::new();
-    for offset in 1..text.len().saturating_sub(10) {
-        match text[offset..offset + 10] {
-            [0xb8, a, b, 0, 0, 0x0f, 0x05, ..] if text[offset - 1] & 0xf0 != 0x40 => {
-                let nr = u32::from_le_bytes([a, b, 0, 0]);
-                // Their stubs would return on another stack, or one that the child has used meanwhile.
-                let no_return = matches!(nr as i64, libc::SYS_clone3 | libc::SYS_vfork | libc::SYS_rt_sigreturn);
-                if nr < 512 && !no_return {
-                    sites.push(Site { offset, nr, kind: Kind::Mov });
-                }
+    for at in 6..text.len().saturating_sub(8) {
+        if text[at..at + 2] != SYSCALL {
+            continue;
+        }
+        let before = &text[at - 6..at];
+        if before[1] == 0xb8 && before[4..] == [0, 0] && before[0] & 0xf0 != 0x40 {
+            let nr = u32::from_le_bytes([before[2], before[3], 0, 0]);
+            // Calls that leave on another stack than they came on stay as they are.
+            let leaves = matches!(nr as i64, libc::SYS_clone3 | libc::SYS_vfork | libc::SYS_rt_sigreturn);
+            if nr < 512 && !leaves {
+                sites.push(Site { offset: at - 5, kind: Kind::Mov(nr) });
             }
-            [0x31, 0xc0, 0x0f, 0x05, 0x48, 0x3d, 0x00, 0xf0, 0xff, 0xff] if text[offset - 1] & 0xf0 != 0x40 => {
-                sites.push(Site { offset, nr: 0, kind: Kind::XorCmp });
-            }
-            _ => {}
+        } else if text[at + 2..].starts_with(&COMPARE64) {
+            sites.push(Site { offset: at, kind: Kind::Compare64 });
+        } else if text[at + 2..].starts_with(&COMPARE32) {
+            sites.push(Site { offset: at, kind: Kind::Compare32 });
         }
     }
+    let mut compared: Vec<usize> =
+        sites.iter().filter(|s| !matches!(s.kind, Kind::Mov(_))).map(|s| s.offset + 2).collect();
+    compared.sort_unstable();
+    let entered = branched_to(text, &compared);
+    sites.retain(|s| matches!(s.kind, Kind::Mov(_)) || !entered.contains(&(s.offset + 2)));
     sites
+}
+
+/// Which of some offsets (sorted) a branch may go to. Every byte is taken for an opcode: too many are
+/// found rather than too few.
+fn branched_to(text: &[u8], offsets: &[usize]) -> Vec<usize> {
+    let mut found = Vec::new();
+    let mut note = |target: usize| {
+        if offsets.binary_search(&target).is_ok() {
+            found.push(target);
+        }
+    };
+    for (at, &opcode) in text.iter().enumerate() {
+        let long = match opcode {
+            0xeb | 0x70..=0x7f | 0xe0..=0xe3 => {
+                if let Some(&by) = text.get(at + 1) {
+                    note((at + 2).wrapping_add_signed(by as i8 as isize));
+                }
+                continue;
+            }
+            0xe8 | 0xe9 => at + 1,
+            0x0f if matches!(text.get(at + 1), Some(0x80..=0x8f)) => at + 2,
+            _ => continue,
+        };
+        if let Some(by) = text.get(long..long + 4).and_then(|b| b.try_into().ok()) {
+            note((long + 4).wrapping_add_signed(i32::from_le_bytes(by) as isize));
+        }
+    }
+    found
 }
 
 fn rel(from: usize, to: usize) -> [u8; 4] {
@@ -245,16 +298,23 @@ mod tests {
 
     #[test]
     fn only_whole_sequences_are_sites() {
-        let text = [
+        let mut text = vec![
             0x90, 0xb8, 0x0b, 0, 0, 0, 0x0f, 0x05, // munmap
             0x41, 0xb8, 0x0b, 0, 0, 0, 0x0f, 0x05, // mov r8d: not ours
             0x90, 0xb8, 0x0b, 0, 0, 1, 0x0f, 0x05, // not a number
-            0x90, 0x31, 0xc0, 0x0f, 0x05, 0x48, 0x3d, 0, 0xf0, 0xff, 0xff, // read
-            0x90, 0x90, 0x90, 0x90, 0x90, 0x90, 0x90, 0x90, 0x90, 0x90,
+            0x31, 0xc0, 0x0f, 0x05, 0x48, 0x3d, 0, 0xf0, 0xff, 0xff, // read
+            0x0f, 0x05, 0x3d, 0, 0xf0, 0xff, 0xff, // something else
         ];
-        assert_eq!(
-            find(&text),
-            [Site { offset: 1, nr: 11, kind: Kind::Mov }, Site { offset: 25, nr: 0, kind: Kind::XorCmp }]
-        );
+        text.extend([0x90; 10]);
+        let munmap = Site { offset: 1, kind: Kind::Mov(11) };
+        let read = Site { offset: 26, kind: Kind::Compare64 };
+        let other = Site { offset: 34, kind: Kind::Compare32 };
+        assert_eq!(find(&text), [munmap, read, other]);
+        // A branch to the comparison of the last one.
+        text.extend([0xeb, 0]);
+        let from = text.len();
+        text[from - 1] = (36 - from as i8) as u8;
+        text.extend([0x90; 8]);
+        assert_eq!(find(&text), [munmap, read]);
     }
 }
