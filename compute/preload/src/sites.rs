@@ -17,8 +17,10 @@
 //! 48 3d 00 f0 ff ff    cmp $-4096,%rax          f0 ff ff
 //! ```
 //!
-//! which is patched unless some branch in libc goes to the comparison. The
-//! instruction boundary before a `mov` cannot be mistaken except after a REX
+//! which is patched unless some branch in libc goes to the comparison. And where a
+//! `lea` of seven bytes lies between the load of the number and the instruction
+//! (the masks of pthread_create and of a thread's start), it is repeated in the
+//! stub, unless some branch goes behind the load. The instruction boundary before a `mov` cannot be mistaken except after a REX
 //! prefix (`41 b8` is `mov r8d`), which is checked.
 //!
 //! The stub leaves the red zone alone, keeps all registers that a system call
@@ -144,7 +146,7 @@ pub unsafe fn patch(start: usize, end: usize, stubs: usize) -> Option<Patched> {
     for site in sites {
         let place = start + site.offset;
         let mut code: Vec<u8> = Vec::with_capacity(64);
-        if let Kind::Mov(nr) = site.kind {
+        if let Kind::Mov(nr) | Kind::MovLea(nr) = site.kind {
             if nr as i64 == libc::SYS_clone {
                 // A thread, or a child on a stack of its own, leaves on another stack than it came on: it
                 // takes the instruction that is still there. Only what fork does is dispatched.
@@ -161,12 +163,23 @@ pub unsafe fn patch(start: usize, end: usize, stubs: usize) -> Option<Patched> {
             code.extend(nr.to_le_bytes());
             done.numbers.insert(nr);
         }
+        if let Kind::MovLea(_) = site.kind {
+            let lea = &text[site.offset + 5..site.offset + 12];
+            code.extend(&lea[..3]);
+            let by = i32::from_le_bytes([lea[3], lea[4], lea[5], lea[6]]);
+            if lea[2] & 0xc7 == 0x05 {
+                code.extend(rel(at + code.len() + 4, (place + 12).wrapping_add_signed(by as isize)));
+            } else {
+                code.extend(by.to_le_bytes());
+            }
+        }
         code.extend([0x48, 0x8d, 0x64, 0x24, 0x80]); // lea rsp,[rsp-128]
         code.extend([0xff, 0x15]); // call [rip+rel]
         code.extend(rel(at + code.len() + 4, stubs));
         code.extend([0x48, 0x8d, 0xa4, 0x24, 0x80, 0, 0, 0]); // lea rsp,[rsp+128]
         let (compare, back): (&[u8], usize) = match site.kind {
             Kind::Mov(_) => (&[], place + 7),
+            Kind::MovLea(_) => (&[], place + 14),
             Kind::Compare64 => (&COMPARE64, place + 8),
             Kind::Compare32 => (&COMPARE32, place + 7),
         };
@@ -203,6 +216,8 @@ const COMPARE32: [u8; 5] = [0x3d, 0x00, 0xf0, 0xff, 0xff];
 enum Kind {
     /// The load of this number, right before the instruction.
     Mov(u32),
+    /// The load of this number, before a `lea` and the instruction.
+    MovLea(u32),
     /// The instruction and a comparison.
     Compare64,
     /// As above, of 32 bits.
@@ -224,23 +239,43 @@ fn find(text: &[u8]) -> Vec<Site> {
         let before = &text[at - 6..at];
         if before[1] == 0xb8 && before[4..] == [0, 0] && before[0] & 0xf0 != 0x40 {
             let nr = u32::from_le_bytes([before[2], before[3], 0, 0]);
-            // Calls that leave on another stack than they came on stay as they are.
-            let leaves = matches!(nr as i64, libc::SYS_clone3 | libc::SYS_vfork | libc::SYS_rt_sigreturn);
-            if nr < 512 && !leaves {
+            if is_number(nr) {
                 sites.push(Site { offset: at - 5, kind: Kind::Mov(nr) });
             }
+        } else if let Some(nr) = number_before_lea(&text[at.saturating_sub(13)..at]) {
+            sites.push(Site { offset: at - 12, kind: Kind::MovLea(nr) });
         } else if text[at + 2..].starts_with(&COMPARE64) {
             sites.push(Site { offset: at, kind: Kind::Compare64 });
         } else if text[at + 2..].starts_with(&COMPARE32) {
             sites.push(Site { offset: at, kind: Kind::Compare32 });
         }
     }
-    let mut compared: Vec<usize> =
-        sites.iter().filter(|s| !matches!(s.kind, Kind::Mov(_))).map(|s| s.offset + 2).collect();
-    compared.sort_unstable();
-    let entered = branched_to(text, &compared);
-    sites.retain(|s| matches!(s.kind, Kind::Mov(_)) || !entered.contains(&(s.offset + 2)));
+    // Where nobody may come in between.
+    let boundaries = |s: &Site| match s.kind {
+        Kind::Mov(_) => [usize::MAX; 2],
+        Kind::MovLea(_) => [s.offset + 5, s.offset + 12],
+        Kind::Compare64 | Kind::Compare32 => [s.offset + 2, usize::MAX],
+    };
+    let mut inner: Vec<usize> = sites.iter().flat_map(boundaries).filter(|&b| b != usize::MAX).collect();
+    inner.sort_unstable();
+    let entered = branched_to(text, &inner);
+    sites.retain(|s| boundaries(s).iter().all(|b| !entered.contains(b)));
     sites
+}
+
+/// Calls that leave on another stack than they came on stay as they are.
+fn is_number(nr: u32) -> bool {
+    nr < 512 && !matches!(nr as i64, libc::SYS_clone3 | libc::SYS_vfork | libc::SYS_rt_sigreturn)
+}
+
+/// The number that `mov $NR,%eax` loads right before `lea disp32(…),%r64`, which ends the bytes given.
+fn number_before_lea(before: &[u8]) -> Option<u32> {
+    let &[prefix, 0xb8, a, b, 0, 0, rex, 0x8d, mode, _, _, _, _] = before else { return None };
+    let nr = u32::from_le_bytes([a, b, 0, 0]);
+    // Relative to rip, or to a register without a scale byte.
+    let lea = matches!(rex, 0x48 | 0x49 | 0x4c | 0x4d)
+        && (mode & 0xc7 == 0x05 && rex & 1 == 0 || mode & 0xc0 == 0x80 && mode & 7 != 4);
+    (prefix & 0xf0 != 0x40 && lea && is_number(nr) && nr as i64 != libc::SYS_clone).then_some(nr)
 }
 
 /// Which of some offsets (sorted) a branch may go to. Every byte is taken for an opcode: too many are
@@ -302,19 +337,21 @@ mod tests {
             0x90, 0xb8, 0x0b, 0, 0, 0, 0x0f, 0x05, // munmap
             0x41, 0xb8, 0x0b, 0, 0, 0, 0x0f, 0x05, // mov r8d: not ours
             0x90, 0xb8, 0x0b, 0, 0, 1, 0x0f, 0x05, // not a number
+            0x90, 0xb8, 0x0e, 0, 0, 0, 0x48, 0x8d, 0x35, 1, 2, 3, 4, 0x0f, 0x05, // a mask, by lea
             0x31, 0xc0, 0x0f, 0x05, 0x48, 0x3d, 0, 0xf0, 0xff, 0xff, // read
             0x0f, 0x05, 0x3d, 0, 0xf0, 0xff, 0xff, // something else
         ];
         text.extend([0x90; 10]);
         let munmap = Site { offset: 1, kind: Kind::Mov(11) };
-        let read = Site { offset: 26, kind: Kind::Compare64 };
-        let other = Site { offset: 34, kind: Kind::Compare32 };
-        assert_eq!(find(&text), [munmap, read, other]);
+        let read = Site { offset: 41, kind: Kind::Compare64 };
+        let other = Site { offset: 49, kind: Kind::Compare32 };
+        let mask = Site { offset: 25, kind: Kind::MovLea(14) };
+        assert_eq!(find(&text), [munmap, mask, read, other]);
         // A branch to the comparison of the last one.
         text.extend([0xeb, 0]);
         let from = text.len();
-        text[from - 1] = (36 - from as i8) as u8;
+        text[from - 1] = (51 - from as i8) as u8;
         text.extend([0x90; 8]);
-        assert_eq!(find(&text), [munmap, read]);
+        assert_eq!(find(&text), [munmap, mask, read]);
     }
 }

@@ -7,6 +7,7 @@
 //! included. So there are as many records as threads ever were at once.
 
 use crate::near;
+use crate::signals::masks;
 use crate::start::{pager, started};
 use farmem_protocol::addr::is_far;
 use farmem_sys::memory::reserve;
@@ -164,6 +165,8 @@ unsafe extern "C" fn thread_begin(start: *mut Start) -> Go {
     let start = *unsafe { Box::from_raw(start) };
     begin(start.hidden);
     drop(blocked);
+    // libc has set the thread's mask by a call of its own, which may not be among the patched.
+    masks::open();
     Go { routine: start.routine, argument: start.argument }
 }
 
@@ -214,6 +217,7 @@ pub unsafe fn create(
     // SAFETY: the caller's arguments but for the routine, which passes control on to the program's.
     let ret = unsafe { real(thread, attributes, farmem_thread_start as *const () as usize, start.cast()) };
     near::call(unpin_own_stack, &mut job);
+    masks::open();
     if ret != 0 {
         let _signals = SignalsBlocked::new();
         // SAFETY: no thread took it.

@@ -251,20 +251,30 @@ fn pin_message(pins: &mut Pins<'_>, addr: usize, write: bool) {
     pin_vectors(pins, message.msg_iov as usize, count, write);
 }
 
+/// Where addresses of programs end.
+const USER_END: usize = 0x7fff_ffff_f000;
+/// The most that one call transfers (the kernel's MAX_RW_COUNT).
+const MOST: usize = 0x7fff_f000;
+
 /// read, write and their kin with a long far buffer.
 ///
 /// Writing goes on until something is short, as one call would. Reading goes on only from a regular
 /// file: from anything else the next piece could wait for what one call would not have waited for,
 /// and a short count is in the contract.
 fn in_pieces(pager: &'static Pager, call: &Call) -> isize {
+    let (addr, len) = (call.args[1], call.args[2]);
+    if addr.checked_add(len).is_none_or(|end| end > USER_END) {
+        return BAD_ADDRESS;
+    }
+    let len = len.min(MOST);
     let writes = matches!(call.nr, libc::SYS_write | libc::SYS_pwrite64);
     let positioned = matches!(call.nr, libc::SYS_pread64 | libc::SYS_pwrite64);
     let goes_on = writes || is_regular(call.args[0]);
     let mut done = 0;
-    while done < call.args[2] {
+    while done < len {
         let mut piece = *call;
         piece.args[1] += done;
-        piece.args[2] = (call.args[2] - done).min(CHUNK);
+        piece.args[2] = (len - done).min(CHUNK);
         if positioned {
             piece.args[3] += done;
         }

@@ -24,6 +24,11 @@ pub fn change(how: i32, set: u64) -> u64 {
     before
 }
 
+/// Opens the runtime's two signals, should anything have blocked them.
+pub fn open() {
+    change(libc::SIG_UNBLOCK, OURS);
+}
+
 /// rt_sigprocmask of the program's.
 pub fn rt_sigprocmask(how: i32, new: usize, old: usize, size: usize) -> isize {
     if size != 8 {

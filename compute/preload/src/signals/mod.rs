@@ -122,6 +122,6 @@ pub fn install() {
         actions::inherit(signal, before);
     }
     // Whoever started the program may have left them blocked.
-    masks::change(libc::SIG_UNBLOCK, OURS);
+    masks::open();
     crate::threads::begin(0);
 }
