@@ -1,1 +1,153 @@
-//! placeholder
+//! The memory node: a daemon that lends RAM.
+//!
+//! ```text
+//! listeners ─► worker 0 ─┬─► worker 0: its connections, by epoll     each connection: a farmem_fabric::nic::Engine
+//!                        └─► worker 1: its connections, by epoll     all of them: one farmem_fabric::nic::Nic
+//! operator ──► metrics (HTTP), status file, SIGTERM
+//! ```
+//!
+//! * [`worker`]: connections and their sockets; when to spin and when to sleep.
+//! * [`listen`]: where the node listens.
+//! * [`metrics`], [`status`]: what the operator sees.
+//! * [`run`]: the daemon from start to SIGTERM; [`Node`]: the same inside another process.
+//!
+//! What a verb or a request does is not here but in [`farmem_fabric::nic`].
+
+mod listen;
+mod metrics;
+mod run;
+mod status;
+mod worker;
+
+pub use run::run;
+
+use farmem_fabric::NodeAddr;
+use farmem_fabric::nic::Nic;
+use farmem_fabric::nic::lending::{Backing, Lending};
+use farmem_protocol::addr::SLAB_BYTES;
+use farmem_sys::process;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use worker::Workers;
+
+/// What a node is to be.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Bytes to lend, at most; whole slabs of 64 MiB are lent.
+    pub lend: u64,
+    /// Where to listen; at least one.
+    pub listen: Vec<NodeAddr>,
+    /// Where to tell counters, in Prometheus' text format over HTTP.
+    pub metrics: Option<SocketAddr>,
+    /// How long SIGTERM waits for members to leave.
+    pub grace: Duration,
+    /// Back memory by huge pages where the system has them.
+    pub huge: bool,
+    /// Started for one run: says nothing, and ends when its standard input does.
+    pub embedded: bool,
+    /// A private directory for the status file by which `farmem top` finds the node.
+    pub status_dir: Option<PathBuf>,
+}
+
+/// Why a node could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// Less than one slab.
+    #[error("--lend is below {} MiB, the unit in which memory is lent", SLAB_BYTES >> 20)]
+    TooLittle,
+    /// More than there is.
+    #[error("--lend {lend_mib} MiB is more than this machine's {ram_mib} MiB: lend less")]
+    TooMuch {
+        /// Asked for, in MiB.
+        lend_mib: u64,
+        /// There, in MiB.
+        ram_mib: u64,
+    },
+    /// An address cannot be listened on.
+    #[error("cannot listen on {0}: {1}")]
+    Listen(String, std::io::Error),
+    /// The system refused threads, descriptors or randomness.
+    #[error("the system refused what a node needs: {0}")]
+    System(std::io::Error),
+    /// The status file cannot be written.
+    #[error("cannot write {0}: {1}")]
+    Status(PathBuf, std::io::Error),
+}
+
+impl From<farmem_sys::raw::Errno> for StartError {
+    fn from(e: farmem_sys::raw::Errno) -> Self {
+        StartError::System(std::io::Error::from_raw_os_error(e.0))
+    }
+}
+
+/// A node that runs in this process. Dropping it ends it at once.
+pub struct Node {
+    nic: Arc<Nic>,
+    addresses: Vec<NodeAddr>,
+    workers: Workers,
+    metrics: Option<SocketAddr>,
+}
+
+impl Node {
+    /// Starts a node.
+    pub fn start(config: &Config) -> Result<Node, StartError> {
+        if config.lend < SLAB_BYTES {
+            return Err(StartError::TooLittle);
+        }
+        let ram = status::machine_ram();
+        if ram.is_some_and(|ram| config.lend > ram) {
+            return Err(StartError::TooMuch { lend_mib: config.lend >> 20, ram_mib: ram.unwrap_or(0) >> 20 });
+        }
+        process::raise_descriptor_limit();
+        let mut probe = [0; 1];
+        process::random_bytes(&mut probe).map_err(StartError::System)?;
+        let backing = if config.huge { Backing::Huge } else { Backing::Small };
+        let nic = Arc::new(Nic::new(Lending::new(config.lend, backing), || {
+            let mut secret = [0; 16];
+            // It worked at start, and the kernel's generator does not stop.
+            let _ = process::random_bytes(&mut secret);
+            secret
+        }));
+        let listeners = config.listen.iter().map(listen::Listener::bind).collect::<Result<Vec<_>, _>>()?;
+        let addresses = listeners.iter().map(listen::Listener::address).collect();
+        let metrics = config.metrics.map(|at| metrics::serve(at, &nic)).transpose()?;
+        let workers = Workers::start(&nic, listeners)?;
+        Ok(Node { nic, addresses, workers, metrics })
+    }
+
+    /// Where it listens: as configured, with the port that was given where 0 was asked for.
+    pub fn addresses(&self) -> &[NodeAddr] {
+        &self.addresses
+    }
+
+    /// Where it tells its counters.
+    pub fn metrics(&self) -> Option<SocketAddr> {
+        self.metrics
+    }
+
+    /// Its state.
+    pub fn nic(&self) -> &Nic {
+        &self.nic
+    }
+
+    /// Takes no new members, and waits for those there are, at most `grace`. Returns how many are left.
+    pub fn drain(&self, grace: Duration) -> usize {
+        self.nic.drain();
+        let until = Instant::now() + grace;
+        loop {
+            let left = self.nic.members().len();
+            if left == 0 || Instant::now() >= until {
+                return left;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.workers.stop();
+    }
+}

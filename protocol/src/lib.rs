@@ -1,6 +1,7 @@
 //! What both ends of farmem agree on. Pure: no I/O, no clock, no unsafe.
 //!
 //! * [`addr`]: pages of a program, slabs and slots of a node's memory.
+//! * [`wire`]: the frames between a host and a node.
 //! * [`counters`]: the counters page that a run shares with `farmem run` and `farmem top`.
 //! * [`exit`]: the exit statuses by which a run says how it ended.
 
@@ -9,3 +10,4 @@
 pub mod addr;
 pub mod counters;
 pub mod exit;
+pub mod wire;

@@ -1,10 +1,12 @@
 //! The unsafe floor of farmem: what the kernel offers, as typed calls.
 //!
 //! * [`clock`]: time without system calls.
+//! * [`epoll`]: waiting for many descriptors.
 //! * [`raw`]: system calls that no hook, filter or errno gets in the way of.
 //! * [`uffd`]: userfaultfd, with what the headers of old distributions lack.
 //! * [`memory`]: reservations, vectored madvise, copies of raced bytes.
 //! * [`process`]: what a supervisor needs: signals as values, children, its own end.
+//! * [`socket`]: stream sockets that never block.
 //! * [`sync`]: a lock for code that runs in signal handlers.
 //! * [`thread`]: threads that libc does not know of.
 //!
@@ -13,9 +15,11 @@
 #![allow(unsafe_code)]
 
 pub mod clock;
+pub mod epoll;
 pub mod memory;
 pub mod process;
 pub mod raw;
+pub mod socket;
 pub mod sync;
 pub mod thread;
 pub mod uffd;

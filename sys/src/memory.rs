@@ -144,6 +144,24 @@ pub unsafe fn same_page(a: *const u8, b: *const u8) -> bool {
     })
 }
 
+/// Copies `len` bytes that others may be writing, as [`copy_page`] does.
+///
+/// # Safety
+/// Both must be mapped for `len` bytes, stay so, and not overlap.
+#[inline]
+pub unsafe fn copy_bytes(from: *const u8, to: *mut u8, len: usize) {
+    // SAFETY: passed on to the caller.
+    unsafe {
+        core::arch::asm!(
+            "rep movsb",
+            inout("rcx") len => _,
+            inout("rsi") from => _,
+            inout("rdi") to => _,
+            options(nostack, preserves_flags),
+        );
+    }
+}
+
 /// Whether a page holds only zero bytes; stops at the first that is not.
 ///
 /// # Safety

@@ -179,6 +179,35 @@ pub fn end_by(signal: i32) -> ! {
     std::process::exit(128 + signal)
 }
 
+/// Lets this process have as many descriptors as its hard limit allows. Returns how many.
+pub fn raise_descriptor_limit() -> u64 {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: a live structure for both calls.
+    unsafe {
+        libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit);
+        let raised = libc::rlimit { rlim_cur: limit.rlim_max, ..limit };
+        if libc::setrlimit(libc::RLIMIT_NOFILE, &raised) == 0 { limit.rlim_max } else { limit.rlim_cur }
+    }
+}
+
+/// Fills a buffer with bits that nobody can guess.
+pub fn random_bytes(mut into: &mut [u8]) -> io::Result<()> {
+    while !into.is_empty() {
+        // SAFETY: a live slice.
+        let n = unsafe { libc::getrandom(into.as_mut_ptr().cast(), into.len(), 0) };
+        match usize::try_from(n) {
+            Ok(n) => into = &mut into[n..],
+            Err(_) => {
+                let e = io::Error::last_os_error();
+                if e.kind() != io::ErrorKind::Interrupted {
+                    return Err(e);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
 /// The user that this process acts for.
 pub fn user() -> u32 {
     // SAFETY: always succeeds.

@@ -1,0 +1,113 @@
+//! What can go wrong, told so that the caller knows what to do.
+
+use farmem_protocol::wire::VERSION;
+use farmem_sys::raw::Errno;
+
+/// The node, or the path to it, is gone for good: what it held for this member is lost.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("memory node {node} is lost: {reason}")]
+pub struct Lost {
+    /// Its address.
+    pub node: String,
+    /// How that was found out.
+    pub reason: String,
+}
+
+/// Why a node cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConnectError {
+    /// The host's name means nothing here.
+    #[error("node {node}: no address is known for this host ({reason}): check the name")]
+    Name {
+        /// The address as given.
+        node: String,
+        /// What the resolver said.
+        reason: String,
+    },
+    /// Nobody listens.
+    #[error("node {0}: nobody listens there: start `farmem node` on it, or check the address")]
+    Refused(String),
+    /// The machine cannot be reached.
+    #[error("node {node}: cannot be reached ({reason}): check the address and the network")]
+    Unreachable {
+        /// The address as given.
+        node: String,
+        /// What the system said.
+        reason: Errno,
+    },
+    /// It did not answer in time.
+    #[error("node {0}: no answer in time: the machine is down, stopped, or a firewall drops the connection")]
+    Silent(String),
+    /// Something else listens there.
+    #[error("node {0}: what listens there is not a farmem node: check the port")]
+    NotFarmem(String),
+    /// It speaks another version.
+    #[error(
+        "node {node}: speaks version {theirs} of the protocol, this farmem version {VERSION}: install the same farmem on both"
+    )]
+    Version {
+        /// The address as given.
+        node: String,
+        /// The node's version.
+        theirs: u16,
+    },
+    /// It is going down.
+    #[error("node {0}: is shutting down and takes no new programs: use another, or start it again")]
+    Draining(String),
+    /// It serves as many as it can.
+    #[error("node {0}: serves as many programs and connections as it can: end some, or use another node")]
+    Full(String),
+    /// It no longer knows the member.
+    #[error("node {0}: no longer knows this program: it was started anew, or the run was ended")]
+    Unknown(String),
+    /// This machine has no descriptors or memory for a connection.
+    #[error("node {node}: this machine cannot make a connection: {reason}")]
+    Here {
+        /// The address as given.
+        node: String,
+        /// What the system said.
+        reason: Errno,
+    },
+    /// Shared memory was demanded of an address that cannot give it.
+    #[error("node {0}: shared memory needs a node on this machine: give its unix:/PATH, or use --transport tcp")]
+    NotShared(String),
+}
+
+/// Why no slab was granted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum GrantError {
+    /// All that the node lends is lent.
+    #[error("memory node {node} has lent all of its {lend_mib} MiB: start it with a larger --lend, or add a node")]
+    Exhausted {
+        /// Its address.
+        node: String,
+        /// What it lends in all, in MiB.
+        lend_mib: u64,
+    },
+    /// The node's system, or this one, has no memory or descriptors left.
+    #[error("memory node {node} cannot grant memory: {reason}")]
+    System {
+        /// Its address.
+        node: String,
+        /// Where and why.
+        reason: String,
+    },
+    /// The node is gone.
+    #[error(transparent)]
+    Lost(#[from] Lost),
+}
+
+/// Why a verb was not carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// The slab is not held by this member.
+    #[error("the slab is not held")]
+    NotHeld,
+    /// The range leaves the slab, is too long, or an atomic verb's word is not aligned.
+    #[error("the range is not admissible")]
+    Range,
+    /// The connection was cut while a CAS or FAA was under way: it may or may not have happened.
+    /// Read the word.
+    #[error("the connection was cut; whether the verb took effect is unknown")]
+    Unknown,
+}

@@ -1,0 +1,79 @@
+//! How a forked child becomes a member of its own.
+//!
+//! Before the fork the parent asks the node for a *ticket*: a second member that
+//! holds every slab the parent holds, and a connection on which that member is
+//! already present. The connection's descriptor is what crosses the fork, so the
+//! child shakes no hands and nothing can expire. Afterwards exactly one of three
+//! things happens to the ticket in each process:
+//!
+//! ```text
+//! child    Session::from_ticket   the connection is its control connection
+//! parent   handed_over            closes its copy; the child's keeps the member present
+//! parent   abandon                there is no child: the member leaves
+//! ```
+
+// Taking over inherited mappings.
+#![allow(unsafe_code)]
+
+use crate::link::Link;
+use crate::mapping::Mapping;
+use crate::session::Membership;
+use crate::{ConnectError, Lost, Session};
+use farmem_protocol::addr::SlabId;
+use farmem_protocol::wire::{Ask, Purpose, Secret, Status};
+use std::collections::BTreeMap;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// A membership for a child that is about to be forked.
+pub struct ForkTicket {
+    parent: Arc<Membership>,
+    secret: Secret,
+    link: Link,
+    /// Where the parent has its slabs mapped, and the child therefore too.
+    slabs: Vec<(SlabId, (NonNull<u8>, usize))>,
+}
+
+// SAFETY: the pointers name mappings; nothing is done with them but in the child.
+unsafe impl Send for ForkTicket {}
+
+impl Session {
+    /// Before a fork: a membership for the child, holding what this member holds at this moment.
+    pub fn fork_ticket(&self) -> Result<ForkTicket, Lost> {
+        let (answer, _) = self.member.ask(Ask::Ticket, SlabId(0), [0; 16])?;
+        if Status::of(answer.status) != Some(Status::Done) {
+            return Err(self.member.give_up("it takes no more programs, and so no forked child".into()));
+        }
+        let slabs = self.member.slabs.lock().iter().map(|(id, mapping)| (*id, mapping.extent())).collect();
+        let link = self.member.restore_as(Purpose::Rejoin, 0, answer.secret)?;
+        Ok(ForkTicket { parent: Arc::clone(&self.member), secret: answer.secret, link, slabs })
+    }
+
+    /// In the child.
+    pub fn from_ticket(ticket: ForkTicket) -> Result<Session, ConnectError> {
+        let ForkTicket { parent, secret, link, slabs } = ticket;
+        let mut mappings = BTreeMap::new();
+        for (id, extent) in slabs {
+            // SAFETY: the fork copied the parent's mapping to the same address, and the parent's
+            // session in this process, which named it too, is forgotten without unmapping
+            // (`Session::forget_in_child`).
+            mappings.insert(id, unsafe { Mapping::inherited(extent) });
+        }
+        let member = Arc::new(parent.of_child(secret, link, mappings));
+        // The parent's count of references means nothing here, and must not reach zero.
+        std::mem::forget(parent);
+        Ok(Session { member })
+    }
+}
+
+impl ForkTicket {
+    /// In the parent, after a fork.
+    pub fn handed_over(self) {}
+
+    /// In the parent: the fork failed.
+    pub fn abandon(self) {
+        let ForkTicket { parent, secret, link, .. } = self;
+        // Says goodbye for the child that never was, as its session would.
+        drop(Session { member: Arc::new(parent.of_child(secret, link, BTreeMap::new())) });
+    }
+}

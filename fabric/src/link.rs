@@ -1,0 +1,142 @@
+//! A stream of bytes to a node, and the clock it lives by: a socket, or the simulator's.
+
+// Passing on parts that the callers vouch for.
+#![allow(unsafe_code)]
+
+use crate::sim;
+use farmem_sys::raw::{self, Errno};
+use farmem_sys::socket::{self, Part, Peer};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Where a node was found, names resolved: reconnecting asks no resolver.
+#[derive(Clone)]
+pub(crate) enum Reach {
+    Tcp(SocketAddr),
+    Unix(PathBuf),
+    Sim(Arc<sim::Network>),
+}
+
+impl Reach {
+    pub fn connect(&self, timeout_ns: u64) -> Result<Link, Errno> {
+        Ok(match self {
+            Reach::Tcp(at) => Link::Socket(socket::connect(Peer::Tcp(*at), timeout_ns)?),
+            Reach::Unix(path) => Link::Socket(socket::connect(Peer::Unix(path), timeout_ns)?),
+            Reach::Sim(network) => Link::Sim(network.connect(timeout_ns)?),
+        })
+    }
+
+    pub fn now_ns(&self) -> u64 {
+        match self {
+            Reach::Sim(network) => network.now_ns(),
+            _ => raw::now_ns(),
+        }
+    }
+
+    pub fn sleep_ns(&self, ns: u64) {
+        match self {
+            Reach::Sim(network) => network.pass(ns),
+            _ => raw::sleep_ns(ns),
+        }
+    }
+}
+
+/// An open stream. Closed when dropped.
+pub(crate) enum Link {
+    Socket(i32),
+    Sim(sim::Stream),
+}
+
+impl Link {
+    /// # Safety
+    /// As [`socket::send`].
+    #[inline]
+    pub unsafe fn send(&self, parts: &[Part]) -> Result<usize, Errno> {
+        match self {
+            // SAFETY: passed on to the caller.
+            Link::Socket(fd) => unsafe { socket::send(*fd, parts) },
+            // SAFETY: as above.
+            Link::Sim(stream) => unsafe { stream.send(parts) },
+        }
+    }
+
+    /// # Safety
+    /// As [`socket::receive`].
+    #[inline]
+    pub unsafe fn receive(&self, parts: &[Part]) -> Result<usize, Errno> {
+        match self {
+            // SAFETY: passed on to the caller.
+            Link::Socket(fd) => unsafe { socket::receive(*fd, parts) },
+            // SAFETY: as above.
+            Link::Sim(stream) => unsafe { stream.receive(parts) },
+        }
+    }
+
+    /// Sends what fits now of one run of bytes.
+    pub fn send_bytes(&self, bytes: &[u8]) -> Result<usize, Errno> {
+        // SAFETY: a live slice.
+        unsafe { self.send(&[Part::new(bytes.as_ptr() as *mut u8, bytes.len())]) }
+    }
+
+    /// Receives bytes and the descriptor that came with them.
+    pub fn receive_passed(&self, into: &mut [u8]) -> Result<(usize, Option<i32>), Errno> {
+        match self {
+            Link::Socket(fd) => socket::receive_with_descriptor(*fd, into),
+            Link::Sim(stream) => {
+                let part = Part::new(into.as_mut_ptr(), into.len());
+                // SAFETY: a live slice of the caller's.
+                Ok((unsafe { stream.receive(&[part]) }?, None))
+            }
+        }
+    }
+
+    /// Whether the stream is at its end.
+    pub fn is_cut(&self) -> bool {
+        match self {
+            Link::Socket(fd) => socket::is_cut(*fd),
+            Link::Sim(stream) => stream.is_cut(),
+        }
+    }
+
+    /// Sleeps until there is something to receive, or room to send, or the time is over.
+    pub fn wait(&self, write: bool, timeout_ns: u64) {
+        match self {
+            Link::Socket(fd) => {
+                socket::wait(*fd, true, write, timeout_ns);
+            }
+            Link::Sim(stream) => stream.wait(timeout_ns),
+        }
+    }
+
+    /// Lets a node that shares this CPU run.
+    #[inline]
+    pub fn pause(&self) {
+        match self {
+            Link::Socket(_) => raw::yield_cpu(),
+            Link::Sim(stream) => stream.wait(1_000),
+        }
+    }
+
+    /// Makes a dead path known after about `ms` of silence.
+    pub fn notice_silence(&self, ms: u32) {
+        if let Link::Socket(fd) = self {
+            socket::notice_silence(*fd, ms);
+        }
+    }
+
+    pub fn peer_address(&self) -> Option<SocketAddr> {
+        match self {
+            Link::Socket(fd) => socket::peer_address(*fd),
+            Link::Sim(_) => None,
+        }
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        if let Link::Socket(fd) = self {
+            raw::close(*fd);
+        }
+    }
+}

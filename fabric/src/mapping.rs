@@ -1,0 +1,192 @@
+//! Memory that two processes map: the one place where bytes of a slab are touched.
+//!
+//! Both ends may write at any time, so no Rust reference is ever made to these
+//! bytes: they are copied by an instruction the compiler does not reason about,
+//! or accessed as atomics. Offsets are checked here, whoever checked before.
+
+// Raw copies from and to mapped memory, and pointers that callers hand to READ and WRITE.
+#![allow(unsafe_code)]
+
+use farmem_sys::memory::copy_bytes;
+use farmem_sys::raw::{Errno, checked, close, own_fd, syscall};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Bytes of a descriptor, mapped shared.
+#[derive(Debug)]
+pub struct Mapping {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the bytes are accessed only by raw copies and atomics; the mapping itself is immutable.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps the first `len` bytes of a descriptor.
+    pub fn new(fd: i32, len: usize) -> Result<Mapping, Errno> {
+        let prot = (libc::PROT_READ | libc::PROT_WRITE) as usize;
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let at = unsafe { checked(libc::SYS_mmap, [0, len, prot, libc::MAP_SHARED as usize, fd as usize, 0])? };
+        // SAFETY: advice about the mapping just made: others' bytes are not for our core dumps.
+        unsafe { syscall(libc::SYS_madvise, [at, len, libc::MADV_DONTDUMP as usize, 0, 0, 0]) };
+        match NonNull::new(at as *mut u8) {
+            Some(base) => Ok(Mapping { base, len }),
+            None => Err(Errno(libc::ENOMEM)),
+        }
+    }
+
+    /// A mapping that this process inherited over a fork: [`Mapping::extent`] of the parent's.
+    ///
+    /// # Safety
+    /// The extent must be mapped in this process, and owned by no other `Mapping` of it that will drop.
+    pub unsafe fn inherited((base, len): (NonNull<u8>, usize)) -> Mapping {
+        Mapping { base, len }
+    }
+
+    /// Where it lies.
+    pub fn extent(&self) -> (NonNull<u8>, usize) {
+        (self.base, self.len)
+    }
+
+    /// Asks for huge pages behind it. False when the system does not know how.
+    pub fn prefer_huge(&self) -> bool {
+        // SAFETY: advice about our own mapping.
+        let advised = unsafe {
+            checked(libc::SYS_madvise, [self.base.as_ptr() as usize, self.len, libc::MADV_HUGEPAGE as usize, 0, 0, 0])
+        };
+        advised.is_ok()
+    }
+
+    /// The address of a range, if it lies inside.
+    pub fn at(&self, offset: u64, len: u64) -> Option<*mut u8> {
+        let end = offset.checked_add(len)?;
+        // SAFETY: the offset is inside the mapping.
+        (end <= self.len as u64).then(|| unsafe { self.base.as_ptr().add(offset as usize) })
+    }
+
+    /// Copies out. False when the range does not lie inside.
+    ///
+    /// # Safety
+    /// `into` must be writable for `len` bytes and not part of this mapping.
+    pub unsafe fn read(&self, offset: u64, into: *mut u8, len: u32) -> bool {
+        let from = self.at(offset, len as u64);
+        if let Some(from) = from {
+            // SAFETY: inside the mapping; the target is the caller's promise.
+            unsafe { copy_bytes(from, into, len as usize) };
+        }
+        from.is_some()
+    }
+
+    /// Copies in. False when the range does not lie inside.
+    ///
+    /// # Safety
+    /// `from` must be readable for `len` bytes and not part of this mapping.
+    pub unsafe fn write(&self, offset: u64, from: *const u8, len: u32) -> bool {
+        let to = self.at(offset, len as u64);
+        if let Some(to) = to {
+            // SAFETY: inside the mapping; the source is the caller's promise.
+            unsafe { copy_bytes(from, to, len as usize) };
+        }
+        to.is_some()
+    }
+
+    /// The aligned word at an offset.
+    pub fn word(&self, offset: u64) -> Option<&AtomicU64> {
+        let at = self.at(offset, 8)?;
+        // SAFETY: mapped for the life of `self` and aligned; other processes use it as an atomic too,
+        // or get what they deserve: mixed values, no undefined behaviour of ours.
+        at.cast::<AtomicU64>().is_aligned().then(|| unsafe { &*at.cast::<AtomicU64>() })
+    }
+
+    /// Compares and swaps a word. Its old value; `None` when there is no such word.
+    pub fn cas(&self, offset: u64, expected: u64, new: u64) -> Option<u64> {
+        let word = self.word(offset)?;
+        Some(match word.compare_exchange(expected, new, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(old) | Err(old) => old,
+        })
+    }
+
+    /// Adds to a word, wrapping. Its old value; `None` when there is no such word.
+    pub fn faa(&self, offset: u64, add: u64) -> Option<u64> {
+        Some(self.word(offset)?.fetch_add(add, Ordering::AcqRel))
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: ours, and nothing refers into it any more: words are borrowed from `self`.
+        unsafe { syscall(libc::SYS_munmap, [self.base.as_ptr() as usize, self.len, 0, 0, 0, 0]) };
+    }
+}
+
+/// Memory without a name, of a fixed size for good: neither end can shrink it under the other.
+#[derive(Debug)]
+pub struct Memfd(i32);
+
+impl Memfd {
+    /// `len` bytes, none of them taken yet.
+    pub fn new(len: u64, huge: bool) -> Result<Memfd, Errno> {
+        let name = c"farmem-slab";
+        let mut flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+        if huge {
+            flags |= libc::MFD_HUGETLB | libc::MFD_HUGE_2MB;
+        }
+        // SAFETY: the name is a literal.
+        let fd =
+            unsafe { checked(libc::SYS_memfd_create, [name.as_ptr() as usize, flags as usize, 0, 0, 0, 0])? } as i32;
+        let memfd = Memfd(own_fd(fd));
+        let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+        // SAFETY: no pointers.
+        unsafe {
+            checked(libc::SYS_ftruncate, [memfd.0 as usize, len as usize, 0, 0, 0, 0])?;
+            checked(libc::SYS_fcntl, [memfd.0 as usize, libc::F_ADD_SEALS as usize, seals as usize, 0, 0, 0])?;
+        }
+        Ok(memfd)
+    }
+
+    /// The descriptor.
+    pub fn fd(&self) -> i32 {
+        self.0
+    }
+
+    /// Gives all its memory back to the system, even what others still map: it reads as zero.
+    pub fn discard(&self, len: u64) {
+        let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        // SAFETY: no pointers.
+        unsafe { syscall(libc::SYS_fallocate, [self.0 as usize, mode as usize, 0, len as usize, 0, 0]) };
+    }
+}
+
+impl Drop for Memfd {
+    fn drop(&mut self) {
+        close(self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_mappings_see_one_memory_and_nothing_outside_it() {
+        let memfd = Memfd::new(8192, false).unwrap();
+        let (a, b) = (Mapping::new(memfd.fd(), 8192).unwrap(), Mapping::new(memfd.fd(), 8192).unwrap());
+        let mut got = [0u8; 4];
+        // SAFETY: live arrays.
+        unsafe {
+            assert!(a.write(8188, b"abcd".as_ptr(), 4));
+            assert!(b.read(8188, got.as_mut_ptr(), 4));
+            assert!(!a.write(8189, b"abcd".as_ptr(), 4));
+            assert!(!b.read(u64::MAX, got.as_mut_ptr(), 4));
+        }
+        assert_eq!(&got, b"abcd");
+        assert_eq!(a.faa(16, 5), Some(0));
+        assert_eq!(b.cas(16, 5, 7), Some(5));
+        assert_eq!((a.cas(16, 5, 9), a.faa(17, 1), a.faa(8190, 1)), (Some(7), None, None));
+        memfd.discard(8192);
+        assert_eq!(b.faa(16, 0), Some(0));
+    }
+}

@@ -1,0 +1,159 @@
+//! The memory that a node lends, slab by slab.
+//!
+//! A slab is a sealed memfd of its own, made when it is granted and never granted
+//! twice: a member that kept the descriptor, against the rules, reads its own old
+//! slab and nobody else's. Its memory is taken as it is touched, and given back,
+//! scrubbed, when the last holder lets go *and* the last verb on it has ended:
+//! both hold the slab by reference, so neither has to know of the other.
+
+use crate::mapping::{Mapping, Memfd};
+use farmem_protocol::addr::{SLAB_BYTES, SlabId};
+use farmem_sys::raw::Errno;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// How a node's memory is backed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Backing {
+    /// Pages of 4 KiB.
+    Small,
+    /// Huge pages from the system's reserve; where there are none, transparent ones; where these are
+    /// off, small pages.
+    Huge,
+}
+
+/// What is lent, of how much.
+#[derive(Debug)]
+pub struct Lending {
+    limit: u64,
+    lent: AtomicU64,
+    peak: AtomicU64,
+    next: AtomicU64,
+    backing: Backing,
+    reserve_empty: AtomicBool,
+}
+
+/// Why there is no slab.
+#[derive(Debug, PartialEq, Eq)]
+pub enum NoSlab {
+    /// Everything is lent.
+    Exhausted,
+    /// The system refused.
+    System(Errno),
+}
+
+impl Lending {
+    /// Lends up to `limit` bytes, in whole slabs.
+    pub fn new(limit: u64, backing: Backing) -> Lending {
+        Lending {
+            limit: limit / SLAB_BYTES * SLAB_BYTES,
+            lent: AtomicU64::new(0),
+            peak: AtomicU64::new(0),
+            next: AtomicU64::new(1),
+            backing,
+            reserve_empty: AtomicBool::new(false),
+        }
+    }
+
+    /// Bytes it lends, in all.
+    pub fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    /// Bytes lent now.
+    pub fn lent(&self) -> u64 {
+        self.lent.load(Ordering::Relaxed)
+    }
+
+    /// The most that was ever lent.
+    pub fn peak(&self) -> u64 {
+        self.peak.load(Ordering::Relaxed)
+    }
+
+    /// Whether huge pages were wanted and the system's reserve had none.
+    pub fn reserve_was_empty(&self) -> bool {
+        self.reserve_empty.load(Ordering::Relaxed)
+    }
+
+    /// A fresh slab, zero.
+    pub fn grant(self: &Arc<Self>) -> Result<Arc<Slab>, NoSlab> {
+        let took = self.lent.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |lent| {
+            (lent + SLAB_BYTES <= self.limit).then_some(lent + SLAB_BYTES)
+        });
+        let Ok(before) = took else { return Err(NoSlab::Exhausted) };
+        self.peak.fetch_max(before + SLAB_BYTES, Ordering::Relaxed);
+        self.slab().inspect_err(|_| {
+            self.lent.fetch_sub(SLAB_BYTES, Ordering::Relaxed);
+        })
+    }
+
+    fn slab(self: &Arc<Self>) -> Result<Arc<Slab>, NoSlab> {
+        let (memfd, mapping) = self.memory().map_err(NoSlab::System)?;
+        let id = SlabId(self.next.fetch_add(1, Ordering::Relaxed));
+        Ok(Arc::new(Slab { id, mapping, memfd, lending: Arc::clone(self) }))
+    }
+
+    fn memory(&self) -> Result<(Memfd, Mapping), Errno> {
+        if self.backing == Backing::Huge && !self.reserve_was_empty() {
+            // A hugetlb mapping takes its pages from the reserve when it is made: it fails here or never.
+            let reserved =
+                Memfd::new(SLAB_BYTES, true).and_then(|m| Ok((Mapping::new(m.fd(), SLAB_BYTES as usize)?, m)));
+            if let Ok((mapping, memfd)) = reserved {
+                return Ok((memfd, mapping));
+            }
+            self.reserve_empty.store(true, Ordering::Relaxed);
+        }
+        let memfd = Memfd::new(SLAB_BYTES, false)?;
+        let mapping = Mapping::new(memfd.fd(), SLAB_BYTES as usize)?;
+        if self.backing == Backing::Huge {
+            mapping.prefer_huge();
+        }
+        Ok((memfd, mapping))
+    }
+}
+
+/// One slab. Its last reference gives the memory back.
+#[derive(Debug)]
+pub struct Slab {
+    /// Its name.
+    pub id: SlabId,
+    /// Its bytes.
+    pub mapping: Mapping,
+    memfd: Memfd,
+    lending: Arc<Lending>,
+}
+
+impl Slab {
+    /// The descriptor that a member on this machine maps.
+    pub fn fd(&self) -> i32 {
+        self.memfd.fd()
+    }
+}
+
+impl Drop for Slab {
+    fn drop(&mut self) {
+        // Before it counts as free, so that memory in use never exceeds the limit.
+        self.memfd.discard(SLAB_BYTES);
+        self.lending.lent.fetch_sub(SLAB_BYTES, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_limit_holds_and_freed_slabs_can_be_had_again() {
+        let lending = Arc::new(Lending::new(3 * SLAB_BYTES - 1, Backing::Small));
+        let (a, b) = (lending.grant().unwrap(), lending.grant().unwrap());
+        assert_ne!(a.id, b.id);
+        assert_eq!(lending.grant().unwrap_err(), NoSlab::Exhausted);
+        a.mapping.faa(0, 1).unwrap();
+        let verb_under_way = Arc::clone(&a);
+        drop(a);
+        assert_eq!(lending.grant().unwrap_err(), NoSlab::Exhausted);
+        drop(verb_under_way);
+        let c = lending.grant().unwrap();
+        assert_eq!((c.mapping.faa(0, 0), lending.lent()), (Some(0), 2 * SLAB_BYTES));
+    }
+}

@@ -1,0 +1,314 @@
+//! The software NIC: everything a node does but its sockets and its clock.
+//!
+//! * [`lending`]: slabs and the limit.
+//! * This file: *members* and what they hold.
+//! * [`engine`]: one connection: bytes in, verbs carried out, bytes out.
+//!
+//! The daemon runs it over epoll, the simulator in virtual time, the fuzzer on
+//! garbage; it is the same code. Time is an argument.
+//!
+//! A *member* is one process of a run at this node, known by a secret. It is
+//! present while any connection of its stands:
+//!
+//! ```text
+//!         Join, Ticket                         last connection closed
+//!  (none) ───────────► present ────────────────────────────────────────► absent ── grace over ──► gone
+//!                       │  ▲ ▲                                            │  │
+//!                       │  │ └──────────── Rejoin, Attach ────────────────┘  │
+//!                       │  └─ a Ticket's member begins absent                │
+//!                       └── Bye, EndRun, or its Unix socket closed ──────────┴──────► gone
+//! ```
+//!
+//! A closed Unix socket proves that the process is gone, or has exec'ed; a closed
+//! TCP connection proves nothing. Gone: its slabs lose one holder, its queue
+//! pairs carry out nothing more.
+
+pub mod engine;
+pub mod lending;
+
+use farmem_protocol::addr::SlabId;
+use farmem_protocol::wire::{Answer, Hello, Secret, Status, Verdict};
+use farmem_sys::sync::Lock;
+use lending::{Lending, NoSlab, Slab};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// Members at one node, at most.
+pub const MAX_MEMBERS: usize = 4096;
+/// Queue pairs of one member, at most.
+pub const MAX_QUEUES: usize = 8192;
+/// The longest grace a member can have, in milliseconds: an hour.
+pub const MAX_GRACE_MS: u64 = 3_600_000;
+/// What the node adds to a member's grace: the host's clock for it starts later than ours when the
+/// connection is closed here first.
+const GRACE_MARGIN_NS: u64 = 1_000_000_000;
+
+/// What a node counts, for its operator.
+#[derive(Debug, Default)]
+#[allow(missing_docs)]
+pub struct Tally {
+    pub reads: AtomicU64,
+    pub writes: AtomicU64,
+    pub cas: AtomicU64,
+    pub faa: AtomicU64,
+    pub read_bytes: AtomicU64,
+    pub write_bytes: AtomicU64,
+    pub refused_verbs: AtomicU64,
+    pub grants: AtomicU64,
+    pub exhausted: AtomicU64,
+    pub joined: AtomicU64,
+    pub rejoined: AtomicU64,
+    pub refused_hellos: AtomicU64,
+    pub broken_connections: AtomicU64,
+}
+
+fn count(counter: &AtomicU64, n: u64) {
+    counter.fetch_add(n, Ordering::Relaxed);
+}
+
+/// A node's state, shared by all its connections.
+pub struct Nic {
+    /// The memory.
+    pub lending: Arc<Lending>,
+    /// What was done so far.
+    pub tally: Tally,
+    /// Drawn at start; see [`farmem_protocol::wire::Welcome`].
+    pub incarnation: u64,
+    members: Lock<BTreeMap<Secret, Arc<Member>>>,
+    draining: AtomicBool,
+    draw: Box<dyn Fn() -> Secret + Send + Sync>,
+}
+
+/// One process of a run.
+pub struct Member {
+    run: Secret,
+    pid: u32,
+    secret: Secret,
+    /// Joined through a Unix socket, whose end is the process's end.
+    local: bool,
+    grace_ns: u64,
+    presence: Lock<Presence>,
+    holds: Lock<Holds>,
+}
+
+struct Presence {
+    connections: usize,
+    absent_since: u64,
+    queues: BTreeMap<u64, Arc<QueueTurn>>,
+    answered: Option<Answer>,
+}
+
+#[derive(Default)]
+struct Holds {
+    gone: bool,
+    slabs: BTreeMap<SlabId, Arc<Slab>>,
+}
+
+/// Which connection of a queue pair may carry out verbs: the one that attached last. Whoever
+/// carries out a verb holds the lock, so that after an Attach nothing of the connection before
+/// can still reach memory.
+struct QueueTurn(Lock<u64>);
+
+impl Member {
+    /// The host's process.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Bytes held.
+    pub fn held(&self) -> u64 {
+        self.holds.lock().slabs.len() as u64 * farmem_protocol::addr::SLAB_BYTES
+    }
+
+    /// Whether its time here is over.
+    pub fn is_gone(&self) -> bool {
+        self.holds.lock().gone
+    }
+
+    /// The slab, if this member holds it.
+    fn slab(&self, id: SlabId) -> Option<Arc<Slab>> {
+        self.holds.lock().slabs.get(&id).cloned()
+    }
+
+    /// False when the member is gone already.
+    fn hold(&self, slab: Arc<Slab>) -> bool {
+        let mut holds = self.holds.lock();
+        if !holds.gone {
+            holds.slabs.insert(slab.id, slab);
+        }
+        !holds.gone
+    }
+}
+
+impl Nic {
+    /// A node's state. `draw` gives 128 unguessable bits, anew each time.
+    pub fn new(lending: Lending, draw: impl Fn() -> Secret + Send + Sync + 'static) -> Nic {
+        let bits = draw();
+        let incarnation = bits.iter().take(8).fold(0, |word, &b| word << 8 | b as u64);
+        Nic {
+            lending: Arc::new(lending),
+            tally: Tally::default(),
+            incarnation: incarnation.max(1),
+            members: Lock::new(BTreeMap::new()),
+            draining: AtomicBool::new(false),
+            draw: Box::new(draw),
+        }
+    }
+
+    /// From now on takes no new members.
+    pub fn drain(&self) {
+        self.draining.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether [`Nic::drain`] was called.
+    pub fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Relaxed)
+    }
+
+    /// Everybody who is a member now.
+    pub fn members(&self) -> Vec<Arc<Member>> {
+        self.members.lock().values().cloned().collect()
+    }
+
+    /// Lets those go whose grace is over. Returns when to look again, if anybody is absent.
+    pub fn expire(&self, now_ns: u64) -> Option<u64> {
+        let mut next: Option<u64> = None;
+        for member in self.members() {
+            let presence = member.presence.lock();
+            if presence.connections > 0 {
+                continue;
+            }
+            let until = presence.absent_since + member.grace_ns;
+            drop(presence);
+            if until <= now_ns {
+                self.part(&member);
+            } else {
+                next = Some(next.map_or(until, |n| n.min(until)));
+            }
+        }
+        next
+    }
+
+    /// Ends a membership.
+    fn part(&self, member: &Arc<Member>) {
+        self.members.lock().remove(&member.secret);
+        let mut holds = member.holds.lock();
+        holds.gone = true;
+        let slabs = std::mem::take(&mut holds.slabs);
+        drop(holds);
+        // Scrubbing takes milliseconds a slab: no lock is held here.
+        drop(slabs);
+    }
+
+    fn enrol(&self, run: Secret, pid: u32, local: bool, grace_ns: u64, connections: usize, now_ns: u64) -> Arc<Member> {
+        let member = Arc::new(Member {
+            run,
+            pid,
+            secret: (self.draw)(),
+            local,
+            grace_ns,
+            presence: Lock::new(Presence {
+                connections,
+                absent_since: now_ns,
+                queues: BTreeMap::new(),
+                answered: None,
+            }),
+            holds: Lock::new(Holds::default()),
+        });
+        self.members.lock().insert(member.secret, Arc::clone(&member));
+        member
+    }
+
+    fn join(&self, hello: &Hello, local: bool, now_ns: u64) -> Result<Arc<Member>, Verdict> {
+        if self.is_draining() {
+            return Err(Verdict::Draining);
+        }
+        if self.members.lock().len() >= MAX_MEMBERS {
+            return Err(Verdict::Full);
+        }
+        let grace_ns = hello.grace_ms.get().min(MAX_GRACE_MS) * 1_000_000 + GRACE_MARGIN_NS;
+        count(&self.tally.joined, 1);
+        Ok(self.enrol(hello.run, hello.pid.get(), local, grace_ns, 1, now_ns))
+    }
+
+    /// Finds a member by its secret and counts a connection in.
+    fn rejoin(&self, hello: &Hello) -> Result<Arc<Member>, Verdict> {
+        if hello.incarnation.get() != self.incarnation {
+            return Err(Verdict::Incarnation);
+        }
+        let found = self.members.lock().get(&hello.secret).cloned();
+        let member = found.ok_or(Verdict::Unknown)?;
+        member.presence.lock().connections += 1;
+        // It may have parted between the two lines above.
+        if member.is_gone() { Err(Verdict::Unknown) } else { Ok(member) }
+    }
+
+    /// Gives the queue pair's turn to the connection that asks. Returns its turn number.
+    fn attach(&self, hello: &Hello) -> Result<(Arc<Member>, Arc<QueueTurn>, u64), Verdict> {
+        let member = self.rejoin(hello)?;
+        let mut presence = member.presence.lock();
+        if presence.queues.len() >= MAX_QUEUES && !presence.queues.contains_key(&hello.queue.get()) {
+            presence.connections -= 1;
+            return Err(Verdict::Full);
+        }
+        let queue =
+            Arc::clone(presence.queues.entry(hello.queue.get()).or_insert_with(|| Arc::new(QueueTurn(Lock::new(0)))));
+        drop(presence);
+        let mut turn = queue.0.lock();
+        *turn += 1;
+        let ours = *turn;
+        drop(turn);
+        Ok((member, queue, ours))
+    }
+
+    /// A connection of the member has closed.
+    fn left(&self, member: &Arc<Member>, was_control: bool, now_ns: u64) {
+        let mut presence = member.presence.lock();
+        presence.connections -= 1;
+        presence.absent_since = now_ns;
+        drop(presence);
+        if was_control && member.local {
+            self.part(member);
+        }
+    }
+
+    fn grant(&self, member: &Arc<Member>) -> Result<Arc<Slab>, (Status, u64)> {
+        match self.lending.grant() {
+            Ok(slab) if member.hold(Arc::clone(&slab)) => {
+                count(&self.tally.grants, 1);
+                Ok(slab)
+            }
+            Ok(_) => Err((Status::NotHeld, 0)),
+            Err(NoSlab::Exhausted) => {
+                count(&self.tally.exhausted, 1);
+                Err((Status::Exhausted, self.lending.limit()))
+            }
+            Err(NoSlab::System(e)) => Err((Status::System, e.0 as u64)),
+        }
+    }
+
+    fn release(&self, member: &Arc<Member>, id: SlabId) -> Status {
+        let slab = member.holds.lock().slabs.remove(&id);
+        if slab.is_some() { Status::Done } else { Status::NotHeld }
+    }
+
+    /// A member for a child about to be forked, holding what its parent holds.
+    fn ticket(&self, parent: &Arc<Member>, now_ns: u64) -> Result<Secret, Status> {
+        if self.members.lock().len() >= MAX_MEMBERS {
+            return Err(Status::System);
+        }
+        let child = self.enrol(parent.run, parent.pid, parent.local, parent.grace_ns, 0, now_ns);
+        let slabs: Vec<Arc<Slab>> = parent.holds.lock().slabs.values().cloned().collect();
+        for slab in slabs {
+            child.hold(slab);
+        }
+        Ok(child.secret)
+    }
+
+    fn end_run(&self, run: &Secret) {
+        for member in self.members().iter().filter(|member| member.run == *run) {
+            self.part(member);
+        }
+    }
+}

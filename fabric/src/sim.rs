@@ -1,0 +1,317 @@
+//! A network and a node in virtual time.
+//!
+//! The host's half and the software NIC are the production code; only the wire
+//! and the clock are made up. Bytes arrive after a delay drawn from a seed, cut
+//! into pieces as the seed has it; time passes only when the host waits. The test
+//! decides when connections are cut, the node stops, or dies.
+
+// Copies between the parts of transfers and the wire.
+#![allow(unsafe_code)]
+
+use crate::nic::Nic;
+use crate::nic::engine::{Circumstances, Engine, Goodbye};
+use crate::nic::lending::{Backing, Lending};
+use farmem_sys::raw::Errno;
+use farmem_sys::socket::Part;
+use farmem_sys::sync::Lock;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// What the network is like.
+#[derive(Clone, Copy, Debug)]
+pub struct Weather {
+    /// Of all randomness.
+    pub seed: u64,
+    /// One way, at least, in nanoseconds.
+    pub least_delay_ns: u64,
+    /// One way, at most, in nanoseconds.
+    pub most_delay_ns: u64,
+    /// Bytes that travel together, at most.
+    pub segment: usize,
+}
+
+impl Default for Weather {
+    /// A datacentre's TCP: 5 to 15 µs one way.
+    fn default() -> Self {
+        Weather { seed: 1, least_delay_ns: 5_000, most_delay_ns: 15_000, segment: 16 << 10 }
+    }
+}
+
+/// The network, with one node on it.
+pub struct Network {
+    weather: Weather,
+    state: Lock<State>,
+}
+
+struct State {
+    now_ns: u64,
+    random: u64,
+    nic: Option<Nic>,
+    /// The node does nothing until then.
+    stopped_until_ns: u64,
+    /// Connecting fails with this.
+    connecting: Result<(), Errno>,
+    wires: Vec<Wire>,
+}
+
+/// One connection.
+#[derive(Default)]
+struct Wire {
+    engine: Option<Engine>,
+    to_node: Way,
+    to_host: Way,
+    cut: bool,
+    host_closed: bool,
+}
+
+/// One direction: pieces and when they arrive, in order.
+#[derive(Default)]
+struct Way {
+    pieces: VecDeque<(u64, Vec<u8>)>,
+    last_ns: u64,
+}
+
+impl Network {
+    /// A network with a node that lends `lend` bytes.
+    pub fn new(weather: Weather, lend: u64) -> Arc<Network> {
+        let network = Network {
+            weather,
+            state: Lock::new(State {
+                now_ns: 1,
+                random: weather.seed | 1,
+                nic: None,
+                stopped_until_ns: 0,
+                connecting: Ok(()),
+                wires: Vec::new(),
+            }),
+        };
+        network.start_node(lend);
+        Arc::new(network)
+    }
+
+    /// Starts a node anew: nothing of the one before is left.
+    pub fn start_node(&self, lend: u64) {
+        self.kill_node();
+        let mut state = self.state.lock();
+        let mut random = state.random ^ 0xA5A5_5A5A_1234_4321;
+        state.random = next(&mut random);
+        let secrets = Lock::new(random);
+        let draw = move || {
+            let mut random = secrets.lock();
+            (next(&mut random) as u128 | (next(&mut random) as u128) << 64).to_le_bytes()
+        };
+        state.nic = Some(Nic::new(Lending::new(lend, Backing::Small), draw));
+        state.connecting = Ok(());
+    }
+
+    /// The node is dead: its connections close, nobody listens.
+    pub fn kill_node(&self) {
+        self.cut();
+        let mut state = self.state.lock();
+        state.connecting = Err(Errno(libc::ECONNREFUSED));
+        state.nic = None;
+    }
+
+    /// Every connection breaks, seen by both ends.
+    pub fn cut(&self) {
+        let mut state = self.state.lock();
+        let now = state.now_ns;
+        let State { wires, nic, .. } = &mut *state;
+        for wire in wires.iter_mut() {
+            wire.cut = true;
+            if let (Some(engine), Some(nic)) = (wire.engine.take(), &*nic) {
+                engine.close(nic, Goodbye::Cut, now);
+            }
+        }
+    }
+
+    /// From now on connecting succeeds, or fails with this.
+    pub fn set_connecting(&self, how: Result<(), Errno>) {
+        self.state.lock().connecting = how;
+    }
+
+    /// The node does nothing for a while; its connections stand.
+    pub fn stop_node(&self, ns: u64) {
+        let mut state = self.state.lock();
+        state.stopped_until_ns = state.now_ns + ns;
+    }
+
+    /// Bytes the node has lent.
+    pub fn lent(&self) -> u64 {
+        self.state.lock().nic.as_ref().map_or(0, |nic| nic.lending.lent())
+    }
+
+    /// The time, in nanoseconds.
+    pub fn now_ns(&self) -> u64 {
+        self.state.lock().now_ns
+    }
+
+    /// Lets time pass.
+    pub fn pass(&self, ns: u64) {
+        let mut state = self.state.lock();
+        let until = state.now_ns + ns;
+        while let Some(at) = state.next_event().filter(|at| *at <= until) {
+            state.now_ns = state.now_ns.max(at);
+            state.run_node(&self.weather);
+        }
+        state.now_ns = until;
+        state.run_node(&self.weather);
+    }
+
+    pub(crate) fn connect(self: &Arc<Self>, timeout_ns: u64) -> Result<Stream, Errno> {
+        let connecting = self.state.lock().connecting;
+        if let Err(e) = connecting {
+            // A refusal comes at once, silence after all the time there is.
+            self.pass(if e.0 == libc::ECONNREFUSED { self.weather.most_delay_ns } else { timeout_ns });
+            return Err(e);
+        }
+        self.pass(2 * self.weather.least_delay_ns);
+        let mut state = self.state.lock();
+        state.wires.push(Wire { engine: Some(Engine::new(Circumstances::default())), ..Wire::default() });
+        Ok(Stream { wire: state.wires.len() - 1, network: Arc::clone(self) })
+    }
+}
+
+fn next(random: &mut u64) -> u64 {
+    // splitmix64 (Steele, Lea and Flood, OOPSLA 2014).
+    *random = random.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    let z = (*random ^ *random >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let z = (z ^ z >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ z >> 31
+}
+
+impl State {
+    /// When something next arrives at the node or the host.
+    fn next_event(&self) -> Option<u64> {
+        let arrivals = self.wires.iter().flat_map(|wire| {
+            let to_node = wire.to_node.pieces.front().filter(|_| !wire.cut).map(|p| p.0.max(self.stopped_until_ns));
+            let to_host = wire.to_host.pieces.front().map(|p| p.0).filter(|at| *at > self.now_ns);
+            to_node.into_iter().chain(to_host)
+        });
+        arrivals.min()
+    }
+
+    /// The node takes what has arrived.
+    fn run_node(&mut self, weather: &Weather) {
+        let State { now_ns, random, nic, stopped_until_ns, wires, .. } = self;
+        let (Some(nic), now) = (nic, *now_ns) else { return };
+        if now < *stopped_until_ns {
+            return;
+        }
+        for wire in wires.iter_mut() {
+            let Wire { engine: slot, to_node, to_host, cut, host_closed } = wire;
+            let Some(engine) = slot else { continue };
+            let mut goodbye = None;
+            while goodbye.is_none() {
+                let pulled = engine.pull(nic, now, |parts| to_node.take(now, parts));
+                goodbye = pulled.err();
+                let pushed = engine.push(|parts, _| Ok(to_host.put(now, weather, random, parts)));
+                goodbye = goodbye.or(pushed.err());
+                if pulled == Ok(0) && !to_node.has_arrived(now) {
+                    break;
+                }
+            }
+            if *host_closed && to_node.pieces.is_empty() {
+                goodbye = goodbye.or(Some(Goodbye::Cut));
+            }
+            if let (Some(why), Some(engine)) = (goodbye, slot.take_if(|_| goodbye.is_some())) {
+                engine.close(nic, why, now);
+                *cut = true;
+            }
+        }
+        nic.expire(now);
+    }
+}
+
+impl Way {
+    fn has_arrived(&self, now: u64) -> bool {
+        self.pieces.front().is_some_and(|p| p.0 <= now)
+    }
+
+    fn put(&mut self, now: u64, weather: &Weather, random: &mut u64, parts: &[Part]) -> usize {
+        let mut bytes = Vec::new();
+        for part in parts {
+            // SAFETY: whoever offers parts to send vouches for them.
+            bytes.extend_from_slice(unsafe { part.bytes() });
+        }
+        let taken = bytes.len();
+        for piece in bytes.chunks(1 + next(random) as usize % weather.segment.max(1)) {
+            let spread = weather.most_delay_ns.saturating_sub(weather.least_delay_ns) + 1;
+            let at = (now + weather.least_delay_ns + next(random) % spread).max(self.last_ns);
+            self.last_ns = at;
+            self.pieces.push_back((at, piece.to_vec()));
+        }
+        taken
+    }
+
+    fn take(&mut self, now: u64, parts: &[Part]) -> Result<usize, Errno> {
+        let mut taken = 0;
+        for part in parts {
+            let mut filled = 0;
+            while filled < part.len() && self.has_arrived(now) {
+                let Some((_, piece)) = self.pieces.front_mut() else { break };
+                let n = piece.len().min(part.len() - filled);
+                // SAFETY: whoever offers parts to receive into vouches for them.
+                unsafe { part.fill(filled, &piece[..n]) };
+                filled += n;
+                piece.drain(..n);
+                if piece.is_empty() {
+                    self.pieces.pop_front();
+                }
+            }
+            taken += filled;
+        }
+        if taken > 0 { Ok(taken) } else { Err(Errno(libc::EAGAIN)) }
+    }
+}
+
+/// The host's end of a connection.
+pub(crate) struct Stream {
+    network: Arc<Network>,
+    wire: usize,
+}
+
+impl Stream {
+    /// # Safety
+    /// As [`farmem_sys::socket::send`].
+    pub unsafe fn send(&self, parts: &[Part]) -> Result<usize, Errno> {
+        let mut state = self.network.state.lock();
+        let State { now_ns, random, wires, .. } = &mut *state;
+        let wire = &mut wires[self.wire];
+        if wire.cut {
+            return Err(Errno(libc::ECONNRESET));
+        }
+        Ok(wire.to_node.put(*now_ns, &self.network.weather, random, parts))
+    }
+
+    /// # Safety
+    /// As [`farmem_sys::socket::receive`].
+    pub unsafe fn receive(&self, parts: &[Part]) -> Result<usize, Errno> {
+        let mut state = self.network.state.lock();
+        let now = state.now_ns;
+        let wire = &mut state.wires[self.wire];
+        match wire.to_host.take(now, parts) {
+            // The end comes behind what was sent before it.
+            Err(_) if wire.cut && wire.to_host.pieces.is_empty() => Ok(0),
+            other => other,
+        }
+    }
+
+    pub fn is_cut(&self) -> bool {
+        self.network.state.lock().wires[self.wire].cut
+    }
+
+    /// Lets time pass until something arrives anywhere, at most `timeout_ns`.
+    pub fn wait(&self, timeout_ns: u64) {
+        let state = self.network.state.lock();
+        let until = state.next_event().unwrap_or(u64::MAX).saturating_sub(state.now_ns);
+        drop(state);
+        self.network.pass(until.min(timeout_ns));
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        self.network.state.lock().wires[self.wire].host_closed = true;
+    }
+}

@@ -1,0 +1,19 @@
+//! The contract over the simulated network.
+
+use farmem_fabric::Session;
+use farmem_fabric::contract::{self, Subject};
+use farmem_fabric::sim::{Network, Weather};
+use farmem_protocol::addr::SLAB_BYTES;
+
+#[test]
+fn sim_holds_the_contract() {
+    for seed in 1..=3 {
+        let weather = Weather { seed, segment: if seed == 1 { 16 << 10 } else { 3000 }, ..Weather::default() };
+        let network = Network::new(weather, contract::SLABS as u64 * SLAB_BYTES);
+        contract::hold(&Subject {
+            connect: &|options| Session::simulated(&network, options),
+            lent: &|| network.lent(),
+            pass: &|| network.pass(1_000_000),
+        });
+    }
+}

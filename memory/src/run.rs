@@ -1,0 +1,118 @@
+//! The daemon, from its start to SIGTERM.
+
+use crate::status::{StatusFile, available_ram};
+use crate::{Config, Node, StartError};
+use farmem_sys::process::Signals;
+use std::io::Read;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// How often the status file is brought up to date.
+const STATUS_EVERY: Duration = Duration::from_secs(1);
+
+/// Lends memory until SIGTERM or SIGINT, then waits for members to leave, at most the configured
+/// grace; a second signal ends it at once. Call it before any other thread exists.
+///
+/// An embedded node ends as soon as its standard input does: whoever started it holds the other end.
+pub fn run(config: Config) -> Result<(), StartError> {
+    let signals = Signals::take().map_err(StartError::System)?;
+    let node = Node::start(&config)?;
+    let mut status = match &config.status_dir {
+        Some(dir) => Some(StatusFile::create(dir, &node)?),
+        None => None,
+    };
+    let orphaned = Arc::new(AtomicBool::new(false));
+    if config.embedded {
+        end_with_stdin(&orphaned)?;
+    } else {
+        announce(&config, &node);
+    }
+
+    let mut ends: Option<Instant> = None;
+    loop {
+        let signal = signals.next(if ends.is_some() { Duration::from_millis(50) } else { STATUS_EVERY });
+        if let Some(status) = &mut status {
+            // A full or vanished directory costs the view in `farmem top`, no more.
+            let _ = status.update(&node);
+        }
+        if orphaned.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        match signal.map(|signal| signal.number) {
+            Some(libc::SIGTERM | libc::SIGINT) if ends.is_none() => {
+                node.nic().drain();
+                ends = Some(Instant::now() + config.grace);
+                tell_who_is_left(&node, Some(config.grace));
+            }
+            Some(libc::SIGTERM | libc::SIGINT) => return Ok(()),
+            _ => {}
+        }
+        match ends {
+            Some(_) if node.nic().members().is_empty() => return Ok(()),
+            Some(end) if Instant::now() >= end => {
+                tell_who_is_left(&node, None);
+                return Ok(());
+            }
+            _ => {}
+        }
+    }
+}
+
+/// A thread that waits for the end of standard input and wakes the main thread with a signal.
+fn end_with_stdin(orphaned: &Arc<AtomicBool>) -> Result<(), StartError> {
+    let orphaned = Arc::clone(orphaned);
+    let watch = move || {
+        let mut nothing = [0; 64];
+        while std::io::stdin().read(&mut nothing).is_ok_and(|n| n > 0) {}
+        orphaned.store(true, Ordering::Relaxed);
+        let _ = farmem_sys::process::send(std::process::id(), libc::SIGUSR1);
+    };
+    std::thread::Builder::new().name("lifeline".into()).spawn(watch).map_err(StartError::System)?;
+    Ok(())
+}
+
+fn announce(config: &Config, node: &Node) {
+    let lend = node.nic().lending.limit();
+    for at in node.addresses() {
+        eprintln!("farmem: node lends {} MiB at {at}", lend >> 20);
+    }
+    if let Some(at) = node.metrics() {
+        eprintln!("farmem: counters at http://{at}/metrics");
+    }
+    if available_ram().is_some_and(|available| lend > available) {
+        eprintln!(
+            "farmem: this is more than the machine has free now: what is not free cannot be lent without swapping"
+        );
+    }
+    if config.huge {
+        match node.nic().lending.grant() {
+            Ok(_) if node.nic().lending.reserve_was_empty() => eprintln!(
+                "farmem: --huge: no huge pages are reserved (vm.nr_hugepages); transparent ones are used where {} allows",
+                "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
+            ),
+            Ok(_) => {}
+            Err(e) => eprintln!("farmem: --huge: no memory could be had for a trial: {e:?}"),
+        }
+    }
+}
+
+fn tell_who_is_left(node: &Node, grace: Option<Duration>) {
+    let members = node.nic().members();
+    if members.is_empty() {
+        return;
+    }
+    let held: u64 = node.nic().lending.lent();
+    match grace {
+        Some(grace) => eprintln!(
+            "farmem: going down: waiting up to {} s for {} programs that hold {} MiB",
+            grace.as_secs(),
+            members.len(),
+            held >> 20
+        ),
+        None => eprintln!("farmem: going down although programs still hold {} MiB, which they lose now:", held >> 20),
+    }
+    for member in members {
+        eprintln!("farmem:   process {} holds {} MiB", member.pid(), member.held() >> 20);
+    }
+}

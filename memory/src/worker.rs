@@ -1,0 +1,302 @@
+//! Worker threads: each serves its share of the connections.
+//!
+//! ```text
+//!         ┌────────────────────── nothing for SPIN_NS ──────────────────────┐
+//!         ▼                                                                 │
+//!   sleep in epoll ── something came ─► serve it ─► look again at the connections served last,
+//!                                            ▲      without asking epoll; at epoll now and then
+//!                                            └──────────── something came ──┘
+//! ```
+//!
+//! A host that faults, thinks for some microseconds and faults again finds the
+//! worker awake: its READ is taken by the very next look. Between looks the CPU
+//! is offered to others, for the host may be on the same one.
+
+// The parts that engines name are passed to the sockets.
+#![allow(unsafe_code)]
+
+use crate::StartError;
+use crate::listen::Listener;
+use farmem_fabric::nic::Nic;
+use farmem_fabric::nic::engine::{Circumstances, Engine, Goodbye};
+use farmem_sys::epoll::{Epoll, Event, Waker};
+use farmem_sys::raw::{now_ns, yield_cpu};
+use farmem_sys::socket;
+use farmem_sys::sync::Lock;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+
+/// How long a worker looks on after the last byte came.
+const SPIN_NS: u64 = 60_000;
+/// Connections that are looked at without epoll: those served last.
+const HOT: usize = 4;
+/// Looks at these between two looks at epoll.
+const LOOKS_PER_EPOLL: u32 = 16;
+/// How often a worker looks for who has overstayed.
+const SWEEP_MS: i32 = 250;
+/// How long a connection may take to say who it is.
+const STRANGER_NS: u64 = 10_000_000_000;
+/// Connections of a node, at most: beyond, the peer is told that it is full.
+const MAX_CONNECTIONS: usize = 16_384;
+/// A TCP peer that is silent on the wire for so long, in milliseconds, has no connection any more.
+const SILENT_MS: u32 = 15_000;
+
+const WAKER: u64 = u64::MAX;
+const LISTENERS: u64 = 1 << 32;
+
+/// All workers of a node.
+pub struct Workers {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+struct Shared {
+    nic: Arc<Nic>,
+    stop: AtomicBool,
+    connections: AtomicUsize,
+    inboxes: Vec<Inbox>,
+}
+
+/// Connections on their way to a worker.
+struct Inbox {
+    waker: Waker,
+    accepted: Lock<Vec<(OwnedFd, Circumstances)>>,
+}
+
+impl Workers {
+    /// Starts as many workers as there are CPUs, four at most: a NIC is not to eat its machine.
+    pub fn start(nic: &Arc<Nic>, listeners: Vec<Listener>) -> Result<Workers, StartError> {
+        let n = std::thread::available_parallelism().map_or(1, |n| n.get().min(4));
+        let inboxes = (0..n)
+            .map(|_| Ok(Inbox { waker: Waker::new()?, accepted: Lock::new(Vec::new()) }))
+            .collect::<Result<Vec<_>, StartError>>()?;
+        let shared = Arc::new(Shared {
+            nic: Arc::clone(nic),
+            stop: AtomicBool::new(false),
+            connections: AtomicUsize::new(0),
+            inboxes,
+        });
+        let mut workers = Workers { shared: Arc::clone(&shared), threads: Vec::new() };
+        let mut listeners = Some(listeners);
+        for index in 0..n {
+            let worker = Worker::new(Arc::clone(&shared), index, listeners.take().unwrap_or_default())?;
+            let name = format!("worker {index}");
+            let thread = std::thread::Builder::new().name(name).spawn(move || worker.run());
+            workers.threads.push(thread.map_err(StartError::System)?);
+        }
+        Ok(workers)
+    }
+
+    /// Ends all workers and closes all connections.
+    pub fn stop(&mut self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        self.shared.inboxes.iter().for_each(|inbox| inbox.waker.wake());
+        for thread in self.threads.drain(..) {
+            // A worker that panicked has said so.
+            let _ = thread.join();
+        }
+    }
+}
+
+struct Connection {
+    socket: OwnedFd,
+    engine: Engine,
+    since_ns: u64,
+    /// What epoll watches for: input, output.
+    watched: (bool, bool),
+}
+
+struct Worker {
+    shared: Arc<Shared>,
+    index: usize,
+    epoll: Epoll,
+    listeners: Vec<Listener>,
+    path: Option<PathBuf>,
+    /// By token. Holes are reused.
+    connections: Vec<Option<Connection>>,
+    /// Tokens of the connections served last, the latest first.
+    hot: Vec<usize>,
+    next_worker: usize,
+}
+
+impl Worker {
+    fn new(shared: Arc<Shared>, index: usize, listeners: Vec<Listener>) -> Result<Worker, StartError> {
+        let epoll = Epoll::new()?;
+        epoll.add(shared.inboxes[index].waker.fd(), WAKER, true, false)?;
+        for (i, listener) in listeners.iter().enumerate() {
+            epoll.add(listener.as_raw_fd(), LISTENERS + i as u64, true, false)?;
+        }
+        let path = listeners.iter().find_map(Listener::path).and_then(|path| std::path::absolute(path).ok());
+        Ok(Worker { shared, index, epoll, listeners, path, connections: Vec::new(), hot: Vec::new(), next_worker: 0 })
+    }
+
+    fn run(mut self) {
+        let mut events = Vec::new();
+        let (mut active_ns, mut swept_ns) = (0, now_ns());
+        let mut looks = 0u32;
+        while !self.shared.stop.load(Ordering::Relaxed) {
+            let now = now_ns();
+            let spinning = now.saturating_sub(active_ns) < SPIN_NS;
+            let mut came = false;
+            if spinning {
+                came = self.look_at_hot(now);
+                looks += 1;
+            }
+            if !came && (!spinning || looks % LOOKS_PER_EPOLL == 0) {
+                // Worker 0 minds absent members, whoever else is there.
+                let idle = if self.index == 0 || self.connections.iter().any(Option::is_some) { SWEEP_MS } else { -1 };
+                if self.epoll.wait(&mut events, if spinning { 0 } else { idle }).is_err() {
+                    // Nothing a retry would cure, but nothing to lose a whole node's memory for either.
+                    std::thread::sleep(std::time::Duration::from_millis(10));
+                }
+                let now = now_ns();
+                for event in &events {
+                    came |= self.on(event, now);
+                }
+                if now.saturating_sub(swept_ns) > SWEEP_MS as u64 * 1_000_000 {
+                    swept_ns = now;
+                    self.sweep(now);
+                }
+            }
+            if came {
+                active_ns = now_ns();
+            } else if spinning {
+                yield_cpu();
+            }
+        }
+        let now = now_ns();
+        for token in 0..self.connections.len() {
+            self.close(token, Goodbye::Cut, now);
+        }
+    }
+
+    fn look_at_hot(&mut self, now: u64) -> bool {
+        let mut came = false;
+        for i in 0..self.hot.len() {
+            if let Some(&token) = self.hot.get(i) {
+                came |= self.serve(token, now);
+            }
+        }
+        came
+    }
+
+    fn on(&mut self, event: &Event, now: u64) -> bool {
+        match event.token {
+            WAKER => {
+                self.shared.inboxes[self.index].waker.reset();
+                let accepted = std::mem::take(&mut *self.shared.inboxes[self.index].accepted.lock());
+                accepted.into_iter().for_each(|(socket, about)| self.admit(socket, about, now));
+                true
+            }
+            LISTENERS.. => {
+                self.accept((event.token - LISTENERS) as usize);
+                true
+            }
+            token => {
+                let token = token as usize;
+                if self.serve(token, now) && self.hot.first() != Some(&token) {
+                    self.hot.retain(|&t| t != token);
+                    self.hot.insert(0, token);
+                    self.hot.truncate(HOT);
+                }
+                true
+            }
+        }
+    }
+
+    /// Takes all connections that wait at a listener and deals them out in turn.
+    fn accept(&mut self, listener: usize) {
+        while let Some(Ok((socket, about))) = self.listeners.get(listener).map(|l| l.accept(self.path.as_ref())) {
+            if self.shared.connections.load(Ordering::Relaxed) >= MAX_CONNECTIONS {
+                // Not even a word: whoever opens so many reads none.
+                continue;
+            }
+            self.shared.connections.fetch_add(1, Ordering::Relaxed);
+            let inbox = &self.shared.inboxes[self.next_worker];
+            inbox.accepted.lock().push((socket, about));
+            inbox.waker.wake();
+            self.next_worker = (self.next_worker + 1) % self.shared.inboxes.len();
+        }
+    }
+
+    fn admit(&mut self, socket: OwnedFd, about: Circumstances, now: u64) {
+        if !about.local {
+            socket::notice_silence(socket.as_raw_fd(), SILENT_MS);
+        }
+        let token = match self.connections.iter().position(Option::is_none) {
+            Some(hole) => hole,
+            None => {
+                self.connections.push(None);
+                self.connections.len() - 1
+            }
+        };
+        let connection = Connection { socket, engine: Engine::new(about), since_ns: now, watched: (true, false) };
+        if self.epoll.add(connection.socket.as_raw_fd(), token as u64, true, false).is_ok() {
+            self.connections[token] = Some(connection);
+            self.serve(token, now);
+        } else {
+            self.shared.connections.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Takes what a connection has, answers what it can. Returns whether anything came.
+    fn serve(&mut self, token: usize, now: u64) -> bool {
+        let Some(Some(connection)) = self.connections.get_mut(token) else { return false };
+        match connection.serve(&self.shared.nic, now) {
+            Ok(came) => {
+                let wants = (!connection.engine.is_backed_up(), connection.engine.has_output());
+                if wants != connection.watched {
+                    connection.watched = wants;
+                    let _ = self.epoll.change(connection.socket.as_raw_fd(), token as u64, wants.0, wants.1);
+                }
+                came
+            }
+            Err(why) => {
+                self.close(token, why, now);
+                true
+            }
+        }
+    }
+
+    fn close(&mut self, token: usize, why: Goodbye, now: u64) {
+        self.hot.retain(|&t| t != token);
+        if let Some(connection) = self.connections[token].take() {
+            connection.engine.close(&self.shared.nic, why, now);
+            self.shared.connections.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Closes what has overstayed.
+    fn sweep(&mut self, now: u64) {
+        for token in 0..self.connections.len() {
+            let Some(connection) = &self.connections[token] else { continue };
+            let overdue = connection.engine.is_stranger() && now.saturating_sub(connection.since_ns) > STRANGER_NS;
+            if overdue || connection.engine.is_orphan() {
+                self.close(token, Goodbye::Done, now);
+            }
+        }
+        if self.index == 0 {
+            self.shared.nic.expire(now);
+        }
+    }
+}
+
+impl Connection {
+    fn serve(&mut self, nic: &Nic, now: u64) -> Result<bool, Goodbye> {
+        let fd = self.socket.as_raw_fd();
+        // SAFETY: the engine names its own buffers and slabs that it holds.
+        let pulled = self.engine.pull(nic, now, |parts| unsafe { socket::receive(fd, parts) });
+        if self.engine.has_output() || pulled.is_err() {
+            self.engine.push(|parts, passed| match passed {
+                // SAFETY: as above.
+                None => unsafe { socket::send(fd, parts) },
+                // SAFETY: as above.
+                Some(passed) => unsafe { socket::send_with_descriptor(fd, parts, passed) },
+            })?;
+        }
+        pulled.map(|n| n > 0)
+    }
+}

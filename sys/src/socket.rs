@@ -1,0 +1,418 @@
+//! Stream sockets by descriptor: never blocking, gathered and scattered, with descriptors passed along.
+//!
+//! For code that runs inside other people's programs: every call goes through
+//! the gate ([`crate::raw`]), descriptors are ours ([`own_fd`]), nothing is
+//! allocated, and waiting is a call of its own.
+
+use crate::raw::{Errno, checked, close, now_ns, own_fd};
+use std::mem::{offset_of, zeroed};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+/// Bytes to send or room to receive: one element of a gathered or scattered transfer.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Part {
+    at: *mut u8,
+    len: usize,
+}
+
+impl Part {
+    /// Names `len` bytes at `at`. Naming is harmless; [`send`] and [`receive`] state what must hold.
+    pub const fn new(at: *mut u8, len: usize) -> Part {
+        Part { at, len }
+    }
+
+    /// Bytes named.
+    #[allow(clippy::len_without_is_empty)]
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The bytes named.
+    ///
+    /// # Safety
+    /// As [`send`]; and nothing may write to them meanwhile.
+    pub unsafe fn bytes(&self) -> &[u8] {
+        // SAFETY: the caller's promise. An empty part may name nothing.
+        if self.len == 0 { &[] } else { unsafe { std::slice::from_raw_parts(self.at, self.len) } }
+    }
+
+    /// Copies `bytes` to the place `from` bytes into the part; what does not fit is left out.
+    ///
+    /// # Safety
+    /// As [`receive`].
+    pub unsafe fn fill(&self, from: usize, bytes: &[u8]) {
+        let n = bytes.len().min(self.len.saturating_sub(from));
+        // SAFETY: inside the part, which the caller vouches for; a slice of ours cannot overlap it.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.at.add(from), n) };
+    }
+}
+
+const _: () = assert!(size_of::<Part>() == size_of::<libc::iovec>() && offset_of!(libc::iovec, iov_len) == 8);
+
+/// Elements of one transfer, at most (`UIO_MAXIOV`).
+pub const MAX_PARTS: usize = 1024;
+
+/// Whom to connect to.
+#[derive(Clone, Copy, Debug)]
+pub enum Peer<'a> {
+    /// An internet address.
+    Tcp(SocketAddr),
+    /// A Unix socket.
+    Unix(&'a Path),
+}
+
+/// Connects within `timeout_ns`. The descriptor is ours, non-blocking, close-on-exec, without delay.
+///
+/// # Errors
+/// ETIMEDOUT when the time is over; what connect(2) says otherwise.
+pub fn connect(peer: Peer<'_>, timeout_ns: u64) -> Result<i32, Errno> {
+    let until = now_ns() + timeout_ns;
+    let mut address = Address::of(peer)?;
+    let family = address.family();
+    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: no pointers.
+    let fd = unsafe { checked(libc::SYS_socket, [family as usize, kind as usize, 0, 0, 0, 0])? } as i32;
+    let fd = own_fd(fd);
+    let done = (|| {
+        loop {
+            // SAFETY: `address` is live and holds `len` valid bytes.
+            let began = unsafe {
+                checked(libc::SYS_connect, [fd as usize, address.at() as usize, address.len as usize, 0, 0, 0])
+            };
+            match began {
+                Ok(_) => return Ok(()),
+                Err(Errno(libc::EINPROGRESS)) => break,
+                Err(Errno(libc::EISCONN)) => return Ok(()),
+                // A Unix socket whose backlog is full says EAGAIN and is to be asked again.
+                Err(Errno(libc::EAGAIN)) if now_ns() < until => crate::raw::sleep_ns(1_000_000),
+                Err(Errno(libc::EINTR)) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        while wait(fd, false, true, until.saturating_sub(now_ns())) == 0 {
+            if now_ns() >= until {
+                return Err(Errno(libc::ETIMEDOUT));
+            }
+        }
+        match option(fd, libc::SOL_SOCKET, libc::SO_ERROR)? {
+            0 => Ok(()),
+            e => Err(Errno(e)),
+        }
+    })();
+    if let Err(e) = done {
+        close(fd);
+        return Err(e);
+    }
+    if let Peer::Tcp(_) = peer {
+        set_option(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1);
+    }
+    Ok(fd)
+}
+
+/// Sends what fits now. Returns how much.
+///
+/// # Safety
+/// Every part must name readable memory for the length of the call; it may be raced.
+#[inline]
+pub unsafe fn send(fd: i32, parts: &[Part]) -> Result<usize, Errno> {
+    // SAFETY: zero is valid for a msghdr.
+    let mut message: libc::msghdr = unsafe { zeroed() };
+    message.msg_iov = parts.as_ptr() as *mut libc::iovec;
+    message.msg_iovlen = parts.len().min(MAX_PARTS);
+    let flags = (libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) as usize;
+    // SAFETY: the header is live; its parts are the caller's promise.
+    unsafe { retried(libc::SYS_sendmsg, [fd as usize, &message as *const _ as usize, flags, 0, 0, 0]) }
+}
+
+/// Receives what is there into the parts in turn. Returns how much; 0 is the end of the stream.
+///
+/// # Errors
+/// EAGAIN when nothing is there.
+///
+/// # Safety
+/// Every part must name writable memory that nothing in the program holds a reference to.
+#[inline]
+pub unsafe fn receive(fd: i32, parts: &[Part]) -> Result<usize, Errno> {
+    // SAFETY: zero is valid for a msghdr.
+    let mut message: libc::msghdr = unsafe { zeroed() };
+    message.msg_iov = parts.as_ptr() as *mut libc::iovec;
+    message.msg_iovlen = parts.len().min(MAX_PARTS);
+    // SAFETY: the header is live; its parts are the caller's promise.
+    unsafe {
+        retried(libc::SYS_recvmsg, [fd as usize, &mut message as *mut _ as usize, libc::MSG_DONTWAIT as usize, 0, 0, 0])
+    }
+}
+
+/// [`send`] of one run of bytes.
+pub fn send_bytes(fd: i32, bytes: &[u8]) -> Result<usize, Errno> {
+    // SAFETY: the slice is live.
+    unsafe { send(fd, &[Part::new(bytes.as_ptr() as *mut u8, bytes.len())]) }
+}
+
+/// [`receive`] into one run of bytes.
+pub fn receive_bytes(fd: i32, into: &mut [u8]) -> Result<usize, Errno> {
+    // SAFETY: the slice is live and exclusively ours.
+    unsafe { receive(fd, &[Part::new(into.as_mut_ptr(), into.len())]) }
+}
+
+/// Whether the stream is at its end or broken, without taking anything from it.
+pub fn is_cut(fd: i32) -> bool {
+    let mut byte = 0u8;
+    let flags = (libc::MSG_DONTWAIT | libc::MSG_PEEK) as usize;
+    // SAFETY: one live byte.
+    match unsafe { retried(libc::SYS_recvfrom, [fd as usize, &mut byte as *mut u8 as usize, 1, flags, 0, 0]) } {
+        Ok(n) => n == 0,
+        Err(Errno(e)) => e != libc::EAGAIN,
+    }
+}
+
+/// Control message that carries one descriptor.
+#[repr(C)]
+struct OneDescriptor {
+    head: libc::cmsghdr,
+    fd: i32,
+    pad: i32,
+}
+
+const ONE: usize = size_of::<libc::cmsghdr>() + size_of::<i32>();
+
+/// [`send`] with a descriptor along the first byte (Unix sockets).
+///
+/// # Safety
+/// As [`send`].
+pub unsafe fn send_with_descriptor(fd: i32, parts: &[Part], passed: i32) -> Result<usize, Errno> {
+    // SAFETY: zero is valid for both.
+    let (mut message, mut control): (libc::msghdr, OneDescriptor) = unsafe { (zeroed(), zeroed()) };
+    control.head.cmsg_len = ONE;
+    control.head.cmsg_level = libc::SOL_SOCKET;
+    control.head.cmsg_type = libc::SCM_RIGHTS;
+    control.fd = passed;
+    message.msg_iov = parts.as_ptr() as *mut libc::iovec;
+    message.msg_iovlen = parts.len().min(MAX_PARTS);
+    message.msg_control = (&mut control as *mut OneDescriptor).cast();
+    message.msg_controllen = size_of::<OneDescriptor>();
+    let flags = (libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) as usize;
+    // SAFETY: header and control message are live; the parts are the caller's promise.
+    unsafe { retried(libc::SYS_sendmsg, [fd as usize, &message as *const _ as usize, flags, 0, 0, 0]) }
+}
+
+/// Receives bytes, and the descriptor that came with them, which is then ours.
+pub fn receive_with_descriptor(fd: i32, into: &mut [u8]) -> Result<(usize, Option<i32>), Errno> {
+    let mut part = Part::new(into.as_mut_ptr(), into.len());
+    // SAFETY: zero is valid for both.
+    let (mut message, mut control): (libc::msghdr, OneDescriptor) = unsafe { (zeroed(), zeroed()) };
+    message.msg_iov = (&mut part as *mut Part).cast();
+    message.msg_iovlen = 1;
+    message.msg_control = (&mut control as *mut OneDescriptor).cast();
+    message.msg_controllen = size_of::<OneDescriptor>();
+    let flags = (libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC) as usize;
+    // SAFETY: header, part and room for one descriptor are live.
+    let n = unsafe { retried(libc::SYS_recvmsg, [fd as usize, &mut message as *mut _ as usize, flags, 0, 0, 0])? };
+    let came = message.msg_controllen >= ONE
+        && control.head.cmsg_len == ONE
+        && (control.head.cmsg_level, control.head.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS);
+    Ok((n, came.then(|| own_fd(control.fd))))
+}
+
+/// Sleeps until the descriptor is readable or writable, as asked, at most `timeout_ns`.
+/// Returns the events, 0 when none came; an error or hang-up of the stream counts as both.
+pub fn wait(fd: i32, read: bool, write: bool, timeout_ns: u64) -> i16 {
+    let events = if read { libc::POLLIN } else { 0 } | if write { libc::POLLOUT } else { 0 };
+    let mut wanted = libc::pollfd { fd, events, revents: 0 };
+    let limit =
+        libc::timespec { tv_sec: (timeout_ns / 1_000_000_000) as _, tv_nsec: (timeout_ns % 1_000_000_000) as _ };
+    // SAFETY: one live pollfd and a live timespec; no signal mask.
+    unsafe { checked(libc::SYS_ppoll, [&mut wanted as *mut _ as usize, 1, &limit as *const _ as usize, 0, 0, 0]) }
+        .map_or(0, |_| wanted.revents)
+}
+
+/// Makes the kernel give up a TCP connection whose peer has been silent, data or none, for about `ms`.
+pub fn notice_silence(fd: i32, ms: u32) {
+    set_option(fd, libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1);
+    set_option(fd, libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 2);
+    set_option(fd, libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, 1);
+    set_option(fd, libc::IPPROTO_TCP, libc::TCP_KEEPCNT, (ms / 1000).clamp(3, 100) as i32);
+    set_option(fd, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, ms as i32);
+}
+
+/// Sets an integer option, best effort.
+pub fn set_option(fd: i32, level: i32, name: i32, value: i32) {
+    // SAFETY: one live int.
+    let _ = unsafe {
+        checked(
+            libc::SYS_setsockopt,
+            [fd as usize, level as usize, name as usize, &value as *const i32 as usize, size_of::<i32>(), 0],
+        )
+    };
+}
+
+fn option(fd: i32, level: i32, name: i32) -> Result<i32, Errno> {
+    let (mut value, mut len) = (0i32, size_of::<i32>() as u32);
+    // SAFETY: a live int and its length.
+    unsafe {
+        checked(
+            libc::SYS_getsockopt,
+            [
+                fd as usize,
+                level as usize,
+                name as usize,
+                &mut value as *mut i32 as usize,
+                &mut len as *mut u32 as usize,
+                0,
+            ],
+        )?
+    };
+    Ok(value)
+}
+
+/// Address of this end of a TCP connection.
+pub fn local_address(fd: i32) -> Option<SocketAddr> {
+    Address::told_by(libc::SYS_getsockname, fd)
+}
+
+/// Address of the other end of a TCP connection.
+pub fn peer_address(fd: i32) -> Option<SocketAddr> {
+    Address::told_by(libc::SYS_getpeername, fd)
+}
+
+/// A call that a signal's handler cannot make fail.
+///
+/// # Safety
+/// As [`checked`].
+#[inline]
+unsafe fn retried(nr: i64, args: [usize; 6]) -> Result<usize, Errno> {
+    loop {
+        // SAFETY: passed on to the caller.
+        match unsafe { checked(nr, args) } {
+            Err(Errno(libc::EINTR)) => {}
+            other => return other,
+        }
+    }
+}
+
+/// A socket address as the kernel has it.
+struct Address {
+    bytes: libc::sockaddr_storage,
+    len: u32,
+}
+
+impl Address {
+    fn at(&mut self) -> *mut libc::sockaddr_storage {
+        &mut self.bytes
+    }
+
+    fn family(&self) -> i32 {
+        self.bytes.ss_family as i32
+    }
+
+    fn of(peer: Peer<'_>) -> Result<Address, Errno> {
+        // SAFETY: zero is valid for a sockaddr_storage, which is large and aligned enough for each
+        // kind written to it below.
+        let mut address = Address { bytes: unsafe { zeroed() }, len: 0 };
+        let at = address.at();
+        match peer {
+            Peer::Tcp(SocketAddr::V4(v4)) => {
+                // SAFETY: see above.
+                let to = unsafe { &mut *at.cast::<libc::sockaddr_in>() };
+                to.sin_family = libc::AF_INET as u16;
+                to.sin_port = v4.port().to_be();
+                to.sin_addr.s_addr = u32::from_ne_bytes(v4.ip().octets());
+                address.len = size_of::<libc::sockaddr_in>() as u32;
+            }
+            Peer::Tcp(SocketAddr::V6(v6)) => {
+                // SAFETY: see above.
+                let to = unsafe { &mut *at.cast::<libc::sockaddr_in6>() };
+                to.sin6_family = libc::AF_INET6 as u16;
+                to.sin6_port = v6.port().to_be();
+                to.sin6_scope_id = v6.scope_id();
+                to.sin6_addr.s6_addr = v6.ip().octets();
+                address.len = size_of::<libc::sockaddr_in6>() as u32;
+            }
+            Peer::Unix(path) => {
+                // SAFETY: see above.
+                let to = unsafe { &mut *at.cast::<libc::sockaddr_un>() };
+                let path = path.as_os_str().as_bytes();
+                if path.len() >= to.sun_path.len() {
+                    return Err(Errno(libc::ENAMETOOLONG));
+                }
+                to.sun_family = libc::AF_UNIX as u16;
+                for (to, &from) in to.sun_path.iter_mut().zip(path) {
+                    *to = from as libc::c_char;
+                }
+                address.len = (offset_of!(libc::sockaddr_un, sun_path) + path.len() + 1) as u32;
+            }
+        }
+        Ok(address)
+    }
+
+    fn told_by(call: i64, fd: i32) -> Option<SocketAddr> {
+        // SAFETY: zero is valid for a sockaddr_storage.
+        let mut address = Address { bytes: unsafe { zeroed() }, len: size_of::<libc::sockaddr_storage>() as u32 };
+        let (at, len) = (address.at() as usize, &mut address.len as *mut u32 as usize);
+        // SAFETY: the kernel writes at most `len` bytes, which are live.
+        unsafe { checked(call, [fd as usize, at, len, 0, 0, 0]) }.ok()?;
+        match address.family() {
+            libc::AF_INET => {
+                // SAFETY: the kernel says that it is one.
+                let v4 = unsafe { &*address.at().cast::<libc::sockaddr_in>() };
+                let ip = Ipv4Addr::from(v4.sin_addr.s_addr.to_ne_bytes());
+                Some(SocketAddr::new(IpAddr::V4(ip), u16::from_be(v4.sin_port)))
+            }
+            libc::AF_INET6 => {
+                // SAFETY: the kernel says that it is one.
+                let v6 = unsafe { &*address.at().cast::<libc::sockaddr_in6>() };
+                let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
+                Some(SocketAddr::new(IpAddr::V6(ip), u16::from_be(v6.sin6_port)))
+            }
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+    use std::os::fd::AsRawFd;
+
+    #[test]
+    fn bytes_and_addresses_arrive() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = listener.local_addr().unwrap();
+        let fd = connect(Peer::Tcp(at), 1_000_000_000).unwrap();
+        let (other, from) = listener.accept().unwrap();
+        assert_eq!(peer_address(fd), Some(at));
+        assert_eq!(local_address(fd), Some(from));
+        assert_eq!(send_bytes(other.as_raw_fd(), b"hello"), Ok(5));
+        assert_ne!(wait(fd, true, false, 1_000_000_000), 0);
+        let mut got = [0; 8];
+        assert_eq!(receive_bytes(fd, &mut got), Ok(5));
+        assert_eq!(&got[..5], b"hello");
+        assert!(!is_cut(fd));
+        drop(other);
+        wait(fd, true, false, 1_000_000_000);
+        assert!(is_cut(fd));
+        close(fd);
+        drop(listener);
+        assert_eq!(connect(Peer::Tcp(at), 1_000_000_000), Err(Errno(libc::ECONNREFUSED)));
+    }
+
+    #[test]
+    fn a_descriptor_travels_with_bytes() {
+        let (a, b) = crate::raw::socket_pair().unwrap();
+        let (c, d) = crate::raw::socket_pair().unwrap();
+        let x = Part::new(b"x".as_ptr() as *mut u8, 1);
+        // SAFETY: a literal.
+        assert_eq!(unsafe { send_with_descriptor(a, &[x], c) }, Ok(1));
+        let mut byte = [0];
+        let (n, passed) = receive_with_descriptor(b, &mut byte).unwrap();
+        let passed = passed.unwrap();
+        assert_eq!((n, byte[0]), (1, b'x'));
+        assert_eq!(send_bytes(passed, b"y"), Ok(1));
+        assert_eq!(receive_bytes(d, &mut byte), Ok(1));
+        [a, b, c, d, passed].map(close);
+    }
+}
