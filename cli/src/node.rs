@@ -4,16 +4,16 @@
 //! the status file by which `farmem top` sees it.
 
 use std::fs;
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
+use farmem_fabric::NodeAddr;
 use farmem_sys::process;
 use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
 use crate::runtime_dir;
-use crate::size::Size;
+use crate::size::{self, Size};
 
 /// Lend this machine's memory to programs elsewhere
 #[derive(clap::Args, Debug)]
@@ -87,7 +87,22 @@ impl Status {
     }
 }
 
-/// Runs the node.
-pub fn run(_options: &Options) -> Result<(), Failure> {
-    Ok(())
+/// Runs the node until it is told to end.
+pub fn run(options: &Options) -> Result<(), Failure> {
+    let (ram, _) = size::machine_ram().map_err(Failure::usage)?;
+    let listen = options.listen.iter().map(|at| at.parse::<NodeAddr>());
+    let metrics = options.metrics.as_deref().map(|at| {
+        at.parse().map_err(|_| Failure::usage(format!("--metrics {at}: write an address and a port, 127.0.0.1:9411")))
+    });
+    let config = farmem_memory::Config {
+        lend: options.lend.bytes(ram),
+        listen: listen.collect::<Result<_, _>>().map_err(Failure::usage)?,
+        metrics: metrics.transpose()?,
+        grace: options.grace,
+        huge: options.huge,
+        embedded: options.embedded,
+        // The run itself is what `farmem top` shows of an embedded node.
+        status_dir: if options.embedded { None } else { runtime_dir::own().ok() },
+    };
+    farmem_memory::run(config).map_err(Failure::usage)
 }

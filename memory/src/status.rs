@@ -6,6 +6,7 @@ use std::fs;
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// `node-PID.json` in the runtime directory. Removed when dropped.
 pub struct StatusFile {
@@ -48,13 +49,17 @@ fn text(node: &Node) -> String {
     let listen: Vec<String> = node.addresses().iter().map(|at| quoted(&at.to_string())).collect();
     let metrics = node.metrics().map_or("null".into(), |at| quoted(&at.to_string()));
     let nic = node.nic();
+    let moved = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     format!(
-        "{{\"pid\":{},\"listen\":[{}],\"metrics\":{metrics},\"lend\":{},\"used\":{},\"members\":{},\"draining\":{}}}\n",
+        "{{\"pid\":{},\"listen\":[{}],\"metrics\":{metrics},\"lend\":{},\"lent\":{},\"clients\":{},\
+         \"bytes_read\":{},\"bytes_written\":{},\"draining\":{}}}\n",
         std::process::id(),
         listen.join(","),
         nic.lending.limit(),
         nic.lending.lent(),
         nic.members().len(),
+        moved(&nic.tally.read_bytes),
+        moved(&nic.tally.write_bytes),
         nic.is_draining(),
     )
 }

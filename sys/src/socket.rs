@@ -413,6 +413,6 @@ mod tests {
         assert_eq!((n, byte[0]), (1, b'x'));
         assert_eq!(send_bytes(passed, b"y"), Ok(1));
         assert_eq!(receive_bytes(d, &mut byte), Ok(1));
-        [a, b, c, d, passed].map(close);
+        [a, b, c, d, passed].into_iter().for_each(close);
     }
 }

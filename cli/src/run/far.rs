@@ -10,8 +10,13 @@ use std::io::{self, Read};
 use std::str::FromStr;
 use std::time::Duration;
 
+use farmem_fabric::{ConnectOptions, NodeAddr, Session};
+
 use super::environment::Transport;
 use crate::failure::Failure;
+
+/// How long reaching a node may take.
+const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 
 /// Where a node listens: `HOST:PORT` or `unix:PATH`.
 #[derive(Clone, Debug, PartialEq)]
@@ -69,16 +74,40 @@ impl FromStr for RunName {
 }
 
 /// A run's nodes, reached.
-pub struct Far {}
+pub struct Far {
+    run: RunName,
+    sessions: Vec<Session>,
+}
 
 impl Far {
     /// Reaches every node, or says which one cannot be used and why.
-    pub fn connect(_nodes: &[Node], _run: &RunName, _transport: Transport, _grace: Duration) -> Result<Far, Failure> {
-        Ok(Far {})
+    pub fn connect(nodes: &[Node], run: &RunName, transport: Transport, grace: Duration) -> Result<Far, Failure> {
+        let options = ConnectOptions {
+            timeout: CONNECT_WITHIN,
+            grace,
+            run: run.0,
+            pid: std::process::id(),
+            transport: match transport {
+                Transport::Auto => farmem_fabric::Transport::Auto,
+                Transport::Shm => farmem_fabric::Transport::Shm,
+                Transport::Tcp => farmem_fabric::Transport::Tcp,
+            },
+        };
+        let mut sessions = Vec::new();
+        for node in nodes {
+            let addr: NodeAddr = node.0.parse().map_err(Failure::usage)?;
+            sessions.push(Session::connect(&addr, &options).map_err(Failure::no_node)?);
+        }
+        Ok(Far { run: run.clone(), sessions })
     }
 
     /// Tells the nodes that no process of the run is left.
-    pub fn end_run(self) {}
+    pub fn end_run(self) {
+        for session in &self.sessions {
+            // A node that is gone has freed everything already.
+            let _ = session.end_run(self.run.0);
+        }
+    }
 }
 
 #[cfg(test)]

@@ -1,11 +1,14 @@
 //! The pager with a SIGBUS handler of the test's: pages come, go, and keep their bytes.
 #![allow(unsafe_code)]
 
+use farmem_fabric::{ConnectOptions, NodeAddr, Session, Transport};
+use farmem_memory::Node;
 use farmem_pager::{Config, FaultMode, Pager};
 use farmem_pool::Pool;
 use farmem_protocol::addr::PAGE_BYTES;
 use farmem_protocol::counters::Process;
 use std::sync::OnceLock;
+use std::time::Duration;
 
 static PAGER: OnceLock<&'static Pager> = OnceLock::new();
 
@@ -20,6 +23,29 @@ extern "C" fn on_sigbus(_: i32, info: *mut libc::siginfo_t, context: *mut libc::
     }
 }
 
+/// A member of a node in this very process, which lives as long as the test.
+fn session(mapped: bool) -> Session {
+    let path = std::env::temp_dir().join(format!("farmem-pager-{}.sock", std::process::id()));
+    let node = Node::start(&farmem_memory::Config {
+        lend: 1 << 30,
+        listen: vec![NodeAddr::Tcp("127.0.0.1:0".into()), NodeAddr::Shm(path)],
+        metrics: None,
+        grace: Duration::ZERO,
+        huge: false,
+        embedded: false,
+        status_dir: None,
+    });
+    let node = Box::leak(Box::new(node.unwrap()));
+    let options = ConnectOptions {
+        timeout: Duration::from_secs(5),
+        grace: Duration::from_secs(1),
+        run: [1; 16],
+        pid: std::process::id(),
+        transport: if mapped { Transport::Shm } else { Transport::Tcp },
+    };
+    Session::connect(&node.addresses()[0], &options).unwrap()
+}
+
 fn start(local: u64, mapped: bool) -> &'static Pager {
     // SAFETY: a zeroed Process is a valid one.
     let counters: &'static Process = Box::leak(Box::new(unsafe { std::mem::zeroed() }));
@@ -29,7 +55,7 @@ fn start(local: u64, mapped: bool) -> &'static Pager {
         prefetch: std::env::var("NOPREFETCH").is_err(),
         vectored: true,
     };
-    let pool = Pool::new(vec![farmem_fabric::Session::local(mapped)]).unwrap();
+    let pool = Pool::new(vec![session(mapped)]).unwrap();
     let pager = farmem_pager::start(config, pool, counters).unwrap();
     PAGER.set(pager).ok().unwrap();
     // SAFETY: installs a handler that follows the pager's rules.

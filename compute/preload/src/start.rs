@@ -2,7 +2,7 @@
 //! the ones before, before any code of the program runs.
 
 use crate::{dispatch, exec, gate, near, net, signals, sites, threads};
-use farmem_fabric::Session;
+use farmem_fabric::{BadAddress, ConnectOptions, NodeAddr, Session, Transport};
 use farmem_pager::ending::{die, say};
 use farmem_pager::{Config, FaultMode, Pager, ending};
 use farmem_pool::Pool;
@@ -10,6 +10,10 @@ use farmem_protocol::addr::FAR_START;
 use farmem_protocol::{counters, exit};
 use farmem_sys::raw::checked;
 use std::sync::atomic::{AtomicPtr, Ordering};
+use std::time::Duration;
+
+/// How long reaching a node may take; the supervisor has just reached it.
+const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 
 static PAGER: AtomicPtr<Pager> = AtomicPtr::new(std::ptr::null_mut());
 static COUNTERS: AtomicPtr<counters::File> = AtomicPtr::new(std::ptr::null_mut());
@@ -32,7 +36,8 @@ static CONSTRUCTOR: extern "C" fn() = start;
 /// `FARMEM_RUN`, parsed.
 struct Run {
     local: u64,
-    nodes: Vec<String>,
+    nodes: Vec<NodeAddr>,
+    join: ConnectOptions,
     mode: FaultMode,
     prefetch: bool,
     counters: Option<String>,
@@ -40,13 +45,40 @@ struct Run {
 }
 
 fn parse(text: &str) -> Result<Run, String> {
-    let mut run =
-        Run { local: 0, nodes: Vec::new(), mode: FaultMode::Inline, prefetch: true, counters: None, vectored: true };
+    let join = ConnectOptions {
+        timeout: CONNECT_WITHIN,
+        grace: Duration::from_secs(5),
+        run: [0; 16],
+        pid: std::process::id(),
+        transport: Transport::Auto,
+    };
+    let mut run = Run {
+        local: 0,
+        nodes: Vec::new(),
+        join,
+        mode: FaultMode::Inline,
+        prefetch: true,
+        counters: None,
+        vectored: true,
+    };
     for pair in text.split(';').filter(|p| !p.is_empty()) {
         let (key, value) = pair.split_once('=').ok_or_else(|| format!("FARMEM_RUN: {pair:?} is not key=value"))?;
         match key {
             "local" => run.local = value.parse().map_err(|_| format!("FARMEM_RUN: local={value} is not a number"))?,
-            "node" => run.nodes = value.split(',').map(str::to_owned).collect(),
+            "node" => {
+                let nodes = value.split(',').map(str::parse).collect::<Result<_, _>>();
+                run.nodes = nodes.map_err(|e: BadAddress| format!("FARMEM_RUN: {e}"))?;
+            }
+            "run" => match u128::from_str_radix(value, 16) {
+                Ok(bits) => run.join.run = bits.to_be_bytes(),
+                Err(_) => return Err(format!("FARMEM_RUN: run={value} is not 128 bits in hexadecimal")),
+            },
+            "transport" if value == "tcp" => run.join.transport = Transport::Tcp,
+            "transport" if value == "shm" => run.join.transport = Transport::Shm,
+            "grace_ms" => {
+                let ms = value.parse().map_err(|_| format!("FARMEM_RUN: grace_ms={value} is not a number"))?;
+                run.join.grace = Duration::from_millis(ms);
+            }
             "fault" if value == "thread" => run.mode = FaultMode::Thread,
             "prefetch" => run.prefetch = value != "off",
             "counters" => run.counters = Some(value.to_owned()),
@@ -71,8 +103,17 @@ fn arm(text: &str) -> Result<(), String> {
     let stubs = sites::reserve_stubs(from);
     let file = run.counters.as_deref().and_then(map_counters);
     ending::prepare(file);
-    let _ = &run.nodes;
-    let pool = Pool::new(vec![Session::local(true)]).map_err(|e| e.to_string())?;
+    let mut sessions = Vec::new();
+    for node in &run.nodes {
+        match Session::connect(node, &run.join) {
+            Ok(session) => sessions.push(session),
+            Err(e) => die(exit::NODE_UNUSABLE, &e.to_string()),
+        }
+    }
+    if sessions.is_empty() {
+        return Err("FARMEM_RUN names no node".into());
+    }
+    let pool = Pool::new(sessions).map_err(|e| e.to_string())?;
     let config = Config { local: run.local, mode: run.mode, prefetch: run.prefetch, vectored: run.vectored };
     let pager = farmem_pager::start(config, pool, claim_counters()).map_err(|e| e.to_string())?;
     near::reserve().map_err(|e| format!("no address space for near stacks: {e}"))?;
