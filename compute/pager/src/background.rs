@@ -1,5 +1,6 @@
 //! The background thread: evicts ahead of need, so that faults find room; takes
-//! in acknowledgements; and once a second does the housekeeping.
+//! in acknowledgements; sees to it that a node's death is noticed even while
+//! nothing is fetched from it; and once a second does the housekeeping.
 //!
 //! It is started on the first shortage, not at start: a child that forks and
 //! execs, and a program that fits, have none.
@@ -10,6 +11,10 @@ use farmem_protocol::addr::PAGE_BYTES;
 use farmem_sys::raw::{futex_wait, futex_wake, now_ns};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
+
+/// How often the nodes are looked after: well within the two seconds in which a run whose node was
+/// killed is to end.
+const TEND_NS: u64 = 250_000_000;
 
 /// How the background thread is woken.
 pub struct Background {
@@ -75,7 +80,7 @@ impl Pager {
     }
 
     fn run_background(&self) -> ! {
-        let mut last_housekeeping = now_ns();
+        let (mut last_housekeeping, mut last_tended) = (now_ns(), now_ns());
         loop {
             while self.resident.load(Ordering::Relaxed) > self.limit - self.high_room {
                 let _inside = self.threads.enter();
@@ -89,13 +94,20 @@ impl Pager {
                 let mut evictor = self.evictor.lock();
                 self.collect_writes(&mut evictor, Duration::ZERO);
             }
+            if now_ns() - last_tended > TEND_NS {
+                let _inside = self.threads.enter();
+                if let Err(lost) = self.pool.tend() {
+                    self.node_lost(&lost);
+                }
+                last_tended = now_ns();
+            }
             if now_ns() - last_housekeeping > 1_000_000_000 {
                 last_housekeeping = now_ns();
                 self.keep_house();
             }
             let seen = self.background.asked.load(Ordering::Acquire);
             self.background.sleeping.store(true, Ordering::Relaxed);
-            futex_wait(&self.background.asked, seen, 1_000_000_000);
+            futex_wait(&self.background.asked, seen, TEND_NS);
             self.background.sleeping.store(false, Ordering::Relaxed);
         }
     }
@@ -105,7 +117,7 @@ impl Pager {
         let _inside = self.threads.enter();
         self.pool.end_shares();
         if let Err(lost) = self.pool.shrink(self.far_needed(self.space.lock().committed())) {
-            say(&lost.to_string());
+            self.node_lost(&lost);
         }
         self.publish_levels();
     }

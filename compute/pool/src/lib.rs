@@ -112,6 +112,11 @@ impl Pool {
         self.sessions.lock().len()
     }
 
+    /// Looks whether the nodes are still there; see [`Session::tend`].
+    pub fn tend(&self) -> Result<(), Lost> {
+        self.sessions.lock().iter().try_for_each(Session::tend)
+    }
+
     /// Sees to it that slabs of at least `bytes` are held, by asking the nodes for more.
     pub fn ensure(&self, bytes: u64) -> Result<(), NoRoom> {
         if self.capacity() >= bytes {

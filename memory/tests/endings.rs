@@ -1,0 +1,341 @@
+//! How things end, with a node that is a process of its own: killed, stopped, cut
+//! off, filled, lied to. Each ending within the time that was promised for it.
+
+use farmem_fabric::contract::{get, put};
+use farmem_fabric::{ConnectError, ConnectOptions, GrantError, NodeAddr, Session, Transport};
+use farmem_protocol::addr::SLAB_BYTES;
+use farmem_sys::process;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// `examples/node.rs`, running.
+struct Process {
+    child: Child,
+    tcp: NodeAddr,
+    shm: NodeAddr,
+}
+
+impl Process {
+    fn start(mib: u64) -> Process {
+        Process::start_at(mib, "127.0.0.1:0")
+    }
+
+    fn start_at(mib: u64, tcp: &str) -> Process {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("farmem-end-{}-{}.sock", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let path = std::env::temp_dir().join(name);
+        // Cargo builds examples beside tests: target/PROFILE/{deps/this-test, examples/node}.
+        let here = std::env::current_exe().unwrap();
+        let node: PathBuf = here.parent().unwrap().parent().unwrap().join("examples/node");
+        let mut child = Command::new(node)
+            .args([&mib.to_string(), tcp, &format!("unix:{}", path.display())])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let mut next = || lines.next().unwrap().unwrap().parse().unwrap();
+        let (tcp, shm) = (next(), next());
+        Process { child, tcp, shm }
+    }
+
+    fn address(&self) -> SocketAddr {
+        self.tcp.to_string().parse().unwrap()
+    }
+
+    fn signal(&self, signal: i32) {
+        process::send(self.child.id(), signal).unwrap();
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if let NodeAddr::Shm(path) = &self.shm {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+fn options(transport: Transport) -> ConnectOptions {
+    ConnectOptions {
+        timeout: Duration::from_secs(2),
+        grace: Duration::from_secs(5),
+        run: [7; 16],
+        pid: std::process::id(),
+        transport,
+    }
+}
+
+fn within(limit: Duration, what: &str, mut condition: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !condition() {
+        assert!(begun.elapsed() < limit, "not so within {limit:?}: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_killed_node_is_lost_within_two_seconds_by_tcp() {
+    let node = Process::start(256);
+    let session = Session::connect(&node.tcp, &options(Transport::Tcp)).unwrap();
+    let slab = session.grant().unwrap().id;
+    let mut queue = session.queue_pair().unwrap();
+    assert_eq!(put(&mut queue, slab, 0, b"here"), Ok(0));
+    node.signal(libc::SIGKILL);
+    let begun = Instant::now();
+    let mut bytes = [0u8; 4];
+    #[allow(unsafe_code)]
+    // SAFETY: the buffer outlives the queue pair's use of it.
+    unsafe {
+        queue.read(1, slab, 0, bytes.as_mut_ptr(), 4)
+    };
+    let mut done = Vec::new();
+    let lost = loop {
+        let tried = queue.doorbell().and_then(|()| queue.wait(&mut done, Duration::from_secs(10)));
+        if let Err(lost) = tried {
+            break lost;
+        }
+    };
+    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+    let line = lost.to_string();
+    assert!(line.contains(&node.tcp.to_string()) && line.contains("its process has ended"), "{line}");
+    // Nobody else of the member waits again.
+    let begun = Instant::now();
+    assert!(matches!(session.grant(), Err(GrantError::Lost(_))) && session.queue_pair().is_err());
+    assert!(begun.elapsed() < Duration::from_millis(100));
+}
+
+#[test]
+fn a_killed_node_is_noticed_by_who_tends() {
+    let node = Process::start(256);
+    let shm = Session::connect(&node.shm, &options(Transport::Auto)).unwrap();
+    let tcp = Session::connect(&node.tcp, &options(Transport::Tcp)).unwrap();
+    assert!(shm.tend().is_ok() && tcp.tend().is_ok());
+    node.signal(libc::SIGKILL);
+    within(Duration::from_secs(1), "lost over shared memory", || shm.tend().is_err());
+    within(Duration::from_secs(2), "lost over tcp", || tcp.tend().is_err());
+}
+
+#[test]
+fn a_stopped_node_is_waited_for() {
+    let node = Process::start(256);
+    let session = Session::connect(&node.tcp, &options(Transport::Tcp)).unwrap();
+    let slab = session.grant().unwrap().id;
+    let mut queue = session.queue_pair().unwrap();
+    assert_eq!(put(&mut queue, slab, 0, b"before"), Ok(0));
+    node.signal(libc::SIGSTOP);
+    std::thread::scope(|scope| {
+        let slept = scope.spawn(|| {
+            std::thread::sleep(Duration::from_secs(5));
+            node.signal(libc::SIGCONT);
+        });
+        let begun = Instant::now();
+        // One on a connection that stands, one that needs a new connection, one for control.
+        assert_eq!(get(&mut queue, slab, 0, 6), Ok(b"before".to_vec()));
+        assert!(begun.elapsed() > Duration::from_secs(4));
+        slept.join().unwrap();
+    });
+    node.signal(libc::SIGSTOP);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_secs(2));
+            node.signal(libc::SIGCONT);
+        });
+        assert!(session.tend().is_ok());
+        let mut fresh = session.queue_pair().unwrap();
+        assert_eq!(get(&mut fresh, slab, 0, 6), Ok(b"before".to_vec()));
+        session.grant().unwrap();
+    });
+}
+
+/// Something between host and node that can be cut, as a middlebox on the way.
+struct Middlebox {
+    at: SocketAddr,
+    open: Arc<AtomicBool>,
+    streams: Arc<Mutex<Vec<TcpStream>>>,
+}
+
+impl Middlebox {
+    fn before(node: SocketAddr) -> Middlebox {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = listener.local_addr().unwrap();
+        let open = Arc::new(AtomicBool::new(true));
+        let streams = Arc::new(Mutex::new(Vec::new()));
+        let (is_open, all) = (Arc::clone(&open), Arc::clone(&streams));
+        std::thread::spawn(move || {
+            for host in listener.incoming().flatten() {
+                if !is_open.load(Ordering::SeqCst) {
+                    continue;
+                }
+                let Ok(node) = TcpStream::connect(node) else { continue };
+                let pump = |mut from: TcpStream, mut to: TcpStream| {
+                    std::thread::spawn(move || {
+                        let _ = std::io::copy(&mut from, &mut to);
+                        let _ = to.shutdown(Shutdown::Both);
+                    });
+                };
+                all.lock().unwrap().extend([host.try_clone().unwrap(), node.try_clone().unwrap()]);
+                pump(host.try_clone().unwrap(), node.try_clone().unwrap());
+                pump(node, host);
+            }
+        });
+        Middlebox { at, open, streams }
+    }
+
+    fn cut(&self) {
+        self.open.store(false, Ordering::SeqCst);
+        for stream in self.streams.lock().unwrap().drain(..) {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+
+    fn restore(&self) {
+        self.open.store(true, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn a_cut_connection_that_comes_back_changes_nothing() {
+    let node = Process::start(256);
+    let middlebox = Middlebox::before(node.address());
+    let addr = NodeAddr::Tcp(middlebox.at.to_string());
+    let session = Session::connect(&addr, &options(Transport::Tcp)).unwrap();
+    let slab = session.grant().unwrap().id;
+    let mut queue = session.queue_pair().unwrap();
+    assert_eq!(put(&mut queue, slab, 0, &[1; 4096]), Ok(0));
+    for round in 2..5u8 {
+        middlebox.cut();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(1500));
+                middlebox.restore();
+            });
+            assert_eq!(get(&mut queue, slab, 0, 4096), Ok(vec![round - 1; 4096]));
+            assert_eq!(put(&mut queue, slab, 0, &[round; 4096]), Ok(0));
+            assert!(session.tend().is_ok());
+        });
+    }
+    session.grant().unwrap();
+}
+
+#[test]
+fn a_cut_connection_that_stays_cut_is_lost_after_the_grace() {
+    let node = Process::start(256);
+    let middlebox = Middlebox::before(node.address());
+    let grace = Duration::from_secs(1);
+    let addr = NodeAddr::Tcp(middlebox.at.to_string());
+    let session = Session::connect(&addr, &ConnectOptions { grace, ..options(Transport::Tcp) }).unwrap();
+    session.grant().unwrap();
+    middlebox.cut();
+    let begun = Instant::now();
+    within(Duration::from_secs(3), "lost", || session.tend().is_err());
+    assert!(begun.elapsed() >= grace);
+    // The node, too, gives up: all four slabs can be had again.
+    let other = Session::connect(&node.tcp, &options(Transport::Tcp)).unwrap();
+    let mut had = 0;
+    within(Duration::from_secs(3), "the memory is given back", || {
+        had += other.grant().is_ok() as u32;
+        had == 4
+    });
+}
+
+#[test]
+fn a_node_started_anew_has_lost_the_memory() {
+    let node = Process::start(256);
+    let session = Session::connect(&node.tcp, &options(Transport::Tcp)).unwrap();
+    session.grant().unwrap();
+    let at = node.tcp.to_string();
+    drop(node);
+    let _again = Process::start_at(256, &at);
+    let begun = Instant::now();
+    let lost = session.release(farmem_protocol::addr::SlabId(1)).unwrap_err();
+    assert!(lost.reason.contains("started anew"), "{lost}");
+    assert!(begun.elapsed() < Duration::from_secs(1));
+}
+
+#[test]
+fn a_killed_host_gives_its_memory_back_at_once() {
+    let node = Process::start(256);
+    let NodeAddr::Shm(path) = &node.shm else { panic!() };
+    // A member whose process is gone: its socket closes without a word.
+    let host = std::os::unix::net::UnixStream::connect(path).unwrap();
+    let stream = hello_as_member(host);
+    drop(stream);
+    let other = Session::connect(&node.shm, &options(Transport::Auto)).unwrap();
+    let mut had = 0;
+    within(Duration::from_secs(1), "all four slabs can be had", || {
+        had += other.grant().is_ok() as u32;
+        had == 4
+    });
+}
+
+/// Joins and takes one slab, by hand.
+fn hello_as_member<S: Read + Write>(mut stream: S) -> S {
+    use farmem_protocol::wire::{Answer, Ask, Hello, MAGIC, Purpose, Request, VERSION, Welcome};
+    use zerocopy::{FromZeros, IntoBytes};
+    let hello = Hello {
+        magic: MAGIC,
+        version: VERSION.into(),
+        purpose: Purpose::Join as u8,
+        grace_ms: 60_000.into(),
+        ..Hello::new_zeroed()
+    };
+    let request = Request { ask: Ask::Grant as u8, number: 1.into(), ..Request::new_zeroed() };
+    stream.write_all(hello.as_bytes()).unwrap();
+    stream.write_all(request.as_bytes()).unwrap();
+    stream.read_exact(&mut [0; size_of::<Welcome>() + size_of::<Answer>()]).unwrap();
+    stream
+}
+
+#[test]
+fn whoever_listens_there_is_told_apart() {
+    let connect = |at: SocketAddr| Session::connect(&NodeAddr::Tcp(at.to_string()), &options(Transport::Tcp)).err();
+    let says = |what: &'static [u8]| {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = listener.local_addr().unwrap();
+        std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let _ = stream.read(&mut [0; 1024]);
+            let _ = stream.write_all(what);
+        });
+        connect(at)
+    };
+    assert!(matches!(says(b"HTTP/1.1 400 Bad Request\r\n\r\n"), Some(ConnectError::NotFarmem(_))));
+    assert!(matches!(says(b"-ERR\r\n"), Some(ConnectError::NotFarmem(_))));
+    assert!(matches!(says(b""), Some(ConnectError::NotFarmem(_))));
+    assert!(matches!(says(b"farmem\x09\x00"), Some(ConnectError::Version { theirs: 9, .. })));
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    assert!(matches!(connect(silent.local_addr().unwrap()), Some(ConnectError::Silent(_))));
+    let nobody = silent.local_addr().unwrap();
+    drop(silent);
+    assert!(matches!(connect(nobody), Some(ConnectError::Refused(_))));
+    let nowhere = NodeAddr::Tcp("no-such-host.invalid:1".into());
+    assert!(matches!(Session::connect(&nowhere, &options(Transport::Auto)), Err(ConnectError::Name { .. })));
+    let unix = NodeAddr::Shm("/nonexistent/farmem.sock".into());
+    assert!(matches!(Session::connect(&unix, &options(Transport::Auto)), Err(ConnectError::Refused(_))));
+}
+
+#[test]
+fn the_node_tells_wrong_peers_apart() {
+    let node = Process::start(128);
+    let send = |bytes: &[u8]| {
+        let mut stream = TcpStream::connect(node.address()).unwrap();
+        stream.write_all(bytes).unwrap();
+        let mut said = Vec::new();
+        let _ = stream.set_read_timeout(Some(Duration::from_secs(2)));
+        let _ = stream.read_to_end(&mut said);
+        said
+    };
+    assert_eq!(send(b"GET / HTTP/1.1\r\n\r\n"), b"");
+    let answer = send(b"farmem\xff\x7fwhat a later version may say");
+    assert_eq!((&answer[..6], answer[6..9].to_vec()), (&b"farmem"[..], vec![1, 0, 1]));
+    // And goes on.
+    assert!(Session::connect(&node.tcp, &options(Transport::Tcp)).unwrap().grant().is_ok());
+    assert_eq!(SLAB_BYTES, 64 << 20);
+}
