@@ -1,13 +1,15 @@
 //! `farmem node`: lends this machine's memory.
 //!
-//! The daemon itself is [`farmem_memory`]; here are its flags, its signals, and
-//! the status file by which `farmem top` sees it.
+//! The daemon itself is [`farmem_memory`]; here are its flags, and the reading of
+//! the status file by which `farmem top` and `farmem run` find it.
 
 use std::fs;
-use std::path::Path;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use farmem_fabric::NodeAddr;
+use farmem_memory::Config;
 use farmem_sys::process;
 use serde::{Deserialize, Serialize};
 
@@ -25,11 +27,11 @@ pub struct Options {
 
     /// Where to listen: HOST:PORT or unix:PATH; may be repeated
     #[arg(long, value_name = "ADDR", required = true)]
-    pub listen: Vec<String>,
+    pub listen: Vec<NodeAddr>,
 
     /// Where to serve counters for Prometheus, over HTTP
-    #[arg(long, value_name = "HOST:PORT")]
-    pub metrics: Option<String>,
+    #[arg(long, value_name = "IP:PORT")]
+    pub metrics: Option<SocketAddr>,
 
     /// How long to wait for programs after SIGTERM
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = crate::time::parse)]
@@ -62,19 +64,28 @@ pub struct Status {
     pub pid: u32,
     /// Where it listens.
     pub listen: Vec<String>,
+    /// Where it tells its counters.
+    pub metrics: Option<String>,
     /// Bytes it lends at most.
     pub lend: u64,
     /// Bytes it has lent now.
     pub lent: u64,
     /// Processes that borrow now.
     pub clients: u64,
-    /// Bytes read by clients since its start; over shared memory it sees none.
+    /// Whether it is going down.
+    pub draining: bool,
+    /// Bytes read by members since its start; over shared memory it sees none.
     pub bytes_read: u64,
-    /// Bytes written by clients since its start; over shared memory it sees none.
+    /// Bytes written by members since its start; over shared memory it sees none.
     pub bytes_written: u64,
 }
 
 impl Status {
+    /// Where the node with this pid says it.
+    pub fn path(dir: &Path, pid: u32) -> PathBuf {
+        dir.join(format!("node-{pid}.json"))
+    }
+
     /// Reads a status file; removes it if its node is gone.
     pub fn read_living(path: &Path) -> Option<Status> {
         let text = fs::read(path).ok()?;
@@ -87,22 +98,19 @@ impl Status {
     }
 }
 
-/// Runs the node until it is told to end.
+/// Runs the node until it is told to stop and its members are gone.
 pub fn run(options: &Options) -> Result<(), Failure> {
     let (ram, _) = size::machine_ram().map_err(Failure::usage)?;
-    let listen = options.listen.iter().map(|at| at.parse::<NodeAddr>());
-    let metrics = options.metrics.as_deref().map(|at| {
-        at.parse().map_err(|_| Failure::usage(format!("--metrics {at}: write an address and a port, 127.0.0.1:9411")))
-    });
-    let config = farmem_memory::Config {
+    let config = Config {
         lend: options.lend.bytes(ram),
-        listen: listen.collect::<Result<_, _>>().map_err(Failure::usage)?,
-        metrics: metrics.transpose()?,
+        listen: options.listen.clone(),
+        metrics: options.metrics,
         grace: options.grace,
         huge: options.huge,
         embedded: options.embedded,
-        // The run itself is what `farmem top` shows of an embedded node.
-        status_dir: if options.embedded { None } else { runtime_dir::own().ok() },
+        // systemd gives a service a directory of its own. Where there is none the node works all the
+        // same, and top does not show it.
+        status_dir: std::env::var_os("RUNTIME_DIRECTORY").map(PathBuf::from).or_else(|| runtime_dir::own().ok()),
     };
     farmem_memory::run(config).map_err(Failure::usage)
 }

@@ -221,7 +221,7 @@ fn the_node_ends_with_a_killed_program() {
 #[test]
 fn a_program_left_in_the_background_keeps_its_run() {
     let place = Place::new();
-    let (_, node, mut farmem, mut out) = started(&place, "echo $$; (exec >&- 2>&-; sleep 3) & exit 4");
+    let (_, node, mut farmem, mut out) = started(&place, "echo $$; sleep 0.5; (exec >&- 2>&-; sleep 3) & exit 4");
     // Nobody who reads our output waits for the background.
     let mut rest = String::new();
     out.read_to_string(&mut rest).unwrap();

@@ -1,5 +1,6 @@
 //! `farmem top --once` and `--json`, beside a run and a node that are there.
 
+#[allow(dead_code)] // Each test file uses a part.
 mod common;
 
 use std::process::Stdio;

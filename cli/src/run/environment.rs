@@ -8,7 +8,10 @@ use std::ffi::{OsStr, OsString};
 use std::path::Path;
 use std::process::Command;
 
-use super::{Node, Options, RunName};
+use farmem_fabric::NodeAddr;
+
+use super::Options;
+use super::far::{self, RunName};
 use crate::failure::Failure;
 
 /// Who serves page faults.
@@ -40,6 +43,16 @@ pub enum Transport {
     Tcp,
 }
 
+impl From<Transport> for farmem_fabric::Transport {
+    fn from(transport: Transport) -> Self {
+        match transport {
+            Transport::Auto => farmem_fabric::Transport::Auto,
+            Transport::Shm => farmem_fabric::Transport::Shm,
+            Transport::Tcp => farmem_fabric::Transport::Tcp,
+        }
+    }
+}
+
 fn word(value: impl clap::ValueEnum) -> String {
     value.to_possible_value().map(|known| known.get_name().to_owned()).unwrap_or_default()
 }
@@ -49,9 +62,9 @@ pub fn set(
     command: &mut Command,
     library: &Path,
     options: &Options,
-    run: &RunName,
+    run: RunName,
     local: u64,
-    nodes: &[Node],
+    nodes: &[NodeAddr],
     counters: &Path,
 ) -> Result<(), Failure> {
     let mut preload = OsString::from(library);
@@ -63,7 +76,7 @@ pub fn set(
         ("v", "1".to_owned()),
         ("run", run.to_string()),
         ("local", local.to_string()),
-        ("node", super::far::list(nodes)),
+        ("node", far::list(nodes)),
         ("transport", word(options.transport)),
         ("fault", word(options.fault)),
         ("prefetch", word(options.prefetch)),

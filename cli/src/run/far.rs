@@ -15,37 +15,29 @@ use farmem_fabric::{ConnectOptions, NodeAddr, Session};
 use super::environment::Transport;
 use crate::failure::Failure;
 
-/// How long reaching a node may take.
-const CONNECT_WITHIN: Duration = Duration::from_secs(5);
+/// How long a node may take to answer when a run starts.
+const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 
-/// Where a node listens: `HOST:PORT` or `unix:PATH`.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Node(String);
-
-impl FromStr for Node {
-    type Err = String;
-    fn from_str(text: &str) -> Result<Self, String> {
-        if text.contains([';', ',', '\0']) {
-            return Err("contains a comma or a semicolon".into());
-        }
-        Ok(Node(text.to_owned()))
+/// Reads the address of a node for a run: one that can stand in a list, and means the same wherever the
+/// program may go.
+pub fn node(text: &str) -> Result<NodeAddr, String> {
+    if text.contains([';', ',']) {
+        return Err("an address with a comma or semicolon cannot be passed on".into());
     }
-}
-
-impl fmt::Display for Node {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+    match text.parse::<NodeAddr>().map_err(|e| e.to_string())? {
+        NodeAddr::Shm(path) => std::path::absolute(path).map(NodeAddr::Shm).map_err(|e| e.to_string()),
+        tcp => Ok(tcp),
     }
 }
 
 /// Addresses as `FARMEM_RUN` and the counters file have them.
-pub fn list(nodes: &[Node]) -> String {
-    let each: Vec<String> = nodes.iter().map(Node::to_string).collect();
+pub fn list(nodes: &[NodeAddr]) -> String {
+    let each: Vec<String> = nodes.iter().map(NodeAddr::to_string).collect();
     each.join(",")
 }
 
 /// The name of a run: 128 random bits, so that no two runs at one node are ever confused.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RunName([u8; 16]);
 
 impl RunName {
@@ -81,30 +73,21 @@ pub struct Far {
 
 impl Far {
     /// Reaches every node, or says which one cannot be used and why.
-    pub fn connect(nodes: &[Node], run: &RunName, transport: Transport, grace: Duration) -> Result<Far, Failure> {
+    pub fn connect(nodes: &[NodeAddr], run: RunName, transport: Transport, grace: Duration) -> Result<Far, Failure> {
         let options = ConnectOptions {
-            timeout: CONNECT_WITHIN,
+            timeout: ANSWER_WITHIN,
             grace,
             run: run.0,
             pid: std::process::id(),
-            transport: match transport {
-                Transport::Auto => farmem_fabric::Transport::Auto,
-                Transport::Shm => farmem_fabric::Transport::Shm,
-                Transport::Tcp => farmem_fabric::Transport::Tcp,
-            },
+            transport: transport.into(),
         };
-        let mut sessions = Vec::new();
-        for node in nodes {
-            let addr: NodeAddr = node.0.parse().map_err(Failure::usage)?;
-            sessions.push(Session::connect(&addr, &options).map_err(Failure::no_node)?);
-        }
-        Ok(Far { run: run.clone(), sessions })
+        let sessions = nodes.iter().map(|node| Session::connect(node, &options).map_err(Failure::no_node));
+        Ok(Far { run, sessions: sessions.collect::<Result<_, _>>()? })
     }
 
-    /// Tells the nodes that no process of the run is left.
+    /// Tells the nodes that no process of the run is left. A node that is gone needs no telling.
     pub fn end_run(self) {
         for session in &self.sessions {
-            // A node that is gone has freed everything already.
             let _ = session.end_run(self.run.0);
         }
     }
@@ -113,6 +96,7 @@ impl Far {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     #[test]
     fn a_runs_name_reads_back() {
@@ -120,5 +104,21 @@ mod tests {
         assert_eq!(name.to_string().parse(), Ok(name));
         assert!("12".parse::<RunName>().is_err());
         assert!("+0000000000000000000000000000000".parse::<RunName>().is_err());
+    }
+
+    #[test]
+    fn a_socket_is_named_for_wherever_the_program_goes() {
+        let here = std::env::current_dir().unwrap();
+        assert_eq!(node("unix:a.sock"), Ok(NodeAddr::Shm(here.join("a.sock"))));
+        assert!(node("a:1,b:2").is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_the_reader_panic(text in "\\PC*|unix:\\PC*|[a-z0-9.:\\[\\]]{0,30}:[0-9]{0,6}") {
+            if let Ok(address) = node(&text) {
+                prop_assert_eq!(node(&address.to_string()), Ok(address));
+            }
+        }
     }
 }

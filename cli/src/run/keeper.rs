@@ -18,12 +18,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use farmem_fabric::NodeAddr;
 use farmem_protocol::counters::PROCESSES;
 use farmem_sys::process;
 
 use super::embedded::Embedded;
 use super::environment::Transport;
-use super::far::{Far, Node, RunName};
+use super::far::{self, Far, RunName};
 use crate::counters::{self, Sample};
 use crate::failure::Failure;
 
@@ -35,8 +36,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(250);
 pub struct Options {
     #[arg(long)]
     run: RunName,
-    #[arg(long)]
-    node: Vec<Node>,
+    #[arg(long, value_parser = far::node)]
+    node: Vec<NodeAddr>,
     #[arg(long)]
     counters: PathBuf,
     #[arg(long)]
@@ -71,8 +72,8 @@ fn has_mapped(pid: u32, file: &Path) -> bool {
 
 /// Starts the keeper of a run.
 pub fn start(
-    run: &RunName,
-    nodes: &[Node],
+    run: RunName,
+    nodes: &[NodeAddr],
     counters: &Path,
     processes: &[u32],
     embedded: Option<Embedded>,
@@ -102,7 +103,7 @@ pub fn start(
 
 /// Waits until the run is over, and ends it.
 pub fn keep(options: &Options) -> Result<(), Failure> {
-    let far = Far::connect(&options.node, &options.run, Transport::Auto, Duration::ZERO);
+    let far = Far::connect(&options.node, options.run, Transport::Auto, Duration::ZERO);
     while let Ok(sample) = Sample::read(&options.counters) {
         // A number of the list that is reused keeps the run longer than need be, at worst.
         if !options.process.iter().any(|&pid| process::exists(pid)) && living(&options.counters, &sample).is_empty() {

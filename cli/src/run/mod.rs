@@ -25,6 +25,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant, SystemTime};
 
+use farmem_fabric::NodeAddr;
 use farmem_sys::process::{self, Signals};
 
 use crate::counters::{self, Beginning, Sample};
@@ -37,7 +38,7 @@ use far::Far;
 use summary::Outcome;
 
 pub use environment::{Faults, Prefetch, Transport};
-pub use far::{Node, RunName};
+use far::RunName;
 pub use summary::Stats;
 
 /// The least local memory a run may have: below it, fetching would evict what the same instruction needs.
@@ -55,8 +56,8 @@ pub struct Options {
     pub local: Size,
 
     /// A memory node, HOST:PORT or unix:PATH; may be repeated. Without it, a node is started for this run alone
-    #[arg(long, value_name = "ADDR")]
-    pub node: Vec<Node>,
+    #[arg(long, value_name = "ADDR", value_parser = far::node)]
+    pub node: Vec<NodeAddr>,
 
     /// Far memory of the node started for this run [default: 80% of what is available]
     #[arg(long, value_name = "SIZE", conflicts_with = "node")]
@@ -132,15 +133,15 @@ pub fn run(options: &Options) -> Result<Infallible, Failure> {
 
     let run = RunName::new().map_err(|e| Failure::usage(format!("no randomness for a run's name: {e}")))?;
     let mut nodes = options.node.clone();
-    let (far, embedded) = if nodes.is_empty() {
+    let embedded = if nodes.is_empty() {
         let lend = options.far.map_or(available / 5 * 4, |far| far.bytes(ram));
-        let started = Embedded::start(&dir, &run, lend, &signals)?;
-        nodes.push(started.node().clone());
-        let far = started.await_ready(|| Far::connect(&nodes, &run, options.transport, options.grace))?;
-        (far, Some(started))
+        let node = Embedded::start(&dir, run, lend, options.transport, &signals)?;
+        nodes.push(node.node().clone());
+        Some(node)
     } else {
-        (Far::connect(&nodes, &run, options.transport, options.grace)?, None)
+        None
     };
+    let far = Far::connect(&nodes, run, options.transport, options.grace)?;
 
     let mut counters = Scratch::new(dir.join(format!("run-{run}.counters")));
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
@@ -156,7 +157,7 @@ pub fn run(options: &Options) -> Result<Infallible, Failure> {
 
     let mut command = Command::new(&file);
     command.arg0(name).args(&options.command[1..]);
-    environment::set(&mut command, &library, options, &run, local, &nodes, &counters)?;
+    environment::set(&mut command, &library, options, run, local, &nodes, &counters)?;
     signals.hand_back(&mut command, true);
     if options.verbose {
         eprintln!("farmem: run {run}: {} on {}, {local} bytes local", file.display(), far::list(&nodes));
@@ -178,7 +179,7 @@ pub fn run(options: &Options) -> Result<Infallible, Failure> {
         drop(embedded);
         drop(counters);
     } else {
-        keeper::start(&run, &nodes, &counters, &others, embedded)?;
+        keeper::start(run, &nodes, &counters, &others, embedded)?;
         counters.keep();
     }
     options.stats.tell(&Outcome { ending, elapsed, sample, peaks, others: others.len() });
