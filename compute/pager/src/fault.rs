@@ -194,11 +194,11 @@ impl Pager {
     }
 
     /// Whether a page is likely to be written before it leaves: it was, the last time. It then comes
-    /// in writable and counts as dirty, which spares its first write a fault (4 µs) and costs a
-    /// needless write-back when the guess is wrong. Where slots are mapped, eviction notices that
-    /// nothing changed and forgets the guess; where they are not, one guess in eight is left out.
+    /// in writable and counts as dirty, which spares its first write a fault (4 µs). Eviction sees
+    /// when the slot holds the same bytes, and forgets the guess. Where slots are not mapped that
+    /// cannot be seen, and a wrong guess would send a page over the network: no guesses there.
     fn expects_write(&self, seen: Word, place: Place) -> bool {
-        seen.written() && (place.mapped != 0 || self.counters.demand.load(Ordering::Relaxed) % 8 != 0)
+        seen.written() && place.mapped != 0
     }
 
     /// A page whose bytes are still in the staging ring.
