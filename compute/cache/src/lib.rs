@@ -1,5 +1,5 @@
 //! stub
-#![allow(missing_docs)]
+#![allow(missing_docs, clippy::len_without_is_empty, clippy::new_without_default)]
 use farmem_protocol::addr::PageId;
 use std::collections::VecDeque;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

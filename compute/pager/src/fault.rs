@@ -8,7 +8,7 @@
 //!                   Busy, Leaving: wait      some other thread is at it
 //! ```
 //!
-//! Runs in the SIGBUS handler of the faulting thread, or in [`crate::pin`] on
+//! Runs in the SIGBUS handler of the faulting thread, or in `pin` on
 //! behalf of a system call. Room for a page is reserved before it is installed,
 //! so the limit holds at every instant; evicting is [`crate::evict`]'s.
 

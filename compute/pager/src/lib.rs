@@ -10,7 +10,7 @@
 //! | [`evict`] | pages go out, many at a time |
 //! | `staging` | bytes on their way out, and back |
 //! | `pin` | pages that a system call is using |
-//! | [`space`], `regions` | mmap and its kin |
+//! | `space`, `regions` | mmap and its kin |
 //! | `handler` | faults by event instead, for kernels where inline cannot be |
 //! | `fork` | parent and child both go on |
 //! | `thread` | what a thread brings along; the gate that a fork closes |
@@ -36,7 +36,7 @@ mod fork;
 mod handler;
 mod pin;
 mod regions;
-pub mod space;
+mod space;
 mod staging;
 mod table;
 mod thread;

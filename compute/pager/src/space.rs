@@ -42,7 +42,7 @@ const EFAULT: isize = -(libc::EFAULT as isize);
 const EEXIST: isize = -(libc::EEXIST as isize);
 
 /// What the calls keep under their lock.
-pub struct Space {
+pub(crate) struct Space {
     /// The first [`HEAP_BYTES`], which only the program break hands out.
     heap: Regions,
     /// All behind it.
@@ -96,7 +96,7 @@ fn in_range(addr: usize, len: usize) -> bool {
 
 impl Pager {
     /// Whether a mapping that the program asks for should be far: private anonymous memory, not a
-    /// stack, at least [`THRESHOLD`] long, wherever the program's hint points unless it insists.
+    /// stack, at least 64 KiB long, wherever the program's hint points unless it insists.
     pub fn wants(&self, addr: usize, len: usize, flags: i32) -> bool {
         const NEAR: i32 = libc::MAP_STACK | libc::MAP_GROWSDOWN | libc::MAP_HUGETLB | libc::MAP_32BIT;
         let anonymous = flags & libc::MAP_ANONYMOUS != 0 && flags & libc::MAP_TYPE == libc::MAP_PRIVATE;
@@ -117,14 +117,14 @@ impl Pager {
         let mut space = self.space.lock();
         let fixed = flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) != 0;
         let at = if fixed {
-            if addr % PAGE_BYTES != 0 {
+            if !addr.is_multiple_of(PAGE_BYTES) {
                 return EINVAL;
             }
             if !in_range(addr, len) {
                 return ENOMEM;
             }
             addr
-        } else if addr % PAGE_BYTES == 0 && in_range(addr, len) && space.regions(addr).is_free(addr, len) {
+        } else if addr.is_multiple_of(PAGE_BYTES) && in_range(addr, len) && space.regions(addr).is_free(addr, len) {
             addr
         } else {
             match space.maps.find(len) {
@@ -156,7 +156,7 @@ impl Pager {
     /// munmap of a range that lies in the far range.
     pub fn munmap(&self, addr: usize, len: usize) -> isize {
         let Some(len) = page_up(len).filter(|&l| l > 0) else { return EINVAL };
-        if addr % PAGE_BYTES != 0 || !in_range(addr, len) {
+        if !addr.is_multiple_of(PAGE_BYTES) || !in_range(addr, len) {
             return EINVAL;
         }
         let _signals = SignalsBlocked::new();
@@ -170,7 +170,7 @@ impl Pager {
     /// the caller makes next with `MAP_FIXED`. Its addresses stay taken until they are unmapped.
     pub fn forget_range(&self, addr: usize, len: usize, prot: i32) -> isize {
         let Some(len) = page_up(len).filter(|&l| l > 0) else { return EINVAL };
-        if addr % PAGE_BYTES != 0 || !in_range(addr, len) {
+        if !addr.is_multiple_of(PAGE_BYTES) || !in_range(addr, len) {
             return EINVAL;
         }
         let _signals = SignalsBlocked::new();
@@ -185,7 +185,7 @@ impl Pager {
     /// mprotect of a range that lies in the far range.
     pub fn mprotect(&self, addr: usize, len: usize, prot: i32) -> isize {
         let Some(len) = page_up(len) else { return ENOMEM };
-        if addr % PAGE_BYTES != 0 {
+        if !addr.is_multiple_of(PAGE_BYTES) {
             return EINVAL;
         }
         if len == 0 {
@@ -234,7 +234,7 @@ impl Pager {
         const DONTDUMP: i32 = libc::MADV_DONTDUMP;
         const DODUMP: i32 = libc::MADV_DODUMP;
         let Some(len) = page_up(len) else { return EINVAL };
-        if addr % PAGE_BYTES != 0 {
+        if !addr.is_multiple_of(PAGE_BYTES) {
             return EINVAL;
         }
         if len == 0 {
@@ -304,7 +304,7 @@ impl Pager {
     /// `vec` must be writable for one byte a page.
     pub unsafe fn mincore(&self, addr: usize, len: usize, vec: *mut u8) -> isize {
         let Some(len) = page_up(len) else { return ENOMEM };
-        if addr % PAGE_BYTES != 0 {
+        if !addr.is_multiple_of(PAGE_BYTES) {
             return EINVAL;
         }
         if !in_range(addr, len) || !self.space.lock().regions(addr).covers(addr, addr + len) {
@@ -352,11 +352,11 @@ impl Pager {
         let fixed = flags & libc::MREMAP_FIXED != 0;
         let movable = flags & libc::MREMAP_MAYMOVE != 0;
         if flags & !(libc::MREMAP_FIXED | libc::MREMAP_MAYMOVE) != 0
-            || old % PAGE_BYTES != 0
+            || !old.is_multiple_of(PAGE_BYTES)
             || old_len == 0
             || new_len == 0
             || !in_range(old, old_len)
-            || fixed && (!movable || new % PAGE_BYTES != 0)
+            || fixed && (!movable || !new.is_multiple_of(PAGE_BYTES))
         {
             return EINVAL;
         }
