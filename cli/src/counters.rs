@@ -181,24 +181,24 @@ impl Sample {
 }
 
 /// The most memory that a run held at once.
-///
-/// Processes keep their own peaks, which need not fall together: their sum is too much for processes that
-/// followed each other, their greatest too little for those side by side. The sum of levels, sampled, corrects the latter.
 #[derive(Clone, Copy, Default, Serialize)]
 pub struct Peaks {
-    /// Resident far bytes.
+    /// Resident far bytes of the process that had most: `--local` limits each.
     pub local: u64,
-    /// Bytes in far slots.
+    /// Bytes in far slots, all processes together.
     pub far: u64,
 }
 
 impl Peaks {
     /// Takes a sample into account.
+    ///
+    /// Processes keep their own peaks, which need not fall together: their sum is too much for processes that
+    /// followed each other, their greatest too little for those side by side. The sum of levels, sampled,
+    /// corrects the latter.
     pub fn note(&mut self, sample: &Sample) {
-        let total = sample.total();
         let greatest = |of: fn(&Counts) -> u64| sample.processes.iter().map(|p| of(&p.counts)).max().unwrap_or(0);
-        self.local = self.local.max(total.local_bytes).max(greatest(|c| c.local_peak));
-        self.far = self.far.max(total.far_bytes).max(greatest(|c| c.far_peak));
+        self.local = self.local.max(greatest(|c| c.local_peak));
+        self.far = self.far.max(sample.total().far_bytes).max(greatest(|c| c.far_peak));
     }
 }
 

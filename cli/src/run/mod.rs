@@ -51,7 +51,7 @@ const LEAST_LOCAL: u64 = 1 << 20;
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Options {
-    /// Local memory for far pages, at most: 512M, 1.5G, or a share of this machine's RAM, 25%
+    /// Local memory for far pages, at most, of each process: 512M, 1.5G, or a share of this machine's RAM, 25%
     #[arg(long, value_name = "SIZE")]
     pub local: Size,
 
