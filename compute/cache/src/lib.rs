@@ -1,91 +1,81 @@
-//! stub
-#![allow(missing_docs, clippy::len_without_is_empty, clippy::new_without_default)]
+//! Which pages are local: decisions only.
+//!
+//! The pager asks three questions, and this crate answers them without I/O,
+//! clock or unsafe code, so that the replayer (`lab/replay`) puts recorded page
+//! traces through the very code that runs in programs:
+//!
+//! * *Which pages leave?* [`Policy`]; [`recommended`] is the one in use.
+//! * *Which pages come along with a fault?* [`prefetch::Prefetcher`].
+//! * *How much fresh memory to fill at once?* [`prefetch::FirstTouch`].
+//!
+//! User space has no access bits. A policy hears of a page when it arrives and
+//! when it leaves, and of its uses in between nothing. Its one piece of
+//! evidence is a page that comes back soon after it left: such a page was in
+//! use all along. So every policy here that is more than a queue remembers for
+//! a while which pages it has let go ([`ghosts`]), and judges by the distance.
+//! `docs/design/cache.md` has the figures by which the default was chosen.
+//!
+//! Everything is allocated at construction, in proportion to local memory
+//! ([`Policy`]'s implementations: at most 32 bytes a local page), and every
+//! operation is O(1): the pager calls in with its lock held, in a fault.
+
+#![forbid(unsafe_code)]
+
+pub mod fifo;
+pub mod ghosts;
+pub mod prefetch;
+pub mod segments;
+pub mod trace;
+
+mod pages;
+
 use farmem_protocol::addr::PageId;
-use std::collections::VecDeque;
+
+/// Why a page is local now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Arrival {
+    /// Fresh memory, zero-filled.
     FirstTouch,
+    /// Fetched because the program touched it.
     Demand,
+    /// Fetched because it was expected to be touched.
     Prefetch,
+    /// Touched while its bytes were still staged. Cheap, and the proof of a second use.
     Rescue,
 }
+
+/// Decides which pages leave.
+///
+/// Knows a page as *local* from [`Policy::arrived`] (or [`Policy::kept`]) until
+/// [`Policy::victims`] names it or [`Policy::gone`] ends it. Told twice that a
+/// page is local, or of the end of one it does not know, it stays as it is.
 pub trait Policy: Send {
+    /// The page is now local.
     fn arrived(&mut self, page: PageId, how: Arrival);
+
+    /// Appends up to `n` pages that should leave, by ascending page, so that neighbours can be
+    /// protected, copied and unmapped by one call. They are no longer local for the policy. Fewer
+    /// than `n` only if it knows no more.
     fn victims(&mut self, n: usize, out: &mut Vec<PageId>);
+
+    /// A victim could not leave (pinned, or a thread is at it): it is local again, and in use.
     fn kept(&mut self, page: PageId);
+
+    /// The program unmapped the page: it is not local, and its past means nothing.
     fn gone(&mut self, page: PageId);
+
+    /// Pages it takes for local.
     fn len(&self) -> usize;
-}
-struct Fifo(VecDeque<PageId>);
-impl Policy for Fifo {
-    fn arrived(&mut self, page: PageId, _: Arrival) {
-        self.0.push_back(page)
-    }
-    fn victims(&mut self, n: usize, out: &mut Vec<PageId>) {
-        let n = n.min(self.0.len());
-        out.extend(self.0.drain(..n));
-        out.sort_unstable();
-    }
-    fn kept(&mut self, page: PageId) {
-        self.0.push_back(page)
-    }
-    fn gone(&mut self, _page: PageId) {}
-    fn len(&self) -> usize {
-        self.0.len()
+
+    /// Whether it knows no page.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
     }
 }
-pub fn recommended(_: usize) -> Box<dyn Policy> {
-    Box::new(Fifo(VecDeque::new()))
-}
-pub mod prefetch {
-    use super::*;
-    pub struct Prefetcher {
-        last: u64,
-        run: u64,
-    }
-    impl Prefetcher {
-        pub fn new() -> Self {
-            Prefetcher { last: 0, run: 0 }
-        }
-        pub fn fault(&mut self, page: PageId, w: &mut Window) {
-            if page.0 == self.last {
-                self.run = (self.run * 2).clamp(1, 32)
-            } else {
-                self.run = 0
-            }
-            w.n = self.run;
-            w.from = page.0 + 1;
-            self.last = page.0 + 1 + w.n;
-        }
-    }
-    pub struct FirstTouch {
-        next: u64,
-        n: usize,
-    }
-    impl FirstTouch {
-        pub fn new() -> Self {
-            FirstTouch { next: 0, n: 1 }
-        }
-        pub fn touch(&mut self, page: PageId) -> usize {
-            if page.0 == self.next {
-                self.n = (self.n * 2).min(64)
-            } else {
-                self.n = 1
-            }
-            self.next = page.0 + self.n as u64;
-            self.n
-        }
-    }
-    pub struct Window {
-        from: u64,
-        n: u64,
-    }
-    impl Window {
-        pub fn new() -> Self {
-            Window { from: 0, n: 0 }
-        }
-        pub fn pages(&self) -> impl Iterator<Item = PageId> + use<> {
-            (self.from..self.from + self.n).map(PageId)
-        }
-    }
+
+/// The policy that farmem runs with: the best of those that can be built on faults alone.
+///
+/// `capacity`: local pages at most. Beyond it the policy still works, but allocates.
+pub fn recommended(capacity: usize) -> Box<dyn Policy> {
+    Box::new(segments::Segments::new(capacity, segments::RECOMMENDED))
 }

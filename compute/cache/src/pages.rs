@@ -1,0 +1,224 @@
+//! The local pages in order: up to four queues over one slab, found by page.
+//!
+//! ```text
+//! heads[hash(page)] ─► node ─chain─► node          24 bytes a page, all told
+//!                       │ ahead, behind
+//!                       ▼
+//! queue: front (leaves next) ◄──► … ◄──► back (came last)
+//! ```
+//!
+//! Index 0 is no node, so that zeroed memory is an empty table: the heads come
+//! from the allocator untouched and cost nothing until used. Chains rather than
+//! open addressing: a page leaves for every page that comes, and a chain forgets
+//! without tombstones or shifting.
+
+use crate::ghosts::mix;
+use farmem_protocol::addr::PageId;
+
+const NONE: u32 = 0;
+
+/// ```text
+/// tag  63           8 7      4 3     0
+///     |    page      | credit | queue |
+/// ```
+/// in two words, so that a node has 20 bytes.
+#[derive(Clone, Copy)]
+struct Node {
+    tag: [u32; 2],
+    ahead: u32,
+    behind: u32,
+    chain: u32,
+}
+
+const _: () = assert!(size_of::<Node>() == 20);
+
+impl Node {
+    fn tag(&self) -> u64 {
+        (self.tag[0] as u64) << 32 | self.tag[1] as u64
+    }
+
+    fn set_tag(&mut self, page: PageId, credit: u8, queue: usize) {
+        let tag = page.0 << 8 | (credit as u64 & 15) << 4 | queue as u64;
+        self.tag = [(tag >> 32) as u32, tag as u32];
+    }
+
+    fn page(&self) -> PageId {
+        PageId(self.tag() >> 8)
+    }
+
+    fn credit(&self) -> u8 {
+        (self.tag[1] >> 4 & 15) as u8
+    }
+
+    fn queue(&self) -> usize {
+        (self.tag[1] & 15) as usize
+    }
+}
+
+#[derive(Clone, Copy, Default)]
+struct Queue {
+    front: u32,
+    back: u32,
+    len: usize,
+}
+
+/// The queues.
+pub struct Pages {
+    nodes: Vec<Node>,
+    heads: Vec<u32>,
+    free: u32,
+    queues: [Queue; 4],
+}
+
+impl Pages {
+    /// Room for `capacity` pages; more are taken, by allocating.
+    pub fn new(capacity: usize) -> Pages {
+        let capacity = capacity.clamp(1, (u32::MAX - 1) as usize);
+        let mut nodes = Vec::with_capacity(capacity + 1);
+        nodes.push(Node { tag: [0; 2], ahead: NONE, behind: NONE, chain: NONE });
+        Pages { nodes, heads: vec![NONE; capacity], free: NONE, queues: [Queue::default(); 4] }
+    }
+
+    /// Pages in all queues.
+    pub fn len(&self) -> usize {
+        self.queues.iter().map(|q| q.len).sum()
+    }
+
+    /// Pages in a queue.
+    pub fn queue_len(&self, queue: usize) -> usize {
+        self.queues[queue].len
+    }
+
+    /// A known page's queue.
+    pub fn queue_of(&self, page: PageId) -> Option<usize> {
+        self.find(page).map(|at| self.nodes[at as usize].queue())
+    }
+
+    /// Puts a page that is in no queue at a queue's back. `credit`: 0–15.
+    pub fn push(&mut self, page: PageId, queue: usize, credit: u8) {
+        debug_assert!(self.find(page).is_none());
+        let at = self.take_node();
+        let head = self.head_of(page);
+        let node = &mut self.nodes[at as usize];
+        node.set_tag(page, credit, queue);
+        node.chain = self.heads[head];
+        self.heads[head] = at;
+        self.link_back(at, queue);
+    }
+
+    /// Takes the page that waits longest in a queue, with its credit.
+    pub fn pop(&mut self, queue: usize) -> Option<(PageId, u8)> {
+        let at = self.queues[queue].front;
+        if at == NONE {
+            return None;
+        }
+        let node = self.nodes[at as usize];
+        self.forget(at);
+        Some((node.page(), node.credit()))
+    }
+
+    /// Moves a queue's front to the back of another, and returns its page and former credit.
+    pub fn rotate(&mut self, from: usize, to: usize, credit: impl Fn(u8) -> u8) -> Option<PageId> {
+        let at = self.queues[from].front;
+        if at == NONE {
+            return None;
+        }
+        let node = self.nodes[at as usize];
+        self.unlink(at);
+        self.nodes[at as usize].set_tag(node.page(), credit(node.credit()), to);
+        self.link_back(at, to);
+        Some(node.page())
+    }
+
+    /// The credit of a queue's front.
+    pub fn front_credit(&self, queue: usize) -> Option<u8> {
+        let at = self.queues[queue].front;
+        (at != NONE).then(|| self.nodes[at as usize].credit())
+    }
+
+    /// Takes a page out of whatever queue it is in. False if it is in none.
+    pub fn remove(&mut self, page: PageId) -> bool {
+        match self.find(page) {
+            Some(at) => {
+                self.forget(at);
+                true
+            }
+            None => false,
+        }
+    }
+
+    fn head_of(&self, page: PageId) -> usize {
+        ((mix(page) as u128 * self.heads.len() as u128) >> 64) as usize
+    }
+
+    fn find(&self, page: PageId) -> Option<u32> {
+        let mut at = self.heads[self.head_of(page)];
+        while at != NONE {
+            let node = &self.nodes[at as usize];
+            if node.page() == page {
+                return Some(at);
+            }
+            at = node.chain;
+        }
+        None
+    }
+
+    fn take_node(&mut self) -> u32 {
+        if self.free != NONE {
+            let at = self.free;
+            self.free = self.nodes[at as usize].chain;
+            return at;
+        }
+        let at = self.nodes.len() as u32;
+        self.nodes.push(self.nodes[NONE as usize]);
+        at
+    }
+
+    fn forget(&mut self, at: u32) {
+        self.unlink(at);
+        let head = self.head_of(self.nodes[at as usize].page());
+        let next = self.nodes[at as usize].chain;
+        if self.heads[head] == at {
+            self.heads[head] = next;
+        } else {
+            let mut before = self.heads[head];
+            while self.nodes[before as usize].chain != at {
+                before = self.nodes[before as usize].chain;
+            }
+            self.nodes[before as usize].chain = next;
+        }
+        self.nodes[at as usize].chain = self.free;
+        self.free = at;
+    }
+
+    fn link_back(&mut self, at: u32, queue: usize) {
+        let last = self.queues[queue].back;
+        self.nodes[at as usize].ahead = last;
+        self.nodes[at as usize].behind = NONE;
+        if last == NONE {
+            self.queues[queue].front = at;
+        } else {
+            self.nodes[last as usize].behind = at;
+        }
+        self.queues[queue].back = at;
+        self.queues[queue].len += 1;
+    }
+
+    fn unlink(&mut self, at: u32) {
+        let Node { ahead, behind, .. } = self.nodes[at as usize];
+        let queue = &mut self.queues[self.nodes[at as usize].queue()];
+        queue.len -= 1;
+        if ahead == NONE {
+            queue.front = behind;
+        }
+        if behind == NONE {
+            queue.back = ahead;
+        }
+        if ahead != NONE {
+            self.nodes[ahead as usize].behind = behind;
+        }
+        if behind != NONE {
+            self.nodes[behind as usize].ahead = ahead;
+        }
+    }
+}

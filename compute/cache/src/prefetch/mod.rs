@@ -1,0 +1,211 @@
+//! Which pages come along with a fault. One [`Prefetcher`] a thread.
+//!
+//! ```text
+//! fault ─┬─ where a known stream goes on ──► stream: window × 2, prefetch ahead     [`streams`]
+//!        ├─ next to recent faults ─────────► new stream
+//!        └─ else, into the history ─┬─ a majority step ─► new stream                [`trend`]
+//!                                   └─ none: nothing
+//! ```
+//!
+//! *Trip-wires.* A prefetched page is mapped at once, and its use is not seen.
+//! So a window leaves the page after its last one unfetched:
+//!
+//! ```text
+//! fault  p     p+1 … p+w        p+w+1
+//!        │     └─ window ─┘     trip-wire: a fault here means the window was used,
+//!        demand                 and is the moment to fetch the next, twice as long
+//! ```
+//!
+//! A window whose wire is never touched is presumed wasted, and one whose
+//! pages fault themselves (they were evicted, or there was no room) is
+//! lost: the stream starts again with half. Waste lowers the thread's *trust*,
+//! on which it depends how much evidence a new stream needs, so that random
+//! access costs next to nothing.
+
+mod first_touch;
+mod streams;
+mod trend;
+
+pub use first_touch::FirstTouch;
+
+use farmem_protocol::addr::PageId;
+use streams::Streams;
+use trend::History;
+
+/// Pages of a window at most: with the demand page 64, which is what the pager installs at once.
+pub const LONGEST: u32 = 63;
+/// Pages of a new stream's first window.
+const FIRST: u32 = 2;
+
+/// Pages worth fetching with a fault, nearest first.
+#[derive(Clone, Copy, Debug)]
+pub struct Window {
+    after: PageId,
+    stride: i64,
+    pages: u32,
+}
+
+impl Window {
+    /// An empty one.
+    #[allow(clippy::new_without_default)]
+    pub const fn new() -> Window {
+        Window { after: PageId(0), stride: 1, pages: 0 }
+    }
+
+    /// Its pages, nearest to the fault first.
+    pub fn pages(&self) -> impl Iterator<Item = PageId> + use<> {
+        let Window { after, stride, pages } = *self;
+        (1..=pages as i64).map(move |i| PageId(after.0.wrapping_add_signed(stride * i)))
+    }
+
+    /// How many pages.
+    pub fn len(&self) -> usize {
+        self.pages as usize
+    }
+
+    /// Whether there is nothing to fetch.
+    pub fn is_empty(&self) -> bool {
+        self.pages == 0
+    }
+
+    /// The page left unfetched, whose fault says that the window was used.
+    pub fn trip_wire(&self) -> Option<PageId> {
+        (self.pages > 0).then(|| PageId(self.after.0.wrapping_add_signed(self.stride * (self.pages as i64 + 1))))
+    }
+
+    fn clear(&mut self) {
+        self.pages = 0;
+    }
+
+    /// Sets the window behind `after`, shortened where it would leave the address space.
+    fn set(&mut self, after: PageId, stride: i64, pages: u32) {
+        let room = if stride < 0 { after.0 } else { MAX_PAGE.saturating_sub(after.0) } / stride.unsigned_abs();
+        // One step of room is the trip-wire's.
+        *self = Window { after, stride, pages: pages.min(room.saturating_sub(1).min(LONGEST as u64) as u32) };
+    }
+}
+
+const MAX_PAGE: u64 = farmem_protocol::addr::FAR_PAGES as u64 - 1;
+
+/// What became of the windows.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Tally {
+    /// Faults seen.
+    pub faults: u64,
+    /// Windows named.
+    pub windows: u64,
+    /// Pages in them.
+    pub issued: u64,
+    /// Pages in windows whose trip-wire was touched.
+    pub used: u64,
+    /// Pages in windows given up.
+    pub wasted: u64,
+}
+
+/// Follows a thread's faults.
+pub struct Prefetcher {
+    streams: Streams,
+    history: History,
+    trust: Trust,
+    longest: u32,
+    tally: Tally,
+}
+
+impl Prefetcher {
+    /// Knows nothing yet; windows up to [`LONGEST`].
+    #[allow(clippy::new_without_default)]
+    pub fn new() -> Prefetcher {
+        Prefetcher::with_longest(LONGEST)
+    }
+
+    /// With windows of at most `longest` pages, for little local memory: what a window brings must
+    /// not be evicted before it is used.
+    pub fn with_longest(longest: u32) -> Prefetcher {
+        Prefetcher {
+            streams: Streams::new(),
+            history: History::new(),
+            trust: Trust::new(),
+            longest: longest.min(LONGEST),
+            tally: Tally::default(),
+        }
+    }
+
+    /// The thread faulted on a page that is not local. Fills `window`, maybe with nothing.
+    pub fn fault(&mut self, page: PageId, window: &mut Window) {
+        window.clear();
+        self.tally.faults += 1;
+        if let Some(next) = self.streams.follow(page, self.longest) {
+            if next.lost > 0 {
+                self.tally.wasted += next.lost as u64;
+                self.trust.less();
+            } else {
+                self.tally.used += next.used as u64;
+                self.trust.more(next.used);
+            }
+            self.issue(next.slot, page, next.stride, next.pages, window);
+            return;
+        }
+        let stride = self.history.adjacent(page, self.trust.steps()).or_else(|| self.history.trend(page));
+        self.history.push(page);
+        if let Some(stride) = stride
+            && self.longest > 0
+        {
+            let (slot, replaced) = self.streams.open(page, stride);
+            if replaced > 0 {
+                self.tally.wasted += replaced as u64;
+                self.trust.less();
+            }
+            self.issue(slot, page, stride, FIRST.min(self.longest), window);
+        }
+    }
+
+    /// Pages of the last window that were not fetched after all, from `from` on (no room): the
+    /// stream expects its next fault there.
+    pub fn shortened(&mut self, window: &mut Window, from: usize) {
+        let cut = window.pages.saturating_sub(from as u32);
+        window.pages -= cut;
+        self.tally.issued -= cut as u64;
+        self.streams.shorten_latest(window.pages);
+    }
+
+    /// The windows so far.
+    pub fn tally(&self) -> Tally {
+        self.tally
+    }
+
+    fn issue(&mut self, slot: usize, page: PageId, stride: i64, pages: u32, window: &mut Window) {
+        window.set(page, stride, pages);
+        self.streams.issued(slot, page, window.pages);
+        self.tally.windows += (window.pages > 0) as u64;
+        self.tally.issued += window.pages as u64;
+    }
+}
+
+/// How far the thread's windows are worth their cost: 0–15, like a branch predictor's counter.
+struct Trust(u8);
+
+impl Trust {
+    fn new() -> Trust {
+        Trust(8)
+    }
+
+    fn more(&mut self, used: u32) {
+        self.0 = (self.0 + if used > 0 { 2 } else { 0 }).min(15);
+    }
+
+    fn less(&mut self) {
+        self.0 = self.0.saturating_sub(1);
+    }
+
+    /// Equal steps that make a stream.
+    fn steps(&self) -> u32 {
+        match self.0 {
+            8.. => 1,
+            3.. => 2,
+            _ => 3,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

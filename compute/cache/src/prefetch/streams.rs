@@ -1,0 +1,95 @@
+//! The streams a thread has under way: merge sort reads several runs at once,
+//! a matrix product rows and columns. Sixteen, least recently followed goes first.
+
+use farmem_protocol::addr::PageId;
+
+const STREAMS: usize = 16;
+
+#[derive(Clone, Copy)]
+struct Stream {
+    /// Its last fault.
+    at: u64,
+    stride: i64,
+    /// Pages ahead of `at` that were fetched.
+    window: u32,
+    /// When it was last followed; 0: no stream.
+    used: u64,
+}
+
+/// A fault on a stream.
+pub(super) struct Next {
+    pub slot: usize,
+    pub stride: i64,
+    /// Pages to fetch now.
+    pub pages: u32,
+    /// Pages of the last window, if it was used.
+    pub used: u32,
+    /// Pages of the last window, if it was lost.
+    pub lost: u32,
+}
+
+pub(super) struct Streams {
+    streams: [Stream; STREAMS],
+    clock: u64,
+    latest: usize,
+}
+
+impl Streams {
+    pub fn new() -> Streams {
+        Streams { streams: [Stream { at: 0, stride: 1, window: 0, used: 0 }; STREAMS], clock: 0, latest: 0 }
+    }
+
+    /// If `page` goes on with a stream: what to do.
+    ///
+    /// The trip-wire itself may have been local (then the fault comes somewhat behind it), so up to a
+    /// window's length and eight steps behind the wire still count.
+    pub fn follow(&mut self, page: PageId, longest: u32) -> Option<Next> {
+        for (slot, s) in self.streams.iter().enumerate() {
+            if s.used == 0 {
+                continue;
+            }
+            let ahead = page.0.wrapping_sub(s.at) as i64;
+            let ahead = if s.stride < 0 { ahead.wrapping_neg() } else { ahead };
+            let step = s.stride.unsigned_abs() as i64;
+            let window = s.window as i64;
+            if ahead <= 0 || ahead > step * (2 * window + 8) || (step > 1 && ahead % step != 0) {
+                continue;
+            }
+            let steps = ahead / step;
+            let next = if steps > window {
+                let pages = (s.window * 2).clamp(super::FIRST.min(longest), longest);
+                Next { slot, stride: s.stride, pages, used: s.window, lost: 0 }
+            } else {
+                // A page of the window itself: it came to nothing.
+                Next { slot, stride: s.stride, pages: s.window / 2, used: 0, lost: s.window }
+            };
+            return Some(next);
+        }
+        None
+    }
+
+    /// A stream that begins at `page`. Returns its slot, and the unused window of the stream it replaced.
+    pub fn open(&mut self, page: PageId, stride: i64) -> (usize, u32) {
+        let mut oldest = 0;
+        for slot in 1..STREAMS {
+            if self.streams[slot].used < self.streams[oldest].used {
+                oldest = slot;
+            }
+        }
+        let replaced = self.streams[oldest].window;
+        self.streams[oldest] = Stream { at: page.0, stride, window: 0, used: 0 };
+        (oldest, replaced)
+    }
+
+    /// A window of `pages` was named for a fault at `page`.
+    pub fn issued(&mut self, slot: usize, page: PageId, pages: u32) {
+        self.clock += 1;
+        self.latest = slot;
+        let stream = &mut self.streams[slot];
+        (stream.at, stream.window, stream.used) = (page.0, pages, self.clock);
+    }
+
+    pub fn shorten_latest(&mut self, pages: u32) {
+        self.streams[self.latest].window = pages;
+    }
+}

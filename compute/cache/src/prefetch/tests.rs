@@ -1,0 +1,121 @@
+use super::*;
+
+/// Runs accesses through a prefetcher whose local memory is endless; returns faults and the tally.
+fn faults(accesses: impl IntoIterator<Item = u64>) -> (usize, Tally) {
+    let mut prefetcher = Prefetcher::new();
+    let mut window = Window::new();
+    let mut local = std::collections::HashSet::new();
+    let mut faults = 0;
+    for page in accesses {
+        if local.insert(page) {
+            faults += 1;
+            prefetcher.fault(PageId(page), &mut window);
+            local.extend(window.pages().map(|p| p.0));
+        }
+    }
+    (faults, prefetcher.tally())
+}
+
+fn noise(n: u64) -> u64 {
+    let x = (n + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    (x ^ x >> 29).wrapping_mul(0xBF58_476D_1CE4_E5B9) >> 32
+}
+
+#[test]
+fn a_scan_faults_once_a_window_up_or_down() {
+    for (scan, name) in [((0..10_000).collect::<Vec<_>>(), "up"), ((1_000..11_000).rev().collect(), "down")] {
+        let (faults, tally) = faults(scan);
+        assert!(faults < 10_000 / 64 + 10, "{name}: {faults}");
+        assert!(tally.used * 100 >= tally.issued * 98, "{name}: {tally:?}");
+    }
+}
+
+#[test]
+fn a_stride_of_any_length_is_found() {
+    for stride in [2, 3, 17, 500, 4097] {
+        let (faults, tally) = faults((0..2_000).map(|i| 5 + i * stride));
+        assert!(faults < 60, "stride {stride}: {faults}");
+        assert!(tally.used * 100 >= tally.issued * 90, "stride {stride}: {tally:?}");
+    }
+}
+
+#[test]
+fn sixteen_interleaved_scans_are_followed() {
+    let (faults, _) = faults((0..16_000).map(|i| (i % 16) * 1_000_000 + i / 16));
+    assert!(faults < 16_000 / 35, "{faults}");
+}
+
+#[test]
+fn a_trend_shows_through_noise() {
+    let (faults, _) = faults((0..10_000).map(|i| if i % 5 == 4 { 1 << 32 | noise(i) } else { (i - i / 5) * 100 }));
+    assert!(faults < 2_000 + 500, "the 2 000 random ones and few of the rest: {faults}");
+}
+
+#[test]
+fn random_faults_bring_almost_nothing_along() {
+    let (_, tally) = faults((0..20_000).map(|i| noise(i) % 200_000));
+    assert!(tally.issued < 400, "{tally:?}");
+}
+
+#[test]
+fn windows_stay_in_the_address_space() {
+    let (_, tally) = faults((0..100).rev().chain((MAX_PAGE - 100)..=MAX_PAGE));
+    assert!(tally.issued <= 200, "{tally:?}");
+    let mut prefetcher = Prefetcher::new();
+    let mut window = Window::new();
+    for page in [9, 8, 7, 6, 5, 4, 3, 2, 1, 0] {
+        prefetcher.fault(PageId(page), &mut window);
+        assert!(window.pages().all(|p| p.0 < page));
+    }
+}
+
+#[test]
+fn a_lost_window_halves_the_next() {
+    let mut prefetcher = Prefetcher::new();
+    let mut window = Window::new();
+    for page in [0, 1, 4, 9, 18] {
+        prefetcher.fault(PageId(page), &mut window);
+    }
+    assert_eq!(window.len(), 16);
+    assert_eq!(window.trip_wire(), Some(PageId(35)));
+    prefetcher.fault(PageId(19), &mut window);
+    assert_eq!(window.len(), 8, "page 19 was in the window, and yet it faulted");
+}
+
+#[test]
+fn a_shortened_window_expects_its_next_fault_earlier() {
+    let mut prefetcher = Prefetcher::new();
+    let mut window = Window::new();
+    for page in [0, 1, 4, 9] {
+        prefetcher.fault(PageId(page), &mut window);
+    }
+    prefetcher.shortened(&mut window, 3);
+    assert_eq!((window.len(), window.trip_wire()), (3, Some(PageId(13))));
+    prefetcher.fault(PageId(13), &mut window);
+    assert_eq!(window.len(), 6);
+}
+
+#[test]
+fn fresh_memory_is_filled_in_growing_batches_where_it_is_dense() {
+    let mut first = FirstTouch::new();
+    let mut sizes = Vec::new();
+    let mut page = 100;
+    for _ in 0..9 {
+        let batch = first.batch(PageId(page));
+        sizes.push(batch.pages);
+        page = batch.first.0 + batch.pages as u64;
+    }
+    assert_eq!(sizes, [1, 2, 4, 8, 16, 32, 64, 64, 64]);
+    assert!((0..100).all(|i| first.batch(PageId(10_000 + noise(i))).pages == 1), "sparse touches stay sparse");
+}
+
+#[test]
+fn fresh_memory_is_filled_downwards_too() {
+    let mut first = FirstTouch::new();
+    let mut page = 1_000;
+    for pages in [1, 2, 4, 8] {
+        let batch = first.batch(PageId(page));
+        assert_eq!((batch.pages, batch.first.0), (pages, page + 1 - pages as u64));
+        page = batch.first.0 - 1;
+    }
+}
