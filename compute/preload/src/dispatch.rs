@@ -8,10 +8,11 @@
 use crate::signals::{actions, masks, stacks};
 use crate::start::pager;
 use crate::{exec, fork, guard};
-use farmem_protocol::addr::{FAR_END, FAR_START, is_far};
+use farmem_protocol::addr::{FAR_END, FAR_START, PAGE_BYTES, is_far};
 use farmem_sys::raw::{owns_fd, syscall};
 
 const ENOSYS: isize = -(libc::ENOSYS as isize);
+const EINVAL: isize = -(libc::EINVAL as isize);
 const EBADF: isize = -(libc::EBADF as isize);
 
 /// A system call. Layout known to the assembly in [`crate::sites`].
@@ -164,10 +165,15 @@ fn by_parts(call: &Call, far: impl Fn(usize, usize) -> isize) -> isize {
 
 fn mremap(call: &Call) -> isize {
     let [old, old_len, new_len, flags, new, _] = call.args;
+    let flags = flags as i32;
     if is_far(old) {
-        return pager().mremap(old, old_len, new_len, flags as i32, new);
+        let out = flags & libc::MREMAP_FIXED != 0 && !is_far(new);
+        if out || flags & libc::MREMAP_DONTUNMAP != 0 {
+            return copied(old, old_len, new_len, flags, new);
+        }
+        return pager().mremap(old, old_len, new_len, flags, new);
     }
-    if flags as i32 & libc::MREMAP_FIXED != 0 && is_far(new) {
+    if flags & libc::MREMAP_FIXED != 0 && is_far(new) {
         // Near memory moves to far addresses and stays what it is.
         let ret = pager().forget_range(new, new_len, libc::PROT_READ | libc::PROT_WRITE);
         if ret < 0 {
@@ -175,6 +181,48 @@ fn mremap(call: &Call) -> isize {
         }
     }
     issue(call)
+}
+
+/// The moves of far memory that the pager does not make, by copying: to near addresses, where it is
+/// near from then on, and those that leave an empty mapping behind.
+fn copied(old: usize, old_len: usize, new_len: usize, flags: i32, new: usize) -> isize {
+    const KNOWN: i32 = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
+    let (from, len) = (old_len.next_multiple_of(PAGE_BYTES), new_len.next_multiple_of(PAGE_BYTES));
+    let stays = flags & libc::MREMAP_DONTUNMAP != 0;
+    let fixed = flags & libc::MREMAP_FIXED != 0;
+    let aligned = old % PAGE_BYTES == 0 && (!fixed || new % PAGE_BYTES == 0);
+    if flags & !KNOWN != 0
+        || flags & libc::MREMAP_MAYMOVE == 0
+        || !aligned
+        || len == 0
+        || from == 0
+        || stays && from != len
+    {
+        return EINVAL;
+    }
+    if pager().pin(old, 1, false) == 0 {
+        return -(libc::EFAULT as isize);
+    }
+    pager().unpin(old, 1);
+    let prot = libc::PROT_READ | libc::PROT_WRITE;
+    let private = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    let to = if fixed && !is_far(new) {
+        let args = [new, len, prot as usize, (private | libc::MAP_FIXED) as usize, usize::MAX, 0];
+        issue(&Call { nr: libc::SYS_mmap, args, sp: 0 })
+    } else {
+        pager().mmap(new, len, prot, private | if fixed { libc::MAP_FIXED } else { 0 })
+    };
+    if to < 0 {
+        return to;
+    }
+    // SAFETY: both are mapped; user-mode accesses, which fault like the program's.
+    unsafe { std::ptr::copy_nonoverlapping(old as *const u8, to as *mut u8, from.min(len)) };
+    if stays {
+        pager().madvise(old, from, libc::MADV_DONTNEED);
+    } else {
+        pager().munmap(old, from);
+    }
+    to
 }
 
 fn mincore(addr: usize, len: usize, vec: usize) -> isize {

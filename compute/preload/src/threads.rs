@@ -38,6 +38,8 @@ pub struct Record {
     pub asked_size: AtomicUsize,
     /// The last far address whose fault the pager refused.
     pub refused: AtomicUsize,
+    /// The mask of the handler that is being entered.
+    pub handler_mask: AtomicUsize,
     /// Non-zero while the thread serves a fault.
     pub serving: AtomicUsize,
     /// Near memory for the strings of an exec.
@@ -59,6 +61,7 @@ impl Record {
             asked_at: zero(),
             asked_size: zero(),
             refused: zero(),
+            handler_mask: zero(),
             serving: zero(),
             scratch: zero(),
             scratch_len: zero(),

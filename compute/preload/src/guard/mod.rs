@@ -264,7 +264,8 @@ const MOST: usize = 0x7fff_f000;
 fn in_pieces(pager: &'static Pager, call: &Call) -> isize {
     let (addr, len) = (call.args[1], call.args[2]);
     if addr.checked_add(len).is_none_or(|end| end > USER_END) {
-        return BAD_ADDRESS;
+        // Refused whatever else is right.
+        return crate::dispatch::issue(call);
     }
     let len = len.min(MOST);
     let writes = matches!(call.nr, libc::SYS_write | libc::SYS_pwrite64);

@@ -36,19 +36,28 @@ const LEGACY_BYTES: usize = 512;
 const EXTENDED_MAGIC: u32 = 0x4650_5853;
 
 core::arch::global_asm!(
-    // rdi: frame, rsi: handler, rdx: signal. Leaves this stack for good.
+    // rdi: frame, rsi: handler, rdx: signal, rcx: address of its mask, near. Leaves this stack for
+    // good, and only then lets other signals come: one that came earlier would be put on the stack
+    // where this frame is already, and destroy it.
     ".globl farmem_enter_handler",
     ".hidden farmem_enter_handler",
     ".type farmem_enter_handler,@function",
     "farmem_enter_handler:",
     "mov rsp, rdi",
-    "mov r11, rsi",
-    "mov rdi, rdx",
+    "mov r12, rsi",
+    "mov r13d, edx",
+    "mov edi, {setmask}",
+    "mov rsi, rcx",
+    "xor edx, edx",
+    "mov r10d, 8",
+    "mov eax, {sigprocmask}",
+    "syscall",
+    "mov edi, r13d",
     "lea rdx, [rsp + 8]",                // ucontext
     "lea rsi, [rsp + {info}]",           // siginfo
     "xor eax, eax",
     "cld",
-    "jmp r11",
+    "jmp r12",
     ".size farmem_enter_handler, .-farmem_enter_handler",
     // Where a handler on a far stack returns to: rsp is at the ucontext.
     ".globl farmem_leave_handler",
@@ -67,12 +76,14 @@ core::arch::global_asm!(
     "ud2",
     ".size farmem_leave_handler, .-farmem_leave_handler",
     info = const 8 + UCONTEXT_BYTES,
+    setmask = const libc::SIG_SETMASK,
+    sigprocmask = const libc::SYS_rt_sigprocmask,
     bring_near = sym bring_near,
     near = sym near::farmem_near_call,
 );
 
 unsafe extern "C" {
-    fn farmem_enter_handler(frame: usize, handler: usize, signal: i32) -> !;
+    fn farmem_enter_handler(frame: usize, handler: usize, signal: i32, mask: *const usize) -> !;
     fn farmem_leave_handler();
 }
 
@@ -133,10 +144,9 @@ pub unsafe fn deliver(signal: i32, action: &KernelAction, info: usize, context: 
         (frame as *mut usize).write(restorer);
         ((frame + 8 + VECTOR_AT) as *mut usize).write(if vector == 0 { 0 } else { vector_copy });
     }
-    // A signal that comes now is delivered on the near stack below us, and returns.
-    masks::change(libc::SIG_SETMASK, blocked & !OURS);
+    record.handler_mask.store((blocked & !OURS) as usize, Ordering::Relaxed);
     // SAFETY: the frame is complete.
-    unsafe { farmem_enter_handler(frame, action.handler, signal) }
+    unsafe { farmem_enter_handler(frame, action.handler, signal, record.handler_mask.as_ptr()) }
 }
 
 /// Copies the frame whose ucontext is at `context` to near memory, signals blocked until the kernel
