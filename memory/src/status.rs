@@ -30,7 +30,7 @@ impl StatusFile {
             return Ok(());
         }
         let draft = self.path.with_extension("json.new");
-        let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
+        let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o644).open(&draft)?;
         file.write_all(now.as_bytes())?;
         fs::rename(&draft, &self.path)?;
         self.written = now;
