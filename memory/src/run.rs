@@ -88,8 +88,8 @@ fn announce(config: &Config, node: &Node) {
     if config.huge {
         match node.nic().lending.grant() {
             Ok(_) if node.nic().lending.reserve_was_empty() => eprintln!(
-                "farmem: --huge: no huge pages are reserved (vm.nr_hugepages); transparent ones are used where {} allows",
-                "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
+                "farmem: --huge: no huge pages are reserved (vm.nr_hugepages); transparent ones are used where \
+                 /sys/kernel/mm/transparent_hugepage/shmem_enabled allows"
             ),
             Ok(_) => {}
             Err(e) => eprintln!("farmem: --huge: no memory could be had for a trial: {e:?}"),

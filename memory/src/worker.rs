@@ -145,7 +145,7 @@ impl Worker {
                 came = self.look_at_hot(now);
                 looks += 1;
             }
-            if !came && (!spinning || looks % LOOKS_PER_EPOLL == 0) {
+            if !came && (!spinning || looks.is_multiple_of(LOOKS_PER_EPOLL)) {
                 // Worker 0 minds absent members, whoever else is there.
                 let idle = if self.index == 0 || self.connections.iter().any(Option::is_some) { SWEEP_MS } else { -1 };
                 if self.epoll.wait(&mut events, if spinning { 0 } else { idle }).is_err() {

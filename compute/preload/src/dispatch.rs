@@ -190,7 +190,7 @@ fn copied(old: usize, old_len: usize, new_len: usize, flags: i32, new: usize) ->
     let (from, len) = (old_len.next_multiple_of(PAGE_BYTES), new_len.next_multiple_of(PAGE_BYTES));
     let stays = flags & libc::MREMAP_DONTUNMAP != 0;
     let fixed = flags & libc::MREMAP_FIXED != 0;
-    let aligned = old % PAGE_BYTES == 0 && (!fixed || new % PAGE_BYTES == 0);
+    let aligned = old.is_multiple_of(PAGE_BYTES) && (!fixed || new.is_multiple_of(PAGE_BYTES));
     if flags & !KNOWN != 0
         || flags & libc::MREMAP_MAYMOVE == 0
         || !aligned

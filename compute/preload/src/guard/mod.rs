@@ -1,6 +1,6 @@
 //! The guard: before a system call, the far pages that it will use are pinned; after it, unpinned.
 //!
-//! [`table`] says which memory a call uses. A buffer longer than [`Guard::CHUNK`]
+//! [`table`] says which memory a call uses. A buffer longer than [`CHUNK`]
 //! is not pinned whole: the call is made piece by piece where that cannot be told
 //! from one call, or cut short where short counts are in its contract.
 
