@@ -358,7 +358,7 @@ impl Pager {
 
     fn post_write(&self, evictor: &mut Evictor, index: usize, slot: FarSlot) {
         let place = self.pool.place(slot);
-        let thread = evictor.thread.get_or_insert_with(Thread::boxed);
+        let thread = evictor.thread.get_or_insert_with(|| Thread::boxed(0));
         if let Err(lost) = self.link(thread, place.node) {
             self.node_lost(&lost);
         }

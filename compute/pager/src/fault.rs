@@ -267,20 +267,25 @@ impl Pager {
         if !self.config.prefetch {
             return;
         }
+        let before = thread.prefetcher.tally();
         thread.prefetcher.fault(page, &mut thread.window);
-        for next in thread.window.pages() {
+        for (index, next) in thread.window.pages().enumerate() {
             let word = self.table.word(next);
             let seen = word.load();
-            if seen.state() != State::Remote || !self.try_reserve(1) {
-                continue;
+            let Some(slot) = seen.slot().filter(|_| seen.state() == State::Remote) else { continue };
+            if !self.try_reserve(1) {
+                thread.prefetcher.shortened(&mut thread.window, index);
+                break;
             }
-            match seen.slot() {
-                Some(slot) if word.shift(seen, seen.to(State::Busy)) => {
-                    thread.claimed.push(Claimed { page: next, slot, seen })
-                }
-                _ => self.unreserve(1),
+            if word.shift(seen, seen.to(State::Busy)) {
+                thread.claimed.push(Claimed { page: next, slot, seen });
+            } else {
+                self.unreserve(1);
             }
         }
+        let after = thread.prefetcher.tally();
+        self.count(&self.counters.prefetch_windows, after.windows - before.windows);
+        self.count(&self.counters.prefetch_used, after.used - before.used);
     }
 
     /// Gives claimed pages up, unfetched.

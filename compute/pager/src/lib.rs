@@ -175,7 +175,8 @@ pub fn start(config: Config, pool: Pool, counters: &'static counters::Process) -
         features,
         uffd,
         table: Table::new().map_err(StartError::Memory)?,
-        threads: Threads::new(),
+        // What a window brings in must not be evicted before it is used.
+        threads: Threads::new((limit / 32).min(WINDOW as u64 - 1) as u32),
         policy: Lock::new(farmem_cache::recommended(limit as usize)),
         evictor: Lock::new(Evictor::new(config.vectored)),
         staging: Staging::new(staged as usize).map_err(StartError::Memory)?,

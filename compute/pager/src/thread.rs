@@ -54,9 +54,9 @@ pub struct Thread {
 unsafe impl Send for Thread {}
 
 impl Thread {
-    /// One that belongs to no thread: the evictor's.
-    pub fn boxed() -> Box<Thread> {
-        match Thread::new() {
+    /// With windows of at most `longest` pages.
+    pub fn boxed(longest: u32) -> Box<Thread> {
+        match Thread::new(longest) {
             Ok(thread) => Box::new(thread),
             Err(e) => crate::ending::out_of_local_memory(e),
         }
@@ -67,11 +67,11 @@ impl Thread {
         self.links.drain(..).flatten().for_each(QueuePair::forget_in_child);
     }
 
-    fn new() -> Result<Self, Errno> {
+    fn new(longest: u32) -> Result<Self, Errno> {
         Ok(Thread {
             links: Vec::new(),
             done: Vec::with_capacity(2 * WINDOW),
-            prefetcher: Prefetcher::new(),
+            prefetcher: Prefetcher::with_longest(longest),
             first: FirstTouch::new(),
             window: Window::new(),
             claimed: Vec::with_capacity(WINDOW),
@@ -91,6 +91,8 @@ struct Context {
 pub struct Threads {
     contexts: Box<[Context]>,
     closed: AtomicBool,
+    /// Longest prefetch window of a thread.
+    longest: u32,
 }
 
 // SAFETY: `thread` is accessed only by the thread that holds `inside`.
@@ -113,12 +115,12 @@ fn thread_pointer() -> usize {
 }
 
 impl Threads {
-    /// No contexts yet.
-    pub fn new() -> Threads {
+    /// No contexts yet; prefetch windows of at most `longest` pages.
+    pub fn new(longest: u32) -> Threads {
         let contexts = (0..CONTEXTS)
             .map(|_| Context { owner: AtomicUsize::new(0), inside: AtomicU32::new(0), thread: UnsafeCell::new(None) })
             .collect();
-        Threads { contexts, closed: AtomicBool::new(false) }
+        Threads { contexts, closed: AtomicBool::new(false), longest }
     }
 
     /// Enters the pager, waiting while a fork is under way.
@@ -166,7 +168,7 @@ impl Threads {
     fn admitted<'a>(&'a self, context: &'a Context) -> Inside<'a> {
         // SAFETY: `inside` is ours, so is the cell.
         let slot = unsafe { &mut *context.thread.get() };
-        Inside { context, thread: slot.get_or_insert_with(Thread::boxed) }
+        Inside { context, thread: slot.get_or_insert_with(|| Thread::boxed(self.longest)) }
     }
 
     /// Keeps other threads out and waits until those inside have left. `own` stays in.
