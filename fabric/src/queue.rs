@@ -43,7 +43,7 @@ const SCATTER: usize = 32;
 /// Parts sent by one call, at most.
 const GATHER: usize = 128;
 /// Looks at the socket between two offers of the CPU to others.
-const LOOKS_PER_YIELD: u32 = 4;
+const LOOKS_PER_YIELD: u32 = 2;
 
 /// How one verb ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -491,7 +491,7 @@ impl Framed {
             }
             looks += 1;
             // Cheap looks first: the clock is read now and then.
-            if looks % LOOKS_PER_YIELD != 0 {
+            if !looks.is_multiple_of(LOOKS_PER_YIELD) {
                 std::hint::spin_loop();
                 continue;
             }

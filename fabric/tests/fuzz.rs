@@ -1,0 +1,302 @@
+//! Hostile bytes against the node's half: the real engine, the real members, real
+//! memory; only the socket is missing.
+//!
+//! Conversations from `fuzz/corpus` and ones made here, all valid, are mutated
+//! (bits, bytes, interesting numbers in fields, pieces cut, doubled, swapped, joined)
+//! and fed in pieces of any size. Whatever comes: no panic, the limit holds, a
+//! victim's slab keeps its bytes and its owner, what is answered has the length that
+//! the frames say, and afterwards everything is given back. A conversation that makes
+//! the node count something it had not counted before (a crude measure of
+//! coverage) is mutated further, and kept in the corpus when `FARMEM_FUZZ_KEEP` is set.
+//!
+//! `FARMEM_FUZZ_SECONDS=300 FARMEM_FUZZ_SEED=7 cargo test --release -p farmem-fabric --test fuzz`
+
+// The engine names raw parts; the test plays the socket.
+#![allow(unsafe_code)]
+
+use farmem_fabric::nic::Nic;
+use farmem_fabric::nic::engine::{Circumstances, Engine, Goodbye};
+use farmem_fabric::nic::lending::{Backing, Lending};
+use farmem_protocol::addr::SLAB_BYTES;
+use farmem_protocol::wire::{
+    Answer, Ask, Batch, Hello, MAGIC, MAX_VERB_BYTES, Op, Purpose, Request, VERSION, Verb, Welcome,
+};
+use farmem_sys::raw::Errno;
+use farmem_sys::socket::Part;
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+/// Secrets that the fuzzer can guess, or it would never get past the door.
+const FIRST_SECRET: u64 = 1;
+
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        (self.next() % n.max(1) as u64) as usize
+    }
+}
+
+fn secret(n: u64) -> [u8; 16] {
+    let mut secret = [0; 16];
+    secret[0] = n as u8;
+    secret[8] = (n >> 8) as u8;
+    secret
+}
+
+fn nic() -> Nic {
+    let next = AtomicU64::new(FIRST_SECRET);
+    Nic::new(Lending::new(4 * SLAB_BYTES, Backing::Small), move || secret(next.fetch_add(1, Ordering::Relaxed)))
+}
+
+/// A connection whose socket is a vector.
+struct Wire<'a> {
+    nic: &'a Nic,
+    engine: Option<Engine>,
+    said: Vec<u8>,
+}
+
+impl<'a> Wire<'a> {
+    fn new(nic: &'a Nic) -> Self {
+        let engine = Engine::new(Circumstances::default());
+        Wire { nic, engine: Some(engine), said: Vec::new() }
+    }
+
+    /// Feeds bytes in pieces of at most `piece`; the output is taken in shorter ones.
+    fn feed(&mut self, bytes: &[u8], piece: usize, now: u64) {
+        let mut rest = bytes;
+        let mut idle = 0;
+        while let Some(engine) = &mut self.engine {
+            let pulled = engine.pull(self.nic, now, |parts| {
+                let mut taken = 0;
+                for part in parts {
+                    let n = part.len().min(rest.len()).min(piece - taken);
+                    // SAFETY: the engine names its own memory.
+                    unsafe { part.fill(0, &rest[..n]) };
+                    rest = &rest[n..];
+                    taken += n;
+                    if n < part.len() {
+                        break;
+                    }
+                }
+                if taken > 0 { Ok(taken) } else { Err(Errno(libc::EAGAIN)) }
+            });
+            let pushed = engine.push(|parts: &[Part], _| {
+                let before = self.said.len();
+                for part in parts {
+                    // SAFETY: the engine names its own memory, which nobody writes here meanwhile.
+                    self.said.extend_from_slice(unsafe { part.bytes() });
+                }
+                self.said.truncate(before + 7777);
+                Ok(self.said.len() - before)
+            });
+            if let Err(why) = pulled.map(|_| ()).and(pushed) {
+                self.close(why, now);
+                return;
+            }
+            idle = if pulled == Ok(0) { idle + 1 } else { 0 };
+            if idle > 1 && (rest.is_empty() || idle > 1000) {
+                assert!(rest.is_empty(), "the engine takes no more and says nothing");
+                return;
+            }
+        }
+    }
+
+    fn close(&mut self, why: Goodbye, now: u64) {
+        if let Some(engine) = self.engine.take() {
+            engine.close(self.nic, why, now);
+        }
+    }
+}
+
+fn hello(purpose: Purpose, member: u64, incarnation: u64) -> Vec<u8> {
+    let hello = Hello {
+        magic: MAGIC,
+        version: VERSION.into(),
+        purpose: purpose as u8,
+        secret: secret(member),
+        incarnation: incarnation.into(),
+        grace_ms: 1000.into(),
+        ..Hello::new_zeroed()
+    };
+    hello.as_bytes().to_vec()
+}
+
+fn ask(ask: Ask, number: u64, slab: u64) -> Vec<u8> {
+    let request = Request { ask: ask as u8, number: number.into(), slab: slab.into(), ..Request::new_zeroed() };
+    request.as_bytes().to_vec()
+}
+
+fn batch(first: u64, verbs: &[(Op, u64, u64, u32)]) -> Vec<u8> {
+    let mut out = Vec::new();
+    let mut operands = Vec::new();
+    let mut all = Vec::new();
+    for &(op, slab, offset, len) in verbs {
+        let verb = Verb { op: op as u8, zero: [0; 3], len: len.into(), slab: slab.into(), offset: offset.into() };
+        let n = verb.operand_bytes().unwrap_or(0) as usize;
+        operands.extend((0..n).map(|i| i as u8));
+        all.extend_from_slice(verb.as_bytes());
+    }
+    let (count, bytes) = (verbs.len() as u16, operands.len() as u32);
+    let head = Batch { count: count.into(), zero: 0.into(), bytes: bytes.into(), first: first.into() };
+    out.extend_from_slice(head.as_bytes());
+    out.extend(all);
+    out.extend(operands);
+    out
+}
+
+/// Valid conversations to begin with. The incarnation of [`nic`] is fixed by its first secret.
+fn seeds(incarnation: u64) -> Vec<Vec<u8>> {
+    let control = [
+        hello(Purpose::Join, 0, 0),
+        ask(Ask::Grant, 1, 0),
+        ask(Ask::Grant, 2, 0),
+        ask(Ask::Ticket, 3, 0),
+        ask(Ask::Release, 4, 2),
+        ask(Ask::Ping, 5, 0),
+        ask(Ask::EndRun, 6, 0),
+        ask(Ask::Bye, 7, 0),
+    ];
+    let queue = [
+        hello(Purpose::Attach, 3, incarnation),
+        batch(0, &[(Op::Read, 2, 0, 4096), (Op::Write, 2, 8192, 5000), (Op::Read, 1, 0, 64)]),
+        batch(3, &[(Op::Cas, 2, 0, 8), (Op::Faa, 2, 8, 8), (Op::Faa, 2, SLAB_BYTES - 4, 8)]),
+        batch(
+            6,
+            &[(Op::Write, 1, 0, 64), (Op::Write, 2, SLAB_BYTES - 10, 20), (Op::Read, 2, u64::MAX, MAX_VERB_BYTES)],
+        ),
+    ];
+    vec![control.concat(), queue.concat(), hello(Purpose::Rejoin, 3, incarnation), b"GET / HTTP/1.1\r\n\r\n".to_vec()]
+}
+
+fn mutate(random: &mut Random, bytes: &mut Vec<u8>, other: &[u8]) {
+    const NUMBERS: [u64; 10] = [0, 1, 7, 255, 4096, SLAB_BYTES - 1, SLAB_BYTES, u32::MAX as u64, 1 << 63, u64::MAX];
+    for _ in 0..=random.below(6) {
+        if bytes.is_empty() {
+            bytes.extend_from_slice(other);
+        }
+        let at = random.below(bytes.len());
+        let end = at + random.below(bytes.len() - at + 1).min(200);
+        match random.below(8) {
+            0 => bytes[at] ^= 1 << random.below(8),
+            1 => bytes[at] = random.next() as u8,
+            2 => {
+                let number = NUMBERS[random.below(NUMBERS.len())].to_le_bytes();
+                let n = [1, 2, 4, 8][random.below(4)].min(bytes.len() - at);
+                bytes[at..at + n].copy_from_slice(&number[..n]);
+            }
+            3 => drop(bytes.drain(at..end)),
+            4 => {
+                let piece = bytes[at..end].to_vec();
+                bytes.splice(at..at, piece);
+            }
+            5 => bytes.truncate(end),
+            6 => bytes.extend_from_slice(&other[random.below(other.len())..]),
+            _ => bytes.extend((0..random.below(300)).map(|_| random.next() as u8)),
+        }
+        bytes.truncate(64 << 10);
+    }
+}
+
+/// Feeds one conversation to a node with a victim on it; checks everything; says what was counted.
+fn attack(random: &mut Random, bytes: &[u8], incarnation: u64) -> Vec<bool> {
+    let nic = nic();
+    assert_eq!(nic.incarnation, incarnation);
+    let mut now = 1;
+    // The victim is the second member (the first secret is the incarnation's) and holds slab 1; the
+    // attacker is given the third, with slab 2, and connects as whoever it likes.
+    let mut victim = Wire::new(&nic);
+    victim.feed(&[hello(Purpose::Join, 0, 0), ask(Ask::Grant, 1, 0)].concat(), 1000, now);
+    let mut own = Wire::new(&nic);
+    own.feed(&[hello(Purpose::Join, 0, 0), ask(Ask::Grant, 1, 0)].concat(), 1000, now);
+    let mut victims_queue = Wire::new(&nic);
+    let write = [hello(Purpose::Attach, 2, incarnation), batch(0, &[(Op::Write, 1, 0, 64)])].concat();
+    victims_queue.feed(&write, 1000, now);
+
+    let mut hostile = Wire::new(&nic);
+    hostile.feed(bytes, 1 + random.below(5000), now);
+    assert!(nic.lending.lent() <= nic.lending.limit());
+    let answers = hostile.said.len();
+    if answers >= size_of::<Welcome>() {
+        assert_eq!(hostile.said[..6], MAGIC);
+    }
+    hostile.close(Goodbye::Cut, now);
+
+    // Unless the attacker guessed the victim's secret or its run, as no real one can.
+    let guessed = bytes.windows(16).any(|w| w == secret(2)) || bytes.get(8) == Some(&(Purpose::Join as u8));
+    if !guessed {
+        victims_queue.said.clear();
+        victims_queue.feed(&batch(1, &[(Op::Read, 1, 0, 64)]), 1000, now);
+        let expected: Vec<u8> = (0..64).collect();
+        assert_eq!(victims_queue.said.get(16..), Some(&expected[..]), "the victim's bytes");
+        let Ok(granted) = Answer::read_from_bytes(&victim.said[size_of::<Welcome>()..]) else { panic!() };
+        assert_eq!((granted.status, granted.value.get()), (0, 1));
+    }
+    let seen = [
+        &nic.tally.reads,
+        &nic.tally.writes,
+        &nic.tally.cas,
+        &nic.tally.faa,
+        &nic.tally.refused_verbs,
+        &nic.tally.exhausted,
+        &nic.tally.rejoined,
+        &nic.tally.refused_hellos,
+        &nic.tally.broken_connections,
+    ];
+    let mut features: Vec<bool> = seen.iter().map(|c| c.load(Ordering::Relaxed) > 1).collect();
+    features.extend((0..20).map(|bit| answers >> bit == 1));
+    for wire in [&mut victim, &mut own, &mut victims_queue] {
+        wire.close(Goodbye::Cut, now);
+    }
+    now += 4_000_000_000_000;
+    nic.expire(now);
+    assert_eq!((nic.lending.lent(), nic.members().len()), (0, 0), "all is given back");
+    features
+}
+
+#[test]
+fn hostile_bytes_do_no_harm() {
+    let number = |name: &str, default| std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(default);
+    let (seconds, seed) = (number("FARMEM_FUZZ_SECONDS", 3u64), number("FARMEM_FUZZ_SEED", 1u64));
+    let keep = std::env::var_os("FARMEM_FUZZ_KEEP").is_some();
+    let corpus = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus");
+    println!("FARMEM_FUZZ_SECONDS={seconds} FARMEM_FUZZ_SEED={seed}");
+
+    let incarnation = nic().incarnation;
+    let mut pool = seeds(incarnation);
+    let mut files: Vec<_> = std::fs::read_dir(&corpus).into_iter().flatten().flatten().map(|f| f.path()).collect();
+    files.sort();
+    pool.extend(files.iter().filter_map(|file| std::fs::read(file).ok()));
+    let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
+    let mut seen = BTreeSet::new();
+    for conversation in &pool {
+        seen.insert(attack(&mut random, conversation, incarnation));
+    }
+    let begun = Instant::now();
+    let mut runs = 0u64;
+    while begun.elapsed() < Duration::from_secs(seconds) {
+        let mut bytes = pool[random.below(pool.len())].clone();
+        let other = pool[random.below(pool.len())].clone();
+        mutate(&mut random, &mut bytes, &other);
+        runs += 1;
+        if seen.insert(attack(&mut random, &bytes, incarnation)) && pool.len() < 4096 {
+            if keep {
+                let hash =
+                    bytes.iter().fold(0xcbf2_9ce4_8422_2325u64, |h, &b| (h ^ b as u64).wrapping_mul(0x100_0000_01b3));
+                std::fs::write(corpus.join(format!("{hash:016x}")), &bytes).unwrap();
+            }
+            pool.push(bytes);
+        }
+    }
+    println!("{runs} conversations, {} kept in mind, {} kinds of outcome", pool.len(), seen.len());
+}

@@ -1,0 +1,198 @@
+//! Bad weather, in virtual time and by seed: cuts, stops and deaths at any moment.
+
+use farmem_fabric::contract::{get, put};
+use farmem_fabric::sim::{Network, Weather};
+use farmem_fabric::{Completion, ConnectOptions, Refusal, Session};
+use farmem_protocol::addr::SLAB_BYTES;
+use farmem_sys::raw::Errno;
+use std::sync::Arc;
+use std::time::Duration;
+
+const GRACE: Duration = Duration::from_secs(5);
+
+fn session(network: &Arc<Network>) -> Session {
+    let options = ConnectOptions {
+        timeout: Duration::from_secs(2),
+        grace: GRACE,
+        run: [1; 16],
+        pid: 1,
+        transport: Default::default(),
+    };
+    Session::simulated(network, &options).unwrap()
+}
+
+fn weather(seed: u64) -> Weather {
+    Weather { seed, segment: 1 + (seed as usize * 977) % 9000, ..Weather::default() }
+}
+
+/// WRITEs and READs of a queue pair against a model, with the connection cut at moments that the seed chooses.
+#[test]
+fn cuts_at_any_moment_lose_and_repeat_nothing() {
+    for seed in 1..=40u64 {
+        let network = Network::new(weather(seed), SLAB_BYTES);
+        let session = session(&network);
+        let slab = session.grant().unwrap().id;
+        let mut queue = session.queue_pair().unwrap();
+        let mut random = seed;
+        let mut next = || {
+            random = random.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F);
+            (random >> 33) as usize
+        };
+        let mut model = vec![0u8; 16 * 4096];
+        for round in 0..30u8 {
+            let (at, len) = (next() % 8 * 4096 + next() % 4096, next() % 9000);
+            let bytes = vec![round + 1; len];
+            model[at..at + len].copy_from_slice(&bytes);
+            let mut back = vec![0; model.len()];
+            #[allow(unsafe_code)]
+            // SAFETY: both buffers outlive the verbs, which are awaited below.
+            unsafe {
+                queue.write(0, slab, at as u64, bytes.as_ptr(), len as u32);
+                queue.read(1, slab, 0, back.as_mut_ptr(), back.len() as u32);
+            }
+            queue.doorbell().unwrap();
+            network.pass(next() as u64 % 60_000);
+            let mut done: Vec<Completion> = Vec::new();
+            queue.poll(&mut done).unwrap();
+            if next() % 3 == 0 {
+                network.cut();
+            }
+            while done.len() < 2 {
+                queue.wait(&mut done, Duration::from_secs(1)).unwrap();
+            }
+            assert!(done.iter().all(|c| c.result == Ok(0)), "seed {seed}");
+            assert!(back == model, "seed {seed}, round {round}");
+        }
+    }
+}
+
+/// A FAA is counted once, or the caller is told that nobody knows.
+#[test]
+fn an_atomic_verb_is_never_done_twice() {
+    let mut unknown = 0;
+    for seed in 1..=60u64 {
+        let network = Network::new(weather(seed), SLAB_BYTES);
+        let session = session(&network);
+        let slab = session.grant().unwrap().id;
+        let mut queue = session.queue_pair().unwrap();
+        let (mut certain, mut uncertain) = (0, 0);
+        for round in 0..20 {
+            queue.faa(0, slab, 0, 1);
+            queue.doorbell().unwrap();
+            network.pass(seed * 613 % 40_000);
+            if (round + seed) % 3 == 0 {
+                network.cut();
+            }
+            let mut done = Vec::new();
+            while done.is_empty() {
+                queue.wait(&mut done, Duration::from_secs(1)).unwrap();
+            }
+            match done[0].result {
+                Ok(_) => certain += 1,
+                Err(Refusal::Unknown) => uncertain += 1,
+                Err(other) => panic!("{other}"),
+            }
+        }
+        let word = u64::from_le_bytes(get(&mut queue, slab, 0, 8).unwrap().try_into().unwrap());
+        assert!((certain..=certain + uncertain).contains(&word), "seed {seed}: {certain} + {uncertain}: {word}");
+        unknown += uncertain;
+    }
+    assert!(unknown > 0, "no cut ever hit a verb under way: the test tests nothing");
+}
+
+/// A grant whose answer a cut swallowed is answered again, not granted again.
+#[test]
+fn a_request_is_carried_out_once() {
+    for seed in 1..=40u64 {
+        let network = Network::new(weather(seed), 4 * SLAB_BYTES);
+        let session = session(&network);
+        std::thread::scope(|scope| {
+            // The request waits in virtual time; the cut falls into it.
+            let cutter = scope.spawn(|| {
+                (0..50).for_each(|_| {
+                    network.cut();
+                    std::thread::yield_now();
+                })
+            });
+            let held: Vec<_> = (0..2).map(|_| session.grant().unwrap().id).collect();
+            cutter.join().unwrap();
+            assert_ne!(held[0], held[1]);
+        });
+        assert_eq!(network.lent(), 2 * SLAB_BYTES, "seed {seed}");
+    }
+}
+
+#[test]
+fn a_dead_node_is_lost_after_a_second_of_refusals() {
+    let network = Network::new(weather(1), SLAB_BYTES);
+    let session = session(&network);
+    let slab = session.grant().unwrap().id;
+    let mut queue = session.queue_pair().unwrap();
+    assert!(put(&mut queue, slab, 0, b"x").is_ok());
+    network.kill_node();
+    let begun = network.now_ns();
+    queue.faa(0, slab, 0, 1);
+    let lost = queue.doorbell().and_then(|()| queue.wait(&mut Vec::new(), GRACE * 2)).unwrap_err();
+    let took = network.now_ns() - begun;
+    assert!(lost.reason.contains("has ended") && (900_000_000..1_300_000_000).contains(&took), "{lost} {took}");
+}
+
+#[test]
+fn an_unreachable_node_is_waited_for_until_the_grace_is_over() {
+    for (back_after, survives) in [(GRACE / 2, true), (GRACE * 3, false)] {
+        let network = Network::new(weather(3), SLAB_BYTES);
+        let session = session(&network);
+        let slab = session.grant().unwrap().id;
+        let mut queue = session.queue_pair().unwrap();
+        assert!(put(&mut queue, slab, 0, b"kept").is_ok());
+        network.cut();
+        network.set_connecting(Err(Errno(libc::EHOSTUNREACH)));
+        let begun = network.now_ns();
+        let outcome = loop {
+            let back = network.now_ns() - begun >= back_after.as_nanos() as u64;
+            if back {
+                network.set_connecting(Ok(()));
+            }
+            match session.tend() {
+                Err(lost) => break Err(lost),
+                Ok(()) if back => break Ok(()),
+                Ok(()) => network.pass(100_000_000),
+            }
+        };
+        assert_eq!(outcome.is_ok(), survives);
+        if survives {
+            assert_eq!(get(&mut queue, slab, 0, 4), Ok(b"kept".to_vec()));
+        }
+    }
+}
+
+#[test]
+fn a_stopped_node_is_waited_for_up_to_half_a_minute() {
+    for (stop, survives) in [(5, true), (25, true), (60, false)] {
+        let network = Network::new(weather(5), SLAB_BYTES);
+        let session = session(&network);
+        let slab = session.grant().unwrap().id;
+        let mut queue = session.queue_pair().unwrap();
+        network.stop_node(stop * 1_000_000_000);
+        queue.faa(9, slab, 0, 1);
+        queue.doorbell().unwrap();
+        let mut done = Vec::new();
+        let outcome = loop {
+            match queue.wait(&mut done, Duration::from_secs(1)) {
+                Ok(0) => {}
+                other => break other,
+            }
+        };
+        assert_eq!(outcome.is_ok(), survives, "stopped for {stop} s");
+    }
+}
+
+#[test]
+fn a_node_started_anew_is_another_node() {
+    let network = Network::new(weather(7), SLAB_BYTES);
+    let session = session(&network);
+    session.grant().unwrap();
+    network.start_node(SLAB_BYTES);
+    let lost = session.tend().unwrap_err();
+    assert!(lost.reason.contains("started anew"), "{lost}");
+}
