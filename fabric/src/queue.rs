@@ -482,7 +482,7 @@ impl Framed {
         let before = done.len();
         let begun = self.reach().now_ns();
         let until = begun.saturating_add(limit.as_nanos() as u64);
-        let (mut looks, mut looked_ns) = (0, begun);
+        let (mut looks, mut looked_ns) = (0u32, begun);
         loop {
             let got_before = self.got;
             if self.poll(done)? > 0 || self.under_way.is_empty() {
