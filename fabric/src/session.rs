@@ -302,7 +302,7 @@ impl Drop for Session {
         let mut control = self.member.control.lock();
         if let Some(link) = control.link.take() {
             // Best effort: a node that does not read it sees the connection close.
-            let bye = request(Ask::Bye, control.number, SlabId(0), [0; 16]);
+            let bye = request(Ask::Bye, control.number + 1, SlabId(0), [0; 16]);
             let _ = send_now(&link, bye.as_bytes());
         }
     }

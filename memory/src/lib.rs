@@ -6,9 +6,9 @@
 //! operator ──► metrics (HTTP), status file, SIGTERM
 //! ```
 //!
-//! * [`worker`]: connections and their sockets; when to spin and when to sleep.
-//! * [`listen`]: where the node listens.
-//! * [`metrics`], [`status`]: what the operator sees.
+//! * `worker`: connections and their sockets; when to spin and when to sleep.
+//! * `listen`: where the node listens.
+//! * `metrics`, `status`: what the operator sees.
 //! * [`run()`]: the daemon from start to SIGTERM; [`Node`]: the same inside another process.
 //!
 //! What a verb or a request does is not here but in [`farmem_fabric::nic`].
