@@ -9,7 +9,8 @@
 //! the node count something it had not counted before (a crude measure of
 //! coverage) is mutated further, and kept in the corpus when `FARMEM_FUZZ_KEEP` is set.
 //!
-//! `FARMEM_FUZZ_SECONDS=300 FARMEM_FUZZ_SEED=7 cargo test --release -p farmem-fabric --test fuzz`
+//! `FARMEM_FUZZ_SECONDS=300 FARMEM_FUZZ_SEED=7 cargo test -p farmem-fabric --test fuzz`, not
+//! `--release`: overflows must be caught.
 
 // The engine names raw parts; the test plays the socket.
 #![allow(unsafe_code)]

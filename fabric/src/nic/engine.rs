@@ -469,8 +469,9 @@ impl Writing {
         if let Some(slab) = &self.slab {
             // SAFETY: the source is `n` bytes of the input buffer, which is no slab.
             unsafe { slab.mapping.write(self.offset, input.as_ptr(), n as u32) };
+            // Inside the slab. A refused WRITE's offset may be anything, and is not counted on.
+            self.offset += n as u64;
         }
-        self.offset += n as u64;
         self.left -= n as u32;
         n
     }
