@@ -107,6 +107,14 @@ pub unsafe fn discard_vectored(pidfd: i32, ranges: &[libc::iovec]) -> Result<usi
     }
 }
 
+/// Whether the kernel has a page of this process's memory present.
+pub fn is_present(page: usize) -> bool {
+    let mut present = 0u8;
+    // SAFETY: one live byte for one page; the kernel checks the address.
+    let asked = unsafe { checked(libc::SYS_mincore, [page, 4096, &mut present as *mut u8 as usize, 0, 0, 0]) };
+    asked.is_ok() && present & 1 != 0
+}
+
 /// Copies one page whose source or target other threads or processes may be touching.
 ///
 /// # Safety

@@ -37,6 +37,8 @@ pub(crate) enum Served {
 /// Rounds of waiting for another thread's Busy page before giving the CPU away, and before sleeping.
 const SPINS: u32 = 200;
 const YIELDS: u32 = 400;
+/// Faults in a row on a page that is there, after which the kernel is asked.
+const GROUNDLESS: u32 = 1000;
 
 impl Pager {
     /// Serves a fault at `addr`. False when the address is not far: the signal is the program's.
@@ -87,6 +89,7 @@ impl Pager {
                 State::Resident => {
                     if rounds == 0 {
                         self.count(&self.counters.joined, 1);
+                        self.expect_present(inside.thread, page);
                     }
                     return Served::Here;
                 }
@@ -95,6 +98,17 @@ impl Pager {
                     self.wait_for_owner(rounds);
                 }
             }
+        }
+    }
+
+    /// A fault on a page that is there: another thread has just brought it in, and the access will
+    /// succeed. If it faults again and again, the page was taken away behind the pager's back, and
+    /// the program would fault for ever.
+    fn expect_present(&self, thread: &mut Thread, page: PageId) {
+        let (last, times) = thread.groundless;
+        thread.groundless = (page, if last == page { times + 1 } else { 0 });
+        if thread.groundless.1 >= GROUNDLESS && !farmem_sys::memory::is_present(page.addr()) {
+            broken(&format!("page {:#x} is local by the page table and absent by the kernel's", page.addr()));
         }
     }
 

@@ -46,6 +46,8 @@ pub struct Thread {
     pub window: Window,
     /// Pages of the window that were claimed, with their slots.
     pub claimed: Vec<Claimed>,
+    /// The page that faulted last although it was there, and how many times in a row.
+    pub groundless: (PageId, u32),
     /// Where tcp READs land: [`WINDOW`] pages.
     pub landing: *mut u8,
 }
@@ -75,6 +77,7 @@ impl Thread {
             first: FirstTouch::new(),
             window: Window::new(),
             claimed: Vec::with_capacity(WINDOW),
+            groundless: (PageId(0), 0),
             landing: farmem_sys::memory::reserve(WINDOW * PAGE_BYTES)?,
         })
     }

@@ -40,6 +40,7 @@ pub const ALWAYS: &[i64] = &[
     libc::SYS_dup3,
     libc::SYS_io_uring_setup,
     libc::SYS_io_setup,
+    libc::SYS_process_madvise,
     libc::SYS_readv,
     libc::SYS_writev,
     libc::SYS_preadv,
@@ -108,6 +109,8 @@ pub fn dispatch(call: &Call) -> isize {
         libc::SYS_close_range => close_range(a as u32, b as u32, c),
         // Its rings and buffers would be used by the kernel at times nobody is told of.
         libc::SYS_io_uring_setup | libc::SYS_io_setup => ENOSYS,
+        // Would drop far pages behind the pager's back; callers fall back to madvise.
+        libc::SYS_process_madvise => ENOSYS,
         libc::SYS_clone if a & libc::CLONE_VM as usize == 0 && b == 0 => fork::fork(call),
         libc::SYS_fork => fork::fork(call),
         libc::SYS_execve | libc::SYS_execveat => exec::exec(call),

@@ -266,6 +266,106 @@ pub fn uses(number: i64) -> Option<&'static [Use]> {
         nr::FUTEX_WAIT => const { &[out(0, Extent::Bytes(4)), inp(4, Extent::Bytes(16))] },
         nr::FUTEX_REQUEUE => const { &[inp(0, Extent::Bytes(48))] },
         nr::GETXATTRAT => const { &[inp(1, Extent::Text), inp(3, Extent::Text), out(4, Extent::Arg(5))] },
+        // No memory at all; or mappings, which are not for the kernel to read.
+        nr::CLOSE
+        | nr::DUP
+        | nr::DUP2
+        | nr::DUP3
+        | nr::CLOSE_RANGE
+        | nr::SCHED_YIELD
+        | nr::PAUSE
+        | nr::ALARM
+        | nr::GETPID
+        | nr::GETTID
+        | nr::GETPPID
+        | nr::GETUID
+        | nr::GETEUID
+        | nr::GETGID
+        | nr::GETEGID
+        | nr::SOCKET
+        | nr::LISTEN
+        | nr::SHUTDOWN
+        | nr::KILL
+        | nr::TKILL
+        | nr::TGKILL
+        | nr::FSYNC
+        | nr::FDATASYNC
+        | nr::FCHDIR
+        | nr::FCHMOD
+        | nr::FCHOWN
+        | nr::UMASK
+        | nr::SETPGID
+        | nr::GETPGRP
+        | nr::SETSID
+        | nr::SETREUID
+        | nr::SETREGID
+        | nr::SETRESUID
+        | nr::SETRESGID
+        | nr::SETUID
+        | nr::SETGID
+        | nr::GETPGID
+        | nr::SETFSUID
+        | nr::SETFSGID
+        | nr::GETSID
+        | nr::SCHED_GETSCHEDULER
+        | nr::GETPRIORITY
+        | nr::SETPRIORITY
+        | nr::SCHED_GET_PRIORITY_MAX
+        | nr::SCHED_GET_PRIORITY_MIN
+        | nr::VHANGUP
+        | nr::SYNC
+        | nr::EPOLL_CREATE
+        | nr::EPOLL_CREATE1
+        | nr::INOTIFY_INIT
+        | nr::INOTIFY_INIT1
+        | nr::INOTIFY_RM_WATCH
+        | nr::EVENTFD
+        | nr::EVENTFD2
+        | nr::TIMERFD_CREATE
+        | nr::SHMGET
+        | nr::SEMGET
+        | nr::MSGGET
+        | nr::SHMAT
+        | nr::SHMDT
+        | nr::MLOCKALL
+        | nr::MUNLOCKALL
+        | nr::IOPRIO_SET
+        | nr::IOPRIO_GET
+        | nr::UNSHARE
+        | nr::SETNS
+        | nr::SYNCFS
+        | nr::PKEY_MPROTECT
+        | nr::PKEY_ALLOC
+        | nr::PKEY_FREE
+        | nr::PIDFD_OPEN
+        | nr::PIDFD_GETFD
+        | nr::TIMER_GETOVERRUN
+        | nr::TIMER_DELETE
+        | nr::FLOCK
+        | nr::TEE
+        | nr::MIGRATE_PAGES
+        | nr::FANOTIFY_INIT
+        | nr::MMAP
+        | nr::MUNMAP
+        | nr::MPROTECT
+        | nr::MREMAP
+        | nr::MADVISE
+        | nr::MINCORE
+        | nr::BRK
+        | nr::REMAP_FILE_PAGES
+        | nr::FORK
+        | nr::VFORK
+        | nr::CLONE
+        | nr::RT_SIGRETURN
+        | nr::IOPERM
+        | nr::IOPL
+        | nr::RT_SIGACTION
+        | nr::RT_SIGPROCMASK
+        | nr::SIGALTSTACK
+        | nr::MOVE_PAGES
+        | nr::PROCESS_MADVISE
+        | nr::IO_URING_SETUP
+        | nr::IO_SETUP => const { &[] },
         _ => return None,
     })
 }
@@ -275,11 +375,19 @@ mod nr {
     pub const READ: i64 = 0;
     pub const WRITE: i64 = 1;
     pub const OPEN: i64 = 2;
+    pub const CLOSE: i64 = 3;
     pub const STAT: i64 = 4;
     pub const FSTAT: i64 = 5;
     pub const LSTAT: i64 = 6;
     pub const POLL: i64 = 7;
     pub const LSEEK: i64 = 8;
+    pub const MMAP: i64 = 9;
+    pub const MPROTECT: i64 = 10;
+    pub const MUNMAP: i64 = 11;
+    pub const BRK: i64 = 12;
+    pub const RT_SIGACTION: i64 = 13;
+    pub const RT_SIGPROCMASK: i64 = 14;
+    pub const RT_SIGRETURN: i64 = 15;
     pub const IOCTL: i64 = 16;
     pub const PREAD64: i64 = 17;
     pub const PWRITE64: i64 = 18;
@@ -288,39 +396,64 @@ mod nr {
     pub const ACCESS: i64 = 21;
     pub const PIPE: i64 = 22;
     pub const SELECT: i64 = 23;
+    pub const SCHED_YIELD: i64 = 24;
+    pub const MREMAP: i64 = 25;
     pub const MSYNC: i64 = 26;
+    pub const MINCORE: i64 = 27;
+    pub const MADVISE: i64 = 28;
+    pub const SHMGET: i64 = 29;
+    pub const SHMAT: i64 = 30;
     pub const SHMCTL: i64 = 31;
+    pub const DUP: i64 = 32;
+    pub const DUP2: i64 = 33;
+    pub const PAUSE: i64 = 34;
     pub const NANOSLEEP: i64 = 35;
     pub const GETITIMER: i64 = 36;
+    pub const ALARM: i64 = 37;
     pub const SETITIMER: i64 = 38;
+    pub const GETPID: i64 = 39;
     pub const SENDFILE: i64 = 40;
+    pub const SOCKET: i64 = 41;
     pub const CONNECT: i64 = 42;
     pub const ACCEPT: i64 = 43;
     pub const SENDTO: i64 = 44;
     pub const RECVFROM: i64 = 45;
     pub const SENDMSG: i64 = 46;
     pub const RECVMSG: i64 = 47;
+    pub const SHUTDOWN: i64 = 48;
     pub const BIND: i64 = 49;
+    pub const LISTEN: i64 = 50;
     pub const GETSOCKNAME: i64 = 51;
     pub const GETPEERNAME: i64 = 52;
     pub const SOCKETPAIR: i64 = 53;
     pub const SETSOCKOPT: i64 = 54;
     pub const GETSOCKOPT: i64 = 55;
+    pub const CLONE: i64 = 56;
+    pub const FORK: i64 = 57;
+    pub const VFORK: i64 = 58;
     pub const EXECVE: i64 = 59;
     pub const EXIT: i64 = 60;
     pub const WAIT4: i64 = 61;
+    pub const KILL: i64 = 62;
     pub const UNAME: i64 = 63;
+    pub const SEMGET: i64 = 64;
     pub const SEMOP: i64 = 65;
     pub const SEMCTL: i64 = 66;
+    pub const SHMDT: i64 = 67;
+    pub const MSGGET: i64 = 68;
     pub const MSGSND: i64 = 69;
     pub const MSGRCV: i64 = 70;
     pub const MSGCTL: i64 = 71;
     pub const FCNTL: i64 = 72;
+    pub const FLOCK: i64 = 73;
+    pub const FSYNC: i64 = 74;
+    pub const FDATASYNC: i64 = 75;
     pub const TRUNCATE: i64 = 76;
     pub const FTRUNCATE: i64 = 77;
     pub const GETDENTS: i64 = 78;
     pub const GETCWD: i64 = 79;
     pub const CHDIR: i64 = 80;
+    pub const FCHDIR: i64 = 81;
     pub const RENAME: i64 = 82;
     pub const MKDIR: i64 = 83;
     pub const RMDIR: i64 = 84;
@@ -330,24 +463,46 @@ mod nr {
     pub const SYMLINK: i64 = 88;
     pub const READLINK: i64 = 89;
     pub const CHMOD: i64 = 90;
+    pub const FCHMOD: i64 = 91;
     pub const CHOWN: i64 = 92;
+    pub const FCHOWN: i64 = 93;
     pub const LCHOWN: i64 = 94;
+    pub const UMASK: i64 = 95;
     pub const GETTIMEOFDAY: i64 = 96;
     pub const GETRLIMIT: i64 = 97;
     pub const GETRUSAGE: i64 = 98;
     pub const SYSINFO: i64 = 99;
     pub const TIMES: i64 = 100;
+    pub const GETUID: i64 = 102;
     pub const SYSLOG: i64 = 103;
+    pub const GETGID: i64 = 104;
+    pub const SETUID: i64 = 105;
+    pub const SETGID: i64 = 106;
+    pub const GETEUID: i64 = 107;
+    pub const GETEGID: i64 = 108;
+    pub const SETPGID: i64 = 109;
+    pub const GETPPID: i64 = 110;
+    pub const GETPGRP: i64 = 111;
+    pub const SETSID: i64 = 112;
+    pub const SETREUID: i64 = 113;
+    pub const SETREGID: i64 = 114;
     pub const GETGROUPS: i64 = 115;
     pub const SETGROUPS: i64 = 116;
+    pub const SETRESUID: i64 = 117;
     pub const GETRESUID: i64 = 118;
+    pub const SETRESGID: i64 = 119;
     pub const GETRESGID: i64 = 120;
+    pub const GETPGID: i64 = 121;
+    pub const SETFSUID: i64 = 122;
+    pub const SETFSGID: i64 = 123;
+    pub const GETSID: i64 = 124;
     pub const CAPGET: i64 = 125;
     pub const CAPSET: i64 = 126;
     pub const RT_SIGPENDING: i64 = 127;
     pub const RT_SIGTIMEDWAIT: i64 = 128;
     pub const RT_SIGQUEUEINFO: i64 = 129;
     pub const RT_SIGSUSPEND: i64 = 130;
+    pub const SIGALTSTACK: i64 = 131;
     pub const UTIME: i64 = 132;
     pub const MKNOD: i64 = 133;
     pub const USELIB: i64 = 134;
@@ -356,18 +511,27 @@ mod nr {
     pub const STATFS: i64 = 137;
     pub const FSTATFS: i64 = 138;
     pub const SYSFS: i64 = 139;
+    pub const GETPRIORITY: i64 = 140;
+    pub const SETPRIORITY: i64 = 141;
     pub const SCHED_SETPARAM: i64 = 142;
     pub const SCHED_GETPARAM: i64 = 143;
     pub const SCHED_SETSCHEDULER: i64 = 144;
+    pub const SCHED_GETSCHEDULER: i64 = 145;
+    pub const SCHED_GET_PRIORITY_MAX: i64 = 146;
+    pub const SCHED_GET_PRIORITY_MIN: i64 = 147;
     pub const SCHED_RR_GET_INTERVAL: i64 = 148;
     pub const MLOCK: i64 = 149;
     pub const MUNLOCK: i64 = 150;
+    pub const MLOCKALL: i64 = 151;
+    pub const MUNLOCKALL: i64 = 152;
+    pub const VHANGUP: i64 = 153;
     pub const PIVOT_ROOT: i64 = 155;
     pub const PRCTL: i64 = 157;
     pub const ARCH_PRCTL: i64 = 158;
     pub const ADJTIMEX: i64 = 159;
     pub const SETRLIMIT: i64 = 160;
     pub const CHROOT: i64 = 161;
+    pub const SYNC: i64 = 162;
     pub const ACCT: i64 = 163;
     pub const SETTIMEOFDAY: i64 = 164;
     pub const MOUNT: i64 = 165;
@@ -376,7 +540,10 @@ mod nr {
     pub const SWAPOFF: i64 = 168;
     pub const SETHOSTNAME: i64 = 170;
     pub const SETDOMAINNAME: i64 = 171;
+    pub const IOPL: i64 = 172;
+    pub const IOPERM: i64 = 173;
     pub const QUOTACTL: i64 = 179;
+    pub const GETTID: i64 = 186;
     pub const READAHEAD: i64 = 187;
     pub const SETXATTR: i64 = 188;
     pub const LSETXATTR: i64 = 189;
@@ -390,11 +557,15 @@ mod nr {
     pub const REMOVEXATTR: i64 = 197;
     pub const LREMOVEXATTR: i64 = 198;
     pub const FREMOVEXATTR: i64 = 199;
+    pub const TKILL: i64 = 200;
     pub const TIME: i64 = 201;
     pub const FUTEX: i64 = 202;
     pub const SCHED_SETAFFINITY: i64 = 203;
     pub const SCHED_GETAFFINITY: i64 = 204;
+    pub const IO_SETUP: i64 = 206;
     pub const LOOKUP_DCOOKIE: i64 = 212;
+    pub const EPOLL_CREATE: i64 = 213;
+    pub const REMAP_FILE_PAGES: i64 = 216;
     pub const GETDENTS64: i64 = 217;
     pub const SET_TID_ADDRESS: i64 = 218;
     pub const RESTART_SYSCALL: i64 = 219;
@@ -403,6 +574,8 @@ mod nr {
     pub const TIMER_CREATE: i64 = 222;
     pub const TIMER_SETTIME: i64 = 223;
     pub const TIMER_GETTIME: i64 = 224;
+    pub const TIMER_GETOVERRUN: i64 = 225;
+    pub const TIMER_DELETE: i64 = 226;
     pub const CLOCK_SETTIME: i64 = 227;
     pub const CLOCK_GETTIME: i64 = 228;
     pub const CLOCK_GETRES: i64 = 229;
@@ -410,6 +583,7 @@ mod nr {
     pub const EXIT_GROUP: i64 = 231;
     pub const EPOLL_WAIT: i64 = 232;
     pub const EPOLL_CTL: i64 = 233;
+    pub const TGKILL: i64 = 234;
     pub const UTIMES: i64 = 235;
     pub const MBIND: i64 = 237;
     pub const SET_MEMPOLICY: i64 = 238;
@@ -424,7 +598,12 @@ mod nr {
     pub const ADD_KEY: i64 = 248;
     pub const REQUEST_KEY: i64 = 249;
     pub const KEYCTL: i64 = 250;
+    pub const IOPRIO_SET: i64 = 251;
+    pub const IOPRIO_GET: i64 = 252;
+    pub const INOTIFY_INIT: i64 = 253;
     pub const INOTIFY_ADD_WATCH: i64 = 254;
+    pub const INOTIFY_RM_WATCH: i64 = 255;
+    pub const MIGRATE_PAGES: i64 = 256;
     pub const OPENAT: i64 = 257;
     pub const MKDIRAT: i64 = 258;
     pub const MKNODAT: i64 = 259;
@@ -440,31 +619,43 @@ mod nr {
     pub const FACCESSAT: i64 = 269;
     pub const PSELECT6: i64 = 270;
     pub const PPOLL: i64 = 271;
+    pub const UNSHARE: i64 = 272;
     pub const SET_ROBUST_LIST: i64 = 273;
     pub const GET_ROBUST_LIST: i64 = 274;
     pub const SPLICE: i64 = 275;
+    pub const TEE: i64 = 276;
     pub const SYNC_FILE_RANGE: i64 = 277;
     pub const VMSPLICE: i64 = 278;
+    pub const MOVE_PAGES: i64 = 279;
     pub const UTIMENSAT: i64 = 280;
     pub const EPOLL_PWAIT: i64 = 281;
     pub const SIGNALFD: i64 = 282;
+    pub const TIMERFD_CREATE: i64 = 283;
+    pub const EVENTFD: i64 = 284;
     pub const FALLOCATE: i64 = 285;
     pub const TIMERFD_SETTIME: i64 = 286;
     pub const TIMERFD_GETTIME: i64 = 287;
     pub const ACCEPT4: i64 = 288;
     pub const SIGNALFD4: i64 = 289;
+    pub const EVENTFD2: i64 = 290;
+    pub const EPOLL_CREATE1: i64 = 291;
+    pub const DUP3: i64 = 292;
     pub const PIPE2: i64 = 293;
+    pub const INOTIFY_INIT1: i64 = 294;
     pub const PREADV: i64 = 295;
     pub const PWRITEV: i64 = 296;
     pub const RT_TGSIGQUEUEINFO: i64 = 297;
     pub const PERF_EVENT_OPEN: i64 = 298;
     pub const RECVMMSG: i64 = 299;
+    pub const FANOTIFY_INIT: i64 = 300;
     pub const FANOTIFY_MARK: i64 = 301;
     pub const PRLIMIT64: i64 = 302;
     pub const NAME_TO_HANDLE_AT: i64 = 303;
     pub const OPEN_BY_HANDLE_AT: i64 = 304;
     pub const CLOCK_ADJTIME: i64 = 305;
+    pub const SYNCFS: i64 = 306;
     pub const SENDMMSG: i64 = 307;
+    pub const SETNS: i64 = 308;
     pub const GETCPU: i64 = 309;
     pub const PROCESS_VM_READV: i64 = 310;
     pub const PROCESS_VM_WRITEV: i64 = 311;
@@ -483,16 +674,24 @@ mod nr {
     pub const COPY_FILE_RANGE: i64 = 326;
     pub const PREADV2: i64 = 327;
     pub const PWRITEV2: i64 = 328;
+    pub const PKEY_MPROTECT: i64 = 329;
+    pub const PKEY_ALLOC: i64 = 330;
+    pub const PKEY_FREE: i64 = 331;
     pub const STATX: i64 = 332;
     pub const RSEQ: i64 = 334;
     pub const PIDFD_SEND_SIGNAL: i64 = 424;
+    pub const IO_URING_SETUP: i64 = 425;
     pub const OPEN_TREE: i64 = 428;
     pub const MOVE_MOUNT: i64 = 429;
     pub const FSOPEN: i64 = 430;
     pub const FSPICK: i64 = 433;
+    pub const PIDFD_OPEN: i64 = 434;
     pub const CLONE3: i64 = 435;
+    pub const CLOSE_RANGE: i64 = 436;
     pub const OPENAT2: i64 = 437;
+    pub const PIDFD_GETFD: i64 = 438;
     pub const FACCESSAT2: i64 = 439;
+    pub const PROCESS_MADVISE: i64 = 440;
     pub const EPOLL_PWAIT2: i64 = 441;
     pub const MOUNT_SETATTR: i64 = 442;
     pub const LANDLOCK_CREATE_RULESET: i64 = 444;
