@@ -98,7 +98,7 @@ mod tests {
     }
 
     fn run_nr(nr: i64, ip: u64, args: [u64; 6]) -> u32 {
-        let mut data = vec![0u8; 64];
+        let mut data = [0u8; 64];
         data[..4].copy_from_slice(&(nr as u32).to_le_bytes());
         data[4..8].copy_from_slice(&X86_64.to_le_bytes());
         data[8..16].copy_from_slice(&ip.to_le_bytes());
