@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `farmem run`: a program on far memory | `run/` |
 //! | `farmem node`: lend this machine's memory | `node.rs` |
+//! | `farmem bench`: what it costs, against its floor and against swap | lab/bench |
 //! | `farmem torture`: everything programs do to memory, verified | lab/torture |
 //! | `farmem demo`: a program with less and less local memory | `demo/` |
 //! | `farmem top`: what runs and nodes are doing | `top/` |
@@ -43,6 +44,11 @@ struct Farmem {
 enum Command {
     Run(run::Options),
     Node(node::Options),
+    /// What far memory costs, against its floor and against swap
+    #[command(subcommand)]
+    Bench(farmem_bench::Bench),
+    #[command(hide = true)]
+    BenchChild(farmem_bench::child::Options),
     Torture(farmem_torture::Torture),
     #[command(hide = true)]
     TortureChild(farmem_torture::Child),
@@ -71,6 +77,11 @@ impl Command {
         match self {
             Command::Run(options) => run::run(&options).map(|never| match never {}),
             Command::Node(options) => node::run(&options),
+            Command::Bench(bench) => {
+                let farmem = std::env::current_exe().map_err(|e| Failure::usage(format!("cannot find myself: {e}")))?;
+                Ok(bench.run(&farmem)?)
+            }
+            Command::BenchChild(options) => Ok(farmem_bench::child::run(options)?),
             Command::Torture(torture) => std::process::exit(torture.run()?),
             Command::TortureChild(child) => Ok(child.run()?),
             Command::Top(options) => top::run(&options),

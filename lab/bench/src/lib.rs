@@ -1,1 +1,51 @@
-//! placeholder
+//! Benchmarks: farmem and what it is compared with, in one run on one machine.
+//!
+//! A benchmark is a list of *systems* (farmem over shm, swap to zram, …), each of
+//! which runs the same *program* (a hidden subcommand of this binary, see
+//! [`child`]) in *rounds*: every system once, then every system again in reverse
+//! order. Ratios are taken within a round, so that a slow minute of a shared
+//! machine falls on both sides of the division.
+//!
+//! | file | |
+//! |---|---|
+//! | [`paging`] | `farmem bench paging`: what one access to far memory costs |
+//! | [`pairs`] | rounds, and ratios within them |
+//! | [`report`], [`table`], [`chart`] | what is printed, and the same as JSON and SVG |
+//! | [`histogram`] | the distribution of one phase's samples |
+//! | [`environment`] | the machine that the figures are of |
+//! | [`supervise`], [`affinity`] | programs under measurement: started, pinned, ended |
+//!
+//! How to read and trust the figures: `docs/design/bench.md`.
+
+pub mod affinity;
+pub mod chart;
+pub mod child;
+pub mod environment;
+pub mod histogram;
+pub mod paging;
+pub mod pairs;
+pub mod report;
+pub mod supervise;
+pub mod table;
+
+use std::path::Path;
+
+/// `farmem bench …`
+#[derive(clap::Subcommand, Debug)]
+pub enum Bench {
+    /// What an access to far memory costs, against its floor and against swap
+    Paging(paging::Options),
+}
+
+impl Bench {
+    /// Runs the benchmark. `farmem` is the binary to measure, which is also the one that runs the programs.
+    ///
+    /// # Errors
+    /// When no figure could be taken at all, a figure is wrong (a program read bytes it had not written), or
+    /// Ctrl-C came. Systems that the machine cannot offer are no error: the report names them as skipped.
+    pub fn run(self, farmem: &Path) -> anyhow::Result<()> {
+        match self {
+            Bench::Paging(options) => paging::run(&options, farmem),
+        }
+    }
+}

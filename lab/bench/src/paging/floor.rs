@@ -1,0 +1,230 @@
+//! The floor: what a fault served in the faulting thread costs at the very least.
+//!
+//! The same array, the same random reads, the same share of them faults, but a
+//! fault is the bare mechanism and nothing else: SIGBUS, one `UFFDIO_COPY` from
+//! where the page lies in mapped, resident memory, return. Nothing is looked up,
+//! counted, hashed or remembered; what must leave so that the share of faults stays
+//! is dropped between timed stretches. No pager over this mechanism can be faster.
+//!
+//! Written with raw system calls, apart from `farmem-sys`: a floor that shares
+//! code with what it is compared with would sink along.
+
+#![allow(unsafe_code)] // userfaultfd by its ABI, a signal handler, and memory that faults.
+
+use std::io;
+use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
+
+use anyhow::{Context, ensure};
+use farmem_sys::clock;
+
+use super::array::{Array, Draw, WORDS, sampled_word};
+use super::faults::{Faults, Meter};
+use super::footprint::Footprint;
+use super::measure::{self, Phase, Placement, Threads, What};
+use super::workload::Outcome;
+
+const PAGE: usize = WORDS * 8;
+/// Faults between two drops. Small against the resident share, so that the share of faults stays what it is.
+const STRETCH: u64 = 2048;
+
+/// What to do.
+#[derive(clap::Args, Debug)]
+pub struct Options {
+    /// Pages of the array
+    #[arg(long)]
+    pages: usize,
+    /// Pages of it that are present
+    #[arg(long)]
+    local: usize,
+    /// Random reads
+    #[arg(long)]
+    accesses: usize,
+    /// Arrangements of threads
+    #[arg(long, value_delimiter = ',')]
+    threads: Vec<Threads>,
+    /// CPUs of the first and the second thread
+    #[arg(long, value_delimiter = ',')]
+    cpus: Vec<usize>,
+    /// Where every page and word comes from
+    #[arg(long)]
+    seed: u64,
+}
+
+/// Measures it.
+///
+/// # Errors
+/// A kernel without userfaultfd or its SIGBUS mode.
+pub fn run(options: &Options) -> anyhow::Result<Outcome> {
+    clock::calibrate();
+    let placement = Placement { cpus: options.cpus.as_slice().try_into().ok() };
+    let source = Array::map(options.pages, options.seed).context("mapping the source")?;
+    (0..options.pages).for_each(|page| source.fill(page));
+    let array = Array::map(options.pages, options.seed).context("mapping the array")?;
+    let floor = Floor { options, mechanism: Mechanism::start(&array, &source)?, array };
+    // A second thread accessing has no floor of its own: the mechanism shares nothing but the kernel's locks.
+    let arrangements = options.threads.iter().filter(|&&threads| threads != Threads::Both);
+    let phases = arrangements.map(|&threads| floor.random_read(threads, placement)).collect::<anyhow::Result<_>>()?;
+    Ok(Outcome { phases, totals: Faults::default(), footprint: Footprint::default() })
+}
+
+struct Floor<'a> {
+    options: &'a Options,
+    mechanism: Mechanism,
+    array: Array,
+}
+
+impl Floor<'_> {
+    fn random_read(&self, threads: Threads, placement: Placement) -> anyhow::Result<Phase> {
+        let pages = self.options.pages;
+        let meter = Meter::new(None);
+        let before = meter.now();
+        let (mut faults, mut asked) = (0, 0);
+        // Solo or with a spinner: one thread runs this, and what it counts is handed out through a cell.
+        let counted = std::sync::Mutex::new((&mut faults, &mut asked));
+        let samples = measure::run(threads, placement, |_, samples, _| {
+            let mut draw = Draw::new(self.options.seed);
+            let mut resident: Vec<u32> = Vec::with_capacity(self.options.local + STRETCH as usize);
+            self.mechanism.drop_pages(&self.array, &(0..pages as u32).collect::<Vec<_>>())?;
+            while resident.len() < self.options.local {
+                self.touch(draw.below(pages), &mut resident)?;
+            }
+            let mut left = self.options.accesses;
+            while left > 0 {
+                let until = INSTALLED.load(Ordering::Relaxed) + STRETCH;
+                let begun = INSTALLED.load(Ordering::Relaxed);
+                samples.timed(|samples| {
+                    while left > 0 && INSTALLED.load(Ordering::Relaxed) < until {
+                        let page = draw.below(pages);
+                        let word = sampled_word(self.options.seed, page);
+                        let earlier = INSTALLED.load(Ordering::Relaxed);
+                        let got = samples.take(|| self.array.read(page, word));
+                        ensure!(got == self.array.content(page, word), "page {page} reads wrong");
+                        if INSTALLED.load(Ordering::Relaxed) != earlier {
+                            resident.push(page as u32);
+                        }
+                        left -= 1;
+                    }
+                    Ok(())
+                })?;
+                *counted.lock().expect("one thread").0 += INSTALLED.load(Ordering::Relaxed) - begun;
+                let mut leaving = Vec::new();
+                while resident.len() > self.options.local {
+                    leaving.push(resident.swap_remove(draw.below(resident.len())));
+                }
+                self.mechanism.drop_pages(&self.array, &leaving)?;
+            }
+            *counted.lock().expect("one thread").1 += self.options.accesses;
+            Ok(())
+        })?;
+        ensure!(faults > 0 && asked > 0, "no access faulted");
+        let mut counts = meter.now().since(&before);
+        // The kernel calls these minor; here they are what a fetch is elsewhere.
+        counts.major = faults;
+        Ok(samples.into_phase(What::RandomRead, threads, counts))
+    }
+
+    fn touch(&self, page: usize, resident: &mut Vec<u32>) -> anyhow::Result<()> {
+        let earlier = INSTALLED.load(Ordering::Relaxed);
+        let word = sampled_word(self.options.seed, page);
+        ensure!(self.array.read(page, word) == self.array.content(page, word), "page {page} reads wrong");
+        if INSTALLED.load(Ordering::Relaxed) != earlier {
+            resident.push(page as u32);
+        }
+        Ok(())
+    }
+}
+
+// What the handler needs. A signal handler has no other way to be told.
+static DESCRIPTOR: AtomicI32 = AtomicI32::new(-1);
+static TARGET: AtomicUsize = AtomicUsize::new(0);
+static SOURCE: AtomicUsize = AtomicUsize::new(0);
+static INSTALLED: AtomicU64 = AtomicU64::new(0);
+
+#[repr(C)]
+struct Api {
+    api: u64,
+    features: u64,
+    ioctls: u64,
+}
+#[repr(C)]
+struct Register {
+    start: u64,
+    len: u64,
+    mode: u64,
+    ioctls: u64,
+}
+#[repr(C)]
+struct Copy {
+    dst: u64,
+    src: u64,
+    len: u64,
+    mode: u64,
+    copied: i64,
+}
+const UFFD_API: u64 = 0xAA;
+const UFFDIO_API: u64 = 0xc018_aa3f;
+const UFFDIO_REGISTER: u64 = 0xc020_aa00;
+const UFFDIO_COPY: u64 = 0xc028_aa03;
+const UFFD_USER_MODE_ONLY: i32 = 1;
+const UFFD_FEATURE_SIGBUS: u64 = 1 << 7;
+const UFFDIO_REGISTER_MODE_MISSING: u64 = 1;
+const _: () = assert!(size_of::<Api>() == 0x18 && size_of::<Register>() == 0x20 && size_of::<Copy>() == 0x28);
+
+/// The whole fault path.
+unsafe extern "C" fn install(_signal: libc::c_int, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
+    // SAFETY: SA_SIGINFO: the kernel passes a valid siginfo; SIGBUS carries an address.
+    let page = unsafe { (*info).si_addr() } as usize & !(PAGE - 1);
+    let source = SOURCE.load(Ordering::Relaxed) + page.wrapping_sub(TARGET.load(Ordering::Relaxed));
+    let mut copy = Copy { dst: page as u64, src: source as u64, len: PAGE as u64, mode: 0, copied: 0 };
+    // SAFETY: `copy` is live and laid out as the kernel's uffdio_copy. Outside the array the ioctl fails.
+    if unsafe { libc::ioctl(DESCRIPTOR.load(Ordering::Relaxed), UFFDIO_COPY as libc::Ioctl, &mut copy) } != 0 {
+        // SAFETY: async-signal-safe; a SIGBUS that is not ours has no other end.
+        unsafe { libc::_exit(70) };
+    }
+    INSTALLED.fetch_add(1, Ordering::Relaxed);
+}
+
+struct Mechanism;
+
+impl Mechanism {
+    fn start(array: &Array, source: &Array) -> anyhow::Result<Mechanism> {
+        // SAFETY: no pointers.
+        let descriptor =
+            unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | libc::O_NONBLOCK | UFFD_USER_MODE_ONLY) };
+        ensure!(descriptor >= 0, "userfaultfd: {}", io::Error::last_os_error());
+        DESCRIPTOR.store(descriptor as i32, Ordering::Relaxed);
+        TARGET.store(array.address(), Ordering::Relaxed);
+        SOURCE.store(source.address(), Ordering::Relaxed);
+        let mut api = Api { api: UFFD_API, features: UFFD_FEATURE_SIGBUS, ioctls: 0 };
+        let mut register = Register {
+            start: array.address() as u64,
+            len: (array.pages() * PAGE) as u64,
+            mode: UFFDIO_REGISTER_MODE_MISSING,
+            ioctls: 0,
+        };
+        // SAFETY: both are live and laid out as the kernel's; the range is the array's own. The handler is
+        // async-signal-safe, and zero is a valid sigaction.
+        unsafe {
+            let descriptor = descriptor as i32;
+            let agreed = libc::ioctl(descriptor, UFFDIO_API as libc::Ioctl, &mut api) == 0;
+            ensure!(agreed, "userfaultfd without SIGBUS mode: {}", io::Error::last_os_error());
+            let registered = libc::ioctl(descriptor, UFFDIO_REGISTER as libc::Ioctl, &mut register) == 0;
+            ensure!(registered, "registering the array: {}", io::Error::last_os_error());
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = install as unsafe extern "C" fn(_, _, _) as usize;
+            action.sa_flags = libc::SA_SIGINFO;
+            libc::sigaction(libc::SIGBUS, &action, std::ptr::null_mut());
+        }
+        Ok(Mechanism)
+    }
+
+    fn drop_pages(&self, array: &Array, pages: &[u32]) -> anyhow::Result<()> {
+        for &page in pages {
+            let address = array.address() + page as usize * PAGE;
+            // SAFETY: a page of the array, which the source still has.
+            let dropped = unsafe { libc::madvise(address as *mut libc::c_void, PAGE, libc::MADV_DONTNEED) };
+            ensure!(dropped == 0, "dropping a page: {}", io::Error::last_os_error());
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,130 @@
+//! Rounds, and ratios within them.
+//!
+//! On a shared machine two runs of the same thing differ more than many an
+//! optimisation is worth, and they drift: a neighbour comes, and goes. So
+//! systems are interleaved (A B C, C B A, A B C, …: reversed every other round,
+//! which cancels a linear drift), a ratio is taken between two runs of one round,
+//! and what is reported is the median of the rounds' ratios with the least and
+//! the greatest.
+
+use serde::Serialize;
+
+/// A figure over rounds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Spread {
+    /// The middle one (the mean of the two middle ones).
+    pub median: f64,
+    /// The least.
+    pub min: f64,
+    /// The greatest.
+    pub max: f64,
+    /// How many.
+    pub rounds: usize,
+}
+
+impl Spread {
+    /// Of these values; `None` of none.
+    pub fn of(values: impl IntoIterator<Item = f64>) -> Option<Spread> {
+        let mut sorted: Vec<f64> = values.into_iter().filter(|value| value.is_finite()).collect();
+        sorted.sort_by(f64::total_cmp);
+        let (min, max) = (*sorted.first()?, *sorted.last()?);
+        let middle = sorted.len() / 2;
+        let median = if sorted.len() % 2 == 1 { sorted[middle] } else { (sorted[middle - 1] + sorted[middle]) / 2.0 };
+        Some(Spread { median, min, max, rounds: sorted.len() })
+    }
+}
+
+/// What every system did in every round.
+#[derive(Clone, Debug)]
+pub struct Rounds<S, T> {
+    /// By system, then by round. A system that failed a round has none for it.
+    runs: Vec<(S, Vec<Option<T>>)>,
+}
+
+impl<S: Copy + PartialEq, T> Rounds<S, T> {
+    /// Runs every system once a round. `run` returning `None` leaves a gap; an error ends it all.
+    pub fn interleave<E>(
+        systems: &[S],
+        rounds: usize,
+        mut run: impl FnMut(S, usize) -> Result<Option<T>, E>,
+    ) -> Result<Rounds<S, T>, E> {
+        let mut all: Vec<(S, Vec<Option<T>>)> = systems.iter().map(|&system| (system, Vec::new())).collect();
+        for round in 0..rounds {
+            let places = all.len();
+            for place in 0..places {
+                let place = if round % 2 == 0 { place } else { places - 1 - place };
+                let outcome = run(all[place].0, round)?;
+                all[place].1.push(outcome);
+            }
+        }
+        Ok(Rounds { runs: all })
+    }
+
+    /// The systems that ran, in order.
+    pub fn systems(&self) -> impl Iterator<Item = S> + '_ {
+        self.runs.iter().filter(|(_, runs)| runs.iter().any(Option::is_some)).map(|&(system, _)| system)
+    }
+
+    /// One system's runs, gaps left out.
+    pub fn of(&self, system: S) -> impl Iterator<Item = &T> {
+        self.runs.iter().filter(move |(name, _)| *name == system).flat_map(|(_, runs)| runs.iter().flatten())
+    }
+
+    /// A figure of one system, over its rounds.
+    pub fn spread(&self, system: S, figure: impl Fn(&T) -> Option<f64>) -> Option<Spread> {
+        Spread::of(self.of(system).filter_map(figure))
+    }
+
+    /// A figure made of the runs of several systems in the same round, over the rounds in which all of them ran.
+    pub fn within<const N: usize>(&self, systems: [S; N], figure: impl Fn([&T; N]) -> Option<f64>) -> Option<Spread> {
+        let mut columns = [const { None }; N];
+        for (column, system) in columns.iter_mut().zip(systems) {
+            *column = self.runs.iter().find(|(name, _)| *name == system).map(|(_, runs)| runs);
+        }
+        let rounds = columns.iter().map(|column| column.map_or(0, Vec::len)).min()?;
+        Spread::of((0..rounds).filter_map(|round| {
+            let mut of_round = [None; N];
+            for (run, column) in of_round.iter_mut().zip(columns) {
+                *run = Some(column?[round].as_ref()?);
+            }
+            figure(of_round.map(|run| run.expect("set in the loop above")))
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_other_round_runs_backwards() {
+        let mut order = String::new();
+        Rounds::interleave(&['a', 'b', 'c'], 3, |system, _| {
+            order.push(system);
+            Ok::<_, ()>(Some(()))
+        })
+        .unwrap();
+        assert_eq!(order, "abccbaabc");
+    }
+
+    #[test]
+    fn ratios_are_taken_within_a_round() {
+        // A machine that becomes ten times slower, and one failed run.
+        let cost = |system, round| match (system, round) {
+            ('a', 1) => None,
+            ('a', _) => Some(3.0 * 10f64.powi(round as i32)),
+            _ => Some(10f64.powi(round as i32)),
+        };
+        let rounds = Rounds::interleave(&['a', 'b'], 3, |system, round| Ok::<_, ()>(cost(system, round))).unwrap();
+        let ratio = rounds.within(['a', 'b'], |[a, b]| Some(a / b)).unwrap();
+        assert_eq!((ratio.median, ratio.min, ratio.max, ratio.rounds), (3.0, 3.0, 3.0, 2));
+        assert_eq!(rounds.within(['a', 'z'], |[a, z]| Some(a / z)), None);
+    }
+
+    #[test]
+    fn a_spread_has_a_middle() {
+        let four = Spread::of([4.0, 1.0, 2.0, 3.0]).unwrap();
+        assert_eq!((four.median, four.min, four.max), (2.5, 1.0, 4.0));
+        assert_eq!(Spread::of([]), None);
+    }
+}

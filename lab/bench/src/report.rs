@@ -1,0 +1,198 @@
+//! What a benchmark says: for people as text, for machines as JSON.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use crate::environment::Environment;
+use crate::pairs::Spread;
+use crate::table::Table;
+
+/// Which way a figure is better, and from where on it will do.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Bound {
+    /// A factor gained: at least the first, hopefully the second.
+    AtLeast(f64, f64),
+    /// A price paid: at most the first, hopefully the second.
+    AtMost(f64, f64),
+}
+
+/// How a figure stands to its bound.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Standing {
+    /// Not met.
+    Missed,
+    /// Met.
+    Met,
+    /// Met, and what was hoped for too.
+    Aim,
+}
+
+impl Bound {
+    /// Judges a figure.
+    pub fn judge(self, figure: f64) -> Standing {
+        match self {
+            Bound::AtLeast(_, aim) if figure >= aim => Standing::Aim,
+            Bound::AtLeast(least, _) if figure >= least => Standing::Met,
+            Bound::AtMost(_, aim) if figure <= aim => Standing::Aim,
+            Bound::AtMost(most, _) if figure <= most => Standing::Met,
+            _ => Standing::Missed,
+        }
+    }
+}
+
+/// A target and what was measured.
+#[derive(Clone, Debug, Serialize)]
+pub struct Target {
+    /// What is compared with what.
+    pub what: String,
+    /// From where on it will do.
+    pub bound: Bound,
+    /// The median of the rounds' ratios, with the extremes; `None` when a side did not run.
+    pub ratio: Option<Spread>,
+    /// The judgement of the median.
+    pub standing: Option<Standing>,
+}
+
+impl Target {
+    /// Judges a ratio.
+    pub fn new(what: impl Into<String>, bound: Bound, ratio: Option<Spread>) -> Target {
+        Target { what: what.into(), bound, standing: ratio.map(|ratio| bound.judge(ratio.median)), ratio }
+    }
+}
+
+/// A system that did not run, and why.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Skipped {
+    /// Its name.
+    pub system: String,
+    /// The reason.
+    pub reason: String,
+}
+
+/// A table with its heading.
+#[derive(Clone, Debug)]
+pub struct Section {
+    /// Above it.
+    pub title: String,
+    /// The figures.
+    pub table: Table,
+}
+
+/// A benchmark's report. `R` is its raw figures.
+pub struct Report<R> {
+    /// The subcommand's name.
+    pub bench: &'static str,
+    /// How it was run, in a few lines.
+    pub method: Vec<String>,
+    /// On what.
+    pub environment: Environment,
+    /// What did not run.
+    pub skipped: Vec<Skipped>,
+    /// The figures, for people.
+    pub sections: Vec<Section>,
+    /// What was to be reached.
+    pub targets: Vec<Target>,
+    /// Everything measured, for machines.
+    pub raw: R,
+}
+
+impl<R: Serialize> Report<R> {
+    /// The report for machines.
+    ///
+    /// # Errors
+    /// Raw figures that JSON has no form for.
+    pub fn json(&self) -> serde_json::Result<String> {
+        #[derive(Serialize)]
+        struct Json<'a, R> {
+            bench: &'a str,
+            method: &'a [String],
+            environment: &'a Environment,
+            skipped: &'a [Skipped],
+            targets: &'a [Target],
+            raw: &'a R,
+        }
+        serde_json::to_string_pretty(&Json {
+            bench: self.bench,
+            method: &self.method,
+            environment: &self.environment,
+            skipped: &self.skipped,
+            targets: &self.targets,
+            raw: &self.raw,
+        })
+    }
+}
+
+impl<R> fmt::Display for Report<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.environment)?;
+        self.method.iter().try_for_each(|line| writeln!(f, "{line}"))?;
+        for section in self.sections.iter().filter(|section| !section.table.is_empty()) {
+            write!(f, "\n{}\n\n{}", section.title, section.table)?;
+        }
+        if !self.targets.is_empty() {
+            write!(f, "\nTargets: median of the rounds' ratios (least – greatest)\n\n{}", targets(&self.targets))?;
+        }
+        for skipped in &self.skipped {
+            write!(f, "\nskipped: {}: {}", skipped.system, skipped.reason)?;
+        }
+        if self.skipped.is_empty() { Ok(()) } else { writeln!(f) }
+    }
+}
+
+fn targets(targets: &[Target]) -> Table {
+    let mut table = Table::new(["", "measured", "", "needed", "aim", ""]);
+    for target in targets {
+        let figure = |figure: f64| if figure < 10.0 { format!("{figure:.2}×") } else { format!("{figure:.1}×") };
+        let (sign, needed, aim) = match target.bound {
+            Bound::AtLeast(needed, aim) => ('≥', needed, aim),
+            Bound::AtMost(needed, aim) => ('≤', needed, aim),
+        };
+        let (median, spread, standing) = match (target.ratio, target.standing) {
+            (Some(ratio), Some(standing)) => (
+                figure(ratio.median),
+                format!("({} – {})", figure(ratio.min), figure(ratio.max)),
+                match standing {
+                    Standing::Aim => "aim reached",
+                    Standing::Met => "met",
+                    Standing::Missed => "MISSED",
+                },
+            ),
+            _ => ("–".into(), String::new(), "not measured"),
+        };
+        let needed = format!("{sign} {}", figure(needed));
+        table.row([target.what.clone(), median, spread, needed, figure(aim), standing.into()]);
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_median_on_the_bound_will_do() {
+        let bound = Bound::AtLeast(3.0, 4.5);
+        assert_eq!([2.99, 3.0, 4.5].map(|ratio| bound.judge(ratio)), [Standing::Missed, Standing::Met, Standing::Aim]);
+        let bound = Bound::AtMost(1.25, 1.1);
+        assert_eq!([1.3, 1.25, 1.0].map(|ratio| bound.judge(ratio)), [Standing::Missed, Standing::Met, Standing::Aim]);
+    }
+
+    #[test]
+    fn what_did_not_run_is_named() {
+        let report = Report {
+            bench: "x",
+            method: vec![],
+            environment: Environment::read(),
+            skipped: vec![Skipped { system: "zram".into(), reason: "needs root".into() }],
+            sections: vec![],
+            targets: vec![Target::new("a over b", Bound::AtMost(1.0, 0.6), None)],
+            raw: (),
+        };
+        let text = report.to_string();
+        assert!(text.contains("skipped: zram: needs root") && text.contains("not measured"), "{text}");
+        assert!(report.json().unwrap().contains("\"standing\": null"));
+    }
+}
