@@ -221,7 +221,7 @@ fn the_node_ends_with_a_killed_program() {
 #[test]
 fn a_program_left_in_the_background_keeps_its_run() {
     let place = Place::new();
-    let (_, node, mut farmem, mut out) = started(&place, "echo $$; sleep 0.5; (exec >&- 2>&-; sleep 3) & exit 4");
+    let (_, node, mut farmem, mut out) = started(&place, "echo $$; sleep 0.5; (exec >&- 2>&-; sleep 5) & exit 4");
     // Nobody who reads our output waits for the background.
     let mut rest = String::new();
     out.read_to_string(&mut rest).unwrap();
@@ -238,7 +238,7 @@ fn a_stop_by_the_terminal_stops_the_job_and_a_plain_one_does_not() {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
         stat.rsplit(") ").next().and_then(|rest| rest.chars().next()).unwrap_or('?')
     };
-    let (program, _, mut farmem, _out) = started(&place, "echo $$; exec sleep 2");
+    let (program, _, mut farmem, _out) = started(&place, "echo $$; exec sleep 6");
     signal(program, "-TSTP");
     eventually("we stop with the program", || state(farmem.id()) == 'T');
     signal(farmem.id(), "-CONT");
