@@ -58,6 +58,16 @@ fn random_faults_bring_almost_nothing_along() {
 }
 
 #[test]
+fn streams_that_ended_die_out_under_random_faults() {
+    const PAGES: u64 = 1 << 16;
+    let scans = (0..200 * 16).map(|i| i % 16 * (PAGES / 16) + i / 16);
+    let (_, before) = faults(scans.clone());
+    let (_, after) = faults(scans.chain((0..100_000).map(|i| noise(i) % PAGES)));
+    let issued = after.issued - before.issued;
+    assert!(issued < 5_000, "16 streams of a small array, and chance hits them often: {issued} of 100 000");
+}
+
+#[test]
 fn windows_stay_in_the_address_space() {
     let (_, tally) = faults((0..100).rev().chain((MAX_PAGE - 100)..=MAX_PAGE));
     assert!(tally.issued <= 200, "{tally:?}");
