@@ -1,5 +1,10 @@
-//! The pager with a SIGBUS handler of the test's: pages come, go, and keep their bytes.
-#![allow(unsafe_code)]
+//! The pager against a model, with a SIGBUS handler of the test's and a real node: pages come, go,
+//! move, are discarded, forked, shared by threads, and keep their bytes.
+//!
+//! A process has one pager, so each way of running it is a process of its own: this file's tests
+//! start themselves again as [`child`], with the way in the environment.
+
+#![allow(unsafe_code)] // Plays the program: touches the memory that the pager pages.
 
 use farmem_fabric::{ConnectOptions, NodeAddr, Session, Transport};
 use farmem_memory::Node;
@@ -46,17 +51,74 @@ fn session(mapped: bool) -> Session {
     Session::connect(&node.addresses()[0], &options).unwrap()
 }
 
-fn start(local: u64, mapped: bool) -> &'static Pager {
-    // SAFETY: a zeroed Process is a valid one.
-    let counters: &'static Process = Box::leak(Box::new(unsafe { std::mem::zeroed() }));
-    let config = Config {
-        local,
-        mode: if std::env::var("THREAD").is_ok() { FaultMode::Thread } else { FaultMode::Inline },
-        prefetch: std::env::var("NOPREFETCH").is_err(),
-        vectored: true,
-    };
-    let pool = Pool::new(vec![session(mapped)]).unwrap();
-    let pager = farmem_pager::start(config, pool, counters).unwrap();
+/// A way of running the pager.
+struct Way {
+    mapped: bool,
+    mode: FaultMode,
+    prefetch: bool,
+    vectored: bool,
+}
+
+const PLAIN: Way = Way { mapped: true, mode: FaultMode::Inline, prefetch: true, vectored: true };
+const WAYS: &[(&str, Way)] = &[
+    ("shm", PLAIN),
+    ("tcp", Way { mapped: false, ..PLAIN }),
+    ("thread", Way { mode: FaultMode::Thread, ..PLAIN }),
+    ("no-prefetch", Way { prefetch: false, ..PLAIN }),
+    ("tcp-one-by-one", Way { mapped: false, prefetch: false, vectored: false, ..PLAIN }),
+];
+
+const WAY: &str = "FARMEM_PAGER_TEST";
+
+fn in_its_own_process(way: &str) {
+    let status = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["child", "--exact", "--nocapture"])
+        .env(WAY, way)
+        .status()
+        .unwrap();
+    assert!(status.success(), "{way}: {status}");
+}
+
+#[test]
+fn over_shm() {
+    in_its_own_process("shm");
+}
+
+#[test]
+fn over_tcp() {
+    in_its_own_process("tcp");
+}
+
+#[test]
+fn with_a_handler_thread() {
+    in_its_own_process("thread");
+}
+
+#[test]
+fn without_prefetch() {
+    in_its_own_process("no-prefetch");
+}
+
+#[test]
+fn over_tcp_without_vectored_madvise() {
+    in_its_own_process("tcp-one-by-one");
+}
+
+/// What the tests above run; nothing by itself.
+#[test]
+fn child() {
+    let Ok(name) = std::env::var(WAY) else { return };
+    let (_, way) = WAYS.iter().find(|(n, _)| *n == name).unwrap();
+    Program::start(way).run();
+}
+
+const PAGES: usize = 8192;
+const LOCAL: u64 = 4 << 20;
+
+fn start(way: &Way) -> &'static Pager {
+    let config = Config { local: LOCAL, mode: way.mode, prefetch: way.prefetch, vectored: way.vectored };
+    let pool = Pool::new(vec![session(way.mapped)]).unwrap();
+    let pager = farmem_pager::start(config, pool, fresh_counters()).unwrap();
     PAGER.set(pager).ok().unwrap();
     // SAFETY: installs a handler that follows the pager's rules.
     unsafe {
@@ -69,139 +131,159 @@ fn start(local: u64, mapped: bool) -> &'static Pager {
     pager
 }
 
-#[test]
-fn everything() {
-    let mapped = std::env::var("UNMAPPED").is_err();
-    let pager = start(8 << 20, mapped);
-    let pages = 16384usize;
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    let at = pager.mmap(0, pages * PAGE_BYTES, 3, flags);
-    assert!(at > 0);
-    let base = at as usize as *mut u64;
-    let mut model = vec![0u64; pages];
-    let mut r = 88172645463325252u64;
-    let mut next = || {
-        r ^= r << 13;
-        r ^= r >> 7;
-        r ^= r << 17;
-        r
-    };
-    let t = std::time::Instant::now();
-    for i in 0..pages {
-        unsafe { base.add(i * 512 + 7).write(i as u64 + 1) };
-        model[i] = i as u64 + 1;
+fn fresh_counters() -> &'static Process {
+    // SAFETY: atomics; zero is a value of each.
+    Box::leak(Box::new(unsafe { std::mem::zeroed() }))
+}
+
+/// One word in each far page, and what it must be.
+struct Program {
+    pager: &'static Pager,
+    base: usize,
+    model: Vec<u64>,
+    random: u64,
+}
+
+impl Program {
+    fn start(way: &Way) -> Program {
+        let pager = start(way);
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let at = pager.mmap(0, PAGES * PAGE_BYTES, libc::PROT_READ | libc::PROT_WRITE, flags);
+        assert!(at > 0, "{at}");
+        Program { pager, base: at as usize, model: vec![0; PAGES], random: 88_172_645_463_325_252 }
     }
-    println!("first touch {:?}/page", t.elapsed() / pages as u32);
-    let t = std::time::Instant::now();
-    for i in 0..pages {
-        assert_eq!(unsafe { base.add(i * 512 + 7).read() }, model[i]);
+
+    fn next(&mut self) -> u64 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        self.random
     }
-    println!("seq read {:?}/page", t.elapsed() / pages as u32);
-    let t = std::time::Instant::now();
-    for _ in 0..200_000 {
-        let i = next() as usize % pages;
-        assert_eq!(unsafe { base.add(i * 512 + 7).read() }, model[i]);
+
+    fn word(&self, page: usize) -> *mut u64 {
+        (self.base + page * PAGE_BYTES + 56) as *mut u64
     }
-    println!("rand read {:?}", t.elapsed() / 200_000);
-    let t = std::time::Instant::now();
-    for _ in 0..200_000 {
-        let i = next() as usize % pages;
-        let v = next();
-        unsafe { base.add(i * 512 + 7).write(v) };
-        model[i] = v;
+
+    fn read(&self, page: usize) -> u64 {
+        // SAFETY: within the mapping, which stays.
+        unsafe { self.word(page).read_volatile() }
     }
-    println!("rand write {:?}", t.elapsed() / 200_000);
-    for _ in 0..200_000 {
-        let i = next() as usize % pages;
-        let v = next();
+
+    fn write(&mut self, page: usize, value: u64) {
+        // SAFETY: as above; the model is not shared.
+        unsafe { self.word(page).write_volatile(value) };
+        self.model[page] = value;
+    }
+
+    fn verify(&self) {
+        for (page, &expected) in self.model.iter().enumerate() {
+            assert_eq!(self.read(page), expected, "page {page}");
+        }
+    }
+
+    fn run(mut self) {
+        self.touch_in_order();
+        self.touch_at_random();
+        self.move_and_discard();
+        self.pin();
+        self.fork();
+        self.share_with_threads();
+    }
+
+    fn touch_in_order(&mut self) {
+        (0..PAGES).for_each(|page| self.write(page, page as u64 + 1));
+        self.verify();
+        (0..PAGES).rev().for_each(|page| assert_eq!(self.read(page), page as u64 + 1));
+    }
+
+    fn touch_at_random(&mut self) {
+        for _ in 0..40_000 {
+            let (page, value) = (self.next() as usize % PAGES, self.next());
+            assert_eq!(self.read(page), self.model[page]);
+            if value % 2 == 0 {
+                self.write(page, value);
+            }
+        }
+        self.verify();
+    }
+
+    fn move_and_discard(&mut self) {
+        let len = PAGES * PAGE_BYTES;
+        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+        let moved = self.pager.mremap(self.base, len, len, flags, self.base + (1 << 35));
+        assert_eq!(moved as usize, self.base + (1 << 35));
+        self.base = moved as usize;
+        self.verify();
+        assert_eq!(self.pager.madvise(self.base + 100 * PAGE_BYTES, 50 * PAGE_BYTES, libc::MADV_DONTNEED), 0);
+        self.model[100..150].fill(0);
+        self.verify();
+    }
+
+    /// The kernel's own accesses, to pages that are pinned, and refused where nothing is mapped.
+    fn pin(&mut self) {
+        let (pager, at) = (self.pager, self.base);
+        assert_eq!(pager.pin(at, 10 * PAGE_BYTES, true), 10 * PAGE_BYTES);
+        let mut pipe = [0; 2];
+        // SAFETY: two live ints; ten pages that are pinned, eight bytes of each.
         unsafe {
-            let p = base.add(i * 512 + 7);
-            assert_eq!(p.read(), model[i]);
-            if v & 1 == 0 {
-                p.write(v);
-                model[i] = v
+            assert_eq!(libc::pipe(pipe.as_mut_ptr()), 0);
+            for page in 0..10 {
+                assert_eq!(libc::write(pipe[1], (&page as *const usize).cast(), 8), 8);
+                assert_eq!(libc::read(pipe[0], self.word(page).cast(), 8), 8);
+                self.model[page] = page as u64;
             }
+            libc::close(pipe[0]);
+            libc::close(pipe[1]);
         }
+        pager.unpin(at, 10 * PAGE_BYTES);
+        let end = at + PAGES * PAGE_BYTES;
+        assert_eq!(pager.pin(end - PAGE_BYTES, 3 * PAGE_BYTES, false), PAGE_BYTES);
+        pager.unpin(end - PAGE_BYTES, PAGE_BYTES);
+        self.verify();
     }
-    // move
-    let at2 = pager.mremap(
-        at as usize,
-        pages * PAGE_BYTES,
-        pages * PAGE_BYTES,
-        libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED,
-        at as usize + (1 << 35),
-    );
-    assert_eq!(at2, at + (1 << 35));
-    let base = at2 as usize as *mut u64;
-    for i in 0..pages {
-        assert_eq!(unsafe { base.add(i * 512 + 7).read() }, model[i], "page {i}");
-    }
-    assert_eq!(pager.madvise(at2 as usize + 100 * 4096, 50 * 4096, libc::MADV_DONTNEED), 0);
-    for i in 100..150 {
-        model[i] = 0
-    }
-    for i in 0..pages {
-        assert_eq!(unsafe { base.add(i * 512 + 7).read() }, model[i], "page {i}");
-    }
-    // fork
-    let fork = pager.fork_prepare();
-    let pid = unsafe { libc::fork() };
-    if pid == 0 {
-        pager.fork_child(fork, Box::leak(Box::new(unsafe { std::mem::zeroed() })));
-        for i in 0..pages {
-            if unsafe { base.add(i * 512 + 7).read() } != model[i] {
-                unsafe { libc::_exit(1) }
-            }
+
+    fn fork(&mut self) {
+        let fork = self.pager.fork_prepare();
+        // SAFETY: the child does what this block says and leaves by _exit.
+        let pid = unsafe { libc::fork() };
+        if pid == 0 {
+            self.pager.fork_child(fork, fresh_counters());
+            self.verify();
+            (0..PAGES).for_each(|page| self.write(page, page as u64 ^ 0x5555));
+            self.verify();
+            // SAFETY: ends the child without unwinding into the harness.
+            unsafe { libc::_exit(0) }
         }
-        for i in 0..pages {
-            unsafe { base.add(i * 512 + 7).write(i as u64 ^ 0x5555) }
-        }
-        for i in 0..pages {
-            if unsafe { base.add(i * 512 + 7).read() } != i as u64 ^ 0x5555 {
-                unsafe { libc::_exit(2) }
-            }
-        }
-        unsafe { libc::_exit(0) }
+        self.pager.fork_parent(fork, true);
+        (0..PAGES).rev().for_each(|page| self.write(page, page as u64 ^ 0x77));
+        let mut status = 0;
+        // SAFETY: a live int.
+        unsafe { libc::waitpid(pid, &mut status, 0) };
+        assert_eq!(status, 0, "the child saw wrong bytes");
+        self.verify();
     }
-    pager.fork_parent(fork, true);
-    for i in (0..pages).rev() {
-        unsafe {
-            assert_eq!(base.add(i * 512 + 7).read(), model[i]);
-            base.add(i * 512 + 7).write(i as u64 ^ 0x77)
-        }
-    }
-    let mut status = 0;
-    unsafe { libc::waitpid(pid, &mut status, 0) };
-    assert_eq!(status, 0);
-    for i in 0..pages {
-        assert_eq!(unsafe { base.add(i * 512 + 7).read() }, i as u64 ^ 0x77);
-    }
-    // threads
-    let base = base as usize;
-    let threads: Vec<_> = (0..4usize)
-        .map(|t| {
-            std::thread::spawn(move || {
-                let mut r = 88172645463325252u64 + t as u64;
-                let base = base as *mut u64;
-                let mut mine = vec![0u64; pages];
-                for n in 0..100_000u64 {
-                    r ^= r << 13;
-                    r ^= r >> 7;
-                    r ^= r << 17;
-                    let i = r as usize % pages;
-                    unsafe {
-                        let p = base.add(i * 512 + 16 + t);
-                        if mine[i] != 0 {
-                            assert_eq!(p.read(), mine[i]);
-                        }
-                        p.write(n + 1);
-                        mine[i] = n + 1;
-                    }
+
+    /// Four threads on the same pages, each on words of its own.
+    fn share_with_threads(self) {
+        let base = self.base;
+        let work = move |thread: usize| {
+            let mut random = 88_172_645_463_325_252 + thread as u64;
+            let mut mine = vec![0u64; PAGES];
+            for n in 1..20_000u64 {
+                random ^= random << 13;
+                random ^= random >> 7;
+                random ^= random << 17;
+                let page = random as usize % PAGES;
+                let word = (base + page * PAGE_BYTES + 512 + 8 * thread) as *mut u64;
+                // SAFETY: within the mapping; no other thread touches this word.
+                unsafe {
+                    assert_eq!(word.read_volatile(), mine[page], "page {page}");
+                    word.write_volatile(n);
                 }
-            })
-        })
-        .collect();
-    for t in threads {
-        t.join().unwrap();
+                mine[page] = n;
+            }
+        };
+        let threads: Vec<_> = (0..4).map(|t| std::thread::spawn(move || work(t))).collect();
+        threads.into_iter().for_each(|t| t.join().unwrap());
     }
 }
