@@ -64,6 +64,7 @@ pub const ALWAYS: &[i64] = &[
     libc::SYS_clone,
     libc::SYS_fork,
     libc::SYS_mlockall,
+    libc::SYS_prctl,
     libc::SYS_munmap,
     libc::SYS_mprotect,
     libc::SYS_madvise,
@@ -113,6 +114,8 @@ pub fn dispatch(call: &Call) -> isize {
         libc::SYS_process_madvise => ENOSYS,
         libc::SYS_clone if a & libc::CLONE_VM as usize == 0 && b == 0 => fork::fork(call),
         libc::SYS_fork => fork::fork(call),
+        // The runtime's clock is the time stamp counter, also in its handlers.
+        libc::SYS_prctl if a == libc::PR_SET_TSC as usize && b == libc::PR_TSC_SIGSEGV as usize => EINVAL,
         libc::SYS_execve | libc::SYS_execveat => exec::exec(call),
         _ => {
             pager().count_guarded_syscall();

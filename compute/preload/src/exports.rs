@@ -1,6 +1,6 @@
 //! libc functions interposed by name, where the patched sites do not reach.
 
-use crate::dispatch::{ALWAYS, Call, dispatch, issue};
+use crate::dispatch::{ALWAYS, Call, issue};
 use crate::start::started;
 use crate::{near, signals, threads};
 use farmem_protocol::addr::is_far;
@@ -16,8 +16,7 @@ fn result(ret: isize) -> isize {
 }
 
 extern "C" fn guarded(call: &mut Call) -> isize {
-    signals::note_stack(call.sp);
-    dispatch(call)
+    signals::dispatch_from(call)
 }
 
 /// `syscall(2)`: the program's own raw calls.

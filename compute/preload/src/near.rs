@@ -74,6 +74,13 @@ pub fn reserve() -> Result<(), farmem_sys::raw::Errno> {
     Ok(())
 }
 
+/// Whether an address lies on a stack of the pool.
+pub fn is_pooled(addr: usize) -> bool {
+    // SAFETY: set once at start.
+    let base = unsafe { BASE };
+    base != 0 && addr.wrapping_sub(base) < STACKS << SHIFT
+}
+
 /// In a forked child: the stacks of threads that do not exist here are free again.
 pub fn forget_in_child() {
     // SAFETY: set once at start.

@@ -92,8 +92,7 @@ unsafe extern "C" {
 }
 
 extern "C" fn from_site(call: &mut Call) -> isize {
-    signals::note_stack(call.sp);
-    crate::dispatch::dispatch(call)
+    signals::dispatch_from(call)
 }
 
 /// What patching achieved.

@@ -19,6 +19,8 @@ pub mod masks;
 pub mod stacks;
 mod trapped;
 
+use crate::dispatch::{Call, dispatch};
+use crate::threads;
 use farmem_protocol::addr::is_far;
 use farmem_sys::raw::syscall;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -72,6 +74,22 @@ pub fn note_stack(sp: usize) {
     }
 }
 
+/// Dispatches a call that came from a stack of the program's.
+pub fn dispatch_from(call: &Call) -> isize {
+    note_stack(call.sp);
+    if is_far(call.sp) { dispatch_elsewhere(call) } else { dispatch(call) }
+}
+
+/// Dispatches a call on another stack than it was made on: a signal that comes meanwhile must know
+/// where the program is.
+pub fn dispatch_elsewhere(call: &Call) -> isize {
+    let record = threads::current();
+    let before = record.program_sp.swap(call.sp, Ordering::Relaxed);
+    let result = dispatch(call);
+    record.program_sp.store(before, Ordering::Relaxed);
+    result
+}
+
 // The restorer of the runtime's own handlers. libgcc recognises these instructions as a signal frame.
 core::arch::global_asm!(
     ".globl farmem_restore",
@@ -123,5 +141,5 @@ pub fn install() {
     }
     // Whoever started the program may have left them blocked.
     masks::open();
-    crate::threads::begin(0);
+    threads::begin(0);
 }
