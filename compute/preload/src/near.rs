@@ -34,7 +34,9 @@ core::arch::global_asm!(
     "4:",
     "lea edx, [rbx + 1]", "shl rdx, {shift}",
     "add rdx, qword ptr [rip + {base}]",
-    "mov rsp, rdx",
+    // Where the program is, for signals that come meanwhile: there before the switch.
+    "mov [rdx - 8], rsp",
+    "lea rsp, [rdx - 16]",
     "call rax",
     "lea rsp, [rbp - 16]",
     "lea rcx, [rip + {used}]",
@@ -74,11 +76,16 @@ pub fn reserve() -> Result<(), farmem_sys::raw::Errno> {
     Ok(())
 }
 
-/// Whether an address lies on a stack of the pool.
-pub fn is_pooled(addr: usize) -> bool {
+/// Where the program's stack is, if an address lies on a stack of the pool in use.
+pub fn program_of(addr: usize) -> Option<usize> {
     // SAFETY: set once at start.
     let base = unsafe { BASE };
-    base != 0 && addr.wrapping_sub(base) < STACKS << SHIFT
+    let offset = addr.wrapping_sub(base);
+    if base == 0 || offset >= STACKS << SHIFT {
+        return None;
+    }
+    // SAFETY: the top of that stack, where the switch to it has put the caller's stack pointer.
+    Some(unsafe { ((base + (((offset >> SHIFT) + 1) << SHIFT) - 8) as *const usize).read() })
 }
 
 /// In a forked child: the stacks of threads that do not exist here are free again.

@@ -38,8 +38,6 @@ pub struct Record {
     pub asked_size: AtomicUsize,
     /// The last far address whose fault the pager refused.
     pub refused: AtomicUsize,
-    /// Where the program's stack is while the runtime works for it on a near one.
-    pub program_sp: AtomicUsize,
     /// The mask of the handler that is being entered.
     pub handler_mask: AtomicUsize,
     /// Non-zero while the thread serves a fault.
@@ -63,7 +61,6 @@ impl Record {
             asked_at: zero(),
             asked_size: zero(),
             refused: zero(),
-            program_sp: zero(),
             handler_mask: zero(),
             serving: zero(),
             scratch: zero(),

@@ -31,8 +31,6 @@ const MASK_AT: usize = 296;
 const INFO_BYTES: usize = 128;
 /// Restorer, ucontext, siginfo: `struct rt_sigframe`.
 const FRAME_BYTES: usize = 8 + UCONTEXT_BYTES + INFO_BYTES;
-/// What the assembly of [`crate::sites`] and [`crate::near`] leaves on the program's stack, and more.
-const ENTRY_BYTES: usize = 1024;
 /// Least vector state: the legacy area.
 const LEGACY_BYTES: usize = 512;
 const EXTENDED_MAGIC: u32 = 0x4650_5853;
@@ -122,19 +120,20 @@ pub unsafe fn deliver(signal: i32, action: &KernelAction, info: usize, context: 
         };
         return;
     }
-    // Interrupted in the runtime, at work for the program on a near stack? The program is where it
-    // called from: below that its stack is free, but for what the way here put there.
-    let (program, free) = if record.is_alternate(interrupted) || near::is_pooled(interrupted) {
-        let program = record.program_sp.load(Ordering::Relaxed);
-        (program, program - ENTRY_BYTES)
-    } else {
-        (interrupted, interrupted - 128) // the red zone
-    };
+    // Interrupted in the runtime, at work for the program on a pooled stack? The program is where it
+    // came from.
+    let program = near::program_of(interrupted).unwrap_or(interrupted);
     let asked = record.asked_size.load(Ordering::Relaxed);
-    let top = if action.has(libc::SA_ONSTACK) && asked != 0 && !stacks::is_on(record, program) {
+    // Interrupted in a trapped call, on the near alternate stack: that frame is live, so the handler
+    // stays on this stack, below it. From any other the next fault's frame would go to the top again.
+    let top = if !record.is_alternate(interrupted)
+        && action.has(libc::SA_ONSTACK)
+        && asked != 0
+        && !stacks::is_on(record, program)
+    {
         record.asked_at.load(Ordering::Relaxed) + asked
     } else {
-        free
+        program - 128 // the red zone
     };
     let vector_bytes = if vector == 0 { 0 } else { vector_bytes(vector) };
     let vector_copy = (top - vector_bytes) & !63;

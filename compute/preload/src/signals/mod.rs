@@ -77,17 +77,7 @@ pub fn note_stack(sp: usize) {
 /// Dispatches a call that came from a stack of the program's.
 pub fn dispatch_from(call: &Call) -> isize {
     note_stack(call.sp);
-    if is_far(call.sp) { dispatch_elsewhere(call) } else { dispatch(call) }
-}
-
-/// Dispatches a call on another stack than it was made on: a signal that comes meanwhile must know
-/// where the program is.
-pub fn dispatch_elsewhere(call: &Call) -> isize {
-    let record = threads::current();
-    let before = record.program_sp.swap(call.sp, Ordering::Relaxed);
-    let result = dispatch(call);
-    record.program_sp.store(before, Ordering::Relaxed);
-    result
+    dispatch(call)
 }
 
 // The restorer of the runtime's own handlers. libgcc recognises these instructions as a signal frame.

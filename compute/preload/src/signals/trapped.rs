@@ -1,7 +1,7 @@
 //! SIGSYS: a system call that the filter caught ([`crate::net`]).
 
-use super::{OURS, dispatch_elsewhere, faults, masks, note_stack};
-use crate::dispatch::Call;
+use super::{OURS, faults, masks, note_stack};
+use crate::dispatch::{Call, dispatch};
 use crate::start::pager;
 use farmem_protocol::addr::is_far;
 
@@ -50,7 +50,7 @@ pub extern "C" fn on_sys(signal: i32, info: *mut libc::siginfo_t, context: *mut 
     unsafe {
         let errno = *libc::__errno_location();
         let handler = masks::change(libc::SIG_SETMASK, mask.read() & !OURS);
-        let result = dispatch_elsewhere(&call);
+        let result = dispatch(&call);
         mask.write(masks::change(libc::SIG_SETMASK, handler));
         *libc::__errno_location() = errno;
         ucontext.uc_mcontext.gregs[libc::REG_RAX as usize] = result as i64;
