@@ -45,7 +45,7 @@ pub const S3_FIFO: Shape = Shape { probation: 10, soon: 90, credit: 0 };
 /// No ghosts: protected by rescue alone. VMS's and Mach's segmented FIFO with a standby list.
 pub const STANDBY: Shape = Shape { probation: 50, soon: 0, credit: 0 };
 /// The one in use.
-pub const RECOMMENDED: Shape = Shape { probation: 10, soon: 100, credit: 3 };
+pub const RECOMMENDED: Shape = Shape { probation: 10, soon: 25, credit: 3 };
 
 const PROBATION: usize = 0;
 const PROTECTED: usize = 1;

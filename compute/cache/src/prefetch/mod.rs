@@ -134,7 +134,7 @@ impl Prefetcher {
     pub fn fault(&mut self, page: PageId, window: &mut Window) {
         window.clear();
         self.tally.faults += 1;
-        if let Some(next) = self.streams.follow(page, self.longest) {
+        if let Some(next) = self.streams.follow(page, self.trust.longest().min(self.longest), self.trust.slack()) {
             if next.lost > 0 {
                 self.tally.wasted += next.lost as u64;
                 self.trust.less();
@@ -190,11 +190,21 @@ impl Trust {
     }
 
     fn more(&mut self, used: u32) {
-        self.0 = (self.0 + if used > 0 { 2 } else { 0 }).min(15);
+        self.0 = (self.0 + (used > 0) as u8).min(15);
     }
 
     fn less(&mut self) {
-        self.0 = self.0.saturating_sub(1);
+        self.0 = self.0.saturating_sub(2);
+    }
+
+    /// Pages of a window at most: without trust, a match may well be chance.
+    fn longest(&self) -> u32 {
+        if self.0 < 3 { 4 } else { LONGEST }
+    }
+
+    /// Steps behind a trip-wire that still count as touching it.
+    fn slack(&self) -> i64 {
+        if self.0 < 3 { 0 } else { 4 }
     }
 
     /// Equal steps that make a stream.

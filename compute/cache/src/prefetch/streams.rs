@@ -4,10 +4,6 @@
 use farmem_protocol::addr::PageId;
 
 const STREAMS: usize = 16;
-/// Steps behind the trip-wire that still count as touching it. Random faults fall into a window of
-/// w pages and behind its wire in proportion w : `SLACK` + 1, and what falls behind doubles the
-/// window: were this as long as the window, chance alone would keep every stream at its longest.
-const SLACK: i64 = 3;
 
 #[derive(Clone, Copy)]
 struct Stream {
@@ -45,8 +41,11 @@ impl Streams {
 
     /// If `page` goes on with a stream: what to do.
     ///
-    /// The trip-wire itself may have been local: then the fault comes somewhat behind it ([`SLACK`]).
-    pub fn follow(&mut self, page: PageId, longest: u32) -> Option<Next> {
+    /// The trip-wire itself may have been local, and then the fault comes somewhat behind it: a few
+    /// steps of `slack`. Random faults fall into a window of w pages and behind its wire in
+    /// proportion w : slack + 1, and what falls behind doubles the window: were the slack as long as the
+    /// window, chance alone would keep every stream at its longest.
+    pub fn follow(&mut self, page: PageId, longest: u32, slack: i64) -> Option<Next> {
         for (slot, s) in self.streams.iter().enumerate() {
             if s.used == 0 {
                 continue;
@@ -55,7 +54,7 @@ impl Streams {
             let ahead = if s.stride < 0 { ahead.wrapping_neg() } else { ahead };
             let step = s.stride.unsigned_abs() as i64;
             let window = s.window as i64;
-            if ahead <= 0 || ahead > step * (window + 1 + SLACK) || (step > 1 && ahead % step != 0) {
+            if ahead <= 0 || ahead > step * (window + 1 + slack) || (step > 1 && ahead % step != 0) {
                 continue;
             }
             let steps = ahead / step;

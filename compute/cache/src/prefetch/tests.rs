@@ -42,7 +42,8 @@ fn a_stride_of_any_length_is_found() {
 #[test]
 fn sixteen_interleaved_scans_are_followed() {
     let (faults, _) = faults((0..16_000).map(|i| (i % 16) * 1_000_000 + i / 16));
-    assert!(faults < 16_000 / 35, "{faults}");
+    // 250 would be one a window. Some go to the trend from scan to scan before each is known.
+    assert!(faults < 16_000 / 20, "{faults}");
 }
 
 #[test]
