@@ -184,7 +184,8 @@ fn other_preloaded_libraries_stay() {
 
 /// The program's pid, the embedded node's, and the supervisor's process.
 fn started(place: &Place, script: &str) -> (u32, u32, std::process::Child, BufReader<std::process::ChildStdout>) {
-    let mut child = place.shell(script).stdout(Stdio::piped()).spawn().unwrap();
+    // A process group of its own: in an orphaned one, as of a job that nobody waits for, nothing stops by SIGTSTP.
+    let mut child = place.shell(script).process_group(0).stdout(Stdio::piped()).spawn().unwrap();
     let mut out = BufReader::new(child.stdout.take().unwrap());
     let mut line = String::new();
     out.read_line(&mut line).unwrap();
