@@ -154,7 +154,7 @@ impl Report {
         ));
         line(&rule(9));
         for Row { trace, share, ahead, alone, .. } in &self.rows {
-            let percent = |part: u64, of: u64| if of == 0 { "-".into() } else { format!("{} %", part * 100 / of) };
+            let percent = |part: u64, of: u64| (part * 100).checked_div(of).map_or("-".into(), |p| format!("{p} %"));
             line(&[
                 trace.clone(),
                 format!("{share} %"),
