@@ -39,7 +39,8 @@ fn a_signal_that_ends_the_program_ends_us_alike() {
 #[test]
 fn signals_go_on_to_the_program() {
     let place = Place::new();
-    for name in ["TERM", "INT", "HUP", "USR2"] {
+    // Not INT or HUP: whoever starts the tests in the background may have them ignored, and a shell then cannot trap them.
+    for name in ["TERM", "USR1", "USR2"] {
         let script = format!("trap 'echo got {name}; exit 5' {name}; echo ready; while :; do sleep 0.05; done");
         let mut child = place.shell(&script).stdout(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
