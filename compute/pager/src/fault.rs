@@ -77,9 +77,13 @@ impl Pager {
                     }
                 }
                 State::Staged => {
+                    // Room first: making it may need the place in the ring that this page holds, and
+                    // a page held Busy does not give it up.
+                    self.reserve(1);
                     if word.shift(seen, seen.to(State::Busy).with_field(0)) {
                         return self.rescue(page, seen, write);
                     }
+                    self.unreserve(1);
                 }
                 State::Resident if write && !seen.dirty() => {
                     if word.shift(seen, seen.to(State::Busy)) {
@@ -215,10 +219,9 @@ impl Pager {
         seen.written() && place.mapped != 0
     }
 
-    /// A page whose bytes are still in the staging ring.
+    /// A page whose bytes are still in the staging ring. Room is reserved.
     fn rescue(&self, page: PageId, seen: Word, write: bool) -> Served {
         let index = seen.staged();
-        self.reserve(1);
         let taken = self.staging.take(index, page);
         // Not yet in its slot? Then it is dirty, and takes another slot later (see staging, Orphan).
         let dirty = write || !taken.written;

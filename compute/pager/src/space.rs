@@ -30,6 +30,7 @@ use farmem_protocol::addr::{FAR_END, FAR_START, FarSlot, PAGE_BYTES, PageId, is_
 use farmem_sys::memory::discard;
 use farmem_sys::raw::{SignalsBlocked, checked, syscall};
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 /// Anonymous mappings from this size on are far.
 pub const THRESHOLD: usize = 64 << 10;
@@ -430,7 +431,7 @@ impl Pager {
         let target = |page: PageId| PageId(page.0 - first.0 + PageId::of(to).0);
         let mut moving: Vec<(PageId, Word)> = Vec::new();
         self.table.walk(first, last, |page, word| {
-            if let Some(seen) = self.own(word) {
+            if let Some(seen) = self.own_unstaged(page, word) {
                 moving.push((page, seen));
             }
         });
@@ -452,10 +453,6 @@ impl Pager {
                         self.copy_resident(page, there);
                     }
                     word.set(seen.with_dirty(true).with_field(0));
-                }
-                State::Staged => {
-                    self.staging.rename(seen.staged(), there);
-                    word.set(seen);
                 }
                 _ => word.set(seen),
             }
@@ -567,6 +564,41 @@ impl Pager {
                 }
                 _ if word.shift(seen, Word::UNTOUCHED.to(State::Busy)) => return Some(seen),
                 _ => {}
+            }
+        }
+    }
+
+    /// [`Pager::own`] for who will keep many pages for a while: a staged page gives its place in the
+    /// ring up, once its WRITE is acknowledged, and is Remote. Pages held with their places would
+    /// leave the evictor none, while their holder waits for a page that the evictor is taking out.
+    fn own_unstaged(&self, page: PageId, word: &AtomicWord) -> Option<Word> {
+        let mut rounds = 0;
+        loop {
+            let seen = word.load();
+            if seen.state() != State::Staged {
+                return match self.own(word) {
+                    // It was staged meanwhile; nothing has been waited for since.
+                    Some(now) if now.state() == State::Staged => {
+                        word.set(now);
+                        continue;
+                    }
+                    owned => owned,
+                };
+            }
+            if self.staging.is_written(seen.staged(), page) {
+                if word.shift(seen, Word::UNTOUCHED.to(State::Busy)) {
+                    self.staging.take(seen.staged(), page);
+                    self.staging.release(seen.staged(), true);
+                    return Some(seen.to(State::Remote).with_field(0));
+                }
+                continue;
+            }
+            match self.evictor.try_lock() {
+                Some(mut evictor) => self.collect_writes(&mut evictor, Duration::from_millis(10)),
+                None => {
+                    rounds += 1;
+                    self.wait_for_owner(rounds);
+                }
             }
         }
     }

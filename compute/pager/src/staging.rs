@@ -159,9 +159,10 @@ impl Staging {
         }
     }
 
-    /// A staged page now has another address.
-    pub fn rename(&self, index: usize, page: PageId) {
-        self.ring.lock().entries[index].page = page;
+    /// Whether a page's copy is still in the ring and its WRITE acknowledged.
+    pub fn is_written(&self, index: usize, page: PageId) -> bool {
+        let entry = &self.ring.lock().entries[index];
+        entry.page == page && entry.state == (Use::Held { written: true })
     }
 
     /// Whether a WRITE is under way from any entry.
