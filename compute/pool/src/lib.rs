@@ -13,7 +13,7 @@
 //! *Which slab from which node*: of two nodes drawn at random, the one on which
 //! this process holds less (power of two choices; Mitzenmacher, IEEE TPDS 2001).
 //!
-//! *Fork* ([`fork`]): slots that a parent and its child can both reach belong to
+//! *Fork* (`fork.rs`): slots that a parent and its child can both reach belong to
 //! neither while the other lives; see there.
 
 mod fork;
