@@ -12,7 +12,7 @@
 //!
 //! * Every **line** (64 bytes) of every page carries a *stamp* (who wrote it, as
 //!   which page, in which generation), a filling that follows from the stamp,
-//!   and a checksum; see [`stamp`]. So a wrong byte says what it is instead: zero,
+//!   and a checksum; see `stamp.rs`. So a wrong byte says what it is instead: zero,
 //!   an older generation of its own, another page's, or torn.
 //! * The **model** knows the stamp of every line. It lies in a private mapping of
 //!   a memfd: file-backed, so never far, yet copied on write, so that a forked

@@ -3,7 +3,7 @@
 //! | file | |
 //! |---|---|
 //! | [`workload`] | the program that is measured: one array, random and in order, checked |
-//! | [`array`], [`mod@measure`], [`faults`], [`footprint`] | its memory, its clock, its fault counts, its resident set |
+//! | [`mod@array`], [`mod@measure`], [`faults`], [`footprint`] | its memory, its clock, its fault counts, its resident set |
 //! | [`floor`], [`roundtrip`] | what cannot be beaten: the bare mechanism, the bare network |
 //! | [`small`] | programs that fit |
 //! | [`systems`], [`swap`] | what the program is run on |
