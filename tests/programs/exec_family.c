@@ -30,7 +30,7 @@ int main(int argc, char **argv) {
         fill(m, 16 * MIB, 1);
         squeeze();
         printf("again: %s, wrong %zu\n", getenv("CASE"), wrong(m, 16 * MIB, 1));
-        return 7;
+        return strcmp(argv[2], "last") == 0 ? 0 : 7;
     }
     setenv("CASE", "inherited", 1);
     uint8_t *m = far_map(16 * MIB);
@@ -75,6 +75,6 @@ int main(int argc, char **argv) {
     int r = execv(none[0], none);
     printf("exec of nothing %d errno %d\n", r, errno);
     printf("wrong %zu\n", wrong(m, 16 * MIB, 3));
-    execv("/proc/self/exe", self);
+    execv("/proc/self/exe", far_argv("/proc/self/exe", "again", "last"));
     return 97;
 }
