@@ -14,10 +14,13 @@
 //! | [`histogram`] | the distribution of one phase's samples |
 //! | [`environment`] | the machine that the figures are of |
 //! | [`supervise`], [`affinity`] | programs under measurement: started, pinned, ended |
+//! | [`swap`] | swap areas and memory groups, for the baselines |
+//! | [`alone`] | one benchmark at a time |
 //!
 //! How to read and trust the figures: `docs/design/bench.md`.
 
 pub mod affinity;
+pub mod alone;
 pub mod chart;
 pub mod child;
 pub mod environment;
@@ -26,6 +29,7 @@ pub mod paging;
 pub mod pairs;
 pub mod report;
 pub mod supervise;
+pub mod swap;
 pub mod table;
 
 use std::path::Path;

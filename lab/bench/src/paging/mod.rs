@@ -6,7 +6,7 @@
 //! | [`mod@array`], [`mod@measure`], [`faults`], [`footprint`] | its memory, its clock, its fault counts, its resident set |
 //! | [`floor`], [`roundtrip`] | what cannot be beaten: the bare mechanism, the bare network |
 //! | [`small`] | programs that fit |
-//! | [`systems`], [`swap`] | what the program is run on |
+//! | [`systems`] | what the program is run on |
 //! | [`figures`] | tables, targets and the chart made of it all |
 
 pub mod array;
@@ -17,7 +17,6 @@ pub mod footprint;
 pub mod measure;
 pub mod roundtrip;
 pub mod small;
-pub mod swap;
 pub mod systems;
 pub mod workload;
 
@@ -27,6 +26,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail, ensure};
 use serde::Serialize;
 
+use crate::alone::Alone;
 use crate::environment::Environment;
 use crate::pairs::Rounds;
 use crate::report::{Report, Skipped};
@@ -152,6 +152,7 @@ pub fn run(options: &Options, farmem: &Path) -> anyhow::Result<()> {
     let [first, second, ..] = allowed[..] else {
         bail!("two CPUs are needed, one for the program and one for its second thread or its node");
     };
+    let _alone = Alone::take()?;
     supervise::note_interrupts();
     let environment = Environment::read();
 

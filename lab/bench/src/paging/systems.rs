@@ -12,10 +12,9 @@ use serde::{Deserialize, Serialize};
 
 use super::measure::Threads;
 use super::small::{Which, Work};
-use super::swap;
 use super::workload::Outcome;
 use super::{Options, Size};
-use crate::{affinity, supervise};
+use crate::{affinity, supervise, swap};
 
 /// Whatever memory can be under the program.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -17,7 +17,7 @@ use super::array::{Array, COUNTING, Draw, WORDS, sampled_word};
 use super::faults::{Faults, Meter};
 use super::footprint::Footprint;
 use super::measure::{self, Phase, Placement, Threads, What};
-use super::swap;
+use crate::swap;
 
 /// What to do.
 #[derive(clap::Args, Debug, Clone)]
