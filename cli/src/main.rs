@@ -6,6 +6,7 @@
 //! | `farmem node`: lend this machine's memory | `node.rs` |
 //! | `farmem bench`: what it costs, against its floor and against swap | lab/bench |
 //! | `farmem torture`: everything programs do to memory, verified | lab/torture |
+//! | `farmem replay`: which policy would have done how well | lab/replay |
 //! | `farmem demo`: a program with less and less local memory | `demo/` |
 //! | `farmem top`: what runs and nodes are doing | `top/` |
 //! | `farmem manual`: man pages and completions, for packages | `manual.rs` |
@@ -52,6 +53,7 @@ enum Command {
     Torture(farmem_torture::Torture),
     #[command(hide = true)]
     TortureChild(farmem_torture::Child),
+    Replay(farmem_replay::Replay),
     Top(top::Options),
     Demo(demo::Options),
     #[command(hide = true)]
@@ -84,6 +86,7 @@ impl Command {
             Command::BenchChild(options) => Ok(farmem_bench::child::run(options)?),
             Command::Torture(torture) => std::process::exit(torture.run()?),
             Command::TortureChild(child) => Ok(child.run()?),
+            Command::Replay(replay) => Ok(replay.run()?),
             Command::Top(options) => top::run(&options),
             Command::Manual(options) => manual::write(&options),
             Command::Demo(options) => demo::run(&options),

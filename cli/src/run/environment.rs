@@ -89,6 +89,7 @@ pub fn set(
     if let Some(trace) = &options.trace {
         // The program may change its directory before the library opens the file.
         let trace = std::path::absolute(trace).map_err(Failure::usage)?;
+        make_way(&trace).map_err(|e| Failure::usage(format!("cannot record to {}: {e}", trace.display())))?;
         fields.push(("trace", trace.display().to_string()));
     }
     for (key, value) in &fields {
@@ -99,6 +100,16 @@ pub fn set(
     let fields: Vec<String> = fields.iter().map(|(key, value)| format!("{key}={value}")).collect();
     command.env("LD_PRELOAD", preload).env("FARMEM_RUN", fields.join(";"));
     Ok(())
+}
+
+/// Sees to it that the library can create a trace at a path: an older one goes, and what stands against it is
+/// told now rather than by the program's end.
+fn make_way(trace: &Path) -> std::io::Result<()> {
+    if std::fs::metadata(trace).is_ok_and(|it| !it.is_file()) {
+        return Err(std::io::Error::other("it exists and is not a file"));
+    }
+    std::fs::File::create(trace)?;
+    std::fs::remove_file(trace)
 }
 
 /// A command line as one text, for people to recognize.

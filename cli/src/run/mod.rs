@@ -83,7 +83,8 @@ pub struct Options {
     #[arg(long, value_name = "FORM", default_value = "text")]
     pub stats: Stats,
 
-    /// Record the program's page faults, for farmem's replayer
+    /// Record which pages the program uses, in order, for `farmem replay` (slow: nearly every step to another page
+    /// faults, whatever --local says). Other processes of the run: FILE.PID
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
 

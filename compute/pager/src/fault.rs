@@ -17,6 +17,7 @@ use crate::ending::{broken, die};
 use crate::thread::{Claimed, Inside, Thread, WINDOW};
 use crate::word::{State, Word};
 use farmem_cache::Arrival;
+use farmem_cache::trace::Kind;
 use farmem_fabric::Lost;
 use farmem_pool::Place;
 use farmem_protocol::addr::{PAGE_BYTES, PageId, is_far};
@@ -67,12 +68,14 @@ impl Pager {
                 State::Untouched => {
                     self.table.touched(page);
                     if word.shift(seen, seen.to(State::Busy)) {
+                        self.record(inside.thread, page, Kind::Fresh);
                         return self.first_touch(inside.thread, page);
                     }
                     self.table.cleared(page);
                 }
                 State::Remote => {
                     if word.shift(seen, seen.to(State::Busy)) {
+                        self.record(inside.thread, page, Kind::Fault);
                         return self.fetch(inside.thread, page, seen, write);
                     }
                 }
@@ -81,6 +84,7 @@ impl Pager {
                     // a page held Busy does not give it up.
                     self.reserve(1);
                     if word.shift(seen, seen.to(State::Busy).with_field(0)) {
+                        self.record(inside.thread, page, Kind::Fault);
                         return self.rescue(page, seen, write);
                     }
                     self.unreserve(1);
@@ -299,6 +303,9 @@ impl Pager {
             } else {
                 self.unreserve(1);
             }
+        }
+        if !thread.window.is_empty() {
+            thread.prefetcher.fetched(thread.claimed.len() as u32);
         }
         let after = thread.prefetcher.tally();
         self.count(&self.counters.prefetch_windows, after.windows - before.windows);

@@ -70,6 +70,9 @@ impl Pager {
         self.evictor.lock().renew_in_child();
         self.threads.forget_links(&mut fork.inside);
         self.background.forget_in_child();
+        if let Some(recorder) = &self.recorder {
+            recorder.start_in_child();
+        }
         if let Err(e) = self.pool.fork_child(fork.share) {
             die(exit::NODE_LOST, &format!("a forked child could not reach its memory node: {e}"));
         }

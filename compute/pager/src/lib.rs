@@ -14,6 +14,7 @@
 //! | `handler` | faults by event instead, for kernels where inline cannot be |
 //! | `fork` | parent and child both go on |
 //! | `thread` | what a thread brings along; the gate that a fork closes |
+//! | `record` | the page trace, for the replayer |
 //! | `background` | eviction ahead of need, housekeeping |
 //! | `ending` | ends that a load cannot report |
 //!
@@ -35,6 +36,7 @@ pub mod fault;
 mod fork;
 mod handler;
 mod pin;
+mod record;
 mod regions;
 mod space;
 mod staging;
@@ -47,6 +49,7 @@ pub use fork::Fork;
 use background::Background;
 use evict::Evictor;
 use farmem_cache::Policy;
+use farmem_cache::prefetch::longest_for;
 use farmem_pool::Pool;
 use farmem_protocol::addr::PAGE_BYTES;
 use farmem_protocol::counters;
@@ -54,6 +57,7 @@ use farmem_sys::clock;
 use farmem_sys::raw::Errno;
 use farmem_sys::sync::Lock;
 use farmem_sys::uffd::{OpenError, Uffd, feature};
+use record::Recorder;
 use space::Space;
 use staging::Staging;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
@@ -83,6 +87,8 @@ pub struct Config {
     pub prefetch: bool,
     /// Whether `process_madvise` may be used (masked off in tests of older kernels' path).
     pub vectored: bool,
+    /// Where to record the page trace, if at all; see `record`.
+    pub trace: Option<String>,
 }
 
 /// Why the pager cannot start.
@@ -131,6 +137,7 @@ pub struct Pager {
     pool: Pool,
     background: Background,
     counters: Counters,
+    recorder: Option<Recorder>,
     /// [`WINDOW`] pages that read as zero.
     zeros: *const u8,
     /// Resident far pages, with those about to be.
@@ -150,11 +157,16 @@ unsafe impl Sync for Pager {}
 unsafe impl Send for Pager {}
 
 /// Starts the pager. One per process, for its whole life.
-pub fn start(config: Config, pool: Pool, counters: &'static counters::Process) -> Result<&'static Pager, StartError> {
+pub fn start(
+    mut config: Config,
+    pool: Pool,
+    counters: &'static counters::Process,
+) -> Result<&'static Pager, StartError> {
     if config.local < MIN_LOCAL {
         return Err(StartError::TooLittleLocal(config.local));
     }
     clock::calibrate();
+    let recorder = config.trace.as_deref().map(Recorder::new);
     let features = match config.mode {
         FaultMode::Inline => feature::PAGEFAULT_FLAG_WP | feature::SIGBUS,
         FaultMode::Thread => feature::PAGEFAULT_FLAG_WP,
@@ -162,7 +174,13 @@ pub fn start(config: Config, pool: Pool, counters: &'static counters::Process) -
     let uffd = Uffd::open(features).map_err(StartError::Userfaultfd)?;
     let local = config.local / PAGE_BYTES as u64;
     let staged = if pool.all_mapped() { 0 } else { (local / 16).clamp(32, 8192) };
-    let limit = local - staged;
+    let mut limit = local - staged;
+    let mut policy: fn(usize) -> Box<dyn Policy> = farmem_cache::recommended;
+    if recorder.is_some() {
+        limit = limit.min(record::LOCAL_PAGES);
+        policy = |capacity| Box::new(farmem_cache::fifo::Fifo::new(capacity));
+        config.prefetch = false;
+    }
     let zeros = farmem_sys::memory::reserve(WINDOW * PAGE_BYTES).map_err(StartError::Memory)?;
     for page in 0..WINDOW {
         // Reading maps the kernel's one page of zeros, so that all of this costs no memory.
@@ -176,14 +194,15 @@ pub fn start(config: Config, pool: Pool, counters: &'static counters::Process) -
         uffd,
         table: Table::new().map_err(StartError::Memory)?,
         // What a window brings in must not be evicted before it is used.
-        threads: Threads::new((limit / 32).min(WINDOW as u64 - 1) as u32),
-        policy: Lock::new(farmem_cache::recommended(limit as usize)),
+        threads: Threads::new(longest_for(limit)),
+        policy: Lock::new(policy(limit as usize)),
         evictor: Lock::new(Evictor::new(config.vectored)),
         staging: Staging::new(staged as usize).map_err(StartError::Memory)?,
         space: Lock::new(Space::new()),
         pool,
         background: Background::new(),
         counters: Counters(AtomicPtr::new(std::ptr::from_ref(counters).cast_mut())),
+        recorder,
         zeros,
         resident: AtomicU64::new(0),
         limit,

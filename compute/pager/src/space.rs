@@ -470,7 +470,9 @@ impl Pager {
                 moving.iter().filter(|(_, w)| w.state() == State::Resident).map(|m| m.0).collect();
             self.unreserve(resident.len() as u64);
         }
-        self.disown(&moving.iter().map(|m| m.0).collect::<Vec<_>>());
+        let left: Vec<PageId> = moving.iter().map(|m| m.0).collect();
+        self.record_gone(&left);
+        self.disown(&left);
     }
 
     /// The slow way of [`Pager::move_pages`], where the kernel sees several mappings in what the
@@ -633,6 +635,7 @@ impl Pager {
         if !slots.is_empty() {
             self.pool.free(&slots);
         }
+        self.record_gone(&claimed);
         claimed
     }
 

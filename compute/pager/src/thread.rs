@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 /// Threads that can be in the pager at once; more wait for one another.
 const CONTEXTS: usize = 4096;
+static NUMBERS: AtomicU32 = AtomicU32::new(0);
 /// Pages that one fault installs at most.
 pub const WINDOW: usize = 64;
 
@@ -48,6 +49,8 @@ pub struct Thread {
     pub claimed: Vec<Claimed>,
     /// The page that faulted last although it was there, and how many times in a row.
     pub groundless: (PageId, u32),
+    /// Its name in a trace.
+    pub number: u32,
     /// Where tcp READs land: [`WINDOW`] pages.
     pub landing: *mut u8,
 }
@@ -78,6 +81,7 @@ impl Thread {
             window: Window::new(),
             claimed: Vec::with_capacity(WINDOW),
             groundless: (PageId(0), 0),
+            number: NUMBERS.fetch_add(1, Ordering::Relaxed),
             landing: farmem_sys::memory::reserve(WINDOW * PAGE_BYTES)?,
         })
     }

@@ -116,7 +116,7 @@ const PAGES: usize = 8192;
 const LOCAL: u64 = 4 << 20;
 
 fn start(way: &Way) -> &'static Pager {
-    let config = Config { local: LOCAL, mode: way.mode, prefetch: way.prefetch, vectored: way.vectored };
+    let config = Config { local: LOCAL, mode: way.mode, prefetch: way.prefetch, vectored: way.vectored, trace: None };
     let pool = Pool::new(vec![session(way.mapped)]).unwrap();
     let pager = farmem_pager::start(config, pool, fresh_counters()).unwrap();
     PAGER.set(pager).ok().unwrap();

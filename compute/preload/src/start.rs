@@ -42,6 +42,7 @@ struct Run {
     prefetch: bool,
     counters: Option<String>,
     vectored: bool,
+    trace: Option<String>,
 }
 
 fn parse(text: &str) -> Result<Run, String> {
@@ -60,6 +61,7 @@ fn parse(text: &str) -> Result<Run, String> {
         prefetch: true,
         counters: None,
         vectored: true,
+        trace: None,
     };
     for pair in text.split(';').filter(|p| !p.is_empty()) {
         let (key, value) = pair.split_once('=').ok_or_else(|| format!("FARMEM_RUN: {pair:?} is not key=value"))?;
@@ -82,6 +84,7 @@ fn parse(text: &str) -> Result<Run, String> {
             "fault" if value == "thread" => run.mode = FaultMode::Thread,
             "prefetch" => run.prefetch = value != "off",
             "counters" => run.counters = Some(value.to_owned()),
+            "trace" => run.trace = Some(value.to_owned()),
             "mask" => run.vectored = !value.split(',').any(|f| f == "process_madvise"),
             _ => {}
         }
@@ -114,7 +117,8 @@ fn arm(text: &str) -> Result<(), String> {
         return Err("FARMEM_RUN names no node".into());
     }
     let pool = Pool::new(sessions).map_err(|e| e.to_string())?;
-    let config = Config { local: run.local, mode: run.mode, prefetch: run.prefetch, vectored: run.vectored };
+    let config =
+        Config { local: run.local, mode: run.mode, prefetch: run.prefetch, vectored: run.vectored, trace: run.trace };
     let pager = farmem_pager::start(config, pool, claim_counters()).map_err(|e| e.to_string())?;
     near::reserve().map_err(|e| format!("no address space for near stacks: {e}"))?;
     threads::resolve();

@@ -14,7 +14,7 @@ pub fn svg(report: &Report) -> String {
          <text x=\"24\" y=\"52\" fill=\"#666\">geometric mean over traces and local shares; grey policies see every access</text>\n",
     );
     for (i, (name, ratio)) in POLICIES.iter().zip(ratios).enumerate() {
-        let y = 76 + 31 * i;
+        let y = 76 + 27 * i;
         let fill = if i < BUILDABLE { "#0b6e99" } else { "#aaa" };
         let length = ratio / greatest * 460.0;
         let _ = writeln!(

@@ -9,7 +9,8 @@ use serde_json::{Value, json};
 use std::fmt::Write;
 
 /// Policies that could be built, then those that only a replayer can run.
-pub const POLICIES: [&str; 9] = ["FIFO", "clock", "standby", "2Q", "S3-FIFO", "farmem", "LRU*", "CLOCK*", "MIN*"];
+pub const POLICIES: [&str; 11] =
+    ["FIFO", "clock", "standby", "2Q", "S3-FIFO", "farmem", "LRU*", "CLOCK*", "SIEVE*", "S3-FIFO*", "MIN*"];
 /// How many of [`POLICIES`] are buildable.
 pub const BUILDABLE: usize = 6;
 
@@ -17,13 +18,13 @@ pub const BUILDABLE: usize = 6;
 pub struct Row {
     /// The trace.
     pub trace: String,
-    /// Pages it touches.
+    /// Pages it has at most.
     pub pages: usize,
-    /// Accesses it makes.
+    /// Entries it has.
     pub accesses: usize,
     /// Local share, percent.
     pub share: usize,
-    /// Misses per access to a page touched before, by [`POLICIES`].
+    /// Fetches per access to a page touched before, by [`POLICIES`].
     pub misses: [f64; POLICIES.len()],
     /// The policy in use, with prefetch.
     pub ahead: Outcome,
@@ -49,18 +50,25 @@ fn buildable(name: usize) -> impl Fn(usize) -> Box<dyn Policy> {
     }
 }
 
+/// A share of a trace's pages as local memory.
+pub(crate) fn setup(trace: &Trace, share: usize, batch: usize, staging: usize) -> Setup {
+    Setup { local: (trace.peak * share / 100).max(64), batch, staging, prefetch: false, longest: None }
+}
+
 /// Replays everything. `staging`: thousandths of local memory.
 pub fn run(traces: &[Trace], shares: &[usize], batch: usize, staging: usize) -> Report {
     let mut rows = Vec::new();
     for trace in traces {
         for &share in shares {
-            let local = (trace.pages.len() * share / 100).max(16);
-            let setup = Setup { local, batch, staging, prefetch: false };
-            let repeats = (trace.accesses.len() - trace.pages.len()).max(1) as f64;
+            let setup = setup(trace, share, batch, staging);
+            let local = setup.local;
+            let repeats = trace.again.max(1) as f64;
             let misses = std::array::from_fn(|i| {
                 let misses = match POLICIES[i] {
                     "LRU*" => ideal::lru(trace, local),
                     "CLOCK*" => ideal::clock(trace, local),
+                    "SIEVE*" => ideal::sieve(trace, local),
+                    "S3-FIFO*" => ideal::s3_fifo(trace, local),
                     "MIN*" => ideal::belady(trace, local),
                     _ => replay(trace, setup, buildable(i)).demand,
                 };
@@ -69,8 +77,8 @@ pub fn run(traces: &[Trace], shares: &[usize], batch: usize, staging: usize) -> 
             let in_use = |prefetch| replay(trace, Setup { prefetch, ..setup }, farmem_cache::recommended);
             rows.push(Row {
                 trace: trace.name.clone(),
-                pages: trace.pages.len(),
-                accesses: trace.accesses.len(),
+                pages: trace.peak,
+                accesses: trace.events.len(),
                 share,
                 misses,
                 ahead: in_use(true),
@@ -79,37 +87,6 @@ pub fn run(traces: &[Trace], shares: &[usize], batch: usize, staging: usize) -> 
         }
     }
     Report { rows }
-}
-
-/// Shapes of [`Segments`] compared: each one's misses over [`TWO_QUEUE`]'s, geometric mean over traces
-/// and shares, without prefetch. Aligned, best first.
-pub fn sweep(traces: &[Trace], shares: &[usize], batch: usize, staging: usize) -> String {
-    let demand = |shape: Shape| -> Vec<f64> {
-        let one = |trace: &Trace, share: usize| {
-            let setup = Setup { local: (trace.pages.len() * share / 100).max(16), batch, staging, prefetch: false };
-            1.0 + replay(trace, setup, |n| Box::new(Segments::new(n, shape))).demand as f64
-        };
-        traces.iter().flat_map(|t| shares.iter().map(move |&s| one(t, s))).collect()
-    };
-    let base = demand(TWO_QUEUE);
-    let mut found = Vec::new();
-    for probation in [5, 10, 20, 30, 50] {
-        for soon in [25, 50, 75, 100, 125] {
-            for credit in [0, 1, 3] {
-                let shape = Shape { probation, soon, credit };
-                let sum: f64 = demand(shape).iter().zip(&base).map(|(a, b)| (a / b).ln()).sum();
-                found.push((sum, shape));
-            }
-        }
-    }
-    found.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let mut out = String::from("| probation | soon  | credit | over 2Q |\n| --:       | --:   | --:    | --:     |\n");
-    for (sum, shape) in found {
-        let ratio = (sum / base.len() as f64).exp();
-        let _ =
-            writeln!(out, "| {:>7} % | {:>3} % | {:>6} | {ratio:>6.3}× |", shape.probation, shape.soon, shape.credit);
-    }
-    out
 }
 
 impl Report {
@@ -127,7 +104,7 @@ impl Report {
         let mut out = String::new();
         let mut line = |cells: &[String]| {
             let padded: Vec<String> =
-                cells.iter().enumerate().map(|(i, c)| pad(c, if i == 0 { 12 } else { 7 })).collect();
+                cells.iter().enumerate().map(|(i, c)| pad(c, if i == 0 { 12 } else { 8 })).collect();
             let _ = writeln!(out, "| {} |", padded.join(" | "));
         };
         let head = |first: &[&str], rest: &[&str]| first.iter().chain(rest).map(|s| s.to_string()).collect::<Vec<_>>();
@@ -176,7 +153,7 @@ impl Report {
             let misses: serde_json::Map<String, Value> =
                 POLICIES.iter().zip(r.misses).map(|(name, m)| (name.to_string(), json!(m))).collect();
             json!({
-                "trace": r.trace, "pages": r.pages, "accesses": r.accesses, "local_percent": r.share,
+                "trace": r.trace, "pages": r.pages, "events": r.accesses, "local_percent": r.share,
                 "miss_ratio": misses,
                 "faults": r.ahead.demand + r.ahead.rescued, "faults_without_prefetch": r.alone.demand + r.alone.rescued,
                 "prefetched": r.ahead.prefetched, "prefetch_useful": r.ahead.useful,

@@ -73,7 +73,8 @@ impl Window {
         (self.pages > 0).then(|| PageId(self.after.0.wrapping_add_signed(self.stride * (self.pages as i64 + 1))))
     }
 
-    fn clear(&mut self) {
+    /// Makes it empty.
+    pub fn clear(&mut self) {
         self.pages = 0;
     }
 
@@ -87,6 +88,12 @@ impl Window {
 
 const MAX_PAGE: u64 = farmem_protocol::addr::FAR_PAGES as u64 - 1;
 
+/// The longest window that a local memory of `pages` bears: what it brings must not be evicted before
+/// it is used, nor push out more than the guess is worth (`docs/design/cache.md`, *Prefetch*).
+pub fn longest_for(pages: u64) -> u32 {
+    (pages / 32).min(LONGEST as u64) as u32
+}
+
 /// What became of the windows.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Tally {
@@ -94,12 +101,23 @@ pub struct Tally {
     pub faults: u64,
     /// Windows named.
     pub windows: u64,
-    /// Pages in them.
+    /// Pages fetched by them.
     pub issued: u64,
-    /// Pages in windows whose trip-wire was touched.
+    /// … by windows whose trip-wire was touched.
     pub used: u64,
-    /// Pages in windows given up.
+    /// … by windows given up.
     pub wasted: u64,
+}
+
+impl Tally {
+    /// Adds another thread's.
+    pub fn add(&mut self, other: Tally) {
+        self.faults += other.faults;
+        self.windows += other.windows;
+        self.issued += other.issued;
+        self.used += other.used;
+        self.wasted += other.wasted;
+    }
 }
 
 /// Follows a thread's faults.
@@ -135,12 +153,11 @@ impl Prefetcher {
         window.clear();
         self.tally.faults += 1;
         if let Some(next) = self.streams.follow(page, self.trust.longest().min(self.longest), self.trust.slack()) {
-            if next.lost > 0 {
-                self.tally.wasted += next.lost as u64;
-                self.trust.less();
+            if next.lost {
+                self.waste(next.fetched);
             } else {
-                self.tally.used += next.used as u64;
-                self.trust.more(next.used);
+                self.tally.used += next.fetched as u64;
+                self.trust.more(next.fetched);
             }
             self.issue(next.slot, page, next.stride, next.pages, window);
             return;
@@ -151,10 +168,7 @@ impl Prefetcher {
             && self.longest > 0
         {
             let (slot, replaced) = self.streams.open(page, stride);
-            if replaced > 0 {
-                self.tally.wasted += replaced as u64;
-                self.trust.less();
-            }
+            self.waste(replaced);
             self.issue(slot, page, stride, FIRST.min(self.longest), window);
         }
     }
@@ -164,8 +178,21 @@ impl Prefetcher {
     pub fn shortened(&mut self, window: &mut Window, from: usize) {
         let cut = window.pages.saturating_sub(from as u32);
         window.pages -= cut;
-        self.tally.issued -= cut as u64;
         self.streams.shorten_latest(window.pages);
+    }
+
+    /// So many pages of the last window are being fetched; the others are local already, or do not
+    /// exist. Say so before the next fault: only what was fetched can have been worth it or wasted.
+    pub fn fetched(&mut self, pages: u32) {
+        self.tally.issued += pages as u64;
+        self.streams.fetched_latest(pages);
+    }
+
+    fn waste(&mut self, pages: u32) {
+        self.tally.wasted += pages as u64;
+        if pages > 0 {
+            self.trust.less();
+        }
     }
 
     /// The windows so far.
@@ -177,7 +204,6 @@ impl Prefetcher {
         window.set(page, stride, pages);
         self.streams.issued(slot, page, window.pages);
         self.tally.windows += (window.pages > 0) as u64;
-        self.tally.issued += window.pages as u64;
     }
 }
 

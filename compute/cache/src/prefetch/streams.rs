@@ -10,8 +10,10 @@ struct Stream {
     /// Its last fault.
     at: u64,
     stride: i64,
-    /// Pages ahead of `at` that were fetched.
+    /// Pages ahead of `at` that are local now, it is hoped.
     window: u32,
+    /// … of which the window brought in; the others were there.
+    fetched: u32,
     /// When it was last followed; 0: no stream.
     used: u64,
 }
@@ -22,10 +24,10 @@ pub(super) struct Next {
     pub stride: i64,
     /// Pages to fetch now.
     pub pages: u32,
-    /// Pages of the last window, if it was used.
-    pub used: u32,
-    /// Pages of the last window, if it was lost.
-    pub lost: u32,
+    /// Whether the last window came to nothing.
+    pub lost: bool,
+    /// Pages that it had brought in.
+    pub fetched: u32,
 }
 
 pub(super) struct Streams {
@@ -36,7 +38,7 @@ pub(super) struct Streams {
 
 impl Streams {
     pub fn new() -> Streams {
-        Streams { streams: [Stream { at: 0, stride: 1, window: 0, used: 0 }; STREAMS], clock: 0, latest: 0 }
+        Streams { streams: [Stream { at: 0, stride: 1, window: 0, fetched: 0, used: 0 }; STREAMS], clock: 0, latest: 0 }
     }
 
     /// If `page` goes on with a stream: what to do.
@@ -58,19 +60,16 @@ impl Streams {
                 continue;
             }
             let steps = ahead / step;
-            let next = if steps > window {
-                let pages = (s.window * 2).clamp(super::FIRST.min(longest), longest);
-                Next { slot, stride: s.stride, pages, used: s.window, lost: 0 }
-            } else {
-                // A page of the window itself: it came to nothing.
-                Next { slot, stride: s.stride, pages: s.window / 2, used: 0, lost: s.window }
-            };
-            return Some(next);
+            // A fault on a page of the window itself: it came to nothing.
+            let lost = steps <= window;
+            let pages = if lost { s.window / 2 } else { (s.window * 2).clamp(super::FIRST.min(longest), longest) };
+            return Some(Next { slot, stride: s.stride, pages, lost, fetched: s.fetched });
         }
         None
     }
 
-    /// A stream that begins at `page`. Returns its slot, and the unused window of the stream it replaced.
+    /// A stream that begins at `page`. Returns its slot, and what the last window of the stream it replaced had
+    /// brought in.
     pub fn open(&mut self, page: PageId, stride: i64) -> (usize, u32) {
         let mut oldest = 0;
         for slot in 1..STREAMS {
@@ -78,8 +77,8 @@ impl Streams {
                 oldest = slot;
             }
         }
-        let replaced = self.streams[oldest].window;
-        self.streams[oldest] = Stream { at: page.0, stride, window: 0, used: 0 };
+        let replaced = self.streams[oldest].fetched;
+        self.streams[oldest] = Stream { at: page.0, stride, window: 0, fetched: 0, used: 0 };
         (oldest, replaced)
     }
 
@@ -88,7 +87,11 @@ impl Streams {
         self.clock += 1;
         self.latest = slot;
         let stream = &mut self.streams[slot];
-        (stream.at, stream.window, stream.used) = (page.0, pages, self.clock);
+        (stream.at, stream.window, stream.fetched, stream.used) = (page.0, pages, 0, self.clock);
+    }
+
+    pub fn fetched_latest(&mut self, pages: u32) {
+        self.streams[self.latest].fetched = pages;
     }
 
     pub fn shorten_latest(&mut self, pages: u32) {

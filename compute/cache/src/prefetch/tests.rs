@@ -10,7 +10,10 @@ fn faults(accesses: impl IntoIterator<Item = u64>) -> (usize, Tally) {
         if local.insert(page) {
             faults += 1;
             prefetcher.fault(PageId(page), &mut window);
-            local.extend(window.pages().map(|p| p.0));
+            let fetched = window.pages().filter(|p| local.insert(p.0)).count();
+            if !window.is_empty() {
+                prefetcher.fetched(fetched as u32);
+            }
         }
     }
     (faults, prefetcher.tally())
