@@ -17,7 +17,11 @@ const LIMIT: Duration = Duration::from_secs(90);
 const WAYS: [&[&str]; 3] = [&["--transport", "shm"], &["--transport", "tcp"], &["--fault", "thread"]];
 
 fn case(name: &str) -> Result<()> {
-    let program = Command::new(compile::c(name, &[])?);
+    built(name, &[])
+}
+
+fn built(name: &str, flags: &[&str]) -> Result<()> {
+    let program = Command::new(compile::c(name, flags)?);
     let native = process::run(copy(&program), LIMIT)?.success()?;
     for way in WAYS {
         let (far, stats) = far_run(&program, &Far::local("4M").with(way), LIMIT)?;
@@ -38,4 +42,10 @@ cases! {
     own_handlers signals_blocked far_stacks alt_stacks
     reservations jit remap advise program_break instructions
     sync_far syscalls_far bad_pointers big_io blocked_calls
+}
+
+#[test]
+fn early_heap() -> Result<()> {
+    built("early_heap", &[])?;
+    built("early_heap", &["-no-pie"])
 }

@@ -135,13 +135,16 @@ fn arm(text: &str) -> Result<(), String> {
         );
     }
     net::arm().map_err(|e| format!("the system-call filter cannot be armed: {e}"))?;
-    // malloc's heap: from here on it grows in the far range.
-    // Libraries that are initialized before us may have used malloc already. A break that then moves to
-    // lower addresses is malloc's "break adjusted to free malloc space"; left alone, its next request
-    // for the heap fails (the break it asks for is not far), and from there on it takes what it gets.
-    // SAFETY: a query; then moves libc's idea of the break to where our brk says it is.
+    // malloc's heap: from here on it grows in the far range. Libraries that are initialized before us
+    // may have used malloc already (libstdc++ does). To malloc, a break that moves to higher addresses is
+    // somebody else's sbrk; one that moves to lower addresses is fatal ("break adjusted to free malloc
+    // space"). So where the heap began above the far range, as in a position-independent program, libc's
+    // idea of it stays: its next request fails (the break it asks for is not far), and from there on
+    // malloc takes mappings. Below the far range it must move, for there every answer of ours would be
+    // higher than the break asked for, which libc takes for consent.
+    // SAFETY: queries; then moves libc's idea of the break to where our brk says it is.
     unsafe {
-        if libc::mallinfo().arena == 0 {
+        if libc::mallinfo().arena == 0 || (libc::sbrk(0) as usize) < FAR_START {
             libc::brk(FAR_START as *mut libc::c_void);
         }
     }
