@@ -173,9 +173,9 @@ impl Pool {
         let mut slabs = self.slabs.lock();
         let slabs = &mut *slabs;
         loop {
-            let count = slabs.list.len();
+            let (count, from) = (slabs.list.len(), slabs.cursor);
             for step in 0..count {
-                let index = (slabs.cursor + step) % count;
+                let index = (from + step) % count;
                 if let Some(slots) = &mut slabs.list[index]
                     && slots.may_allocate()
                 {
