@@ -12,7 +12,7 @@
 //! fault never needs the lock, so this ends.
 //!
 //! *Overcommit.* Writable private memory without `MAP_NORESERVE` is committed: it
-//! must fit in local plus far memory, or the call fails with ENOMEM now. Reserved
+//! must fit in local memory, or else in far memory, or the call fails with ENOMEM now. Reserved
 //! address space costs nothing until it is made writable. `MAP_NORESERVE` memory
 //! is never counted; if it fills far memory, the run ends with a line that says so.
 //!
@@ -490,13 +490,17 @@ impl Pager {
         }
     }
 
-    /// Far memory that so much committed memory needs besides local memory, of which a little is
-    /// always headroom: nine tenths count.
+    /// Far memory that so much committed memory needs: none if it fits in local memory, of which a little
+    /// is always headroom; else as much, for a page keeps its slot while it is local, and on its way out
+    /// again may hold two.
     pub(crate) fn far_needed(&self, committed: u64) -> u64 {
-        committed.saturating_sub(self.limit * PAGE_BYTES as u64 / 10 * 9)
+        if committed <= self.limit * PAGE_BYTES as u64 / 10 * 9 {
+            return 0;
+        }
+        committed + (self.staging.len() * PAGE_BYTES) as u64
     }
 
-    /// Memory that the program has committed must fit in local and far memory together.
+    /// Memory that the program has committed must fit in local memory, or else in far memory.
     fn commit(&self, total: u64) -> Result<(), NoRoom> {
         match self.pool.ensure(self.far_needed(total)) {
             Err(NoRoom::Lost(lost)) => self.node_lost(&lost),
