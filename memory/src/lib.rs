@@ -148,6 +148,8 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
+        // First: the workers let members go as they close connections.
+        self.nic.lending.leave_alone();
         self.workers.stop();
     }
 }

@@ -1,5 +1,8 @@
 //! What the operator of a node sees and does: counters, the status of limits, going down.
 
+// Mapped memory is looked at as a program would.
+#![allow(unsafe_code)]
+
 use farmem_fabric::contract::put;
 use farmem_fabric::{ConnectError, ConnectOptions, NodeAddr, Session, Transport};
 use farmem_memory::{Config, Node, StartError};
@@ -21,12 +24,16 @@ fn config() -> Config {
 }
 
 fn join(node: &Node) -> Result<Session, ConnectError> {
+    join_run(node, [1; 16])
+}
+
+fn join_run(node: &Node, run: [u8; 16]) -> Result<Session, ConnectError> {
     let options = ConnectOptions {
         timeout: Duration::from_secs(5),
         grace: Duration::from_secs(5),
-        run: [1; 16],
+        run,
         pid: std::process::id(),
-        transport: Transport::Tcp,
+        transport: if matches!(node.addresses()[0], NodeAddr::Shm(_)) { Transport::Shm } else { Transport::Tcp },
     };
     Session::connect(&node.addresses()[0], &options)
 }
@@ -64,11 +71,13 @@ fn counters_tell_what_was_done() {
 }
 
 #[test]
-fn a_node_that_goes_down_serves_its_members_and_takes_no_more() {
+fn a_node_that_goes_down_serves_the_runs_it_has_and_takes_no_more() {
     let node = Node::start(&config()).unwrap();
     let session = join(&node).unwrap();
     assert_eq!(node.drain(Duration::from_millis(50)), 1);
-    assert!(matches!(join(&node), Err(ConnectError::Draining(_))));
+    assert!(matches!(join_run(&node, [2; 16]), Err(ConnectError::Draining(_))));
+    // A program that a run starts now.
+    drop(join(&node).unwrap());
     session.grant().unwrap();
     session.fork_ticket().unwrap().abandon();
     drop(session);
@@ -84,4 +93,20 @@ fn impossible_wishes_are_refused_at_start() {
     let node = Node::start(&config()).unwrap();
     let taken = Node::start(&Config { listen: node.addresses().to_vec(), ..config() }).err();
     assert!(matches!(taken, Some(StartError::Listen(..))));
+}
+
+#[test]
+fn a_node_that_ends_first_leaves_mapped_memory_as_it_is() {
+    let socket = std::env::temp_dir().join(format!("farmem-operator-{}.sock", std::process::id()));
+    let node = Node::start(&Config { listen: vec![NodeAddr::Shm(socket)], ..config() }).unwrap();
+    let session = join(&node).unwrap();
+    let slab = session.grant().unwrap();
+    let mut queue = session.queue_pair().unwrap();
+    put(&mut queue, slab.id, 4096, b"of a living program").unwrap();
+    drop(node);
+    let mut bytes = [0; 19];
+    // SAFETY: the slab stays mapped until the session releases it.
+    unsafe { slab.base.unwrap().add(4096).copy_to(std::ptr::NonNull::from(&mut bytes).cast(), bytes.len()) };
+    assert_eq!(&bytes, b"of a living program");
+    assert!(session.tend().is_err());
 }

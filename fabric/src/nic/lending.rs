@@ -31,6 +31,7 @@ pub struct Lending {
     next: AtomicU64,
     backing: Backing,
     reserve_empty: AtomicBool,
+    left_alone: AtomicBool,
 }
 
 /// Why there is no slab.
@@ -52,7 +53,14 @@ impl Lending {
             next: AtomicU64::new(1),
             backing,
             reserve_empty: AtomicBool::new(false),
+            left_alone: AtomicBool::new(false),
         }
+    }
+
+    /// The node ends, perhaps before its members: from now on slabs are let go without a scrub. What a
+    /// member has mapped is then its own until it finds out, byte for byte, and the kernel's after that.
+    pub fn leave_alone(&self) {
+        self.left_alone.store(true, Ordering::Relaxed);
     }
 
     /// Bytes it lends, in all.
@@ -133,7 +141,9 @@ impl Slab {
 impl Drop for Slab {
     fn drop(&mut self) {
         // Before it counts as free, so that memory in use never exceeds the limit.
-        self.memfd.discard(SLAB_BYTES);
+        if !self.lending.left_alone.load(Ordering::Relaxed) {
+            self.memfd.discard(SLAB_BYTES);
+        }
         self.lending.lent.fetch_sub(SLAB_BYTES, Ordering::Relaxed);
     }
 }

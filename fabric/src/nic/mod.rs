@@ -18,6 +18,7 @@
 //!                       │  └─ a Ticket's member begins absent                │
 //!                       └── Bye, EndRun, or its Unix socket closed ──────────┴──────► gone
 //! ```
+//! (EndRun ends no member whose Unix socket stands.)
 //!
 //! A closed Unix socket proves that the process is gone, or has exec'ed; a closed
 //! TCP connection proves nothing. Gone: its slabs lose one holder, its queue
@@ -156,7 +157,7 @@ impl Nic {
         }
     }
 
-    /// From now on takes no new members.
+    /// From now on takes no new runs.
     pub fn drain(&self) {
         self.draining.store(true, Ordering::Relaxed);
     }
@@ -221,12 +222,15 @@ impl Nic {
     }
 
     fn join(&self, hello: &Hello, local: bool, now_ns: u64) -> Result<Arc<Member>, Verdict> {
-        if self.is_draining() {
+        let members = self.members.lock();
+        // A run that is here goes on, and its programs start programs.
+        if self.is_draining() && !members.values().any(|member| member.run == hello.run) {
             return Err(Verdict::Draining);
         }
-        if self.members.lock().len() >= MAX_MEMBERS {
+        if members.len() >= MAX_MEMBERS {
             return Err(Verdict::Full);
         }
+        drop(members);
         let grace_ns = hello.grace_ms.get().min(MAX_GRACE_MS) * 1_000_000 + GRACE_MARGIN_NS;
         count(&self.tally.joined, 1);
         Ok(self.enrol(hello.run, hello.pid.get(), local, grace_ns, 1, now_ns))
@@ -308,7 +312,11 @@ impl Nic {
 
     fn end_run(&self, run: &Secret) {
         for member in self.members().iter().filter(|member| member.run == *run) {
-            self.part(member);
+            // A Unix socket that stands is a process that lives, whatever its supervisor believes; its
+            // memory is mapped there, and to be free again as soon as the process ends.
+            if !(member.local && member.presence.lock().connections > 0) {
+                self.part(member);
+            }
         }
     }
 }
