@@ -1,10 +1,12 @@
 //! Ends that a load instruction cannot report: one line, one status, no return.
 
 use farmem_protocol::{counters, exit};
-use farmem_sys::raw::{Errno, syscall, write_all};
+use farmem_sys::raw::{Errno, sleep_ns, syscall, write_all};
 use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
 
 static STDERR: AtomicI32 = AtomicI32::new(2);
+/// The process that is ending. Not a flag: a vfork child that ends shares this word with its parent.
+static ENDING: AtomicI32 = AtomicI32::new(0);
 static LAST_WORDS: AtomicPtr<counters::File> = AtomicPtr::new(std::ptr::null_mut());
 
 /// Keeps a copy of standard error (the program may close its own) and the place for last words.
@@ -24,9 +26,16 @@ pub fn say(line: &str) {
     write_all(STDERR.load(Ordering::Relaxed), format!("farmem: {line}\n").as_bytes());
 }
 
-/// Ends the process with a line and a status from [`exit`].
+/// Ends the process with a line and a status from [`exit`]. When threads find out together, the
+/// first one speaks.
 pub fn die(status: i32, line: &str) -> ! {
-    say(line);
+    let own = std::process::id() as i32;
+    if ENDING.swap(own, Ordering::Relaxed) == own {
+        // The first one is about to end us all. Not for ever: nothing that ends may hang.
+        sleep_ns(1_000_000_000);
+    } else {
+        say(line);
+    }
     // SAFETY: null or the counters file, which stays mapped for the life of the process.
     if let Some(file) = unsafe { LAST_WORDS.load(Ordering::Relaxed).as_ref() } {
         counters::put_text(&file.last_words, line);
