@@ -45,13 +45,16 @@ pub type RunId = Secret;
 /// How long a connection that stands may be silent while an answer is due, before its node counts as
 /// lost. A stopped node (SIGSTOP, a suspended machine) is waited for this long.
 pub const SILENT_NS: u64 = 30_000_000_000;
-/// How long nobody may listen at a node's own address before it counts as dead: long enough for a
-/// backlog that overflowed or a listener being replaced, short enough to end a program within two seconds.
-pub const REFUSED_NS: u64 = 1_000_000_000;
+/// How long nobody may listen at a node's own address before it counts as dead: long enough for one
+/// refusal to be an accident (a firewall being loaded), short enough to end a program within two
+/// seconds on a machine that is busy with other things.
+pub const REFUSED_NS: u64 = 500_000_000;
 /// The least time of silence on the wire after which the kernel gives a connection up, in
 /// milliseconds: more than the stop of a node that programs are promised to survive (5 s), for a
 /// stopped node whose buffers are full looks silent too.
 const UNACKNOWLEDGED_MS: u64 = 15_000;
+/// How long a node may take to answer that a run is over.
+pub const FAREWELL_NS: u64 = 1_000_000_000;
 /// Between attempts to restore a connection.
 const RETRY_NS: u64 = 50_000_000;
 
@@ -280,8 +283,12 @@ impl Session {
     }
 
     /// The run is over: its members' slabs are free now. For the run's supervisor.
+    ///
+    /// The run's end waits for this, and the node can do without it (it sees the members go, and waits
+    /// for their graces): a connection that was cut is dialled once, and a node that does not answer
+    /// within [`FAREWELL_NS`] finds the request when it looks.
     pub fn end_run(&self, run: RunId) -> Result<(), Lost> {
-        self.member.ask(Ask::EndRun, SlabId(0), run).map(|_| ())
+        self.member.say_over(run)
     }
 
     /// In a forked child, which inherited its parent's session: closes the descriptors and says
@@ -359,7 +366,7 @@ impl Membership {
         let request = request(ask, control.number, slab, run);
         loop {
             if let Some(link) = &control.link {
-                match exchange(&self.reach, link, request.as_bytes()) {
+                match exchange(&self.reach, link, request.as_bytes(), SILENT_NS) {
                     Ok((answer, passed)) if answer.number == request.number => return Ok((answer, passed)),
                     Ok(_) => return Err(self.give_up("it answers what was not asked".into())),
                     Err(Errno(libc::ETIMEDOUT)) => return Err(self.silent()),
@@ -368,6 +375,30 @@ impl Membership {
             }
             let link = self.restore(Purpose::Rejoin, 0)?;
             (control.link, control.cut_ns) = (Some(link), 0);
+        }
+    }
+
+    /// See [`Session::end_run`].
+    fn say_over(&self, run: Secret) -> Result<(), Lost> {
+        self.check()?;
+        let mut control = self.control.lock();
+        control.number += 1;
+        let request = request(Ask::EndRun, control.number, SlabId(0), run);
+        let said = |link: &Link| exchange(&self.reach, link, request.as_bytes(), FAREWELL_NS).map(|_| ());
+        if let Some(link) = &control.link {
+            match said(link) {
+                Ok(()) | Err(Errno(libc::ETIMEDOUT)) => return Ok(()),
+                Err(_) => control.link = None,
+            }
+        }
+        let dialled = self.dial(Purpose::Rejoin, 0, self.secret, FAREWELL_NS);
+        let link = dialled.map_err(|failure| self.give_up(format!("its connection was cut: {failure}")))?;
+        match said(&link) {
+            Ok(()) | Err(Errno(libc::ETIMEDOUT)) => {
+                control.link = Some(link);
+                Ok(())
+            }
+            Err(e) => Err(self.give_up(format!("its connection was cut: {e}"))),
         }
     }
 
@@ -593,10 +624,10 @@ fn receive_all(reach: &Reach, link: &Link, into: &mut [u8], until: u64) -> Resul
     Ok(passed)
 }
 
-fn exchange(reach: &Reach, link: &Link, request: &[u8]) -> Result<(Answer, Option<i32>), Errno> {
+fn exchange(reach: &Reach, link: &Link, request: &[u8], within_ns: u64) -> Result<(Answer, Option<i32>), Errno> {
     send_now(link, request)?;
     let mut answer = Answer::new_zeroed();
-    let until = reach.now_ns() + SILENT_NS;
+    let until = reach.now_ns() + within_ns;
     let passed = receive_all(reach, link, answer.as_mut_bytes(), until)?;
     Ok((answer, passed))
 }
