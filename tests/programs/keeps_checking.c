@@ -1,0 +1,118 @@
+/* A program that is at work while things happen to it: threads that check and
+ * rewrite pages of a map many times the size of local memory, at random.
+ *
+ *   keeps_checking MIB THREADS [fork] [idle] [noreserve] [crash]
+ *
+ * Says "ready PID" when every page is written, and works until SIGUSR1. Then
+ * every thread checks all of its pages once more, and the program says "sound"
+ * and ends with 0. A word that is not what was written last: "WRONG", and 99.
+ * With `fork`, a child does the same to its copy, which the parent waits for.
+ * With `idle`, nothing is touched between "ready" and SIGUSR1.
+ * With `noreserve`, the map is one that nobody promised memory for. With `crash`,
+ * a thread writes to address 16 while the others work. SIGINT is counted. */
+#include "case.h"
+
+enum { MOST = 64 };
+static size_t pages, threads;
+static uint64_t *map;
+static uint32_t *written; /* how often each page was: local, so that nothing far vouches for far */
+static volatile sig_atomic_t finish, interrupts;
+
+static void on_finish(int s) { (void)s, finish = 1; }
+static void on_interrupt(int s) { (void)s, interrupts++; }
+
+static uint64_t word(size_t page, uint32_t generation, size_t i) {
+    return mix(page * 0x10001 + ((uint64_t)generation << 40) + i);
+}
+
+static void write_page(size_t page) {
+    uint64_t *at = map + page * (PAGE / 8);
+    uint32_t generation = ++written[page];
+    for (size_t i = 0; i < PAGE / 8; i++) at[i] = word(page, generation, i);
+}
+
+static void check_page(size_t page) {
+    const uint64_t *at = map + page * (PAGE / 8);
+    for (size_t i = 0; i < PAGE / 8; i++) {
+        uint64_t got = at[i], due = word(page, written[page], i);
+        if (got == due) continue;
+        printf("WRONG page %zu word %zu: %016lx, not %016lx of generation %u\n", page, i, got, due, written[page]);
+        fflush(stdout);
+        _exit(99);
+    }
+}
+
+static void *work(void *arg) {
+    size_t me = (uintptr_t)arg, own = pages / threads;
+    uint64_t random = mix(me + (uintptr_t)getpid());
+    while (!finish) {
+        random = mix(random);
+        size_t page = (random >> 20) % own;
+        /* One page, or a few in a row, so that there is something to fetch ahead. */
+        size_t end = page + (random % 4 ? 1 : random >> 8 & 63);
+        for (; page < end && page < own; page++) {
+            check_page(me * own + page);
+            if (random % 3 == 0) write_page(me * own + page);
+        }
+    }
+    for (size_t i = 0; i < own; i++) check_page(me * own + i);
+    return NULL;
+}
+
+static void *crash(void *arg) {
+    usleep(100000);
+    *(volatile int *)16 = 1;
+    return arg;
+}
+
+static void work_until_told(int crashes) {
+    pthread_t t[MOST];
+    if (crashes) pthread_create(&t[0], NULL, crash, NULL);
+    for (uintptr_t i = 0; i < threads; i++) pthread_create(&t[i], NULL, work, (void *)i);
+    for (size_t i = 0; i < threads; i++) pthread_join(t[i], NULL);
+}
+
+int main(int argc, char **argv) {
+    MUST(argc >= 3);
+    pages = strtoul(argv[1], NULL, 10) * MIB / PAGE, threads = strtoul(argv[2], NULL, 10);
+    MUST(threads >= 1 && threads <= MOST);
+    int forks = 0, idle = 0, crashes = 0, unpromised = 0;
+    for (int i = 3; i < argc; i++) {
+        forks |= !strcmp(argv[i], "fork");
+        idle |= !strcmp(argv[i], "idle");
+        crashes |= !strcmp(argv[i], "crash");
+        unpromised |= !strcmp(argv[i], "noreserve");
+    }
+    struct sigaction action = {.sa_handler = on_finish, .sa_flags = SA_RESTART};
+    sigaction(SIGUSR1, &action, NULL);
+    action.sa_handler = on_interrupt;
+    sigaction(SIGINT, &action, NULL);
+    written = (uint32_t *)mmap(NULL, pages * sizeof *written, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    map = mmap(NULL, pages * PAGE, PROT_READ | PROT_WRITE,
+               MAP_PRIVATE | MAP_ANONYMOUS | (unpromised ? MAP_NORESERVE : 0), -1, 0);
+    MUST(map != MAP_FAILED);
+    for (size_t page = 0; page < pages; page++) write_page(page);
+    pid_t child = 0;
+    if (forks) {
+        uint32_t *own = mmap(NULL, pages * sizeof *own, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        memcpy(own, written, pages * sizeof *own);
+        child = fork();
+        MUST(child >= 0);
+        if (child == 0) {
+            written = own;
+            work_until_told(0);
+            _exit(0);
+        }
+    }
+    printf("ready %d %d\n", getpid(), child);
+    fflush(stdout);
+    while (idle && !finish) usleep(20000);
+    work_until_told(crashes);
+    int ended = 0;
+    if (child) {
+        kill(child, SIGUSR1);
+        MUST(waitpid(child, &ended, 0) == child);
+    }
+    printf("sound interrupts %d child %d\n", (int)interrupts, WIFEXITED(ended) ? WEXITSTATUS(ended) : -WTERMSIG(ended));
+    return 0;
+}

@@ -1,0 +1,141 @@
+//! A client that lies: noise, frames of nearly the right form, and frames of the
+//! right form about what is not its own.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use farmem_protocol::wire::{Batch, Hello, MAGIC, Purpose, Request, VERSION, Verb, Welcome};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+trait Stream: Read + Write {}
+impl<S: Read + Write> Stream for S {}
+
+/// Splitmix64.
+struct Chance(u64);
+
+impl Chance {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+
+    fn bytes(&mut self, n: u64) -> Vec<u8> {
+        (0..n).map(|_| self.next() as u8).collect()
+    }
+}
+
+/// Talks nonsense to a node until told to stop; returns how many conversations there were.
+pub fn attack(seed: u64, tcp: SocketAddr, unix: &Path, stop: &AtomicBool) -> u64 {
+    let mut chance = Chance(seed);
+    let mut conversations = 0;
+    while !stop.load(Ordering::Relaxed) {
+        // A refused connection, a cut one: that is the node's right.
+        let _ = conversation(&mut chance, tcp, unix);
+        conversations += 1;
+    }
+    conversations
+}
+
+fn dial(chance: &mut Chance, tcp: SocketAddr, unix: &Path) -> std::io::Result<Box<dyn Stream>> {
+    let patience = Some(Duration::from_millis(50));
+    if chance.below(3) == 0 {
+        let stream = UnixStream::connect(unix)?;
+        stream.set_read_timeout(patience)?;
+        stream.set_write_timeout(patience)?;
+        return Ok(Box::new(stream));
+    }
+    let stream = TcpStream::connect(tcp)?;
+    stream.set_read_timeout(patience)?;
+    stream.set_write_timeout(patience)?;
+    Ok(Box::new(stream))
+}
+
+fn hello(purpose: Purpose) -> Hello {
+    let run = [0xBA; 16];
+    Hello { magic: MAGIC, version: VERSION.into(), purpose: purpose as u8, run, ..Hello::new_zeroed() }
+}
+
+fn greet(stream: &mut dyn Stream, hello: &Hello) -> std::io::Result<Welcome> {
+    stream.write_all(hello.as_bytes())?;
+    let mut bytes = [0; size_of::<Welcome>()];
+    stream.read_exact(&mut bytes)?;
+    let welcome = Welcome::read_from_bytes(&bytes).map_err(|_| std::io::ErrorKind::InvalidData)?;
+    stream.read_exact(&mut vec![0; welcome.path_len.get() as usize])?;
+    Ok(welcome)
+}
+
+fn conversation(chance: &mut Chance, tcp: SocketAddr, unix: &Path) -> std::io::Result<()> {
+    let mut control = dial(chance, tcp, unix)?;
+    match chance.below(4) {
+        0 => {
+            let n = chance.below(300);
+            control.write_all(&chance.bytes(n))?;
+            return Ok(());
+        }
+        1 => {
+            let mut bytes = hello(Purpose::Join).as_bytes().to_vec();
+            for _ in 0..=chance.below(4) {
+                let at = chance.below(bytes.len() as u64) as usize;
+                bytes[at] = chance.next() as u8;
+            }
+            control.write_all(&bytes)?;
+            let _ = control.read(&mut [0; 256]);
+            return Ok(());
+        }
+        _ => {}
+    }
+    let welcome = greet(&mut *control, &hello(Purpose::Join))?;
+    for _ in 0..chance.below(8) {
+        let mut request = Request::new_zeroed();
+        request.ask = chance.below(9) as u8;
+        request.number = chance.below(6).into();
+        request.slab = chance.below(12).into();
+        if chance.below(8) == 0 {
+            request.zero = [chance.next() as u8; 7];
+        }
+        control.write_all(request.as_bytes())?;
+    }
+    let _ = control.read(&mut [0; 512]);
+    let mut verbs = dial(chance, tcp, unix)?;
+    let (secret, incarnation) = (welcome.secret, welcome.incarnation);
+    greet(&mut *verbs, &Hello { secret, incarnation, ..hello(Purpose::Attach) })?;
+    for _ in 0..chance.below(6) {
+        verbs.write_all(&batch(chance))?;
+        let _ = verbs.read(&mut [0; 4096]);
+    }
+    Ok(())
+}
+
+/// Reads, writes and worse in slabs of other people.
+fn batch(chance: &mut Chance) -> Vec<u8> {
+    let count = 1 + chance.below(4);
+    let (mut verbs, mut operands) = (Vec::new(), Vec::new());
+    for _ in 0..count {
+        let mut verb = Verb::new_zeroed();
+        verb.op = 1 + chance.below(5) as u8;
+        verb.len = [8, 4096, 1 << 20, u32::MAX][chance.below(4) as usize].into();
+        verb.slab = chance.below(12).into();
+        verb.offset = [0, 4096, (64 << 20) - 8, u64::MAX - 7, chance.next()][chance.below(5) as usize].into();
+        operands.extend(match verb.op {
+            2 => chance.bytes(verb.len.get().min(1 << 16) as u64),
+            3 => chance.bytes(16),
+            4 => chance.bytes(8),
+            _ => Vec::new(),
+        });
+        verbs.extend_from_slice(verb.as_bytes());
+    }
+    let lie = if chance.below(4) == 0 { chance.next() as u32 } else { operands.len() as u32 };
+    let head = Batch { count: (count as u16).into(), zero: 0.into(), bytes: lie.into(), first: 0.into() };
+    [head.as_bytes(), &verbs, &operands].concat()
+}

@@ -1,0 +1,175 @@
+//! The node is lost, or only seems to be, while the program works.
+
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use farmem_tests::farmem::{Far, Node};
+use farmem_tests::process::{self, eventually};
+
+use crate::proxy::Proxy;
+use crate::{BOTH, By, LIMIT, Work, scenario, together};
+
+/// Within this a program ends whose node was killed.
+const SOON: Duration = Duration::from_secs(2);
+
+fn killed(by: By, arguments: &[&str]) -> Result<()> {
+    let node = Node::start("256M", &[])?;
+    let address = by.address(&node);
+    let work = Work::start(&by.far("4M", &address), arguments)?;
+    let since = Instant::now();
+    node.running.signal(libc::SIGKILL);
+    work.ended(since, SOON, 70, &address, "its process has ended")
+        .with_context(|| format!("{by:?} {arguments:?}"))
+        .map(|_| ())
+}
+
+#[test]
+fn a_killed_node_ends_the_program_at_once_over_shm() -> Result<()> {
+    killed(By::Shm, &["32", "4"])?;
+    killed(By::Shm, &["32", "2", "fork"])?;
+    killed(By::Shm, &["32", "1", "idle"])
+}
+
+#[test]
+fn a_killed_node_ends_the_program_at_once_over_tcp() -> Result<()> {
+    killed(By::Tcp, &["32", "4"])?;
+    killed(By::Tcp, &["32", "2", "fork"])?;
+    killed(By::Tcp, &["32", "1", "idle"])
+}
+
+#[test]
+fn a_killed_embedded_node_ends_the_program_at_once() -> Result<()> {
+    for by in BOTH {
+        let far = Far::local("4M").with(&["--far", "256M", "--transport", by.option()]);
+        let work = Work::start(&far, &["32", "3"])?;
+        let children = process::tree(work.run.pid());
+        let node = children.into_iter().find(|&pid| {
+            let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            line.windows(10).any(|word| word == b"--embedded")
+        });
+        let since = Instant::now();
+        process::send(node.context("no embedded node")?, libc::SIGKILL);
+        work.ended(since, SOON, 70, "memory node ", "its process has ended").with_context(|| format!("{by:?}"))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn of_two_nodes_the_lost_one_is_named() -> Result<()> {
+    for by in BOTH {
+        let nodes = [Node::start("128M", &[])?, Node::start("128M", &[])?];
+        let far = by.far("4M", &by.address(&nodes[0])).on(&by.address(&nodes[1]));
+        let work = Work::start(&far, &["140", "2"])?;
+        let since = Instant::now();
+        nodes[1].running.signal(libc::SIGKILL);
+        work.ended(since, SOON, 70, &by.address(&nodes[1]), "its process has ended")?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_node_started_anew_is_another() -> Result<()> {
+    let node = Node::start("256M", &[])?;
+    let (at, address) = (node.tcp, node.by_tcp());
+    let work = Work::start(&By::Tcp.far("4M", &address), &["32", "3"])?;
+    let since = Instant::now();
+    drop(node);
+    let _again = Node::start_at(at, "256M", &[])?;
+    // Which of the two the program finds depends on who is faster.
+    work.ended(since, SOON, 70, &address, "is lost: it").map(|_| ())
+}
+
+#[test]
+fn a_cut_that_heals_within_the_grace_changes_nothing() -> Result<()> {
+    let heals = |arguments: &'static [&'static str], fault: &'static str| {
+        scenario(format!("{arguments:?} {fault}"), move || {
+            let node = Node::start("256M", &[])?;
+            let proxy = Proxy::before(node.tcp)?;
+            let far = By::Tcp.far("4M", &proxy.at.to_string()).with(&["--fault", fault]);
+            let work = Work::start(&far, arguments)?;
+            for down in [1500, 20, 0, 300] {
+                proxy.cut();
+                std::thread::sleep(Duration::from_millis(down));
+                proxy.restore();
+                std::thread::sleep(Duration::from_millis(300));
+                ensure!(work.run.alive(), "{}", work.run.stderr());
+            }
+            work.sound().map(|_| ())
+        })
+    };
+    together(vec![
+        heals(&["32", "4"], "inline"),
+        heals(&["32", "2", "fork"], "inline"),
+        heals(&["32", "1", "idle"], "inline"),
+        heals(&["32", "2"], "thread"),
+    ])
+}
+
+#[test]
+fn a_cut_that_stays_ends_the_program_after_the_grace() -> Result<()> {
+    let stays = |arguments: &'static [&'static str]| {
+        scenario(format!("{arguments:?}"), move || {
+            let node = Node::start("256M", &[])?;
+            let proxy = Proxy::before(node.tcp)?;
+            let address = proxy.at.to_string();
+            let far = By::Tcp.far("4M", &address).with(&["--grace", "1s"]);
+            let work = Work::start(&far, arguments)?;
+            let since = Instant::now();
+            proxy.cut();
+            let limit = Duration::from_secs(3);
+            let took = work.ended(since, limit, 70, &address, "could not be restored within 1s")?;
+            ensure!(took >= Duration::from_secs(1), "the grace was not waited for: {took:?}");
+            // The node has given up, too.
+            let freed = || node.metric("farmem_node_lent_bytes").is_ok_and(|lent| lent == 0.0);
+            ensure!(eventually(Duration::from_secs(3), freed), "{}", node.metrics()?);
+            Ok(())
+        })
+    };
+    together(vec![stays(&["32", "4"]), stays(&["32", "2", "fork"]), stays(&["32", "1", "idle"])])
+}
+
+#[test]
+fn a_stopped_node_is_waited_for() -> Result<()> {
+    let stopped = |by: By, arguments: &'static [&'static str]| {
+        scenario(format!("{by:?} {arguments:?}"), move || {
+            let node = Node::start("256M", &[])?;
+            let work = Work::start(&by.far("4M", &by.address(&node)), arguments)?;
+            node.running.signal(libc::SIGSTOP);
+            std::thread::sleep(Duration::from_secs(5));
+            ensure!(work.run.alive(), "{}", work.run.stderr());
+            node.running.signal(libc::SIGCONT);
+            std::thread::sleep(Duration::from_millis(200));
+            work.sound().map(|_| ())
+        })
+    };
+    together(vec![
+        stopped(By::Shm, &["32", "2", "fork"]),
+        stopped(By::Tcp, &["32", "2", "fork"]),
+        stopped(By::Tcp, &["32", "4"]),
+    ])
+}
+
+#[test]
+fn the_programs_end_does_not_wait_for_the_node() -> Result<()> {
+    for by in BOTH {
+        for signal in [libc::SIGSTOP, libc::SIGKILL] {
+            let node = Node::start("256M", &[])?;
+            let mut program = Command::new("sh");
+            program.args(["-c", "echo up; read word; exit 3"]);
+            let mut command = by.far("16M", &by.address(&node)).command(&program);
+            let (input, word) = std::io::pipe()?;
+            command.stdin(Stdio::from(input));
+            let run = process::spawn(command)?;
+            ensure!(eventually(LIMIT, || run.stdout() == b"up\n"), "{}", run.stderr());
+            node.running.signal(signal);
+            let since = Instant::now();
+            drop(word);
+            let outcome = run.wait(LIMIT)?;
+            ensure!(outcome.code() == 3, "{outcome:?}");
+            ensure!(since.elapsed() < Duration::from_millis(2500), "{by:?} {signal}: {:?}", since.elapsed());
+            node.running.signal(libc::SIGCONT);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,169 @@
+//! Far memory runs out; nobody takes more than was promised.
+
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use farmem_tests::compile;
+use farmem_tests::farmem::{Node, split_stats};
+use farmem_tests::process::{self, eventually};
+
+use crate::{BOTH, By, LIMIT, Work, checker, scenario, together};
+
+#[test]
+fn a_node_that_has_nothing_left_at_start() -> Result<()> {
+    for by in BOTH {
+        let node = Node::start("64M", &[])?;
+        let far = by.far("4M", &by.address(&node));
+        let first = Work::start(&far, &["32", "2"])?;
+        // The program is told by mmap, as it would be natively, and ends in its own way.
+        let second = process::run(far.command(&checker(&["32", "2"])?), LIMIT)?;
+        let said = String::from_utf8_lossy(&second.stdout).into_owned();
+        ensure!(second.code() == 1 && said.contains("map != MAP_FAILED: errno 12"), "{by:?}: {second:?}");
+        ensure!(split_stats(&second.stderr).1.is_empty(), "{by:?}: {second:?}");
+        first.sound()?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_program_that_asks_for_more_than_there_is() -> Result<()> {
+    for (by, lend) in [(By::Shm, 128), (By::Tcp, 256), (By::Shm, 256)] {
+        let node = Node::start(&format!("{lend}M"), &[])?;
+        let mut program = std::process::Command::new(compile::c("no_memory", &[])?);
+        program.arg("4096");
+        let outcome = process::run(by.far("8M", &by.address(&node)).command(&program), LIMIT)?.success()?;
+        let said = String::from_utf8_lossy(&outcome.stdout).into_owned();
+        ensure!(said == "refused 1 errno 12 bad 0\nagain 1\n", "{by:?}: {outcome:?}");
+        ensure!(node.metric("farmem_node_lent_bytes_peak")? <= (lend << 20) as f64, "{}", node.metrics()?);
+    }
+    Ok(())
+}
+
+#[test]
+fn memory_that_nobody_promised_and_that_is_not_there() -> Result<()> {
+    for by in BOTH {
+        let node = Node::start("64M", &[])?;
+        let far = by.far("4M", &by.address(&node));
+        let outcome = process::run(far.command(&checker(&["256", "2", "noreserve"])?), LIMIT)?;
+        let (_, line) = split_stats(&outcome.stderr);
+        ensure!(outcome.code() == 71 && outcome.stdout.is_empty(), "{by:?}: {outcome:?}");
+        ensure!(line.lines().count() == 1, "{by:?}: {line}");
+        ensure!(line.contains("far memory is exhausted") && line.contains(&by.address(&node)), "{by:?}: {line}");
+    }
+    Ok(())
+}
+
+/// Parent and child of a fork each come to need all of their memory, and the node has enough for one.
+/// One of them ends; the other's memory stays as it was.
+#[test]
+fn a_fork_that_comes_to_need_more_than_there_is() -> Result<()> {
+    let fork = |by: By| {
+        scenario(format!("{by:?}"), move || {
+            let node = Node::start("128M", &[])?;
+            let work = Work::start(&by.far("4M", &by.address(&node)), &["60", "2", "fork"])?;
+            let (program, child) = (work.program, work.child);
+            let ended = eventually(LIMIT, || work.run.stderr().contains("far memory is exhausted"));
+            ensure!(ended, "neither ran out: {}", work.run.stderr());
+            eventually(LIMIT, || !process::alive(program) || !process::alive(child));
+            // Whoever is left goes on for a while.
+            std::thread::sleep(Duration::from_millis(300));
+            for pid in [program, child] {
+                process::send(pid, libc::SIGUSR1);
+            }
+            let outcome = work.run.wait(LIMIT)?;
+            let said = String::from_utf8_lossy(&outcome.stdout).into_owned();
+            let parent_lost = outcome.code() == 71;
+            let child_lost = outcome.code() == 0 && said.contains("\nsound ") && said.contains(" child 71");
+            ensure!((parent_lost || child_lost) && !said.contains("WRONG"), "{outcome:?}");
+            ensure!(eventually(LIMIT, || !process::alive(child)), "the child lives on");
+            Ok(())
+        })
+    };
+    together(BOTH.map(fork).into())
+}
+
+/// The far range, as `protocol::addr` has it.
+const FAR: std::ops::Range<u64> = 32 << 40..64 << 40;
+
+/// Bytes of a process's far mappings that are resident, by the kernel's own account.
+fn resident_far(pid: i32) -> Result<u64> {
+    let smaps = std::fs::read_to_string(format!("/proc/{pid}/smaps"))?;
+    let (mut far, mut bytes) = (false, 0);
+    for line in smaps.lines() {
+        if let Some((start, _)) = line.split_once('-').filter(|_| !line.contains(": ")) {
+            far = FAR.contains(&u64::from_str_radix(start, 16)?);
+        } else if let Some(rss) = line.strip_prefix("Rss:").filter(|_| far) {
+            bytes += rss.trim().trim_end_matches(" kB").parse::<u64>()? * 1024;
+        }
+    }
+    Ok(bytes)
+}
+
+/// Whether every thread of a process is stopped: what is read of it then, is of one moment.
+fn all_stopped(pid: i32) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    tasks.into_iter().all(|task| {
+        let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+        stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T'))
+    })
+}
+
+/// The limit as an outsider sees it, at a tenth local, six threads reading and writing at random and in rows.
+#[test]
+fn local_memory_is_never_exceeded() -> Result<()> {
+    let sampled = |by: By, fault: &'static str| {
+        scenario(format!("{by:?} {fault}"), move || {
+            let node = Node::start("256M", &[])?;
+            let far = by.far("6M", &by.address(&node)).with(&["--fault", fault]);
+            let work = Work::start(&far, &["60", "6"])?;
+            let limit = 6 << 20;
+            let mut seen = HashSet::new();
+            let until = Instant::now() + Duration::from_secs(4);
+            while Instant::now() < until {
+                process::send(work.program, libc::SIGSTOP);
+                ensure!(eventually(LIMIT, || all_stopped(work.program)), "it does not stop");
+                let resident = resident_far(work.program);
+                process::send(work.program, libc::SIGCONT);
+                let resident = resident.context("smaps")?;
+                ensure!(resident * 100 <= limit * 102, "{resident} bytes are resident, of {limit} allowed");
+                seen.insert(resident);
+                std::thread::sleep(Duration::from_millis(seen.len() as u64 % 7));
+            }
+            ensure!(seen.len() > 20, "only {} different samples", seen.len());
+            ensure!(seen.iter().max() > Some(&(limit / 2)), "local memory is not used: {seen:?}");
+            work.sound().map(|_| ())
+        })
+    };
+    together(vec![sampled(By::Shm, "inline"), sampled(By::Tcp, "inline"), sampled(By::Shm, "thread")])
+}
+
+/// What the node itself has taken, while two runs want twice what it lends.
+#[test]
+fn what_a_node_lends_is_never_exceeded() -> Result<()> {
+    let node = Node::start("128M", &[])?;
+    let lend = 128 << 20;
+    let runs = [By::Shm, By::Tcp].map(|by| {
+        let far = by.far("4M", &by.address(&node));
+        std::thread::spawn(move || -> Result<()> {
+            let mut program = std::process::Command::new(compile::c("no_memory", &[])?);
+            program.arg("4096");
+            process::run(far.command(&program), LIMIT)?.success()?;
+            Ok(())
+        })
+    });
+    let mut most = (0, 0);
+    while !runs.iter().all(|run| run.is_finished()) {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", node.running.pid()))?;
+        let shared = status.lines().find_map(|line| line.strip_prefix("RssShmem:")).context("no RssShmem")?;
+        let shared = shared.trim().trim_end_matches(" kB").parse::<u64>()? * 1024;
+        let lent = node.metric("farmem_node_lent_bytes")? as u64;
+        most = (most.0.max(shared), most.1.max(lent));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    for run in runs {
+        run.join().expect("no panic")?;
+    }
+    ensure!(most.0 <= lend && most.1 <= lend && most.1 > lend / 2, "taken {} lent {} of {lend}", most.0, most.1);
+    Ok(())
+}

@@ -1,0 +1,93 @@
+//! The node's own ends, its other clients, and its idleness.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use farmem_tests::farmem::Node;
+use farmem_tests::process::{self, eventually};
+
+use crate::{BOTH, By, LIMIT, Work, hostile, scenario, together};
+
+/// SIGTERM with a run that does not end: new runs are refused (`start.rs`), the old one is served until
+/// the grace is over; then the node says what is left, and the run ends as with any lost node.
+#[test]
+fn a_node_told_to_end_says_what_is_left() -> Result<()> {
+    let told = |by: By| {
+        scenario(format!("{by:?}"), move || {
+            let node = Node::start("256M", &["--grace", "1500ms"])?;
+            let address = by.address(&node);
+            let work = Work::start(&by.far("4M", &address), &["32", "2"])?;
+            let program = work.program;
+            let since = Instant::now();
+            node.running.signal(libc::SIGTERM);
+            std::thread::sleep(Duration::from_secs(1));
+            ensure!(work.run.alive(), "it did not wait: {}", work.run.stderr());
+            let outcome = node.running.wait(Duration::from_secs(10))?;
+            let took = since.elapsed();
+            ensure!(outcome.code() == 0 && took >= Duration::from_millis(1500), "{took:?}: {outcome:?}");
+            let said = &outcome.stderr;
+            ensure!(said.contains("going down: waiting up to 1 s for 2 programs that hold 64 MiB"), "{said}");
+            ensure!(said.contains("going down although programs still hold 64 MiB"), "{said}");
+            ensure!(said.contains(&format!("process {program} holds 64 MiB")), "{said}");
+            work.ended(Instant::now(), Duration::from_secs(2), 70, &address, "its process has ended")?;
+            Ok(())
+        })
+    };
+    together(BOTH.map(told).into())
+}
+
+#[test]
+fn a_second_signal_ends_a_node_at_once() -> Result<()> {
+    let node = Node::start("256M", &["--grace", "60s"])?;
+    let work = Work::start(&By::Shm.far("4M", &node.by_shm()), &["32", "2"])?;
+    node.running.signal(libc::SIGTERM);
+    ensure!(eventually(LIMIT, || node.running.stderr().contains("going down")));
+    node.running.signal(libc::SIGTERM);
+    ensure!(node.running.wait(Duration::from_secs(5))?.code() == 0);
+    work.ended(Instant::now(), Duration::from_secs(2), 70, "memory node ", "its process has ended").map(|_| ())
+}
+
+#[test]
+fn hostile_clients_do_not_trouble_a_run() -> Result<()> {
+    let node = Node::start("256M", &[])?;
+    let stop = Arc::new(AtomicBool::new(false));
+    let works = BOTH.map(|by| Work::start(&by.far("4M", &by.address(&node)), &["32", "2"]));
+    let attackers: Vec<_> = (0..3)
+        .map(|seed| {
+            let (stop, tcp, unix) = (Arc::clone(&stop), node.tcp, node.unix.clone());
+            std::thread::spawn(move || hostile::attack(seed, tcp, &unix, &stop))
+        })
+        .collect();
+    std::thread::sleep(Duration::from_secs(4));
+    stop.store(true, Ordering::Relaxed);
+    let conversations: u64 = attackers.into_iter().map(|thread| thread.join().expect("no panic")).sum();
+    ensure!(conversations > 100, "only {conversations} conversations");
+    ensure!(node.metric("farmem_node_broken_connections_total")? > 10.0, "{}", node.metrics()?);
+    ensure!(node.metric("farmem_node_lent_bytes_peak")? <= (256 << 20) as f64, "{}", node.metrics()?);
+    for work in works {
+        work?.sound()?;
+    }
+    // Nothing of the attackers' is left either.
+    let free = || node.metric("farmem_node_lent_bytes").is_ok_and(|lent| lent == 0.0);
+    ensure!(eventually(Duration::from_secs(5), free), "{}", node.metrics()?);
+    Ok(())
+}
+
+#[test]
+fn an_idle_node_uses_no_cpu() -> Result<()> {
+    let node = Node::start("256M", &[])?;
+    let works = BOTH.map(|by| Work::start(&by.far("4M", &by.address(&node)), &["32", "2", "idle"]));
+    // What the start left to do is done.
+    std::thread::sleep(Duration::from_millis(500));
+    let before = process::cpu_time(node.running.pid());
+    std::thread::sleep(Duration::from_secs(3));
+    let used = process::cpu_time(node.running.pid()) - before;
+    // One tick of the clock by which processes are charged.
+    ensure!(used <= Duration::from_millis(10), "an idle node used {used:?} of CPU in 3 s");
+    for work in works {
+        work?.sound()?;
+    }
+    Ok(())
+}
