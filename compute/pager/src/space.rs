@@ -420,13 +420,14 @@ impl Pager {
             let (first, last) = pages(to, to + new_len);
             self.table.mark_unreadable(first, last);
         }
-        self.move_pages(old, to, kept);
+        self.move_pages(old, to, kept, kind.prot, map_flags);
         self.take_away(&mut space, old, old + kept);
         to as isize
     }
 
-    /// Moves what is in the mapping at `from` into the one at `to`, both ours, `len` bytes.
-    fn move_pages(&self, from: usize, to: usize, len: usize) {
+    /// Moves what is in the mapping at `from` into the one at `to`, both ours, `len` bytes; the latter
+    /// was made with `prot` and `flags`.
+    fn move_pages(&self, from: usize, to: usize, len: usize, prot: i32, flags: i32) {
         let (first, last) = pages(from, from + len);
         let target = |page: PageId| PageId(page.0 - first.0 + PageId::of(to).0);
         let mut moving: Vec<(PageId, Word)> = Vec::new();
@@ -435,13 +436,9 @@ impl Pager {
                 moving.push((page, seen));
             }
         });
-        // All at once by the kernel, which moves the mapping with its pages and leaves userfaultfd
-        // and every write protection behind: hence all of them are dirty now.
-        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
-        // SAFETY: both mappings are ours; the target is fresh and nobody knows it.
-        let moved = unsafe { checked(libc::SYS_mremap, [from, len, len, flags as usize, to, 0]) }.is_ok();
-        if moved && let Err(e) = self.uffd.register(to, len) {
-            broken(&format!("a moved mapping could not be registered: {e}"));
+        let moved = self.move_mapping(from, to, len);
+        if !moved && let Err(e) = self.lay(to, len, prot, flags) {
+            broken(&format!("a mapping could not be moved: errno {}", -e));
         }
         for &(page, seen) in &moving {
             let there = target(page);
@@ -465,27 +462,46 @@ impl Pager {
             }
         }
         drop(policy);
-        if !moved {
-            let resident: Vec<PageId> =
-                moving.iter().filter(|(_, w)| w.state() == State::Resident).map(|m| m.0).collect();
-            self.unreserve(resident.len() as u64);
-        }
         let left: Vec<PageId> = moving.iter().map(|m| m.0).collect();
         self.record_gone(&left);
         self.disown(&left);
     }
 
-    /// The slow way of [`Pager::move_pages`], where the kernel sees several mappings in what the
-    /// program made as one.
+    /// Lets the kernel move a mapping with its pages, onto fresh mapping of ours. False when it sees
+    /// several mappings in what the program made as one; then nothing may be left at the target.
+    ///
+    /// The kernel leaves userfaultfd behind, and the write protections or not, by its version. It also
+    /// joins what it has moved to neighbours of its like, and then the *neighbours* have lost userfaultfd:
+    /// their absent pages would read as zeros. A mapping that a fork inherits is not like any of ours, so
+    /// this one is, until it is registered again. (Forks wait: this thread is in the pager.)
+    fn move_mapping(&self, from: usize, to: usize, len: usize) -> bool {
+        // SAFETY: advice about our own mappings.
+        let advise = |at, advice: i32| unsafe { syscall(libc::SYS_madvise, [at, len, advice as usize, 0, 0, 0]) };
+        if advise(from, libc::MADV_DOFORK) != 0 {
+            return false;
+        }
+        let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as usize;
+        // SAFETY: both mappings are ours; the target is fresh and nobody knows it.
+        let moved = unsafe { checked(libc::SYS_mremap, [from, len, len, flags, to, 0]) }.is_ok();
+        if moved && let Err(e) = self.uffd.register(to, len).and_then(|()| self.uffd.protect(to, len, false)) {
+            broken(&format!("a moved mapping could not be registered: {e}"));
+        }
+        advise(if moved { to } else { from }, libc::MADV_DONTFORK);
+        moved
+    }
+
+    /// Moves one resident page, where [`Pager::move_mapping`] could not: it is never there twice.
     fn copy_resident(&self, from: PageId, to: PageId) {
-        self.reserve(1);
-        let evictor = self.evictor.lock();
         let mut bytes = [0u64; PAGE_BYTES / 8];
-        if let Err(e) = evictor.read_resident(from, bytes.as_mut_ptr().cast()) {
+        if let Err(e) = self.evictor.lock().read_resident(from, bytes.as_mut_ptr().cast()) {
             broken(&format!("page {:#x} is unreadable: {e}", from.addr()));
         }
-        // SAFETY: the target is fresh and nobody knows it.
-        if let Err(e) = unsafe { self.uffd.copy(to.addr(), bytes.as_ptr().cast(), PAGE_BYTES, false) } {
+        // SAFETY: the source is Busy, and its bytes are safe; the target is fresh and nobody knows it.
+        let there = unsafe {
+            discard(from.addr() as *mut u8, PAGE_BYTES);
+            self.uffd.copy(to.addr(), bytes.as_ptr().cast(), PAGE_BYTES, false)
+        };
+        if let Err(e) = there {
             broken(&format!("page {:#x} could not be moved: {e}", from.addr()));
         }
     }
@@ -510,9 +526,21 @@ impl Pager {
 
     fn give(&self, space: &mut Space, at: usize, region: Region, flags: i32) -> Result<(), isize> {
         let len = region.end - at;
+        self.lay(at, len, region.prot, flags)?;
+        space.regions(at).insert(at, region);
+        if region.committed {
+            space.committed += len as u64;
+        }
+        space.mapped += len as u64;
+        self.counters.mapped_bytes.store(space.mapped, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Makes a fresh kernel mapping that the pager serves, over whatever is there.
+    fn lay(&self, at: usize, len: usize, prot: i32, flags: i32) -> Result<(), isize> {
         // SAFETY: the addresses are free in the far range, which nobody else maps.
         let mapped = unsafe {
-            checked(libc::SYS_mmap, [at, len, region.prot as usize, (flags | libc::MAP_FIXED) as usize, usize::MAX, 0])
+            checked(libc::SYS_mmap, [at, len, prot as usize, (flags | libc::MAP_FIXED) as usize, usize::MAX, 0])
         };
         mapped.map_err(|e| -(e.0 as isize))?;
         // SAFETY: advice about our own fresh mapping.
@@ -522,12 +550,6 @@ impl Pager {
             unsafe { syscall(libc::SYS_munmap, [at, len, 0, 0, 0, 0]) };
             return Err(-(e.0 as isize));
         }
-        space.regions(at).insert(at, region);
-        if region.committed {
-            space.committed += len as u64;
-        }
-        space.mapped += len as u64;
-        self.counters.mapped_bytes.store(space.mapped, Ordering::Relaxed);
         Ok(())
     }
 
