@@ -24,7 +24,7 @@
 
 use crate::ghosts::{Ghost, Ghosts};
 use crate::pages::Pages;
-use crate::{Arrival, Policy};
+use crate::{Arrival, Policy, Whereabouts};
 use farmem_protocol::addr::PageId;
 
 /// The sizes, in percent of the capacity.
@@ -130,6 +130,10 @@ impl Policy for Segments {
         if !self.pages.remove(page) {
             self.ghosts.take(page);
         }
+    }
+
+    fn whereabouts(&self) -> Vec<Whereabouts> {
+        vec![self.pages.whereabouts(), self.ghosts.whereabouts()]
     }
 
     fn len(&self) -> usize {

@@ -126,19 +126,36 @@ impl Pager {
         }
     }
 
-    /// Reserves room for `n` pages if that leaves headroom for faults.
-    pub(crate) fn try_reserve(&self, n: u64) -> bool {
-        let before = self.resident.fetch_add(n, Ordering::Relaxed);
-        if before + n <= self.limit - self.low_room / 2 {
-            if before + n > self.limit - self.low_room {
-                self.background.wake(self);
+    /// Reserves room for up to `n` pages ahead of need, and leaves some for faults; returns for how many.
+    ///
+    /// Evicts a batch if there is too little and nobody else is at it: the background thread may
+    /// share this CPU, and windows cut short cost more than they spare.
+    pub(crate) fn reserve_ahead(&self, n: u64) -> u64 {
+        let most = self.limit - self.low_room / 2;
+        let mut tried = false;
+        loop {
+            let before = self.resident.load(Ordering::Relaxed);
+            let room = most.saturating_sub(before).min(n);
+            if room == n || tried && room > 0 {
+                if self
+                    .resident
+                    .compare_exchange_weak(before, before + room, Ordering::Relaxed, Ordering::Relaxed)
+                    .is_ok()
+                {
+                    self.count_peak(before + room);
+                    return room;
+                }
+                continue;
             }
-            self.count_peak(before + n);
-            return true;
+            if tried {
+                return 0;
+            }
+            tried = true;
+            if let Some(mut evictor) = self.evictor.try_lock() {
+                let evicted = self.evict(&mut evictor, self.batch);
+                self.count(&self.counters.reclaimed_inline, evicted as u64);
+            }
         }
-        self.resident.fetch_sub(n, Ordering::Relaxed);
-        self.background.wake(self);
-        false
     }
 
     /// Gives reserved room back.
@@ -185,6 +202,7 @@ impl Pager {
         evictor.leaving.clear();
         let mut policy = self.policy.lock();
         policy.victims(n.min(BATCH), &mut evictor.victims);
+        evictor.victims.iter().for_each(|&page| self.table.prefetch(page));
         for &page in &evictor.victims {
             let word = self.table.word(page);
             loop {

@@ -23,6 +23,7 @@ use farmem_pool::Place;
 use farmem_protocol::addr::{PAGE_BYTES, PageId, is_far};
 use farmem_protocol::exit;
 use farmem_sys::clock;
+use farmem_sys::memory::prefetch;
 use farmem_sys::raw::{Errno, sleep_ns, yield_cpu};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -50,9 +51,13 @@ impl Pager {
             return false;
         }
         let begun = clock::ticks();
+        let page = PageId::of(addr);
+        // What this fault will look up one by one, each perhaps a miss: all at once.
+        self.table.prefetch(page);
+        self.whereabouts.iter().for_each(|place| prefetch(place.of(page)));
         let mut inside = self.threads.enter();
         self.count(&self.counters.faults, 1);
-        let served = self.serve(&mut inside, PageId::of(addr), write);
+        let served = self.serve(&mut inside, page, write);
         drop(inside);
         self.count(&self.counters.wait_ns, clock::ns(clock::ticks() - begun));
         served == Served::Here
@@ -133,8 +138,10 @@ impl Pager {
     fn first_touch(&self, thread: &mut Thread, page: PageId) -> Served {
         let wanted = if self.config.prefetch { thread.first.touch(page).clamp(1, WINDOW) } else { 1 };
         let mut n = 1;
-        if wanted > 1 && self.try_reserve(wanted as u64) {
-            while n < wanted {
+        self.reserve(1);
+        if wanted > 1 {
+            let room = self.reserve_ahead(wanted as u64 - 1) as usize;
+            while n <= room {
                 let next = PageId(page.0 + n as u64);
                 self.table.touched(next);
                 if !self.table.word(next).shift(Word::UNTOUCHED, Word::UNTOUCHED.to(State::Busy)) {
@@ -143,9 +150,7 @@ impl Pager {
                 }
                 n += 1;
             }
-            self.unreserve((wanted - n) as u64);
-        } else {
-            self.reserve(1);
+            self.unreserve((room + 1 - n) as u64);
         }
         // SAFETY: the source is WINDOW pages of zeros; the targets are Busy, hence ours.
         let mut installed = unsafe { self.uffd.copy(page.addr(), self.zeros, n * PAGE_BYTES, false) };
@@ -185,29 +190,33 @@ impl Pager {
         let place = self.pool.place(slot);
         let dirty = write || self.expects_write(seen, place);
         let protect = !dirty;
-        let installed = if place.mapped != 0 {
-            self.plan_window(thread, page);
-            // SAFETY: a slot we hold, mapped; its bytes change only by our own write-backs, which
-            // need the page resident.
-            unsafe { self.uffd.copy(page.addr(), place.mapped as *const u8, PAGE_BYTES, protect) }
+        self.plan_window(thread, page);
+        if place.mapped == 0 {
+            self.post_demand(thread, place);
+        }
+        // While the READ is under way. Should the policy name the page at once, it is Busy and stays.
+        self.arrived([page], Arrival::Demand);
+        let source = if place.mapped != 0 {
+            place.mapped as *const u8
         } else {
-            self.plan_window(thread, page);
-            self.read_demand(thread, place);
-            // SAFETY: the landing buffer holds the page now.
-            unsafe { self.uffd.copy(page.addr(), thread.landing, PAGE_BYTES, protect) }
+            self.await_read(thread, |tag| tag == 0);
+            thread.landing.cast_const()
         };
+        // SAFETY: the landing buffer holds the page; or it is a slot of ours, mapped, whose bytes
+        // change only by our own write-backs, which need the page resident.
+        let installed = unsafe { self.uffd.copy(page.addr(), source, PAGE_BYTES, protect) };
         let here = match installed {
             Ok(_) => true,
             Err(e) => self.not_installed(page, e) != 0,
         };
         if !here {
             self.unreserve(1);
+            self.policy.lock().gone(page);
             self.table.word(page).settle(seen);
             self.drop_window(thread);
             return Served::Unmapped;
         }
         self.table.word(page).settle(seen.to(State::Resident).with_dirty(dirty).with_field(0));
-        self.arrived([page], Arrival::Demand);
         self.count(&self.counters.demand, 1);
         self.count(&self.counters.bytes_in, PAGE_BYTES as u64);
         self.counters.latency.record(clock::ns(clock::ticks() - begun));
@@ -290,26 +299,35 @@ impl Pager {
         }
         let before = thread.prefetcher.tally();
         thread.prefetcher.fault(page, &mut thread.window);
+        if !thread.window.is_empty() {
+            self.claim_window(thread);
+        }
+        let after = thread.prefetcher.tally();
+        if after.windows != before.windows {
+            self.count(&self.counters.prefetch_windows, after.windows - before.windows);
+        }
+        if after.used != before.used {
+            self.count(&self.counters.prefetch_used, after.used - before.used);
+        }
+    }
+
+    fn claim_window(&self, thread: &mut Thread) {
+        let away = |page| Some(self.table.word(page).load()).filter(|seen| seen.state() == State::Remote);
+        let wanted = thread.window.pages().filter(|&page| away(page).is_some()).count() as u64;
+        let mut room = self.reserve_ahead(wanted);
         for (index, next) in thread.window.pages().enumerate() {
-            let word = self.table.word(next);
-            let seen = word.load();
-            let Some(slot) = seen.slot().filter(|_| seen.state() == State::Remote) else { continue };
-            if !self.try_reserve(1) {
+            let Some((seen, slot)) = away(next).and_then(|seen| Some((seen, seen.slot()?))) else { continue };
+            if room == 0 {
                 thread.prefetcher.shortened(&mut thread.window, index);
                 break;
             }
-            if word.shift(seen, seen.to(State::Busy)) {
+            if self.table.word(next).shift(seen, seen.to(State::Busy)) {
+                room -= 1;
                 thread.claimed.push(Claimed { page: next, slot, seen });
-            } else {
-                self.unreserve(1);
             }
         }
-        if !thread.window.is_empty() {
-            thread.prefetcher.fetched(thread.claimed.len() as u32);
-        }
-        let after = thread.prefetcher.tally();
-        self.count(&self.counters.prefetch_windows, after.windows - before.windows);
-        self.count(&self.counters.prefetch_used, after.used - before.used);
+        thread.prefetcher.fetched(thread.claimed.len() as u32);
+        self.unreserve(room);
     }
 
     /// Gives claimed pages up, unfetched.
@@ -366,9 +384,9 @@ impl Pager {
         thread.claimed.clear();
     }
 
-    /// READs the demand page to index 0 of the landing buffer, the window's READs right behind it
-    /// in the same doorbell, and waits for the demand page only.
-    fn read_demand(&self, thread: &mut Thread, place: Place) {
+    /// Posts the READ of the demand page to index 0 of the landing buffer, and the window's READs
+    /// right behind it in the same doorbell.
+    fn post_demand(&self, thread: &mut Thread, place: Place) {
         self.post_read(thread, place, 0);
         for i in 0..thread.claimed.len() {
             let place = self.pool.place(thread.claimed[i].slot);
@@ -377,7 +395,6 @@ impl Pager {
             }
         }
         self.ring(thread);
-        self.await_read(thread, |tag| tag == 0);
     }
 
     /// Waits for the rest of the window.

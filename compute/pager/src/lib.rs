@@ -48,8 +48,8 @@ pub use fork::Fork;
 
 use background::Background;
 use evict::Evictor;
-use farmem_cache::Policy;
 use farmem_cache::prefetch::longest_for;
+use farmem_cache::{Policy, Whereabouts};
 use farmem_pool::Pool;
 use farmem_protocol::addr::PAGE_BYTES;
 use farmem_protocol::counters;
@@ -131,6 +131,8 @@ pub struct Pager {
     table: Table,
     threads: Threads,
     policy: Lock<Box<dyn Policy>>,
+    /// Of the policy's tables.
+    whereabouts: Vec<Whereabouts>,
     evictor: Lock<Evictor>,
     staging: Staging,
     space: Lock<Space>,
@@ -188,14 +190,20 @@ pub fn start(
         unsafe { zeros.add(page * PAGE_BYTES).read_volatile() };
     }
     counters.mode.store(1 + (config.mode == FaultMode::Thread) as u32, Ordering::Relaxed);
-    let low_room = (limit / 32).clamp(8, 1024);
+    let batch = (limit as usize / 8).clamp(8, evict::BATCH);
+    // A batch must find room in the ring without waiting for its own pages.
+    let batch = if staged == 0 { batch } else { batch.min(staged as usize / 2) };
+    // Room kept free is local memory that the program does not have: two windows and a batch.
+    let low_room = (limit / 128).clamp(8, 2 * WINDOW as u64);
+    let policy = farmem_cache::recommended(limit as usize);
     let pager = Pager {
         features,
         uffd,
         table: Table::new().map_err(StartError::Memory)?,
         // What a window brings in must not be evicted before it is used.
         threads: Threads::new(longest_for(limit)),
-        policy: Lock::new(policy(limit as usize)),
+        whereabouts: policy.whereabouts(),
+        policy: Lock::new(policy),
         evictor: Lock::new(Evictor::new(config.vectored)),
         staging: Staging::new(staged as usize).map_err(StartError::Memory)?,
         space: Lock::new(Space::new()),
@@ -207,13 +215,8 @@ pub fn start(
         resident: AtomicU64::new(0),
         limit,
         low_room,
-        high_room: low_room * 2,
-        // A batch must find room in the ring without waiting for its own pages.
-        batch: (limit as usize / 8).clamp(8, evict::BATCH).min(if staged == 0 {
-            usize::MAX
-        } else {
-            staged as usize / 2
-        }),
+        high_room: low_room + batch as u64,
+        batch,
         config,
     };
     let pager: &'static Pager = Box::leak(Box::new(pager));

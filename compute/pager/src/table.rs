@@ -31,6 +31,12 @@ impl Table {
         AtomicWord::of(&self.words[page.0 as usize])
     }
 
+    /// Gets a page's word into the CPU's cache.
+    #[inline(always)]
+    pub fn prefetch(&self, page: PageId) {
+        farmem_sys::memory::prefetch(std::ptr::from_ref(self.word(page)) as usize);
+    }
+
     fn block(&self, page: PageId) -> &AtomicU32 {
         &self.blocks[(page.0 / BLOCK_PAGES) as usize]
     }
