@@ -195,7 +195,7 @@ pub fn start(
     let batch = if staged == 0 { batch } else { batch.min(staged as usize / 2) };
     // Room kept free is local memory that the program does not have: two windows and a batch.
     let low_room = (limit / 128).clamp(8, 2 * WINDOW as u64);
-    let policy = farmem_cache::recommended(limit as usize);
+    let policy = policy(limit as usize);
     let pager = Pager {
         features,
         uffd,
