@@ -49,6 +49,23 @@ int main(void) {
     v = realloc(v, 600000);
     for (size_t i = 0; i < 600000 / 8; i++) bad += v[i] != mix(i);
     printf("realloc bad %zu\n", bad);
+    /* Near memory moved to far addresses stays what it is, and moves on from there. */
+    uint8_t *small = far_map(8 * PAGE), *place = far_map(4 * MIB);
+    fill(small, 8 * PAGE, 5);
+    MUST(mremap(small, 8 * PAGE, 8 * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, place) == place);
+    small = mremap(place, 8 * PAGE, 8 * PAGE, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, NULL);
+    MUST(small != MAP_FAILED);
+    bad += wrong(small, 8 * PAGE, 5) + nonzero(place, 8 * PAGE);
+    fill(place, 8 * PAGE, 6);
+    small = mremap(place, 8 * PAGE, 64 * PAGE, MREMAP_MAYMOVE);
+    MUST(small != MAP_FAILED && munmap(place + 64 * PAGE, 4 * MIB - 64 * PAGE) == 0);
+    bad += wrong(small, 8 * PAGE, 6) + nonzero(small + 8 * PAGE, 56 * PAGE);
+    MUST(mremap(small, 64 * PAGE, 32 * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, to) == to);
+    MUST(mremap(to, 32 * PAGE, 4 * PAGE, 0) == to);
+    squeeze();
+    bad += wrong(to, 4 * PAGE, 6);
+    MUST(munmap(to, 4 * PAGE) == 0);
+    printf("near at far addresses bad %zu\n", bad);
     errno = 0;
     printf("unaligned %d", mremap(to + 1, PAGE, PAGE, MREMAP_MAYMOVE) == MAP_FAILED);
     printf(" errno %d\n", errno);

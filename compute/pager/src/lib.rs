@@ -11,6 +11,7 @@
 //! | `staging` | bytes on their way out, and back |
 //! | `pin` | pages that a system call is using |
 //! | `space`, `regions` | mmap and its kin |
+//! | `foreign` | what else lies at far addresses |
 //! | `handler` | faults by event instead, for kernels where inline cannot be |
 //! | `fork` | parent and child both go on |
 //! | `thread` | what a thread brings along; the gate that a fork closes |
@@ -33,6 +34,7 @@ mod background;
 pub mod ending;
 pub mod evict;
 pub mod fault;
+mod foreign;
 mod fork;
 mod handler;
 mod pin;

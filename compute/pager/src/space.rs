@@ -37,9 +37,9 @@ pub const THRESHOLD: usize = 64 << 10;
 /// Addresses kept for the heap (`brk`).
 pub const HEAP_BYTES: usize = 1 << 40;
 
-const EINVAL: isize = -(libc::EINVAL as isize);
+pub(crate) const EINVAL: isize = -(libc::EINVAL as isize);
 const ENOMEM: isize = -(libc::ENOMEM as isize);
-const EFAULT: isize = -(libc::EFAULT as isize);
+pub(crate) const EFAULT: isize = -(libc::EFAULT as isize);
 const EEXIST: isize = -(libc::EEXIST as isize);
 
 /// What the calls keep under their lock.
@@ -66,7 +66,7 @@ impl Space {
         }
     }
 
-    fn regions(&mut self, addr: usize) -> &mut Regions {
+    pub(crate) fn regions(&mut self, addr: usize) -> &mut Regions {
         if addr < FAR_START + HEAP_BYTES { &mut self.heap } else { &mut self.maps }
     }
 
@@ -81,7 +81,7 @@ impl Space {
     }
 }
 
-fn page_up(len: usize) -> Option<usize> {
+pub(crate) fn page_up(len: usize) -> Option<usize> {
     len.checked_next_multiple_of(PAGE_BYTES)
 }
 
@@ -90,7 +90,7 @@ fn pages(start: usize, end: usize) -> (PageId, PageId) {
 }
 
 /// A range that a call may name: in the far range, and not both in the heap and behind it.
-fn in_range(addr: usize, len: usize) -> bool {
+pub(crate) fn in_range(addr: usize, len: usize) -> bool {
     let heap_end = FAR_START + HEAP_BYTES;
     is_far(addr) && len <= if addr < heap_end { heap_end - addr } else { FAR_END - addr }
 }
@@ -164,22 +164,6 @@ impl Pager {
         let _inside = self.threads.enter();
         let mut space = self.space.lock();
         self.take_away(&mut space, addr, addr + len);
-        0
-    }
-
-    /// The range is about to be replaced by a mapping that is not ours (a file, shared memory), which
-    /// the caller makes next with `MAP_FIXED`. Its addresses stay taken until they are unmapped.
-    pub fn forget_range(&self, addr: usize, len: usize, prot: i32) -> isize {
-        let Some(len) = page_up(len).filter(|&l| l > 0) else { return EINVAL };
-        if !addr.is_multiple_of(PAGE_BYTES) || !in_range(addr, len) {
-            return EINVAL;
-        }
-        let _signals = SignalsBlocked::new();
-        let _inside = self.threads.enter();
-        let mut space = self.space.lock();
-        self.take_away(&mut space, addr, addr + len);
-        let foreign = Region { end: addr + len, prot, committed: false, noreserve: true, foreign: true };
-        space.regions(addr).insert(addr, foreign);
         0
     }
 
@@ -554,7 +538,7 @@ impl Pager {
     }
 
     /// Unmaps whatever is mapped of a range.
-    fn take_away(&self, space: &mut Space, start: usize, end: usize) {
+    pub(crate) fn take_away(&self, space: &mut Space, start: usize, end: usize) {
         for (at, region) in space.regions(start).within(start, end) {
             let claimed = if region.foreign { Vec::new() } else { self.claim(at, region.end) };
             // SAFETY: the program gave it up; its pages are nobody's.

@@ -173,6 +173,9 @@ fn mremap(call: &Call) -> isize {
     let [old, old_len, new_len, flags, new, _] = call.args;
     let flags = flags as i32;
     if is_far(old) {
+        if let Some(moved) = pager().mremap_foreign(old, old_len, new_len, flags, new) {
+            return moved;
+        }
         let out = flags & libc::MREMAP_FIXED != 0 && !is_far(new);
         if out || flags & libc::MREMAP_DONTUNMAP != 0 {
             return copied(old, old_len, new_len, flags, new);
