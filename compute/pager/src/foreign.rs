@@ -4,7 +4,7 @@
 
 use crate::Pager;
 use crate::regions::Region;
-use crate::space::{EFAULT, EINVAL, in_range, page_up};
+use crate::space::{EINVAL, in_range, page_up};
 use farmem_protocol::addr::{PAGE_BYTES, is_far};
 use farmem_sys::raw::{SignalsBlocked, syscall};
 

@@ -39,7 +39,7 @@ pub const HEAP_BYTES: usize = 1 << 40;
 
 pub(crate) const EINVAL: isize = -(libc::EINVAL as isize);
 const ENOMEM: isize = -(libc::ENOMEM as isize);
-pub(crate) const EFAULT: isize = -(libc::EFAULT as isize);
+const EFAULT: isize = -(libc::EFAULT as isize);
 const EEXIST: isize = -(libc::EEXIST as isize);
 
 /// What the calls keep under their lock.
