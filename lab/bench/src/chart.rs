@@ -21,7 +21,7 @@ pub struct Chart {
 }
 
 /// Distinct to colour-blind readers too (Okabe and Ito, 2008).
-const COLOURS: [&str; 8] = ["#999999", "#000000", "#0072B2", "#56B4E9", "#D55E00", "#E69F00", "#009E73", "#CC79A7"];
+pub const COLOURS: [&str; 8] = ["#999999", "#000000", "#0072B2", "#56B4E9", "#D55E00", "#E69F00", "#009E73", "#CC79A7"];
 const LEFT: f64 = 190.0;
 const PLOT: f64 = 620.0;
 const BAR: f64 = 15.0;
@@ -107,7 +107,7 @@ fn power(ns: f64) -> String {
     }
 }
 
-fn text(out: &mut String, x: f64, y: f64, anchor: &str, text: &str) -> fmt::Result {
+pub(crate) fn text(out: &mut String, x: f64, y: f64, anchor: &str, text: &str) -> fmt::Result {
     let escaped = text.replace('&', "&amp;").replace('<', "&lt;");
     writeln!(out, r#"<text x="{x:.1}" y="{y:.1}" text-anchor="{anchor}">{escaped}</text>"#)
 }

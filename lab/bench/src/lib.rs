@@ -9,6 +9,7 @@
 //! | file | |
 //! |---|---|
 //! | [`paging`] | `farmem bench paging`: what one access to far memory costs |
+//! | [`apps`] | `farmem bench apps`: what far memory costs real programs |
 //! | [`pairs`] | rounds, and ratios within them |
 //! | [`report`], [`table`], [`chart`] | what is printed, and the same as JSON and SVG |
 //! | [`histogram`] | the distribution of one phase's samples |
@@ -21,6 +22,7 @@
 
 pub mod affinity;
 pub mod alone;
+pub mod apps;
 pub mod chart;
 pub mod child;
 pub mod environment;
@@ -39,6 +41,8 @@ use std::path::Path;
 pub enum Bench {
     /// What an access to far memory costs, against its floor and against swap
     Paging(paging::Options),
+    #[allow(missing_docs)] // Said once, above its options: clap shows that.
+    Apps(apps::Options),
 }
 
 impl Bench {
@@ -50,6 +54,7 @@ impl Bench {
     pub fn run(self, farmem: &Path) -> anyhow::Result<()> {
         match self {
             Bench::Paging(options) => paging::run(&options, farmem),
+            Bench::Apps(options) => apps::run(&options, farmem),
         }
     }
 }

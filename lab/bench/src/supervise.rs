@@ -61,6 +61,12 @@ impl Group {
         &mut self.0
     }
 
+    /// Asks the process itself, not those it started, to end.
+    pub fn terminate(&self) {
+        // SAFETY: no memory is involved; its id is taken until it is waited for, which `&self` has not been used for.
+        unsafe { libc::kill(self.0.id() as libc::pid_t, libc::SIGTERM) };
+    }
+
     fn signal(&self, signal: libc::c_int) {
         // SAFETY: no memory is involved. The leader has not been waited for, or this is the moment after: then
         // the group's id is still taken by whoever is left of it, and unknown (ESRCH) if nobody is.

@@ -37,22 +37,51 @@ pub struct Group {
 }
 
 impl Group {
-    /// Makes one for programs that may use `limit` bytes, and swap beyond.
+    /// Makes one for programs that may use `limit` bytes, and swap beyond. A process has one at a time.
     pub fn new(limit: u64) -> anyhow::Result<Group> {
+        let group = Group::unlimited()?;
+        let file = group.path.join(if group.version_2() { "memory.max" } else { "memory.limit_in_bytes" });
+        fs::write(file, limit.to_string()).context("setting the memory group's limit")?;
+        Ok(group)
+    }
+
+    /// Makes one that only counts.
+    pub fn unlimited() -> anyhow::Result<Group> {
         let name = format!("farmem-bench-{}", std::process::id());
-        let (root, limit_file) = if Path::new("/sys/fs/cgroup/cgroup.controllers").exists() {
+        let root = if Path::new("/sys/fs/cgroup/cgroup.controllers").exists() {
             fs::write("/sys/fs/cgroup/cgroup.subtree_control", "+memory")
                 .context("memory groups: the root group does not hand the memory controller down")?;
-            ("/sys/fs/cgroup", "memory.max")
+            "/sys/fs/cgroup"
         } else if Path::new("/sys/fs/cgroup/memory/memory.limit_in_bytes").exists() {
-            ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")
+            "/sys/fs/cgroup/memory"
         } else {
             bail!("this system has no memory groups (cgroup v1 or v2) at /sys/fs/cgroup");
         };
         let group = Group { path: Path::new(root).join(name) };
         fs::create_dir(&group.path).with_context(|| format!("making {}", group.path.display()))?;
-        fs::write(group.path.join(limit_file), limit.to_string()).context("setting the memory group's limit")?;
         Ok(group)
+    }
+
+    fn version_2(&self) -> bool {
+        self.path.join("memory.max").exists()
+    }
+
+    /// The most that its programs had at once, bytes: memory of every kind, the kernel's on their behalf too.
+    ///
+    /// # Errors
+    /// Kernels from 4.5 to 5.18 do not tell where they have version 2.
+    pub fn peak(&self) -> anyhow::Result<u64> {
+        let file = self.path.join(if self.version_2() { "memory.peak" } else { "memory.max_usage_in_bytes" });
+        let text = fs::read_to_string(&file).with_context(|| format!("reading {}", file.display()))?;
+        text.trim().parse().with_context(|| format!("{} is not a number", file.display()))
+    }
+
+    /// How many of its programs the kernel has killed because it found no page of theirs to swap out.
+    pub fn killed(&self) -> u64 {
+        let file = if self.version_2() { "memory.events" } else { "memory.oom_control" };
+        let text = fs::read_to_string(self.path.join(file)).unwrap_or_default();
+        let count = text.lines().find_map(|line| line.strip_prefix("oom_kill "));
+        count.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
     }
 
     /// For [`join`].
