@@ -3,7 +3,7 @@
  * others keep pages leaving. Every word is checked after every move. */
 #include "case.h"
 
-enum { MOVERS = 4, TOUCHERS = 2, ROUNDS = 60 };
+enum { MOVERS = 4, TOUCHERS = 2, ROUNDS = 200 };
 static volatile int done;
 static size_t moved[MOVERS], bad[MOVERS];
 
