@@ -7,14 +7,26 @@ use std::io;
 use std::net::TcpListener;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// A place to listen.
 pub enum Listener {
     Tcp(TcpListener),
-    /// Its file is removed with it.
-    Unix(UnixListener, PathBuf),
+    /// Its file is removed with it, if it is still the one that was made here.
+    Unix(UnixListener, PathBuf, FileId),
+}
+
+/// Device and inode.
+type FileId = (u64, u64);
+
+fn file_id(path: &Path) -> io::Result<FileId> {
+    std::fs::symlink_metadata(path).map(|about| (about.dev(), about.ino()))
+}
+
+fn is_socket(path: &Path) -> bool {
+    std::fs::symlink_metadata(path).is_ok_and(|about| about.file_type().is_socket())
 }
 
 impl Listener {
@@ -29,15 +41,21 @@ impl Listener {
             }
             NodeAddr::Shm(path) => {
                 let listener = match UnixListener::bind(path) {
-                    // A node that was killed leaves its socket's file. One that lives answers.
-                    Err(e) if e.kind() == io::ErrorKind::AddrInUse && UnixStream::connect(path).is_err() => {
+                    // A node that was killed leaves its socket's file. One that lives answers. What is not a
+                    // socket is not a node's, and somebody may still want it.
+                    Err(e)
+                        if e.kind() == io::ErrorKind::AddrInUse
+                            && is_socket(path)
+                            && UnixStream::connect(path).is_err() =>
+                    {
                         std::fs::remove_file(path).and_then(|()| UnixListener::bind(path))
                     }
                     other => other,
                 };
                 let listener = listener.map_err(failed)?;
                 listener.set_nonblocking(true).map_err(failed)?;
-                Listener::Unix(listener, path.clone())
+                let own = file_id(path).map_err(failed)?;
+                Listener::Unix(listener, path.clone(), own)
             }
         })
     }
@@ -48,7 +66,7 @@ impl Listener {
             Listener::Tcp(listener) => {
                 NodeAddr::Tcp(listener.local_addr().map_or_else(|e| e.to_string(), |at| at.to_string()))
             }
-            Listener::Unix(_, path) => NodeAddr::Shm(path.clone()),
+            Listener::Unix(_, path, _) => NodeAddr::Shm(path.clone()),
         }
     }
 
@@ -56,7 +74,7 @@ impl Listener {
     pub fn path(&self) -> Option<&PathBuf> {
         match self {
             Listener::Tcp(_) => None,
-            Listener::Unix(_, path) => Some(path),
+            Listener::Unix(_, path, _) => Some(path),
         }
     }
 
@@ -73,7 +91,7 @@ impl Listener {
                 let path = path.filter(|_| near).map_or_else(Vec::new, |path| path.as_os_str().as_bytes().to_vec());
                 Ok((stream.into(), Circumstances { local: false, own_end: Some(own_end), path }))
             }
-            Listener::Unix(listener, _) => {
+            Listener::Unix(listener, ..) => {
                 let (stream, _) = listener.accept()?;
                 stream.set_nonblocking(true)?;
                 Ok((stream.into(), Circumstances { local: true, own_end: None, path: Vec::new() }))
@@ -86,14 +104,16 @@ impl AsRawFd for Listener {
     fn as_raw_fd(&self) -> RawFd {
         match self {
             Listener::Tcp(listener) => listener.as_raw_fd(),
-            Listener::Unix(listener, _) => listener.as_raw_fd(),
+            Listener::Unix(listener, ..) => listener.as_raw_fd(),
         }
     }
 }
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        if let Listener::Unix(_, path) = self {
+        if let Listener::Unix(_, path, own) = self
+            && file_id(path).is_ok_and(|there| there == *own)
+        {
             let _ = std::fs::remove_file(path);
         }
     }

@@ -110,3 +110,20 @@ fn a_node_that_ends_first_leaves_mapped_memory_as_it_is() {
     assert_eq!(&bytes, b"of a living program");
     assert!(session.tend().is_err());
 }
+
+#[test]
+fn a_file_where_a_socket_is_to_be_is_left_alone() {
+    let dir = std::env::temp_dir().join(format!("farmem-operator-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    let at = |name: &str| Config { listen: vec![NodeAddr::Shm(dir.join(name))], ..config() };
+    std::fs::write(dir.join("file"), "somebody's").unwrap();
+    assert!(matches!(Node::start(&at("file")).err(), Some(StartError::Listen(..))));
+    assert_eq!(std::fs::read_to_string(dir.join("file")).unwrap(), "somebody's");
+    // What a killed node left is taken over; what lies there when a node ends, and is not its own, stays.
+    drop(std::os::unix::net::UnixListener::bind(dir.join("left")).unwrap());
+    let node = Node::start(&at("left")).unwrap();
+    std::fs::rename(dir.join("file"), dir.join("left")).unwrap();
+    drop(node);
+    assert_eq!(std::fs::read_to_string(dir.join("left")).unwrap(), "somebody's");
+    std::fs::remove_dir_all(&dir).unwrap();
+}
