@@ -83,6 +83,7 @@ fn locate(name: &OsStr) -> Result<PathBuf, Unusable> {
     }
     Err(match forbidden {
         Some(file) => Unusable::NotExecutable(show(&file)),
+        None if name.is_empty() => Unusable::NotFound("''".into()),
         None => Unusable::NotFound(name.to_string_lossy().into_owned()),
     })
 }

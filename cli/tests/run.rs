@@ -94,6 +94,13 @@ fn mistakes_are_one_line_and_a_status() {
         (&["run", "--local", "1G", "--node", "nowhere", "--", "true"], 64, "nowhere"),
         (&["run", "--local", "1G", "--node", "host:port", "--", "true"], 64, "host:port"),
         (&["run", "--local", "1G", "--node", "a:1", "--far", "1G", "--", "true"], 64, "--far"),
+        (&["run", "--local", "4194304T", "--", "true"], 64, "more than this machine's"),
+        (&["run", "--local", "1G", "--stats", "json:/nonexistent/stats", "--", "true"], 64, "/nonexistent/stats"),
+        (&["run", "--local", "1G", "--trace", "a;b", "--", "true"], 64, "semicolon"),
+        (&["run", "--local", "1G", "--grace", "-1s", "--", "true"], 64, "30s"),
+        (&["run", "--local", "1G", "--far", "1M", "--", "true"], 72, "64 MiB"),
+        (&["run", "--local", "1G", "--node", "a:1;b=2", "--", "true"], 64, "semicolon"),
+        (&["run", "--local", "1G", "--", ""], 127, "'': not found"),
         (&["run", "--local", "1G", "--", "no-such-program"], 127, "not found"),
         (&["run", "--local", "1G", "--", "/no/such/program"], 127, "not found"),
         (&["run", "--local", "1G", "--", plain], 126, "not executable"),
@@ -107,6 +114,7 @@ fn mistakes_are_one_line_and_a_status() {
         (&["node", "--lend", "1G", "--listen", "127.0.0.1:99999"], 64, "99999"),
         (&["node", "--lend", "900T", "--listen", "127.0.0.1:0"], 64, "--lend"),
         (&["node", "--lend", "1G", "--listen", "127.0.0.1:0", "--metrics", "x"], 64, "--metrics"),
+        (&["top", "--interval", "soon"], 64, "30s"),
         (&["nonsense"], 64, "nonsense"),
     ];
     for (arguments, status, part) in cases {

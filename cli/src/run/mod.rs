@@ -32,7 +32,7 @@ use crate::counters::{self, Beginning, Sample};
 use crate::failure::Failure;
 use crate::runtime_dir::{self, Scratch};
 use crate::size::{self, Size};
-use crate::{library, program};
+use crate::{library, program, units};
 use embedded::Embedded;
 use far::Far;
 use summary::Outcome;
@@ -128,6 +128,11 @@ pub fn run(options: &Options) -> Result<Infallible, Failure> {
     if local < LEAST_LOCAL {
         return Err(Failure::usage(format!("--local is below {} MiB, the least that works", LEAST_LOCAL >> 20)));
     }
+    if local > ram {
+        let (local, ram) = (units::bytes(local), units::bytes(ram));
+        return Err(Failure::usage(format!("--local is {local}, more than this machine's {ram}: give less")));
+    }
+    options.stats.prepare().map_err(Failure::usage)?;
     let library = library::place().map_err(Failure::usage)?;
     let dir = runtime_dir::own().map_err(Failure::usage)?;
     keeper::sweep(&dir);
@@ -158,7 +163,7 @@ pub fn run(options: &Options) -> Result<Infallible, Failure> {
 
     let mut command = Command::new(&file);
     command.arg0(name).args(&options.command[1..]);
-    environment::set(&mut command, &library, options, run, local, &nodes, &counters)?;
+    environment::set(&mut command, &library, options, run, local, &far, &counters)?;
     signals.hand_back(&mut command, true);
     if options.verbose {
         eprintln!("farmem: run {run}: {} on {}, {local} bytes local", file.display(), far::list(&nodes));

@@ -51,6 +51,16 @@ impl FromStr for Stats {
     }
 }
 
+impl Stats {
+    /// Sees to it that the summary can be written where it is wanted, before a run that may take hours.
+    /// A file that is there keeps its content until the end.
+    pub fn prepare(&self) -> Result<(), String> {
+        let Stats::JsonFile(file) = self else { return Ok(()) };
+        let opened = fs::OpenOptions::new().create(true).truncate(false).write(true).open(file);
+        opened.map(drop).map_err(|e| format!("--stats: cannot write {}: {e}", file.display()))
+    }
+}
+
 /// How a run went.
 pub struct Outcome {
     /// How the program ended.
