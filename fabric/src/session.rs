@@ -209,6 +209,12 @@ impl Session {
         self.member.mapped
     }
 
+    /// Whether nothing relays between this host and the node: who refuses a connection is the node's own
+    /// machine.
+    pub fn is_direct(&self) -> bool {
+        self.member.direct || self.member.mapped
+    }
+
     /// The node's address, as given.
     pub fn node(&self) -> &str {
         &self.member.node

@@ -8,10 +8,8 @@ use std::ffi::{OsStr, OsString};
 use std::path::Path;
 use std::process::Command;
 
-use farmem_fabric::NodeAddr;
-
 use super::Options;
-use super::far::{self, RunName};
+use super::far::{self, Far, RunName};
 use crate::failure::Failure;
 
 /// Who serves page faults.
@@ -64,7 +62,7 @@ pub fn set(
     options: &Options,
     run: RunName,
     local: u64,
-    nodes: &[NodeAddr],
+    far: &Far,
     counters: &Path,
 ) -> Result<(), Failure> {
     let mut preload = OsString::from(library);
@@ -76,7 +74,8 @@ pub fn set(
         ("v", "1".to_owned()),
         ("run", run.to_string()),
         ("local", local.to_string()),
-        ("node", far::list(nodes)),
+        ("node", far::list(far.nodes())),
+        ("relayed", (far.is_relayed() as u8).to_string()),
         ("transport", word(options.transport)),
         ("fault", word(options.fault)),
         ("prefetch", word(options.prefetch)),

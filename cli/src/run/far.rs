@@ -68,6 +68,7 @@ impl FromStr for RunName {
 /// A run's nodes, reached.
 pub struct Far {
     run: RunName,
+    nodes: Vec<NodeAddr>,
     sessions: Vec<Session>,
 }
 
@@ -82,7 +83,18 @@ impl Far {
             transport: transport.into(),
         };
         let sessions = nodes.iter().map(|node| Session::connect(node, &options).map_err(Failure::no_node));
-        Ok(Far { run, sessions: sessions.collect::<Result<_, _>>()? })
+        Ok(Far { run, nodes: nodes.to_vec(), sessions: sessions.collect::<Result<_, _>>()? })
+    }
+
+    /// Their addresses.
+    pub fn nodes(&self) -> &[NodeAddr] {
+        &self.nodes
+    }
+
+    /// Whether something relays between this host and one of the nodes: then a refused connection may be
+    /// a cut that heals.
+    pub fn is_relayed(&self) -> bool {
+        !self.sessions.iter().all(Session::is_direct)
     }
 
     /// Tells the nodes that no process of the run is left. A node that is gone needs no telling.

@@ -2,7 +2,8 @@
 //! the ones before, before any code of the program runs.
 
 use crate::{dispatch, exec, gate, near, net, signals, sites, threads};
-use farmem_fabric::{BadAddress, ConnectOptions, NodeAddr, Session, Transport};
+use farmem_fabric::session::{REFUSED_NS, SILENT_NS};
+use farmem_fabric::{BadAddress, ConnectError, ConnectOptions, NodeAddr, Session, Transport};
 use farmem_pager::ending::{die, say};
 use farmem_pager::{Config, FaultMode, Pager, ending};
 use farmem_pool::Pool;
@@ -10,10 +11,13 @@ use farmem_protocol::addr::FAR_START;
 use farmem_protocol::{counters, exit};
 use farmem_sys::raw::checked;
 use std::sync::atomic::{AtomicPtr, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// How long reaching a node may take; the supervisor has just reached it.
-const CONNECT_WITHIN: Duration = Duration::from_secs(5);
+/// How long a node may take to answer: as long as one that is stopped is waited for in mid-run, for the
+/// run has reached it before.
+const ANSWER_WITHIN: Duration = Duration::from_nanos(SILENT_NS);
+/// Between attempts to reach a node.
+const RETRY: Duration = Duration::from_millis(50);
 
 static PAGER: AtomicPtr<Pager> = AtomicPtr::new(std::ptr::null_mut());
 static COUNTERS: AtomicPtr<counters::File> = AtomicPtr::new(std::ptr::null_mut());
@@ -38,6 +42,8 @@ struct Run {
     local: u64,
     nodes: Vec<NodeAddr>,
     join: ConnectOptions,
+    /// Something relays between this host and a node.
+    relayed: bool,
     mode: FaultMode,
     prefetch: bool,
     counters: Option<String>,
@@ -47,7 +53,7 @@ struct Run {
 
 fn parse(text: &str) -> Result<Run, String> {
     let join = ConnectOptions {
-        timeout: CONNECT_WITHIN,
+        timeout: ANSWER_WITHIN,
         grace: Duration::from_secs(5),
         run: [0; 16],
         pid: std::process::id(),
@@ -57,6 +63,7 @@ fn parse(text: &str) -> Result<Run, String> {
         local: 0,
         nodes: Vec::new(),
         join,
+        relayed: false,
         mode: FaultMode::Inline,
         prefetch: true,
         counters: None,
@@ -81,6 +88,7 @@ fn parse(text: &str) -> Result<Run, String> {
                 let ms = value.parse().map_err(|_| format!("FARMEM_RUN: grace_ms={value} is not a number"))?;
                 run.join.grace = Duration::from_millis(ms);
             }
+            "relayed" => run.relayed = value == "1",
             "fault" if value == "thread" => run.mode = FaultMode::Thread,
             "prefetch" => run.prefetch = value != "off",
             "counters" => run.counters = Some(value.to_owned()),
@@ -99,6 +107,29 @@ extern "C" fn start() {
     }
 }
 
+/// Joins a node of the run. The run has reached it before, so that a failure may be a cut: the same
+/// rules as for a connection that stood and was cut.
+fn reach(node: &NodeAddr, run: &Run) -> Result<Session, ConnectError> {
+    let begun = Instant::now();
+    let grace = run.join.grace;
+    loop {
+        let failure = match Session::connect(node, &run.join) {
+            Ok(session) => return Ok(session),
+            Err(failure) => failure,
+        };
+        let patience = match failure {
+            ConnectError::Unreachable { .. } => grace,
+            ConnectError::Refused(_) | ConnectError::NotFarmem(_) if run.relayed => grace,
+            ConnectError::Refused(_) | ConnectError::NotFarmem(_) => grace.min(Duration::from_nanos(REFUSED_NS)),
+            _ => return Err(failure),
+        };
+        if begun.elapsed() >= patience {
+            return Err(failure);
+        }
+        std::thread::sleep(RETRY);
+    }
+}
+
 fn arm(text: &str) -> Result<(), String> {
     let run = parse(text)?;
     gate::build().map_err(|e| format!("the system-call gate cannot be built: {e}"))?;
@@ -108,7 +139,7 @@ fn arm(text: &str) -> Result<(), String> {
     ending::prepare(file);
     let mut sessions = Vec::new();
     for node in &run.nodes {
-        match Session::connect(node, &run.join) {
+        match reach(node, &run) {
             Ok(session) => sessions.push(session),
             Err(e) => die(exit::NODE_UNUSABLE, &e.to_string()),
         }

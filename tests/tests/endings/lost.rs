@@ -1,11 +1,12 @@
 //! The node is lost, or only seems to be, while the program works.
 
+use std::io::PipeWriter;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use farmem_tests::farmem::{Far, Node};
-use farmem_tests::process::{self, eventually};
+use farmem_tests::farmem::{Far, Node, split_stats};
+use farmem_tests::process::{self, Running, eventually};
 
 use crate::proxy::Proxy;
 use crate::{BOTH, By, LIMIT, Work, scenario, together};
@@ -155,13 +156,7 @@ fn the_programs_end_does_not_wait_for_the_node() -> Result<()> {
     for by in BOTH {
         for signal in [libc::SIGSTOP, libc::SIGKILL] {
             let node = Node::start("256M", &[])?;
-            let mut program = Command::new("sh");
-            program.args(["-c", "echo up; read word; exit 3"]);
-            let mut command = by.far("16M", &by.address(&node)).command(&program);
-            let (input, word) = std::io::pipe()?;
-            command.stdin(Stdio::from(input));
-            let run = process::spawn(command)?;
-            ensure!(eventually(LIMIT, || run.stdout() == b"up\n"), "{}", run.stderr());
+            let (run, word) = shell(&by.far("16M", &by.address(&node)), "exit 3")?;
             node.running.signal(signal);
             let since = Instant::now();
             drop(word);
@@ -170,6 +165,76 @@ fn the_programs_end_does_not_wait_for_the_node() -> Result<()> {
             ensure!(since.elapsed() < Duration::from_millis(2500), "{by:?} {signal}: {:?}", since.elapsed());
             node.running.signal(libc::SIGCONT);
         }
+    }
+    Ok(())
+}
+
+/// A shell that says "up", waits for its input to end, and then does the rest.
+fn shell(far: &Far, rest: &str) -> Result<(Running, PipeWriter)> {
+    let mut program = Command::new("sh");
+    program.args(["-c", &format!("echo up; read word; {rest}")]);
+    let mut command = far.command(&program);
+    let (input, word) = std::io::pipe()?;
+    command.stdin(Stdio::from(input));
+    let run = process::spawn(command)?;
+    ensure!(eventually(LIMIT, || run.stdout() == b"up\n"), "{}", run.stderr());
+    Ok((run, word))
+}
+
+/// Programs that a run starts while its node is cut off, stopped, or going down, join it all the same.
+#[test]
+fn programs_that_a_run_starts_wait_for_the_node_too() -> Result<()> {
+    let rest = "/bin/echo one; (/bin/echo two); exec sh -c 'echo three; exit 3'";
+    let goes_on = move |run: Running| {
+        let outcome = run.wait(LIMIT)?;
+        ensure!(outcome.code() == 3 && outcome.stdout == b"up\none\ntwo\nthree\n", "{outcome:?}");
+        ensure!(split_stats(&outcome.stderr).1.is_empty(), "{outcome:?}");
+        Ok(())
+    };
+    let cut = move || {
+        let node = Node::start("256M", &[])?;
+        let proxy = Proxy::before(node.tcp)?;
+        let (run, word) = shell(&By::Tcp.far("16M", &proxy.at.to_string()), rest)?;
+        proxy.cut();
+        drop(word);
+        std::thread::sleep(Duration::from_millis(1500));
+        proxy.restore();
+        goes_on(run)
+    };
+    let stopped = move || {
+        let node = Node::start("256M", &[])?;
+        let (run, word) = shell(&By::Tcp.far("16M", &node.by_tcp()), rest)?;
+        node.running.signal(libc::SIGSTOP);
+        drop(word);
+        std::thread::sleep(Duration::from_millis(5500));
+        node.running.signal(libc::SIGCONT);
+        goes_on(run)
+    };
+    let draining = move || {
+        let node = Node::start("256M", &["--grace", "60s"])?;
+        let (run, word) = shell(&By::Shm.far("16M", &node.by_shm()), rest)?;
+        node.running.signal(libc::SIGTERM);
+        ensure!(eventually(LIMIT, || node.running.stderr().contains("going down")));
+        drop(word);
+        goes_on(run)
+    };
+    together(vec![scenario("cut", cut), scenario("stopped", stopped), scenario("draining", draining)])
+}
+
+#[test]
+fn a_program_that_a_run_starts_and_that_cannot_join_ends_with_72() -> Result<()> {
+    for by in BOTH {
+        let node = Node::start("256M", &[])?;
+        let address = by.address(&node);
+        let (run, word) = shell(&by.far("16M", &address), "exec echo ran")?;
+        node.running.signal(libc::SIGKILL);
+        let since = Instant::now();
+        drop(word);
+        let outcome = run.wait(LIMIT)?;
+        let (_, line) = split_stats(&outcome.stderr);
+        ensure!(outcome.code() == 72 && outcome.stdout == b"up\n", "{outcome:?}");
+        ensure!(line.lines().count() == 1 && line.contains(&address), "{line}");
+        ensure!(since.elapsed() < SOON, "{:?}", since.elapsed());
     }
     Ok(())
 }
