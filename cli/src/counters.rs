@@ -63,6 +63,8 @@ plain_counters! {
     evicted_clean,
     /// Batches.
     evict_batches,
+    /// Stretches write-protected at once, ahead of eviction.
+    sweeps,
     /// Pages evicted by faulting threads.
     reclaimed_inline,
     /// Bytes from nodes.

@@ -69,6 +69,8 @@ pub struct Process {
     pub evicted_clean: AtomicU64,
     /// Eviction batches (one TLB flush each).
     pub evict_batches: AtomicU64,
+    /// Stretches of addresses write-protected at once, ahead of eviction.
+    pub sweeps: AtomicU64,
     /// Pages evicted by a faulting thread because the background thread was behind.
     pub reclaimed_inline: AtomicU64,
     /// Bytes read from nodes.

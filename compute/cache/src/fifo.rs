@@ -29,6 +29,10 @@ impl Policy for Fifo {
         out[from..].sort_unstable();
     }
 
+    fn upcoming(&self, n: usize, out: &mut Vec<PageId>) {
+        out.extend(self.pages.iter(0).take(n).map(|(page, _)| page));
+    }
+
     fn kept(&mut self, page: PageId) {
         self.arrived(page, Arrival::Demand);
     }

@@ -58,6 +58,10 @@ pub trait Policy: Send {
     /// than `n` only if it knows no more.
     fn victims(&mut self, n: usize, out: &mut Vec<PageId>);
 
+    /// Appends up to `n` of the pages that would be named next if none came back, roughly in that
+    /// order. For preparations; nothing changes.
+    fn upcoming(&self, _n: usize, _out: &mut Vec<PageId>) {}
+
     /// A victim could not leave (pinned, or a thread is at it): it is local again, and in use.
     fn kept(&mut self, page: PageId);
 

@@ -136,6 +136,16 @@ impl Pages {
         Some(node.page())
     }
 
+    /// A queue's pages with their credits, front first.
+    pub fn iter(&self, queue: usize) -> impl Iterator<Item = (PageId, u8)> + '_ {
+        let mut at = self.queues[queue].front;
+        std::iter::from_fn(move || {
+            let node = self.nodes.get(at as usize).filter(|_| at != NONE)?;
+            at = node.behind;
+            Some((node.page(), node.credit()))
+        })
+    }
+
     /// The credit of a queue's front.
     pub fn front_credit(&self, queue: usize) -> Option<u8> {
         let at = self.queues[queue].front;

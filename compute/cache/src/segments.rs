@@ -119,6 +119,17 @@ impl Policy for Segments {
         out[from..].sort_unstable();
     }
 
+    /// Of both queues, in proportion to what they hold beyond the other's share: which one victims will
+    /// come from depends on who arrives meanwhile.
+    fn upcoming(&self, n: usize, out: &mut Vec<PageId>) {
+        let spare = |(page, credit)| (credit == 0).then_some(page);
+        let probation = n / 2 + (n / 2).saturating_sub(self.pages.queue_len(PROTECTED));
+        let from = out.len();
+        out.extend(self.pages.iter(PROBATION).take(probation).map(|(page, _)| page));
+        let rest = n - (out.len() - from);
+        out.extend(self.pages.iter(PROTECTED).take(rest).filter_map(spare));
+    }
+
     fn kept(&mut self, page: PageId) {
         if self.pages.queue_of(page).is_none() {
             self.ghosts.take(page);

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  1 victims      the policy names them; Resident and unpinned ones become Leaving
-//!  2 protect      dirty ones are write-protected, adjacent ones by one call
+//!  2 protect      dirty ones are write-protected ([`crate::sweep`])
 //!  3 copy         to their far slot (mapped) or to the staging ring, WRITEs posted
 //!  4 drop         all of them by one vectored process_madvise: one flush
 //!  5 done         words become Remote, Staged, or Untouched (all zero); room is given back
@@ -26,6 +26,7 @@
 
 use crate::Pager;
 use crate::ending::{broken, die};
+use crate::sweep::Sweeps;
 use crate::thread::Thread;
 use crate::word::{State, Word};
 use farmem_pool::NoRoom;
@@ -42,7 +43,7 @@ pub const BATCH: usize = 256;
 /// What eviction keeps between batches; whoever evicts holds its lock.
 pub struct Evictor {
     victims: Vec<PageId>,
-    leaving: Vec<Leaving>,
+    pub(crate) leaving: Vec<Leaving>,
     slots: Vec<FarSlot>,
     ranges: Vec<libc::iovec>,
     /// `process_madvise` does many ranges at once here (Linux 6.13); else one call each.
@@ -50,19 +51,24 @@ pub struct Evictor {
     pidfd: i32,
     /// `/proc/self/mem`, for pages that the program itself may not read now.
     mem_fd: i32,
+    /// Protecting calls.
+    pub(crate) sweeps: Sweeps,
     /// Queue pairs for write-back.
     pub(crate) thread: Option<Box<Thread>>,
 }
 
-struct Leaving {
-    page: PageId,
-    from: Word,
+/// A page on its way out.
+pub(crate) struct Leaving {
+    pub page: PageId,
+    /// Its word as it was found.
+    pub from: Word,
+    /// … and as it will be.
     to: Word,
 }
 
 impl Evictor {
-    /// `vectored`: try `process_madvise`.
-    pub fn new(vectored: bool) -> Evictor {
+    /// For a cache of `limit` pages. `vectored`: try `process_madvise`.
+    pub fn new(vectored: bool, limit: usize) -> Evictor {
         Evictor {
             victims: Vec::with_capacity(BATCH),
             leaving: Vec::with_capacity(BATCH),
@@ -71,6 +77,7 @@ impl Evictor {
             vectored,
             pidfd: farmem_sys::raw::pidfd_of_self().unwrap_or(-1),
             mem_fd: farmem_sys::raw::open_self_mem().unwrap_or(-1),
+            sweeps: Sweeps::new(limit),
             thread: None,
         }
     }
@@ -226,29 +233,6 @@ impl Pager {
         }
     }
 
-    /// Step 2.
-    fn protect_dirty(&self, evictor: &Evictor) {
-        let mut rest = evictor.leaving.as_slice();
-        while let Some(first) = rest.iter().position(|l| l.from.dirty()) {
-            rest = &rest[first..];
-            let run = 1 + rest.windows(2).take_while(|w| w[1].from.dirty() && w[1].page.0 == w[0].page.0 + 1).count();
-            self.protect_run(rest[0].page, run);
-            rest = &rest[run..];
-        }
-    }
-
-    fn protect_run(&self, page: PageId, run: usize) {
-        if self.uffd.protect(page.addr(), run * PAGE_BYTES, true).is_ok() {
-            return;
-        }
-        // The run spans mappings; each page lies in one.
-        for i in 0..run {
-            if let Err(e) = self.uffd.protect(page.addr() + i * PAGE_BYTES, PAGE_BYTES, true) {
-                broken(&format!("page {:#x}: write protection failed with {e}", page.addr() + i * PAGE_BYTES));
-            }
-        }
-    }
-
     /// Step 3. Sets every page's next word.
     fn copy_dirty(&self, evictor: &mut Evictor) {
         let mut clean = 0;
@@ -267,6 +251,9 @@ impl Pager {
         evictor.slots.reverse();
         for l in &mut leaving {
             if !l.from.dirty() {
+                if l.from.written() {
+                    self.rewrites.saw(false);
+                }
                 clean += 1;
                 l.to = l.from.to(State::Remote).with_written(false);
                 continue;
@@ -297,6 +284,9 @@ impl Pager {
                     && l.from.written()
                     && l.from.slot() == Some(slot)
                     && unsafe { same_page(l.page.addr() as *const u8, place.mapped as *const u8) };
+                if l.from.written() {
+                    self.rewrites.saw(!same);
+                }
                 if same {
                     clean += 1;
                     l.to = l.to.to(State::Remote).with_written(false);

@@ -4,7 +4,7 @@
 //! fault ─► serve ─► Untouched: first_touch   zeros for this page and, if touches are sequential, the next
 //!                   Remote:    fetch         READ (or the mapped slot itself), install, then the window ahead
 //!                   Staged:    rescue        install from the staging ring
-//!                   Resident:  upgrade       first write to a clean page: lift the write protection
+//!                   Resident:  upgrade       write to a protected page: lift the protection
 //!                   Busy, Leaving: wait      some other thread is at it
 //! ```
 //!
@@ -94,7 +94,7 @@ impl Pager {
                     }
                     self.unreserve(1);
                 }
-                State::Resident if write && !seen.dirty() => {
+                State::Resident if write && !seen.writable() => {
                     if word.shift(seen, seen.to(State::Busy)) {
                         return self.upgrade(page, seen);
                     }
@@ -152,6 +152,7 @@ impl Pager {
             }
             self.unreserve((room + 1 - n) as u64);
         }
+        self.await_sweep();
         // SAFETY: the source is WINDOW pages of zeros; the targets are Busy, hence ours.
         let mut installed = unsafe { self.uffd.copy(page.addr(), self.zeros, n * PAGE_BYTES, false) };
         if installed == Err(Errno(libc::ENOENT)) && n > 1 {
@@ -189,7 +190,6 @@ impl Pager {
         let Some(slot) = seen.slot() else { broken("a remote page without a far slot") };
         let place = self.pool.place(slot);
         let dirty = write || self.expects_write(seen, place);
-        let protect = !dirty;
         self.plan_window(thread, page);
         if place.mapped == 0 {
             self.post_demand(thread, place);
@@ -202,9 +202,12 @@ impl Pager {
             self.await_read(thread, |tag| tag == 0);
             thread.landing.cast_const()
         };
+        if dirty {
+            self.await_sweep();
+        }
         // SAFETY: the landing buffer holds the page; or it is a slot of ours, mapped, whose bytes
         // change only by our own write-backs, which need the page resident.
-        let installed = unsafe { self.uffd.copy(page.addr(), source, PAGE_BYTES, protect) };
+        let installed = unsafe { self.uffd.copy(page.addr(), source, PAGE_BYTES, !dirty) };
         let here = match installed {
             Ok(_) => true,
             Err(e) => self.not_installed(page, e) != 0,
@@ -224,12 +227,12 @@ impl Pager {
         Served::Here
     }
 
-    /// Whether a page is likely to be written before it leaves: it was, the last time. It then comes
-    /// in writable and counts as dirty, which spares its first write a fault (4 µs). Eviction sees
-    /// when the slot holds the same bytes, and forgets the guess. Where slots are not mapped that
-    /// cannot be seen, and a wrong guess would send a page over the network: no guesses there.
+    /// Whether a page is likely to be written before it leaves: it was, the last time, and of late
+    /// such pages were ([`crate::guess`]). It then comes in writable and counts as dirty, which spares its
+    /// first write a fault. Where slots are not mapped a wrong guess is not seen on the way out, and
+    /// would send the page over the network: no guesses there.
     fn expects_write(&self, seen: Word, place: Place) -> bool {
-        seen.written() && place.mapped != 0
+        seen.written() && place.mapped != 0 && self.rewrites.likely()
     }
 
     /// A page whose bytes are still in the staging ring. Room is reserved.
@@ -238,6 +241,9 @@ impl Pager {
         let taken = self.staging.take(index, page);
         // Not yet in its slot? Then it is dirty, and takes another slot later (see staging, Orphan).
         let dirty = write || !taken.written;
+        if dirty {
+            self.await_sweep();
+        }
         // SAFETY: the copy is this call's until released.
         let installed = unsafe { self.uffd.copy(page.addr(), self.staging.bytes(index), PAGE_BYTES, !dirty) };
         if let Err(e) = installed
@@ -258,16 +264,17 @@ impl Pager {
         Served::Here
     }
 
-    /// The first write to a page that is resident and clean.
+    /// The first write to a page that is resident and clean, or protected on its way out.
     ///
     /// The page stays Busy while its protection is lifted: otherwise an eviction could protect it
     /// again, and this call lift that too, and a write be lost under the eviction's copy.
     fn upgrade(&self, page: PageId, seen: Word) -> Served {
+        self.await_sweep();
         let lifted = self.uffd.protect(page.addr(), PAGE_BYTES, false);
         let word = self.table.word(page);
         match lifted {
             Ok(()) => {
-                word.settle(seen.with_dirty(true));
+                word.settle(seen.with_dirty(true).with_protected(false));
                 self.count(&self.counters.upgrades, 1);
                 Served::Here
             }
@@ -360,6 +367,9 @@ impl Pager {
                 // SAFETY: the landing buffer has WINDOW pages and the window at most WINDOW - 1.
                 unsafe { thread.landing.add((1 + from) * PAGE_BYTES) }
             };
+            if dirty {
+                self.await_sweep();
+            }
             // SAFETY: the source holds `run` pages; the targets are Busy, hence ours.
             let done = match unsafe { self.uffd.copy(page.addr(), source, run * PAGE_BYTES, !dirty) } {
                 Ok(bytes) => bytes / PAGE_BYTES,

@@ -98,7 +98,7 @@ impl Pager {
             if seen.state() != State::Resident {
                 return;
             }
-            word.set(seen.with_field(0));
+            word.set(seen.with_field(0).with_protected(false));
             if seen.dirty() {
                 return;
             }

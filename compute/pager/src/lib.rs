@@ -8,6 +8,8 @@
 //! | `table` | one word for each far page, sparsely |
 //! | [`fault`] | a page comes in |
 //! | [`evict`] | pages go out, many at a time |
+//! | `sweep` | dirty pages on their way out are write-protected, many by one call |
+//! | `guess` | will a page be written this time too? |
 //! | `staging` | bytes on their way out, and back |
 //! | `pin` | pages that a system call is using |
 //! | `space`, `regions` | mmap and its kin |
@@ -36,12 +38,14 @@ pub mod evict;
 pub mod fault;
 mod foreign;
 mod fork;
+mod guess;
 mod handler;
 mod pin;
 mod record;
 mod regions;
 mod space;
 mod staging;
+mod sweep;
 mod table;
 mod thread;
 pub mod word;
@@ -59,10 +63,11 @@ use farmem_sys::clock;
 use farmem_sys::raw::Errno;
 use farmem_sys::sync::Lock;
 use farmem_sys::uffd::{OpenError, Uffd, feature};
+use guess::Rewrites;
 use record::Recorder;
 use space::Space;
 use staging::Staging;
-use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use table::Table;
 use thread::{Threads, WINDOW};
 
@@ -135,7 +140,10 @@ pub struct Pager {
     policy: Lock<Box<dyn Policy>>,
     /// Of the policy's tables.
     whereabouts: Vec<Whereabouts>,
+    rewrites: Rewrites,
     evictor: Lock<Evictor>,
+    /// A sweep is under way.
+    sweeping: AtomicBool,
     staging: Staging,
     space: Lock<Space>,
     pool: Pool,
@@ -206,7 +214,9 @@ pub fn start(
         threads: Threads::new(longest_for(limit)),
         whereabouts: policy.whereabouts(),
         policy: Lock::new(policy),
-        evictor: Lock::new(Evictor::new(config.vectored)),
+        rewrites: Rewrites::new(),
+        sweeping: AtomicBool::new(false),
+        evictor: Lock::new(Evictor::new(config.vectored, limit as usize)),
         staging: Staging::new(staged as usize).map_err(StartError::Memory)?,
         space: Lock::new(Space::new()),
         pool,

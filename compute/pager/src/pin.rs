@@ -35,7 +35,7 @@ impl Pager {
         let word = self.table.word(page);
         loop {
             let seen = word.load();
-            if seen.state() == State::Resident && (!write || seen.dirty()) {
+            if seen.state() == State::Resident && (!write || seen.writable()) {
                 if word.pin(seen) {
                     return true;
                 }

@@ -420,6 +420,12 @@ impl Pager {
                 moving.push((page, seen));
             }
         });
+        // Nobody knows the target, but a sweep may pass over it.
+        for &(page, _) in &moving {
+            self.table.touched(target(page));
+            self.table.word(target(page)).set(Word::UNTOUCHED.to(State::Busy));
+        }
+        self.await_sweep();
         let moved = self.move_mapping(from, to, len);
         if !moved && let Err(e) = self.lay(to, len, prot, flags) {
             broken(&format!("a mapping could not be moved: errno {}", -e));
@@ -427,13 +433,12 @@ impl Pager {
         for &(page, seen) in &moving {
             let there = target(page);
             let word = self.table.word(there);
-            self.table.touched(there);
             match seen.state() {
                 State::Resident => {
                     if !moved {
                         self.copy_resident(page, there);
                     }
-                    word.set(seen.with_dirty(true).with_field(0));
+                    word.set(seen.with_dirty(true).with_protected(false).with_field(0));
                 }
                 _ => word.set(seen),
             }

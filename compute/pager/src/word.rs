@@ -2,14 +2,15 @@
 //!
 //! ```text
 //! 63     60 59 58 57 56 55               36 35                        0
-//! |  state  |D |W |H | 0 | pins or staged  |  far slot                |
+//! |  state  |D |W |H |P | pins or staged  |  far slot                 |
 //!
-//! D  dirty    the page differs from its far slot, or has none; without D a
-//!             resident page is write-protected, and the first write faults
-//! W  written  it was dirty when it last left
-//! H  has      the far slot is valid
-//! pins        system calls that are using the page now (Resident, Busy)
-//! staged      index of the staged copy (Staged)
+//! D  dirty      the page differs from its far slot, or has none; without D a
+//!               resident page is write-protected, and the first write faults
+//! W  written    it was dirty when it last left
+//! H  has        the far slot is valid
+//! P  protected  (with D) write-protected all the same, for eviction is near
+//! pins          system calls that are using the page now (Resident, Busy)
+//! staged        index of the staged copy (Staged)
 //! ```
 //!
 //! ```text
@@ -50,6 +51,7 @@ pub enum State {
 const DIRTY: u64 = 1 << 59;
 const WRITTEN: u64 = 1 << 58;
 const HAS_SLOT: u64 = 1 << 57;
+const PROTECTED: u64 = 1 << 56;
 const FIELD_SHIFT: u32 = 36;
 const FIELD: u64 = ((1 << 20) - 1) << FIELD_SHIFT;
 const SLOT: u64 = (1 << FarSlot::BITS) - 1;
@@ -97,6 +99,24 @@ impl Word {
     #[inline(always)]
     pub fn with_dirty(self, on: bool) -> Word {
         Word(if on { self.0 | DIRTY } else { self.0 & !DIRTY })
+    }
+
+    /// P.
+    #[inline(always)]
+    pub fn protected(self) -> bool {
+        self.0 & PROTECTED != 0
+    }
+
+    /// The same with P as given.
+    #[inline(always)]
+    pub fn with_protected(self, on: bool) -> Word {
+        Word(if on { self.0 | PROTECTED } else { self.0 & !PROTECTED })
+    }
+
+    /// Whether a resident page can be written to without a fault: D, and not P.
+    #[inline(always)]
+    pub fn writable(self) -> bool {
+        self.0 & (DIRTY | PROTECTED) == DIRTY
     }
 
     /// W.
@@ -148,9 +168,10 @@ impl std::fmt::Debug for Word {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(
             f,
-            "{:?}{}{} field {} slot {:?}",
+            "{:?}{}{}{} field {} slot {:?}",
             self.state(),
             if self.dirty() { " dirty" } else { "" },
+            if self.protected() { " protected" } else { "" },
             if self.written() { " written" } else { "" },
             self.pins(),
             self.slot()
@@ -170,16 +191,17 @@ impl AtomicWord {
         unsafe { &*(word as *const AtomicU64).cast() }
     }
 
-    /// The value now. Acquire: pairs with the Release of the transition that made it.
+    /// The value now. Pairs with the Release of the transition that made it. SeqCst, as [`AtomicWord::shift`]
+    /// is, for the handshake in [`crate::sweep`]; on x86-64 neither costs more than Acquire would.
     #[inline(always)]
     pub fn load(&self) -> Word {
-        Word(self.0.load(Ordering::Acquire))
+        Word(self.0.load(Ordering::SeqCst))
     }
 
     /// From exactly `from` to `to`; false when it has changed.
     #[inline(always)]
     pub fn shift(&self, from: Word, to: Word) -> bool {
-        self.0.compare_exchange(from.0, to.0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        self.0.compare_exchange(from.0, to.0, Ordering::SeqCst, Ordering::Relaxed).is_ok()
     }
 
     /// The owner of a Busy page leaves it as `to`, keeping whatever pins it has by now.
@@ -230,6 +252,9 @@ mod tests {
         let word = word.with_field(0).with_dirty(false).with_written(true).to(State::Remote);
         assert_eq!((word.state(), word.slot(), word.dirty(), word.written()), (State::Remote, Some(slot), false, true));
         assert_eq!(word.with_slot(None).slot(), None);
+        let word = Word::UNTOUCHED.to(State::Resident).with_slot(Some(slot)).with_dirty(true).with_field(3);
+        assert!(word.writable() && !word.with_protected(true).writable() && !word.with_dirty(false).writable());
+        assert_eq!(word.with_protected(true).with_protected(false), word);
     }
 
     #[test]

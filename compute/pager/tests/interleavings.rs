@@ -1,4 +1,4 @@
-//! Every interleaving of an eviction, a writer and a reader on one page, with the real page words.
+//! Every interleaving of evictions, sweeps, a writer and a reader on one page, with the real page words.
 //!
 //! The kernel is modelled by what the pager relies on: a page-table entry that
 //! is absent or holds a value, writable or write-protected; each call and each
@@ -22,6 +22,14 @@ enum Fault {
     CleanAndWritable,
     /// The word says Remote before the page is gone from the page table.
     RemoteBeforeDrop,
+    /// A page is made writable while a sweep is under way.
+    NoWaitForSweep,
+    /// A sweep protects a page that a thread owns.
+    SweepOverBusy,
+    /// P is set only when the call has returned, in whatever word is there by then.
+    MarkAfterSweep,
+    /// An upgrade leaves P behind.
+    ProtectedForEver,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -52,7 +60,14 @@ struct World {
     last: u8,
     evict_at: u8,
     evict_left: u8,
+    /// The word as the eviction found it needs protection, and a copy.
+    evict_writable: bool,
     evict_dirty: bool,
+    sweep_at: u8,
+    sweep_left: u8,
+    sweeping: bool,
+    /// The stretch under way holds the page.
+    swept: bool,
     writer: Actor,
     reader: Actor,
 }
@@ -96,7 +111,7 @@ impl World {
                         assert!(self.shift(seen, seen.to(State::Busy)));
                         actor.at = Access::Install;
                     }
-                    State::Resident if write && !seen.dirty() => {
+                    State::Resident if write && !seen.writable() => {
                         if fault != Fault::UpgradeWithoutBusy {
                             assert!(self.shift(seen, seen.to(State::Busy)));
                         }
@@ -106,6 +121,8 @@ impl World {
                     _ => return Ok(false),
                 }
             }
+            Access::Install if write && self.sweeping && fault != Fault::NoWaitForSweep => return Ok(false),
+            Access::Lift if self.sweeping && fault != Fault::NoWaitForSweep => return Ok(false),
             Access::Install => {
                 if self.entry.is_some() {
                     return Err("installed twice".into());
@@ -122,7 +139,8 @@ impl World {
             }
             Access::Settle => {
                 if self.word().state() == State::Busy {
-                    self.word = self.word().to(State::Resident).with_dirty(true).0;
+                    let protected = fault == Fault::ProtectedForEver && self.word().protected();
+                    self.word = self.word().to(State::Resident).with_dirty(true).with_protected(protected).0;
                 } else if fault == Fault::UpgradeWithoutBusy && self.word().state() == State::Resident {
                     self.word = self.word().with_dirty(true).0;
                 }
@@ -149,9 +167,10 @@ impl World {
                     return Ok(true);
                 }
                 self.evict_dirty = seen.dirty();
+                self.evict_writable = seen.writable();
                 assert!(self.shift(seen, seen.to(State::Leaving)));
             }
-            1 if self.evict_dirty && fault != Fault::NoProtection => {
+            1 if self.evict_writable && fault != Fault::NoProtection => {
                 if let Some((protected, _)) = &mut self.entry {
                     *protected = true;
                 }
@@ -160,10 +179,12 @@ impl World {
                 Some((_, value)) => self.slot = value,
                 None => return Err("a leaving page is not there".into()),
             },
-            3 if fault == Fault::RemoteBeforeDrop => self.word = self.word().to(State::Remote).with_dirty(false).0,
+            3 if fault == Fault::RemoteBeforeDrop => {
+                self.word = self.word().to(State::Remote).with_dirty(false).with_protected(false).0
+            }
             3 => self.entry = None,
             4 if fault == Fault::RemoteBeforeDrop => self.entry = None,
-            4 => self.word = self.word().to(State::Remote).with_dirty(false).0,
+            4 => self.word = self.word().to(State::Remote).with_dirty(false).with_protected(false).0,
             _ => {}
         }
         self.evict_at = (self.evict_at + 1) % 5;
@@ -171,6 +192,54 @@ impl World {
             self.evict_left -= 1;
         }
         Ok(true)
+    }
+}
+
+impl World {
+    /// One step of a sweep over the page. It holds the evictor's lock: between two evictions.
+    fn sweep(&mut self, fault: Fault) -> bool {
+        if self.sweep_left == 0 || self.evict_at != 0 {
+            return false;
+        }
+        match self.sweep_at {
+            0 => self.sweeping = true,
+            1 => {
+                let seen = self.word();
+                self.swept = seen.state() != State::Busy || fault == Fault::SweepOverBusy;
+                if fault != Fault::MarkAfterSweep && seen.state() == State::Resident && seen.writable() {
+                    assert!(self.shift(seen, seen.with_protected(true)));
+                }
+            }
+            2 if self.swept => {
+                if let Some((protected, _)) = &mut self.entry {
+                    *protected = true;
+                }
+            }
+            3 => {
+                self.sweeping = false;
+                let seen = self.word();
+                if fault == Fault::MarkAfterSweep && seen.state() == State::Resident && seen.writable() {
+                    assert!(self.shift(seen, seen.with_protected(true)));
+                }
+            }
+            _ => {}
+        }
+        self.sweep_at = (self.sweep_at + 1) % 4;
+        if self.sweep_at == 0 {
+            self.sweep_left -= 1;
+        }
+        true
+    }
+
+    /// What a pin for writing relies on: by the word writable, hence by the kernel.
+    fn check_pin(&self) -> Result<(), String> {
+        let word = self.word();
+        match self.entry {
+            Some((true, _)) if word.state() == State::Resident && word.writable() => {
+                Err("a system call would find a writable page protected".into())
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -184,6 +253,11 @@ fn explore(fault: Fault) -> Result<usize, String> {
         evict_at: 0,
         evict_left: 3,
         evict_dirty: false,
+        evict_writable: false,
+        sweep_at: 0,
+        sweep_left: 2,
+        sweeping: false,
+        swept: false,
         writer: Actor { at: Access::Try, left: 3 },
         reader: Actor { at: Access::Try, left: 3 },
     };
@@ -194,10 +268,13 @@ fn explore(fault: Fault) -> Result<usize, String> {
             continue;
         }
         let mut moved = false;
-        for who in 0..3 {
+        world.check_pin()?;
+        for who in 0..4 {
             let mut next = world.clone();
             let progressed = match who {
+                0 if world.sweep_at != 0 => Ok(false),
                 0 => next.evict(fault),
+                3 => Ok(next.sweep(fault)),
                 1 => next.access(true, fault),
                 _ => next.access(false, fault),
             }?;
@@ -221,7 +298,16 @@ fn no_interleaving_loses_a_write_or_gets_stuck() {
 
 #[test]
 fn every_seeded_fault_is_caught() {
-    for fault in [Fault::NoProtection, Fault::UpgradeWithoutBusy, Fault::CleanAndWritable, Fault::RemoteBeforeDrop] {
+    for fault in [
+        Fault::NoProtection,
+        Fault::UpgradeWithoutBusy,
+        Fault::CleanAndWritable,
+        Fault::RemoteBeforeDrop,
+        Fault::NoWaitForSweep,
+        Fault::SweepOverBusy,
+        Fault::MarkAfterSweep,
+        Fault::ProtectedForEver,
+    ] {
         assert!(explore(fault).is_err(), "{fault:?} went unnoticed");
     }
 }
