@@ -67,8 +67,8 @@ pub(crate) struct Leaving {
 }
 
 impl Evictor {
-    /// For a cache of `limit` pages. `vectored`: try `process_madvise`.
-    pub fn new(vectored: bool, limit: usize) -> Evictor {
+    /// `vectored`: try `process_madvise`.
+    pub(crate) fn new(vectored: bool, sweeps: Sweeps) -> Evictor {
         Evictor {
             victims: Vec::with_capacity(BATCH),
             leaving: Vec::with_capacity(BATCH),
@@ -77,7 +77,7 @@ impl Evictor {
             vectored,
             pidfd: farmem_sys::raw::pidfd_of_self().unwrap_or(-1),
             mem_fd: farmem_sys::raw::open_self_mem().unwrap_or(-1),
-            sweeps: Sweeps::new(limit),
+            sweeps,
             thread: None,
         }
     }

@@ -68,6 +68,7 @@ use record::Recorder;
 use space::Space;
 use staging::Staging;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+use sweep::Sweeps;
 use table::Table;
 use thread::{Threads, WINDOW};
 
@@ -94,6 +95,8 @@ pub struct Config {
     pub prefetch: bool,
     /// Whether `process_madvise` may be used (masked off in tests of older kernels' path).
     pub vectored: bool,
+    /// Sweep from the first eviction on, as if protecting calls were dear (for tests; else measured).
+    pub always_sweep: bool,
     /// Where to record the page trace, if at all; see `record`.
     pub trace: Option<String>,
 }
@@ -216,7 +219,7 @@ pub fn start(
         policy: Lock::new(policy),
         rewrites: Rewrites::new(),
         sweeping: AtomicBool::new(false),
-        evictor: Lock::new(Evictor::new(config.vectored, limit as usize)),
+        evictor: Lock::new(Evictor::new(config.vectored, Sweeps::new(limit as usize, config.always_sweep))),
         staging: Staging::new(staged as usize).map_err(StartError::Memory)?,
         space: Lock::new(Space::new()),
         pool,

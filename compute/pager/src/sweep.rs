@@ -56,6 +56,7 @@ const AHEAD: usize = 16_384;
 
 /// What sweeps remember.
 pub struct Sweeps {
+    always: bool,
     /// What a call for one run of victims takes of late, ns.
     call_ns: u64,
     /// Pages to protect; kept for its memory.
@@ -65,9 +66,9 @@ pub struct Sweeps {
 }
 
 impl Sweeps {
-    /// For a cache of `limit` pages.
-    pub fn new(limit: usize) -> Sweeps {
-        Sweeps { call_ns: 0, wanted: Vec::new(), ahead: (limit / 8).min(AHEAD) }
+    /// For a cache of `limit` pages. `always`: however cheap calls are.
+    pub fn new(limit: usize, always: bool) -> Sweeps {
+        Sweeps { always, call_ns: 0, wanted: Vec::new(), ahead: (limit / 8).min(AHEAD) }
     }
 
     /// Follows the median: a mean would take one lost time slice for a thousand dear calls.
@@ -91,7 +92,7 @@ impl Pager {
     /// Step 2 of an eviction: every dirty page that leaves is write-protected.
     pub(crate) fn protect_dirty(&self, evictor: &mut Evictor) {
         let writable = evictor.leaving.iter().filter(|l| l.from.writable()).count();
-        if evictor.sweeps.call_ns > DEAR_NS {
+        if evictor.sweeps.always || evictor.sweeps.call_ns > DEAR_NS {
             if writable > evictor.leaving.len() / FEW {
                 return self.sweep(evictor);
             }
@@ -222,7 +223,7 @@ mod tests {
 
     #[test]
     fn a_lost_time_slice_makes_no_call_dear() {
-        let mut sweeps = Sweeps::new(1 << 16);
+        let mut sweeps = Sweeps::new(1 << 16, false);
         let mut took = |ns, n| {
             (0..n).for_each(|_| sweeps.call_took(ns));
             sweeps.call_ns

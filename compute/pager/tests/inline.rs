@@ -57,12 +57,15 @@ struct Way {
     mode: FaultMode,
     prefetch: bool,
     vectored: bool,
+    always_sweep: bool,
 }
 
-const PLAIN: Way = Way { mapped: true, mode: FaultMode::Inline, prefetch: true, vectored: true };
+const PLAIN: Way = Way { mapped: true, mode: FaultMode::Inline, prefetch: true, vectored: true, always_sweep: false };
 const WAYS: &[(&str, Way)] = &[
     ("shm", PLAIN),
     ("tcp", Way { mapped: false, ..PLAIN }),
+    ("shm-sweeping", Way { always_sweep: true, ..PLAIN }),
+    ("tcp-sweeping", Way { mapped: false, always_sweep: true, ..PLAIN }),
     ("thread", Way { mode: FaultMode::Thread, ..PLAIN }),
     ("no-prefetch", Way { prefetch: false, ..PLAIN }),
     ("tcp-one-by-one", Way { mapped: false, prefetch: false, vectored: false, ..PLAIN }),
@@ -87,6 +90,16 @@ fn over_shm() {
 #[test]
 fn over_tcp() {
     in_its_own_process("tcp");
+}
+
+#[test]
+fn over_shm_sweeping() {
+    in_its_own_process("shm-sweeping");
+}
+
+#[test]
+fn over_tcp_sweeping() {
+    in_its_own_process("tcp-sweeping");
 }
 
 #[test]
@@ -116,7 +129,14 @@ const PAGES: usize = 8192;
 const LOCAL: u64 = 4 << 20;
 
 fn start(way: &Way) -> &'static Pager {
-    let config = Config { local: LOCAL, mode: way.mode, prefetch: way.prefetch, vectored: way.vectored, trace: None };
+    let config = Config {
+        local: LOCAL,
+        mode: way.mode,
+        prefetch: way.prefetch,
+        vectored: way.vectored,
+        always_sweep: way.always_sweep,
+        trace: None,
+    };
     let pool = Pool::new(vec![session(way.mapped)]).unwrap();
     let pager = farmem_pager::start(config, pool, fresh_counters()).unwrap();
     PAGER.set(pager).ok().unwrap();

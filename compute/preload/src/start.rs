@@ -48,6 +48,7 @@ struct Run {
     prefetch: bool,
     counters: Option<String>,
     vectored: bool,
+    always_sweep: bool,
     trace: Option<String>,
 }
 
@@ -68,6 +69,7 @@ fn parse(text: &str) -> Result<Run, String> {
         prefetch: true,
         counters: None,
         vectored: true,
+        always_sweep: false,
         trace: None,
     };
     for pair in text.split(';').filter(|p| !p.is_empty()) {
@@ -93,7 +95,11 @@ fn parse(text: &str) -> Result<Run, String> {
             "prefetch" => run.prefetch = value != "off",
             "counters" => run.counters = Some(value.to_owned()),
             "trace" => run.trace = Some(value.to_owned()),
-            "mask" => run.vectored = !value.split(',').any(|f| f == "process_madvise"),
+            "mask" => {
+                let masked = |feature| value.split(',').any(|f| f == feature);
+                run.vectored = !masked("process_madvise");
+                run.always_sweep = masked("cheap_protection");
+            }
             _ => {}
         }
     }
@@ -148,8 +154,14 @@ fn arm(text: &str) -> Result<(), String> {
         return Err("FARMEM_RUN names no node".into());
     }
     let pool = Pool::new(sessions).map_err(|e| e.to_string())?;
-    let config =
-        Config { local: run.local, mode: run.mode, prefetch: run.prefetch, vectored: run.vectored, trace: run.trace };
+    let config = Config {
+        local: run.local,
+        mode: run.mode,
+        prefetch: run.prefetch,
+        vectored: run.vectored,
+        always_sweep: run.always_sweep,
+        trace: run.trace,
+    };
     let pager = farmem_pager::start(config, pool, claim_counters()).map_err(|e| e.to_string())?;
     near::reserve().map_err(|e| format!("no address space for near stacks: {e}"))?;
     threads::resolve();
