@@ -2,7 +2,7 @@
 //! in acknowledgements; sees to it that a node's death is noticed even while
 //! nothing is fetched from it; and once a second does the housekeeping.
 //!
-//! It is started on the first shortage, not at start: a child that forks and
+//! It is started on the first shortage or eviction, not at start: a child that forks and
 //! execs, and a program that fits, have none.
 
 use crate::Pager;
@@ -47,7 +47,16 @@ impl Background {
             self.sleeping.store(false, Ordering::Relaxed);
             self.asked.fetch_add(1, Ordering::Release);
             futex_wake(&self.asked, 1);
-        } else if !self.started.load(Ordering::Relaxed) && !self.started.swap(true, Ordering::Relaxed) {
+        } else {
+            self.begin(pager);
+        }
+    }
+
+    /// Starts the thread if there is none. From the first eviction on there must be one: somebody has to
+    /// notice when a node is lost, even if the program only sleeps.
+    #[inline]
+    pub fn begin(&self, pager: &Pager) {
+        if !self.started.load(Ordering::Relaxed) && !self.started.swap(true, Ordering::Relaxed) {
             pager.spawn(Job::Background);
         }
     }

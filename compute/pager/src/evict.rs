@@ -198,6 +198,7 @@ impl Pager {
         self.count(&self.counters.evicted, left as u64);
         self.count(&self.counters.evict_batches, 1);
         self.publish_levels();
+        self.background.begin(self);
         evictor.leaving.clear();
         self.collect_writes(evictor, Duration::ZERO);
         left
