@@ -37,6 +37,9 @@ pub struct Torture {
     /// Memory of each thread, MiB.
     #[arg(long, default_value_t = 32)]
     mib: usize,
+    /// Kernel features to do without, as `farmem run --mask` has it
+    #[arg(long, value_name = "FEATURES", hide = true)]
+    mask: Option<String>,
     /// Also run on stacks in far memory.
     #[arg(long)]
     far_stacks: bool,
@@ -83,6 +86,9 @@ impl Torture {
             true => line += " --native",
             false => line += &format!(" --local {} --transport {transport} --fault {}", self.local, self.fault),
         }
+        if let Some(mask) = &self.mask {
+            line += &format!(" --mask {mask}");
+        }
         for (on, flag) in [(self.far_stacks, " --far-stacks"), (self.signals, " --signals")] {
             line += if on { flag } else { "" };
         }
@@ -104,6 +110,9 @@ impl Torture {
         if !self.native {
             command.args(["run", "--local", &self.local_bytes(&child)?]);
             command.args(["--transport", transport, "--fault", &self.fault]);
+            if let Some(mask) = &self.mask {
+                command.args(["--mask", mask]);
+            }
             if let Some(node) = &self.node {
                 command.args(["--node", node]);
             }
