@@ -12,7 +12,7 @@
 //! | `guess` | will a page be written this time too? |
 //! | `staging` | bytes on their way out, and back |
 //! | `pin` | pages that a system call is using |
-//! | `space`, `regions` | mmap and its kin |
+//! | `space`, `moves`, `regions` | mmap and its kin |
 //! | `foreign` | what else lies at far addresses |
 //! | `handler` | faults by event instead, for kernels where inline cannot be |
 //! | `fork` | parent and child both go on |
@@ -40,6 +40,7 @@ mod foreign;
 mod fork;
 mod guess;
 mod handler;
+mod moves;
 mod pin;
 mod record;
 mod regions;

@@ -21,16 +21,13 @@
 //! finds no far memory at all, where absent pages would read as zeros.
 
 use crate::Pager;
-use crate::ending::broken;
 use crate::regions::{Region, Regions};
 use crate::word::{AtomicWord, State, Word};
-use farmem_cache::Arrival;
 use farmem_pool::NoRoom;
 use farmem_protocol::addr::{FAR_END, FAR_START, FarSlot, PAGE_BYTES, PageId, is_far};
 use farmem_sys::memory::discard;
 use farmem_sys::raw::{SignalsBlocked, checked, syscall};
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 /// Anonymous mappings from this size on are far.
 pub const THRESHOLD: usize = 64 << 10;
@@ -38,8 +35,7 @@ pub const THRESHOLD: usize = 64 << 10;
 pub const HEAP_BYTES: usize = 1 << 40;
 
 pub(crate) const EINVAL: isize = -(libc::EINVAL as isize);
-const ENOMEM: isize = -(libc::ENOMEM as isize);
-const EFAULT: isize = -(libc::EFAULT as isize);
+pub(crate) const ENOMEM: isize = -(libc::ENOMEM as isize);
 const EEXIST: isize = -(libc::EEXIST as isize);
 
 /// What the calls keep under their lock.
@@ -47,7 +43,7 @@ pub(crate) struct Space {
     /// The first [`HEAP_BYTES`], which only the program break hands out.
     heap: Regions,
     /// All behind it.
-    maps: Regions,
+    pub(crate) maps: Regions,
     /// The program break.
     brk: usize,
     committed: u64,
@@ -85,7 +81,7 @@ pub(crate) fn page_up(len: usize) -> Option<usize> {
     len.checked_next_multiple_of(PAGE_BYTES)
 }
 
-fn pages(start: usize, end: usize) -> (PageId, PageId) {
+pub(crate) fn pages(start: usize, end: usize) -> (PageId, PageId) {
     (PageId::of(start), PageId(PageId::of(end - PAGE_BYTES).0 + 1))
 }
 
@@ -331,170 +327,6 @@ impl Pager {
         addr
     }
 
-    /// mremap of far memory: in place if it can be, else moved.
-    pub fn mremap(&self, old: usize, old_len: usize, new_len: usize, flags: i32, new: usize) -> isize {
-        let (Some(old_len), Some(new_len)) = (page_up(old_len), page_up(new_len)) else { return EINVAL };
-        let fixed = flags & libc::MREMAP_FIXED != 0;
-        let movable = flags & libc::MREMAP_MAYMOVE != 0;
-        if flags & !(libc::MREMAP_FIXED | libc::MREMAP_MAYMOVE) != 0
-            || !old.is_multiple_of(PAGE_BYTES)
-            || old_len == 0
-            || new_len == 0
-            || !in_range(old, old_len)
-            || fixed && (!movable || !new.is_multiple_of(PAGE_BYTES))
-        {
-            return EINVAL;
-        }
-        let _signals = SignalsBlocked::new();
-        let _inside = self.threads.enter();
-        let mut space = self.space.lock();
-        let parts = space.regions(old).within(old, old + old_len);
-        // As the kernel has it: the range must be one mapping.
-        let &[(_, mut kind)] = parts.as_slice() else { return EFAULT };
-        if kind.end != old + old_len || parts[0].0 != old || kind.foreign {
-            return EFAULT;
-        }
-        if !fixed && new_len <= old_len {
-            if new_len < old_len {
-                self.take_away(&mut space, old + new_len, old + old_len);
-            }
-            return old as isize;
-        }
-        let growth = new_len.saturating_sub(old_len);
-        if kind.committed && growth > 0 && self.commit(space.committed + growth as u64).is_err() {
-            return ENOMEM;
-        }
-        let map_flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | if kind.noreserve { libc::MAP_NORESERVE } else { 0 };
-        let is_heap = old < FAR_START + HEAP_BYTES;
-        if !fixed && !is_heap && space.maps.room_after(old + old_len) >= growth {
-            kind.end = old + new_len;
-            return match self.give(&mut space, old + old_len, kind, map_flags) {
-                Ok(()) => old as isize,
-                Err(e) => e,
-            };
-        }
-        if !movable {
-            return ENOMEM;
-        }
-        let to = if fixed {
-            // Far memory does not move to near addresses.
-            if !in_range(new, new_len) {
-                return ENOMEM;
-            }
-            if new < old + old_len && old < new + new_len {
-                return EINVAL;
-            }
-            self.take_away(&mut space, new, new + new_len);
-            new
-        } else {
-            match space.maps.find(new_len) {
-                Some(at) => at,
-                None => return ENOMEM,
-            }
-        };
-        let kept = old_len.min(new_len);
-        if kept < old_len {
-            self.take_away(&mut space, old + kept, old + old_len);
-        }
-        kind.end = to + new_len;
-        if let Err(e) = self.give(&mut space, to, kind, map_flags) {
-            return e;
-        }
-        if kind.prot & libc::PROT_READ == 0 {
-            let (first, last) = pages(to, to + new_len);
-            self.table.mark_unreadable(first, last);
-        }
-        self.move_pages(old, to, kept, kind.prot, map_flags);
-        self.take_away(&mut space, old, old + kept);
-        to as isize
-    }
-
-    /// Moves what is in the mapping at `from` into the one at `to`, both ours, `len` bytes; the latter
-    /// was made with `prot` and `flags`.
-    fn move_pages(&self, from: usize, to: usize, len: usize, prot: i32, flags: i32) {
-        let (first, last) = pages(from, from + len);
-        let target = |page: PageId| PageId(page.0 - first.0 + PageId::of(to).0);
-        let mut moving: Vec<(PageId, Word)> = Vec::new();
-        self.table.walk(first, last, |page, word| {
-            if let Some(seen) = self.own_unstaged(page, word) {
-                moving.push((page, seen));
-            }
-        });
-        // Nobody knows the target, but a sweep may pass over it.
-        for &(page, _) in &moving {
-            self.table.touched(target(page));
-            self.table.word(target(page)).set(Word::UNTOUCHED.to(State::Busy));
-        }
-        self.await_sweep();
-        let moved = self.move_mapping(from, to, len);
-        if !moved && let Err(e) = self.lay(to, len, prot, flags) {
-            broken(&format!("a mapping could not be moved: errno {}", -e));
-        }
-        for &(page, seen) in &moving {
-            let there = target(page);
-            let word = self.table.word(there);
-            match seen.state() {
-                State::Resident => {
-                    if !moved {
-                        self.copy_resident(page, there);
-                    }
-                    word.set(seen.with_dirty(true).with_protected(false).with_field(0));
-                }
-                _ => word.set(seen),
-            }
-        }
-        let mut policy = self.policy.lock();
-        for &(page, seen) in &moving {
-            if seen.state() == State::Resident {
-                policy.gone(page);
-                policy.arrived(target(page), Arrival::Demand);
-            }
-        }
-        drop(policy);
-        let left: Vec<PageId> = moving.iter().map(|m| m.0).collect();
-        self.record_gone(&left);
-        self.disown(&left);
-    }
-
-    /// Lets the kernel move a mapping with its pages, onto fresh mapping of ours. False when it sees
-    /// several mappings in what the program made as one; then nothing may be left at the target.
-    ///
-    /// The kernel leaves userfaultfd behind, and the write protections or not, by its version. It also
-    /// joins what it has moved to neighbours of its like, and then the *neighbours* have lost userfaultfd:
-    /// their absent pages would read as zeros. A mapping that a fork inherits is not like any of ours, so
-    /// this one is, until it is registered again. (Forks wait: this thread is in the pager.)
-    fn move_mapping(&self, from: usize, to: usize, len: usize) -> bool {
-        // SAFETY: advice about our own mappings.
-        let advise = |at, advice: i32| unsafe { syscall(libc::SYS_madvise, [at, len, advice as usize, 0, 0, 0]) };
-        if advise(from, libc::MADV_DOFORK) != 0 {
-            return false;
-        }
-        let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as usize;
-        // SAFETY: both mappings are ours; the target is fresh and nobody knows it.
-        let moved = unsafe { checked(libc::SYS_mremap, [from, len, len, flags, to, 0]) }.is_ok();
-        if moved && let Err(e) = self.uffd.register(to, len).and_then(|()| self.uffd.protect(to, len, false)) {
-            broken(&format!("a moved mapping could not be registered: {e}"));
-        }
-        advise(if moved { to } else { from }, libc::MADV_DONTFORK);
-        moved
-    }
-
-    /// Moves one resident page, where [`Pager::move_mapping`] could not: it is never there twice.
-    fn copy_resident(&self, from: PageId, to: PageId) {
-        let mut bytes = [0u64; PAGE_BYTES / 8];
-        if let Err(e) = self.evictor.lock().read_resident(from, bytes.as_mut_ptr().cast()) {
-            broken(&format!("page {:#x} is unreadable: {e}", from.addr()));
-        }
-        // SAFETY: the source is Busy, and its bytes are safe; the target is fresh and nobody knows it.
-        let there = unsafe {
-            discard(from.addr() as *mut u8, PAGE_BYTES);
-            self.uffd.copy(to.addr(), bytes.as_ptr().cast(), PAGE_BYTES, false)
-        };
-        if let Err(e) = there {
-            broken(&format!("page {:#x} could not be moved: {e}", from.addr()));
-        }
-    }
-
     /// Far memory that so much committed memory needs: none if it fits in local memory, of which a little
     /// is always headroom; else as much, for a page keeps its slot while it is local, and on its way out
     /// again may hold two.
@@ -506,14 +338,14 @@ impl Pager {
     }
 
     /// Memory that the program has committed must fit in local memory, or else in far memory.
-    fn commit(&self, total: u64) -> Result<(), NoRoom> {
+    pub(crate) fn commit(&self, total: u64) -> Result<(), NoRoom> {
         match self.pool.ensure(self.far_needed(total)) {
             Err(NoRoom::Lost(lost)) => self.node_lost(&lost),
             other => other,
         }
     }
 
-    fn give(&self, space: &mut Space, at: usize, region: Region, flags: i32) -> Result<(), isize> {
+    pub(crate) fn give(&self, space: &mut Space, at: usize, region: Region, flags: i32) -> Result<(), isize> {
         let len = region.end - at;
         self.lay(at, len, region.prot, flags)?;
         space.regions(at).insert(at, region);
@@ -526,7 +358,7 @@ impl Pager {
     }
 
     /// Makes a fresh kernel mapping that the pager serves, over whatever is there.
-    fn lay(&self, at: usize, len: usize, prot: i32, flags: i32) -> Result<(), isize> {
+    pub(crate) fn lay(&self, at: usize, len: usize, prot: i32, flags: i32) -> Result<(), isize> {
         // SAFETY: the addresses are free in the far range, which nobody else maps.
         let mapped = unsafe {
             checked(libc::SYS_mmap, [at, len, prot as usize, (flags | libc::MAP_FIXED) as usize, usize::MAX, 0])
@@ -569,7 +401,7 @@ impl Pager {
 
     /// Waits until a page is nobody's and makes it the caller's (Busy). The word it had; `None` for
     /// an untouched one, which stays so.
-    fn own(&self, word: &AtomicWord) -> Option<Word> {
+    pub(crate) fn own(&self, word: &AtomicWord) -> Option<Word> {
         let mut rounds = 0;
         loop {
             let seen = word.load();
@@ -585,44 +417,9 @@ impl Pager {
         }
     }
 
-    /// [`Pager::own`] for who will keep many pages for a while: a staged page gives its place in the
-    /// ring up, once its WRITE is acknowledged, and is Remote. Pages held with their places would
-    /// leave the evictor none, while their holder waits for a page that the evictor is taking out.
-    fn own_unstaged(&self, page: PageId, word: &AtomicWord) -> Option<Word> {
-        let mut rounds = 0;
-        loop {
-            let seen = word.load();
-            if seen.state() != State::Staged {
-                return match self.own(word) {
-                    // It was staged meanwhile; nothing has been waited for since.
-                    Some(now) if now.state() == State::Staged => {
-                        word.set(now);
-                        continue;
-                    }
-                    owned => owned,
-                };
-            }
-            if self.staging.is_written(seen.staged(), page) {
-                if word.shift(seen, Word::UNTOUCHED.to(State::Busy)) {
-                    self.staging.take(seen.staged(), page);
-                    self.staging.release(seen.staged(), true);
-                    return Some(seen.to(State::Remote).with_field(0));
-                }
-                continue;
-            }
-            match self.evictor.try_lock() {
-                Some(mut evictor) => self.collect_writes(&mut evictor, Duration::from_millis(10)),
-                None => {
-                    rounds += 1;
-                    self.wait_for_owner(rounds);
-                }
-            }
-        }
-    }
-
     /// Makes every touched page of a range the caller's, and frees what it holds but the kernel's
     /// page. The caller drops those, then calls [`Pager::disown`].
-    fn claim(&self, start: usize, end: usize) -> Vec<PageId> {
+    pub(crate) fn claim(&self, start: usize, end: usize) -> Vec<PageId> {
         let (first, last) = pages(start, end);
         let mut slots: Vec<FarSlot> = Vec::new();
         let mut resident = Vec::new();
@@ -655,7 +452,7 @@ impl Pager {
     }
 
     /// Ends what [`Pager::claim`] began: the pages are untouched.
-    fn disown(&self, claimed: &[PageId]) {
+    pub(crate) fn disown(&self, claimed: &[PageId]) {
         for &page in claimed {
             self.table.word(page).set(Word::UNTOUCHED);
             self.table.cleared(page);
