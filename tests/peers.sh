@@ -15,6 +15,12 @@ memcached:memcached
 sqlite3:sqlite3
 stress-ng:stress-ng
 xz:xz-utils
+zstd:zstd
+git:git
+perl:perl
+node:nodejs
+java:default-jdk-headless
+javac:default-jdk-headless
 gcc:gcc
 gdb:gdb
 sort:coreutils

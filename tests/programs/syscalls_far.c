@@ -3,12 +3,18 @@
 #include "case.h"
 #include <arpa/inet.h>
 #include <dirent.h>
+#include <linux/filter.h>
 #include <linux/io_uring.h>
+#include <linux/seccomp.h>
+#include <net/if.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <sched.h>
+#include <elf.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
+#include <sys/prctl.h>
+#include <sys/ptrace.h>
 #include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/select.h>
@@ -21,6 +27,7 @@
 #include <sys/times.h>
 #include <sys/uio.h>
 #include <sys/un.h>
+#include <sys/user.h>
 #include <sys/utsname.h>
 #include <sys/xattr.h>
 
@@ -354,6 +361,40 @@ int main(void) {
     squeeze();
     printf("process_vm_readv %zd\n", process_vm_readv(getpid(), l, 1, r, 1, 0));
     bad += wrong(b, PAGE, 70);
+    /* Far memory behind structures that lie on the stack. */
+    child = fork();
+    if (child == 0) {
+        ptrace(PTRACE_TRACEME, 0, 0, 0);
+        raise(SIGSTOP);
+        _exit(12);
+    }
+    MUST(waitpid(child, NULL, 0) == child);
+    struct user_regs_struct *regs = FAR(struct user_regs_struct), *again = FAR(struct user_regs_struct);
+    struct iovec kept = {again, sizeof *again};
+    squeeze();
+    printf("ptrace %ld", ptrace(PTRACE_GETREGS, child, 0, regs));
+    printf(" %ld", ptrace(PTRACE_GETREGSET, child, (void *)NT_PRSTATUS, &kept));
+    squeeze();
+    printf(" %ld", ptrace(PTRACE_SETREGSET, child, (void *)NT_PRSTATUS, &kept));
+    printf(" equal %d %d", memcmp(regs, again, sizeof *regs) == 0, regs->rip != 0);
+    printf(" peek %d", ptrace(PTRACE_PEEKDATA, child, squeeze, 0) == *(long *)squeeze);
+    MUST(ptrace(PTRACE_CONT, child, 0, 0) == 0 && waitpid(child, status, 0) == child);
+    printf(" %d\n", WEXITSTATUS(*status));
+    struct ifconf interfaces = {.ifc_len = 20 * sizeof(struct ifreq), .ifc_buf = next_page()};
+    int udp = socket(AF_INET, SOCK_DGRAM, 0);
+    squeeze();
+    printf("SIOCGIFCONF %d", ioctl(udp, SIOCGIFCONF, &interfaces));
+    printf(" %s\n", interfaces.ifc_len > 0 ? interfaces.ifc_req->ifr_name : "none");
+    struct sock_filter *all = FAR(struct sock_filter);
+    *all = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
+    struct sock_fprog filter = {1, all};
+    squeeze();
+    printf("SO_ATTACH_FILTER %d", setsockopt(udp, SOL_SOCKET, SO_ATTACH_FILTER, &filter, sizeof filter));
+    squeeze();
+    printf(" prctl %d", prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
+    printf(" %d", prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter));
+    squeeze();
+    printf(" seccomp %ld\n", syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &filter));
     /* A ring may be served or refused; a program falls back when it is refused. */
     struct io_uring_params *ring = FAR(struct io_uring_params);
     squeeze();

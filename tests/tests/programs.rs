@@ -41,7 +41,7 @@ cases! {
     fork_live fork_threads exec_family close_all
     own_handlers signals_blocked far_stacks alt_stacks
     reservations jit remap remap_evicted advise program_break instructions
-    sync_far syscalls_far bad_pointers big_io blocked_calls
+    sync_far syscalls_far bad_pointers big_io blocked_calls debugger
 }
 
 #[test]

@@ -1,7 +1,7 @@
-//! libc functions interposed by name, where the patched sites do not reach.
+//! libc functions interposed by name, where the patched sites do not reach; and what a debugger calls.
 
 use crate::dispatch::{ALWAYS, Call, issue};
-use crate::start::started;
+use crate::start::{pager, started};
 use crate::{near, signals, threads};
 use farmem_protocol::addr::is_far;
 
@@ -43,4 +43,26 @@ pub unsafe extern "C" fn pthread_create(
 ) -> libc::c_int {
     // SAFETY: the caller's arguments, passed on.
     unsafe { threads::create(thread, attributes, routine, argument) }
+}
+
+/// A range for [`fetch`].
+struct Range {
+    addr: usize,
+    len: usize,
+}
+
+extern "C" fn fetch(range: &mut Range) -> isize {
+    let here = pager().pin(range.addr, range.len, false);
+    pager().unpin(range.addr, here);
+    here as isize
+}
+
+/// Brings far memory in, for a debugger: `call (long) farmem_fetch(ADDRESS, BYTES)`. The kernel does
+/// not fault on a debugger's behalf, so that only what is resident can be printed (docs/gdb.md).
+///
+/// Returns for how many bytes from the address this was done; pages stay at least until the program
+/// runs on. Not more than fits in local memory at once.
+#[unsafe(no_mangle)]
+pub extern "C" fn farmem_fetch(addr: usize, len: usize) -> isize {
+    if !started() { 0 } else { near::result(fetch, &mut Range { addr, len }) }
 }

@@ -12,7 +12,8 @@ use anyhow::{Context, Result, bail, ensure};
 use farmem_tests::farmem::{Far, compare, copy, counter, free_port, split_stats};
 use farmem_tests::process::{self, Outcome, TempDir, eventually};
 
-use crate::{SHARES, far, limit, scale, table};
+use crate::run::{cells, far, limit, scale};
+use crate::table::Row;
 
 /// Starts a server, natively or far, lets clients at it, stops it with SIGTERM, and returns how it
 /// ended with the clients' transcript as its output.
@@ -41,24 +42,24 @@ fn tail(bytes: &[u8]) -> String {
     String::from_utf8_lossy(&bytes[bytes.len().saturating_sub(3000)..]).into_owned()
 }
 
-/// The rows of a server: natively, then at each share.
-fn rows(
-    name: &'static str,
+/// A server natively, then at each share over each transport.
+fn run(
+    row: &mut Row,
     start: impl Fn() -> Result<(Command, SocketAddr, TempDir)>,
     clients: impl Fn(SocketAddr) -> Result<String>,
 ) -> Result<()> {
-    let _turn = table::turn();
     let run = |how: Option<&Far>| {
         let (command, at, _dir) = start()?;
         serve(&command, at, how, || clients(at))
     };
     let (native, _) = run(None)?;
-    for share in SHARES {
-        let (outcome, stats) = run(Some(&far(native.peak_rss, share)))?;
-        compare(&native, &outcome).with_context(|| format!("{name} at {share} %"))?;
+    row.native(native.peak_rss, native.wall);
+    for cell in cells() {
+        let (outcome, stats) = run(Some(&far(native.peak_rss, cell)?)).context(cell)?;
+        compare(&native, &outcome).context(cell)?;
         let stats = stats.context("the run printed no statistics")?;
-        ensure!(counter(&stats, "faults") > 0, "{name} did not run on far memory: {stats}");
-        table::row(name, share, native.wall, outcome.wall, native.peak_rss, &stats);
+        ensure!(counter(&stats, "faults") > 0, "{cell}: it did not run on far memory: {stats}");
+        row.far(cell, outcome.wall, &stats);
     }
     Ok(())
 }
@@ -68,11 +69,11 @@ fn value(key: usize) -> String {
     format!("{word:016x}").repeat(4 + key % 9)
 }
 
-/// 300 000 keys set and read back, a snapshot taken while writes go on, loaded again, and
+/// 100 000 keys set and read back, a snapshot taken while writes go on, loaded again, and
 /// redis-benchmark.
-pub fn redis() -> Result<()> {
-    rows(
-        "redis-server",
+pub fn redis(row: &mut Row) -> Result<()> {
+    run(
+        row,
         || {
             let (at, dir) = (free_port()?, TempDir::new("redis")?);
             let mut redis = Command::new("redis-server");
@@ -82,7 +83,7 @@ pub fn redis() -> Result<()> {
             Ok((redis, at, dir))
         },
         |at| {
-            let keys = 300_000 * scale();
+            let keys = 100_000 * scale();
             let mut client = Resp::connect(at)?;
             let mut said = String::new();
             client.many(
@@ -123,9 +124,9 @@ pub fn redis() -> Result<()> {
 }
 
 /// All keys set and read back.
-pub fn memcached() -> Result<()> {
-    rows(
-        "memcached",
+pub fn memcached(row: &mut Row) -> Result<()> {
+    run(
+        row,
         || {
             let at = free_port()?;
             let mut memcached = Command::new("memcached");
@@ -134,7 +135,7 @@ pub fn memcached() -> Result<()> {
             Ok((memcached, at, TempDir::new("memcached")?))
         },
         |at| {
-            let keys = 250_000 * scale();
+            let keys = 120_000 * scale();
             let mut stream = TcpStream::connect(at)?;
             stream.set_read_timeout(Some(Duration::from_secs(60)))?;
             let mut reader = BufReader::new(stream.try_clone()?);

@@ -1,40 +1,61 @@
-//! The matrix's table, a row as soon as it is known.
-//!
-//! Written past the test harness's capture, so that `cargo test` shows it.
+//! What the matrix prints: a line for each run as it ends, and the table at the end.
 
-use std::io::Write;
-use std::sync::{Mutex, MutexGuard, Once};
 use std::time::Duration;
 
 use farmem_tests::farmem::counter;
 use serde_json::Value;
 
-/// One program at a time; the guard is the turn.
-pub fn turn() -> MutexGuard<'static, ()> {
-    static TURN: Mutex<()> = Mutex::new(());
-    TURN.lock().unwrap_or_else(|failed_before| failed_before.into_inner())
+use crate::run::{Cell, cells};
+
+/// One program's row.
+pub struct Row {
+    name: String,
+    peak: u64,
+    native: Duration,
+    far: Vec<(Cell, Duration)>,
 }
 
-/// Prints a program's row.
-pub fn row(name: &str, share: u64, native: Duration, far: Duration, peak: u64, stats: &Value) {
-    static HEAD: Once = Once::new();
-    let mut out = std::io::stderr().lock();
-    HEAD.call_once(|| {
-        let _ = writeln!(
-            out,
-            "\n{:<18} {:>6} {:>9} {:>9} {:>9} {:>6} {:>10} {:>9} {:>9}",
-            "program", "local", "peak MiB", "native s", "far s", "ratio", "faults", "demand", "MiB moved"
+impl Row {
+    /// Nothing known yet.
+    pub fn new(name: &str) -> Row {
+        Row { name: name.into(), peak: 0, native: Duration::ZERO, far: Vec::new() }
+    }
+
+    /// The native run.
+    pub fn native(&mut self, peak: u64, wall: Duration) {
+        self.peak = peak;
+        self.native = wall;
+    }
+
+    /// A far run whose output was right.
+    pub fn far(&mut self, cell: Cell, wall: Duration, stats: &Value) {
+        self.far.push((cell, wall));
+        let moved = (counter(stats, "bytes_in") + counter(stats, "bytes_out")) >> 20;
+        println!(
+            "    {:<9} {:>7.2} s, native {:.2} s; {} faults, {} fetches, {moved} MiB moved",
+            cell.to_string(),
+            wall.as_secs_f64(),
+            self.native.as_secs_f64(),
+            counter(stats, "faults"),
+            counter(stats, "demand"),
         );
-    });
-    let moved = (counter(stats, "bytes_in") + counter(stats, "bytes_out")) >> 20;
-    let _ = writeln!(
-        out,
-        "{name:<18} {share:>4} % {:>9} {:>9.2} {:>9.2} {:>6.2} {:>10} {:>9} {moved:>9}",
-        peak >> 20,
-        native.as_secs_f64(),
-        far.as_secs_f64(),
-        far.as_secs_f64() / native.as_secs_f64(),
-        counter(stats, "faults"),
-        counter(stats, "demand"),
-    );
+    }
+}
+
+/// The slowdown of every run whose output was equal to native.
+pub fn print(rows: &[Row]) {
+    let cells = cells();
+    print!("\n{:<16} {:>9} {:>9}", "program", "peak MiB", "native s");
+    cells.iter().for_each(|cell| print!(" {:>9}", cell.to_string()));
+    println!("  output");
+    for row in rows {
+        print!("{:<16} {:>9} {:>9.2}", row.name, row.peak >> 20, row.native.as_secs_f64());
+        for cell in &cells {
+            match row.far.iter().find(|(c, _)| c == cell) {
+                Some((_, wall)) => print!(" {:>8.2}x", wall.as_secs_f64() / row.native.as_secs_f64()),
+                None => print!(" {:>9}", "-"),
+            }
+        }
+        println!("  {}", if row.far.len() == cells.len() { "equal" } else { "FAILED" });
+    }
 }

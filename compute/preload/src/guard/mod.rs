@@ -4,6 +4,7 @@
 //! is not pinned whole: the call is made piece by piece where that cannot be told
 //! from one call, or cut short where short counts are in its contract.
 
+mod behind;
 mod table;
 
 use crate::dispatch::Call;
@@ -225,12 +226,9 @@ fn pin_use(pins: &mut Pins<'_>, call: &Call, one: &Use) {
                 at += 8;
             }
         }
-        Extent::Ioctl => {
-            let request = call.args[1];
-            // _IOC_SIZE of the request, or a structure's worth for the old ones that do not encode it.
-            let size = (request >> 16) & 0x3fff;
-            pins.add(addr, if size == 0 { 256.min(PAGE_BYTES - addr % PAGE_BYTES) } else { size }, true);
-        }
+        Extent::Ioctl => behind::ioctl(pins, call.args[1], addr),
+        Extent::Ptrace => behind::ptrace(pins, call, addr),
+        Extent::Filter => behind::filter(pins, call, addr),
     }
 }
 

@@ -28,6 +28,10 @@ pub enum Extent {
     Strings,
     /// What an ioctl request says of itself.
     Ioctl,
+    /// What a ptrace request makes of its last argument.
+    Ptrace,
+    /// A `sock_fprog` and its instructions, where the call is one that takes them.
+    Filter,
 }
 
 /// One pointer argument.
@@ -127,7 +131,7 @@ pub fn uses(number: i64) -> Option<&'static [Use]> {
         nr::SENDMSG => const { &[inp(1, Extent::Message)] },
         nr::RECVMSG => const { &[out(1, Extent::Message)] },
         nr::SOCKETPAIR => const { &[out(3, Extent::Bytes(8))] },
-        nr::SETSOCKOPT => const { &[inp(3, Extent::Arg(4))] },
+        nr::SETSOCKOPT => const { &[inp(3, Extent::Arg(4)), inp(3, Extent::Filter)] },
         nr::GETSOCKOPT => const { &[out(3, Extent::LenAt(4)), out(4, Extent::Bytes(4))] },
         nr::EXECVE => const { &[inp(0, Extent::Text), inp(1, Extent::Strings), inp(2, Extent::Strings)] },
         nr::WAIT4 => const { &[out(1, Extent::Bytes(4)), out(3, Extent::Bytes(144))] },
@@ -178,7 +182,8 @@ pub fn uses(number: i64) -> Option<&'static [Use]> {
         nr::SCHED_SETPARAM => const { &[inp(1, Extent::Bytes(4))] },
         nr::SCHED_GETPARAM => const { &[out(1, Extent::Bytes(4))] },
         nr::SCHED_SETSCHEDULER => const { &[inp(2, Extent::Bytes(4))] },
-        nr::PRCTL => const { &[out(1, Extent::Bytes(64)), out(2, Extent::Bytes(64))] },
+        nr::PRCTL => const { &[out(1, Extent::Bytes(64)), out(2, Extent::Bytes(64)), inp(2, Extent::Filter)] },
+        nr::PTRACE => const { &[out(3, Extent::Ptrace)] },
         nr::ARCH_PRCTL => const { &[out(1, Extent::Bytes(8))] },
         nr::ADJTIMEX => const { &[out(0, Extent::Bytes(208))] },
         nr::SETRLIMIT | nr::CLOCK_SETTIME => const { &[inp(1, Extent::Bytes(16))] },
@@ -252,7 +257,7 @@ pub fn uses(number: i64) -> Option<&'static [Use]> {
         nr::PROCESS_VM_READV => const { &[out(1, Extent::Vectors(2)), inp(3, Extent::Vectors(4))] },
         nr::PROCESS_VM_WRITEV => const { &[inp(1, Extent::Vectors(2)), out(3, Extent::Vectors(4))] },
         nr::SCHED_SETATTR => const { &[inp(1, Extent::Bytes(56))] },
-        nr::SECCOMP => const { &[inp(2, Extent::Bytes(16))] },
+        nr::SECCOMP => const { &[inp(2, Extent::Bytes(16)), inp(2, Extent::Filter)] },
         nr::EXECVEAT => const { &[inp(1, Extent::Text), inp(2, Extent::Strings), inp(3, Extent::Strings)] },
         nr::STATX => const { &[inp(1, Extent::Text), out(4, Extent::Bytes(256))] },
         nr::EPOLL_PWAIT2 => {
@@ -473,6 +478,7 @@ mod nr {
     pub const GETRUSAGE: i64 = 98;
     pub const SYSINFO: i64 = 99;
     pub const TIMES: i64 = 100;
+    pub const PTRACE: i64 = 101;
     pub const GETUID: i64 = 102;
     pub const SYSLOG: i64 = 103;
     pub const GETGID: i64 = 104;

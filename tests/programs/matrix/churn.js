@@ -1,0 +1,21 @@
+// V8: reserves terabytes, compiles as it goes, collects what this makes.
+const crypto = require('crypto');
+const sha = x => crypto.createHash('sha256').update(x).digest('hex');
+const n = 80000 * +process.argv[2];
+const m = new Map();
+for (let i = 0; i < n; i++) m.set('k' + i * 7919 % n, { i, s: 'v'.repeat(i % 50) + i });
+let t = 0;
+for (const v of m.values()) t = (t + v.s.length * v.i) % 1000000007;
+console.log(m.size, t);
+const a = [];
+for (let i = 0; i < n; i++) a.push(i * 104729 % n + 'x');
+console.log(sha(a.sort().join()));
+const fib = x => x < 2 ? x : fib(x - 1) + fib(x - 2);
+console.log(fib(25));
+for (let k = 0; k < n; k += 3) m.delete('k' + k);
+const b = Buffer.alloc(16 << 20);
+for (let i = 0; i < b.length; i += 64) b[i] = i;
+console.log(sha(b));
+const j = JSON.stringify([...m.values()]);
+console.log(j.length, JSON.parse(j).length);
+console.log(require('child_process').execSync('echo from a child').toString());
