@@ -34,7 +34,7 @@ int main(void) {
     errno = 0;
     void *no = mremap(to, 2 * MIB, 64 * MIB, 0);
     printf("cannot grow in place %d errno %d\n", no == MAP_FAILED, errno);
-    uint8_t *copy = mremap(middle, 5 * MIB, 5 * MIB, MREMAP_MAYMOVE | MREMAP_DONTUNMAP);
+    uint8_t *copy = mremap(middle, 5 * MIB, 5 * MIB, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, NULL);
     MUST(copy != MAP_FAILED);
     bad += wrong(copy, MIB, 2) + nonzero(middle, 5 * MIB);
     printf("dontunmap bad %zu\n", bad);

@@ -1,13 +1,29 @@
 //! The net behind the patched sites: a seccomp filter that traps every system
-//! call with a far argument, unless it comes from the gate.
+//! call with a far argument, unless it comes from the gate; and, of the calls that
+//! are dispatched whatever their arguments, those from libc's sites that could not
+//! be patched, by their address.
 //!
 //! It is inherited over exec, by images that have no handler yet or never will
 //! (static programs). So it traps for nothing but far arguments, which such an
-//! image does not have.
+//! image does not have, and a few exact addresses, at which it has no `syscall`
+//! instruction: where libc was in the image before, by chance of the layout.
 
+use crate::dispatch::ALWAYS;
 use crate::gate::AFTER_SYSCALL;
+use crate::sites::Missed;
 use farmem_protocol::addr::FAR_SHIFT;
 use farmem_sys::raw::{Errno, checked};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Addresses that one filter looks for at most: its jumps reach 255 instructions.
+pub const MOST_MISSED: usize = 96;
+/// … those of this image.
+static MISSED: [AtomicUsize; MOST_MISSED] = [const { AtomicUsize::new(0) }; MOST_MISSED];
+
+/// Whether a trapped call came from one of libc's sites that are not patched.
+pub fn is_missed(after: usize) -> bool {
+    after != 0 && MISSED.iter().any(|m| m.load(Ordering::Relaxed) == after)
+}
 
 const LOAD: u16 = 0x20; // BPF_LD | BPF_W | BPF_ABS
 const SHIFT: u16 = 0x74; // BPF_ALU | BPF_RSH | BPF_K
@@ -18,6 +34,7 @@ const TRAP: u32 = 0x0003_0000;
 const X86_64: u32 = 0xc000_003e;
 
 // struct seccomp_data: nr 0, arch 4, instruction_pointer 8, args 16 (64 bits each, low word first).
+const NUMBER: u32 = 0;
 const ARCH: u32 = 4;
 const IP_LOW: u32 = 8;
 const IP_HIGH: u32 = 12;
@@ -42,30 +59,48 @@ const NEVER: [i64; 7] = [
 ];
 
 /// ```text
-///  arch is x86-64?        no  → allow
-///  any argument far?      no  → allow
-///  one of NEVER?          yes → allow
-///  from the gate?         yes → allow
+///  arch is x86-64?              no  → allow
+///  any argument far?            no  → from one of libc's missed sites, and one of ALWAYS?  yes → trap, no → allow
+///  one of NEVER?                yes → allow
+///  from the gate?               yes → allow
 ///  trap
 /// ```
-fn program() -> Vec<libc::sock_filter> {
-    // Where the instructions after the arguments' checks begin.
-    const ALLOW_AT: u8 = 2 + 6 * 3;
-    const CAUGHT_AT: u8 = ALLOW_AT + 1;
-    let mut p = vec![op(LOAD, ARCH, 0, 0), op(EQUAL, X86_64, 0, ALLOW_AT - 2)];
+fn program(missed: &[usize]) -> Vec<libc::sock_filter> {
+    // Where the parts begin.
+    const SITES_AT: usize = 2 + 6 * 3;
+    let allow_at = SITES_AT + if missed.is_empty() { 0 } else { 3 + missed.len() };
+    let always_at = allow_at + 1;
+    let caught_at = always_at + if missed.is_empty() { 0 } else { 1 + ALWAYS.len() + 2 };
+    let reach = |from: usize, to: usize| (to - from - 1) as u8;
+    let mut p = vec![op(LOAD, ARCH, 0, 0), op(EQUAL, X86_64, 0, reach(1, allow_at))];
     for i in 0..6 {
         p.push(op(LOAD, arg_high(i), 0, 0));
         p.push(op(SHIFT, FAR_SHIFT - 32, 0, 0));
-        let next = p.len() as u8 + 1;
-        p.push(op(EQUAL, 1, CAUGHT_AT - next, 0));
+        p.push(op(EQUAL, 1, reach(p.len(), caught_at), 0));
+    }
+    if let Some(&first) = missed.first() {
+        p.push(op(LOAD, IP_HIGH, 0, 0));
+        p.push(op(EQUAL, (first >> 32) as u32, 0, reach(p.len(), allow_at)));
+        p.push(op(LOAD, IP_LOW, 0, 0));
+        for &after in missed {
+            p.push(op(EQUAL, after as u32, reach(p.len(), always_at), 0));
+        }
     }
     p.push(op(RETURN, ALLOW, 0, 0));
-    p.push(op(LOAD, 0, 0, 0));
-    let gate_at = CAUGHT_AT + 1 + NEVER.len() as u8;
-    let allow_again = gate_at + 4;
+    if !missed.is_empty() {
+        p.push(op(LOAD, NUMBER, 0, 0));
+        let trap_at = caught_at - 1;
+        for &nr in ALWAYS {
+            let to = if NEVER.contains(&nr) { trap_at - 1 } else { trap_at };
+            p.push(op(EQUAL, nr as u32, reach(p.len(), to), 0));
+        }
+        p.push(op(RETURN, ALLOW, 0, 0));
+        p.push(op(RETURN, TRAP, 0, 0));
+    }
+    p.push(op(LOAD, NUMBER, 0, 0));
+    let allow_again = caught_at + 1 + NEVER.len() + 4;
     for nr in NEVER {
-        let next = p.len() as u8 + 1;
-        p.push(op(EQUAL, nr as u32, allow_again - next, 0));
+        p.push(op(EQUAL, nr as u32, reach(p.len(), allow_again), 0));
     }
     p.push(op(LOAD, IP_HIGH, 0, 0));
     p.push(op(EQUAL, (AFTER_SYSCALL >> 32) as u32, 0, 3));
@@ -76,21 +111,41 @@ fn program() -> Vec<libc::sock_filter> {
     p
 }
 
-/// Arms the filter for this process and all that it starts.
-pub fn arm() -> Result<(), Errno> {
-    let mut program = program();
+/// Arms the filter for this process and all that it starts. False where libc has more sites that are
+/// not patched than one filter can look for, or they lie too far apart.
+pub fn arm(missed: &Missed) -> Result<bool, Errno> {
+    let within = |after: &&usize| **after >> 32 == missed[0] >> 32;
+    let known: Vec<usize> = missed.iter().filter(within).take(MOST_MISSED).copied().collect();
+    for (slot, &after) in MISSED.iter().zip(&known) {
+        slot.store(after, Ordering::Relaxed);
+    }
+    let mut program = program(&known);
     let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
     // SAFETY: the program is live for the call; the kernel copies it.
     unsafe {
         checked(libc::SYS_prctl, [libc::PR_SET_NO_NEW_PRIVS as usize, 1, 0, 0, 0, 0])?;
         checked(libc::SYS_prctl, [libc::PR_SET_SECCOMP as usize, 2, &filter as *const _ as usize, 0, 0, 0])?;
     }
-    Ok(())
+    Ok(known.len() == missed.len())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// One of the sites that are not patched.
+    const SITE: u64 = 0x7fed_cba9_8700;
+
+    #[test]
+    fn missed_sites_trap_for_what_is_always_dispatched_and_for_nothing_else() {
+        for site in [SITE, SITE + 16 * (MOST_MISSED as u64 - 1)] {
+            assert!(ALWAYS.iter().all(|&nr| NEVER.contains(&nr) || run_nr(nr, site, [0; 6]) == TRAP));
+            assert_eq!(run_nr(libc::SYS_read, site, [0; 6]), ALLOW);
+            assert_eq!(run_nr(libc::SYS_close, site + 1, [0; 6]), ALLOW);
+            assert_eq!(run_nr(libc::SYS_close, site ^ 1 << 40, [0; 6]), ALLOW);
+            assert_eq!(run_nr(libc::SYS_close, AFTER_SYSCALL as u64, [0; 6]), ALLOW);
+        }
+    }
 
     /// Runs the filter as the kernel would.
     fn run(ip: u64, args: [u64; 6]) -> u32 {
@@ -98,6 +153,7 @@ mod tests {
     }
 
     fn run_nr(nr: i64, ip: u64, args: [u64; 6]) -> u32 {
+        let missed: Vec<usize> = (0..MOST_MISSED).map(|i| SITE as usize + 16 * i).collect();
         let mut data = [0u8; 64];
         data[..4].copy_from_slice(&(nr as u32).to_le_bytes());
         data[4..8].copy_from_slice(&X86_64.to_le_bytes());
@@ -106,7 +162,7 @@ mod tests {
             data[16 + 8 * i..24 + 8 * i].copy_from_slice(&a.to_le_bytes());
         }
         let (mut a, mut pc) = (0u32, 0);
-        let p = program();
+        let p = program(&missed);
         loop {
             let o = &p[pc];
             pc += 1;

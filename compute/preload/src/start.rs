@@ -166,18 +166,23 @@ fn arm(text: &str) -> Result<(), String> {
     near::reserve().map_err(|e| format!("no address space for near stacks: {e}"))?;
     threads::resolve();
     exec::carry();
+    signals::actions::learn_cancellation();
     signals::install();
     PAGER.store(std::ptr::from_ref(pager).cast_mut(), Ordering::Release);
     for &nr in dispatch::ALWAYS {
         sites::always(nr);
     }
     // SAFETY: the constructor runs before the program has threads.
-    if stubs.and_then(|stubs| unsafe { sites::patch(from, to, stubs) }).is_none() {
+    let missed = stubs.and_then(|stubs| unsafe { sites::patch(from, to, stubs) });
+    if missed.is_none() {
         say(
             "libc's text cannot be patched here: memory that libc maps for itself stays local, and guarded calls are slower",
         );
     }
-    net::arm().map_err(|e| format!("the system-call filter cannot be armed: {e}"))?;
+    let complete = net::arm(&missed.unwrap_or_default());
+    if !complete.map_err(|e| format!("the system-call filter cannot be armed: {e}"))? {
+        say("this libc makes system calls in ways that farmem does not know: some may fail on far memory");
+    }
     // malloc's heap: from here on it grows in the far range. Libraries that are initialized before us
     // may have used malloc already (libstdc++ does). To malloc, a break that moves to higher addresses is
     // somebody else's sbrk; one that moves to lower addresses is fatal ("break adjusted to free malloc

@@ -100,7 +100,7 @@ pub fn redis(row: &mut Row) -> Result<()> {
             writeln!(said, "digest {before}")?;
             ensure!(client.call("BGSAVE")?.starts_with("+Background saving"), "BGSAVE");
             // The child saves the moment of the fork, whatever is written now.
-            client.many(keys / 3, |k| format!("SET key:{} changed{k}", 3 * k), |_, _| Ok(()))?;
+            client.many(keys.div_ceil(3), |k| format!("SET key:{} changed{k}", 3 * k), |_, _| Ok(()))?;
             let saved = eventually(limit(), || {
                 client.call("INFO persistence").is_ok_and(|info| info.contains("rdb_bgsave_in_progress:0"))
             });

@@ -5,7 +5,7 @@ use super::{KernelAction, OURS, deliver, far_stacks, own_action, set_action};
 use crate::guard::{BAD_ADDRESS, peek, poke};
 use farmem_sys::raw::{SignalsBlocked, syscall};
 use farmem_sys::sync::Lock;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 const SIGNALS: usize = 65;
 
@@ -61,8 +61,30 @@ fn is_ours(signal: i32) -> bool {
     OURS >> (signal - 1) & 1 != 0
 }
 
+/// libc's signal for `pthread_cancel`.
+const CANCEL: i32 = 32;
+/// libc cancels a waiting call by where the thread stands (glibc 2.41), which is not where libc looks.
+static CANCEL_BY_PLACE: AtomicBool = AtomicBool::new(false);
+
+/// At start: how this libc cancels.
+pub fn learn_cancellation() {
+    // SAFETY: a static string of libc's.
+    let version = unsafe { std::ffi::CStr::from_ptr(libc::gnu_get_libc_version()) };
+    let minor = version.to_str().ok().and_then(|v| v.split('.').nth(1)?.parse().ok());
+    CANCEL_BY_PLACE.store(minor.is_none_or(|minor: u32| minor >= 41), Ordering::Relaxed);
+}
+
 /// What the kernel is told, given what the program wants.
-fn for_kernel(action: &KernelAction) -> KernelAction {
+fn for_kernel(signal: i32, action: &KernelAction) -> KernelAction {
+    let mut told = plainly(action);
+    if signal == CANCEL && CANCEL_BY_PLACE.load(Ordering::Relaxed) {
+        // The call must end for the thread to see that it is cancelled: libc looks again at EINTR.
+        told.flags &= !(libc::SA_RESTART as u64);
+    }
+    told
+}
+
+fn plainly(action: &KernelAction) -> KernelAction {
     if action.is_function() && (far_stacks() || action.has(libc::SA_ONSTACK)) {
         let kept = libc::SA_RESTART | libc::SA_NOCLDSTOP | libc::SA_NOCLDWAIT;
         own_action(deliver::on_signal as *const () as usize, action.flags as i32 & kept)
@@ -77,7 +99,7 @@ pub fn reinstall() {
     let program = PROGRAM.lock();
     for (signal, action) in program.iter().enumerate() {
         if action.is_function() && !is_ours(signal as i32) {
-            set_action(signal as i32, Some(&for_kernel(action)), None);
+            set_action(signal as i32, Some(&for_kernel(signal as i32, action)), None);
         }
     }
 }
@@ -104,7 +126,7 @@ pub fn rt_sigaction(signal: i32, new: usize, old: usize, size: usize) -> isize {
         if is_ours(signal) {
             before = *kept;
         } else {
-            let told = wanted.as_ref().map(for_kernel);
+            let told = wanted.as_ref().map(|action| for_kernel(signal, action));
             let ret = set_action(signal, told.as_ref(), Some(&mut before));
             if ret < 0 {
                 return ret;
