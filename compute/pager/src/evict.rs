@@ -252,9 +252,7 @@ impl Pager {
         evictor.slots.reverse();
         for l in &mut leaving {
             if !l.from.dirty() {
-                if l.from.written() {
-                    self.rewrites.saw(false);
-                }
+                self.rewrites.saw(l.from, false);
                 clean += 1;
                 l.to = l.from.to(State::Remote).with_written(false);
                 continue;
@@ -279,14 +277,13 @@ impl Pager {
             let place = self.pool.place(slot);
             l.to = Word::UNTOUCHED.with_slot(Some(slot)).with_written(true);
             if place.mapped != 0 {
-                // A page that was only expected to be written may be what its slot holds already.
                 // SAFETY: the page is present and Leaving, the slot ours and mapped.
-                let same = readable
-                    && l.from.written()
+                let same = l.from.guessed()
+                    && readable
                     && l.from.slot() == Some(slot)
                     && unsafe { same_page(l.page.addr() as *const u8, place.mapped as *const u8) };
-                if l.from.written() {
-                    self.rewrites.saw(!same);
+                if l.from.guessed() {
+                    self.rewrites.saw(l.from, !same);
                 }
                 if same {
                     clean += 1;

@@ -189,7 +189,8 @@ impl Pager {
         self.reserve(1);
         let Some(slot) = seen.slot() else { broken("a remote page without a far slot") };
         let place = self.pool.place(slot);
-        let dirty = write || self.expects_write(seen, place);
+        let guessed = !write && self.expects_write(seen, place);
+        let dirty = write || guessed;
         self.plan_window(thread, page);
         if place.mapped == 0 {
             self.post_demand(thread, place);
@@ -219,7 +220,8 @@ impl Pager {
             self.drop_window(thread);
             return Served::Unmapped;
         }
-        self.table.word(page).settle(seen.to(State::Resident).with_dirty(dirty).with_field(0));
+        let here = seen.to(State::Resident).with_dirty(dirty).with_guessed(guessed).with_field(0);
+        self.table.word(page).settle(here);
         self.count(&self.counters.demand, 1);
         self.count(&self.counters.bytes_in, PAGE_BYTES as u64);
         self.counters.latency.record(clock::ns(clock::ticks() - begun));
@@ -227,12 +229,11 @@ impl Pager {
         Served::Here
     }
 
-    /// Whether a page is likely to be written before it leaves: it was, the last time, and of late
-    /// such pages were ([`crate::guess`]). It then comes in writable and counts as dirty, which spares its
-    /// first write a fault. Where slots are not mapped a wrong guess is not seen on the way out, and
-    /// would send the page over the network: no guesses there.
+    /// Whether a page that is read is likely to be written before it leaves ([`crate::guess`]). Where
+    /// slots are not mapped a wrong guess is not seen on the way out, and would send the page over
+    /// the network: no guesses there.
     fn expects_write(&self, seen: Word, place: Place) -> bool {
-        seen.written() && place.mapped != 0 && self.rewrites.likely()
+        place.mapped != 0 && self.rewrites.likely(seen)
     }
 
     /// A page whose bytes are still in the staging ring. Room is reserved.
@@ -274,6 +275,9 @@ impl Pager {
         let word = self.table.word(page);
         match lifted {
             Ok(()) => {
+                if !seen.dirty() {
+                    self.rewrites.saw(seen, true);
+                }
                 word.settle(seen.with_dirty(true).with_protected(false));
                 self.count(&self.counters.upgrades, 1);
                 Served::Here
@@ -376,7 +380,8 @@ impl Pager {
                 Err(e) => self.not_installed(page, e),
             };
             for one in &claimed[from..from + done] {
-                self.table.word(one.page).settle(one.seen.to(State::Resident).with_dirty(dirty));
+                let here = one.seen.to(State::Resident).with_dirty(dirty).with_guessed(dirty);
+                self.table.word(one.page).settle(here);
             }
             self.arrived(claimed[from..from + done].iter().map(|c| c.page), Arrival::Prefetch);
             installed += done;

@@ -1,9 +1,11 @@
 //! The page word: everything the pager knows of a page, in one shared 64-bit word.
 //!
 //! ```text
-//! 63     60 59 58 57 56 55               36 35                        0
-//! |  state  |D |W |H |P | pins or staged  |  far slot                 |
+//! 63 62     60 59 58 57 56 55               36 35                        0
+//! |G |  state |D |W |H |P | pins or staged  |  far slot                  |
 //!
+//! G  guessed    (with D) not written to, as far as anybody knows: it came in
+//!               writable because it was expected to be ([`crate::guess`])
 //! D  dirty      the page differs from its far slot, or has none; without D a
 //!               resident page is write-protected, and the first write faults
 //! W  written    it was dirty when it last left
@@ -48,6 +50,8 @@ pub enum State {
     Remote = 5,
 }
 
+const GUESSED: u64 = 1 << 63;
+const STATE_SHIFT: u32 = 60;
 const DIRTY: u64 = 1 << 59;
 const WRITTEN: u64 = 1 << 58;
 const HAS_SLOT: u64 = 1 << 57;
@@ -73,7 +77,7 @@ impl Word {
     /// The state.
     #[inline(always)]
     pub fn state(self) -> State {
-        match self.0 >> 60 {
+        match self.0 >> STATE_SHIFT & 7 {
             0 => State::Untouched,
             1 => State::Busy,
             2 => State::Resident,
@@ -86,7 +90,7 @@ impl Word {
     /// The same in another state.
     #[inline(always)]
     pub fn to(self, state: State) -> Word {
-        Word(self.0 & !(0xF << 60) | (state as u64) << 60)
+        Word(self.0 & !(7 << STATE_SHIFT) | (state as u64) << STATE_SHIFT)
     }
 
     /// D.
@@ -99,6 +103,18 @@ impl Word {
     #[inline(always)]
     pub fn with_dirty(self, on: bool) -> Word {
         Word(if on { self.0 | DIRTY } else { self.0 & !DIRTY })
+    }
+
+    /// G.
+    #[inline(always)]
+    pub fn guessed(self) -> bool {
+        self.0 & GUESSED != 0
+    }
+
+    /// The same with G as given.
+    #[inline(always)]
+    pub fn with_guessed(self, on: bool) -> Word {
+        Word(if on { self.0 | GUESSED } else { self.0 & !GUESSED })
     }
 
     /// P.
@@ -168,8 +184,9 @@ impl std::fmt::Debug for Word {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(
             f,
-            "{:?}{}{}{} field {} slot {:?}",
+            "{:?}{}{}{}{} field {} slot {:?}",
             self.state(),
+            if self.guessed() { " guessed" } else { "" },
             if self.dirty() { " dirty" } else { "" },
             if self.protected() { " protected" } else { "" },
             if self.written() { " written" } else { "" },
@@ -255,6 +272,8 @@ mod tests {
         let word = Word::UNTOUCHED.to(State::Resident).with_slot(Some(slot)).with_dirty(true).with_field(3);
         assert!(word.writable() && !word.with_protected(true).writable() && !word.with_dirty(false).writable());
         assert_eq!(word.with_protected(true).with_protected(false), word);
+        assert_eq!(word.with_guessed(true).state(), State::Resident);
+        assert_eq!(word.with_guessed(true).to(State::Remote).with_guessed(false).state(), State::Remote);
     }
 
     #[test]

@@ -109,9 +109,10 @@ impl Size {
     fn local_pages(&self) -> u64 {
         self.local / 4096
     }
-    /// So many random accesses that half of local memory has been replaced since the phase before.
+    /// So many random accesses that nearly all of local memory has been replaced since the phase before: with a
+    /// quarter local, three of four accesses replace a page.
     fn warm_up(&self) -> u64 {
-        self.local_pages() / 2
+        self.local_pages() * 3 / 2
     }
     /// The swap baselines' limit counts everything the process has, its code and page tables too, so it is more: by
     /// about what the program has resident natively beside its array.
@@ -238,7 +239,18 @@ fn measure(runner: &Runner<'_>, systems: &[System], skipped: &mut Vec<Skipped>) 
         );
         let threads: &[Threads] =
             if setting.pinned { &[Threads::Solo, Threads::Spinner, Threads::Both] } else { &[Threads::Solo] };
-        match runner.paging(setting.system, setting.pinned, threads, options.seed + round as u64) {
+        let mut outcome = runner.paging(setting.system, setting.pinned, threads, options.seed + round as u64);
+        // A group whose pages are all in use, by two threads at once, makes the kernel give up reclaiming now and
+        // then, and kill. The run says nothing; another does.
+        for _ in 0..2 {
+            if !matches!(&outcome, Err(error) if is_kill(setting.system, error)) {
+                break;
+            }
+            supervise::interrupted()?;
+            eprintln!("  the kernel's OOM killer ended it; once more");
+            outcome = runner.paging(setting.system, setting.pinned, threads, options.seed + round as u64);
+        }
+        match outcome {
             Ok(outcome) => Ok(Some(outcome)),
             Err(error) => {
                 supervise::interrupted()?;
@@ -273,6 +285,10 @@ fn measure(runner: &Runner<'_>, systems: &[System], skipped: &mut Vec<Skipped>) 
         }
     }
     Ok(Measured { size: runner.size, paging, small })
+}
+
+fn is_kill(system: System, error: &anyhow::Error) -> bool {
+    matches!(system, System::Zram | System::Loop) && format!("{error:#}").contains("SIGKILL")
 }
 
 /// A figure of a system that returned wrong bytes is worth nothing, and neither is the exit status 0.
