@@ -189,6 +189,8 @@ pub struct Peaks {
     pub local: u64,
     /// Bytes in far slots, all processes together.
     pub far: u64,
+    /// The runtime's own memory in the process where it took most.
+    pub runtime: u64,
 }
 
 impl Peaks {
@@ -200,6 +202,7 @@ impl Peaks {
     pub fn note(&mut self, sample: &Sample) {
         let greatest = |of: fn(&Counts) -> u64| sample.processes.iter().map(|p| of(&p.counts)).max().unwrap_or(0);
         self.local = self.local.max(greatest(|c| c.local_peak));
+        self.runtime = self.runtime.max(greatest(|c| c.runtime_bytes));
         self.far = self.far.max(sample.total().far_bytes).max(greatest(|c| c.far_peak));
     }
 }

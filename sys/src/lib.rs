@@ -2,6 +2,7 @@
 //!
 //! * [`clock`]: time without system calls.
 //! * [`epoll`]: waiting for many descriptors.
+//! * [`holdings`]: what a runtime holds for itself, and how much of it is resident.
 //! * [`raw`]: system calls that no hook, filter or errno gets in the way of.
 //! * [`uffd`]: userfaultfd, with what the headers of old distributions lack.
 //! * [`memory`]: reservations, vectored madvise, copies of raced bytes.
@@ -16,6 +17,7 @@
 
 pub mod clock;
 pub mod epoll;
+pub mod holdings;
 pub mod memory;
 pub mod process;
 pub mod raw;

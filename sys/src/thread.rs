@@ -6,7 +6,7 @@
 //! not keep it alive. So: a bare clone with a stack and a thread pointer of its
 //! own. What runs there must use neither thread-locals nor libc functions that do.
 
-use crate::memory::reserve;
+use crate::holdings::reserve;
 use crate::raw::{Errno, syscall};
 
 const STACK_BYTES: usize = 256 << 10;

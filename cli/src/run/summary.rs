@@ -187,6 +187,11 @@ fn text(outcome: &Outcome) -> String {
             units::bytes(peaks.far),
             format!("at its peak; local {} of {}", units::bytes(peaks.local), units::bytes(sample.local_limit)),
         ),
+        (
+            "runtime",
+            units::bytes(peaks.runtime),
+            "of farmem's own, on top of the local memory of each process".to_owned(),
+        ),
     ];
     if *others > 0 {
         rows.push(("background", others.to_string(), "processes of the run go on; see farmem top".to_owned()));
@@ -226,6 +231,7 @@ mod tests {
             wait_ns: 4_200_000_000,
             far_peak: 3 << 30,
             local_peak: 1 << 30,
+            runtime_bytes: 9 << 20,
             ..Counts::default()
         };
         let mut latency = [0; 160];
@@ -249,8 +255,9 @@ mod tests {
         let text = text(&outcome());
         let ends: Vec<usize> = text.lines().skip(1).map(|line| line.find("   ").unwrap()).collect();
         assert!(text.starts_with("farmem: 12.3 s\n"), "{text}");
-        assert_eq!(ends.len(), 5, "{text}");
+        assert_eq!(ends.len(), 6, "{text}");
         assert!(text.contains("43 %   of 1.43 M page returns; 812 k waited for a node"), "{text}");
+        assert!(text.contains("9.00 MiB   of farmem's own"), "{text}");
         assert!(text.contains("3.00 GiB   at its peak; local 1.00 GiB of 1.00 GiB"), "{text}");
     }
 

@@ -35,6 +35,8 @@ pub struct Run {
     pub far: u64,
     /// Far memory mapped.
     pub mapped: u64,
+    /// What farmem itself takes in the run's processes.
+    pub runtime: u64,
     /// Faults a second.
     pub faults_per_s: f64,
     /// Returns that waited for no node, 0–1, since the look before, or over the run if nothing returned.
@@ -139,6 +141,7 @@ fn as_run(name: &str, sample: &Sample, before: Option<(Duration, &Counts, &[u64;
         local_limit: sample.local_limit,
         far: total.far_bytes,
         mapped: total.mapped_bytes,
+        runtime: total.runtime_bytes,
         faults_per_s: since.faults as f64 / seconds,
         hit_rate: (rated.returns() > 0).then(|| rated.hits() as f64 / rated.returns() as f64),
         in_per_s: since.bytes_in as f64 / seconds,

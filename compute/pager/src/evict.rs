@@ -37,6 +37,9 @@ use farmem_sys::raw::{Errno, yield_cpu};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+/// Below so much local memory the runtime's own changes too little to be counted again, bytes.
+const STOCK_FROM: u64 = 4 << 20;
+
 /// Pages that leave together at most.
 pub const BATCH: usize = 256;
 
@@ -172,8 +175,17 @@ impl Pager {
 
     fn count_peak(&self, pages: u64) {
         let bytes = pages * PAGE_BYTES as u64;
-        if bytes > self.counters.local_peak.load(Ordering::Relaxed) {
+        let before = self.counters.local_peak.load(Ordering::Relaxed);
+        if bytes > before {
             self.counters.local_peak.fetch_max(bytes, Ordering::Relaxed);
+            // The runtime's tables grow with it. Four times a doubling is often enough, and too seldom to be felt;
+            // programs that fit have no background thread that would do it.
+            let quarter = |bytes: u64| bytes >> bytes.ilog2().saturating_sub(2);
+            if bytes >= STOCK_FROM && quarter(bytes) != quarter(before.max(1)) {
+                self.take_stock();
+            } else {
+                self.publish_runtime();
+            }
         }
     }
 

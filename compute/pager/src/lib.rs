@@ -154,6 +154,8 @@ pub struct Pager {
     background: Background,
     counters: Counters,
     recorder: Option<Recorder>,
+    /// The runtime's mappings that were resident when they were last counted, bytes.
+    holdings: AtomicU64,
     /// [`WINDOW`] pages that read as zero.
     zeros: *const u8,
     /// Resident far pages, with those about to be.
@@ -227,6 +229,7 @@ pub fn start(
         background: Background::new(),
         counters: Counters(AtomicPtr::new(std::ptr::from_ref(counters).cast_mut())),
         recorder,
+        holdings: AtomicU64::new(0),
         zeros,
         resident: AtomicU64::new(0),
         limit,

@@ -68,7 +68,7 @@ impl Staging {
         assert!(pages <= MAX_STAGED);
         let free = Entry { page: PageId(0), slot: FarSlot::new(0, 0), state: Use::Free };
         Ok(Staging {
-            bytes: farmem_sys::memory::reserve((pages * PAGE_BYTES).max(PAGE_BYTES))?,
+            bytes: farmem_sys::holdings::reserve((pages * PAGE_BYTES).max(PAGE_BYTES))?,
             ring: Lock::new(Ring { entries: vec![free; pages], next: 0 }),
         })
     }

@@ -12,17 +12,27 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 pub const BLOCK_PAGES: u64 = 512;
 /// In a block's count: some page of it may not be readable by the program (see [`Table::mark_unreadable`]).
 const UNREADABLE: u32 = 1 << 31;
+/// In a block's count: the table's own page with the block's words is resident (512 words are one page).
+const TABLED: u32 = 1 << 30;
+/// The rest of a block's count: words that are not zero.
+const WORDS: u32 = TABLED - 1;
 
 /// The table.
 pub struct Table {
     words: SparseArray<AtomicU64>,
     blocks: SparseArray<AtomicU32>,
+    /// Blocks marked [`TABLED`].
+    tabled: AtomicU64,
 }
 
 impl Table {
     /// Reserves the table: 8 bytes a page that is ever touched.
     pub fn new() -> Result<Table, Errno> {
-        Ok(Table { words: SparseArray::new(FAR_PAGES)?, blocks: SparseArray::new(FAR_PAGES / BLOCK_PAGES as usize)? })
+        Ok(Table {
+            words: SparseArray::new(FAR_PAGES)?,
+            blocks: SparseArray::new(FAR_PAGES / BLOCK_PAGES as usize)?,
+            tabled: AtomicU64::new(0),
+        })
     }
 
     /// A page's word.
@@ -44,7 +54,17 @@ impl Table {
     /// Notes that a word became non-zero. Before it does, so that no walk overlooks it.
     #[inline]
     pub fn touched(&self, page: PageId) {
-        self.block(page).fetch_add(1, Ordering::Relaxed);
+        if self.block(page).fetch_add(1, Ordering::Relaxed) & TABLED == 0
+            && self.block(page).fetch_or(TABLED, Ordering::Relaxed) & TABLED == 0
+        {
+            self.tabled.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Resident memory of the table, bytes: a page for each block that was ever touched and not released. What
+    /// the blocks' counts take, a thousandth of that, is left out.
+    pub fn bytes(&self) -> u64 {
+        self.tabled.load(Ordering::Relaxed) * BLOCK_PAGES * size_of::<AtomicU64>() as u64
     }
 
     /// Notes that a word became zero. After it did.
@@ -78,7 +98,7 @@ impl Table {
         let mut page = from.0;
         while page < to.0 {
             let block_end = (page / BLOCK_PAGES + 1) * BLOCK_PAGES;
-            if self.block(PageId(page)).load(Ordering::Relaxed) & !UNREADABLE != 0 {
+            if self.block(PageId(page)).load(Ordering::Relaxed) & WORDS != 0 {
                 for p in page..block_end.min(to.0) {
                     visit(PageId(p), self.word(PageId(p)));
                 }
@@ -90,9 +110,20 @@ impl Table {
     /// Gives the table's own memory for the pages `from..to` back. All their words are zero and stay
     /// so: the range is unmapped and not yet handed out again.
     pub fn release(&self, from: PageId, to: PageId) {
-        self.words.clear(from.0 as usize, to.0 as usize);
         let (first, last) = (from.0.div_ceil(BLOCK_PAGES), to.0 / BLOCK_PAGES);
         if first < last {
+            // What is not whole blocks stays: a neighbour may be using the rest of the table's page.
+            self.words.clear((first * BLOCK_PAGES) as usize, (last * BLOCK_PAGES) as usize);
+            let mut released = 0;
+            for block in first..last {
+                // An untouched block of a large reservation is only read, which costs no memory.
+                let count = &self.blocks[block as usize];
+                if count.load(Ordering::Relaxed) & TABLED != 0 {
+                    count.fetch_and(!TABLED, Ordering::Relaxed);
+                    released += 1;
+                }
+            }
+            self.tabled.fetch_sub(released, Ordering::Relaxed);
             self.blocks.clear(first as usize, last as usize);
         }
     }
@@ -118,7 +149,14 @@ mod tests {
         assert_eq!(seen, [page]);
         table.word(page).set(Word::UNTOUCHED);
         table.cleared(page);
+        assert_eq!(table.bytes(), 4096, "a walk and an unmapped word cost nothing");
+        table.touched(PageId(77 * BLOCK_PAGES));
+        table.cleared(PageId(77 * BLOCK_PAGES));
+        assert_eq!(table.bytes(), 4096, "one page, however often it is touched");
+        table.release(PageId(77 * BLOCK_PAGES + 1), PageId(1 << 20));
+        assert_eq!(table.bytes(), 4096, "part of a block may be in use next door");
         table.release(PageId(0), PageId(1 << 20));
+        assert_eq!(table.bytes(), 0);
         table.walk(PageId(0), PageId(1 << 28), |_, _| panic!("nothing is left"));
     }
 }

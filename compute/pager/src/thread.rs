@@ -82,7 +82,7 @@ impl Thread {
             claimed: Vec::with_capacity(WINDOW),
             groundless: (PageId(0), 0),
             number: NUMBERS.fetch_add(1, Ordering::Relaxed),
-            landing: farmem_sys::memory::reserve(WINDOW * PAGE_BYTES)?,
+            landing: farmem_sys::holdings::reserve(WINDOW * PAGE_BYTES)?,
         })
     }
 }

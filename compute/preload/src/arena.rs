@@ -4,6 +4,7 @@
 //! allocates while it serves faults. Memory freed goes to its class's list and
 //! stays there; what is larger than [`LARGEST`] is mapped and unmapped by itself.
 
+use farmem_sys::holdings;
 use farmem_sys::raw::checked;
 use farmem_sys::sync::Lock;
 use std::alloc::{GlobalAlloc, Layout};
@@ -44,7 +45,7 @@ impl Arena {
 
 fn map(len: usize) -> usize {
     // SAFETY: a fresh anonymous mapping where the kernel likes.
-    unsafe {
+    let mapped = unsafe {
         checked(
             libc::SYS_mmap,
             [
@@ -56,8 +57,12 @@ fn map(len: usize) -> usize {
                 0,
             ],
         )
+    };
+    let at = mapped.unwrap_or(0);
+    if at != 0 {
+        holdings::enter(at, len);
     }
-    .unwrap_or(0)
+    at
 }
 
 fn class_of(layout: Layout) -> Option<usize> {
@@ -96,10 +101,10 @@ unsafe impl GlobalAlloc for Arena {
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         let Some(class) = class_of(layout) else {
+            let len = layout.size().next_multiple_of(4096);
+            holdings::strike(block as usize, len);
             // SAFETY: mapped by `alloc` with this length.
-            let _ = unsafe {
-                checked(libc::SYS_munmap, [block as usize, layout.size().next_multiple_of(4096), 0, 0, 0, 0])
-            };
+            let _ = unsafe { checked(libc::SYS_munmap, [block as usize, len, 0, 0, 0, 0]) };
             return;
         };
         let mut lists = self.0.lock();

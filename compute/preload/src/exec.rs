@@ -10,7 +10,7 @@ use crate::dispatch::{Call, issue};
 use crate::guard::{BAD_ADDRESS, peek, peek_text};
 use crate::threads;
 use farmem_protocol::addr::is_far;
-use farmem_sys::memory::reserve;
+use farmem_sys::holdings::reserve;
 use farmem_sys::raw::syscall;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 

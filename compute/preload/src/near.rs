@@ -70,7 +70,7 @@ pub fn result<T>(function: extern "C" fn(&mut T) -> isize, argument: &mut T) -> 
 
 /// Reserves the pool; costs address space until a stack is used.
 pub fn reserve() -> Result<(), farmem_sys::raw::Errno> {
-    let at = farmem_sys::memory::reserve(STACKS << SHIFT)? as usize;
+    let at = farmem_sys::holdings::reserve(STACKS << SHIFT)? as usize;
     // SAFETY: single-threaded start; nobody has called on a far stack yet.
     unsafe { BASE = at };
     Ok(())

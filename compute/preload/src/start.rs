@@ -163,6 +163,7 @@ fn arm(text: &str) -> Result<(), String> {
         trace: run.trace,
     };
     let pager = farmem_pager::start(config, pool, claim_counters()).map_err(|e| e.to_string())?;
+    pager.take_stock();
     near::reserve().map_err(|e| format!("no address space for near stacks: {e}"))?;
     threads::resolve();
     exec::carry();

@@ -10,7 +10,7 @@ use crate::near;
 use crate::signals::masks;
 use crate::start::{pager, started};
 use farmem_protocol::addr::is_far;
-use farmem_sys::memory::reserve;
+use farmem_sys::holdings::reserve;
 use farmem_sys::raw::{SignalsBlocked, syscall};
 use std::sync::atomic::{AtomicUsize, Ordering};
 

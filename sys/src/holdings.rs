@@ -1,0 +1,104 @@
+//! What a runtime holds for itself inside somebody else's process, and how much of that is resident.
+//!
+//! Mappings are entered here as they are made; the kernel says which of their
+//! pages are present. So what was reserved and never touched costs nothing in the
+//! account either. Sparse tables of gigabytes are not entered: to ask about them
+//! takes longer than to keep count of what was touched.
+
+use crate::memory;
+use crate::raw::{Errno, checked};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Mappings at once; those beyond are counted whole.
+const ENTRIES: usize = 1024;
+/// Pages asked about in one call.
+const ASKED: usize = 1024;
+
+struct Entry {
+    /// 0: free. Set last, cleared first, so that an entry in use is whole.
+    at: AtomicUsize,
+    len: AtomicUsize,
+}
+
+static HELD: [Entry; ENTRIES] = [const { Entry { at: AtomicUsize::new(0), len: AtomicUsize::new(0) } }; ENTRIES];
+static BEYOND: AtomicUsize = AtomicUsize::new(0);
+/// Claims an entry before its address is known to readers.
+const CLAIMED: usize = 1;
+
+/// As [`memory::reserve`], entered.
+pub fn reserve(len: usize) -> Result<*mut u8, Errno> {
+    let at = memory::reserve(len)?;
+    enter(at as usize, len);
+    Ok(at)
+}
+
+/// Enters a mapping.
+pub fn enter(at: usize, len: usize) {
+    for entry in &HELD {
+        if entry.at.load(Ordering::Relaxed) == 0
+            && entry.at.compare_exchange(0, CLAIMED, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        {
+            entry.len.store(len, Ordering::Relaxed);
+            // Release: whoever reads the address reads this length.
+            entry.at.store(at, Ordering::Release);
+            return;
+        }
+    }
+    BEYOND.fetch_add(len, Ordering::Relaxed);
+}
+
+/// Strikes a mapping out; before it is unmapped, for its addresses may be somebody else's right after.
+pub fn strike(at: usize, len: usize) {
+    match HELD.iter().find(|entry| entry.at.load(Ordering::Relaxed) == at) {
+        Some(entry) => entry.at.store(0, Ordering::Relaxed),
+        None => {
+            BEYOND.fetch_sub(len, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Bytes of all entered mappings that are resident. Some 2 µs a mebibyte that is resident, less for what is not.
+pub fn resident() -> u64 {
+    let mut bytes = BEYOND.load(Ordering::Relaxed);
+    for entry in &HELD {
+        let at = entry.at.load(Ordering::Acquire);
+        if at > CLAIMED {
+            bytes += present(at, entry.len.load(Ordering::Relaxed)) * 4096;
+        }
+    }
+    bytes as u64
+}
+
+fn present(at: usize, len: usize) -> usize {
+    let mut asked = [0u8; ASKED];
+    let mut pages = 0;
+    for from in (at..at + len).step_by(ASKED * 4096) {
+        let n = (at + len - from).min(ASKED * 4096);
+        // SAFETY: the vector has a byte for each page asked about; the kernel checks the addresses.
+        let told = unsafe { checked(libc::SYS_mincore, [from, n, asked.as_mut_ptr() as usize, 0, 0, 0]) };
+        // Unmapped meanwhile: nothing of it is resident.
+        if told.is_ok() {
+            pages += asked[..n.div_ceil(4096)].iter().filter(|&&page| page & 1 != 0).count();
+        }
+    }
+    pages
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_touched_is_counted_until_struck_out() {
+        let before = resident();
+        let at = reserve(8 << 20).unwrap();
+        assert_eq!(resident(), before, "a reservation costs nothing");
+        for page in [0, 5, 2047] {
+            // SAFETY: our own fresh mapping.
+            unsafe { at.add(page * 4096).write(1) };
+        }
+        assert_eq!(resident(), before + 3 * 4096);
+        strike(at as usize, 8 << 20);
+        assert_eq!(resident(), before);
+    }
+}
