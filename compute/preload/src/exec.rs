@@ -10,7 +10,7 @@ use crate::dispatch::{Call, issue};
 use crate::guard::{BAD_ADDRESS, peek, peek_text};
 use crate::threads;
 use farmem_protocol::addr::is_far;
-use farmem_sys::holdings::reserve;
+use farmem_sys::holdings::{reserve, strike};
 use farmem_sys::raw::syscall;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
@@ -120,7 +120,12 @@ fn loads_us(value: usize) -> bool {
     let own = unsafe { std::slice::from_raw_parts(LIBRARY.load(Ordering::Relaxed) as *const u8, len) };
     let mut part = [0u8; 1024];
     let Some(n) = peek_text(value, part.as_mut_ptr(), part.len() - 1) else { return false };
-    part[..n].split(|b| matches!(b, b':' | b' ')).any(|one| one == own)
+    names(&part[..n], own)
+}
+
+/// Whether a list as ld.so reads it, divided by colons or spaces, has this path.
+fn names(list: &[u8], own: &[u8]) -> bool {
+    list.split(|b| matches!(b, b':' | b' ')).any(|one| one == own)
 }
 
 /// Near memory of the calling thread's, kept for its next exec.
@@ -131,6 +136,7 @@ fn scratch(size: usize) -> Option<usize> {
         return Some(at);
     }
     if at != 0 {
+        strike(at, len);
         // SAFETY: this thread's own, and no exec of its is under way.
         unsafe { syscall(libc::SYS_munmap, [at, len, 0, 0, 0, 0]) };
         record.scratch_len.store(0, Ordering::Relaxed);
@@ -186,5 +192,22 @@ impl Copy {
         extra.into_iter().filter(|&e| e != 0).for_each(&mut put);
         put(0);
         Some(to)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_preload_list_names_us_by_our_whole_path() {
+        let own = b"/run/user/0/farmem/libfarmem_preload-1.so";
+        let list = |text: &str| text.replace("US", std::str::from_utf8(own).unwrap()).into_bytes();
+        for text in ["US", "US:/lib/other.so", "/lib/other.so:US", "/lib/a.so US /lib/b.so"] {
+            assert!(names(&list(text), own), "{text}");
+        }
+        for text in ["", "US.old", "/chroot/US", "/lib/other.so", "libfarmem_preload-1.so"] {
+            assert!(!names(&list(text), own), "{text}");
+        }
     }
 }

@@ -136,9 +136,7 @@ pub unsafe fn deliver(signal: i32, action: &KernelAction, info: usize, context: 
         program - 128 // the red zone
     };
     let vector_bytes = if vector == 0 { 0 } else { vector_bytes(vector) };
-    let vector_copy = (top - vector_bytes) & !63;
-    // As the kernel aligns it: at the handler's entry rsp is 8 past a multiple of 16.
-    let frame = ((vector_copy - FRAME_BYTES) & !15) - 8;
+    let (vector_copy, frame) = places(top, vector_bytes);
     let restorer = if is_far(frame) {
         farmem_leave_handler as *const () as usize
     } else {
@@ -156,6 +154,13 @@ pub unsafe fn deliver(signal: i32, action: &KernelAction, info: usize, context: 
     record.handler_mask.store((blocked & !OURS) as usize, Ordering::Relaxed);
     // SAFETY: the frame is complete.
     unsafe { farmem_enter_handler(frame, action.handler, signal, record.handler_mask.as_ptr()) }
+}
+
+/// Where below `top` the vector state goes, and below that the frame.
+fn places(top: usize, vector_bytes: usize) -> (usize, usize) {
+    let vector = (top - vector_bytes) & !63;
+    // As the kernel aligns it: at the handler's entry rsp is 8 past a multiple of 16.
+    (vector, ((vector - FRAME_BYTES) & !15) - 8)
 }
 
 /// Copies the frame whose ucontext is at `context` to near memory, signals blocked until the kernel
@@ -194,4 +199,44 @@ unsafe fn read(at: usize) -> usize {
 unsafe fn copy(from: usize, to: usize, len: usize) {
     // SAFETY: the caller's.
     unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, len) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::mem::offset_of;
+
+    #[test]
+    fn fields_lie_where_the_kernel_puts_them() {
+        let registers = offset_of!(libc::ucontext_t, uc_mcontext) + offset_of!(libc::mcontext_t, gregs);
+        assert_eq!(RSP_AT, registers + libc::REG_RSP as usize * 8);
+        assert_eq!(VECTOR_AT, offset_of!(libc::ucontext_t, uc_mcontext) + offset_of!(libc::mcontext_t, fpregs));
+        assert_eq!(MASK_AT, offset_of!(libc::ucontext_t, uc_sigmask));
+        assert_eq!(UCONTEXT_BYTES, MASK_AT + 8, "the kernel's mask is one word");
+        assert_eq!(INFO_BYTES, size_of::<libc::siginfo_t>());
+    }
+
+    #[test]
+    fn a_frame_is_aligned_and_overlaps_nothing() {
+        for top in (0x7fff_0000_0000..0x7fff_0000_0100).chain([0x2000_0000_1000]) {
+            for bytes in [0, LEGACY_BYTES, 832, 2696, 11_008] {
+                let (vector, frame) = places(top, bytes);
+                assert_eq!((vector % 64, frame % 16), (0, 8), "XSAVE and the System V ABI want it so");
+                assert!(vector + bytes <= top && frame + FRAME_BYTES <= vector, "{top:#x}, {bytes}");
+                assert!(top - frame < bytes + FRAME_BYTES + 64 + 16 + 8 + 1, "no more than alignment is lost");
+            }
+        }
+    }
+
+    #[test]
+    fn a_vector_state_says_its_length_or_is_the_legacy_one() {
+        let mut state = vec![0u32; 208];
+        let at = state.as_ptr() as usize;
+        assert_eq!(vector_bytes(at), LEGACY_BYTES);
+        state[116] = EXTENDED_MAGIC;
+        state[117] = 832;
+        assert_eq!(vector_bytes(state.as_ptr() as usize), 832);
+        // What comes back to near memory must fit there beside the frame, with AVX-512's 2.7 KiB and AMX's 11 too.
+        assert!(11_008 + FRAME_BYTES + 64 <= threads::RETURN_BYTES - 1024);
+    }
 }

@@ -50,3 +50,20 @@ pub fn sigaltstack(new: usize, old: usize, sp: usize) -> isize {
     }
     0
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stack_ends_where_it_was_asked_to() {
+        let record = threads::current();
+        assert!(!is_on(record, 0x5000), "none was asked for");
+        record.asked_at.store(0x4000, Ordering::Relaxed);
+        record.asked_size.store(0x2000, Ordering::Relaxed);
+        // An empty stack's pointer is one past its last byte.
+        let on = [0x3fff, 0x4000, 0x5000, 0x6000, 0x6001].map(|sp| is_on(record, sp));
+        record.asked_size.store(0, Ordering::Relaxed);
+        assert_eq!(on, [false, true, true, true, false]);
+    }
+}
