@@ -237,6 +237,6 @@ mod tests {
         state[117] = 832;
         assert_eq!(vector_bytes(state.as_ptr() as usize), 832);
         // What comes back to near memory must fit there beside the frame, with AVX-512's 2.7 KiB and AMX's 11 too.
-        assert!(11_008 + FRAME_BYTES + 64 <= threads::RETURN_BYTES - 1024);
+        const { assert!(11_008 + FRAME_BYTES + 64 <= threads::RETURN_BYTES - 1024) };
     }
 }
