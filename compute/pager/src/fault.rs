@@ -14,11 +14,10 @@
 
 use crate::Pager;
 use crate::ending::{broken, die};
-use crate::thread::{Claimed, Inside, Thread, WINDOW};
+use crate::thread::{Inside, Thread, WINDOW};
 use crate::word::{State, Word};
 use farmem_cache::Arrival;
 use farmem_cache::trace::Kind;
-use farmem_fabric::Lost;
 use farmem_pool::Place;
 use farmem_protocol::addr::{PAGE_BYTES, PageId, is_far};
 use farmem_protocol::exit;
@@ -232,7 +231,7 @@ impl Pager {
     /// Whether a page that is read is likely to be written before it leaves ([`crate::guess`]). Where
     /// slots are not mapped a wrong guess is not seen on the way out, and would send the page over
     /// the network: no guesses there.
-    fn expects_write(&self, seen: Word, place: Place) -> bool {
+    pub(crate) fn expects_write(&self, seen: Word, place: Place) -> bool {
         place.mapped != 0 && self.rewrites.likely(seen)
     }
 
@@ -290,7 +289,7 @@ impl Pager {
     }
 
     /// What a failed install means. Returns the number of pages that are there all the same.
-    fn not_installed(&self, page: PageId, e: Errno) -> usize {
+    pub(crate) fn not_installed(&self, page: PageId, e: Errno) -> usize {
         match e.0 {
             // No mapping of ours at the address, or one that is being torn down.
             libc::ENOENT | libc::ESRCH | libc::EINVAL => 0,
@@ -300,190 +299,6 @@ impl Pager {
             ),
             _ => broken(&format!("page {:#x}: install failed with {e}", page.addr())),
         }
-    }
-
-    /// Decides which pages to fetch with `page` and claims them.
-    fn plan_window(&self, thread: &mut Thread, page: PageId) {
-        thread.claimed.clear();
-        if !self.config.prefetch {
-            return;
-        }
-        let before = thread.prefetcher.tally();
-        thread.prefetcher.fault(page, &mut thread.window);
-        if !thread.window.is_empty() {
-            self.claim_window(thread);
-        }
-        let after = thread.prefetcher.tally();
-        if after.windows != before.windows {
-            self.count(&self.counters.prefetch_windows, after.windows - before.windows);
-        }
-        if after.used != before.used {
-            self.count(&self.counters.prefetch_used, after.used - before.used);
-        }
-    }
-
-    fn claim_window(&self, thread: &mut Thread) {
-        let away = |page| Some(self.table.word(page).load()).filter(|seen| seen.state() == State::Remote);
-        let wanted = thread.window.pages().filter(|&page| away(page).is_some()).count() as u64;
-        let mut room = self.reserve_ahead(wanted);
-        for (index, next) in thread.window.pages().enumerate() {
-            let Some((seen, slot)) = away(next).and_then(|seen| Some((seen, seen.slot()?))) else { continue };
-            if room == 0 {
-                thread.prefetcher.shortened(&mut thread.window, index);
-                break;
-            }
-            if self.table.word(next).shift(seen, seen.to(State::Busy)) {
-                room -= 1;
-                thread.claimed.push(Claimed { page: next, slot, seen });
-            }
-        }
-        thread.prefetcher.fetched(thread.claimed.len() as u32);
-        self.unreserve(room);
-    }
-
-    /// Gives claimed pages up, unfetched.
-    fn drop_window(&self, thread: &mut Thread) {
-        for claimed in thread.claimed.drain(..) {
-            self.unreserve(1);
-            self.table.word(claimed.page).set(claimed.seen);
-        }
-    }
-
-    /// Fetches and installs what [`Pager::plan_window`] claimed.
-    fn fetch_window(&self, thread: &mut Thread) {
-        if thread.claimed.is_empty() {
-            return;
-        }
-        let claimed = std::mem::take(&mut thread.claimed);
-        let mut installed = 0;
-        let mut from = 0;
-        while from < claimed.len() {
-            // Pages next to each other whose slots are next to each other go in one call.
-            let run = 1 + claimed[from..].windows(2).take_while(|w| follows(w[0], w[1])).count();
-            let Claimed { page, slot, seen } = claimed[from];
-            let place = self.pool.place(slot);
-            let dirty = self.expects_write(seen, place);
-            let source = if place.mapped != 0 {
-                place.mapped as *const u8
-            } else {
-                self.await_window(thread);
-                // Demand page first, at index 0; the window after it, in order.
-                // SAFETY: the landing buffer has WINDOW pages and the window at most WINDOW - 1.
-                unsafe { thread.landing.add((1 + from) * PAGE_BYTES) }
-            };
-            if dirty {
-                self.await_sweep();
-            }
-            // SAFETY: the source holds `run` pages; the targets are Busy, hence ours.
-            let done = match unsafe { self.uffd.copy(page.addr(), source, run * PAGE_BYTES, !dirty) } {
-                Ok(bytes) => bytes / PAGE_BYTES,
-                Err(e) => self.not_installed(page, e),
-            };
-            for one in &claimed[from..from + done] {
-                let here = one.seen.to(State::Resident).with_dirty(dirty).with_guessed(dirty);
-                self.table.word(one.page).settle(here);
-            }
-            self.arrived(claimed[from..from + done].iter().map(|c| c.page), Arrival::Prefetch);
-            installed += done;
-            from += done;
-            if done < run {
-                // Out of its mapping: this page stays away; go on behind it.
-                self.unreserve(1);
-                self.table.word(claimed[from].page).set(claimed[from].seen);
-                from += 1;
-            }
-        }
-        self.count(&self.counters.prefetched, installed as u64);
-        self.count(&self.counters.bytes_in, (claimed.len() * PAGE_BYTES) as u64);
-        thread.claimed = claimed;
-        thread.claimed.clear();
-    }
-
-    /// Posts the READ of the demand page to index 0 of the landing buffer, and the window's READs
-    /// right behind it in the same doorbell.
-    fn post_demand(&self, thread: &mut Thread, place: Place) {
-        self.post_read(thread, place, 0);
-        for i in 0..thread.claimed.len() {
-            let place = self.pool.place(thread.claimed[i].slot);
-            if place.mapped == 0 {
-                self.post_read(thread, place, 1 + i);
-            }
-        }
-        self.ring(thread);
-    }
-
-    /// Waits for the rest of the window.
-    fn await_window(&self, thread: &mut Thread) {
-        while thread.links.iter().flatten().any(|q| q.in_flight() > 0) {
-            self.await_read(thread, |_| true);
-        }
-    }
-
-    fn post_read(&self, thread: &mut Thread, place: Place, index: usize) {
-        if let Err(lost) = self.link(thread, place.node) {
-            self.node_lost(&lost);
-        }
-        // SAFETY: within the landing buffer, which outlives the operation: nobody leaves before
-        // all READs are complete.
-        unsafe {
-            let into = thread.landing.add(index * PAGE_BYTES);
-            if let Some(link) = &mut thread.links[place.node] {
-                link.read(index as u64, place.slab, place.offset, into, PAGE_BYTES as u32);
-            }
-        }
-    }
-
-    /// Makes the thread's queue pair to a node, if it has none.
-    pub(crate) fn link(&self, thread: &mut Thread, node: usize) -> Result<(), Lost> {
-        if thread.links.len() <= node {
-            thread.links.resize_with(node + 1, || None);
-        }
-        if thread.links[node].is_none() {
-            thread.links[node] = Some(self.pool.queue_pair(node)?);
-        }
-        Ok(())
-    }
-
-    fn ring(&self, thread: &mut Thread) {
-        for link in thread.links.iter_mut().flatten() {
-            if let Err(lost) = link.doorbell() {
-                self.node_lost(&lost);
-            }
-        }
-    }
-
-    /// Waits until a completion satisfies `enough`. A refused READ means that the node does not
-    /// hold what it granted: nothing can be salvaged.
-    fn await_read(&self, thread: &mut Thread, enough: impl Fn(u64) -> bool) {
-        let mut satisfied = false;
-        while !satisfied {
-            let mut waiting = false;
-            for link in thread.links.iter_mut().flatten() {
-                if link.in_flight() == 0 {
-                    continue;
-                }
-                waiting = true;
-                thread.done.clear();
-                match link.wait(&mut thread.done, std::time::Duration::from_secs(1)) {
-                    Ok(_) => {}
-                    Err(lost) => self.node_lost(&lost),
-                }
-                for done in &thread.done {
-                    if let Err(refusal) = &done.result {
-                        die(exit::NODE_LOST, &format!("a memory node refused to return a page it holds: {refusal}"));
-                    }
-                    satisfied |= enough(done.tag);
-                }
-            }
-            if !waiting {
-                return;
-            }
-        }
-    }
-
-    /// The end of a run whose node is gone.
-    pub(crate) fn node_lost(&self, lost: &Lost) -> ! {
-        die(exit::NODE_LOST, &lost.to_string())
     }
 
     /// Tells the policy that pages are local now.
@@ -511,12 +326,4 @@ impl Pager {
     pub(crate) fn count(&self, counter: &AtomicU64, n: u64) {
         counter.fetch_add(n, Ordering::Relaxed);
     }
-}
-
-/// Whether two claimed pages can be installed by one call: neighbours in both memories, and alike.
-fn follows(a: Claimed, b: Claimed) -> bool {
-    b.page.0 == a.page.0 + 1
-        && b.slot.bits() == a.slot.bits() + 1
-        && b.slot.slab_index() == a.slot.slab_index()
-        && b.seen.written() == a.seen.written()
 }

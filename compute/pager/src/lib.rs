@@ -7,6 +7,8 @@
 //! | [`word`] | the shared word that says all about a page, and its life cycle |
 //! | `table` | one word for each far page, sparsely |
 //! | [`fault`] | a page comes in |
+//! | `window` | … and those that the program is expected to touch next |
+//! | `reads`, `writes` | over the fabric, where slots are not mapped |
 //! | [`evict`] | pages go out, many at a time |
 //! | `sweep` | dirty pages on their way out are write-protected, many by one call |
 //! | `guess` | will a page be written this time too? |
@@ -42,6 +44,7 @@ mod guess;
 mod handler;
 mod moves;
 mod pin;
+mod reads;
 mod record;
 mod regions;
 mod space;
@@ -49,7 +52,9 @@ mod staging;
 mod sweep;
 mod table;
 mod thread;
+mod window;
 pub mod word;
+mod writes;
 
 pub use fork::Fork;
 

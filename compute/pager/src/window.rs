@@ -1,0 +1,121 @@
+//! What comes along with a fetch: the window of pages that the program is expected to
+//! touch next ([`farmem_cache::prefetch`] names them).
+//!
+//! ```text
+//! plan     claim those that are Remote and for which there is room: Busy, ours
+//! (fetch)  their READs leave with the demand page's, behind it; the demand page is installed
+//! fetch    install the rest, neighbours by one call
+//! ```
+
+use crate::Pager;
+use crate::thread::{Claimed, Thread};
+use crate::word::State;
+use farmem_cache::Arrival;
+use farmem_protocol::addr::{PAGE_BYTES, PageId};
+
+impl Pager {
+    /// Decides which pages to fetch with `page` and claims them.
+    pub(crate) fn plan_window(&self, thread: &mut Thread, page: PageId) {
+        thread.claimed.clear();
+        if !self.config.prefetch {
+            return;
+        }
+        let before = thread.prefetcher.tally();
+        thread.prefetcher.fault(page, &mut thread.window);
+        if !thread.window.is_empty() {
+            self.claim_window(thread);
+        }
+        let after = thread.prefetcher.tally();
+        if after.windows != before.windows {
+            self.count(&self.counters.prefetch_windows, after.windows - before.windows);
+        }
+        if after.used != before.used {
+            self.count(&self.counters.prefetch_used, after.used - before.used);
+        }
+    }
+
+    fn claim_window(&self, thread: &mut Thread) {
+        let away = |page| Some(self.table.word(page).load()).filter(|seen| seen.state() == State::Remote);
+        let wanted = thread.window.pages().filter(|&page| away(page).is_some()).count() as u64;
+        let mut room = self.reserve_ahead(wanted);
+        for (index, next) in thread.window.pages().enumerate() {
+            let Some((seen, slot)) = away(next).and_then(|seen| Some((seen, seen.slot()?))) else { continue };
+            if room == 0 {
+                thread.prefetcher.shortened(&mut thread.window, index);
+                break;
+            }
+            if self.table.word(next).shift(seen, seen.to(State::Busy)) {
+                room -= 1;
+                thread.claimed.push(Claimed { page: next, slot, seen });
+            }
+        }
+        thread.prefetcher.fetched(thread.claimed.len() as u32);
+        self.unreserve(room);
+    }
+
+    /// Gives claimed pages up, unfetched.
+    pub(crate) fn drop_window(&self, thread: &mut Thread) {
+        for claimed in thread.claimed.drain(..) {
+            self.unreserve(1);
+            self.table.word(claimed.page).set(claimed.seen);
+        }
+    }
+
+    /// Fetches and installs what [`Pager::plan_window`] claimed.
+    pub(crate) fn fetch_window(&self, thread: &mut Thread) {
+        if thread.claimed.is_empty() {
+            return;
+        }
+        let claimed = std::mem::take(&mut thread.claimed);
+        let mut installed = 0;
+        let mut from = 0;
+        while from < claimed.len() {
+            // Pages next to each other whose slots are next to each other go in one call.
+            let run = 1 + claimed[from..].windows(2).take_while(|w| follows(w[0], w[1])).count();
+            let Claimed { page, slot, seen } = claimed[from];
+            let place = self.pool.place(slot);
+            let dirty = self.expects_write(seen, place);
+            let source = if place.mapped != 0 {
+                place.mapped as *const u8
+            } else {
+                self.await_window(thread);
+                // Demand page first, at index 0; the window after it, in order.
+                // SAFETY: the landing buffer has WINDOW pages and the window at most WINDOW - 1.
+                unsafe { thread.landing.add((1 + from) * PAGE_BYTES) }
+            };
+            if dirty {
+                self.await_sweep();
+            }
+            // SAFETY: the source holds `run` pages; the targets are Busy, hence ours.
+            let done = match unsafe { self.uffd.copy(page.addr(), source, run * PAGE_BYTES, !dirty) } {
+                Ok(bytes) => bytes / PAGE_BYTES,
+                Err(e) => self.not_installed(page, e),
+            };
+            for one in &claimed[from..from + done] {
+                let here = one.seen.to(State::Resident).with_dirty(dirty).with_guessed(dirty);
+                self.table.word(one.page).settle(here);
+            }
+            self.arrived(claimed[from..from + done].iter().map(|c| c.page), Arrival::Prefetch);
+            installed += done;
+            from += done;
+            if done < run {
+                // Out of its mapping: this page stays away; go on behind it.
+                self.unreserve(1);
+                self.table.word(claimed[from].page).set(claimed[from].seen);
+                from += 1;
+            }
+        }
+        self.count(&self.counters.prefetched, installed as u64);
+        self.count(&self.counters.bytes_in, (claimed.len() * PAGE_BYTES) as u64);
+        thread.claimed = claimed;
+        thread.claimed.clear();
+    }
+}
+
+/// Whether two claimed pages can be installed by one call: neighbours in both memories, and alike.
+fn follows(a: Claimed, b: Claimed) -> bool {
+    b.page.0 == a.page.0 + 1
+        && b.slot.bits() == a.slot.bits() + 1
+        && b.slot.slab_index() == a.slot.slab_index()
+        && b.seen.written() == a.seen.written()
+}

@@ -1,0 +1,89 @@
+//! WRITEs: from the staging ring to a slot that is not mapped.
+//!
+//! ```text
+//! claim_staged ─► bytes copied in ─► post_write ─► ring_writes (one doorbell a batch) ─► collect_writes
+//! ```
+//!
+//! A place in the ring is held until its acknowledgement has come ([`crate::staging`]).
+
+use crate::Pager;
+use crate::ending::die;
+use crate::evict::Evictor;
+use crate::thread::Thread;
+use crate::word::State;
+use farmem_protocol::addr::{FarSlot, PAGE_BYTES, PageId};
+use farmem_protocol::exit;
+use std::time::Duration;
+
+impl Pager {
+    pub(crate) fn claim_staged(&self, evictor: &mut Evictor, page: PageId, slot: FarSlot) -> usize {
+        loop {
+            let evicted = |index: usize, page: PageId, slot: FarSlot| {
+                let word = self.table.word(page);
+                let seen = word.load();
+                seen.state() == State::Staged
+                    && seen.staged() == index
+                    && word.shift(seen, seen.to(State::Remote).with_field(0).with_slot(Some(slot)))
+            };
+            if let Some(index) = self.staging.claim(page, slot, evicted) {
+                return index;
+            }
+            self.ring_writes(evictor);
+            self.collect_writes(evictor, Duration::from_secs(1));
+        }
+    }
+
+    pub(crate) fn post_write(&self, evictor: &mut Evictor, index: usize, slot: FarSlot) {
+        let place = self.pool.place(slot);
+        let thread = evictor.thread.get_or_insert_with(|| Thread::boxed(0));
+        if let Err(lost) = self.link(thread, place.node) {
+            self.node_lost(&lost);
+        }
+        if let Some(link) = &mut thread.links[place.node] {
+            // SAFETY: the entry's bytes stay as they are until its WRITE is acknowledged.
+            unsafe { link.write(index as u64, place.slab, place.offset, self.staging.bytes(index), PAGE_BYTES as u32) };
+        }
+    }
+
+    pub(crate) fn ring_writes(&self, evictor: &mut Evictor) {
+        for link in evictor.thread.iter_mut().flat_map(|t| t.links.iter_mut().flatten()) {
+            if let Err(lost) = link.doorbell() {
+                self.node_lost(&lost);
+            }
+        }
+    }
+
+    /// Takes in the acknowledgements of WRITEs that have come, waiting at most `patience` for the first.
+    pub(crate) fn collect_writes(&self, evictor: &mut Evictor, patience: Duration) {
+        let Some(thread) = &mut evictor.thread else { return };
+        let mut freed = Vec::new();
+        for link in thread.links.iter_mut().flatten().filter(|l| l.in_flight() > 0) {
+            thread.done.clear();
+            let polled =
+                if patience.is_zero() { link.poll(&mut thread.done) } else { link.wait(&mut thread.done, patience) };
+            if let Err(lost) = polled {
+                self.node_lost(&lost);
+            }
+            for done in &thread.done {
+                if let Err(refusal) = &done.result {
+                    die(
+                        exit::NODE_LOST,
+                        &format!("a memory node refused to store a page in a slab it granted: {refusal}"),
+                    );
+                }
+                freed.extend(self.staging.written(done.tag as usize));
+            }
+        }
+        if !freed.is_empty() {
+            self.pool.free(&freed);
+        }
+    }
+
+    /// Waits until every WRITE is acknowledged.
+    pub(crate) fn drain_writes(&self, evictor: &mut Evictor) {
+        self.ring_writes(evictor);
+        while self.staging.unwritten() {
+            self.collect_writes(evictor, Duration::from_secs(1));
+        }
+    }
+}
