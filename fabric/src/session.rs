@@ -297,6 +297,17 @@ impl Session {
         self.member.say_over(run)
     }
 
+    /// This process is about to end: over framed transports says goodbye, so that the node need not wait
+    /// for a member that might come back. Waits for nobody. Verbs of other threads are refused from here
+    /// on. Where slabs are mapped the node sees the end itself, and must not know of it before.
+    pub fn farewell(&self) {
+        if !self.member.mapped
+            && let Some(mut control) = self.member.control.try_lock()
+        {
+            say_bye(&mut control);
+        }
+    }
+
     /// In a forked child, which inherited its parent's session: closes the descriptors and says
     /// nothing on them. Mappings of slabs stay, for the child's own session owns them now.
     pub fn forget_in_child(self) {
@@ -312,12 +323,15 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        let mut control = self.member.control.lock();
-        if let Some(link) = control.link.take() {
-            // Best effort: a node that does not read it sees the connection close.
-            let bye = request(Ask::Bye, control.number + 1, SlabId(0), [0; 16]);
-            let _ = send_now(&link, bye.as_bytes());
-        }
+        say_bye(&mut self.member.control.lock());
+    }
+}
+
+/// Best effort: a node that does not read it sees the connection close.
+fn say_bye(control: &mut Control) {
+    if let Some(link) = control.link.take() {
+        let bye = request(Ask::Bye, control.number + 1, SlabId(0), [0; 16]);
+        let _ = send_now(&link, bye.as_bytes());
     }
 }
 

@@ -46,6 +46,11 @@ pub fn die(status: i32, line: &str) -> ! {
     }
 }
 
+/// The process ends now by its own will: what other threads find out from here on is of no interest.
+pub(crate) fn leave() {
+    ENDING.store(std::process::id() as i32, Ordering::Relaxed);
+}
+
 /// The kernel would not give the runtime memory for itself.
 pub fn out_of_local_memory(e: Errno) -> ! {
     die(

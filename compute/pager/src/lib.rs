@@ -249,6 +249,13 @@ pub fn start(
 }
 
 impl Pager {
+    /// The process makes an exit_group next, and the nodes are told. Not for a vfork child, whose pager
+    /// is its parent's.
+    pub fn farewell(&self) {
+        ending::leave();
+        self.pool.farewell();
+    }
+
     /// Where the program break starts in the far range.
     pub fn heap_start(&self) -> usize {
         farmem_protocol::addr::FAR_START

@@ -21,7 +21,7 @@
 //! child      └──── shared ──── exec or exit┘
 //! ```
 
-use crate::Pool;
+use crate::{Pool, Slabs};
 use farmem_fabric::{ConnectError, ForkTicket, Lost, Session};
 use farmem_sys::raw;
 
@@ -93,11 +93,14 @@ impl Pool {
     }
 
     /// Looks whether other sides have gone, and makes what was shared with them own again.
-    /// Returns whether any sharing is left.
-    pub fn end_shares(&self) -> bool {
-        let mut slabs = self.slabs.lock();
-        let slabs = &mut *slabs;
+    pub fn end_shares(&self) {
+        self.end_shares_of(&mut self.slabs.lock());
+    }
+
+    /// [`Pool::end_shares`] for who holds the lock. Returns whether a slab became own again.
+    pub(crate) fn end_shares_of(&self, slabs: &mut Slabs) -> bool {
         let list = &mut slabs.list;
+        let mut freed = false;
         slabs.shares.retain(|share| {
             let gone = share.other_side_gone();
             if gone {
@@ -105,12 +108,13 @@ impl Pool {
                 for &index in &share.slabs {
                     if let Some(slab) = &mut list[index as usize] {
                         slab.sharers -= 1;
+                        freed |= slab.sharers == 0;
                         self.set_shared(index as usize, slab.sharers > 0);
                     }
                 }
             }
             !gone
         });
-        !slabs.shares.is_empty()
+        freed
     }
 }

@@ -112,6 +112,14 @@ impl Pool {
         self.sessions.lock().len()
     }
 
+    /// This process is about to end; see [`Session::farewell`].
+    pub fn farewell(&self) {
+        // Held: another thread is asking a node something, and may be for long.
+        if let Some(sessions) = self.sessions.try_lock() {
+            sessions.iter().for_each(Session::farewell);
+        }
+    }
+
     /// Looks whether the nodes are still there; see [`Session::tend`].
     pub fn tend(&self) -> Result<(), Lost> {
         self.sessions.lock().iter().try_for_each(Session::tend)
@@ -186,6 +194,11 @@ impl Pool {
                         return Ok(());
                     }
                 }
+            }
+            // A child that has ended leaves its parent's slabs to the parent: now, and not at the next
+            // housekeeping, or a program that forks often would take a slab for each fork.
+            if self.end_shares_of(slabs) {
+                continue;
             }
             if let Err(e) = self.grow(slabs) {
                 for slot in out.drain(before..) {

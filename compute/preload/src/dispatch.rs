@@ -6,10 +6,10 @@
 //! Holds no lock and blocks no signal while the call itself is made.
 
 use crate::signals::{actions, masks, stacks};
-use crate::start::pager;
+use crate::start::{is_this_process, pager};
 use crate::{exec, fork, guard};
 use farmem_protocol::addr::{FAR_END, FAR_START, PAGE_BYTES, is_far};
-use farmem_sys::raw::{owns_fd, syscall};
+use farmem_sys::raw::{SignalsBlocked, owns_fd, syscall};
 
 const ENOSYS: isize = -(libc::ENOSYS as isize);
 const EINVAL: isize = -(libc::EINVAL as isize);
@@ -54,6 +54,7 @@ pub const ALWAYS: &[i64] = &[
     libc::SYS_recvmmsg,
     libc::SYS_execve,
     libc::SYS_execveat,
+    libc::SYS_exit_group,
     libc::SYS_process_vm_readv,
     libc::SYS_process_vm_writev,
     libc::SYS_rt_sigsuspend,
@@ -121,11 +122,22 @@ pub fn dispatch(call: &Call) -> isize {
         // The runtime's clock is the time stamp counter, also in its handlers.
         libc::SYS_prctl if a == libc::PR_SET_TSC as usize && b == libc::PR_TSC_SIGSEGV as usize => EINVAL,
         libc::SYS_execve | libc::SYS_execveat => exec::exec(call),
+        libc::SYS_exit_group => exit(call),
         _ => {
             pager().count_guarded_syscall();
             guard::call(pager(), call)
         }
     }
+}
+
+/// The end of the process. Its nodes hear of it, or they would keep its memory for its grace; over tcp a
+/// program that forks much, each child with slabs of its own, would soon find nothing left.
+fn exit(call: &Call) -> isize {
+    let _signals = SignalsBlocked::new();
+    if is_this_process() {
+        pager().farewell();
+    }
+    issue(call)
 }
 
 fn mmap(call: &Call) -> isize {

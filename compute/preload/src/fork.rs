@@ -9,7 +9,7 @@
 use crate::dispatch::{Call, issue};
 use crate::near;
 use crate::signals::actions;
-use crate::start::{claim_counters, pager};
+use crate::start::{claim_counters, pager, take_over};
 
 /// Makes a clone or fork call that copies the address space.
 pub fn fork(call: &Call) -> isize {
@@ -20,6 +20,7 @@ pub fn fork(call: &Call) -> isize {
     crate::ARENA.release_after_fork();
     actions::release_after_fork();
     if ret == 0 {
+        take_over();
         near::forget_in_child();
         actions::adopt();
         pager().fork_child(fork, claim_counters());

@@ -10,7 +10,7 @@ use farmem_pool::Pool;
 use farmem_protocol::addr::FAR_START;
 use farmem_protocol::{counters, exit};
 use farmem_sys::raw::checked;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long a node may take to answer: as long as one that is stopped is waited for in mid-run, for the
@@ -26,6 +26,19 @@ static COUNTERS: AtomicPtr<counters::File> = AtomicPtr::new(std::ptr::null_mut()
 pub fn pager() -> &'static Pager {
     // SAFETY: set once from a &'static; callers run only after that.
     unsafe { &*PAGER.load(Ordering::Acquire) }
+}
+
+/// The process that the pager pages: a vfork child has the same pager, and is another.
+static OWN_PID: AtomicU32 = AtomicU32::new(0);
+
+/// From now on this process is the pager's. At start, and in a forked child.
+pub fn take_over() {
+    OWN_PID.store(std::process::id(), Ordering::Relaxed);
+}
+
+/// Whether the calling process is the pager's, and not a vfork child of it.
+pub fn is_this_process() -> bool {
+    OWN_PID.load(Ordering::Relaxed) == std::process::id()
 }
 
 /// Whether this process is on far memory.
@@ -169,6 +182,7 @@ fn arm(text: &str) -> Result<(), String> {
     exec::carry();
     signals::actions::learn_cancellation();
     signals::install();
+    take_over();
     PAGER.store(std::ptr::from_ref(pager).cast_mut(), Ordering::Release);
     for &nr in dispatch::ALWAYS {
         sites::always(nr);

@@ -54,6 +54,20 @@ fn memory_that_nobody_promised_and_that_is_not_there() -> Result<()> {
     Ok(())
 }
 
+/// Many forks, one after the other, with slabs of their own, on a node that has enough for a few.
+#[test]
+fn forks_that_have_ended_hold_nothing() -> Result<()> {
+    for by in BOTH {
+        let node = Node::start("512M", &[])?;
+        let program = std::process::Command::new(compile::c("fork_many", &[])?);
+        let outcome = process::run(by.far("4M", &by.address(&node)).command(&program), LIMIT)?.success()?;
+        let said = String::from_utf8_lossy(&outcome.stdout).into_owned();
+        ensure!(said == "good children 20, parent bad 0\n", "{by:?}: {outcome:?}");
+        ensure!(split_stats(&outcome.stderr).1.is_empty(), "{by:?}: {outcome:?}");
+    }
+    Ok(())
+}
+
 /// Parent and child of a fork each come to need all of their memory, and the node has enough for one.
 /// One of them ends; the other's memory stays as it was.
 #[test]
