@@ -23,6 +23,7 @@ java:default-jdk-headless
 javac:default-jdk-headless
 gcc:gcc
 gdb:gdb
+valgrind:valgrind
 sort:coreutils
 /usr/bin/python3:python3
 "

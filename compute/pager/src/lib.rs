@@ -50,7 +50,7 @@ mod regions;
 mod space;
 mod staging;
 mod sweep;
-mod table;
+pub mod table;
 mod thread;
 mod window;
 pub mod word;

@@ -28,9 +28,14 @@ pub struct Table {
 impl Table {
     /// Reserves the table: 8 bytes a page that is ever touched.
     pub fn new() -> Result<Table, Errno> {
+        Table::of(FAR_PAGES)
+    }
+
+    /// A table for the first `pages` of the far range, for where 64 GiB of addresses cannot be had (valgrind).
+    pub fn of(pages: usize) -> Result<Table, Errno> {
         Ok(Table {
-            words: SparseArray::new(FAR_PAGES)?,
-            blocks: SparseArray::new(FAR_PAGES / BLOCK_PAGES as usize)?,
+            words: SparseArray::new(pages)?,
+            blocks: SparseArray::new(pages.div_ceil(BLOCK_PAGES as usize))?,
             tabled: AtomicU64::new(0),
         })
     }

@@ -1,0 +1,183 @@
+//! `hot-paths PATH TIMES`: one hot path, so many times, and nothing else.
+//!
+//! `tests/tests/instructions.rs` runs each path twice under valgrind, with
+//! different numbers of times, and divides the difference: what starting and
+//! ending cost falls out. A path's work per time is fixed, drawn from a fixed
+//! seed, and waits for nobody.
+
+use std::hint::black_box;
+use std::time::Duration;
+
+use farmem_cache::prefetch::{Prefetcher, Window};
+use farmem_cache::{Arrival, recommended};
+use farmem_fabric::{ConnectOptions, NodeAddr, Session, Transport};
+use farmem_memory::{Config, Node};
+use farmem_pager::table::Table;
+use farmem_pager::word::{State, Word};
+use farmem_protocol::addr::{FarSlot, PAGE_BYTES, PageId, SLAB_BYTES};
+use farmem_protocol::wire::{Batch, Op, Verb};
+use zerocopy::{FromBytes, IntoBytes};
+
+/// Pages that are local in the paths of the cache and of the pager: 64 MiB.
+const LOCAL: u64 = 16_384;
+
+fn main() {
+    let mut arguments = std::env::args().skip(1);
+    let path = arguments.next().unwrap_or_default();
+    let times: u64 = arguments.next().and_then(|times| times.parse().ok()).expect("hot-paths PATH TIMES");
+    match path.as_str() {
+        "fault" => fault(times),
+        "leave" => leave(times),
+        "policy" => policy(times),
+        "prefetch-random" => prefetch(times, &mut draw(1 << 24)),
+        "prefetch-sequential" => prefetch(times, &mut (0..).map(PageId)),
+        "frame" => frame(times),
+        "read-shm" => read_shm(times),
+        _ => panic!("no such path: {path}"),
+    }
+}
+
+/// Pages in no order, below a bound (splitmix64).
+fn draw(below: u64) -> impl Iterator<Item = PageId> {
+    let mut state = 7u64;
+    std::iter::repeat_with(move || {
+        state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut x = state;
+        x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        PageId((x ^ (x >> 31)) % below)
+    })
+}
+
+/// A page that is remote comes in: its word, the policy, the prefetcher. The kernel's part is left out.
+fn fault(times: u64) {
+    let table = Table::of(4 * LOCAL as usize).expect("address space");
+    let mut policy = recommended(LOCAL as usize);
+    let (mut prefetcher, mut window) = (Prefetcher::new(), Window::new());
+    let remote = Word::UNTOUCHED.with_slot(Some(FarSlot::new(0, 0))).to(State::Remote);
+    let mut victims = Vec::with_capacity(256);
+    for page in draw(4 * LOCAL).take(times as usize) {
+        let word = table.word(page);
+        if word.load() == Word::UNTOUCHED {
+            table.touched(page);
+            word.set(remote);
+        }
+        let seen = word.load();
+        if seen.state() == State::Remote && word.shift(seen, seen.to(State::Busy)) {
+            prefetcher.fault(page, &mut window);
+            policy.arrived(page, Arrival::Demand);
+            word.settle(seen.to(State::Resident));
+        }
+        if policy.len() as u64 > LOCAL - 512 {
+            policy.victims(256, &mut victims);
+            for page in victims.drain(..) {
+                table.word(page).set(remote);
+            }
+        }
+    }
+    black_box(&window);
+}
+
+/// A batch of 256 pages leaves: their words, without the kernel's part and the copying.
+fn leave(times: u64) {
+    let table = Table::of(4 * LOCAL as usize).expect("address space");
+    let resident = Word::UNTOUCHED.with_slot(Some(FarSlot::new(0, 0))).to(State::Resident);
+    let pages: Vec<PageId> = draw(4 * LOCAL).take(256).collect();
+    for _ in 0..times {
+        for &page in &pages {
+            table.word(page).set(resident);
+        }
+        for &page in &pages {
+            let seen = table.word(page).load();
+            if seen.state() == State::Resident && seen.pins() == 0 {
+                black_box(table.word(page).shift(seen, seen.to(State::Leaving)));
+            }
+        }
+        for &page in &pages {
+            let seen = table.word(page).load();
+            table.word(page).set(seen.to(State::Remote));
+        }
+    }
+}
+
+/// 256 pages arrive in a full cache, a quarter of them for the second time, and 256 leave.
+fn policy(times: u64) {
+    let mut policy = recommended(LOCAL as usize);
+    let mut pages = draw(4 * LOCAL);
+    let mut victims = Vec::with_capacity(256);
+    for _ in 0..times {
+        for page in pages.by_ref().take(256) {
+            policy.arrived(page, Arrival::Demand);
+        }
+        if policy.len() as u64 > LOCAL - 512 {
+            policy.victims(256, &mut victims);
+            victims.clear();
+        }
+    }
+    black_box(policy.len());
+}
+
+fn prefetch(times: u64, pages: &mut dyn Iterator<Item = PageId>) {
+    let (mut prefetcher, mut window) = (Prefetcher::new(), Window::new());
+    for page in pages.take(times as usize) {
+        prefetcher.fault(black_box(page), &mut window);
+        prefetcher.fetched(window.len() as u32);
+    }
+    black_box(prefetcher.tally());
+}
+
+/// A batch of one READ is written as a frame, and read and judged, as the node does.
+fn frame(times: u64) {
+    let mut bytes = [0u8; size_of::<Batch>() + size_of::<Verb>()];
+    for at in 0..times {
+        let batch = Batch { count: 1.into(), zero: 0.into(), bytes: 0.into(), first: black_box(at).into() };
+        let (offset, len) = (black_box(at % 64) * PAGE_BYTES as u64, PAGE_BYTES as u32);
+        let verb = Verb { op: Op::Read as u8, zero: [0; 3], len: len.into(), slab: 7.into(), offset: offset.into() };
+        batch.write_to_prefix(&mut bytes).expect("room for both");
+        verb.write_to_suffix(&mut bytes).expect("room for both");
+        let (batch, rest) = Batch::read_from_prefix(black_box(&bytes)).expect("as long as both");
+        let verb = Verb::read_from_bytes(rest).expect("as long as both");
+        black_box((batch.check(&[verb]).is_ok(), verb.offset.get(), verb.slab.get()));
+    }
+}
+
+/// A READ over shared memory: posted, rung, polled. Of a word: of a page, valgrind would count the copy of every byte.
+fn read_shm(times: u64) {
+    let path = std::env::temp_dir().join(format!("farmem-hot-paths-{}.sock", std::process::id()));
+    let node = Node::start(&Config {
+        lend: SLAB_BYTES,
+        listen: vec![NodeAddr::Shm(path)],
+        metrics: None,
+        grace: Duration::ZERO,
+        huge: false,
+        embedded: false,
+        status_dir: None,
+    });
+    let node = node.expect("a node in this process");
+    let options = ConnectOptions {
+        timeout: Duration::from_secs(20),
+        grace: Duration::from_secs(20),
+        run: [1; 16],
+        pid: std::process::id(),
+        transport: Transport::Shm,
+    };
+    let session = Session::connect(&node.addresses()[0], &options).expect("the node answers");
+    let slab = session.grant().expect("a slab").id;
+    let mut queue = session.queue_pair().expect("a queue pair");
+    let mut word = [0u8; 8];
+    let mut done = Vec::with_capacity(1);
+    for at in 0..times {
+        let offset = at % 64 * PAGE_BYTES as u64;
+        #[allow(unsafe_code)]
+        // SAFETY: the word outlives the verb, which is awaited here.
+        unsafe {
+            queue.read(at, slab, offset, word.as_mut_ptr(), word.len() as u32)
+        };
+        queue.doorbell().expect("the node is here");
+        while done.is_empty() {
+            queue.poll(&mut done).expect("the node is here");
+        }
+        done.clear();
+    }
+    black_box(&word);
+}
