@@ -26,27 +26,50 @@ mod time;
 mod top;
 mod units;
 
+use std::ffi::OsString;
 use std::io::Write;
 
-use clap::Parser;
 use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser};
 use failure::Failure;
 use farmem_protocol::exit;
 
 /// More memory than the machine has: programs borrow RAM from other machines, unchanged
 #[derive(Parser, Debug)]
-#[command(name = "farmem", version, disable_help_subcommand = true)]
+#[command(name = "farmem", version, disable_help_subcommand = true, after_help = EXAMPLES)]
 struct Farmem {
     #[command(subcommand)]
     command: Command,
 }
+
+const EXAMPLES: &str = "\
+To begin with, on one machine:
+  farmem demo                                         half a minute: a program with less and less local memory
+  farmem run --local 512M -- python3 analysis.py      a program of yours; its far memory in a second process
+
+On two:
+  bighost$ farmem node --lend 8G --listen 0.0.0.0:7411
+  here$    farmem run --local 1G --node bighost:7411 -- redis-server
+  here$    farmem top
+
+Sizes are 512M, 1.5G (powers of 1024), or 25% of this machine's RAM; times 500ms, 5s, 2m.
+Each command has examples of its own: farmem run --help";
+
+const BENCH_EXAMPLES: &str = "\
+Examples:
+  farmem bench paging --quick              one access to far memory, in a minute or two: a look
+  farmem bench apps --quick --svg .        real programs with 100, 75, 50, 25, 10 % of their memory local
+  sudo farmem bench paging --json F        as root: swap to zram and to a loop device under the same limit beside it
+
+Figures are of this machine, and of the minute: systems take turns in rounds, ratios are taken within a round.
+One benchmark runs at a time. Ctrl-C ends it and removes what it made (swap areas, memory groups, nodes).";
 
 #[derive(clap::Subcommand, Debug)]
 enum Command {
     Run(run::Options),
     Node(node::Options),
     /// What far memory costs, against its floor and against swap
-    #[command(subcommand)]
+    #[command(subcommand, after_help = BENCH_EXAMPLES)]
     Bench(farmem_bench::Bench),
     #[command(hide = true)]
     BenchChild(farmem_bench::child::Options),
@@ -106,13 +129,54 @@ fn explain(refused: &clap::Error) -> Failure {
             let _ = refused.print();
             std::process::exit(exit::USAGE);
         }
-        _ => Failure::usage(one_line(&refused.render().to_string())),
+        kind => {
+            let mut line = one_line(&refused.render().to_string());
+            // Where a value is wrong, its own message says how to write it.
+            let unclear =
+                [ErrorKind::UnknownArgument, ErrorKind::InvalidSubcommand, ErrorKind::MissingRequiredArgument];
+            if unclear.contains(&kind) {
+                line += &format!("; see {} --help", command_meant(std::env::args_os().nth(1)));
+            }
+            Failure::usage(line)
+        }
     }
 }
 
-/// The first paragraph of a message, which names the mistake, as one line.
+/// `farmem run` if that is what was written, `farmem` if nothing that it knows.
+fn command_meant(first: Option<OsString>) -> String {
+    let commands = Farmem::command();
+    let first = first.unwrap_or_default();
+    let known = commands.get_subcommands().find(|command| first == command.get_name());
+    known.map_or("farmem".to_owned(), |command| format!("farmem {}", command.get_name()))
+}
+
+/// The first paragraph of a message, which names the mistake, and its tip, as one line.
 fn one_line(message: &str) -> String {
-    let first = message.trim_start().split("\n\n").next().unwrap_or_default();
-    let words: Vec<&str> = first.split_whitespace().collect();
-    words.join(" ").trim_start_matches("error: ").to_owned()
+    let joined = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let mut paragraphs = message.trim_start().split("\n\n");
+    let line = joined(paragraphs.next().unwrap_or_default()).trim_start_matches("error: ").to_owned();
+    match paragraphs.find_map(|paragraph| paragraph.trim_start().strip_prefix("tip: ")) {
+        Some(tip) => format!("{line}; {}", joined(tip)),
+        None => line,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mistake_is_one_line_with_its_tip() {
+        let said = |arguments: &[&str]| one_line(&Farmem::try_parse_from(arguments).unwrap_err().render().to_string());
+        assert_eq!(said(&["farmem", "rum"]), "unrecognized subcommand 'rum'; a similar subcommand exists: 'run'");
+        let line = said(&["farmem", "top", "--intervall", "1s"]);
+        assert!(line.contains("'--intervall'") && line.contains("similar") && line.lines().count() == 1, "{line}");
+    }
+
+    #[test]
+    fn the_command_that_was_meant_is_named() {
+        assert_eq!(command_meant(Some("run".into())), "farmem run");
+        assert_eq!(command_meant(Some("nonsense".into())), "farmem");
+        assert_eq!(command_meant(None), "farmem");
+    }
 }

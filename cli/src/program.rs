@@ -18,7 +18,7 @@ use farmem_sys::process;
 #[derive(Debug, thiserror::Error)]
 pub enum Unusable {
     /// There is no such file, or none of that name in `PATH`.
-    #[error("{0}: not found")]
+    #[error("{0}: not found{hint}", hint = if .0.starts_with('-') { NO_FLAG } else { "" })]
     NotFound(String),
     /// The file is no program, or we may not execute it.
     #[error("{0}: not executable")]
@@ -49,6 +49,9 @@ impl Unusable {
         }
     }
 }
+
+/// What begins with a dash and is no flag is taken for the program, which may be called so.
+const NO_FLAG: &str = ", neither as a program nor as a flag of farmem run; see farmem run --help";
 
 /// Scripts may name scripts as their interpreters; the kernel follows five.
 const INTERPRETERS: usize = 5;

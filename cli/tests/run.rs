@@ -116,6 +116,9 @@ fn mistakes_are_one_line_and_a_status() {
         (&["node", "--lend", "1G", "--listen", "127.0.0.1:0", "--metrics", "x"], 64, "--metrics"),
         (&["top", "--interval", "soon"], 64, "30s"),
         (&["nonsense"], 64, "nonsense"),
+        (&["rum"], 64, "'run'"),
+        (&["run", "--locl", "1G", "--", "true"], 64, "see farmem run --help"),
+        (&["run", "--local", "1G", "--prefech", "off", "--", "true"], 127, "nor as a flag"),
     ];
     for (arguments, status, part) in cases {
         let (got, out, err) = outcome(place.farmem(*arguments));

@@ -113,6 +113,11 @@ Examples:
   farmem run --local 25% --stats json:stats.json -- sort -S 8G big.txt
       A quarter of this machine's RAM local; figures for a script.
 
+Choosing --local: run once with plenty (--local 90%); the summary's last lines say how much far
+memory the program had at its peak. A quarter of that is a good first try. Then look at *waiting*.
+
+Sizes: 64k, 512M, 1.5G (powers of 1024), or 25%. Times: 500ms, 5s, 2m.
+
 Exit status: the program's own, and its signals. 64 usage, 70 node lost, 71 far memory
 exhausted, 72 no usable node, 73 farmem broken, 126 and 127 as in a shell.";
 

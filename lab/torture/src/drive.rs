@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::child::Child;
 
-/// Does everything to far memory at once, and compares every byte with a model.
+/// Do everything to far memory at once, and compare every byte with a model
 #[derive(clap::Args, Debug)]
 pub struct Torture {
     /// Local memory: a share of the memory under torture (5%), or a size.
