@@ -10,15 +10,15 @@ def show(what, a):
 
 
 r = np.random.default_rng(7)
-a = r.random(600_000 * n)
+a = r.random(400_000 * n)
 show("random", a)
 show("argsort", np.argsort(a, kind="stable"))
 a.sort()
 show("sorted", a)
-m = r.integers(0, 100, (500, 500)).astype(np.float64)
+m = r.integers(0, 100, (400, 400)).astype(np.float64)
 show("matmul", m @ m @ m.T)
-d = {i * 7919 % 1_000_003: i for i in range(1_000_000 * n)}
+d = {i * 7919 % 1_000_003: i for i in range(500_000 * n)}
 print("dict", len(d), sum(d), d[12345])
-for k in range(0, 1_000_000, 3):
+for k in range(0, 500_000, 3):
     d.pop(k, None)
 print("popped", len(d), sum(k for k in d) % 1000007)

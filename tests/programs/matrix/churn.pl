@@ -1,6 +1,6 @@
 # A large hash, a long string under a regular expression, a fork, a pipe.
 use strict;
-my $n = 60_000 * shift;
+my $n = 35_000 * shift;
 my %h = map { "k" . ($_ * 7919 % 400009) => "v" x ($_ % 40) . $_ } 1 .. $n;
 my $t = 0;
 $t = ($t * 31 + length $h{$_}) % 1000000007 for sort keys %h;

@@ -3,7 +3,7 @@ import hashlib, sys
 import multiprocessing as mp
 
 n = int(sys.argv[1])
-data = [bytes([i % 251]) * (i % 97) + str(i).encode() for i in range(150_000 * n)]
+data = [bytes([i % 251]) * (i % 97) + str(i).encode() for i in range(100_000 * n)]
 
 
 def part(k):

@@ -114,7 +114,7 @@ pub fn redis(row: &mut Row) -> Result<()> {
             ensure!(after == before, "the snapshot is not of the moment of the fork: {before}, {after}");
             client.get_all(keys, value)?;
             let mut benchmark = Command::new("redis-benchmark");
-            benchmark.args(["-p", &at.port().to_string(), "-n", "20000", "-r", "20000", "-d", "512", "-q"]);
+            benchmark.args(["-p", &at.port().to_string(), "-n", "10000", "-r", "10000", "-d", "512", "-q"]);
             benchmark.args(["-t", "set,get,lpush,lrange_100,zadd"]);
             process::run(benchmark, limit())?.success()?;
             writeln!(said, "flush {}", client.call("FLUSHALL")?)?;
@@ -135,7 +135,7 @@ pub fn memcached(row: &mut Row) -> Result<()> {
             Ok((memcached, at, TempDir::new("memcached")?))
         },
         |at| {
-            let keys = 120_000 * scale();
+            let keys = 80_000 * scale();
             let mut stream = TcpStream::connect(at)?;
             stream.set_read_timeout(Some(Duration::from_secs(60)))?;
             let mut reader = BufReader::new(stream.try_clone()?);
