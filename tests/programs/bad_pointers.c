@@ -53,4 +53,13 @@ int main(void) {
     say("getrandom to a hole", syscall(SYS_getrandom, m + 9 * PAGE, 10, 0));
     say("zero bytes from a hole", pwrite(fd, m + 9 * PAGE, 0, 0));
     say("huge length", syscall(SYS_read, p[0], m, -1ul));
+    /* Ranges that leave the address space are refused, and nothing of them is done. */
+    for (size_t at = 0; at <= PAGE; at += PAGE) {
+        const size_t lengths[] = {-1ul, -PAGE, 1ul << 63, 1ul << 47, (1ul << 47) - PAGE + 1};
+        for (int i = 0; i < 5; i++) {
+            int unmapped = munmap((void *)at, lengths[i]), why = errno;
+            int changed = mprotect((void *)at, lengths[i], PROT_READ);
+            printf("range %zu %d: munmap %d %d mprotect %d %d\n", at, i, unmapped, why, changed, errno);
+        }
+    }
 }

@@ -167,7 +167,8 @@ fn by_parts(call: &Call, far: impl Fn(usize, usize) -> isize) -> isize {
         return far(addr, len);
     }
     let end = addr.saturating_add(len);
-    if end <= FAR_START || addr >= FAR_END {
+    // What leaves the address space is refused whole, by the kernel: not unmapped up to where we begin.
+    if end <= FAR_START || addr >= FAR_END || end > guard::USER_END {
         return issue(call);
     }
     let mut near = *call;

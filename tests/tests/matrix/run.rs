@@ -64,10 +64,9 @@ pub fn far(peak: u64, cell: Cell) -> Result<Far> {
     Ok(far.with(&["--transport", "tcp"]).on(&address))
 }
 
-/// Fails unless the node of the runs over TCP has all of its memory back.
+/// Stops the node of the runs over TCP. Fails unless it has all of its memory back.
 pub fn nothing_left_lent() -> Result<()> {
-    let node = NODE.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some(node) = node.as_ref() else { return Ok(()) };
+    let Some(node) = NODE.lock().unwrap_or_else(PoisonError::into_inner).take() else { return Ok(()) };
     let lent = || node.metric("farmem_node_lent_bytes");
     if !eventually(Duration::from_secs(10), || lent().is_ok_and(|bytes| bytes == 0.0)) {
         bail!("all runs are over, and the node still lends {} bytes", lent()?);

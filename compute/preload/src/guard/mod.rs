@@ -250,7 +250,7 @@ fn pin_message(pins: &mut Pins<'_>, addr: usize, write: bool) {
 }
 
 /// Where addresses of programs end.
-const USER_END: usize = 0x7fff_ffff_f000;
+pub const USER_END: usize = 0x7fff_ffff_f000;
 /// The most that one call transfers (the kernel's MAX_RW_COUNT).
 const MOST: usize = 0x7fff_f000;
 
