@@ -2,16 +2,21 @@
  * heap exists already when the runtime starts, near, and must go on from there.
  * Linked at a fixed address too, where the near heap lies below the far range. */
 #include "case.h"
+#include <malloc.h>
 
-static char *early[100];
+static char *early[100], *large;
 
 static void before_everything(void) {
     for (int i = 0; i < 100; i++) early[i] = memset(malloc(300), i, 300);
+    large = malloc(100000);
 }
 __attribute__((section(".preinit_array"), used)) static void (*first)(void) = before_everything;
 
 int main(void) {
     size_t bad = 0;
+    /* The end of the heap goes back to the system, as it would from any heap. */
+    free(large);
+    malloc_trim(0);
     enum { N = 60000 };
     static uint64_t *block[N];
     for (int i = 0; i < N; i++) {

@@ -10,6 +10,7 @@ use crate::start::{is_this_process, pager};
 use crate::{exec, fork, guard};
 use farmem_protocol::addr::{FAR_END, FAR_START, PAGE_BYTES, is_far};
 use farmem_sys::raw::{SignalsBlocked, owns_fd, syscall};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 const ENOSYS: isize = -(libc::ENOSYS as isize);
 const EINVAL: isize = -(libc::EINVAL as isize);
@@ -87,7 +88,7 @@ pub fn dispatch(call: &Call) -> isize {
     let [a, b, c, d, ..] = call.args;
     match call.nr {
         libc::SYS_mmap => mmap(call),
-        libc::SYS_brk => pager().brk(a) as isize,
+        libc::SYS_brk => brk(call, a),
         libc::SYS_munmap => by_parts(call, |at, len| pager().munmap(at, len)),
         libc::SYS_mprotect => by_parts(call, |at, len| pager().mprotect(at, len, c as i32)),
         libc::SYS_madvise => by_parts(call, |at, len| pager().madvise(at, len, c as i32)),
@@ -138,6 +139,24 @@ fn exit(call: &Call) -> isize {
         pager().farewell();
     }
     issue(call)
+}
+
+/// Where the program break was at start, if the heap began near and stays there; else 0.
+static NEAR_BREAK: AtomicUsize = AtomicUsize::new(0);
+
+/// The heap stays near: its break is the kernel's, and not to be higher than this.
+pub fn keep_near_break(at: usize) {
+    NEAR_BREAK.store(at, Ordering::Relaxed);
+}
+
+/// brk. A near heap that was there before us shrinks as it likes; more is refused as the kernel does,
+/// by the break that is: libc takes whatever comes back for the break from then on.
+fn brk(call: &Call, to: usize) -> isize {
+    match NEAR_BREAK.load(Ordering::Relaxed) {
+        0 => pager().brk(to) as isize,
+        most if to <= most => issue(call),
+        _ => issue(&Call { args: [0; 6], ..*call }),
+    }
 }
 
 fn mmap(call: &Call) -> isize {

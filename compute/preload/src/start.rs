@@ -200,15 +200,16 @@ fn arm(text: &str) -> Result<(), String> {
     }
     // malloc's heap: from here on it grows in the far range. Libraries that are initialized before us
     // may have used malloc already (libstdc++ does). To malloc, a break that moves to higher addresses is
-    // somebody else's sbrk; one that moves to lower addresses is fatal ("break adjusted to free malloc
-    // space"). So where the heap began above the far range, as in a position-independent program, libc's
-    // idea of it stays: its next request fails (the break it asks for is not far), and from there on
-    // malloc takes mappings. Below the far range it must move, for there every answer of ours would be
-    // higher than the break asked for, which libc takes for consent.
+    // somebody else's sbrk; one that moves to lower addresses is fatal. So where the heap began above the
+    // far range, as in a position-independent program, it stays, at its size (dispatch::near_break): more
+    // of it is refused, and malloc takes mappings instead.
     // SAFETY: queries; then moves libc's idea of the break to where our brk says it is.
     unsafe {
-        if libc::mallinfo().arena == 0 || (libc::sbrk(0) as usize) < FAR_START {
+        let here = libc::sbrk(0) as usize;
+        if libc::mallinfo().arena == 0 || here < FAR_START {
             libc::brk(FAR_START as *mut libc::c_void);
+        } else {
+            dispatch::keep_near_break(here);
         }
     }
     Ok(())

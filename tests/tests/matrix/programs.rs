@@ -203,12 +203,12 @@ fn stress(row: &mut Row, each: &[String], peak: u64) -> Result<()> {
     row.native(peak, native);
     for cell in cells() {
         let mut wall = Duration::ZERO;
-        let mut last = None;
+        let mut last: Option<serde_json::Value> = None;
         for arguments in each {
             let (outcome, stats) = far_run(&command(arguments), &far(peak, cell)?, limit()).context(cell)?;
             wall += outcome.success().with_context(|| format!("{cell}: stress-ng {arguments}"))?.wall;
-            // Some of them only make mappings.
-            if counter(&stats, "faults") > 0 {
+            // Some of them only make mappings: the row tells of the one that touched most.
+            if counter(&stats, "faults") > last.as_ref().map_or(0, |stats| counter(stats, "faults")) {
                 last = Some(stats);
             }
         }
@@ -230,6 +230,7 @@ pub fn stress_maps(row: &mut Row) -> Result<()> {
     let ops = 20 * scale();
     let plain = [
         "madvise",
+        "brk",
         "mprotect",
         "brk",
         "bigheap",
