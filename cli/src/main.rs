@@ -44,8 +44,10 @@ struct Farmem {
 
 const EXAMPLES: &str = "\
 To begin with, on one machine:
-  farmem demo                                         half a minute: a program with less and less local memory
-  farmem run --local 512M -- python3 analysis.py      a program of yours; its far memory in a second process
+  farmem demo
+      Half a minute: a program with less and less of its memory local.
+  farmem run --local 512M -- python3 analysis.py
+      A program of yours; its far memory is lent by a second process.
 
 On two:
   bighost$ farmem node --lend 8G --listen 0.0.0.0:7411
@@ -57,12 +59,16 @@ Each command has examples of its own: farmem run --help";
 
 const BENCH_EXAMPLES: &str = "\
 Examples:
-  farmem bench paging --quick              one access to far memory, in a minute or two: a look
-  farmem bench apps --quick --svg .        real programs with 100, 75, 50, 25, 10 % of their memory local
-  sudo farmem bench paging --json F        as root: swap to zram and to a loop device under the same limit beside it
+  farmem bench paging --quick
+      One access to far memory, in a minute or two: a look.
+  farmem bench apps --quick --svg .
+      Real programs with 100, 75, 50, 25 and 10 % of their far memory local.
+  sudo farmem bench paging --json paging.json
+      As root: swap to zram and to a loop device beside it, under the same limit.
 
-Figures are of this machine, and of the minute: systems take turns in rounds, ratios are taken within a round.
-One benchmark runs at a time. Ctrl-C ends it and removes what it made (swap areas, memory groups, nodes).";
+Figures are of this machine and of the minute: systems take turns in rounds, and ratios are
+taken within a round. One benchmark runs at a time. Ctrl-C ends it and removes what it made
+(swap areas, memory groups, nodes).";
 
 #[derive(clap::Subcommand, Debug)]
 enum Command {
