@@ -27,6 +27,7 @@ use super::environment::Transport;
 use super::far::{self, Far, RunName};
 use crate::counters::{self, Sample};
 use crate::failure::Failure;
+use crate::node::Status;
 
 /// How often the keeper looks whether its run still lives.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
@@ -119,10 +120,15 @@ pub fn keep(options: &Options) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Removes what runs left behind whose supervisor was killed.
+/// Removes what runs left behind whose supervisor was killed, and what nodes did that were: a new node may get
+/// the pid of one of them, and whoever waits for it would read the old one's address.
 pub fn sweep(dir: &Path) {
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
         let path = entry.path();
+        if entry.file_name().to_string_lossy().starts_with("node-") {
+            Status::read_living(&path);
+            continue;
+        }
         if path.extension().is_none_or(|end| end != "counters") {
             continue;
         }

@@ -17,10 +17,10 @@
 //! the protected queue. Victims come from probation while that has more than
 //! its share.
 //!
-//! *Credit.* A protected page that keeps coming back soon is in steady use: it
-//! earns rounds in the protected queue, as many as [`Shape::credit`] allows, and
-//! leaves only when it has spent them. It is what reference bits do in CLOCK,
-//! paid for by the faults it already cost.
+//! *Credit.* A protected page that keeps coming back soon is in steady use: each
+//! return earns it one more round in the protected queue than the last, up to
+//! [`Shape::credit`], and it leaves only when it has spent them. It is what
+//! reference bits do in CLOCK, paid for by the faults it already cost.
 
 use crate::ghosts::{Ghost, Ghosts};
 use crate::pages::Pages;
@@ -34,7 +34,7 @@ pub struct Shape {
     pub probation: u32,
     /// A page is back soon if at most this many others left in the meantime.
     pub soon: u32,
-    /// Rounds that a page can earn, 0–3.
+    /// Rounds that a page can earn at most, 0–3.
     pub credit: u8,
 }
 
@@ -49,6 +49,9 @@ pub const RECOMMENDED: Shape = Shape { probation: 10, soon: 25, credit: 3 };
 
 const PROBATION: usize = 0;
 const PROTECTED: usize = 1;
+/// A page's four bits of credit: returns in a row, 0–3, above the rounds it has left, 0–3.
+const ROUNDS: u8 = 3;
+const MOST_RETURNS: u8 = 3;
 
 /// The policy.
 pub struct Segments {
@@ -76,14 +79,15 @@ impl Segments {
     fn place(&mut self, page: PageId, how: Arrival) {
         let ghost = self.ghosts.take(page);
         let soon = ghost.filter(|g| g.distance < self.soon);
-        let (queue, credit) = match (how, soon) {
+        let (queue, returns) = match (how, soon) {
             // Nobody asked for it yet; and fresh memory has no past.
             (Arrival::Prefetch | Arrival::FirstTouch, _) => (PROBATION, 0),
             (Arrival::Rescue, _) => (PROTECTED, ghost.map_or(0, |g| g.hits + 1)),
             (Arrival::Demand, Some(Ghost { hits, .. })) => (PROTECTED, hits + 1),
             (Arrival::Demand, None) => (PROBATION, 0),
         };
-        self.pages.push(page, queue, credit.min(self.shape.credit));
+        let returns = returns.min(MOST_RETURNS);
+        self.pages.push(page, queue, returns << 2 | returns.min(self.shape.credit));
     }
 }
 
@@ -106,9 +110,9 @@ impl Policy for Segments {
                 continue;
             }
             match self.pages.front_credit(PROTECTED) {
-                Some(0) => {
-                    if let Some((page, _)) = self.pages.pop(PROTECTED) {
-                        self.ghosts.left(page, 1);
+                Some(credit) if credit & ROUNDS == 0 => {
+                    if let Some((page, credit)) = self.pages.pop(PROTECTED) {
+                        self.ghosts.left(page, credit >> 2);
                         out.push(page);
                     }
                 }
