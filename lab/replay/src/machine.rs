@@ -1,12 +1,14 @@
 //! The pager as a policy sees it: headroom, batches, a staging ring, a prefetcher.
 //!
 //! Local memory holds the resident pages and the staged ones. As in the pager,
-//! eviction begins when a thirty-second of the room is left, and goes on until
-//! a sixteenth is; evicted pages go into the ring, whose oldest fall out.
+//! eviction begins when little room is left and makes a batch more; evicted
+//! pages go into the ring, whose oldest fall out. A window finds room, or makes
+//! it by a batch of its own.
 
-use crate::trace::{Trace, What};
+use crate::trace::{Event, Trace, What};
 use farmem_cache::prefetch::{Prefetcher, Tally, Window, longest_for};
 use farmem_cache::{Arrival, Policy};
+use farmem_protocol::addr::PageId;
 use std::collections::{HashMap, VecDeque};
 
 /// The pager's sizes.
@@ -48,6 +50,32 @@ impl Outcome {
     }
 }
 
+/// Replays a trace; `policy` is made for the given number of resident pages.
+pub fn replay(trace: &Trace, setup: Setup, policy: impl FnOnce(usize) -> Box<dyn Policy>) -> Outcome {
+    let mut machine = Machine::new(trace, setup, policy);
+    for event in &trace.events {
+        let number = event.page as usize;
+        let how = match (event.what, &mut machine.places[number]) {
+            (What::Gone, _) => {
+                machine.unmap(event.page);
+                continue;
+            }
+            (_, Place::Resident { unused }) => {
+                machine.outcome.useful += std::mem::take(unused) as u64;
+                continue;
+            }
+            (What::Fresh, _) | (_, Place::Nowhere) => Arrival::FirstTouch,
+            (_, Place::Staged) => Arrival::Rescue,
+            (_, Place::Remote) => Arrival::Demand,
+        };
+        machine.fault(*event, how);
+    }
+    for prefetcher in machine.prefetchers.values() {
+        machine.outcome.tally.add(prefetcher.tally());
+    }
+    machine.outcome
+}
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Place {
     Nowhere,
@@ -56,107 +84,138 @@ enum Place {
     Remote,
 }
 
-/// Replays a trace; `policy` is made for the given number of resident pages.
-pub fn replay(trace: &Trace, setup: Setup, policy: impl FnOnce(usize) -> Box<dyn Policy>) -> Outcome {
-    let staging = setup.local * setup.staging / 1000;
-    let room = (setup.local - staging).max(8);
-    let batch = setup.batch.min(setup.local / 8).max(1);
-    let low_room = (room / 32).clamp(1, 1024);
-    let mut policy = policy(room);
-    let numbers: HashMap<u64, u32> = trace.pages.iter().zip(0..).map(|(p, n)| (p.0, n)).collect();
-    let mut places = vec![Place::Nowhere; trace.pages.len()];
-    let mut ring = VecDeque::new();
-    let mut resident = 0;
-    let longest = setup.longest.unwrap_or_else(|| longest_for(room as u64));
-    let mut prefetchers: HashMap<u8, Prefetcher> = HashMap::new();
-    let mut victims = Vec::new();
-    let mut window = Window::new();
-    let mut outcome = Outcome::default();
+struct Machine<'a> {
+    trace: &'a Trace,
+    numbers: HashMap<u64, u32>,
+    policy: Box<dyn Policy>,
+    places: Vec<Place>,
+    resident: usize,
+    /// Staged pages, the oldest in front, and how many there may be.
+    ring: VecDeque<u32>,
+    staging: usize,
+    /// Pages that may be resident; from how few free ones on eviction begins; how many leave together.
+    room: usize,
+    low_room: usize,
+    batch: usize,
+    /// By thread; none without prefetch.
+    prefetchers: HashMap<u8, Prefetcher>,
+    longest: Option<u32>,
+    window: Window,
+    victims: Vec<PageId>,
+    outcome: Outcome,
+}
 
-    for event in &trace.events {
-        let number = event.page as usize;
-        let page = trace.pages[number];
-        let how = match (event.what, &mut places[number]) {
-            (What::Gone, place) => {
-                match std::mem::replace(place, Place::Nowhere) {
-                    Place::Resident { .. } => {
-                        policy.gone(page);
-                        resident -= 1;
-                    }
-                    Place::Staged => ring.retain(|p| *p != event.page),
-                    _ => {}
-                }
-                continue;
-            }
-            (_, Place::Resident { unused }) => {
-                outcome.useful += std::mem::take(unused) as u64;
-                continue;
-            }
-            (What::Fresh, _) | (_, Place::Nowhere) => Arrival::FirstTouch,
-            (_, Place::Staged) => Arrival::Rescue,
-            (_, Place::Remote) => Arrival::Demand,
-        };
-        if resident + low_room >= room {
-            while resident + 2 * low_room > room {
-                victims.clear();
-                policy.victims(batch, &mut victims);
-                for victim in &victims {
-                    let number = numbers[&victim.0];
-                    places[number as usize] = Place::Staged;
-                    ring.push_back(number);
-                }
-                resident -= victims.len();
+impl<'a> Machine<'a> {
+    fn new(trace: &'a Trace, setup: Setup, policy: impl FnOnce(usize) -> Box<dyn Policy>) -> Machine<'a> {
+        let staging = setup.local * setup.staging / 1000;
+        let room = (setup.local - staging).max(8);
+        let longest = setup.longest.unwrap_or_else(|| longest_for(room as u64));
+        Machine {
+            trace,
+            numbers: trace.pages.iter().zip(0..).map(|(p, n)| (p.0, n)).collect(),
+            policy: policy(room),
+            places: vec![Place::Nowhere; trace.pages.len()],
+            resident: 0,
+            ring: VecDeque::new(),
+            staging,
+            room,
+            low_room: (room / 128).clamp(8, 128).min(room / 8),
+            batch: setup.batch.min(room / 8).max(1),
+            prefetchers: HashMap::new(),
+            longest: setup.prefetch.then_some(longest),
+            window: Window::new(),
+            victims: Vec::new(),
+            outcome: Outcome::default(),
+        }
+    }
+
+    fn fault(&mut self, event: Event, how: Arrival) {
+        let page = self.trace.pages[event.page as usize];
+        if self.resident + self.low_room >= self.room {
+            while self.resident + self.low_room + self.batch > self.room {
+                self.evict();
             }
         }
-        window.clear();
+        self.window.clear();
         match how {
-            Arrival::FirstTouch => outcome.fresh += 1,
-            Arrival::Rescue => outcome.rescued += 1,
+            Arrival::FirstTouch => self.outcome.fresh += 1,
+            Arrival::Rescue => self.outcome.rescued += 1,
             _ => {
-                outcome.demand += 1;
-                if setup.prefetch {
-                    prefetchers
-                        .entry(event.thread)
-                        .or_insert_with(|| Prefetcher::with_longest(longest))
-                        .fault(page, &mut window);
+                self.outcome.demand += 1;
+                if let Some(longest) = self.longest {
+                    let new = || Prefetcher::with_longest(longest);
+                    self.prefetchers.entry(event.thread).or_insert_with(new).fault(page, &mut self.window);
                 }
             }
         }
-        if how != Arrival::Demand && places[number] == Place::Staged {
-            ring.retain(|p| *p != event.page);
+        self.unstage(event.page);
+        self.places[event.page as usize] = Place::Resident { unused: false };
+        self.resident += 1;
+        self.policy.arrived(page, how);
+        if !self.window.is_empty() {
+            self.fetch_window(event.thread);
         }
-        while ring.len() > staging {
-            if let Some(out) = ring.pop_front() {
-                places[out as usize] = Place::Remote;
-            }
+    }
+
+    fn evict(&mut self) {
+        self.victims.clear();
+        self.policy.victims(self.batch, &mut self.victims);
+        self.resident -= self.victims.len();
+        for victim in &self.victims {
+            let number = self.numbers[&victim.0];
+            self.places[number as usize] = Place::Staged;
+            self.ring.push_back(number);
         }
-        places[number] = Place::Resident { unused: false };
-        resident += 1;
-        policy.arrived(page, how);
+        while self.ring.len() > self.staging
+            && let Some(out) = self.ring.pop_front()
+        {
+            self.places[out as usize] = Place::Remote;
+        }
+    }
+
+    fn fetch_window(&mut self, thread: u8) {
+        let numbers = &self.numbers;
+        let known = |page: PageId| numbers.get(&page.0).copied();
+        let remote = |places: &[Place], n: u32| places[n as usize] == Place::Remote;
+        let wanted = self.window.pages().filter_map(known).filter(|&n| remote(&self.places, n)).count();
+        let most = self.room - self.low_room / 2;
+        if self.resident + wanted > most {
+            self.evict();
+        }
         let mut fetched = 0;
-        for (index, ahead) in window.pages().enumerate() {
-            let Some(&number) = numbers.get(&ahead.0) else { continue };
-            if places[number as usize] != Place::Remote {
+        for (index, ahead) in self.window.pages().enumerate() {
+            let Some(&number) = self.numbers.get(&ahead.0) else { continue };
+            if !remote(&self.places, number) {
                 continue;
             }
-            if resident + low_room / 2 >= room {
-                if let Some(prefetcher) = prefetchers.get_mut(&event.thread) {
-                    prefetcher.shortened(&mut window, index);
+            if self.resident >= most {
+                if let Some(prefetcher) = self.prefetchers.get_mut(&thread) {
+                    prefetcher.shortened(&mut self.window, index);
                 }
                 break;
             }
-            places[number as usize] = Place::Resident { unused: true };
-            resident += 1;
+            self.places[number as usize] = Place::Resident { unused: true };
+            self.resident += 1;
             fetched += 1;
-            policy.arrived(ahead, Arrival::Prefetch);
+            self.policy.arrived(ahead, Arrival::Prefetch);
         }
-        outcome.prefetched += fetched;
-        if let Some(prefetcher) = prefetchers.get_mut(&event.thread).filter(|_| !window.is_empty()) {
-            prefetcher.fetched(fetched as u32);
+        self.outcome.prefetched += fetched as u64;
+        if let Some(prefetcher) = self.prefetchers.get_mut(&thread) {
+            prefetcher.fetched(fetched);
         }
     }
-    for prefetcher in prefetchers.values() {
-        outcome.tally.add(prefetcher.tally());
+
+    fn unmap(&mut self, number: u32) {
+        self.unstage(number);
+        if let Place::Resident { .. } = std::mem::replace(&mut self.places[number as usize], Place::Nowhere) {
+            self.policy.gone(self.trace.pages[number as usize]);
+            self.resident -= 1;
+        }
     }
-    outcome
+
+    fn unstage(&mut self, number: u32) {
+        if self.places[number as usize] == Place::Staged {
+            self.ring.retain(|page| *page != number);
+        }
+    }
 }
