@@ -103,6 +103,18 @@ impl Counts {
     pub fn hits(&self) -> u64 {
         self.rescued + self.prefetch_used
     }
+
+    /// Of the pages fetched ahead, the share that was worth it, 0–1, as far as can be seen: a use of a local page is
+    /// not; that the program went on behind a window is. `None`: none was fetched ahead.
+    pub fn prefetch_accuracy(&self) -> Option<f64> {
+        (self.prefetched > 0).then(|| self.prefetch_used as f64 / self.prefetched as f64)
+    }
+
+    /// Of the fetches that there would have been without prefetch, the share that it spared, 0–1.
+    pub fn prefetch_coverage(&self) -> Option<f64> {
+        let fetches = self.demand + self.prefetch_used;
+        (fetches > 0).then(|| self.prefetch_used as f64 / fetches as f64)
+    }
 }
 
 /// One process of a run.

@@ -59,9 +59,9 @@ pub struct Process {
     pub joined: AtomicU64,
     /// Pages installed ahead of their fault.
     pub prefetched: AtomicU64,
-    /// Prefetched pages in windows that the program went on to use.
+    /// Of these, in windows behind which the program went on: presumed used.
     pub prefetch_used: AtomicU64,
-    /// Faults that a prefetch made unnecessary are not seen; these are windows' continuations.
+    /// Windows named.
     pub prefetch_windows: AtomicU64,
     /// Pages that left local memory.
     pub evicted: AtomicU64,

@@ -88,6 +88,8 @@ struct Report<'a> {
     nodes: &'a str,
     local_limit: u64,
     hit_rate: Option<f64>,
+    prefetch_accuracy: Option<f64>,
+    prefetch_coverage: Option<f64>,
     demand_latency_ns: Latency,
     #[serde(flatten)]
     counts: Counts,
@@ -124,6 +126,8 @@ fn json(outcome: &Outcome) -> String {
         nodes: &sample.nodes,
         local_limit: sample.local_limit,
         hit_rate: (counts.returns() > 0).then(|| counts.hits() as f64 / counts.returns() as f64),
+        prefetch_accuracy: counts.prefetch_accuracy(),
+        prefetch_coverage: counts.prefetch_coverage(),
         demand_latency_ns: Latency::of(&sample.latency()),
         counts,
     };
@@ -163,6 +167,15 @@ fn text(outcome: &Outcome) -> String {
             ),
         ),
         ("hit rate", units::share(counts.hits(), counts.returns()), returned),
+        (
+            "prefetch",
+            units::share(counts.prefetch_used, counts.prefetched),
+            format!(
+                "of {} pages fetched ahead were used; they spared {} of all fetches",
+                units::count(counts.prefetched),
+                units::share(counts.prefetch_used, counts.demand + counts.prefetch_used)
+            ),
+        ),
         (
             "moved",
             units::bytes(counts.bytes_in + counts.bytes_out),
@@ -255,9 +268,13 @@ mod tests {
         let text = text(&outcome());
         let ends: Vec<usize> = text.lines().skip(1).map(|line| line.find("   ").unwrap()).collect();
         assert!(text.starts_with("farmem: 12.3 s\n"), "{text}");
-        assert_eq!(ends.len(), 6, "{text}");
+        assert_eq!(ends.len(), 7, "{text}");
         assert!(text.contains("43 %   of 1.43 M page returns; 812 k waited for a node"), "{text}");
         assert!(text.contains("9.00 MiB   of farmem's own"), "{text}");
+        assert!(
+            text.contains("90 %   of 500 k pages fetched ahead were used; they spared 36 % of all fetches"),
+            "{text}"
+        );
         assert!(text.contains("3.00 GiB   at its peak; local 1.00 GiB of 1.00 GiB"), "{text}");
     }
 
@@ -279,6 +296,8 @@ mod tests {
         assert_eq!(value["status"], 0);
         assert!(value["signal"].is_null());
         assert!((value["hit_rate"].as_f64().unwrap() - 0.431).abs() < 0.001);
+        assert_eq!(value["prefetch_accuracy"], 0.9);
+        assert!((value["prefetch_coverage"].as_f64().unwrap() - 0.357).abs() < 0.001);
         assert_eq!(text.matches("\"far_peak\"").count(), 1);
     }
 

@@ -41,6 +41,10 @@ pub struct Run {
     pub faults_per_s: f64,
     /// Returns that waited for no node, 0–1, since the look before, or over the run if nothing returned.
     pub hit_rate: Option<f64>,
+    /// Pages fetched ahead that were worth it, 0–1, over the same time.
+    pub prefetch_accuracy: Option<f64>,
+    /// Fetches that prefetch spared, 0–1, over the same time.
+    pub prefetch_coverage: Option<f64>,
     /// Bytes a second from the nodes.
     pub in_per_s: f64,
     /// Bytes a second to the nodes.
@@ -144,6 +148,8 @@ fn as_run(name: &str, sample: &Sample, before: Option<(Duration, &Counts, &[u64;
         runtime: total.runtime_bytes,
         faults_per_s: since.faults as f64 / seconds,
         hit_rate: (rated.returns() > 0).then(|| rated.hits() as f64 / rated.returns() as f64),
+        prefetch_accuracy: rated.prefetch_accuracy(),
+        prefetch_coverage: rated.prefetch_coverage(),
         in_per_s: since.bytes_in as f64 / seconds,
         out_per_s: since.bytes_out as f64 / seconds,
         waiting: since.wait_ns as f64 / 1e9 / seconds,

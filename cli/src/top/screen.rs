@@ -15,7 +15,7 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Paragraph, Row, Sparkline, Table};
 
 use super::gather::{Gatherer, Run, View};
-use super::table::{NODE_COLUMNS, RUN_COLUMNS, node_cells, run_cells};
+use super::table::{self, NODE_COLUMNS, RUN_COLUMNS, node_cells, run_cells};
 use crate::units;
 
 /// Samples that a run's history keeps.
@@ -210,8 +210,10 @@ impl Screen {
                 run.nodes
             )),
             Line::from(format!(
-                " {} mapped; fetches p50 {}  p90 {}  p99 {}  p99.9 {}",
+                " {} mapped; prefetch accuracy {}, coverage {}; fetches p50 {}  p90 {}  p99 {}  p99.9 {}",
                 units::bytes(run.mapped),
+                table::share(run.prefetch_accuracy),
+                table::share(run.prefetch_coverage),
                 units::nanos(latency.p50),
                 units::nanos(latency.p90),
                 units::nanos(latency.p99),

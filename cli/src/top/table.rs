@@ -16,7 +16,7 @@ pub fn run_cells(run: &Run, program_width: usize) -> [String; 12] {
         units::bytes(run.local_limit),
         units::bytes(run.far),
         units::count(run.faults_per_s as u64),
-        run.hit_rate.map_or("-".into(), |rate| format!("{:.0} %", rate * 100.0)),
+        share(run.hit_rate),
         units::nanos(run.fetch_latency_ns.p50),
         units::nanos(run.fetch_latency_ns.p99),
         units::bytes(run.in_per_s as u64),
@@ -24,6 +24,11 @@ pub fn run_cells(run: &Run, program_width: usize) -> [String; 12] {
         // Of one thread's time: two threads that wait all the time are 200 %.
         format!("{:.0} %", run.waiting * 100.0),
     ]
+}
+
+/// A share, 0–1, in percent.
+pub fn share(rate: Option<f64>) -> String {
+    rate.map_or("-".into(), |rate| format!("{:.0} %", rate * 100.0))
 }
 
 /// Columns of a node, its addresses first.

@@ -21,7 +21,8 @@ impl Pager {
             return;
         }
         let before = thread.prefetcher.tally();
-        thread.prefetcher.fault(page, &mut thread.window);
+        let local = |page| self.table.word(page).load().state() == State::Resident;
+        thread.prefetcher.fault(page, &mut thread.window, local);
         if !thread.window.is_empty() {
             self.claim_window(thread);
         }

@@ -144,7 +144,11 @@ impl<'a> Machine<'a> {
                 self.outcome.demand += 1;
                 if let Some(longest) = self.longest {
                     let new = || Prefetcher::with_longest(longest);
-                    self.prefetchers.entry(event.thread).or_insert_with(new).fault(page, &mut self.window);
+                    let prefetcher = self.prefetchers.entry(event.thread).or_insert_with(new);
+                    prefetcher.fault(page, &mut self.window, |page| {
+                        let place = self.numbers.get(&page.0).map(|&number| self.places[number as usize]);
+                        matches!(place, Some(Place::Resident { .. }))
+                    });
                 }
             }
         }

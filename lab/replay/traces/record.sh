@@ -54,7 +54,7 @@ for i in range(n): t += len(d.get(int(random.paretovariate(0.3)) % n, ""))
 import numpy as np, sys
 n = int(sys.argv[1])
 r = np.random.default_rng(7)
-a = r.random(80_000 * n)
+a = r.random(30_000 * n)
 i = np.argsort(a, kind="stable")
 b = a[i]
 a.sort()
@@ -81,7 +81,7 @@ select count(distinct b) from t;" ;;
             done > "$tmp/big.c"
             record gcc "$(gcc -print-prog-name=cc1)" -O2 -quiet -o /dev/null "$tmp/big.c" ;;
         xz)
-            head -c $((100000 * scale)) "$(gcc -print-prog-name=cc1)" > "$tmp/in"
+            head -c $((60000 * scale)) "$(gcc -print-prog-name=cc1)" > "$tmp/in"
             record xz xz -9 -T1 -k -c "$tmp/in" ;;
         hashjoin)
             rustc -O -o "$tmp/hash-join" tests/programs/hash_join.rs

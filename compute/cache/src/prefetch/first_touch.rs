@@ -21,7 +21,7 @@ struct Run {
     used: u64,
 }
 
-/// Fresh pages to fill together: `first` and those after it.
+/// Fresh pages to fill together: `first` and those after it. The touched one is the first or the last.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Batch {
     /// The lowest.
@@ -43,25 +43,33 @@ impl FirstTouch {
         FirstTouch { runs: [Run { above: 0, below: 0, pages: 0, used: 0 }; RUNS], clock: 0 }
     }
 
-    /// How many fresh pages to fill from `page` upwards, itself included.
-    pub fn touch(&mut self, page: PageId) -> usize {
+    /// Which fresh pages to fill for a touch of `page`: from it upwards, or downwards to it.
+    pub fn touch(&mut self, page: PageId) -> Batch {
         self.clock += 1;
-        let known = self.runs.iter().position(|r| r.used > 0 && r.above == page.0);
-        let slot = known.unwrap_or_else(|| (0..RUNS).min_by_key(|&i| self.runs[i].used).unwrap_or(0));
-        let pages = if known.is_some() { (self.runs[slot].pages * 2).min(MOST as u32) } else { 1 };
-        self.runs[slot] = Run { above: page.0 + pages as u64, below: page.0.wrapping_sub(1), pages, used: self.clock };
-        pages as usize
-    }
-
-    /// Which fresh pages to fill for a touch of `page`, upwards or downwards.
-    pub fn batch(&mut self, page: PageId) -> Batch {
-        let Some(slot) = self.runs.iter().position(|r| r.used > 0 && r.below == page.0) else {
-            return Batch { first: page, pages: self.touch(page) };
+        let goes_on = |run: &Run, from: u64| run.used > 0 && from == page.0;
+        let above = self.runs.iter().position(|run| goes_on(run, run.above));
+        let below = self.runs.iter().position(|run| goes_on(run, run.below));
+        let slot = above.or(below).unwrap_or_else(|| (0..RUNS).min_by_key(|&i| self.runs[i].used).unwrap_or(0));
+        let run = &mut self.runs[slot];
+        let doubled = (run.pages as u64 * 2).min(MOST as u64);
+        let (first, pages) = match (above, below) {
+            (Some(_), _) => (page.0, doubled),
+            (_, Some(_)) => {
+                let pages = doubled.min(page.0 + 1);
+                (page.0 + 1 - pages, pages)
+            }
+            _ => (page.0, 1),
         };
-        self.clock += 1;
-        let pages = (self.runs[slot].pages as u64 * 2).min(MOST as u64).min(page.0 + 1);
-        let first = page.0 + 1 - pages;
-        self.runs[slot] = Run { above: u64::MAX, below: first.wrapping_sub(1), pages: pages as u32, used: self.clock };
+        // A run of one page may go either way; a longer one goes its own.
+        *run = Run {
+            above: if below.is_some() && above.is_none() { NOWHERE } else { first + pages },
+            below: if above.is_some() { NOWHERE } else { first.wrapping_sub(1) },
+            pages: pages as u32,
+            used: self.clock,
+        };
         Batch { first: PageId(first), pages: pages as usize }
     }
 }
+
+/// No page has this number.
+const NOWHERE: u64 = u64::MAX;

@@ -26,7 +26,7 @@ mod first_touch;
 mod streams;
 mod trend;
 
-pub use first_touch::FirstTouch;
+pub use first_touch::{Batch, FirstTouch};
 
 use farmem_protocol::addr::PageId;
 use streams::Streams;
@@ -148,11 +148,13 @@ impl Prefetcher {
         }
     }
 
-    /// The thread faulted on a page that is not local. Fills `window`, maybe with nothing.
-    pub fn fault(&mut self, page: PageId, window: &mut Window) {
+    /// The thread faulted on a page that is not local. Fills `window`, maybe with nothing. `local` says
+    /// which pages are.
+    pub fn fault(&mut self, page: PageId, window: &mut Window, local: impl Fn(PageId) -> bool) {
         window.clear();
         self.tally.faults += 1;
-        if let Some(next) = self.streams.follow(page, self.trust.longest().min(self.longest), self.trust.slack()) {
+        if let Some(next) = self.streams.follow(page, self.trust.longest().min(self.longest), self.trust.slack(), local)
+        {
             if next.lost {
                 self.waste(next.fetched);
             } else {

@@ -44,10 +44,11 @@ impl Streams {
     /// If `page` goes on with a stream: what to do.
     ///
     /// The trip-wire itself may have been local, and then the fault comes somewhat behind it: a few
-    /// steps of `slack`. Random faults fall into a window of w pages and behind its wire in
+    /// steps of `slack`, if what lies between is `local`. Were that not asked, a program that uses every
+    /// seventh page would keep a stream of every page at its longest. Random faults fall into a window of w pages and behind its wire in
     /// proportion w : slack + 1, and what falls behind doubles the window: were the slack as long as the
     /// window, chance alone would keep every stream at its longest.
-    pub fn follow(&mut self, page: PageId, longest: u32, slack: i64) -> Option<Next> {
+    pub fn follow(&self, page: PageId, longest: u32, slack: i64, local: impl Fn(PageId) -> bool) -> Option<Next> {
         for (slot, s) in self.streams.iter().enumerate() {
             if s.used == 0 {
                 continue;
@@ -60,6 +61,10 @@ impl Streams {
                 continue;
             }
             let steps = ahead / step;
+            let at = |step: i64| PageId(s.at.wrapping_add_signed(s.stride * step));
+            if !(window + 1..steps).all(|step| local(at(step))) {
+                continue;
+            }
             // A fault on a page of the window itself: it came to nothing.
             let lost = steps <= window;
             let pages = if lost { s.window / 2 } else { (s.window * 2).clamp(super::FIRST.min(longest), longest) };
