@@ -89,7 +89,11 @@ fn record(arguments: &[&str], to: &Path, kill: bool) -> Result<()> {
     let command = Far::local("64M").with(&["--trace", trace]).command(&patterns(arguments)?);
     let running = process::spawn(command)?;
     if kill {
-        ensure!(eventually(LIMIT, || running.stdout().contains(&b'\n')), "the program did not come to its end: {}", running.stderr());
+        ensure!(
+            eventually(LIMIT, || running.stdout().contains(&b'\n')),
+            "the program did not come to its end: {}",
+            running.stderr()
+        );
         for pid in process::tree(running.pid()) {
             if std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.starts_with("patterns")) {
                 process::send(pid, libc::SIGKILL);
@@ -157,7 +161,8 @@ fn a_forked_child_has_a_trace_of_its_own() -> Result<()> {
 #[test]
 fn a_trace_that_cannot_be_is_refused_before_the_program_starts() -> Result<()> {
     for path in ["/nonexistent/trace", "/dev/null"] {
-        let outcome = process::run(Far::local("64M").with(&["--trace", path]).command(&patterns(&["up", "9", "1"])?), LIMIT)?;
+        let outcome =
+            process::run(Far::local("64M").with(&["--trace", path]).command(&patterns(&["up", "9", "1"])?), LIMIT)?;
         ensure!(outcome.code() == 64 && outcome.stdout.is_empty(), "{outcome:?}");
     }
     let mut command = Command::new(binary());
