@@ -69,9 +69,10 @@ fn a_trend_is_predicted_through_noise() -> Result<()> {
     // Half of the array by strides, and for every four visits one in the other half, at random.
     let (trend, noise) = (PAGES / 2 * PASSES, PAGES / 8 * PASSES);
     ensure!(demand + ahead >= trend, "{stats}");
-    ensure!(ahead <= trend * 110 / 100, "{stats}");
-    ensure!(used >= trend * 75 / 100, "{stats}");
-    ensure!(demand <= noise + trend * 25 / 100, "{stats}");
+    // A stride ends after 400 pages, and the last window with it, an eighth of them too far.
+    ensure!(ahead <= trend * 120 / 100, "{stats}");
+    ensure!(used >= trend * 85 / 100, "{stats}");
+    ensure!(demand <= noise + trend * 10 / 100, "{stats}");
     Ok(())
 }
 
@@ -139,8 +140,8 @@ fn a_trace_holds_every_step_of_a_program() -> Result<()> {
 #[test]
 fn a_trace_is_whole_up_to_a_kill() -> Result<()> {
     let dir = TempDir::new("trace-kill")?;
-    let file = dir.path().join("down.trace");
-    record(&["down", "2000", "2", "sleep"], &file, true)?;
+    let file = dir.path().join("killed.trace");
+    record(&["up", "2000", "2", "sleep"], &file, true)?;
     holds(&replay(&[&file])?["rows"][0], 2000, 3 * 2000)
 }
 
