@@ -1,5 +1,5 @@
 #!/bin/sh
-# Records the traces beside this file anew, or larger ones elsewhere: real
+# Records the traces beside this file anew, or larger ones elsewhere (DIR): real
 # programs, by farmem's pager (minutes; needs redis, python3 with numpy, sqlite3,
 # xz, gcc, rustc).
 # Usage: [SCALE=N] [DIR=…] [FARMEM=…] record.sh [PROGRAM…]   from the repository's root
