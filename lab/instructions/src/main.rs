@@ -64,7 +64,7 @@ fn fault(times: u64) {
         }
         let seen = word.load();
         if seen.state() == State::Remote && word.shift(seen, seen.to(State::Busy)) {
-            prefetcher.fault(page, &mut window);
+            prefetcher.fault(page, &mut window, |_| true);
             policy.arrived(page, Arrival::Demand);
             word.settle(seen.to(State::Resident));
         }
@@ -120,7 +120,7 @@ fn policy(times: u64) {
 fn prefetch(times: u64, pages: &mut dyn Iterator<Item = PageId>) {
     let (mut prefetcher, mut window) = (Prefetcher::new(), Window::new());
     for page in pages.take(times as usize) {
-        prefetcher.fault(black_box(page), &mut window);
+        prefetcher.fault(black_box(page), &mut window, |_| true);
         prefetcher.fetched(window.len() as u32);
     }
     black_box(prefetcher.tally());
