@@ -137,6 +137,12 @@ pub fn wait_readable(fd: i32, timeout_ms: i32) {
     unsafe { syscall(libc::SYS_poll, [&mut wanted as *mut _ as usize, 1, timeout_ms as usize, 0, 0, 0]) };
 }
 
+/// This process's id, asked for anew: in a vfork child, the child's.
+pub fn getpid() -> u32 {
+    // SAFETY: no pointers.
+    unsafe { syscall(libc::SYS_getpid, [0; 6]) as u32 }
+}
+
 /// Nanoseconds of `CLOCK_MONOTONIC`.
 pub fn now_ns() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };

@@ -8,7 +8,7 @@
 use crate::Pager;
 use crate::ending::say;
 use farmem_protocol::addr::PAGE_BYTES;
-use farmem_sys::raw::{futex_wait, futex_wake, now_ns};
+use farmem_sys::raw::{futex_wait, futex_wake, getpid, now_ns};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -22,6 +22,9 @@ pub struct Background {
     asked: AtomicU32,
     sleeping: AtomicBool,
     started: AtomicBool,
+    /// The process that the thread belongs to. A vfork child shares this memory, but a thread that it
+    /// started would be a thread of its own, and end with its exec wherever it is.
+    process: AtomicU32,
 }
 
 /// What a thread of the runtime's does.
@@ -36,7 +39,12 @@ pub(crate) enum Job {
 impl Background {
     /// Not started.
     pub fn new() -> Background {
-        Background { asked: AtomicU32::new(0), sleeping: AtomicBool::new(false), started: AtomicBool::new(false) }
+        Background {
+            asked: AtomicU32::new(0),
+            sleeping: AtomicBool::new(false),
+            started: AtomicBool::new(false),
+            process: AtomicU32::new(getpid()),
+        }
     }
 
     /// Wakes the thread if it sleeps. Cheap when it does not.
@@ -56,13 +64,17 @@ impl Background {
     /// notice when a node is lost, even if the program only sleeps.
     #[inline]
     pub fn begin(&self, pager: &Pager) {
-        if !self.started.load(Ordering::Relaxed) && !self.started.swap(true, Ordering::Relaxed) {
+        if !self.started.load(Ordering::Relaxed)
+            && self.process.load(Ordering::Relaxed) == getpid()
+            && !self.started.swap(true, Ordering::Relaxed)
+        {
             pager.spawn(Job::Background);
         }
     }
 
     /// In a forked child there is no thread yet.
     pub fn forget_in_child(&self) {
+        self.process.store(getpid(), Ordering::Relaxed);
         self.started.store(false, Ordering::Relaxed);
         self.sleeping.store(false, Ordering::Relaxed);
     }

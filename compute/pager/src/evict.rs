@@ -276,6 +276,15 @@ impl Pager {
                 l.to = Word::UNTOUCHED;
                 continue;
             }
+            if l.from.guessed() && readable {
+                let same = self.holds(l.page, l.from);
+                self.rewrites.saw(l.from, !same);
+                if same {
+                    clean += 1;
+                    l.to = Word::UNTOUCHED.to(State::Remote).with_slot(l.from.slot());
+                    continue;
+                }
+            }
             let slot = match l.from.slot() {
                 Some(own) if self.pool.is_own(own) => own,
                 shared => {
@@ -289,19 +298,6 @@ impl Pager {
             let place = self.pool.place(slot);
             l.to = Word::UNTOUCHED.with_slot(Some(slot)).with_written(true);
             if place.mapped != 0 {
-                // SAFETY: the page is present and Leaving, the slot ours and mapped.
-                let same = l.from.guessed()
-                    && readable
-                    && l.from.slot() == Some(slot)
-                    && unsafe { same_page(l.page.addr() as *const u8, place.mapped as *const u8) };
-                if l.from.guessed() {
-                    self.rewrites.saw(l.from, !same);
-                }
-                if same {
-                    clean += 1;
-                    l.to = l.to.to(State::Remote).with_written(false);
-                    continue;
-                }
                 self.read_page(evictor, l.page, place.mapped as *mut u8, readable);
                 l.to = l.to.to(State::Remote);
             } else {
@@ -319,6 +315,13 @@ impl Pager {
         evictor.leaving = leaving;
         self.ring_writes(evictor);
         self.count(&self.counters.evicted_clean, clean);
+    }
+
+    /// Whether a page's slot, its own or shared with a child, holds the very bytes that the page does.
+    fn holds(&self, page: PageId, from: Word) -> bool {
+        let slot = from.slot().map_or(0, |slot| self.pool.place(slot).mapped);
+        // SAFETY: the page is present and Leaving, the slot mapped, and nobody writes to either.
+        slot != 0 && unsafe { same_page(page.addr() as *const u8, slot as *const u8) }
     }
 
     fn read_page(&self, evictor: &Evictor, page: PageId, to: *mut u8, readable: bool) {

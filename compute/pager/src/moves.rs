@@ -7,7 +7,7 @@
 
 use crate::Pager;
 use crate::ending::broken;
-use crate::space::{EINVAL, ENOMEM, HEAP_BYTES, in_range, page_up, pages};
+use crate::space::{EINVAL, ENOMEM, HEAP_BYTES, Served, in_range, page_up, pages};
 use crate::word::{AtomicWord, State, Word};
 use farmem_cache::Arrival;
 use farmem_protocol::addr::{FAR_START, PAGE_BYTES, PageId};
@@ -55,7 +55,7 @@ impl Pager {
         let is_heap = old < FAR_START + HEAP_BYTES;
         if !fixed && !is_heap && space.maps.room_after(old + old_len) >= growth {
             kind.end = old + new_len;
-            return match self.give(&mut space, old + old_len, kind, map_flags) {
+            return match self.give(&mut space, old + old_len, kind, map_flags, Served::AtOnce) {
                 Ok(()) => old as isize,
                 Err(e) => e,
             };
@@ -84,14 +84,17 @@ impl Pager {
             self.take_away(&mut space, old + kept, old + old_len);
         }
         kind.end = to + new_len;
-        if let Err(e) = self.give(&mut space, to, kind, map_flags) {
+        // Not registered yet: a first touch next door may reach beyond its mapping (its batch finds out only
+        // from the kernel), and must not get zeros in where pages are about to come.
+        if let Err(e) = self.give(&mut space, to, kind, map_flags, Served::Later) {
             return e;
         }
-        if kind.prot & libc::PROT_READ == 0 {
-            let (first, last) = pages(to, to + new_len);
-            self.table.mark_unreadable(first, last);
-        }
         self.move_pages(old, to, kept, kind.prot, map_flags);
+        if new_len > kept
+            && let Err(e) = self.uffd.register(to + kept, new_len - kept)
+        {
+            broken(&format!("a moved mapping could not be registered: {e}"));
+        }
         self.take_away(&mut space, old, old + kept);
         to as isize
     }
@@ -107,14 +110,23 @@ impl Pager {
                 moving.push((page, seen));
             }
         });
-        // Nobody knows the target, but a sweep may pass over it.
+        // The program does not know the target, but a sweep may pass over it, and a first touch next door
+        // may hold pages of it until the kernel tells it that they are not mapped.
         for &(page, _) in &moving {
             self.table.touched(target(page));
-            self.table.word(target(page)).set(Word::UNTOUCHED.to(State::Busy));
+            let mut rounds = 0;
+            while !self.table.word(target(page)).shift(Word::UNTOUCHED, Word::UNTOUCHED.to(State::Busy)) {
+                rounds += 1;
+                self.wait_for_owner(rounds);
+            }
+        }
+        if prot & libc::PROT_READ == 0 {
+            // Only now: blocks without a page have no mark.
+            self.table.mark_unreadable(target(first), target(last));
         }
         self.await_sweep();
         let moved = self.move_mapping(from, to, len);
-        if !moved && let Err(e) = self.lay(to, len, prot, flags) {
+        if !moved && let Err(e) = self.lay(to, len, prot, flags, Served::AtOnce) {
             broken(&format!("a mapping could not be moved: errno {}", -e));
         }
         for &(page, seen) in &moving {
@@ -201,7 +213,12 @@ impl Pager {
             }
             if self.staging.is_written(seen.staged(), page) {
                 if word.shift(seen, Word::UNTOUCHED.to(State::Busy)) {
-                    self.staging.take(seen.staged(), page);
+                    if !self.staging.take(seen.staged(), page).written {
+                        // It has been rescued, and staged again in the same place, since the look.
+                        self.staging.put_back(seen.staged());
+                        word.set(seen);
+                        continue;
+                    }
                     self.staging.release(seen.staged(), true);
                     return Some(seen.to(State::Remote).with_field(0));
                 }

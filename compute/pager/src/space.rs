@@ -38,6 +38,13 @@ pub(crate) const EINVAL: isize = -(libc::EINVAL as isize);
 pub(crate) const ENOMEM: isize = -(libc::ENOMEM as isize);
 const EEXIST: isize = -(libc::EEXIST as isize);
 
+/// Whether the pager serves a fresh mapping's faults from the start, or the caller sees to that.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Served {
+    AtOnce,
+    Later,
+}
+
 /// What the calls keep under their lock.
 pub(crate) struct Space {
     /// The first [`HEAP_BYTES`], which only the program break hands out.
@@ -144,7 +151,7 @@ impl Pager {
         }
         let region = Region { end: at + len, prot, committed, noreserve, foreign: false };
         let keep = libc::MAP_NORESERVE | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
-        if let Err(e) = self.give(&mut space, at, region, flags & keep) {
+        if let Err(e) = self.give(&mut space, at, region, flags & keep, Served::AtOnce) {
             return e;
         }
         at as isize
@@ -317,7 +324,7 @@ impl Pager {
             }
             let prot = libc::PROT_READ | libc::PROT_WRITE;
             let heap = Region { end: wanted, prot, committed: true, noreserve: false, foreign: false };
-            if self.give(&mut space, mapped, heap, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS).is_err() {
+            if self.give(&mut space, mapped, heap, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, Served::AtOnce).is_err() {
                 return old;
             }
         } else if wanted < mapped {
@@ -345,9 +352,16 @@ impl Pager {
         }
     }
 
-    pub(crate) fn give(&self, space: &mut Space, at: usize, region: Region, flags: i32) -> Result<(), isize> {
+    pub(crate) fn give(
+        &self,
+        space: &mut Space,
+        at: usize,
+        region: Region,
+        flags: i32,
+        served: Served,
+    ) -> Result<(), isize> {
         let len = region.end - at;
-        self.lay(at, len, region.prot, flags)?;
+        self.lay(at, len, region.prot, flags, served)?;
         space.regions(at).insert(at, region);
         if region.committed {
             space.committed += len as u64;
@@ -358,7 +372,7 @@ impl Pager {
     }
 
     /// Makes a fresh kernel mapping that the pager serves, over whatever is there.
-    pub(crate) fn lay(&self, at: usize, len: usize, prot: i32, flags: i32) -> Result<(), isize> {
+    pub(crate) fn lay(&self, at: usize, len: usize, prot: i32, flags: i32, served: Served) -> Result<(), isize> {
         // SAFETY: the addresses are free in the far range, which nobody else maps.
         let mapped = unsafe {
             checked(libc::SYS_mmap, [at, len, prot as usize, (flags | libc::MAP_FIXED) as usize, usize::MAX, 0])
@@ -366,7 +380,9 @@ impl Pager {
         mapped.map_err(|e| -(e.0 as isize))?;
         // SAFETY: advice about our own fresh mapping.
         unsafe { syscall(libc::SYS_madvise, [at, len, libc::MADV_DONTFORK as usize, 0, 0, 0]) };
-        if let Err(e) = self.uffd.register(at, len) {
+        if served == Served::AtOnce
+            && let Err(e) = self.uffd.register(at, len)
+        {
             // SAFETY: our own fresh mapping.
             unsafe { syscall(libc::SYS_munmap, [at, len, 0, 0, 0, 0]) };
             return Err(-(e.0 as isize));

@@ -197,23 +197,31 @@ impl Pager {
         if self.uffd.protect(from.addr(), (to.0 - from.0) as usize * PAGE_BYTES, true).is_ok() {
             return;
         }
-        // Kernels before 6.4 want one mapping; or one has gone meanwhile. Page by page, then, and what
-        // cannot be protected loses its P.
-        for page in (from.0..to.0).map(PageId) {
-            let word = self.table.word(page);
-            let seen = word.load();
-            let leaving = seen.state() == State::Leaving;
-            let marked = seen.state() == State::Resident && seen.dirty() && seen.protected();
-            if !(leaving || marked) {
-                continue;
+        // Kernels before 6.4 want one mapping; or one has gone meanwhile. By halves, then, and what cannot
+        // be protected at all loses its P.
+        if to.0 - from.0 > 1 {
+            let middle = PageId(from.0 + (to.0 - from.0) / 2);
+            for (from, to) in [(from, middle), (middle, to)] {
+                if (from.0..to.0).any(|page| self.is_marked(PageId(page))) {
+                    self.protect_marked(from, to);
+                }
             }
-            match self.uffd.protect(page.addr(), PAGE_BYTES, true) {
-                Ok(()) => {}
-                Err(e) if leaving => broken(&format!("page {:#x}: write protection failed with {e}", page.addr())),
-                // Its mapping is going; whoever takes it away owns the word by now, or will not ask.
-                Err(_) => _ = word.shift(seen, seen.with_protected(false)),
-            }
+            return;
         }
+        let word = self.table.word(from);
+        let seen = word.load();
+        if seen.state() == State::Leaving {
+            broken(&format!("page {:#x} is on its way out and cannot be protected", from.addr()));
+        }
+        // Its mapping is going; whoever takes it away owns the word by now, or will not ask.
+        if seen.state() == State::Resident && seen.protected() {
+            word.shift(seen, seen.with_protected(false));
+        }
+    }
+
+    fn is_marked(&self, page: PageId) -> bool {
+        let seen = self.table.word(page).load();
+        seen.state() == State::Leaving || seen.state() == State::Resident && seen.dirty() && seen.protected()
     }
 }
 

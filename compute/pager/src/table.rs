@@ -10,6 +10,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Pages in a block: 2 MiB of addresses.
 pub const BLOCK_PAGES: u64 = 512;
+// The table is released by whole blocks: a first touch in a block that stays must not own words of one that goes.
+const _: () = assert!(BLOCK_PAGES == farmem_cache::prefetch::FIRST_TOUCH_BLOCK);
 /// In a block's count: some page of it may not be readable by the program (see [`Table::mark_unreadable`]).
 const UNREADABLE: u32 = 1 << 31;
 /// In a block's count: the table's own page with the block's words is resident (512 words are one page).

@@ -10,6 +10,9 @@ use farmem_protocol::addr::PageId;
 
 /// Pages of a batch at most.
 pub const MOST: usize = 64;
+/// No batch crosses from one block of so many pages into the next, where other mappings may begin, or be
+/// coming and going.
+pub const BLOCK: u64 = 512;
 const RUNS: usize = 8;
 
 #[derive(Clone, Copy)]
@@ -53,9 +56,9 @@ impl FirstTouch {
         let run = &mut self.runs[slot];
         let doubled = (run.pages as u64 * 2).min(MOST as u64);
         let (first, pages) = match (above, below) {
-            (Some(_), _) => (page.0, doubled),
+            (Some(_), _) => (page.0, doubled.min(BLOCK - page.0 % BLOCK)),
             (_, Some(_)) => {
-                let pages = doubled.min(page.0 + 1);
+                let pages = doubled.min(page.0 % BLOCK + 1);
                 (page.0 + 1 - pages, pages)
             }
             _ => (page.0, 1),
@@ -64,7 +67,8 @@ impl FirstTouch {
         *run = Run {
             above: if below.is_some() && above.is_none() { NOWHERE } else { first + pages },
             below: if above.is_some() { NOWHERE } else { first.wrapping_sub(1) },
-            pages: pages as u32,
+            // Grown, even if this batch was cut short at its block's end.
+            pages: if above.or(below).is_some() { doubled as u32 } else { 1 },
             used: self.clock,
         };
         Batch { first: PageId(first), pages: pages as usize }

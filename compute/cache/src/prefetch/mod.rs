@@ -26,6 +26,7 @@ mod first_touch;
 mod streams;
 mod trend;
 
+pub use first_touch::BLOCK as FIRST_TOUCH_BLOCK;
 pub use first_touch::{Batch, FirstTouch};
 
 use farmem_protocol::addr::PageId;
