@@ -40,7 +40,7 @@ cases! {
     threads64 thread_churn
     fork_live fork_threads exec_family close_all
     own_handlers signals_blocked far_stacks alt_stacks
-    reservations jit remap remap_evicted advise program_break instructions
+    reservations jit remap remap_evicted remap_beside advise program_break instructions
     sync_far syscalls_far bad_pointers big_io blocked_calls debugger
 }
 
