@@ -14,6 +14,7 @@
 
 use crate::Pager;
 use crate::ending::{broken, die};
+use crate::guess;
 use crate::thread::{Inside, Thread, WINDOW};
 use crate::word::{State, Word};
 use farmem_cache::Arrival;
@@ -56,6 +57,11 @@ impl Pager {
         self.whereabouts.iter().for_each(|place| prefetch(place.of(page)));
         let mut inside = self.threads.enter();
         self.count(&self.counters.faults, 1);
+        if let Some((watched, seen)) = inside.thread.watched.take()
+            && !(write && watched == page)
+        {
+            self.rewrites.not_at_once(seen);
+        }
         let served = self.serve(&mut inside, page, write);
         drop(inside);
         self.count(&self.counters.wait_ns, clock::ns(clock::ticks() - begun));
@@ -208,7 +214,7 @@ impl Pager {
         self.reserve(1);
         let Some(slot) = seen.slot() else { broken("a remote page without a far slot") };
         let place = self.pool.place(slot);
-        let guessed = !write && self.expects_write(seen, place);
+        let guessed = !write && self.expects_write(seen, place) && !guess::is_sample(&mut thread.guesses);
         let dirty = write || guessed;
         self.plan_window(thread, page);
         if place.mapped == 0 {
@@ -238,6 +244,9 @@ impl Pager {
             self.table.word(page).settle(seen);
             self.drop_window(thread);
             return Served::Unmapped;
+        }
+        if !dirty {
+            thread.watched = Some((page, seen));
         }
         let here = seen.to(State::Resident).with_dirty(dirty).with_guessed(guessed).with_field(0);
         self.table.word(page).settle(here);

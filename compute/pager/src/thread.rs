@@ -47,6 +47,11 @@ pub struct Thread {
     pub window: Window,
     /// Pages of the window that were claimed, with their slots.
     pub claimed: Vec<Claimed>,
+    /// The page that a read brought in last, protected, with its word before: whether the next fault is the
+    /// write to it is the soonest that is heard of it ([`crate::guess`]).
+    pub watched: Option<(PageId, Word)>,
+    /// Guesses made.
+    pub guesses: u32,
     /// The page that faulted last although it was there, and how many times in a row.
     pub groundless: (PageId, u32),
     /// Its name in a trace.
@@ -80,6 +85,8 @@ impl Thread {
             first: FirstTouch::new(),
             window: Window::new(),
             claimed: Vec::with_capacity(WINDOW),
+            watched: None,
+            guesses: 0,
             groundless: (PageId(0), 0),
             number: NUMBERS.fetch_add(1, Ordering::Relaxed),
             landing: farmem_sys::holdings::reserve(WINDOW * PAGE_BYTES)?,
