@@ -22,7 +22,7 @@ pub struct Chart {
 
 /// Distinct to colour-blind readers too (Okabe and Ito, 2008).
 pub const COLOURS: [&str; 8] = ["#999999", "#000000", "#0072B2", "#56B4E9", "#D55E00", "#E69F00", "#009E73", "#CC79A7"];
-const LEFT: f64 = 190.0;
+const LEFT: f64 = 215.0;
 const PLOT: f64 = 620.0;
 const BAR: f64 = 15.0;
 const GAP: f64 = 14.0;
