@@ -22,6 +22,8 @@ pub enum Bound {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Standing {
+    /// Not met, and the bare mechanism would not meet it either.
+    OutOfReach,
     /// Not met.
     Missed,
     /// Met.
@@ -52,6 +54,8 @@ pub struct Target {
     pub bound: Bound,
     /// The median of the rounds' ratios, with the extremes; `None` when a side did not run.
     pub ratio: Option<Spread>,
+    /// The same ratio with the bare mechanism in farmem's place: the most (or least) that there is to be had.
+    pub floor: Option<Spread>,
     /// The judgement of the median.
     pub standing: Option<Standing>,
 }
@@ -59,7 +63,18 @@ pub struct Target {
 impl Target {
     /// Judges a ratio.
     pub fn new(what: impl Into<String>, bound: Bound, ratio: Option<Spread>) -> Target {
-        Target { what: what.into(), bound, standing: ratio.map(|ratio| bound.judge(ratio.median)), ratio }
+        let standing = ratio.map(|ratio| bound.judge(ratio.median));
+        Target { what: what.into(), bound, ratio, floor: None, standing }
+    }
+
+    /// Says what the bare mechanism would reach.
+    pub fn with_floor(self, floor: Option<Spread>) -> Target {
+        let beyond = floor.is_some_and(|floor| self.bound.judge(floor.median) == Standing::Missed);
+        let standing = self.standing.map(|standing| match standing {
+            Standing::Missed if beyond => Standing::OutOfReach,
+            other => other,
+        });
+        Target { floor, standing, ..self }
     }
 }
 
@@ -133,7 +148,11 @@ impl<R> fmt::Display for Report<R> {
             write!(f, "\n{}\n\n{}", section.title, section.table)?;
         }
         if !self.targets.is_empty() {
-            write!(f, "\nTargets: median of the rounds' ratios (least – greatest)\n\n{}", targets(&self.targets))?;
+            write!(
+                f,
+                "\nTargets: median of the rounds' ratios (least – greatest); floor: with the bare mechanism in farmem's place\n\n{}",
+                targets(&self.targets)
+            )?;
         }
         for skipped in &self.skipped {
             write!(f, "\nskipped: {}: {}", skipped.system, skipped.reason)?;
@@ -143,7 +162,7 @@ impl<R> fmt::Display for Report<R> {
 }
 
 fn targets(targets: &[Target]) -> Table {
-    let mut table = Table::new(["", "measured", "", "needed", "aim", ""]);
+    let mut table = Table::new(["", "measured", "", "floor", "needed", "aim", ""]);
     for target in targets {
         let figure = |figure: f64| if figure < 10.0 { format!("{figure:.2}×") } else { format!("{figure:.1}×") };
         let (sign, needed, aim) = match target.bound {
@@ -158,12 +177,14 @@ fn targets(targets: &[Target]) -> Table {
                     Standing::Aim => "aim reached",
                     Standing::Met => "met",
                     Standing::Missed => "MISSED",
+                    Standing::OutOfReach => "MISSED: the floor misses it too",
                 },
             ),
             _ => ("–".into(), String::new(), "not measured"),
         };
         let needed = format!("{sign} {}", figure(needed));
-        table.row([target.what.clone(), median, spread, needed, figure(aim), standing.into()]);
+        let floor = target.floor.map_or(String::new(), |floor| figure(floor.median));
+        table.row([target.what.clone(), median, spread, floor, needed, figure(aim), standing.into()]);
     }
     table
 }
@@ -178,6 +199,17 @@ mod tests {
         assert_eq!([2.99, 3.0, 4.5].map(|ratio| bound.judge(ratio)), [Standing::Missed, Standing::Met, Standing::Aim]);
         let bound = Bound::AtMost(1.25, 1.1);
         assert_eq!([1.3, 1.25, 1.0].map(|ratio| bound.judge(ratio)), [Standing::Missed, Standing::Met, Standing::Aim]);
+    }
+
+    #[test]
+    fn a_bound_beyond_the_floor_is_called_so() {
+        let spread = |figure| Spread::of([figure]);
+        let standing = |ratio, floor| {
+            Target::new("a over b", Bound::AtLeast(8.0, 15.0), spread(ratio)).with_floor(spread(floor)).standing
+        };
+        assert_eq!(standing(5.0, 7.9), Some(Standing::OutOfReach));
+        assert_eq!(standing(5.0, 8.0), Some(Standing::Missed));
+        assert_eq!(standing(9.0, 7.9), Some(Standing::Met), "a hit costs less than the floor's fault");
     }
 
     #[test]

@@ -41,7 +41,9 @@ pub enum What {
     RandomRead,
     /// One word of a page drawn at random, incremented.
     RandomWrite,
-    /// One word of each page in order.
+    /// One word of each page in order, with random writes just behind: what they wrote has to leave.
+    ReadAfterWrites,
+    /// One word of each page in order, once more.
     SequentialRead,
     /// A 32-byte request answered with 4 KiB over TCP loopback, both ends spinning.
     RoundTrip,

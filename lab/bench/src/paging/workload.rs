@@ -1,9 +1,9 @@
 //! The program that paging is measured with: an array larger than local memory.
 //!
 //! ```text
-//! first touch ─► fill ─► for each arrangement of threads:  random read ─► random write ─► sequential read
-//!                                                           └ warm-up      └ warm-up                │
-//!                                                          audit: every word of every page ◄────────┘
+//! first touch ─► fill ─► for each arrangement of threads:  random read ─► random write ─► read in order, twice
+//!                                                           └ warm-up      └ warm-up                  │
+//!                                                          audit: every word of every page ◄──────────┘
 //! ```
 //! Every read is checked against the word that was written, every write adds one
 //! to a word, and the audit at the end accounts for each of them: a system that
@@ -79,7 +79,9 @@ pub fn run(options: &Options) -> anyhow::Result<Outcome> {
     for (turn, &threads) in options.threads.iter().enumerate() {
         phases.push(program.random_read(threads, turn)?);
         phases.push(program.random_write(threads, turn, &mut written)?);
-        phases.push(program.sequential_read(threads)?);
+        // The first pass pushes out what the writes have left, and is the second's warm-up.
+        phases.push(program.sequential_read(What::ReadAfterWrites, threads)?);
+        phases.push(program.sequential_read(What::SequentialRead, threads)?);
     }
     program.audit(written)?;
     let array = program.array.address()..program.array.address() + options.pages * WORDS * 8;
@@ -176,7 +178,7 @@ impl Program<'_> {
     }
 
     /// With two threads, each reads a half.
-    fn sequential_read(&self, threads: Threads) -> anyhow::Result<Phase> {
+    fn sequential_read(&self, what: What, threads: Threads) -> anyhow::Result<Phase> {
         let before = std::sync::OnceLock::new();
         let samples = measure::run(threads, self.placement, |thread, samples, start| {
             let pages = self.array.pages();
@@ -194,7 +196,7 @@ impl Program<'_> {
                 })
             })
         })?;
-        Ok(samples.into_phase(What::SequentialRead, threads, self.counted_since(&before)))
+        Ok(samples.into_phase(what, threads, self.counted_since(&before)))
     }
 
     fn counted_since(&self, before: &std::sync::OnceLock<Faults>) -> Faults {
