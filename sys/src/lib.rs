@@ -6,7 +6,9 @@
 //! * [`raw`]: system calls that no hook, filter or errno gets in the way of.
 //! * [`uffd`]: userfaultfd, with what the headers of old distributions lack.
 //! * [`memory`]: reservations, vectored madvise, copies of raced bytes.
+//! * [`pagemap`]: which pages a process has, and which were written.
 //! * [`process`]: what a supervisor needs: signals as values, children, its own end.
+//! * [`ptrace`]: another process: stopped, looked into, let go.
 //! * [`socket`]: stream sockets that never block.
 //! * [`sync`]: a lock for code that runs in signal handlers.
 //! * [`thread`]: threads that libc does not know of.
@@ -19,7 +21,9 @@ pub mod clock;
 pub mod epoll;
 pub mod holdings;
 pub mod memory;
+pub mod pagemap;
 pub mod process;
+pub mod ptrace;
 pub mod raw;
 pub mod socket;
 pub mod sync;

@@ -3,6 +3,7 @@
 //! and checked at compile time.
 
 use crate::raw::{Errno, checked, close};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicI32, Ordering};
 
 const fn iowr(nr: u64, size: usize) -> u64 {
@@ -60,6 +61,9 @@ pub mod feature {
     pub const PAGEFAULT_FLAG_WP: u64 = 1 << 0;
     /// A fault raises SIGBUS in the faulting thread instead of an event (4.14).
     pub const SIGBUS: u64 = 1 << 7;
+    /// A write to a protected page lifts the protection in the kernel, with no event: the page then counts as
+    /// written (6.7).
+    pub const WP_ASYNC: u64 = 1 << 15;
 }
 
 /// Why userfaultfd cannot be had.
@@ -91,6 +95,60 @@ impl std::fmt::Display for OpenError {
                 }
                 Ok(())
             }
+        }
+    }
+}
+
+/// Flags of the `userfaultfd` system call with which any user may make one.
+pub const OPEN_FLAGS: i32 = libc::O_CLOEXEC | libc::O_NONBLOCK | USER_MODE_ONLY as i32;
+
+/// A userfaultfd of the caller's address space, with which nothing was agreed yet.
+///
+/// # Errors
+/// ENOSYS or EPERM: this system has none for us.
+pub fn descriptor() -> std::io::Result<OwnedFd> {
+    // SAFETY: no pointers; the descriptor that comes back is new and nobody else's.
+    unsafe {
+        match libc::syscall(libc::SYS_userfaultfd, OPEN_FLAGS) {
+            -1 => Err(std::io::Error::last_os_error()),
+            fd => Ok(OwnedFd::from_raw_fd(fd as i32)),
+        }
+    }
+}
+
+/// Write tracking of an address space, this process's or another's: the kernel notes which pages are written, and
+/// nobody ever waits. Ends when dropped, also by the end of the process that holds it.
+#[derive(Debug)]
+pub struct WriteTracker(OwnedFd);
+
+impl WriteTracker {
+    /// Agrees with the kernel on [`feature::WP_ASYNC`] over a new userfaultfd, whose address space is that of the
+    /// process that made it.
+    ///
+    /// # Errors
+    /// EINVAL: the kernel has no `WP_ASYNC` (before Linux 6.7).
+    pub fn of(fd: OwnedFd) -> std::io::Result<WriteTracker> {
+        let mut api = Api { api: 0xAA, features: feature::WP_ASYNC, ioctls: 0 };
+        let tracker = WriteTracker(fd);
+        tracker.ioctl(API, &mut api)?;
+        Ok(tracker)
+    }
+
+    /// Tracks the mappings of this range. Their pages count as written until a
+    /// [scan](crate::pagemap::Pagemap::scan) protects them.
+    ///
+    /// # Errors
+    /// EBUSY: another userfaultfd has part of it. EINVAL, ENOMEM: not all of it is mapped.
+    pub fn register(&self, start: u64, len: u64) -> std::io::Result<()> {
+        const WRITE_PROTECT: u64 = 2;
+        self.ioctl(REGISTER, &mut Register { range: Range { start, len }, mode: WRITE_PROTECT, ioctls: 0 })
+    }
+
+    fn ioctl<T>(&self, request: u64, arg: &mut T) -> std::io::Result<()> {
+        // SAFETY: `arg` is live and has the layout that `request` encodes (sizes asserted above).
+        match unsafe { libc::ioctl(self.0.as_raw_fd(), request as libc::Ioctl, arg as *mut T) } {
+            -1 => Err(std::io::Error::last_os_error()),
+            _ => Ok(()),
         }
     }
 }

@@ -1,0 +1,266 @@
+//! Another process, from outside: stopped, looked into, let go.
+//!
+//! All calls about a tracee must come from the thread that seized it; the kernel
+//! answers ESRCH to any other. ESRCH is also the answer for a thread that was
+//! killed meanwhile, and for one that is not stopped where the call needs it.
+//! Threads are attached by `PTRACE_SEIZE`, which, other than `PTRACE_ATTACH`,
+//! sends no signal, and can tell a group stop from a signal's arrival.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+/// What [`seize`] asks to be told of, besides signals and ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Follow {
+    /// Trace children made by fork and vfork too.
+    pub forks: bool,
+}
+
+/// General registers, as `struct user_regs_struct`.
+pub type Registers = libc::user_regs_struct;
+
+/// What a tracee tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Told {
+    /// It ended with this status.
+    Exited(i32),
+    /// This signal ended it.
+    Killed(i32),
+    /// A signal arrives: it stands before taking it.
+    Signal(i32),
+    /// It stands because it was interrupted, is new, or was continued after a group stop.
+    Trap,
+    /// All of its process is stopped by this signal.
+    GroupStop(i32),
+    /// It has made a thread.
+    Cloned,
+    /// It has forked.
+    Forked,
+    /// It has forked, and waits for the child to exec or end. They share memory until then.
+    Vforked,
+    /// It has become another program.
+    Execed,
+    /// It enters or leaves a system call, as [`resume_to_call`] asked.
+    Call,
+}
+
+fn request(request: libc::c_uint, tid: u32, address: usize, data: usize) -> io::Result<()> {
+    // SAFETY: callers below pass as `data` numbers, or addresses of live values that the request fits.
+    match unsafe { libc::ptrace(request, tid as libc::pid_t, address, data) } {
+        -1 => Err(io::Error::last_os_error()),
+        _ => Ok(()),
+    }
+}
+
+/// Attaches to a thread, which runs on. It will tell of its new threads and execs; threads and processes that it
+/// is told to follow are attached by the kernel before they run.
+///
+/// # Errors
+/// EPERM: not allowed, or already traced. ESRCH: no such thread.
+pub fn seize(tid: u32, follow: Follow) -> io::Result<()> {
+    let mut options = libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_TRACECLONE | libc::PTRACE_O_TRACEEXEC;
+    if follow.forks {
+        options |= libc::PTRACE_O_TRACEFORK | libc::PTRACE_O_TRACEVFORK;
+    }
+    request(libc::PTRACE_SEIZE, tid, 0, options as usize)
+}
+
+/// Asks a running thread to stop. It will tell [`Told::Trap`], or [`Told::GroupStop`]; if it stops for another
+/// reason first, that is told, and the trap comes after it is resumed.
+pub fn interrupt(tid: u32) -> io::Result<()> {
+    request(libc::PTRACE_INTERRUPT, tid, 0, 0)
+}
+
+/// Lets a stopped thread run, taking this signal first (0: none).
+pub fn resume(tid: u32, signal: i32) -> io::Result<()> {
+    request(libc::PTRACE_CONT, tid, 0, signal as usize)
+}
+
+/// Lets it run to its next entry to or return from a system call.
+pub fn resume_to_call(tid: u32) -> io::Result<()> {
+    request(libc::PTRACE_SYSCALL, tid, 0, 0)
+}
+
+/// Lets a thread in a group stop stay stopped, and be continued by SIGCONT.
+pub fn listen(tid: u32) -> io::Result<()> {
+    request(libc::PTRACE_LISTEN, tid, 0, 0)
+}
+
+/// Lets a stopped thread go for good, taking this signal first (0: none).
+pub fn detach(tid: u32, signal: i32) -> io::Result<()> {
+    request(libc::PTRACE_DETACH, tid, 0, signal as usize)
+}
+
+/// The number that came with [`Told::Cloned`], [`Told::Forked`] or [`Told::Vforked`] (who is new), or with
+/// [`Told::Execed`] (which thread it was before).
+pub fn message(tid: u32) -> io::Result<u32> {
+    let mut message: libc::c_ulong = 0;
+    request(libc::PTRACE_GETEVENTMSG, tid, 0, &raw mut message as usize)?;
+    Ok(message as u32)
+}
+
+/// A stopped thread's registers.
+pub fn registers(tid: u32) -> io::Result<Registers> {
+    let mut registers = MaybeUninit::<Registers>::zeroed();
+    request(libc::PTRACE_GETREGS, tid, 0, registers.as_mut_ptr() as usize)?;
+    // SAFETY: the kernel has filled it in.
+    Ok(unsafe { registers.assume_init() })
+}
+
+/// Gives a stopped thread these registers.
+pub fn set_registers(tid: u32, registers: &Registers) -> io::Result<()> {
+    request(libc::PTRACE_SETREGS, tid, 0, registers as *const Registers as usize)
+}
+
+/// The signals that a stopped thread blocks, signal n as bit n - 1.
+pub fn signal_mask(tid: u32) -> io::Result<u64> {
+    let mut mask = 0_u64;
+    request(libc::PTRACE_GETSIGMASK, tid, 8, &raw mut mask as usize)?;
+    Ok(mask)
+}
+
+/// Makes a stopped thread block these.
+pub fn set_signal_mask(tid: u32, mask: u64) -> io::Result<()> {
+    request(libc::PTRACE_SETSIGMASK, tid, 8, &raw const mask as usize)
+}
+
+/// What any child or tracee of this thread's process has to tell, if anything. Does not wait.
+///
+/// # Errors
+/// ECHILD: there is nobody left to tell anything.
+pub fn told() -> io::Result<Option<(u32, Told)>> {
+    told_by(-1)
+}
+
+/// What this tracee has to tell, if anything.
+///
+/// # Errors
+/// ECHILD: it is no tracee or child of ours.
+pub fn told_by(tid: i32) -> io::Result<Option<(u32, Told)>> {
+    let mut status = 0;
+    // SAFETY: `status` is live.
+    let who = unsafe { libc::waitpid(tid, &mut status, libc::WNOHANG | libc::__WALL) };
+    match who {
+        -1 => Err(io::Error::last_os_error()),
+        0 => Ok(None),
+        who => Ok(Some((who as u32, Told::of(status)))),
+    }
+}
+
+impl Told {
+    fn of(status: i32) -> Told {
+        if libc::WIFEXITED(status) {
+            return Told::Exited(libc::WEXITSTATUS(status));
+        }
+        if libc::WIFSIGNALED(status) {
+            return Told::Killed(libc::WTERMSIG(status));
+        }
+        let signal = libc::WSTOPSIG(status);
+        match status >> 16 {
+            libc::PTRACE_EVENT_STOP => match signal {
+                libc::SIGSTOP | libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU => Told::GroupStop(signal),
+                _ => Told::Trap,
+            },
+            libc::PTRACE_EVENT_CLONE => Told::Cloned,
+            libc::PTRACE_EVENT_FORK => Told::Forked,
+            libc::PTRACE_EVENT_VFORK => Told::Vforked,
+            libc::PTRACE_EVENT_EXEC => Told::Execed,
+            _ if signal == libc::SIGTRAP | 0x80 => Told::Call,
+            _ => Told::Signal(signal),
+        }
+    }
+}
+
+/// A range of another process's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Remote {
+    /// Its first address there.
+    pub start: u64,
+    /// Bytes.
+    pub len: usize,
+}
+
+/// Ranges that one call of [`read`] may take.
+pub const MOST_RANGES: usize = 1024;
+
+/// Reads ranges of another process's memory, one after the other, into `into`. Returns how many bytes came: fewer
+/// than asked where a page cannot be read, at which the reading ends.
+///
+/// # Errors
+/// Nothing could be read: EFAULT (the first page is not there), ESRCH, EPERM.
+pub fn read(thread: u32, ranges: &[Remote], into: &mut [u8]) -> io::Result<usize> {
+    assert!(ranges.len() <= MOST_RANGES);
+    let mut there = [const { libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 } }; MOST_RANGES];
+    for (slot, range) in there.iter_mut().zip(ranges) {
+        *slot = libc::iovec { iov_base: range.start as *mut libc::c_void, iov_len: range.len };
+    }
+    let here = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
+    // SAFETY: the kernel writes no more than `into` is long; the addresses there are the other process's affair.
+    let n = unsafe {
+        libc::process_vm_readv(thread as libc::pid_t, &here, 1, there.as_ptr(), ranges.len() as libc::c_ulong, 0)
+    };
+    usize::try_from(n).map_err(|_| io::Error::last_os_error())
+}
+
+/// A copy of another process's descriptor. Needs the right to trace it.
+///
+/// # Errors
+/// EPERM, EBADF; ENOSYS before Linux 5.6.
+pub fn descriptor_of(process: u32, fd: i32) -> io::Result<OwnedFd> {
+    // SAFETY: no pointers; what comes back is new and nobody else's.
+    unsafe {
+        let process = libc::syscall(libc::SYS_pidfd_open, process, 0);
+        if process < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let process = OwnedFd::from_raw_fd(process as i32);
+        match libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), fd, 0) {
+            -1 => Err(io::Error::last_os_error()),
+            copy => Ok(OwnedFd::from_raw_fd(copy as i32)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::process::{Command, Stdio};
+
+    fn next(tid: u32) -> Told {
+        loop {
+            if let Some((_, told)) = told_by(tid as i32).unwrap() {
+                return told;
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_child_is_stopped_read_and_let_go() {
+        let mut child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let tid = child.id();
+        // What it says, it says after its exec.
+        child.stdin.as_mut().unwrap().write_all(b"x").unwrap();
+        child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+        while !std::fs::read_to_string(format!("/proc/{tid}/stat")).unwrap().contains(") S ") {}
+        seize(tid, Follow { forks: false }).unwrap();
+        interrupt(tid).unwrap();
+        assert_eq!(next(tid), Told::Trap);
+        let rip = registers(tid).unwrap().rip;
+        let mut code = [0; 8];
+        assert_eq!(read(tid, &[Remote { start: rip - 2, len: 8 }], &mut code).unwrap(), 8);
+        assert_eq!(code[..2], [0x0f, 0x05], "it is in a system call");
+        assert_eq!(
+            read(tid, &[Remote { start: 0, len: 8 }], &mut code).unwrap_err().raw_os_error(),
+            Some(libc::EFAULT)
+        );
+        resume(tid, 0).unwrap();
+        crate::process::send(tid, libc::SIGTERM).unwrap();
+        assert_eq!(next(tid), Told::Signal(libc::SIGTERM));
+        resume(tid, libc::SIGTERM).unwrap();
+        assert_eq!(next(tid), Told::Killed(libc::SIGTERM));
+        let _ = child.wait();
+    }
+}
