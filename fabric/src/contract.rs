@@ -8,6 +8,7 @@
 
 use crate::{Completion, ConnectError, ConnectOptions, GrantError, QueuePair, Refusal, Session};
 use farmem_protocol::addr::{SLAB_BYTES, SlabId};
+use farmem_protocol::lines::{self, Entry, MAX_RECORD_BYTES};
 use farmem_protocol::wire::MAX_VERB_BYTES;
 use std::time::{Duration, Instant};
 
@@ -29,11 +30,12 @@ pub const SLABS: usize = 4;
 /// # Panics
 /// When the back end breaks the contract.
 pub fn hold(subject: &Subject<'_>) {
-    let tests: [fn(&Subject<'_>); 9] = [
+    let tests: [fn(&Subject<'_>); 10] = [
         bytes_come_back,
         slabs_are_fresh_and_bounded,
         atomics_are_atomic,
         many_verbs_in_any_batching,
+        records_change_their_lines_and_no_others,
         nothing_but_what_is_held,
         members_do_not_meet,
         a_child_holds_what_its_parent_held,
@@ -189,6 +191,53 @@ fn many_verbs_in_any_batching(subject: &Subject<'_>) {
         assert_eq!(tags, posted, "completions come in the order posted");
         assert!(source == target);
     }
+}
+
+/// A record of lines: `at` gives slots and bitmaps, `bytes` the pages they are taken from.
+pub fn record(slab: SlabId, at: &[(u16, u64)], bytes: &[[u8; 4096]]) -> Vec<u8> {
+    let entries: Vec<Entry> =
+        at.iter().map(|&(place, lines)| Entry { place: place.into(), lines: lines.into() }).collect();
+    let mut out = vec![0; MAX_RECORD_BYTES];
+    let len = lines::encode(slab, &entries, &mut out, |i| &bytes[i]).expect("a record by the rules");
+    out.truncate(len);
+    out
+}
+
+fn records_change_their_lines_and_no_others(subject: &Subject<'_>) {
+    let session = subject.join(1);
+    let slab = session.grant().expect("grant").id;
+    let mut queue = session.queue_pair().expect("queue pair");
+    let before = pattern(5, 3 * 4096);
+    let last = SLAB_BYTES - 4096;
+    assert_eq!(put(&mut queue, slab, 0, &before), Ok(0));
+    assert_eq!(put(&mut queue, slab, last, &before[..4096]), Ok(0));
+    let pages = [[1; 4096], [2; 4096], [3; 4096]];
+    let first = record(slab, &[(0, 1 << 63 | 5), (2, u64::MAX), ((last / 4096) as u16, 1 << 7)], &pages);
+    let second = record(slab, &[(0, 4)], &pages[1..]);
+    let tail = [9; 64];
+    // In the order posted, among WRITEs too: the second record's line lies on the first's, the WRITE on both.
+    // SAFETY: all buffers outlive the verbs, which are awaited here.
+    unsafe {
+        queue.lines(1, slab, first.as_ptr(), first.len() as u32);
+        queue.lines(2, slab, second.as_ptr(), second.len() as u32);
+        queue.write(3, slab, 63 * 64, tail.as_ptr(), 64);
+    }
+    assert!(finish(&mut queue, 3).iter().all(|c| c.result == Ok(0)));
+    let mut expected = before.clone();
+    expected[..64].fill(1);
+    expected[128..192].fill(2);
+    expected[63 * 64..4096].fill(9);
+    expected[8192..].fill(2);
+    assert!(get(&mut queue, slab, 0, 3 * 4096) == Ok(expected));
+    let mut expected = before[..4096].to_vec();
+    expected[7 * 64..8 * 64].fill(3);
+    assert!(get(&mut queue, slab, last, 4096) == Ok(expected));
+    let foreign = SlabId(slab.0 + 1);
+    let strange = record(foreign, &[(0, 1)], &pages);
+    // SAFETY: as above.
+    unsafe { queue.lines(4, foreign, strange.as_ptr(), strange.len() as u32) };
+    assert_eq!(finish(&mut queue, 1)[0].result, Err(Refusal::NotHeld));
+    assert_eq!(put(&mut queue, slab, 0, b"after a refusal all goes on"), Ok(0));
 }
 
 fn nothing_but_what_is_held(subject: &Subject<'_>) {

@@ -93,6 +93,13 @@ impl Mapping {
         to.is_some()
     }
 
+    /// [`Mapping::write`] of a slice, which cannot be part of a mapping: no reference to its bytes is ever made.
+    #[must_use]
+    pub fn write_bytes(&self, offset: u64, bytes: &[u8]) -> bool {
+        // SAFETY: a live slice, and no slab's.
+        unsafe { self.write(offset, bytes.as_ptr(), bytes.len() as u32) }
+    }
+
     /// The aligned word at an offset.
     pub fn word(&self, offset: u64) -> Option<&AtomicU64> {
         let at = self.at(offset, 8)?;

@@ -1,7 +1,7 @@
 //! Queue pairs: verbs posted by one thread, completions polled by the same.
 //!
 //! ```text
-//! read, write, cas, faa ─► posted ── doorbell ─► under way ── completion ─► poll, wait
+//! read, write, lines, cas, faa ─► posted ── doorbell ─► under way ── completion ─► poll, wait
 //! ```
 //!
 //! The contract, whatever the back end:
@@ -10,8 +10,8 @@
 //! * Completions come in the order posted. One verb, one completion.
 //! * A buffer handed to READ or WRITE belongs to the verb until its completion.
 //! * A connection that is cut is restored inside `doorbell`, `poll` and `wait`,
-//!   and what had no completion is done again: that changes nothing for READ and
-//!   WRITE. A CAS or FAA that was on its way completes with [`Refusal::Unknown`].
+//!   and what had no completion is done again: that changes nothing for READ,
+//!   WRITE and LINES. A CAS or FAA that was on its way completes with [`Refusal::Unknown`].
 //! * [`Lost`] is final, for this queue pair and all of its member.
 //!
 //! Framed (tcp, sim): replies have lengths that follow from the verbs, so they are
@@ -25,6 +25,7 @@ use crate::mapping::Mapping;
 use crate::session::{Membership, SILENT_NS};
 use crate::{Lost, Refusal};
 use farmem_protocol::addr::SlabId;
+use farmem_protocol::lines::Record;
 use farmem_protocol::wire::{self, Batch, MAX_VERB_BYTES, MAX_VERBS, Op, Purpose, Status};
 use farmem_sys::raw::Errno;
 use farmem_sys::socket::Part;
@@ -78,6 +79,7 @@ struct Pending {
 enum Verb {
     Read { into: *mut u8 },
     Write { from: *const u8 },
+    Lines { record: *const u8 },
     Cas { expected: u64, new: u64 },
     Faa { add: u64 },
 }
@@ -114,6 +116,18 @@ impl QueuePair {
     #[inline]
     pub unsafe fn write(&mut self, tag: u64, slab: SlabId, offset: u64, from: *const u8, len: u32) {
         self.post(Pending { tag, slab, offset, len, verb: Verb::Write { from }, sent: false });
+    }
+
+    /// Posts a record of changed lines of a slab ([`farmem_protocol::lines`]), which takes effect as one WRITE
+    /// for each run of its lines would; if it is not by the rules, not at all, and the connection is of no
+    /// more use.
+    ///
+    /// # Safety
+    /// `record` must be readable for `len` bytes, near, and stay so until the completion, or until
+    /// the queue pair is dropped.
+    #[inline]
+    pub unsafe fn lines(&mut self, tag: u64, slab: SlabId, record: *const u8, len: u32) {
+        self.post(Pending { tag, slab, offset: 0, len, verb: Verb::Lines { record }, sent: false });
     }
 
     /// Posts a compare-and-swap of the aligned word at `offset`. Completes with its old value.
@@ -207,6 +221,7 @@ impl Pending {
         match self.verb {
             Verb::Read { .. } => Op::Read,
             Verb::Write { .. } => Op::Write,
+            Verb::Lines { .. } => Op::Lines,
             Verb::Cas { .. } => Op::Cas,
             Verb::Faa { .. } => Op::Faa,
         }
@@ -226,6 +241,12 @@ impl Pending {
             Verb::Read { into } => unsafe { mapping.read(self.offset, into, self.len) }.then_some(0),
             // SAFETY: the buffer is the verb's until its completion (contract of `write`).
             Verb::Write { from } => unsafe { mapping.write(self.offset, from, self.len) }.then_some(0),
+            Verb::Lines { record } => {
+                // SAFETY: the buffer is the verb's until its completion (contract of `lines`), and near: no slab.
+                let bytes = unsafe { std::slice::from_raw_parts(record, self.len as usize) };
+                let record = Record::check(self.slab, bytes).ok()?;
+                record.runs().all(|(offset, bytes)| mapping.write_bytes(offset, bytes)).then_some(0)
+            }
             Verb::Cas { expected, new } => mapping.cas(self.offset, expected, new),
             Verb::Faa { add } => mapping.faa(self.offset, add),
         }
@@ -313,7 +334,7 @@ impl Framed {
             let operands: usize = verbs
                 .map(|p| match p.verb {
                     Verb::Read { .. } => 0,
-                    Verb::Write { .. } => p.len as usize,
+                    Verb::Write { .. } | Verb::Lines { .. } => p.len as usize,
                     Verb::Cas { .. } => 16,
                     Verb::Faa { .. } => 8,
                 })
@@ -342,7 +363,9 @@ impl Framed {
                 let from = self.own.len();
                 match p.verb {
                     Verb::Read { .. } => {}
-                    Verb::Write { from } => self.outgoing.push_back(Outgoing::Buffer { from, len: p.len as usize }),
+                    Verb::Write { from } | Verb::Lines { record: from } => {
+                        self.outgoing.push_back(Outgoing::Buffer { from, len: p.len as usize })
+                    }
                     Verb::Cas { expected, new } => {
                         self.own.extend_from_slice([expected.to_le(), new.to_le()].as_bytes())
                     }

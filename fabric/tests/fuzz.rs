@@ -18,7 +18,7 @@
 use farmem_fabric::nic::Nic;
 use farmem_fabric::nic::engine::{Circumstances, Engine, Goodbye};
 use farmem_fabric::nic::lending::{Backing, Lending};
-use farmem_protocol::addr::SLAB_BYTES;
+use farmem_protocol::addr::{SLAB_BYTES, SlabId};
 use farmem_protocol::wire::{
     Answer, Ask, Batch, Hello, MAGIC, MAX_VERB_BYTES, Op, Purpose, Request, VERSION, Verb, Welcome,
 };
@@ -156,6 +156,21 @@ fn batch(first: u64, verbs: &[(Op, u64, u64, u32)]) -> Vec<u8> {
     out
 }
 
+/// A batch of one record of lines, of a slab's pages by their slots.
+fn lines_batch(first: u64, slab: u64, at: &[(u16, u64)]) -> Vec<u8> {
+    let pages: Vec<[u8; 4096]> = (0..at.len()).map(|i| [i as u8 + 1; 4096]).collect();
+    let record = farmem_fabric::contract::record(SlabId(slab), at, &pages);
+    let verb = Verb {
+        op: Op::Lines as u8,
+        zero: [0; 3],
+        len: (record.len() as u32).into(),
+        slab: slab.into(),
+        offset: 0.into(),
+    };
+    let head = Batch { count: 1.into(), zero: 0.into(), bytes: (record.len() as u32).into(), first: first.into() };
+    [head.as_bytes(), verb.as_bytes(), &record].concat()
+}
+
 /// Valid conversations to begin with. The incarnation of [`nic`] is fixed by its first secret.
 fn seeds(incarnation: u64) -> Vec<Vec<u8>> {
     let control = [
@@ -177,7 +192,19 @@ fn seeds(incarnation: u64) -> Vec<Vec<u8>> {
             &[(Op::Write, 1, 0, 64), (Op::Write, 2, SLAB_BYTES - 10, 20), (Op::Read, 2, u64::MAX, MAX_VERB_BYTES)],
         ),
     ];
-    vec![control.concat(), queue.concat(), hello(Purpose::Rejoin, 3, incarnation), b"GET / HTTP/1.1\r\n\r\n".to_vec()]
+    let records = [
+        hello(Purpose::Attach, 3, incarnation),
+        lines_batch(0, 2, &[(0, 1), (5, 0xF0F0), (16383, u64::MAX)]),
+        lines_batch(1, 1, &[(0, u64::MAX)]),
+        batch(2, &[(Op::Read, 2, 0, 64)]),
+    ];
+    vec![
+        records.concat(),
+        control.concat(),
+        queue.concat(),
+        hello(Purpose::Rejoin, 3, incarnation),
+        b"GET / HTTP/1.1\r\n\r\n".to_vec(),
+    ]
 }
 
 fn mutate(random: &mut Random, bytes: &mut Vec<u8>, other: &[u8]) {
@@ -246,6 +273,7 @@ fn attack(random: &mut Random, bytes: &[u8], incarnation: u64) -> Vec<bool> {
     let seen = [
         &nic.tally.reads,
         &nic.tally.writes,
+        &nic.tally.records,
         &nic.tally.cas,
         &nic.tally.faa,
         &nic.tally.refused_verbs,
@@ -300,4 +328,30 @@ fn hostile_bytes_do_no_harm() {
         }
     }
     println!("{runs} conversations, {} kept in mind, {} kinds of outcome", pool.len(), seen.len());
+}
+
+/// Any one byte of a record changed on its way: the connection is closed, and the slab as it was.
+#[test]
+fn records_that_lie_change_nothing() {
+    let nic = nic();
+    let mut owner = Wire::new(&nic);
+    owner.feed(&[hello(Purpose::Join, 0, 0), ask(Ask::Grant, 1, 0)].concat(), 1000, 1);
+    let good = lines_batch(0, 1, &[(0, 0b11), (1, 1 << 63)]);
+    let record_at = size_of::<Batch>() + size_of::<Verb>();
+    for at in record_at..good.len() {
+        let mut bad = good.clone();
+        bad[at] ^= 1 << (at % 8);
+        let mut wire = Wire::new(&nic);
+        wire.feed(&[hello(Purpose::Attach, 2, nic.incarnation), bad].concat(), 100, 1);
+        assert!(wire.engine.is_none(), "byte {at} went unnoticed");
+    }
+    assert_eq!(nic.tally.records.load(Ordering::Relaxed), 0);
+    let mut wire = Wire::new(&nic);
+    wire.feed(&[hello(Purpose::Attach, 2, nic.incarnation), batch(0, &[(Op::Read, 1, 0, 8192)])].concat(), 100, 1);
+    let read = &wire.said[wire.said.len() - 8192..];
+    assert!(read.iter().all(|&byte| byte == 0));
+    for wire in [wire, owner] {
+        let mut wire = wire;
+        wire.close(Goodbye::Cut, 1);
+    }
 }

@@ -1,6 +1,6 @@
 //! Bad weather, in virtual time and by seed: cuts, stops and deaths at any moment.
 
-use farmem_fabric::contract::{get, put};
+use farmem_fabric::contract::{get, put, record};
 use farmem_fabric::sim::{Network, Weather};
 use farmem_fabric::{Completion, ConnectOptions, Refusal, Session};
 use farmem_protocol::addr::SLAB_BYTES;
@@ -58,6 +58,60 @@ fn cuts_at_any_moment_lose_and_repeat_nothing() {
                 network.cut();
             }
             while done.len() < 2 {
+                queue.wait(&mut done, Duration::from_secs(1)).unwrap();
+            }
+            assert!(done.iter().all(|c| c.result == Ok(0)), "seed {seed}");
+            assert!(back == model, "seed {seed}, round {round}");
+        }
+    }
+}
+
+/// Records of lines between WRITEs of the same pages, cut at any moment: what had no completion goes again, in
+/// order, and a record is applied whole or not at all.
+#[test]
+fn records_are_applied_whole_and_in_order_whatever_is_cut() {
+    for seed in 1..=40u64 {
+        let network = Network::new(weather(seed), SLAB_BYTES);
+        let session = session(&network);
+        let slab = session.grant().unwrap().id;
+        let mut queue = session.queue_pair().unwrap();
+        let mut random = seed;
+        let mut next = || {
+            random = random.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F);
+            random >> 33
+        };
+        let mut model = vec![0u8; 4 * 4096];
+        for round in 0..30u8 {
+            let lines: Vec<(u16, u64)> = (0..4).map(|place| (place, next() << 33 | next() | 1)).collect();
+            let bytes = [[2 * round + 1; 4096]; 4];
+            let record = record(slab, &lines, &bytes);
+            for &(place, lines) in &lines {
+                let page = &mut model[place as usize * 4096..][..4096];
+                (0..64).filter(|k| lines >> k & 1 == 1).for_each(|k| page[k * 64..][..64].fill(2 * round + 1));
+            }
+            let (at, whole) = (next() as usize % 4 * 4096, [2 * round + 2; 4096]);
+            let after = next() % 2 == 0;
+            if after {
+                model[at..at + 4096].fill(2 * round + 2);
+            }
+            let mut back = vec![0; model.len()];
+            #[allow(unsafe_code)]
+            // SAFETY: all buffers outlive the verbs, which are awaited below.
+            unsafe {
+                queue.lines(0, slab, record.as_ptr(), record.len() as u32);
+                if after {
+                    queue.write(1, slab, at as u64, whole.as_ptr(), 4096);
+                }
+                queue.read(2, slab, 0, back.as_mut_ptr(), back.len() as u32);
+            }
+            queue.doorbell().unwrap();
+            network.pass(next() % 60_000);
+            let mut done: Vec<Completion> = Vec::new();
+            queue.poll(&mut done).unwrap();
+            if next() % 3 == 0 {
+                network.cut();
+            }
+            while done.len() < 2 + after as usize {
                 queue.wait(&mut done, Duration::from_secs(1)).unwrap();
             }
             assert!(done.iter().all(|c| c.result == Ok(0)), "seed {seed}");

@@ -78,10 +78,12 @@ pub fn text(nic: &Nic) -> String {
     tell("gauge", "draining", "", "1 while the node takes no new members.", nic.is_draining() as u64);
     tell("counter", "verbs_total", "{verb=\"read\"}", "Verbs carried out or refused.", now(&tally.reads));
     tell("counter", "verbs_total", "{verb=\"write\"}", "", now(&tally.writes));
+    tell("counter", "verbs_total", "{verb=\"lines\"}", "", now(&tally.records));
     tell("counter", "verbs_total", "{verb=\"cas\"}", "", now(&tally.cas));
     tell("counter", "verbs_total", "{verb=\"faa\"}", "", now(&tally.faa));
     tell("counter", "read_bytes_total", "", "Bytes sent for READs.", now(&tally.read_bytes));
     tell("counter", "write_bytes_total", "", "Bytes taken for WRITEs.", now(&tally.write_bytes));
+    tell("counter", "record_bytes_total", "", "Bytes taken for LINES.", now(&tally.record_bytes));
     tell("counter", "refused_verbs_total", "", "Verbs on memory not held, or out of range.", now(&tally.refused_verbs));
     tell("counter", "grants_total", "", "Slabs granted.", now(&tally.grants));
     tell("counter", "exhausted_total", "", "Slabs not granted for want of memory.", now(&tally.exhausted));

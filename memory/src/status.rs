@@ -59,7 +59,7 @@ fn text(node: &Node) -> String {
         nic.lending.lent(),
         nic.members().len(),
         moved(&nic.tally.read_bytes),
-        moved(&nic.tally.write_bytes),
+        moved(&nic.tally.write_bytes) + moved(&nic.tally.record_bytes),
         nic.is_draining(),
     )
 }

@@ -3,6 +3,7 @@
 //! * [`addr`]: pages of a program, slabs and slots of a node's memory.
 //! * [`wire`]: the frames between a host and a node.
 //! * [`counters`]: the counters page that a run shares with `farmem run` and `farmem top`.
+//! * [`lines`]: records of the eviction log, which carry changed lines of many pages.
 //! * [`exit`]: the exit statuses by which a run says how it ended.
 
 #![forbid(unsafe_code)]
@@ -10,4 +11,5 @@
 pub mod addr;
 pub mod counters;
 pub mod exit;
+pub mod lines;
 pub mod wire;

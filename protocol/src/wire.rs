@@ -25,6 +25,7 @@
 //! never change. A node that gets another version answers with its own and
 //! verdict [`Verdict::Version`]; the rest of that Welcome is not to be read.
 
+use crate::lines::MAX_RECORD_BYTES;
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -312,6 +313,8 @@ pub enum Op {
     Cas = 3,
     /// Adds to the aligned word at `offset`: one operand. Returns the old.
     Faa = 4,
+    /// Changed lines of the slab's pages: a record of `len` operand bytes ([`crate::lines`]). `offset` is 0.
+    Lines = 16,
 }
 
 impl Op {
@@ -322,6 +325,7 @@ impl Op {
             2 => Some(Op::Write),
             3 => Some(Op::Cas),
             4 => Some(Op::Faa),
+            16 => Some(Op::Lines),
             _ => None,
         }
     }
@@ -340,7 +344,7 @@ pub struct Verb {
     pub op: u8,
     /// Zero.
     pub zero: [u8; 3],
-    /// Bytes to read or write; 8 for the atomic ones.
+    /// Bytes to read or write, or of the record; 8 for the atomic ones.
     pub len: U32,
     /// The slab.
     pub slab: U64,
@@ -355,6 +359,7 @@ impl Verb {
         match Op::of(self.op) {
             Some(op @ (Op::Read | Op::Write)) if len <= MAX_VERB_BYTES => Ok((op, len)),
             Some(op @ (Op::Cas | Op::Faa)) if len == 8 => Ok((op, len)),
+            Some(Op::Lines) if len as usize <= MAX_RECORD_BYTES && self.offset.get() == 0 => Ok((Op::Lines, len)),
             _ => Err(Broken::Verb),
         }
     }
@@ -363,7 +368,7 @@ impl Verb {
     pub fn operand_bytes(&self) -> Result<u32, Broken> {
         Ok(match self.shape()? {
             (Op::Read, _) => 0,
-            (Op::Write, len) => len,
+            (Op::Write | Op::Lines, len) => len,
             (Op::Cas, _) => 16,
             (Op::Faa, _) => 8,
         })
@@ -404,6 +409,9 @@ pub enum Broken {
     /// A verb that does not exist, or of an inadmissible length.
     #[error("a verb makes no sense")]
     Verb,
+    /// A record of changed lines that is not by its rules, or not what was sent.
+    #[error("a record of changed lines makes no sense")]
+    Record,
     /// A completion for another verb than the one that is due.
     #[error("a completion is out of step")]
     Step,

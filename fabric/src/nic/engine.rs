@@ -18,6 +18,7 @@
 use super::lending::Slab;
 use super::{Member, Nic, QueueTurn, count};
 use farmem_protocol::addr::SlabId;
+use farmem_protocol::lines::{MAX_RECORD_BYTES, Record};
 use farmem_protocol::wire::{
     Answer, Ask, Batch, Broken, Completion, Hello, MAGIC, MAX_VERBS, Op, Purpose, Request, Status, VERSION, Verb,
     Verdict, Welcome,
@@ -31,6 +32,8 @@ use zerocopy::{FromBytes, IntoBytes};
 
 /// Input buffered, at most: more than the largest head of a batch, and enough for one receive.
 const INPUT: usize = 64 << 10;
+// A record is looked at whole, and what is left of the input is moved to the front when half of it is used.
+const _: () = assert!(MAX_RECORD_BYTES <= INPUT / 2);
 /// Output backed up, at which input waits.
 const BACKLOG: usize = 2 << 20;
 /// Parts of one transfer out.
@@ -414,6 +417,19 @@ impl Serving {
                 let slab = slab.filter(|_| status == Status::Done);
                 self.writing = Some(Writing { slab, status, offset, left: len });
                 Ok(Some(0))
+            }
+            Op::Lines => {
+                // Whole before any of it is applied: a torn record changes nothing.
+                let Some(bytes) = input.get(..len as usize) else { return Ok(None) };
+                let record = Record::check(SlabId(verb.slab.get()), bytes)?;
+                count(&nic.tally.records, 1);
+                count(&nic.tally.record_bytes, len as u64);
+                let applied = match slab.filter(|_| status == Status::Done) {
+                    Some(slab) => record.runs().all(|(offset, bytes)| slab.mapping.write_bytes(offset, bytes)),
+                    None => true,
+                };
+                self.complete(output, if applied { status } else { Status::Range }, 0);
+                Ok(Some(len as usize))
             }
             Op::Cas => {
                 let Some([expected, new]) = operands(input) else { return Ok(None) };

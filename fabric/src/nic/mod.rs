@@ -55,6 +55,8 @@ pub struct Tally {
     pub faa: AtomicU64,
     pub read_bytes: AtomicU64,
     pub write_bytes: AtomicU64,
+    pub records: AtomicU64,
+    pub record_bytes: AtomicU64,
     pub refused_verbs: AtomicU64,
     pub grants: AtomicU64,
     pub exhausted: AtomicU64,
