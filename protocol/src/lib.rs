@@ -4,6 +4,7 @@
 //! * [`wire`]: the frames between a host and a node.
 //! * [`counters`]: the counters page that a run shares with `farmem run` and `farmem top`.
 //! * [`lines`]: records of the eviction log, which carry changed lines of many pages.
+//! * [`extent`]: the words by which a node's memory is claimed, given back and recovered.
 //! * [`exit`]: the exit statuses by which a run says how it ended.
 
 #![forbid(unsafe_code)]
@@ -11,5 +12,6 @@
 pub mod addr;
 pub mod counters;
 pub mod exit;
+pub mod extent;
 pub mod lines;
 pub mod wire;

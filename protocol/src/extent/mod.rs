@@ -1,0 +1,49 @@
+//! The extent protocol: memory of a node is claimed, given back, split and
+//! recovered by CAS on words that lie beside it, without the node's CPU.
+//!
+//! Every unit of 1 GiB (*giant*), 2 MiB (*block*) and 4 KiB (*chunk*) has one
+//! 64-bit word, which is allocation state, owner record and access right at
+//! once. A CAS that takes effect is the commit, the log and the grant; the CAS
+//! that gives back is the revocation. There is no redo log and there are no key
+//! tables. `docs/design/extents.md` has every step, every crash and what each
+//! verb costs.
+//!
+//! * [`word`], [`place`], [`owner`], [`key`], [`geometry`]: what lies in memory
+//!   and on the wire.
+//! * [`guard`]: what a queue pair that nobody trusts may do to these words, and
+//!   which data verbs they admit.
+//! * [`step`]: how operations, which do no I/O, get their verbs carried out.
+//! * [`release`]: giving back.
+//! * [`rules`]: bugs to seed, for testing the checkers.
+//!
+//! Words:
+//!
+//! | word | meaning |
+//! |---|---|
+//! | *unit* | a giant, a block or a chunk |
+//! | *open* | of a unit: its children's words are the truth (SPLITTING, SHARED, MERGING) |
+//! | *owner* | one leased incarnation of a host's agent, or of a job |
+//! | *claimant* | one queue pair of an owner |
+//! | *line* | 64 neighbouring words, read at once |
+//! | *drain* | waiting until every verb admitted so far has ended |
+
+pub mod geometry;
+pub mod guard;
+pub mod key;
+pub mod owner;
+pub mod place;
+pub mod release;
+pub mod rules;
+pub mod step;
+mod swap;
+pub mod word;
+
+#[cfg(test)]
+mod tests;
+
+pub use geometry::{Geometry, Hint, Target};
+pub use key::Key;
+pub use place::{Level, Place};
+pub use release::{Grant, Release};
+pub use step::{Actor, Answer, Failed, Operation, Step, Verb};
+pub use word::{Claimant, Generation, Owner, State, Word};
