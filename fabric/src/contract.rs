@@ -30,13 +30,14 @@ pub const SLABS: usize = 4;
 /// # Panics
 /// When the back end breaks the contract.
 pub fn hold(subject: &Subject<'_>) {
-    let tests: [fn(&Subject<'_>); 10] = [
+    let tests: [fn(&Subject<'_>); 11] = [
         bytes_come_back,
         slabs_are_fresh_and_bounded,
         atomics_are_atomic,
         many_verbs_in_any_batching,
         records_change_their_lines_and_no_others,
         nothing_but_what_is_held,
+        what_is_discarded_is_zero,
         members_do_not_meet,
         a_child_holds_what_its_parent_held,
         an_abandoned_ticket_holds_nothing,
@@ -251,6 +252,36 @@ fn nothing_but_what_is_held(subject: &Subject<'_>) {
     session.release(slab).expect("release");
     assert_eq!(get(&mut queue, slab, 0, 4096), Err(Refusal::NotHeld));
     assert_eq!(put(&mut queue, slab, 0, &[1; 4096]), Err(Refusal::NotHeld));
+}
+
+fn what_is_discarded_is_zero(subject: &Subject<'_>) {
+    let session = subject.join(1);
+    let slab = session.grant().expect("grant").id;
+    let mut queue = session.queue_pair().expect("queue pair");
+    let (block, bytes) = (2 << 20, pattern(5, 4096));
+    for offset in [block - 4096, block, 2 * block - 4096, 2 * block] {
+        assert_eq!(put(&mut queue, slab, offset, &bytes), Ok(0));
+    }
+    assert_eq!(session.discard(slab, block, block), Ok(true));
+    for (offset, gone) in [(block - 4096, false), (block, true), (2 * block - 4096, true), (2 * block, false)] {
+        let expected = if gone { vec![0; 4096] } else { bytes.clone() };
+        assert_eq!(get(&mut queue, slab, offset, 4096), Ok(expected));
+    }
+    for (of, offset, len) in
+        [(slab, SLAB_BYTES - 4096, 8192), (slab, u64::MAX - 4095, 4096), (SlabId(slab.0 + 1), 0, 4096)]
+    {
+        assert_eq!(session.discard(of, offset, len), Ok(false));
+    }
+    assert_eq!(put(&mut queue, slab, block, &bytes), Ok(0));
+    assert_eq!(get(&mut queue, slab, block, 4096), Ok(bytes));
+    assert_eq!((subject.lent)(), SLAB_BYTES);
+    if !session.is_mapped() {
+        // What a fork has made another's too is not discarded.
+        let ticket = session.fork_ticket().expect("ticket");
+        assert_eq!(session.discard(slab, block, block), Ok(false));
+        ticket.abandon();
+        await_that(subject, "no child holds it", || session.discard(slab, block, block) == Ok(true));
+    }
 }
 
 fn members_do_not_meet(subject: &Subject<'_>) {

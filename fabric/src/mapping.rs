@@ -100,6 +100,14 @@ impl Mapping {
         unsafe { self.write(offset, bytes.as_ptr(), bytes.len() as u32) }
     }
 
+    /// Gives a range's memory back to the system, for all who map it: it reads as zero. False when the
+    /// range does not lie inside, or the system refuses.
+    pub fn discard(&self, offset: u64, len: u64) -> bool {
+        let Some(at) = self.at(offset, len) else { return false };
+        // SAFETY: inside our mapping, whose bytes are accessed by raw copies and atomics only.
+        unsafe { checked(libc::SYS_madvise, [at as usize, len as usize, libc::MADV_REMOVE as usize, 0, 0, 0]) }.is_ok()
+    }
+
     /// The aligned word at an offset.
     pub fn word(&self, offset: u64) -> Option<&AtomicU64> {
         let at = self.at(offset, 8)?;
@@ -159,11 +167,20 @@ impl Memfd {
         self.0
     }
 
-    /// Gives all its memory back to the system, even what others still map: it reads as zero.
-    pub fn discard(&self, len: u64) {
+    /// Gives a range's memory back to the system, even what others still map: it reads as zero.
+    pub fn discard(&self, offset: u64, len: u64) {
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         // SAFETY: no pointers.
-        unsafe { syscall(libc::SYS_fallocate, [self.0 as usize, mode as usize, 0, len as usize, 0, 0]) };
+        unsafe { syscall(libc::SYS_fallocate, [self.0 as usize, mode as usize, offset as usize, len as usize, 0, 0]) };
+    }
+
+    /// Bytes of memory it has taken from the system.
+    pub fn taken(&self) -> u64 {
+        // SAFETY: zero is a valid stat.
+        let mut about: libc::stat = unsafe { std::mem::zeroed() };
+        // SAFETY: the kernel fills a live stat.
+        let asked = unsafe { checked(libc::SYS_fstat, [self.0 as usize, &mut about as *mut _ as usize, 0, 0, 0, 0]) };
+        asked.map_or(0, |_| about.st_blocks as u64 * 512)
     }
 }
 
@@ -193,7 +210,10 @@ mod tests {
         assert_eq!(a.faa(16, 5), Some(0));
         assert_eq!(b.cas(16, 5, 7), Some(5));
         assert_eq!((a.cas(16, 5, 9), a.faa(17, 1), a.faa(8190, 1)), (Some(7), None, None));
-        memfd.discard(8192);
-        assert_eq!(b.faa(16, 0), Some(0));
+        let taken = memfd.taken();
+        memfd.discard(4096, 4096);
+        assert_eq!((b.faa(16, 0), b.faa(8184, 0)), (Some(7), Some(0)));
+        assert!(b.discard(0, 4096) && !b.discard(0, 8193));
+        assert_eq!((memfd.taken() < taken, a.faa(16, 0)), (true, Some(0)));
     }
 }

@@ -271,6 +271,22 @@ impl Session {
         self.member.ask(Ask::Release, id, [0; 16]).map(|_| ())
     }
 
+    /// Gives the memory of a range of a slab back to the node's system: it reads as zero from now on.
+    /// The slab stays held. False when that cannot be, for a fork has made it another member's too.
+    ///
+    /// No verb on the range may be under way. Where slabs are mapped nobody is asked, and it is for the
+    /// caller to know that the slab is not shared.
+    pub fn discard(&self, id: SlabId, offset: u64, len: u64) -> Result<bool, Lost> {
+        if self.member.mapped {
+            return Ok(self.member.slabs.lock().get(&id).is_some_and(|mapping| mapping.discard(offset, len)));
+        }
+        let mut detail = [0; 16];
+        detail[..8].copy_from_slice(&offset.to_le_bytes());
+        detail[8..].copy_from_slice(&len.to_le_bytes());
+        let (answer, _) = self.member.ask(Ask::Discard, id, detail)?;
+        Ok(Status::of(answer.status) == Some(Status::Done))
+    }
+
     /// A queue pair of its own for a thread.
     pub fn queue_pair(&self) -> Result<QueuePair, Lost> {
         let number = self.member.next_queue.fetch_add(1, Ordering::Relaxed);
@@ -379,11 +395,11 @@ impl Membership {
     }
 
     /// Sends a request and waits for its answer, over as many connections as it takes.
-    pub fn ask(&self, ask: Ask, slab: SlabId, run: Secret) -> Result<(Answer, Option<i32>), Lost> {
+    pub fn ask(&self, ask: Ask, slab: SlabId, detail: [u8; 16]) -> Result<(Answer, Option<i32>), Lost> {
         self.check()?;
         let mut control = self.control.lock();
         control.number += 1;
-        let request = request(ask, control.number, slab, run);
+        let request = request(ask, control.number, slab, detail);
         loop {
             if let Some(link) = &control.link {
                 match exchange(&self.reach, link, request.as_bytes(), SILENT_NS) {
@@ -574,8 +590,8 @@ fn hello(purpose: Purpose) -> Hello {
     Hello { magic: MAGIC, version: VERSION.into(), purpose: purpose as u8, ..Hello::new_zeroed() }
 }
 
-fn request(ask: Ask, number: u64, slab: SlabId, run: Secret) -> Request {
-    Request { ask: ask as u8, zero: [0; 7], number: number.into(), slab: slab.0.into(), run }
+fn request(ask: Ask, number: u64, slab: SlabId, detail: [u8; 16]) -> Request {
+    Request { ask: ask as u8, zero: [0; 7], number: number.into(), slab: slab.0.into(), detail }
 }
 
 /// Connects, says hello, and reads the welcome.

@@ -74,6 +74,7 @@ pub fn text(nic: &Nic) -> String {
     tell("gauge", "lend_bytes", "", "Memory the node lends at most.", nic.lending.limit());
     tell("gauge", "lent_bytes", "", "Memory lent now.", nic.lending.lent());
     tell("gauge", "lent_bytes_peak", "", "The most memory that was lent at once.", nic.lending.peak());
+    tell("gauge", "used_bytes", "", "Memory that what is lent has really taken.", nic.in_use());
     tell("gauge", "members", "", "Processes that hold memory or may.", nic.members().len() as u64);
     tell("gauge", "draining", "", "1 while the node takes no new members.", nic.is_draining() as u64);
     tell("counter", "verbs_total", "{verb=\"read\"}", "Verbs carried out or refused.", now(&tally.reads));
@@ -86,6 +87,7 @@ pub fn text(nic: &Nic) -> String {
     tell("counter", "record_bytes_total", "", "Bytes taken for LINES.", now(&tally.record_bytes));
     tell("counter", "refused_verbs_total", "", "Verbs on memory not held, or out of range.", now(&tally.refused_verbs));
     tell("counter", "grants_total", "", "Slabs granted.", now(&tally.grants));
+    tell("counter", "discarded_bytes_total", "", "Memory given back by request.", now(&tally.discarded_bytes));
     tell("counter", "exhausted_total", "", "Slabs not granted for want of memory.", now(&tally.exhausted));
     tell("counter", "joined_total", "", "Members that joined.", now(&tally.joined));
     tell("counter", "attached_total", "", "Further connections of members.", now(&tally.rejoined));

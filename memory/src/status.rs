@@ -51,12 +51,13 @@ fn text(node: &Node) -> String {
     let nic = node.nic();
     let moved = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     format!(
-        "{{\"pid\":{},\"listen\":[{}],\"metrics\":{metrics},\"lend\":{},\"lent\":{},\"clients\":{},\
+        "{{\"pid\":{},\"listen\":[{}],\"metrics\":{metrics},\"lend\":{},\"lent\":{},\"used\":{},\"clients\":{},\
          \"bytes_read\":{},\"bytes_written\":{},\"draining\":{}}}\n",
         std::process::id(),
         listen.join(","),
         nic.lending.limit(),
         nic.lending.lent(),
+        nic.in_use(),
         nic.members().len(),
         moved(&nic.tally.read_bytes),
         moved(&nic.tally.write_bytes) + moved(&nic.tally.record_bytes),

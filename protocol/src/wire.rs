@@ -32,7 +32,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// First bytes of every connection, both ways.
 pub const MAGIC: [u8; 6] = *b"farmem";
 /// The version of everything on this page.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 /// Verbs in a [`Batch`], at most.
 pub const MAX_VERBS: usize = 128;
 /// Bytes that one READ or WRITE moves, at most.
@@ -72,8 +72,8 @@ impl Purpose {
 /// The host's first words.
 ///
 /// ```text
-///  0      6     8       9      12    16     32       48            56      64        72
-///  | magic | ver | purpose | 0 | pid  | run  | secret | incarnation | queue | grace_ms |
+///  0      6     8         9         10  12    16    32       48            56      64         72
+///  | magic | ver | purpose | lasting | 0 | pid | run | secret | incarnation | queue | grace_ms |
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
@@ -84,8 +84,11 @@ pub struct Hello {
     pub version: U16,
     /// A [`Purpose`].
     pub purpose: u8,
+    /// 1: the member outlives its process, and its memory is kept for `grace_ms` even if it joined
+    /// through a Unix socket (Join). For a service that is started again: the agent of a host.
+    pub lasting: u8,
     /// Zero.
-    pub zero: [u8; 3],
+    pub zero: [u8; 2],
     /// The host's process, for the node's records only.
     pub pid: U32,
     /// The run that the member belongs to (Join).
@@ -192,6 +195,11 @@ pub enum Ask {
     Ping = 5,
     /// This member is gone. No answer.
     Bye = 6,
+    /// A range of a slab is of no more use: its memory goes back to the node's system, and reads as
+    /// zero from now on. The slab stays held. Only its sole holder may.
+    Discard = 7,
+    /// A slab that is held, once more: over a Unix socket the answer carries its memfd.
+    Again = 8,
 }
 
 impl Ask {
@@ -204,6 +212,8 @@ impl Ask {
             4 => Some(Ask::EndRun),
             5 => Some(Ask::Ping),
             6 => Some(Ask::Bye),
+            7 => Some(Ask::Discard),
+            8 => Some(Ask::Again),
             _ => None,
         }
     }
@@ -212,8 +222,8 @@ impl Ask {
 /// A member's request.
 ///
 /// ```text
-///  0     1   8        16     24    40
-///  | ask | 0 | number | slab | run |
+///  0     1   8        16     24       40
+///  | ask | 0 | number | slab | detail |
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
@@ -225,10 +235,11 @@ pub struct Request {
     /// Counts a member's requests. A request that is repeated under its number, because a cut
     /// connection swallowed the answer, is answered again and not carried out again.
     pub number: U64,
-    /// The slab (Release).
+    /// The slab (Release, Discard, Again).
     pub slab: U64,
-    /// The run (EndRun): knowing its name is the right to end it.
-    pub run: Secret,
+    /// EndRun: the run; knowing its name is the right to end it. Discard: offset and length of the
+    /// range in bytes, 8 bytes each, multiples of 4096. Zero otherwise.
+    pub detail: [u8; 16],
 }
 
 /// The node's answer.
@@ -266,6 +277,8 @@ pub enum Status {
     Range = 3,
     /// The node's system refused it memory or descriptors.
     System = 4,
+    /// Another member holds the slab too (Discard).
+    Shared = 5,
 }
 
 impl Status {
@@ -277,6 +290,7 @@ impl Status {
             2 => Some(Status::NotHeld),
             3 => Some(Status::Range),
             4 => Some(Status::System),
+            5 => Some(Status::Shared),
             _ => None,
         }
     }

@@ -11,7 +11,7 @@
 use std::fs::File;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -86,6 +86,11 @@ impl Running {
     /// The child's process id, which is also its group's.
     pub fn pid(&self) -> i32 {
         self.child.id() as i32
+    }
+
+    /// The pipe to its standard input, if its command asked for one; once.
+    pub fn stdin(&mut self) -> Option<ChildStdin> {
+        self.child.stdin.take()
     }
 
     /// What it has written to standard error so far.

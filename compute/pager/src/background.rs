@@ -1,6 +1,7 @@
 //! The background thread: evicts ahead of need, so that faults find room; takes
 //! in acknowledgements; sees to it that a node's death is noticed even while
-//! nothing is fetched from it; and once a second does the housekeeping.
+//! nothing is fetched from it; gives far memory back that the program has freed;
+//! and once a second does the housekeeping.
 //!
 //! It is started on the first shortage or eviction, not at start: a child that forks and
 //! execs, and a program that fits, have none.
@@ -120,6 +121,7 @@ impl Pager {
                 if let Err(lost) = self.pool.tend() {
                     self.node_lost(&lost);
                 }
+                self.give_back();
                 self.take_stock();
                 last_tended = now_ns();
             }
@@ -131,6 +133,15 @@ impl Pager {
             self.background.sleeping.store(true, Ordering::Relaxed);
             futex_wait(&self.background.asked, seen, TEND_NS);
             self.background.sleeping.store(false, Ordering::Relaxed);
+        }
+    }
+
+    /// Far memory that the program has freed goes back to the nodes: within two rounds of [`TEND_NS`], unless
+    /// evictions are more urgent.
+    fn give_back(&self) {
+        let room = || self.resident.load(Ordering::Relaxed) <= self.limit - self.low_room;
+        if let Err(lost) = self.pool.give_back_idle(&room) {
+            self.node_lost(&lost);
         }
     }
 

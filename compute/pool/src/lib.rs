@@ -10,6 +10,9 @@
 //! pager::space ── ensure(bytes) ─► grants up to what the program has mapped, or ENOMEM now
 //! ```
 //!
+//! *What the program frees* goes back: whole slabs ([`Pool::shrink`]), and of slabs that are still needed
+//! the 2 MiB blocks that stay without a live slot ([`Pool::give_back_idle`]).
+//!
 //! *Which slab from which node*: of two nodes drawn at random, the one on which
 //! this process holds less (power of two choices; Mitzenmacher, IEEE TPDS 2001).
 //!
@@ -74,10 +77,13 @@ struct Slabs {
     /// together lie together.
     cursor: usize,
     random: u64,
+    /// Runs of idle blocks on their way back to a node: their slots are taken, and free soon.
+    returning: u32,
     shares: Vec<fork::Share>,
 }
 
 const TABLE_STRIDE: usize = 4;
+const BLOCK_BYTES: u64 = 2 << 20;
 
 impl Pool {
     /// A pool over sessions with one or more nodes.
@@ -86,7 +92,13 @@ impl Pool {
         Ok(Pool {
             sessions: Lock::new(sessions),
             table: SparseArray::new(MAX_SLABS * TABLE_STRIDE)?,
-            slabs: Lock::new(Slabs { list: Vec::new(), cursor: 0, random: 0x9E37_79B9_7F4A_7C15, shares: Vec::new() }),
+            slabs: Lock::new(Slabs {
+                list: Vec::new(),
+                cursor: 0,
+                random: 0x9E37_79B9_7F4A_7C15,
+                returning: 0,
+                shares: Vec::new(),
+            }),
             capacity: AtomicU64::new(0),
             used: AtomicU64::new(0),
         })
@@ -178,9 +190,9 @@ impl Pool {
     /// Appends `n` free slots to `out`; all or none.
     pub fn alloc(&self, n: usize, out: &mut Vec<FarSlot>) -> Result<(), NoRoom> {
         let before = out.len();
-        let mut slabs = self.slabs.lock();
-        let slabs = &mut *slabs;
+        let mut held = self.slabs.lock();
         loop {
+            let slabs = &mut *held;
             let (count, from) = (slabs.list.len(), slabs.cursor);
             for step in 0..count {
                 let index = (from + step) % count;
@@ -198,6 +210,13 @@ impl Pool {
             // A child that has ended leaves its parent's slabs to the parent: now, and not at the next
             // housekeeping, or a program that forks often would take a slab for each fork.
             if self.end_shares_of(slabs) {
+                continue;
+            }
+            // What is on its way back to a node is free again in a moment; the node may have no more.
+            if slabs.returning > 0 {
+                drop(held);
+                farmem_sys::raw::sleep_ns(50_000);
+                held = self.slabs.lock();
                 continue;
             }
             if let Err(e) = self.grow(slabs) {
@@ -249,6 +268,40 @@ impl Pool {
             }
         }
         Ok(())
+    }
+
+    /// Gives the memory of idle blocks back to their nodes' systems, while `go_on` says so. False when it
+    /// was stopped. The slabs stay held: what the program has mapped it may touch at any time.
+    ///
+    /// Call it a few times a second, from one thread: a block goes when two calls in a row find it idle.
+    pub fn give_back_idle(&self, go_on: &dyn Fn() -> bool) -> Result<bool, Lost> {
+        let mut index = 0;
+        loop {
+            let mut slabs = self.slabs.lock();
+            let Some(slot) = slabs.list.get_mut(index) else { return Ok(true) };
+            let Some((slab, run)) = slot.as_mut().and_then(|slab| slab.take_idle().map(|run| (slab, run))) else {
+                slot.iter_mut().for_each(SlabSlots::note_idle);
+                index += 1;
+                continue;
+            };
+            let (node, id) = (slab.node, slab.id);
+            slabs.returning += 1;
+            drop(slabs);
+            // No lock but the sessions': a fault that needs slots gets them elsewhere meanwhile. No verb
+            // is under way on these slots: a page's slots are freed when it is nobody's.
+            let (offset, len) = (run.start as u64 * BLOCK_BYTES, run.len() as u64 * BLOCK_BYTES);
+            let given = self.sessions.lock()[node].discard(id, offset, len);
+            let mut slabs = self.slabs.lock();
+            slabs.returning -= 1;
+            if let Some(slab) = &mut slabs.list[index] {
+                slab.end_idle(run, matches!(given, Ok(true)));
+            }
+            drop(slabs);
+            given?;
+            if !go_on() {
+                return Ok(false);
+            }
+        }
     }
 
     /// Where a slot is. Takes no lock: a slot's slab stays in the table while the slot is taken.

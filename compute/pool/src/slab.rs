@@ -1,8 +1,17 @@
 //! The slots of one slab: a bitmap, and who else can reach them.
+//!
+//! Its 32 *blocks* of 2 MiB are what goes back to the node's system when a program frees memory: a block
+//! is *warm* from the first slot taken in it until it is given back, and *idle* while it has no live slot.
 
 use farmem_protocol::addr::{FarSlot, SLOTS_PER_SLAB, SlabId};
+use std::ops::Range;
 
 const WORDS: usize = SLOTS_PER_SLAB as usize / 64;
+/// Slots of a block.
+const BLOCK_SLOTS: usize = 512;
+const BLOCKS: usize = SLOTS_PER_SLAB as usize / BLOCK_SLOTS;
+/// Words of the bitmap that are one block's.
+const BLOCK_WORDS: usize = BLOCK_SLOTS / 64;
 
 /// One slab's slots, as this process sees them.
 pub(crate) struct SlabSlots {
@@ -15,13 +24,29 @@ pub(crate) struct SlabSlots {
     /// Bit set: taken by this process.
     taken: [u64; WORDS],
     live: u32,
+    /// Of each block.
+    block_live: [u16; BLOCKS],
+    /// Bit set: the block may have taken memory at the node.
+    warm: u32,
+    /// Bit set: the block was idle when last looked at.
+    was_idle: u32,
     /// Word from which the search goes on.
     cursor: usize,
 }
 
 impl SlabSlots {
     pub fn new(node: usize, id: SlabId) -> Self {
-        SlabSlots { node, id, sharers: 0, taken: [0; WORDS], live: 0, cursor: 0 }
+        SlabSlots {
+            node,
+            id,
+            sharers: 0,
+            taken: [0; WORDS],
+            live: 0,
+            block_live: [0; BLOCKS],
+            warm: 0,
+            was_idle: 0,
+            cursor: 0,
+        }
     }
 
     /// A shared slab takes no new pages and lets none be overwritten.
@@ -40,12 +65,16 @@ impl SlabSlots {
         self.live += left as u32;
         while left > 0 {
             let word = &mut self.taken[self.cursor];
+            let before = left;
             while *word != u64::MAX && left > 0 {
                 let bit = word.trailing_ones();
                 *word |= 1 << bit;
                 out.push(FarSlot::new(index, self.cursor as u32 * 64 + bit));
                 left -= 1;
             }
+            let block = self.cursor / BLOCK_WORDS;
+            self.block_live[block] += (before - left) as u16;
+            self.warm |= 1 << block;
             if left > 0 {
                 self.cursor = (self.cursor + 1) % WORDS;
             }
@@ -61,10 +90,57 @@ impl SlabSlots {
         if was {
             self.taken[word] ^= bit;
             self.live -= 1;
+            self.block_live[place as usize / BLOCK_SLOTS] -= 1;
         }
         was
     }
+
+    /// Looks for blocks that are idle and warm, and were when last looked at: what a program frees and
+    /// takes again at once stays where it is. Takes the slots of a run of such blocks, so that nobody
+    /// gets them meanwhile. The run, in blocks.
+    pub fn take_idle(&mut self) -> Option<Range<u32>> {
+        if self.sharers > 0 {
+            return None;
+        }
+        let due = self.idle() & self.was_idle;
+        let first = (due != 0).then(|| due.trailing_zeros())?;
+        let run = first..first + (due >> first).trailing_ones().min(LONGEST_RUN);
+        for block in run.clone() {
+            self.taken[block as usize * BLOCK_WORDS..][..BLOCK_WORDS].fill(u64::MAX);
+            self.block_live[block as usize] = BLOCK_SLOTS as u16;
+            self.live += BLOCK_SLOTS as u32;
+        }
+        Some(run)
+    }
+
+    /// Ends what [`SlabSlots::take_idle`] began: the blocks are free again, and without memory if `given_back`.
+    pub fn end_idle(&mut self, run: Range<u32>, given_back: bool) {
+        for block in run {
+            self.taken[block as usize * BLOCK_WORDS..][..BLOCK_WORDS].fill(0);
+            self.block_live[block as usize] = 0;
+            self.live -= BLOCK_SLOTS as u32;
+            self.was_idle &= !(1 << block);
+            if given_back {
+                self.warm &= !(1 << block);
+            }
+        }
+    }
+
+    /// The look that the next [`SlabSlots::take_idle`] goes by.
+    pub fn note_idle(&mut self) {
+        self.was_idle = self.idle();
+    }
+
+    fn idle(&self) -> u32 {
+        let empty = self.block_live.iter().enumerate().filter(|(_, live)| **live == 0);
+        empty.fold(0, |bits, (block, _)| bits | 1 << block) & self.warm
+    }
 }
+
+/// Blocks given back by one request: the node needs some tenths of a millisecond for each.
+const LONGEST_RUN: u32 = 8;
+
+const _: () = assert!(BLOCKS == 32);
 
 #[cfg(test)]
 mod tests {
@@ -105,7 +181,47 @@ mod tests {
             }
             let taken: u32 = slab.taken.iter().map(|word| word.count_ones()).sum();
             assert_eq!((slab.live, held.len()), (taken, taken as usize));
+            assert_eq!(slab.block_live.iter().map(|live| *live as u32).sum::<u32>(), taken);
         }
+    }
+
+    #[test]
+    fn blocks_that_stay_idle_are_given_back_once() {
+        let mut slab = SlabSlots::new(0, SlabId(1));
+        let mut out = Vec::new();
+        slab.take(0, 4 * BLOCK_SLOTS, &mut out);
+        let free =
+            |slab: &mut SlabSlots, slots: &[FarSlot]| slots.iter().for_each(|s| assert!(slab.give_back(s.place())));
+        free(&mut slab, &out[BLOCK_SLOTS..3 * BLOCK_SLOTS]);
+        assert_eq!(slab.take_idle(), None);
+        slab.note_idle();
+        let run = slab.take_idle().unwrap();
+        assert_eq!((run.clone(), slab.live), (1..3, 4 * BLOCK_SLOTS as u32));
+        // Meanwhile nobody gets these slots.
+        let mut others = Vec::new();
+        slab.take(0, BLOCK_SLOTS, &mut others);
+        assert!(others.iter().all(|s| s.place() as usize >= 4 * BLOCK_SLOTS));
+        slab.end_idle(run, true);
+        slab.note_idle();
+        assert_eq!((slab.take_idle(), slab.live), (None, 3 * BLOCK_SLOTS as u32));
+        // Refused by the node: tried again after another look.
+        free(&mut slab, &others);
+        slab.note_idle();
+        let run = slab.take_idle().unwrap();
+        slab.end_idle(run, false);
+        assert_eq!(slab.take_idle(), None);
+        slab.note_idle();
+        assert_eq!(slab.take_idle(), Some(4..5));
+        slab.end_idle(4..5, true);
+        // Taken again between two looks, or shared with a child: stays.
+        free(&mut slab, &out[..BLOCK_SLOTS]);
+        slab.note_idle();
+        slab.sharers = 1;
+        assert_eq!(slab.take_idle(), None);
+        slab.sharers = 0;
+        slab.cursor = 0;
+        slab.take(0, 1, &mut Vec::new());
+        assert_eq!(slab.take_idle(), None);
     }
 
     #[test]

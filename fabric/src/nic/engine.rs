@@ -237,7 +237,7 @@ impl Engine {
         let Some(hello) = self.take::<Hello>() else { return Ok(false) };
         let local = self.about.local;
         let entered = match Purpose::of(hello.purpose) {
-            _ if hello.zero != [0; 3] => Err(Verdict::Malformed),
+            _ if hello.zero != [0; 2] || hello.lasting > 1 => Err(Verdict::Malformed),
             Some(Purpose::Join) => nic.join(&hello, local, now_ns).map(|m| (m.secret, Phase::Control(m))),
             Some(Purpose::Rejoin) => nic.rejoin(&hello).map(|m| (m.secret, Phase::Control(m))),
             Some(Purpose::Attach) => nic.attach(&hello).map(|(member, queue, turn)| {
@@ -327,7 +327,12 @@ impl Engine {
                 Ok(secret) => answer.secret = secret,
                 Err(status) => answer.status = status as u8,
             },
-            Ask::EndRun => nic.end_run(&request.run),
+            Ask::EndRun => nic.end_run(&request.detail),
+            Ask::Discard => answer.status = nic.discard(&member, SlabId(request.slab.get()), &request.detail) as u8,
+            Ask::Again => match member.slab(SlabId(request.slab.get())) {
+                Some(slab) => passed = self.about.local.then_some(slab),
+                None => answer.status = Status::NotHeld as u8,
+            },
             Ask::Ping => {}
             Ask::Bye => {
                 nic.part(&member);

@@ -136,13 +136,23 @@ impl Slab {
     pub fn fd(&self) -> i32 {
         self.memfd.fd()
     }
+
+    /// Gives a range's memory back to the system; it reads as zero.
+    pub fn discard(&self, offset: u64, len: u64) {
+        self.memfd.discard(offset, len);
+    }
+
+    /// Bytes of memory it has taken from the system.
+    pub fn taken(&self) -> u64 {
+        self.memfd.taken()
+    }
 }
 
 impl Drop for Slab {
     fn drop(&mut self) {
         // Before it counts as free, so that memory in use never exceeds the limit.
         if !self.lending.left_alone.load(Ordering::Relaxed) {
-            self.memfd.discard(SLAB_BYTES);
+            self.memfd.discard(0, SLAB_BYTES);
         }
         self.lending.lent.fetch_sub(SLAB_BYTES, Ordering::Relaxed);
     }

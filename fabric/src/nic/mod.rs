@@ -59,6 +59,7 @@ pub struct Tally {
     pub record_bytes: AtomicU64,
     pub refused_verbs: AtomicU64,
     pub grants: AtomicU64,
+    pub discarded_bytes: AtomicU64,
     pub exhausted: AtomicU64,
     pub joined: AtomicU64,
     pub rejoined: AtomicU64,
@@ -88,7 +89,7 @@ pub struct Member {
     run: Secret,
     pid: u32,
     secret: Secret,
-    /// Joined through a Unix socket, whose end is the process's end.
+    /// Joined through a Unix socket, whose end is the process's end, and does not outlive it.
     local: bool,
     grace_ns: u64,
     presence: Lock<Presence>,
@@ -235,6 +236,7 @@ impl Nic {
         drop(members);
         let grace_ns = hello.grace_ms.get().min(MAX_GRACE_MS) * 1_000_000 + GRACE_MARGIN_NS;
         count(&self.tally.joined, 1);
+        let local = local && hello.lasting == 0;
         Ok(self.enrol(hello.run, hello.pid.get(), local, grace_ns, 1, now_ns))
     }
 
@@ -297,6 +299,34 @@ impl Nic {
     fn release(&self, member: &Arc<Member>, id: SlabId) -> Status {
         let slab = member.holds.lock().slabs.remove(&id);
         if slab.is_some() { Status::Done } else { Status::NotHeld }
+    }
+
+    /// Gives the memory of a range back to the system. Only a slab's sole holder may: to another, who
+    /// forked or was forked, the bytes may still mean something.
+    fn discard(&self, member: &Arc<Member>, id: SlabId, detail: &[u8; 16]) -> Status {
+        let (offset, len) = detail.split_at(8);
+        let number = |bytes: &[u8]| bytes.iter().rev().fold(0u64, |word, &b| word << 8 | b as u64);
+        let (offset, len) = (number(offset), number(len));
+        let Some(slab) = member.slab(id) else { return Status::NotHeld };
+        if !offset.is_multiple_of(4096) || !len.is_multiple_of(4096) || slab.mapping.at(offset, len).is_none() {
+            return Status::Range;
+        }
+        if self.members().iter().any(|other| !Arc::ptr_eq(other, member) && other.slab(id).is_some()) {
+            return Status::Shared;
+        }
+        slab.discard(offset, len);
+        count(&self.tally.discarded_bytes, len);
+        Status::Done
+    }
+
+    /// Bytes of memory that slabs have really taken: pages touched and not given back. At most what is
+    /// lent. A system call for each slab: for an operator's view, not for a hot path.
+    pub fn in_use(&self) -> u64 {
+        let mut slabs = BTreeMap::new();
+        for member in self.members() {
+            slabs.extend(member.holds.lock().slabs.iter().map(|(id, slab)| (*id, Arc::clone(slab))));
+        }
+        slabs.values().map(|slab| slab.taken()).sum()
     }
 
     /// A member for a child about to be forked, holding what its parent holds.
