@@ -13,7 +13,9 @@
 //! * [`guard`]: what a queue pair that nobody trusts may do to these words, and
 //!   which data verbs they admit.
 //! * [`step`]: how operations, which do no I/O, get their verbs carried out.
-//! * [`release`]: giving back.
+//! * [`claim`], [`release`]: taking and giving back; [`block`]: what needs no verb.
+//! * [`reclaim`]: what the node does before a unit is FREE again; [`hints`].
+//! * [`table`]: all of it in plain memory, for tests and simulations.
 //! * [`rules`]: bugs to seed, for testing the checkers.
 //!
 //! Words:
@@ -27,23 +29,36 @@
 //! | *line* | 64 neighbouring words, read at once |
 //! | *drain* | waiting until every verb admitted so far has ended |
 
+pub mod block;
+pub mod claim;
 pub mod geometry;
 pub mod guard;
+pub mod hints;
 pub mod key;
 pub mod owner;
+mod pipe;
 pub mod place;
+pub mod reclaim;
 pub mod release;
 pub mod rules;
+mod search;
 pub mod step;
 mod swap;
+pub mod table;
 pub mod word;
 
 #[cfg(test)]
 mod tests;
 
+use pipe::Pipe;
+
+pub use block::Block;
+pub use claim::{Claimer, Want};
 pub use geometry::{Geometry, Hint, Target};
 pub use key::Key;
 pub use place::{Level, Place};
+pub use reclaim::{Reclaim, Reclaimed};
 pub use release::{Grant, Release};
 pub use step::{Actor, Answer, Failed, Operation, Step, Verb};
+pub use table::Table;
 pub use word::{Claimant, Generation, Owner, State, Word};

@@ -88,6 +88,8 @@ pub enum Answer<'a> {
     Unknown,
     /// Refused: the owner is fenced, or the guard denies it. Nothing changed.
     Refused,
+    /// Refused: it would take the owner beyond its quota. Nothing changed.
+    OverQuota,
     /// The [`Step::Drain`] or [`Step::Scrub`] that was asked for has ended.
     Ready,
 }
@@ -126,6 +128,9 @@ pub enum Failed {
     /// A verb was refused: the lease has ended. Give up all that was held, register anew.
     #[error("the lease at this node has ended: what it held is lost; register anew")]
     Fenced,
+    /// The owner holds as much as it may. Give something back first.
+    #[error("the quota at this node is used up: give something back first")]
+    OverQuota,
     /// Nothing of that size was found in this search. Free something, ask another node, or wait for
     /// the node to drain and merge.
     #[error("no free memory of this size was found at the node")]
@@ -160,7 +165,6 @@ impl Actor {
     }
 
     /// The word after `old` in a state that names the actor. `old` must not be worn.
-    #[allow(dead_code, reason = "claims follow")]
     pub(crate) fn named(&self, old: Word, state: State, order: u8) -> Word {
         Word::new(state, self.owner, order, self.claimant, self.bumped(old))
     }

@@ -49,6 +49,7 @@ impl Swap {
                 return Ok(Swapped::Again);
             }
             Answer::Refused => return Err(Failed::Fenced),
+            Answer::OverQuota => return Err(Failed::OverQuota),
             Answer::Found(found) => Word(found),
             // Only where reading back is the seeded bug: the word as it is stands for the outcome.
             Answer::Words(words) => match words.first().map(|&word| Word(word)) {

@@ -125,3 +125,246 @@ fn a_lease_goes_round_once_for_each_incarnation() {
     assert_eq!((next.lease(), next.incarnation()), (Lease::Vacant, 1));
     assert!(next.registered().unwrap().admits(1));
 }
+
+mod block_tests {
+    use super::block::{Block, CHUNKS, MAX_ORDER, NotHeld, order_for};
+    use super::*;
+
+    #[test]
+    fn sizes_have_orders() {
+        for (bytes, order) in [(0, 0), (1, 0), (4096, 0), (4097, 1), (8193, 2), (1 << 20, 8)] {
+            assert_eq!(order_for(bytes), Some(order), "{bytes} bytes");
+        }
+        assert_eq!(order_for((1 << 20) + 1), None);
+    }
+
+    proptest! {
+        /// Against a plain map of which chunk belongs to whom: never two owners, never a run that
+        /// is not aligned, no refusal while an aligned free run exists, frees of all else refused.
+        #[test]
+        fn a_block_is_what_a_map_is(steps in prop::collection::vec((0u8..=MAX_ORDER, 0u32..CHUNKS, any::<bool>()), 1..300)) {
+            let mut block = Block::new();
+            let mut map = [None; CHUNKS as usize];
+            let mut held: Vec<(u32, u8)> = Vec::new();
+            for (number, (order, at, takes)) in steps.into_iter().enumerate() {
+                let chunks = 1usize << order;
+                if takes {
+                    let first_fit = (0..CHUNKS as usize).step_by(chunks).find(|&from| map[from..from + chunks].iter().all(Option::is_none));
+                    let taken = block.take(order);
+                    prop_assert_eq!(taken, first_fit.map(|first| first as u32));
+                    if let Some(first) = taken {
+                        map[first as usize..first as usize + chunks].fill(Some(number));
+                        held.push((first, order));
+                    }
+                } else if let Some(index) = held.iter().position(|&(first, _)| first >= at) {
+                    let (first, order) = held.swap_remove(index);
+                    prop_assert_eq!(block.give(first), Ok(order));
+                    prop_assert_eq!(block.give(first), Err(NotHeld(first)));
+                    map[first as usize..first as usize + (1 << order)].fill(None);
+                }
+                let is_head = held.iter().any(|&(first, _)| first == at);
+                prop_assert_eq!(block.extent(at).is_ok(), is_head);
+                prop_assert_eq!(block.in_use() as usize, map.iter().flatten().count());
+                prop_assert_eq!(block.is_empty(), held.is_empty());
+            }
+        }
+    }
+}
+
+mod claim_tests {
+    use super::claim::Want;
+    use super::*;
+
+    fn actor(owner: u16) -> Actor {
+        Actor::new(Owner::new(owner), Claimant::new(3))
+    }
+
+    /// Runs an operation alone and counts its READs and CAS.
+    fn count<O: Operation>(table: &mut Table, operation: &mut O) -> (O::Outcome, [u32; 2]) {
+        struct Counted<'a, O>(&'a mut O, [u32; 2]);
+        impl<O: Operation> Operation for Counted<'_, O> {
+            type Outcome = O::Outcome;
+            fn step(&mut self) -> Step<O::Outcome> {
+                let step = self.0.step();
+                match step {
+                    Step::Verb(Verb::Read { .. }) => self.1[0] += 1,
+                    Step::Verb(Verb::Cas { .. }) => self.1[1] += 1,
+                    _ => {}
+                }
+                step
+            }
+            fn complete(&mut self, answer: Answer<'_>) {
+                self.0.complete(answer);
+            }
+        }
+        let mut counted = Counted(operation, [0, 0]);
+        let outcome = table.run(&mut counted);
+        (outcome, counted.1)
+    }
+
+    #[test]
+    fn a_block_costs_one_cas_to_claim_and_one_to_give_back() {
+        let geometry = Geometry::new(10 << 30).unwrap();
+        let mut table = Table::new(geometry, 1);
+        let mut claimer = Claimer::new(actor(1), geometry);
+        let mut grants = Vec::new();
+        for round in 0..64 {
+            claimer.begin(Want::one(Level::Block));
+            let (granted, [reads, cas]) = count(&mut table, &mut claimer);
+            grants.extend(granted.unwrap());
+            assert_eq!((reads, cas), (if round == 0 { 2 } else { 0 }, 1), "round {round}");
+        }
+        grants.sort_unstable();
+        grants.dedup_by_key(|grant| grant.place);
+        assert_eq!(grants.len(), 64);
+        for grant in &grants {
+            assert_eq!(count(&mut table, &mut Release::new(actor(1), *grant)), (Ok(()), [0, 1]));
+            assert_eq!(table.run(&mut Release::new(actor(1), *grant)), Err(Failed::Lost));
+            assert!(matches!(
+                table.run(&mut Reclaim::new(Actor::NODE, geometry, grant.place)),
+                Ok(Reclaimed::Freed(_))
+            ));
+            claimer.freed(grant);
+        }
+        claimer.begin(Want::one(Level::Block));
+        assert_eq!(count(&mut table, &mut claimer).1, [0, 1], "what was given back is known");
+    }
+
+    /// However scattered what is left is, and whatever the hints say, the last free block is found.
+    #[test]
+    fn the_last_free_block_is_found_without_hints() {
+        let geometry = Geometry::with_owners(512 * 9 + 77, 8).unwrap();
+        let mut table = Table::new(geometry, 0);
+        let spare = Place::block(4321);
+        for index in (0..geometry.count(Level::Block)).filter(|&index| index != spare.index) {
+            table.set(
+                Place::block(index),
+                Word::new(State::Owned, Owner::new(5), 0, Claimant::default(), Generation(9)),
+            );
+        }
+        for line in 0..geometry.lines(Level::Block) {
+            table.put(Target::Hint { about: Hint::FreeBlocks, line }, if line % 7 == 0 { u64::MAX } else { 0 });
+        }
+        let mut claimer = Claimer::new(actor(2), geometry);
+        claimer.begin(Want::one(Level::Block));
+        let grant = table.run(&mut claimer).unwrap()[0];
+        assert_eq!(grant.place, spare);
+        claimer.begin(Want::one(Level::Block));
+        assert_eq!(table.run(&mut claimer), Err(Failed::NoSpace));
+        table.run(&mut Release::new(actor(2), grant)).unwrap();
+        table.run(&mut Reclaim::new(Actor::NODE, geometry, spare)).unwrap();
+        claimer.begin(Want::one(Level::Block));
+        assert_eq!(table.run(&mut claimer).unwrap()[0].place, spare);
+    }
+
+    #[test]
+    fn runs_are_neighbours_all_or_none() {
+        let geometry = Geometry::new(6 << 30).unwrap();
+        let mut table = Table::new(geometry, 3);
+        let mut claimer = Claimer::new(actor(1), geometry);
+        for (bytes, level, count) in [
+            (2 << 20, Level::Block, 1),
+            (7 << 20, Level::Block, 4),
+            (600 << 20, Level::Block, 300),
+            (1 << 30, Level::Giant, 1),
+            (3 << 29, Level::Giant, 2),
+        ] {
+            claimer.begin(Want::bytes(&geometry, bytes).unwrap());
+            let run = table.run(&mut claimer).unwrap();
+            assert_eq!(run.len(), count);
+            assert!(run.iter().enumerate().all(|(at, grant)| grant.place == run[0].place.plus(at as u32)));
+            assert_eq!(run[0].place.level, level);
+            assert_eq!(run[0].word.order() as u32, (count as u32).next_power_of_two().trailing_zeros());
+        }
+        claimer.begin(Want::one(Level::Giant));
+        assert_eq!(table.run(&mut claimer), Err(Failed::NoSpace));
+        assert_eq!(Want::bytes(&geometry, 65 << 30), None);
+        claimer.begin(Want::some(Level::Block, 20));
+        assert_eq!(table.run(&mut claimer).unwrap().len(), 20);
+    }
+
+    /// A unit that somebody took a moment ago makes the whole run go back.
+    #[test]
+    fn a_run_that_meets_another_gives_back_what_it_had() {
+        let geometry = Geometry::tiny(8, 4, 3, 1).unwrap();
+        let mut table = Table::new(geometry, 0);
+        let mut claimer = Claimer::new(actor(1), geometry);
+        claimer.begin(Want::run(&geometry, Level::Block, 8).unwrap());
+        let mut room = [0; 64];
+        let mut verbs = std::collections::VecDeque::new();
+        let mut cas = 0;
+        let outcome = loop {
+            match claimer.step() {
+                Step::Verb(verb) => verbs.push_back(verb),
+                Step::Wait => {
+                    let verb = verbs.pop_front().unwrap();
+                    if let Verb::Cas { .. } = verb {
+                        cas += 1;
+                        if cas == 1 {
+                            table.set(
+                                Place::block(5),
+                                Word::new(State::Owned, Owner::new(2), 0, Claimant::default(), Generation(2)),
+                            );
+                        }
+                    }
+                    claimer.complete(table.carry_out(&verb, &mut room));
+                }
+                Step::Done(outcome) => break outcome,
+                _ => unreachable!(),
+            }
+        };
+        assert_eq!(outcome, Err(Failed::NoSpace));
+        for index in 0..8 {
+            use super::guard::Words;
+            let state = if index == 5 { State::Owned } else { State::Quarantine };
+            assert_eq!(table.word(Place::block(index)).state(), state, "block {index}");
+        }
+    }
+
+    #[test]
+    fn chunks_are_claimed_from_shared_blocks_only() {
+        let geometry = Geometry::with_owners(700, 4).unwrap();
+        for hinted in [true, false] {
+            let mut table = Table::new(geometry, 0);
+            let mut claimer = Claimer::new(actor(1), geometry);
+            claimer.begin(Want::one(Level::Chunk));
+            assert_eq!(table.run(&mut claimer), Err(Failed::NoSpace));
+            let block = Place::block(333);
+            table.set(block, Word::plain(State::Shared, Generation(4)));
+            let (first, count) = geometry.children(block).unwrap();
+            for child in 0..count {
+                let word = if child % 5 == 0 {
+                    Word::plain(State::Free, Generation(1))
+                } else {
+                    Word::new(State::Owned, Owner::new(2), 0, Claimant::default(), Generation(1))
+                };
+                table.set(first.plus(child), word);
+            }
+            if !hinted {
+                for line in 0..geometry.lines(Level::Block) {
+                    table.put(Target::Hint { about: Hint::SharedBlocks, line }, 0);
+                }
+            }
+            for left in (0..count.div_ceil(5)).rev() {
+                claimer.begin(Want::one(Level::Chunk));
+                let (granted, [_, cas]) = count_ok(&mut table, &mut claimer);
+                assert_eq!(geometry.parent(granted[0].place), Some(block));
+                assert_eq!(cas, 1, "{left} left");
+            }
+            claimer.begin(Want::one(Level::Chunk));
+            assert_eq!(table.run(&mut claimer), Err(Failed::NoSpace));
+            table.set(first.plus(16), Word::plain(State::Free, Generation(7)));
+            table.set(first.plus(17), Word::plain(State::Free, Generation(7)));
+            claimer.begin(Want::run(&geometry, Level::Chunk, 2).unwrap());
+            assert_eq!(
+                table.run(&mut claimer).unwrap().iter().map(|grant| grant.place).collect::<Vec<_>>(),
+                [first.plus(16), first.plus(17)]
+            );
+        }
+    }
+
+    fn count_ok(table: &mut Table, claimer: &mut Claimer) -> (Vec<Grant>, [u32; 2]) {
+        let (outcome, verbs) = count(table, claimer);
+        (outcome.unwrap(), verbs)
+    }
+}

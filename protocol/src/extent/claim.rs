@@ -1,0 +1,386 @@
+//! Claim: FREE → OWNED. One CAS for a unit whose word was read before.
+//!
+//! ```text
+//!            ┌────────────── nothing FREE in what was read ◄──────────────┐
+//!            ▼                                                            │
+//!   READ hints ─► READ a line ─► CAS FREE(g) → OWNED(self, g+1) ─► done   │
+//!                                  │ lost the race: the word found is what│is known now
+//!                                  └──────────────────────────────────────┘
+//!   a run of n units: n CAS in one batch; if one fails, the others are given back (QUARANTINE)
+//! ```
+//!
+//! Chunks are claimed only from blocks that somebody has published; the way to
+//! 4 KiB is otherwise a block of one's own, and [`super::block::Block`] in it.
+
+use super::geometry::{Geometry, Hint, LINE, Target};
+use super::place::{Level, Place};
+use super::release::Grant;
+use super::rules::Bug;
+use super::search::{Advance, Area, Route};
+use super::step::{Actor, Answer, Failed, Operation, Step, Verb};
+use super::swap::{Swap, Swapped};
+use super::word::{Claimant, State, Word};
+use super::{Pipe, word};
+
+/// CAS that a claim may lose to others before it gives up.
+pub const MAX_RETRIES: u32 = 8;
+/// READs that a claim may make before it gives up.
+pub const MAX_READS: u32 = 4096;
+
+/// What to claim.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Want {
+    level: Level,
+    count: u32,
+    /// As neighbours, all or none; otherwise as many as one line has, at least one.
+    contiguous: bool,
+}
+
+impl Want {
+    /// One unit.
+    pub const fn one(level: Level) -> Want {
+        Want { level, count: 1, contiguous: true }
+    }
+
+    /// Up to `count` units (at most 64), wherever they are, by one batch of CAS.
+    pub const fn some(level: Level, count: u32) -> Want {
+        Want { level, count: if count > LINE { LINE } else { count }, contiguous: false }
+    }
+
+    /// `count` neighbours: up to 64 chunks (a power of two, naturally aligned, in one block), up to
+    /// the blocks of one giant, up to 64 giants. None beyond.
+    pub const fn run(geometry: &Geometry, level: Level, count: u32) -> Option<Want> {
+        let possible = match level {
+            Level::Chunk => count.is_power_of_two() && count <= LINE && count <= geometry.fanout(Level::Block),
+            Level::Block => count <= geometry.fanout(Level::Giant),
+            Level::Giant => count <= LINE,
+        };
+        if count == 0 || !possible { None } else { Some(Want { level, count, contiguous: true }) }
+    }
+
+    /// The units for an extent of so many bytes: neighbours that have room for it, of blocks below a
+    /// giant and of giants above. Below a block there is no such thing: cut it from a block of your own.
+    pub const fn bytes(geometry: &Geometry, bytes: u64) -> Option<Want> {
+        let block = geometry.chunks_of(Level::Block) as u64 * super::place::CHUNK_BYTES;
+        let blocks = bytes.div_ceil(block);
+        let giant = geometry.fanout(Level::Giant) as u64;
+        if blocks < giant {
+            Want::run(geometry, Level::Block, blocks as u32)
+        } else if blocks.div_ceil(giant) <= LINE as u64 {
+            Want::run(geometry, Level::Giant, blocks.div_ceil(giant) as u32)
+        } else {
+            None
+        }
+    }
+
+    const fn order(&self) -> u8 {
+        if self.contiguous { (u32::BITS - (self.count - 1).leading_zeros()) as u8 } else { 0 }
+    }
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+enum Phase {
+    /// Choose from what is known, or look further.
+    Search,
+    /// READ of a window's hints.
+    Hints(Verb),
+    /// READs of `outer`.
+    Outer,
+    /// READ of the hints of the chunks of a block.
+    BlockHints(Place),
+    /// READ of `inner`.
+    Inner,
+    /// CAS of `swaps`.
+    Claim,
+    /// CAS of `swaps`, giving back what is of no use alone.
+    Rollback,
+}
+
+/// Claims for one queue pair of an owner, one claim after the other, with what it has read.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Claimer {
+    actor: Actor,
+    geometry: Geometry,
+    want: Option<Want>,
+    phase: Phase,
+    pipe: Pipe,
+    route: Route,
+    /// Blocks' or giants' words.
+    outer: Area,
+    /// Chunks' words of one shared block, a line.
+    inner: Area,
+    /// Blocks of `outer` whose chunks were looked at, as far as they were.
+    blocks_seen: u32,
+    /// Lines of the present block still to read.
+    inner_lines: Vec<u32>,
+    swaps: Vec<Swap>,
+    taken: Vec<Grant>,
+    retries: u32,
+    reads: u32,
+    /// A verb was refused for good.
+    refused: Option<Failed>,
+}
+
+impl Claimer {
+    /// For this actor. Of the units on each level a claimer of its own remembers where it was: who
+    /// claims chunks and blocks in turn had better keep two.
+    pub fn new(actor: Actor, geometry: Geometry) -> Claimer {
+        Claimer {
+            actor,
+            geometry,
+            want: None,
+            phase: Phase::Search,
+            pipe: Pipe::default(),
+            route: Claimer::route(&actor, &geometry, Level::Block),
+            outer: Area::nothing(Level::Block),
+            inner: Area::nothing(Level::Chunk),
+            blocks_seen: 0,
+            inner_lines: Vec::new(),
+            swaps: Vec::new(),
+            taken: Vec::new(),
+            retries: 0,
+            reads: 0,
+            refused: None,
+        }
+    }
+
+    fn route(actor: &Actor, geometry: &Geometry, level: Level) -> Route {
+        let (outer, about) = match level {
+            Level::Chunk => (Level::Block, Some(Hint::SharedBlocks)),
+            Level::Block => (Level::Block, Some(Hint::FreeBlocks)),
+            Level::Giant => (Level::Giant, None),
+        };
+        Route::new(geometry, outer, about, actor.owner, actor.claimant)
+    }
+
+    /// Begins a claim. The one before must have ended; if it has not, it is dropped like a crash.
+    pub fn begin(&mut self, want: Want) {
+        if self.want.is_none_or(|before| before.level != want.level) {
+            self.route = Claimer::route(&self.actor, &self.geometry, want.level);
+            let outer = if want.level == Level::Giant { Level::Giant } else { Level::Block };
+            self.outer = Area::nothing(outer);
+            self.inner = Area::nothing(Level::Chunk);
+            self.inner_lines.clear();
+            self.blocks_seen = 0;
+        }
+        self.want = Some(want);
+        self.phase = Phase::Search;
+        self.pipe = Pipe::default();
+        self.route.begin();
+        self.swaps.clear();
+        self.taken.clear();
+        (self.retries, self.reads, self.refused) = (0, 0, None);
+    }
+
+    /// A unit that this owner gave back is FREE again for all that is known: worth a try before
+    /// anything else is read. (What it will look like when it is FREE follows from the grant.)
+    pub fn freed(&mut self, grant: &Grant) {
+        let free = Word::plain(State::Free, word::Generation(grant.word.generation().0.wrapping_add(1)));
+        self.outer.found(grant.place, free);
+        self.inner.found(grant.place, free);
+    }
+
+    fn verb(&self, number: usize) -> Verb {
+        match &self.phase {
+            Phase::Search | Phase::Claim | Phase::Rollback => self.swaps[number].verb(self.actor.rules),
+            Phase::Hints(verb) => *verb,
+            Phase::Outer => self.outer.read(number),
+            Phase::Inner => self.inner.read(number),
+            Phase::BlockHints(block) => {
+                let chunks = self.geometry.chunks(*block);
+                let (from, to) = (chunks.start / LINE, (chunks.end - 1) / LINE);
+                let at = Target::Hint { about: Hint::FreeChunks, line: from };
+                Verb::Read { at, words: (to - from + 1) as u16 }
+            }
+        }
+    }
+
+    /// READs `count` verbs of this phase.
+    fn read(&mut self, phase: Phase, count: usize) -> Option<Result<Vec<Grant>, Failed>> {
+        self.phase = phase;
+        self.reads += count as u32;
+        if self.reads > MAX_READS {
+            return Some(Err(Failed::NoSpace));
+        }
+        self.pipe.fill(count);
+        None
+    }
+
+    /// What was under way has ended: the outcome, or the next phase.
+    fn decide(&mut self) -> Option<Result<Vec<Grant>, Failed>> {
+        let Some(want) = self.want else { return Some(Err(Failed::NoSpace)) };
+        match (self.refused, &self.phase) {
+            // What was claimed before the quota was used up is of use if it need not be all.
+            (Some(Failed::OverQuota), Phase::Claim) => {}
+            (Some(Failed::OverQuota), Phase::Rollback) => return Some(Err(Failed::OverQuota)),
+            (Some(refused), _) => return Some(Err(refused)),
+            (None, _) => {}
+        }
+        match self.phase {
+            Phase::Claim => {
+                let failed = self.swaps.len() - self.taken.len();
+                if failed == 0 || (!want.contiguous && !self.taken.is_empty()) {
+                    self.taken.sort_unstable();
+                    return Some(Ok(std::mem::take(&mut self.taken)));
+                }
+                self.retries += 1;
+                if self.actor.rules.broken(Bug::RunWithoutRollback) {
+                    self.taken.clear();
+                }
+                self.swaps.clear();
+                for grant in std::mem::take(&mut self.taken) {
+                    let given = self.actor.plain(grant.word, State::Quarantine);
+                    self.outer.found(grant.place, given);
+                    self.inner.found(grant.place, given);
+                    self.swaps.push(Swap::new(grant.place, grant.word, given));
+                }
+                self.phase = Phase::Rollback;
+                self.pipe.fill(self.swaps.len());
+                None
+            }
+            Phase::Rollback if self.retries >= MAX_RETRIES => Some(Err(Failed::Contended)),
+            _ => self.search(want),
+        }
+    }
+
+    fn search(&mut self, want: Want) -> Option<Result<Vec<Grant>, Failed>> {
+        if self.choose(want) {
+            self.phase = Phase::Claim;
+            self.pipe.fill(self.swaps.len());
+            return None;
+        }
+        if want.level == Level::Chunk {
+            if let Some(line) = self.inner_lines.pop() {
+                // The lines of a small block are parts of lines: only its own chunks.
+                let block = Place::block(self.blocks_seen - 1 + self.outer.first.index);
+                let chunks = self.geometry.chunks(block);
+                let first = (line * LINE).max(chunks.start);
+                let end = ((line + 1) * LINE).min(chunks.end);
+                self.inner = Area { first: Place::chunk(first), words: vec![Word::ZERO; (end - first) as usize] };
+                return self.read(Phase::Inner, 1);
+            }
+            while (self.blocks_seen as usize) < self.outer.words.len() {
+                let block = self.outer.first.plus(self.blocks_seen);
+                let word = self.outer.words[self.blocks_seen as usize];
+                self.blocks_seen += 1;
+                if !word.is(State::Shared) {
+                    continue;
+                }
+                if self.route.is_hinted() {
+                    return self.read(Phase::BlockHints(block), 1);
+                }
+                let chunks = self.geometry.chunks(block);
+                self.inner_lines = (chunks.start / LINE..=(chunks.end - 1) / LINE).collect();
+                return self.search(want);
+            }
+        }
+        let together = if want.count > LINE { self.geometry.fanout(Level::Giant) / LINE } else { 1 };
+        match self.route.advance(together) {
+            Advance::Hints(verb) => self.read(Phase::Hints(verb), 1),
+            Advance::Line(line) => {
+                self.outer = Area::of_lines(&self.geometry, self.outer.first.level, line, together);
+                self.blocks_seen = 0;
+                self.read(Phase::Outer, self.outer.reads())
+            }
+            Advance::End => Some(Err(Failed::NoSpace)),
+        }
+    }
+
+    /// Fills `swaps` with what to claim of the words that are known. False if they have nothing.
+    fn choose(&mut self, want: Want) -> bool {
+        let area = if want.level == Level::Chunk { &self.inner } else { &self.outer };
+        let start = self.route.turn as usize;
+        let align = if want.level == Level::Chunk && want.contiguous { want.count as usize } else { 1 };
+        let mut actor = self.actor;
+        if actor.rules.broken(Bug::NoClaimant) {
+            actor.claimant = Claimant::new(0);
+        }
+        let swap = |at: usize| {
+            let old = area.words[at];
+            Swap::new(area.first.plus(at as u32), old, actor.named(old, State::Owned, want.order()))
+        };
+        self.swaps.clear();
+        if area.words.is_empty() {
+            return false;
+        }
+        if want.contiguous {
+            let Some(first) = area.run(want.count as usize, align, start) else { return false };
+            self.swaps.extend((first..first + want.count as usize).map(swap));
+        } else {
+            self.swaps.extend(area.scattered(start).take(want.count as usize).map(swap));
+        }
+        !self.swaps.is_empty()
+    }
+
+    fn swapped(&mut self, number: usize, answer: Answer<'_>) {
+        let swap = &mut self.swaps[number];
+        let (place, new) = (swap.place, swap.new);
+        let is_claim = self.phase == Phase::Claim;
+        match swap.answer(answer, self.actor.rules) {
+            Ok(Swapped::Again) => self.pipe.push(number),
+            Ok(Swapped::Took) => {
+                self.outer.found(place, new);
+                self.inner.found(place, new);
+                if is_claim {
+                    self.taken.push(Grant { place, word: new });
+                }
+            }
+            Ok(Swapped::Failed(found)) => {
+                self.outer.found(place, found);
+                self.inner.found(place, found);
+            }
+            Ok(Swapped::Moved) => {}
+            Err(refused) => {
+                self.refused = Some(refused);
+                self.pipe.stop();
+            }
+        }
+    }
+}
+
+/// Ends with the units in the order of their addresses. [`Failed::Contended`] after
+/// [`MAX_RETRIES`] lost races, [`Failed::NoSpace`] when everything, or [`MAX_READS`] lines, was read.
+impl Operation for Claimer {
+    type Outcome = Result<Vec<Grant>, Failed>;
+
+    fn step(&mut self) -> Step<Self::Outcome> {
+        loop {
+            if let Some(number) = self.pipe.post() {
+                return Step::Verb(self.verb(number));
+            }
+            if !self.pipe.is_idle() {
+                return Step::Wait;
+            }
+            if let Some(outcome) = self.decide() {
+                self.phase = Phase::Search;
+                return Step::Done(outcome);
+            }
+        }
+    }
+
+    fn complete(&mut self, answer: Answer<'_>) {
+        let Some(number) = self.pipe.answered() else { return };
+        if let Phase::Claim | Phase::Rollback = self.phase {
+            return self.swapped(number, answer);
+        }
+        let words = match answer {
+            Answer::Words(words) => words,
+            Answer::Refused => {
+                self.refused = Some(Failed::Fenced);
+                return self.pipe.stop();
+            }
+            _ => return self.pipe.push(number),
+        };
+        match &self.phase {
+            Phase::Hints(_) => self.route.hints(words),
+            Phase::Outer if !self.outer.fill(number, words) => self.pipe.push(number),
+            Phase::Inner if !self.inner.fill(number, words) => self.pipe.push(number),
+            Phase::BlockHints(block) => {
+                let from = self.geometry.chunks(*block).start / LINE;
+                let lines = words.iter().zip(from..).filter(|(word, _)| **word != 0).map(|(_, line)| line);
+                self.inner_lines = lines.collect();
+            }
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,36 @@
+//! What a word's change means for the hints.
+//!
+//! Whoever carries out the CAS at the node (its NIC, where that is software) or
+//! frees units (the node itself) keeps the hints; claimants only read them. On a
+//! NIC of hardware, where the node sees only what it frees, bits of units that
+//! were claimed stay set until somebody looks: a READ in vain for each line.
+
+use super::geometry::{Geometry, Hint, LINE, Target};
+use super::place::{Level, Place};
+use super::word::{State, Word};
+
+/// Tells `change` which hint words are to be changed after the word at `place` became `word`: bits
+/// to set, bits to clear. Any order and any loss is harmless.
+///
+/// The bit that says *this block has free chunks* is set here but never cleared: clear it when a
+/// look at the block's own hints finds nothing.
+pub fn follow(geometry: &Geometry, place: Place, word: Word, mut change: impl FnMut(Target, u64, u64)) {
+    let bit = 1 << (place.index % LINE);
+    let hint = |about, index: u32| Target::Hint { about, line: index / LINE };
+    let (set, clear) = if word.is(State::Free) { (bit, 0) } else { (0, bit) };
+    match place.level {
+        Level::Giant => {}
+        Level::Block => {
+            change(hint(Hint::FreeBlocks, place.index), set, clear);
+            if !word.is(State::Shared) {
+                change(hint(Hint::SharedBlocks, place.index), 0, bit);
+            }
+        }
+        Level::Chunk => {
+            change(hint(Hint::FreeChunks, place.index), set, clear);
+            if let (State::Free, Some(block)) = (word.state(), geometry.parent(place)) {
+                change(hint(Hint::SharedBlocks, block.index), 1 << (block.index % LINE), 0);
+            }
+        }
+    }
+}

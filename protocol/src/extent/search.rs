@@ -1,0 +1,219 @@
+//! Where a claim looks: lines of words, in an order of the claimant's own.
+//!
+//! ```text
+//!  window  4096 units: one READ of 64 hint words says which lines are worth a READ
+//!    line  64 units: one READ of 64 words says which units are FREE, and what to expect in the CAS
+//! ```
+//!
+//! Windows are visited from hash(owner, claimant) on, by a stride that is
+//! coprime to their number; lines in a window, and units in a line, from other
+//! bits of the hash on. So claimants meet seldom, and when they do, not again.
+//! What was read is kept and claimed from until it is used up: the next claim
+//! usually begins with its CAS.
+//!
+//! Hints are never trusted. A bit that is wrongly set costs a READ; one that is
+//! wrongly clear hides a unit until no hint leads anywhere, for then every line
+//! is read once, whatever its hint.
+
+use super::geometry::{Geometry, Hint, LINE, Target};
+use super::place::{Level, Place};
+use super::step::Verb;
+use super::word::{Claimant, Owner, State, Word};
+
+/// Neighbouring words as they were when last seen.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Area {
+    pub first: Place,
+    pub words: Vec<Word>,
+}
+
+impl Area {
+    pub fn nothing(level: Level) -> Area {
+        Area { first: Place { level, index: 0 }, words: Vec::new() }
+    }
+
+    /// Units of `lines` lines from `line` on, as far as they exist, not yet read.
+    pub fn of_lines(geometry: &Geometry, level: Level, line: u32, lines: u32) -> Area {
+        let index = line * LINE;
+        let count = (lines * LINE).min(geometry.count(level) - index);
+        Area { first: Place { level, index }, words: vec![Word::ZERO; count as usize] }
+    }
+
+    /// READs that it takes.
+    pub fn reads(&self) -> usize {
+        self.words.len().div_ceil(LINE as usize)
+    }
+
+    /// The `number`-th of them.
+    pub fn read(&self, number: usize) -> Verb {
+        let from = number as u32 * LINE;
+        let words = (self.words.len() as u32 - from).min(LINE);
+        Verb::read(self.first.plus(from), words as u16)
+    }
+
+    /// What the `number`-th READ brought. False if that is not what was asked for.
+    pub fn fill(&mut self, number: usize, words: &[u64]) -> bool {
+        let from = number * LINE as usize;
+        let there = (self.words.len() - from).min(LINE as usize);
+        if words.len() != there {
+            return false;
+        }
+        for (to, &word) in self.words[from..].iter_mut().zip(words) {
+            *to = Word(word);
+        }
+        true
+    }
+
+    /// The word of a unit in it was found to be this.
+    pub fn found(&mut self, place: Place, word: Word) {
+        if place.level == self.first.level
+            && let Some(known) = place.index.checked_sub(self.first.index)
+            && let Some(slot) = self.words.get_mut(known as usize)
+        {
+            *slot = word;
+        }
+    }
+
+    fn is_claimable(&self, at: usize) -> bool {
+        self.words[at].is(State::Free) && !self.words[at].generation().is_worn()
+    }
+
+    /// The first of `count` neighbouring claimable units, aligned to `align`, from `start` on and round.
+    pub fn run(&self, count: usize, align: usize, start: usize) -> Option<usize> {
+        let len = self.words.len();
+        if len < count {
+            return None;
+        }
+        let steps = (len - count) / align + 1;
+        (0..steps)
+            .map(|step| (start / align + step) % steps * align)
+            .find(|&first| (first..first + count).all(|at| self.is_claimable(at)))
+    }
+
+    /// Claimable units, from `start` on and round.
+    pub fn scattered(&self, start: usize) -> impl Iterator<Item = usize> + '_ {
+        let len = self.words.len();
+        (0..len).map(move |step| (start + step) % len).filter(|&at| self.is_claimable(at))
+    }
+}
+
+/// The order in which one claimant visits windows and lines.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Route {
+    level: Level,
+    about: Option<Hint>,
+    lines: u32,
+    windows: u32,
+    stride: u32,
+    /// Where lines in a window, and units in a line, are begun with.
+    pub turn: u32,
+    window: u32,
+    /// Lines of the window still to visit.
+    mask: u64,
+    /// Windows still to visit in this pass.
+    left: u32,
+    /// Whether this pass goes by hints.
+    hinted: bool,
+}
+
+/// What to do for more candidates.
+pub(crate) enum Advance {
+    /// Read the hints of a window: words from this target on.
+    Hints(Verb),
+    /// Read this line.
+    Line(u32),
+    /// Everything was looked at.
+    End,
+}
+
+impl Route {
+    /// Over the lines of `level` (blocks or giants), by hints of `about`, if there are such.
+    pub fn new(geometry: &Geometry, level: Level, about: Option<Hint>, owner: Owner, claimant: Claimant) -> Route {
+        let lines = geometry.lines(level);
+        let windows = lines.div_ceil(LINE);
+        let hash = mix((owner.slot() as u64) << 16 | claimant.number() as u64);
+        let mut stride = 1 + (hash >> 40) as u32 % windows;
+        while gcd(stride, windows) != 1 {
+            stride = stride % windows + 1;
+        }
+        Route {
+            level,
+            about,
+            lines,
+            windows,
+            stride,
+            turn: (hash >> 20) as u32 & (LINE - 1),
+            window: hash as u32 % windows,
+            mask: 0,
+            left: 0,
+            hinted: false,
+        }
+    }
+
+    /// A claim begins: everything may be looked at once more. What is left of the present window
+    /// comes first.
+    pub fn begin(&mut self) {
+        self.hinted = self.about.is_some();
+        self.left = self.windows + 1;
+    }
+
+    /// Whether the search goes by hints still.
+    pub fn is_hinted(&self) -> bool {
+        self.hinted
+    }
+
+    /// Where to look next, `together` lines at a time.
+    pub fn advance(&mut self, together: u32) -> Advance {
+        loop {
+            if self.mask != 0 {
+                // The turn's bit becomes bit 0, so that the lowest bit set is the next in turn.
+                let bit = (self.mask.rotate_right(self.turn).trailing_zeros() + self.turn) % LINE;
+                let bit = bit - bit % together;
+                for line in bit..bit + together {
+                    self.mask &= !(1 << line);
+                }
+                return Advance::Line(self.window * LINE + bit);
+            }
+            if self.left == 0 {
+                if !self.hinted {
+                    return Advance::End;
+                }
+                self.hinted = false;
+                self.left = self.windows;
+                continue;
+            }
+            self.left -= 1;
+            self.window = (self.window + self.stride) % self.windows;
+            let lines = (self.lines - self.window * LINE).min(LINE);
+            match self.about.filter(|_| self.hinted) {
+                Some(about) => {
+                    let at = Target::Hint { about, line: self.window * LINE };
+                    return Advance::Hints(Verb::Read { at, words: lines as u16 });
+                }
+                None => self.mask = u64::MAX >> (LINE - lines),
+            }
+        }
+    }
+
+    /// The window's hints have come.
+    pub fn hints(&mut self, words: &[u64]) {
+        self.mask = 0;
+        for (line, &word) in words.iter().take(LINE as usize).enumerate() {
+            if word != 0 && self.window * LINE + (line as u32) < self.lines {
+                self.mask |= 1 << line;
+            }
+        }
+    }
+}
+
+/// A hash that spreads neighbouring numbers (the finalizer of SplitMix64; Steele et al., OOPSLA 2014).
+fn mix(number: u64) -> u64 {
+    let mut hash = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    hash = (hash ^ hash >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    hash = (hash ^ hash >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    hash ^ hash >> 31
+}
+
+fn gcd(a: u32, b: u32) -> u32 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
