@@ -62,14 +62,14 @@ impl Pager {
         {
             self.rewrites.not_at_once(seen);
         }
-        let served = self.serve(&mut inside, page, write);
+        let served = self.serve(&mut inside, page, write, begun);
         drop(inside);
         self.count(&self.counters.wait_ns, clock::ns(clock::ticks() - begun));
         served == Served::Here
     }
 
-    /// Makes a page resident, and writable if `write`.
-    pub(crate) fn serve(&self, inside: &mut Inside<'_>, page: PageId, write: bool) -> Served {
+    /// Makes a page resident, and writable if `write`. `begun`: since when it is wanted, ticks.
+    pub(crate) fn serve(&self, inside: &mut Inside<'_>, page: PageId, write: bool, begun: u64) -> Served {
         let word = self.table.word(page);
         let mut rounds = 0;
         loop {
@@ -86,7 +86,7 @@ impl Pager {
                 State::Remote => {
                     if word.shift(seen, seen.to(State::Busy)) {
                         self.record(inside.thread, page, Kind::Fault);
-                        return self.fetch(inside.thread, page, seen, write);
+                        return self.fetch(inside.thread, page, seen, write, begun);
                     }
                 }
                 State::Staged => {
@@ -209,8 +209,7 @@ impl Pager {
     }
 
     /// A page from its far slot, and the window ahead of it.
-    fn fetch(&self, thread: &mut Thread, page: PageId, seen: Word, write: bool) -> Served {
-        let begun = clock::ticks();
+    fn fetch(&self, thread: &mut Thread, page: PageId, seen: Word, write: bool, begun: u64) -> Served {
         self.reserve(1);
         let Some(slot) = seen.slot() else { broken("a remote page without a far slot") };
         let place = self.pool.place(slot);

@@ -10,6 +10,7 @@ use crate::Pager;
 use crate::fault::Served;
 use crate::word::State;
 use farmem_protocol::addr::{PAGE_BYTES, PageId, is_far};
+use farmem_sys::clock;
 use farmem_sys::raw::SignalsBlocked;
 
 impl Pager {
@@ -46,7 +47,7 @@ impl Pager {
             }
             let _signals = SignalsBlocked::new();
             let mut inside = self.threads.enter();
-            if self.serve(&mut inside, page, write) == Served::Unmapped {
+            if self.serve(&mut inside, page, write, clock::ticks()) == Served::Unmapped {
                 return false;
             }
         }

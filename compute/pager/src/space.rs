@@ -25,6 +25,7 @@ use crate::regions::{Region, Regions};
 use crate::word::{AtomicWord, State, Word};
 use farmem_pool::NoRoom;
 use farmem_protocol::addr::{FAR_END, FAR_START, FarSlot, PAGE_BYTES, PageId, is_far};
+use farmem_sys::clock;
 use farmem_sys::memory::discard;
 use farmem_sys::raw::{SignalsBlocked, checked, syscall};
 use std::sync::atomic::Ordering;
@@ -256,7 +257,7 @@ impl Pager {
             libc::MADV_POPULATE_READ | libc::MADV_POPULATE_WRITE => {
                 let (first, last) = pages(addr, addr + len);
                 for page in first.0..last.0 {
-                    if self.serve(&mut inside, PageId(page), advice == libc::MADV_POPULATE_WRITE)
+                    if self.serve(&mut inside, PageId(page), advice == libc::MADV_POPULATE_WRITE, clock::ticks())
                         == crate::fault::Served::Unmapped
                     {
                         return ENOMEM;

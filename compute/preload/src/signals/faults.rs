@@ -19,9 +19,11 @@ pub extern "C" fn on_bus(signal: i32, info: *mut libc::siginfo_t, context: *mut 
     let record = threads::current();
     // A code of 0 or below: some process sent it, and there is no address.
     if code > 0 && is_far(addr) {
-        if record.serving.swap(1, Ordering::Relaxed) != 0 {
+        // The record is this thread's own: no need of a locked instruction.
+        if record.serving.load(Ordering::Relaxed) != 0 {
             broken(&format!("the runtime touched far memory at {addr:#x}, from {ip:#x}"));
         }
+        record.serving.store(1, Ordering::Relaxed);
         // SAFETY: libc's own errno of this thread, in its static TLS.
         let errno = unsafe { *libc::__errno_location() };
         let served = pager().fault(addr, write);

@@ -28,7 +28,8 @@ use super::measure::{self, Phase, Placement, Threads, What};
 use super::workload::Outcome;
 
 const PAGE: usize = WORDS * 8;
-/// Faults between two drops. Small against the resident share, so that the share of faults stays what it is.
+/// Faults between two drops, in which the resident share grows from half of this below `--local` to half of it above:
+/// on the average as much is resident as farmem may have, and the share of faults is the same.
 const STRETCH: u64 = 2048;
 /// Pages that a fault installs when reads are in order, and that leave together: as many as farmem's. More were
 /// tried, and win nothing; with 16 a page costs 5 % more.
@@ -97,7 +98,8 @@ impl Floor<'_> {
             let mut draw = Draw::new(self.options.seed);
             let mut resident: Vec<u32> = Vec::with_capacity(self.options.local + STRETCH as usize);
             self.mechanism.drop_pages(&self.array, &(0..pages as u32).collect::<Vec<_>>())?;
-            while resident.len() < self.options.local {
+            let least = self.options.local.saturating_sub(STRETCH as usize / 2);
+            while resident.len() < least {
                 self.touch(draw.below(pages), &mut resident)?;
             }
             let mut left = self.options.accesses;
@@ -120,7 +122,7 @@ impl Floor<'_> {
                 })?;
                 *counted.lock().expect("one thread").0 += INSTALLED.load(Ordering::Relaxed) - begun;
                 let mut leaving = Vec::new();
-                while resident.len() > self.options.local {
+                while resident.len() > least {
                     leaving.push(resident.swap_remove(draw.below(resident.len())));
                 }
                 self.mechanism.drop_pages(&self.array, &leaving)?;
