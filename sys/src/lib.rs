@@ -12,6 +12,7 @@
 //! * [`socket`]: stream sockets that never block.
 //! * [`sync`]: a lock for code that runs in signal handlers.
 //! * [`thread`]: threads that libc does not know of.
+//! * [`verbs`]: RDMA by libibverbs, if it is there.
 //!
 //! Nothing here knows what farmem does with it.
 
@@ -29,3 +30,4 @@ pub mod socket;
 pub mod sync;
 pub mod thread;
 pub mod uffd;
+pub mod verbs;

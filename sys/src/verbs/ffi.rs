@@ -1,0 +1,586 @@
+//! The ABI of libibverbs, as far as farmem needs it: structures, numbers, symbols.
+//!
+//! rdma-core keeps this ABI since its first release: structures grow only at their
+//! end, and what `verbs.h` has as inline functions (post, poll, windows) goes
+//! through a table of functions in `ibv_context`, which the provider fills.
+//! Offsets and sizes are asserted below; `tests/verbs_abi.rs` has a C compiler
+//! confirm each of them against the real header where it is installed.
+
+// Fields are the header's own, under its names.
+#![allow(missing_docs)]
+
+use std::ffi::{c_char, c_int, c_uint, c_void};
+
+/// `struct ibv_device`: only pointers to it are handled.
+#[repr(C)]
+pub struct Device {
+    _opaque: [u8; 0],
+}
+
+/// `struct ibv_context_ops`: the provider's functions behind `verbs.h`'s inline ones. Entries that
+/// the library keeps for old programs, or that farmem does not call, are opaque.
+#[repr(C)]
+pub struct ContextOps {
+    _compat_a: [*mut c_void; 7],
+    pub alloc_mw: Option<unsafe extern "C" fn(*mut Pd, c_uint) -> *mut Mw>,
+    pub bind_mw: *mut c_void,
+    pub dealloc_mw: Option<unsafe extern "C" fn(*mut Mw) -> c_int>,
+    _compat_b: *mut c_void,
+    pub poll_cq: Option<unsafe extern "C" fn(*mut Cq, c_int, *mut Wc) -> c_int>,
+    pub req_notify_cq: *mut c_void,
+    _compat_c: [*mut c_void; 7],
+    pub post_srq_recv: *mut c_void,
+    _compat_d: [*mut c_void; 4],
+    pub post_send: Option<unsafe extern "C" fn(*mut Qp, *mut SendWr, *mut *mut SendWr) -> c_int>,
+    pub post_recv: *mut c_void,
+    _compat_e: [*mut c_void; 5],
+}
+
+/// `struct ibv_context`, its public part.
+#[repr(C)]
+pub struct Context {
+    pub device: *mut Device,
+    pub ops: ContextOps,
+    pub cmd_fd: c_int,
+    pub async_fd: c_int,
+    pub num_comp_vectors: c_int,
+}
+
+/// `struct ibv_pd`.
+#[repr(C)]
+pub struct Pd {
+    pub context: *mut Context,
+    pub handle: u32,
+}
+
+/// `struct ibv_mr`.
+#[repr(C)]
+pub struct Mr {
+    pub context: *mut Context,
+    pub pd: *mut Pd,
+    pub addr: *mut c_void,
+    pub length: usize,
+    pub handle: u32,
+    pub lkey: u32,
+    pub rkey: u32,
+}
+
+/// `struct ibv_mw`.
+#[repr(C)]
+pub struct Mw {
+    pub context: *mut Context,
+    pub pd: *mut Pd,
+    pub rkey: u32,
+    pub handle: u32,
+    pub kind: c_uint,
+}
+
+/// `struct ibv_cq`, up to what is read here.
+#[repr(C)]
+pub struct Cq {
+    pub context: *mut Context,
+    pub channel: *mut c_void,
+    pub cq_context: *mut c_void,
+    pub handle: u32,
+    pub cqe: c_int,
+}
+
+/// `struct ibv_qp`, up to what is read here.
+#[repr(C)]
+pub struct Qp {
+    pub context: *mut Context,
+    pub qp_context: *mut c_void,
+    pub pd: *mut Pd,
+    pub send_cq: *mut Cq,
+    pub recv_cq: *mut Cq,
+    pub srq: *mut c_void,
+    pub handle: u32,
+    pub qp_num: u32,
+    pub state: c_uint,
+    pub qp_type: c_uint,
+}
+
+/// `union ibv_gid`: 16 bytes in network order, aligned as its words.
+#[derive(Clone, Copy, Default)]
+#[repr(C, align(8))]
+pub struct Gid(pub [u8; 16]);
+
+/// `struct ibv_gid_entry`.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+pub struct GidEntry {
+    pub gid: Gid,
+    pub gid_index: u32,
+    pub port_num: u32,
+    pub gid_type: u32,
+    pub ndev_ifindex: u32,
+}
+
+/// `struct ibv_global_route`.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+pub struct GlobalRoute {
+    pub dgid: Gid,
+    pub flow_label: u32,
+    pub sgid_index: u8,
+    pub hop_limit: u8,
+    pub traffic_class: u8,
+}
+
+/// `struct ibv_ah_attr`.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+pub struct AhAttr {
+    pub grh: GlobalRoute,
+    pub dlid: u16,
+    pub sl: u8,
+    pub src_path_bits: u8,
+    pub static_rate: u8,
+    pub is_global: u8,
+    pub port_num: u8,
+}
+
+/// `struct ibv_qp_cap`.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+pub struct QpCap {
+    pub max_send_wr: u32,
+    pub max_recv_wr: u32,
+    pub max_send_sge: u32,
+    pub max_recv_sge: u32,
+    pub max_inline_data: u32,
+}
+
+/// `struct ibv_qp_init_attr`.
+#[repr(C)]
+pub struct QpInitAttr {
+    pub qp_context: *mut c_void,
+    pub send_cq: *mut Cq,
+    pub recv_cq: *mut Cq,
+    pub srq: *mut c_void,
+    pub cap: QpCap,
+    pub qp_type: c_uint,
+    pub sq_sig_all: c_int,
+}
+
+/// `struct ibv_qp_attr`.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+pub struct QpAttr {
+    pub qp_state: c_uint,
+    pub cur_qp_state: c_uint,
+    pub path_mtu: c_uint,
+    pub path_mig_state: c_uint,
+    pub qkey: u32,
+    pub rq_psn: u32,
+    pub sq_psn: u32,
+    pub dest_qp_num: u32,
+    pub qp_access_flags: c_uint,
+    pub cap: QpCap,
+    pub ah_attr: AhAttr,
+    pub alt_ah_attr: AhAttr,
+    pub pkey_index: u16,
+    pub alt_pkey_index: u16,
+    pub en_sqd_async_notify: u8,
+    pub sq_draining: u8,
+    pub max_rd_atomic: u8,
+    pub max_dest_rd_atomic: u8,
+    pub min_rnr_timer: u8,
+    pub port_num: u8,
+    pub timeout: u8,
+    pub retry_cnt: u8,
+    pub rnr_retry: u8,
+    pub alt_port_num: u8,
+    pub alt_timeout: u8,
+    pub rate_limit: u32,
+}
+
+/// `struct ibv_sge`.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+pub struct Sge {
+    pub addr: u64,
+    pub length: u32,
+    pub lkey: u32,
+}
+
+/// `struct ibv_mw_bind_info`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct MwBindInfo {
+    pub mr: *mut Mr,
+    pub addr: u64,
+    pub length: u64,
+    pub mw_access_flags: c_uint,
+}
+
+/// The union of `ibv_send_wr` that says where at the other end. Its members overlay one another.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub union Target {
+    pub rdma: TargetRdma,
+    pub atomic: TargetAtomic,
+}
+
+/// `wr.rdma`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct TargetRdma {
+    pub remote_addr: u64,
+    pub rkey: u32,
+}
+
+/// `wr.atomic`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct TargetAtomic {
+    pub remote_addr: u64,
+    pub compare_add: u64,
+    pub swap: u64,
+    pub rkey: u32,
+}
+
+/// `bind_mw` of the last union of `ibv_send_wr`, its largest member.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct BindMw {
+    pub mw: *mut Mw,
+    pub rkey: u32,
+    pub info: MwBindInfo,
+}
+
+/// `struct ibv_send_wr`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct SendWr {
+    pub wr_id: u64,
+    pub next: *mut SendWr,
+    pub sg_list: *mut Sge,
+    pub num_sge: c_int,
+    pub opcode: c_uint,
+    pub send_flags: c_uint,
+    /// `imm_data`, or `invalidate_rkey` of a LOCAL_INV.
+    pub invalidate_rkey: u32,
+    pub wr: Target,
+    pub xrc_remote_srqn: u32,
+    pub bind_mw: BindMw,
+}
+
+/// `struct ibv_wc`.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+pub struct Wc {
+    pub wr_id: u64,
+    pub status: c_uint,
+    pub opcode: c_uint,
+    pub vendor_err: u32,
+    pub byte_len: u32,
+    pub invalidated_rkey: u32,
+    pub qp_num: u32,
+    pub src_qp: u32,
+    pub wc_flags: c_uint,
+    pub pkey_index: u16,
+    pub slid: u16,
+    pub sl: u8,
+    pub dlid_path_bits: u8,
+}
+
+/// `struct ibv_port_attr`. The exported `ibv_query_port` fills it up to `flags`.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+pub struct PortAttr {
+    pub state: c_uint,
+    pub max_mtu: c_uint,
+    pub active_mtu: c_uint,
+    pub gid_tbl_len: c_int,
+    pub port_cap_flags: u32,
+    pub max_msg_sz: u32,
+    pub bad_pkey_cntr: u32,
+    pub qkey_viol_cntr: u32,
+    pub pkey_tbl_len: u16,
+    pub lid: u16,
+    pub sm_lid: u16,
+    pub lmc: u8,
+    pub max_vl_num: u8,
+    pub sm_sl: u8,
+    pub subnet_timeout: u8,
+    pub init_type_reply: u8,
+    pub active_width: u8,
+    pub active_speed: u8,
+    pub phys_state: u8,
+    pub link_layer: u8,
+    pub flags: u8,
+    pub port_cap_flags2: u16,
+}
+
+/// `struct ibv_device_attr`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct DeviceAttr {
+    pub fw_ver: [c_char; 64],
+    pub node_guid: u64,
+    pub sys_image_guid: u64,
+    pub max_mr_size: u64,
+    pub page_size_cap: u64,
+    pub vendor_id: u32,
+    pub vendor_part_id: u32,
+    pub hw_ver: u32,
+    pub max_qp: c_int,
+    pub max_qp_wr: c_int,
+    pub device_cap_flags: c_uint,
+    pub max_sge: c_int,
+    pub max_sge_rd: c_int,
+    pub max_cq: c_int,
+    pub max_cqe: c_int,
+    pub max_mr: c_int,
+    pub max_pd: c_int,
+    pub max_qp_rd_atom: c_int,
+    pub max_ee_rd_atom: c_int,
+    pub max_res_rd_atom: c_int,
+    pub max_qp_init_rd_atom: c_int,
+    pub max_ee_init_rd_atom: c_int,
+    pub atomic_cap: c_uint,
+    pub max_ee: c_int,
+    pub max_rdd: c_int,
+    pub max_mw: c_int,
+    /// Raw and multicast limits, none of which farmem needs.
+    pub _others: [c_int; 11],
+    pub max_pkeys: u16,
+    pub local_ca_ack_delay: u8,
+    pub phys_port_cnt: u8,
+}
+
+/// `ibv_mw_type`: 2, which a work request binds and invalidates.
+pub const MW_TYPE_2: c_uint = 2;
+
+/// `ibv_access_flags`.
+pub mod access {
+    pub const LOCAL_WRITE: u32 = 1;
+    pub const REMOTE_WRITE: u32 = 1 << 1;
+    pub const REMOTE_READ: u32 = 1 << 2;
+    pub const REMOTE_ATOMIC: u32 = 1 << 3;
+    pub const MW_BIND: u32 = 1 << 4;
+}
+
+/// `ibv_wr_opcode`.
+pub mod opcode {
+    pub const WRITE: u32 = 0;
+    pub const READ: u32 = 4;
+    pub const CAS: u32 = 5;
+    pub const FAA: u32 = 6;
+    pub const LOCAL_INV: u32 = 7;
+    pub const BIND_MW: u32 = 8;
+}
+
+/// `ibv_send_flags`.
+pub mod send {
+    pub const SIGNALED: u32 = 1 << 1;
+    pub const INLINE: u32 = 1 << 3;
+}
+
+/// `ibv_qp_attr_mask`.
+pub mod mask {
+    pub const STATE: i32 = 1;
+    pub const ACCESS_FLAGS: i32 = 1 << 3;
+    pub const PKEY_INDEX: i32 = 1 << 4;
+    pub const PORT: i32 = 1 << 5;
+    pub const AV: i32 = 1 << 7;
+    pub const PATH_MTU: i32 = 1 << 8;
+    pub const TIMEOUT: i32 = 1 << 9;
+    pub const RETRY_CNT: i32 = 1 << 10;
+    pub const RNR_RETRY: i32 = 1 << 11;
+    pub const RQ_PSN: i32 = 1 << 12;
+    pub const MAX_QP_RD_ATOMIC: i32 = 1 << 13;
+    pub const MIN_RNR_TIMER: i32 = 1 << 15;
+    pub const SQ_PSN: i32 = 1 << 16;
+    pub const MAX_DEST_RD_ATOMIC: i32 = 1 << 17;
+    pub const DEST_QPN: i32 = 1 << 20;
+}
+
+/// `ibv_qp_state`.
+pub mod state {
+    pub const INIT: u32 = 1;
+    pub const RTR: u32 = 2;
+    pub const RTS: u32 = 3;
+}
+
+/// `IBV_QPT_RC`.
+pub const QPT_RC: c_uint = 2;
+/// `IBV_PORT_ACTIVE`.
+pub const PORT_ACTIVE: c_uint = 4;
+/// `IBV_LINK_LAYER_ETHERNET`.
+pub const LINK_LAYER_ETHERNET: u8 = 2;
+/// `IBV_GID_TYPE_ROCE_V2` of an entry of the GID table.
+pub const GID_TYPE_ROCE_V2: u32 = 2;
+/// `IBV_DEVICE_MEM_WINDOW_TYPE_2B`.
+pub const DEVICE_MW_TYPE_2B: c_uint = 1 << 24;
+
+/// Declares [`Symbols`]: the functions that the library exports.
+macro_rules! symbols {
+    ($($name:ident: fn($($arg:ty),*) $(-> $ret:ty)?;)*) => {
+        /// Functions of the library, each under its C name.
+        pub struct Symbols {
+            $(pub $name: unsafe extern "C" fn($($arg),*) $(-> $ret)?,)*
+        }
+
+        impl Symbols {
+            /// Looks every symbol up; names the first that is missing.
+            ///
+            /// # Safety
+            /// `find` must return addresses of libibverbs' functions of these names, or null.
+            pub unsafe fn load(find: impl Fn(&std::ffi::CStr) -> *mut c_void) -> Result<Symbols, &'static str> {
+                $(
+                    let name = concat!(stringify!($name), "\0");
+                    let at = find(std::ffi::CStr::from_bytes_with_nul(name.as_bytes()).unwrap_or(c""));
+                    if at.is_null() {
+                        return Err(stringify!($name));
+                    }
+                    // SAFETY: not null, and the function of this name has this signature (verbs.h).
+                    let $name = unsafe {
+                        std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($arg),*) $(-> $ret)?>(at)
+                    };
+                )*
+                Ok(Symbols { $($name),* })
+            }
+        }
+    };
+}
+
+symbols! {
+    ibv_get_device_list: fn(*mut c_int) -> *mut *mut Device;
+    ibv_free_device_list: fn(*mut *mut Device);
+    ibv_get_device_name: fn(*mut Device) -> *const c_char;
+    ibv_open_device: fn(*mut Device) -> *mut Context;
+    ibv_close_device: fn(*mut Context) -> c_int;
+    ibv_query_device: fn(*mut Context, *mut DeviceAttr) -> c_int;
+    ibv_query_port: fn(*mut Context, u8, *mut PortAttr) -> c_int;
+    _ibv_query_gid_ex: fn(*mut Context, u32, u32, *mut GidEntry, u32, usize) -> c_int;
+    ibv_alloc_pd: fn(*mut Context) -> *mut Pd;
+    ibv_dealloc_pd: fn(*mut Pd) -> c_int;
+    ibv_reg_mr_iova2: fn(*mut Pd, *mut c_void, usize, u64, c_uint) -> *mut Mr;
+    ibv_dereg_mr: fn(*mut Mr) -> c_int;
+    ibv_create_cq: fn(*mut Context, c_int, *mut c_void, *mut c_void, c_int) -> *mut Cq;
+    ibv_destroy_cq: fn(*mut Cq) -> c_int;
+    ibv_create_qp: fn(*mut Pd, *mut QpInitAttr) -> *mut Qp;
+    ibv_destroy_qp: fn(*mut Qp) -> c_int;
+    ibv_modify_qp: fn(*mut Qp, *mut QpAttr, c_int) -> c_int;
+    ibv_wc_status_str: fn(c_uint) -> *const c_char;
+}
+
+/// Sizes and offsets, by their names in C: what is asserted here, and what the test asks a C compiler.
+macro_rules! layout {
+    ($($c:literal $rust:ty $(, $field:literal $offset:expr)* ;)*) => {
+        /// `(C expression, its value here)` for every size and offset that matters.
+        pub const LAYOUT: &[(&str, usize)] = &[$(
+            $((concat!("offsetof(struct ", $c, ", ", $field, ")"), $offset),)*
+        )*];
+    };
+}
+
+layout! {
+    "ibv_context" Context,
+        "ops.alloc_mw" std::mem::offset_of!(Context, ops.alloc_mw),
+        "ops.dealloc_mw" std::mem::offset_of!(Context, ops.dealloc_mw),
+        "ops.poll_cq" std::mem::offset_of!(Context, ops.poll_cq),
+        "ops.post_send" std::mem::offset_of!(Context, ops.post_send),
+        "cmd_fd" std::mem::offset_of!(Context, cmd_fd),
+        "async_fd" std::mem::offset_of!(Context, async_fd);
+    "ibv_mr" Mr,
+        "lkey" std::mem::offset_of!(Mr, lkey),
+        "rkey" std::mem::offset_of!(Mr, rkey);
+    "ibv_mw" Mw,
+        "rkey" std::mem::offset_of!(Mw, rkey);
+    "ibv_qp" Qp,
+        "qp_num" std::mem::offset_of!(Qp, qp_num);
+    "ibv_ah_attr" AhAttr,
+        "grh.sgid_index" std::mem::offset_of!(AhAttr, grh.sgid_index),
+        "dlid" std::mem::offset_of!(AhAttr, dlid),
+        "port_num" std::mem::offset_of!(AhAttr, port_num);
+    "ibv_qp_init_attr" QpInitAttr,
+        "cap" std::mem::offset_of!(QpInitAttr, cap),
+        "qp_type" std::mem::offset_of!(QpInitAttr, qp_type),
+        "sq_sig_all" std::mem::offset_of!(QpInitAttr, sq_sig_all);
+    "ibv_qp_attr" QpAttr,
+        "path_mtu" std::mem::offset_of!(QpAttr, path_mtu),
+        "dest_qp_num" std::mem::offset_of!(QpAttr, dest_qp_num),
+        "qp_access_flags" std::mem::offset_of!(QpAttr, qp_access_flags),
+        "ah_attr" std::mem::offset_of!(QpAttr, ah_attr),
+        "pkey_index" std::mem::offset_of!(QpAttr, pkey_index),
+        "max_rd_atomic" std::mem::offset_of!(QpAttr, max_rd_atomic),
+        "port_num" std::mem::offset_of!(QpAttr, port_num),
+        "rnr_retry" std::mem::offset_of!(QpAttr, rnr_retry);
+    "ibv_send_wr" SendWr,
+        "opcode" std::mem::offset_of!(SendWr, opcode),
+        "send_flags" std::mem::offset_of!(SendWr, send_flags),
+        "invalidate_rkey" std::mem::offset_of!(SendWr, invalidate_rkey),
+        "wr.rdma.rkey" std::mem::offset_of!(SendWr, wr) + std::mem::offset_of!(TargetRdma, rkey),
+        "wr.atomic.swap" std::mem::offset_of!(SendWr, wr) + std::mem::offset_of!(TargetAtomic, swap),
+        "wr.atomic.rkey" std::mem::offset_of!(SendWr, wr) + std::mem::offset_of!(TargetAtomic, rkey),
+        "bind_mw.rkey" std::mem::offset_of!(SendWr, bind_mw.rkey),
+        "bind_mw.bind_info" std::mem::offset_of!(SendWr, bind_mw.info);
+    "ibv_mw_bind_info" MwBindInfo,
+        "mw_access_flags" std::mem::offset_of!(MwBindInfo, mw_access_flags);
+    "ibv_wc" Wc,
+        "status" std::mem::offset_of!(Wc, status),
+        "wc_flags" std::mem::offset_of!(Wc, wc_flags);
+    "ibv_port_attr" PortAttr,
+        "active_mtu" std::mem::offset_of!(PortAttr, active_mtu),
+        "gid_tbl_len" std::mem::offset_of!(PortAttr, gid_tbl_len),
+        "lid" std::mem::offset_of!(PortAttr, lid),
+        "link_layer" std::mem::offset_of!(PortAttr, link_layer);
+    "ibv_device_attr" DeviceAttr,
+        "device_cap_flags" std::mem::offset_of!(DeviceAttr, device_cap_flags),
+        "max_qp_rd_atom" std::mem::offset_of!(DeviceAttr, max_qp_rd_atom),
+        "atomic_cap" std::mem::offset_of!(DeviceAttr, atomic_cap),
+        "max_mw" std::mem::offset_of!(DeviceAttr, max_mw),
+        "phys_port_cnt" std::mem::offset_of!(DeviceAttr, phys_port_cnt);
+}
+
+/// Sizes of the structures that are made here and read there, or the other way round, and the numbers of flags
+/// and states: as [`LAYOUT`].
+pub const SIZES: &[(&str, usize)] = &[
+    ("sizeof(struct ibv_context_ops)", size_of::<ContextOps>()),
+    ("sizeof(struct ibv_qp_init_attr)", size_of::<QpInitAttr>()),
+    ("sizeof(struct ibv_qp_attr)", size_of::<QpAttr>()),
+    ("sizeof(struct ibv_ah_attr)", size_of::<AhAttr>()),
+    ("sizeof(struct ibv_send_wr)", size_of::<SendWr>()),
+    ("sizeof(struct ibv_sge)", size_of::<Sge>()),
+    ("sizeof(struct ibv_wc)", size_of::<Wc>()),
+    ("sizeof(struct ibv_port_attr)", size_of::<PortAttr>()),
+    ("sizeof(struct ibv_device_attr)", size_of::<DeviceAttr>()),
+    ("sizeof(struct ibv_gid_entry)", size_of::<GidEntry>()),
+    ("IBV_MW_TYPE_2", MW_TYPE_2 as usize),
+    ("IBV_ACCESS_REMOTE_ATOMIC", access::REMOTE_ATOMIC as usize),
+    ("IBV_ACCESS_MW_BIND", access::MW_BIND as usize),
+    ("IBV_WR_RDMA_READ", opcode::READ as usize),
+    ("IBV_WR_ATOMIC_CMP_AND_SWP", opcode::CAS as usize),
+    ("IBV_WR_ATOMIC_FETCH_AND_ADD", opcode::FAA as usize),
+    ("IBV_WR_LOCAL_INV", opcode::LOCAL_INV as usize),
+    ("IBV_WR_BIND_MW", opcode::BIND_MW as usize),
+    ("IBV_SEND_SIGNALED", send::SIGNALED as usize),
+    ("IBV_SEND_INLINE", send::INLINE as usize),
+    ("IBV_QP_DEST_QPN", mask::DEST_QPN as usize),
+    ("IBV_QP_MAX_DEST_RD_ATOMIC", mask::MAX_DEST_RD_ATOMIC as usize),
+    ("IBV_QP_SQ_PSN", mask::SQ_PSN as usize),
+    ("IBV_QP_MIN_RNR_TIMER", mask::MIN_RNR_TIMER as usize),
+    ("IBV_QP_MAX_QP_RD_ATOMIC", mask::MAX_QP_RD_ATOMIC as usize),
+    ("IBV_QP_RNR_RETRY", mask::RNR_RETRY as usize),
+    ("IBV_QP_TIMEOUT", mask::TIMEOUT as usize),
+    ("IBV_QP_ACCESS_FLAGS", mask::ACCESS_FLAGS as usize),
+    ("IBV_QPS_RTS", state::RTS as usize),
+    ("IBV_QPT_RC", QPT_RC as usize),
+    ("IBV_PORT_ACTIVE", PORT_ACTIVE as usize),
+    ("IBV_LINK_LAYER_ETHERNET", LINK_LAYER_ETHERNET as usize),
+    ("IBV_GID_TYPE_ROCE_V2", GID_TYPE_ROCE_V2 as usize),
+    ("IBV_DEVICE_MEM_WINDOW_TYPE_2B", DEVICE_MW_TYPE_2B as usize),
+    ("IBV_WC_WR_FLUSH_ERR", super::Outcome::FLUSHED.0 as usize),
+    ("IBV_WC_REM_ACCESS_ERR", super::Outcome::REMOTE_ACCESS.0 as usize),
+    ("IBV_WC_RETRY_EXC_ERR", super::Outcome::UNREACHABLE.0 as usize),
+];
+
+const _: () = {
+    assert!(size_of::<ContextOps>() == 32 * 8 && std::mem::offset_of!(Context, cmd_fd) == 8 + 32 * 8);
+    assert!(size_of::<SendWr>() == 128 && size_of::<Wc>() == 48 && size_of::<Sge>() == 16);
+    assert!(size_of::<QpInitAttr>() == 64 && size_of::<QpAttr>() == 144 && size_of::<AhAttr>() == 32);
+    assert!(size_of::<DeviceAttr>() == 232 && size_of::<PortAttr>() == 52 && size_of::<GidEntry>() == 32);
+};
