@@ -83,6 +83,7 @@ enum Command {
     #[command(hide = true)]
     TortureChild(farmem_torture::Child),
     Replay(farmem_replay::Replay),
+    Amat(farmem_amat::Amat),
     Top(top::Options),
     Demo(demo::Options),
     #[command(hide = true)]
@@ -116,6 +117,7 @@ impl Command {
             Command::Torture(torture) => std::process::exit(torture.run()?),
             Command::TortureChild(child) => Ok(child.run()?),
             Command::Replay(replay) => Ok(replay.run()?),
+            Command::Amat(amat) => Ok(amat.run()?),
             Command::Top(options) => top::run(&options),
             Command::Manual(options) => manual::write(&options),
             Command::Demo(options) => demo::run(&options),

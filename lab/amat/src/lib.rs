@@ -1,0 +1,350 @@
+//! Average memory access time on far-memory systems: `farmem amat`.
+//!
+//! What Kona's authors asked with KCacheSim (ASPLOS '21): a program's loads and
+//! stores go through a CPU's caches, what they miss through local memory of some
+//! size, what that misses to far memory; how long does the average access take?
+//!
+//! ```text
+//! program ─ lackey ─┐
+//! trace ──── file ──┼─► reference ─► cpu ─► local (every size) ─► counts ─► model ─► report, plot
+//! pattern ─ generate┘                simulate: one pass for all systems
+//! ```
+//!
+//! | room | |
+//! |---|---|
+//! | [`reference`], [`mod@file`], [`lackey`], [`generate`] | where references come from |
+//! | [`cpu`], [`local`], [`simulate`] | what hits where |
+//! | [`formula`], [`model`] | what that costs: as published, and with what it leaves out |
+//! | [`system`], [`calibrate`] | the systems compared |
+//!
+//! `docs/design/amat.md` says what the figures mean, and what they do not.
+
+#![forbid(unsafe_code)]
+
+pub mod calibrate;
+pub mod cpu;
+pub mod file;
+pub mod formula;
+pub mod generate;
+pub mod lackey;
+pub mod local;
+pub mod model;
+pub mod plot;
+pub mod reference;
+pub mod report;
+pub mod simulate;
+pub mod system;
+
+use anyhow::{Context, Result, bail};
+use file::End;
+use generate::{Generated, Pattern};
+use model::Setting;
+use reference::Sink;
+use report::{Caches, Report, Row};
+use simulate::{Footprint, Simulation};
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{BufReader, BufWriter, IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use system::{Bytes, SHIPPED, System};
+
+/// Average memory access time of a program on far-memory systems
+///
+/// Records a program's loads and stores (by valgrind: some hundred times slower than it runs), or reads
+/// such a recording, or makes up a pattern, and simulates CPU caches, local and far memory. One pass over
+/// the trace serves all systems and sizes; the same trace gives the same figures.
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Amat {
+    /// Recorded traces
+    #[arg(value_name = "TRACE", conflicts_with = "generate")]
+    pub traces: Vec<PathBuf>,
+    /// The program to record, with its arguments. Its forked children are not followed
+    #[arg(last = true, value_name = "PROGRAM", conflicts_with_all = ["traces", "generate"])]
+    pub program: Vec<OsString>,
+    /// Keep the program's recording here, to be read again
+    #[arg(long, value_name = "FILE", requires = "program")]
+    pub record: Option<PathBuf>,
+    /// Make up references instead
+    #[arg(long, value_name = "PATTERN")]
+    pub generate: Option<Pattern>,
+    /// Of generated traces: bytes of the array
+    #[arg(long, default_value = "256M", requires = "generate")]
+    pub array: Bytes,
+    /// Of generated traces: loads and stores, in millions
+    #[arg(long, value_name = "MILLIONS", default_value_t = 20, requires = "generate", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    pub references: u64,
+    /// Of generated traces
+    #[arg(long, default_value_t = 1, requires = "generate")]
+    pub seed: u64,
+    /// Systems: names of shipped ones, or files that describe them; all shipped ones if none
+    #[arg(short, long = "system", value_name = "SYSTEM", value_delimiter = ',')]
+    pub systems: Vec<String>,
+    /// Local memory, in percent of the pages that the program touches
+    #[arg(long, value_name = "SHARES", value_delimiter = ',', default_value = "10%,25%,50%,100%", value_parser = share)]
+    pub local: Vec<f64>,
+    /// Block sizes to compare, instead of each system's own
+    #[arg(long, value_name = "SIZES", value_delimiter = ',')]
+    pub block: Vec<Bytes>,
+    /// Watch only this share of local memory; figures then have their error beside them
+    #[arg(long, value_name = "SHARE", default_value = "100%", value_parser = share)]
+    pub sample: f64,
+    /// Threads that share the link
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub threads: u32,
+    /// The published formula alone: no prefetch, write-back, bandwidth or queueing, and fresh memory is fetched
+    #[arg(long)]
+    pub published: bool,
+    /// Take latencies of this machine from a report of `farmem bench paging --json`
+    #[arg(long, value_name = "FIGURES.json")]
+    pub calibrate: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Write plots here: AMAT against local memory, and against block size if several are compared
+    #[arg(long, value_name = "FILE.svg")]
+    pub svg: Option<PathBuf>,
+    /// Print the description of a shipped system, to write one's own from, and nothing else
+    #[arg(long, value_name = "SYSTEM", exclusive = true)]
+    pub show: Option<String>,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  farmem amat -- python3 -c 'print(sum(range(10**6)))'
+  farmem amat --record sort.refs -- sort big.txt       keep the recording
+  farmem amat sort.refs --local 5%,10%,20%             and ask it again
+  farmem amat --generate zipf --array 1G --sample 10%
+  farmem amat --generate zipf --system kona --block 64,256,1K,4K,32K --svg blocks.svg
+  farmem amat --show kona > mine.toml                  describe a system of one's own";
+
+fn share(text: &str) -> Result<f64, &'static str> {
+    match text.trim_end_matches('%').parse::<f64>() {
+        Ok(share) if share > 0.0 && share <= 400.0 => Ok(share / 100.0),
+        _ => Err("a share above 0% is needed, such as 25%"),
+    }
+}
+
+/// Where references come from. They are told twice: to see how much memory is touched, and to simulate.
+enum Origin {
+    File(PathBuf),
+    Generated(Generated),
+}
+
+impl Origin {
+    fn name(&self) -> String {
+        match self {
+            Origin::File(path) => path.file_stem().unwrap_or(path.as_os_str()).to_string_lossy().into_owned(),
+            Origin::Generated(generated) => {
+                let pattern = format!("{:?}", generated.pattern).to_lowercase();
+                format!("{pattern} over {}", report::size(generated.bytes))
+            }
+        }
+    }
+
+    fn tell(&self, sink: &mut dyn Sink) -> Result<End> {
+        match self {
+            Origin::File(path) => {
+                let file = File::open(path).with_context(|| path.display().to_string())?;
+                file::read(BufReader::with_capacity(1 << 20, file), sink).with_context(|| path.display().to_string())
+            }
+            Origin::Generated(generated) => {
+                generated.run(sink);
+                Ok(End::Whole)
+            }
+        }
+    }
+}
+
+impl Amat {
+    /// Simulates, and prints what came of it.
+    ///
+    /// # Errors
+    /// When a system, a trace or the program makes no sense; the error says which and why.
+    pub fn run(self) -> Result<()> {
+        if let Some(name) = &self.show {
+            let Some((_, text)) = SHIPPED.iter().find(|(shipped, _)| shipped == name) else {
+                bail!("no system '{name}' is shipped; there are {}", SHIPPED.map(|(name, _)| name).join(", "));
+            };
+            return print(text);
+        }
+        let systems = self.described()?;
+        let scratch;
+        let mut origins: Vec<Origin> = self.traces.iter().cloned().map(Origin::File).collect();
+        if let Some(pattern) = self.generate {
+            let (bytes, references) = (self.array.0, self.references * 1_000_000);
+            origins.push(Origin::Generated(Generated { pattern, bytes, references, seed: self.seed }));
+        }
+        if !self.program.is_empty() {
+            scratch = Scratch::new(self.record.as_deref(), &self.program)?;
+            record(&self.program, &scratch.path)?;
+            origins.push(Origin::File(scratch.path.clone()));
+        }
+        if origins.is_empty() {
+            bail!("nothing to simulate: name a trace, a program after --, or --generate a pattern");
+        }
+        let mut reports = vec![];
+        for origin in &origins {
+            let report = self.simulate(origin, &systems)?;
+            if !self.json {
+                print(&format!("{report}\n"))?;
+            }
+            reports.push(report);
+        }
+        if self.json {
+            print(&(serde_json::to_string_pretty(&reports)? + "\n"))?;
+        }
+        if let Some(path) = &self.svg {
+            if reports.len() > 1 {
+                bail!("--svg draws one trace at a time");
+            }
+            std::fs::write(path, plot::svg(&reports[0])).with_context(|| path.display().to_string())?;
+        }
+        Ok(())
+    }
+
+    fn described(&self) -> Result<Vec<System>> {
+        let shipped: Vec<String> = SHIPPED.iter().map(|(name, _)| (*name).to_owned()).collect();
+        let names = if self.systems.is_empty() { &shipped } else { &self.systems };
+        let mut systems = names.iter().map(|name| System::find(name)).collect::<Result<Vec<_>>>()?;
+        if let Some(path) = &self.calibrate {
+            let figures = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+            let told = calibrate::calibrate(&mut systems, &figures).with_context(|| path.display().to_string())?;
+            told.iter().for_each(|line| eprintln!("calibrated {line}"));
+        }
+        if let Some(block) = self.block.iter().find(|b| !b.0.is_power_of_two() || !(64..=2 << 20).contains(&b.0)) {
+            bail!("--block: sizes are powers of two from 64 to 2M, not {}", block.0);
+        }
+        if self.published {
+            systems.iter_mut().for_each(|system| system.prefetch = 0);
+        }
+        Ok(systems)
+    }
+
+    fn simulate(&self, origin: &Origin, systems: &[System]) -> Result<Report> {
+        let mut footprint = Footprint::default();
+        if origin.tell(&mut footprint)? == End::CutOff {
+            eprintln!("{}: cut off; read as far as it goes", origin.name());
+        }
+        if footprint.references == 0 {
+            bail!("{}: no references", origin.name());
+        }
+        let mut locals = self.local.clone();
+        locals.sort_by(f64::total_cmp);
+        locals.dedup();
+        let sizes: Vec<u64> = locals.iter().map(|share| (footprint.bytes() as f64 * share).ceil() as u64).collect();
+        let blocks = |system: &System| match self.block.as_slice() {
+            [] => vec![system.local.block.0],
+            blocks => blocks.iter().map(|block| block.0).collect(),
+        };
+        let pairs: Vec<(&System, u64)> =
+            systems.iter().flat_map(|system| blocks(system).into_iter().map(move |block| (system, block))).collect();
+        let simulation = Simulation::new(pairs.iter().copied(), &sizes, self.sample);
+        let mut shown = Progress::new(simulation, footprint.references);
+        origin.tell(&mut shown)?;
+        let simulation = shown.done();
+
+        let setting = Setting { threads: self.threads, published: self.published };
+        let mut rows = vec![];
+        for &(system, block) in &pairs {
+            let (front, tallies) = simulation.result(system, block);
+            for ((&local, &local_bytes), tally) in locals.iter().zip(&sizes).zip(&tallies) {
+                let outcome = model::outcome(system, block, &front, tally, setting);
+                rows.push(Row { system: system.name.clone(), block, local, local_bytes, outcome });
+            }
+        }
+        let (front, _) = simulation.result(pairs[0].0, pairs[0].1);
+        Ok(Report {
+            trace: origin.name(),
+            references: front.references.total(),
+            reads: front.references.read,
+            instructions: front.instructions,
+            footprint: footprint.bytes(),
+            caches: Caches::of(&front, pairs[0].0.cpu.iter().map(|level| level.name.clone())),
+            sample: self.sample,
+            rows,
+        })
+    }
+}
+
+/// To standard output; a reader that has seen enough is no error.
+fn print(text: &str) -> Result<()> {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        done => Ok(done?),
+    }
+}
+
+fn record(program: &[OsString], to: &Path) -> Result<()> {
+    let out = BufWriter::new(File::create(to).with_context(|| to.display().to_string())?);
+    let mut shown = Progress::new(file::Writer::new(out)?, 0);
+    lackey::run(program, &mut shown)?;
+    shown.done().finish().with_context(|| to.display().to_string())?;
+    Ok(())
+}
+
+/// Where a recording goes: to a file of the user's, or to one that is removed in the end.
+struct Scratch {
+    path: PathBuf,
+    kept: bool,
+}
+
+impl Scratch {
+    fn new(kept: Option<&Path>, program: &[OsString]) -> Result<Scratch> {
+        if let Some(path) = kept {
+            return Ok(Scratch { path: path.to_owned(), kept: true });
+        }
+        let name = Path::new(&program[0]).file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let dir = std::env::temp_dir().join(format!("farmem-amat-{}", std::process::id()));
+        std::fs::create_dir(&dir).with_context(|| dir.display().to_string())?;
+        Ok(Scratch { path: dir.join(format!("{name}.refs")), kept: false })
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        if !self.kept
+            && let Some(dir) = self.path.parent()
+        {
+            let _ = std::fs::remove_file(&self.path);
+            let _ = std::fs::remove_dir(dir);
+        }
+    }
+}
+
+/// Tells people how far a sink has come, on a terminal.
+struct Progress<S> {
+    sink: S,
+    done: u64,
+    /// 0: nobody knows.
+    all: u64,
+    terminal: bool,
+}
+
+impl<S: Sink> Progress<S> {
+    const STEP: u64 = 1 << 22;
+
+    fn new(sink: S, all: u64) -> Progress<S> {
+        Progress { sink, done: 0, all, terminal: std::io::stderr().is_terminal() }
+    }
+
+    fn done(self) -> S {
+        if self.terminal && self.done >= Self::STEP {
+            eprint!("\r\x1b[K");
+        }
+        self.sink
+    }
+}
+
+impl<S: Sink> Sink for Progress<S> {
+    fn take(&mut self, event: reference::Event) {
+        self.done += u64::from(matches!(event, reference::Event::Reference(_)));
+        if self.terminal && self.done.is_multiple_of(Self::STEP) && self.done > 0 {
+            match self.all {
+                0 => eprint!("\r{} M references recorded ", self.done / 1_000_000),
+                all => eprint!("\r{:3} % of {} M references ", self.done * 100 / all, all / 1_000_000),
+            }
+        }
+        self.sink.take(event);
+    }
+}

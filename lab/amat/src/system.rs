@@ -1,0 +1,298 @@
+//! Descriptions of far-memory systems, in TOML.
+//!
+//! What a description says, `farmem amat --show NAME` prints with the ones that
+//! are shipped (`systems/`); every figure there names its source.
+
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+
+/// A number of bytes, in TOML a number or text such as `"32K"`, `"1.375M"`, `"4G"`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "Text", into = "u64")]
+pub struct Bytes(pub u64);
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Text {
+    Number(u64),
+    Text(String),
+}
+
+impl TryFrom<Text> for Bytes {
+    type Error = String;
+    fn try_from(text: Text) -> Result<Bytes, String> {
+        match text {
+            Text::Number(n) => Ok(Bytes(n)),
+            Text::Text(text) => text.parse(),
+        }
+    }
+}
+
+impl From<Bytes> for u64 {
+    fn from(bytes: Bytes) -> u64 {
+        bytes.0
+    }
+}
+
+impl std::str::FromStr for Bytes {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Bytes, String> {
+        let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+        let (number, unit) = text.split_at(digits);
+        let shift = match unit.trim() {
+            "" => 0,
+            "k" | "K" => 10,
+            "M" => 20,
+            "G" => 30,
+            "T" => 40,
+            _ => return Err(format!("'{text}': use K, M, G or T")),
+        };
+        let number: f64 = number.parse().map_err(|_| format!("'{text}' is not a size; write for example 32K"))?;
+        match number * (1u64 << shift) as f64 {
+            bytes if (1.0..(1u64 << 50) as f64).contains(&bytes) => Ok(Bytes(bytes as u64)),
+            _ => Err(format!("'{text}': sizes go from 1 byte to 1024T")),
+        }
+    }
+}
+
+/// One level of the CPU's caches.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Level {
+    /// In tables.
+    pub name: String,
+    /// Bytes.
+    pub size: Bytes,
+    /// Lines of a set.
+    pub ways: u32,
+    /// A hit, in nanoseconds; it is paid by misses too.
+    pub ns: f64,
+}
+
+/// Where local pages are.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Local {
+    /// A hit, in nanoseconds.
+    pub ns: f64,
+    /// What is fetched and evicted as one: a power of two, 64 bytes to 2 MiB.
+    pub block: Bytes,
+    /// Blocks of a set; 0: any block anywhere, as in a pager.
+    #[serde(default)]
+    pub ways: u32,
+}
+
+/// How far memory is reached.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Remote {
+    /// A fetch of one block that a thread waits for, in nanoseconds; or by the block's bytes.
+    pub ns: Latency,
+    /// What a block costs, in nanoseconds, that was fetched ahead.
+    #[serde(default)]
+    pub prefetched_ns: f64,
+    /// Of the link, each way. None: no end to it.
+    pub gbit_per_s: Option<f64>,
+    /// Bytes on the wire for each fetch or write-back besides its data.
+    #[serde(default)]
+    pub header_bytes: f64,
+}
+
+/// Nanoseconds, of any block or by its size.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Latency {
+    /// The same for all.
+    Any(f64),
+    /// Bytes and nanoseconds, in order; between them linear.
+    BySize(Vec<(u64, f64)>),
+}
+
+impl Latency {
+    /// For a block of so many bytes.
+    pub fn of(&self, bytes: u64) -> f64 {
+        match self {
+            Latency::Any(ns) => *ns,
+            Latency::BySize(table) => {
+                let above = table.partition_point(|&(size, _)| size < bytes);
+                match (above.checked_sub(1).map(|i| table[i]), table.get(above)) {
+                    (None, Some(&(_, ns))) | (Some((_, ns)), None) => ns,
+                    (Some((low, from)), Some(&(high, to))) => {
+                        from + (to - from) * (bytes - low) as f64 / (high - low) as f64
+                    }
+                    (None, None) => 0.0,
+                }
+            }
+        }
+    }
+}
+
+/// What is sent of a block that leaves dirty.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Unit {
+    /// All of it.
+    #[default]
+    Block,
+    /// The lines that were written; of blocks above 4 KiB, their 64ths.
+    Lines,
+}
+
+/// What happens to blocks that leave.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WriteBack {
+    /// What is sent.
+    #[serde(default)]
+    pub unit: Unit,
+    /// What a dirty block's leaving costs the program, in nanoseconds, besides the link.
+    #[serde(default)]
+    pub ns: f64,
+}
+
+/// A far-memory system.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct System {
+    /// In tables.
+    pub name: String,
+    /// In one sentence.
+    pub about: String,
+    /// Where its figures are from.
+    pub source: String,
+    /// The CPU's caches, from the first. None: [`default_cpu`].
+    #[serde(default = "default_cpu")]
+    pub cpu: Vec<Level>,
+    /// An instruction's share of time without memory, in nanoseconds: it tells how busy the link is.
+    #[serde(default = "default_ns_per_instruction")]
+    pub ns_per_instruction: f64,
+    /// Local memory.
+    pub local: Local,
+    /// Blocks fetched ahead when blocks are fetched in order; 0: none.
+    #[serde(default)]
+    pub prefetch: u32,
+    /// Far memory.
+    pub remote: Remote,
+    /// Eviction.
+    #[serde(default)]
+    pub write_back: WriteBack,
+}
+
+/// KCacheSim's latencies (`latency.py`), with caches of a current server core: its second level was
+/// modelled as 64 KiB.
+pub fn default_cpu() -> Vec<Level> {
+    let level = |name: &str, size, ways, ns| Level { name: name.into(), size: Bytes(size), ways, ns };
+    vec![level("L1", 32 << 10, 8, 2.0), level("L2", 1 << 20, 16, 9.0), level("L3", 8 << 20, 16, 26.0)]
+}
+
+fn default_ns_per_instruction() -> f64 {
+    0.25
+}
+
+/// The systems that are shipped: file names and texts.
+pub const SHIPPED: [(&str, &str); 8] = [
+    ("kona", include_str!("../systems/kona.toml")),
+    ("legoos", include_str!("../systems/legoos.toml")),
+    ("remote-regions", include_str!("../systems/remote-regions.toml")),
+    ("infiniswap", include_str!("../systems/infiniswap.toml")),
+    ("zram", include_str!("../systems/zram.toml")),
+    ("farmem-shm", include_str!("../systems/farmem-shm.toml")),
+    ("farmem-tcp", include_str!("../systems/farmem-tcp.toml")),
+    ("farmem-rdma", include_str!("../systems/farmem-rdma.toml")),
+];
+
+impl System {
+    /// A shipped one by its name, or the one that a file describes.
+    ///
+    /// # Errors
+    /// When there is none, or it makes no sense.
+    pub fn find(name: &str) -> Result<System> {
+        if let Some((_, text)) = SHIPPED.iter().find(|(shipped, _)| *shipped == name) {
+            return System::parse(text);
+        }
+        let text = std::fs::read_to_string(name).with_context(|| {
+            let names: Vec<&str> = SHIPPED.iter().map(|(name, _)| *name).collect();
+            format!("'{name}' is neither a file nor one of {}", names.join(", "))
+        })?;
+        System::parse(&text).with_context(|| name.to_owned())
+    }
+
+    /// From TOML.
+    ///
+    /// # Errors
+    /// When it makes no sense; the error says where.
+    pub fn parse(text: &str) -> Result<System> {
+        let system: System = toml::from_str(text).map_err(|e| anyhow::anyhow!("{}", e.to_string().trim_end()))?;
+        system.check().with_context(|| format!("system '{}'", system.name))?;
+        Ok(system)
+    }
+
+    fn check(&self) -> Result<()> {
+        let block = self.local.block.0;
+        if !block.is_power_of_two() || !(64..=2 << 20).contains(&block) {
+            bail!("local.block must be a power of two from 64 to 2M, not {block}");
+        }
+        if self.cpu.len() > 4 || self.cpu.iter().any(|level| level.size.0 > 1 << 32 || level.ways > 1024) {
+            bail!("at most four levels of cache, of at most 4G and 1024 ways");
+        }
+        if self.local.ways > 1024 || self.prefetch > 1024 {
+            bail!("local.ways and prefetch go up to 1024");
+        }
+        let mut figures = vec![self.ns_per_instruction, self.local.ns, self.remote.prefetched_ns];
+        figures.extend([self.remote.header_bytes, self.write_back.ns, self.remote.gbit_per_s.unwrap_or(1.0)]);
+        figures.extend(self.cpu.iter().map(|level| level.ns));
+        match &self.remote.ns {
+            Latency::Any(ns) => figures.push(*ns),
+            Latency::BySize(table) => {
+                if table.is_empty() || table.windows(2).any(|pair| pair[0].0 >= pair[1].0) {
+                    bail!("remote.ns by size must name sizes in ascending order");
+                }
+                figures.extend(table.iter().map(|(_, ns)| ns));
+            }
+        }
+        if figures.iter().any(|figure| !figure.is_finite() || *figure < 0.0) || self.remote.gbit_per_s == Some(0.0) {
+            bail!("times, rates and bytes must be numbers above zero");
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_shipped_can_be_read_and_is_named_as_its_file() {
+        for (name, text) in SHIPPED {
+            assert_eq!(System::parse(text).unwrap().name, name);
+            assert_eq!(System::find(name).unwrap().name, name);
+        }
+        let none = System::find("nowhere").unwrap_err().to_string();
+        assert!(none.contains("neither a file nor one of kona"), "{none}");
+    }
+
+    #[test]
+    fn latencies_between_sizes_are_linear() {
+        let table = Latency::BySize(vec![(64, 100.0), (128, 200.0)]);
+        assert_eq!([1, 64, 96, 128, 4096].map(|bytes| table.of(bytes)), [100.0, 100.0, 150.0, 200.0, 200.0]);
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused_by_name() {
+        let good = SHIPPED[0].1;
+        for (from, to, says) in [
+            ("block = \"4K\"", "block = \"5K\"", "power of two"),
+            ("block = \"4K\"", "block = \"4Q\"", "K, M, G or T"),
+            ("block = \"4K\"", "block = \"4K\"\nblok = 1", "unknown field"),
+            ("ways = 4", "ways = 4000", "1024"),
+            ("ns = 130", "ns = -130", "above zero"),
+            ("ns = 130", "ns = nan", "above zero"),
+        ] {
+            assert!(good.contains(from), "{from}");
+            let refusal = format!("{:#}", System::parse(&good.replacen(from, to, 1)).unwrap_err());
+            assert!(refusal.contains(says), "{to}: {refusal}");
+        }
+        assert!("1e9".parse::<Bytes>().is_err() && "0".parse::<Bytes>().is_err() && "".parse::<Bytes>().is_err());
+        assert_eq!("1.5K".parse(), Ok(Bytes(1536)));
+    }
+}
