@@ -6,8 +6,11 @@
 // It plays the caller of READ and WRITE.
 #![allow(unsafe_code)]
 
+mod windows;
+
 use crate::{Completion, ConnectError, ConnectOptions, GrantError, QueuePair, Refusal, Session};
 use farmem_protocol::addr::{SLAB_BYTES, SlabId};
+use farmem_protocol::key::Key;
 use farmem_protocol::lines::{self, Entry, MAX_RECORD_BYTES};
 use farmem_protocol::wire::MAX_VERB_BYTES;
 use std::time::{Duration, Instant};
@@ -30,7 +33,7 @@ pub const SLABS: usize = 4;
 /// # Panics
 /// When the back end breaks the contract.
 pub fn hold(subject: &Subject<'_>) {
-    let tests: [fn(&Subject<'_>); 11] = [
+    let tests: [fn(&Subject<'_>); 16] = [
         bytes_come_back,
         slabs_are_fresh_and_bounded,
         atomics_are_atomic,
@@ -42,6 +45,11 @@ pub fn hold(subject: &Subject<'_>) {
         a_child_holds_what_its_parent_held,
         an_abandoned_ticket_holds_nothing,
         a_run_ends_as_a_whole,
+        windows::a_window_gives_what_it_was_bound_for,
+        windows::a_window_is_one_queue_pairs,
+        windows::no_key_revives,
+        windows::a_window_ends_with_its_slab,
+        windows::many_invalidations_let_nothing_by,
     ];
     for test in tests {
         test(subject);
@@ -85,14 +93,14 @@ pub fn finish(queue: &mut QueuePair, n: usize) -> Vec<Completion> {
 }
 
 /// Writes and waits.
-pub fn put(queue: &mut QueuePair, slab: SlabId, offset: u64, bytes: &[u8]) -> Result<u64, Refusal> {
+pub fn put(queue: &mut QueuePair, slab: impl Into<Key>, offset: u64, bytes: &[u8]) -> Result<u64, Refusal> {
     // SAFETY: the slice outlives the verb, which is awaited here.
     unsafe { queue.write(1, slab, offset, bytes.as_ptr(), bytes.len() as u32) };
     finish(queue, 1)[0].result
 }
 
 /// Reads and waits.
-pub fn get(queue: &mut QueuePair, slab: SlabId, offset: u64, len: usize) -> Result<Vec<u8>, Refusal> {
+pub fn get(queue: &mut QueuePair, slab: impl Into<Key>, offset: u64, len: usize) -> Result<Vec<u8>, Refusal> {
     let mut bytes = vec![0xEE; len];
     // SAFETY: the buffer outlives the verb, which is awaited here.
     unsafe { queue.read(2, slab, offset, bytes.as_mut_ptr(), len as u32) };

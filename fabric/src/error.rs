@@ -97,6 +97,17 @@ pub enum GrantError {
     Lost(#[from] Lost),
 }
 
+/// Why there is no window.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WindowError {
+    /// The member, or the node, has as many as there can be.
+    #[error("memory node {0} has no more windows: drop some, or use fewer")]
+    Exhausted(String),
+    /// The node is gone.
+    #[error(transparent)]
+    Lost(#[from] Lost),
+}
+
 /// Why a verb was not carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
@@ -106,8 +117,18 @@ pub enum Refusal {
     /// The range leaves the slab, is too long, or an atomic verb's word is not aligned.
     #[error("the range is not admissible")]
     Range,
-    /// The connection was cut while a CAS or FAA was under way: it may or may not have happened.
-    /// Read the word.
+    /// The key gives no right to this: it is of a window that was unbound, of memory that was freed,
+    /// for another queue pair, for less than this; or a descriptor word does not go that way.
+    #[error("remote access error: the key gives no right to this")]
+    Access,
+    /// The window is bound already, or not bound, or its key is an old one, or the range is not the binder's.
+    #[error("the window cannot be bound or unbound so")]
+    Window,
+    /// The node's queue has nothing left of what was asked.
+    #[error("the node's queue is empty")]
+    Empty,
+    /// The connection was cut while a verb other than READ and WRITE was under way: it may or may not
+    /// have happened. Read the word; try the key.
     #[error("the connection was cut; whether the verb took effect is unknown")]
     Unknown,
 }

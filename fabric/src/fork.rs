@@ -29,6 +29,7 @@ use std::sync::Arc;
 pub struct ForkTicket {
     parent: Arc<Membership>,
     secret: Secret,
+    owner: u16,
     link: Link,
     /// Where the parent has its slabs mapped, and the child therefore too.
     slabs: Vec<(SlabId, (NonNull<u8>, usize))>,
@@ -45,13 +46,13 @@ impl Session {
             return Err(self.member.give_up("it takes no more programs, and so no forked child".into()));
         }
         let slabs = self.member.slabs.lock().iter().map(|(id, mapping)| (*id, mapping.extent())).collect();
-        let link = self.member.restore_as(Purpose::Rejoin, 0, answer.secret)?;
-        Ok(ForkTicket { parent: Arc::clone(&self.member), secret: answer.secret, link, slabs })
+        let (link, owner) = self.member.restore_as(Purpose::Rejoin, 0, answer.secret)?;
+        Ok(ForkTicket { parent: Arc::clone(&self.member), secret: answer.secret, owner, link, slabs })
     }
 
     /// In the child.
     pub fn from_ticket(ticket: ForkTicket) -> Result<Session, ConnectError> {
-        let ForkTicket { parent, secret, link, slabs } = ticket;
+        let ForkTicket { parent, secret, owner, link, slabs } = ticket;
         let mut mappings = BTreeMap::new();
         for (id, extent) in slabs {
             // SAFETY: the fork copied the parent's mapping to the same address, and the parent's
@@ -59,7 +60,7 @@ impl Session {
             // (`Session::forget_in_child`).
             mappings.insert(id, unsafe { Mapping::inherited(extent) });
         }
-        let member = Arc::new(parent.of_child(secret, link, mappings));
+        let member = Arc::new(parent.of_child(secret, owner, link, mappings));
         // The parent's count of references means nothing here, and must not reach zero.
         std::mem::forget(parent);
         Ok(Session { member })
@@ -72,8 +73,8 @@ impl ForkTicket {
 
     /// In the parent: the fork failed.
     pub fn abandon(self) {
-        let ForkTicket { parent, secret, link, .. } = self;
+        let ForkTicket { parent, secret, owner, link, .. } = self;
         // Says goodbye for the child that never was, as its session would.
-        drop(Session { member: Arc::new(parent.of_child(secret, link, BTreeMap::new())) });
+        drop(Session { member: Arc::new(parent.of_child(secret, owner, link, BTreeMap::new())) });
     }
 }

@@ -36,7 +36,7 @@ pub mod session;
 pub mod sim;
 
 pub use address::{BadAddress, NodeAddr};
-pub use error::{ConnectError, GrantError, Lost, Refusal};
+pub use error::{ConnectError, GrantError, Lost, Refusal, WindowError};
 pub use fork::ForkTicket;
-pub use queue::{Completion, QueuePair};
+pub use queue::{Bind, Completion, QueuePair};
 pub use session::{ConnectOptions, RunId, Session, Slab, Transport};

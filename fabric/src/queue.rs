@@ -1,7 +1,7 @@
 //! Queue pairs: verbs posted by one thread, completions polled by the same.
 //!
 //! ```text
-//! read, write, lines, cas, faa ─► posted ── doorbell ─► under way ── completion ─► poll, wait
+//! read, write, lines, cas, faa, bind, invalidate, send ─► posted ── doorbell ─► under way ── completion ─► poll, wait
 //! ```
 //!
 //! The contract, whatever the back end:
@@ -11,7 +11,11 @@
 //! * A buffer handed to READ or WRITE belongs to the verb until its completion.
 //! * A connection that is cut is restored inside `doorbell`, `poll` and `wait`,
 //!   and what had no completion is done again: that changes nothing for READ,
-//!   WRITE and LINES. A CAS or FAA that was on its way completes with [`Refusal::Unknown`].
+//!   WRITE and LINES. Any other verb that was on its way completes with [`Refusal::Unknown`].
+//!
+//! Verbs go by *keys* ([`farmem_protocol::key`]): a slab that the member holds, a
+//! window that was bound for it, a unit of the pool that it owns. What a key gives
+//! no right to, or no longer, is refused with [`Refusal::Access`], and all goes on.
 //! * [`Lost`] is final, for this queue pair and all of its member.
 //!
 //! Framed (tcp, sim): replies have lengths that follow from the verbs, so they are
@@ -25,8 +29,11 @@ use crate::mapping::Mapping;
 use crate::session::{Membership, SILENT_NS};
 use crate::{Lost, Refusal};
 use farmem_protocol::addr::SlabId;
+use farmem_protocol::key::{Key, Rights};
 use farmem_protocol::lines::Record;
-use farmem_protocol::wire::{self, Batch, MAX_VERB_BYTES, MAX_VERBS, Op, Purpose, Status};
+use farmem_protocol::wire::{
+    self, ANY_QUEUE, Batch, Binding, MAX_SEND_BYTES, MAX_VERB_BYTES, MAX_VERBS, Op, Purpose, Status,
+};
 use farmem_sys::raw::Errno;
 use farmem_sys::socket::Part;
 use std::collections::VecDeque;
@@ -55,8 +62,26 @@ pub struct Completion {
     pub result: Result<u64, Refusal>,
 }
 
+/// What a window is to be bound to, and for whom.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bind {
+    /// The slab that the binder holds, or the unit of the pool that it owns.
+    pub parent: Key,
+    /// First byte, in the parent.
+    pub start: u64,
+    /// Bytes, at least one.
+    pub len: u64,
+    /// What may be done with them.
+    pub rights: Rights,
+    /// The member that may, by its owner id ([`crate::Session::owner`]); 0: the binder itself.
+    pub owner: u16,
+    /// The number of the only queue pair that may; `None`: all of the member.
+    pub queue: Option<u64>,
+}
+
 /// A queue pair. Belongs to one thread at a time.
 pub struct QueuePair {
+    number: u64,
     path: Path,
 }
 
@@ -68,7 +93,7 @@ enum Path {
 /// A verb that has no completion yet.
 struct Pending {
     tag: u64,
-    slab: SlabId,
+    key: Key,
     offset: u64,
     len: u32,
     verb: Verb,
@@ -82,6 +107,9 @@ enum Verb {
     Lines { record: *const u8 },
     Cas { expected: u64, new: u64 },
     Faa { add: u64 },
+    Bind(Binding),
+    Invalidate,
+    Send { bytes: [u8; MAX_SEND_BYTES as usize], reply: *mut u8 },
 }
 
 // SAFETY: the pointers are used by the verb alone until its completion, by the contract of `read` and `write`.
@@ -91,31 +119,31 @@ impl QueuePair {
     pub(crate) fn new(member: Arc<Membership>, number: u64) -> Result<QueuePair, Lost> {
         member.check()?;
         let path = if member.mapped {
-            Path::Mapped(Mapped { member, posted: VecDeque::new() })
+            Path::Mapped(Mapped { member, number, posted: VecDeque::new(), keyed: None })
         } else {
             Path::Framed(Box::new(Framed::new(member, number)?))
         };
-        Ok(QueuePair { path })
+        Ok(QueuePair { number, path })
     }
 
-    /// Posts a READ of `len` bytes (at most [`MAX_VERB_BYTES`]) at `offset` of a slab.
+    /// Posts a READ of `len` bytes (at most [`MAX_VERB_BYTES`]) at `offset` of a slab, or of what else a key names.
     ///
     /// # Safety
     /// `into` must be writable for `len` bytes, near, and left alone until the completion, or until
     /// the queue pair is dropped.
     #[inline]
-    pub unsafe fn read(&mut self, tag: u64, slab: SlabId, offset: u64, into: *mut u8, len: u32) {
-        self.post(Pending { tag, slab, offset, len, verb: Verb::Read { into }, sent: false });
+    pub unsafe fn read(&mut self, tag: u64, key: impl Into<Key>, offset: u64, into: *mut u8, len: u32) {
+        self.post(Pending { tag, key: key.into(), offset, len, verb: Verb::Read { into }, sent: false });
     }
 
-    /// Posts a WRITE of `len` bytes (at most [`MAX_VERB_BYTES`]) at `offset` of a slab.
+    /// Posts a WRITE of `len` bytes (at most [`MAX_VERB_BYTES`]) at `offset` of a slab, or of what else a key names.
     ///
     /// # Safety
     /// `from` must be readable for `len` bytes, near, and stay so until the completion, or until
     /// the queue pair is dropped.
     #[inline]
-    pub unsafe fn write(&mut self, tag: u64, slab: SlabId, offset: u64, from: *const u8, len: u32) {
-        self.post(Pending { tag, slab, offset, len, verb: Verb::Write { from }, sent: false });
+    pub unsafe fn write(&mut self, tag: u64, key: impl Into<Key>, offset: u64, from: *const u8, len: u32) {
+        self.post(Pending { tag, key: key.into(), offset, len, verb: Verb::Write { from }, sent: false });
     }
 
     /// Posts a record of changed lines of a slab ([`farmem_protocol::lines`]), which takes effect as one WRITE
@@ -127,17 +155,56 @@ impl QueuePair {
     /// the queue pair is dropped.
     #[inline]
     pub unsafe fn lines(&mut self, tag: u64, slab: SlabId, record: *const u8, len: u32) {
-        self.post(Pending { tag, slab, offset: 0, len, verb: Verb::Lines { record }, sent: false });
+        self.post(Pending { tag, key: slab.into(), offset: 0, len, verb: Verb::Lines { record }, sent: false });
     }
 
     /// Posts a compare-and-swap of the aligned word at `offset`. Completes with its old value.
-    pub fn cas(&mut self, tag: u64, slab: SlabId, offset: u64, expected: u64, new: u64) {
-        self.post(Pending { tag, slab, offset, len: 8, verb: Verb::Cas { expected, new }, sent: false });
+    pub fn cas(&mut self, tag: u64, key: impl Into<Key>, offset: u64, expected: u64, new: u64) {
+        self.post(Pending { tag, key: key.into(), offset, len: 8, verb: Verb::Cas { expected, new }, sent: false });
     }
 
     /// Posts a fetch-and-add on the aligned word at `offset`. Completes with its old value.
-    pub fn faa(&mut self, tag: u64, slab: SlabId, offset: u64, add: u64) {
-        self.post(Pending { tag, slab, offset, len: 8, verb: Verb::Faa { add }, sent: false });
+    pub fn faa(&mut self, tag: u64, key: impl Into<Key>, offset: u64, add: u64) {
+        self.post(Pending { tag, key: key.into(), offset, len: 8, verb: Verb::Faa { add }, sent: false });
+    }
+
+    /// Posts a BIND of an unbound window ([`crate::Session::window`]). Completes with its key from now on.
+    pub fn bind(&mut self, tag: u64, window: Key, to: &Bind) {
+        let binding = Binding {
+            parent: to.parent.0.into(),
+            start: to.start.into(),
+            len: to.len.into(),
+            queue: to.queue.unwrap_or(ANY_QUEUE).into(),
+            owner: to.owner.into(),
+            rights: to.rights.bits(),
+            zero: [0; 5],
+        };
+        self.post(Pending { tag, key: window, offset: 0, len: 0, verb: Verb::Bind(binding), sent: false });
+    }
+
+    /// Posts an INVALIDATE of a bound window. Completes with the key by which it can be bound again; by
+    /// then nothing that was admitted under the old one is under way any more.
+    pub fn invalidate(&mut self, tag: u64, window: Key) {
+        self.post(Pending { tag, key: window, offset: 0, len: 0, verb: Verb::Invalidate, sent: false });
+    }
+
+    /// Posts a SEND of at most [`MAX_SEND_BYTES`] bytes to a queue of the node's own;
+    /// [`REPLY_BYTES`](wire::REPLY_BYTES) come back. What is longer is cut off.
+    ///
+    /// # Safety
+    /// `reply` must be writable for [`REPLY_BYTES`](wire::REPLY_BYTES) bytes, near, and left alone until
+    /// the completion, or until the queue pair is dropped.
+    pub unsafe fn send(&mut self, tag: u64, queue: Key, said: &[u8], reply: *mut u8) {
+        let mut bytes = [0; MAX_SEND_BYTES as usize];
+        let len = said.len().min(bytes.len());
+        bytes[..len].copy_from_slice(&said[..len]);
+        let verb = Verb::Send { bytes, reply };
+        self.post(Pending { tag, key: queue, offset: 0, len: len as u32, verb, sent: false });
+    }
+
+    /// Its number among its member's, by which windows are bound to it.
+    pub fn number(&self) -> u64 {
+        self.number
     }
 
     #[inline]
@@ -152,7 +219,7 @@ impl QueuePair {
     /// `poll` and `wait` send the rest.
     pub fn doorbell(&mut self) -> Result<(), Lost> {
         match &mut self.path {
-            Path::Mapped(mapped) => mapped.member.check(),
+            Path::Mapped(mapped) => mapped.doorbell(),
             Path::Framed(framed) => framed.doorbell(),
         }
     }
@@ -169,7 +236,7 @@ impl QueuePair {
     /// that are there. Looks for a short while without sleeping.
     pub fn wait(&mut self, done: &mut Vec<Completion>, limit: Duration) -> Result<usize, Lost> {
         match &mut self.path {
-            Path::Mapped(mapped) => mapped.poll(done),
+            Path::Mapped(mapped) => mapped.wait(done, limit),
             Path::Framed(framed) => framed.wait(done, limit),
         }
     }
@@ -177,15 +244,20 @@ impl QueuePair {
     /// Verbs without a completion.
     pub fn in_flight(&self) -> usize {
         match &self.path {
-            Path::Mapped(mapped) => mapped.posted.len(),
-            Path::Framed(framed) => framed.posted.len() + framed.under_way.len(),
+            Path::Mapped(mapped) => mapped.in_flight(),
+            Path::Framed(framed) => framed.in_flight(),
         }
     }
 
     /// In a forked child, which inherited its parent's queue pair: closes the descriptor, does nothing else.
     pub fn forget_in_child(self) {
         match self.path {
-            Path::Mapped(mapped) => std::mem::forget(mapped),
+            Path::Mapped(mut mapped) => {
+                if let Some(keyed) = &mut mapped.keyed {
+                    keyed.link = None;
+                }
+                std::mem::forget(mapped);
+            }
             Path::Framed(mut framed) => {
                 framed.link = None;
                 std::mem::forget(framed);
@@ -194,25 +266,82 @@ impl QueuePair {
     }
 }
 
-/// Slabs are mapped here: a verb is a copy.
+/// Slabs are mapped here: a verb on them is a copy. What goes by any other key is the node's to admit,
+/// and travels in frames, over a connection that is made when it is first needed.
 struct Mapped {
     member: Arc<Membership>,
+    number: u64,
     posted: VecDeque<Pending>,
+    keyed: Option<Box<Framed>>,
 }
 
 impl Mapped {
+    fn in_flight(&self) -> usize {
+        self.posted.len() + self.keyed.as_ref().map_or(0, |keyed| keyed.in_flight())
+    }
+
+    fn doorbell(&mut self) -> Result<(), Lost> {
+        self.member.check()?;
+        if self.keyed.as_ref().is_none_or(|keyed| keyed.in_flight() == 0) { self.go_keyed() } else { Ok(()) }
+    }
+
     fn poll(&mut self, done: &mut Vec<Completion>) -> Result<usize, Lost> {
         self.member.check()?;
+        let before = done.len();
+        // Verbs take effect in the order posted: copies wait for frames and frames for copies.
+        loop {
+            if let Some(keyed) = &mut self.keyed {
+                keyed.poll(done)?;
+                if keyed.in_flight() > 0 {
+                    break;
+                }
+            }
+            self.copy(done);
+            if self.posted.is_empty() {
+                break;
+            }
+            self.go_keyed()?;
+        }
+        Ok(done.len() - before)
+    }
+
+    /// Carries out verbs on slabs, up to the first that is none.
+    fn copy(&mut self, done: &mut Vec<Completion>) {
+        let n = self.posted.iter().take_while(|pending| pending.on_slab()).count();
+        if n == 0 {
+            return;
+        }
         let slabs = self.member.slabs.lock();
-        let n = self.posted.len();
-        for pending in self.posted.drain(..) {
-            let result = match slabs.get(&pending.slab) {
+        for pending in self.posted.drain(..n) {
+            let slab = SlabId(pending.key.0);
+            let result = match slabs.get(&slab) {
                 Some(mapping) => pending.carry_out(mapping).ok_or(Refusal::Range),
                 None => Err(Refusal::NotHeld),
             };
             done.push(Completion { tag: pending.tag, result });
         }
-        Ok(n)
+    }
+
+    /// Sends off verbs that the node admits, up to the first on a slab.
+    fn go_keyed(&mut self) -> Result<(), Lost> {
+        let n = self.posted.iter().take_while(|pending| !pending.on_slab()).count();
+        if n == 0 {
+            return Ok(());
+        }
+        if self.keyed.is_none() {
+            self.keyed = Some(Box::new(Framed::new(Arc::clone(&self.member), self.number)?));
+        }
+        let Some(keyed) = &mut self.keyed else { return Ok(()) };
+        keyed.posted.extend(self.posted.drain(..n));
+        keyed.doorbell()
+    }
+
+    fn wait(&mut self, done: &mut Vec<Completion>, limit: Duration) -> Result<usize, Lost> {
+        let n = self.poll(done)?;
+        match &mut self.keyed {
+            Some(keyed) if n == 0 && keyed.in_flight() > 0 => keyed.wait(done, limit),
+            _ => Ok(n),
+        }
     }
 }
 
@@ -224,12 +353,20 @@ impl Pending {
             Verb::Lines { .. } => Op::Lines,
             Verb::Cas { .. } => Op::Cas,
             Verb::Faa { .. } => Op::Faa,
+            Verb::Bind(_) => Op::Bind,
+            Verb::Invalidate => Op::Invalidate,
+            Verb::Send { .. } => Op::Send,
         }
     }
 
-    /// Neither READ nor WRITE: doing it twice is not doing it once.
-    fn is_atomic(&self) -> bool {
-        matches!(self.verb, Verb::Cas { .. } | Verb::Faa { .. })
+    /// Neither READ nor WRITE nor LINES: doing it twice is not doing it once.
+    fn counts(&self) -> bool {
+        !matches!(self.verb, Verb::Read { .. } | Verb::Write { .. } | Verb::Lines { .. })
+    }
+
+    /// READ, WRITE, LINES, CAS or FAA on a slab.
+    fn on_slab(&self) -> bool {
+        self.key.is_slab() && !matches!(self.verb, Verb::Bind(_) | Verb::Invalidate | Verb::Send { .. })
     }
 
     fn carry_out(&self, mapping: &Mapping) -> Option<u64> {
@@ -244,17 +381,23 @@ impl Pending {
             Verb::Lines { record } => {
                 // SAFETY: the buffer is the verb's until its completion (contract of `lines`), and near: no slab.
                 let bytes = unsafe { std::slice::from_raw_parts(record, self.len as usize) };
-                let record = Record::check(self.slab, bytes).ok()?;
+                let record = Record::check(SlabId(self.key.0), bytes).ok()?;
                 record.runs().all(|(offset, bytes)| mapping.write_bytes(offset, bytes)).then_some(0)
             }
             Verb::Cas { expected, new } => mapping.cas(self.offset, expected, new),
             Verb::Faa { add } => mapping.faa(self.offset, add),
+            // Of the node's alone; see `on_slab`.
+            Verb::Bind(_) | Verb::Invalidate | Verb::Send { .. } => None,
         }
     }
 
     /// Bytes that follow its completion.
     fn reply_bytes(&self) -> usize {
-        if let Verb::Read { .. } = self.verb { self.len as usize } else { 0 }
+        match self.verb {
+            Verb::Read { .. } => self.len as usize,
+            Verb::Send { .. } => wire::REPLY_BYTES as usize,
+            _ => 0,
+        }
     }
 }
 
@@ -317,6 +460,10 @@ impl Framed {
         &self.member.reach
     }
 
+    fn in_flight(&self) -> usize {
+        self.posted.len() + self.under_way.len() + self.settled.len()
+    }
+
     fn doorbell(&mut self) -> Result<(), Lost> {
         self.member.check()?;
         self.frame();
@@ -333,10 +480,11 @@ impl Framed {
             let verbs = self.posted.iter().take(n);
             let operands: usize = verbs
                 .map(|p| match p.verb {
-                    Verb::Read { .. } => 0,
-                    Verb::Write { .. } | Verb::Lines { .. } => p.len as usize,
+                    Verb::Read { .. } | Verb::Invalidate => 0,
+                    Verb::Write { .. } | Verb::Lines { .. } | Verb::Send { .. } => p.len as usize,
                     Verb::Cas { .. } => 16,
                     Verb::Faa { .. } => 8,
+                    Verb::Bind(_) => size_of::<Binding>(),
                 })
                 .sum();
             let batch = Batch {
@@ -353,7 +501,7 @@ impl Framed {
                     op: p.op() as u8,
                     zero: [0; 3],
                     len: p.len.into(),
-                    slab: p.slab.0.into(),
+                    key: p.key.0.into(),
                     offset: p.offset.into(),
                 };
                 self.own.extend_from_slice(verb.as_bytes());
@@ -362,7 +510,9 @@ impl Framed {
             for p in self.posted.drain(..n) {
                 let from = self.own.len();
                 match p.verb {
-                    Verb::Read { .. } => {}
+                    Verb::Read { .. } | Verb::Invalidate => {}
+                    Verb::Bind(binding) => self.own.extend_from_slice(binding.as_bytes()),
+                    Verb::Send { ref bytes, .. } => self.own.extend_from_slice(&bytes[..p.len as usize]),
                     Verb::Write { from } | Verb::Lines { record: from } => {
                         self.outgoing.push_back(Outgoing::Buffer { from, len: p.len as usize })
                     }
@@ -440,7 +590,7 @@ impl Framed {
             let mut room = 0;
             for (head, pending) in self.heads.iter_mut().zip(&self.under_way) {
                 let into = match pending.verb {
-                    Verb::Read { into } => into,
+                    Verb::Read { into } | Verb::Send { reply: into, .. } => into,
                     _ => std::ptr::null_mut(),
                 };
                 for (at, len) in [(head.as_mut_ptr(), HEAD), (into, pending.reply_bytes())] {
@@ -487,6 +637,9 @@ impl Framed {
                 Some(Status::Done) => Ok(head.value.get()),
                 Some(Status::NotHeld) => Err(Refusal::NotHeld),
                 Some(Status::Range) => Err(Refusal::Range),
+                Some(Status::Access) => Err(Refusal::Access),
+                Some(Status::Window) => Err(Refusal::Window),
+                Some(Status::Empty) => Err(Refusal::Empty),
                 _ => return Err(Errno(libc::EBADMSG)),
             };
             done.push(Completion { tag: pending.tag, result });
@@ -563,7 +716,7 @@ impl Framed {
         (self.due, self.next) = (0, 0);
         let newer = std::mem::take(&mut self.posted);
         for pending in std::mem::take(&mut self.under_way).into_iter().chain(newer) {
-            if pending.sent && pending.is_atomic() {
+            if pending.sent && pending.counts() {
                 self.settled.push(Completion { tag: pending.tag, result: Err(Refusal::Unknown) });
             } else {
                 self.posted.push_back(pending);

@@ -21,8 +21,9 @@
 
 use crate::link::{Link, Reach};
 use crate::mapping::Mapping;
-use crate::{ConnectError, GrantError, Lost, NodeAddr, QueuePair};
+use crate::{ConnectError, GrantError, Lost, NodeAddr, QueuePair, WindowError};
 use farmem_protocol::addr::{SLAB_BYTES, SlabId};
+use farmem_protocol::key::Key;
 use farmem_protocol::wire::{
     Answer, Ask, Hello, MAGIC, MAX_PATH, Purpose, Request, Secret, Status, VERSION, Verdict, Welcome,
 };
@@ -108,6 +109,8 @@ pub(crate) struct Membership {
     pub reach: Reach,
     pub secret: Secret,
     pub incarnation: u64,
+    /// The id by which descriptor words at the node name this member.
+    pub owner: u16,
     pub grace: Duration,
     /// No middlebox was between when the member joined.
     pub direct: bool,
@@ -170,6 +173,7 @@ impl Session {
             node,
             secret: welcome.secret,
             incarnation: welcome.incarnation.get(),
+            owner: welcome.owner.get(),
             grace: options.grace,
             direct: matches!(reach, Reach::Sim(_))
                 || dialled == Some(SocketAddr::new(canonical(own_end.ip()), own_end.port())),
@@ -218,6 +222,25 @@ impl Session {
     /// The node's address, as given.
     pub fn node(&self) -> &str {
         &self.member.node
+    }
+
+    /// The id by which windows and descriptor words at the node name this member.
+    pub fn owner(&self) -> u16 {
+        self.member.owner
+    }
+
+    /// A window, unbound; the key by which a BIND names it. A member has 65 536 at most.
+    pub fn window(&self) -> Result<Key, WindowError> {
+        let (answer, _) = self.member.ask(Ask::Window, SlabId(0), [0; 16])?;
+        match Status::of(answer.status) {
+            Some(Status::Done) => Ok(Key(answer.value.get())),
+            _ => Err(WindowError::Exhausted(self.member.node.clone())),
+        }
+    }
+
+    /// The window, bound or not, by any key it ever had, is no longer needed.
+    pub fn drop_window(&self, key: Key) -> Result<(), Lost> {
+        self.member.ask(Ask::DropWindow, SlabId(key.0), [0; 16]).map(|_| ())
     }
 
     /// One more slab, zero.
@@ -353,12 +376,13 @@ fn say_bye(control: &mut Control) {
 
 impl Membership {
     /// One of a forked child, from what the parent's is and the ticket says.
-    pub fn of_child(&self, secret: Secret, link: Link, slabs: BTreeMap<SlabId, Mapping>) -> Membership {
+    pub fn of_child(&self, secret: Secret, owner: u16, link: Link, slabs: BTreeMap<SlabId, Mapping>) -> Membership {
         Membership {
             node: self.node.clone(),
             reach: self.reach.clone(),
             secret,
             incarnation: self.incarnation,
+            owner,
             grace: self.grace,
             direct: self.direct,
             mapped: self.mapped,
@@ -428,7 +452,7 @@ impl Membership {
             }
         }
         let dialled = self.dial(Purpose::Rejoin, 0, self.secret, FAREWELL_NS);
-        let link = dialled.map_err(|failure| self.give_up(format!("its connection was cut: {failure}")))?;
+        let (link, _) = dialled.map_err(|failure| self.give_up(format!("its connection was cut: {failure}")))?;
         match said(&link) {
             Ok(()) | Err(Errno(libc::ETIMEDOUT)) => {
                 control.link = Some(link);
@@ -445,17 +469,17 @@ impl Membership {
 
     /// A new connection for `purpose` in place of one that was cut.
     pub fn restore(&self, purpose: Purpose, queue: u64) -> Result<Link, Lost> {
-        self.restore_as(purpose, queue, self.secret)
+        self.restore_as(purpose, queue, self.secret).map(|(link, _)| link)
     }
 
-    /// [`Membership::restore`], as the member of this secret.
-    pub fn restore_as(&self, purpose: Purpose, queue: u64, secret: Secret) -> Result<Link, Lost> {
+    /// [`Membership::restore`], as the member of this secret. Its owner id with it.
+    pub fn restore_as(&self, purpose: Purpose, queue: u64, secret: Secret) -> Result<(Link, u16), Lost> {
         let cut_ns = self.reach.now_ns();
         let mut refused_ns = None;
         loop {
             self.check()?;
             match self.dial(purpose, queue, secret, SILENT_NS) {
-                Ok(link) => return Ok(link),
+                Ok(found) => return Ok(found),
                 Err(failure) => self.judge(failure, cut_ns, &mut refused_ns)?,
             }
             self.reach.sleep_ns(RETRY_NS);
@@ -463,11 +487,11 @@ impl Membership {
     }
 
     /// One attempt.
-    fn dial(&self, purpose: Purpose, queue: u64, secret: Secret, answer_ns: u64) -> Result<Link, NoDial> {
+    fn dial(&self, purpose: Purpose, queue: u64, secret: Secret, answer_ns: u64) -> Result<(Link, u16), NoDial> {
         let hello = Hello { secret, incarnation: self.incarnation.into(), queue: queue.into(), ..hello(purpose) };
-        let (link, ..) = dial(&self.reach, &hello, Patience { connect_ns: 500_000_000, answer_ns })?;
+        let (link, welcome, _) = dial(&self.reach, &hello, Patience { connect_ns: 500_000_000, answer_ns })?;
         self.watch_silence(&link);
-        Ok(link)
+        Ok((link, welcome.owner.get()))
     }
 
     /// Whether a failed attempt leaves hope.
@@ -518,7 +542,7 @@ impl Membership {
         // One attempt a call. A refusal is repeated by the calls to come; it counts from the cut.
         let mut refused_ns = Some(control.cut_ns);
         match self.dial(Purpose::Rejoin, 0, self.secret, 250_000_000) {
-            Ok(link) => {
+            Ok((link, _)) => {
                 (control.link, control.cut_ns) = (Some(link), 0);
                 Ok(())
             }

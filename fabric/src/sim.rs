@@ -205,7 +205,7 @@ impl State {
             while goodbye.is_none() {
                 let pulled = engine.pull(nic, now, |parts| to_node.take(now, parts));
                 goodbye = pulled.err();
-                let pushed = engine.push(|parts, _| Ok(to_host.put(now, weather, random, parts)));
+                let pushed = engine.push(nic, |parts, _| Ok(to_host.put(now, weather, random, parts)));
                 goodbye = goodbye.or(pushed.err());
                 if pulled == Ok(0) && !to_node.has_arrived(now) {
                     break;

@@ -92,7 +92,7 @@ impl<'a> Wire<'a> {
                 }
                 if taken > 0 { Ok(taken) } else { Err(Errno(libc::EAGAIN)) }
             });
-            let pushed = engine.push(|parts: &[Part], _| {
+            let pushed = engine.push(self.nic, |parts: &[Part], _| {
                 let before = self.said.len();
                 for part in parts {
                     // SAFETY: the engine names its own memory, which nobody writes here meanwhile.
@@ -143,7 +143,7 @@ fn batch(first: u64, verbs: &[(Op, u64, u64, u32)]) -> Vec<u8> {
     let mut operands = Vec::new();
     let mut all = Vec::new();
     for &(op, slab, offset, len) in verbs {
-        let verb = Verb { op: op as u8, zero: [0; 3], len: len.into(), slab: slab.into(), offset: offset.into() };
+        let verb = Verb { op: op as u8, zero: [0; 3], len: len.into(), key: slab.into(), offset: offset.into() };
         let n = verb.operand_bytes().unwrap_or(0) as usize;
         operands.extend((0..n).map(|i| i as u8));
         all.extend_from_slice(verb.as_bytes());
@@ -164,7 +164,7 @@ fn lines_batch(first: u64, slab: u64, at: &[(u16, u64)]) -> Vec<u8> {
         op: Op::Lines as u8,
         zero: [0; 3],
         len: (record.len() as u32).into(),
-        slab: slab.into(),
+        key: slab.into(),
         offset: 0.into(),
     };
     let head = Batch { count: 1.into(), zero: 0.into(), bytes: (record.len() as u32).into(), first: first.into() };

@@ -290,7 +290,7 @@ impl Connection {
         // SAFETY: the engine names its own buffers and slabs that it holds.
         let pulled = self.engine.pull(nic, now, |parts| unsafe { socket::receive(fd, parts) });
         if self.engine.has_output() || pulled.is_err() {
-            self.engine.push(|parts, passed| match passed {
+            self.engine.push(nic, |parts, passed| match passed {
                 // SAFETY: as above.
                 None => unsafe { socket::send(fd, parts) },
                 // SAFETY: as above.

@@ -1,6 +1,7 @@
 //! What both ends of farmem agree on. Pure: no I/O, no clock, no unsafe.
 //!
 //! * [`addr`]: pages of a program, slabs and slots of a node's memory.
+//! * [`key`]: by what right a verb reaches memory.
 //! * [`wire`]: the frames between a host and a node.
 //! * [`counters`]: the counters page that a run shares with `farmem run` and `farmem top`.
 //! * [`lines`]: records of the eviction log, which carry changed lines of many pages.
@@ -13,5 +14,6 @@ pub mod addr;
 pub mod counters;
 pub mod exit;
 pub mod extent;
+pub mod key;
 pub mod lines;
 pub mod wire;

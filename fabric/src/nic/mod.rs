@@ -3,6 +3,8 @@
 //! * [`lending`]: slabs and the limit.
 //! * This file: *members* and what they hold.
 //! * [`engine`]: one connection: bytes in, verbs carried out, bytes out.
+//! * [`admit`]: from a key to memory, or a refusal. [`windows`]: keys for parts of it.
+//! * [`epochs`]: when what was admitted under a revoked right has ended.
 //!
 //! The daemon runs it over epoll, the simulator in virtual time, the fuzzer on
 //! garbage; it is the same code. Time is an argument.
@@ -24,16 +26,23 @@
 //! TCP connection proves nothing. Gone: its slabs lose one holder, its queue
 //! pairs carry out nothing more.
 
+pub mod admit;
 pub mod engine;
+pub mod epochs;
 pub mod lending;
+pub mod pool;
+pub mod windows;
 
+use epochs::Epochs;
 use farmem_protocol::addr::SlabId;
-use farmem_protocol::wire::{Answer, Hello, Secret, Status, Verdict};
+use farmem_protocol::wire::{Answer, Hello, MAX_SEND_BYTES, REPLY_BYTES, Secret, Status, Verdict};
 use farmem_sys::sync::Lock;
 use lending::{Lending, NoSlab, Slab};
-use std::collections::BTreeMap;
+use pool::Pool;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use windows::Windows;
 
 /// Members at one node, at most.
 pub const MAX_MEMBERS: usize = 4096;
@@ -53,6 +62,9 @@ pub struct Tally {
     pub writes: AtomicU64,
     pub cas: AtomicU64,
     pub faa: AtomicU64,
+    pub binds: AtomicU64,
+    pub invalidates: AtomicU64,
+    pub sends: AtomicU64,
     pub read_bytes: AtomicU64,
     pub write_bytes: AtomicU64,
     pub records: AtomicU64,
@@ -79,6 +91,14 @@ pub struct Nic {
     pub tally: Tally,
     /// Drawn at start; see [`farmem_protocol::wire::Welcome`].
     pub incarnation: u64,
+    /// Windows bound and unbound.
+    pub windows: Windows,
+    /// The memory that is owned piece by piece.
+    pub pool: Pool,
+    /// Transfers under way.
+    pub(crate) epochs: Epochs,
+    /// Serial numbers given to members.
+    serials: AtomicU64,
     members: Lock<BTreeMap<Secret, Arc<Member>>>,
     draining: AtomicBool,
     draw: Box<dyn Fn() -> Secret + Send + Sync>,
@@ -89,6 +109,10 @@ pub struct Member {
     run: Secret,
     pid: u32,
     secret: Secret,
+    /// Never given to another while the node lives; from 1.
+    serial: u64,
+    /// By which descriptor words name it.
+    owner: u16,
     /// Joined through a Unix socket, whose end is the process's end, and does not outlive it.
     local: bool,
     grace_ns: u64,
@@ -107,6 +131,8 @@ struct Presence {
 struct Holds {
     gone: bool,
     slabs: BTreeMap<SlabId, Arc<Slab>>,
+    /// By their indexes.
+    windows: BTreeSet<u32>,
 }
 
 /// Which connection of a queue pair may carry out verbs: the one that attached last. Whoever
@@ -118,6 +144,11 @@ impl Member {
     /// The host's process.
     pub fn pid(&self) -> u32 {
         self.pid
+    }
+
+    /// The id by which descriptor words name it.
+    pub fn owner(&self) -> u16 {
+        self.owner
     }
 
     /// Bytes held.
@@ -154,6 +185,10 @@ impl Nic {
             lending: Arc::new(lending),
             tally: Tally::default(),
             incarnation: incarnation.max(1),
+            windows: Windows::default(),
+            pool: Pool::default(),
+            epochs: Epochs::default(),
+            serials: AtomicU64::new(0),
             members: Lock::new(BTreeMap::new()),
             draining: AtomicBool::new(false),
             draw: Box::new(draw),
@@ -200,16 +235,23 @@ impl Nic {
         let mut holds = member.holds.lock();
         holds.gone = true;
         let slabs = std::mem::take(&mut holds.slabs);
+        let windows = std::mem::take(&mut holds.windows);
         drop(holds);
+        for index in windows {
+            self.windows.discard(member.serial, index);
+        }
         // Scrubbing takes milliseconds a slab: no lock is held here.
         drop(slabs);
     }
 
     fn enrol(&self, run: Secret, pid: u32, local: bool, grace_ns: u64, connections: usize, now_ns: u64) -> Arc<Member> {
+        let serial = self.serials.fetch_add(1, Ordering::Relaxed) + 1;
         let member = Arc::new(Member {
             run,
             pid,
             secret: (self.draw)(),
+            serial,
+            owner: serial as u16 & 0x3fff,
             local,
             grace_ns,
             presence: Lock::new(Presence {
@@ -238,6 +280,23 @@ impl Nic {
         count(&self.tally.joined, 1);
         let local = local && hello.lasting == 0;
         Ok(self.enrol(hello.run, hello.pid.get(), local, grace_ns, 1, now_ns))
+    }
+
+    /// The member that has this owner id now.
+    fn member_of(&self, owner: u16) -> Option<Arc<Member>> {
+        self.members.lock().values().find(|member| member.owner == owner).cloned()
+    }
+
+    /// A SEND to one of the node's own queues.
+    fn send(
+        &self,
+        _member: &Arc<Member>,
+        _queue: u64,
+        _service: u32,
+        _said: &[u8; MAX_SEND_BYTES as usize],
+        _reply: &mut [u8; REPLY_BYTES as usize],
+    ) -> Result<(), Status> {
+        Err(Status::Access)
     }
 
     /// Finds a member by its secret and counts a connection in.
@@ -298,6 +357,7 @@ impl Nic {
 
     fn release(&self, member: &Arc<Member>, id: SlabId) -> Status {
         let slab = member.holds.lock().slabs.remove(&id);
+        self.unbind_slab(member, id);
         if slab.is_some() { Status::Done } else { Status::NotHeld }
     }
 

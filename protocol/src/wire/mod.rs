@@ -19,13 +19,18 @@
 //! ```
 //!
 //! The length of every completion follows from its verb alone (a refused READ
-//! carries zeros), so the host can receive straight into the targets of its READs.
+//! or SEND carries zeros), so the host can receive straight into the targets of its READs.
 //!
 //! *Versions.* The first eight bytes of Hello and Welcome, magic and version,
 //! never change. A node that gets another version answers with its own and
 //! verdict [`Verdict::Version`]; the rest of that Welcome is not to be read.
 
-use crate::lines::MAX_RECORD_BYTES;
+mod verb;
+
+pub use verb::{
+    ANY_QUEUE, Batch, Binding, Completion, MAX_SEND_BYTES, MAX_VERB_BYTES, MAX_VERBS, Op, REPLY_BYTES, Verb,
+};
+
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -33,10 +38,6 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub const MAGIC: [u8; 6] = *b"farmem";
 /// The version of everything on this page.
 pub const VERSION: u16 = 2;
-/// Verbs in a [`Batch`], at most.
-pub const MAX_VERBS: usize = 128;
-/// Bytes that one READ or WRITE moves, at most.
-pub const MAX_VERB_BYTES: u32 = 1 << 20;
 /// Bytes of a Unix socket's path, at most (`sun_path` less its end).
 pub const MAX_PATH: usize = 107;
 
@@ -143,8 +144,8 @@ impl Verdict {
 /// node serves the same host through shared memory.
 ///
 /// ```text
-///  0      6     8        9    12         14   16       32            40     48     56        72     74   80
-///  | magic | ver | verdict | 0 | path_len | 0 | secret | incarnation | lend | free | address | port | 0 |
+///  0      6     8         9   12         14      16       32            40     48     56        72     74  80
+///  | magic | ver | verdict | 0 | path_len | owner | secret | incarnation | lend | free | address | port | 0 |
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
@@ -159,8 +160,8 @@ pub struct Welcome {
     pub zero: [u8; 3],
     /// Bytes of the path that follows.
     pub path_len: U16,
-    /// Zero.
-    pub zero_too: U16,
+    /// The member's owner id, by which descriptor words name it: 1 to 16 383, the node's choice.
+    pub owner: U16,
     /// The member's secret.
     pub secret: Secret,
     /// Drawn by the node when it starts: tells it from whatever listens there later.
@@ -200,6 +201,10 @@ pub enum Ask {
     Discard = 7,
     /// A slab that is held, once more: over a Unix socket the answer carries its memfd.
     Again = 8,
+    /// A window, unbound. Answer: the key by which a BIND names it.
+    Window = 16,
+    /// The window with this key, bound or not, is no longer needed: it ceases to be.
+    DropWindow = 17,
 }
 
 impl Ask {
@@ -214,6 +219,8 @@ impl Ask {
             6 => Some(Ask::Bye),
             7 => Some(Ask::Discard),
             8 => Some(Ask::Again),
+            16 => Some(Ask::Window),
+            17 => Some(Ask::DropWindow),
             _ => None,
         }
     }
@@ -235,7 +242,7 @@ pub struct Request {
     /// Counts a member's requests. A request that is repeated under its number, because a cut
     /// connection swallowed the answer, is answered again and not carried out again.
     pub number: U64,
-    /// The slab (Release, Discard, Again).
+    /// The slab (Release, Discard, Again), or the window's key (DropWindow).
     pub slab: U64,
     /// EndRun: the run; knowing its name is the right to end it. Discard: offset and length of the
     /// range in bytes, 8 bytes each, multiples of 4096. Zero otherwise.
@@ -257,7 +264,7 @@ pub struct Answer {
     pub zero: [u8; 7],
     /// The request's.
     pub number: U64,
-    /// Grant: the slab's id. Exhausted: bytes that the node lends in all.
+    /// Grant: the slab's id. Window: its key. Exhausted: bytes that the node lends in all.
     pub value: U64,
     /// Ticket: the child's secret.
     pub secret: Secret,
@@ -279,6 +286,14 @@ pub enum Status {
     System = 4,
     /// Another member holds the slab too (Discard).
     Shared = 5,
+    /// Remote access error: the key gives no right to this, or no longer, or not to this queue pair;
+    /// or a descriptor word does not go that way.
+    Access = 16,
+    /// The window cannot be bound or unbound: it is bound already, or not, or its key is an old one,
+    /// or the range is not the binder's.
+    Window = 17,
+    /// The node's queue is out of what was asked of it.
+    Empty = 18,
 }
 
 impl Status {
@@ -291,121 +306,12 @@ impl Status {
             3 => Some(Status::Range),
             4 => Some(Status::System),
             5 => Some(Status::Shared),
+            16 => Some(Status::Access),
+            17 => Some(Status::Window),
+            18 => Some(Status::Empty),
             _ => None,
         }
     }
-}
-
-/// Head of a batch; `count` [`Verb`]s follow, then the operands of those that have any, in order.
-///
-/// ```text
-///  0       2   4       8        16
-///  | count | 0 | bytes | first  |
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct Batch {
-    /// Verbs, 1 to [`MAX_VERBS`].
-    pub count: U16,
-    /// Zero.
-    pub zero: U16,
-    /// Bytes of the operands, all together.
-    pub bytes: U32,
-    /// Number of the first verb; a queue pair numbers its verbs from 0, anew on every connection.
-    pub first: U64,
-}
-
-/// What a verb does.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u8)]
-pub enum Op {
-    /// Bytes to the host.
-    Read = 1,
-    /// Bytes to the node: `len` operand bytes.
-    Write = 2,
-    /// Compares and swaps the aligned word at `offset`: operands expected, new. Returns the old.
-    Cas = 3,
-    /// Adds to the aligned word at `offset`: one operand. Returns the old.
-    Faa = 4,
-    /// Changed lines of the slab's pages: a record of `len` operand bytes ([`crate::lines`]). `offset` is 0.
-    Lines = 16,
-}
-
-impl Op {
-    /// From its byte.
-    pub const fn of(byte: u8) -> Option<Self> {
-        match byte {
-            1 => Some(Op::Read),
-            2 => Some(Op::Write),
-            3 => Some(Op::Cas),
-            4 => Some(Op::Faa),
-            16 => Some(Op::Lines),
-            _ => None,
-        }
-    }
-}
-
-/// One verb of a batch.
-///
-/// ```text
-///  0    1   4     8      16       24
-///  | op | 0 | len | slab | offset |
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct Verb {
-    /// An [`Op`].
-    pub op: u8,
-    /// Zero.
-    pub zero: [u8; 3],
-    /// Bytes to read or write, or of the record; 8 for the atomic ones.
-    pub len: U32,
-    /// The slab.
-    pub slab: U64,
-    /// Byte offset in it.
-    pub offset: U64,
-}
-
-impl Verb {
-    /// What it does, if its form is right: a known op and an admissible length. Where it points is not judged here.
-    pub fn shape(&self) -> Result<(Op, u32), Broken> {
-        let len = self.len.get();
-        match Op::of(self.op) {
-            Some(op @ (Op::Read | Op::Write)) if len <= MAX_VERB_BYTES => Ok((op, len)),
-            Some(op @ (Op::Cas | Op::Faa)) if len == 8 => Ok((op, len)),
-            Some(Op::Lines) if len as usize <= MAX_RECORD_BYTES && self.offset.get() == 0 => Ok((Op::Lines, len)),
-            _ => Err(Broken::Verb),
-        }
-    }
-
-    /// Bytes of its operands.
-    pub fn operand_bytes(&self) -> Result<u32, Broken> {
-        Ok(match self.shape()? {
-            (Op::Read, _) => 0,
-            (Op::Write | Op::Lines, len) => len,
-            (Op::Cas, _) => 16,
-            (Op::Faa, _) => 8,
-        })
-    }
-}
-
-/// How one verb ended; a READ's `len` bytes follow.
-///
-/// ```text
-///  0        4        5   8       16
-///  | number | status | 0 | value |
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct Completion {
-    /// Low bits of the verb's number, so that a stream out of step is noticed.
-    pub number: U32,
-    /// A [`Status`].
-    pub status: u8,
-    /// Zero.
-    pub zero: [u8; 3],
-    /// The word's old value (CAS, FAA).
-    pub value: U64,
 }
 
 /// A rule of the stream that a peer broke. The connection is of no more use.
@@ -431,56 +337,7 @@ pub enum Broken {
     Step,
 }
 
-impl Batch {
-    /// Checks the head alone; returns how many verbs follow.
-    pub fn verbs(&self) -> Result<usize, Broken> {
-        let count = self.count.get() as usize;
-        if (1..=MAX_VERBS).contains(&count) && self.zero.get() == 0 { Ok(count) } else { Err(Broken::Batch) }
-    }
-
-    /// Checks the verbs against the head and themselves.
-    pub fn check(&self, verbs: &[Verb]) -> Result<(), Broken> {
-        let mut bytes = 0u64;
-        for verb in verbs {
-            bytes += verb.operand_bytes()? as u64;
-        }
-        if bytes == self.bytes.get() as u64 { Ok(()) } else { Err(Broken::Batch) }
-    }
-}
-
 const _: () = {
     assert!(size_of::<Hello>() == 72 && size_of::<Welcome>() == 80);
     assert!(size_of::<Request>() == 40 && size_of::<Answer>() == 40);
-    assert!(size_of::<Batch>() == 16 && size_of::<Verb>() == 24 && size_of::<Completion>() == 16);
 };
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn verb(op: Op, len: u32) -> Verb {
-        Verb { op: op as u8, zero: [0; 3], len: len.into(), slab: 7.into(), offset: 4096.into() }
-    }
-
-    #[test]
-    fn bytes_lie_where_the_drawings_say() {
-        let batch = Batch { count: 0x0102.into(), zero: 0.into(), bytes: 0x0304_0506.into(), first: 9.into() };
-        assert_eq!(batch.as_bytes(), [2, 1, 0, 0, 6, 5, 4, 3, 9, 0, 0, 0, 0, 0, 0, 0]);
-        let read = verb(Op::Read, 4096);
-        assert_eq!(read.as_bytes()[..16], [1, 0, 0, 0, 0, 16, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0]);
-    }
-
-    #[test]
-    fn a_batch_must_add_up() {
-        let verbs = [verb(Op::Write, 100), verb(Op::Read, 5), verb(Op::Cas, 8), verb(Op::Faa, 8)];
-        let mut batch = Batch { count: 4.into(), zero: 0.into(), bytes: 124.into(), first: 0.into() };
-        assert_eq!(batch.verbs(), Ok(4));
-        assert_eq!(batch.check(&verbs), Ok(()));
-        batch.bytes = 125.into();
-        assert_eq!(batch.check(&verbs), Err(Broken::Batch));
-        batch.count = 0.into();
-        assert_eq!(batch.verbs(), Err(Broken::Batch));
-        assert_eq!(verb(Op::Read, MAX_VERB_BYTES + 1).shape(), Err(Broken::Verb));
-        assert_eq!(verb(Op::Cas, 16).shape(), Err(Broken::Verb));
-    }
-}

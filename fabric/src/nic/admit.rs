@@ -1,0 +1,182 @@
+//! Admission: from a key in a verb to memory, or a refusal.
+//!
+//! What is admitted is a *grip*: memory, a place in it, and the right by which it
+//! is touched. A grip may be held while bytes wait for a slow peer; its right is
+//! looked at again, one load and compare, before each transfer, within a section
+//! of [`super::epochs`].
+
+use super::lending::Slab;
+use super::pool::Arena;
+use super::windows::{Bound, MAX_WINDOWS};
+use super::{Member, Nic};
+use crate::mapping::Mapping;
+use farmem_protocol::addr::SlabId;
+use farmem_protocol::key::{Key, KeyKind, Rights};
+use farmem_protocol::wire::{Binding, Op, Status};
+use std::sync::Arc;
+
+/// Memory of a node.
+#[derive(Clone, Debug)]
+pub enum Memory {
+    /// One slab: it stays as long as this refers to it.
+    Slab(Arc<Slab>),
+    /// The pool that is owned piece by piece.
+    Pool(Arc<Arena>),
+}
+
+impl Memory {
+    /// Its bytes.
+    #[inline]
+    pub fn mapping(&self) -> &Mapping {
+        match self {
+            Memory::Slab(slab) => &slab.mapping,
+            Memory::Pool(arena) => arena.mapping(),
+        }
+    }
+}
+
+/// A descriptor word that must stand as it did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WordRight {
+    /// The word's place in the table.
+    pub word: u32,
+    /// What it must be.
+    pub value: u64,
+}
+
+/// By what memory is touched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Right {
+    /// A slab, held by reference: it cannot be anybody else's meanwhile.
+    Held,
+    /// A word of the table.
+    Word(WordRight),
+    /// A window, and the word that it was carved from.
+    Window {
+        /// Which.
+        index: u32,
+        /// Its binding.
+        generation: u32,
+        /// What it was carved from, if that was an extent.
+        under: Option<WordRight>,
+    },
+}
+
+/// Memory that a verb may touch.
+#[derive(Clone, Debug)]
+pub struct Grip {
+    /// Which.
+    pub memory: Memory,
+    /// Where in it. The length was checked.
+    pub offset: u64,
+    /// By what right.
+    pub right: Right,
+}
+
+impl Nic {
+    /// Whether a right given before still stands.
+    #[inline]
+    pub(super) fn stands(&self, right: &Right) -> bool {
+        match right {
+            Right::Held => true,
+            Right::Word(word) => self.pool.stands(word),
+            Right::Window { index, generation, under } => {
+                self.windows.stands(*index, *generation) && under.as_ref().is_none_or(|word| self.pool.stands(word))
+            }
+        }
+    }
+
+    /// Admits READ, WRITE, CAS and FAA on memory, by a key of `member` through its `queue`.
+    pub(super) fn admit(
+        &self,
+        member: &Member,
+        queue: u64,
+        (key, op): (Key, Op),
+        offset: u64,
+        len: u64,
+    ) -> Result<Grip, Status> {
+        match key.kind() {
+            KeyKind::Slab(id) => {
+                let memory = Memory::Slab(member.slab(id).ok_or(Status::NotHeld)?);
+                memory.mapping().at(offset, len).ok_or(Status::Range)?;
+                Ok(Grip { memory, offset, right: Right::Held })
+            }
+            KeyKind::Window { index, generation } => {
+                let who = (member.serial, queue);
+                let grip = self.windows.admit(who, (index, generation), op, offset, len)?;
+                if self.stands(&grip.right) { Ok(grip) } else { Err(Status::Access) }
+            }
+            KeyKind::Unit { .. } => self.pool.admit(member, key, offset, len),
+            KeyKind::Service(_) => Err(Status::Access),
+        }
+    }
+
+    /// BIND: of a range that the binder itself may touch, to whomever it likes.
+    pub(super) fn bind(&self, member: &Member, queue: u64, key: Key, binding: &Binding) -> Result<Key, Status> {
+        let KeyKind::Window { index, generation } = key.kind() else { return Err(Status::Window) };
+        let parent = Key(binding.parent.get());
+        let (start, len) = (binding.start.get(), binding.len.get());
+        let rights = Rights::of(binding.rights).ok_or(Status::Window)?;
+        let carved = matches!(parent.kind(), KeyKind::Slab(_) | KeyKind::Unit { .. });
+        if !carved || len == 0 || binding.zero != [0; 5] {
+            return Err(Status::Window);
+        }
+        let grip = self.admit(member, queue, (parent, Op::Write), start, len).map_err(|_| Status::Window)?;
+        let under = match grip.right {
+            Right::Word(word) => Some(word),
+            _ => None,
+        };
+        let user = match binding.owner.get() {
+            0 => member.serial,
+            owner => self.member_of(owner).ok_or(Status::Window)?.serial,
+        };
+        let queue = binding.queue.get();
+        let bound = Bound { memory: grip.memory, base: grip.offset, len, rights, user, queue, parent, under };
+        // Against the release of the slab, which unbinds what it finds: either it finds this, or we see it gone.
+        let holds = member.holds.lock();
+        if let KeyKind::Slab(id) = parent.kind()
+            && !holds.slabs.contains_key(&id)
+        {
+            return Err(Status::Window);
+        }
+        if holds.gone {
+            return Err(Status::Window);
+        }
+        self.windows.bind(member.serial, (index, generation), bound)
+    }
+
+    /// INVALIDATE. The caller waits for what is under way ([`super::epochs::Section::renew`]).
+    pub(super) fn invalidate(&self, member: &Member, queue: u64, key: Key) -> Result<Key, Status> {
+        let KeyKind::Window { index, generation } = key.kind() else { return Err(Status::Window) };
+        self.windows.invalidate(member.serial, queue, (index, generation))
+    }
+
+    /// A window for a member. The answer's status, else its key.
+    pub(super) fn make_window(&self, member: &Member) -> Result<Key, Status> {
+        let mut holds = member.holds.lock();
+        if holds.gone || holds.windows.len() >= MAX_WINDOWS {
+            return Err(Status::Exhausted);
+        }
+        let key = self.windows.make(member.serial).ok_or(Status::Exhausted)?;
+        if let KeyKind::Window { index, .. } = key.kind() {
+            holds.windows.insert(index);
+        }
+        Ok(key)
+    }
+
+    /// The member no longer needs a window.
+    pub(super) fn drop_window(&self, member: &Member, key: Key) -> Status {
+        let KeyKind::Window { index, .. } = key.kind() else { return Status::Window };
+        if !member.holds.lock().windows.remove(&index) {
+            return Status::Window;
+        }
+        self.windows.discard(member.serial, index);
+        Status::Done
+    }
+
+    /// Unbinds what a member carved from a slab that it no longer holds.
+    pub(super) fn unbind_slab(&self, member: &Member, slab: SlabId) {
+        let windows: Vec<u32> = member.holds.lock().windows.iter().copied().collect();
+        windows.into_iter().for_each(|index| self.windows.unbind_from(member.serial, index, Key::from(slab)));
+    }
+}

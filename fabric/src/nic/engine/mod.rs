@@ -1,0 +1,382 @@
+//! One connection at the node: bytes in, verbs carried out, bytes out.
+//!
+//! ```text
+//!  socket ─► pull ─┬─► input buffer ─► hello | request | batch, verbs ─► step ─► output ─► push ─► socket
+//!                  └─► the slab itself (operand bytes of a WRITE)          └─ READ: a piece of the slab
+//! ```
+//!
+//! Nothing is copied that need not be: a WRITE's bytes are received into the
+//! slab, a READ's are sent from it. (So a READ that waits behind a slow receiver
+//! may return what a later WRITE of the same queue pair left: as RDMA has it.)
+//!
+//! Bounded: the input buffer is fixed; when the output backs up, input waits,
+//! and with it, through TCP, the host.
+
+//! * This file: who is there, and what it asks.
+//! * `serving`: verbs. `output`: bytes on their way out.
+//!
+//! Transfers, and all that is decided with them, are sections of [`super::epochs`].
+
+// Naming the bytes of slabs and buffers for scattered transfers.
+#![allow(unsafe_code)]
+
+mod output;
+mod serving;
+
+use super::epochs::Section;
+use super::{Member, Nic, count};
+use farmem_protocol::addr::SlabId;
+use farmem_protocol::key::Key;
+use farmem_protocol::lines::MAX_RECORD_BYTES;
+use farmem_protocol::wire::{Answer, Ask, Broken, Hello, MAGIC, Purpose, Request, Status, VERSION, Verdict, Welcome};
+use farmem_sys::raw::Errno;
+use farmem_sys::socket::Part;
+use output::{BACKLOG, NotSent, Output};
+use serving::Serving;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use zerocopy::{FromBytes, IntoBytes};
+
+/// Input buffered, at most: more than the largest head of a batch, and enough for one receive.
+const INPUT: usize = 64 << 10;
+// A record is looked at whole, and what is left of the input is moved to the front when half of it is used.
+const _: () = assert!(MAX_RECORD_BYTES <= INPUT / 2);
+
+/// Numbers connections, so that they spread over the counters of sections.
+static NEXT: AtomicUsize = AtomicUsize::new(0);
+
+/// What the node knows of a connection beside its bytes.
+#[derive(Clone, Debug, Default)]
+pub struct Circumstances {
+    /// Through a Unix socket: descriptors can be passed.
+    pub local: bool,
+    /// The node's end, for TCP.
+    pub own_end: Option<SocketAddr>,
+    /// A Unix socket of this node, to be told to a peer on the same machine.
+    pub path: Vec<u8>,
+}
+
+/// Why a connection is to be closed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Goodbye {
+    /// The peer closed it, or it failed.
+    Cut,
+    /// The peer broke the rules.
+    Broken(Broken),
+    /// A READ was promised whose right ended before its bytes went: the host asks again, and is refused.
+    Revoked,
+    /// Its business is done, or was refused; close when the output is empty.
+    Done,
+}
+
+enum Phase {
+    Hello,
+    Control(Arc<Member>),
+    Queue(Box<Serving>),
+    Closing,
+}
+
+/// One connection.
+pub struct Engine {
+    phase: Phase,
+    about: Circumstances,
+    shard: usize,
+    input: Box<[u8]>,
+    start: usize,
+    end: usize,
+    output: Output,
+}
+
+impl Engine {
+    /// A connection that was just accepted.
+    pub fn new(about: Circumstances) -> Engine {
+        Engine {
+            phase: Phase::Hello,
+            about,
+            shard: NEXT.fetch_add(1, Ordering::Relaxed),
+            input: vec![0; INPUT].into_boxed_slice(),
+            start: 0,
+            end: 0,
+            output: Output::default(),
+        }
+    }
+
+    /// Whether the peer has not yet said who it is.
+    pub fn is_stranger(&self) -> bool {
+        matches!(self.phase, Phase::Hello)
+    }
+
+    /// Whether this is the connection of a member that is gone, and can be closed.
+    pub fn is_orphan(&self) -> bool {
+        match &self.phase {
+            Phase::Hello | Phase::Closing => false,
+            Phase::Control(member) => member.is_gone(),
+            Phase::Queue(serving) => serving.member.is_gone(),
+        }
+    }
+
+    /// Whether there is something to [`Engine::push`].
+    pub fn has_output(&self) -> bool {
+        self.output.backlog > 0
+    }
+
+    /// Whether input waits until output has gone.
+    pub fn is_backed_up(&self) -> bool {
+        self.output.backlog >= BACKLOG
+    }
+
+    /// Takes what `receive` gives and carries it out. `receive` fills the parts in turn and says
+    /// how many bytes it filled; 0 means the end of the stream. Returns how many it took.
+    pub fn pull(
+        &mut self,
+        nic: &Nic,
+        now_ns: u64,
+        receive: impl FnOnce(&[Part]) -> Result<usize, Errno>,
+    ) -> Result<usize, Goodbye> {
+        if let Phase::Closing = self.phase {
+            return Err(Goodbye::Done);
+        }
+        // The turn is held while bytes go to a slab and while verbs are carried out.
+        let queue = match &self.phase {
+            Phase::Queue(serving) => Some((Arc::clone(&serving.turn), serving.ours)),
+            _ => None,
+        };
+        let held = queue.as_ref().map(|(queue, turn)| (queue.0.lock(), *turn));
+        if held.as_ref().is_some_and(|(now, ours)| **now != *ours) {
+            return Err(Goodbye::Done);
+        }
+        // The section begins when no lock has to be waited for any more.
+        let mut section = nic.epochs.enter(self.shard);
+        let n = match self.fill(nic, receive) {
+            Ok(0) => return Err(Goodbye::Cut),
+            Ok(n) => n,
+            Err(Errno(libc::EAGAIN)) => 0,
+            Err(_) => return Err(Goodbye::Cut),
+        };
+        while self.output.backlog < BACKLOG && self.step(nic, &mut section, now_ns)? {}
+        Ok(n)
+    }
+
+    fn fill(&mut self, nic: &Nic, receive: impl FnOnce(&[Part]) -> Result<usize, Errno>) -> Result<usize, Errno> {
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        } else if INPUT - self.end < INPUT / 2 {
+            self.input.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+        let room = Part::new(self.input[self.end..].as_mut_ptr(), INPUT - self.end);
+        if room.len() == 0 {
+            // Backed up: nothing is taken until output has gone.
+            return Err(Errno(libc::EAGAIN));
+        }
+        if let Phase::Queue(serving) = &mut self.phase
+            && self.start == self.end
+            && let Some(straight) = serving.straight(nic)
+        {
+            let n = receive(&[straight, room])?;
+            let direct = n.min(straight.len());
+            serving.went_straight(direct);
+            self.end += n - direct;
+            return Ok(n);
+        }
+        let n = receive(&[room])?;
+        self.end += n;
+        Ok(n)
+    }
+
+    /// One step; false when more input is needed.
+    fn step(&mut self, nic: &Nic, section: &mut Section<'_>, now_ns: u64) -> Result<bool, Goodbye> {
+        match &mut self.phase {
+            Phase::Hello => self.greet(nic, now_ns),
+            Phase::Control(_) => self.answer(nic, section, now_ns),
+            Phase::Queue(serving) => {
+                let input = &self.input[self.start..self.end];
+                let used = serving.step(nic, section, input, &mut self.output).map_err(Goodbye::Broken)?;
+                self.start += used.unwrap_or(0);
+                Ok(used.is_some())
+            }
+            Phase::Closing => Err(Goodbye::Done),
+        }
+    }
+
+    /// The next frame of type `T`, if it is there whole.
+    fn take<T: FromBytes>(&mut self) -> Option<T> {
+        let (frame, _) = T::read_from_prefix(&self.input[self.start..self.end]).ok()?;
+        self.start += size_of::<T>();
+        Some(frame)
+    }
+
+    fn greet(&mut self, nic: &Nic, now_ns: u64) -> Result<bool, Goodbye> {
+        let seen = &self.input[self.start..self.end];
+        let known = seen.len().min(MAGIC.len());
+        if seen[..known] != MAGIC[..known] {
+            return Err(Goodbye::Broken(Broken::Magic));
+        }
+        // Magic and version are all that another version's Hello is sure to have.
+        if seen.len() >= 8 && u16::from_le_bytes([seen[6], seen[7]]) != VERSION {
+            return self.refuse(nic, Verdict::Version);
+        }
+        let Some(hello) = self.take::<Hello>() else { return Ok(false) };
+        let local = self.about.local;
+        let entered = match Purpose::of(hello.purpose) {
+            _ if hello.zero != [0; 2] || hello.lasting > 1 => Err(Verdict::Malformed),
+            Some(Purpose::Join) => nic.join(&hello, local, now_ns).map(|m| (Arc::clone(&m), Phase::Control(m))),
+            Some(Purpose::Rejoin) => nic.rejoin(&hello).map(|m| (Arc::clone(&m), Phase::Control(m))),
+            Some(Purpose::Attach) => nic.attach(&hello).map(|(member, turn, ours)| {
+                let serving = Serving::new(Arc::clone(&member), hello.queue.get(), turn, ours);
+                (member, Phase::Queue(Box::new(serving)))
+            }),
+            None => Err(Verdict::Malformed),
+        };
+        match entered {
+            Ok((member, phase)) => {
+                if Purpose::of(hello.purpose) != Some(Purpose::Join) {
+                    count(&nic.tally.rejoined, 1);
+                }
+                self.phase = phase;
+                self.welcome(nic, Verdict::Welcome, Some(&member));
+                Ok(true)
+            }
+            Err(verdict) => self.refuse(nic, verdict),
+        }
+    }
+
+    fn refuse(&mut self, nic: &Nic, verdict: Verdict) -> Result<bool, Goodbye> {
+        count(&nic.tally.refused_hellos, 1);
+        self.welcome(nic, verdict, None);
+        self.phase = Phase::Closing;
+        Ok(false)
+    }
+
+    fn welcome(&mut self, nic: &Nic, verdict: Verdict, member: Option<&Member>) {
+        let path: &[u8] = if verdict == Verdict::Welcome { &self.about.path } else { &[] };
+        let (address, port) = match self.about.own_end {
+            Some(end) => (ipv6_octets(end.ip()), end.port()),
+            None => ([0; 16], 0),
+        };
+        let welcome = Welcome {
+            magic: MAGIC,
+            version: VERSION.into(),
+            verdict: verdict as u8,
+            zero: [0; 3],
+            path_len: (path.len() as u16).into(),
+            owner: member.map_or(0, Member::owner).into(),
+            secret: member.map_or([0; 16], |member| member.secret),
+            incarnation: nic.incarnation.into(),
+            lend: nic.lending.limit().into(),
+            free: (nic.lending.limit() - nic.lending.lent().min(nic.lending.limit())).into(),
+            address,
+            port: port.into(),
+            zero_last: [0; 6],
+        };
+        self.output.bytes(welcome.as_bytes());
+        self.output.bytes(path);
+    }
+
+    fn answer(&mut self, nic: &Nic, section: &mut Section<'_>, now_ns: u64) -> Result<bool, Goodbye> {
+        let Phase::Control(member) = &self.phase else { return Ok(false) };
+        let member = Arc::clone(member);
+        let Some(request) = self.take::<Request>() else { return Ok(false) };
+        let Some(ask) = Ask::of(request.ask) else { return Err(Goodbye::Broken(Broken::Control)) };
+        if request.zero != [0; 7] {
+            return Err(Goodbye::Broken(Broken::Control));
+        }
+        let said = member.presence.lock().answered;
+        if let Some(said) = said.filter(|said| said.number == request.number) {
+            self.output.bytes(said.as_bytes());
+            return Ok(true);
+        }
+        let mut answer = Answer {
+            status: Status::Done as u8,
+            zero: [0; 7],
+            number: request.number,
+            value: 0.into(),
+            secret: [0; 16],
+        };
+        let mut passed = None;
+        match ask {
+            Ask::Grant => match nic.grant(&member) {
+                Ok(slab) => {
+                    answer.value = slab.id.0.into();
+                    passed = self.about.local.then_some(slab);
+                }
+                Err((status, value)) => (answer.status, answer.value) = (status as u8, value.into()),
+            },
+            Ask::Release => answer.status = nic.release(&member, SlabId(request.slab.get())) as u8,
+            Ask::Ticket => match nic.ticket(&member, now_ns) {
+                Ok(secret) => answer.secret = secret,
+                Err(status) => answer.status = status as u8,
+            },
+            Ask::EndRun => nic.end_run(&request.detail),
+            Ask::Discard => answer.status = nic.discard(&member, SlabId(request.slab.get()), &request.detail) as u8,
+            Ask::Again => match member.slab(SlabId(request.slab.get())) {
+                Some(slab) => passed = self.about.local.then_some(slab),
+                None => answer.status = Status::NotHeld as u8,
+            },
+            Ask::Window => match nic.make_window(&member) {
+                Ok(key) => answer.value = key.0.into(),
+                Err(status) => answer.status = status as u8,
+            },
+            Ask::DropWindow => {
+                answer.status = nic.drop_window(&member, Key(request.slab.get())) as u8;
+                section.renew();
+            }
+            Ask::Ping => {}
+            Ask::Bye => {
+                nic.part(&member);
+                return Err(Goodbye::Done);
+            }
+        }
+        member.presence.lock().answered = Some(answer);
+        match passed {
+            Some(slab) => self.output.passing(answer.as_bytes(), slab),
+            None => self.output.bytes(answer.as_bytes()),
+        }
+        Ok(true)
+    }
+
+    /// Gives output to `send`, until there is none or it takes no more. `send` gets the parts and
+    /// the descriptor to pass along the first of them, if any, and says how many bytes it took.
+    ///
+    /// # Errors
+    /// [`Goodbye::Done`] when a refused peer has its answer.
+    /// [`Goodbye::Revoked`] when bytes of a READ must not go any more.
+    pub fn push(
+        &mut self,
+        nic: &Nic,
+        mut send: impl FnMut(&[Part], Option<i32>) -> Result<usize, Errno>,
+    ) -> Result<(), Goodbye> {
+        if self.output.backlog > 0 {
+            let _section = nic.epochs.enter(self.shard);
+            while self.output.backlog > 0 {
+                match self.output.send_once(nic, &mut send) {
+                    Ok(()) => {}
+                    Err(NotSent::System(Errno(libc::EAGAIN))) => return Ok(()),
+                    Err(NotSent::System(_)) => return Err(Goodbye::Cut),
+                    Err(NotSent::Revoked) => return Err(Goodbye::Revoked),
+                }
+            }
+        }
+        if let Phase::Closing = self.phase { Err(Goodbye::Done) } else { Ok(()) }
+    }
+
+    /// The connection has closed, by whomever.
+    pub fn close(self, nic: &Nic, why: Goodbye, now_ns: u64) {
+        if let Goodbye::Broken(_) = why {
+            count(&nic.tally.broken_connections, 1);
+        }
+        match &self.phase {
+            Phase::Control(member) => nic.left(member, true, now_ns),
+            Phase::Queue(serving) => nic.left(&serving.member, false, now_ns),
+            Phase::Hello | Phase::Closing => {}
+        }
+    }
+}
+
+fn ipv6_octets(ip: IpAddr) -> [u8; 16] {
+    match ip {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
+    }
+}

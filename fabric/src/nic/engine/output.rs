@@ -1,0 +1,176 @@
+//! Bytes on their way out of a connection.
+
+use crate::nic::Nic;
+use crate::nic::admit::Grip;
+use crate::nic::lending::Slab;
+use farmem_sys::raw::Errno;
+use farmem_sys::socket::Part;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Output backed up, at which input waits.
+pub(super) const BACKLOG: usize = 2 << 20;
+/// Parts of one transfer out.
+const PARTS: usize = 64;
+
+/// Why nothing more went out.
+pub(super) enum NotSent {
+    /// The system said so.
+    System(Errno),
+    /// Bytes of a READ whose right ended before they went.
+    Revoked,
+}
+
+/// Own bytes, bytes of memory, zeros, in order.
+#[derive(Default)]
+pub(super) struct Output {
+    own: Vec<u8>,
+    /// Where `own` begins in the stream of own bytes; what lies before has been sent.
+    base: usize,
+    pieces: VecDeque<Piece>,
+    pub backlog: usize,
+}
+
+enum Piece {
+    /// Own bytes, by their place in the stream of them.
+    Own {
+        from: usize,
+        len: usize,
+    },
+    /// Own bytes, with a slab's descriptor along the first.
+    Passing {
+        from: usize,
+        len: usize,
+        slab: Arc<Slab>,
+    },
+    Memory {
+        grip: Grip,
+        len: usize,
+    },
+    Zeros {
+        len: usize,
+    },
+}
+
+static ZEROS: [u8; 4096] = [0; 4096];
+
+impl Output {
+    pub fn bytes(&mut self, bytes: &[u8]) {
+        let end = self.base + self.own.len();
+        self.own.extend_from_slice(bytes);
+        self.backlog += bytes.len();
+        match self.pieces.back_mut() {
+            Some(Piece::Own { from, len }) if *from + *len == end => *len += bytes.len(),
+            _ if bytes.is_empty() => {}
+            _ => self.pieces.push_back(Piece::Own { from: end, len: bytes.len() }),
+        }
+    }
+
+    pub fn passing(&mut self, bytes: &[u8], slab: Arc<Slab>) {
+        let from = self.base + self.own.len();
+        self.own.extend_from_slice(bytes);
+        self.backlog += bytes.len();
+        self.pieces.push_back(Piece::Passing { from, len: bytes.len(), slab });
+    }
+
+    pub fn memory(&mut self, grip: Grip, len: u32) {
+        if len > 0 {
+            self.backlog += len as usize;
+            self.pieces.push_back(Piece::Memory { grip, len: len as usize });
+        }
+    }
+
+    pub fn zeros(&mut self, len: u32) {
+        if len > 0 {
+            self.backlog += len as usize;
+            self.pieces.push_back(Piece::Zeros { len: len as usize });
+        }
+    }
+
+    /// Offers the first pieces to `send` and takes off what it took. Within a section.
+    pub fn send_once(
+        &mut self,
+        nic: &Nic,
+        send: &mut impl FnMut(&[Part], Option<i32>) -> Result<usize, Errno>,
+    ) -> Result<(), NotSent> {
+        let mut parts = [Part::new(std::ptr::null_mut(), 0); PARTS];
+        let mut n = 0;
+        let mut descriptor = None;
+        for piece in &self.pieces {
+            if n == PARTS {
+                break;
+            }
+            match piece {
+                Piece::Own { from, len } => {
+                    parts[n] = Part::new(self.own[*from - self.base..].as_ptr() as *mut u8, *len)
+                }
+                Piece::Passing { from, len, slab } => {
+                    // It goes alone: nothing before it, nothing behind.
+                    if n > 0 {
+                        break;
+                    }
+                    parts[0] = Part::new(self.own[*from - self.base..].as_ptr() as *mut u8, *len);
+                    descriptor = Some(slab.fd());
+                    n = 1;
+                    break;
+                }
+                Piece::Memory { grip, .. } if !nic.stands(&grip.right) => {
+                    // What was promised as read may be another's by now.
+                    if n == 0 {
+                        return Err(NotSent::Revoked);
+                    }
+                    break;
+                }
+                Piece::Memory { grip, len } => match grip.memory.mapping().at(grip.offset, *len as u64) {
+                    Some(at) => parts[n] = Part::new(at, *len),
+                    None => return Err(NotSent::System(Errno(libc::EFAULT))),
+                },
+                Piece::Zeros { len } => parts[n] = Part::new(ZEROS.as_ptr() as *mut u8, (*len).min(ZEROS.len())),
+            }
+            n += 1;
+            // Only the first page of zeros is offered: what follows it may not be named before it is gone.
+            if matches!(piece, Piece::Zeros { len } if *len > ZEROS.len()) {
+                break;
+            }
+        }
+        let mut sent = send(&parts[..n], descriptor).map_err(NotSent::System)?;
+        self.backlog -= sent.min(self.backlog);
+        while sent > 0 {
+            let Some(front) = self.pieces.front_mut() else { break };
+            let len = match front {
+                Piece::Own { len, .. }
+                | Piece::Passing { len, .. }
+                | Piece::Memory { len, .. }
+                | Piece::Zeros { len } => *len,
+            };
+            if sent >= len {
+                sent -= len;
+                self.pieces.pop_front();
+                continue;
+            }
+            match front {
+                Piece::Own { from, len } => (*from, *len) = (*from + sent, *len - sent),
+                Piece::Passing { from, len, .. } => *front = Piece::Own { from: *from + sent, len: *len - sent },
+                Piece::Memory { grip, len } => (grip.offset, *len) = (grip.offset + sent as u64, *len - sent),
+                Piece::Zeros { len } => *len -= sent,
+            }
+            sent = 0;
+        }
+        self.forget_sent();
+        Ok(())
+    }
+
+    /// Drops own bytes that were sent: all at once when nothing waits, else now and then, since a
+    /// host that never lets its pipeline run dry would have them pile up.
+    fn forget_sent(&mut self) {
+        let unsent = self.pieces.iter().find_map(|piece| match piece {
+            Piece::Own { from, .. } | Piece::Passing { from, .. } => Some(*from),
+            _ => None,
+        });
+        let sent = unsent.map_or(self.own.len(), |from| from - self.base);
+        if sent == self.own.len() || sent >= BACKLOG / 32 {
+            self.own.drain(..sent);
+            self.base += sent;
+        }
+    }
+}
