@@ -132,12 +132,12 @@ fn frame(times: u64) {
     for at in 0..times {
         let batch = Batch { count: 1.into(), zero: 0.into(), bytes: 0.into(), first: black_box(at).into() };
         let (offset, len) = (black_box(at % 64) * PAGE_BYTES as u64, PAGE_BYTES as u32);
-        let verb = Verb { op: Op::Read as u8, zero: [0; 3], len: len.into(), slab: 7.into(), offset: offset.into() };
+        let verb = Verb { op: Op::Read as u8, zero: [0; 3], len: len.into(), key: 7.into(), offset: offset.into() };
         batch.write_to_prefix(&mut bytes).expect("room for both");
         verb.write_to_suffix(&mut bytes).expect("room for both");
         let (batch, rest) = Batch::read_from_prefix(black_box(&bytes)).expect("as long as both");
         let verb = Verb::read_from_bytes(rest).expect("as long as both");
-        black_box((batch.check(&[verb]).is_ok(), verb.offset.get(), verb.slab.get()));
+        black_box((batch.check(&[verb]).is_ok(), verb.offset.get(), verb.key.get()));
     }
 }
 
