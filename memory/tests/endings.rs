@@ -334,14 +334,10 @@ fn the_node_tells_wrong_peers_apart() {
     };
     assert_eq!(send(b"GET / HTTP/1.1\r\n\r\n"), b"");
     let answer = send(b"farmem\xff\x7fwhat a later version may say");
-<<<<<<< HEAD
-    assert_eq!((&answer[..6], answer[6..9].to_vec()), (&b"farmem"[..], vec![2, 0, 1]));
-=======
     assert_eq!(
         (&answer[..6], answer[6..9].to_vec()),
         (&b"farmem"[..], vec![farmem_protocol::wire::VERSION as u8, 0, 1])
     );
->>>>>>> 4395f5d (fabric: version 2 of the wire; keys in tests and instruction counts)
     // And goes on.
     assert!(Session::connect(&node.tcp, &options(Transport::Tcp)).unwrap().grant().is_ok());
     assert_eq!(SLAB_BYTES, 64 << 20);
