@@ -71,6 +71,18 @@ plain_counters! {
     bytes_in,
     /// Bytes to nodes.
     bytes_out,
+    /// Lines found changed.
+    lines_changed,
+    /// Bytes found changed, where bytes are compared.
+    bytes_changed,
+    /// Lines written back by themselves.
+    lines_sent,
+    /// Pages written back whole.
+    pages_whole,
+    /// Records of lines.
+    records,
+    /// Bytes on the wire for write-back.
+    wire_out,
     /// Time in the fault path, ns.
     wait_ns,
     /// Guarded calls.

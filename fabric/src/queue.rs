@@ -249,6 +249,15 @@ impl QueuePair {
         }
     }
 
+    /// Bytes handed to the network since this was last asked: frames, operands, and what went again. None where
+    /// slabs are mapped.
+    pub fn take_sent(&mut self) -> u64 {
+        match &mut self.path {
+            Path::Mapped(_) => 0,
+            Path::Framed(framed) => std::mem::take(&mut framed.sent),
+        }
+    }
+
     /// In a forked child, which inherited its parent's queue pair: closes the descriptor, does nothing else.
     pub fn forget_in_child(self) {
         match self.path {
@@ -427,6 +436,8 @@ struct Framed {
     /// How long `wait` has waited without a byte coming. Time in which this process itself was
     /// stopped does not count.
     silent_ns: u64,
+    /// Bytes sent since [`QueuePair::take_sent`].
+    sent: u64,
     /// Completions that were made while a connection was restored.
     settled: Vec<Completion>,
 }
@@ -452,6 +463,7 @@ impl Framed {
             heads: [[0; HEAD]; SCATTER],
             got: 0,
             silent_ns: 0,
+            sent: 0,
             settled: Vec::new(),
         })
     }
@@ -549,6 +561,7 @@ impl Framed {
                 Err(Errno(libc::EAGAIN)) => return Ok(()),
                 Err(e) => return Err(e),
             };
+            self.sent += sent as u64;
             while let Some(front) = self.outgoing.front_mut() {
                 let (Outgoing::Own { len, .. } | Outgoing::Buffer { len, .. }) = front;
                 if sent >= *len {

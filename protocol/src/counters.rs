@@ -12,7 +12,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// First word of a counters file: `farmem` and the layout's version.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"farmem\x00\x01");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"farmem\x00\x02");
 /// Process slots in a counters file.
 pub const PROCESSES: usize = 64;
 
@@ -77,6 +77,18 @@ pub struct Process {
     pub bytes_in: AtomicU64,
     /// Bytes written to nodes.
     pub bytes_out: AtomicU64,
+    /// Lines found changed on pages that left, where the policy tells lines ([`crate::lines`]).
+    pub lines_changed: AtomicU64,
+    /// Bytes found changed, where the policy is one that compares bytes; else 0.
+    pub bytes_changed: AtomicU64,
+    /// Lines that went to their slots one by one.
+    pub lines_sent: AtomicU64,
+    /// Pages that went whole: fresh, changed for the most part, or of unknown lines.
+    pub pages_whole: AtomicU64,
+    /// Records of lines posted.
+    pub records: AtomicU64,
+    /// Bytes handed to the network for write-back, with all heads of farmem's; not shm.
+    pub wire_out: AtomicU64,
     /// Time that threads of the program spent in the fault path, ns.
     pub wait_ns: AtomicU64,
     /// System calls guarded: some argument was far.

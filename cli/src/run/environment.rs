@@ -30,6 +30,23 @@ pub enum Prefetch {
     Off,
 }
 
+/// How changed bytes of pages are told.
+#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq)]
+pub enum Dirty {
+    /// What was measured to be fastest for the transport
+    Auto,
+    /// The fastest that cannot miss a write
+    Exact,
+    /// By line: 64 keyed bits of each, compared when the page leaves (misses one in 2^62)
+    Lines,
+    /// By line: against a copy; over shared memory, against the node's own
+    Shadow,
+    /// By page: the first write to one that was read faults
+    Pages,
+    /// Not at all: every page that leaves is written back
+    None,
+}
+
 /// How bytes move.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq)]
 pub enum Transport {
@@ -79,6 +96,7 @@ pub fn set(
         ("transport", word(options.transport)),
         ("fault", word(options.fault)),
         ("prefetch", word(options.prefetch)),
+        ("dirty", word(options.dirty)),
         ("counters", counters.display().to_string()),
         ("grace_ms", options.grace.as_millis().to_string()),
     ];

@@ -37,7 +37,7 @@ use embedded::Embedded;
 use far::Far;
 use summary::Outcome;
 
-pub use environment::{Faults, Prefetch, Transport};
+pub use environment::{Dirty, Faults, Prefetch, Transport};
 use far::RunName;
 pub use summary::Stats;
 
@@ -70,6 +70,10 @@ pub struct Options {
     /// Whether to fetch pages ahead of their use
     #[arg(long, value_enum, default_value_t = Prefetch::On)]
     pub prefetch: Prefetch,
+
+    /// How changed bytes of pages are told from unchanged ones
+    #[arg(long, value_enum, default_value_t = Dirty::Auto)]
+    pub dirty: Dirty,
 
     /// How bytes move
     #[arg(long, value_enum, default_value_t = Transport::Auto)]

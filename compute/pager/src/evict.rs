@@ -25,14 +25,17 @@
 //! a batch itself.
 
 use crate::Pager;
+use crate::dirty::{Changed, exact};
 use crate::ending::{broken, die};
+use crate::log::{Log, WHOLE_FROM};
 use crate::sweep::Sweeps;
 use crate::thread::Thread;
 use crate::word::{State, Word};
 use farmem_pool::NoRoom;
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES, PageId};
 use farmem_protocol::exit;
-use farmem_sys::memory::{copy_page, discard_vectored, is_zero, same_page};
+use farmem_protocol::lines::LINE_BYTES;
+use farmem_sys::memory::{copy_page, discard_vectored, is_zero};
 use farmem_sys::raw::{Errno, yield_cpu};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -58,6 +61,8 @@ pub struct Evictor {
     pub(crate) sweeps: Sweeps,
     /// Queue pairs for write-back.
     pub(crate) thread: Option<Box<Thread>>,
+    /// Changed lines on their way.
+    pub(crate) log: Log,
 }
 
 /// A page on its way out.
@@ -71,7 +76,7 @@ pub(crate) struct Leaving {
 
 impl Evictor {
     /// `vectored`: try `process_madvise`.
-    pub(crate) fn new(vectored: bool, sweeps: Sweeps) -> Evictor {
+    pub(crate) fn new(vectored: bool, sweeps: Sweeps, log: Log) -> Evictor {
         Evictor {
             victims: Vec::with_capacity(BATCH),
             leaving: Vec::with_capacity(BATCH),
@@ -82,6 +87,7 @@ impl Evictor {
             mem_fd: farmem_sys::raw::open_self_mem().unwrap_or(-1),
             sweeps,
             thread: None,
+            log,
         }
     }
 
@@ -276,14 +282,16 @@ impl Pager {
                 l.to = Word::UNTOUCHED;
                 continue;
             }
-            if l.from.guessed() && readable {
-                let same = self.holds(l.page, l.from);
-                self.rewrites.saw(l.from, !same);
-                if same {
+            let changed = (l.from.guessed() && readable).then(|| self.changed(l.page, l.from));
+            if let Some(changed) = changed {
+                self.rewrites.saw(l.from, changed.lines != 0);
+                if changed.lines == 0 {
                     clean += 1;
                     l.to = Word::UNTOUCHED.to(State::Remote).with_slot(l.from.slot());
                     continue;
                 }
+                self.count(&self.counters.lines_changed, changed.lines.count_ones() as u64);
+                self.count(&self.counters.bytes_changed, changed.bytes);
             }
             let slot = match l.from.slot() {
                 Some(own) if self.pool.is_own(own) => own,
@@ -295,33 +303,53 @@ impl Pager {
                     }
                 }
             };
-            let place = self.pool.place(slot);
+            // Lines are laid onto what the slot holds: only where that is what the page came in with.
+            let few = changed.filter(|c| Some(slot) == l.from.slot() && c.lines.count_ones() < WHOLE_FROM);
             l.to = Word::UNTOUCHED.with_slot(Some(slot)).with_written(true);
-            if place.mapped != 0 {
-                self.read_page(evictor, l.page, place.mapped as *mut u8, readable);
-                l.to = l.to.to(State::Remote);
-            } else {
-                let index = self.claim_staged(evictor, l.page, slot);
-                self.read_page(evictor, l.page, self.staging.bytes(index), readable);
-                self.post_write(evictor, index, slot);
-                l.to = l.to.to(State::Staged).with_field(index as u64);
+            l.to = self.send(evictor, l, slot, readable, few.map(|c| c.lines));
+            match few {
+                Some(few) => self.count(&self.counters.lines_sent, few.lines.count_ones() as u64),
+                None => self.count(&self.counters.pages_whole, 1),
             }
-            self.count(&self.counters.bytes_out, PAGE_BYTES as u64);
+            let bytes = few.map_or(PAGE_BYTES, |few| few.lines.count_ones() as usize * LINE_BYTES);
+            self.count(&self.counters.bytes_out, bytes as u64);
         }
+        self.tracker.release(leaving.iter().filter(|l| l.from.guessed()).map(|l| l.page));
         freed.append(&mut evictor.slots);
         if !freed.is_empty() {
             self.pool.free(&freed);
         }
         evictor.leaving = leaving;
+        self.flush_log(evictor);
         self.ring_writes(evictor);
         self.count(&self.counters.evicted_clean, clean);
     }
 
-    /// Whether a page's slot, its own or shared with a child, holds the very bytes that the page does.
-    fn holds(&self, page: PageId, from: Word) -> bool {
-        let slot = from.slot().map_or(0, |slot| self.pool.place(slot).mapped);
-        // SAFETY: the page is present and Leaving, the slot mapped, and nobody writes to either.
-        slot != 0 && unsafe { same_page(page.addr() as *const u8, slot as *const u8) }
+    /// Brings a page's bytes to its slot, all of them or some lines; its next word.
+    fn send(&self, evictor: &mut Evictor, l: &Leaving, slot: FarSlot, readable: bool, lines: Option<u64>) -> Word {
+        let mapped = self.pool.place(slot).mapped as *mut u8;
+        if !mapped.is_null() {
+            match lines {
+                // SAFETY: the page is present, readable and Leaving, the slot mapped and this process's alone.
+                Some(lines) => unsafe { exact::copy_lines(l.page.addr() as *const u8, mapped, lines) },
+                None => self.read_page(evictor, l.page, mapped, readable),
+            }
+            return l.to.to(State::Remote);
+        }
+        let index = self.claim_staged(evictor, l.page, slot);
+        self.read_page(evictor, l.page, self.staging.bytes(index), readable);
+        match lines {
+            Some(lines) => self.log_lines(evictor, index, slot, lines),
+            None => self.post_write(evictor, index, slot),
+        }
+        l.to.to(State::Staged).with_field(index as u64)
+    }
+
+    /// What changed of a compared page; its slot, its own or shared with a child, holds what it came in with.
+    fn changed(&self, page: PageId, from: Word) -> Changed {
+        let slot = from.slot().map_or(0, |slot| self.pool.place(slot).mapped) as *const u8;
+        // SAFETY: the page is present, readable and Leaving, the slot mapped, and nobody writes to either.
+        unsafe { self.tracker.changed(page, (!slot.is_null()).then_some(slot)) }
     }
 
     fn read_page(&self, evictor: &Evictor, page: PageId, to: *mut u8, readable: bool) {

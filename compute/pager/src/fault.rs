@@ -13,13 +13,13 @@
 //! so the limit holds at every instant; evicting is [`crate::evict`]'s.
 
 use crate::Pager;
+use crate::dirty::Comes;
 use crate::ending::{broken, die};
 use crate::guess;
 use crate::thread::{Inside, Thread, WINDOW};
 use crate::word::{State, Word};
 use farmem_cache::Arrival;
 use farmem_cache::trace::Kind;
-use farmem_pool::Place;
 use farmem_protocol::addr::{PAGE_BYTES, PageId, is_far};
 use farmem_protocol::exit;
 use farmem_sys::clock;
@@ -55,6 +55,7 @@ impl Pager {
         // What this fault will look up one by one, each perhaps a miss: all at once.
         self.table.prefetch(page);
         self.whereabouts.iter().for_each(|place| prefetch(place.of(page)));
+        self.tracker.prefetch(page);
         let mut inside = self.threads.enter();
         self.count(&self.counters.faults, 1);
         if let Some((watched, seen)) = inside.thread.watched.take()
@@ -213,8 +214,9 @@ impl Pager {
         self.reserve(1);
         let Some(slot) = seen.slot() else { broken("a remote page without a far slot") };
         let place = self.pool.place(slot);
-        let guessed = !write && self.expects_write(seen, place) && !guess::is_sample(&mut thread.guesses);
-        let dirty = write || guessed;
+        let mapped = place.mapped != 0;
+        let likely = || self.rewrites.likely(seen) && !guess::is_sample(&mut thread.guesses);
+        let comes = self.tracker.comes(mapped, write, likely);
         self.plan_window(thread, page);
         if place.mapped == 0 {
             self.post_demand(thread, place);
@@ -227,6 +229,9 @@ impl Pager {
             self.await_read(thread, |tag| tag == 0);
             thread.landing.cast_const()
         };
+        // SAFETY: the page's bytes, which stay as they are (see below); it is Busy, hence ours.
+        let comes = unsafe { self.tracker.keep(page, source, mapped, write, comes) };
+        let dirty = comes != Comes::Protected;
         if dirty {
             self.await_sweep();
         }
@@ -240,6 +245,7 @@ impl Pager {
         if !here {
             self.unreserve(1);
             self.policy.lock().gone(page);
+            self.tracker.release([page].into_iter());
             self.table.word(page).settle(seen);
             self.drop_window(thread);
             return Served::Unmapped;
@@ -247,7 +253,7 @@ impl Pager {
         if !dirty {
             thread.watched = Some((page, seen));
         }
-        let here = seen.to(State::Resident).with_dirty(dirty).with_guessed(guessed).with_field(0);
+        let here = seen.to(State::Resident).with_dirty(dirty).with_guessed(comes == Comes::Compared).with_field(0);
         self.table.word(page).settle(here);
         self.count(&self.counters.demand, 1);
         self.count(&self.counters.bytes_in, PAGE_BYTES as u64);
@@ -256,19 +262,19 @@ impl Pager {
         Served::Here
     }
 
-    /// Whether a page that is read is likely to be written before it leaves ([`crate::guess`]). Where
-    /// slots are not mapped a wrong guess is not seen on the way out, and would send the page over
-    /// the network: no guesses there.
-    pub(crate) fn expects_write(&self, seen: Word, place: Place) -> bool {
-        place.mapped != 0 && self.rewrites.likely(seen)
-    }
-
     /// A page whose bytes are still in the staging ring. Room is reserved.
     fn rescue(&self, page: PageId, seen: Word, write: bool) -> Served {
         let index = seen.staged();
         let taken = self.staging.take(index, page);
         // Not yet in its slot? Then it is dirty, and takes another slot later (see staging, Orphan).
-        let dirty = write || !taken.written;
+        let comes = if taken.written {
+            let comes = self.tracker.comes(false, write, || self.rewrites.likely(seen));
+            // SAFETY: the copy is this call's until released; the page is Busy, hence ours.
+            unsafe { self.tracker.keep(page, self.staging.bytes(index), false, write, comes) }
+        } else {
+            Comes::Writable
+        };
+        let dirty = comes != Comes::Protected;
         if dirty {
             self.await_sweep();
         }
@@ -278,6 +284,7 @@ impl Pager {
             && self.not_installed(page, e) == 0
         {
             self.unreserve(1);
+            self.tracker.release([page].into_iter());
             self.staging.put_back(index);
             self.table.word(page).set(seen);
             return Served::Unmapped;
@@ -286,7 +293,8 @@ impl Pager {
             self.pool.free(&[slot]);
         }
         let slot = if taken.written { seen.slot() } else { None };
-        self.table.word(page).settle(seen.to(State::Resident).with_slot(slot).with_dirty(dirty).with_field(0));
+        let here = seen.to(State::Resident).with_slot(slot).with_dirty(dirty).with_guessed(comes == Comes::Compared);
+        self.table.word(page).settle(here.with_field(0));
         self.arrived([page], Arrival::Rescue);
         self.count(&self.counters.rescued, 1);
         Served::Here
@@ -297,6 +305,7 @@ impl Pager {
     /// The page stays Busy while its protection is lifted: otherwise an eviction could protect it
     /// again, and this call lift that too, and a write be lost under the eviction's copy.
     fn upgrade(&self, page: PageId, seen: Word) -> Served {
+        let late = !seen.dirty() && self.keep_late(page, seen);
         self.await_sweep();
         let lifted = self.uffd.protect(page.addr(), PAGE_BYTES, false);
         let word = self.table.word(page);
@@ -305,15 +314,25 @@ impl Pager {
                 if !seen.dirty() {
                     self.rewrites.saw(seen, true);
                 }
-                word.settle(seen.with_dirty(true).with_protected(false));
+                word.settle(seen.with_dirty(true).with_protected(false).with_guessed(seen.guessed() || late));
                 self.count(&self.counters.upgrades, 1);
                 Served::Here
             }
             Err(_) => {
+                if late {
+                    self.tracker.release([page].into_iter());
+                }
                 word.settle(seen);
                 Served::Unmapped
             }
         }
+    }
+
+    /// Whether a clean page, about to be written, is compared from now on.
+    fn keep_late(&self, page: PageId, seen: Word) -> bool {
+        let mapped = seen.slot().is_none_or(|slot| self.pool.place(slot).mapped != 0);
+        // SAFETY: the page is Busy and write-protected: it stays as it is; and it can be read.
+        !self.table.may_be_unreadable(page) && unsafe { self.tracker.keep_late(page, mapped) }
     }
 
     /// What a failed install means. Returns the number of pages that are there all the same.

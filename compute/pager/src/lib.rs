@@ -9,6 +9,8 @@
 //! | [`fault`] | a page comes in |
 //! | `window` | … and those that the program is expected to touch next |
 //! | `reads`, `writes` | over the fabric, where slots are not mapped |
+//! | `log` | … of many pages the changed lines, in one record |
+//! | [`dirty`] | which bytes of a page changed while it was local |
 //! | [`evict`] | pages go out, many at a time |
 //! | `sweep` | dirty pages on their way out are write-protected, many by one call |
 //! | `guess` | will a page be written this time too? |
@@ -35,6 +37,7 @@
 #![allow(unsafe_code)] // Raw program memory: reads of pages it owns, installs into pages it owns.
 
 mod background;
+pub mod dirty;
 pub mod ending;
 pub mod evict;
 pub mod fault;
@@ -42,6 +45,7 @@ mod foreign;
 mod fork;
 mod guess;
 mod handler;
+pub mod log;
 mod moves;
 mod pin;
 mod reads;
@@ -59,6 +63,7 @@ mod writes;
 pub use fork::Fork;
 
 use background::Background;
+use dirty::{Dirty, Tracker};
 use evict::Evictor;
 use farmem_cache::prefetch::longest_for;
 use farmem_cache::{Policy, Whereabouts};
@@ -70,6 +75,7 @@ use farmem_sys::raw::Errno;
 use farmem_sys::sync::Lock;
 use farmem_sys::uffd::{OpenError, Uffd, feature};
 use guess::Rewrites;
+use log::Log;
 use record::Recorder;
 use space::Space;
 use staging::Staging;
@@ -103,6 +109,8 @@ pub struct Config {
     pub vectored: bool,
     /// Sweep from the first eviction on, as if protecting calls were dear (for tests; else measured).
     pub always_sweep: bool,
+    /// How changed bytes are told.
+    pub dirty: Dirty,
     /// Where to record the page trace, if at all; see `record`.
     pub trace: Option<String>,
 }
@@ -150,6 +158,7 @@ pub struct Pager {
     /// Of the policy's tables.
     whereabouts: Vec<Whereabouts>,
     rewrites: Rewrites,
+    tracker: Tracker,
     evictor: Lock<Evictor>,
     /// A sweep is under way.
     sweeping: AtomicBool,
@@ -165,7 +174,7 @@ pub struct Pager {
     zeros: *const u8,
     /// Resident far pages, with those about to be.
     resident: AtomicU64,
-    /// The most that `resident` may be: `--local` less the staging ring.
+    /// The most that `resident` may be: `--local` less the staging ring, the log, and what is kept of pages.
     limit: u64,
     /// Below this much room the background thread is woken.
     low_room: u64,
@@ -197,7 +206,12 @@ pub fn start(
     let uffd = Uffd::open(features).map_err(StartError::Userfaultfd)?;
     let local = config.local / PAGE_BYTES as u64;
     let staged = if pool.all_mapped() { 0 } else { (local / 16).clamp(32, 8192) };
-    let mut limit = local - staged;
+    let (log, log_bytes) = Log::new(staged as usize).map_err(StartError::Memory)?;
+    if recorder.is_some() {
+        config.dirty = Dirty::Pages;
+    }
+    let left = local - staged - log_bytes as u64 / PAGE_BYTES as u64;
+    let (tracker, mut limit) = Tracker::new(config.dirty, left, pool.all_mapped()).map_err(StartError::Memory)?;
     let mut policy: fn(usize) -> Box<dyn Policy> = farmem_cache::recommended;
     if recorder.is_some() {
         limit = limit.min(record::LOCAL_PAGES);
@@ -226,8 +240,9 @@ pub fn start(
         whereabouts: policy.whereabouts(),
         policy: Lock::new(policy),
         rewrites: Rewrites::new(),
+        tracker,
         sweeping: AtomicBool::new(false),
-        evictor: Lock::new(Evictor::new(config.vectored, Sweeps::new(limit as usize, config.always_sweep))),
+        evictor: Lock::new(Evictor::new(config.vectored, Sweeps::new(limit as usize, config.always_sweep), log)),
         staging: Staging::new(staged as usize).map_err(StartError::Memory)?,
         space: Lock::new(Space::new()),
         pool,

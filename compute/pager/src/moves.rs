@@ -137,6 +137,7 @@ impl Pager {
                     if !moved {
                         self.copy_resident(page, there);
                     }
+                    self.tracker.rename(page, there);
                     word.set(seen.with_dirty(true).with_protected(false).with_field(0));
                 }
                 _ => word.set(seen),

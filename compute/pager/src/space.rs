@@ -407,6 +407,7 @@ impl Pager {
             self.disown(&late);
             let (first, last) = pages(at, region.end);
             self.table.release(first, last);
+            self.tracker.forget(first, last);
             space.mapped -= (region.end - at) as u64;
             if region.committed {
                 space.committed -= (region.end - at) as u64;
@@ -459,6 +460,8 @@ impl Pager {
         if !resident.is_empty() {
             let mut policy = self.policy.lock();
             resident.iter().for_each(|&page| policy.gone(page));
+            drop(policy);
+            self.tracker.release(resident.iter().copied());
         }
         self.unreserve(resident.len() as u64);
         if !slots.is_empty() {

@@ -8,6 +8,7 @@
 //! ```
 
 use crate::Pager;
+use crate::dirty::Comes;
 use crate::thread::{Claimed, Thread};
 use crate::word::State;
 use farmem_cache::Arrival;
@@ -71,11 +72,9 @@ impl Pager {
         let mut installed = 0;
         let mut from = 0;
         while from < claimed.len() {
-            // Pages next to each other whose slots are next to each other go in one call.
-            let run = 1 + claimed[from..].windows(2).take_while(|w| follows(w[0], w[1])).count();
             let Claimed { page, slot, seen } = claimed[from];
             let place = self.pool.place(slot);
-            let dirty = self.expects_write(seen, place);
+            let mapped = place.mapped != 0;
             let source = if place.mapped != 0 {
                 place.mapped as *const u8
             } else {
@@ -84,6 +83,20 @@ impl Pager {
                 // SAFETY: the landing buffer has WINDOW pages and the window at most WINDOW - 1.
                 unsafe { thread.landing.add((1 + from) * PAGE_BYTES) }
             };
+            let comes = self.tracker.comes(mapped, false, || self.rewrites.likely(seen));
+            let keep = |i: usize| {
+                // SAFETY: the source holds the pages of the run, as they follow each other in both memories, and
+                // stays as it is; the pages are Busy, hence ours.
+                unsafe {
+                    let source = source.add(i * PAGE_BYTES);
+                    self.tracker.keep(claimed[from + i].page, source, mapped, false, comes)
+                }
+            };
+            let comes = keep(0);
+            // Pages next to each other whose slots are next to each other, and that come in alike, go in one call.
+            let neighbours = claimed[from..].windows(2).take_while(|w| follows(w[0], w[1]));
+            let run = 1 + neighbours.enumerate().take_while(|(i, _)| keep(1 + i) == comes).count();
+            let dirty = comes != Comes::Protected;
             if dirty {
                 self.await_sweep();
             }
@@ -93,7 +106,7 @@ impl Pager {
                 Err(e) => self.not_installed(page, e),
             };
             for one in &claimed[from..from + done] {
-                let here = one.seen.to(State::Resident).with_dirty(dirty).with_guessed(dirty);
+                let here = one.seen.to(State::Resident).with_dirty(dirty).with_guessed(comes == Comes::Compared);
                 self.table.word(one.page).settle(here);
             }
             self.arrived(claimed[from..from + done].iter().map(|c| c.page), Arrival::Prefetch);
@@ -102,6 +115,7 @@ impl Pager {
             if done < run {
                 // Out of its mapping: this page stays away; go on behind it.
                 self.unreserve(1);
+                self.tracker.release([claimed[from].page].into_iter());
                 self.table.word(claimed[from].page).set(claimed[from].seen);
                 from += 1;
             }

@@ -4,8 +4,8 @@
 //! 63 62     60 59 58 57 56 55               36 35                        0
 //! |G |  state |D |W |H |P | pins or staged  |  far slot                  |
 //!
-//! G  guessed    (with D) not written to, as far as anybody knows: it came in
-//!               writable because it was expected to be ([`crate::guess`])
+//! G  guessed    (with D) compared when it leaves: its slot holds the bytes it came in with, and
+//!               whether it was written to is not known yet ([`crate::dirty`])
 //! D  dirty      the page differs from its far slot, or has none; without D a
 //!               resident page is write-protected, and the first write faults
 //! W  written    it was dirty when it last left

@@ -4,11 +4,12 @@
 //! claim_staged ─► bytes copied in ─► post_write ─► ring_writes (one doorbell a batch) ─► collect_writes
 //! ```
 //!
-//! A place in the ring is held until its acknowledgement has come ([`crate::staging`]).
+//! (Pages of which few lines changed go another way: [`crate::log`].) A place in the ring is held until its acknowledgement has come ([`crate::staging`]).
 
 use crate::Pager;
 use crate::ending::die;
 use crate::evict::Evictor;
+use crate::log::RECORD_TAG;
 use crate::thread::Thread;
 use crate::word::State;
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES, PageId};
@@ -28,6 +29,8 @@ impl Pager {
             if let Some(index) = self.staging.claim(page, slot, evicted) {
                 return index;
             }
+            // What is noted and not yet posted would never be acknowledged.
+            self.flush_log(evictor);
             self.ring_writes(evictor);
             self.collect_writes(evictor, Duration::from_secs(1));
         }
@@ -50,6 +53,7 @@ impl Pager {
             if let Err(lost) = link.doorbell() {
                 self.node_lost(&lost);
             }
+            self.count(&self.counters.wire_out, link.take_sent());
         }
     }
 
@@ -71,7 +75,12 @@ impl Pager {
                         &format!("a memory node refused to store a page in a slab it granted: {refusal}"),
                     );
                 }
-                freed.extend(self.staging.written(done.tag as usize));
+                if done.tag & RECORD_TAG == 0 {
+                    freed.extend(self.staging.written(done.tag as usize));
+                } else {
+                    let copies = evictor.log.acknowledged(done.tag);
+                    freed.extend(copies.filter_map(|index| self.staging.written(index as usize)));
+                }
             }
         }
         if !freed.is_empty() {
@@ -81,6 +90,7 @@ impl Pager {
 
     /// Waits until every WRITE is acknowledged.
     pub(crate) fn drain_writes(&self, evictor: &mut Evictor) {
+        self.flush_log(evictor);
         self.ring_writes(evictor);
         while self.staging.unwritten() {
             self.collect_writes(evictor, Duration::from_secs(1));

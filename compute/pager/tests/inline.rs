@@ -8,6 +8,7 @@
 
 use farmem_fabric::{ConnectOptions, NodeAddr, Session, Transport};
 use farmem_memory::Node;
+use farmem_pager::dirty::Dirty;
 use farmem_pager::{Config, FaultMode, Pager};
 use farmem_pool::Pool;
 use farmem_protocol::addr::PAGE_BYTES;
@@ -58,9 +59,17 @@ struct Way {
     prefetch: bool,
     vectored: bool,
     always_sweep: bool,
+    dirty: Dirty,
 }
 
-const PLAIN: Way = Way { mapped: true, mode: FaultMode::Inline, prefetch: true, vectored: true, always_sweep: false };
+const PLAIN: Way = Way {
+    mapped: true,
+    mode: FaultMode::Inline,
+    prefetch: true,
+    vectored: true,
+    always_sweep: false,
+    dirty: Dirty::Auto,
+};
 const WAYS: &[(&str, Way)] = &[
     ("shm", PLAIN),
     ("tcp", Way { mapped: false, ..PLAIN }),
@@ -68,6 +77,14 @@ const WAYS: &[(&str, Way)] = &[
     ("tcp-sweeping", Way { mapped: false, always_sweep: true, ..PLAIN }),
     ("thread", Way { mode: FaultMode::Thread, ..PLAIN }),
     ("no-prefetch", Way { prefetch: false, ..PLAIN }),
+    ("shm-lines", Way { dirty: Dirty::Lines, ..PLAIN }),
+    ("tcp-lines", Way { mapped: false, dirty: Dirty::Lines, ..PLAIN }),
+    ("tcp-lines-sweeping", Way { mapped: false, dirty: Dirty::Lines, always_sweep: true, ..PLAIN }),
+    ("shm-shadow", Way { dirty: Dirty::Shadow, ..PLAIN }),
+    ("tcp-shadow", Way { mapped: false, dirty: Dirty::Shadow, ..PLAIN }),
+    ("tcp-pages", Way { mapped: false, dirty: Dirty::Pages, ..PLAIN }),
+    ("shm-none", Way { dirty: Dirty::None, ..PLAIN }),
+    ("tcp-none", Way { mapped: false, dirty: Dirty::None, ..PLAIN }),
     ("tcp-one-by-one", Way { mapped: false, prefetch: false, vectored: false, ..PLAIN }),
 ];
 
@@ -117,6 +134,21 @@ fn over_tcp_without_vectored_madvise() {
     in_its_own_process("tcp-one-by-one");
 }
 
+#[test]
+fn by_line_hashes() {
+    ["shm-lines", "tcp-lines", "tcp-lines-sweeping"].iter().for_each(|way| in_its_own_process(way));
+}
+
+#[test]
+fn by_copies() {
+    ["shm-shadow", "tcp-shadow"].iter().for_each(|way| in_its_own_process(way));
+}
+
+#[test]
+fn by_pages_and_not_at_all() {
+    ["tcp-pages", "shm-none", "tcp-none"].iter().for_each(|way| in_its_own_process(way));
+}
+
 /// What the tests above run; nothing by itself.
 #[test]
 fn child() {
@@ -135,6 +167,7 @@ fn start(way: &Way) -> &'static Pager {
         prefetch: way.prefetch,
         vectored: way.vectored,
         always_sweep: way.always_sweep,
+        dirty: way.dirty,
         trace: None,
     };
     let pool = Pool::new(vec![session(way.mapped)]).unwrap();
@@ -156,7 +189,7 @@ fn fresh_counters() -> &'static Process {
     Box::leak(Box::new(unsafe { std::mem::zeroed() }))
 }
 
-/// One word in each far page, and what it must be.
+/// One word in each far page, each in another line, and what it must be.
 struct Program {
     pager: &'static Pager,
     base: usize,
@@ -181,7 +214,7 @@ impl Program {
     }
 
     fn word(&self, page: usize) -> *mut u64 {
-        (self.base + page * PAGE_BYTES + 56) as *mut u64
+        (self.base + page * PAGE_BYTES + page % 64 * 64 + 56) as *mut u64
     }
 
     fn read(&self, page: usize) -> u64 {

@@ -4,6 +4,7 @@
 use crate::{dispatch, exec, gate, near, net, signals, sites, threads};
 use farmem_fabric::session::{REFUSED_NS, SILENT_NS};
 use farmem_fabric::{BadAddress, ConnectError, ConnectOptions, NodeAddr, Session, Transport};
+use farmem_pager::dirty::{self, Dirty};
 use farmem_pager::ending::{die, say};
 use farmem_pager::{Config, FaultMode, Pager, ending};
 use farmem_pool::Pool;
@@ -59,6 +60,7 @@ struct Run {
     relayed: bool,
     mode: FaultMode,
     prefetch: bool,
+    dirty: Dirty,
     counters: Option<String>,
     vectored: bool,
     always_sweep: bool,
@@ -80,6 +82,7 @@ fn parse(text: &str) -> Result<Run, String> {
         relayed: false,
         mode: FaultMode::Inline,
         prefetch: true,
+        dirty: Dirty::Auto,
         counters: None,
         vectored: true,
         always_sweep: false,
@@ -106,6 +109,10 @@ fn parse(text: &str) -> Result<Run, String> {
             "relayed" => run.relayed = value == "1",
             "fault" if value == "thread" => run.mode = FaultMode::Thread,
             "prefetch" => run.prefetch = value != "off",
+            "dirty" => match dirty::NAMES.iter().find(|(name, _)| *name == value) {
+                Some((_, dirty)) => run.dirty = *dirty,
+                None => return Err(format!("FARMEM_RUN: dirty={value} is no policy")),
+            },
             "counters" => run.counters = Some(value.to_owned()),
             "trace" => run.trace = Some(value.to_owned()),
             "mask" => {
@@ -173,6 +180,7 @@ fn arm(text: &str) -> Result<(), String> {
         prefetch: run.prefetch,
         vectored: run.vectored,
         always_sweep: run.always_sweep,
+        dirty: run.dirty,
         trace: run.trace,
     };
     let pager = farmem_pager::start(config, pool, claim_counters()).map_err(|e| e.to_string())?;

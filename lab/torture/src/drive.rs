@@ -19,6 +19,9 @@ pub struct Torture {
     /// How faults are served: inline or thread.
     #[arg(long, default_value = "inline")]
     fault: String,
+    /// How changed bytes are told: as `farmem run --dirty` has it.
+    #[arg(long, default_value = "auto")]
+    dirty: String,
     /// A node to use; without one each run starts its own.
     #[arg(long)]
     node: Option<String>,
@@ -84,7 +87,12 @@ impl Torture {
         );
         match self.native {
             true => line += " --native",
-            false => line += &format!(" --local {} --transport {transport} --fault {}", self.local, self.fault),
+            false => {
+                line += &format!(
+                    " --local {} --transport {transport} --fault {} --dirty {}",
+                    self.local, self.fault, self.dirty
+                )
+            }
         }
         if let Some(mask) = &self.mask {
             line += &format!(" --mask {mask}");
@@ -109,7 +117,7 @@ impl Torture {
         let mut command = Command::new(&this);
         if !self.native {
             command.args(["run", "--local", &self.local_bytes(&child)?]);
-            command.args(["--transport", transport, "--fault", &self.fault]);
+            command.args(["--transport", transport, "--fault", &self.fault, "--dirty", &self.dirty]);
             if let Some(mask) = &self.mask {
                 command.args(["--mask", mask]);
             }

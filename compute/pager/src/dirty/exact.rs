@@ -1,0 +1,83 @@
+//! Lines of two pages that differ, byte for byte.
+
+use core::arch::x86_64::*;
+use farmem_protocol::lines::{LINE_BYTES, LINES};
+
+/// Bit k: line k differs.
+///
+/// # Safety
+/// Both pages must be mapped, and stay as they are.
+#[inline]
+pub unsafe fn differing(a: *const u8, b: *const u8) -> u64 {
+    let mut lines = 0u64;
+    for line in 0..LINES {
+        // SAFETY: within the pages; SSE2 is part of x86-64.
+        let same = unsafe {
+            let (a, b) = (a.add(line * LINE_BYTES).cast::<__m128i>(), b.add(line * LINE_BYTES).cast::<__m128i>());
+            let alike = |i| _mm_cmpeq_epi8(_mm_loadu_si128(a.add(i)), _mm_loadu_si128(b.add(i)));
+            _mm_movemask_epi8(_mm_and_si128(_mm_and_si128(alike(0), alike(1)), _mm_and_si128(alike(2), alike(3))))
+        };
+        lines |= ((same != 0xFFFF) as u64) << line;
+    }
+    lines
+}
+
+/// How many bytes of these lines differ.
+///
+/// # Safety
+/// As [`differing`].
+pub unsafe fn differing_bytes(a: *const u8, b: *const u8, lines: u64) -> u64 {
+    let mut bytes = 0;
+    for line in (0..LINES).filter(|line| lines >> line & 1 == 1) {
+        for at in line * LINE_BYTES..(line + 1) * LINE_BYTES {
+            // SAFETY: within the pages.
+            bytes += unsafe { a.add(at).read() != b.add(at).read() } as u64;
+        }
+    }
+    bytes
+}
+
+/// Copies some lines of a page to the same place in another.
+///
+/// # Safety
+/// As [`differing`]; nobody else may be touching the target.
+#[inline]
+pub unsafe fn copy_lines(from: *const u8, to: *mut u8, mut lines: u64) {
+    while lines != 0 {
+        let at = lines.trailing_zeros() as usize * LINE_BYTES;
+        lines &= lines - 1;
+        // SAFETY: within the pages.
+        unsafe {
+            for i in 0..4 {
+                let part = _mm_loadu_si128(from.add(at).cast::<__m128i>().add(i));
+                _mm_storeu_si128(to.add(at).cast::<__m128i>().add(i), part);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_byte_marks_its_line() {
+        let before = [7u8; 4096];
+        // SAFETY: live arrays.
+        unsafe {
+            assert_eq!(differing(before.as_ptr(), before.as_ptr()), 0);
+            for at in 0..4096 {
+                let mut after = before;
+                after[at] ^= 0x80;
+                let lines = differing(after.as_ptr(), before.as_ptr());
+                assert_eq!(lines, 1 << (at / 64), "byte {at}");
+                assert_eq!(differing_bytes(after.as_ptr(), before.as_ptr(), lines), 1);
+            }
+            let (mut target, source) = ([7u8; 4096], [9u8; 4096]);
+            copy_lines(source.as_ptr(), target.as_mut_ptr(), 1 << 63 | 6);
+            assert_eq!(differing(target.as_ptr(), before.as_ptr()), 1 << 63 | 6);
+            assert_eq!(differing(target.as_ptr(), source.as_ptr()), !(1 << 63 | 6));
+            assert_eq!(differing([0u8; 4096].as_ptr(), before.as_ptr()), u64::MAX);
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! Which bytes of a page changed while it was local? Policies behind one interface: how a page comes in,
+//! what is kept of it, and what is found out when it leaves.
+//!
+//! ```text
+//!             comes in            what is kept              on its way out
+//!   lines     writable            64 bits a line (`hash`)   lines whose hash differs
+//!   shadow    slot mapped:
+//!             writable            nothing: the slot         lines that differ from the slot
+//!             else: likely to be
+//!             written: writable   a copy                    lines that differ from the copy
+//!             others: protected   a copy at the first write lines that differ from the copy
+//!   pages     protected; where the slot is mapped, likely
+//!             written ones: writable, compared with it      all of a page that was written
+//!   none      writable            nothing                   all of every page
+//! ```
+//!
+//! A page with G in its word ([`crate::word`]) is *compared*: its slot holds the bytes it came in with, and what is
+//! kept here tells which of its lines are no longer these. What is kept is looked at when the page is
+//! write-protected and Leaving, never before: a page that can still change says nothing.
+//!
+//! `lines` is wrong with a probability that `docs/design/lines.md` works out; the others are exact. When nothing
+//! more can be kept, a page comes in as `pages` has it.
+
+pub mod exact;
+pub mod hash;
+pub mod kept;
+
+use crate::ending::broken;
+use farmem_protocol::addr::{PAGE_BYTES, PageId};
+use farmem_protocol::lines::LINES;
+use farmem_sys::memory::copy_page;
+use farmem_sys::raw::Errno;
+use hash::{Hasher, Hashes, KEY_BYTES, Unit};
+use kept::Kept;
+
+/// How changed bytes are told, as a user names it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Dirty {
+    /// What is fastest for the transport, by measurement.
+    #[default]
+    Auto,
+    /// The fastest of those that cannot be wrong.
+    Exact,
+    /// See the module.
+    Lines,
+    /// See the module.
+    Shadow,
+    /// See the module.
+    Pages,
+    /// See the module.
+    None,
+}
+
+/// All names, as `farmem run --dirty` has them.
+pub const NAMES: [(&str, Dirty); 6] = [
+    ("auto", Dirty::Auto),
+    ("exact", Dirty::Exact),
+    ("lines", Dirty::Lines),
+    ("shadow", Dirty::Shadow),
+    ("pages", Dirty::Pages),
+    ("none", Dirty::None),
+];
+
+/// How a page comes in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Comes {
+    /// Write-protected: clean until its first write faults.
+    Protected,
+    /// Writable, taken for changed.
+    Writable,
+    /// Writable, and compared when it leaves.
+    Compared,
+}
+
+/// What became of a compared page.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Changed {
+    /// Bit k: line k.
+    pub lines: u64,
+    /// Bytes that differ, under `shadow`; else 0: they are not told, or not counted.
+    pub bytes: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Policy {
+    Lines,
+    Shadow,
+    Pages,
+    None,
+}
+
+/// The policy of a process, and what it keeps.
+pub(crate) struct Tracker {
+    policy: Policy,
+    hasher: Hasher,
+    kept: Option<Kept>,
+}
+
+/// Of local memory that is not the staging ring, this part is for copies of pages whose slots are not mapped.
+const COPIES: u64 = 5;
+
+impl Tracker {
+    /// For `pages` of local memory, some of which is taken for what is kept: the tracker, and how many pages are
+    /// left. `mapped`: every slot is.
+    pub fn new(choice: Dirty, pages: u64, mapped: bool) -> Result<(Tracker, u64), Errno> {
+        let policy = match choice {
+            Dirty::Lines => Policy::Lines,
+            Dirty::Shadow => Policy::Shadow,
+            Dirty::Pages => Policy::Pages,
+            Dirty::None => Policy::None,
+            Dirty::Auto | Dirty::Exact => Policy::Pages,
+        };
+        let (entry, left) = match policy {
+            Policy::Lines => {
+                (size_of::<Hashes>(), pages * PAGE_BYTES as u64 / (PAGE_BYTES + size_of::<Hashes>()) as u64)
+            }
+            Policy::Shadow if !mapped => (PAGE_BYTES, pages - pages / COPIES),
+            _ => (0, pages),
+        };
+        let entries = if entry == PAGE_BYTES { pages - left } else { left };
+        let kept = if entry > 0 { Some(Kept::new(entries as usize, entry)?) } else { None };
+        let mut random = [0; KEY_BYTES];
+        if policy == Policy::Lines && farmem_sys::process::random_bytes(&mut random).is_err() {
+            broken("the system gives no random bytes for the key of the line hashes");
+        }
+        Ok((Tracker { policy, hasher: Hasher::new(&random, Unit::best()), kept }, left))
+    }
+
+    /// Gets what is kept of a page into the CPU's cache.
+    #[inline(always)]
+    pub fn prefetch(&self, page: PageId) {
+        if let Some(kept) = &self.kept {
+            kept.prefetch(page);
+        }
+    }
+
+    /// How a page is to come in. `likely`: whether one that is read will be written, if that is asked.
+    #[inline]
+    pub fn comes(&self, mapped: bool, write: bool, likely: impl FnOnce() -> bool) -> Comes {
+        match self.policy {
+            Policy::None => Comes::Writable,
+            Policy::Lines => Comes::Compared,
+            Policy::Shadow if mapped || write => Comes::Compared,
+            Policy::Pages if write => Comes::Writable,
+            // Where slots are not mapped a wrong guess is not seen on the way out, and would send the page over
+            // the network: no guesses there.
+            Policy::Pages if !mapped => Comes::Protected,
+            Policy::Shadow | Policy::Pages => {
+                if likely() {
+                    Comes::Compared
+                } else {
+                    Comes::Protected
+                }
+            }
+        }
+    }
+
+    /// Keeps what `comes` needs of a page that comes in with the bytes at `source`, those of its slot. Says how
+    /// it comes in after all, when nothing more can be kept. Twice is once.
+    ///
+    /// # Safety
+    /// The source must be mapped for a page and stay as it is; the caller owns the page.
+    #[inline]
+    pub unsafe fn keep(&self, page: PageId, source: *const u8, mapped: bool, write: bool, comes: Comes) -> Comes {
+        if comes != Comes::Compared || mapped && self.policy != Policy::Lines {
+            return comes;
+        }
+        match self.kept.as_ref().and_then(|kept| kept.take(page)) {
+            Some(entry) => {
+                // SAFETY: the source is the caller's promise; the entry is the page's, of this policy's size, aligned.
+                unsafe {
+                    match self.policy {
+                        Policy::Lines => self.hasher.hash(source, &mut *entry.cast::<Hashes>()),
+                        _ => copy_page(source, entry),
+                    }
+                }
+                Comes::Compared
+            }
+            None if write => Comes::Writable,
+            None => Comes::Protected,
+        }
+    }
+
+    /// The first write to a page that came in protected, still as it came: whether it is compared from now on.
+    ///
+    /// # Safety
+    /// As [`Tracker::keep`], of the page itself.
+    pub unsafe fn keep_late(&self, page: PageId, mapped: bool) -> bool {
+        // SAFETY: passed on to the caller.
+        self.policy == Policy::Shadow
+            && unsafe { self.keep(page, page.addr() as *const u8, mapped, true, Comes::Compared) } == Comes::Compared
+    }
+
+    /// What changed of a compared page. `slot`: its slot's address, where that is mapped.
+    ///
+    /// # Safety
+    /// The page must be mapped, readable, and stay as it is, and its slot too; the caller owns the page.
+    #[inline]
+    pub unsafe fn changed(&self, page: PageId, slot: Option<*const u8>) -> Changed {
+        let at = page.addr() as *const u8;
+        let kept = || self.kept.as_ref().and_then(|kept| kept.find(page)).map(<*mut u8>::cast_const);
+        if self.policy == Policy::Lines {
+            return match kept() {
+                // SAFETY: the entry was filled by `keep` and is the page's.
+                Some(entry) => {
+                    Changed { lines: unsafe { self.hasher.changed(at, &*entry.cast::<Hashes>()) }, bytes: 0 }
+                }
+                None => Changed { lines: u64::MAX, bytes: 0 },
+            };
+        }
+        match slot.or_else(kept) {
+            // SAFETY: as above, or the slot, which the caller vouches for.
+            Some(before) => unsafe {
+                let lines = exact::differing(at, before);
+                let is_exact = self.policy == Policy::Shadow;
+                Changed { lines, bytes: if is_exact { exact::differing_bytes(at, before, lines) } else { 0 } }
+            },
+            None => Changed { lines: u64::MAX, bytes: 0 },
+        }
+    }
+
+    /// Pages leave, or are taken away: nothing is kept of them any more. The caller owns them.
+    pub fn release(&self, pages: impl Iterator<Item = PageId>) {
+        if let Some(kept) = &self.kept {
+            kept.release(pages);
+        }
+    }
+
+    /// A page moves. The caller owns both.
+    pub fn rename(&self, from: PageId, to: PageId) {
+        if let Some(kept) = &self.kept {
+            kept.rename(from, to);
+        }
+    }
+
+    /// Pages `from..to` are unmapped: see [`Kept::forget`].
+    pub fn forget(&self, from: PageId, to: PageId) {
+        if let Some(kept) = &self.kept {
+            kept.forget(from, to);
+        }
+    }
+}
+
+const _: () = assert!(LINES == 64);
