@@ -200,13 +200,12 @@ impl Tracker {
         let at = page.addr() as *const u8;
         let kept = || self.kept.as_ref().and_then(|kept| kept.find(page)).map(<*mut u8>::cast_const);
         if self.policy == Policy::Lines {
-            return match kept() {
-                // SAFETY: the entry was filled by `keep` and is the page's.
-                Some(entry) => {
-                    Changed { lines: unsafe { self.hasher.changed(at, &*entry.cast::<Hashes>()) }, bytes: 0 }
-                }
-                None => Changed { lines: u64::MAX, bytes: 0 },
+            let lines = match kept() {
+                // SAFETY: the entry was filled by `keep` and is the page's; the page is the caller's promise.
+                Some(entry) => unsafe { self.hasher.changed(at, &*entry.cast::<Hashes>()) },
+                None => u64::MAX,
             };
+            return Changed { lines, bytes: 0 };
         }
         match slot.or_else(kept) {
             // SAFETY: as above, or the slot, which the caller vouches for.
