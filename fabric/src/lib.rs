@@ -17,6 +17,7 @@
 //! * [`queue`]: queue pairs.
 //! * [`fork`]: how a forked child becomes a member.
 //! * [`nic`]: the other end: the software NIC that a node runs, without its sockets.
+//! * [`shape`]: a network slower than loopback, for measuring.
 //! * [`sim`]: a network and a node in virtual time, by a seed.
 //!
 //! The host's half runs inside signal handlers of other people's programs: no
@@ -33,6 +34,7 @@ mod mapping;
 pub mod nic;
 pub mod queue;
 pub mod session;
+pub mod shape;
 pub mod sim;
 
 pub use address::{BadAddress, NodeAddr};

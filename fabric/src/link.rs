@@ -3,6 +3,7 @@
 // Passing on parts that the callers vouch for.
 #![allow(unsafe_code)]
 
+use crate::shape::Shaper;
 use crate::sim;
 use farmem_sys::raw::{self, Errno};
 use farmem_sys::socket::{self, Part, Peer};
@@ -14,6 +15,7 @@ use std::sync::Arc;
 #[derive(Clone)]
 pub(crate) enum Reach {
     Tcp(SocketAddr),
+    Shaped(SocketAddr, Arc<Shaper>),
     Unix(PathBuf),
     Sim(Arc<sim::Network>),
 }
@@ -22,6 +24,7 @@ impl Reach {
     pub fn connect(&self, timeout_ns: u64) -> Result<Link, Errno> {
         Ok(match self {
             Reach::Tcp(at) => Link::Socket(socket::connect(Peer::Tcp(*at), timeout_ns)?),
+            Reach::Shaped(at, shaper) => Link::Shaped(socket::connect(Peer::Tcp(*at), timeout_ns)?, Arc::clone(shaper)),
             Reach::Unix(path) => Link::Socket(socket::connect(Peer::Unix(path), timeout_ns)?),
             Reach::Sim(network) => Link::Sim(network.connect(timeout_ns)?),
         })
@@ -45,6 +48,8 @@ impl Reach {
 /// An open stream. Closed when dropped.
 pub(crate) enum Link {
     Socket(i32),
+    /// A socket whose traffic is held to a rate.
+    Shaped(i32, Arc<Shaper>),
     Sim(sim::Stream),
 }
 
@@ -57,6 +62,8 @@ impl Link {
             // SAFETY: passed on to the caller.
             Link::Socket(fd) => unsafe { socket::send(*fd, parts) },
             // SAFETY: as above.
+            Link::Shaped(fd, shaper) => unsafe { shaper.send(*fd, parts) },
+            // SAFETY: as above.
             Link::Sim(stream) => unsafe { stream.send(parts) },
         }
     }
@@ -68,6 +75,8 @@ impl Link {
         match self {
             // SAFETY: passed on to the caller.
             Link::Socket(fd) => unsafe { socket::receive(*fd, parts) },
+            // SAFETY: as above.
+            Link::Shaped(fd, shaper) => unsafe { shaper.receive(*fd, parts) },
             // SAFETY: as above.
             Link::Sim(stream) => unsafe { stream.receive(parts) },
         }
@@ -82,7 +91,7 @@ impl Link {
     /// Receives bytes and the descriptor that came with them.
     pub fn receive_passed(&self, into: &mut [u8]) -> Result<(usize, Option<i32>), Errno> {
         match self {
-            Link::Socket(fd) => socket::receive_with_descriptor(*fd, into),
+            Link::Socket(fd) | Link::Shaped(fd, _) => socket::receive_with_descriptor(*fd, into),
             Link::Sim(stream) => {
                 let part = Part::new(into.as_mut_ptr(), into.len());
                 // SAFETY: a live slice of the caller's.
@@ -94,7 +103,7 @@ impl Link {
     /// Whether the stream is at its end.
     pub fn is_cut(&self) -> bool {
         match self {
-            Link::Socket(fd) => socket::is_cut(*fd),
+            Link::Socket(fd) | Link::Shaped(fd, _) => socket::is_cut(*fd),
             Link::Sim(stream) => stream.is_cut(),
         }
     }
@@ -105,6 +114,7 @@ impl Link {
             Link::Socket(fd) => {
                 socket::wait(*fd, true, write, timeout_ns);
             }
+            Link::Shaped(fd, shaper) => shaper.wait(*fd, write, timeout_ns),
             Link::Sim(stream) => stream.wait(timeout_ns),
         }
     }
@@ -113,21 +123,21 @@ impl Link {
     #[inline]
     pub fn pause(&self) {
         match self {
-            Link::Socket(_) => raw::yield_cpu(),
+            Link::Socket(_) | Link::Shaped(..) => raw::yield_cpu(),
             Link::Sim(stream) => stream.wait(1_000),
         }
     }
 
     /// Makes a dead path known after about `ms` of silence.
     pub fn notice_silence(&self, ms: u32) {
-        if let Link::Socket(fd) = self {
+        if let Link::Socket(fd) | Link::Shaped(fd, _) = self {
             socket::notice_silence(*fd, ms);
         }
     }
 
     pub fn peer_address(&self) -> Option<SocketAddr> {
         match self {
-            Link::Socket(fd) => socket::peer_address(*fd),
+            Link::Socket(fd) | Link::Shaped(fd, _) => socket::peer_address(*fd),
             Link::Sim(_) => None,
         }
     }
@@ -135,8 +145,28 @@ impl Link {
 
 impl Drop for Link {
     fn drop(&mut self) {
-        if let Link::Socket(fd) = self {
+        if let Link::Socket(fd) | Link::Shaped(fd, _) = self {
             raw::close(*fd);
         }
     }
+}
+
+/// A transfer of the first `most` bytes of `parts`.
+pub(crate) fn limited(
+    parts: &[Part],
+    most: usize,
+    transfer: impl FnOnce(&[Part]) -> Result<usize, Errno>,
+) -> Result<usize, Errno> {
+    const PARTS: usize = 64;
+    let mut some = [Part::new(std::ptr::null_mut(), 0); PARTS];
+    let (mut n, mut left) = (0, most);
+    for (to, part) in some.iter_mut().zip(parts) {
+        if left == 0 {
+            break;
+        }
+        *to = part.shortened(left);
+        left -= to.len();
+        n += 1;
+    }
+    transfer(&some[..n])
 }

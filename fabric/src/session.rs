@@ -21,6 +21,7 @@
 
 use crate::link::{Link, Reach};
 use crate::mapping::Mapping;
+use crate::shape::Shaper;
 use crate::{ConnectError, GrantError, Lost, NodeAddr, QueuePair, WindowError};
 use farmem_protocol::addr::{SLAB_BYTES, SlabId};
 use farmem_protocol::key::Key;
@@ -136,6 +137,20 @@ impl Session {
     ///
     /// A host's name is resolved here and only here.
     pub fn connect(addr: &NodeAddr, options: &ConnectOptions) -> Result<Session, ConnectError> {
+        Session::connect_at_rate(addr, options, None)
+    }
+
+    /// [`Session::connect`], with what goes over TCP held to so many bits a second each way ([`crate::shape`]).
+    pub fn connect_at_rate(
+        addr: &NodeAddr,
+        options: &ConnectOptions,
+        bits_per_s: Option<u64>,
+    ) -> Result<Session, ConnectError> {
+        let shaper = bits_per_s.map(|rate| Arc::new(Shaper::new(rate)));
+        let reach = |at| match &shaper {
+            Some(shaper) => Reach::Shaped(at, Arc::clone(shaper)),
+            None => Reach::Tcp(at),
+        };
         let node = addr.to_string();
         match (addr, options.transport) {
             (NodeAddr::Shm(_), Transport::Tcp) => Err(ConnectError::NotShared(node)),
@@ -145,7 +160,7 @@ impl Session {
             (NodeAddr::Tcp(host), transport) => {
                 let mut failed = None;
                 for at in resolve(host)? {
-                    match Session::join(Reach::Tcp(at), node.clone(), options) {
+                    match Session::join(reach(at), node.clone(), options) {
                         Ok((session, path)) => return session.shared_if_possible(path, transport, options),
                         Err(e) => failed = Some(e),
                     }

@@ -30,6 +30,11 @@ impl Part {
         self.len
     }
 
+    /// The same, or its first `most` bytes.
+    pub fn shortened(&self, most: usize) -> Part {
+        Part { at: self.at, len: self.len.min(most) }
+    }
+
     /// The bytes named.
     ///
     /// # Safety

@@ -100,6 +100,9 @@ pub fn set(
         ("counters", counters.display().to_string()),
         ("grace_ms", options.grace.as_millis().to_string()),
     ];
+    if let Some(rate) = options.shape {
+        fields.push(("shape", rate.to_string()));
+    }
     if let Some(mask) = &options.mask {
         fields.push(("mask", mask.clone()));
     }

@@ -79,6 +79,11 @@ pub struct Options {
     #[arg(long, value_enum, default_value_t = Transport::Auto)]
     pub transport: Transport,
 
+    /// Hold each process's traffic over tcp to so many bits a second each way, as 10G: what a slower network would
+    /// make of the program
+    #[arg(long, value_name = "RATE", value_parser = farmem_fabric::shape::rate)]
+    pub shape: Option<u64>,
+
     /// How long a lost connection may take to come back before the program is ended
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = crate::time::parse)]
     pub grace: Duration,
@@ -140,6 +145,9 @@ pub fn run(options: &Options) -> Result<Infallible, Failure> {
     if local > ram {
         let (local, ram) = (units::bytes(local), units::bytes(ram));
         return Err(Failure::usage(format!("--local is {local}, more than this machine's {ram}: give less")));
+    }
+    if options.shape.is_some() && options.transport != Transport::Tcp {
+        return Err(Failure::usage("--shape holds tcp to a rate: add --transport tcp"));
     }
     options.stats.prepare().map_err(Failure::usage)?;
     let library = library::place().map_err(Failure::usage)?;

@@ -58,6 +58,8 @@ struct Run {
     join: ConnectOptions,
     /// Something relays between this host and a node.
     relayed: bool,
+    /// Bits a second to which TCP is held.
+    shape: Option<u64>,
     mode: FaultMode,
     prefetch: bool,
     dirty: Dirty,
@@ -80,6 +82,7 @@ fn parse(text: &str) -> Result<Run, String> {
         nodes: Vec::new(),
         join,
         relayed: false,
+        shape: None,
         mode: FaultMode::Inline,
         prefetch: true,
         dirty: Dirty::Auto,
@@ -107,6 +110,9 @@ fn parse(text: &str) -> Result<Run, String> {
                 run.join.grace = Duration::from_millis(ms);
             }
             "relayed" => run.relayed = value == "1",
+            "shape" => {
+                run.shape = Some(value.parse().map_err(|_| format!("FARMEM_RUN: shape={value} is not a number"))?)
+            }
             "fault" if value == "thread" => run.mode = FaultMode::Thread,
             "prefetch" => run.prefetch = value != "off",
             "dirty" => match dirty::NAMES.iter().find(|(name, _)| *name == value) {
@@ -139,7 +145,7 @@ fn reach(node: &NodeAddr, run: &Run) -> Result<Session, ConnectError> {
     let begun = Instant::now();
     let grace = run.join.grace;
     loop {
-        let failure = match Session::connect(node, &run.join) {
+        let failure = match Session::connect_at_rate(node, &run.join, run.shape) {
             Ok(session) => return Ok(session),
             Err(failure) => failure,
         };
