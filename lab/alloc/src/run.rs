@@ -1,0 +1,395 @@
+//! One allocator, one size, so many clients: the workload of the papers, under the ledger.
+//!
+//! ```text
+//!   fill to 70 % (takes no time, nobody interferes)
+//!   each round:  every client frees half of what it has, at random ─ all at rest, recount ─
+//!                every client allocates as much again             ─ all at rest, recount
+//! ```
+//!
+//! Clients ask without a pause, each for one thing at a time. Every grant and every release is checked when it happens.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use anyhow::{Result, anyhow};
+use farmem_bench::histogram::Histogram;
+use serde::Serialize;
+
+use crate::allocators::{Allocator, Client, OldKeys};
+use crate::ledger::{CHUNK, Grant, Ledger};
+use crate::sim::clock::{Nanos, World};
+use crate::sim::node::{Busy, Node, Verbs};
+use crate::sim::random::Random;
+
+/// What is run.
+#[derive(Clone, Copy, Debug)]
+pub struct Load {
+    /// Chunks of the pool.
+    pub chunks: u32,
+    /// Size asked for: 4 KiB << order.
+    pub order: u8,
+    /// Clients.
+    pub clients: u32,
+    /// Of one host.
+    pub per_host: u32,
+    /// Rounds of freeing half and allocating again.
+    pub rounds: u32,
+    /// Draws which, and everything else.
+    pub seed: u64,
+}
+
+impl Load {
+    /// Hosts.
+    pub fn hosts(&self) -> u32 {
+        self.clients.div_ceil(self.per_host)
+    }
+}
+
+/// One kind of operation.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Operation {
+    /// How many.
+    pub count: u64,
+    /// Verbs posted by everybody meanwhile.
+    pub verbs: Verbs,
+    /// Round trips that clients waited for.
+    pub trips: u64,
+    /// Attempts to commit by CAS: in all, and the most for one operation.
+    pub attempts: u64,
+    /// The most for one operation.
+    pub attempts_max: u64,
+    /// Latency, ns: mean, median, 99 %, longest.
+    pub mean: f64,
+    /// Median.
+    pub median: Nanos,
+    /// 99 %.
+    pub p99: Nanos,
+    /// Longest.
+    pub longest: Nanos,
+    /// What the core was busy with meanwhile.
+    pub busy: Busy,
+    /// How long all of them took together, ns.
+    pub time: Nanos,
+}
+
+impl Operation {
+    /// Verbs for one.
+    pub fn verbs_each(&self) -> f64 {
+        self.each(self.verbs.posted())
+    }
+
+    /// A total, for one.
+    pub fn each(&self, total: u64) -> f64 {
+        total as f64 / self.count.max(1) as f64
+    }
+
+    /// Operations a second, all clients together.
+    pub fn rate(&self) -> f64 {
+        self.count as f64 / (self.time.max(1) as f64 / 1e9)
+    }
+}
+
+/// What came out.
+#[derive(Clone, Debug, Serialize)]
+pub struct Outcome {
+    /// Allocations, of all rounds.
+    pub allocations: Operation,
+    /// Frees.
+    pub frees: Operation,
+    /// Bytes of metadata for each byte of the pool.
+    pub metadata: f64,
+    /// How long old keys worked: mean and longest, ns; `None` for ever.
+    pub old_key: Option<(Nanos, Nanos)>,
+    /// Of the bytes that others could not have had after half had been given back, how many clients really held.
+    pub utilisation: f64,
+    /// Share of the pool that clients held when, after the churn, an allocation of this size was first refused.
+    pub full_at: f64,
+}
+
+/// Everything of one run.
+pub struct Bench<A> {
+    /// Virtual time.
+    pub world: Rc<World>,
+    /// The node.
+    pub node: Rc<Node>,
+    /// The allocator.
+    pub allocator: Rc<A>,
+    /// The judge.
+    pub ledger: Rc<Ledger>,
+    clients: Vec<Rc<Client>>,
+    held: Vec<Rc<RefCell<Vec<Grant>>>>,
+    fault: Rc<RefCell<Option<String>>>,
+    load: Load,
+}
+
+/// What clients do in a phase.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Each frees half of what it has.
+    FreeHalf,
+    /// Each allocates so many.
+    Allocate(usize),
+}
+
+impl<A: Allocator> Bench<A> {
+    /// Clients of this allocator on this node.
+    pub fn new(node: &Rc<Node>, allocator: Rc<A>, load: Load) -> Bench<A> {
+        let client = |id| Rc::new(Client::new(id, id / load.per_host, node, load.seed));
+        Bench {
+            world: node.world.clone(),
+            node: node.clone(),
+            allocator,
+            ledger: Rc::new(Ledger::new(load.chunks)),
+            clients: (0..load.clients).map(client).collect(),
+            held: (0..load.clients).map(|_| Rc::default()).collect(),
+            fault: Rc::default(),
+            load,
+        }
+    }
+
+    /// Fills the pool to `share`, in no time: clients take turns.
+    ///
+    /// # Errors
+    /// What the ledger says; a pool that refuses before it is so full.
+    pub fn fill(&self, share: f64) -> Result<()> {
+        self.world.set_instant(true);
+        let units = (f64::from(self.load.chunks >> self.load.order) * share) as usize;
+        for n in 0..units {
+            let at = n % self.clients.len();
+            let (client, held) = (&self.clients[at], &self.held[at]);
+            let grant = self.world.at_once(self.allocator.allocate(client, self.load.order));
+            let grant = grant.ok_or_else(|| anyhow!("the pool refuses when {n} of {units} are out"))?;
+            self.ledger.grant(client.id, grant).map_err(|fault| anyhow!(fault))?;
+            held.borrow_mut().push(grant);
+        }
+        for client in &self.clients {
+            (_, _) = (client.link.take(), client.attempts.take());
+        }
+        self.world.set_instant(false);
+        Ok(())
+    }
+
+    /// Lets every client do its part, and checks.
+    ///
+    /// # Errors
+    /// What the ledger says; a refusal.
+    pub fn phase(&self, phase: Phase) -> Result<Operation> {
+        let tally: Rc<Tally> = Rc::default();
+        let (verbs, busy, began) = (self.node.verbs(), self.node.busy(), self.world.now());
+        for (client, held) in self.clients.iter().zip(&self.held) {
+            let (client, held, tally) = (client.clone(), held.clone(), tally.clone());
+            let (world, allocator) = (self.world.clone(), self.allocator.clone());
+            let (ledger, fault, order) = (self.ledger.clone(), self.fault.clone(), self.load.order);
+            let count = if let Phase::Allocate(count) = phase { count } else { held.borrow().len() / 2 };
+            if phase == Phase::FreeHalf {
+                client.random.shuffle(&mut held.borrow_mut());
+            }
+            self.world.client(async move {
+                for _ in 0..count {
+                    if fault.borrow().is_some() {
+                        return;
+                    }
+                    let start = world.now();
+                    let checked = if phase == Phase::FreeHalf {
+                        let grant = held.borrow_mut().pop().expect("half of what it has");
+                        let checked = ledger.release(client.id, grant);
+                        if checked.is_ok() {
+                            allocator.free(&client, grant).await;
+                        }
+                        checked
+                    } else {
+                        match allocator.allocate(&client, order).await {
+                            Some(grant) => {
+                                held.borrow_mut().push(grant);
+                                ledger.grant(client.id, grant)
+                            }
+                            None => {
+                                Err(format!("client {} is refused with {} MiB held", client.id, ledger.held() >> 20))
+                            }
+                        }
+                    };
+                    tally.count(&client, world.now() - start);
+                    if let Err(found) = checked {
+                        fault.borrow_mut().get_or_insert(found);
+                    }
+                }
+            });
+        }
+        self.world.run();
+        self.check(true)?;
+        let (verbs, now) = (self.node.verbs() - verbs, self.node.busy());
+        let busy = Busy {
+            calls: now.calls - busy.calls,
+            isolation: now.isolation - busy.isolation,
+            draining: now.draining - busy.draining,
+        };
+        Ok(tally.operation(verbs, busy, self.world.now() - began))
+    }
+
+    /// Compares the ledger with the words.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub fn check(&self, at_rest: bool) -> Result<crate::ledger::Census> {
+        if let Some(fault) = self.fault.borrow().as_ref() {
+            return Err(anyhow!("{fault}"));
+        }
+        let per_host = self.load.per_host;
+        self.node.local(|words| {
+            let standing = self.allocator.survey(words);
+            self.ledger.compare(standing, |client| client / per_host, at_rest).map_err(|fault| anyhow!(fault))
+        })
+    }
+
+    /// Compares the ledger with the words whenever one changes: for tests, at the cost of a recount each time.
+    pub fn watch(&self) {
+        let (allocator, ledger, fault) = (self.allocator.clone(), self.ledger.clone(), self.fault.clone());
+        let per_host = self.load.per_host;
+        self.node.watch(move |words| {
+            if let Err(found) = ledger.compare(allocator.survey(words), |client| client / per_host, false) {
+                fault.borrow_mut().get_or_insert(found);
+            }
+        });
+    }
+
+    /// After the churn: clients allocate in turn until one is refused. The share of the pool that is then held.
+    ///
+    /// # Errors
+    /// What the ledger says.
+    pub fn exhaust(&self) -> Result<f64> {
+        let refused = Rc::new(Cell::new(false));
+        for (client, held) in self.clients.iter().zip(&self.held) {
+            let (client, held, refused) = (client.clone(), held.clone(), refused.clone());
+            let (allocator, ledger) = (self.allocator.clone(), self.ledger.clone());
+            let (fault, order) = (self.fault.clone(), self.load.order);
+            self.world.client(async move {
+                while !refused.get() && fault.borrow().is_none() {
+                    let Some(grant) = allocator.allocate(&client, order).await else { return refused.set(true) };
+                    held.borrow_mut().push(grant);
+                    if let Err(found) = ledger.grant(client.id, grant) {
+                        fault.borrow_mut().get_or_insert(found);
+                    }
+                }
+            });
+        }
+        self.world.run();
+        self.check(true)?;
+        Ok(self.ledger.held() as f64 / (u64::from(self.load.chunks) * CHUNK) as f64)
+    }
+
+    /// The whole workload.
+    ///
+    /// # Errors
+    /// What the ledger says; a pool that refuses.
+    pub fn run(&self) -> Result<Outcome> {
+        self.fill(0.7)?;
+        self.check(true)?;
+        self.allocator.start();
+        let (mut allocations, mut frees) = (Vec::new(), Vec::new());
+        let mut utilisation = 1.0;
+        for _ in 0..self.load.rounds {
+            frees.push(self.phase(Phase::FreeHalf)?);
+            let census = self.check(true)?;
+            utilisation = census.held as f64 / (census.held + census.reserved).max(1) as f64;
+            let each = self.held.iter().map(|held| held.borrow().len()).max().unwrap_or(0);
+            allocations.push(self.phase(Phase::Allocate(each))?);
+        }
+        let rounds = &self.node.costs.core.rebind_interval;
+        self.world.run_until(self.world.now() + crate::sim::costs::us(2.5 * rounds));
+        let old_key = match self.allocator.old_keys() {
+            OldKeys::Dead => Some((0, 0)),
+            OldKeys::Until(mean, longest) => Some((mean, longest)),
+            OldKeys::ForEver => None,
+        };
+        let full_at = self.exhaust()?;
+        Ok(Outcome {
+            allocations: sum(allocations),
+            frees: sum(frees),
+            metadata: self.allocator.metadata_bytes() as f64 / (u64::from(self.load.chunks) * CHUNK) as f64,
+            old_key,
+            utilisation,
+            full_at,
+        })
+    }
+}
+
+impl<A> Drop for Bench<A> {
+    fn drop(&mut self) {
+        self.world.end();
+    }
+}
+
+/// What one phase's operations took.
+#[derive(Default)]
+struct Tally {
+    latency: RefCell<Histogram>,
+    total: Cell<Nanos>,
+    count: Cell<u64>,
+    trips: Cell<u64>,
+    attempts: Cell<u64>,
+    attempts_max: Cell<u64>,
+}
+
+impl Tally {
+    fn count(&self, client: &Client, latency: Nanos) {
+        let (_, trips) = client.link.take();
+        let attempts = client.attempts.take();
+        self.latency.borrow_mut().record(latency);
+        self.total.set(self.total.get() + latency);
+        self.count.set(self.count.get() + 1);
+        self.trips.set(self.trips.get() + trips);
+        self.attempts.set(self.attempts.get() + attempts);
+        self.attempts_max.set(self.attempts_max.get().max(attempts));
+    }
+
+    fn operation(&self, verbs: Verbs, busy: Busy, time: Nanos) -> Operation {
+        let latency = self.latency.borrow();
+        Operation {
+            count: self.count.get(),
+            verbs,
+            trips: self.trips.get(),
+            attempts: self.attempts.get(),
+            attempts_max: self.attempts_max.get(),
+            mean: self.total.get() as f64 / self.count.get().max(1) as f64,
+            median: latency.quantile(0.5),
+            p99: latency.quantile(0.99),
+            longest: latency.max(),
+            busy,
+            time,
+        }
+    }
+}
+
+/// All rounds as one: counts are added; of quantiles the middle round's, which differ little.
+fn sum(mut rounds: Vec<Operation>) -> Operation {
+    let count: u64 = rounds.iter().map(|round| round.count).sum();
+    let mean = rounds.iter().map(|round| round.mean * round.count as f64).sum::<f64>() / count.max(1) as f64;
+    let longest = rounds.iter().map(|round| round.longest).max().unwrap_or(0);
+    let attempts_max = rounds.iter().map(|round| round.attempts_max).max().unwrap_or(0);
+    rounds.sort_by_key(|round| round.p99);
+    let Some(middle) = rounds.get(rounds.len() / 2).cloned() else { return Operation::default() };
+    let mut total = Operation {
+        count,
+        mean,
+        longest,
+        attempts_max,
+        median: middle.median,
+        p99: middle.p99,
+        ..Operation::default()
+    };
+    for round in &rounds {
+        total.verbs += round.verbs;
+        total.trips += round.trips;
+        total.attempts += round.attempts;
+        total.time += round.time;
+        total.busy.calls += round.busy.calls;
+        total.busy.isolation += round.busy.isolation;
+        total.busy.draining += round.busy.draining;
+    }
+    total
+}
+
+/// Numbers that follow from a run's seed, for what is drawn beside the clients.
+pub fn stream(load: &Load, what: u64) -> Random {
+    Random::new(load.seed ^ what.rotate_left(32))
+}

@@ -1,0 +1,13 @@
+//! A memory node and its clients, in virtual time.
+//!
+//! | file | |
+//! |---|---|
+//! | [`clock`] | time, tasks, what is due next |
+//! | [`costs`] | what everything costs: `rnic.toml` |
+//! | [`node`] | the memory node: words, a NIC that executes verbs, one core |
+//! | [`random`] | numbers that follow from a seed |
+
+pub mod clock;
+pub mod costs;
+pub mod node;
+pub mod random;
