@@ -2,11 +2,12 @@
 //!
 //! ```text
 //!   fill to 70 % (takes no time, nobody interferes)
-//!   each round:  every client frees half of what it has, at random ─ all at rest, recount ─
-//!                every client allocates as much again             ─ all at rest, recount
+//!   each round:  every client frees half of what it has, at random ─ recount ─ a second ─
+//!                every client allocates as much again             ─ recount ─ a second
 //! ```
 //!
-//! Clients ask without a pause, each for one thing at a time. Every grant and every release is checked when it happens.
+//! Between the phases a second passes, as in the published benchmark, in which the node does what it does beside its
+//! clients. Clients ask without a pause, each for one thing at a time. Every grant and every release is checked when it happens.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -100,6 +101,10 @@ pub struct Outcome {
     pub metadata: f64,
     /// How long old keys worked: mean and longest, ns; `None` for ever.
     pub old_key: Option<(Nanos, Nanos)>,
+    /// What the core did, pauses included.
+    pub busy: Busy,
+    /// Share of the core that goes on while nobody asks for anything, for 100 GiB of memory.
+    pub standing: f64,
     /// Of the bytes that others could not have had after half had been given back, how many clients really held.
     pub utilisation: f64,
     /// Share of the pool that clients held when, after the churn, an allocation of this size was first refused.
@@ -123,13 +128,16 @@ pub struct Bench<A> {
 }
 
 /// What clients do in a phase.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Phase {
     /// Each frees half of what it has.
     FreeHalf,
-    /// Each allocates so many.
-    Allocate(usize),
+    /// Each allocates until it has as many as it had.
+    Refill(Vec<usize>),
 }
+
+/// Between phases.
+const PAUSE: Nanos = 1_000_000_000;
 
 impl<A: Allocator> Bench<A> {
     /// Clients of this allocator on this node.
@@ -165,6 +173,7 @@ impl<A: Allocator> Bench<A> {
         for client in &self.clients {
             (_, _) = (client.link.take(), client.attempts.take());
         }
+        self.allocator.dearest();
         self.world.set_instant(false);
         Ok(())
     }
@@ -180,8 +189,12 @@ impl<A: Allocator> Bench<A> {
             let (client, held, tally) = (client.clone(), held.clone(), tally.clone());
             let (world, allocator) = (self.world.clone(), self.allocator.clone());
             let (ledger, fault, order) = (self.ledger.clone(), self.fault.clone(), self.load.order);
-            let count = if let Phase::Allocate(count) = phase { count } else { held.borrow().len() / 2 };
-            if phase == Phase::FreeHalf {
+            let freeing = phase == Phase::FreeHalf;
+            let count = match &phase {
+                Phase::FreeHalf => held.borrow().len() / 2,
+                Phase::Refill(had) => had[client.id as usize] - held.borrow().len(),
+            };
+            if freeing {
                 client.random.shuffle(&mut held.borrow_mut());
             }
             self.world.client(async move {
@@ -190,7 +203,7 @@ impl<A: Allocator> Bench<A> {
                         return;
                     }
                     let start = world.now();
-                    let checked = if phase == Phase::FreeHalf {
+                    let checked = if freeing {
                         let grant = held.borrow_mut().pop().expect("half of what it has");
                         let checked = ledger.release(client.id, grant);
                         if checked.is_ok() {
@@ -217,12 +230,8 @@ impl<A: Allocator> Bench<A> {
         }
         self.world.run();
         self.check(true)?;
-        let (verbs, now) = (self.node.verbs() - verbs, self.node.busy());
-        let busy = Busy {
-            calls: now.calls - busy.calls,
-            isolation: now.isolation - busy.isolation,
-            draining: now.draining - busy.draining,
-        };
+        tally.attempts_max.set(tally.attempts_max.get().max(self.allocator.dearest()));
+        let (verbs, busy) = (self.node.verbs() - verbs, self.node.busy() - busy);
         Ok(tally.operation(verbs, busy, self.world.now() - began))
     }
 
@@ -287,15 +296,22 @@ impl<A: Allocator> Bench<A> {
         self.allocator.start();
         let (mut allocations, mut frees) = (Vec::new(), Vec::new());
         let mut utilisation = 1.0;
+        let before = self.node.busy();
         for _ in 0..self.load.rounds {
+            let had: Vec<usize> = self.held.iter().map(|held| held.borrow().len()).collect();
             frees.push(self.phase(Phase::FreeHalf)?);
+            self.world.run_until(self.world.now() + PAUSE);
             let census = self.check(true)?;
             utilisation = census.held as f64 / (census.held + census.reserved).max(1) as f64;
-            let each = self.held.iter().map(|held| held.borrow().len()).max().unwrap_or(0);
-            allocations.push(self.phase(Phase::Allocate(each))?);
+            allocations.push(self.phase(Phase::Refill(had))?);
+            self.world.run_until(self.world.now() + PAUSE);
         }
-        let rounds = &self.node.costs.core.rebind_interval;
-        self.world.run_until(self.world.now() + crate::sim::costs::us(2.5 * rounds));
+        let busy = self.node.busy() - before;
+        let idle = self.node.busy();
+        self.world.run_until(self.world.now() + PAUSE);
+        let idle = self.node.busy() - idle;
+        let pool = u64::from(self.load.chunks) * CHUNK;
+        let standing = (idle.isolation + idle.draining) as f64 / PAUSE as f64 * (100u64 << 30) as f64 / pool as f64;
         let old_key = match self.allocator.old_keys() {
             OldKeys::Dead => Some((0, 0)),
             OldKeys::Until(mean, longest) => Some((mean, longest)),
@@ -307,6 +323,8 @@ impl<A: Allocator> Bench<A> {
             frees: sum(frees),
             metadata: self.allocator.metadata_bytes() as f64 / (u64::from(self.load.chunks) * CHUNK) as f64,
             old_key,
+            busy,
+            standing,
             utilisation,
             full_at,
         })

@@ -3,6 +3,7 @@
 use std::rc::Rc;
 
 use crate::allocators::Allocator;
+use crate::allocators::extent::Extent;
 use crate::allocators::finemem::FineMem;
 use crate::allocators::free_array::FreeArray;
 use crate::allocators::onesidedmw::OneSidedMw;
@@ -24,9 +25,9 @@ fn churn<A: Allocator>(node: &Rc<Node>, allocator: Rc<A>, load: Load, watched: b
     bench.run().unwrap_or_else(|fault| panic!("{load:?}: {fault}"))
 }
 
-fn each_small_load(run: impl Fn(Load) -> Outcome) {
+fn each_small_load(least: u32, run: impl Fn(Load) -> Outcome) {
     for (order, clients, seed) in [(0, 3, 1), (0, 16, 2), (2, 8, 3), (4, 8, 4), (5, 8, 5), (7, 5, 6), (9, 2, 7)] {
-        let chunks = if order < 6 { 1024 } else { 4096 };
+        let chunks = if order < 6 { least } else { least.max(4096) };
         let load = Load { chunks, order, clients, per_host: 4, rounds: 2, seed };
         let outcome = run(load);
         assert!(outcome.allocations.count > 0 && outcome.full_at > 0.7, "{load:?}: {outcome:?}");
@@ -35,7 +36,7 @@ fn each_small_load(run: impl Fn(Load) -> Outcome) {
 
 #[test]
 fn the_free_array_keeps_every_chunk_to_one_owner() {
-    each_small_load(|load| {
+    each_small_load(1024, |load| {
         let node = node(FreeArray::words(load.chunks), load.seed);
         churn(&node, FreeArray::new(&node, load.chunks, load.clients), load, true)
     });
@@ -44,7 +45,7 @@ fn the_free_array_keeps_every_chunk_to_one_owner() {
 #[test]
 fn calls_keep_every_chunk_to_one_owner() {
     for kind in [Kind::PreRegistered, Kind::Windows, Kind::OnDemand] {
-        each_small_load(|load| {
+        each_small_load(1024, |load| {
             let node = node(0, load.seed);
             churn(&node, Rpc::new(&node, kind, load.chunks), load, true)
         });
@@ -53,7 +54,7 @@ fn calls_keep_every_chunk_to_one_owner() {
 
 #[test]
 fn chains_keep_every_chunk_to_one_owner() {
-    each_small_load(|load| {
+    each_small_load(1024, |load| {
         let node = node(OneSidedMw::words(load.chunks, load.order), load.seed);
         churn(&node, OneSidedMw::new(&node, load.chunks, load.order), load, true)
     });
@@ -61,9 +62,17 @@ fn chains_keep_every_chunk_to_one_owner() {
 
 #[test]
 fn finemem_keeps_every_chunk_to_one_owner() {
-    each_small_load(|load| {
+    each_small_load(1024, |load| {
         let node = node(FineMem::words(load.chunks), load.seed);
         churn(&node, FineMem::new(&node, load.chunks, load.hosts()), load, true)
+    });
+}
+
+#[test]
+fn extents_keep_every_chunk_to_one_owner() {
+    each_small_load(16 * 512, |load| {
+        let node = node(Extent::words(load.chunks, load.hosts()), load.seed);
+        churn(&node, Extent::new(&node, load.chunks, load.hosts(), load.clients), load, true)
     });
 }
 
@@ -76,7 +85,7 @@ fn scratch() {
     let show = |name: &str, o: Outcome, t: std::time::Instant| {
         let (a, f) = (&o.allocations, &o.frees);
         println!(
-            "{name:12} alloc verbs {:.2} trips {:.2} cas {:.2} tries {:.3}/{} lat {:.1} p50 {:.1} p99 {:.1} max {:.1} | free verbs {:.2} lat {:.1} p99 {:.1} | rate {:.2} M/s cpu {:?} util {:.3} full {:.3} meta {:.4}% old {:?} [{:.1?}]",
+            "{name:12} alloc verbs {:.2} trips {:.2} cas {:.2} tries {:.3}/{} lat {:.1} p50 {:.1} p99 {:.1} max {:.1} | free verbs {:.2} lat {:.1} p99 {:.1} | rate {:.2} M/s cpu {:?} standing {:.3} util {:.3} full {:.3} meta {:.4}% old {:?} [{:.1?}]",
             a.verbs_each(),
             a.each(a.trips),
             a.each(a.verbs.cas),
@@ -90,7 +99,8 @@ fn scratch() {
             f.mean / 1e3,
             f.p99 as f64 / 1e3,
             a.rate() / 1e6,
-            a.busy,
+            o.busy,
+            o.standing,
             o.utilisation,
             o.full_at,
             o.metadata * 100.0,
@@ -100,6 +110,11 @@ fn scratch() {
     };
     let which = std::env::var("WHICH").unwrap_or("fman w".into());
     let now = std::time::Instant::now;
+    if which.contains('e') {
+        let t = now();
+        let n = node(Extent::words(chunks, load.hosts()), 1);
+        show("extent", churn(&n, Extent::new(&n, chunks, load.hosts(), clients), load, false), t);
+    }
     if which.contains('m') {
         let t = now();
         let n = node(FineMem::words(chunks), 1);

@@ -9,6 +9,7 @@
 //! | [`rpc`] | the memory node's core: pre-registered, windows, registration on demand | nothing, windows, regions |
 
 pub mod buddy;
+pub mod extent;
 pub mod finemem;
 pub mod free_array;
 pub mod onesidedmw;
@@ -83,6 +84,12 @@ pub trait Allocator: Sized + 'static {
 
     /// How long old keys worked, so far.
     fn old_keys(&self) -> OldKeys;
+
+    /// Most attempts to commit by CAS that one piece of memory cost somebody who works for clients beside them, since
+    /// this was last asked.
+    fn dearest(&self) -> u64 {
+        0
+    }
 
     /// Starts what runs beside the clients.
     fn start(self: &Rc<Self>) {}

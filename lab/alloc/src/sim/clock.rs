@@ -101,8 +101,11 @@ impl World {
     /// # Panics
     /// When clients are left that nothing will ever wake.
     pub fn run(&self) {
+        // What runs beside the clients never ends, so that a client that waits for ever would go unnoticed.
+        let end = self.now() + 3_600_000_000_000;
         while self.foreground.get() > 0 {
             assert!(self.step(), "{} clients wait for what will never come", self.foreground.get());
+            assert!(self.now() < end, "clients are not done after an hour");
         }
     }
 
@@ -184,6 +187,25 @@ pub async fn both<A: Future, B: Future>(a: A, b: B) -> (A::Output, B::Output) {
         }
     })
     .await
+}
+
+/// All of them, side by side; results in their order.
+pub async fn all<F: Future>(futures: impl IntoIterator<Item = F>) -> Vec<F::Output> {
+    let mut futures: Vec<_> = futures.into_iter().map(|future| (Box::pin(future), None)).collect();
+    std::future::poll_fn(|context| {
+        let mut waiting = false;
+        for (future, result) in &mut futures {
+            if result.is_none() {
+                match future.as_mut().poll(context) {
+                    Poll::Ready(value) => *result = Some(value),
+                    Poll::Pending => waiting = true,
+                }
+            }
+        }
+        if waiting { Poll::Pending } else { Poll::Ready(()) }
+    })
+    .await;
+    futures.into_iter().map(|(_, result)| result.expect("none is waiting")).collect()
 }
 
 /// Tasks that wait until something is told to all of them.

@@ -94,6 +94,17 @@ pub struct Busy {
     pub draining: Nanos,
 }
 
+impl Sub for Busy {
+    type Output = Busy;
+    fn sub(self, other: Busy) -> Busy {
+        Busy {
+            calls: self.calls - other.calls,
+            isolation: self.isolation - other.isolation,
+            draining: self.draining - other.draining,
+        }
+    }
+}
+
 /// What the core is busy with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Work {
@@ -268,12 +279,25 @@ impl Link {
 
     /// A verb that changes one word.
     async fn change(&self, cost: f64, occupancy: f64, at: At, atomic: bool, effect: impl FnOnce(u64) -> u64) -> u64 {
+        self.change_and(cost, occupancy, at, atomic, effect, |_| ()).await
+    }
+
+    async fn change_and(
+        &self,
+        cost: f64,
+        occupancy: f64,
+        at: At,
+        atomic: bool,
+        effect: impl FnOnce(u64) -> u64,
+        then: impl FnOnce(u64),
+    ) -> u64 {
         let node = &*self.node;
         let latency = if node.world.is_instant() { 0 } else { node.drawn(cost) };
         node.world.sleep(latency / 2).await;
         let wait = if node.world.is_instant() { 0 } else { node.engine(occupancy, atomic.then_some(at)) };
         let was = node.words.borrow()[at];
         node.words.borrow_mut()[at] = effect(was);
+        then(was);
         node.changed();
         node.world.sleep(wait + latency - latency / 2).await;
         was
@@ -305,6 +329,20 @@ impl Link {
         self.count(Verbs { cas: 1, ..Verbs::default() });
         let (cost, occupancy) = (self.node.costs.verb.cas, self.node.costs.nic.atomic_occupancy);
         self.change(cost, occupancy, at, true, |was| if was == expected { word } else { was }).await
+    }
+
+    /// CAS, after which the NIC does something more if it took effect.
+    pub async fn cas_and(&self, at: At, expected: u64, word: u64, then: impl FnOnce(&mut [u64])) -> u64 {
+        let node = self.node.clone();
+        let effect = |was| if was == expected { word } else { was };
+        self.count(Verbs { cas: 1, ..Verbs::default() });
+        let (cost, occupancy) = (self.node.costs.verb.cas, self.node.costs.nic.atomic_occupancy);
+        self.change_and(cost, occupancy, at, true, effect, |was| {
+            if was == expected {
+                then(&mut node.words.borrow_mut());
+            }
+        })
+        .await
     }
 
     /// FAA. The word that was there.
@@ -341,11 +379,16 @@ impl Link {
         result
     }
 
-    /// Two verbs posted together: one round trip.
-    pub async fn together<A: Future, B: Future>(&self, a: A, b: B) -> (A::Output, B::Output) {
+    /// Verbs posted together: one round trip.
+    pub async fn batch<F: Future>(&self, verbs: F) -> F::Output {
         let before = self.trips.get();
-        let results = both(a, b).await;
+        let results = verbs.await;
         self.trips.set(self.trips.get().min(before + 1));
         results
+    }
+
+    /// Two verbs posted together: one round trip.
+    pub async fn together<A: Future, B: Future>(&self, a: A, b: B) -> (A::Output, B::Output) {
+        self.batch(both(a, b)).await
     }
 }

@@ -1,0 +1,215 @@
+//! farmem: the protocol that is shipped (`farmem-protocol`'s `extent`), its operations driven over simulated verbs.
+//!
+//! ```text
+//!  client ── chunks granted ahead ◄── ring ── agent of the host ── blocks it owns ◄── one CAS each ── words at the node
+//!   4 KiB … 1 MiB: from what was granted ahead, else from the agent's blocks: no verb
+//!   2 MiB:         the agent's CAS, FREE → OWNED; back: OWNED → QUARANTINE
+//!                  the node's daemon: QUARANTINE → drained, zeroed → FREE
+//! ```
+//!
+//! | file | |
+//! |---|---|
+//! | [`drive`] | an operation's steps over a link |
+//! | [`agent`] | blocks of a host, what is granted ahead, when blocks come and go |
+//! | [`daemon`] | the node's part |
+//!
+//! The words, the search, claims, releases and reclaims, and the allocator inside a block are the production code. The
+//! agent's policy (which block, when to give one back, how much ahead) is modelled after `compute/agent`, whose own is
+//! bound to shared memory. The clients of a host are threads of one application.
+//!
+//! **What the NIC must do** for the words to be rights as well: admit a data verb by the word of its unit, and keep the
+//! hints where a CAS changes a word. farmem's software NIC does; no card on sale does. So these figures are the
+//! protocol's at a card's latencies, as OneSidedMW's are of chains that a ConnectX-5 can be brought to run.
+
+pub mod agent;
+pub mod daemon;
+pub mod drive;
+
+use std::cell::{Cell, RefCell};
+use std::collections::{HashMap, HashSet};
+use std::future::Future;
+use std::rc::Rc;
+
+use farmem_protocol::extent::geometry::Target;
+use farmem_protocol::extent::owner::{Lease, OwnerField, OwnerWord};
+use farmem_protocol::extent::{
+    Actor, Claimant, Claimer, Geometry, Level, Owner, Place, State, Table, Want, Word, release,
+};
+
+use super::{Allocator, BLOCK, BLOCK_ORDER, Client, OldKeys};
+use crate::ledger::{CHUNK, Grant, Standing};
+use crate::sim::costs::us;
+use crate::sim::node::{At, Node};
+use agent::Host;
+
+/// It.
+pub struct Extent {
+    node: Rc<Node>,
+    geometry: Geometry,
+    hosts: Vec<Host>,
+    sides: Vec<RefCell<Side>>,
+    /// Most CAS that one block cost an agent.
+    dearest: Cell<u64>,
+}
+
+/// What a client has on its side of the ring.
+struct Side {
+    /// Of the queue pair by which the agent serves it: for whole blocks.
+    claimer: Option<Claimer>,
+    /// Granted ahead: first chunks, by order.
+    ahead: [Vec<u32>; BLOCK_ORDER as usize],
+    /// Whole blocks that it has.
+    whole: HashMap<u32, release::Grant>,
+}
+
+impl Extent {
+    /// The geometry of a pool of so many chunks, for so many hosts.
+    pub fn geometry(chunks: u32, hosts: u32) -> Geometry {
+        let usual = Geometry::new(u64::from(chunks) * CHUNK).expect("a pool of at most 4 TiB");
+        let owners = usual.owners().max(hosts as u16 + 1);
+        Geometry::with_owners(chunks / BLOCK, owners).expect("a pool of at most 4 TiB")
+    }
+
+    /// Words that it needs.
+    pub fn words(chunks: u32, hosts: u32) -> usize {
+        (Extent::geometry(chunks, hosts).table_bytes() / 8) as usize
+    }
+
+    /// On this node.
+    pub fn new(node: &Rc<Node>, chunks: u32, hosts: u32, clients: u32) -> Rc<Extent> {
+        let geometry = Extent::geometry(chunks, hosts);
+        let at = |target| (geometry.offset(target).expect("a target of this geometry") / 8) as At;
+        // Giants are split from the start: nobody here asks for one.
+        let table = Table::new(geometry, 0);
+        node.local(|words| {
+            for level in [Level::Giant, Level::Block] {
+                for index in 0..geometry.count(level) {
+                    let target = Target::Word(Place { level, index });
+                    words[at(target)] = table.get(target);
+                }
+            }
+            for about in [farmem_protocol::extent::Hint::FreeBlocks, farmem_protocol::extent::Hint::SharedBlocks] {
+                for line in 0..geometry.lines(Level::Block) {
+                    let target = Target::Hint { about, line };
+                    words[at(target)] = table.get(target);
+                }
+            }
+            for host in 0..hosts {
+                let target = Target::Owner(Owner::new(host as u16 + 1), OwnerField::Word);
+                words[at(target)] = OwnerWord::new(Lease::Live, 0).0;
+            }
+        });
+        let actor = |host: u32, claimant: u32| Actor::new(Owner::new(host as u16 + 1), Claimant::new(claimant as u16));
+        let per_host = clients.div_ceil(hosts);
+        let side = |client: u32| {
+            let claimer = Claimer::new(actor(client / per_host, 1 + client % per_host), geometry);
+            RefCell::new(Side { claimer: Some(claimer), ahead: Default::default(), whole: HashMap::new() })
+        };
+        Rc::new(Extent {
+            node: node.clone(),
+            geometry,
+            hosts: (0..hosts).map(|host| Host::new(actor(host, 0), geometry, node)).collect(),
+            sides: (0..clients).map(side).collect(),
+            dearest: Cell::new(0),
+        })
+    }
+
+    fn at(&self, target: Target) -> At {
+        (self.geometry.offset(target).expect("a target of this geometry") / 8) as At
+    }
+
+    /// A whole block: by the agent's queue pair for this client.
+    async fn take_block(self: &Rc<Self>, client: &Client) -> Option<Grant> {
+        let side = &self.sides[client.id as usize];
+        self.hosts[client.host as usize].asked(&self.node).await;
+        let mut claimer = side.borrow_mut().claimer.take().expect("a client asks for one thing at a time");
+        let taken = self.claim(&client.link, &mut claimer, Want::one(Level::Block), || client.attempt()).await;
+        side.borrow_mut().claimer = Some(claimer);
+        let grant = *taken?.first()?;
+        side.borrow_mut().whole.insert(grant.place.index, grant);
+        Some(Grant { chunk: grant.place.index * BLOCK, order: BLOCK_ORDER, token: 0 })
+    }
+
+    async fn give_block(self: &Rc<Self>, client: &Client, block: u32) {
+        let side = &self.sides[client.id as usize];
+        self.hosts[client.host as usize].asked(&self.node).await;
+        let grant = side.borrow_mut().whole.remove(&block).expect("a block that it has");
+        let actor = self.hosts[client.host as usize].actor;
+        client.attempt();
+        self.release(&client.link, actor, grant).await;
+        if let Some(claimer) = &mut side.borrow_mut().claimer {
+            claimer.freed(&grant);
+        }
+    }
+}
+
+impl Allocator for Extent {
+    fn allocate(self: &Rc<Self>, client: &Client, order: u8) -> impl Future<Output = Option<Grant>> {
+        async move {
+            if order >= BLOCK_ORDER {
+                return self.take_block(client).await;
+            }
+            self.node.world.sleep(us(self.node.costs.host.ring)).await;
+            let ahead = self.sides[client.id as usize].borrow_mut().ahead[order as usize].pop();
+            let chunk = match ahead {
+                Some(chunk) => chunk,
+                None => self.ask(client, order).await?,
+            };
+            Some(Grant { chunk, order, token: 0 })
+        }
+    }
+
+    fn free(self: &Rc<Self>, client: &Client, grant: Grant) -> impl Future<Output = ()> {
+        async move {
+            if grant.order >= BLOCK_ORDER {
+                return self.give_block(client, grant.chunk / BLOCK).await;
+            }
+            self.node.world.sleep(us(self.node.costs.host.ring)).await;
+            self.give_back(client.host, grant.chunk);
+        }
+    }
+
+    fn survey<'a>(&'a self, words: &'a [u64]) -> impl Fn(u32) -> Standing + 'a {
+        let mut waiting = HashSet::new();
+        let mut whole = HashSet::new();
+        for side in &self.sides {
+            let side = side.borrow();
+            for (order, ahead) in side.ahead.iter().enumerate() {
+                waiting.extend(ahead.iter().flat_map(|&chunk| chunk..chunk + (1 << order)));
+            }
+            whole.extend(side.whole.keys().copied());
+        }
+        move |chunk| {
+            let block = chunk / BLOCK;
+            let word = Word(words[self.at(Target::Word(Place::block(block)))]);
+            let host = u32::from(word.owner().slot()).wrapping_sub(1);
+            match word.state() {
+                State::Free => Standing::Free,
+                State::Owned if whole.contains(&block) => Standing::Held(Some(host)),
+                State::Owned => match self.hosts.get(host as usize) {
+                    Some(holder) if holder.uses(chunk) && !waiting.contains(&chunk) => Standing::Held(Some(host)),
+                    Some(_) => Standing::Reserved,
+                    None => Standing::Lost,
+                },
+                State::Quarantine => Standing::Reserved,
+                _ => Standing::Lost,
+            }
+        }
+    }
+
+    fn metadata_bytes(&self) -> u64 {
+        self.geometry.table_bytes()
+    }
+
+    fn old_keys(&self) -> OldKeys {
+        OldKeys::Dead
+    }
+
+    fn dearest(&self) -> u64 {
+        self.dearest.take()
+    }
+
+    fn start(self: &Rc<Self>) {
+        self.start_daemon();
+    }
+}
