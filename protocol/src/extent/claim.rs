@@ -4,8 +4,8 @@
 //!            ┌────────────── nothing FREE in what was read ◄──────────────┐
 //!            ▼                                                            │
 //!   READ hints ─► READ a line ─► CAS FREE(g) → OWNED(self, g+1) ─► done   │
-//!                                  │ lost the race: the word found is what│is known now
-//!                                  └──────────────────────────────────────┘
+//!             ▲                    │ lost the race: others are at this line, or
+//!             └──── another line ──┘ were, and more of it is old than one word
 //!   a run of n units: n CAS in one batch; if one fails, the others are given back (QUARANTINE)
 //! ```
 //!
@@ -117,6 +117,9 @@ pub struct Claimer {
     taken: Vec<Grant>,
     retries: u32,
     reads: u32,
+    /// A race was lost: on to another line. (Going on with what is known costs a lost CAS for each word that others
+    /// took since, up to a whole line of them; reading the same line again keeps those together who meet in it.)
+    beaten: bool,
     /// A verb was refused for good.
     refused: Option<Failed>,
 }
@@ -140,6 +143,7 @@ impl Claimer {
             taken: Vec::new(),
             retries: 0,
             reads: 0,
+            beaten: false,
             refused: None,
         }
     }
@@ -169,7 +173,7 @@ impl Claimer {
         self.route.begin();
         self.swaps.clear();
         self.taken.clear();
-        (self.retries, self.reads, self.refused) = (0, 0, None);
+        (self.retries, self.reads, self.refused, self.beaten) = (0, 0, None, false);
     }
 
     /// A unit that this owner gave back is FREE again for all that is known: worth a try before
@@ -223,7 +227,7 @@ impl Claimer {
                     self.taken.sort_unstable();
                     return Some(Ok(std::mem::take(&mut self.taken)));
                 }
-                self.retries += 1;
+                (self.retries, self.beaten) = (self.retries + 1, true);
                 if self.actor.rules.broken(Bug::RunWithoutRollback) {
                     self.taken.clear();
                 }
@@ -244,6 +248,12 @@ impl Claimer {
     }
 
     fn search(&mut self, want: Want) -> Option<Result<Vec<Grant>, Failed>> {
+        if std::mem::take(&mut self.beaten) {
+            match want.level {
+                Level::Chunk => self.inner.words.clear(),
+                level => self.outer = Area::nothing(level),
+            }
+        }
         if self.choose(want) {
             self.phase = Phase::Claim;
             self.pipe.fill(self.swaps.len());
@@ -282,6 +292,8 @@ impl Claimer {
                 self.blocks_seen = 0;
                 self.read(Phase::Outer, self.outer.reads())
             }
+            // There was something where the races were lost, and may be still.
+            Advance::End if self.retries > 0 => Some(Err(Failed::Contended)),
             Advance::End => Some(Err(Failed::NoSpace)),
         }
     }
@@ -289,7 +301,7 @@ impl Claimer {
     /// Fills `swaps` with what to claim of the words that are known. False if they have nothing.
     fn choose(&mut self, want: Want) -> bool {
         let area = if want.level == Level::Chunk { &self.inner } else { &self.outer };
-        let start = self.route.turn as usize;
+        let (start, stride) = (self.route.turn as usize, self.route.turns as usize);
         let align = if want.level == Level::Chunk && want.contiguous { want.count as usize } else { 1 };
         let mut actor = self.actor;
         if actor.rules.broken(Bug::NoClaimant) {
@@ -303,11 +315,12 @@ impl Claimer {
         if area.words.is_empty() {
             return false;
         }
-        if want.contiguous {
+        // Giants from the lowest on, and not here and there: what is left should be runs.
+        if want.contiguous && (want.count > 1 || want.level == Level::Giant) {
             let Some(first) = area.run(want.count as usize, align, start) else { return false };
             self.swaps.extend((first..first + want.count as usize).map(swap));
         } else {
-            self.swaps.extend(area.scattered(start).take(want.count as usize).map(swap));
+            self.swaps.extend(area.scattered(start, stride).take(want.count as usize).map(swap));
         }
         !self.swaps.is_empty()
     }
@@ -339,7 +352,8 @@ impl Claimer {
 }
 
 /// Ends with the units in the order of their addresses. [`Failed::Contended`] after
-/// [`MAX_RETRIES`] lost races, [`Failed::NoSpace`] when everything, or [`MAX_READS`] lines, was read.
+/// [`MAX_RETRIES`] lost races, or when everything was read and some were lost; [`Failed::NoSpace`]
+/// when everything, or [`MAX_READS`] lines, was read.
 impl Operation for Claimer {
     type Outcome = Result<Vec<Grant>, Failed>;
 

@@ -7,7 +7,9 @@
 //!
 //! Windows are visited from hash(owner, claimant) on, by a stride that is
 //! coprime to their number; lines in a window, and units in a line, from other
-//! bits of the hash on. So claimants meet seldom, and when they do, not again.
+//! bits of the hash on, by an odd stride of 64. So claimants meet seldom, and
+//! when they do, not again: with neighbours in turn, those who had met once went
+//! on together, each taking what the other was after.
 //! What was read is kept and claimed from until it is used up: the next claim
 //! usually begins with its CAS.
 //!
@@ -90,10 +92,10 @@ impl Area {
             .find(|&first| (first..first + count).all(|at| self.is_claimable(at)))
     }
 
-    /// Claimable units, from `start` on and round.
-    pub fn scattered(&self, start: usize) -> impl Iterator<Item = usize> + '_ {
-        let len = self.words.len();
-        (0..len).map(move |step| (start + step) % len).filter(|&at| self.is_claimable(at))
+    /// Claimable units of the first line, from `start` on by an odd `stride`.
+    pub fn scattered(&self, start: usize, stride: usize) -> impl Iterator<Item = usize> + '_ {
+        let (line, len) = (LINE as usize, self.words.len());
+        (0..line).map(move |step| (start + step * stride) % line).filter(move |&at| at < len && self.is_claimable(at))
     }
 }
 
@@ -107,6 +109,8 @@ pub(crate) struct Route {
     stride: u32,
     /// Where lines in a window, and units in a line, are begun with.
     pub turn: u32,
+    /// And by which stride they follow: odd.
+    pub turns: u32,
     window: u32,
     /// Lines of the window still to visit.
     mask: u64,
@@ -143,6 +147,7 @@ impl Route {
             windows,
             stride,
             turn: (hash >> 20) as u32 & (LINE - 1),
+            turns: (hash >> 26) as u32 & (LINE - 1) | 1,
             window: hash as u32 % windows,
             mask: 0,
             left: 0,
@@ -166,8 +171,8 @@ impl Route {
     pub fn advance(&mut self, together: u32) -> Advance {
         loop {
             if self.mask != 0 {
-                // The turn's bit becomes bit 0, so that the lowest bit set is the next in turn.
-                let bit = (self.mask.rotate_right(self.turn).trailing_zeros() + self.turn) % LINE;
+                let mut turn = (0..LINE).map(|step| (self.turn + step * self.turns) % LINE);
+                let bit = turn.find(|bit| self.mask >> bit & 1 == 1).expect("an odd stride comes by every bit");
                 let bit = bit - bit % together;
                 for line in bit..bit + together {
                     self.mask &= !(1 << line);

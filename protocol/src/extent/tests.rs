@@ -313,12 +313,47 @@ mod claim_tests {
                 _ => unreachable!(),
             }
         };
-        assert_eq!(outcome, Err(Failed::NoSpace));
+        // The race was lost, not the search: another try may find room.
+        assert_eq!(outcome, Err(Failed::Contended));
+        claimer.begin(Want::run(&geometry, Level::Block, 8).unwrap());
+        assert_eq!(table.run(&mut claimer), Err(Failed::NoSpace));
         for index in 0..8 {
             use super::guard::Words;
             let state = if index == 5 { State::Owned } else { State::Quarantine };
             assert_eq!(table.word(Place::block(index)).state(), state, "block {index}");
         }
+    }
+
+    /// What was read is all taken by others since: a claim learns that from the first lost CAS, not from each.
+    #[test]
+    fn one_lost_race_is_enough_to_read_anew() {
+        use super::geometry::LINE;
+        use super::guard::Words;
+        let geometry = Geometry::with_owners(640, 4).unwrap();
+        let mut table = Table::new(geometry, 0);
+        let mut claimer = Claimer::new(actor(1), geometry);
+        claimer.begin(Want::one(Level::Block));
+        let line = table.run(&mut claimer).unwrap()[0].place.index / LINE;
+        for place in (line * LINE..(line + 1) * LINE).map(Place::block) {
+            if table.word(place).is(State::Free) {
+                table.set(place, Word::new(State::Owned, Owner::new(2), 0, Claimant::default(), Generation(2)));
+            }
+        }
+        claimer.begin(Want::one(Level::Block));
+        let (mut cas, mut room, mut posted) = (0, [0; 64], None);
+        let taken = loop {
+            match claimer.step() {
+                Step::Verb(verb) => {
+                    cas += u32::from(matches!(verb, Verb::Cas { .. }));
+                    posted = Some(verb);
+                }
+                Step::Wait => claimer.complete(table.carry_out(&posted.take().unwrap(), &mut room)),
+                Step::Done(taken) => break taken.unwrap(),
+                _ => unreachable!(),
+            }
+        };
+        assert_eq!((cas, taken.len()), (2, 1));
+        assert_ne!(taken[0].place.index / LINE, line);
     }
 
     #[test]

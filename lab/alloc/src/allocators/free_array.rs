@@ -6,7 +6,6 @@
 //! chunk. One key for everything: nothing is isolated, and a word names nobody, so that a dead client's chunks are lost.
 
 use std::cell::{Cell, RefCell};
-use std::future::Future;
 use std::rc::Rc;
 
 use super::{Allocator, Client, OldKeys};
@@ -50,35 +49,31 @@ impl FreeArray {
 }
 
 impl Allocator for FreeArray {
-    fn allocate(self: &Rc<Self>, client: &Client, order: u8) -> impl Future<Output = Option<Grant>> {
-        async move {
-            let (length, instant) = (1u32 << order, self.node.world.is_instant());
-            let mut at = self.cursors.borrow()[client.id as usize];
-            if instant {
-                at = at.max(self.filled.get());
-            }
-            // Once round, and once more for what was given back behind.
-            for _ in 0..2 * (self.chunks / length) {
-                let run = at..at + length;
-                at = if run.end + length > self.chunks { 0 } else { run.end };
-                let words = client.link.read_many(run.start as usize, length as usize).await;
-                if words.iter().all(|&word| word == 0) && self.take(client, run.clone()).await {
-                    self.cursors.borrow_mut()[client.id as usize] = at;
-                    if instant {
-                        self.filled.set(at);
-                    }
-                    return Some(Grant { chunk: run.start, order, token: 0 });
-                }
-            }
-            None
+    async fn allocate(self: &Rc<Self>, client: &Client, order: u8) -> Option<Grant> {
+        let (length, instant) = (1u32 << order, self.node.world.is_instant());
+        let mut at = self.cursors.borrow()[client.id as usize];
+        if instant {
+            at = at.max(self.filled.get());
         }
+        // Once round, and once more for what was given back behind.
+        for _ in 0..2 * (self.chunks / length) {
+            let run = at..at + length;
+            at = if run.end + length > self.chunks { 0 } else { run.end };
+            let words = client.link.read_many(run.start as usize, length as usize).await;
+            if words.iter().all(|&word| word == 0) && self.take(client, run.clone()).await {
+                self.cursors.borrow_mut()[client.id as usize] = at;
+                if instant {
+                    self.filled.set(at);
+                }
+                return Some(Grant { chunk: run.start, order, token: 0 });
+            }
+        }
+        None
     }
 
-    fn free(self: &Rc<Self>, client: &Client, grant: Grant) -> impl Future<Output = ()> {
-        async move {
-            for chunk in grant.chunks() {
-                client.link.cas(chunk as usize, 1, 0).await;
-            }
+    async fn free(self: &Rc<Self>, client: &Client, grant: Grant) {
+        for chunk in grant.chunks() {
+            client.link.cas(chunk as usize, 1, 0).await;
         }
     }
 

@@ -164,21 +164,19 @@ impl OneSidedMw {
 }
 
 impl Allocator for OneSidedMw {
-    fn allocate(self: &Rc<Self>, client: &Client, order: u8) -> impl Future<Output = Option<Grant>> {
-        async move {
-            if order > self.order {
-                return None;
-            }
-            loop {
-                match client.link.chain(self.steps(), self.claim(client)).await {
-                    Ok(entry) => return Some(Grant { chunk: entry << self.order, order: self.order, token: entry }),
-                    Err(Broken::Bound) => {}
-                    Err(Broken::Null(ticket)) => {
-                        self.mend(ticket).await;
-                        let (head, tail) = (self.node.peek(HEAD), self.node.peek(TAIL));
-                        if head >= tail {
-                            return None;
-                        }
+    async fn allocate(self: &Rc<Self>, client: &Client, order: u8) -> Option<Grant> {
+        if order > self.order {
+            return None;
+        }
+        loop {
+            match client.link.chain(self.steps(), self.claim(client)).await {
+                Ok(entry) => return Some(Grant { chunk: entry << self.order, order: self.order, token: entry }),
+                Err(Broken::Bound) => {}
+                Err(Broken::Null(ticket)) => {
+                    self.mend(ticket).await;
+                    let (head, tail) = (self.node.peek(HEAD), self.node.peek(TAIL));
+                    if head >= tail {
+                        return None;
                     }
                 }
             }

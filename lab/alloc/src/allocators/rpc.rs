@@ -7,7 +7,6 @@
 //! | on demand (*OnDemand-RPC*) | look-up, a memory region registered | deregistered |
 
 use std::cell::RefCell;
-use std::future::Future;
 use std::rc::Rc;
 
 use super::buddy::Buddy;
@@ -64,24 +63,20 @@ impl Rpc {
 }
 
 impl Allocator for Rpc {
-    fn allocate(self: &Rc<Self>, client: &Client, order: u8) -> impl Future<Output = Option<Grant>> {
-        async move {
-            let taken = client
-                .link
-                .call(self.costs().core.call, || {
-                    let chunk = self.buddy.borrow_mut().take(order);
-                    (chunk, if chunk.is_some() { self.opening(order) } else { 0 })
-                })
-                .await;
-            taken.map(|chunk| Grant { chunk, order, token: 0 })
-        }
+    async fn allocate(self: &Rc<Self>, client: &Client, order: u8) -> Option<Grant> {
+        let taken = client
+            .link
+            .call(self.costs().core.call, || {
+                let chunk = self.buddy.borrow_mut().take(order);
+                (chunk, if chunk.is_some() { self.opening(order) } else { 0 })
+            })
+            .await;
+        taken.map(|chunk| Grant { chunk, order, token: 0 })
     }
 
-    fn free(self: &Rc<Self>, client: &Client, grant: Grant) -> impl Future<Output = ()> {
-        async move {
-            let give = || (self.buddy.borrow_mut().give(grant.chunk, grant.order), self.closing());
-            client.link.call(self.costs().core.call, give).await;
-        }
+    async fn free(self: &Rc<Self>, client: &Client, grant: Grant) {
+        let give = || (self.buddy.borrow_mut().give(grant.chunk, grant.order), self.closing());
+        client.link.call(self.costs().core.call, give).await;
     }
 
     fn survey<'a>(&'a self, _: &'a [u64]) -> impl Fn(u32) -> Standing + 'a {

@@ -96,7 +96,7 @@ impl Extent {
     /// Asks the agent for a run, and for some ahead.
     pub(super) async fn ask(self: &Rc<Self>, client: &Client, order: u8) -> Option<u32> {
         let host = &self.hosts[client.host as usize];
-        let count = (self.node.costs.host.ahead_kib / 4 >> order).max(1);
+        let count = ((self.node.costs.host.ahead_kib / 4) >> order).max(1);
         host.asked(&self.node).await;
         loop {
             let mut taken = host.take(order, count);

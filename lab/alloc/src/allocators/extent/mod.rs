@@ -27,7 +27,6 @@ pub mod drive;
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
-use std::future::Future;
 use std::rc::Rc;
 
 use farmem_protocol::extent::geometry::Target;
@@ -144,29 +143,25 @@ impl Extent {
 }
 
 impl Allocator for Extent {
-    fn allocate(self: &Rc<Self>, client: &Client, order: u8) -> impl Future<Output = Option<Grant>> {
-        async move {
-            if order >= BLOCK_ORDER {
-                return self.take_block(client).await;
-            }
-            self.node.world.sleep(us(self.node.costs.host.ring)).await;
-            let ahead = self.sides[client.id as usize].borrow_mut().ahead[order as usize].pop();
-            let chunk = match ahead {
-                Some(chunk) => chunk,
-                None => self.ask(client, order).await?,
-            };
-            Some(Grant { chunk, order, token: 0 })
+    async fn allocate(self: &Rc<Self>, client: &Client, order: u8) -> Option<Grant> {
+        if order >= BLOCK_ORDER {
+            return self.take_block(client).await;
         }
+        self.node.world.sleep(us(self.node.costs.host.ring)).await;
+        let ahead = self.sides[client.id as usize].borrow_mut().ahead[order as usize].pop();
+        let chunk = match ahead {
+            Some(chunk) => chunk,
+            None => self.ask(client, order).await?,
+        };
+        Some(Grant { chunk, order, token: 0 })
     }
 
-    fn free(self: &Rc<Self>, client: &Client, grant: Grant) -> impl Future<Output = ()> {
-        async move {
-            if grant.order >= BLOCK_ORDER {
-                return self.give_block(client, grant.chunk / BLOCK).await;
-            }
-            self.node.world.sleep(us(self.node.costs.host.ring)).await;
-            self.give_back(client.host, grant.chunk);
+    async fn free(self: &Rc<Self>, client: &Client, grant: Grant) {
+        if grant.order >= BLOCK_ORDER {
+            return self.give_block(client, grant.chunk / BLOCK).await;
         }
+        self.node.world.sleep(us(self.node.costs.host.ring)).await;
+        self.give_back(client.host, grant.chunk);
     }
 
     fn survey<'a>(&'a self, words: &'a [u64]) -> impl Fn(u32) -> Standing + 'a {

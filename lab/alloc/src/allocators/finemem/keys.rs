@@ -84,7 +84,7 @@ impl Keys {
             total += now - since;
             longest = longest.max(now - since);
         }
-        if count == 0 { OldKeys::Dead } else { OldKeys::Until(total / count, longest) }
+        total.checked_div(count).map_or(OldKeys::Dead, |mean| OldKeys::Until(mean, longest))
     }
 
     pub(super) fn start(self: &Rc<Keys>) {

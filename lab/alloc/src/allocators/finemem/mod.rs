@@ -41,7 +41,6 @@ pub mod large;
 pub mod small;
 
 use std::cell::RefCell;
-use std::future::Future;
 use std::rc::Rc;
 
 use super::{Allocator, BLOCK, Client, OldKeys};
@@ -155,18 +154,14 @@ impl FineMem {
 }
 
 impl Allocator for FineMem {
-    fn allocate(self: &Rc<Self>, client: &Client, order: u8) -> impl Future<Output = Option<Grant>> {
-        async move {
-            self.service().await;
-            if order < 5 { self.take_chunks(client, order).await } else { self.take_spans(client, order).await }
-        }
+    async fn allocate(self: &Rc<Self>, client: &Client, order: u8) -> Option<Grant> {
+        self.service().await;
+        if order < 5 { self.take_chunks(client, order).await } else { self.take_spans(client, order).await }
     }
 
-    fn free(self: &Rc<Self>, client: &Client, grant: Grant) -> impl Future<Output = ()> {
-        async move {
-            self.service().await;
-            if grant.order < 5 { self.give_chunks(client, grant).await } else { self.give_spans(client, grant).await }
-        }
+    async fn free(self: &Rc<Self>, client: &Client, grant: Grant) {
+        self.service().await;
+        if grant.order < 5 { self.give_chunks(client, grant).await } else { self.give_spans(client, grant).await }
     }
 
     fn survey<'a>(&'a self, words: &'a [u64]) -> impl Fn(u32) -> Standing + 'a {
