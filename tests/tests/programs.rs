@@ -49,3 +49,33 @@ fn early_heap() -> Result<()> {
     built("early_heap", &[])?;
     built("early_heap", &["-no-pie"])
 }
+
+/// What is left in registers is no argument, in an image with the runtime and in one that has only inherited the filter.
+#[test]
+fn leftovers() -> Result<()> {
+    for flags in [&[][..], &["-static"]] {
+        let mut program = Command::new("env");
+        program.arg(compile::c("leftovers", flags)?);
+        let native = process::run(copy(&program), LIMIT)?.success()?;
+        let (far, _) = far_run(&program, &Far::local("4M"), LIMIT)?;
+        compare(&native, &far).map_err(|e| e.context(format!("{flags:?}")))?;
+    }
+    Ok(())
+}
+
+/// Filters add up over exec, and the kernel takes only so many: an image that has inherited one adds none.
+#[test]
+fn filters_do_not_add_up() -> Result<()> {
+    let mut program = Command::new("sh");
+    let step = r#"n=$1; if [ $n -gt 0 ]; then exec sh "$0" $((n - 1)); fi; grep Seccomp_filters /proc/self/status"#;
+    let dir = process::TempDir::new("filters")?;
+    let script = dir.path().join("step.sh");
+    std::fs::write(&script, step)?;
+    program.arg(&script).arg("100");
+    let (far, _) = far_run(&program, &Far::local("4M"), LIMIT)?;
+    let said = String::from_utf8_lossy(&far.stdout).into_owned();
+    let filters: u32 = said.split_whitespace().last().and_then(|n| n.parse().ok()).unwrap_or(u32::MAX);
+    // A libc with sites that are not patched needs their addresses in each image.
+    ensure!(filters <= 102, "{said}, {}", far.stderr);
+    Ok(())
+}

@@ -6,14 +6,20 @@
 //! It is inherited over exec, by images that have no handler yet or never will
 //! (static programs). So it traps for nothing but far arguments, which such an
 //! image does not have, and a few exact addresses, at which it has no `syscall`
-//! instruction: where libc was in the image before, by chance of the layout.
+//! instruction: where libc was in the image before, by chance of the layout. A
+//! register that is no argument of the call may hold anything, and does not count
+//! (the loader has been seen to start with 0x2118_0000_0000 in one).
+//!
+//! Filters only add up, each costs time in every call, and the kernel allows some
+//! dozens of this size. So an image tries first whether it has inherited one.
 
 use crate::dispatch::ALWAYS;
 use crate::gate::AFTER_SYSCALL;
+use crate::guard::{CALLS, arguments};
 use crate::sites::Missed;
-use farmem_protocol::addr::FAR_SHIFT;
+use farmem_protocol::addr::{FAR_END, FAR_SHIFT};
 use farmem_sys::raw::{Errno, checked};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// Addresses that one filter looks for at most: its jumps reach 255 instructions.
 pub const MOST_MISSED: usize = 96;
@@ -28,6 +34,8 @@ pub fn is_missed(after: usize) -> bool {
 const LOAD: u16 = 0x20; // BPF_LD | BPF_W | BPF_ABS
 const SHIFT: u16 = 0x74; // BPF_ALU | BPF_RSH | BPF_K
 const EQUAL: u16 = 0x15; // BPF_JMP | BPF_JEQ | BPF_K
+const AT_LEAST: u16 = 0x35; // BPF_JMP | BPF_JGE | BPF_K
+const GO: u16 = 0x05; // BPF_JMP | BPF_JA
 const RETURN: u16 = 0x06; // BPF_RET | BPF_K
 const ALLOW: u32 = 0x7fff_0000;
 const TRAP: u32 = 0x0003_0000;
@@ -60,23 +68,30 @@ const NEVER: [i64; 7] = [
 
 /// ```text
 ///  arch is x86-64?              no  → allow
-///  any argument far?            no  → from one of libc's missed sites, and one of ALWAYS?  yes → trap, no → allow
-///  one of NEVER?                yes → allow
+///  any of six registers far?    no  → from one of libc's missed sites, and one of ALWAYS?  yes → trap, no → allow
 ///  from the gate?               yes → allow
+///  an argument of this call?    no  → allow
+///  one of NEVER?                yes → allow
 ///  trap
 /// ```
-fn program(missed: &[usize]) -> Vec<libc::sock_filter> {
+/// `arguments`: without it only the missed sites are looked for.
+fn program(look_at_arguments: bool, missed: &[usize]) -> Vec<libc::sock_filter> {
     // Where the parts begin.
-    const SITES_AT: usize = 2 + 6 * 3;
-    let allow_at = SITES_AT + if missed.is_empty() { 0 } else { 3 + missed.len() };
+    let looked_at = if look_at_arguments { 6 } else { 0 };
+    let sites_at = 2 + looked_at * 4;
+    let allow_at = sites_at + if missed.is_empty() { 0 } else { 3 + missed.len() };
     let always_at = allow_at + 1;
-    let caught_at = always_at + if missed.is_empty() { 0 } else { 1 + ALWAYS.len() + 2 };
+    let far_at = always_at + if missed.is_empty() { 0 } else { 1 + ALWAYS.len() + 2 };
     let reach = |from: usize, to: usize| (to - from - 1) as u8;
     let mut p = vec![op(LOAD, ARCH, 0, 0), op(EQUAL, X86_64, 0, reach(1, allow_at))];
-    for i in 0..6 {
-        p.push(op(LOAD, arg_high(i), 0, 0));
+    let parts: Vec<_> = (0..looked_at).map(far_register).collect();
+    let mut part_at = far_at;
+    for (i, part) in parts.iter().enumerate() {
+        p.push(op(LOAD, arg_high(i as u32), 0, 0));
         p.push(op(SHIFT, FAR_SHIFT - 32, 0, 0));
-        p.push(op(EQUAL, 1, reach(p.len(), caught_at), 0));
+        p.push(op(EQUAL, 1, 0, 1));
+        p.push(op(GO, (part_at - p.len() - 1) as u32, 0, 0));
+        part_at += part.len();
     }
     if let Some(&first) = missed.first() {
         p.push(op(LOAD, IP_HIGH, 0, 0));
@@ -89,7 +104,7 @@ fn program(missed: &[usize]) -> Vec<libc::sock_filter> {
     p.push(op(RETURN, ALLOW, 0, 0));
     if !missed.is_empty() {
         p.push(op(LOAD, NUMBER, 0, 0));
-        let trap_at = caught_at - 1;
+        let trap_at = far_at - 1;
         for &nr in ALWAYS {
             let to = if NEVER.contains(&nr) { trap_at - 1 } else { trap_at };
             p.push(op(EQUAL, nr as u32, reach(p.len(), to), 0));
@@ -97,18 +112,58 @@ fn program(missed: &[usize]) -> Vec<libc::sock_filter> {
         p.push(op(RETURN, ALLOW, 0, 0));
         p.push(op(RETURN, TRAP, 0, 0));
     }
-    p.push(op(LOAD, NUMBER, 0, 0));
-    let allow_again = caught_at + 1 + NEVER.len() + 4;
-    for nr in NEVER {
-        p.push(op(EQUAL, nr as u32, reach(p.len(), allow_again), 0));
+    p.extend(parts.into_iter().flatten());
+    p
+}
+
+/// The part for a far value in register `i`, while those before it are near: calls that have no such argument
+/// may pass. Over all numbers that is a row of stretches, looked through from above.
+fn far_register(i: usize) -> Vec<libc::sock_filter> {
+    let mut p = vec![
+        op(LOAD, IP_HIGH, 0, 0),
+        op(EQUAL, (AFTER_SYSCALL >> 32) as u32, 0, 3),
+        op(LOAD, IP_LOW, 0, 0),
+        op(EQUAL, AFTER_SYSCALL as u32, 0, 1),
+        op(RETURN, ALLOW, 0, 0),
+        op(LOAD, NUMBER, 0, 0),
+    ];
+    let passes = |nr: usize| arguments(nr) <= i || NEVER.contains(&(nr as i64));
+    let starts: Vec<usize> = (0..=CALLS).rev().filter(|&nr| nr == 0 || passes(nr) != passes(nr - 1)).collect();
+    let allow_at = p.len() + starts.len();
+    for start in starts {
+        let to = allow_at + !passes(start) as usize;
+        p.push(op(AT_LEAST, start as u32, (to - p.len() - 1) as u8, 0));
     }
-    p.push(op(LOAD, IP_HIGH, 0, 0));
-    p.push(op(EQUAL, (AFTER_SYSCALL >> 32) as u32, 0, 3));
-    p.push(op(LOAD, IP_LOW, 0, 0));
-    p.push(op(EQUAL, AFTER_SYSCALL as u32, 0, 1));
     p.push(op(RETURN, ALLOW, 0, 0));
     p.push(op(RETURN, TRAP, 0, 0));
     p
+}
+
+/// Instructions of a filter that looks for nothing.
+const NOTHING: usize = 3;
+
+/// Where nothing is ever mapped.
+const NOWHERE: usize = FAR_END - 4096;
+static TRYING: AtomicBool = AtomicBool::new(false);
+/// What the handler returns from a trial.
+pub const CAUGHT: i64 = 1;
+
+/// Whether a filter that looks at arguments is there already: a call is made that it would trap. The handler
+/// of SIGSYS is installed, and asks [`is_trial`].
+fn is_inherited() -> bool {
+    let mut ret = libc::SYS_access;
+    TRYING.store(true, Ordering::Relaxed);
+    // SAFETY: `access` reads a path, and this one is not mapped. Not by way of the gate, whence all may pass.
+    unsafe {
+        core::arch::asm!("syscall", inout("rax") ret, in("rdi") NOWHERE, in("rsi") 0, out("rcx") _, out("r11") _);
+    }
+    TRYING.store(false, Ordering::Relaxed);
+    ret == CAUGHT
+}
+
+/// Whether a trapped call is such a trial.
+pub fn is_trial(nr: i64, first: usize) -> bool {
+    TRYING.load(Ordering::Relaxed) && nr == libc::SYS_access && first == NOWHERE
 }
 
 /// Arms the filter for this process and all that it starts. False where libc has more sites that are
@@ -119,7 +174,10 @@ pub fn arm(missed: &Missed) -> Result<bool, Errno> {
     for (slot, &after) in MISSED.iter().zip(&known) {
         slot.store(after, Ordering::Relaxed);
     }
-    let mut program = program(&known);
+    let mut program = program(!is_inherited(), &known);
+    if program.len() <= NOTHING {
+        return Ok(known.len() == missed.len());
+    }
     let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
     // SAFETY: the program is live for the call; the kernel copies it.
     unsafe {
@@ -149,7 +207,7 @@ mod tests {
 
     /// Runs the filter as the kernel would.
     fn run(ip: u64, args: [u64; 6]) -> u32 {
-        run_nr(0, ip, args)
+        run_nr(libc::SYS_mmap, ip, args)
     }
 
     fn run_nr(nr: i64, ip: u64, args: [u64; 6]) -> u32 {
@@ -162,7 +220,7 @@ mod tests {
             data[16 + 8 * i..24 + 8 * i].copy_from_slice(&a.to_le_bytes());
         }
         let (mut a, mut pc) = (0u32, 0);
-        let p = program(&missed);
+        let p = program(true, &missed);
         loop {
             let o = &p[pc];
             pc += 1;
@@ -170,6 +228,8 @@ mod tests {
                 LOAD => a = u32::from_le_bytes(data[o.k as usize..o.k as usize + 4].try_into().unwrap()),
                 SHIFT => a >>= o.k,
                 EQUAL => pc += if a == o.k { o.jt } else { o.jf } as usize,
+                AT_LEAST => pc += if a >= o.k { o.jt } else { o.jf } as usize,
+                GO => pc += o.k as usize,
                 _ => return o.k,
             }
         }
@@ -180,14 +240,27 @@ mod tests {
         let far = farmem_protocol::addr::FAR_START as u64 + 5;
         assert_eq!(run(0x1234, [1, 2, 3, 4, 5, 6]), ALLOW);
         assert_eq!(run(0x1234, [u64::MAX, 0x7fff_ffff_f000, 0, 0, 0, 0]), ALLOW);
-        for i in 0..6 {
-            let mut args = [0; 6];
-            args[i] = far;
-            assert_eq!(run(0x1234, args), TRAP);
-            assert_eq!(run(AFTER_SYSCALL as u64, args), ALLOW);
-            assert!(NEVER.iter().all(|&nr| run_nr(nr, 0x1234, args) == ALLOW));
-            args[i] = farmem_protocol::addr::FAR_END as u64;
-            assert_eq!(run(0x1234, args), ALLOW);
+        for nr in (0..CALLS + 10).map(|nr| nr as i64) {
+            let has = if NEVER.contains(&nr) { 0 } else { arguments(nr as usize) };
+            for i in 0..6 {
+                let mut args = [0; 6];
+                args[i] = far;
+                assert_eq!(run_nr(nr, 0x1234, args), if i < has { TRAP } else { ALLOW }, "call {nr}, register {i}");
+                assert_eq!(run_nr(nr, AFTER_SYSCALL as u64, args), ALLOW);
+                args[i] = farmem_protocol::addr::FAR_END as u64;
+                assert_eq!(run_nr(nr, 0x1234, args), ALLOW);
+            }
         }
+        assert_eq!(run_nr(libc::SYS_read, 0x1234, [0, far, far, far, far, far]), TRAP);
+        assert_eq!(run_nr(libc::SYS_close, 0x1234, [3, far, far, far, far, far]), ALLOW);
+    }
+
+    #[test]
+    fn a_filter_stays_within_what_the_kernel_takes() {
+        let sites: Vec<usize> = (0..MOST_MISSED).map(|i| SITE as usize + 16 * i).collect();
+        // BPF_MAXINSNS; and MAX_INSNS_PER_PATH, 32768, for those that add up.
+        assert!(program(true, &sites).len() <= 900, "{}", program(true, &sites).len());
+        assert_eq!(program(false, &[]).len(), NOTHING);
+        assert!((0..6).all(|i| far_register(i).len() < 256));
     }
 }

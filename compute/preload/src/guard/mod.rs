@@ -4,8 +4,11 @@
 //! is not pinned whole: the call is made piece by piece where that cannot be told
 //! from one call, or cut short where short counts are in its contract.
 
+mod arity;
 mod behind;
 mod table;
+
+pub use arity::{CALLS, arguments};
 
 use crate::dispatch::Call;
 use farmem_pager::Pager;

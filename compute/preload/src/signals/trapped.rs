@@ -2,7 +2,7 @@
 
 use super::{OURS, faults, masks, note_stack};
 use crate::dispatch::{Call, dispatch};
-use crate::net::is_missed;
+use crate::net::{CAUGHT, is_missed, is_trial};
 use crate::start::pager;
 use farmem_protocol::addr::is_far;
 
@@ -38,6 +38,10 @@ pub extern "C" fn on_sys(signal: i32, info: *mut libc::siginfo_t, context: *mut 
         ],
         sp: arg(libc::REG_RSP),
     };
+    if sys.code == SYS_SECCOMP && is_trial(call.nr, call.args[0]) {
+        ucontext.uc_mcontext.gregs[libc::REG_RAX as usize] = CAUGHT;
+        return;
+    }
     // A filter of the program's own may trap too, but not for far arguments, nor there.
     if sys.code != SYS_SECCOMP || !(call.args.iter().any(|&a| is_far(a)) || is_missed(sys.addr)) {
         return faults::not_ours(signal, sys.code, info, context);
