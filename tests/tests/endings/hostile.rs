@@ -8,6 +8,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use farmem_protocol::key::Key;
 use farmem_protocol::wire::{Batch, Hello, MAGIC, Purpose, Request, VERSION, Verb, Welcome};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
@@ -125,7 +126,9 @@ fn batch(chance: &mut Chance) -> Vec<u8> {
         let mut verb = Verb::new_zeroed();
         verb.op = 1 + chance.below(5) as u8;
         verb.len = [8, 4096, 1 << 20, u32::MAX][chance.below(4) as usize].into();
-        verb.slab = chance.below(12).into();
+        verb.key = [chance.below(12), Key::window(chance.below(12) as u32, 1).0, Key::WORDS.0, chance.next()]
+            [chance.below(4) as usize]
+            .into();
         verb.offset = [0, 4096, (64 << 20) - 8, u64::MAX - 7, chance.next()][chance.below(5) as usize].into();
         operands.extend(match verb.op {
             2 => chance.bytes(verb.len.get().min(1 << 16) as u64),
