@@ -6,6 +6,7 @@
 //! | `farmem node`: lend this machine's memory | `node.rs` |
 //! | `farmem bench`: what it costs, against its floor and against swap | lab/bench |
 //! | `farmem torture`: everything programs do to memory, verified | lab/torture |
+//! | `farmem track`: which lines a running program dirties | lab/track |
 //! | `farmem replay`: which policy would have done how well | lab/replay |
 //! | `farmem demo`: a program with less and less local memory | `demo/` |
 //! | `farmem top`: what runs and nodes are doing | `top/` |
@@ -84,6 +85,7 @@ enum Command {
     TortureChild(farmem_torture::Child),
     Replay(farmem_replay::Replay),
     Amat(farmem_amat::Amat),
+    Track(farmem_track::Track),
     Top(top::Options),
     Demo(demo::Options),
     #[command(hide = true)]
@@ -118,6 +120,7 @@ impl Command {
             Command::TortureChild(child) => Ok(child.run()?),
             Command::Replay(replay) => Ok(replay.run()?),
             Command::Amat(amat) => Ok(amat.run()?),
+            Command::Track(track) => Ok(track.run()?),
             Command::Top(options) => top::run(&options),
             Command::Manual(options) => manual::write(&options),
             Command::Demo(options) => demo::run(&options),

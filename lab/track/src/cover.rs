@@ -164,6 +164,7 @@ fn push(to: &mut Vec<Range>, range: Range) {
 }
 
 #[cfg(test)]
+#[allow(clippy::single_range_in_vec_init)] // A list of one range is meant.
 mod tests {
     use super::*;
     use proptest::prelude::*;

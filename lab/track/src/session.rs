@@ -1,0 +1,357 @@
+//! Windows, one after the other: let the program run, hold it, look, let it go on, count.
+//!
+//! ```text
+//! begin: hold ─ protect ─ go on ─ copy its memory while it runs ─► first look: what was written since the
+//!                                                                  protection is copied again; counts nothing
+//! window: run ......... hold ─ find, read ─ go on ─ compare, count, record
+//! ```
+//! Copying while the program runs may catch a page half written; whatever was
+//! written after the protection is told at the first look, and read again there,
+//! standing. So the program never stands for its whole memory, except where writes
+//! can be found only by reading it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::time::{Duration, Instant};
+
+use farmem_sys::ptrace::{self, Follow, Remote, Told};
+
+use crate::account::{Process, Watch};
+use crate::count::{Found, LeftOut, Pause, Window};
+use crate::diff::PAGE;
+use crate::find::Way;
+use crate::inject;
+use crate::look::{Eyes, Read, Took};
+use crate::tracees::{Attended, Event, Tracees};
+
+/// How to track.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// Length of a window.
+    pub window: Duration,
+    /// End after so many.
+    pub windows: Option<usize>,
+    /// End after this time.
+    pub duration: Option<Duration>,
+    /// The longest that the program may stand for a look.
+    pub max_pause: Duration,
+    /// The most of its memory, bytes, that is copied.
+    pub max_memory: u64,
+    /// A window with fewer dirty lines is idle.
+    pub idle_lines: u64,
+    /// How written pages are found.
+    pub way: Way,
+    /// Only find them: do not read, compare, or count lines.
+    pub pages_only: bool,
+    /// Track children too.
+    pub follow: Follow,
+}
+
+/// Why a session ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The windows, or the time, that were asked for are over.
+    Done,
+    /// Ctrl-C, or SIGTERM.
+    Interrupted,
+    /// The program has ended so.
+    Ended(Told),
+}
+
+struct Tracked {
+    eyes: Eyes,
+    process: Process,
+    /// What was written since its memory was copied is copied again.
+    settled: bool,
+}
+
+/// Tracking of a program.
+pub struct Session {
+    tracees: Tracees,
+    settings: Settings,
+    processes: BTreeMap<u32, Tracked>,
+    watch: Watch,
+    /// Remarks on what could not be done as meant.
+    remarks: BTreeSet<String>,
+    ended: Option<Told>,
+    program: u32,
+}
+
+/// What a look costs a page at most, where it is only found, and where it is read: for the first guess of what fits
+/// into a pause.
+const FIND_NS: u64 = 60;
+const READ_NS: u64 = 1500;
+
+impl Session {
+    /// Of a program, whose threads are attached.
+    pub fn new(tracees: Tracees, program: u32, settings: Settings) -> Session {
+        Session {
+            tracees,
+            settings,
+            processes: BTreeMap::new(),
+            watch: Watch::ALL,
+            remarks: BTreeSet::new(),
+            ended: None,
+            program,
+        }
+    }
+
+    /// Remarks for the reader.
+    pub fn remarks(&self) -> impl Iterator<Item = &str> {
+        self.remarks.iter().map(String::as_str)
+    }
+
+    /// One block in so many is watched.
+    pub fn watch(&self) -> Watch {
+        self.watch
+    }
+
+    /// Lets the program go.
+    pub fn leave(mut self) {
+        // Tracking ends with its descriptors, before the program runs on: nothing of it is left then.
+        self.tracees.leave();
+        self.processes.clear();
+    }
+
+    /// Tracks until there is a reason not to. Each window is shown to `each` when it is over.
+    ///
+    /// # Errors
+    /// The kernel's; the program is let go by [`Session::leave`] then too.
+    pub fn run(&mut self, mut each: impl FnMut(&Window)) -> io::Result<End> {
+        let begun = Instant::now();
+        // A program that we started is not yet there: its exec is the first event.
+        if self.tracees.events_pending() {
+            self.react()?;
+        } else {
+            self.begin(self.program)?;
+            // The first look: what was written while its memory was copied. No window.
+            self.look(Instant::now())?;
+        }
+        let mut windows = 0;
+        loop {
+            let started = Instant::now();
+            let mut until = started + self.settings.window;
+            if let Some(duration) = self.settings.duration {
+                until = until.min(begun + duration);
+            }
+            loop {
+                match self.tracees.attend(until)? {
+                    Attended::Time => break,
+                    Attended::Event => self.react()?,
+                    Attended::Interrupted => return Ok(End::Interrupted),
+                    Attended::Nobody => return Ok(End::Ended(self.ended.unwrap_or(Told::Exited(0)))),
+                }
+                if let Some(how) = self.ended
+                    && self.tracees.is_empty()
+                {
+                    return Ok(End::Ended(how));
+                }
+            }
+            let window = self.look(started)?;
+            each(&window);
+            windows += 1;
+            let over = self.settings.duration.is_some_and(|duration| begun.elapsed() >= duration);
+            if over || self.settings.windows.is_some_and(|most| windows >= most) {
+                return Ok(End::Done);
+            }
+        }
+    }
+
+    fn react(&mut self) -> io::Result<()> {
+        for event in self.tracees.events() {
+            match event {
+                Event::Execed(process) => {
+                    self.processes.remove(&process);
+                    self.begin(process)?;
+                }
+                Event::Forked { child, shares: false } => self.begin(child)?,
+                // Its stores are its parent's until it execs.
+                Event::Forked { shares: true, .. } => self.tracees.go_on(),
+                Event::Ended { process, how } => {
+                    self.processes.remove(&process);
+                    if process == self.program {
+                        self.ended = Some(how);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins to track a process whose threads are attached. One that is gone already is no error.
+    fn begin(&mut self, process: u32) -> io::Result<()> {
+        let resident = resident_pages(process);
+        let ns = if self.settings.way == Way::Read { READ_NS } else { 2 * FIND_NS };
+        self.narrow_for(resident * ns, self.settings.max_pause.as_nanos() as u64);
+        self.narrow_for(resident * PAGE as u64, self.settings.max_memory);
+
+        let until = Instant::now() + self.settings.max_pause.max(Duration::from_millis(500));
+        if !self.tracees.hold(until)? {
+            self.remarks.insert("a thread did not stop when tracking began".into());
+        }
+        let begun = self.begin_held(process);
+        self.tracees.go_on();
+        let (tid, mut tracked, present) = match begun {
+            Ok(Some(begun)) => begun,
+            Ok(None) => return Ok(()),
+            Err(error) if is_gone(&error) => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        if !tracked.settled && !self.settings.pages_only {
+            self.copy(tid, &mut tracked, &present)?;
+        }
+        self.processes.insert(process, tracked);
+        Ok(())
+    }
+
+    fn begin_held(&mut self, process: u32) -> io::Result<Option<(u32, Tracked, Vec<crate::cover::Range>)>> {
+        let Some(tid) = self.tracees.thread_of(process) else { return Ok(None) };
+        let mut eyes = Eyes::new(tid, self.settings.way)?;
+        if self.settings.way == Way::Protect {
+            let mappings = Eyes::mappings(tid)?;
+            let tracked = inject::userfaultfd(&mut self.tracees, process, &mappings)
+                .and_then(|userfaultfd| Ok(eyes.track(userfaultfd)?));
+            if let Err(refused) = tracked {
+                if self.settings.pages_only {
+                    return Err(io::Error::other(format!(
+                        "process {process}: writes cannot be tracked by protection: {refused}"
+                    )));
+                }
+                self.remarks.insert(format!(
+                    "process {process}: no write protection ({refused}); all of its memory is read in each pause"
+                ));
+            }
+        }
+        let all = eyes.way() == Way::Read;
+        let until = Instant::now() + self.settings.max_pause;
+        let (look, took) = eyes.look(tid, self.watch, if all { Read::All } else { Read::Nothing }, until)?;
+        let tracked = Tracked { process: Process::begin(&look), settled: all, eyes };
+        if took.cut {
+            self.narrow_by(2);
+        }
+        Ok(Some((tid, tracked, look.present)))
+    }
+
+    /// Copies pages while the program runs.
+    fn copy(&mut self, tid: u32, tracked: &mut Tracked, present: &[crate::cover::Range]) -> io::Result<()> {
+        let mut buffer = vec![0; 1 << 20];
+        for run in present {
+            let mut at = run.start;
+            while at < run.end {
+                let len = buffer.len().min((run.end - at) as usize);
+                let n = ptrace::read(tid, &[Remote { start: at, len }], &mut buffer[..len]).unwrap_or(0);
+                for (page, bytes) in buffer[..n].as_chunks::<PAGE>().0.iter().enumerate() {
+                    tracked.process.learn(at + (page * PAGE) as u64, bytes);
+                }
+                // Past a page that cannot be read: it stays unknown.
+                at += if n < len { (n / PAGE * PAGE + PAGE) as u64 } else { n as u64 };
+                match self.tracees.attend(Instant::now())? {
+                    Attended::Time => {}
+                    // Whoever called looks into it.
+                    _ => return Ok(()),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Holds everybody, looks, lets go, and counts the window that began at `started`.
+    fn look(&mut self, started: Instant) -> io::Result<Window> {
+        let held = Instant::now();
+        let until = held + self.settings.max_pause;
+        let stood = self.tracees.hold(until)?;
+        let stopped = Instant::now();
+        let read = if self.settings.pages_only { Read::Nothing } else { Read::Written };
+        let mut looks = Vec::new();
+        let mut sum = Took { cut: !stood, ..Took::default() };
+        for (&process, tracked) in self.processes.iter_mut().filter(|_| stood) {
+            let Some(tid) = self.tracees.thread_of(process) else { continue };
+            match tracked.eyes.look(tid, self.watch, read, until) {
+                Ok((look, took)) => {
+                    sum.finding += took.finding;
+                    sum.reading += took.reading;
+                    sum.cut |= took.cut;
+                    sum.wanted += took.wanted;
+                    looks.push((process, look));
+                }
+                Err(error) if is_gone(&error) => {}
+                Err(error) => {
+                    self.tracees.go_on();
+                    return Err(error);
+                }
+            }
+        }
+        let threads = self.tracees.len();
+        self.tracees.go_on();
+        let pause = Pause {
+            stopping: (stopped - held).as_secs_f64(),
+            finding: sum.finding.as_secs_f64(),
+            reading: sum.reading.as_secs_f64(),
+            total: held.elapsed().as_secs_f64(),
+        };
+        let one_in = self.watch.one_in;
+        let (mut found, mut settled) = (Found::default(), false);
+        for (process, look) in looks {
+            let tracked = self.processes.get_mut(&process).expect("looked at");
+            let of_it = if self.settings.pages_only {
+                Found::pages_only(process, &look)
+            } else {
+                tracked.process.advance(process, &look, self.watch)
+            };
+            tracked.eyes.give_back(look);
+            if std::mem::replace(&mut tracked.settled, true) {
+                found.merge(of_it);
+                settled = true;
+            }
+        }
+        self.fit(&sum, pause, &found, stood);
+        let mut window = Window { length: held - started, pause, threads, one_in, found, left_out: None };
+        let few = |window: &Window| {
+            let total = window.total();
+            if self.settings.pages_only { total.pages == 0 } else { total.lines < self.settings.idle_lines }
+        };
+        window.left_out = match () {
+            () if sum.cut => Some(LeftOut::Cut),
+            () if !settled => Some(LeftOut::Begun),
+            () if few(&window) => Some(LeftOut::Idle),
+            () => None,
+        };
+        Ok(window)
+    }
+
+    /// Watches less where this look took too long, or its memory is too much.
+    fn fit(&mut self, sum: &Took, pause: Pause, found: &Found, stood: bool) {
+        if sum.cut && stood {
+            let read = sum.wanted.saturating_sub(found.missed).max(1);
+            self.narrow_by((sum.wanted / read + 1).next_power_of_two().max(2));
+        } else if pause.finding > self.settings.max_pause.as_secs_f64() * 0.7 {
+            self.narrow_by(2);
+        }
+        let recorded: u64 = self.processes.values().map(|tracked| tracked.process.recorded_bytes()).sum();
+        self.narrow_for(recorded, self.settings.max_memory.saturating_mul(self.watch.one_in));
+    }
+
+    /// Watches so little that `cost`, of watching all, is at most `limit`.
+    fn narrow_for(&mut self, cost: u64, limit: u64) {
+        let one_in = cost.div_ceil(limit.max(1)).max(1).next_power_of_two();
+        if one_in > self.watch.one_in {
+            self.narrow_by(one_in / self.watch.one_in);
+        }
+    }
+
+    fn narrow_by(&mut self, factor: u64) {
+        // At some point a sample says nothing: a window without any dirty line is idle.
+        self.watch.one_in = self.watch.one_in.saturating_mul(factor).min(1 << 12);
+        self.processes.values_mut().for_each(|tracked| tracked.process.narrow(self.watch));
+    }
+}
+
+/// The process, or the thread that was asked by, is gone: that it ended is told otherwise.
+fn is_gone(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ESRCH | libc::ENOENT)) || error.kind() == io::ErrorKind::NotFound
+}
+
+fn resident_pages(process: u32) -> u64 {
+    let statm = std::fs::read_to_string(format!("/proc/{process}/statm")).unwrap_or_default();
+    statm.split(' ').nth(1).and_then(|pages| pages.parse().ok()).unwrap_or(0)
+}

@@ -1,0 +1,430 @@
+//! The traced threads: stopped together, resumed together, and let go unharmed.
+//!
+//! ```text
+//!              seize / clone / fork                     Stopped ── resume ──┐
+//! (unknown) ───────────────────────► Running ── stop ──►  │                 │
+//!                                       ▲                 └──► Running ◄────┘
+//!                                       └── SIGCONT ── Listening ◄── group stop
+//! ```
+//! While the program is *held*, whatever stops stays stopped, with the signal that
+//! it is to take when it goes on; otherwise it goes on at once. A thread in a
+//! group stop (SIGSTOP, Ctrl-Z) is left in it, listening for its SIGCONT. A thread
+//! that does not answer is deep in a system call, as in uninterruptible sleep or
+//! waiting for its vfork child: it will not run the program's code before it stops.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::time::{Duration, Instant};
+
+use farmem_sys::process::{self, Signals};
+use farmem_sys::ptrace::{self, Follow, Told};
+
+/// Something that tracking must react to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// This process is another program now; it is stopped at its first instruction.
+    Execed(u32),
+    /// This one has a child; it is stopped at its first instruction. `shares`: their memory, until it execs.
+    Forked {
+        /// The child.
+        child: u32,
+        /// It runs in its parent's memory.
+        shares: bool,
+    },
+    /// This one is gone.
+    Ended {
+        /// Which.
+        process: u32,
+        /// How.
+        how: Told,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Running,
+    /// It will take this signal when it goes on (0: none). `inside`: within a system call, not at its end.
+    Stopped {
+        signal: i32,
+        inside: bool,
+    },
+    Listening,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Thread {
+    process: u32,
+    state: State,
+}
+
+/// Every thread that is traced.
+pub struct Tracees {
+    threads: BTreeMap<u32, Thread>,
+    follow: Follow,
+    signals: Signals,
+    events: Vec<Event>,
+    /// A child that stopped before its parent told of it.
+    unborn: Option<u32>,
+    held: bool,
+    leaving: bool,
+    interrupted: bool,
+    /// The program is a child of ours, and shares our terminal.
+    ours: bool,
+}
+
+/// Why [`Tracees::attend`] came back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Attended {
+    /// The time is over.
+    Time,
+    /// There are events to [take](Tracees::events).
+    Event,
+    /// Somebody asked for the end: Ctrl-C, SIGTERM.
+    Interrupted,
+    /// Nobody is left to attend to.
+    Nobody,
+}
+
+/// How often a thread that was asked to stop is looked after.
+const LOOK_EVERY: Duration = Duration::from_micros(200);
+
+impl Tracees {
+    /// Takes this process's signals, which tell of tracees too. `ours`: the program will be a child of ours.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn new(follow: Follow, ours: bool) -> io::Result<Tracees> {
+        let signals = Signals::take()?;
+        Ok(Tracees {
+            threads: BTreeMap::new(),
+            follow,
+            signals,
+            events: Vec::new(),
+            unborn: None,
+            held: false,
+            leaving: false,
+            interrupted: false,
+            ours,
+        })
+    }
+
+    /// This process's signals, for what it starts.
+    pub fn signals(&self) -> &Signals {
+        &self.signals
+    }
+
+    /// Attaches to every thread of a process. Nothing is left attached on error.
+    ///
+    /// # Errors
+    /// The kernel's, for the process's first thread; threads that end meanwhile are none.
+    pub fn attach(&mut self, process: u32) -> io::Result<()> {
+        // New threads of a seized one are attached by the kernel, those of one not yet seized are found by
+        // looking once more, until a look finds none.
+        loop {
+            let mut new = 0;
+            for tid in tids(process) {
+                if self.threads.contains_key(&tid) {
+                    continue;
+                }
+                match ptrace::seize(tid, self.follow) {
+                    Ok(()) => {
+                        self.threads.insert(tid, Thread { process, state: State::Running });
+                        new += 1;
+                    }
+                    // Attached by the kernel, and not told yet; or gone.
+                    Err(_)
+                        if !self.threads.is_empty()
+                            && tracer_of(tid).and_then(process_of) == Some(std::process::id()) => {}
+                    Err(error) if error.raw_os_error() == Some(libc::ESRCH) && tid != process => {}
+                    Err(error) => {
+                        self.leave();
+                        return Err(error);
+                    }
+                }
+            }
+            if new == 0 {
+                return if self.threads.is_empty() { Err(io::Error::from_raw_os_error(libc::ESRCH)) } else { Ok(()) };
+            }
+        }
+    }
+
+    /// How many threads are alive.
+    pub fn len(&self) -> usize {
+        self.threads.len()
+    }
+
+    /// Whether nobody is traced any more.
+    pub fn is_empty(&self) -> bool {
+        self.threads.is_empty()
+    }
+
+    /// A living thread of a process, by which to look into its memory. The first thread may be dead, the others alive.
+    pub fn thread_of(&self, process: u32) -> Option<u32> {
+        let alive = self.threads.iter().filter(|(_, thread)| thread.process == process).map(|(&tid, _)| tid);
+        let mut alive = alive.peekable();
+        let first = alive.peek().copied();
+        alive.find(|tid| !is_zombie(*tid)).or(first)
+    }
+
+    /// What happened since it was last asked.
+    pub fn events(&mut self) -> Vec<Event> {
+        std::mem::take(&mut self.events)
+    }
+
+    /// Whether something happened since.
+    pub fn events_pending(&self) -> bool {
+        !self.events.is_empty()
+    }
+
+    /// Lets tracees go about their business, until a moment or until something happens.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn attend(&mut self, until: Instant) -> io::Result<Attended> {
+        loop {
+            self.drain()?;
+            if self.interrupted {
+                return Ok(Attended::Interrupted);
+            }
+            if !self.events.is_empty() {
+                return Ok(Attended::Event);
+            }
+            if self.threads.is_empty() {
+                return Ok(Attended::Nobody);
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(Attended::Time);
+            }
+            self.take_signal(left);
+        }
+    }
+
+    /// Stops everybody, and keeps whoever stops from now on. Returns whether all stood by `until`; threads that
+    /// cannot run the program's code are not waited for.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn hold(&mut self, until: Instant) -> io::Result<bool> {
+        self.held = true;
+        for (&tid, thread) in &self.threads {
+            // Listening threads stand, and say so when they are continued.
+            if thread.state == State::Running || self.leaving && thread.state == State::Listening {
+                let _ = ptrace::interrupt(tid);
+            }
+        }
+        let mut spins = 0;
+        loop {
+            self.drain()?;
+            let mut running = self.threads.iter().filter(|(_, thread)| match thread.state {
+                State::Running => true,
+                State::Listening => self.leaving,
+                State::Stopped { .. } => false,
+            });
+            if running.all(|(&tid, _)| spins > 20 && cannot_run(tid)) {
+                return Ok(true);
+            }
+            if Instant::now() >= until {
+                return Ok(false);
+            }
+            // Most threads stand within microseconds; on a busy machine, when they next get a CPU.
+            spins += 1;
+            if spins > 20 {
+                self.take_signal(LOOK_EVERY);
+            }
+        }
+    }
+
+    /// Lets everybody go on.
+    pub fn go_on(&mut self) {
+        self.held = false;
+        for (&tid, thread) in &mut self.threads {
+            if let State::Stopped { signal, .. } = thread.state {
+                // An error: it was killed meanwhile, and says so itself.
+                let _ = ptrace::resume(tid, signal);
+                thread.state = State::Running;
+            }
+        }
+    }
+
+    /// Lets everybody go for good, with the signals that they were to take.
+    pub fn leave(&mut self) {
+        self.leaving = true;
+        // Who does not stop in this time is let go by the kernel when this process ends.
+        let _ = self.hold(Instant::now() + Duration::from_secs(2));
+        for (&tid, thread) in &self.threads {
+            if let State::Stopped { signal, .. } = thread.state {
+                let _ = ptrace::detach(tid, signal);
+            }
+        }
+        self.threads.clear();
+    }
+
+    /// Brings a held thread of a process to the edge of the program's code, with no signal to take, so that it can
+    /// be made to do system calls. `None` if no thread of it is where that can be done.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn at_edge(&mut self, process: u32) -> io::Result<Option<u32>> {
+        let of = self.threads.iter().filter(|(_, thread)| thread.process == process);
+        let mut of = of.filter_map(|(&tid, thread)| match thread.state {
+            State::Stopped { signal: 0, inside } => Some((inside, tid)),
+            _ => None,
+        });
+        let Some((inside, tid)) = of.by_ref().min() else { return Ok(None) };
+        if inside {
+            ptrace::interrupt(tid)?;
+            ptrace::resume(tid, 0)?;
+            self.threads.get_mut(&tid).expect("found above").state = State::Running;
+            let until = Instant::now() + Duration::from_secs(1);
+            while self.threads.get(&tid).is_some_and(|thread| thread.state == State::Running) {
+                self.drain()?;
+                if Instant::now() > until {
+                    return Ok(None);
+                }
+            }
+        }
+        let edge = State::Stopped { signal: 0, inside: false };
+        Ok(self.threads.get(&tid).filter(|thread| thread.state == edge).map(|_| tid))
+    }
+
+    /// What a thread told was dealt with by somebody else, and it is in a group stop now.
+    pub fn note_group_stop(&mut self, tid: u32) {
+        if let Some(thread) = self.threads.get_mut(&tid) {
+            let _ = ptrace::listen(tid);
+            thread.state = State::Listening;
+        }
+    }
+
+    fn take_signal(&mut self, limit: Duration) {
+        let Some(arrived) = self.signals.next(limit) else { return };
+        match arrived.number {
+            libc::SIGINT | libc::SIGTERM | libc::SIGHUP | libc::SIGQUIT => self.interrupted = true,
+            // The program that shares our terminal stops too; what it is stopped by we must pass on before.
+            libc::SIGTSTP if self.ours && !arrived.sent => {
+                let until = Instant::now() + Duration::from_millis(100);
+                while Instant::now() < until && self.drain().is_ok() {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                // Unless it ignores its terminal: it would wait for us at its next signal.
+                if self.threads.values().all(|thread| thread.state == State::Listening) {
+                    process::stop_self();
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn drain(&mut self) -> io::Result<()> {
+        loop {
+            match ptrace::told() {
+                Ok(Some((tid, told))) => self.heed(tid, told),
+                Ok(None) => return Ok(()),
+                Err(error) if error.raw_os_error() == Some(libc::ECHILD) => {
+                    self.threads.clear();
+                    return Ok(());
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn heed(&mut self, tid: u32, told: Told) {
+        if let Told::Exited(_) | Told::Killed(_) = told {
+            if let Some(gone) = self.threads.remove(&tid)
+                && !self.threads.values().any(|thread| thread.process == gone.process)
+            {
+                self.events.push(Event::Ended { process: gone.process, how: told });
+            }
+            return;
+        }
+        if !self.threads.contains_key(&tid) && !self.adopt(tid) {
+            return;
+        }
+        match told {
+            Told::Signal(signal) => self.stopped(tid, signal, true),
+            Told::Trap => self.stopped(tid, 0, false),
+            Told::GroupStop(_) if self.leaving => self.stopped(tid, 0, false),
+            Told::GroupStop(_) => self.note_group_stop(tid),
+            Told::Forked | Told::Vforked => {
+                if let Ok(child) = ptrace::message(tid) {
+                    // Its own first stop may have been told already, or is still to come.
+                    self.threads.entry(child).or_insert(Thread { process: child, state: State::Running });
+                    self.events.push(Event::Forked { child, shares: told == Told::Vforked });
+                }
+                self.stopped(tid, 0, true);
+            }
+            Told::Execed => {
+                // The other threads are gone, some without a word; an exec by one of them took the first's id.
+                self.threads.retain(|&other, thread| thread.process != tid || other == tid);
+                self.events.push(Event::Execed(tid));
+                self.threads.insert(tid, Thread { process: tid, state: State::Stopped { signal: 0, inside: true } });
+            }
+            Told::Cloned | Told::Call | Told::Exited(_) | Told::Killed(_) => self.stopped(tid, 0, true),
+        }
+    }
+
+    /// Takes in a thread that the kernel has attached. A process that nobody wants to follow is let go.
+    fn adopt(&mut self, tid: u32) -> bool {
+        let process = process_of(tid).unwrap_or(tid);
+        let known = self.threads.values().any(|thread| thread.process == process);
+        if !known && !self.follow.forks {
+            let _ = ptrace::detach(tid, 0);
+            return false;
+        }
+        self.threads.insert(tid, Thread { process, state: State::Running });
+        if !known {
+            self.unborn = Some(tid);
+        }
+        true
+    }
+
+    fn stopped(&mut self, tid: u32, signal: i32, inside: bool) {
+        let Some(thread) = self.threads.get_mut(&tid) else { return };
+        // A new process waits for whoever begins to track it.
+        let new = self.events.iter().any(|event| matches!(event, Event::Forked { child, .. } if *child == tid));
+        if self.held || new || self.unborn.take_if(|unborn| *unborn == tid).is_some() {
+            thread.state = State::Stopped { signal, inside };
+        } else {
+            let _ = ptrace::resume(tid, signal);
+            thread.state = State::Running;
+        }
+    }
+}
+
+/// The threads of a process.
+pub fn tids(process: u32) -> Vec<u32> {
+    let listed = std::fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
+    listed.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+}
+
+/// A line of `/proc/TID/status`.
+pub fn status_of(tid: u32, field: &str) -> Option<String> {
+    let status = std::fs::read_to_string(format!("/proc/{tid}/status")).ok()?;
+    let line = status.lines().find(|line| line.split(':').next() == Some(field))?;
+    Some(line.split_once(':')?.1.trim().to_owned())
+}
+
+/// The process that a thread belongs to.
+pub fn process_of(tid: u32) -> Option<u32> {
+    status_of(tid, "Tgid")?.parse().ok()
+}
+
+/// Who traces a thread.
+pub fn tracer_of(tid: u32) -> Option<u32> {
+    status_of(tid, "TracerPid")?.split_whitespace().next()?.parse().ok().filter(|&tracer| tracer != 0)
+}
+
+fn state_of(tid: u32) -> Option<char> {
+    let stat = std::fs::read_to_string(format!("/proc/{tid}/stat")).ok()?;
+    stat.rsplit_once(')')?.1.trim_start().chars().next()
+}
+
+fn is_zombie(tid: u32) -> bool {
+    matches!(state_of(tid), None | Some('Z' | 'X'))
+}
+
+/// Whether a thread that was asked to stop will do so before it runs the program's code again.
+fn cannot_run(tid: u32) -> bool {
+    matches!(state_of(tid), None | Some('D' | 'Z' | 'X'))
+}
