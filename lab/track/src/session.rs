@@ -71,6 +71,8 @@ pub struct Session {
     settings: Settings,
     processes: BTreeMap<u32, Tracked>,
     watch: Watch,
+    /// Looks in a row that were cut short.
+    cuts: u32,
     /// Remarks on what could not be done as meant.
     remarks: BTreeSet<String>,
     ended: Option<Told>,
@@ -82,6 +84,10 @@ pub struct Session {
 const FIND_NS: u64 = 60;
 const READ_NS: u64 = 1500;
 
+/// Looks in a row that are cut short although they should have fitted: fewer are taken for somebody else's use of the
+/// CPU.
+const CUTS: u32 = 3;
+
 impl Session {
     /// Of a program, whose threads are attached.
     pub fn new(tracees: Tracees, program: u32, settings: Settings) -> Session {
@@ -90,6 +96,7 @@ impl Session {
             settings,
             processes: BTreeMap::new(),
             watch: Watch::ALL,
+            cuts: 0,
             remarks: BTreeSet::new(),
             ended: None,
             program,
@@ -321,10 +328,13 @@ impl Session {
 
     /// Watches less where this look took too long, or its memory is too much.
     fn fit(&mut self, sum: &Took, pause: Pause, found: &Found, stood: bool) {
-        if sum.cut && stood {
+        let limit = self.settings.max_pause.as_nanos() as u64;
+        self.cuts = if sum.cut && stood { self.cuts + 1 } else { 0 };
+        if sum.wanted * READ_NS > limit && sum.cut || self.cuts >= CUTS {
             let read = sum.wanted.saturating_sub(found.missed).max(1);
-            self.narrow_by((sum.wanted / read + 1).next_power_of_two().max(2));
-        } else if pause.finding > self.settings.max_pause.as_secs_f64() * 0.7 {
+            self.narrow_by((sum.wanted / read + 1).next_power_of_two().clamp(2, 16));
+            self.cuts = 0;
+        } else if pause.finding > self.settings.max_pause.as_secs_f64() * 0.7 && found.present * FIND_NS > limit / 2 {
             self.narrow_by(2);
         }
         let recorded: u64 = self.processes.values().map(|tracked| tracked.process.recorded_bytes()).sum();

@@ -136,6 +136,8 @@ impl Tracees {
                         if !self.threads.is_empty()
                             && tracer_of(tid).and_then(process_of) == Some(std::process::id()) => {}
                     Err(error) if error.raw_os_error() == Some(libc::ESRCH) && tid != process => {}
+                    // The first thread may have ended before the others.
+                    Err(_) if is_zombie(tid) => {}
                     Err(error) => {
                         self.leave();
                         return Err(error);
@@ -420,6 +422,7 @@ fn state_of(tid: u32) -> Option<char> {
     stat.rsplit_once(')')?.1.trim_start().chars().next()
 }
 
+/// Whether a thread has ended and only waits to be waited for.
 fn is_zombie(tid: u32) -> bool {
     matches!(state_of(tid), None | Some('Z' | 'X'))
 }

@@ -1,0 +1,163 @@
+// Dirties its memory in a known way, until SIGTERM; then says whether it was harmed ("unharmed", status 0).
+//
+//   dirties lines K PAGES      K lines of each page, over and over
+//   dirties threads N PAGES    N threads, one line of each of their pages; others that come and go
+//   dirties exec PAGES         one line of each page for a while, then becomes "lines 8 PAGES", from a thread
+//   dirties fork PAGES         a child does "lines 8", the parent "lines 1"
+//   dirties remap PAGES        two lines of every other page; the array moves ten times a second
+//   dirties leader PAGES       its first thread has ended; a second does "lines 4"
+//   dirties silent PAGES       stores what is there already
+//   dirties calls              sleeps, polls and reads that nothing may interrupt, under signals that it counts
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/time.h>
+#include <time.h>
+#include <unistd.h>
+
+static volatile sig_atomic_t over;
+static void end(int signal) { over = 1; }
+
+static void harmed(const char *how) {
+    fprintf(stderr, "harmed: %s (%s)\n", how, strerror(errno));
+    exit(3);
+}
+
+static volatile uint64_t *array(size_t pages) {
+    // Between two pages that nobody may touch, so that the kernel joins it to no other mapping.
+    char *at = mmap(0, (pages + 2) * 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (at == MAP_FAILED || mprotect(at + 4096, pages * 4096, PROT_READ | PROT_WRITE)) harmed("mmap");
+    return (volatile uint64_t *)(at + 4096);
+}
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec + t.tv_nsec * 1e-9;
+}
+
+// Rounds of stores to `lines` lines of each page, each checked in the round after.
+static void write_lines(volatile uint64_t *a, int lines, size_t pages, double seconds) {
+    double until = now() + seconds;
+    for (uint64_t round = 1; !over && (seconds == 0 || now() < until); round++)
+        for (size_t page = 0; page < pages; page++)
+            for (int line = 0; line < lines; line++) {
+                if (a[page * 512 + line * 8] != round - 1) harmed("a word is not what was stored");
+                a[page * 512 + line * 8] = round;
+            }
+}
+
+static size_t pages;
+static void *writer(void *lines) {
+    write_lines(array(pages), (int)(intptr_t)lines, pages, 0);
+    return 0;
+}
+static void *brief(void *unused) {
+    volatile char buffer[4096];
+    for (int n = 0; n < 4096; n += 64) buffer[n] = n;
+    return (void *)(intptr_t)buffer[64];
+}
+static char **program;
+static void *other_program(void *unused) {
+    execv(program[0], program);
+    harmed("exec");
+    return 0;
+}
+
+static volatile sig_atomic_t alarms;
+static void alarmed(int signal) { alarms++; }
+
+static void calls(void) {
+    int ends[2];
+    struct itimerval often = {{0, 5000}, {0, 5000}};
+    struct sigaction action = {.sa_handler = alarmed, .sa_flags = SA_RESTART};
+    sigaction(SIGALRM, &action, 0);
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGALRM);
+    if (pipe(ends)) harmed("pipe");
+    double begun = now();
+    setitimer(ITIMER_REAL, &often, 0);
+    while (!over) {
+        // With the signal blocked nothing but tracing could interrupt these.
+        pthread_sigmask(SIG_BLOCK, &set, 0);
+        struct timespec brief = {0, 3000000}, left = {0, 0};
+        if (nanosleep(&brief, &left) && !over) harmed("nanosleep");
+        struct pollfd none = {ends[0], POLLIN, 0};
+        if (poll(&none, 1, 3) != 0 && !over) harmed("poll");
+        pthread_sigmask(SIG_UNBLOCK, &set, 0);
+    }
+    struct itimerval never = {{0, 0}, {0, 0}};
+    setitimer(ITIMER_REAL, &never, 0);
+    double expected = (now() - begun) / 0.0125;
+    if (alarms < expected / 2) harmed("signals were lost");
+}
+
+int main(int n, char **arguments) {
+    struct sigaction action = {.sa_handler = end};
+    sigaction(SIGTERM, &action, 0);
+    const char *mode = arguments[1];
+    pages = strtoul(arguments[n - 1], 0, 10);
+    if (!strcmp(mode, "lines")) {
+        write_lines(array(pages), atoi(arguments[2]), pages, 0);
+    } else if (!strcmp(mode, "threads")) {
+        pthread_t thread, writers[64];
+        int count = atoi(arguments[2]);
+        for (int i = 0; i < count; i++) pthread_create(&writers[i], 0, writer, (void *)1);
+        while (!over) {
+            if (pthread_create(&thread, 0, brief, 0)) harmed("pthread_create");
+            pthread_join(thread, 0);
+            usleep(300);
+        }
+        for (int i = 0; i < count; i++) pthread_join(writers[i], 0);
+    } else if (!strcmp(mode, "exec")) {
+        pthread_t thread;
+        write_lines(array(pages), 1, pages, 0.7);
+        char *next[] = {arguments[0], "lines", "8", arguments[2], 0};
+        program = next;
+        pthread_create(&thread, 0, other_program, 0);
+        pthread_join(thread, 0);
+    } else if (!strcmp(mode, "fork")) {
+        pid_t parent = getpid(), child = fork();
+        write_lines(array(pages), child == 0 ? 8 : 1, pages, 0);
+        if (child > 0) kill(child, SIGTERM);
+        if (getpid() != parent) _exit(0);
+    } else if (!strcmp(mode, "remap")) {
+        volatile uint64_t *a = array(pages);
+        for (size_t word = 0; word < pages * 512; word++) a[word] = word % 8 ? word : 0;
+        puts("ready");
+        fflush(stdout);
+        for (uint64_t round = 1; !over; round++) {
+            for (size_t page = 0; page < pages; page++) {
+                if (a[page * 512 + 7] != page * 512 + 7) harmed("a move lost bytes");
+                // One page in two, so that the others show where they were.
+                if (page % 2) continue;
+                if (a[page * 512] != round - 1) harmed("a move lost a word");
+                a[page * 512] = a[page * 512 + 8] = round;
+            }
+            usleep(100000);
+            void *there = (void *)array(pages);
+            a = mremap((void *)a, pages * 4096, pages * 4096, MREMAP_MAYMOVE | MREMAP_FIXED, there);
+            if (a == MAP_FAILED) harmed("mremap");
+        }
+    } else if (!strcmp(mode, "leader")) {
+        pthread_t thread;
+        pthread_create(&thread, 0, writer, (void *)4);
+        pthread_exit(0);
+    } else if (!strcmp(mode, "silent")) {
+        volatile uint64_t *a = array(pages);
+        for (size_t word = 0; word < pages * 512; word++) a[word] = 7;
+        while (!over)
+            for (size_t page = 0; page < pages; page++) a[page * 512] = 7;
+    } else {
+        calls();
+    }
+    puts("unharmed");
+    return 0;
+}

@@ -1,0 +1,351 @@
+//! `farmem track` on real programs, which say themselves whether they were harmed (`programs/dirties.c`).
+
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use farmem_tests::compile;
+use farmem_tests::farmem::binary;
+use farmem_tests::process::{self, Outcome, Running, TempDir, eventually};
+use serde_json::Value;
+
+const LIMIT: Duration = Duration::from_secs(60);
+const PAGES: u64 = 2000;
+
+/// A program that dirties its memory, running.
+fn dirties(arguments: &[&str]) -> Result<Running> {
+    let mut program = Command::new(compile::c("dirties", &[])?);
+    program.args(arguments);
+    let running = process::spawn(program)?;
+    // Its array is there, and written once.
+    std::thread::sleep(Duration::from_millis(150));
+    Ok(running)
+}
+
+/// Ends it, and fails if it was harmed.
+fn unharmed(program: Running) -> Result<()> {
+    program.signal(libc::SIGTERM);
+    let outcome = program.wait(LIMIT)?.success()?;
+    ensure!(outcome.stdout_tail().contains("unharmed"), "it said {}", outcome.stdout_tail());
+    Ok(())
+}
+
+fn tracker(options: &[&str], dir: &TempDir) -> Command {
+    let mut track = Command::new(binary());
+    track.arg("track").arg("--json").arg(dir.path().join("found.json")).args(options);
+    track
+}
+
+/// What tracking with these options found.
+fn found(options: &[&str]) -> Result<(Value, Outcome)> {
+    let dir = TempDir::new("track")?;
+    let outcome = process::run(tracker(options, &dir), LIMIT)?.success()?;
+    let text = std::fs::read_to_string(dir.path().join("found.json"))?;
+    Ok((serde_json::from_str(&text)?, outcome))
+}
+
+fn attached(program: &Running, options: &[&str]) -> Result<Value> {
+    let pid = program.pid().to_string();
+    Ok(found(&[&["--pid", &pid, "--window", "200ms", "--windows", "4", "--max-pause", "1s"], options].concat())?.0)
+}
+
+/// The program's array: the mapping with most dirty pages. Beside it the kernel notes now and then, in a line of
+/// each thread's own data, on which CPU the thread runs (rseq).
+fn array(found: &Value) -> &Value {
+    let mappings = found["pooled"]["mappings"].as_array().into_iter().flatten();
+    mappings.max_by_key(|mapping| mapping["dirty_pages"].as_u64()).unwrap_or(&Value::Null)
+}
+
+/// Bytes of its dirty pages over those of its dirty lines.
+fn ratio(found: &Value) -> f64 {
+    array(found)["pages_over_lines"].as_f64().unwrap_or(f64::NAN)
+}
+
+/// The same of all that would be far memory.
+fn far_ratio(found: &Value) -> f64 {
+    found["pooled"]["far"]["pages_over_lines"].as_f64().unwrap_or(f64::NAN)
+}
+
+#[test]
+fn k_lines_of_each_page_are_64_over_k() -> Result<()> {
+    for k in [1, 2, 3, 8, 64] {
+        let program = dirties(&["lines", &k.to_string(), &PAGES.to_string()])?;
+        for options in [&[][..], &["--find", "read"], &["--window", "50ms"]] {
+            let found = attached(&program, options)?;
+            let far = array(&found);
+            let windows = found["pooled"]["windows"].as_u64().context("no windows")?;
+            ensure!(windows >= 3, "{found}");
+            ensure!(far["dirty_pages"] == windows * PAGES, "{k} lines, {options:?}: {far}");
+            ensure!(far["dirty_lines"] == windows * PAGES * k, "{k} lines, {options:?}: {far}");
+            ensure!(ratio(&found) == 64.0 / k as f64, "{k} lines, {options:?}: {far}");
+            ensure!(found["pooled"]["pages_by_lines"][k as usize - 1].as_u64() >= Some(windows * PAGES));
+        }
+        unharmed(program)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn written_pages_alone_are_counted_by_protection() -> Result<()> {
+    let program = dirties(&["lines", "3", &PAGES.to_string()])?;
+    let found = attached(&program, &["--wp"])?;
+    let (far, windows) = (array(&found), found["pooled"]["windows"].as_u64().context("no windows")?);
+    ensure!(windows > 0 && far["dirty_pages"] == windows * PAGES && far["dirty_lines"] == 0, "{found}");
+    unharmed(program)
+}
+
+#[test]
+fn threads_come_and_go() -> Result<()> {
+    let program = dirties(&["threads", "4", "500"])?;
+    let found = attached(&program, &["--windows", "10", "--window", "100ms"])?;
+    ensure!(far_ratio(&found) > 50.0, "{}", found["pooled"]);
+    ensure!(found["windows"][5]["threads"].as_u64() >= Some(5), "{found}");
+    ensure!(found["pooled"]["far"]["dirty_pages"].as_u64() >= Some(2000), "{}", found["pooled"]);
+    unharmed(program)
+}
+
+#[test]
+fn a_program_is_followed_through_exec_from_its_start() -> Result<()> {
+    let program = compile::c("dirties", &[])?;
+    let command = [program.to_str().context("a path")?, "exec", "1500"];
+    let options = ["--window", "150ms", "--windows", "12", "--max-pause", "1s", "--"];
+    let (found, outcome) = self::found(&[&options[..], &command[..]].concat())?;
+    let of = |n: usize| found["windows"][n]["pages_over_lines"].as_f64().unwrap_or(f64::NAN);
+    ensure!(found["windows"][0]["left_out"] == "begun", "the first window: {}", outcome.stderr);
+    ensure!(of(2) > 50.0, "before: {}", outcome.stderr);
+    ensure!((7.9..8.1).contains(&of(11)), "after: {}", outcome.stderr);
+    Ok(())
+}
+
+#[test]
+fn children_are_tracked_if_asked() -> Result<()> {
+    let program = dirties(&["fork", "1500"])?;
+    let found = attached(&program, &[])?;
+    ensure!(ratio(&found) == 64.0, "the parent alone: {}", found["pooled"]);
+    unharmed(program)?;
+
+    let program = compile::c("dirties", &[])?;
+    let command = ["--", program.to_str().context("a path")?, "fork", "1500"];
+    let options = ["--follow-forks", "--window", "200ms", "--windows", "5", "--max-pause", "1s"];
+    let (found, outcome) = self::found(&[&options[..], &command[..]].concat())?;
+    // One line a page in one process, eight in the other.
+    let both = found["windows"][4]["pages_over_lines"].as_f64().unwrap_or(f64::NAN);
+    ensure!((14.0..14.5).contains(&both), "{both}: {}", outcome.stderr);
+    Ok(())
+}
+
+#[test]
+fn memory_that_moves_is_known_again() -> Result<()> {
+    let program = dirties(&["remap", &PAGES.to_string()])?;
+    ensure!(eventually(LIMIT, || program.stdout().starts_with(b"ready")), "not ready");
+    let found = attached(&program, &["--windows", "8", "--window", "250ms"])?;
+    let far = &found["pooled"]["far"];
+    ensure!((31.5..32.5).contains(&far_ratio(&found)), "{far}");
+    ensure!(far["dirty_pages"].as_u64() <= Some(8 * (PAGES / 2 + 20)), "{far}");
+    unharmed(program)
+}
+
+#[test]
+fn a_process_without_its_first_thread_is_tracked() -> Result<()> {
+    let program = dirties(&["leader", &PAGES.to_string()])?;
+    let found = attached(&program, &[])?;
+    ensure!(ratio(&found) == 16.0, "{found}");
+    program.signal(libc::SIGTERM);
+    program.wait(LIMIT)?;
+    Ok(())
+}
+
+#[test]
+fn stores_of_the_same_value_are_named_not_counted() -> Result<()> {
+    let program = dirties(&["silent", &PAGES.to_string()])?;
+    let found = attached(&program, &[])?;
+    ensure!(found["pooled"]["windows"] == 0, "every window is idle: {found}");
+    let silent = found["windows"][2]["silent_pages"].as_u64();
+    ensure!(silent >= Some(PAGES), "{silent:?} of {PAGES}");
+    ensure!(found["notes"][0].as_str().is_some_and(|note| note.contains("silent stores are invisible")), "{found}");
+    unharmed(program)
+}
+
+#[test]
+fn no_call_is_interrupted_and_no_signal_lost() -> Result<()> {
+    for options in [&[][..], &["--find", "read"]] {
+        let program = dirties(&["calls"])?;
+        attached(&program, &[&["--windows", "30", "--window", "20ms"], options].concat())?;
+        unharmed(program)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn ctrl_c_lets_the_program_go() -> Result<()> {
+    let program = dirties(&["threads", "3", "500"])?;
+    let dir = TempDir::new("track")?;
+    let pid = program.pid().to_string();
+    let tracking = process::spawn(tracker(&["--pid", &pid, "--window", "100ms"], &dir))?;
+    std::thread::sleep(Duration::from_millis(600));
+    tracking.signal(libc::SIGINT);
+    let outcome = tracking.wait(LIMIT)?.success()?;
+    ensure!(outcome.stdout_tail().contains("The program stood"), "{}", outcome.stdout_tail());
+    let found: Value = serde_json::from_str(&std::fs::read_to_string(dir.path().join("found.json"))?)?;
+    ensure!(found["ended"] == "interrupted", "{found}");
+    ensure!(tracer(&program) == Some(0));
+    unharmed(program)
+}
+
+fn tracer(program: &Running) -> Option<u32> {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", program.pid())).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("TracerPid:"))?.trim().parse().ok()
+}
+
+#[test]
+fn a_tracker_that_is_killed_leaves_the_program_running() -> Result<()> {
+    let program = dirties(&["threads", "3", "500"])?;
+    let pid = program.pid().to_string();
+    for pause in 0..6 {
+        let dir = TempDir::new("track")?;
+        let tracking = process::spawn(tracker(&["--pid", &pid, "--window", "5ms"], &dir))?;
+        ensure!(eventually(LIMIT, || tracer(&program) == Some(tracking.pid() as u32)), "not attached");
+        std::thread::sleep(Duration::from_millis(60 + pause * 7));
+        tracking.signal(libc::SIGKILL);
+        tracking.wait(LIMIT)?;
+        ensure!(eventually(LIMIT, || tracer(&program) == Some(0)), "still traced");
+    }
+    // Whoever comes next finds nothing of it.
+    let found = attached(&program, &[])?;
+    ensure!(ratio(&found) > 50.0, "{found}");
+    unharmed(program)
+}
+
+#[test]
+fn a_program_that_is_killed_ends_the_tracking() -> Result<()> {
+    let program = dirties(&["lines", "2", "500"])?;
+    let dir = TempDir::new("track")?;
+    let pid = program.pid().to_string();
+    let tracking =
+        process::spawn(tracker(&["--pid", &pid, "--window", "100ms", "--idle-lines", "1", "--max-pause", "1s"], &dir))?;
+    std::thread::sleep(Duration::from_millis(700));
+    program.signal(libc::SIGKILL);
+    let outcome = tracking.wait(LIMIT)?.success()?;
+    let found: Value = serde_json::from_str(&std::fs::read_to_string(dir.path().join("found.json"))?)?;
+    ensure!(found["ended"] == "signal 9" && ratio(&found) == 32.0, "{found}");
+    ensure!(outcome.stdout_tail().contains("ended by signal 9") || outcome.stdout.len() > 2048);
+    Ok(())
+}
+
+fn state(program: &Running) -> Option<char> {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", program.pid())).ok()?;
+    stat.rsplit_once(") ")?.1.chars().next()
+}
+
+#[test]
+fn a_stopped_program_stays_stopped_until_continued() -> Result<()> {
+    let program = dirties(&["threads", "2", "500"])?;
+    let dir = TempDir::new("track")?;
+    let pid = program.pid().to_string();
+    let tracking = process::spawn(tracker(&["--pid", &pid, "--window", "50ms"], &dir))?;
+    std::thread::sleep(Duration::from_millis(300));
+    program.signal(libc::SIGSTOP);
+    std::thread::sleep(Duration::from_millis(100));
+    for _ in 0..20 {
+        ensure!(matches!(state(&program), Some('T' | 't')), "{:?}", state(&program));
+        std::thread::sleep(Duration::from_millis(17));
+    }
+    program.signal(libc::SIGCONT);
+    ensure!(eventually(LIMIT, || matches!(state(&program), Some('R' | 'S'))), "it stays stopped");
+    // Let go while stopped, it is stopped still.
+    program.signal(libc::SIGSTOP);
+    std::thread::sleep(Duration::from_millis(200));
+    tracking.signal(libc::SIGINT);
+    tracking.wait(LIMIT)?.success()?;
+    ensure!(state(&program) == Some('T'), "{:?}", state(&program));
+    program.signal(libc::SIGCONT);
+    unharmed(program)
+}
+
+#[test]
+fn pauses_are_bounded_by_watching_a_sample() -> Result<()> {
+    let program = dirties(&["lines", "4", "60000"])?;
+    std::thread::sleep(Duration::from_millis(500));
+    let found = attached(&program, &["--max-pause", "2ms", "--windows", "12"])?;
+    ensure!(found["windows"][11]["watched_one_in"].as_u64() > Some(1), "{found}");
+    ensure!(found["pooled"]["windows"].as_u64() > Some(0), "{found}");
+    ensure!(ratio(&found) == 16.0, "{}", found["pooled"]["far"]);
+    let mut pauses: Vec<f64> = found["windows"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(|window| window["pause"]["total"].as_f64())
+        .collect();
+    pauses.sort_by(f64::total_cmp);
+    // A busy machine may keep a tracker from the CPU for longer than any limit.
+    ensure!(pauses[pauses.len() / 2] < 0.02, "{pauses:?}");
+    unharmed(program)
+}
+
+#[test]
+fn what_cannot_be_tracked_is_refused_with_a_line() -> Result<()> {
+    let refused = |options: &[&str]| -> Result<String> {
+        let dir = TempDir::new("track")?;
+        let outcome = process::run(tracker(options, &dir), LIMIT)?;
+        ensure!(outcome.code() != 0 && outcome.stderr.trim().lines().count() == 1, "{options:?}: {outcome:?}");
+        Ok(outcome.stderr)
+    };
+    let none = refused(&["--pid", "4194303"])?;
+    ensure!(none.contains("no such process"), "{none}");
+    let missing = refused(&["--", "/no/such/program"])?;
+    ensure!(missing.contains("cannot start /no/such/program"), "{missing}");
+    let neither = refused(&[])?;
+    ensure!(neither.contains("--pid"), "{neither}");
+
+    let program = dirties(&["lines", "2", "500"])?;
+    let pid = program.pid().to_string();
+    let dir = TempDir::new("track")?;
+    let tracking = process::spawn(tracker(&["--pid", &pid], &dir))?;
+    ensure!(eventually(LIMIT, || tracer(&program) == Some(tracking.pid() as u32)), "not attached");
+    let twice = refused(&["--pid", &pid])?;
+    ensure!(twice.contains(&format!("is traced by process {}", tracking.pid())), "{twice}");
+    tracking.signal(libc::SIGTERM);
+    tracking.wait(LIMIT)?.success()?;
+    unharmed(program)
+}
+
+#[test]
+fn any_user_may_track_what_is_his() -> Result<()> {
+    let root = std::fs::read_to_string("/proc/self/status")?.lines().any(|line| line.starts_with("Uid:\t0\t"));
+    if !root || Command::new("setpriv").arg("--version").output().is_err() {
+        eprintln!("skipped: needs root and setpriv to become somebody else");
+        return Ok(());
+    }
+    let dir = TempDir::new("track")?;
+    let copied = |from: &std::path::Path, name: &str| -> Result<std::path::PathBuf> {
+        let to = dir.path().join(name);
+        std::fs::copy(from, &to)?;
+        Ok(to)
+    };
+    let permissions = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+    std::fs::set_permissions(dir.path(), permissions)?;
+    let (farmem, program) = (copied(binary(), "farmem")?, copied(&compile::c("dirties", &[])?, "dirties")?);
+    let somebody = |program: &std::path::Path| {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(program).current_dir(dir.path());
+        command
+    };
+    let mut theirs = somebody(&program);
+    theirs.args(["lines", "2", "500"]);
+    let theirs = process::spawn(theirs)?;
+    std::thread::sleep(Duration::from_millis(150));
+    let track = |pid: i32| {
+        let mut track = somebody(&farmem);
+        track.args(["track", "--windows", "2", "--window", "200ms", "--idle-lines", "1", "--pid"]).arg(pid.to_string());
+        process::run(track, LIMIT)
+    };
+    let outcome = track(theirs.pid())?;
+    let attached = outcome.status.success() && String::from_utf8_lossy(&outcome.stdout).contains("let go, unharmed");
+    // A kernel with ptrace_scope says what to do instead.
+    ensure!(attached || outcome.stderr.contains("ptrace_scope"), "{outcome:?}");
+    let ours = dirties(&["lines", "2", "500"])?;
+    let outcome = track(ours.pid())?;
+    ensure!(outcome.stderr.contains("belongs to user 0") || outcome.stderr.contains("ptrace_scope"), "{outcome:?}");
+    unharmed(ours)?;
+    unharmed(theirs)
+}
