@@ -41,4 +41,4 @@ pub use address::{BadAddress, NodeAddr};
 pub use error::{ConnectError, GrantError, Lost, Refusal, WindowError};
 pub use fork::ForkTicket;
 pub use queue::{Bind, Completion, QueuePair};
-pub use session::{ConnectOptions, RunId, Session, Slab, Transport};
+pub use session::{ConnectOptions, Identity, RunId, Session, Slab, Transport};

@@ -96,6 +96,18 @@ pub struct Slab {
     pub base: Option<NonNull<u8>>,
 }
 
+/// What a member is known by at its node; see [`Session::resume`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// Its secret.
+    pub secret: Secret,
+    /// The node's incarnation.
+    pub incarnation: u64,
+    /// Number of its last request. A request under the number of the one before is answered as that one
+    /// was, and not carried out again.
+    pub number: u64,
+}
+
 /// One member of a run at one node. Shared by the threads of a process.
 ///
 /// Dropping it leaves the node in good order. In a forked child, use
@@ -170,15 +182,73 @@ impl Session {
         }
     }
 
+    /// Joins a node on this machine as a member that outlives its process: when the connection ends without a
+    /// farewell the node keeps the member's slabs for the grace, and [`Session::resume`] has them again.
+    pub fn connect_lasting(path: &std::path::Path, options: &ConnectOptions) -> Result<Session, ConnectError> {
+        let (reach, node) = (Reach::Unix(path.to_owned()), format!("unix:{}", path.display()));
+        Session::join_as(reach, node, options, 1).map(|(session, _)| session)
+    }
+
+    /// The member again, in another process: what the last one said [`Session::identity`] was. It holds
+    /// the slabs that it held; none is mapped here.
+    pub fn resume(
+        path: &std::path::Path,
+        options: &ConnectOptions,
+        identity: &Identity,
+    ) -> Result<Session, ConnectError> {
+        let (reach, node) = (Reach::Unix(path.to_owned()), format!("unix:{}", path.display()));
+        let Identity { secret, incarnation, number } = *identity;
+        let hello = Hello { secret, incarnation: incarnation.into(), ..hello(Purpose::Rejoin) };
+        let patience = Patience::both(options.timeout.as_nanos() as u64);
+        let (link, welcome, _) = dial(&reach, &hello, patience).map_err(|e| e.at_start(&node))?;
+        let control = Lock::new(Control { link: Some(link), number, cut_ns: 0 });
+        let member = Membership {
+            node,
+            secret,
+            owner: welcome.owner.get(),
+            incarnation,
+            grace: options.grace,
+            direct: true,
+            mapped: true,
+            control,
+            slabs: Lock::new(BTreeMap::new()),
+            next_queue: AtomicU64::new(1),
+            lost: Lock::new(None),
+            is_lost: AtomicBool::new(false),
+            reach,
+        };
+        Ok(Session { member: Arc::new(member) })
+    }
+
+    /// What [`Session::resume`] needs to know.
+    pub fn identity(&self) -> Identity {
+        let number = self.member.control.lock().number;
+        Identity { secret: self.member.secret, incarnation: self.member.incarnation, number }
+    }
+
+    /// Another descriptor of a slab that is held, for a process to map that the caller answers for. The
+    /// caller closes it. `None`: the slab is not held, or not shared.
+    pub fn descriptor(&self, id: SlabId) -> Result<Option<i32>, Lost> {
+        self.member.ask(Ask::Again, id, [0; 16]).map(|(_, passed)| passed)
+    }
+
     /// Joins the node of a simulated network.
     pub fn simulated(network: &Arc<crate::sim::Network>, options: &ConnectOptions) -> Result<Session, ConnectError> {
         Session::join(Reach::Sim(Arc::clone(network)), "sim".into(), options).map(|(session, _)| session)
     }
 
     fn join(reach: Reach, node: String, options: &ConnectOptions) -> Result<(Session, Option<PathBuf>), ConnectError> {
-        let grace_ms = options.grace.as_millis() as u64;
-        let hello =
-            Hello { run: options.run, pid: options.pid.into(), grace_ms: grace_ms.into(), ..hello(Purpose::Join) };
+        Session::join_as(reach, node, options, 0)
+    }
+
+    fn join_as(
+        reach: Reach,
+        node: String,
+        options: &ConnectOptions,
+        lasting: u8,
+    ) -> Result<(Session, Option<PathBuf>), ConnectError> {
+        let (run, pid, grace_ms) = (options.run, options.pid.into(), (options.grace.as_millis() as u64).into());
+        let hello = Hello { run, pid, grace_ms, lasting, ..hello(Purpose::Join) };
         let patience = Patience::both(options.timeout.as_nanos() as u64);
         let (link, welcome, path) = dial(&reach, &hello, patience).map_err(|e| e.at_start(&node))?;
         let mapped = matches!(reach, Reach::Unix(_));

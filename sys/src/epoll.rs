@@ -38,6 +38,12 @@ impl Epoll {
         self.control(libc::EPOLL_CTL_MOD, fd, token, read, write)
     }
 
+    /// Watches a descriptor no more.
+    pub fn forget(&self, fd: i32) {
+        // Not watched, or closed since: nothing to forget.
+        let _ = self.control(libc::EPOLL_CTL_DEL, fd, 0, false, false);
+    }
+
     fn control(&self, op: i32, fd: i32, token: u64, read: bool, write: bool) -> Result<(), Errno> {
         let events = if read { libc::EPOLLIN } else { 0 } | if write { libc::EPOLLOUT } else { 0 };
         let mut event = libc::epoll_event { events: events as u32, u64: token };

@@ -9,6 +9,7 @@
 //! * [`pagemap`]: which pages a process has, and which were written.
 //! * [`process`]: what a supervisor needs: signals as values, children, its own end.
 //! * [`ptrace`]: another process: stopped, looked into, let go.
+//! * [`shared`]: memory that two processes map, and sleeping on its words.
 //! * [`socket`]: stream sockets that never block.
 //! * [`sync`]: a lock for code that runs in signal handlers.
 //! * [`thread`]: threads that libc does not know of.
@@ -26,6 +27,7 @@ pub mod pagemap;
 pub mod process;
 pub mod ptrace;
 pub mod raw;
+pub mod shared;
 pub mod socket;
 pub mod sync;
 pub mod thread;

@@ -94,7 +94,8 @@ pub fn wiped_on_fork() -> Result<&'static AtomicU32, Errno> {
 pub fn futex_wait(word: &AtomicU32, expected: u32, timeout_ns: u64) {
     let limit =
         libc::timespec { tv_sec: (timeout_ns / 1_000_000_000) as _, tv_nsec: (timeout_ns % 1_000_000_000) as _ };
-    let args = [word.as_ptr() as usize, libc::FUTEX_WAIT as usize, expected as usize, &limit as *const _ as usize, 0, 0];
+    let args =
+        [word.as_ptr() as usize, libc::FUTEX_WAIT as usize, expected as usize, &limit as *const _ as usize, 0, 0];
     // SAFETY: both pointers are to live memory for the length of the call.
     unsafe { syscall(libc::SYS_futex, args) };
 }
@@ -102,7 +103,9 @@ pub fn futex_wait(word: &AtomicU32, expected: u32, timeout_ns: u64) {
 /// Wakes whoever sleeps in [`futex_wait`] on this word, in any process.
 pub fn futex_wake(word: &AtomicU32) {
     // SAFETY: the kernel uses the address as a key.
-    unsafe { syscall(libc::SYS_futex, [word.as_ptr() as usize, libc::FUTEX_WAKE as usize, i32::MAX as usize, 0, 0, 0]) };
+    unsafe {
+        syscall(libc::SYS_futex, [word.as_ptr() as usize, libc::FUTEX_WAKE as usize, i32::MAX as usize, 0, 0, 0])
+    };
 }
 
 /// Who connected a Unix socket, as the kernel saw it then.

@@ -204,6 +204,12 @@ pub unsafe fn send_with_descriptor(fd: i32, parts: &[Part], passed: i32) -> Resu
     unsafe { retried(libc::SYS_sendmsg, [fd as usize, &message as *const _ as usize, flags, 0, 0, 0]) }
 }
 
+/// [`send_with_descriptor`] of one run of bytes.
+pub fn send_frame(fd: i32, bytes: &[u8], passed: i32) -> Result<usize, Errno> {
+    // SAFETY: the slice is live.
+    unsafe { send_with_descriptor(fd, &[Part::new(bytes.as_ptr() as *mut u8, bytes.len())], passed) }
+}
+
 /// Receives bytes, and the descriptor that came with them, which is then ours.
 pub fn receive_with_descriptor(fd: i32, into: &mut [u8]) -> Result<(usize, Option<i32>), Errno> {
     let mut part = Part::new(into.as_mut_ptr(), into.len());

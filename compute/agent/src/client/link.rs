@@ -1,0 +1,224 @@
+//! The connection: socket, desk, and what happens when the agent ends.
+
+use super::{AllocError, ConnectError, Counts, Options};
+use crate::chunks::Map;
+use crate::desk::Desk;
+use crate::hello::{Declaration, Entry, Hello, MAGIC, Mapped, Welcome};
+use crate::ring::{Consumer, Producer};
+use crate::word::{BlockId, Down, Up};
+use farmem_sys::raw::{self, Errno};
+use farmem_sys::{shared, socket};
+use std::io::{ErrorKind, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+use zerocopy::{FromZeros, IntoBytes};
+
+/// Looks at the ring before going to sleep: some microseconds, in which an agent that is awake answers.
+const SPINS: usize = 400;
+/// How often a sleeper looks whether the agent is still there.
+const LOOK_NS: u64 = 20_000_000;
+/// How long an agent may take over a frame on the socket that it has announced.
+const FRAME_NS: u64 = 2_000_000_000;
+
+pub struct Link {
+    options: Options,
+    stream: UnixStream,
+    desk: Desk,
+    token: [u8; 16],
+    up: Producer,
+    down: Consumer,
+    pub counts: Counts,
+}
+
+impl Link {
+    pub fn connect(options: Options) -> Result<Link, ConnectError> {
+        let (stream, desk, token) = reach(&options, None, &[])?;
+        let counts = Counts::default();
+        Ok(Link { options, stream, desk, token, up: Producer::default(), down: Consumer::default(), counts })
+    }
+
+    /// Connects again and declares what is held.
+    pub fn again(&mut self, held: &[(BlockId, u32, Map)]) -> Result<(), ConnectError> {
+        let _ = self.stream.shutdown(std::net::Shutdown::Both);
+        (self.stream, self.desk, self.token) = reach(&self.options, Some(self.token), held)?;
+        (self.up, self.down) = (Producer::default(), Consumer::default());
+        self.counts.again += 1;
+        Ok(())
+    }
+
+    /// Words that can be sent now. A ring that is broken takes none; whoever waits finds out why.
+    pub fn room(&self) -> usize {
+        self.up.room(self.desk.up()).unwrap_or(0)
+    }
+
+    pub fn send(&mut self, word: Up) {
+        self.up.push(self.desk.up(), word.bits());
+        self.counts.words += 1;
+    }
+
+    /// Shows what was sent; wakes the agent if it sleeps.
+    pub fn ring(&mut self) {
+        if self.up.publish(self.desk.up()) {
+            self.counts.bells += 1;
+            shared::futex_wake(self.desk.up().tail);
+        }
+    }
+
+    pub fn receive(&mut self) -> Result<Option<Down>, AllocError> {
+        let down = self.desk.down();
+        match self.down.pop(down) {
+            Ok(Some(word)) => {
+                self.down.done(down);
+                Down::of(word).map(Some).ok_or_else(|| self.nonsense())
+            }
+            Ok(None) => Ok(None),
+            Err(_) => Err(self.nonsense()),
+        }
+    }
+
+    /// The agent says what means nothing.
+    pub fn nonsense(&self) -> AllocError {
+        AllocError::Ended("its ring holds what no agent says".into())
+    }
+
+    pub fn stands(&self) -> bool {
+        !socket::is_cut(self.stream.as_raw_fd())
+    }
+
+    /// Waits a little for a word. False: the agent is gone.
+    ///
+    /// # Errors
+    /// It has ended the session.
+    pub fn sleep(&mut self) -> Result<bool, AllocError> {
+        let down = self.desk.down();
+        for _ in 0..SPINS {
+            if self.down.waits(down) {
+                return Ok(true);
+            }
+            std::hint::spin_loop();
+        }
+        if let Some(tail) = self.down.drowse(down) {
+            shared::futex_wait(down.tail, tail, LOOK_NS);
+        }
+        self.down.rouse(down);
+        if self.down.waits(down) {
+            return Ok(true);
+        }
+        match self.desk.verdict().load(Ordering::Acquire) {
+            0 => Ok(self.stands()),
+            code => Err(AllocError::Ended(format!("by its rules this program broke the protocol (code {code})"))),
+        }
+    }
+
+    /// The memory that a MAP was answered with, and its descriptor.
+    pub fn receive_memory(&mut self, block: BlockId) -> Result<(Mapped, i32), ConnectError> {
+        let mut mapped = Mapped::new_zeroed();
+        match receive(&self.stream, mapped.as_mut_bytes(), raw::now_ns() + FRAME_NS) {
+            Ok(Some(fd)) if mapped.block == block.0 as u64 => Ok((mapped, fd)),
+            Ok(Some(fd)) => {
+                raw::close(fd);
+                Err(ConnectError::System("the agent answers what was not asked".into()))
+            }
+            Ok(None) => Err(ConnectError::System("no descriptor for memory came: too many are open".into())),
+            Err(e) => Err(ConnectError::System(e.to_string())),
+        }
+    }
+}
+
+/// Receives a whole frame, and the descriptor that came with it.
+fn receive(stream: &UnixStream, into: &mut [u8], until: u64) -> Result<Option<i32>, Errno> {
+    let (mut got, mut passed) = (0, None);
+    while got < into.len() {
+        match socket::receive_with_descriptor(stream.as_raw_fd(), &mut into[got..]) {
+            Ok((0, _)) => return Err(Errno(libc::ECONNRESET)),
+            Ok((n, fd)) => (got, passed) = (got + n, passed.or(fd)),
+            Err(Errno(libc::EAGAIN)) => match until.saturating_sub(raw::now_ns()) {
+                0 => return Err(Errno(libc::ETIMEDOUT)),
+                left => drop(socket::wait(stream.as_raw_fd(), true, false, left)),
+            },
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(passed)
+}
+
+/// Connects, anew or again, for as long as the options say; an agent is started once if there is none.
+fn reach(
+    options: &Options,
+    token: Option<[u8; 16]>,
+    held: &[(BlockId, u32, Map)],
+) -> Result<(UnixStream, Desk, [u8; 16]), ConnectError> {
+    let until = Instant::now() + options.patience;
+    let mut started = false;
+    let at = options.socket.display().to_string();
+    loop {
+        let failed = match UnixStream::connect(&options.socket) {
+            Ok(stream) => match greet(stream, options, token, held) {
+                // It went down as we came: the next one is asked.
+                Err(Greeting::Gone) => None,
+                Err(Greeting::Refused(e)) => return Err(e),
+                Ok(reached) => return Ok(reached),
+            },
+            Err(e) => Some(e),
+        };
+        let nobody =
+            failed.as_ref().is_some_and(|e| matches!(e.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused));
+        if let (true, false, Some(start)) = (nobody, started, &options.start) {
+            started = true;
+            start().map_err(|e| ConnectError::System(format!("no agent could be started: {e}")))?;
+            continue;
+        }
+        if Instant::now() >= until {
+            return Err(ConnectError::Nobody(at));
+        }
+        raw::sleep_ns(5_000_000);
+    }
+}
+
+enum Greeting {
+    Gone,
+    Refused(ConnectError),
+}
+
+fn greet(
+    mut stream: UnixStream,
+    options: &Options,
+    token: Option<[u8; 16]>,
+    held: &[(BlockId, u32, Map)],
+) -> Result<(UnixStream, Desk, [u8; 16]), Greeting> {
+    let mut hello = Hello { magic: MAGIC, again: token.is_some() as u32, ..Hello::new_zeroed() };
+    let job = options.job.as_bytes();
+    let named = hello.job.get_mut(..job.len()).filter(|_| !job.contains(&0));
+    let named =
+        named.ok_or(Greeting::Refused(ConnectError::System("a job's name has at most 32 bytes, none zero".into())))?;
+    named.copy_from_slice(job);
+    hello.token = token.unwrap_or_default();
+    hello.declared = held.len() as u32;
+    let gone = |_| Greeting::Gone;
+    stream.write_all(hello.as_bytes()).map_err(gone)?;
+    for &(block, blocks, map) in held {
+        stream.write_all(Declaration { block: block.0, blocks, map }.as_bytes()).map_err(gone)?;
+    }
+    let mut welcome = Welcome::new_zeroed();
+    let until = raw::now_ns() + FRAME_NS.max(options.patience.as_nanos() as u64);
+    let fd = receive(&stream, welcome.as_mut_bytes(), until).map_err(|_| Greeting::Gone)?;
+    let at = options.socket.display().to_string();
+    let refused = match Entry::of(welcome.status) {
+        Some(Entry::Welcome) if welcome.magic == MAGIC => None,
+        Some(Entry::Full) => Some(ConnectError::Full),
+        Some(Entry::Unknown) => Some(ConnectError::Unknown),
+        Some(Entry::NotHeld) => Some(ConnectError::NotHeld),
+        Some(Entry::System) => Some(ConnectError::System("the agent's side".into())),
+        _ => Some(ConnectError::Version(at)),
+    };
+    if let Some(refused) = refused {
+        return Err(Greeting::Refused(refused));
+    }
+    let fd = fd.ok_or(Greeting::Refused(ConnectError::System("no descriptor came: too many are open".into())))?;
+    let desk = Desk::map(fd);
+    raw::close(fd);
+    let desk = desk.map_err(|e| Greeting::Refused(ConnectError::System(e.to_string())))?;
+    Ok((stream, desk, welcome.token))
+}

@@ -1,0 +1,277 @@
+//! An application's side: far memory in pieces.
+//!
+//! ```text
+//!  alloc(4 KiB) ──► cache of chunks ──► (nearly empty: WANT, and on) ──► (empty: WANT, and wait)
+//!  free(4 KiB)  ──► cache of chunks ──► (nearly full: the oldest go back, merged into larger pieces)
+//! ```
+//!
+//! The common allocation takes a chunk from an array under a lock that is private
+//! to the process: no system call, no word to the agent. A word goes up for some
+//! hundred chunks at once, and a system call only when the agent sleeps or nothing
+//! is left ([`Counts`] says how often).
+//!
+//! *The agent ends.* The library notices when it next waits: it connects again
+//! (the agent is started anew by [`Options::start`], if given), proves itself by
+//! its token and declares what it holds; what was under way is
+//! asked again. Memory that is held stays mapped and usable all the while.
+//!
+//! *Fork.* A child is no application of the agent's: its calls are refused
+//! ([`AllocError::Forked`]). Memory is shared with the parent, not copied.
+
+mod link;
+mod state;
+
+use crate::chunks;
+use crate::word::{BLOCK_BYTES, BLOCK_ORDER, CHUNK_BYTES, MAX_RUN, Piece, Refusal, Up};
+use farmem_sys::shared;
+use farmem_sys::sync::Lock;
+use link::Link;
+use state::{Asked, Block, State, chunk_of, packed};
+use std::path::PathBuf;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+/// Chunks that the cache holds, at most.
+const CACHE: usize = 512;
+/// With fewer than this, more are asked for ahead.
+const LOW: usize = 96;
+/// So many at once.
+const AHEAD: u32 = 128;
+/// Chunks that go back at once when the cache is full.
+const BACK: usize = 256;
+/// Pieces of each larger order that are kept.
+const KEPT: usize = 8;
+
+/// How to reach the agent.
+pub struct Options {
+    /// Its socket.
+    pub socket: PathBuf,
+    /// The job that this program belongs to, of at most 32 bytes; empty: none. Jobs of a user have quotas
+    /// of their own, and memory apart.
+    pub job: String,
+    /// How long to try to reach it, at first and again.
+    pub patience: Duration,
+    /// Starts an agent if there is none; returns when it listens, or cannot.
+    #[allow(clippy::type_complexity)]
+    pub start: Option<Box<dyn Fn() -> std::io::Result<()> + Send + Sync>>,
+}
+
+/// Why the agent was not reached.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConnectError {
+    /// Nobody listens.
+    #[error("no agent answers at {0}: start one with farmem agent")]
+    Nobody(String),
+    /// It has no room.
+    #[error("the agent serves as many programs as it can: end some, or wait")]
+    Full,
+    /// It speaks another version.
+    #[error("the agent at {0} is of another version of farmem: install the same on both")]
+    Version(String),
+    /// What this program held before is not known any more.
+    #[error("the agent was started anew and its record of this program's memory is gone")]
+    Unknown,
+    /// It holds other things than the record says.
+    #[error("the agent's record contradicts what this program holds; this is an error of farmem's")]
+    NotHeld,
+    /// The system refused memory or descriptors, here or there.
+    #[error("the system refused what a connection to the agent needs: {0}")]
+    System(String),
+}
+
+/// Why no memory was had.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AllocError {
+    /// The tenant's quota is used up.
+    #[error("the quota of this user or job is used up: free memory, or have it raised (farmem agent --quota)")]
+    Quota,
+    /// The node lends no more.
+    #[error("the node has lent all its memory: free some, or start it with a larger --lend")]
+    Exhausted,
+    /// A limit of the agent's.
+    #[error("the agent's tables are full: free memory, or ask for larger pieces")]
+    Tables,
+    /// The node is gone; what is held is gone or will be.
+    #[error("the agent has lost its memory node: end, and start again when the node is back")]
+    Lost,
+    /// The system refused the agent something.
+    #[error("the system refused the agent memory or descriptors: try again later")]
+    System,
+    /// The agent could not be reached again.
+    #[error(transparent)]
+    Agent(#[from] ConnectError),
+    /// The agent has ended this program's session.
+    #[error("the agent has ended this program's session: {0}")]
+    Ended(String),
+    /// This is a forked child.
+    #[error("a forked child has no far memory of its own: connect anew")]
+    Forked,
+    /// No such size.
+    #[error("pieces are of 4 KiB to 2 MiB (orders 0 to 9), runs of 1 to 32 blocks of 2 MiB")]
+    Size,
+}
+
+impl From<Refusal> for AllocError {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::Quota => AllocError::Quota,
+            Refusal::Exhausted => AllocError::Exhausted,
+            Refusal::Tables => AllocError::Tables,
+            Refusal::Lost => AllocError::Lost,
+            Refusal::System => AllocError::System,
+        }
+    }
+}
+
+/// A piece of far memory that this program has. To be given back by [`Client::free`].
+#[derive(Debug, PartialEq, Eq)]
+pub struct Chunk {
+    address: NonNull<u8>,
+    piece: Piece,
+    /// Blocks of a run; 0: it is a piece.
+    run: u32,
+    /// The block's place in the client's table.
+    slot: u32,
+}
+
+// SAFETY: a name for memory; whoever has it may use that memory.
+#[allow(unsafe_code)]
+unsafe impl Send for Chunk {}
+
+impl Chunk {
+    /// Where it is. Mapped, readable and writable, and zero unless this program had it before.
+    pub fn address(&self) -> NonNull<u8> {
+        self.address
+    }
+
+    /// Its bytes.
+    pub fn bytes(&self) -> u64 {
+        if self.run > 0 { self.run as u64 * BLOCK_BYTES } else { Piece::bytes_of(self.piece.order) }
+    }
+}
+
+/// How much passes between a program and its agent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Words sent.
+    pub words: u64,
+    /// Times the agent slept and was woken: a system call each.
+    pub bells: u64,
+    /// Times this program waited for an answer.
+    pub waits: u64,
+    /// Times it connected again.
+    pub again: u64,
+}
+
+/// An application's connection to the agent. Shared by its threads.
+pub struct Client {
+    state: Lock<State>,
+    /// 1 in the process that connected, 0 in its forked children.
+    here: &'static AtomicU32,
+}
+
+impl Client {
+    /// Reaches the agent.
+    pub fn connect(options: Options) -> Result<Client, ConnectError> {
+        let here = shared::wiped_on_fork().map_err(|e| ConnectError::System(e.to_string()))?;
+        here.store(1, Ordering::Relaxed);
+        let state = State::new(Link::connect(options)?);
+        Ok(Client { state: Lock::new(state), here })
+    }
+
+    /// A piece of `4096 << order` bytes, aligned to that within its block of 2 MiB.
+    #[inline]
+    pub fn alloc(&self, order: u8) -> Result<Chunk, AllocError> {
+        if self.here.load(Ordering::Relaxed) == 0 {
+            return Err(AllocError::Forked);
+        }
+        if order > BLOCK_ORDER {
+            return Err(AllocError::Size);
+        }
+        let mut state = self.state.lock();
+        if let Some(&last) = state.kept[order as usize].last()
+            && let Some(Block { base: base @ 1.., id, .. }) = state.blocks[(last >> 9) as usize].as_ref()
+        {
+            let (slot, first) = (last >> 9, (last & 511) as u16);
+            let chunk = chunk_of(*base, slot, Piece { block: *id, first, order });
+            let kept = &mut state.kept[order as usize];
+            kept.pop();
+            if order == 0 && kept.len() < LOW && state.asked.is_empty() {
+                state.look_ahead();
+            }
+            return Ok(chunk);
+        }
+        state.alloc_slowly(order)
+    }
+
+    /// So many adjacent blocks of 2 MiB, 1 to 32.
+    pub fn alloc_run(&self, blocks: u32) -> Result<Chunk, AllocError> {
+        match blocks {
+            1 => return self.alloc(BLOCK_ORDER),
+            2..=MAX_RUN => {}
+            _ => return Err(AllocError::Size),
+        }
+        if self.here.load(Ordering::Relaxed) == 0 {
+            return Err(AllocError::Forked);
+        }
+        self.state.lock().alloc_run(blocks)
+    }
+
+    /// Gives a piece or a run back. It may be kept for the next one who asks for its size.
+    ///
+    /// # Panics
+    /// When the chunk is of another client.
+    #[inline]
+    pub fn free(&self, chunk: Chunk) {
+        if self.here.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let mut state = self.state.lock();
+        let block = state.blocks.get(chunk.slot as usize).and_then(Option::as_ref);
+        assert!(block.is_some_and(|block| block.id == chunk.piece.block), "a chunk of another client");
+        let order = chunk.piece.order as usize;
+        if chunk.run > 0 {
+            return state.free_run(chunk.slot, chunk.run);
+        }
+        state.kept[order].push(packed(chunk.slot, chunk.piece.first));
+        let most = if order == 0 { CACHE } else { KEPT };
+        if state.kept[order].len() >= most {
+            state.give_back(chunk.piece.order, if order == 0 { BACK } else { KEPT / 2 });
+        }
+    }
+
+    /// Gives back everything that is kept and not in use.
+    pub fn trim(&self) {
+        if self.here.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let mut state = self.state.lock();
+        for order in 0..=BLOCK_ORDER {
+            let all = state.kept[order as usize].len();
+            state.give_back(order, all);
+        }
+    }
+
+    /// What has passed so far.
+    pub fn counts(&self) -> Counts {
+        self.state.lock().link.counts
+    }
+
+    /// Bytes that this program holds, in use or kept.
+    pub fn held(&self) -> u64 {
+        let state = self.state.lock();
+        let held = |block: &Block| {
+            if block.blocks > 1 { block.blocks as u64 * 512 } else { chunks::count(&block.held) as u64 }
+        };
+        state.blocks.iter().flatten().map(held).sum::<u64>() * CHUNK_BYTES
+    }
+
+    /// One chunk as it would be had without granting ahead: asked for, and waited for. For measuring.
+    #[doc(hidden)]
+    pub fn alloc_asking(&self) -> Result<Chunk, AllocError> {
+        let mut state = self.state.lock();
+        state.ask(Up::Want { order: 0, count: 1 }, Asked::Pieces(0))?;
+        state.alloc_slowly(0)
+    }
+}

@@ -1,0 +1,316 @@
+//! What a client keeps, and its conversation with the agent: under the client's lock.
+
+use super::link::Link;
+use super::{AHEAD, AllocError, CACHE, Chunk, ConnectError, KEPT, LOW};
+use crate::chunks::{self, EMPTY, Map};
+use crate::word::{BLOCK_ORDER, BlockId, CHUNK_BYTES, Down, Piece, Refusal, Up};
+use farmem_sys::shared;
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
+use std::ptr::NonNull;
+
+/// A block that this program holds pieces of.
+pub struct Block {
+    pub id: BlockId,
+    /// 1, or those of a run.
+    pub blocks: u32,
+    /// Where it is mapped; 0: not yet.
+    pub base: usize,
+    /// The memory it lies in.
+    name: u64,
+    /// Chunks that are this program's, in use or kept.
+    pub held: Map,
+}
+
+/// A question that has no answer yet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Asked {
+    Pieces(u8),
+    Run,
+    Map,
+}
+
+pub struct State {
+    pub link: Link,
+    pub blocks: Vec<Option<Block>>,
+    free_slots: Vec<u32>,
+    by_id: HashMap<BlockId, u32>,
+    /// By order: pieces that are held and not in use, as slot and first chunk.
+    pub kept: [Vec<u32>; BLOCK_ORDER as usize + 1],
+    pub asked: VecDeque<Asked>,
+    /// The last run granted.
+    run: Option<u32>,
+    memories: HashMap<u64, (shared::Shared, u32)>,
+}
+
+/// As the caches have it.
+pub fn packed(slot: u32, first: u16) -> u32 {
+    slot << 9 | first as u32
+}
+
+#[inline]
+pub fn chunk_of(base: usize, slot: u32, piece: Piece) -> Chunk {
+    let address = base + piece.first as usize * CHUNK_BYTES as usize;
+    // Never zero: the base of a mapping is not.
+    let address = NonNull::new(address as *mut u8).unwrap_or(NonNull::dangling());
+    Chunk { address, piece, run: 0, slot }
+}
+
+impl State {
+    pub fn new(link: Link) -> State {
+        State {
+            link,
+            blocks: Vec::new(),
+            free_slots: Vec::new(),
+            by_id: HashMap::new(),
+            kept: std::array::from_fn(|order| Vec::with_capacity(if order == 0 { CACHE } else { KEPT + 1 })),
+            asked: VecDeque::new(),
+            run: None,
+            memories: HashMap::new(),
+        }
+    }
+
+    /// Takes in what has come, and asks for more chunks before they are needed. Waits for nothing.
+    #[cold]
+    pub fn look_ahead(&mut self) {
+        // A broken ring is found by whoever next has to wait.
+        let _ = self.collect();
+        if self.kept[0].len() < LOW && self.asked.is_empty() && self.link.room() > 0 {
+            self.asked.push_back(Asked::Pieces(0));
+            self.link.send(Up::Want { order: 0, count: AHEAD });
+            self.link.ring();
+        }
+    }
+
+    #[cold]
+    pub fn alloc_slowly(&mut self, order: u8) -> Result<Chunk, AllocError> {
+        loop {
+            self.collect()?;
+            // Taken before it is mapped: meanwhile more may come.
+            if let Some(last) = self.kept[order as usize].pop() {
+                let (slot, first) = (last >> 9, (last & 511) as u16);
+                let base = self.mapped(slot).inspect_err(|_| self.kept[order as usize].push(last))?;
+                let id = self.blocks[slot as usize].as_ref().map_or(BlockId(0), |block| block.id);
+                return Ok(chunk_of(base, slot, Piece { block: id, first, order }));
+            }
+            // What was asked ahead may be enough.
+            if order == 0 && !self.asked.is_empty() {
+                self.await_answers()?;
+                if !self.kept[0].is_empty() {
+                    continue;
+                }
+            }
+            let count = if order == 0 { AHEAD } else { 1 };
+            let refusal = self.ask(Up::Want { order, count }, Asked::Pieces(order))?;
+            if self.kept[order as usize].is_empty() {
+                if self.kept.iter().any(|kept| !kept.is_empty()) && refusal == Some(Refusal::Quota) {
+                    // What is kept of other sizes counts, too.
+                    for other in 0..=BLOCK_ORDER {
+                        let all = self.kept[other as usize].len();
+                        self.give_back(other, all);
+                    }
+                    continue;
+                }
+                return Err(refusal.map_or(AllocError::Tables, AllocError::from));
+            }
+        }
+    }
+
+    pub fn alloc_run(&mut self, blocks: u32) -> Result<Chunk, AllocError> {
+        self.run = None;
+        let refusal = self.ask(Up::Run(blocks), Asked::Run)?;
+        let Some(slot) = self.run.take() else { return Err(refusal.map_or(AllocError::Tables, AllocError::from)) };
+        let base = self.mapped(slot)?;
+        let id = self.blocks[slot as usize].as_ref().map_or(BlockId(0), |block| block.id);
+        let piece = Piece { block: id, first: 0, order: BLOCK_ORDER };
+        Ok(Chunk { run: blocks, ..chunk_of(base, slot, piece) })
+    }
+
+    pub fn free_run(&mut self, slot: u32, blocks: u32) {
+        let Some(block) = self.blocks[slot as usize].as_ref().map(|block| block.id) else { return };
+        self.drop_block(slot);
+        self.say(Up::FreeRun(block, blocks));
+    }
+
+    /// Gives the oldest of what is kept of an order back.
+    pub fn give_back(&mut self, order: u8, count: usize) {
+        let mut back: Vec<u32> = self.kept[order as usize].drain(..count).collect();
+        back.sort_unstable();
+        let mut at = 0;
+        while at < back.len() {
+            let (slot, first) = (back[at] >> 9, (back[at] & 511) as u16);
+            // As large a piece as begins here and is all there.
+            let mut merged = order;
+            let step = 1u32 << order;
+            while merged < BLOCK_ORDER && first.is_multiple_of(2 << merged) {
+                let pieces = 2usize << (merged - order);
+                let whole =
+                    back.get(at + pieces - 1).is_some_and(|&last| last == back[at] + (pieces as u32 - 1) * step);
+                if !whole {
+                    break;
+                }
+                merged += 1;
+            }
+            at += 1 << (merged - order);
+            if let Some(block) = self.blocks[slot as usize].as_mut() {
+                let piece = Piece { block: block.id, first, order: merged };
+                chunks::free(&mut block.held, first, merged);
+                if block.held == EMPTY {
+                    self.drop_block(slot);
+                }
+                self.say(Up::Free(piece));
+            }
+        }
+        self.link.ring();
+    }
+
+    fn drop_block(&mut self, slot: u32) {
+        let Some(block) = self.blocks[slot as usize].take() else { return };
+        self.by_id.remove(&block.id);
+        self.free_slots.push(slot);
+        if block.base != 0
+            && let Some((_, users)) = self.memories.get_mut(&block.name)
+        {
+            *users -= 1;
+            if *users == 0 {
+                self.memories.remove(&block.name);
+            }
+        }
+    }
+
+    /// A word that has no answer. Lost with its agent, it needs none: what is not declared is free.
+    fn say(&mut self, word: Up) {
+        while self.link.room() == 0 {
+            self.link.ring();
+            if !self.link.stands() {
+                return;
+            }
+            farmem_sys::raw::sleep_ns(100_000);
+        }
+        self.link.send(word);
+    }
+
+    /// Asks, and waits for the answer, from as many agents as it takes.
+    pub fn ask(&mut self, word: Up, asked: Asked) -> Result<Option<Refusal>, AllocError> {
+        loop {
+            let again = self.link.counts.again;
+            while self.asked.len() >= 2 {
+                self.await_answers()?;
+            }
+            if self.link.room() == 0 {
+                self.say(word);
+            } else {
+                self.link.send(word);
+            }
+            self.asked.push_back(asked);
+            self.link.ring();
+            let refusal = self.await_answers()?;
+            if self.link.counts.again == again {
+                return Ok(refusal);
+            }
+        }
+    }
+
+    /// Waits until nothing that was asked is without answer. The last refusal.
+    fn await_answers(&mut self) -> Result<Option<Refusal>, AllocError> {
+        self.link.counts.waits += 1;
+        let mut refusal = None;
+        loop {
+            if let Some(last) = self.collect()? {
+                refusal = last;
+            }
+            if self.asked.is_empty() {
+                return Ok(refusal);
+            }
+            if !self.link.sleep()? {
+                // The agent is gone. The next one knows nothing of what was asked.
+                self.asked.clear();
+                self.reconnect()?;
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Takes in what has come. `Some`: a question was answered, the last one so.
+    fn collect(&mut self) -> Result<Option<Option<Refusal>>, AllocError> {
+        let mut answered = None;
+        while let Some(word) = self.link.receive()? {
+            match word {
+                Down::Grant(piece) => {
+                    let order = match self.asked.front() {
+                        Some(Asked::Pieces(order)) => *order,
+                        _ => return Err(self.link.nonsense()),
+                    };
+                    let slot = self.hold(piece.block, 1);
+                    if let Some(block) = self.blocks[slot as usize].as_mut() {
+                        chunks::take(&mut block.held, piece.first, piece.order);
+                    }
+                    for first in (piece.first..piece.first + piece.chunks()).step_by(1 << order).rev() {
+                        self.kept[order as usize].push(packed(slot, first));
+                    }
+                }
+                Down::Run(block, blocks) => {
+                    let slot = self.hold(block, blocks);
+                    if let Some(block) = self.blocks[slot as usize].as_mut() {
+                        block.held = [u64::MAX; 8];
+                    }
+                    self.run = Some(slot);
+                }
+                Down::Done(refusal) => {
+                    self.asked.pop_front();
+                    answered = Some(refusal);
+                }
+            }
+        }
+        Ok(answered)
+    }
+
+    /// The place of a block, new or known.
+    fn hold(&mut self, id: BlockId, blocks: u32) -> u32 {
+        if let Some(&slot) = self.by_id.get(&id) {
+            return slot;
+        }
+        let slot = self.free_slots.pop().unwrap_or_else(|| {
+            self.blocks.push(None);
+            self.blocks.len() as u32 - 1
+        });
+        self.blocks[slot as usize] = Some(Block { id, blocks, base: 0, name: 0, held: EMPTY });
+        self.by_id.insert(id, slot);
+        slot
+    }
+
+    /// Where a block is mapped, after mapping it if need be.
+    fn mapped(&mut self, slot: u32) -> Result<usize, AllocError> {
+        loop {
+            let Some(block) = self.blocks[slot as usize].as_ref() else { return Err(AllocError::Tables) };
+            if block.base != 0 {
+                return Ok(block.base);
+            }
+            let id = block.id;
+            if let Some(refusal) = self.ask(Up::Map(id), Asked::Map)? {
+                return Err(refusal.into());
+            }
+            let (mapped, fd) = self.link.receive_memory(id)?;
+            if let Entry::Vacant(unknown) = self.memories.entry(mapped.name) {
+                let memory = shared::Shared::map(fd, mapped.len as usize);
+                let memory = memory.map_err(|e| ConnectError::System(e.to_string()))?;
+                unknown.insert((memory, 0));
+            }
+            farmem_sys::raw::close(fd);
+            if let Some((memory, users)) = self.memories.get_mut(&mapped.name)
+                && let Some(block) = self.blocks[slot as usize].as_mut()
+            {
+                *users += 1;
+                block.base = memory.base().as_ptr() as usize + mapped.offset as usize;
+                block.name = mapped.name;
+            }
+        }
+    }
+
+    /// Reaches the agent that has taken the last one's place, and declares what is held.
+    fn reconnect(&mut self) -> Result<(), AllocError> {
+        let held = self.blocks.iter().flatten().map(|block| (block.id, block.blocks, block.held));
+        let held: Vec<_> = held.collect();
+        self.link.again(&held).map_err(AllocError::from)
+    }
+}

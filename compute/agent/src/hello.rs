@@ -1,0 +1,100 @@
+//! What goes over the socket: the handshake, and descriptors.
+//!
+//! ```text
+//! application                                  agent
+//!   │── Hello [, Declaration…] ──────────────────►│   anew, or again with its token and what it holds
+//!   │◄────────────────────── Welcome + the desk ──│
+//!   │     … the rest is said in the ring …        │
+//!   │◄──────────────── Mapped + a slab's memfd ───│   for each MAP
+//! ```
+//! Numbers are of this machine's order: the socket does not leave it.
+
+use crate::chunks::Map;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// First bytes, both ways; the last is the version.
+pub const MAGIC: [u8; 8] = *b"fmagent\x01";
+
+/// The application's first words.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C)]
+pub struct Hello {
+    /// [`MAGIC`].
+    pub magic: [u8; 8],
+    /// 1: it was here before, and `token` proves it.
+    pub again: u32,
+    /// Declarations that follow.
+    pub declared: u32,
+    /// See `again`.
+    pub token: [u8; 16],
+    /// The job it belongs to, filled up with zeros; empty: none.
+    pub job: [u8; 32],
+}
+
+/// A block or a run that an application holds.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C)]
+pub struct Declaration {
+    /// The (first) block.
+    pub block: u32,
+    /// 1, or the blocks of the run.
+    pub blocks: u32,
+    /// The chunks held.
+    pub map: Map,
+}
+
+/// The agent's first words. The desk's descriptor comes along if `status` is [`Entry::Welcome`].
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C)]
+pub struct Welcome {
+    /// [`MAGIC`].
+    pub magic: [u8; 8],
+    /// An [`Entry`].
+    pub status: u32,
+    /// Zero.
+    pub zero: u32,
+    /// What the application proves itself by when it comes again.
+    pub token: [u8; 16],
+}
+
+/// How an application is received.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub enum Entry {
+    /// Come in.
+    Welcome = 0,
+    /// The agent speaks another version, or the Hello made no sense.
+    Malformed = 1,
+    /// It serves as many applications as it can, in all or of this user.
+    Full = 2,
+    /// The token is nobody's: what was held is lost.
+    Unknown = 3,
+    /// What was declared is not what the record has.
+    NotHeld = 4,
+    /// The system refused the agent memory or descriptors.
+    System = 5,
+}
+
+impl Entry {
+    /// From its number.
+    pub fn of(status: u32) -> Option<Entry> {
+        use Entry::*;
+        [Welcome, Malformed, Full, Unknown, NotHeld, System].into_iter().find(|entry| *entry as u32 == status)
+    }
+}
+
+/// Where a block's memory is; the descriptor comes along.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C)]
+pub struct Mapped {
+    /// The block that was asked about.
+    pub block: u64,
+    /// Names the memory: blocks with the same name lie in the same.
+    pub name: u64,
+    /// Bytes to map, from the beginning.
+    pub len: u64,
+    /// Where the block begins.
+    pub offset: u64,
+}
+
+const _: () = assert!(size_of::<Hello>() == 64 && size_of::<Declaration>() == 72 && size_of::<Welcome>() == 32);

@@ -1,0 +1,170 @@
+//! The agent of a host, as a process: its files, its node, its end.
+//!
+//! | file in the private directory | |
+//! |---|---|
+//! | `agent.lock` | locked while an agent runs: there is one at most |
+//! | `agent.sock` | where applications connect |
+//! | `agent.ledger` | [`crate::ledger`]; of a former agent, if it was killed |
+
+use crate::blocks::Slabs;
+use crate::ledger::{self, Ledger};
+use crate::serve::{End, Report, Service};
+use crate::stock::{Quotas, Stock};
+use farmem_fabric::{ConnectError, ConnectOptions, Transport};
+use farmem_sys::process;
+use farmem_sys::raw::Errno;
+use farmem_sys::shared;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What an agent is to be.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// A private directory for its files.
+    pub dir: PathBuf,
+    /// The Unix socket of the node on this machine that it takes memory from.
+    pub node: PathBuf,
+    /// What tenants may hold.
+    pub quotas: Quotas,
+    /// It ends when nobody has used it for so long; `None`: never.
+    pub idle: Option<Duration>,
+    /// So long the node keeps its memory, should it be killed.
+    pub grace: Duration,
+}
+
+/// Why an agent could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// There is one.
+    #[error("an agent is running already: its socket is {0}")]
+    Running(PathBuf),
+    /// Its node cannot be used.
+    #[error(transparent)]
+    Node(#[from] ConnectError),
+    /// A file cannot be used.
+    #[error("cannot use {0}: {1}")]
+    File(PathBuf, io::Error),
+    /// The system refused threads or descriptors.
+    #[error("the system refused what an agent needs: {0}")]
+    System(#[from] Errno),
+}
+
+/// Where an agent with this directory listens.
+pub fn socket(dir: &Path) -> PathBuf {
+    dir.join("agent.sock")
+}
+
+/// An agent that can be run.
+pub struct Agent {
+    config: Config,
+    service: Arc<Service>,
+    ledger: Arc<Ledger>,
+    listener: UnixListener,
+    /// Locked as long as it is open.
+    _lock: File,
+    /// Applications of a killed agent that it has taken over.
+    pub recovered: usize,
+}
+
+impl Agent {
+    /// Takes up the memory of a former agent that was killed, or joins the node anew.
+    pub fn start(config: Config) -> Result<Agent, StartError> {
+        let lock_path = config.dir.join("agent.lock");
+        let lock = private(&lock_path)?;
+        if !shared::lock_file(lock.as_raw_fd())? {
+            return Err(StartError::Running(socket(&config.dir)));
+        }
+        let ledger_path = config.dir.join("agent.ledger");
+        let file = private(&ledger_path)?;
+        file.set_len(ledger::BYTES as u64).map_err(|e| StartError::File(ledger_path, e))?;
+        let (ledger, _) = Ledger::open(file.as_raw_fd())?;
+        let ledger = Arc::new(ledger);
+
+        let options = ConnectOptions {
+            timeout: Duration::from_secs(5),
+            grace: config.grace,
+            run: random()?,
+            pid: std::process::id(),
+            transport: Transport::Shm,
+        };
+        let mut stock = Stock::open(Arc::clone(&ledger), config.quotas.clone());
+        let resumed = match ledger.membership() {
+            Some(member) => {
+                match Slabs::resume(&config.node, &options, Arc::clone(&ledger), &member, stock.blocks()) {
+                    Ok(slabs) => Some(slabs),
+                    // The node was started anew, or gave the memory back: nothing of it is left.
+                    Err(ConnectError::Unknown(_)) => None,
+                    Err(e) => return Err(e.into()),
+                }
+            }
+            None => None,
+        };
+        let slabs = match resumed {
+            Some(slabs) => slabs,
+            None => {
+                ledger.clear();
+                stock = Stock::open(Arc::clone(&ledger), config.quotas.clone());
+                Slabs::join(&config.node, &options, Arc::clone(&ledger))?
+            }
+        };
+        let recovered = stock.applications().count();
+        let service = Service::new(stock, Box::new(slabs))?;
+        let at = socket(&config.dir);
+        // A killed agent's; another that lives has the lock.
+        let _ = std::fs::remove_file(&at);
+        let listener = UnixListener::bind(&at).map_err(|e| StartError::File(at, e))?;
+        Ok(Agent { config, service, ledger, listener, _lock: lock, recovered })
+    }
+
+    /// What [`Service::stop`] is called on.
+    pub fn service(&self) -> &Arc<Service> {
+        &self.service
+    }
+
+    /// What is going on.
+    pub fn report(&self) -> Report {
+        self.service.report(&self.ledger)
+    }
+
+    /// Serves until told to stop, or idle. `each` is called a few times a second.
+    pub fn run(&self, each: &mut dyn FnMut(&Report)) -> Result<End, StartError> {
+        let mut tell = || each(&self.report());
+        Ok(self.service.run(&self.listener, &self.ledger, self.config.idle, &mut tell)?)
+    }
+
+    /// After [`Agent::run`]. If applications are still there their memory stays theirs, and the process must
+    /// end now, for another agent to take over; else nothing is left.
+    pub fn close(self) {
+        let _ = std::fs::remove_file(socket(&self.config.dir));
+        if self.report().applications.is_empty() {
+            let _ = std::fs::remove_file(self.config.dir.join("agent.ledger"));
+        } else {
+            // No farewell to the node, which would take the memory back.
+            std::mem::forget(self.service);
+        }
+    }
+}
+
+fn private(path: &Path) -> Result<File, StartError> {
+    let mut options = OpenOptions::new();
+    options
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC);
+    options.open(path).map_err(|e| StartError::File(path.to_owned(), e))
+}
+
+fn random() -> Result<[u8; 16], StartError> {
+    let mut bits = [0; 16];
+    process::random_bytes(&mut bits).map_err(|_| StartError::System(Errno(libc::EIO)))?;
+    Ok(bits)
+}

@@ -1,0 +1,289 @@
+//! The agent's record of what its applications hold, in a file that outlives it.
+//!
+//! ```text
+//! byte 0        header    magic, the membership at the node, the last request made there
+//!      4096     applications, 256 × 128 bytes     token, user, process, job
+//!      36864    slabs, 1024 × 32 bytes            name here and at the node
+//!      69632    blocks, 32768 × 128 bytes         owner, name, map of chunks
+//! ```
+//! (All numbers are words of 8 bytes, of this machine's order: the file never leaves it.)
+//!
+//! The file is mapped: a store is a record, and a process that is killed loses
+//! none. (A machine that dies loses it, and all applications with it.) What may be
+//! found after a kill at any instruction, and what follows from it:
+//!
+//! | cut between | found | made good by |
+//! |---|---|---|
+//! | a slab granted, and its record | `pending` set | the request is repeated under its number, and the slab given back |
+//! | chunks recorded, and the application told | chunks that it does not declare | they are free ([`crate::stock::Stock::declare`]) |
+//! | an application's FREE read, and recorded | chunks that it does not declare | the same |
+//! | a block's name and map, and its owner | no owner | the block is nobody's, and free in its slab |
+//! | an application admitted, and told its token | one that never comes back | its time is over, its process is found gone |
+//!
+//! An entry's first word is therefore stored last when it begins, and first when
+//! it ends.
+
+use crate::chunks::Map;
+use crate::word::BlockId;
+use farmem_sys::raw::Errno;
+use farmem_sys::shared::Shared;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+/// Applications of an agent at once.
+pub const MAX_APPS: usize = 256;
+/// Slabs it holds at once: 64 GiB.
+pub const MAX_SLABS: usize = 1024;
+/// Blocks and runs of blocks that applications hold at once.
+pub const MAX_ENTRIES: usize = 32_768;
+/// Bytes of a job's name.
+pub const MAX_JOB: usize = 32;
+/// Bytes of the file; sparse.
+pub const BYTES: usize = BLOCKS + MAX_ENTRIES * BLOCK;
+
+const MAGIC: u64 = u64::from_le_bytes(*b"fmagent1");
+const APPS: usize = 4096;
+const APP: usize = 128;
+const SLABS: usize = APPS + MAX_APPS * APP;
+const SLAB: usize = 32;
+const BLOCKS: usize = SLABS + MAX_SLABS * SLAB;
+const BLOCK: usize = 128;
+
+/// 128 bits that an application proves itself by when it comes back.
+pub type Token = [u8; 16];
+
+/// Who an application is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// What it proves itself by.
+    pub token: Token,
+    /// Its user, as the kernel says.
+    pub uid: u32,
+    /// Its process, as the kernel says.
+    pub pid: u32,
+    /// When that process began, so that another with its number is not taken for it.
+    pub began: u64,
+    /// The job it says it belongs to, if any.
+    pub job: String,
+}
+
+/// How the agent is known at its node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Membership {
+    /// The member's secret.
+    pub secret: [u8; 16],
+    /// The node's incarnation.
+    pub incarnation: u64,
+    /// The number of the last request made.
+    pub number: u64,
+    /// That request was for a slab, which was not recorded yet.
+    pub pending: bool,
+}
+
+/// One entry of the table of blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Owned {
+    /// The application's place in its table.
+    pub app: usize,
+    /// The block, or the first of a run.
+    pub block: BlockId,
+    /// Blocks: 1, or those of a run.
+    pub blocks: u32,
+    /// Chunks that the application has, of a block that is no run.
+    pub map: Map,
+}
+
+/// The record.
+pub struct Ledger(Shared);
+
+impl Ledger {
+    /// Over a file or memfd of [`BYTES`]. False with it: it held no record, and is empty now.
+    pub fn open(fd: i32) -> Result<(Ledger, bool), Errno> {
+        let ledger = Ledger(Shared::map(fd, BYTES)?);
+        let known = ledger.word(0) == MAGIC;
+        if !known {
+            ledger.clear();
+        }
+        Ok((ledger, known))
+    }
+
+    /// Forgets everything.
+    pub fn clear(&self) {
+        self.0
+            .words(0, BYTES / 8)
+            .iter()
+            .filter(|word| word.load(Relaxed) != 0)
+            .for_each(|word| word.store(0, Relaxed));
+        self.put(0, MAGIC);
+    }
+
+    fn word(&self, at: usize) -> u64 {
+        self.0.words(at, 1)[0].load(Acquire)
+    }
+
+    fn put(&self, at: usize, value: u64) {
+        // Release: whoever finds an entry's first word finds the rest; for a process that is killed and
+        // one that comes after it, program order is enough.
+        self.0.words(at, 1)[0].store(value, Release);
+    }
+
+    fn put_bytes(&self, at: usize, bytes: &[u8]) {
+        for (word, chunk) in self.0.words(at, bytes.len().div_ceil(8)).iter().zip(bytes.chunks(8)) {
+            let mut padded = [0; 8];
+            padded[..chunk.len()].copy_from_slice(chunk);
+            word.store(u64::from_le_bytes(padded), Release);
+        }
+    }
+
+    fn bytes<const N: usize>(&self, at: usize) -> [u8; N] {
+        let words = self.0.words(at, N / 8);
+        std::array::from_fn(|i| words[i / 8].load(Acquire).to_le_bytes()[i % 8])
+    }
+
+    /// How the agent is known at its node, if it ever was.
+    pub fn membership(&self) -> Option<Membership> {
+        let incarnation = self.word(24);
+        (incarnation != 0).then(|| Membership {
+            secret: self.bytes(8),
+            incarnation,
+            number: self.word(32),
+            pending: self.word(40) != 0,
+        })
+    }
+
+    /// Records how the agent is known at its node.
+    pub fn set_membership(&self, membership: &Membership) {
+        self.put_bytes(8, &membership.secret);
+        self.set_request(membership.number, membership.pending);
+        self.put(24, membership.incarnation);
+    }
+
+    /// Before a request is made. `pending`: it is for a slab.
+    pub fn set_request(&self, number: u64, pending: bool) {
+        self.put(40, pending as u64);
+        self.put(32, number);
+    }
+
+    /// The slab that was asked for is recorded.
+    pub fn settle(&self) {
+        self.put(40, 0);
+    }
+
+    /// The number of slabs ever held: where the next ones' names begin.
+    pub fn next_slab(&self) -> u64 {
+        self.word(48)
+    }
+
+    /// Records it.
+    pub fn set_next_slab(&self, next: u64) {
+        self.put(48, next);
+    }
+
+    /// An application, by its place.
+    pub fn app(&self, app: usize) -> Option<Identity> {
+        let at = APPS + app * APP;
+        (self.word(at) == 1).then(|| {
+            let who = self.word(at + 24);
+            let len = (self.word(at + 40) as usize).min(MAX_JOB);
+            let job: [u8; MAX_JOB] = self.bytes(at + 48);
+            Identity {
+                token: self.bytes(at + 8),
+                uid: (who >> 32) as u32,
+                pid: who as u32,
+                began: self.word(at + 32),
+                job: String::from_utf8_lossy(&job[..len]).into_owned(),
+            }
+        })
+    }
+
+    /// Records an application, or its end.
+    pub fn set_app(&self, app: usize, identity: Option<&Identity>) {
+        let at = APPS + app * APP;
+        let Some(identity) = identity else { return self.put(at, 0) };
+        self.put_bytes(at + 8, &identity.token);
+        self.put(at + 24, (identity.uid as u64) << 32 | identity.pid as u64);
+        self.put(at + 32, identity.began);
+        self.put(at + 40, identity.job.len().min(MAX_JOB) as u64);
+        self.put_bytes(at + 48, &identity.job.as_bytes()[..identity.job.len().min(MAX_JOB)]);
+        self.put(at, 1);
+    }
+
+    /// A slab, by its place: its name here and at the node.
+    pub fn slab(&self, place: usize) -> Option<(u64, u64)> {
+        let at = SLABS + place * SLAB;
+        let own = self.word(at);
+        (own != 0).then(|| (own - 1, self.word(at + 8)))
+    }
+
+    /// Records a slab, or that it is given back.
+    pub fn set_slab(&self, place: usize, names: Option<(u64, u64)>) {
+        let at = SLABS + place * SLAB;
+        let Some((own, there)) = names else { return self.put(at, 0) };
+        self.put(at + 8, there);
+        self.put(at, own + 1);
+    }
+
+    /// An entry of the table of blocks.
+    pub fn owned(&self, entry: usize) -> Option<Owned> {
+        let at = BLOCKS + entry * BLOCK;
+        let owner = self.word(at);
+        (owner != 0).then(|| Owned {
+            app: (owner & 0xFFFF) as usize,
+            blocks: (owner >> 16 & 0xFF) as u32,
+            block: BlockId(self.word(at + 8) as u32),
+            map: std::array::from_fn(|i| self.word(at + 16 + i * 8)),
+        })
+    }
+
+    /// Records that an application owns a block.
+    pub fn own(&self, entry: usize, owned: &Owned) {
+        let at = BLOCKS + entry * BLOCK;
+        self.put(at + 8, owned.block.0 as u64);
+        self.set_map(entry, &owned.map);
+        self.put(at, 1 << 32 | (owned.blocks as u64) << 16 | owned.app as u64);
+    }
+
+    /// Records which chunks of the block are the application's.
+    pub fn set_map(&self, entry: usize, map: &Map) {
+        let words = self.0.words(BLOCKS + entry * BLOCK + 16, map.len());
+        for (word, &bits) in words.iter().zip(map) {
+            // A store that changes nothing would still touch the file's page.
+            if word.load(Relaxed) != bits {
+                word.store(bits, Release);
+            }
+        }
+    }
+
+    /// Records that nobody owns the block.
+    pub fn disown(&self, entry: usize) {
+        self.put(BLOCKS + entry * BLOCK, 0);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use farmem_sys::{raw, shared};
+
+    #[test]
+    fn what_is_recorded_is_found_by_the_next() {
+        let fd = shared::memory(c"ledger", BYTES as u64).unwrap();
+        let (first, known) = Ledger::open(fd).unwrap();
+        assert!(!known && first.membership().is_none() && first.app(3).is_none());
+        let app = Identity { token: [7; 16], uid: 1000, pid: 42, began: 99, job: "nightly".into() };
+        let member = Membership { secret: [9; 16], incarnation: 5, number: 17, pending: true };
+        let owned = Owned { app: 3, block: BlockId(77), blocks: 1, map: [1, 2, 3, 4, 5, 6, 7, u64::MAX] };
+        first.set_app(3, Some(&app));
+        first.set_membership(&member);
+        first.set_slab(2, Some((0, 55)));
+        first.own(MAX_ENTRIES - 1, &owned);
+        let (next, known) = Ledger::open(fd).unwrap();
+        assert!(known);
+        assert_eq!((next.app(3), next.app(4)), (Some(app), None));
+        assert_eq!((next.membership(), next.slab(2)), (Some(member), Some((0, 55))));
+        assert_eq!((next.owned(MAX_ENTRIES - 1), next.owned(0)), (Some(owned), None));
+        next.disown(MAX_ENTRIES - 1);
+        next.settle();
+        assert_eq!((first.owned(MAX_ENTRIES - 1), first.membership().unwrap().pending), (None, false));
+        raw::close(fd);
+    }
+}

@@ -1,0 +1,43 @@
+//! The trusted allocation service of a host.
+//!
+//! Applications get far memory in pieces of 4 KiB to 2 MiB, and in runs of
+//! blocks, without a system call and without a word to any node, for what they
+//! will want next was granted ahead:
+//!
+//! ```text
+//!  application                                     agent                              node
+//!  client ── cache of chunks ◄─┐         ┌─► clerk ─► stock ── blocks of 2 MiB ◄── slabs
+//!   4 KiB: from the cache      └── ring ─┘     │        who holds what, quotas
+//!   (no system call)                           └─ ledger: the same, in a file that survives the agent
+//! ```
+//!
+//! | file | |
+//! |---|---|
+//! | [`ring`], [`word`], [`desk`] | the shared memory: positions, words, layout |
+//! | [`hello`] | the socket: handshake, descriptors |
+//! | [`chunks`], [`stock`] | the allocator: no I/O |
+//! | [`ledger`] | the record |
+//! | [`blocks`] | where blocks come from |
+//! | [`serve`], [`host`] | the agent at work; as a process |
+//! | [`client`] | an application's side |
+//!
+//! Who trusts whom, what a lie costs, and what each crash leaves:
+//! `docs/design/agent.md`.
+
+pub mod chunks;
+pub mod desk;
+pub mod hello;
+pub mod ledger;
+pub mod ring;
+pub mod word;
+
+#[cfg(not(loom))]
+pub mod blocks;
+#[cfg(not(loom))]
+pub mod client;
+#[cfg(not(loom))]
+pub mod host;
+#[cfg(not(loom))]
+pub mod serve;
+#[cfg(not(loom))]
+pub mod stock;

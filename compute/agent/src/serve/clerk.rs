@@ -1,0 +1,197 @@
+//! One application's clerk: what comes up the ring is done, what is due goes down.
+//!
+//! A word of the application's is believed in nothing: its form is checked by
+//! [`Up::of`], what it names by the stock. The first that cannot be an honest
+//! mistake ends the session, for an honest library makes none: its author is told
+//! why, in the desk's verdict, and what it held is kept from others until its
+//! process has ended.
+
+use super::Service;
+use super::seat::{Seat, pass};
+use crate::blocks::Memory;
+use crate::hello::Mapped;
+use crate::ring::{Consumer, Producer};
+use crate::stock::{Need, Violation};
+use crate::word::{Down, Refusal, Up};
+use farmem_sys::{shared, socket};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use zerocopy::IntoBytes;
+
+/// Words taken before what is due is shown.
+const BATCH: usize = 128;
+/// How long a clerk sleeps at most, should nobody wake it: an application that forgets to loses time,
+/// and an end that comes between its last look and its sleep is noticed this late.
+const SLEEP_NS: u64 = 250_000_000;
+
+impl Service {
+    /// Serves an application until its end; then its memory is others'.
+    pub(super) fn attend(&self, seat: &Arc<Seat>) {
+        let mut answers = Producer::default();
+        let ending = self.serve(seat, &mut answers);
+        if let Err(violation) = ending {
+            self.violations.fetch_add(1, Ordering::Relaxed);
+            seat.desk.verdict().store(violation as u32 + 1, Ordering::Release);
+            // Wakes it, so that it reads the verdict.
+            let _ = answers.publish(seat.desk.down());
+            shared::futex_wake(seat.desk.down().tail);
+        }
+        let _ = seat.stream.shutdown(std::net::Shutdown::Both);
+        if ending.is_err() {
+            // It may go on writing to what it has mapped. Nobody else has that until it cannot, and its
+            // tenant's quota is charged for it.
+            while socket::wait(seat.pidfd.0, true, false, u64::MAX / 2) == 0 {}
+        }
+        let mut seats = self.seats.lock();
+        let freed = self.stock.lock().dismiss(seat.app);
+        seats.remove(&seat.app);
+        drop(seats);
+        self.release(freed);
+    }
+
+    fn serve(&self, seat: &Seat, answers: &mut Producer) -> Result<(), Violation> {
+        let (up, down) = (seat.desk.up(), seat.desk.down());
+        let mut words = Consumer::default();
+        loop {
+            let mut taken = 0;
+            while taken < BATCH && !seat.has_ended() {
+                let Some(word) = words.pop(up).map_err(|_| Violation::Positions)? else { break };
+                taken += 1;
+                self.carry_out(seat, answers, Up::of(word).ok_or(Violation::Nonsense)?)?;
+            }
+            words.done(up);
+            if taken > 0 && answers.publish(down) {
+                shared::futex_wake(down.tail);
+            }
+            if seat.has_ended() {
+                return Ok(());
+            }
+            if taken == 0 {
+                if let Some(tail) = words.drowse(up)
+                    && !seat.has_ended()
+                {
+                    shared::futex_wait(up.tail, tail, SLEEP_NS);
+                }
+                words.rouse(up);
+            }
+        }
+    }
+
+    fn carry_out(&self, seat: &Seat, answers: &mut Producer, up: Up) -> Result<(), Violation> {
+        let down = seat.desk.down();
+        let due = match up {
+            Up::Free(piece) => {
+                let freed = self.stock.lock().free(seat.app, piece)?;
+                self.release(freed);
+                return Ok(());
+            }
+            Up::FreeRun(block, blocks) => {
+                let freed = self.stock.lock().free_run(seat.app, block, blocks)?;
+                self.release([freed]);
+                return Ok(());
+            }
+            Up::Want { count, .. } => count as usize + 1,
+            Up::Run(_) => 2,
+            Up::Map(_) => 1,
+        };
+        // Answers that have no room are answers to questions that an honest application would not have asked
+        // yet. It has as many as fit, read or not; nothing is kept for it anywhere else.
+        if answers.room(down).map_err(|_| Violation::Positions)? < due {
+            return Err(Violation::Unread);
+        }
+        let refusal = match up {
+            Up::Want { order: 0, count } => self.grant_chunks(seat, answers, count),
+            Up::Want { order, count } => self.grant(seat, answers, order, count),
+            Up::Run(blocks) => self.grant_run(seat, answers, blocks),
+            Up::Map(block) => self.map(seat, block)?,
+            Up::Free(_) | Up::FreeRun(..) => None,
+        };
+        answers.push(down, Down::Done(refusal).bits());
+        Ok(())
+    }
+
+    /// So many chunks, in as few pieces as there is room for.
+    fn grant_chunks(&self, seat: &Seat, answers: &mut Producer, count: u32) -> Option<Refusal> {
+        let mut left = count;
+        while left > 0 {
+            let had = self.stock.lock().alloc_chunks(seat.app, left);
+            match had {
+                Ok(piece) => {
+                    left -= piece.chunks() as u32;
+                    answers.push(seat.desk.down(), Down::Grant(piece).bits());
+                }
+                Err(Need::Block) => match self.supply(seat, 1) {
+                    Ok(_) => {}
+                    Err(refusal) => return Some(refusal),
+                },
+                Err(Need::Refused(refusal)) => return Some(refusal),
+            }
+        }
+        None
+    }
+
+    fn grant(&self, seat: &Seat, answers: &mut Producer, order: u8, count: u32) -> Option<Refusal> {
+        let mut left = count;
+        while left > 0 {
+            let had = self.stock.lock().alloc(seat.app, order);
+            match had {
+                Ok(piece) => {
+                    left -= 1;
+                    answers.push(seat.desk.down(), Down::Grant(piece).bits());
+                }
+                Err(Need::Block) => match self.supply(seat, 1) {
+                    Ok(_) => {}
+                    Err(refusal) => return Some(refusal),
+                },
+                Err(Need::Refused(refusal)) => return Some(refusal),
+            }
+        }
+        None
+    }
+
+    fn grant_run(&self, seat: &Seat, answers: &mut Producer, blocks: u32) -> Option<Refusal> {
+        if blocks < 2 {
+            return self.grant(seat, answers, crate::word::BLOCK_ORDER, 1);
+        }
+        match self.supply(seat, blocks) {
+            Ok(block) => {
+                answers.push(seat.desk.down(), Down::Run(block, blocks).bits());
+                None
+            }
+            Err(refusal) => Some(refusal),
+        }
+    }
+
+    /// Claims blocks from the source for the application. The stock's lock is not held while the node is asked.
+    fn supply(&self, seat: &Seat, blocks: u32) -> Result<crate::word::BlockId, Refusal> {
+        let tenant = {
+            let stock = self.stock.lock();
+            stock.may_have(seat.app, blocks)?;
+            stock.tenant(seat.app).cloned().ok_or(Refusal::Tables)?
+        };
+        let block = self.blocks.lock().claim(&tenant, blocks)?;
+        let supplied = self.stock.lock().supply(seat.app, block, blocks);
+        if let Err(refusal) = supplied {
+            self.blocks.lock().release(block, blocks);
+            return Err(refusal);
+        }
+        Ok(block)
+    }
+
+    /// Passes a block's memory over the socket.
+    fn map(&self, seat: &Seat, block: crate::word::BlockId) -> Result<Option<Refusal>, Violation> {
+        if !self.stock.lock().owns(seat.app, block) {
+            return Err(Violation::NotHeld);
+        }
+        let mut blocks = self.blocks.lock();
+        match blocks.memory(block) {
+            Ok(memory) => {
+                let Memory { name, len, offset, .. } = memory;
+                let mapped = Mapped { block: block.0 as u64, name, len, offset };
+                // A socket that is full is one that nobody reads.
+                if pass(&seat.stream, mapped.as_bytes(), memory.fd) { Ok(None) } else { Err(Violation::Unread) }
+            }
+            Err(refusal) => Ok(Some(refusal)),
+        }
+    }
+}

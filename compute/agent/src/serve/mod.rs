@@ -1,0 +1,255 @@
+//! The agent at work: one thread that watches, one for each application.
+//!
+//! ```text
+//!             ┌ listener ─► a thread: handshake (seat.rs) ─► clerk (clerk.rs): the ring, until its end
+//!  watcher ───┤ sockets, pidfds of applications ─► that application's clerk is told to end
+//!  (epoll)    └ every 250 ms: processes that are absent and gone, slabs kept long enough, idleness
+//! ```
+//!
+//! A clerk serves one application and sleeps on that application's ring: whoever
+//! floods its ring keeps its own clerk busy, and the system shares the processors
+//! among clerks. They share the stock and the source of blocks, each under a lock;
+//! the source's may be held while a node is asked, the stock's never.
+
+mod clerk;
+mod seat;
+
+use crate::blocks::Blocks;
+use crate::ledger::{Identity, Ledger};
+use crate::stock::Stock;
+use farmem_sys::epoll::{Epoll, Waker};
+use farmem_sys::process;
+use farmem_sys::raw::{self, Errno};
+use farmem_sys::sync::Lock;
+use seat::Seat;
+use std::collections::{BTreeMap, HashMap};
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixListener;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+/// Applications of one user at once.
+pub const MAX_OF_USER: usize = 128;
+/// Connections that have not said who they are, at once.
+const MAX_STRANGERS: usize = 32;
+/// How often the watcher looks at what nobody wakes it for.
+pub const TEND: Duration = Duration::from_millis(250);
+
+/// Why the agent ended.
+#[derive(Debug)]
+pub enum End {
+    /// It was told to.
+    Told,
+    /// No application was there for as long as it waits.
+    Idle,
+    /// Its node is gone.
+    Lost(String),
+}
+
+/// What is served, and to whom.
+pub struct Service {
+    stock: Lock<Stock>,
+    blocks: Lock<Box<dyn Blocks>>,
+    seats: Lock<BTreeMap<usize, Arc<Seat>>>,
+    /// Wakes the watcher.
+    waker: Waker,
+    strangers: AtomicUsize,
+    stop: AtomicBool,
+    /// What was found wanting in applications, and their number.
+    violations: AtomicUsize,
+}
+
+/// What an operator may want to know.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Applications: their process, tenant, and bytes held.
+    pub applications: Vec<(u32, u32, String, u64)>,
+    /// Bytes taken from the node.
+    pub taken: u64,
+    /// Applications that were dismissed for what they did.
+    pub violations: usize,
+}
+
+impl Service {
+    /// Over a stock and its source. The stock's applications are absent: each may come back as long as its
+    /// process lives.
+    pub fn new(stock: Stock, blocks: Box<dyn Blocks>) -> Result<Arc<Service>, Errno> {
+        Ok(Arc::new(Service {
+            stock: Lock::new(stock),
+            blocks: Lock::new(blocks),
+            seats: Lock::new(BTreeMap::new()),
+            waker: Waker::new()?,
+            strangers: AtomicUsize::new(0),
+            stop: AtomicBool::new(false),
+            violations: AtomicUsize::new(0),
+        }))
+    }
+
+    /// Ends [`Service::run`].
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::Release);
+        self.waker.wake();
+    }
+
+    /// What is going on.
+    pub fn report(&self, ledger: &Ledger) -> Report {
+        let taken = self.blocks.lock().taken();
+        let stock = self.stock.lock();
+        let all = stock.applications().filter_map(|app| Some((app, ledger.app(app)?)));
+        let applications = all.map(|(app, who)| (who.pid, who.uid, who.job, stock.held_by(app))).collect();
+        Report { applications, taken, violations: self.violations.load(Ordering::Relaxed) }
+    }
+
+    /// Serves whoever connects, until told to stop, or nobody has been there for `idle`. `each` is called
+    /// every [`TEND`].
+    pub fn run(
+        self: &Arc<Self>,
+        listener: &UnixListener,
+        ledger: &Ledger,
+        idle: Option<Duration>,
+        each: &mut dyn FnMut(),
+    ) -> Result<End, Errno> {
+        let _ = listener.set_nonblocking(true);
+        let mut watcher = Watcher { epoll: Epoll::new()?, watched: HashMap::new(), next: 2 };
+        watcher.epoll.add(listener.as_raw_fd(), 0, true, false)?;
+        watcher.epoll.add(self.waker.fd(), 1, true, false)?;
+        let mut events = Vec::new();
+        let (mut last_seen, mut tended) = (Instant::now(), Instant::now());
+        loop {
+            watcher.epoll.wait(&mut events, TEND.as_millis() as i32)?;
+            for event in &events {
+                match event.token {
+                    0 => self.accept(listener),
+                    1 => self.waker.reset(),
+                    token => watcher.happened(token),
+                }
+            }
+            if self.stop.load(Ordering::Acquire) {
+                return Ok(End::Told);
+            }
+            watcher.follow(&self.seats.lock());
+            if tended.elapsed() >= TEND {
+                tended = Instant::now();
+                self.end_absent(ledger);
+                if let Err(why) = self.blocks.lock().tend(raw::now_ns()) {
+                    return Ok(End::Lost(why));
+                }
+                each();
+            }
+            let nobody =
+                self.stock.lock().applications().next().is_none() && self.strangers.load(Ordering::Relaxed) == 0;
+            if !nobody {
+                last_seen = Instant::now();
+            } else if idle.is_some_and(|idle| last_seen.elapsed() >= idle) {
+                return Ok(End::Idle);
+            }
+        }
+    }
+
+    fn accept(self: &Arc<Self>, listener: &UnixListener) {
+        while let Ok((stream, _)) = listener.accept() {
+            // More than this many who say nothing: dropped, and may come again.
+            if self.strangers.fetch_add(1, Ordering::Relaxed) >= MAX_STRANGERS {
+                self.strangers.fetch_sub(1, Ordering::Relaxed);
+                continue;
+            }
+            let service = Arc::clone(self);
+            let serve = move || {
+                let seat = service.receive(stream);
+                service.strangers.fetch_sub(1, Ordering::Relaxed);
+                if let Some(seat) = seat {
+                    service.attend(&seat);
+                }
+                service.waker.wake();
+            };
+            if std::thread::Builder::new().name("clerk".into()).stack_size(256 << 10).spawn(serve).is_err() {
+                self.strangers.fetch_sub(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Applications of a former agent that have not come back, and whose processes are gone.
+    fn end_absent(&self, ledger: &Ledger) {
+        let seats = self.seats.lock();
+        let absent: Vec<usize> = self.stock.lock().applications().filter(|app| !seats.contains_key(app)).collect();
+        drop(seats);
+        for app in absent {
+            if ledger.app(app).is_none_or(|who| !is_there(&who)) {
+                self.dismiss_absent(app);
+            }
+        }
+    }
+
+    fn dismiss_absent(&self, app: usize) {
+        // A thread may be seating it this very moment: whoever has the seats' lock decides.
+        let seats = self.seats.lock();
+        if seats.contains_key(&app) {
+            return;
+        }
+        let freed = self.stock.lock().dismiss(app);
+        drop(seats);
+        self.release(freed);
+    }
+
+    fn release(&self, freed: impl IntoIterator<Item = (crate::word::BlockId, u32)>) {
+        for (block, blocks) in freed {
+            self.blocks.lock().release(block, blocks);
+        }
+    }
+}
+
+/// Whether an application's process lives, and is the one that it was.
+fn is_there(who: &Identity) -> bool {
+    process::exists(who.pid) && began(who.pid) == Some(who.began)
+}
+
+/// When a process began, in ticks since the machine did; `None` when it is gone, or a zombie.
+pub(crate) fn began(pid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let mut fields = stat.rsplit_once(") ")?.1.split(' ');
+    let state = fields.next()?;
+    fields.nth(18)?.parse().ok().filter(|_| !matches!(state, "Z" | "X"))
+}
+
+/// The descriptors of seats that the watcher waits for.
+struct Watcher {
+    epoll: Epoll,
+    watched: HashMap<u64, (Arc<Seat>, [i32; 2])>,
+    next: u64,
+}
+
+impl Watcher {
+    /// Watches seats that are new, and no longer those that are gone.
+    fn follow(&mut self, seats: &BTreeMap<usize, Arc<Seat>>) {
+        let gone = |seat: &Arc<Seat>| !seats.get(&seat.app).is_some_and(|now| Arc::ptr_eq(now, seat));
+        self.watched.retain(|_, (seat, fds)| {
+            let keep = !gone(seat);
+            if !keep {
+                fds.iter().for_each(|&fd| self.epoll.forget(fd));
+            }
+            keep
+        });
+        for seat in seats.values() {
+            if !seat.watched.swap(true, Ordering::Relaxed) {
+                let token = self.next;
+                self.next += 1;
+                let fds = [seat.stream.as_raw_fd(), seat.pidfd.0];
+                for fd in fds {
+                    if self.epoll.add(fd, token, true, false).is_err() {
+                        seat.end();
+                    }
+                }
+                self.watched.insert(token, (Arc::clone(seat), fds));
+            }
+        }
+    }
+
+    /// Something came over a seat's socket, where nothing is to come, or its process ended.
+    fn happened(&mut self, token: u64) {
+        if let Some((seat, fds)) = self.watched.get(&token) {
+            fds.iter().for_each(|&fd| self.epoll.forget(fd));
+            seat.end();
+        }
+    }
+}

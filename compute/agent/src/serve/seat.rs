@@ -1,0 +1,155 @@
+//! The handshake: who an application is, and what it holds if it comes again.
+
+use super::{MAX_OF_USER, Service, began};
+use crate::chunks::Map;
+use crate::desk::{self, Desk};
+use crate::hello::{Declaration, Entry, Hello, MAGIC, Welcome};
+use crate::ledger::{Identity, MAX_ENTRIES, Token};
+use crate::word::BlockId;
+use farmem_sys::{process, raw, shared, socket};
+use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use zerocopy::{FromZeros, IntoBytes};
+
+/// How long a stranger may take over its first words.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// An application that is here.
+pub struct Seat {
+    pub app: usize,
+    pub stream: UnixStream,
+    /// Readable when its process has ended.
+    pub pidfd: Pidfd,
+    pub desk: Desk,
+    /// The watcher knows it.
+    pub watched: AtomicBool,
+    ended: AtomicBool,
+}
+
+/// A pidfd, closed when dropped.
+pub struct Pidfd(pub i32);
+
+impl Drop for Pidfd {
+    fn drop(&mut self) {
+        raw::close(self.0);
+    }
+}
+
+impl Seat {
+    /// Tells its clerk to end.
+    pub fn end(&self) {
+        self.ended.store(true, Ordering::Release);
+        shared::futex_wake(self.desk.up().tail);
+    }
+
+    pub fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Acquire)
+    }
+}
+
+/// What a stranger has said, and what the kernel says of it.
+struct Stranger {
+    again: Option<Token>,
+    declared: Vec<(BlockId, u32, Map)>,
+    job: String,
+    uid: u32,
+    pid: u32,
+    began: u64,
+    pidfd: Pidfd,
+}
+
+impl Service {
+    /// Hears a connection out. `None`: it was refused, or is gone.
+    pub(super) fn receive(&self, mut stream: UnixStream) -> Option<Arc<Seat>> {
+        let _ = stream.set_nonblocking(false);
+        let _ = stream.set_read_timeout(Some(PATIENCE));
+        let _ = stream.set_write_timeout(Some(PATIENCE));
+        let seated = hear(&mut stream).and_then(|stranger| {
+            let fd = shared::memory(c"farmem-desk", desk::BYTES as u64).map_err(|_| Some(Entry::System))?;
+            let desk = Desk::map(fd).map_err(|_| Some(Entry::System));
+            let seated = desk.and_then(|desk| self.seat(stranger, desk, &stream).map_err(Some));
+            seated.map(|(seat, token)| (seat, token, fd)).inspect_err(|_| raw::close(fd))
+        });
+        let (seat, token, fd) = match seated {
+            Ok(seated) => seated,
+            Err(entry) => {
+                let refusal = Welcome { magic: MAGIC, status: entry? as u32, zero: 0, token: [0; 16] };
+                let _ = stream.write_all(refusal.as_bytes());
+                return None;
+            }
+        };
+        // The watcher is to see it before it is welcomed: an application that dies later is noticed at once.
+        self.waker.wake();
+        let welcome = Welcome { magic: MAGIC, status: Entry::Welcome as u32, zero: 0, token };
+        if !pass(&stream, welcome.as_bytes(), fd) {
+            seat.end();
+        }
+        raw::close(fd);
+        Some(seat)
+    }
+
+    /// Admits it, or finds it again.
+    fn seat(&self, stranger: Stranger, desk: Desk, stream: &UnixStream) -> Result<(Arc<Seat>, Token), Entry> {
+        let Stranger { again, declared, job, uid, pid, began, pidfd } = stranger;
+        let stream = stream.try_clone().map_err(|_| Entry::System)?;
+        // Held to the end: nobody may take an application for absent that is just being seated.
+        let mut seats = self.seats.lock();
+        let mut stock = self.stock.lock();
+        let (app, token, freed) = match again {
+            Some(token) => {
+                let app = stock.find(&token, uid).filter(|app| !seats.contains_key(app)).ok_or(Entry::Unknown)?;
+                (app, token, stock.declare(app, &declared).map_err(|_| Entry::NotHeld)?)
+            }
+            None => {
+                let theirs = |app: &usize| stock.tenant(*app).is_some_and(|tenant| tenant.0 == uid);
+                if stock.applications().filter(theirs).count() >= MAX_OF_USER {
+                    return Err(Entry::Full);
+                }
+                let mut token = [0; 16];
+                process::random_bytes(&mut token).map_err(|_| Entry::System)?;
+                let who = Identity { token, uid, pid, began, job };
+                (stock.admit(&who).ok_or(Entry::Full)?, token, Vec::new())
+            }
+        };
+        drop(stock);
+        let (watched, ended) = (AtomicBool::new(false), AtomicBool::new(false));
+        let seat = Arc::new(Seat { app, stream, pidfd, desk, watched, ended });
+        seats.insert(app, Arc::clone(&seat));
+        drop(seats);
+        self.release(freed);
+        Ok((seat, token))
+    }
+}
+
+/// Reads the first words. An error: the refusal, if the stranger is still listening.
+fn hear(stream: &mut UnixStream) -> Result<Stranger, Option<Entry>> {
+    let mut hello = Hello::new_zeroed();
+    stream.read_exact(hello.as_mut_bytes()).map_err(|_| None)?;
+    let len = hello.job.iter().position(|&b| b == 0).unwrap_or(hello.job.len());
+    let job = std::str::from_utf8(&hello.job[..len]).map_err(|_| Some(Entry::Malformed))?.to_owned();
+    let sound = hello.magic == MAGIC && hello.again <= 1 && hello.declared as usize <= MAX_ENTRIES;
+    if !sound || (hello.again == 0 && hello.declared > 0) {
+        return Err(Some(Entry::Malformed));
+    }
+    let mut declared = Vec::new();
+    for _ in 0..hello.declared {
+        let mut one = Declaration::new_zeroed();
+        stream.read_exact(one.as_mut_bytes()).map_err(|_| None)?;
+        declared.push((BlockId(one.block), one.blocks, one.map));
+    }
+    let peer = shared::peer_of(stream.as_raw_fd()).map_err(|_| Some(Entry::System))?;
+    let pidfd = Pidfd(shared::pidfd(peer.pid).map_err(|_| None)?);
+    // After the pidfd: whose beginning this is, the pidfd is of, or the process is gone and that is seen.
+    let began = began(peer.pid).ok_or(None)?;
+    let again = (hello.again == 1).then_some(hello.token);
+    Ok(Stranger { again, declared, job, uid: peer.uid, pid: peer.pid, began, pidfd })
+}
+
+/// Sends a short frame and a descriptor, without waiting. False when the socket takes no more.
+pub(super) fn pass(stream: &UnixStream, bytes: &[u8], fd: i32) -> bool {
+    socket::send_frame(stream.as_raw_fd(), bytes, fd) == Ok(bytes.len())
+}

@@ -1,0 +1,383 @@
+//! Who holds what: the agent's allocator. No I/O, no clock, no locks.
+//!
+//! A block belongs to one application as long as it holds any chunk of it, so
+//! that whose a chunk is follows from two things that are looked up: the block's
+//! owner, and the chunk's bit. Blocks come from outside ([`Need::Block`],
+//! [`Stock::supply`]) and go back there when they are empty.
+//!
+//! ```text
+//!  alloc ──► a block of the application with room for the order, the one with least ──► bits set, recorded
+//!    └──► none: Need::Block ──► (the caller claims one) ──► supply ──► alloc
+//!  free ──► owner and bits are looked at ──► bits cleared, recorded ──► block empty: kept, or given back
+//! ```
+//!
+//! *Quotas* count blocks, not chunks: a block that an application holds a single
+//! chunk of is a block that others cannot have. A tenant is a user; a job within
+//! a user has an account of its own beside the user's, and what its members hold
+//! is charged to both.
+//!
+//! *Hysteresis*: an application keeps one empty block, and one more for every
+//! eight that it holds, so that one who frees and takes at a block's edge does not
+//! move it to and fro.
+
+use crate::chunks::{self, EMPTY, Map};
+use crate::ledger::{Identity, Ledger, MAX_APPS, MAX_ENTRIES, Owned, Token};
+use crate::word::{BLOCK_BYTES, BLOCK_ORDER, BlockId, Piece, Refusal};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+/// What an application did that no honest one does. It is dismissed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Violation {
+    /// It frees what it does not hold.
+    #[error("it frees or declares memory that it does not hold")]
+    NotHeld,
+    /// Its words mean nothing.
+    #[error("it says what means nothing")]
+    Nonsense,
+    /// Its positions in the ring cannot be.
+    #[error("its positions in the ring cannot be")]
+    Positions,
+    /// It asks for more than it reads the answers of.
+    #[error("it does not read its answers")]
+    Unread,
+}
+
+/// Why a piece was not had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// Supply a block (or a run) to the application, and ask again.
+    Block,
+    /// It cannot have more.
+    Refused(Refusal),
+}
+
+/// Whom blocks are isolated for: a user, or a job of a user.
+pub type Tenant = (u32, String);
+
+/// What tenants may hold.
+#[derive(Clone, Debug, Default)]
+pub struct Quotas {
+    /// Bytes that a user's programs may hold, where nothing else is said; `None`: no limit.
+    pub each: Option<u64>,
+    /// For a user, or one job of a user.
+    pub named: BTreeMap<Tenant, u64>,
+}
+
+impl Quotas {
+    /// Blocks that an account may have.
+    fn blocks(&self, tenant: &Tenant) -> u64 {
+        let default = if tenant.1.is_empty() { self.each } else { None };
+        self.named.get(tenant).copied().or(default).map_or(u64::MAX, |bytes| bytes / BLOCK_BYTES)
+    }
+}
+
+struct App {
+    tenant: Tenant,
+    /// Entries with room for a piece of this order and no larger; the last: those without room.
+    rooms: [BTreeSet<u32>; BLOCK_ORDER as usize + 2],
+    /// Blocks held, those of runs counted singly.
+    blocks: u64,
+    /// Of these, empty ones.
+    empty: u64,
+}
+
+const FULL: usize = BLOCK_ORDER as usize + 1;
+
+struct Entry {
+    owned: Owned,
+    room: usize,
+}
+
+/// The allocator.
+pub struct Stock {
+    ledger: Arc<Ledger>,
+    quotas: Quotas,
+    apps: Vec<Option<App>>,
+    entries: Vec<Option<Entry>>,
+    free_entries: Vec<u32>,
+    by_block: HashMap<BlockId, u32>,
+    /// Blocks held by account.
+    held: BTreeMap<Tenant, u64>,
+}
+
+impl Stock {
+    /// What the ledger says.
+    pub fn open(ledger: Arc<Ledger>, quotas: Quotas) -> Stock {
+        let mut stock = Stock {
+            quotas,
+            apps: (0..MAX_APPS).map(|_| None).collect(),
+            entries: Vec::new(),
+            free_entries: Vec::new(),
+            by_block: HashMap::new(),
+            held: BTreeMap::new(),
+            ledger,
+        };
+        for place in 0..MAX_APPS {
+            if let Some(identity) = stock.ledger.app(place) {
+                stock.apps[place] = Some(App::new((identity.uid, identity.job)));
+            }
+        }
+        for at in 0..MAX_ENTRIES {
+            let Some(owned) = stock.ledger.owned(at) else { continue };
+            let sound = owned.app < MAX_APPS && stock.apps[owned.app].is_some() && owned.blocks > 0;
+            if !sound || stock.by_block.contains_key(&owned.block) {
+                stock.ledger.disown(at);
+                continue;
+            }
+            stock.enter(at as u32, owned);
+        }
+        let unused = stock.entries.iter().enumerate().filter(|(_, entry)| entry.is_none());
+        stock.free_entries = unused.map(|(at, _)| at as u32).collect();
+        stock
+    }
+
+    /// Every block that an application holds, with the number of blocks of its run, and whose it is.
+    pub fn blocks(&self) -> impl Iterator<Item = (BlockId, u32, Tenant)> + '_ {
+        self.entries.iter().flatten().filter_map(|entry| {
+            let tenant = self.apps[entry.owned.app].as_ref()?.tenant.clone();
+            Some((entry.owned.block, entry.owned.blocks, tenant))
+        })
+    }
+
+    /// Admits an application. Its place; `None` when there are [`MAX_APPS`].
+    pub fn admit(&mut self, identity: &Identity) -> Option<usize> {
+        let place = self.apps.iter().position(Option::is_none)?;
+        self.apps[place] = Some(App::new((identity.uid, identity.job.clone())));
+        self.ledger.set_app(place, Some(identity));
+        Some(place)
+    }
+
+    /// The places of all applications.
+    pub fn applications(&self) -> impl Iterator<Item = usize> + '_ {
+        self.apps.iter().enumerate().filter(|(_, app)| app.is_some()).map(|(place, _)| place)
+    }
+
+    /// The application of a user that proves itself by this token.
+    pub fn find(&self, token: &Token, uid: u32) -> Option<usize> {
+        self.applications().find(|&app| self.ledger.app(app).is_some_and(|who| who.token == *token && who.uid == uid))
+    }
+
+    /// Who an application's memory is isolated for.
+    pub fn tenant(&self, app: usize) -> Option<&Tenant> {
+        self.apps.get(app)?.as_ref().map(|app| &app.tenant)
+    }
+
+    /// Bytes that an application's blocks take.
+    pub fn held_by(&self, app: usize) -> u64 {
+        self.apps[app].as_ref().map_or(0, |app| app.blocks * BLOCK_BYTES)
+    }
+
+    /// Bytes by tenant; a user's are those of its jobs, too.
+    pub fn tenants(&self) -> impl Iterator<Item = (&Tenant, u64)> {
+        self.held.iter().map(|(tenant, blocks)| (tenant, blocks * BLOCK_BYTES))
+    }
+
+    /// Whether the block is the application's to map.
+    pub fn owns(&self, app: usize, block: BlockId) -> bool {
+        self.entry_of(app, block).is_some()
+    }
+
+    fn entry_of(&self, app: usize, block: BlockId) -> Option<u32> {
+        let at = *self.by_block.get(&block)?;
+        let entry = self.entries[at as usize].as_ref()?;
+        (entry.owned.app == app).then_some(at)
+    }
+
+    /// A piece of an order.
+    pub fn alloc(&mut self, app: usize, order: u8) -> Result<Piece, Need> {
+        let Some(at) = self.with_room(app, order) else { return Err(self.need(app, 1)) };
+        Ok(self.take(at, order))
+    }
+
+    /// A piece of at most `most` chunks, as large as the application's blocks have room for.
+    pub fn alloc_chunks(&mut self, app: usize, most: u32) -> Result<Piece, Need> {
+        let largest = most.ilog2().min(BLOCK_ORDER as u32) as u8;
+        let found = (0..=largest).rev().find_map(|order| Some((self.with_room(app, order)?, order)));
+        let Some((at, order)) = found else { return Err(self.need(app, 1)) };
+        Ok(self.take(at, order))
+    }
+
+    fn with_room(&self, app: usize, order: u8) -> Option<u32> {
+        let rooms = &self.apps[app].as_ref()?.rooms;
+        rooms[order as usize..FULL].iter().find_map(|entries| entries.first().copied())
+    }
+
+    fn take(&mut self, at: u32, order: u8) -> Piece {
+        let entry = self.entries[at as usize].as_mut().expect("an entry with room");
+        let first = chunks::find(&entry.owned.map, order).expect("room for the order");
+        chunks::take(&mut entry.owned.map, first, order);
+        let block = entry.owned.block;
+        self.changed(at);
+        Piece { block, first, order }
+    }
+
+    /// Whether the application may have more blocks.
+    fn need(&self, app: usize, blocks: u64) -> Need {
+        let Some(app) = &self.apps[app] else { return Need::Refused(Refusal::Tables) };
+        let fits = accounts(&app.tenant).all(|account| {
+            let held = self.held.get(&account).copied().unwrap_or(0);
+            held + blocks <= self.quotas.blocks(&account)
+        });
+        match fits {
+            true if self.by_block.len() < MAX_ENTRIES => Need::Block,
+            true => Need::Refused(Refusal::Tables),
+            false => Need::Refused(Refusal::Quota),
+        }
+    }
+
+    /// Whether a run of blocks may be claimed for the application and supplied.
+    pub fn may_have(&self, app: usize, blocks: u32) -> Result<(), Refusal> {
+        match self.need(app, blocks as u64) {
+            Need::Block => Ok(()),
+            Need::Refused(refusal) => Err(refusal),
+        }
+    }
+
+    /// Gives the application a block, or a run of them (which is taken as a whole at once).
+    ///
+    /// # Errors
+    /// Another thread's application of the same tenant was faster to the last of the quota: the block stays
+    /// the caller's.
+    pub fn supply(&mut self, app: usize, block: BlockId, blocks: u32) -> Result<(), Refusal> {
+        self.may_have(app, blocks)?;
+        let at = self.free_entries.pop().unwrap_or_else(|| {
+            self.entries.push(None);
+            self.entries.len() as u32 - 1
+        });
+        let map = if blocks == 1 { EMPTY } else { [u64::MAX; 8] };
+        let owned = Owned { app, block, blocks, map };
+        self.ledger.own(at as usize, &owned);
+        self.enter(at, owned);
+        Ok(())
+    }
+
+    fn enter(&mut self, at: u32, owned: Owned) {
+        let app = self.apps[owned.app].as_mut().expect("an application that is here");
+        app.blocks += owned.blocks as u64;
+        for account in accounts(&app.tenant) {
+            *self.held.entry(account).or_default() += owned.blocks as u64;
+        }
+        let room = chunks::room(&owned.map).map_or(FULL, usize::from);
+        app.rooms[room].insert(at);
+        app.empty += (room == BLOCK_ORDER as usize) as u64;
+        self.by_block.insert(owned.block, at);
+        if self.entries.len() <= at as usize {
+            self.entries.resize_with(at as usize + 1, || None);
+        }
+        self.entries[at as usize] = Some(Entry { owned, room });
+    }
+
+    /// Takes an entry out: its block is nobody's.
+    fn remove(&mut self, at: u32) -> (BlockId, u32) {
+        let entry = self.entries[at as usize].take().expect("an entry");
+        self.ledger.disown(at as usize);
+        self.by_block.remove(&entry.owned.block);
+        self.free_entries.push(at);
+        let blocks = entry.owned.blocks as u64;
+        if let Some(app) = self.apps[entry.owned.app].as_mut() {
+            app.rooms[entry.room].remove(&at);
+            app.empty -= (entry.room == BLOCK_ORDER as usize) as u64;
+            app.blocks -= blocks;
+            for account in accounts(&app.tenant) {
+                if let Some(held) = self.held.get_mut(&account) {
+                    *held -= blocks;
+                }
+            }
+            self.held.retain(|_, held| *held > 0);
+        }
+        (entry.owned.block, entry.owned.blocks)
+    }
+
+    /// An entry's map has changed: records it, and sorts it in anew.
+    fn changed(&mut self, at: u32) {
+        let Some(entry) = self.entries[at as usize].as_mut() else { return };
+        self.ledger.set_map(at as usize, &entry.owned.map);
+        let room = chunks::room(&entry.owned.map).map_or(FULL, usize::from);
+        if let Some(app) = self.apps[entry.owned.app].as_mut()
+            && room != entry.room
+        {
+            app.rooms[entry.room].remove(&at);
+            app.rooms[room].insert(at);
+            app.empty -= (entry.room == BLOCK_ORDER as usize) as u64;
+            app.empty += (room == BLOCK_ORDER as usize) as u64;
+            entry.room = room;
+        }
+    }
+
+    /// The application frees a piece. A block that goes back to where it came from, if one does.
+    pub fn free(&mut self, app: usize, piece: Piece) -> Result<Option<(BlockId, u32)>, Violation> {
+        let at = self.entry_of(app, piece.block).ok_or(Violation::NotHeld)?;
+        let entry = self.entries[at as usize].as_mut().ok_or(Violation::NotHeld)?;
+        if entry.owned.blocks != 1 || !chunks::has(&entry.owned.map, piece.first, piece.order) {
+            return Err(Violation::NotHeld);
+        }
+        chunks::free(&mut entry.owned.map, piece.first, piece.order);
+        let empty = entry.owned.map == EMPTY;
+        self.changed(at);
+        let surplus = self.apps[app].as_ref().is_some_and(|app| app.empty > 1 + app.blocks / 8);
+        Ok((empty && surplus).then(|| self.remove(at)))
+    }
+
+    /// The application frees a run.
+    pub fn free_run(&mut self, app: usize, block: BlockId, blocks: u32) -> Result<(BlockId, u32), Violation> {
+        let at = self.entry_of(app, block).ok_or(Violation::NotHeld)?;
+        let of = self.entries[at as usize].as_ref().map_or(0, |entry| entry.owned.blocks);
+        if of != blocks || blocks < 2 {
+            return Err(Violation::NotHeld);
+        }
+        Ok(self.remove(at))
+    }
+
+    /// The application has come back to an agent that was started anew, and declares what it holds: blocks
+    /// with their maps, and runs. What the record has beyond that never reached it, or was on its way back,
+    /// and is free. The blocks that nobody holds now.
+    pub fn declare(&mut self, app: usize, declared: &[(BlockId, u32, Map)]) -> Result<Vec<(BlockId, u32)>, Violation> {
+        let mut by_entry = BTreeMap::new();
+        for &(block, blocks, map) in declared {
+            let at = self.entry_of(app, block).ok_or(Violation::NotHeld)?;
+            let owned = &self.entries[at as usize].as_ref().ok_or(Violation::NotHeld)?.owned;
+            let within = map.iter().zip(&owned.map).all(|(said, known)| said & !known == 0);
+            if owned.blocks != blocks || !within || by_entry.insert(at, map).is_some() {
+                return Err(Violation::NotHeld);
+            }
+        }
+        let mut free = Vec::new();
+        for at in 0..self.entries.len() as u32 {
+            let Some(entry) = self.entries[at as usize].as_mut().filter(|entry| entry.owned.app == app) else {
+                continue;
+            };
+            match by_entry.get(&at) {
+                Some(map) if *map != EMPTY => {
+                    entry.owned.map = if entry.owned.blocks == 1 { *map } else { entry.owned.map };
+                    self.changed(at);
+                }
+                _ => free.push(self.remove(at)),
+            }
+        }
+        Ok(free)
+    }
+
+    /// The application is gone. All that it held.
+    pub fn dismiss(&mut self, app: usize) -> Vec<(BlockId, u32)> {
+        let mine = |entry: &Option<Entry>| entry.as_ref().is_some_and(|entry| entry.owned.app == app);
+        let all: Vec<u32> = (0..self.entries.len() as u32).filter(|&at| mine(&self.entries[at as usize])).collect();
+        let freed = all.into_iter().map(|at| self.remove(at)).collect();
+        self.apps[app] = None;
+        self.ledger.set_app(app, None);
+        freed
+    }
+}
+
+/// The accounts that a tenant's blocks are charged to.
+fn accounts(tenant: &Tenant) -> impl Iterator<Item = Tenant> {
+    let user = (tenant.0, String::new());
+    let job = (!tenant.1.is_empty()).then(|| tenant.clone());
+    std::iter::once(user).chain(job)
+}
+
+impl App {
+    fn new(tenant: Tenant) -> App {
+        App { tenant, rooms: Default::default(), blocks: 0, empty: 0 }
+    }
+}

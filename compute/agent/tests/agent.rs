@@ -1,0 +1,339 @@
+//! Applications and agents as processes: what is got, kept, killed and recovered.
+
+// Reading and writing the memory that was got.
+#![allow(unsafe_code)]
+
+mod common;
+
+use common::{Host, LIMIT, be_agent, child, tell, within, within_of};
+use farmem_agent::client::{AllocError, Chunk, Client, ConnectError, Options};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// Not a test: what this binary does as a child.
+#[test]
+fn a_child() {
+    let Some(words) = child() else { return };
+    if words[0] == "agent" {
+        return be_agent(&words);
+    }
+    let dir = PathBuf::from(&words[1]);
+    let options = Options { socket: dir.join("agent.sock"), job: String::new(), patience: LIMIT, start: None };
+    let client = Client::connect(options).unwrap();
+    match words[0].as_str() {
+        "holder" => {
+            let _held: Vec<Chunk> = (0..3000).map(|_| stamped(&client, 0, 1)).collect();
+            tell(&dir, "holds");
+            std::thread::sleep(LIMIT);
+        }
+        // Takes and frees all the time, until it is killed or the file `enough` is there.
+        "churner" => churn(&client, &dir),
+        other => panic!("{other}"),
+    }
+}
+
+fn churn(client: &Client, dir: &std::path::Path) {
+    let mut held: Vec<(Chunk, u64)> = Vec::new();
+    let mut random = std::process::id() as u64;
+    let mut steps = 0u64;
+    while !steps.is_multiple_of(1000) || !dir.join("enough").exists() {
+        steps += 1;
+        random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        let order = if random >> 40 & 7 == 0 { (random >> 33) as u8 % 10 } else { 0 };
+        if held.len() < 800 && random >> 60 < 9 {
+            held.push((stamped(client, order, steps), steps));
+        } else if !held.is_empty() {
+            let (chunk, stamp) = held.swap_remove((random >> 20) as usize % held.len());
+            checked(&chunk, stamp);
+            client.free(chunk);
+        }
+        if steps == 5000 {
+            tell(dir, &format!("churns-{}", std::process::id()));
+        }
+    }
+    held.iter().for_each(|(chunk, stamp)| checked(chunk, *stamp));
+}
+
+/// A piece with a stamp in the first and last word of every page.
+fn stamped(client: &Client, order: u8, stamp: u64) -> Chunk {
+    let chunk = client.alloc(order).unwrap();
+    assert_eq!(chunk.bytes(), 4096 << order);
+    for page in 0..chunk.bytes() / 4096 {
+        for at in [page * 4096, page * 4096 + 4088] {
+            // SAFETY: the chunk is ours.
+            unsafe { chunk.address().add(at as usize).cast::<u64>().write(stamp ^ at) };
+        }
+    }
+    chunk
+}
+
+fn checked(chunk: &Chunk, stamp: u64) {
+    for page in 0..chunk.bytes() / 4096 {
+        for at in [page * 4096, page * 4096 + 4088] {
+            // SAFETY: as above.
+            assert_eq!(unsafe { chunk.address().add(at as usize).cast::<u64>().read() }, stamp ^ at);
+        }
+    }
+}
+
+fn is_zero(chunk: &Chunk) -> bool {
+    // SAFETY: as above.
+    (0..chunk.bytes() as usize / 8).all(|i| unsafe { chunk.address().cast::<u64>().add(i).read() } == 0)
+}
+
+#[test]
+fn pieces_and_runs_are_had_and_given_back() {
+    let mut host = Host::new(512);
+    host.agent("");
+    let client = host.client();
+    let mut all = Vec::new();
+    for order in (0..=9).chain([0, 0, 5, 9]) {
+        let chunk = client.alloc(order).unwrap();
+        assert!(is_zero(&chunk) && (chunk.address().as_ptr() as u64).is_multiple_of(4096 << order));
+        all.push((chunk, order as u64));
+    }
+    let run = client.alloc_run(32).unwrap();
+    assert_eq!((run.bytes(), is_zero(&run)), (64 << 20, true));
+    all.push((run, 77));
+    all.push((client.alloc_run(3).unwrap(), 78));
+    assert!(matches!(client.alloc(10), Err(AllocError::Size)) && matches!(client.alloc_run(33), Err(AllocError::Size)));
+    for (chunk, stamp) in &all {
+        for at in (0..chunk.bytes() as usize).step_by(4096) {
+            // SAFETY: the chunk is ours.
+            unsafe { chunk.address().add(at).cast::<u64>().write(*stamp + at as u64) };
+        }
+    }
+    for (chunk, stamp) in &all {
+        for at in (0..chunk.bytes() as usize).step_by(4096) {
+            // SAFETY: as above.
+            assert_eq!(unsafe { chunk.address().add(at).cast::<u64>().read() }, *stamp + at as u64);
+        }
+    }
+    all.into_iter().for_each(|(chunk, _)| client.free(chunk));
+    client.trim();
+    assert_eq!(client.held(), 0);
+    within("freed blocks have no memory", || host.used() <= 4 << 20);
+    drop(client);
+    within("slabs are the node's again", || host.lent() == 0);
+}
+
+#[test]
+fn the_common_allocation_asks_nobody() {
+    let mut host = Host::new(512);
+    host.agent("");
+    let client = host.client();
+    let mut held: Vec<Chunk> = (0..10_000).map(|_| client.alloc(0).unwrap()).collect();
+    let before = client.counts();
+    for _ in 0..20 {
+        held.drain(..200).for_each(|chunk| client.free(chunk));
+        held.extend((0..200).map(|_| client.alloc(0).unwrap()));
+    }
+    let after = client.counts();
+    // 4000 of each. A word goes for many, a wake-up for fewer, and nobody waits.
+    assert!(after.words - before.words <= 200, "{before:?} {after:?}");
+    assert!(after.bells - before.bells <= 100, "{before:?} {after:?}");
+    // Growth: a word for 128 chunks.
+    assert!(before.words < 10_000 / 64, "{before:?}");
+    held.into_iter().for_each(|chunk| client.free(chunk));
+}
+
+#[test]
+fn threads_share_a_client() {
+    let mut host = Host::new(512);
+    host.agent("");
+    let client = host.client();
+    std::thread::scope(|scope| {
+        for thread in 0..4u64 {
+            let client = &client;
+            scope.spawn(move || {
+                for round in 0..50 {
+                    let held: Vec<Chunk> =
+                        (0..100).map(|i| stamped(client, (i % 3) as u8, thread << 32 | round)).collect();
+                    for chunk in held {
+                        checked(&chunk, thread << 32 | round);
+                        client.free(chunk);
+                    }
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn quotas_are_exact_and_refusals_say_what_to_do() {
+    let mut host = Host::new(512);
+    host.agent("quota=16 job=nightly:6");
+    let client = host.client();
+    let nightly = Client::connect(host.options("nightly")).unwrap();
+    let fill = |client: &Client| {
+        let mut held = Vec::new();
+        loop {
+            match client.alloc(9) {
+                Ok(chunk) => held.push(chunk),
+                Err(e) => {
+                    assert_eq!(e, AllocError::Quota);
+                    assert!(e.to_string().contains("free memory, or have it raised"));
+                    return held;
+                }
+            }
+        }
+    };
+    let (of_job, of_user) = (fill(&nightly), fill(&client));
+    // The user's 16 MiB are 8 blocks, of which its job has 3.
+    assert_eq!((of_job.len(), of_user.len()), (3, 5));
+    assert_eq!(client.alloc(0).unwrap_err(), AllocError::Quota);
+    of_job.into_iter().for_each(|chunk| nightly.free(chunk));
+    drop(nightly);
+    within("what a job gives back its user may have", || client.alloc(9).map(|chunk| client.free(chunk)).is_ok());
+    of_user.into_iter().for_each(|chunk| client.free(chunk));
+    assert!(client.alloc(0).is_ok());
+}
+
+#[test]
+fn a_node_that_has_no_more_says_so() {
+    let mut host = Host::new(64);
+    host.agent("");
+    let client = host.client();
+    let run = client.alloc_run(32).unwrap();
+    assert_eq!(client.alloc(0).unwrap_err(), AllocError::Exhausted);
+    client.free(run);
+    within("and gives again", || client.alloc(0).is_ok());
+}
+
+#[test]
+fn a_killed_application_leaves_nothing_within_a_second() {
+    let mut host = Host::new(512);
+    host.agent("");
+    for work in ["holder", "churner"] {
+        let bystander = host.client();
+        let chunk = stamped(&bystander, 9, 5);
+        let quiet = host.lent();
+        let mut program = host.program(work);
+        let pid = program.0.id();
+        let ready = if work == "holder" { "holds".into() } else { format!("churns-{pid}") };
+        within("it holds memory", || host.dir.join(&ready).exists());
+        let used = host.used();
+        assert!(used > 8 << 20);
+        program.kill();
+        let took = within_of(Duration::from_secs(1), "its memory is free", || host.used() <= 4 << 20);
+        eprintln!("{work}: {} MiB free again after {took:?}", used >> 20);
+        checked(&chunk, 5);
+        bystander.free(chunk);
+        drop(bystander);
+        within("and the node's", || host.lent() <= quiet);
+    }
+}
+
+#[test]
+fn a_killed_agent_is_followed_by_one_that_knows_its_applications() {
+    let mut host = Host::new(512);
+    host.agent("");
+    let client = host.client();
+    let mut held: Vec<(Chunk, u64)> = (0..2000).map(|i| (stamped(&client, 0, i), i)).collect();
+    held.extend((0..6).map(|i| (stamped(&client, 9, i + 9000), i + 9000)));
+    held.push((client.alloc_run(4).unwrap(), 0));
+    let run = held.len() - 1;
+    // SAFETY: the run is ours.
+    unsafe { held[run].0.address().cast::<u64>().write(4711) };
+    let mut churner = host.program("churner");
+    let pid = churner.0.id();
+    within("another works", || host.dir.join(format!("churns-{pid}")).exists());
+    for round in 0..3 {
+        host.kill_agent();
+        // Nothing is asked of anybody: what is kept is used.
+        held.iter().filter(|(chunk, _)| chunk.bytes() <= 2 << 20).for_each(|(chunk, stamp)| checked(chunk, *stamp));
+        host.agent("");
+        assert_eq!(host.agent_said(), "recovered 2", "round {round}");
+        let begun = Instant::now();
+        for i in 0..1500 {
+            held.push((stamped(&client, 0, 20_000 + i), 20_000 + i));
+        }
+        assert!(begun.elapsed() < Duration::from_secs(2), "reconnected after {:?}", begun.elapsed());
+        assert_eq!(client.counts().again, round + 1);
+        for _ in 0..600 {
+            let (chunk, stamp) = held.remove(3);
+            checked(&chunk, stamp);
+            client.free(chunk);
+        }
+    }
+    // SAFETY: the run is ours.
+    let kept = held
+        .iter()
+        .find(|(chunk, _)| chunk.bytes() == 8 << 20)
+        .map(|(run, _)| unsafe { run.address().cast::<u64>().read() });
+    assert_eq!(kept, Some(4711));
+    tell(&host.dir, "enough");
+    assert!(churner.ended_well(), "the other program found wrong bytes");
+    for (chunk, stamp) in held {
+        if chunk.bytes() <= 2 << 20 {
+            checked(&chunk, stamp);
+        }
+        client.free(chunk);
+    }
+    drop(client);
+    within("nothing was lost on the way", || host.lent() == 0);
+}
+
+#[test]
+fn an_application_that_dies_while_there_is_no_agent_leaves_nothing() {
+    let mut host = Host::new(512);
+    host.agent("");
+    let mut program = host.program("holder");
+    within("it holds memory", || host.dir.join("holds").exists());
+    host.kill_agent();
+    program.kill();
+    assert!(host.used() > 8 << 20, "the node keeps it for the agent's grace");
+    host.agent("");
+    assert_eq!(host.agent_said(), "recovered 1");
+    within_of(Duration::from_secs(1), "its memory is free", || host.used() == 0);
+    within("and the node's", || host.lent() == 0);
+}
+
+#[test]
+fn an_agent_whose_node_forgot_it_begins_anew_and_says_so() {
+    let mut host = Host::new(512);
+    host.agent("");
+    let client = host.client();
+    let _held = client.alloc(0).unwrap();
+    host.kill_agent();
+    // As if the grace were over.
+    let _ = std::fs::remove_file(host.dir.join("agent.ledger"));
+    host.agent("");
+    let refused = (0..2000).find_map(|_| client.alloc(0).err());
+    assert_eq!(refused, Some(AllocError::Agent(ConnectError::Unknown)));
+}
+
+#[test]
+fn an_agent_ends_when_nobody_uses_it_and_not_before() {
+    let mut host = Host::new(512);
+    host.agent("idle=300");
+    let client = host.client();
+    let pid = host.agent_pid();
+    std::thread::sleep(Duration::from_millis(900));
+    assert!(client.alloc(0).is_ok());
+    drop(client);
+    let dir = host.dir.clone();
+    within("it ends", || !dir.join("agent.sock").exists());
+    within("its process, too", || {
+        std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|s| s.contains(") Z"))
+    });
+    within("nothing is lent", || host.lent() == 0);
+    let nobody = Options { patience: Duration::from_millis(50), ..host.options("") };
+    assert!(matches!(Client::connect(nobody).err(), Some(ConnectError::Nobody(_))));
+}
+
+#[test]
+fn there_is_one_agent_at_most() {
+    let mut host = Host::new(128);
+    host.agent("");
+    let config = farmem_agent::host::Config {
+        dir: host.dir.clone(),
+        node: host.dir.join("node.sock"),
+        quotas: Default::default(),
+        idle: None,
+        grace: Duration::from_secs(1),
+    };
+    let second = farmem_agent::host::Agent::start(config);
+    assert!(matches!(second.err(), Some(farmem_agent::host::StartError::Running(_))));
+    assert!(host.client().alloc(0).is_ok());
+}

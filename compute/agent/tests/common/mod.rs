@@ -1,0 +1,190 @@
+//! A node in this process, agents and applications as processes of their own.
+//!
+//! A child is this test binary again, told by the environment what to be (the test
+//! `a_child`, which is none).
+
+#![allow(dead_code)]
+
+use farmem_agent::client::{Client, Options};
+use farmem_agent::host::{self, Agent, Config};
+use farmem_agent::stock::Quotas;
+use farmem_fabric::NodeAddr;
+use farmem_memory::Node;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// Longer than anything takes on a machine that is busy with other things.
+pub const LIMIT: Duration = Duration::from_secs(20);
+
+/// A directory, a node that lends memory, and, as asked, an agent.
+pub struct Host {
+    pub dir: PathBuf,
+    pub node: Node,
+    agents: Vec<Process>,
+}
+
+impl Host {
+    pub fn new(lend_mib: u64) -> Host {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("farmem-agent-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let dir = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&dir).unwrap();
+        let node = Node::start(&farmem_memory::Config {
+            lend: lend_mib << 20,
+            listen: vec![NodeAddr::Shm(dir.join("node.sock"))],
+            metrics: None,
+            grace: Duration::ZERO,
+            huge: false,
+            embedded: false,
+            status_dir: None,
+        });
+        Host { dir, node: node.unwrap(), agents: Vec::new() }
+    }
+
+    /// Starts an agent in a process of its own, in place of the one before, if any; waits until it listens.
+    pub fn agent(&mut self, arguments: &str) {
+        let said = self.dir.join("agent.says");
+        let _ = std::fs::remove_file(&said);
+        let agent = Process::start(&format!("agent {} {arguments}", self.dir.display()));
+        within("the agent listens", || said.exists());
+        self.agents.push(agent);
+    }
+
+    /// What the last agent said at its start.
+    pub fn agent_said(&self) -> String {
+        std::fs::read_to_string(self.dir.join("agent.says")).unwrap_or_default()
+    }
+
+    pub fn kill_agent(&mut self) {
+        self.agents.pop().expect("an agent").kill();
+    }
+
+    pub fn agent_pid(&self) -> u32 {
+        self.agents.last().expect("an agent").0.id()
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        host::socket(&self.dir)
+    }
+
+    pub fn client(&self) -> Client {
+        Client::connect(self.options("")).unwrap()
+    }
+
+    pub fn options(&self, job: &str) -> Options {
+        Options { socket: self.socket(), job: job.into(), patience: Duration::from_secs(10), start: None }
+    }
+
+    /// A program that uses the agent.
+    pub fn program(&self, work: &str) -> Process {
+        Process::start(&format!("{work} {}", self.dir.display()))
+    }
+
+    /// Bytes the node has lent.
+    pub fn lent(&self) -> u64 {
+        self.node.nic().lending.lent()
+    }
+
+    /// Bytes really taken.
+    pub fn used(&self) -> u64 {
+        self.node.nic().in_use()
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        self.agents.clear();
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+/// A child, killed when dropped.
+pub struct Process(pub Child);
+
+impl Process {
+    fn start(what: &str) -> Process {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["a_child", "--exact", "--nocapture", "--test-threads=1"]).env("FARMEM_AGENT_TEST_CHILD", what);
+        Process(command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap())
+    }
+
+    pub fn kill(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+
+    /// Whether it ended by itself, and well.
+    pub fn ended_well(&mut self) -> bool {
+        within("the program ends", || self.0.try_wait().unwrap().is_some());
+        self.0.wait().unwrap().success()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// What this process is to be, if it is a child: its words.
+pub fn child() -> Option<Vec<String>> {
+    let what = std::env::var("FARMEM_AGENT_TEST_CHILD").ok()?;
+    Some(what.split_whitespace().map(str::to_owned).collect())
+}
+
+/// An agent until it is killed: `agent DIR [quota=MIB] [job=NAME:MIB] [idle=MS]`.
+pub fn be_agent(words: &[String]) {
+    let dir = PathBuf::from(&words[1]);
+    let (mut quotas, mut idle) = (Quotas::default(), None);
+    for word in &words[2..] {
+        let (name, value) = word.split_once('=').unwrap();
+        match name {
+            "quota" => quotas.each = Some(value.parse::<u64>().unwrap() << 20),
+            "job" => {
+                let (job, mib) = value.split_once(':').unwrap();
+                let tenant = (farmem_sys::process::user(), job.to_owned());
+                quotas.named.insert(tenant, mib.parse::<u64>().unwrap() << 20);
+            }
+            "idle" => idle = Some(Duration::from_millis(value.parse().unwrap())),
+            _ => panic!("{word}"),
+        }
+    }
+    let node = dir.join("node.sock");
+    let config = Config { dir: dir.clone(), node, quotas, idle, grace: Duration::from_secs(10) };
+    // A killed agent's lock is free as soon as the kernel has closed it.
+    let until = Instant::now() + LIMIT;
+    let agent = loop {
+        match Agent::start(config.clone()) {
+            Ok(agent) => break agent,
+            Err(host::StartError::Running(_)) if Instant::now() < until => std::thread::sleep(Duration::from_millis(5)),
+            Err(e) => panic!("{e}"),
+        }
+    };
+    std::fs::write(dir.join("agent.part"), format!("recovered {}", agent.recovered)).unwrap();
+    std::fs::rename(dir.join("agent.part"), dir.join("agent.says")).unwrap();
+    let state = dir.join("agent.report");
+    agent.run(&mut |report| drop(std::fs::write(&state, format!("{report:?}")))).unwrap();
+    agent.close();
+}
+
+/// Waits for a condition.
+pub fn within(what: &str, condition: impl FnMut() -> bool) {
+    within_of(LIMIT, what, condition);
+}
+
+/// Waits for a condition, at most `limit`; returns how long it took.
+pub fn within_of(limit: Duration, what: &str, mut condition: impl FnMut() -> bool) -> Duration {
+    let begun = Instant::now();
+    while !condition() {
+        assert!(begun.elapsed() < limit, "not so within {limit:?}: {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    begun.elapsed()
+}
+
+/// Says to the parent that this child is so far, in a file of its directory.
+pub fn tell(dir: &Path, what: &str) {
+    std::fs::write(dir.join(what), "").unwrap();
+}

@@ -1,0 +1,338 @@
+//! Applications that lie: by hand, through the words of a desk, as no library does.
+//!
+//! Every one of them has a bystander, an honest program of the same user, which
+//! must not notice anything.
+
+mod common;
+
+use common::{Host, LIMIT, be_agent, child, within};
+use farmem_agent::client::{AllocError, Chunk, Client};
+use farmem_agent::desk::Desk;
+use farmem_agent::hello::{Declaration, Entry, Hello, MAGIC, Welcome};
+use farmem_agent::word::{BlockId, Down, Piece, Up};
+use farmem_sys::{raw, shared, socket};
+use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::time::{Duration, Instant};
+use zerocopy::{FromZeros, IntoBytes};
+
+/// Not a test: what this binary does as a child.
+#[test]
+fn a_child() {
+    if let Some(words) = child() {
+        be_agent(&words);
+    }
+}
+
+/// A session whose words are written by hand.
+struct Liar {
+    stream: UnixStream,
+    desk: Desk,
+    token: [u8; 16],
+    tail: u32,
+    head: u32,
+}
+
+impl Liar {
+    fn new(host: &Host) -> Liar {
+        Liar::greeting(host, Hello { magic: MAGIC, ..Hello::new_zeroed() }, &[]).expect("welcome")
+    }
+
+    fn greeting(host: &Host, hello: Hello, declared: &[Declaration]) -> Result<Liar, Option<Entry>> {
+        let mut stream = UnixStream::connect(host.socket()).unwrap();
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        let _ = stream.write_all(hello.as_bytes());
+        declared.iter().for_each(|one| drop(stream.write_all(one.as_bytes())));
+        let mut welcome = Welcome::new_zeroed();
+        socket::wait(stream.as_raw_fd(), true, false, 10_000_000_000);
+        let (n, fd) = socket::receive_with_descriptor(stream.as_raw_fd(), welcome.as_mut_bytes()).map_err(|_| None)?;
+        match Entry::of(welcome.status) {
+            Some(Entry::Welcome) if n == size_of::<Welcome>() => {
+                let desk = Desk::map(fd.unwrap()).unwrap();
+                raw::close(fd.unwrap());
+                Ok(Liar { stream, desk, token: welcome.token, tail: 0, head: 0 })
+            }
+            entry if n > 0 => Err(entry),
+            _ => Err(None),
+        }
+    }
+
+    fn say(&mut self, word: u64) {
+        self.desk.up().entries[self.tail as usize % 512].store(word, Relaxed);
+        self.tail = self.tail.wrapping_add(1);
+        self.desk.up().tail.store(self.tail, SeqCst);
+        shared::futex_wake(self.desk.up().tail);
+    }
+
+    fn hear(&mut self) -> Down {
+        let until = Instant::now() + LIMIT;
+        while self.desk.down().tail.load(SeqCst) == self.head {
+            assert!(Instant::now() < until, "no answer");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let word = self.desk.down().entries[self.head as usize % 512].load(Relaxed);
+        self.head = self.head.wrapping_add(1);
+        self.desk.down().head.store(self.head, SeqCst);
+        Down::of(word).unwrap()
+    }
+
+    /// A chunk, honestly.
+    fn chunk(&mut self) -> Piece {
+        self.say(Up::Want { order: 0, count: 1 }.bits());
+        let Down::Grant(piece) = self.hear() else { panic!("no grant") };
+        assert_eq!(self.hear(), Down::Done(None));
+        piece
+    }
+
+    /// Waits until the agent has ended the session, and says why.
+    fn verdict(mut self) -> u32 {
+        within("the session is ended", || socket::is_cut(self.stream.as_raw_fd()));
+        let _ = self.stream.read(&mut [0; 64]);
+        self.desk.verdict().load(SeqCst)
+    }
+}
+
+/// An honest program, at work before and after.
+struct Bystander(Client, Vec<Chunk>);
+
+impl Bystander {
+    fn new(host: &Host) -> Bystander {
+        let client = host.client();
+        let chunks = (0..300).map(|_| client.alloc(0).unwrap()).collect();
+        Bystander(client, chunks)
+    }
+
+    fn checks_out(self) {
+        let Bystander(client, chunks) = self;
+        let begun = Instant::now();
+        chunks.into_iter().for_each(|chunk| client.free(chunk));
+        for order in 0..=9 {
+            let chunk = client.alloc(order).unwrap();
+            client.free(chunk);
+        }
+        assert_eq!(client.counts().again, 0);
+        assert!(begun.elapsed() < Duration::from_secs(2), "slowed to {:?}", begun.elapsed());
+    }
+}
+
+const NOT_HELD: u32 = 1;
+const NONSENSE: u32 = 2;
+const POSITIONS: u32 = 3;
+const UNREAD: u32 = 4;
+
+#[test]
+fn who_frees_what_it_does_not_hold_is_shown_out() {
+    let mut host = Host::new(512);
+    host.agent("");
+    let mut victim = Liar::new(&host);
+    let theirs = victim.chunk();
+    let bystander = Bystander::new(&host);
+    let lies: [&dyn Fn(Piece) -> Up; 6] = [
+        &|_| Up::Free(theirs),
+        &|own| Up::Free(Piece { first: own.first + 1, ..own }),
+        &|own| Up::Free(Piece { first: 0, order: 9, ..own }),
+        &|own| Up::FreeRun(own.block, 2),
+        &|_| Up::Free(Piece { block: BlockId(12345), first: 0, order: 0 }),
+        &|_| Up::Map(theirs.block),
+    ];
+    for lie in lies {
+        let mut liar = Liar::new(&host);
+        let own = liar.chunk();
+        liar.say(lie(own).bits());
+        assert_eq!(liar.verdict(), NOT_HELD);
+    }
+    // Twice the same.
+    let mut liar = Liar::new(&host);
+    let own = liar.chunk();
+    liar.say(Up::Free(own).bits());
+    liar.say(Up::Free(own).bits());
+    assert_eq!(liar.verdict(), NOT_HELD);
+    // The victim has what it had.
+    victim.say(Up::Free(theirs).bits());
+    victim.chunk();
+    bystander.checks_out();
+}
+
+#[test]
+fn words_without_a_meaning_and_positions_that_cannot_be() {
+    let mut host = Host::new(512);
+    host.agent("");
+    let bystander = Bystander::new(&host);
+    for nonsense in [0, u64::MAX, 6 << 60, Up::Want { order: 3, count: 1 }.bits() | 1, 0x2000_0000_0000_0000] {
+        let mut liar = Liar::new(&host);
+        liar.say(nonsense);
+        assert_eq!(liar.verdict(), NONSENSE, "{nonsense:x}");
+    }
+    for tail in [513, u32::MAX, 1 << 31] {
+        let liar = Liar::new(&host);
+        liar.desk.up().tail.store(tail, SeqCst);
+        shared::futex_wake(liar.desk.up().tail);
+        assert_eq!(liar.verdict(), POSITIONS);
+    }
+    let mut liar = Liar::new(&host);
+    liar.desk.down().head.store(77, SeqCst);
+    liar.say(Up::Want { order: 0, count: 1 }.bits());
+    assert_eq!(liar.verdict(), POSITIONS);
+    bystander.checks_out();
+}
+
+#[test]
+fn who_does_not_read_its_answers_is_shown_out() {
+    let mut host = Host::new(512);
+    host.agent("");
+    let bystander = Bystander::new(&host);
+    let mut liar = Liar::new(&host);
+    for _ in 0..600 {
+        if socket::is_cut(liar.stream.as_raw_fd()) {
+            break;
+        }
+        liar.say(Up::Want { order: 0, count: 1 }.bits());
+        std::thread::sleep(Duration::from_micros(200));
+    }
+    assert_eq!(liar.verdict(), UNREAD);
+    bystander.checks_out();
+}
+
+/// A flood of sound requests: the flooder's own clerk is busy, and others are served.
+#[test]
+fn a_flood_is_served_and_others_too() {
+    let mut host = Host::new(512);
+    host.agent("");
+    let flooder = host.client();
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Relaxed) {
+                let held: Vec<Chunk> = (0..9).map(|order| flooder.alloc(order).unwrap()).collect();
+                held.into_iter().for_each(|chunk| flooder.free(chunk));
+                flooder.trim();
+            }
+        });
+        for _ in 0..10 {
+            Bystander::new(&host).checks_out();
+        }
+        stop.store(true, Relaxed);
+    });
+}
+
+/// What a liar held is nobody's while its process may still write to it, and is charged to its tenant.
+#[test]
+fn what_a_liar_mapped_is_kept_from_others_until_it_is_gone() {
+    let mut host = Host::new(512);
+    host.agent("quota=8");
+    let mut liar = Liar::new(&host);
+    liar.chunk();
+    liar.say(0);
+    assert_eq!(liar.verdict(), NONSENSE);
+    // This process lives, and with it the liar's block: 3 of 4 blocks are left.
+    let client = host.client();
+    let held: Vec<Chunk> = (0..3).map(|_| client.alloc(9).unwrap()).collect();
+    assert_eq!(client.alloc(9).unwrap_err(), AllocError::Quota);
+    held.into_iter().for_each(|chunk| client.free(chunk));
+}
+
+#[test]
+fn who_comes_again_must_be_known_and_right() {
+    let mut host = Host::new(512);
+    host.agent("");
+    let bystander = Bystander::new(&host);
+    let hello = Hello { magic: MAGIC, ..Hello::new_zeroed() };
+    let refused = |hello: Hello, declared: &[Declaration]| Liar::greeting(&host, hello, declared).err();
+    assert_eq!(refused(Hello { again: 1, token: [3; 16], ..hello }, &[]), Some(Some(Entry::Unknown)));
+    assert_eq!(refused(Hello { again: 2, ..hello }, &[]), Some(Some(Entry::Malformed)));
+    assert_eq!(refused(Hello { declared: u32::MAX, again: 1, ..hello }, &[]), Some(Some(Entry::Malformed)));
+    assert_eq!(refused(Hello { declared: 1, ..hello }, &[]), Some(Some(Entry::Malformed)));
+    assert_eq!(refused(Hello { magic: [0; 8], ..hello }, &[]), Some(Some(Entry::Malformed)));
+    assert_eq!(refused(Hello { job: [0xFF; 32], ..hello }, &[]), Some(Some(Entry::Malformed)));
+    // While it is here, nobody else is it, though he knew its token.
+    let mut liar = Liar::new(&host);
+    let own = liar.chunk();
+    assert_eq!(refused(Hello { again: 1, token: liar.token, ..hello }, &[]), Some(Some(Entry::Unknown)));
+    // After the agent's restart: what it declares must be what it has.
+    let token = liar.token;
+    host.kill_agent();
+    host.agent("");
+    let refused = |declared: &[Declaration]| {
+        Liar::greeting(&host, Hello { again: 1, declared: declared.len() as u32, token, ..hello }, declared).err()
+    };
+    let honest = Declaration { block: own.block.0, blocks: 1, map: [1 << own.first, 0, 0, 0, 0, 0, 0, 0] };
+    for lie in [
+        Declaration { map: [u64::MAX; 8], ..honest },
+        Declaration { block: own.block.0 + 1, ..honest },
+        Declaration { blocks: 2, ..honest },
+        Declaration { blocks: u32::MAX, block: u32::MAX, ..honest },
+    ] {
+        assert_eq!(refused(&[lie]), Some(Some(Entry::NotHeld)));
+    }
+    assert_eq!(refused(&[honest, honest]), Some(Some(Entry::NotHeld)));
+    assert_eq!(refused(&[honest]), None);
+    drop(bystander);
+}
+
+#[test]
+fn strangers_who_say_nothing_keep_nobody_out_for_long() {
+    let mut host = Host::new(512);
+    host.agent("");
+    let strangers: Vec<UnixStream> = (0..200).filter_map(|_| UnixStream::connect(host.socket()).ok()).collect();
+    let begun = Instant::now();
+    Bystander::new(&host).checks_out();
+    assert!(begun.elapsed() < Duration::from_secs(8), "{:?}", begun.elapsed());
+    drop(strangers);
+}
+
+/// Whatever a desk holds, by a seed: the agent lives and serves others. `FARMEM_FUZZ_SEEDS=n` for more.
+#[test]
+fn any_words_at_all() {
+    let seeds: u64 = std::env::var("FARMEM_FUZZ_SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(120);
+    // Whoever was shown out keeps a place as long as its process lives, and all are this one: some at a time.
+    for first in (0..seeds).step_by(100) {
+        let mut host = Host::new(512);
+        host.agent("");
+        let bystander = Bystander::new(&host);
+        (first..seeds.min(first + 100)).for_each(|seed| write_anything(&host, seed));
+        bystander.checks_out();
+        assert!(std::path::Path::new(&format!("/proc/{}", host.agent_pid())).exists());
+    }
+}
+
+fn write_anything(host: &Host, seed: u64) {
+    let mut random = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut draw = |below: u64| {
+        random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (random >> 33) % below
+    };
+    let mut liar = Liar::new(host);
+    let own = liar.chunk();
+    for _ in 0..40 {
+        match draw(12) {
+            // Mostly what is nearly right, so that it gets far.
+            0..=4 => {
+                let first = (draw(512) >> 2) as u16;
+                let piece = Piece { block: own.block, first: if draw(3) == 0 { first } else { own.first }, order: 0 };
+                let order = draw(10) as u8;
+                let words = [
+                    Up::Free(piece),
+                    Up::Want { order, count: draw(6) as u32 + 1 },
+                    Up::Run(draw(4) as u32 + 1),
+                    Up::Map(own.block),
+                ];
+                liar.say(words[draw(4) as usize].bits());
+            }
+            5 => liar.say((draw(8)) << 60 | draw(1 << 12) << 48 | draw(1 << 31)),
+            6 => liar.desk.up().tail.store(draw(1 << 31) as u32, SeqCst),
+            7 => liar.desk.down().head.store(draw(600) as u32, SeqCst),
+            8 => liar.desk.up().head.store(draw(1 << 31) as u32, SeqCst),
+            9 => liar.desk.down().tail.store(draw(1 << 31) as u32, SeqCst),
+            10 => liar.desk.up().sleeping.store(draw(3) as u32, SeqCst),
+            _ => liar.desk.up().entries[draw(512) as usize].store(draw(u64::MAX), SeqCst),
+        }
+        if draw(4) == 0 {
+            shared::futex_wake(liar.desk.up().tail);
+        }
+        if draw(40) == 0 {
+            let _ = liar.stream.write_all(b"what?");
+        }
+    }
+}
