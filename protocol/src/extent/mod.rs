@@ -15,6 +15,8 @@
 //! * [`step`]: how operations, which do no I/O, get their verbs carried out.
 //! * [`claim`], [`release`]: taking and giving back; [`block`]: what needs no verb.
 //! * [`reclaim`]: what the node does before a unit is FREE again; [`hints`].
+//! * [`reshape`]: publish, split, merge; [`recover`]: what a dead owner left.
+//! * [`check`]: recounting everything.
 //! * [`table`]: all of it in plain memory, for tests and simulations.
 //! * [`rules`]: bugs to seed, for testing the checkers.
 //!
@@ -30,6 +32,7 @@
 //! | *drain* | waiting until every verb admitted so far has ended |
 
 pub mod block;
+pub mod check;
 pub mod claim;
 pub mod geometry;
 pub mod guard;
@@ -39,7 +42,9 @@ pub mod owner;
 mod pipe;
 pub mod place;
 pub mod reclaim;
+pub mod recover;
 pub mod release;
+pub mod reshape;
 pub mod rules;
 mod search;
 pub mod step;
@@ -58,7 +63,9 @@ pub use geometry::{Geometry, Hint, Target};
 pub use key::Key;
 pub use place::{Level, Place};
 pub use reclaim::{Reclaim, Reclaimed};
+pub use recover::{Recover, Recovered};
 pub use release::{Grant, Release};
+pub use reshape::{Reshape, Reshaped};
 pub use step::{Actor, Answer, Failed, Operation, Step, Verb};
 pub use table::Table;
 pub use word::{Claimant, Generation, Owner, State, Word};

@@ -106,7 +106,7 @@ impl Reclaim {
     }
 
     fn enter_free(&mut self) {
-        let worn = self.word.generation().is_worn() && !self.actor.rules.broken(Bug::FreeWorn);
+        let worn = self.word.generation().is_worn();
         let state = if worn { State::Bad } else { State::Free };
         self.swaps = vec![Swap::new(self.place, self.word, Word::plain(state, self.word.generation()))];
         self.enter(Phase::Free, 1);

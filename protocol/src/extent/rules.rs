@@ -35,8 +35,6 @@ pub enum Bug {
     NoClaimant,
     /// A run that meets a unit in use forgets what it has claimed so far.
     RunWithoutRollback,
-    /// Recovery of an owner begins before its verbs have ended.
-    RecoverBeforeDead,
     /// Recovery passes over a unit that its owner was splitting.
     RecoverSkipsSplitting,
     /// Recovery frees without quarantine.
@@ -47,8 +45,30 @@ pub enum Bug {
     KeepChildren,
     /// The node frees a child whose parent is not open.
     FreeUnderClosed,
-    /// The node frees a quarantined unit that wears out.
-    FreeWorn,
+}
+
+impl Bug {
+    /// All of them.
+    pub const ALL: [Bug; 18] = [
+        Bug::SkipGeneration,
+        Bug::PublishParentFirst,
+        Bug::PublishWithoutQuarantine,
+        Bug::NoDrain,
+        Bug::NoScrub,
+        Bug::ReleaseToFree,
+        Bug::MergeWithoutFreeze,
+        Bug::MergeWithoutParent,
+        Bug::MergeWithoutThaw,
+        Bug::ReadBack,
+        Bug::AssumeFailed,
+        Bug::NoClaimant,
+        Bug::RunWithoutRollback,
+        Bug::RecoverSkipsSplitting,
+        Bug::RecoverToFree,
+        Bug::SplitParentFirst,
+        Bug::KeepChildren,
+        Bug::FreeUnderClosed,
+    ];
 }
 
 /// The rules that an actor keeps: all of them.

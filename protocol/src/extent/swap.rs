@@ -53,7 +53,11 @@ impl Swap {
             Answer::Found(found) => Word(found),
             // Only where reading back is the seeded bug: the word as it is stands for the outcome.
             Answer::Words(words) => match words.first().map(|&word| Word(word)) {
-                Some(word) if word == self.old => return Ok(Swapped::Failed(word)),
+                Some(word) if word == self.old && self.new.state().is_named() => return Ok(Swapped::Failed(word)),
+                Some(word) if word == self.old => {
+                    self.unsure = false;
+                    return Ok(Swapped::Again);
+                }
                 Some(word) => word,
                 None => return Ok(Swapped::Again),
             },

@@ -1,0 +1,188 @@
+//! A client: it runs its program through the real operations.
+
+use crate::world::{Action, Client, Doing, Item, Scenario, Violation, World};
+use farmem_protocol::extent::claim::Want;
+use farmem_protocol::extent::guard::Words;
+use farmem_protocol::extent::owner::Lease;
+use farmem_protocol::extent::{
+    Answer, Failed, Level, Operation, Recover, Release, Reshape, Reshaped, State, Step, Target, Verb,
+};
+
+impl World {
+    pub(crate) fn can_start(&self, scenario: &Scenario, client: &Client) -> bool {
+        if client.out || client.doing.is_some() {
+            return false;
+        }
+        let program = &scenario.clients[self.number(client)].2;
+        match program.get(client.at as usize) {
+            Some(Action::Recover(owner)) => self.memory.owner(*owner).lease() == Lease::Dead,
+            _ => false,
+        }
+    }
+
+    fn number(&self, client: &Client) -> usize {
+        self.clients.iter().position(|other| std::ptr::eq(other, client)).expect("one of ours")
+    }
+
+    pub(crate) fn answer(&mut self, number: usize, answer: Answer<'_>) {
+        let client = &mut self.clients[number];
+        match &mut client.doing {
+            Some(Doing::Claim) => client.claimer.complete(answer),
+            Some(Doing::Release(release)) => release.complete(answer),
+            Some(Doing::Reshape(reshape)) => reshape.complete(answer),
+            Some(Doing::Recover(recover)) => recover.complete(answer),
+            Some(Doing::Reclaim(_)) | None => {}
+        }
+    }
+
+    /// A client goes on until it has to wait.
+    pub(crate) fn pump(&mut self, scenario: &Scenario, number: usize) -> Result<(), Violation> {
+        loop {
+            if self.clients[number].out {
+                return Ok(());
+            }
+            if self.clients[number].doing.is_none() {
+                if !self.clients[number].queue.is_empty() || !self.start(scenario, number) {
+                    return Ok(());
+                }
+                continue;
+            }
+            let client = &mut self.clients[number];
+            let verb = match client.doing.as_mut().expect("seen above") {
+                Doing::Claim => match client.claimer.step() {
+                    Step::Verb(verb) => verb,
+                    Step::Done(outcome) => {
+                        client.doing = None;
+                        match outcome {
+                            Ok(grants) => client.held.extend(grants),
+                            Err(failed) => ended(client, number, failed)?,
+                        }
+                        continue;
+                    }
+                    _ => return Ok(()),
+                },
+                Doing::Release(release) => match release.step() {
+                    Step::Verb(verb) => verb,
+                    Step::Done(outcome) => {
+                        client.doing = None;
+                        if let Err(failed) = outcome {
+                            ended(client, number, failed)?;
+                        }
+                        continue;
+                    }
+                    _ => return Ok(()),
+                },
+                Doing::Reshape(reshape) => match reshape.step() {
+                    Step::Verb(verb) => verb,
+                    Step::Done(outcome) => {
+                        client.doing = None;
+                        match outcome {
+                            Ok(Reshaped::Done(grants)) => client.held.extend(grants),
+                            Ok(Reshaped::NotNow(_)) => {}
+                            Err(failed) => ended(client, number, failed)?,
+                        }
+                        continue;
+                    }
+                    _ => return Ok(()),
+                },
+                Doing::Recover(recover) => match recover.step() {
+                    Step::Verb(verb) => verb,
+                    Step::Done(outcome) => {
+                        client.doing = None;
+                        if let Err(failed) = outcome {
+                            ended(client, number, failed)?;
+                        }
+                        continue;
+                    }
+                    _ => return Ok(()),
+                },
+                Doing::Reclaim(_) => return Err("a client reclaims".into()),
+            };
+            // Hints may say anything, so it does not matter when they are read.
+            if let Verb::Read { at: Target::Hint { .. }, .. } = verb
+                && client.queue.is_empty()
+            {
+                let words = self.memory.read(&verb);
+                self.answer(number, Answer::Words(&words));
+                continue;
+            }
+            client.queue.push_back(Item::Words(verb));
+        }
+    }
+
+    /// Begins the client's next action; false if there is none, or it must wait.
+    fn start(&mut self, scenario: &Scenario, number: usize) -> bool {
+        let geometry = scenario.geometry;
+        let Some(&action) = scenario.clients[number].2.get(self.clients[number].at as usize) else { return false };
+        if let Action::Recover(owner) = action
+            && self.memory.owner(owner).lease() != Lease::Dead
+        {
+            return false;
+        }
+        let free = |level: Level| {
+            let mut places = self.memory.places();
+            places.find(|&place| place.level == level && self.memory.word(place).is(State::Free))
+        };
+        let split = if let Action::Split(level) = action { free(level) } else { None };
+        let client = &mut self.clients[number];
+        client.at += 1;
+        let actor = client.actor;
+        let want = match action {
+            Action::Claim(level) => Some(Want::one(level)),
+            Action::Run(level, count) => Want::run(&geometry, level, count),
+            Action::Some(level, count) => Some(Want::some(level, count)),
+            _ => None,
+        };
+        if let Some(want) = want {
+            client.claimer.begin(want);
+            client.doing = Some(Doing::Claim);
+        }
+        match action {
+            Action::Release if !client.held.is_empty() => {
+                let grant = client.held.remove(0);
+                client.given = Some(grant);
+                client.doing = Some(Doing::Release(Release::new(actor, grant)));
+            }
+            Action::Publish(in_use) => {
+                if let Some(at) = client.held.iter().position(|grant| grant.place.level != Level::Chunk) {
+                    let grant = client.held.remove(at);
+                    let reshape = Reshape::publish(actor, geometry, grant, [in_use, 0, 0, 0, 0, 0, 0, 0]);
+                    client.doing = Some(Doing::Reshape(Box::new(reshape)));
+                }
+            }
+            Action::Split(_) => {
+                if let Some(place) = split {
+                    client.doing = Some(Doing::Reshape(Box::new(Reshape::split(actor, geometry, place))));
+                }
+            }
+            Action::Write => {
+                if let Some(&grant) = client.held.first() {
+                    client.queue.push_back(Item::Bytes { grant, stale: false });
+                }
+            }
+            Action::WriteAfterFree => {
+                if let Some(grant) = client.given {
+                    client.queue.push_back(Item::Bytes { grant, stale: true });
+                }
+            }
+            Action::Recover(owner) => {
+                client.doing = Some(Doing::Recover(Box::new(Recover::new(actor, geometry, owner))));
+            }
+            _ => {}
+        }
+        true
+    }
+}
+
+/// An operation of a client has failed.
+fn ended(client: &mut Client, number: usize, failed: Failed) -> Result<(), Violation> {
+    match failed {
+        Failed::Fenced => {
+            client.out = true;
+            client.queue.clear();
+            Ok(())
+        }
+        Failed::NoSpace | Failed::Contended | Failed::OverQuota => Ok(()),
+        Failed::Lost => Err(format!("client {number} lost what it held: {:?}", client.given)),
+    }
+}

@@ -1,0 +1,111 @@
+//! The node's NIC: clients' verbs are admitted, take effect, and are judged.
+
+use crate::world::{Flight, Item, Scenario, Violation, World};
+use farmem_protocol::extent::guard::{Words, admits, permits};
+use farmem_protocol::extent::rules::Rules;
+use farmem_protocol::extent::{Answer, Geometry, Place, State, Target, Verb, Word};
+
+impl World {
+    pub(crate) fn client_moves(&mut self, scenario: &Scenario, number: usize) -> Result<(), Violation> {
+        match self.clients[number].queue.pop_front() {
+            None => {}
+            Some(Item::Bytes { grant, stale }) => {
+                let actor = self.clients[number].actor;
+                let live = self.is_admitted(scenario, number);
+                let len = 1;
+                if live && admits(&scenario.geometry, grant.key(), actor.owner, 0, len, &self.memory).is_ok() {
+                    if stale {
+                        return Err(format!("a key of {grant:?}, given back before, was admitted"));
+                    }
+                    self.flying.push(Flight { owner: actor.owner, place: grant.place, awaited: false });
+                } else if live && !stale {
+                    return Err(format!("the key of {grant:?}, which client {number} holds, was refused"));
+                }
+            }
+            Some(Item::Words(verb)) => match self.carry_out(scenario, number, &verb)? {
+                Some(words) if matches!(verb, Verb::Read { .. }) => self.answer(number, Answer::Words(&words)),
+                Some(found) => self.answer(number, Answer::Found(found[0])),
+                None => self.answer(number, Answer::Refused),
+            },
+        }
+        self.pump(scenario, number)
+    }
+
+    /// A verb of a client comes to the NIC; None if it is refused.
+    pub(crate) fn carry_out(
+        &mut self,
+        scenario: &Scenario,
+        number: usize,
+        verb: &Verb,
+    ) -> Result<Option<Vec<u64>>, Violation> {
+        if !self.is_admitted(scenario, number) {
+            return Ok(None);
+        }
+        match *verb {
+            Verb::Read { .. } => Ok(Some(self.memory.read(verb))),
+            Verb::Cas { at, old, new } => {
+                let Target::Word(place) = at else { return Err("a CAS of no descriptor word".into()) };
+                let found = self.memory.word(place);
+                let owner = self.clients[number].actor.owner;
+                if found.0 == old
+                    && scenario.fences
+                    && let Err(denied) = permits(&scenario.geometry, place, found, Word(new), owner, &self.memory)
+                    && scenario.rules == Rules::SOUND
+                {
+                    return Err(format!("an honest CAS of {place:?} {found:?} → {:?} was denied: {denied}", Word(new)));
+                }
+                self.cas(verb).map(|found| Some(vec![found]))
+            }
+        }
+    }
+
+    pub(crate) fn is_admitted(&self, scenario: &Scenario, number: usize) -> bool {
+        let client = &self.clients[number];
+        !scenario.fences || self.memory.owner(client.actor.owner).admits(client.incarnation)
+    }
+
+    /// A CAS takes effect, perhaps.
+    pub(crate) fn cas(&mut self, verb: &Verb) -> Result<u64, Violation> {
+        let Verb::Cas { at: Target::Word(place), old, new } = *verb else { return Err("not a CAS of a word".into()) };
+        let (found, new) = (self.memory.word(place), Word(new));
+        if found.0 != old {
+            return Ok(found.0);
+        }
+        self.memory.set(place, new);
+        let geometry = *self.memory.geometry();
+        let chunks = geometry.chunks(place);
+        if new.is(State::Free) {
+            if let Some(chunk) = chunks.clone().find(|&chunk| !self.memory.bytes[chunk as usize].is_node()) {
+                let whose = self.memory.bytes[chunk as usize];
+                return Err(format!("{place:?} is free with bytes of owner {} in it", whose.slot()));
+            }
+            if self.flying.iter().any(|flight| overlap(&geometry, flight.place, place)) {
+                return Err(format!("{place:?} is free with a WRITE to it still under way"));
+            }
+        }
+        if found.is(State::Free) && new.is(State::Owned) {
+            // Whoever holds a unit has written to all of it.
+            for chunk in chunks {
+                self.memory.bytes[chunk as usize] = new.owner();
+            }
+        }
+        Ok(found.0)
+    }
+
+    pub(crate) fn land(&mut self, at: usize) -> Result<(), Violation> {
+        let flight = self.flying.remove(at);
+        for chunk in self.memory.geometry().chunks(flight.place) {
+            let word = self.memory.word(self.memory.speaker(chunk));
+            if !word.is(State::Quarantine) && !word.is_held_by(flight.owner) {
+                return Err(format!("a WRITE of owner {} lands in {word:?}", flight.owner.slot()));
+            }
+            self.memory.bytes[chunk as usize] = flight.owner;
+        }
+        Ok(())
+    }
+}
+
+fn overlap(geometry: &Geometry, one: Place, other: Place) -> bool {
+    let (one, other) = (geometry.chunks(one), geometry.chunks(other));
+    one.start < other.end && other.start < one.end
+}

@@ -1,0 +1,227 @@
+//! Small worlds, each about one part of the protocol.
+
+use crate::world::Action::{self, Claim, Publish, Release, Run, Split, Write, WriteAfterFree};
+use crate::world::Scenario;
+use farmem_protocol::extent::rules::{Bug, Rules};
+use farmem_protocol::extent::{Geometry, Level, Owner};
+
+const GIANT: Level = Level::Giant;
+const BLOCK: Level = Level::Block;
+const CHUNK: Level = Level::Chunk;
+
+/// One giant of two blocks of two chunks.
+fn small() -> Geometry {
+    Geometry::tiny(2, 4, 1, 1).expect("a geometry")
+}
+
+fn scenario(name: &'static str, whole: u32, clients: Vec<(u16, u16, Vec<Action>)>) -> Scenario {
+    Scenario {
+        name,
+        geometry: small(),
+        whole,
+        clients,
+        losses: 0,
+        expiries: 0,
+        mortal: 0b10,
+        crashes: 0,
+        merges: 0,
+        splits: 0,
+        rules: Rules::SOUND,
+        fences: true,
+        drains_the_dead: true,
+        drains_words: true,
+        eager: false,
+        generation: 1,
+        lies: (0, 0),
+    }
+}
+
+/// With an owner that lies.
+pub fn lies() -> Vec<Scenario> {
+    let one_block = Geometry::tiny(1, 4, 0, 1).expect("a geometry");
+    let one_giant = Geometry::tiny(2, 4, 1, 0).expect("a geometry");
+    let mortal = Scenario { mortal: 0b1000, expiries: 1, geometry: one_block, ..scenario("", 0, vec![]) };
+    vec![
+        Scenario { name: "a liar alone", lies: (4, 1), ..mortal.clone() },
+        Scenario {
+            name: "a liar beside a block",
+            lies: (4, 1),
+            clients: vec![(1, 0, vec![Claim(BLOCK), Release])],
+            ..mortal.clone()
+        },
+        Scenario {
+            name: "a liar beside a chunk",
+            lies: (4, 1),
+            clients: vec![(1, 0, vec![Claim(CHUNK), Release])],
+            ..mortal.clone()
+        },
+        Scenario {
+            name: "a liar while the node merges",
+            lies: (3, 1),
+            merges: 1,
+            clients: vec![(1, 0, vec![Split(BLOCK), Claim(CHUNK)])],
+            ..mortal.clone()
+        },
+        Scenario {
+            name: "a liar beside a giant",
+            geometry: one_giant,
+            whole: 1,
+            lies: (4, 1),
+            clients: vec![(1, 0, vec![Claim(GIANT)])],
+            ..mortal
+        },
+    ]
+}
+
+/// All of them.
+pub fn all() -> Vec<Scenario> {
+    let block_life = vec![Claim(BLOCK), Write, Release, WriteAfterFree];
+    vec![
+        Scenario {
+            losses: 1,
+            expiries: 1,
+            ..scenario("claim and give back", 0, vec![(1, 0, block_life.clone()), (2, 0, vec![Claim(BLOCK), Release])])
+        },
+        Scenario {
+            losses: 2,
+            ..scenario(
+                "lost answers",
+                0,
+                vec![(1, 0, vec![Claim(BLOCK), Release, Claim(BLOCK)]), (2, 0, vec![Claim(BLOCK), Release])],
+            )
+        },
+        Scenario {
+            losses: 2,
+            ..scenario(
+                "two queue pairs of one owner",
+                0,
+                vec![(1, 0, vec![Claim(BLOCK)]), (1, 1, vec![Claim(BLOCK), Release])],
+            )
+        },
+        Scenario {
+            expiries: 1,
+            crashes: 1,
+            losses: 1,
+            ..scenario(
+                "publish",
+                0,
+                vec![(1, 0, vec![Claim(BLOCK), Write, Publish(1), Release]), (2, 0, vec![Claim(CHUNK), Write])],
+            )
+        },
+        Scenario {
+            merges: 1,
+            crashes: 1,
+            ..scenario(
+                "publish, then merge",
+                0,
+                vec![
+                    (1, 0, vec![Claim(BLOCK), Publish(1), Release]),
+                    (2, 0, vec![Claim(CHUNK), Release, Claim(BLOCK)]),
+                ],
+            )
+        },
+        Scenario {
+            merges: 1,
+            losses: 1,
+            expiries: 1,
+            ..scenario(
+                "split, then merge",
+                1,
+                vec![(1, 0, vec![Split(GIANT), Claim(BLOCK), Release]), (2, 0, vec![Claim(GIANT), Release])],
+            )
+        },
+        Scenario {
+            merges: 2,
+            crashes: 1,
+            ..scenario(
+                "three levels",
+                1,
+                vec![
+                    (1, 0, vec![Split(GIANT), Split(BLOCK), Claim(CHUNK), Release]),
+                    (2, 0, vec![Claim(GIANT), Release]),
+                ],
+            )
+        },
+        Scenario {
+            expiries: 1,
+            ..scenario(
+                "runs",
+                0,
+                vec![(1, 0, vec![Run(BLOCK, 2), Release, Release]), (2, 0, vec![Claim(BLOCK), Release])],
+            )
+        },
+        Scenario {
+            expiries: 2,
+            mortal: 0b110,
+            crashes: 1,
+            ..scenario(
+                "recovery by a peer that dies too",
+                1,
+                vec![
+                    (1, 0, vec![Split(GIANT), Claim(BLOCK), Publish(2)]),
+                    (2, 0, vec![Action::Recover(Owner::new(1)), Claim(BLOCK)]),
+                ],
+            )
+        },
+        Scenario {
+            generation: u32::MAX - 257,
+            merges: 1,
+            ..scenario(
+                "units wear out",
+                0,
+                vec![
+                    (1, 0, vec![Claim(BLOCK), Release, Claim(BLOCK), Publish(1), Release]),
+                    (2, 0, vec![Claim(CHUNK), Claim(BLOCK), Release]),
+                ],
+            )
+        },
+        Scenario {
+            expiries: 1,
+            merges: 1,
+            ..scenario(
+                "three clients",
+                0,
+                vec![
+                    (1, 0, vec![Claim(BLOCK), Publish(1)]),
+                    (2, 0, vec![Claim(CHUNK), Release]),
+                    (3, 0, vec![Claim(BLOCK), Release]),
+                ],
+            )
+        },
+    ]
+}
+
+/// Scenarios in which a rule is broken, by the name of what is broken. Each must be found out.
+pub fn mutants() -> Vec<(String, Scenario)> {
+    let named =
+        |name: &str| all().into_iter().chain(lies()).find(|scenario| scenario.name == name).expect("a scenario");
+    let by_bug = |bug: Bug| match bug {
+        Bug::SkipGeneration | Bug::NoDrain | Bug::NoScrub | Bug::ReleaseToFree | Bug::RecoverToFree => {
+            "claim and give back"
+        }
+        Bug::ReadBack | Bug::AssumeFailed => "lost answers",
+        Bug::NoClaimant => "two queue pairs of one owner",
+        Bug::PublishParentFirst | Bug::PublishWithoutQuarantine | Bug::KeepChildren | Bug::FreeUnderClosed => "publish",
+        Bug::MergeWithoutFreeze | Bug::MergeWithoutParent | Bug::MergeWithoutThaw => "publish, then merge",
+        Bug::RecoverSkipsSplitting => "three levels",
+        Bug::SplitParentFirst => "split, then merge",
+        Bug::RunWithoutRollback => "runs",
+    };
+    let mut mutants: Vec<(String, Scenario)> = Bug::ALL
+        .into_iter()
+        .map(|bug| {
+            let eager = bug == Bug::FreeUnderClosed;
+            (format!("{bug:?}"), Scenario { rules: Rules::without(bug), eager, ..named(by_bug(bug)) })
+        })
+        .collect();
+    // Rules that the node keeps, not the operations.
+    let node = [
+        ("NoFenceBeforeRecovery", Scenario { fences: false, ..named("claim and give back") }),
+        ("RecoverBeforeVerbsHaveEnded", Scenario { drains_the_dead: false, ..named("a liar alone") }),
+        ("DrainPassesOverWords", Scenario { drains_words: false, ..named("a liar alone") }),
+        ("KeepChildrenOfALiar", Scenario { rules: Rules::without(Bug::KeepChildren), ..named("a liar alone") }),
+        ("NoDrainAfterALiar", Scenario { rules: Rules::without(Bug::NoDrain), ..named("a liar alone") }),
+    ];
+    mutants.extend(node.map(|(name, scenario)| (name.to_string(), scenario)));
+    mutants
+}
