@@ -5,7 +5,7 @@ use farmem_protocol::extent::claim::Want;
 use farmem_protocol::extent::guard::Words;
 use farmem_protocol::extent::owner::Lease;
 use farmem_protocol::extent::{
-    Answer, Failed, Level, Operation, Recover, Release, Reshape, Reshaped, State, Step, Target, Verb,
+    Answer, Claimer, Failed, Level, Operation, Recover, Release, Reshape, Reshaped, State, Step, Target, Verb,
 };
 
 impl World {
@@ -18,6 +18,27 @@ impl World {
             Some(Action::Recover(owner)) => self.memory.owner(*owner).lease() == Lease::Dead,
             _ => false,
         }
+    }
+
+    /// Whether a client can register anew, or use the new lease of its owner.
+    pub(crate) fn can_rejoin(&self, client: &Client) -> bool {
+        let word = self.memory.owner(client.actor.owner);
+        client.out && (word.lease() == Lease::Vacant || word.lease() == Lease::Live && !word.admits(client.incarnation))
+    }
+
+    /// It does, with empty hands; and goes on with its program.
+    pub(crate) fn rejoin(&mut self, scenario: &Scenario, number: usize) -> Result<(), Violation> {
+        let owner = self.clients[number].actor.owner;
+        if let Some(registered) = self.memory.owner(owner).registered() {
+            self.memory.set_owner(owner, registered);
+        }
+        let client = &mut self.clients[number];
+        client.incarnation = self.memory.owner(owner).incarnation();
+        client.claimer = Claimer::new(client.actor, scenario.geometry);
+        client.given = client.held.first().copied().or(client.given);
+        client.held.clear();
+        client.out = false;
+        self.pump(scenario, number)
     }
 
     fn number(&self, client: &Client) -> usize {

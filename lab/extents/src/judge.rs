@@ -25,7 +25,10 @@ impl World {
                 if word != grant.word || !self.memory.is_visible(grant.place) {
                     return Err(format!("client {number} lost {grant:?}, which is {word:?}"));
                 }
-                let others = self.clients.iter().filter(|other| !std::ptr::eq(*other, client));
+                let others = self
+                    .clients
+                    .iter()
+                    .filter(|other| !std::ptr::eq(*other, client) && other.actor.owner == client.actor.owner);
                 if others.into_iter().any(|other| !other.out && other.held.contains(grant)) {
                     return Err(format!("two clients hold {grant:?}"));
                 }

@@ -29,8 +29,8 @@ struct Lie {
 pub(crate) struct Liar {
     owner: Owner,
     under_way: [Option<Lie>; 2],
-    lies: u8,
-    writes: u8,
+    lies: u16,
+    writes: u16,
 }
 
 const STATES: [State; 5] = [State::Free, State::Owned, State::Quarantine, State::Splitting, State::Shared];
@@ -77,11 +77,13 @@ impl World {
                 Some(_) => moves.push(Move::Ask(queue as u8)),
                 // Queue pairs are alike: the second is used when the first is busy.
                 None if self.liar.lies > 0 && live && (queue == 0 || self.liar.under_way[0].is_some()) => {
-                    let all = self.memory.places().flat_map(|place| STATES.map(|state| (place, state)));
-                    let conceivable = all.filter(|&(place, state)| {
+                    let mine = self.memory.places().filter(|&place| {
                         let word = self.memory.word(place);
-                        is_conceivable(word.state(), state)
-                            && (!word.state().is_named() || word.owner() == self.liar.owner)
+                        !word.state().is_named() || word.owner() == self.liar.owner
+                    });
+                    let conceivable = mine.flat_map(|place| {
+                        let from = self.memory.word(place).state();
+                        STATES.into_iter().filter(move |&to| is_conceivable(from, to)).map(move |to| (place, to))
                     });
                     moves.extend(conceivable.map(|(place, state)| Move::Lie(queue as u8, place, state)));
                 }

@@ -1,11 +1,38 @@
-//! Explores every scenario and prints what was seen.
+//! `farmem-extents [LIMIT]` explores every scenario, at most LIMIT states of each, and prints what
+//! was seen. `farmem-extents sim SEED [SEEDS [ACTIONS]]` runs the histories of seeds, `farmem-extents
+//! figures` measures what the pure parts cost.
 
 use farmem_extents::explore::{explore, tell};
 use farmem_extents::scenarios;
+use farmem_extents::simulation::simulate;
+use farmem_protocol::extent::rules::Rules;
+use std::process::ExitCode;
 
-fn main() {
-    let limit = std::env::args().nth(1).and_then(|arg| arg.parse().ok()).unwrap_or(10_000_000);
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let numbers: Option<Vec<u64>> = args.iter().skip(1).map(|arg| arg.parse().ok()).collect();
+    match (args.first().map(String::as_str), numbers.as_deref()) {
+        (None, _) => histories(usize::MAX),
+        (Some("figures"), Some([])) => {
+            farmem_extents::figures::print();
+            ExitCode::SUCCESS
+        }
+        (Some("sim"), Some(&[seed])) => seeds(seed, 1, 200),
+        (Some("sim"), Some(&[seed, count])) => seeds(seed, count, 200),
+        (Some("sim"), Some(&[seed, count, actions])) => seeds(seed, count, actions as usize),
+        (Some(limit), Some([])) if limit.parse::<usize>().is_ok() => histories(limit.parse().unwrap_or(usize::MAX)),
+        _ => {
+            eprintln!(
+                "usage: farmem-extents [LIMIT] | farmem-extents sim SEED [SEEDS [ACTIONS]] | farmem-extents figures"
+            );
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn histories(limit: usize) -> ExitCode {
     println!("{:<36}{:>12}{:>12}{:>10}{:>9}", "scenario", "states", "moves", "ends", "seconds");
+    let mut states = 0;
     for scenario in scenarios::all().into_iter().chain(scenarios::lies()) {
         let started = std::time::Instant::now();
         let found = explore(&scenario, limit);
@@ -14,7 +41,24 @@ fn main() {
         println!("{:<36}{:>12}{:>12}{:>10}{seconds:>9.1}{cut}", scenario.name, found.states, found.moves, found.ends);
         if let Some((wrong, moves)) = found.wrong {
             println!("{}\n{wrong}", tell(&scenario, &moves));
-            std::process::exit(1);
+            return ExitCode::FAILURE;
+        }
+        states += found.states;
+    }
+    println!("{:<36}{states:>12}", "in all, nothing wrong");
+    ExitCode::SUCCESS
+}
+
+fn seeds(first: u64, count: u64, actions: usize) -> ExitCode {
+    for seed in first..first + count {
+        match simulate(seed, actions, Rules::SOUND) {
+            Ok(summary) => println!("seed {seed}: {summary:?}"),
+            Err((wrong, summary)) => {
+                println!("seed {seed}: WRONG: {wrong}, after {summary:?}");
+                println!("replay: cargo run -p farmem-extents -- sim {seed} 1 {actions}");
+                return ExitCode::FAILURE;
+            }
         }
     }
+    ExitCode::SUCCESS
 }

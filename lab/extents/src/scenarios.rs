@@ -33,6 +33,7 @@ fn scenario(name: &'static str, whole: u32, clients: Vec<(u16, u16, Vec<Action>)
         eager: false,
         generation: 1,
         lies: (0, 0),
+        rejoins: false,
     }
 }
 
@@ -160,6 +161,19 @@ pub fn all() -> Vec<Scenario> {
                 vec![
                     (1, 0, vec![Split(GIANT), Claim(BLOCK), Publish(2)]),
                     (2, 0, vec![Action::Recover(Owner::new(1)), Claim(BLOCK)]),
+                ],
+            )
+        },
+        Scenario {
+            expiries: 1,
+            losses: 1,
+            rejoins: true,
+            ..scenario(
+                "the same owner again",
+                0,
+                vec![
+                    (1, 0, vec![Claim(BLOCK), Write, Claim(BLOCK), WriteAfterFree]),
+                    (2, 0, vec![Claim(BLOCK), Release]),
                 ],
             )
         },

@@ -57,17 +57,17 @@ pub struct Scenario {
     /// Owner, claimant and program of each client.
     pub clients: Vec<(u16, u16, Vec<Action>)>,
     /// Answers that may be lost.
-    pub losses: u8,
+    pub losses: u16,
     /// Owners whose lease may expire: as many, of those whose bit is set.
-    pub expiries: u8,
+    pub expiries: u16,
     /// Bits of owners.
     pub mortal: u64,
     /// Times the daemon may die.
-    pub crashes: u8,
+    pub crashes: u16,
     /// Merges and splits that the daemon may begin.
-    pub merges: u8,
+    pub merges: u16,
     /// Splits that the daemon may begin.
-    pub splits: u8,
+    pub splits: u16,
     /// The rules that operations keep.
     pub rules: Rules,
     /// Whether an expired owner is fenced: its verbs refused.
@@ -81,7 +81,9 @@ pub struct Scenario {
     /// What all generations are at the start.
     pub generation: u32,
     /// CAS and WRITEs that the last owner of the table, who has no program, makes up by itself.
-    pub lies: (u8, u8),
+    pub lies: (u16, u16),
+    /// Whether clients whose lease has ended register anew and go on.
+    pub rejoins: bool,
 }
 
 /// An operation under way.
@@ -147,11 +149,11 @@ pub struct World {
     pub(crate) daemon: Daemon,
     pub(crate) late: Vec<(u8, Verb)>,
     pub(crate) flying: Vec<Flight>,
-    pub(crate) losses: u8,
-    pub(crate) expiries: u8,
-    pub(crate) crashes: u8,
-    pub(crate) merges: u8,
-    pub(crate) splits: u8,
+    pub(crate) losses: u16,
+    pub(crate) expiries: u16,
+    pub(crate) crashes: u16,
+    pub(crate) merges: u16,
+    pub(crate) splits: u16,
     pub(crate) liar: Liar,
 }
 
@@ -186,6 +188,8 @@ pub enum Move {
     Die(Owner),
     /// No word names a dead owner.
     Vacate(Owner),
+    /// A client whose lease has ended is another incarnation now.
+    Rejoin(u8),
     /// The NIC loads a word for a made-up CAS of the liar's queue pair, to this state.
     Lie(u8, Place, State),
     /// The guard is asked about it.
@@ -270,6 +274,7 @@ impl World {
                     }
                 }
                 None if self.can_start(scenario, client) => moves.push(Move::Client(number)),
+                None if scenario.rejoins && self.can_rejoin(client) => moves.push(Move::Rejoin(number)),
                 None => {}
             }
         }
@@ -372,6 +377,7 @@ impl World {
                 let word = self.memory.owner(owner).vacated().ok_or("only the dead leave")?;
                 self.memory.set_owner(owner, word);
             }
+            Move::Rejoin(number) => self.rejoin(scenario, number as usize)?,
             Move::Lie(..) | Move::Ask(_) | Move::Swap(_) | Move::Intrude(_) => {
                 self.liar_moves_on(scenario, movement)?
             }

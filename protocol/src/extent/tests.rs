@@ -403,3 +403,195 @@ mod claim_tests {
         (outcome.unwrap(), verbs)
     }
 }
+
+mod guard_tests {
+    use super::guard::{Denied, Words, admits, permits};
+    use super::*;
+
+    /// Any table at all: every word and lease is drawn, possible or not.
+    struct Anything<'a> {
+        words: &'a [u64],
+        leases: &'a [u8],
+    }
+
+    impl Words for Anything<'_> {
+        fn word(&self, place: Place) -> Word {
+            Word(self.words[(place.level as usize * 7 + place.index as usize) % self.words.len()])
+        }
+        fn owner(&self, owner: Owner) -> OwnerWord {
+            let lease = [Lease::Vacant, Lease::Live, Lease::Fenced, Lease::Dead]
+                [self.leases[owner.slot() as usize] as usize % 4];
+            OwnerWord::new(lease, 0)
+        }
+    }
+
+    fn any_word() -> impl Strategy<Value = u64> {
+        (0u64..8, 0u16..4, 0u8..3, 0u16..2, prop_oneof![0u32..4, u32::MAX - 2..=u32::MAX]).prop_map(
+            |(state, owner, order, claimant, generation)| {
+                Word::new(
+                    State::from_bits(state),
+                    Owner::new(owner),
+                    order,
+                    Claimant::new(claimant),
+                    Generation(generation),
+                )
+                .0
+            },
+        )
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(20_000))]
+
+        /// Whatever the table says, an owner can only do what the table of transitions has: its own
+        /// words, the next generation, nobody else's name, nothing that only the node may do.
+        #[test]
+        fn no_table_permits_more_than_the_rules(
+            words in prop::collection::vec(any_word(), 24), leases in prop::collection::vec(0u8..4, 4),
+            level in 0usize..3, index in 0u32..4, old in any_word(), new in any_word(), who in 0u16..4, follows: bool,
+        ) {
+            let geometry = Geometry::tiny(4, 4, 1, 1).unwrap();
+            let table = Anything { words: &words, leases: &leases };
+            let (old, who) = (Word(old), Owner::new(who));
+            let new = match (follows, old.generation().next()) {
+                (true, Some(next)) => Word(new & !0xffff_ffff | next.0 as u64),
+                _ => Word(new),
+            };
+            let place = Place { level: Level::ALL[level], index };
+            if let Ok(charge) = permits(&geometry, place, old, new, who, &table) {
+                prop_assert_eq!(table.owner(who).lease(), Lease::Live);
+                prop_assert!(!who.is_node());
+                prop_assert_eq!(Some(new.generation()), old.generation().next());
+                prop_assert!(new.is_canonical());
+                prop_assert!(!new.state().is_named() || new.owner() == who);
+                let dead = !old.owner().is_node() && table.owner(old.owner()).lease() == Lease::Dead;
+                let possible = match (old.state(), new.state()) {
+                    (State::Free, State::Owned) => true,
+                    (State::Free, State::Splitting) => place.level != Level::Chunk,
+                    (State::Owned, State::Quarantine) => old.owner() == who || dead,
+                    (State::Owned | State::Splitting, State::Shared) => old.owner() == who && place.level != Level::Chunk,
+                    (State::Splitting, State::Splitting) => dead && old.owner() != who,
+                    (State::Absent, State::Free | State::Owned | State::Quarantine) => {
+                        let parent = geometry.parent(place).map(|parent| table.word(parent));
+                        parent.is_some_and(|parent| parent.owner() == who && parent.state().is_named())
+                    }
+                    _ => false,
+                };
+                prop_assert!(possible, "{place:?}: {old:?} to {new:?} by {who:?}");
+                let whole = geometry.chunks_of(place.level) as i64;
+                prop_assert!(charge.chunks.abs() <= whole);
+            }
+        }
+
+        /// Admission: only by the very word that the key was made from, and never beyond the unit.
+        #[test]
+        fn no_table_admits_more_than_the_word_says(
+            words in prop::collection::vec(any_word(), 24), key: u64, level in 1u64..4, index in 0u64..5,
+            tag in any_word(), who in 0u16..4, offset in 0u64..4 << 20, len in 0u64..4 << 20, wild: bool,
+        ) {
+            let geometry = Geometry::tiny(4, 4, 1, 1).unwrap();
+            let table = Anything { words: &words, leases: &[1; 4] };
+            let key = if wild { Key(key) } else { Key(level << 62 | index << 32 | tag & 0xffff_ffff) };
+            if let Ok(bytes) = admits(&geometry, key, Owner::new(who), offset, len, &table) {
+                let Subject::Unit(place) = key.subject() else { panic!("a window is no unit") };
+                let word = table.word(place);
+                prop_assert!(geometry.has(place) && word.is_held_by(Owner::new(who)) && word.generation() == key.tag());
+                let unit = geometry.bytes(place);
+                prop_assert!(unit.start <= bytes.start && bytes.end <= unit.end && bytes.end - bytes.start == len);
+            }
+        }
+    }
+
+    /// What an owner holds is what its charges add up to, through claim, publication and release.
+    #[test]
+    fn charges_add_up_to_what_is_held() {
+        let geometry = Geometry::tiny(2, 4, 1, 2).unwrap();
+        let mut table = Table::new(geometry, 0);
+        let owner = Owner::new(1);
+        table.enlist(owner);
+        let actor = Actor::new(owner, Claimant::new(0));
+        let mut charged = 0;
+        let mut guarded = |table: &mut Table, verb: &Verb, room: &mut [u64; 64]| {
+            if let Verb::Cas { at: Target::Word(place), old, new } = *verb
+                && table.word(place).0 == old
+            {
+                let charge = permits(&geometry, place, Word(old), Word(new), owner, table).unwrap();
+                assert_eq!(charge.owner, owner);
+                charged += charge.chunks;
+            }
+            let answer = match table.carry_out(verb, room) {
+                Answer::Found(found) => return (None, found),
+                Answer::Words(words) => Some(words.to_vec()),
+                _ => None,
+            };
+            (answer, 0)
+        };
+        fn drive<O: Operation>(
+            table: &mut Table,
+            operation: &mut O,
+            guarded: &mut impl FnMut(&mut Table, &Verb, &mut [u64; 64]) -> (Option<Vec<u64>>, u64),
+        ) -> O::Outcome {
+            let mut posted = std::collections::VecDeque::new();
+            let mut room = [0; 64];
+            loop {
+                match operation.step() {
+                    Step::Verb(verb) => posted.push_back(verb),
+                    Step::Wait => match guarded(table, &posted.pop_front().unwrap(), &mut room) {
+                        (Some(words), _) => operation.complete(Answer::Words(&words)),
+                        (None, found) => operation.complete(Answer::Found(found)),
+                    },
+                    Step::Done(outcome) => return outcome,
+                    _ => unreachable!(),
+                }
+            }
+        }
+        let mut claimer = Claimer::new(actor, geometry);
+        claimer.begin(Want::one(Level::Block));
+        let block = drive(&mut table, &mut claimer, &mut guarded).unwrap()[0];
+        let mut publish = Reshape::publish(actor, geometry, block, [0b101, 0, 0, 0, 0, 0, 0, 0]);
+        let Ok(Reshaped::Done(chunks)) = drive(&mut table, &mut publish, &mut guarded) else { panic!("published") };
+        assert_eq!(chunks.len(), 2);
+        drive(&mut table, &mut Release::new(actor, chunks[0]), &mut guarded).unwrap();
+        assert_eq!(charged, 1);
+        let recount = check::recount(&geometry, &table);
+        assert_eq!(recount.held[&owner], 1);
+        assert_eq!((recount.problems.len(), recount.total()), (0, 8));
+    }
+
+    #[test]
+    fn refusals_say_why() {
+        let geometry = Geometry::tiny(4, 4, 1, 1).unwrap();
+        let mut table = Table::new(geometry, 0);
+        for slot in 1..3 {
+            table.enlist(Owner::new(slot));
+        }
+        let (me, other) = (Owner::new(1), Owner::new(2));
+        let owned = |owner, generation| Word::new(State::Owned, owner, 0, Claimant::new(0), Generation(generation));
+        let free = table.word(Place::block(0));
+        let permits = |table: &Table, place, old, new| permits(&geometry, place, old, new, me, table);
+        assert!(permits(&table, Place::block(0), free, owned(me, 2)).is_ok());
+        assert_eq!(permits(&table, Place::block(0), free, owned(me, 3)), Err(Denied::Generation));
+        assert_eq!(permits(&table, Place::block(0), free, owned(other, 2)), Err(Denied::Malformed));
+        assert_eq!(permits(&table, Place::block(9), free, owned(me, 2)), Err(Denied::Nowhere));
+        table.set(Place::block(0), owned(other, 2));
+        let given = Word::plain(State::Quarantine, Generation(3));
+        assert_eq!(permits(&table, Place::block(0), owned(other, 2), given), Err(Denied::NotYours));
+        assert!(table.lease(other, OwnerWord::fenced).is_some());
+        assert_eq!(permits(&table, Place::block(0), owned(other, 2), given), Err(Denied::NotYours));
+        assert!(table.lease(other, OwnerWord::died).is_some());
+        assert!(permits(&table, Place::block(0), owned(other, 2), given).is_ok(), "the dead are anybody's to recover");
+        table.set(Place::block(1), owned(me, 2));
+        let shared = Word::plain(State::Shared, Generation(3));
+        assert_eq!(permits(&table, Place::block(1), owned(me, 2), shared), Err(Denied::Children));
+        let (chunk, zero) = (Place::chunk(2), Word::ZERO);
+        assert_eq!(permits(&table, chunk, zero, Word::plain(State::Free, Generation(1))), Err(Denied::Parent));
+        let key = Key::of(Place::block(1), owned(me, 2)).unwrap();
+        assert_eq!(admits(&geometry, key, other, 0, 1, &table), Err(Denied::NotYours));
+        assert_eq!(admits(&geometry, key, me, 8192, 1, &table), Err(Denied::OutOfRange));
+        assert_eq!(admits(&geometry, key, me, u64::MAX, 2, &table), Err(Denied::OutOfRange));
+        assert!(admits(&geometry, key, me, 8191, 1, &table).is_ok());
+        table.set(Place::block(1), given);
+        assert_eq!(admits(&geometry, key, me, 0, 1, &table), Err(Denied::Stale));
+        assert_eq!(admits(&geometry, Key::window(1, 1), me, 0, 1, &table), Err(Denied::NotAUnit));
+    }
+}
