@@ -6,6 +6,7 @@
 // It plays the caller of READ and WRITE.
 #![allow(unsafe_code)]
 
+mod units;
 mod windows;
 
 use crate::{Completion, ConnectError, ConnectOptions, GrantError, QueuePair, Refusal, Session};
@@ -33,7 +34,7 @@ pub const SLABS: usize = 4;
 /// # Panics
 /// When the back end breaks the contract.
 pub fn hold(subject: &Subject<'_>) {
-    let tests: [fn(&Subject<'_>); 16] = [
+    let tests: [fn(&Subject<'_>); 22] = [
         bytes_come_back,
         slabs_are_fresh_and_bounded,
         atomics_are_atomic,
@@ -50,6 +51,12 @@ pub fn hold(subject: &Subject<'_>) {
         windows::no_key_revives,
         windows::a_window_ends_with_its_slab,
         windows::many_invalidations_let_nothing_by,
+        units::a_unit_is_its_owners,
+        units::words_go_only_where_the_rules_let_them,
+        units::slabs_and_units_share_the_words,
+        units::a_member_that_ends_leaves_nothing,
+        units::a_window_ends_with_its_unit,
+        units::no_write_outlives_its_unit,
     ];
     for test in tests {
         test(subject);

@@ -138,7 +138,7 @@ impl Network {
 
     /// Bytes the node has lent.
     pub fn lent(&self) -> u64 {
-        self.state.lock().nic.as_ref().map_or(0, |nic| nic.lending.lent())
+        self.state.lock().nic.as_ref().map_or(0, |nic| nic.lent())
     }
 
     /// The time, in nanoseconds.
@@ -220,6 +220,7 @@ impl State {
             }
         }
         nic.expire(now);
+        while nic.keep(&|| 0) {}
     }
 }
 

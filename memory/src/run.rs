@@ -86,7 +86,7 @@ fn announce(config: &Config, node: &Node) {
         );
     }
     if config.huge {
-        match node.nic().lending.grant() {
+        match node.nic().lending.try_memory() {
             Ok(_) if node.nic().lending.reserve_was_empty() => eprintln!(
                 "farmem: --huge: no huge pages are reserved (vm.nr_hugepages); transparent ones are used where \
                  /sys/kernel/mm/transparent_hugepage/shmem_enabled allows"
@@ -102,7 +102,7 @@ fn tell_who_is_left(node: &Node, grace: Option<Duration>) {
     if members.is_empty() {
         return;
     }
-    let held: u64 = node.nic().lending.lent();
+    let held: u64 = node.nic().lent();
     match grace {
         Some(grace) => eprintln!(
             "farmem: going down: waiting up to {} s for {} programs that hold {} MiB",

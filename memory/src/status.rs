@@ -56,7 +56,7 @@ fn text(node: &Node) -> String {
         std::process::id(),
         listen.join(","),
         nic.lending.limit(),
-        nic.lending.lent(),
+        nic.lent(),
         nic.in_use(),
         nic.members().len(),
         moved(&nic.tally.read_bytes),

@@ -20,7 +20,7 @@ use crate::listen::Listener;
 use farmem_fabric::nic::Nic;
 use farmem_fabric::nic::engine::{Circumstances, Engine, Goodbye};
 use farmem_sys::epoll::{Epoll, Event, Waker};
-use farmem_sys::raw::{now_ns, yield_cpu};
+use farmem_sys::raw::{now_ns, thread_cpu_ns, yield_cpu};
 use farmem_sys::socket;
 use farmem_sys::sync::Lock;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -37,6 +37,10 @@ const HOT: usize = 4;
 const LOOKS_PER_EPOLL: u32 = 16;
 /// How often a worker looks for who has overstayed.
 const SWEEP_MS: i32 = 250;
+/// How often a worker that has other things to do keeps the pool: drains, scrubs.
+const KEEP_NS: u64 = 1_000_000;
+/// How long a worker sleeps while the pool waits for something to drain, in milliseconds.
+const DRAIN_MS: i32 = 1;
 /// How long a connection may take to say who it is.
 const STRANGER_NS: u64 = 10_000_000_000;
 /// Connections of a node, at most: beyond, the peer is told that it is full.
@@ -136,7 +140,7 @@ impl Worker {
     fn run(mut self) {
         let mut events = Vec::new();
         let (mut active_ns, mut swept_ns) = (0, now_ns());
-        let mut looks = 0u32;
+        let (mut looks, mut kept_ns) = (0u32, 0);
         while !self.shared.stop.load(Ordering::Relaxed) {
             let now = now_ns();
             let spinning = now.saturating_sub(active_ns) < SPIN_NS;
@@ -148,6 +152,7 @@ impl Worker {
             if !came && (!spinning || looks.is_multiple_of(LOOKS_PER_EPOLL)) {
                 // Worker 0 minds absent members, whoever else is there.
                 let idle = if self.index == 0 || self.connections.iter().any(Option::is_some) { SWEEP_MS } else { -1 };
+                let idle = if self.shared.nic.pool.is_unkept() { DRAIN_MS } else { idle };
                 if self.epoll.wait(&mut events, if spinning { 0 } else { idle }).is_err() {
                     // Nothing a retry would cure, but nothing to lose a whole node's memory for either.
                     std::thread::sleep(std::time::Duration::from_millis(10));
@@ -160,6 +165,11 @@ impl Worker {
                     swept_ns = now;
                     self.sweep(now);
                 }
+            }
+            // Not on anybody's way: when nothing else is to be done, or now and then.
+            if self.shared.nic.pool.is_unkept() && (!came || now.saturating_sub(kept_ns) > KEEP_NS) {
+                while self.shared.nic.keep(&thread_cpu_ns) && !came {}
+                kept_ns = now_ns();
             }
             if came {
                 active_ns = now_ns();

@@ -28,7 +28,7 @@ fn holds(node: &Node, addr: &NodeAddr, transport: Transport, mapped: bool) {
             assert_eq!(session.is_mapped(), mapped);
             Ok(session)
         },
-        lent: &|| node.nic().lending.lent(),
+        lent: &|| node.nic().lent(),
         pass: &|| std::thread::sleep(Duration::from_millis(1)),
     });
 }

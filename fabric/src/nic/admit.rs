@@ -106,7 +106,7 @@ impl Nic {
                 let grip = self.windows.admit(who, (index, generation), op, offset, len)?;
                 if self.stands(&grip.right) { Ok(grip) } else { Err(Status::Access) }
             }
-            KeyKind::Unit { .. } => self.pool.admit(member, key, offset, len),
+            KeyKind::Unit { .. } => self.pool.admit(&member.lease, key, offset, len),
             KeyKind::Service(_) => Err(Status::Access),
         }
     }

@@ -6,6 +6,8 @@
 //! scrubbed, when the last holder lets go *and* the last verb on it has ended:
 //! both hold the slab by reference, so neither has to know of the other.
 
+use super::pool::Pool;
+use super::pool::leases::Lease;
 use crate::mapping::{Mapping, Memfd};
 use farmem_protocol::addr::{SLAB_BYTES, SlabId};
 use farmem_sys::raw::Errno;
@@ -25,7 +27,7 @@ pub enum Backing {
 /// What is lent, of how much.
 #[derive(Debug)]
 pub struct Lending {
-    limit: u64,
+    pool: Arc<Pool>,
     lent: AtomicU64,
     peak: AtomicU64,
     next: AtomicU64,
@@ -47,7 +49,7 @@ impl Lending {
     /// Lends up to `limit` bytes, in whole slabs.
     pub fn new(limit: u64, backing: Backing) -> Lending {
         Lending {
-            limit: limit / SLAB_BYTES * SLAB_BYTES,
+            pool: Arc::new(Pool::new(limit, backing == Backing::Huge)),
             lent: AtomicU64::new(0),
             peak: AtomicU64::new(0),
             next: AtomicU64::new(1),
@@ -65,10 +67,15 @@ impl Lending {
 
     /// Bytes it lends, in all.
     pub fn limit(&self) -> u64 {
-        self.limit
+        self.pool.bytes()
     }
 
-    /// Bytes lent now.
+    /// The words that say who owns what.
+    pub fn pool(&self) -> &Arc<Pool> {
+        &self.pool
+    }
+
+    /// Bytes lent now as slabs.
     pub fn lent(&self) -> u64 {
         self.lent.load(Ordering::Relaxed)
     }
@@ -83,22 +90,22 @@ impl Lending {
         self.reserve_empty.load(Ordering::Relaxed)
     }
 
-    /// A fresh slab, zero.
-    pub fn grant(self: &Arc<Self>) -> Result<Arc<Slab>, NoSlab> {
-        let took = self.lent.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |lent| {
-            (lent + SLAB_BYTES <= self.limit).then_some(lent + SLAB_BYTES)
-        });
-        let Ok(before) = took else { return Err(NoSlab::Exhausted) };
+    /// A fresh slab, zero, in an owner's name.
+    pub fn grant(self: &Arc<Self>, lease: &Arc<Lease>) -> Result<Arc<Slab>, NoSlab> {
+        let first = self.pool.claim_slab(lease.owner()).ok_or(NoSlab::Exhausted)?;
+        let (memfd, mapping) = self.memory().map_err(|e| {
+            self.pool.free_slab(first);
+            NoSlab::System(e)
+        })?;
+        let id = SlabId(self.next.fetch_add(1, Ordering::Relaxed));
+        let before = self.lent.fetch_add(SLAB_BYTES, Ordering::Relaxed);
         self.peak.fetch_max(before + SLAB_BYTES, Ordering::Relaxed);
-        self.slab().inspect_err(|_| {
-            self.lent.fetch_sub(SLAB_BYTES, Ordering::Relaxed);
-        })
+        Ok(Arc::new(Slab { id, mapping, memfd, first, lending: Arc::clone(self), _lease: Arc::clone(lease) }))
     }
 
-    fn slab(self: &Arc<Self>) -> Result<Arc<Slab>, NoSlab> {
-        let (memfd, mapping) = self.memory().map_err(NoSlab::System)?;
-        let id = SlabId(self.next.fetch_add(1, Ordering::Relaxed));
-        Ok(Arc::new(Slab { id, mapping, memfd, lending: Arc::clone(self) }))
+    /// Whether the system would give a slab's memory now.
+    pub fn try_memory(&self) -> Result<(), Errno> {
+        self.memory().map(|_| ())
     }
 
     fn memory(&self) -> Result<(Memfd, Mapping), Errno> {
@@ -128,7 +135,11 @@ pub struct Slab {
     /// Its bytes.
     pub mapping: Mapping,
     memfd: Memfd,
+    /// The first of its blocks in the word table.
+    first: u32,
     lending: Arc<Lending>,
+    /// Its words name this owner, who lives as long.
+    _lease: Arc<Lease>,
 }
 
 impl Slab {
@@ -154,6 +165,7 @@ impl Drop for Slab {
         if !self.lending.left_alone.load(Ordering::Relaxed) {
             self.memfd.discard(0, SLAB_BYTES);
         }
+        self.lending.pool.free_slab(self.first);
         self.lending.lent.fetch_sub(SLAB_BYTES, Ordering::Relaxed);
     }
 }
@@ -165,15 +177,16 @@ mod tests {
     #[test]
     fn the_limit_holds_and_freed_slabs_can_be_had_again() {
         let lending = Arc::new(Lending::new(3 * SLAB_BYTES - 1, Backing::Small));
-        let (a, b) = (lending.grant().unwrap(), lending.grant().unwrap());
+        let lease = Arc::new(Lease::new(lending.pool()).unwrap());
+        let (a, b) = (lending.grant(&lease).unwrap(), lending.grant(&lease).unwrap());
         assert_ne!(a.id, b.id);
-        assert_eq!(lending.grant().unwrap_err(), NoSlab::Exhausted);
+        assert_eq!(lending.grant(&lease).unwrap_err(), NoSlab::Exhausted);
         a.mapping.faa(0, 1).unwrap();
         let verb_under_way = Arc::clone(&a);
         drop(a);
-        assert_eq!(lending.grant().unwrap_err(), NoSlab::Exhausted);
+        assert_eq!(lending.grant(&lease).unwrap_err(), NoSlab::Exhausted);
         drop(verb_under_way);
-        let c = lending.grant().unwrap();
+        let c = lending.grant(&lease).unwrap();
         assert_eq!((c.mapping.faa(0, 0), lending.lent()), (Some(0), 2 * SLAB_BYTES));
     }
 }

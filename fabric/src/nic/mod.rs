@@ -4,6 +4,7 @@
 //! * This file: *members* and what they hold.
 //! * [`engine`]: one connection: bytes in, verbs carried out, bytes out.
 //! * [`admit`]: from a key to memory, or a refusal. [`windows`]: keys for parts of it.
+//! * [`pool`]: the words that say who owns what.
 //! * [`epochs`]: when what was admitted under a revoked right has ended.
 //!
 //! The daemon runs it over epoll, the simulator in virtual time, the fuzzer on
@@ -39,9 +40,10 @@ use farmem_protocol::wire::{Answer, Hello, MAX_SEND_BYTES, REPLY_BYTES, Secret, 
 use farmem_sys::sync::Lock;
 use lending::{Lending, NoSlab, Slab};
 use pool::Pool;
+use pool::leases::Lease;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use windows::Windows;
 
 /// Members at one node, at most.
@@ -94,12 +96,14 @@ pub struct Nic {
     /// Windows bound and unbound.
     pub windows: Windows,
     /// The memory that is owned piece by piece.
-    pub pool: Pool,
+    pub pool: Arc<Pool>,
     /// Transfers under way.
     pub(crate) epochs: Epochs,
     /// Serial numbers given to members.
     serials: AtomicU64,
     members: Lock<BTreeMap<Secret, Arc<Member>>>,
+    /// Owners in whose names the slabs of runs are held.
+    runs: Lock<BTreeMap<Secret, Weak<Lease>>>,
     draining: AtomicBool,
     draw: Box<dyn Fn() -> Secret + Send + Sync>,
 }
@@ -111,8 +115,10 @@ pub struct Member {
     secret: Secret,
     /// Never given to another while the node lives; from 1.
     serial: u64,
-    /// By which descriptor words name it.
-    owner: u16,
+    /// By which descriptor words name what it claims.
+    lease: Lease,
+    /// And its run's slabs.
+    tenancy: Arc<Lease>,
     /// Joined through a Unix socket, whose end is the process's end, and does not outlive it.
     local: bool,
     grace_ns: u64,
@@ -148,7 +154,7 @@ impl Member {
 
     /// The id by which descriptor words name it.
     pub fn owner(&self) -> u16 {
-        self.owner
+        self.lease.owner().slot()
     }
 
     /// Bytes held.
@@ -181,12 +187,15 @@ impl Nic {
     pub fn new(lending: Lending, draw: impl Fn() -> Secret + Send + Sync + 'static) -> Nic {
         let bits = draw();
         let incarnation = bits.iter().take(8).fold(0, |word, &b| word << 8 | b as u64);
+        let pool = Arc::clone(lending.pool());
+        pool.inscribe(incarnation.max(1));
         Nic {
+            pool,
             lending: Arc::new(lending),
+            runs: Lock::new(BTreeMap::new()),
             tally: Tally::default(),
             incarnation: incarnation.max(1),
             windows: Windows::default(),
-            pool: Pool::default(),
             epochs: Epochs::default(),
             serials: AtomicU64::new(0),
             members: Lock::new(BTreeMap::new()),
@@ -229,6 +238,17 @@ impl Nic {
         next
     }
 
+    /// Does a piece of what the node does by itself: drains, scrubs, buries. False when there was
+    /// nothing to do now. `cpu_ns` is the caller's clock of CPU time.
+    pub fn keep(&self, cpu_ns: &dyn Fn() -> u64) -> bool {
+        self.pool.keep(&self.epochs, cpu_ns)
+    }
+
+    /// Bytes lent now: slabs, and units that somebody holds or that are not clean yet.
+    pub fn lent(&self) -> u64 {
+        self.lending.lent() + self.pool.held()
+    }
+
     /// Ends a membership.
     fn part(&self, member: &Arc<Member>) {
         self.members.lock().remove(&member.secret);
@@ -240,18 +260,42 @@ impl Nic {
         for index in windows {
             self.windows.discard(member.serial, index);
         }
+        member.lease.end();
         // Scrubbing takes milliseconds a slab: no lock is held here.
         drop(slabs);
     }
 
-    fn enrol(&self, run: Secret, pid: u32, local: bool, grace_ns: u64, connections: usize, now_ns: u64) -> Arc<Member> {
+    /// The owner of a run's slabs.
+    fn tenancy(&self, run: Secret) -> Option<Arc<Lease>> {
+        let mut runs = self.runs.lock();
+        if let Some(lease) = runs.get(&run).and_then(Weak::upgrade) {
+            return Some(lease);
+        }
+        runs.retain(|_, lease| lease.strong_count() > 0);
+        let lease = Arc::new(Lease::new(&self.pool)?);
+        runs.insert(run, Arc::downgrade(&lease));
+        Some(lease)
+    }
+
+    /// `None` when there are no more owners.
+    fn enrol(
+        &self,
+        run: Secret,
+        pid: u32,
+        local: bool,
+        grace_ns: u64,
+        connections: usize,
+        now_ns: u64,
+    ) -> Option<Arc<Member>> {
+        let (lease, tenancy) = (Lease::new(&self.pool)?, self.tenancy(run)?);
         let serial = self.serials.fetch_add(1, Ordering::Relaxed) + 1;
         let member = Arc::new(Member {
             run,
             pid,
             secret: (self.draw)(),
             serial,
-            owner: serial as u16 & 0x3fff,
+            lease,
+            tenancy,
             local,
             grace_ns,
             presence: Lock::new(Presence {
@@ -263,7 +307,7 @@ impl Nic {
             holds: Lock::new(Holds::default()),
         });
         self.members.lock().insert(member.secret, Arc::clone(&member));
-        member
+        Some(member)
     }
 
     fn join(&self, hello: &Hello, local: bool, now_ns: u64) -> Result<Arc<Member>, Verdict> {
@@ -279,12 +323,12 @@ impl Nic {
         let grace_ns = hello.grace_ms.get().min(MAX_GRACE_MS) * 1_000_000 + GRACE_MARGIN_NS;
         count(&self.tally.joined, 1);
         let local = local && hello.lasting == 0;
-        Ok(self.enrol(hello.run, hello.pid.get(), local, grace_ns, 1, now_ns))
+        self.enrol(hello.run, hello.pid.get(), local, grace_ns, 1, now_ns).ok_or(Verdict::Full)
     }
 
     /// The member that has this owner id now.
     fn member_of(&self, owner: u16) -> Option<Arc<Member>> {
-        self.members.lock().values().find(|member| member.owner == owner).cloned()
+        self.members.lock().values().find(|member| member.owner() == owner).cloned()
     }
 
     /// A SEND to one of the node's own queues.
@@ -341,7 +385,7 @@ impl Nic {
     }
 
     fn grant(&self, member: &Arc<Member>) -> Result<Arc<Slab>, (Status, u64)> {
-        match self.lending.grant() {
+        match self.lending.grant(&member.tenancy) {
             Ok(slab) if member.hold(Arc::clone(&slab)) => {
                 count(&self.tally.grants, 1);
                 Ok(slab)
@@ -386,7 +430,7 @@ impl Nic {
         for member in self.members() {
             slabs.extend(member.holds.lock().slabs.iter().map(|(id, slab)| (*id, Arc::clone(slab))));
         }
-        slabs.values().map(|slab| slab.taken()).sum()
+        slabs.values().map(|slab| slab.taken()).sum::<u64>() + self.pool.taken()
     }
 
     /// A member for a child about to be forked, holding what its parent holds.
@@ -395,6 +439,7 @@ impl Nic {
             return Err(Status::System);
         }
         let child = self.enrol(parent.run, parent.pid, parent.local, parent.grace_ns, 0, now_ns);
+        let child = child.ok_or(Status::System)?;
         let slabs: Vec<Arc<Slab>> = parent.holds.lock().slabs.values().cloned().collect();
         for slab in slabs {
             child.hold(slab);

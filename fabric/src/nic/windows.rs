@@ -225,12 +225,14 @@ impl Bound {
 mod tests {
     use super::*;
     use crate::nic::lending::{Backing, Lending};
+    use crate::nic::pool::leases::Lease;
     use farmem_protocol::addr::SLAB_BYTES;
     use farmem_protocol::key::KeyKind;
     use std::sync::Arc;
 
     fn bound() -> Bound {
-        let slab = Arc::new(Lending::new(SLAB_BYTES, Backing::Small)).grant().unwrap();
+        let lending = Arc::new(Lending::new(SLAB_BYTES, Backing::Small));
+        let slab = lending.grant(&Arc::new(Lease::new(lending.pool()).unwrap())).unwrap();
         Bound {
             memory: Memory::Slab(slab),
             base: 4096,

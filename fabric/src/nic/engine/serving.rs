@@ -10,6 +10,7 @@ use farmem_protocol::lines::Record;
 use farmem_protocol::wire::{Batch, Binding, Broken, Completion, MAX_SEND_BYTES, Op, REPLY_BYTES, Status, Verb};
 use farmem_sys::socket::Part;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use zerocopy::{FromBytes, IntoBytes};
 
 pub(super) struct Serving {
@@ -35,10 +36,10 @@ struct Writing {
 
 enum Into {
     Memory(Grip),
-    /// The word table: gathered, and judged when whole.
-    Words {
+    /// A word of the word table: gathered, and judged when whole.
+    Heartbeat {
         offset: u64,
-        bytes: Vec<u8>,
+        bytes: [u8; 8],
     },
     /// Refused: its bytes are dropped.
     Nothing(Status),
@@ -88,7 +89,13 @@ impl Serving {
             if let Some(writing) = self.writing.take() {
                 let status = match writing.into {
                     Into::Memory(_) => Status::Done,
-                    Into::Words { offset, bytes } => nic.pool.write(&self.member, offset, &bytes),
+                    Into::Heartbeat { offset, bytes } => match nic.pool.heartbeat(&self.member.lease, offset) {
+                        Ok(word) => {
+                            word.store(u64::from_le_bytes(bytes), Ordering::Release);
+                            Status::Done
+                        }
+                        Err(status) => status,
+                    },
                     Into::Nothing(status) => status,
                 };
                 self.complete(nic, output, status, 0);
@@ -109,11 +116,8 @@ impl Serving {
             Op::Write => {
                 count(&nic.tally.writes, 1);
                 count(&nic.tally.write_bytes, len as u64);
-                let into = if key == Key::WORDS {
-                    match nic.pool.may_write(offset, len) {
-                        Status::Done => Into::Words { offset, bytes: Vec::with_capacity(len as usize) },
-                        refused => Into::Nothing(refused),
-                    }
+                let into = if key == Key::WORDS && len == 8 {
+                    Into::Heartbeat { offset, bytes: [0; 8] }
                 } else {
                     match nic.admit(&self.member, self.queue, (key, op), offset, len as u64) {
                         Ok(grip) => Into::Memory(grip),
@@ -145,7 +149,7 @@ impl Serving {
                 let Some([expected, new]) = operands(input) else { return Ok(None) };
                 count(&nic.tally.cas, 1);
                 let old = if key == Key::WORDS {
-                    nic.pool.cas(&self.member, offset, expected, new)
+                    nic.pool.cas(&self.member.lease, offset, expected, new)
                 } else {
                     self.word(nic, key, op, offset, |grip| grip.memory.mapping().cas(grip.offset, expected, new))
                 };
@@ -156,7 +160,11 @@ impl Serving {
                 let Some([add]) = operands(input) else { return Ok(None) };
                 count(&nic.tally.faa, 1);
                 // Not on descriptor words: an addition cannot be judged by what it leads to.
-                let old = self.word(nic, key, op, offset, |grip| grip.memory.mapping().faa(grip.offset, add));
+                let old = if key == Key::WORDS {
+                    nic.pool.heartbeat(&self.member.lease, offset).map(|word| word.fetch_add(add, Ordering::AcqRel))
+                } else {
+                    self.word(nic, key, op, offset, |grip| grip.memory.mapping().faa(grip.offset, add))
+                };
                 self.settle(nic, output, old);
                 Ok(Some(8))
             }
@@ -289,7 +297,10 @@ impl Writing {
                 // Inside what was admitted. A refused WRITE's offset may be anything, and is not counted on.
                 grip.offset += n as u64;
             }
-            Into::Words { bytes, .. } => bytes.extend_from_slice(&input[..n]),
+            Into::Heartbeat { bytes, .. } => {
+                let from = bytes.len() - self.left as usize;
+                bytes[from..from + n].copy_from_slice(&input[..n]);
+            }
             Into::Nothing(_) => {}
         }
         self.left -= n as u32;

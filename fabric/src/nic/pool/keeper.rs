@@ -1,0 +1,316 @@
+//! What the node does itself: it makes units clean again, and buries owners.
+//!
+//! ```text
+//!  a CAS made a unit QUARANTINE ─► drain ─► scrub ─► FREE                        extent::reclaim
+//!  a lease ended (FENCED) ─► drain ─► DEAD ─► its words recovered ─► clean ─► VACANT    extent::recover
+//!  every chunk of a block is FREE again ─► MERGING ─► the block is FREE          extent::reshape
+//! ```
+//!
+//! None of it is on anybody's way: allocation finds units that are clean already.
+//! [`Pool::keep`] does a bounded piece of it and waits for nothing; whoever runs
+//! the node calls it between other things. One at a time: a scrub is not guarded by
+//! words.
+
+use super::Pool;
+use crate::nic::epochs::Epochs;
+use farmem_protocol::extent::geometry::{Hint, LINE, Target};
+use farmem_protocol::extent::guard::Words;
+use farmem_protocol::extent::owner::OwnerWord;
+use farmem_protocol::extent::place::{Level, Place};
+use farmem_protocol::extent::reclaim::{Reclaim, Reclaimed};
+use farmem_protocol::extent::recover::Recover;
+use farmem_protocol::extent::reshape::Reshape;
+use farmem_protocol::extent::step::{MAX_READ, Verb};
+use farmem_protocol::extent::word::{Owner, State, Word};
+use farmem_protocol::extent::{Actor, Answer, Operation, Step};
+use farmem_sys::sync::Lock;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// Units scrubbed by one call of [`Pool::keep`], at most: two milliseconds of a core.
+const SCRUBS: usize = 16;
+/// Words that one call looks through for chunks to reclaim, at most.
+const JOBS: usize = 1024;
+
+/// What the keeper has done.
+#[derive(Debug, Default)]
+#[allow(missing_docs)]
+pub struct Kept {
+    pub reclaimed: AtomicU64,
+    pub retired: AtomicU64,
+    pub merged: AtomicU64,
+    pub buried: AtomicU64,
+    pub scrubbed_bytes: AtomicU64,
+    /// CPU time of scrubbing, and of all else here, in nanoseconds.
+    pub scrub_ns: AtomicU64,
+    pub drain_ns: AtomicU64,
+}
+
+/// What waits for the keeper.
+#[derive(Default)]
+pub(super) struct Keeping {
+    inbox: Inbox,
+    at_work: Work,
+    /// Nothing waits, and nothing is at work.
+    pub busy: AtomicBool,
+    pub kept: Kept,
+}
+
+struct Inbox(Lock<Vec<Job>>);
+struct Work(Lock<VecDeque<(u64, Job)>>, AtomicU64);
+
+impl Default for Inbox {
+    fn default() -> Self {
+        Inbox(Lock::new(Vec::new()))
+    }
+}
+
+impl Default for Work {
+    fn default() -> Self {
+        Work(Lock::new(VecDeque::new()), AtomicU64::new(0))
+    }
+}
+
+enum Job {
+    /// A unit that went into quarantine.
+    Reclaim(Place, Task<Reclaim>),
+    /// A unit that was published: children may be in quarantine.
+    LookInto(Place),
+    /// A block whose chunks may all be free.
+    Merge(Task<Reshape>),
+    /// A fenced owner: since which epoch, whether it ever claimed.
+    Bury {
+        owner: Owner,
+        claimed: bool,
+        fenced: Option<u64>,
+    },
+    Recover {
+        owner: Owner,
+        task: Task<Recover>,
+    },
+    /// A recovered owner: when all that was reclaimed before is clean, nothing names it any more.
+    Vacate(Owner),
+}
+
+/// An operation and its verbs.
+struct Task<T> {
+    operation: Box<T>,
+    posted: VecDeque<Verb>,
+    draining: Option<u64>,
+}
+
+impl<T> Task<T> {
+    fn new(operation: T) -> Task<T> {
+        Task { operation: Box::new(operation), posted: VecDeque::new(), draining: None }
+    }
+}
+
+/// What one call may do and has.
+struct Turn<'a> {
+    epochs: &'a Epochs,
+    cpu_ns: &'a dyn Fn() -> u64,
+    scrubs: usize,
+    scrub_ns: u64,
+}
+
+impl Keeping {
+    fn give(&self, job: Job) {
+        self.inbox.0.lock().push(job);
+        self.busy.store(true, Ordering::Release);
+    }
+
+    pub fn look_into(&self, place: Place) {
+        self.give(Job::LookInto(place));
+    }
+
+    pub fn bury(&self, owner: Owner, claimed: bool) {
+        self.give(Job::Bury { owner, claimed, fenced: None });
+    }
+}
+
+impl Pool {
+    pub(super) fn reclaim(&self, place: Place) {
+        self.keeping.give(Job::Reclaim(place, Task::new(Reclaim::new(Actor::NODE, self.geometry, place))));
+    }
+
+    /// What the keeper has done so far.
+    pub fn kept(&self) -> &Kept {
+        &self.keeping.kept
+    }
+
+    /// Whether anything waits to be made clean.
+    #[inline]
+    pub fn is_unkept(&self) -> bool {
+        self.keeping.busy.load(Ordering::Acquire)
+    }
+
+    /// Does a piece of what waits. False when it found nothing that could be done now. `cpu_ns` is the
+    /// caller's clock. Not to be called in a section.
+    pub fn keep(&self, epochs: &Epochs, cpu_ns: &dyn Fn() -> u64) -> bool {
+        if !self.is_unkept() {
+            return false;
+        }
+        let Some(mut work) = self.keeping.at_work.0.try_lock() else { return false };
+        let begun = cpu_ns();
+        // Before the look into the inbox, so that what comes after it is not forgotten.
+        self.keeping.busy.store(false, Ordering::Release);
+        for job in std::mem::take(&mut *self.keeping.inbox.0.lock()) {
+            let number = self.keeping.at_work.1.fetch_add(1, Ordering::Relaxed);
+            work.push_back((number, job));
+        }
+        let mut turn = Turn { epochs, cpu_ns, scrubs: SCRUBS, scrub_ns: 0 };
+        let mut moved = false;
+        for _ in 0..work.len().min(JOBS) {
+            let Some((number, job)) = work.pop_front() else { break };
+            match self.work_at(job, number, &work, &mut turn) {
+                Some(job) => work.push_back((number, job)),
+                None => moved = true,
+            }
+        }
+        if !work.is_empty() {
+            self.keeping.busy.store(true, Ordering::Release);
+        }
+        drop(work);
+        self.keeping.kept.scrub_ns.fetch_add(turn.scrub_ns, Ordering::Relaxed);
+        let all = cpu_ns().saturating_sub(begun);
+        self.keeping.kept.drain_ns.fetch_add(all.saturating_sub(turn.scrub_ns), Ordering::Relaxed);
+        moved || turn.scrubs < SCRUBS
+    }
+
+    /// Goes on with a job. What is left of it.
+    fn work_at(&self, job: Job, number: u64, others: &VecDeque<(u64, Job)>, turn: &mut Turn<'_>) -> Option<Job> {
+        let kept = &self.keeping.kept;
+        match job {
+            Job::Reclaim(place, mut task) => match self.advance(&mut task, turn) {
+                None => return Some(Job::Reclaim(place, task)),
+                Some(Ok(Reclaimed::Freed(_))) => {
+                    kept.reclaimed.fetch_add(1, Ordering::Relaxed);
+                    self.merge_around(place);
+                }
+                Some(Ok(Reclaimed::Retired)) => drop(kept.retired.fetch_add(1, Ordering::Relaxed)),
+                // When the unit around it is published it is looked into; when that is reclaimed this is gone.
+                Some(Ok(Reclaimed::NotYet | Reclaimed::Nothing(_)) | Err(_)) => {}
+            },
+            Job::LookInto(place) => {
+                let (first, count) = self.geometry.children(place)?;
+                for child in (0..count).map(|n| first.plus(n)).filter(|&c| self.word(c).is(State::Quarantine)) {
+                    self.reclaim(child);
+                }
+            }
+            Job::Merge(mut task) => match self.advance(&mut task, turn) {
+                None => return Some(Job::Merge(task)),
+                Some(_) => drop(kept.merged.fetch_add(1, Ordering::Relaxed)),
+            },
+            Job::Bury { owner, claimed, fenced } => {
+                let fenced = fenced.unwrap_or_else(|| turn.epochs.now());
+                if !turn.epochs.is_over(fenced) {
+                    return Some(Job::Bury { owner, claimed, fenced: Some(fenced) });
+                }
+                kept.buried.fetch_add(1, Ordering::Relaxed);
+                self.lease_word(owner, OwnerWord::died);
+                if claimed {
+                    let task = Task::new(Recover::new(Actor::NODE, self.geometry, owner));
+                    return Some(Job::Recover { owner, task });
+                }
+                self.vacate(owner);
+            }
+            Job::Recover { owner, mut task } => match self.advance(&mut task, turn) {
+                None => return Some(Job::Recover { owner, task }),
+                Some(recovered) => {
+                    recovered.into_iter().flat_map(|sum| sum.quarantined).for_each(|place| self.reclaim(place));
+                    // Behind these.
+                    self.keeping.give(Job::Vacate(owner));
+                }
+            },
+            Job::Vacate(owner) => {
+                let earlier = |(n, job): &(u64, Job)| *n < number && matches!(job, Job::Reclaim(..) | Job::LookInto(_));
+                if others.iter().any(earlier) {
+                    return Some(Job::Vacate(owner));
+                }
+                self.vacate(owner);
+            }
+        }
+        None
+    }
+
+    /// An operation's next steps, up to a drain that is not over. Its outcome when it ends.
+    fn advance<T: Operation>(&self, task: &mut Task<T>, turn: &mut Turn<'_>) -> Option<T::Outcome> {
+        let mut room = [0; MAX_READ];
+        loop {
+            match task.operation.step() {
+                Step::Verb(verb) => task.posted.push_back(verb),
+                Step::Wait => {
+                    let verb = task.posted.pop_front()?;
+                    let answer = self.carry_out(&verb, &mut room);
+                    task.operation.complete(answer);
+                }
+                Step::Drain => {
+                    let since = *task.draining.get_or_insert_with(|| turn.epochs.now());
+                    if !turn.epochs.is_over(since) {
+                        return None;
+                    }
+                    task.draining = None;
+                    task.operation.complete(Answer::Ready);
+                }
+                Step::Scrub(place) => {
+                    if turn.scrubs == 0 {
+                        return None;
+                    }
+                    turn.scrubs -= 1;
+                    let begun = (turn.cpu_ns)();
+                    self.scrub(place);
+                    turn.scrub_ns += (turn.cpu_ns)().saturating_sub(begun);
+                    task.operation.complete(Answer::Ready);
+                }
+                Step::Done(outcome) => return Some(outcome),
+            }
+        }
+    }
+
+    /// A verb of the node's own, through the same words as everybody's.
+    fn carry_out<'a>(&self, verb: &Verb, room: &'a mut [u64; MAX_READ]) -> Answer<'a> {
+        match *verb {
+            Verb::Read { at, words } => {
+                let from = self.offset(at);
+                let room = &mut room[..words as usize];
+                for (n, word) in room.iter_mut().enumerate() {
+                    *word = self.at(from + 8 * n as u64).load(Ordering::SeqCst);
+                }
+                Answer::Words(room)
+            }
+            Verb::Cas { at: Target::Word(place), old, new } => Answer::Found(self.swap(place, Word(old), Word(new))),
+            // Operations change descriptor words only.
+            Verb::Cas { .. } => Answer::Refused,
+        }
+    }
+
+    /// Gives a unit's memory back to the system: it reads as zero.
+    fn scrub(&self, place: Place) {
+        let bytes = self.geometry.bytes(place);
+        if let Some(arena) = self.arena.get() {
+            arena.memfd.discard(bytes.start, bytes.end - bytes.start);
+        }
+        self.keeping.kept.scrubbed_bytes.fetch_add(bytes.end - bytes.start, Ordering::Relaxed);
+    }
+
+    /// Splits a giant, unless somebody is faster.
+    pub(super) fn split(&self, giant: Place) {
+        let epochs = Epochs::default();
+        let mut turn = Turn { epochs: &epochs, cpu_ns: &|| 0, scrubs: 0, scrub_ns: 0 };
+        // It drains and scrubs nothing.
+        self.advance(&mut Task::new(Reshape::split(Actor::NODE, self.geometry, giant)), &mut turn);
+    }
+
+    /// A chunk has become free: its block may be wholly so.
+    fn merge_around(&self, place: Place) {
+        let (Level::Chunk, Some(block)) = (place.level, self.geometry.parent(place)) else { return };
+        let chunks = self.geometry.chunks(block);
+        let whole = chunks.clone().step_by(LINE as usize).all(|chunk| {
+            let hint = Target::Hint { about: Hint::FreeChunks, line: chunk / LINE };
+            self.load(hint) == u64::MAX
+        });
+        if whole && self.word(block).is(State::Shared) {
+            self.keeping.give(Job::Merge(Task::new(Reshape::merge(Actor::NODE, self.geometry, block))));
+        }
+    }
+}

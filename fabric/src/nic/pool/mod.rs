@@ -1,0 +1,386 @@
+//! The node's memory, as its word table has it: who owns which 4 KiB.
+//!
+//! ```text
+//!            ┌──────────── word table (farmem_protocol::extent): one word a unit, owners, hints
+//!  slabs ────┤  a grant claims 32 blocks in it; the slab's bytes are a memfd of its own
+//!  extents ──┘  a host claims units itself, by CAS; their bytes are in the arena, one memfd
+//! ```
+//!
+//! Both draw on the same words, so that one table says who owns what, and the sum
+//! never exceeds what the node lends. Half of its giants begin in one piece, for
+//! extents of a GiB and more; slabs split them when the others are used up. The arena's place beneath a slab stays
+//! untouched, and takes no memory.
+//!
+//! * This file: what verbs may do to words, and to the memory they stand for.
+//! * [`leases`]: who is an owner.
+//! * [`keeper`]: what the node does itself: drain, scrub, recover.
+
+pub mod keeper;
+pub mod leases;
+
+use super::admit::{Grip, Memory, Right, WordRight};
+use crate::mapping::{Mapping, Memfd};
+use farmem_protocol::addr::SLAB_BYTES;
+use farmem_protocol::extent::geometry::{Hint, MAX_BLOCKS, Target};
+use farmem_protocol::extent::guard::{self, Denied, Words};
+use farmem_protocol::extent::owner::{MAX_OWNERS, OwnerField, OwnerWord};
+use farmem_protocol::extent::place::{BLOCK_BYTES, Level, Place};
+use farmem_protocol::extent::word::{Claimant, Owner, State, Word};
+use farmem_protocol::extent::{Geometry, hints, key};
+use farmem_protocol::key::Key;
+use farmem_protocol::wire::Status;
+use farmem_sys::raw::Errno;
+use farmem_sys::sync::Lock;
+use keeper::Keeping;
+use leases::{Lease, Vacant};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+/// Marks words of granted slabs, which only the node changes. No queue pair of a member may use it.
+pub const SLAB_CLAIMANT: Claimant = Claimant::new((1 << Claimant::BITS) - 1);
+/// Blocks of a slab.
+pub const SLAB_BLOCKS: u32 = (SLAB_BYTES / BLOCK_BYTES) as u32;
+/// log2 of a slab's chunks, as its words' order.
+const SLAB_ORDER: u8 = 14;
+
+/// The memory of units that hosts claim themselves.
+#[derive(Debug)]
+pub struct Arena {
+    mapping: Mapping,
+    memfd: Memfd,
+}
+
+impl Arena {
+    /// Its bytes.
+    #[inline]
+    pub fn mapping(&self) -> &Mapping {
+        &self.mapping
+    }
+}
+
+/// A node's memory and words.
+pub struct Pool {
+    geometry: Geometry,
+    table: Mapping,
+    arena: OnceLock<Arc<Arena>>,
+    huge: bool,
+    vacant: Lock<Vacant>,
+    keeping: Keeping,
+}
+
+impl std::fmt::Debug for Pool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Pool({:?})", self.geometry)
+    }
+}
+
+impl Pool {
+    /// Of `lend` bytes, in whole slabs; at most 4 TiB, which is what a word table can describe.
+    ///
+    /// # Panics
+    /// When the system has no memory even for an empty table, or `lend` is below one slab.
+    pub fn new(lend: u64, huge: bool) -> Pool {
+        let blocks = (lend / SLAB_BYTES).min((MAX_BLOCKS / SLAB_BLOCKS) as u64) as u32 * SLAB_BLOCKS;
+        let geometry = Geometry::with_owners(blocks, MAX_OWNERS).expect("a node lends at least one slab");
+        let bytes = geometry.table_bytes().next_multiple_of(4096);
+        let memory = Memfd::new(bytes, false).and_then(|memfd| Mapping::new(memfd.fd(), bytes as usize));
+        let table = memory.expect("a descriptor and address space for the word table");
+        let pool = Pool {
+            geometry,
+            table,
+            arena: OnceLock::new(),
+            huge,
+            vacant: Lock::new(Vacant::new(geometry.owners())),
+            keeping: Keeping::default(),
+        };
+        for level in [Level::Giant, Level::Block] {
+            for index in 0..geometry.count(level) {
+                let place = Place { level, index };
+                pool.set(place, geometry.initial(place, geometry.count(Level::Giant) / 2));
+            }
+        }
+        pool
+    }
+
+    /// The header is written when the node knows its incarnation.
+    pub(super) fn inscribe(&self, incarnation: u64) {
+        for (at, bytes) in self.geometry.header(incarnation).chunks_exact(8).enumerate() {
+            let word = bytes.iter().rev().fold(0u64, |word, &byte| word << 8 | byte as u64);
+            self.at(at as u64 * 8).store(word, Ordering::SeqCst);
+        }
+    }
+
+    /// What lies where in the table.
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// Bytes lent at most.
+    pub fn bytes(&self) -> u64 {
+        self.geometry.lent_bytes()
+    }
+
+    /// Bytes of the arena that the system has given.
+    pub fn taken(&self) -> u64 {
+        self.arena.get().map_or(0, |arena| arena.memfd.taken())
+    }
+
+    fn arena(&self) -> Result<&Arc<Arena>, Errno> {
+        if let Some(arena) = self.arena.get() {
+            return Ok(arena);
+        }
+        let memfd = Memfd::new(self.bytes(), false)?;
+        let mapping = Mapping::new(memfd.fd(), self.bytes() as usize)?;
+        if self.huge {
+            mapping.prefer_huge();
+        }
+        Ok(self.arena.get_or_init(|| Arc::new(Arena { mapping, memfd })))
+    }
+
+    /// A word of the table, by its offset, which was checked.
+    #[inline]
+    fn at(&self, offset: u64) -> &AtomicU64 {
+        self.table.word(offset).expect("an aligned offset inside the table")
+    }
+
+    #[inline]
+    fn offset(&self, target: Target) -> u64 {
+        self.geometry.offset(target).expect("a target of this geometry")
+    }
+
+    pub(super) fn load(&self, target: Target) -> u64 {
+        self.at(self.offset(target)).load(Ordering::SeqCst)
+    }
+
+    fn set(&self, place: Place, word: Word) {
+        self.at(self.offset(Target::Word(place))).store(word.0, Ordering::SeqCst);
+        self.follow(place, word);
+    }
+
+    /// The hints, after a word has changed. They may be wrong at any time.
+    fn follow(&self, place: Place, word: Word) {
+        hints::follow(&self.geometry, place, word, |hint, set, clear| {
+            let hint = self.at(self.offset(hint));
+            if set != 0 {
+                hint.fetch_or(set, Ordering::Relaxed);
+            }
+            if clear != 0 {
+                hint.fetch_and(!clear, Ordering::Relaxed);
+            }
+        });
+    }
+
+    /// An unguarded CAS of a descriptor word, for the node's own use. What it found.
+    fn swap(&self, place: Place, old: Word, new: Word) -> u64 {
+        let word = self.at(self.offset(Target::Word(place)));
+        match word.compare_exchange(old.0, new.0, Ordering::SeqCst, Ordering::SeqCst) {
+            Ok(found) => {
+                self.follow(place, new);
+                found
+            }
+            Err(found) => found,
+        }
+    }
+
+    /// Whether the word that admitted a verb still says so.
+    #[inline]
+    pub(super) fn stands(&self, right: &WordRight) -> bool {
+        self.at(right.word as u64 * 8).load(Ordering::SeqCst) == right.value
+    }
+
+    /// Admits a verb on a unit, by its key. In a section of the epochs.
+    pub(super) fn admit(&self, who: &Lease, key: Key, offset: u64, len: u64) -> Result<Grip, Status> {
+        let key = key::Key(key.0);
+        let key::Subject::Unit(place) = key.subject() else { return Err(Status::Access) };
+        let bytes = guard::admits(&self.geometry, key, who.owner(), offset, len, self).map_err(|_| Status::Access)?;
+        let word = self.word(place);
+        // Read again: the same, or no longer admitted. A slab's bytes are not here.
+        if word.generation() != key.tag() || word.claimant() == SLAB_CLAIMANT || !self.is_live(who) {
+            return Err(Status::Access);
+        }
+        let arena = self.arena().map_err(|_| Status::System)?;
+        let right = WordRight { word: (self.offset(Target::Word(place)) / 8) as u32, value: word.0 };
+        Ok(Grip { memory: Memory::Pool(Arc::clone(arena)), offset: bytes.start, right: Right::Word(right) })
+    }
+
+    fn is_live(&self, who: &Lease) -> bool {
+        self.owner(who.owner()).admits(who.incarnation())
+    }
+
+    /// A READ of the table, each word by itself.
+    pub(super) fn read(&self, offset: u64, len: u32) -> Option<Vec<u8>> {
+        let end = offset.checked_add(len as u64)?;
+        if !offset.is_multiple_of(8) || !len.is_multiple_of(8) || end > self.geometry.table_bytes() {
+            return None;
+        }
+        let mut bytes = Vec::with_capacity(len as usize);
+        for at in (offset..end).step_by(8) {
+            bytes.extend_from_slice(&self.at(at).load(Ordering::Acquire).to_le_bytes());
+        }
+        Some(bytes)
+    }
+
+    /// A WRITE or FAA of the table, by its owner: of its own heartbeat, and of nothing else.
+    pub(super) fn heartbeat(&self, who: &Lease, offset: u64) -> Result<&AtomicU64, Status> {
+        match self.geometry.target(offset) {
+            Some(Target::Owner(owner, OwnerField::Heartbeat)) if owner == who.owner() && self.is_live(who) => {
+                Ok(self.at(offset))
+            }
+            _ => Err(Status::Access),
+        }
+    }
+
+    /// A guarded CAS. What it found; it took effect if that is what was expected. In a section.
+    pub(super) fn cas(&self, who: &Lease, offset: u64, expected: u64, new: u64) -> Result<u64, Status> {
+        if !self.is_live(who) {
+            return Err(Status::Access);
+        }
+        let place = match self.geometry.target(offset) {
+            Some(Target::Word(place)) => place,
+            _ => return self.heartbeat(who, offset).map(|word| exchange(word, expected, new)),
+        };
+        // In this order: see `guard`.
+        let (old, new) = (self.word(place), Word(new));
+        if old.0 != expected {
+            return Ok(old.0);
+        }
+        let charge = guard::permits(&self.geometry, place, old, new, who.owner(), self)
+            .and_then(|charge| self.is_member_matter(old, new).map(|()| charge))
+            .map_err(|_| Status::Access)?;
+        let held = self.at(self.offset(Target::Owner(charge.owner, OwnerField::Held)));
+        let quota = self.load(Target::Owner(charge.owner, OwnerField::Quota));
+        let before = held.fetch_add(charge.chunks as u64, Ordering::AcqRel);
+        let undo = || held.fetch_sub(charge.chunks as u64, Ordering::AcqRel);
+        if charge.chunks > 0 && before.saturating_add(charge.chunks as u64) > quota {
+            undo();
+            return Err(Status::Exhausted);
+        }
+        // Before: who buries the owner looks for its words, or need not.
+        who.has_claimed();
+        let found = exchange(self.at(offset), old.0, new.0);
+        if found != old.0 {
+            undo();
+            return Ok(found);
+        }
+        self.follow(place, new);
+        match new.state() {
+            State::Quarantine => self.reclaim(place),
+            State::Shared => self.keeping.look_into(place),
+            _ => {}
+        }
+        Ok(found)
+    }
+
+    /// Slabs' words are the node's to change.
+    fn is_member_matter(&self, old: Word, new: Word) -> Result<(), Denied> {
+        let slabs = |word: Word| word.is(State::Owned) && word.claimant() == SLAB_CLAIMANT;
+        if slabs(old) || slabs(new) { Err(Denied::Transition) } else { Ok(()) }
+    }
+
+    /// Claims the words of a slab's blocks, for an owner. The first of them; `None` when no 32
+    /// neighbours are free, and no giant can be split.
+    pub(super) fn claim_slab(&self, owner: Owner) -> Option<u32> {
+        loop {
+            if let Some(first) = self.claim_neighbours(owner) {
+                return Some(first);
+            }
+            let whole = (0..self.geometry.count(Level::Giant)).rev().map(Place::giant);
+            let whole = whole.into_iter().find(|&giant| self.word(giant).is(State::Free))?;
+            self.split(whole);
+        }
+    }
+
+    fn claim_neighbours(&self, owner: Owner) -> Option<u32> {
+        // From the end: hosts' own claims begin wherever their search does, and compact slabs leave them room.
+        let firsts = (0..self.geometry.count(Level::Block)).step_by(SLAB_BLOCKS as usize).rev();
+        for first in firsts {
+            let claimed = (first..first + SLAB_BLOCKS).take_while(|&block| self.claim_slab_block(block, owner)).count();
+            if claimed == SLAB_BLOCKS as usize {
+                return Some(first);
+            }
+            self.free_blocks(first, claimed as u32);
+        }
+        None
+    }
+
+    fn claim_slab_block(&self, block: u32, owner: Owner) -> bool {
+        let place = Place::block(block);
+        let old = self.word(place);
+        let Some(next) = old.generation().next() else { return false };
+        let new = Word::new(State::Owned, owner, SLAB_ORDER, SLAB_CLAIMANT, next);
+        old.is(State::Free) && !old.generation().is_worn() && self.swap(place, old, new) == old.0
+    }
+
+    /// A slab is gone, and its bytes with it: no verb of anybody's is under way on it.
+    pub(super) fn free_slab(&self, first: u32) {
+        self.free_blocks(first, SLAB_BLOCKS);
+    }
+
+    fn free_blocks(&self, first: u32, count: u32) {
+        for place in (first..first + count).map(Place::block) {
+            let old = self.word(place);
+            let next = old.generation().next().unwrap_or(old.generation());
+            let state = if next.is_worn() { State::Bad } else { State::Free };
+            // Nobody else changes these. By way of quarantine, as every unit goes.
+            self.swap(place, old, Word::plain(State::Quarantine, next));
+            self.swap(place, Word::plain(State::Quarantine, next), Word::plain(state, next));
+        }
+    }
+
+    /// Bytes of units, slabs not among them, that somebody holds or that are not clean yet. Counted anew.
+    pub fn held(&self) -> u64 {
+        let mut chunks = 0;
+        for block in (0..self.geometry.count(Level::Block)).map(Place::block) {
+            let word = self.word(block);
+            let all = self.geometry.chunks_of(Level::Block) as u64;
+            chunks += match word.state() {
+                State::Owned if word.claimant() == SLAB_CLAIMANT => 0,
+                State::Owned | State::Quarantine => all,
+                State::Shared | State::Splitting | State::Merging => {
+                    let inside = self.geometry.chunks(block);
+                    inside.filter(|&c| !matches!(self.word(Place::chunk(c)).state(), State::Free | State::Bad)).count()
+                        as u64
+                }
+                State::Free | State::Bad => 0,
+                // A giant in one piece.
+                State::Absent => match self.geometry.parent(block).map(|giant| self.word(giant).state()) {
+                    Some(State::Owned | State::Quarantine) => all,
+                    _ => 0,
+                },
+            };
+        }
+        chunks * farmem_protocol::extent::place::CHUNK_BYTES
+    }
+
+    /// Free runs, for operators: the longest, in blocks.
+    pub fn longest_free_run(&self) -> u32 {
+        let (mut longest, mut run) = (0, 0u32);
+        for line in 0..self.geometry.lines(Level::Block) {
+            let mut bits = self.load(Target::Hint { about: Hint::FreeBlocks, line });
+            for _ in 0..64 {
+                run = if bits & 1 == 1 { run + 1 } else { 0 };
+                longest = longest.max(run);
+                bits >>= 1;
+            }
+        }
+        longest
+    }
+}
+
+fn exchange(word: &AtomicU64, expected: u64, new: u64) -> u64 {
+    match word.compare_exchange(expected, new, Ordering::SeqCst, Ordering::SeqCst) {
+        Ok(found) | Err(found) => found,
+    }
+}
+
+impl Words for Pool {
+    #[inline]
+    fn word(&self, place: Place) -> Word {
+        Word(self.load(Target::Word(place)))
+    }
+
+    #[inline]
+    fn owner(&self, owner: Owner) -> OwnerWord {
+        OwnerWord(self.load(Target::Owner(owner, OwnerField::Word)))
+    }
+}
