@@ -19,8 +19,11 @@ use farmem_fabric::nic::Nic;
 use farmem_fabric::nic::engine::{Circumstances, Engine, Goodbye};
 use farmem_fabric::nic::lending::{Backing, Lending};
 use farmem_protocol::addr::{SLAB_BYTES, SlabId};
+use farmem_protocol::extent::check::recount;
+use farmem_protocol::extent::{Claimant, Generation, Geometry, Owner, Place, State, Target, Word};
+use farmem_protocol::key::{Key, Rights};
 use farmem_protocol::wire::{
-    Answer, Ask, Batch, Hello, MAGIC, MAX_VERB_BYTES, Op, Purpose, Request, VERSION, Verb, Welcome,
+    ANY_QUEUE, Answer, Ask, Batch, Binding, Hello, MAGIC, MAX_VERB_BYTES, Op, Purpose, Request, VERSION, Verb, Welcome,
 };
 use farmem_sys::raw::Errno;
 use farmem_sys::socket::Part;
@@ -171,6 +174,75 @@ fn lines_batch(first: u64, slab: u64, at: &[(u16, u64)]) -> Vec<u8> {
     [head.as_bytes(), verb.as_bytes(), &record].concat()
 }
 
+/// A batch with operands of one's own.
+fn batch_of(first: u64, verbs: &[(Op, Key, u64, Vec<u8>)]) -> Vec<u8> {
+    let (mut all, mut operands) = (Vec::new(), Vec::new());
+    for (op, key, offset, operand) in verbs {
+        let len = match op {
+            Op::Cas | Op::Faa => 8,
+            Op::Bind | Op::Invalidate => 0,
+            Op::Read => 64,
+            _ => operand.len() as u32,
+        };
+        let verb = Verb { op: *op as u8, zero: [0; 3], len: len.into(), key: key.0.into(), offset: (*offset).into() };
+        all.extend_from_slice(verb.as_bytes());
+        operands.extend_from_slice(operand);
+    }
+    let (count, bytes) = (verbs.len() as u16, operands.len() as u32);
+    let head = Batch { count: count.into(), zero: 0.into(), bytes: bytes.into(), first: first.into() };
+    [head.as_bytes().to_vec(), all, operands].concat()
+}
+
+/// A unit's word after `state` was reached for the `generation`-th time.
+fn word(state: State, owner: u16, generation: u32) -> Word {
+    Word::new(state, Owner::new(owner), 0, Claimant::new(0), Generation(generation))
+}
+
+/// A CAS of a block's word.
+fn swap(geometry: &Geometry, block: u32, old: Word, new: Word) -> (Op, Key, u64, Vec<u8>) {
+    let at = geometry.offset(Target::Word(Place::block(block))).unwrap();
+    (Op::Cas, Key::WORDS, at, [old.0.to_le_bytes(), new.0.to_le_bytes()].concat())
+}
+
+/// A member claims block 0 as owner 3, uses it, binds windows to it and to its slab, gives it back.
+fn of_units(geometry: &Geometry) -> Vec<Vec<u8>> {
+    let (free, owned) = (word(State::Free, 0, 1), word(State::Owned, 3, 2));
+    let (unit, slab) = (Key::unit(2, 0, 2), Key(2));
+    let bind = |parent: Key, owner: u16| {
+        let binding = Binding {
+            parent: parent.0.into(),
+            start: 4096.into(),
+            len: 8192.into(),
+            queue: ANY_QUEUE.into(),
+            owner: owner.into(),
+            rights: Rights::ALL.bits(),
+            zero: [0; 5],
+        };
+        binding.as_bytes().to_vec()
+    };
+    let (unbound, bound) = (Key::window(0, 0), Key::window(0, 1));
+    vec![
+        batch_of(
+            0,
+            &[swap(geometry, 0, free, owned), (Op::Write, unit, 100, vec![7; 300]), (Op::Read, unit, 0, vec![])],
+        ),
+        batch_of(3, &[(Op::Bind, unbound, 0, bind(unit, 0)), (Op::Write, bound, 0, vec![9; 100])]),
+        batch_of(5, &[(Op::Read, bound, 64, vec![]), (Op::Invalidate, bound, 0, vec![]), (Op::Read, bound, 0, vec![])]),
+        batch_of(8, &[(Op::Bind, Key::window(0, 2), 0, bind(slab, 1)), (Op::Faa, unit, 8, vec![1; 8])]),
+        batch_of(10, &[swap(geometry, 0, owned, word(State::Quarantine, 0, 3)), (Op::Write, unit, 0, vec![1; 64])]),
+        batch_of(12, &[swap(geometry, 1, word(State::Owned, 1, 2), word(State::Quarantine, 0, 3))]),
+        batch_of(13, &[(Op::Read, Key::WORDS, 0, vec![]), (Op::Read, Key::unit(2, 1, 2), 0, vec![])]),
+        batch_of(
+            15,
+            &[
+                (Op::Send, Key::ALLOC, 0, vec![3; 40]),
+                (Op::Send, Key::FREE, 0, vec![]),
+                (Op::Faa, Key::WORDS, 64, vec![1; 8]),
+            ],
+        ),
+    ]
+}
+
 /// Valid conversations to begin with. The incarnation of [`nic`] is fixed by its first secret.
 fn seeds(incarnation: u64) -> Vec<Vec<u8>> {
     let control = [
@@ -180,8 +252,10 @@ fn seeds(incarnation: u64) -> Vec<Vec<u8>> {
         ask(Ask::Ticket, 3, 0),
         ask(Ask::Release, 4, 2),
         ask(Ask::Ping, 5, 0),
-        ask(Ask::EndRun, 6, 0),
-        ask(Ask::Bye, 7, 0),
+        ask(Ask::Window, 6, 0),
+        ask(Ask::DropWindow, 7, Key::window(0, 0).0),
+        ask(Ask::EndRun, 8, 0),
+        ask(Ask::Bye, 9, 0),
     ];
     let queue = [
         hello(Purpose::Attach, 3, incarnation),
@@ -200,6 +274,7 @@ fn seeds(incarnation: u64) -> Vec<Vec<u8>> {
     ];
     vec![
         records.concat(),
+        [vec![hello(Purpose::Attach, 3, incarnation)], of_units(nic().pool.geometry())].concat().concat(),
         control.concat(),
         queue.concat(),
         hello(Purpose::Rejoin, 3, incarnation),
@@ -246,9 +321,14 @@ fn attack(random: &mut Random, bytes: &[u8], incarnation: u64) -> Vec<bool> {
     let mut victim = Wire::new(&nic);
     victim.feed(&[hello(Purpose::Join, 0, 0), ask(Ask::Grant, 1, 0)].concat(), 1000, now);
     let mut own = Wire::new(&nic);
-    own.feed(&[hello(Purpose::Join, 0, 0), ask(Ask::Grant, 1, 0)].concat(), 1000, now);
+    own.feed(&[hello(Purpose::Join, 0, 0), ask(Ask::Grant, 1, 0), ask(Ask::Window, 2, 0)].concat(), 1000, now);
     let mut victims_queue = Wire::new(&nic);
-    let write = [hello(Purpose::Attach, 2, incarnation), batch(0, &[(Op::Write, 1, 0, 64)])].concat();
+    // And claims block 1.
+    let geometry = *nic.pool.geometry();
+    let claim = swap(&geometry, 1, word(State::Free, 0, 1), word(State::Owned, 1, 2));
+    let unit = Key::unit(2, 1, 2);
+    let claim = batch_of(1, &[claim, (Op::Write, unit, 0, (0..64).collect())]);
+    let write = [hello(Purpose::Attach, 2, incarnation), batch(0, &[(Op::Write, 1, 0, 64)]), claim].concat();
     victims_queue.feed(&write, 1000, now);
 
     let mut hostile = Wire::new(&nic);
@@ -259,14 +339,21 @@ fn attack(random: &mut Random, bytes: &[u8], incarnation: u64) -> Vec<bool> {
         assert_eq!(hostile.said[..6], MAGIC);
     }
     hostile.close(Goodbye::Cut, now);
+    // Not always: it looks at every word.
+    if random.below(32) == 0 {
+        let counted = recount(&geometry, &*nic.pool);
+        assert!(counted.problems.is_empty() && counted.lost == 0, "{:?}", counted.problems);
+    }
+    while nic.keep(&|| 0) {}
 
     // Unless the attacker guessed the victim's secret or its run, as no real one can.
     let guessed = bytes.windows(16).any(|w| w == secret(2)) || bytes.get(8) == Some(&(Purpose::Join as u8));
     if !guessed {
         victims_queue.said.clear();
-        victims_queue.feed(&batch(1, &[(Op::Read, 1, 0, 64)]), 1000, now);
+        victims_queue.feed(&batch_of(3, &[(Op::Read, Key(1), 0, vec![]), (Op::Read, unit, 0, vec![])]), 1000, now);
         let expected: Vec<u8> = (0..64).collect();
-        assert_eq!(victims_queue.said.get(16..), Some(&expected[..]), "the victim's bytes");
+        assert_eq!(victims_queue.said.get(16..80), Some(&expected[..]), "the victim's bytes");
+        assert_eq!(victims_queue.said.get(96..), Some(&expected[..]), "the victim's unit");
         let Ok(granted) = Answer::read_from_bytes(&victim.said[size_of::<Welcome>()..]) else { panic!() };
         assert_eq!((granted.status, granted.value.get()), (0, 1));
     }
@@ -277,6 +364,10 @@ fn attack(random: &mut Random, bytes: &[u8], incarnation: u64) -> Vec<bool> {
         &nic.tally.cas,
         &nic.tally.faa,
         &nic.tally.refused_verbs,
+        &nic.tally.binds,
+        &nic.tally.invalidates,
+        &nic.tally.sends,
+        &nic.pool.kept().reclaimed,
         &nic.tally.exhausted,
         &nic.tally.rejoined,
         &nic.tally.refused_hellos,

@@ -61,6 +61,8 @@ impl Arena {
 /// A node's memory and words.
 pub struct Pool {
     geometry: Geometry,
+    /// Where the words of chunks, blocks and giants begin, which admission needs quickly.
+    levels: [u64; 3],
     table: Mapping,
     arena: OnceLock<Arc<Arena>>,
     huge: bool,
@@ -85,8 +87,10 @@ impl Pool {
         let bytes = geometry.table_bytes().next_multiple_of(4096);
         let memory = Memfd::new(bytes, false).and_then(|memfd| Mapping::new(memfd.fd(), bytes as usize));
         let table = memory.expect("a descriptor and address space for the word table");
+        let first = |level| geometry.offset(Target::Word(Place { level, index: 0 })).expect("there is one of each");
         let pool = Pool {
             geometry,
+            levels: Level::ALL.map(first),
             table,
             arena: OnceLock::new(),
             huge,
@@ -152,8 +156,15 @@ impl Pool {
         self.at(self.offset(target)).load(Ordering::SeqCst)
     }
 
+    /// The place of a unit's word, which exists.
+    #[inline]
+    fn word_at(&self, place: Place) -> u64 {
+        debug_assert!(self.geometry.has(place));
+        self.levels[place.level as usize - 1] + place.index as u64 * 8
+    }
+
     fn set(&self, place: Place, word: Word) {
-        self.at(self.offset(Target::Word(place))).store(word.0, Ordering::SeqCst);
+        self.at(self.word_at(place)).store(word.0, Ordering::SeqCst);
         self.follow(place, word);
     }
 
@@ -172,7 +183,7 @@ impl Pool {
 
     /// An unguarded CAS of a descriptor word, for the node's own use. What it found.
     fn swap(&self, place: Place, old: Word, new: Word) -> u64 {
-        let word = self.at(self.offset(Target::Word(place)));
+        let word = self.at(self.word_at(place));
         match word.compare_exchange(old.0, new.0, Ordering::SeqCst, Ordering::SeqCst) {
             Ok(found) => {
                 self.follow(place, new);
@@ -199,7 +210,7 @@ impl Pool {
             return Err(Status::Access);
         }
         let arena = self.arena().map_err(|_| Status::System)?;
-        let right = WordRight { word: (self.offset(Target::Word(place)) / 8) as u32, value: word.0 };
+        let right = WordRight { word: (self.word_at(place) / 8) as u32, value: word.0 };
         Ok(Grip { memory: Memory::Pool(Arc::clone(arena)), offset: bytes.start, right: Right::Word(right) })
     }
 
@@ -376,7 +387,7 @@ fn exchange(word: &AtomicU64, expected: u64, new: u64) -> u64 {
 impl Words for Pool {
     #[inline]
     fn word(&self, place: Place) -> Word {
-        Word(self.load(Target::Word(place)))
+        Word(self.at(self.word_at(place)).load(Ordering::SeqCst))
     }
 
     #[inline]
