@@ -100,6 +100,14 @@ impl Mapping {
         unsafe { self.write(offset, bytes.as_ptr(), bytes.len() as u32) }
     }
 
+    /// A copy of a range. `None` when it does not lie inside.
+    pub fn bytes(&self, offset: u64, len: u32) -> Option<Vec<u8>> {
+        self.at(offset, len as u64)?;
+        let mut bytes = vec![0; len as usize];
+        // SAFETY: a live vector, and no slab's.
+        unsafe { self.read(offset, bytes.as_mut_ptr(), len) }.then_some(bytes)
+    }
+
     /// Gives a range's memory back to the system, for all who map it: it reads as zero. False when the
     /// range does not lie inside, or the system refuses.
     pub fn discard(&self, offset: u64, len: u64) -> bool {

@@ -31,6 +31,7 @@ pub mod admit;
 pub mod engine;
 pub mod epochs;
 pub mod lending;
+pub mod offload;
 pub mod pool;
 pub mod windows;
 

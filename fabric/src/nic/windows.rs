@@ -141,6 +141,13 @@ impl Windows {
         Ok(Key::window(index, generation + 1))
     }
 
+    /// A window's key now, and whether it is bound.
+    pub fn key_of(&self, index: u32) -> Option<(Key, bool)> {
+        let entry = self.entry(index)?;
+        let what = entry.what.lock();
+        Some((Key::window(index, entry.generation.load(Ordering::SeqCst)), what.bound.is_some()))
+    }
+
     /// The window ceases to be. False when it is not `holder`'s.
     pub fn discard(&self, holder: u64, index: u32) -> bool {
         let Some(entry) = self.entry(index) else { return false };
