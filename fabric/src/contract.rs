@@ -6,6 +6,7 @@
 // It plays the caller of READ and WRITE.
 #![allow(unsafe_code)]
 
+pub mod strategies;
 mod units;
 mod windows;
 

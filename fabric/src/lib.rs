@@ -18,6 +18,7 @@
 //! * [`fork`]: how a forked child becomes a member.
 //! * [`nic`]: the other end: the software NIC that a node runs, without its sockets.
 //! * [`shape`]: a network slower than loopback, for measuring.
+//! * [`strategy`]: chunks with windows, whoever binds them.
 //! * [`words`]: operations on the words that say who owns what.
 //! * [`sim`]: a network and a node in virtual time, by a seed.
 //!
@@ -37,6 +38,7 @@ pub mod queue;
 pub mod session;
 pub mod shape;
 pub mod sim;
+pub mod strategy;
 pub mod words;
 
 pub use address::{BadAddress, NodeAddr};

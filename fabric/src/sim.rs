@@ -141,6 +141,16 @@ impl Network {
         self.state.lock().nic.as_ref().map_or(0, |nic| nic.lent())
     }
 
+    /// Makes the node offer chunks with windows.
+    ///
+    /// # Panics
+    /// If it cannot.
+    pub fn offer(&self, offer: crate::nic::offer::Offer) {
+        if let Some(nic) = &self.state.lock().nic {
+            nic.offer(offer).expect("an offer that fits");
+        }
+    }
+
     /// The time, in nanoseconds.
     pub fn now_ns(&self) -> u64 {
         self.state.lock().now_ns

@@ -2,8 +2,23 @@
 
 use farmem_fabric::Session;
 use farmem_fabric::contract::{self, Subject};
+use farmem_fabric::nic::offer::Strategy;
 use farmem_fabric::sim::{Network, Weather};
 use farmem_protocol::addr::SLAB_BYTES;
+
+#[test]
+fn sim_holds_every_strategy() {
+    for strategy in [Strategy::Offloaded, Strategy::Prebound, Strategy::Rpc] {
+        let network = Network::new(Weather::default(), contract::SLABS as u64 * SLAB_BYTES);
+        network.offer(contract::strategies::offer(strategy));
+        let subject = Subject {
+            connect: &|options| Session::simulated(&network, options),
+            lent: &|| network.lent(),
+            pass: &|| network.pass(1_000_000),
+        };
+        contract::strategies::holds(&subject, strategy);
+    }
+}
 
 #[test]
 fn sim_holds_the_contract() {

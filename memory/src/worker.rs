@@ -152,7 +152,7 @@ impl Worker {
             if !came && (!spinning || looks.is_multiple_of(LOOKS_PER_EPOLL)) {
                 // Worker 0 minds absent members, whoever else is there.
                 let idle = if self.index == 0 || self.connections.iter().any(Option::is_some) { SWEEP_MS } else { -1 };
-                let idle = if self.shared.nic.pool.is_unkept() { DRAIN_MS } else { idle };
+                let idle = if self.shared.nic.is_unkept() { DRAIN_MS } else { idle };
                 if self.epoll.wait(&mut events, if spinning { 0 } else { idle }).is_err() {
                     // Nothing a retry would cure, but nothing to lose a whole node's memory for either.
                     std::thread::sleep(std::time::Duration::from_millis(10));
@@ -167,7 +167,7 @@ impl Worker {
                 }
             }
             // Not on anybody's way: when nothing else is to be done, or now and then.
-            if self.shared.nic.pool.is_unkept() && (!came || now.saturating_sub(kept_ns) > KEEP_NS) {
+            if self.shared.nic.is_unkept() && (!came || now.saturating_sub(kept_ns) > KEEP_NS) {
                 while self.shared.nic.keep(&thread_cpu_ns) && !came {}
                 kept_ns = now_ns();
             }
@@ -290,6 +290,7 @@ impl Worker {
         }
         if self.index == 0 {
             self.shared.nic.expire(now);
+            self.shared.nic.keep(&thread_cpu_ns);
         }
     }
 }

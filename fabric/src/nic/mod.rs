@@ -31,20 +31,22 @@ pub mod admit;
 pub mod engine;
 pub mod epochs;
 pub mod lending;
+pub mod offer;
 pub mod offload;
 pub mod pool;
 pub mod windows;
 
-use epochs::Epochs;
+use epochs::{Epochs, Section};
 use farmem_protocol::addr::SlabId;
-use farmem_protocol::wire::{Answer, Hello, MAX_SEND_BYTES, REPLY_BYTES, Secret, Status, Verdict};
+use farmem_protocol::wire::{Answer, Hello, REPLY_BYTES, Secret, Status, Verdict};
 use farmem_sys::sync::Lock;
 use lending::{Lending, NoSlab, Slab};
+use offload::Which;
 use pool::Pool;
 use pool::leases::Lease;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use windows::Windows;
 
 /// Members at one node, at most.
@@ -68,6 +70,7 @@ pub struct Tally {
     pub binds: AtomicU64,
     pub invalidates: AtomicU64,
     pub sends: AtomicU64,
+    pub regenerated: AtomicU64,
     pub read_bytes: AtomicU64,
     pub write_bytes: AtomicU64,
     pub records: AtomicU64,
@@ -98,6 +101,10 @@ pub struct Nic {
     pub windows: Windows,
     /// The memory that is owned piece by piece.
     pub pool: Arc<Pool>,
+    /// Chunks with windows, if the node offers any.
+    offered: OnceLock<offer::Offered>,
+    /// Members that are gone and may have taken some.
+    departed: Lock<Vec<u64>>,
     /// Transfers under way.
     pub(crate) epochs: Epochs,
     /// Serial numbers given to members.
@@ -197,6 +204,8 @@ impl Nic {
             tally: Tally::default(),
             incarnation: incarnation.max(1),
             windows: Windows::default(),
+            offered: OnceLock::new(),
+            departed: Lock::new(Vec::new()),
             epochs: Epochs::default(),
             serials: AtomicU64::new(0),
             members: Lock::new(BTreeMap::new()),
@@ -242,7 +251,20 @@ impl Nic {
     /// Does a piece of what the node does by itself: drains, scrubs, buries. False when there was
     /// nothing to do now. `cpu_ns` is the caller's clock of CPU time.
     pub fn keep(&self, cpu_ns: &dyn Fn() -> u64) -> bool {
+        if let Some(offered) = self.offered.get() {
+            for member in std::mem::take(&mut *self.departed.lock()) {
+                offered.recover(member, &self.windows, &mut || self.drained());
+            }
+            let made = offered.regenerate(&self.windows);
+            count(&self.tally.regenerated, made);
+        }
         self.pool.keep(&self.epochs, cpu_ns)
+    }
+
+    /// Whether [`Nic::keep`] should be called soon; else now and then will do.
+    #[inline]
+    pub fn is_unkept(&self) -> bool {
+        self.pool.is_unkept()
     }
 
     /// Bytes lent now: slabs, and units that somebody holds or that are not clean yet.
@@ -262,6 +284,9 @@ impl Nic {
             self.windows.discard(member.serial, index);
         }
         member.lease.end();
+        if self.offered.get().is_some() {
+            self.departed.lock().push(member.serial);
+        }
         // Scrubbing takes milliseconds a slab: no lock is held here.
         drop(slabs);
     }
@@ -332,16 +357,45 @@ impl Nic {
         self.members.lock().values().find(|member| member.owner() == owner).cloned()
     }
 
+    /// Offers chunks with windows to every member, by a strategy. Once in a node's life.
+    pub fn offer(&self, offer: offer::Offer) -> Result<(), offer::NoOffer> {
+        let offered = offer::Offered::new(offer, &self.lending, &self.windows)?;
+        // What is offered already stays.
+        let _ = self.offered.set(offered);
+        Ok(())
+    }
+
     /// A SEND to one of the node's own queues.
     fn send(
         &self,
-        _member: &Arc<Member>,
-        _queue: u64,
-        _service: u32,
-        _said: &[u8; MAX_SEND_BYTES as usize],
-        _reply: &mut [u8; REPLY_BYTES as usize],
+        (member, queue): (&Member, u64),
+        service: u32,
+        said: &[u8],
+        reply: &mut [u8; REPLY_BYTES as usize],
+        section: &mut Section<'_>,
     ) -> Result<(), Status> {
-        Err(Status::Access)
+        let offered = self.offered.get().ok_or(Status::Access)?;
+        let which = match service {
+            1 => Which::Take,
+            2 => Which::Give,
+            3 => {
+                for (field, word) in reply.chunks_exact_mut(8).zip(offered.describe()) {
+                    field.copy_from_slice(&word.to_le_bytes());
+                }
+                return Ok(());
+            }
+            _ => return Err(Status::Access),
+        };
+        *reply = offered.send((member.serial, queue), which, said, &self.windows, section)?;
+        Ok(())
+    }
+
+    /// Waits, outside of any section, until what is under way now has ended.
+    fn drained(&self) {
+        let since = self.epochs.now();
+        while !self.epochs.is_over(since) {
+            std::thread::yield_now();
+        }
     }
 
     /// Finds a member by its secret and counts a connection in.

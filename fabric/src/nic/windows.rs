@@ -24,6 +24,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 const CHUNK: usize = 1024;
 /// Windows of one member, at most.
 pub const MAX_WINDOWS: usize = 1 << 16;
+/// Every member: whoever knows the key, as with a type-1 window. The node's own windows only.
+pub const ANY_MEMBER: u64 = 0;
 /// The last generation in which a window is unbound.
 const LAST: u32 = u32::MAX - 1;
 
@@ -126,7 +128,8 @@ impl Windows {
     pub fn invalidate(&self, member: u64, queue: u64, (index, generation): (u32, u32)) -> Result<Key, Status> {
         let entry = self.entry(index).ok_or(Status::Window)?;
         let mut what = entry.what.lock();
-        let used = what.bound.as_ref().is_some_and(|bound| bound.is_for(member, queue));
+        // What is everybody's is nobody's to unbind.
+        let used = what.bound.as_ref().is_some_and(|b| b.user != ANY_MEMBER && b.is_for(member, queue));
         if what.bound.is_none() || entry.generation.load(Ordering::SeqCst) != generation {
             return Err(Status::Window);
         }
@@ -224,7 +227,7 @@ impl Windows {
 
 impl Bound {
     fn is_for(&self, member: u64, queue: u64) -> bool {
-        self.user == member && (self.queue == ANY_QUEUE || self.queue == queue)
+        (self.user == member || self.user == ANY_MEMBER) && (self.queue == ANY_QUEUE || self.queue == queue)
     }
 }
 

@@ -7,7 +7,7 @@ use crate::nic::{Member, Nic, QueueTurn, count};
 use farmem_protocol::addr::SlabId;
 use farmem_protocol::key::{Key, KeyKind};
 use farmem_protocol::lines::Record;
-use farmem_protocol::wire::{Batch, Binding, Broken, Completion, MAX_SEND_BYTES, Op, REPLY_BYTES, Status, Verb};
+use farmem_protocol::wire::{Batch, Binding, Broken, Completion, Op, REPLY_BYTES, Status, Verb};
 use farmem_sys::socket::Part;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -188,10 +188,10 @@ impl Serving {
                 let Some(said) = input.get(..len as usize) else { return Ok(None) };
                 count(&nic.tally.sends, 1);
                 let mut reply = [0; REPLY_BYTES as usize];
-                let mut words = [0; MAX_SEND_BYTES as usize];
-                words[..said.len()].copy_from_slice(said);
                 let done = match key.kind() {
-                    KeyKind::Service(service) => nic.send(&self.member, self.queue, service, &words, &mut reply),
+                    KeyKind::Service(service) => {
+                        nic.send((&self.member, self.queue), service, said, &mut reply, section)
+                    }
                     _ => Err(Status::Access),
                 };
                 self.settle(nic, output, done.map(|()| 0));

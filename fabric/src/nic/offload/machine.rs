@@ -183,10 +183,11 @@ impl Machine {
         Some(self.chains.get(id.0)?.as_ref()?.reply)
     }
 
-    /// Runs a chain until it waits for the next SEND. False when it broke.
-    pub fn run(&mut self, id: ChainId, windows: &Windows) -> bool {
+    /// Runs a chain until it waits for the next SEND, with a drain behind every INVALIDATE. False when it broke.
+    pub fn run(&mut self, id: ChainId, windows: &Windows, drain: &mut dyn FnMut()) -> bool {
         loop {
             match self.step(id, windows) {
+                Stepped::Ran(Op::Invalidate) => drain(),
                 Stepped::Ran(_) => {}
                 Stepped::Idle => return true,
                 Stepped::Broken => return false,

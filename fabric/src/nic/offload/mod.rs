@@ -58,7 +58,7 @@ impl Offload {
             }
         }
         let mut offload = Offload { layout, machine, chains: BTreeMap::new(), repairs: 0 };
-        offload.rebuild(windows, |_| false);
+        offload.rebuild(windows, |_| false, &mut || ());
         Some(offload)
     }
 
@@ -87,7 +87,8 @@ impl Offload {
         })
     }
 
-    /// A SEND: runs its chain to the end. The answer; of a give, nothing.
+    /// A SEND: runs its chain to the end. The answer; of a give, nothing. `drain` waits for what is under
+    /// way under keys that were unbound: a card does that before it completes an INVALIDATE.
     ///
     /// # Errors
     /// [`Status::Empty`]: there is no chunk. [`Status::Access`]: the chunk is not given back by who took it.
@@ -97,33 +98,34 @@ impl Offload {
         which: Which,
         said: &[u8],
         windows: &Windows,
+        drain: &mut dyn FnMut(),
     ) -> Result<[u8; machine::REPLY as usize], Status> {
         let chain = self.chain(member, queue, which);
-        if self.machine.receive(chain, said) && self.machine.run(chain, windows) {
+        if self.machine.receive(chain, said) && self.machine.run(chain, windows, drain) {
             return self.machine.reply(chain).ok_or(Status::Access);
         }
         // What a card reports as a protection error, and the node's CPU sees to: the queue pair is made
         // anew, the ring rebuilt.
         self.machine.end(chain);
         self.chains.remove(&(member, queue, which));
-        self.rebuild(windows, |_| false);
+        self.rebuild(windows, |_| false, drain);
         Err(if which == Which::Take { Status::Empty } else { Status::Access })
     }
 
     /// A member is gone: what it took is free again.
-    pub fn recover(&mut self, member: u64, windows: &Windows) {
+    pub fn recover(&mut self, member: u64, windows: &Windows, drain: &mut dyn FnMut()) {
         let of_it = self.chains.range((member, 0, Which::Take)..=(member, u64::MAX, Which::Give));
         let ended: Vec<_> = of_it.map(|(key, chain)| (*key, *chain)).collect();
         for (key, chain) in ended {
             self.machine.end(chain);
             self.chains.remove(&key);
         }
-        self.rebuild(windows, |owner| owner == member);
+        self.rebuild(windows, |owner| owner == member, drain);
     }
 
     /// Makes the ring anew from the entries, when no chain is under way: every entry without an owner,
     /// or whose owner is gone, is in it once, its windows unbound.
-    pub fn rebuild(&mut self, windows: &Windows, gone: impl Fn(u64) -> bool) {
+    pub fn rebuild(&mut self, windows: &Windows, gone: impl Fn(u64) -> bool, drain: &mut dyn FnMut()) {
         let layout = self.layout;
         let mut slots = 0;
         for index in 0..layout.count {
@@ -138,6 +140,7 @@ impl Offload {
                 self.machine.poke(entry + 16 * n + 8, layout.chunk(index));
             }
             if owner != 0 {
+                drain();
                 self.machine.wipe_chunk(layout.chunk(index), layout.chunk_bytes as u32);
             }
             self.machine.poke(entry + OWNER, 0);

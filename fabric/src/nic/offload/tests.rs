@@ -44,7 +44,7 @@ impl Bench {
     }
 
     fn take(&mut self, member: u64) -> Result<Taken, Status> {
-        let reply = self.offload.send((member, 9), Which::Take, &words(&[3, 1, 2]), &self.windows)?;
+        let reply = self.offload.send((member, 9), Which::Take, &words(&[3, 1, 2]), &self.windows, &mut || ())?;
         Ok(self.taken(&reply))
     }
 
@@ -64,7 +64,7 @@ impl Bench {
 
     fn give(&mut self, member: u64, queue: u64, taken: Taken) -> Result<(), Status> {
         let name = self.name(taken.entry);
-        self.offload.send((member, queue), Which::Give, &name, &self.windows).map(|_| ())
+        self.offload.send((member, queue), Which::Give, &name, &self.windows, &mut || ()).map(|_| ())
     }
 
     fn admits(&self, who: (u64, u64), key: Key) -> bool {
@@ -74,7 +74,8 @@ impl Bench {
     /// As on a card whose node's CPU has not looked yet: runs the chain, and mends nothing.
     fn send_only(&mut self, who: (u64, u64), which: Which, said: &[u8]) -> Option<Taken> {
         let chain = self.offload.chain(who.0, who.1, which);
-        let ran = self.offload.machine.receive(chain, said) && self.offload.machine.run(chain, &self.windows);
+        let ran =
+            self.offload.machine.receive(chain, said) && self.offload.machine.run(chain, &self.windows, &mut || ());
         ran.then(|| self.taken(&self.offload.machine.reply(chain).unwrap()))
     }
 }
@@ -126,7 +127,7 @@ fn only_who_took_it_gives_it_back() {
     assert_eq!(bench.give(7, 3, nowhere), Err(Status::Access), "an entry that is not");
     let held = [bench.take(7).unwrap(), bench.take(8).unwrap()];
     assert_eq!(bench.take(9), Err(Status::Empty));
-    bench.offload.recover(8, &bench.windows);
+    bench.offload.recover(8, &bench.windows, &mut || ());
     assert!(!bench.admits((8, 1), held[1].keys[1]), "its member is gone");
     assert_eq!(bench.take(9).unwrap().start, held[1].start, "what a member left that is gone");
     assert!(bench.admits((7, 1), held[0].keys[1]), "who is not gone keeps what it has");
@@ -255,7 +256,7 @@ fn interleaved(design: Design, count: u64, seed: u64) -> Result<(), String> {
             if design == Design::Published {
                 return Err("a take failed though there were chunks".into());
             }
-            bench.offload.rebuild(&bench.windows, |_| false);
+            bench.offload.rebuild(&bench.windows, |_| false, &mut || ());
             broken = false;
         }
     }
