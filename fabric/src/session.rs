@@ -21,6 +21,7 @@
 
 use crate::link::{Link, Reach};
 use crate::mapping::Mapping;
+use crate::nic::{Figure, Who};
 use crate::shape::Shaper;
 use crate::{ConnectError, GrantError, Lost, NodeAddr, QueuePair, WindowError};
 use farmem_protocol::addr::{SLAB_BYTES, SlabId};
@@ -321,6 +322,19 @@ impl Session {
             Some(Status::Done) => Ok(Key(answer.value.get())),
             _ => Err(WindowError::Exhausted(self.member.node.clone())),
         }
+    }
+
+    /// Who has an owner id at the node now; `None`: nobody.
+    pub fn who(&self, owner: u16) -> Result<Option<Who>, Lost> {
+        let (answer, _) = self.member.ask(Ask::Who, SlabId(owner as u64), [0; 16])?;
+        let run = answer.secret.iter().take(8).rev().fold(0u64, |word, &byte| word << 8 | byte as u64);
+        let done = Status::of(answer.status) == Some(Status::Done);
+        Ok(done.then_some(Who { pid: answer.value.get() as u32, run }))
+    }
+
+    /// A figure of the node's.
+    pub fn figure(&self, figure: Figure) -> Result<u64, Lost> {
+        self.member.ask(Ask::Figure, SlabId(figure as u64), [0; 16]).map(|(answer, _)| answer.value.get())
     }
 
     /// The window, bound or not, by any key it ever had, is no longer needed.

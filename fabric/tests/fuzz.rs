@@ -254,8 +254,10 @@ fn seeds(incarnation: u64) -> Vec<Vec<u8>> {
         ask(Ask::Ping, 5, 0),
         ask(Ask::Window, 6, 0),
         ask(Ask::DropWindow, 7, Key::window(0, 0).0),
-        ask(Ask::EndRun, 8, 0),
-        ask(Ask::Bye, 9, 0),
+        ask(Ask::Who, 8, 3),
+        ask(Ask::Figure, 9, 7),
+        ask(Ask::EndRun, 10, 0),
+        ask(Ask::Bye, 11, 0),
     ];
     let queue = [
         hello(Purpose::Attach, 3, incarnation),

@@ -89,6 +89,51 @@ fn count(counter: &AtomicU64, n: u64) {
     counter.fetch_add(n, Ordering::Relaxed);
 }
 
+/// Who has an owner id.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Who {
+    /// The process; 0: a run, which holds slabs.
+    pub pid: u32,
+    /// The same for all of a run.
+    pub run: u64,
+}
+
+/// Figures that a member can ask for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u64)]
+pub enum Figure {
+    /// Windows that members have.
+    Windows = 1,
+    /// Of these, bound.
+    WindowsBound = 2,
+    /// CPU time of draining and of the words, in nanoseconds.
+    DrainNs = 3,
+    /// CPU time of scrubbing, in nanoseconds.
+    ScrubNs = 4,
+    /// Bytes scrubbed.
+    ScrubbedBytes = 5,
+    /// Units made clean.
+    Reclaimed = 6,
+    /// Bytes of memory really taken from the system.
+    InUse = 7,
+}
+
+impl Figure {
+    /// From its number.
+    pub const fn of(number: u64) -> Option<Figure> {
+        Some(match number {
+            1 => Figure::Windows,
+            2 => Figure::WindowsBound,
+            3 => Figure::DrainNs,
+            4 => Figure::ScrubNs,
+            5 => Figure::ScrubbedBytes,
+            6 => Figure::Reclaimed,
+            7 => Figure::InUse,
+            _ => return None,
+        })
+    }
+}
+
 /// A node's state, shared by all its connections.
 pub struct Nic {
     /// The memory.
@@ -350,6 +395,42 @@ impl Nic {
         count(&self.tally.joined, 1);
         let local = local && hello.lasting == 0;
         self.enrol(hello.run, hello.pid.get(), local, grace_ns, 1, now_ns).ok_or(Verdict::Full)
+    }
+
+    /// Who has an owner id now.
+    pub fn who(&self, owner: u16) -> Option<Who> {
+        let tag = |run: &Secret| self.tag(run);
+        if let Some(member) = self.member_of(owner) {
+            return Some(Who { pid: member.pid, run: tag(&member.run) });
+        }
+        let runs = self.runs.lock();
+        let found = runs.iter().find(|(_, lease)| lease.upgrade().is_some_and(|l| l.owner().slot() == owner));
+        found.map(|(run, _)| Who { pid: 0, run: tag(run) })
+    }
+
+    /// A number for a run that tells it from others, and not its name: that is the right to end it. Half of
+    /// the name's bits are gone before they are mixed with what only this node knows.
+    fn tag(&self, run: &Secret) -> u64 {
+        let half = |from: usize| run[from..from + 8].iter().fold(0u64, |word, &byte| word << 8 | byte as u64);
+        let mut mixed = half(0) ^ half(8) ^ self.incarnation;
+        for _ in 0..3 {
+            mixed = (mixed ^ mixed >> 31).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        }
+        mixed
+    }
+
+    /// One of the node's figures.
+    pub fn figure(&self, figure: Figure) -> u64 {
+        let kept = self.pool.kept();
+        match figure {
+            Figure::Windows => self.windows.count().0,
+            Figure::WindowsBound => self.windows.count().1,
+            Figure::DrainNs => kept.drain_ns.load(Ordering::Relaxed),
+            Figure::ScrubNs => kept.scrub_ns.load(Ordering::Relaxed),
+            Figure::ScrubbedBytes => kept.scrubbed_bytes.load(Ordering::Relaxed),
+            Figure::Reclaimed => kept.reclaimed.load(Ordering::Relaxed),
+            Figure::InUse => self.in_use(),
+        }
     }
 
     /// The member that has this owner id now.

@@ -205,6 +205,11 @@ pub enum Ask {
     Window = 16,
     /// The window with this key, bound or not, is no longer needed: it ceases to be.
     DropWindow = 17,
+    /// Who has the owner id in `slab`? Answer: the process, 0 for a run; in `secret` a number that is the
+    /// same for all of a run and from which its name cannot be told. Not held: nobody.
+    Who = 18,
+    /// The figure of the node whose number is in `slab`.
+    Figure = 19,
 }
 
 impl Ask {
@@ -221,6 +226,8 @@ impl Ask {
             8 => Some(Ask::Again),
             16 => Some(Ask::Window),
             17 => Some(Ask::DropWindow),
+            18 => Some(Ask::Who),
+            19 => Some(Ask::Figure),
             _ => None,
         }
     }
@@ -242,7 +249,7 @@ pub struct Request {
     /// Counts a member's requests. A request that is repeated under its number, because a cut
     /// connection swallowed the answer, is answered again and not carried out again.
     pub number: U64,
-    /// The slab (Release, Discard, Again), or the window's key (DropWindow).
+    /// The slab (Release, Discard, Again), the window's key (DropWindow), a number (Who, Figure).
     pub slab: U64,
     /// EndRun: the run; knowing its name is the right to end it. Discard: offset and length of the
     /// range in bytes, 8 bytes each, multiples of 4096. Zero otherwise.

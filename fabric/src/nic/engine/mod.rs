@@ -15,7 +15,7 @@
 //! * This file: who is there, and what it asks.
 //! * `serving`: verbs. `output`: bytes on their way out.
 //!
-//! Transfers, and all that is decided with them, are sections of [`super::epochs`].
+//! Transfers of queue pairs, and all that is decided with them, are sections of [`super::epochs`].
 
 // Naming the bytes of slabs and buffers for scattered transfers.
 #![allow(unsafe_code)]
@@ -24,7 +24,7 @@ mod output;
 mod serving;
 
 use super::epochs::Section;
-use super::{Member, Nic, count};
+use super::{Figure, Member, Nic, count};
 use farmem_protocol::addr::SlabId;
 use farmem_protocol::key::Key;
 use farmem_protocol::lines::MAX_RECORD_BYTES;
@@ -137,25 +137,38 @@ impl Engine {
         if let Phase::Closing = self.phase {
             return Err(Goodbye::Done);
         }
-        // The turn is held while bytes go to a slab and while verbs are carried out.
-        let queue = match &self.phase {
-            Phase::Queue(serving) => Some((Arc::clone(&serving.turn), serving.ours)),
-            _ => None,
-        };
-        let held = queue.as_ref().map(|(queue, turn)| (queue.0.lock(), *turn));
-        if held.as_ref().is_some_and(|(now, ours)| **now != *ours) {
-            return Err(Goodbye::Done);
+        let mut receive = Some(receive);
+        let mut n = 0;
+        loop {
+            // The turn is held while bytes go to memory and while verbs are carried out.
+            let queue = match &self.phase {
+                Phase::Queue(serving) => Some((Arc::clone(&serving.turn), serving.ours)),
+                _ => None,
+            };
+            let held = queue.as_ref().map(|(queue, turn)| (queue.0.lock(), *turn));
+            if held.as_ref().is_some_and(|(now, ours)| **now != *ours) {
+                return Err(Goodbye::Done);
+            }
+            // The section begins when no lock has to be waited for any more. An Attach waits for its turn,
+            // whose holder may wait for the end of all sections: so it is in none.
+            let mut section = held.as_ref().map(|_| nic.epochs.enter(self.shard));
+            if let Some(receive) = receive.take() {
+                n = match self.fill(nic, receive) {
+                    Ok(0) => return Err(Goodbye::Cut),
+                    Ok(n) => n,
+                    Err(Errno(libc::EAGAIN)) => 0,
+                    Err(_) => return Err(Goodbye::Cut),
+                };
+            }
+            let mut attached = false;
+            while !attached && self.output.backlog < BACKLOG && self.step(nic, section.as_mut(), now_ns)? {
+                attached = section.is_none() && matches!(self.phase, Phase::Queue(_));
+            }
+            // What came together with an Attach is carried out as any verb is: in its turn, in a section.
+            if !attached {
+                return Ok(n);
+            }
         }
-        // The section begins when no lock has to be waited for any more.
-        let mut section = nic.epochs.enter(self.shard);
-        let n = match self.fill(nic, receive) {
-            Ok(0) => return Err(Goodbye::Cut),
-            Ok(n) => n,
-            Err(Errno(libc::EAGAIN)) => 0,
-            Err(_) => return Err(Goodbye::Cut),
-        };
-        while self.output.backlog < BACKLOG && self.step(nic, &mut section, now_ns)? {}
-        Ok(n)
     }
 
     fn fill(&mut self, nic: &Nic, receive: impl FnOnce(&[Part]) -> Result<usize, Errno>) -> Result<usize, Errno> {
@@ -186,11 +199,12 @@ impl Engine {
     }
 
     /// One step; false when more input is needed.
-    fn step(&mut self, nic: &Nic, section: &mut Section<'_>, now_ns: u64) -> Result<bool, Goodbye> {
+    fn step(&mut self, nic: &Nic, section: Option<&mut Section<'_>>, now_ns: u64) -> Result<bool, Goodbye> {
         match &mut self.phase {
             Phase::Hello => self.greet(nic, now_ns),
-            Phase::Control(_) => self.answer(nic, section, now_ns),
+            Phase::Control(_) => self.answer(nic, now_ns),
             Phase::Queue(serving) => {
+                let Some(section) = section else { return Ok(false) };
                 let input = &self.input[self.start..self.end];
                 let used = serving.step(nic, section, input, &mut self.output).map_err(Goodbye::Broken)?;
                 self.start += used.unwrap_or(0);
@@ -274,7 +288,7 @@ impl Engine {
         self.output.bytes(path);
     }
 
-    fn answer(&mut self, nic: &Nic, section: &mut Section<'_>, now_ns: u64) -> Result<bool, Goodbye> {
+    fn answer(&mut self, nic: &Nic, now_ns: u64) -> Result<bool, Goodbye> {
         let Phase::Control(member) = &self.phase else { return Ok(false) };
         let member = Arc::clone(member);
         let Some(request) = self.take::<Request>() else { return Ok(false) };
@@ -320,8 +334,19 @@ impl Engine {
             },
             Ask::DropWindow => {
                 answer.status = nic.drop_window(&member, Key(request.slab.get())) as u8;
-                section.renew();
+                nic.drained();
             }
+            Ask::Who => match u16::try_from(request.slab.get()).ok().and_then(|owner| nic.who(owner)) {
+                Some(who) => {
+                    answer.value = (who.pid as u64).into();
+                    answer.secret[..8].copy_from_slice(&who.run.to_le_bytes());
+                }
+                None => answer.status = Status::NotHeld as u8,
+            },
+            Ask::Figure => match Figure::of(request.slab.get()) {
+                Some(figure) => answer.value = nic.figure(figure).into(),
+                None => answer.status = Status::NotHeld as u8,
+            },
             Ask::Ping => {}
             Ask::Bye => {
                 nic.part(&member);
