@@ -9,6 +9,7 @@
 //! | `farmem track`: which lines a running program dirties | lab/track |
 //! | `farmem replay`: which policy would have done how well | lab/replay |
 //! | `farmem demo`: a program with less and less local memory | `demo/` |
+//! | `farmem status`: what a node lends, to whom; `farmem check`: whether that adds up | `pool/` |
 //! | `farmem top`: what runs and nodes are doing | `top/` |
 //! | `farmem manual`: man pages and completions, for packages | `manual.rs` |
 //! | `farmem keep`: what `run` leaves behind for daemons | `run/keeper.rs` |
@@ -19,6 +20,7 @@ mod failure;
 mod library;
 mod manual;
 mod node;
+mod pool;
 mod program;
 mod run;
 mod runtime_dir;
@@ -86,6 +88,8 @@ enum Command {
     Replay(farmem_replay::Replay),
     Amat(farmem_amat::Amat),
     Track(farmem_track::Track),
+    Status(pool::status::Options),
+    Check(pool::check::Options),
     Top(top::Options),
     Demo(demo::Options),
     #[command(hide = true)]
@@ -121,6 +125,8 @@ impl Command {
             Command::Replay(replay) => Ok(replay.run()?),
             Command::Amat(amat) => Ok(amat.run()?),
             Command::Track(track) => Ok(track.run()?),
+            Command::Status(options) => pool::status::run(&options),
+            Command::Check(options) => pool::check::run(&options),
             Command::Top(options) => top::run(&options),
             Command::Manual(options) => manual::write(&options),
             Command::Demo(options) => demo::run(&options),

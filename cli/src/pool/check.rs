@@ -1,0 +1,57 @@
+//! `farmem check`: recounts a node's memory by its words.
+
+use farmem_fabric::NodeAddr;
+
+use super::snapshot::{Reader, lasting};
+use crate::failure::Failure;
+use crate::units;
+
+/// Recount a node's memory: who owns every 4 KiB, and whether that can be
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Options {
+    /// The node: HOST:PORT or unix:PATH
+    #[arg(value_name = "NODE")]
+    pub node: NodeAddr,
+}
+
+const EXAMPLES: &str = "\
+Example:
+  farmem check bighost:7411
+      Reads the words that say who owns what, twice, while the node goes on, and ends with
+      status 1 and a line for everything that both show wrong: memory that nobody owns or
+      that has two owners, owners that do not exist, words that cannot be.";
+
+/// Problems named one by one, at most.
+const SHOWN: usize = 20;
+
+/// Says what it found.
+pub fn run(options: &Options) -> Result<(), Failure> {
+    let mut reader = Reader::connect(&options.node)?;
+    let (snapshot, recount, problems) = lasting(&mut reader)?;
+    for problem in problems.iter().take(SHOWN) {
+        println!("{problem}");
+    }
+    let node = &options.node;
+    let chunks = snapshot.geometry.lent_bytes() / 4096;
+    let wrong = |line: String| Err(Failure { status: 1, line });
+    if !problems.is_empty() {
+        return wrong(format!(
+            "node {node}: {} places cannot be as they are: restart the node when it can be",
+            problems.len()
+        ));
+    }
+    if recount.total() != chunks {
+        return wrong(format!("node {node}: {} of {chunks} chunks of 4 KiB are accounted for", recount.total()));
+    }
+    let bytes = |chunks: u64| units::bytes(chunks * 4096);
+    println!(
+        "node {node}: sound: {} lent at most, {} free, {} held by {} owners, {} being made clean",
+        bytes(chunks),
+        bytes(recount.free.iter().sum()),
+        bytes(recount.held.values().sum()),
+        recount.held.len(),
+        bytes(recount.quarantined + recount.moving),
+    );
+    Ok(())
+}

@@ -1,0 +1,173 @@
+//! `farmem status`: what a node lends, to whom, and in what pieces.
+
+use std::io::Write;
+
+use farmem_fabric::NodeAddr;
+use farmem_fabric::nic::Figure;
+use serde::Serialize;
+
+use super::snapshot::{Reader, lasting};
+use crate::failure::Failure;
+use crate::node::Status as NodeStatus;
+use crate::{runtime_dir, units};
+
+/// Show what nodes lend, to whom, and how fragmented the rest is
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Options {
+    /// The node: HOST:PORT or unix:PATH; without it, every node of this user on this machine
+    #[arg(value_name = "NODE")]
+    pub node: Option<NodeAddr>,
+
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  farmem status bighost:7411
+  farmem status --json | jq '.[].free'
+
+A run's slabs stand under the run; what a process claims itself, in pieces from 4 KiB on, under
+its pid. \"Cleaning\" was given back and is drained and scrubbed before it is free.";
+
+/// What is known of a node. Bytes, unless it says otherwise.
+#[derive(Debug, Serialize)]
+struct View {
+    node: String,
+    lend: u64,
+    free: u64,
+    held: u64,
+    cleaning: u64,
+    retired: u64,
+    /// The longest run of free memory.
+    longest_free: u64,
+    /// Runs of free memory, by their length rounded down to a power of two.
+    free_runs: Vec<Runs>,
+    /// Shared blocks, a count.
+    shared_blocks: u64,
+    holders: Vec<Holder>,
+    /// Counts.
+    windows: u64,
+    windows_bound: u64,
+    /// CPU time since its start, in nanoseconds.
+    drain_cpu_ns: u64,
+    scrub_cpu_ns: u64,
+    scrubbed: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct Runs {
+    at_least: u64,
+    count: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct Holder {
+    owner: u16,
+    /// `None`: a run, which holds slabs.
+    pid: Option<u32>,
+    /// The same for all of a run; not the run's name.
+    run: String,
+    held: u64,
+    slabs: u64,
+}
+
+/// Shows it.
+pub fn run(options: &Options) -> Result<(), Failure> {
+    let views = match &options.node {
+        Some(node) => vec![view(node)?],
+        None => here().iter().map(view).collect::<Result<Vec<_>, _>>()?,
+    };
+    let text = if options.json {
+        serde_json::to_string_pretty(&views).map(|json| json + "\n").unwrap_or_default()
+    } else if views.is_empty() {
+        "no node of this user runs on this machine: name one, farmem status HOST:PORT\n".to_owned()
+    } else {
+        views.iter().map(text).collect::<Vec<_>>().join("\n")
+    };
+    // A reader that went away (`| head`) has seen enough.
+    let _ = std::io::stdout().write_all(text.as_bytes());
+    Ok(())
+}
+
+/// The nodes that have a status file in the runtime directory.
+fn here() -> Vec<NodeAddr> {
+    let files = runtime_dir::own().ok().and_then(|dir| std::fs::read_dir(dir).ok());
+    let paths = files.into_iter().flatten().flatten().map(|file| file.path());
+    let nodes = paths.filter(|path| path.file_name().is_some_and(|n| n.to_string_lossy().starts_with("node-")));
+    let known = nodes.filter_map(|path| NodeStatus::read_living(&path));
+    known.filter_map(|status| status.listen.first()?.parse().ok()).collect()
+}
+
+fn view(node: &NodeAddr) -> Result<View, Failure> {
+    let mut reader = Reader::connect(node)?;
+    let (snapshot, recount, _) = lasting(&mut reader)?;
+    let bytes = |chunks: u64| chunks * 4096;
+    let mut holders = Vec::new();
+    for (&owner, &chunks) in &recount.held {
+        let who = reader.session.who(owner.slot()).map_err(Failure::no_node)?;
+        let slabs = bytes(snapshot.slab_chunks(owner));
+        let run = who.map_or_else(String::new, |who| format!("{:016x}", who.run));
+        let pid = who.map(|who| who.pid).filter(|&pid| pid != 0);
+        holders.push(Holder { owner: owner.slot(), pid, run, held: bytes(chunks), slabs });
+    }
+    holders.sort_by_key(|holder| std::cmp::Reverse(holder.held));
+    let runs = snapshot.free_runs();
+    let mut orders = std::collections::BTreeMap::new();
+    for run in &runs {
+        *orders.entry(1u64 << run.ilog2()).or_insert(0) += 1;
+    }
+    let figure = |figure| reader.session.figure(figure).map_err(Failure::no_node);
+    Ok(View {
+        node: node.to_string(),
+        lend: snapshot.geometry.lent_bytes(),
+        free: bytes(recount.free.iter().sum()),
+        held: bytes(recount.held.values().sum()),
+        cleaning: bytes(recount.quarantined + recount.moving),
+        retired: bytes(recount.bad),
+        longest_free: runs.iter().copied().max().unwrap_or(0),
+        free_runs: orders.into_iter().map(|(at_least, count)| Runs { at_least, count }).collect(),
+        shared_blocks: recount.shared_blocks,
+        holders,
+        windows: figure(Figure::Windows)?,
+        windows_bound: figure(Figure::WindowsBound)?,
+        drain_cpu_ns: figure(Figure::DrainNs)?,
+        scrub_cpu_ns: figure(Figure::ScrubNs)?,
+        scrubbed: figure(Figure::ScrubbedBytes)?,
+    })
+}
+
+fn text(view: &View) -> String {
+    let size = |n: u64| units::bytes(n);
+    let mut out = format!("{}\n", view.node);
+    let row = |name: &str, value: String| [name.to_owned(), value];
+    out += &units::aligned(&[
+        row("lend", size(view.lend)),
+        row("held", format!("{} ({})", size(view.held), units::share(view.held, view.lend))),
+        row("free", size(view.free)),
+        row("cleaning", size(view.cleaning)),
+        row("retired", size(view.retired)),
+        row("longest free", size(view.longest_free)),
+        row("shared blocks", units::count(view.shared_blocks)),
+        row("windows", format!("{} ({} bound)", units::count(view.windows), units::count(view.windows_bound))),
+        row("scrubbed", format!("{} in {} of CPU", size(view.scrubbed), units::nanos(view.scrub_cpu_ns))),
+        row("drained", format!("in {} of CPU", units::nanos(view.drain_cpu_ns))),
+    ]);
+    if !view.free_runs.is_empty() {
+        let mut rows = vec![["free runs of at least".to_owned(), "count".to_owned()]];
+        rows.extend(view.free_runs.iter().map(|runs| [size(runs.at_least), units::count(runs.count)]));
+        out += &format!("\n{}", units::aligned(&rows));
+    }
+    if !view.holders.is_empty() {
+        let mut rows = vec![["holder", "run", "held", "of it slabs"].map(str::to_owned)];
+        for holder in &view.holders {
+            let name = holder.pid.map_or_else(|| "run".to_owned(), |pid| format!("pid {pid}"));
+            let run = holder.run.get(..8).unwrap_or("-").to_owned();
+            rows.push([name, run, size(holder.held), size(holder.slabs)]);
+        }
+        out += &format!("\n{}", units::aligned(&rows));
+    }
+    out
+}
