@@ -316,12 +316,12 @@ impl Mapped {
 
     /// Carries out verbs on slabs, up to the first that is none.
     fn copy(&mut self, done: &mut Vec<Completion>) {
-        let n = self.posted.iter().take_while(|pending| pending.on_slab()).count();
-        if n == 0 {
+        if !self.posted.front().is_some_and(Pending::on_slab) {
             return;
         }
         let slabs = self.member.slabs.lock();
-        for pending in self.posted.drain(..n) {
+        while self.posted.front().is_some_and(Pending::on_slab) {
+            let Some(pending) = self.posted.pop_front() else { break };
             let slab = SlabId(pending.key.0);
             let result = match slabs.get(&slab) {
                 Some(mapping) => pending.carry_out(mapping).ok_or(Refusal::Range),
