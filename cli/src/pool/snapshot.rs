@@ -7,7 +7,7 @@ use farmem_fabric::words::{self, Words};
 use farmem_fabric::{ConnectOptions, NodeAddr, QueuePair, Session, Transport};
 use farmem_protocol::extent::check::{Problem, Recount, recount};
 use farmem_protocol::extent::geometry::Target;
-use farmem_protocol::extent::guard;
+use farmem_protocol::extent::guard::{self, Words as _};
 use farmem_protocol::extent::owner::{OwnerField, OwnerWord};
 use farmem_protocol::extent::{Geometry, Level, Owner, Place, State, Word};
 
