@@ -140,11 +140,18 @@ impl World {
         {
             return false;
         }
-        let free = |level: Level| {
+        let first = |level: Level, state: State| {
             let mut places = self.memory.places();
-            places.find(|&place| place.level == level && self.memory.word(place).is(State::Free))
+            places.find(|&place| place.level == level && self.memory.word(place).is(state))
         };
-        let split = if let Action::Split(level) = action { free(level) } else { None };
+        let reshaped = match action {
+            Action::Split(level) => first(level, State::Free),
+            // Whom the node does not trust does not try.
+            Action::Merge(level) if scenario.trusted >> self.clients[number].actor.owner.slot() & 1 == 1 => {
+                first(level, State::Shared)
+            }
+            _ => None,
+        };
         let client = &mut self.clients[number];
         client.at += 1;
         let actor = client.actor;
@@ -172,8 +179,13 @@ impl World {
                 }
             }
             Action::Split(_) => {
-                if let Some(place) = split {
+                if let Some(place) = reshaped {
                     client.doing = Some(Doing::Reshape(Box::new(Reshape::split(actor, geometry, place))));
+                }
+            }
+            Action::Merge(_) => {
+                if let Some(place) = reshaped {
+                    client.doing = Some(Doing::Reshape(Box::new(Reshape::merge(actor, geometry, place))));
                 }
             }
             Action::Write => {

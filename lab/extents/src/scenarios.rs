@@ -1,6 +1,6 @@
 //! Small worlds, each about one part of the protocol.
 
-use crate::world::Action::{self, Claim, Publish, Release, Run, Split, Write, WriteAfterFree};
+use crate::world::Action::{self, Claim, Merge, Publish, Release, Run, Split, Write, WriteAfterFree};
 use crate::world::Scenario;
 use farmem_protocol::extent::rules::{Bug, Rules};
 use farmem_protocol::extent::{Geometry, Level, Owner};
@@ -23,12 +23,14 @@ fn scenario(name: &'static str, whole: u32, clients: Vec<(u16, u16, Vec<Action>)
         losses: 0,
         expiries: 0,
         mortal: 0b10,
+        trusted: 0,
         crashes: 0,
         merges: 0,
         splits: 0,
         rules: Rules::SOUND,
         fences: true,
         drains_the_dead: true,
+        binds: true,
         drains_words: true,
         eager: false,
         generation: 1,
@@ -167,6 +169,17 @@ pub fn all() -> Vec<Scenario> {
         Scenario {
             expiries: 1,
             losses: 1,
+            merges: 1,
+            trusted: 0b10,
+            ..scenario(
+                "a trusted agent merges",
+                0,
+                vec![(1, 0, vec![Claim(BLOCK), Publish(0), Merge(BLOCK)]), (2, 0, vec![Claim(CHUNK), Release])],
+            )
+        },
+        Scenario {
+            expiries: 1,
+            losses: 1,
             rejoins: true,
             ..scenario(
                 "the same owner again",
@@ -232,6 +245,7 @@ pub fn mutants() -> Vec<(String, Scenario)> {
     let node = [
         ("NoFenceBeforeRecovery", Scenario { fences: false, ..named("claim and give back") }),
         ("RecoverBeforeVerbsHaveEnded", Scenario { drains_the_dead: false, ..named("a liar alone") }),
+        ("VerbsOfAnEarlierIncarnation", Scenario { binds: false, ..named("the same owner again") }),
         ("DrainPassesOverWords", Scenario { drains_words: false, ..named("a liar alone") }),
         ("KeepChildrenOfALiar", Scenario { rules: Rules::without(Bug::KeepChildren), ..named("a liar alone") }),
         ("NoDrainAfterALiar", Scenario { rules: Rules::without(Bug::NoDrain), ..named("a liar alone") }),

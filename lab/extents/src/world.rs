@@ -37,6 +37,8 @@ pub enum Action {
     Publish(u64),
     /// Split the first unit of the level that is FREE (as the client sees it without a verb).
     Split(Level),
+    /// Merge the first unit of the level that is SHARED. Only of use to those whom the node trusts.
+    Merge(Level),
     /// Write to the unit held longest.
     Write,
     /// Write to the unit given back last, which must be refused.
@@ -62,6 +64,8 @@ pub struct Scenario {
     pub expiries: u16,
     /// Bits of owners.
     pub mortal: u64,
+    /// Bits of owners whose verbs the guard lets pass.
+    pub trusted: u64,
     /// Times the daemon may die.
     pub crashes: u16,
     /// Merges and splits that the daemon may begin.
@@ -74,6 +78,8 @@ pub struct Scenario {
     pub fences: bool,
     /// Whether fenced owners' bytes under way have ended before they count as dead.
     pub drains_the_dead: bool,
+    /// Whether a queue pair is bound to the incarnation that made it.
+    pub binds: bool,
     /// Whether a drain waits for verbs on words, too.
     pub drains_words: bool,
     /// Whether the node frees units inside units that are not open (with the seeded bug).
@@ -147,7 +153,8 @@ pub struct World {
     pub memory: Memory,
     pub(crate) clients: Vec<Client>,
     pub(crate) daemon: Daemon,
-    pub(crate) late: Vec<(u8, Verb)>,
+    /// Client, the incarnation its queue pair was bound to, the verb.
+    pub(crate) late: Vec<(u8, u32, Verb)>,
     pub(crate) flying: Vec<Flight>,
     pub(crate) losses: u16,
     pub(crate) expiries: u16,
@@ -292,14 +299,22 @@ impl World {
             Move::Lose(number) => {
                 self.losses -= 1;
                 if let Some(Item::Words(verb)) = self.clients[number as usize].queue.pop_front() {
-                    self.late.push((number, verb));
+                    let incarnation = self.clients[number as usize].incarnation;
+                    self.late.push((number, incarnation, verb));
                 }
                 self.answer(number as usize, Answer::Unknown);
                 self.pump(scenario, number as usize)?;
             }
             Move::Late(at) => {
-                let (number, verb) = self.late.remove(at as usize);
-                self.carry_out(scenario, number as usize, &verb)?;
+                let (number, bound, verb) = self.late.remove(at as usize);
+                // The queue pair that it came by, which may be gone since.
+                let now = std::mem::replace(&mut self.clients[number as usize].incarnation, bound);
+                if !scenario.binds {
+                    self.clients[number as usize].incarnation = now;
+                }
+                let carried_out = self.carry_out(scenario, number as usize, &verb);
+                self.clients[number as usize].incarnation = now;
+                carried_out?;
             }
             Move::Land(at) => self.land(at as usize)?,
             Move::Reclaim(place) => {
@@ -370,7 +385,7 @@ impl World {
                 // Its connections are gone, and with them what was on its way.
                 if scenario.fences {
                     let clients = &self.clients;
-                    self.late.retain(|(number, _)| clients[*number as usize].actor.owner != owner);
+                    self.late.retain(|(number, ..)| clients[*number as usize].actor.owner != owner);
                 }
             }
             Move::Vacate(owner) => {
@@ -409,7 +424,7 @@ impl World {
             Move::Client(number) => format!("client {number}: {}", item(number)),
             Move::Lose(number) => format!("client {number}: {}, answer lost", item(number)),
             Move::Late(at) => {
-                format!("late, of client {}: {}", self.late[at as usize].0, show(&self.late[at as usize].1))
+                format!("late, of client {}: {}", self.late[at as usize].0, show(&self.late[at as usize].2))
             }
             Move::Land(at) => format!(
                 "WRITE of owner {} lands in {:?}",

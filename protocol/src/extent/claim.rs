@@ -342,7 +342,7 @@ impl Claimer {
                 self.outer.found(place, found);
                 self.inner.found(place, found);
             }
-            Ok(Swapped::Moved) => {}
+            Ok(Swapped::Moved(_)) => {}
             Err(refused) => {
                 self.refused = Some(refused);
                 self.pipe.stop();

@@ -207,7 +207,7 @@ impl Operation for Reclaim {
             }
             (Phase::Free, answer) => match self.swaps[0].answer(answer, self.actor.rules) {
                 Ok(Swapped::Again) => self.pipe.push(0),
-                Ok(Swapped::Took | Swapped::Moved) => match self.swaps[0].new {
+                Ok(Swapped::Took | Swapped::Moved(_)) => match self.swaps[0].new {
                     word if word.is(State::Free) => self.over(Ok(Reclaimed::Freed(word))),
                     _ => self.over(Ok(Reclaimed::Retired)),
                 },

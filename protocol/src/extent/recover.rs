@@ -190,7 +190,7 @@ impl Operation for Recover {
             (Phase::Read, _) => self.pipe.push(number),
             (_, answer) => match self.swaps[number].answer(answer, self.actor.rules) {
                 Ok(Swapped::Again) => self.pipe.push(number),
-                Ok(Swapped::Took | Swapped::Moved) => self.sum.quarantined.push(self.swaps[number].place),
+                Ok(Swapped::Took | Swapped::Moved(_)) => self.sum.quarantined.push(self.swaps[number].place),
                 // Another recoverer was faster.
                 Ok(Swapped::Failed(_)) => {}
                 Err(_) => self.refused = true,

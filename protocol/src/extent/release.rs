@@ -66,7 +66,7 @@ impl Operation for Release {
         self.posted = false;
         self.over = match self.swap.answer(answer, self.actor.rules) {
             Ok(Swapped::Again) => None,
-            Ok(Swapped::Took | Swapped::Moved) => Some(Ok(())),
+            Ok(Swapped::Took | Swapped::Moved(_)) => Some(Ok(())),
             Ok(Swapped::Failed(_)) => Some(Err(Failed::Lost)),
             Err(failed) => Some(Err(failed)),
         };

@@ -294,8 +294,8 @@ impl Reshape {
         match (swapped, self.phase.clone()) {
             (Err(failed), _) => self.over(Err(failed)),
             (Ok(Swapped::Again), _) => self.pipe.push(number),
-            (Ok(Swapped::Took | Swapped::Moved), Phase::Enter) => self.word = new,
-            (Ok(Swapped::Took | Swapped::Moved), Phase::Leave(_)) => {
+            (Ok(Swapped::Took | Swapped::Moved(_)), Phase::Enter) => self.word = new,
+            (Ok(Swapped::Took | Swapped::Moved(_)), Phase::Leave(_)) => {
                 self.word = new;
                 match self.phase {
                     Phase::Leave(State::Shared) if self.is_too_early() => self.enter_children(),
@@ -314,9 +314,11 @@ impl Reshape {
                 self.children.found(place, new);
                 self.changed.push((place.index - self.children.first.index) as u16);
             }
-            // Somebody claimed a thawed or split child before the answer came: as it should be.
-            (Ok(Swapped::Moved), _) => {}
-            (Ok(Swapped::Failed(found)), Phase::Change) => {
+            // Somebody claimed a thawed child before the answer came: as it should be.
+            (Ok(Swapped::Moved(_)), Phase::Undo) => {}
+            // A child that was to be frozen and is now another's was never frozen: nobody but us
+            // moves a frozen one. One that was split off may be anybody's: `wanted` knows.
+            (Ok(Swapped::Failed(found) | Swapped::Moved(found)), Phase::Change) => {
                 self.children.found(place, found);
                 let child = (place.index - self.children.first.index) as usize;
                 match self.wanted(child, found) {
@@ -328,7 +330,7 @@ impl Reshape {
                     Err(()) => self.stuck = true,
                 }
             }
-            (Ok(Swapped::Failed(_)), _) => {}
+            (Ok(Swapped::Failed(_) | Swapped::Moved(_)), _) => {}
         }
     }
 }

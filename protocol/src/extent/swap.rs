@@ -24,9 +24,10 @@ pub(crate) enum Swapped {
     Took,
     /// It never was and never will be: the word is another.
     Failed(Word),
-    /// It was changed by somebody; perhaps first by us. (Only after a lost answer, and only if `new`
-    /// names nobody: a word that names us by owner and claimant is ours alone to move on.)
-    Moved,
+    /// The word is this one, changed by somebody; perhaps first by us. (Only after a lost answer, and
+    /// only if `new` names nobody: a word that names us by owner and claimant is ours alone to move on.)
+    /// Whoever asked must know whether others can have changed `old`, or `new`.
+    Moved(Word),
 }
 
 impl Swap {
@@ -65,7 +66,7 @@ impl Swap {
         Ok(if found == self.old || (self.unsure && found == self.new) {
             Swapped::Took
         } else if self.unsure && !self.new.state().is_named() {
-            Swapped::Moved
+            Swapped::Moved(found)
         } else {
             Swapped::Failed(found)
         })
