@@ -5,6 +5,8 @@
 //! | `farmem run`: a program on far memory | `run/` |
 //! | `farmem node`: lend this machine's memory | `node.rs` |
 //! | `farmem bench`: what it costs, against its floor and against swap | lab/bench |
+//! | `farmem agent`: far memory in pieces, for this user's programs | `agent/` |
+//! | `farmem malloc-bench`: an allocator on such pieces | lab/malloc |
 //! | `farmem torture`: everything programs do to memory, verified | lab/torture |
 //! | `farmem track`: which lines a running program dirties | lab/track |
 //! | `farmem replay`: which policy would have done how well | lab/replay |
@@ -14,6 +16,7 @@
 //! | `farmem manual`: man pages and completions, for packages | `manual.rs` |
 //! | `farmem keep`: what `run` leaves behind for daemons | `run/keeper.rs` |
 
+mod agent;
 mod counters;
 mod demo;
 mod failure;
@@ -82,6 +85,12 @@ enum Command {
     Bench(farmem_bench::Bench),
     #[command(hide = true)]
     BenchChild(farmem_bench::child::Options),
+    Agent(agent::Options),
+    #[command(hide = true)]
+    AgentNode(agent::NodeOptions),
+    MallocBench(farmem_malloc::Options),
+    #[command(hide = true)]
+    MallocChild(farmem_malloc::child::Options),
     Torture(farmem_torture::Torture),
     #[command(hide = true)]
     TortureChild(farmem_torture::Child),
@@ -115,11 +124,12 @@ impl Command {
         match self {
             Command::Run(options) => run::run(&options).map(|never| match never {}),
             Command::Node(options) => node::run(&options),
-            Command::Bench(bench) => {
-                let farmem = std::env::current_exe().map_err(|e| Failure::usage(format!("cannot find myself: {e}")))?;
-                Ok(bench.run(&farmem)?)
-            }
+            Command::Bench(bench) => Ok(bench.run(&myself()?)?),
             Command::BenchChild(options) => Ok(farmem_bench::child::run(options)?),
+            Command::Agent(options) => agent::run(&options),
+            Command::AgentNode(options) => agent::run_node(&options),
+            Command::MallocBench(options) => Ok(options.run(&myself()?)?),
+            Command::MallocChild(options) => Ok(farmem_malloc::child::run(&options)?),
             Command::Torture(torture) => std::process::exit(torture.run()?),
             Command::TortureChild(child) => Ok(child.run()?),
             Command::Replay(replay) => Ok(replay.run()?),
@@ -133,6 +143,10 @@ impl Command {
             Command::Keep(options) => run::keeper::keep(&options),
         }
     }
+}
+
+fn myself() -> Result<std::path::PathBuf, Failure> {
+    std::env::current_exe().map_err(|e| Failure::usage(format!("cannot find myself: {e}")))
 }
 
 /// Help goes out as it is; a mistake becomes one line.

@@ -32,7 +32,7 @@ use crate::counters::{self, Beginning, Sample};
 use crate::failure::Failure;
 use crate::runtime_dir::{self, Scratch};
 use crate::size::{self, Size};
-use crate::{library, program, units};
+use crate::{agent, library, program, units};
 use embedded::Embedded;
 use far::Far;
 use summary::Outcome;
@@ -84,6 +84,10 @@ pub struct Options {
     #[arg(long, value_name = "RATE", value_parser = farmem_fabric::shape::rate)]
     pub shape: Option<u64>,
 
+    /// Give the program the host's allocation service, too (FARMEM_AGENT names its socket); it is started if need be
+    #[arg(long)]
+    pub agent: bool,
+
     /// How long a lost connection may take to come back before the program is ended
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = crate::time::parse)]
     pub grace: Duration,
@@ -132,6 +136,14 @@ exhausted, 72 no usable node, 73 farmem broken, 126 and 127 as in a shell.";
 
 /// Runs the program; returns only if it could not be started. Otherwise this process ends as the program ended.
 pub fn run(options: &Options) -> Result<Infallible, Failure> {
+    // First, so that it starts with the signals that we were started with, and is no descendant of the run's.
+    let agent = match options.agent {
+        true => {
+            let dir = runtime_dir::own().map_err(Failure::usage)?;
+            Some(agent::reached_or_started(&dir).map_err(|e| Failure::usage(format!("--agent: {e}")))?)
+        }
+        false => None,
+    };
     // Before the first thread, so that every thread has the signals blocked.
     let signals = Signals::take().map_err(|e| Failure::usage(format!("cannot take over signals: {e}")))?;
 
@@ -181,6 +193,9 @@ pub fn run(options: &Options) -> Result<Infallible, Failure> {
     let mut command = Command::new(&file);
     command.arg0(name).args(&options.command[1..]);
     environment::set(&mut command, &library, options, run, local, &far, &counters)?;
+    if let Some(socket) = agent {
+        command.env("FARMEM_AGENT", socket);
+    }
     signals.hand_back(&mut command, true);
     if options.verbose {
         eprintln!("farmem: run {run}: {} on {}, {local} bytes local", file.display(), far::list(&nodes));

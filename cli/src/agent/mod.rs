@@ -1,0 +1,233 @@
+//! `farmem agent`: the allocation service of this host, as this user.
+//!
+//! The service itself is [`farmem_agent`]; here are its flags, the node it starts
+//! when none is named, and how others start it on demand ([`start`]).
+//!
+//! Without `--node`, memory is lent by a second process (`node.rs`), so that an
+//! agent that is killed finds its applications' memory again. That process ends
+//! when nobody has held memory there for some seconds.
+
+mod node;
+mod quota;
+mod start;
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use farmem_agent::host::{self, Agent, Config, StartError};
+use farmem_agent::serve::{End, Report};
+use farmem_agent::stock::Quotas;
+use farmem_fabric::{ConnectError, NodeAddr};
+use farmem_protocol::exit;
+use farmem_sys::process::Signals;
+
+use crate::failure::Failure;
+use crate::size::{self, Size};
+use crate::{runtime_dir, units};
+pub use node::Options as NodeOptions;
+pub use node::run as run_node;
+use quota::Quota;
+pub use start::reached_or_started;
+
+/// Serve far memory in pieces to this user's programs
+///
+/// Programs that use farmem's allocation library get pieces of 4 KiB to 2 MiB, and runs
+/// of them, from this service through shared memory, mostly without a system call.
+/// It is started on demand (farmem run --agent, farmem malloc-bench) and ends when idle.
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Options {
+    /// The Unix socket of a node on this machine, unix:PATH. Without it, a node is started
+    #[arg(long, value_name = "ADDR")]
+    pub node: Option<NodeAddr>,
+
+    /// Memory that the node started for it lends, at most
+    #[arg(long, value_name = "SIZE", default_value = "25%", conflicts_with = "node")]
+    pub lend: Size,
+
+    /// What a user's programs may hold: SIZE for each user, USER=SIZE for one, USER/JOB=SIZE for one job of a user;
+    /// may be repeated
+    #[arg(long, value_name = "QUOTA")]
+    pub quota: Vec<Quota>,
+
+    /// End when nobody has used it for so long; 0: never
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = crate::time::parse)]
+    pub idle: Duration,
+
+    /// How long the node keeps everything, should this service be killed, for the next one to take over
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = crate::time::parse)]
+    pub grace: Duration,
+
+    /// Tell who holds what of the service that runs, and end
+    #[arg(long)]
+    pub status: bool,
+
+    /// A directory for its files
+    #[arg(long, value_name = "DIR", hide = true)]
+    pub dir: Option<PathBuf>,
+
+    /// Say nothing
+    #[arg(long, hide = true, overrides_with = "quiet")]
+    pub quiet: bool,
+
+    /// Start it as a process of its own, and end when it listens
+    #[arg(long)]
+    pub detach: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  farmem agent --lend 2G --quota 512M
+      Each user's programs hold half a GiB at most, of 2 GiB in all.
+
+  farmem agent --node unix:/run/farmem/node.sock --quota alice=4G --quota alice/nightly=1G
+      Memory of a node that runs already; alice's job 'nightly' has a limit of its own.
+
+  farmem agent --status
+      Who holds what.
+
+Quotas are counted in blocks of 2 MiB, and exact. SIGTERM: ends; programs that hold memory keep it
+for --grace, and are served by the next agent.";
+
+/// Serves until idle, or told to end.
+pub fn run(options: &Options) -> Result<(), Failure> {
+    let dir = match &options.dir {
+        Some(dir) => dir.clone(),
+        None => runtime_dir::own().map_err(Failure::usage)?,
+    };
+    if options.status {
+        return status(&dir);
+    }
+    if options.detach {
+        return start::detached(&dir);
+    }
+    // Before any thread, so that signals come to the one that waits for them.
+    let signals = Signals::take().map_err(|e| Failure::usage(format!("cannot take over signals: {e}")))?;
+    let node = match &options.node {
+        Some(NodeAddr::Shm(path)) => path.clone(),
+        Some(NodeAddr::Tcp(at)) => {
+            return Err(Failure::usage(format!(
+                "--node {at}: an agent serves the memory of a node on this machine: give its unix:/PATH"
+            )));
+        }
+        None => node::at_hand(&dir, options.lend.bytes(size::machine_ram().map_err(Failure::usage)?.0))?,
+    };
+    let config = Config {
+        dir: dir.clone(),
+        node,
+        quotas: options.quota.iter().fold(Quotas::default(), Quota::add_to),
+        idle: (!options.idle.is_zero()).then_some(options.idle),
+        grace: options.grace,
+    };
+    let agent = Agent::start(config).map_err(refusal)?;
+    if !options.quiet {
+        eprintln!("farmem: agent at {}", host::socket(&dir).display());
+        if agent.recovered > 0 {
+            eprintln!("farmem: took over {} programs of an agent that was killed", agent.recovered);
+        }
+    }
+    let service = Arc::clone(agent.service());
+    let told = move || {
+        loop {
+            if signals.next(Duration::from_secs(3600)).is_some_and(|s| matches!(s.number, libc::SIGTERM | libc::SIGINT))
+            {
+                service.stop();
+            }
+        }
+    };
+    let spawned = std::thread::Builder::new().name("signals".into()).spawn(told);
+    spawned.map_err(|e| Failure::usage(format!("cannot start a thread: {e}")))?;
+    let end = agent.run(&mut Publisher::new(&dir).publish()).map_err(refusal)?;
+    let _ = std::fs::remove_file(report_file(&dir));
+    let left = agent.report().applications.len();
+    agent.close();
+    match end {
+        End::Told | End::Idle if options.quiet => Ok(()),
+        End::Idle => {
+            eprintln!("farmem: agent ends: nobody has used it for {} s", options.idle.as_secs());
+            Ok(())
+        }
+        End::Told if left > 0 => {
+            eprintln!("farmem: agent ends; {left} programs keep their memory for {} s", options.grace.as_secs());
+            // As a kill would: no farewell to the node.
+            std::process::exit(0)
+        }
+        End::Told => Ok(()),
+        End::Lost(why) => Err(Failure { status: exit::NODE_LOST, line: format!("agent: {why}") }),
+    }
+}
+
+fn refusal(e: StartError) -> Failure {
+    match e {
+        StartError::Node(ConnectError::Refused(node)) => {
+            Failure::no_node(format!("node {node}: nobody listens there: start one with farmem node"))
+        }
+        StartError::Node(e) => Failure::no_node(e),
+        other => Failure::usage(other),
+    }
+}
+
+/// Where the agent of a directory says who holds what, for `--status`.
+fn report_file(dir: &std::path::Path) -> PathBuf {
+    dir.join("agent.json")
+}
+
+/// Writes the report when it changes.
+struct Publisher {
+    path: PathBuf,
+    last: Option<Report>,
+}
+
+impl Publisher {
+    fn new(dir: &std::path::Path) -> Publisher {
+        Publisher { path: report_file(dir), last: None }
+    }
+
+    fn publish(mut self) -> impl FnMut(&Report) {
+        move |report| {
+            if self.last.as_ref() != Some(report) {
+                let applications = report
+                    .applications
+                    .iter()
+                    .map(|(pid, uid, job, held)| serde_json::json!({"pid": pid, "uid": uid, "job": job, "held": held}));
+                let text = serde_json::json!({
+                    "pid": std::process::id(),
+                    "taken": report.taken,
+                    "violations": report.violations,
+                    "applications": applications.collect::<Vec<_>>(),
+                });
+                let draft = self.path.with_extension("json.new");
+                // A full directory costs the view, no more.
+                let _ = std::fs::write(&draft, format!("{text}\n")).and_then(|()| std::fs::rename(&draft, &self.path));
+                self.last = Some(report.clone());
+            }
+        }
+    }
+}
+
+fn status(dir: &std::path::Path) -> Result<(), Failure> {
+    let none = || Failure::usage("no agent of this user is running; one is started on demand, or by farmem agent");
+    let text = std::fs::read(report_file(dir)).map_err(|_| none())?;
+    let value: serde_json::Value = serde_json::from_slice(&text).map_err(|_| none())?;
+    let number = |value: &serde_json::Value| value.as_u64().unwrap_or(0);
+    if !farmem_sys::process::exists(number(&value["pid"]) as u32) {
+        return Err(none());
+    }
+    let (pid, taken) = (number(&value["pid"]), units::bytes(number(&value["taken"])));
+    let mut out = format!("agent {pid}: {taken} taken from its node\n");
+    if number(&value["violations"]) > 0 {
+        out += &format!("{} programs were shown out for breaking the protocol\n", number(&value["violations"]));
+    }
+    let mut rows = vec![["pid", "user", "job", "held"].map(String::from)];
+    for app in value["applications"].as_array().into_iter().flatten() {
+        let job = app["job"].as_str().filter(|job| !job.is_empty()).unwrap_or("-");
+        let [pid, user] = [number(&app["pid"]), number(&app["uid"])].map(|n| n.to_string());
+        rows.push([pid, user, job.to_owned(), units::bytes(number(&app["held"]))]);
+    }
+    out += &if rows.len() == 1 { "no programs\n".to_owned() } else { units::aligned(&rows) };
+    // Whoever reads it may have seen enough.
+    let _ = std::io::stdout().write_all(out.as_bytes());
+    Ok(())
+}

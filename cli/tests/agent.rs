@@ -1,0 +1,71 @@
+//! `farmem agent` on demand, its view, and the benchmark on it.
+
+#[allow(dead_code)] // Each test file uses a part.
+mod common;
+
+use common::{Place, eventually, outcome, runs};
+
+#[test]
+fn an_agent_is_started_on_demand_seen_and_ends() {
+    let place = Place::new();
+    let status = || outcome(place.farmem(["agent", "--status"]));
+    let (code, _, err) = status();
+    assert!(code != Some(0) && err.contains("no agent of this user is running") && err.lines().count() == 1, "{err}");
+    // A run asks for it, and the program finds its socket.
+    let script = "test -S \"$FARMEM_AGENT\" && echo there";
+    let run = ["run", "--agent", "--local", "16M", "--far", "64M", "--stats", "none", "--", "sh", "-c", script];
+    assert_eq!(outcome(place.farmem(run)), (Some(0), "there\n".into(), String::new()));
+    eventually("it tells who holds what", || status().0 == Some(0));
+    let (_, said, _) = status();
+    assert!(said.contains("taken from its node\nno programs"), "{said}");
+    let pid: u32 = said.split(['\u{20}', ':']).nth(1).and_then(|pid| pid.parse().ok()).unwrap();
+    // A second is not started.
+    assert_eq!(outcome(place.farmem(["agent", "--detach"])), (Some(0), String::new(), String::new()));
+    assert_eq!(status().1, said);
+    let second = outcome(place.farmem(["agent"]));
+    assert!(second.0 != Some(0) && second.2.contains("an agent is running already"), "{second:?}");
+    farmem_sys::process::send(pid, libc::SIGTERM).unwrap();
+    eventually("it ends", || !runs(pid));
+    assert!(status().0 != Some(0));
+}
+
+#[test]
+fn what_cannot_be_is_one_line() {
+    let place = Place::new();
+    for (arguments, says) in [
+        (&["agent", "--node", "somewhere:7411"][..], "the memory of a node on this machine"),
+        (&["agent", "--node", "unix:/nonexistent.sock"], "nobody listens there: start one with farmem node"),
+        (&["agent", "--quota", "no-such-user=1G"], "no user 'no-such-user'"),
+        (&["agent", "--lend", "1M"], "farmem node --lend"),
+        (&["malloc-bench", "--trace", "/nonexistent"], "/nonexistent"),
+        (&["malloc-bench", "--pattern", "trace"], "name the file: --trace FILE"),
+    ] {
+        let (code, out, err) = outcome(place.farmem(arguments));
+        assert!(code != Some(0) && out.is_empty(), "{arguments:?}: {out}");
+        assert!(err.lines().count() == 1 && err.starts_with("farmem: ") && err.contains(says), "{arguments:?}: {err}");
+    }
+}
+
+#[test]
+fn the_benchmark_compares_allocators() {
+    let place = Place::new();
+    let trace = concat!(env!("CARGO_MANIFEST_DIR"), "/../lab/malloc/traces/trace.tcg.mstress.16.gz");
+    let common = ["malloc-bench", "--ops", "20000", "--rounds", "1", "--pattern", "threadtest", "--pattern", "shbench"];
+    let bench = common.into_iter().chain(["--pattern", "larson", "--trace", trace, "--json", "-"]);
+    let (code, out, err) = outcome(place.farmem(bench));
+    assert_eq!((code, err.as_str()), (Some(0), ""));
+    let report: serde_json::Value = serde_json::from_str(&out).unwrap();
+    let rows = report["rows"].as_array().unwrap();
+    let names: Vec<&str> = rows.iter().filter_map(|row| row["name"].as_str()).collect();
+    assert_eq!(names, ["threadtest", "shbench", "larson", "trace.tcg.mstress.16"]);
+    for row in rows {
+        for found in [&row["system"][0], &row["farmem"][0]] {
+            // (Memory is sampled every 2 ms: of so little work there may be no sample.)
+            assert!(found["calls"].as_u64() > Some(200) && found["calls_per_s"].as_f64() > Some(0.0), "{row}");
+        }
+        // Every allocation has its free, on both.
+        assert_eq!(row["system"][0]["calls"], row["farmem"][0]["calls"]);
+    }
+    assert!(report["chunk_words_per_1000"].as_f64() < Some(100.0), "{report}");
+    assert!(report["chunk_asked_ns"][0].as_u64() > report["chunk_ahead_ns"][0].as_u64(), "{report}");
+}

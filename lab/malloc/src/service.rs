@@ -1,0 +1,60 @@
+//! A node and an agent for the benchmark alone, as processes of their own.
+
+use anyhow::{Context, Result, ensure};
+use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// They end with it.
+pub struct Service {
+    dir: PathBuf,
+    socket: PathBuf,
+    processes: Vec<Child>,
+}
+
+impl Service {
+    /// Starts both and waits until they listen.
+    pub fn start(farmem: &Path, lend: u64) -> Result<Service> {
+        let dir = std::env::temp_dir().join(format!("farmem-malloc-{}", std::process::id()));
+        // Closed to others: who reaches the agent's socket is served.
+        std::fs::DirBuilder::new().mode(0o700).create(&dir).with_context(|| dir.display().to_string())?;
+        let mut service = Service { socket: dir.join("agent.sock"), dir, processes: Vec::new() };
+        let node = service.dir.join("node.sock");
+        let of_node = ["agent-node", "--lend", &lend.to_string(), "--listen"];
+        service.spawn(Command::new(farmem).args(of_node).arg(&node), &node)?;
+        let at = format!("unix:{}", node.display());
+        let socket = service.socket.clone();
+        let of_agent = ["agent", "--quiet", "--idle", "0", "--node", &at, "--dir"];
+        service.spawn(Command::new(farmem).args(of_agent).arg(service.dir.clone()), &socket)?;
+        Ok(service)
+    }
+
+    /// The agent's socket.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    fn spawn(&mut self, command: &mut Command, socket: &Path) -> Result<()> {
+        command.stdin(Stdio::null()).stdout(Stdio::null());
+        self.processes.push(command.spawn().context("cannot start myself")?);
+        let until = Instant::now() + Duration::from_secs(10);
+        while UnixStream::connect(socket).is_err() {
+            let ended = self.processes.iter_mut().any(|process| !matches!(process.try_wait(), Ok(None)));
+            ensure!(!ended && Instant::now() < until, "the node or the agent of the benchmark does not listen");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        for process in self.processes.iter_mut().rev() {
+            let _ = process.kill();
+            let _ = process.wait();
+        }
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
