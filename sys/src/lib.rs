@@ -11,6 +11,7 @@
 //! * [`ptrace`]: another process: stopped, looked into, let go.
 //! * [`shared`]: memory that two processes map, and sleeping on its words.
 //! * [`socket`]: stream sockets that never block.
+//! * [`spare`]: descriptors for when a program has used up its own.
 //! * [`sync`]: a lock for code that runs in signal handlers.
 //! * [`thread`]: threads that libc does not know of.
 //! * [`verbs`]: RDMA by libibverbs, if it is there.
@@ -29,6 +30,7 @@ pub mod ptrace;
 pub mod raw;
 pub mod shared;
 pub mod socket;
+pub mod spare;
 pub mod sync;
 pub mod thread;
 pub mod uffd;

@@ -165,7 +165,10 @@ pub fn socket_pair() -> Result<(i32, i32), Errno> {
     let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
     // SAFETY: the kernel fills two live ints.
     unsafe {
-        checked(libc::SYS_socketpair, [libc::AF_UNIX as usize, kind as usize, 0, pair.as_mut_ptr() as usize, 0, 0])?
+        crate::spare::made(
+            libc::SYS_socketpair,
+            [libc::AF_UNIX as usize, kind as usize, 0, pair.as_mut_ptr() as usize, 0, 0],
+        )?
     };
     Ok((own_fd(pair[0]), own_fd(pair[1])))
 }
@@ -193,7 +196,8 @@ pub fn close(fd: i32) {
 /// A pidfd of this process, ours.
 pub fn pidfd_of_self() -> Result<i32, Errno> {
     // SAFETY: no pointers.
-    unsafe { checked(libc::SYS_pidfd_open, [std::process::id() as usize, 0, 0, 0, 0, 0]) }.map(|fd| own_fd(fd as i32))
+    unsafe { crate::spare::made(libc::SYS_pidfd_open, [std::process::id() as usize, 0, 0, 0, 0, 0]) }
+        .map(|fd| own_fd(fd as i32))
 }
 
 /// `/proc/self/mem` for reading, ours.
@@ -201,7 +205,7 @@ pub fn open_self_mem() -> Result<i32, Errno> {
     let path = c"/proc/self/mem";
     // SAFETY: the path is a literal.
     unsafe {
-        checked(
+        crate::spare::made(
             libc::SYS_openat,
             [libc::AT_FDCWD as usize, path.as_ptr() as usize, (libc::O_RDONLY | libc::O_CLOEXEC) as usize, 0, 0, 0],
         )

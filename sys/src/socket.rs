@@ -5,6 +5,7 @@
 //! allocated, and waiting is a call of its own.
 
 use crate::raw::{Errno, checked, close, now_ns, own_fd};
+use crate::spare;
 use std::mem::{offset_of, zeroed};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::ffi::OsStrExt;
@@ -79,7 +80,7 @@ pub fn connect(peer: Peer<'_>, timeout_ns: u64) -> Result<i32, Errno> {
     let family = address.family();
     let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: no pointers.
-    let fd = unsafe { checked(libc::SYS_socket, [family as usize, kind as usize, 0, 0, 0, 0])? } as i32;
+    let fd = unsafe { spare::made(libc::SYS_socket, [family as usize, kind as usize, 0, 0, 0, 0])? } as i32;
     let fd = own_fd(fd);
     let done = (|| {
         loop {
@@ -220,12 +221,19 @@ pub fn receive_with_descriptor(fd: i32, into: &mut [u8]) -> Result<(usize, Optio
     message.msg_control = (&mut control as *mut OneDescriptor).cast();
     message.msg_controllen = size_of::<OneDescriptor>();
     let flags = (libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC) as usize;
+    // One that finds no room is lost, and the call says so when it is too late: there must be room.
+    let lent = spare::give_up();
     // SAFETY: header, part and room for one descriptor are live.
-    let n = unsafe { retried(libc::SYS_recvmsg, [fd as usize, &mut message as *mut _ as usize, flags, 0, 0, 0])? };
-    let came = message.msg_controllen >= ONE
+    let n = unsafe { retried(libc::SYS_recvmsg, [fd as usize, &mut message as *mut _ as usize, flags, 0, 0, 0]) };
+    let came = n.is_ok()
+        && message.msg_controllen >= ONE
         && control.head.cmsg_len == ONE
         && (control.head.cmsg_level, control.head.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS);
-    Ok((n, came.then(|| own_fd(control.fd))))
+    let came = came.then(|| own_fd(control.fd));
+    if lent {
+        spare::keep();
+    }
+    Ok((n?, came))
 }
 
 /// Sleeps until the descriptor is readable or writable, as asked, at most `timeout_ns`.

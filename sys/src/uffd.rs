@@ -190,7 +190,8 @@ impl Uffd {
     fn raw_open(user_only: bool) -> Result<Uffd, OpenError> {
         let flags = (libc::O_CLOEXEC | libc::O_NONBLOCK) as usize | if user_only { USER_MODE_ONLY } else { 0 };
         // SAFETY: no pointers.
-        let fd = unsafe { checked(libc::SYS_userfaultfd, [flags, 0, 0, 0, 0, 0]) }.map_err(OpenError::Refused)?;
+        let fd =
+            unsafe { crate::spare::made(libc::SYS_userfaultfd, [flags, 0, 0, 0, 0, 0]) }.map_err(OpenError::Refused)?;
         Ok(Uffd { fd: AtomicI32::new(crate::raw::own_fd(fd as i32)) })
     }
 

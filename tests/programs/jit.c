@@ -23,7 +23,19 @@ static void *call_all(void *arg) {
     return NULL;
 }
 
+/* Whether a little memory can be had beside a stated address, to be reached by relative jumps. */
+static int beside(void) {
+    const uintptr_t here = (uintptr_t)&code & ~(PAGE - 1);
+    for (uintptr_t hint = here + 64 * MIB; hint < here + 1024 * MIB; hint += 64 * MIB) {
+        void *p = mmap((void *)hint, 64 << 10, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        MUST(p != MAP_FAILED);
+        if ((uintptr_t)p - here < 2048 * MIB) return 1;
+    }
+    return 0;
+}
+
 int main(void) {
+    printf("beside %d\n", beside());
     code = far_map(FUNCTIONS * PAGE);
     for (int i = 0; i < FUNCTIONS; i++) emit(code + i * PAGE, i, 7 * i);
     MUST(mprotect(code, FUNCTIONS * PAGE, PROT_READ | PROT_EXEC) == 0);

@@ -38,9 +38,9 @@ macro_rules! cases {
 
 cases! {
     threads64 thread_churn
-    fork_live fork_threads exec_family close_all
+    fork_live fork_guesses fork_threads exec_family close_all
     own_handlers signals_blocked far_stacks alt_stacks
-    reservations jit remap remap_evicted remap_beside advise program_break instructions
+    reservations jit remap remap_evicted remap_beside remap_unreadable advise program_break instructions
     sync_far syscalls_far bad_pointers big_io blocked_calls debugger
 }
 
@@ -48,6 +48,18 @@ cases! {
 fn early_heap() -> Result<()> {
     built("early_heap", &[])?;
     built("early_heap", &["-no-pie"])
+}
+
+/// The runtime's thread is the program's, even where a vfork child was the first to need it: somebody has to see a node
+/// go while the program sleeps.
+#[test]
+fn vfork_first() -> Result<()> {
+    let program = Command::new(compile::c("vfork_first", &[])?);
+    let native = process::run(copy(&program), LIMIT)?.success()?;
+    let (far, _) = far_run(&program, &Far::local("4M").with(&["--transport", "shm"]), LIMIT)?;
+    compare(&native, &far)?;
+    ensure!(far.stderr.contains("threads 2"), "{}", far.stderr);
+    Ok(())
 }
 
 /// What is left in registers is no argument, in an image with the runtime and in one that has only inherited the filter.

@@ -2,6 +2,8 @@
 
 use std::fmt::Write;
 
+use farmem_bench::chart::escaped;
+
 /// A measured point.
 pub struct Point {
     /// Share of the program's memory that was local, 0–1.
@@ -105,10 +107,6 @@ fn ticks(greatest: f64) -> (f64, f64) {
 fn trimmed(value: f64) -> String {
     let text = format!("{value:.2}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
-}
-
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
 #[cfg(test)]

@@ -140,3 +140,28 @@ pub fn sweep(dir: &Path) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_dead_nodes_said_goes_and_what_living_ones_say_stays() {
+        let dir = std::env::temp_dir().join(format!("farmem-sweep-{}", std::process::id()));
+        fs::create_dir(&dir).unwrap();
+        let mut gone = Command::new("true").spawn().unwrap();
+        gone.wait().unwrap();
+        let say = |pid: u32| {
+            let path = Status::path(&dir, pid);
+            fs::write(&path, serde_json::to_vec(&Status { pid, ..Status::default() }).unwrap()).unwrap();
+            path
+        };
+        let (dead, living) = (say(gone.id()), say(std::process::id()));
+        // Being written at this moment, as it may seem.
+        let torn = dir.join("node-7.json");
+        fs::write(&torn, "{\"pid\":").unwrap();
+        sweep(&dir);
+        assert_eq!([dead, living, torn].map(|path| path.exists()), [false, true, true]);
+        fs::remove_dir_all(&dir).unwrap();
+    }
+}

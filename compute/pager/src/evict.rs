@@ -183,6 +183,8 @@ impl Pager {
         let bytes = pages * PAGE_BYTES as u64;
         let before = self.counters.local_peak.load(Ordering::Relaxed);
         if bytes > before {
+            // Programs that fit evict nothing, and have no background thread that would say how much they have.
+            self.counters.local_bytes.store(bytes, Ordering::Relaxed);
             self.counters.local_peak.fetch_max(bytes, Ordering::Relaxed);
             // The runtime's tables grow with it. Four times a doubling is often enough, and too seldom to be felt;
             // programs that fit have no background thread that would do it.

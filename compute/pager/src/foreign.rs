@@ -16,16 +16,7 @@ impl Pager {
     /// The range is about to be replaced by a mapping that is not ours (a file, shared memory), which
     /// the caller makes next with `MAP_FIXED`. Its addresses stay taken until they are unmapped.
     pub fn forget_range(&self, addr: usize, len: usize, prot: i32) -> isize {
-        let Some(len) = page_up(len).filter(|&l| l > 0) else { return EINVAL };
-        if !addr.is_multiple_of(PAGE_BYTES) || !in_range(addr, len) {
-            return EINVAL;
-        }
-        let _signals = SignalsBlocked::new();
-        let _inside = self.threads.enter();
-        let mut space = self.space.lock();
-        self.take_away(&mut space, addr, addr + len);
-        space.regions(addr).insert(addr, region(addr + len, prot));
-        0
+        self.empty(addr, len, |space, end| space.regions(addr).insert(addr, region(end, prot)))
     }
 
     /// mremap of a mapping at far addresses that is not ours. `None` where it is ours, or nothing.

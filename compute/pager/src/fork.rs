@@ -47,6 +47,7 @@ impl Pager {
     pub fn fork_parent(&self, fork: Fork<'_>, forked: bool) {
         self.inheritable(false);
         self.pool.fork_parent(fork.share, forked);
+        farmem_sys::spare::keep();
         self.threads.open();
         drop(fork.inside);
     }
@@ -76,6 +77,7 @@ impl Pager {
         if let Err(e) = self.pool.fork_child(fork.share) {
             die(exit::NODE_LOST, &format!("a forked child could not reach its memory node: {e}"));
         }
+        farmem_sys::spare::keep();
         self.threads.open();
         drop(fork.inside);
         self.start_handler();

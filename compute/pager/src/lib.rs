@@ -259,6 +259,7 @@ pub fn start(
         config,
     };
     let pager: &'static Pager = Box::leak(Box::new(pager));
+    farmem_sys::spare::keep();
     pager.start_handler();
     Ok(pager)
 }

@@ -32,6 +32,8 @@ use std::sync::atomic::Ordering;
 
 /// Anonymous mappings from this size on are far.
 pub const THRESHOLD: usize = 64 << 10;
+/// Up to this long, a mapping whose hint is a near address is near.
+const BESIDE: usize = 128 << 10;
 /// Addresses kept for the heap (`brk`).
 pub const HEAP_BYTES: usize = 1 << 40;
 
@@ -111,7 +113,10 @@ impl Pager {
         if flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) != 0 {
             return is_far(addr);
         }
-        len >= THRESHOLD
+        // A little memory beside a stated address is for code that is to be reached from there (LuaJIT); without it,
+        // a compiler at run time gives up compiling. Heaps that state an address (Java, V8) ask for more.
+        let beside = addr != 0 && !is_far(addr) && len <= BESIDE;
+        len >= THRESHOLD && !beside
     }
 
     /// mmap of anonymous private memory, in the far range. The address, or -errno.
@@ -160,6 +165,11 @@ impl Pager {
 
     /// munmap of a range that lies in the far range.
     pub fn munmap(&self, addr: usize, len: usize) -> isize {
+        self.empty(addr, len, |_, _| {})
+    }
+
+    /// Takes away whatever lies in a range that a call names, and does something more before anybody else maps there.
+    pub(crate) fn empty(&self, addr: usize, len: usize, then: impl FnOnce(&mut Space, usize)) -> isize {
         let Some(len) = page_up(len).filter(|&l| l > 0) else { return EINVAL };
         if !addr.is_multiple_of(PAGE_BYTES) || !in_range(addr, len) {
             return EINVAL;
@@ -168,6 +178,7 @@ impl Pager {
         let _inside = self.threads.enter();
         let mut space = self.space.lock();
         self.take_away(&mut space, addr, addr + len);
+        then(&mut space, addr + len);
         0
     }
 
@@ -415,6 +426,7 @@ impl Pager {
         }
         self.counters.mapped_bytes.store(space.mapped, Ordering::Relaxed);
         space.regions(start).remove(start, end);
+        self.publish_levels();
     }
 
     /// Waits until a page is nobody's and makes it the caller's (Busy). The word it had; `None` for

@@ -108,8 +108,12 @@ fn power(ns: f64) -> String {
 }
 
 pub(crate) fn text(out: &mut String, x: f64, y: f64, anchor: &str, text: &str) -> fmt::Result {
-    let escaped = text.replace('&', "&amp;").replace('<', "&lt;");
-    writeln!(out, r#"<text x="{x:.1}" y="{y:.1}" text-anchor="{anchor}">{escaped}</text>"#)
+    writeln!(out, r#"<text x="{x:.1}" y="{y:.1}" text-anchor="{anchor}">{}</text>"#, escaped(text))
+}
+
+/// Text as it may stand in an SVG file.
+pub fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
 #[cfg(test)]

@@ -20,7 +20,7 @@ pub mod runs;
 
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use serde::{Deserialize, Serialize};
@@ -62,6 +62,10 @@ pub struct Options {
     /// Give a run up after this long, and name it so [default: 120; with --quick 8]
     #[arg(long, value_name = "SECONDS")]
     give_up: Option<u64>,
+    /// Begin no more runs after this long; what is left out is named. Programs share the time alike [default: 60;
+    /// with --quick 10]
+    #[arg(long, value_name = "MINUTES")]
+    within: Option<u64>,
     /// Write every figure of every run
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -85,6 +89,10 @@ impl Options {
 
     fn give_up(&self) -> Duration {
         Duration::from_secs(self.give_up.unwrap_or(if self.quick { 8 } else { 120 }))
+    }
+
+    fn within(&self) -> Duration {
+        Duration::from_secs(60 * self.within.unwrap_or(if self.quick { 10 } else { 60 }))
     }
 
     fn work(&self) -> Work {
@@ -167,6 +175,7 @@ pub fn run(options: &Options, farmem: &Path) -> anyhow::Result<()> {
     let _alone = Alone::take()?;
     supervise::note_interrupts();
     let environment = Environment::read();
+    let begun = Instant::now();
     let place = Workplace::new()?;
     let mut runner = Runner { farmem, dir: &place.0, limit: options.give_up(), zram: None };
     let mut skipped: Vec<Skipped> = Vec::new();
@@ -200,7 +209,9 @@ pub fn run(options: &Options, farmem: &Path) -> anyhow::Result<()> {
 
     let mut progress = Progress::new(&ready, &systems, options);
     let mut measured = Vec::new();
-    for one in &ready {
+    for (at, one) in ready.iter().enumerate() {
+        let left = options.within().saturating_sub(begun.elapsed());
+        progress.until = Instant::now() + left / (ready.len() - at) as u32;
         measured.push(one.measure(&runner, &systems, options, &mut skipped, &mut progress)?);
     }
     drop(runner);
@@ -292,10 +303,16 @@ impl Ready {
             settings.extend(systems.iter().map(|&system| Setting { system, share }));
         }
         let mut out: Vec<Setting> = Vec::new();
+        let mut late = 0;
         let rounds = Rounds::interleave(&settings, options.rounds(), |setting, _round| {
             supervise::interrupted()?;
             // Less memory does not help what was given up with more.
             if out.iter().any(|&out| out.system == setting.system && out.share >= setting.share) {
+                progress.leave_out();
+                return Ok(None);
+            }
+            if Instant::now() >= progress.until {
+                late += 1;
                 progress.leave_out();
                 return Ok(None);
             }
@@ -319,6 +336,11 @@ impl Ready {
                 }
             }
         })?;
+        if late > 0 {
+            let all = settings.len() * options.rounds();
+            let reason = format!("{late} of {all} runs were not made: the time (--within) was up");
+            skipped.push(Skipped { system: program.name().into(), reason });
+        }
         Ok(Measured { program, size: self.size, rounds })
     }
 }
@@ -339,12 +361,14 @@ fn zram(sizes: impl Iterator<Item = Size>) -> anyhow::Result<swap::Area> {
 struct Progress {
     done: usize,
     all: usize,
+    /// When the time of the program in hand is up.
+    until: Instant,
 }
 
 impl Progress {
     fn new(ready: &[Ready], systems: &[System], options: &Options) -> Progress {
         let settings = 1 + systems.len() * options.shares.len();
-        Progress { done: 0, all: ready.len() * settings * options.rounds() }
+        Progress { done: 0, all: ready.len() * settings * options.rounds(), until: Instant::now() }
     }
 
     fn leave_out(&mut self) {

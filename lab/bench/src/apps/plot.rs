@@ -7,7 +7,7 @@ use std::fmt::{self, Write};
 
 use super::System;
 use super::figures::Figure;
-use crate::chart::COLOURS;
+use crate::chart::{COLOURS, escaped};
 
 /// One panel.
 #[derive(Clone, Debug)]
@@ -187,10 +187,6 @@ fn ticks(greatest: f64) -> Vec<f64> {
         }
     }
     ticks
-}
-
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
 #[cfg(test)]

@@ -1,0 +1,82 @@
+//! Spare descriptors: so that the runtime can have one when the program has used up all it may have.
+//!
+//! A fork needs a connection to each node, a socket pair, a userfaultfd; a thread's first fault over TCP a
+//! connection; a slab over shared memory the descriptor that it comes as. A program at its limit
+//! (`RLIMIT_NOFILE`) is within its rights, and must not be told that its node is lost.
+//!
+//! ```text
+//!  keep ─► spare: an eventfd that nobody uses ── EMFILE ─► closed; its number is the new descriptor's
+//!   ▲                                                                         │
+//!   └───────────── housekeeping, after a fork: once there is room again ◄─────┘
+//! ```
+
+use crate::raw::{Errno, checked, close, own_fd};
+use std::sync::atomic::{AtomicI32, Ordering};
+
+/// Enough for a fork with four nodes.
+const MOST: usize = 8;
+/// Of so many that a program may have, one is taken from it.
+const OF: u64 = 32;
+
+const NONE: i32 = -1;
+static SPARE: [AtomicI32; MOST] = [const { AtomicI32::new(NONE) }; MOST];
+
+/// Lays in what is missing, as far as there is room.
+pub fn keep() {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: a live rlimit; null: nothing is set.
+    let asked = unsafe {
+        let limit = &mut limit as *mut libc::rlimit as usize;
+        checked(libc::SYS_prlimit64, [0, libc::RLIMIT_NOFILE as usize, 0, limit, 0, 0])
+    };
+    if asked.is_err() {
+        return;
+    }
+    let most = (limit.rlim_cur / OF).min(MOST as u64) as usize;
+    for place in SPARE.iter().take(most).filter(|place| place.load(Ordering::Relaxed) == NONE) {
+        // SAFETY: no pointers.
+        let made = unsafe { checked(libc::SYS_eventfd2, [0, libc::EFD_CLOEXEC as usize, 0, 0, 0, 0]) };
+        let Ok(made) = made else { return };
+        let spare = own_fd(made as i32);
+        if place.compare_exchange(NONE, spare, Ordering::Relaxed, Ordering::Relaxed).is_err() {
+            close(spare);
+        }
+    }
+}
+
+/// Closes one, so that one more can be had. False when there is none left.
+pub fn give_up() -> bool {
+    let spare = SPARE.iter().map(|place| place.swap(NONE, Ordering::Relaxed)).find(|&spare| spare != NONE);
+    if let Some(spare) = spare {
+        close(spare);
+    }
+    spare.is_some()
+}
+
+/// A system call that makes descriptors, with spare ones given up where the program has used up its own.
+///
+/// # Safety
+/// As for the call itself.
+pub unsafe fn made(number: i64, args: [usize; 6]) -> Result<usize, Errno> {
+    loop {
+        // SAFETY: the caller's promise.
+        match unsafe { checked(number, args) } {
+            Err(Errno(libc::EMFILE)) if give_up() => {}
+            ended => return ended,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_spare_one_makes_room_once() {
+        keep();
+        let kept = SPARE.iter().filter(|place| place.load(Ordering::Relaxed) != NONE).count();
+        assert!(kept > 0, "the limit on descriptors is below {OF}");
+        assert_eq!((0..MOST + 1).filter(|_| give_up()).count(), kept);
+        assert!(!give_up());
+    }
+}

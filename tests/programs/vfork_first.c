@@ -1,0 +1,36 @@
+/* The first page to leave leaves while a vfork child runs: whatever the runtime starts then must be the parent's,
+ * not the child's, which is soon gone. */
+#include "case.h"
+#include <dirent.h>
+
+enum { BYTES = 24 << 20 };
+static uint8_t *mem;
+
+static int threads(void) {
+    int n = 0;
+    DIR *dir = opendir("/proc/self/task");
+    MUST(dir);
+    for (struct dirent *entry; (entry = readdir(dir));) n += entry->d_name[0] != '.';
+    closedir(dir);
+    return n;
+}
+
+static __attribute__((noinline)) void child(void) {
+    fill(mem, BYTES, 1);
+    _exit(wrong(mem, BYTES, 1) ? 1 : 0);
+}
+
+int main(void) {
+    mem = far_map(BYTES);
+    for (int round = 0; round < 3; round++) {
+        pid_t pid = vfork();
+        if (pid == 0) child();
+        MUST(pid > 0);
+        int status;
+        MUST(waitpid(pid, &status, 0) == pid);
+        printf("child %d, wrong %zu\n", WIFEXITED(status) ? WEXITSTATUS(status) : -1, wrong(mem, BYTES, 1));
+        fill(mem, BYTES, 1);
+    }
+    /* For the test, which knows how many the runtime has. */
+    fprintf(stderr, "threads %d\n", threads());
+}
