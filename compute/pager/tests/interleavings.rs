@@ -30,6 +30,10 @@ enum Fault {
     MarkAfterSweep,
     /// An upgrade leaves P behind.
     ProtectedForEver,
+    /// A compared page is compared before it is protected.
+    ComparedTooSoon,
+    /// What a page is compared with is taken when it is writable already.
+    KeptTooLate,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -58,6 +62,11 @@ struct World {
     entry: Option<(bool, u8)>,
     slot: u8,
     last: u8,
+    /// Pages come in writable, and are compared with this when they leave.
+    compared: bool,
+    kept: u8,
+    /// The eviction's comparison found no change.
+    same: bool,
     evict_at: u8,
     evict_left: u8,
     /// The word as the eviction found it needs protection, and a copy.
@@ -121,14 +130,18 @@ impl World {
                     _ => return Ok(false),
                 }
             }
-            Access::Install if write && self.sweeping && fault != Fault::NoWaitForSweep => return Ok(false),
+            Access::Install if (write || self.compared) && self.sweeping && fault != Fault::NoWaitForSweep => {
+                return Ok(false);
+            }
             Access::Lift if self.sweeping && fault != Fault::NoWaitForSweep => return Ok(false),
             Access::Install => {
                 if self.entry.is_some() {
                     return Err("installed twice".into());
                 }
-                self.entry = Some((!write && fault != Fault::CleanAndWritable, self.slot));
-                self.word = self.word().to(State::Resident).with_dirty(write).0;
+                let writable = write || self.compared;
+                self.entry = Some((!writable && fault != Fault::CleanAndWritable, self.slot));
+                self.kept = self.slot;
+                self.word = self.word().to(State::Resident).with_dirty(writable).with_guessed(self.compared).0;
                 actor.at = Access::Try;
             }
             Access::Lift => {
@@ -169,6 +182,10 @@ impl World {
                 self.evict_dirty = seen.dirty();
                 self.evict_writable = seen.writable();
                 assert!(self.shift(seen, seen.to(State::Leaving)));
+                if let Some((_, value)) = self.entry {
+                    self.kept = if fault == Fault::KeptTooLate { value } else { self.kept };
+                    self.same = value == self.kept;
+                }
             }
             1 if self.evict_writable && fault != Fault::NoProtection => {
                 if let Some((protected, _)) = &mut self.entry {
@@ -176,15 +193,24 @@ impl World {
                 }
             }
             2 if self.evict_dirty => match self.entry {
-                Some((_, value)) => self.slot = value,
+                Some((_, value)) => {
+                    if fault != Fault::ComparedTooSoon {
+                        self.same = value == self.kept;
+                    }
+                    if !self.word().guessed() || !self.same {
+                        self.slot = value;
+                    }
+                }
                 None => return Err("a leaving page is not there".into()),
             },
             3 if fault == Fault::RemoteBeforeDrop => {
-                self.word = self.word().to(State::Remote).with_dirty(false).with_protected(false).0
+                self.word = self.word().to(State::Remote).with_dirty(false).with_guessed(false).with_protected(false).0
             }
             3 => self.entry = None,
             4 if fault == Fault::RemoteBeforeDrop => self.entry = None,
-            4 => self.word = self.word().to(State::Remote).with_dirty(false).with_protected(false).0,
+            4 => {
+                self.word = self.word().to(State::Remote).with_dirty(false).with_guessed(false).with_protected(false).0
+            }
             _ => {}
         }
         self.evict_at = (self.evict_at + 1) % 5;
@@ -244,12 +270,15 @@ impl World {
 }
 
 /// Walks all interleavings; the number of worlds seen, or what went wrong.
-fn explore(fault: Fault) -> Result<usize, String> {
+fn explore(fault: Fault, compared: bool) -> Result<usize, String> {
     let start = World {
         word: Word::UNTOUCHED.to(State::Remote).with_slot(Some(FarSlot::new(0, 1))).0,
         entry: None,
         slot: 0,
         last: 0,
+        compared,
+        kept: 0,
+        same: false,
         evict_at: 0,
         evict_left: 3,
         evict_dirty: false,
@@ -292,8 +321,10 @@ fn explore(fault: Fault) -> Result<usize, String> {
 
 #[test]
 fn no_interleaving_loses_a_write_or_gets_stuck() {
-    let worlds = explore(Fault::None).unwrap();
-    assert!(worlds > 1_000, "only {worlds} worlds");
+    for compared in [false, true] {
+        let worlds = explore(Fault::None, compared).unwrap();
+        assert!(worlds > 1_000, "only {worlds} worlds");
+    }
 }
 
 #[test]
@@ -308,6 +339,9 @@ fn every_seeded_fault_is_caught() {
         Fault::MarkAfterSweep,
         Fault::ProtectedForEver,
     ] {
-        assert!(explore(fault).is_err(), "{fault:?} went unnoticed");
+        assert!(explore(fault, false).is_err(), "{fault:?} went unnoticed");
+    }
+    for fault in [Fault::NoProtection, Fault::ComparedTooSoon, Fault::KeptTooLate, Fault::NoWaitForSweep] {
+        assert!(explore(fault, true).is_err(), "{fault:?} of a compared page went unnoticed");
     }
 }

@@ -9,6 +9,7 @@
 //! | file | |
 //! |---|---|
 //! | [`paging`] | `farmem bench paging`: what one access to far memory costs |
+//! | [`evict`] | `farmem bench evict`: what it costs to bring changed lines to a node |
 //! | [`apps`] | `farmem bench apps`: what far memory costs real programs |
 //! | [`pairs`] | rounds, and ratios within them |
 //! | [`report`], [`table`], [`chart`] | what is printed, and the same as JSON and SVG |
@@ -26,6 +27,7 @@ pub mod apps;
 pub mod chart;
 pub mod child;
 pub mod environment;
+pub mod evict;
 pub mod histogram;
 pub mod paging;
 pub mod pairs;
@@ -41,6 +43,8 @@ use std::path::Path;
 pub enum Bench {
     /// What an access to far memory costs, against its floor and against swap
     Paging(paging::Options),
+    /// What it costs to bring changed lines of pages to a node: records of lines against whole pages
+    Evict(evict::Options),
     #[allow(missing_docs)] // Said once, above its options: clap shows that.
     Apps(apps::Options),
 }
@@ -54,6 +58,7 @@ impl Bench {
     pub fn run(self, farmem: &Path) -> anyhow::Result<()> {
         match self {
             Bench::Paging(options) => paging::run(&options, farmem),
+            Bench::Evict(options) => evict::run(&options, farmem),
             Bench::Apps(options) => apps::run(&options, farmem),
         }
     }

@@ -127,6 +127,11 @@ impl Node {
         }
         Ok(Node { _group: group, address })
     }
+
+    /// Where it listens.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
 }
 
 /// Runs programs under systems.

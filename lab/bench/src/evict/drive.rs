@@ -1,0 +1,327 @@
+//! Pages on their way out, three ways, over one queue pair: what is timed.
+//!
+//! ```text
+//! batch of 256 pages, each with a bitmap of changed lines, each to a slot drawn at random
+//!   pages    one WRITE of 4096 bytes for each
+//!   writes   one WRITE for each run of changed lines
+//!   log      by slab and slot: records of lines (LINES); from `WHOLE_FROM` lines on, a WRITE of the page
+//! ─► one doorbell a batch; at most 1024 pages unacknowledged ─► the end: the last acknowledgement
+//! ```
+
+#![allow(unsafe_code)] // Buffers handed to verbs.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use farmem_fabric::{QueuePair, Session};
+use farmem_pager::log::WHOLE_FROM;
+use farmem_protocol::addr::{PAGE_BYTES, SLOTS_PER_SLAB, SlabId};
+use farmem_protocol::lines::{self, Entry, LINE_BYTES, LINES, MAX_RECORD_BYTES, Runs};
+use farmem_sys::clock;
+use serde::Serialize;
+
+use crate::paging::array::Draw;
+
+/// Pages that leave together.
+const BATCH: usize = 256;
+/// Pages sent and not acknowledged, at most: the staging ring.
+const RING: usize = 1024;
+/// Records under way, at most.
+const RECORDS: usize = 32;
+/// Slabs that the slots are drawn from.
+const SLABS: usize = 2;
+
+/// How pages go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Method {
+    /// Whole.
+    Pages,
+    /// A WRITE for each run of lines.
+    Writes,
+    /// In records.
+    Log,
+}
+
+/// Where the changed lines of a page lie.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Arrangement {
+    /// One run.
+    Contiguous,
+    /// No two beside each other, as far as that goes.
+    Scattered,
+}
+
+impl Arrangement {
+    /// A bitmap of `lines` lines.
+    pub fn draw(self, lines: u32, draw: &mut Draw) -> u64 {
+        if lines as usize >= LINES {
+            return u64::MAX;
+        }
+        if self == Arrangement::Contiguous {
+            return ((1u64 << lines) - 1) << draw.below(LINES - lines as usize + 1);
+        }
+        let mut bits = 0u64;
+        while bits.count_ones() < lines {
+            // Even lines first: as long as these are enough, no two lie together.
+            let line = if lines as usize <= LINES / 2 { 2 * draw.below(LINES / 2) } else { draw.below(LINES) };
+            bits |= 1 << line;
+        }
+        bits
+    }
+}
+
+/// One measurement.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Sample {
+    /// From the first page to the last acknowledgement.
+    pub ns: u64,
+    /// Pages that went.
+    pub pages: usize,
+    /// Bytes handed to the network: frames and operands.
+    pub sent: u64,
+    /// Verbs posted.
+    pub verbs: u64,
+}
+
+struct Page {
+    slab: SlabId,
+    place: u16,
+    lines: u64,
+    /// Which of the local copies.
+    copy: usize,
+}
+
+/// The host's end.
+pub struct Host {
+    // Before the session: it says goodbye.
+    queue: QueuePair,
+    _session: Session,
+    slabs: Vec<SlabId>,
+    copies: Vec<[u8; PAGE_BYTES]>,
+    records: Vec<[u8; MAX_RECORD_BYTES]>,
+    entries: Vec<Entry>,
+    /// Pages that each verb under way completes, and whether it is a record.
+    under_way: VecDeque<(usize, bool)>,
+    pages_out: usize,
+    records_out: usize,
+    next_record: usize,
+    posted: u64,
+}
+
+impl Host {
+    /// With slabs of its own, populated.
+    pub fn new(session: Session, seed: u64) -> anyhow::Result<Host> {
+        let slabs = (0..SLABS).map(|_| session.grant().map(|slab| slab.id)).collect::<Result<Vec<_>, _>>()?;
+        let queue = session.queue_pair()?;
+        let mut draw = Draw::new(seed);
+        let copies = (0..RING).map(|_| std::array::from_fn(|_| draw.below(256) as u8)).collect();
+        let mut host = Host {
+            queue,
+            _session: session,
+            slabs,
+            copies,
+            records: vec![[0; MAX_RECORD_BYTES]; RECORDS],
+            entries: Vec::new(),
+            under_way: VecDeque::new(),
+            pages_out: 0,
+            records_out: 0,
+            next_record: 0,
+            posted: 0,
+        };
+        for at in 0..SLABS * SLOTS_PER_SLAB as usize {
+            let (slab, place) = (host.slabs[at % SLABS], (at / SLABS) as u16);
+            host.page(&Page { slab, place, lines: u64::MAX, copy: at % RING })?;
+            if at % BATCH == 0 {
+                host.queue.doorbell()?;
+            }
+        }
+        host.drain()?;
+        Ok(host)
+    }
+
+    /// Sends pages and waits for the last acknowledgement.
+    ///
+    /// # Errors
+    /// A node that is lost, or refuses.
+    pub fn run(&mut self, method: Method, bitmaps: &[u64], draw: &mut Draw) -> anyhow::Result<Sample> {
+        let mut batches = Vec::new();
+        for chunk in bitmaps.chunks(BATCH) {
+            let pages = chunk.iter().map(|&lines| {
+                let slot = draw.below(SLABS * SLOTS_PER_SLAB as usize);
+                let (slab, place) = (self.slabs[slot % SLABS], (slot / SLABS) as u16);
+                Page { slab, place, lines, copy: draw.below(RING) }
+            });
+            let mut pages: Vec<Page> = pages.collect();
+            // Slots are each page's own: drawn twice, the second is left out. The order is a page's, not a slot's.
+            let mut seen = std::collections::HashSet::new();
+            pages.retain(|page| seen.insert((page.slab, page.place)));
+            batches.push(pages);
+        }
+        self.queue.take_sent();
+        let (verbs, begun) = (self.posted, clock::ticks());
+        for batch in &mut batches {
+            self.batch(method, batch)?;
+        }
+        self.drain()?;
+        let ns = clock::ns(clock::ticks() - begun);
+        let pages = batches.iter().map(Vec::len).sum();
+        Ok(Sample { ns, pages, sent: self.queue.take_sent(), verbs: self.posted - verbs })
+    }
+
+    fn batch(&mut self, method: Method, pages: &mut [Page]) -> anyhow::Result<()> {
+        match method {
+            Method::Pages => pages.iter().try_for_each(|page| self.page(page))?,
+            Method::Writes => pages.iter().try_for_each(|page| self.segments(page))?,
+            Method::Log => {
+                pages.sort_unstable_by_key(|page| (page.lines.count_ones() >= WHOLE_FROM, page.slab, page.place));
+                let few = pages.partition_point(|page| page.lines.count_ones() < WHOLE_FROM);
+                let (mut few, whole) = pages.split_at(few);
+                while !few.is_empty() {
+                    let mut bytes = lines::record_bytes();
+                    let fits = few.iter().take_while(|page| {
+                        bytes += lines::page_bytes(page.lines.count_ones());
+                        page.slab == few[0].slab && bytes <= MAX_RECORD_BYTES
+                    });
+                    let (record, rest) = few.split_at(fits.count());
+                    self.record(record)?;
+                    few = rest;
+                }
+                whole.iter().try_for_each(|page| self.page(page))?;
+            }
+        }
+        self.queue.doorbell()?;
+        self.collect(false)
+    }
+
+    fn page(&mut self, page: &Page) -> anyhow::Result<()> {
+        self.room(1, 0)?;
+        self.write(page, 0, PAGE_BYTES);
+        self.under_way.push_back((1, false));
+        Ok(())
+    }
+
+    fn segments(&mut self, page: &Page) -> anyhow::Result<()> {
+        self.room(1, 0)?;
+        for (first, run) in Runs(page.lines) {
+            self.write(page, first * LINE_BYTES, run * LINE_BYTES);
+            self.under_way.push_back((0, false));
+        }
+        if let Some((pages, _)) = self.under_way.back_mut() {
+            *pages = 1;
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, page: &Page, from: usize, len: usize) {
+        let offset = page.place as usize * PAGE_BYTES + from;
+        // SAFETY: the copies stay as they are until the queue pair is gone.
+        unsafe {
+            self.queue.write(0, page.slab, offset as u64, self.copies[page.copy][from..].as_ptr(), len as u32);
+        }
+        self.posted += 1;
+    }
+
+    fn record(&mut self, pages: &[Page]) -> anyhow::Result<()> {
+        self.room(pages.len(), 1)?;
+        self.entries.clear();
+        self.entries.extend(pages.iter().map(|p| Entry { place: p.place.into(), lines: p.lines.into() }));
+        let record = self.next_record;
+        self.next_record = (record + 1) % RECORDS;
+        let copies = &self.copies;
+        let len = lines::encode(pages[0].slab, &self.entries, &mut self.records[record], |i| &copies[pages[i].copy])
+            .context("a record that does not fit")?;
+        // SAFETY: the buffer is used again only when as many completions have come as there are buffers.
+        unsafe { self.queue.lines(0, pages[0].slab, self.records[record].as_ptr(), len as u32) };
+        self.posted += 1;
+        self.under_way.push_back((pages.len(), true));
+        Ok(())
+    }
+
+    /// Waits until so many more pages and records may be under way.
+    fn room(&mut self, pages: usize, records: usize) -> anyhow::Result<()> {
+        while self.pages_out + pages > RING || self.records_out + records > RECORDS {
+            self.queue.doorbell()?;
+            self.collect(true)?;
+        }
+        self.pages_out += pages;
+        self.records_out += records;
+        Ok(())
+    }
+
+    fn collect(&mut self, wait: bool) -> anyhow::Result<()> {
+        let mut done = Vec::with_capacity(64);
+        if wait {
+            self.queue.wait(&mut done, Duration::from_secs(5))?;
+        } else {
+            self.queue.poll(&mut done)?;
+        }
+        for completion in done {
+            ensure!(completion.result == Ok(0), "the node refused a verb: {:?}", completion.result);
+            let (pages, is_record) = self.under_way.pop_front().context("more completions than verbs")?;
+            self.pages_out -= pages;
+            self.records_out -= is_record as usize;
+        }
+        Ok(())
+    }
+
+    fn drain(&mut self) -> anyhow::Result<()> {
+        self.queue.doorbell()?;
+        while !self.under_way.is_empty() {
+            self.collect(true)?;
+        }
+        Ok(())
+    }
+
+    /// One batch by a method, read back: the lines that went are there, the others as they were.
+    ///
+    /// # Errors
+    /// When that is not so.
+    pub fn verify(&mut self, method: Method, bitmaps: &[u64]) -> anyhow::Result<()> {
+        let slab = self.slabs[0];
+        let mut pages: Vec<Page> = (0..bitmaps.len())
+            .map(|i| Page { slab, place: (i * 7) as u16, lines: bitmaps[i], copy: (i + 1) % RING })
+            .collect();
+        for page in &pages {
+            self.page(&Page { slab, place: page.place, lines: u64::MAX, copy: 0 })?;
+        }
+        self.batch(method, &mut pages)?;
+        self.drain()?;
+        let mut back = vec![0u8; PAGE_BYTES];
+        for page in &pages {
+            let mut done = Vec::new();
+            // SAFETY: the buffer outlives the verb, which is awaited here.
+            unsafe { self.queue.read(0, slab, page.place as u64 * PAGE_BYTES as u64, back.as_mut_ptr(), 4096) };
+            self.queue.doorbell()?;
+            while done.is_empty() {
+                self.queue.wait(&mut done, Duration::from_secs(5))?;
+            }
+            let whole = method == Method::Pages || method == Method::Log && page.lines.count_ones() >= WHOLE_FROM;
+            for (line, got) in back.chunks(LINE_BYTES).enumerate() {
+                let went = whole || page.lines >> line & 1 == 1;
+                let expected = &self.copies[if went { page.copy } else { 0 }][line * LINE_BYTES..][..LINE_BYTES];
+                ensure!(got == expected, "{method:?}: line {line} of slot {} is wrong", page.place);
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn as_many_lines_as_asked_for_lie_as_asked_for() {
+        let mut draw = Draw::new(7);
+        for lines in 1..=64 {
+            let run = Arrangement::Contiguous.draw(lines, &mut draw);
+            assert_eq!((run.count_ones(), Runs(run).count()), (lines, 1));
+            let apart = Arrangement::Scattered.draw(lines, &mut draw);
+            assert_eq!(apart.count_ones(), lines);
+            assert!(lines > 32 || Runs(apart).count() == lines as usize);
+        }
+    }
+}
