@@ -85,7 +85,9 @@ fn pages_go_whole_where_lines_are_not_told() -> Result<()> {
 /// A short torture of each policy: other sizes, and longer, by hand.
 #[test]
 fn every_byte_is_right_under_torture() -> Result<()> {
-    for (dirty, transport) in [("lines", "tcp"), ("lines", "shm"), ("shadow", "tcp"), ("shadow", "shm"), ("none", "tcp")] {
+    for (dirty, transport) in
+        [("lines", "tcp"), ("lines", "shm"), ("shadow", "tcp"), ("shadow", "shm"), ("none", "tcp")]
+    {
         let mut command = Command::new(binary());
         command.args(["torture", "--seconds", "3", "--mib", "8", "--threads", "3", "--seed", "11"]);
         command.args(["--transport", transport, "--dirty", dirty]);

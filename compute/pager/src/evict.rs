@@ -174,6 +174,17 @@ impl Pager {
         }
     }
 
+    /// What is kept of pages takes of the same local memory, and never gives it back: it counts as resident. Asked
+    /// after a page came in, for which a page of entries may have been begun; the next reservation makes up for it.
+    #[inline]
+    pub(crate) fn reserve_kept(&self) {
+        let grown = self.tracker.grown();
+        if grown > 0 {
+            let before = self.resident.fetch_add(grown, Ordering::Relaxed);
+            self.count_peak((before + grown).min(self.limit));
+        }
+    }
+
     /// Gives reserved room back.
     pub(crate) fn unreserve(&self, n: u64) {
         self.resident.fetch_sub(n, Ordering::Relaxed);

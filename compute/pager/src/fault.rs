@@ -94,6 +94,7 @@ impl Pager {
                     // Room first: making it may need the place in the ring that this page holds, and
                     // a page held Busy does not give it up.
                     self.reserve(1);
+                    self.hear_of_write(page, seen);
                     if word.shift(seen, seen.to(State::Busy).with_field(0)) {
                         self.record(inside.thread, page, Kind::Fault);
                         return self.rescue(page, seen, write);
@@ -259,6 +260,7 @@ impl Pager {
         self.count(&self.counters.bytes_in, PAGE_BYTES as u64);
         self.counters.latency.record(clock::ns(clock::ticks() - begun));
         self.fetch_window(thread);
+        self.reserve_kept();
         Served::Here
     }
 
@@ -297,6 +299,7 @@ impl Pager {
         self.table.word(page).settle(here.with_field(0));
         self.arrived([page], Arrival::Rescue);
         self.count(&self.counters.rescued, 1);
+        self.reserve_kept();
         Served::Here
     }
 
@@ -316,6 +319,7 @@ impl Pager {
                 }
                 word.settle(seen.with_dirty(true).with_protected(false).with_guessed(seen.guessed() || late));
                 self.count(&self.counters.upgrades, 1);
+                self.reserve_kept();
                 Served::Here
             }
             Err(_) => {

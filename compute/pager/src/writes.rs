@@ -11,7 +11,7 @@ use crate::ending::die;
 use crate::evict::Evictor;
 use crate::log::RECORD_TAG;
 use crate::thread::Thread;
-use crate::word::State;
+use crate::word::{State, Word};
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES, PageId};
 use farmem_protocol::exit;
 use std::time::Duration;
@@ -85,6 +85,16 @@ impl Pager {
         }
         if !freed.is_empty() {
             self.pool.free(&freed);
+        }
+    }
+
+    /// A staged page comes back. Its write-back may have been acknowledged without anybody having looked: then the
+    /// page keeps its slot, and what it came back with is known to be in it.
+    pub(crate) fn hear_of_write(&self, page: PageId, seen: Word) {
+        if !self.staging.is_written(seen.staged(), page)
+            && let Some(mut evictor) = self.evictor.try_lock()
+        {
+            self.collect_writes(&mut evictor, Duration::ZERO);
         }
     }
 

@@ -12,7 +12,7 @@ use farmem_protocol::addr::{FAR_PAGES, PageId};
 use farmem_sys::memory::SparseArray;
 use farmem_sys::raw::Errno;
 use farmem_sys::sync::Lock;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// The entries.
 pub struct Kept {
@@ -20,6 +20,8 @@ pub struct Kept {
     entries: *mut u8,
     entry_bytes: usize,
     free: Lock<Free>,
+    /// Pages that entries began to take since [`Kept::grown`] was asked.
+    grown: AtomicU64,
 }
 
 struct Free {
@@ -46,6 +48,7 @@ impl Kept {
             entries: farmem_sys::holdings::reserve((most * entry_bytes).max(4096))?,
             entry_bytes,
             free: Lock::new(Free { list: Vec::with_capacity(most), fresh: 0, most: most as u32 }),
+            grown: AtomicU64::new(0),
         })
     }
 
@@ -78,6 +81,9 @@ impl Kept {
         let number = match free.list.pop() {
             Some(number) => number,
             None if free.fresh < free.most => {
+                if (free.fresh as usize * self.entry_bytes).is_multiple_of(4096) {
+                    self.grown.fetch_add(1, Ordering::Relaxed);
+                }
                 free.fresh += 1;
                 free.fresh - 1
             }
@@ -86,6 +92,12 @@ impl Kept {
         drop(free);
         self.index[page.0 as usize].store(number + 1, Ordering::Relaxed);
         Some(self.entry(number))
+    }
+
+    /// Pages of memory that entries have begun to take since this was last asked.
+    #[inline]
+    pub fn grown(&self) -> u64 {
+        if self.grown.load(Ordering::Relaxed) == 0 { 0 } else { self.grown.swap(0, Ordering::Relaxed) }
     }
 
     /// Gives the entries of pages up that have any. The caller owns the pages.
@@ -131,5 +143,6 @@ mod tests {
         kept.release([PageId(5), PageId(700)].into_iter());
         assert_eq!(kept.take(PageId(3)), Some(entries[1]));
         assert_eq!(kept.find(PageId(700)), None);
+        assert_eq!((kept.grown(), kept.grown()), (1, 0), "three times 512 bytes are in one page");
     }
 }

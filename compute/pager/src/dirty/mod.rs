@@ -4,6 +4,10 @@
 //! ```text
 //!             comes in            what is kept              on its way out
 //!   lines     writable            64 bits a line (`hash`)   lines whose hash differs
+//!   auto      slot mapped: as `pages`
+//!   (lines,   else: likely to be
+//!   guessing) written: writable   64 bits a line            lines whose hash differs
+//!             others: protected   … at the first write      lines whose hash differs
 //!   shadow    slot mapped:
 //!             writable            nothing: the slot         lines that differ from the slot
 //!             else: likely to be
@@ -18,7 +22,7 @@
 //! kept here tells which of its lines are no longer these. What is kept is looked at when the page is
 //! write-protected and Leaving, never before: a page that can still change says nothing.
 //!
-//! `lines` is wrong with a probability that `docs/design/lines.md` works out; the others are exact. When nothing
+//! `lines` (and `auto`, where it is `lines`) is wrong with a probability that `docs/design/lines.md` works out; the others are exact. When nothing
 //! more can be kept, a page comes in as `pages` has it.
 
 pub mod exact;
@@ -92,6 +96,8 @@ enum Policy {
 /// The policy of a process, and what it keeps.
 pub(crate) struct Tracker {
     policy: Policy,
+    /// Pages that are read and not likely to be written come in protected under `lines` too.
+    guess: bool,
     hasher: Hasher,
     kept: Option<Kept>,
 }
@@ -106,24 +112,30 @@ impl Tracker {
         let policy = match choice {
             Dirty::Lines => Policy::Lines,
             Dirty::Shadow => Policy::Shadow,
-            Dirty::Pages => Policy::Pages,
+            Dirty::Auto if !mapped => Policy::Lines,
+            Dirty::Pages | Dirty::Auto | Dirty::Exact => Policy::Pages,
             Dirty::None => Policy::None,
-            Dirty::Auto | Dirty::Exact => Policy::Pages,
         };
-        let (entry, left) = match policy {
-            Policy::Lines => {
-                (size_of::<Hashes>(), pages * PAGE_BYTES as u64 / (PAGE_BYTES + size_of::<Hashes>()) as u64)
-            }
-            Policy::Shadow if !mapped => (PAGE_BYTES, pages - pages / COPIES),
-            _ => (0, pages),
+        // Copies have a part of local memory to themselves; what hashes take is reserved as they are made.
+        let (entry, entries, left) = match policy {
+            Policy::Lines => (size_of::<Hashes>(), pages, pages),
+            Policy::Shadow if !mapped => (PAGE_BYTES, pages / COPIES, pages - pages / COPIES),
+            _ => (0, 0, pages),
         };
-        let entries = if entry == PAGE_BYTES { pages - left } else { left };
-        let kept = if entry > 0 { Some(Kept::new(entries as usize, entry)?) } else { None };
+        let kept = if entries > 0 { Some(Kept::new(entries as usize, entry)?) } else { None };
         let mut random = [0; KEY_BYTES];
         if policy == Policy::Lines && farmem_sys::process::random_bytes(&mut random).is_err() {
             broken("the system gives no random bytes for the key of the line hashes");
         }
-        Ok((Tracker { policy, hasher: Hasher::new(&random, Unit::best()), kept }, left))
+        let guess = choice == Dirty::Auto;
+        Ok((Tracker { policy, guess, hasher: Hasher::new(&random, Unit::best()), kept }, left))
+    }
+
+    /// Pages of local memory that what is kept has taken since this was last asked, beyond those set apart by
+    /// [`Tracker::new`]: never given back.
+    #[inline]
+    pub fn grown(&self) -> u64 {
+        if self.policy == Policy::Lines { self.kept.as_ref().map_or(0, Kept::grown) } else { 0 }
     }
 
     /// Gets what is kept of a page into the CPU's cache.
@@ -139,13 +151,13 @@ impl Tracker {
     pub fn comes(&self, mapped: bool, write: bool, likely: impl FnOnce() -> bool) -> Comes {
         match self.policy {
             Policy::None => Comes::Writable,
-            Policy::Lines => Comes::Compared,
+            Policy::Lines if write || !self.guess => Comes::Compared,
             Policy::Shadow if mapped || write => Comes::Compared,
             Policy::Pages if write => Comes::Writable,
             // Where slots are not mapped a wrong guess is not seen on the way out, and would send the page over
             // the network: no guesses there.
             Policy::Pages if !mapped => Comes::Protected,
-            Policy::Shadow | Policy::Pages => {
+            Policy::Lines | Policy::Shadow | Policy::Pages => {
                 if likely() {
                     Comes::Compared
                 } else {
@@ -187,7 +199,7 @@ impl Tracker {
     /// As [`Tracker::keep`], of the page itself.
     pub unsafe fn keep_late(&self, page: PageId, mapped: bool) -> bool {
         // SAFETY: passed on to the caller.
-        self.policy == Policy::Shadow
+        matches!(self.policy, Policy::Lines | Policy::Shadow)
             && unsafe { self.keep(page, page.addr() as *const u8, mapped, true, Comes::Compared) } == Comes::Compared
     }
 
