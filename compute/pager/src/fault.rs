@@ -334,7 +334,12 @@ impl Pager {
 
     /// Whether a clean page, about to be written, is compared from now on.
     fn keep_late(&self, page: PageId, seen: Word) -> bool {
+        if !self.tracker.keeps_late() {
+            return false;
+        }
         let mapped = seen.slot().is_none_or(|slot| self.pool.place(slot).mapped != 0);
+        // The program may take its right to read the page away just now: not while it is being read here.
+        let _reading = self.reading.lock();
         // SAFETY: the page is Busy and write-protected: it stays as it is; and it can be read.
         !self.table.may_be_unreadable(page) && unsafe { self.tracker.keep_late(page, mapped) }
     }

@@ -160,6 +160,9 @@ pub struct Pager {
     rewrites: Rewrites,
     tracker: Tracker,
     evictor: Lock<Evictor>,
+    /// Held by upgrades that read pages (not those that evict: these hold the evictor's lock), and by who makes pages
+    /// unreadable.
+    reading: Lock<()>,
     /// A sweep is under way.
     sweeping: AtomicBool,
     staging: Staging,
@@ -241,6 +244,7 @@ pub fn start(
         policy: Lock::new(policy),
         rewrites: Rewrites::new(),
         tracker,
+        reading: Lock::new(()),
         sweeping: AtomicBool::new(false),
         evictor: Lock::new(Evictor::new(config.vectored, Sweeps::new(limit as usize, config.always_sweep), log)),
         staging: Staging::new(staged as usize).map_err(StartError::Memory)?,

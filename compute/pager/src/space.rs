@@ -216,9 +216,11 @@ impl Pager {
         if evictor.is_some() {
             self.table.mark_unreadable(first, last);
         }
+        // Nor an upgrade that keeps the page as it is: from here on the mark is seen.
+        let reading = evictor.is_some().then(|| self.reading.lock());
         // SAFETY: the program's own request about its own mapping.
         let ret = unsafe { syscall(libc::SYS_mprotect, [addr, len, prot as usize, 0, 0, 0]) };
-        drop(evictor);
+        drop((reading, evictor));
         if ret == 0 {
             space.committed += more;
             space.regions(addr).change(addr, end, |r| {

@@ -193,13 +193,19 @@ impl Tracker {
         }
     }
 
+    /// Whether pages that came in protected are kept at their first write.
+    #[inline]
+    pub fn keeps_late(&self) -> bool {
+        self.kept.is_some()
+    }
+
     /// The first write to a page that came in protected, still as it came: whether it is compared from now on.
     ///
     /// # Safety
     /// As [`Tracker::keep`], of the page itself.
     pub unsafe fn keep_late(&self, page: PageId, mapped: bool) -> bool {
         // SAFETY: passed on to the caller.
-        matches!(self.policy, Policy::Lines | Policy::Shadow)
+        self.keeps_late()
             && unsafe { self.keep(page, page.addr() as *const u8, mapped, true, Comes::Compared) } == Comes::Compared
     }
 
