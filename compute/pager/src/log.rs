@@ -24,9 +24,9 @@ use farmem_protocol::lines::{self, Entry, MAX_RECORD_BYTES};
 use farmem_sys::raw::Errno;
 use std::time::Duration;
 
-/// From so many changed lines on a page goes whole: beyond, gathering at one end and taking apart at the other
-/// cost more than the bytes that are spared (`docs/design/lines.md`, measured by `farmem bench evict`).
-pub const WHOLE_FROM: u32 = 48;
+/// From so many changed lines on a page goes whole: beyond, gathering at one end, taking apart at the other, and two
+/// checksums cost about what the bytes that are spared do (`docs/design/lines.md`, by `farmem bench evict`).
+pub const WHOLE_FROM: u32 = 32;
 /// In a completion's tag: of a record, whose number the rest is; else of a WRITE.
 pub(crate) const RECORD_TAG: u64 = 1 << 32;
 /// Records under way at most.

@@ -44,7 +44,7 @@ pub struct Options {
     #[arg(long, value_name = "N")]
     rounds: Option<usize>,
     /// Changed lines of each page
-    #[arg(long, value_delimiter = ',', default_values_t = [1, 2, 4, 8, 16, 24, 32, 40, 47, 56, 64])]
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 2, 4, 8, 16, 24, 31, 32, 40, 48, 64])]
     lines: Vec<u32>,
     /// Links: rates as 10G, or none for loopback as it is
     #[arg(long, value_delimiter = ',', value_parser = link, default_values = ["10G", "25G", "none"])]
