@@ -82,7 +82,7 @@ enum Command {
     Node(node::Options),
     /// What far memory costs, against its floor and against swap
     #[command(subcommand, after_help = BENCH_EXAMPLES)]
-    Bench(farmem_bench::Bench),
+    Bench(Bench),
     #[command(hide = true)]
     BenchChild(farmem_bench::child::Options),
     Agent(agent::Options),
@@ -107,6 +107,15 @@ enum Command {
     Keep(run::keeper::Options),
 }
 
+/// `farmem bench …`
+#[derive(clap::Subcommand, Debug)]
+enum Bench {
+    #[command(flatten)]
+    Measured(farmem_bench::Bench),
+    #[allow(missing_docs)] // Said once, above its options: clap shows that.
+    Alloc(farmem_alloc::command::Options),
+}
+
 fn main() {
     let ended = match Farmem::try_parse() {
         Ok(farmem) => farmem.command.execute(),
@@ -124,7 +133,8 @@ impl Command {
         match self {
             Command::Run(options) => run::run(&options).map(|never| match never {}),
             Command::Node(options) => node::run(&options),
-            Command::Bench(bench) => Ok(bench.run(&myself()?)?),
+            Command::Bench(Bench::Alloc(options)) => Ok(farmem_alloc::command::run(&options)?),
+            Command::Bench(Bench::Measured(bench)) => Ok(bench.run(&myself()?)?),
             Command::BenchChild(options) => Ok(farmem_bench::child::run(options)?),
             Command::Agent(options) => agent::run(&options),
             Command::AgentNode(options) => agent::run_node(&options),

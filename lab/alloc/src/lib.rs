@@ -1,9 +1,28 @@
-//! `farmem bench alloc`.
+//! `farmem bench alloc`: what allocating far memory costs, by farmem's protocol and by those it is measured against.
+//!
+//! Real cards for all of them are not to be had, so that clients, network cards and the memory node's core are
+//! simulated in virtual time, with published latencies; the allocators are not: each is implemented in full, farmem's
+//! is the code that is shipped, and a ledger that knows none of them checks every grant.
+//!
+//! | file | |
+//! |---|---|
+//! | [`sim`] | time, verbs, the memory node; what they cost is in `rnic.toml` |
+//! | [`allocators`] | farmem's extents, FineMem, OneSidedMW, the free array, calls |
+//! | [`ledger`] | no byte with two owners, none lost |
+//! | [`run`] | the workload of the papers |
+//! | [`systems`] | all of them by name |
+//! | [`command`] | the command |
+//! | [`figures`] | tables, targets, chart |
+//!
+//! What the model leaves out: `docs/design/bench.md`, *Allocation*.
 
 pub mod allocators;
+pub mod command;
+pub mod figures;
 pub mod ledger;
 pub mod run;
 pub mod sim;
+pub mod systems;
 
 #[cfg(test)]
 mod tests;

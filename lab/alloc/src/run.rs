@@ -20,7 +20,6 @@ use crate::allocators::{Allocator, Client, OldKeys};
 use crate::ledger::{CHUNK, Grant, Ledger};
 use crate::sim::clock::{Nanos, World};
 use crate::sim::node::{Busy, Node, Verbs};
-use crate::sim::random::Random;
 
 /// What is run.
 #[derive(Clone, Copy, Debug)]
@@ -134,6 +133,8 @@ pub enum Phase {
     FreeHalf,
     /// Each allocates until it has as many as it had.
     Refill(Vec<usize>),
+    /// Each allocates until somebody is refused.
+    UntilRefused,
 }
 
 /// Between phases.
@@ -183,15 +184,22 @@ impl<A: Allocator> Bench<A> {
     /// # Errors
     /// What the ledger says; a refusal.
     pub fn phase(&self, phase: Phase) -> Result<Operation> {
+        self.each(phase, |_| true)
+    }
+
+    fn each(&self, phase: Phase, who: impl Fn(&Client) -> bool) -> Result<Operation> {
+        let refused = Rc::new(Cell::new(false));
         let tally: Rc<Tally> = Rc::default();
         let (verbs, busy, began) = (self.node.verbs(), self.node.busy(), self.world.now());
-        for (client, held) in self.clients.iter().zip(&self.held) {
+        for (client, held) in self.clients.iter().zip(&self.held).filter(|(client, _)| who(client)) {
             let (client, held, tally) = (client.clone(), held.clone(), tally.clone());
             let (world, allocator) = (self.world.clone(), self.allocator.clone());
             let (ledger, fault, order) = (self.ledger.clone(), self.fault.clone(), self.load.order);
+            let (refused, may_be_refused) = (refused.clone(), phase == Phase::UntilRefused);
             let freeing = phase == Phase::FreeHalf;
             let count = match &phase {
                 Phase::FreeHalf => held.borrow().len() / 2,
+                Phase::UntilRefused => usize::MAX,
                 Phase::Refill(had) => had[client.id as usize] - held.borrow().len(),
             };
             if freeing {
@@ -199,7 +207,7 @@ impl<A: Allocator> Bench<A> {
             }
             self.world.client(async move {
                 for _ in 0..count {
-                    if fault.borrow().is_some() {
+                    if fault.borrow().is_some() || refused.get() {
                         return;
                     }
                     let start = world.now();
@@ -216,6 +224,7 @@ impl<A: Allocator> Bench<A> {
                                 held.borrow_mut().push(grant);
                                 ledger.grant(client.id, grant)
                             }
+                            None if may_be_refused => return refused.set(true),
                             None => {
                                 Err(format!("client {} is refused with {} MiB held", client.id, ledger.held() >> 20))
                             }
@@ -261,28 +270,33 @@ impl<A: Allocator> Bench<A> {
         });
     }
 
-    /// After the churn: clients allocate in turn until one is refused. The share of the pool that is then held.
+    /// What the core does in a second in which nobody asks for anything and all that was left over is done.
+    fn idle(&self) -> Busy {
+        let mut before = self.node.busy();
+        let mut least = None;
+        // What is left over takes some time; a second with less of it than the one before is not idle yet.
+        for _ in 0..1000 {
+            self.world.run_until(self.world.now() + PAUSE);
+            let idle = self.node.busy() - before;
+            before = self.node.busy();
+            if least == Some(idle) {
+                break;
+            }
+            least = Some(idle);
+        }
+        least.unwrap_or_default()
+    }
+
+    /// After the churn: every other host gives back half of what it has, and the others allocate until one is refused.
+    /// The share of the pool that is then held. (A single host allocates for itself.)
     ///
     /// # Errors
     /// What the ledger says.
     pub fn exhaust(&self) -> Result<f64> {
-        let refused = Rc::new(Cell::new(false));
-        for (client, held) in self.clients.iter().zip(&self.held) {
-            let (client, held, refused) = (client.clone(), held.clone(), refused.clone());
-            let (allocator, ledger) = (self.allocator.clone(), self.ledger.clone());
-            let (fault, order) = (self.fault.clone(), self.load.order);
-            self.world.client(async move {
-                while !refused.get() && fault.borrow().is_none() {
-                    let Some(grant) = allocator.allocate(&client, order).await else { return refused.set(true) };
-                    held.borrow_mut().push(grant);
-                    if let Err(found) = ledger.grant(client.id, grant) {
-                        fault.borrow_mut().get_or_insert(found);
-                    }
-                }
-            });
-        }
-        self.world.run();
-        self.check(true)?;
+        let giving = |client: &Client| client.host % 2 == 1;
+        self.each(Phase::FreeHalf, giving)?;
+        self.world.run_until(self.world.now() + PAUSE);
+        self.each(Phase::UntilRefused, |client| !giving(client))?;
         Ok(self.ledger.held() as f64 / (u64::from(self.load.chunks) * CHUNK) as f64)
     }
 
@@ -307,9 +321,7 @@ impl<A: Allocator> Bench<A> {
             self.world.run_until(self.world.now() + PAUSE);
         }
         let busy = self.node.busy() - before;
-        let idle = self.node.busy();
-        self.world.run_until(self.world.now() + PAUSE);
-        let idle = self.node.busy() - idle;
+        let idle = self.idle();
         let pool = u64::from(self.load.chunks) * CHUNK;
         let standing = (idle.isolation + idle.draining) as f64 / PAUSE as f64 * (100u64 << 30) as f64 / pool as f64;
         let old_key = match self.allocator.old_keys() {
@@ -405,9 +417,4 @@ fn sum(mut rounds: Vec<Operation>) -> Operation {
         total.busy.draining += round.busy.draining;
     }
     total
-}
-
-/// Numbers that follow from a run's seed, for what is drawn beside the clients.
-pub fn stream(load: &Load, what: u64) -> Random {
-    Random::new(load.seed ^ what.rotate_left(32))
 }

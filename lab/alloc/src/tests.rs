@@ -64,7 +64,7 @@ fn chains_keep_every_chunk_to_one_owner() {
 fn finemem_keeps_every_chunk_to_one_owner() {
     each_small_load(1024, |load| {
         let node = node(FineMem::words(load.chunks), load.seed);
-        churn(&node, FineMem::new(&node, load.chunks, load.hosts()), load, true)
+        churn(&node, FineMem::new(&node, load.chunks, load.clients), load, true)
     });
 }
 

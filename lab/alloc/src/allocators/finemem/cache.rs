@@ -1,4 +1,4 @@
-//! The headers that a host remembers: of four sections with their spans (64 spans, as in the paper), and of 64 sections
+//! The headers that a worker remembers: of four sections with their spans (64 spans, as in the paper), and of 64 sections
 //! for large runs. True when they were read; a failed CAS brings the newer one.
 
 use std::collections::VecDeque;
@@ -17,7 +17,7 @@ struct Kept {
     spans: [Header; SPANS as usize],
 }
 
-/// A host's.
+/// A worker's.
 #[derive(Debug, Default)]
 pub struct Cache {
     kept: VecDeque<Kept>,

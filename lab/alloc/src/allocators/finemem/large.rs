@@ -11,11 +11,11 @@ const GROUP: u32 = 64;
 impl FineMem {
     /// Takes a run of spans. `None`: no section has one.
     pub(super) async fn take_spans(&self, client: &Client, order: u8) -> Option<Grant> {
-        let host = self.remembered(client);
+        let cache = self.remembered(client);
         let (start, mut seen) = (client.random.below(self.sections as usize) as u32, 0);
         loop {
             let chosen = {
-                let cache = host.borrow();
+                let cache = cache.borrow();
                 let from = client.random.below(cache.heads.len().max(1));
                 let heads = cache.heads[from..].iter().chain(&cache.heads[..from]);
                 heads.copied().find_map(|(section, header)| Some((section, header, span_run(header, order)?)))
@@ -28,7 +28,7 @@ impl FineMem {
                 let count = GROUP.min(self.sections - group).min(self.sections - seen);
                 seen += count;
                 let headers = client.link.read_many(group as usize, count as usize).await;
-                host.borrow_mut().heads = (group..).zip(headers.into_iter().map(Header)).collect();
+                cache.borrow_mut().heads = (group..).zip(headers.into_iter().map(Header)).collect();
                 continue;
             };
             let header = self.logged_section(client, section, header).await;
@@ -38,7 +38,7 @@ impl FineMem {
             let next = header.next(2, mask(first, order), true, first, order - 5, FineMem::id(client));
             client.attempt();
             let was = Header(client.link.cas(self.at(Place::Section(section)), header.0, next.0).await);
-            host.borrow_mut().learn(Place::Section(section), if was == header { next } else { was });
+            cache.borrow_mut().learn(Place::Section(section), if was == header { next } else { was });
             if was != header {
                 continue;
             }
@@ -46,14 +46,14 @@ impl FineMem {
             let keys = self.keys.read(client, chunk);
             let (key, [log]) = client.link.together(keys, client.link.read::<1>(self.log_at(chunk))).await;
             let logged = self.flush(client, Place::Section(section), next, Some(log)).await;
-            host.borrow_mut().learn(Place::Section(section), logged);
+            cache.borrow_mut().learn(Place::Section(section), logged);
             return Some(Grant { chunk, order, token: key });
         }
     }
 
     /// Gives a run of spans back.
     pub(super) async fn give_spans(&self, client: &Client, grant: Grant) {
-        let (host, section) = (self.remembered(client), grant.chunk / BLOCK);
+        let (cache, section) = (self.remembered(client), grant.chunk / BLOCK);
         let (place, first) = (Place::Section(section), grant.chunk % BLOCK / SPAN);
         let words = client
             .link
@@ -73,10 +73,10 @@ impl FineMem {
             let next = header.next(2, mask(first, grant.order), false, first, grant.order - 5, FineMem::id(client));
             client.attempt();
             let was = Header(client.link.cas(self.at(place), header.0, next.0).await);
-            host.borrow_mut().learn(place, if was == header { next } else { was });
+            cache.borrow_mut().learn(place, if was == header { next } else { was });
             if was == header {
                 let logged = self.flush(client, place, next, log).await;
-                host.borrow_mut().learn(place, logged);
+                cache.borrow_mut().learn(place, logged);
                 return;
             }
             header = was;

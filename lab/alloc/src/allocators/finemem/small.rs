@@ -8,13 +8,13 @@ use crate::ledger::Grant;
 impl FineMem {
     /// Takes a run of chunks. `None`: none was found in any section.
     pub(super) async fn take_chunks(&self, client: &Client, order: u8) -> Option<Grant> {
-        let host = self.remembered(client);
+        let cache = self.remembered(client);
         let mut search = Search { start: client.random.below(self.sections as usize) as u32, seen: 0 };
         let mut failures = 0;
         // A span that we alone may set in use, and its header.
         let mut entered: Option<(u32, Header)> = None;
         loop {
-            let chosen = host.borrow().choose(order, client.random.next());
+            let chosen = cache.borrow().choose(order, client.random.next());
             let (span, mut header, state) = match (entered, chosen) {
                 (Some((span, header)), _) => (span, header, EMPTY),
                 (None, Some(chosen)) => chosen,
@@ -39,7 +39,7 @@ impl FineMem {
             // Somebody's temporary log is about to be overwritten: it goes to the chunk's log first.
             if header.id() != 0 {
                 header = self.flush(client, Place::Span(span), header, None).await;
-                host.borrow_mut().learn(Place::Span(span), header);
+                cache.borrow_mut().learn(Place::Span(span), header);
                 entered = entered.map(|(span, _)| (span, header));
             }
             // In use must be what the CAS compares: else the span may by now be part of somebody's 128 KiB.
@@ -55,17 +55,17 @@ impl FineMem {
             let was = Header(client.link.cas(self.at(Place::Span(span)), header.0, next.0).await);
             if was != header {
                 failures += 1;
-                host.borrow_mut().learn(Place::Span(span), was);
+                cache.borrow_mut().learn(Place::Span(span), was);
                 entered = entered.map(|(span, _)| (span, was));
                 continue;
             }
-            host.borrow_mut().learn(Place::Span(span), next);
+            cache.borrow_mut().learn(Place::Span(span), next);
             let chunk = span * SPAN + offset;
             let keys = self.keys.read(client, chunk);
             let (key, [log]) = client.link.together(keys, client.link.read::<1>(self.log_at(chunk))).await;
             self.tell_section(client, span, next, state, failures).await;
             let logged = self.flush(client, Place::Span(span), next, Some(log)).await;
-            host.borrow_mut().learn(Place::Span(span), logged);
+            cache.borrow_mut().learn(Place::Span(span), logged);
             return Some(Grant { chunk, order, token: key });
         }
     }
@@ -73,8 +73,8 @@ impl FineMem {
     /// Makes an empty span one of chunks: by the section's header. Whoever wins this CAS alone may set the span *in
     /// use*, which it does with its first chunk.
     async fn enter(&self, client: &Client, span: u32) -> bool {
-        let (host, section) = (self.remembered(client), span / SPANS);
-        let Some(was) = host.borrow().section(section) else { return false };
+        let (cache, section) = (self.remembered(client), span / SPANS);
+        let Some(was) = cache.borrow().section(section) else { return false };
         let was = self.logged_section(client, section, was).await;
         if was.state(span % SPANS) != EMPTY {
             return false;
@@ -82,7 +82,7 @@ impl FineMem {
         client.attempt();
         let next = was.with_state(span % SPANS, NORMAL);
         let found = Header(client.link.cas(self.at(Place::Section(section)), was.0, next.0).await);
-        host.borrow_mut().learn(Place::Section(section), if found == was { next } else { found });
+        cache.borrow_mut().learn(Place::Section(section), if found == was { next } else { found });
         found == was
     }
 
@@ -115,9 +115,9 @@ impl FineMem {
 
     /// Sets a span's state in its section, as far as the span itself still says so.
     async fn set_state(&self, client: &Client, span: u32, state: u64) {
-        let (host, section) = (self.remembered(client), span / SPANS);
+        let (cache, section) = (self.remembered(client), span / SPANS);
         let at = self.at(Place::Section(section));
-        let known = if state == NORMAL { None } else { host.borrow().section(section) };
+        let known = if state == NORMAL { None } else { cache.borrow().section(section) };
         let mut header = match known {
             Some(header) => header,
             None => Header(client.link.read::<1>(at).await[0]),
@@ -127,7 +127,7 @@ impl FineMem {
             if header.state(span % SPANS) == state || header.state(span % SPANS) == EMPTY {
                 // So it is already, or the span has been emptied since: unless we remember wrongly.
                 let now = Header(client.link.read::<1>(at).await[0]);
-                host.borrow_mut().learn(Place::Section(section), now);
+                cache.borrow_mut().learn(Place::Section(section), now);
                 if now == header {
                     return;
                 }
@@ -144,7 +144,7 @@ impl FineMem {
             }
             let next = header.with_state(span % SPANS, state);
             let found = Header(client.link.cas(at, header.0, next.0).await);
-            host.borrow_mut().learn(Place::Section(section), if found == header { next } else { found });
+            cache.borrow_mut().learn(Place::Section(section), if found == header { next } else { found });
             if found == header {
                 return;
             }
@@ -154,7 +154,7 @@ impl FineMem {
 
     /// Reads on, section by section from a random one, until one is found with room. `false`: none has.
     async fn refill(&self, client: &Client, order: u8, search: &mut Search) -> bool {
-        let host = self.remembered(client);
+        let cache = self.remembered(client);
         while search.seen < self.sections {
             let group = (search.start + search.seen) % self.sections;
             let count = 16.min(self.sections - group).min(self.sections - search.seen);
@@ -174,7 +174,7 @@ impl FineMem {
             search.seen += place as u32 + 1;
             let section = group + place as u32;
             let spans = client.link.read::<16>(self.at(Place::Span(section * SPANS))).await;
-            host.borrow_mut().keep(section, Header(headers[place]), spans);
+            cache.borrow_mut().keep(section, Header(headers[place]), spans);
             return true;
         }
         false
@@ -182,7 +182,7 @@ impl FineMem {
 
     /// Gives a run of chunks back.
     pub(super) async fn give_chunks(&self, client: &Client, grant: Grant) {
-        let (host, span) = (self.remembered(client), grant.chunk / SPAN);
+        let (cache, span) = (self.remembered(client), grant.chunk / SPAN);
         let (place, at, offset) = (Place::Span(span), self.at(Place::Span(span)), grant.chunk % SPAN);
         let words = client.link.together(client.link.read::<1>(at), client.link.read::<1>(self.log_at(grant.chunk)));
         let (([header], [log]), keys) = client.link.together(words, self.keys.read_pair(client, grant.chunk)).await;
@@ -206,7 +206,7 @@ impl FineMem {
             }
             header = was;
         };
-        host.borrow_mut().learn(place, next);
+        cache.borrow_mut().learn(place, next);
         if next.map() == 0 {
             // Ours alone to say: nobody enters the span before its section says empty.
             self.set_state(client, span, EMPTY).await;
@@ -214,7 +214,7 @@ impl FineMem {
             self.set_state(client, span, NORMAL).await;
         }
         let logged = self.flush(client, place, next, log).await;
-        host.borrow_mut().learn(place, logged);
+        cache.borrow_mut().learn(place, logged);
     }
 }
 
