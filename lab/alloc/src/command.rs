@@ -6,9 +6,11 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::Serialize;
 
 use crate::figures;
+use crate::recovery;
 use crate::run::{Load, Outcome};
 use crate::sim::costs::{Costs, SHIPPED};
 use crate::systems::System;
+use crate::traces::{self, Lifetime, Trace};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -19,7 +21,8 @@ Examples:
   farmem bench alloc --print-rnic > mine.toml; farmem bench alloc --rnic mine.toml
       With latencies of your own.
 
-Everything is simulated in virtual time and follows from --seed, but for two figures that say so.";
+Everything is simulated in virtual time and follows from --seed, but for the rate of recovery, which is
+measured on this machine.";
 
 /// What allocating far memory costs: farmem's extents, FineMem, OneSidedMW, a free array, calls
 ///
@@ -53,6 +56,9 @@ pub struct Options {
     /// Draws what is freed, latencies, places
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// Also replay allocation traces: a folder of FineMem's (files named trace…, plain or .gz)
+    #[arg(long, value_name = "DIR")]
+    traces: Option<PathBuf>,
     /// Costs of the simulated fabric
     #[arg(long, value_name = "FILE")]
     rnic: Option<PathBuf>,
@@ -169,6 +175,7 @@ pub fn run(options: &Options) -> Result<()> {
         return Ok(());
     }
     let costs = options.costs()?;
+    let traces = options.traces.as_deref().map(Trace::open_all).transpose()?.unwrap_or_default();
     let mut rows = Vec::new();
     let mut skipped = Vec::new();
     let runs: Vec<(u8, u32, System)> = options
@@ -194,7 +201,23 @@ pub fn run(options: &Options) -> Result<()> {
         let outcome = system.run(load, &costs).with_context(|| format!("{what}, seed {}", options.seed))?;
         rows.push(Row { system, order, clients, pool: u64::from(load.chunks) * 4096, outcome });
     }
-    let report = figures::Report { rows, skipped, costs: &costs, seed: options.seed };
+    let mut replays = Vec::new();
+    for lifetime in [Lifetime::Quarter, Lifetime::Kept] {
+        // What nothing is given back to tells of utilisation, and nothing new of the others.
+        let wanted =
+            |system: &System| lifetime == Lifetime::Quarter || matches!(system, System::Farmem | System::Finemem);
+        for &system in options.systems.iter().filter(|system| !traces.is_empty() && wanted(system)) {
+            eprintln!("traces, {lifetime:?}: {}", system.name());
+            if system == System::FreeArray {
+                skipped.push(Skipped { what: "free array, traces".into(), why: TOO_LONG.into() });
+                continue;
+            }
+            let replay = traces::replay(&traces, system, lifetime, options.seed, &costs);
+            replays.push(replay.with_context(|| format!("traces on {}, seed {}", system.name(), options.seed))?);
+        }
+    }
+    let recovery = options.systems.contains(&System::Farmem).then(|| recovery::measure(16, 8));
+    let report = figures::Report { rows, skipped, replays, recovery, costs: &costs, seed: options.seed };
     print!("{report}");
     if let Some(path) = &options.json {
         let json = serde_json::to_string_pretty(&report.json())?;
@@ -206,13 +229,14 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
+const TOO_LONG: &str = "long to simulate";
+
 /// The free array takes one CAS for each 4 KiB of an allocation, and clients who walk together undo each other's: what
 /// is simulated grows with both.
 fn too_long(system: System, load: &Load) -> Option<String> {
     let verbs = u64::from(load.clients) * (1 << load.order);
-    (system == System::FreeArray && verbs > 512 * 16).then(|| {
-        format!("{} CAS for each allocation and {} clients: hours of simulation", 1 << load.order, load.clients)
-    })
+    (system == System::FreeArray && verbs > 512 * 16)
+        .then(|| format!("{} CAS for each allocation and {} clients: {TOO_LONG}", 1 << load.order, load.clients))
 }
 
 #[cfg(test)]

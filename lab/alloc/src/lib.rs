@@ -10,6 +10,8 @@
 //! | [`allocators`] | farmem's extents, FineMem, OneSidedMW, the free array, calls |
 //! | [`ledger`] | no byte with two owners, none lost |
 //! | [`run`] | the workload of the papers |
+//! | [`traces`] | requests of real allocators |
+//! | [`recovery`] | how fast a dead owner's holdings go back |
 //! | [`systems`] | all of them by name |
 //! | [`command`] | the command |
 //! | [`figures`] | tables, targets, chart |
@@ -20,9 +22,11 @@ pub mod allocators;
 pub mod command;
 pub mod figures;
 pub mod ledger;
+pub mod recovery;
 pub mod run;
 pub mod sim;
 pub mod systems;
+pub mod traces;
 
 #[cfg(test)]
 mod tests;

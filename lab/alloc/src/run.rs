@@ -96,6 +96,10 @@ pub struct Outcome {
     pub allocations: Operation,
     /// Frees.
     pub frees: Operation,
+    /// The fill's, which takes no time and meets nobody: its counts.
+    pub fill: Operation,
+    /// The most attempts for one piece while the pool was filled up to the first refusal.
+    pub exhausting: u64,
     /// Bytes of metadata for each byte of the pool.
     pub metadata: f64,
     /// How long old keys worked: mean and longest, ns; `None` for ever.
@@ -156,11 +160,17 @@ impl<A: Allocator> Bench<A> {
         }
     }
 
+    /// Its clients.
+    pub fn clients(&self) -> &[Rc<Client>] {
+        &self.clients
+    }
+
     /// Fills the pool to `share`, in no time: clients take turns.
     ///
     /// # Errors
     /// What the ledger says; a pool that refuses before it is so full.
-    pub fn fill(&self, share: f64) -> Result<()> {
+    pub fn fill(&self, share: f64) -> Result<Operation> {
+        let verbs = self.node.verbs();
         self.world.set_instant(true);
         let units = (f64::from(self.load.chunks >> self.load.order) * share) as usize;
         for n in 0..units {
@@ -176,7 +186,7 @@ impl<A: Allocator> Bench<A> {
         }
         self.allocator.dearest();
         self.world.set_instant(false);
-        Ok(())
+        Ok(Operation { count: units as u64, verbs: self.node.verbs() - verbs, ..Operation::default() })
     }
 
     /// Lets every client do its part, and checks.
@@ -259,11 +269,15 @@ impl<A: Allocator> Bench<A> {
         })
     }
 
-    /// Compares the ledger with the words whenever one changes: for tests, at the cost of a recount each time.
-    pub fn watch(&self) {
+    /// Compares the ledger with the words at every `nth` change of one: for tests, at the cost of a recount each time.
+    pub fn watch(&self, nth: u64) {
         let (allocator, ledger, fault) = (self.allocator.clone(), self.ledger.clone(), self.fault.clone());
-        let per_host = self.load.per_host;
+        let (per_host, changes) = (self.load.per_host, Cell::new(0));
         self.node.watch(move |words| {
+            changes.set(changes.get() + 1);
+            if changes.get() % nth != 0 {
+                return;
+            }
             if let Err(found) = ledger.compare(allocator.survey(words), |client| client / per_host, false) {
                 fault.borrow_mut().get_or_insert(found);
             }
@@ -288,16 +302,17 @@ impl<A: Allocator> Bench<A> {
     }
 
     /// After the churn: every other host gives back half of what it has, and the others allocate until one is refused.
-    /// The share of the pool that is then held. (A single host allocates for itself.)
+    /// The share of the pool that is then held, and the
+    /// most attempts that one piece took. (A single host allocates for itself.)
     ///
     /// # Errors
     /// What the ledger says.
-    pub fn exhaust(&self) -> Result<f64> {
+    pub fn exhaust(&self) -> Result<(f64, u64)> {
         let giving = |client: &Client| client.host % 2 == 1;
         self.each(Phase::FreeHalf, giving)?;
         self.world.run_until(self.world.now() + PAUSE);
-        self.each(Phase::UntilRefused, |client| !giving(client))?;
-        Ok(self.ledger.held() as f64 / (u64::from(self.load.chunks) * CHUNK) as f64)
+        let taken = self.each(Phase::UntilRefused, |client| !giving(client))?;
+        Ok((self.ledger.held() as f64 / (u64::from(self.load.chunks) * CHUNK) as f64, taken.attempts_max))
     }
 
     /// The whole workload.
@@ -305,7 +320,7 @@ impl<A: Allocator> Bench<A> {
     /// # Errors
     /// What the ledger says; a pool that refuses.
     pub fn run(&self) -> Result<Outcome> {
-        self.fill(0.7)?;
+        let fill = self.fill(0.7)?;
         self.check(true)?;
         self.allocator.start();
         let (mut allocations, mut frees) = (Vec::new(), Vec::new());
@@ -329,10 +344,12 @@ impl<A: Allocator> Bench<A> {
             OldKeys::Until(mean, longest) => Some((mean, longest)),
             OldKeys::ForEver => None,
         };
-        let full_at = self.exhaust()?;
+        let (full_at, exhausting) = self.exhaust()?;
         Ok(Outcome {
             allocations: sum(allocations),
             frees: sum(frees),
+            fill,
+            exhausting,
             metadata: self.allocator.metadata_bytes() as f64 / (u64::from(self.load.chunks) * CHUNK) as f64,
             old_key,
             busy,
@@ -349,9 +366,9 @@ impl<A> Drop for Bench<A> {
     }
 }
 
-/// What one phase's operations took.
+/// What some operations took.
 #[derive(Default)]
-struct Tally {
+pub struct Tally {
     latency: RefCell<Histogram>,
     total: Cell<Nanos>,
     count: Cell<u64>,
@@ -361,7 +378,8 @@ struct Tally {
 }
 
 impl Tally {
-    fn count(&self, client: &Client, latency: Nanos) {
+    /// One more, by this client.
+    pub fn count(&self, client: &Client, latency: Nanos) {
         let (_, trips) = client.link.take();
         let attempts = client.attempts.take();
         self.latency.borrow_mut().record(latency);
@@ -372,7 +390,8 @@ impl Tally {
         self.attempts_max.set(self.attempts_max.get().max(attempts));
     }
 
-    fn operation(&self, verbs: Verbs, busy: Busy, time: Nanos) -> Operation {
+    /// All of them.
+    pub fn operation(&self, verbs: Verbs, busy: Busy, time: Nanos) -> Operation {
         let latency = self.latency.borrow();
         Operation {
             count: self.count.get(),

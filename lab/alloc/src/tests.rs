@@ -1,5 +1,6 @@
 //! Every allocator, small, under the ledger, compared after every change of a word; and the simulator's arithmetic, by hand.
 
+use std::future::Future;
 use std::rc::Rc;
 
 use crate::allocators::Allocator;
@@ -12,16 +13,15 @@ use crate::run::{Bench, Load, Outcome};
 use crate::sim::clock::World;
 use crate::sim::costs::Costs;
 use crate::sim::node::Node;
+use crate::systems::System;
 
 fn node(words: usize, seed: u64) -> Rc<Node> {
     Node::new(World::new(), Costs::shipped(), words, seed)
 }
 
-fn churn<A: Allocator>(node: &Rc<Node>, allocator: Rc<A>, load: Load, watched: bool) -> Outcome {
+fn churn<A: Allocator>(node: &Rc<Node>, allocator: Rc<A>, load: Load, nth: u64) -> Outcome {
     let bench = Bench::new(node, allocator, load);
-    if watched {
-        bench.watch();
-    }
+    bench.watch(nth);
     bench.run().unwrap_or_else(|fault| panic!("{load:?}: {fault}"))
 }
 
@@ -38,7 +38,7 @@ fn each_small_load(least: u32, run: impl Fn(Load) -> Outcome) {
 fn the_free_array_keeps_every_chunk_to_one_owner() {
     each_small_load(1024, |load| {
         let node = node(FreeArray::words(load.chunks), load.seed);
-        churn(&node, FreeArray::new(&node, load.chunks, load.clients), load, true)
+        churn(&node, FreeArray::new(&node, load.chunks, load.clients), load, 1)
     });
 }
 
@@ -47,7 +47,7 @@ fn calls_keep_every_chunk_to_one_owner() {
     for kind in [Kind::PreRegistered, Kind::Windows, Kind::OnDemand] {
         each_small_load(1024, |load| {
             let node = node(0, load.seed);
-            churn(&node, Rpc::new(&node, kind, load.chunks), load, true)
+            churn(&node, Rpc::new(&node, kind, load.chunks), load, 1)
         });
     }
 }
@@ -56,7 +56,7 @@ fn calls_keep_every_chunk_to_one_owner() {
 fn chains_keep_every_chunk_to_one_owner() {
     each_small_load(1024, |load| {
         let node = node(OneSidedMw::words(load.chunks, load.order), load.seed);
-        churn(&node, OneSidedMw::new(&node, load.chunks, load.order), load, true)
+        churn(&node, OneSidedMw::new(&node, load.chunks, load.order), load, 1)
     });
 }
 
@@ -64,7 +64,7 @@ fn chains_keep_every_chunk_to_one_owner() {
 fn finemem_keeps_every_chunk_to_one_owner() {
     each_small_load(1024, |load| {
         let node = node(FineMem::words(load.chunks), load.seed);
-        churn(&node, FineMem::new(&node, load.chunks, load.clients), load, true)
+        churn(&node, FineMem::new(&node, load.chunks, load.clients), load, 1)
     });
 }
 
@@ -72,6 +72,145 @@ fn finemem_keeps_every_chunk_to_one_owner() {
 fn extents_keep_every_chunk_to_one_owner() {
     each_small_load(16 * 512, |load| {
         let node = node(Extent::words(load.chunks, load.hosts()), load.seed);
-        churn(&node, Extent::new(&node, load.chunks, load.hosts(), load.clients), load, true)
+        churn(&node, Extent::new(&node, load.chunks, load.hosts(), load.clients), load, 29)
     });
+}
+
+/// The simulator's arithmetic against sums made by hand, without jitter.
+mod arithmetic {
+    use super::*;
+    use crate::allocators::Client;
+    use crate::sim::costs::SHIPPED;
+    use crate::sim::node::Link;
+
+    fn exact(words: usize) -> Rc<Node> {
+        let costs = Costs::parse(&SHIPPED.replace("jitter = 0.1", "jitter = 0.0")).unwrap();
+        Node::new(World::new(), costs, words, 1)
+    }
+
+    /// How long each of some tasks takes that all begin at once, ns.
+    fn times<F: Future<Output = ()> + 'static>(node: &Rc<Node>, tasks: Vec<F>) -> Vec<u64> {
+        let ended: Vec<_> = tasks
+            .into_iter()
+            .map(|task| {
+                let (world, ended) = (node.world.clone(), Rc::new(std::cell::Cell::new(0)));
+                let at = ended.clone();
+                node.world.client(async move {
+                    task.await;
+                    at.set(world.now());
+                });
+                ended
+            })
+            .collect();
+        node.world.run();
+        node.world.end();
+        ended.iter().map(|at| at.get()).collect()
+    }
+
+    #[test]
+    fn a_verb_takes_its_round_trip_and_its_bytes() {
+        let node = exact(64);
+        let link = Link::new(&node);
+        // 512 bytes at 12.5 bytes a ns: 41 ns.
+        let read = async move { drop(link.read_many(0, 64).await) };
+        assert_eq!(times(&node, vec![read]), [2_041]);
+    }
+
+    #[test]
+    fn atomics_of_one_word_follow_each_other_and_of_others_only_occupy_the_card() {
+        let cas = |node: &Rc<Node>, at| {
+            let link = Link::new(node);
+            async move { _ = link.cas(at, 7, 8).await }
+        };
+        let node = exact(8);
+        assert_eq!(times(&node, (0..3).map(|_| cas(&node, 0)).collect()), [2_500, 2_946, 3_392]);
+        let node = exact(8);
+        assert_eq!(times(&node, (0..3).map(|n| cas(&node, n)).collect()), [2_500, 2_520, 2_540]);
+    }
+
+    #[test]
+    fn calls_wait_for_the_one_core() {
+        let node = exact(0);
+        let call = || {
+            let link = Link::new(&node);
+            async move { link.call(1.5, || ((), 1_000)).await }
+        };
+        // A round trip of 2 µs, and 2.5 µs of the core for each who came before, and oneself.
+        assert_eq!(times(&node, vec![call(), call(), call()]), [4_500, 7_000, 9_500]);
+        assert_eq!(node.busy().calls, 7_500);
+    }
+
+    #[test]
+    fn together_is_one_round_trip() {
+        let node = exact(8);
+        let link = Rc::new(Link::new(&node));
+        let posted = link.clone();
+        let two = async move { _ = posted.together(posted.read::<1>(0), posted.cas(1, 0, 1)).await };
+        // The CAS flies 1.25 µs there, the READ 1: they do not meet at the card.
+        assert_eq!(times(&node, vec![two]), [2_500]);
+        let (verbs, trips) = link.take();
+        assert_eq!((verbs.posted(), trips), (2, 1));
+    }
+
+    fn first<A: Allocator>(node: &Rc<Node>, allocator: &Rc<A>, order: u8) -> u64 {
+        let (allocator, client) = (allocator.clone(), Client::new(0, 0, node, 1));
+        let take = async move { _ = allocator.allocate(&client, order).await.expect("all is free") };
+        times(node, vec![take])[0]
+    }
+
+    #[test]
+    fn a_chain_takes_its_steps() {
+        let node = exact(OneSidedMw::words(1024, 0));
+        // SEND and result 2; scatter (2 steps), head, slot, zero, owner, result: 7 × 0.67; three binds of 1.33.
+        assert_eq!(first(&node, &OneSidedMw::new(&node, 1024, 0), 0), 2_000 + 7 * 670 + 3 * 1_330);
+    }
+
+    #[test]
+    fn finemems_first_chunk_takes_its_verbs() {
+        let node = exact(FineMem::words(1024));
+        // IPC 6; READ of 2 sections' headers (16 bytes, 1 ns), of 16 spans' (128 bytes, 10 ns); CAS of the section; CAS of
+        // the span; READ of key and log together, 1 ns of bytes, one behind the other at the card, 10; CAS of the log and of
+        // the header, 20.
+        let sum = 6_000 + 2_001 + 2_010 + 2_500 + 2_500 + (2_001 + 10) + (2_500 + 20);
+        assert_eq!(first(&node, &FineMem::new(&node, 1024, 1), 0), sum);
+    }
+
+    #[test]
+    fn a_block_is_one_ring_and_one_cas_once_its_line_is_read() {
+        let node = exact(Extent::words(4 * 512, 1));
+        let extent = Extent::new(&node, 4 * 512, 1, 1);
+        let client = Rc::new(Client::new(0, 0, &node, 1));
+        let (world, at) = (node.world.clone(), Rc::new(std::cell::Cell::new(0)));
+        let seen = at.clone();
+        let two = async move {
+            extent.allocate(&client, 9).await.expect("all is free");
+            let (begun, before) = (world.now(), client.link.take().0);
+            extent.allocate(&client, 9).await.expect("three are free");
+            seen.set(world.now() - begun);
+            assert_eq!((before.read, before.cas, client.link.take().0.posted()), (2, 1, 1));
+        };
+        times(&node, vec![two]);
+        // Ring and agent 1.2, CAS 2.5.
+        assert_eq!(at.get(), 3_700);
+    }
+
+    #[test]
+    fn a_region_of_4_mib_takes_what_was_published() {
+        let node = exact(0);
+        let rpc = Rpc::new(&node, Kind::OnDemand, 1024);
+        // Round trip 2, call 1.5, registration of 2 MiB: 29.4 + 2 × 114.
+        assert_eq!(first(&node, &rpc, 9), 2_000 + 1_500 + 257_400);
+    }
+}
+
+/// A run follows from its seed, whatever else the machine does.
+#[test]
+fn the_same_seed_gives_the_same_figures() {
+    let run = |seed| {
+        let load = Load { chunks: 16 * 512, order: 0, clients: 64, per_host: 8, rounds: 1, seed };
+        let outcomes = System::ALL.map(|system| system.run(load, &Costs::shipped()).unwrap());
+        serde_json::to_string(&outcomes).unwrap()
+    };
+    assert_eq!(run(5), run(5));
+    assert_ne!(run(5), run(6));
 }

@@ -109,6 +109,11 @@ impl World {
         }
     }
 
+    /// Clients that have not ended.
+    pub fn clients(&self) -> usize {
+        self.foreground.get()
+    }
+
     /// Lets time pass, and all that is due in it happen, until `end`.
     pub fn run_until(&self, end: Nanos) {
         while self.due.borrow().peek().is_some_and(|Reverse((at, ..))| *at <= end) {

@@ -43,7 +43,7 @@ section!(Core {
     drain_scan_ns: f64,
     scrub_gib_s: f64,
 });
-section!(Host { clients: u32, ipc: f64, ring: f64, ring_wait: f64, agent: f64, ahead_kib: u32 });
+section!(Host { clients: u32, ipc: f64, ring: f64, ring_wait: f64, agent: f64, heartbeat: f64, ahead_kib: u32 });
 
 /// µs as virtual time.
 pub fn us(time: f64) -> Nanos {
@@ -61,7 +61,11 @@ impl Costs {
         ensure!((0.0..1.0).contains(&verb.jitter), "verb.jitter is {}: a share from 0 to below 1", verb.jitter);
         ensure!(verb.bytes_per_us > 0.0, "verb.bytes_per_us is {}: above 0 is needed", verb.bytes_per_us);
         ensure!(core.scrub_gib_s > 0.0, "core.scrub_gib_s is {}: above 0 is needed", core.scrub_gib_s);
-        let intervals = [("core.rebind_interval", core.rebind_interval), ("core.drain_interval", core.drain_interval)];
+        let intervals = [
+            ("core.rebind_interval", core.rebind_interval),
+            ("core.drain_interval", core.drain_interval),
+            ("host.heartbeat", costs.host.heartbeat),
+        ];
         for (name, interval) in intervals {
             ensure!(interval >= 1.0, "{name} is {interval}: at least 1 µs is needed");
         }
@@ -89,6 +93,7 @@ impl Costs {
             costs.host.ring,
             costs.host.ring_wait,
             costs.host.agent,
+            costs.host.heartbeat,
         ];
         ensure!(times.iter().all(|&time| (0.0..1e9).contains(&time)), "a time is negative or above 1000 s");
         Ok(costs)

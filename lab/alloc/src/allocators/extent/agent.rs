@@ -4,13 +4,15 @@
 //! * A request for 4 KiB is answered with up to `host.ahead_kib`, which the client then uses without asking.
 //! * When its blocks have nothing left, the agent claims as many as the waiting requests need, in one batch; it serves
 //!   others meanwhile. It claims the next before they are used up.
+//! * When the node has no block, single chunks and small runs come out of blocks that others have published
+//!   ([`super::pressure`]).
 //! * An empty block goes back, but for one and one of each eight that it holds, as in `compute/agent`.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::rc::Rc;
 
-use farmem_protocol::extent::{Actor, Block, Claimer, Geometry, Level, Want, release};
+use farmem_protocol::extent::{Actor, Block, Claimer, Failed, Geometry, Level, Want, release};
 
 use super::Extent;
 use crate::allocators::{BLOCK, Client};
@@ -22,20 +24,30 @@ use crate::sim::node::{Link, Node};
 struct Owned {
     grant: release::Grant,
     inside: Block,
+    /// Since the last heartbeat.
+    touched: bool,
+    /// Nothing is taken from it any more; what comes back meanwhile.
+    publishing: Option<Vec<u32>>,
 }
 
 /// A host's agent.
 pub(super) struct Host {
     pub(super) actor: Actor,
-    link: Link,
+    pub(super) link: Link,
     claimer: RefCell<Option<Claimer>>,
     blocks: RefCell<BTreeMap<u32, Owned>>,
-    /// Chunks free in them.
+    /// Chunks held one by one, in published blocks.
+    chunks: RefCell<HashMap<u32, release::Grant>>,
+    /// Orders of the runs that they make, by the first.
+    runs: RefCell<HashMap<u32, u8>>,
+    /// Chunks that no client has, whose release is under way or waits for a publication.
+    releasing: RefCell<HashSet<u32>>,
+    /// Chunks free in its blocks.
     room: Cell<u32>,
     /// Chunks that waiting requests need.
     wanted: Cell<u32>,
-    /// The node had nothing when it was last asked, and nothing has come back to us since.
-    exhausted: Cell<bool>,
+    /// The node had no block: not asked again before.
+    exhausted_until: Cell<Nanos>,
     claiming: Cell<bool>,
     supplied: Signal,
     thread_free: Cell<Nanos>,
@@ -48,9 +60,12 @@ impl Host {
             link: Link::new(node),
             claimer: RefCell::new(Some(Claimer::new(actor, geometry))),
             blocks: RefCell::default(),
+            chunks: RefCell::default(),
+            runs: RefCell::default(),
+            releasing: RefCell::default(),
             room: Cell::new(0),
             wanted: Cell::new(0),
-            exhausted: Cell::new(false),
+            exhausted_until: Cell::new(0),
             claiming: Cell::new(false),
             supplied: Signal::default(),
             thread_free: Cell::new(0),
@@ -60,6 +75,11 @@ impl Host {
     /// Whether a chunk of one of its blocks is given to a client, or waits at one.
     pub(super) fn uses(&self, chunk: u32) -> bool {
         self.blocks.borrow().get(&(chunk / BLOCK)).is_some_and(|owned| owned.inside.is_used(chunk % BLOCK))
+    }
+
+    /// Whether a chunk that it owns in a published block is on its way back.
+    pub(super) fn releases(&self, chunk: u32) -> bool {
+        self.releasing.borrow().contains(&chunk)
     }
 
     /// A request's way through the ring and the agent's thread.
@@ -78,9 +98,11 @@ impl Host {
     fn take(&self, order: u8, count: u32) -> Vec<u32> {
         let mut taken = Vec::new();
         for (block, owned) in self.blocks.borrow_mut().iter_mut() {
-            while taken.len() < count as usize
+            while owned.publishing.is_none()
+                && taken.len() < count as usize
                 && let Some(first) = owned.inside.take(order)
             {
+                owned.touched = true;
                 taken.push(block * BLOCK + first);
             }
             if taken.len() == count as usize {
@@ -90,31 +112,103 @@ impl Host {
         self.room.set(self.room.get() - ((taken.len() as u32) << order));
         taken
     }
+
+    /// A heartbeat has passed.
+    pub(super) fn beat(&self) {
+        self.blocks.borrow_mut().values_mut().for_each(|owned| owned.touched = false);
+    }
+
+    /// Empty blocks, no longer ours to use.
+    pub(super) fn take_empty(&self) -> Vec<release::Grant> {
+        let mut blocks = self.blocks.borrow_mut();
+        let empty: Vec<u32> =
+            blocks.iter().filter(|(_, owned)| owned.inside.is_empty()).map(|(&block, _)| block).collect();
+        self.room.set(self.room.get() - BLOCK * empty.len() as u32);
+        empty.into_iter().filter_map(|block| blocks.remove(&block)).map(|owned| owned.grant).collect()
+    }
+
+    /// Blocks partly free and not touched lately: nothing is taken from them from now on.
+    pub(super) fn begin_publishing(&self) -> Vec<u32> {
+        let mut chosen = Vec::new();
+        for (&block, owned) in self.blocks.borrow_mut().iter_mut() {
+            let used = owned.inside.in_use();
+            if used < BLOCK && !owned.touched && owned.publishing.is_none() {
+                owned.publishing = Some(Vec::new());
+                self.room.set(self.room.get() - (BLOCK - used));
+                chosen.push(block);
+            }
+        }
+        chosen
+    }
+
+    /// A block to publish: its grant, its chunks in use.
+    pub(super) fn being_published(&self, block: u32) -> (release::Grant, [u64; 8]) {
+        let blocks = self.blocks.borrow();
+        (blocks[&block].grant, blocks[&block].inside.live())
+    }
+
+    /// A block is published: the chunks that were in use are held one by one. Those that came back meanwhile are to be
+    /// released.
+    pub(super) fn published(&self, block: u32, grants: Vec<release::Grant>) -> Vec<release::Grant> {
+        let owned = self.blocks.borrow_mut().remove(&block).expect("it was being published");
+        let (mut chunks, mut runs) = (self.chunks.borrow_mut(), self.runs.borrow_mut());
+        chunks.extend(grants.iter().map(|grant| (grant.place.index, *grant)));
+        for &grant in &grants {
+            if let Ok(run) = owned.inside.extent(grant.place.index % BLOCK) {
+                runs.insert(grant.place.index, run.len().trailing_zeros() as u8);
+            }
+        }
+        let back = owned.publishing.unwrap_or_default();
+        back.into_iter().filter_map(|chunk| chunks.remove(&chunk)).collect()
+    }
+
+    /// Chunks claimed one by one, in runs of 1 << `order`.
+    pub(super) fn hold_chunks(&self, grants: Vec<release::Grant>, order: u8) {
+        self.runs.borrow_mut().extend(grants.iter().step_by(1 << order).map(|grant| (grant.place.index, order)));
+        self.chunks.borrow_mut().extend(grants.iter().map(|grant| (grant.place.index, *grant)));
+    }
+
+    /// The release of a chunk has ended.
+    pub(super) fn is_released(&self, chunk: u32) {
+        self.releasing.borrow_mut().remove(&chunk);
+    }
 }
 
 impl Extent {
     /// Asks the agent for a run, and for some ahead.
     pub(super) async fn ask(self: &Rc<Self>, client: &Client, order: u8) -> Option<u32> {
-        let host = &self.hosts[client.host as usize];
+        let (host, world) = (&self.hosts[client.host as usize], &self.node.world);
         let count = ((self.node.costs.host.ahead_kib / 4) >> order).max(1);
         host.asked(&self.node).await;
+        // Chunks that others publish are free some heartbeats later: theirs, the node's.
+        let mut patience = 16;
         loop {
             let mut taken = host.take(order, count);
             if let Some(chunk) = taken.pop() {
                 self.sides[client.id as usize].borrow_mut().ahead[order as usize] = taken;
-                if host.room.get() < BLOCK / 2 && !host.exhausted.get() && !self.node.world.is_instant() {
+                if host.room.get() < BLOCK / 2 && host.exhausted_until.get() <= world.now() && !world.is_instant() {
                     self.supply(client.host);
                 }
                 return Some(chunk);
             }
-            if host.exhausted.get() {
-                return None;
+            if host.exhausted_until.get() > world.now() {
+                if let Some(mut taken) = self.claim_shared(client, order, count).await {
+                    let chunk = taken.pop();
+                    self.sides[client.id as usize].borrow_mut().ahead[order as usize] = taken;
+                    return chunk;
+                }
+                if patience == 0 || world.is_instant() {
+                    return None;
+                }
+                patience -= 1;
+                world.sleep(us(self.node.costs.host.heartbeat)).await;
+                continue;
             }
             host.wanted.set(host.wanted.get() + (1 << order));
-            if self.node.world.is_instant() {
+            if world.is_instant() {
                 self.fetch(client.host).await;
             } else {
-                let supplied = host.supplied.wait(&self.node.world);
+                let supplied = host.supplied.wait(world);
                 self.supply(client.host);
                 supplied.await;
             }
@@ -134,16 +228,24 @@ impl Extent {
         let mut claimer = agent.claimer.borrow_mut().take().expect("one claim at a time");
         let count = agent.wanted.take().div_ceil(BLOCK).clamp(1, 16);
         let mut attempts = 0u64;
-        let taken = self.claim(&agent.link, &mut claimer, Want::some(Level::Block, count), || attempts += 1).await;
+        let want = Want::some(Level::Block, count);
+        let taken = self.try_claim(&agent.link, &mut claimer, want, || attempts += 1).await;
         *agent.claimer.borrow_mut() = Some(claimer);
+        let found_none = matches!(taken, Err(Failed::NoSpace));
         let taken = taken.unwrap_or_default();
         if !taken.is_empty() {
             self.dearest.set(self.dearest.get().max(attempts.div_ceil(taken.len() as u64)));
         }
-        agent.exhausted.set(taken.is_empty());
+        if found_none {
+            let heartbeat = us(self.node.costs.host.heartbeat);
+            agent.exhausted_until.set(self.node.world.now() + heartbeat.max(1));
+        }
         for grant in taken {
             agent.room.set(agent.room.get() + BLOCK);
-            agent.blocks.borrow_mut().insert(grant.place.index, Owned { grant, inside: Block::new() });
+            agent
+                .blocks
+                .borrow_mut()
+                .insert(grant.place.index, Owned { grant, inside: Block::new(), touched: true, publishing: None });
         }
         agent.claiming.set(false);
         agent.supplied.tell(&self.node.world);
@@ -153,10 +255,18 @@ impl Extent {
     pub(super) fn give_back(self: &Rc<Self>, host: u32, chunk: u32) {
         let agent = &self.hosts[host as usize];
         let mut blocks = agent.blocks.borrow_mut();
-        let owned = blocks.get_mut(&(chunk / BLOCK)).expect("a run of one of its blocks");
+        let Some(owned) = blocks.get_mut(&(chunk / BLOCK)) else {
+            drop(blocks);
+            return self.give_back_shared(host, chunk);
+        };
         let order = owned.inside.give(chunk % BLOCK).expect("a run that was given out");
+        owned.touched = true;
+        if let Some(back) = &mut owned.publishing {
+            back.extend(chunk..chunk + (1 << order));
+            agent.releasing.borrow_mut().extend(chunk..chunk + (1 << order));
+            return;
+        }
         agent.room.set(agent.room.get() + (1 << order));
-        agent.exhausted.set(false);
         if !owned.inside.is_empty() {
             return;
         }
@@ -171,5 +281,16 @@ impl Extent {
                 all.release(&agent.link, agent.actor, owned.grant).await;
             });
         }
+    }
+
+    fn give_back_shared(self: &Rc<Self>, host: u32, chunk: u32) {
+        let agent = &self.hosts[host as usize];
+        let order = agent.runs.borrow_mut().remove(&chunk).expect("a run that was given out");
+        let mut chunks = agent.chunks.borrow_mut();
+        let run = chunk..chunk + (1 << order);
+        let grants: Vec<_> = run.clone().map(|chunk| chunks.remove(&chunk).expect("a chunk of that run")).collect();
+        agent.releasing.borrow_mut().extend(run);
+        let all = self.clone();
+        self.node.world.background(async move { all.release_chunks(host, grants).await });
     }
 }

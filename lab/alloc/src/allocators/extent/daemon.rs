@@ -1,16 +1,22 @@
 //! The node's part: what is in quarantine becomes free. It drains (waits until every verb admitted before has ended),
-//! zeroes, and sets the word free, by the production code's `Reclaim`; beside the clients, on the node's core.
+//! zeroes, and sets the word free, by the production code's `Reclaim`; published blocks that are all free it merges; beside the clients, on the node's core.
 
+use std::collections::VecDeque;
 use std::rc::Rc;
 
 use farmem_protocol::extent::geometry::Target;
-use farmem_protocol::extent::{Actor, Level, Operation, Place, Reclaim, State, Step, Verb, Word};
+use farmem_protocol::extent::reshape::Reshape;
+use farmem_protocol::extent::{Actor, Answer, Level, Operation, Place, Reclaim, State, Step, Verb, Word};
 
 use super::Extent;
 use super::drive::Brought;
+use crate::allocators::BLOCK;
 use crate::sim::clock::Nanos;
 use crate::sim::costs::us;
 use crate::sim::node::Work;
+
+/// Units that share one drain.
+const TOGETHER: usize = 64;
 
 impl Extent {
     pub(super) fn start_daemon(self: &Rc<Self>) {
@@ -25,39 +31,63 @@ impl Extent {
 
     async fn round(&self) {
         let (node, blocks) = (&self.node, self.geometry.count(Level::Block));
-        let scan = (f64::from(blocks) * node.costs.core.drain_scan_ns) as Nanos;
-        node.world.until(node.core(scan, Work::Draining)).await;
-        let at = |block| self.at(Target::Word(Place::block(block)));
-        let waiting: Vec<u32> = (0..blocks).filter(|&block| Word(node.peek(at(block))).is(State::Quarantine)).collect();
-        for block in waiting {
-            self.reclaim(Place::block(block)).await;
+        let word = |place| Word(node.peek(self.at(Target::Word(place))));
+        let shared: Vec<Place> = (0..blocks).map(Place::block).filter(|&block| word(block).is(State::Shared)).collect();
+        let words = f64::from(blocks) + shared.len() as f64 * f64::from(BLOCK);
+        node.world.until(node.core((words * node.costs.core.drain_scan_ns) as Nanos, Work::Draining)).await;
+        for &block in &shared {
+            let mut chunks = self.geometry.chunks(block).map(Place::chunk);
+            if chunks.all(|chunk| word(chunk).is(State::Free)) {
+                self.run_all(vec![Reshape::merge(Actor::NODE, self.geometry, block)]).await;
+            }
+        }
+        let waits = |place: &Place| word(*place).is(State::Quarantine);
+        let chunks = shared.iter().flat_map(|&block| self.geometry.chunks(block).map(Place::chunk));
+        let waiting: Vec<Place> = (0..blocks).map(Place::block).chain(chunks).filter(waits).collect();
+        let reclaim = |&place: &Place| Reclaim::new(Actor::NODE, self.geometry, place);
+        for some in waiting.chunks(TOGETHER) {
+            self.run_all(some.iter().map(reclaim).collect()).await;
         }
     }
 
-    async fn reclaim(&self, place: Place) {
+    /// Runs the node's own operations, with one drain for all that wait for one.
+    async fn run_all<O: Operation>(&self, mut operations: Vec<O>) {
         let node = &self.node;
-        let mut reclaim = Reclaim::new(Actor::NODE, self.geometry, place);
-        let mut posted = std::collections::VecDeque::new();
+        while !operations.is_empty() {
+            let (mut left, mut draining) = (Vec::new(), false);
+            for mut operation in operations {
+                if let Some(drains) = self.run_on(&mut operation).await {
+                    draining |= drains;
+                    left.push(operation);
+                }
+            }
+            if draining {
+                // The slowest verb that may be under way; the core need not look on.
+                let slowest = node.costs.verb.cas.max(node.costs.verb.read) * (1.0 + node.costs.verb.jitter);
+                node.world.sleep(us(slowest)).await;
+                left.iter_mut().for_each(|operation| operation.complete(Answer::Ready));
+            }
+            operations = left;
+        }
+    }
+
+    /// Until it ends (`None`) or wants a drain.
+    async fn run_on<O: Operation>(&self, operation: &mut O) -> Option<bool> {
+        let (node, mut posted) = (&self.node, VecDeque::new());
         loop {
-            match reclaim.step() {
+            match operation.step() {
                 Step::Verb(verb) => posted.push_back(verb),
                 Step::Wait => {
                     let verb = posted.pop_front().expect("it waits for what it posted");
-                    let brought = self.at_node(verb);
-                    reclaim.complete(brought.answer());
+                    operation.complete(self.at_node(verb).answer());
                 }
-                Step::Drain => {
-                    // The slowest verb that may be under way; the core need not look on.
-                    let slowest = node.costs.verb.cas.max(node.costs.verb.read) * (1.0 + node.costs.verb.jitter);
-                    node.world.sleep(us(slowest)).await;
-                    reclaim.complete(farmem_protocol::extent::Answer::Ready);
-                }
+                Step::Drain => return Some(true),
                 Step::Scrub(place) => {
                     let bytes = self.geometry.bytes(place);
                     node.world.until(node.core(node.costs.scrub(bytes.end - bytes.start), Work::Draining)).await;
-                    reclaim.complete(farmem_protocol::extent::Answer::Ready);
+                    operation.complete(Answer::Ready);
                 }
-                Step::Done(_) => return,
+                Step::Done(_) => return None,
             }
         }
     }

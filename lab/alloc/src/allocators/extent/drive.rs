@@ -71,6 +71,24 @@ impl Extent {
         }
     }
 
+    /// Claims, and tries again as long as it is only that others are faster.
+    pub(super) async fn try_claim(
+        &self,
+        link: &Link,
+        claimer: &mut Claimer,
+        want: Want,
+        mut attempt: impl FnMut(),
+    ) -> Result<Vec<release::Grant>, Failed> {
+        for _ in 0..8 {
+            claimer.begin(want);
+            match self.drive(link, claimer, &mut attempt).await {
+                Err(Failed::Contended) => {}
+                ended => return ended,
+            }
+        }
+        Err(Failed::Contended)
+    }
+
     /// Claims. `None`: no space, though the node was given time to drain what it has.
     pub(super) async fn claim(
         &self,

@@ -11,6 +11,7 @@
 //! |---|---|
 //! | [`drive`] | an operation's steps over a link |
 //! | [`agent`] | blocks of a host, what is granted ahead, when blocks come and go |
+//! | [`pressure`] | when memory is short: publishing, chunks of published blocks |
 //! | [`daemon`] | the node's part |
 //!
 //! The words, the search, claims, releases and reclaims, and the allocator inside a block are the production code. The
@@ -24,6 +25,7 @@
 pub mod agent;
 pub mod daemon;
 pub mod drive;
+pub mod pressure;
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
@@ -55,10 +57,22 @@ pub struct Extent {
 struct Side {
     /// Of the queue pair by which the agent serves it: for whole blocks.
     claimer: Option<Claimer>,
+    /// The same, for chunks of published blocks.
+    chunk_claimer: Option<Claimer>,
+    /// It took nothing since its host's last heartbeat.
+    is_idle: bool,
     /// Granted ahead: first chunks, by order.
     ahead: [Vec<u32>; BLOCK_ORDER as usize],
     /// Whole blocks that it has.
     whole: HashMap<u32, release::Grant>,
+}
+
+impl Side {
+    /// What was granted ahead of this order.
+    fn next(&mut self, order: u8) -> Option<u32> {
+        self.is_idle = false;
+        self.ahead[order as usize].pop()
+    }
 }
 
 impl Extent {
@@ -102,7 +116,9 @@ impl Extent {
         let per_host = clients.div_ceil(hosts);
         let side = |client: u32| {
             let claimer = Claimer::new(actor(client / per_host, 1 + client % per_host), geometry);
-            RefCell::new(Side { claimer: Some(claimer), ahead: Default::default(), whole: HashMap::new() })
+            let chunk_claimer = Some(claimer.clone());
+            let (claimer, ahead, whole) = (Some(claimer), Default::default(), HashMap::new());
+            RefCell::new(Side { claimer, chunk_claimer, is_idle: true, ahead, whole })
         };
         Rc::new(Extent {
             node: node.clone(),
@@ -115,6 +131,12 @@ impl Extent {
 
     fn at(&self, target: Target) -> At {
         (self.geometry.offset(target).expect("a target of this geometry") / 8) as At
+    }
+
+    /// Of a host's clients.
+    fn sides_of(&self, host: u32) -> &[RefCell<Side>] {
+        let per_host = self.sides.len().div_ceil(self.hosts.len());
+        &self.sides[host as usize * per_host..((host as usize + 1) * per_host).min(self.sides.len())]
     }
 
     /// A whole block: by the agent's queue pair for this client.
@@ -148,7 +170,7 @@ impl Allocator for Extent {
             return self.take_block(client).await;
         }
         self.node.world.sleep(us(self.node.costs.host.ring)).await;
-        let ahead = self.sides[client.id as usize].borrow_mut().ahead[order as usize].pop();
+        let ahead = self.sides[client.id as usize].borrow_mut().next(order);
         let chunk = match ahead {
             Some(chunk) => chunk,
             None => self.ask(client, order).await?,
@@ -187,6 +209,22 @@ impl Allocator for Extent {
                     None => Standing::Lost,
                 },
                 State::Quarantine => Standing::Reserved,
+                State::Shared => {
+                    let word = Word(words[self.at(Target::Word(Place::chunk(chunk)))]);
+                    let host = u32::from(word.owner().slot()).wrapping_sub(1);
+                    match word.state() {
+                        State::Free => Standing::Free,
+                        State::Quarantine => Standing::Reserved,
+                        State::Owned => match self.hosts.get(host as usize) {
+                            Some(holder) if waiting.contains(&chunk) || holder.releases(chunk) => Standing::Reserved,
+                            Some(_) => Standing::Held(Some(host)),
+                            None => Standing::Lost,
+                        },
+                        _ => Standing::Lost,
+                    }
+                }
+                // The node merges: every chunk of it is free.
+                State::Merging => Standing::Reserved,
                 _ => Standing::Lost,
             }
         }
@@ -206,5 +244,6 @@ impl Allocator for Extent {
 
     fn start(self: &Rc<Self>) {
         self.start_daemon();
+        (0..self.hosts.len() as u32).for_each(|host| self.start_heartbeat(host));
     }
 }
