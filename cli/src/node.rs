@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use farmem_fabric::NodeAddr;
-use farmem_memory::Config;
+use farmem_memory::{Config, Rdma};
 use farmem_sys::process;
 use serde::{Deserialize, Serialize};
 
@@ -41,6 +41,10 @@ pub struct Options {
     #[arg(long)]
     pub huge: bool,
 
+    /// RDMA card to offer beside TCP: auto (the first that is up, if any), off, or a name as `ibv_devices` has it
+    #[arg(long, value_name = "CARD", default_value = "auto", value_parser = rdma)]
+    pub rdma: Rdma,
+
     /// Serve one run, and end when standard input ends
     #[arg(long, hide = true)]
     pub embedded: bool,
@@ -56,6 +60,15 @@ Examples:
       For programs on this machine only.
 
 SIGTERM: takes no new programs, waits for those it has up to --grace, says what is left.";
+
+fn rdma(text: &str) -> Result<Rdma, &'static str> {
+    match text {
+        "auto" => Ok(Rdma::Auto),
+        "off" => Ok(Rdma::Off),
+        "" => Err("name a card, or say auto or off"),
+        name => Ok(Rdma::Card(name.to_owned())),
+    }
+}
 
 /// What a node says of itself, in `node-PID.json` in the runtime directory.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -108,6 +121,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         grace: options.grace,
         huge: options.huge,
         embedded: options.embedded,
+        rdma: options.rdma.clone(),
         // systemd gives a service a directory of its own. Where there is none the node works all the
         // same, and top does not show it.
         status_dir: std::env::var_os("RUNTIME_DIRECTORY").map(PathBuf::from).or_else(|| runtime_dir::own().ok()),

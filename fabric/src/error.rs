@@ -71,6 +71,14 @@ pub enum ConnectError {
     /// Shared memory was demanded of an address that cannot give it.
     #[error("node {0}: shared memory needs a node on this machine: give its unix:/PATH, or use --transport tcp")]
     NotShared(String),
+    /// RDMA was demanded and does not work.
+    #[error("node {node}: cannot be reached by RDMA: {reason}; or use --transport tcp")]
+    NoRdma {
+        /// The address as given.
+        node: String,
+        /// What is lacking, and what to do.
+        reason: String,
+    },
 }
 
 /// Why no slab was granted.

@@ -40,6 +40,7 @@ pub mod shape;
 pub mod sim;
 pub mod strategy;
 pub mod words;
+mod verbs;
 
 pub use address::{BadAddress, NodeAddr};
 pub use error::{ConnectError, GrantError, Lost, Refusal, WindowError};

@@ -108,6 +108,23 @@ impl Mapping {
         unsafe { self.read(offset, bytes.as_mut_ptr(), len) }.then_some(bytes)
     }
 
+    /// Fills a range with zeros. False when it does not lie inside.
+    pub fn zero(&self, offset: u64, len: u64) -> bool {
+        static ZEROS: [u8; 4096] = [0; 4096];
+        if self.at(offset, len).is_none() {
+            return false;
+        }
+        let mut done = 0;
+        while done < len {
+            let n = (len - done).min(ZEROS.len() as u64);
+            if !self.write_bytes(offset + done, &ZEROS[..n as usize]) {
+                return false;
+            }
+            done += n;
+        }
+        true
+    }
+
     /// Gives a range's memory back to the system, for all who map it: it reads as zero. False when the
     /// range does not lie inside, or the system refuses.
     pub fn discard(&self, offset: u64, len: u64) -> bool {

@@ -27,6 +27,7 @@
 use crate::link::{Link, Reach};
 use crate::mapping::Mapping;
 use crate::session::{Membership, SILENT_NS};
+use crate::verbs::Wired;
 use crate::{Lost, Refusal};
 use farmem_protocol::addr::SlabId;
 use farmem_protocol::key::{Key, Rights};
@@ -43,7 +44,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 /// How long [`QueuePair::wait`] looks without sleeping: a node that is awake answers within it, and
 /// falling asleep and being woken costs more than half of it.
-const SPIN_NS: u64 = 50_000;
+pub(crate) const SPIN_NS: u64 = 50_000;
 /// The longest sleep of [`QueuePair::wait`] between looks whether the member is lost.
 const SLEEP_NS: u64 = 100_000_000;
 /// Completions received by one call, at most.
@@ -88,20 +89,21 @@ pub struct QueuePair {
 enum Path {
     Mapped(Mapped),
     Framed(Box<Framed>),
+    Wired(Box<Wired>),
 }
 
 /// A verb that has no completion yet.
-struct Pending {
-    tag: u64,
-    key: Key,
-    offset: u64,
-    len: u32,
-    verb: Verb,
+pub(crate) struct Pending {
+    pub tag: u64,
+    pub key: Key,
+    pub offset: u64,
+    pub len: u32,
+    pub verb: Verb,
     /// Some of it may have reached the node.
     sent: bool,
 }
 
-enum Verb {
+pub(crate) enum Verb {
     Read { into: *mut u8 },
     Write { from: *const u8 },
     Lines { record: *const u8 },
@@ -120,6 +122,8 @@ impl QueuePair {
         member.check()?;
         let path = if member.mapped {
             Path::Mapped(Mapped { member, number, posted: VecDeque::new(), keyed: None })
+        } else if member.card.wanted {
+            Path::Wired(Box::new(Wired::new(member, number)?))
         } else {
             Path::Framed(Box::new(Framed::new(member, number)?))
         };
@@ -212,6 +216,7 @@ impl QueuePair {
         match &mut self.path {
             Path::Mapped(mapped) => mapped.posted.push_back(pending),
             Path::Framed(framed) => framed.posted.push_back(pending),
+            Path::Wired(wired) => wired.post(pending),
         }
     }
 
@@ -221,6 +226,7 @@ impl QueuePair {
         match &mut self.path {
             Path::Mapped(mapped) => mapped.doorbell(),
             Path::Framed(framed) => framed.doorbell(),
+            Path::Wired(wired) => wired.doorbell(),
         }
     }
 
@@ -229,6 +235,7 @@ impl QueuePair {
         match &mut self.path {
             Path::Mapped(mapped) => mapped.poll(done),
             Path::Framed(framed) => framed.poll(done),
+            Path::Wired(wired) => wired.poll(done),
         }
     }
 
@@ -238,6 +245,7 @@ impl QueuePair {
         match &mut self.path {
             Path::Mapped(mapped) => mapped.wait(done, limit),
             Path::Framed(framed) => framed.wait(done, limit),
+            Path::Wired(wired) => wired.wait(done, limit),
         }
     }
 
@@ -246,6 +254,7 @@ impl QueuePair {
         match &self.path {
             Path::Mapped(mapped) => mapped.in_flight(),
             Path::Framed(framed) => framed.in_flight(),
+            Path::Wired(wired) => wired.in_flight(),
         }
     }
 
@@ -271,6 +280,7 @@ impl QueuePair {
                 framed.link = None;
                 std::mem::forget(framed);
             }
+            Path::Wired(wired) => wired.forget_in_child(),
         }
     }
 }
@@ -369,12 +379,12 @@ impl Pending {
     }
 
     /// Neither READ nor WRITE nor LINES: doing it twice is not doing it once.
-    fn counts(&self) -> bool {
+    pub fn counts(&self) -> bool {
         !matches!(self.verb, Verb::Read { .. } | Verb::Write { .. } | Verb::Lines { .. })
     }
 
     /// READ, WRITE, LINES, CAS or FAA on a slab.
-    fn on_slab(&self) -> bool {
+    pub fn on_slab(&self) -> bool {
         self.key.is_slab() && !matches!(self.verb, Verb::Bind(_) | Verb::Invalidate | Verb::Send { .. })
     }
 
@@ -417,7 +427,7 @@ enum Outgoing {
 }
 
 /// Verbs travel in frames.
-struct Framed {
+pub(crate) struct Framed {
     member: Arc<Membership>,
     number: u64,
     link: Option<Link>,
@@ -448,7 +458,7 @@ unsafe impl Send for Framed {}
 const HEAD: usize = size_of::<wire::Completion>();
 
 impl Framed {
-    fn new(member: Arc<Membership>, number: u64) -> Result<Framed, Lost> {
+    pub fn new(member: Arc<Membership>, number: u64) -> Result<Framed, Lost> {
         let link = member.restore(Purpose::Attach, number)?;
         Ok(Framed {
             member,
@@ -472,11 +482,20 @@ impl Framed {
         &self.member.reach
     }
 
-    fn in_flight(&self) -> usize {
+    pub fn post(&mut self, pending: Pending) {
+        self.posted.push_back(pending);
+    }
+
+    /// In a forked child.
+    pub fn forget_link(&mut self) {
+        self.link = None;
+    }
+
+    pub fn in_flight(&self) -> usize {
         self.posted.len() + self.under_way.len() + self.settled.len()
     }
 
-    fn doorbell(&mut self) -> Result<(), Lost> {
+    pub fn doorbell(&mut self) -> Result<(), Lost> {
         self.member.check()?;
         self.frame();
         match self.flush() {
@@ -581,7 +600,7 @@ impl Framed {
         Ok(())
     }
 
-    fn poll(&mut self, done: &mut Vec<Completion>) -> Result<usize, Lost> {
+    pub fn poll(&mut self, done: &mut Vec<Completion>) -> Result<usize, Lost> {
         self.member.check()?;
         let before = done.len();
         done.append(&mut self.settled);
@@ -667,7 +686,7 @@ impl Framed {
         Ok(())
     }
 
-    fn wait(&mut self, done: &mut Vec<Completion>, limit: Duration) -> Result<usize, Lost> {
+    pub fn wait(&mut self, done: &mut Vec<Completion>, limit: Duration) -> Result<usize, Lost> {
         let before = done.len();
         let begun = self.reach().now_ns();
         let until = begun.saturating_add(limit.as_nanos() as u64);

@@ -23,14 +23,16 @@ use crate::link::{Link, Reach};
 use crate::mapping::Mapping;
 use crate::nic::{Figure, Who};
 use crate::shape::Shaper;
+use crate::verbs::{Card, queue::try_once};
 use crate::{ConnectError, GrantError, Lost, NodeAddr, QueuePair, WindowError};
 use farmem_protocol::addr::{SLAB_BYTES, SlabId};
 use farmem_protocol::key::Key;
 use farmem_protocol::wire::{
-    Answer, Ask, Hello, MAGIC, MAX_PATH, Purpose, Request, Secret, Status, VERSION, Verdict, Welcome,
+    Answer, Ask, Hello, MAGIC, MAX_PATH, OFFERS_RDMA, Purpose, Request, Secret, Status, VERSION, Verdict, Welcome,
 };
 use farmem_sys::raw::{self, Errno};
 use farmem_sys::sync::Lock;
+use farmem_sys::verbs::Device;
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, ToSocketAddrs};
@@ -64,13 +66,16 @@ const RETRY_NS: u64 = 50_000_000;
 /// How bytes are to move.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Transport {
-    /// Shared memory where the node is on this machine and offers it, else TCP.
+    /// Shared memory where the node is on this machine and offers it; RDMA where both have a card and
+    /// it works between them; else TCP.
     #[default]
     Auto,
     /// TCP.
     Tcp,
     /// Shared memory.
     Shm,
+    /// RDMA: slabs are reached past the node's processor.
+    Verbs,
 }
 
 /// What a member is, and what it wants.
@@ -130,6 +135,8 @@ pub(crate) struct Membership {
     pub direct: bool,
     /// Slabs are mapped rather than reached by frames.
     pub mapped: bool,
+    /// RDMA, if slabs are reached by it.
+    pub card: Card,
     pub control: Lock<Control>,
     pub slabs: Lock<BTreeMap<SlabId, Mapping>>,
     next_queue: AtomicU64,
@@ -144,6 +151,9 @@ pub(crate) struct Control {
     /// When the connection was first found cut; 0 while it stands.
     pub cut_ns: u64,
 }
+
+/// The session, the node's Unix path, and what else it offers.
+type Joined = (Session, Option<PathBuf>, u8);
 
 impl Session {
     /// Joins a node.
@@ -166,15 +176,24 @@ impl Session {
         };
         let node = addr.to_string();
         match (addr, options.transport) {
+            (NodeAddr::Shm(_), Transport::Verbs) => Err(ConnectError::NoRdma {
+                node,
+                reason: "it is a Unix socket on this machine: give its HOST:PORT".into(),
+            }),
             (NodeAddr::Shm(_), Transport::Tcp) => Err(ConnectError::NotShared(node)),
             (NodeAddr::Shm(path), _) => {
-                Session::join(Reach::Unix(path.clone()), node, options).map(|(session, _)| session)
+                Session::join(Reach::Unix(path.clone()), node, options).map(|(session, ..)| session)
             }
             (NodeAddr::Tcp(host), transport) => {
                 let mut failed = None;
                 for at in resolve(host)? {
                     match Session::join(reach(at), node.clone(), options) {
-                        Ok((session, path)) => return session.shared_if_possible(path, transport, options),
+                        Ok((session, path, offers)) => {
+                            let session = session.shared_if_possible(path, transport, options)?;
+                            // A rate is TCP's.
+                            let by_card = !session.member.mapped && shaper.is_none();
+                            return if by_card { session.by_card(offers, transport) } else { Ok(session) };
+                        }
                         Err(e) => failed = Some(e),
                     }
                 }
@@ -187,7 +206,7 @@ impl Session {
     /// farewell the node keeps the member's slabs for the grace, and [`Session::resume`] has them again.
     pub fn connect_lasting(path: &std::path::Path, options: &ConnectOptions) -> Result<Session, ConnectError> {
         let (reach, node) = (Reach::Unix(path.to_owned()), format!("unix:{}", path.display()));
-        Session::join_as(reach, node, options, 1).map(|(session, _)| session)
+        Session::join_as(reach, node, options, 1).map(|(session, ..)| session)
     }
 
     /// The member again, in another process: what the last one said [`Session::identity`] was. It holds
@@ -211,6 +230,7 @@ impl Session {
             grace: options.grace,
             direct: true,
             mapped: true,
+            card: Card::default(),
             control,
             slabs: Lock::new(BTreeMap::new()),
             next_queue: AtomicU64::new(1),
@@ -235,19 +255,14 @@ impl Session {
 
     /// Joins the node of a simulated network.
     pub fn simulated(network: &Arc<crate::sim::Network>, options: &ConnectOptions) -> Result<Session, ConnectError> {
-        Session::join(Reach::Sim(Arc::clone(network)), "sim".into(), options).map(|(session, _)| session)
+        Session::join(Reach::Sim(Arc::clone(network)), "sim".into(), options).map(|(session, ..)| session)
     }
 
-    fn join(reach: Reach, node: String, options: &ConnectOptions) -> Result<(Session, Option<PathBuf>), ConnectError> {
+    fn join(reach: Reach, node: String, options: &ConnectOptions) -> Result<Joined, ConnectError> {
         Session::join_as(reach, node, options, 0)
     }
 
-    fn join_as(
-        reach: Reach,
-        node: String,
-        options: &ConnectOptions,
-        lasting: u8,
-    ) -> Result<(Session, Option<PathBuf>), ConnectError> {
+    fn join_as(reach: Reach, node: String, options: &ConnectOptions, lasting: u8) -> Result<Joined, ConnectError> {
         let (run, pid, grace_ms) = (options.run, options.pid.into(), (options.grace.as_millis() as u64).into());
         let hello = Hello { run, pid, grace_ms, lasting, ..hello(Purpose::Join) };
         let patience = Patience::both(options.timeout.as_nanos() as u64);
@@ -264,6 +279,7 @@ impl Session {
             direct: matches!(reach, Reach::Sim(_))
                 || dialled == Some(SocketAddr::new(canonical(own_end.ip()), own_end.port())),
             mapped,
+            card: Card::default(),
             control: Lock::new(Control { link: None, number: 1, cut_ns: 0 }),
             slabs: Lock::new(BTreeMap::new()),
             next_queue: AtomicU64::new(1),
@@ -273,7 +289,7 @@ impl Session {
         };
         member.watch_silence(&link);
         member.control.lock().link = Some(link);
-        Ok((Session { member: Arc::new(member) }, path))
+        Ok((Session { member: Arc::new(member) }, path, welcome.offers))
     }
 
     /// A node on this machine may have told a Unix path: goes over to it, if the same node answers there.
@@ -283,15 +299,52 @@ impl Session {
         transport: Transport,
         options: &ConnectOptions,
     ) -> Result<Session, ConnectError> {
-        if transport == Transport::Tcp {
+        if matches!(transport, Transport::Tcp | Transport::Verbs) {
             return Ok(self);
         }
         let shared = path.map(|path| Session::join(Reach::Unix(path), self.member.node.clone(), options));
         match shared {
-            Some(Ok((shared, _))) if shared.member.incarnation == self.member.incarnation => Ok(shared),
+            Some(Ok((shared, ..))) if shared.member.incarnation == self.member.incarnation => Ok(shared),
             _ if transport == Transport::Shm => Err(ConnectError::NotShared(self.member.node.clone())),
             _ => Ok(self),
         }
+    }
+
+    /// Goes over to RDMA, if that is wanted and works.
+    fn by_card(mut self, offers: u8, transport: Transport) -> Result<Session, ConnectError> {
+        let works = match transport {
+            Transport::Tcp | Transport::Shm => return Ok(self),
+            Transport::Auto if offers & OFFERS_RDMA == 0 => return Ok(self),
+            Transport::Verbs if offers & OFFERS_RDMA == 0 => {
+                Err("it has no RDMA card, or was started with --rdma off".into())
+            }
+            Transport::Auto | Transport::Verbs => self.open_card(),
+        };
+        match works {
+            Ok(()) => Ok(self),
+            Err(reason) if transport == Transport::Verbs => {
+                Err(ConnectError::NoRdma { node: self.member.node.clone(), reason })
+            }
+            Err(_) => {
+                if let Some(member) = Arc::get_mut(&mut self.member) {
+                    member.card = Card::default();
+                }
+                Ok(self)
+            }
+        }
+    }
+
+    fn open_card(&mut self) -> Result<(), String> {
+        let opened = Device::open(None).and_then(Card::opened).map_err(|e| e.to_string())?;
+        if let Some(member) = Arc::get_mut(&mut self.member) {
+            member.card = opened;
+        }
+        try_once(&self.member, self.member.next_queue.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Whether verbs on slabs go by RDMA.
+    pub fn is_wired(&self) -> bool {
+        self.member.card.wanted
     }
 
     /// Whether slabs are mapped in this process.
@@ -390,6 +443,7 @@ impl Session {
     pub fn release(&self, id: SlabId) -> Result<(), Lost> {
         let mapping = self.member.slabs.lock().remove(&id);
         drop(mapping);
+        self.member.card.forget_key(id);
         self.member.ask(Ask::Release, id, [0; 16]).map(|_| ())
     }
 
@@ -455,6 +509,7 @@ impl Session {
             self.member.control.lock()
         });
         { control }.link = None;
+        self.member.card.forget_in_child();
         std::mem::forget(self);
     }
 }
@@ -485,6 +540,7 @@ impl Membership {
             grace: self.grace,
             direct: self.direct,
             mapped: self.mapped,
+            card: self.card.of_child(),
             control: Lock::new(Control { link: Some(link), number: 1, cut_ns: 0 }),
             slabs: Lock::new(slabs),
             next_queue: AtomicU64::new(1),
@@ -746,7 +802,7 @@ fn dial(reach: &Reach, hello: &Hello, patience: Patience) -> Result<(Link, Welco
 }
 
 /// Sends a frame that fits any socket's buffer.
-fn send_now(link: &Link, bytes: &[u8]) -> Result<(), Errno> {
+pub(crate) fn send_now(link: &Link, bytes: &[u8]) -> Result<(), Errno> {
     match link.send_bytes(bytes) {
         Ok(n) if n == bytes.len() => Ok(()),
         // Control frames go one at a time; a buffer that does not take one is no connection.
@@ -766,7 +822,7 @@ fn receive_until(reach: &Reach, link: &Link, into: &mut [u8], until: u64) -> Res
 }
 
 /// Receives exactly `into`, and a descriptor if one came along.
-fn receive_all(reach: &Reach, link: &Link, into: &mut [u8], until: u64) -> Result<Option<i32>, Errno> {
+pub(crate) fn receive_all(reach: &Reach, link: &Link, into: &mut [u8], until: u64) -> Result<Option<i32>, Errno> {
     let mut got = 0;
     let mut passed = None;
     while got < into.len() {

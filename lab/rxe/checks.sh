@@ -13,6 +13,7 @@ check() {
 }
 
 check "windows" farmem-rxe windows
+check "contract" farmem-rxe contract
 
 echo "GUEST failed: $failed"
 exit $failed

@@ -10,7 +10,16 @@ fn main() {
     let listen = args.map(|at| at.parse().expect("an address")).collect();
     let (metrics, status_dir) = (None, None);
     let grace = Duration::ZERO;
-    let config = Config { lend, listen, metrics, grace, huge: false, embedded: false, status_dir };
+    let config = Config {
+        lend,
+        listen,
+        metrics,
+        grace,
+        huge: false,
+        embedded: false,
+        rdma: farmem_memory::Rdma::Off,
+        status_dir,
+    };
     let node = Node::start(&config).unwrap_or_else(|e| panic!("{e}"));
     node.addresses().iter().for_each(|at| println!("{at}"));
     loop {

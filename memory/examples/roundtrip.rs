@@ -136,6 +136,7 @@ fn node() {
         grace: Duration::ZERO,
         huge: false,
         embedded: false,
+        rdma: farmem_memory::Rdma::Off,
         status_dir: None,
     };
     let node = Node::start(&config).expect("start");

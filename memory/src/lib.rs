@@ -26,6 +26,7 @@ use farmem_fabric::nic::Nic;
 use farmem_fabric::nic::lending::{Backing, Lending};
 use farmem_protocol::addr::SLAB_BYTES;
 use farmem_sys::process;
+use farmem_sys::verbs::{Absent, Device};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -47,8 +48,33 @@ pub struct Config {
     pub huge: bool,
     /// Started for one run: says nothing, and ends when its standard input does.
     pub embedded: bool,
+    /// Whether members may reach their memory by RDMA.
+    pub rdma: Rdma,
     /// A private directory for the status file by which `farmem top` finds the node.
     pub status_dir: Option<PathBuf>,
+}
+
+/// Which RDMA card a node offers, beside TCP.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Rdma {
+    /// The first whose port is up, if there is one, where the node listens on TCP.
+    Auto,
+    /// None.
+    Off,
+    /// The one of this name.
+    Card(String),
+}
+
+impl Rdma {
+    fn open(&self, listen: &[NodeAddr]) -> Result<Option<Device>, StartError> {
+        match self {
+            Rdma::Off => Ok(None),
+            // A card that cannot be used is no reason not to serve TCP.
+            Rdma::Auto if listen.iter().any(|at| matches!(at, NodeAddr::Tcp(_))) => Ok(Device::open(None).ok()),
+            Rdma::Auto => Ok(None),
+            Rdma::Card(name) => Device::open(Some(name)).map(Some).map_err(StartError::Rdma),
+        }
+    }
 }
 
 /// Why a node could not start.
@@ -71,6 +97,9 @@ pub enum StartError {
     /// The system refused threads, descriptors or randomness.
     #[error("the system refused what a node needs: {0}")]
     System(std::io::Error),
+    /// The RDMA card that was named cannot be used.
+    #[error("{0}")]
+    Rdma(Absent),
     /// The status file cannot be written.
     #[error("cannot write {0}: {1}")]
     Status(PathBuf, std::io::Error),
@@ -104,12 +133,14 @@ impl Node {
         let mut probe = [0; 1];
         process::random_bytes(&mut probe).map_err(StartError::System)?;
         let backing = if config.huge { Backing::Huge } else { Backing::Small };
-        let nic = Arc::new(Nic::new(Lending::new(config.lend, backing), || {
+        let card = config.rdma.open(&config.listen)?;
+        let nic = Nic::new(Lending::new(config.lend, backing), || {
             let mut secret = [0; 16];
             // It worked at start, and the kernel's generator does not stop.
             let _ = process::random_bytes(&mut secret);
             secret
-        }));
+        });
+        let nic = Arc::new(nic.over(card));
         let listeners = config.listen.iter().map(listen::Listener::bind).collect::<Result<Vec<_>, _>>()?;
         let addresses = listeners.iter().map(listen::Listener::address).collect();
         let metrics = config.metrics.map(|at| metrics::serve(at, &nic)).transpose()?;

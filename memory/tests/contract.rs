@@ -17,6 +17,7 @@ fn node(name: &str) -> Node {
         grace: Duration::ZERO,
         huge: false,
         embedded: false,
+        rdma: farmem_memory::Rdma::Off,
         status_dir: None,
     })
     .unwrap()

@@ -19,6 +19,7 @@ fn config() -> Config {
         grace: Duration::ZERO,
         huge: true,
         embedded: false,
+        rdma: farmem_memory::Rdma::Off,
         status_dir: None,
     }
 }

@@ -1,6 +1,6 @@
 //! Reservations, vectored madvise, and copies of bytes that others may be writing.
 
-use crate::raw::{Errno, checked};
+use crate::raw::{Errno, checked, syscall};
 
 /// Reserves `len` bytes of zeroed memory, populated by the kernel as it is touched.
 ///
@@ -28,6 +28,15 @@ pub fn reserve(len: usize) -> Result<*mut u8, Errno> {
         let _ = checked(libc::SYS_madvise, [at, len, libc::MADV_DONTDUMP as usize, 0, 0, 0]);
     }
     Ok(at as *mut u8)
+}
+
+/// Unmaps what [`reserve`] mapped.
+///
+/// # Safety
+/// Nobody uses it any more.
+pub unsafe fn unmap(at: *mut u8, len: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { syscall(libc::SYS_munmap, [at as usize, len, 0, 0, 0, 0]) };
 }
 
 /// Types for which all-zero bytes are a value and which are shared by atomics only.

@@ -1,7 +1,7 @@
 //! A node for one run, when none is named: this binary, as a process of its own.
 //!
 //! It listens on a private Unix socket (on a port of the loopback device for
-//! `--transport tcp`), as its status file says, and must never outlive the run. Its
+//! `--transport tcp` or `verbs`), as its status file says, and must never outlive the run. Its
 //! standard input is a pipe whose other end only the supervisor (later the
 //! keeper) holds: however that process ends, the kernel closes the end, the node
 //! sees it and exits. `PR_SET_PDEATHSIG` would not survive the hand-over from
@@ -52,7 +52,7 @@ impl Embedded {
         let failed = |e: std::io::Error| Failure::no_node(format!("cannot start a node for this run: {e}"));
         let socket = Scratch::new(dir.join(format!("run-{run}.sock")));
         let listen = match transport {
-            Transport::Tcp => "127.0.0.1:0".to_owned(),
+            Transport::Tcp | Transport::Verbs => "127.0.0.1:0".to_owned(),
             Transport::Auto | Transport::Shm => format!("unix:{}", socket.display()),
         };
         // What it says goes to a file without a name: a pipe would keep whoever reads our output waiting

@@ -50,12 +50,14 @@ pub enum Dirty {
 /// How bytes move.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq)]
 pub enum Transport {
-    /// Shared memory with a node on this machine, else tcp
+    /// Shared memory with a node on this machine; else RDMA, if both ends have a card and it works; else tcp
     Auto,
     /// Shared memory, or not at all
     Shm,
     /// The wire protocol, even to a node on this machine
     Tcp,
+    /// RDMA, or not at all
+    Verbs,
 }
 
 impl From<Transport> for farmem_fabric::Transport {
@@ -64,6 +66,7 @@ impl From<Transport> for farmem_fabric::Transport {
             Transport::Auto => farmem_fabric::Transport::Auto,
             Transport::Shm => farmem_fabric::Transport::Shm,
             Transport::Tcp => farmem_fabric::Transport::Tcp,
+            Transport::Verbs => farmem_fabric::Transport::Verbs,
         }
     }
 }

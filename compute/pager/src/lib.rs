@@ -264,6 +264,10 @@ pub fn start(
     };
     let pager: &'static Pager = Box::leak(Box::new(pager));
     farmem_sys::spare::keep();
+    if staged > 0 {
+        // SAFETY: the ring is never unmapped, and its pages stay its own.
+        unsafe { pager.pool.arena(pager.staging.bytes(0), staged as usize * PAGE_BYTES) };
+    }
     pager.start_handler();
     Ok(pager)
 }

@@ -6,7 +6,7 @@
 
 use crate::Pager;
 use crate::ending::die;
-use crate::thread::Thread;
+use crate::thread::{Thread, WINDOW};
 use farmem_fabric::Lost;
 use farmem_pool::Place;
 use farmem_protocol::addr::PAGE_BYTES;
@@ -53,6 +53,8 @@ impl Pager {
             thread.links.resize_with(node + 1, || None);
         }
         if thread.links[node].is_none() {
+            // SAFETY: landing buffers are never unmapped: a thread's belongings outlive it.
+            unsafe { self.pool.arena(thread.landing, WINDOW * PAGE_BYTES) };
             thread.links[node] = Some(self.pool.queue_pair(node)?);
         }
         Ok(())

@@ -39,6 +39,7 @@ fn session(mapped: bool) -> Session {
         grace: Duration::ZERO,
         huge: false,
         embedded: false,
+        rdma: farmem_memory::Rdma::Off,
         status_dir: None,
     });
     let node = Box::leak(Box::new(node.unwrap()));

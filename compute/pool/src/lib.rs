@@ -314,6 +314,16 @@ impl Pool {
         Place { node, slab, offset: slot.offset(), mapped: if base == 0 { 0 } else { base + slot.offset() as usize } }
     }
 
+    /// See [`Session::arena`].
+    ///
+    /// # Safety
+    /// As there.
+    #[allow(unsafe_code)]
+    pub unsafe fn arena(&self, at: *mut u8, len: usize) {
+        // SAFETY: passed on to the caller.
+        self.sessions.lock().iter().for_each(|session| unsafe { session.arena(at, len) });
+    }
+
     /// A queue pair to a node, for one thread.
     pub fn queue_pair(&self, node: usize) -> Result<QueuePair, Lost> {
         self.sessions.lock()[node].queue_pair()

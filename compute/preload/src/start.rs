@@ -104,6 +104,7 @@ fn parse(text: &str) -> Result<Run, String> {
                 Err(_) => return Err(format!("FARMEM_RUN: run={value} is not 128 bits in hexadecimal")),
             },
             "transport" if value == "tcp" => run.join.transport = Transport::Tcp,
+            "transport" if value == "verbs" => run.join.transport = Transport::Verbs,
             "transport" if value == "shm" => run.join.transport = Transport::Shm,
             "grace_ms" => {
                 let ms = value.parse().map_err(|_| format!("FARMEM_RUN: grace_ms={value} is not a number"))?;

@@ -5,6 +5,7 @@
 //! * [`engine`]: one connection: bytes in, verbs carried out, bytes out.
 //! * [`admit`]: from a key to memory, or a refusal. [`windows`]: keys for parts of it.
 //! * [`pool`]: the words that say who owns what.
+//! * `wires`: what members reach by an RDMA card, past all this.
 //! * [`epochs`]: when what was admitted under a revoked right has ended.
 //!
 //! The daemon runs it over epoll, the simulator in virtual time, the fuzzer on
@@ -35,11 +36,13 @@ pub mod offer;
 pub mod offload;
 pub mod pool;
 pub mod windows;
+pub(crate) mod wires;
 
 use epochs::{Epochs, Section};
 use farmem_protocol::addr::SlabId;
 use farmem_protocol::wire::{Answer, Hello, REPLY_BYTES, Secret, Status, Verdict};
 use farmem_sys::sync::Lock;
+use farmem_sys::verbs::Device;
 use lending::{Lending, NoSlab, Slab};
 use offload::Which;
 use pool::Pool;
@@ -48,6 +51,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use windows::Windows;
+use wires::Wires;
 
 /// Members at one node, at most.
 pub const MAX_MEMBERS: usize = 4096;
@@ -157,6 +161,8 @@ pub struct Nic {
     members: Lock<BTreeMap<Secret, Arc<Member>>>,
     /// Owners in whose names the slabs of runs are held.
     runs: Lock<BTreeMap<Secret, Weak<Lease>>>,
+    /// By which members may reach their slabs past this software.
+    card: Option<Device>,
     draining: AtomicBool,
     draw: Box<dyn Fn() -> Secret + Send + Sync>,
 }
@@ -177,6 +183,8 @@ pub struct Member {
     grace_ns: u64,
     presence: Lock<Presence>,
     holds: Lock<Holds>,
+    /// Locked before `holds`.
+    wires: Lock<Wires>,
 }
 
 struct Presence {
@@ -254,6 +262,7 @@ impl Nic {
             epochs: Epochs::default(),
             serials: AtomicU64::new(0),
             members: Lock::new(BTreeMap::new()),
+            card: None,
             draining: AtomicBool::new(false),
             draw: Box::new(draw),
         }
@@ -328,6 +337,8 @@ impl Nic {
         for index in windows {
             self.windows.discard(member.serial, index);
         }
+        // Off the card before anything of it is anybody else's.
+        drop(member.wires.lock().end());
         member.lease.end();
         if self.offered.get().is_some() {
             self.departed.lock().push(member.serial);
@@ -376,6 +387,7 @@ impl Nic {
                 answered: None,
             }),
             holds: Lock::new(Holds::default()),
+            wires: Lock::new(Wires::default()),
         });
         self.members.lock().insert(member.secret, Arc::clone(&member));
         Some(member)
@@ -538,6 +550,7 @@ impl Nic {
     fn release(&self, member: &Arc<Member>, id: SlabId) -> Status {
         let slab = member.holds.lock().slabs.remove(&id);
         self.unbind_slab(member, id);
+        member.wires.lock().withdraw(id);
         if slab.is_some() { Status::Done } else { Status::NotHeld }
     }
 
@@ -553,6 +566,10 @@ impl Nic {
         }
         if self.members().iter().any(|other| !Arc::ptr_eq(other, member) && other.slab(id).is_some()) {
             return Status::Shared;
+        }
+        if member.wires.lock().exposes(id) {
+            // Its pages are the card's until it ends: they are not given back, but they do read as zero.
+            return if slab.mapping.zero(offset, len) { Status::Done } else { Status::Range };
         }
         slab.discard(offset, len);
         count(&self.tally.discarded_bytes, len);

@@ -151,6 +151,7 @@ fn read_shm(times: u64) {
         grace: Duration::ZERO,
         huge: false,
         embedded: false,
+        rdma: farmem_memory::Rdma::Off,
         status_dir: None,
     });
     let node = node.expect("a node in this process");

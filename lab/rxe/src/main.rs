@@ -4,10 +4,12 @@
 //! ```text
 //! farmem-rxe devices     what there is
 //! farmem-rxe windows     type-2B windows: bound, used, refused, invalidated
+//! farmem-rxe contract    the fabric's contract suite
 //! ```
 
 use std::process::ExitCode;
 
+mod contract;
 mod windows;
 
 fn main() -> ExitCode {
@@ -15,7 +17,8 @@ fn main() -> ExitCode {
     let done = match what.as_deref() {
         Some("devices") => devices(),
         Some("windows") => windows::hold(),
-        _ => Err("usage: farmem-rxe devices | windows".into()),
+        Some("contract") => contract::hold(),
+        _ => Err("usage: farmem-rxe devices | windows | contract".into()),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

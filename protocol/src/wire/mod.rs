@@ -13,6 +13,10 @@
 //!  │── Request ───────────────────────────►│  one at a time
 //!  │◄────────────────────────────── Answer─│  over a Unix socket a Grant carries the slab's memfd
 //!  │                                       │
+//!  │   purpose Wire: one queue pair of the member over RDMA
+//!  │── Endpoint ──────────────────────────►│
+//!  │◄──────────────────────────── Endpoint─│  then silence: verbs go past both processors
+//!  │                                       │
 //!  │   purpose Attach: one queue pair of the member
 //!  │── Batch, Verb…, operands… ───────────►│  as many as the sender likes, without waiting
 //!  │◄────────────────── Completion, data…──│  one per verb, in the order of the verbs
@@ -25,8 +29,10 @@
 //! never change. A node that gets another version answers with its own and
 //! verdict [`Verdict::Version`]; the rest of that Welcome is not to be read.
 
+mod endpoint;
 mod verb;
 
+pub use endpoint::{Endpoint, OFFERS_RDMA};
 pub use verb::{
     ANY_QUEUE, Batch, Binding, Completion, MAX_SEND_BYTES, MAX_VERB_BYTES, MAX_VERBS, Op, REPLY_BYTES, Verb,
 };
@@ -56,6 +62,10 @@ pub enum Purpose {
     /// One queue pair of a member. The same `queue` again takes the place of the connection
     /// before: nothing of what is still under way there will be carried out.
     Attach = 3,
+    /// One queue pair of a member over RDMA: two [`Endpoint`]s are exchanged, after which the stream is
+    /// silent, and the queue pair lives as long as it stands. The same `queue` again takes the place of the
+    /// one before, as with Attach; the two kinds are counted apart.
+    Wire = 4,
 }
 
 impl Purpose {
@@ -65,6 +75,7 @@ impl Purpose {
             1 => Some(Purpose::Join),
             2 => Some(Purpose::Rejoin),
             3 => Some(Purpose::Attach),
+            4 => Some(Purpose::Wire),
             _ => None,
         }
     }
@@ -144,8 +155,8 @@ impl Verdict {
 /// node serves the same host through shared memory.
 ///
 /// ```text
-///  0      6     8         9   12         14      16       32            40     48     56        72     74  80
-///  | magic | ver | verdict | 0 | path_len | owner | secret | incarnation | lend | free | address | port | 0 |
+///  0      6     8         9   12         14      16       32            40     48     56        72     74       75  80
+///  | magic | ver | verdict | 0 | path_len | owner | secret | incarnation | lend | free | address | port | offers | 0 |
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
@@ -175,8 +186,10 @@ pub struct Welcome {
     pub address: [u8; 16],
     /// See `address`.
     pub port: U16,
+    /// Ways to reach memory beside this connection: [`OFFERS_RDMA`].
+    pub offers: u8,
     /// Zero.
-    pub zero_last: [u8; 6],
+    pub zero_last: [u8; 5],
 }
 
 /// What a member asks on its control connection.
@@ -210,6 +223,9 @@ pub enum Ask {
     Who = 18,
     /// The figure of the node whose number is in `slab`.
     Figure = 19,
+    /// A slab that is held is to be reached by RDMA. Answer: the key of its memory, for this member's
+    /// queue pairs; offsets count from its first byte.
+    Expose = 24,
 }
 
 impl Ask {
@@ -228,6 +244,7 @@ impl Ask {
             17 => Some(Ask::DropWindow),
             18 => Some(Ask::Who),
             19 => Some(Ask::Figure),
+            24 => Some(Ask::Expose),
             _ => None,
         }
     }

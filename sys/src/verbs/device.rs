@@ -13,7 +13,9 @@ const GIDS: i32 = 256;
 /// What may be done to a region or window by the other end. The owner may always read and write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Rights {
-    /// Nothing: a buffer of one's own.
+    /// Nothing: a buffer of one's own, from which is sent. It may be read-only memory.
+    Source,
+    /// Nothing: a buffer of one's own, from which and to which is sent.
     Local,
     /// READ.
     Read,
@@ -24,7 +26,7 @@ pub enum Rights {
 impl Rights {
     fn flags(self) -> u32 {
         match self {
-            Rights::Local => 0,
+            Rights::Source | Rights::Local => 0,
             Rights::Read => access::REMOTE_READ,
             Rights::All => access::REMOTE_READ | access::REMOTE_WRITE | access::REMOTE_ATOMIC,
         }
@@ -232,18 +234,22 @@ impl Domain {
     }
 
     /// Lets the device touch `len` bytes at `at`. Work requests at this end name them by address and
-    /// [`Region::lkey`] if the rights are [`Rights::Local`]; else those of the other end do, by offsets from 0
+    /// [`Region::lkey`] if the other end has no rights; else those of the other end do, by offsets from 0
     /// and [`Region::rkey`]. The pages are locked in memory, all of them, now.
     ///
     /// # Safety
     /// The bytes stay mapped, writable, and nobody's Rust reference, until the region is dropped.
     pub unsafe fn region(self: &Arc<Self>, at: *mut u8, len: usize, rights: Rights) -> Result<Region, Errno> {
         let library = self.device.open.library;
-        let mut flags = access::LOCAL_WRITE | rights.flags();
-        if rights != Rights::Local && self.device.open.abilities.windows {
+        let own = matches!(rights, Rights::Source | Rights::Local);
+        let mut flags = rights.flags();
+        if rights != Rights::Source {
+            flags |= access::LOCAL_WRITE;
+        }
+        if !own && self.device.open.abilities.windows {
             flags |= access::MW_BIND;
         }
-        let base = if rights == Rights::Local { at as u64 } else { 0 };
+        let base = if own { at as u64 } else { 0 };
         // SAFETY: a live domain; the bytes are the caller's promise.
         let mr = unsafe { (library.enter().ibv_reg_mr_iova2)(self.pd, at.cast(), len, base, flags) };
         Ok(Region { mr: library.made(mr)?, len: len as u64, domain: Arc::clone(self) })
@@ -309,10 +315,14 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: live until here. Fails only while windows are bound to it, which is their owner's mistake; the
-        // memory then stays reachable by them, which nobody must find out by corruption.
+        // SAFETY: live until here.
         let left = unsafe { (self.domain.device.open.library.enter().ibv_dereg_mr)(self.mr) };
-        assert!(left == 0, "an RDMA region could not be taken back: {}", Errno(left));
+        if left != 0 {
+            // Windows are bound to it, or the card is broken: what was lent stays reachable. Only the
+            // end of the process, with which the kernel takes everything back, is safe now.
+            raw::write_all(2, b"farmem: an RDMA region could not be taken back\n");
+            std::process::abort();
+        }
     }
 }
 

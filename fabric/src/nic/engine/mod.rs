@@ -28,7 +28,9 @@ use super::{Figure, Member, Nic, count};
 use farmem_protocol::addr::SlabId;
 use farmem_protocol::key::Key;
 use farmem_protocol::lines::MAX_RECORD_BYTES;
-use farmem_protocol::wire::{Answer, Ask, Broken, Hello, MAGIC, Purpose, Request, Status, VERSION, Verdict, Welcome};
+use farmem_protocol::wire::{
+    Answer, Ask, Broken, Endpoint, Hello, MAGIC, OFFERS_RDMA, Purpose, Request, Status, VERSION, Verdict, Welcome,
+};
 use farmem_sys::raw::Errno;
 use farmem_sys::socket::Part;
 use output::{BACKLOG, NotSent, Output};
@@ -74,7 +76,16 @@ enum Phase {
     Hello,
     Control(Arc<Member>),
     Queue(Box<Serving>),
+    Wire(Wire),
     Closing,
+}
+
+/// The stream of a queue pair whose verbs go past it.
+struct Wire {
+    member: Arc<Member>,
+    queue: u64,
+    ours: u64,
+    connected: bool,
 }
 
 /// One connection.
@@ -113,6 +124,7 @@ impl Engine {
             Phase::Hello | Phase::Closing => false,
             Phase::Control(member) => member.is_gone(),
             Phase::Queue(serving) => serving.member.is_gone(),
+            Phase::Wire(wire) => wire.member.is_gone(),
         }
     }
 
@@ -210,8 +222,26 @@ impl Engine {
                 self.start += used.unwrap_or(0);
                 Ok(used.is_some())
             }
+            Phase::Wire(_) => self.connect_wire(nic),
             Phase::Closing => Err(Goodbye::Done),
         }
+    }
+
+    /// The host's end of a queue pair, once; after it the host has nothing to say.
+    fn connect_wire(&mut self, nic: &Nic) -> Result<bool, Goodbye> {
+        let there = self.start < self.end;
+        match &self.phase {
+            Phase::Wire(wire) if wire.connected && there => return Err(Goodbye::Broken(Broken::Control)),
+            Phase::Wire(wire) if !wire.connected => {}
+            _ => return Ok(false),
+        }
+        let Some(host) = self.take::<Endpoint>() else { return Ok(false) };
+        if let Phase::Wire(wire) = &mut self.phase {
+            let own = nic.connect_wire(&wire.member, wire.queue, wire.ours, &host);
+            wire.connected = true;
+            self.output.bytes(own.as_bytes());
+        }
+        Ok(true)
     }
 
     /// The next frame of type `T`, if it is there whole.
@@ -240,6 +270,10 @@ impl Engine {
             Some(Purpose::Attach) => nic.attach(&hello).map(|(member, turn, ours)| {
                 let serving = Serving::new(Arc::clone(&member), hello.queue.get(), turn, ours);
                 (member, Phase::Queue(Box::new(serving)))
+            }),
+            Some(Purpose::Wire) => nic.attach_wire(&hello).map(|(member, ours)| {
+                let wire = Wire { member: Arc::clone(&member), queue: hello.queue.get(), ours, connected: false };
+                (member, Phase::Wire(wire))
             }),
             None => Err(Verdict::Malformed),
         };
@@ -282,7 +316,8 @@ impl Engine {
             free: (nic.lending.limit() - nic.lending.lent().min(nic.lending.limit())).into(),
             address,
             port: port.into(),
-            zero_last: [0; 6],
+            offers: if nic.card.is_some() { OFFERS_RDMA } else { 0 },
+            zero_last: [0; 5],
         };
         self.output.bytes(welcome.as_bytes());
         self.output.bytes(path);
@@ -347,6 +382,10 @@ impl Engine {
                 Some(figure) => answer.value = nic.figure(figure).into(),
                 None => answer.status = Status::NotHeld as u8,
             },
+            Ask::Expose => match nic.expose(&member, SlabId(request.slab.get())) {
+                Ok(rkey) => answer.value = u64::from(rkey).into(),
+                Err((status, error)) => (answer.status, answer.value) = (status as u8, (error as u64).into()),
+            },
             Ask::Ping => {}
             Ask::Bye => {
                 nic.part(&member);
@@ -394,6 +433,10 @@ impl Engine {
         match &self.phase {
             Phase::Control(member) => nic.left(member, true, now_ns),
             Phase::Queue(serving) => nic.left(&serving.member, false, now_ns),
+            Phase::Wire(wire) => {
+                nic.cut_wire(&wire.member, wire.queue, wire.ours);
+                nic.left(&wire.member, false, now_ns);
+            }
             Phase::Hello | Phase::Closing => {}
         }
     }

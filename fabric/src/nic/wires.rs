@@ -1,0 +1,181 @@
+//! A member's memory and queue pairs on the node's RDMA card.
+//!
+//! Each member has a protection domain of its own: its queue pairs, and a region
+//! for each slab that it asked to expose. The card refuses a key in any other
+//! domain, so that a member reaches its own slabs and no others, whatever keys it
+//! makes up. What ends, ends on the card first:
+//!
+//! ```text
+//! release      region taken back ─► slab let go
+//! a cut        queue pair destroyed ─► the turn is another's
+//! parting      queue pairs ─► regions ─► slabs
+//! ```
+//!
+//! Taking back waits, by the card's own promise, until nothing of it is under way.
+//! An exposed slab is locked in memory, all of it, and none of it is discarded
+//! before it ends (the card would go on using pages that are no longer the slab's).
+
+// Regions of slabs: memory that stays mapped as long as the region.
+#![allow(unsafe_code)]
+
+use super::lending::Slab;
+use super::{MAX_QUEUES, Member, Nic};
+use farmem_protocol::addr::{SLAB_BYTES, SlabId};
+use farmem_protocol::wire::{self, Hello, Status, Verdict};
+use farmem_sys::raw::Errno;
+use farmem_sys::verbs::{Device, Domain, Endpoint, RcQueue, Region, Rights};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Work requests of the node on a queue pair: none yet, but there is no queue without room.
+const DEPTH: u32 = 4;
+
+/// What a member has on the card.
+#[derive(Default)]
+pub(super) struct Wires {
+    /// Over, for good.
+    gone: bool,
+    /// Turns given so far.
+    turns: u64,
+    /// Before the regions: what cannot be named any more need not be looked for.
+    queues: BTreeMap<u64, Wire>,
+    regions: BTreeMap<SlabId, Exposed>,
+    domain: Option<Arc<Domain>>,
+}
+
+/// A queue pair, and the turn of the connection that may use it.
+struct Wire {
+    turn: u64,
+    queue: Option<RcQueue>,
+}
+
+/// In this order: the region goes first.
+struct Exposed {
+    region: Region,
+    _slab: Arc<Slab>,
+}
+
+impl Wires {
+    /// Everything, to be dropped by the caller. Nothing comes after.
+    pub fn end(&mut self) -> impl Sized {
+        self.gone = true;
+        (std::mem::take(&mut self.queues), std::mem::take(&mut self.regions), self.domain.take())
+    }
+
+    /// Takes a slab off the card.
+    pub fn withdraw(&mut self, slab: SlabId) {
+        self.regions.remove(&slab);
+    }
+
+    /// Whether a slab is on it.
+    pub fn exposes(&self, slab: SlabId) -> bool {
+        self.regions.contains_key(&slab)
+    }
+
+    fn domain(&mut self, card: &Device) -> Result<Arc<Domain>, Errno> {
+        if self.domain.is_none() {
+            self.domain = Some(card.domain()?);
+        }
+        self.domain.clone().ok_or(Errno(libc::EIO))
+    }
+}
+
+impl Nic {
+    /// Lets members reach their slabs by a card.
+    pub fn over(mut self, card: Option<Device>) -> Nic {
+        self.card = card;
+        self
+    }
+
+    /// The card's name, if there is one.
+    pub fn card(&self) -> Option<&str> {
+        self.card.as_ref().map(Device::name)
+    }
+
+    /// Puts a slab of the member's on the card. Its key there.
+    pub(super) fn expose(&self, member: &Member, id: SlabId) -> Result<u32, (Status, i32)> {
+        let Some(card) = &self.card else { return Err((Status::System, libc::ENODEV)) };
+        let mut wires = member.wires.lock();
+        // Under the lock that a release takes after it has taken the slab: it finds the region, or we no slab.
+        let slab = member.slab(id).filter(|_| !wires.gone).ok_or((Status::NotHeld, 0))?;
+        if let Some(exposed) = wires.regions.get(&id) {
+            return Ok(exposed.region.rkey());
+        }
+        let refused = |e: Errno| (Status::System, e.0);
+        let domain = wires.domain(card).map_err(refused)?;
+        let at = slab.mapping.extent().0.as_ptr();
+        // SAFETY: mapped as long as the slab, which the entry holds beside the region; accessed raw.
+        let region = unsafe { domain.region(at, SLAB_BYTES as usize, Rights::All) }.map_err(refused)?;
+        let rkey = region.rkey();
+        wires.regions.insert(id, Exposed { region, _slab: slab });
+        Ok(rkey)
+    }
+
+    /// The turn of a queue pair goes to the connection that asks; the one before is destroyed.
+    pub(super) fn attach_wire(&self, hello: &Hello) -> Result<(Arc<Member>, u64), Verdict> {
+        let member = self.rejoin(hello)?;
+        let mut wires = member.wires.lock();
+        let known = wires.queues.contains_key(&hello.queue.get());
+        if wires.gone || !known && wires.queues.len() >= MAX_QUEUES {
+            drop(wires);
+            member.presence.lock().connections -= 1;
+            return Err(Verdict::Full);
+        }
+        wires.turns += 1;
+        let turn = wires.turns;
+        // The one before is destroyed here: nothing of it reaches memory after the welcome.
+        wires.queues.insert(hello.queue.get(), Wire { turn, queue: None });
+        drop(wires);
+        Ok((member, turn))
+    }
+
+    /// Makes the node's end of a queue pair, connected to the host's.
+    pub(super) fn connect_wire(&self, member: &Member, queue: u64, turn: u64, host: &wire::Endpoint) -> wire::Endpoint {
+        match self.connect(member, queue, turn, host) {
+            Ok(own) => to_wire(&own),
+            Err(e) => wire::Endpoint::refused(e.0),
+        }
+    }
+
+    fn connect(&self, member: &Member, queue: u64, turn: u64, host: &wire::Endpoint) -> Result<Endpoint, Errno> {
+        let card = self.card.as_ref().ok_or(Errno(libc::ENODEV))?;
+        let mut wires = member.wires.lock();
+        if wires.gone {
+            return Err(Errno(libc::ESTALE));
+        }
+        let domain = wires.domain(card)?;
+        let wire = wires.queues.get_mut(&queue).filter(|wire| wire.turn == turn).ok_or(Errno(libc::ESTALE))?;
+        let bits = (self.draw)();
+        let mut made = RcQueue::new(&domain, DEPTH, u32::from_le_bytes([bits[0], bits[1], bits[2], 0]))?;
+        made.accept(&from_wire(host))?;
+        let own = made.endpoint();
+        wire.queue = Some(made);
+        Ok(own)
+    }
+
+    /// The stream of a queue pair has closed.
+    pub(super) fn cut_wire(&self, member: &Member, queue: u64, turn: u64) {
+        let mut wires = member.wires.lock();
+        if wires.queues.get(&queue).is_some_and(|wire| wire.turn == turn) {
+            wires.queues.remove(&queue);
+        }
+    }
+}
+
+/// As the wire has it.
+pub(crate) fn to_wire(end: &Endpoint) -> wire::Endpoint {
+    wire::Endpoint {
+        status: Status::Done as u8,
+        mtu: end.mtu,
+        lid: end.lid.into(),
+        qpn: end.number.into(),
+        psn: end.sequence.into(),
+        gid: end.gid,
+        ..wire::Endpoint::refused(0)
+    }
+}
+
+/// As the card has it.
+pub(crate) fn from_wire(end: &wire::Endpoint) -> Endpoint {
+    Endpoint { number: end.qpn.get(), sequence: end.psn.get(), gid: end.gid, lid: end.lid.get(), mtu: end.mtu }
+}

@@ -1,0 +1,15 @@
+//! The host's half of RDMA: verbs that go past both processors.
+//!
+//! * [`host`]: this process's card: domain, keys of slabs, buffers it may touch.
+//! * [`bounce`]: where bytes lie whose own place the card may not touch.
+//! * [`queue`]: queue pairs.
+//!
+//! How ends find each other, what isolates members, and what a lost connection is:
+//! `docs/design/verbs.md`.
+
+pub(crate) mod bounce;
+pub(crate) mod host;
+pub(crate) mod queue;
+
+pub(crate) use host::Card;
+pub(crate) use queue::Wired;

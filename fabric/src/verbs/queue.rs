@@ -1,0 +1,535 @@
+//! A queue pair over RDMA.
+//!
+//! ```text
+//!  verbs:  [ settled | on the card … | waiting … ]      front: the next completion that is due
+//!                                ▲ posted
+//! ```
+//!
+//! Verbs on slabs go to the card, in chains, as many as its queue has room for; each
+//! is told about but WRITEs in the midst of a chain, whose success a later one's
+//! implies. What the node must admit (windows, records of lines, sends) travels in
+//! frames over a connection made for it, and waits for the card to be done, as the
+//! card for it: verbs take effect in the order posted.
+//!
+//! A verb that the card refuses breaks the queue pair, by RDMA's rules. So what can
+//! be judged here is (the range; whether the slab is held, by its key); the card
+//! judges liars. Whatever breaks a queue pair is treated as a cut: a new one, by the
+//! rules of [`crate::session`], and what had no completion again.
+
+// The buffers of READ and WRITE are the caller's raw memory.
+#![allow(unsafe_code)]
+
+use super::bounce::{Bounce, SLOT};
+use super::host::{Host, Known};
+use crate::link::Link;
+use crate::nic::wires::{from_wire, to_wire};
+use crate::queue::{Framed, Pending, SPIN_NS, Verb};
+use crate::session::{Membership, SILENT_NS, receive_all, send_now};
+use crate::{Completion, Lost, Refusal};
+use farmem_protocol::addr::{SLAB_BYTES, SlabId};
+use farmem_protocol::wire::{Endpoint, MAX_VERB_BYTES, Purpose, Status};
+use farmem_sys::memory::copy_bytes;
+use farmem_sys::process::random_bytes;
+use farmem_sys::raw::{self, Errno};
+use farmem_sys::verbs::{Done, Outcome, RcQueue, Region, Rights, Work, WorkRequest};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+use zerocopy::{FromZeros, IntoBytes};
+
+/// Verbs on the card at once, of one queue pair.
+const DEPTH: u64 = 128;
+/// WRITEs in a row of which none is told about.
+const UNTOLD: u64 = 16;
+/// Looks at the card between two offers of the CPU to others.
+const LOOKS_PER_YIELD: u32 = 16;
+/// Sleep between looks, when spinning was in vain.
+const NAP_NS: u64 = 100_000;
+/// How long the first message of a connection may take, retries of the card included.
+const FIRST_NS: u64 = 5_000_000_000;
+/// Between attempts to connect anew.
+const RETRY_NS: u64 = 50_000_000;
+/// Times in a row that a queue pair may break without any verb having completed in between.
+const FAILURES: u32 = 8;
+
+struct Flight {
+    pending: Pending,
+    fate: Fate,
+}
+
+enum Fate {
+    /// Not begun.
+    Waiting,
+    /// To travel in frames, though it is on a slab: no memory can be locked for it.
+    Frames,
+    /// Judged without the card.
+    Settled(Result<u64, Refusal>),
+    /// On the card.
+    Card {
+        id: u64,
+        slot: Option<*mut u8>,
+        /// Of the caller's buffer, for this verb alone.
+        _region: Option<Region>,
+    },
+}
+
+/// See the top of this file.
+pub(crate) struct Wired {
+    member: Arc<Membership>,
+    number: u64,
+    host: Arc<Host>,
+    /// The stream that the queue pair lives with.
+    link: Option<Link>,
+    /// Before the memory that it uses.
+    queue: Option<RcQueue>,
+    bounce: Bounce,
+    verbs: VecDeque<Flight>,
+    posted: usize,
+    /// Work requests so far on this queue pair, and those known to be done.
+    next: u64,
+    confirmed: u64,
+    /// Where the buffers of the last READ and the last WRITE were.
+    hints: [Known; 2],
+    chain: Vec<WorkRequest<'static>>,
+    keyed: Option<Box<Framed>>,
+    failures: u32,
+    silent_ns: u64,
+}
+
+// SAFETY: the pointers are slots of the bounce ring, or the verbs' buffers.
+unsafe impl Send for Wired {}
+
+impl Wired {
+    pub fn new(member: Arc<Membership>, number: u64) -> Result<Wired, Lost> {
+        let no_card = |e: &dyn std::fmt::Display| member.give_up(format!("this machine cannot reach it by RDMA: {e}"));
+        let host = member.card.host().map_err(|e| no_card(&e))?;
+        let bounce = Bounce::new(&host.domain).map_err(|e| no_card(&e))?;
+        let (link, queue) = establish(&member, &host, number)?;
+        Ok(Wired {
+            member,
+            number,
+            host,
+            link: Some(link),
+            queue: Some(queue),
+            bounce,
+            verbs: VecDeque::new(),
+            posted: 0,
+            next: 0,
+            confirmed: 0,
+            hints: Default::default(),
+            chain: Vec::new(),
+            keyed: None,
+            failures: 0,
+            silent_ns: 0,
+        })
+    }
+
+    pub fn post(&mut self, pending: Pending) {
+        self.verbs.push_back(Flight { pending, fate: Fate::Waiting });
+    }
+
+    pub fn in_flight(&self) -> usize {
+        self.verbs.len() + self.keyed.as_ref().map_or(0, |keyed| keyed.in_flight())
+    }
+
+    pub fn doorbell(&mut self) -> Result<(), Lost> {
+        self.member.check()?;
+        if self.in_frames() {
+            return Ok(());
+        }
+        self.push()?;
+        self.go_keyed()
+    }
+
+    pub fn poll(&mut self, done: &mut Vec<Completion>) -> Result<usize, Lost> {
+        self.member.check()?;
+        let before = done.len();
+        loop {
+            if let Some(keyed) = &mut self.keyed {
+                keyed.poll(done)?;
+                if keyed.in_flight() > 0 {
+                    break;
+                }
+            }
+            self.collect(done)?;
+            self.push()?;
+            self.emit(done);
+            self.go_keyed()?;
+            if !self.in_frames() {
+                break;
+            }
+        }
+        Ok(done.len() - before)
+    }
+
+    pub fn wait(&mut self, done: &mut Vec<Completion>, limit: Duration) -> Result<usize, Lost> {
+        let begun = raw::now_ns();
+        let until = begun.saturating_add(limit.as_nanos() as u64);
+        let (mut looks, mut looked_ns) = (0u32, begun);
+        loop {
+            let n = self.poll(done)?;
+            if n > 0 || self.in_flight() == 0 {
+                self.silent_ns = 0;
+                return Ok(n);
+            }
+            looks += 1;
+            if !looks.is_multiple_of(LOOKS_PER_YIELD) {
+                std::hint::spin_loop();
+                continue;
+            }
+            let now = raw::now_ns();
+            // Only time that this process ran.
+            self.silent_ns += (now - looked_ns).min(2 * NAP_NS);
+            looked_ns = now;
+            if self.silent_ns > SILENT_NS {
+                return Err(self.member.silent());
+            }
+            if now >= until {
+                return Ok(0);
+            }
+            if let Some(keyed) = &mut self.keyed
+                && keyed.in_flight() > 0
+            {
+                return keyed.wait(done, Duration::from_nanos(until - now));
+            }
+            if now - begun < SPIN_NS {
+                raw::yield_cpu();
+                continue;
+            }
+            // The node's end of the stream goes with its process, long before the card gives up.
+            match &self.link {
+                Some(link) if !link.is_cut() => link.wait(false, NAP_NS.min(until - now)),
+                _ => self.restore()?,
+            }
+        }
+    }
+
+    /// In a forked child: closes the descriptors, does nothing else.
+    pub fn forget_in_child(mut self) {
+        self.link = None;
+        if let Some(keyed) = &mut self.keyed {
+            keyed.forget_link();
+        }
+        std::mem::forget(self);
+    }
+
+    fn in_frames(&self) -> bool {
+        self.keyed.as_ref().is_some_and(|keyed| keyed.in_flight() > 0)
+    }
+
+    /// Puts verbs on the card, up to the first that goes otherwise, as many as there is room for.
+    fn push(&mut self) -> Result<(), Lost> {
+        self.chain.clear();
+        while self.posted < self.verbs.len() && self.next - self.confirmed < DEPTH {
+            let flight = &self.verbs[self.posted];
+            match flight.fate {
+                Fate::Waiting if !flight.pending.is_one_sided() => break,
+                Fate::Waiting => {}
+                Fate::Frames => break,
+                Fate::Settled(_) | Fate::Card { .. } => {
+                    self.posted += 1;
+                    continue;
+                }
+            }
+            let slab = SlabId(flight.pending.key.0);
+            let judged = match flight.pending.judge() {
+                Err(refusal) => Err(refusal),
+                Ok(()) => self.host.key(&self.member, slab)?,
+            };
+            let fate = match judged {
+                Err(refusal) => Fate::Settled(Err(refusal)),
+                Ok(_) if self.verbs[self.posted].pending.len == 0 => Fate::Settled(Ok(0)),
+                Ok(rkey) => match self.prepare(rkey) {
+                    Some(fate) => fate,
+                    None => break,
+                },
+            };
+            let frames = matches!(fate, Fate::Frames);
+            self.verbs[self.posted].fate = fate;
+            if frames {
+                break;
+            }
+            self.posted += 1;
+        }
+        if let Some(last) = self.chain.last_mut() {
+            last.told = true;
+            let chain = std::mem::take(&mut self.chain);
+            // SAFETY: buffers are in their regions and the verbs' until their completions, before
+            // which neither the regions nor the slots are let go of; or until the queue pair is destroyed.
+            let posted = match &mut self.queue {
+                Some(queue) => unsafe { queue.post(&chain) }.is_ok(),
+                None => false,
+            };
+            self.chain = chain;
+            if !posted {
+                return self.restore();
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes a work request of the first verb that is not posted. None: there is no room now.
+    fn prepare(&mut self, rkey: u32) -> Option<Fate> {
+        let pending = &self.verbs[self.posted].pending;
+        let (offset, len) = (pending.offset, pending.len);
+        let inline = self.queue.as_ref().map_or(0, RcQueue::inline_bytes);
+        let mut slot = None;
+        let mut region = None;
+        let work = match pending.verb {
+            Verb::Read { into } => {
+                let place = Self::place(&self.member, &self.host, &mut self.hints[0], into, len, Rights::Local);
+                let (into, lkey) = match place {
+                    Place::Known(lkey) => (into, lkey),
+                    Place::Registered(own) => (into, region.insert(own).lkey()),
+                    Place::Bounce => (*slot.insert(self.bounce.take()?), self.bounce.lkey()),
+                    Place::None => return Some(Fate::Frames),
+                };
+                Work::Read { into, lkey, len, offset, rkey }
+            }
+            Verb::Write { from } if len <= inline => Work::Write { from, lkey: 0, len, offset, rkey },
+            Verb::Write { from } => {
+                let at = from.cast_mut();
+                let place = Self::place(&self.member, &self.host, &mut self.hints[1], at, len, Rights::Source);
+                let (from, lkey) = match place {
+                    Place::Known(lkey) => (from, lkey),
+                    Place::Registered(own) => (from, region.insert(own).lkey()),
+                    Place::Bounce => {
+                        let to = *slot.insert(self.bounce.take()?);
+                        // SAFETY: at most a slot's bytes, from the verb's buffer.
+                        unsafe { copy_bytes(from, to, len as usize) };
+                        (to.cast_const(), self.bounce.lkey())
+                    }
+                    Place::None => return Some(Fate::Frames),
+                };
+                Work::Write { from, lkey, len, offset, rkey }
+            }
+            Verb::Cas { expected, new } => {
+                let into = slot.insert(self.bounce.take()?).cast();
+                Work::Cas { into, lkey: self.bounce.lkey(), expected, new, offset, rkey }
+            }
+            Verb::Faa { add } => {
+                let into = slot.insert(self.bounce.take()?).cast();
+                Work::Faa { into, lkey: self.bounce.lkey(), add, offset, rkey }
+            }
+            _ => return Some(Fate::Frames),
+        };
+        let id = self.next;
+        self.next += 1;
+        let told = !matches!(work, Work::Write { .. }) || id.is_multiple_of(UNTOLD);
+        self.chain.push(WorkRequest { id, told, work });
+        Some(Fate::Card { id, slot, _region: region })
+    }
+
+    /// How the card is to reach a buffer.
+    fn place(member: &Membership, host: &Host, hint: &mut Known, at: *mut u8, len: u32, rights: Rights) -> Place {
+        let (addr, len) = (at as usize, len as usize);
+        if !hint.covers(addr, len) {
+            match member.card.known(host, addr, len) {
+                Some(known) => *hint = known,
+                None if len <= SLOT => return Place::Bounce,
+                // SAFETY: the buffer stays mapped until the verb's completion, and the region goes with it.
+                None => return unsafe { host.domain.region(at, len, rights) }.map_or(Place::None, Place::Registered),
+            }
+        }
+        Place::Known(hint.lkey)
+    }
+
+    /// Looks what the card has done.
+    fn collect(&mut self, done: &mut Vec<Completion>) -> Result<(), Lost> {
+        let mut told = [Done { id: 0, outcome: Outcome::SUCCESS }; 16];
+        let mut failed = None;
+        while let Some(queue) = &mut self.queue {
+            let n = match queue.poll(&mut told) {
+                Ok(n) => n,
+                Err(_) => {
+                    failed = Some(Outcome::FLUSHED);
+                    break;
+                }
+            };
+            for one in &told[..n] {
+                match one.outcome {
+                    Outcome::SUCCESS if failed.is_none() => self.confirmed = self.confirmed.max(one.id + 1),
+                    Outcome::SUCCESS => {}
+                    outcome => failed = failed.or(Some(outcome)),
+                }
+            }
+            if n < told.len() || failed.is_some() {
+                break;
+            }
+        }
+        self.emit(done);
+        match failed {
+            None => Ok(()),
+            Some(outcome) => {
+                // The slab may have been taken from this member: its key is asked for anew, or refused.
+                if outcome == Outcome::REMOTE_ACCESS {
+                    self.host.forget_keys();
+                }
+                self.failures += 1;
+                if self.failures > FAILURES {
+                    return Err(self.member.give_up(format!("its RDMA card refuses what it granted: {outcome}")));
+                }
+                self.restore()
+            }
+        }
+    }
+
+    /// Completions that are due.
+    fn emit(&mut self, done: &mut Vec<Completion>) {
+        while self.posted > 0 {
+            let Some(front) = self.verbs.front() else { break };
+            let result = match &front.fate {
+                Fate::Settled(result) => *result,
+                Fate::Card { id, slot, .. } if *id < self.confirmed => {
+                    self.failures = 0;
+                    let pending = &front.pending;
+                    let mut value = 0;
+                    if let Some(slot) = *slot {
+                        // SAFETY: the card has written the slot, and does so no more; the target is the verb's.
+                        match pending.verb {
+                            Verb::Read { into } => unsafe { copy_bytes(slot, into, pending.len as usize) },
+                            Verb::Cas { .. } | Verb::Faa { .. } => value = unsafe { slot.cast::<u64>().read() },
+                            _ => {}
+                        }
+                        self.bounce.give_back();
+                    }
+                    Ok(value)
+                }
+                _ => break,
+            };
+            done.push(Completion { tag: front.pending.tag, result });
+            self.verbs.pop_front();
+            self.posted -= 1;
+        }
+    }
+
+    /// Sends off in frames what is first in turn and not the card's, when nothing is on the card.
+    fn go_keyed(&mut self) -> Result<(), Lost> {
+        if self.posted > 0 {
+            return Ok(());
+        }
+        let framed = |flight: &&Flight| match flight.fate {
+            Fate::Frames => true,
+            Fate::Waiting => !flight.pending.is_one_sided(),
+            _ => false,
+        };
+        let n = self.verbs.iter().take_while(framed).count();
+        if n == 0 {
+            return Ok(());
+        }
+        if self.keyed.is_none() {
+            self.keyed = Some(Box::new(Framed::new(Arc::clone(&self.member), self.number)?));
+        }
+        let Some(keyed) = &mut self.keyed else { return Ok(()) };
+        self.verbs.drain(..n).for_each(|flight| keyed.post(flight.pending));
+        keyed.doorbell()
+    }
+
+    /// A new queue pair; what had no completion goes again, in order.
+    #[cold]
+    fn restore(&mut self) -> Result<(), Lost> {
+        // First: when it is destroyed the card uses no buffer any more.
+        self.queue = None;
+        self.link = None;
+        for flight in self.verbs.iter_mut().take(self.posted) {
+            if let Fate::Card { .. } = flight.fate {
+                flight.fate =
+                    if flight.pending.counts() { Fate::Settled(Err(Refusal::Unknown)) } else { Fate::Waiting };
+            }
+        }
+        // Settled ones among them are passed over when the others go again.
+        self.posted = 0;
+        self.bounce.reset();
+        (self.next, self.confirmed) = (0, 0);
+        self.silent_ns = 0;
+        let (link, queue) = establish(&self.member, &self.host, self.number)?;
+        (self.link, self.queue) = (Some(link), Some(queue));
+        Ok(())
+    }
+}
+
+enum Place {
+    Known(u32),
+    Registered(Region),
+    Bounce,
+    None,
+}
+
+impl Pending {
+    /// READ, WRITE, CAS or FAA on a slab.
+    fn is_one_sided(&self) -> bool {
+        self.on_slab() && !matches!(self.verb, Verb::Lines { .. })
+    }
+
+    /// What the node would refuse, and its card by breaking the queue pair.
+    fn judge(&self) -> Result<(), Refusal> {
+        let atomic = matches!(self.verb, Verb::Cas { .. } | Verb::Faa { .. });
+        let inside = self.offset.checked_add(self.len as u64).is_some_and(|end| end <= SLAB_BYTES);
+        let aligned = !atomic || self.offset.is_multiple_of(8);
+        if self.len <= MAX_VERB_BYTES && inside && aligned { Ok(()) } else { Err(Refusal::Range) }
+    }
+}
+
+/// Why there is no queue pair.
+enum NoWire {
+    /// The stream broke.
+    Cut,
+    /// This or the other card refused, or no message gets through.
+    Card(String),
+}
+
+/// A queue pair, by the rules of a connection that was cut: until the grace is over.
+fn establish(member: &Membership, host: &Host, number: u64) -> Result<(Link, RcQueue), Lost> {
+    let begun = raw::now_ns();
+    loop {
+        let link = member.restore(Purpose::Wire, number)?;
+        match connect(member, host, &link) {
+            Ok(queue) => return Ok((link, queue)),
+            Err(NoWire::Card(why)) if raw::now_ns() - begun >= member.grace.as_nanos() as u64 => {
+                return Err(member.give_up(format!("it cannot be reached by RDMA: {why}")));
+            }
+            Err(_) => raw::sleep_ns(RETRY_NS),
+        }
+    }
+}
+
+/// Whether RDMA works between this machine and the node, tried once.
+pub(crate) fn try_once(member: &Membership, number: u64) -> Result<(), String> {
+    let host = member.card.host().map_err(|e| e.to_string())?;
+    let link = member.restore(Purpose::Wire, number).map_err(|e| e.to_string())?;
+    match connect(member, &host, &link) {
+        Ok(_) => Ok(()),
+        Err(NoWire::Card(why)) => Err(why),
+        Err(NoWire::Cut) => Err("the connection was cut".into()),
+    }
+}
+
+/// Exchanges endpoints, connects, and sends a first message through.
+fn connect(member: &Membership, host: &Host, link: &Link) -> Result<RcQueue, NoWire> {
+    let here = |e: Errno| NoWire::Card(format!("this machine's card: {e}"));
+    let mut bits = [0; 4];
+    random_bytes(&mut bits).map_err(|e| NoWire::Card(e.to_string()))?;
+    let mut queue = RcQueue::new(&host.domain, DEPTH as u32, u32::from_le_bytes(bits)).map_err(here)?;
+    send_now(link, to_wire(&queue.endpoint()).as_bytes()).map_err(|_| NoWire::Cut)?;
+    let mut peer = Endpoint::new_zeroed();
+    let until = member.reach.now_ns() + SILENT_NS;
+    receive_all(&member.reach, link, peer.as_mut_bytes(), until).map_err(|_| NoWire::Cut)?;
+    if Status::of(peer.status) != Some(Status::Done) {
+        return Err(NoWire::Card(format!("the node's card: {}", Errno(peer.error.get() as i32))));
+    }
+    queue.accept(&from_wire(&peer)).map_err(here)?;
+    // A WRITE of nothing: it needs no key, and proves that packets get there and back.
+    let nothing = Work::Write { from: std::ptr::null(), lkey: 0, len: 0, offset: 0, rkey: 0 };
+    // SAFETY: it touches no memory.
+    unsafe { queue.post(&[WorkRequest { id: 0, told: true, work: nothing }]) }.map_err(|(_, e)| here(e))?;
+    let begun = raw::now_ns();
+    let mut told = [Done { id: 0, outcome: Outcome::SUCCESS }];
+    loop {
+        match queue.poll(&mut told).map_err(here)? {
+            0 if raw::now_ns() - begun > FIRST_NS => return Err(NoWire::Card("no answer".into())),
+            0 => raw::yield_cpu(),
+            _ if told[0].outcome == Outcome::SUCCESS => return Ok(queue),
+            _ => return Err(NoWire::Card(told[0].outcome.to_string())),
+        }
+    }
+}
