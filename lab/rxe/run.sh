@@ -118,7 +118,7 @@ cp -a "$new/libraries/." "$new/"
 rm -rf "$new/libraries"
 install lab/rxe/init.sh "$new/init"
 install lab/rxe/checks.sh "$new/checks.sh"
-echo "$*" >"$new/wanted"
+echo "$@" >"$new/wanted"
 pack "$new" | cat "$cache/base.cpio" - >"$new.img"
 trap 'rm -rf "$new" "$new.img"' EXIT
 

@@ -254,9 +254,9 @@ impl Wired {
         if let Some(last) = self.chain.last_mut() {
             last.told = true;
             let chain = std::mem::take(&mut self.chain);
-            // SAFETY: buffers are in their regions and the verbs' until their completions, before
-            // which neither the regions nor the slots are let go of; or until the queue pair is destroyed.
             let posted = match &mut self.queue {
+                // SAFETY: buffers are in their regions and the verbs' until their completions, before
+                // which neither the regions nor the slots are let go of; or until the queue pair is destroyed.
                 Some(queue) => unsafe { queue.post(&chain) }.is_ok(),
                 None => false,
             };
@@ -385,9 +385,10 @@ impl Wired {
                     let pending = &front.pending;
                     let mut value = 0;
                     if let Some(slot) = *slot {
-                        // SAFETY: the card has written the slot, and does so no more; the target is the verb's.
                         match pending.verb {
+                            // SAFETY: the card has written the slot, and does so no more; the target is the verb's.
                             Verb::Read { into } => unsafe { copy_bytes(slot, into, pending.len as usize) },
+                            // SAFETY: as above; slots are aligned.
                             Verb::Cas { .. } | Verb::Faa { .. } => value = unsafe { slot.cast::<u64>().read() },
                             _ => {}
                         }

@@ -5,8 +5,10 @@
 //! farmem-rxe devices     what there is
 //! farmem-rxe windows     type-2B windows: bound, used, refused, invalidated
 //! farmem-rxe contract    the fabric's contract suite
+//! farmem-rxe lines N     N lines in no order, the same every time: input for programs under test
 //! ```
 
+use std::io::Write;
 use std::process::ExitCode;
 
 mod contract;
@@ -18,7 +20,8 @@ fn main() -> ExitCode {
         Some("devices") => devices(),
         Some("windows") => windows::hold(),
         Some("contract") => contract::hold(),
-        _ => Err("usage: farmem-rxe devices | windows | contract".into()),
+        Some("lines") => lines(),
+        _ => Err("usage: farmem-rxe devices | windows | contract | lines N".into()),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -27,6 +30,20 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+fn lines() -> Result<(), String> {
+    let n: u64 = std::env::args().nth(2).and_then(|n| n.parse().ok()).ok_or("lines: how many?")?;
+    let mut out = std::io::BufWriter::new(std::io::stdout().lock());
+    let mut word = 0x9E37_79B9_7F4A_7C15u64;
+    for i in 0..n {
+        // xorshift64 (Marsaglia 2003).
+        word ^= word << 13;
+        word ^= word >> 7;
+        word ^= word << 17;
+        writeln!(out, "{word:016x} {i}").map_err(|e| e.to_string())?;
+    }
+    out.flush().map_err(|e| e.to_string())
 }
 
 fn devices() -> Result<(), String> {
