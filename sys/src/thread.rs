@@ -10,13 +10,17 @@ use crate::holdings::reserve;
 use crate::raw::{Errno, syscall};
 
 const STACK_BYTES: usize = 256 << 10;
-/// Room below the thread pointer for what little libc keeps there (errno), and above for its own.
-const TLS_BYTES: usize = 16 << 10;
+/// Room below the thread pointer for the thread-locals of libraries (errno, where little else is used), however
+/// many the program has: those of libraries that are loaded later lie farthest. Touched only where used.
+const BELOW: usize = 1 << 20;
+/// … and above it, for libc's own record of a thread: zero but for its address.
+const ABOVE: usize = 16 << 10;
+const TLS_BYTES: usize = BELOW + ABOVE;
 
 /// Starts a thread, all its signals but the forced ones blocked, that runs `job(argument)`.
 pub fn spawn(job: fn(usize) -> !, argument: usize) -> Result<(), Errno> {
     let stack = reserve(STACK_BYTES)? as usize;
-    let thread_pointer = reserve(TLS_BYTES)? as usize + TLS_BYTES / 2;
+    let thread_pointer = reserve(TLS_BYTES)? as usize + BELOW;
     let flags = libc::CLONE_VM
         | libc::CLONE_FS
         | libc::CLONE_FILES
@@ -31,8 +35,10 @@ pub fn spawn(job: fn(usize) -> !, argument: usize) -> Result<(), Errno> {
     // through. `syscall` is made here and not through the gate because the gate's `ret` would pop
     // from the child's stack; no argument is far.
     unsafe {
-        // The thread pointer's first word names itself (x86-64 TLS ABI).
+        // The thread pointer's first word names itself (x86-64 TLS ABI); its third too, by which libc finds its
+        // record of the thread: its cancellable calls look there (a second libc's: crate::verbs::library).
         (thread_pointer as *mut usize).write(thread_pointer);
+        (thread_pointer as *mut usize).add(2).write(thread_pointer);
         core::arch::asm!(
             "syscall",
             "test rax, rax",
@@ -58,7 +64,7 @@ pub fn spawn(job: fn(usize) -> !, argument: usize) -> Result<(), Errno> {
         // SAFETY: nobody runs on them.
         unsafe {
             syscall(libc::SYS_munmap, [stack, STACK_BYTES, 0, 0, 0, 0]);
-            syscall(libc::SYS_munmap, [thread_pointer - TLS_BYTES / 2, TLS_BYTES, 0, 0, 0, 0]);
+            syscall(libc::SYS_munmap, [thread_pointer - BELOW, TLS_BYTES, 0, 0, 0, 0]);
         }
         return Err(Errno(-ret as i32));
     }

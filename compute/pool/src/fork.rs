@@ -50,6 +50,7 @@ impl Pool {
     /// calls below, no other thread may use the pool (the pager has stopped them).
     pub fn fork_prepare(&self) -> Result<ForkShare, Lost> {
         let tickets = self.sessions.lock().iter().map(Session::fork_ticket).collect::<Result<Vec<_>, _>>()?;
+        farmem_sys::verbs::before_fork();
         // Without a socket pair (no descriptors left) neither side ever learns that the other is
         // gone, and what is shared stays shared: more far memory is used, nothing is lost.
         let (parent_fd, child_fd) = raw::socket_pair().unwrap_or((-1, -1));
@@ -58,6 +59,7 @@ impl Pool {
 
     /// In the parent, after the fork or its failure.
     pub fn fork_parent(&self, share: ForkShare, forked: bool) {
+        farmem_sys::verbs::after_fork();
         raw::close(share.child_fd);
         if forked {
             share.tickets.into_iter().for_each(ForkTicket::handed_over);
@@ -70,6 +72,7 @@ impl Pool {
 
     /// In the child: sessions of its own, and everything inherited is shared.
     pub fn fork_child(&self, share: ForkShare) -> Result<(), ConnectError> {
+        farmem_sys::verbs::after_fork();
         raw::close(share.parent_fd);
         let sessions = share.tickets.into_iter().map(Session::from_ticket).collect::<Result<Vec<_>, _>>()?;
         let inherited = std::mem::replace(&mut *self.sessions.lock(), sessions);

@@ -258,7 +258,7 @@ impl Domain {
     /// A window, bound to nothing yet.
     pub fn window(self: &Arc<Self>) -> Result<Window, Errno> {
         let library = self.device.open.library;
-        library.enter();
+        let _entered = library.enter();
         // SAFETY: a live domain, whose context has the provider's table.
         let made = unsafe {
             match (*(*self.pd).context).ops.alloc_mw {
@@ -359,7 +359,7 @@ impl Window {
 
 impl Drop for Window {
     fn drop(&mut self) {
-        self.domain.device.open.library.enter();
+        let _entered = self.domain.device.open.library.enter();
         // SAFETY: live until here.
         unsafe {
             if let Some(dealloc) = (*(*self.mw).context).ops.dealloc_mw {

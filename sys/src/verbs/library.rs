@@ -8,13 +8,17 @@
 //! nobody, and so its memory is near and its locks are held by none but the
 //! runtime. It also keeps the program's own use of libibverbs, if any, apart.
 //!
-//! What a second libc lacks: the character tables that `isspace` and the like
-//! read through thread-local pointers are set for the loading thread only.
-//! [`Library::enter`] sets them for any other, before calls that may parse text.
+//! What a second libc lacks: its thread-local locale, by which text is parsed, is set
+//! for the loading thread only. [`Library::enter`] sets it for any other. It also
+//! lets one thread in at a time: threads that the program made by bare clones may
+//! share thread-locals, those of malloc among them, and a fork must not copy a
+//! malloc that is at work.
 
 use super::ffi::{Device, Symbols};
 use crate::raw::Errno;
+use crate::sync::{Held, Lock};
 use std::ffi::{CStr, c_int, c_void};
+use std::ops::Deref;
 use std::sync::OnceLock;
 
 /// The file, by its stable name.
@@ -76,7 +80,36 @@ impl std::error::Error for Absent {}
 pub struct Library {
     pub(super) ibv: Symbols,
     errno: unsafe extern "C" fn() -> *mut c_int,
-    ctype: Option<unsafe extern "C" fn()>,
+    uselocale: unsafe extern "C" fn(*mut c_void) -> *mut c_void,
+    calls: Lock<()>,
+}
+
+/// The library, for calls that are neither post nor poll.
+pub(super) struct Entered<'a> {
+    library: &'a Library,
+    _alone: Held<'a, ()>,
+}
+
+impl Deref for Entered<'_> {
+    type Target = Symbols;
+    fn deref(&self) -> &Symbols {
+        &self.library.ibv
+    }
+}
+
+/// Before a fork: waits until no thread is in a call that the child could not finish.
+/// [`after_fork`] must follow, in both processes.
+pub fn before_fork() {
+    if let Some(Ok(library)) = LIBRARY.get() {
+        library.calls.hold_across_fork();
+    }
+}
+
+/// After a fork, or its failure.
+pub fn after_fork() {
+    if let Some(Ok(library)) = LIBRARY.get() {
+        library.calls.release_after_fork();
+    }
 }
 
 static LIBRARY: OnceLock<Result<Library, Absent>> = OnceLock::new();
@@ -100,27 +133,29 @@ impl Library {
         let find = |name: &CStr| unsafe { libc::dlsym(handle, name.as_ptr()) };
         // SAFETY: `find` asks libibverbs.
         let ibv = unsafe { Symbols::load(find) }.map_err(Absent::Symbol)?;
-        let (errno, ctype) = (find(c"__errno_location"), find(c"__ctype_init"));
-        if errno.is_null() {
-            return Err(Absent::Symbol("__errno_location"));
+        let (errno, uselocale) = (find(c"__errno_location"), find(c"uselocale"));
+        if errno.is_null() || uselocale.is_null() {
+            return Err(Absent::Library("its libc is not glibc".into()));
         }
         // SAFETY: functions of the namespace's libc with these signatures.
         unsafe {
             Ok(Library {
                 ibv,
                 errno: std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> *mut c_int>(errno),
-                ctype: (!ctype.is_null()).then(|| std::mem::transmute::<*mut c_void, unsafe extern "C" fn()>(ctype)),
+                uselocale: std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut c_void) -> *mut c_void>(
+                    uselocale,
+                ),
+                calls: Lock::new(()),
             })
         }
     }
 
-    /// Prepares the calling thread for calls that are not post or poll.
-    pub(super) fn enter(&self) -> &Symbols {
-        if let Some(init) = self.ctype {
-            // SAFETY: sets three thread-local pointers of the namespace's libc.
-            unsafe { init() };
-        }
-        &self.ibv
+    /// Prepares the calling thread for calls that are not post or poll, which need none of this.
+    pub(super) fn enter(&self) -> Entered<'_> {
+        let alone = self.calls.lock();
+        // SAFETY: LC_GLOBAL_LOCALE; sets thread-local pointers of the namespace's libc.
+        unsafe { (self.uselocale)(usize::MAX as *mut c_void) };
+        Entered { library: self, _alone: alone }
     }
 
     /// The error of the call before, in this thread.

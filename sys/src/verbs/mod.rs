@@ -24,7 +24,7 @@ pub mod library;
 pub mod queue;
 
 pub use device::{Device, Domain, Region, Rights, Window};
-pub use library::Absent;
+pub use library::{Absent, after_fork, before_fork};
 pub use queue::{Done, Endpoint, RcQueue, Work, WorkRequest};
 
 /// How a work request ended: `enum ibv_wc_status`.

@@ -187,6 +187,7 @@ impl RcQueue {
                 return Err(e);
             }
         };
+        drop(ibv);
         let inline = about.cap.max_inline_data.min(INLINE);
         let queue = RcQueue { qp, cq, inline, sequence: sequence & 0xff_ffff, domain: Arc::clone(domain) };
         let init = ffi::QpAttr {
