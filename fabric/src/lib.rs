@@ -10,7 +10,8 @@
 //!  program ─┤
 //!            QueuePair ── READ WRITE CAS FAA ─────────► node   one per thread
 //!               ├─ mapped   shm: the slab is mapped here; a verb is a copy, and nobody is asked
-//!               └─ framed   tcp: `protocol::wire` frames; also sim, the same frames in virtual time
+//!               ├─ framed   tcp: `protocol::wire` frames; also sim, the same frames in virtual time
+//!               └─ wired    RDMA: slabs are reached by the node's card; the node's processor sees nothing
 //! ```
 //!
 //! * [`session`]: joining a node, and staying joined when the connection is cut.
@@ -24,8 +25,8 @@
 //!
 //! The host's half runs inside signal handlers of other people's programs: no
 //! thread-locals, no panics, no locks held on the data path, system calls through
-//! the gate of [`farmem_sys::raw`], descriptors out of the program's way. The
-//! `verbs` back end becomes a third kind of queue pair.
+//! the gate of [`farmem_sys::raw`], descriptors out of the program's way. `verbs` is
+//! the host's half of RDMA; what a node does for it is `nic::wires`.
 
 mod address;
 pub mod contract;

@@ -258,12 +258,14 @@ impl QueuePair {
         }
     }
 
-    /// Bytes handed to the network since this was last asked: frames, operands, and what went again. None where
+    /// Bytes handed to the network since this was last asked: frames, operands, and what went again (over RDMA the
+    /// operands of WRITEs, and words: what the card adds is not known). None where
     /// slabs are mapped.
     pub fn take_sent(&mut self) -> u64 {
         match &mut self.path {
             Path::Mapped(_) => 0,
             Path::Framed(framed) => std::mem::take(&mut framed.sent),
+            Path::Wired(wired) => wired.take_sent(),
         }
     }
 
@@ -484,6 +486,10 @@ impl Framed {
 
     pub fn post(&mut self, pending: Pending) {
         self.posted.push_back(pending);
+    }
+
+    pub fn take_sent(&mut self) -> u64 {
+        std::mem::take(&mut self.sent)
     }
 
     /// In a forked child.

@@ -94,6 +94,8 @@ pub(crate) struct Wired {
     keyed: Option<Box<Framed>>,
     failures: u32,
     silent_ns: u64,
+    /// Bytes of operands since this was last asked.
+    sent: u64,
 }
 
 // SAFETY: the pointers are slots of the bounce ring, or the verbs' buffers.
@@ -121,6 +123,7 @@ impl Wired {
             keyed: None,
             failures: 0,
             silent_ns: 0,
+            sent: 0,
         })
     }
 
@@ -130,6 +133,11 @@ impl Wired {
 
     pub fn in_flight(&self) -> usize {
         self.verbs.len() + self.keyed.as_ref().map_or(0, |keyed| keyed.in_flight())
+    }
+
+    /// See [`crate::QueuePair::take_sent`].
+    pub fn take_sent(&mut self) -> u64 {
+        std::mem::take(&mut self.sent) + self.keyed.as_mut().map_or(0, |keyed| keyed.take_sent())
     }
 
     pub fn doorbell(&mut self) -> Result<(), Lost> {
@@ -315,6 +323,11 @@ impl Wired {
         };
         let id = self.next;
         self.next += 1;
+        self.sent += match work {
+            Work::Write { len, .. } => len as u64,
+            Work::Read { .. } => 0,
+            _ => 8,
+        };
         let told = !matches!(work, Work::Write { .. }) || id.is_multiple_of(UNTOLD);
         self.chain.push(WorkRequest { id, told, work });
         Some(Fate::Card { id, slot, _region: region })
