@@ -38,6 +38,7 @@ impl Host {
             grace: Duration::ZERO,
             huge: false,
             embedded: false,
+            rdma: farmem_memory::Rdma::Off,
             status_dir: None,
         });
         Host { dir, node: node.unwrap(), agents: Vec::new() }
