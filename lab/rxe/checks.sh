@@ -45,8 +45,8 @@ sorts() {
 # status 70 and a line that names it.
 node_dies() {
     start_node || return 1
-    farmem-rxe lines 60000 >/tmp/lines
-    far --stats none -- /bin/sh -c 'while :; do /usr/bin/sort -S 400M /tmp/lines >/dev/null || exit; done' 2>/tmp/said &
+    farmem-rxe lines 600000 >/tmp/lines
+    far --stats none -- /usr/bin/sort --parallel=1 -S 400M /tmp/lines >/dev/null 2>/tmp/said &
     run=$!
     sleep 5
     kill -9 $node
