@@ -40,8 +40,8 @@ pub mod session;
 pub mod shape;
 pub mod sim;
 pub mod strategy;
-pub mod words;
 mod verbs;
+pub mod words;
 
 pub use address::{BadAddress, NodeAddr};
 pub use error::{ConnectError, GrantError, Lost, Refusal, WindowError};

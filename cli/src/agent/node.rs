@@ -36,6 +36,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         grace: Duration::ZERO,
         huge: false,
         embedded: true,
+        rdma: farmem_memory::Rdma::Off,
         status_dir: None,
     };
     let node = Node::start(&config).map_err(Failure::usage)?;

@@ -24,6 +24,7 @@ fn with_client(lend_mib: u64, work: impl FnOnce(&Client)) {
         grace: Duration::ZERO,
         huge: false,
         embedded: false,
+        rdma: farmem_memory::Rdma::Off,
         status_dir: None,
     };
     let _node = Node::start(&of_node).unwrap();
