@@ -35,7 +35,7 @@ pub fn hold() -> Result<(), String> {
             joined.set(joined.get() + 1);
             Ok(session)
         },
-        lent: &|| node.nic().lending.lent(),
+        lent: &|| node.nic().lent(),
         pass: &|| std::thread::sleep(Duration::from_millis(1)),
     });
     println!("the contract holds over RDMA: {} members joined", joined.get());
