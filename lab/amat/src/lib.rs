@@ -12,7 +12,7 @@
 //!
 //! | room | |
 //! |---|---|
-//! | [`reference`], [`mod@file`], [`lackey`], [`generate`] | where references come from |
+//! | [`mod@reference`], [`mod@file`], [`lackey`], [`generate`] | where references come from |
 //! | [`cpu`], [`local`], [`simulate`] | what hits where |
 //! | [`formula`], [`model`] | what that costs: as published, and with what it leaves out |
 //! | [`system`], [`calibrate`] | the systems compared |
