@@ -35,7 +35,7 @@ pub const SLABS: usize = 4;
 /// # Panics
 /// When the back end breaks the contract.
 pub fn hold(subject: &Subject<'_>) {
-    let tests: [fn(&Subject<'_>); 22] = [
+    let tests: [fn(&Subject<'_>); 23] = [
         bytes_come_back,
         slabs_are_fresh_and_bounded,
         atomics_are_atomic,
@@ -57,6 +57,7 @@ pub fn hold(subject: &Subject<'_>) {
         units::slabs_and_units_share_the_words,
         units::a_member_that_ends_leaves_nothing,
         units::a_window_ends_with_its_unit,
+        units::blocks_can_be_mapped,
         units::no_write_outlives_its_unit,
     ];
     for test in tests {

@@ -135,6 +135,9 @@ pub enum Refusal {
     /// The node's queue has nothing left of what was asked.
     #[error("the node's queue is empty")]
     Empty,
+    /// The CAS would take the owner beyond its quota at the node. Nothing changed.
+    #[error("the quota at this node is used up: give something back first")]
+    Quota,
     /// The connection was cut while a verb other than READ and WRITE was under way: it may or may not
     /// have happened. Read the word; try the key.
     #[error("the connection was cut; whether the verb took effect is unknown")]

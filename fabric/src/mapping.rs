@@ -60,6 +60,30 @@ impl Mapping {
         advised.is_ok()
     }
 
+    /// Asks for huge pages behind a range of it.
+    pub fn prefer_huge_in(&self, offset: u64, len: u64) {
+        if let Some(at) = self.at(offset, len) {
+            // SAFETY: advice about our own mapping.
+            unsafe { syscall(libc::SYS_madvise, [at as usize, len as usize, libc::MADV_HUGEPAGE as usize, 0, 0, 0]) };
+        }
+    }
+
+    /// Puts another file's bytes, from `from` on, behind a range of it, at once: there is never nothing there.
+    ///
+    /// # Safety
+    /// Whoever accesses the range copes with either bytes; the file is not shrunk while this is mapped.
+    pub unsafe fn replace(&self, offset: u64, len: u64, fd: i32, from: u64) -> Result<(), Errno> {
+        let at = self.at(offset, len).ok_or(Errno(libc::EINVAL))? as usize;
+        let prot = (libc::PROT_READ | libc::PROT_WRITE) as usize;
+        let flags = (libc::MAP_SHARED | libc::MAP_FIXED) as usize;
+        // SAFETY: inside our mapping; what else is the caller's promise.
+        unsafe {
+            checked(libc::SYS_mmap, [at, len as usize, prot, flags, fd as usize, from as usize])?;
+            syscall(libc::SYS_madvise, [at, len as usize, libc::MADV_DONTDUMP as usize, 0, 0, 0]);
+        }
+        Ok(())
+    }
+
     /// The address of a range, if it lies inside.
     pub fn at(&self, offset: u64, len: u64) -> Option<*mut u8> {
         let end = offset.checked_add(len)?;
@@ -197,6 +221,14 @@ impl Memfd {
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         // SAFETY: no pointers.
         unsafe { syscall(libc::SYS_fallocate, [self.0 as usize, mode as usize, offset as usize, len as usize, 0, 0]) };
+    }
+
+    /// Whether anything was ever written to a range, and not given back.
+    pub fn has_data(&self, offset: u64, len: u64) -> bool {
+        // SAFETY: no pointers.
+        let found =
+            unsafe { checked(libc::SYS_lseek, [self.0 as usize, offset as usize, libc::SEEK_DATA as usize, 0, 0, 0]) };
+        found.is_ok_and(|at| (at as u64) < offset + len)
     }
 
     /// Bytes of memory it has taken from the system.

@@ -253,6 +253,27 @@ impl Session {
         self.member.ask(Ask::Again, id, [0; 16]).map(|(_, passed)| passed)
     }
 
+    /// The memory of `blocks` neighbouring blocks (of 2 MiB, 1 to 512) that this member claimed through the
+    /// node's words, the first by this key: a descriptor of just these, for processes on this machine to map.
+    /// The same memory every time, and what verbs by the blocks' keys reach. The caller closes it.
+    ///
+    /// # Errors
+    /// [`GrantError::System`], too, when the blocks are not this member's, or the node is not on this machine.
+    pub fn unit(&self, first: Key, blocks: u32) -> Result<i32, GrantError> {
+        let mut detail = [0; 16];
+        detail[..8].copy_from_slice(&(blocks as u64).to_le_bytes());
+        let (answer, passed) = self.member.ask(Ask::Unit, SlabId(first.0), detail)?;
+        let system = |reason| Err(GrantError::System { node: self.member.node.clone(), reason });
+        match (Status::of(answer.status), passed) {
+            (Some(Status::Done), Some(fd)) => Ok(fd),
+            // The node passed one; this process had no room for it.
+            (Some(Status::Done), None) => system(format!("here: {}", Errno(libc::EMFILE))),
+            (Some(Status::System), _) => system(format!("there: {}", Errno(answer.value.get() as i32))),
+            (Some(Status::Shared), _) => system("some of these blocks were mapped together with others".into()),
+            _ => system("these blocks are not this program's".into()),
+        }
+    }
+
     /// Joins the node of a simulated network.
     pub fn simulated(network: &Arc<crate::sim::Network>, options: &ConnectOptions) -> Result<Session, ConnectError> {
         Session::join(Reach::Sim(Arc::clone(network)), "sim".into(), options).map(|(session, ..)| session)

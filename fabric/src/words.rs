@@ -105,6 +105,7 @@ impl Words {
                         (Verb::Read { words, .. }, Ok(_)) => Answer::Words(&room[..words as usize]),
                         (Verb::Cas { .. }, Ok(found)) => Answer::Found(u64::from_le(found)),
                         (_, Err(Refusal::Unknown)) => Answer::Unknown,
+                        (_, Err(Refusal::Quota)) => Answer::OverQuota,
                         (_, Err(_)) => Answer::Refused,
                     });
                 }

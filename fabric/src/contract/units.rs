@@ -1,6 +1,7 @@
 //! Units of the pool: their descriptor words are the right, and only their owner moves them, by the rules.
 
 use super::{SLABS, Subject, await_that, finish, get, pattern, put};
+use crate::mapping::Mapping;
 use crate::words::{self, Words};
 use crate::{Bind, GrantError, QueuePair, Refusal, Session};
 use farmem_protocol::addr::SLAB_BYTES;
@@ -49,6 +50,15 @@ impl Host {
     fn release(&mut self, grant: Grant) {
         let mut release = Release::new(self.actor, grant);
         self.words.run(&mut self.queue, &mut release).expect("a node").expect("released");
+    }
+
+    /// A unit that is free.
+    fn take(&mut self, place: Place) -> Grant {
+        let old = self.word(place);
+        let next = Generation(old.generation().0 + 1);
+        let word = Word::new(State::Owned, self.actor.owner, 0, Claimant::new(0), next);
+        assert_eq!(self.cas(place, old, word), Ok(old.0));
+        Grant { place, word }
     }
 
     fn word(&mut self, place: Place) -> Word {
@@ -246,6 +256,74 @@ pub fn a_window_ends_with_its_unit(subject: &Subject<'_>) {
     assert_eq!(get(&mut b.queue, window, 0, 1), Err(Refusal::Access), "its unit was freed");
 }
 
+/// Where memory can be shared: a file of just these blocks, behind the same keys.
+pub fn blocks_can_be_mapped(subject: &Subject<'_>) {
+    let (mut a, mut b) = (Host::new(subject, 1), Host::new(subject, 2));
+    let grant = a.block();
+    if !a.session.is_mapped() {
+        assert!(matches!(a.session.unit(key(grant), 1), Err(GrantError::System { .. })));
+        return;
+    }
+    assert_eq!(put(&mut a.queue, key(grant), 70_000, b"by a verb"), Ok(0));
+    let map = |session: &Session, first: Grant, blocks: u32| {
+        let fd = session.unit(key(first), blocks).expect("a file");
+        let mapping = Mapping::new(fd, blocks as usize * BLOCK_BYTES as usize).expect("mapped");
+        farmem_sys::raw::close(fd);
+        mapping
+    };
+    let mapped = map(&a.session, grant, 1);
+    assert_eq!(mapped.bytes(70_000, 9).as_deref(), Some(&b"by a verb"[..]), "what was there before is there");
+    assert!(mapped.write_bytes(0, b"by a store"));
+    assert_eq!(get(&mut a.queue, key(grant), 0, 10), Ok(b"by a store".to_vec()));
+    assert_eq!(put(&mut a.queue, key(grant), BLOCK_BYTES - 3, b"end"), Ok(0));
+    assert_eq!(map(&a.session, grant, 1).bytes(BLOCK_BYTES - 3, 3).as_deref(), Some(&b"end"[..]), "the same again");
+
+    for (session, unit, blocks, what) in [
+        (&b.session, key(grant), 1, "another's"),
+        (&a.session, Key(key(grant).0 + 1), 1, "of another generation"),
+        (&a.session, key(grant), 2, "with a neighbour that is not held"),
+        (&a.session, key(grant), 0, "nothing"),
+        (&a.session, key(grant), u32::MAX, "everything"),
+    ] {
+        assert!(matches!(session.unit(unit, blocks), Err(GrantError::System { .. })), "{what}");
+    }
+    let mut publish = Reshape::publish(a.actor, a.geometry(), grant, [1, 0, 0, 0, 0, 0, 0, 0]);
+    let published = a.words.run(&mut a.queue, &mut publish).expect("a node");
+    assert!(published.is_err(), "what others have mapped is nobody else's: {published:?}");
+
+    let run = a.claim(Want::run(&a.geometry(), Level::Block, 3).expect("a run")).expect("three blocks");
+    let three = map(&a.session, run[0], 3);
+    for (n, grant) in run.iter().enumerate() {
+        assert!(three.write_bytes(n as u64 * BLOCK_BYTES + 5, &[n as u8 + 1]));
+        assert_eq!(get(&mut a.queue, key(*grant), 5, 1), Ok(vec![n as u8 + 1]));
+    }
+    assert!(a.session.unit(key(run[1]), 1).is_err(), "cut otherwise before");
+    a.release(run[1]);
+    becomes_free(subject, &mut a, run[1].place);
+    assert_eq!((three.bytes(5, 1), three.bytes(2 * BLOCK_BYTES + 5, 1)), (Some(vec![1]), Some(vec![3])));
+    assert_eq!(three.bytes(BLOCK_BYTES + 5, 1), Some(vec![0]), "its memory has gone back");
+
+    // Whoever is next has memory of its own.
+    a.release(grant);
+    becomes_free(subject, &mut a, grant.place);
+    let again = b.take(grant.place);
+    assert!(mapped.write_bytes(0, b"by a liar"));
+    assert_eq!(get(&mut b.queue, key(again), 0, 9), Ok(vec![0; 9]));
+    let theirs = map(&b.session, again, 1);
+    assert!(theirs.write_bytes(0, b"theirs") && mapped.write_bytes(0, b"still here"));
+    assert_eq!(
+        (get(&mut b.queue, key(again), 0, 6), theirs.bytes(0, 6)),
+        (Ok(b"theirs".to_vec()), Some(b"theirs".to_vec()))
+    );
+
+    // An owner that is fenced: programs that it mapped memory for may live, and keep their bytes.
+    drop(b);
+    becomes_free(subject, &mut a, grant.place);
+    assert_eq!(theirs.bytes(0, 6), Some(b"theirs".to_vec()));
+    let third = a.take(grant.place);
+    assert_eq!(get(&mut a.queue, key(third), 0, 6), Ok(vec![0; 6]));
+}
+
 /// A unit is freed while its owner's WRITEs are under way, some only half: its next owner finds zeros,
 /// and nothing else ever.
 pub fn no_write_outlives_its_unit(subject: &Subject<'_>) {
@@ -266,11 +344,7 @@ pub fn no_write_outlives_its_unit(subject: &Subject<'_>) {
         }
         a.release(grant);
         becomes_free(subject, &mut b, grant.place);
-        let old = b.word(grant.place);
-        let next = Generation(old.generation().0 + 1);
-        let new = Word::new(State::Owned, b.actor.owner, 0, Claimant::new(0), next);
-        assert_eq!(b.cas(grant.place, old, new), Ok(old.0));
-        let grant = Grant { place: grant.place, word: new };
+        let grant = b.take(grant.place);
         while done.len() < 4 {
             writer.wait(&mut done, std::time::Duration::from_secs(5)).expect("wait");
         }

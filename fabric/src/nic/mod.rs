@@ -40,12 +40,14 @@ pub(crate) mod wires;
 
 use epochs::{Epochs, Section};
 use farmem_protocol::addr::SlabId;
+use farmem_protocol::key::Key;
 use farmem_protocol::wire::{Answer, Hello, REPLY_BYTES, Secret, Status, Verdict};
 use farmem_sys::sync::Lock;
 use farmem_sys::verbs::Device;
 use lending::{Lending, NoSlab, Slab};
 use offload::Which;
 use pool::Pool;
+use pool::files::File;
 use pool::leases::Lease;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -574,6 +576,16 @@ impl Nic {
         slab.discard(offset, len);
         count(&self.tally.discarded_bytes, len);
         Status::Done
+    }
+
+    /// A file of blocks that a member on this machine has claimed, for it to map.
+    fn unit(&self, member: &Member, key: Key, detail: &[u8; 16], local: bool) -> Result<Arc<File>, (Status, i32)> {
+        let (count, rest) = detail.split_at(8);
+        let count = count.iter().rev().fold(0u64, |word, &b| word << 8 | b as u64);
+        if !local || rest != [0; 8] {
+            return Err((Status::System, libc::EOPNOTSUPP));
+        }
+        self.pool.file(&member.lease, key, count.min(u32::MAX as u64) as u32)
     }
 
     /// Bytes of memory that slabs have really taken: pages touched and not given back. At most what is

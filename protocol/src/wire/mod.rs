@@ -214,6 +214,9 @@ pub enum Ask {
     Discard = 7,
     /// A slab that is held, once more: over a Unix socket the answer carries its memfd.
     Again = 8,
+    /// The memory of neighbouring blocks that this member has claimed: over a Unix socket the answer carries a
+    /// memfd of just these, the same one every time.
+    Unit = 9,
     /// A window, unbound. Answer: the key by which a BIND names it.
     Window = 16,
     /// The window with this key, bound or not, is no longer needed: it ceases to be.
@@ -240,6 +243,7 @@ impl Ask {
             6 => Some(Ask::Bye),
             7 => Some(Ask::Discard),
             8 => Some(Ask::Again),
+            9 => Some(Ask::Unit),
             16 => Some(Ask::Window),
             17 => Some(Ask::DropWindow),
             18 => Some(Ask::Who),
@@ -266,10 +270,11 @@ pub struct Request {
     /// Counts a member's requests. A request that is repeated under its number, because a cut
     /// connection swallowed the answer, is answered again and not carried out again.
     pub number: U64,
-    /// The slab (Release, Discard, Again), the window's key (DropWindow), a number (Who, Figure).
+    /// The slab (Release, Discard, Again), the window's key (DropWindow), the first block's (Unit), a number
+    /// (Who, Figure).
     pub slab: U64,
     /// EndRun: the run; knowing its name is the right to end it. Discard: offset and length of the
-    /// range in bytes, 8 bytes each, multiples of 4096. Zero otherwise.
+    /// range in bytes, 8 bytes each, multiples of 4096. Unit: how many blocks, 8 bytes, 1 to 512. Zero otherwise.
     pub detail: [u8; 16],
 }
 
@@ -308,7 +313,7 @@ pub enum Status {
     Range = 3,
     /// The node's system refused it memory or descriptors.
     System = 4,
-    /// Another member holds the slab too (Discard).
+    /// Another member holds the slab too (Discard); some of the blocks are mapped with others (Unit).
     Shared = 5,
     /// Remote access error: the key gives no right to this, or no longer, or not to this queue pair;
     /// or a descriptor word does not go that way.

@@ -33,7 +33,7 @@ use farmem_protocol::wire::{
 };
 use farmem_sys::raw::Errno;
 use farmem_sys::socket::Part;
-use output::{BACKLOG, NotSent, Output};
+use output::{BACKLOG, NotSent, Output, Passed};
 use serving::Serving;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -348,7 +348,7 @@ impl Engine {
             Ask::Grant => match nic.grant(&member) {
                 Ok(slab) => {
                     answer.value = slab.id.0.into();
-                    passed = self.about.local.then_some(slab);
+                    passed = self.about.local.then_some(Passed::Slab(slab));
                 }
                 Err((status, value)) => (answer.status, answer.value) = (status as u8, value.into()),
             },
@@ -360,8 +360,12 @@ impl Engine {
             Ask::EndRun => nic.end_run(&request.detail),
             Ask::Discard => answer.status = nic.discard(&member, SlabId(request.slab.get()), &request.detail) as u8,
             Ask::Again => match member.slab(SlabId(request.slab.get())) {
-                Some(slab) => passed = self.about.local.then_some(slab),
+                Some(slab) => passed = self.about.local.then_some(Passed::Slab(slab)),
                 None => answer.status = Status::NotHeld as u8,
+            },
+            Ask::Unit => match nic.unit(&member, Key(request.slab.get()), &request.detail, self.about.local) {
+                Ok(file) => passed = Some(Passed::Unit(file)),
+                Err((status, error)) => (answer.status, answer.value) = (status as u8, (error as u64).into()),
             },
             Ask::Window => match nic.make_window(&member) {
                 Ok(key) => answer.value = key.0.into(),
@@ -394,7 +398,7 @@ impl Engine {
         }
         member.presence.lock().answered = Some(answer);
         match passed {
-            Some(slab) => self.output.passing(answer.as_bytes(), slab),
+            Some(passed) => self.output.passing(answer.as_bytes(), passed),
             None => self.output.bytes(answer.as_bytes()),
         }
         Ok(true)

@@ -3,6 +3,7 @@
 use crate::nic::Nic;
 use crate::nic::admit::Grip;
 use crate::nic::lending::Slab;
+use crate::nic::pool::files::File;
 use farmem_sys::raw::Errno;
 use farmem_sys::socket::Part;
 use std::collections::VecDeque;
@@ -31,17 +32,32 @@ pub(super) struct Output {
     pub backlog: usize,
 }
 
+/// Memory whose descriptor goes to a peer on this machine.
+pub(super) enum Passed {
+    Slab(Arc<Slab>),
+    Unit(Arc<File>),
+}
+
+impl Passed {
+    fn fd(&self) -> i32 {
+        match self {
+            Passed::Slab(slab) => slab.fd(),
+            Passed::Unit(file) => file.fd(),
+        }
+    }
+}
+
 enum Piece {
     /// Own bytes, by their place in the stream of them.
     Own {
         from: usize,
         len: usize,
     },
-    /// Own bytes, with a slab's descriptor along the first.
+    /// Own bytes, with a descriptor along the first.
     Passing {
         from: usize,
         len: usize,
-        slab: Arc<Slab>,
+        passed: Passed,
     },
     Memory {
         grip: Grip,
@@ -66,11 +82,11 @@ impl Output {
         }
     }
 
-    pub fn passing(&mut self, bytes: &[u8], slab: Arc<Slab>) {
+    pub fn passing(&mut self, bytes: &[u8], passed: Passed) {
         let from = self.base + self.own.len();
         self.own.extend_from_slice(bytes);
         self.backlog += bytes.len();
-        self.pieces.push_back(Piece::Passing { from, len: bytes.len(), slab });
+        self.pieces.push_back(Piece::Passing { from, len: bytes.len(), passed });
     }
 
     pub fn memory(&mut self, grip: Grip, len: u32) {
@@ -104,13 +120,13 @@ impl Output {
                 Piece::Own { from, len } => {
                     parts[n] = Part::new(self.own[*from - self.base..].as_ptr() as *mut u8, *len)
                 }
-                Piece::Passing { from, len, slab } => {
+                Piece::Passing { from, len, passed } => {
                     // It goes alone: nothing before it, nothing behind.
                     if n > 0 {
                         break;
                     }
                     parts[0] = Part::new(self.own[*from - self.base..].as_ptr() as *mut u8, *len);
-                    descriptor = Some(slab.fd());
+                    descriptor = Some(passed.fd());
                     n = 1;
                     break;
                 }

@@ -207,6 +207,8 @@ impl Pool {
                     return Some(Job::Bury { owner, claimed, fenced: Some(fenced) });
                 }
                 kept.buried.fetch_add(1, Ordering::Relaxed);
+                // Before anybody may recover it.
+                self.files.orphan(owner);
                 self.lease_word(owner, OwnerWord::died);
                 if claimed {
                     let task = Task::new(Recover::new(Actor::NODE, self.geometry, owner));
@@ -258,8 +260,11 @@ impl Pool {
                     }
                     turn.scrubs -= 1;
                     let begun = (turn.cpu_ns)();
-                    self.scrub(place);
+                    let scrubbed = self.scrub(place);
                     turn.scrub_ns += (turn.cpu_ns)().saturating_sub(begun);
+                    if !scrubbed {
+                        return None;
+                    }
                     task.operation.complete(Answer::Ready);
                 }
                 Step::Done(outcome) => return Some(outcome),
@@ -284,13 +289,14 @@ impl Pool {
         }
     }
 
-    /// Gives a unit's memory back to the system: it reads as zero.
-    fn scrub(&self, place: Place) {
+    /// Gives a unit's memory back to the system: it reads as zero. False: not now.
+    fn scrub(&self, place: Place) -> bool {
         let bytes = self.geometry.bytes(place);
-        if let Some(arena) = self.arena.get() {
-            arena.memfd.discard(bytes.start, bytes.end - bytes.start);
+        let emptied = self.empty(place);
+        if emptied {
+            self.keeping.kept.scrubbed_bytes.fetch_add(bytes.end - bytes.start, Ordering::Relaxed);
         }
-        self.keeping.kept.scrubbed_bytes.fetch_add(bytes.end - bytes.start, Ordering::Relaxed);
+        emptied
     }
 
     /// Splits a giant, unless somebody is faster.

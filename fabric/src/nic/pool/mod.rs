@@ -13,8 +13,10 @@
 //!
 //! * This file: what verbs may do to words, and to the memory they stand for.
 //! * [`leases`]: who is an owner.
+//! * [`files`]: what processes on this machine may map of it.
 //! * [`keeper`]: what the node does itself: drain, scrub, recover.
 
+pub mod files;
 pub mod keeper;
 pub mod leases;
 
@@ -31,6 +33,7 @@ use farmem_protocol::key::Key;
 use farmem_protocol::wire::Status;
 use farmem_sys::raw::Errno;
 use farmem_sys::sync::Lock;
+use files::Files;
 use keeper::Keeping;
 use leases::{Lease, Vacant};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -65,6 +68,7 @@ pub struct Pool {
     levels: [u64; 3],
     table: Mapping,
     arena: OnceLock<Arc<Arena>>,
+    files: Files,
     huge: bool,
     vacant: Lock<Vacant>,
     keeping: Keeping,
@@ -93,6 +97,7 @@ impl Pool {
             levels: Level::ALL.map(first),
             table,
             arena: OnceLock::new(),
+            files: Files::default(),
             huge,
             vacant: Lock::new(Vacant::new(geometry.owners())),
             keeping: Keeping::default(),
@@ -124,9 +129,9 @@ impl Pool {
         self.geometry.lent_bytes()
     }
 
-    /// Bytes of the arena that the system has given.
+    /// Bytes that the system has given for units.
     pub fn taken(&self) -> u64 {
-        self.arena.get().map_or(0, |arena| arena.memfd.taken())
+        self.arena.get().map_or(0, |arena| arena.memfd.taken()) + self.files.taken()
     }
 
     fn arena(&self) -> Result<&Arc<Arena>, Errno> {
@@ -266,9 +271,18 @@ impl Pool {
             undo();
             return Err(Status::Exhausted);
         }
+        // Until the word says so, nobody may map what is published.
+        let publishing = match (old.state(), new.state()) {
+            (State::Owned, State::Shared) => Some(self.files.publishing(place).ok_or_else(|| {
+                undo();
+                Status::Access
+            })?),
+            _ => None,
+        };
         // Before: who buries the owner looks for its words, or need not.
         who.has_claimed();
         let found = exchange(self.at(offset), old.0, new.0);
+        drop(publishing);
         if found != old.0 {
             undo();
             return Ok(found);

@@ -1,0 +1,204 @@
+//! Blocks that processes map: each grant in a memfd of its own.
+//!
+//! A descriptor cannot be called back, and whoever maps a file sees all of it. So
+//! what a member on this machine may map is a file that holds nothing but one grant
+//! of its own (a block, or neighbouring blocks as one), made when it is first asked
+//! for, and never another's:
+//!
+//! ```text
+//!  arena, as the node maps it     │ D0 │ D1 │ D2 │ D3 │ D4 │ D5 │        verbs by key go here, whatever lies behind
+//!                                   │    └────┬──┘    │    │    │
+//!  behind it                   the arena's   file    the arena's memfd
+//!                                 memfd     (D1 D2)
+//!  claimed ──► asked for: a file is put beneath ──► given back ──► scrub: the arena's own is put back, the file let go
+//! ```
+//!
+//! The file is put in place, and taken away, under one lock, under which the words
+//! are looked at: a unit passes from one owner to the next only through the scrub,
+//! so a file is never beneath another grant than its own. A unit that is mapped is
+//! not published: its chunks would be others', and the file is not.
+//!
+//! *What is punched.* Of a unit that its owner gave back nothing is needed any more:
+//! its memory returns at once, even if a program forgot to unmap it. Of an owner that
+//! was *fenced* programs may live that know nothing of it; a hole would give them
+//! zeros for what they wrote. Their file is let go as it is, and is the kernel's to
+//! free with the last of them.
+
+// Replacing what lies behind parts of the arena.
+#![allow(unsafe_code)]
+
+use super::leases::Lease;
+use super::{Arena, Pool, SLAB_CLAIMANT};
+use crate::mapping::{Mapping, Memfd};
+use farmem_protocol::extent::guard::Words;
+use farmem_protocol::extent::place::{BLOCK_BYTES, Level, Place};
+use farmem_protocol::extent::word::{Owner, Word};
+use farmem_protocol::key::{Key, KeyKind};
+use farmem_protocol::wire::Status;
+use farmem_sys::raw::Errno;
+use farmem_sys::sync::{Held, Lock};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Files beneath the arena at once, at most: each takes a descriptor, and up to two of the 65 530 mappings
+/// that a process may have.
+pub const MAX_FILES: usize = 28_000;
+/// Blocks that one file can have, at most: a giant.
+pub const MAX_BLOCKS: u32 = 512;
+
+/// The memory of one grant.
+#[derive(Debug)]
+pub struct File {
+    memfd: Memfd,
+    /// Its blocks in the arena.
+    blocks: Range<u32>,
+}
+
+impl File {
+    /// What a process on this machine maps: as many blocks of 2 MiB, from the beginning.
+    pub fn fd(&self) -> i32 {
+        self.memfd.fd()
+    }
+
+    fn offset(&self, block: u32) -> u64 {
+        (block - self.blocks.start) as u64 * BLOCK_BYTES
+    }
+}
+
+/// What lies beneath a block.
+#[derive(Debug)]
+struct Beneath {
+    file: Arc<File>,
+    owner: Owner,
+    /// Its owner was fenced: programs may still use it.
+    orphan: bool,
+}
+
+/// Blocks with files of their own.
+pub struct Files(Lock<BTreeMap<u32, Beneath>>);
+
+/// Keeps mapped blocks from being published, and published ones from being mapped.
+pub(super) struct Publishing<'a>(#[allow(dead_code)] Held<'a, BTreeMap<u32, Beneath>>);
+
+impl Default for Files {
+    fn default() -> Files {
+        Files(Lock::new(BTreeMap::new()))
+    }
+}
+
+impl Files {
+    /// Bytes of memory that they have taken from the system.
+    pub fn taken(&self) -> u64 {
+        let blocks = self.0.lock();
+        blocks.iter().filter(|(block, b)| b.file.blocks.start == **block).map(|(_, b)| b.file.memfd.taken()).sum()
+    }
+
+    /// For the length of a publication's CAS. `None`: the block is mapped.
+    pub(super) fn publishing(&self, place: Place) -> Option<Publishing<'_>> {
+        let blocks = self.0.lock();
+        let mapped = place.level == Level::Block && blocks.contains_key(&place.index);
+        (!mapped).then_some(Publishing(blocks))
+    }
+
+    /// An owner is fenced.
+    pub(super) fn orphan(&self, owner: Owner) {
+        self.0.lock().values_mut().filter(|b| b.owner == owner).for_each(|b| b.orphan = true);
+    }
+}
+
+impl Pool {
+    /// A file with the memory of `count` neighbouring blocks that the member owns, the first by this key; the
+    /// same one whenever it is asked for. Bytes that were written by verbs before are in it; verbs on the
+    /// blocks must not be under way.
+    pub(in crate::nic) fn file(&self, who: &Lease, key: Key, count: u32) -> Result<Arc<File>, (Status, i32)> {
+        let KeyKind::Unit { level: 2, index: first, generation } = key.kind() else {
+            return Err((Status::Access, 0));
+        };
+        if count == 0 || count > MAX_BLOCKS || first as u64 + count as u64 > self.geometry.count(Level::Block) as u64 {
+            return Err((Status::Range, 0));
+        }
+        let blocks = first..first + count;
+        let mut beneath = self.files.0.lock();
+        let words: Vec<Word> = blocks.clone().map(|block| self.word(Place::block(block))).collect();
+        let held = |word: &Word| word.is_held_by(who.owner()) && word.claimant() != SLAB_CLAIMANT;
+        if !self.is_live(who) || !words.iter().all(held) || words[0].generation().0 != generation {
+            return Err((Status::Access, 0));
+        }
+        if let Some(there) = beneath.get(&first).filter(|there| there.file.blocks == blocks) {
+            let whole = |block| beneath.get(&block).is_some_and(|other| Arc::ptr_eq(&other.file, &there.file));
+            // Else one of them was given back meanwhile, and claimed anew.
+            return if blocks.clone().all(whole) { Ok(Arc::clone(&there.file)) } else { Err((Status::Shared, 0)) };
+        }
+        // Part of it is mapped already, otherwise cut.
+        if beneath.range(blocks.clone()).next().is_some() {
+            return Err((Status::Shared, 0));
+        }
+        if beneath.len() >= MAX_FILES {
+            return Err((Status::System, libc::EMFILE));
+        }
+        let refused = |e: Errno| (Status::System, e.0);
+        let arena = self.arena().map_err(refused)?;
+        let (at, len) = (first as u64 * BLOCK_BYTES, count as u64 * BLOCK_BYTES);
+        let memfd = Memfd::new(len, false).map_err(refused)?;
+        arena.carry_over(at, len, &memfd).map_err(refused)?;
+        arena.put_beneath(at, len, memfd.fd(), 0, self.huge).map_err(refused)?;
+        // What the arena had there is in the file now.
+        arena.memfd.discard(at, len);
+        let file = Arc::new(File { memfd, blocks: blocks.clone() });
+        for block in blocks {
+            beneath.insert(block, Beneath { file: Arc::clone(&file), owner: who.owner(), orphan: false });
+        }
+        Ok(file)
+    }
+
+    /// Empties a unit that was drained. False when the system refused: to be tried again.
+    pub(super) fn empty(&self, place: Place) -> bool {
+        let Some(arena) = self.arena.get() else { return true };
+        let bytes = self.geometry.bytes(place);
+        let len = bytes.end - bytes.start;
+        if place.level == Level::Block {
+            let mut beneath = self.files.0.lock();
+            if let Some(there) = beneath.get(&place.index) {
+                // Before the entry goes: until then nobody else's file can be put here.
+                if arena.put_beneath(bytes.start, len, arena.memfd.fd(), bytes.start, self.huge).is_err() {
+                    return false;
+                }
+                if !there.orphan {
+                    there.file.memfd.discard(there.file.offset(place.index), len);
+                }
+                beneath.remove(&place.index);
+                return true;
+            }
+        }
+        arena.memfd.discard(bytes.start, len);
+        true
+    }
+}
+
+impl Arena {
+    /// Copies what a range has, if anything was ever written there, to the beginning of a file.
+    fn carry_over(&self, at: u64, len: u64, to: &Memfd) -> Result<(), Errno> {
+        if !self.memfd.has_data(at, len) {
+            return Ok(());
+        }
+        let target = Mapping::new(to.fd(), len as usize)?;
+        for offset in (0..len).step_by(1 << 16) {
+            if let Some(bytes) = self.mapping.bytes(at + offset, 1 << 16) {
+                let _ = target.write_bytes(offset, &bytes);
+            }
+        }
+        Ok(())
+    }
+
+    /// Has a range of the arena be that of a file from now on.
+    fn put_beneath(&self, at: u64, len: u64, fd: i32, from: u64, huge: bool) -> Result<(), Errno> {
+        // SAFETY: the arena's mapping is accessed by raw copies and atomics only, none of which assumes anything
+        // of the bytes' origin; there is memory behind every byte of it at all times.
+        unsafe { self.mapping.replace(at, len, fd, from) }?;
+        if huge {
+            self.mapping.prefer_huge_in(at, len);
+        }
+        Ok(())
+    }
+}
