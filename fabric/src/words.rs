@@ -45,7 +45,8 @@ pub struct Words {
     incarnation: u64,
     /// Targets of READs, in turn.
     rooms: Box<[[u64; MAX_READ]]>,
-    posted: VecDeque<Verb>,
+    /// With the number of the operation that each is of.
+    posted: VecDeque<(usize, Verb)>,
     done: VecDeque<Completion>,
     next_room: usize,
 }
@@ -78,47 +79,64 @@ impl Words {
     ///
     /// A drain or a scrub, which only the node can do, is answered as refused.
     pub fn run<T>(&mut self, queue: &mut QueuePair, operation: &mut impl Operation<Outcome = T>) -> Result<T, Lost> {
-        let (mut oldest_room, mut rung) = (self.next_room, true);
+        let mut outcomes = self.run_each(queue, std::slice::from_mut(operation))?;
+        Ok(outcomes.pop().expect("one outcome for one operation"))
+    }
+
+    /// Runs operations side by side, each to its end, their verbs in common batches. Their outcomes, in order.
+    pub fn run_each<O: Operation>(
+        &mut self,
+        queue: &mut QueuePair,
+        operations: &mut [O],
+    ) -> Result<Vec<O::Outcome>, Lost> {
+        let mut outcomes: Vec<Option<O::Outcome>> = operations.iter().map(|_| None).collect();
+        let (mut oldest_room, mut rung, mut left) = (self.next_room, true, operations.len());
         loop {
-            match operation.step() {
-                Step::Verb(verb) => {
-                    self.post(queue, verb);
-                    rung = false;
-                }
-                Step::Wait => {
-                    if !rung {
-                        queue.doorbell()?;
-                        rung = true;
+            for (number, operation) in operations.iter_mut().enumerate() {
+                while outcomes[number].is_none() && self.posted.len() < MAX_OUTSTANDING {
+                    match operation.step() {
+                        Step::Verb(verb) => {
+                            self.post(queue, number, verb);
+                            rung = false;
+                        }
+                        Step::Wait => break,
+                        Step::Drain | Step::Scrub(_) => operation.complete(Answer::Refused),
+                        Step::Done(outcome) => {
+                            outcomes[number] = Some(outcome);
+                            left -= 1;
+                        }
                     }
-                    let mut done = Vec::new();
-                    while self.done.is_empty() {
-                        queue.wait(&mut done, Duration::from_secs(1))?;
-                        self.done.extend(done.drain(..));
-                    }
-                    let (Some(verb), Some(completion)) = (self.posted.pop_front(), self.done.pop_front()) else {
-                        operation.complete(Answer::Unknown);
-                        continue;
-                    };
-                    let room = &self.rooms[oldest_room];
-                    oldest_room = (oldest_room + 1) % self.rooms.len();
-                    operation.complete(match (verb, completion.result) {
-                        (Verb::Read { words, .. }, Ok(_)) => Answer::Words(&room[..words as usize]),
-                        (Verb::Cas { .. }, Ok(found)) => Answer::Found(u64::from_le(found)),
-                        (_, Err(Refusal::Unknown)) => Answer::Unknown,
-                        (_, Err(Refusal::Quota)) => Answer::OverQuota,
-                        (_, Err(_)) => Answer::Refused,
-                    });
                 }
-                Step::Drain | Step::Scrub(_) => operation.complete(Answer::Refused),
-                Step::Done(outcome) => {
-                    debug_assert!(self.posted.is_empty());
-                    return Ok(outcome);
-                }
+            }
+            if left == 0 {
+                debug_assert!(self.posted.is_empty());
+                return Ok(outcomes.into_iter().flatten().collect());
+            }
+            if !rung {
+                queue.doorbell()?;
+                rung = true;
+            }
+            let mut done = Vec::new();
+            while self.done.is_empty() {
+                queue.wait(&mut done, Duration::from_secs(1))?;
+                self.done.extend(done.drain(..));
+            }
+            while let Some(completion) = self.done.pop_front() {
+                let (number, verb) = self.posted.pop_front().expect("a completion is of a verb that was posted");
+                let room = &self.rooms[oldest_room];
+                oldest_room = (oldest_room + 1) % self.rooms.len();
+                operations[number].complete(match (verb, completion.result) {
+                    (Verb::Read { words, .. }, Ok(_)) => Answer::Words(&room[..words as usize]),
+                    (Verb::Cas { .. }, Ok(found)) => Answer::Found(u64::from_le(found)),
+                    (_, Err(Refusal::Unknown)) => Answer::Unknown,
+                    (_, Err(Refusal::Quota)) => Answer::OverQuota,
+                    (_, Err(_)) => Answer::Refused,
+                });
             }
         }
     }
 
-    fn post(&mut self, queue: &mut QueuePair, verb: Verb) {
+    fn post(&mut self, queue: &mut QueuePair, number: usize, verb: Verb) {
         let room = self.next_room;
         self.next_room = (room + 1) % self.rooms.len();
         // A target that does not exist is refused by the node like any other.
@@ -133,7 +151,7 @@ impl Words {
             }
             Verb::Cas { at, old, new } => queue.cas(0, Key::WORDS, offset(at), old, new),
         }
-        self.posted.push_back(verb);
+        self.posted.push_back((number, verb));
     }
 }
 

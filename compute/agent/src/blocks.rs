@@ -1,261 +1,292 @@
-//! Where an agent's blocks come from.
+//! Where an agent's blocks come from: the words of a node on this machine.
 //!
-//! [`Blocks`] is all that the rest of the agent knows of it. [`Slabs`] takes them
-//! from the slabs of a node on this machine: a slab is one tenant's, for whoever
-//! maps a slab's memfd sees all of it. Its 32 blocks go to the tenant's
-//! applications one by one; a slab that is wholly free is the node's again, but for
-//! one of each tenant, which is kept for [`KEEP_NS`].
+//! A block is claimed by one CAS of its word and given back by another
+//! ([`farmem_protocol::extent`]); a run by one for each of its blocks, in one batch.
+//! The words that name the agent are all that says what it holds. A claim that was
+//! never recorded, for the agent was killed, is found by reading them:
+//!
+//! ```text
+//!  claim:    CAS ─► recorded for an application                      killed between: held, and in no record
+//!  release:            struck out of the record ─► CAS               likewise
+//!  resume:   take the queue pair's turn ─► read the words ─► what is held and in no record goes back
+//! ```
+//!
+//! The turn first: a CAS that the killed agent still had on its way is carried out
+//! before that, or never.
+//!
+//! Each grant's memory is a file of its own at the node ([`Session::unit`]), which
+//! is passed on to the one application that has it, and shows nothing else.
 
-use crate::ledger::{Ledger, MAX_SLABS, Membership};
-use crate::stock::Tenant;
-use crate::word::{BLOCK_BYTES, BlockId, MAX_BLOCK_ID, MAX_RUN, Refusal};
-use farmem_fabric::{ConnectError, ConnectOptions, GrantError, Identity, Session};
-use farmem_protocol::addr::{SLAB_BYTES, SlabId};
-use farmem_sys::{raw, shared};
+use crate::ledger::{Ledger, Membership};
+use crate::word::{BLOCK_BYTES, BlockId, MAX_BLOCK_ID, Refusal};
+use farmem_fabric::words::{self, Words, WordsError};
+use farmem_fabric::{ConnectError, ConnectOptions, GrantError, Identity, Lost, QueuePair, Session};
+use farmem_protocol::extent::claim::{Claimer, Want};
+use farmem_protocol::extent::geometry::Target;
+use farmem_protocol::extent::reshape::{Reshape, Reshaped};
+use farmem_protocol::extent::step::MAX_OUTSTANDING;
+use farmem_protocol::extent::{Actor, Claimant, Failed, Grant, Level, Operation, Owner, Place, Release, State, Word};
+use farmem_protocol::key::Key;
+use farmem_sys::raw;
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
-/// How long the last empty slab of a tenant is kept.
-pub const KEEP_NS: u64 = 2_000_000_000;
+/// How long a claim waits for what the agent itself gave back a moment ago, and the node is making clean.
+const CLEANING_NS: u64 = 200_000_000;
+/// Between two looks.
+const LOOK_NS: u64 = 500_000;
+/// Words that one READ asks for.
+const TOGETHER: usize = 64 << 10;
+/// Requests that one agent makes of its node, at most: the next one's numbers begin so much further on.
+const REQUESTS: u64 = 1 << 32;
 
-const SLAB_BLOCKS: u32 = (SLAB_BYTES / BLOCK_BYTES) as u32;
-const _: () = assert!(SLAB_BLOCKS == MAX_RUN && SLAB_BLOCKS == 32);
-
-/// A block's memory, to be mapped by an application.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A grant's memory, to be mapped by an application.
+#[derive(Debug, PartialEq, Eq)]
 pub struct Memory {
-    /// A descriptor that stays the source's.
+    /// To be closed by whoever asked.
     pub fd: i32,
-    /// Names the memory that the descriptor is of: blocks with the same name are mapped once.
+    /// Names the memory: it is never another's name.
     pub name: u64,
     /// Bytes to map, from the beginning.
     pub len: u64,
-    /// Where in it the block begins.
-    pub offset: u64,
 }
 
-/// A source of blocks.
-pub trait Blocks: Send {
-    /// So many adjacent blocks, zero, for this tenant's applications alone.
-    fn claim(&mut self, tenant: &Tenant, blocks: u32) -> Result<BlockId, Refusal>;
-    /// Blocks that nobody uses any more. Their memory goes back to the system at once.
-    fn release(&mut self, block: BlockId, blocks: u32);
-    /// Where a block is.
-    fn memory(&mut self, block: BlockId) -> Result<Memory, Refusal>;
-    /// A few times a second: gives back what was kept long enough. An error: the source is gone.
-    fn tend(&mut self, now_ns: u64) -> Result<(), String>;
-    /// Bytes taken from the node.
-    fn taken(&self) -> u64;
+/// A block, or neighbouring ones, just claimed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Claimed {
+    /// The name that applications know it by.
+    pub block: BlockId,
+    /// The first one's number at the node.
+    pub place: u32,
 }
 
-struct Slab {
-    /// Its blocks are named from `number * 32`.
-    number: u64,
-    id: SlabId,
-    fd: i32,
-    /// Nobody's, once a restarted agent finds no owner of any of its blocks.
-    tenant: Option<Tenant>,
-    /// Bit set: the block is free.
-    free: u32,
-    /// When it was found wholly free.
-    idle_ns: Option<u64>,
+/// One entry of a former agent's record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Recorded {
+    /// What it is.
+    pub claimed: Claimed,
+    /// Of how many blocks.
+    pub blocks: u32,
 }
 
-/// Blocks of slabs of a node on this machine.
-pub struct Slabs {
+/// Why there is no source.
+#[derive(Debug, thiserror::Error)]
+pub enum JoinError {
+    /// The node cannot be joined.
+    #[error(transparent)]
+    Node(#[from] ConnectError),
+    /// Its words cannot be read.
+    #[error(transparent)]
+    Words(#[from] WordsError),
+}
+
+impl From<Lost> for JoinError {
+    fn from(lost: Lost) -> JoinError {
+        JoinError::Words(lost.into())
+    }
+}
+
+/// Blocks of a node on this machine.
+pub struct Blocks {
     session: Session,
+    queue: QueuePair,
+    words: Words,
+    actor: Actor,
+    claimer: Claimer,
     ledger: Arc<Ledger>,
-    slabs: Vec<Option<Slab>>,
+    held: HashMap<BlockId, Vec<Grant>>,
+    /// Blocks in `held`.
+    count: u64,
+    /// When something was last given back.
+    released_ns: u64,
 }
 
-impl Slabs {
+impl Blocks {
     /// Joins a node anew. Nothing may be recorded as held.
-    pub fn join(node: &Path, options: &ConnectOptions, ledger: Arc<Ledger>) -> Result<Slabs, ConnectError> {
+    pub fn join(node: &Path, options: &ConnectOptions, ledger: Arc<Ledger>) -> Result<Blocks, JoinError> {
         let session = Session::connect_lasting(node, options)?;
         let Identity { secret, incarnation, number } = session.identity();
-        ledger.set_membership(&Membership { secret, incarnation, number, pending: false });
-        Ok(Slabs { session, ledger, slabs: (0..MAX_SLABS).map(|_| None).collect() })
+        ledger.set_membership(&Membership { secret, incarnation, number });
+        Blocks::of(session, ledger)
     }
 
-    /// Is again the member that a former agent recorded, with its slabs. `held`: the blocks that
-    /// applications hold, by that record.
+    /// Is again the member that a former agent recorded, and holds what it recorded as applications' and the
+    /// words confirm.
     pub fn resume(
         node: &Path,
         options: &ConnectOptions,
         ledger: Arc<Ledger>,
         membership: &Membership,
-        held: impl Iterator<Item = (BlockId, u32, Tenant)>,
-    ) -> Result<Slabs, ConnectError> {
-        // A slab that was asked for and not recorded: the same request again, under its number, is answered
-        // with the same slab, or granted now if the node never saw it. Either way it goes back.
-        let number = membership.number - membership.pending as u64;
-        let identity = Identity { secret: membership.secret, incarnation: membership.incarnation, number };
-        let session = Session::resume(node, options, &identity)?;
-        let mut slabs = Slabs { session, ledger, slabs: (0..MAX_SLABS).map(|_| None).collect() };
-        if membership.pending {
-            if let Ok(slab) = slabs.session.grant() {
-                slabs.note_request(false);
-                let _ = slabs.session.release(slab.id);
-            }
-            slabs.ledger.settle();
-        }
-        for place in 0..MAX_SLABS {
-            let Some((number, id)) = slabs.ledger.slab(place) else { continue };
-            slabs.note_request(false);
-            match slabs.session.descriptor(SlabId(id)) {
-                Ok(Some(fd)) => {
-                    let slab = Slab { number, id: SlabId(id), fd, tenant: None, free: u32::MAX, idle_ns: None };
-                    slabs.slabs[place] = Some(slab);
-                }
-                // Given back, and killed before that was recorded.
-                _ => slabs.ledger.set_slab(place, None),
-            }
-        }
-        for (block, blocks, tenant) in held {
-            if let Some((slab, first)) = slabs.slab_of(block) {
-                slab.free &= !mask(first, blocks);
-                slab.tenant = Some(tenant);
+        recorded: impl Iterator<Item = Recorded>,
+    ) -> Result<Blocks, JoinError> {
+        let Membership { secret, incarnation, number } = *membership;
+        // What the former one asked last, under whichever number, is not what this one asks first.
+        let number = number + REQUESTS;
+        ledger.set_membership(&Membership { number, ..*membership });
+        let session = Session::resume(node, options, &Identity { secret, incarnation, number })?;
+        let mut blocks = Blocks::of(session, ledger)?;
+        blocks.take_over(recorded)?;
+        Ok(blocks)
+    }
+
+    fn of(session: Session, ledger: Arc<Ledger>) -> Result<Blocks, JoinError> {
+        // The member's first queue pair, by the same number in every agent: its turn is this agent's from the
+        // first answer on.
+        let mut queue = session.queue_pair()?;
+        let words = Words::open(&mut queue)?;
+        let actor = Actor::new(Owner::new(session.owner()), Claimant::new(0));
+        let claimer = Claimer::new(actor, words.geometry());
+        Ok(Blocks { session, queue, words, actor, claimer, ledger, held: HashMap::new(), count: 0, released_ns: 0 })
+    }
+
+    fn take_over(&mut self, recorded: impl Iterator<Item = Recorded>) -> Result<(), JoinError> {
+        self.end_splits()?;
+        let mut mine: HashMap<u32, Grant> = HashMap::new();
+        for (index, word) in self.read(Level::Block)?.into_iter().enumerate() {
+            if word.is_held_by(self.actor.owner) {
+                let place = Place::block(index as u32);
+                mine.insert(index as u32, Grant { place, word });
             }
         }
-        Ok(slabs)
-    }
-
-    /// Records that a request is about to be made.
-    fn note_request(&self, pending: bool) {
-        self.ledger.set_request(self.session.identity().number + 1, pending);
-    }
-
-    fn slab_of(&mut self, block: BlockId) -> Option<(&mut Slab, u32)> {
-        let number = (block.0 / SLAB_BLOCKS) as u64;
-        let slab = self.slabs.iter_mut().flatten().find(|slab| slab.number == number)?;
-        Some((slab, block.0 % SLAB_BLOCKS))
-    }
-
-    /// One more slab for a tenant; its place.
-    fn grow(&mut self, tenant: &Tenant) -> Result<usize, Refusal> {
-        let place = self.slabs.iter().position(Option::is_none).ok_or(Refusal::Tables)?;
-        let number = self.ledger.next_slab();
-        if (number + 1) * SLAB_BLOCKS as u64 > MAX_BLOCK_ID as u64 {
-            return Err(Refusal::Tables);
-        }
-        self.ledger.set_next_slab(number + 1);
-        self.note_request(true);
-        let slab = self.session.grant().map_err(|e| match e {
-            GrantError::Exhausted { .. } => Refusal::Exhausted,
-            GrantError::System { .. } => Refusal::System,
-            GrantError::Lost(_) => Refusal::Lost,
-        });
-        let id = match slab {
-            Ok(slab) => slab.id,
-            Err(refusal) => {
-                self.ledger.settle();
-                return Err(refusal);
+        for Recorded { claimed: Claimed { block, place }, blocks } in recorded {
+            let places = place..place.saturating_add(blocks);
+            if places.clone().all(|place| mine.contains_key(&place)) {
+                let grants: Vec<Grant> = places.filter_map(|place| mine.remove(&place)).collect();
+                self.count += grants.len() as u64;
+                self.held.insert(block, grants);
             }
-        };
-        self.ledger.set_slab(place, Some((number, id.0)));
-        self.ledger.settle();
-        self.note_request(false);
-        let Ok(Some(fd)) = self.session.descriptor(id) else {
-            self.give_back(place, id);
-            return Err(Refusal::System);
-        };
-        let tenant = Some(tenant.clone());
-        self.slabs[place] = Some(Slab { number, id, fd, tenant, free: u32::MAX, idle_ns: None });
-        Ok(place)
-    }
-
-    fn give_back(&mut self, place: usize, id: SlabId) {
-        self.note_request(false);
-        // Of a node that is lost nothing is left to give back.
-        let _ = self.session.release(id);
-        self.ledger.set_slab(place, None);
-    }
-}
-
-/// Bits of adjacent blocks.
-fn mask(first: u32, blocks: u32) -> u32 {
-    ((1u64 << blocks) - 1) as u32 * (1 << first)
-}
-
-/// The first of so many adjacent free blocks.
-fn find(free: u32, blocks: u32) -> Option<u32> {
-    let starts = (1..blocks).fold(free, |starts, k| starts & free >> k);
-    (starts != 0).then(|| starts.trailing_zeros())
-}
-
-impl Blocks for Slabs {
-    fn claim(&mut self, tenant: &Tenant, blocks: u32) -> Result<BlockId, Refusal> {
-        let fits = |slab: &Slab| slab.tenant.as_ref() == Some(tenant) && find(slab.free, blocks).is_some();
-        let found = self.slabs.iter().position(|slab| slab.as_ref().is_some_and(fits));
-        let place = match found {
-            Some(place) => place,
-            None => self.grow(tenant)?,
-        };
-        let slab = self.slabs[place].as_mut().ok_or(Refusal::Tables)?;
-        let first = find(slab.free, blocks).ok_or(Refusal::Tables)?;
-        slab.free &= !mask(first, blocks);
-        slab.idle_ns = None;
-        Ok(BlockId(slab.number as u32 * SLAB_BLOCKS + first))
-    }
-
-    fn release(&mut self, block: BlockId, blocks: u32) {
-        let Some((slab, first)) = self.slab_of(block) else { return };
-        // Scrubbed before it is free: what comes next to an application is zero.
-        if shared::punch(slab.fd, first as u64 * BLOCK_BYTES, blocks as u64 * BLOCK_BYTES).is_ok() {
-            slab.free |= mask(first, blocks);
         }
+        let surplus: Vec<Grant> = mine.into_values().collect();
+        Ok(self.give_back(&surplus)?)
     }
 
-    fn memory(&mut self, block: BlockId) -> Result<Memory, Refusal> {
-        let (slab, first) = self.slab_of(block).ok_or(Refusal::Tables)?;
-        Ok(Memory { fd: slab.fd, name: slab.number, len: SLAB_BYTES, offset: first as u64 * BLOCK_BYTES })
-    }
-
-    fn tend(&mut self, now_ns: u64) -> Result<(), String> {
-        self.session.tend().map_err(|lost| lost.to_string())?;
-        for place in 0..self.slabs.len() {
-            let Some(slab) = &mut self.slabs[place] else { continue };
-            if slab.free != u32::MAX {
-                continue;
-            }
-            let since = *slab.idle_ns.get_or_insert(now_ns);
-            let tenant = slab.tenant.clone();
-            let others = |other: &Slab| other.number != slab_number(&self.slabs[place]) && other.tenant == tenant;
-            let another = self.slabs.iter().flatten().any(|other| others(other) && other.free == u32::MAX);
-            if (tenant.is_none() || another || now_ns - since >= KEEP_NS)
-                && let Some(gone) = self.slabs[place].take()
-            {
-                raw::close(gone.fd);
-                self.give_back(place, gone.id);
+    /// Giants that a killed agent was about to split.
+    fn end_splits(&mut self) -> Result<(), JoinError> {
+        for (index, word) in self.read(Level::Giant)?.into_iter().enumerate() {
+            if word.is(State::Splitting) && word.owner() == self.actor.owner {
+                let giant = Place::giant(index as u32);
+                let mut finish = Reshape::finish(self.actor, self.words.geometry(), giant, word);
+                let _ = self.run(&mut finish)?;
             }
         }
         Ok(())
     }
 
-    fn taken(&self) -> u64 {
-        self.slabs.iter().flatten().count() as u64 * SLAB_BYTES
+    fn run<T>(&mut self, operation: &mut impl Operation<Outcome = T>) -> Result<T, Lost> {
+        self.words.run(&mut self.queue, operation)
     }
-}
 
-fn slab_number(slab: &Option<Slab>) -> u64 {
-    slab.as_ref().map_or(u64::MAX, |slab| slab.number)
-}
-
-impl Drop for Slabs {
-    fn drop(&mut self) {
-        self.slabs.iter().flatten().for_each(|slab| raw::close(slab.fd));
+    /// All words of a level.
+    fn read(&mut self, level: Level) -> Result<Vec<Word>, WordsError> {
+        let geometry = self.words.geometry();
+        let mut all = vec![0; geometry.count(level) as usize];
+        for (n, part) in all.chunks_mut(TOGETHER).enumerate() {
+            let first = Place { level, index: (n * TOGETHER) as u32 };
+            let at = geometry.offset(Target::Word(first)).unwrap_or(u64::MAX);
+            words::read(&mut self.queue, at, part)?;
+        }
+        Ok(all.into_iter().map(Word).collect())
     }
-}
 
-#[cfg(all(test, not(loom)))]
-mod tests {
-    use super::*;
+    /// So many neighbouring blocks, zero.
+    pub fn claim(&mut self, blocks: u32) -> Result<Claimed, Refusal> {
+        let grants = self.claim_units(blocks)?;
+        let block = self.name();
+        let place = grants[0].place.index;
+        self.count += grants.len() as u64;
+        self.held.insert(block, grants);
+        Ok(Claimed { block, place })
+    }
 
-    #[test]
-    fn adjacent_blocks_are_found() {
-        assert_eq!((find(u32::MAX, 32), find(u32::MAX, 1), find(0, 1)), (Some(0), Some(0), None));
-        assert_eq!((find(0b1110_0110, 3), find(0b1110_0110, 2), find(0b1110_0110, 4)), (Some(5), Some(1), None));
-        assert_eq!((mask(0, 32), mask(31, 1), mask(5, 3)), (u32::MAX, 1 << 31, 0b1110_0000));
-        assert_eq!(find(1 << 31, 2), None);
+    fn claim_units(&mut self, blocks: u32) -> Result<Vec<Grant>, Refusal> {
+        let want = Want::run(&self.words.geometry(), Level::Block, blocks).ok_or(Refusal::Exhausted)?;
+        let begun = raw::now_ns();
+        loop {
+            self.claimer.begin(want);
+            match self.words.run(&mut self.queue, &mut self.claimer) {
+                Ok(Ok(grants)) if !grants.is_empty() => return Ok(grants),
+                Ok(Ok(_) | Err(Failed::NoSpace)) => {
+                    if self.split_giant()? {
+                        continue;
+                    }
+                    // What was given back is drained and scrubbed first: that takes the node some microseconds.
+                    if begun.saturating_sub(self.released_ns) > CLEANING_NS || raw::now_ns() - begun > CLEANING_NS {
+                        return Err(Refusal::Exhausted);
+                    }
+                    raw::sleep_ns(LOOK_NS);
+                }
+                Ok(Err(Failed::Contended)) if raw::now_ns() - begun <= CLEANING_NS => raw::sleep_ns(LOOK_NS),
+                Ok(Err(Failed::Contended)) => return Err(Refusal::Exhausted),
+                Ok(Err(Failed::OverQuota)) => return Err(Refusal::Share),
+                Ok(Err(Failed::Fenced | Failed::Lost)) | Err(_) => return Err(Refusal::Lost),
+            }
+        }
+    }
+
+    /// Opens a GiB that is still in one piece. False: there is none.
+    fn split_giant(&mut self) -> Result<bool, Refusal> {
+        loop {
+            let giants = self.read(Level::Giant).map_err(|_| Refusal::Lost)?;
+            let whole = |word: &Word| word.is(State::Free) && !word.generation().is_worn();
+            let Some(giant) = giants.iter().rposition(whole) else { return Ok(false) };
+            let mut split = Reshape::split(self.actor, self.words.geometry(), Place::giant(giant as u32));
+            match self.run(&mut split) {
+                Ok(Ok(Reshaped::Done(_))) => return Ok(true),
+                // Somebody else was faster.
+                Ok(Ok(_)) => {}
+                _ => return Err(Refusal::Lost),
+            }
+        }
+    }
+
+    /// A name that no block in use has. It comes again after all others.
+    fn name(&mut self) -> BlockId {
+        loop {
+            let next = self.ledger.next_name();
+            self.ledger.set_next_name((next + 1) % MAX_BLOCK_ID as u64);
+            let name = BlockId(next as u32 % MAX_BLOCK_ID);
+            if !self.held.contains_key(&name) {
+                return name;
+            }
+        }
+    }
+
+    /// A block or run that nobody uses any more. Its memory goes back to the system at once.
+    pub fn release(&mut self, block: BlockId) {
+        let Some(grants) = self.held.remove(&block) else { return };
+        self.count -= grants.len() as u64;
+        self.released_ns = raw::now_ns();
+        // Of a node that is lost nothing is left to give back.
+        let _ = self.give_back(&grants);
+    }
+
+    fn give_back(&mut self, grants: &[Grant]) -> Result<(), Lost> {
+        for some in grants.chunks(MAX_OUTSTANDING) {
+            let mut releases: Vec<Release> = some.iter().map(|&grant| Release::new(self.actor, grant)).collect();
+            self.words.run_each(&mut self.queue, &mut releases)?;
+        }
+        Ok(())
+    }
+
+    /// The memory of a block or run, the same every time.
+    pub fn memory(&mut self, block: BlockId) -> Result<Memory, Refusal> {
+        let grants = self.held.get(&block).ok_or(Refusal::Tables)?;
+        let key = grants[0].key().0;
+        let fd = self.session.unit(Key(key), grants.len() as u32).map_err(|e| match e {
+            GrantError::Lost(_) => Refusal::Lost,
+            _ => Refusal::System,
+        })?;
+        Ok(Memory { fd, name: key, len: grants.len() as u64 * BLOCK_BYTES })
+    }
+
+    /// A few times a second. An error: the source is gone.
+    pub fn tend(&mut self) -> Result<(), String> {
+        self.session.tend().map_err(|lost| lost.to_string())
+    }
+
+    /// Bytes claimed at the node.
+    pub fn taken(&self) -> u64 {
+        self.count * BLOCK_BYTES
     }
 }

@@ -6,10 +6,11 @@
 //! | `agent.sock` | where applications connect |
 //! | `agent.ledger` | [`crate::ledger`]; of a former agent, if it was killed |
 
-use crate::blocks::Slabs;
+use crate::blocks::{Blocks, Claimed, JoinError, Recorded};
 use crate::ledger::{self, Ledger};
 use crate::serve::{End, Report, Service};
 use crate::stock::{Quotas, Stock};
+use farmem_fabric::words::WordsError;
 use farmem_fabric::{ConnectError, ConnectOptions, Transport};
 use farmem_sys::process;
 use farmem_sys::raw::Errno;
@@ -47,12 +48,24 @@ pub enum StartError {
     /// Its node cannot be used.
     #[error(transparent)]
     Node(#[from] ConnectError),
+    /// Its node's words cannot be read.
+    #[error(transparent)]
+    Words(#[from] WordsError),
     /// A file cannot be used.
     #[error("cannot use {0}: {1}")]
     File(PathBuf, io::Error),
     /// The system refused threads or descriptors.
     #[error("the system refused what an agent needs: {0}")]
     System(#[from] Errno),
+}
+
+impl From<JoinError> for StartError {
+    fn from(e: JoinError) -> StartError {
+        match e {
+            JoinError::Node(e) => e.into(),
+            JoinError::Words(e) => e.into(),
+        }
+    }
 }
 
 /// Where an agent with this directory listens.
@@ -96,25 +109,29 @@ impl Agent {
         let mut stock = Stock::open(Arc::clone(&ledger), config.quotas.clone());
         let resumed = match ledger.membership() {
             Some(member) => {
-                match Slabs::resume(&config.node, &options, Arc::clone(&ledger), &member, stock.blocks()) {
-                    Ok(slabs) => Some(slabs),
+                let recorded = stock.owned().map(|owned| Recorded {
+                    claimed: Claimed { block: owned.block, place: owned.place },
+                    blocks: owned.blocks,
+                });
+                match Blocks::resume(&config.node, &options, Arc::clone(&ledger), &member, recorded) {
+                    Ok(blocks) => Some(blocks),
                     // The node was started anew, or gave the memory back: nothing of it is left.
-                    Err(ConnectError::Unknown(_)) => None,
+                    Err(JoinError::Node(ConnectError::Unknown(_))) => None,
                     Err(e) => return Err(e.into()),
                 }
             }
             None => None,
         };
-        let slabs = match resumed {
-            Some(slabs) => slabs,
+        let blocks = match resumed {
+            Some(blocks) => blocks,
             None => {
                 ledger.clear();
                 stock = Stock::open(Arc::clone(&ledger), config.quotas.clone());
-                Slabs::join(&config.node, &options, Arc::clone(&ledger))?
+                Blocks::join(&config.node, &options, Arc::clone(&ledger))?
             }
         };
         let recovered = stock.applications().count();
-        let service = Service::new(stock, Box::new(slabs))?;
+        let service = Service::new(stock, blocks)?;
         let at = socket(&config.dir);
         // A killed agent's; another that lives has the lock.
         let _ = std::fs::remove_file(&at);

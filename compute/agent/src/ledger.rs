@@ -1,10 +1,9 @@
 //! The agent's record of what its applications hold, in a file that outlives it.
 //!
 //! ```text
-//! byte 0        header    magic, the membership at the node, the last request made there
+//! byte 0        header    magic, the membership at the node, the next block's name
 //!      4096     applications, 256 × 128 bytes     token, user, process, job
-//!      36864    slabs, 1024 × 32 bytes            name here and at the node
-//!      69632    blocks, 32768 × 128 bytes         owner, name, map of chunks
+//!      36864    blocks, 32768 × 128 bytes         owner, name, place at the node, map of chunks
 //! ```
 //! (All numbers are words of 8 bytes, of this machine's order: the file never leaves it.)
 //!
@@ -14,10 +13,10 @@
 //!
 //! | cut between | found | made good by |
 //! |---|---|---|
-//! | a slab granted, and its record | `pending` set | the request is repeated under its number, and the slab given back |
+//! | a block claimed, and its record | a word at the node that names the agent | it is given back ([`crate::blocks`]) |
+//! | a record struck out, and the block given back | the same | the same |
 //! | chunks recorded, and the application told | chunks that it does not declare | they are free ([`crate::stock::Stock::declare`]) |
 //! | an application's FREE read, and recorded | chunks that it does not declare | the same |
-//! | a block's name and map, and its owner | no owner | the block is nobody's, and free in its slab |
 //! | an application admitted, and told its token | one that never comes back | its time is over, its process is found gone |
 //!
 //! An entry's first word is therefore stored last when it begins, and first when
@@ -31,21 +30,17 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 /// Applications of an agent at once.
 pub const MAX_APPS: usize = 256;
-/// Slabs it holds at once: 64 GiB.
-pub const MAX_SLABS: usize = 1024;
-/// Blocks and runs of blocks that applications hold at once.
+/// Blocks and runs of blocks that applications hold at once: 64 GiB at least.
 pub const MAX_ENTRIES: usize = 32_768;
 /// Bytes of a job's name.
 pub const MAX_JOB: usize = 32;
 /// Bytes of the file; sparse.
 pub const BYTES: usize = BLOCKS + MAX_ENTRIES * BLOCK;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"fmagent1");
+const MAGIC: u64 = u64::from_le_bytes(*b"fmagent2");
 const APPS: usize = 4096;
 const APP: usize = 128;
-const SLABS: usize = APPS + MAX_APPS * APP;
-const SLAB: usize = 32;
-const BLOCKS: usize = SLABS + MAX_SLABS * SLAB;
+const BLOCKS: usize = APPS + MAX_APPS * APP;
 const BLOCK: usize = 128;
 
 /// 128 bits that an application proves itself by when it comes back.
@@ -73,10 +68,8 @@ pub struct Membership {
     pub secret: [u8; 16],
     /// The node's incarnation.
     pub incarnation: u64,
-    /// The number of the last request made.
+    /// The agent's requests are numbered from here.
     pub number: u64,
-    /// That request was for a slab, which was not recorded yet.
-    pub pending: bool,
 }
 
 /// One entry of the table of blocks.
@@ -88,6 +81,8 @@ pub struct Owned {
     pub block: BlockId,
     /// Blocks: 1, or those of a run.
     pub blocks: u32,
+    /// The (first) block's number at the node.
+    pub place: u32,
     /// Chunks that the application has, of a block that is no run.
     pub map: Map,
 }
@@ -142,40 +137,24 @@ impl Ledger {
     /// How the agent is known at its node, if it ever was.
     pub fn membership(&self) -> Option<Membership> {
         let incarnation = self.word(24);
-        (incarnation != 0).then(|| Membership {
-            secret: self.bytes(8),
-            incarnation,
-            number: self.word(32),
-            pending: self.word(40) != 0,
-        })
+        (incarnation != 0).then(|| Membership { secret: self.bytes(8), incarnation, number: self.word(32) })
     }
 
     /// Records how the agent is known at its node.
     pub fn set_membership(&self, membership: &Membership) {
         self.put_bytes(8, &membership.secret);
-        self.set_request(membership.number, membership.pending);
+        self.put(32, membership.number);
         self.put(24, membership.incarnation);
     }
 
-    /// Before a request is made. `pending`: it is for a slab.
-    pub fn set_request(&self, number: u64, pending: bool) {
-        self.put(40, pending as u64);
-        self.put(32, number);
-    }
-
-    /// The slab that was asked for is recorded.
-    pub fn settle(&self) {
-        self.put(40, 0);
-    }
-
-    /// The number of slabs ever held: where the next ones' names begin.
-    pub fn next_slab(&self) -> u64 {
-        self.word(48)
+    /// The next block's name.
+    pub fn next_name(&self) -> u64 {
+        self.word(40)
     }
 
     /// Records it.
-    pub fn set_next_slab(&self, next: u64) {
-        self.put(48, next);
+    pub fn set_next_name(&self, next: u64) {
+        self.put(40, next);
     }
 
     /// An application, by its place.
@@ -207,21 +186,6 @@ impl Ledger {
         self.put(at, 1);
     }
 
-    /// A slab, by its place: its name here and at the node.
-    pub fn slab(&self, place: usize) -> Option<(u64, u64)> {
-        let at = SLABS + place * SLAB;
-        let own = self.word(at);
-        (own != 0).then(|| (own - 1, self.word(at + 8)))
-    }
-
-    /// Records a slab, or that it is given back.
-    pub fn set_slab(&self, place: usize, names: Option<(u64, u64)>) {
-        let at = SLABS + place * SLAB;
-        let Some((own, there)) = names else { return self.put(at, 0) };
-        self.put(at + 8, there);
-        self.put(at, own + 1);
-    }
-
     /// An entry of the table of blocks.
     pub fn owned(&self, entry: usize) -> Option<Owned> {
         let at = BLOCKS + entry * BLOCK;
@@ -230,6 +194,7 @@ impl Ledger {
             app: (owner & 0xFFFF) as usize,
             blocks: (owner >> 16 & 0xFF) as u32,
             block: BlockId(self.word(at + 8) as u32),
+            place: (self.word(at + 8) >> 32) as u32,
             map: std::array::from_fn(|i| self.word(at + 16 + i * 8)),
         })
     }
@@ -237,7 +202,7 @@ impl Ledger {
     /// Records that an application owns a block.
     pub fn own(&self, entry: usize, owned: &Owned) {
         let at = BLOCKS + entry * BLOCK;
-        self.put(at + 8, owned.block.0 as u64);
+        self.put(at + 8, (owned.place as u64) << 32 | owned.block.0 as u64);
         self.set_map(entry, &owned.map);
         self.put(at, 1 << 32 | (owned.blocks as u64) << 16 | owned.app as u64);
     }
@@ -270,20 +235,20 @@ mod tests {
         let (first, known) = Ledger::open(fd).unwrap();
         assert!(!known && first.membership().is_none() && first.app(3).is_none());
         let app = Identity { token: [7; 16], uid: 1000, pid: 42, began: 99, job: "nightly".into() };
-        let member = Membership { secret: [9; 16], incarnation: 5, number: 17, pending: true };
-        let owned = Owned { app: 3, block: BlockId(77), blocks: 1, map: [1, 2, 3, 4, 5, 6, 7, u64::MAX] };
+        let member = Membership { secret: [9; 16], incarnation: 5, number: 17 };
+        let owned =
+            Owned { app: 3, block: BlockId(77), blocks: 1, place: u32::MAX, map: [1, 2, 3, 4, 5, 6, 7, u64::MAX] };
         first.set_app(3, Some(&app));
         first.set_membership(&member);
-        first.set_slab(2, Some((0, 55)));
+        first.set_next_name(55);
         first.own(MAX_ENTRIES - 1, &owned);
         let (next, known) = Ledger::open(fd).unwrap();
         assert!(known);
         assert_eq!((next.app(3), next.app(4)), (Some(app), None));
-        assert_eq!((next.membership(), next.slab(2)), (Some(member), Some((0, 55))));
+        assert_eq!((next.membership(), next.next_name()), (Some(member), 55));
         assert_eq!((next.owned(MAX_ENTRIES - 1), next.owned(0)), (Some(owned), None));
         next.disown(MAX_ENTRIES - 1);
-        next.settle();
-        assert_eq!((first.owned(MAX_ENTRIES - 1), first.membership().unwrap().pending), (None, false));
+        assert_eq!(first.owned(MAX_ENTRIES - 1), None);
         raw::close(fd);
     }
 }

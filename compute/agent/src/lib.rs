@@ -6,7 +6,7 @@
 //!
 //! ```text
 //!  application                                     agent                              node
-//!  client ── cache of chunks ◄─┐         ┌─► clerk ─► stock ── blocks of 2 MiB ◄── slabs
+//!  client ── cache of chunks ◄─┐         ┌─► clerk ─► stock ── blocks of 2 MiB ◄── one CAS each
 //!   4 KiB: from the cache      └── ring ─┘     │        who holds what, quotas
 //!   (no system call)                           └─ ledger: the same, in a file that survives the agent
 //! ```

@@ -132,12 +132,9 @@ impl Stock {
         stock
     }
 
-    /// Every block that an application holds, with the number of blocks of its run, and whose it is.
-    pub fn blocks(&self) -> impl Iterator<Item = (BlockId, u32, Tenant)> + '_ {
-        self.entries.iter().flatten().filter_map(|entry| {
-            let tenant = self.apps[entry.owned.app].as_ref()?.tenant.clone();
-            Some((entry.owned.block, entry.owned.blocks, tenant))
-        })
+    /// Every block and run that an application holds.
+    pub fn owned(&self) -> impl Iterator<Item = &Owned> + '_ {
+        self.entries.iter().flatten().map(|entry| &entry.owned)
     }
 
     /// Admits an application. Its place; `None` when there are [`MAX_APPS`].
@@ -234,19 +231,20 @@ impl Stock {
         }
     }
 
-    /// Gives the application a block, or a run of them (which is taken as a whole at once).
+    /// Gives the application a block, or a run of them (which is taken as a whole at once). `place`: the
+    /// (first) one's number at the node.
     ///
     /// # Errors
     /// Another thread's application of the same tenant was faster to the last of the quota: the block stays
     /// the caller's.
-    pub fn supply(&mut self, app: usize, block: BlockId, blocks: u32) -> Result<(), Refusal> {
+    pub fn supply(&mut self, app: usize, block: BlockId, blocks: u32, place: u32) -> Result<(), Refusal> {
         self.may_have(app, blocks)?;
         let at = self.free_entries.pop().unwrap_or_else(|| {
             self.entries.push(None);
             self.entries.len() as u32 - 1
         });
         let map = if blocks == 1 { EMPTY } else { [u64::MAX; 8] };
-        let owned = Owned { app, block, blocks, map };
+        let owned = Owned { app, block, blocks, place, map };
         self.ledger.own(at as usize, &owned);
         self.enter(at, owned);
         Ok(())
@@ -271,6 +269,7 @@ impl Stock {
     /// Takes an entry out: its block is nobody's.
     fn remove(&mut self, at: u32) -> (BlockId, u32) {
         let entry = self.entries[at as usize].take().expect("an entry");
+        // Before the block goes back: a record of what is no longer held would be another's, later.
         self.ledger.disown(at as usize);
         self.by_block.remove(&entry.owned.block);
         self.free_entries.push(at);

@@ -27,12 +27,12 @@ pub const CHUNK_BYTES: u64 = 4096;
 pub const BLOCK_BYTES: u64 = BLOCK_CHUNKS as u64 * CHUNK_BYTES;
 /// The order of a whole block: a piece of order `k` is `2^k` chunks.
 pub const BLOCK_ORDER: u8 = 9;
-/// Adjacent blocks in a run, at most: what a slab of 64 MiB has.
+/// Adjacent blocks in a run, at most: 64 MiB.
 pub const MAX_RUN: u32 = 32;
 /// Chunks or pieces that one WANT may ask for.
 pub const MAX_WANT: u32 = 128;
 
-/// A block's name. The agent never uses one again for another block.
+/// A block's name. When the agent uses it again for another block, all other names have been used meanwhile.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct BlockId(pub u32);
 
@@ -83,6 +83,8 @@ pub enum Refusal {
     Lost = 4,
     /// The system refused the agent memory or descriptors.
     System = 5,
+    /// The agent holds all that its node lets one owner have.
+    Share = 6,
 }
 
 impl Refusal {
@@ -93,6 +95,7 @@ impl Refusal {
             3 => Refusal::Tables,
             4 => Refusal::Lost,
             5 => Refusal::System,
+            6 => Refusal::Share,
             _ => return None,
         })
     }

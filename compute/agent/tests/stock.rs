@@ -1,7 +1,7 @@
 //! The stock against a plain model: chunks, one by one, and whose each is.
 
 use farmem_agent::chunks::{EMPTY, Map};
-use farmem_agent::ledger::{BYTES, Identity, Ledger};
+use farmem_agent::ledger::{BYTES, Identity, Ledger, Owned};
 use farmem_agent::stock::{Need, Quotas, Stock, Violation};
 use farmem_agent::word::{BLOCK_BYTES, BLOCK_ORDER, BlockId, Piece, Refusal};
 use farmem_sys::{raw, shared};
@@ -129,7 +129,7 @@ fn run(steps: &[Step]) {
                 if stock.may_have(places[app], blocks).is_ok()
                     && let Some(block) = model.claim(blocks)
                 {
-                    stock.supply(places[app], block, blocks).unwrap();
+                    stock.supply(places[app], block, blocks, block.0).unwrap();
                     model.granted(app, Piece { block, first: 0, order: BLOCK_ORDER }, blocks);
                 }
             }
@@ -226,7 +226,7 @@ fn with_blocks(
             }
             Err(Need::Block) => {
                 let block = model.claim(1)?;
-                stock.supply(app, block, 1).unwrap();
+                stock.supply(app, block, 1, block.0).unwrap();
             }
         }
     }
@@ -234,7 +234,7 @@ fn with_blocks(
 
 fn check(stock: &Stock, model: &Model, places: &[usize]) {
     let mut blocks = BTreeSet::new();
-    for (block, n, _) in stock.blocks() {
+    for &Owned { block, blocks: n, .. } in stock.owned() {
         assert!((block.0..block.0 + n).all(|block| blocks.insert(block)), "a block with two owners");
     }
     assert_eq!(blocks, model.out, "what the stock has is what the source gave");
@@ -263,7 +263,7 @@ fn quotas_are_exact_for_user_and_job() {
     let mut next = 0..;
     let mut fill = |stock: &mut Stock, app: usize| {
         while stock.may_have(app, 1).is_ok() {
-            stock.supply(app, BlockId(next.next().unwrap()), 1).unwrap();
+            stock.supply(app, BlockId(next.next().unwrap()), 1, 0).unwrap();
             assert_eq!(stock.alloc(app, BLOCK_ORDER).map(|piece| piece.order), Ok(BLOCK_ORDER));
         }
         assert_eq!(stock.alloc(app, 0), Err(Need::Refused(Refusal::Quota)));

@@ -95,6 +95,9 @@ pub enum AllocError {
     /// The node is gone; what is held is gone or will be.
     #[error("the agent has lost its memory node: end, and start again when the node is back")]
     Lost,
+    /// The agent's share at its node is used up.
+    #[error("the agent holds all that its node lets one owner have: free memory, or raise farmem node --quota")]
+    Share,
     /// The system refused the agent something.
     #[error("the system refused the agent memory or descriptors: try again later")]
     System,
@@ -120,6 +123,7 @@ impl From<Refusal> for AllocError {
             Refusal::Tables => AllocError::Tables,
             Refusal::Lost => AllocError::Lost,
             Refusal::System => AllocError::System,
+            Refusal::Share => AllocError::Share,
         }
     }
 }

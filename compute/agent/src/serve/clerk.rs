@@ -8,12 +8,12 @@
 
 use super::Service;
 use super::seat::{Seat, pass};
-use crate::blocks::Memory;
+use crate::blocks::{Claimed, Memory};
 use crate::hello::Mapped;
 use crate::ring::{Consumer, Producer};
 use crate::stock::{Need, Violation};
 use crate::word::{Down, Refusal, Up};
-use farmem_sys::{shared, socket};
+use farmem_sys::{raw, shared, socket};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use zerocopy::IntoBytes;
@@ -164,15 +164,11 @@ impl Service {
 
     /// Claims blocks from the source for the application. The stock's lock is not held while the node is asked.
     fn supply(&self, seat: &Seat, blocks: u32) -> Result<crate::word::BlockId, Refusal> {
-        let tenant = {
-            let stock = self.stock.lock();
-            stock.may_have(seat.app, blocks)?;
-            stock.tenant(seat.app).cloned().ok_or(Refusal::Tables)?
-        };
-        let block = self.blocks.lock().claim(&tenant, blocks)?;
-        let supplied = self.stock.lock().supply(seat.app, block, blocks);
+        self.stock.lock().may_have(seat.app, blocks)?;
+        let Claimed { block, place } = self.blocks.lock().claim(blocks)?;
+        let supplied = self.stock.lock().supply(seat.app, block, blocks, place);
         if let Err(refusal) = supplied {
-            self.blocks.lock().release(block, blocks);
+            self.blocks.lock().release(block);
             return Err(refusal);
         }
         Ok(block)
@@ -183,13 +179,14 @@ impl Service {
         if !self.stock.lock().owns(seat.app, block) {
             return Err(Violation::NotHeld);
         }
-        let mut blocks = self.blocks.lock();
-        match blocks.memory(block) {
-            Ok(memory) => {
-                let Memory { name, len, offset, .. } = memory;
-                let mapped = Mapped { block: block.0 as u64, name, len, offset };
+        let memory = self.blocks.lock().memory(block);
+        match memory {
+            Ok(Memory { fd, name, len }) => {
+                let mapped = Mapped { block: block.0 as u64, name, len, offset: 0 };
+                let passed = pass(&seat.stream, mapped.as_bytes(), fd);
+                raw::close(fd);
                 // A socket that is full is one that nobody reads.
-                if pass(&seat.stream, mapped.as_bytes(), memory.fd) { Ok(None) } else { Err(Violation::Unread) }
+                if passed { Ok(None) } else { Err(Violation::Unread) }
             }
             Err(refusal) => Ok(Some(refusal)),
         }

@@ -3,7 +3,7 @@
 //! ```text
 //!             ┌ listener ─► a thread: handshake (seat.rs) ─► clerk (clerk.rs): the ring, until its end
 //!  watcher ───┤ sockets, pidfds of applications ─► that application's clerk is told to end
-//!  (epoll)    └ every 250 ms: processes that are absent and gone, slabs kept long enough, idleness
+//!  (epoll)    └ every 250 ms: processes that are absent and gone, idleness
 //! ```
 //!
 //! A clerk serves one application and sleeps on that application's ring: whoever
@@ -19,7 +19,7 @@ use crate::ledger::{Identity, Ledger};
 use crate::stock::Stock;
 use farmem_sys::epoll::{Epoll, Waker};
 use farmem_sys::process;
-use farmem_sys::raw::{self, Errno};
+use farmem_sys::raw::Errno;
 use farmem_sys::sync::Lock;
 use seat::Seat;
 use std::collections::{BTreeMap, HashMap};
@@ -50,7 +50,7 @@ pub enum End {
 /// What is served, and to whom.
 pub struct Service {
     stock: Lock<Stock>,
-    blocks: Lock<Box<dyn Blocks>>,
+    blocks: Lock<Blocks>,
     seats: Lock<BTreeMap<usize, Arc<Seat>>>,
     /// Wakes the watcher.
     waker: Waker,
@@ -74,7 +74,7 @@ pub struct Report {
 impl Service {
     /// Over a stock and its source. The stock's applications are absent: each may come back as long as its
     /// process lives.
-    pub fn new(stock: Stock, blocks: Box<dyn Blocks>) -> Result<Arc<Service>, Errno> {
+    pub fn new(stock: Stock, blocks: Blocks) -> Result<Arc<Service>, Errno> {
         Ok(Arc::new(Service {
             stock: Lock::new(stock),
             blocks: Lock::new(blocks),
@@ -132,7 +132,7 @@ impl Service {
             if tended.elapsed() >= TEND {
                 tended = Instant::now();
                 self.end_absent(ledger);
-                if let Err(why) = self.blocks.lock().tend(raw::now_ns()) {
+                if let Err(why) = self.blocks.lock().tend() {
                     return Ok(End::Lost(why));
                 }
                 each();
@@ -193,8 +193,8 @@ impl Service {
     }
 
     fn release(&self, freed: impl IntoIterator<Item = (crate::word::BlockId, u32)>) {
-        for (block, blocks) in freed {
-            self.blocks.lock().release(block, blocks);
+        for (block, _) in freed {
+            self.blocks.lock().release(block);
         }
     }
 }

@@ -85,7 +85,7 @@ impl Host {
 
     /// Bytes the node has lent.
     pub fn lent(&self) -> u64 {
-        self.node.nic().lending.lent()
+        self.node.nic().lent()
     }
 
     /// Bytes really taken.
