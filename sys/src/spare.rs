@@ -33,6 +33,13 @@ pub fn keep() {
         return;
     }
     let most = (limit.rlim_cur / OF).min(MOST as u64) as usize;
+    // Above a limit that was lowered a number makes no room when it is given up.
+    for place in &SPARE {
+        let spare = place.load(Ordering::Relaxed);
+        if spare != NONE && spare as u64 >= limit.rlim_cur && place.swap(NONE, Ordering::Relaxed) == spare {
+            close(spare);
+        }
+    }
     for place in SPARE.iter().take(most).filter(|place| place.load(Ordering::Relaxed) == NONE) {
         // SAFETY: no pointers.
         let made = unsafe { checked(libc::SYS_eventfd2, [0, libc::EFD_CLOEXEC as usize, 0, 0, 0, 0]) };

@@ -37,7 +37,7 @@ macro_rules! cases {
 }
 
 cases! {
-    threads64 thread_churn
+    threads64 thread_churn no_descriptors
     fork_live fork_guesses fork_threads exec_family close_all
     own_handlers signals_blocked far_stacks alt_stacks
     reservations jit remap remap_evicted remap_beside remap_unreadable advise program_break instructions
@@ -56,10 +56,12 @@ fn early_heap() -> Result<()> {
 fn vfork_first() -> Result<()> {
     let program = Command::new(compile::c("vfork_first", &[])?);
     let native = process::run(copy(&program), LIMIT)?.success()?;
-    let (far, _) = far_run(&program, &Far::local("4M").with(&["--transport", "shm"]), LIMIT)?;
-    compare(&native, &far)?;
-    ensure!(far.stderr.contains("threads 2"), "{}", far.stderr);
-    Ok(())
+    for (way, threads) in [("shm", 2), ("tcp", 2)] {
+        let (far, _) = far_run(&program, &Far::local("4M").with(&["--transport", way]), LIMIT)?;
+        compare(&native, &far).map_err(|e| e.context(way))?;
+        ensure!(far.stderr.contains(&format!("threads {threads}")), "{way}: {}", far.stderr);
+    }
+    case("vfork_first")
 }
 
 /// What is left in registers is no argument, in an image with the runtime and in one that has only inherited the filter.

@@ -65,12 +65,14 @@ impl Background {
     /// notice when a node is lost, even if the program only sleeps.
     #[inline]
     pub fn begin(&self, pager: &Pager) {
-        if !self.started.load(Ordering::Relaxed)
-            && self.process.load(Ordering::Relaxed) == getpid()
-            && !self.started.swap(true, Ordering::Relaxed)
-        {
+        if !self.started.load(Ordering::Relaxed) && self.is_at_home() && !self.started.swap(true, Ordering::Relaxed) {
             pager.spawn(Job::Background);
         }
+    }
+
+    /// Whether this is the process that the pager belongs to, and not a vfork child of it.
+    pub fn is_at_home(&self) -> bool {
+        self.process.load(Ordering::Relaxed) == getpid()
     }
 
     /// In a forked child there is no thread yet.

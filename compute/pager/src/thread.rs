@@ -37,6 +37,9 @@ pub struct Claimed {
 pub struct Thread {
     /// Queue pairs, by node; made on first use.
     pub links: Vec<Option<QueuePair>>,
+    /// Nodes to which a vfork child has made the queue pair: its descriptor is the child's, and gone with it, while
+    /// this memory is the parent's too.
+    pub of_child: Vec<usize>,
     /// Completions of the last poll.
     pub done: Vec<Completion>,
     /// Prefetch decisions.
@@ -72,6 +75,13 @@ impl Thread {
         }
     }
 
+    /// Ends what a vfork child has made, on its way back to its own code. Nothing is under way there.
+    pub fn leave_child(&mut self) {
+        for node in self.of_child.drain(..) {
+            self.links[node] = None;
+        }
+    }
+
     /// In a forked child: its queue pairs are the parent's.
     pub fn forget_links(&mut self) {
         self.links.drain(..).flatten().for_each(QueuePair::forget_in_child);
@@ -80,6 +90,7 @@ impl Thread {
     fn new(longest: u32) -> Result<Self, Errno> {
         Ok(Thread {
             links: Vec::new(),
+            of_child: Vec::new(),
             done: Vec::with_capacity(2 * WINDOW),
             prefetcher: Prefetcher::with_longest(longest),
             first: FirstTouch::new(),
@@ -227,6 +238,9 @@ impl Threads {
 impl Drop for Inside<'_> {
     #[inline]
     fn drop(&mut self) {
+        if !self.thread.of_child.is_empty() {
+            self.thread.leave_child();
+        }
         self.context.inside.store(0, Ordering::Release);
     }
 }
