@@ -55,7 +55,7 @@ pub fn place() -> Result<PathBuf, Unplaced> {
     if holds(Path::new(PACKAGED), EMBEDDED) {
         return Ok(PACKAGED.into());
     }
-    let dir = runtime_dir::own()?;
+    let dir = runtime_dir::own_that(|dir| !process::is_noexec(dir).unwrap_or(false))?;
     if process::is_noexec(&dir).unwrap_or(false) {
         return Err(Unplaced::Unloadable(dir, "mounted noexec"));
     }

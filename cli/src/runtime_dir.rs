@@ -1,8 +1,8 @@
 //! One directory per user for what lives as long as a run: counters, sockets, the library.
 //!
-//! `$XDG_RUNTIME_DIR/farmem`, else `/tmp/farmem-UID`. Others may write to `/tmp`:
-//! the directory counts only if it is a real directory, ours, and closed to
-//! others (0700), so that nobody can put a library or a socket there for us.
+//! `$XDG_RUNTIME_DIR/farmem`, else `/tmp/farmem-UID`; where `/tmp` cannot be used (read-only containers), the same
+//! name in `/dev/shm` or `/var/tmp`. Others may write there: a directory counts only if it is a real directory, ours,
+//! and closed to others (0700), so that nobody can put a library or a socket there for us.
 //!
 //! | file | of |
 //! |---|---|
@@ -29,16 +29,39 @@ pub enum Unsafe {
     NotOurs(PathBuf, u32),
 }
 
+/// Where every user may make a directory, in the order in which it is tried.
+const SHARED: [&str; 3] = ["/tmp", "/dev/shm", "/var/tmp"];
+
+fn shared() -> impl Iterator<Item = PathBuf> {
+    SHARED.iter().map(|dir| format!("{dir}/farmem-{}", process::user()).into())
+}
+
 /// This user's directory, made if need be.
 pub fn own() -> Result<PathBuf, Unsafe> {
+    own_that(|_| true)
+}
+
+/// The first of this user's directories that `will_do`. Where none will, but one could be made: that one.
+pub fn own_that(will_do: impl Fn(&Path) -> bool) -> Result<PathBuf, Unsafe> {
     let under = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|dir| dir.is_absolute());
-    if let Some(dir) = under {
-        // A leftover variable of another user (`su`, `sudo -E`) must not stop a run: go on to /tmp.
-        if let Ok(dir) = private(dir.join("farmem")) {
-            return Ok(dir);
+    // A leftover variable of another user (`su`, `sudo -E`) must not stop a run: go on to /tmp.
+    let mut usable = under.and_then(|dir| private(dir.join("farmem")).ok());
+    let mut refusal = None;
+    for dir in shared() {
+        if usable.as_deref().is_some_and(&will_do) {
+            break;
+        }
+        match private(dir) {
+            Ok(dir) if usable.is_none() || will_do(&dir) => usable = Some(dir),
+            Ok(_) => {}
+            Err(e) => refusal = refusal.or(Some(e)),
         }
     }
-    private(format!("/tmp/farmem-{}", process::user()).into())
+    match (usable, refusal) {
+        (Some(dir), _) => Ok(dir),
+        (None, Some(refusal)) => Err(refusal),
+        (None, None) => unreachable!("there are directories to try"),
+    }
 }
 
 /// The directories to look through for runs and nodes: this user's; all users', for root.
@@ -50,13 +73,13 @@ pub fn visible() -> Vec<PathBuf> {
             found.push(dir);
         }
     };
-    add(format!("/tmp/farmem-{}", process::user()).into());
+    shared().for_each(&mut add);
     add("/run/farmem".into());
     if process::user() == 0 {
         for entry in fs::read_dir("/run/user").into_iter().flatten().flatten() {
             add(entry.path().join("farmem"));
         }
-        for entry in fs::read_dir("/tmp").into_iter().flatten().flatten() {
+        for entry in SHARED.iter().flat_map(fs::read_dir).flatten().flatten() {
             if entry.file_name().to_string_lossy().starts_with("farmem-") {
                 add(entry.path());
             }
@@ -115,6 +138,15 @@ impl Drop for Scratch {
 mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn another_directory_is_found_where_the_first_will_not_do() {
+        let elsewhere = own_that(|dir| dir.starts_with("/var/tmp")).unwrap();
+        assert!(elsewhere.starts_with("/var/tmp"), "{}", elsewhere.display());
+        let _ = fs::remove_dir(elsewhere);
+        let first = own_that(|_| false).unwrap();
+        assert_eq!(first, own().unwrap());
+    }
 
     #[test]
     fn a_directory_open_to_others_is_refused() {

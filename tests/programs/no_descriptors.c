@@ -44,6 +44,6 @@ int main(int argc, char **argv) {
     /* More than one slab. */
     uint8_t *much = far_map(96 << 20);
     fill(much, 96 << 20, 9);
-    printf("wrong %zu, open %d\n", wrong(much, 96 << 20, 9), open("/dev/null", O_RDONLY));
+    printf("wrong %zu\n", wrong(much, 96 << 20, 9));
     return 0;
 }
