@@ -14,7 +14,7 @@ fn the_header_confirms_every_size_offset_and_number() {
         return;
     }
     let mut program = String::from("#include <stddef.h>\n#include <infiniband/verbs.h>\n");
-    for (what, here) in ffi::LAYOUT.iter().chain(ffi::SIZES) {
+    for (what, here) in ffi::layout::LAYOUT.iter().chain(ffi::layout::SIZES) {
         let _ = writeln!(program, "_Static_assert({what} == {here}, \"{what} is not {here}\");");
     }
     let dir = std::env::temp_dir();

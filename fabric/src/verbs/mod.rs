@@ -2,13 +2,15 @@
 //!
 //! * [`host`]: this process's card: domain, keys of slabs, buffers it may touch.
 //! * [`bounce`]: where bytes lie whose own place the card may not touch.
-//! * [`queue`]: queue pairs.
+//! * [`queue`]: queue pairs. [`prepare`]: one verb made a work request. [`connect`]: a queue pair and the node's.
 //!
 //! How ends find each other, what isolates members, and what a lost connection is:
 //! `docs/design/verbs.md`.
 
 pub(crate) mod bounce;
+pub(crate) mod connect;
 pub(crate) mod host;
+mod prepare;
 pub(crate) mod queue;
 
 pub(crate) use host::Card;

@@ -19,45 +19,38 @@
 // The buffers of READ and WRITE are the caller's raw memory.
 #![allow(unsafe_code)]
 
-use super::bounce::{Bounce, SLOT};
+use super::bounce::Bounce;
+use super::connect::establish;
 use super::host::{Host, Known};
 use crate::link::Link;
-use crate::nic::wires::{from_wire, to_wire};
 use crate::queue::{Framed, Pending, SPIN_NS, Verb};
-use crate::session::{Membership, SILENT_NS, receive_all, send_now};
+use crate::session::{Membership, SILENT_NS};
 use crate::{Completion, Lost, Refusal};
-use farmem_protocol::addr::{SLAB_BYTES, SlabId};
-use farmem_protocol::wire::{Endpoint, MAX_VERB_BYTES, Purpose, Status};
+use farmem_protocol::addr::SlabId;
 use farmem_sys::memory::copy_bytes;
-use farmem_sys::process::random_bytes;
-use farmem_sys::raw::{self, Errno};
-use farmem_sys::verbs::{Done, Outcome, RcQueue, Region, Rights, Work, WorkRequest};
+use farmem_sys::raw;
+use farmem_sys::verbs::{Done, Outcome, RcQueue, Region, WorkRequest};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
-use zerocopy::{FromZeros, IntoBytes};
 
 /// Verbs on the card at once, of one queue pair.
-const DEPTH: u64 = 128;
+pub(super) const DEPTH: u64 = 128;
 /// WRITEs in a row of which none is told about.
-const UNTOLD: u64 = 16;
+pub(super) const UNTOLD: u64 = 16;
 /// Looks at the card between two offers of the CPU to others.
 const LOOKS_PER_YIELD: u32 = 16;
 /// Sleep between looks, when spinning was in vain.
 const NAP_NS: u64 = 100_000;
-/// How long the first message of a connection may take, retries of the card included.
-const FIRST_NS: u64 = 5_000_000_000;
-/// Between attempts to connect anew.
-const RETRY_NS: u64 = 50_000_000;
 /// Times in a row that a queue pair may break without any verb having completed in between.
 const FAILURES: u32 = 8;
 
-struct Flight {
-    pending: Pending,
+pub(super) struct Flight {
+    pub(super) pending: Pending,
     fate: Fate,
 }
 
-enum Fate {
+pub(super) enum Fate {
     /// Not begun.
     Waiting,
     /// To travel in frames, though it is on a slab: no memory can be locked for it.
@@ -75,27 +68,27 @@ enum Fate {
 
 /// See the top of this file.
 pub(crate) struct Wired {
-    member: Arc<Membership>,
+    pub(super) member: Arc<Membership>,
     number: u64,
-    host: Arc<Host>,
+    pub(super) host: Arc<Host>,
     /// The stream that the queue pair lives with.
     link: Option<Link>,
     /// Before the memory that it uses.
-    queue: Option<RcQueue>,
-    bounce: Bounce,
-    verbs: VecDeque<Flight>,
-    posted: usize,
+    pub(super) queue: Option<RcQueue>,
+    pub(super) bounce: Bounce,
+    pub(super) verbs: VecDeque<Flight>,
+    pub(super) posted: usize,
     /// Work requests so far on this queue pair, and those known to be done.
-    next: u64,
+    pub(super) next: u64,
     confirmed: u64,
     /// Where the buffers of the last READ and the last WRITE were.
-    hints: [Known; 2],
-    chain: Vec<WorkRequest<'static>>,
+    pub(super) hints: [Known; 2],
+    pub(super) chain: Vec<WorkRequest<'static>>,
     keyed: Option<Box<Framed>>,
     failures: u32,
     silent_ns: u64,
     /// Bytes of operands since this was last asked.
-    sent: u64,
+    pub(super) sent: u64,
 }
 
 // SAFETY: the pointers are slots of the bounce ring, or the verbs' buffers.
@@ -276,77 +269,6 @@ impl Wired {
         Ok(())
     }
 
-    /// Makes a work request of the first verb that is not posted. None: there is no room now.
-    fn prepare(&mut self, rkey: u32) -> Option<Fate> {
-        let pending = &self.verbs[self.posted].pending;
-        let (offset, len) = (pending.offset, pending.len);
-        let inline = self.queue.as_ref().map_or(0, RcQueue::inline_bytes);
-        let mut slot = None;
-        let mut region = None;
-        let work = match pending.verb {
-            Verb::Read { into } => {
-                let place = Self::place(&self.member, &self.host, &mut self.hints[0], into, len, Rights::Local);
-                let (into, lkey) = match place {
-                    Place::Known(lkey) => (into, lkey),
-                    Place::Registered(own) => (into, region.insert(own).lkey()),
-                    Place::Bounce => (*slot.insert(self.bounce.take()?), self.bounce.lkey()),
-                    Place::None => return Some(Fate::Frames),
-                };
-                Work::Read { into, lkey, len, offset, rkey }
-            }
-            Verb::Write { from } if len <= inline => Work::Write { from, lkey: 0, len, offset, rkey },
-            Verb::Write { from } => {
-                let at = from.cast_mut();
-                let place = Self::place(&self.member, &self.host, &mut self.hints[1], at, len, Rights::Source);
-                let (from, lkey) = match place {
-                    Place::Known(lkey) => (from, lkey),
-                    Place::Registered(own) => (from, region.insert(own).lkey()),
-                    Place::Bounce => {
-                        let to = *slot.insert(self.bounce.take()?);
-                        // SAFETY: at most a slot's bytes, from the verb's buffer.
-                        unsafe { copy_bytes(from, to, len as usize) };
-                        (to.cast_const(), self.bounce.lkey())
-                    }
-                    Place::None => return Some(Fate::Frames),
-                };
-                Work::Write { from, lkey, len, offset, rkey }
-            }
-            Verb::Cas { expected, new } => {
-                let into = slot.insert(self.bounce.take()?).cast();
-                Work::Cas { into, lkey: self.bounce.lkey(), expected, new, offset, rkey }
-            }
-            Verb::Faa { add } => {
-                let into = slot.insert(self.bounce.take()?).cast();
-                Work::Faa { into, lkey: self.bounce.lkey(), add, offset, rkey }
-            }
-            _ => return Some(Fate::Frames),
-        };
-        let id = self.next;
-        self.next += 1;
-        self.sent += match work {
-            Work::Write { len, .. } => len as u64,
-            Work::Read { .. } => 0,
-            _ => 8,
-        };
-        let told = !matches!(work, Work::Write { .. }) || id.is_multiple_of(UNTOLD);
-        self.chain.push(WorkRequest { id, told, work });
-        Some(Fate::Card { id, slot, _region: region })
-    }
-
-    /// How the card is to reach a buffer.
-    fn place(member: &Membership, host: &Host, hint: &mut Known, at: *mut u8, len: u32, rights: Rights) -> Place {
-        let (addr, len) = (at as usize, len as usize);
-        if !hint.covers(addr, len) {
-            match member.card.known(host, addr, len) {
-                Some(known) => *hint = known,
-                None if len <= SLOT => return Place::Bounce,
-                // SAFETY: the buffer stays mapped until the verb's completion, and the region goes with it.
-                None => return unsafe { host.domain.region(at, len, rights) }.map_or(Place::None, Place::Registered),
-            }
-        }
-        Place::Known(hint.lkey)
-    }
-
     /// Looks what the card has done.
     fn collect(&mut self, done: &mut Vec<Completion>) -> Result<(), Lost> {
         let mut told = [Done { id: 0, outcome: Outcome::SUCCESS }; 16];
@@ -459,91 +381,5 @@ impl Wired {
         let (link, queue) = establish(&self.member, &self.host, self.number)?;
         (self.link, self.queue) = (Some(link), Some(queue));
         Ok(())
-    }
-}
-
-enum Place {
-    Known(u32),
-    Registered(Region),
-    Bounce,
-    None,
-}
-
-impl Pending {
-    /// READ, WRITE, CAS or FAA on a slab.
-    fn is_one_sided(&self) -> bool {
-        self.on_slab() && !matches!(self.verb, Verb::Lines { .. })
-    }
-
-    /// What the node would refuse, and its card by breaking the queue pair.
-    fn judge(&self) -> Result<(), Refusal> {
-        let atomic = matches!(self.verb, Verb::Cas { .. } | Verb::Faa { .. });
-        let inside = self.offset.checked_add(self.len as u64).is_some_and(|end| end <= SLAB_BYTES);
-        let aligned = !atomic || self.offset.is_multiple_of(8);
-        if self.len <= MAX_VERB_BYTES && inside && aligned { Ok(()) } else { Err(Refusal::Range) }
-    }
-}
-
-/// Why there is no queue pair.
-enum NoWire {
-    /// The stream broke.
-    Cut,
-    /// This or the other card refused, or no message gets through.
-    Card(String),
-}
-
-/// A queue pair, by the rules of a connection that was cut: until the grace is over.
-fn establish(member: &Membership, host: &Host, number: u64) -> Result<(Link, RcQueue), Lost> {
-    let begun = raw::now_ns();
-    loop {
-        let link = member.restore(Purpose::Wire, number)?;
-        match connect(member, host, &link) {
-            Ok(queue) => return Ok((link, queue)),
-            Err(NoWire::Card(why)) if raw::now_ns() - begun >= member.grace.as_nanos() as u64 => {
-                return Err(member.give_up(format!("it cannot be reached by RDMA: {why}")));
-            }
-            Err(_) => raw::sleep_ns(RETRY_NS),
-        }
-    }
-}
-
-/// Whether RDMA works between this machine and the node, tried once.
-pub(crate) fn try_once(member: &Membership, number: u64) -> Result<(), String> {
-    let host = member.card.host().map_err(|e| e.to_string())?;
-    let link = member.restore(Purpose::Wire, number).map_err(|e| e.to_string())?;
-    match connect(member, &host, &link) {
-        Ok(_) => Ok(()),
-        Err(NoWire::Card(why)) => Err(why),
-        Err(NoWire::Cut) => Err("the connection was cut".into()),
-    }
-}
-
-/// Exchanges endpoints, connects, and sends a first message through.
-fn connect(member: &Membership, host: &Host, link: &Link) -> Result<RcQueue, NoWire> {
-    let here = |e: Errno| NoWire::Card(format!("this machine's card: {e}"));
-    let mut bits = [0; 4];
-    random_bytes(&mut bits).map_err(|e| NoWire::Card(e.to_string()))?;
-    let mut queue = RcQueue::new(&host.domain, DEPTH as u32, u32::from_le_bytes(bits)).map_err(here)?;
-    send_now(link, to_wire(&queue.endpoint()).as_bytes()).map_err(|_| NoWire::Cut)?;
-    let mut peer = Endpoint::new_zeroed();
-    let until = member.reach.now_ns() + SILENT_NS;
-    receive_all(&member.reach, link, peer.as_mut_bytes(), until).map_err(|_| NoWire::Cut)?;
-    if Status::of(peer.status) != Some(Status::Done) {
-        return Err(NoWire::Card(format!("the node's card: {}", Errno(peer.error.get() as i32))));
-    }
-    queue.accept(&from_wire(&peer)).map_err(here)?;
-    // A WRITE of nothing: it needs no key, and proves that packets get there and back.
-    let nothing = Work::Write { from: std::ptr::null(), lkey: 0, len: 0, offset: 0, rkey: 0 };
-    // SAFETY: it touches no memory.
-    unsafe { queue.post(&[WorkRequest { id: 0, told: true, work: nothing }]) }.map_err(|(_, e)| here(e))?;
-    let begun = raw::now_ns();
-    let mut told = [Done { id: 0, outcome: Outcome::SUCCESS }];
-    loop {
-        match queue.poll(&mut told).map_err(here)? {
-            0 if raw::now_ns() - begun > FIRST_NS => return Err(NoWire::Card("no answer".into())),
-            0 => raw::yield_cpu(),
-            _ if told[0].outcome == Outcome::SUCCESS => return Ok(queue),
-            _ => return Err(NoWire::Card(told[0].outcome.to_string())),
-        }
     }
 }

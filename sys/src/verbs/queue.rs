@@ -354,7 +354,7 @@ impl RcQueue {
                     length: len,
                     mw_access_flags: rights.window_flags(),
                 };
-                wr.bind_mw = ffi::BindMw { mw: window.mw, rkey, info };
+                wr.bind_mw = ffi::BindMw { mw: window.mw, rkey, bind_info: info };
             }
             Work::Invalidate { rkey } => {
                 wr.opcode = opcode::LOCAL_INV;

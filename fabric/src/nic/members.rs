@@ -1,0 +1,317 @@
+//! Members of runs at this node: who they are, how long they stay, and what they hold.
+//!
+//! A *member* is one process of a run at this node, known by a secret. It is
+//! present while any connection of its stands:
+//!
+//! ```text
+//!         Join, Ticket                         last connection closed
+//!  (none) ───────────► present ────────────────────────────────────────► absent ── grace over ──► gone
+//!                       │  ▲ ▲                                            │  │
+//!                       │  │ └──────────── Rejoin, Attach ────────────────┘  │
+//!                       │  └─ a Ticket's member begins absent                │
+//!                       └── Bye, EndRun, or its Unix socket closed ──────────┴──────► gone
+//! ```
+//! (EndRun ends no member whose Unix socket stands.)
+//!
+//! A closed Unix socket proves that the process is gone, or has exec'ed; a closed
+//! TCP connection proves nothing. Gone: its slabs lose one holder, its queue
+//! pairs carry out nothing more.
+
+use super::Nic;
+use super::lending::Slab;
+use super::pool::leases::Lease;
+use super::tally::{Who, count};
+use super::wires::Wires;
+use farmem_protocol::addr::SlabId;
+use farmem_protocol::wire::{Answer, Hello, Secret, Status, Verdict};
+use farmem_sys::sync::Lock;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+
+/// Members at one node, at most.
+pub const MAX_MEMBERS: usize = 4096;
+/// Queue pairs of one member, at most.
+pub const MAX_QUEUES: usize = 8192;
+/// The longest grace a member can have, in milliseconds: an hour.
+pub const MAX_GRACE_MS: u64 = 3_600_000;
+/// What the node adds to a member's grace: the host's clock for it starts later than ours when the
+/// connection is closed here first.
+const GRACE_MARGIN_NS: u64 = 1_000_000_000;
+
+/// One process of a run.
+pub struct Member {
+    pub(super) run: Secret,
+    pub(super) pid: u32,
+    pub(super) secret: Secret,
+    /// Never given to another while the node lives; from 1.
+    pub(super) serial: u64,
+    /// By which descriptor words name what it claims.
+    pub(super) lease: Lease,
+    /// And its run's slabs.
+    pub(super) tenancy: Arc<Lease>,
+    /// Joined through a Unix socket, whose end is the process's end, and does not outlive it.
+    pub(super) local: bool,
+    pub(super) grace_ns: u64,
+    pub(super) presence: Lock<Presence>,
+    pub(super) holds: Lock<Holds>,
+    /// Locked before `holds`.
+    pub(super) wires: Lock<Wires>,
+}
+
+pub(super) struct Presence {
+    pub(super) connections: usize,
+    pub(super) absent_since: u64,
+    pub(super) queues: BTreeMap<u64, Arc<QueueTurn>>,
+    pub(super) answered: Option<Answer>,
+}
+
+#[derive(Default)]
+pub(super) struct Holds {
+    pub(super) gone: bool,
+    pub(super) slabs: BTreeMap<SlabId, Arc<Slab>>,
+    /// By their indexes.
+    pub(super) windows: BTreeSet<u32>,
+}
+
+/// Which connection of a queue pair may carry out verbs: the one that attached last. Whoever
+/// carries out a verb holds the lock, so that after an Attach nothing of the connection before
+/// can still reach memory.
+pub(super) struct QueueTurn(pub(super) Lock<u64>);
+
+impl Member {
+    /// The host's process.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// The id by which descriptor words name it.
+    pub fn owner(&self) -> u16 {
+        self.lease.owner().slot()
+    }
+
+    /// Bytes held.
+    pub fn held(&self) -> u64 {
+        self.holds.lock().slabs.len() as u64 * farmem_protocol::addr::SLAB_BYTES
+    }
+
+    /// Whether its time here is over.
+    pub fn is_gone(&self) -> bool {
+        self.holds.lock().gone
+    }
+
+    /// The slab, if this member holds it.
+    pub(super) fn slab(&self, id: SlabId) -> Option<Arc<Slab>> {
+        self.holds.lock().slabs.get(&id).cloned()
+    }
+
+    /// False when the member is gone already.
+    pub(super) fn hold(&self, slab: Arc<Slab>) -> bool {
+        let mut holds = self.holds.lock();
+        if !holds.gone {
+            holds.slabs.insert(slab.id, slab);
+        }
+        !holds.gone
+    }
+}
+
+impl Nic {
+    /// Everybody who is a member now.
+    pub fn members(&self) -> Vec<Arc<Member>> {
+        self.members.lock().values().cloned().collect()
+    }
+
+    /// Lets those go whose grace is over. Returns when to look again, if anybody is absent.
+    pub fn expire(&self, now_ns: u64) -> Option<u64> {
+        let mut next: Option<u64> = None;
+        for member in self.members() {
+            let presence = member.presence.lock();
+            if presence.connections > 0 {
+                continue;
+            }
+            let until = presence.absent_since + member.grace_ns;
+            drop(presence);
+            if until <= now_ns {
+                self.part(&member);
+            } else {
+                next = Some(next.map_or(until, |n| n.min(until)));
+            }
+        }
+        next
+    }
+
+    /// Ends a membership.
+    pub(super) fn part(&self, member: &Arc<Member>) {
+        self.members.lock().remove(&member.secret);
+        let mut holds = member.holds.lock();
+        holds.gone = true;
+        let slabs = std::mem::take(&mut holds.slabs);
+        let windows = std::mem::take(&mut holds.windows);
+        drop(holds);
+        for index in windows {
+            self.windows.discard(member.serial, index);
+        }
+        // Off the card before anything of it is anybody else's.
+        drop(member.wires.lock().end());
+        member.lease.end();
+        if self.offered.get().is_some() {
+            self.departed.lock().push(member.serial);
+        }
+        // Scrubbing takes milliseconds a slab: no lock is held here.
+        drop(slabs);
+    }
+
+    /// The owner of a run's slabs.
+    pub(super) fn tenancy(&self, run: Secret) -> Option<Arc<Lease>> {
+        let mut runs = self.runs.lock();
+        if let Some(lease) = runs.get(&run).and_then(Weak::upgrade) {
+            return Some(lease);
+        }
+        runs.retain(|_, lease| lease.strong_count() > 0);
+        let lease = Arc::new(Lease::new(&self.pool)?);
+        runs.insert(run, Arc::downgrade(&lease));
+        Some(lease)
+    }
+
+    /// `None` when there are no more owners.
+    pub(super) fn enrol(
+        &self,
+        run: Secret,
+        pid: u32,
+        local: bool,
+        grace_ns: u64,
+        connections: usize,
+        now_ns: u64,
+    ) -> Option<Arc<Member>> {
+        let (lease, tenancy) = (Lease::new(&self.pool)?, self.tenancy(run)?);
+        let serial = self.serials.fetch_add(1, Ordering::Relaxed) + 1;
+        let member = Arc::new(Member {
+            run,
+            pid,
+            secret: (self.draw)(),
+            serial,
+            lease,
+            tenancy,
+            local,
+            grace_ns,
+            presence: Lock::new(Presence {
+                connections,
+                absent_since: now_ns,
+                queues: BTreeMap::new(),
+                answered: None,
+            }),
+            holds: Lock::new(Holds::default()),
+            wires: Lock::new(Wires::default()),
+        });
+        self.members.lock().insert(member.secret, Arc::clone(&member));
+        Some(member)
+    }
+
+    pub(super) fn join(&self, hello: &Hello, local: bool, now_ns: u64) -> Result<Arc<Member>, Verdict> {
+        let members = self.members.lock();
+        // A run that is here goes on, and its programs start programs.
+        if self.is_draining() && !members.values().any(|member| member.run == hello.run) {
+            return Err(Verdict::Draining);
+        }
+        if members.len() >= MAX_MEMBERS {
+            return Err(Verdict::Full);
+        }
+        drop(members);
+        let grace_ns = hello.grace_ms.get().min(MAX_GRACE_MS) * 1_000_000 + GRACE_MARGIN_NS;
+        count(&self.tally.joined, 1);
+        let local = local && hello.lasting == 0;
+        self.enrol(hello.run, hello.pid.get(), local, grace_ns, 1, now_ns).ok_or(Verdict::Full)
+    }
+
+    /// Who has an owner id now.
+    pub fn who(&self, owner: u16) -> Option<Who> {
+        let tag = |run: &Secret| self.tag(run);
+        if let Some(member) = self.member_of(owner) {
+            return Some(Who { pid: member.pid, run: tag(&member.run) });
+        }
+        let runs = self.runs.lock();
+        let found = runs.iter().find(|(_, lease)| lease.upgrade().is_some_and(|l| l.owner().slot() == owner));
+        found.map(|(run, _)| Who { pid: 0, run: tag(run) })
+    }
+
+    /// A number for a run that tells it from others, and not its name: that is the right to end it. Half of
+    /// the name's bits are gone before they are mixed with what only this node knows.
+    pub(super) fn tag(&self, run: &Secret) -> u64 {
+        let half = |from: usize| run[from..from + 8].iter().fold(0u64, |word, &byte| word << 8 | byte as u64);
+        let mut mixed = half(0) ^ half(8) ^ self.incarnation;
+        for _ in 0..3 {
+            mixed = (mixed ^ mixed >> 31).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        }
+        mixed
+    }
+
+    /// The member that has this owner id now.
+    pub(super) fn member_of(&self, owner: u16) -> Option<Arc<Member>> {
+        self.members.lock().values().find(|member| member.owner() == owner).cloned()
+    }
+
+    /// Finds a member by its secret and counts a connection in.
+    pub(super) fn rejoin(&self, hello: &Hello) -> Result<Arc<Member>, Verdict> {
+        if hello.incarnation.get() != self.incarnation {
+            return Err(Verdict::Incarnation);
+        }
+        let found = self.members.lock().get(&hello.secret).cloned();
+        let member = found.ok_or(Verdict::Unknown)?;
+        member.presence.lock().connections += 1;
+        // It may have parted between the two lines above.
+        if member.is_gone() { Err(Verdict::Unknown) } else { Ok(member) }
+    }
+
+    /// Gives the queue pair's turn to the connection that asks. Returns its turn number.
+    pub(super) fn attach(&self, hello: &Hello) -> Result<(Arc<Member>, Arc<QueueTurn>, u64), Verdict> {
+        let member = self.rejoin(hello)?;
+        let mut presence = member.presence.lock();
+        if presence.queues.len() >= MAX_QUEUES && !presence.queues.contains_key(&hello.queue.get()) {
+            presence.connections -= 1;
+            return Err(Verdict::Full);
+        }
+        let queue =
+            Arc::clone(presence.queues.entry(hello.queue.get()).or_insert_with(|| Arc::new(QueueTurn(Lock::new(0)))));
+        drop(presence);
+        let mut turn = queue.0.lock();
+        *turn += 1;
+        let ours = *turn;
+        drop(turn);
+        Ok((member, queue, ours))
+    }
+
+    /// A connection of the member has closed.
+    pub(super) fn left(&self, member: &Arc<Member>, was_control: bool, now_ns: u64) {
+        let mut presence = member.presence.lock();
+        presence.connections -= 1;
+        presence.absent_since = now_ns;
+        drop(presence);
+        if was_control && member.local {
+            self.part(member);
+        }
+    }
+
+    /// A member for a child about to be forked, holding what its parent holds.
+    pub(super) fn ticket(&self, parent: &Arc<Member>, now_ns: u64) -> Result<Secret, Status> {
+        if self.members.lock().len() >= MAX_MEMBERS {
+            return Err(Status::System);
+        }
+        let child = self.enrol(parent.run, parent.pid, parent.local, parent.grace_ns, 0, now_ns);
+        let child = child.ok_or(Status::System)?;
+        let slabs: Vec<Arc<Slab>> = parent.holds.lock().slabs.values().cloned().collect();
+        for slab in slabs {
+            child.hold(slab);
+        }
+        Ok(child.secret)
+    }
+
+    pub(super) fn end_run(&self, run: &Secret) {
+        for member in self.members().iter().filter(|member| member.run == *run) {
+            // A Unix socket that stands is a process that lives, whatever its supervisor believes; its
+            // memory is mapped there, and to be free again as soon as the process ends.
+            if !(member.local && member.presence.lock().connections > 0) {
+                self.part(member);
+            }
+        }
+    }
+}

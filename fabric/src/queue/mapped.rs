@@ -1,0 +1,143 @@
+//! Verbs on slabs that are mapped here: copies, done when they are polled for.
+
+// The buffers of READ and WRITE are the caller's raw memory.
+#![allow(unsafe_code)]
+
+use super::{Completion, Framed, Pending, Verb};
+use crate::mapping::Mapping;
+use crate::session::Membership;
+use crate::{Lost, Refusal};
+use farmem_protocol::addr::SlabId;
+use farmem_protocol::lines::Record;
+use farmem_protocol::wire::MAX_VERB_BYTES;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Slabs are mapped here: a verb on them is a copy. What goes by any other key is the node's to admit,
+/// and travels in frames, over a connection that is made when it is first needed.
+pub(super) struct Mapped {
+    member: Arc<Membership>,
+    number: u64,
+    posted: VecDeque<Pending>,
+    /// How many of `posted` are not on a slab. Counted as they are posted: where there is none, as nearly
+    /// always, nobody looks at a verb's key again.
+    to_admit: usize,
+    keyed: Option<Box<Framed>>,
+}
+
+impl Mapped {
+    pub fn new(member: Arc<Membership>, number: u64) -> Mapped {
+        Mapped { member, number, posted: VecDeque::new(), to_admit: 0, keyed: None }
+    }
+
+    pub fn in_flight(&self) -> usize {
+        self.posted.len() + self.keyed.as_ref().map_or(0, |keyed| keyed.in_flight())
+    }
+
+    #[inline]
+    pub fn post(&mut self, pending: Pending) {
+        self.to_admit += usize::from(!pending.on_slab());
+        self.posted.push_back(pending);
+    }
+
+    pub fn doorbell(&mut self) -> Result<(), Lost> {
+        self.member.check()?;
+        let busy = self.to_admit == 0 || self.keyed.as_ref().is_some_and(|keyed| keyed.in_flight() > 0);
+        if busy { Ok(()) } else { self.go_keyed() }
+    }
+
+    pub fn poll(&mut self, done: &mut Vec<Completion>) -> Result<usize, Lost> {
+        self.member.check()?;
+        let before = done.len();
+        // Verbs take effect in the order posted: copies wait for frames and frames for copies.
+        loop {
+            if let Some(keyed) = &mut self.keyed {
+                keyed.poll(done)?;
+                if keyed.in_flight() > 0 {
+                    break;
+                }
+            }
+            self.copy(done);
+            if self.posted.is_empty() {
+                break;
+            }
+            self.go_keyed()?;
+        }
+        Ok(done.len() - before)
+    }
+
+    /// In a forked child: closes the descriptor, does nothing else.
+    pub fn forget_in_child(mut self) {
+        if let Some(keyed) = &mut self.keyed {
+            keyed.forget_link();
+        }
+        std::mem::forget(self);
+    }
+
+    /// Carries out verbs on slabs, up to the first that is none.
+    fn copy(&mut self, done: &mut Vec<Completion>) {
+        let n = match self.to_admit {
+            0 => self.posted.len(),
+            _ => self.posted.iter().take_while(|pending| pending.on_slab()).count(),
+        };
+        if n == 0 {
+            return;
+        }
+        let slabs = self.member.slabs.lock();
+        for pending in self.posted.drain(..n) {
+            let result = match slabs.get(&SlabId(pending.key.0)) {
+                Some(mapping) => pending.carry_out(mapping).ok_or(Refusal::Range),
+                None => Err(Refusal::NotHeld),
+            };
+            done.push(Completion { tag: pending.tag, result });
+        }
+    }
+
+    /// Sends off verbs that the node admits, up to the first on a slab.
+    fn go_keyed(&mut self) -> Result<(), Lost> {
+        let n = self.posted.iter().take_while(|pending| !pending.on_slab()).count();
+        if n == 0 {
+            return Ok(());
+        }
+        if self.keyed.is_none() {
+            self.keyed = Some(Box::new(Framed::new(Arc::clone(&self.member), self.number)?));
+        }
+        let Some(keyed) = &mut self.keyed else { return Ok(()) };
+        self.to_admit -= n;
+        self.posted.drain(..n).for_each(|pending| keyed.post(pending));
+        keyed.doorbell()
+    }
+
+    pub fn wait(&mut self, done: &mut Vec<Completion>, limit: Duration) -> Result<usize, Lost> {
+        let n = self.poll(done)?;
+        match &mut self.keyed {
+            Some(keyed) if n == 0 && keyed.in_flight() > 0 => keyed.wait(done, limit),
+            _ => Ok(n),
+        }
+    }
+}
+
+impl Pending {
+    fn carry_out(&self, mapping: &Mapping) -> Option<u64> {
+        if self.len > MAX_VERB_BYTES {
+            return None;
+        }
+        match self.verb {
+            // SAFETY: the buffer is the verb's until its completion (contract of `read`).
+            Verb::Read { into } => unsafe { mapping.read(self.offset, into, self.len) }.then_some(0),
+            // SAFETY: the buffer is the verb's until its completion (contract of `write`).
+            Verb::Write { from } => unsafe { mapping.write(self.offset, from, self.len) }.then_some(0),
+            Verb::Lines { record } => {
+                // SAFETY: the buffer is the verb's until its completion (contract of `lines`), and near: no slab.
+                let bytes = unsafe { std::slice::from_raw_parts(record, self.len as usize) };
+                let record = Record::check(SlabId(self.key.0), bytes).ok()?;
+                record.runs().all(|(offset, bytes)| mapping.write_bytes(offset, bytes)).then_some(0)
+            }
+            Verb::Cas { expected, new } => mapping.cas(self.offset, expected, new),
+            Verb::Faa { add } => mapping.faa(self.offset, add),
+            // Of the node's alone; see `on_slab`.
+            Verb::Bind(_) | Verb::Invalidate | Verb::Send { .. } => None,
+        }
+    }
+}

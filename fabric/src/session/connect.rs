@@ -1,0 +1,208 @@
+//! Joining a node: the first connection, and by what transport slabs are reached from then on.
+
+use super::dial::{Patience, dial, hello};
+use super::{ConnectOptions, Control, Identity, Membership, Session, Transport};
+use crate::link::Reach;
+use crate::shape::Shaper;
+use crate::verbs::{Card, connect::try_once};
+use crate::{ConnectError, NodeAddr};
+use farmem_protocol::wire::{Hello, OFFERS_RDMA, Purpose};
+use farmem_sys::sync::Lock;
+use farmem_sys::verbs::Device;
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// The session, the node's Unix path, and what else it offers.
+type Joined = (Session, Option<PathBuf>, u8);
+
+impl Session {
+    /// Joins a node.
+    ///
+    /// A host's name is resolved here and only here.
+    pub fn connect(addr: &NodeAddr, options: &ConnectOptions) -> Result<Session, ConnectError> {
+        Session::connect_at_rate(addr, options, None)
+    }
+
+    /// [`Session::connect`], with what goes over TCP held to so many bits a second each way ([`crate::shape`]).
+    pub fn connect_at_rate(
+        addr: &NodeAddr,
+        options: &ConnectOptions,
+        bits_per_s: Option<u64>,
+    ) -> Result<Session, ConnectError> {
+        let shaper = bits_per_s.map(|rate| Arc::new(Shaper::new(rate)));
+        let reach = |at| match &shaper {
+            Some(shaper) => Reach::Shaped(at, Arc::clone(shaper)),
+            None => Reach::Tcp(at),
+        };
+        let node = addr.to_string();
+        match (addr, options.transport) {
+            (NodeAddr::Shm(_), Transport::Verbs) => Err(ConnectError::NoRdma {
+                node,
+                reason: "it is a Unix socket on this machine: give its HOST:PORT".into(),
+            }),
+            (NodeAddr::Shm(_), Transport::Tcp) => Err(ConnectError::NotShared(node)),
+            (NodeAddr::Shm(path), _) => {
+                Session::join(Reach::Unix(path.clone()), node, options).map(|(session, ..)| session)
+            }
+            (NodeAddr::Tcp(host), transport) => {
+                let mut failed = None;
+                for at in resolve(host)? {
+                    match Session::join(reach(at), node.clone(), options) {
+                        Ok((session, path, offers)) => {
+                            let session = session.shared_if_possible(path, transport, options)?;
+                            // A rate is TCP's.
+                            let by_card = !session.member.mapped && shaper.is_none();
+                            return if by_card { session.by_card(offers, transport) } else { Ok(session) };
+                        }
+                        Err(e) => failed = Some(e),
+                    }
+                }
+                Err(failed.unwrap_or(ConnectError::Name { node, reason: "it has none".into() }))
+            }
+        }
+    }
+
+    /// Joins a node on this machine as a member that outlives its process: when the connection ends without a
+    /// farewell the node keeps the member's slabs for the grace, and [`Session::resume`] has them again.
+    pub fn connect_lasting(path: &std::path::Path, options: &ConnectOptions) -> Result<Session, ConnectError> {
+        let (reach, node) = (Reach::Unix(path.to_owned()), format!("unix:{}", path.display()));
+        Session::join_as(reach, node, options, 1).map(|(session, ..)| session)
+    }
+
+    /// The member again, in another process: what the last one said [`Session::identity`] was. It holds
+    /// the slabs that it held; none is mapped here.
+    pub fn resume(
+        path: &std::path::Path,
+        options: &ConnectOptions,
+        identity: &Identity,
+    ) -> Result<Session, ConnectError> {
+        let (reach, node) = (Reach::Unix(path.to_owned()), format!("unix:{}", path.display()));
+        let Identity { secret, incarnation, number } = *identity;
+        let hello = Hello { secret, incarnation: incarnation.into(), ..hello(Purpose::Rejoin) };
+        let patience = Patience::both(options.timeout.as_nanos() as u64);
+        let (link, welcome, _) = dial(&reach, &hello, patience).map_err(|e| e.at_start(&node))?;
+        let control = Lock::new(Control { link: Some(link), number, cut_ns: 0 });
+        let member = Membership {
+            node,
+            secret,
+            owner: welcome.owner.get(),
+            incarnation,
+            grace: options.grace,
+            direct: true,
+            mapped: true,
+            card: Card::default(),
+            control,
+            slabs: Lock::new(BTreeMap::new()),
+            next_queue: AtomicU64::new(1),
+            lost: Lock::new(None),
+            is_lost: AtomicBool::new(false),
+            reach,
+        };
+        Ok(Session { member: Arc::new(member) })
+    }
+
+    /// Joins the node of a simulated network.
+    pub fn simulated(network: &Arc<crate::sim::Network>, options: &ConnectOptions) -> Result<Session, ConnectError> {
+        Session::join(Reach::Sim(Arc::clone(network)), "sim".into(), options).map(|(session, ..)| session)
+    }
+
+    fn join(reach: Reach, node: String, options: &ConnectOptions) -> Result<Joined, ConnectError> {
+        Session::join_as(reach, node, options, 0)
+    }
+
+    fn join_as(reach: Reach, node: String, options: &ConnectOptions, lasting: u8) -> Result<Joined, ConnectError> {
+        let (run, pid, grace_ms) = (options.run, options.pid.into(), (options.grace.as_millis() as u64).into());
+        let hello = Hello { run, pid, grace_ms, lasting, ..hello(Purpose::Join) };
+        let patience = Patience::both(options.timeout.as_nanos() as u64);
+        let (link, welcome, path) = dial(&reach, &hello, patience).map_err(|e| e.at_start(&node))?;
+        let mapped = matches!(reach, Reach::Unix(_));
+        let own_end = SocketAddr::new(IpAddr::V6(Ipv6Addr::from(welcome.address)), welcome.port.get());
+        let dialled = link.peer_address().map(|at| SocketAddr::new(canonical(at.ip()), at.port()));
+        let member = Membership {
+            node,
+            secret: welcome.secret,
+            incarnation: welcome.incarnation.get(),
+            owner: welcome.owner.get(),
+            grace: options.grace,
+            direct: matches!(reach, Reach::Sim(_))
+                || dialled == Some(SocketAddr::new(canonical(own_end.ip()), own_end.port())),
+            mapped,
+            card: Card::default(),
+            control: Lock::new(Control { link: None, number: 1, cut_ns: 0 }),
+            slabs: Lock::new(BTreeMap::new()),
+            next_queue: AtomicU64::new(1),
+            lost: Lock::new(None),
+            is_lost: AtomicBool::new(false),
+            reach,
+        };
+        member.watch_silence(&link);
+        member.control.lock().link = Some(link);
+        Ok((Session { member: Arc::new(member) }, path, welcome.offers))
+    }
+
+    /// A node on this machine may have told a Unix path: goes over to it, if the same node answers there.
+    fn shared_if_possible(
+        self,
+        path: Option<PathBuf>,
+        transport: Transport,
+        options: &ConnectOptions,
+    ) -> Result<Session, ConnectError> {
+        if matches!(transport, Transport::Tcp | Transport::Verbs) {
+            return Ok(self);
+        }
+        let shared = path.map(|path| Session::join(Reach::Unix(path), self.member.node.clone(), options));
+        match shared {
+            Some(Ok((shared, ..))) if shared.member.incarnation == self.member.incarnation => Ok(shared),
+            _ if transport == Transport::Shm => Err(ConnectError::NotShared(self.member.node.clone())),
+            _ => Ok(self),
+        }
+    }
+
+    /// Goes over to RDMA, if that is wanted and works.
+    fn by_card(mut self, offers: u8, transport: Transport) -> Result<Session, ConnectError> {
+        let works = match transport {
+            Transport::Tcp | Transport::Shm => return Ok(self),
+            Transport::Auto if offers & OFFERS_RDMA == 0 => return Ok(self),
+            Transport::Verbs if offers & OFFERS_RDMA == 0 => {
+                Err("it has no RDMA card, or was started with --rdma off".into())
+            }
+            Transport::Auto | Transport::Verbs => self.open_card(),
+        };
+        match works {
+            Ok(()) => Ok(self),
+            Err(reason) if transport == Transport::Verbs => {
+                Err(ConnectError::NoRdma { node: self.member.node.clone(), reason })
+            }
+            Err(_) => {
+                if let Some(member) = Arc::get_mut(&mut self.member) {
+                    member.card = Card::default();
+                }
+                Ok(self)
+            }
+        }
+    }
+
+    fn open_card(&mut self) -> Result<(), String> {
+        let opened = Device::open(None).and_then(Card::opened).map_err(|e| e.to_string())?;
+        if let Some(member) = Arc::get_mut(&mut self.member) {
+            member.card = opened;
+        }
+        try_once(&self.member, self.member.next_queue.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+/// The addresses of `host:port`; numbers are read, names are asked for.
+fn resolve(text: &str) -> Result<Vec<SocketAddr>, ConnectError> {
+    if let Ok(number) = text.parse::<SocketAddr>() {
+        return Ok(vec![number]);
+    }
+    let found = text.to_socket_addrs();
+    found.map(Iterator::collect).map_err(|e| ConnectError::Name { node: text.to_owned(), reason: e.to_string() })
+}
+
+fn canonical(ip: IpAddr) -> IpAddr {
+    ip.to_canonical()
+}

@@ -1,0 +1,159 @@
+//! One attempt to connect, and one exchange over a connection that stands.
+
+use crate::ConnectError;
+use crate::link::{Link, Reach};
+use farmem_protocol::addr::SlabId;
+use farmem_protocol::wire::{Answer, Ask, Hello, MAGIC, MAX_PATH, Purpose, Request, VERSION, Verdict, Welcome};
+use farmem_sys::raw::Errno;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use zerocopy::{FromZeros, IntoBytes};
+
+/// Why an attempt to connect failed.
+#[derive(Debug)]
+pub(super) enum NoDial {
+    System(Errno),
+    /// Connected, and no answer.
+    Silent,
+    /// Connected, and closed without an answer.
+    Closed,
+    NotFarmem,
+    Verdict(Verdict, u16),
+}
+
+impl NoDial {
+    pub fn at_start(self, node: &str) -> ConnectError {
+        let node = node.to_owned();
+        match self {
+            NoDial::System(Errno(libc::ECONNREFUSED | libc::ENOENT)) => ConnectError::Refused(node),
+            NoDial::System(Errno(libc::ETIMEDOUT)) | NoDial::Silent => ConnectError::Silent(node),
+            NoDial::System(reason @ Errno(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS)) => {
+                ConnectError::Here { node, reason }
+            }
+            NoDial::System(reason) => ConnectError::Unreachable { node, reason },
+            NoDial::Closed | NoDial::NotFarmem => ConnectError::NotFarmem(node),
+            NoDial::Verdict(Verdict::Version, theirs) => ConnectError::Version { node, theirs },
+            NoDial::Verdict(Verdict::Draining, _) => ConnectError::Draining(node),
+            NoDial::Verdict(Verdict::Full, _) => ConnectError::Full(node),
+            NoDial::Verdict(Verdict::Unknown | Verdict::Incarnation, _) => ConnectError::Unknown(node),
+            NoDial::Verdict(..) => ConnectError::NotFarmem(node),
+        }
+    }
+}
+
+impl std::fmt::Display for NoDial {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            NoDial::System(e) => e.fmt(f),
+            NoDial::Silent => f.write_str("no answer"),
+            NoDial::Closed => f.write_str("closed at once"),
+            NoDial::NotFarmem => f.write_str("not a farmem node"),
+            NoDial::Verdict(verdict, _) => write!(f, "{verdict:?}"),
+        }
+    }
+}
+
+/// How long an attempt may take.
+#[derive(Clone, Copy)]
+pub(super) struct Patience {
+    pub connect_ns: u64,
+    pub answer_ns: u64,
+}
+
+impl Patience {
+    pub fn both(ns: u64) -> Patience {
+        Patience { connect_ns: ns, answer_ns: ns }
+    }
+}
+
+pub(super) fn hello(purpose: Purpose) -> Hello {
+    Hello { magic: MAGIC, version: VERSION.into(), purpose: purpose as u8, ..Hello::new_zeroed() }
+}
+
+pub(super) fn request(ask: Ask, number: u64, slab: SlabId, detail: [u8; 16]) -> Request {
+    Request { ask: ask as u8, zero: [0; 7], number: number.into(), slab: slab.0.into(), detail }
+}
+
+/// Connects, says hello, and reads the welcome.
+pub(super) fn dial(
+    reach: &Reach,
+    hello: &Hello,
+    patience: Patience,
+) -> Result<(Link, Welcome, Option<PathBuf>), NoDial> {
+    let link = reach.connect(patience.connect_ns).map_err(NoDial::System)?;
+    let until = reach.now_ns() + patience.answer_ns;
+    send_now(&link, hello.as_bytes()).map_err(|_| NoDial::Closed)?;
+    let mut welcome = Welcome::new_zeroed();
+    let bytes = welcome.as_mut_bytes();
+    // Magic and version first: of another version nothing more is known.
+    receive_until(reach, &link, &mut bytes[..8], until)?;
+    if welcome.magic != MAGIC {
+        return Err(NoDial::NotFarmem);
+    }
+    if welcome.version != VERSION {
+        return Err(NoDial::Verdict(Verdict::Version, welcome.version.get()));
+    }
+    receive_until(reach, &link, &mut welcome.as_mut_bytes()[8..], until)?;
+    let len = welcome.path_len.get() as usize;
+    match Verdict::of(welcome.verdict) {
+        Some(Verdict::Welcome) if len <= MAX_PATH => {}
+        Some(Verdict::Welcome) | None => return Err(NoDial::NotFarmem),
+        Some(verdict) => return Err(NoDial::Verdict(verdict, VERSION)),
+    }
+    let mut path = [0; MAX_PATH];
+    receive_until(reach, &link, &mut path[..len], until)?;
+    let path = (len > 0).then(|| PathBuf::from(OsStr::from_bytes(&path[..len])));
+    Ok((link, welcome, path))
+}
+
+/// Sends a frame that fits any socket's buffer.
+pub(crate) fn send_now(link: &Link, bytes: &[u8]) -> Result<(), Errno> {
+    match link.send_bytes(bytes) {
+        Ok(n) if n == bytes.len() => Ok(()),
+        // Control frames go one at a time; a buffer that does not take one is no connection.
+        Ok(_) => Err(Errno(libc::EPIPE)),
+        Err(e) => Err(e),
+    }
+}
+
+fn receive_until(reach: &Reach, link: &Link, into: &mut [u8], until: u64) -> Result<(), NoDial> {
+    match receive_all(reach, link, into, until) {
+        Ok(_) => Ok(()),
+        Err(Errno(libc::ETIMEDOUT)) if reach.now_ns() >= until => Err(NoDial::Silent),
+        // What begins like nothing of ours and ends there is not a node.
+        Err(_) if into[0] != 0 && !MAGIC.starts_with(&into[..1]) => Err(NoDial::NotFarmem),
+        Err(_) => Err(NoDial::Closed),
+    }
+}
+
+/// Receives exactly `into`, and a descriptor if one came along.
+pub(crate) fn receive_all(reach: &Reach, link: &Link, into: &mut [u8], until: u64) -> Result<Option<i32>, Errno> {
+    let mut got = 0;
+    let mut passed = None;
+    while got < into.len() {
+        match link.receive_passed(&mut into[got..]) {
+            Ok((0, _)) => return Err(Errno(libc::ECONNRESET)),
+            Ok((n, fd)) => (got, passed) = (got + n, passed.or(fd)),
+            Err(Errno(libc::EAGAIN)) => match until.saturating_sub(reach.now_ns()) {
+                0 => return Err(Errno(libc::ETIMEDOUT)),
+                left => link.wait(false, left),
+            },
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(passed)
+}
+
+pub(super) fn exchange(
+    reach: &Reach,
+    link: &Link,
+    request: &[u8],
+    within_ns: u64,
+) -> Result<(Answer, Option<i32>), Errno> {
+    send_now(link, request)?;
+    let mut answer = Answer::new_zeroed();
+    let until = reach.now_ns() + within_ns;
+    let passed = receive_all(reach, link, answer.as_mut_bytes(), until)?;
+    Ok((answer, passed))
+}

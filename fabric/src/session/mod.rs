@@ -1,0 +1,324 @@
+//! A member of a run at one node, and how it stays one.
+//!
+//! A session has one connection for control (grants, releases, tickets) and
+//! lends its identity, a secret, to queue pairs with connections of their own.
+//! Any of these may be cut; each is restored by whoever next needs it:
+//!
+//! ```text
+//!  cut ─► dial again, with secret and incarnation
+//!          ├─ welcome ──────────────────────────► go on; repeat what had no answer
+//!          ├─ unknown, other incarnation ───────► Lost: the memory is gone
+//!          ├─ refused, no middlebox between ────► Lost after REFUSED_NS: nobody listens
+//!          ├─ refused by a middlebox, unreachable, closed at once ─► again, until grace is over
+//!          └─ connected, silent ────────────────► wait: a stopped node answers when it continues
+//! ```
+//!
+//! Whether a middlebox is between is known from the first Welcome: the node says
+//! which address of its own the connection came in at. The reasoning behind these
+//! rules is in `docs/design/fabric.md`.
+//!
+//! Over shared memory there is no path to be cut: a closed Unix socket is a dead node.
+
+mod connect;
+mod dial;
+mod member;
+
+pub(crate) use dial::{receive_all, send_now};
+pub(crate) use member::{Control, Membership};
+pub use member::{FAREWELL_NS, REFUSED_NS, SILENT_NS};
+
+use crate::mapping::Mapping;
+use crate::nic::{Figure, Who};
+use crate::{GrantError, Lost, QueuePair, WindowError};
+use dial::request;
+use farmem_protocol::addr::{SLAB_BYTES, SlabId};
+use farmem_protocol::key::Key;
+use farmem_protocol::wire::{Ask, Secret, Status};
+use farmem_sys::raw::{self, Errno};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use zerocopy::IntoBytes;
+
+/// The name of a run: 128 bits that only its members know.
+pub type RunId = Secret;
+
+/// How bytes are to move.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Transport {
+    /// Shared memory where the node is on this machine and offers it; RDMA where both have a card and
+    /// it works between them; else TCP.
+    #[default]
+    Auto,
+    /// TCP.
+    Tcp,
+    /// Shared memory.
+    Shm,
+    /// RDMA: slabs are reached past the node's processor.
+    Verbs,
+}
+
+/// What a member is, and what it wants.
+#[derive(Clone, Debug)]
+pub struct ConnectOptions {
+    /// How long the first connection may take.
+    pub timeout: Duration,
+    /// How long a cut connection may take to come back. The node keeps the member's memory as long.
+    pub grace: Duration,
+    /// The run it belongs to.
+    pub run: RunId,
+    /// Its process, for the node's records.
+    pub pid: u32,
+    /// How bytes are to move.
+    pub transport: Transport,
+}
+
+/// One slab, as granted: zero.
+#[derive(Debug)]
+pub struct Slab {
+    /// Its name at the node.
+    pub id: SlabId,
+    /// Where it is mapped (shm). It stays mapped until released.
+    pub base: Option<NonNull<u8>>,
+}
+
+/// What a member is known by at its node; see [`Session::resume`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// Its secret.
+    pub secret: Secret,
+    /// The node's incarnation.
+    pub incarnation: u64,
+    /// Number of its last request. A request under the number of the one before is answered as that one
+    /// was, and not carried out again.
+    pub number: u64,
+}
+
+/// One member of a run at one node. Shared by the threads of a process.
+///
+/// Dropping it leaves the node in good order. In a forked child, use
+/// [`Session::forget_in_child`].
+pub struct Session {
+    pub(crate) member: Arc<Membership>,
+}
+
+impl Session {
+    /// What [`Session::resume`] needs to know.
+    pub fn identity(&self) -> Identity {
+        let number = self.member.control.lock().number;
+        Identity { secret: self.member.secret, incarnation: self.member.incarnation, number }
+    }
+
+    /// Another descriptor of a slab that is held, for a process to map that the caller answers for. The
+    /// caller closes it. `None`: the slab is not held, or not shared.
+    pub fn descriptor(&self, id: SlabId) -> Result<Option<i32>, Lost> {
+        self.member.ask(Ask::Again, id, [0; 16]).map(|(_, passed)| passed)
+    }
+
+    /// The memory of `blocks` neighbouring blocks (of 2 MiB, 1 to 512) that this member claimed through the
+    /// node's words, the first by this key: a descriptor of just these, for processes on this machine to map.
+    /// The same memory every time, and what verbs by the blocks' keys reach. The caller closes it.
+    ///
+    /// # Errors
+    /// [`GrantError::System`], too, when the blocks are not this member's, or the node is not on this machine.
+    pub fn unit(&self, first: Key, blocks: u32) -> Result<i32, GrantError> {
+        let mut detail = [0; 16];
+        detail[..8].copy_from_slice(&(blocks as u64).to_le_bytes());
+        let (answer, passed) = self.member.ask(Ask::Unit, SlabId(first.0), detail)?;
+        let system = |reason| Err(GrantError::System { node: self.member.node.clone(), reason });
+        match (Status::of(answer.status), passed) {
+            (Some(Status::Done), Some(fd)) => Ok(fd),
+            // The node passed one; this process had no room for it.
+            (Some(Status::Done), None) => system(format!("here: {}", Errno(libc::EMFILE))),
+            (Some(Status::System), _) => system(format!("there: {}", Errno(answer.value.get() as i32))),
+            (Some(Status::Shared), _) => system("some of these blocks were mapped together with others".into()),
+            _ => system("these blocks are not this program's".into()),
+        }
+    }
+
+    /// Whether verbs on slabs go by RDMA.
+    pub fn is_wired(&self) -> bool {
+        self.member.card.wanted
+    }
+
+    /// Whether slabs are mapped in this process.
+    pub fn is_mapped(&self) -> bool {
+        self.member.mapped
+    }
+
+    /// Whether nothing relays between this host and the node: who refuses a connection is the node's own
+    /// machine.
+    pub fn is_direct(&self) -> bool {
+        self.member.direct || self.member.mapped
+    }
+
+    /// The node's address, as given.
+    pub fn node(&self) -> &str {
+        &self.member.node
+    }
+
+    /// The id by which windows and descriptor words at the node name this member.
+    pub fn owner(&self) -> u16 {
+        self.member.owner
+    }
+
+    /// A window, unbound; the key by which a BIND names it. A member has 65 536 at most.
+    pub fn window(&self) -> Result<Key, WindowError> {
+        let (answer, _) = self.member.ask(Ask::Window, SlabId(0), [0; 16])?;
+        match Status::of(answer.status) {
+            Some(Status::Done) => Ok(Key(answer.value.get())),
+            _ => Err(WindowError::Exhausted(self.member.node.clone())),
+        }
+    }
+
+    /// Who has an owner id at the node now; `None`: nobody.
+    pub fn who(&self, owner: u16) -> Result<Option<Who>, Lost> {
+        let (answer, _) = self.member.ask(Ask::Who, SlabId(owner as u64), [0; 16])?;
+        let run = answer.secret.iter().take(8).rev().fold(0u64, |word, &byte| word << 8 | byte as u64);
+        let done = Status::of(answer.status) == Some(Status::Done);
+        Ok(done.then_some(Who { pid: answer.value.get() as u32, run }))
+    }
+
+    /// A figure of the node's.
+    pub fn figure(&self, figure: Figure) -> Result<u64, Lost> {
+        self.member.ask(Ask::Figure, SlabId(figure as u64), [0; 16]).map(|(answer, _)| answer.value.get())
+    }
+
+    /// The window, bound or not, by any key it ever had, is no longer needed.
+    pub fn drop_window(&self, key: Key) -> Result<(), Lost> {
+        self.member.ask(Ask::DropWindow, SlabId(key.0), [0; 16]).map(|_| ())
+    }
+
+    /// One more slab, zero.
+    pub fn grant(&self) -> Result<Slab, GrantError> {
+        let (answer, passed) = self.member.ask(Ask::Grant, SlabId(0), [0; 16])?;
+        let system = |reason| GrantError::System { node: self.member.node.clone(), reason };
+        match Status::of(answer.status) {
+            Some(Status::Done) => {}
+            Some(Status::Exhausted) => {
+                return Err(GrantError::Exhausted {
+                    node: self.member.node.clone(),
+                    lend_mib: answer.value.get() >> 20,
+                });
+            }
+            Some(Status::System) => return Err(system(format!("there: {}", Errno(answer.value.get() as i32)))),
+            _ => {
+                let reason = "it no longer knows this program".to_owned();
+                return Err(self.member.give_up(reason).into());
+            }
+        }
+        let id = SlabId(answer.value.get());
+        if !self.member.mapped {
+            return Ok(Slab { id, base: None });
+        }
+        let mapping = match passed {
+            Some(fd) => {
+                let mapping = Mapping::new(fd, SLAB_BYTES as usize);
+                raw::close(fd);
+                mapping
+            }
+            // The node passed one; this process had no room for it.
+            None => Err(Errno(libc::EMFILE)),
+        };
+        match mapping {
+            Ok(mapping) => {
+                let base = mapping.extent().0;
+                self.member.slabs.lock().insert(id, mapping);
+                Ok(Slab { id, base: Some(base) })
+            }
+            Err(e) => {
+                self.release(id)?;
+                Err(system(format!("here: {e}")))
+            }
+        }
+    }
+
+    /// This member no longer needs the slab. It is unmapped; no queue pair may use it any more.
+    pub fn release(&self, id: SlabId) -> Result<(), Lost> {
+        let mapping = self.member.slabs.lock().remove(&id);
+        drop(mapping);
+        self.member.card.forget_key(id);
+        self.member.ask(Ask::Release, id, [0; 16]).map(|_| ())
+    }
+
+    /// Gives the memory of a range of a slab back to the node's system: it reads as zero from now on.
+    /// The slab stays held. False when that cannot be, for a fork has made it another member's too.
+    ///
+    /// No verb on the range may be under way. Where slabs are mapped nobody is asked, and it is for the
+    /// caller to know that the slab is not shared.
+    pub fn discard(&self, id: SlabId, offset: u64, len: u64) -> Result<bool, Lost> {
+        if self.member.mapped {
+            return Ok(self.member.slabs.lock().get(&id).is_some_and(|mapping| mapping.discard(offset, len)));
+        }
+        let mut detail = [0; 16];
+        detail[..8].copy_from_slice(&offset.to_le_bytes());
+        detail[8..].copy_from_slice(&len.to_le_bytes());
+        let (answer, _) = self.member.ask(Ask::Discard, id, detail)?;
+        Ok(Status::of(answer.status) == Some(Status::Done))
+    }
+
+    /// A queue pair of its own for a thread.
+    pub fn queue_pair(&self) -> Result<QueuePair, Lost> {
+        let number = self.member.next_queue.fetch_add(1, Ordering::Relaxed);
+        QueuePair::new(Arc::clone(&self.member), number)
+    }
+
+    /// Looks whether the node is still there, and restores the control connection if it was cut. For
+    /// a background thread, a few times a second: a queue pair over shared memory would never know.
+    /// Waits half a second at most.
+    pub fn tend(&self) -> Result<(), Lost> {
+        // Held: somebody is asking the node something, and will notice.
+        match self.member.control.try_lock() {
+            Some(mut control) => self.member.tend(&mut control),
+            None => self.member.check(),
+        }
+    }
+
+    /// The run is over: its members' slabs are free now. For the run's supervisor.
+    ///
+    /// The run's end waits for this, and the node can do without it (it sees the members go, and waits
+    /// for their graces): a connection that was cut is dialled once, and a node that does not answer
+    /// within [`FAREWELL_NS`] finds the request when it looks.
+    pub fn end_run(&self, run: RunId) -> Result<(), Lost> {
+        self.member.say_over(run)
+    }
+
+    /// This process is about to end: over framed transports says goodbye, so that the node need not wait
+    /// for a member that might come back. Waits for nobody. Verbs of other threads are refused from here
+    /// on. Where slabs are mapped the node sees the end itself, and must not know of it before.
+    pub fn farewell(&self) {
+        if !self.member.mapped
+            && let Some(mut control) = self.member.control.try_lock()
+        {
+            say_bye(&mut control);
+        }
+    }
+
+    /// In a forked child, which inherited its parent's session: closes the descriptors and says
+    /// nothing on them. Mappings of slabs stay, for the child's own session owns them now.
+    pub fn forget_in_child(self) {
+        let control = self.member.control.try_lock().unwrap_or_else(|| {
+            // Its holder was another thread at the moment of the fork and does not exist here.
+            self.member.control.release_after_fork();
+            self.member.control.lock()
+        });
+        { control }.link = None;
+        self.member.card.forget_in_child();
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        say_bye(&mut self.member.control.lock());
+    }
+}
+
+/// Best effort: a node that does not read it sees the connection close.
+fn say_bye(control: &mut Control) {
+    if let Some(link) = control.link.take() {
+        let bye = request(Ask::Bye, control.number + 1, SlabId(0), [0; 16]);
+        let _ = send_now(&link, bye.as_bytes());
+    }
+}
