@@ -20,6 +20,9 @@ pub struct Footprint {
     pub lent: u64,
     /// Everything else: code, stacks, small heaps, and a runtime if there is one. By mapping.
     pub rest: BTreeMap<String, u64>,
+    /// Of `rest`: pages of files as they lie in the page cache, most of them code. How many of these are
+    /// resident is the kernel's choice (it maps what is cached around a fault), not the program's.
+    pub cached: u64,
 }
 
 impl Footprint {
@@ -37,21 +40,33 @@ impl Footprint {
     fn parse(smaps: &str, array: Range<usize>) -> Footprint {
         let mut footprint = Footprint::default();
         let mut mapping: Option<(usize, &str)> = None;
+        let mut cached = 0;
         for line in smaps.lines() {
             if let Some(kib) = line.strip_prefix("Rss:") {
-                let bytes = kib.split_whitespace().next().and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(0) * 1024;
+                let bytes = bytes(kib);
                 match mapping {
                     Some((start, _)) if is_far(start) || array.contains(&start) => footprint.program += bytes,
                     Some((_, name)) if name.starts_with("/memfd:farmem") => footprint.lent += bytes,
-                    Some((_, name)) if bytes > 0 => *footprint.rest.entry(name.to_owned()).or_default() += bytes,
+                    Some((_, name)) if bytes > 0 => {
+                        *footprint.rest.entry(name.to_owned()).or_default() += bytes;
+                        cached = if name.starts_with('/') { bytes } else { 0 };
+                    }
                     _ => {}
                 }
+            } else if let Some(kib) = line.strip_prefix("Anonymous:") {
+                // Comes after `Rss`: what a private mapping has changed is its own.
+                footprint.cached += std::mem::take(&mut cached).saturating_sub(bytes(kib));
             } else if let Some(begun) = head(line) {
                 mapping = Some(begun);
             }
         }
         footprint
     }
+}
+
+/// `     12 kB`: in bytes.
+fn bytes(kib: &str) -> u64 {
+    kib.split_whitespace().next().and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(0) * 1024
 }
 
 /// `55d0c0a00000-55d0c0a21000 rw-p 00000000 00:00 0    [heap]`: its first address and its name.
@@ -78,10 +93,15 @@ Rss:              262144 kB
 Rss:                  64 kB
 7f1000000000-7f1004000000 rw-s 00000000 00:01 9                          /memfd:farmem-slab (deleted)
 Rss:               65536 kB
+Anonymous:             0 kB
+7f2000000000-7f2000020000 r-xp 00000000 fe:00 7                          /usr/lib/libc.so
+Rss:                 100 kB
+Anonymous:             8 kB
 ";
         let footprint = Footprint::parse(smaps, 0x7f00_0000_0000..0x7f00_0010_0000);
         assert_eq!(footprint.program, (262_144 + 64) << 10);
         assert_eq!(footprint.lent, 64 << 20);
-        assert_eq!(footprint.rest_bytes(), 12 << 10);
+        assert_eq!(footprint.rest_bytes(), 112 << 10);
+        assert_eq!(footprint.cached, 92 << 10);
     }
 }
