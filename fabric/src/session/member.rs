@@ -126,7 +126,7 @@ impl Membership {
         }
     }
 
-    /// See [`Session::end_run`].
+    /// See [`super::Session::end_run`].
     pub fn say_over(&self, run: Secret) -> Result<(), Lost> {
         self.check()?;
         let mut control = self.control.lock();

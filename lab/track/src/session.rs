@@ -330,9 +330,16 @@ impl Session {
     fn fit(&mut self, sum: &Took, pause: Pause, found: &Found, stood: bool) {
         let limit = self.settings.max_pause.as_nanos() as u64;
         self.cuts = if sum.cut && stood { self.cuts + 1 } else { 0 };
-        if sum.wanted * READ_NS > limit && sum.cut || self.cuts >= CUTS {
-            let read = sum.wanted.saturating_sub(found.missed).max(1);
-            self.narrow_by((sum.wanted / read + 1).next_power_of_two().clamp(2, 16));
+        let needed = found.present * FIND_NS + sum.wanted * READ_NS;
+        if sum.cut && sum.wanted * READ_NS > limit {
+            let read = sum.wanted.saturating_sub(found.missed);
+            // Where finding took all the time, how little was read says nothing of how much can be.
+            let over = sum.wanted.checked_div(read).map_or(needed.div_ceil(limit), |times| times + 1);
+            self.narrow_by(over.next_power_of_two().clamp(2, 16));
+            self.cuts = 0;
+        } else if self.cuts >= CUTS && needed > limit / 2 {
+            // Less than that is not what takes the time: a smaller sample would be cut as well, and say nothing.
+            self.narrow_by(2);
             self.cuts = 0;
         } else if pause.finding > self.settings.max_pause.as_secs_f64() * 0.7 && found.present * FIND_NS > limit / 2 {
             self.narrow_by(2);
