@@ -3,7 +3,7 @@
 //! A child is this test binary again, told by the environment what to be (the test
 //! `a_child`, which is none).
 
-#![allow(dead_code)]
+#![allow(dead_code)] // Each test file is a program of its own, and uses a part.
 
 use farmem_agent::client::{Client, Options};
 use farmem_agent::host::{self, Agent, Config};

@@ -123,6 +123,9 @@ unsafe fn scalar(key: &Key, page: *const u8, into: &mut Hashes) {
 }
 
 /// Two lines at a time, whose sums come to lie in the two lanes of one register.
+///
+/// # Safety
+/// `page` must be readable for a page.
 unsafe fn sse2(key: &Key, page: *const u8, into: &mut Hashes) {
     // SAFETY: loads within the page (the caller's promise), the key and the hashes; SSE2 is part of x86-64.
     unsafe {
@@ -160,6 +163,9 @@ unsafe fn sse2(key: &Key, page: *const u8, into: &mut Hashes) {
 }
 
 /// Four lines at a time.
+///
+/// # Safety
+/// `page` must be readable for a page, and the CPU must have AVX2.
 #[target_feature(enable = "avx2")]
 unsafe fn avx2(key: &Key, page: *const u8, into: &mut Hashes) {
     // SAFETY: as for `sse2`; the CPU has AVX2 (the caller's promise).
