@@ -41,30 +41,41 @@ impl Mapped {
         self.posted.push_back(pending);
     }
 
+    #[inline]
     pub fn doorbell(&mut self) -> Result<(), Lost> {
         self.member.check()?;
         let busy = self.to_admit == 0 || self.keyed.as_ref().is_some_and(|keyed| keyed.in_flight() > 0);
         if busy { Ok(()) } else { self.go_keyed() }
     }
 
+    #[inline]
     pub fn poll(&mut self, done: &mut Vec<Completion>) -> Result<usize, Lost> {
         self.member.check()?;
         let before = done.len();
-        // Verbs take effect in the order posted: copies wait for frames and frames for copies.
+        if self.to_admit == 0 && self.keyed.is_none() {
+            self.copy(self.posted.len(), done);
+        } else {
+            self.poll_both(done)?;
+        }
+        Ok(done.len() - before)
+    }
+
+    /// Verbs take effect in the order posted: copies wait for frames and frames for copies.
+    #[cold]
+    fn poll_both(&mut self, done: &mut Vec<Completion>) -> Result<(), Lost> {
         loop {
             if let Some(keyed) = &mut self.keyed {
                 keyed.poll(done)?;
                 if keyed.in_flight() > 0 {
-                    break;
+                    return Ok(());
                 }
             }
-            self.copy(done);
+            self.copy(self.posted.iter().take_while(|pending| pending.on_slab()).count(), done);
             if self.posted.is_empty() {
-                break;
+                return Ok(());
             }
             self.go_keyed()?;
         }
-        Ok(done.len() - before)
     }
 
     /// In a forked child: closes the descriptor, does nothing else.
@@ -75,23 +86,22 @@ impl Mapped {
         std::mem::forget(self);
     }
 
-    /// Carries out verbs on slabs, up to the first that is none.
-    fn copy(&mut self, done: &mut Vec<Completion>) {
-        let n = match self.to_admit {
-            0 => self.posted.len(),
-            _ => self.posted.iter().take_while(|pending| pending.on_slab()).count(),
-        };
+    /// Carries out the first `n` verbs, which are on slabs.
+    fn copy(&mut self, n: usize, done: &mut Vec<Completion>) {
         if n == 0 {
             return;
         }
         let slabs = self.member.slabs.lock();
-        for pending in self.posted.drain(..n) {
+        // In place: a verb is a hundred bytes, and moving it out costs more than looking its slab up.
+        for pending in self.posted.iter().take(n) {
             let result = match slabs.get(&SlabId(pending.key.0)) {
                 Some(mapping) => pending.carry_out(mapping).ok_or(Refusal::Range),
                 None => Err(Refusal::NotHeld),
             };
             done.push(Completion { tag: pending.tag, result });
         }
+        drop(slabs);
+        if n == self.posted.len() { self.posted.clear() } else { drop(self.posted.drain(..n)) }
     }
 
     /// Sends off verbs that the node admits, up to the first on a slab.
@@ -119,6 +129,7 @@ impl Mapped {
 }
 
 impl Pending {
+    #[inline]
     fn carry_out(&self, mapping: &Mapping) -> Option<u64> {
         if self.len > MAX_VERB_BYTES {
             return None;
@@ -128,6 +139,13 @@ impl Pending {
             Verb::Read { into } => unsafe { mapping.read(self.offset, into, self.len) }.then_some(0),
             // SAFETY: the buffer is the verb's until its completion (contract of `write`).
             Verb::Write { from } => unsafe { mapping.write(self.offset, from, self.len) }.then_some(0),
+            _ => self.carry_out_rarer(mapping),
+        }
+    }
+
+    #[inline(never)]
+    fn carry_out_rarer(&self, mapping: &Mapping) -> Option<u64> {
+        match self.verb {
             Verb::Lines { record } => {
                 // SAFETY: the buffer is the verb's until its completion (contract of `lines`), and near: no slab.
                 let bytes = unsafe { std::slice::from_raw_parts(record, self.len as usize) };
@@ -136,8 +154,8 @@ impl Pending {
             }
             Verb::Cas { expected, new } => mapping.cas(self.offset, expected, new),
             Verb::Faa { add } => mapping.faa(self.offset, add),
-            // Of the node's alone; see `on_slab`.
-            Verb::Bind(_) | Verb::Invalidate | Verb::Send { .. } => None,
+            // READ and WRITE: see above. The others are the node's alone: see `on_slab`.
+            Verb::Read { .. } | Verb::Write { .. } | Verb::Bind(_) | Verb::Invalidate | Verb::Send { .. } => None,
         }
     }
 }

@@ -83,11 +83,14 @@ impl Membership {
     }
 
     /// Whether it was found lost before.
+    #[inline]
     pub fn check(&self) -> Result<(), Lost> {
-        if !self.is_lost.load(Ordering::Acquire) {
-            return Ok(());
-        }
-        Err(self.lost.lock().clone().unwrap_or_else(|| self.lost_because("it was lost before".into())))
+        if self.is_lost.load(Ordering::Acquire) { Err(self.why_lost()) } else { Ok(()) }
+    }
+
+    #[cold]
+    fn why_lost(&self) -> Lost {
+        self.lost.lock().clone().unwrap_or_else(|| self.lost_because("it was lost before".into()))
     }
 
     fn lost_because(&self, reason: String) -> Lost {
