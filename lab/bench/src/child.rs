@@ -11,6 +11,7 @@ use std::process::Command;
 
 use anyhow::Context;
 
+use crate::kona;
 use crate::paging::{floor, roundtrip, small, workload};
 use crate::swap;
 
@@ -31,6 +32,8 @@ enum Program {
     Roundtrip(roundtrip::Options),
     /// The other end of it
     Peer(roundtrip::PeerOptions),
+    /// A program whose dirt is counted
+    Kona(kona::child::Options),
     /// A program that fits
     Small(small::Options),
     /// Another program, in a memory group
@@ -57,6 +60,7 @@ pub fn run(options: Options) -> anyhow::Result<()> {
         Program::Floor(options) => serde_json::to_string(&floor::run(&options)?)?,
         Program::Roundtrip(options) => serde_json::to_string(&roundtrip::run(&options)?)?,
         Program::Peer(options) => return roundtrip::peer(&options),
+        Program::Kona(options) => kona::child::run(&options)?,
         Program::Small(options) if options.checksum_only => small::run(&options)?.checksum.to_string(),
         Program::Small(options) => serde_json::to_string(&small::run(&options)?)?,
         Program::InGroup(Grouped { group, command }) => {

@@ -11,6 +11,7 @@
 //! | [`paging`] | `farmem bench paging`: what one access to far memory costs |
 //! | [`evict`] | `farmem bench evict`: what it costs to bring changed lines to a node |
 //! | [`apps`] | `farmem bench apps`: what far memory costs real programs |
+//! | [`kona`] | `farmem bench kona`: dirty bytes, lines, pages of programs, and what seeing them costs |
 //! | [`pairs`] | rounds, and ratios within them |
 //! | [`report`], [`table`], [`chart`] | what is printed, and the same as JSON and SVG |
 //! | [`histogram`] | the distribution of one phase's samples |
@@ -29,6 +30,7 @@ pub mod child;
 pub mod environment;
 pub mod evict;
 pub mod histogram;
+pub mod kona;
 pub mod paging;
 pub mod pairs;
 pub mod report;
@@ -47,6 +49,8 @@ pub enum Bench {
     Evict(evict::Options),
     #[allow(missing_docs)] // Said once, above its options: clap shows that.
     Apps(apps::Options),
+    #[allow(missing_docs)]
+    Kona(kona::Options),
 }
 
 impl Bench {
@@ -60,6 +64,7 @@ impl Bench {
             Bench::Paging(options) => paging::run(&options, farmem),
             Bench::Evict(options) => evict::run(&options, farmem),
             Bench::Apps(options) => apps::run(&options, farmem),
+            Bench::Kona(options) => kona::run(&options, farmem),
         }
     }
 }

@@ -4,7 +4,10 @@ pub mod histogram;
 pub mod json;
 pub mod table;
 
-use crate::count::{Pooled, Window};
+use farmem_protocol::lines;
+
+use crate::count::{Pooled, Tally, Window};
+use crate::diff::PAGE;
 use crate::find::Way;
 use crate::session::{End, Settings};
 
@@ -22,8 +25,17 @@ pub struct Report<'a> {
     pub remarks: Vec<String>,
 }
 
-/// How a page on its way out of farmem is described in a record of dirty lines: its number and which lines follow.
-const PAGE_HEADER: u64 = 16;
+/// From so many dirty lines on farmem sends the whole page: `WHOLE_FROM` of the pager's eviction log.
+const WHOLE_FROM: usize = 48;
+
+/// Bytes that farmem would send for these dirty pages: lines in records of the eviction log, or whole pages where
+/// most lines are dirty.
+fn sent(tally: &Tally) -> u64 {
+    let (few, many) = tally.by_lines.split_at(WHOLE_FROM);
+    let logged: u64 = few.iter().enumerate().map(|(n, &pages)| pages * lines::page_bytes(n as u32) as u64).sum();
+    let records = logged.div_ceil(lines::MAX_RECORD_BYTES as u64);
+    logged + records * lines::record_bytes() as u64 + many.iter().sum::<u64>() * PAGE as u64
+}
 
 impl Report<'_> {
     fn pooled(&self) -> Pooled {
@@ -67,5 +79,21 @@ impl Report<'_> {
         }
         caveats.extend(self.remarks.iter().cloned());
         caveats
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::diff::Change;
+
+    #[test]
+    fn what_would_be_sent_is_lines_or_the_page() {
+        let mut tally = Tally::default();
+        tally.add(Change { lines: 0b11, bytes: 2 });
+        assert_eq!(sent(&tally), 12 + 10 + 128);
+        tally.add(Change { lines: u64::MAX, bytes: 2 });
+        assert_eq!(sent(&tally), 12 + 10 + 128 + 4096);
+        assert_eq!(sent(&Tally::default()), 0);
     }
 }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use farmem_bench::table::Table;
 
-use super::{PAGE_HEADER, Report};
+use super::{Report, sent};
 use crate::count::{LeftOut, Pooled, Tally, Window};
 use crate::diff::{LINE, PAGE};
 use crate::session::End;
@@ -185,7 +185,7 @@ fn moved(pooled: &Pooled) -> Table {
         [name.to_owned(), bytes(sent), format!("{}/s", bytes((sent as f64 / pooled.seconds) as u64)), ratio]
     };
     table.row(per("whole pages", far.pages * PAGE as u64));
-    table.row(per("dirty lines, 16 B a page beside", far.lines * LINE as u64 + far.pages * PAGE_HEADER));
+    table.row(per("dirty lines, by the eviction log", sent(far)));
     table
 }
 
