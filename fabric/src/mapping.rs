@@ -7,7 +7,7 @@
 // Raw copies from and to mapped memory, and pointers that callers hand to READ and WRITE.
 #![allow(unsafe_code)]
 
-use farmem_sys::memory::copy_bytes;
+use farmem_sys::memory::{copy_bytes, copy_lines, prefetch};
 use farmem_sys::raw::{Errno, checked, close, own_fd, syscall};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -122,6 +122,25 @@ impl Mapping {
     pub fn write_bytes(&self, offset: u64, bytes: &[u8]) -> bool {
         // SAFETY: a live slice, and no slab's.
         unsafe { self.write(offset, bytes.as_ptr(), bytes.len() as u32) }
+    }
+
+    /// [`Mapping::write_bytes`] of whole lines of 64 bytes, few at a time: many of these overlap.
+    #[must_use]
+    pub fn write_lines(&self, offset: u64, lines: &[u8]) -> bool {
+        let to = self.at(offset, lines.len() as u64);
+        if let Some(to) = to {
+            // SAFETY: inside the mapping, whole lines of it; a live slice, and no slab's.
+            unsafe { copy_lines(lines.as_ptr(), to, lines.len() / 64) };
+        }
+        to.is_some() && lines.len().is_multiple_of(64)
+    }
+
+    /// Gets the line at an offset, if it lies inside, into the CPU's cache.
+    #[inline]
+    pub fn prefetch(&self, offset: u64) {
+        if let Some(at) = self.at(offset, 1) {
+            prefetch(at as usize);
+        }
     }
 
     /// A copy of a range. `None` when it does not lie inside.

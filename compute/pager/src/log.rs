@@ -19,7 +19,7 @@
 use crate::Pager;
 use crate::evict::Evictor;
 use crate::thread::Thread;
-use farmem_protocol::addr::{FarSlot, PAGE_BYTES, SlabId};
+use farmem_protocol::addr::{FarSlot, PAGE_BYTES};
 use farmem_protocol::lines::{self, Entry, MAX_RECORD_BYTES};
 use farmem_sys::raw::Errno;
 use std::time::Duration;
@@ -33,19 +33,71 @@ pub(crate) const RECORD_TAG: u64 = 1 << 32;
 const RECORDS: usize = 32;
 
 /// A page whose changed lines go along.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Logged {
-    node: usize,
-    slab: SlabId,
-    place: u16,
-    lines: u64,
-    /// Of its copy in the staging ring.
-    staged: u32,
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Logged {
+    /// Where it belongs.
+    pub slot: FarSlot,
+    /// Bit k: line k.
+    pub lines: u64,
+    /// Which of the copies of pages it is.
+    pub copy: u32,
+}
+
+/// Pages of a batch, to be put into records: by slab, in the order of their slots.
+#[derive(Default)]
+pub struct Gathered {
+    noted: Vec<Logged>,
+    /// Slot and place in `noted`, in one word: these are quickly sorted.
+    keys: Vec<u64>,
+    ordered: Vec<Logged>,
+}
+
+/// Bits of a place in a batch.
+const PLACE_BITS: u32 = u64::BITS - FarSlot::BITS;
+
+impl Gathered {
+    /// Notes a page, each slot once.
+    #[inline]
+    pub fn note(&mut self, page: Logged) {
+        self.keys.push(page.slot.bits() << PLACE_BITS | self.noted.len() as u64);
+        self.noted.push(page);
+    }
+
+    /// Puts what was noted in order, and forgets what was before.
+    pub fn order(&mut self) {
+        debug_assert!(self.noted.len() < 1 << PLACE_BITS);
+        self.keys.sort_unstable();
+        let place = |key: &u64| (key & ((1 << PLACE_BITS) - 1)) as usize;
+        self.ordered.clear();
+        self.ordered.extend(self.keys.iter().map(|key| self.noted[place(key)]));
+        self.noted.clear();
+        self.keys.clear();
+    }
+
+    /// The pages of one record after the other.
+    pub fn records(&self) -> impl Iterator<Item = &[Logged]> {
+        let mut rest = self.ordered.as_slice();
+        std::iter::from_fn(move || {
+            let (front, behind) = rest.split_at(fitting(rest));
+            rest = behind;
+            (!front.is_empty()).then_some(front)
+        })
+    }
+}
+
+/// Pages at the front of `pages` that one record can carry: of one slab, as many as fit.
+fn fitting(pages: &[Logged]) -> usize {
+    let mut bytes = lines::record_bytes();
+    let fits = |page: &&Logged| {
+        bytes += lines::page_bytes(page.lines.count_ones());
+        page.slot.slab_index() == pages[0].slot.slab_index() && bytes <= MAX_RECORD_BYTES
+    };
+    pages.iter().take_while(fits).count()
 }
 
 /// Records, under way and to come.
 pub(crate) struct Log {
-    pages: Vec<Logged>,
+    pages: Gathered,
     entries: Vec<Entry>,
     /// [`MAX_RECORD_BYTES`] for each record.
     buffers: *mut u8,
@@ -62,7 +114,10 @@ impl Log {
         let records = if staged == 0 { 0 } else { (staged / 32).clamp(2, RECORDS) };
         let bytes = records * MAX_RECORD_BYTES;
         let buffers = farmem_sys::holdings::reserve(bytes.max(PAGE_BYTES))?;
-        Ok((Log { pages: Vec::new(), entries: Vec::new(), buffers, under_way: vec![Vec::new(); records] }, bytes))
+        Ok((
+            Log { pages: Gathered::default(), entries: Vec::new(), buffers, under_way: vec![Vec::new(); records] },
+            bytes,
+        ))
     }
 
     /// The staged copies that a record has brought to their slots: it is acknowledged, and free.
@@ -74,44 +129,19 @@ impl Log {
         // SAFETY: one for each record.
         unsafe { self.buffers.add(record * MAX_RECORD_BYTES) }
     }
-
-    /// Pages at the front of `pages` that one record can carry: of one slab, as many as fit.
-    fn fitting(pages: &[Logged]) -> usize {
-        let mut bytes = lines::record_bytes();
-        pages
-            .iter()
-            .take_while(|page| {
-                bytes += lines::page_bytes(page.lines.count_ones());
-                (page.node, page.slab) == (pages[0].node, pages[0].slab) && bytes <= MAX_RECORD_BYTES
-            })
-            .count()
-    }
 }
 
 impl Pager {
     /// Notes that a page, staged, goes to its slot by these lines.
     pub(crate) fn log_lines(&self, evictor: &mut Evictor, staged: usize, slot: FarSlot, lines: u64) {
-        let place = self.pool.place(slot);
-        evictor.log.pages.push(Logged {
-            node: place.node,
-            slab: place.slab,
-            place: slot.place() as u16,
-            lines,
-            staged: staged as u32,
-        });
+        evictor.log.pages.note(Logged { slot, lines, copy: staged as u32 });
     }
 
     /// Makes records of what was noted and posts them.
     pub(crate) fn flush_log(&self, evictor: &mut Evictor) {
         let mut pages = std::mem::take(&mut evictor.log.pages);
-        pages.sort_unstable();
-        let mut rest = pages.as_slice();
-        while !rest.is_empty() {
-            let (front, behind) = rest.split_at(Log::fitting(rest));
-            self.post_record(evictor, front);
-            rest = behind;
-        }
-        pages.clear();
+        pages.order();
+        pages.records().for_each(|record| self.post_record(evictor, record));
         evictor.log.pages = pages;
     }
 
@@ -127,24 +157,56 @@ impl Pager {
         };
         let log = &mut evictor.log;
         log.entries.clear();
-        log.entries.extend(pages.iter().map(|p| Entry { place: p.place.into(), lines: p.lines.into() }));
-        log.under_way[number].extend(pages.iter().map(|p| p.staged));
+        let entry = |page: &Logged| Entry { place: (page.slot.place() as u16).into(), lines: page.lines.into() };
+        log.entries.extend(pages.iter().map(entry));
+        log.under_way[number].extend(pages.iter().map(|page| page.copy));
+        let place = self.pool.place(pages[0].slot);
         let buffer = log.buffer(number);
         // SAFETY: the buffer is the record's, and the record is free.
         let into = unsafe { std::slice::from_raw_parts_mut(buffer, MAX_RECORD_BYTES) };
-        let len = lines::encode(pages[0].slab, &log.entries, into, |i| {
+        let len = lines::encode(place.slab, &log.entries, into, |i| {
             // SAFETY: the copy is held until its acknowledgement; whoever rescues its page reads it, too.
-            unsafe { &*self.staging.bytes(pages[i].staged as usize).cast::<[u8; PAGE_BYTES]>() }
+            unsafe { &*self.staging.bytes(pages[i].copy as usize).cast::<[u8; PAGE_BYTES]>() }
         });
         let Some(len) = len else { crate::ending::broken("a record of changed lines that cannot be") };
         let thread = evictor.thread.get_or_insert_with(|| Thread::boxed(0));
-        if let Err(lost) = self.link(thread, pages[0].node) {
+        if let Err(lost) = self.link(thread, place.node) {
             self.node_lost(&lost);
         }
-        if let Some(link) = &mut thread.links[pages[0].node] {
+        if let Some(link) = &mut thread.links[place.node] {
             // SAFETY: the buffer stays as it is until the record is acknowledged.
-            unsafe { link.lines(RECORD_TAG | number as u64, pages[0].slab, buffer, len as u32) };
+            unsafe { link.lines(RECORD_TAG | number as u64, place.slab, buffer, len as u32) };
         }
         self.count(&self.counters.records, 1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_are_of_one_slab_in_order_and_fit() {
+        let mut gathered = Gathered::default();
+        let mut expected = Vec::new();
+        for nth in 0..256u32 {
+            // Two slabs, slots in no order, up to 31 lines.
+            let slot = FarSlot::new(nth % 2, nth * 7919 % 16384);
+            let page = Logged { slot, lines: (1u64 << (1 + nth % 31)) - 1, copy: nth };
+            gathered.note(page);
+            expected.push(page);
+        }
+        expected.sort_by_key(|page| page.slot);
+        for _again in 0..2 {
+            gathered.order();
+            let records: Vec<&[Logged]> = gathered.records().collect();
+            assert_eq!(records.concat(), expected);
+            for record in records {
+                assert!(record.iter().all(|page| page.slot.slab_index() == record[0].slot.slab_index()));
+                let lines: u32 = record.iter().map(|page| page.lines.count_ones()).sum();
+                assert!(lines::record_bytes() + record.len() * lines::page_bytes(0) + lines as usize * 64 <= 32 << 10);
+            }
+            expected.iter().rev().for_each(|&page| gathered.note(page));
+        }
     }
 }

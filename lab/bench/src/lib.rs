@@ -13,6 +13,8 @@
 //! | [`apps`] | `farmem bench apps`: what far memory costs real programs |
 //! | [`kona`] | `farmem bench kona`: dirty bytes, lines, pages of programs, and what seeing them costs |
 //! | [`pairs`] | rounds, and ratios within them |
+//! | [`counters`] | farmem's own, of a run under way |
+//! | [`redis`] | a server whose values are overwritten |
 //! | [`report`], [`table`], [`chart`] | what is printed, and the same as JSON and SVG |
 //! | [`histogram`] | the distribution of one phase's samples |
 //! | [`environment`] | the machine that the figures are of |
@@ -27,12 +29,14 @@ pub mod alone;
 pub mod apps;
 pub mod chart;
 pub mod child;
+pub mod counters;
 pub mod environment;
 pub mod evict;
 pub mod histogram;
 pub mod kona;
 pub mod paging;
 pub mod pairs;
+pub mod redis;
 pub mod report;
 pub mod supervise;
 pub mod swap;

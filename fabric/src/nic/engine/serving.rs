@@ -130,18 +130,24 @@ impl Serving {
             Op::Lines => {
                 // Whole before any of it is applied: a torn record changes nothing.
                 let Some(bytes) = input.get(..len as usize) else { return Ok(None) };
-                let record = Record::check(SlabId(key.0), bytes)?;
-                count(&nic.tally.records, 1);
-                count(&nic.tally.record_bytes, len as u64);
-                let applied = if key.is_slab() {
-                    nic.admit(&self.member, self.queue, (key, op), 0, 0).and_then(|grip| {
-                        let memory = grip.memory.mapping();
-                        let whole = record.runs().all(|(offset, bytes)| memory.write_bytes(offset, bytes));
-                        if whole { Ok(0) } else { Err(Status::Range) }
-                    })
+                let grip = if key.is_slab() {
+                    nic.admit(&self.member, self.queue, (key, op), 0, 0)
                 } else {
                     Err(Status::Access)
                 };
+                let record = Record::parse(SlabId(key.0), bytes)?;
+                if let Ok(grip) = &grip {
+                    // They are anywhere in the slab: on their way while the checksum is computed.
+                    record.places().for_each(|offset| grip.memory.mapping().prefetch(offset));
+                }
+                let record = record.check()?;
+                count(&nic.tally.records, 1);
+                count(&nic.tally.record_bytes, len as u64);
+                let applied = grip.and_then(|grip| {
+                    let memory = grip.memory.mapping();
+                    let whole = record.runs().all(|(offset, bytes)| memory.write_lines(offset, bytes));
+                    if whole { Ok(0) } else { Err(Status::Range) }
+                });
                 self.settle(nic, output, applied);
                 Ok(Some(len as usize))
             }

@@ -15,8 +15,8 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use farmem_fabric::{QueuePair, Session};
-use farmem_pager::log::WHOLE_FROM;
-use farmem_protocol::addr::{PAGE_BYTES, SLOTS_PER_SLAB, SlabId};
+use farmem_pager::log::{Gathered, Logged, WHOLE_FROM};
+use farmem_protocol::addr::{FarSlot, PAGE_BYTES, SLOTS_PER_SLAB, SlabId};
 use farmem_protocol::lines::{self, Entry, LINE_BYTES, LINES, MAX_RECORD_BYTES, Runs};
 use farmem_sys::clock;
 use serde::Serialize;
@@ -87,8 +87,8 @@ pub struct Sample {
 }
 
 struct Page {
-    slab: SlabId,
-    place: u16,
+    /// Of the host's slabs, by their order.
+    slot: FarSlot,
     lines: u64,
     /// Which of the local copies.
     copy: usize,
@@ -102,6 +102,7 @@ pub struct Host {
     slabs: Vec<SlabId>,
     copies: Vec<[u8; PAGE_BYTES]>,
     records: Vec<[u8; MAX_RECORD_BYTES]>,
+    gathered: Gathered,
     entries: Vec<Entry>,
     /// Pages that each verb under way completes, and whether it is a record.
     under_way: VecDeque<(usize, bool)>,
@@ -124,6 +125,7 @@ impl Host {
             slabs,
             copies,
             records: vec![[0; MAX_RECORD_BYTES]; RECORDS],
+            gathered: Gathered::default(),
             entries: Vec::new(),
             under_way: VecDeque::new(),
             pages_out: 0,
@@ -132,8 +134,8 @@ impl Host {
             posted: 0,
         };
         for at in 0..SLABS * SLOTS_PER_SLAB as usize {
-            let (slab, place) = (host.slabs[at % SLABS], (at / SLABS) as u16);
-            host.page(&Page { slab, place, lines: u64::MAX, copy: at % RING })?;
+            let slot = FarSlot::new((at % SLABS) as u32, (at / SLABS) as u32);
+            host.page(&Page { slot, lines: u64::MAX, copy: at % RING })?;
             if at % BATCH == 0 {
                 host.queue.doorbell()?;
             }
@@ -151,18 +153,18 @@ impl Host {
         for chunk in bitmaps.chunks(BATCH) {
             let pages = chunk.iter().map(|&lines| {
                 let slot = draw.below(SLABS * SLOTS_PER_SLAB as usize);
-                let (slab, place) = (self.slabs[slot % SLABS], (slot / SLABS) as u16);
-                Page { slab, place, lines, copy: draw.below(RING) }
+                let slot = FarSlot::new((slot % SLABS) as u32, (slot / SLABS) as u32);
+                Page { slot, lines, copy: draw.below(RING) }
             });
             let mut pages: Vec<Page> = pages.collect();
             // Slots are each page's own: drawn twice, the second is left out. The order is a page's, not a slot's.
             let mut seen = std::collections::HashSet::new();
-            pages.retain(|page| seen.insert((page.slab, page.place)));
+            pages.retain(|page| seen.insert(page.slot));
             batches.push(pages);
         }
         self.queue.take_sent();
         let (verbs, begun) = (self.posted, clock::ticks());
-        for batch in &mut batches {
+        for batch in &batches {
             self.batch(method, batch)?;
         }
         self.drain()?;
@@ -171,25 +173,22 @@ impl Host {
         Ok(Sample { ns, pages, sent: self.queue.take_sent(), verbs: self.posted - verbs })
     }
 
-    fn batch(&mut self, method: Method, pages: &mut [Page]) -> anyhow::Result<()> {
+    fn batch(&mut self, method: Method, pages: &[Page]) -> anyhow::Result<()> {
         match method {
             Method::Pages => pages.iter().try_for_each(|page| self.page(page))?,
             Method::Writes => pages.iter().try_for_each(|page| self.segments(page))?,
             Method::Log => {
-                pages.sort_unstable_by_key(|page| (page.lines.count_ones() >= WHOLE_FROM, page.slab, page.place));
-                let few = pages.partition_point(|page| page.lines.count_ones() < WHOLE_FROM);
-                let (mut few, whole) = pages.split_at(few);
-                while !few.is_empty() {
-                    let mut bytes = lines::record_bytes();
-                    let fits = few.iter().take_while(|page| {
-                        bytes += lines::page_bytes(page.lines.count_ones());
-                        page.slab == few[0].slab && bytes <= MAX_RECORD_BYTES
-                    });
-                    let (record, rest) = few.split_at(fits.count());
-                    self.record(record)?;
-                    few = rest;
+                let mut gathered = std::mem::take(&mut self.gathered);
+                for page in pages {
+                    if page.lines.count_ones() < WHOLE_FROM {
+                        gathered.note(Logged { slot: page.slot, lines: page.lines, copy: page.copy as u32 });
+                    } else {
+                        self.page(page)?;
+                    }
                 }
-                whole.iter().try_for_each(|page| self.page(page))?;
+                gathered.order();
+                gathered.records().try_for_each(|record| self.record(record))?;
+                self.gathered = gathered;
             }
         }
         self.queue.doorbell()?;
@@ -216,25 +215,27 @@ impl Host {
     }
 
     fn write(&mut self, page: &Page, from: usize, len: usize) {
-        let offset = page.place as usize * PAGE_BYTES + from;
+        let (slab, offset) = (self.slabs[page.slot.slab_index() as usize], page.slot.offset() + from as u64);
         // SAFETY: the copies stay as they are until the queue pair is gone.
         unsafe {
-            self.queue.write(0, page.slab, offset as u64, self.copies[page.copy][from..].as_ptr(), len as u32);
+            self.queue.write(0, slab, offset, self.copies[page.copy][from..].as_ptr(), len as u32);
         }
         self.posted += 1;
     }
 
-    fn record(&mut self, pages: &[Page]) -> anyhow::Result<()> {
+    fn record(&mut self, pages: &[Logged]) -> anyhow::Result<()> {
         self.room(pages.len(), 1)?;
         self.entries.clear();
-        self.entries.extend(pages.iter().map(|p| Entry { place: p.place.into(), lines: p.lines.into() }));
+        let entry = |page: &Logged| Entry { place: (page.slot.place() as u16).into(), lines: page.lines.into() };
+        self.entries.extend(pages.iter().map(entry));
+        let slab = self.slabs[pages[0].slot.slab_index() as usize];
         let record = self.next_record;
         self.next_record = (record + 1) % RECORDS;
         let copies = &self.copies;
-        let len = lines::encode(pages[0].slab, &self.entries, &mut self.records[record], |i| &copies[pages[i].copy])
+        let len = lines::encode(slab, &self.entries, &mut self.records[record], |i| &copies[pages[i].copy as usize])
             .context("a record that does not fit")?;
         // SAFETY: the buffer is used again only when as many completions have come as there are buffers.
-        unsafe { self.queue.lines(0, pages[0].slab, self.records[record].as_ptr(), len as u32) };
+        unsafe { self.queue.lines(0, slab, self.records[record].as_ptr(), len as u32) };
         self.posted += 1;
         self.under_way.push_back((pages.len(), true));
         Ok(())
@@ -281,19 +282,18 @@ impl Host {
     /// When that is not so.
     pub fn verify(&mut self, method: Method, bitmaps: &[u64]) -> anyhow::Result<()> {
         let slab = self.slabs[0];
-        let mut pages: Vec<Page> = (0..bitmaps.len())
-            .map(|i| Page { slab, place: (i * 7) as u16, lines: bitmaps[i], copy: (i + 1) % RING })
-            .collect();
+        let page = |i: usize| Page { slot: FarSlot::new(0, i as u32 * 7), lines: bitmaps[i], copy: (i + 1) % RING };
+        let pages: Vec<Page> = (0..bitmaps.len()).map(page).collect();
         for page in &pages {
-            self.page(&Page { slab, place: page.place, lines: u64::MAX, copy: 0 })?;
+            self.page(&Page { slot: page.slot, lines: u64::MAX, copy: 0 })?;
         }
-        self.batch(method, &mut pages)?;
+        self.batch(method, &pages)?;
         self.drain()?;
         let mut back = vec![0u8; PAGE_BYTES];
         for page in &pages {
             let mut done = Vec::new();
             // SAFETY: the buffer outlives the verb, which is awaited here.
-            unsafe { self.queue.read(0, slab, page.place as u64 * PAGE_BYTES as u64, back.as_mut_ptr(), 4096) };
+            unsafe { self.queue.read(0, slab, page.slot.offset(), back.as_mut_ptr(), 4096) };
             self.queue.doorbell()?;
             while done.is_empty() {
                 self.queue.wait(&mut done, Duration::from_secs(5))?;
@@ -302,7 +302,7 @@ impl Host {
             for (line, got) in back.chunks(LINE_BYTES).enumerate() {
                 let went = whole || page.lines >> line & 1 == 1;
                 let expected = &self.copies[if went { page.copy } else { 0 }][line * LINE_BYTES..][..LINE_BYTES];
-                ensure!(got == expected, "{method:?}: line {line} of slot {} is wrong", page.place);
+                ensure!(got == expected, "{method:?}: line {line} of slot {} is wrong", page.slot.place());
             }
         }
         Ok(())

@@ -6,6 +6,7 @@
 //! | [`detect`] | telling which lines changed |
 //! | [`figures`] | tables, targets |
 //! | [`plot`] | where whole pages win |
+//! | [`redis`] | a whole program under the policies of `--dirty` |
 //!
 //! A host and a node, a process each, on a CPU each, over TCP on the loopback device, at its own speed and held to
 //! that of slower links ([`farmem_fabric::shape`]). Gathering, applying and acknowledging are in the time; unmapping
@@ -15,6 +16,7 @@ pub mod detect;
 pub mod drive;
 pub mod figures;
 pub mod plot;
+pub mod redis;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -37,10 +39,13 @@ pub struct Options {
     /// Few pages and rounds: a look, not a figure to quote
     #[arg(long)]
     quick: bool,
+    /// Redis under the policies of --dirty instead, a quarter local: bytes sent for bytes changed, requests a second
+    #[arg(long, conflicts_with_all = ["pages", "lines", "links", "svg", "seed"])]
+    redis: bool,
     /// Pages sent in each measurement [default: 16384; with --quick 4096]
     #[arg(long, value_name = "N")]
     pages: Option<usize>,
-    /// Rounds in which every way is taken once [default: 7; with --quick 3]
+    /// Rounds in which every way is taken once [default: 7; with --quick or --redis 3]
     #[arg(long, value_name = "N")]
     rounds: Option<usize>,
     /// Changed lines of each page
@@ -104,6 +109,9 @@ pub const METHODS: [Method; 3] = [Method::Pages, Method::Log, Method::Writes];
 /// # Errors
 /// See [`crate::Bench::run`].
 pub fn run(options: &Options, farmem: &Path) -> anyhow::Result<()> {
+    if options.redis {
+        return redis::run(options.quick, options.rounds, options.json.as_ref(), farmem);
+    }
     ensure!(options.lines.iter().all(|lines| (1..=64).contains(lines)), "--lines are 1 to 64: a page has 64");
     let pages = options.pages.unwrap_or(if options.quick { 4096 } else { 16_384 });
     let rounds = options.rounds.unwrap_or(if options.quick { 3 } else { 7 });

@@ -28,6 +28,9 @@ pub struct Options {
     /// Seconds to run
     #[arg(long, default_value_t = 3600.0)]
     seconds: f64,
+    /// Seconds for a pass, however fast it could be
+    #[arg(long)]
+    pass_seconds: Option<f64>,
 }
 
 /// How fast it was.
@@ -51,17 +54,30 @@ pub fn run(options: &Options) -> anyhow::Result<String> {
     let mut out = std::io::stdout();
     writeln!(out, "ready")?;
     out.flush()?;
-    work(&mut workload, Duration::from_secs_f64(options.warm_up));
-    Ok(serde_json::to_string(&work(&mut workload, Duration::from_secs_f64(options.seconds)))?)
+    let most = options.pass_seconds.map(|seconds| workload.pass() as f64 / seconds);
+    work(&mut workload, Duration::from_secs_f64(options.warm_up), most);
+    Ok(serde_json::to_string(&work(&mut workload, Duration::from_secs_f64(options.seconds), most))?)
 }
 
-fn work(workload: &mut Workload, time: Duration) -> Speed {
+/// `most`: operations a second.
+fn work(workload: &mut Workload, time: Duration, most: Option<f64>) -> Speed {
     let begun = Instant::now();
     let mut ops = 0;
     while begun.elapsed() < time {
         ops += workload.step(&mut Unnoted);
+        if let Some(most) = most {
+            hold(begun, ops, most);
+        }
     }
     Speed { ops, seconds: begun.elapsed().as_secs_f64() }
+}
+
+/// Sleeps when so many operations are more than `most` a second.
+pub fn hold(begun: Instant, ops: u64, most: f64) {
+    let ahead = Duration::from_secs_f64(ops as f64 / most).saturating_sub(begun.elapsed());
+    if ahead > Duration::from_millis(1) {
+        std::thread::sleep(ahead);
+    }
 }
 
 /// Its own stores, in windows of a tenth of a pass, all windows together.

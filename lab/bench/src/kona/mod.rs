@@ -10,14 +10,13 @@
 //! |---|---|
 //! | [`workloads`], [`graph`] | the programs |
 //! | [`stores`] | their own stores, counted |
-//! | [`tracked`], [`redis`] | under `farmem track` |
+//! | [`tracked`] | they, and [redis](crate::redis), under `farmem track` |
 //! | [`child`] | one of them as a process |
 //!
 //! What the figures mean, beside Kona's: `docs/kona.md`.
 
 pub mod child;
 pub mod graph;
-pub mod redis;
 pub mod stores;
 pub mod tracked;
 pub mod workloads;
@@ -30,6 +29,7 @@ use serde::Serialize;
 use crate::alone::Alone;
 use crate::environment::Environment;
 use crate::pairs::{Rounds, Spread};
+use crate::redis::{self, Order, Place};
 use crate::report::{Report, Section, Skipped};
 use crate::supervise;
 use crate::table::Table;
@@ -53,10 +53,10 @@ pub struct Options {
     /// Memory of a program: 2^N KiB [default: 16; with --quick 14]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(12..=22))]
     scale: Option<u32>,
-    /// Windows of a second under farmem track [default: 8; with --quick 3]
+    /// Windows of a second under farmem track [default: 6; with --quick 3]
     #[arg(long, value_name = "N")]
     windows: Option<usize>,
-    /// Rounds of the cost comparison [default: 5; with --quick 1]
+    /// Rounds of the cost comparison [default: 3; with --quick 1]
     #[arg(long, value_name = "N")]
     rounds: Option<usize>,
     /// Seed of inputs, graphs and orders
@@ -70,7 +70,7 @@ pub struct Options {
 const EXAMPLES: &str = "\
 Examples:
   farmem bench kona --quick
-      All tables in about a minute.
+      All tables, in some two minutes; without --quick in less than six.
   farmem bench kona --parts stores
       The programs' own stores alone: no tracker, no clock, the same figures everywhere.";
 
@@ -85,6 +85,23 @@ pub enum Part {
     Cost,
 }
 
+/// Whose speed.
+#[derive(Clone, Copy)]
+enum Subject {
+    Ours(Name),
+    /// Values overwritten at random.
+    Redis,
+}
+
+impl Subject {
+    fn text(self) -> &'static str {
+        match self {
+            Subject::Ours(name) => name.text(),
+            Subject::Redis => "redis, random keys",
+        }
+    }
+}
+
 /// Everything measured.
 #[derive(Default, Serialize)]
 struct Raw {
@@ -96,15 +113,15 @@ struct Raw {
 /// One program's.
 #[derive(Serialize)]
 struct Costs {
-    program: Name,
+    program: &'static str,
     /// By round.
     trackers: Vec<(Tracker, Vec<Cost>)>,
 }
 
 /// Windows in which own stores are counted: two passes.
 const COUNTED: usize = 20;
-/// Programs whose speed is compared: much dirt, as much in order, hardly any.
-const COSTLY: [Name; 3] = [Name::KvRandom, Name::KvSequential, Name::Histogram];
+/// Programs whose speed is compared: much dirt, as much behind a socket, hardly any.
+const COSTLY: [Subject; 3] = [Subject::Ours(Name::KvRandom), Subject::Redis, Subject::Ours(Name::Histogram)];
 const TRACKERS: [Tracker; 4] = [Tracker::None, Tracker::Lines, Tracker::Reading, Tracker::Pages];
 
 /// Runs it and prints the report.
@@ -113,12 +130,14 @@ const TRACKERS: [Tracker; 4] = [Tracker::None, Tracker::Lines, Tracker::Reading,
 /// See [`crate::Bench::run`].
 pub fn run(options: &Options, farmem: &Path) -> anyhow::Result<()> {
     let scale = options.scale.unwrap_or(if options.quick { 14 } else { 16 });
-    let windows = options.windows.unwrap_or(if options.quick { 3 } else { 8 });
-    let rounds = options.rounds.unwrap_or(if options.quick { 1 } else { 5 });
+    let windows = options.windows.unwrap_or(if options.quick { 3 } else { 6 });
+    let rounds = options.rounds.unwrap_or(if options.quick { 1 } else { 3 });
     ensure!(windows > 0 && rounds > 0, "--windows and --rounds must be more than 0");
     let _alone = Alone::take()?;
     supervise::note_interrupts();
     let environment = Environment::read();
+    let place = Place::new("kona")?;
+    let keys = (1024 << scale) / redis::EACH;
     let (mut raw, mut sections, mut skipped) = (Raw::default(), Vec::new(), Vec::new());
 
     if options.parts.contains(&Part::Stores) {
@@ -130,17 +149,15 @@ pub fn run(options: &Options, farmem: &Path) -> anyhow::Result<()> {
         sections.push(Section { title: own_stores_title(), table: own_stores(&raw.own_stores) });
     }
     if options.parts.contains(&Part::Tracked) {
+        let pace = [format!("--seed={}", options.seed), format!("--pass-seconds={}", tracked::PASS_SECONDS)];
         for name in Name::ALL {
             eprintln!("tracked: {}", name.text());
-            let mut program = Program::start(farmem, name, scale, &[format!("--seed={}", options.seed)])?;
+            let mut program = Program::start(farmem, name, scale, &pace)?;
             raw.tracked.push((name.text().into(), tracked::dirtied(farmem, program.pid(), windows)?));
         }
-        let place = Place::new()?;
-        // A key and its value take some 400 bytes.
-        let keys = (1024 << scale) / 400;
-        for (name, random) in [("redis, random keys", true), ("redis, keys in order", false)] {
+        for (name, order) in [("redis, random keys", Order::Random), ("redis, keys in order", Order::InOrder)] {
             eprintln!("tracked: {name}");
-            match redis::dirtied(farmem, &place.0, keys, random, windows) {
+            match tracked::redis_dirtied(farmem, place.path(), keys, order, windows) {
                 Ok(dirtied) => raw.tracked.push((name.into(), dirtied)),
                 Err(error) => {
                     supervise::interrupted()?;
@@ -148,21 +165,35 @@ pub fn run(options: &Options, farmem: &Path) -> anyhow::Result<()> {
                 }
             }
         }
-        let title = format!("Seen from outside: farmem track, {windows} windows of 1 s, idle ones left out");
+        let title = format!(
+            "Seen from outside: farmem track, {windows} windows of 1 s, a tenth of a pass each, idle ones left out"
+        );
         sections.push(Section { title, table: tracked_table(&raw.tracked) });
     }
     if options.parts.contains(&Part::Cost) {
-        let seconds = if options.quick { 2.0 } else { 4.0 };
-        for name in COSTLY {
-            eprintln!("cost: {}", name.text());
+        let seconds = if options.quick { 2.0 } else { 3.0 };
+        for subject in COSTLY {
+            eprintln!("cost: {}", subject.text());
             let measured = Rounds::interleave(&TRACKERS, rounds, |tracker, _round| {
                 supervise::interrupted()?;
-                tracked::cost(farmem, name, scale, seconds, tracker).map(Some)
-            })?;
-            let title = format!("What tracking costs: {}, looked at once a second", name.text());
+                let cost = match subject {
+                    Subject::Ours(name) => tracked::cost(farmem, name, scale, seconds, tracker),
+                    Subject::Redis => tracked::redis_cost(farmem, place.path(), keys, seconds, tracker),
+                };
+                cost.map(Some)
+            });
+            let measured = match measured {
+                Ok(measured) => measured,
+                Err(error) => {
+                    supervise::interrupted()?;
+                    skipped.push(Skipped { system: subject.text().into(), reason: format!("{error:#}") });
+                    continue;
+                }
+            };
+            let title = format!("What tracking costs: {}, looked at once a second", subject.text());
             sections.push(Section { title, table: cost_table(&measured) });
             let all = TRACKERS.map(|tracker| (tracker, measured.of(tracker).copied().collect()));
-            raw.cost.push(Costs { program: name, trackers: all.to_vec() });
+            raw.cost.push(Costs { program: subject.text(), trackers: all.to_vec() });
         }
     }
     let method = vec![
@@ -241,22 +272,5 @@ fn times(ratio: Option<f64>) -> String {
         None => "–".into(),
         Some(ratio) if ratio < 99.95 => format!("{ratio:.2}"),
         Some(ratio) => format!("{ratio:.0}"),
-    }
-}
-
-/// A directory for redis, gone in the end.
-struct Place(PathBuf);
-
-impl Place {
-    fn new() -> anyhow::Result<Place> {
-        let path = std::env::temp_dir().join(format!("farmem-kona-{}", std::process::id()));
-        std::fs::create_dir_all(&path).with_context(|| format!("making {}", path.display()))?;
-        Ok(Place(path))
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
     }
 }

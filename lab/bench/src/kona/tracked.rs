@@ -3,13 +3,15 @@
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use serde::{Deserialize, Serialize};
 
-use super::child::Speed;
+use super::child::{Speed, hold};
 use super::workloads::Name;
+use crate::redis::{Order, Server};
 use crate::supervise::{self, Group};
 
 /// What the tracker said of all its pooled windows.
@@ -88,6 +90,9 @@ impl Tracker {
 
 /// A window of the trackers' here, KTracker's.
 const WINDOW: &str = "1s";
+/// What is looked at goes through its memory in so long: a window is a tenth of it, as it is where a program counts
+/// its own stores. At full speed these small programs dirty all of their memory in every window.
+pub const PASS_SECONDS: f64 = 10.0;
 
 /// Tracks a process for so many windows. Programs are small and dirty little: no window with a page is idle.
 ///
@@ -102,6 +107,29 @@ pub fn dirtied(farmem: &Path, pid: u32, windows: usize) -> anyhow::Result<Dirtie
     )?;
     let found: Found = serde_json::from_str(&json).context("what farmem track printed")?;
     Ok(found.pooled)
+}
+
+/// Tracks redis while its values are overwritten.
+///
+/// # Errors
+/// The server's, the tracker's.
+pub fn redis_dirtied(farmem: &Path, dir: &Path, keys: usize, order: Order, windows: usize) -> anyhow::Result<Dirtied> {
+    let mut server = Server::start(Command::new("redis-server"), dir, keys, order)?;
+    let (pid, over) = (server.pid(), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let writing = scope.spawn(|| {
+            let (begun, most) = (Instant::now(), keys as f64 / PASS_SECONDS);
+            server.overwrite(|done| {
+                hold(begun, done, most);
+                !over.load(Ordering::Relaxed)
+            })
+        });
+        std::thread::sleep(Duration::from_millis(500));
+        let found = dirtied(farmem, pid, windows);
+        over.store(true, Ordering::Relaxed);
+        writing.join().expect("does not panic")?;
+        found
+    })
 }
 
 /// A program of ours, ready to be looked at.
@@ -162,25 +190,56 @@ impl Cost {
     }
 }
 
-/// Measures it.
+/// Measures a program of ours.
 ///
 /// # Errors
 /// The program's, the tracker's.
 pub fn cost(farmem: &Path, name: Name, scale: u32, seconds: f64, tracker: Tracker) -> anyhow::Result<Cost> {
     let options = [format!("--warm-up={WARM_UP}"), format!("--seconds={seconds}")];
     let mut program = Program::start(farmem, name, scale, &options)?;
+    let pid = program.pid();
+    meanwhile(farmem, pid, seconds, tracker, || program.speed())
+}
+
+/// Measures redis, whose values are overwritten at random.
+///
+/// # Errors
+/// As [`cost`].
+pub fn redis_cost(farmem: &Path, dir: &Path, keys: usize, seconds: f64, tracker: Tracker) -> anyhow::Result<Cost> {
+    let mut server = Server::start(Command::new("redis-server"), dir, keys, Order::Random)?;
+    let pid = server.pid();
+    meanwhile(farmem, pid, seconds, tracker, || {
+        let mut work = |seconds: f64| -> anyhow::Result<Speed> {
+            let begun = Instant::now();
+            let ops = server.overwrite(|_| begun.elapsed().as_secs_f64() < seconds)?;
+            Ok(Speed { ops, seconds: begun.elapsed().as_secs_f64() })
+        };
+        work(WARM_UP)?;
+        let speed = work(seconds)?;
+        server.end()?;
+        Ok(speed)
+    })
+}
+
+/// Has a tracker at a process while that works, warms up first, and ends.
+fn meanwhile(
+    farmem: &Path,
+    pid: u32,
+    seconds: f64,
+    tracker: Tracker,
+    work: impl FnOnce() -> anyhow::Result<Speed>,
+) -> anyhow::Result<Cost> {
     if tracker == Tracker::None {
-        let speed = program.speed()?;
+        let speed = work()?;
         return Ok(Cost { per_second: speed.ops as f64 / speed.seconds, stood: 0.0 });
     }
-    let pid = program.pid().to_string();
     let mut track = Command::new(farmem);
-    track.args(["track", "--json", "-", "--window", WINDOW, "--max-pause", "1s", "--pid", &pid]);
+    track.args(["track", "--json", "-", "--window", WINDOW, "--max-pause", "1s", "--pid", &pid.to_string()]);
     track.args(tracker.options());
     // It ends when the program does.
     let limit = Duration::from_secs_f64(60.0 + 4.0 * seconds);
     let tracking = std::thread::spawn(move || supervise::output(&mut track, limit));
-    let speed = program.speed()?;
+    let speed = work()?;
     let json = tracking.join().expect("does not panic")?;
     let found: Found = serde_json::from_str(&json).context("what farmem track printed")?;
     // The first windows are those of the warm-up.

@@ -1,0 +1,221 @@
+//! `farmem bench evict --redis`: a whole program instead of pages on their own.
+//!
+//! ```text
+//! redis, filled ─► a quarter of its far memory local ─► values overwritten at random ─┬─ requests a second
+//!                                                                                      └─ farmem's counters
+//! ```
+//!
+//! Every policy of `--dirty` once a round, over shared memory and over tcp held to 10 Gbit/s. Counters are those of
+//! the overwriting alone: filling is over. *Sent* are the bytes of write-back with 90 for each 1448, as they would
+//! be on Ethernet: acknowledgements and fetches are not in it. *Changed* are the bytes of lines found changed, whole
+//! lines; how many bytes of a line did change is told apart, by `shadow`, which alone sees them. A page of which it
+//! is not known what changed (fresh, or back before its record was acknowledged) is sent and counts as nothing
+//! changed.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+use anyhow::Context;
+use farmem_fabric::shape::on_the_wire;
+use farmem_protocol::lines::LINE_BYTES;
+use serde::Serialize;
+
+use crate::alone::Alone;
+use crate::counters::{self, Counts};
+use crate::environment::Environment;
+use crate::pairs::{Rounds, Spread};
+use crate::redis::{EACH, Order, Place, Server};
+use crate::report::{Bound, Report, Section, Target};
+use crate::supervise;
+use crate::table::Table;
+
+/// Held to.
+const RATE: &str = "10G";
+
+/// How far memory is reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum By {
+    Shm,
+    /// Held to [`RATE`].
+    Tcp,
+}
+
+/// A link, and a policy.
+type System = (By, &'static str);
+
+const SYSTEMS: [System; 7] = [
+    (By::Shm, "none"),
+    (By::Shm, "lines"),
+    (By::Shm, "auto"),
+    (By::Tcp, "none"),
+    (By::Tcp, "lines"),
+    (By::Tcp, "auto"),
+    (By::Tcp, "shadow"),
+];
+
+/// One run's overwriting.
+#[derive(Clone, Copy, Debug, Serialize)]
+struct Sample {
+    requests: u64,
+    seconds: f64,
+    counts: Counts,
+}
+
+impl Sample {
+    fn per_second(&self) -> f64 {
+        self.requests as f64 / self.seconds
+    }
+
+    fn changed(&self) -> f64 {
+        (self.counts.lines_changed * LINE_BYTES as u64) as f64
+    }
+
+    /// Bytes sent for each byte of changed lines.
+    fn sent(&self) -> Option<f64> {
+        (self.counts.lines_changed > 0).then(|| on_the_wire(self.counts.wire_out) as f64 / self.changed())
+    }
+
+    /// Bytes of changed lines for each byte that changed.
+    fn rounded_up(&self) -> Option<f64> {
+        (self.counts.bytes_changed > 0).then(|| self.changed() / self.counts.bytes_changed as f64)
+    }
+}
+
+#[derive(Serialize)]
+struct Raw {
+    keys: usize,
+    local: u64,
+    runs: Vec<(By, &'static str, Vec<Sample>)>,
+}
+
+struct Bench<'a> {
+    farmem: &'a Path,
+    place: Place,
+    keys: usize,
+}
+
+/// Runs it and prints the report.
+///
+/// # Errors
+/// See [`crate::Bench::run`].
+pub fn run(quick: bool, rounds: Option<usize>, json: Option<&PathBuf>, farmem: &Path) -> anyhow::Result<()> {
+    let _alone = Alone::take()?;
+    supervise::note_interrupts();
+    let environment = Environment::read();
+    let (keys, requests) = if quick { (40_000, 40_000) } else { (160_000, 120_000) };
+    let rounds = rounds.unwrap_or(if quick { 1 } else { 3 });
+    let bench = Bench { farmem, place: Place::new("evict")?, keys };
+    eprintln!("what it has with plenty");
+    // Twice what keys and values take, and as much again.
+    let plenty = (4 * keys * EACH) as u64;
+    let local = bench.overwrite((By::Shm, "auto"), plenty.max(64 << 20), 0)?.counts.local_peak / 4;
+    let measured = Rounds::interleave(&SYSTEMS, rounds, |system, round| {
+        eprintln!("round {}: {:?}, --dirty {}", round + 1, system.0, system.1);
+        bench.overwrite(system, local, requests).map(Some)
+    })?;
+    let sections = [By::Shm, By::Tcp].map(|by| section(by, &measured)).into();
+    let method = vec![
+        format!(
+            "redis, {keys} keys of {} bytes, {requests} overwritten at random, {rounds} rounds",
+            crate::redis::VALUE
+        ),
+        format!("--local {:.1} MiB, a quarter of its far memory · not pinned", local as f64 / f64::from(1 << 20)),
+        "sent: write-back with 90 bytes for each 1448; changed: whole lines found changed".into(),
+    ];
+    let runs = SYSTEMS.map(|(by, dirty)| (by, dirty, measured.of((by, dirty)).copied().collect())).into();
+    let raw = Raw { keys, local, runs };
+    let (skipped, targets) = (Vec::new(), targets(&measured));
+    let report = Report { bench: "evict-redis", method, environment, skipped, sections, targets, raw };
+    print!("{report}");
+    if let Some(path) = json {
+        std::fs::write(path, report.json()?).with_context(|| format!("writing {}", path.display()))?;
+    }
+    Ok(())
+}
+
+impl Bench<'_> {
+    fn overwrite(&self, (by, dirty): System, local: u64, requests: u64) -> anyhow::Result<Sample> {
+        supervise::interrupted()?;
+        let dir = self.place.path();
+        let mut command = Command::new(self.farmem);
+        command.env("XDG_RUNTIME_DIR", dir);
+        command.args(["run", "--stats", "none", "--local", &local.to_string(), "--dirty", dirty]);
+        match by {
+            By::Shm => command.args(["--transport", "shm"]),
+            By::Tcp => command.args(["--transport", "tcp", "--shape", RATE]),
+        };
+        command.args(["--", "redis-server"]);
+        let mut server = Server::start(command, dir, self.keys, Order::Random)?;
+        let counters = counters::file(dir)?;
+        let before = counters::read(&counters)?;
+        let begun = Instant::now();
+        let done = server.overwrite(|done| done < requests)?;
+        let seconds = begun.elapsed().as_secs_f64();
+        let counts = counters::read(&counters)?.since(before);
+        server.end()?;
+        Ok(Sample { requests: done, seconds, counts })
+    }
+}
+
+fn against(measured: &Rounds<System, Sample>, one: System, other: System) -> Option<Spread> {
+    measured.within([one, other], |[one, other]| Some(one.per_second() / other.per_second()))
+}
+
+fn section(by: By, measured: &Rounds<System, Sample>) -> Section {
+    let mut table = Table::new([
+        "--dirty",
+        "requests/s",
+        "of none",
+        "",
+        "sent/changed",
+        "lines/bytes",
+        "lines/page",
+        "whole",
+        "clean",
+        "first-write faults",
+    ]);
+    for system in SYSTEMS.into_iter().filter(|system| system.0 == by) {
+        let median = |figure: &dyn Fn(&Sample) -> Option<f64>| measured.spread(system, figure).map(|of| of.median);
+        let shown = |figure: Option<f64>, digits: usize| figure.map_or("–".into(), |of| format!("{of:.digits$}"));
+        let none = against(measured, system, (by, "none"));
+        let share = |part: u64, of: u64| (of > 0).then(|| 100.0 * part as f64 / of as f64);
+        table.row([
+            system.1.to_owned(),
+            shown(median(&|run| Some(run.per_second())), 0),
+            shown(none.map(|of| of.median), 2),
+            none.filter(|of| of.rounds > 1).map_or(String::new(), |of| format!("({:.2} – {:.2})", of.min, of.max)),
+            shown(median(&|run| run.sent().filter(|_| by == By::Tcp)), 2),
+            shown(median(&Sample::rounded_up), 2),
+            shown(
+                median(&|run| {
+                    let dirty = run.counts.evicted - run.counts.evicted_clean;
+                    (run.counts.lines_changed > 0).then(|| run.counts.lines_changed as f64 / dirty as f64)
+                }),
+                1,
+            ),
+            shown(median(&|run| share(run.counts.pages_whole, run.counts.evicted)), 1) + " %",
+            shown(median(&|run| share(run.counts.evicted_clean, run.counts.evicted)), 1) + " %",
+            shown(median(&|run| Some(run.counts.upgrades as f64)), 0),
+        ]);
+    }
+    let over = match by {
+        By::Shm => "over shared memory".to_owned(),
+        By::Tcp => format!("over tcp, held to {RATE}bit/s"),
+    };
+    Section { title: format!("redis, a quarter local, {over}"), table }
+}
+
+fn targets(measured: &Rounds<System, Sample>) -> Vec<Target> {
+    let speed = |by| against(measured, (by, "lines"), (by, "none"));
+    vec![
+        Target::new(
+            "bytes sent for each byte of changed lines, tcp, lines",
+            Bound::AtMost(1.3, 1.15),
+            measured.spread((By::Tcp, "lines"), Sample::sent),
+        ),
+        Target::new("requests/s, lines against none, shm", Bound::AtLeast(1.0, 1.2), speed(By::Shm)),
+        Target::new("requests/s, lines against none, tcp at 10 Gbit/s", Bound::AtLeast(1.0, 1.2), speed(By::Tcp)),
+    ]
+}

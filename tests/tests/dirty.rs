@@ -1,0 +1,97 @@
+//! What goes to the node of pages whose changes are known, under every policy.
+
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use farmem_tests::compile;
+use farmem_tests::farmem::{Far, binary, counter, far_run};
+use farmem_tests::process;
+use serde_json::Value;
+
+const LIMIT: Duration = Duration::from_secs(90);
+const PAGES: u64 = 4000;
+const PASSES: u64 = 3;
+/// An eighth of the array.
+const LOCAL: &str = "2M";
+
+/// Changes `lines` lines of every page, in every pass; all of them back in the end, in one pass more. A page
+/// leaves between two passes, but for those that are local when one ends and the next begins.
+fn run(lines: u64, transport: &str, dirty: &str) -> Result<Value> {
+    let mut program = Command::new(compile::c("lines", &[])?);
+    program.args([PAGES, lines, PASSES].map(|n| n.to_string()));
+    let far = Far::local(LOCAL).with(&["--transport", transport, "--dirty", dirty]);
+    let (outcome, stats) = far_run(&program, &far, LIMIT)?;
+    outcome.success()?;
+    Ok(stats)
+}
+
+/// Lines that change, page by page: in each pass, and in the last one those of all passes at once, which are the same.
+fn changes(lines: u64) -> u64 {
+    PAGES * lines * (PASSES + 1)
+}
+
+fn near(what: &str, told: u64, expected: u64, stats: &Value) -> Result<()> {
+    ensure!(told <= expected && told >= expected * 85 / 100, "{what}: {told} of {expected}: {stats}");
+    Ok(())
+}
+
+#[test]
+fn lines_are_told_and_sent_by_themselves() -> Result<()> {
+    for (transport, lines) in [("shm", 3), ("tcp", 3), ("tcp", 1)] {
+        let stats = run(lines, transport, "lines")?;
+        let [told, sent, whole] = ["lines_changed", "lines_sent", "pages_whole"].map(|name| counter(&stats, name));
+        near("lines told", told, changes(lines), &stats)?;
+        ensure!(sent == told, "{transport}: {stats}");
+        // Fresh pages, and those that came back before their record was acknowledged.
+        ensure!(whole >= PAGES * 85 / 100 && whole <= PAGES * 2, "{transport}: {stats}");
+        ensure!(counter(&stats, "upgrades") <= PAGES / 10, "{transport}: {stats}");
+        if transport == "tcp" {
+            let lines_out = counter(&stats, "wire_out").saturating_sub(whole * (4096 + 24 + 16));
+            ensure!(lines_out <= sent * 64 * 13 / 10, "{lines_out} bytes for {sent} lines: {stats}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn copies_tell_bytes() -> Result<()> {
+    let stats = run(3, "shm", "shadow")?;
+    let told = counter(&stats, "lines_changed");
+    near("lines told", told, changes(3), &stats)?;
+    // Eight bytes a line; in the last pass of each line as many words as there were passes.
+    near("bytes told", counter(&stats, "bytes_changed"), PAGES * 3 * 8 * 2 * PASSES, &stats)?;
+    let stats = run(3, "tcp", "shadow")?;
+    let bytes = counter(&stats, "bytes_changed");
+    ensure!(bytes > 0 && bytes >= counter(&stats, "lines_changed") * 8, "{stats}");
+    Ok(())
+}
+
+#[test]
+fn pages_go_whole_where_lines_are_not_told() -> Result<()> {
+    for (transport, dirty) in [("shm", "none"), ("tcp", "none"), ("tcp", "pages")] {
+        let stats = run(3, transport, dirty)?;
+        ensure!(counter(&stats, "lines_sent") == 0 && counter(&stats, "lines_changed") == 0, "{stats}");
+        let [left, whole] = ["evicted", "pages_whole"].map(|name| counter(&stats, name));
+        ensure!(whole >= PAGES * (PASSES + 1), "{stats}");
+        // The pass that only reads is told from the others by `pages`.
+        let clean = counter(&stats, "evicted_clean");
+        ensure!(if dirty == "none" { clean == 0 } else { clean >= PAGES * 80 / 100 }, "{stats}");
+        ensure!(left >= whole, "{stats}");
+    }
+    Ok(())
+}
+
+/// A short torture of each policy: other sizes, and longer, by hand.
+#[test]
+fn every_byte_is_right_under_torture() -> Result<()> {
+    for (dirty, transport) in
+        [("lines", "tcp"), ("lines", "shm"), ("shadow", "tcp"), ("shadow", "shm"), ("none", "tcp")]
+    {
+        let mut command = Command::new(binary());
+        command.args(["torture", "--seconds", "3", "--mib", "8", "--threads", "3", "--seed", "11"]);
+        command.args(["--transport", transport, "--dirty", dirty]);
+        process::run(command, LIMIT)?.success()?;
+    }
+    Ok(())
+}
