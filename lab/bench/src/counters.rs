@@ -58,7 +58,9 @@ impl Counts {
             return None;
         }
         let sum = |field: usize| {
-            (0..PROCESSES).map(|nth| word(offset_of!(File, processes) + nth * size_of::<Process>() + field)).sum::<Option<u64>>()
+            (0..PROCESSES)
+                .map(|nth| word(offset_of!(File, processes) + nth * size_of::<Process>() + field))
+                .sum::<Option<u64>>()
         };
         Some(Counts {
             demand: sum(offset_of!(Process, demand))?,
