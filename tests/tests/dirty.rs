@@ -44,7 +44,7 @@ fn lines_are_told_and_sent_by_themselves() -> Result<()> {
         near("lines told", told, changes(lines), &stats)?;
         ensure!(sent == told, "{transport}: {stats}");
         // Fresh pages, and those that came back before their record was acknowledged.
-        ensure!(whole >= PAGES * 85 / 100 && whole <= PAGES * 2, "{transport}: {stats}");
+        ensure!((PAGES * 85 / 100..=PAGES * 2).contains(&whole), "{transport}: {stats}");
         ensure!(counter(&stats, "upgrades") <= PAGES / 10, "{transport}: {stats}");
         if transport == "tcp" {
             let lines_out = counter(&stats, "wire_out").saturating_sub(whole * (4096 + 24 + 16));
