@@ -50,6 +50,9 @@ pub struct Options {
     /// Times that half is freed and allocated again [default: 2; with --quick 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: Option<u32>,
+    /// How full the pool is before half is freed, in percent
+    #[arg(long, default_value_t = 70, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(1..=90))]
+    fill: u8,
     /// Clients of one host, which share an allocation service [default: the file's, 32]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=512))]
     per_host: Option<u32>,
@@ -150,6 +153,7 @@ impl Options {
             clients,
             per_host: self.per_host.unwrap_or(costs.host.clients).min(clients),
             rounds: self.rounds.unwrap_or(if self.quick { 1 } else { 2 }),
+            fill: f64::from(self.fill) / 100.0,
             seed: self.seed,
         }
     }
@@ -189,7 +193,7 @@ pub fn run(options: &Options) -> Result<()> {
         let load = options.load(order, clients, &costs);
         let units = load.chunks >> order;
         ensure!(
-            units / clients >= 4,
+            f64::from(units) * load.fill >= 2.0 * f64::from(clients),
             "{clients} clients and {units} units of {}: give a larger --pool",
             size_name(order)
         );

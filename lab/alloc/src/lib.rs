@@ -14,7 +14,7 @@
 //! | [`recovery`] | how fast a dead owner's holdings go back |
 //! | [`systems`] | all of them by name |
 //! | [`command`] | the command |
-//! | [`figures`] | tables, targets, chart |
+//! | [`figures`], [`targets`] | tables, chart; what was to be reached |
 //!
 //! What the model leaves out: `docs/design/bench.md`, *Allocation*.
 
@@ -26,6 +26,7 @@ pub mod recovery;
 pub mod run;
 pub mod sim;
 pub mod systems;
+pub mod targets;
 pub mod traces;
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! One allocator, one size, so many clients: the workload of the papers, under the ledger.
 //!
 //! ```text
-//!   fill to 70 % (takes no time, nobody interferes)
+//!   fill to 70 % or as told (takes no time, nobody interferes)
 //!   each round:  every client frees half of what it has, at random ─ recount ─ a second ─
 //!                every client allocates as much again             ─ recount ─ a second
 //! ```
@@ -32,6 +32,8 @@ pub struct Load {
     pub clients: u32,
     /// Of one host.
     pub per_host: u32,
+    /// How full the pool is at first.
+    pub fill: f64,
     /// Rounds of freeing half and allocating again.
     pub rounds: u32,
     /// Draws which, and everything else.
@@ -50,8 +52,10 @@ impl Load {
 pub struct Operation {
     /// How many.
     pub count: u64,
-    /// Verbs posted by everybody meanwhile.
+    /// Verbs posted for it: by clients, and by services on their behalf.
     pub verbs: Verbs,
+    /// Verbs that services posted meanwhile, beside it: a heartbeat's.
+    pub beside: Verbs,
     /// Round trips that clients waited for.
     pub trips: u64,
     /// Attempts to commit by CAS: in all, and the most for one operation.
@@ -200,7 +204,7 @@ impl<A: Allocator> Bench<A> {
     fn each(&self, phase: Phase, who: impl Fn(&Client) -> bool) -> Result<Operation> {
         let refused = Rc::new(Cell::new(false));
         let tally: Rc<Tally> = Rc::default();
-        let (verbs, busy, began) = (self.node.verbs(), self.node.busy(), self.world.now());
+        let before = Before::of(&self.node);
         for (client, held) in self.clients.iter().zip(&self.held).filter(|(client, _)| who(client)) {
             let (client, held, tally) = (client.clone(), held.clone(), tally.clone());
             let (world, allocator) = (self.world.clone(), self.allocator.clone());
@@ -250,8 +254,7 @@ impl<A: Allocator> Bench<A> {
         self.world.run();
         self.check(true)?;
         tally.attempts_max.set(tally.attempts_max.get().max(self.allocator.dearest()));
-        let (verbs, busy) = (self.node.verbs() - verbs, self.node.busy() - busy);
-        Ok(tally.operation(verbs, busy, self.world.now() - began))
+        Ok(tally.operation(&self.node, before))
     }
 
     /// Compares the ledger with the words.
@@ -320,7 +323,7 @@ impl<A: Allocator> Bench<A> {
     /// # Errors
     /// What the ledger says; a pool that refuses.
     pub fn run(&self) -> Result<Outcome> {
-        let fill = self.fill(0.7)?;
+        let fill = self.fill(self.load.fill)?;
         self.check(true)?;
         self.allocator.start();
         let (mut allocations, mut frees) = (Vec::new(), Vec::new());
@@ -390,12 +393,13 @@ impl Tally {
         self.attempts_max.set(self.attempts_max.get().max(attempts));
     }
 
-    /// All of them.
-    pub fn operation(&self, verbs: Verbs, busy: Busy, time: Nanos) -> Operation {
+    /// All of them, and what the node saw since they began.
+    pub fn operation(&self, node: &Node, before: Before) -> Operation {
         let latency = self.latency.borrow();
         Operation {
             count: self.count.get(),
-            verbs,
+            verbs: node.verbs() - before.verbs,
+            beside: node.beside() - before.beside,
             trips: self.trips.get(),
             attempts: self.attempts.get(),
             attempts_max: self.attempts_max.get(),
@@ -403,9 +407,25 @@ impl Tally {
             median: latency.quantile(0.5),
             p99: latency.quantile(0.99),
             longest: latency.max(),
-            busy,
-            time,
+            busy: node.busy() - before.busy,
+            time: node.world.now() - before.time,
         }
+    }
+}
+
+/// What a node had seen before some operations began.
+#[derive(Clone, Copy)]
+pub struct Before {
+    verbs: Verbs,
+    beside: Verbs,
+    busy: Busy,
+    time: Nanos,
+}
+
+impl Before {
+    /// Now.
+    pub fn of(node: &Node) -> Before {
+        Before { verbs: node.verbs(), beside: node.beside(), busy: node.busy(), time: node.world.now() }
     }
 }
 
@@ -428,6 +448,7 @@ fn sum(mut rounds: Vec<Operation>) -> Operation {
     };
     for round in &rounds {
         total.verbs += round.verbs;
+        total.beside += round.beside;
         total.trips += round.trips;
         total.attempts += round.attempts;
         total.time += round.time;

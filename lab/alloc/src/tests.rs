@@ -28,7 +28,7 @@ fn churn<A: Allocator>(node: &Rc<Node>, allocator: Rc<A>, load: Load, nth: u64) 
 fn each_small_load(least: u32, run: impl Fn(Load) -> Outcome) {
     for (order, clients, seed) in [(0, 3, 1), (0, 16, 2), (2, 8, 3), (4, 8, 4), (5, 8, 5), (7, 5, 6), (9, 2, 7)] {
         let chunks = if order < 6 { least } else { least.max(4096) };
-        let load = Load { chunks, order, clients, per_host: 4, rounds: 2, seed };
+        let load = Load { chunks, order, clients, per_host: 4, rounds: 2, fill: 0.7, seed };
         let outcome = run(load);
         assert!(outcome.allocations.count > 0 && outcome.full_at > 0.7, "{load:?}: {outcome:?}");
     }
@@ -207,7 +207,7 @@ mod arithmetic {
 #[test]
 fn the_same_seed_gives_the_same_figures() {
     let run = |seed| {
-        let load = Load { chunks: 16 * 512, order: 0, clients: 64, per_host: 8, rounds: 1, seed };
+        let load = Load { chunks: 16 * 512, order: 0, clients: 64, per_host: 8, rounds: 1, fill: 0.7, seed };
         let outcomes = System::ALL.map(|system| system.run(load, &Costs::shipped()).unwrap());
         serde_json::to_string(&outcomes).unwrap()
     };

@@ -23,7 +23,8 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde::Serialize;
 
 use crate::allocators::Allocator;
-use crate::run::{Bench, Load, Operation, Tally};
+use crate::ledger::{CHUNK, Ledger};
+use crate::run::{Before, Bench, Load, Operation, Tally};
 use crate::sim::clock::Nanos;
 use crate::sim::costs::{Costs, us};
 use crate::systems::{System, With};
@@ -111,10 +112,29 @@ pub struct Replay {
     pub lifetime: Lifetime,
     /// All tenants' allocations.
     pub allocations: Operation,
+    /// Requests that were not served: a client that is refused asks for nothing more.
+    pub unserved: u64,
+    /// Clients that were refused.
+    pub refused: u32,
+    /// What clients held when the first of them was.
+    pub first_refused: Option<Refused>,
     /// Bytes held by clients over bytes that nobody else could have had, over time.
     pub utilisation: f64,
     /// The same of static grants of whole GiB.
     pub static_utilisation: f64,
+}
+
+/// A pool that refuses.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Refused {
+    /// The size asked for: 4 KiB << order.
+    pub order: u8,
+    /// Bytes that clients held.
+    pub held: u64,
+    /// Of a pool of so many.
+    pub pool: u64,
+    /// Clients that had been served before.
+    pub clients: u32,
 }
 
 /// Runs all traces at once on one system.
@@ -126,7 +146,7 @@ pub fn replay(traces: &[Trace], system: System, lifetime: Lifetime, seed: u64, c
     let most = if lifetime == Lifetime::Kept { asked } else { asked / 2 };
     let pool = (most + (4 << 30)).next_multiple_of(1 << 30);
     let clients = traces.len() as u32 * THREADS;
-    let load = Load { chunks: (pool / 4096) as u32, order: 9, clients, per_host: THREADS, rounds: 1, seed };
+    let load = Load { chunks: (pool / 4096) as u32, order: 9, clients, per_host: THREADS, rounds: 1, fill: 0.0, seed };
     system.with(load, costs, Player { traces, system, lifetime })
 }
 
@@ -156,6 +176,30 @@ impl Tenant {
     }
 }
 
+/// How often a pool refused.
+#[derive(Default)]
+struct Refusals {
+    clients: Cell<u32>,
+    requests: Cell<u64>,
+    first: Cell<Option<Refused>>,
+    served: Cell<u32>,
+}
+
+impl Refusals {
+    fn serves(&self, is_first: bool) {
+        self.served.set(self.served.get() + u32::from(is_first));
+    }
+
+    fn count(&self, order: u8, requests: usize, ledger: &Ledger) {
+        self.clients.set(self.clients.get() + 1);
+        self.requests.set(self.requests.get() + requests as u64);
+        if self.first.get().is_none() {
+            let (held, pool) = (ledger.held(), u64::from(ledger.chunks()) * CHUNK);
+            self.first.set(Some(Refused { order, held, pool, clients: self.served.get() }));
+        }
+    }
+}
+
 impl With for Player<'_> {
     type Output = Result<Replay>;
 
@@ -164,10 +208,12 @@ impl With for Player<'_> {
         let tenant = Tenant { left: THREADS, ..Tenant::default() };
         let tenants: Rc<RefCell<Vec<Tenant>>> = Rc::new(RefCell::new(vec![tenant; self.traces.len()]));
         let (tally, fault): (Rc<Tally>, Rc<RefCell<Option<String>>>) = Default::default();
+        let refusals: Rc<Refusals> = Rc::default();
         for client in bench.clients() {
             let (world, allocator) = (bench.world.clone(), bench.allocator.clone());
             let (ledger, client, tenants) = (bench.ledger.clone(), client.clone(), tenants.clone());
             let (tally, fault, lifetime) = (tally.clone(), fault.clone(), self.lifetime);
+            let refusals = refusals.clone();
             let trace = &self.traces[client.host as usize];
             let requests = trace.of_client(client.id % THREADS);
             let all: u64 = requests.iter().map(|&(_, order)| 4096 << order).sum();
@@ -176,13 +222,17 @@ impl With for Player<'_> {
                 let host = client.host as usize;
                 let mut pieces = Vec::new();
                 let mut held = 0u64;
-                for (arrival, order) in requests {
+                let asked = requests.len();
+                for (at, (arrival, order)) in requests.into_iter().enumerate() {
                     world.until(arrival.max(world.now())).await;
                     let start = world.now();
                     let Some(grant) = allocator.allocate(&client, order).await else {
-                        fault.borrow_mut().get_or_insert(format!("client {} is refused", client.id));
+                        // What was waited in vain, and posted, is no allocation's.
+                        (_, _) = (client.link.take(), client.attempts.take());
+                        refusals.count(order, asked - at, &ledger);
                         break;
                     };
+                    refusals.serves(pieces.is_empty());
                     tally.count(&client, world.now() - start);
                     if let Err(found) = ledger.grant(client.id, grant) {
                         fault.borrow_mut().get_or_insert(found);
@@ -219,7 +269,7 @@ impl With for Player<'_> {
                 (_, _) = (client.link.take(), client.attempts.take());
             });
         }
-        let (verbs, busy) = (bench.node.verbs(), bench.node.busy());
+        let before = Before::of(&bench.node);
         let lent: Rc<Cell<f64>> = Rc::default();
         let mut looked = 0.0;
         while bench.world.clients() > 0 {
@@ -242,7 +292,10 @@ impl With for Player<'_> {
         Ok(Replay {
             system: self.system,
             lifetime: self.lifetime,
-            allocations: tally.operation(bench.node.verbs() - verbs, bench.node.busy() - busy, bench.world.now()),
+            allocations: tally.operation(&bench.node, before),
+            unserved: refusals.requests.get(),
+            refused: refusals.clients.get(),
+            first_refused: refusals.first.get(),
             utilisation: looked / lent.get().max(1.0),
             static_utilisation: held / granted.max(1.0),
         })
@@ -269,11 +322,23 @@ mod tests {
             for lifetime in [Lifetime::Kept, Lifetime::Quarter] {
                 let replay = replay(&traces, system, lifetime, 3, &Costs::shipped())
                     .unwrap_or_else(|fault| panic!("{system:?}: {fault}"));
-                assert_eq!(replay.allocations.count, 900, "{system:?}");
+                assert_eq!((replay.allocations.count, replay.unserved), (900, 0), "{system:?}");
                 assert!(replay.static_utilisation > 0.0 && replay.static_utilisation < 1.0, "{replay:?}");
                 assert!(replay.utilisation <= 1.0, "{replay:?}");
             }
         }
+    }
+
+    /// One size for all: 4 KiB take 2 MiB each, and the pool does not last. That is told, and everybody else goes on.
+    #[test]
+    fn a_pool_that_refuses_is_told_and_the_replay_goes_on() {
+        let text: String = (0..4000).map(|n| format!("{n} 0\n")).collect();
+        let traces = [Trace::parse("trace.many", &text).unwrap()];
+        let replay = replay(&traces, System::Onesidedmw, Lifetime::Kept, 3, &Costs::shipped()).unwrap();
+        let first = replay.first_refused.expect("4 GiB of 2 MiB are 2048 pieces");
+        assert_eq!((first.order, first.clients, replay.refused), (0, THREADS, THREADS), "{replay:?}");
+        assert_eq!(replay.allocations.count + replay.unserved, 4000);
+        assert!(first.held <= first.pool);
     }
 
     #[test]

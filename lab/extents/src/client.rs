@@ -1,12 +1,24 @@
 //! A client: it runs its program through the real operations.
 
-use crate::world::{Action, Client, Doing, Item, Scenario, Violation, World};
+use crate::scenario::{Action, Scenario};
+use crate::task::{Outcome, Task};
+use crate::world::{Client, Doing, Item, Violation, World};
 use farmem_protocol::extent::claim::Want;
 use farmem_protocol::extent::guard::Words;
 use farmem_protocol::extent::owner::Lease;
 use farmem_protocol::extent::{
-    Answer, Claimer, Failed, Level, Operation, Recover, Release, Reshape, Reshaped, State, Step, Target, Verb,
+    Answer, Claimer, Failed, Level, Operation, Recover, Release, Reshape, State, Step, Target, Verb,
 };
+
+impl Client {
+    /// The next step of what it is about, which is something.
+    fn step(&mut self) -> Step<Outcome> {
+        match self.doing.as_mut().expect("only who does something is asked") {
+            Doing::Claim => self.claimer.step(),
+            Doing::Task(task) => task.step(),
+        }
+    }
+}
 
 impl World {
     pub(crate) fn can_start(&self, scenario: &Scenario, client: &Client) -> bool {
@@ -49,10 +61,8 @@ impl World {
         let client = &mut self.clients[number];
         match &mut client.doing {
             Some(Doing::Claim) => client.claimer.complete(answer),
-            Some(Doing::Release(release)) => release.complete(answer),
-            Some(Doing::Reshape(reshape)) => reshape.complete(answer),
-            Some(Doing::Recover(recover)) => recover.complete(answer),
-            Some(Doing::Reclaim(_)) | None => {}
+            Some(Doing::Task(task)) => task.complete(answer),
+            None => {}
         }
     }
 
@@ -69,55 +79,18 @@ impl World {
                 continue;
             }
             let client = &mut self.clients[number];
-            let verb = match client.doing.as_mut().expect("seen above") {
-                Doing::Claim => match client.claimer.step() {
-                    Step::Verb(verb) => verb,
-                    Step::Done(outcome) => {
-                        client.doing = None;
-                        match outcome {
-                            Ok(grants) => client.held.extend(grants),
-                            Err(failed) => ended(client, number, failed)?,
-                        }
-                        continue;
+            let verb = match client.step() {
+                Step::Verb(verb) => verb,
+                Step::Done(outcome) => {
+                    client.doing = None;
+                    match outcome {
+                        Ok(grants) => client.held.extend(grants),
+                        Err(failed) => ended(client, number, failed)?,
                     }
-                    _ => return Ok(()),
-                },
-                Doing::Release(release) => match release.step() {
-                    Step::Verb(verb) => verb,
-                    Step::Done(outcome) => {
-                        client.doing = None;
-                        if let Err(failed) = outcome {
-                            ended(client, number, failed)?;
-                        }
-                        continue;
-                    }
-                    _ => return Ok(()),
-                },
-                Doing::Reshape(reshape) => match reshape.step() {
-                    Step::Verb(verb) => verb,
-                    Step::Done(outcome) => {
-                        client.doing = None;
-                        match outcome {
-                            Ok(Reshaped::Done(grants)) => client.held.extend(grants),
-                            Ok(Reshaped::NotNow(_)) => {}
-                            Err(failed) => ended(client, number, failed)?,
-                        }
-                        continue;
-                    }
-                    _ => return Ok(()),
-                },
-                Doing::Recover(recover) => match recover.step() {
-                    Step::Verb(verb) => verb,
-                    Step::Done(outcome) => {
-                        client.doing = None;
-                        if let Err(failed) = outcome {
-                            ended(client, number, failed)?;
-                        }
-                        continue;
-                    }
-                    _ => return Ok(()),
-                },
-                Doing::Reclaim(_) => return Err("a client reclaims".into()),
+                    continue;
+                }
+                Step::Wait => return Ok(()),
+                Step::Drain | Step::Scrub(_) => return Err(format!("client {number} reclaims")),
             };
             // Hints may say anything, so it does not matter when they are read.
             if let Verb::Read { at: Target::Hint { .. }, .. } = verb
@@ -169,23 +142,23 @@ impl World {
             Action::Release if !client.held.is_empty() => {
                 let grant = client.held.remove(0);
                 client.given = Some(grant);
-                client.doing = Some(Doing::Release(Release::new(actor, grant)));
+                client.doing = Some(Doing::Task(Task::Release(Release::new(actor, grant))));
             }
             Action::Publish(in_use) => {
                 if let Some(at) = client.held.iter().position(|grant| grant.place.level != Level::Chunk) {
                     let grant = client.held.remove(at);
                     let reshape = Reshape::publish(actor, geometry, grant, [in_use, 0, 0, 0, 0, 0, 0, 0]);
-                    client.doing = Some(Doing::Reshape(Box::new(reshape)));
+                    client.doing = Some(Doing::Task(Task::reshape(reshape)));
                 }
             }
             Action::Split(_) => {
                 if let Some(place) = reshaped {
-                    client.doing = Some(Doing::Reshape(Box::new(Reshape::split(actor, geometry, place))));
+                    client.doing = Some(Doing::Task(Task::reshape(Reshape::split(actor, geometry, place))));
                 }
             }
             Action::Merge(_) => {
                 if let Some(place) = reshaped {
-                    client.doing = Some(Doing::Reshape(Box::new(Reshape::merge(actor, geometry, place))));
+                    client.doing = Some(Doing::Task(Task::reshape(Reshape::merge(actor, geometry, place))));
                 }
             }
             Action::Write => {
@@ -199,7 +172,8 @@ impl World {
                 }
             }
             Action::Recover(owner) => {
-                client.doing = Some(Doing::Recover(Box::new(Recover::new(actor, geometry, owner))));
+                let recover = Recover::new(actor, geometry, owner);
+                client.doing = Some(Doing::Task(Task::Recover(Box::new(recover))));
             }
             _ => {}
         }

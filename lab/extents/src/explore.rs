@@ -4,7 +4,9 @@
 //! probability of 10⁻²⁵. The shortest history that goes wrong is found first,
 //! and can be told again, since a move determines what follows.
 
-use crate::world::{Move, Scenario, Violation, World};
+use crate::moves::Move;
+use crate::scenario::Scenario;
+use crate::world::{Violation, World};
 use std::collections::{HashSet, VecDeque};
 use std::hash::{Hash, Hasher};
 

@@ -1,6 +1,7 @@
 //! What must hold after every move, and at the end.
 
-use crate::world::{Client, Scenario, Violation, World};
+use crate::scenario::Scenario;
+use crate::world::{Client, Violation, World};
 use farmem_protocol::extent::check::recount;
 use farmem_protocol::extent::guard::Words;
 use farmem_protocol::extent::{Level, State};

@@ -9,7 +9,9 @@
 //!
 //! It may keep what it claims; it must not reach, take or lose what is others'.
 
-use crate::world::{Flight, Move, Scenario, Violation, World};
+use crate::moves::Move;
+use crate::scenario::Scenario;
+use crate::world::{Flight, Violation, World};
 use farmem_protocol::extent::guard::{Words, admits, permits};
 use farmem_protocol::extent::owner::Lease;
 use farmem_protocol::extent::{Claimant, Key, Owner, Place, State, Verb, Word};

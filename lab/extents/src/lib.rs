@@ -1,6 +1,7 @@
 //! The extent protocol, judged.
 //!
-//! * [`world`]: a node, clients, a network that loses answers and delivers late,
+//! * [`scenario`]: what there is at the start, and what may go wrong.
+//! * [`world`], [`moves`]: a node, clients, a network that loses answers and delivers late,
 //!   owners whose leases expire, a daemon that dies; and what must hold.
 //! * [`explore`]: every history of a small world.
 //! * [`scenarios`]: the small worlds, and which of them finds which seeded bug.
@@ -15,8 +16,11 @@ pub mod figures;
 mod judge;
 mod liar;
 mod memory;
+pub mod moves;
 mod nic;
 mod node;
+pub mod scenario;
 pub mod scenarios;
 pub mod simulation;
+mod task;
 pub mod world;

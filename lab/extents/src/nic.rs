@@ -1,6 +1,7 @@
 //! The node's NIC: clients' verbs are admitted, take effect, and are judged.
 
-use crate::world::{Flight, Item, Scenario, Violation, World};
+use crate::scenario::Scenario;
+use crate::world::{Flight, Item, Violation, World};
 use farmem_protocol::extent::guard::{Words, admits, permits};
 use farmem_protocol::extent::rules::Rules;
 use farmem_protocol::extent::{Answer, Geometry, Place, State, Target, Verb, Word};

@@ -1,6 +1,9 @@
 //! The node's daemon, and what becomes of leases.
 
-use crate::world::{Daemon, Doing, Move, Scenario, World};
+use crate::moves::Move;
+use crate::scenario::Scenario;
+use crate::task::Task;
+use crate::world::{Daemon, World};
 use farmem_protocol::extent::check::is_named;
 use farmem_protocol::extent::guard::Words;
 use farmem_protocol::extent::owner::Lease;
@@ -69,53 +72,30 @@ impl World {
         })
     }
 
-    pub(crate) fn daemon_starts(&mut self, doing: Doing) {
-        self.daemon.doing = Some(doing);
+    pub(crate) fn daemon_starts(&mut self, task: Task) {
+        self.daemon.doing = Some(task);
         self.daemon_pumps();
     }
 
     pub(crate) fn daemon_answered(&mut self, answer: Answer<'_>) {
         self.daemon.draining = false;
         self.await_all(false);
-        match &mut self.daemon.doing {
-            Some(Doing::Reclaim(reclaim)) => reclaim.complete(answer),
-            Some(Doing::Reshape(reshape)) => reshape.complete(answer),
-            Some(Doing::Recover(recover)) => recover.complete(answer),
-            _ => {}
+        if let Some(task) = &mut self.daemon.doing {
+            task.complete(answer);
         }
         self.daemon_pumps();
     }
 
     fn daemon_pumps(&mut self) {
-        loop {
-            let (verb, over) = match &mut self.daemon.doing {
-                Some(Doing::Reclaim(reclaim)) => match reclaim.step() {
-                    Step::Verb(verb) => (Some(verb), false),
-                    Step::Drain => {
-                        self.daemon.draining = true;
-                        self.await_all(true);
-                        (None, false)
-                    }
-                    step => (None, matches!(step, Step::Done(_))),
-                },
-                Some(Doing::Reshape(reshape)) => match reshape.step() {
-                    Step::Verb(verb) => (Some(verb), false),
-                    step => (None, matches!(step, Step::Done(_))),
-                },
-                Some(Doing::Recover(recover)) => match recover.step() {
-                    Step::Verb(verb) => (Some(verb), false),
-                    step => (None, matches!(step, Step::Done(_))),
-                },
-                _ => return,
-            };
-            match verb {
-                Some(verb) => self.daemon.queue.push_back(verb),
-                None => {
-                    if over {
-                        self.daemon = Daemon::default();
-                    }
-                    return;
+        while let Some(task) = &mut self.daemon.doing {
+            match task.step() {
+                Step::Verb(verb) => self.daemon.queue.push_back(verb),
+                Step::Drain => {
+                    self.daemon.draining = true;
+                    return self.await_all(true);
                 }
+                Step::Done(_) => self.daemon = Daemon::default(),
+                Step::Wait | Step::Scrub(_) => return,
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Small worlds, each about one part of the protocol.
 
-use crate::world::Action::{self, Claim, Merge, Publish, Release, Run, Split, Write, WriteAfterFree};
-use crate::world::Scenario;
+use crate::scenario::Action::{self, Claim, Merge, Publish, Release, Run, Split, Write, WriteAfterFree};
+use crate::scenario::Scenario;
 use farmem_protocol::extent::rules::{Bug, Rules};
 use farmem_protocol::extent::{Geometry, Level, Owner};
 

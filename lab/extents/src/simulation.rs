@@ -6,7 +6,9 @@
 //! come back as other incarnations, the daemon dies. Everything is judged after
 //! every event as in the enumeration. The same seed gives the same history.
 
-use crate::world::{Action, Move, Scenario, Violation, World};
+use crate::moves::Move;
+use crate::scenario::{Action, Scenario};
+use crate::world::{Violation, World};
 use farmem_protocol::extent::rules::Rules;
 use farmem_protocol::extent::{Geometry, Level};
 

@@ -14,92 +14,21 @@
 
 use crate::liar::Liar;
 use crate::memory::Memory;
+use crate::moves::Move;
+use crate::scenario::Scenario;
+use crate::task::Task;
 use farmem_protocol::extent::guard::Words;
-use farmem_protocol::extent::rules::Rules;
 use farmem_protocol::extent::{
-    Actor, Answer, Claimant, Claimer, Geometry, Grant, Level, Operation, Owner, Place, Reclaim, Recover, Release,
-    Reshape, State, Step, Verb, Word,
+    Actor, Answer, Claimant, Claimer, Grant, Operation, Owner, Place, Reclaim, Recover, Reshape, Step, Verb,
 };
 use std::collections::VecDeque;
 
-/// What a client does next in its program.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Action {
-    /// Claim one unit.
-    Claim(Level),
-    /// Claim so many neighbours.
-    Run(Level, u32),
-    /// Claim up to so many anywhere.
-    Some(Level, u32),
-    /// Give back the unit held longest.
-    Release,
-    /// Publish the block or giant held longest, with these children in use.
-    Publish(u64),
-    /// Split the first unit of the level that is FREE (as the client sees it without a verb).
-    Split(Level),
-    /// Merge the first unit of the level that is SHARED. Only of use to those whom the node trusts.
-    Merge(Level),
-    /// Write to the unit held longest.
-    Write,
-    /// Write to the unit given back last, which must be refused.
-    WriteAfterFree,
-    /// Recover the owner, once it is dead.
-    Recover(Owner),
-}
-
-/// What there is, and what may go wrong.
-#[derive(Clone)]
-pub struct Scenario {
-    /// Its name.
-    pub name: &'static str,
-    /// The node's memory.
-    pub geometry: Geometry,
-    /// Giants in one piece at the start.
-    pub whole: u32,
-    /// Owner, claimant and program of each client.
-    pub clients: Vec<(u16, u16, Vec<Action>)>,
-    /// Answers that may be lost.
-    pub losses: u16,
-    /// Owners whose lease may expire: as many, of those whose bit is set.
-    pub expiries: u16,
-    /// Bits of owners.
-    pub mortal: u64,
-    /// Bits of owners whose verbs the guard lets pass.
-    pub trusted: u64,
-    /// Times the daemon may die.
-    pub crashes: u16,
-    /// Merges and splits that the daemon may begin.
-    pub merges: u16,
-    /// Splits that the daemon may begin.
-    pub splits: u16,
-    /// The rules that operations keep.
-    pub rules: Rules,
-    /// Whether an expired owner is fenced: its verbs refused.
-    pub fences: bool,
-    /// Whether fenced owners' bytes under way have ended before they count as dead.
-    pub drains_the_dead: bool,
-    /// Whether a queue pair is bound to the incarnation that made it.
-    pub binds: bool,
-    /// Whether a drain waits for verbs on words, too.
-    pub drains_words: bool,
-    /// Whether the node frees units inside units that are not open (with the seeded bug).
-    pub eager: bool,
-    /// What all generations are at the start.
-    pub generation: u32,
-    /// CAS and WRITEs that the last owner of the table, who has no program, makes up by itself.
-    pub lies: (u16, u16),
-    /// Whether clients whose lease has ended register anew and go on.
-    pub rejoins: bool,
-}
-
-/// An operation under way.
+/// What a client is about.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Doing {
+    /// Its claimer is at work.
     Claim,
-    Release(Release),
-    Reshape(Box<Reshape>),
-    Reclaim(Box<Reclaim>),
-    Recover(Box<Recover>),
+    Task(Task),
 }
 
 /// What a queue pair carries.
@@ -139,7 +68,7 @@ pub(crate) struct Flight {
 
 #[derive(Clone, PartialEq, Eq, Hash, Default)]
 pub(crate) struct Daemon {
-    pub doing: Option<Doing>,
+    pub doing: Option<Task>,
     pub queue: VecDeque<Verb>,
     pub draining: bool,
     /// It was restarted, and has not yet looked for what its predecessor left.
@@ -162,66 +91,6 @@ pub struct World {
     pub(crate) merges: u16,
     pub(crate) splits: u16,
     pub(crate) liar: Liar,
-}
-
-/// What can happen.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Move {
-    /// The oldest verb of a client takes effect and is answered.
-    Client(u8),
-    /// Its answer is lost; whether it takes effect is open.
-    Lose(u8),
-    /// A verb whose answer was lost takes effect.
-    Late(u8),
-    /// Bytes land.
-    Land(u8),
-    /// The daemon begins with a unit in quarantine.
-    Reclaim(Place),
-    /// The daemon begins a merge.
-    Merge(Place),
-    /// The daemon begins a split.
-    Split(Place),
-    /// The daemon begins a recovery; of the node itself: after a restart.
-    Recover(Owner),
-    /// The daemon's oldest verb takes effect and is answered.
-    Daemon,
-    /// The daemon's drain or scrub has ended.
-    Ready,
-    /// The daemon dies and is started again.
-    Crash,
-    /// An owner's lease expires.
-    Expire(Owner),
-    /// Nothing of a fenced owner is under way any more.
-    Die(Owner),
-    /// No word names a dead owner.
-    Vacate(Owner),
-    /// A client whose lease has ended is another incarnation now.
-    Rejoin(u8),
-    /// The NIC loads a word for a made-up CAS of the liar's queue pair, to this state.
-    Lie(u8, Place, State),
-    /// The guard is asked about it.
-    Ask(u8),
-    /// It is carried out.
-    Swap(u8),
-    /// The liar writes wherever it is admitted.
-    Intrude(Place),
-}
-
-impl Move {
-    /// Whether it need not happen.
-    pub fn is_misfortune(self) -> bool {
-        matches!(
-            self,
-            Move::Lose(_)
-                | Move::Late(_)
-                | Move::Crash
-                | Move::Expire(_)
-                | Move::Merge(_)
-                | Move::Split(_)
-                | Move::Lie(..)
-                | Move::Intrude(_)
-        )
-    }
 }
 
 /// What must not be.
@@ -319,31 +188,20 @@ impl World {
             Move::Land(at) => self.land(at as usize)?,
             Move::Reclaim(place) => {
                 let reclaim = Reclaim::new(self.node(scenario), scenario.geometry, place);
-                self.daemon_starts(Doing::Reclaim(Box::new(reclaim)));
+                self.daemon_starts(Task::Reclaim(Box::new(reclaim)));
             }
             Move::Merge(place) => {
                 self.merges -= 1;
-                self.daemon_starts(Doing::Reshape(Box::new(Reshape::merge(
-                    self.node(scenario),
-                    scenario.geometry,
-                    place,
-                ))));
+                self.daemon_starts(Task::reshape(Reshape::merge(self.node(scenario), scenario.geometry, place)));
             }
             Move::Split(place) => {
                 self.splits -= 1;
-                self.daemon_starts(Doing::Reshape(Box::new(Reshape::split(
-                    self.node(scenario),
-                    scenario.geometry,
-                    place,
-                ))));
+                self.daemon_starts(Task::reshape(Reshape::split(self.node(scenario), scenario.geometry, place)));
             }
             Move::Recover(owner) => {
                 self.daemon.fresh = false;
-                self.daemon_starts(Doing::Recover(Box::new(Recover::new(
-                    self.node(scenario),
-                    scenario.geometry,
-                    owner,
-                ))));
+                let recover = Recover::new(self.node(scenario), scenario.geometry, owner);
+                self.daemon_starts(Task::Recover(Box::new(recover)));
             }
             Move::Daemon => {
                 let verb = self.daemon.queue.pop_front().ok_or("no verb of the daemon")?;
@@ -360,7 +218,7 @@ impl World {
             }
             Move::Ready => {
                 if !self.daemon.draining
-                    && let Some(Doing::Reclaim(reclaim)) = &mut self.daemon.doing
+                    && let Some(Task::Reclaim(reclaim)) = &mut self.daemon.doing
                     && let Step::Scrub(place) = reclaim.step()
                 {
                     for chunk in scenario.geometry.chunks(place) {
@@ -398,48 +256,5 @@ impl World {
             }
         }
         self.judge(scenario)
-    }
-
-    /// Words and leases, for a trace.
-    pub fn sketch(&self) -> String {
-        let words: Vec<String> = self
-            .memory
-            .places()
-            .filter(|&place| self.memory.word(place) != Word::ZERO)
-            .map(|place| format!("{place:?}={:?}", self.memory.word(place)))
-            .collect();
-        words.join(" ")
-    }
-
-    /// What a move is about, for a trace.
-    pub fn describe(&self, movement: Move) -> String {
-        let item = |number: u8| match self.clients[number as usize].queue.front() {
-            Some(Item::Words(verb)) => show(verb),
-            Some(Item::Bytes { grant, stale }) => {
-                format!("WRITE to {:?}{}", grant.place, if *stale { " (stale)" } else { "" })
-            }
-            None => "begins".to_string(),
-        };
-        match movement {
-            Move::Client(number) => format!("client {number}: {}", item(number)),
-            Move::Lose(number) => format!("client {number}: {}, answer lost", item(number)),
-            Move::Late(at) => {
-                format!("late, of client {}: {}", self.late[at as usize].0, show(&self.late[at as usize].2))
-            }
-            Move::Land(at) => format!(
-                "WRITE of owner {} lands in {:?}",
-                self.flying[at as usize].owner.slot(),
-                self.flying[at as usize].place
-            ),
-            Move::Daemon => format!("daemon: {}", self.daemon.queue.front().map(show).unwrap_or_default()),
-            other => format!("{other:?}"),
-        }
-    }
-}
-
-fn show(verb: &Verb) -> String {
-    match *verb {
-        Verb::Read { at, words } => format!("READ {at:?} ×{words}"),
-        Verb::Cas { at, old, new } => format!("CAS {at:?} {:?} → {:?}", Word(old), Word(new)),
     }
 }

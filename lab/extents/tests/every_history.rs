@@ -6,7 +6,7 @@ use farmem_extents::scenarios;
 /// States of one scenario that a test visits, at most. `cargo run -p farmem-extents` has no such limit.
 const LIMIT: usize = 120_000;
 
-fn assert_sound(all: Vec<farmem_extents::world::Scenario>) {
+fn assert_sound(all: Vec<farmem_extents::scenario::Scenario>) {
     for scenario in all {
         let found = explore(&scenario, LIMIT);
         let cut = if found.cut { ", cut" } else { "" };

@@ -27,6 +27,10 @@ pub const MAX_RETRIES: u32 = 8;
 /// READs that a claim may make before it gives up.
 pub const MAX_READS: u32 = 4096;
 
+/// CAS that a claim posts at once on words that an earlier claim read. (All of a line may be others' by now: what was read
+/// in this claim is old by a round trip, what was read before by any time.)
+pub const MAX_BLIND: usize = 4;
+
 /// What to claim.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Want {
@@ -42,7 +46,8 @@ impl Want {
         Want { level, count: 1, contiguous: true }
     }
 
-    /// Up to `count` units (at most 64), wherever they are, by one batch of CAS.
+    /// Up to `count` units (at most 64), wherever they are, by one batch of CAS; of chunks at most a quarter of those
+    /// that the line shows to be free.
     pub const fn some(level: Level, count: u32) -> Want {
         Want { level, count: if count > LINE { LINE } else { count }, contiguous: false }
     }
@@ -120,6 +125,8 @@ pub struct Claimer {
     /// A race was lost: on to another line. (Going on with what is known costs a lost CAS for each word that others
     /// took since, up to a whole line of them; reading the same line again keeps those together who meet in it.)
     beaten: bool,
+    /// What is known was read in this claim.
+    fresh: bool,
     /// A verb was refused for good.
     refused: Option<Failed>,
 }
@@ -144,6 +151,7 @@ impl Claimer {
             retries: 0,
             reads: 0,
             beaten: false,
+            fresh: false,
             refused: None,
         }
     }
@@ -173,7 +181,7 @@ impl Claimer {
         self.route.begin();
         self.swaps.clear();
         self.taken.clear();
-        (self.retries, self.reads, self.refused, self.beaten) = (0, 0, None, false);
+        (self.retries, self.reads, self.refused, self.beaten, self.fresh) = (0, 0, None, false, false);
     }
 
     /// A unit that this owner gave back is FREE again for all that is known: worth a try before
@@ -201,6 +209,8 @@ impl Claimer {
 
     /// READs `count` verbs of this phase.
     fn read(&mut self, phase: Phase, count: usize) -> Option<Result<Vec<Grant>, Failed>> {
+        let chunks = self.want.is_some_and(|want| want.level == Level::Chunk);
+        self.fresh |= phase == if chunks { Phase::Inner } else { Phase::Outer };
         self.phase = phase;
         self.reads += count as u32;
         if self.reads > MAX_READS {
@@ -320,7 +330,16 @@ impl Claimer {
             let Some(first) = area.run(want.count as usize, align, start) else { return false };
             self.swaps.extend((first..first + want.count as usize).map(swap));
         } else {
-            self.swaps.extend(area.scattered(start, stride).take(want.count as usize).map(swap));
+            let free = area.scattered(start, stride).count();
+            // Chunks are claimed so when memory is short, by many at once: who else has read this line shall find
+            // something too. And whoever lost a whole batch goes on one by one.
+            let most = match (self.retries, self.fresh) {
+                (0, true) if want.level == Level::Chunk => free.div_ceil(4),
+                (0, true) => free,
+                (0, false) => MAX_BLIND,
+                _ => 1,
+            };
+            self.swaps.extend(area.scattered(start, stride).take(most.min(want.count as usize)).map(swap));
         }
         !self.swaps.is_empty()
     }

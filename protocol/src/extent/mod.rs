@@ -16,6 +16,7 @@
 //! * [`claim`], [`release`]: taking and giving back; [`block`]: what needs no verb.
 //! * [`reclaim`]: what the node does before a unit is FREE again; [`hints`].
 //! * [`reshape`]: publish, split, merge; [`recover`]: what a dead owner left.
+//! * [`policy`]: when to publish, to make clean, to put giants together.
 //! * [`check`]: recounting everything.
 //! * [`table`]: all of it in plain memory, for tests and simulations.
 //! * [`rules`]: bugs to seed, for testing the checkers.
@@ -41,6 +42,7 @@ pub mod key;
 pub mod owner;
 mod pipe;
 pub mod place;
+pub mod policy;
 pub mod reclaim;
 pub mod recover;
 pub mod release;
@@ -52,6 +54,8 @@ mod swap;
 pub mod table;
 pub mod word;
 
+#[cfg(test)]
+mod lost_answers;
 #[cfg(test)]
 mod tests;
 

@@ -122,6 +122,19 @@ pub enum Step<T> {
     Done(T),
 }
 
+impl<T> Step<T> {
+    /// The same, ending with something else.
+    pub fn map<U>(self, ends: impl FnOnce(T) -> U) -> Step<U> {
+        match self {
+            Step::Verb(verb) => Step::Verb(verb),
+            Step::Wait => Step::Wait,
+            Step::Drain => Step::Drain,
+            Step::Scrub(place) => Step::Scrub(place),
+            Step::Done(outcome) => Step::Done(ends(outcome)),
+        }
+    }
+}
+
 /// Why an operation ended without what was asked for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, thiserror::Error)]
 pub enum Failed {

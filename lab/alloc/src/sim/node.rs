@@ -129,6 +129,7 @@ pub struct Node {
     core_free: Cell<Nanos>,
     busy: Cell<Busy>,
     verbs: Cell<Verbs>,
+    beside: Cell<Verbs>,
     random: Random,
     watch: RefCell<Option<Watch>>,
 }
@@ -149,14 +150,20 @@ impl Node {
             core_free: Cell::new(0),
             busy: Cell::default(),
             verbs: Cell::default(),
+            beside: Cell::default(),
             random: Random::new(seed ^ 0x6E6F_6465),
             watch: RefCell::new(None),
         })
     }
 
-    /// All verbs so far, whoever posted them.
+    /// All verbs so far that were posted for allocations and frees.
     pub fn verbs(&self) -> Verbs {
         self.verbs.get()
+    }
+
+    /// Those that services posted beside them.
+    pub fn beside(&self) -> Verbs {
+        self.beside.get()
     }
 
     /// What the core did so far.
@@ -185,10 +192,6 @@ impl Node {
         if let Some(watch) = &*self.watch.borrow() {
             watch(&self.words.borrow());
         }
-    }
-
-    fn count(&self, verbs: Verbs) {
-        self.verbs.set(self.verbs.get() + verbs);
     }
 
     /// A latency, a little more or less.
@@ -242,6 +245,7 @@ impl Node {
 pub struct Link {
     /// The other end.
     pub node: Rc<Node>,
+    beside: bool,
     posted: Cell<Verbs>,
     trips: Cell<u64>,
 }
@@ -249,7 +253,12 @@ pub struct Link {
 impl Link {
     /// To this node.
     pub fn new(node: &Rc<Node>) -> Link {
-        Link { node: node.clone(), posted: Cell::default(), trips: Cell::default() }
+        Link { node: node.clone(), beside: false, posted: Cell::default(), trips: Cell::default() }
+    }
+
+    /// For what is done beside allocations and frees, and counted apart from theirs.
+    pub fn beside(node: &Rc<Node>) -> Link {
+        Link { beside: true, ..Link::new(node) }
     }
 
     /// What was posted since this was last asked, and how many round trips it took.
@@ -260,7 +269,8 @@ impl Link {
     fn count(&self, verbs: Verbs) {
         self.posted.set(self.posted.get() + verbs);
         self.trips.set(self.trips.get() + 1);
-        self.node.count(verbs);
+        let count = if self.beside { &self.node.beside } else { &self.node.verbs };
+        count.set(count.get() + verbs);
     }
 
     /// A verb that takes `cost` µs, occupies the NIC for `occupancy` µs, and moves so many bytes.

@@ -3,7 +3,8 @@
 //! * A request takes the agent's thread `host.agent`; requests queue for it.
 //! * A request for 4 KiB is answered with up to `host.ahead_kib`, which the client then uses without asking.
 //! * When its blocks have nothing left, the agent claims as many as the waiting requests need, in one batch; it serves
-//!   others meanwhile. It claims the next before they are used up.
+//!   others meanwhile. It claims the next before they are used up. Clients claim nothing of their own: what one agent
+//!   claims for all of its clients, they cannot race each other for.
 //! * When the node has no block, single chunks and small runs come out of blocks that others have published
 //!   ([`super::pressure`]).
 //! * An empty block goes back, but for one and one of each eight that it holds, as in `compute/agent`.
@@ -12,10 +13,11 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::rc::Rc;
 
+use farmem_protocol::extent::policy::{self, Kept, Watermark};
 use farmem_protocol::extent::{Actor, Block, Claimer, Failed, Geometry, Level, Want, release};
 
 use super::Extent;
-use crate::allocators::{BLOCK, Client};
+use crate::allocators::{BLOCK, BLOCK_ORDER, Client};
 use crate::sim::clock::{Nanos, Signal};
 use crate::sim::costs::us;
 use crate::sim::node::{Link, Node};
@@ -24,8 +26,8 @@ use crate::sim::node::{Link, Node};
 struct Owned {
     grant: release::Grant,
     inside: Block,
-    /// Since the last heartbeat.
-    touched: bool,
+    /// Heartbeats since anything was taken or given back.
+    idle: u32,
     /// Nothing is taken from it any more; what comes back meanwhile.
     publishing: Option<Vec<u32>>,
 }
@@ -33,23 +35,33 @@ struct Owned {
 /// A host's agent.
 pub(super) struct Host {
     pub(super) actor: Actor,
+    /// Claims and releases for its clients.
     pub(super) link: Link,
+    /// What it does beside them: looks at the hints, publishes.
+    pub(super) beside: Link,
     claimer: RefCell<Option<Claimer>>,
+    /// The same, for chunks of published blocks.
+    pub(super) chunk_claimer: RefCell<Option<Claimer>>,
+    pub(super) watermark: Cell<Watermark>,
     blocks: RefCell<BTreeMap<u32, Owned>>,
     /// Chunks held one by one, in published blocks.
     chunks: RefCell<HashMap<u32, release::Grant>>,
     /// Orders of the runs that they make, by the first.
     runs: RefCell<HashMap<u32, u8>>,
+    /// First chunks of runs of published blocks that no client has yet, by order.
+    pub(super) spare: RefCell<[Vec<u32>; BLOCK_ORDER as usize]>,
+    /// Requests that wait, by order.
+    pub(super) waiting: [Cell<u32>; BLOCK_ORDER as usize],
     /// Chunks that no client has, whose release is under way or waits for a publication.
     releasing: RefCell<HashSet<u32>>,
     /// Chunks free in its blocks.
     room: Cell<u32>,
-    /// Chunks that waiting requests need.
-    wanted: Cell<u32>,
+    /// CAS of claims that brought nothing, since one did.
+    in_vain: Cell<u64>,
     /// The node had no block: not asked again before.
     exhausted_until: Cell<Nanos>,
     claiming: Cell<bool>,
-    supplied: Signal,
+    pub(super) supplied: Signal,
     thread_free: Cell<Nanos>,
 }
 
@@ -58,13 +70,18 @@ impl Host {
         Host {
             actor,
             link: Link::new(node),
+            beside: Link::beside(node),
             claimer: RefCell::new(Some(Claimer::new(actor, geometry))),
+            chunk_claimer: RefCell::new(Some(Claimer::new(actor, geometry))),
+            watermark: Cell::default(),
             blocks: RefCell::default(),
             chunks: RefCell::default(),
             runs: RefCell::default(),
+            spare: RefCell::default(),
+            waiting: Default::default(),
             releasing: RefCell::default(),
             room: Cell::new(0),
-            wanted: Cell::new(0),
+            in_vain: Cell::new(0),
             exhausted_until: Cell::new(0),
             claiming: Cell::new(false),
             supplied: Signal::default(),
@@ -94,6 +111,19 @@ impl Host {
         node.world.until(done + way - way / 2).await;
     }
 
+    /// Whether there is a run of this order to give.
+    fn has(&self, order: u8) -> bool {
+        let fits =
+            |owned: &Owned| owned.publishing.is_none() && owned.inside.largest().is_some_and(|most| most >= order);
+        !self.spare.borrow()[order as usize].is_empty() || self.blocks.borrow().values().any(fits)
+    }
+
+    /// Runs of this order that requests wait for and nobody has claimed yet.
+    pub(super) fn missing(&self, order: u8) -> u32 {
+        let spare = self.spare.borrow()[order as usize].len() as u32;
+        self.waiting[order as usize].get().saturating_sub(spare)
+    }
+
     /// Up to `count` runs out of its blocks.
     fn take(&self, order: u8, count: u32) -> Vec<u32> {
         let mut taken = Vec::new();
@@ -102,7 +132,7 @@ impl Host {
                 && taken.len() < count as usize
                 && let Some(first) = owned.inside.take(order)
             {
-                owned.touched = true;
+                owned.idle = 0;
                 taken.push(block * BLOCK + first);
             }
             if taken.len() == count as usize {
@@ -115,7 +145,7 @@ impl Host {
 
     /// A heartbeat has passed.
     pub(super) fn beat(&self) {
-        self.blocks.borrow_mut().values_mut().for_each(|owned| owned.touched = false);
+        self.blocks.borrow_mut().values_mut().for_each(|owned| owned.idle += 1);
     }
 
     /// Empty blocks, no longer ours to use.
@@ -127,16 +157,17 @@ impl Host {
         empty.into_iter().filter_map(|block| blocks.remove(&block)).map(|owned| owned.grant).collect()
     }
 
-    /// Blocks partly free and not touched lately: nothing is taken from them from now on.
+    /// Which blocks to publish now: nothing is taken from them any more.
     pub(super) fn begin_publishing(&self) -> Vec<u32> {
-        let mut chosen = Vec::new();
-        for (&block, owned) in self.blocks.borrow_mut().iter_mut() {
-            let used = owned.inside.in_use();
-            if used < BLOCK && !owned.touched && owned.publishing.is_none() {
-                owned.publishing = Some(Vec::new());
-                self.room.set(self.room.get() - (BLOCK - used));
-                chosen.push(block);
-            }
+        let mut blocks = self.blocks.borrow_mut();
+        let left = blocks.iter().filter(|(_, owned)| owned.publishing.is_none());
+        let chosen = policy::to_publish(
+            left.map(|(&block, owned)| (block, Kept { in_use: owned.inside.in_use(), idle: owned.idle })),
+        );
+        for block in &chosen {
+            let owned = blocks.get_mut(block).expect("it is among them");
+            owned.publishing = Some(Vec::new());
+            self.room.set(self.room.get() - (BLOCK - owned.inside.in_use()));
         }
         chosen
     }
@@ -184,27 +215,15 @@ impl Extent {
         let mut patience = 16;
         loop {
             let mut taken = host.take(order, count);
-            if let Some(chunk) = taken.pop() {
+            if let Some(chunk) = taken.pop().or_else(|| host.spare.borrow_mut()[order as usize].pop()) {
                 self.sides[client.id as usize].borrow_mut().ahead[order as usize] = taken;
                 if host.room.get() < BLOCK / 2 && host.exhausted_until.get() <= world.now() && !world.is_instant() {
                     self.supply(client.host);
                 }
                 return Some(chunk);
             }
-            if host.exhausted_until.get() > world.now() {
-                if let Some(mut taken) = self.claim_shared(client, order, count).await {
-                    let chunk = taken.pop();
-                    self.sides[client.id as usize].borrow_mut().ahead[order as usize] = taken;
-                    return chunk;
-                }
-                if patience == 0 || world.is_instant() {
-                    return None;
-                }
-                patience -= 1;
-                world.sleep(us(self.node.costs.host.heartbeat)).await;
-                continue;
-            }
-            host.wanted.set(host.wanted.get() + (1 << order));
+            let waiting = &host.waiting[order as usize];
+            waiting.set(waiting.get() + 1);
             if world.is_instant() {
                 self.fetch(client.host).await;
             } else {
@@ -212,10 +231,19 @@ impl Extent {
                 self.supply(client.host);
                 supplied.await;
             }
+            waiting.set(waiting.get() - 1);
+            if host.has(order) {
+                continue;
+            }
+            if patience == 0 || world.is_instant() {
+                return None;
+            }
+            patience -= 1;
+            world.sleep(us(self.node.costs.host.heartbeat)).await;
         }
     }
 
-    /// Claims blocks, unless that is under way.
+    /// Claims what waiting requests need, unless that is under way.
     fn supply(self: &Rc<Self>, host: u32) {
         if !self.hosts[host as usize].claiming.replace(true) {
             let all = self.clone();
@@ -225,30 +253,44 @@ impl Extent {
 
     async fn fetch(self: &Rc<Self>, host: u32) {
         let agent = &self.hosts[host as usize];
-        let mut claimer = agent.claimer.borrow_mut().take().expect("one claim at a time");
-        let count = agent.wanted.take().div_ceil(BLOCK).clamp(1, 16);
-        let mut attempts = 0u64;
-        let want = Want::some(Level::Block, count);
-        let taken = self.try_claim(&agent.link, &mut claimer, want, || attempts += 1).await;
-        *agent.claimer.borrow_mut() = Some(claimer);
-        let found_none = matches!(taken, Err(Failed::NoSpace));
-        let taken = taken.unwrap_or_default();
-        if !taken.is_empty() {
-            self.dearest.set(self.dearest.get().max(attempts.div_ceil(taken.len() as u64)));
+        if agent.exhausted_until.get() <= self.node.world.now() {
+            self.fetch_blocks(host).await;
         }
-        if found_none {
-            let heartbeat = us(self.node.costs.host.heartbeat);
-            agent.exhausted_until.set(self.node.world.now() + heartbeat.max(1));
-        }
-        for grant in taken {
-            agent.room.set(agent.room.get() + BLOCK);
-            agent
-                .blocks
-                .borrow_mut()
-                .insert(grant.place.index, Owned { grant, inside: Block::new(), touched: true, publishing: None });
+        if agent.exhausted_until.get() > self.node.world.now() {
+            self.fetch_shared(host).await;
         }
         agent.claiming.set(false);
         agent.supplied.tell(&self.node.world);
+    }
+
+    async fn fetch_blocks(&self, host: u32) {
+        let agent = &self.hosts[host as usize];
+        let mut claimer = agent.claimer.borrow_mut().take().expect("one claim at a time");
+        let wanted: u32 = agent.waiting.iter().enumerate().map(|(order, waiting)| waiting.get() << order).sum();
+        let mut attempts = 0u64;
+        let want = Want::some(Level::Block, wanted.div_ceil(BLOCK).clamp(1, 16));
+        let taken = self.try_claim(&agent.link, &mut claimer, want, || attempts += 1).await;
+        *agent.claimer.borrow_mut() = Some(claimer);
+        if let Err(Failed::NoSpace) = taken {
+            let heartbeat = us(self.node.costs.host.heartbeat);
+            agent.exhausted_until.set(self.node.world.now() + heartbeat.max(1));
+        }
+        let taken = taken.unwrap_or_default();
+        self.has_cost(agent, attempts, taken.len());
+        for grant in taken {
+            agent.room.set(agent.room.get() + BLOCK);
+            let owned = Owned { grant, inside: Block::new(), idle: 0, publishing: None };
+            agent.blocks.borrow_mut().insert(grant.place.index, owned);
+        }
+    }
+
+    /// CAS that an agent needed to claim so many units: those of claims that brought nothing are the next one's.
+    pub(super) fn has_cost(&self, agent: &Host, attempts: u64, units: usize) {
+        let attempts = attempts + agent.in_vain.take();
+        match units {
+            0 => agent.in_vain.set(attempts),
+            units => self.dearest.set(self.dearest.get().max(attempts.div_ceil(units as u64))),
+        }
     }
 
     /// A run comes back. The block that becomes empty by it goes back to the node, unless there are few such.
@@ -260,7 +302,7 @@ impl Extent {
             return self.give_back_shared(host, chunk);
         };
         let order = owned.inside.give(chunk % BLOCK).expect("a run that was given out");
-        owned.touched = true;
+        owned.idle = 0;
         if let Some(back) = &mut owned.publishing {
             back.extend(chunk..chunk + (1 << order));
             agent.releasing.borrow_mut().extend(chunk..chunk + (1 << order));

@@ -11,7 +11,7 @@
 //! |---|---|
 //! | [`drive`] | an operation's steps over a link |
 //! | [`agent`] | blocks of a host, what is granted ahead, when blocks come and go |
-//! | [`pressure`] | when memory is short: publishing, chunks of published blocks |
+//! | [`pressure`] | when memory is short: publishing beside the requests, chunks of published blocks |
 //! | [`daemon`] | the node's part |
 //!
 //! The words, the search, claims, releases and reclaims, and the allocator inside a block are the production code. The
@@ -57,8 +57,6 @@ pub struct Extent {
 struct Side {
     /// Of the queue pair by which the agent serves it: for whole blocks.
     claimer: Option<Claimer>,
-    /// The same, for chunks of published blocks.
-    chunk_claimer: Option<Claimer>,
     /// It took nothing since its host's last heartbeat.
     is_idle: bool,
     /// Granted ahead: first chunks, by order.
@@ -115,10 +113,8 @@ impl Extent {
         let actor = |host: u32, claimant: u32| Actor::new(Owner::new(host as u16 + 1), Claimant::new(claimant as u16));
         let per_host = clients.div_ceil(hosts);
         let side = |client: u32| {
-            let claimer = Claimer::new(actor(client / per_host, 1 + client % per_host), geometry);
-            let chunk_claimer = Some(claimer.clone());
-            let (claimer, ahead, whole) = (Some(claimer), Default::default(), HashMap::new());
-            RefCell::new(Side { claimer, chunk_claimer, is_idle: true, ahead, whole })
+            let claimer = Some(Claimer::new(actor(client / per_host, 1 + client % per_host), geometry));
+            RefCell::new(Side { claimer, is_idle: true, ahead: Default::default(), whole: HashMap::new() })
         };
         Rc::new(Extent {
             node: node.clone(),
@@ -195,6 +191,11 @@ impl Allocator for Extent {
                 waiting.extend(ahead.iter().flat_map(|&chunk| chunk..chunk + (1 << order)));
             }
             whole.extend(side.whole.keys().copied());
+        }
+        for host in &self.hosts {
+            for (order, spare) in host.spare.borrow().iter().enumerate() {
+                waiting.extend(spare.iter().flat_map(|&chunk| chunk..chunk + (1 << order)));
+            }
         }
         move |chunk| {
             let block = chunk / BLOCK;

@@ -1,29 +1,30 @@
 //! When memory is short: blocks that are partly free are published, chunks of others' blocks are claimed.
 //!
-//! Each host's agent looks, once a heartbeat, at the hint words that say which blocks are free. Under a sixteenth of
-//! them is *pressure*. Then an agent
+//! Each host's agent looks, once a heartbeat, at the hint words that say which blocks are free, and decides by
+//! `farmem-protocol`'s `policy` whether memory is short. Then an agent
 //!
 //! 1. takes back what it had granted ahead to clients that took nothing since the last heartbeat,
 //! 2. gives its empty blocks back, all of them,
-//! 3. publishes the blocks that are partly free and were not touched since the last heartbeat: their chunks' words
-//!    first, then one CAS of the block's.
+//! 3. publishes the coldest of the blocks that are partly free, some in each heartbeat: their chunks' words first, then
+//!    one CAS of the block's.
 //!
-//! The node frees the chunks that were not in use (drained, zeroed), and whoever finds no block claims those: one CAS a
-//! chunk. A published block whose chunks are all free again is merged by the node.
+//! All of it goes by a queue pair of the heartbeat's own, beside its clients' requests: nobody who asks waits for it.
+//!
+//! The node frees the chunks that were not in use (drained, zeroed), and an agent that finds no block claims those for
+//! its waiting clients: one CAS a chunk. A published block whose chunks are all free again is merged by the node.
 
 use std::rc::Rc;
 
 use farmem_protocol::extent::geometry::{LINE, Target};
+use farmem_protocol::extent::policy::Supply;
 use farmem_protocol::extent::reshape::{Reshape, Reshaped};
 use farmem_protocol::extent::{Hint, Level, Want, release};
 
 use super::Extent;
-use crate::allocators::{BLOCK, Client};
+use crate::allocators::BLOCK;
 use crate::sim::clock::all;
 use crate::sim::costs::us;
 
-/// Free blocks of all: below one in so many there is pressure.
-const PRESSURE: u32 = 16;
 /// Largest order that is claimed from published blocks: a line of chunks.
 pub(super) const SHARED_ORDER: u8 = 6;
 
@@ -46,14 +47,17 @@ impl Extent {
     }
 
     async fn is_short(&self, host: u32) -> bool {
-        let (lines, link) = (self.geometry.lines(Level::Block), &self.hosts[host as usize].link);
+        let (lines, agent) = (self.geometry.lines(Level::Block), &self.hosts[host as usize]);
         let mut free = 0;
         for line in (0..lines).step_by(LINE as usize) {
             let at = self.at(Target::Hint { about: Hint::FreeBlocks, line });
-            let hints = link.read_many(at, LINE.min(lines - line) as usize).await;
+            let hints = agent.beside.read_many(at, LINE.min(lines - line) as usize).await;
             free += hints.iter().map(|hint| hint.count_ones()).sum::<u32>();
         }
-        free * PRESSURE < self.geometry.count(Level::Block)
+        let mut watermark = agent.watermark.get();
+        let is_short = watermark.sees(Supply { all: self.geometry.count(Level::Block), free });
+        agent.watermark.set(watermark);
+        is_short
     }
 
     async fn relieve(self: &Rc<Self>, host: u32) {
@@ -65,13 +69,16 @@ impl Extent {
                 self.give_back(host, chunk);
             }
         }
+        for chunk in agent.spare.take().into_iter().flatten() {
+            self.give_back(host, chunk);
+        }
         for grant in agent.take_empty() {
-            self.release(&agent.link, agent.actor, grant).await;
+            self.release(&agent.beside, agent.actor, grant).await;
         }
         for block in agent.begin_publishing() {
             let (grant, in_use) = agent.being_published(block);
             let mut publish = Reshape::publish(agent.actor, self.geometry, grant, in_use);
-            let published = self.drive(&agent.link, &mut publish, || {}).await;
+            let published = self.drive(&agent.beside, &mut publish, || {}).await;
             let Ok(Reshaped::Done(chunks)) = published else { panic!("our own block is not published: {published:?}") };
             let given_back = agent.published(block, chunks);
             self.release_chunks(host, given_back).await;
@@ -86,24 +93,35 @@ impl Extent {
         grants.iter().for_each(|grant| agent.is_released(grant.place.index));
     }
 
-    /// A run of chunks out of published blocks, and of single ones some ahead.
-    pub(super) async fn claim_shared(&self, client: &Client, order: u8, count: u32) -> Option<Vec<u32>> {
-        let want = match order {
-            0 => Want::some(Level::Chunk, count),
-            1..=SHARED_ORDER => Want::run(&self.geometry, Level::Chunk, 1 << order)?,
-            _ => return None,
-        };
-        let side = &self.sides[client.id as usize];
-        let mut claimer = side.borrow_mut().chunk_claimer.take().expect("a client asks for one thing at a time");
-        let mut attempts = 0u64;
-        let taken = self.try_claim(&client.link, &mut claimer, want, || attempts += 1).await;
-        side.borrow_mut().chunk_claimer = Some(claimer);
-        let taken = taken.ok()?;
-        self.dearest.set(self.dearest.get().max(attempts.div_ceil(taken.len() as u64)));
-        let agent = &self.hosts[client.host as usize];
-        let firsts = taken.iter().step_by(1 << order).map(|grant| grant.place.index).collect();
-        agent.hold_chunks(taken, order);
-        Some(firsts)
+    /// Claims runs of chunks out of published blocks, as many as requests wait for.
+    pub(super) async fn fetch_shared(&self, host: u32) {
+        let agent = &self.hosts[host as usize];
+        for order in 0..=SHARED_ORDER {
+            loop {
+                let missing = agent.missing(order);
+                if missing == 0 {
+                    break;
+                }
+                let want = match order {
+                    0 => Some(Want::some(Level::Chunk, missing)),
+                    order => Want::run(&self.geometry, Level::Chunk, 1 << order),
+                };
+                let mut claimer = agent.chunk_claimer.borrow_mut().take().expect("one claim at a time");
+                let mut attempts = 0;
+                let want = want.expect("at most a line");
+                let taken = self.try_claim(&agent.link, &mut claimer, want, || attempts += 1).await;
+                *agent.chunk_claimer.borrow_mut() = Some(claimer);
+                let taken = taken.unwrap_or_default();
+                self.has_cost(agent, attempts, taken.len());
+                if taken.is_empty() {
+                    break;
+                }
+                let firsts = taken.iter().step_by(1 << order).map(|grant| grant.place.index);
+                agent.spare.borrow_mut()[order as usize].extend(firsts);
+                agent.hold_chunks(taken, order);
+                agent.supplied.tell(&self.node.world);
+            }
+        }
     }
 }
 

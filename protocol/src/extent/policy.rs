@@ -1,0 +1,140 @@
+//! When: what the words permit and nothing forces. Who decides it asks here; pure, so that the simulator, the agent and
+//! the node decide alike.
+//!
+//! | question | who asks | answer |
+//! |---|---|---|
+//! | is memory short? | an agent, once a heartbeat, by the hints | [`Watermark`]: below one free block in 16, until one in 8 |
+//! | which of my blocks do I publish? | the same agent, while memory is short | [`to_publish`]: cold ones, the emptiest first, [`PUBLISHED`] a heartbeat |
+//! | how much do I make clean now? | the node, between verbs | [`scrubs`]: little while enough is clean, much when it is not |
+//! | do I put a giant together? | the node, when a block became free | [`gathers`]: while less than half are whole, and blocks enough stay |
+//!
+//! A block is *cold* when nothing was taken from it or given back to it for a whole heartbeat. What is hot stays
+//! exclusive: publishing it would cost a CAS a chunk now and another for each piece later, and its owner would claim it
+//! back as single chunks. Publishing is never on an allocation's way: it is the heartbeat's work, so that its 513 CAS
+//! delay nobody who asks.
+
+/// Chunks and blocks: as counted, or by hints.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Supply {
+    /// All of them.
+    pub all: u32,
+    /// Of these, free and clean.
+    pub free: u32,
+}
+
+/// Whether memory is short, with a distance between beginning and end: what was given back in a moment of need does not
+/// end it at once.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Watermark {
+    is_short: bool,
+}
+
+/// Memory becomes short when less than one unit in so many is free,
+pub const SHORT: u32 = 16;
+/// and is no longer so when one in so many is.
+pub const AMPLE: u32 = 8;
+
+impl Watermark {
+    /// What the hints say now. Whether memory is short.
+    pub fn sees(&mut self, supply: Supply) -> bool {
+        let least = if self.is_short { AMPLE } else { SHORT };
+        self.is_short = u64::from(supply.free) * u64::from(least) < u64::from(supply.all);
+        self.is_short
+    }
+}
+
+/// What an agent knows of one of its blocks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Kept {
+    /// Chunks in use, of [`super::block::CHUNKS`].
+    pub in_use: u32,
+    /// Heartbeats since anything was taken from it or given back.
+    pub idle: u32,
+}
+
+impl Kept {
+    /// Whether its owner is done with it for now.
+    pub const fn is_cold(&self) -> bool {
+        self.idle >= 1
+    }
+}
+
+/// Blocks that an agent publishes in one heartbeat, at most: 4104 CAS, a tenth of a millisecond of a card.
+pub const PUBLISHED: usize = 8;
+
+/// Which of an agent's blocks to publish in this heartbeat, while memory is short: those that are cold and partly free,
+/// the emptiest first, for they give most for as many CAS. (An empty block is given back instead.)
+pub fn to_publish<B: Ord + Copy>(blocks: impl Iterator<Item = (B, Kept)>) -> Vec<B> {
+    let partly = |kept: &Kept| (1..super::block::CHUNKS).contains(&kept.in_use);
+    let mut chosen: Vec<(u32, B)> =
+        blocks.filter(|(_, kept)| kept.is_cold() && partly(kept)).map(|(block, kept)| (kept.in_use, block)).collect();
+    chosen.sort_unstable();
+    chosen.truncate(PUBLISHED);
+    chosen.into_iter().map(|(_, block)| block).collect()
+}
+
+/// Units that the node scrubs in one go between verbs. A scrub of 2 MiB takes a core some 100 µs, for which verbs wait:
+/// while an eighth of the blocks is clean there is no hurry, and the rest is done when the node is idle; below one in 32
+/// claims are about to find nothing.
+pub const fn scrubs(blocks: Supply) -> usize {
+    let (free, all) = (blocks.free as u64, blocks.all as u64);
+    if free * 8 >= all {
+        1
+    } else if free * 32 >= all {
+        4
+    } else {
+        16
+    }
+}
+
+/// Whether the node makes one giant of blocks that are all free: while less than half of the giants are in one piece,
+/// which is how a node begins, and if as many blocks as go into it stay free elsewhere. (One is split again only when no
+/// run of blocks is left, so that a giant is not split and put together in turn.)
+pub const fn gathers(giants: Supply, blocks: Supply, fanout: u32) -> bool {
+    (giants.free as u64) * 2 < giants.all as u64 && blocks.free as u64 >= 2 * fanout as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn of(free: u32, all: u32) -> Supply {
+        Supply { all, free }
+    }
+
+    #[test]
+    fn short_is_below_a_sixteenth_and_lasts_until_an_eighth() {
+        let mut watermark = Watermark::default();
+        let seen = [64, 63, 64, 127, 128, 64].map(|free| watermark.sees(of(free, 1024)));
+        assert_eq!(seen, [false, true, true, true, false, false]);
+    }
+
+    #[test]
+    fn the_cold_and_partly_free_are_published_the_emptiest_first() {
+        let blocks = [(0, 500, 3), (1, 10, 0), (2, 10, 1), (3, 512, 9), (4, 0, 9), (5, 300, 2)];
+        let chosen = to_publish(blocks.into_iter().map(|(block, in_use, idle)| (block, Kept { in_use, idle })));
+        assert_eq!(chosen, [2, 5, 0], "not the hot, the full, the empty");
+        let many = (0..100).map(|block| (block, Kept { in_use: 256, idle: 1 }));
+        assert_eq!(to_publish(many), (0..PUBLISHED).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_giant_is_gathered_while_few_are_whole_and_enough_stays_loose() {
+        assert!(gathers(of(1, 4), of(1024, 2048), 512));
+        assert!(!gathers(of(2, 4), of(1024, 2048), 512), "half of them are whole");
+        assert!(!gathers(of(1, 4), of(1023, 2048), 512), "too few blocks would stay");
+        assert!(!gathers(of(0, 0), of(0, 0), 512));
+    }
+
+    proptest! {
+        /// Whatever is left, the less is clean the more is made so; and something always is.
+        #[test]
+        fn less_clean_is_more_hurry(all in 1u32..1 << 22, one: u32, other: u32) {
+            let (one, other) = (one % (all + 1), other % (all + 1));
+            let (less, more) = (one.min(other), one.max(other));
+            prop_assert!(scrubs(of(less, all)) >= scrubs(of(more, all)));
+            prop_assert!(scrubs(of(all, all)) >= 1);
+        }
+    }
+}
