@@ -10,7 +10,7 @@
 //! * *quarter*: a client holds at most a quarter of what it asks for in all, and gives back a piece of its own at random
 //!   when it has more.
 //!
-//! At a tenant's end it gives everything back. **Utilisation** is bytes that clients hold, over bytes that nobody else
+//! At a tenant's end it gives everything back. **Utilisation** is bytes that clients asked for and hold, over bytes that nobody else
 //! could have had, both integrated over time; a *static* grant is as many whole GiB as the tenant's peak needs, from its
 //! first request to its end.
 
@@ -118,7 +118,7 @@ pub struct Replay {
     pub refused: u32,
     /// What clients held when the first of them was.
     pub first_refused: Option<Refused>,
-    /// Bytes held by clients over bytes that nobody else could have had, over time.
+    /// Bytes that clients asked for and hold over bytes that nobody else could have had, over time.
     pub utilisation: f64,
     /// The same of static grants of whole GiB.
     pub static_utilisation: f64,
@@ -276,7 +276,8 @@ impl With for Player<'_> {
             bench.world.run_until(bench.world.now() + LOOK);
             let census = bench.check(false)?;
             lent.set(lent.get() + ((census.held + census.reserved) * 4096) as f64 * LOOK as f64);
-            looked += (census.held * 4096) as f64 * LOOK as f64;
+            let held: u64 = tenants.borrow().iter().map(|tenant| tenant.held).sum();
+            looked += held as f64 * LOOK as f64;
         }
         if let Some(found) = fault.borrow().as_ref() {
             return Err(anyhow!("{found}"));

@@ -114,9 +114,11 @@ pub struct Claimer {
     outer: Area,
     /// Chunks' words of one shared block, a line.
     inner: Area,
-    /// Blocks of `outer` whose chunks were looked at, as far as they were.
+    /// Blocks of `outer` whose chunks were looked at, as far as they were, in an order of the claimant's own.
     blocks_seen: u32,
-    /// Lines of the present block still to read.
+    /// The block whose chunks are looked at.
+    inside: Place,
+    /// Its lines still to read; the last comes first.
     inner_lines: Vec<u32>,
     swaps: Vec<Swap>,
     taken: Vec<Grant>,
@@ -145,6 +147,7 @@ impl Claimer {
             outer: Area::nothing(Level::Block),
             inner: Area::nothing(Level::Chunk),
             blocks_seen: 0,
+            inside: Place::block(0),
             inner_lines: Vec::new(),
             swaps: Vec::new(),
             taken: Vec::new(),
@@ -272,25 +275,25 @@ impl Claimer {
         if want.level == Level::Chunk {
             if let Some(line) = self.inner_lines.pop() {
                 // The lines of a small block are parts of lines: only its own chunks.
-                let block = Place::block(self.blocks_seen - 1 + self.outer.first.index);
-                let chunks = self.geometry.chunks(block);
+                let chunks = self.geometry.chunks(self.inside);
                 let first = (line * LINE).max(chunks.start);
                 let end = ((line + 1) * LINE).min(chunks.end);
                 self.inner = Area { first: Place::chunk(first), words: vec![Word::ZERO; (end - first) as usize] };
                 return self.read(Phase::Inner, 1);
             }
-            while (self.blocks_seen as usize) < self.outer.words.len() {
-                let block = self.outer.first.plus(self.blocks_seen);
-                let word = self.outer.words[self.blocks_seen as usize];
+            while self.blocks_seen < LINE && !self.outer.words.is_empty() {
+                let at = self.route.nth(self.blocks_seen);
                 self.blocks_seen += 1;
-                if !word.is(State::Shared) {
+                if self.outer.words.get(at as usize).is_none_or(|word| !word.is(State::Shared)) {
                     continue;
                 }
+                let block = self.outer.first.plus(at);
+                self.inside = block;
                 if self.route.is_hinted() {
                     return self.read(Phase::BlockHints(block), 1);
                 }
                 let chunks = self.geometry.chunks(block);
-                self.inner_lines = (chunks.start / LINE..=(chunks.end - 1) / LINE).collect();
+                self.look_into((chunks.start / LINE..=(chunks.end - 1) / LINE).collect());
                 return self.search(want);
             }
         }
@@ -306,6 +309,12 @@ impl Claimer {
             Advance::End if self.retries > 0 => Some(Err(Failed::Contended)),
             Advance::End => Some(Err(Failed::NoSpace)),
         }
+    }
+
+    /// These lines of a block come next, in an order of the claimant's own.
+    fn look_into(&mut self, mut lines: Vec<u32>) {
+        lines.sort_unstable_by_key(|&line| self.route.nth(line % LINE));
+        self.inner_lines = lines;
     }
 
     /// Fills `swaps` with what to claim of the words that are known. False if they have nothing.
@@ -411,7 +420,8 @@ impl Operation for Claimer {
             Phase::BlockHints(block) => {
                 let from = self.geometry.chunks(*block).start / LINE;
                 let lines = words.iter().zip(from..).filter(|(word, _)| **word != 0).map(|(_, line)| line);
-                self.inner_lines = lines.collect();
+                let lines = lines.collect();
+                self.look_into(lines);
             }
             _ => {}
         }

@@ -162,6 +162,11 @@ impl Route {
         self.left = self.windows + 1;
     }
 
+    /// Of 64 neighbours the `step`-th to be visited: each comes once.
+    pub fn nth(&self, step: u32) -> u32 {
+        (self.turn + step * self.turns) % LINE
+    }
+
     /// Whether the search goes by hints still.
     pub fn is_hinted(&self) -> bool {
         self.hinted
@@ -171,7 +176,7 @@ impl Route {
     pub fn advance(&mut self, together: u32) -> Advance {
         loop {
             if self.mask != 0 {
-                let mut turn = (0..LINE).map(|step| (self.turn + step * self.turns) % LINE);
+                let mut turn = (0..LINE).map(|step| self.nth(step));
                 let bit = turn.find(|bit| self.mask >> bit & 1 == 1).expect("an odd stride comes by every bit");
                 let bit = bit - bit % together;
                 for line in bit..bit + together {
