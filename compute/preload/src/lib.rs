@@ -18,6 +18,7 @@
 //! | `gate` | the one place from which system calls pass the filter |
 //! | `sites` | libc's own `syscall` instructions, patched |
 //! | `net` | the seccomp filter behind them |
+//! | `go` | what it looks for in Go programs besides |
 //! | `dispatch` | one system call, decided |
 //! | `guard` | which memory each system call uses |
 //! | `signals` | SIGBUS and SIGSYS are the runtime's; the program does not notice |
@@ -42,6 +43,7 @@ mod exec;
 mod exports;
 mod fork;
 mod gate;
+mod go;
 mod guard;
 mod near;
 mod net;

@@ -23,10 +23,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// Addresses that one filter looks for at most: its jumps reach 255 instructions.
 pub const MOST_MISSED: usize = 96;
-/// … those of this image.
-static MISSED: [AtomicUsize; MOST_MISSED] = [const { AtomicUsize::new(0) }; MOST_MISSED];
+/// … those of this image: of libc's, and of its own.
+static MISSED: [AtomicUsize; 2 * MOST_MISSED] = [const { AtomicUsize::new(0) }; 2 * MOST_MISSED];
 
-/// Whether a trapped call came from one of libc's sites that are not patched.
+/// Whether a trapped call came from one of the sites that are not patched.
 pub fn is_missed(after: usize) -> bool {
     after != 0 && MISSED.iter().any(|m| m.load(Ordering::Relaxed) == after)
 }
@@ -167,16 +167,26 @@ pub fn is_trial(nr: i64, first: usize) -> bool {
 }
 
 /// Arms the filter for this process and all that it starts. False where libc has more sites that are
-/// not patched than one filter can look for, or they lie too far apart.
-pub fn arm(missed: &Missed) -> Result<bool, Errno> {
-    let within = |after: &&usize| **after >> 32 == missed[0] >> 32;
-    let known: Vec<usize> = missed.iter().filter(within).take(MOST_MISSED).copied().collect();
-    for (slot, &after) in MISSED.iter().zip(&known) {
+/// not patched than one filter can look for, or they lie too far apart. `others`: such sites of the program's own
+/// image, for a filter of their own, which need not be all.
+pub fn arm(missed: &Missed, others: &Missed) -> Result<bool, Errno> {
+    let within = |sites: &Missed| -> Vec<usize> {
+        let near = |after: &&usize| **after >> 32 == sites[0] >> 32;
+        sites.iter().filter(near).take(MOST_MISSED).copied().collect()
+    };
+    let (known, also) = (within(missed), within(others));
+    for (slot, &after) in MISSED.iter().zip(known.iter().chain(&also)) {
         slot.store(after, Ordering::Relaxed);
     }
-    let mut program = program(!is_inherited(), &known);
+    install(program(!is_inherited(), &known))?;
+    install(program(false, &also))?;
+    Ok(known.len() == missed.len())
+}
+
+/// Adds a filter, if it looks for anything.
+fn install(mut program: Vec<libc::sock_filter>) -> Result<(), Errno> {
     if program.len() <= NOTHING {
-        return Ok(known.len() == missed.len());
+        return Ok(());
     }
     let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
     // SAFETY: the program is live for the call; the kernel copies it.
@@ -184,7 +194,7 @@ pub fn arm(missed: &Missed) -> Result<bool, Errno> {
         checked(libc::SYS_prctl, [libc::PR_SET_NO_NEW_PRIVS as usize, 1, 0, 0, 0, 0])?;
         checked(libc::SYS_prctl, [libc::PR_SET_SECCOMP as usize, 2, &filter as *const _ as usize, 0, 0, 0])?;
     }
-    Ok(known.len() == missed.len())
+    Ok(())
 }
 
 #[cfg(test)]

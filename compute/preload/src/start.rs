@@ -1,7 +1,7 @@
 //! The constructor: arms everything, in an order in which each step can rely on
 //! the ones before, before any code of the program runs.
 
-use crate::{dispatch, exec, gate, near, net, signals, sites, threads};
+use crate::{dispatch, exec, gate, go, near, net, signals, sites, threads};
 use farmem_fabric::session::{REFUSED_NS, SILENT_NS};
 use farmem_fabric::{BadAddress, ConnectError, ConnectOptions, NodeAddr, Session, Transport};
 use farmem_pager::dirty::{self, Dirty};
@@ -209,7 +209,7 @@ fn arm(text: &str) -> Result<(), String> {
             "libc's text cannot be patched here: memory that libc maps for itself stays local, and guarded calls are slower",
         );
     }
-    let complete = net::arm(&missed.unwrap_or_default());
+    let complete = net::arm(&missed.unwrap_or_default(), &go::sites());
     if !complete.map_err(|e| format!("the system-call filter cannot be armed: {e}"))? {
         say("this libc makes system calls in ways that farmem does not know: some may fail on far memory");
     }

@@ -20,6 +20,7 @@ const RECORDS: usize = 8192;
 /// Bytes of a thread's near alternate stack: frames of a fault (3 KiB with AVX-512), the pager's
 /// depth, and trapped system calls with handlers nested in them.
 pub const ALTERNATE_BYTES: usize = 128 << 10;
+const _: () = assert!(size_of::<libc::stack_t>() == 24 && std::mem::offset_of!(libc::stack_t, ss_size) == 16);
 /// Behind the alternate stack: where a signal frame that lies far is copied for the kernel to read.
 pub const RETURN_BYTES: usize = 16 << 10;
 
@@ -42,6 +43,10 @@ pub struct Record {
     pub handler_mask: AtomicUsize,
     /// Non-zero while the thread serves a fault.
     pub serving: AtomicUsize,
+    /// Where the program's stack is while a trapped call of its is served.
+    pub trapped_at: AtomicUsize,
+    /// A `stack_t`: what is left of the near alternate stack.
+    narrower: [AtomicUsize; 3],
     /// Near memory for the strings of an exec.
     pub scratch: AtomicUsize,
     /// Its length.
@@ -63,6 +68,8 @@ impl Record {
             refused: zero(),
             handler_mask: zero(),
             serving: zero(),
+            trapped_at: zero(),
+            narrower: [zero(), zero(), zero()],
             scratch: zero(),
             scratch_len: zero(),
         }
@@ -71,6 +78,14 @@ impl Record {
     /// Where far signal frames are copied before the kernel reads them.
     pub fn return_area(&self) -> usize {
         self.alternate.load(Ordering::Relaxed) + ALTERNATE_BYTES
+    }
+
+    /// The address of a `stack_t` that says the first `size` bytes of the near alternate stack.
+    pub fn narrower(&self, size: usize) -> usize {
+        for (field, value) in self.narrower.iter().zip([self.alternate.load(Ordering::Relaxed), 0, size]) {
+            field.store(value, Ordering::Relaxed);
+        }
+        self.narrower.as_ptr() as usize
     }
 
     /// Whether an address lies on the near alternate stack.

@@ -36,9 +36,10 @@ const LEGACY_BYTES: usize = 512;
 const EXTENDED_MAGIC: u32 = 0x4650_5853;
 
 core::arch::global_asm!(
-    // rdi: frame, rsi: handler, rdx: signal, rcx: address of its mask, near. Leaves this stack for
-    // good, and only then lets other signals come: one that came earlier would be put on the stack
-    // where this frame is already, and destroy it.
+    // rdi: frame, rsi: handler, rdx: signal, rcx: address of its mask, near, r8: 0, or of a stack_t, near.
+    // Leaves this stack for good, and only then lets other signals come: one that came earlier would be
+    // put on the stack where this frame is already, and destroy it. A stack that is still in use is made
+    // the rest of itself first, for which one must not stand on it.
     ".globl farmem_enter_handler",
     ".hidden farmem_enter_handler",
     ".type farmem_enter_handler,@function",
@@ -46,8 +47,15 @@ core::arch::global_asm!(
     "mov rsp, rdi",
     "mov r12, rsi",
     "mov r13d, edx",
+    "mov r14, rcx",
+    "test r8, r8", "jz 2f",
+    "mov rdi, r8",
+    "xor esi, esi",
+    "mov eax, {sigaltstack}",
+    "syscall",
+    "2:",
     "mov edi, {setmask}",
-    "mov rsi, rcx",
+    "mov rsi, r14",
     "xor edx, edx",
     "mov r10d, 8",
     "mov eax, {sigprocmask}",
@@ -78,12 +86,13 @@ core::arch::global_asm!(
     info = const 8 + UCONTEXT_BYTES,
     setmask = const libc::SIG_SETMASK,
     sigprocmask = const libc::SYS_rt_sigprocmask,
+    sigaltstack = const libc::SYS_sigaltstack,
     bring_near = sym bring_near,
     near = sym near::farmem_near_call,
 );
 
 unsafe extern "C" {
-    fn farmem_enter_handler(frame: usize, handler: usize, signal: i32, mask: *const usize) -> !;
+    fn farmem_enter_handler(frame: usize, handler: usize, signal: i32, mask: *const usize, rest: usize) -> !;
     fn farmem_leave_handler();
 }
 
@@ -98,8 +107,8 @@ pub extern "C" fn on_signal(signal: i32, info: *mut libc::siginfo_t, context: *m
 
 /// Runs a handler of the program's for the signal whose frame is `info`, `context`.
 ///
-/// Returns only where the frame was made on a stack that the program itself is on: a thread that has
-/// no near stack. Otherwise the handler returns to the interrupted code.
+/// Returns only where the kernel's frame stays where it is: of a thread that has no near stack, or one
+/// that was on it already. Otherwise the handler returns to the interrupted code.
 ///
 /// # Safety
 /// Both must be what the kernel gave to the handler that calls this, as its last act.
@@ -111,7 +120,21 @@ pub unsafe fn deliver(signal: i32, action: &KernelAction, info: usize, context: 
         (read(context + RSP_AT), read(context + VECTOR_AT), (context as *const u8).add(MASK_AT).cast::<u64>().read())
     };
     let blocked = before | action.mask | if action.has(libc::SA_NODEFER) { 0 } else { own };
-    if !record.is_alternate(near::stack_pointer()) {
+    // Interrupted in the runtime, at work for the program on another stack? The program is where it came from.
+    let in_trap = record.is_alternate(interrupted);
+    let program = match in_trap {
+        true => record.trapped_at.load(Ordering::Relaxed),
+        false => near::program_of(interrupted).unwrap_or(interrupted),
+    };
+    let asked = record.asked_size.load(Ordering::Relaxed);
+    let wants_own = action.has(libc::SA_ONSTACK) && asked != 0;
+    // In a trapped call, on the near alternate stack: that frame is live, and from any other stack the next
+    // fault's frame would go to the top again. So the handler stays on this stack, below it; or, if it wants
+    // its own (Go's looks where it is), this stack ends below that frame until the handler returns, for with
+    // the frame the kernel restores what alternate stack there was.
+    let rest = interrupted.wrapping_sub(record.alternate.load(Ordering::Relaxed)) & !15;
+    let moves = if in_trap { wants_own && rest >= ROOM } else { record.is_alternate(near::stack_pointer()) };
+    if !moves {
         masks::change(libc::SIG_SETMASK, blocked & !OURS);
         // SAFETY: the program's handler, of the type that its flags say; one that takes only the number
         // ignores the rest (System V ABI).
@@ -120,17 +143,7 @@ pub unsafe fn deliver(signal: i32, action: &KernelAction, info: usize, context: 
         };
         return;
     }
-    // Interrupted in the runtime, at work for the program on a pooled stack? The program is where it
-    // came from.
-    let program = near::program_of(interrupted).unwrap_or(interrupted);
-    let asked = record.asked_size.load(Ordering::Relaxed);
-    // Interrupted in a trapped call, on the near alternate stack: that frame is live, so the handler
-    // stays on this stack, below it. From any other the next fault's frame would go to the top again.
-    let top = if !record.is_alternate(interrupted)
-        && action.has(libc::SA_ONSTACK)
-        && asked != 0
-        && !stacks::is_on(record, program)
-    {
+    let top = if wants_own && !stacks::is_on(record, program) {
         record.asked_at.load(Ordering::Relaxed) + asked
     } else {
         program - 128 // the red zone
@@ -152,9 +165,13 @@ pub unsafe fn deliver(signal: i32, action: &KernelAction, info: usize, context: 
         ((frame + 8 + VECTOR_AT) as *mut usize).write(if vector == 0 { 0 } else { vector_copy });
     }
     record.handler_mask.store((blocked & !OURS) as usize, Ordering::Relaxed);
+    let narrower = if in_trap { record.narrower(rest) } else { 0 };
     // SAFETY: the frame is complete.
-    unsafe { farmem_enter_handler(frame, action.handler, signal, record.handler_mask.as_ptr()) }
+    unsafe { farmem_enter_handler(frame, action.handler, signal, record.handler_mask.as_ptr(), narrower) }
 }
+
+/// What of the near alternate stack must be left for faults in a handler that runs while a trapped call is on it.
+const ROOM: usize = threads::ALTERNATE_BYTES / 2;
 
 /// Where below `top` the vector state goes, and below that the frame.
 fn places(top: usize, vector_bytes: usize) -> (usize, usize) {

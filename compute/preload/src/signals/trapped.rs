@@ -4,7 +4,9 @@ use super::{OURS, faults, masks, note_stack};
 use crate::dispatch::{Call, dispatch};
 use crate::net::{CAUGHT, is_missed, is_trial};
 use crate::start::pager;
+use crate::threads;
 use farmem_protocol::addr::is_far;
+use std::sync::atomic::Ordering;
 
 const SYS_SECCOMP: i32 = 1;
 
@@ -54,9 +56,12 @@ pub extern "C" fn on_sys(signal: i32, info: *mut libc::siginfo_t, context: *mut 
     // SAFETY: uc_sigmask begins with the kernel's 64-bit set. errno is libc's own, in static TLS.
     unsafe {
         let errno = *libc::__errno_location();
+        let record = threads::current();
+        let outer = record.trapped_at.swap(call.sp, Ordering::Relaxed);
         let handler = masks::change(libc::SIG_SETMASK, mask.read() & !OURS);
         let result = dispatch(&call);
         mask.write(masks::change(libc::SIG_SETMASK, handler));
+        record.trapped_at.store(outer, Ordering::Relaxed);
         *libc::__errno_location() = errno;
         ucontext.uc_mcontext.gregs[libc::REG_RAX as usize] = result as i64;
     }
