@@ -285,3 +285,26 @@ fn a_leftover_runtime_directory_of_another_user_is_not_used() {
     assert_eq!(status, Some(0));
     assert!(!out.contains(open.to_str().unwrap()), "{out}");
 }
+
+/// What `ulimit` sets, and only root may undo.
+#[test]
+fn limits_are_lived_with_or_told_of() {
+    let under = |limit: &str| {
+        let place = Place::new();
+        let script = format!(
+            "ulimit {limit}; exec \"$0\" run --local 16M --far 128M --stats none -- sh -c 'echo $(echo lives)'"
+        );
+        let mut shell = Command::new("sh");
+        shell.args(["-c", &script, env!("CARGO_BIN_EXE_farmem")]).env("XDG_RUNTIME_DIR", place.path());
+        outcome(shell)
+    };
+    assert_eq!(under("-n 20"), (Some(0), "lives\n".into(), String::new()));
+    assert_eq!(under("-s 256"), (Some(0), "lives\n".into(), String::new()));
+    let (status, _, line) = under("-v 4000000");
+    assert!(status == Some(64) && line.contains("raise the limit"), "{status:?} {line}");
+    let (status, out, line) = under("-f 65000");
+    assert!(
+        status == Some(0) && out == "lives\n" || status == Some(72) && line.contains("ulimit -f"),
+        "{status:?} {line}"
+    );
+}

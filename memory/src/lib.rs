@@ -97,6 +97,9 @@ pub enum StartError {
     /// The system refused threads, descriptors or randomness.
     #[error("the system refused what a node needs: {0}")]
     System(std::io::Error),
+    /// What is lent is files without a name (memfd), one for each slab and one of words.
+    #[error("files may have {0} KiB at most (ulimit -f), and what a node lends is such files: allow {1} MiB or more")]
+    Files(u64, u64),
     /// The RDMA card that was named cannot be used.
     #[error("{0}")]
     Rdma(Absent),
@@ -130,6 +133,11 @@ impl Node {
             return Err(StartError::TooMuch { lend_mib: config.lend >> 20, ram_mib: ram.unwrap_or(0) >> 20 });
         }
         process::raise_descriptor_limit();
+        // The words of a node take a quarter per cent of what it lends.
+        let (longest, may_have) = (SLAB_BYTES.max(config.lend / 256), process::raise_file_limit());
+        if may_have < longest {
+            return Err(StartError::Files(may_have >> 10, longest >> 20));
+        }
         let mut probe = [0; 1];
         process::random_bytes(&mut probe).map_err(StartError::System)?;
         let backing = if config.huge { Backing::Huge } else { Backing::Small };

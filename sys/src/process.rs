@@ -181,12 +181,26 @@ pub fn end_by(signal: i32) -> ! {
 
 /// Lets this process have as many descriptors as its hard limit allows. Returns how many.
 pub fn raise_descriptor_limit() -> u64 {
+    raised(libc::RLIMIT_NOFILE, false)
+}
+
+/// Lets this process make files as long as may be; without any limit, where it has the privilege. Memory that is
+/// shared by descriptor (memfd) counts as a file. Returns the limit, bytes.
+pub fn raise_file_limit() -> u64 {
+    raised(libc::RLIMIT_FSIZE, true)
+}
+
+fn raised(resource: libc::__rlimit_resource_t, beyond: bool) -> u64 {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: a live structure for both calls.
+    // SAFETY: live structures for all calls.
     unsafe {
-        libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit);
-        let raised = libc::rlimit { rlim_cur: limit.rlim_max, ..limit };
-        if libc::setrlimit(libc::RLIMIT_NOFILE, &raised) == 0 { limit.rlim_max } else { limit.rlim_cur }
+        libc::getrlimit(resource, &mut limit);
+        let none = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
+        if beyond && libc::setrlimit(resource, &none) == 0 {
+            return libc::RLIM_INFINITY;
+        }
+        let most = libc::rlimit { rlim_cur: limit.rlim_max, ..limit };
+        if libc::setrlimit(resource, &most) == 0 { limit.rlim_max } else { limit.rlim_cur }
     }
 }
 

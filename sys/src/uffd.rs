@@ -212,10 +212,14 @@ impl Uffd {
         self.fd.load(Ordering::Relaxed)
     }
 
-    /// In a forked child: goes on with another userfaultfd; the inherited one is closed.
-    pub fn replace(&self, own: Uffd) {
-        close(self.fd.swap(own.fd(), Ordering::Relaxed));
+    /// In a forked child: goes on with a userfaultfd of its own. The inherited one is closed first, for a program
+    /// may have no descriptor left for both.
+    pub fn reopen(&self, features: u64) -> Result<(), OpenError> {
+        close(self.fd.swap(-1, Ordering::Relaxed));
+        let own = Uffd::open(features)?;
+        self.fd.store(own.fd(), Ordering::Relaxed);
         std::mem::forget(own);
+        Ok(())
     }
 
     /// Asks for missing-page and write-protect faults of a range of anonymous memory.

@@ -19,7 +19,6 @@ use farmem_pool::ForkShare;
 use farmem_protocol::addr::{PAGE_BYTES, PageId};
 use farmem_protocol::exit;
 use farmem_sys::raw::{SignalsBlocked, syscall};
-use farmem_sys::uffd::Uffd;
 
 /// What [`Pager::fork_prepare`] holds until the fork is over.
 pub struct Fork<'a> {
@@ -55,9 +54,8 @@ impl Pager {
     /// In the child, before any code of the program runs.
     pub fn fork_child(&self, mut fork: Fork<'_>, counters: &'static farmem_protocol::counters::Process) {
         self.counters.switch(counters);
-        match Uffd::open(self.features) {
-            Ok(own) => self.uffd.replace(own),
-            Err(e) => die(exit::BROKEN, &format!("a forked child could not take over its far memory: {e}")),
+        if let Err(e) = self.uffd.reopen(self.features) {
+            die(exit::BROKEN, &format!("a forked child could not take over its far memory: {e}"));
         }
         self.inheritable(false);
         let space = self.space.lock();

@@ -125,7 +125,9 @@ pub enum StartError {
     #[error("{0}")]
     Userfaultfd(OpenError),
     /// The kernel refuses the pager's own tables.
-    #[error("no address space for the page table: {0}")]
+    #[error(
+        "no address space for the runtime's tables ({0}): they reserve 128 GiB of addresses and take no memory before they are used; raise the limit (ulimit -v, ulimit -d)"
+    )]
     Memory(Errno),
 }
 

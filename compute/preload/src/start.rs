@@ -10,7 +10,7 @@ use farmem_pager::{Config, FaultMode, Pager, ending};
 use farmem_pool::Pool;
 use farmem_protocol::addr::FAR_START;
 use farmem_protocol::{counters, exit};
-use farmem_sys::raw::checked;
+use farmem_sys::raw::{Errno, checked};
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -151,6 +151,7 @@ fn reach(node: &NodeAddr, run: &Run) -> Result<Session, ConnectError> {
             Err(failure) => failure,
         };
         let patience = match failure {
+            ConnectError::Unreachable { reason: Errno(libc::EACCES), .. } => return Err(failure),
             ConnectError::Unreachable { .. } => grace,
             ConnectError::Refused(_) | ConnectError::NotFarmem(_) if run.relayed => grace,
             ConnectError::Refused(_) | ConnectError::NotFarmem(_) => grace.min(Duration::from_nanos(REFUSED_NS)),
@@ -174,6 +175,13 @@ fn arm(text: &str) -> Result<(), String> {
     for node in &run.nodes {
         match reach(node, &run) {
             Ok(session) => sessions.push(session),
+            // A socket of whoever started the run, and this program is another user's: root ran `su` or a server
+            // that gives up its rights and then starts programs. Where the library lies in the run's own
+            // directory, the loader refuses it to them with a line of its own.
+            Err(ConnectError::Unreachable { reason: Errno(libc::EACCES), .. }) => {
+                say("a program of another user than the run's may not reach its node: its memory stays local");
+                return Ok(());
+            }
             Err(e) => die(exit::NODE_UNUSABLE, &e.to_string()),
         }
     }
