@@ -248,10 +248,7 @@ struct Site {
 
 fn find(text: &[u8]) -> Vec<Site> {
     let mut sites = Vec::new();
-    for at in 6..text.len().saturating_sub(8) {
-        if text[at..at + 2] != SYSCALL {
-            continue;
-        }
+    for at in instructions(text).filter(|at| (6..text.len().saturating_sub(8)).contains(at)) {
         let before = &text[at - 6..at];
         if before[1] == 0xb8 && before[4..] == [0, 0] && before[0] & 0xf0 != 0x40 {
             let nr = u32::from_le_bytes([before[2], before[3], 0, 0]);
@@ -287,9 +284,27 @@ fn missed(text: &[u8], sites: &[Site]) -> Vec<usize> {
         Kind::Compare64 | Kind::Compare32 => s.offset,
     };
     let covered: Vec<usize> = sites.iter().map(instruction).collect();
-    (0..text.len().saturating_sub(2))
-        .filter(|&at| text[at..at + 2] == SYSCALL && covered.binary_search(&at).is_err())
-        .collect()
+    instructions(text).filter(|at| covered.binary_search(at).is_err()).collect()
+}
+
+/// Where `syscall` instructions stand, or two bytes that look like one.
+fn instructions(text: &[u8]) -> impl Iterator<Item = usize> {
+    let [first, second] = SYSCALL;
+    positions(text, second).filter_map(move |at| at.checked_sub(1).filter(|&before| text[before] == first))
+}
+
+/// Where a byte stands. By libc's vectorized search: a program's start waits for this, and a loop over libc's
+/// megabyte and a half of text takes several milliseconds.
+fn positions(text: &[u8], byte: u8) -> impl Iterator<Item = usize> {
+    let mut from = 0;
+    std::iter::from_fn(move || {
+        let rest = &text[from..];
+        // SAFETY: within the slice.
+        let found = unsafe { libc::memchr(rest.as_ptr().cast(), byte.into(), rest.len()) };
+        let at = (found as usize).checked_sub(text.as_ptr() as usize)?;
+        from = at + 1;
+        Some(at)
+    })
 }
 
 /// Calls that leave on another stack than they came on stay as they are.
@@ -312,27 +327,31 @@ fn number_before_lea(before: &[u8]) -> Option<u32> {
 /// found rather than too few.
 fn branched_to(text: &[u8], offsets: &[usize]) -> Vec<usize> {
     let mut found = Vec::new();
-    let mut note = |target: usize| {
-        if offsets.binary_search(&target).is_ok() {
+    // Short branches start within 128 bytes of where they go: looked for from there.
+    for &target in offsets {
+        let is_branch = |at: usize| {
+            matches!(text[at], 0xeb | 0x70..=0x7f | 0xe0..=0xe3)
+                && (at + 2).wrapping_add_signed(text[at + 1] as i8 as isize) == target
+        };
+        if (target.saturating_sub(129)..(target + 127).min(text.len().saturating_sub(1))).any(is_branch) {
+            found.push(target);
+        }
+    }
+    // A bit for each line of 64 bytes with an offset in it: nearly all branches go elsewhere.
+    let mut lines = vec![0u64; text.len() / 4096 + 1];
+    for &offset in offsets {
+        lines[offset / 4096] |= 1 << (offset / 64 % 64);
+    }
+    let mut note = |distance_at: usize| {
+        let Some(by) = text.get(distance_at..distance_at + 4).and_then(|b| b.try_into().ok()) else { return };
+        let target = (distance_at + 4).wrapping_add_signed(i32::from_le_bytes(by) as isize);
+        let line = lines.get(target / 4096).copied().unwrap_or(0);
+        if line >> (target / 64 % 64) & 1 != 0 && offsets.binary_search(&target).is_ok() {
             found.push(target);
         }
     };
-    for (at, &opcode) in text.iter().enumerate() {
-        let long = match opcode {
-            0xeb | 0x70..=0x7f | 0xe0..=0xe3 => {
-                if let Some(&by) = text.get(at + 1) {
-                    note((at + 2).wrapping_add_signed(by as i8 as isize));
-                }
-                continue;
-            }
-            0xe8 | 0xe9 => at + 1,
-            0x0f if matches!(text.get(at + 1), Some(0x80..=0x8f)) => at + 2,
-            _ => continue,
-        };
-        if let Some(by) = text.get(long..long + 4).and_then(|b| b.try_into().ok()) {
-            note((long + 4).wrapping_add_signed(i32::from_le_bytes(by) as isize));
-        }
-    }
+    positions(text, 0xe8).chain(positions(text, 0xe9)).for_each(|at| note(at + 1));
+    positions(text, 0x0f).filter(|at| matches!(text.get(at + 1), Some(0x80..=0x8f))).for_each(|at| note(at + 2));
     found
 }
 
@@ -385,5 +404,46 @@ mod tests {
         text[from - 1] = (51 - from as i8) as u8;
         text.extend([0x90; 8]);
         assert_eq!(find(&text), [munmap, mask, read]);
+        // A call to that of the one before, and a long conditional branch behind the load of the mask's number.
+        for (code, target) in [(&[0xe8][..], 43), (&[0x0f, 0x85][..], 30)] {
+            text.extend(code);
+            text.extend((target - (text.len() as i32 + 4)).to_le_bytes());
+        }
+        text.extend([0x90; 8]);
+        assert_eq!(find(&text), [munmap]);
+    }
+
+    /// The quick searches, against plain ones, in real code: of this test.
+    #[test]
+    fn searches_miss_nothing() {
+        let code = std::fs::read("/proc/self/exe").unwrap();
+        let middle = code.len() / 2;
+        let text = &code[middle..(middle + (1 << 20)).min(code.len())];
+        let plain = (0..text.len() - 1).filter(|&at| text[at..at + 2] == SYSCALL);
+        assert!(instructions(text).eq(plain));
+        let mut targets = Vec::new();
+        for (at, &opcode) in text.iter().enumerate() {
+            let (distance_at, short) = match opcode {
+                0xeb | 0x70..=0x7f | 0xe0..=0xe3 => (at + 1, true),
+                0xe8 | 0xe9 => (at + 1, false),
+                0x0f if matches!(text.get(at + 1), Some(0x80..=0x8f)) => (at + 2, false),
+                _ => continue,
+            };
+            let end = distance_at + if short { 1 } else { 4 };
+            let Some(distance) = text.get(distance_at..end) else { continue };
+            let by = match short {
+                true => distance[0] as i8 as isize,
+                false => i32::from_le_bytes(distance.try_into().unwrap()) as isize,
+            };
+            targets.push(end.wrapping_add_signed(by));
+        }
+        targets.sort_unstable();
+        let offsets: Vec<usize> = (0..text.len()).step_by(7).collect();
+        let mut found = branched_to(text, &offsets);
+        found.sort_unstable();
+        found.dedup();
+        let expected: Vec<usize> = offsets.iter().copied().filter(|o| targets.binary_search(o).is_ok()).collect();
+        assert!(expected.len() > 1000, "{}", expected.len());
+        assert_eq!(found, expected);
     }
 }
