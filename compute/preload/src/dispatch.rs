@@ -89,7 +89,10 @@ pub fn dispatch(call: &Call) -> isize {
     match call.nr {
         libc::SYS_mmap => mmap(call),
         libc::SYS_brk => brk(call, a),
-        libc::SYS_munmap => by_parts(call, |at, len| pager().munmap(at, len)),
+        libc::SYS_munmap => {
+            refused_if_elsewhere(a);
+            by_parts(call, |at, len| pager().munmap(at, len))
+        }
         libc::SYS_mprotect => by_parts(call, |at, len| pager().mprotect(at, len, c as i32)),
         libc::SYS_madvise => by_parts(call, |at, len| pager().madvise(at, len, c as i32)),
         libc::SYS_mremap => mremap(call),
@@ -159,13 +162,45 @@ fn brk(call: &Call, to: usize) -> isize {
     }
 }
 
+/// Where the last mapping lies that was asked for elsewhere, by a hint; 0 once that is settled.
+static ELSEWHERE: AtomicUsize = AtomicUsize::new(0);
+/// How many such the program has given back at once, one after the other, and taken none without a hint between them
+/// (as mimalloc does, to which a hint is only a hint).
+static GIVEN_BACK: AtomicUsize = AtomicUsize::new(0);
+/// After so many it gets what it hints at, and that is near. Java's ZGC hints at thousands of addresses and takes no
+/// other; Go gives up 32 before its hints are far ones.
+const PATIENCE: usize = 40;
+
+/// Whether the program takes memory only where it hints at. Asked when it hints.
+fn insists() -> bool {
+    if ELSEWHERE.swap(0, Ordering::Relaxed) != 0 {
+        // It has kept the last.
+        GIVEN_BACK.store(0, Ordering::Relaxed);
+    }
+    GIVEN_BACK.load(Ordering::Relaxed) >= PATIENCE
+}
+
+/// The program unmaps what lies at `addr`.
+fn refused_if_elsewhere(addr: usize) {
+    if is_far(addr) && ELSEWHERE.compare_exchange(addr, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+        GIVEN_BACK.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
 fn mmap(call: &Call) -> isize {
     let [addr, len, prot, flags, fd, _] = call.args;
     let (prot, flags) = (prot as i32, flags as i32);
-    if pager().wants(addr, len, flags) {
-        return pager().mmap(addr, len, prot, flags);
-    }
     let fixed = flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) != 0;
+    let hinted = addr != 0 && !fixed && !is_far(addr);
+    if pager().wants(addr, len, flags) && !(hinted && insists()) {
+        let at = pager().mmap(addr, len, prot, flags);
+        if hinted && at > 0 {
+            ELSEWHERE.store(at as usize, Ordering::Relaxed);
+        } else if GIVEN_BACK.load(Ordering::Relaxed) < PATIENCE {
+            GIVEN_BACK.store(0, Ordering::Relaxed);
+        }
+        return at;
+    }
     if fixed && is_far(addr) && len > 0 {
         // A file or shared memory over far addresses.
         let ret = pager().forget_range(addr, len, prot);

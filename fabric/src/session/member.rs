@@ -200,6 +200,9 @@ impl Membership {
             NoDial::NotFarmem | NoDial::Verdict(Verdict::Version | Verdict::Malformed, _) => {
                 return Err(self.give_up("something else listens at its address now".into()));
             }
+            NoDial::System(Errno(libc::EACCES)) if self.mapped => {
+                return Err(self.give_up("this process has given up the rights to reach its socket".into()));
+            }
             _ if self.mapped => return Err(self.give_up("its process has ended".into())),
             NoDial::System(_) | NoDial::Silent | NoDial::Closed | NoDial::Verdict(..) => {}
         }
