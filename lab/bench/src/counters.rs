@@ -77,6 +77,27 @@ impl Counts {
     }
 }
 
+/// Time on a CPU that the processes of a run have had, seconds, by the system's ticks (10 ms).
+///
+/// # Errors
+/// None of them lives.
+pub fn cpu_seconds(file: &Path) -> anyhow::Result<f64> {
+    let bytes = std::fs::read(file).with_context(|| format!("reading {}", file.display()))?;
+    let pid = |nth: usize| {
+        let at = offset_of!(File, processes) + nth * size_of::<Process>() + offset_of!(Process, pid);
+        bytes.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |word| u32::from_le_bytes(*word))
+    };
+    let ticks = |pid: u32| -> Option<u64> {
+        // Behind the name, which may have spaces and brackets in it: user and system time are the 12th and 13th.
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace().skip(11);
+        Some(fields.next()?.parse::<u64>().ok()? + fields.next()?.parse::<u64>().ok()?)
+    };
+    let living: Vec<u64> = (0..PROCESSES).map(pid).filter(|&pid| pid != 0).filter_map(ticks).collect();
+    ensure!(!living.is_empty(), "no process of the run lives");
+    Ok(living.iter().sum::<u64>() as f64 / 100.0)
+}
+
 /// The counters file of the run that was started with `XDG_RUNTIME_DIR` set to `dir`.
 ///
 /// # Errors

@@ -12,9 +12,12 @@ use farmem_cache::prefetch::{Prefetcher, Window};
 use farmem_cache::{Arrival, recommended};
 use farmem_fabric::{ConnectOptions, NodeAddr, Session, Transport};
 use farmem_memory::{Config, Node};
+use farmem_pager::dirty::hash::{Hasher, Hashes, Unit};
+use farmem_pager::log::{Gathered, Logged};
 use farmem_pager::table::Table;
 use farmem_pager::word::{State, Word};
-use farmem_protocol::addr::{FarSlot, PAGE_BYTES, PageId, SLAB_BYTES};
+use farmem_protocol::addr::{FarSlot, PAGE_BYTES, PageId, SLAB_BYTES, SLOTS_PER_SLAB, SlabId};
+use farmem_protocol::lines::{Entry, LINES, MAX_RECORD_BYTES, Record, encode};
 use farmem_protocol::wire::{Batch, Op, Verb};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -33,6 +36,8 @@ fn main() {
         "prefetch-sequential" => prefetch(times, &mut (0..).map(PageId)),
         "frame" => frame(times),
         "read-shm" => read_shm(times),
+        "lines" => lines(times),
+        "record" => record(times),
         _ => panic!("no such path: {path}"),
     }
 }
@@ -181,4 +186,44 @@ fn read_shm(times: u64) {
         done.clear();
     }
     black_box(&word);
+}
+
+/// A page comes and leaves: its lines hashed, and compared.
+fn lines(times: u64) {
+    let hasher = Hasher::new(&std::array::from_fn(|i| (i * 151 + 17) as u8), Unit::best());
+    let (mut page, mut was): ([u8; PAGE_BYTES], Hashes) = (std::array::from_fn(|i| i as u8), [0; LINES]);
+    for at in 0..times as usize {
+        #[allow(unsafe_code)]
+        // SAFETY: a live array, before and after the change.
+        unsafe {
+            hasher.hash(black_box(page.as_ptr()), &mut was);
+            page[at * 64 % PAGE_BYTES] ^= 0xFF;
+            black_box(hasher.changed(black_box(page.as_ptr()), &was));
+        }
+    }
+}
+
+/// 256 pages with four changed lines each: put in order, gathered into records, and these judged, as the node does.
+fn record(times: u64) {
+    let copies: Vec<[u8; PAGE_BYTES]> = (0..16).map(|n| [n; PAGE_BYTES]).collect();
+    let (mut gathered, mut entries) = (Gathered::default(), Vec::new());
+    let mut buffer = vec![0; MAX_RECORD_BYTES];
+    for _ in 0..times {
+        for nth in 0..256u32 {
+            let slot = FarSlot::new(nth % 2, nth * 7919 % SLOTS_PER_SLAB);
+            gathered.note(Logged { slot, lines: 0x0001_0010_0100_1000 << (nth % 8), copy: nth });
+        }
+        gathered.order();
+        for pages in gathered.records() {
+            entries.clear();
+            let entry = |page: &Logged| Entry { place: (page.slot.place() as u16).into(), lines: page.lines.into() };
+            entries.extend(pages.iter().map(entry));
+            let slab = SlabId(pages[0].slot.slab_index() as u64);
+            let copy = |at: usize| &copies[pages[at].copy as usize % copies.len()];
+            let len = encode(slab, &entries, &mut buffer, copy).expect("a record");
+            let record = Record::parse(slab, black_box(&buffer[..len])).expect("by the rules");
+            black_box(record.places().fold(0, |sum, place| sum ^ place));
+            black_box(record.check().expect("what was sent").runs().fold(0, |sum, (offset, _)| sum ^ offset));
+        }
+    }
 }

@@ -14,6 +14,7 @@ use farmem_sys::memory::copy_page;
 use serde::Serialize;
 use std::hint::black_box;
 
+use crate::paging::array::Draw;
 use crate::pairs::Spread;
 
 /// Bytes of a page.
@@ -39,10 +40,9 @@ pub fn measure(rounds: usize) -> Vec<Cost> {
     let pages = vec![0x5Au8; MANY * PAGE];
     let mut hashes: Vec<Hashes> = vec![[0; LINES]; MANY];
     let key: [u8; KEY_BYTES] = std::array::from_fn(|i| (i * 151 + 17) as u8);
-    let units = [Unit::Scalar, Unit::Sse2, Unit::Avx2];
-    let best = Unit::best();
+    let units = [Unit::Scalar, Unit::Sse2, Unit::Avx2, Unit::Avx512];
     let mut costs = Vec::new();
-    for unit in units.into_iter().filter(|&unit| unit != Unit::Avx2 || best == Unit::Avx2) {
+    for unit in units.into_iter().filter(|unit| unit.is_here()) {
         let hasher = Hasher::new(&key, unit);
         let arrival = |page: usize, kept: usize, hashes: &mut [Hashes]| {
             // SAFETY: within `pages`.
@@ -63,7 +63,40 @@ pub fn measure(rounds: usize) -> Vec<Cost> {
         // SAFETY: as above.
         black_box(unsafe { exact::differing(pages.as_ptr().add(page * PAGE), copies.as_ptr().add(page * PAGE)) });
     }));
+    costs.extend(compressed(rounds));
     costs
+}
+
+/// A copy by LZ4, as `shadow` could keep it: compressed when a page comes, taken apart to be compared when it leaves.
+/// Bytes are those of `farmem bench paging`: half random words, half small numbers, some 2:1.
+fn compressed(rounds: usize) -> [Cost; 2] {
+    let mut draw = Draw::new(5);
+    let pages: Vec<[u8; PAGE]> = (0..FEW)
+        .map(|_| {
+            let words: [u64; PAGE / 8] = std::array::from_fn(|i| if i % 2 == 0 { draw.bits() } else { i as u64 });
+            let mut page = [0; PAGE];
+            page.chunks_exact_mut(8).zip(words).for_each(|(to, word)| to.copy_from_slice(&word.to_ne_bytes()));
+            page
+        })
+        .collect();
+    let mut small = vec![vec![0; lz4_flex::block::get_maximum_output_size(PAGE)]; FEW];
+    let mut lens = [0; FEW];
+    let pack = |page: usize| {
+        let page = page % FEW;
+        lens[page] = lz4_flex::block::compress_into(&pages[page], &mut small[page]).unwrap_or_default();
+    };
+    let packing = cost("arrival: a copy by LZ4".into(), rounds, pack);
+    let mut back = [0; PAGE];
+    let packed = lens.iter().sum::<usize>() as f64 / (FEW * PAGE) as f64;
+    let what = format!("departure: compared with it, of {:.0} % of the bytes", 100.0 * packed);
+    let unpacking = cost(what, rounds, |page| {
+        let page = page % FEW;
+        black_box(lz4_flex::block::decompress_into(&small[page][..lens[page]], &mut back).unwrap_or_default());
+        // SAFETY: two live pages.
+        black_box(unsafe { exact::differing(pages[page].as_ptr(), back.as_ptr()) });
+    });
+    // Few pages in either case: what memory adds, the lines above say.
+    [packing, unpacking].map(|cost| Cost { in_memory: None, ..cost })
 }
 
 /// Time that this thread has had on a CPU.

@@ -5,6 +5,9 @@
 //!                                                                                      └─ farmem's counters
 //! ```
 //!
+//! *CPU a request* is what the server itself took, faults and evictions in it, wherever it waited: the figure to look
+//! at on a machine that does other things besides.
+//!
 //! Every policy of `--dirty` once a round, over shared memory and over tcp held to 10 Gbit/s. Counters are those of
 //! the overwriting alone: filling is over. *Sent* are the bytes of write-back with 90 for each 1448, as they would
 //! be on Ethernet: acknowledgements and fetches are not in it. *Changed* are the bytes of lines found changed, whole
@@ -28,7 +31,7 @@ use crate::pairs::{Rounds, Spread};
 use crate::redis::{EACH, Order, Place, Server};
 use crate::report::{Bound, Report, Section, Target};
 use crate::supervise;
-use crate::table::Table;
+use crate::table::{Table, duration};
 
 /// Held to.
 const RATE: &str = "10G";
@@ -60,6 +63,8 @@ const SYSTEMS: [System; 7] = [
 struct Sample {
     requests: u64,
     seconds: f64,
+    /// Of the server, its runtime in it, on a CPU.
+    cpu_seconds: f64,
     counts: Counts,
 }
 
@@ -121,7 +126,10 @@ pub fn run(quick: bool, rounds: Option<usize>, json: Option<&PathBuf>, farmem: &
             "redis, {keys} keys of {} bytes, {requests} overwritten at random, {rounds} rounds",
             crate::redis::VALUE
         ),
-        format!("--local {:.1} MiB, a quarter of its far memory · not pinned", local as f64 / f64::from(1 << 20)),
+        format!(
+            "--local {:.1} MiB, a quarter of its far memory · not pinned · CPU: the server's, by ticks of 10 ms",
+            local as f64 / f64::from(1 << 20)
+        ),
         "sent: write-back with 90 bytes for each 1448; changed: whole lines found changed".into(),
     ];
     let runs = SYSTEMS.map(|(by, dirty)| (by, dirty, measured.of((by, dirty)).copied().collect())).into();
@@ -149,13 +157,14 @@ impl Bench<'_> {
         command.args(["--", "redis-server"]);
         let mut server = Server::start(command, dir, self.keys, Order::Random)?;
         let counters = counters::file(dir)?;
-        let before = counters::read(&counters)?;
+        let (before, cpu) = (counters::read(&counters)?, counters::cpu_seconds(&counters)?);
         let begun = Instant::now();
         let done = server.overwrite(|done| done < requests)?;
         let seconds = begun.elapsed().as_secs_f64();
         let counts = counters::read(&counters)?.since(before);
+        let cpu_seconds = counters::cpu_seconds(&counters)? - cpu;
         server.end()?;
-        Ok(Sample { requests: done, seconds, counts })
+        Ok(Sample { requests: done, seconds, cpu_seconds, counts })
     }
 }
 
@@ -169,6 +178,7 @@ fn section(by: By, measured: &Rounds<System, Sample>) -> Section {
         "requests/s",
         "of none",
         "",
+        "CPU a request",
         "sent/changed",
         "lines/bytes",
         "lines/page",
@@ -186,6 +196,7 @@ fn section(by: By, measured: &Rounds<System, Sample>) -> Section {
             shown(median(&|run| Some(run.per_second())), 0),
             shown(none.map(|of| of.median), 2),
             none.filter(|of| of.rounds > 1).map_or(String::new(), |of| format!("({:.2} – {:.2})", of.min, of.max)),
+            median(&|run| Some(run.cpu_seconds / run.requests as f64 * 1e9)).map_or("–".into(), duration),
             shown(median(&|run| run.sent().filter(|_| by == By::Tcp)), 2),
             shown(median(&Sample::rounded_up), 2),
             shown(
