@@ -242,10 +242,10 @@ fn meanwhile(
     let speed = work()?;
     let json = tracking.join().expect("does not panic")?;
     let found: Found = serde_json::from_str(&json).context("what farmem track printed")?;
-    // The first windows are those of the warm-up.
-    let measured = found.windows.iter().skip(WARM_UP as usize);
+    // The last windows are those of the measured time; before them lies the warm-up, in which the tracker begins.
+    let measured = found.windows.iter().rev().take(seconds as usize);
     let (ran, stood) =
         measured.fold((0.0, 0.0), |(ran, stood), window| (ran + window.seconds, stood + window.pause.total));
-    ensure!(ran > 0.0, "no window fell into the measured time");
+    ensure!(ran > 0.0, "the tracker began so late that it ended no window: is this machine busy?");
     Ok(Cost { per_second: speed.ops as f64 / speed.seconds, stood: stood / (ran + stood) })
 }
