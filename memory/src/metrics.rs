@@ -96,6 +96,9 @@ pub fn text(nic: &Nic) -> String {
     tell("counter", "scrubbed_bytes_total", "", "Bytes scrubbed.", now(&kept.scrubbed_bytes));
     tell("counter", "scrub_cpu_ns_total", "", "CPU time of scrubbing.", now(&kept.scrub_ns));
     tell("counter", "drain_cpu_ns_total", "", "CPU time of draining and of the words.", now(&kept.drain_ns));
+    tell("counter", "recovered_words_total", "", "Words of dead owners recovered.", now(&kept.recovered_words));
+    tell("counter", "scanned_words_total", "", "Words read to find them.", now(&kept.scanned_words));
+    tell("counter", "recover_cpu_ns_total", "", "CPU time of recovering.", now(&kept.recover_ns));
     let (windows, bound) = nic.windows.count();
     tell("gauge", "windows", "", "Windows that members have.", windows);
     tell("gauge", "windows_bound", "", "Of these, bound.", bound);

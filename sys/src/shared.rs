@@ -46,6 +46,31 @@ impl Shared {
         NonNull::new(at as *mut u8).map(|base| Shared { base, len }).ok_or(Errno(libc::ENOMEM))
     }
 
+    /// [`Shared::map`], at a multiple of `align`, which is a power of two and at least a page.
+    pub fn map_aligned(fd: i32, len: usize, align: usize) -> Result<Shared, Errno> {
+        let room = len.checked_add(align).ok_or(Errno(libc::ENOMEM))?;
+        let free = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE) as usize;
+        let prot = (libc::PROT_READ | libc::PROT_WRITE) as usize;
+        let fixed = (libc::MAP_SHARED | libc::MAP_FIXED) as usize;
+        // SAFETY: room at an address of the kernel's choice; then the file inside it, and what is left on both
+        // sides given back.
+        unsafe {
+            let room_at = checked(libc::SYS_mmap, [0, room, libc::PROT_NONE as usize, free, usize::MAX, 0])?;
+            let at = room_at.next_multiple_of(align);
+            let mapped = checked(libc::SYS_mmap, [at, len, prot, fixed, fd as usize, 0]);
+            let trim = |from: usize, to: usize| {
+                if to > from {
+                    syscall(libc::SYS_munmap, [from, to - from, 0, 0, 0, 0]);
+                }
+            };
+            let kept = if mapped.is_ok() { len.next_multiple_of(4096) } else { 0 };
+            trim(room_at, at);
+            trim(at + kept, room_at + room.next_multiple_of(4096));
+            mapped?;
+            NonNull::new(at as *mut u8).map(|base| Shared { base, len }).ok_or(Errno(libc::ENOMEM))
+        }
+    }
+
     /// Where it lies in this process.
     pub fn base(&self) -> NonNull<u8> {
         self.base
@@ -134,13 +159,6 @@ pub fn pidfd(pid: u32) -> Result<i32, Errno> {
     unsafe { checked(libc::SYS_pidfd_open, [pid as usize, 0, 0, 0, 0, 0]) }.map(|fd| fd as i32)
 }
 
-/// Gives a range's memory of a memfd back to the system: it reads as zero.
-pub fn punch(fd: i32, offset: u64, len: u64) -> Result<(), Errno> {
-    let mode = (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE) as usize;
-    // SAFETY: no pointers.
-    unsafe { checked(libc::SYS_fallocate, [fd as usize, mode, offset as usize, len as usize, 0, 0]) }.map(|_| ())
-}
-
 /// Takes the lock on a whole file for as long as the descriptor is open. False when somebody else has it.
 pub fn lock_file(fd: i32) -> Result<bool, Errno> {
     // SAFETY: no pointers.
@@ -165,8 +183,10 @@ mod tests {
         // SAFETY: no pointers.
         let shrunk = unsafe { checked(libc::SYS_ftruncate, [fd as usize, 0, 0, 0, 0, 0]) };
         assert_eq!(shrunk, Err(Errno(libc::EPERM)));
-        punch(fd, 0, 4096).unwrap();
-        assert_eq!(b.word32(4092).load(Ordering::Relaxed), 0);
+        let aligned = Shared::map_aligned(fd, 8192, 2 << 20).unwrap();
+        assert!((aligned.base().as_ptr() as usize).is_multiple_of(2 << 20));
+        assert_eq!(aligned.word32(4092).load(Ordering::Relaxed), 7);
+        assert_eq!(Shared::map_aligned(-1, 8192, 2 << 20).err(), Some(Errno(libc::EBADF)));
         close(fd);
     }
 

@@ -5,80 +5,15 @@
 
 mod common;
 
-use common::{Host, LIMIT, be_agent, child, tell, within, within_of};
+use common::programs::{be_child, checked, is_zero, stamped};
+use common::{Host, tell, within, within_of};
 use farmem_agent::client::{AllocError, Chunk, Client, ConnectError, Options};
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// Not a test: what this binary does as a child.
 #[test]
 fn a_child() {
-    let Some(words) = child() else { return };
-    if words[0] == "agent" {
-        return be_agent(&words);
-    }
-    let dir = PathBuf::from(&words[1]);
-    let options = Options { socket: dir.join("agent.sock"), job: String::new(), patience: LIMIT, start: None };
-    let client = Client::connect(options).unwrap();
-    match words[0].as_str() {
-        "holder" => {
-            let _held: Vec<Chunk> = (0..3000).map(|_| stamped(&client, 0, 1)).collect();
-            tell(&dir, "holds");
-            std::thread::sleep(LIMIT);
-        }
-        // Takes and frees all the time, until it is killed or the file `enough` is there.
-        "churner" => churn(&client, &dir),
-        other => panic!("{other}"),
-    }
-}
-
-fn churn(client: &Client, dir: &std::path::Path) {
-    let mut held: Vec<(Chunk, u64)> = Vec::new();
-    let mut random = std::process::id() as u64;
-    let mut steps = 0u64;
-    while !steps.is_multiple_of(1000) || !dir.join("enough").exists() {
-        steps += 1;
-        random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        let order = if random >> 40 & 7 == 0 { (random >> 33) as u8 % 10 } else { 0 };
-        if held.len() < 800 && random >> 60 < 9 {
-            held.push((stamped(client, order, steps), steps));
-        } else if !held.is_empty() {
-            let (chunk, stamp) = held.swap_remove((random >> 20) as usize % held.len());
-            checked(&chunk, stamp);
-            client.free(chunk);
-        }
-        if steps == 5000 {
-            tell(dir, &format!("churns-{}", std::process::id()));
-        }
-    }
-    held.iter().for_each(|(chunk, stamp)| checked(chunk, *stamp));
-}
-
-/// A piece with a stamp in the first and last word of every page.
-fn stamped(client: &Client, order: u8, stamp: u64) -> Chunk {
-    let chunk = client.alloc(order).unwrap();
-    assert_eq!(chunk.bytes(), 4096 << order);
-    for page in 0..chunk.bytes() / 4096 {
-        for at in [page * 4096, page * 4096 + 4088] {
-            // SAFETY: the chunk is ours.
-            unsafe { chunk.address().add(at as usize).cast::<u64>().write(stamp ^ at) };
-        }
-    }
-    chunk
-}
-
-fn checked(chunk: &Chunk, stamp: u64) {
-    for page in 0..chunk.bytes() / 4096 {
-        for at in [page * 4096, page * 4096 + 4088] {
-            // SAFETY: as above.
-            assert_eq!(unsafe { chunk.address().add(at as usize).cast::<u64>().read() }, stamp ^ at);
-        }
-    }
-}
-
-fn is_zero(chunk: &Chunk) -> bool {
-    // SAFETY: as above.
-    (0..chunk.bytes() as usize / 8).all(|i| unsafe { chunk.address().cast::<u64>().add(i).read() } == 0)
+    be_child();
 }
 
 #[test]

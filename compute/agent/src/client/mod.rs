@@ -184,7 +184,7 @@ impl Client {
         Ok(Client { state: Lock::new(state), here })
     }
 
-    /// A piece of `4096 << order` bytes, aligned to that within its block of 2 MiB.
+    /// A piece of `4096 << order` bytes, aligned to that.
     #[inline]
     pub fn alloc(&self, order: u8) -> Result<Chunk, AllocError> {
         if self.here.load(Ordering::Relaxed) == 0 {

@@ -3,7 +3,7 @@
 use super::link::Link;
 use super::{AHEAD, AllocError, CACHE, Chunk, ConnectError, KEPT, LOW};
 use crate::chunks::{self, EMPTY, Map};
-use crate::word::{BLOCK_ORDER, BlockId, CHUNK_BYTES, Down, Piece, Refusal, Up};
+use crate::word::{BLOCK_BYTES, BLOCK_ORDER, BlockId, CHUNK_BYTES, Down, Piece, Refusal, Up};
 use farmem_sys::shared;
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -292,7 +292,7 @@ impl State {
             }
             let (mapped, fd) = self.link.receive_memory(id)?;
             if let Entry::Vacant(unknown) = self.memories.entry(mapped.name) {
-                let memory = shared::Shared::map(fd, mapped.len as usize);
+                let memory = shared::Shared::map_aligned(fd, mapped.len as usize, BLOCK_BYTES as usize);
                 let memory = memory.map_err(|e| ConnectError::System(e.to_string()))?;
                 unknown.insert((memory, 0));
             }

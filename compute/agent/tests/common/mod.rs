@@ -5,11 +5,14 @@
 
 #![allow(dead_code)] // Each test file is a program of its own, and uses a part.
 
+pub mod programs;
+
 use farmem_agent::client::{Client, Options};
 use farmem_agent::host::{self, Agent, Config};
 use farmem_agent::stock::Quotas;
 use farmem_fabric::NodeAddr;
 use farmem_memory::Node;
+use farmem_protocol::extent::check::{Recount, recount};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -53,6 +56,26 @@ impl Host {
         self.agents.push(agent);
     }
 
+    /// An agent of the same node with files of its own, in a directory of this name: another host's, so to speak.
+    pub fn beside(&self, name: &str, arguments: &str) -> Beside {
+        let dir = self.dir.join(name);
+        std::fs::create_dir_all(&dir).unwrap();
+        let said = dir.join("agent.says");
+        let _ = std::fs::remove_file(&said);
+        let agent = Process::start(&format!("agent {} node={} {arguments}", dir.display(), self.dir.display()));
+        within("the agent listens", || said.exists());
+        Beside { agent, dir }
+    }
+
+    /// Every word of the node, counted: nothing may be wrong.
+    pub fn recount(&self) -> Recount {
+        let pool = &self.node.nic().pool;
+        let sum = recount(pool.geometry(), &**pool);
+        assert_eq!(sum.problems, []);
+        assert_eq!(sum.total(), pool.geometry().lent_bytes() / 4096);
+        sum
+    }
+
     /// What the last agent said at its start.
     pub fn agent_said(&self) -> String {
         std::fs::read_to_string(self.dir.join("agent.says")).unwrap_or_default()
@@ -91,6 +114,23 @@ impl Host {
     /// Bytes really taken.
     pub fn used(&self) -> u64 {
         self.node.nic().in_use()
+    }
+}
+
+/// One of several agents of a node.
+pub struct Beside {
+    pub agent: Process,
+    pub dir: PathBuf,
+}
+
+impl Beside {
+    pub fn client(&self) -> Client {
+        let patience = Duration::from_secs(10);
+        Client::connect(Options { socket: host::socket(&self.dir), job: String::new(), patience, start: None }).unwrap()
+    }
+
+    pub fn program(&self, work: &str) -> Process {
+        Process::start(&format!("{work} {}", self.dir.display()))
     }
 }
 
@@ -135,10 +175,11 @@ pub fn child() -> Option<Vec<String>> {
     Some(what.split_whitespace().map(str::to_owned).collect())
 }
 
-/// An agent until it is killed: `agent DIR [quota=MIB] [job=NAME:MIB] [idle=MS]`.
+/// An agent until it is killed: `agent DIR [node=DIR] [quota=MIB] [job=NAME:MIB] [idle=MS] [grace=MS]`.
 pub fn be_agent(words: &[String]) {
     let dir = PathBuf::from(&words[1]);
     let (mut quotas, mut idle) = (Quotas::default(), None);
+    let (mut node, mut grace) = (dir.join("node.sock"), Duration::from_secs(10));
     for word in &words[2..] {
         let (name, value) = word.split_once('=').unwrap();
         match name {
@@ -148,12 +189,13 @@ pub fn be_agent(words: &[String]) {
                 let tenant = (farmem_sys::process::user(), job.to_owned());
                 quotas.named.insert(tenant, mib.parse::<u64>().unwrap() << 20);
             }
+            "node" => node = PathBuf::from(value).join("node.sock"),
+            "grace" => grace = Duration::from_millis(value.parse().unwrap()),
             "idle" => idle = Some(Duration::from_millis(value.parse().unwrap())),
             _ => panic!("{word}"),
         }
     }
-    let node = dir.join("node.sock");
-    let config = Config { dir: dir.clone(), node, quotas, idle, grace: Duration::from_secs(10) };
+    let config = Config { dir: dir.clone(), node, quotas, idle, grace };
     // A killed agent's lock is free as soon as the kernel has closed it.
     let until = Instant::now() + LIMIT;
     let agent = loop {

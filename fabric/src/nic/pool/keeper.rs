@@ -29,8 +29,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Units scrubbed by one call of [`Pool::keep`], at most: two milliseconds of a core.
 const SCRUBS: usize = 16;
-/// Words that one call looks through for chunks to reclaim, at most.
+/// Pieces of work that one call takes up, at most.
 const JOBS: usize = 1024;
+/// Verbs on words that one call carries out, at most, each a CAS or a READ of 64: a millisecond of a core.
+const VERBS: usize = 16 << 10;
 
 /// What the keeper has done.
 #[derive(Debug, Default)]
@@ -41,6 +43,10 @@ pub struct Kept {
     pub merged: AtomicU64,
     pub buried: AtomicU64,
     pub scrubbed_bytes: AtomicU64,
+    /// Words read for dead owners, words of theirs changed, and the CPU time that it took.
+    pub scanned_words: AtomicU64,
+    pub recovered_words: AtomicU64,
+    pub recover_ns: AtomicU64,
     /// CPU time of scrubbing, and of all else here, in nanoseconds.
     pub scrub_ns: AtomicU64,
     pub drain_ns: AtomicU64,
@@ -110,6 +116,7 @@ struct Turn<'a> {
     epochs: &'a Epochs,
     cpu_ns: &'a dyn Fn() -> u64,
     scrubs: usize,
+    verbs: usize,
     scrub_ns: u64,
 }
 
@@ -158,7 +165,7 @@ impl Pool {
             let number = self.keeping.at_work.1.fetch_add(1, Ordering::Relaxed);
             work.push_back((number, job));
         }
-        let mut turn = Turn { epochs, cpu_ns, scrubs: SCRUBS, scrub_ns: 0 };
+        let mut turn = Turn { epochs, cpu_ns, scrubs: SCRUBS, verbs: VERBS, scrub_ns: 0 };
         let mut moved = false;
         for _ in 0..work.len().min(JOBS) {
             let Some((number, job)) = work.pop_front() else { break };
@@ -174,7 +181,7 @@ impl Pool {
         self.keeping.kept.scrub_ns.fetch_add(turn.scrub_ns, Ordering::Relaxed);
         let all = cpu_ns().saturating_sub(begun);
         self.keeping.kept.drain_ns.fetch_add(all.saturating_sub(turn.scrub_ns), Ordering::Relaxed);
-        moved || turn.scrubs < SCRUBS
+        moved || turn.scrubs < SCRUBS || turn.verbs == 0
     }
 
     /// Goes on with a job. What is left of it.
@@ -216,7 +223,7 @@ impl Pool {
                 }
                 self.vacate(owner);
             }
-            Job::Recover { owner, mut task } => match self.advance(&mut task, turn) {
+            Job::Recover { owner, mut task } => match self.recover(&mut task, turn) {
                 None => return Some(Job::Recover { owner, task }),
                 Some(recovered) => {
                     recovered.into_iter().flat_map(|sum| sum.quarantined).for_each(|place| self.reclaim(place));
@@ -235,6 +242,18 @@ impl Pool {
         None
     }
 
+    fn recover(&self, task: &mut Task<Recover>, turn: &mut Turn<'_>) -> Option<<Recover as Operation>::Outcome> {
+        let begun = (turn.cpu_ns)();
+        let outcome = self.advance(task, turn);
+        let kept = &self.keeping.kept;
+        kept.recover_ns.fetch_add((turn.cpu_ns)().saturating_sub(begun), Ordering::Relaxed);
+        if let Some(Ok(sum)) = &outcome {
+            kept.scanned_words.fetch_add(sum.scanned, Ordering::Relaxed);
+            kept.recovered_words.fetch_add(sum.quarantined.len() as u64 + sum.finished as u64, Ordering::Relaxed);
+        }
+        outcome
+    }
+
     /// An operation's next steps, up to a drain that is not over. Its outcome when it ends.
     fn advance<T: Operation>(&self, task: &mut Task<T>, turn: &mut Turn<'_>) -> Option<T::Outcome> {
         let mut room = [0; MAX_READ];
@@ -242,6 +261,10 @@ impl Pool {
             match task.operation.step() {
                 Step::Verb(verb) => task.posted.push_back(verb),
                 Step::Wait => {
+                    if turn.verbs == 0 {
+                        return None;
+                    }
+                    turn.verbs -= 1;
                     let verb = task.posted.pop_front()?;
                     let answer = self.carry_out(&verb, &mut room);
                     task.operation.complete(answer);
@@ -302,7 +325,7 @@ impl Pool {
     /// Splits a giant, unless somebody is faster.
     pub(super) fn split(&self, giant: Place) {
         let epochs = Epochs::default();
-        let mut turn = Turn { epochs: &epochs, cpu_ns: &|| 0, scrubs: 0, scrub_ns: 0 };
+        let mut turn = Turn { epochs: &epochs, cpu_ns: &|| 0, scrubs: 0, verbs: usize::MAX, scrub_ns: 0 };
         // It drains and scrubs nothing.
         self.advance(&mut Task::new(Reshape::split(Actor::NODE, self.geometry, giant)), &mut turn);
     }
