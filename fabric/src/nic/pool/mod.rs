@@ -173,6 +173,14 @@ impl Pool {
         self.follow(place, word);
     }
 
+    /// Makes a word what no sound history makes it, to test those who look for damage. There is no such door in
+    /// release builds.
+    #[cfg(debug_assertions)]
+    #[doc(hidden)]
+    pub fn damage(&self, place: Place, word: Word) {
+        self.at(self.word_at(place)).store(word.0, Ordering::SeqCst);
+    }
+
     /// The hints, after a word has changed. They may be wrong at any time.
     fn follow(&self, place: Place, word: Word) {
         hints::follow(&self.geometry, place, word, |hint, set, clear| {

@@ -1,0 +1,194 @@
+//! `farmem check` and `farmem status` on pools that live, that were damaged, and whose hosts have died.
+
+#[allow(dead_code)] // Each test file uses a part.
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use common::{Place, eventually, outcome};
+use farmem_agent::client::{Chunk, Client, Options};
+use farmem_fabric::NodeAddr;
+use farmem_fabric::nic::pool::Pool;
+use farmem_protocol::extent::guard::Words;
+use farmem_protocol::extent::{Claimant, Generation, Level, Owner, Place as Unit, State, Word};
+
+/// A child that holds memory of an agent, and works with it until it is killed.
+#[test]
+fn a_program() {
+    let Some(dir) = std::env::var_os("FARMEM_POOL_TEST_DIR").map(PathBuf::from) else { return };
+    let client = client(&dir);
+    let mut held: Vec<Chunk> = (0..2000).map(|_| client.alloc(0).unwrap()).collect();
+    held.extend((0..20).map(|_| client.alloc(9).unwrap()));
+    held.push(client.alloc_run(7).unwrap());
+    std::fs::write(dir.join(format!("works-{}", std::process::id())), "").unwrap();
+    for n in 0usize.. {
+        client.free(held.swap_remove(n * 31 % held.len()));
+        held.push(client.alloc((n % 10) as u8).unwrap());
+    }
+}
+
+fn client(dir: &Path) -> Client {
+    let patience = Duration::from_secs(20);
+    Client::connect(Options { socket: dir.join("agent.sock"), job: String::new(), patience, start: None }).unwrap()
+}
+
+struct Killed(Child);
+
+impl Killed {
+    fn now(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        self.now();
+    }
+}
+
+struct Host {
+    dir: PathBuf,
+    agent: Killed,
+    programs: Vec<Killed>,
+}
+
+impl Host {
+    /// An agent of this node, with so many programs at work.
+    fn new(place: &Place, name: &str, node: &str, grace: &str, programs: usize) -> Host {
+        let dir = place.path().join(name);
+        std::fs::create_dir_all(&dir).unwrap();
+        let arguments = ["agent", "--quiet", "--idle", "0", "--grace", grace, "--node", node, "--dir"];
+        let agent = place.farmem(arguments).arg(&dir).spawn().unwrap();
+        eventually("the agent listens", || dir.join("agent.sock").exists());
+        let program = || {
+            let mut command = Command::new(std::env::current_exe().unwrap());
+            command.args(["a_program", "--exact", "--nocapture"]).env("FARMEM_POOL_TEST_DIR", &dir);
+            Killed(command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap())
+        };
+        let programs: Vec<Killed> = (0..programs).map(|_| program()).collect();
+        for program in &programs {
+            let ready = dir.join(format!("works-{}", program.0.id()));
+            eventually("its programs work", || ready.exists());
+        }
+        Host { dir, agent: Killed(agent), programs }
+    }
+
+    fn dies(mut self) {
+        self.agent.now();
+        self.programs.iter_mut().for_each(Killed::now);
+    }
+}
+
+#[test]
+fn a_dead_host_is_recovered_by_its_words_and_the_check_is_clean() {
+    let place = Place::new();
+    let socket = place.path().join("node.sock");
+    let node = format!("unix:{}", socket.display());
+    let _node = Killed(place.farmem(["node", "--lend", "2G", "--listen", &node]).spawn().unwrap());
+    eventually("the node listens", || socket.exists());
+    let sound = || {
+        let (status, said, err) = outcome(place.farmem(["check", &node]));
+        assert_eq!((status, err.as_str()), (Some(0), ""), "{said}");
+        said
+    };
+    let holders = || {
+        let (status, said, _) = outcome(place.farmem(["status", &node, "--json"]));
+        assert_eq!(status, Some(0));
+        let view: serde_json::Value = serde_json::from_str(&said).unwrap();
+        let all = view[0]["holders"].as_array().unwrap().clone();
+        all.iter().map(|holder| (holder["pid"].as_u64().unwrap_or(0), holder["held"].as_u64().unwrap())).collect::<Vec<_>>()
+    };
+    let survivor = Host::new(&place, "survivor", &node, "30s", 0);
+    let bystander = client(&survivor.dir);
+    let _held: Vec<Chunk> = (0..30).map(|_| bystander.alloc(9).unwrap()).collect();
+    let doomed = Host::new(&place, "doomed", &node, "100ms", 2);
+    let pids = [u64::from(survivor.agent.0.id()), u64::from(doomed.agent.0.id())];
+    let mut seen: Vec<u64> = holders().iter().map(|holder| holder.0).collect();
+    seen.sort_unstable();
+    assert_eq!(seen, {
+        let mut both = pids.to_vec();
+        both.sort_unstable();
+        both
+    });
+    assert!(sound().contains("held by 2 owners"));
+
+    doomed.dies();
+    let begun = Instant::now();
+    eventually("what the dead host held is the node's", || holders().len() == 1);
+    assert!(begun.elapsed() < Duration::from_secs(10));
+    let [(pid, bytes)] = holders()[..] else { panic!("one holder") };
+    assert_eq!((pid, bytes >= 60 << 20), (pids[0], true), "the other host has what it had");
+    eventually("all of it is clean", || sound().contains("held by 1 owners, 0 B being made clean"));
+}
+
+/// A node of this process, whose words can be made wrong.
+#[cfg(debug_assertions)]
+#[test]
+fn every_damage_is_told_by_its_name() {
+    let place = Place::new();
+    let socket = place.path().join("node.sock");
+    let address = NodeAddr::Shm(socket.clone());
+    let node = farmem_memory::Node::start(&farmem_memory::Config {
+        lend: (2 << 30) + (64 << 20),
+        listen: vec![address.clone()],
+        metrics: None,
+        grace: Duration::ZERO,
+        huge: false,
+        embedded: false,
+        rdma: farmem_memory::Rdma::Off,
+        status_dir: None,
+    });
+    let node = node.unwrap();
+    let pool: &Pool = &node.nic().pool;
+    let host = Host::new(&place, "host", &address.to_string(), "30s", 0);
+    let client = client(&host.dir);
+    let _held = client.alloc_run(3).unwrap();
+    let blocks = (0..pool.geometry().count(Level::Block)).map(Unit::block);
+    let find = |state: State| blocks.clone().find(|&unit| pool.word(unit).is(state)).unwrap();
+    let (free, owned) = (find(State::Free), find(State::Owned));
+    let giants = (0..pool.geometry().count(Level::Giant)).map(Unit::giant);
+    let whole = giants.clone().find(|&giant| pool.word(giant).is(State::Free)).unwrap();
+    let cut = giants.last().unwrap();
+    assert!(!pool.geometry().is_whole(cut));
+    let inside = |unit: Unit| pool.geometry().children(unit).unwrap().0;
+    let plain = |state| Word::plain(state, Generation(9));
+    let of = |owner| Word::new(State::Owned, Owner::new(owner), 0, Claimant::new(0), Generation(9));
+    let nobody = "names an owner that does not exist";
+    let lost = "is nobody's: absent from a shared unit";
+    let alive = "has a life of its own inside a unit that is not open";
+    let bits = "has bits that its state does not use";
+    let damages = [
+        (free, plain(State::Absent), lost, 1),
+        (owned, plain(State::Absent), lost, 1),
+        // As if it had been published without its chunks.
+        (owned, plain(State::Shared), lost, 513),
+        (free, of(9999), nobody, 1),
+        (free, of(0), nobody, 1),
+        (owned, Word::new(State::Splitting, Owner::new(9999), 0, Claimant::new(0), Generation(9)), nobody, 1),
+        (free, Word(pool.word(free).0 | 1 << 63), bits, 1),
+        (free, Word(pool.word(free).0 | 1 << 46), bits, 1),
+        (free, Word(pool.word(free).0 | 1 << 32), bits, 1),
+        (inside(owned), plain(State::Free), alive, 1),
+        (inside(owned), of(9999), alive, 1),
+        (inside(whole), of(1), alive, 1),
+        (inside(whole), plain(State::Shared), alive, 1),
+        (cut, plain(State::Free), "is in one piece, though part of it does not exist", 33),
+    ];
+    for (unit, word, what, most) in damages {
+        let was = pool.word(unit);
+        pool.damage(unit, word);
+        let (status, said, err) = outcome(place.farmem(["check", &address.to_string()]));
+        assert_eq!(status, Some(1), "{unit:?} = {word:?}: {said}{err}");
+        let named = said.lines().filter(|line| line.starts_with(&format!("{unit:?} = "))).count();
+        let inner = said.lines().filter(|line| line.contains(what)).count();
+        assert!(named == 1 || most > 1, "{unit:?} = {word:?} in\n{said}");
+        assert!(inner >= 1 && said.lines().count() <= 20.min(most), "{unit:?} = {word:?} in\n{said}");
+        assert!(err.lines().count() == 1 && err.contains("cannot be as they are"), "{err}");
+        pool.damage(unit, was);
+    }
+    let (status, said, _) = outcome(place.farmem(["check", &address.to_string()]));
+    assert!(status == Some(0) && said.contains("sound"), "{said}");
+}
