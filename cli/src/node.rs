@@ -45,6 +45,10 @@ pub struct Options {
     #[arg(long, value_name = "CARD", default_value = "auto", value_parser = rdma)]
     pub rdma: Rdma,
 
+    /// What one run, or one process that claims by itself (an agent), may hold of it: 2G, or a share of RAM
+    #[arg(long, value_name = "SIZE")]
+    pub quota: Option<Size>,
+
     /// Serve one run, and end when standard input ends
     #[arg(long, hide = true)]
     pub embedded: bool,
@@ -122,6 +126,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         huge: options.huge,
         embedded: options.embedded,
         rdma: options.rdma.clone(),
+        quota: options.quota.map(|quota| quota.bytes(ram)),
         // systemd gives a service a directory of its own. Where there is none the node works all the
         // same, and top does not show it.
         status_dir: std::env::var_os("RUNTIME_DIRECTORY").map(PathBuf::from).or_else(|| runtime_dir::own().ok()),

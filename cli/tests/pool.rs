@@ -99,7 +99,9 @@ fn a_dead_host_is_recovered_by_its_words_and_the_check_is_clean() {
         assert_eq!(status, Some(0));
         let view: serde_json::Value = serde_json::from_str(&said).unwrap();
         let all = view[0]["holders"].as_array().unwrap().clone();
-        all.iter().map(|holder| (holder["pid"].as_u64().unwrap_or(0), holder["held"].as_u64().unwrap())).collect::<Vec<_>>()
+        all.iter()
+            .map(|holder| (holder["pid"].as_u64().unwrap_or(0), holder["held"].as_u64().unwrap()))
+            .collect::<Vec<_>>()
     };
     let survivor = Host::new(&place, "survivor", &node, "30s", 0);
     let bystander = client(&survivor.dir);
@@ -131,16 +133,7 @@ fn every_damage_is_told_by_its_name() {
     let place = Place::new();
     let socket = place.path().join("node.sock");
     let address = NodeAddr::Shm(socket.clone());
-    let node = farmem_memory::Node::start(&farmem_memory::Config {
-        lend: (2 << 30) + (64 << 20),
-        listen: vec![address.clone()],
-        metrics: None,
-        grace: Duration::ZERO,
-        huge: false,
-        embedded: false,
-        rdma: farmem_memory::Rdma::Off,
-        status_dir: None,
-    });
+    let node = farmem_memory::Node::start(&farmem_memory::Config::new((2 << 30) + (64 << 20), vec![address.clone()]));
     let node = node.unwrap();
     let pool: &Pool = &node.nic().pool;
     let host = Host::new(&place, "host", &address.to_string(), "30s", 0);

@@ -92,6 +92,14 @@ pub enum GrantError {
         /// What it lends in all, in MiB.
         lend_mib: u64,
     },
+    /// The run holds as much as the node lets one hold.
+    #[error("memory node {node} lets a run hold {quota_mib} MiB: start it with a larger --quota, or add a node")]
+    Quota {
+        /// Its address.
+        node: String,
+        /// What one owner may hold, in MiB.
+        quota_mib: u64,
+    },
     /// The node's system, or this one, has no memory or descriptors left.
     #[error("memory node {node} cannot grant memory: {reason}")]
     System {

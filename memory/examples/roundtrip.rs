@@ -129,16 +129,7 @@ fn fill(stream: &mut TcpStream, mut into: &mut [u8]) -> bool {
 
 /// The other end of all three: a node and two bare echoes.
 fn node() {
-    let config = Config {
-        lend: 64 << 20,
-        listen: vec![NodeAddr::Tcp("127.0.0.1:0".into())],
-        metrics: None,
-        grace: Duration::ZERO,
-        huge: false,
-        embedded: false,
-        rdma: farmem_memory::Rdma::Off,
-        status_dir: None,
-    };
+    let config = Config::new(64 << 20, vec![NodeAddr::Tcp("127.0.0.1:0".into())]);
     let node = Node::start(&config).expect("start");
     let echo = |spin: bool| {
         let listener = TcpListener::bind("127.0.0.1:0").expect("bind");

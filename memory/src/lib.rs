@@ -50,8 +50,27 @@ pub struct Config {
     pub embedded: bool,
     /// Whether members may reach their memory by RDMA.
     pub rdma: Rdma,
+    /// Bytes that one owner may hold, a run or a process that claims by itself; `None`: all there is.
+    pub quota: Option<u64>,
     /// A private directory for the status file by which `farmem top` finds the node.
     pub status_dir: Option<PathBuf>,
+}
+
+impl Config {
+    /// A node that lends so much there, and nothing else: no counters told, no huge pages, no card, no quota.
+    pub fn new(lend: u64, listen: Vec<NodeAddr>) -> Config {
+        Config {
+            lend,
+            listen,
+            metrics: None,
+            grace: Duration::ZERO,
+            huge: false,
+            embedded: false,
+            rdma: Rdma::Off,
+            quota: None,
+            status_dir: None,
+        }
+    }
 }
 
 /// Which RDMA card a node offers, beside TCP.
@@ -149,6 +168,7 @@ impl Node {
             secret
         });
         let nic = Arc::new(nic.over(card));
+        nic.pool.set_quota(config.quota.unwrap_or(u64::MAX));
         let listeners = config.listen.iter().map(listen::Listener::bind).collect::<Result<Vec<_>, _>>()?;
         let addresses = listeners.iter().map(listen::Listener::address).collect();
         let metrics = config.metrics.map(|at| metrics::serve(at, &nic)).transpose()?;

@@ -10,16 +10,10 @@ use std::time::Duration;
 fn node(name: &str) -> Node {
     let path = std::env::temp_dir().join(format!("farmem-contract-{name}-{}.sock", std::process::id()));
     let _ = std::fs::remove_file(&path);
-    Node::start(&Config {
-        lend: contract::SLABS as u64 * SLAB_BYTES,
-        listen: vec![NodeAddr::Tcp("127.0.0.1:0".into()), NodeAddr::Shm(path)],
-        metrics: None,
-        grace: Duration::ZERO,
-        huge: false,
-        embedded: false,
-        rdma: farmem_memory::Rdma::Off,
-        status_dir: None,
-    })
+    Node::start(&Config::new(
+        contract::SLABS as u64 * SLAB_BYTES,
+        vec![NodeAddr::Tcp("127.0.0.1:0".into()), NodeAddr::Shm(path)],
+    ))
     .unwrap()
 }
 

@@ -4,23 +4,20 @@
 #![allow(unsafe_code)]
 
 use farmem_fabric::contract::put;
-use farmem_fabric::{ConnectError, ConnectOptions, NodeAddr, Session, Transport};
+use farmem_fabric::words::Words;
+use farmem_fabric::{ConnectError, ConnectOptions, GrantError, NodeAddr, Session, Transport};
 use farmem_memory::{Config, Node, StartError};
 use farmem_protocol::addr::SLAB_BYTES;
+use farmem_protocol::extent::{Actor, Claimant, Claimer, Failed, Level, Owner, Release, Want};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 fn config() -> Config {
     Config {
-        lend: 2 * SLAB_BYTES,
-        listen: vec![NodeAddr::Tcp("127.0.0.1:0".into())],
         metrics: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
-        grace: Duration::ZERO,
         huge: true,
-        embedded: false,
-        rdma: farmem_memory::Rdma::Off,
-        status_dir: None,
+        ..Config::new(2 * SLAB_BYTES, vec![NodeAddr::Tcp("127.0.0.1:0".into())])
     }
 }
 
@@ -69,6 +66,43 @@ fn counters_tell_what_was_done() {
     }
     assert!(fetch(at, "GET /nothing").starts_with("HTTP/1.1 404"));
     assert!(fetch(at, "POST /metrics").starts_with("HTTP/1.1 405"));
+}
+
+/// Of a run's slabs, and of what a process claims by itself: to the byte, and told as what it is.
+#[test]
+fn an_owner_holds_no_more_than_its_quota() {
+    let config = Config::new(4 * SLAB_BYTES, vec![NodeAddr::Tcp("127.0.0.1:0".into())]);
+    let node = Node::start(&Config { quota: Some(SLAB_BYTES + (3 << 20)), ..config }).unwrap();
+    let one = join_run(&node, [1; 16]).unwrap();
+    let slab = one.grant().unwrap().id;
+    let refused = one.grant().unwrap_err();
+    assert!(matches!(refused, GrantError::Quota { quota_mib: 67, .. }), "{refused}");
+    // Of the same run, though another process; and of another run.
+    assert!(matches!(join_run(&node, [1; 16]).unwrap().grant(), Err(GrantError::Quota { .. })));
+    let other = join_run(&node, [2; 16]).unwrap();
+    other.grant().unwrap();
+    one.release(slab).unwrap();
+    one.grant().unwrap();
+
+    let mut queue = other.queue_pair().unwrap();
+    let mut words = Words::open(&mut queue).unwrap();
+    let actor = Actor::new(Owner::new(other.owner()), Claimant::new(0));
+    let mut claimer = Claimer::new(actor, words.geometry());
+    let mut held = Vec::new();
+    let refused = loop {
+        claimer.begin(Want::one(Level::Block));
+        match words.run(&mut queue, &mut claimer).unwrap() {
+            Ok(grants) => held.extend(grants),
+            Err(failed) => break failed,
+        }
+    };
+    assert_eq!((refused, held.len()), (Failed::OverQuota, 33));
+    let mut release = [Release::new(actor, held[7]), Release::new(actor, held[8])];
+    assert_eq!(words.run_each(&mut queue, &mut release).unwrap(), [Ok(()), Ok(())]);
+    claimer.begin(Want::run(&words.geometry(), Level::Block, 3).unwrap());
+    assert_eq!(words.run(&mut queue, &mut claimer).unwrap(), Err(Failed::OverQuota), "two, but not three");
+    claimer.begin(Want::some(Level::Block, 2));
+    assert_eq!(words.run(&mut queue, &mut claimer).unwrap().map(|grants| grants.len()), Ok(2));
 }
 
 #[test]

@@ -164,15 +164,16 @@ pub fn receive_bytes(fd: i32, into: &mut [u8]) -> Result<usize, Errno> {
     unsafe { receive(fd, &[Part::new(into.as_mut_ptr(), into.len())]) }
 }
 
-/// Whether the stream is at its end or broken, without taking anything from it.
+/// Whether the peer has closed the stream, or it is broken, without taking anything from it: also when there are
+/// bytes before its end that nobody has taken.
 pub fn is_cut(fd: i32) -> bool {
-    let mut byte = 0u8;
-    let flags = (libc::MSG_DONTWAIT | libc::MSG_PEEK) as usize;
-    // SAFETY: one live byte.
-    match unsafe { retried(libc::SYS_recvfrom, [fd as usize, &mut byte as *mut u8 as usize, 1, flags, 0, 0]) } {
-        Ok(n) => n == 0,
-        Err(Errno(e)) => e != libc::EAGAIN,
-    }
+    // (A look at the next byte would not do: who waits for something else than bytes would never see the end.)
+    let mut wanted = libc::pollfd { fd, events: libc::POLLRDHUP, revents: 0 };
+    let limit = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: one live pollfd and a live timespec; no signal mask.
+    let told =
+        unsafe { retried(libc::SYS_ppoll, [&mut wanted as *mut _ as usize, 1, &limit as *const _ as usize, 0, 0, 0]) };
+    told.is_err() || wanted.revents & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR | libc::POLLNVAL) != 0
 }
 
 /// Control message that carries one descriptor.
@@ -414,6 +415,14 @@ mod tests {
         drop(other);
         wait(fd, true, false, 1_000_000_000);
         assert!(is_cut(fd));
+        let (ours, theirs) = crate::raw::socket_pair().unwrap();
+        assert_eq!(send_bytes(theirs, b"last words"), Ok(10));
+        assert!(!is_cut(ours));
+        close(theirs);
+        assert!(is_cut(ours), "with words before the end that nobody has read");
+        let mut words = [0; 16];
+        assert_eq!((receive_bytes(ours, &mut words), is_cut(ours)), (Ok(10), true));
+        close(ours);
         close(fd);
         drop(listener);
         assert_eq!(connect(Peer::Tcp(at), 1_000_000_000), Err(Errno(libc::ECONNREFUSED)));

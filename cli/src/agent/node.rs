@@ -29,16 +29,7 @@ pub struct Options {
 
 /// Lends memory until nobody has held any for a while.
 pub fn run(options: &Options) -> Result<(), Failure> {
-    let config = Config {
-        lend: options.lend,
-        listen: vec![NodeAddr::Shm(options.listen.clone())],
-        metrics: None,
-        grace: Duration::ZERO,
-        huge: false,
-        embedded: true,
-        rdma: farmem_memory::Rdma::Off,
-        status_dir: None,
-    };
+    let config = Config { embedded: true, ..Config::new(options.lend, vec![NodeAddr::Shm(options.listen.clone())]) };
     let node = Node::start(&config).map_err(Failure::usage)?;
     let mut last_held = Instant::now();
     while last_held.elapsed() < IDLE {

@@ -106,7 +106,7 @@ fn agents_killed_at_any_moment_lose_no_block() {
         let ready = host.dir.join(format!("churns-{}", churner.0.id()));
         within("it works", || ready.exists());
     }
-    for round in 0..12u64 {
+    for round in 0..8u64 {
         std::thread::sleep(Duration::from_millis(3 + 5 * round));
         host.kill_agent();
         host.recount();

@@ -32,16 +32,10 @@ extern "C" fn on_sigbus(_: i32, info: *mut libc::siginfo_t, context: *mut libc::
 /// A member of a node in this very process, which lives as long as the test.
 fn session(mapped: bool) -> Session {
     let path = std::env::temp_dir().join(format!("farmem-pager-{}.sock", std::process::id()));
-    let node = Node::start(&farmem_memory::Config {
-        lend: 1 << 30,
-        listen: vec![NodeAddr::Tcp("127.0.0.1:0".into()), NodeAddr::Shm(path)],
-        metrics: None,
-        grace: Duration::ZERO,
-        huge: false,
-        embedded: false,
-        rdma: farmem_memory::Rdma::Off,
-        status_dir: None,
-    });
+    let node = Node::start(&farmem_memory::Config::new(
+        1 << 30,
+        vec![NodeAddr::Tcp("127.0.0.1:0".into()), NodeAddr::Shm(path)],
+    ));
     let node = Box::leak(Box::new(node.unwrap()));
     let options = ConnectOptions {
         timeout: Duration::from_secs(5),

@@ -41,6 +41,8 @@ pub struct Lending {
 pub enum NoSlab {
     /// Everything is lent.
     Exhausted,
+    /// The owner has as many bytes as it may.
+    Quota(u64),
     /// The system refused.
     System(Errno),
 }
@@ -92,7 +94,7 @@ impl Lending {
 
     /// A fresh slab, zero, in an owner's name.
     pub fn grant(self: &Arc<Self>, lease: &Arc<Lease>) -> Result<Arc<Slab>, NoSlab> {
-        let first = self.pool.claim_slab(lease.owner()).ok_or(NoSlab::Exhausted)?;
+        let first = self.pool.claim_slab(lease.owner())?;
         let (memfd, mapping) = self.memory().map_err(|e| {
             self.pool.free_slab(first);
             NoSlab::System(e)

@@ -199,6 +199,7 @@ impl Nic {
                 count(&self.tally.exhausted, 1);
                 Err((Status::Exhausted, self.lending.limit()))
             }
+            Err(NoSlab::Quota(bytes)) => Err((Status::Quota, bytes)),
             Err(NoSlab::System(e)) => Err((Status::System, e.0 as u64)),
         }
     }

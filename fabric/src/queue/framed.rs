@@ -295,7 +295,7 @@ impl Framed {
                 Some(Status::Access) => Err(Refusal::Access),
                 Some(Status::Window) => Err(Refusal::Window),
                 Some(Status::Empty) => Err(Refusal::Empty),
-                Some(Status::Exhausted) => Err(Refusal::Quota),
+                Some(Status::Quota) => Err(Refusal::Quota),
                 _ => return Err(Errno(libc::EBADMSG)),
             };
             done.push(Completion { tag: pending.tag, result });

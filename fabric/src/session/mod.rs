@@ -202,6 +202,10 @@ impl Session {
                     lend_mib: answer.value.get() >> 20,
                 });
             }
+            Some(Status::Quota) => {
+                let quota_mib = answer.value.get() >> 20;
+                return Err(GrantError::Quota { node: self.member.node.clone(), quota_mib });
+            }
             Some(Status::System) => return Err(system(format!("there: {}", Errno(answer.value.get() as i32)))),
             _ => {
                 let reason = "it no longer knows this program".to_owned();

@@ -149,16 +149,7 @@ fn frame(times: u64) {
 /// A READ over shared memory: posted, rung, polled. Of a word: of a page, valgrind would count the copy of every byte.
 fn read_shm(times: u64) {
     let path = std::env::temp_dir().join(format!("farmem-hot-paths-{}.sock", std::process::id()));
-    let node = Node::start(&Config {
-        lend: SLAB_BYTES,
-        listen: vec![NodeAddr::Shm(path)],
-        metrics: None,
-        grace: Duration::ZERO,
-        huge: false,
-        embedded: false,
-        rdma: farmem_memory::Rdma::Off,
-        status_dir: None,
-    });
+    let node = Node::start(&Config::new(SLAB_BYTES, vec![NodeAddr::Shm(path)]));
     let node = node.expect("a node in this process");
     let options = ConnectOptions {
         timeout: Duration::from_secs(20),

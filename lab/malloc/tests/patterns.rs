@@ -17,16 +17,7 @@ use std::time::Duration;
 fn with_client(lend_mib: u64, work: impl FnOnce(&Client)) {
     let dir = std::env::temp_dir().join(format!("farmem-patterns-{}-{lend_mib}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
-    let of_node = farmem_memory::Config {
-        lend: lend_mib << 20,
-        listen: vec![NodeAddr::Shm(dir.join("node.sock"))],
-        metrics: None,
-        grace: Duration::ZERO,
-        huge: false,
-        embedded: false,
-        rdma: farmem_memory::Rdma::Off,
-        status_dir: None,
-    };
+    let of_node = farmem_memory::Config::new(lend_mib << 20, vec![NodeAddr::Shm(dir.join("node.sock"))]);
     let _node = Node::start(&of_node).unwrap();
     let of_agent = Config {
         dir: dir.clone(),

@@ -10,14 +10,8 @@ use std::time::Duration;
 /// A node that offers a card.
 pub fn node(slabs: usize) -> Result<Node, String> {
     Node::start(&Config {
-        lend: slabs as u64 * SLAB_BYTES,
-        listen: vec![NodeAddr::Tcp("127.0.0.1:0".into())],
-        metrics: None,
-        grace: Duration::ZERO,
-        huge: false,
-        embedded: false,
         rdma: Rdma::Auto,
-        status_dir: None,
+        ..Config::new(slabs as u64 * SLAB_BYTES, vec![NodeAddr::Tcp("127.0.0.1:0".into())])
     })
     .map_err(|e| e.to_string())
 }

@@ -293,7 +293,8 @@ pub struct Answer {
     pub zero: [u8; 7],
     /// The request's.
     pub number: U64,
-    /// Grant: the slab's id. Window: its key. Exhausted: bytes that the node lends in all.
+    /// Grant: the slab's id. Window: its key. Exhausted: bytes that the node lends in all. Quota: bytes that one
+    /// owner may hold.
     pub value: U64,
     /// Ticket: the child's secret.
     pub secret: Secret,
@@ -315,6 +316,8 @@ pub enum Status {
     System = 4,
     /// Another member holds the slab too (Discard); some of the blocks are mapped with others (Unit).
     Shared = 5,
+    /// The owner would hold more than its quota.
+    Quota = 6,
     /// Remote access error: the key gives no right to this, or no longer, or not to this queue pair;
     /// or a descriptor word does not go that way.
     Access = 16,
@@ -335,6 +338,7 @@ impl Status {
             3 => Some(Status::Range),
             4 => Some(Status::System),
             5 => Some(Status::Shared),
+            6 => Some(Status::Quota),
             16 => Some(Status::Access),
             17 => Some(Status::Window),
             18 => Some(Status::Empty),

@@ -286,6 +286,8 @@ impl Pool {
                     let scrubbed = self.scrub(place);
                     turn.scrub_ns += (turn.cpu_ns)().saturating_sub(begun);
                     if !scrubbed {
+                        // Nothing was done: not to be asked again at once.
+                        turn.scrubs += 1;
                         return None;
                     }
                     task.operation.complete(Answer::Ready);

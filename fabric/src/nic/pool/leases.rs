@@ -54,7 +54,9 @@ impl Lease {
         drop(vacant);
         let owner = Owner::new(slot);
         let word = pool.owner(owner).registered()?;
-        for (field, value) in [(OwnerField::Heartbeat, 0), (OwnerField::Quota, u64::MAX), (OwnerField::Held, 0)] {
+        for (field, value) in
+            [(OwnerField::Heartbeat, 0), (OwnerField::Quota, pool.quota.load(Ordering::Relaxed)), (OwnerField::Held, 0)]
+        {
             pool.at(pool.offset(Target::Owner(owner, field))).store(value, Ordering::SeqCst);
         }
         // Last: from here on its verbs are admitted.

@@ -21,12 +21,13 @@ pub mod keeper;
 pub mod leases;
 
 use super::admit::{Grip, Memory, Right, WordRight};
+use super::lending::NoSlab;
 use crate::mapping::{Mapping, Memfd};
 use farmem_protocol::addr::SLAB_BYTES;
 use farmem_protocol::extent::geometry::{Hint, MAX_BLOCKS, Target};
 use farmem_protocol::extent::guard::{self, Denied, Words};
 use farmem_protocol::extent::owner::{MAX_OWNERS, OwnerField, OwnerWord};
-use farmem_protocol::extent::place::{BLOCK_BYTES, Level, Place};
+use farmem_protocol::extent::place::{BLOCK_BYTES, CHUNK_BYTES, Level, Place};
 use farmem_protocol::extent::word::{Claimant, Owner, State, Word};
 use farmem_protocol::extent::{Geometry, hints, key};
 use farmem_protocol::key::Key;
@@ -43,6 +44,8 @@ use std::sync::{Arc, OnceLock};
 pub const SLAB_CLAIMANT: Claimant = Claimant::new((1 << Claimant::BITS) - 1);
 /// Blocks of a slab.
 pub const SLAB_BLOCKS: u32 = (SLAB_BYTES / BLOCK_BYTES) as u32;
+/// Chunks of a slab.
+const SLAB_CHUNKS: i64 = (SLAB_BYTES / CHUNK_BYTES) as i64;
 /// log2 of a slab's chunks, as its words' order.
 const SLAB_ORDER: u8 = 14;
 
@@ -69,6 +72,8 @@ pub struct Pool {
     table: Mapping,
     arena: OnceLock<Arc<Arena>>,
     files: Files,
+    /// Chunks that an owner may hold who comes now.
+    quota: AtomicU64,
     huge: bool,
     vacant: Lock<Vacant>,
     keeping: Keeping,
@@ -98,6 +103,7 @@ impl Pool {
             table,
             arena: OnceLock::new(),
             files: Files::default(),
+            quota: AtomicU64::new(u64::MAX),
             huge,
             vacant: Lock::new(Vacant::new(geometry.owners())),
             keeping: Keeping::default(),
@@ -127,6 +133,29 @@ impl Pool {
     /// Bytes lent at most.
     pub fn bytes(&self) -> u64 {
         self.geometry.lent_bytes()
+    }
+
+    /// Bytes that one owner may hold, a run's slabs or what a process claims itself: of those who come from now on.
+    pub fn set_quota(&self, bytes: u64) {
+        let chunks = if bytes == u64::MAX { u64::MAX } else { bytes / CHUNK_BYTES };
+        self.quota.store(chunks, Ordering::Relaxed);
+    }
+
+    /// Bytes that this owner may hold; `u64::MAX`: all there is.
+    pub fn quota_of(&self, owner: Owner) -> u64 {
+        self.load(Target::Owner(owner, OwnerField::Quota)).saturating_mul(CHUNK_BYTES)
+    }
+
+    /// Counts chunks to an owner; false: that would be beyond its quota, and nothing is counted.
+    fn charge(&self, owner: Owner, chunks: i64) -> bool {
+        let held = self.at(self.offset(Target::Owner(owner, OwnerField::Held)));
+        let before = held.fetch_add(chunks as u64, Ordering::AcqRel);
+        let within =
+            chunks <= 0 || before.saturating_add(chunks as u64) <= self.load(Target::Owner(owner, OwnerField::Quota));
+        if !within {
+            held.fetch_sub(chunks as u64, Ordering::AcqRel);
+        }
+        within
     }
 
     /// Bytes that the system has given for units.
@@ -271,14 +300,10 @@ impl Pool {
         let charge = guard::permits(&self.geometry, place, old, new, who.owner(), self)
             .and_then(|charge| self.is_member_matter(old, new).map(|()| charge))
             .map_err(|_| Status::Access)?;
-        let held = self.at(self.offset(Target::Owner(charge.owner, OwnerField::Held)));
-        let quota = self.load(Target::Owner(charge.owner, OwnerField::Quota));
-        let before = held.fetch_add(charge.chunks as u64, Ordering::AcqRel);
-        let undo = || held.fetch_sub(charge.chunks as u64, Ordering::AcqRel);
-        if charge.chunks > 0 && before.saturating_add(charge.chunks as u64) > quota {
-            undo();
-            return Err(Status::Exhausted);
+        if !self.charge(charge.owner, charge.chunks) {
+            return Err(Status::Quota);
         }
+        let undo = || self.charge(charge.owner, -charge.chunks);
         // Until the word says so, nobody may map what is published.
         let publishing = match (old.state(), new.state()) {
             (State::Owned, State::Shared) => Some(self.files.publishing(place).ok_or_else(|| {
@@ -310,16 +335,24 @@ impl Pool {
         if slabs(old) || slabs(new) { Err(Denied::Transition) } else { Ok(()) }
     }
 
-    /// Claims the words of a slab's blocks, for an owner. The first of them; `None` when no 32
-    /// neighbours are free, and no giant can be split.
-    pub(super) fn claim_slab(&self, owner: Owner) -> Option<u32> {
+    /// Claims the words of a slab's blocks, for an owner. The first of them; none when no 32
+    /// neighbours are free and no giant can be split, or the owner's quota is used up.
+    pub(super) fn claim_slab(&self, owner: Owner) -> Result<u32, NoSlab> {
+        if !self.charge(owner, SLAB_CHUNKS) {
+            return Err(NoSlab::Quota(self.quota_of(owner)));
+        }
         loop {
             if let Some(first) = self.claim_neighbours(owner) {
-                return Some(first);
+                return Ok(first);
             }
-            let whole = (0..self.geometry.count(Level::Giant)).rev().map(Place::giant);
-            let whole = whole.into_iter().find(|&giant| self.word(giant).is(State::Free))?;
-            self.split(whole);
+            let mut whole = (0..self.geometry.count(Level::Giant)).rev().map(Place::giant);
+            match whole.find(|&giant| self.word(giant).is(State::Free)) {
+                Some(giant) => self.split(giant),
+                None => {
+                    self.charge(owner, -SLAB_CHUNKS);
+                    return Err(NoSlab::Exhausted);
+                }
+            }
         }
     }
 
@@ -346,7 +379,9 @@ impl Pool {
 
     /// A slab is gone, and its bytes with it: no verb of anybody's is under way on it.
     pub(super) fn free_slab(&self, first: u32) {
+        let owner = self.word(Place::block(first)).owner();
         self.free_blocks(first, SLAB_BLOCKS);
+        self.charge(owner, -SLAB_CHUNKS);
     }
 
     fn free_blocks(&self, first: u32, count: u32) {
@@ -382,7 +417,7 @@ impl Pool {
                 },
             };
         }
-        chunks * farmem_protocol::extent::place::CHUNK_BYTES
+        chunks * CHUNK_BYTES
     }
 
     /// Free runs, for operators: the longest, in blocks.
