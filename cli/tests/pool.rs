@@ -142,9 +142,9 @@ fn every_damage_is_told_by_its_name() {
     let blocks = (0..pool.geometry().count(Level::Block)).map(Unit::block);
     let find = |state: State| blocks.clone().find(|&unit| pool.word(unit).is(state)).unwrap();
     let (free, owned) = (find(State::Free), find(State::Owned));
-    let giants = (0..pool.geometry().count(Level::Giant)).map(Unit::giant);
+    let mut giants = (0..pool.geometry().count(Level::Giant)).map(Unit::giant);
     let whole = giants.clone().find(|&giant| pool.word(giant).is(State::Free)).unwrap();
-    let cut = giants.last().unwrap();
+    let cut = giants.next_back().unwrap();
     assert!(!pool.geometry().is_whole(cut));
     let inside = |unit: Unit| pool.geometry().children(unit).unwrap().0;
     let plain = |state| Word::plain(state, Generation(9));

@@ -4,8 +4,12 @@
 mod common;
 
 use std::process::Stdio;
+use std::time::Duration;
 
 use common::{Place, eventually, outcome};
+use farmem_agent::client::{Client, Options};
+
+const LIMIT: Duration = Duration::from_secs(30);
 
 #[test]
 fn runs_and_nodes_are_shown_while_they_live() {
@@ -35,6 +39,31 @@ fn runs_and_nodes_are_shown_while_they_live() {
         mine(&top()["nodes"], "pid", node.id()).is_some_and(|node| node["clients"].as_u64() > Some(0))
     });
     assert_eq!(mine(&top()["nodes"], "pid", node.id()).unwrap()["lend"], 256 << 20);
+
+    // An agent of that node, with a program.
+    let mut agent = place.farmem(["agent", "--quiet", "--node", &address]).spawn().unwrap();
+    let dir = place.path().join("farmem");
+    eventually("the agent listens", || dir.join("agent.sock").exists());
+    let options = Options { socket: dir.join("agent.sock"), job: String::new(), patience: LIMIT, start: None };
+    let program = Client::connect(options).unwrap();
+    let chunk = program.alloc(0).unwrap();
+    eventually("the agent is shown with what its program holds", || {
+        mine(&top()["agents"], "pid", agent.id()).is_some_and(|agent| {
+            (&agent["applications"][0]["held"], &agent["taken"]) == (&(2 << 20).into(), &(2 << 20).into())
+        })
+    });
+    let (_, table, _) = outcome(place.farmem(["top", "--once", "--interval", "100ms"]));
+    assert!(table.contains("programs") && table.contains("2.0 MiB"), "{table}");
+    let (_, holders, _) = outcome(place.farmem(["status", &address]));
+    assert!(holders.contains(&format!("agent {}", agent.id())), "{holders}");
+    program.free(chunk);
+    drop(program);
+    agent.kill().unwrap();
+    agent.wait().unwrap();
+    assert_eq!(top()["agents"].as_array().unwrap().len(), 0);
+    ["json", "sock", "lock", "ledger"]
+        .iter()
+        .for_each(|end| std::fs::remove_file(dir.join(format!("agent.{end}"))).unwrap());
 
     let (_, table, _) = outcome(place.farmem(["top", "--once", "--interval", "100ms"]));
     assert!(table.contains("sleep 60") && table.contains("faults/s") && table.contains("16.0 MiB"), "{table}");

@@ -9,6 +9,7 @@
 
 mod node;
 mod quota;
+pub mod report;
 mod start;
 
 use std::io::Write;
@@ -17,15 +18,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farmem_agent::host::{self, Agent, Config, StartError};
-use farmem_agent::serve::{End, Report};
+use farmem_agent::serve::End;
 use farmem_agent::stock::Quotas;
 use farmem_fabric::{ConnectError, NodeAddr};
 use farmem_protocol::exit;
 use farmem_sys::process::Signals;
 
 use crate::failure::Failure;
+use crate::runtime_dir;
 use crate::size::{self, Size};
-use crate::{runtime_dir, units};
 pub use node::Options as NodeOptions;
 pub use node::run as run_node;
 use quota::Quota;
@@ -121,6 +122,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         idle: (!options.idle.is_zero()).then_some(options.idle),
         grace: options.grace,
     };
+    let publisher = report::Publisher::new(&dir, NodeAddr::Shm(config.node.clone()).to_string());
     let agent = Agent::start(config).map_err(refusal)?;
     if !options.quiet {
         eprintln!("farmem: agent at {}", host::socket(&dir).display());
@@ -139,8 +141,8 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     };
     let spawned = std::thread::Builder::new().name("signals".into()).spawn(told);
     spawned.map_err(|e| Failure::usage(format!("cannot start a thread: {e}")))?;
-    let end = agent.run(&mut Publisher::new(&dir).publish()).map_err(refusal)?;
-    let _ = std::fs::remove_file(report_file(&dir));
+    let end = agent.run(&mut publisher.publish()).map_err(refusal)?;
+    let _ = std::fs::remove_file(report::Agent::path(&dir));
     let left = agent.report().applications.len();
     agent.close();
     match end {
@@ -169,65 +171,10 @@ fn refusal(e: StartError) -> Failure {
     }
 }
 
-/// Where the agent of a directory says who holds what, for `--status`.
-fn report_file(dir: &std::path::Path) -> PathBuf {
-    dir.join("agent.json")
-}
-
-/// Writes the report when it changes.
-struct Publisher {
-    path: PathBuf,
-    last: Option<Report>,
-}
-
-impl Publisher {
-    fn new(dir: &std::path::Path) -> Publisher {
-        Publisher { path: report_file(dir), last: None }
-    }
-
-    fn publish(mut self) -> impl FnMut(&Report) {
-        move |report| {
-            if self.last.as_ref() != Some(report) {
-                let applications = report
-                    .applications
-                    .iter()
-                    .map(|(pid, uid, job, held)| serde_json::json!({"pid": pid, "uid": uid, "job": job, "held": held}));
-                let text = serde_json::json!({
-                    "pid": std::process::id(),
-                    "taken": report.taken,
-                    "violations": report.violations,
-                    "applications": applications.collect::<Vec<_>>(),
-                });
-                let draft = self.path.with_extension("json.new");
-                // A full directory costs the view, no more.
-                let _ = std::fs::write(&draft, format!("{text}\n")).and_then(|()| std::fs::rename(&draft, &self.path));
-                self.last = Some(report.clone());
-            }
-        }
-    }
-}
-
 fn status(dir: &std::path::Path) -> Result<(), Failure> {
     let none = || Failure::usage("no agent of this user is running; one is started on demand, or by farmem agent");
-    let text = std::fs::read(report_file(dir)).map_err(|_| none())?;
-    let value: serde_json::Value = serde_json::from_slice(&text).map_err(|_| none())?;
-    let number = |value: &serde_json::Value| value.as_u64().unwrap_or(0);
-    if !farmem_sys::process::exists(number(&value["pid"]) as u32) {
-        return Err(none());
-    }
-    let (pid, taken) = (number(&value["pid"]), units::bytes(number(&value["taken"])));
-    let mut out = format!("agent {pid}: {taken} taken from its node\n");
-    if number(&value["violations"]) > 0 {
-        out += &format!("{} programs were shown out for breaking the protocol\n", number(&value["violations"]));
-    }
-    let mut rows = vec![["pid", "user", "job", "held"].map(String::from)];
-    for app in value["applications"].as_array().into_iter().flatten() {
-        let job = app["job"].as_str().filter(|job| !job.is_empty()).unwrap_or("-");
-        let [pid, user] = [number(&app["pid"]), number(&app["uid"])].map(|n| n.to_string());
-        rows.push([pid, user, job.to_owned(), units::bytes(number(&app["held"]))]);
-    }
-    out += &if rows.len() == 1 { "no programs\n".to_owned() } else { units::aligned(&rows) };
+    let agent = report::Agent::living(dir).ok_or_else(none)?;
     // Whoever reads it may have seen enough.
-    let _ = std::io::stdout().write_all(out.as_bytes());
+    let _ = std::io::stdout().write_all(agent.text().as_bytes());
     Ok(())
 }

@@ -7,6 +7,7 @@ use farmem_fabric::nic::Figure;
 use serde::Serialize;
 
 use super::snapshot::{Reader, lasting};
+use crate::agent::report::Agent;
 use crate::failure::Failure;
 use crate::node::Status as NodeStatus;
 use crate::{runtime_dir, units};
@@ -30,7 +31,7 @@ Examples:
   farmem status --json | jq '.[].free'
 
 A run's slabs stand under the run; what a process claims itself, in pieces from 4 KiB on, under
-its pid. \"Cleaning\" was given back and is drained and scrubbed before it is free.";
+its pid, or as agent if it is this user's. \"Cleaning\" was given back and is drained and scrubbed before it is free.";
 
 /// What is known of a node. Bytes, unless it says otherwise.
 #[derive(Debug, Serialize)]
@@ -68,6 +69,8 @@ struct Holder {
     owner: u16,
     /// `None`: a run, which holds slabs.
     pid: Option<u32>,
+    /// It is this user's agent, which holds it for others.
+    agent: bool,
     /// The same for all of a run; not the run's name.
     run: String,
     held: u64,
@@ -106,12 +109,14 @@ fn view(node: &NodeAddr) -> Result<View, Failure> {
     let (snapshot, recount, _) = lasting(&mut reader)?;
     let bytes = |chunks: u64| chunks * 4096;
     let mut holders = Vec::new();
+    let agent = runtime_dir::own().ok().and_then(|dir| Agent::living(&dir)).map(|agent| agent.pid);
     for (&owner, &chunks) in &recount.held {
         let who = reader.session.who(owner.slot()).map_err(Failure::no_node)?;
         let slabs = bytes(snapshot.slab_chunks(owner));
         let run = who.map_or_else(String::new, |who| format!("{:016x}", who.run));
         let pid = who.map(|who| who.pid).filter(|&pid| pid != 0);
-        holders.push(Holder { owner: owner.slot(), pid, run, held: bytes(chunks), slabs });
+        let agent = pid.is_some() && pid == agent;
+        holders.push(Holder { owner: owner.slot(), pid, agent, run, held: bytes(chunks), slabs });
     }
     holders.sort_by_key(|holder| std::cmp::Reverse(holder.held));
     let runs = snapshot.free_runs();
@@ -163,7 +168,8 @@ fn text(view: &View) -> String {
     if !view.holders.is_empty() {
         let mut rows = vec![["holder", "run", "held", "of it slabs"].map(str::to_owned)];
         for holder in &view.holders {
-            let name = holder.pid.map_or_else(|| "run".to_owned(), |pid| format!("pid {pid}"));
+            let kind = if holder.agent { "agent" } else { "pid" };
+            let name = holder.pid.map_or_else(|| "run".to_owned(), |pid| format!("{kind} {pid}"));
             let run = holder.run.get(..8).unwrap_or("-").to_owned();
             rows.push([name, run, size(holder.held), size(holder.slabs)]);
         }

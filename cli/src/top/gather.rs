@@ -1,4 +1,4 @@
-//! What there is to see: one look at the files of runs and nodes, and the rates between two looks.
+//! What there is to see: one look at the files of runs, nodes and agents, and the rates between two looks.
 
 use std::collections::HashMap;
 use std::fs;
@@ -69,6 +69,9 @@ pub struct Node {
     pub written_per_s: f64,
 }
 
+/// An agent of this machine.
+pub use crate::agent::report::Agent;
+
 /// Everything on this machine at one moment.
 #[derive(Clone, Default, Serialize)]
 pub struct View {
@@ -76,6 +79,8 @@ pub struct View {
     pub runs: Vec<Run>,
     /// Nodes, in no order.
     pub nodes: Vec<Node>,
+    /// Agents, in no order.
+    pub agents: Vec<Agent>,
 }
 
 /// Looks again and again; remembers the last look.
@@ -86,13 +91,14 @@ pub struct Gatherer {
 }
 
 impl Gatherer {
-    /// Looks at every run and node that this user may see. Rates are zero at a run's first look.
+    /// Looks at every run, node and agent that this user may see. Rates are zero at a run's first look.
     pub fn look(&mut self) -> View {
         let mut view = View::default();
         let mut runs = HashMap::new();
         let mut nodes = HashMap::new();
         for dir in runtime_dir::visible() {
             keeper::sweep(&dir);
+            view.agents.extend(Agent::living(&dir));
             for entry in fs::read_dir(&dir).into_iter().flatten().flatten() {
                 let path = entry.path();
                 let name = entry.file_name().to_string_lossy().into_owned();

@@ -1,7 +1,7 @@
-//! `farmem top`: what every run and node on this machine is doing.
+//! `farmem top`: what every run, node and agent on this machine is doing.
 //!
-//! Reads the counters files that runs share and the status files that nodes
-//! write ([`gather`]); asks nobody and stops nobody. On a terminal it draws
+//! Reads the counters files that runs share and the status files that nodes and
+//! agents write ([`gather`]); asks nobody and stops nobody. On a terminal it draws
 //! ([`screen`]); with `--once` it prints one sample as a table ([`table`]), with
 //! `--json` as an object.
 
@@ -15,7 +15,7 @@ use std::time::Duration;
 use crate::failure::Failure;
 use gather::Gatherer;
 
-/// Watch runs and nodes on this machine
+/// Watch runs, nodes and agents on this machine
 ///
 /// Keys: q quits, s sorts by the next column, p pauses, up and down choose a run.
 #[derive(clap::Args, Debug)]

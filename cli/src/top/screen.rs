@@ -1,4 +1,4 @@
-//! The live view: two tables, and the chosen run's last minutes where there is room.
+//! The live view: tables of runs, nodes and agents, and the chosen run's last minutes where there is room.
 //!
 //! Sixteen colours, no mouse, no box characters beyond what every font has, one
 //! redraw a sample: it is made to be used over ssh.
@@ -15,7 +15,7 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Paragraph, Row, Sparkline, Table};
 
 use super::gather::{Gatherer, Run, View};
-use super::table::{self, NODE_COLUMNS, RUN_COLUMNS, node_cells, run_cells};
+use super::table::{self, AGENT_COLUMNS, NODE_COLUMNS, RUN_COLUMNS, agent_cells, node_cells, run_cells};
 use crate::units;
 
 /// Samples that a run's history keeps.
@@ -127,12 +127,14 @@ impl Screen {
     fn draw(&self, frame: &mut Frame<'_>) {
         let area = frame.area();
         let nodes = (self.view.nodes.len() as u16 + 2).min(area.height / 3);
+        let agents = if self.view.agents.is_empty() { 0 } else { self.view.agents.len() as u16 + 1 };
         let detail = if area.height >= 20 && !self.view.runs.is_empty() { 8 } else { 0 };
         let rows = Layout::vertical([
             Constraint::Length(1),
             Constraint::Min(2),
             Constraint::Length(detail),
             Constraint::Length(nodes),
+            Constraint::Length(agents.min(area.height / 4)),
             Constraint::Length(1),
         ])
         .split(area);
@@ -142,8 +144,11 @@ impl Screen {
             self.draw_detail(frame, rows[2]);
         }
         self.draw_nodes(frame, rows[3]);
+        if agents > 0 {
+            self.draw_agents(frame, rows[4]);
+        }
         let keys = Line::from(" q quit   s sort   p pause   up/down choose").style(Style::new().fg(Color::DarkGray));
-        frame.render_widget(keys, rows[4]);
+        frame.render_widget(keys, rows[5]);
     }
 
     fn headline(&self) -> Line<'_> {
@@ -193,6 +198,18 @@ impl Screen {
         };
         let rows: Vec<Row<'_>> = self.view.nodes.iter().map(|node| right(node_cells(node))).collect();
         let header = right(NODE_COLUMNS.map(String::from)).style(Style::new().fg(Color::Cyan));
+        frame.render_widget(Table::new(rows, widths).header(header).column_spacing(1), area);
+    }
+
+    fn draw_agents(&self, frame: &mut Frame<'_>, area: Rect) {
+        let widths = [10, 9, 10, 10].map(Constraint::Length).into_iter().chain([Constraint::Min(16)]);
+        let row = |[pid, programs, held, taken, node]: [String; 5]| {
+            let figures = [programs, held, taken].map(|cell| Line::from(cell).right_aligned());
+            let ends = (Line::from(format!(" {pid}")), Line::from(format!(" {node}")));
+            Row::new(std::iter::once(ends.0).chain(figures).chain([ends.1]))
+        };
+        let rows: Vec<Row<'_>> = self.view.agents.iter().map(|agent| row(agent_cells(agent))).collect();
+        let header = row(AGENT_COLUMNS.map(String::from)).style(Style::new().fg(Color::Cyan));
         frame.render_widget(Table::new(rows, widths).header(header).column_spacing(1), area);
     }
 

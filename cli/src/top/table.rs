@@ -1,6 +1,6 @@
 //! One sample as plain text; the columns, which the screen uses too.
 
-use super::gather::{self, Node, Run, View};
+use super::gather::{self, Agent, Node, Run, View};
 use crate::units;
 
 /// Columns of a run, the program first.
@@ -47,7 +47,21 @@ pub fn node_cells(node: &Node) -> [String; 7] {
     ]
 }
 
-/// The sample as two tables.
+/// Columns of an agent, its node last.
+pub const AGENT_COLUMNS: [&str; 5] = ["agent", "programs", "held", "taken", "of"];
+
+/// An agent in those columns.
+pub fn agent_cells(agent: &Agent) -> [String; 5] {
+    [
+        agent.pid.to_string(),
+        agent.applications.len().to_string(),
+        units::bytes(agent.held()),
+        units::bytes(agent.taken),
+        agent.node.clone(),
+    ]
+}
+
+/// The sample as tables.
 pub fn text(view: &View) -> String {
     let mut out = String::new();
     if view.runs.is_empty() {
@@ -63,6 +77,12 @@ pub fn text(view: &View) -> String {
         out.push('\n');
         let mut rows = vec![NODE_COLUMNS.map(String::from)];
         rows.extend(view.nodes.iter().map(node_cells));
+        out += &units::aligned(&rows);
+    }
+    if !view.agents.is_empty() {
+        out.push('\n');
+        let mut rows = vec![AGENT_COLUMNS.map(String::from)];
+        rows.extend(view.agents.iter().map(agent_cells));
         out += &units::aligned(&rows);
     }
     out
