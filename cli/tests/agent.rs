@@ -17,7 +17,7 @@ fn an_agent_is_started_on_demand_seen_and_ends() {
     assert_eq!(outcome(place.farmem(run)), (Some(0), "there\n".into(), String::new()));
     eventually("it tells who holds what", || status().0 == Some(0));
     let (_, said, _) = status();
-    assert!(said.contains("taken from its node\nno programs"), "{said}");
+    assert!(said.contains(" taken from unix:/") && said.ends_with("\nno programs\n"), "{said}");
     let pid: u32 = said.split(['\u{20}', ':']).nth(1).and_then(|pid| pid.parse().ok()).unwrap();
     // A second is not started.
     assert_eq!(outcome(place.farmem(["agent", "--detach"])), (Some(0), String::new(), String::new()));

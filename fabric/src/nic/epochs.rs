@@ -19,10 +19,21 @@
 //! Sections are short: one transfer to or from a socket. Bytes that wait for a
 //! slow peer are in none; their right is looked at again before they go on.
 
+//!
+//! Every order in which two or three threads can go through it is tried out by
+//! loom: `RUSTFLAGS="--cfg loom" cargo test -p farmem-fabric --lib --release epochs`.
+
+#[cfg(loom)]
+use loom::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+#[cfg(loom)]
+use loom::thread::yield_now;
+#[cfg(not(loom))]
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+#[cfg(not(loom))]
+use std::thread::yield_now;
 
 /// Counters of one epoch, so that workers do not share a line.
-const SHARDS: usize = 8;
+const SHARDS: usize = if cfg!(loom) { 2 } else { 8 };
 
 #[derive(Debug, Default)]
 #[repr(align(64))]
@@ -52,6 +63,7 @@ impl Epochs {
             let count = self.count(epoch, shard);
             // SeqCst against `advance`: either it sees the count, or we see its epoch.
             count.fetch_add(1, Ordering::SeqCst);
+            in_one_order();
             if self.now.load(Ordering::SeqCst) == epoch {
                 return Section { epochs: self, epoch, shard };
             }
@@ -82,6 +94,7 @@ impl Epochs {
     fn advance(&self) -> bool {
         let now = self.now();
         let last = now + 2; // The same counters as `now - 1`.
+        in_one_order();
         let idle = (0..SHARDS).all(|shard| self.count(last, shard).load(Ordering::SeqCst) == 0);
         // Lost to somebody else: that, too, is one epoch on.
         idle && (self.now.compare_exchange(now, now + 1, Ordering::SeqCst, Ordering::SeqCst).is_ok()
@@ -97,7 +110,7 @@ impl Section<'_> {
         self.epochs.count(self.epoch, self.shard).fetch_sub(1, Ordering::SeqCst);
         let revoked = self.epochs.now();
         while !self.epochs.is_over(revoked) {
-            std::thread::yield_now();
+            yield_now();
         }
         let entered = self.epochs.enter(self.shard);
         self.epoch = entered.epoch;
@@ -112,7 +125,99 @@ impl Drop for Section<'_> {
     }
 }
 
-#[cfg(test)]
+/// Nothing: SeqCst accesses are in one order by themselves. Loom takes them for AcqRel, and is told so by a fence.
+#[inline(always)]
+fn in_one_order() {
+    #[cfg(loom)]
+    loom::sync::atomic::fence(Ordering::SeqCst);
+}
+
+#[cfg(all(test, loom))]
+mod interleavings {
+    use super::*;
+    use loom::cell::UnsafeCell;
+    use loom::sync::Arc;
+
+    fn explore(model: impl Fn() + Send + Sync + 'static) {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(3);
+        builder.check(model);
+    }
+
+    /// Memory, the word that says whose it is, and sections of those who use it.
+    #[derive(Default)]
+    struct Unit {
+        epochs: Epochs,
+        revoked: AtomicU64,
+        bytes: UnsafeCell<u64>,
+    }
+
+    impl Unit {
+        /// A verb: within a section, if the right stands.
+        fn verb(&self, shard: usize) {
+            let section = self.epochs.enter(shard);
+            in_one_order();
+            if self.revoked.load(Ordering::SeqCst) == 0 {
+                // Loom tells when this overlaps with the other's `with_mut`.
+                self.bytes.with(|_| ());
+            }
+            drop(section);
+        }
+
+        /// A revocation, a drain, a scrub.
+        fn reclaim(&self) {
+            self.revoked.store(1, Ordering::SeqCst);
+            in_one_order();
+            let since = self.epochs.now();
+            while !self.epochs.is_over(since) {
+                yield_now();
+            }
+            self.bytes.with_mut(|_| ());
+        }
+    }
+
+    #[test]
+    fn a_scrub_meets_no_verb() {
+        explore(|| {
+            let unit = Arc::new(Unit::default());
+            let other = Arc::clone(&unit);
+            let user = loom::thread::spawn(move || other.verb(0));
+            unit.reclaim();
+            user.join().unwrap();
+        });
+    }
+
+    /// With somebody who advances the epoch for reasons of his own.
+    #[test]
+    fn a_scrub_meets_no_verb_while_others_revoke() {
+        explore(|| {
+            let unit = Arc::new(Unit::default());
+            let (a, b) = (Arc::clone(&unit), Arc::clone(&unit));
+            let user = loom::thread::spawn(move || a.verb(1));
+            let helper = loom::thread::spawn(move || {
+                let since = b.epochs.now();
+                b.epochs.is_over(since);
+            });
+            unit.reclaim();
+            user.join().unwrap();
+            helper.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn two_that_renew_go_on() {
+        explore(|| {
+            let epochs = Arc::new(Epochs::default());
+            let other = Arc::clone(&epochs);
+            let renewing = loom::thread::spawn(move || other.enter(0).renew());
+            epochs.enter(1).renew();
+            renewing.join().unwrap();
+            assert!(epochs.is_over(epochs.now()));
+        });
+    }
+}
+
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use std::sync::atomic::AtomicBool;

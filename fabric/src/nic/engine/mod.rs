@@ -22,6 +22,8 @@
 
 mod output;
 mod serving;
+#[cfg(all(test, not(loom)))]
+mod tests;
 
 use super::epochs::Section;
 use super::{Figure, Member, Nic, count};
