@@ -53,7 +53,7 @@ fn runs_and_nodes_are_shown_while_they_live() {
         })
     });
     let (_, table, _) = outcome(place.farmem(["top", "--once", "--interval", "100ms"]));
-    assert!(table.contains("programs") && table.contains("2.0 MiB"), "{table}");
+    assert!(table.contains("programs") && table.contains("2.00 MiB"), "{table}");
     let (_, holders, _) = outcome(place.farmem(["status", &address]));
     assert!(holders.contains(&format!("agent {}", agent.id())), "{holders}");
     program.free(chunk);
