@@ -85,6 +85,8 @@ enum Command {
     Bench(Bench),
     #[command(hide = true)]
     BenchChild(farmem_bench::child::Options),
+    #[command(hide = true)]
+    BenchAllocChild(farmem_alloc::real::child::Options),
     Agent(agent::Options),
     #[command(hide = true)]
     AgentNode(agent::NodeOptions),
@@ -133,9 +135,10 @@ impl Command {
         match self {
             Command::Run(options) => run::run(&options).map(|never| match never {}),
             Command::Node(options) => node::run(&options),
-            Command::Bench(Bench::Alloc(options)) => Ok(farmem_alloc::command::run(&options)?),
+            Command::Bench(Bench::Alloc(options)) => Ok(farmem_alloc::command::run(&options, &myself()?)?),
             Command::Bench(Bench::Measured(bench)) => Ok(bench.run(&myself()?)?),
             Command::BenchChild(options) => Ok(farmem_bench::child::run(options)?),
+            Command::BenchAllocChild(options) => Ok(farmem_alloc::real::child::run(&options)?),
             Command::Agent(options) => agent::run(&options),
             Command::AgentNode(options) => agent::run_node(&options),
             Command::MallocBench(options) => Ok(options.run(&myself()?)?),

@@ -1,11 +1,12 @@
 //! `farmem bench alloc …`
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde::Serialize;
 
 use crate::figures;
+use crate::real;
 use crate::recovery;
 use crate::run::{Load, Outcome};
 use crate::sim::costs::{Costs, SHIPPED};
@@ -21,8 +22,11 @@ Examples:
   farmem bench alloc --print-rnic > mine.toml; farmem bench alloc --rnic mine.toml
       With latencies of your own.
 
-Everything is simulated in virtual time and follows from --seed, but for the rate of recovery, which is
-measured on this machine.";
+  farmem bench alloc --real
+      1 to 8 processes at a real node, over shm and tcp: verbs, latency, the node's CPU.
+
+Everything but --real is simulated in virtual time and follows from --seed, but for the rate of recovery,
+which is measured on this machine.";
 
 /// What allocating far memory costs: farmem's extents, FineMem, OneSidedMW, a free array, calls
 ///
@@ -59,6 +63,10 @@ pub struct Options {
     /// Draws what is freed, latencies, places
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// Simulate nothing: 1 to 8 processes claim blocks at a node on this machine, over shm and tcp. Only --quick,
+    /// --rounds, --seed and --json are heeded
+    #[arg(long, conflicts_with_all = ["traces", "svg", "pool", "sizes", "clients"])]
+    real: bool,
     /// Also replay allocation traces: a folder of FineMem's (files named trace…, plain or .gz)
     #[arg(long, value_name = "DIR")]
     traces: Option<PathBuf>,
@@ -169,14 +177,18 @@ impl Options {
     }
 }
 
-/// Runs it and prints the report.
+/// Runs it and prints the report. `farmem` is this binary, which also runs the processes of `--real`.
 ///
 /// # Errors
 /// A file that cannot be read or written, a pool too small for the clients; an allocator that the ledger found wrong.
-pub fn run(options: &Options) -> Result<()> {
+pub fn run(options: &Options, farmem: &Path) -> Result<()> {
     if options.print_rnic {
         print!("{SHIPPED}");
         return Ok(());
+    }
+    if options.real {
+        let rows = real::run(farmem, options.quick, options.rounds, options.seed)?;
+        return options.json.as_deref().map_or(Ok(()), |path| write_json(path, &rows));
     }
     let costs = options.costs()?;
     let traces = options.traces.as_deref().map(Trace::open_all).transpose()?.unwrap_or_default();
@@ -224,13 +236,16 @@ pub fn run(options: &Options) -> Result<()> {
     let report = figures::Report { rows, skipped, replays, recovery, costs: &costs, seed: options.seed };
     print!("{report}");
     if let Some(path) = &options.json {
-        let json = serde_json::to_string_pretty(&report.json())?;
-        std::fs::write(path, json).with_context(|| format!("writing {}", path.display()))?;
+        write_json(path, &report.json())?;
     }
     if let Some(path) = &options.svg {
         std::fs::write(path, report.chart().to_string()).with_context(|| format!("writing {}", path.display()))?;
     }
     Ok(())
+}
+
+fn write_json(path: &Path, figures: &impl Serialize) -> Result<()> {
+    std::fs::write(path, serde_json::to_string_pretty(figures)?).with_context(|| format!("writing {}", path.display()))
 }
 
 const TOO_LONG: &str = "long to simulate";

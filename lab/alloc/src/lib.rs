@@ -12,6 +12,7 @@
 //! | [`run`] | the workload of the papers |
 //! | [`traces`] | requests of real allocators |
 //! | [`recovery`] | how fast a dead owner's holdings go back |
+//! | [`real`] | the same by processes at a real node, nothing simulated |
 //! | [`systems`] | all of them by name |
 //! | [`command`] | the command |
 //! | [`figures`], [`targets`] | tables, chart; what was to be reached |
@@ -22,6 +23,7 @@ pub mod allocators;
 pub mod command;
 pub mod figures;
 pub mod ledger;
+pub mod real;
 pub mod recovery;
 pub mod run;
 pub mod sim;
