@@ -38,9 +38,15 @@ impl Buddy {
         self.free[order as usize].insert(chunk);
     }
 
-    /// Whether a chunk is free.
-    pub fn is_free(&self, chunk: u32) -> bool {
-        (0..=BLOCK_ORDER).any(|order| self.free[order as usize].contains(&(chunk & !((1 << order) - 1))))
+    /// Of so many chunks, whether each is free.
+    pub fn map(&self, chunks: u32) -> Vec<bool> {
+        let mut map = vec![false; chunks as usize];
+        for (order, runs) in self.free.iter().enumerate() {
+            for &first in runs {
+                map[first as usize..(first as usize) + (1 << order)].fill(true);
+            }
+        }
+        map
     }
 }
 
@@ -54,7 +60,8 @@ mod tests {
         let small = [buddy.take(0).unwrap(), buddy.take(0).unwrap(), buddy.take(3).unwrap()];
         assert_eq!(small, [0, 1, 8]);
         assert_eq!((buddy.take(BLOCK_ORDER), buddy.take(BLOCK_ORDER)), (Some(BLOCK), None));
-        assert!(buddy.is_free(2) && !buddy.is_free(1) && !buddy.is_free(BLOCK));
+        let free = buddy.map(2 * BLOCK);
+        assert!(free[2] && !free[1] && !free[BLOCK as usize]);
         buddy.give(0, 0);
         buddy.give(8, 3);
         buddy.give(1, 0);

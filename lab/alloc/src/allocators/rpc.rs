@@ -80,7 +80,8 @@ impl Allocator for Rpc {
     }
 
     fn survey<'a>(&'a self, _: &'a [u64]) -> impl Fn(u32) -> Standing + 'a {
-        |chunk| if self.buddy.borrow().is_free(chunk) { Standing::Free } else { Standing::Held(None) }
+        let free = self.buddy.borrow().map(self.chunks);
+        move |chunk| if free[chunk as usize] { Standing::Free } else { Standing::Held(None) }
     }
 
     fn metadata_bytes(&self) -> u64 {
