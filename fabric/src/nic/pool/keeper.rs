@@ -4,12 +4,13 @@
 //!  a CAS made a unit QUARANTINE ─► drain ─► scrub ─► FREE                        extent::reclaim
 //!  a lease ended (FENCED) ─► drain ─► DEAD ─► its words recovered ─► clean ─► VACANT    extent::recover
 //!  every chunk of a block is FREE again ─► MERGING ─► the block is FREE          extent::reshape
+//!  every block of a giant, while few giants are whole ─► the same
 //! ```
 //!
 //! None of it is on anybody's way: allocation finds units that are clean already.
 //! [`Pool::keep`] does a bounded piece of it and waits for nothing; whoever runs
-//! the node calls it between other things. One at a time: a scrub is not guarded by
-//! words.
+//! the node calls it between other things. How large a piece, and which giants:
+//! `extent::policy`. One at a time: a scrub is not guarded by words.
 
 use super::Pool;
 use crate::nic::epochs::Epochs;
@@ -17,6 +18,7 @@ use farmem_protocol::extent::geometry::{Hint, LINE, Target};
 use farmem_protocol::extent::guard::Words;
 use farmem_protocol::extent::owner::OwnerWord;
 use farmem_protocol::extent::place::{Level, Place};
+use farmem_protocol::extent::policy::{self, Supply};
 use farmem_protocol::extent::reclaim::{Reclaim, Reclaimed};
 use farmem_protocol::extent::recover::Recover;
 use farmem_protocol::extent::reshape::Reshape;
@@ -27,8 +29,6 @@ use farmem_sys::sync::Lock;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Units scrubbed by one call of [`Pool::keep`], at most: two milliseconds of a core.
-const SCRUBS: usize = 16;
 /// Pieces of work that one call takes up, at most.
 const JOBS: usize = 1024;
 /// Verbs on words that one call carries out, at most, each a CAS or a READ of 64: a millisecond of a core.
@@ -82,8 +82,8 @@ enum Job {
     Reclaim(Place, Task<Reclaim>),
     /// A unit that was published: children may be in quarantine.
     LookInto(Place),
-    /// A block whose chunks may all be free.
-    Merge(Task<Reshape>),
+    /// A block whose chunks, or a giant whose blocks, may all be free.
+    Merge(Place, Task<Reshape>),
     /// A fenced owner: since which epoch, whether it ever claimed.
     Bury {
         owner: Owner,
@@ -165,7 +165,9 @@ impl Pool {
             let number = self.keeping.at_work.1.fetch_add(1, Ordering::Relaxed);
             work.push_back((number, job));
         }
-        let mut turn = Turn { epochs, cpu_ns, scrubs: SCRUBS, verbs: VERBS, scrub_ns: 0 };
+        // Ahead of need, but no more than the need is: verbs wait for a scrub.
+        let scrubs = policy::scrubs(self.supply().1);
+        let mut turn = Turn { epochs, cpu_ns, scrubs, verbs: VERBS, scrub_ns: 0 };
         let mut moved = false;
         for _ in 0..work.len().min(JOBS) {
             let Some((number, job)) = work.pop_front() else { break };
@@ -181,7 +183,7 @@ impl Pool {
         self.keeping.kept.scrub_ns.fetch_add(turn.scrub_ns, Ordering::Relaxed);
         let all = cpu_ns().saturating_sub(begun);
         self.keeping.kept.drain_ns.fetch_add(all.saturating_sub(turn.scrub_ns), Ordering::Relaxed);
-        moved || turn.scrubs < SCRUBS || turn.verbs == 0
+        moved || turn.scrubs < scrubs || turn.verbs == 0
     }
 
     /// Goes on with a job. What is left of it.
@@ -204,9 +206,12 @@ impl Pool {
                     self.reclaim(child);
                 }
             }
-            Job::Merge(mut task) => match self.advance(&mut task, turn) {
-                None => return Some(Job::Merge(task)),
-                Some(_) => drop(kept.merged.fetch_add(1, Ordering::Relaxed)),
+            Job::Merge(place, mut task) => match self.advance(&mut task, turn) {
+                None => return Some(Job::Merge(place, task)),
+                Some(_) => {
+                    kept.merged.fetch_add(1, Ordering::Relaxed);
+                    self.merge_around(place);
+                }
             },
             Job::Bury { owner, claimed, fenced } => {
                 let fenced = fenced.unwrap_or_else(|| turn.epochs.now());
@@ -332,16 +337,62 @@ impl Pool {
         self.advance(&mut Task::new(Reshape::split(Actor::NODE, self.geometry, giant)), &mut turn);
     }
 
-    /// A chunk has become free: its block may be wholly so.
-    fn merge_around(&self, place: Place) {
-        let (Level::Chunk, Some(block)) = (place.level, self.geometry.parent(place)) else { return };
-        let chunks = self.geometry.chunks(block);
-        let whole = chunks.clone().step_by(LINE as usize).all(|chunk| {
-            let hint = Target::Hint { about: Hint::FreeChunks, line: chunk / LINE };
-            self.load(hint) == u64::MAX
-        });
-        if whole && self.word(block).is(State::Shared) {
-            self.keeping.give(Job::Merge(Task::new(Reshape::merge(Actor::NODE, self.geometry, block))));
+    /// A unit has become free: the one around it may be wholly so, and is put together; a giant if there are few.
+    pub(super) fn merge_around(&self, place: Place) {
+        let Some(around) = self.geometry.parent(place) else { return };
+        let about = if place.level == Level::Chunk { Hint::FreeChunks } else { Hint::FreeBlocks };
+        let Some((first, count)) = self.geometry.children(around) else { return };
+        let mut lines = first.index / LINE..(first.index + count).div_ceil(LINE);
+        let whole = lines.all(|line| self.load(Target::Hint { about, line }) == u64::MAX);
+        if !whole || !self.geometry.is_whole(around) || !self.word(around).is(State::Shared) {
+            return;
         }
+        if around.level == Level::Giant {
+            let (giants, blocks) = self.supply();
+            if !policy::gathers(giants, blocks, self.geometry.fanout(Level::Giant)) {
+                return;
+            }
+        }
+        self.keeping.give(Job::Merge(around, Task::new(Reshape::merge(Actor::NODE, self.geometry, around))));
+    }
+
+    /// Giants, and of these those in one piece and free; blocks of the others, and of these the free ones, by the hints.
+    fn supply(&self) -> (Supply, Supply) {
+        let free_giants =
+            (0..self.geometry.count(Level::Giant)).filter(|&n| self.word(Place::giant(n)).is(State::Free));
+        let giants = Supply { all: self.geometry.count(Level::Giant), free: free_giants.count() as u32 };
+        let hints = (0..self.geometry.lines(Level::Block)).map(|line| Target::Hint { about: Hint::FreeBlocks, line });
+        let free = hints.map(|hint| self.load(hint).count_ones()).sum();
+        let whole = giants.free * self.geometry.fanout(Level::Giant);
+        let blocks = Supply { all: self.geometry.count(Level::Block).saturating_sub(whole), free };
+        (giants, blocks)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nic::pool::SLAB_BLOCKS;
+
+    fn giants(pool: &Pool) -> u32 {
+        pool.supply().0.free
+    }
+
+    /// Slabs split a node's last giant; when they are gone it comes together again, and no more than half do.
+    #[test]
+    fn giants_that_slabs_have_split_come_together() {
+        let pool = Pool::new(4 << 30, false);
+        let owner = Owner::new(1);
+        assert_eq!(giants(&pool), 2, "half of them begin in one piece");
+        let slabs: Vec<u32> = std::iter::from_fn(|| pool.claim_slab(owner)).collect();
+        assert_eq!((slabs.len() as u32 * SLAB_BLOCKS, giants(&pool)), (pool.geometry().count(Level::Block), 0));
+        let epochs = Epochs::default();
+        for first in slabs {
+            pool.free_slab(first);
+            while pool.keep(&epochs, &|| 0) {}
+        }
+        assert_eq!((giants(&pool), pool.is_unkept()), (2, false));
+        let again = std::iter::from_fn(|| pool.claim_slab(owner)).count() as u32;
+        assert_eq!(again * SLAB_BLOCKS, pool.geometry().count(Level::Block), "nothing is lost by it");
     }
 }

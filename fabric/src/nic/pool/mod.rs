@@ -382,6 +382,7 @@ impl Pool {
         let owner = self.word(Place::block(first)).owner();
         self.free_blocks(first, SLAB_BLOCKS);
         self.charge(owner, -SLAB_CHUNKS);
+        self.merge_around(Place::block(first));
     }
 
     fn free_blocks(&self, first: u32, count: u32) {
