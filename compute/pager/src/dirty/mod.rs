@@ -3,7 +3,8 @@
 //!
 //! ```text
 //!             comes in            what is kept              on its way out
-//!   lines     writable            64 bits a line (`hash`)   lines whose hash differs
+//!   lines     writable            slot mapped: nothing      lines that differ from the slot
+//!                                 else: 64 bits a line      lines whose hash differs (`hash`)
 //!   auto      slot mapped: as `pages`
 //!   (lines,   else: likely to be
 //!   guessing) written: writable   64 bits a line            lines whose hash differs
@@ -22,7 +23,7 @@
 //! kept here tells which of its lines are no longer these. What is kept is looked at when the page is
 //! write-protected and Leaving, never before: a page that can still change says nothing.
 //!
-//! `lines` (and `auto`, where it is `lines`) is wrong with a probability that `docs/design/lines.md` works out; the others are exact. When nothing
+//! Hashes (`lines`, and `auto` where it is `lines`, of slots that are not mapped) are wrong with a probability that `docs/design/lines.md` works out; the others are exact. When nothing
 //! more can be kept, a page comes in as `pages` has it.
 
 pub mod exact;
@@ -118,7 +119,7 @@ impl Tracker {
         };
         // Copies have a part of local memory to themselves; what hashes take is reserved as they are made.
         let (entry, entries, left) = match policy {
-            Policy::Lines => (size_of::<Hashes>(), pages, pages),
+            Policy::Lines if !mapped => (size_of::<Hashes>(), pages, pages),
             Policy::Shadow if !mapped => (PAGE_BYTES, pages / COPIES, pages - pages / COPIES),
             _ => (0, 0, pages),
         };
@@ -174,7 +175,7 @@ impl Tracker {
     /// The source must be mapped for a page and stay as it is; the caller owns the page.
     #[inline]
     pub unsafe fn keep(&self, page: PageId, source: *const u8, mapped: bool, write: bool, comes: Comes) -> Comes {
-        if comes != Comes::Compared || mapped && self.policy != Policy::Lines {
+        if comes != Comes::Compared || mapped {
             return comes;
         }
         match self.kept.as_ref().and_then(|kept| kept.take(page)) {
@@ -217,22 +218,24 @@ impl Tracker {
     pub unsafe fn changed(&self, page: PageId, slot: Option<*const u8>) -> Changed {
         let at = page.addr() as *const u8;
         let kept = || self.kept.as_ref().and_then(|kept| kept.find(page)).map(<*mut u8>::cast_const);
-        if self.policy == Policy::Lines {
-            let lines = match kept() {
-                // SAFETY: the entry was filled by `keep` and is the page's; the page is the caller's promise.
-                Some(entry) => unsafe { self.hasher.changed(at, &*entry.cast::<Hashes>()) },
-                None => u64::MAX,
-            };
-            return Changed { lines, bytes: 0 };
-        }
-        match slot.or_else(kept) {
-            // SAFETY: as above, or the slot, which the caller vouches for.
-            Some(before) => unsafe {
-                let lines = exact::differing(at, before);
-                let is_exact = self.policy == Policy::Shadow;
-                Changed { lines, bytes: if is_exact { exact::differing_bytes(at, before, lines) } else { 0 } }
+        match (slot, self.policy) {
+            (None, Policy::Lines) => {
+                let lines = match kept() {
+                    // SAFETY: the entry was filled by `keep` and is the page's; the page is the caller's promise.
+                    Some(entry) => unsafe { self.hasher.changed(at, &*entry.cast::<Hashes>()) },
+                    None => u64::MAX,
+                };
+                Changed { lines, bytes: 0 }
+            }
+            (slot, policy) => match slot.or_else(kept) {
+                // SAFETY: as above, or the slot, which the caller vouches for.
+                Some(before) => unsafe {
+                    let lines = exact::differing(at, before);
+                    let told = policy == Policy::Shadow;
+                    Changed { lines, bytes: if told { exact::differing_bytes(at, before, lines) } else { 0 } }
+                },
+                None => Changed { lines: u64::MAX, bytes: 0 },
             },
-            None => Changed { lines: u64::MAX, bytes: 0 },
         }
     }
 
