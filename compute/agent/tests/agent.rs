@@ -72,6 +72,28 @@ fn the_common_allocation_asks_nobody() {
     held.into_iter().for_each(|chunk| client.free(chunk));
 }
 
+/// Larger pieces come a few at a time; those above 128 KiB, and those of a size used once, one by one.
+#[test]
+fn larger_pieces_are_granted_ahead_by_a_few() {
+    let mut host = Host::new(512);
+    host.agent("");
+    let client = host.client();
+    let once = client.alloc(3).unwrap();
+    assert_eq!(client.held(), 32 << 10, "none beyond what was asked for");
+    let mut held: Vec<Chunk> = (0..200).map(|i| stamped(&client, 2, i)).collect();
+    let counts = client.counts();
+    // A word for four, a MAP for each block, and no wait where the answer came in time.
+    assert!(counts.words <= 70 && counts.waits <= 70, "{counts:?}");
+    assert!(client.held() <= (32 << 10) + (208 << 14), "{}", client.held());
+    held.iter().enumerate().for_each(|(i, chunk)| checked(chunk, i as u64));
+    held.drain(..).for_each(|chunk| client.free(chunk));
+    let large = client.alloc(9).unwrap();
+    client.free(large);
+    client.free(once);
+    client.trim();
+    assert_eq!(client.held(), 0);
+}
+
 #[test]
 fn threads_share_a_client() {
     let mut host = Host::new(512);

@@ -5,6 +5,8 @@
 //!  free(4 KiB)  ──► cache of chunks ──► (nearly full: the oldest go back, merged into larger pieces)
 //! ```
 //!
+//! Of larger pieces up to 128 KiB a few are asked for ahead, by who has asked before.
+//!
 //! The common allocation takes a chunk from an array under a lock that is private
 //! to the process: no system call, no word to the agent. A word goes up for some
 //! hundred chunks at once, and a system call only when the agent sleeps or nothing
@@ -34,10 +36,12 @@ use std::time::Duration;
 
 /// Chunks that the cache holds, at most.
 const CACHE: usize = 512;
-/// With fewer than this, more are asked for ahead.
-const LOW: usize = 96;
-/// So many at once.
+/// With fewer pieces of an order than this, more are asked for ahead: of those up to 128 KiB.
+const LOW: [usize; BLOCK_ORDER as usize + 1] = [96, 2, 2, 2, 2, 2, 0, 0, 0, 0];
+/// So many chunks at once.
 const AHEAD: u32 = 128;
+/// So many larger pieces at once, when some were asked for before and none given back since.
+const FEW: u32 = 4;
 /// Chunks that go back at once when the cache is full.
 const BACK: usize = 256;
 /// Pieces of each larger order that are kept.
@@ -201,8 +205,8 @@ impl Client {
             let chunk = chunk_of(*base, slot, Piece { block: *id, first, order });
             let kept = &mut state.kept[order as usize];
             kept.pop();
-            if order == 0 && kept.len() < LOW && state.asked.is_empty() {
-                state.look_ahead();
+            if kept.len() < LOW[order as usize] && state.asked.is_empty() {
+                state.look_ahead(order);
             }
             return Ok(chunk);
         }

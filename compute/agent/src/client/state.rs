@@ -1,7 +1,7 @@
 //! What a client keeps, and its conversation with the agent: under the client's lock.
 
 use super::link::Link;
-use super::{AHEAD, AllocError, CACHE, Chunk, ConnectError, KEPT, LOW};
+use super::{AHEAD, AllocError, CACHE, Chunk, ConnectError, FEW, KEPT, LOW};
 use crate::chunks::{self, EMPTY, Map};
 use crate::word::{BLOCK_BYTES, BLOCK_ORDER, BlockId, CHUNK_BYTES, Down, Piece, Refusal, Up};
 use farmem_sys::shared;
@@ -37,6 +37,8 @@ pub struct State {
     by_id: HashMap<BlockId, u32>,
     /// By order: pieces that are held and not in use, as slot and first chunk.
     pub kept: [Vec<u32>; BLOCK_ORDER as usize + 1],
+    /// By order: pieces to ask for at once the next time.
+    at_once: [u32; BLOCK_ORDER as usize + 1],
     pub asked: VecDeque<Asked>,
     /// The last run granted.
     run: Option<u32>,
@@ -64,20 +66,24 @@ impl State {
             free_slots: Vec::new(),
             by_id: HashMap::new(),
             kept: std::array::from_fn(|order| Vec::with_capacity(if order == 0 { CACHE } else { KEPT + 1 })),
+            at_once: std::array::from_fn(|order| if order == 0 { AHEAD } else { 1 }),
             asked: VecDeque::new(),
             run: None,
             memories: HashMap::new(),
         }
     }
 
-    /// Takes in what has come, and asks for more chunks before they are needed. Waits for nothing.
+    /// Takes in what has come, and asks for more pieces before they are needed. Waits for nothing.
     #[cold]
-    pub fn look_ahead(&mut self) {
+    pub fn look_ahead(&mut self, order: u8) {
         // A broken ring is found by whoever next has to wait.
         let _ = self.collect();
-        if self.kept[0].len() < LOW && self.asked.is_empty() && self.link.room() > 0 {
-            self.asked.push_back(Asked::Pieces(0));
-            self.link.send(Up::Want { order: 0, count: AHEAD });
+        let count = self.at_once[order as usize];
+        // One piece of a larger order is what a program has that uses it now and then: none is kept for it.
+        let few = self.kept[order as usize].len() < LOW[order as usize] && count > 1;
+        if few && self.asked.is_empty() && self.link.room() > 0 {
+            self.asked.push_back(Asked::Pieces(order));
+            self.link.send(Up::Want { order, count });
             self.link.ring();
         }
     }
@@ -94,13 +100,16 @@ impl State {
                 return Ok(chunk_of(base, slot, Piece { block: id, first, order }));
             }
             // What was asked ahead may be enough.
-            if order == 0 && !self.asked.is_empty() {
+            if self.asked.contains(&Asked::Pieces(order)) {
                 self.await_answers()?;
-                if !self.kept[0].is_empty() {
+                if !self.kept[order as usize].is_empty() {
                     continue;
                 }
             }
-            let count = if order == 0 { AHEAD } else { 1 };
+            let count = self.at_once[order as usize];
+            if order > 0 && LOW[order as usize] > 0 {
+                self.at_once[order as usize] = FEW;
+            }
             let refusal = self.ask(Up::Want { order, count }, Asked::Pieces(order))?;
             if self.kept[order as usize].is_empty() {
                 if self.kept.iter().any(|kept| !kept.is_empty()) && refusal == Some(Refusal::Quota) {
@@ -134,6 +143,9 @@ impl State {
 
     /// Gives the oldest of what is kept of an order back.
     pub fn give_back(&mut self, order: u8, count: usize) {
+        if order > 0 {
+            self.at_once[order as usize] = 1;
+        }
         let mut back: Vec<u32> = self.kept[order as usize].drain(..count).collect();
         back.sort_unstable();
         let mut at = 0;
