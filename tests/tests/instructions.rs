@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use farmem_tests::farmem::built;
 
 /// The paths, and how many times one is gone through; counts are of the second that many.
-const PATHS: [(&str, u64); 10] = [
+const PATHS: [(&str, u64); 9] = [
     ("fault", 40_000),
     ("leave", 100),
     ("policy", 200),
@@ -19,7 +19,6 @@ const PATHS: [(&str, u64); 10] = [
     ("prefetch-sequential", 20_000),
     ("frame", 20_000),
     ("read-shm", 5_000),
-    ("chunk", 100_000),
     ("lines", 2_000),
     ("record", 50),
 ];

@@ -8,8 +8,6 @@
 use std::hint::black_box;
 use std::time::Duration;
 
-use farmem_agent::client::{Client, Options};
-use farmem_agent::host;
 use farmem_cache::prefetch::{Prefetcher, Window};
 use farmem_cache::{Arrival, recommended};
 use farmem_fabric::{ConnectOptions, NodeAddr, Session, Transport};
@@ -38,7 +36,6 @@ fn main() {
         "prefetch-sequential" => prefetch(times, &mut (0..).map(PageId)),
         "frame" => frame(times),
         "read-shm" => read_shm(times),
-        "chunk" => chunk(times),
         "lines" => lines(times),
         "record" => record(times),
         _ => panic!("no such path: {path}"),
@@ -147,28 +144,6 @@ fn frame(times: u64) {
         let verb = Verb::read_from_bytes(rest).expect("as long as both");
         black_box((batch.check(&[verb]).is_ok(), verb.offset.get(), verb.key.get()));
     }
-}
-
-/// 4 KiB of far memory had from the agent's client and given back: nobody is asked, for some are kept.
-fn chunk(times: u64) {
-    let dir = std::env::temp_dir().join(format!("farmem-hot-paths-{}", std::process::id()));
-    std::fs::create_dir_all(&dir).expect("a directory for the agent");
-    let node = dir.join("node.sock");
-    let _node =
-        Node::start(&Config::new(SLAB_BYTES, vec![NodeAddr::Shm(node.clone())])).expect("a node in this process");
-    let (quotas, grace) = (Default::default(), Duration::from_secs(20));
-    let agent = host::Agent::start(host::Config { dir: dir.clone(), node, quotas, idle: None, grace });
-    let agent = agent.expect("an agent in this process");
-    std::thread::spawn(move || drop(agent.run(&mut |_| {})));
-    let options = Options { socket: host::socket(&dir), job: String::new(), patience: grace, start: None };
-    let client = Client::connect(options).expect("the agent answers");
-    client.free(client.alloc(0).expect("a chunk"));
-    for _ in 0..times {
-        let chunk = client.alloc(0).expect("a chunk");
-        client.free(black_box(chunk));
-    }
-    drop(client);
-    let _ = std::fs::remove_dir_all(&dir);
 }
 
 /// A READ over shared memory: posted, rung, polled. Of a word: of a page, valgrind would count the copy of every byte.
