@@ -10,7 +10,7 @@
 //! |---|---|
 //! | [`workloads`], [`graph`] | the programs |
 //! | [`stores`] | their own stores, counted |
-//! | [`tracked`] | they, and [redis](crate::redis), under `farmem track` |
+//! | [`tracked`] | they, and [`redis`], under `farmem track` |
 //! | [`child`] | one of them as a process |
 //!
 //! What the figures mean, beside Kona's: `docs/kona.md`.
