@@ -4,7 +4,7 @@
 //! operation keeps can be broken, by name, where the real code keeps it; the
 //! laboratory then demands that the violation is found. Only with the feature
 //! `seeded-bugs`, which nothing that is shipped enables; without it
-//! [`Rules::broken`] is constantly false, and every trace of the bugs compiles away.
+//! `Rules::broken` is constantly false, and every trace of the bugs compiles away.
 
 /// A rule to break.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
