@@ -9,7 +9,7 @@
 //! | [`sim`] | time, verbs, the memory node; what they cost is in `rnic.toml` |
 //! | [`allocators`] | farmem's extents, FineMem, OneSidedMW, the free array, calls |
 //! | [`ledger`] | no byte with two owners, none lost |
-//! | [`run`] | the workload of the papers |
+//! | [`run`], [`tally`] | the workload of the papers; what its operations took |
 //! | [`traces`] | requests of real allocators |
 //! | [`recovery`] | how fast a dead owner's holdings go back |
 //! | [`real`] | the same by processes at a real node, nothing simulated |
@@ -28,6 +28,7 @@ pub mod recovery;
 pub mod run;
 pub mod sim;
 pub mod systems;
+pub mod tally;
 pub mod targets;
 pub mod traces;
 

@@ -24,10 +24,11 @@ use serde::Serialize;
 
 use crate::allocators::Allocator;
 use crate::ledger::{CHUNK, Ledger};
-use crate::run::{Before, Bench, Load, Operation, Tally};
+use crate::run::{Bench, Load};
 use crate::sim::clock::Nanos;
 use crate::sim::costs::{Costs, us};
 use crate::systems::{System, With};
+use crate::tally::{Before, Operation, Tally};
 
 /// Threads of a tenant.
 pub const THREADS: u32 = 16;
