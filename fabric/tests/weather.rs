@@ -2,8 +2,8 @@
 
 use farmem_fabric::contract::{get, put, record};
 use farmem_fabric::sim::{Network, Weather};
-use farmem_fabric::{Completion, ConnectOptions, Refusal, Session};
-use farmem_protocol::addr::SLAB_BYTES;
+use farmem_fabric::{Completion, ConnectOptions, QueuePair, Refusal, Session};
+use farmem_protocol::addr::{SLAB_BYTES, SlabId};
 use farmem_sys::raw::Errno;
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,22 +25,43 @@ fn weather(seed: u64) -> Weather {
     Weather { seed, segment: 1 + (seed as usize * 977) % 9000, ..Weather::default() }
 }
 
+/// A queue pair on one slab, in weather of its own, and random numbers of 31 bits; all by the seed.
+fn setting(seed: u64) -> (Arc<Network>, Session, SlabId, QueuePair, impl FnMut() -> u64) {
+    let network = Network::new(weather(seed), SLAB_BYTES);
+    let session = session(&network);
+    let slab = session.grant().unwrap().id;
+    let queue = session.queue_pair().unwrap();
+    let mut random = seed;
+    let next = move || {
+        random = random.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F);
+        random >> 33
+    };
+    (network, session, slab, queue, next)
+}
+
+/// What was posted has gone off; the connection is cut or not; all of `verbs` completes well.
+fn completes(network: &Network, queue: &mut QueuePair, next: &mut impl FnMut() -> u64, verbs: usize) {
+    queue.doorbell().unwrap();
+    network.pass(next() % 60_000);
+    let mut done: Vec<Completion> = Vec::new();
+    queue.poll(&mut done).unwrap();
+    if next() % 3 == 0 {
+        network.cut();
+    }
+    while done.len() < verbs {
+        queue.wait(&mut done, Duration::from_secs(1)).unwrap();
+    }
+    assert!(done.iter().all(|c| c.result == Ok(0)), "{done:?}");
+}
+
 /// WRITEs and READs of a queue pair against a model, with the connection cut at moments that the seed chooses.
 #[test]
 fn cuts_at_any_moment_lose_and_repeat_nothing() {
     for seed in 1..=40u64 {
-        let network = Network::new(weather(seed), SLAB_BYTES);
-        let session = session(&network);
-        let slab = session.grant().unwrap().id;
-        let mut queue = session.queue_pair().unwrap();
-        let mut random = seed;
-        let mut next = || {
-            random = random.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F);
-            (random >> 33) as usize
-        };
+        let (network, _session, slab, mut queue, mut next) = setting(seed);
         let mut model = vec![0u8; 16 * 4096];
         for round in 0..30u8 {
-            let (at, len) = (next() % 8 * 4096 + next() % 4096, next() % 9000);
+            let (at, len) = ((next() % 8 * 4096 + next() % 4096) as usize, next() as usize % 9000);
             let bytes = vec![round + 1; len];
             model[at..at + len].copy_from_slice(&bytes);
             let mut back = vec![0; model.len()];
@@ -50,17 +71,7 @@ fn cuts_at_any_moment_lose_and_repeat_nothing() {
                 queue.write(0, slab, at as u64, bytes.as_ptr(), len as u32);
                 queue.read(1, slab, 0, back.as_mut_ptr(), back.len() as u32);
             }
-            queue.doorbell().unwrap();
-            network.pass(next() as u64 % 60_000);
-            let mut done: Vec<Completion> = Vec::new();
-            queue.poll(&mut done).unwrap();
-            if next() % 3 == 0 {
-                network.cut();
-            }
-            while done.len() < 2 {
-                queue.wait(&mut done, Duration::from_secs(1)).unwrap();
-            }
-            assert!(done.iter().all(|c| c.result == Ok(0)), "seed {seed}");
+            completes(&network, &mut queue, &mut next, 2);
             assert!(back == model, "seed {seed}, round {round}");
         }
     }
@@ -71,15 +82,7 @@ fn cuts_at_any_moment_lose_and_repeat_nothing() {
 #[test]
 fn records_are_applied_whole_and_in_order_whatever_is_cut() {
     for seed in 1..=40u64 {
-        let network = Network::new(weather(seed), SLAB_BYTES);
-        let session = session(&network);
-        let slab = session.grant().unwrap().id;
-        let mut queue = session.queue_pair().unwrap();
-        let mut random = seed;
-        let mut next = || {
-            random = random.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F);
-            random >> 33
-        };
+        let (network, _session, slab, mut queue, mut next) = setting(seed);
         let mut model = vec![0u8; 4 * 4096];
         for round in 0..30u8 {
             let lines: Vec<(u16, u64)> = (0..4).map(|place| (place, next() << 33 | next() | 1)).collect();
@@ -104,17 +107,7 @@ fn records_are_applied_whole_and_in_order_whatever_is_cut() {
                 }
                 queue.read(2, slab, 0, back.as_mut_ptr(), back.len() as u32);
             }
-            queue.doorbell().unwrap();
-            network.pass(next() % 60_000);
-            let mut done: Vec<Completion> = Vec::new();
-            queue.poll(&mut done).unwrap();
-            if next() % 3 == 0 {
-                network.cut();
-            }
-            while done.len() < 2 + after as usize {
-                queue.wait(&mut done, Duration::from_secs(1)).unwrap();
-            }
-            assert!(done.iter().all(|c| c.result == Ok(0)), "seed {seed}");
+            completes(&network, &mut queue, &mut next, 2 + after as usize);
             assert!(back == model, "seed {seed}, round {round}");
         }
     }
