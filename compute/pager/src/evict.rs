@@ -287,7 +287,7 @@ impl Pager {
         evictor.slots.reverse();
         for l in &mut leaving {
             if !l.from.dirty() {
-                self.rewrites.saw(l.from, false);
+                self.rewrites.saw_protected(l.from, false, false);
                 clean += 1;
                 l.to = l.from.to(State::Remote).with_written(false);
                 continue;

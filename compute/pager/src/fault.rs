@@ -58,9 +58,10 @@ impl Pager {
         self.tracker.prefetch(page);
         let mut inside = self.threads.enter();
         self.count(&self.counters.faults, 1);
-        if let Some((watched, seen)) = inside.thread.watched.take()
+        if let Some((watched, seen)) = inside.thread.watched
             && !(write && watched == page)
         {
+            inside.thread.watched = None;
             self.rewrites.not_at_once(seen);
         }
         let served = self.serve(&mut inside, page, write, begun);
@@ -103,7 +104,7 @@ impl Pager {
                 }
                 State::Resident if write && !seen.writable() => {
                     if word.shift(seen, seen.to(State::Busy)) {
-                        return self.upgrade(page, seen);
+                        return self.upgrade(inside.thread, page, seen);
                     }
                 }
                 State::Resident => {
@@ -307,15 +308,18 @@ impl Pager {
     ///
     /// The page stays Busy while its protection is lifted: otherwise an eviction could protect it
     /// again, and this call lift that too, and a write be lost under the eviction's copy.
-    fn upgrade(&self, page: PageId, seen: Word) -> Served {
+    fn upgrade(&self, thread: &mut Thread, page: PageId, seen: Word) -> Served {
+        let at_once = thread.watched.take().is_some_and(|(watched, _)| watched == page);
         let late = !seen.dirty() && self.keep_late(page, seen);
         self.await_sweep();
+        let begun = clock::ticks();
         let lifted = self.uffd.protect(page.addr(), PAGE_BYTES, false);
+        self.rewrites.lifted(clock::ns(clock::ticks() - begun));
         let word = self.table.word(page);
         match lifted {
             Ok(()) => {
                 if !seen.dirty() {
-                    self.rewrites.saw(seen, true);
+                    self.rewrites.saw_protected(seen, true, at_once);
                 }
                 word.settle(seen.with_dirty(true).with_protected(false).with_guessed(seen.guessed() || late));
                 self.count(&self.counters.upgrades, 1);
