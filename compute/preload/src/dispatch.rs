@@ -122,6 +122,7 @@ pub fn dispatch(call: &Call) -> isize {
         // Would drop far pages behind the pager's back; callers fall back to madvise.
         libc::SYS_process_madvise => ENOSYS,
         libc::SYS_clone if a & libc::CLONE_VM as usize == 0 && b == 0 => fork::fork(call),
+        libc::SYS_clone if fork::is_half(a) => ENOSYS,
         libc::SYS_fork => fork::fork(call),
         // The runtime's clock is the time stamp counter, also in its handlers.
         libc::SYS_prctl if a == libc::PR_SET_TSC as usize && b == libc::PR_TSC_SIGSEGV as usize => EINVAL,

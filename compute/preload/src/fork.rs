@@ -11,6 +11,16 @@ use crate::near;
 use crate::signals::actions;
 use crate::start::{claim_counters, pager, take_over};
 
+/// The flags of a clone that say what the child shares with the thread that makes it, as far as matters here.
+pub const SHARING: u32 = (libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_THREAD | libc::CLONE_FILES) as u32;
+
+/// A clone that shares the memory, runs beside its parent, and has descriptors of its own. It would share the thread's
+/// records by its thread pointer, and queue pairs whose descriptors mean something else in it: over tcp pages came back
+/// wrong. Refused with ENOSYS, before anything happens. (A vfork child shares them too, but its parent waits.)
+pub fn is_half(flags: usize) -> bool {
+    flags as u32 & SHARING == libc::CLONE_VM as u32
+}
+
 /// Makes a clone or fork call that copies the address space.
 pub fn fork(call: &Call) -> isize {
     let fork = pager().fork_prepare();

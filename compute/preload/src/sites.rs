@@ -34,6 +34,7 @@
 //! system call user dispatch (every call becomes a signal), a disassembler.
 
 use crate::dispatch::Call;
+use crate::fork;
 use crate::signals;
 use farmem_sys::raw::{checked, syscall};
 
@@ -152,7 +153,21 @@ pub unsafe fn patch(start: usize, end: usize, stubs: usize) -> Option<Missed> {
     for site in sites {
         let place = start + site.offset;
         let mut code: Vec<u8> = Vec::with_capacity(64);
-        if site.kind == Kind::Mov(libc::SYS_clone3 as u32) {
+        let clone3 = site.kind == Kind::Mov(libc::SYS_clone3 as u32);
+        if clone3 || site.kind == Kind::Mov(libc::SYS_clone as u32) {
+            // What it makes would share this thread's records and not its descriptors (see [`fork::is_half`]).
+            code.extend(if clone3 { [0x8b, 0x0f] } else { [0x89, 0xf9] }); // mov ecx,[rdi], or edi
+            code.extend([0x81, 0xe1]); // and ecx,…
+            code.extend(fork::SHARING.to_le_bytes());
+            code.extend([0x81, 0xf9]); // cmp ecx,CLONE_VM
+            code.extend(libc::CLONE_VM.to_le_bytes());
+            code.extend([0x75, 0x0c]); // jne on
+            code.extend([0x48, 0xc7, 0xc0]); // mov rax,-ENOSYS
+            code.extend((-libc::ENOSYS).to_le_bytes());
+            code.push(0xe9); // jmp behind the syscall instruction
+            code.extend(rel(at + code.len() + 4, place + 7));
+        }
+        if clone3 {
             // It takes the instruction that is still there, for the same reason as a clone below. But a
             // child of posix_spawn that shares the memory and has its handlers cleared (glibc 2.38) could
             // not fault on its arguments: refused as by an older kernel, and libc does it by hand.
