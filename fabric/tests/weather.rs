@@ -45,7 +45,7 @@ fn completes(network: &Network, queue: &mut QueuePair, next: &mut impl FnMut() -
     network.pass(next() % 60_000);
     let mut done: Vec<Completion> = Vec::new();
     queue.poll(&mut done).unwrap();
-    if next() % 3 == 0 {
+    if next().is_multiple_of(3) {
         network.cut();
     }
     while done.len() < verbs {
