@@ -100,7 +100,7 @@ impl Words {
                             rung = false;
                         }
                         Step::Wait => break,
-                        Step::Drain | Step::Scrub(_) => operation.complete(Answer::Refused),
+                        Step::Drain | Step::Scrub(..) => operation.complete(Answer::Refused),
                         Step::Done(outcome) => {
                             outcomes[number] = Some(outcome);
                             left -= 1;

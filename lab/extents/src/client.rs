@@ -90,7 +90,7 @@ impl World {
                     continue;
                 }
                 Step::Wait => return Ok(()),
-                Step::Drain | Step::Scrub(_) => return Err(format!("client {number} reclaims")),
+                Step::Drain | Step::Scrub(..) => return Err(format!("client {number} reclaims")),
             };
             // Hints may say anything, so it does not matter when they are read.
             if let Verb::Read { at: Target::Hint { .. }, .. } = verb

@@ -110,7 +110,7 @@ fn run<T>(table: &mut Table, operation: &mut impl Operation<Outcome = T>, verbs:
                 operation.complete(table.carry_out(&verb, &mut room));
             }
             Step::Done(outcome) => return outcome,
-            Step::Drain | Step::Scrub(_) => unreachable!("neither claims nor recovery drain"),
+            Step::Drain | Step::Scrub(..) => unreachable!("neither claims nor recovery drain"),
         }
     }
 }

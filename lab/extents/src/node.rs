@@ -95,7 +95,7 @@ impl World {
                     return self.await_all(true);
                 }
                 Step::Done(_) => self.daemon = Daemon::default(),
-                Step::Wait | Step::Scrub(_) => return,
+                Step::Wait | Step::Scrub(..) => return,
             }
         }
     }

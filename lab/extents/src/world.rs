@@ -219,7 +219,7 @@ impl World {
             Move::Ready => {
                 if !self.daemon.draining
                     && let Some(Task::Reclaim(reclaim)) = &mut self.daemon.doing
-                    && let Step::Scrub(place) = reclaim.step()
+                    && let Step::Scrub(place, _) = reclaim.step()
                 {
                     for chunk in scenario.geometry.chunks(place) {
                         self.memory.bytes[chunk as usize] = Owner::NODE;

@@ -82,7 +82,7 @@ impl World {
                     operation.complete(Answer::Unknown);
                 }
                 Step::Done(outcome) => return outcome,
-                Step::Drain | Step::Scrub(_) => unreachable!("neither drains"),
+                Step::Drain | Step::Scrub(..) => unreachable!("neither drains"),
             }
         }
     }

@@ -11,10 +11,12 @@
 //! take effect later; after the drain it has. *Why again after a reset*: verbs
 //! admitted by a child's word must end too.
 //!
-//! One reclaimer works at a node at a time: a scrub is not guarded by words, so
-//! one that outlived its unit's quarantine would wipe the next owner's bytes. A
-//! node that restarts begins when its predecessor's process is gone. Everything
-//! before the last CAS can be lost and repeated.
+//! A scrub is not guarded by words: one that outlived its unit's quarantine would
+//! wipe the next owner's bytes. So at a node one scrub is under way at a time, and
+//! it begins with a look at the word: of two reclaims of one unit that wait for the
+//! same drain, the second then finds it FREE, or another's, and scrubs nothing
+//! ([`Step::Scrub`]). A node that restarts begins when its predecessor's process is
+//! gone. Everything before the last CAS can be lost and repeated.
 
 use super::Pipe;
 use super::geometry::Geometry;
@@ -167,7 +169,7 @@ impl Operation for Reclaim {
             match self.phase {
                 Phase::Over(outcome) => return Step::Done(outcome),
                 Phase::Drain => return Step::Drain,
-                Phase::Scrub => return Step::Scrub(self.place),
+                Phase::Scrub => return Step::Scrub(self.place, self.word),
                 _ => self.advance(),
             }
         }

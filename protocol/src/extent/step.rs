@@ -9,7 +9,7 @@
 //!         match operation.step() {
 //!             Step::Verb(verb) => queue.push(verb),            // post; ask again at once
 //!             Step::Wait => operation.complete(answer),        // of the oldest verb posted, at least one
-//!             Step::Drain | Step::Scrub(_) => {                // only of operations that the node runs
+//!             Step::Drain | Step::Scrub(..) => {               // only of operations that the node runs
 //!                 …;
 //!                 operation.complete(Answer::Ready)
 //!             }
@@ -116,8 +116,10 @@ pub enum Step<T> {
     /// (Node) Wait until every verb, of data or words, that was admitted before now has ended; then
     /// answer [`Answer::Ready`].
     Drain,
-    /// (Node) Zero the unit's bytes, then answer [`Answer::Ready`].
-    Scrub(Place),
+    /// (Node) Zero the unit's bytes if its word still is this one, then answer [`Answer::Ready`]; if it is not
+    /// any more, leave them: they are another's. Whoever does it sees to it that nobody else makes the unit FREE
+    /// between the look and the end.
+    Scrub(Place, Word),
     /// It is over.
     Done(T),
 }
@@ -129,7 +131,7 @@ impl<T> Step<T> {
             Step::Verb(verb) => Step::Verb(verb),
             Step::Wait => Step::Wait,
             Step::Drain => Step::Drain,
-            Step::Scrub(place) => Step::Scrub(place),
+            Step::Scrub(place, word) => Step::Scrub(place, word),
             Step::Done(outcome) => Step::Done(ends(outcome)),
         }
     }

@@ -110,7 +110,7 @@ impl Table {
                     let answer = self.carry_out(&verb, &mut room);
                     operation.complete(answer);
                 }
-                Step::Drain | Step::Scrub(_) => operation.complete(Answer::Ready),
+                Step::Drain | Step::Scrub(..) => operation.complete(Answer::Ready),
                 Step::Done(outcome) => return outcome,
             }
         }

@@ -10,7 +10,8 @@
 //! None of it is on anybody's way: allocation finds units that are clean already.
 //! [`Pool::keep`] does a bounded piece of it and waits for nothing; whoever runs
 //! the node calls it between other things. How large a piece, and which giants:
-//! `extent::policy`. One at a time: a scrub is not guarded by words.
+//! `extent::policy`. One caller at a time; many units' operations by turns, and two of
+//! one unit among them: a scrub is not guarded by words, so it begins with a look.
 
 use super::Pool;
 use crate::nic::epochs::Epochs;
@@ -282,7 +283,13 @@ impl Pool {
                     task.draining = None;
                     task.operation.complete(Answer::Ready);
                 }
-                Step::Scrub(place) => {
+                // A unit can wait here twice: its quarantine queues it, and so does the opening of the unit around
+                // it. The first to come by scrubs and frees it, and then it is the next owner's. From this look to
+                // the scrub the word stands still: no owner's CAS leads out of quarantine, the node's own are all
+                // made here, under the lock on what is at work, and a later quarantine has another generation. The
+                // CAS that follows fails by itself.
+                Step::Scrub(place, word) if self.word(place) != word => task.operation.complete(Answer::Ready),
+                Step::Scrub(place, _) => {
                     if turn.scrubs == 0 {
                         return None;
                     }

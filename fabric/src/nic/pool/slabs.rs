@@ -68,9 +68,9 @@ impl Pool {
             let old = self.word(place);
             let next = old.generation().next().unwrap_or(old.generation());
             let state = if next.is_worn() { State::Bad } else { State::Free };
-            // Nobody else changes these. By way of quarantine, as every unit goes.
-            self.swap(place, old, Word::plain(State::Quarantine, next));
-            self.swap(place, Word::plain(State::Quarantine, next), Word::plain(state, next));
+            // Nobody else changes these. Not by way of a quarantine that others could see: they have nothing to
+            // clean here, and the keeper, who might begin to, counts on it that nobody else ends one.
+            self.swap(place, old, Word::plain(state, next));
         }
     }
 }

@@ -82,7 +82,7 @@ impl Extent {
                     operation.complete(self.at_node(verb).answer());
                 }
                 Step::Drain => return Some(true),
-                Step::Scrub(place) => {
+                Step::Scrub(place, _) => {
                     let bytes = self.geometry.bytes(place);
                     node.world.until(node.core(node.costs.scrub(bytes.end - bytes.start), Work::Draining)).await;
                     operation.complete(Answer::Ready);

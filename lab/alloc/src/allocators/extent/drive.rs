@@ -46,7 +46,7 @@ impl Extent {
                     answers.iter().for_each(|brought| operation.complete(brought.answer()));
                 }
                 Step::Done(outcome) => return outcome,
-                Step::Drain | Step::Scrub(_) => unreachable!("only the node drains"),
+                Step::Drain | Step::Scrub(..) => unreachable!("only the node drains"),
             }
         }
     }
