@@ -120,12 +120,22 @@ impl Pool {
         }
         let blocks = first..first + count;
         let mut beneath = self.files.0.lock();
-        let words: Vec<Word> = blocks.clone().map(|block| self.word(Place::block(block))).collect();
+        let words = || blocks.clone().map(|block| self.word(Place::block(block)));
+        let seen: Vec<Word> = words().collect();
         let held = |word: &Word| word.is_held_by(who.owner()) && word.claimant() != SLAB_CLAIMANT;
-        if !self.is_live(who) || !words.iter().all(held) || words[0].generation().0 != generation {
+        if !self.is_live(who) || !seen.iter().all(held) || seen[0].generation().0 != generation {
             return Err((Status::Access, 0));
         }
-        if let Some(there) = beneath.get(&first).filter(|there| there.file.blocks == blocks) {
+        // A block's word counts in an open giant only; in one that is held whole its owner may write words that
+        // mean nothing yet, and what ends such a block is the giant's scrub. The words are looked at before and
+        // after: they have not moved meanwhile, and a giant that is open stays so over a block that is held.
+        let giant_is_open =
+            |block| self.geometry.parent(Place::block(block)).is_none_or(|giant| self.word(giant).state().is_open());
+        if !blocks.clone().all(giant_is_open) || !words().eq(seen.iter().copied()) {
+            return Err((Status::Access, 0));
+        }
+        let same = |there: &&Beneath| there.file.blocks == blocks && there.owner == who.owner();
+        if let Some(there) = beneath.get(&first).filter(same) {
             let whole = |block| beneath.get(&block).is_some_and(|other| Arc::ptr_eq(&other.file, &there.file));
             // Else one of them was given back meanwhile, and claimed anew.
             return if blocks.clone().all(whole) { Ok(Arc::clone(&there.file)) } else { Err((Status::Shared, 0)) };
@@ -156,22 +166,24 @@ impl Pool {
     pub(super) fn empty(&self, place: Place) -> bool {
         let Some(arena) = self.arena.get() else { return true };
         let bytes = self.geometry.bytes(place);
-        let len = bytes.end - bytes.start;
-        if place.level == Level::Block {
+        // Of a chunk none: its block is open, and was not mapped when it was opened.
+        let blocks = (bytes.start.div_ceil(BLOCK_BYTES) as u32)..(bytes.end / BLOCK_BYTES) as u32;
+        if !blocks.is_empty() {
             let mut beneath = self.files.0.lock();
-            if let Some(there) = beneath.get(&place.index) {
+            let mapped: Vec<u32> = beneath.range(blocks).map(|(&block, _)| block).collect();
+            for block in mapped {
                 // Before the entry goes: until then nobody else's file can be put here.
-                if arena.put_beneath(bytes.start, len, arena.memfd.fd(), bytes.start, self.huge).is_err() {
+                let at = block as u64 * BLOCK_BYTES;
+                if arena.put_beneath(at, BLOCK_BYTES, arena.memfd.fd(), at, self.huge).is_err() {
                     return false;
                 }
-                if !there.orphan {
-                    there.file.memfd.discard(there.file.offset(place.index), len);
+                if let Some(there) = beneath.remove(&block).filter(|there| !there.orphan) {
+                    there.file.memfd.discard(there.file.offset(block), BLOCK_BYTES);
                 }
-                beneath.remove(&place.index);
-                return true;
             }
         }
-        arena.memfd.discard(bytes.start, len);
+        // Nor can a file come beneath it now: no word in it is an owner's, and the drain is over.
+        arena.memfd.discard(bytes.start, bytes.end - bytes.start);
         true
     }
 }

@@ -21,6 +21,8 @@ pub mod files;
 pub mod keeper;
 pub mod leases;
 mod slabs;
+#[cfg(test)]
+mod tests;
 
 use super::admit::{Grip, Memory, Right, WordRight};
 use crate::mapping::{Mapping, Memfd};

@@ -1,0 +1,137 @@
+//! One owner's bytes are never another's, whatever order the words take.
+
+use super::files::File;
+use super::leases::Lease;
+use super::*;
+use crate::nic::epochs::Epochs;
+
+/// A pool with giants in one piece, and an owner.
+fn pool() -> (Arc<Pool>, Lease) {
+    let pool = Arc::new(Pool::new(2 << 30, false));
+    let lease = Lease::new(&pool).expect("nobody else is there");
+    (pool, lease)
+}
+
+/// The next word of a unit, which the owner may make it.
+fn becomes(pool: &Pool, who: &Lease, place: Place, state: State) -> Word {
+    let old = pool.word(place);
+    let next = old.generation().next().expect("a young unit");
+    let new = match state.is_named() {
+        true => Word::new(state, who.owner(), 0, Claimant::new(0), next),
+        false => Word::plain(state, next),
+    };
+    let found = pool.cas(who, pool.offset(Target::Word(place)), old.0, new.0);
+    assert_eq!(found, Ok(old.0), "{place:?} {old:?} to {state:?}");
+    new
+}
+
+fn key_of(place: Place, word: Word) -> Key {
+    Key(key::Key::of(place, word).expect("a word with a key").0)
+}
+
+/// A giant in one piece.
+fn whole_giant(pool: &Pool) -> Place {
+    let giants = (0..pool.geometry().count(Level::Giant)).map(Place::giant);
+    giants.into_iter().find(|&giant| pool.word(giant).is(State::Free)).expect("half of them begin so")
+}
+
+fn keep_all(pool: &Pool) {
+    let epochs = Epochs::default();
+    while pool.keep(&epochs, &|| 0) {}
+    assert!(!pool.is_unkept());
+}
+
+fn bytes_at(pool: &Pool, place: Place, len: u32) -> Vec<u8> {
+    pool.arena().unwrap().mapping().bytes(pool.geometry().bytes(place).start, len).expect("inside the arena")
+}
+
+fn write_at(pool: &Pool, place: Place, bytes: &[u8]) {
+    assert!(pool.arena().unwrap().mapping().write_bytes(pool.geometry().bytes(place).start, bytes));
+}
+
+/// What a process that maps the file sees of it.
+fn seen(file: &File) -> Vec<u8> {
+    Mapping::new(file.fd(), 16).unwrap().bytes(0, 16).unwrap()
+}
+
+/// A block inside a giant that is held whole has a word, and no life of its own: it is not mapped.
+#[test]
+fn a_block_of_a_giant_in_one_piece_is_not_mapped() {
+    let (pool, who) = pool();
+    let giant = whole_giant(&pool);
+    becomes(&pool, &who, giant, State::Owned);
+    let block = pool.geometry().children(giant).unwrap().0;
+    let word = becomes(&pool, &who, block, State::Owned);
+    let refused = pool.file(&who, key_of(block, word), 1).expect_err("its giant is not open");
+    assert_eq!(refused, (Status::Access, 0));
+    becomes(&pool, &who, giant, State::Quarantine);
+    keep_all(&pool);
+    // The next owner's.
+    let next = Lease::new(&pool).unwrap();
+    becomes(&pool, &next, giant, State::Owned);
+    write_at(&pool, block, b"the next owner's");
+    assert_eq!(pool.word(block).state(), State::Absent);
+    assert!(pool.file(&who, key_of(block, word), 1).is_err());
+}
+
+/// Even if a file were beneath a block of it, emptying a giant takes it away.
+#[test]
+fn emptying_a_giant_takes_away_the_files_of_its_blocks() {
+    let (pool, who) = pool();
+    let giant = whole_giant(&pool);
+    becomes(&pool, &who, giant, State::Splitting);
+    let (first, count) = pool.geometry().children(giant).unwrap();
+    for block in (0..count).map(|n| first.plus(n)) {
+        becomes(&pool, &who, block, State::Free);
+    }
+    becomes(&pool, &who, giant, State::Shared);
+    let block = first.plus(count / 2);
+    let words: Vec<Word> = (0..2).map(|n| becomes(&pool, &who, block.plus(n), State::Owned)).collect();
+    let file = pool.file(&who, key_of(block, words[0]), 2).unwrap();
+    write_at(&pool, block, b"by verbs, before");
+    assert_eq!(seen(&file), b"by verbs, before");
+    assert!(pool.empty(giant));
+    write_at(&pool, block, b"the next owner's");
+    write_at(&pool, block.plus(1), b"the next owner's");
+    assert_eq!(seen(&file), [0; 16], "what the former owner maps");
+    assert_eq!((bytes_at(&pool, block, 16), pool.files.taken()), (b"the next owner's".to_vec(), 0));
+}
+
+/// A publication queues a chunk's cleaning twice: as it goes into quarantine, and when the block is opened. The
+/// second must not be of the next owner's bytes.
+#[test]
+fn a_unit_that_waits_twice_is_cleaned_once() {
+    let (pool, who) = pool();
+    // One that lies in an open giant.
+    let block = (0..pool.geometry().count(Level::Block)).map(Place::block).find(|&b| pool.word(b).is(State::Free));
+    let block = block.expect("half of the giants begin open");
+    becomes(&pool, &who, block, State::Owned);
+    let (first, count) = pool.geometry().children(block).unwrap();
+    let chunks = (0..count).map(|n| first.plus(n));
+    for chunk in chunks.clone() {
+        becomes(&pool, &who, chunk, State::Quarantine);
+    }
+    becomes(&pool, &who, block, State::Shared);
+    let epochs = Epochs::default();
+    // Verbs are under way, so that both wait for the same drain.
+    let under_way = epochs.enter(0);
+    for _ in 0..4 {
+        pool.keep(&epochs, &|| 0);
+    }
+    drop(under_way);
+    let next = Lease::new(&pool).unwrap();
+    let mut claimed = 0;
+    // Whatever becomes free is claimed and written at once.
+    while pool.is_unkept() {
+        pool.keep(&epochs, &|| 0);
+        for chunk in chunks.clone().filter(|&chunk| pool.word(chunk).is(State::Free)) {
+            becomes(&pool, &next, chunk, State::Owned);
+            write_at(&pool, chunk, b"the next owner's");
+            claimed += 1;
+        }
+    }
+    assert_eq!(claimed, count);
+    for chunk in chunks {
+        assert_eq!(bytes_at(&pool, chunk, 16), b"the next owner's", "{chunk:?}");
+    }
+}
