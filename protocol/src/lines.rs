@@ -29,6 +29,10 @@ pub const LINES: usize = PAGE_BYTES / LINE_BYTES;
 /// Bytes of a record, at most: half of what a node buffers of a connection's input.
 pub const MAX_RECORD_BYTES: usize = 32 << 10;
 
+/// From so many changed lines on a page goes whole: beyond, gathering at one end, taking apart at the other, and two
+/// checksums cost about what the bytes that are spared do (`docs/design/lines.md`, by `farmem bench evict`).
+pub const WHOLE_FROM: u32 = 32;
+
 /// First bytes of a record.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]

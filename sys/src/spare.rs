@@ -36,8 +36,13 @@ pub fn keep() {
     // Above a limit that was lowered a number makes no room when it is given up.
     for place in &SPARE {
         let spare = place.load(Ordering::Relaxed);
-        if spare != NONE && spare as u64 >= limit.rlim_cur && place.swap(NONE, Ordering::Relaxed) == spare {
-            close(spare);
+        if spare == NONE || (spare as u64) < limit.rlim_cur {
+            continue;
+        }
+        // Whatever lies there by now: what is taken out is closed.
+        match place.swap(NONE, Ordering::Relaxed) {
+            NONE => {}
+            taken => close(taken),
         }
     }
     for place in SPARE.iter().take(most).filter(|place| place.load(Ordering::Relaxed) == NONE) {

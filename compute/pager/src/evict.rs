@@ -27,14 +27,14 @@
 use crate::Pager;
 use crate::dirty::{Changed, exact};
 use crate::ending::{broken, die};
-use crate::log::{Log, WHOLE_FROM};
+use crate::log::Log;
 use crate::sweep::Sweeps;
 use crate::thread::Thread;
 use crate::word::{State, Word};
 use farmem_pool::NoRoom;
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES, PageId};
 use farmem_protocol::exit;
-use farmem_protocol::lines::LINE_BYTES;
+use farmem_protocol::lines::{LINE_BYTES, WHOLE_FROM};
 use farmem_sys::memory::{copy_page, discard_vectored, is_zero};
 use farmem_sys::raw::{Errno, yield_cpu};
 use std::sync::atomic::Ordering;

@@ -107,7 +107,7 @@ impl Rewrites {
     /// The share from which on it pays to bring pages in writable, of [`ONE`].
     #[inline]
     fn worth(&self) -> u32 {
-        ONE / (IN_VAIN_NS + FAULT_NS + self.lift_ns.load(Ordering::Relaxed)) * IN_VAIN_NS
+        ONE * IN_VAIN_NS / (IN_VAIN_NS + FAULT_NS + self.lift_ns.load(Ordering::Relaxed))
     }
 
     /// Whether a page with this word, now to be read, is so likely to be written that it had best be writable.

@@ -20,13 +20,11 @@ use crate::Pager;
 use crate::evict::Evictor;
 use crate::thread::Thread;
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES};
+
 use farmem_protocol::lines::{self, Entry, MAX_RECORD_BYTES};
 use farmem_sys::raw::Errno;
 use std::time::Duration;
 
-/// From so many changed lines on a page goes whole: beyond, gathering at one end, taking apart at the other, and two
-/// checksums cost about what the bytes that are spared do (`docs/design/lines.md`, by `farmem bench evict`).
-pub const WHOLE_FROM: u32 = 32;
 /// In a completion's tag: of a record, whose number the rest is; else of a WRITE.
 pub(crate) const RECORD_TAG: u64 = 1 << 32;
 /// Records under way at most.

@@ -90,7 +90,7 @@ pub fn dispatch(call: &Call) -> isize {
         libc::SYS_mmap => mmap(call),
         libc::SYS_brk => brk(call, a),
         libc::SYS_munmap => {
-            refused_if_elsewhere(a);
+            refused_if_elsewhere(a, b);
             by_parts(call, |at, len| pager().munmap(at, len))
         }
         libc::SYS_mprotect => by_parts(call, |at, len| pager().mprotect(at, len, c as i32)),
@@ -163,8 +163,9 @@ fn brk(call: &Call, to: usize) -> isize {
     }
 }
 
-/// Where the last mapping lies that was asked for elsewhere, by a hint; 0 once that is settled.
+/// Where the last mapping lies that was asked for elsewhere, by a hint; 0 once that is settled. And how long it is.
 static ELSEWHERE: AtomicUsize = AtomicUsize::new(0);
+static ELSEWHERE_BYTES: AtomicUsize = AtomicUsize::new(0);
 /// How many such the program has given back at once, one after the other, and taken none without a hint between them
 /// (as mimalloc does, to which a hint is only a hint).
 static GIVEN_BACK: AtomicUsize = AtomicUsize::new(0);
@@ -181,9 +182,12 @@ fn insists() -> bool {
     GIVEN_BACK.load(Ordering::Relaxed) >= PATIENCE
 }
 
-/// The program unmaps what lies at `addr`.
-fn refused_if_elsewhere(addr: usize) {
-    if is_far(addr) && ELSEWHERE.compare_exchange(addr, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+/// The program unmaps `len` bytes at `addr`. (Who cuts a mapping to size keeps the rest of it.)
+fn refused_if_elsewhere(addr: usize, len: usize) {
+    if is_far(addr)
+        && len >= ELSEWHERE_BYTES.load(Ordering::Relaxed)
+        && ELSEWHERE.compare_exchange(addr, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    {
         GIVEN_BACK.fetch_add(1, Ordering::Relaxed);
     }
 }
@@ -196,6 +200,7 @@ fn mmap(call: &Call) -> isize {
     if pager().wants(addr, len, flags) && !(hinted && insists()) {
         let at = pager().mmap(addr, len, prot, flags);
         if hinted && at > 0 {
+            ELSEWHERE_BYTES.store(len, Ordering::Relaxed);
             ELSEWHERE.store(at as usize, Ordering::Relaxed);
         } else if GIVEN_BACK.load(Ordering::Relaxed) < PATIENCE {
             GIVEN_BACK.store(0, Ordering::Relaxed);

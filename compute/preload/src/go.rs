@@ -16,9 +16,13 @@
 //! They are not patched as libc's are: that would be some ns where a trap is 3 µs, but a goroutine's stack may have
 //! no room for the stub. Go without cgo is static, or never calls libc: it has no far memory, and needs none of this.
 //! A Go library in another program (`-buildmode=c-shared`) is not looked for.
+//!
+//! A filter outlives its image. An image without this library that a Go program executes (static, or another user's)
+//! has no handler for what the filter traps: should it have such an instruction at the same address, which takes two
+//! Go programs at fixed addresses and laid out alike up to there, it dies of SIGSYS there.
 
 use crate::dispatch::ALWAYS;
-use crate::sites::Missed;
+use crate::sites::{self, Missed};
 
 /// The addresses behind such instructions, where the program's own image is Go's.
 pub fn sites() -> Missed {
@@ -39,9 +43,15 @@ unsafe extern "C" fn look(image: *mut libc::dl_phdr_info, _size: usize, found: *
         // SAFETY: a segment that the loader has mapped, and that nobody writes to before the program starts.
         (at, unsafe { std::slice::from_raw_parts(at as *const u8, header.p_filesz as usize) })
     };
-    if headers.iter().any(|h| h.p_type == libc::PT_NOTE && has_build_id(segment(h).1)) {
+    let loaded = || headers.iter().filter(|h| h.p_type == libc::PT_LOAD);
+    // A note that no segment holds is not in memory, whatever the header says.
+    let is_there = |note: &libc::Elf64_Phdr| {
+        let end = |h: &libc::Elf64_Phdr| h.p_vaddr.saturating_add(h.p_filesz);
+        loaded().any(|h| h.p_flags & libc::PF_R != 0 && h.p_vaddr <= note.p_vaddr && end(note) <= end(h))
+    };
+    if headers.iter().any(|h| h.p_type == libc::PT_NOTE && is_there(h) && has_build_id(segment(h).1)) {
         const READ_AND_RUN: u32 = libc::PF_R | libc::PF_X;
-        for header in headers.iter().filter(|h| h.p_type == libc::PT_LOAD && h.p_flags == READ_AND_RUN) {
+        for header in loaded().filter(|h| h.p_flags == READ_AND_RUN) {
             let (at, text) = segment(header);
             found.extend(instructions(text).map(|offset| at + offset + 2));
         }
@@ -64,7 +74,8 @@ fn instructions(text: &[u8]) -> impl Iterator<Item = usize> {
         number.is_some_and(|nr| ALWAYS.contains(&nr))
             || text[at + 2..].starts_with(&[0x48, 0x3d, 0x01, 0xf0, 0xff, 0xff])
     };
-    (5..text.len().saturating_sub(2)).filter(move |&at| text[at..at + 2] == [0x0f, 0x05] && is_site(at))
+    let inside = 5..text.len().saturating_sub(2);
+    sites::instructions(text).filter(move |at| inside.contains(at) && is_site(*at))
 }
 
 #[cfg(test)]

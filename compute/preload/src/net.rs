@@ -6,8 +6,9 @@
 //! It is inherited over exec, by images that have no handler yet or never will
 //! (static programs). So it traps for nothing but far arguments, which such an
 //! image does not have, and a few exact addresses, at which it has no `syscall`
-//! instruction: where libc was in the image before, by chance of the layout. A
-//! register that is no argument of the call may hold anything, and does not count
+//! instruction: where libc was in the image before, by chance of the layout. (Not
+//! by chance where both images are Go's and lie at fixed addresses: see
+//! [`crate::go`].) A register that is no argument of the call may hold anything, and does not count
 //! (the loader has been seen to start with 0x2118_0000_0000 in one).
 //!
 //! Filters only add up, each costs time in every call, and the kernel allows some

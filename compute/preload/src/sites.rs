@@ -109,7 +109,7 @@ pub fn always(nr: i64) {
     unsafe { ALWAYS[nr as usize] = 1 };
 }
 
-/// Room for the stubs of all sites: fewer than a thousand, 64 bytes each at most.
+/// Room for the stubs of all sites: fewer than a thousand, of 48 bytes, and a few of up to 80 for clones.
 const STUB_BYTES: usize = 64 << 10;
 
 /// Takes memory for stubs within reach of the text that starts at `text`. To be done before anything
@@ -303,7 +303,7 @@ fn missed(text: &[u8], sites: &[Site]) -> Vec<usize> {
 }
 
 /// Where `syscall` instructions stand, or two bytes that look like one.
-fn instructions(text: &[u8]) -> impl Iterator<Item = usize> {
+pub(crate) fn instructions(text: &[u8]) -> impl Iterator<Item = usize> {
     let [first, second] = SYSCALL;
     positions(text, second).filter_map(move |at| at.checked_sub(1).filter(|&before| text[before] == first))
 }

@@ -140,6 +140,14 @@ extern "C" fn start() {
     }
 }
 
+/// A socket of whoever started the run, and this program is another user's: root ran `su`, or a server that gives up
+/// its rights and then starts programs. (Where the library lies in the run's own directory, the loader refuses it to
+/// them with a line of its own.) Over TCP the same number is a firewall's.
+fn is_anothers(node: &NodeAddr, failure: &ConnectError) -> bool {
+    let refused = matches!(failure, ConnectError::Unreachable { reason: Errno(libc::EACCES), .. });
+    refused && matches!(node, NodeAddr::Shm(_))
+}
+
 /// Joins a node of the run. The run has reached it before, so that a failure may be a cut: the same
 /// rules as for a connection that stood and was cut.
 fn reach(node: &NodeAddr, run: &Run) -> Result<Session, ConnectError> {
@@ -151,7 +159,7 @@ fn reach(node: &NodeAddr, run: &Run) -> Result<Session, ConnectError> {
             Err(failure) => failure,
         };
         let patience = match failure {
-            ConnectError::Unreachable { reason: Errno(libc::EACCES), .. } => return Err(failure),
+            _ if is_anothers(node, &failure) => return Err(failure),
             ConnectError::Unreachable { .. } => grace,
             ConnectError::Refused(_) | ConnectError::NotFarmem(_) if run.relayed => grace,
             ConnectError::Refused(_) | ConnectError::NotFarmem(_) => grace.min(Duration::from_nanos(REFUSED_NS)),
@@ -175,10 +183,7 @@ fn arm(text: &str) -> Result<(), String> {
     for node in &run.nodes {
         match reach(node, &run) {
             Ok(session) => sessions.push(session),
-            // A socket of whoever started the run, and this program is another user's: root ran `su` or a server
-            // that gives up its rights and then starts programs. Where the library lies in the run's own
-            // directory, the loader refuses it to them with a line of its own.
-            Err(ConnectError::Unreachable { reason: Errno(libc::EACCES), .. }) => {
+            Err(failure) if is_anothers(node, &failure) => {
                 say("a program of another user than the run's may not reach its node: its memory stays local");
                 return Ok(());
             }

@@ -132,7 +132,8 @@ pub unsafe fn deliver(signal: i32, action: &KernelAction, info: usize, context: 
     // fault's frame would go to the top again. So the handler stays on this stack, below it; or, if it wants
     // its own (Go's looks where it is), this stack ends below that frame until the handler returns, for with
     // the frame the kernel restores what alternate stack there was.
-    let rest = interrupted.wrapping_sub(record.alternate.load(Ordering::Relaxed)) & !15;
+    // (Below its red zone, too: onto an alternate stack the kernel goes without leaving one.)
+    let rest = interrupted.wrapping_sub(RED_ZONE).wrapping_sub(record.alternate.load(Ordering::Relaxed)) & !15;
     let moves = if in_trap { wants_own && rest >= ROOM } else { record.is_alternate(near::stack_pointer()) };
     if !moves {
         masks::change(libc::SIG_SETMASK, blocked & !OURS);
@@ -146,7 +147,7 @@ pub unsafe fn deliver(signal: i32, action: &KernelAction, info: usize, context: 
     let top = if wants_own && !stacks::is_on(record, program) {
         record.asked_at.load(Ordering::Relaxed) + asked
     } else {
-        program - 128 // the red zone
+        program - RED_ZONE
     };
     let vector_bytes = if vector == 0 { 0 } else { vector_bytes(vector) };
     let (vector_copy, frame) = places(top, vector_bytes);
@@ -170,6 +171,8 @@ pub unsafe fn deliver(signal: i32, action: &KernelAction, info: usize, context: 
     unsafe { farmem_enter_handler(frame, action.handler, signal, record.handler_mask.as_ptr(), narrower) }
 }
 
+/// Below its stack pointer a function may use so much without saying so (System V ABI).
+const RED_ZONE: usize = 128;
 /// What of the near alternate stack must be left for faults in a handler that runs while a trapped call is on it.
 const ROOM: usize = threads::ALTERNATE_BYTES / 2;
 

@@ -15,9 +15,9 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use farmem_fabric::{QueuePair, Session};
-use farmem_pager::log::{Gathered, Logged, WHOLE_FROM};
+use farmem_pager::log::{Gathered, Logged};
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES, SLOTS_PER_SLAB, SlabId};
-use farmem_protocol::lines::{self, Entry, LINE_BYTES, LINES, MAX_RECORD_BYTES, Runs};
+use farmem_protocol::lines::{self, Entry, LINE_BYTES, LINES, MAX_RECORD_BYTES, Runs, WHOLE_FROM};
 use farmem_sys::clock;
 use serde::Serialize;
 

@@ -25,13 +25,10 @@ pub struct Report<'a> {
     pub remarks: Vec<String>,
 }
 
-/// From so many dirty lines on farmem sends the whole page: `WHOLE_FROM` of the pager's eviction log.
-const WHOLE_FROM: usize = 48;
-
 /// Bytes that farmem would send for these dirty pages: lines in records of the eviction log, or whole pages where
 /// most lines are dirty.
 fn sent(tally: &Tally) -> u64 {
-    let (few, many) = tally.by_lines.split_at(WHOLE_FROM);
+    let (few, many) = tally.by_lines.split_at(lines::WHOLE_FROM as usize);
     let logged: u64 = few.iter().enumerate().map(|(n, &pages)| pages * lines::page_bytes(n as u32) as u64).sum();
     let records = logged.div_ceil(lines::MAX_RECORD_BYTES as u64);
     logged + records * lines::record_bytes() as u64 + many.iter().sum::<u64>() * PAGE as u64
@@ -95,5 +92,12 @@ mod tests {
         tally.add(Change { lines: u64::MAX, bytes: 2 });
         assert_eq!(sent(&tally), 12 + 10 + 128 + 4096);
         assert_eq!(sent(&Tally::default()), 0);
+        let of = |lines: u32| {
+            let mut tally = Tally::default();
+            tally.add(Change { lines: (1 << lines) - 1, bytes: 1 });
+            sent(&tally)
+        };
+        let whole = lines::WHOLE_FROM;
+        assert_eq!((of(whole - 1), of(whole)), (12 + 10 + 64 * (whole as u64 - 1), 4096));
     }
 }
