@@ -50,6 +50,17 @@ impl Process {
     fn signal(&self, signal: i32) {
         process::send(self.child.id(), signal).unwrap();
     }
+
+    /// Stops it, and waits until it is: on a busy machine its threads go on for a while, and answer.
+    fn stop(&self) {
+        self.signal(libc::SIGSTOP);
+        let threads = format!("/proc/{}/task", self.child.id());
+        let stopped = |stat: String| stat.rsplit(") ").next().is_some_and(|state| state.starts_with('T'));
+        within(Duration::from_secs(5), "the node's threads are stopped", || {
+            let of_thread = |thread: std::fs::DirEntry| std::fs::read_to_string(thread.path().join("stat"));
+            std::fs::read_dir(&threads).unwrap().all(|thread| thread.and_then(of_thread).is_ok_and(stopped))
+        });
+    }
 }
 
 impl Drop for Process {
@@ -129,7 +140,7 @@ fn a_stopped_node_is_waited_for() {
     let slab = session.grant().unwrap().id;
     let mut queue = session.queue_pair().unwrap();
     assert_eq!(put(&mut queue, slab, 0, b"before"), Ok(0));
-    node.signal(libc::SIGSTOP);
+    node.stop();
     std::thread::scope(|scope| {
         let slept = scope.spawn(|| {
             std::thread::sleep(Duration::from_secs(5));
@@ -141,7 +152,7 @@ fn a_stopped_node_is_waited_for() {
         assert!(begun.elapsed() > Duration::from_secs(4));
         slept.join().unwrap();
     });
-    node.signal(libc::SIGSTOP);
+    node.stop();
     std::thread::scope(|scope| {
         scope.spawn(|| {
             std::thread::sleep(Duration::from_secs(2));
