@@ -35,7 +35,7 @@ use std::sync::Arc;
 /// How long a claim waits for what the agent itself gave back a moment ago, and the node is making clean.
 const CLEANING_NS: u64 = 200_000_000;
 /// Between two looks.
-const LOOK_NS: u64 = 500_000;
+pub const LOOK_NS: u64 = 500_000;
 /// Words that one READ asks for.
 const TOGETHER: usize = 64 << 10;
 /// Requests that one agent makes of its node, at most: the next one's numbers begin so much further on.
@@ -79,6 +79,9 @@ pub enum JoinError {
     /// Its words cannot be read.
     #[error(transparent)]
     Words(#[from] WordsError),
+    /// What a former agent was splitting cannot be split.
+    #[error("a GiB that the former agent was splitting cannot be split to the end: {0}")]
+    Split(#[from] Failed),
 }
 
 impl From<Lost> for JoinError {
@@ -167,7 +170,8 @@ impl Blocks {
             if word.is(State::Splitting) && word.owner() == self.actor.owner {
                 let giant = Place::giant(index as u32);
                 let mut finish = Reshape::finish(self.actor, self.words.geometry(), giant, word);
-                let _ = self.run(&mut finish)?;
+                // Done, or somebody was faster.
+                let _: Reshaped = self.run(&mut finish)??;
             }
         }
         Ok(())
@@ -189,42 +193,42 @@ impl Blocks {
         Ok(all.into_iter().map(Word).collect())
     }
 
-    /// So many neighbouring blocks, zero.
-    pub fn claim(&mut self, blocks: u32) -> Result<Claimed, Refusal> {
-        let grants = self.claim_units(blocks)?;
+    /// So many neighbouring blocks, zero. `None`: not now, but what this agent gave back is about to be clean (or
+    /// others are in the way): to be asked again [`LOOK_NS`] later, without a lock on this meanwhile. `since_ns`:
+    /// when the claim was first tried, by [`raw::now_ns`]; after a fifth of a second it is refused.
+    pub fn claim(&mut self, blocks: u32, since_ns: u64) -> Result<Option<Claimed>, Refusal> {
+        let Some(grants) = self.claim_units(blocks, since_ns)? else { return Ok(None) };
         let block = self.name();
         let place = grants[0].place.index;
         self.count += grants.len() as u64;
         self.held.insert(block, grants);
-        Ok(Claimed { block, place })
+        Ok(Some(Claimed { block, place }))
     }
 
-    fn claim_units(&mut self, blocks: u32) -> Result<Vec<Grant>, Refusal> {
+    fn claim_units(&mut self, blocks: u32, since_ns: u64) -> Result<Option<Vec<Grant>>, Refusal> {
         let want = Want::run(&self.words.geometry(), Level::Block, blocks).ok_or(Refusal::Exhausted)?;
-        let begun = raw::now_ns();
+        let in_time = || raw::now_ns().saturating_sub(since_ns) <= CLEANING_NS;
         loop {
             self.claimer.begin(want);
             match self.words.run(&mut self.queue, &mut self.claimer) {
-                Ok(Ok(grants)) if !grants.is_empty() => return Ok(grants),
+                Ok(Ok(grants)) if !grants.is_empty() => return Ok(Some(grants)),
                 Ok(Ok(_) | Err(Failed::NoSpace)) => {
                     if self.split_giant()? {
                         continue;
                     }
                     // What was given back is drained and scrubbed first: that takes the node some microseconds.
-                    if begun.saturating_sub(self.released_ns) > CLEANING_NS || raw::now_ns() - begun > CLEANING_NS {
-                        return Err(Refusal::Exhausted);
-                    }
-                    raw::sleep_ns(LOOK_NS);
+                    let cleans = since_ns.saturating_sub(self.released_ns) <= CLEANING_NS;
+                    return if cleans && in_time() { Ok(None) } else { Err(Refusal::Exhausted) };
                 }
-                Ok(Err(Failed::Contended)) if raw::now_ns() - begun <= CLEANING_NS => raw::sleep_ns(LOOK_NS),
-                Ok(Err(Failed::Contended)) => return Err(Refusal::Exhausted),
+                Ok(Err(Failed::Contended)) => return if in_time() { Ok(None) } else { Err(Refusal::Exhausted) },
                 Ok(Err(Failed::OverQuota)) => return Err(Refusal::Share),
                 Ok(Err(Failed::Fenced | Failed::Lost)) | Err(_) => return Err(Refusal::Lost),
             }
         }
     }
 
-    /// Opens a GiB that is still in one piece. False: there is none.
+    /// Opens a GiB that is still in one piece. False: there is none, or it is more than the agent's share of the
+    /// node, which it counts against while it is being split.
     fn split_giant(&mut self) -> Result<bool, Refusal> {
         loop {
             let giants = self.read(Level::Giant).map_err(|_| Refusal::Lost)?;
@@ -235,7 +239,8 @@ impl Blocks {
                 Ok(Ok(Reshaped::Done(_))) => return Ok(true),
                 // Somebody else was faster.
                 Ok(Ok(_)) => {}
-                _ => return Err(Refusal::Lost),
+                Ok(Err(Failed::OverQuota | Failed::NoSpace | Failed::Contended)) => return Ok(false),
+                Ok(Err(Failed::Fenced | Failed::Lost)) | Err(_) => return Err(Refusal::Lost),
             }
         }
     }

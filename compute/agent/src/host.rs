@@ -12,6 +12,7 @@ use crate::serve::{End, Report, Service};
 use crate::stock::{Quotas, Stock};
 use farmem_fabric::words::WordsError;
 use farmem_fabric::{ConnectError, ConnectOptions, Transport};
+use farmem_protocol::extent::Failed;
 use farmem_sys::process;
 use farmem_sys::raw::Errno;
 use farmem_sys::shared;
@@ -51,6 +52,9 @@ pub enum StartError {
     /// Its node's words cannot be read.
     #[error(transparent)]
     Words(#[from] WordsError),
+    /// What a former agent was splitting cannot be split.
+    #[error("a GiB that the former agent was splitting cannot be split to the end ({0}): start again")]
+    Split(Failed),
     /// A file cannot be used.
     #[error("cannot use {0}: {1}")]
     File(PathBuf, io::Error),
@@ -64,6 +68,7 @@ impl From<JoinError> for StartError {
         match e {
             JoinError::Node(e) => e.into(),
             JoinError::Words(e) => e.into(),
+            JoinError::Split(e) => StartError::Split(e),
         }
     }
 }

@@ -6,7 +6,7 @@
 //!  split    FREE ─► SPLITTING(self)  READ children ─► CAS each ABSENT→FREE ─► CAS SPLITTING→SHARED
 //!  merge    SHARED ─► MERGING(self)  CAS each FREE→ABSENT ─► CAS MERGING→FREE
 //!                                    └─ one is not FREE: CAS those back to FREE ─► CAS MERGING→SHARED
-//!  finish   SPLITTING(dead) ─► SPLITTING(self), and on as above
+//!  finish   SPLITTING(dead) ─► SPLITTING(self), and on as above; SPLITTING(self): on as above
 //!           MERGING(dead)   ─► MERGING(self): every ABSENT child back to FREE ─► CAS MERGING→SHARED
 //! ```
 //!
@@ -116,7 +116,7 @@ impl Reshape {
         Reshape::looking(actor, geometry, place, Plan::Merge)
     }
 
-    /// Ends what an owner that is dead, or the node before it restarted, left half-way: a unit whose
+    /// Ends what an owner that is dead, or the same owner before it restarted, left half-way: a unit whose
     /// word was seen to be this. If it has changed since, somebody else has taken over.
     pub fn finish(actor: Actor, geometry: Geometry, place: Place, seen: Word) -> Reshape {
         let mut reshape = Reshape::new(actor, geometry, place, Plan::Finish);
@@ -155,6 +155,9 @@ impl Reshape {
         match (&self.plan, self.word.state()) {
             (Plan::Split, State::Free) if fresh => self.enter(State::Splitting),
             (Plan::Merge, State::Shared) if fresh && whole => self.enter_children(),
+            // Its own: there is nobody to take it over from, and the guard would refuse it. What its former
+            // incarnation still had under way does what this one does.
+            (Plan::Finish, State::Splitting) if self.word.owner() == self.actor.owner => self.enter_children(),
             (Plan::Finish, state @ (State::Splitting | State::Merging)) => self.enter(state),
             _ => self.not_now(),
         }

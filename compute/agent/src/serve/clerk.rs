@@ -8,7 +8,7 @@
 
 use super::Service;
 use super::seat::{Seat, pass};
-use crate::blocks::{Claimed, Memory};
+use crate::blocks::{Claimed, LOOK_NS, Memory};
 use crate::hello::Mapped;
 use crate::ring::{Consumer, Producer};
 use crate::stock::{Need, Violation};
@@ -162,10 +162,19 @@ impl Service {
         }
     }
 
-    /// Claims blocks from the source for the application. The stock's lock is not held while the node is asked.
+    /// Claims blocks from the source for the application. The stock's lock is not held while the node is asked,
+    /// and the blocks' for one attempt at a time: who waits for the node to clean makes nobody else wait.
     fn supply(&self, seat: &Seat, blocks: u32) -> Result<crate::word::BlockId, Refusal> {
         self.stock.lock().may_have(seat.app, blocks)?;
-        let Claimed { block, place } = self.blocks.lock().claim(blocks)?;
+        let begun = raw::now_ns();
+        let Claimed { block, place } = loop {
+            // Of a statement of its own: the lock ends with it.
+            let claimed = self.blocks.lock().claim(blocks, begun)?;
+            match claimed {
+                Some(claimed) => break claimed,
+                None => raw::sleep_ns(LOOK_NS),
+            }
+        };
         let supplied = self.stock.lock().supply(seat.app, block, blocks, place);
         if let Err(refusal) = supplied {
             self.blocks.lock().release(block);

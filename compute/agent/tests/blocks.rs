@@ -1,0 +1,119 @@
+//! An agent's blocks, by the words of a node, without an agent around them.
+
+mod common;
+
+use common::Host;
+use farmem_agent::blocks::{Blocks, Claimed};
+use farmem_agent::ledger::{Ledger, Membership};
+use farmem_agent::word::Refusal;
+use farmem_fabric::words::Words;
+use farmem_fabric::{ConnectOptions, Identity, Session, Transport};
+use farmem_protocol::extent::guard::Words as _;
+use farmem_protocol::extent::reshape::{Reshape, Reshaped};
+use farmem_protocol::extent::{Actor, Answer, Claimant, Failed, Level, Operation, Owner, Place, State, Step};
+use farmem_sys::raw;
+use std::sync::Arc;
+use std::time::Duration;
+
+fn ledger(host: &Host, name: &str) -> Arc<Ledger> {
+    use std::os::fd::AsRawFd;
+    let file = std::fs::File::options().read(true).write(true).create_new(true).open(host.dir.join(name)).unwrap();
+    file.set_len(farmem_agent::ledger::BYTES as u64).unwrap();
+    Arc::new(Ledger::open(file.as_raw_fd()).unwrap().0)
+}
+
+fn options() -> ConnectOptions {
+    let (timeout, grace) = (Duration::from_secs(20), Duration::from_secs(20));
+    ConnectOptions { timeout, grace, run: [7; 16], pid: std::process::id(), transport: Transport::Shm }
+}
+
+fn claim(blocks: &mut Blocks, count: u32) -> Result<Claimed, Refusal> {
+    let begun = raw::now_ns();
+    loop {
+        match blocks.claim(count, begun)? {
+            Some(claimed) => return Ok(claimed),
+            None => raw::sleep_ns(farmem_agent::blocks::LOOK_NS),
+        }
+    }
+}
+
+/// An agent's share may be smaller than what it would have to split: then memory is exhausted, and no node lost.
+#[test]
+fn a_giant_beyond_the_share_is_not_a_node_lost() {
+    let host = Host::new(2048);
+    let (node, options) = (host.dir.join("node.sock"), options());
+    let mut other = Blocks::join(&node, &options, ledger(&host, "other")).unwrap();
+    // All that is not in one piece.
+    for _ in 0..512 {
+        claim(&mut other, 1).unwrap();
+    }
+    host.node.nic().pool.set_quota(512 << 20);
+    let mut small = Blocks::join(&node, &options, ledger(&host, "small")).unwrap();
+    assert_eq!(claim(&mut small, 1), Err(Refusal::Exhausted));
+    // Nor did it take anything.
+    assert_eq!((small.taken(), host.lent()), (0, 1 << 30));
+    host.recount();
+}
+
+/// An operation whose owner is killed after so many verbs.
+struct Killed {
+    of: Reshape,
+    verbs: usize,
+    under_way: usize,
+}
+
+impl Operation for Killed {
+    type Outcome = Option<Result<Reshaped, Failed>>;
+
+    fn step(&mut self) -> Step<Self::Outcome> {
+        if self.verbs == 0 {
+            return if self.under_way == 0 { Step::Done(None) } else { Step::Wait };
+        }
+        let step = self.of.step();
+        if let Step::Verb(_) = step {
+            self.verbs -= 1;
+            self.under_way += 1;
+        }
+        step.map(Some)
+    }
+
+    fn complete(&mut self, answer: Answer<'_>) {
+        self.under_way -= 1;
+        self.of.complete(answer);
+    }
+}
+
+/// The word read and changed, and its children read.
+const TO_CHILDREN: usize = 2 + 512 / 64;
+
+#[test]
+fn what_a_killed_agent_was_splitting_its_successor_splits() {
+    for verbs in [2, TO_CHILDREN, TO_CHILDREN + 100, TO_CHILDREN + 512] {
+        let host = Host::new(2048);
+        let (node, options) = (host.dir.join("node.sock"), options());
+        let session = Session::connect_lasting(&node, &options).unwrap();
+        let mut queue = session.queue_pair().unwrap();
+        let mut words = Words::open(&mut queue).unwrap();
+        let pool = &host.node.nic().pool;
+        let giants = (0..pool.geometry().count(Level::Giant)).map(Place::giant);
+        let giant = giants.into_iter().find(|&giant| pool.word(giant).is(State::Free)).unwrap();
+        let actor = Actor::new(Owner::new(session.owner()), Claimant::new(0));
+        let split = Reshape::split(actor, words.geometry(), giant);
+        let killed = words.run(&mut queue, &mut Killed { of: split, verbs, under_way: 0 }).unwrap();
+        assert!(killed.is_none());
+        assert!(pool.word(giant).is(State::Splitting));
+        let Identity { secret, incarnation, number } = session.identity();
+        // It takes no leave.
+        std::mem::forget((words, queue, session));
+        let membership = Membership { secret, incarnation, number };
+        let blocks = Blocks::resume(&node, &options, ledger(&host, "ledger"), &membership, std::iter::empty());
+        let mut blocks = blocks.map_err(|e| e.to_string()).unwrap();
+        assert!(pool.word(giant).is(State::Shared), "{verbs}: {:?}", pool.word(giant));
+        assert_eq!(host.lent(), 0);
+        for _ in 0..1024 {
+            claim(&mut blocks, 1).unwrap();
+        }
+        assert_eq!(host.lent(), 2 << 30);
+        host.recount();
+    }
+}
