@@ -294,3 +294,11 @@ fn there_is_one_agent_at_most() {
     assert!(matches!(second.err(), Some(farmem_agent::host::StartError::Running(_))));
     assert!(host.client().alloc(0).is_ok());
 }
+
+#[test]
+fn a_run_that_cannot_be_mapped_is_given_back() {
+    let mut host = Host::new(256);
+    host.agent("");
+    assert!(host.program("cramped").ended_well());
+    within("nothing is lent", || host.lent() == 0);
+}

@@ -129,7 +129,8 @@ impl State {
         self.run = None;
         let refusal = self.ask(Up::Run(blocks), Asked::Run)?;
         let Some(slot) = self.run.take() else { return Err(refusal.map_or(AllocError::Tables, AllocError::from)) };
-        let base = self.mapped(slot)?;
+        // What cannot be mapped is of no use to anybody here.
+        let base = self.mapped(slot).inspect_err(|_| self.free_run(slot, blocks))?;
         let id = self.blocks[slot as usize].as_ref().map_or(BlockId(0), |block| block.id);
         let piece = Piece { block: id, first: 0, order: BLOCK_ORDER };
         Ok(Chunk { run: blocks, ..chunk_of(base, slot, piece) })
@@ -139,6 +140,7 @@ impl State {
         let Some(block) = self.blocks[slot as usize].as_ref().map(|block| block.id) else { return };
         self.drop_block(slot);
         self.say(Up::FreeRun(block, blocks));
+        self.link.ring();
     }
 
     /// Gives the oldest of what is kept of an order back.
@@ -303,12 +305,15 @@ impl State {
                 return Err(refusal.into());
             }
             let (mapped, fd) = self.link.receive_memory(id)?;
-            if let Entry::Vacant(unknown) = self.memories.entry(mapped.name) {
-                let memory = shared::Shared::map_aligned(fd, mapped.len as usize, BLOCK_BYTES as usize);
-                let memory = memory.map_err(|e| ConnectError::System(e.to_string()))?;
-                unknown.insert((memory, 0));
-            }
+            let unknown = match self.memories.entry(mapped.name) {
+                Entry::Vacant(unknown) => {
+                    let memory = shared::Shared::map_aligned(fd, mapped.len as usize, BLOCK_BYTES as usize);
+                    memory.map(|memory| drop(unknown.insert_entry((memory, 0))))
+                }
+                Entry::Occupied(_) => Ok(()),
+            };
             farmem_sys::raw::close(fd);
+            unknown.map_err(|e| ConnectError::System(e.to_string()))?;
             if let Some((memory, users)) = self.memories.get_mut(&mapped.name)
                 && let Some(block) = self.blocks[slot as usize].as_mut()
             {

@@ -4,7 +4,7 @@
 #![allow(unsafe_code)]
 
 use super::{LIMIT, be_agent, child, tell};
-use farmem_agent::client::{Chunk, Client, Options};
+use farmem_agent::client::{AllocError, Chunk, Client, Options};
 use std::path::{Path, PathBuf};
 
 /// What a test's binary does as a child: an agent, or a program of one.
@@ -22,10 +22,32 @@ pub fn be_child() {
             tell(&dir, "holds");
             std::thread::sleep(LIMIT);
         }
+        "cramped" => cramped(&client),
         // Takes and frees all the time, until it is killed or the file `enough` is there.
         "churner" => churn(&client, &dir),
         other => panic!("{other}"),
     }
+}
+
+/// Has no room to map runs: it is told so each time, and keeps neither them nor their descriptors.
+fn cramped(client: &Client) {
+    let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    let used = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let used: u64 = used.split(' ').next().unwrap().parse::<u64>().unwrap() * 4096;
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: live structures; the limit is this process's own.
+    unsafe { libc::getrlimit(libc::RLIMIT_AS, &mut limit) };
+    let tight = libc::rlimit { rlim_cur: used + (16 << 20), ..limit };
+    let before = descriptors();
+    // SAFETY: as above.
+    unsafe { libc::setrlimit(libc::RLIMIT_AS, &tight) };
+    let refused: Vec<_> = (0..20).map(|_| client.alloc_run(32).err()).collect();
+    // SAFETY: as above.
+    unsafe { libc::setrlimit(libc::RLIMIT_AS, &limit) };
+    assert!(refused.iter().all(|e| !matches!(e, None | Some(AllocError::Exhausted))), "{refused:?}");
+    assert_eq!((descriptors(), client.held()), (before, 0));
+    let run = client.alloc_run(32).unwrap();
+    assert_eq!(run.bytes(), 64 << 20);
 }
 
 pub fn churn(client: &Client, dir: &Path) {
