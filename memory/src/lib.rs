@@ -151,7 +151,7 @@ impl Node {
         if ram.is_some_and(|ram| config.lend > ram) {
             return Err(StartError::TooMuch { lend_mib: config.lend >> 20, ram_mib: ram.unwrap_or(0) >> 20 });
         }
-        process::raise_descriptor_limit();
+        let descriptors = process::raise_descriptor_limit();
         // The words of a node take a quarter per cent of what it lends.
         let (longest, may_have) = (SLAB_BYTES.max(config.lend / 256), process::raise_file_limit());
         if may_have < longest {
@@ -169,6 +169,7 @@ impl Node {
         });
         let nic = Arc::new(nic.over(card));
         nic.pool.set_quota(config.quota.unwrap_or(u64::MAX));
+        nic.pool.set_descriptors(descriptors);
         let listeners = config.listen.iter().map(listen::Listener::bind).collect::<Result<Vec<_>, _>>()?;
         let addresses = listeners.iter().map(listen::Listener::address).collect();
         let metrics = config.metrics.map(|at| metrics::serve(at, &nic)).transpose()?;

@@ -116,12 +116,14 @@ impl Session {
         self.member.ask(Ask::Again, id, [0; 16]).map(|(_, passed)| passed)
     }
 
-    /// The memory of `blocks` neighbouring blocks (of 2 MiB, 1 to 512) that this member claimed through the
-    /// node's words, the first by this key: a descriptor of just these, for processes on this machine to map.
-    /// The same memory every time, and what verbs by the blocks' keys reach. The caller closes it.
+    /// The memory of `blocks` neighbouring blocks (of 2 MiB, 1 to 32) that this member claimed through the
+    /// node's words, in giants that are open, the first by this key: a descriptor of just these, for processes
+    /// on this machine to map. The same memory every time, and what verbs by the blocks' keys reach. The caller
+    /// closes it.
     ///
     /// # Errors
-    /// [`GrantError::System`], too, when the blocks are not this member's, or the node is not on this machine.
+    /// [`GrantError::System`], too, when the blocks are not this member's, the node is not on this machine, or
+    /// has no descriptors left for this member's files (of which it may have half, EMFILE): give some blocks back.
     pub fn unit(&self, first: Key, blocks: u32) -> Result<i32, GrantError> {
         let mut detail = [0; 16];
         detail[..8].copy_from_slice(&(blocks as u64).to_le_bytes());

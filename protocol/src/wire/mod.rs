@@ -274,7 +274,7 @@ pub struct Request {
     /// (Who, Figure).
     pub slab: U64,
     /// EndRun: the run; knowing its name is the right to end it. Discard: offset and length of the
-    /// range in bytes, 8 bytes each, multiples of 4096. Unit: how many blocks, 8 bytes, 1 to 512. Zero otherwise.
+    /// range in bytes, 8 bytes each, multiples of 4096. Unit: how many blocks, 8 bytes, 1 to 32. Zero otherwise.
     pub detail: [u8; 16],
 }
 

@@ -40,12 +40,13 @@ use farmem_sys::sync::{Held, Lock};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Files beneath the arena at once, at most: each takes a descriptor, and up to two of the 65 530 mappings
-/// that a process may have.
-pub const MAX_FILES: usize = 28_000;
-/// Blocks that one file can have, at most: a giant.
-pub const MAX_BLOCKS: u32 = 512;
+/// Blocks with a file beneath them at once, at most: each can take up to two of the 65 530 mappings that a process
+/// may have. Files may be fewer: see [`Pool::set_descriptors`].
+pub const MAX_MAPPED: usize = 28_000;
+/// Blocks that one file can have, at most. What they have is copied under the lock: no more than 64 MiB of it.
+pub const MAX_BLOCKS: u32 = 32;
 
 /// The memory of one grant.
 #[derive(Debug)]
@@ -75,39 +76,116 @@ struct Beneath {
     orphan: bool,
 }
 
+/// What lies beneath which block.
+#[derive(Default)]
+struct Mapped {
+    blocks: BTreeMap<u32, Beneath>,
+    /// By owner: blocks, and files.
+    shares: BTreeMap<Owner, Share>,
+    /// The sum of them.
+    all: Share,
+}
+
+/// What an owner, or all of them, have of what there is.
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+struct Share {
+    blocks: usize,
+    files: usize,
+}
+
+impl Share {
+    fn is_within(self, blocks: usize, files: usize) -> bool {
+        self.blocks <= blocks && self.files <= files
+    }
+
+    fn and(self, more: Share) -> Share {
+        Share { blocks: self.blocks + more.blocks, files: self.files + more.files }
+    }
+
+    fn less(self, gone: Share) -> Share {
+        Share { blocks: self.blocks - gone.blocks, files: self.files - gone.files }
+    }
+}
+
+impl Mapped {
+    fn insert(&mut self, file: &Arc<File>, owner: Owner) {
+        for block in file.blocks.clone() {
+            self.blocks.insert(block, Beneath { file: Arc::clone(file), owner, orphan: false });
+        }
+        let more = Share { blocks: file.blocks.len(), files: 1 };
+        let share = self.shares.entry(owner).or_default();
+        (*share, self.all) = (share.and(more), self.all.and(more));
+    }
+
+    fn remove(&mut self, block: u32) -> Option<Beneath> {
+        let gone = self.blocks.remove(&block)?;
+        let mut rest = self.blocks.range(gone.file.blocks.clone());
+        let last = !rest.any(|(_, other)| Arc::ptr_eq(&other.file, &gone.file));
+        let less = Share { blocks: 1, files: last as usize };
+        self.all = self.all.less(less);
+        if let Some(share) = self.shares.get_mut(&gone.owner) {
+            *share = share.less(less);
+            if *share == Share::default() {
+                self.shares.remove(&gone.owner);
+            }
+        }
+        Some(gone)
+    }
+
+    /// Whether an owner can have a file more, of so many blocks: it may have half of what there is. So one member
+    /// leaves the others half, and all of them the node's own descriptors and mappings.
+    fn has_room(&self, owner: Owner, blocks: usize, files: usize) -> bool {
+        let more = Share { blocks, files: 1 };
+        let share = self.shares.get(&owner).copied().unwrap_or_default().and(more);
+        share.is_within(MAX_MAPPED / 2, files / 2) && self.all.and(more).is_within(MAX_MAPPED, files)
+    }
+}
+
 /// Blocks with files of their own.
-pub struct Files(Lock<BTreeMap<u32, Beneath>>);
+pub struct Files {
+    mapped: Lock<Mapped>,
+    /// Files at once, at most.
+    most: AtomicUsize,
+}
 
 /// Keeps mapped blocks from being published, and published ones from being mapped.
-pub(super) struct Publishing<'a>(#[allow(dead_code)] Held<'a, BTreeMap<u32, Beneath>>);
+pub(super) struct Publishing<'a>(#[allow(dead_code)] Held<'a, Mapped>);
 
 impl Default for Files {
     fn default() -> Files {
-        Files(Lock::new(BTreeMap::new()))
+        Files { mapped: Lock::new(Mapped::default()), most: AtomicUsize::new(MAX_MAPPED) }
     }
 }
 
 impl Files {
     /// Bytes of memory that they have taken from the system.
     pub fn taken(&self) -> u64 {
-        let blocks = self.0.lock();
-        blocks.iter().filter(|(block, b)| b.file.blocks.start == **block).map(|(_, b)| b.file.memfd.taken()).sum()
+        let files: BTreeMap<*const File, Arc<File>> =
+            self.mapped.lock().blocks.values().map(|b| (Arc::as_ptr(&b.file), Arc::clone(&b.file))).collect();
+        // A system call each, with the lock given back: claims and scrubs go on.
+        files.values().map(|file| file.memfd.taken()).sum()
     }
 
     /// For the length of a publication's CAS. `None`: the block is mapped.
     pub(super) fn publishing(&self, place: Place) -> Option<Publishing<'_>> {
-        let blocks = self.0.lock();
-        let mapped = place.level == Level::Block && blocks.contains_key(&place.index);
-        (!mapped).then_some(Publishing(blocks))
+        let mapped = self.mapped.lock();
+        let is_mapped = place.level == Level::Block && mapped.blocks.contains_key(&place.index);
+        (!is_mapped).then_some(Publishing(mapped))
     }
 
     /// An owner is fenced.
     pub(super) fn orphan(&self, owner: Owner) {
-        self.0.lock().values_mut().filter(|b| b.owner == owner).for_each(|b| b.orphan = true);
+        self.mapped.lock().blocks.values_mut().filter(|b| b.owner == owner).for_each(|b| b.orphan = true);
     }
 }
 
 impl Pool {
+    /// How many descriptors this process may have: files take half of them at most.
+    pub fn set_descriptors(&self, limit: u64) {
+        let most = usize::try_from(limit / 2).unwrap_or(usize::MAX).min(MAX_MAPPED);
+        self.files.most.store(most, Ordering::Relaxed);
+    }
+
     /// A file with the memory of `count` neighbouring blocks that the member owns, the first by this key; the
     /// same one whenever it is asked for. Bytes that were written by verbs before are in it; verbs on the
     /// blocks must not be under way.
@@ -119,7 +197,8 @@ impl Pool {
             return Err((Status::Range, 0));
         }
         let blocks = first..first + count;
-        let mut beneath = self.files.0.lock();
+        let mut mapped = self.files.mapped.lock();
+        let beneath = &mapped.blocks;
         let words = || blocks.clone().map(|block| self.word(Place::block(block)));
         let seen: Vec<Word> = words().collect();
         let held = |word: &Word| word.is_held_by(who.owner()) && word.claimant() != SLAB_CLAIMANT;
@@ -144,7 +223,7 @@ impl Pool {
         if beneath.range(blocks.clone()).next().is_some() {
             return Err((Status::Shared, 0));
         }
-        if beneath.len() >= MAX_FILES {
+        if !mapped.has_room(who.owner(), blocks.len(), self.files.most.load(Ordering::Relaxed)) {
             return Err((Status::System, libc::EMFILE));
         }
         let refused = |e: Errno| (Status::System, e.0);
@@ -155,10 +234,8 @@ impl Pool {
         arena.put_beneath(at, len, memfd.fd(), 0, self.huge).map_err(refused)?;
         // What the arena had there is in the file now.
         arena.memfd.discard(at, len);
-        let file = Arc::new(File { memfd, blocks: blocks.clone() });
-        for block in blocks {
-            beneath.insert(block, Beneath { file: Arc::clone(&file), owner: who.owner(), orphan: false });
-        }
+        let file = Arc::new(File { memfd, blocks });
+        mapped.insert(&file, who.owner());
         Ok(file)
     }
 
@@ -169,15 +246,15 @@ impl Pool {
         // Of a chunk none: its block is open, and was not mapped when it was opened.
         let blocks = (bytes.start.div_ceil(BLOCK_BYTES) as u32)..(bytes.end / BLOCK_BYTES) as u32;
         if !blocks.is_empty() {
-            let mut beneath = self.files.0.lock();
-            let mapped: Vec<u32> = beneath.range(blocks).map(|(&block, _)| block).collect();
-            for block in mapped {
+            let mut mapped = self.files.mapped.lock();
+            let found: Vec<u32> = mapped.blocks.range(blocks).map(|(&block, _)| block).collect();
+            for block in found {
                 // Before the entry goes: until then nobody else's file can be put here.
                 let at = block as u64 * BLOCK_BYTES;
                 if arena.put_beneath(at, BLOCK_BYTES, arena.memfd.fd(), at, self.huge).is_err() {
                     return false;
                 }
-                if let Some(there) = beneath.remove(&block).filter(|there| !there.orphan) {
+                if let Some(there) = mapped.remove(block).filter(|there| !there.orphan) {
                     there.file.memfd.discard(there.file.offset(block), BLOCK_BYTES);
                 }
             }

@@ -135,3 +135,47 @@ fn a_unit_that_waits_twice_is_cleaned_once() {
         assert_eq!(bytes_at(&pool, chunk, 16), b"the next owner's", "{chunk:?}");
     }
 }
+
+/// One member leaves the others half of the node's files, and has its own back when its blocks are given back.
+#[test]
+fn a_member_may_have_half_of_the_files() {
+    let (pool, who) = pool();
+    pool.set_descriptors(16);
+    let mut free = (0..pool.geometry().count(Level::Block)).map(Place::block).filter(|&b| pool.word(b).is(State::Free));
+    let mut next = |who: &Lease| {
+        let block = free.next().expect("512 of them begin in an open giant");
+        (block, key_of(block, becomes(&pool, who, block, State::Owned)))
+    };
+    let mine: Vec<(Place, Key)> = (0..5).map(|_| next(&who)).collect();
+    for (_, key) in &mine[..4] {
+        pool.file(&who, *key, 1).unwrap();
+    }
+    assert_eq!(pool.file(&who, mine[4].1, 1).err(), Some((Status::System, libc::EMFILE)));
+    let other = Lease::new(&pool).unwrap();
+    for _ in 0..4 {
+        pool.file(&other, next(&other).1, 1).unwrap();
+    }
+    // Asked for again, one that there is: it takes nothing more.
+    pool.file(&who, mine[0].1, 1).unwrap();
+    becomes(&pool, &who, mine[0].0, State::Quarantine);
+    assert!(pool.file(&who, mine[4].1, 1).is_err(), "it is not clean yet");
+    keep_all(&pool);
+    pool.file(&who, mine[4].1, 1).unwrap();
+    assert_eq!(pool.file(&who, mine[4].1, 33).err(), Some((Status::Range, 0)));
+}
+
+/// What a run has taken counts, whichever of its blocks was given back.
+#[test]
+fn a_run_counts_without_its_first_block() {
+    let (pool, who) = pool();
+    let first = (0..pool.geometry().count(Level::Block)).map(Place::block).find(|&b| pool.word(b).is(State::Free));
+    let first = first.expect("half of the giants begin open");
+    let words: Vec<Word> = (0..2).map(|n| becomes(&pool, &who, first.plus(n), State::Owned)).collect();
+    let _file = pool.file(&who, key_of(first, words[0]), 2).unwrap();
+    write_at(&pool, first.plus(1), b"some");
+    let taken = pool.taken();
+    assert!(taken > 0);
+    becomes(&pool, &who, first, State::Quarantine);
+    keep_all(&pool);
+    assert_eq!(pool.taken(), taken);
+}
