@@ -308,7 +308,7 @@ impl State {
             let unknown = match self.memories.entry(mapped.name) {
                 Entry::Vacant(unknown) => {
                     let memory = shared::Shared::map_aligned(fd, mapped.len as usize, BLOCK_BYTES as usize);
-                    memory.map(|memory| drop(unknown.insert_entry((memory, 0))))
+                    memory.map(|memory| _ = unknown.insert((memory, 0)))
                 }
                 Entry::Occupied(_) => Ok(()),
             };
