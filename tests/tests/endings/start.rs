@@ -82,7 +82,7 @@ fn something_that_keeps_us_waiting() -> Result<()> {
     // Begins like a node, and never comes to the point.
     let slow = listener(|mut stream| {
         std::thread::spawn(move || {
-            for byte in b"farmem\x02\0".iter().chain([0; 120].iter()) {
+            for byte in b"farmem\x03\0".iter().chain([0; 120].iter()) {
                 let _ = stream.write_all(&[*byte]);
                 std::thread::sleep(Duration::from_millis(200));
             }
