@@ -1,6 +1,6 @@
 //! An owner with tens of thousands of units dies; the node has nothing but the words to know what it held.
 //!
-//! `cargo test --release -p farmem-memory --test recovery -- --nocapture` says how fast that goes.
+//! `cargo test -p farmem-memory --test recovery -- --nocapture` says how fast that goes.
 
 use farmem_fabric::words::Words;
 use farmem_fabric::{ConnectOptions, NodeAddr, Session, Transport};

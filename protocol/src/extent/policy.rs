@@ -1,5 +1,6 @@
-//! When: what the words permit and nothing forces. Who decides it asks here; pure, so that the simulator, the agent and
-//! the node decide alike.
+//! When: what the words permit and nothing forces. Who decides it asks here; pure, so that the node and the simulator
+//! decide alike. The first two questions are the simulated agents' so far: the real one publishes nothing, for its blocks
+//! are mapped, and what is mapped is never published (`docs/design/agent.md`).
 //!
 //! | question | who asks | answer |
 //! |---|---|---|
