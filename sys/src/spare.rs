@@ -17,6 +17,8 @@ use std::sync::atomic::{AtomicI32, Ordering};
 const MOST: usize = 8;
 /// Of so many that a program may have, one is taken from it.
 const OF: u64 = 32;
+/// Lower numbers are the program's: it would miss them (`open` gives the lowest that is free).
+const LEAST: i32 = 200;
 
 const NONE: i32 = -1;
 static SPARE: [AtomicI32; MOST] = [const { AtomicI32::new(NONE) }; MOST];
@@ -32,7 +34,7 @@ pub fn keep() {
     if asked.is_err() {
         return;
     }
-    let most = (limit.rlim_cur / OF).min(MOST as u64) as usize;
+    let most = if limit.rlim_cur > LEAST as u64 { (limit.rlim_cur / OF).min(MOST as u64) as usize } else { 0 };
     // Above a limit that was lowered a number makes no room when it is given up.
     for place in &SPARE {
         let spare = place.load(Ordering::Relaxed);
@@ -50,6 +52,10 @@ pub fn keep() {
         let made = unsafe { checked(libc::SYS_eventfd2, [0, libc::EFD_CLOEXEC as usize, 0, 0, 0, 0]) };
         let Ok(made) = made else { return };
         let spare = own_fd(made as i32);
+        // The limit is too low for any that does not show.
+        if spare < LEAST {
+            return close(spare);
+        }
         if place.compare_exchange(NONE, spare, Ordering::Relaxed, Ordering::Relaxed).is_err() {
             close(spare);
         }
