@@ -7,6 +7,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
+use farmem_protocol::wire::VERSION;
 use farmem_tests::farmem::{Far, Node, free_port};
 use farmem_tests::process;
 
@@ -62,7 +63,7 @@ fn something_that_is_no_node() -> Result<()> {
         };
         while stream.write_all(&[0; 4096].map(|_| noise())).is_ok() {}
     })?;
-    let welcomes_nobody = says([b"farmem".as_slice(), &[2, 0], &[0xFF; 256]].concat())?;
+    let welcomes_nobody = says([b"farmem".as_slice(), &VERSION.to_le_bytes(), &[0xFF; 256]].concat())?;
     refused(&http, "not a farmem node", hello)?;
     refused(&closes, "not a farmem node", hello)?;
     refused(&garbage, "not a farmem node", hello)?;
@@ -82,8 +83,8 @@ fn something_that_keeps_us_waiting() -> Result<()> {
     // Begins like a node, and never comes to the point.
     let slow = listener(|mut stream| {
         std::thread::spawn(move || {
-            for byte in b"farmem\x03\0".iter().chain([0; 120].iter()) {
-                let _ = stream.write_all(&[*byte]);
+            for byte in b"farmem".iter().copied().chain(VERSION.to_le_bytes()).chain([0; 120]) {
+                let _ = stream.write_all(&[byte]);
                 std::thread::sleep(Duration::from_millis(200));
             }
         });
