@@ -1,6 +1,6 @@
 //! `farmem agent` on demand, its view, and the benchmark on it.
 
-#[allow(dead_code)] // Each test file uses a part.
+#[allow(dead_code)] // Shared by test programs, each of which uses a part.
 mod common;
 
 use common::{Place, eventually, outcome, runs};

@@ -1,6 +1,6 @@
 //! `farmem check` and `farmem status` on pools that live, that were damaged, and whose hosts have died.
 
-#[allow(dead_code)] // Each test file uses a part.
+#[allow(dead_code)] // Shared by test programs, each of which uses a part.
 mod common;
 
 use std::path::{Path, PathBuf};

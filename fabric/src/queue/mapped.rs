@@ -44,8 +44,8 @@ impl Mapped {
     #[inline]
     pub fn doorbell(&mut self) -> Result<(), Lost> {
         self.member.check()?;
-        let busy = self.to_admit == 0 || self.keyed.as_ref().is_some_and(|keyed| keyed.in_flight() > 0);
-        if busy { Ok(()) } else { self.go_keyed() }
+        let free = self.keyed.as_ref().is_none_or(|keyed| keyed.in_flight() == 0);
+        if self.to_admit > 0 && free { self.go_keyed() } else { Ok(()) }
     }
 
     #[inline]

@@ -149,7 +149,9 @@ pub struct Files {
 }
 
 /// Keeps mapped blocks from being published, and published ones from being mapped.
-pub(super) struct Publishing<'a>(#[allow(dead_code)] Held<'a, Mapped>);
+pub(super) struct Publishing<'a> {
+    _locked: Held<'a, Mapped>,
+}
 
 impl Default for Files {
     fn default() -> Files {
@@ -170,7 +172,7 @@ impl Files {
     pub(super) fn publishing(&self, place: Place) -> Option<Publishing<'_>> {
         let mapped = self.mapped.lock();
         let is_mapped = place.level == Level::Block && mapped.blocks.contains_key(&place.index);
-        (!is_mapped).then_some(Publishing(mapped))
+        (!is_mapped).then_some(Publishing { _locked: mapped })
     }
 
     /// An owner is fenced.
