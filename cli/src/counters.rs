@@ -47,7 +47,7 @@ plain_counters! {
     demand,
     /// Served from a staged page.
     rescued,
-    /// First writes to clean pages.
+    /// First writes to clean pages, or to swept ones.
     upgrades,
     /// Served by another thread.
     joined,
@@ -63,8 +63,10 @@ plain_counters! {
     evicted_clean,
     /// Batches.
     evict_batches,
-    /// Stretches write-protected at once, ahead of eviction.
+    /// Batches write-protected by whole stretches.
     sweeps,
+    /// Pages protected by these that stayed.
+    swept,
     /// Pages evicted by faulting threads.
     reclaimed_inline,
     /// Bytes from nodes.

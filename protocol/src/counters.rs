@@ -12,7 +12,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// First word of a counters file: `farmem` and the layout's version.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"farmem\x00\x02");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"farmem\x00\x03");
 /// Process slots in a counters file.
 pub const PROCESSES: usize = 64;
 
@@ -53,7 +53,7 @@ pub struct Process {
     pub demand: AtomicU64,
     /// … served from a staged page, no fabric operation.
     pub rescued: AtomicU64,
-    /// … first writes to a page that had arrived clean.
+    /// … first writes to a page that had arrived clean, or that a sweep had protected.
     pub upgrades: AtomicU64,
     /// … which found that another thread had served them.
     pub joined: AtomicU64,
@@ -69,8 +69,10 @@ pub struct Process {
     pub evicted_clean: AtomicU64,
     /// Eviction batches (one TLB flush each).
     pub evict_batches: AtomicU64,
-    /// Stretches of addresses write-protected at once, ahead of eviction.
+    /// Batches whose dirty pages were write-protected by whole stretches of addresses.
     pub sweeps: AtomicU64,
+    /// Pages that sweeps protected while they stayed local: each may take an upgrade that it would not have taken.
+    pub swept: AtomicU64,
     /// Pages evicted by a faulting thread because the background thread was behind.
     pub reclaimed_inline: AtomicU64,
     /// Bytes read from nodes.

@@ -54,6 +54,17 @@ const GAP: u64 = 256;
 /// How many of the pages that leave next are swept, at most.
 const AHEAD: usize = 16_384;
 
+/// What a sweep finds of a page in its stretch.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mark {
+    /// It was writable, and has P now.
+    New,
+    /// The call may pass over it: nothing of it changes that is not this eviction's own.
+    Needless,
+    /// The call must not touch it.
+    Refused,
+}
+
 /// What sweeps remember.
 pub struct Sweeps {
     always: bool,
@@ -149,19 +160,21 @@ impl Pager {
         wanted.sort_unstable();
 
         self.sweeping.store(true, Ordering::SeqCst);
-        for stretch in wanted.chunk_by(|a, b| b.0 - a.0 <= GAP) {
-            self.sweep_stretch(stretch[0], stretch[stretch.len() - 1]);
-        }
+        let stretches = wanted.chunk_by(|a, b| b.0 - a.0 <= GAP);
+        let swept = stretches.map(|stretch| self.sweep_stretch(stretch[0], stretch[stretch.len() - 1])).sum();
         self.sweeping.store(false, Ordering::SeqCst);
         self.count(&self.counters.sweeps, 1);
+        self.count(&self.counters.swept, swept);
         evictor.sweeps.wanted = wanted;
     }
 
-    /// Protects all that can be protected from `first` to `last`.
-    fn sweep_stretch(&self, first: PageId, last: PageId) {
-        let mut from = None;
+    /// Protects all that can be protected from `first` to `last`; how many pages that stay.
+    fn sweep_stretch(&self, first: PageId, last: PageId) -> u64 {
+        let (mut from, mut swept) = (None, 0);
         for page in (first.0..=last.0).map(PageId) {
-            if self.mark_protected(page) {
+            let marked = self.mark_protected(page);
+            swept += (marked == Mark::New) as u64;
+            if marked != Mark::Refused {
                 from.get_or_insert(page);
             } else if let Some(from) = from.take() {
                 self.protect_marked(from, page);
@@ -170,25 +183,26 @@ impl Pager {
         if let Some(from) = from {
             self.protect_marked(from, PageId(last.0 + 1));
         }
+        swept
     }
 
-    /// Sets P where the call will make it true. False for a page that the call must not touch.
-    fn mark_protected(&self, page: PageId) -> bool {
+    /// Sets P where the call will make it true.
+    fn mark_protected(&self, page: PageId) -> Mark {
         let word = self.table.word(page);
         loop {
             let seen = word.load();
             match seen.state() {
-                State::Busy => return false,
+                State::Busy => return Mark::Refused,
                 State::Resident if seen.writable() => {
                     if seen.pins() > 0 {
-                        return false;
+                        return Mark::Refused;
                     }
                     if word.shift(seen, seen.with_protected(true)) {
-                        return true;
+                        return Mark::New;
                     }
                 }
                 // Leaving: this eviction's own. Clean or protected: stays so. Absent: nothing to protect.
-                _ => return true,
+                _ => return Mark::Needless,
             }
         }
     }
