@@ -41,12 +41,16 @@ unsafe impl Send for ForkTicket {}
 impl Session {
     /// Before a fork: a membership for the child, holding what this member holds at this moment.
     pub fn fork_ticket(&self) -> Result<ForkTicket, Lost> {
-        let (answer, _) = self.member.ask(Ask::Ticket, SlabId(0), [0; 16])?;
+        let (answer, passed) = self.member.ask(Ask::Ticket, SlabId(0), [0; 16])?;
         if Status::of(answer.status) != Some(Status::Done) {
             return Err(self.member.give_up("it takes no more programs, and so no forked child".into()));
         }
         let slabs = self.member.slabs.lock().iter().map(|(id, mapping)| (*id, mapping.extent())).collect();
-        let (link, owner) = self.member.restore_as(Purpose::Rejoin, 0, answer.secret)?;
+        // A node on this machine passes the connection: its socket's file may be out of reach by now.
+        let (link, owner) = match passed.and_then(|fd| self.member.present(fd, answer.secret)) {
+            Some(present) => present,
+            None => self.member.restore_as(Purpose::Rejoin, 0, answer.secret)?,
+        };
         Ok(ForkTicket { parent: Arc::clone(&self.member), secret: answer.secret, owner, link, slabs })
     }
 

@@ -217,19 +217,24 @@ impl Worker {
         }
     }
 
-    /// Takes all connections that wait at a listener and deals them out in turn.
+    /// Takes all connections that wait at a listener.
     fn accept(&mut self, listener: usize) {
         while let Some(Ok((socket, about))) = self.listeners.get(listener).map(|l| l.accept(self.path.as_ref())) {
-            if self.shared.connections.load(Ordering::Relaxed) >= MAX_CONNECTIONS {
-                // Not even a word: whoever opens so many reads none.
-                continue;
-            }
-            self.shared.connections.fetch_add(1, Ordering::Relaxed);
-            let inbox = &self.shared.inboxes[self.next_worker];
-            inbox.accepted.lock().push((socket, about));
-            inbox.waker.wake();
-            self.next_worker = (self.next_worker + 1) % self.shared.inboxes.len();
+            self.deal_out(socket, about);
         }
+    }
+
+    /// Gives connections to the workers in turn.
+    fn deal_out(&mut self, socket: OwnedFd, about: Circumstances) {
+        if self.shared.connections.load(Ordering::Relaxed) >= MAX_CONNECTIONS {
+            // Not even a word: whoever opens so many reads none.
+            return;
+        }
+        self.shared.connections.fetch_add(1, Ordering::Relaxed);
+        let inbox = &self.shared.inboxes[self.next_worker];
+        inbox.accepted.lock().push((socket, about));
+        inbox.waker.wake();
+        self.next_worker = (self.next_worker + 1) % self.shared.inboxes.len();
     }
 
     fn admit(&mut self, socket: OwnedFd, about: Circumstances, now: u64) {
@@ -255,7 +260,9 @@ impl Worker {
     /// Takes what a connection has, answers what it can. Returns whether anything came.
     fn serve(&mut self, token: usize, now: u64) -> bool {
         let Some(Some(connection)) = self.connections.get_mut(token) else { return false };
-        match connection.serve(&self.shared.nic, now) {
+        let served = connection.serve(&self.shared.nic, now);
+        let opened = connection.engine.take_opened();
+        let came = match served {
             Ok(came) => {
                 let wants = (!connection.engine.is_backed_up(), connection.engine.has_output());
                 if wants != connection.watched {
@@ -268,7 +275,11 @@ impl Worker {
                 self.close(token, why, now);
                 true
             }
+        };
+        for stream in opened {
+            self.deal_out(stream.into(), Circumstances { local: true, own_end: None, path: Vec::new() });
         }
+        came
     }
 
     fn close(&mut self, token: usize, why: Goodbye, now: u64) {

@@ -36,7 +36,7 @@ use farmem_protocol::addr::{FarSlot, PAGE_BYTES, PageId};
 use farmem_protocol::exit;
 use farmem_protocol::lines::{LINE_BYTES, WHOLE_FROM};
 use farmem_sys::memory::{copy_page, discard_vectored, is_zero};
-use farmem_sys::raw::{Errno, yield_cpu};
+use farmem_sys::raw::{Errno, checked, yield_cpu};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -57,6 +57,8 @@ pub struct Evictor {
     pidfd: i32,
     /// `/proc/self/mem`, for pages that the program itself may not read now.
     mem_fd: i32,
+    /// Without `/proc/self/mem`: a page of ours to which one is moved to be read; 0 if there is none.
+    bench: usize,
     /// Protecting calls.
     pub(crate) sweeps: Sweeps,
     /// Queue pairs for write-back.
@@ -85,15 +87,42 @@ impl Evictor {
             vectored,
             pidfd: farmem_sys::raw::pidfd_of_self().unwrap_or(-1),
             mem_fd: farmem_sys::raw::open_self_mem().unwrap_or(-1),
+            bench: 0,
             sweeps,
             thread: None,
             log,
         }
     }
 
-    /// Reads a resident page whatever its protection.
-    pub fn read_resident(&self, page: PageId, to: *mut u8) -> Result<(), Errno> {
-        farmem_sys::raw::read_mem(self.mem_fd, page.addr(), to, PAGE_BYTES)
+    /// Reads a resident page whatever its protection. It is the caller's, and about to be dropped: it may be gone.
+    pub fn read_leaving(&mut self, page: PageId, to: *mut u8) -> Result<(), Errno> {
+        if self.mem_fd >= 0 {
+            return farmem_sys::raw::read_mem(self.mem_fd, page.addr(), to, PAGE_BYTES);
+        }
+        self.read_moved(page, to)
+    }
+
+    /// [`Evictor::read_leaving`] where a child was forked after its parent had given up its user or its root directory,
+    /// and may not open `/proc/self/mem`: moves the page's memory out of its mapping, which stays as it is, so that other
+    /// threads of the program never see the page with another protection.
+    #[cold]
+    fn read_moved(&mut self, page: PageId, to: *mut u8) -> Result<(), Errno> {
+        if self.bench == 0 {
+            self.bench = farmem_sys::holdings::reserve(PAGE_BYTES)? as usize;
+        }
+        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
+        // SAFETY: a page of our mappings that nobody else uses now (the caller's promise), and one of our own, which is
+        // whole and readable when it is read; the target is the caller's.
+        unsafe {
+            checked(libc::SYS_mremap, [page.addr(), PAGE_BYTES, PAGE_BYTES, flags as usize, self.bench, 0])?;
+            checked(libc::SYS_mprotect, [self.bench, PAGE_BYTES, libc::PROT_READ as usize, 0, 0, 0])?;
+            copy_page(self.bench as *const u8, to);
+            // Ours again: what was moved here is not inherited by a child.
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+            let prot = libc::PROT_READ | libc::PROT_WRITE;
+            checked(libc::SYS_mmap, [self.bench, PAGE_BYTES, prot as usize, flags as usize, usize::MAX, 0])?;
+        }
+        Ok(())
     }
 
     /// In a forked child: descriptors and queue pairs of its own.
@@ -369,12 +398,12 @@ impl Pager {
         unsafe { self.tracker.changed(page, (!slot.is_null()).then_some(slot)) }
     }
 
-    fn read_page(&self, evictor: &Evictor, page: PageId, to: *mut u8, readable: bool) {
+    fn read_page(&self, evictor: &mut Evictor, page: PageId, to: *mut u8, readable: bool) {
         if readable {
             // SAFETY: the source is present and Leaving (see `copy_dirty`), the target ours.
             unsafe { copy_page(page.addr() as *const u8, to) };
-        } else if let Err(e) = evictor.read_resident(page, to) {
-            broken(&format!("page {:#x} is unreadable even through /proc/self/mem: {e}", page.addr()));
+        } else if let Err(e) = evictor.read_leaving(page, to) {
+            broken(&format!("page {:#x} cannot be read: {e}", page.addr()));
         }
     }
 

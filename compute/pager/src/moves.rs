@@ -182,7 +182,7 @@ impl Pager {
     /// Moves one resident page, where [`Pager::move_mapping`] could not: it is never there twice.
     fn copy_resident(&self, from: PageId, to: PageId) {
         let mut bytes = [0u64; PAGE_BYTES / 8];
-        if let Err(e) = self.evictor.lock().read_resident(from, bytes.as_mut_ptr().cast()) {
+        if let Err(e) = self.evictor.lock().read_leaving(from, bytes.as_mut_ptr().cast()) {
             broken(&format!("page {:#x} is unreadable: {e}", from.addr()));
         }
         // SAFETY: the source is Busy, and its bytes are safe; the target is fresh and nobody knows it.

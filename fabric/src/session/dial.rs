@@ -82,7 +82,17 @@ pub(super) fn dial(
     patience: Patience,
 ) -> Result<(Link, Welcome, Option<PathBuf>), NoDial> {
     let link = reach.connect(patience.connect_ns).map_err(NoDial::System)?;
-    let until = reach.now_ns() + patience.answer_ns;
+    greet(reach, link, hello, patience.answer_ns)
+}
+
+/// [`dial`] over a connection that stands.
+pub(super) fn greet(
+    reach: &Reach,
+    link: Link,
+    hello: &Hello,
+    answer_ns: u64,
+) -> Result<(Link, Welcome, Option<PathBuf>), NoDial> {
+    let until = reach.now_ns() + answer_ns;
     send_now(&link, hello.as_bytes()).map_err(|_| NoDial::Closed)?;
     let mut welcome = Welcome::new_zeroed();
     let bytes = welcome.as_mut_bytes();

@@ -1,7 +1,7 @@
 //! What a session and its queue pairs share, and how a connection of theirs that was cut is restored: the
 //! rules at the top of [`super`].
 
-use super::dial::{NoDial, Patience, dial, exchange, hello, request};
+use super::dial::{NoDial, Patience, dial, exchange, greet, hello, request};
 use crate::Lost;
 use crate::link::{Link, Reach};
 use crate::mapping::Mapping;
@@ -156,6 +156,14 @@ impl Membership {
     /// A connection stands but has been silent for [`SILENT_NS`].
     pub fn silent(&self) -> Lost {
         self.give_up(format!("it has not answered for {} s", SILENT_NS / 1_000_000_000))
+    }
+
+    /// The control connection of the member of this secret, over a connection that its node has passed. `None` where
+    /// that has come to nothing.
+    pub fn present(&self, passed: i32, secret: Secret) -> Option<(Link, u16)> {
+        let hello = Hello { secret, incarnation: self.incarnation.into(), ..hello(Purpose::Rejoin) };
+        let (link, welcome, _) = greet(&self.reach, Link::Socket(passed), &hello, SILENT_NS).ok()?;
+        Some((link, welcome.owner.get()))
     }
 
     /// A new connection for `purpose` in place of one that was cut.

@@ -201,7 +201,8 @@ pub enum Ask {
     /// The slab is no longer needed by this member.
     Release = 2,
     /// A member for a child about to be forked, holding every slab that this one holds.
-    /// Answer: the child's secret.
+    /// Answer: the child's secret. Over a Unix socket it carries a connection, on which that member may say hello: one
+    /// that has given up the rights to the socket's file, or cannot see it any more, forks all the same.
     Ticket = 3,
     /// Every member of the run is gone.
     EndRun = 4,

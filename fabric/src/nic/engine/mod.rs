@@ -38,6 +38,7 @@ use farmem_sys::socket::Part;
 use output::{BACKLOG, NotSent, Output, Passed};
 use serving::Serving;
 use std::net::{IpAddr, SocketAddr};
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use zerocopy::{FromBytes, IntoBytes};
@@ -99,6 +100,7 @@ pub struct Engine {
     start: usize,
     end: usize,
     output: Output,
+    opened: Vec<UnixStream>,
 }
 
 impl Engine {
@@ -112,7 +114,14 @@ impl Engine {
             start: 0,
             end: 0,
             output: Output::default(),
+            opened: Vec::new(),
         }
+    }
+
+    /// Connections that the node has opened to this one's peer since last asked: as good as accepted where this one
+    /// was. Their other ends are in the output.
+    pub fn take_opened(&mut self) -> Vec<UnixStream> {
+        std::mem::take(&mut self.opened)
     }
 
     /// Whether the peer has not yet said who it is.
@@ -356,7 +365,10 @@ impl Engine {
             },
             Ask::Release => answer.status = nic.release(&member, SlabId(request.slab.get())) as u8,
             Ask::Ticket => match nic.ticket(&member, now_ns) {
-                Ok(secret) => answer.secret = secret,
+                Ok(secret) => {
+                    answer.secret = secret;
+                    passed = self.open().map(Passed::Stream);
+                }
                 Err(status) => answer.status = status as u8,
             },
             Ask::EndRun => nic.end_run(&request.detail),
@@ -404,6 +416,13 @@ impl Engine {
             None => self.output.bytes(answer.as_bytes()),
         }
         Ok(true)
+    }
+
+    /// One more connection to a peer on this machine; its end. `None` where none can be had.
+    fn open(&mut self) -> Option<UnixStream> {
+        let (ours, theirs) = self.about.local.then(UnixStream::pair)?.ok()?;
+        self.opened.push(ours);
+        Some(theirs)
     }
 
     /// Gives output to `send`, until there is none or it takes no more. `send` gets the parts and

@@ -7,6 +7,8 @@ use crate::nic::pool::files::File;
 use farmem_sys::raw::Errno;
 use farmem_sys::socket::Part;
 use std::collections::VecDeque;
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 /// Output backed up, at which input waits.
@@ -32,10 +34,12 @@ pub(super) struct Output {
     pub backlog: usize,
 }
 
-/// Memory whose descriptor goes to a peer on this machine.
+/// What a peer on this machine gets the descriptor of.
 pub(super) enum Passed {
     Slab(Arc<Slab>),
     Unit(Arc<File>),
+    /// The other end of a connection of the node's.
+    Stream(UnixStream),
 }
 
 impl Passed {
@@ -43,6 +47,7 @@ impl Passed {
         match self {
             Passed::Slab(slab) => slab.fd(),
             Passed::Unit(file) => file.fd(),
+            Passed::Stream(stream) => stream.as_raw_fd(),
         }
     }
 }
