@@ -113,3 +113,27 @@ fn an_interrupt_ends_the_program_and_leaves_nothing() {
     assert_eq!(left(&place), [""; 0]);
     assert!(!std::path::Path::new(&format!("/proc/{program}")).exists(), "the program goes on");
 }
+
+/// Processes at a node, over shm and tcp: what they hold is checked by themselves, and the figures are plausible.
+#[test]
+fn processes_claim_blocks_at_a_real_node() {
+    let place = Place::new();
+    let json = place.path().join("real.json");
+    let mut command = place.farmem(["bench", "alloc", "--real", "--quick", "--rounds", "1", "--json"]);
+    command.arg(&json).env("TMPDIR", place.path());
+    let (status, said, complaint) = outcome(command);
+    assert_eq!(status, Some(0), "{complaint}");
+    assert!(said.contains("nobody else's while held"), "{said}");
+    let rows: serde_json::Value = serde_json::from_slice(&fs::read(json).unwrap()).unwrap();
+    let rows = rows.as_array().unwrap();
+    let of =
+        |row: &serde_json::Value| (row["transport"].as_str().unwrap().to_owned(), row["processes"].as_u64().unwrap());
+    let expected = ["shm", "tcp"].map(|way| [1, 2, 8].map(|processes| (way.to_owned(), processes)));
+    assert_eq!(rows.iter().map(of).collect::<Vec<_>>(), expected.concat());
+    for row in rows {
+        // Half of 70 % of 512 blocks, less what does not divide.
+        assert!(row["claims"]["count"].as_u64().unwrap() >= 160, "{row}");
+        assert!(row["claims"]["cas"].as_f64().unwrap() >= 1.0, "{row}");
+        assert_eq!(row["releases"]["cas"].as_f64().unwrap(), 1.0, "{row}");
+    }
+}

@@ -98,6 +98,8 @@ fn a_dead_host_is_recovered_by_its_words_and_the_check_is_clean() {
         let (status, said, _) = outcome(place.farmem(["status", &node, "--json"]));
         assert_eq!(status, Some(0));
         let view: serde_json::Value = serde_json::from_str(&said).unwrap();
+        let bytes = |name: &str| view[0][name].as_u64().unwrap();
+        assert!(bytes("used") <= bytes("lend") && bytes("held") <= bytes("lend"), "{said}");
         let all = view[0]["holders"].as_array().unwrap().clone();
         all.iter()
             .map(|holder| (holder["pid"].as_u64().unwrap_or(0), holder["held"].as_u64().unwrap()))

@@ -102,6 +102,8 @@ pub fn text(nic: &Nic) -> String {
     let (windows, bound) = nic.windows.count();
     tell("gauge", "windows", "", "Windows that members have.", windows);
     tell("gauge", "windows_bound", "", "Of these, bound.", bound);
+    let carved = now(&tally.carved);
+    tell("counter", "windows_on_card_total", "", "Windows bound on the RDMA card, each for one queue pair.", carved);
     tell("counter", "grants_total", "", "Slabs granted.", now(&tally.grants));
     tell("counter", "discarded_bytes_total", "", "Memory given back by request.", now(&tally.discarded_bytes));
     tell("counter", "exhausted_total", "", "Slabs not granted for want of memory.", now(&tally.exhausted));

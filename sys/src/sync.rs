@@ -112,6 +112,13 @@ unsafe impl<T: Send> Send for Lock<T> {}
 /// Proof that the lock is held.
 pub struct Held<'a, T>(&'a Lock<T>);
 
+impl<T> std::fmt::Debug for Lock<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // What it guards is not looked at: another may hold it.
+        f.write_str("Lock")
+    }
+}
+
 impl<T> Lock<T> {
     /// A free lock.
     #[cfg(not(loom))]

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use farmem_tests::farmem::built;
 
 /// The paths, and how many times one is gone through; counts are of the second that many.
-const PATHS: [(&str, u64); 9] = [
+const PATHS: [(&str, u64); 10] = [
     ("fault", 40_000),
     ("leave", 100),
     ("policy", 200),
@@ -21,6 +21,7 @@ const PATHS: [(&str, u64); 9] = [
     ("read-shm", 5_000),
     ("lines", 2_000),
     ("record", 50),
+    ("allocate", 20_000),
 ];
 /// Around a count that the same compiler gave.
 const SLACK: f64 = 0.05;

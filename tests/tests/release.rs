@@ -10,8 +10,8 @@ use farmem_tests::process::eventually;
 use farmem_tests::{compile, process};
 
 const LIMIT: Duration = Duration::from_secs(120);
-/// The promise, and what a machine busy with other things may add.
-const SOON: Duration = Duration::from_millis(2000);
+/// The promise is a second, and half of one is measured; the rest is for machines that are slow, or busy with other things.
+const SOON: Duration = Duration::from_secs(10);
 
 /// A GiB of which a sixteenth is local; three quarters are freed in pieces of 8 MiB.
 fn follows(transport: &str) -> Result<()> {

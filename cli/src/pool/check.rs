@@ -46,11 +46,12 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     }
     let bytes = |chunks: u64| units::bytes(chunks * 4096);
     println!(
-        "node {node}: sound: {} lent at most, {} free, {} held by {} owners, {} being made clean",
+        "node {node}: sound: {} lent at most, {} free, {} held by {} {}, {} being made clean",
         bytes(chunks),
         bytes(recount.free.iter().sum()),
         bytes(recount.held.values().sum()),
         recount.held.len(),
+        if recount.held.len() == 1 { "owner" } else { "owners" },
         bytes(recount.quarantined + recount.moving),
     );
     Ok(())

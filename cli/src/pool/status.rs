@@ -31,7 +31,8 @@ Examples:
   farmem status --json | jq '.[].free'
 
 A run's slabs stand under the run; what a process claims itself, in pieces from 4 KiB on, under
-its pid, or as agent if it is this user's. \"Cleaning\" was given back and is drained and scrubbed before it is free.";
+its pid, or as agent if it is this user's. \"Used\" is what of it was touched and not freed by programs since.
+\"Cleaning\" was given back and is drained and scrubbed before it is free.";
 
 /// What is known of a node. Bytes, unless it says otherwise.
 #[derive(Debug, Serialize)]
@@ -40,6 +41,8 @@ struct View {
     lend: u64,
     free: u64,
     held: u64,
+    /// Really taken from the system: pages touched and not given back.
+    used: u64,
     cleaning: u64,
     retired: u64,
     /// The longest run of free memory.
@@ -130,6 +133,7 @@ fn view(node: &NodeAddr) -> Result<View, Failure> {
         lend: snapshot.geometry.lent_bytes(),
         free: bytes(recount.free.iter().sum()),
         held: bytes(recount.held.values().sum()),
+        used: figure(Figure::InUse)?,
         cleaning: bytes(recount.quarantined + recount.moving),
         retired: bytes(recount.bad),
         longest_free: runs.iter().copied().max().unwrap_or(0),
@@ -151,6 +155,7 @@ fn text(view: &View) -> String {
     out += &units::aligned(&[
         row("lend", size(view.lend)),
         row("held", format!("{} ({})", size(view.held), units::share(view.held, view.lend))),
+        row("used", size(view.used)),
         row("free", size(view.free)),
         row("cleaning", size(view.cleaning)),
         row("retired", size(view.retired)),

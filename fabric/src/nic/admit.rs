@@ -131,7 +131,8 @@ impl Nic {
             owner => self.member_of(owner).ok_or(Status::Window)?.serial,
         };
         let queue = binding.queue.get();
-        let bound = Bound { memory: grip.memory, base: grip.offset, len, rights, user, queue, parent, under };
+        let (memory, base, carved) = (grip.memory, grip.offset, Vec::new());
+        let bound = Bound { memory, base, len, rights, user, queue, parent, under, carved };
         // Against the release of the slab, which unbinds what it finds: either it finds this, or we see it gone.
         let holds = member.holds.lock();
         if let KeyKind::Slab(id) = parent.kind()

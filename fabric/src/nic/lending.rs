@@ -11,6 +11,7 @@ use super::pool::leases::Lease;
 use crate::mapping::{Mapping, Memfd};
 use farmem_protocol::addr::{SLAB_BYTES, SlabId};
 use farmem_sys::raw::Errno;
+use farmem_sys::sync::Lock;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -102,7 +103,8 @@ impl Lending {
         let id = SlabId(self.next.fetch_add(1, Ordering::Relaxed));
         let before = self.lent.fetch_add(SLAB_BYTES, Ordering::Relaxed);
         self.peak.fetch_max(before + SLAB_BYTES, Ordering::Relaxed);
-        Ok(Arc::new(Slab { id, mapping, memfd, first, lending: Arc::clone(self), _lease: Arc::clone(lease) }))
+        let (lending, lease) = (Arc::clone(self), Arc::clone(lease));
+        Ok(Arc::new(Slab { id, mapping, memfd, pins: Lock::new(0), first, lending, _lease: lease }))
     }
 
     /// Whether the system would give a slab's memory now.
@@ -137,6 +139,8 @@ pub struct Slab {
     /// Its bytes.
     pub mapping: Mapping,
     memfd: Memfd,
+    /// Windows by which a card has some of its pages locked: none of them is given back meanwhile.
+    pub(super) pins: Lock<u32>,
     /// The first of its blocks in the word table.
     first: u32,
     lending: Arc<Lending>,

@@ -5,7 +5,7 @@
 //! * [`engine`]: one connection: bytes in, verbs carried out, bytes out.
 //! * [`admit`]: from a key to memory, or a refusal. [`windows`]: keys for parts of it.
 //! * [`pool`]: the words that say who owns what.
-//! * `wires`: what members reach by an RDMA card, past all this.
+//! * `wires`: what members reach by an RDMA card, past all this. `carved`: windows there.
 //! * [`tally`]: figures for operators.
 //! * [`epochs`]: when what was admitted under a revoked right has ended.
 //!
@@ -13,6 +13,7 @@
 //! garbage; it is the same code. Time is an argument.
 
 pub mod admit;
+pub(crate) mod carved;
 pub mod engine;
 pub mod epochs;
 pub mod lending;
@@ -224,7 +225,10 @@ impl Nic {
         if self.members().iter().any(|other| !Arc::ptr_eq(other, member) && other.slab(id).is_some()) {
             return Status::Shared;
         }
-        if member.wires.lock().exposes(id) {
+        let exposed = member.wires.lock().exposes(id);
+        // Held until the hole is punched: no window takes the pages to the card meanwhile.
+        let pins = slab.pins.lock();
+        if exposed || *pins > 0 {
             // Its pages are the card's until it ends: they are not given back, but they do read as zero.
             return if slab.mapping.zero(offset, len) { Status::Done } else { Status::Range };
         }

@@ -222,7 +222,7 @@ fn index(key: Key) -> u32 {
 }
 
 fn bound(memory: &Memory, base: u64, len: u64, rights: Rights, user: u64, queue: u64) -> Bound {
-    Bound { memory: memory.clone(), base, len, rights, user, queue, parent: Key(0), under: None }
+    Bound { memory: memory.clone(), base, len, rights, user, queue, parent: Key(0), under: None, carved: Vec::new() }
 }
 
 const DATA: Rights = Rights::READ.and(Rights::WRITE);

@@ -12,6 +12,7 @@ pub struct Tally {
     pub faa: AtomicU64,
     pub binds: AtomicU64,
     pub invalidates: AtomicU64,
+    pub carved: AtomicU64,
     pub sends: AtomicU64,
     pub regenerated: AtomicU64,
     pub read_bytes: AtomicU64,

@@ -14,11 +14,12 @@
 //! the extent's word is looked at with every verb.
 
 use super::admit::{Grip, Memory, Right, WordRight};
+use super::carved::Carved;
 use farmem_protocol::key::{Key, Rights, WINDOWS};
 use farmem_protocol::wire::{ANY_QUEUE, Op, Status};
 use farmem_sys::sync::Lock;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
 
 /// Windows are made by the chunk.
 const CHUNK: usize = 1024;
@@ -75,6 +76,8 @@ pub struct Bound {
     pub parent: Key,
     /// The word that must stand as it did.
     pub under: Option<WordRight>,
+    /// As whose queue pairs know it on a card; over before the binding's end is told to anybody.
+    pub carved: Vec<Arc<Carved>>,
 }
 
 impl Default for Windows {
@@ -139,8 +142,7 @@ impl Windows {
         entry.generation.store(generation + 1, Ordering::SeqCst);
         let bound = what.bound.take();
         drop(what);
-        // It may be the last that refers to a slab: no lock is held while that is scrubbed.
-        drop(bound);
+        end(bound);
         Ok(Key::window(index, generation + 1))
     }
 
@@ -165,7 +167,7 @@ impl Windows {
         entry.generation.store(next, Ordering::SeqCst);
         what.holder = 0;
         drop(what);
-        drop(bound);
+        end(bound);
         if next < LAST {
             self.spare.lock().free.push(index);
         }
@@ -213,6 +215,30 @@ impl Windows {
         Ok(Grip { memory: bound.memory.clone(), offset: bound.base + offset, right })
     }
 
+    /// A window as a queue pair of a member's knows it on a card: the one there is, or else what `make` makes. The
+    /// window's lock is held meanwhile, so that it does not end unseen.
+    pub fn carve(
+        &self,
+        (member, queue): (u64, u64),
+        (index, generation): (u32, u32),
+        is_it: impl Fn(&Carved) -> bool,
+        make: impl FnOnce(&Bound) -> Option<Carved>,
+    ) -> Result<Arc<Carved>, Status> {
+        let entry = self.entry(index).ok_or(Status::Access)?;
+        let mut what = entry.what.lock();
+        let current = entry.generation.load(Ordering::SeqCst) == generation;
+        // Not what is everybody's: each of them would need one.
+        let bound = what.bound.as_mut().filter(|b| current && b.user == member && b.is_for(member, queue));
+        let bound = bound.ok_or(Status::Access)?;
+        bound.carved.retain(|carved| !carved.is_over());
+        if let Some(carved) = bound.carved.iter().find(|carved| is_it(carved)) {
+            return Ok(Arc::clone(carved));
+        }
+        let carved = Arc::new(make(bound).ok_or(Status::System)?);
+        bound.carved.push(Arc::clone(&carved));
+        Ok(carved)
+    }
+
     /// Windows made, and of these bound, for the operator.
     pub fn count(&self) -> (u64, u64) {
         let (mut made, mut bound) = (0, 0);
@@ -222,6 +248,13 @@ impl Windows {
             bound += what.bound.is_some() as u64;
         }
         (made, bound)
+    }
+}
+
+/// Off the card, and away. It may be the last that refers to a slab: no lock is held while that is scrubbed.
+fn end(bound: Option<Bound>) {
+    if let Some(bound) = &bound {
+        bound.carved.iter().for_each(|carved| carved.end());
     }
 }
 
@@ -238,7 +271,6 @@ mod tests {
     use crate::nic::pool::leases::Lease;
     use farmem_protocol::addr::SLAB_BYTES;
     use farmem_protocol::key::KeyKind;
-    use std::sync::Arc;
 
     fn bound() -> Bound {
         let lending = Arc::new(Lending::new(SLAB_BYTES, Backing::Small));
@@ -252,6 +284,7 @@ mod tests {
             queue: 3,
             parent: Key(1),
             under: None,
+            carved: Vec::new(),
         }
     }
 

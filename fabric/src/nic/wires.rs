@@ -6,9 +6,9 @@
 //! makes up. What ends, ends on the card first:
 //!
 //! ```text
-//! release      region taken back ─► slab let go
-//! a cut        queue pair destroyed ─► the turn is another's
-//! parting      queue pairs ─► regions ─► slabs
+//! release      windows, region taken back ─► slab let go
+//! a cut        windows taken back ─► queue pair destroyed ─► the turn is another's
+//! parting      windows ─► queue pairs ─► regions ─► slabs
 //! ```
 //!
 //! Taking back waits, by the card's own promise, until nothing of it is under way.
@@ -18,11 +18,16 @@
 // Regions of slabs: memory that stays mapped as long as the region.
 #![allow(unsafe_code)]
 
+use super::carved::{Carved, MAX_CARVED};
 use super::lending::Slab;
+use super::tally::count;
+use super::windows::Bound;
 use super::{MAX_QUEUES, Member, Nic};
 use farmem_protocol::addr::{SLAB_BYTES, SlabId};
+use farmem_protocol::key::{Key, KeyKind};
 use farmem_protocol::wire::{self, Hello, Status, Verdict};
 use farmem_sys::raw::Errno;
+use farmem_sys::sync::Lock;
 use farmem_sys::verbs::{Device, Domain, Endpoint, RcQueue, Region, Rights};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -46,7 +51,17 @@ pub(super) struct Wires {
 /// A queue pair, and the turn of the connection that may use it.
 struct Wire {
     turn: u64,
-    queue: Option<RcQueue>,
+    /// Windows on the card that are bound for it.
+    carved: Vec<Arc<Carved>>,
+    /// Others hold it while they end one of those, and no longer.
+    queue: Option<Arc<Lock<RcQueue>>>,
+}
+
+impl Drop for Wire {
+    fn drop(&mut self) {
+        // Before the queue pair, which is destroyed here, by us: soft-RoCE waits 50 s for a window else.
+        self.carved.iter().for_each(|carved| carved.end());
+    }
 }
 
 /// In this order: the region goes first.
@@ -111,6 +126,37 @@ impl Nic {
         Ok(rkey)
     }
 
+    /// Puts a window that is bound for the member on the card, for one of its queue pairs. Its key there and where
+    /// it begins, as [`Ask::ExposeWindow`] has them.
+    pub(super) fn expose_window(&self, member: &Member, key: Key, detail: &[u8; 16]) -> Result<u64, Status> {
+        let KeyKind::Window { index, generation } = key.kind() else { return Err(Status::Access) };
+        let card = self.card.as_ref().filter(|card| card.abilities().windows).ok_or(Status::System)?;
+        let (number, rest) = detail.split_at(8);
+        let number = number.iter().rev().fold(0u64, |word, &b| word << 8 | b as u64);
+        // Held to the end: the queue pair stays.
+        let mut wires = member.wires.lock();
+        if wires.gone || rest != [0; 8] {
+            return Err(Status::Access);
+        }
+        let domain = wires.domain(card).map_err(|_| Status::System)?;
+        let wire = wires.queues.get_mut(&number).ok_or(Status::Access)?;
+        let queue = wire.queue.clone().ok_or(Status::Access)?;
+        wire.carved.retain(|carved| !carved.is_over());
+        let full = wire.carved.len() >= MAX_CARVED;
+        let (ours, make) = (
+            |carved: &Carved| carved.is_of(&queue),
+            |bound: &Bound| {
+                if full { None } else { Carved::new(&domain, &queue, bound) }
+            },
+        );
+        let carved = self.windows.carve((member.serial, number), (index, generation), ours, make)?;
+        if !wire.carved.iter().any(|known| Arc::ptr_eq(known, &carved)) {
+            wire.carved.push(Arc::clone(&carved));
+            count(&self.tally.carved, 1);
+        }
+        Ok(carved.rkey() as u64 | carved.base() << 32)
+    }
+
     /// The turn of a queue pair goes to the connection that asks; the one before is destroyed.
     pub(super) fn attach_wire(&self, hello: &Hello) -> Result<(Arc<Member>, u64), Verdict> {
         let member = self.rejoin(hello)?;
@@ -124,7 +170,7 @@ impl Nic {
         wires.turns += 1;
         let turn = wires.turns;
         // The one before is destroyed here: nothing of it reaches memory after the welcome.
-        wires.queues.insert(hello.queue.get(), Wire { turn, queue: None });
+        wires.queues.insert(hello.queue.get(), Wire { turn, carved: Vec::new(), queue: None });
         drop(wires);
         Ok((member, turn))
     }
@@ -144,12 +190,13 @@ impl Nic {
             return Err(Errno(libc::ESTALE));
         }
         let domain = wires.domain(card)?;
-        let wire = wires.queues.get_mut(&queue).filter(|wire| wire.turn == turn).ok_or(Errno(libc::ESTALE))?;
+        let wire = wires.queues.get_mut(&queue).filter(|w| w.turn == turn && w.queue.is_none());
+        let wire = wire.ok_or(Errno(libc::ESTALE))?;
         let bits = (self.draw)();
         let mut made = RcQueue::new(&domain, DEPTH, u32::from_le_bytes([bits[0], bits[1], bits[2], 0]))?;
         made.accept(&from_wire(host))?;
         let own = made.endpoint();
-        wire.queue = Some(made);
+        wire.queue = Some(Arc::new(Lock::new(made)));
         Ok(own)
     }
 

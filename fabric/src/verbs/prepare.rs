@@ -5,11 +5,12 @@
 
 use super::bounce::SLOT;
 use super::host::{Host, Known};
-use super::queue::{Fate, UNTOLD, Wired};
+use super::queue::{Fate, Right, UNTOLD, Wired};
 use crate::Refusal;
 use crate::queue::{Pending, Verb};
 use crate::session::Membership;
 use farmem_protocol::addr::SLAB_BYTES;
+use farmem_protocol::key::KeyKind;
 use farmem_protocol::wire::MAX_VERB_BYTES;
 use farmem_sys::memory::copy_bytes;
 use farmem_sys::verbs::{RcQueue, Region, Rights, Work, WorkRequest};
@@ -24,9 +25,9 @@ enum Place {
 
 impl Wired {
     /// Makes a work request of the first verb that is not posted. None: there is no room now.
-    pub(super) fn prepare(&mut self, rkey: u32) -> Option<Fate> {
+    pub(super) fn prepare(&mut self, Right { rkey, base }: Right) -> Option<Fate> {
         let pending = &self.verbs[self.posted].pending;
-        let (offset, len) = (pending.offset, pending.len);
+        let (offset, len) = (base + pending.offset, pending.len);
         let inline = self.queue.as_ref().map_or(0, RcQueue::inline_bytes);
         let mut slot = None;
         let mut region = None;
@@ -96,9 +97,14 @@ impl Wired {
 }
 
 impl Pending {
-    /// READ, WRITE, CAS or FAA on a slab.
+    /// READ, WRITE, CAS or FAA on a slab; READ or WRITE by a window, whose words stay the node's processor's, as those
+    /// of everybody who came without a card.
     pub(super) fn is_one_sided(&self) -> bool {
-        self.on_slab() && !matches!(self.verb, Verb::Lines { .. })
+        match self.key.kind() {
+            KeyKind::Slab(_) => self.on_slab() && !matches!(self.verb, Verb::Lines { .. }),
+            KeyKind::Window { .. } => matches!(self.verb, Verb::Read { .. } | Verb::Write { .. }),
+            _ => false,
+        }
     }
 
     /// What the node would refuse, and its card by breaking the queue pair.

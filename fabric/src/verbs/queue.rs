@@ -7,13 +7,15 @@
 //!
 //! Verbs on slabs go to the card, in chains, as many as its queue has room for; each
 //! is told about but WRITEs in the midst of a chain, whose success a later one's
-//! implies. What the node must admit (windows, records of lines, sends) travels in
-//! frames over a connection made for it, and waits for the card to be done, as the
-//! card for it: verbs take effect in the order posted.
+//! implies. READ and WRITE by a window go the same way, once the node has bound it
+//! on its card for this queue pair. What the node must admit (units, CAS and FAA by
+//! other keys than slabs', records of lines, sends, BIND) travels in frames over a
+//! connection made for it, and waits for the card to be done, as the card for it:
+//! verbs take effect in the order posted.
 //!
 //! A verb that the card refuses breaks the queue pair, by RDMA's rules. So what can
 //! be judged here is (the range; whether the slab is held, by its key); the card
-//! judges liars. Whatever breaks a queue pair is treated as a cut: a new one, by the
+//! judges liars, and who uses a window that was taken from him. Whatever breaks a queue pair is treated as a cut: a new one, by the
 //! rules of [`crate::session`], and what had no completion again.
 
 // The buffers of READ and WRITE are the caller's raw memory.
@@ -27,10 +29,12 @@ use crate::queue::{Framed, Pending, SPIN_NS, Verb};
 use crate::session::{Membership, SILENT_NS};
 use crate::{Completion, Lost, Refusal};
 use farmem_protocol::addr::SlabId;
+use farmem_protocol::key::{Key, KeyKind};
+use farmem_protocol::wire::{Ask, Status};
 use farmem_sys::memory::copy_bytes;
 use farmem_sys::raw;
 use farmem_sys::verbs::{Done, Outcome, RcQueue, Region, WorkRequest};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -42,6 +46,8 @@ pub(super) const UNTOLD: u64 = 16;
 const LOOKS_PER_YIELD: u32 = 16;
 /// Sleep between looks, when spinning was in vain.
 const NAP_NS: u64 = 100_000;
+/// Windows whose keys on the card are remembered.
+const KNOWN_WINDOWS: usize = 4096;
 /// Times in a row that a queue pair may break without any verb having completed in between.
 const FAILURES: u32 = 8;
 
@@ -53,7 +59,8 @@ pub(super) struct Flight {
 pub(super) enum Fate {
     /// Not begun.
     Waiting,
-    /// To travel in frames, though it is on a slab: no memory can be locked for it.
+    /// To travel in frames, though it reads or writes memory: none can be locked for it, or the card does not have
+    /// the window, or it refused it, and it is the node that says why.
     Frames,
     /// Judged without the card.
     Settled(Result<u64, Refusal>),
@@ -64,6 +71,14 @@ pub(super) enum Fate {
         /// Of the caller's buffer, for this verb alone.
         _region: Option<Region>,
     },
+}
+
+/// By what the card lets memory be reached.
+#[derive(Clone, Copy)]
+pub(super) struct Right {
+    pub rkey: u32,
+    /// What it calls the first byte.
+    pub base: u64,
 }
 
 /// See the top of this file.
@@ -85,6 +100,8 @@ pub(crate) struct Wired {
     pub(super) hints: [Known; 2],
     pub(super) chain: Vec<WorkRequest<'static>>,
     keyed: Option<Box<Framed>>,
+    /// By their indexes: a window's generation, and how the card knows it, if it does.
+    windows: BTreeMap<u32, (u32, Option<Right>)>,
     failures: u32,
     silent_ns: u64,
     /// Bytes of operands since this was last asked.
@@ -114,6 +131,7 @@ impl Wired {
             hints: Default::default(),
             chain: Vec::new(),
             keyed: None,
+            windows: BTreeMap::new(),
             failures: 0,
             silent_ns: 0,
             sent: 0,
@@ -232,15 +250,20 @@ impl Wired {
                     continue;
                 }
             }
-            let slab = SlabId(flight.pending.key.0);
-            let judged = match flight.pending.judge() {
-                Err(refusal) => Err(refusal),
-                Ok(()) => self.host.key(&self.member, slab)?,
+            let (key, empty) = (flight.pending.key, flight.pending.len == 0);
+            let right = match (key.kind(), flight.pending.judge()) {
+                // What it is refused with is the node's to say.
+                (KeyKind::Window { .. }, Err(_)) => Ok(None),
+                (KeyKind::Window { index, generation }, Ok(())) => Ok(self.window(index, generation)?),
+                (_, Err(refusal)) => Err(refusal),
+                (_, Ok(())) => self.host.key(&self.member, SlabId(key.0))?.map(|rkey| Some(Right { rkey, base: 0 })),
             };
-            let fate = match judged {
+            let fate = match right {
                 Err(refusal) => Fate::Settled(Err(refusal)),
-                Ok(_) if self.verbs[self.posted].pending.len == 0 => Fate::Settled(Ok(0)),
-                Ok(rkey) => match self.prepare(rkey) {
+                Ok(_) if empty && key.is_slab() => Fate::Settled(Ok(0)),
+                Ok(None) => Fate::Frames,
+                Ok(Some(_)) if empty => Fate::Frames,
+                Ok(Some(right)) => match self.prepare(right) {
                     Some(fate) => fate,
                     None => break,
                 },
@@ -272,12 +295,12 @@ impl Wired {
     /// Looks what the card has done.
     fn collect(&mut self, done: &mut Vec<Completion>) -> Result<(), Lost> {
         let mut told = [Done { id: 0, outcome: Outcome::SUCCESS }; 16];
-        let mut failed = None;
+        let mut failed: Option<Done> = None;
         while let Some(queue) = &mut self.queue {
             let n = match queue.poll(&mut told) {
                 Ok(n) => n,
                 Err(_) => {
-                    failed = Some(Outcome::FLUSHED);
+                    failed = Some(Done { id: u64::MAX, outcome: Outcome::FLUSHED });
                     break;
                 }
             };
@@ -285,7 +308,7 @@ impl Wired {
                 match one.outcome {
                     Outcome::SUCCESS if failed.is_none() => self.confirmed = self.confirmed.max(one.id + 1),
                     Outcome::SUCCESS => {}
-                    outcome => failed = failed.or(Some(outcome)),
+                    _ => failed = failed.or(Some(*one)),
                 }
             }
             if n < told.len() || failed.is_some() {
@@ -295,7 +318,8 @@ impl Wired {
         self.emit(done);
         match failed {
             None => Ok(()),
-            Some(outcome) => {
+            Some(Done { id, .. }) if self.is_refused_window(id) => self.restore(),
+            Some(Done { outcome, .. }) => {
                 // The slab may have been taken from this member: its key is asked for anew, or refused.
                 if outcome == Outcome::REMOTE_ACCESS {
                     self.host.forget_keys();
@@ -307,6 +331,37 @@ impl Wired {
                 self.restore()
             }
         }
+    }
+
+    /// Whether the card failed a verb by a window, which then is the node's to judge: the window was unbound, or the
+    /// verb goes beyond it, or it is of another kind. It may also be right, and bound anew.
+    fn is_refused_window(&mut self, failed: u64) -> bool {
+        let on_card = |flight: &&mut Flight| matches!(flight.fate, Fate::Card { id, .. } if id == failed);
+        match self.verbs.iter_mut().take(self.posted).find(on_card) {
+            Some(flight) if !flight.pending.key.is_slab() => {
+                flight.fate = Fate::Frames;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// How the node's card knows a window, asked for once. None: it does not, for this queue pair.
+    fn window(&mut self, index: u32, generation: u32) -> Result<Option<Right>, Lost> {
+        if let Some((_, right)) = self.windows.get(&index).filter(|(known, _)| *known == generation) {
+            return Ok(*right);
+        }
+        let mut detail = [0; 16];
+        detail[..8].copy_from_slice(&self.number.to_le_bytes());
+        let (answer, _) = self.member.ask(Ask::ExposeWindow, SlabId(Key::window(index, generation).0), detail)?;
+        let value = answer.value.get();
+        let right = Right { rkey: value as u32, base: value >> 32 & 0xfff };
+        let right = (Status::of(answer.status) == Some(Status::Done)).then_some(right);
+        if self.windows.len() >= KNOWN_WINDOWS {
+            self.windows.clear();
+        }
+        self.windows.insert(index, (generation, right));
+        Ok(right)
     }
 
     /// Completions that are due.
@@ -376,6 +431,8 @@ impl Wired {
         // Settled ones among them are passed over when the others go again.
         self.posted = 0;
         self.bounce.reset();
+        // They were bound for the other.
+        self.windows.clear();
         (self.next, self.confirmed) = (0, 0);
         self.silent_ns = 0;
         let (link, queue) = establish(&self.member, &self.host, self.number)?;

@@ -6,8 +6,13 @@
 //! seed, and waits for nobody.
 
 use std::hint::black_box;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use farmem_agent::client::{self, Client};
+use farmem_agent::host::{self, Agent};
+use farmem_agent::stock::Quotas;
 use farmem_cache::prefetch::{Prefetcher, Window};
 use farmem_cache::{Arrival, recommended};
 use farmem_fabric::{ConnectOptions, NodeAddr, Session, Transport};
@@ -38,6 +43,8 @@ fn main() {
         "read-shm" => read_shm(times),
         "lines" => lines(times),
         "record" => record(times),
+        "allocate" => allocate(times),
+        "agent" => be_agent(),
         _ => panic!("no such path: {path}"),
     }
 }
@@ -177,6 +184,53 @@ fn read_shm(times: u64) {
         done.clear();
     }
     black_box(&word);
+}
+
+/// Where the agent of `allocate` has its files. It ends with its standard input.
+const AGENT_DIR: &str = "FARMEM_HOT_PATHS_AGENT";
+
+/// A chunk of 4 KiB is had and given back, of those granted ahead. The agent is a process of its own: valgrind does
+/// not count it, and 3.19 has no `pidfd_open`, by which an agent watches programs.
+fn allocate(times: u64) {
+    let dir = std::env::temp_dir().join(format!("farmem-hot-paths-agent-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).expect("a directory");
+    let mut agent = Command::new(std::env::current_exe().expect("this program"));
+    agent.args(["agent", "0"]).env(AGENT_DIR, &dir).stdin(Stdio::piped());
+    let mut agent = agent.spawn().expect("an agent");
+    let patience = Duration::from_secs(60);
+    let options = client::Options { socket: host::socket(&dir), job: String::new(), patience, start: None };
+    let client = Client::connect(options).expect("the agent listens");
+    // Neither so few are left that more are asked for, nor so many that some go back.
+    let kept: Vec<_> = (0..200).map(|_| client.alloc(0).expect("a chunk")).collect();
+    kept.into_iter().for_each(|chunk| client.free(chunk));
+    let before = client.counts();
+    for _ in 0..times {
+        let chunk = client.alloc(0).expect("a chunk");
+        client.free(black_box(chunk));
+    }
+    assert_eq!(client.counts(), before, "the agent was spoken to");
+    drop(client);
+    drop(agent.stdin.take());
+    agent.wait().expect("the agent ends");
+    let _ = std::fs::remove_dir_all(&dir);
+}
+
+/// A node and an agent, until standard input ends.
+fn be_agent() {
+    let dir = PathBuf::from(std::env::var_os(AGENT_DIR).expect("a directory"));
+    let node = dir.join("node.sock");
+    let lends = Node::start(&Config::new(4 * SLAB_BYTES, vec![NodeAddr::Shm(node.clone())]));
+    let _node = lends.expect("a node in this process");
+    let grace = Duration::from_secs(20);
+    let config = host::Config { dir, node, quotas: Quotas::default(), idle: None, grace };
+    let agent = Agent::start(config).expect("an agent in this process");
+    let service = std::sync::Arc::clone(agent.service());
+    std::thread::spawn(move || {
+        let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+        service.stop();
+    });
+    agent.run(&mut |_| ()).expect("it serves");
+    agent.close();
 }
 
 /// A page comes and leaves: its lines hashed, and compared.

@@ -1,10 +1,12 @@
 //! The fabric's contract over RDMA: the suite that every back end passes, between a node and hosts in this
 //! process.
 
+use crate::revoked;
 use farmem_fabric::contract::{self, Subject};
 use farmem_fabric::{ConnectOptions, NodeAddr, Session, Transport};
 use farmem_memory::{Config, Node, Rdma};
 use farmem_protocol::addr::SLAB_BYTES;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// A node that offers a card.
@@ -32,6 +34,7 @@ pub fn hold() -> Result<(), String> {
         lent: &|| node.nic().lent(),
         pass: &|| std::thread::sleep(Duration::from_millis(1)),
     });
-    println!("the contract holds over RDMA: {} members joined", joined.get());
-    Ok(())
+    let on_card = node.nic().tally.carved.load(Ordering::Relaxed);
+    println!("the contract holds over RDMA: {} members joined, {on_card} windows bound on the card", joined.get());
+    if on_card == 0 { Err("no window was the card's".into()) } else { revoked::hold(&node) }
 }

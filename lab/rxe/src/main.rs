@@ -12,6 +12,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 mod contract;
+mod revoked;
 mod windows;
 
 fn main() -> ExitCode {

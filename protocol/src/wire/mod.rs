@@ -230,6 +230,9 @@ pub enum Ask {
     /// A slab that is held is to be reached by RDMA. Answer: the key of its memory, for this member's
     /// queue pairs; offsets count from its first byte.
     Expose = 24,
+    /// A window bound for this member is to be used by RDMA, through the queue pair in `detail`. Answer: bits 0 to
+    /// 31 its key there, 32 to 43 the offset of its first byte. Any refusal: the window's verbs go in frames.
+    ExposeWindow = 25,
 }
 
 impl Ask {
@@ -250,6 +253,7 @@ impl Ask {
             18 => Some(Ask::Who),
             19 => Some(Ask::Figure),
             24 => Some(Ask::Expose),
+            25 => Some(Ask::ExposeWindow),
             _ => None,
         }
     }
@@ -271,11 +275,12 @@ pub struct Request {
     /// Counts a member's requests. A request that is repeated under its number, because a cut
     /// connection swallowed the answer, is answered again and not carried out again.
     pub number: U64,
-    /// The slab (Release, Discard, Again), the window's key (DropWindow), the first block's (Unit), a number
-    /// (Who, Figure).
+    /// The slab (Release, Discard, Again, Expose), the window's key (DropWindow, ExposeWindow), the first block's
+    /// (Unit), a number (Who, Figure).
     pub slab: U64,
     /// EndRun: the run; knowing its name is the right to end it. Discard: offset and length of the
-    /// range in bytes, 8 bytes each, multiples of 4096. Unit: how many blocks, 8 bytes, 1 to 32. Zero otherwise.
+    /// range in bytes, 8 bytes each, multiples of 4096. Unit: how many blocks, 8 bytes, 1 to 32.
+    /// ExposeWindow: the queue pair's number, 8 bytes. Zero otherwise.
     pub detail: [u8; 16],
 }
 

@@ -19,6 +19,10 @@ pub enum Rights {
     Local,
     /// READ.
     Read,
+    /// WRITE.
+    Write,
+    /// READ and WRITE.
+    Both,
     /// READ, WRITE, CAS, FAA.
     All,
 }
@@ -28,6 +32,8 @@ impl Rights {
         match self {
             Rights::Source | Rights::Local => 0,
             Rights::Read => access::REMOTE_READ,
+            Rights::Write => access::REMOTE_WRITE,
+            Rights::Both => access::REMOTE_READ | access::REMOTE_WRITE,
             Rights::All => access::REMOTE_READ | access::REMOTE_WRITE | access::REMOTE_ATOMIC,
         }
     }
@@ -253,6 +259,26 @@ impl Domain {
         // SAFETY: a live domain; the bytes are the caller's promise.
         let mr = unsafe { (library.enter().ibv_reg_mr_iova2)(self.pd, at.cast(), len, base, flags) };
         Ok(Region { mr: library.made(mr)?, len: len as u64, domain: Arc::clone(self) })
+    }
+
+    /// A region to bind windows to, and for nothing else: its own key gives the other end no right. Offsets
+    /// count from [`Domain::base`] of its first byte, which need not begin a page.
+    ///
+    /// # Safety
+    /// As [`Domain::region`].
+    pub unsafe fn region_for_windows(self: &Arc<Self>, at: *mut u8, len: usize) -> Result<Region, Errno> {
+        let library = self.device.open.library;
+        let flags = access::LOCAL_WRITE | access::MW_BIND;
+        let base = Domain::base(at);
+        // SAFETY: a live domain; the bytes are the caller's promise.
+        let mr = unsafe { (library.enter().ibv_reg_mr_iova2)(self.pd, at.cast(), len, base, flags) };
+        Ok(Region { mr: library.made(mr)?, len: len as u64, domain: Arc::clone(self) })
+    }
+
+    /// The offset that the first byte of a region for windows has: its place in its page, for the kernel wants
+    /// addresses and offsets to agree in that.
+    pub fn base(at: *mut u8) -> u64 {
+        at as u64 & 4095
     }
 
     /// A window, bound to nothing yet.

@@ -404,6 +404,10 @@ impl Engine {
                 Ok(rkey) => answer.value = u64::from(rkey).into(),
                 Err((status, error)) => (answer.status, answer.value) = (status as u8, (error as u64).into()),
             },
+            Ask::ExposeWindow => match nic.expose_window(&member, Key(request.slab.get()), &request.detail) {
+                Ok(value) => answer.value = value.into(),
+                Err(status) => answer.status = status as u8,
+            },
             Ask::Ping => {}
             Ask::Bye => {
                 nic.part(&member);

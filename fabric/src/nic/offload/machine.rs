@@ -292,6 +292,7 @@ impl Machine {
                     queue: request.operand,
                     parent: Key(0),
                     under: None,
+                    carved: Vec::new(),
                 };
                 let key = windows.bind(NODE, (index, generation), bound).ok()?;
                 self.answer(chain, request, key.0)?;

@@ -4,6 +4,12 @@ use super::files::File;
 use super::leases::Lease;
 use super::*;
 use crate::nic::epochs::Epochs;
+use farmem_protocol::extent::check::recount;
+use farmem_protocol::extent::owner::OwnerWord;
+use farmem_protocol::extent::recover::{Recover, Recovered};
+use farmem_protocol::extent::step::{MAX_READ, Verb};
+use farmem_protocol::extent::{Actor, Answer, Failed, Operation, Step};
+use std::collections::VecDeque;
 
 /// A pool with giants in one piece, and an owner.
 fn pool() -> (Arc<Pool>, Lease) {
@@ -178,4 +184,76 @@ fn a_run_counts_without_its_first_block() {
     becomes(&pool, &who, first, State::Quarantine);
     keep_all(&pool);
     assert_eq!(pool.taken(), taken);
+}
+
+/// A member runs an operation by guarded verbs, as by a queue pair.
+fn run_by<T>(pool: &Pool, who: &Lease, operation: &mut impl Operation<Outcome = T>) -> T {
+    let mut posted = VecDeque::new();
+    let mut room = [0; MAX_READ];
+    loop {
+        match operation.step() {
+            Step::Verb(verb) => posted.push_back(verb),
+            Step::Wait => match posted.pop_front().expect("it waits for what it posted") {
+                Verb::Read { at, words } => {
+                    let room = &mut room[..words as usize];
+                    let at = pool.offset(at);
+                    room.iter_mut()
+                        .zip((at..).step_by(8))
+                        .for_each(|(word, at)| *word = pool.at(at).load(Ordering::SeqCst));
+                    operation.complete(Answer::Words(room));
+                }
+                Verb::Cas { at, old, new } => operation.complete(match pool.cas(who, pool.offset(at), old, new) {
+                    Ok(found) => Answer::Found(found),
+                    Err(_) => Answer::Refused,
+                }),
+            },
+            Step::Drain | Step::Scrub(..) => panic!("the node's"),
+            Step::Done(outcome) => return outcome,
+        }
+    }
+}
+
+/// The node is not needed to recover a dead host: any other member can, through the words alone, by verbs that the
+/// NIC admits, once the node has called it dead; and before that nobody can.
+#[test]
+fn another_member_recovers_who_is_dead_and_nobody_who_is_only_fenced() {
+    let (pool, dead) = pool();
+    let peer = Lease::new(&pool).unwrap();
+    // Blocks, chunks in a block that it published, and a giant that it was splitting.
+    let mut free = (0..pool.geometry().count(Level::Block)).map(Place::block).filter(|&b| pool.word(b).is(State::Free));
+    let (block, published) = (free.next().unwrap(), free.next().unwrap());
+    let bystander = free.next().unwrap();
+    becomes(&pool, &dead, block, State::Owned);
+    becomes(&pool, &dead, published, State::Owned);
+    let (first, count) = pool.geometry().children(published).unwrap();
+    for n in 0..count {
+        becomes(&pool, &dead, first.plus(n), if n % 2 == 0 { State::Owned } else { State::Quarantine });
+    }
+    becomes(&pool, &dead, published, State::Shared);
+    let giant = whole_giant(&pool);
+    becomes(&pool, &dead, giant, State::Splitting);
+    becomes(&pool, &dead, pool.geometry().children(giant).unwrap().0, State::Free);
+    let kept = becomes(&pool, &peer, bystander, State::Owned);
+
+    let recover = || Recover::new(Actor::new(peer.owner(), Claimant::new(0)), *pool.geometry(), dead.owner());
+    let words = || recount(pool.geometry(), &*pool);
+    let before = words();
+    assert_eq!(before.problems, []);
+    assert_eq!(run_by(&pool, &peer, &mut recover()), Err(Failed::Fenced), "it lives");
+    pool.lease_word(dead.owner(), OwnerWord::fenced);
+    assert_eq!(run_by(&pool, &peer, &mut recover()), Err(Failed::Fenced), "verbs of its may be under way");
+    pool.lease_word(dead.owner(), OwnerWord::died);
+    let Recovered { quarantined, finished, .. } = run_by(&pool, &peer, &mut recover()).expect("it is dead");
+    assert_eq!((quarantined.len(), finished), (1 + count as usize / 2, 1));
+    // Nothing names it any more, and what it was splitting is open.
+    assert_eq!(run_by(&pool, &peer, &mut recover()).map(|again| again.quarantined), Ok(vec![]));
+    assert_eq!((pool.word(giant).state(), pool.word(bystander)), (State::Shared, kept));
+    // What the dead one still had on its way is refused.
+    let old = pool.word(block);
+    assert_eq!(pool.cas(&dead, pool.offset(Target::Word(block)), old.0, old.0), Err(Status::Access));
+    // The rest is the node's: clean, together, free.
+    keep_all(&pool);
+    let after = words();
+    assert_eq!((after.problems.len(), after.total()), (0, before.total()));
+    assert_eq!((pool.word(block).state(), pool.word(published).state()), (State::Free, State::Free));
 }

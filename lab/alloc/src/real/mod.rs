@@ -119,7 +119,7 @@ impl Node {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let group = Group::start(&mut command).context("cannot start a node")?;
         let mut node = Node { address: listen.parse()?, group, _directory: directory };
-        let until = Instant::now() + Duration::from_secs(10);
+        let until = Instant::now() + Duration::from_secs(60);
         while node.join().is_err() {
             let ended = node.group.process().try_wait()?.is_some();
             ensure!(!ended && Instant::now() < until, "the node of the benchmark does not answer at {listen}");
