@@ -268,7 +268,9 @@ fn seeds(incarnation: u64) -> Vec<Vec<u8>> {
         ask(Ask::Figure, 9, 7),
         ask(Ask::EndRun, 10, 0),
         ask(Ask::Unit, 11, Key::unit(2, 0, 2).0),
-        ask(Ask::Bye, 12, 0),
+        ask(Ask::Expose, 12, 1),
+        ask(Ask::ExposeWindow, 13, Key::window(0, 1).0),
+        ask(Ask::Bye, 14, 0),
     ];
     let queue = [
         hello(Purpose::Attach, 3, incarnation),

@@ -228,7 +228,17 @@ pub fn run(options: &Options, farmem: &Path) -> Result<()> {
                 skipped.push(Skipped { what: "free array, traces".into(), why: TOO_LONG.into() });
                 continue;
             }
-            let replay = traces::replay(&traces, system, lifetime, options.seed, &costs);
+            let replay = traces::replay(&traces, system, (lifetime, None), options.seed, &costs);
+            replays.push(replay.with_context(|| format!("traces on {}, seed {}", system.name(), options.seed))?);
+        }
+    }
+    // In a pool with hardly more than is held at most: what a system wastes is then refused.
+    let ours = replays.iter().find(|replay| replay.system == System::Farmem && replay.lifetime == Lifetime::Quarter);
+    if let Some(pool) = ours.map(traces::tight) {
+        let both = [System::Farmem, System::Finemem];
+        for system in both.into_iter().filter(|system| options.systems.contains(system)) {
+            eprintln!("traces, a tight pool: {}", system.name());
+            let replay = traces::replay(&traces, system, (Lifetime::Quarter, Some(pool)), options.seed, &costs);
             replays.push(replay.with_context(|| format!("traces on {}, seed {}", system.name(), options.seed))?);
         }
     }

@@ -115,6 +115,7 @@ impl Report<'_> {
         let mut table = Table::new([
             "",
             "given back",
+            "pool, GiB",
             "allocations",
             "verbs",
             "CAS",
@@ -131,6 +132,7 @@ impl Report<'_> {
             table.row([
                 replay.system.name().into(),
                 if replay.lifetime == Lifetime::Kept { "nothing".into() } else { "above a quarter".to_owned() },
+                format!("{}{}", replay.pool >> 30, if replay.is_tight { ", tight" } else { "" }),
                 take.count.to_string(),
                 each(take.verbs_each()),
                 each(take.each(take.verbs.cas)),

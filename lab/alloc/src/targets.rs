@@ -38,7 +38,7 @@ impl Report<'_> {
     }
 
     fn replayed(&self, system: System, lifetime: Lifetime) -> Option<&Replay> {
-        self.replays.iter().find(|replay| replay.system == system && replay.lifetime == lifetime)
+        self.replays.iter().find(|replay| replay.system == system && replay.lifetime == lifetime && !replay.is_tight)
     }
 
     /// With those of the fill: chunks that are allocated again came in blocks that were claimed then.
@@ -55,7 +55,9 @@ impl Report<'_> {
         let (take, give) = (&outcome.allocations, &outcome.frees);
         let ones = take.verbs.cas == take.count && give.verbs.posted() == give.count;
         let reads = take.each(take.verbs.read);
-        Some((format!("1 and 1, and {reads:.3} READs"), ones && reads < 0.05))
+        let (cas, free) = (take.each(take.verbs.cas), give.each(give.verbs.posted()));
+        let each = if ones { "1 and 1".to_owned() } else { format!("{cas:.5} and {free:.5}") };
+        Some((format!("{each}, and {reads:.3} READs"), ones && reads < 0.05))
     }
 
     fn against_registration(&self) -> Found {
@@ -122,6 +124,15 @@ impl Report<'_> {
         Some(at_least(ours?.utilisation, theirs?.utilisation))
     }
 
+    fn in_a_tight_pool(&self) -> Found {
+        let served = |system| {
+            let replay = self.replays.iter().find(|replay| replay.system == system && replay.is_tight)?;
+            let count = replay.allocations.count;
+            Some(count as f64 / (count + replay.unserved).max(1) as f64)
+        };
+        Some(at_least(served(Farmem)?, served(Finemem)?))
+    }
+
     fn recovery(&self) -> Found {
         let rate = self.recovery?.rate();
         Some((format!("{:.1} M, measured", rate / 1e6), rate >= 5e6))
@@ -161,6 +172,12 @@ impl Report<'_> {
                 self.against_static_grants(),
             ),
             ("utilisation over time, traces: ours / FineMem's", "–", "≥ FineMem's", self.in_traces()),
+            (
+                "requests served, traces, pool of the peak + 5 %: ours / FineMem's",
+                "–",
+                "≥ FineMem's",
+                self.in_a_tight_pool(),
+            ),
             ("recovery of a dead owner's holdings, entries/s", "FineMem 1 M", "≥ 5 M", self.recovery()),
         ];
         let target = |(what, published, wanted, found): (_, _, _, Found)| {

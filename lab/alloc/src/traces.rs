@@ -117,6 +117,12 @@ pub struct Replay {
     pub unserved: u64,
     /// Clients that were refused.
     pub refused: u32,
+    /// Bytes of the pool.
+    pub pool: u64,
+    /// The most that clients held at once.
+    pub peak: u64,
+    /// Whether the pool was made for what clients held at most, and no more ([`tight`]).
+    pub is_tight: bool,
     /// What clients held when the first of them was.
     pub first_refused: Option<Refused>,
     /// Bytes that clients asked for and hold over bytes that nobody else could have had, over time.
@@ -138,23 +144,36 @@ pub struct Refused {
     pub clients: u32,
 }
 
-/// Runs all traces at once on one system.
+/// A pool that has all that clients will hold at once, which another replay found, a twentieth more, and what is
+/// missing to a whole GiB: who wastes nothing serves everybody from it.
+pub fn tight(replay: &Replay) -> u64 {
+    (replay.peak / 20 * 21).next_multiple_of(1 << 30)
+}
+
+/// Runs all traces at once on one system, in a pool of so many bytes; else one that is never short.
 ///
 /// # Errors
 /// What the ledger found; a pool that refuses.
-pub fn replay(traces: &[Trace], system: System, lifetime: Lifetime, seed: u64, costs: &Costs) -> Result<Replay> {
+pub fn replay(
+    traces: &[Trace],
+    system: System,
+    (lifetime, tight): (Lifetime, Option<u64>),
+    seed: u64,
+    costs: &Costs,
+) -> Result<Replay> {
     let asked: u64 = traces.iter().map(Trace::bytes).sum();
     let most = if lifetime == Lifetime::Kept { asked } else { asked / 2 };
-    let pool = (most + (4 << 30)).next_multiple_of(1 << 30);
+    let pool = tight.unwrap_or_else(|| (most + (4 << 30)).next_multiple_of(1 << 30));
     let clients = traces.len() as u32 * THREADS;
     let load = Load { chunks: (pool / 4096) as u32, order: 9, clients, per_host: THREADS, rounds: 1, fill: 0.0, seed };
-    system.with(load, costs, Player { traces, system, lifetime })
+    system.with(load, costs, Player { traces, system, lifetime, is_tight: tight.is_some() })
 }
 
 struct Player<'a> {
     traces: &'a [Trace],
     system: System,
     lifetime: Lifetime,
+    is_tight: bool,
 }
 
 /// A tenant's bytes over time.
@@ -210,11 +229,12 @@ impl With for Player<'_> {
         let tenants: Rc<RefCell<Vec<Tenant>>> = Rc::new(RefCell::new(vec![tenant; self.traces.len()]));
         let (tally, fault): (Rc<Tally>, Rc<RefCell<Option<String>>>) = Default::default();
         let refusals: Rc<Refusals> = Rc::default();
+        let peak: Rc<Cell<u64>> = Rc::default();
         for client in bench.clients() {
             let (world, allocator) = (bench.world.clone(), bench.allocator.clone());
             let (ledger, client, tenants) = (bench.ledger.clone(), client.clone(), tenants.clone());
             let (tally, fault, lifetime) = (tally.clone(), fault.clone(), self.lifetime);
-            let refusals = refusals.clone();
+            let (refusals, peak) = (refusals.clone(), peak.clone());
             let trace = &self.traces[client.host as usize];
             let requests = trace.of_client(client.id % THREADS);
             let all: u64 = requests.iter().map(|&(_, order)| 4096 << order).sum();
@@ -239,6 +259,7 @@ impl With for Player<'_> {
                         fault.borrow_mut().get_or_insert(found);
                         break;
                     }
+                    peak.set(peak.get().max(ledger.held()));
                     pieces.push((grant, order));
                     held += 4096 << order;
                     tenants.borrow_mut()[host].change(world.now(), 4096 << order);
@@ -297,6 +318,9 @@ impl With for Player<'_> {
             allocations: tally.operation(&bench.node, before),
             unserved: refusals.requests.get(),
             refused: refusals.clients.get(),
+            pool: u64::from(bench.ledger.chunks()) * CHUNK,
+            peak: peak.get(),
+            is_tight: self.is_tight,
             first_refused: refusals.first.get(),
             utilisation: looked / lent.get().max(1.0),
             static_utilisation: held / granted.max(1.0),
@@ -322,7 +346,7 @@ mod tests {
         let traces = small();
         for system in System::ALL {
             for lifetime in [Lifetime::Kept, Lifetime::Quarter] {
-                let replay = replay(&traces, system, lifetime, 3, &Costs::shipped())
+                let replay = replay(&traces, system, (lifetime, None), 3, &Costs::shipped())
                     .unwrap_or_else(|fault| panic!("{system:?}: {fault}"));
                 assert_eq!((replay.allocations.count, replay.unserved), (900, 0), "{system:?}");
                 assert!(replay.static_utilisation > 0.0 && replay.static_utilisation < 1.0, "{replay:?}");
@@ -336,7 +360,7 @@ mod tests {
     fn a_pool_that_refuses_is_told_and_the_replay_goes_on() {
         let text: String = (0..4000).map(|n| format!("{n} 0\n")).collect();
         let traces = [Trace::parse("trace.many", &text).unwrap()];
-        let replay = replay(&traces, System::Onesidedmw, Lifetime::Kept, 3, &Costs::shipped()).unwrap();
+        let replay = replay(&traces, System::Onesidedmw, (Lifetime::Kept, None), 3, &Costs::shipped()).unwrap();
         let first = replay.first_refused.expect("4 GiB of 2 MiB are 2048 pieces");
         assert_eq!((first.order, first.clients, replay.refused), (0, THREADS, THREADS), "{replay:?}");
         assert_eq!(replay.allocations.count + replay.unserved, 4000);

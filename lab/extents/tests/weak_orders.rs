@@ -1,0 +1,211 @@
+//! Words in memory that threads share, with weak orders: READs are Acquire loads, CAS are AcqRel.
+//!
+//! Each thread is a queue pair's, or the node's keeper's; the operations and the guard are the production ones. Bytes
+//! of a chunk are memory of loom's that nobody may touch while another does, and without having seen what the other
+//! did: an owner touches them from its claim to its release, the node when it scrubs. Loom goes through every order:
+//!
+//! `RUSTFLAGS="--cfg loom" cargo test -p farmem-extents --release --test weak_orders`
+//!
+//! The enumeration of whole histories (`every_history.rs`) has more actors and more faults, in one order of memory.
+#![cfg(loom)]
+
+use farmem_protocol::extent::geometry::Target;
+use farmem_protocol::extent::guard::{self, Words};
+use farmem_protocol::extent::owner::{Lease, OwnerWord};
+use farmem_protocol::extent::{
+    Actor, Answer, Claimant, Claimer, Generation, Geometry, Grant, Level, Operation, Owner, Place, Reclaim, Release,
+    Reshape, Reshaped, State, Step, Verb, Want, Word,
+};
+use loom::cell::UnsafeCell;
+use loom::sync::Arc;
+use loom::sync::atomic::{AtomicU64, Ordering};
+use std::collections::VecDeque;
+
+const LEVELS: [Level; 3] = [Level::Chunk, Level::Block, Level::Giant];
+/// What generations are at the start.
+const YOUNG: Generation = Generation(1);
+
+/// One block of two chunks, in an open giant.
+struct Node {
+    geometry: Geometry,
+    words: [Vec<AtomicU64>; 3],
+    bytes: Vec<UnsafeCell<u64>>,
+}
+
+impl Words for Node {
+    fn word(&self, place: Place) -> Word {
+        Word(self.at(place).load(Ordering::Acquire))
+    }
+
+    fn owner(&self, _: Owner) -> OwnerWord {
+        OwnerWord::new(Lease::Live, 0)
+    }
+}
+
+impl Node {
+    fn new(block: State, chunks: State) -> Node {
+        let geometry = Geometry::tiny(1, 4, 0, 1).expect("a geometry");
+        let state = |level| match level {
+            Level::Chunk => chunks,
+            Level::Block => block,
+            Level::Giant => State::Shared,
+        };
+        let words = |level| (0..geometry.count(level)).map(move |_| AtomicU64::new(Word::plain(state(level), YOUNG).0));
+        Node {
+            geometry,
+            words: LEVELS.map(|level| words(level).collect()),
+            bytes: (0..2).map(|_| UnsafeCell::new(0)).collect(),
+        }
+    }
+
+    fn at(&self, place: Place) -> &AtomicU64 {
+        &self.words[place.level as usize - 1][place.index as usize]
+    }
+
+    /// Touches all bytes of a unit: loom says so if anybody else could at the same time.
+    fn touch(&self, place: Place) {
+        let chunks = match place.level {
+            Level::Chunk => place.index as usize..place.index as usize + 1,
+            _ => 0..2,
+        };
+        // SAFETY: nobody else touches them: that is what is tried out here.
+        self.bytes[chunks].iter().for_each(|bytes| bytes.with_mut(|byte| unsafe { *byte += 1 }));
+    }
+
+    /// As the NIC does, in the order that `guard` demands.
+    fn cas(&self, who: Owner, place: Place, old: u64, new: u64) -> Answer<'static> {
+        let seen = self.word(place);
+        if seen.0 != old {
+            return Answer::Found(seen.0);
+        }
+        // The node's own are not guarded.
+        if !who.is_node() && guard::permits(&self.geometry, place, seen, Word(new), who, self).is_err() {
+            return Answer::Refused;
+        }
+        match self.at(place).compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(found) | Err(found) => Answer::Found(found),
+        }
+    }
+
+    fn run<T>(&self, who: Owner, operation: &mut impl Operation<Outcome = T>) -> T {
+        let mut posted = VecDeque::new();
+        let mut room = Vec::new();
+        loop {
+            match operation.step() {
+                Step::Verb(verb) => posted.push_back(verb),
+                Step::Wait => match posted.pop_front().expect("it waits for what it posted") {
+                    Verb::Read { at, words } => {
+                        room.clear();
+                        room.extend((0..words as u32).map(|by| match at {
+                            Target::Word(place) => self.word(place.plus(by)).0,
+                            // A hint may be wrong.
+                            _ => 0b11,
+                        }));
+                        operation.complete(Answer::Words(&room));
+                    }
+                    Verb::Cas { at: Target::Word(place), old, new } => {
+                        operation.complete(self.cas(who, place, old, new));
+                    }
+                    verb => panic!("{verb:?}"),
+                },
+                // No verb of an owner is under way when it gives a unit back here. Others': `nic/epochs.rs`.
+                Step::Drain => operation.complete(Answer::Ready),
+                Step::Scrub(place, word) => {
+                    if self.word(place) == word {
+                        self.touch(place);
+                    }
+                    operation.complete(Answer::Ready);
+                }
+                Step::Done(outcome) => return outcome,
+            }
+        }
+    }
+
+    /// One claim; whoever gets something uses it and gives it back.
+    fn borrow(&self, owner: u16, level: Level) -> bool {
+        let actor = Actor::new(Owner::new(owner), Claimant::new(0));
+        let mut claimer = Claimer::new(actor, self.geometry);
+        claimer.begin(Want::one(level));
+        let Ok(grants) = self.run(actor.owner, &mut claimer) else { return false };
+        for &grant in &grants {
+            self.touch(grant.place);
+            self.run(actor.owner, &mut Release::new(actor, grant)).expect("it is ours to give back");
+        }
+        !grants.is_empty()
+    }
+
+    /// Makes a unit clean, if it waits for that.
+    fn clean(&self, place: Place) {
+        self.run(Owner::NODE, &mut Reclaim::new(Actor::NODE, self.geometry, place));
+    }
+}
+
+fn explore(model: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(model);
+}
+
+/// Two want the one unit there is; the node makes it clean in between, or not.
+fn one_unit(block: State, chunks: State, place: Place) {
+    explore(move || {
+        let node = Arc::new(Node::new(block, chunks));
+        let (a, b) = (Arc::clone(&node), Arc::clone(&node));
+        let first = loom::thread::spawn(move || a.borrow(1, place.level));
+        let second = loom::thread::spawn(move || b.borrow(2, place.level));
+        node.clean(place);
+        let (first, second) = (first.join().unwrap(), second.join().unwrap());
+        assert!(first || second, "nobody had what was free");
+        node.clean(place);
+        assert!(node.borrow(3, place.level), "lost");
+    });
+}
+
+#[test]
+fn a_block_goes_from_one_owner_to_the_next() {
+    one_unit(State::Free, State::Absent, Place::block(0));
+}
+
+/// Of a block that is shared; its other chunk is somebody else's.
+#[test]
+fn a_chunk_goes_from_one_owner_to_the_next() {
+    explore(|| {
+        let node = Node::new(State::Shared, State::Free);
+        let others = Word::new(State::Owned, Owner::new(3), 0, Claimant::new(0), YOUNG);
+        node.at(Place::chunk(1)).store(others.0, Ordering::Relaxed);
+        let node = Arc::new(node);
+        let (a, b) = (Arc::clone(&node), Arc::clone(&node));
+        let first = loom::thread::spawn(move || a.borrow(1, Level::Chunk));
+        let second = loom::thread::spawn(move || b.borrow(2, Level::Chunk));
+        node.clean(Place::chunk(0));
+        let (first, second) = (first.join().unwrap(), second.join().unwrap());
+        assert!(first || second, "nobody had what was free");
+        assert_eq!(node.word(Place::chunk(1)), others);
+    });
+}
+
+/// An owner publishes a block of which it keeps a chunk; the node cleans the other, a second owner wants it.
+#[test]
+fn a_published_chunk_comes_without_the_publishers_bytes_under_it() {
+    explore(|| {
+        let node = Node::new(State::Free, State::Absent);
+        let publisher = Actor::new(Owner::new(1), Claimant::new(0));
+        let word = Word::new(State::Owned, publisher.owner, 0, Claimant::new(0), YOUNG);
+        node.at(Place::block(0)).store(word.0, Ordering::Relaxed);
+        let node = Arc::new(node);
+        let (a, b) = (Arc::clone(&node), Arc::clone(&node));
+        let publishes = loom::thread::spawn(move || {
+            let grant = Grant { place: Place::block(0), word };
+            a.touch(grant.place);
+            let mut publish = Reshape::publish(publisher, a.geometry, grant, [1, 0, 0, 0, 0, 0, 0, 0]);
+            let done = a.run(publisher.owner, &mut publish).expect("its own block");
+            assert!(matches!(done, Reshaped::Done(_)), "{done:?}");
+            a.touch(Place::chunk(0));
+        });
+        let wants = loom::thread::spawn(move || b.borrow(2, Level::Chunk));
+        node.clean(Place::chunk(1));
+        publishes.join().unwrap();
+        wants.join().unwrap();
+        node.clean(Place::chunk(1));
+    });
+}
