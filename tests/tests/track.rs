@@ -245,7 +245,7 @@ fn a_stopped_program_stays_stopped_until_continued() -> Result<()> {
     let tracking = process::spawn(tracker(&["--pid", &pid, "--window", "50ms"], &dir))?;
     std::thread::sleep(Duration::from_millis(300));
     program.signal(libc::SIGSTOP);
-    std::thread::sleep(Duration::from_millis(100));
+    ensure!(eventually(LIMIT, || matches!(state(&program), Some('T' | 't'))), "{:?}", state(&program));
     for _ in 0..20 {
         ensure!(matches!(state(&program), Some('T' | 't')), "{:?}", state(&program));
         std::thread::sleep(Duration::from_millis(17));
@@ -257,6 +257,9 @@ fn a_stopped_program_stays_stopped_until_continued() -> Result<()> {
     std::thread::sleep(Duration::from_millis(200));
     tracking.signal(libc::SIGINT);
     tracking.wait(LIMIT)?.success()?;
+    // It must run to take the signal that it was let go with.
+    ensure!(eventually(LIMIT, || state(&program) == Some('T')), "{:?}", state(&program));
+    std::thread::sleep(Duration::from_millis(100));
     ensure!(state(&program) == Some('T'), "{:?}", state(&program));
     program.signal(libc::SIGCONT);
     unharmed(program)
