@@ -5,7 +5,8 @@
 
 use super::bounce::SLOT;
 use super::host::{Host, Known};
-use super::queue::{Fate, Right, UNTOLD, Wired};
+use super::queue::{Fate, UNTOLD, Wired};
+use super::windows::Right;
 use crate::Refusal;
 use crate::queue::{Pending, Verb};
 use crate::session::Membership;

@@ -24,13 +24,13 @@
 use super::bounce::Bounce;
 use super::connect::establish;
 use super::host::{Host, Known};
+use super::windows::Right;
 use crate::link::Link;
 use crate::queue::{Framed, Pending, SPIN_NS, Verb};
 use crate::session::{Membership, SILENT_NS};
 use crate::{Completion, Lost, Refusal};
 use farmem_protocol::addr::SlabId;
-use farmem_protocol::key::{Key, KeyKind};
-use farmem_protocol::wire::{Ask, Status};
+use farmem_protocol::key::KeyKind;
 use farmem_sys::memory::copy_bytes;
 use farmem_sys::raw;
 use farmem_sys::verbs::{Done, Outcome, RcQueue, Region, WorkRequest};
@@ -46,14 +46,12 @@ pub(super) const UNTOLD: u64 = 16;
 const LOOKS_PER_YIELD: u32 = 16;
 /// Sleep between looks, when spinning was in vain.
 const NAP_NS: u64 = 100_000;
-/// Windows whose keys on the card are remembered.
-const KNOWN_WINDOWS: usize = 4096;
 /// Times in a row that a queue pair may break without any verb having completed in between.
 const FAILURES: u32 = 8;
 
 pub(super) struct Flight {
     pub(super) pending: Pending,
-    fate: Fate,
+    pub(super) fate: Fate,
 }
 
 pub(super) enum Fate {
@@ -73,18 +71,10 @@ pub(super) enum Fate {
     },
 }
 
-/// By what the card lets memory be reached.
-#[derive(Clone, Copy)]
-pub(super) struct Right {
-    pub rkey: u32,
-    /// What it calls the first byte.
-    pub base: u64,
-}
-
 /// See the top of this file.
 pub(crate) struct Wired {
     pub(super) member: Arc<Membership>,
-    number: u64,
+    pub(super) number: u64,
     pub(super) host: Arc<Host>,
     /// The stream that the queue pair lives with.
     link: Option<Link>,
@@ -101,7 +91,7 @@ pub(crate) struct Wired {
     pub(super) chain: Vec<WorkRequest<'static>>,
     keyed: Option<Box<Framed>>,
     /// By their indexes: a window's generation, and how the card knows it, if it does.
-    windows: BTreeMap<u32, (u32, Option<Right>)>,
+    pub(super) windows: BTreeMap<u32, (u32, Option<Right>)>,
     failures: u32,
     silent_ns: u64,
     /// Bytes of operands since this was last asked.
@@ -318,7 +308,7 @@ impl Wired {
         self.emit(done);
         match failed {
             None => Ok(()),
-            Some(Done { id, .. }) if self.is_refused_window(id) => self.restore(),
+            Some(Done { id, .. }) if self.goes_in_frames(id) => self.restore(),
             Some(Done { outcome, .. }) => {
                 // The slab may have been taken from this member: its key is asked for anew, or refused.
                 if outcome == Outcome::REMOTE_ACCESS {
@@ -331,37 +321,6 @@ impl Wired {
                 self.restore()
             }
         }
-    }
-
-    /// Whether the card failed a verb by a window, which then is the node's to judge: the window was unbound, or the
-    /// verb goes beyond it, or it is of another kind. It may also be right, and bound anew.
-    fn is_refused_window(&mut self, failed: u64) -> bool {
-        let on_card = |flight: &&mut Flight| matches!(flight.fate, Fate::Card { id, .. } if id == failed);
-        match self.verbs.iter_mut().take(self.posted).find(on_card) {
-            Some(flight) if !flight.pending.key.is_slab() => {
-                flight.fate = Fate::Frames;
-                true
-            }
-            _ => false,
-        }
-    }
-
-    /// How the node's card knows a window, asked for once. None: it does not, for this queue pair.
-    fn window(&mut self, index: u32, generation: u32) -> Result<Option<Right>, Lost> {
-        if let Some((_, right)) = self.windows.get(&index).filter(|(known, _)| *known == generation) {
-            return Ok(*right);
-        }
-        let mut detail = [0; 16];
-        detail[..8].copy_from_slice(&self.number.to_le_bytes());
-        let (answer, _) = self.member.ask(Ask::ExposeWindow, SlabId(Key::window(index, generation).0), detail)?;
-        let value = answer.value.get();
-        let right = Right { rkey: value as u32, base: value >> 32 & 0xfff };
-        let right = (Status::of(answer.status) == Some(Status::Done)).then_some(right);
-        if self.windows.len() >= KNOWN_WINDOWS {
-            self.windows.clear();
-        }
-        self.windows.insert(index, (generation, right));
-        Ok(right)
     }
 
     /// Completions that are due.

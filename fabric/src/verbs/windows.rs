@@ -1,0 +1,53 @@
+//! Windows on the node's card, as the host sees them: asked for when first used, refused by the card when they end.
+//!
+//! The node's half, and who binds what for whom: `nic/carved.rs`.
+
+use super::queue::{Fate, Flight, Wired};
+use crate::Lost;
+use farmem_protocol::addr::SlabId;
+use farmem_protocol::key::Key;
+use farmem_protocol::wire::{Ask, Status};
+
+/// Windows whose keys on the card are remembered.
+const KNOWN_WINDOWS: usize = 4096;
+
+/// By what the card lets memory be reached.
+#[derive(Clone, Copy)]
+pub(super) struct Right {
+    pub rkey: u32,
+    /// What it calls the first byte.
+    pub base: u64,
+}
+
+impl Wired {
+    /// If the card failed a verb by a window, that verb is the node's to judge, in frames: the window was unbound, or the
+    /// verb goes beyond it, or it is of another kind. It may also be right, and bound anew.
+    pub(super) fn goes_in_frames(&mut self, failed: u64) -> bool {
+        let on_card = |flight: &&mut Flight| matches!(flight.fate, Fate::Card { id, .. } if id == failed);
+        match self.verbs.iter_mut().take(self.posted).find(on_card) {
+            Some(flight) if !flight.pending.key.is_slab() => {
+                flight.fate = Fate::Frames;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// How the node's card knows a window, asked for once. None: it does not, for this queue pair.
+    pub(super) fn window(&mut self, index: u32, generation: u32) -> Result<Option<Right>, Lost> {
+        if let Some((_, right)) = self.windows.get(&index).filter(|(known, _)| *known == generation) {
+            return Ok(*right);
+        }
+        let mut detail = [0; 16];
+        detail[..8].copy_from_slice(&self.number.to_le_bytes());
+        let (answer, _) = self.member.ask(Ask::ExposeWindow, SlabId(Key::window(index, generation).0), detail)?;
+        let value = answer.value.get();
+        let right = Right { rkey: value as u32, base: value >> 32 & 0xfff };
+        let right = (Status::of(answer.status) == Some(Status::Done)).then_some(right);
+        if self.windows.len() >= KNOWN_WINDOWS {
+            self.windows.clear();
+        }
+        self.windows.insert(index, (generation, right));
+        Ok(right)
+    }
+}
