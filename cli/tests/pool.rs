@@ -125,7 +125,7 @@ fn a_dead_host_is_recovered_by_its_words_and_the_check_is_clean() {
     assert!(begun.elapsed() < Duration::from_secs(10));
     let [(pid, bytes)] = holders()[..] else { panic!("one holder") };
     assert_eq!((pid, bytes >= 60 << 20), (pids[0], true), "the other host has what it had");
-    eventually("all of it is clean", || sound().contains("held by 1 owners, 0 B being made clean"));
+    eventually("all of it is clean", || sound().contains("held by 1 owner, 0 B being made clean"));
 }
 
 /// A node of this process, whose words can be made wrong.
