@@ -1,19 +1,32 @@
 //! System calls by number, past every hook.
 //!
 //! The runtime patches libc and installs a seccomp filter that traps calls with
-//! far pointers; its own calls must pass both. They go through the *gate*: a
-//! `syscall; ret` whose address the filter allows. Until [`set_gate`] is called
-//! (in a process without a runtime: always) the gate is a private one.
+//! far pointers; its own calls must pass both. They go through the *gate*, whose
+//! addresses the filter allows. Until [`set_gate`] is called (in a process
+//! without a runtime: always) the gate is a private one.
+//!
+//! ```text
+//!  gate +  0   syscall; ret          the runtime's own
+//!       + 16   syscall; ret          the program's, made for it: a filter of its own can tell
+//!       + 32   syscall; jmp *%r14    the runtime's threads, which have no stack to return by
+//! ```
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 core::arch::global_asm!(
     ".globl farmem_private_gate",
     ".hidden farmem_private_gate",
     ".type farmem_private_gate,@function",
+    ".balign 64",
     "farmem_private_gate:",
     "syscall",
     "ret",
+    ".balign 16",
+    "syscall",
+    "ret",
+    ".balign 16",
+    "syscall",
+    "jmp r14",
     ".size farmem_private_gate, .-farmem_private_gate",
 );
 
@@ -23,10 +36,18 @@ unsafe extern "C" {
 
 static GATE: AtomicUsize = AtomicUsize::new(0);
 
-/// Sends all later [`syscall`]s through the `syscall; ret` at `address`.
+/// Offset in the gate of what makes the program's calls.
+pub const GATE_PROGRAM: usize = 16;
+/// … and threads.
+pub const GATE_THREAD: usize = 32;
+/// The gate's instructions, each at its offset.
+pub const GATE_CODE: [(usize, &[u8]); 3] =
+    [(0, &[0x0f, 0x05, 0xc3]), (GATE_PROGRAM, &[0x0f, 0x05, 0xc3]), (GATE_THREAD, &[0x0f, 0x05, 0x41, 0xff, 0xe6])];
+
+/// Sends all later [`syscall`]s through the gate at `address`.
 ///
 /// # Safety
-/// `address` must hold exactly those instructions, executable, for the rest of the process.
+/// `address` must hold exactly [`GATE_CODE`], executable, for the rest of the process.
 pub unsafe fn set_gate(address: usize) {
     GATE.store(address, Ordering::Release);
 }
@@ -43,18 +64,39 @@ impl std::fmt::Display for Errno {
 
 impl std::error::Error for Errno {}
 
+/// Where the gate is.
+#[inline]
+pub(crate) fn gate() -> usize {
+    match GATE.load(Ordering::Relaxed) {
+        0 => farmem_private_gate as *const () as usize,
+        gate => gate,
+    }
+}
+
 /// Makes a system call; returns what the kernel returned, `-errno` included. Leaves `errno` alone.
 ///
 /// # Safety
 /// As the system call itself: the caller vouches for every pointer among the arguments.
 #[inline]
 pub unsafe fn syscall(nr: i64, args: [usize; 6]) -> isize {
-    let mut gate = GATE.load(Ordering::Relaxed);
-    if gate == 0 {
-        gate = farmem_private_gate as *const () as usize;
-    }
+    // SAFETY: passed on to the caller.
+    unsafe { syscall_by(gate(), nr, args) }
+}
+
+/// [`syscall`] of the program's.
+///
+/// # Safety
+/// As [`syscall`].
+#[inline]
+pub unsafe fn syscall_for_program(nr: i64, args: [usize; 6]) -> isize {
+    // SAFETY: passed on to the caller.
+    unsafe { syscall_by(gate() + GATE_PROGRAM, nr, args) }
+}
+
+#[inline(always)]
+unsafe fn syscall_by(gate: usize, nr: i64, args: [usize; 6]) -> isize {
     let ret: isize;
-    // SAFETY: the gate is `syscall; ret` (set_gate's contract, or our own above); rcx and r11 are
+    // SAFETY: at `gate` is `syscall; ret` (set_gate's contract, or our own above); rcx and r11 are
     // what the instruction clobbers; the call pushes a return address, which is why this block
     // does not claim `nostack`.
     unsafe {
@@ -143,6 +185,20 @@ pub fn getpid() -> u32 {
     unsafe { syscall(libc::SYS_getpid, [0; 6]) as u32 }
 }
 
+/// The process whose memory this is; 0: nobody has said.
+static HOME: AtomicU32 = AtomicU32::new(0);
+
+/// From now on this memory is the calling process's: at start, and in a forked child.
+pub fn settle() {
+    HOME.store(getpid(), Ordering::Relaxed);
+}
+
+/// Whether the caller is another process in the same memory: a vfork child. Asks the system.
+pub fn is_away() -> bool {
+    let home = HOME.load(Ordering::Relaxed);
+    home != 0 && home != getpid()
+}
+
 /// Nanoseconds of `CLOCK_MONOTONIC`.
 pub fn now_ns() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
@@ -196,8 +252,7 @@ pub fn close(fd: i32) {
 /// A pidfd of this process, ours.
 pub fn pidfd_of_self() -> Result<i32, Errno> {
     // SAFETY: no pointers.
-    unsafe { crate::spare::made(libc::SYS_pidfd_open, [std::process::id() as usize, 0, 0, 0, 0, 0]) }
-        .map(|fd| own_fd(fd as i32))
+    unsafe { crate::spare::made(libc::SYS_pidfd_open, [getpid() as usize, 0, 0, 0, 0, 0]) }.map(|fd| own_fd(fd as i32))
 }
 
 /// `/proc/self/mem` for reading, ours.
@@ -266,10 +321,12 @@ static OWN_FDS: [AtomicU64; FDS / 64] = [const { AtomicU64::new(0) }; FDS / 64];
 
 /// Makes a descriptor ours: moves it out of the low numbers, where programs expect their own, sets
 /// close-on-exec, and remembers it for [`owns_fd`]. Keeps the old number where the limit on
-/// descriptors leaves no room above.
+/// descriptors leaves no room above. Those of a vfork child, of which its parent's memory hears, have
+/// other numbers than its parent's.
 pub fn own_fd(fd: i32) -> i32 {
     let mut own = fd;
-    for least in [1 << 19, 1 << 15, 900, 200] {
+    let ranges = if is_away() { [3 << 18, 3 << 14, 960, 230] } else { [1 << 19, 1 << 15, 900, 200] };
+    for least in ranges {
         // SAFETY: no pointers.
         let high = unsafe { checked(libc::SYS_fcntl, [fd as usize, libc::F_DUPFD_CLOEXEC as usize, least, 0, 0, 0]) };
         if let Ok(high) = high {

@@ -10,7 +10,7 @@
 //!   └───────────── housekeeping, after a fork: once there is room again ◄─────┘
 //! ```
 
-use crate::raw::{Errno, checked, close, own_fd};
+use crate::raw::{Errno, checked, close, is_away, own_fd};
 use std::sync::atomic::{AtomicI32, Ordering};
 
 /// Enough for a fork with four nodes.
@@ -23,8 +23,12 @@ const LEAST: i32 = 200;
 const NONE: i32 = -1;
 static SPARE: [AtomicI32; MOST] = [const { AtomicI32::new(NONE) }; MOST];
 
-/// Lays in what is missing, as far as there is room.
+/// Lays in what is missing, as far as there is room. A vfork child does not: its numbers would stand where its parent
+/// looks.
 pub fn keep() {
+    if is_away() {
+        return;
+    }
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: a live rlimit; null: nothing is set.
     let asked = unsafe {
@@ -64,6 +68,14 @@ pub fn keep() {
 
 /// Closes one, so that one more can be had. False when there is none left.
 pub fn give_up() -> bool {
+    if is_away() {
+        // The child's copy of one: its parent still has it.
+        let close = |spare: i32| {
+            // SAFETY: no pointers.
+            unsafe { checked(libc::SYS_close, [spare as usize, 0, 0, 0, 0, 0]) }.is_ok()
+        };
+        return SPARE.iter().map(|place| place.load(Ordering::Relaxed)).any(|spare| spare != NONE && close(spare));
+    }
     let spare = SPARE.iter().map(|place| place.swap(NONE, Ordering::Relaxed)).find(|&spare| spare != NONE);
     if let Some(spare) = spare {
         close(spare);

@@ -32,15 +32,16 @@ pub fn spawn(job: fn(usize) -> !, argument: usize) -> Result<(), Errno> {
     let ret: isize;
     // SAFETY: the stack and the thread's TLS block are fresh and never freed (`job` does not return).
     // The child starts with our registers on its own stack and goes to `entry`; the parent falls
-    // through. `syscall` is made here and not through the gate because the gate's `ret` would pop
-    // from the child's stack; no argument is far.
+    // through. The gate's way for this returns by a register, for a `ret` would pop from the child's stack.
     unsafe {
         // The thread pointer's first word names itself (x86-64 TLS ABI); its third too, by which libc finds its
         // record of the thread: its cancellable calls look there (a second libc's: crate::verbs::library).
         (thread_pointer as *mut usize).write(thread_pointer);
         (thread_pointer as *mut usize).add(2).write(thread_pointer);
         core::arch::asm!(
-            "syscall",
+            "lea r14, [rip + 3f]",
+            "jmp r15",
+            "3:",
             "test rax, rax",
             "jnz 2f",
             "xor ebp, ebp",
@@ -56,6 +57,8 @@ pub fn spawn(job: fn(usize) -> !, argument: usize) -> Result<(), Errno> {
             in("r8") thread_pointer,
             in("r12") argument,
             in("r13") job as *const () as usize,
+            in("r15") crate::raw::gate() + crate::raw::GATE_THREAD,
+            out("r14") _,
             out("rcx") _,
             out("r11") _,
         );

@@ -29,7 +29,7 @@ pub fn say(line: &str) {
 /// Ends the process with a line and a status from [`exit`]. When threads find out together, the
 /// first one speaks.
 pub fn die(status: i32, line: &str) -> ! {
-    let own = std::process::id() as i32;
+    let own = farmem_sys::raw::getpid() as i32;
     if ENDING.swap(own, Ordering::Relaxed) == own {
         // The first one is about to end us all. Not for ever: nothing that ends may hang.
         sleep_ns(1_000_000_000);
@@ -48,7 +48,7 @@ pub fn die(status: i32, line: &str) -> ! {
 
 /// The process ends now by its own will: what other threads find out from here on is of no interest.
 pub(crate) fn leave() {
-    ENDING.store(std::process::id() as i32, Ordering::Relaxed);
+    ENDING.store(farmem_sys::raw::getpid() as i32, Ordering::Relaxed);
 }
 
 /// The kernel would not give the runtime memory for itself.

@@ -261,9 +261,9 @@ impl Pager {
         self.background.begin(self);
         evictor.leaving.clear();
         self.collect_writes(evictor, Duration::ZERO);
-        if evictor.thread.as_ref().is_some_and(|thread| !thread.of_child.is_empty()) {
+        if farmem_fabric::any_away() && evictor.thread.as_ref().is_some_and(|thread| thread.has_away()) {
             self.drain_writes(evictor);
-            evictor.thread.iter_mut().for_each(|thread| thread.leave_child());
+            evictor.thread.iter_mut().for_each(|thread| thread.leave_away());
         }
         left
     }

@@ -56,9 +56,6 @@ impl Pager {
             // SAFETY: landing buffers are never unmapped: a thread's belongings outlive it.
             unsafe { self.pool.arena(thread.landing, WINDOW * PAGE_BYTES) };
             thread.links[node] = Some(self.pool.queue_pair(node)?);
-            if !self.background.is_at_home() {
-                thread.of_child.push(node);
-            }
         }
         Ok(())
     }

@@ -37,9 +37,6 @@ pub struct Claimed {
 pub struct Thread {
     /// Queue pairs, by node; made on first use.
     pub links: Vec<Option<QueuePair>>,
-    /// Nodes to which a vfork child has made the queue pair: its descriptor is the child's, and gone with it, while
-    /// this memory is the parent's too.
-    pub of_child: Vec<usize>,
     /// Completions of the last poll.
     pub done: Vec<Completion>,
     /// Prefetch decisions.
@@ -75,10 +72,17 @@ impl Thread {
         }
     }
 
+    /// Whether a vfork child has made one of the queue pairs.
+    #[cold]
+    pub fn has_away(&self) -> bool {
+        self.links.iter().flatten().any(QueuePair::is_away)
+    }
+
     /// Ends what a vfork child has made, on its way back to its own code. Nothing is under way there.
-    pub fn leave_child(&mut self) {
-        for node in self.of_child.drain(..) {
-            self.links[node] = None;
+    #[cold]
+    pub fn leave_away(&mut self) {
+        for link in &mut self.links {
+            link.take_if(|link| link.is_away());
         }
     }
 
@@ -90,7 +94,6 @@ impl Thread {
     fn new(longest: u32) -> Result<Self, Errno> {
         Ok(Thread {
             links: Vec::new(),
-            of_child: Vec::new(),
             done: Vec::with_capacity(2 * WINDOW),
             prefetcher: Prefetcher::with_longest(longest),
             first: FirstTouch::new(),
@@ -238,8 +241,8 @@ impl Threads {
 impl Drop for Inside<'_> {
     #[inline]
     fn drop(&mut self) {
-        if !self.thread.of_child.is_empty() {
-            self.thread.leave_child();
+        if farmem_fabric::any_away() {
+            self.thread.leave_away();
         }
         self.context.inside.store(0, Ordering::Release);
     }

@@ -7,9 +7,9 @@
 
 use crate::signals::{actions, masks, stacks};
 use crate::start::{is_this_process, pager};
-use crate::{exec, fork, guard};
+use crate::{exec, fork, guard, sandbox};
 use farmem_protocol::addr::{FAR_END, FAR_START, PAGE_BYTES, is_far};
-use farmem_sys::raw::{SignalsBlocked, owns_fd, syscall};
+use farmem_sys::raw::{SignalsBlocked, owns_fd, syscall, syscall_for_program};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 const ENOSYS: isize = -(libc::ENOSYS as isize);
@@ -80,7 +80,7 @@ pub const ALWAYS: &[i64] = &[
 /// Makes the call as it stands.
 pub fn issue(call: &Call) -> isize {
     // SAFETY: the program's own call; what it points to is pinned by the caller.
-    unsafe { syscall(call.nr, call.args) }
+    unsafe { syscall_for_program(call.nr, call.args) }
 }
 
 /// Decides and makes a call; returns what the kernel would.
@@ -126,6 +126,7 @@ pub fn dispatch(call: &Call) -> isize {
         libc::SYS_fork => fork::fork(call),
         // The runtime's clock is the time stamp counter, also in its handlers.
         libc::SYS_prctl if a == libc::PR_SET_TSC as usize && b == libc::PR_TSC_SIGSEGV as usize => EINVAL,
+        libc::SYS_prctl | libc::SYS_seccomp if sandbox::begins(call) => sandbox::begin(call),
         libc::SYS_execve | libc::SYS_execveat => exec::exec(call),
         libc::SYS_exit_group => exit(call),
         _ => {

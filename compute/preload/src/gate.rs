@@ -1,16 +1,21 @@
-//! The gate: `syscall; ret` on a page at a fixed address.
+//! The gate ([`farmem_sys::raw`]) on a page at a fixed address.
 //!
-//! The seccomp filter lets calls from here pass. It is inherited over exec, and
+//! The seccomp filter lets calls from here pass, and so do, for what the runtime needs, filters of
+//! the program's own ([`crate::sandbox`]). It is inherited over exec, and
 //! filters only add up, so the address must be the same in every image; hence
 //! fixed, just below the far range, where nothing else maps.
 
 use farmem_protocol::addr::FAR_START;
-use farmem_sys::raw::{Errno, checked, set_gate};
+use farmem_sys::raw::{Errno, GATE_CODE, GATE_PROGRAM, GATE_THREAD, checked, set_gate};
 
 /// Where the gate is.
 pub const GATE: usize = FAR_START - 0x1_0000;
-/// What the filter sees as instruction pointer: the address after `syscall`.
+/// What a filter sees as instruction pointer of the runtime's own calls: the address after `syscall`.
 pub const AFTER_SYSCALL: usize = GATE + 2;
+/// … of the program's, made for it.
+pub const AFTER_PROGRAM: usize = AFTER_SYSCALL + GATE_PROGRAM;
+/// … of the runtime's threads' beginnings.
+pub const AFTER_THREAD: usize = AFTER_SYSCALL + GATE_THREAD;
 
 /// Maps the gate and sends the runtime's system calls through it.
 pub fn build() -> Result<(), Errno> {
@@ -20,7 +25,9 @@ pub fn build() -> Result<(), Errno> {
     // The code is written before the page becomes executable, and the gate is set after.
     unsafe {
         checked(libc::SYS_mmap, [GATE, 4096, prot as usize, flags as usize, usize::MAX, 0])?;
-        (GATE as *mut [u8; 3]).write([0x0f, 0x05, 0xc3]);
+        for (offset, code) in GATE_CODE {
+            std::ptr::copy_nonoverlapping(code.as_ptr(), (GATE + offset) as *mut u8, code.len());
+        }
         checked(libc::SYS_mprotect, [GATE, 4096, (libc::PROT_READ | libc::PROT_EXEC) as usize, 0, 0, 0])?;
         set_gate(GATE);
     }

@@ -2,40 +2,50 @@
 //!
 //! A Go program that is linked with C (cgo) takes its heap by libc's `mmap`, so that it is far, stacks of
 //! goroutines included, and its threads by `pthread_create`. But masks and alternate stacks it sets by
-//! instructions of its own: SIGBUS would come to be blocked, and the next fault end the process. These are told
-//! to the filter by address, like those of libc's that are not patched ([`crate::net`]).
+//! instructions of its own: SIGBUS would come to be blocked, and the next fault end the process. These calls are
+//! *marked*, and the filter traps marked calls from there, like those of libc's that are not patched ([`crate::net`]).
 //!
 //! ```text
 //! b8 0e 00 00 00     mov $14,%eax        the runtime's: masks, actions, stacks, mappings
-//! 0f 05              syscall
+//! 0f 05              syscall             becomes   b8 0e 00 00 40   mov $14+MARK,%eax
+//!                                                  0f 05            syscall
 //!
 //! 0f 05              syscall             package syscall's, for any number
-//! 48 3d 01 f0 ff ff  cmp $-4095,%rax
+//! 48 3d 01 f0 ff ff  cmp $-4095,%rax     becomes   e9 rr rr rr rr   jmp stub, which marks some numbers,
+//!                                                  01 f0 ff ff      makes the call and the comparison
 //! ```
 //!
-//! They are not patched as libc's are: that would be some ns where a trap is 3 µs, but a goroutine's stack may have
-//! no room for the stub. Go without cgo is static, or never calls libc: it has no far memory, and needs none of this.
-//! A Go library in another program (`-buildmode=c-shared`) is not looked for.
+//! They do not call the runtime as libc's patched sites do: that would be some ns where a trap is 3 µs, but a
+//! goroutine's stack may have no room for it. Go without cgo is static, or never calls libc: it has no far memory, and
+//! needs none of this. A Go library in another program (`-buildmode=c-shared`) is not looked for.
 //!
-//! A filter outlives its image. An image without this library that a Go program executes (static, or another user's)
-//! has no handler for what the filter traps: should it have such an instruction at the same address, which takes two
-//! Go programs at fixed addresses and laid out alike up to there, it dies of SIGSYS there.
+//! *Why a mark.* A filter outlives its image, and an image without this library that a Go program executes (static, or
+//! another user's) has no handler for what the filter traps. Two Go programs at fixed addresses are often laid out
+//! alike at their beginning, where these instructions are: by its address alone the other's call would be trapped too,
+//! and the program die of SIGSYS. But it is not marked. (The mark is the bit of the x32 ABI, which the filter sees and
+//! nobody uses. Rejected: `int $0x80`, which the filter can tell, too, but not every kernel has.)
 
 use crate::dispatch::ALWAYS;
+use crate::net::NEVER;
 use crate::sites::{self, Missed};
+use farmem_sys::raw::{checked, syscall};
 
-/// The addresses behind such instructions, where the program's own image is Go's.
-pub fn sites() -> Missed {
-    let mut found = Vec::new();
+/// In a call's number: it comes from one of these places.
+pub const MARK: u32 = 1 << 30;
+
+/// Marks such calls where the program's own image is Go's. The addresses behind their instructions; none where the
+/// image cannot be written to, as libc cannot then.
+pub fn mark() -> Missed {
+    let mut marked = Vec::new();
     // SAFETY: the callback is given what it expects, for the time of this call.
-    unsafe { libc::dl_iterate_phdr(Some(look), (&raw mut found).cast()) };
-    found
+    unsafe { libc::dl_iterate_phdr(Some(look), (&raw mut marked).cast()) };
+    marked
 }
 
 /// Looks at the first image, which is the program's, and at no other.
-unsafe extern "C" fn look(image: *mut libc::dl_phdr_info, _size: usize, found: *mut libc::c_void) -> libc::c_int {
-    // SAFETY: the loader's own description of what it has mapped; `found` is the caller's.
-    let (image, found) = unsafe { (&*image, &mut *found.cast::<Missed>()) };
+unsafe extern "C" fn look(image: *mut libc::dl_phdr_info, _size: usize, marked: *mut libc::c_void) -> libc::c_int {
+    // SAFETY: the loader's own description of what it has mapped; `marked` is the caller's.
+    let (image, marked) = unsafe { (&*image, &mut *marked.cast::<Missed>()) };
     // SAFETY: as above.
     let headers = unsafe { std::slice::from_raw_parts(image.dlpi_phdr, image.dlpi_phnum as usize) };
     let segment = |header: &libc::Elf64_Phdr| {
@@ -53,11 +63,87 @@ unsafe extern "C" fn look(image: *mut libc::dl_phdr_info, _size: usize, found: *
         const READ_AND_RUN: u32 = libc::PF_R | libc::PF_X;
         for header in loaded().filter(|h| h.p_flags == READ_AND_RUN) {
             let (at, text) = segment(header);
-            found.extend(instructions(text).map(|offset| at + offset + 2));
+            // SAFETY: the image's text, before anything of it runs: constructors do, of no thread but this one.
+            unsafe { mark_all(at, text.len(), instructions(text).collect(), marked) };
         }
     }
     1
 }
+
+/// Marks calls in the text at `at`, by the offsets of their instructions.
+///
+/// # Safety
+/// `len` bytes of text, which no other thread runs, and calls as [`instructions`] finds them.
+unsafe fn mark_all(at: usize, len: usize, calls: Vec<(usize, Number)>, marked: &mut Missed) {
+    let stubs = calls.iter().any(|(_, number)| *number == Number::Any).then(|| sites::near(at, STUBS)).flatten();
+    let (from, to) = (at & !4095, (at + len).next_multiple_of(4096));
+    const WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC;
+    // SAFETY: the image's own text.
+    if unsafe { checked(libc::SYS_mprotect, [from, to - from, WRITE as usize, 0, 0, 0]) }.is_err() {
+        return;
+    }
+    let mut stub = stubs.map(|stubs| stubs + TABLE);
+    for (offset, number) in calls {
+        let place = at + offset;
+        match (number, stub) {
+            (Number::Fixed, _) => {
+                // SAFETY: the last byte of the number's load.
+                unsafe { ((place - 1) as *mut u8).write((MARK >> 24) as u8) };
+                marked.push(place + 2);
+            }
+            (Number::Any, Some(to)) if to + 64 <= to.next_multiple_of(STUBS) => {
+                let code = stub_of(to, to & !(STUBS - 1), place + 8);
+                let mut jump = vec![0xe9];
+                jump.extend(sites::rel(place + 5, to));
+                // SAFETY: room in the stubs' memory; eight bytes of text that are the instruction and a comparison.
+                unsafe {
+                    std::ptr::copy_nonoverlapping(code.as_ptr(), to as *mut u8, code.len());
+                    std::ptr::copy_nonoverlapping(jump.as_ptr(), place as *mut u8, jump.len());
+                }
+                marked.push(to + CALL + 2);
+                stub = Some(to + 64);
+            }
+            (Number::Any, _) => {}
+        }
+    }
+    const RUN: i32 = libc::PROT_READ | libc::PROT_EXEC;
+    // SAFETY: as above; and the stubs' own memory, whose table is written before.
+    unsafe {
+        if let Some(stubs) = stubs {
+            ALWAYS.iter().filter(|nr| !NEVER.contains(nr)).for_each(|&nr| ((stubs + nr as usize) as *mut u8).write(1));
+            syscall(libc::SYS_mprotect, [stubs, STUBS, RUN as usize, 0, 0, 0]);
+        }
+        syscall(libc::SYS_mprotect, [from, to - from, RUN as usize, 0, 0, 0]);
+    }
+}
+
+/// Bytes of the stubs' memory: a table with a byte for each number, 1 if it is marked, and the stubs, 64 bytes each.
+const STUBS: usize = 4096;
+const TABLE: usize = 512;
+/// Where a stub's `syscall` is.
+const CALL: usize = 26;
+
+/// The stub at `at`, which goes on at `back`. It uses no stack, and of registers what a system call destroys.
+fn stub_of(at: usize, table: usize, back: usize) -> Vec<u8> {
+    let mut code = vec![0x48, 0x3d]; // cmp rax,511
+    code.extend((TABLE as u32 - 1).to_le_bytes());
+    code.extend([0x77, 0x12]); // ja plain
+    code.extend([0x48, 0x8d, 0x0d]); // lea rcx,[rip+table]
+    code.extend(sites::rel(at + code.len() + 4, table));
+    code.extend([0x80, 0x3c, 0x01, 0x00]); // cmp byte [rcx+rax],0
+    code.extend([0x74, 0x05]); // je plain
+    code.push(0x0d); // or eax,MARK
+    code.extend(MARK.to_le_bytes());
+    assert_eq!(code.len(), CALL);
+    code.extend([0x0f, 0x05]); // plain: syscall
+    code.extend(COMPARISON);
+    code.push(0xe9); // jmp back
+    code.extend(sites::rel(at + code.len() + 4, back));
+    code
+}
+
+/// cmp rax,-4095
+const COMPARISON: [u8; 6] = [0x48, 0x3d, 0x01, 0xf0, 0xff, 0xff];
 
 /// Whether one of the notes is Go's build id: type 4, by the name of `Go`.
 fn has_build_id(notes: &[u8]) -> bool {
@@ -65,17 +151,29 @@ fn has_build_id(notes: &[u8]) -> bool {
     notes.windows(8).any(|word| word[..4] == [4, 0, 0, 0] && word[4..] == NAME_AND_TYPE)
 }
 
-fn instructions(text: &[u8]) -> impl Iterator<Item = usize> {
-    let is_site = |at: usize| {
-        let number = match text[at - 5..at] {
-            [0xb8, a, b, 0, 0] => Some(i64::from(u16::from_le_bytes([a, b]))),
+/// Which calls an instruction makes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Number {
+    /// Those of the number before it.
+    Fixed,
+    /// Any, and a comparison follows.
+    Any,
+}
+
+fn instructions(text: &[u8]) -> impl Iterator<Item = (usize, Number)> {
+    let kind = |at: usize| {
+        let number = match text[at - 6..at] {
+            // Not another register's, by a REX prefix.
+            [prefix, 0xb8, a, b, 0, 0] if prefix & 0xf0 != 0x40 => Some(i64::from(u16::from_le_bytes([a, b]))),
             _ => None,
         };
-        number.is_some_and(|nr| ALWAYS.contains(&nr))
-            || text[at + 2..].starts_with(&[0x48, 0x3d, 0x01, 0xf0, 0xff, 0xff])
+        match number {
+            Some(nr) => (ALWAYS.contains(&nr) && !NEVER.contains(&nr)).then_some((at, Number::Fixed)),
+            None => text[at + 2..].starts_with(&COMPARISON).then_some((at, Number::Any)),
+        }
     };
-    let inside = 5..text.len().saturating_sub(2);
-    sites::instructions(text).filter(move |at| inside.contains(at) && is_site(*at))
+    let inside = 6..text.len().saturating_sub(8);
+    sites::instructions(text).filter(move |at| inside.contains(at)).filter_map(kind)
 }
 
 #[cfg(test)]
@@ -93,8 +191,10 @@ mod tests {
         let mask = put(&[0xb8, 14, 0, 0, 0, 0x0f, 0x05, 0xc3]);
         put(&[0xb8, 202, 0, 0, 0, 0x0f, 0x05, 0xc3]);
         let any = put(&[0x89, 0xc0, 0x0f, 0x05, 0x48, 0x3d, 0x01, 0xf0, 0xff, 0xff]);
-        put(&[0x0f, 0x05]);
-        assert_eq!(instructions(&text).collect::<Vec<_>>(), [mask + 5, any + 2]);
+        put(&[0xb8, 56, 0, 0, 0, 0x0f, 0x05, 0x48, 0x3d, 0x01, 0xf0, 0xff, 0xff]);
+        put(&[0x41, 0xb8, 14, 0, 0, 0, 0x0f, 0x05]);
+        put(&[0x0f, 0x05, 0x90, 0x90, 0x90, 0x90, 0x90, 0x90, 0x90, 0x90]);
+        assert_eq!(instructions(&text).collect::<Vec<_>>(), [(mask + 5, Number::Fixed), (any + 2, Number::Any)]);
     }
 
     #[test]
@@ -104,6 +204,6 @@ mod tests {
         assert!(has_build_id(&note));
         note[8] = 3;
         assert!(!has_build_id(&note));
-        assert!(sites().is_empty(), "this is no Go program");
+        assert!(mark().is_empty(), "this is no Go program");
     }
 }

@@ -24,6 +24,7 @@
 //! | `signals` | SIGBUS and SIGSYS are the runtime's; the program does not notice |
 //! | `threads` | what each thread of the program needs |
 //! | `near` | stacks for work that begins on a far one |
+//! | `sandbox` | filters of the program's own |
 //! | `fork`, `exec` | children, and what they inherit |
 //! | `exports` | libc functions that are interposed by name |
 //!
@@ -47,6 +48,7 @@ mod go;
 mod guard;
 mod near;
 mod net;
+mod sandbox;
 mod signals;
 mod sites;
 mod start;

@@ -7,15 +7,16 @@
 //! (static programs). So it traps for nothing but far arguments, which such an
 //! image does not have, and a few exact addresses, at which it has no `syscall`
 //! instruction: where libc was in the image before, by chance of the layout. (Not
-//! by chance where both images are Go's and lie at fixed addresses: see
-//! [`crate::go`].) A register that is no argument of the call may hold anything, and does not count
+//! by chance where both images are Go's and lie at fixed addresses: there calls are
+//! marked besides, see [`crate::go`].) A register that is no argument of the call may hold anything, and does not count
 //! (the loader has been seen to start with 0x2118_0000_0000 in one).
 //!
 //! Filters only add up, each costs time in every call, and the kernel allows some
 //! dozens of this size. So an image tries first whether it has inherited one.
 
 use crate::dispatch::ALWAYS;
-use crate::gate::AFTER_SYSCALL;
+use crate::gate::{AFTER_PROGRAM, AFTER_SYSCALL};
+use crate::go::MARK;
 use crate::guard::{CALLS, arguments};
 use crate::sites::Missed;
 use farmem_protocol::addr::{FAR_END, FAR_SHIFT};
@@ -32,32 +33,32 @@ pub fn is_missed(after: usize) -> bool {
     after != 0 && MISSED.iter().any(|m| m.load(Ordering::Relaxed) == after)
 }
 
-const LOAD: u16 = 0x20; // BPF_LD | BPF_W | BPF_ABS
+pub const LOAD: u16 = 0x20; // BPF_LD | BPF_W | BPF_ABS
 const SHIFT: u16 = 0x74; // BPF_ALU | BPF_RSH | BPF_K
-const EQUAL: u16 = 0x15; // BPF_JMP | BPF_JEQ | BPF_K
+pub const EQUAL: u16 = 0x15; // BPF_JMP | BPF_JEQ | BPF_K
 const AT_LEAST: u16 = 0x35; // BPF_JMP | BPF_JGE | BPF_K
 const GO: u16 = 0x05; // BPF_JMP | BPF_JA
-const RETURN: u16 = 0x06; // BPF_RET | BPF_K
-const ALLOW: u32 = 0x7fff_0000;
+pub const RETURN: u16 = 0x06; // BPF_RET | BPF_K
+pub const ALLOW: u32 = 0x7fff_0000;
 const TRAP: u32 = 0x0003_0000;
-const X86_64: u32 = 0xc000_003e;
+pub const X86_64: u32 = 0xc000_003e;
 
 // struct seccomp_data: nr 0, arch 4, instruction_pointer 8, args 16 (64 bits each, low word first).
-const NUMBER: u32 = 0;
-const ARCH: u32 = 4;
-const IP_LOW: u32 = 8;
-const IP_HIGH: u32 = 12;
-const fn arg_high(i: u32) -> u32 {
+pub const NUMBER: u32 = 0;
+pub const ARCH: u32 = 4;
+pub const IP_LOW: u32 = 8;
+pub const IP_HIGH: u32 = 12;
+pub const fn arg_high(i: u32) -> u32 {
     16 + 8 * i + 4
 }
 
-fn op(code: u16, k: u32, yes: u8, no: u8) -> libc::sock_filter {
+pub fn op(code: u16, k: u32, yes: u8, no: u8) -> libc::sock_filter {
     libc::sock_filter { code, jt: yes, jf: no, k }
 }
 
 /// Calls that a handler could not make for the program: they leave by another stack than they came
 /// on. Their registers may hold anything, far addresses too.
-const NEVER: [i64; 7] = [
+pub const NEVER: [i64; 7] = [
     libc::SYS_rt_sigreturn,
     libc::SYS_clone,
     libc::SYS_fork,
@@ -75,8 +76,8 @@ const NEVER: [i64; 7] = [
 ///  one of NEVER?                yes → allow
 ///  trap
 /// ```
-/// `arguments`: without it only the missed sites are looked for.
-fn program(look_at_arguments: bool, missed: &[usize]) -> Vec<libc::sock_filter> {
+/// `look_at_arguments`: without it only the missed sites are looked for. `mark`: a bit that is set in the numbers there.
+fn program(look_at_arguments: bool, missed: &[usize], mark: u32) -> Vec<libc::sock_filter> {
     // Where the parts begin.
     let looked_at = if look_at_arguments { 6 } else { 0 };
     let sites_at = 2 + looked_at * 4;
@@ -108,7 +109,7 @@ fn program(look_at_arguments: bool, missed: &[usize]) -> Vec<libc::sock_filter> 
         let trap_at = far_at - 1;
         for &nr in ALWAYS {
             let to = if NEVER.contains(&nr) { trap_at - 1 } else { trap_at };
-            p.push(op(EQUAL, nr as u32, reach(p.len(), to), 0));
+            p.push(op(EQUAL, nr as u32 | mark, reach(p.len(), to), 0));
         }
         p.push(op(RETURN, ALLOW, 0, 0));
         p.push(op(RETURN, TRAP, 0, 0));
@@ -122,8 +123,9 @@ fn program(look_at_arguments: bool, missed: &[usize]) -> Vec<libc::sock_filter> 
 fn far_register(i: usize) -> Vec<libc::sock_filter> {
     let mut p = vec![
         op(LOAD, IP_HIGH, 0, 0),
-        op(EQUAL, (AFTER_SYSCALL >> 32) as u32, 0, 3),
+        op(EQUAL, (AFTER_SYSCALL >> 32) as u32, 0, 4),
         op(LOAD, IP_LOW, 0, 0),
+        op(EQUAL, AFTER_PROGRAM as u32, 1, 0),
         op(EQUAL, AFTER_SYSCALL as u32, 0, 1),
         op(RETURN, ALLOW, 0, 0),
         op(LOAD, NUMBER, 0, 0),
@@ -152,35 +154,36 @@ pub const CAUGHT: i64 = 1;
 /// Whether a filter that looks at arguments is there already: a call is made that it would trap. The handler
 /// of SIGSYS is installed, and asks [`is_trial`].
 fn is_inherited() -> bool {
-    let mut ret = libc::SYS_access;
+    let mut ret = libc::SYS_read;
     TRYING.store(true, Ordering::Relaxed);
-    // SAFETY: `access` reads a path, and this one is not mapped. Not by way of the gate, whence all may pass.
+    // SAFETY: nothing is read, from no descriptor, to where nothing is mapped. Not by way of the gate, whence all may
+    // pass. (`read`, because an inherited filter of the program's own allows that, if anything.)
     unsafe {
-        core::arch::asm!("syscall", inout("rax") ret, in("rdi") NOWHERE, in("rsi") 0, out("rcx") _, out("r11") _);
+        core::arch::asm!("syscall", inout("rax") ret, in("rdi") usize::MAX, in("rsi") NOWHERE, in("rdx") 0, out("rcx") _, out("r11") _);
     }
     TRYING.store(false, Ordering::Relaxed);
     ret == CAUGHT
 }
 
 /// Whether a trapped call is such a trial.
-pub fn is_trial(nr: i64, first: usize) -> bool {
-    TRYING.load(Ordering::Relaxed) && nr == libc::SYS_access && first == NOWHERE
+pub fn is_trial(nr: i64, second: usize) -> bool {
+    TRYING.load(Ordering::Relaxed) && nr == libc::SYS_read && second == NOWHERE
 }
 
 /// Arms the filter for this process and all that it starts. False where libc has more sites that are
-/// not patched than one filter can look for, or they lie too far apart. `others`: such sites of the program's own
+/// not patched than one filter can look for, or they lie too far apart. `marked`: such sites of the program's own
 /// image, for a filter of their own, which need not be all.
-pub fn arm(missed: &Missed, others: &Missed) -> Result<bool, Errno> {
+pub fn arm(missed: &Missed, marked: &Missed) -> Result<bool, Errno> {
     let within = |sites: &Missed| -> Vec<usize> {
         let near = |after: &&usize| **after >> 32 == sites[0] >> 32;
         sites.iter().filter(near).take(MOST_MISSED).copied().collect()
     };
-    let (known, also) = (within(missed), within(others));
+    let (known, also) = (within(missed), within(marked));
     for (slot, &after) in MISSED.iter().zip(known.iter().chain(&also)) {
         slot.store(after, Ordering::Relaxed);
     }
-    install(program(!is_inherited(), &known))?;
-    install(program(false, &also))?;
+    install(program(!is_inherited(), &known, 0))?;
+    install(program(false, &also, MARK))?;
     Ok(known.len() == missed.len())
 }
 
@@ -196,6 +199,31 @@ fn install(mut program: Vec<libc::sock_filter>) -> Result<(), Errno> {
         checked(libc::SYS_prctl, [libc::PR_SET_SECCOMP as usize, 2, &filter as *const _ as usize, 0, 0, 0])?;
     }
     Ok(())
+}
+
+/// Runs a filter as the kernel would.
+#[cfg(test)]
+pub fn run(filter: &[libc::sock_filter], nr: i64, ip: u64, args: [u64; 6]) -> u32 {
+    let mut data = [0u8; 64];
+    data[..4].copy_from_slice(&(nr as u32).to_le_bytes());
+    data[4..8].copy_from_slice(&X86_64.to_le_bytes());
+    data[8..16].copy_from_slice(&ip.to_le_bytes());
+    for (i, a) in args.iter().enumerate() {
+        data[16 + 8 * i..24 + 8 * i].copy_from_slice(&a.to_le_bytes());
+    }
+    let (mut a, mut pc) = (0u32, 0);
+    loop {
+        let o = &filter[pc];
+        pc += 1;
+        match o.code {
+            LOAD => a = u32::from_le_bytes(data[o.k as usize..o.k as usize + 4].try_into().unwrap()),
+            SHIFT => a >>= o.k,
+            EQUAL => pc += if a == o.k { o.jt } else { o.jf } as usize,
+            AT_LEAST => pc += if a >= o.k { o.jt } else { o.jf } as usize,
+            GO => pc += o.k as usize,
+            _ => return o.k,
+        }
+    }
 }
 
 #[cfg(test)]
@@ -216,41 +244,20 @@ mod tests {
         }
     }
 
-    /// Runs the filter as the kernel would.
-    fn run(ip: u64, args: [u64; 6]) -> u32 {
+    fn run_mmap(ip: u64, args: [u64; 6]) -> u32 {
         run_nr(libc::SYS_mmap, ip, args)
     }
 
     fn run_nr(nr: i64, ip: u64, args: [u64; 6]) -> u32 {
         let missed: Vec<usize> = (0..MOST_MISSED).map(|i| SITE as usize + 16 * i).collect();
-        let mut data = [0u8; 64];
-        data[..4].copy_from_slice(&(nr as u32).to_le_bytes());
-        data[4..8].copy_from_slice(&X86_64.to_le_bytes());
-        data[8..16].copy_from_slice(&ip.to_le_bytes());
-        for (i, a) in args.iter().enumerate() {
-            data[16 + 8 * i..24 + 8 * i].copy_from_slice(&a.to_le_bytes());
-        }
-        let (mut a, mut pc) = (0u32, 0);
-        let p = program(true, &missed);
-        loop {
-            let o = &p[pc];
-            pc += 1;
-            match o.code {
-                LOAD => a = u32::from_le_bytes(data[o.k as usize..o.k as usize + 4].try_into().unwrap()),
-                SHIFT => a >>= o.k,
-                EQUAL => pc += if a == o.k { o.jt } else { o.jf } as usize,
-                AT_LEAST => pc += if a >= o.k { o.jt } else { o.jf } as usize,
-                GO => pc += o.k as usize,
-                _ => return o.k,
-            }
-        }
+        run(&program(true, &missed, 0), nr, ip, args)
     }
 
     #[test]
     fn only_far_arguments_from_elsewhere_are_trapped() {
         let far = farmem_protocol::addr::FAR_START as u64 + 5;
-        assert_eq!(run(0x1234, [1, 2, 3, 4, 5, 6]), ALLOW);
-        assert_eq!(run(0x1234, [u64::MAX, 0x7fff_ffff_f000, 0, 0, 0, 0]), ALLOW);
+        assert_eq!(run_mmap(0x1234, [1, 2, 3, 4, 5, 6]), ALLOW);
+        assert_eq!(run_mmap(0x1234, [u64::MAX, 0x7fff_ffff_f000, 0, 0, 0, 0]), ALLOW);
         for nr in (0..CALLS + 10).map(|nr| nr as i64) {
             let has = if NEVER.contains(&nr) { 0 } else { arguments(nr as usize) };
             for i in 0..6 {
@@ -258,6 +265,7 @@ mod tests {
                 args[i] = far;
                 assert_eq!(run_nr(nr, 0x1234, args), if i < has { TRAP } else { ALLOW }, "call {nr}, register {i}");
                 assert_eq!(run_nr(nr, AFTER_SYSCALL as u64, args), ALLOW);
+                assert_eq!(run_nr(nr, AFTER_PROGRAM as u64, args), ALLOW);
                 args[i] = farmem_protocol::addr::FAR_END as u64;
                 assert_eq!(run_nr(nr, 0x1234, args), ALLOW);
             }
@@ -270,8 +278,8 @@ mod tests {
     fn a_filter_stays_within_what_the_kernel_takes() {
         let sites: Vec<usize> = (0..MOST_MISSED).map(|i| SITE as usize + 16 * i).collect();
         // BPF_MAXINSNS; and MAX_INSNS_PER_PATH, 32768, for those that add up.
-        assert!(program(true, &sites).len() <= 900, "{}", program(true, &sites).len());
-        assert_eq!(program(false, &[]).len(), NOTHING);
+        assert!(program(true, &sites, 0).len() <= 900, "{}", program(true, &sites, 0).len());
+        assert_eq!(program(false, &[], 0).len(), NOTHING);
         assert!((0..6).all(|i| far_register(i).len() < 256));
     }
 }

@@ -370,12 +370,12 @@ fn branched_to(text: &[u8], offsets: &[usize]) -> Vec<usize> {
     found
 }
 
-fn rel(from: usize, to: usize) -> [u8; 4] {
+pub(crate) fn rel(from: usize, to: usize) -> [u8; 4] {
     ((to as isize - from as isize) as i32).to_le_bytes()
 }
 
 /// A writable mapping of `len` bytes within reach of a relative jump from `text`.
-fn near(text: usize, len: usize) -> Option<usize> {
+pub(crate) fn near(text: usize, len: usize) -> Option<usize> {
     let len = len.next_multiple_of(4096);
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
     (1..1500usize).find_map(|step| {

@@ -34,12 +34,13 @@ static OWN_PID: AtomicU32 = AtomicU32::new(0);
 
 /// From now on this process is the pager's. At start, and in a forked child.
 pub fn take_over() {
-    OWN_PID.store(std::process::id(), Ordering::Relaxed);
+    farmem_sys::raw::settle();
+    OWN_PID.store(farmem_sys::raw::getpid(), Ordering::Relaxed);
 }
 
 /// Whether the calling process is the pager's, and not a vfork child of it.
 pub fn is_this_process() -> bool {
-    OWN_PID.load(Ordering::Relaxed) == std::process::id()
+    OWN_PID.load(Ordering::Relaxed) == farmem_sys::raw::getpid()
 }
 
 /// Whether this process is on far memory.
@@ -74,7 +75,7 @@ fn parse(text: &str) -> Result<Run, String> {
         timeout: ANSWER_WITHIN,
         grace: Duration::from_secs(5),
         run: [0; 16],
-        pid: std::process::id(),
+        pid: farmem_sys::raw::getpid(),
         transport: Transport::Auto,
     };
     let mut run = Run {
@@ -222,7 +223,7 @@ fn arm(text: &str) -> Result<(), String> {
             "libc's text cannot be patched here: memory that libc maps for itself stays local, and guarded calls are slower",
         );
     }
-    let complete = net::arm(&missed.unwrap_or_default(), &go::sites());
+    let complete = net::arm(&missed.unwrap_or_default(), &go::mark());
     if !complete.map_err(|e| format!("the system-call filter cannot be armed: {e}"))? {
         say("this libc makes system calls in ways that farmem does not know: some may fail on far memory");
     }
@@ -288,7 +289,7 @@ fn map_counters(path: &str) -> Option<&'static counters::File> {
 pub fn claim_counters() -> &'static counters::Process {
     // SAFETY: null or the mapped file, which stays.
     let file = unsafe { COUNTERS.load(Ordering::Relaxed).as_ref() };
-    let pid = std::process::id();
+    let pid = farmem_sys::raw::getpid();
     if let Some(file) = file {
         // An exec in the same process goes on in the same slot.
         let slots = || file.processes.iter();

@@ -12,6 +12,7 @@
 // The buffers of READ and WRITE are the caller's raw memory.
 #![allow(unsafe_code)]
 
+use super::away::Away;
 use super::{Completion, Pending, SPIN_NS, Verb};
 use crate::link::{Link, Reach};
 use crate::session::{Membership, SILENT_NS};
@@ -44,6 +45,7 @@ pub(crate) struct Framed {
     member: Arc<Membership>,
     number: u64,
     link: Option<Link>,
+    away: Away,
     posted: VecDeque<Pending>,
     /// Sent, or about to be; completions are due in this order.
     under_way: VecDeque<Pending>,
@@ -77,6 +79,7 @@ impl Framed {
             member,
             number,
             link: Some(link),
+            away: Away::none(),
             posted: VecDeque::new(),
             under_way: VecDeque::new(),
             due: 0,
@@ -103,6 +106,10 @@ impl Framed {
         std::mem::take(&mut self.sent)
     }
 
+    pub fn is_away(&self) -> bool {
+        self.away.is()
+    }
+
     /// In a forked child: closes the descriptor.
     pub fn forget_link(&mut self) {
         self.link = None;
@@ -111,6 +118,7 @@ impl Framed {
     /// In a forked child: closes the descriptor, does nothing else.
     pub fn forget_in_child(mut self) {
         self.forget_link();
+        self.away = Away::none();
         std::mem::forget(self);
     }
 
@@ -354,6 +362,7 @@ impl Framed {
         loop {
             self.withdraw();
             self.link = Some(self.member.restore(Purpose::Attach, self.number)?);
+            self.away = Away::noted();
             self.silent_ns = 0;
             self.frame();
             if self.flush().is_ok() {

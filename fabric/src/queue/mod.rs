@@ -23,14 +23,17 @@
 // The buffers of READ and WRITE are the caller's raw memory.
 #![allow(unsafe_code)]
 
+mod away;
 mod framed;
 mod mapped;
 
+pub use away::any_away;
 pub(crate) use framed::Framed;
 
 use crate::session::Membership;
 use crate::verbs::Wired;
 use crate::{Lost, Refusal};
+use away::Away;
 use farmem_protocol::addr::SlabId;
 use farmem_protocol::key::{Key, Rights};
 use farmem_protocol::wire::{ANY_QUEUE, Binding, MAX_SEND_BYTES};
@@ -72,6 +75,7 @@ pub struct Bind {
 pub struct QueuePair {
     number: u64,
     path: Path,
+    away: Away,
 }
 
 enum Path {
@@ -108,6 +112,7 @@ unsafe impl Send for Pending {}
 impl QueuePair {
     pub(crate) fn new(member: Arc<Membership>, number: u64) -> Result<QueuePair, Lost> {
         member.check()?;
+        let away = if member.mapped { Away::none() } else { Away::noted() };
         let path = if member.mapped {
             Path::Mapped(Mapped::new(member, number))
         } else if member.card.wanted {
@@ -115,7 +120,7 @@ impl QueuePair {
         } else {
             Path::Framed(Box::new(Framed::new(member, number)?))
         };
-        Ok(QueuePair { number, path })
+        Ok(QueuePair { number, path, away })
     }
 
     /// Posts a READ of `len` bytes (at most [`MAX_VERB_BYTES`](farmem_protocol::wire::MAX_VERB_BYTES)) at `offset` of a slab, or of what else a key names.
@@ -255,6 +260,13 @@ impl QueuePair {
             Path::Framed(framed) => framed.take_sent(),
             Path::Wired(wired) => wired.take_sent(),
         }
+    }
+
+    /// Whether a vfork child has made its connection, or the one in its place: of no use to the process whose memory
+    /// that child shares.
+    pub fn is_away(&self) -> bool {
+        let restored = matches!(&self.path, Path::Framed(framed) if framed.is_away());
+        self.away.is() || restored
     }
 
     /// In a forked child, which inherited its parent's queue pair: closes the descriptor, does nothing else.

@@ -8,7 +8,7 @@ use crate::mapping::Mapping;
 use crate::verbs::Card;
 use farmem_protocol::addr::SlabId;
 use farmem_protocol::wire::{Answer, Ask, Hello, Purpose, Secret, Verdict};
-use farmem_sys::raw::Errno;
+use farmem_sys::raw::{self, Errno};
 use farmem_sys::sync::Lock;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -115,16 +115,24 @@ impl Membership {
         let mut control = self.control.lock();
         control.number += 1;
         let request = request(ask, control.number, slab, detail);
+        let mut restored = false;
         loop {
             if let Some(link) = &control.link {
                 match exchange(&self.reach, link, request.as_bytes(), SILENT_NS) {
-                    Ok((answer, passed)) if answer.number == request.number => return Ok((answer, passed)),
+                    Ok((answer, passed)) if answer.number == request.number => {
+                        // A vfork child's descriptor is nothing to the process whose memory this is.
+                        if restored && raw::is_away() {
+                            control.link = None;
+                        }
+                        return Ok((answer, passed));
+                    }
                     Ok(_) => return Err(self.give_up("it answers what was not asked".into())),
                     Err(Errno(libc::ETIMEDOUT)) => return Err(self.silent()),
                     Err(_) => control.link = None,
                 }
             }
             let link = self.restore(Purpose::Rejoin, 0)?;
+            restored = true;
             (control.link, control.cut_ns) = (Some(link), 0);
         }
     }

@@ -1,10 +1,11 @@
 //! The node is lost, or only seems to be, while the program works.
 
-use std::io::PipeWriter;
+use std::io::{PipeWriter, Write};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use farmem_tests::compile;
 use farmem_tests::farmem::{Far, Node, split_stats};
 use farmem_tests::process::{self, Running, eventually};
 
@@ -105,6 +106,31 @@ fn a_cut_that_heals_within_the_grace_changes_nothing() -> Result<()> {
         heals(&["32", "1", "idle"], "inline"),
         heals(&["32", "2"], "thread"),
     ])
+}
+
+/// What a vfork child restores is its own; its parent, with whose memory it does that, restores for itself.
+#[test]
+fn a_cut_while_a_vfork_child_works_changes_nothing() -> Result<()> {
+    let mut program = Command::new(compile::c("vfork_beside", &[])?);
+    program.arg("pauses");
+    let node = Node::start("256M", &[])?;
+    let proxy = Proxy::before(node.tcp)?;
+    let mut command = By::Tcp.far("4M", &proxy.at.to_string()).command(&program);
+    let (input, mut words) = std::io::pipe()?;
+    command.stdin(Stdio::from(input));
+    let run = process::spawn(command)?;
+    for round in 1..=3 {
+        let pauses = || String::from_utf8_lossy(&run.stdout()).matches("paused").count() == round;
+        ensure!(eventually(4 * LIMIT, pauses), "round {round}: {}", run.stderr());
+        proxy.cut();
+        proxy.restore();
+        words.write_all(b"x")?;
+    }
+    let outcome = run.wait(4 * LIMIT)?;
+    let said = String::from_utf8_lossy(&outcome.stdout).into_owned();
+    ensure!(outcome.code() == 0 && said == "paused\nchild 3, wrong 0\n".repeat(3), "{outcome:?}");
+    ensure!(split_stats(&outcome.stderr).1.is_empty(), "{outcome:?}");
+    Ok(())
 }
 
 #[test]

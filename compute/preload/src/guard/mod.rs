@@ -89,7 +89,7 @@ pub fn peek<T: Copy>(addr: usize) -> Option<T> {
 }
 
 /// Copies bytes that the program points to.
-fn peek_into(addr: usize, to: *mut u8, len: usize) -> bool {
+pub fn peek_into(addr: usize, to: *mut u8, len: usize) -> bool {
     if addr == 0 {
         return false;
     }
@@ -110,7 +110,7 @@ fn peek_into(addr: usize, to: *mut u8, len: usize) -> bool {
     let got = unsafe {
         syscall(
             libc::SYS_process_vm_readv,
-            [std::process::id() as usize, &local as *const _ as usize, 1, &remote as *const _ as usize, 1, 0],
+            [farmem_sys::raw::getpid() as usize, &local as *const _ as usize, 1, &remote as *const _ as usize, 1, 0],
         )
     };
     got == len as isize

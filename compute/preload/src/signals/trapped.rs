@@ -2,6 +2,7 @@
 
 use super::{OURS, faults, masks, note_stack};
 use crate::dispatch::{Call, dispatch};
+use crate::go::MARK;
 use crate::net::{CAUGHT, is_missed, is_trial};
 use crate::start::pager;
 use crate::threads;
@@ -29,7 +30,7 @@ pub extern "C" fn on_sys(signal: i32, info: *mut libc::siginfo_t, context: *mut 
     let regs = &ucontext.uc_mcontext.gregs;
     let arg = |r: i32| regs[r as usize] as usize;
     let call = Call {
-        nr: sys.number as i64,
+        nr: (sys.number as u32 & !MARK) as i64,
         args: [
             arg(libc::REG_RDI),
             arg(libc::REG_RSI),
@@ -40,7 +41,7 @@ pub extern "C" fn on_sys(signal: i32, info: *mut libc::siginfo_t, context: *mut 
         ],
         sp: arg(libc::REG_RSP),
     };
-    if sys.code == SYS_SECCOMP && is_trial(call.nr, call.args[0]) {
+    if sys.code == SYS_SECCOMP && is_trial(call.nr, call.args[1]) {
         ucontext.uc_mcontext.gregs[libc::REG_RAX as usize] = CAUGHT;
         return;
     }

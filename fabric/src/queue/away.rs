@@ -1,0 +1,45 @@
+//! What a vfork child has made, in memory that is its parent's too.
+//!
+//! Such a child has descriptors of its own: the connection that it makes, or restores, is nothing in its parent, where
+//! the same number may be something else. So each is marked by who made it, and dropped by the child before it leaves
+//! the pager. Numbers are of a range of their own there ([`farmem_sys::raw::own_fd`]): what one of the two meets that
+//! the other has made is no descriptor in its table, and is restored like a connection that was cut.
+
+use farmem_sys::raw;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// How many there are.
+static AWAY: AtomicU32 = AtomicU32::new(0);
+
+/// Whether a connection was made by a vfork child.
+pub(crate) struct Away(bool);
+
+impl Away {
+    /// Made by the calling process, now.
+    pub fn noted() -> Away {
+        let away = raw::is_away();
+        AWAY.fetch_add(away as u32, Ordering::Relaxed);
+        Away(away)
+    }
+
+    /// Not made by one.
+    pub fn none() -> Away {
+        Away(false)
+    }
+
+    pub fn is(&self) -> bool {
+        self.0
+    }
+}
+
+impl Drop for Away {
+    fn drop(&mut self) {
+        AWAY.fetch_sub(self.0 as u32, Ordering::Relaxed);
+    }
+}
+
+/// Whether there is any such connection in this memory: one load.
+#[inline]
+pub fn any_away() -> bool {
+    AWAY.load(Ordering::Relaxed) != 0
+}
