@@ -214,3 +214,14 @@ fn the_same_seed_gives_the_same_figures() {
     assert_eq!(run(5), run(5));
     assert_ne!(run(5), run(6));
 }
+
+/// Of 1 MiB a block has two: what is claimed for those who wait does not last for who asks meanwhile. They ask again,
+/// and sleep only when there is nothing.
+#[test]
+fn nobody_waits_for_a_heartbeat_while_there_is_memory() {
+    let (order, costs) = (8, Costs::shipped());
+    let load = Load { chunks: 2048 << order, order, clients: 24, per_host: 24, rounds: 1, fill: 0.7, seed: 1 };
+    let outcome = System::Farmem.run(load, &costs).unwrap();
+    let heartbeat = crate::sim::costs::us(costs.host.heartbeat);
+    assert!(outcome.allocations.longest < heartbeat, "{:?}", outcome.allocations);
+}

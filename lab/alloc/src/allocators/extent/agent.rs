@@ -213,6 +213,8 @@ impl Extent {
         host.asked(&self.node).await;
         // Chunks that others publish are free some heartbeats later: theirs, the node's.
         let mut patience = 16;
+        // What was claimed may be taken by who asked a moment later: then more is claimed, at once.
+        let mut haste = 64;
         loop {
             let mut taken = host.take(order, count);
             if let Some(chunk) = taken.pop().or_else(|| host.spare.borrow_mut()[order as usize].pop()) {
@@ -233,6 +235,10 @@ impl Extent {
             }
             waiting.set(waiting.get() - 1);
             if host.has(order) {
+                continue;
+            }
+            if haste > 0 && host.exhausted_until.get() <= world.now() && !world.is_instant() {
+                haste -= 1;
                 continue;
             }
             if patience == 0 || world.is_instant() {
