@@ -36,11 +36,11 @@ pub fn is_missed(after: usize) -> bool {
 pub const LOAD: u16 = 0x20; // BPF_LD | BPF_W | BPF_ABS
 const SHIFT: u16 = 0x74; // BPF_ALU | BPF_RSH | BPF_K
 pub const EQUAL: u16 = 0x15; // BPF_JMP | BPF_JEQ | BPF_K
-const AT_LEAST: u16 = 0x35; // BPF_JMP | BPF_JGE | BPF_K
+pub const AT_LEAST: u16 = 0x35; // BPF_JMP | BPF_JGE | BPF_K
 const GO: u16 = 0x05; // BPF_JMP | BPF_JA
 pub const RETURN: u16 = 0x06; // BPF_RET | BPF_K
 pub const ALLOW: u32 = 0x7fff_0000;
-const TRAP: u32 = 0x0003_0000;
+pub const TRAP: u32 = 0x0003_0000;
 pub const X86_64: u32 = 0xc000_003e;
 
 // struct seccomp_data: nr 0, arch 4, instruction_pointer 8, args 16 (64 bits each, low word first).

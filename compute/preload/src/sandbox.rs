@@ -5,6 +5,7 @@
 //! be killed at its next fault, or fault for ever. So what it gives to the kernel is not its filter alone:
 //!
 //! ```text
+//!  marked ([`crate::go`])?                                       yes → trap, and it goes by the filter unmarked
 //!  from the gate's own part ([`crate::gate`]), and one of OWN?  yes → allow
 //!  the program's filter, as it is
 //! ```
@@ -20,8 +21,9 @@
 
 use crate::dispatch::{Call, issue};
 use crate::gate::{AFTER_SYSCALL, AFTER_THREAD};
+use crate::go::MARK;
 use crate::guard::{BAD_ADDRESS, peek, peek_into};
-use crate::net::{ALLOW, ARCH, EQUAL, IP_HIGH, IP_LOW, LOAD, NUMBER, RETURN, X86_64, op};
+use crate::net::{ALLOW, ARCH, AT_LEAST, EQUAL, IP_HIGH, IP_LOW, LOAD, NUMBER, RETURN, TRAP, X86_64, op};
 use farmem_sys::raw::SignalsBlocked;
 
 /// What the runtime calls after its start, its threads and children included.
@@ -116,7 +118,10 @@ fn allowances() -> Vec<libc::sock_filter> {
     // Jumps count from the next instruction; the program's filter begins behind the last.
     let mut p = vec![
         op(LOAD, ARCH, 0, 0),
-        op(EQUAL, X86_64, 0, n + 7),
+        op(EQUAL, X86_64, 0, n + 10),
+        op(LOAD, NUMBER, 0, 0),
+        op(AT_LEAST, MARK, 0, 1),
+        op(RETURN, TRAP, 0, 0),
         op(LOAD, IP_HIGH, 0, 0),
         op(EQUAL, (AFTER_SYSCALL >> 32) as u32, 0, n + 5),
         op(LOAD, IP_LOW, 0, 0),
@@ -147,6 +152,7 @@ mod tests {
                 assert_eq!(run(&filter, nr, ip as u64, [0; 6]), verdict, "call {nr} from {ip:#x}");
             }
             assert_eq!(run(&filter, nr, AFTER_SYSCALL as u64 ^ 1 << 40, [0; 6]), KILL);
+            assert_eq!(run(&filter, nr | i64::from(MARK), 0x1234, [0; 6]), TRAP);
         }
     }
 }
