@@ -31,6 +31,14 @@ pub struct Counts {
     pub pages_whole: u64,
     /// Bytes of write-back handed to the network.
     pub wire_out: u64,
+    /// Calls that protected more than leaves.
+    pub sweeps: u64,
+    /// Faults served from what was on its way out.
+    pub rescued: u64,
+    /// Pages that a fault made leave, for want of room.
+    pub reclaimed_inline: u64,
+    /// Time that the program waited for faults, ns.
+    pub wait_ns: u64,
     /// Most far memory local at once, bytes.
     pub local_peak: u64,
 }
@@ -48,6 +56,10 @@ impl Counts {
             lines_sent: self.lines_sent - before.lines_sent,
             pages_whole: self.pages_whole - before.pages_whole,
             wire_out: self.wire_out - before.wire_out,
+            sweeps: self.sweeps - before.sweeps,
+            rescued: self.rescued - before.rescued,
+            reclaimed_inline: self.reclaimed_inline - before.reclaimed_inline,
+            wait_ns: self.wait_ns - before.wait_ns,
             local_peak: self.local_peak,
         }
     }
@@ -72,6 +84,10 @@ impl Counts {
             lines_sent: sum(offset_of!(Process, lines_sent))?,
             pages_whole: sum(offset_of!(Process, pages_whole))?,
             wire_out: sum(offset_of!(Process, wire_out))?,
+            sweeps: sum(offset_of!(Process, sweeps))?,
+            rescued: sum(offset_of!(Process, rescued))?,
+            reclaimed_inline: sum(offset_of!(Process, reclaimed_inline))?,
+            wait_ns: sum(offset_of!(Process, wait_ns))?,
             local_peak: sum(offset_of!(Process, local_peak))?,
         })
     }
