@@ -64,6 +64,7 @@ node_dies() {
 
 check windows farmem-rxe windows
 check contract farmem-rxe contract
+check evict farmem-rxe evict
 check sort sorts
 check node_dies node_dies
 

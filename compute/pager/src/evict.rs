@@ -34,7 +34,7 @@ use crate::word::{State, Word};
 use farmem_pool::NoRoom;
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES, PageId};
 use farmem_protocol::exit;
-use farmem_protocol::lines::{LINE_BYTES, WHOLE_FROM};
+use farmem_protocol::lines::LINE_BYTES;
 use farmem_sys::memory::{copy_page, discard_vectored, is_zero};
 use farmem_sys::raw::{Errno, checked, yield_cpu};
 use std::sync::atomic::Ordering;
@@ -161,6 +161,7 @@ impl Pager {
                 if self.resident.load(Ordering::Relaxed) + n <= self.limit {
                     continue;
                 }
+                evictor.sweeps.awaited = true;
                 self.evict(&mut evictor, self.batch)
             };
             self.count(&self.counters.reclaimed_inline, evicted as u64);
@@ -197,6 +198,7 @@ impl Pager {
             }
             tried = true;
             if let Some(mut evictor) = self.evictor.try_lock() {
+                evictor.sweeps.awaited = true;
                 let evicted = self.evict(&mut evictor, self.batch);
                 self.count(&self.counters.reclaimed_inline, evicted as u64);
             }
@@ -350,7 +352,7 @@ impl Pager {
                 }
             };
             // Lines are laid onto what the slot holds: only where that is what the page came in with.
-            let few = changed.filter(|c| Some(slot) == l.from.slot() && c.lines.count_ones() < WHOLE_FROM);
+            let few = changed.filter(|c| Some(slot) == l.from.slot() && evictor.log.takes(c.lines));
             l.to = Word::UNTOUCHED.with_slot(Some(slot)).with_written(true);
             l.to = self.send(evictor, l, slot, readable, few.map(|c| c.lines));
             match few {
@@ -386,7 +388,7 @@ impl Pager {
         self.read_page(evictor, l.page, self.staging.bytes(index), readable);
         match lines {
             Some(lines) => self.log_lines(evictor, index, slot, lines),
-            None => self.post_write(evictor, index, slot),
+            None => self.post_write(evictor, index as u64, index, slot, 0, PAGE_BYTES),
         }
         l.to.to(State::Staged).with_field(index as u64)
     }

@@ -323,6 +323,9 @@ impl Pager {
                 }
                 word.settle(seen.with_dirty(true).with_protected(false).with_guessed(seen.guessed() || late));
                 self.count(&self.counters.upgrades, 1);
+                if seen.dirty() {
+                    self.lost_to_sweeps.fetch_add(1, Ordering::Relaxed);
+                }
                 self.reserve_kept();
                 Served::Here
             }

@@ -13,6 +13,7 @@
 //! | [`dirty`] | which bytes of a page changed while it was local |
 //! | [`evict`] | pages go out, many at a time |
 //! | `sweep` | dirty pages on their way out are write-protected, many by one call |
+//! | `worth` | … as long as that pays |
 //! | `guess` | will a page be written this time too? |
 //! | `staging` | bytes on their way out, and back |
 //! | `pin` | pages that a system call is using |
@@ -58,6 +59,7 @@ pub mod table;
 mod thread;
 mod window;
 pub mod word;
+mod worth;
 mod writes;
 
 pub use fork::Fork;
@@ -75,7 +77,7 @@ use farmem_sys::raw::Errno;
 use farmem_sys::sync::Lock;
 use farmem_sys::uffd::{OpenError, Uffd, feature};
 use guess::Rewrites;
-use log::Log;
+use log::{By, Log};
 use record::Recorder;
 use space::Space;
 use staging::Staging;
@@ -109,6 +111,8 @@ pub struct Config {
     pub vectored: bool,
     /// Sweep from the first eviction on, as if protecting calls were dear (for tests; else measured).
     pub always_sweep: bool,
+    /// Bring changed lines by WRITEs, as to a card, wherever they go (for tests; else where one is).
+    pub write_lines: bool,
     /// How changed bytes are told.
     pub dirty: Dirty,
     /// Where to record the page trace, if at all; see `record`.
@@ -167,6 +171,8 @@ pub struct Pager {
     reading: Lock<()>,
     /// A sweep is under way.
     sweeping: AtomicBool,
+    /// Upgrades of pages that a sweep had protected.
+    lost_to_sweeps: AtomicU64,
     staging: Staging,
     space: Lock<Space>,
     pool: Pool,
@@ -211,7 +217,8 @@ pub fn start(
     let uffd = Uffd::open(features).map_err(StartError::Userfaultfd)?;
     let local = config.local / PAGE_BYTES as u64;
     let staged = if pool.all_mapped() { 0 } else { (local / 16).clamp(32, 8192) };
-    let (log, log_bytes) = Log::new(staged as usize).map_err(StartError::Memory)?;
+    let by = if config.write_lines || pool.any_wired() { By::Writes } else { By::Records };
+    let (log, log_bytes) = Log::new(staged as usize, by).map_err(StartError::Memory)?;
     if recorder.is_some() {
         config.dirty = Dirty::Pages;
     }
@@ -248,6 +255,7 @@ pub fn start(
         tracker,
         reading: Lock::new(()),
         sweeping: AtomicBool::new(false),
+        lost_to_sweeps: AtomicU64::new(0),
         evictor: Lock::new(Evictor::new(config.vectored, Sweeps::new(limit as usize, config.always_sweep), log)),
         staging: Staging::new(staged as usize).map_err(StartError::Memory)?,
         space: Lock::new(Space::new()),

@@ -1,14 +1,21 @@
-//! The eviction log: changed lines of a batch's pages, gathered into one record for each slab
-//! ([`farmem_protocol::lines`]), where slots are not mapped.
+//! The eviction log: changed lines of a batch's pages on their way to slots that are not mapped. A node's software
+//! NIC takes them gathered, one record for each slab ([`farmem_protocol::lines`]); a card takes no records, but a
+//! WRITE for each run of neighbouring lines, all of a batch by one doorbell.
 //!
 //! ```text
-//! a page leaves ─► its bytes to the staging ring ─┬─ many lines changed ─► WRITE of the page   (writes)
-//!                                                 └─ few ─► log.pages ─► flush: by slab, in order of slots ─► LINES
+//! a page leaves ─► its bytes to the staging ring ─┬─ much of it changed ─► WRITE of the page   (writes)
+//!                                                 ├─ tcp: little ─► log.pages ─► flush: by slab, in order of slots ─► LINES
+//!                                                 └─ RDMA: few runs ─► WRITE, WRITE, …  the last one's tag is the page's
 //! ```
 //!
 //! *In flight.* A page whose lines are under way is Staged, as one whose WRITE is: its whole bytes lie in the
 //! staging ring until the record is acknowledged, and a fault on it is served from there. No READ of its slot
 //! is posted before ([`crate::staging`]), so that no READ can overtake a record on another queue pair.
+//!
+//! *Torn pages.* A record changes all of its lines or none. Of the WRITEs of a page some may have been carried out when
+//! a connection breaks, or a host dies: its slot is then neither what it was nor what it shall be, as with a WRITE of
+//! a whole page. Nobody reads it so: a slot is its process's alone, which has the whole page in the ring until the last
+//! WRITE is acknowledged (completions come in the order posted: then all are), and sends all of them again.
 //!
 //! *Order.* All write-back of a process goes by the evictor's own queue pairs, which carry it out in the order
 //! posted, records and WRITEs alike. A slot's next record or WRITE is posted after this one, and is applied after it.
@@ -21,12 +28,16 @@ use crate::evict::Evictor;
 use crate::thread::Thread;
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES};
 
-use farmem_protocol::lines::{self, Entry, MAX_RECORD_BYTES};
+use farmem_protocol::lines::{self, Entry, LINE_BYTES, MAX_RECORD_BYTES, Runs, WHOLE_FROM};
 use farmem_sys::raw::Errno;
 use std::time::Duration;
 
 /// In a completion's tag: of a record, whose number the rest is; else of a WRITE.
 pub(crate) const RECORD_TAG: u64 = 1 << 32;
+/// … of a WRITE that is not the last of its page.
+pub(crate) const PART_TAG: u64 = 1 << 33;
+/// From so many runs of changed lines on a page goes whole over RDMA: `lab/rxe`, check *evict*.
+pub const WHOLE_FROM_RUNS: usize = 4;
 /// Records under way at most.
 const RECORDS: usize = 32;
 
@@ -93,8 +104,16 @@ fn fitting(pages: &[Logged]) -> usize {
     pages.iter().take_while(fits).count()
 }
 
+/// How changed lines go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum By {
+    Records,
+    Writes,
+}
+
 /// Records, under way and to come.
 pub(crate) struct Log {
+    by: By,
     pages: Gathered,
     entries: Vec<Entry>,
     /// [`MAX_RECORD_BYTES`] for each record.
@@ -108,14 +127,23 @@ unsafe impl Send for Log {}
 
 impl Log {
     /// For a staging ring of so many pages; the log, and the bytes it may take.
-    pub fn new(staged: usize) -> Result<(Log, usize), Errno> {
-        let records = if staged == 0 { 0 } else { (staged / 32).clamp(2, RECORDS) };
+    pub fn new(staged: usize, by: By) -> Result<(Log, usize), Errno> {
+        let records = if staged == 0 || by == By::Writes { 0 } else { (staged / 32).clamp(2, RECORDS) };
         let bytes = records * MAX_RECORD_BYTES;
         let buffers = farmem_sys::holdings::reserve(bytes.max(PAGE_BYTES))?;
         Ok((
-            Log { pages: Gathered::default(), entries: Vec::new(), buffers, under_way: vec![Vec::new(); records] },
+            Log { by, pages: Gathered::default(), entries: Vec::new(), buffers, under_way: vec![Vec::new(); records] },
             bytes,
         ))
+    }
+
+    /// Whether a page of which these lines changed goes by them, and not whole.
+    #[inline]
+    pub fn takes(&self, lines: u64) -> bool {
+        match self.by {
+            By::Records => lines.count_ones() < WHOLE_FROM,
+            By::Writes => Runs(lines).count() < WHOLE_FROM_RUNS,
+        }
     }
 
     /// The staged copies that a record has brought to their slots: it is acknowledged, and free.
@@ -130,8 +158,16 @@ impl Log {
 }
 
 impl Pager {
-    /// Notes that a page, staged, goes to its slot by these lines.
+    /// A page, staged, goes to its slot by these lines: notes it for a record, or posts its WRITEs.
     pub(crate) fn log_lines(&self, evictor: &mut Evictor, staged: usize, slot: FarSlot, lines: u64) {
+        if evictor.log.by == By::Writes {
+            let last = u64::BITS - lines.leading_zeros();
+            for (first, run) in Runs(lines) {
+                let tag = if first + run == last as usize { staged as u64 } else { PART_TAG };
+                self.post_write(evictor, tag, staged, slot, first * LINE_BYTES, run * LINE_BYTES);
+            }
+            return;
+        }
         evictor.log.pages.note(Logged { slot, lines, copy: staged as u32 });
     }
 

@@ -12,7 +12,7 @@
 //!   swept                   |--------- one call, one flush ---------|
 //! ```
 //!
-//! All of it that is dirty gets P in its word. The next batches find their victims
+//! (And as long as that pays: [`crate::worth`].) All of it that is dirty gets P in its word. The next batches find their victims
 //! protected; a page that is written to meanwhile takes a fault that lifts its
 //! protection again ([`crate::fault`], *upgrade*), as the first write to a clean page does.
 //!
@@ -41,6 +41,7 @@ use crate::Pager;
 use crate::ending::broken;
 use crate::evict::{Evictor, Leaving};
 use crate::word::State;
+use crate::worth::{Batch, Worth};
 use farmem_protocol::addr::{PAGE_BYTES, PageId};
 use farmem_sys::clock;
 use std::sync::atomic::Ordering;
@@ -74,12 +75,22 @@ pub struct Sweeps {
     wanted: Vec<PageId>,
     /// How many of the pages that leave next go along.
     ahead: usize,
+    worth: Worth,
+    /// Faults on swept pages, as [`Pager::upgrade`] counts them, when last looked at.
+    lost: u64,
+    /// The program waits for this eviction.
+    pub awaited: bool,
 }
 
 impl Sweeps {
     /// For a cache of `limit` pages. `always`: however cheap calls are.
     pub fn new(limit: usize, always: bool) -> Sweeps {
-        Sweeps { always, call_ns: 0, wanted: Vec::new(), ahead: (limit / 8).min(AHEAD) }
+        let ahead = (limit / 8).min(AHEAD);
+        Sweeps { always, call_ns: 0, wanted: Vec::new(), ahead, worth: Worth::new(), lost: 0, awaited: false }
+    }
+
+    fn dear(&self) -> bool {
+        self.call_ns > DEAR_NS
     }
 
     /// Follows the median: a mean would take one lost time slice for a thousand dear calls.
@@ -103,10 +114,17 @@ impl Pager {
     /// Step 2 of an eviction: every dirty page that leaves is write-protected.
     pub(crate) fn protect_dirty(&self, evictor: &mut Evictor) {
         let writable = evictor.leaving.iter().filter(|l| l.from.writable()).count();
-        if evictor.sweeps.always || evictor.sweeps.call_ns > DEAR_NS {
-            if writable > evictor.leaving.len() / FEW {
-                return self.sweep(evictor);
-            }
+        let begun = clock::ticks();
+        let pays = evictor.sweeps.always || evictor.sweeps.dear() && evictor.sweeps.worth.pays();
+        let swept = pays && writable > evictor.leaving.len() / FEW;
+        if swept {
+            self.sweep(evictor);
+        }
+        self.judge_sweeps(evictor, if swept { clock::ns(clock::ticks() - begun) } else { 0 });
+        if swept {
+            return;
+        }
+        if pays {
             self.keep_rewritten(evictor);
         }
         let mut rest = evictor.leaving.as_slice();
@@ -118,6 +136,27 @@ impl Pager {
             self.protect_leaving(rest[0].page, run);
             evictor.sweeps.call_took(clock::ns(clock::ticks() - begun));
             rest = &rest[run..];
+        }
+    }
+
+    /// What has come of the sweeps so far, for [`Worth`].
+    fn judge_sweeps(&self, evictor: &mut Evictor, sweep_ns: u64) {
+        let lost = self.lost_to_sweeps.load(Ordering::Relaxed);
+        let sweeps = &mut evictor.sweeps;
+        let since = lost - std::mem::replace(&mut sweeps.lost, lost);
+        if sweeps.dear() {
+            let protected = |l: &Leaving| l.from.dirty() && !l.from.writable();
+            let alone = |w: &&[Leaving]| protected(&w[1]) && !(protected(&w[0]) && w[1].page.0 == w[0].page.0 + 1);
+            let spared = evictor.leaving.first().is_some_and(protected) as usize
+                + evictor.leaving.windows(2).filter(alone).count();
+            sweeps.worth.saw(Batch {
+                spared: spared as u64,
+                call_ns: sweeps.call_ns,
+                sweep_ns,
+                awaited: sweeps.awaited,
+                lost: since,
+                fault_ns: self.rewrites.upgrade_ns(),
+            });
         }
     }
 

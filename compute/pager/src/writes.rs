@@ -9,7 +9,7 @@
 use crate::Pager;
 use crate::ending::die;
 use crate::evict::Evictor;
-use crate::log::RECORD_TAG;
+use crate::log::{PART_TAG, RECORD_TAG};
 use crate::thread::Thread;
 use crate::word::{State, Word};
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES, PageId};
@@ -36,15 +36,28 @@ impl Pager {
         }
     }
 
-    pub(crate) fn post_write(&self, evictor: &mut Evictor, index: usize, slot: FarSlot) {
+    /// Posts a WRITE of `len` bytes from `from` on of a staged copy to its slot.
+    pub(crate) fn post_write(
+        &self,
+        evictor: &mut Evictor,
+        tag: u64,
+        index: usize,
+        slot: FarSlot,
+        from: usize,
+        len: usize,
+    ) {
+        debug_assert!(from + len <= PAGE_BYTES);
         let place = self.pool.place(slot);
         let thread = evictor.thread.get_or_insert_with(|| Thread::boxed(0));
         if let Err(lost) = self.link(thread, place.node) {
             self.node_lost(&lost);
         }
         if let Some(link) = &mut thread.links[place.node] {
-            // SAFETY: the entry's bytes stay as they are until its WRITE is acknowledged.
-            unsafe { link.write(index as u64, place.slab, place.offset, self.staging.bytes(index), PAGE_BYTES as u32) };
+            // SAFETY: the entry's bytes stay as they are until its WRITE is acknowledged, and are a page.
+            unsafe {
+                let bytes = self.staging.bytes(index).add(from);
+                link.write(tag, place.slab, place.offset + from as u64, bytes, len as u32);
+            }
         }
     }
 
@@ -74,6 +87,9 @@ impl Pager {
                         exit::NODE_LOST,
                         &format!("a memory node refused to store a page in a slab it granted: {refusal}"),
                     );
+                }
+                if done.tag == PART_TAG {
+                    continue;
                 }
                 if done.tag & RECORD_TAG == 0 {
                     freed.extend(self.staging.written(done.tag as usize));

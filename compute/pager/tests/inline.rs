@@ -54,6 +54,7 @@ struct Way {
     prefetch: bool,
     vectored: bool,
     always_sweep: bool,
+    write_lines: bool,
     dirty: Dirty,
 }
 
@@ -63,6 +64,7 @@ const PLAIN: Way = Way {
     prefetch: true,
     vectored: true,
     always_sweep: false,
+    write_lines: false,
     dirty: Dirty::Auto,
 };
 const WAYS: &[(&str, Way)] = &[
@@ -75,6 +77,7 @@ const WAYS: &[(&str, Way)] = &[
     ("shm-lines", Way { dirty: Dirty::Lines, ..PLAIN }),
     ("tcp-lines", Way { mapped: false, dirty: Dirty::Lines, ..PLAIN }),
     ("tcp-lines-sweeping", Way { mapped: false, dirty: Dirty::Lines, always_sweep: true, ..PLAIN }),
+    ("tcp-lines-writes", Way { mapped: false, dirty: Dirty::Lines, write_lines: true, ..PLAIN }),
     ("shm-shadow", Way { dirty: Dirty::Shadow, ..PLAIN }),
     ("tcp-shadow", Way { mapped: false, dirty: Dirty::Shadow, ..PLAIN }),
     ("tcp-pages", Way { mapped: false, dirty: Dirty::Pages, ..PLAIN }),
@@ -131,7 +134,7 @@ fn over_tcp_without_vectored_madvise() {
 
 #[test]
 fn by_line_hashes() {
-    ["shm-lines", "tcp-lines", "tcp-lines-sweeping"].iter().for_each(|way| in_its_own_process(way));
+    ["shm-lines", "tcp-lines", "tcp-lines-sweeping", "tcp-lines-writes"].iter().for_each(|way| in_its_own_process(way));
 }
 
 #[test]
@@ -162,6 +165,7 @@ fn start(way: &Way) -> &'static Pager {
         prefetch: way.prefetch,
         vectored: way.vectored,
         always_sweep: way.always_sweep,
+        write_lines: way.write_lines,
         dirty: way.dirty,
         trace: None,
     };

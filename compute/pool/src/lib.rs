@@ -109,6 +109,11 @@ impl Pool {
         self.sessions.lock().iter().all(Session::is_mapped)
     }
 
+    /// Whether some node's memory is reached by its card (RDMA).
+    pub fn any_wired(&self) -> bool {
+        self.sessions.lock().iter().any(Session::is_wired)
+    }
+
     /// Bytes of the slabs held.
     pub fn capacity(&self) -> u64 {
         self.capacity.load(Ordering::Relaxed)

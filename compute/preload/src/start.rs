@@ -67,6 +67,7 @@ struct Run {
     counters: Option<String>,
     vectored: bool,
     always_sweep: bool,
+    write_lines: bool,
     trace: Option<String>,
 }
 
@@ -90,6 +91,7 @@ fn parse(text: &str) -> Result<Run, String> {
         counters: None,
         vectored: true,
         always_sweep: false,
+        write_lines: false,
         trace: None,
     };
     for pair in text.split(';').filter(|p| !p.is_empty()) {
@@ -127,6 +129,7 @@ fn parse(text: &str) -> Result<Run, String> {
                 let masked = |feature| value.split(',').any(|f| f == feature);
                 run.vectored = !masked("process_madvise");
                 run.always_sweep = masked("cheap_protection");
+                run.write_lines = masked("records");
             }
             _ => {}
         }
@@ -201,6 +204,7 @@ fn arm(text: &str) -> Result<(), String> {
         prefetch: run.prefetch,
         vectored: run.vectored,
         always_sweep: run.always_sweep,
+        write_lines: run.write_lines,
         dirty: run.dirty,
         trace: run.trace,
     };

@@ -5,6 +5,7 @@
 //! farmem-rxe devices     what there is
 //! farmem-rxe windows     type-2B windows: bound, used, refused, invalidated
 //! farmem-rxe contract    the fabric's contract suite
+//! farmem-rxe evict       changed lines by WRITEs, pages whole, records in frames: what they take
 //! farmem-rxe lines N     N lines in no order, the same every time: input for programs under test
 //! ```
 
@@ -13,6 +14,7 @@ use std::process::ExitCode;
 
 mod contract;
 mod revoked;
+mod evict;
 mod windows;
 
 fn main() -> ExitCode {
@@ -20,9 +22,10 @@ fn main() -> ExitCode {
     let done = match what.as_deref() {
         Some("devices") => devices(),
         Some("windows") => windows::hold(),
+        Some("evict") => evict::measure(),
         Some("contract") => contract::hold(),
         Some("lines") => lines(),
-        _ => Err("usage: farmem-rxe devices | windows | contract | lines N".into()),
+        _ => Err("usage: farmem-rxe devices | windows | contract | evict | lines N".into()),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
