@@ -48,7 +48,7 @@ use std::sync::atomic::Ordering;
 
 /// A protecting call that takes longer interrupts other CPUs. Somewhat more than an upgrade costs.
 const DEAR_NS: u64 = 2_500;
-/// Writable victims are few, and not worth a sweep, up to this part of a batch.
+/// Writable victims, and runs of them, are few, and not worth a sweep, up to this part of a batch.
 const FEW: usize = 8;
 /// Stretches are joined over gaps of so many pages: walking them costs some 10 ns each.
 const GAP: u64 = 256;
@@ -100,6 +100,16 @@ impl Sweeps {
     }
 }
 
+/// Runs of neighbours among pages that leave: so many calls they take.
+fn runs(leaving: &[Leaving], which: impl Fn(&Leaving) -> bool) -> usize {
+    let mut last = None;
+    leaving
+        .iter()
+        .filter(|l| which(l))
+        .filter(|l| last.replace(l.page.0).is_none_or(|before| before + 1 != l.page.0))
+        .count()
+}
+
 impl Pager {
     /// Waits until no sweep is under way. For who owns Busy pages and is about to make them writable.
     #[inline(always)]
@@ -113,10 +123,10 @@ impl Pager {
 
     /// Step 2 of an eviction: every dirty page that leaves is write-protected.
     pub(crate) fn protect_dirty(&self, evictor: &mut Evictor) {
-        let writable = evictor.leaving.iter().filter(|l| l.from.writable()).count();
+        let few = evictor.leaving.len() / FEW;
         let begun = clock::ticks();
         let pays = evictor.sweeps.always || evictor.sweeps.dear() && evictor.sweeps.worth.pays();
-        let swept = pays && writable > evictor.leaving.len() / FEW;
+        let swept = pays && runs(&evictor.leaving, |l| l.from.writable()) > few;
         if swept {
             self.sweep(evictor);
         }
@@ -124,7 +134,7 @@ impl Pager {
         if swept {
             return;
         }
-        if pays {
+        if pays && evictor.leaving.iter().filter(|l| l.from.writable()).count() <= few {
             self.keep_rewritten(evictor);
         }
         let mut rest = evictor.leaving.as_slice();
@@ -139,25 +149,18 @@ impl Pager {
         }
     }
 
-    /// What has come of the sweeps so far, for [`Worth`].
+    /// What has come of the sweeps so far, for [`Worth`]. Of batches whose dirty pages lie together nothing is learned:
+    /// they take few calls in any case.
     fn judge_sweeps(&self, evictor: &mut Evictor, sweep_ns: u64) {
-        let lost = self.lost_to_sweeps.load(Ordering::Relaxed);
-        let sweeps = &mut evictor.sweeps;
-        let since = lost - std::mem::replace(&mut sweeps.lost, lost);
-        if sweeps.dear() {
-            let protected = |l: &Leaving| l.from.dirty() && !l.from.writable();
-            let alone = |w: &&[Leaving]| protected(&w[1]) && !(protected(&w[0]) && w[1].page.0 == w[0].page.0 + 1);
-            let spared = evictor.leaving.first().is_some_and(protected) as usize
-                + evictor.leaving.windows(2).filter(alone).count();
-            sweeps.worth.saw(Batch {
-                spared: spared as u64,
-                call_ns: sweeps.call_ns,
-                sweep_ns,
-                awaited: sweeps.awaited,
-                lost: since,
-                fault_ns: self.rewrites.upgrade_ns(),
-            });
+        if !evictor.sweeps.dear() || runs(&evictor.leaving, |l| l.from.dirty()) <= evictor.leaving.len() / FEW {
+            return;
         }
+        let spared = runs(&evictor.leaving, |l| l.from.dirty() && !l.from.writable()) as u64;
+        let all_lost = self.lost_to_sweeps.load(Ordering::Relaxed);
+        let sweeps = &mut evictor.sweeps;
+        let lost = all_lost - std::mem::replace(&mut sweeps.lost, all_lost);
+        let (call_ns, awaited, fault_ns) = (sweeps.call_ns, sweeps.awaited, self.rewrites.upgrade_ns());
+        sweeps.worth.saw(Batch { spared, call_ns, sweep_ns, awaited, lost, fault_ns });
     }
 
     /// A few victims that are writable where sweeps have passed: written to since, hence in use. They
