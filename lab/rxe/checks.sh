@@ -65,6 +65,7 @@ node_dies() {
 check windows farmem-rxe windows
 check contract farmem-rxe contract
 check evict farmem-rxe evict
+check soft_dirty farmem-rxe soft-dirty
 check sort sorts
 check node_dies node_dies
 

@@ -178,7 +178,7 @@ impl Report<'_> {
         let bar = |system, clients| {
             let take = &self.row(system, order, clients)?.outcome.allocations;
             let spread = Spread::of([take.median as f64, take.p99 as f64])?;
-            Some(Spread { median: take.mean, min: spread.min, max: spread.max, rounds: 1 })
+            Some(Spread { median: take.mean, rounds: 1, ..spread })
         };
         Chart {
             title: format!("Allocating {}: mean latency; lines from median to 99 % (simulated)", size_name(order)),

@@ -18,6 +18,8 @@ pub struct Spread {
     pub min: f64,
     /// The greatest.
     pub max: f64,
+    /// Between the quartiles, as a part of the median: what a machine's noise is in a typical round.
+    pub noise: f64,
     /// How many.
     pub rounds: usize,
 }
@@ -30,7 +32,9 @@ impl Spread {
         let (min, max) = (*sorted.first()?, *sorted.last()?);
         let middle = sorted.len() / 2;
         let median = if sorted.len() % 2 == 1 { sorted[middle] } else { (sorted[middle - 1] + sorted[middle]) / 2.0 };
-        Some(Spread { median, min, max, rounds: sorted.len() })
+        let quartile = |nth: usize| sorted[(sorted.len() - 1) * nth / 4];
+        let noise = (quartile(3) - quartile(1)) / median.abs().max(f64::MIN_POSITIVE);
+        Some(Spread { median, min, max, noise, rounds: sorted.len() })
     }
 }
 
@@ -58,6 +62,13 @@ impl<S: Copy + PartialEq, T> Rounds<S, T> {
             }
         }
         Ok(Rounds { runs: all })
+    }
+
+    /// Adds the rounds of the same systems, as they were taken later.
+    pub fn append(&mut self, more: Rounds<S, T>) {
+        for ((_, runs), (_, later)) in self.runs.iter_mut().zip(more.runs) {
+            runs.extend(later);
+        }
     }
 
     /// The systems that ran, in order.
@@ -122,9 +133,19 @@ mod tests {
     }
 
     #[test]
+    fn rounds_can_be_added() {
+        let run = |system, _: usize| Ok::<_, ()>(Some(system));
+        let mut rounds = Rounds::interleave(&[1, 2], 2, run).unwrap();
+        rounds.append(Rounds::interleave(&[1, 2], 3, run).unwrap());
+        assert_eq!(rounds.of(2).copied().collect::<Vec<_>>(), [2; 5]);
+    }
+
+    #[test]
     fn a_spread_has_a_middle() {
         let four = Spread::of([4.0, 1.0, 2.0, 3.0]).unwrap();
         assert_eq!((four.median, four.min, four.max), (2.5, 1.0, 4.0));
+        let one_lost_slice = Spread::of([1.0, 1.0, 1.0, 0.1, 1.0]).unwrap();
+        assert_eq!((one_lost_slice.median, one_lost_slice.min, one_lost_slice.noise), (1.0, 0.1, 0.0));
         assert_eq!(Spread::of([]), None);
     }
 }

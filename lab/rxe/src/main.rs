@@ -6,6 +6,7 @@
 //! farmem-rxe windows     type-2B windows: bound, used, refused, invalidated
 //! farmem-rxe contract    the fabric's contract suite
 //! farmem-rxe evict       changed lines by WRITEs, pages whole, records in frames: what they take
+//! farmem-rxe soft-dirty  farmem track by soft-dirty bits, of: farmem-rxe writes K
 //! farmem-rxe lines N     N lines in no order, the same every time: input for programs under test
 //! ```
 
@@ -15,6 +16,7 @@ use std::process::ExitCode;
 mod contract;
 mod revoked;
 mod evict;
+mod soft_dirty;
 mod windows;
 
 fn main() -> ExitCode {
@@ -23,9 +25,14 @@ fn main() -> ExitCode {
         Some("devices") => devices(),
         Some("windows") => windows::hold(),
         Some("evict") => evict::measure(),
+        Some("soft-dirty") => soft_dirty::hold(),
+        Some("writes") => match number() {
+            Ok(k) => soft_dirty::write(k as usize),
+            Err(why) => Err(why),
+        },
         Some("contract") => contract::hold(),
         Some("lines") => lines(),
-        _ => Err("usage: farmem-rxe devices | windows | contract | evict | lines N".into()),
+        _ => Err("usage: farmem-rxe devices | windows | contract | evict | soft-dirty | lines N".into()),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -36,8 +43,12 @@ fn main() -> ExitCode {
     }
 }
 
+fn number() -> Result<u64, String> {
+    std::env::args().nth(2).and_then(|n| n.parse().ok()).ok_or_else(|| "how many?".into())
+}
+
 fn lines() -> Result<(), String> {
-    let n: u64 = std::env::args().nth(2).and_then(|n| n.parse().ok()).ok_or("lines: how many?")?;
+    let n = number()?;
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
     let mut word = 0x9E37_79B9_7F4A_7C15u64;
     for i in 0..n {
