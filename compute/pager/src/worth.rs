@@ -12,8 +12,8 @@
 //!            └─────────────────────────────────────┘  trial that fails, at most 64
 //! ```
 //!
-//! A call in the background interrupts the program for a part of the time that it takes; a fault stops it for all of
-//! its own. So calls of evictions that nobody waits for count half.
+//! A fault stops the program for all of its time. A call in the background interrupts it for a part, on another CPU, or for
+//! all, on its own: calls of evictions that nobody waits for count three quarters.
 //!
 //! Pure: what calls and faults took comes in.
 
@@ -41,7 +41,7 @@ pub struct Batch {
     pub spared: u64,
     /// What a call takes of late, ns.
     pub call_ns: u64,
-    /// What its sweep took, if there was one, ns.
+    /// What a sweep takes of late, if it had one, ns.
     pub sweep_ns: u64,
     /// The program waits for it.
     pub awaited: bool,
@@ -67,7 +67,7 @@ impl Worth {
     pub fn saw(&mut self, batch: Batch) {
         if !self.resting {
             let calls = (batch.spared * batch.call_ns) as i64 - batch.sweep_ns as i64;
-            self.balance += if batch.awaited { calls } else { calls / 2 };
+            self.balance += if batch.awaited { calls } else { calls * 3 / 4 };
             self.balance -= (batch.lost * batch.fault_ns) as i64;
         }
         self.batches -= 1;
@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn where_the_program_waits_for_calls_they_count_in_full() {
-        assert!(swept(&mut Worth::new(), 50 * TRIAL, 60, false) < 8 * TRIAL);
-        assert_eq!(swept(&mut Worth::new(), 50 * TRIAL, 60, true), 50 * TRIAL);
+        assert!(swept(&mut Worth::new(), 50 * TRIAL, 80, false) < 8 * TRIAL);
+        assert_eq!(swept(&mut Worth::new(), 50 * TRIAL, 80, true), 50 * TRIAL);
     }
 }
