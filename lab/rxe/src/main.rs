@@ -14,8 +14,8 @@ use std::io::Write;
 use std::process::ExitCode;
 
 mod contract;
-mod revoked;
 mod evict;
+mod revoked;
 mod soft_dirty;
 mod windows;
 
