@@ -109,7 +109,6 @@ impl Pager {
             while self.resident.load(Ordering::Relaxed) > self.limit - self.high_room {
                 let _inside = self.threads.enter();
                 let mut evictor = self.evictor.lock();
-                evictor.sweeps.awaited = false;
                 if self.evict(&mut evictor, self.batch) == 0 {
                     break;
                 }

@@ -161,7 +161,6 @@ impl Pager {
                 if self.resident.load(Ordering::Relaxed) + n <= self.limit {
                     continue;
                 }
-                evictor.sweeps.awaited = true;
                 self.evict(&mut evictor, self.batch)
             };
             self.count(&self.counters.reclaimed_inline, evicted as u64);
@@ -198,7 +197,6 @@ impl Pager {
             }
             tried = true;
             if let Some(mut evictor) = self.evictor.try_lock() {
-                evictor.sweeps.awaited = true;
                 let evicted = self.evict(&mut evictor, self.batch);
                 self.count(&self.counters.reclaimed_inline, evicted as u64);
             }

@@ -138,12 +138,6 @@ impl Rewrites {
         }
     }
 
-    /// What an upgrade takes of late, ns.
-    #[inline]
-    pub fn upgrade_ns(&self) -> u64 {
-        (FAULT_NS + self.lift_ns.load(Ordering::Relaxed)) as u64
-    }
-
     /// What became of a page that came in writable.
     #[inline]
     pub fn saw(&self, page: Word, written: bool) {

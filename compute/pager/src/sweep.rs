@@ -41,7 +41,7 @@ use crate::Pager;
 use crate::ending::broken;
 use crate::evict::{Evictor, Leaving};
 use crate::word::State;
-use crate::worth::{Batch, Worth};
+use crate::worth::Worth;
 use farmem_protocol::addr::{PAGE_BYTES, PageId};
 use farmem_sys::clock;
 use std::sync::atomic::Ordering;
@@ -71,8 +71,6 @@ pub struct Sweeps {
     always: bool,
     /// What a call for one run of victims takes of late, ns.
     call_ns: u64,
-    /// What a sweep takes, ns.
-    sweep_ns: u64,
     /// Pages to protect; kept for its memory.
     wanted: Vec<PageId>,
     /// How many of the pages that leave next go along.
@@ -80,39 +78,24 @@ pub struct Sweeps {
     worth: Worth,
     /// Faults on swept pages, as [`Pager::upgrade`] counts them, when last looked at.
     lost: u64,
-    /// The program waits for this eviction.
-    pub awaited: bool,
 }
 
 impl Sweeps {
     /// For a cache of `limit` pages. `always`: however cheap calls are.
     pub fn new(limit: usize, always: bool) -> Sweeps {
         let ahead = (limit / 8).min(AHEAD);
-        Sweeps {
-            always,
-            call_ns: 0,
-            sweep_ns: 0,
-            wanted: Vec::new(),
-            ahead,
-            worth: Worth::new(),
-            lost: 0,
-            awaited: false,
-        }
+        Sweeps { always, call_ns: 0, wanted: Vec::new(), ahead, worth: Worth::new(), lost: 0 }
     }
 
     fn dear(&self) -> bool {
         self.call_ns > DEAR_NS
     }
 
+    /// Follows the median: a mean would take one lost time slice for a thousand dear calls.
     fn call_took(&mut self, ns: u64) {
-        follow(&mut self.call_ns, ns);
+        let step = self.call_ns / 8;
+        self.call_ns = if ns > self.call_ns { self.call_ns + step + 50 } else { self.call_ns - step };
     }
-}
-
-/// Follows the median: a mean would take one lost time slice for a thousand dear calls.
-fn follow(of_late: &mut u64, ns: u64) {
-    let step = *of_late / 8;
-    *of_late = if ns > *of_late { *of_late + step + 50 } else { *of_late - step };
 }
 
 /// Runs of neighbours among pages that leave: so many calls they take.
@@ -139,21 +122,11 @@ impl Pager {
     /// Step 2 of an eviction: every dirty page that leaves is write-protected.
     pub(crate) fn protect_dirty(&self, evictor: &mut Evictor) {
         let few = evictor.leaving.len() / FEW;
-        let begun = clock::ticks();
         let pays = evictor.sweeps.always || evictor.sweeps.dear() && evictor.sweeps.worth.pays();
         let swept = pays && runs(&evictor.leaving, |l| l.from.writable()) > few;
+        self.judge_sweeps(evictor);
         if swept {
-            self.sweep(evictor);
-        }
-        if swept {
-            // The first is taken as it is.
-            let took = clock::ns(clock::ticks() - begun);
-            let sweeps = &mut evictor.sweeps;
-            if sweeps.sweep_ns == 0 { sweeps.sweep_ns = took } else { follow(&mut sweeps.sweep_ns, took) }
-        }
-        self.judge_sweeps(evictor, swept);
-        if swept {
-            return;
+            return self.sweep(evictor);
         }
         if pays && evictor.leaving.iter().filter(|l| l.from.writable()).count() <= few {
             self.keep_rewritten(evictor);
@@ -172,7 +145,7 @@ impl Pager {
 
     /// What has come of the sweeps so far, for [`Worth`]. Of batches whose dirty pages lie together nothing is learned:
     /// they take few calls in any case.
-    fn judge_sweeps(&self, evictor: &mut Evictor, swept: bool) {
+    fn judge_sweeps(&self, evictor: &mut Evictor) {
         if !evictor.sweeps.dear() || runs(&evictor.leaving, |l| l.from.dirty()) <= evictor.leaving.len() / FEW {
             return;
         }
@@ -180,9 +153,7 @@ impl Pager {
         let all_lost = self.lost_to_sweeps.load(Ordering::Relaxed);
         let sweeps = &mut evictor.sweeps;
         let lost = all_lost - std::mem::replace(&mut sweeps.lost, all_lost);
-        let (call_ns, awaited, fault_ns) = (sweeps.call_ns, sweeps.awaited, self.rewrites.upgrade_ns());
-        let sweep_ns = if swept { sweeps.sweep_ns } else { 0 };
-        sweeps.worth.saw(Batch { spared, call_ns, sweep_ns, awaited, lost, fault_ns });
+        sweeps.worth.saw(spared, lost);
     }
 
     /// A few victims that are writable where sweeps have passed: written to since, hence in use. They
