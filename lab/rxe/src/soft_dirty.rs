@@ -51,7 +51,7 @@ pub fn hold() -> Result<(), String> {
 fn track(writer: &Child, k: usize) -> Result<(), String> {
     let pid = writer.id().to_string();
     let status = Command::new("farmem")
-        .args(["track", "--find", "soft-dirty", "--window", "1s", "--windows", "5", "--max-pause", "5s"])
+        .args(["track", "--find", "soft-dirty", "--window", "2s", "--windows", "4", "--max-pause", "5s"])
         .args(["--json", FOUND, "--pid", &pid])
         .stdout(Stdio::null())
         .status()
