@@ -15,7 +15,14 @@
 //!
 //! *Scans.* A page touched once passes through probation and leaves no trace in
 //! the protected queue. Victims come from probation while that has more than
-//! its share.
+//! its share, and what is protected is worth it:
+//!
+//! *Balance.* A program that goes on to other pages leaves the protected queue full of what it needs no
+//! more. Hits of protected pages are unseen, so nothing would ever tell: the new pages push each other out
+//! of their small share of memory for ever. Therefore one victim in [`Shape::look`] is a protected page all the
+//! same, and it is counted, of both queues' victims, how many come back before all of local memory has been
+//! replaced. Where protected pages do so less than a third as often as those on probation, victims are protected
+//! pages. (ARC, FAST '03, weighs its queues by such returns too, but would hear nothing of protected pages here.)
 //!
 //! *Credit.* A protected page that keeps coming back soon is in steady use: each
 //! return earns it one more round in the protected queue than the last, up to
@@ -36,22 +43,51 @@ pub struct Shape {
     pub soon: u32,
     /// Rounds that a page can earn at most, 0–3.
     pub credit: u8,
+    /// One turn in so many, victims are looked for in the queue that they do not come from now, to see what becomes
+    /// of them (where its front has a round left, that is what it loses); 0: never.
+    pub look: u32,
 }
 
 /// 2Q with its authors' sizes: A1in a quarter, A1out a half.
-pub const TWO_QUEUE: Shape = Shape { probation: 25, soon: 50, credit: 0 };
+pub const TWO_QUEUE: Shape = Shape { probation: 25, soon: 50, credit: 0, look: 0 };
 /// S3-FIFO with its authors' sizes: small a tenth, ghosts for as many as main has.
-pub const S3_FIFO: Shape = Shape { probation: 10, soon: 90, credit: 0 };
+pub const S3_FIFO: Shape = Shape { probation: 10, soon: 90, credit: 0, look: 0 };
 /// No ghosts: protected by rescue alone. VMS's and Mach's segmented FIFO with a standby list.
-pub const STANDBY: Shape = Shape { probation: 50, soon: 0, credit: 0 };
+pub const STANDBY: Shape = Shape { probation: 50, soon: 0, credit: 0, look: 0 };
 /// The one in use.
-pub const RECOMMENDED: Shape = Shape { probation: 10, soon: 25, credit: 3 };
+pub const RECOMMENDED: Shape = Shape { probation: 5, soon: 25, credit: 3, look: 64 };
 
 const PROBATION: usize = 0;
 const PROTECTED: usize = 1;
 /// A page's four bits of credit: returns in a row, 0–3, above the rounds it has left, 0–3.
 const ROUNDS: u8 = 3;
 const MOST_RETURNS: u8 = 3;
+/// Of how many victims the share that comes back is taken: a part of the capacity, and at least.
+const WINDOW: (usize, u64) = (16, 16);
+
+/// Of the pages that left a queue of late, how many were needed: came back before as many others had left as are
+/// local at once. All of memory would have kept those.
+#[derive(Clone, Copy, Default)]
+struct Fate {
+    left: u64,
+    needed: u64,
+}
+
+impl Fate {
+    /// A page leaves. Counts are halved beyond the window, so that the last ones weigh most.
+    fn leaves(&mut self, window: u64) {
+        self.left += 1;
+        if self.left > window {
+            self.left /= 2;
+            self.needed /= 2;
+        }
+    }
+
+    /// Whether its pages are needed less than a third as often as those of the other.
+    fn is_staler_than(&self, other: &Fate) -> bool {
+        self.left > 8 && 3 * self.needed * other.left < other.needed * self.left
+    }
+}
 
 /// The policy.
 pub struct Segments {
@@ -61,6 +97,12 @@ pub struct Segments {
     /// Pages.
     probation: usize,
     soon: u64,
+    capacity: u64,
+    window: u64,
+    /// By queue.
+    fates: [Fate; 2],
+    /// Victims chosen, and rounds spent.
+    turn: u32,
 }
 
 impl Segments {
@@ -73,11 +115,21 @@ impl Segments {
             shape,
             probation: share(shape.probation),
             soon: share(shape.soon) as u64,
+            capacity: capacity as u64,
+            window: ((capacity / WINDOW.0) as u64).max(WINDOW.1),
+            fates: [Fate::default(); 2],
+            turn: 0,
         }
     }
 
     fn place(&mut self, page: PageId, how: Arrival) {
         let ghost = self.ghosts.take(page);
+        if let Some(ghost) = ghost
+            && matches!(how, Arrival::Demand | Arrival::Rescue)
+            && ghost.distance < self.capacity
+        {
+            self.fates[queue_of(ghost.hits)].needed += 1;
+        }
         let soon = ghost.filter(|g| g.distance < self.soon);
         let (queue, returns) = match (how, soon) {
             // Nobody asked for it yet; and fresh memory has no past.
@@ -89,6 +141,38 @@ impl Segments {
         let returns = returns.min(MOST_RETURNS);
         self.pages.push(page, queue, returns << 2 | returns.min(self.shape.credit));
     }
+
+    /// The front of a queue leaves.
+    fn leaves(&mut self, queue: usize, out: &mut Vec<PageId>) {
+        let Some((page, credit)) = self.pages.pop(queue) else { return };
+        let hits = if queue == PROTECTED { (credit >> 2).max(1) } else { 0 };
+        self.ghosts.left(page, hits);
+        self.fates[queue].leaves(self.window);
+        out.push(page);
+    }
+
+    /// Whether the next victim is on probation.
+    fn takes_probation(&mut self) -> bool {
+        let on_probation = self.pages.queue_len(PROBATION);
+        if on_probation == 0 || self.pages.queue_len(PROTECTED) == 0 {
+            return on_probation > 0;
+        }
+        if self.shape.look == 0 {
+            return on_probation > self.probation;
+        }
+        self.turn = self.turn.wrapping_add(1);
+        let looks = self.turn.is_multiple_of(self.shape.look);
+        on_probation > self.probation && self.protected_is_stale() == looks
+    }
+
+    fn protected_is_stale(&self) -> bool {
+        self.fates[PROTECTED].is_staler_than(&self.fates[PROBATION])
+    }
+}
+
+/// Where a ghost left from: who comes back to be protected has a hit.
+fn queue_of(hits: u8) -> usize {
+    if hits > 0 { PROTECTED } else { PROBATION }
 }
 
 impl Policy for Segments {
@@ -100,34 +184,28 @@ impl Policy for Segments {
 
     fn victims(&mut self, n: usize, out: &mut Vec<PageId>) {
         let from = out.len();
-        while out.len() - from < n {
-            let on_probation = self.pages.queue_len(PROBATION);
-            if on_probation > 0 && (on_probation > self.probation || self.pages.queue_len(PROTECTED) == 0) {
-                if let Some((page, _)) = self.pages.pop(PROBATION) {
-                    self.ghosts.left(page, 0);
-                    out.push(page);
-                }
+        while out.len() - from < n && self.pages.len() > 0 {
+            if self.takes_probation() {
+                self.leaves(PROBATION, out);
                 continue;
             }
             match self.pages.front_credit(PROTECTED) {
-                Some(credit) if credit & ROUNDS == 0 => {
-                    if let Some((page, credit)) = self.pages.pop(PROTECTED) {
-                        self.ghosts.left(page, credit >> 2);
-                        out.push(page);
-                    }
+                Some(credit) if credit & ROUNDS > 0 => {
+                    self.pages.rotate(PROTECTED, PROTECTED, |credit| credit - 1);
                 }
-                Some(_) => _ = self.pages.rotate(PROTECTED, PROTECTED, |credit| credit - 1),
-                None => break,
+                _ => self.leaves(PROTECTED, out),
             }
         }
         out[from..].sort_unstable();
     }
 
     /// Of both queues, in proportion to what they hold beyond the other's share: which one victims will
-    /// come from depends on who arrives meanwhile.
+    /// come from depends on who arrives meanwhile. Where what is protected is stale, of that.
     fn upcoming(&self, n: usize, out: &mut Vec<PageId>) {
-        let spare = |(page, credit)| (credit == 0).then_some(page);
-        let probation = n / 2 + (n / 2).saturating_sub(self.pages.queue_len(PROTECTED));
+        let stale = self.shape.look > 0 && self.protected_is_stale();
+        let probation = if stale { 0 } else { n / 2 };
+        let probation = probation + (n - n / 2).saturating_sub(self.pages.queue_len(PROTECTED));
+        let spare = |(page, credit)| (credit == 0 || stale && credit & ROUNDS == 0).then_some(page);
         let from = out.len();
         out.extend(self.pages.iter(PROBATION).take(probation).map(|(page, _)| page));
         let rest = n - (out.len() - from);
@@ -153,5 +231,40 @@ impl Policy for Segments {
 
     fn len(&self) -> usize {
         self.pages.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    /// Faults of a loop over pages that fit, in the place of others, which were protected.
+    fn faults_after_a_change(shape: Shape) -> u64 {
+        const CAPACITY: usize = 1000;
+        let mut policy = Segments::new(CAPACITY, shape);
+        let (mut local, mut out, mut faults) = (BTreeSet::new(), Vec::new(), 0);
+        for step in 0..150_000u64 {
+            // 800 pages, and a scan beside them that pushes some out, which come back soon; then 800 others.
+            let (old, scan) = (step < 50_000, step < 50_000 && step % 10 == 0);
+            let page = if scan { 10_000 + step } else { step * 7 % 800 + 2_000 * (!old) as u64 };
+            if local.insert(page) {
+                faults += (step >= 100_000) as u64;
+                policy.arrived(PageId(page), Arrival::Demand);
+                while local.len() > CAPACITY {
+                    out.clear();
+                    policy.victims(50, &mut out);
+                    out.iter().for_each(|page| _ = local.remove(&page.0));
+                }
+            }
+        }
+        faults
+    }
+
+    #[test]
+    fn what_was_protected_gives_way_when_the_program_goes_on() {
+        let never_looks = faults_after_a_change(Shape { look: 0, ..RECOMMENDED });
+        let looks = faults_after_a_change(RECOMMENDED);
+        assert!(looks * 20 < never_looks, "{looks}, {never_looks}");
     }
 }

@@ -28,19 +28,23 @@ fn shapes(setups: &[(&Trace, Setup)]) -> String {
     };
     let base = demand(TWO_QUEUE);
     let mut found = Vec::new();
-    for probation in [5, 10, 20, 30, 50] {
-        for soon in [25, 50, 75, 100, 125] {
+    for probation in [3, 5, 10, 20, 50] {
+        for soon in [25, 50, 100] {
             for credit in [0, 1, 3] {
-                let shape = Shape { probation, soon, credit };
-                found.push((over(&demand(shape), &base), shape));
+                for look in [0, 32, 64, 128] {
+                    let shape = Shape { probation, soon, credit, look };
+                    found.push((over(&demand(shape), &base), shape));
+                }
             }
         }
     }
     found.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let mut out = String::from("| probation | soon  | credit | over 2Q |\n| --:       | --:   | --:    | --:     |\n");
+    let mut out = String::from(
+        "| probation | soon  | credit | look  | over 2Q |\n| --:       | --:   | --:    | --:   | --:     |\n",
+    );
     for (ratio, shape) in found {
-        let _ =
-            writeln!(out, "| {:>7} % | {:>3} % | {:>6} | {ratio:>6.3}× |", shape.probation, shape.soon, shape.credit);
+        let Shape { probation, soon, credit, look } = shape;
+        let _ = writeln!(out, "| {probation:>7} % | {soon:>3} % | {credit:>6} | {look:>5} | {ratio:>6.3}× |");
     }
     out
 }
