@@ -64,6 +64,8 @@ const ROUNDS: u8 = 3;
 const MOST_RETURNS: u8 = 3;
 /// Of how many victims the share that comes back is taken: a part of the capacity, and at least.
 const WINDOW: (usize, u64) = (16, 16);
+/// Of so many victims a share is taken at all: no more than half a window, which is what halving leaves.
+const ENOUGH: u64 = 8;
 
 /// Of the pages that left a queue of late, how many were needed: came back before as many others had left as are
 /// local at once. All of memory would have kept those.
@@ -83,9 +85,21 @@ impl Fate {
         }
     }
 
+    /// One came back. Never more of them than left: those that come may have left before the counts were halved, or
+    /// while victims came from this queue, which they do no more.
+    fn comes_back(&mut self) {
+        self.needed = self.left.min(self.needed + 1);
+    }
+
+    /// One that was to leave stays, for it is in use.
+    fn stays(&mut self) {
+        self.left = self.left.saturating_sub(1);
+        self.needed = self.left.min(self.needed);
+    }
+
     /// Whether its pages are needed less than a third as often as those of the other.
     fn is_staler_than(&self, other: &Fate) -> bool {
-        self.left > 8 && 3 * self.needed * other.left < other.needed * self.left
+        self.left >= ENOUGH && 3 * self.needed * other.left < other.needed * self.left
     }
 }
 
@@ -128,7 +142,7 @@ impl Segments {
             && matches!(how, Arrival::Demand | Arrival::Rescue)
             && ghost.distance < self.capacity
         {
-            self.fates[queue_of(ghost.hits)].needed += 1;
+            self.fates[queue_of(ghost.hits)].comes_back();
         }
         let soon = ghost.filter(|g| g.distance < self.soon);
         let (queue, returns) = match (how, soon) {
@@ -203,8 +217,8 @@ impl Policy for Segments {
     /// come from depends on who arrives meanwhile. Where what is protected is stale, of that.
     fn upcoming(&self, n: usize, out: &mut Vec<PageId>) {
         let stale = self.shape.look > 0 && self.protected_is_stale();
-        let probation = if stale { 0 } else { n / 2 };
-        let probation = probation + (n - n / 2).saturating_sub(self.pages.queue_len(PROTECTED));
+        let protected = if stale { n } else { n - n / 2 };
+        let probation = n - protected.min(self.pages.queue_len(PROTECTED));
         let spare = |(page, credit)| (credit == 0 || stale && credit & ROUNDS == 0).then_some(page);
         let from = out.len();
         out.extend(self.pages.iter(PROBATION).take(probation).map(|(page, _)| page));
@@ -214,7 +228,9 @@ impl Policy for Segments {
 
     fn kept(&mut self, page: PageId) {
         if self.pages.queue_of(page).is_none() {
-            self.ghosts.take(page);
+            if let Some(ghost) = self.ghosts.take(page) {
+                self.fates[queue_of(ghost.hits)].stays();
+            }
             self.pages.push(page, PROTECTED, 0);
         }
     }
@@ -249,7 +265,7 @@ mod tests {
             let (old, scan) = (step < 50_000, step < 50_000 && step % 10 == 0);
             let page = if scan { 10_000 + step } else { step * 7 % 800 + 2_000 * (!old) as u64 };
             if local.insert(page) {
-                faults += (step >= 100_000) as u64;
+                faults += (step >= 80_000) as u64;
                 policy.arrived(PageId(page), Arrival::Demand);
                 while local.len() > CAPACITY {
                     out.clear();
@@ -259,6 +275,34 @@ mod tests {
             }
         }
         faults
+    }
+
+    /// Else what is pinned would look like pages that never come back, and be named again and again.
+    #[test]
+    fn pages_that_cannot_leave_tell_nothing() {
+        const CAPACITY: u64 = 4000;
+        let mut policy = Segments::new(CAPACITY as usize, RECOMMENDED);
+        let (mut local, mut out) = (BTreeSet::new(), Vec::new());
+        let (mut named, mut left) = (0, 0);
+        for step in 0..40 * CAPACITY {
+            let page = (step * 2_654_435_761) % (3 * CAPACITY / 2);
+            if local.insert(page) {
+                policy.arrived(PageId(page), Arrival::Demand);
+            }
+            while local.len() as u64 > CAPACITY {
+                out.clear();
+                policy.victims(250, &mut out);
+                named += out.len();
+                for page in &out {
+                    if page.0 < 300 {
+                        policy.kept(*page);
+                    } else {
+                        left += local.remove(&page.0) as usize;
+                    }
+                }
+            }
+        }
+        assert!(named < 2 * left, "{named} named, {left} left");
     }
 
     #[test]
