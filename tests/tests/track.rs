@@ -269,7 +269,14 @@ fn a_stopped_program_stays_stopped_until_continued() -> Result<()> {
 fn pauses_are_bounded_by_watching_a_sample() -> Result<()> {
     let program = dirties(&["lines", "4", "60000"])?;
     std::thread::sleep(Duration::from_millis(500));
-    let found = attached(&program, &["--max-pause", "2ms", "--windows", "12"])?;
+    let look = || attached(&program, &["--max-pause", "2ms", "--windows", "12"]);
+    let mut found = look()?;
+    // A tracker that a busy machine keeps from the CPU may be out of time in every pause, and says so.
+    for _ in 0..8 {
+        if ratio(&found).is_nan() {
+            found = look()?;
+        }
+    }
     ensure!(found["windows"][11]["watched_one_in"].as_u64() > Some(1), "{found}");
     ensure!(found["pooled"]["windows"].as_u64() > Some(0), "{found}");
     ensure!(ratio(&found) == 16.0, "{}", found["pooled"]["far"]);
