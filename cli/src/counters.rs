@@ -49,6 +49,8 @@ plain_counters! {
     rescued,
     /// First writes to clean pages, or to swept ones.
     upgrades,
+    /// … the latter.
+    upgrades_swept,
     /// Served by another thread.
     joined,
     /// Pages installed ahead.

@@ -12,7 +12,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// First word of a counters file: `farmem` and the layout's version.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"farmem\x00\x03");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"farmem\x00\x04");
 /// Process slots in a counters file.
 pub const PROCESSES: usize = 64;
 
@@ -55,6 +55,8 @@ pub struct Process {
     pub rescued: AtomicU64,
     /// … first writes to a page that had arrived clean, or that a sweep had protected.
     pub upgrades: AtomicU64,
+    /// Of these upgrades, those of pages that a sweep had protected.
+    pub upgrades_swept: AtomicU64,
     /// … which found that another thread had served them.
     pub joined: AtomicU64,
     /// Pages installed ahead of their fault.

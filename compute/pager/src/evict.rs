@@ -25,10 +25,10 @@
 //! a batch itself.
 
 use crate::Pager;
+use crate::choice::Sweeps;
 use crate::dirty::{Changed, exact};
 use crate::ending::{broken, die};
 use crate::log::Log;
-use crate::sweep::Sweeps;
 use crate::thread::Thread;
 use crate::word::{State, Word};
 use farmem_pool::NoRoom;
@@ -73,7 +73,7 @@ pub(crate) struct Leaving {
     /// Its word as it was found.
     pub from: Word,
     /// … and as it will be.
-    to: Word,
+    pub to: Word,
 }
 
 impl Evictor {

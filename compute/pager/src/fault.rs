@@ -325,6 +325,7 @@ impl Pager {
                 self.count(&self.counters.upgrades, 1);
                 if seen.dirty() {
                     self.lost_to_sweeps.fetch_add(1, Ordering::Relaxed);
+                    self.count(&self.counters.upgrades_swept, 1);
                 }
                 self.reserve_kept();
                 Served::Here

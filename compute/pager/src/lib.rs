@@ -13,7 +13,7 @@
 //! | [`dirty`] | which bytes of a page changed while it was local |
 //! | [`evict`] | pages go out, many at a time |
 //! | `sweep` | dirty pages on their way out are write-protected, many by one call |
-//! | `worth` | … as long as that pays |
+//! | `choice`, `worth` | … as long as that pays |
 //! | `guess` | will a page be written this time too? |
 //! | `staging` | bytes on their way out, and back |
 //! | `pin` | pages that a system call is using |
@@ -38,6 +38,7 @@
 #![allow(unsafe_code)] // Raw program memory: reads of pages it owns, installs into pages it owns.
 
 mod background;
+mod choice;
 pub mod dirty;
 pub mod ending;
 pub mod evict;
@@ -65,6 +66,7 @@ mod writes;
 pub use fork::Fork;
 
 use background::Background;
+use choice::Sweeps;
 use dirty::{Dirty, Tracker};
 use evict::Evictor;
 use farmem_cache::prefetch::longest_for;
@@ -82,7 +84,6 @@ use record::Recorder;
 use space::Space;
 use staging::Staging;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
-use sweep::Sweeps;
 use table::Table;
 use thread::{Threads, WINDOW};
 

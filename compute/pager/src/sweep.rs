@@ -12,8 +12,9 @@
 //!   swept                   |--------- one call, one flush ---------|
 //! ```
 //!
-//! (And as long as that pays: [`crate::worth`].) All of it that is dirty gets P in its word. The next batches find their victims
-//! protected; a page that is written to meanwhile takes a fault that lifts its
+//! (When, [`crate::choice`] decides, as long as it pays: [`crate::worth`].) All of it that is dirty gets P in its word. Where pages to protect lie far
+//! apart, or one must not be touched, a stretch ends, and the next one is another call: those that would be a call for hardly a
+//! page are left out. The next batches find their victims protected; a page that is written to meanwhile takes a fault that lifts its
 //! protection again ([`crate::fault`], *upgrade*), as the first write to a clean page does.
 //!
 //! **P tells the truth**, in both directions that matter:
@@ -28,33 +29,26 @@
 //! ```text
 //!   who makes writable             the sweep
 //!   ------------------             ---------
-//!   word: → Busy                   sweeping = true
-//!   wait until !sweeping           words: Busy or pinned? not in the stretch
-//!   install, or lift               protect the stretch
+//!   word: → Busy                   sweeping = true               for each call
+//!   wait until !sweeping           words: Busy or pinned? the call ends before it
+//!   install, or lift               protect
 //!   word: → Resident, D            sweeping = false
 //! ```
 //!
 //! Either the sweep sees Busy, or the other sees `sweeping`: all four accesses are SeqCst (Dekker).
-//! The wait is for a loop over words and one call; a sweep waits for nobody.
+//! The wait is for a loop over at most [`LONGEST`] words and one call; a sweep waits for nobody.
 
 use crate::Pager;
+use crate::choice::{How, neighbours, stretches};
 use crate::ending::broken;
 use crate::evict::{Evictor, Leaving};
 use crate::word::State;
-use crate::worth::Worth;
 use farmem_protocol::addr::{PAGE_BYTES, PageId};
 use farmem_sys::clock;
 use std::sync::atomic::Ordering;
 
-/// A protecting call that takes longer interrupts other CPUs. Somewhat more than an upgrade costs.
-const DEAR_NS: u64 = 2_500;
-/// Writable victims, and runs of them, are few, and not worth a sweep, up to this part of a batch.
-const FEW: usize = 8;
-/// Stretches are joined over gaps of so many pages: walking them costs some 10 ns each.
-const GAP: u64 = 256;
-/// How many of the pages that leave next are swept, at most.
-const AHEAD: usize = 16_384;
-
+/// Pages from the first to the last of one call, at most: some 0.3 ms, for which others may have to wait.
+const LONGEST: u64 = 32_768;
 /// What a sweep finds of a page in its stretch.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Mark {
@@ -66,46 +60,14 @@ enum Mark {
     Refused,
 }
 
-/// What sweeps remember.
-pub struct Sweeps {
-    always: bool,
-    /// What a call for one run of victims takes of late, ns.
-    call_ns: u64,
-    /// Pages to protect; kept for its memory.
-    wanted: Vec<PageId>,
-    /// How many of the pages that leave next go along.
-    ahead: usize,
-    worth: Worth,
-    /// Faults on swept pages, as [`Pager::upgrade`] counts them, when last looked at.
-    lost: u64,
-}
-
-impl Sweeps {
-    /// For a cache of `limit` pages. `always`: however cheap calls are.
-    pub fn new(limit: usize, always: bool) -> Sweeps {
-        let ahead = (limit / 8).min(AHEAD);
-        Sweeps { always, call_ns: 0, wanted: Vec::new(), ahead, worth: Worth::new(), lost: 0 }
-    }
-
-    fn dear(&self) -> bool {
-        self.call_ns > DEAR_NS
-    }
-
-    /// Follows the median: a mean would take one lost time slice for a thousand dear calls.
-    fn call_took(&mut self, ns: u64) {
-        let step = self.call_ns / 8;
-        self.call_ns = if ns > self.call_ns { self.call_ns + step + 50 } else { self.call_ns - step };
-    }
-}
-
-/// Runs of neighbours among pages that leave: so many calls they take.
-fn runs(leaving: &[Leaving], which: impl Fn(&Leaving) -> bool) -> usize {
-    let mut last = None;
-    leaving
-        .iter()
-        .filter(|l| which(l))
-        .filter(|l| last.replace(l.page.0).is_none_or(|before| before + 1 != l.page.0))
-        .count()
+/// What came of a part of a sweep, one call if the kernel did not refuse it.
+struct Call {
+    /// The page to go on with.
+    next: u64,
+    /// Calls made.
+    taken: usize,
+    /// Pages that have P now, and stay.
+    swept: u64,
 }
 
 impl Pager {
@@ -121,39 +83,12 @@ impl Pager {
 
     /// Step 2 of an eviction: every dirty page that leaves is write-protected.
     pub(crate) fn protect_dirty(&self, evictor: &mut Evictor) {
-        let few = evictor.leaving.len() / FEW;
-        let pays = evictor.sweeps.always || evictor.sweeps.dear() && evictor.sweeps.worth.pays();
-        let swept = pays && runs(&evictor.leaving, |l| l.from.writable()) > few;
-        self.judge_sweeps(evictor);
-        if swept {
-            return self.sweep(evictor);
-        }
-        if pays && evictor.leaving.iter().filter(|l| l.from.writable()).count() <= few {
+        let how = evictor.sweeps.how(&evictor.leaving);
+        if how == How::Few {
             self.keep_rewritten(evictor);
         }
-        let mut rest = evictor.leaving.as_slice();
-        while let Some(first) = rest.iter().position(|l| l.from.writable()) {
-            rest = &rest[first..];
-            let next = |w: &&[Leaving]| w[1].from.writable() && w[1].page.0 == w[0].page.0 + 1;
-            let run = 1 + rest.windows(2).take_while(next).count();
-            let begun = clock::ticks();
-            self.protect_leaving(rest[0].page, run);
-            evictor.sweeps.call_took(clock::ns(clock::ticks() - begun));
-            rest = &rest[run..];
-        }
-    }
-
-    /// What has come of the sweeps so far, for [`Worth`]. Of batches whose dirty pages lie together nothing is learned:
-    /// they take few calls in any case.
-    fn judge_sweeps(&self, evictor: &mut Evictor) {
-        if !evictor.sweeps.dear() || runs(&evictor.leaving, |l| l.from.dirty()) <= evictor.leaving.len() / FEW {
-            return;
-        }
-        let spared = runs(&evictor.leaving, |l| l.from.dirty() && !l.from.writable()) as u64;
-        let all_lost = self.lost_to_sweeps.load(Ordering::Relaxed);
-        let sweeps = &mut evictor.sweeps;
-        let lost = all_lost - std::mem::replace(&mut sweeps.lost, all_lost);
-        sweeps.worth.saw(spared, lost);
+        let taken = if how == How::Sweep { self.sweep(evictor) } else { self.protect_leaving(evictor) };
+        evictor.sweeps.judge(&evictor.leaving, taken, self.lost_to_sweeps.load(Ordering::Relaxed));
     }
 
     /// A few victims that are writable where sweeps have passed: written to since, hence in use. They
@@ -171,19 +106,39 @@ impl Pager {
         });
     }
 
-    fn protect_leaving(&self, page: PageId, run: usize) {
-        if self.uffd.protect(page.addr(), run * PAGE_BYTES, true).is_ok() {
-            return;
+    /// Protects victims by themselves; by how many calls.
+    fn protect_leaving(&self, evictor: &mut Evictor) -> usize {
+        let mut taken = 0;
+        for together in evictor.leaving.chunk_by(neighbours) {
+            let writable = |l: &Leaving| l.from.writable();
+            let (Some(first), Some(last)) = (together.iter().position(writable), together.iter().rposition(writable))
+            else {
+                continue;
+            };
+            let begun = clock::ticks();
+            taken += self.protect_together(&together[first..=last]);
+            evictor.sweeps.call_took(clock::ns(clock::ticks() - begun));
         }
-        // The run spans mappings; each page lies in one.
-        for i in 0..run {
-            if let Err(e) = self.uffd.protect(page.addr() + i * PAGE_BYTES, PAGE_BYTES, true) {
-                broken(&format!("page {:#x}: write protection failed with {e}", page.addr() + i * PAGE_BYTES));
-            }
-        }
+        taken
     }
 
-    fn sweep(&self, evictor: &mut Evictor) {
+    /// Protects neighbours that leave. What is protected among them stays so: nobody else touches a page that leaves.
+    fn protect_together(&self, pages: &[Leaving]) -> usize {
+        if self.uffd.protect(pages[0].page.addr(), pages.len() * PAGE_BYTES, true).is_ok() {
+            return 1;
+        }
+        // They span mappings; each page lies in one.
+        let writable = pages.iter().filter(|l| l.from.writable());
+        for l in writable.clone() {
+            if let Err(e) = self.uffd.protect(l.page.addr(), PAGE_BYTES, true) {
+                broken(&format!("page {:#x}: write protection failed with {e}", l.page.addr()));
+            }
+        }
+        1 + writable.count()
+    }
+
+    /// Protects victims and what lies around them; by how many calls.
+    fn sweep(&self, evictor: &mut Evictor) -> usize {
         let mut wanted = std::mem::take(&mut evictor.sweeps.wanted);
         wanted.clear();
         self.policy.lock().upcoming(evictor.sweeps.ahead, &mut wanted);
@@ -194,31 +149,38 @@ impl Pager {
         wanted.extend(evictor.leaving.iter().filter(|l| l.from.writable()).map(|l| l.page));
         wanted.sort_unstable();
 
-        self.sweeping.store(true, Ordering::SeqCst);
-        let stretches = wanted.chunk_by(|a, b| b.0 - a.0 <= GAP);
-        let swept = stretches.map(|stretch| self.sweep_stretch(stretch[0], stretch[stretch.len() - 1])).sum();
-        self.sweeping.store(false, Ordering::SeqCst);
+        let leaves = |page| self.table.word(page).load().state() == State::Leaving;
+        let (mut taken, mut swept) = (0, 0);
+        for stretch in stretches(&wanted, leaves) {
+            let end = stretch[stretch.len() - 1].0 + 1;
+            let mut at = stretch[0].0;
+            while at < end {
+                self.sweeping.store(true, Ordering::SeqCst);
+                let call = self.sweep_once(at, end.min(at + LONGEST));
+                self.sweeping.store(false, Ordering::SeqCst);
+                (at, taken, swept) = (call.next, taken + call.taken, swept + call.swept);
+            }
+        }
         self.count(&self.counters.sweeps, 1);
         self.count(&self.counters.swept, swept);
         evictor.sweeps.wanted = wanted;
+        taken
     }
 
-    /// Protects all that can be protected from `first` to `last`; how many pages that stay.
-    fn sweep_stretch(&self, first: PageId, last: PageId) -> u64 {
-        let (mut from, mut swept) = (None, 0);
-        for page in (first.0..=last.0).map(PageId) {
-            let marked = self.mark_protected(page);
-            swept += (marked == Mark::New) as u64;
-            if marked != Mark::Refused {
-                from.get_or_insert(page);
-            } else if let Some(from) = from.take() {
-                self.protect_marked(from, page);
+    /// Protects what can be protected from page `from` on, before the first that cannot be, or `to`.
+    fn sweep_once(&self, from: u64, to: u64) -> Call {
+        let (mut end, mut swept) = (from, 0);
+        while end < to {
+            match self.mark_protected(PageId(end)) {
+                Mark::New => swept += 1,
+                Mark::Needless => {}
+                Mark::Refused => break,
             }
+            end += 1;
         }
-        if let Some(from) = from {
-            self.protect_marked(from, PageId(last.0 + 1));
-        }
-        swept
+        let taken = if end > from { self.protect_marked(PageId(from), PageId(end)) } else { 0 };
+        // A page that is refused is passed over.
+        Call { next: if end < to { end + 1 } else { end }, taken, swept }
     }
 
     /// Sets P where the call will make it true.
@@ -242,20 +204,22 @@ impl Pager {
         }
     }
 
-    fn protect_marked(&self, from: PageId, to: PageId) {
+    /// Makes true what was marked, from page `from` to before `to`; by how many calls.
+    fn protect_marked(&self, from: PageId, to: PageId) -> usize {
         if self.uffd.protect(from.addr(), (to.0 - from.0) as usize * PAGE_BYTES, true).is_ok() {
-            return;
+            return 1;
         }
         // Kernels before 6.4 want one mapping; or one has gone meanwhile. By halves, then, and what cannot
         // be protected at all loses its P.
         if to.0 - from.0 > 1 {
             let middle = PageId(from.0 + (to.0 - from.0) / 2);
+            let mut taken = 1;
             for (from, to) in [(from, middle), (middle, to)] {
                 if (from.0..to.0).any(|page| self.is_marked(PageId(page))) {
-                    self.protect_marked(from, to);
+                    taken += self.protect_marked(from, to);
                 }
             }
-            return;
+            return taken;
         }
         let word = self.table.word(from);
         let seen = word.load();
@@ -266,29 +230,11 @@ impl Pager {
         if seen.state() == State::Resident && seen.protected() {
             word.shift(seen, seen.with_protected(false));
         }
+        1
     }
 
     fn is_marked(&self, page: PageId) -> bool {
         let seen = self.table.word(page).load();
         seen.state() == State::Leaving || seen.state() == State::Resident && seen.dirty() && seen.protected()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_lost_time_slice_makes_no_call_dear() {
-        let mut sweeps = Sweeps::new(1 << 16, false);
-        let mut took = |ns, n| {
-            (0..n).for_each(|_| sweeps.call_took(ns));
-            sweeps.call_ns
-        };
-        assert!((500..800).contains(&took(600, 200)));
-        took(3_000_000, 3);
-        assert!(took(600, 3) < DEAR_NS);
-        assert!(took(15_000, 60) > DEAR_NS, "a second thread has started");
-        assert!(took(600, 60) < DEAR_NS, "it has ended");
     }
 }

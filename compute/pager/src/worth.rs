@@ -1,4 +1,4 @@
-//! Do sweeps pay? They spare a protecting call for each run of victims that they find protected, and cost
+//! Do sweeps pay? They spare the protecting calls of victims that are found protected, and cost calls of their own, and
 //! the program a fault for each page that it writes to once more. Which is more, nobody knows beforehand: an array
 //! that is written all over gains, a heap of small values in which every page is soon written again loses. So sweeps
 //! are tried, and judged by what came of them:
@@ -6,11 +6,14 @@
 //! ```text
 //!            TRIAL batches, faults < half of the calls spared
 //!            ┌──────┐
-//!            ▼      │        more
+//!            ▼      │        not so
 //!          trial ───┴──────────────────────────► rest: every victim by its own call
 //!            ▲                                     │  8 trials long, twice as long after each
 //!            └─────────────────────────────────────┘  trial that fails, at most 64
 //! ```
+//!
+//! *Calls spared* are those that each batch's dirty pages had taken by themselves, less all that were made. A sweep that
+//! takes as many as it spares, because the pages lie far apart, gains nothing and fails.
 //!
 //! *Why half.* Lifting a protection takes what the call takes that sets it, a signal more, and all of it stops the
 //! program; most calls are the background thread's. Counts, not times: on a busy machine times are of lost
@@ -22,7 +25,7 @@ const TRIAL: u32 = 64;
 /// Trials that a rest is long, at least and at most.
 const REST: [u32; 2] = [8, 64];
 /// Calls that a fault weighs.
-const FAULT: u64 = 2;
+const FAULT: i64 = 2;
 
 /// See the module.
 #[derive(Debug)]
@@ -30,10 +33,10 @@ pub struct Worth {
     resting: bool,
     /// Of this trial or rest, to come.
     batches: u32,
-    /// Calls spared in this trial.
-    spared: u64,
+    /// Calls spared in this trial; negative if sweeps took more.
+    spared: i64,
     /// Faults on swept pages in it.
-    lost: u64,
+    lost: i64,
     /// Trials that the next rest is long.
     rest: u32,
 }
@@ -50,15 +53,16 @@ impl Worth {
         !self.resting
     }
 
-    /// Hears of a batch: calls that it was spared, and faults on swept pages since the last one.
-    pub fn saw(&mut self, spared: u64, lost: u64) {
+    /// Hears of a batch: calls that it was spared, and faults on swept pages since the last one. `counts`: it is one of
+    /// the trial's batches.
+    pub fn saw(&mut self, spared: i64, lost: u64, counts: bool) {
         self.spared += spared;
-        self.lost += lost;
-        self.batches -= 1;
+        self.lost += lost as i64;
+        self.batches -= counts as u32;
         if self.batches > 0 {
             return;
         }
-        let failed = !self.resting && FAULT * self.lost > self.spared;
+        let failed = !self.resting && FAULT * self.lost >= self.spared;
         self.batches = if failed { self.rest * TRIAL } else { TRIAL };
         match (self.resting, failed) {
             (false, true) => self.rest = (self.rest * 2).min(REST[1]),
@@ -78,7 +82,7 @@ mod tests {
         (0..batches)
             .filter(|_| {
                 let pays = worth.pays();
-                worth.saw(if pays { 100 } else { 0 }, if pays { lost } else { 0 });
+                worth.saw(if pays { 100 } else { 0 }, if pays { lost } else { 0 }, true);
                 pays
             })
             .count() as u32
@@ -92,5 +96,18 @@ mod tests {
         assert!(swept(&mut worth, 200 * TRIAL, 5) > 130 * TRIAL);
         assert_eq!(swept(&mut worth, 50 * TRIAL, 37), 50 * TRIAL);
         assert!(swept(&mut worth, 50 * TRIAL, 75) < 8 * TRIAL, "a program that has changed its ways");
+    }
+
+    #[test]
+    fn the_calls_of_sweeps_count() {
+        let after = |spared: &[i64]| {
+            let mut worth = Worth::new();
+            (0..TRIAL as usize).for_each(|nth| worth.saw(spared[nth % spared.len()], 0, true));
+            worth.pays()
+        };
+        assert!(after(&[200]));
+        assert!(!after(&[0]), "nothing won");
+        assert!(!after(&[-300, 200]));
+        assert!(after(&[-100, 200]));
     }
 }

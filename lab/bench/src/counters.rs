@@ -31,7 +31,7 @@ pub struct Counts {
     pub pages_whole: u64,
     /// Bytes of write-back handed to the network.
     pub wire_out: u64,
-    /// Calls that protected more than leaves.
+    /// Batches whose dirty pages were protected by whole stretches of addresses.
     pub sweeps: u64,
     /// Faults served from what was on its way out.
     pub rescued: u64,
