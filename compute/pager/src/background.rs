@@ -17,6 +17,10 @@ use std::time::Duration;
 /// killed is to end.
 const TEND_NS: u64 = 250_000_000;
 
+/// The first look for acknowledgements after an eviction; each that finds none is followed by a sleep twice as long. A page
+/// that comes back before its own is heard of leaves whole, and cards go on only when somebody looks.
+const LOOK_NS: u64 = 1_000_000;
+
 /// How the background thread is woken.
 pub struct Background {
     /// Bumped at each wake-up that somebody asked for; futex.
@@ -83,6 +87,16 @@ impl Background {
     }
 }
 
+/// How long to sleep, and what is in flight; from what these were.
+fn until_next_look((slept, before): (u64, usize), in_flight: usize) -> (u64, usize) {
+    let sleep = match in_flight {
+        0 => TEND_NS,
+        same if same == before => (slept * 2).min(TEND_NS),
+        _ => LOOK_NS,
+    };
+    (sleep, in_flight)
+}
+
 impl Pager {
     /// Starts a runtime thread. Without it things go on, if more slowly: faults evict for themselves.
     pub(crate) fn spawn(&self, job: Job) {
@@ -104,6 +118,7 @@ impl Pager {
     }
 
     fn run_background(&self) -> ! {
+        let mut sleep = (TEND_NS, 0);
         let (mut last_housekeeping, mut last_tended) = (now_ns(), now_ns());
         loop {
             while self.resident.load(Ordering::Relaxed) > self.limit - self.high_room {
@@ -117,6 +132,7 @@ impl Pager {
                 let _inside = self.threads.enter();
                 let mut evictor = self.evictor.lock();
                 self.collect_writes(&mut evictor, Duration::ZERO);
+                sleep = until_next_look(sleep, Self::writes_in_flight(&evictor));
             }
             if now_ns() - last_tended > TEND_NS {
                 let _inside = self.threads.enter();
@@ -133,7 +149,7 @@ impl Pager {
             }
             let seen = self.background.asked.load(Ordering::Acquire);
             self.background.sleeping.store(true, Ordering::Relaxed);
-            futex_wait(&self.background.asked, seen, TEND_NS);
+            futex_wait(&self.background.asked, seen, sleep.0);
             self.background.sleeping.store(false, Ordering::Relaxed);
         }
     }
@@ -178,5 +194,25 @@ impl Pager {
         self.counters.far_bytes.store(far, Ordering::Relaxed);
         self.counters.far_peak.fetch_max(far, Ordering::Relaxed);
         self.publish_runtime();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn acknowledgements_are_looked_for_while_there_are_any_to_come() {
+        let mut sleep = (TEND_NS, 0);
+        let mut look = |in_flight| {
+            sleep = until_next_look(sleep, in_flight);
+            sleep.0
+        };
+        assert_eq!([300, 172, 44, 44, 44, 0].map(&mut look), [1, 1, 1, 2, 4, 250].map(|ms| ms * 1_000_000));
+        assert_eq!(
+            (0..10).map(|_| look(1)).last(),
+            Some(TEND_NS),
+            "a node that is silent is not asked a thousand times"
+        );
     }
 }

@@ -388,6 +388,10 @@ impl Pager {
             Some(lines) => self.log_lines(evictor, index, slot, lines),
             None => self.post_write(evictor, index as u64, index, slot, 0, PAGE_BYTES),
         }
+        if evictor.log.is_chained() {
+            self.ring_writes(evictor);
+            self.collect_writes(evictor, Duration::ZERO);
+        }
         l.to.to(State::Staged).with_field(index as u64)
     }
 

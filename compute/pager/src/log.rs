@@ -1,6 +1,7 @@
 //! The eviction log: changed lines of a batch's pages on their way to slots that are not mapped. A node's software
 //! NIC takes them gathered, one record for each slab ([`farmem_protocol::lines`]); a card takes no records, but a
-//! WRITE for each run of neighbouring lines, all of a batch by one doorbell.
+//! WRITE for each run of neighbouring lines, [`CHAIN`] and a few by one doorbell: a card's queue is shorter than what a batch may
+//! post (128 of 1024, `fabric::verbs::queue`), and has room again only when somebody looks what is done.
 //!
 //! ```text
 //! a page leaves ─► its bytes to the staging ring ─┬─ much of it changed ─► WRITE of the page   (writes)
@@ -39,6 +40,8 @@ pub(crate) const PART_TAG: u64 = 1 << 33;
 /// Up to so many runs of lines go by WRITEs over RDMA, if they are less than [`WHOLE_FROM`] lines together: four take
 /// soft-RoCE 0.84 of a whole page's time, eight 1.7 times as long (`lab/rxe/run.sh evict`).
 pub const MOST_RUNS: usize = 4;
+/// WRITEs after which a card is told of them, and asked what it has done.
+const CHAIN: u32 = 64;
 /// Records under way at most.
 const RECORDS: usize = 32;
 
@@ -115,6 +118,8 @@ pub(crate) enum By {
 /// Records, under way and to come.
 pub(crate) struct Log {
     by: By,
+    /// WRITEs since the last doorbell, where lines go by them.
+    chained: u32,
     pages: Gathered,
     entries: Vec<Entry>,
     /// [`MAX_RECORD_BYTES`] for each record.
@@ -133,7 +138,14 @@ impl Log {
         let bytes = records * MAX_RECORD_BYTES;
         let buffers = farmem_sys::holdings::reserve(bytes.max(PAGE_BYTES))?;
         Ok((
-            Log { by, pages: Gathered::default(), entries: Vec::new(), buffers, under_way: vec![Vec::new(); records] },
+            Log {
+                by,
+                chained: 0,
+                pages: Gathered::default(),
+                entries: Vec::new(),
+                buffers,
+                under_way: vec![Vec::new(); records],
+            },
             bytes,
         ))
     }
@@ -150,6 +162,20 @@ impl Log {
     /// The staged copies that a record has brought to their slots: it is acknowledged, and free.
     pub fn acknowledged(&mut self, tag: u64) -> std::vec::Drain<'_, u32> {
         self.under_way[(tag & !RECORD_TAG) as usize].drain(..)
+    }
+
+    /// A WRITE was posted.
+    pub fn posted(&mut self) {
+        self.chained += 1;
+    }
+
+    /// Whether it is time for a doorbell, which this begins to count for.
+    pub fn is_chained(&mut self) -> bool {
+        let enough = self.by == By::Writes && self.chained >= CHAIN;
+        if enough || self.by == By::Records {
+            self.chained = 0;
+        }
+        enough
     }
 
     fn buffer(&self, record: usize) -> *mut u8 {
@@ -233,6 +259,19 @@ mod tests {
             (u64::MAX, false, false),
         ] {
             assert_eq!((records.takes(lines), writes.takes(lines)), (recorded, written), "{lines:x}");
+        }
+    }
+
+    #[test]
+    fn a_card_hears_of_a_batch_piece_by_piece() {
+        for (by, doorbells) in [(By::Writes, 15), (By::Records, 0)] {
+            let mut log = Log::new(0, by).unwrap().0;
+            // Pages of three runs: told between two pages, never within one.
+            let page = |log: &mut Log| {
+                (0..3).for_each(|_| log.posted());
+                log.is_chained()
+            };
+            assert_eq!((0..340).filter(|_| page(&mut log)).count(), doorbells);
         }
     }
 

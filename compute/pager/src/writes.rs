@@ -1,7 +1,7 @@
 //! WRITEs: from the staging ring to a slot that is not mapped.
 //!
 //! ```text
-//! claim_staged ─► bytes copied in ─► post_write ─► ring_writes (one doorbell a batch) ─► collect_writes
+//! claim_staged ─► bytes copied in ─► post_write ─► ring_writes (a doorbell a batch; for a card, more) ─► collect_writes
 //! ```
 //!
 //! (Pages of which few lines changed go another way: [`crate::log`].) A place in the ring is held until its acknowledgement has come ([`crate::staging`]).
@@ -59,6 +59,7 @@ impl Pager {
                 link.write(tag, place.slab, place.offset + from as u64, bytes, len as u32);
             }
         }
+        evictor.log.posted();
     }
 
     pub(crate) fn ring_writes(&self, evictor: &mut Evictor) {
@@ -112,6 +113,11 @@ impl Pager {
         {
             self.collect_writes(&mut evictor, Duration::ZERO);
         }
+    }
+
+    /// WRITEs and records that are not acknowledged yet.
+    pub(crate) fn writes_in_flight(evictor: &Evictor) -> usize {
+        evictor.thread.iter().flat_map(|t| t.links.iter().flatten()).map(|link| link.in_flight()).sum()
     }
 
     /// Waits until every WRITE is acknowledged.
