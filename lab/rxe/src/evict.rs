@@ -40,15 +40,14 @@ pub fn measure() -> Result<(), String> {
     // SAFETY: the pages outlive the session, whose queue pairs are gone before (see the end).
     unsafe { session.arena(pages.as_mut_ptr().cast(), BATCH * PAGE_BYTES) };
     let mut host = Host { queue: session.queue_pair().map_err(|e| e.to_string())?, slab, pages };
-    let whole = host.median(|host| host.writes(&[(0, PAGE_BYTES)]))?;
-    println!("  a page whole: {:.1} µs", whole / 1e3);
-    println!("  runs   by WRITEs   of whole   by a record in frames");
+    println!("  runs   a page whole   by WRITEs   of whole   by a record in frames");
     for runs in RUNS {
         let lines: Vec<(usize, usize)> = (0..runs).map(|run| (run * 4 * LINE_BYTES, LINE_BYTES)).collect();
-        let writes = host.median(|host| host.writes(&lines))?;
         let bits = (0..runs).fold(0u64, |bits, run| bits | 1 << (run * 4));
-        let record = host.median(|host| host.records(bits))?;
-        println!("  {runs:4}  {:7.1} µs  {:8.2}   {:7.1} µs", writes / 1e3, writes / whole, record / 1e3);
+        let [whole, writes, record] = host.rounds(&lines, bits)?;
+        let ratio = median(whole.iter().zip(&writes).map(|(whole, writes)| writes / whole).collect());
+        let [whole, writes, record] = [whole, writes, record].map(|times| median(times) / 1e3);
+        println!("  {runs:4}     {whole:7.1} µs  {writes:7.1} µs  {ratio:8.2}   {record:7.1} µs");
         host.verify(&lines)?;
     }
     drop(host.queue);
@@ -56,16 +55,23 @@ pub fn measure() -> Result<(), String> {
 }
 
 impl Host {
-    /// The median time a page takes, ns.
-    fn median(&mut self, mut batch: impl FnMut(&mut Host) -> Result<(), String>) -> Result<f64, String> {
-        let mut times = Vec::new();
+    /// The times that a page takes, ns: whole, by a WRITE for each run, by a record. All of them in each round, so that what
+    /// slows the machine for a while slows them alike.
+    fn rounds(&mut self, runs: &[(usize, usize)], lines: u64) -> Result<[Vec<f64>; 3], String> {
+        let mut times = [const { Vec::new() }; 3];
         for _ in 0..ROUNDS {
-            let begun = Instant::now();
-            batch(self)?;
-            times.push(begun.elapsed().as_nanos() as f64 / BATCH as f64);
+            times[0].push(self.timed(|host| host.writes(&[(0, PAGE_BYTES)]))?);
+            times[1].push(self.timed(|host| host.writes(runs))?);
+            times[2].push(self.timed(|host| host.records(lines))?);
         }
-        times.sort_by(f64::total_cmp);
-        Ok(times[ROUNDS / 2])
+        Ok(times)
+    }
+
+    /// A page's part of what a batch takes, ns.
+    fn timed(&mut self, batch: impl FnOnce(&mut Host) -> Result<(), String>) -> Result<f64, String> {
+        let begun = Instant::now();
+        batch(self)?;
+        Ok(begun.elapsed().as_nanos() as f64 / BATCH as f64)
     }
 
     /// The same runs of bytes of every page, a WRITE each.
@@ -117,6 +123,11 @@ impl Host {
         self.pages.iter_mut().for_each(|page| page.fill(0));
         Ok(())
     }
+}
+
+fn median(mut times: Vec<f64>) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
 }
 
 fn finish(queue: &mut QueuePair, n: usize) -> Result<(), String> {
