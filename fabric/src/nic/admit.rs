@@ -5,6 +5,7 @@
 //! looked at again, one load and compare, before each transfer, within a section
 //! of [`super::epochs`].
 
+use super::carved;
 use super::lending::Slab;
 use super::pool::Arena;
 use super::windows::{Bound, MAX_WINDOWS};
@@ -146,10 +147,23 @@ impl Nic {
         self.windows.bind(member.serial, (index, generation), bound)
     }
 
-    /// INVALIDATE. The caller waits for what is under way ([`super::epochs::Section::renew`]).
+    /// INVALIDATE. The caller waits for what is under way: [`Nic::settle`], [`super::epochs`]; also when it is refused
+    /// because somebody else was quicker, whose wait may not be over.
     pub(super) fn invalidate(&self, member: &Member, queue: u64, key: Key) -> Result<Key, Status> {
         let KeyKind::Window { index, generation } = key.kind() else { return Err(Status::Window) };
         self.windows.invalidate(member.serial, queue, (index, generation))
+    }
+
+    /// Waits until a window that was unbound is off the card. Outside of sections: it may take [`carved::PATIENCE_NS`].
+    pub(super) fn settle(&self, key: Key) {
+        if let KeyKind::Window { index, .. } = key.kind() {
+            self.windows.settle(index, carved::patience());
+        }
+    }
+
+    /// Whether there is anything to wait for.
+    pub(super) fn is_ending(&self, key: Key) -> bool {
+        matches!(key.kind(), KeyKind::Window { index, .. } if self.windows.is_ending(index))
     }
 
     /// A window for a member. The answer's status, else its key.
@@ -171,13 +185,15 @@ impl Nic {
         if !member.holds.lock().windows.remove(&index) {
             return Status::Window;
         }
-        self.windows.discard(member.serial, index);
+        self.windows.discard(member.serial, index, carved::patience());
         Status::Done
     }
 
     /// Unbinds what a member carved from a slab that it no longer holds.
     pub(super) fn unbind_slab(&self, member: &Member, slab: SlabId) {
         let windows: Vec<u32> = member.holds.lock().windows.iter().copied().collect();
-        windows.into_iter().for_each(|index| self.windows.unbind_from(member.serial, index, Key::from(slab)));
+        windows.iter().for_each(|index| self.windows.unbind_from(member.serial, *index, Key::from(slab)));
+        let until = carved::patience();
+        windows.iter().for_each(|index| self.windows.settle(*index, until));
     }
 }

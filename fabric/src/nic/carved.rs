@@ -3,7 +3,8 @@
 //! ```text
 //!  BIND         the software's windows say who may do what; the card knows of nothing
 //!  first use    the user's queue pair asks: region of the range ─► window of type 2B ─► BIND_MW, for its peer
-//!  INVALIDATE   generation on ─► LOCAL_INV ─► window gone, region gone ─► the answer
+//!  INVALIDATE   generation on ─► LOCAL_INV ─► window gone ─► region gone ─► the answer
+//!                                                             └─ after a while: the queue pair is broken
 //! ```
 //!
 //! So a queue pair that never uses a window costs the card nothing, and a window for a
@@ -12,44 +13,63 @@
 //! queue pair is; the region is of exactly the range, because soft-RoCE judges by the
 //! region's bounds, and its own key gives no right at all.
 //!
-//! The end waits: LOCAL_INV for the window's key to be refused, and the region's for
-//! messages that were begun under it. Whichever comes first ends it, the binding or
-//! the queue pair, and the other waits for that.
+//! The end waits: LOCAL_INV until the window's key is refused, and the region's end for a message that was
+//! begun under it, of which a part may have come and the rest may never. So the region is taken back by a thread of
+//! its own, and when that has not ended after [`PATIENCE_NS`] the user's queue pair is broken, which lets go of the
+//! message. (Verbs have no way to ask whether one is under way.) All this is outside of any section of
+//! [`super::epochs`] and without the window's lock: it holds up whoever asked for this end, and nobody else.
+//! Whichever comes first ends it, the binding or the queue pair, and the other waits for that.
 
 // Regions of slabs: memory that stays mapped as long as the region.
 #![allow(unsafe_code)]
 
 use super::admit::Memory;
-use super::lending::Slab;
+use super::budget::Budget;
 use super::windows::Bound;
 use farmem_protocol::key;
 use farmem_sys::raw;
 use farmem_sys::sync::Lock;
-use farmem_sys::verbs::{Domain, Done, Outcome, RcQueue, Region, Rights, Window, Work, WorkRequest};
-use std::sync::{Arc, Weak};
+use farmem_sys::verbs::{Domain, Done, Outcome, RcQueue, Region, Rights, Work, WorkRequest};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak, mpsc};
+use std::time::Duration;
 
 /// How long the card may take to bind or invalidate: this end of the queue pair alone is concerned.
 const SOON_NS: u64 = 1_000_000_000;
+/// How long a message that was begun may take to end before its queue pair is broken. A message as long as a slab takes
+/// 50 ms at 10 Gbit/s. One that is broken off goes again, and is judged anew.
+pub const PATIENCE_NS: u64 = 250_000_000;
+/// What each of many has when that was used up waiting for others.
+const AT_LEAST_NS: u64 = 5_000_000;
 /// Windows on the card that one queue pair may have.
 pub const MAX_CARVED: usize = 256;
+
+/// Takes something off the card; what is under way at the time it is given is broken off.
+type Off = Box<dyn FnOnce(u64) + Send>;
 
 /// See the top of this file.
 pub struct Carved {
     queue: Weak<Lock<RcQueue>>,
     rkey: u32,
     base: u64,
-    held: Lock<Option<Held>>,
+    /// Until it is being taken off. Locked until it is off.
+    on_card: Lock<Option<Off>>,
+    over: AtomicBool,
 }
 
-struct Held {
-    window: Window,
-    region: Region,
-    slab: Arc<Slab>,
+/// Until when somebody who begins to wait now waits before he breaks what he waits for.
+pub fn patience() -> u64 {
+    raw::now_ns() + PATIENCE_NS
 }
 
 impl Carved {
     /// Puts a binding on the card, for the peer of `queue`. `None`: the card cannot, or must not.
-    pub fn new(domain: &Arc<Domain>, queue: &Arc<Lock<RcQueue>>, bound: &Bound) -> Option<Carved> {
+    pub fn new(
+        domain: &Arc<Domain>,
+        queue: &Arc<Lock<RcQueue>>,
+        bound: &Bound,
+        budget: &Arc<Budget>,
+    ) -> Option<Carved> {
         let (Memory::Slab(slab), None) = (&bound.memory, bound.under) else { return None };
         let may = |right| bound.rights.include(right);
         let rights = match (may(key::Rights::READ), may(key::Rights::WRITE)) {
@@ -59,6 +79,7 @@ impl Carved {
             (false, false) => return None,
         };
         let at = slab.mapping.at(bound.base, bound.len)?;
+        let share = budget.take(bound.len)?;
         // Against a discard, which would leave the card with pages that are no longer the slab's.
         let mut pins = slab.pins.lock();
         // SAFETY: mapped as long as the slab, which is held beside the region; accessed raw.
@@ -66,15 +87,42 @@ impl Carved {
         let window = domain.window().ok()?;
         let (rkey, base) = (window.next_rkey(), Domain::base(at));
         let bind = Work::Bind { window: &window, rkey, region: &region, offset: base, len: bound.len, rights };
-        if carry_out(&mut queue.lock(), bind) != Some(Outcome::SUCCESS) {
-            // The queue pair is broken, or about to be. In this order.
+        let mut posting = queue.lock();
+        if carry_out(&mut posting, bind) != Some(Outcome::SUCCESS) {
+            // It may have been bound late, and used by who guesses the key: nothing to wait for is left. In this order.
+            let _ = posting.break_off();
             drop(window);
             drop(region);
             return None;
         }
+        drop(posting);
         *pins += 1;
-        let held = Held { window, region, slab: Arc::clone(slab) };
-        Some(Carved { queue: Arc::downgrade(queue), rkey, base, held: Lock::new(Some(held)) })
+        drop(pins);
+        let (weak, slab) = (Arc::downgrade(queue), Arc::clone(slab));
+        let theirs = Weak::clone(&weak);
+        let off = move |until_ns| {
+            // A queue pair that ends does so behind its windows, and so behind our lock: this never is its last holder.
+            let queue = theirs.upgrade();
+            if let Some(queue) = &queue {
+                // A broken queue pair invalidates nothing; the window's end does.
+                carry_out(&mut queue.lock(), Work::Invalidate { rkey });
+            }
+            drop(window);
+            take_back(region, until_ns, queue.as_slice());
+            *slab.pins.lock() -= 1;
+            drop(share);
+        };
+        Some(Carved::by(weak, (rkey, base), Box::new(off)))
+    }
+
+    fn by(queue: Weak<Lock<RcQueue>>, (rkey, base): (u32, u64), off: Off) -> Carved {
+        Carved { queue, rkey, base, on_card: Lock::new(Some(off)), over: AtomicBool::new(false) }
+    }
+
+    /// One on no card, taken off by `off`.
+    #[cfg(test)]
+    pub fn by_itself(off: impl FnOnce(u64) + Send + 'static) -> Carved {
+        Carved::by(Weak::new(), (0, 0), Box::new(off))
     }
 
     /// By what its user names it.
@@ -92,29 +140,58 @@ impl Carved {
         std::ptr::eq(self.queue.as_ptr(), Arc::as_ptr(queue))
     }
 
-    /// Whether it has ended.
+    /// Whether it has ended. Waits for nobody.
     pub fn is_over(&self) -> bool {
-        self.held.lock().is_none()
+        self.over.load(Ordering::Acquire)
     }
 
-    /// Takes it off the card. When this returns, by whomever it was ended, nothing is under way by its key.
-    pub fn end(&self) {
-        let mut held = self.held.lock();
-        let Some(Held { window, region, slab }) = held.take() else { return };
-        // A queue pair that ends does so behind its windows, and so behind this lock: this never is its last holder.
-        if let Some(queue) = self.queue.upgrade() {
-            // A broken queue pair invalidates nothing; the window's end does.
-            carry_out(&mut queue.lock(), Work::Invalidate { rkey: self.rkey });
+    /// Takes it off the card. When this returns, by whomever it was ended, nothing is under way by its key. What is
+    /// under way at `until_ns` is broken off.
+    pub fn end(&self, until_ns: u64) {
+        let mut on_card = self.on_card.lock();
+        if let Some(off) = on_card.take() {
+            off(until_ns);
+            self.over.store(true, Ordering::Release);
         }
-        drop(window);
-        drop(region);
-        *slab.pins.lock() -= 1;
     }
+}
+
+/// Takes a region off the card; breaks those queue pairs by which it is reached if that has not ended by `until_ns`.
+pub(super) fn take_back(region: Region, until_ns: u64, queues: &[Arc<Lock<RcQueue>>]) {
+    let break_all = || {
+        for queue in queues {
+            // An error leaves the driver's own bound, if it has one.
+            let _ = queue.lock().break_off();
+        }
+    };
+    end_in_time(region, until_ns, break_all);
+}
+
+/// Drops something whose drop may wait for what `break_all` breaks; does so if it has not ended by `until_ns`.
+fn end_in_time<T: Send + 'static>(what: T, until_ns: u64, break_all: impl FnOnce()) {
+    // It stays ours until there is a thread to wait for its end.
+    let what = Arc::new(Lock::new(Some(what)));
+    let theirs = Arc::clone(&what);
+    let (tell, told) = mpsc::channel::<()>();
+    let taker = std::thread::Builder::new().name("farmem-unreg".into()).stack_size(256 << 10).spawn(move || {
+        drop(theirs.lock().take());
+        drop(tell);
+    });
+    let Ok(taker) = taker else {
+        break_all();
+        drop(what.lock().take());
+        return;
+    };
+    let wait = until_ns.saturating_sub(raw::now_ns()).max(AT_LEAST_NS);
+    if told.recv_timeout(Duration::from_nanos(wait)) == Err(mpsc::RecvTimeoutError::Timeout) {
+        break_all();
+    }
+    let _ = taker.join();
 }
 
 impl Drop for Carved {
     fn drop(&mut self) {
-        self.end();
+        self.end(patience());
     }
 }
 
@@ -140,5 +217,52 @@ fn carry_out(queue: &mut RcQueue, work: Work<'_>) -> Option<Outcome> {
             Ok(_) => return Some(done[0].outcome),
             Err(_) => return None,
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// What ends only when told so, or never had to be told.
+    struct Waits(mpsc::Receiver<()>);
+
+    impl Drop for Waits {
+        fn drop(&mut self) {
+            let _ = self.0.recv();
+        }
+    }
+
+    #[test]
+    fn what_does_not_end_is_broken_and_what_does_is_not() {
+        let (breaks, waits) = mpsc::channel();
+        end_in_time(Waits(waits), 0, move || drop(breaks));
+
+        let (ends, waits) = mpsc::channel();
+        drop(ends);
+        end_in_time(Waits(waits), u64::MAX, || panic!("broken, but it ends by itself"));
+    }
+
+    #[test]
+    fn it_is_off_once_and_who_comes_second_waits_for_that() {
+        let (open, shut) = mpsc::channel::<()>();
+        let (begin, begun) = mpsc::channel::<()>();
+        let carved = Carved::by_itself(move |_| {
+            drop(begin);
+            let _ = shut.recv();
+        });
+        std::thread::scope(|scope| {
+            scope.spawn(|| carved.end(0));
+            // Disconnected: it is being taken off.
+            assert!(begun.recv().is_err() && !carved.is_over());
+            let second = scope.spawn(|| {
+                carved.end(0);
+                carved.is_over()
+            });
+            std::thread::sleep(Duration::from_millis(20));
+            assert!(!second.is_finished() && !carved.is_over());
+            drop(open);
+            assert!(second.join().unwrap());
+        });
     }
 }

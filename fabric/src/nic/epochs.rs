@@ -16,9 +16,9 @@
 //! changed between reading it and counting itself in begins again, so one that
 //! began after the change sees what was revoked before it.
 //!
-//! Sections are short: one transfer to or from a socket. Bytes that wait for a
-//! slow peer are in none; their right is looked at again before they go on.
-
+//! Sections are short: one transfer to or from a socket, or the verbs that it brought. Bytes that wait for a
+//! slow peer are in none; their right is looked at again before they go on. Nor is whoever waits for what a card
+//! has under way, which is a peer's to end ([`Section::renew_after`]).
 //!
 //! Every order in which two or three threads can go through it is tried out by
 //! loom: `RUSTFLAGS="--cfg loom" cargo test -p farmem-fabric --lib --release epochs`.
@@ -106,9 +106,15 @@ impl Section<'_> {
     /// Waits, outside of any section, until everything that was under way elsewhere has ended.
     /// Rights looked at before must be looked at again.
     pub fn renew(&mut self) {
+        self.renew_after(|| ());
+    }
+
+    /// As [`Section::renew`], after something that may take long and holds up nobody else.
+    pub fn renew_after(&mut self, outside: impl FnOnce()) {
         // Outside, or two that wait for one another would wait for good.
         self.epochs.count(self.epoch, self.shard).fetch_sub(1, Ordering::SeqCst);
         let revoked = self.epochs.now();
+        outside();
         while !self.epochs.is_over(revoked) {
             yield_now();
         }
@@ -238,6 +244,20 @@ mod tests {
         assert!(epochs.is_over(revoked));
         assert!(!epochs.is_over(epochs.now()));
         drop(later);
+    }
+
+    #[test]
+    fn who_waits_before_it_renews_holds_up_nobody() {
+        let epochs = Epochs::default();
+        let mut section = epochs.enter(0);
+        let revoked = epochs.now();
+        section.renew_after(|| {
+            let mut other = epochs.enter(1);
+            other.renew();
+            drop(other);
+            assert!(epochs.is_over(revoked));
+        });
+        assert!(!epochs.is_over(epochs.now()), "it is in a section again");
     }
 
     #[test]

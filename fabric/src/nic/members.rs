@@ -18,6 +18,7 @@
 //! pairs carry out nothing more.
 
 use super::Nic;
+use super::carved;
 use super::lending::Slab;
 use super::pool::leases::Lease;
 use super::tally::{Who, count};
@@ -148,8 +149,9 @@ impl Nic {
         let slabs = std::mem::take(&mut holds.slabs);
         let windows = std::mem::take(&mut holds.windows);
         drop(holds);
+        let until = carved::patience();
         for index in windows {
-            self.windows.discard(member.serial, index);
+            self.windows.discard(member.serial, index, until);
         }
         // Off the card before anything of it is anybody else's.
         drop(member.wires.lock().end());

@@ -5,7 +5,7 @@
 //! * [`engine`]: one connection: bytes in, verbs carried out, bytes out.
 //! * [`admit`]: from a key to memory, or a refusal. [`windows`]: keys for parts of it.
 //! * [`pool`]: the words that say who owns what.
-//! * `wires`: what members reach by an RDMA card, past all this. `carved`: windows there.
+//! * `wires`: what members reach by an RDMA card, past all this. `carved`: windows there; `budget`: how many.
 //! * [`tally`]: figures for operators.
 //! * [`epochs`]: when what was admitted under a revoked right has ended.
 //!
@@ -13,6 +13,7 @@
 //! garbage; it is the same code. Time is an argument.
 
 pub mod admit;
+pub(crate) mod budget;
 pub(crate) mod carved;
 pub mod engine;
 pub mod epochs;
@@ -71,6 +72,8 @@ pub struct Nic {
     runs: Lock<BTreeMap<Secret, Weak<Lease>>>,
     /// By which members may reach their slabs past this software.
     card: Option<Device>,
+    /// How much of it windows may take.
+    budget: Arc<budget::Budget>,
     draining: AtomicBool,
     draw: Box<dyn Fn() -> Secret + Send + Sync>,
 }
@@ -95,6 +98,7 @@ impl Nic {
             serials: AtomicU64::new(0),
             members: Lock::new(BTreeMap::new()),
             card: None,
+            budget: budget::Budget::new(0, 0, None),
             draining: AtomicBool::new(false),
             draw: Box::new(draw),
         }
@@ -208,7 +212,7 @@ impl Nic {
     fn release(&self, member: &Arc<Member>, id: SlabId) -> Status {
         let slab = member.holds.lock().slabs.remove(&id);
         self.unbind_slab(member, id);
-        member.wires.lock().withdraw(id);
+        member.wires.lock().withdraw(id, carved::patience());
         if slab.is_some() { Status::Done } else { Status::NotHeld }
     }
 

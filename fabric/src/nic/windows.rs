@@ -10,6 +10,11 @@
 //! by name; no key is ever valid twice, here because the generation has 32 bits and
 //! an index whose generation is used up is retired (a card's key has a tag of 8).
 //!
+//! A binding ends in two steps. Its generation passes: from then on the node admits nothing by its key. Then,
+//! outside of any section ([`super::epochs`]), it is taken off the cards that it was put on, which is listed as
+//! *ending* meanwhile. Whoever tells anybody that it is unbound, be it that he found it so, waits for that list
+//! ([`Windows::settle`]).
+//!
 //! A window ends with the right it was carved from: the slab's release unbinds it,
 //! the extent's word is looked at with every verb.
 
@@ -55,6 +60,17 @@ struct What {
     /// Who may bind it: a member's serial number. 0: it is spare.
     holder: u64,
     bound: Option<Bound>,
+    /// Of bindings before: not yet off the card.
+    ending: Vec<Arc<Carved>>,
+}
+
+impl What {
+    /// Ends the binding. It refers to memory that may be scrubbed when it is dropped: not under the lock.
+    fn unbind(&mut self) -> Option<Bound> {
+        let mut bound = self.bound.take();
+        self.ending.extend(bound.iter_mut().flat_map(|bound| bound.carved.drain(..)));
+        bound
+    }
 }
 
 /// What a window is bound to.
@@ -76,7 +92,7 @@ pub struct Bound {
     pub parent: Key,
     /// The word that must stand as it did.
     pub under: Option<WordRight>,
-    /// As whose queue pairs know it on a card; over before the binding's end is told to anybody.
+    /// As whose queue pairs know it on a card.
     pub carved: Vec<Arc<Carved>>,
 }
 
@@ -127,7 +143,8 @@ impl Windows {
     }
 
     /// Unbinds a window, asked by `member` through `queue`. Returns its key from now on. Verbs that
-    /// began before may still be under way: [`super::epochs`].
+    /// began before may still be under way: those of the node's until [`super::epochs`] says otherwise, a card's
+    /// until [`Windows::settle`] has returned. So they may where it is refused because it is unbound already.
     pub fn invalidate(&self, member: u64, queue: u64, (index, generation): (u32, u32)) -> Result<Key, Status> {
         let entry = self.entry(index).ok_or(Status::Window)?;
         let mut what = entry.what.lock();
@@ -140,10 +157,26 @@ impl Windows {
             return Err(Status::Access);
         }
         entry.generation.store(generation + 1, Ordering::SeqCst);
-        let bound = what.bound.take();
+        let bound = what.unbind();
         drop(what);
-        end(bound);
+        drop(bound);
         Ok(Key::window(index, generation + 1))
+    }
+
+    /// Waits until bindings of this window that have ended are off the card, whoever ended them: until `until_ns`, and
+    /// as long as it takes to break what holds it up then. Outside of sections.
+    pub fn settle(&self, index: u32, until_ns: u64) {
+        let Some(entry) = self.entry(index) else { return };
+        let ending = entry.what.lock().ending.clone();
+        if !ending.is_empty() {
+            ending.iter().for_each(|carved| carved.end(until_ns));
+            entry.what.lock().ending.retain(|carved| !carved.is_over());
+        }
+    }
+
+    /// Whether there is something to [`Windows::settle`].
+    pub fn is_ending(&self, index: u32) -> bool {
+        self.entry(index).is_some_and(|entry| !entry.what.lock().ending.is_empty())
     }
 
     /// A window's key now, and whether it is bound.
@@ -153,28 +186,31 @@ impl Windows {
         Some((Key::window(index, entry.generation.load(Ordering::SeqCst)), what.bound.is_some()))
     }
 
-    /// The window ceases to be. False when it is not `holder`'s.
-    pub fn discard(&self, holder: u64, index: u32) -> bool {
+    /// The window ceases to be, and is off the card, for which it waits as [`Windows::settle`] does. False when it is
+    /// not `holder`'s.
+    pub fn discard(&self, holder: u64, index: u32, until_ns: u64) -> bool {
         let Some(entry) = self.entry(index) else { return false };
         let mut what = entry.what.lock();
         if what.holder != holder || holder == 0 {
             return false;
         }
         let generation = entry.generation.load(Ordering::SeqCst);
-        let bound = what.bound.take();
+        let bound = what.unbind();
         // Keys of its unbound state must not outlive it either: always on to an unbound one never seen.
         let next = generation.saturating_add(if bound.is_some() { 1 } else { 2 });
         entry.generation.store(next, Ordering::SeqCst);
         what.holder = 0;
         drop(what);
-        end(bound);
+        drop(bound);
+        self.settle(index, until_ns);
         if next < LAST {
             self.spare.lock().free.push(index);
         }
         true
     }
 
-    /// Unbinds what `holder` bound to `parent`, if this window is such.
+    /// Unbinds what `holder` bound to `parent`, if this window is such. Off the card it is after [`Windows::settle`],
+    /// whoever unbound it.
     pub fn unbind_from(&self, holder: u64, index: u32, parent: Key) {
         let Some(entry) = self.entry(index) else { return };
         let generation = entry.generation.load(Ordering::SeqCst);
@@ -251,13 +287,6 @@ impl Windows {
     }
 }
 
-/// Off the card, and away. It may be the last that refers to a slab: no lock is held while that is scrubbed.
-fn end(bound: Option<Bound>) {
-    if let Some(bound) = &bound {
-        bound.carved.iter().for_each(|carved| carved.end());
-    }
-}
-
 impl Bound {
     fn is_for(&self, member: u64, queue: u64) -> bool {
         (self.user == member || self.user == ANY_MEMBER) && (self.queue == ANY_QUEUE || self.queue == queue)
@@ -310,10 +339,46 @@ mod tests {
             assert_eq!(windows.invalidate(1, 0, key), Err(Status::Window), "unbound already");
             keys.extend([key, now]);
         }
-        assert!(windows.discard(1, free.0) && !windows.discard(1, free.0));
+        assert!(windows.discard(1, free.0, 0) && !windows.discard(1, free.0, 0));
         keys.push(parts(windows.make(9).unwrap()));
         let distinct: std::collections::BTreeSet<_> = keys.iter().collect();
         assert_eq!((distinct.len(), keys[0].0), (keys.len(), keys.last().unwrap().0));
+    }
+
+    /// A card that does not let go: nobody is told that the window is unbound, least of all who finds it so.
+    #[test]
+    fn unbound_is_told_when_it_is_off_the_card() {
+        use std::sync::mpsc;
+        let windows = Windows::default();
+        let key = parts(windows.bind(1, parts(windows.make(1).unwrap()), bound()).unwrap());
+        let (open, shut) = mpsc::channel::<()>();
+        let on_card = |_: &Bound| {
+            Some(Carved::by_itself(move |_| {
+                let _ = shut.recv();
+            }))
+        };
+        windows.carve((7, 3), key, |_| false, on_card).unwrap();
+        let free = parts(windows.invalidate(7, 3, key).unwrap());
+        assert_eq!(windows.admit((7, 3), key, Op::Read, 0, 1).map(|_| ()), Err(Status::Access), "not by the node");
+        assert_eq!(windows.invalidate(1, 0, key), Err(Status::Window), "too late");
+        assert!(windows.is_ending(key.0));
+        std::thread::scope(|scope| {
+            let waiting = [
+                scope.spawn(|| windows.settle(key.0, 0)),
+                scope.spawn(|| windows.settle(key.0, 0)),
+                scope.spawn(|| assert!(windows.discard(1, key.0, 0))),
+            ];
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            assert!(waiting.iter().all(|thread| !thread.is_finished()));
+            // Nor is its index anybody's meanwhile, nor does anything else wait.
+            let other = parts(windows.make(1).unwrap());
+            assert_ne!(other.0, free.0);
+            let other = parts(windows.bind(1, other, bound()).unwrap());
+            windows.invalidate(1, 0, other).unwrap();
+            windows.settle(other.0, 0);
+            drop(open);
+        });
+        assert!(!windows.is_ending(key.0));
     }
 
     #[test]
@@ -341,7 +406,7 @@ mod tests {
         let (index, _) = parts(windows.make(1).unwrap());
         windows.entry(index).unwrap().generation.store(LAST, Ordering::SeqCst);
         assert_eq!(windows.bind(1, (index, LAST), bound()), Err(Status::Window));
-        assert!(windows.discard(1, index));
+        assert!(windows.discard(1, index, 0));
         assert_ne!(parts(windows.make(1).unwrap()).0, index);
     }
 }

@@ -7,18 +7,20 @@
 //!
 //! ```text
 //! release      windows, region taken back ─► slab let go
-//! a cut        windows taken back ─► queue pair destroyed ─► the turn is another's
+//! a cut        queue pair broken ─► windows taken back ─► queue pair destroyed ─► the turn is another's
 //! parting      windows ─► queue pairs ─► regions ─► slabs
 //! ```
 //!
-//! Taking back waits, by the card's own promise, until nothing of it is under way.
+//! Taking back waits, by the card's own promise, until nothing of it is under way; what does not end by itself is
+//! broken off, after a while or at once (`carved`).
 //! An exposed slab is locked in memory, all of it, and none of it is discarded
 //! before it ends (the card would go on using pages that are no longer the slab's).
 
 // Regions of slabs: memory that stays mapped as long as the region.
 #![allow(unsafe_code)]
 
-use super::carved::{Carved, MAX_CARVED};
+use super::budget::{Budget, MEMBER_BYTES, MEMBER_WINDOWS};
+use super::carved::{self, Carved, MAX_CARVED};
 use super::lending::Slab;
 use super::tally::count;
 use super::windows::Bound;
@@ -46,6 +48,8 @@ pub(super) struct Wires {
     queues: BTreeMap<u64, Wire>,
     regions: BTreeMap<SlabId, Exposed>,
     domain: Option<Arc<Domain>>,
+    /// What windows may take of it.
+    budget: Option<Arc<Budget>>,
 }
 
 /// A queue pair, and the turn of the connection that may use it.
@@ -59,8 +63,13 @@ struct Wire {
 
 impl Drop for Wire {
     fn drop(&mut self) {
+        // A message that came half holds up its region, and so whoever ends its window: us, or who waits for us.
+        if let Some(queue) = &self.queue {
+            let _ = queue.lock().break_off();
+        }
         // Before the queue pair, which is destroyed here, by us: soft-RoCE waits 50 s for a window else.
-        self.carved.iter().for_each(|carved| carved.end());
+        let until = carved::patience();
+        self.carved.iter().for_each(|carved| carved.end(until));
     }
 }
 
@@ -77,9 +86,13 @@ impl Wires {
         (std::mem::take(&mut self.queues), std::mem::take(&mut self.regions), self.domain.take())
     }
 
-    /// Takes a slab off the card.
-    pub fn withdraw(&mut self, slab: SlabId) {
-        self.regions.remove(&slab);
+    /// Takes a slab off the card. Of the member's queue pairs those are broken by which it is used after `until_ns`;
+    /// which these are is not known, so all are.
+    pub fn withdraw(&mut self, slab: SlabId, until_ns: u64) {
+        if let Some(Exposed { region, _slab }) = self.regions.remove(&slab) {
+            let queues: Vec<_> = self.queues.values().filter_map(|wire| wire.queue.clone()).collect();
+            carved::take_back(region, until_ns, &queues);
+        }
     }
 
     /// Whether a slab is on it.
@@ -98,6 +111,10 @@ impl Wires {
 impl Nic {
     /// Lets members reach their slabs by a card.
     pub fn over(mut self, card: Option<Device>) -> Nic {
+        // Half of what the card has: it may have other users. Regions count what they lock each for itself, so that more
+        // than is lent would be locked only where the same bytes are lent several times over.
+        let windows = card.as_ref().map_or(0, |card| u64::from(card.abilities().max_windows) / 2);
+        self.budget = Budget::new(windows, self.lending.limit(), None);
         self.card = card;
         self
     }
@@ -139,6 +156,8 @@ impl Nic {
             return Err(Status::Access);
         }
         let domain = wires.domain(card).map_err(|_| Status::System)?;
+        let made = || Budget::new(MEMBER_WINDOWS, MEMBER_BYTES, Some(Arc::clone(&self.budget)));
+        let budget = Arc::clone(wires.budget.get_or_insert_with(made));
         let wire = wires.queues.get_mut(&number).ok_or(Status::Access)?;
         let queue = wire.queue.clone().ok_or(Status::Access)?;
         wire.carved.retain(|carved| !carved.is_over());
@@ -146,7 +165,7 @@ impl Nic {
         let (ours, make) = (
             |carved: &Carved| carved.is_of(&queue),
             |bound: &Bound| {
-                if full { None } else { Carved::new(&domain, &queue, bound) }
+                if full { None } else { Carved::new(&domain, &queue, bound, &budget) }
             },
         );
         let carved = self.windows.carve((member.serial, number), (index, generation), ours, make)?;

@@ -28,6 +28,23 @@ use std::collections::VecDeque;
 const LEVELS: [Level; 3] = [Level::Chunk, Level::Block, Level::Giant];
 /// Looks before somebody gives up.
 const PATIENCE: u32 = 2;
+/// Grants that were used and given back, in all executions of a test: not loom's, and no part of the model.
+#[derive(Clone, Default)]
+struct Borrowed(std::sync::Arc<std::sync::atomic::AtomicU64>);
+
+impl Borrowed {
+    fn count(&self, got: bool) {
+        self.0.fetch_add(u64::from(got), Ordering::Relaxed);
+    }
+
+    /// Whoever only gives up has shown nothing.
+    fn happened(&self) {
+        let n = self.0.load(Ordering::Relaxed);
+        println!("{n} units borrowed in all executions");
+        assert!(n > 0, "nobody ever got a unit");
+    }
+}
+
 /// What generations are at the start.
 const YOUNG: Generation = Generation(1);
 
@@ -126,8 +143,8 @@ impl Node {
         }
     }
 
-    /// Claims, a few times, until there is something; uses it and gives it back.
-    fn borrow(&self, owner: u16, level: Level) {
+    /// Claims, a few times, until there is something; uses it and gives it back. Whether there was.
+    fn borrow(&self, owner: u16, level: Level) -> bool {
         let actor = Actor::new(Owner::new(owner), Claimant::new(0));
         let mut claimer = Claimer::new(actor, self.geometry);
         for _ in 0..PATIENCE {
@@ -137,11 +154,12 @@ impl Node {
                     let grant = grants[0];
                     self.touch(grant.place);
                     self.give_back(actor, grant);
-                    return;
+                    return true;
                 }
                 _ => yield_now(),
             }
         }
+        false
     }
 
     /// Makes a unit clean as soon as it waits for that. (Loom thinks only of orders with which another thread's
@@ -167,14 +185,17 @@ impl Node {
     }
 }
 
-fn explore(model: impl Fn() + Send + Sync + 'static) {
+fn explore(model: impl Fn(&Borrowed) + Send + Sync + 'static) {
+    let borrowed = Borrowed::default();
+    let inside = borrowed.clone();
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);
-    builder.check(model);
+    builder.check(move || model(&inside));
+    borrowed.happened();
 }
 
 /// One gives a unit back that it has used, the node makes it clean, another has it and uses it.
-fn from_one_to_the_next(node: Node, place: Place) {
+fn from_one_to_the_next(node: Node, place: Place, borrowed: &Borrowed) {
     let owner = Actor::new(Owner::new(1), Claimant::new(0));
     let word = Word::new(State::Owned, owner.owner, 0, Claimant::new(0), YOUNG);
     node.at(place).store(word.0, Ordering::Relaxed);
@@ -187,41 +208,41 @@ fn from_one_to_the_next(node: Node, place: Place) {
     let second = loom::thread::spawn(move || b.borrow(2, place.level));
     node.clean(place);
     first.join().unwrap();
-    second.join().unwrap();
+    borrowed.count(second.join().unwrap());
 }
 
 #[test]
 fn a_block_goes_from_one_owner_to_the_next() {
-    explore(|| from_one_to_the_next(Node::new(State::Free, State::Absent), Place::block(0)));
+    explore(|borrowed| from_one_to_the_next(Node::new(State::Free, State::Absent), Place::block(0), borrowed));
 }
 
 /// Of a block that is shared; its other chunk is somebody else's.
 #[test]
 fn a_chunk_goes_from_one_owner_to_the_next() {
-    explore(|| {
+    explore(|borrowed| {
         let node = Node::new(State::Shared, State::Free);
         let others = Word::new(State::Owned, Owner::new(3), 0, Claimant::new(0), YOUNG);
         node.at(Place::chunk(1)).store(others.0, Ordering::Relaxed);
-        from_one_to_the_next(node, Place::chunk(0));
+        from_one_to_the_next(node, Place::chunk(0), borrowed);
     });
 }
 
 /// Two want the one block there is.
 #[test]
 fn a_free_block_has_one_owner() {
-    explore(|| {
+    explore(|borrowed| {
         let node = Arc::new(Node::new(State::Free, State::Absent));
         let other = Arc::clone(&node);
         let first = loom::thread::spawn(move || other.borrow(1, Level::Block));
-        node.borrow(2, Level::Block);
-        first.join().unwrap();
+        borrowed.count(node.borrow(2, Level::Block));
+        borrowed.count(first.join().unwrap());
     });
 }
 
 /// An owner publishes a block of which it keeps a chunk; the node cleans the other, a second owner wants it.
 #[test]
 fn a_published_chunk_comes_without_the_publishers_bytes_under_it() {
-    explore(|| {
+    explore(|borrowed| {
         let node = Node::new(State::Free, State::Absent);
         let publisher = Actor::new(Owner::new(1), Claimant::new(0));
         let word = Word::new(State::Owned, publisher.owner, 0, Claimant::new(0), YOUNG);
@@ -240,6 +261,6 @@ fn a_published_chunk_comes_without_the_publishers_bytes_under_it() {
         node.await_that(|| node.word(Place::block(0)).is(State::Shared));
         node.clean(Place::chunk(1));
         publishes.join().unwrap();
-        wants.join().unwrap();
+        borrowed.count(wants.join().unwrap());
     });
 }

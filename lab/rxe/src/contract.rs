@@ -1,7 +1,7 @@
 //! The fabric's contract over RDMA: the suite that every back end passes, between a node and hosts in this
 //! process.
 
-use crate::revoked;
+use crate::{half, revoked};
 use farmem_fabric::contract::{self, Subject};
 use farmem_fabric::{ConnectOptions, NodeAddr, Session, Transport};
 use farmem_memory::{Config, Node, Rdma};
@@ -36,5 +36,9 @@ pub fn hold() -> Result<(), String> {
     });
     let on_card = node.nic().tally.carved.load(Ordering::Relaxed);
     println!("the contract holds over RDMA: {} members joined, {on_card} windows bound on the card", joined.get());
-    if on_card == 0 { Err("no window was the card's".into()) } else { revoked::hold(&node) }
+    if on_card == 0 {
+        return Err("no window was the card's".into());
+    }
+    revoked::hold(&node)?;
+    half::hold(&node)
 }

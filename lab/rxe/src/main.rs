@@ -15,6 +15,7 @@ use std::process::ExitCode;
 
 mod contract;
 mod evict;
+mod half;
 mod revoked;
 mod soft_dirty;
 mod windows;

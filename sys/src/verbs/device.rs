@@ -258,7 +258,7 @@ impl Domain {
         let base = if own { at as u64 } else { 0 };
         // SAFETY: a live domain; the bytes are the caller's promise.
         let mr = unsafe { (library.enter().ibv_reg_mr_iova2)(self.pd, at.cast(), len, base, flags) };
-        Ok(Region { mr: library.made(mr)?, len: len as u64, domain: Arc::clone(self) })
+        Ok(Region { mr: library.made(mr)?, len: len as u64, waits: !own, domain: Arc::clone(self) })
     }
 
     /// A region to bind windows to, and for nothing else: its own key gives the other end no right. Offsets
@@ -272,7 +272,7 @@ impl Domain {
         let base = Domain::base(at);
         // SAFETY: a live domain; the bytes are the caller's promise.
         let mr = unsafe { (library.enter().ibv_reg_mr_iova2)(self.pd, at.cast(), len, base, flags) };
-        Ok(Region { mr: library.made(mr)?, len: len as u64, domain: Arc::clone(self) })
+        Ok(Region { mr: library.made(mr)?, len: len as u64, waits: true, domain: Arc::clone(self) })
     }
 
     /// The offset that the first byte of a region for windows has: its place in its page, for the kernel wants
@@ -303,10 +303,13 @@ impl Drop for Domain {
     }
 }
 
-/// Memory that a device may touch, until dropped. When the drop has returned, it does not any more.
+/// Memory that a device may touch, until dropped. When the drop has returned, it does not any more: it waits for
+/// messages of other machines that came half, until they end or [`super::RcQueue::break_off`] ends them.
 pub struct Region {
     pub(super) mr: *mut ffi::Mr,
     len: u64,
+    /// Whether its end may have to wait for others.
+    waits: bool,
     domain: Arc<Domain>,
 }
 
@@ -341,8 +344,14 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
+        let entered = self.domain.device.open.library.enter();
+        let dereg = entered.ibv_dereg_mr;
+        // What others reach waits for others, and so outside of the lock that the call needs which ends the waiting. That
+        // is a node's: its threads are the runtime's own, of which the library knows each, and it does not fork.
+        let alone = (!self.waits).then_some(entered);
         // SAFETY: live until here.
-        let left = unsafe { (self.domain.device.open.library.enter().ibv_dereg_mr)(self.mr) };
+        let left = unsafe { dereg(self.mr) };
+        drop(alone);
         if left != 0 {
             // Windows are bound to it, or the card is broken: what was lent stays reachable. Only the
             // end of the process, with which the kernel takes everything back, is safe now.

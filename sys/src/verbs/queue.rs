@@ -6,6 +6,9 @@
 //!                 says who may do what     answers the peer         posts work itself
 //! ```
 //!
+//! [`RcQueue::break_off`] ends it from any of these, for good (RESET): a message of the peer's of which a part has
+//! come is let go of, and with it the region that it goes to.
+//!
 //! The two ends tell each other [`Endpoint`]s by some other way (farmem: the
 //! stream of a queue pair).
 
@@ -145,6 +148,7 @@ pub struct RcQueue {
     cq: *mut ffi::Cq,
     inline: u32,
     sequence: u32,
+    broken: bool,
     domain: Arc<Domain>,
 }
 
@@ -189,7 +193,8 @@ impl RcQueue {
         };
         drop(ibv);
         let inline = about.cap.max_inline_data.min(INLINE);
-        let queue = RcQueue { qp, cq, inline, sequence: sequence & 0xff_ffff, domain: Arc::clone(domain) };
+        let queue =
+            RcQueue { qp, cq, inline, sequence: sequence & 0xff_ffff, broken: false, domain: Arc::clone(domain) };
         let init = ffi::QpAttr {
             qp_state: state::INIT,
             port_num: open.port.number,
@@ -250,6 +255,13 @@ impl RcQueue {
         self.modify(sending, mask::STATE | rts)
     }
 
+    /// Breaks it for good. When this has returned, the device answers the peer no more, has let go of a message that
+    /// came half, and touches no memory for it; nothing can be posted. An error: the device refuses.
+    pub fn break_off(&mut self) -> Result<(), Errno> {
+        self.broken = true;
+        self.modify(ffi::QpAttr { qp_state: state::RESET, ..Default::default() }, mask::STATE)
+    }
+
     fn modify(&self, mut to: ffi::QpAttr, which: i32) -> Result<(), Errno> {
         // SAFETY: live; the mask names what `to` sets.
         match unsafe { (self.domain.device.open.library.enter().ibv_modify_qp)(self.qp, &mut to, which) } {
@@ -270,6 +282,9 @@ impl RcQueue {
     /// Buffers lie in the regions of their keys, and belong to the work until its completion (or a
     /// later one's) or until the queue pair is dropped. Memory that is bound is to be shared.
     pub unsafe fn post(&mut self, work: &[WorkRequest<'_>]) -> Result<(), (usize, Errno)> {
+        if self.broken {
+            return Err((0, Errno(libc::ENOTCONN)));
+        }
         let mut posted = 0;
         for chain in work.chunks(CHAIN) {
             // SAFETY: passed on to the caller.

@@ -177,6 +177,9 @@ impl Serving {
             Op::Bind => {
                 let Ok((binding, _)) = Binding::read_from_prefix(input) else { return Ok(None) };
                 count(&nic.tally.binds, 1);
+                if nic.is_ending(key) {
+                    section.renew_after(|| nic.settle(key));
+                }
                 let bound = nic.bind(&self.member, self.queue, key, &binding);
                 self.settle(nic, output, bound.map(|key| key.0));
                 Ok(Some(size_of::<Binding>()))
@@ -184,8 +187,9 @@ impl Serving {
             Op::Invalidate => {
                 count(&nic.tally.invalidates, 1);
                 let unbound = nic.invalidate(&self.member, self.queue, key);
-                if unbound.is_ok() {
-                    section.renew();
+                // Unbound already: by somebody who waits for the same end, and this answer is one to count on, too.
+                if !matches!(unbound, Err(Status::Access)) {
+                    section.renew_after(|| nic.settle(key));
                 }
                 self.settle(nic, output, unbound.map(|key| key.0));
                 Ok(Some(0))

@@ -61,6 +61,7 @@ pub const SIZES: &[(&str, usize)] = &[
     ("IBV_QP_RNR_RETRY", mask::RNR_RETRY as usize),
     ("IBV_QP_TIMEOUT", mask::TIMEOUT as usize),
     ("IBV_QP_ACCESS_FLAGS", mask::ACCESS_FLAGS as usize),
+    ("IBV_QPS_RESET", state::RESET as usize),
     ("IBV_QPS_RTS", state::RTS as usize),
     ("IBV_QPT_RC", QPT_RC as usize),
     ("IBV_PORT_ACTIVE", PORT_ACTIVE as usize),

@@ -401,6 +401,7 @@ pub mod mask {
 
 /// `ibv_qp_state`.
 pub mod state {
+    pub const RESET: u32 = 0;
     pub const INIT: u32 = 1;
     pub const RTR: u32 = 2;
     pub const RTS: u32 = 3;
