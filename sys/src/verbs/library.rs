@@ -12,7 +12,8 @@
 //! for the loading thread only. [`Library::enter`] sets it for any other. It also
 //! lets one thread in at a time: threads that the program made by bare clones may
 //! share thread-locals, those of malloc among them, and a fork must not copy a
-//! malloc that is at work.
+//! malloc that is at work. (The end of a region that others reach is outside of that, for it may wait for them:
+//! `device.rs`.)
 
 use super::ffi::{Device, Symbols};
 use crate::raw::Errno;
