@@ -144,7 +144,7 @@ impl Nic {
     }
 
     /// Puts a window that is bound for the member on the card, for one of its queue pairs. Its key there and where
-    /// it begins, as [`Ask::ExposeWindow`] has them.
+    /// it begins, as [`wire::Ask::ExposeWindow`] has them.
     pub(super) fn expose_window(&self, member: &Member, key: Key, detail: &[u8; 16]) -> Result<u64, Status> {
         let KeyKind::Window { index, generation } = key.kind() else { return Err(Status::Access) };
         let card = self.card.as_ref().filter(|card| card.abilities().windows).ok_or(Status::System)?;
