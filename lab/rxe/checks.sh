@@ -16,6 +16,8 @@ check() {
 
 # A node that lends 512 MiB over TCP and RDMA, ready when this returns.
 start_node() {
+    # Empty before it is looked into: the node before wrote its address there, too.
+    : >/tmp/node.log
     farmem node --lend 512M --listen 127.0.0.1:7411 --rdma rxe0 >/tmp/node.log 2>&1 &
     node=$!
     tries=0
