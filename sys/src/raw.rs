@@ -255,6 +255,9 @@ pub fn pidfd_of_self() -> Result<i32, Errno> {
     unsafe { crate::spare::made(libc::SYS_pidfd_open, [getpid() as usize, 0, 0, 0, 0, 0]) }.map(|fd| own_fd(fd as i32))
 }
 
+/// How [`open_self_mem`] opens.
+pub const OPEN_MEM_FLAGS: i32 = libc::O_RDONLY | libc::O_CLOEXEC;
+
 /// `/proc/self/mem` for reading, ours.
 pub fn open_self_mem() -> Result<i32, Errno> {
     let path = c"/proc/self/mem";
@@ -262,7 +265,7 @@ pub fn open_self_mem() -> Result<i32, Errno> {
     unsafe {
         crate::spare::made(
             libc::SYS_openat,
-            [libc::AT_FDCWD as usize, path.as_ptr() as usize, (libc::O_RDONLY | libc::O_CLOEXEC) as usize, 0, 0, 0],
+            [libc::AT_FDCWD as usize, path.as_ptr() as usize, OPEN_MEM_FLAGS as usize, 0, 0, 0],
         )
     }
     .map(|fd| own_fd(fd as i32))

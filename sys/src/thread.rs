@@ -17,17 +17,19 @@ const BELOW: usize = 1 << 20;
 const ABOVE: usize = 16 << 10;
 const TLS_BYTES: usize = BELOW + ABOVE;
 
+/// What a thread shares with those beside it: everything, and it has a thread pointer of its own.
+pub const THREAD_FLAGS: i32 = libc::CLONE_VM
+    | libc::CLONE_FS
+    | libc::CLONE_FILES
+    | libc::CLONE_SIGHAND
+    | libc::CLONE_THREAD
+    | libc::CLONE_SYSVSEM
+    | libc::CLONE_SETTLS;
+
 /// Starts a thread, all its signals but the forced ones blocked, that runs `job(argument)`.
 pub fn spawn(job: fn(usize) -> !, argument: usize) -> Result<(), Errno> {
     let stack = reserve(STACK_BYTES)? as usize;
     let thread_pointer = reserve(TLS_BYTES)? as usize + BELOW;
-    let flags = libc::CLONE_VM
-        | libc::CLONE_FS
-        | libc::CLONE_FILES
-        | libc::CLONE_SIGHAND
-        | libc::CLONE_THREAD
-        | libc::CLONE_SYSVSEM
-        | libc::CLONE_SETTLS;
     let _signals = crate::raw::SignalsBlocked::new();
     let ret: isize;
     // SAFETY: the stack and the thread's TLS block are fresh and never freed (`job` does not return).
@@ -50,7 +52,7 @@ pub fn spawn(job: fn(usize) -> !, argument: usize) -> Result<(), Errno> {
             "ud2",
             "2:",
             inlateout("rax") libc::SYS_clone as isize => ret,
-            in("rdi") flags as usize,
+            in("rdi") THREAD_FLAGS as usize,
             in("rsi") (stack + STACK_BYTES) & !63,
             in("rdx") 0usize,
             in("r10") 0usize,

@@ -64,6 +64,7 @@ mod worth;
 mod writes;
 
 pub use fork::Fork;
+pub use record::RECORD_FLAGS;
 
 use background::Background;
 use choice::Sweeps;

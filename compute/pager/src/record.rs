@@ -107,6 +107,9 @@ impl Recorder {
     }
 }
 
+/// How such a file is opened.
+pub const RECORD_FLAGS: i32 = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL | libc::O_APPEND | libc::O_CLOEXEC;
+
 /// Creates a file that was not there before. `first`: under the name itself, if it is free.
 fn create(file: &str, first: bool) -> Result<i32, Errno> {
     let pid = std::process::id();
@@ -116,10 +119,12 @@ fn create(file: &str, first: bool) -> Result<i32, Errno> {
             1 => format!("{file}.{pid}\0"),
             n => format!("{file}.{pid}.{n}\0"),
         };
-        let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL | libc::O_APPEND | libc::O_CLOEXEC;
         // SAFETY: a live, terminated path.
         let opened = unsafe {
-            checked(libc::SYS_openat, [libc::AT_FDCWD as usize, path.as_ptr() as usize, flags as usize, 0o644, 0, 0])
+            checked(
+                libc::SYS_openat,
+                [libc::AT_FDCWD as usize, path.as_ptr() as usize, RECORD_FLAGS as usize, 0o644, 0, 0],
+            )
         };
         match opened {
             Ok(fd) => return Ok(raw::own_fd(fd as i32)),

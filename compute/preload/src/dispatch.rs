@@ -9,7 +9,7 @@ use crate::signals::{actions, masks, stacks};
 use crate::start::{is_this_process, pager};
 use crate::{exec, fork, guard, sandbox};
 use farmem_protocol::addr::{FAR_END, FAR_START, PAGE_BYTES, is_far};
-use farmem_sys::raw::{SignalsBlocked, owns_fd, syscall, syscall_for_program};
+use farmem_sys::raw::{SignalsBlocked, owns_fd, syscall_for_program};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 const ENOSYS: isize = -(libc::ENOSYS as isize);
@@ -139,6 +139,10 @@ pub fn dispatch(call: &Call) -> isize {
 /// The end of the process. Its nodes hear of it, or they would keep its memory for its grace; over tcp a
 /// program that forks much, each child with slabs of its own, would soon find nothing left.
 fn exit(call: &Call) -> isize {
+    // A filter of the program's may refuse it, or trap it: the process would go on without its nodes.
+    if sandbox::is_confined() {
+        return issue(call);
+    }
     let _signals = SignalsBlocked::new();
     if is_this_process() {
         pager().farewell();
@@ -349,5 +353,5 @@ fn close_range(first: u32, last: u32, flags: usize) -> isize {
 
 fn close_plainly(first: u32, last: u32, flags: usize) -> isize {
     // SAFETY: no pointers.
-    unsafe { syscall(libc::SYS_close_range, [first as usize, last as usize, flags, 0, 0, 0]) }
+    unsafe { syscall_for_program(libc::SYS_close_range, [first as usize, last as usize, flags, 0, 0, 0]) }
 }

@@ -10,6 +10,7 @@ use crate::dispatch::{Call, issue};
 use crate::near;
 use crate::signals::actions;
 use crate::start::{claim_counters, pager, take_over};
+use crate::threads;
 
 /// The flags of a clone that say what the child shares with the thread that makes it, as far as matters here.
 pub const SHARING: u32 = (libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_THREAD | libc::CLONE_FILES) as u32;
@@ -26,16 +27,18 @@ pub fn fork(call: &Call) -> isize {
     let fork = pager().fork_prepare();
     actions::hold_across_fork();
     crate::ARENA.hold_across_fork();
-    let ret = issue(call);
+    let ret = threads::current().without_traps(|| issue(call));
     crate::ARENA.release_after_fork();
     actions::release_after_fork();
-    if ret == 0 {
+    if ret == Some(0) {
         take_over();
         near::forget_in_child();
         actions::adopt();
         pager().fork_child(fork, claim_counters());
     } else {
-        pager().fork_parent(fork, ret > 0);
+        pager().fork_parent(fork, ret.is_some_and(|child| child > 0));
     }
-    ret
+    // Again, now that the pager is open to the handler that makes it in the kernel's place: filters never come to allow
+    // what they have trapped.
+    ret.unwrap_or_else(|| issue(call))
 }

@@ -26,26 +26,84 @@
 //! nobody uses. Rejected: `int $0x80`, which the filter can tell, too, but not every kernel has.)
 
 use crate::dispatch::ALWAYS;
-use crate::net::NEVER;
+use crate::net::{NEVER, has_room};
 use crate::sites::{self, Missed};
-use farmem_sys::raw::{checked, syscall};
+use farmem_sys::raw::{SignalsBlocked, checked, syscall};
 
 /// In a call's number: it comes from one of these places.
 pub const MARK: u32 = 1 << 30;
 
-/// Marks such calls where the program's own image is Go's. The addresses behind their instructions; none where the
-/// image cannot be written to, as libc cannot then.
-pub fn mark() -> Missed {
-    let mut marked = Vec::new();
+/// The addresses behind such instructions, as the filter sees them.
+#[derive(Default)]
+pub struct Sites {
+    /// Their calls are marked: one filter must look for all of these, for the kernel knows no such calls.
+    pub marked: Missed,
+    /// They are as they were: those for which that filter has no room, or no stub is near.
+    pub plain: Missed,
+}
+
+/// Marks such calls where the program's own image is Go's. None where the image cannot be written to, as libc cannot
+/// then.
+pub fn mark() -> Sites {
+    let mut sites = Sites::default();
     // SAFETY: the callback is given what it expects, for the time of this call.
-    unsafe { libc::dl_iterate_phdr(Some(look), (&raw mut marked).cast()) };
-    marked
+    unsafe { libc::dl_iterate_phdr(Some(look), (&raw mut sites).cast()) };
+    sites
+}
+
+/// Whether the filters that are there already let a trapped call be marked. Not those that kill for the numbers of
+/// another ABI (libseccomp's do, in a container or a service): that verdict goes before any trap. A child finds out,
+/// which shares everything, and does nothing else; whoever is not asked is trapped by address.
+fn may_mark() -> bool {
+    const FILTERS: isize = 2;
+    // SAFETY: no pointers.
+    if unsafe { syscall(libc::SYS_prctl, [libc::PR_GET_SECCOMP as usize, 0, 0, 0, 0, 0]) } != FILTERS {
+        return true;
+    }
+    // SIGSYS too: blocked, it kills the child whatever handler there is.
+    let (all, mut before) = (u64::MAX, 0u64);
+    let _signals = SignalsBlocked::new();
+    let mut status = 0i32;
+    // SAFETY: live words. The child shares this stack while its parent waits, and uses nothing of it: two system calls,
+    // everything in registers, and the way back from the first. It sends no signal when it ends (the flags have none), so that the program hears nothing.
+    unsafe {
+        let set = libc::SIG_SETMASK as usize;
+        syscall(libc::SYS_rt_sigprocmask, [set, &raw const all as usize, &raw mut before as usize, 8, 0, 0]);
+        let mut child = libc::SYS_clone;
+        core::arch::asm!(
+            // By the gate, whose calls a filter of the run's own lets pass more often. What it returns by stays on the stack.
+            "call {gate}",
+            "test rax, rax",
+            "jnz 2f",
+            "xor edi, edi", "xor esi, esi", "xor edx, edx", "mov r10d, 8",
+            "mov eax, {marked}",
+            "syscall",
+            "xor edi, edi",
+            "mov eax, {exit}",
+            "syscall",
+            "ud2",
+            "2:",
+            gate = in(reg) crate::gate::GATE,
+            marked = const (MARK as i64 | libc::SYS_rt_sigprocmask),
+            exit = const libc::SYS_exit,
+            inout("rax") child,
+            inout("rdi") (libc::CLONE_VM | libc::CLONE_VFORK) as i64 => _,
+            inout("rsi") 0 => _, inout("rdx") 0 => _, inout("r10") 0 => _, in("r8") 0,
+            out("rcx") _, out("r11") _,
+        );
+        let waited = child > 0 && {
+            let wait = [child as usize, &raw mut status as usize, libc::__WALL as usize, 0, 0, 0];
+            syscall(libc::SYS_wait4, wait) == child as isize
+        };
+        syscall(libc::SYS_rt_sigprocmask, [set, &raw const before as usize, 0, 8, 0, 0]);
+        waited && status == 0
+    }
 }
 
 /// Looks at the first image, which is the program's, and at no other.
-unsafe extern "C" fn look(image: *mut libc::dl_phdr_info, _size: usize, marked: *mut libc::c_void) -> libc::c_int {
-    // SAFETY: the loader's own description of what it has mapped; `marked` is the caller's.
-    let (image, marked) = unsafe { (&*image, &mut *marked.cast::<Missed>()) };
+unsafe extern "C" fn look(image: *mut libc::dl_phdr_info, _size: usize, sites: *mut libc::c_void) -> libc::c_int {
+    // SAFETY: the loader's own description of what it has mapped; `sites` is the caller's.
+    let (image, sites) = unsafe { (&*image, &mut *sites.cast::<Sites>()) };
     // SAFETY: as above.
     let headers = unsafe { std::slice::from_raw_parts(image.dlpi_phdr, image.dlpi_phnum as usize) };
     let segment = |header: &libc::Elf64_Phdr| {
@@ -61,10 +119,11 @@ unsafe extern "C" fn look(image: *mut libc::dl_phdr_info, _size: usize, marked: 
     };
     if headers.iter().any(|h| h.p_type == libc::PT_NOTE && is_there(h) && has_build_id(segment(h).1)) {
         const READ_AND_RUN: u32 = libc::PF_R | libc::PF_X;
+        let may_mark = may_mark();
         for header in loaded().filter(|h| h.p_flags == READ_AND_RUN) {
             let (at, text) = segment(header);
             // SAFETY: the image's text, before anything of it runs: constructors do, of no thread but this one.
-            unsafe { mark_all(at, text.len(), instructions(text).collect(), marked) };
+            unsafe { mark_all(at, text.len(), instructions(text).collect(), may_mark, sites) };
         }
     }
     1
@@ -74,7 +133,11 @@ unsafe extern "C" fn look(image: *mut libc::dl_phdr_info, _size: usize, marked: 
 ///
 /// # Safety
 /// `len` bytes of text, which no other thread runs, and calls as [`instructions`] finds them.
-unsafe fn mark_all(at: usize, len: usize, calls: Vec<(usize, Number)>, marked: &mut Missed) {
+unsafe fn mark_all(at: usize, len: usize, calls: Vec<(usize, Number)>, may_mark: bool, sites: &mut Sites) {
+    if !may_mark {
+        sites.plain.extend(calls.iter().map(|(offset, _)| at + offset + 2));
+        return;
+    }
     let stubs = calls.iter().any(|(_, number)| *number == Number::Any).then(|| sites::near(at, STUBS)).flatten();
     let (from, to) = (at & !4095, (at + len).next_multiple_of(4096));
     const WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC;
@@ -86,12 +149,14 @@ unsafe fn mark_all(at: usize, len: usize, calls: Vec<(usize, Number)>, marked: &
     for (offset, number) in calls {
         let place = at + offset;
         match (number, stub) {
-            (Number::Fixed, _) => {
+            (Number::Fixed, _) if has_room(&sites.marked, place + 2) => {
                 // SAFETY: the last byte of the number's load.
                 unsafe { ((place - 1) as *mut u8).write((MARK >> 24) as u8) };
-                marked.push(place + 2);
+                sites.marked.push(place + 2);
             }
-            (Number::Any, Some(to)) if to + 64 <= to.next_multiple_of(STUBS) => {
+            (Number::Any, Some(to))
+                if to + 64 <= to.next_multiple_of(STUBS) && has_room(&sites.marked, to + CALL + 2) =>
+            {
                 let code = stub_of(to, to & !(STUBS - 1), place + 8);
                 let mut jump = vec![0xe9];
                 jump.extend(sites::rel(place + 5, to));
@@ -100,10 +165,10 @@ unsafe fn mark_all(at: usize, len: usize, calls: Vec<(usize, Number)>, marked: &
                     std::ptr::copy_nonoverlapping(code.as_ptr(), to as *mut u8, code.len());
                     std::ptr::copy_nonoverlapping(jump.as_ptr(), place as *mut u8, jump.len());
                 }
-                marked.push(to + CALL + 2);
+                sites.marked.push(to + CALL + 2);
                 stub = Some(to + 64);
             }
-            (Number::Any, _) => {}
+            _ => sites.plain.push(place + 2),
         }
     }
     const RUN: i32 = libc::PROT_READ | libc::PROT_EXEC;
@@ -197,6 +262,50 @@ mod tests {
         assert_eq!(instructions(&text).collect::<Vec<_>>(), [(mask + 5, Number::Fixed), (any + 2, Number::Any)]);
     }
 
+    /// Marked calls that nobody traps would be the kernel's, which knows none.
+    #[test]
+    fn what_one_filter_cannot_look_for_is_not_marked() {
+        const BOUNDARY: usize = 0x5a_0000_0000;
+        const TEXT: usize = 1 << 16;
+        let prot = (libc::PROT_READ | libc::PROT_WRITE) as usize;
+        let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE) as usize;
+        // Where the text lies, and which of its sites lie behind a boundary; more than a filter takes, too.
+        for (at, step, many) in [(BOUNDARY - TEXT / 2, 2048, 32), (4 * BOUNDARY, 64, 200)] {
+            // SAFETY: fresh memory at a free address.
+            let text = unsafe {
+                checked(libc::SYS_mmap, [at, TEXT, prot, flags, usize::MAX, 0]).unwrap();
+                std::slice::from_raw_parts_mut(at as *mut u8, TEXT)
+            };
+            text.fill(0x90);
+            for i in 0..many {
+                let code: &[u8] = match i % 4 {
+                    3 => &[0x90, 0x90, 0x90, 0x90, 0x90, 0x0f, 0x05, 0x48, 0x3d, 0x01, 0xf0, 0xff, 0xff],
+                    _ => &[0xb8, 14, 0, 0, 0, 0x0f, 0x05, 0xc3],
+                };
+                text[i * step + 16..][..code.len()].copy_from_slice(code);
+            }
+            let calls: Vec<_> = instructions(text).collect();
+            assert_eq!(calls.len(), many);
+            for may_mark in [false, true] {
+                let mut sites = Sites::default();
+                // SAFETY: memory that nobody runs.
+                unsafe { mark_all(at, TEXT, calls.clone(), may_mark, &mut sites) };
+                assert_eq!(sites.marked.len() + sites.plain.len(), many);
+                assert_eq!(may_mark, !sites.marked.is_empty());
+                assert!(sites.marked.len() <= crate::net::MOST_MISSED);
+                assert!(sites.marked.iter().all(|after| after >> 32 == sites.marked[0] >> 32));
+                for (offset, number) in &calls {
+                    let is_plain = sites.plain.contains(&(at + offset + 2));
+                    let changed = match number {
+                        Number::Fixed => text[offset - 1] != 0,
+                        Number::Any => text[*offset] != 0x0f,
+                    };
+                    assert_eq!(changed, !is_plain, "{offset:#x} of {at:#x}");
+                }
+            }
+        }
+    }
+
     #[test]
     fn go_is_known_by_its_note() {
         let mut note = vec![4, 0, 0, 0, 83, 0, 0, 0, 4, 0, 0, 0];
@@ -204,6 +313,6 @@ mod tests {
         assert!(has_build_id(&note));
         note[8] = 3;
         assert!(!has_build_id(&note));
-        assert!(mark().is_empty(), "this is no Go program");
+        assert!(mark().marked.is_empty(), "this is no Go program");
     }
 }

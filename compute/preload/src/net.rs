@@ -16,7 +16,7 @@
 
 use crate::dispatch::ALWAYS;
 use crate::gate::{AFTER_PROGRAM, AFTER_SYSCALL};
-use crate::go::MARK;
+use crate::go::{MARK, Sites};
 use crate::guard::{CALLS, arguments};
 use crate::sites::Missed;
 use farmem_protocol::addr::{FAR_END, FAR_SHIFT};
@@ -26,7 +26,14 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 /// Addresses that one filter looks for at most: its jumps reach 255 instructions.
 pub const MOST_MISSED: usize = 96;
 /// … those of this image: of libc's, and of its own.
-static MISSED: [AtomicUsize; 2 * MOST_MISSED] = [const { AtomicUsize::new(0) }; 2 * MOST_MISSED];
+static MISSED: [AtomicUsize; 3 * MOST_MISSED] = [const { AtomicUsize::new(0) }; 3 * MOST_MISSED];
+/// Whether some of them mark their calls.
+static MARKED: AtomicBool = AtomicBool::new(false);
+
+/// Whether this image has marked calls ([`crate::go`]).
+pub fn has_marked() -> bool {
+    MARKED.load(Ordering::Relaxed)
+}
 
 /// Whether a trapped call came from one of the sites that are not patched.
 pub fn is_missed(after: usize) -> bool {
@@ -170,20 +177,30 @@ pub fn is_trial(nr: i64, second: usize) -> bool {
     TRYING.load(Ordering::Relaxed) && nr == libc::SYS_read && second == NOWHERE
 }
 
+/// Whether one filter can look for this address too, besides those of `sites`.
+pub fn has_room(sites: &[usize], after: usize) -> bool {
+    sites.len() < MOST_MISSED && sites.first().is_none_or(|first| first >> 32 == after >> 32)
+}
+
 /// Arms the filter for this process and all that it starts. False where libc has more sites that are
-/// not patched than one filter can look for, or they lie too far apart. `marked`: such sites of the program's own
-/// image, for a filter of their own, which need not be all.
-pub fn arm(missed: &Missed, marked: &Missed) -> Result<bool, Errno> {
-    let within = |sites: &Missed| -> Vec<usize> {
-        let near = |after: &&usize| **after >> 32 == sites[0] >> 32;
-        sites.iter().filter(near).take(MOST_MISSED).copied().collect()
-    };
-    let (known, also) = (within(missed), within(marked));
-    for (slot, &after) in MISSED.iter().zip(known.iter().chain(&also)) {
+/// not patched than one filter can look for, or they lie too far apart. `own`: such sites of the program's own
+/// image, for filters of their own: all that are marked, and of the others as many as one can look for.
+pub fn arm(missed: &Missed, own: &Sites) -> Result<bool, Errno> {
+    let (mut known, mut plain) = (Missed::new(), Missed::new());
+    for (all, chosen) in [(missed, &mut known), (&own.plain, &mut plain)] {
+        for &after in all {
+            if has_room(chosen, after) {
+                chosen.push(after);
+            }
+        }
+    }
+    for (slot, &after) in MISSED.iter().zip(known.iter().chain(&own.marked).chain(&plain)) {
         slot.store(after, Ordering::Relaxed);
     }
+    MARKED.store(!own.marked.is_empty(), Ordering::Relaxed);
     install(program(!is_inherited(), &known, 0))?;
-    install(program(false, &also, MARK))?;
+    install(program(false, &own.marked, MARK))?;
+    install(program(false, &plain, 0))?;
     Ok(known.len() == missed.len())
 }
 
@@ -219,6 +236,8 @@ pub fn run(filter: &[libc::sock_filter], nr: i64, ip: u64, args: [u64; 6]) -> u3
             LOAD => a = u32::from_le_bytes(data[o.k as usize..o.k as usize + 4].try_into().unwrap()),
             SHIFT => a >>= o.k,
             EQUAL => pc += if a == o.k { o.jt } else { o.jf } as usize,
+            0x54 => a &= o.k,
+            0x45 => pc += if a & o.k != 0 { o.jt } else { o.jf } as usize,
             AT_LEAST => pc += if a >= o.k { o.jt } else { o.jf } as usize,
             GO => pc += o.k as usize,
             _ => return o.k,

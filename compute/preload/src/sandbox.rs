@@ -5,8 +5,9 @@
 //! be killed at its next fault, or fault for ever. So what it gives to the kernel is not its filter alone:
 //!
 //! ```text
-//!  marked ([`crate::go`])?                                       yes → trap, and it goes by the filter unmarked
-//!  from the gate's own part ([`crate::gate`]), and one of OWN?  yes → allow
+//!  marked ([`crate::go`]), from elsewhere?                       yes → trap, and it goes by the filter unmarked
+//!  from the gate's own part ([`crate::gate`]), and one of OWN,
+//!  with arguments as the runtime's ([`conditions`])?            yes → allow
 //!  the program's filter, as it is
 //! ```
 //!
@@ -14,20 +15,24 @@
 //! that pass the runtime by. (Mappings, masks and actions, which the runtime looks after in the program's place, do
 //! not.) Filters are inherited over fork and exec, and the gate is at the same place in every image. What it costs
 //! the sandbox: who runs code of his own inside finds at a known address an instruction by which the calls of OWN
-//! can be made. Rejected: to refuse the filter, as by a kernel without them; some programs then end, others go on
+//! can be made, as far as a filter cannot tell their arguments from the runtime's. Rejected: to refuse the filter, as by a kernel without them; some programs then end, others go on
 //! without.
 //!
 //! A filter that is installed by a system call which is not seen (inline, not libc's), or before the run, is as it is.
 
 use crate::dispatch::{Call, issue};
-use crate::gate::{AFTER_SYSCALL, AFTER_THREAD};
+use crate::gate::{AFTER_PROGRAM, AFTER_SYSCALL, AFTER_THREAD};
 use crate::go::MARK;
-use crate::guard::{BAD_ADDRESS, peek, peek_into};
-use crate::net::{ALLOW, ARCH, AT_LEAST, EQUAL, IP_HIGH, IP_LOW, LOAD, NUMBER, RETURN, TRAP, X86_64, op};
-use farmem_sys::raw::SignalsBlocked;
+use crate::guard::{CALLS, peek, peek_into};
+use crate::net::{
+    ALLOW, ARCH, AT_LEAST, EQUAL, IP_HIGH, IP_LOW, LOAD, NUMBER, RETURN, TRAP, X86_64, arg_high, has_marked, op,
+};
+use farmem_sys::raw::{OPEN_MEM_FLAGS, SignalsBlocked};
+use farmem_sys::thread::THREAD_FLAGS;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// What the runtime calls after its start, its threads and children included.
-const OWN: [i64; 46] = [
+const OWN: [i64; 45] = [
     // Faults and evictions.
     libc::SYS_ioctl,
     libc::SYS_process_madvise,
@@ -76,7 +81,6 @@ const OWN: [i64; 46] = [
     libc::SYS_pidfd_open,
     libc::SYS_openat,
     libc::SYS_prctl,
-    libc::SYS_seccomp,
     // Last words.
     libc::SYS_write,
     libc::SYS_exit_group,
@@ -92,11 +96,19 @@ pub fn begins(call: &Call) -> bool {
     }
 }
 
+static CONFINED: AtomicBool = AtomicBool::new(false);
+
+/// Whether this process has begun to confine itself, in this image.
+pub fn is_confined() -> bool {
+    CONFINED.load(Ordering::Relaxed)
+}
+
 /// Makes such a call. A filter of nearly as many instructions as the kernel takes is refused (EINVAL).
 pub fn begin(call: &Call) -> isize {
-    let Some(theirs) = peek::<libc::sock_fprog>(call.args[2]) else { return BAD_ADDRESS };
+    // Which flags there are, libraries ask by a filter that is nowhere: the kernel's errors come in its order.
+    let Some(theirs) = peek::<libc::sock_fprog>(call.args[2]) else { return issue(call) };
     let _signals = SignalsBlocked::new();
-    let mut filter = allowances();
+    let mut filter = allowances(has_marked(), crate::start::kind());
     let (ours, len) = (filter.len(), theirs.len as usize);
     if len == 0 || ours + len > libc::BPF_MAXINSNS as usize {
         return -(libc::EINVAL as isize);
@@ -104,55 +116,210 @@ pub fn begin(call: &Call) -> isize {
     filter.resize(ours + len, op(0, 0, 0, 0));
     let bytes = len * size_of::<libc::sock_filter>();
     if !peek_into(theirs.filter as usize, filter[ours..].as_mut_ptr().cast(), bytes) {
-        return BAD_ADDRESS;
+        return issue(call);
     }
     let whole = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
     let mut changed = *call;
     changed.args[2] = &raw const whole as usize;
-    issue(&changed)
+    let ret = issue(&changed);
+    if ret >= 0 {
+        CONFINED.store(true, Ordering::Relaxed);
+    }
+    ret
 }
 
-/// What goes before the program's filter.
-fn allowances() -> Vec<libc::sock_filter> {
-    let n = OWN.len() as u8;
-    // Jumps count from the next instruction; the program's filter begins behind the last.
-    let mut p = vec![
-        op(LOAD, ARCH, 0, 0),
-        op(EQUAL, X86_64, 0, n + 10),
-        op(LOAD, NUMBER, 0, 0),
-        op(AT_LEAST, MARK, 0, 1),
-        op(RETURN, TRAP, 0, 0),
-        op(LOAD, IP_HIGH, 0, 0),
-        op(EQUAL, (AFTER_SYSCALL >> 32) as u32, 0, n + 5),
-        op(LOAD, IP_LOW, 0, 0),
-        op(EQUAL, AFTER_SYSCALL as u32, 1, 0),
-        op(EQUAL, AFTER_THREAD as u32, 0, n + 2),
-        op(LOAD, NUMBER, 0, 0),
-    ];
-    p.extend((0..).zip(OWN).map(|(i, nr)| op(EQUAL, nr as u32, n - 1 - i, if i + 1 == n { 1 } else { 0 })));
-    p.push(op(RETURN, ALLOW, 0, 0));
+const AND: u16 = 0x54; // BPF_ALU | BPF_AND | BPF_K
+const ANY_OF: u16 = 0x45; // BPF_JMP | BPF_JSET | BPF_K
+const GO: u16 = 0x05; // BPF_JMP | BPF_JA
+/// Where the program's filter begins, in jumps of [`GO`], before it is known.
+const BEHIND: u32 = u32::MAX;
+
+const fn low(i: u32) -> u32 {
+    16 + 8 * i
+}
+
+/// What the run is like, as far as it matters here.
+#[derive(Clone, Copy, Debug)]
+pub struct Run {
+    /// Some node is reached over the network.
+    pub network: bool,
+    /// Pages' numbers are recorded, in a file for each process.
+    pub records: bool,
+}
+
+/// The part for an argument's low word that, under a mask, must be one of these; goes to the program's filter else.
+fn one_of(argument: u32, mask: u32, values: &[u32]) -> Vec<libc::sock_filter> {
+    let mut p = vec![op(LOAD, low(argument), 0, 0), op(AND, mask, 0, 0)];
+    p.extend((0..).zip(values).map(|(i, &value)| op(EQUAL, value, (values.len() - i) as u8, 0)));
+    p.push(op(GO, BEHIND, 0, 0));
     p
 }
+
+/// What must hold of a call's arguments, of those of [`OWN`] where that can be told.
+fn conditions(nr: i64, run: Run) -> Vec<libc::sock_filter> {
+    const ALL: u32 = u32::MAX;
+    match nr {
+        // A userfaultfd's; none of a terminal or a device.
+        libc::SYS_ioctl => one_of(1, 0xff00, &[0xaa00]),
+        // To a thread of whoever's, but these two alone: a child has another pid, and its parent's filter.
+        libc::SYS_tgkill => one_of(2, ALL, &[libc::SIGBUS as u32, libc::SIGSYS as u32]),
+        // What makes code is the program's filter's to judge.
+        libc::SYS_mmap | libc::SYS_mprotect => {
+            vec![op(LOAD, low(2), 0, 0), op(ANY_OF, libc::PROT_EXEC as u32, 0, 1), op(GO, BEHIND, 0, 0)]
+        }
+        // Asks, and sets nothing.
+        libc::SYS_prlimit64 => {
+            vec![
+                op(LOAD, low(2), 0, 0),
+                op(EQUAL, 0, 1, 0),
+                op(GO, BEHIND, 0, 0),
+                op(LOAD, arg_high(2), 0, 0),
+                op(EQUAL, 0, 1, 0),
+                op(GO, BEHIND, 0, 0),
+            ]
+        }
+        libc::SYS_clone => one_of(0, ALL, &[THREAD_FLAGS as u32]),
+        // The next image's filter.
+        libc::SYS_prctl => {
+            let asked = [libc::PR_SET_NO_NEW_PRIVS, libc::PR_SET_SECCOMP, libc::PR_GET_SECCOMP];
+            one_of(0, ALL, &asked.map(|what| what as u32))
+        }
+        // A child's own memory, to read; the path cannot be told.
+        libc::SYS_openat => {
+            let record = if run.records { farmem_pager::RECORD_FLAGS } else { OPEN_MEM_FLAGS };
+            one_of(2, ALL, &[OPEN_MEM_FLAGS as u32, record as u32])
+        }
+        libc::SYS_socket => {
+            let families: &[i32] =
+                if run.network { &[libc::AF_UNIX, libc::AF_INET, libc::AF_INET6] } else { &[libc::AF_UNIX] };
+            let families: Vec<u32> = families.iter().map(|&family| family as u32).collect();
+            [one_of(0, ALL, &families), one_of(1, 0xf, &[libc::SOCK_STREAM as u32])].concat()
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// What goes before the program's filter. `has_marked`: some of the program's calls are marked.
+fn allowances(has_marked: bool, run: Run) -> Vec<libc::sock_filter> {
+    const ELSEWHERE: u32 = BEHIND - 1;
+    let mut p = vec![
+        op(LOAD, ARCH, 0, 0),
+        op(EQUAL, X86_64, 1, 0),
+        op(GO, BEHIND, 0, 0),
+        op(LOAD, IP_HIGH, 0, 0),
+        op(EQUAL, (AFTER_SYSCALL >> 32) as u32, 1, 0),
+        op(GO, ELSEWHERE, 0, 0),
+        op(LOAD, IP_LOW, 0, 0),
+        op(EQUAL, AFTER_SYSCALL as u32, 4, 0),
+        op(EQUAL, AFTER_THREAD as u32, 3, 0),
+        op(EQUAL, AFTER_PROGRAM as u32, 0, 1),
+        op(GO, BEHIND, 0, 0),
+        op(GO, ELSEWHERE, 0, 0),
+        op(LOAD, NUMBER, 0, 0),
+    ];
+    for nr in OWN {
+        let conditions = conditions(nr, run);
+        p.push(op(EQUAL, nr as u32, 0, conditions.len() as u8 + 1));
+        p.extend(conditions);
+        p.push(op(RETURN, ALLOW, 0, 0));
+    }
+    p.push(op(GO, BEHIND, 0, 0));
+    let elsewhere = p.len();
+    if has_marked {
+        p.push(op(LOAD, NUMBER, 0, 0));
+        p.push(op(AT_LEAST, MARK + MOST_CALLS, 2, 0));
+        p.push(op(AT_LEAST, MARK, 0, 1));
+        p.push(op(RETURN, TRAP, 0, 0));
+    }
+    let behind = p.len();
+    for (i, o) in p.iter_mut().enumerate().filter(|(_, o)| o.code == GO) {
+        o.k = (if o.k == ELSEWHERE { elsewhere } else { behind } - i - 1) as u32;
+    }
+    p
+}
+
+/// No call has a higher number.
+const MOST_CALLS: u32 = 512;
+const _: () = assert!(CALLS <= MOST_CALLS as usize);
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gate::AFTER_PROGRAM;
-    use crate::net::run;
+    use crate::net::run as verdict;
 
     const KILL: u32 = 0;
+    const SHM: Run = Run { network: false, records: false };
+
+    fn whole(has_marked: bool, run: Run) -> Vec<libc::sock_filter> {
+        let mut filter = allowances(has_marked, run);
+        filter.push(op(RETURN, KILL, 0, 0));
+        filter
+    }
 
     #[test]
     fn the_gate_may_make_the_runtimes_calls_and_nobody_else() {
-        let mut filter = allowances();
-        filter.push(op(RETURN, KILL, 0, 0));
+        let filter = whole(true, SHM);
         for nr in 0..500 {
-            let own = if OWN.contains(&nr) { ALLOW } else { KILL };
-            for (ip, verdict) in [(AFTER_SYSCALL, own), (AFTER_THREAD, own), (AFTER_PROGRAM, KILL), (0x1234, KILL)] {
-                assert_eq!(run(&filter, nr, ip as u64, [0; 6]), verdict, "call {nr} from {ip:#x}");
+            let plain = OWN.contains(&nr) && conditions(nr, SHM).is_empty();
+            for ip in [AFTER_SYSCALL, AFTER_THREAD] {
+                let said = verdict(&filter, nr, ip as u64, [0; 6]);
+                assert!(
+                    if plain { said == ALLOW } else { said == KILL || OWN.contains(&nr) },
+                    "call {nr} from {ip:#x}"
+                );
             }
-            assert_eq!(run(&filter, nr, AFTER_SYSCALL as u64 ^ 1 << 40, [0; 6]), KILL);
-            assert_eq!(run(&filter, nr | i64::from(MARK), 0x1234, [0; 6]), TRAP);
+            for ip in [AFTER_PROGRAM, 0x1234, AFTER_SYSCALL ^ 1 << 40] {
+                assert_eq!(verdict(&filter, nr, ip as u64, [0; 6]), KILL, "call {nr} from {ip:#x}");
+            }
+        }
+    }
+
+    #[test]
+    fn marked_calls_are_trapped_and_other_numbers_are_not() {
+        for (has_marked, of_marked) in [(true, TRAP), (false, KILL)] {
+            let filter = whole(has_marked, SHM);
+            let from = |ip: usize, nr: i64| verdict(&filter, nr, ip as u64, [0; 6]);
+            assert_eq!(from(0x1234, i64::from(MARK) | libc::SYS_rt_sigprocmask), of_marked);
+            assert_eq!(from(AFTER_SYSCALL ^ 1 << 40, i64::from(MARK)), of_marked);
+            for nr in [-1, i64::from(MARK + MOST_CALLS), 0x7fff_ffff] {
+                assert_eq!(from(0x1234, nr), KILL, "{nr:#x}");
+            }
+            for ip in [AFTER_PROGRAM, AFTER_SYSCALL, AFTER_THREAD] {
+                assert_eq!(from(ip, i64::from(MARK) | libc::SYS_rt_sigprocmask), KILL);
+            }
+        }
+    }
+
+    #[test]
+    fn what_the_runtime_does_not_do_is_for_the_programs_filter() {
+        let tcp = Run { network: true, records: true };
+        let cases: [(i64, [u64; 6], bool, bool); 20] = [
+            (libc::SYS_ioctl, [3, 0xc018_aa3f, 0, 0, 0, 0], true, true),
+            (libc::SYS_ioctl, [0, 0x5412, 0, 0, 0, 0], false, false),
+            (libc::SYS_tgkill, [1, 1, libc::SIGSYS as u64, 0, 0, 0], true, true),
+            (libc::SYS_tgkill, [1, 1, libc::SIGKILL as u64, 0, 0, 0], false, false),
+            (libc::SYS_mprotect, [4096, 4096, 3, 0, 0, 0], true, true),
+            (libc::SYS_mprotect, [4096, 4096, 5, 0, 0, 0], false, false),
+            (libc::SYS_mmap, [0, 4096, 7, 0x22, 0, 0], false, false),
+            (libc::SYS_prlimit64, [0, 7, 0, 5, 0, 0], true, true),
+            (libc::SYS_prlimit64, [0, 7, 5, 0, 0, 0], false, false),
+            (libc::SYS_prlimit64, [0, 7, 5 << 32, 0, 0, 0], false, false),
+            (libc::SYS_clone, [u64::from(THREAD_FLAGS as u32), 4096, 0, 0, 0, 0], true, true),
+            (libc::SYS_clone, [libc::SIGCHLD as u64, 0, 0, 0, 0, 0], false, false),
+            (libc::SYS_prctl, [libc::PR_SET_SECCOMP as u64, 2, 4096, 0, 0, 0], true, true),
+            (libc::SYS_prctl, [libc::PR_SET_DUMPABLE as u64, 1, 0, 0, 0, 0], false, false),
+            (libc::SYS_openat, [0, 4096, OPEN_MEM_FLAGS as u64, 0, 0, 0], true, true),
+            (libc::SYS_openat, [0, 4096, libc::O_RDWR as u64, 0, 0, 0], false, false),
+            (libc::SYS_openat, [0, 4096, farmem_pager::RECORD_FLAGS as u64, 0, 0, 0], false, true),
+            (libc::SYS_socket, [libc::AF_INET as u64, libc::SOCK_STREAM as u64 | 0x800, 0, 0, 0, 0], false, true),
+            (libc::SYS_socket, [libc::AF_UNIX as u64, libc::SOCK_STREAM as u64, 0, 0, 0, 0], true, true),
+            (libc::SYS_socket, [libc::AF_INET as u64, libc::SOCK_RAW as u64, 0, 0, 0, 0], false, false),
+        ];
+        for (nr, args, with_shm, with_tcp) in cases {
+            for (run, allowed) in [(SHM, with_shm), (tcp, with_tcp)] {
+                let said = verdict(&whole(true, run), nr, AFTER_SYSCALL as u64, args);
+                assert_eq!(said, if allowed { ALLOW } else { KILL }, "call {nr}, {args:x?}, {run:?}");
+            }
         }
     }
 }

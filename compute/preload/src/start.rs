@@ -1,7 +1,7 @@
 //! The constructor: arms everything, in an order in which each step can rely on
 //! the ones before, before any code of the program runs.
 
-use crate::{dispatch, exec, gate, go, near, net, signals, sites, threads};
+use crate::{dispatch, exec, gate, go, near, net, sandbox, signals, sites, threads};
 use farmem_fabric::session::{REFUSED_NS, SILENT_NS};
 use farmem_fabric::{BadAddress, ConnectError, ConnectOptions, NodeAddr, Session, Transport};
 use farmem_pager::dirty::{self, Dirty};
@@ -11,7 +11,7 @@ use farmem_pool::Pool;
 use farmem_protocol::addr::FAR_START;
 use farmem_protocol::{counters, exit};
 use farmem_sys::raw::{Errno, checked};
-use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long a node may take to answer: as long as one that is stopped is waited for in mid-run, for the
@@ -41,6 +41,14 @@ pub fn take_over() {
 /// Whether the calling process is the pager's, and not a vfork child of it.
 pub fn is_this_process() -> bool {
     OWN_PID.load(Ordering::Relaxed) == farmem_sys::raw::getpid()
+}
+
+static NETWORK: AtomicBool = AtomicBool::new(true);
+static RECORDS: AtomicBool = AtomicBool::new(true);
+
+/// What the run is like.
+pub fn kind() -> sandbox::Run {
+    sandbox::Run { network: NETWORK.load(Ordering::Relaxed), records: RECORDS.load(Ordering::Relaxed) }
 }
 
 /// Whether this process is on far memory.
@@ -178,6 +186,8 @@ fn reach(node: &NodeAddr, run: &Run) -> Result<Session, ConnectError> {
 
 fn arm(text: &str) -> Result<(), String> {
     let run = parse(text)?;
+    NETWORK.store(!run.nodes.iter().all(|node| matches!(node, NodeAddr::Shm(_))), Ordering::Relaxed);
+    RECORDS.store(run.trace.is_some(), Ordering::Relaxed);
     gate::build().map_err(|e| format!("the system-call gate cannot be built: {e}"))?;
     let (from, to) = libc_text().ok_or("libc.so.6 is not among the loaded libraries: farmem needs glibc")?;
     let stubs = sites::reserve_stubs(from);

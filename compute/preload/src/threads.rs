@@ -24,6 +24,9 @@ const _: () = assert!(size_of::<libc::stack_t>() == 24 && std::mem::offset_of!(l
 /// Behind the alternate stack: where a signal frame that lies far is copied for the kernel to read.
 pub const RETURN_BYTES: usize = 16 << 10;
 
+const HOLDS: usize = 1;
+const HELD: usize = 2;
+
 /// One thread's record. All fields are its own thread's, but for `owner`.
 pub struct Record {
     owner: AtomicUsize,
@@ -45,6 +48,8 @@ pub struct Record {
     pub serving: AtomicUsize,
     /// Where the program's stack is while a trapped call of its is served.
     pub trapped_at: AtomicUsize,
+    /// See [`Record::without_traps`].
+    held: AtomicUsize,
     /// A `stack_t`: what is left of the near alternate stack.
     narrower: [AtomicUsize; 3],
     /// Near memory for the strings of an exec.
@@ -69,9 +74,26 @@ impl Record {
             handler_mask: zero(),
             serving: zero(),
             trapped_at: zero(),
+            held: zero(),
             narrower: [zero(), zero(), zero()],
             scratch: zero(),
             scratch_len: zero(),
+        }
+    }
+
+    /// Makes a call that the program's filter may trap, where the program's handler must not run yet. `None`: it has
+    /// trapped it, and the call is not made.
+    pub fn without_traps(&self, call: impl FnOnce() -> isize) -> Option<isize> {
+        self.held.store(HOLDS, Ordering::Relaxed);
+        let ret = call();
+        (self.held.swap(0, Ordering::Relaxed) == HOLDS).then_some(ret)
+    }
+
+    /// For the handler of SIGSYS: whether the call that was trapped is such a one. It is noted.
+    pub fn holds_traps(&self) -> bool {
+        self.held.load(Ordering::Relaxed) != 0 && {
+            self.held.store(HELD, Ordering::Relaxed);
+            true
         }
     }
 

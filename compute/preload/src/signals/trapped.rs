@@ -2,6 +2,7 @@
 
 use super::{OURS, faults, masks, note_stack};
 use crate::dispatch::{Call, dispatch};
+use crate::gate::{AFTER_PROGRAM, AFTER_SYSCALL};
 use crate::go::MARK;
 use crate::net::{CAUGHT, is_missed, is_trial};
 use crate::start::pager;
@@ -45,7 +46,19 @@ pub extern "C" fn on_sys(signal: i32, info: *mut libc::siginfo_t, context: *mut 
         ucontext.uc_mcontext.gregs[libc::REG_RAX as usize] = CAUGHT;
         return;
     }
-    // A filter of the program's own may trap too, but not for far arguments, nor there.
+    // Our own filter lets the gate pass, whatever the arguments: there it is the program's filter that traps a call, which
+    // has been dispatched already. To do that again would trap again, without end.
+    if sys.code == SYS_SECCOMP && (sys.addr == AFTER_PROGRAM || sys.addr == AFTER_SYSCALL) {
+        // The runtime's own are made with locks held, on which the program's handler might come to wait: they are
+        // refused. (Far mappings that are to be executed, of which the filter is asked: [`crate::sandbox`].)
+        if sys.addr == AFTER_SYSCALL || threads::current().holds_traps() {
+            ucontext.uc_mcontext.gregs[libc::REG_RAX as usize] = -i64::from(libc::EPERM);
+            return;
+        }
+        return faults::not_ours(signal, sys.code, info, context);
+    }
+    // A filter of the program's may trap elsewhere, too, but what it makes of a far argument does not come to us: the
+    // kernel asks every filter, and one signal is sent.
     if sys.code != SYS_SECCOMP || !(call.args.iter().any(|&a| is_far(a)) || is_missed(sys.addr)) {
         return faults::not_ours(signal, sys.code, info, context);
     }
