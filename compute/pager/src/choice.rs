@@ -33,7 +33,7 @@ pub struct Sweeps {
     /// How many of the pages that leave next go along.
     pub ahead: usize,
     worth: Worth,
-    /// Faults on swept pages, as [`Pager::upgrade`] counts them, when last looked at.
+    /// Faults on swept pages, as [`crate::Pager::upgrade`] counts them, when last looked at.
     lost: u64,
 }
 

@@ -1,6 +1,6 @@
 //! The eviction log: changed lines of a batch's pages on their way to slots that are not mapped. A node's software
 //! NIC takes them gathered, one record for each slab ([`farmem_protocol::lines`]); a card takes no records, but a
-//! WRITE for each run of neighbouring lines, [`CHAIN`] and a few by one doorbell: a card's queue is shorter than what a batch may
+//! WRITE for each run of neighbouring lines, 64 (`CHAIN`) and a few by one doorbell: a card's queue is shorter than what a batch may
 //! post (128 of 1024, `fabric::verbs::queue`), and has room again only when somebody looks what is done.
 //!
 //! ```text
