@@ -7,6 +7,7 @@ use farmem_protocol::addr::SLAB_BYTES;
 use farmem_sys::process;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -35,6 +36,9 @@ impl Process {
         let mut child = Command::new(node)
             .args([&mib.to_string(), tcp, &format!("unix:{}", path.display())])
             .stdout(Stdio::piped())
+            // A group of its own: whoever ends above the test leaves the test's group an orphan, and the kernel
+            // continues what is stopped in such a group.
+            .process_group(0)
             .spawn()
             .unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
