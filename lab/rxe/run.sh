@@ -124,7 +124,7 @@ trap 'rm -rf "$new" "$new.img"' EXIT
 
 echo "guest: $release, image $(($(stat -c %s "$new.img") >> 20)) MiB, built after $((SECONDS - begun)) s"
 status=0
-timeout --foreground "${FARMEM_RXE_LIMIT:-420}" qemu-system-x86_64 -accel tcg,thread=multi -cpu max -smp 2 -m 1536 \
+timeout --foreground "${FARMEM_RXE_LIMIT:-300}" qemu-system-x86_64 -accel tcg,thread=multi -cpu max -smp 2 -m 1536 \
     -kernel "$cache/tree/boot/vmlinuz-$release" -initrd "$new.img" \
     -append "console=ttyS0 quiet panic=-1 rdinit=/init" -display none -serial stdio -monitor none -no-reboot -nic none \
     </dev/null | tr -d '\r' | tee "$cache/console" || status=$?

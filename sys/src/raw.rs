@@ -324,8 +324,8 @@ static OWN_FDS: [AtomicU64; FDS / 64] = [const { AtomicU64::new(0) }; FDS / 64];
 
 /// Makes a descriptor ours: moves it out of the low numbers, where programs expect their own, sets
 /// close-on-exec, and remembers it for [`owns_fd`]. Keeps the old number where the limit on
-/// descriptors leaves no room above. Those of a vfork child, of which its parent's memory hears, have
-/// other numbers than its parent's.
+/// descriptors leaves no room above. Those of a vfork child, of which its parent's memory hears,
+/// begin at other numbers than its parent's; they meet where the limit is 1024 or less and the runtime has more than 60.
 pub fn own_fd(fd: i32) -> i32 {
     let mut own = fd;
     let ranges = if is_away() { [3 << 18, 3 << 14, 960, 230] } else { [1 << 19, 1 << 15, 900, 200] };

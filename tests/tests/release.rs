@@ -4,17 +4,20 @@ use std::io::Write;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use farmem_tests::farmem::{Far, Node};
 use farmem_tests::process::eventually;
 use farmem_tests::{compile, process};
 
 const LIMIT: Duration = Duration::from_secs(120);
-/// The promise is a second, and half of one is measured; the rest is for machines that are slow, or busy with other things.
+/// The promise, of which one try in [`TRIES`] must keep: half of it is measured where nothing else runs.
+const PROMISE: Duration = Duration::from_secs(1);
+const TRIES: usize = 4;
+/// How long it is waited for all the same, on machines that are slow, or busy with other things.
 const SOON: Duration = Duration::from_secs(10);
 
 /// A GiB of which a sixteenth is local; three quarters are freed in pieces of 8 MiB.
-fn follows(transport: &str) -> Result<()> {
+fn follows(transport: &str) -> Result<Duration> {
     let mib: u64 = std::env::var("FARMEM_TEST_MIB").ok().and_then(|mib| mib.parse().ok()).unwrap_or(1024);
     let node = Node::start(&format!("{}M", mib + 256), &[])?;
     let address = if transport == "shm" { node.by_shm() } else { node.by_tcp() };
@@ -35,20 +38,30 @@ fn follows(transport: &str) -> Result<()> {
     let freed = Instant::now();
     let enough = mib / 4 + mib / 16;
     let followed = eventually(SOON, || used().is_ok_and(|used| used <= enough));
-    eprintln!("{transport}: {filled} MiB in use, {} after {:?}", used()?, freed.elapsed());
+    let took = freed.elapsed();
+    eprintln!("{transport}: {filled} MiB in use, {} after {took:?}", used()?);
     ensure!(followed, "{transport}: {} MiB are still in use, of {filled}", used()?);
     input.write_all(b"\n")?;
     let outcome = run.wait(LIMIT)?.success()?;
     ensure!(outcome.stdout.ends_with(b"sound, 0 words wrong\n"), "{outcome:?}");
-    Ok(())
+    Ok(took)
+}
+
+fn within_the_promise(transport: &str) -> Result<()> {
+    for _ in 0..TRIES {
+        if follows(transport)? <= PROMISE {
+            return Ok(());
+        }
+    }
+    bail!("{transport}: never within {PROMISE:?}");
 }
 
 #[test]
 fn what_a_program_frees_is_the_nodes_again_by_shm() -> Result<()> {
-    follows("shm")
+    within_the_promise("shm")
 }
 
 #[test]
 fn what_a_program_frees_is_the_nodes_again_by_tcp() -> Result<()> {
-    follows("tcp")
+    within_the_promise("tcp")
 }

@@ -10,8 +10,15 @@ use common::{Host, tell, within, within_of};
 use farmem_agent::client::{AllocError, Chunk, Client, ConnectError, Options};
 use std::time::{Duration, Instant};
 
-/// Milliseconds where nothing else runs; what the promise of a second needs on a machine that is slow and busy.
+/// What is promised within a second is waited for so long, on a machine that is slow and busy; one try of [`TRIES`] must
+/// keep the promise.
 const SOON: Duration = Duration::from_secs(10);
+const TRIES: usize = 4;
+
+fn within_a_second(mut attempt: impl FnMut() -> Duration) {
+    let took: Vec<Duration> = (0..TRIES).map(|_| attempt()).take_while(|&took| took > Duration::from_secs(1)).collect();
+    assert!(took.len() < TRIES, "never within a second: {took:?}");
+}
 
 /// Not a test: what this binary does as a child.
 #[test]
@@ -165,23 +172,31 @@ fn a_killed_application_leaves_nothing_within_a_second() {
     let mut host = Host::new(512);
     host.agent("");
     for work in ["holder", "churner"] {
-        let bystander = host.client();
-        let chunk = stamped(&bystander, 9, 5);
-        let quiet = host.lent();
-        let mut program = host.program(work);
-        let pid = program.0.id();
-        let ready = if work == "holder" { "holds".into() } else { format!("churns-{pid}") };
-        within("it holds memory", || host.dir.join(&ready).exists());
-        let used = host.used();
-        assert!(used > 8 << 20);
-        program.kill();
-        let took = within_of(SOON, "its memory is free", || host.used() <= 4 << 20);
-        eprintln!("{work}: {} MiB free again after {took:?}", used >> 20);
-        checked(&chunk, 5);
-        bystander.free(chunk);
-        drop(bystander);
-        within("and the node's", || host.lent() <= quiet);
+        within_a_second(|| killed(&mut host, work));
     }
+}
+
+/// How long it takes until its memory is free.
+fn killed(host: &mut Host, work: &str) -> Duration {
+    let bystander = host.client();
+    let chunk = stamped(&bystander, 9, 5);
+    let quiet = host.lent();
+    // Of an earlier try.
+    let _ = std::fs::remove_file(host.dir.join("holds"));
+    let mut program = host.program(work);
+    let pid = program.0.id();
+    let ready = if work == "holder" { "holds".into() } else { format!("churns-{pid}") };
+    within("it holds memory", || host.dir.join(&ready).exists());
+    let used = host.used();
+    assert!(used > 8 << 20);
+    program.kill();
+    let took = within_of(SOON, "its memory is free", || host.used() <= 4 << 20);
+    eprintln!("{work}: {} MiB free again after {took:?}", used >> 20);
+    checked(&chunk, 5);
+    bystander.free(chunk);
+    drop(bystander);
+    within("and the node's", || host.lent() <= quiet);
+    took
 }
 
 #[test]
@@ -236,6 +251,10 @@ fn a_killed_agent_is_followed_by_one_that_knows_its_applications() {
 
 #[test]
 fn an_application_that_dies_while_there_is_no_agent_leaves_nothing() {
+    within_a_second(killed_without_agent);
+}
+
+fn killed_without_agent() -> Duration {
     let mut host = Host::new(512);
     host.agent("");
     let mut program = host.program("holder");
@@ -245,8 +264,9 @@ fn an_application_that_dies_while_there_is_no_agent_leaves_nothing() {
     assert!(host.used() > 8 << 20, "the node keeps it for the agent's grace");
     host.agent("");
     assert_eq!(host.agent_said(), "recovered 1");
-    within_of(SOON, "its memory is free", || host.used() == 0);
+    let took = within_of(SOON, "its memory is free", || host.used() == 0);
     within("and the node's", || host.lent() == 0);
+    took
 }
 
 #[test]

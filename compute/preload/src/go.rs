@@ -65,13 +65,15 @@ fn may_mark() -> bool {
     let _signals = SignalsBlocked::new();
     let mut status = 0i32;
     // SAFETY: live words. The child shares this stack while its parent waits, and uses nothing of it: two system calls,
-    // everything in registers, and the way back from the first. It sends no signal when it ends (the flags have none), so that the program hears nothing.
+    // everything in registers, and the way back from the first. It sends no signal when it ends (the flags have none), so
+    // that the program hears nothing.
     unsafe {
         let set = libc::SIG_SETMASK as usize;
         syscall(libc::SYS_rt_sigprocmask, [set, &raw const all as usize, &raw mut before as usize, 8, 0, 0]);
         let mut child = libc::SYS_clone;
         core::arch::asm!(
-            // By the gate, whose calls a filter of the run's own lets pass more often. What it returns by stays on the stack.
+            // By the gate, whose calls a filter of the run's own lets pass more often. What it returns by stays on the
+            // stack.
             "call {gate}",
             "test rax, rax",
             "jnz 2f",
@@ -101,6 +103,9 @@ fn may_mark() -> bool {
 }
 
 /// Looks at the first image, which is the program's, and at no other.
+///
+/// # Safety
+/// For `dl_iterate_phdr`, with a [`Sites`] that is the caller's alone.
 unsafe extern "C" fn look(image: *mut libc::dl_phdr_info, _size: usize, sites: *mut libc::c_void) -> libc::c_int {
     // SAFETY: the loader's own description of what it has mapped; `sites` is the caller's.
     let (image, sites) = unsafe { (&*image, &mut *sites.cast::<Sites>()) };

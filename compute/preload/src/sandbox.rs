@@ -15,8 +15,8 @@
 //! that pass the runtime by. (Mappings, masks and actions, which the runtime looks after in the program's place, do
 //! not.) Filters are inherited over fork and exec, and the gate is at the same place in every image. What it costs
 //! the sandbox: who runs code of his own inside finds at a known address an instruction by which the calls of OWN
-//! can be made, as far as a filter cannot tell their arguments from the runtime's. Rejected: to refuse the filter, as by a kernel without them; some programs then end, others go on
-//! without.
+//! can be made, as far as a filter cannot tell their arguments from the runtime's. Rejected: to refuse the filter, as by
+//! a kernel without them; some programs then end, others go on without.
 //!
 //! A filter that is installed by a system call which is not seen (inline, not libc's), or before the run, is as it is.
 
