@@ -150,23 +150,3 @@ impl Drop for Link {
         }
     }
 }
-
-/// A transfer of the first `most` bytes of `parts`.
-pub(crate) fn limited(
-    parts: &[Part],
-    most: usize,
-    transfer: impl FnOnce(&[Part]) -> Result<usize, Errno>,
-) -> Result<usize, Errno> {
-    const PARTS: usize = 64;
-    let mut some = [Part::new(std::ptr::null_mut(), 0); PARTS];
-    let (mut n, mut left) = (0, most);
-    for (to, part) in some.iter_mut().zip(parts) {
-        if left == 0 {
-            break;
-        }
-        *to = part.shortened(left);
-        left -= to.len();
-        n += 1;
-    }
-    transfer(&some[..n])
-}

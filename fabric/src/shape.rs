@@ -22,7 +22,6 @@
 // Passing on parts that the callers vouch for.
 #![allow(unsafe_code)]
 
-use crate::link::limited;
 use farmem_sys::raw::{Errno, now_ns, sleep_ns, yield_cpu};
 use farmem_sys::socket::{self, Part};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -148,6 +147,26 @@ impl Shaper {
             }
         }
     }
+}
+
+/// A transfer of the first `most` bytes of `parts`.
+fn limited(
+    parts: &[Part],
+    most: usize,
+    transfer: impl FnOnce(&[Part]) -> Result<usize, Errno>,
+) -> Result<usize, Errno> {
+    const PARTS: usize = 64;
+    let mut some = [Part::new(std::ptr::null_mut(), 0); PARTS];
+    let (mut n, mut left) = (0, most);
+    for (to, part) in some.iter_mut().zip(parts) {
+        if left == 0 {
+            break;
+        }
+        *to = part.shortened(left);
+        left -= to.len();
+        n += 1;
+    }
+    transfer(&some[..n])
 }
 
 #[cfg(test)]

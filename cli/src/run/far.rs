@@ -10,9 +10,8 @@ use std::io::{self, Read};
 use std::str::FromStr;
 use std::time::Duration;
 
-use farmem_fabric::{ConnectOptions, NodeAddr, Session};
+use farmem_fabric::{ConnectOptions, NodeAddr, Session, Transport};
 
-use super::environment::Transport;
 use crate::failure::Failure;
 
 /// How long a node may take to answer when a run starts.
@@ -75,13 +74,7 @@ pub struct Far {
 impl Far {
     /// Reaches every node, or says which one cannot be used and why.
     pub fn connect(nodes: &[NodeAddr], run: RunName, transport: Transport, grace: Duration) -> Result<Far, Failure> {
-        let options = ConnectOptions {
-            timeout: ANSWER_WITHIN,
-            grace,
-            run: run.0,
-            pid: std::process::id(),
-            transport: transport.into(),
-        };
+        let options = ConnectOptions { timeout: ANSWER_WITHIN, grace, run: run.0, pid: std::process::id(), transport };
         let sessions = nodes.iter().map(|node| Session::connect(node, &options).map_err(Failure::no_node));
         Ok(Far { run, nodes: nodes.to_vec(), sessions: sessions.collect::<Result<_, _>>()? })
     }

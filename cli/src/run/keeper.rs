@@ -18,12 +18,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use farmem_fabric::NodeAddr;
+use farmem_fabric::{NodeAddr, Transport};
 use farmem_protocol::counters::PROCESSES;
 use farmem_sys::process;
 
 use super::embedded::Embedded;
-use super::environment::Transport;
 use super::far::{self, Far, RunName};
 use crate::counters::{self, Sample};
 use crate::failure::Failure;

@@ -176,7 +176,7 @@ pub fn run(options: &Options) -> Result<Infallible, Failure> {
     } else {
         None
     };
-    let far = Far::connect(&nodes, run, options.transport, options.grace)?;
+    let far = Far::connect(&nodes, run, options.transport.into(), options.grace)?;
 
     let mut counters = Scratch::new(dir.join(format!("run-{run}.counters")));
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();

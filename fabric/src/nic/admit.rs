@@ -1,78 +1,15 @@
 //! Admission: from a key in a verb to memory, or a refusal.
 //!
-//! What is admitted is a *grip*: memory, a place in it, and the right by which it
-//! is touched. A grip may be held while bytes wait for a slow peer; its right is
-//! looked at again, one load and compare, before each transfer, within a section
-//! of [`super::epochs`].
+//! What is admitted is a *grip* ([`super::grip`]). It may be held while bytes wait for a slow peer; its right is
+//! looked at again, one load and compare, before each transfer, within a section of [`super::epochs`].
 
 use super::carved;
-use super::lending::Slab;
-use super::pool::Arena;
+use super::grip::{Grip, Memory, Right};
 use super::windows::{Bound, MAX_WINDOWS};
 use super::{Member, Nic};
-use crate::mapping::Mapping;
 use farmem_protocol::addr::SlabId;
 use farmem_protocol::key::{Key, KeyKind, Rights};
 use farmem_protocol::wire::{Binding, Op, Status};
-use std::sync::Arc;
-
-/// Memory of a node.
-#[derive(Clone, Debug)]
-pub enum Memory {
-    /// One slab: it stays as long as this refers to it.
-    Slab(Arc<Slab>),
-    /// The pool that is owned piece by piece.
-    Pool(Arc<Arena>),
-}
-
-impl Memory {
-    /// Its bytes.
-    #[inline]
-    pub fn mapping(&self) -> &Mapping {
-        match self {
-            Memory::Slab(slab) => &slab.mapping,
-            Memory::Pool(arena) => arena.mapping(),
-        }
-    }
-}
-
-/// A descriptor word that must stand as it did.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WordRight {
-    /// The word's place in the table.
-    pub word: u32,
-    /// What it must be.
-    pub value: u64,
-}
-
-/// By what memory is touched.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Right {
-    /// A slab, held by reference: it cannot be anybody else's meanwhile.
-    Held,
-    /// A word of the table.
-    Word(WordRight),
-    /// A window, and the word that it was carved from.
-    Window {
-        /// Which.
-        index: u32,
-        /// Its binding.
-        generation: u32,
-        /// What it was carved from, if that was an extent.
-        under: Option<WordRight>,
-    },
-}
-
-/// Memory that a verb may touch.
-#[derive(Clone, Debug)]
-pub struct Grip {
-    /// Which.
-    pub memory: Memory,
-    /// Where in it. The length was checked.
-    pub offset: u64,
-    /// By what right.
-    pub right: Right,
-}
 
 impl Nic {
     /// Whether a right given before still stands.
@@ -107,7 +44,10 @@ impl Nic {
                 let grip = self.windows.admit(who, (index, generation), op, offset, len)?;
                 if self.stands(&grip.right) { Ok(grip) } else { Err(Status::Access) }
             }
-            KeyKind::Unit { .. } => self.pool.admit(&member.lease, key, offset, len),
+            KeyKind::Unit { .. } => {
+                let (arena, offset, word) = self.pool.admit(&member.lease, key, offset, len)?;
+                Ok(Grip { memory: Memory::Pool(arena), offset, right: Right::Word(word) })
+            }
             KeyKind::Service(_) => Err(Status::Access),
         }
     }

@@ -23,9 +23,8 @@
 // Regions of slabs: memory that stays mapped as long as the region.
 #![allow(unsafe_code)]
 
-use super::admit::Memory;
 use super::budget::Budget;
-use super::windows::Bound;
+use super::lending::Slab;
 use farmem_protocol::key;
 use farmem_sys::raw;
 use farmem_sys::sync::Lock;
@@ -63,30 +62,30 @@ pub fn patience() -> u64 {
 }
 
 impl Carved {
-    /// Puts a binding on the card, for the peer of `queue`. `None`: the card cannot, or must not.
+    /// Puts `len` bytes of a slab, from `start`, on the card, for the peer of `queue`. `None`: the card cannot, or must not.
     pub fn new(
         domain: &Arc<Domain>,
         queue: &Arc<Lock<RcQueue>>,
-        bound: &Bound,
+        (slab, start, len): (&Arc<Slab>, u64, u64),
+        rights: key::Rights,
         budget: &Arc<Budget>,
     ) -> Option<Carved> {
-        let (Memory::Slab(slab), None) = (&bound.memory, bound.under) else { return None };
-        let may = |right| bound.rights.include(right);
+        let may = |right| rights.include(right);
         let rights = match (may(key::Rights::READ), may(key::Rights::WRITE)) {
             (true, true) => Rights::Both,
             (true, false) => Rights::Read,
             (false, true) => Rights::Write,
             (false, false) => return None,
         };
-        let at = slab.mapping.at(bound.base, bound.len)?;
-        let share = budget.take(bound.len)?;
+        let at = slab.mapping.at(start, len)?;
+        let share = budget.take(len)?;
         // Against a discard, which would leave the card with pages that are no longer the slab's.
         let mut pins = slab.pins.lock();
         // SAFETY: mapped as long as the slab, which is held beside the region; accessed raw.
-        let region = unsafe { domain.region_for_windows(at, bound.len as usize) }.ok()?;
+        let region = unsafe { domain.region_for_windows(at, len as usize) }.ok()?;
         let window = domain.window().ok()?;
         let (rkey, base) = (window.next_rkey(), Domain::base(at));
-        let bind = Work::Bind { window: &window, rkey, region: &region, offset: base, len: bound.len, rights };
+        let bind = Work::Bind { window: &window, rkey, region: &region, offset: base, len, rights };
         let mut posting = queue.lock();
         if carry_out(&mut posting, bind) != Some(Outcome::SUCCESS) {
             // It may have been bound late, and used by who guesses the key: nothing to wait for is left. In this order.

@@ -3,7 +3,7 @@
 //! * [`lending`]: slabs and the limit.
 //! * This file: what all connections share. [`members`]: who they are of, and what those hold.
 //! * [`engine`]: one connection: bytes in, verbs carried out, bytes out.
-//! * [`admit`]: from a key to memory, or a refusal. [`windows`]: keys for parts of it.
+//! * [`admit`]: from a key to memory, or a refusal; [`grip`]: what is admitted. [`windows`]: keys for parts of it.
 //! * [`pool`]: the words that say who owns what.
 //! * `wires`: what members reach by an RDMA card, past all this. `carved`: windows there; `budget`: how many.
 //! * [`tally`]: figures for operators.
@@ -17,6 +17,7 @@ pub(crate) mod budget;
 pub(crate) mod carved;
 pub mod engine;
 pub mod epochs;
+pub mod grip;
 pub mod lending;
 pub mod members;
 pub mod offer;

@@ -9,8 +9,8 @@
 //! Beside them stands farmem's own: the descriptor word is the right ([`super::pool`]),
 //! and nothing is bound at all. The host's half is [`crate::strategy`].
 
-use super::admit::Memory;
 use super::epochs::Section;
+use super::grip::Memory;
 use super::lending::{Lending, NoSlab};
 use super::offload::chains::Design;
 use super::offload::machine::NODE;

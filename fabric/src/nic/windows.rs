@@ -18,8 +18,9 @@
 //! A window ends with the right it was carved from: the slab's release unbinds it,
 //! the extent's word is looked at with every verb.
 
-use super::admit::{Grip, Memory, Right, WordRight};
 use super::carved::Carved;
+use super::grip::{Grip, Memory, Right};
+use super::pool::WordRight;
 use farmem_protocol::key::{Key, Rights, WINDOWS};
 use farmem_protocol::wire::{ANY_QUEUE, Op, Status};
 use farmem_sys::sync::Lock;

@@ -21,6 +21,7 @@
 
 use super::budget::{Budget, MEMBER_BYTES, MEMBER_WINDOWS};
 use super::carved::{self, Carved, MAX_CARVED};
+use super::grip::Memory;
 use super::lending::Slab;
 use super::tally::count;
 use super::windows::Bound;
@@ -162,12 +163,14 @@ impl Nic {
         let queue = wire.queue.clone().ok_or(Status::Access)?;
         wire.carved.retain(|carved| !carved.is_over());
         let full = wire.carved.len() >= MAX_CARVED;
-        let (ours, make) = (
-            |carved: &Carved| carved.is_of(&queue),
-            |bound: &Bound| {
-                if full { None } else { Carved::new(&domain, &queue, bound, &budget) }
-            },
-        );
+        let ours = |carved: &Carved| carved.is_of(&queue);
+        let make = |bound: &Bound| match &bound.memory {
+            // What an extent's word may end at any time cannot be the card's.
+            Memory::Slab(slab) if !full && bound.under.is_none() => {
+                Carved::new(&domain, &queue, (slab, bound.base, bound.len), bound.rights, &budget)
+            }
+            _ => None,
+        };
         let carved = self.windows.carve((member.serial, number), (index, generation), ours, make)?;
         if !wire.carved.iter().any(|known| Arc::ptr_eq(known, &carved)) {
             wire.carved.push(Arc::clone(&carved));

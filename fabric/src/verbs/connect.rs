@@ -4,7 +4,6 @@
 #![allow(unsafe_code)]
 
 use super::host::Host;
-use super::queue::DEPTH;
 use crate::Lost;
 use crate::link::Link;
 use crate::nic::wires::{from_wire, to_wire};
@@ -15,6 +14,8 @@ use farmem_sys::raw::{self, Errno};
 use farmem_sys::verbs::{Done, Outcome, RcQueue, Work, WorkRequest};
 use zerocopy::{FromZeros, IntoBytes};
 
+/// Verbs on the card at once, of one queue pair.
+pub(super) const DEPTH: u64 = 128;
 /// How long the first message of a connection may take, retries of the card included.
 const FIRST_NS: u64 = 5_000_000_000;
 /// Between attempts to connect anew.

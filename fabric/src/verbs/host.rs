@@ -38,6 +38,14 @@ struct Buffer {
     region: Option<Region>,
 }
 
+/// By what the card lets memory be reached.
+#[derive(Clone, Copy)]
+pub(super) struct Right {
+    pub rkey: u32,
+    /// What it calls the first byte.
+    pub base: u64,
+}
+
 /// A registered range: what lies in it needs no bounce.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Known {

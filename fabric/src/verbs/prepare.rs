@@ -4,9 +4,8 @@
 #![allow(unsafe_code)]
 
 use super::bounce::SLOT;
-use super::host::{Host, Known};
+use super::host::{Host, Known, Right};
 use super::queue::{Fate, UNTOLD, Wired};
-use super::windows::Right;
 use crate::Refusal;
 use crate::queue::{Pending, Verb};
 use crate::session::Membership;

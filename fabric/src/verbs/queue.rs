@@ -22,9 +22,8 @@
 #![allow(unsafe_code)]
 
 use super::bounce::Bounce;
-use super::connect::establish;
-use super::host::{Host, Known};
-use super::windows::Right;
+use super::connect::{DEPTH, establish};
+use super::host::{Host, Known, Right};
 use crate::link::Link;
 use crate::queue::{Framed, Pending, SPIN_NS, Verb};
 use crate::session::{Membership, SILENT_NS};
@@ -38,8 +37,6 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Verbs on the card at once, of one queue pair.
-pub(super) const DEPTH: u64 = 128;
 /// WRITEs in a row of which none is told about.
 pub(super) const UNTOLD: u64 = 16;
 /// Looks at the card between two offers of the CPU to others.

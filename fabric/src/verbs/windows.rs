@@ -2,6 +2,7 @@
 //!
 //! The node's half, and who binds what for whom: `nic/carved.rs`.
 
+use super::host::Right;
 use super::queue::{Fate, Flight, Wired};
 use crate::Lost;
 use farmem_protocol::addr::SlabId;
@@ -10,14 +11,6 @@ use farmem_protocol::wire::{Ask, Status};
 
 /// Windows whose keys on the card are remembered.
 const KNOWN_WINDOWS: usize = 4096;
-
-/// By what the card lets memory be reached.
-#[derive(Clone, Copy)]
-pub(super) struct Right {
-    pub rkey: u32,
-    /// What it calls the first byte.
-    pub base: u64,
-}
 
 impl Wired {
     /// If the card failed a verb by a window, that verb is the node's to judge, in frames: the window was unbound, or the

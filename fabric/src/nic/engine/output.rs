@@ -1,7 +1,7 @@
 //! Bytes on their way out of a connection.
 
 use crate::nic::Nic;
-use crate::nic::admit::Grip;
+use crate::nic::grip::Grip;
 use crate::nic::lending::Slab;
 use crate::nic::pool::files::File;
 use farmem_sys::raw::Errno;

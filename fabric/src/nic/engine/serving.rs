@@ -1,8 +1,8 @@
 //! An attached queue pair: batches of verbs, carried out in order.
 
 use super::output::Output;
-use crate::nic::admit::Grip;
 use crate::nic::epochs::Section;
+use crate::nic::grip::Grip;
 use crate::nic::{Member, Nic, QueueTurn, count};
 use farmem_protocol::addr::SlabId;
 use farmem_protocol::key::{Key, KeyKind};

@@ -14,7 +14,7 @@
 //! runs a chain to its end, a test interleaves them in every way.
 
 use super::request::{CHECK_QUEUE, Op, REQUEST_BYTES, Region, Request};
-use crate::nic::admit::Memory;
+use crate::nic::grip::Memory;
 use crate::nic::windows::{Bound, Windows};
 use farmem_protocol::key::{Key, KeyKind, Rights};
 use std::collections::VecDeque;

@@ -11,7 +11,7 @@ pub mod chains;
 pub mod machine;
 pub mod request;
 
-use super::admit::Memory;
+use super::grip::Memory;
 use super::windows::Windows;
 use chains::{Design, GROUP, Layout, OWNER};
 use farmem_protocol::key::{Key, KeyKind};

@@ -24,7 +24,6 @@ mod slabs;
 #[cfg(test)]
 mod tests;
 
-use super::admit::{Grip, Memory, Right, WordRight};
 use crate::mapping::{Mapping, Memfd};
 use farmem_protocol::addr::SLAB_BYTES;
 use farmem_protocol::extent::geometry::{Hint, MAX_BLOCKS, Target};
@@ -47,6 +46,16 @@ use std::sync::{Arc, OnceLock};
 pub const SLAB_CLAIMANT: Claimant = Claimant::new((1 << Claimant::BITS) - 1);
 /// Blocks of a slab.
 pub const SLAB_BLOCKS: u32 = (SLAB_BYTES / BLOCK_BYTES) as u32;
+
+/// A descriptor word that must stand as it did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WordRight {
+    /// The word's place in the table.
+    pub word: u32,
+    /// What it must be.
+    pub value: u64,
+}
+
 /// The memory of units that hosts claim themselves.
 #[derive(Debug)]
 pub struct Arena {
@@ -239,8 +248,15 @@ impl Pool {
         self.at(right.word as u64 * 8).load(Ordering::SeqCst) == right.value
     }
 
-    /// Admits a verb on a unit, by its key. In a section of the epochs.
-    pub(super) fn admit(&self, who: &Lease, key: Key, offset: u64, len: u64) -> Result<Grip, Status> {
+    /// Admits a verb on a unit, by its key: where its bytes begin in the arena, and the word that admits it. In a
+    /// section of the epochs.
+    pub(super) fn admit(
+        &self,
+        who: &Lease,
+        key: Key,
+        offset: u64,
+        len: u64,
+    ) -> Result<(Arc<Arena>, u64, WordRight), Status> {
         let key = key::Key(key.0);
         let key::Subject::Unit(place) = key.subject() else { return Err(Status::Access) };
         let bytes = guard::admits(&self.geometry, key, who.owner(), offset, len, self).map_err(|_| Status::Access)?;
@@ -251,7 +267,7 @@ impl Pool {
         }
         let arena = self.arena().map_err(|_| Status::System)?;
         let right = WordRight { word: (self.word_at(place) / 8) as u32, value: word.0 };
-        Ok(Grip { memory: Memory::Pool(Arc::clone(arena)), offset: bytes.start, right: Right::Word(right) })
+        Ok((Arc::clone(arena), bytes.start, right))
     }
 
     fn is_live(&self, who: &Lease) -> bool {

@@ -8,6 +8,7 @@ use serde::Serialize;
 use super::plot::{self, Curve, Plot, Point};
 use super::programs::Program;
 use super::runs::Run;
+use super::slowdown::Figure;
 use super::{Measured, Setting, Size, System};
 use crate::environment::Environment;
 use crate::pairs::Spread;
@@ -34,37 +35,6 @@ struct RawSetting {
     /// Time over native time of the same round.
     slowdown: Option<Spread>,
     runs: Vec<Run>,
-}
-
-/// A figure, or what is known instead.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Figure {
-    /// The rounds' ratios.
-    Of(Spread),
-    /// Given up: at least so much.
-    Above(f64),
-    /// Killed by the kernel, every time.
-    Killed,
-}
-
-impl Figure {
-    /// In a table or beside a point.
-    pub fn show(self) -> String {
-        match self {
-            Figure::Of(spread) => times(spread.median),
-            Figure::Above(least) => format!("> {}", times(least)),
-            Figure::Killed => "killed".into(),
-        }
-    }
-}
-
-/// `1.04×`, `12.3×`, `140×`.
-pub fn times(ratio: f64) -> String {
-    match ratio {
-        ratio if ratio < 9.995 => format!("{ratio:.2}×"),
-        ratio if ratio < 99.95 => format!("{ratio:.1}×"),
-        ratio => format!("{ratio:.0}×"),
-    }
 }
 
 impl Measured {

@@ -10,13 +10,14 @@
 //! |---|---|
 //! | [`programs`], [`redis`] | what is run |
 //! | [`runs`] | one run: started, fed, compared, timed |
-//! | [`figures`], [`plot`] | tables and plots made of it all |
+//! | [`figures`], [`slowdown`], [`plot`] | tables and plots made of it all |
 
 pub mod figures;
 pub mod plot;
 pub mod programs;
 pub mod redis;
 pub mod runs;
+pub mod slowdown;
 
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};

@@ -6,7 +6,7 @@
 use std::fmt::{self, Write};
 
 use super::System;
-use super::figures::Figure;
+use super::slowdown::Figure;
 use crate::chart::{COLOURS, escaped};
 
 /// One panel.
