@@ -6,7 +6,7 @@
 //! waits for it. `LD_PRELOAD` and `FARMEM_RUN` are put back where the program
 //! has built its child an environment without them.
 
-use crate::dispatch::{Call, issue};
+use crate::call::{Call, issue};
 use crate::guard::{BAD_ADDRESS, peek, peek_text};
 use crate::threads;
 use farmem_protocol::addr::is_far;

@@ -1,7 +1,7 @@
 //! libc functions interposed by name, where the patched sites do not reach; and what a debugger calls.
 
-use crate::dispatch::{ALWAYS, Call, issue};
-use crate::start::{pager, started};
+use crate::call::{ALWAYS, Call, issue};
+use crate::process::{pager, started};
 use crate::{near, signals, threads};
 use farmem_protocol::addr::is_far;
 

@@ -6,10 +6,10 @@
 //! libc holds all of its locks already, and the runtime needs none of them. Any
 //! clone without CLONE_VM is a fork: libc's, and the program's own by `syscall()`.
 
-use crate::dispatch::{Call, issue};
+use crate::call::{Call, issue};
 use crate::near;
+use crate::process::{claim_counters, pager, take_over};
 use crate::signals::actions;
-use crate::start::{claim_counters, pager, take_over};
 use crate::threads;
 
 /// The flags of a clone that say what the child shares with the thread that makes it, as far as matters here.

@@ -25,7 +25,7 @@
 //! and the program die of SIGSYS. But it is not marked. (The mark is the bit of the x32 ABI, which the filter sees and
 //! nobody uses. Rejected: `int $0x80`, which the filter can tell, too, but not every kernel has.)
 
-use crate::dispatch::ALWAYS;
+use crate::call::ALWAYS;
 use crate::net::{NEVER, has_room};
 use crate::sites::{self, Missed};
 use farmem_sys::raw::{SignalsBlocked, checked, syscall};

@@ -6,20 +6,22 @@
 //! ```text
 //! program ── load/store ─► SIGBUS ─► signals::on_bus ─► pager.fault
 //!        ├─ libc call ────► sites (patched libc) ─┐
-//!        └─ raw syscall ──► net (seccomp, SIGSYS) ┴─► dispatch ─► space   mmap and its kin ─► pager
-//!                                                              ├► guard   pin what the call uses ─► gate
+//!        └─ raw syscall ──► net (seccomp, SIGSYS) ┴─► dispatch ─► mappings   mmap and its kin ─► pager
+//!                                                              ├► guard      pin what the call uses ─► gate
 //!                                                              └► signals, descriptors
 //! ```
 //!
 //! | file | what happens there |
 //! |---|---|
 //! | `start` | the constructor: everything below is armed, in this order |
+//! | `run`, `process` | what run it is in; this process's pager and counters |
 //! | `arena` | the runtime's own memory, never the program's malloc |
 //! | `gate` | the one place from which system calls pass the filter |
 //! | `sites` | libc's own `syscall` instructions, patched |
 //! | `net` | the seccomp filter behind them |
 //! | `go` | what it looks for in Go programs besides |
-//! | `dispatch` | one system call, decided |
+//! | `call`, `dispatch` | one system call; what becomes of it |
+//! | `mappings` | calls that change mappings: far, near, or both in parts |
 //! | `guard` | which memory each system call uses |
 //! | `signals` | SIGBUS and SIGSYS are the runtime's; the program does not notice |
 //! | `threads` | what each thread of the program needs |
@@ -38,6 +40,7 @@
 #![allow(unsafe_code)] // This crate *is* the unsafe border with the program; each block says why it holds.
 
 mod arena;
+mod call;
 mod dispatch;
 mod exec;
 #[cfg(not(test))]
@@ -46,8 +49,11 @@ mod fork;
 mod gate;
 mod go;
 mod guard;
+mod mappings;
 mod near;
 mod net;
+mod process;
+mod run;
 mod sandbox;
 mod signals;
 mod sites;

@@ -14,7 +14,7 @@
 //! Filters only add up, each costs time in every call, and the kernel allows some
 //! dozens of this size. So an image tries first whether it has inherited one.
 
-use crate::dispatch::ALWAYS;
+use crate::call::ALWAYS;
 use crate::gate::{AFTER_PROGRAM, AFTER_SYSCALL};
 use crate::go::{MARK, Sites};
 use crate::guard::{CALLS, arguments};

@@ -20,7 +20,7 @@
 //!
 //! A filter that is installed by a system call which is not seen (inline, not libc's), or before the run, is as it is.
 
-use crate::dispatch::{Call, issue};
+use crate::call::{Call, issue};
 use crate::gate::{AFTER_PROGRAM, AFTER_SYSCALL, AFTER_THREAD};
 use crate::go::MARK;
 use crate::guard::{CALLS, peek, peek_into};
@@ -98,6 +98,24 @@ pub fn begins(call: &Call) -> bool {
 
 static CONFINED: AtomicBool = AtomicBool::new(false);
 
+/// What the run is like, as far as it matters here.
+#[derive(Clone, Copy, Debug)]
+pub struct Needs {
+    /// Some node is reached over the network.
+    pub network: bool,
+    /// Pages' numbers are recorded, in a file for each process.
+    pub records: bool,
+}
+
+static NETWORK: AtomicBool = AtomicBool::new(true);
+static RECORDS: AtomicBool = AtomicBool::new(true);
+
+/// What the runtime will need of the system, told before the program runs.
+pub fn will_need(needs: Needs) {
+    NETWORK.store(needs.network, Ordering::Relaxed);
+    RECORDS.store(needs.records, Ordering::Relaxed);
+}
+
 /// Whether this process has begun to confine itself, in this image.
 pub fn is_confined() -> bool {
     CONFINED.load(Ordering::Relaxed)
@@ -108,7 +126,8 @@ pub fn begin(call: &Call) -> isize {
     // Which flags there are, libraries ask by a filter that is nowhere: the kernel's errors come in its order.
     let Some(theirs) = peek::<libc::sock_fprog>(call.args[2]) else { return issue(call) };
     let _signals = SignalsBlocked::new();
-    let mut filter = allowances(has_marked(), crate::start::kind());
+    let needs = Needs { network: NETWORK.load(Ordering::Relaxed), records: RECORDS.load(Ordering::Relaxed) };
+    let mut filter = allowances(has_marked(), needs);
     let (ours, len) = (filter.len(), theirs.len as usize);
     if len == 0 || ours + len > libc::BPF_MAXINSNS as usize {
         return -(libc::EINVAL as isize);
@@ -138,15 +157,6 @@ const fn low(i: u32) -> u32 {
     16 + 8 * i
 }
 
-/// What the run is like, as far as it matters here.
-#[derive(Clone, Copy, Debug)]
-pub struct Run {
-    /// Some node is reached over the network.
-    pub network: bool,
-    /// Pages' numbers are recorded, in a file for each process.
-    pub records: bool,
-}
-
 /// The part for an argument's low word that, under a mask, must be one of these; goes to the program's filter else.
 fn one_of(argument: u32, mask: u32, values: &[u32]) -> Vec<libc::sock_filter> {
     let mut p = vec![op(LOAD, low(argument), 0, 0), op(AND, mask, 0, 0)];
@@ -156,7 +166,7 @@ fn one_of(argument: u32, mask: u32, values: &[u32]) -> Vec<libc::sock_filter> {
 }
 
 /// What must hold of a call's arguments, of those of [`OWN`] where that can be told.
-fn conditions(nr: i64, run: Run) -> Vec<libc::sock_filter> {
+fn conditions(nr: i64, needs: Needs) -> Vec<libc::sock_filter> {
     const ALL: u32 = u32::MAX;
     match nr {
         // A userfaultfd's; none of a terminal or a device.
@@ -186,12 +196,12 @@ fn conditions(nr: i64, run: Run) -> Vec<libc::sock_filter> {
         }
         // A child's own memory, to read; the path cannot be told.
         libc::SYS_openat => {
-            let record = if run.records { farmem_pager::RECORD_FLAGS } else { OPEN_MEM_FLAGS };
+            let record = if needs.records { farmem_pager::RECORD_FLAGS } else { OPEN_MEM_FLAGS };
             one_of(2, ALL, &[OPEN_MEM_FLAGS as u32, record as u32])
         }
         libc::SYS_socket => {
             let families: &[i32] =
-                if run.network { &[libc::AF_UNIX, libc::AF_INET, libc::AF_INET6] } else { &[libc::AF_UNIX] };
+                if needs.network { &[libc::AF_UNIX, libc::AF_INET, libc::AF_INET6] } else { &[libc::AF_UNIX] };
             let families: Vec<u32> = families.iter().map(|&family| family as u32).collect();
             [one_of(0, ALL, &families), one_of(1, 0xf, &[libc::SOCK_STREAM as u32])].concat()
         }
@@ -200,7 +210,7 @@ fn conditions(nr: i64, run: Run) -> Vec<libc::sock_filter> {
 }
 
 /// What goes before the program's filter. `has_marked`: some of the program's calls are marked.
-fn allowances(has_marked: bool, run: Run) -> Vec<libc::sock_filter> {
+fn allowances(has_marked: bool, needs: Needs) -> Vec<libc::sock_filter> {
     const ELSEWHERE: u32 = BEHIND - 1;
     let mut p = vec![
         op(LOAD, ARCH, 0, 0),
@@ -218,7 +228,7 @@ fn allowances(has_marked: bool, run: Run) -> Vec<libc::sock_filter> {
         op(LOAD, NUMBER, 0, 0),
     ];
     for nr in OWN {
-        let conditions = conditions(nr, run);
+        let conditions = conditions(nr, needs);
         p.push(op(EQUAL, nr as u32, 0, conditions.len() as u8 + 1));
         p.extend(conditions);
         p.push(op(RETURN, ALLOW, 0, 0));
@@ -248,10 +258,10 @@ mod tests {
     use crate::net::run as verdict;
 
     const KILL: u32 = 0;
-    const SHM: Run = Run { network: false, records: false };
+    const SHM: Needs = Needs { network: false, records: false };
 
-    fn whole(has_marked: bool, run: Run) -> Vec<libc::sock_filter> {
-        let mut filter = allowances(has_marked, run);
+    fn whole(has_marked: bool, needs: Needs) -> Vec<libc::sock_filter> {
+        let mut filter = allowances(has_marked, needs);
         filter.push(op(RETURN, KILL, 0, 0));
         filter
     }
@@ -292,7 +302,7 @@ mod tests {
 
     #[test]
     fn what_the_runtime_does_not_do_is_for_the_programs_filter() {
-        let tcp = Run { network: true, records: true };
+        let tcp = Needs { network: true, records: true };
         let cases: [(i64, [u64; 6], bool, bool); 20] = [
             (libc::SYS_ioctl, [3, 0xc018_aa3f, 0, 0, 0, 0], true, true),
             (libc::SYS_ioctl, [0, 0x5412, 0, 0, 0, 0], false, false),

@@ -33,7 +33,7 @@
 //! Rejected: rewriting `syscall` itself to `call *%rax` (needs page 0, root),
 //! system call user dispatch (every call becomes a signal), a disassembler.
 
-use crate::dispatch::Call;
+use crate::call::Call;
 use crate::fork;
 use crate::signals;
 use farmem_sys::raw::{checked, syscall};

@@ -7,8 +7,8 @@
 //! included. So there are as many records as threads ever were at once.
 
 use crate::near;
+use crate::process::{pager, started};
 use crate::signals::masks;
-use crate::start::{pager, started};
 use farmem_protocol::addr::is_far;
 use farmem_sys::holdings::reserve;
 use farmem_sys::raw::{SignalsBlocked, syscall};

@@ -2,7 +2,7 @@
 //! structure itself may be near, on the stack, and what is behind it far.
 
 use super::{Pins, peek};
-use crate::dispatch::Call;
+use crate::call::Call;
 use farmem_protocol::addr::PAGE_BYTES;
 
 /// As many bytes as a structure of unknown size may have, within its page.

@@ -10,7 +10,7 @@ mod table;
 
 pub use arity::{CALLS, arguments};
 
-use crate::dispatch::Call;
+use crate::call::{Call, issue};
 use farmem_pager::Pager;
 use farmem_protocol::addr::{PAGE_BYTES, is_far};
 use farmem_sys::raw::{SignalsBlocked, syscall};
@@ -93,7 +93,7 @@ pub fn peek_into(addr: usize, to: *mut u8, len: usize) -> bool {
     if addr == 0 {
         return false;
     }
-    let pager = crate::start::pager();
+    let pager = crate::process::pager();
     let mut pins = Pins::new(pager);
     if !pins.add(addr, len, false) {
         return false;
@@ -144,7 +144,7 @@ pub fn peek_text(addr: usize, to: *mut u8, most: usize) -> Option<usize> {
 
 /// Writes a `T` where the program points to.
 pub fn poke<T: Copy>(addr: usize, value: T) -> bool {
-    let mut pins = Pins::new(crate::start::pager());
+    let mut pins = Pins::new(crate::process::pager());
     if !pins.add(addr, size_of::<T>(), true) {
         return false;
     }
@@ -180,7 +180,7 @@ fn whole(pager: &'static Pager, call: &Call) -> isize {
     for one in known.unwrap_or_default() {
         pin_use(&mut pins, call, one);
     }
-    crate::dispatch::issue(call)
+    issue(call)
 }
 
 fn pin_use(pins: &mut Pins<'_>, call: &Call, one: &Use) {
@@ -266,7 +266,7 @@ fn in_pieces(pager: &'static Pager, call: &Call) -> isize {
     let (addr, len) = (call.args[1], call.args[2]);
     if addr.checked_add(len).is_none_or(|end| end > USER_END) {
         // Refused whatever else is right.
-        return crate::dispatch::issue(call);
+        return issue(call);
     }
     let len = len.min(MOST);
     let writes = matches!(call.nr, libc::SYS_write | libc::SYS_pwrite64);

@@ -1,7 +1,7 @@
 //! SIGBUS: a far page is wanted, or the signal is the program's.
 
 use super::{KernelAction, actions, deliver, masks, note_stack, set_action};
-use crate::start::pager;
+use crate::process::pager;
 use crate::threads;
 use farmem_pager::ending::broken;
 use farmem_protocol::addr::is_far;

@@ -2,9 +2,9 @@
 //! program is told the mask that it set.
 
 use super::OURS;
-use crate::dispatch::{Call, issue};
+use crate::call::{Call, issue};
 use crate::guard::{self, BAD_ADDRESS, peek, poke};
-use crate::start::pager;
+use crate::process::pager;
 use crate::threads;
 use farmem_sys::raw::syscall;
 use std::sync::atomic::Ordering;

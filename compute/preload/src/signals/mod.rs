@@ -19,7 +19,8 @@ pub mod masks;
 pub mod stacks;
 mod trapped;
 
-use crate::dispatch::{Call, dispatch};
+use crate::call::Call;
+use crate::dispatch::dispatch;
 use crate::threads;
 use farmem_protocol::addr::is_far;
 use farmem_sys::raw::syscall;

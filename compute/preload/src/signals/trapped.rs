@@ -1,11 +1,12 @@
 //! SIGSYS: a system call that the filter caught ([`crate::net`]).
 
 use super::{OURS, faults, masks, note_stack};
-use crate::dispatch::{Call, dispatch};
+use crate::call::Call;
+use crate::dispatch::dispatch;
 use crate::gate::{AFTER_PROGRAM, AFTER_SYSCALL};
 use crate::go::MARK;
 use crate::net::{CAUGHT, is_missed, is_trial};
-use crate::start::pager;
+use crate::process::pager;
 use crate::threads;
 use farmem_protocol::addr::is_far;
 use std::sync::atomic::Ordering;

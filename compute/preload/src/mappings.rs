@@ -1,0 +1,198 @@
+//! Calls that change mappings: far ones go to the pager, near ones to the kernel, and those that reach across
+//! are made in parts.
+
+use crate::call::{Call, issue};
+use crate::guard;
+use crate::process::pager;
+use farmem_protocol::addr::{FAR_END, FAR_START, PAGE_BYTES, is_far};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+const EINVAL: isize = -(libc::EINVAL as isize);
+
+/// Where the program break was at start, if the heap began near and stays there; else 0.
+static NEAR_BREAK: AtomicUsize = AtomicUsize::new(0);
+
+/// The heap stays near: its break is the kernel's, and not to be higher than this.
+pub fn keep_near_break(at: usize) {
+    NEAR_BREAK.store(at, Ordering::Relaxed);
+}
+
+/// brk. A near heap that was there before us shrinks as it likes; more is refused as the kernel does,
+/// by the break that is: libc takes whatever comes back for the break from then on.
+pub fn brk(call: &Call, to: usize) -> isize {
+    match NEAR_BREAK.load(Ordering::Relaxed) {
+        0 => pager().brk(to) as isize,
+        most if to <= most => issue(call),
+        _ => issue(&Call { args: [0; 6], ..*call }),
+    }
+}
+
+/// Where the last mapping lies that was asked for elsewhere, by a hint; 0 once that is settled. And how long it is.
+static ELSEWHERE: AtomicUsize = AtomicUsize::new(0);
+static ELSEWHERE_BYTES: AtomicUsize = AtomicUsize::new(0);
+/// How many such the program has given back at once, one after the other, and taken none without a hint between them
+/// (as mimalloc does, to which a hint is only a hint).
+static GIVEN_BACK: AtomicUsize = AtomicUsize::new(0);
+/// After so many it gets what it hints at, and that is near. Java's ZGC hints at thousands of addresses and takes no
+/// other; Go gives up 32 before its hints are far ones.
+const PATIENCE: usize = 40;
+
+/// Whether the program takes memory only where it hints at. Asked when it hints.
+fn insists() -> bool {
+    if ELSEWHERE.swap(0, Ordering::Relaxed) != 0 {
+        // It has kept the last.
+        GIVEN_BACK.store(0, Ordering::Relaxed);
+    }
+    GIVEN_BACK.load(Ordering::Relaxed) >= PATIENCE
+}
+
+/// The program unmaps `len` bytes at `addr`. (Who cuts a mapping to size keeps the rest of it.)
+fn refused_if_elsewhere(addr: usize, len: usize) {
+    if is_far(addr)
+        && len >= ELSEWHERE_BYTES.load(Ordering::Relaxed)
+        && ELSEWHERE.compare_exchange(addr, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    {
+        GIVEN_BACK.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// mmap: far if the pager wants it, near as it stands.
+pub fn mmap(call: &Call) -> isize {
+    let [addr, len, prot, flags, fd, _] = call.args;
+    let (prot, flags) = (prot as i32, flags as i32);
+    let fixed = flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) != 0;
+    let hinted = addr != 0 && !fixed && !is_far(addr);
+    if pager().wants(addr, len, flags) && !(hinted && insists()) {
+        let at = pager().mmap(addr, len, prot, flags);
+        if hinted && at > 0 {
+            ELSEWHERE_BYTES.store(len, Ordering::Relaxed);
+            ELSEWHERE.store(at as usize, Ordering::Relaxed);
+        } else if GIVEN_BACK.load(Ordering::Relaxed) < PATIENCE {
+            GIVEN_BACK.store(0, Ordering::Relaxed);
+        }
+        return at;
+    }
+    if fixed && is_far(addr) && len > 0 {
+        // A file or shared memory over far addresses.
+        let ret = pager().forget_range(addr, len, prot);
+        if ret < 0 {
+            return ret;
+        }
+    } else if is_far(addr) {
+        // A mere hint. Near memory must not come to lie among far addresses.
+        return issue(&Call { args: [0, len, prot as usize, flags as usize, fd, call.args[5]], ..*call });
+    }
+    issue(call)
+}
+
+/// munmap.
+pub fn munmap(call: &Call) -> isize {
+    refused_if_elsewhere(call.args[0], call.args[1]);
+    by_parts(call, |at, len| pager().munmap(at, len))
+}
+
+/// A call on a range, `args[0]` and `args[1]`, which may reach from near addresses into far ones.
+pub fn by_parts(call: &Call, far: impl Fn(usize, usize) -> isize) -> isize {
+    let [addr, len, ..] = call.args;
+    if is_far(addr) {
+        return far(addr, len);
+    }
+    let end = addr.saturating_add(len);
+    // What leaves the address space is refused whole, by the kernel: not unmapped up to where we begin.
+    if end <= FAR_START || addr >= FAR_END || end > guard::USER_END {
+        return issue(call);
+    }
+    let mut near = *call;
+    near.args[1] = FAR_START - addr;
+    let below = issue(&near);
+    let within = far(FAR_START, end.min(FAR_END) - FAR_START);
+    if end > FAR_END {
+        near.args[0] = FAR_END;
+        near.args[1] = end - FAR_END;
+        let above = issue(&near);
+        if above < 0 {
+            return above;
+        }
+    }
+    if below < 0 { below } else { within }
+}
+
+/// mremap, out of far memory, into it and within it.
+pub fn mremap(call: &Call) -> isize {
+    let [old, old_len, new_len, flags, new, _] = call.args;
+    let flags = flags as i32;
+    if is_far(old) {
+        if let Some(moved) = pager().mremap_foreign(old, old_len, new_len, flags, new) {
+            return moved;
+        }
+        let out = flags & libc::MREMAP_FIXED != 0 && !is_far(new);
+        if out || flags & libc::MREMAP_DONTUNMAP != 0 {
+            return copied(old, old_len, new_len, flags, new);
+        }
+        return pager().mremap(old, old_len, new_len, flags, new);
+    }
+    if flags & libc::MREMAP_FIXED != 0 && is_far(new) {
+        // Near memory moves to far addresses and stays what it is.
+        let ret = pager().forget_range(new, new_len, libc::PROT_READ | libc::PROT_WRITE);
+        if ret < 0 {
+            return ret;
+        }
+    }
+    issue(call)
+}
+
+/// The moves of far memory that the pager does not make, by copying: to near addresses, where it is
+/// near from then on, and those that leave an empty mapping behind.
+fn copied(old: usize, old_len: usize, new_len: usize, flags: i32, new: usize) -> isize {
+    const KNOWN: i32 = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
+    let (from, len) = (old_len.next_multiple_of(PAGE_BYTES), new_len.next_multiple_of(PAGE_BYTES));
+    let stays = flags & libc::MREMAP_DONTUNMAP != 0;
+    let fixed = flags & libc::MREMAP_FIXED != 0;
+    let aligned = old.is_multiple_of(PAGE_BYTES) && (!fixed || new.is_multiple_of(PAGE_BYTES));
+    if flags & !KNOWN != 0
+        || flags & libc::MREMAP_MAYMOVE == 0
+        || !aligned
+        || len == 0
+        || from == 0
+        || stays && from != len
+    {
+        return EINVAL;
+    }
+    if pager().pin(old, 1, false) == 0 {
+        return -(libc::EFAULT as isize);
+    }
+    pager().unpin(old, 1);
+    let prot = libc::PROT_READ | libc::PROT_WRITE;
+    let private = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    let to = if fixed && !is_far(new) {
+        let args = [new, len, prot as usize, (private | libc::MAP_FIXED) as usize, usize::MAX, 0];
+        issue(&Call { nr: libc::SYS_mmap, args, sp: 0 })
+    } else {
+        pager().mmap(new, len, prot, private | if fixed { libc::MAP_FIXED } else { 0 })
+    };
+    if to < 0 {
+        return to;
+    }
+    // SAFETY: both are mapped; user-mode accesses, which fault like the program's.
+    unsafe { std::ptr::copy_nonoverlapping(old as *const u8, to as *mut u8, from.min(len)) };
+    if stays {
+        pager().madvise(old, from, libc::MADV_DONTNEED);
+    } else {
+        pager().munmap(old, from);
+    }
+    to
+}
+
+/// mincore of a far range.
+pub fn mincore(addr: usize, len: usize, vec: usize) -> isize {
+    let pages = len.div_ceil(4096);
+    let pinned = pager().pin(vec, pages, true);
+    if is_far(vec) && pinned < pages {
+        pager().unpin(vec, pinned);
+        return guard::BAD_ADDRESS;
+    }
+    // SAFETY: pinned, or near and the program's own.
+    let ret = unsafe { pager().mincore(addr, len, vec as *mut u8) };
+    pager().unpin(vec, pinned);
+    ret
+}

@@ -1,0 +1,100 @@
+//! What run this is: `FARMEM_RUN`, as `farmem run` laid it down (`docs/design/interfaces.md`).
+
+use farmem_fabric::session::SILENT_NS;
+use farmem_fabric::{BadAddress, ConnectOptions, NodeAddr, Transport};
+use farmem_pager::FaultMode;
+use farmem_pager::dirty::{self, Dirty};
+use std::time::Duration;
+
+/// How long a node may take to answer: as long as one that is stopped is waited for in mid-run, for the
+/// run has reached it before.
+const ANSWER_WITHIN: Duration = Duration::from_nanos(SILENT_NS);
+
+/// `FARMEM_RUN`, parsed.
+pub struct Run {
+    pub local: u64,
+    pub nodes: Vec<NodeAddr>,
+    pub join: ConnectOptions,
+    /// Something relays between this host and a node.
+    pub relayed: bool,
+    /// Bits a second to which TCP is held.
+    pub shape: Option<u64>,
+    pub mode: FaultMode,
+    pub prefetch: bool,
+    pub dirty: Dirty,
+    pub counters: Option<String>,
+    pub vectored: bool,
+    pub always_sweep: bool,
+    pub write_lines: bool,
+    pub trace: Option<String>,
+}
+
+/// Reads it.
+///
+/// # Errors
+/// One line that names what is wrong.
+pub fn parse(text: &str) -> Result<Run, String> {
+    let join = ConnectOptions {
+        timeout: ANSWER_WITHIN,
+        grace: Duration::from_secs(5),
+        run: [0; 16],
+        pid: farmem_sys::raw::getpid(),
+        transport: Transport::Auto,
+    };
+    let mut run = Run {
+        local: 0,
+        nodes: Vec::new(),
+        join,
+        relayed: false,
+        shape: None,
+        mode: FaultMode::Inline,
+        prefetch: true,
+        dirty: Dirty::Auto,
+        counters: None,
+        vectored: true,
+        always_sweep: false,
+        write_lines: false,
+        trace: None,
+    };
+    for pair in text.split(';').filter(|p| !p.is_empty()) {
+        let (key, value) = pair.split_once('=').ok_or_else(|| format!("FARMEM_RUN: {pair:?} is not key=value"))?;
+        match key {
+            "local" => run.local = value.parse().map_err(|_| format!("FARMEM_RUN: local={value} is not a number"))?,
+            "node" => {
+                let nodes = value.split(',').map(str::parse).collect::<Result<_, _>>();
+                run.nodes = nodes.map_err(|e: BadAddress| format!("FARMEM_RUN: {e}"))?;
+            }
+            "run" => match u128::from_str_radix(value, 16) {
+                Ok(bits) => run.join.run = bits.to_be_bytes(),
+                Err(_) => return Err(format!("FARMEM_RUN: run={value} is not 128 bits in hexadecimal")),
+            },
+            "transport" if value == "tcp" => run.join.transport = Transport::Tcp,
+            "transport" if value == "verbs" => run.join.transport = Transport::Verbs,
+            "transport" if value == "shm" => run.join.transport = Transport::Shm,
+            "grace_ms" => {
+                let ms = value.parse().map_err(|_| format!("FARMEM_RUN: grace_ms={value} is not a number"))?;
+                run.join.grace = Duration::from_millis(ms);
+            }
+            "relayed" => run.relayed = value == "1",
+            "shape" => {
+                run.shape = Some(value.parse().map_err(|_| format!("FARMEM_RUN: shape={value} is not a number"))?)
+            }
+            "fault" if value == "thread" => run.mode = FaultMode::Thread,
+            "prefetch" => run.prefetch = value != "off",
+            "dirty" => match dirty::NAMES.iter().find(|(name, _)| *name == value) {
+                Some((_, dirty)) => run.dirty = *dirty,
+                None => return Err(format!("FARMEM_RUN: dirty={value} is no policy")),
+            },
+            "counters" => run.counters = Some(value.to_owned()),
+            "trace" => run.trace = Some(value.to_owned()),
+            "mask" => {
+                let masked = |feature| value.split(',').any(|f| f == feature);
+                run.vectored = !masked("process_madvise");
+                run.always_sweep = masked("cheap_protection");
+                run.write_lines = masked("records");
+            }
+            _ => {}
+        }
+    }
+    Ok(run)
+}
