@@ -68,3 +68,18 @@ pub fn issue(call: &Call) -> isize {
     // SAFETY: the program's own call; what it points to is pinned by the caller.
     unsafe { syscall_for_program(call.nr, call.args) }
 }
+
+/// Calls that a handler could not make for the program: they leave by another stack than they came
+/// on. Their registers may hold anything, far addresses too.
+pub const NEVER: [i64; 7] = [
+    libc::SYS_rt_sigreturn,
+    libc::SYS_clone,
+    libc::SYS_fork,
+    libc::SYS_vfork,
+    libc::SYS_clone3,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+];
+
+/// A bit in a call's number: it comes from a place that marks its calls ([`crate::go`]).
+pub const MARK: u32 = 1 << 30;

@@ -25,13 +25,10 @@
 //! and the program die of SIGSYS. But it is not marked. (The mark is the bit of the x32 ABI, which the filter sees and
 //! nobody uses. Rejected: `int $0x80`, which the filter can tell, too, but not every kernel has.)
 
-use crate::call::ALWAYS;
-use crate::net::{NEVER, has_room};
-use crate::sites::{self, Missed};
+use crate::call::{ALWAYS, MARK, NEVER};
+use crate::filter::{Missed, has_room};
+use crate::sites;
 use farmem_sys::raw::{SignalsBlocked, checked, syscall};
-
-/// In a call's number: it comes from one of these places.
-pub const MARK: u32 = 1 << 30;
 
 /// The addresses behind such instructions, as the filter sees them.
 #[derive(Default)]
@@ -297,7 +294,7 @@ mod tests {
                 unsafe { mark_all(at, TEXT, calls.clone(), may_mark, &mut sites) };
                 assert_eq!(sites.marked.len() + sites.plain.len(), many);
                 assert_eq!(may_mark, !sites.marked.is_empty());
-                assert!(sites.marked.len() <= crate::net::MOST_MISSED);
+                assert!(sites.marked.len() <= crate::filter::MOST_MISSED);
                 assert!(sites.marked.iter().all(|after| after >> 32 == sites.marked[0] >> 32));
                 for (offset, number) in &calls {
                     let is_plain = sites.plain.contains(&(at + offset + 2));

@@ -18,7 +18,7 @@
 //! | `arena` | the runtime's own memory, never the program's malloc |
 //! | `gate` | the one place from which system calls pass the filter |
 //! | `sites` | libc's own `syscall` instructions, patched |
-//! | `net` | the seccomp filter behind them |
+//! | `net`, `filter` | the seccomp filter behind them, and of what filters are made |
 //! | `go` | what it looks for in Go programs besides |
 //! | `call`, `dispatch` | one system call; what becomes of it |
 //! | `mappings` | calls that change mappings: far, near, or both in parts |
@@ -45,6 +45,7 @@ mod dispatch;
 mod exec;
 #[cfg(not(test))]
 mod exports;
+mod filter;
 mod fork;
 mod gate;
 mod go;

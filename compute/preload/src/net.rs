@@ -14,18 +14,18 @@
 //! Filters only add up, each costs time in every call, and the kernel allows some
 //! dozens of this size. So an image tries first whether it has inherited one.
 
-use crate::call::ALWAYS;
+use crate::call::{ALWAYS, MARK, NEVER};
+use crate::filter::{
+    ALLOW, ARCH, AT_LEAST, EQUAL, GO, IP_HIGH, IP_LOW, LOAD, MOST_MISSED, Missed, NUMBER, RETURN, SHIFT, TRAP, X86_64,
+    arg_high, has_room, op,
+};
 use crate::gate::{AFTER_PROGRAM, AFTER_SYSCALL};
-use crate::go::{MARK, Sites};
 use crate::guard::{CALLS, arguments};
-use crate::sites::Missed;
 use farmem_protocol::addr::{FAR_END, FAR_SHIFT};
 use farmem_sys::raw::{Errno, checked};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// Addresses that one filter looks for at most: its jumps reach 255 instructions.
-pub const MOST_MISSED: usize = 96;
-/// … those of this image: of libc's, and of its own.
+/// The sites of this image that are not patched: of libc's, and of its own.
 static MISSED: [AtomicUsize; 3 * MOST_MISSED] = [const { AtomicUsize::new(0) }; 3 * MOST_MISSED];
 /// Whether some of them mark their calls.
 static MARKED: AtomicBool = AtomicBool::new(false);
@@ -39,41 +39,6 @@ pub fn has_marked() -> bool {
 pub fn is_missed(after: usize) -> bool {
     after != 0 && MISSED.iter().any(|m| m.load(Ordering::Relaxed) == after)
 }
-
-pub const LOAD: u16 = 0x20; // BPF_LD | BPF_W | BPF_ABS
-const SHIFT: u16 = 0x74; // BPF_ALU | BPF_RSH | BPF_K
-pub const EQUAL: u16 = 0x15; // BPF_JMP | BPF_JEQ | BPF_K
-pub const AT_LEAST: u16 = 0x35; // BPF_JMP | BPF_JGE | BPF_K
-const GO: u16 = 0x05; // BPF_JMP | BPF_JA
-pub const RETURN: u16 = 0x06; // BPF_RET | BPF_K
-pub const ALLOW: u32 = 0x7fff_0000;
-pub const TRAP: u32 = 0x0003_0000;
-pub const X86_64: u32 = 0xc000_003e;
-
-// struct seccomp_data: nr 0, arch 4, instruction_pointer 8, args 16 (64 bits each, low word first).
-pub const NUMBER: u32 = 0;
-pub const ARCH: u32 = 4;
-pub const IP_LOW: u32 = 8;
-pub const IP_HIGH: u32 = 12;
-pub const fn arg_high(i: u32) -> u32 {
-    16 + 8 * i + 4
-}
-
-pub fn op(code: u16, k: u32, yes: u8, no: u8) -> libc::sock_filter {
-    libc::sock_filter { code, jt: yes, jf: no, k }
-}
-
-/// Calls that a handler could not make for the program: they leave by another stack than they came
-/// on. Their registers may hold anything, far addresses too.
-pub const NEVER: [i64; 7] = [
-    libc::SYS_rt_sigreturn,
-    libc::SYS_clone,
-    libc::SYS_fork,
-    libc::SYS_vfork,
-    libc::SYS_clone3,
-    libc::SYS_exit,
-    libc::SYS_exit_group,
-];
 
 /// ```text
 ///  arch is x86-64?              no  → allow
@@ -177,29 +142,24 @@ pub fn is_trial(nr: i64, second: usize) -> bool {
     TRYING.load(Ordering::Relaxed) && nr == libc::SYS_read && second == NOWHERE
 }
 
-/// Whether one filter can look for this address too, besides those of `sites`.
-pub fn has_room(sites: &[usize], after: usize) -> bool {
-    sites.len() < MOST_MISSED && sites.first().is_none_or(|first| first >> 32 == after >> 32)
-}
-
 /// Arms the filter for this process and all that it starts. False where libc has more sites that are
-/// not patched than one filter can look for, or they lie too far apart. `own`: such sites of the program's own
-/// image, for filters of their own: all that are marked, and of the others as many as one can look for.
-pub fn arm(missed: &Missed, own: &Sites) -> Result<bool, Errno> {
+/// not patched than one filter can look for, or they lie too far apart. `marked`, `others`: such sites of the
+/// program's own image, for filters of their own: all that are marked, and of the others as many as one can look for.
+pub fn arm(missed: &Missed, marked: &Missed, others: &Missed) -> Result<bool, Errno> {
     let (mut known, mut plain) = (Missed::new(), Missed::new());
-    for (all, chosen) in [(missed, &mut known), (&own.plain, &mut plain)] {
+    for (all, chosen) in [(missed, &mut known), (others, &mut plain)] {
         for &after in all {
             if has_room(chosen, after) {
                 chosen.push(after);
             }
         }
     }
-    for (slot, &after) in MISSED.iter().zip(known.iter().chain(&own.marked).chain(&plain)) {
+    for (slot, &after) in MISSED.iter().zip(known.iter().chain(marked).chain(&plain)) {
         slot.store(after, Ordering::Relaxed);
     }
-    MARKED.store(!own.marked.is_empty(), Ordering::Relaxed);
+    MARKED.store(!marked.is_empty(), Ordering::Relaxed);
     install(program(!is_inherited(), &known, 0))?;
-    install(program(false, &own.marked, MARK))?;
+    install(program(false, marked, MARK))?;
     install(program(false, &plain, 0))?;
     Ok(known.len() == missed.len())
 }
@@ -218,36 +178,10 @@ fn install(mut program: Vec<libc::sock_filter>) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Runs a filter as the kernel would.
-#[cfg(test)]
-pub fn run(filter: &[libc::sock_filter], nr: i64, ip: u64, args: [u64; 6]) -> u32 {
-    let mut data = [0u8; 64];
-    data[..4].copy_from_slice(&(nr as u32).to_le_bytes());
-    data[4..8].copy_from_slice(&X86_64.to_le_bytes());
-    data[8..16].copy_from_slice(&ip.to_le_bytes());
-    for (i, a) in args.iter().enumerate() {
-        data[16 + 8 * i..24 + 8 * i].copy_from_slice(&a.to_le_bytes());
-    }
-    let (mut a, mut pc) = (0u32, 0);
-    loop {
-        let o = &filter[pc];
-        pc += 1;
-        match o.code {
-            LOAD => a = u32::from_le_bytes(data[o.k as usize..o.k as usize + 4].try_into().unwrap()),
-            SHIFT => a >>= o.k,
-            EQUAL => pc += if a == o.k { o.jt } else { o.jf } as usize,
-            0x54 => a &= o.k,
-            0x45 => pc += if a & o.k != 0 { o.jt } else { o.jf } as usize,
-            AT_LEAST => pc += if a >= o.k { o.jt } else { o.jf } as usize,
-            GO => pc += o.k as usize,
-            _ => return o.k,
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::filter::run;
 
     /// One of the sites that are not patched.
     const SITE: u64 = 0x7fed_cba9_8700;

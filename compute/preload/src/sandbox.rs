@@ -20,13 +20,11 @@
 //!
 //! A filter that is installed by a system call which is not seen (inline, not libc's), or before the run, is as it is.
 
-use crate::call::{Call, issue};
+use crate::call::{Call, MARK, issue};
+use crate::filter::{ALLOW, ARCH, AT_LEAST, EQUAL, IP_HIGH, IP_LOW, LOAD, NUMBER, RETURN, TRAP, X86_64, arg_high, op};
 use crate::gate::{AFTER_PROGRAM, AFTER_SYSCALL, AFTER_THREAD};
-use crate::go::MARK;
 use crate::guard::{CALLS, peek, peek_into};
-use crate::net::{
-    ALLOW, ARCH, AT_LEAST, EQUAL, IP_HIGH, IP_LOW, LOAD, NUMBER, RETURN, TRAP, X86_64, arg_high, has_marked, op,
-};
+use crate::net::has_marked;
 use farmem_sys::raw::{OPEN_MEM_FLAGS, SignalsBlocked};
 use farmem_sys::thread::THREAD_FLAGS;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -255,7 +253,7 @@ const _: () = assert!(CALLS <= MOST_CALLS as usize);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::net::run as verdict;
+    use crate::filter::run as verdict;
 
     const KILL: u32 = 0;
     const SHM: Needs = Needs { network: false, records: false };

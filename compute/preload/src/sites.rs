@@ -34,6 +34,7 @@
 //! system call user dispatch (every call becomes a signal), a disassembler.
 
 use crate::call::Call;
+use crate::filter::Missed;
 use crate::fork;
 use crate::signals;
 use farmem_sys::raw::{checked, syscall};
@@ -99,10 +100,6 @@ extern "C" fn from_site(call: &mut Call) -> isize {
     signals::dispatch_from(call)
 }
 
-/// The addresses behind libc's `syscall` instructions that are not patched: what the filter then
-/// looks for. Of glibc 2.36 to 2.41, 20 to 30 of 420 to 570.
-pub type Missed = Vec<usize>;
-
 /// Marks a number as always dispatched. Before [`patch`] only.
 pub fn always(nr: i64) {
     // SAFETY: single-threaded start.
@@ -118,7 +115,8 @@ pub fn reserve_stubs(text: usize) -> Option<usize> {
     near(text, STUB_BYTES)
 }
 
-/// Patches every site in the executable mapping `start..end` of libc; the stubs go to `stubs`.
+/// Patches every site in the executable mapping `start..end` of libc; the stubs go to `stubs`. What it leaves, the
+/// filter then looks for: of glibc 2.36 to 2.41, 20 to 30 of 420 to 570. None: libc's text cannot be patched.
 ///
 /// # Safety
 /// The range must be libc's text, `stubs` from [`reserve_stubs`], and no other thread may run.

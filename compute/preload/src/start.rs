@@ -114,7 +114,8 @@ fn arm(text: &str) -> Result<(), String> {
             "libc's text cannot be patched here: memory that libc maps for itself stays local, and guarded calls are slower",
         );
     }
-    let complete = net::arm(&missed.unwrap_or_default(), &go::mark());
+    let own = go::mark();
+    let complete = net::arm(&missed.unwrap_or_default(), &own.marked, &own.plain);
     if !complete.map_err(|e| format!("the system-call filter cannot be armed: {e}"))? {
         say("this libc makes system calls in ways that farmem does not know: some may fail on far memory");
     }

@@ -1,10 +1,9 @@
 //! SIGSYS: a system call that the filter caught ([`crate::net`]).
 
 use super::{OURS, faults, masks, note_stack};
-use crate::call::Call;
+use crate::call::{Call, MARK};
 use crate::dispatch::dispatch;
 use crate::gate::{AFTER_PROGRAM, AFTER_SYSCALL};
-use crate::go::MARK;
 use crate::net::{CAUGHT, is_missed, is_trial};
 use crate::process::pager;
 use crate::threads;
