@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::commons::Commons;
-use crate::ops::{NAMES, Worker};
+use crate::operations::NAMES;
+use crate::ops::Worker;
 use crate::report::{self, STUCK};
 use crate::stamp::{PAGE, mix};
 use crate::sys;

@@ -4,7 +4,7 @@
 //! ```text
 //! farmem torture ──► farmem run --local 5% -- farmem torture-child
 //!   drive.rs            child.rs: starts the threads, watches that each gets on
-//!                         └─ thread k: ops.rs, one stream of operations from (seed, k)
+//!                         └─ thread k: ops.rs, one stream of operations.rs from (seed, k)
 //!                              ├─ estate.rs   its own pages, and the model of them
 //!                              ├─ commons.rs  pages and counters that all threads share
 //!                              └─ sys.rs      the calls, raw
@@ -26,6 +26,7 @@ pub mod child;
 mod commons;
 pub mod drive;
 mod estate;
+mod operations;
 mod ops;
 mod report;
 mod stamp;

@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::ops::NAMES;
+use crate::operations::NAMES;
 use crate::stamp::Stamp;
 use crate::sys;
 
