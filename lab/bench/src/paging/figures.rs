@@ -30,12 +30,10 @@ pub fn report(method: Vec<String>, environment: Environment, skipped: Vec<Skippe
 }
 
 /// What is compared, in the order of the tables.
-const ROWS: [(What, Threads); 14] = [
+const ROWS: [(What, Threads); 12] = [
     (What::RandomRead, Threads::Solo),
     (What::RandomRead, Threads::Spinner),
     (What::RandomRead, Threads::Both),
-    (What::Turnover, Threads::Solo),
-    (What::Turnover, Threads::Spinner),
     (What::RandomWrite, Threads::Solo),
     (What::RandomWrite, Threads::Spinner),
     (What::RandomWrite, Threads::Both),
@@ -50,7 +48,6 @@ const ROWS: [(What, Threads); 14] = [
 fn label(what: What, threads: Threads) -> String {
     let what = match what {
         What::RandomRead => "random read",
-        What::Turnover => "random read, and as much leaves",
         What::RandomWrite => "random write",
         What::SequentialRead => "sequential read",
         What::ReadAfterWrites => "sequential read after writes",
@@ -188,9 +185,9 @@ fn targets(all: &Measured) -> Vec<Target> {
         all.paging.within([slow, fast], |[slow, fast]| Some(slow.mean(what, threads)? / fast.mean(what, threads)?))
     };
     let (solo, spinner) = (Threads::Solo, Threads::Spinner);
-    // Full memory is served by turnover alone. A random write costs the mechanism no less than a random read.
+    // A random write costs the mechanism no less than a random read.
     let of_floor = |slow: Setting, what: What, threads: Threads| {
-        let bare = if matches!(what, What::RandomRead | What::RandomWrite) { What::Turnover } else { what };
+        let bare = if what == What::RandomWrite { What::RandomRead } else { what };
         all.paging.within([slow, FLOOR], |[slow, floor]| Some(slow.mean(what, threads)? / floor.mean(bare, threads)?))
     };
     let gain = |name: String, least: f64, aim: f64, slow: Setting, what: What, threads: Threads| {

@@ -6,10 +6,6 @@
 //! counted, hashed or remembered; what must leave so that the share of faults stays
 //! is dropped between timed stretches. No pager over this mechanism can be faster.
 //!
-//! What leaves has its price too, however it is chosen: beside the floor stands the same with the drops within the
-//! timed stretches, [`LEAVING`] clean pages by one vectored call, with one TLB flush (*turnover*). Memory that is full
-//! cannot be served for less.
-//!
 //! Reads in order have a floor of their own: a fault installs a window of pages by one
 //! call, and what came first leaves, many pages by one call, within the timed stretch.
 //!
@@ -78,8 +74,7 @@ pub fn run(options: &Options) -> anyhow::Result<Outcome> {
     let arrangements = options.threads.iter().filter(|&&threads| threads != Threads::Both);
     let mut phases = Vec::new();
     for &threads in arrangements {
-        phases.push(floor.random_read(What::RandomRead, threads, placement)?);
-        phases.push(floor.random_read(What::Turnover, threads, placement)?);
+        phases.push(floor.random_read(threads, placement)?);
         phases.push(floor.sequential_read(threads, placement)?);
     }
     Ok(Outcome { phases, totals: Faults::default(), footprint: Footprint::default() })
@@ -92,11 +87,8 @@ struct Floor<'a> {
 }
 
 impl Floor<'_> {
-    /// Random reads, drops between timed stretches; or, as turnover, within them.
-    fn random_read(&self, what: What, threads: Threads, placement: Placement) -> anyhow::Result<Phase> {
+    fn random_read(&self, threads: Threads, placement: Placement) -> anyhow::Result<Phase> {
         let pages = self.options.pages;
-        let within = what == What::Turnover;
-        let stretch = if within { LEAVING as u64 } else { STRETCH };
         let meter = Meter::new(None);
         let before = meter.now();
         let (mut faults, mut asked) = (0, 0);
@@ -105,15 +97,14 @@ impl Floor<'_> {
         let samples = measure::run(threads, placement, |_, samples, _| {
             let mut draw = Draw::new(self.options.seed);
             let mut resident: Vec<u32> = Vec::with_capacity(self.options.local + STRETCH as usize);
-            let mut leaving = Vec::with_capacity(STRETCH as usize);
             self.mechanism.drop_pages(&self.array, &(0..pages as u32).collect::<Vec<_>>())?;
-            let least = self.options.local.saturating_sub(stretch as usize / 2);
+            let least = self.options.local.saturating_sub(STRETCH as usize / 2);
             while resident.len() < least {
                 self.touch(draw.below(pages), &mut resident)?;
             }
             let mut left = self.options.accesses;
             while left > 0 {
-                let until = INSTALLED.load(Ordering::Relaxed) + stretch;
+                let until = INSTALLED.load(Ordering::Relaxed) + STRETCH;
                 let begun = INSTALLED.load(Ordering::Relaxed);
                 samples.timed(|samples| {
                     while left > 0 && INSTALLED.load(Ordering::Relaxed) < until {
@@ -127,10 +118,14 @@ impl Floor<'_> {
                         }
                         left -= 1;
                     }
-                    if within { self.drop_some(&mut draw, &mut resident, least, &mut leaving) } else { Ok(()) }
+                    Ok(())
                 })?;
                 *counted.lock().expect("one thread").0 += INSTALLED.load(Ordering::Relaxed) - begun;
-                self.drop_some(&mut draw, &mut resident, least, &mut leaving)?;
+                let mut leaving = Vec::new();
+                while resident.len() > least {
+                    leaving.push(resident.swap_remove(draw.below(resident.len())));
+                }
+                self.mechanism.drop_pages(&self.array, &leaving)?;
             }
             *counted.lock().expect("one thread").1 += self.options.accesses;
             Ok(())
@@ -139,24 +134,7 @@ impl Floor<'_> {
         let mut counts = meter.now().since(&before);
         // The kernel calls these minor; here they are what a fetch is elsewhere.
         counts.major = faults;
-        Ok(samples.into_phase(what, threads, counts))
-    }
-
-    /// Drops pages drawn at random until so many are left.
-    fn drop_some(
-        &self,
-        draw: &mut Draw,
-        resident: &mut Vec<u32>,
-        least: usize,
-        leaving: &mut Vec<u32>,
-    ) -> anyhow::Result<()> {
-        leaving.clear();
-        while resident.len() > least {
-            leaving.push(resident.swap_remove(draw.below(resident.len())));
-        }
-        // Neighbours share page tables.
-        leaving.sort_unstable();
-        leaving.chunks(LEAVING).try_for_each(|some| self.mechanism.drop_at_once(&self.array, some))
+        Ok(samples.into_phase(What::RandomRead, threads, counts))
     }
 
     /// From local memory full of the array's end, as after an earlier pass.
@@ -269,10 +247,7 @@ unsafe extern "C" fn install(_signal: libc::c_int, info: *mut libc::siginfo_t, _
     INSTALLED.fetch_add(1, Ordering::Relaxed);
 }
 
-struct Mechanism {
-    /// Ourselves, as `process_madvise` wants it.
-    process: i32,
-}
+struct Mechanism;
 
 impl Mechanism {
     fn start(array: &Array, source: &Array) -> anyhow::Result<Mechanism> {
@@ -304,27 +279,11 @@ impl Mechanism {
             action.sa_flags = libc::SA_SIGINFO;
             libc::sigaction(libc::SIGBUS, &action, std::ptr::null_mut());
         }
-        // SAFETY: no pointers.
-        let process = unsafe { libc::syscall(libc::SYS_pidfd_open, libc::getpid(), 0) };
-        ensure!(process >= 0, "pidfd_open: {}", io::Error::last_os_error());
-        Ok(Mechanism { process: process as i32 })
+        Ok(Mechanism)
     }
 
     fn drop_pages(&self, array: &Array, pages: &[u32]) -> anyhow::Result<()> {
         pages.iter().try_for_each(|&page| self.drop_range(array, page as usize..page as usize + 1))
-    }
-
-    /// Drops up to [`LEAVING`] pages by one call, or one by one where the kernel knows no such call.
-    fn drop_at_once(&self, array: &Array, pages: &[u32]) -> anyhow::Result<()> {
-        let range = |&page: &u32| libc::iovec {
-            iov_base: (array.address() + page as usize * PAGE) as *mut libc::c_void,
-            iov_len: PAGE,
-        };
-        let ranges: Vec<libc::iovec> = pages.iter().map(range).collect();
-        let (at, count, advice) = (ranges.as_ptr(), ranges.len(), libc::MADV_DONTNEED);
-        // SAFETY: live ranges, pages of the array, which the source still has.
-        let dropped = unsafe { libc::syscall(libc::SYS_process_madvise, self.process, at, count, advice, 0) };
-        if dropped == (pages.len() * PAGE) as i64 { Ok(()) } else { self.drop_pages(array, pages) }
     }
 
     fn drop_range(&self, array: &Array, pages: Range<usize>) -> anyhow::Result<()> {

@@ -39,8 +39,6 @@ pub enum What {
     Fill,
     /// One word of a page drawn at random.
     RandomRead,
-    /// The same of the bare mechanism, and as much leaves as comes.
-    Turnover,
     /// One word of a page drawn at random, incremented.
     RandomWrite,
     /// One word of each page in order, with random writes just behind: what they wrote has to leave.
