@@ -83,6 +83,8 @@ plain_counters! {
     lines_sent,
     /// Pages written back whole.
     pages_whole,
+    /// … because a node refused their lines.
+    pages_refused,
     /// Records of lines.
     records,
     /// Bytes on the wire for write-back.

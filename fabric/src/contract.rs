@@ -6,6 +6,7 @@
 // It plays the caller of READ and WRITE.
 #![allow(unsafe_code)]
 
+pub mod conditions;
 pub mod strategies;
 mod units;
 mod windows;
@@ -35,12 +36,13 @@ pub const SLABS: usize = 4;
 /// # Panics
 /// When the back end breaks the contract.
 pub fn hold(subject: &Subject<'_>) {
-    let tests: [fn(&Subject<'_>); 23] = [
+    let tests: [fn(&Subject<'_>); 24] = [
         bytes_come_back,
         slabs_are_fresh_and_bounded,
         atomics_are_atomic,
         many_verbs_in_any_batching,
         records_change_their_lines_and_no_others,
+        conditions::lines_are_laid_only_onto_what_they_were_taken_for,
         nothing_but_what_is_held,
         what_is_discarded_is_zero,
         members_do_not_meet,

@@ -32,6 +32,7 @@ mod address;
 pub mod contract;
 mod error;
 pub mod fork;
+mod lay;
 mod link;
 mod mapping;
 pub mod nic;

@@ -7,6 +7,7 @@
 // Raw copies from and to mapped memory, and pointers that callers hand to READ and WRITE.
 #![allow(unsafe_code)]
 
+use farmem_sys::lines::Hasher;
 use farmem_sys::memory::{copy_bytes, copy_lines, prefetch};
 use farmem_sys::raw::{Errno, checked, close, own_fd, syscall};
 use std::ptr::NonNull;
@@ -133,6 +134,13 @@ impl Mapping {
             unsafe { copy_lines(lines.as_ptr(), to, lines.len() / 64) };
         }
         to.is_some() && lines.len().is_multiple_of(64)
+    }
+
+    /// The sum over some lines of a page, bit k for line k, of their hashes. `None` when the page does not lie inside.
+    pub fn sum_lines(&self, hasher: &Hasher, offset: u64, lines: u64) -> Option<u64> {
+        let page = self.at(offset, 4096)?;
+        // SAFETY: inside the mapping; loads that the compiler does not see more of than their results.
+        Some(unsafe { hasher.sum_in(page, lines) })
     }
 
     /// Gets the line at an offset, if it lies inside, into the CPU's cache.

@@ -125,6 +125,12 @@ impl Network {
         }
     }
 
+    /// [`Network::cut`], and what the node has said and nobody has received is lost: what it has done may be done again.
+    pub fn cut_and_lose(&self) {
+        self.cut();
+        self.state.lock().wires.iter_mut().for_each(|wire| wire.to_host.pieces.clear());
+    }
+
     /// From now on connecting succeeds, or fails with this.
     pub fn set_connecting(&self, how: Result<(), Errno>) {
         self.state.lock().connecting = how;

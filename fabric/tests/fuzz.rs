@@ -15,6 +15,7 @@
 // The engine names raw parts; the test plays the socket.
 #![allow(unsafe_code)]
 
+use farmem_fabric::contract::conditions::record_if;
 use farmem_fabric::nic::Nic;
 use farmem_fabric::nic::engine::{Circumstances, Engine, Goodbye};
 use farmem_fabric::nic::lending::{Backing, Lending};
@@ -22,6 +23,7 @@ use farmem_protocol::addr::{SLAB_BYTES, SlabId};
 use farmem_protocol::extent::check::recount;
 use farmem_protocol::extent::{Claimant, Generation, Geometry, Owner, Place, State, Target, Word};
 use farmem_protocol::key::{Key, Rights};
+use farmem_protocol::lines::conditional::Refused;
 use farmem_protocol::wire::{
     ANY_QUEUE, Answer, Ask, Batch, Binding, Hello, MAGIC, MAX_VERB_BYTES, Op, Purpose, Request, VERSION, Verb, Welcome,
 };
@@ -172,16 +174,21 @@ fn batch(first: u64, verbs: &[(Op, u64, u64, u32)]) -> Vec<u8> {
 /// A batch of one record of lines, of a slab's pages by their slots.
 fn lines_batch(first: u64, slab: u64, at: &[(u16, u64)]) -> Vec<u8> {
     let pages: Vec<[u8; 4096]> = (0..at.len()).map(|i| [i as u8 + 1; 4096]).collect();
-    let record = farmem_fabric::contract::record(SlabId(slab), at, &pages);
-    let verb = Verb {
-        op: Op::Lines as u8,
-        zero: [0; 3],
-        len: (record.len() as u32).into(),
-        key: slab.into(),
-        offset: 0.into(),
-    };
+    record_batch(first, slab, Op::Lines, &farmem_fabric::contract::record(SlabId(slab), at, &pages))
+}
+
+/// The same on the condition that pages of zeros are there.
+fn lines_if_batch(first: u64, slab: u64, at: &[(u16, u64)]) -> Vec<u8> {
+    let pages: Vec<[u8; 4096]> = (0..at.len()).map(|i| [i as u8 + 1; 4096]).collect();
+    let zeros = vec![[0; 4096]; at.len()];
+    record_batch(first, slab, Op::LinesIf, &record_if(SlabId(slab), at, &pages, &zeros, &[9; 16]))
+}
+
+fn record_batch(first: u64, slab: u64, op: Op, record: &[u8]) -> Vec<u8> {
+    let verb =
+        Verb { op: op as u8, zero: [0; 3], len: (record.len() as u32).into(), key: slab.into(), offset: 0.into() };
     let head = Batch { count: 1.into(), zero: 0.into(), bytes: (record.len() as u32).into(), first: first.into() };
-    [head.as_bytes(), verb.as_bytes(), &record].concat()
+    [head.as_bytes(), verb.as_bytes(), record].concat()
 }
 
 /// A batch with operands of one's own.
@@ -287,8 +294,16 @@ fn seeds(incarnation: u64) -> Vec<Vec<u8>> {
         lines_batch(1, 1, &[(0, u64::MAX)]),
         batch(2, &[(Op::Read, 2, 0, 64)]),
     ];
+    let conditional = [
+        hello(Purpose::Attach, 3, incarnation),
+        lines_if_batch(0, 2, &[(0, 1), (5, 0xF0F0), (16383, u64::MAX)]),
+        lines_if_batch(1, 2, &[(0, 1), (7, 3)]),
+        lines_if_batch(2, 1, &[(0, u64::MAX)]),
+        batch(3, &[(Op::Read, 2, 0, 64)]),
+    ];
     vec![
         records.concat(),
+        conditional.concat(),
         [vec![hello(Purpose::Attach, 3, incarnation)], of_units(nic().pool.geometry())].concat().concat(),
         control.concat(),
         queue.concat(),
@@ -376,6 +391,7 @@ fn attack(random: &mut Random, bytes: &[u8], incarnation: u64) -> Vec<bool> {
         &nic.tally.reads,
         &nic.tally.writes,
         &nic.tally.records,
+        &nic.tally.refused_records,
         &nic.tally.cas,
         &nic.tally.faa,
         &nic.tally.refused_verbs,
@@ -453,6 +469,25 @@ fn records_that_lie_change_nothing() {
         assert!(wire.engine.is_none(), "byte {at} went unnoticed");
     }
     assert_eq!(nic.tally.records.load(Ordering::Relaxed), 0);
+    // With conditions the same; what lies behind the checksum are these, and wrong ones refuse.
+    let good = lines_if_batch(0, 1, &[(0, 0b11), (1, 1 << 63)]);
+    for at in record_at..good.len() {
+        let mut bad = good.clone();
+        bad[at] ^= 1 << (at % 8);
+        let mut wire = Wire::new(&nic);
+        wire.feed(&[hello(Purpose::Attach, 2, nic.incarnation), bad].concat(), 100, 1);
+        // The record's own bytes end 32 before its last, two conditions and the seed.
+        assert_eq!(wire.engine.is_some(), at >= good.len() - 32, "byte {at}");
+        if wire.engine.is_some() {
+            let refused = Refused(u64::from_le_bytes(wire.said[wire.said.len() - 8..].try_into().unwrap()));
+            let page = |page: usize| at >= good.len() - 16 || (at - (good.len() - 32)) / 8 == page;
+            assert_eq!([0, 1].map(|n| refused.contains(n)), [0, 1].map(page), "byte {at}");
+            // What was not refused is there: as it was before.
+            let zeros = batch_of(1, &[(Op::Write, Key(1), 0, vec![0; 8192])]);
+            wire.feed(&zeros, 1000, 1);
+        }
+        wire.close(Goodbye::Cut, 1);
+    }
     let mut wire = Wire::new(&nic);
     wire.feed(&[hello(Purpose::Attach, 2, nic.incarnation), batch(0, &[(Op::Read, 1, 0, 8192)])].concat(), 100, 1);
     let read = &wire.said[wire.said.len() - 8192..];

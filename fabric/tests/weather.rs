@@ -1,9 +1,11 @@
 //! Bad weather, in virtual time and by seed: cuts, stops and deaths at any moment.
 
+use farmem_fabric::contract::conditions::record_if;
 use farmem_fabric::contract::{get, put, record};
 use farmem_fabric::sim::{Network, Weather};
 use farmem_fabric::{Completion, ConnectOptions, QueuePair, Refusal, Session};
 use farmem_protocol::addr::{SLAB_BYTES, SlabId};
+use farmem_protocol::lines::conditional::Refused;
 use farmem_sys::raw::Errno;
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,17 +43,30 @@ fn setting(seed: u64) -> (Arc<Network>, Session, SlabId, QueuePair, impl FnMut()
 
 /// What was posted has gone off; the connection is cut or not; all of `verbs` completes well.
 fn completes(network: &Network, queue: &mut QueuePair, next: &mut impl FnMut() -> u64, verbs: usize) {
+    let done = completed(network, queue, next, verbs);
+    assert!(done.iter().all(|c| c.result == Ok(0)), "{done:?}");
+}
+
+/// The same, however it completes.
+fn completed(
+    network: &Network,
+    queue: &mut QueuePair,
+    next: &mut impl FnMut() -> u64,
+    verbs: usize,
+) -> Vec<Completion> {
     queue.doorbell().unwrap();
     network.pass(next() % 60_000);
     let mut done: Vec<Completion> = Vec::new();
     queue.poll(&mut done).unwrap();
-    if next().is_multiple_of(3) {
-        network.cut();
+    match next() % 3 {
+        0 => network.cut(),
+        1 => network.cut_and_lose(),
+        _ => {}
     }
     while done.len() < verbs {
         queue.wait(&mut done, Duration::from_secs(1)).unwrap();
     }
-    assert!(done.iter().all(|c| c.result == Ok(0)), "{done:?}");
+    done
 }
 
 /// WRITEs and READs of a queue pair against a model, with the connection cut at moments that the seed chooses.
@@ -111,6 +126,51 @@ fn records_are_applied_whole_and_in_order_whatever_is_cut() {
             assert!(back == model, "seed {seed}, round {round}");
         }
     }
+}
+
+/// Records with conditions, cut at any moment. What goes again after it was carried out is refused; what is refused goes
+/// whole, as the pager has it: the page is right whenever that is acknowledged.
+#[test]
+fn what_is_refused_goes_whole_whatever_is_cut() {
+    let (mut refusals, mut laid) = (0, 0);
+    for seed in 1..=40u64 {
+        let (network, _session, slab, mut queue, mut next) = setting(seed);
+        let mut model = [[0u8; 4096]; 4];
+        for round in 0..30u8 {
+            let lines: Vec<(u16, u64)> = (0..4).map(|place| (place, next() << 33 | next() | 1)).collect();
+            let before = model;
+            for (page, &(_, lines)) in model.iter_mut().zip(&lines) {
+                (0..64).filter(|k| lines >> k & 1 == 1).for_each(|k| page[k * 64..][..64].fill(2 * round + 1));
+            }
+            // One line of a page changes unseen: what is said of it before is then of a page that never was.
+            let mut said = before;
+            let overlooked = next() as usize % 8;
+            if let Some(page) = model.get_mut(overlooked) {
+                page[lines[overlooked].1.trailing_ones() as usize % 64 * 64] ^= 0x80;
+                said[overlooked][lines[overlooked].1.trailing_zeros() as usize * 64] ^= 0x80;
+            }
+            let record = record_if(slab, &lines, &model, &said, &[seed as u8; 16]);
+            #[allow(unsafe_code)]
+            // SAFETY: the record outlives the verb, which is awaited below.
+            unsafe {
+                queue.lines_if(0, slab, record.as_ptr(), record.len() as u32)
+            };
+            let refused = Refused(completed(&network, &mut queue, &mut next, 1)[0].result.unwrap());
+            assert!(overlooked >= 4 || refused.contains(overlooked), "seed {seed}, round {round}");
+            for (place, page) in model.iter().enumerate().filter(|(place, _)| refused.contains(*place)) {
+                #[allow(unsafe_code)]
+                // SAFETY: as above.
+                unsafe {
+                    queue.write(1, slab, place as u64 * 4096, page.as_ptr(), 4096)
+                };
+                completes(&network, &mut queue, &mut next, 1);
+                refusals += (place != overlooked) as usize;
+            }
+            laid += refused.is_none() as usize;
+            assert!(get(&mut queue, slab, 0, 4 * 4096) == Ok(model.concat()), "seed {seed}, round {round}");
+        }
+    }
+    assert!(refusals > 0 && laid > 0, "{refusals} refusals of what was there already, {laid} records laid whole");
 }
 
 /// A FAA is counted once, or the caller is told that nobody knows.

@@ -12,7 +12,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// First word of a counters file: `farmem` and the layout's version.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"farmem\x00\x04");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"farmem\x00\x05");
 /// Process slots in a counters file.
 pub const PROCESSES: usize = 64;
 
@@ -89,6 +89,8 @@ pub struct Process {
     pub lines_sent: AtomicU64,
     /// Pages that went whole: fresh, changed for the most part, or of unknown lines.
     pub pages_whole: AtomicU64,
+    /// Pages whose lines a node refused, since they are others than they were taken for: they went whole after that.
+    pub pages_refused: AtomicU64,
     /// Records of lines posted.
     pub records: AtomicU64,
     /// Bytes handed to the network for write-back, with all heads of farmem's; not shm.

@@ -15,6 +15,10 @@
 //! The checksum is XXH3 (64 bits) of everything behind it, seeded with the slab's name and the head: bytes
 //! that were meant for another slab are not taken for this one's. A record is checked whole before a byte
 //! of it is applied, so that a torn one changes nothing.
+//!
+//! [`conditional`]: records that are laid only onto what the sender takes for granted.
+
+pub mod conditional;
 
 use crate::addr::{PAGE_BYTES, SLOTS_PER_SLAB, SlabId};
 use crate::wire::Broken;
@@ -196,21 +200,31 @@ impl<'a> Record<'a> {
         self.entries.len()
     }
 
+    /// By page: byte offset in the slab, which lines, and their bytes.
+    pub fn by_page(self) -> impl Iterator<Item = (u64, u64, &'a [u8])> {
+        let mut rest = self.lines;
+        self.entries.iter().map(move |entry| {
+            let lines = entry.lines.get();
+            let (bytes, behind) = rest.split_at(lines.count_ones() as usize * LINE_BYTES);
+            rest = behind;
+            (entry.place.get() as u64 * PAGE_BYTES as u64, lines, bytes)
+        })
+    }
+
     /// What to write where: byte offset in the slab, and bytes; neighbouring lines together.
     pub fn runs(self) -> impl Iterator<Item = (u64, &'a [u8])> {
-        let mut rest = self.lines;
-        self.entries
-            .iter()
-            .flat_map(|entry| {
-                let base = (entry.place.get() as usize * PAGE_BYTES) as u64;
-                Runs(entry.lines.get()).map(move |(line, run)| (base + (line * LINE_BYTES) as u64, run * LINE_BYTES))
-            })
-            .map(move |(offset, len)| {
-                let (bytes, behind) = rest.split_at(len);
-                rest = behind;
-                (offset, bytes)
-            })
+        self.by_page().flat_map(|(base, lines, bytes)| runs_of(base, lines, bytes))
     }
+}
+
+/// The same of one page of [`Record::by_page`].
+pub fn runs_of(base: u64, lines: u64, bytes: &[u8]) -> impl Iterator<Item = (u64, &[u8])> {
+    let mut rest = bytes;
+    Runs(lines).map(move |(line, run)| {
+        let (bytes, behind) = rest.split_at(run * LINE_BYTES);
+        rest = behind;
+        (base + (line * LINE_BYTES) as u64, bytes)
+    })
 }
 
 #[cfg(test)]

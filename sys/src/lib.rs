@@ -5,6 +5,7 @@
 //! * [`holdings`]: what a runtime holds for itself, and how much of it is resident.
 //! * [`raw`]: system calls that no hook, filter or errno gets in the way of.
 //! * [`uffd`]: userfaultfd, with what the headers of old distributions lack.
+//! * [`lines`]: keyed hashes of a page's lines.
 //! * [`memory`]: reservations, vectored madvise, copies of raced bytes.
 //! * [`pagemap`]: which pages a process has, and which were written.
 //! * [`process`]: what a supervisor needs: signals as values, children, its own end.
@@ -23,6 +24,7 @@
 pub mod clock;
 pub mod epoll;
 pub mod holdings;
+pub mod lines;
 pub mod memory;
 pub mod pagemap;
 pub mod process;

@@ -352,7 +352,7 @@ impl Pager {
             // Lines are laid onto what the slot holds: only where that is what the page came in with.
             let few = changed.filter(|c| Some(slot) == l.from.slot() && evictor.log.takes(c.lines));
             l.to = Word::UNTOUCHED.with_slot(Some(slot)).with_written(true);
-            l.to = self.send(evictor, l, slot, readable, few.map(|c| c.lines));
+            l.to = self.send(evictor, l, slot, readable, few);
             match few {
                 Some(few) => self.count(&self.counters.lines_sent, few.lines.count_ones() as u64),
                 None => self.count(&self.counters.pages_whole, 1),
@@ -372,20 +372,20 @@ impl Pager {
     }
 
     /// Brings a page's bytes to its slot, all of them or some lines; its next word.
-    fn send(&self, evictor: &mut Evictor, l: &Leaving, slot: FarSlot, readable: bool, lines: Option<u64>) -> Word {
+    fn send(&self, evictor: &mut Evictor, l: &Leaving, slot: FarSlot, readable: bool, few: Option<Changed>) -> Word {
         let mapped = self.pool.place(slot).mapped as *mut u8;
         if !mapped.is_null() {
-            match lines {
+            match few {
                 // SAFETY: the page is present, readable and Leaving, the slot mapped and this process's alone.
-                Some(lines) => unsafe { exact::copy_lines(l.page.addr() as *const u8, mapped, lines) },
+                Some(few) => unsafe { exact::copy_lines(l.page.addr() as *const u8, mapped, few.lines) },
                 None => self.read_page(evictor, l.page, mapped, readable),
             }
             return l.to.to(State::Remote);
         }
         let index = self.claim_staged(evictor, l.page, slot);
         self.read_page(evictor, l.page, self.staging.bytes(index), readable);
-        match lines {
-            Some(lines) => self.log_lines(evictor, index, slot, lines),
+        match few {
+            Some(few) => self.log_lines(evictor, index, slot, (few.lines, few.was)),
             None => self.post_write(evictor, index as u64, index, slot, 0, PAGE_BYTES),
         }
         if evictor.log.is_chained() {

@@ -68,7 +68,7 @@ pub use record::RECORD_FLAGS;
 
 use background::Background;
 use choice::Sweeps;
-use dirty::{Dirty, Tracker};
+use dirty::{Dirty, Hashed, Tracker};
 use evict::Evictor;
 use farmem_cache::prefetch::longest_for;
 use farmem_cache::{Policy, Whereabouts};
@@ -115,6 +115,9 @@ pub struct Config {
     pub always_sweep: bool,
     /// Bring changed lines by WRITEs, as to a card, wherever they go (for tests; else where one is).
     pub write_lines: bool,
+    /// Look at two bits of a line's sixteen, so that changed lines are overlooked, and the node's refusals put it right
+    /// (for tests).
+    pub overlook: bool,
     /// How changed bytes are told.
     pub dirty: Dirty,
     /// Where to record the page trace, if at all; see `record`.
@@ -220,12 +223,18 @@ pub fn start(
     let local = config.local / PAGE_BYTES as u64;
     let staged = if pool.all_mapped() { 0 } else { (local / 16).clamp(32, 8192) };
     let by = if config.write_lines || pool.any_wired() { By::Writes } else { By::Records };
-    let (log, log_bytes) = Log::new(staged as usize, by).map_err(StartError::Memory)?;
+    let (mut log, log_bytes) = Log::new(staged as usize, by).map_err(StartError::Memory)?;
     if recorder.is_some() {
         config.dirty = Dirty::Pages;
     }
     let left = local - staged - log_bytes as u64 / PAGE_BYTES as u64;
-    let (tracker, mut limit) = Tracker::new(config.dirty, left, pool.all_mapped()).map_err(StartError::Memory)?;
+    let hashed = match by {
+        By::Records => Hashed::InBrief { mask: if config.overlook { 0xC000 } else { u16::MAX } },
+        By::Writes => Hashed::InFull,
+    };
+    let (tracker, mut limit) =
+        Tracker::new(config.dirty, left, pool.all_mapped(), hashed).map_err(StartError::Memory)?;
+    log.confirm_by(tracker.seed());
     let mut policy: fn(usize) -> Box<dyn Policy> = farmem_cache::recommended;
     if recorder.is_some() {
         limit = limit.min(record::LOCAL_PAGES);

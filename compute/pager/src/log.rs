@@ -18,6 +18,10 @@
 //! a whole page. Nobody reads it so: a slot is its process's alone, which has the whole page in the ring until the last
 //! WRITE is acknowledged (completions come in the order posted: then all are), and sends all of them again.
 //!
+//! *Refused pages.* Where hashes are kept in brief ([`crate::dirty`]), a record goes with conditions, and the node refuses
+//! a page whose lines are not what they are taken for: one was overlooked, or the record had been carried out when its connection
+//! was cut. Its slot is as it was, its bytes are in the ring: it goes whole, and stays Staged until that is acknowledged.
+//!
 //! *Order.* All write-back of a process goes by the evictor's own queue pairs, which carry it out in the order
 //! posted, records and WRITEs alike. A slot's next record or WRITE is posted after this one, and is applied after it.
 //!
@@ -29,7 +33,9 @@ use crate::evict::Evictor;
 use crate::thread::Thread;
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES};
 
+use farmem_protocol::lines::conditional::{self, CONDITIONS_BYTES, Refused, WAS_BYTES};
 use farmem_protocol::lines::{self, Entry, LINE_BYTES, MAX_RECORD_BYTES, Runs, WHOLE_FROM};
+use farmem_sys::lines::Seed;
 use farmem_sys::raw::Errno;
 use std::time::Duration;
 
@@ -54,6 +60,8 @@ pub struct Logged {
     pub lines: u64,
     /// Which of the copies of pages it is.
     pub copy: u32,
+    /// What is to be confirmed of these lines, where that is asked.
+    pub was: u64,
 }
 
 /// Pages of a batch, to be put into records: by slab, in the order of their slots.
@@ -98,11 +106,11 @@ impl Gathered {
     }
 }
 
-/// Pages at the front of `pages` that one record can carry: of one slab, as many as fit.
+/// Pages at the front of `pages` that one record can carry: of one slab, as many as fit, with their conditions.
 fn fitting(pages: &[Logged]) -> usize {
-    let mut bytes = lines::record_bytes();
+    let mut bytes = lines::record_bytes() + CONDITIONS_BYTES;
     let fits = |page: &&Logged| {
-        bytes += lines::page_bytes(page.lines.count_ones());
+        bytes += lines::page_bytes(page.lines.count_ones()) + WAS_BYTES;
         page.slot.slab_index() == pages[0].slot.slab_index() && bytes <= MAX_RECORD_BYTES
     };
     pages.iter().take_while(fits).count()
@@ -118,6 +126,8 @@ pub(crate) enum By {
 /// Records, under way and to come.
 pub(crate) struct Log {
     by: By,
+    /// Records go with conditions, by this key ([`crate::dirty`]).
+    seed: Option<Seed>,
     /// WRITEs since the last doorbell, where lines go by them.
     chained: u32,
     pages: Gathered,
@@ -140,6 +150,7 @@ impl Log {
         Ok((
             Log {
                 by,
+                seed: None,
                 chained: 0,
                 pages: Gathered::default(),
                 entries: Vec::new(),
@@ -148,6 +159,11 @@ impl Log {
             },
             bytes,
         ))
+    }
+
+    /// What records say of lines is to be confirmed.
+    pub fn confirm_by(&mut self, seed: Option<&Seed>) {
+        self.seed = seed.copied();
     }
 
     /// Whether a page of which these lines changed goes by them, and not whole.
@@ -159,9 +175,11 @@ impl Log {
         }
     }
 
-    /// The staged copies that a record has brought to their slots: it is acknowledged, and free.
-    pub fn acknowledged(&mut self, tag: u64) -> std::vec::Drain<'_, u32> {
-        self.under_way[(tag & !RECORD_TAG) as usize].drain(..)
+    /// The staged copies whose lines a record had, which is acknowledged, and free; and whether the page was refused:
+    /// its slot is as it was.
+    pub fn acknowledged(&mut self, tag: u64, refused: Refused) -> impl Iterator<Item = (u32, bool)> {
+        let copies = self.under_way[(tag & !RECORD_TAG) as usize].drain(..);
+        copies.enumerate().map(move |(nth, copy)| (copy, refused.contains(nth)))
     }
 
     /// A WRITE was posted.
@@ -186,7 +204,7 @@ impl Log {
 
 impl Pager {
     /// A page, staged, goes to its slot by these lines: notes it for a record, or posts its WRITEs.
-    pub(crate) fn log_lines(&self, evictor: &mut Evictor, staged: usize, slot: FarSlot, lines: u64) {
+    pub(crate) fn log_lines(&self, evictor: &mut Evictor, staged: usize, slot: FarSlot, (lines, was): (u64, u64)) {
         if evictor.log.by == By::Writes {
             let last = u64::BITS - lines.leading_zeros();
             for (first, run) in Runs(lines) {
@@ -195,7 +213,7 @@ impl Pager {
             }
             return;
         }
-        evictor.log.pages.note(Logged { slot, lines, copy: staged as u32 });
+        evictor.log.pages.note(Logged { slot, lines, copy: staged as u32, was });
     }
 
     /// Makes records of what was noted and posts them.
@@ -229,6 +247,10 @@ impl Pager {
             // SAFETY: the copy is held until its acknowledgement; whoever rescues its page reads it, too.
             unsafe { &*self.staging.bytes(pages[i].copy as usize).cast::<[u8; PAGE_BYTES]>() }
         });
+        let len = match (len, &log.seed) {
+            (Some(len), Some(seed)) => conditional::append(into, len, pages.iter().map(|page| page.was), seed),
+            (len, _) => len,
+        };
         let Some(len) = len else { crate::ending::broken("a record of changed lines that cannot be") };
         let thread = evictor.thread.get_or_insert_with(|| Thread::boxed(0));
         if let Err(lost) = self.link(thread, place.node) {
@@ -236,7 +258,12 @@ impl Pager {
         }
         if let Some(link) = &mut thread.links[place.node] {
             // SAFETY: the buffer stays as it is until the record is acknowledged.
-            unsafe { link.lines(RECORD_TAG | number as u64, place.slab, buffer, len as u32) };
+            unsafe {
+                match evictor.log.seed {
+                    None => link.lines(RECORD_TAG | number as u64, place.slab, buffer, len as u32),
+                    Some(_) => link.lines_if(RECORD_TAG | number as u64, place.slab, buffer, len as u32),
+                }
+            }
         }
         self.count(&self.counters.records, 1);
     }
@@ -282,7 +309,7 @@ mod tests {
         for nth in 0..256u32 {
             // Two slabs, slots in no order, up to 31 lines.
             let slot = FarSlot::new(nth % 2, nth * 7919 % 16384);
-            let page = Logged { slot, lines: (1u64 << (1 + nth % 31)) - 1, copy: nth };
+            let page = Logged { slot, lines: (1u64 << (1 + nth % 31)) - 1, copy: nth, was: 0 };
             gathered.note(page);
             expected.push(page);
         }

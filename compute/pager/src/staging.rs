@@ -111,6 +111,11 @@ impl Staging {
         None
     }
 
+    /// Where a copy under way belongs.
+    pub fn slot(&self, index: usize) -> FarSlot {
+        self.ring.lock().entries[index].slot
+    }
+
     /// The WRITE of a copy is complete. Returns a slot that is now free, if its page has gone back.
     pub fn written(&self, index: usize) -> Option<FarSlot> {
         let entry = &mut self.ring.lock().entries[index];

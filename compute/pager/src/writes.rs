@@ -14,6 +14,7 @@ use crate::thread::Thread;
 use crate::word::{State, Word};
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES, PageId};
 use farmem_protocol::exit;
+use farmem_protocol::lines::conditional::Refused;
 use std::time::Duration;
 
 impl Pager {
@@ -74,7 +75,7 @@ impl Pager {
     /// Takes in the acknowledgements of WRITEs that have come, waiting at most `patience` for the first.
     pub(crate) fn collect_writes(&self, evictor: &mut Evictor, patience: Duration) {
         let Some(thread) = &mut evictor.thread else { return };
-        let mut freed = Vec::new();
+        let (mut freed, mut refused) = (Vec::new(), Vec::new());
         for link in thread.links.iter_mut().flatten().filter(|l| l.in_flight() > 0) {
             thread.done.clear();
             let polled =
@@ -83,26 +84,46 @@ impl Pager {
                 self.node_lost(&lost);
             }
             for done in &thread.done {
-                if let Err(refusal) = &done.result {
-                    die(
+                let value = match &done.result {
+                    Ok(value) => *value,
+                    Err(refusal) => die(
                         exit::NODE_LOST,
                         &format!("a memory node refused to store a page in a slab it granted: {refusal}"),
-                    );
-                }
+                    ),
+                };
                 if done.tag == PART_TAG {
                     continue;
                 }
                 if done.tag & RECORD_TAG == 0 {
                     freed.extend(self.staging.written(done.tag as usize));
-                } else {
-                    let copies = evictor.log.acknowledged(done.tag);
-                    freed.extend(copies.filter_map(|index| self.staging.written(index as usize)));
+                    continue;
+                }
+                for (index, again) in evictor.log.acknowledged(done.tag, Refused(value)) {
+                    if again {
+                        refused.push(index as usize);
+                    } else {
+                        freed.extend(self.staging.written(index as usize));
+                    }
                 }
             }
         }
         if !freed.is_empty() {
             self.pool.free(&freed);
         }
+        if !refused.is_empty() {
+            self.send_whole(evictor, &refused);
+        }
+    }
+
+    /// Staged copies whose lines were refused ([`crate::log`]).
+    #[cold]
+    fn send_whole(&self, evictor: &mut Evictor, staged: &[usize]) {
+        for &index in staged {
+            self.post_write(evictor, index as u64, index, self.staging.slot(index), 0, PAGE_BYTES);
+        }
+        self.count(&self.counters.pages_refused, staged.len() as u64);
+        self.count(&self.counters.bytes_out, (staged.len() * PAGE_BYTES) as u64);
+        self.ring_writes(evictor);
     }
 
     /// A staged page comes back. Its write-back may have been acknowledged without anybody having looked: then the

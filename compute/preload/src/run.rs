@@ -26,6 +26,7 @@ pub struct Run {
     pub vectored: bool,
     pub always_sweep: bool,
     pub write_lines: bool,
+    pub overlook: bool,
     pub trace: Option<String>,
 }
 
@@ -54,6 +55,7 @@ pub fn parse(text: &str) -> Result<Run, String> {
         vectored: true,
         always_sweep: false,
         write_lines: false,
+        overlook: false,
         trace: None,
     };
     for pair in text.split(';').filter(|p| !p.is_empty()) {
@@ -92,6 +94,7 @@ pub fn parse(text: &str) -> Result<Run, String> {
                 run.vectored = !masked("process_madvise");
                 run.always_sweep = masked("cheap_protection");
                 run.write_lines = masked("records");
+                run.overlook = masked("changes");
             }
             _ => {}
         }

@@ -92,6 +92,7 @@ fn arm(text: &str) -> Result<(), String> {
         vectored: run.vectored,
         always_sweep: run.always_sweep,
         write_lines: run.write_lines,
+        overlook: run.overlook,
         dirty: run.dirty,
         trace: run.trace,
     };

@@ -19,6 +19,7 @@ pub struct Tally {
     pub write_bytes: AtomicU64,
     pub records: AtomicU64,
     pub record_bytes: AtomicU64,
+    pub refused_records: AtomicU64,
     pub refused_verbs: AtomicU64,
     pub grants: AtomicU64,
     pub discarded_bytes: AtomicU64,

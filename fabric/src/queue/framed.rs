@@ -175,7 +175,7 @@ impl Framed {
                     Verb::Read { .. } | Verb::Invalidate => {}
                     Verb::Bind(binding) => self.own.extend_from_slice(binding.as_bytes()),
                     Verb::Send { ref bytes, .. } => self.own.extend_from_slice(&bytes[..p.len as usize]),
-                    Verb::Write { from } | Verb::Lines { record: from } => {
+                    Verb::Write { from } | Verb::Lines { record: from, .. } => {
                         self.outgoing.push_back(Outgoing::Buffer { from, len: p.len as usize })
                     }
                     Verb::Cas { expected, new } => {
@@ -395,7 +395,8 @@ impl Pending {
         match self.verb {
             Verb::Read { .. } => Op::Read,
             Verb::Write { .. } => Op::Write,
-            Verb::Lines { .. } => Op::Lines,
+            Verb::Lines { conditional: false, .. } => Op::Lines,
+            Verb::Lines { conditional: true, .. } => Op::LinesIf,
             Verb::Cas { .. } => Op::Cas,
             Verb::Faa { .. } => Op::Faa,
             Verb::Bind(_) => Op::Bind,

@@ -4,11 +4,13 @@
 #![allow(unsafe_code)]
 
 use super::{Completion, Framed, Pending, Verb};
+use crate::lay::{LastKey, lay, lay_if};
 use crate::mapping::Mapping;
 use crate::session::Membership;
 use crate::{Lost, Refusal};
 use farmem_protocol::addr::SlabId;
 use farmem_protocol::lines::Record;
+use farmem_protocol::lines::conditional::Conditional;
 use farmem_protocol::wire::MAX_VERB_BYTES;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -146,11 +148,16 @@ impl Pending {
     #[inline(never)]
     fn carry_out_rarer(&self, mapping: &Mapping) -> Option<u64> {
         match self.verb {
-            Verb::Lines { record } => {
+            Verb::Lines { record, conditional } => {
                 // SAFETY: the buffer is the verb's until its completion (contract of `lines`), and near: no slab.
                 let bytes = unsafe { std::slice::from_raw_parts(record, self.len as usize) };
-                let record = Record::check(SlabId(self.key.0), bytes).ok()?;
-                record.runs().all(|(offset, bytes)| mapping.write_bytes(offset, bytes)).then_some(0)
+                let slab = SlabId(self.key.0);
+                if !conditional {
+                    return lay(Record::check(slab, bytes).ok()?, mapping).map(|()| 0);
+                }
+                let Conditional { record, was, seed } = Conditional::split(bytes).ok()?;
+                let record = Record::check(slab, record).ok()?;
+                lay_if(record, was, seed, &mut LastKey::default(), mapping).map(|refused| refused.0)
             }
             Verb::Cas { expected, new } => mapping.cas(self.offset, expected, new),
             Verb::Faa { add } => mapping.faa(self.offset, add),

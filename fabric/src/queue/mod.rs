@@ -11,7 +11,7 @@
 //! * A buffer handed to READ or WRITE belongs to the verb until its completion.
 //! * A connection that is cut is restored inside `doorbell`, `poll` and `wait`,
 //!   and what had no completion is done again: that changes nothing for READ,
-//!   WRITE and LINES. Any other verb that was on its way completes with [`Refusal::Unknown`].
+//!   WRITE and LINES (of LINES_IF, that pages are refused which were not). Any other verb that was on its way completes with [`Refusal::Unknown`].
 //!
 //! Verbs go by *keys* ([`farmem_protocol::key`]): a slab that the member holds, a
 //! window that was bound for it, a unit of the pool that it owns. What a key gives
@@ -98,7 +98,7 @@ pub(crate) struct Pending {
 pub(crate) enum Verb {
     Read { into: *mut u8 },
     Write { from: *const u8 },
-    Lines { record: *const u8 },
+    Lines { record: *const u8, conditional: bool },
     Cas { expected: u64, new: u64 },
     Faa { add: u64 },
     Bind(Binding),
@@ -152,7 +152,20 @@ impl QueuePair {
     /// the queue pair is dropped.
     #[inline]
     pub unsafe fn lines(&mut self, tag: u64, slab: SlabId, record: *const u8, len: u32) {
-        self.post(Pending { tag, key: slab.into(), offset: 0, len, verb: Verb::Lines { record }, sent: false });
+        let verb = Verb::Lines { record, conditional: false };
+        self.post(Pending { tag, key: slab.into(), offset: 0, len, verb, sent: false });
+    }
+
+    /// Posts a record with conditions ([`farmem_protocol::lines::conditional`]). Completes with the
+    /// [`Refused`](farmem_protocol::lines::conditional::Refused) pages, of which nothing has changed. What was carried out before
+    /// its connection was cut, unheard of, is refused when it goes again.
+    ///
+    /// # Safety
+    /// As [`QueuePair::lines`].
+    #[inline]
+    pub unsafe fn lines_if(&mut self, tag: u64, slab: SlabId, record: *const u8, len: u32) {
+        let verb = Verb::Lines { record, conditional: true };
+        self.post(Pending { tag, key: slab.into(), offset: 0, len, verb, sent: false });
     }
 
     /// Posts a compare-and-swap of the aligned word at `offset`. Completes with its old value.

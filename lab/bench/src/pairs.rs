@@ -2,8 +2,9 @@
 //!
 //! On a shared machine two runs of the same thing differ more than many an
 //! optimisation is worth, and they drift: a neighbour comes, and goes. So
-//! systems are interleaved (A B C, C B A, A B C, …: reversed every other round,
-//! which cancels a linear drift), a ratio is taken between two runs of one round,
+//! systems are interleaved (A B C, C B A, B C A, A C B, C A B, B A C: reversed every other
+//! round, which cancels a linear drift, and begun with another every second, so that
+//! none is always in the middle, or always behind the same one), a ratio is taken between two runs of one round,
 //! and what is reported is the median of the rounds' ratios with the least and
 //! the greatest.
 
@@ -57,6 +58,7 @@ impl<S: Copy + PartialEq, T> Rounds<S, T> {
             let places = all.len();
             for place in 0..places {
                 let place = if round % 2 == 0 { place } else { places - 1 - place };
+                let place = (place + round / 2) % places;
                 let outcome = run(all[place].0, round)?;
                 all[place].1.push(outcome);
             }
@@ -108,14 +110,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_other_round_runs_backwards() {
+    fn every_other_round_runs_backwards_and_each_system_is_everywhere() {
         let mut order = String::new();
-        Rounds::interleave(&['a', 'b', 'c'], 3, |system, _| {
+        Rounds::interleave(&['a', 'b', 'c'], 6, |system, _| {
             order.push(system);
             Ok::<_, ()>(Some(()))
         })
         .unwrap();
-        assert_eq!(order, "abccbaabc");
+        assert_eq!(order, "abccbabcaacbcabbac");
     }
 
     #[test]

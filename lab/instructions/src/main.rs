@@ -17,13 +17,13 @@ use farmem_cache::prefetch::{Prefetcher, Window};
 use farmem_cache::{Arrival, recommended};
 use farmem_fabric::{ConnectOptions, NodeAddr, Session, Transport};
 use farmem_memory::{Config, Node};
-use farmem_pager::dirty::hash::{Hasher, Hashes, Unit};
 use farmem_pager::log::{Gathered, Logged};
 use farmem_pager::table::Table;
 use farmem_pager::word::{State, Word};
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES, PageId, SLAB_BYTES, SLOTS_PER_SLAB, SlabId};
-use farmem_protocol::lines::{Entry, LINES, MAX_RECORD_BYTES, Record, encode};
+use farmem_protocol::lines::{Entry, MAX_RECORD_BYTES, Record, encode};
 use farmem_protocol::wire::{Batch, Op, Verb};
+use farmem_sys::lines::{Brief, Hasher, Unit};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Pages that are local in the paths of the cache and of the pager: 64 MiB.
@@ -236,14 +236,14 @@ fn be_agent() {
 /// A page comes and leaves: its lines hashed, and compared.
 fn lines(times: u64) {
     let hasher = Hasher::new(&std::array::from_fn(|i| (i * 151 + 17) as u8), Unit::best());
-    let (mut page, mut was): ([u8; PAGE_BYTES], Hashes) = (std::array::from_fn(|i| i as u8), [0; LINES]);
+    let (mut page, mut was): ([u8; PAGE_BYTES], Brief) = (std::array::from_fn(|i| i as u8), Brief::default());
     for at in 0..times as usize {
         #[allow(unsafe_code)]
         // SAFETY: a live array, before and after the change.
         unsafe {
-            hasher.hash(black_box(page.as_ptr()), &mut was);
+            was.take(&hasher, black_box(page.as_ptr()));
             page[at * 64 % PAGE_BYTES] ^= 0xFF;
-            black_box(hasher.changed(black_box(page.as_ptr()), &was));
+            black_box(was.compare(&hasher, black_box(page.as_ptr()), u16::MAX));
         }
     }
 }
@@ -256,7 +256,7 @@ fn record(times: u64) {
     for _ in 0..times {
         for nth in 0..256u32 {
             let slot = FarSlot::new(nth % 2, nth * 7919 % SLOTS_PER_SLAB);
-            gathered.note(Logged { slot, lines: 0x0001_0010_0100_1000 << (nth % 8), copy: nth });
+            gathered.note(Logged { slot, lines: 0x0001_0010_0100_1000 << (nth % 8), copy: nth, was: 0 });
         }
         gathered.order();
         for pages in gathered.records() {

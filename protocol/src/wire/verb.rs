@@ -54,6 +54,9 @@ pub enum Op {
     Send = 7,
     /// Changed lines of the slab's pages: a record of `len` operand bytes ([`crate::lines`]). `offset` is 0.
     Lines = 16,
+    /// The same, of each page only if its lines are still what they were: a record with conditions
+    /// ([`crate::lines::conditional`]). Returns which pages were refused.
+    LinesIf = 17,
 }
 
 impl Op {
@@ -68,6 +71,7 @@ impl Op {
             6 => Some(Op::Invalidate),
             7 => Some(Op::Send),
             16 => Some(Op::Lines),
+            17 => Some(Op::LinesIf),
             _ => None,
         }
     }
@@ -76,7 +80,7 @@ impl Op {
     pub const fn right(self) -> Rights {
         match self {
             Op::Read => Rights::READ,
-            Op::Write | Op::Lines => Rights::WRITE,
+            Op::Write | Op::Lines | Op::LinesIf => Rights::WRITE,
             _ => Rights::ATOMIC,
         }
     }
@@ -111,7 +115,9 @@ impl Verb {
             Some(op @ (Op::Read | Op::Write)) if len <= MAX_VERB_BYTES => Ok((op, len)),
             Some(op @ (Op::Cas | Op::Faa)) if len == 8 => Ok((op, len)),
             Some(op @ (Op::Bind | Op::Invalidate)) if len == 0 => Ok((op, len)),
-            Some(Op::Lines) if len as usize <= MAX_RECORD_BYTES && self.offset.get() == 0 => Ok((Op::Lines, len)),
+            Some(op @ (Op::Lines | Op::LinesIf)) if len as usize <= MAX_RECORD_BYTES && self.offset.get() == 0 => {
+                Ok((op, len))
+            }
             Some(Op::Send) if len <= MAX_SEND_BYTES => Ok((Op::Send, len)),
             _ => Err(Broken::Verb),
         }
@@ -121,7 +127,7 @@ impl Verb {
     pub fn operand_bytes(&self) -> Result<u32, Broken> {
         Ok(match self.shape()? {
             (Op::Read | Op::Invalidate, _) => 0,
-            (Op::Write | Op::Send | Op::Lines, len) => len,
+            (Op::Write | Op::Send | Op::Lines | Op::LinesIf, len) => len,
             (Op::Cas, _) => 16,
             (Op::Faa, _) => 8,
             (Op::Bind, _) => size_of::<Binding>() as u32,
@@ -177,7 +183,7 @@ pub struct Completion {
     pub status: u8,
     /// Zero.
     pub zero: [u8; 3],
-    /// The word's old value (CAS, FAA), a key (BIND, INVALIDATE).
+    /// The word's old value (CAS, FAA), a key (BIND, INVALIDATE), pages refused (LINES_IF).
     pub value: U64,
 }
 

@@ -1,7 +1,7 @@
 //! What is kept of pages as they arrived: one entry of a fixed size for each, found by the page.
 //!
 //! ```text
-//!  page ─► index (4 bytes a page, sparse): 0, or 1 + entry ─► entries: hashes (512 bytes) or copies (4096)
+//!  page ─► index (4 bytes a page, sparse): 0, or 1 + entry ─► entries: hashes (512 bytes, in brief 136) or copies (4096)
 //! ```
 //!
 //! A page's index and entry belong to whoever owns the page: its word says who ([`crate::word`]), and its
@@ -81,8 +81,10 @@ impl Kept {
         let number = match free.list.pop() {
             Some(number) => number,
             None if free.fresh < free.most => {
-                if (free.fresh as usize * self.entry_bytes).is_multiple_of(4096) {
-                    self.grown.fetch_add(1, Ordering::Relaxed);
+                let begun = |entries: u32| (entries as usize * self.entry_bytes).div_ceil(4096) as u64;
+                let grown = begun(free.fresh + 1) - begun(free.fresh);
+                if grown > 0 {
+                    self.grown.fetch_add(grown, Ordering::Relaxed);
                 }
                 free.fresh += 1;
                 free.fresh - 1
@@ -144,5 +146,16 @@ mod tests {
         assert_eq!(kept.take(PageId(3)), Some(entries[1]));
         assert_eq!(kept.find(PageId(700)), None);
         assert_eq!((kept.grown(), kept.grown()), (1, 0), "three times 512 bytes are in one page");
+    }
+
+    #[test]
+    fn what_entries_take_is_counted_by_pages_begun() {
+        let kept = Kept::of(1000, 136, 1000).unwrap();
+        let mut grown = 0;
+        for page in 0..1000 {
+            kept.take(PageId(page)).unwrap();
+            grown += kept.grown();
+            assert_eq!(grown, ((page + 1) * 136).div_ceil(4096), "{page}");
+        }
     }
 }

@@ -4,10 +4,10 @@
 //! ```text
 //!             comes in            what is kept              on its way out
 //!   lines     writable            slot mapped: nothing      lines that differ from the slot
-//!                                 else: 64 bits a line      lines whose hash differs (`hash`)
+//!                                 else: hashes              lines whose hash differs
 //!   auto      slot mapped: as `pages`
 //!   (lines,   else: likely to be
-//!   guessing) written: writable   64 bits a line            lines whose hash differs
+//!   guessing) written: writable   hashes                    lines whose hash differs
 //!             others: protected   … at the first write      lines whose hash differs
 //!   shadow    slot mapped:
 //!             writable            nothing: the slot         lines that differ from the slot
@@ -23,19 +23,20 @@
 //! kept here tells which of its lines are no longer these. What is kept is looked at when the page is
 //! write-protected and Leaving, never before: a page that can still change says nothing.
 //!
-//! Hashes (`lines`, and `auto` where it is `lines`, of slots that are not mapped) are wrong with a probability that `docs/design/lines.md` works out; the others are exact. When nothing
-//! more can be kept, a page comes in as `pages` has it.
+//! Hashes (`lines`, and `auto` where it is `lines`, of slots that are not mapped; [`farmem_sys::lines`]) are wrong with a
+//! probability that `docs/design/lines.md` works out; the others are exact. They are kept
+//! *in brief*, 16 bits a line and 64 for the page, where somebody is at the other end who confirms what is said of
+//! changed lines (a node's software NIC); where lines go to a card, 64 bits a line. When nothing more can be kept, a page comes in as `pages` has it.
 
 pub mod exact;
-pub mod hash;
 pub mod kept;
 
 use crate::ending::broken;
 use farmem_protocol::addr::{PAGE_BYTES, PageId};
 use farmem_protocol::lines::LINES;
+use farmem_sys::lines::{Brief, Found, Hasher, Hashes, SEED_BYTES, Seed, Unit};
 use farmem_sys::memory::copy_page;
 use farmem_sys::raw::Errno;
-use hash::{Hasher, Hashes, KEY_BYTES, Unit};
 use kept::Kept;
 
 /// How changed bytes are told, as a user names it.
@@ -84,6 +85,23 @@ pub(crate) struct Changed {
     pub lines: u64,
     /// Bytes that differ, under `shadow`; else 0: they are not told, or not counted.
     pub bytes: u64,
+    /// Where hashes are kept in brief: what is to be confirmed of these lines before others are laid onto them.
+    pub was: u64,
+}
+
+impl Changed {
+    fn lines(lines: u64) -> Changed {
+        Changed { lines, bytes: 0, was: 0 }
+    }
+}
+
+/// Of pages whose slots are not mapped, under `lines`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Hashed {
+    /// 64 bits a line.
+    InFull,
+    /// 16 bits a line, of which those in the mask are looked at, and 64 of the page. Changed lines must be confirmed.
+    InBrief { mask: u16 },
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -100,6 +118,7 @@ pub(crate) struct Tracker {
     /// Pages that are read and not likely to be written come in protected under `lines` too.
     guess: bool,
     hasher: Hasher,
+    hashed: Hashed,
     kept: Option<Kept>,
 }
 
@@ -109,7 +128,7 @@ const COPIES: u64 = 5;
 impl Tracker {
     /// For `pages` of local memory, some of which is taken for what is kept: the tracker, and how many pages are
     /// left. `mapped`: every slot is.
-    pub fn new(choice: Dirty, pages: u64, mapped: bool) -> Result<(Tracker, u64), Errno> {
+    pub fn new(choice: Dirty, pages: u64, mapped: bool, hashed: Hashed) -> Result<(Tracker, u64), Errno> {
         let policy = match choice {
             Dirty::Lines => Policy::Lines,
             Dirty::Shadow => Policy::Shadow,
@@ -119,17 +138,24 @@ impl Tracker {
         };
         // Copies have a part of local memory to themselves; what hashes take is reserved as they are made.
         let (entry, entries, left) = match policy {
-            Policy::Lines if !mapped => (size_of::<Hashes>(), pages, pages),
+            Policy::Lines if !mapped && hashed == Hashed::InFull => (size_of::<Hashes>(), pages, pages),
+            Policy::Lines if !mapped => (size_of::<Brief>(), pages, pages),
             Policy::Shadow if !mapped => (PAGE_BYTES, pages / COPIES, pages - pages / COPIES),
             _ => (0, 0, pages),
         };
         let kept = if entries > 0 { Some(Kept::new(entries as usize, entry)?) } else { None };
-        let mut random = [0; KEY_BYTES];
+        let mut random = [0; SEED_BYTES];
         if policy == Policy::Lines && farmem_sys::process::random_bytes(&mut random).is_err() {
             broken("the system gives no random bytes for the key of the line hashes");
         }
         let guess = choice == Dirty::Auto;
-        Ok((Tracker { policy, guess, hasher: Hasher::new(&random, Unit::best()), kept }, left))
+        Ok((Tracker { policy, guess, hasher: Hasher::new(&random, Unit::best()), hashed, kept }, left))
+    }
+
+    /// From what the key is made, where somebody is to confirm changed lines.
+    pub fn seed(&self) -> Option<&Seed> {
+        let confirmed = self.policy == Policy::Lines && self.kept.is_some() && self.hashed != Hashed::InFull;
+        confirmed.then(|| self.hasher.seed())
     }
 
     /// Pages of local memory that what is kept has taken since this was last asked, beyond those set apart by
@@ -182,8 +208,9 @@ impl Tracker {
             Some(entry) => {
                 // SAFETY: the source is the caller's promise; the entry is the page's, of this policy's size, aligned.
                 unsafe {
-                    match self.policy {
-                        Policy::Lines => self.hasher.hash(source, &mut *entry.cast::<Hashes>()),
+                    match (self.policy, self.hashed) {
+                        (Policy::Lines, Hashed::InFull) => self.hasher.hash(source, &mut *entry.cast::<Hashes>()),
+                        (Policy::Lines, Hashed::InBrief { .. }) => (*entry.cast::<Brief>()).take(&self.hasher, source),
                         _ => copy_page(source, entry),
                     }
                 }
@@ -220,21 +247,30 @@ impl Tracker {
         let kept = || self.kept.as_ref().and_then(|kept| kept.find(page)).map(<*mut u8>::cast_const);
         match (slot, self.policy) {
             (None, Policy::Lines) => {
-                let lines = match kept() {
-                    // SAFETY: the entry was filled by `keep` and is the page's; the page is the caller's promise.
-                    Some(entry) => unsafe { self.hasher.changed(at, &*entry.cast::<Hashes>()) },
-                    None => u64::MAX,
-                };
-                Changed { lines, bytes: 0 }
+                let Some(entry) = kept() else { return Changed::lines(u64::MAX) };
+                // SAFETY: the entry was filled by `keep` and is the page's; the page is the caller's promise.
+                unsafe {
+                    match self.hashed {
+                        Hashed::InFull => Changed::lines(self.hasher.changed(at, &*entry.cast::<Hashes>())),
+                        Hashed::InBrief { mask } => match (*entry.cast::<Brief>()).compare(&self.hasher, at, mask) {
+                            Found::Same => Changed::lines(0),
+                            Found::Lines { lines, was } => Changed { lines, bytes: 0, was },
+                            Found::Somewhere => Changed::lines(u64::MAX),
+                        },
+                    }
+                }
             }
             (slot, policy) => match slot.or_else(kept) {
                 // SAFETY: as above, or the slot, which the caller vouches for.
                 Some(before) => unsafe {
                     let lines = exact::differing(at, before);
                     let told = policy == Policy::Shadow;
-                    Changed { lines, bytes: if told { exact::differing_bytes(at, before, lines) } else { 0 } }
+                    Changed {
+                        bytes: if told { exact::differing_bytes(at, before, lines) } else { 0 },
+                        ..Changed::lines(lines)
+                    }
                 },
-                None => Changed { lines: u64::MAX, bytes: 0 },
+                None => Changed::lines(u64::MAX),
             },
         }
     }

@@ -1,12 +1,14 @@
 //! An attached queue pair: batches of verbs, carried out in order.
 
 use super::output::Output;
+use crate::lay::{LastKey, lay, lay_if};
 use crate::nic::epochs::Section;
 use crate::nic::grip::Grip;
 use crate::nic::{Member, Nic, QueueTurn, count};
 use farmem_protocol::addr::SlabId;
 use farmem_protocol::key::{Key, KeyKind};
 use farmem_protocol::lines::Record;
+use farmem_protocol::lines::conditional::Conditional;
 use farmem_protocol::wire::{Batch, Binding, Broken, Completion, Op, REPLY_BYTES, Status, Verb};
 use farmem_sys::socket::Part;
 use std::sync::Arc;
@@ -26,6 +28,7 @@ pub(super) struct Serving {
     /// A WRITE whose operand has not all come.
     writing: Option<Writing>,
     number: u32,
+    last_key: LastKey,
 }
 
 /// A WRITE whose bytes are still coming.
@@ -48,7 +51,7 @@ enum Into {
 impl Serving {
     pub fn new(member: Arc<Member>, queue: u64, turn: Arc<QueueTurn>, ours: u64) -> Serving {
         let verbs = Vec::with_capacity(farmem_protocol::wire::MAX_VERBS);
-        Serving { member, turn, ours, queue, verbs, at: 0, writing: None, number: 0 }
+        Serving { member, turn, ours, queue, verbs, at: 0, writing: None, number: 0, last_key: LastKey::default() }
     }
 
     /// Where the next bytes may go without a copy: memory that a WRITE under way is admitted to.
@@ -127,7 +130,7 @@ impl Serving {
                 self.writing = Some(Writing { into, left: len });
                 Ok(Some(0))
             }
-            Op::Lines => {
+            Op::Lines | Op::LinesIf => {
                 // Whole before any of it is applied: a torn record changes nothing.
                 let Some(bytes) = input.get(..len as usize) else { return Ok(None) };
                 let grip = if key.is_slab() {
@@ -135,7 +138,11 @@ impl Serving {
                 } else {
                     Err(Status::Access)
                 };
-                let record = Record::parse(SlabId(key.0), bytes)?;
+                let (record, conditions) = match op {
+                    Op::Lines => (bytes, None),
+                    _ => Conditional::split(bytes).map(|split| (split.record, Some((split.was, split.seed))))?,
+                };
+                let record = Record::parse(SlabId(key.0), record)?;
                 if let Ok(grip) = &grip {
                     // They are anywhere in the slab: on their way while the checksum is computed.
                     record.places().for_each(|offset| grip.memory.mapping().prefetch(offset));
@@ -145,8 +152,15 @@ impl Serving {
                 count(&nic.tally.record_bytes, len as u64);
                 let applied = grip.and_then(|grip| {
                     let memory = grip.memory.mapping();
-                    let whole = record.runs().all(|(offset, bytes)| memory.write_lines(offset, bytes));
-                    if whole { Ok(0) } else { Err(Status::Range) }
+                    let laid = match conditions {
+                        None => lay(record, memory).map(|()| 0),
+                        Some((was, seed)) => {
+                            let refused = lay_if(record, was, seed, &mut self.last_key, memory);
+                            count(&nic.tally.refused_records, refused.is_some_and(|refused| !refused.is_none()) as u64);
+                            refused.map(|refused| refused.0)
+                        }
+                    };
+                    laid.ok_or(Status::Range)
                 });
                 self.settle(nic, output, applied);
                 Ok(Some(len as usize))

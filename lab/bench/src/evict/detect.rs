@@ -8,8 +8,7 @@
 #![allow(unsafe_code)] // Raw pages, as the pager has them.
 
 use farmem_pager::dirty::exact;
-use farmem_pager::dirty::hash::{Hasher, Hashes, KEY_BYTES, Unit};
-use farmem_protocol::lines::LINES;
+use farmem_sys::lines::{Brief, Hasher, Hashes, LINES, Unit};
 use farmem_sys::memory::copy_page;
 use serde::Serialize;
 use std::hint::black_box;
@@ -39,18 +38,26 @@ pub struct Cost {
 pub fn measure(rounds: usize) -> Vec<Cost> {
     let pages = vec![0x5Au8; MANY * PAGE];
     let mut hashes: Vec<Hashes> = vec![[0; LINES]; MANY];
-    let key: [u8; KEY_BYTES] = std::array::from_fn(|i| (i * 151 + 17) as u8);
+    let mut briefs = vec![Brief::default(); MANY];
+    let key = std::array::from_fn(|i| (i * 151 + 17) as u8);
     let units = [Unit::Scalar, Unit::Sse2, Unit::Avx2];
     let best = Unit::best();
     let mut costs = Vec::new();
     for unit in units.into_iter().filter(|&unit| unit != Unit::Avx2 || best == Unit::Avx2) {
         let hasher = Hasher::new(&key, unit);
-        let arrival = |page: usize, kept: usize, hashes: &mut [Hashes]| {
+        costs.push(cost(format!("arrival: line hashes in brief, {unit:?}"), rounds, |page| {
             // SAFETY: within `pages`.
-            unsafe { hasher.hash(pages.as_ptr().add(page * PAGE), &mut hashes[kept]) }
-        };
-        costs.push(cost(format!("arrival: line hashes, {unit:?}"), rounds, |page| arrival(page, page, &mut hashes)));
+            unsafe { briefs[page].take(&hasher, pages.as_ptr().add(page * PAGE)) }
+        }));
         costs.push(cost(format!("departure: hashes compared, {unit:?}"), rounds, |page| {
+            // SAFETY: within `pages`.
+            black_box(unsafe { briefs[page].compare(&hasher, pages.as_ptr().add(page * PAGE), u16::MAX) });
+        }));
+        costs.push(cost(format!("arrival: line hashes in full, {unit:?}"), rounds, |page| {
+            // SAFETY: within `pages`.
+            unsafe { hasher.hash(pages.as_ptr().add(page * PAGE), &mut hashes[page]) }
+        }));
+        costs.push(cost(format!("departure: full hashes compared, {unit:?}"), rounds, |page| {
             // SAFETY: within `pages`.
             black_box(unsafe { hasher.changed(pages.as_ptr().add(page * PAGE), &hashes[page]) });
         }));

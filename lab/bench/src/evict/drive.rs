@@ -4,7 +4,8 @@
 //! batch of 256 pages, each with a bitmap of changed lines, each to a slot drawn at random
 //!   pages    one WRITE of 4096 bytes for each
 //!   writes   one WRITE for each run of changed lines
-//!   log      by slab and slot: records of lines (LINES); from `WHOLE_FROM` lines on, a WRITE of the page
+//!   log      by slab and slot: records of lines with conditions (LINES_IF), as `--dirty lines` has them; from
+//!            `WHOLE_FROM` lines on, a WRITE of the page
 //! ─► one doorbell a batch; at most 1024 pages unacknowledged ─► the end: the last acknowledgement
 //! ```
 
@@ -17,8 +18,10 @@ use anyhow::{Context, ensure};
 use farmem_fabric::{QueuePair, Session};
 use farmem_pager::log::{Gathered, Logged};
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES, SLOTS_PER_SLAB, SlabId};
+use farmem_protocol::lines::conditional::{self, SEED_BYTES};
 use farmem_protocol::lines::{self, Entry, LINE_BYTES, LINES, MAX_RECORD_BYTES, Runs, WHOLE_FROM};
 use farmem_sys::clock;
+use farmem_sys::lines::{Hasher, Hashes, Unit};
 use serde::Serialize;
 
 use crate::paging::array::Draw;
@@ -42,6 +45,13 @@ pub enum Method {
     Writes,
     /// In records.
     Log,
+}
+
+impl Method {
+    /// Whether all of a page goes of which these lines changed.
+    fn sends_whole(self, lines: u64) -> bool {
+        self == Method::Pages || self == Method::Log && lines.count_ones() >= WHOLE_FROM
+    }
 }
 
 /// Where the changed lines of a page lie.
@@ -92,6 +102,39 @@ struct Page {
     lines: u64,
     /// Which of the local copies.
     copy: usize,
+    /// The condition of its lines.
+    was: u64,
+}
+
+/// What lies in the slots, line by line, so that conditions can be said.
+struct Slots {
+    hasher: Hasher,
+    /// The copy that a slot's line came from.
+    from: Vec<[u16; LINES]>,
+    /// Of each copy its lines' hashes.
+    hashes: Vec<Hashes>,
+}
+
+impl Slots {
+    fn new(copies: &[[u8; PAGE_BYTES]]) -> Slots {
+        let hasher = Hasher::new(&[0x5E; SEED_BYTES], Unit::best());
+        let hashes = copies.iter().map(|copy| {
+            let mut hashes = [0; LINES];
+            // SAFETY: a live array.
+            unsafe { hasher.hash(copy.as_ptr(), &mut hashes) };
+            hashes
+        });
+        Slots { hashes: hashes.collect(), hasher, from: vec![[0; LINES]; SLABS * SLOTS_PER_SLAB as usize] }
+    }
+
+    /// A page that goes to a slot, with the condition of its lines; after it, they are the copy's, or all are.
+    fn fill(&mut self, slot: FarSlot, lines: u64, copy: usize, whole: bool) -> Page {
+        let from = &mut self.from[(slot.slab_index() * SLOTS_PER_SLAB + slot.place()) as usize];
+        let was: Hashes = std::array::from_fn(|line| self.hashes[from[line] as usize][line]);
+        let was = self.hasher.sum_of(&was, lines);
+        (0..LINES).filter(|line| whole || lines >> line & 1 == 1).for_each(|line| from[line] = copy as u16);
+        Page { slot, lines, copy, was }
+    }
 }
 
 /// The host's end.
@@ -101,6 +144,7 @@ pub struct Host {
     _session: Session,
     slabs: Vec<SlabId>,
     copies: Vec<[u8; PAGE_BYTES]>,
+    slots: Slots,
     records: Vec<[u8; MAX_RECORD_BYTES]>,
     gathered: Gathered,
     entries: Vec<Entry>,
@@ -118,12 +162,14 @@ impl Host {
         let slabs = (0..SLABS).map(|_| session.grant().map(|slab| slab.id)).collect::<Result<Vec<_>, _>>()?;
         let queue = session.queue_pair()?;
         let mut draw = Draw::new(seed);
-        let copies = (0..RING).map(|_| std::array::from_fn(|_| draw.below(256) as u8)).collect();
+        let copies: Vec<_> = (0..RING).map(|_| std::array::from_fn(|_| draw.below(256) as u8)).collect();
+        let slots = Slots::new(&copies);
         let mut host = Host {
             queue,
             _session: session,
             slabs,
             copies,
+            slots,
             records: vec![[0; MAX_RECORD_BYTES]; RECORDS],
             gathered: Gathered::default(),
             entries: Vec::new(),
@@ -135,7 +181,8 @@ impl Host {
         };
         for at in 0..SLABS * SLOTS_PER_SLAB as usize {
             let slot = FarSlot::new((at % SLABS) as u32, (at / SLABS) as u32);
-            host.page(&Page { slot, lines: u64::MAX, copy: at % RING })?;
+            let page = host.slots.fill(slot, u64::MAX, at % RING, true);
+            host.page(&page)?;
             if at % BATCH == 0 {
                 host.queue.doorbell()?;
             }
@@ -154,13 +201,16 @@ impl Host {
             let pages = chunk.iter().map(|&lines| {
                 let slot = draw.below(SLABS * SLOTS_PER_SLAB as usize);
                 let slot = FarSlot::new((slot % SLABS) as u32, (slot / SLABS) as u32);
-                Page { slot, lines, copy: draw.below(RING) }
+                (slot, lines, draw.below(RING))
             });
-            let mut pages: Vec<Page> = pages.collect();
+            let mut pages: Vec<_> = pages.collect();
             // Slots are each page's own: drawn twice, the second is left out. The order is a page's, not a slot's.
             let mut seen = std::collections::HashSet::new();
-            pages.retain(|page| seen.insert(page.slot));
-            batches.push(pages);
+            pages.retain(|(slot, ..)| seen.insert(*slot));
+            let page = |(slot, lines, copy): (FarSlot, u64, usize)| {
+                self.slots.fill(slot, lines, copy, method.sends_whole(lines))
+            };
+            batches.push(pages.into_iter().map(page).collect::<Vec<_>>());
         }
         self.queue.take_sent();
         let (verbs, begun) = (self.posted, clock::ticks());
@@ -181,7 +231,8 @@ impl Host {
                 let mut gathered = std::mem::take(&mut self.gathered);
                 for page in pages {
                     if page.lines.count_ones() < WHOLE_FROM {
-                        gathered.note(Logged { slot: page.slot, lines: page.lines, copy: page.copy as u32 });
+                        let (slot, lines, copy) = (page.slot, page.lines, page.copy as u32);
+                        gathered.note(Logged { slot, lines, copy, was: page.was });
                     } else {
                         self.page(page)?;
                     }
@@ -233,9 +284,13 @@ impl Host {
         self.next_record = (record + 1) % RECORDS;
         let copies = &self.copies;
         let len = lines::encode(slab, &self.entries, &mut self.records[record], |i| &copies[pages[i].copy as usize])
+            .and_then(|len| {
+                let was = pages.iter().map(|page| page.was);
+                conditional::append(&mut self.records[record], len, was, self.slots.hasher.seed())
+            })
             .context("a record that does not fit")?;
         // SAFETY: the buffer is used again only when as many completions have come as there are buffers.
-        unsafe { self.queue.lines(0, slab, self.records[record].as_ptr(), len as u32) };
+        unsafe { self.queue.lines_if(0, slab, self.records[record].as_ptr(), len as u32) };
         self.posted += 1;
         self.under_way.push_back((pages.len(), true));
         Ok(())
@@ -282,10 +337,12 @@ impl Host {
     /// When that is not so.
     pub fn verify(&mut self, method: Method, bitmaps: &[u64]) -> anyhow::Result<()> {
         let slab = self.slabs[0];
-        let page = |i: usize| Page { slot: FarSlot::new(0, i as u32 * 7), lines: bitmaps[i], copy: (i + 1) % RING };
-        let pages: Vec<Page> = (0..bitmaps.len()).map(page).collect();
-        for page in &pages {
-            self.page(&Page { slot: page.slot, lines: u64::MAX, copy: 0 })?;
+        let mut pages = Vec::new();
+        for (i, &lines) in bitmaps.iter().enumerate() {
+            let slot = FarSlot::new(0, i as u32 * 7);
+            let before = self.slots.fill(slot, u64::MAX, 0, true);
+            self.page(&before)?;
+            pages.push(self.slots.fill(slot, lines, (i + 1) % RING, method.sends_whole(lines)));
         }
         self.batch(method, &pages)?;
         self.drain()?;
@@ -298,7 +355,7 @@ impl Host {
             while done.is_empty() {
                 self.queue.wait(&mut done, Duration::from_secs(5))?;
             }
-            let whole = method == Method::Pages || method == Method::Log && page.lines.count_ones() >= WHOLE_FROM;
+            let whole = method.sends_whole(page.lines);
             for (line, got) in back.chunks(LINE_BYTES).enumerate() {
                 let went = whole || page.lines >> line & 1 == 1;
                 let expected = &self.copies[if went { page.copy } else { 0 }][line * LINE_BYTES..][..LINE_BYTES];

@@ -196,8 +196,8 @@ fn measure(host: &mut Host, setting: Setting, pages: usize, rounds: usize, seed:
         Rounds::interleave(&METHODS, rounds, |method, round| {
             supervise::interrupted()?;
             let round = (from + round) as u64;
-            // The slots too are the same for every method of a round.
-            let mut draw = Draw::new(seed ^ round << 32);
+            // Slots of its own: those that another method of the round has just written to would be in the node's cache.
+            let mut draw = Draw::new(seed ^ round << 32 ^ (method as u64) << 24);
             host.run(method, &bitmaps(round, pages), &mut draw).map(Some)
         })
     };

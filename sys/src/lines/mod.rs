@@ -1,0 +1,178 @@
+//! Keyed hashes of a page's lines, 64 bits each, and a sum of them, 64 bits for the page.
+//!
+//! ```text
+//!   line: 16 words of 32 bits      m0 m1 | m2 m3 | …                        keys, from a seed
+//!   NH     A = Σ (m2i + a2i mod 2³²) · (m2i+1 + a2i+1 mod 2³²)  mod 2⁶⁴    a: 16 words
+//!          B = the same with b                                             b: 16 words
+//!   fold   high 32 bits of  c0 + c1·lo(A) + c2·hi(A)  mod 2⁶⁴              c: 3 words of 64 bits
+//!          high 32 bits of  d0 + d1·lo(B) + d2·hi(B)  mod 2⁶⁴              d: 3
+//!   hash   h = fold(B) : fold(A)
+//!   sum    S = Σ ki·hi  mod 2⁶⁴, over lines                                k: 64 words of 64 bits, one a line
+//! ```
+//!
+//! *How sure a hash is.* Two different lines have the same A with a probability of at most 2⁻³² (NH is universal:
+//! Black, Halevi, Krawczyk, Krovetz and Rogaway, CRYPTO '99, theorem 4.2), whatever they are, provided that they
+//! do not depend on the keys; two different A the same fold with 2⁻³² (multilinear hashing, its high half, is
+//! strongly universal: Lemire and Kaser, Computer Journal 57(11), 2014). A and B have keys of their own, so both
+//! halves agree with at most (2⁻³² + 2⁻³²)² = 2⁻⁶².
+//!
+//! *How sure a sum is.* Sums over the same lines agree although some hash differs with 2ᵗ⁻⁶⁴, t being the least number
+//! of zeros that a difference of hashes ends with (k is random, and a linear congruence has that many solutions).
+//! Where A differs, fold(A) differs by a value that is evenly distributed, so that t ≥ z with 2⁻ᶻ: together 2⁻⁶⁰; where
+//! fold(A) agrees (2⁻³¹), fold(B) decides likewise: 2⁻³¹ · 2⁻²⁸. So a sum misses a changed line with less than 2⁻⁵⁸.
+//! *And that it has the same [`top`]*, the highest 16 bits of fold(B), which neither of these cases asks for, comes to
+//! 2⁻⁷⁴: beside the 2⁻⁶² with which the hash itself is the same, nothing. That is what an owner of a page relies on who
+//! keeps the tops and the sum of it ([`Brief`]): a line that changed unseen has an old top, and the sum of those that
+//! seem unchanged is not what it was.
+//!
+//! Sums over disjoint lines add up to the sum over all of them. So whoever has the sum of a page as it was, and the page as
+//! it is, can say what the sum over some lines *was*, if the others are unchanged: and who has these lines as they were
+//! can say whether that is so.
+//!
+//! The key is drawn from a seed of 128 bits by SipHash-2-4 (Aumasson and Bernstein, INDOCRYPT 2012), a pseudorandom
+//! function of a counter: what is said above holds as far as nobody who chooses bytes can tell it from random bits.
+//!
+//! The faster general hashes promise nothing for the commonest change of all, one small word of a line: their
+//! one 32-bit product per word misses it with 2⁻³² when its neighbour has the wrong value.
+
+mod brief;
+mod sip;
+mod units;
+
+#[cfg(test)]
+mod tests;
+
+pub use brief::{Brief, Found, top};
+
+/// Bytes of a line.
+pub const LINE_BYTES: usize = 64;
+/// Lines of a page.
+pub const LINES: usize = 64;
+/// Bytes of a seed.
+pub const SEED_BYTES: usize = 16;
+
+/// Hashes of a page's lines.
+pub type Hashes = [u64; LINES];
+
+/// From what a key is made: random, and known only to those who are to compute the same hashes.
+pub type Seed = [u8; SEED_BYTES];
+
+#[derive(Clone)]
+#[repr(C, align(32))]
+struct Key {
+    nh: [[u32; 16]; 2],
+    fold: [[u64; 3]; 2],
+    places: [u64; LINES],
+}
+
+/// How the hashes are computed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Unit {
+    /// Word by word: what the others are tested against.
+    Scalar,
+    /// Two products at once: every x86-64.
+    Sse2,
+    /// Four.
+    Avx2,
+}
+
+impl Unit {
+    /// The best that this CPU has.
+    pub fn best() -> Unit {
+        if is_x86_feature_detected!("avx2") { Unit::Avx2 } else { Unit::Sse2 }
+    }
+}
+
+/// A key, and what computes with it.
+#[derive(Clone)]
+pub struct Hasher {
+    seed: Seed,
+    key: Key,
+    unit: Unit,
+}
+
+impl Hasher {
+    /// With the key of a seed. `unit` must be one that this CPU has.
+    pub fn new(seed: &Seed, unit: Unit) -> Hasher {
+        assert!(unit != Unit::Avx2 || is_x86_feature_detected!("avx2"));
+        let mut words = sip::Words::new(seed);
+        let mut word = || words.next_word();
+        let nh = std::array::from_fn(|_| {
+            let pairs: [u64; 8] = std::array::from_fn(|_| word());
+            std::array::from_fn(|i| (pairs[i / 2] >> (i % 2 * 32)) as u32)
+        });
+        let fold = std::array::from_fn(|_| std::array::from_fn(|_| word()));
+        let places = std::array::from_fn(|_| word());
+        Hasher { seed: *seed, key: Key { nh, fold, places }, unit }
+    }
+
+    /// From what its key was made.
+    pub fn seed(&self) -> &Seed {
+        &self.seed
+    }
+
+    /// Hashes every line of a page.
+    ///
+    /// # Safety
+    /// The page must be mapped, and stay as it is.
+    #[inline]
+    pub unsafe fn hash(&self, page: *const u8, into: &mut Hashes) {
+        // SAFETY: the page is the caller's promise; AVX2 was found by `new`.
+        unsafe {
+            match self.unit {
+                Unit::Scalar => units::scalar(&self.key, page, into),
+                Unit::Sse2 => units::sse2(&self.key, page, into),
+                Unit::Avx2 => units::avx2(&self.key, page, into),
+            }
+        }
+    }
+
+    /// Lines of a page that are not as they were when it was hashed: bit k, line k.
+    ///
+    /// # Safety
+    /// As [`Hasher::hash`].
+    #[inline]
+    pub unsafe fn changed(&self, page: *const u8, was: &Hashes) -> u64 {
+        let mut now = [0; LINES];
+        // SAFETY: the caller's promise.
+        unsafe { self.hash(page, &mut now) };
+        let mut changed = 0;
+        for line in 0..LINES {
+            changed |= ((now[line] != was[line]) as u64) << line;
+        }
+        changed
+    }
+
+    /// The sum over all lines.
+    #[inline]
+    pub fn sum(&self, hashes: &Hashes) -> u64 {
+        hashes.iter().zip(&self.key.places).fold(0, |sum, (&hash, &place)| sum.wrapping_add(hash.wrapping_mul(place)))
+    }
+
+    /// The sum over some lines, bit k for line k.
+    #[inline]
+    pub fn sum_of(&self, hashes: &Hashes, lines: u64) -> u64 {
+        each(lines).fold(0, |sum, line| sum.wrapping_add(hashes[line].wrapping_mul(self.key.places[line])))
+    }
+
+    /// The sum over some lines of a page, of which no others are read.
+    ///
+    /// # Safety
+    /// The page must be mapped. What others write meanwhile is hashed as it comes.
+    pub unsafe fn sum_in(&self, page: *const u8, lines: u64) -> u64 {
+        each(lines).fold(0, |sum, line| {
+            // SAFETY: within the page.
+            let hash = unsafe { units::one(&self.key, page.add(line * LINE_BYTES)) };
+            sum.wrapping_add(hash.wrapping_mul(self.key.places[line]))
+        })
+    }
+}
+
+/// The lines of a bitmap.
+fn each(mut lines: u64) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let line = lines.trailing_zeros() as usize;
+        lines &= lines.checked_sub(1)?;
+        Some(line)
+    })
+}
