@@ -22,6 +22,7 @@ use farmem_fabric::nic::engine::{Circumstances, Engine, Goodbye};
 use farmem_sys::epoll::{Epoll, Event, Waker};
 use farmem_sys::raw::{now_ns, thread_cpu_ns, yield_cpu};
 use farmem_sys::socket;
+use farmem_sys::spin::Spin;
 use farmem_sys::sync::Lock;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::PathBuf;
@@ -141,6 +142,7 @@ impl Worker {
         let mut events = Vec::new();
         let (mut active_ns, mut swept_ns) = (0, now_ns());
         let (mut looks, mut kept_ns) = (0u32, 0);
+        let mut spin = Spin::new();
         while !self.shared.stop.load(Ordering::Relaxed) {
             let now = now_ns();
             let spinning = now.saturating_sub(active_ns) < SPIN_NS;
@@ -173,8 +175,10 @@ impl Worker {
             }
             if came {
                 active_ns = now_ns();
-            } else if spinning {
+            } else if spinning && spin.offers() {
+                let begun = now_ns();
                 yield_cpu();
+                spin.offered(now_ns() - begun);
             }
         }
         let now = now_ns();

@@ -13,6 +13,7 @@
 //! * [`shared`]: memory that two processes map, and sleeping on its words.
 //! * [`socket`]: stream sockets that never block.
 //! * [`spare`]: descriptors for when a program has used up its own.
+//! * [`spin`]: how often a thread that spins offers its CPU to others.
 //! * [`sync`]: a lock for code that runs in signal handlers.
 //! * [`thread`]: threads that libc does not know of.
 //! * [`verbs`]: RDMA by libibverbs, if it is there.
@@ -33,6 +34,7 @@ pub mod raw;
 pub mod shared;
 pub mod socket;
 pub mod spare;
+pub mod spin;
 pub mod sync;
 pub mod thread;
 pub mod uffd;

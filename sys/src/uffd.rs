@@ -54,6 +54,11 @@ const _: () = assert!(API == 0xc018aa3f && REGISTER == 0xc020aa00 && UNREGISTER 
 const _: () = assert!(WAKE == 0x8010aa02 && COPY == 0xc028aa03 && WRITEPROTECT == 0xc018aa06);
 
 const USER_MODE_ONLY: usize = 1;
+// Modes of COPY, and of WRITEPROTECT, which has them the other way round.
+const COPY_DONT_WAKE: u64 = 1;
+const COPY_PROTECT: u64 = 2;
+const PROTECT: u64 = 1;
+const LIFT_DONT_WAKE: u64 = 2;
 
 /// Feature bits of `UFFDIO_API` that farmem knows by name.
 pub mod feature {
@@ -166,6 +171,8 @@ pub struct FaultEvent {
 pub struct Uffd {
     /// Replaced only in a forked child, where one thread exists.
     fd: AtomicI32,
+    /// Faults raise SIGBUS: no thread ever sleeps on an event, and none is looked for.
+    sleepless: bool,
 }
 
 impl Uffd {
@@ -175,24 +182,25 @@ impl Uffd {
     /// may; without it the kernel's own accesses are too, if the system allows
     /// (root, or `vm.unprivileged_userfaultfd=1`), else user-mode ones only.
     pub fn open(features: u64) -> Result<Uffd, OpenError> {
-        let supported = Self::raw_open(true)?.api(0)?;
+        let supported = Self::raw_open(true, features)?.api(0)?;
         let lacking = features & !supported;
         if lacking != 0 {
             return Err(OpenError::Lacks(lacking));
         }
+        let open = |user_only| Self::raw_open(user_only, features);
         let user_only = features & feature::SIGBUS != 0;
-        let uffd =
-            if user_only { Self::raw_open(true)? } else { Self::raw_open(false).or_else(|_| Self::raw_open(true))? };
+        let uffd = if user_only { open(true)? } else { open(false).or_else(|_| open(true))? };
         uffd.api(features)?;
         Ok(uffd)
     }
 
-    fn raw_open(user_only: bool) -> Result<Uffd, OpenError> {
+    fn raw_open(user_only: bool, features: u64) -> Result<Uffd, OpenError> {
         let flags = (libc::O_CLOEXEC | libc::O_NONBLOCK) as usize | if user_only { USER_MODE_ONLY } else { 0 };
         // SAFETY: no pointers.
         let fd =
             unsafe { crate::spare::made(libc::SYS_userfaultfd, [flags, 0, 0, 0, 0, 0]) }.map_err(OpenError::Refused)?;
-        Ok(Uffd { fd: AtomicI32::new(crate::raw::own_fd(fd as i32)) })
+        let sleepless = features & feature::SIGBUS != 0;
+        Ok(Uffd { fd: AtomicI32::new(crate::raw::own_fd(fd as i32)), sleepless })
     }
 
     fn api(&self, features: u64) -> Result<u64, OpenError> {
@@ -248,7 +256,7 @@ impl Uffd {
                 dst: (dst + done) as u64,
                 src: src as u64 + done as u64,
                 len: (len - done) as u64,
-                mode: if protect { 2 } else { 0 },
+                mode: if protect { COPY_PROTECT } else { 0 } | if self.sleepless { COPY_DONT_WAKE } else { 0 },
                 copied: 0,
             };
             match self.ioctl(COPY, &mut arg) {
@@ -270,7 +278,9 @@ impl Uffd {
     #[inline]
     pub fn protect(&self, start: usize, len: usize, on: bool) -> Result<(), Errno> {
         loop {
-            let mut arg = WriteProtect { range: Range { start: start as u64, len: len as u64 }, mode: on as u64 };
+            let lifts = if self.sleepless { LIFT_DONT_WAKE } else { 0 };
+            let mode = if on { PROTECT } else { lifts };
+            let mut arg = WriteProtect { range: Range { start: start as u64, len: len as u64 }, mode };
             match self.ioctl(WRITEPROTECT, &mut arg) {
                 Err(Errno(libc::EAGAIN)) => std::hint::spin_loop(),
                 other => return other.map(drop),

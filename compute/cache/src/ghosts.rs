@@ -21,6 +21,7 @@ use crate::Whereabouts;
 use farmem_protocol::addr::PageId;
 
 const WAYS: usize = 8;
+const _: () = assert!(WAYS == 1 << 3);
 /// Ghosts kept for each local page: twice, so that those within a distance of one capacity are
 /// seldom pushed out by their bucket's neighbours.
 const PER_PAGE: usize = 2;
@@ -45,7 +46,9 @@ pub struct Ghost {
 /// The pages that left last.
 pub struct Ghosts {
     buckets: Vec<[u32; WAYS]>,
-    departures: u64,
+    /// Departures, in grains, and those until the next.
+    now: u16,
+    left: u64,
     grain: u64,
 }
 
@@ -55,7 +58,8 @@ impl Ghosts {
         let capacity = capacity.max(1);
         Ghosts {
             buckets: vec![[0; WAYS]; (capacity * PER_PAGE).div_ceil(WAYS)],
-            departures: 0,
+            now: 0,
+            left: (capacity as u64).div_ceil(GRAINS),
             grain: (capacity as u64).div_ceil(GRAINS),
         }
     }
@@ -71,27 +75,27 @@ impl Ghosts {
 
     /// A page leaves.
     pub fn left(&mut self, page: PageId, hits: u8) {
-        self.departures += 1;
-        let now = self.now();
-        let (bucket, print) = self.place(page);
-        let oldest = bucket.iter_mut().max_by_key(|g| if **g == 0 { u16::MAX } else { now.wrapping_sub(**g as u16) });
-        if let Some(ghost) = oldest {
-            *ghost = print | (hits.min(3) as u32) << 16 | now as u32;
+        self.left -= 1;
+        if self.left == 0 {
+            self.left = self.grain;
+            self.now = self.now.wrapping_add(1);
         }
+        let now = self.now;
+        let (bucket, print) = self.place(page);
+        let age = |ghost: u32| if ghost == 0 { u16::MAX } else { now.wrapping_sub(ghost as u16) };
+        // Age and place in one number: a loop without branches.
+        let oldest = (0..WAYS).fold(0, |most, way| most.max((age(bucket[way]) as u32) << 3 | way as u32));
+        bucket[oldest as usize % WAYS] = print | (hits.min(3) as u32) << 16 | now as u32;
     }
 
     /// A page comes back; its ghost, if there is one, goes.
     pub fn take(&mut self, page: PageId) -> Option<Ghost> {
-        let (now, grain) = (self.now(), self.grain);
+        let (now, grain) = (self.now, self.grain);
         let (bucket, print) = self.place(page);
         let ghost = bucket.iter_mut().find(|g| **g & PRINT == print)?;
         let found = Ghost { distance: now.wrapping_sub(*ghost as u16) as u64 * grain, hits: (*ghost >> 16 & 3) as u8 };
         *ghost = 0;
         Some(found)
-    }
-
-    fn now(&self) -> u16 {
-        (self.departures / self.grain) as u16
     }
 
     fn place(&mut self, page: PageId) -> (&mut [u32; WAYS], u32) {

@@ -22,20 +22,21 @@
 //! at which a page is known clean and cannot change.
 //!
 //! The background thread evicts ahead of need; a fault that finds no room does
-//! a batch itself.
+//! a batch itself; one that waits for the network does a small one ([`crate::meanwhile`]).
 
 use crate::Pager;
 use crate::choice::Sweeps;
 use crate::dirty::{Changed, exact};
 use crate::ending::{broken, die};
 use crate::log::Log;
+use crate::meanwhile::Spare;
 use crate::thread::Thread;
 use crate::word::{State, Word};
 use farmem_pool::NoRoom;
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES, PageId};
 use farmem_protocol::exit;
 use farmem_protocol::lines::LINE_BYTES;
-use farmem_sys::memory::{copy_page, discard_vectored, is_zero};
+use farmem_sys::memory::{copy_page, discard_vectored, is_zero, prefetch};
 use farmem_sys::raw::{Errno, checked, yield_cpu};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -45,6 +46,9 @@ const STOCK_FROM: u64 = 4 << 20;
 
 /// Pages that leave together at most.
 pub const BATCH: usize = 256;
+
+/// Lines of a page that are asked for while the one before it is copied. As many as a CPU fetches at once, with the slot's.
+const LOOKED_AHEAD: usize = 8;
 
 /// What eviction keeps between batches; whoever evicts holds its lock.
 pub struct Evictor {
@@ -61,6 +65,8 @@ pub struct Evictor {
     bench: usize,
     /// Protecting calls.
     pub(crate) sweeps: Sweeps,
+    /// Small batches.
+    pub(crate) spare: Spare,
     /// Queue pairs for write-back.
     pub(crate) thread: Option<Box<Thread>>,
     /// Changed lines on their way.
@@ -89,6 +95,7 @@ impl Evictor {
             mem_fd: farmem_sys::raw::open_self_mem().unwrap_or(-1),
             bench: 0,
             sweeps,
+            spare: Spare::new(),
             thread: None,
             log,
         }
@@ -314,7 +321,10 @@ impl Pager {
         // Taken from the end below: neighbours in the program become neighbours in their slab, and
         // come back by one install.
         evictor.slots.reverse();
-        for l in &mut leaving {
+        leaving.first().into_iter().for_each(|first| self.look_ahead(first));
+        for at in 0..leaving.len() {
+            leaving.get(at + 1).into_iter().for_each(|next| self.look_ahead(next));
+            let l = &mut leaving[at];
             if !l.from.dirty() {
                 self.rewrites.saw_protected(l.from, false, false);
                 clean += 1;
@@ -369,6 +379,19 @@ impl Pager {
         self.flush_log(evictor);
         self.ring_writes(evictor);
         self.count(&self.counters.evicted_clean, clean);
+    }
+
+    /// Gets the first lines of a page that is to be copied or compared into the CPU's cache, and of its slot: both are cold,
+    /// in memory pages of their own, which is where a CPU's own looking ahead begins anew.
+    #[inline]
+    fn look_ahead(&self, l: &Leaving) {
+        if l.from.dirty() {
+            let slot = l.from.slot().map_or(0, |slot| self.pool.place(slot).mapped);
+            for line in 0..LOOKED_AHEAD {
+                prefetch(l.page.addr() + line * LINE_BYTES);
+                prefetch(slot + line * LINE_BYTES);
+            }
+        }
     }
 
     /// Brings a page's bytes to its slot, all of them or some lines; its next word.

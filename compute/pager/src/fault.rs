@@ -213,21 +213,24 @@ impl Pager {
 
     /// A page from its far slot, and the window ahead of it.
     fn fetch(&self, thread: &mut Thread, page: PageId, seen: Word, write: bool, begun: u64) -> Served {
-        self.reserve(1);
         let Some(slot) = seen.slot() else { broken("a remote page without a far slot") };
         let place = self.pool.place(slot);
         let mapped = place.mapped != 0;
+        if !mapped {
+            self.post_demand(thread, place);
+        }
+        // All that follows is done while the READ is under way.
+        self.reserve(1);
         let likely = || self.rewrites.likely(seen) && !guess::is_sample(&mut thread.guesses);
         let comes = self.tracker.comes(mapped, write, likely);
         self.plan_window(thread, page);
-        if place.mapped == 0 {
-            self.post_demand(thread, place);
-        }
-        // While the READ is under way. Should the policy name the page at once, it is Busy and stays.
+        self.post_window(thread);
+        // Should the policy name the page at once, it is Busy and stays.
         self.arrived([page], Arrival::Demand);
-        let source = if place.mapped != 0 {
+        let source = if mapped {
             place.mapped as *const u8
         } else {
+            self.make_room_meanwhile(1 + thread.claimed.len() as u64);
             self.await_read(thread, |tag| tag == 0);
             thread.landing.cast_const()
         };

@@ -23,7 +23,8 @@
 //! | `fork` | parent and child both go on |
 //! | `thread` | what a thread brings along; the gate that a fork closes |
 //! | `record` | the page trace, for the replayer |
-//! | `background` | eviction ahead of need, housekeeping |
+//! | `meanwhile` | … a few, while an answer is on its way |
+//! | `background` | … ahead of need; housekeeping |
 //! | `ending` | ends that a load cannot report |
 //!
 //! **Trap discipline.** A fault is a trap, not an asynchronous event: it can
@@ -48,6 +49,7 @@ mod fork;
 mod guess;
 mod handler;
 pub mod log;
+mod meanwhile;
 mod moves;
 mod pin;
 mod reads;

@@ -1,7 +1,8 @@
 //! READs: from a slot that is not mapped to the thread's landing buffer.
 //!
 //! ```text
-//! landing:  [ demand | window page 0 | window page 1 | … ]      one doorbell, the demand page first
+//! landing:  [ demand | window page 0 | window page 1 | … ]      the demand page's READ leaves at once,
+//!                                                               the window's by one doorbell when it is planned
 //! ```
 
 use crate::Pager;
@@ -13,17 +14,25 @@ use farmem_protocol::addr::PAGE_BYTES;
 use farmem_protocol::exit;
 
 impl Pager {
-    /// Posts the READ of the demand page to index 0 of the landing buffer, and the window's READs
-    /// right behind it in the same doorbell.
+    /// Sends the READ of the demand page, to index 0 of the landing buffer.
     pub(crate) fn post_demand(&self, thread: &mut Thread, place: Place) {
         self.post_read(thread, place, 0);
+        self.ring(thread);
+    }
+
+    /// Sends the READs of the window that was planned.
+    pub(crate) fn post_window(&self, thread: &mut Thread) {
+        let mut posted = false;
         for i in 0..thread.claimed.len() {
             let place = self.pool.place(thread.claimed[i].slot);
             if place.mapped == 0 {
                 self.post_read(thread, place, 1 + i);
+                posted = true;
             }
         }
-        self.ring(thread);
+        if posted {
+            self.ring(thread);
+        }
     }
 
     /// Waits for the rest of the window.

@@ -20,6 +20,7 @@ use crate::{Lost, Refusal};
 use farmem_protocol::wire::{self, Batch, Binding, MAX_VERBS, Op, Purpose, Status};
 use farmem_sys::raw::Errno;
 use farmem_sys::socket::Part;
+use farmem_sys::spin::Spin;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,8 +32,6 @@ const SLEEP_NS: u64 = 100_000_000;
 const SCATTER: usize = 32;
 /// Parts sent by one call, at most.
 const GATHER: usize = 128;
-/// Looks at the socket between two offers of the CPU to others.
-const LOOKS_PER_YIELD: u32 = 2;
 
 /// Bytes on their way to the node: of the frames' own, or of a WRITE's buffer.
 enum Outgoing {
@@ -61,6 +60,7 @@ pub(crate) struct Framed {
     /// How long `wait` has waited without a byte coming. Time in which this process itself was
     /// stopped does not count.
     silent_ns: u64,
+    spin: Spin,
     /// Bytes sent since [`Framed::take_sent`].
     sent: u64,
     /// Completions that were made while a connection was restored.
@@ -89,6 +89,7 @@ impl Framed {
             heads: [[0; HEAD]; SCATTER],
             got: 0,
             silent_ns: 0,
+            spin: Spin::new(),
             sent: 0,
             settled: Vec::new(),
         })
@@ -322,16 +323,15 @@ impl Framed {
         let before = done.len();
         let begun = self.reach().now_ns();
         let until = begun.saturating_add(limit.as_nanos() as u64);
-        let (mut looks, mut looked_ns) = (0u32, begun);
+        let mut looked_ns = begun;
         loop {
             let got_before = self.got;
             if self.poll(done)? > 0 || self.under_way.is_empty() {
                 self.silent_ns = 0;
                 return Ok(done.len() - before);
             }
-            looks += 1;
             // Cheap looks first: the clock is read now and then.
-            if !looks.is_multiple_of(LOOKS_PER_YIELD) {
+            if !self.spin.offers() {
                 std::hint::spin_loop();
                 continue;
             }
@@ -350,6 +350,7 @@ impl Framed {
             let Some(link) = &self.link else { continue };
             if now - begun < SPIN_NS {
                 link.pause();
+                self.spin.offered(self.reach().now_ns() - now);
             } else {
                 link.wait(!self.outgoing.is_empty(), SLEEP_NS.min(until - now));
             }

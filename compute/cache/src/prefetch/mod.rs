@@ -30,7 +30,7 @@ pub use first_touch::BLOCK as FIRST_TOUCH_BLOCK;
 pub use first_touch::{Batch, FirstTouch};
 
 use farmem_protocol::addr::PageId;
-use streams::Streams;
+use streams::{MOST_SLACK, Streams};
 use trend::History;
 
 /// Pages of a window at most: with the demand page 64, which is what the pager installs at once.
@@ -233,7 +233,7 @@ impl Trust {
 
     /// Steps behind a trip-wire that still count as touching it.
     fn slack(&self) -> i64 {
-        if self.0 < 3 { 0 } else { 4 }
+        if self.0 < 3 { 0 } else { MOST_SLACK }
     }
 
     /// Equal steps that make a stream.

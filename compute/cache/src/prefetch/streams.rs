@@ -4,6 +4,8 @@
 use farmem_protocol::addr::PageId;
 
 const STREAMS: usize = 16;
+/// Steps behind a trip-wire that may count as touching it, at most.
+pub(super) const MOST_SLACK: i64 = 4;
 
 #[derive(Clone, Copy)]
 struct Stream {
@@ -32,13 +34,19 @@ pub(super) struct Next {
 
 pub(super) struct Streams {
     streams: [Stream; STREAMS],
+    reach: Reach,
     clock: u64,
     latest: usize,
 }
 
 impl Streams {
     pub fn new() -> Streams {
-        Streams { streams: [Stream { at: 0, stride: 1, window: 0, fetched: 0, used: 0 }; STREAMS], clock: 0, latest: 0 }
+        Streams {
+            streams: [Stream { at: 0, stride: 1, window: 0, fetched: 0, used: 0 }; STREAMS],
+            reach: Reach { first: [0; STREAMS], span: [0; STREAMS] },
+            clock: 0,
+            latest: 0,
+        }
     }
 
     /// If `page` goes on with a stream: what to do.
@@ -49,6 +57,10 @@ impl Streams {
     /// proportion w : slack + 1, and what falls behind doubles the window: were the slack as long as the
     /// window, chance alone would keep every stream at its longest.
     pub fn follow(&self, page: PageId, longest: u32, slack: i64, local: impl Fn(PageId) -> bool) -> Option<Next> {
+        debug_assert!(slack <= MOST_SLACK);
+        if !self.reach.may_hold(page) {
+            return None;
+        }
         for (slot, s) in self.streams.iter().enumerate() {
             if s.used == 0 {
                 continue;
@@ -84,6 +96,7 @@ impl Streams {
         }
         let replaced = self.streams[oldest].fetched;
         self.streams[oldest] = Stream { at: page.0, stride, window: 0, fetched: 0, used: 0 };
+        self.reach.set(oldest, &self.streams[oldest]);
         (oldest, replaced)
     }
 
@@ -93,6 +106,7 @@ impl Streams {
         self.latest = slot;
         let stream = &mut self.streams[slot];
         (stream.at, stream.window, stream.fetched, stream.used) = (page.0, pages, 0, self.clock);
+        self.reach.set(slot, stream);
     }
 
     pub fn fetched_latest(&mut self, pages: u32) {
@@ -101,5 +115,53 @@ impl Streams {
 
     pub fn shorten_latest(&mut self, pages: u32) {
         self.streams[self.latest].window = pages;
+        self.reach.set(self.latest, &self.streams[self.latest]);
+    }
+}
+
+/// Where a fault may go on with some stream, by the low halves of page numbers: most faults go on with none, and are
+/// told so by a few vector instructions.
+struct Reach {
+    first: [u32; STREAMS],
+    /// Pages behind the first.
+    span: [u32; STREAMS],
+}
+
+impl Reach {
+    /// Whether any stream may be followed by a fault at `page`. Seldom true in vain.
+    #[inline]
+    fn may_hold(&self, page: PageId) -> bool {
+        let within = |at: usize| (page.0 as u32).wrapping_sub(self.first[at]) <= self.span[at];
+        (0..STREAMS).fold(false, |any, at| any | within(at))
+    }
+
+    /// A stream is another, or has another window.
+    fn set(&mut self, slot: usize, stream: &Stream) {
+        let reach = stream.stride.unsigned_abs().saturating_mul(stream.window as u64 + 1 + MOST_SLACK as u64);
+        let first = if stream.stride < 0 { stream.at.wrapping_sub(reach) } else { stream.at + 1 };
+        self.first[slot] = first as u32;
+        self.span[slot] = u32::try_from(reach.saturating_sub(1)).unwrap_or(u32::MAX);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fault_that_goes_on_with_a_stream_is_within_its_reach() {
+        for (stride, window) in [1, -1, 2, -7, 500, -4097, 1 << 26, -(1 << 30)].into_iter().zip([0, 1, 2, 63].repeat(2))
+        {
+            for at in [1 << 33, (1 << 32) - 3, (1 << 32) + 3, 1 << 36] {
+                let mut streams = Streams::new();
+                let (slot, _) = streams.open(PageId(at), stride);
+                streams.issued(slot, PageId(at), window);
+                for step in 1..=window as i64 + 1 + MOST_SLACK {
+                    let page = PageId(at.wrapping_add_signed(stride * step));
+                    assert!(streams.reach.may_hold(page), "{at:#x}, {stride}, {window}: {step}");
+                    assert!(streams.follow(page, 63, MOST_SLACK, |_| true).is_some());
+                }
+            }
+        }
     }
 }

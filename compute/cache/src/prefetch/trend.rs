@@ -15,6 +15,8 @@ const NEAR: i64 = 16;
 
 pub(super) struct History {
     faults: [u64; KEPT],
+    /// Their low halves.
+    lows: [u32; KEPT],
     len: usize,
     next: usize,
     /// Bit i: the i-th last step equals the one before it. Among n steps of which more than half are
@@ -25,12 +27,13 @@ pub(super) struct History {
 
 impl History {
     pub fn new() -> History {
-        History { faults: [0; KEPT], len: 0, next: 0, repeats: 0 }
+        History { faults: [0; KEPT], lows: [0; KEPT], len: 0, next: 0, repeats: 0 }
     }
 
     pub fn push(&mut self, page: PageId) {
         self.repeats = self.repeats << 1 | self.repeats_last_step(page) as u32;
         self.faults[self.next] = page.0;
+        self.lows[self.next] = page.0 as u32;
         self.next = (self.next + 1) % KEPT;
         self.len = (self.len + 1).min(KEPT);
     }
@@ -48,9 +51,10 @@ impl History {
     /// The step by which `page` continues recent faults: `steps` times for steps of one page, once
     /// more for longer ones.
     pub fn adjacent(&self, page: PageId, steps: u32) -> Option<i64> {
-        // Without order first: a loop that the compiler turns into a few vector instructions.
-        let is_near = |fault: &u64| fault.wrapping_sub(page.0).wrapping_add(NEAR as u64) <= 2 * NEAR as u64;
-        if !self.faults.iter().fold(false, |near, fault| near | is_near(fault)) {
+        // Without order and by the low halves first: a loop that the compiler turns into a few vector instructions.
+        let lowest = (page.0 as u32).wrapping_sub(NEAR as u32);
+        let is_near = |low: &u32| low.wrapping_sub(lowest) <= 2 * NEAR as u32;
+        if !self.lows.iter().fold(false, |near, fault| near | is_near(fault)) {
             return None;
         }
         for ago in 0..self.len {

@@ -30,13 +30,17 @@ pub fn report(method: Vec<String>, environment: Environment, skipped: Vec<Skippe
 }
 
 /// What is compared, in the order of the tables.
-const ROWS: [(What, Threads); 12] = [
+const ROWS: [(What, Threads); 16] = [
     (What::RandomRead, Threads::Solo),
     (What::RandomRead, Threads::Spinner),
     (What::RandomRead, Threads::Both),
     (What::RandomWrite, Threads::Solo),
     (What::RandomWrite, Threads::Spinner),
     (What::RandomWrite, Threads::Both),
+    (What::PagedRead, Threads::Solo),
+    (What::PagedRead, Threads::Spinner),
+    (What::PagedWrite, Threads::Solo),
+    (What::PagedWrite, Threads::Spinner),
     (What::SequentialRead, Threads::Solo),
     (What::SequentialRead, Threads::Spinner),
     (What::SequentialRead, Threads::Both),
@@ -49,6 +53,8 @@ fn label(what: What, threads: Threads) -> String {
     let what = match what {
         What::RandomRead => "random read",
         What::RandomWrite => "random write",
+        What::PagedRead => "random read, bare pager",
+        What::PagedWrite => "random write, bare pager",
         What::SequentialRead => "sequential read",
         What::ReadAfterWrites => "sequential read after writes",
         What::FirstTouch => "first touch",
@@ -185,9 +191,13 @@ fn targets(all: &Measured) -> Vec<Target> {
         all.paging.within([slow, fast], |[slow, fast]| Some(slow.mean(what, threads)? / fast.mean(what, threads)?))
     };
     let (solo, spinner) = (Threads::Solo, Threads::Spinner);
-    // A random write costs the mechanism no less than a random read.
+    // What comes in pushes something out: the bare pager. Reads in order have that in their floor.
     let of_floor = |slow: Setting, what: What, threads: Threads| {
-        let bare = if what == What::RandomWrite { What::RandomRead } else { what };
+        let bare = match what {
+            What::RandomRead => What::PagedRead,
+            What::RandomWrite => What::PagedWrite,
+            what => what,
+        };
         all.paging.within([slow, FLOOR], |[slow, floor]| Some(slow.mean(what, threads)? / floor.mean(bare, threads)?))
     };
     let gain = |name: String, least: f64, aim: f64, slow: Setting, what: What, threads: Threads| {

@@ -9,6 +9,8 @@
 //! Reads in order have a floor of their own: a fault installs a window of pages by one
 //! call, and what came first leaves, many pages by one call, within the timed stretch.
 //!
+//! Random reads and writes are measured once more with the pages that leave within the timed stretch ([`super::bare`]).
+//!
 //! Written with raw system calls, apart from `farmem-sys`: a floor that shares
 //! code with what it is compared with would sink along.
 
@@ -27,27 +29,27 @@ use super::footprint::Footprint;
 use super::measure::{self, Phase, Placement, Threads, What};
 use super::workload::Outcome;
 
-const PAGE: usize = WORDS * 8;
+pub(super) const PAGE: usize = WORDS * 8;
 /// Faults between two drops, in which the resident share grows from half of this below `--local` to half of it above:
 /// on the average as much is resident as farmem may have, and the share of faults is the same.
 const STRETCH: u64 = 2048;
 /// Pages that a fault installs when reads are in order, and that leave together: as many as farmem's. More were
 /// tried, and win nothing; with 16 a page costs 5 % more.
 const WINDOW: usize = 64;
-const LEAVING: usize = 256;
+pub(super) const LEAVING: usize = 256;
 
 /// What to do.
 #[derive(clap::Args, Debug)]
 pub struct Options {
     /// Pages of the array
     #[arg(long)]
-    pages: usize,
+    pub(super) pages: usize,
     /// Pages of it that are present
     #[arg(long)]
-    local: usize,
+    pub(super) local: usize,
     /// Random reads
     #[arg(long)]
-    accesses: usize,
+    pub(super) accesses: usize,
     /// Arrangements of threads
     #[arg(long, value_delimiter = ',')]
     threads: Vec<Threads>,
@@ -56,7 +58,7 @@ pub struct Options {
     cpus: Vec<usize>,
     /// Where every page and word comes from
     #[arg(long)]
-    seed: u64,
+    pub(super) seed: u64,
 }
 
 /// Measures it.
@@ -69,21 +71,28 @@ pub fn run(options: &Options) -> anyhow::Result<Outcome> {
     let source = Array::map(options.pages, options.seed).context("mapping the source")?;
     (0..options.pages).for_each(|page| source.fill(page));
     let array = Array::map(options.pages, options.seed).context("mapping the array")?;
-    let floor = Floor { options, mechanism: Mechanism::start(&array, &source)?, array };
+    let floor = Floor { options, mechanism: Mechanism::start(&array, &source)?, array, source };
     // A second thread accessing has no floor of its own: the mechanism shares nothing but the kernel's locks.
     let arrangements = options.threads.iter().filter(|&&threads| threads != Threads::Both);
     let mut phases = Vec::new();
-    for &threads in arrangements {
+    for &threads in arrangements.clone() {
         phases.push(floor.random_read(threads, placement)?);
         phases.push(floor.sequential_read(threads, placement)?);
+    }
+    for what in [What::PagedRead, What::PagedWrite] {
+        for &threads in arrangements.clone() {
+            phases.push(floor.paged(what, threads, placement)?);
+        }
     }
     Ok(Outcome { phases, totals: Faults::default(), footprint: Footprint::default() })
 }
 
-struct Floor<'a> {
-    options: &'a Options,
-    mechanism: Mechanism,
-    array: Array,
+pub(super) struct Floor<'a> {
+    pub options: &'a Options,
+    pub mechanism: Mechanism,
+    pub array: Array,
+    /// Where its pages come from.
+    pub source: Array,
 }
 
 impl Floor<'_> {
@@ -199,7 +208,7 @@ static TARGET: AtomicUsize = AtomicUsize::new(0);
 static SOURCE: AtomicUsize = AtomicUsize::new(0);
 static END: AtomicUsize = AtomicUsize::new(0);
 static AT_ONCE: AtomicUsize = AtomicUsize::new(1);
-static INSTALLED: AtomicU64 = AtomicU64::new(0);
+pub(super) static INSTALLED: AtomicU64 = AtomicU64::new(0);
 
 #[repr(C)]
 struct Api {
@@ -222,6 +231,12 @@ struct Copy {
     mode: u64,
     copied: i64,
 }
+#[repr(C)]
+struct WriteProtect {
+    start: u64,
+    len: u64,
+    mode: u64,
+}
 const UFFD_API: u64 = 0xAA;
 const UFFDIO_API: u64 = 0xc018_aa3f;
 const UFFDIO_REGISTER: u64 = 0xc020_aa00;
@@ -229,7 +244,16 @@ const UFFDIO_COPY: u64 = 0xc028_aa03;
 const UFFD_USER_MODE_ONLY: i32 = 1;
 const UFFD_FEATURE_SIGBUS: u64 = 1 << 7;
 const UFFDIO_REGISTER_MODE_MISSING: u64 = 1;
-const _: () = assert!(size_of::<Api>() == 0x18 && size_of::<Register>() == 0x20 && size_of::<Copy>() == 0x28);
+const UFFDIO_WRITEPROTECT: u64 = 0xc018_aa06;
+const UFFD_FEATURE_PAGEFAULT_FLAG_WP: u64 = 1;
+const UFFDIO_REGISTER_MODE_WP: u64 = 2;
+const UFFDIO_WRITEPROTECT_MODE_WP: u64 = 1;
+const _: () = assert!(
+    size_of::<Api>() == 0x18
+        && size_of::<WriteProtect>() == 0x18
+        && size_of::<Register>() == 0x20
+        && size_of::<Copy>() == 0x28
+);
 
 /// The whole fault path.
 unsafe extern "C" fn install(_signal: libc::c_int, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
@@ -247,7 +271,10 @@ unsafe extern "C" fn install(_signal: libc::c_int, info: *mut libc::siginfo_t, _
     INSTALLED.fetch_add(1, Ordering::Relaxed);
 }
 
-struct Mechanism;
+pub(super) struct Mechanism {
+    /// This process, to the kernel.
+    pub own: i64,
+}
 
 impl Mechanism {
     fn start(array: &Array, source: &Array) -> anyhow::Result<Mechanism> {
@@ -259,34 +286,52 @@ impl Mechanism {
         TARGET.store(array.address(), Ordering::Relaxed);
         END.store(array.address() + array.pages() * PAGE, Ordering::Relaxed);
         SOURCE.store(source.address(), Ordering::Relaxed);
-        let mut api = Api { api: UFFD_API, features: UFFD_FEATURE_SIGBUS, ioctls: 0 };
-        let mut register = Register {
-            start: array.address() as u64,
-            len: (array.pages() * PAGE) as u64,
-            mode: UFFDIO_REGISTER_MODE_MISSING,
-            ioctls: 0,
-        };
-        // SAFETY: both are live and laid out as the kernel's; the range is the array's own. The handler is
-        // async-signal-safe, and zero is a valid sigaction.
-        unsafe {
-            let descriptor = descriptor as i32;
-            let agreed = libc::ioctl(descriptor, UFFDIO_API as libc::Ioctl, &mut api) == 0;
+        let features = UFFD_FEATURE_SIGBUS | UFFD_FEATURE_PAGEFAULT_FLAG_WP;
+        let mut api = Api { api: UFFD_API, features, ioctls: 0 };
+        // SAFETY: `api` is live and laid out as the kernel's. The handler is async-signal-safe, and zero is a valid sigaction.
+        let own = unsafe {
+            let agreed = libc::ioctl(descriptor as i32, UFFDIO_API as libc::Ioctl, &mut api) == 0;
             ensure!(agreed, "userfaultfd without SIGBUS mode: {}", io::Error::last_os_error());
-            let registered = libc::ioctl(descriptor, UFFDIO_REGISTER as libc::Ioctl, &mut register) == 0;
-            ensure!(registered, "registering the array: {}", io::Error::last_os_error());
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = install as unsafe extern "C" fn(_, _, _) as usize;
             action.sa_flags = libc::SA_SIGINFO;
             libc::sigaction(libc::SIGBUS, &action, std::ptr::null_mut());
-        }
-        Ok(Mechanism)
+            libc::syscall(libc::SYS_pidfd_open, libc::getpid(), 0)
+        };
+        let mechanism = Mechanism { own };
+        mechanism.register(array, false)?;
+        Ok(mechanism)
     }
 
-    fn drop_pages(&self, array: &Array, pages: &[u32]) -> anyhow::Result<()> {
+    /// The array's absent pages fault from now on; and its protected ones, if asked.
+    pub fn register(&self, array: &Array, protect: bool) -> anyhow::Result<()> {
+        let mode = UFFDIO_REGISTER_MODE_MISSING | if protect { UFFDIO_REGISTER_MODE_WP } else { 0 };
+        let (start, len) = (array.address() as u64, (array.pages() * PAGE) as u64);
+        self.ioctl(UFFDIO_REGISTER, &mut Register { start, len, mode, ioctls: 0 }, "registering the array")
+    }
+
+    /// One page of the array can be written to no more.
+    pub fn protect(&self, start: usize) -> anyhow::Result<()> {
+        let (start, len) = (start as u64, PAGE as u64);
+        self.ioctl(
+            UFFDIO_WRITEPROTECT,
+            &mut WriteProtect { start, len, mode: UFFDIO_WRITEPROTECT_MODE_WP },
+            "protecting",
+        )
+    }
+
+    fn ioctl<T>(&self, request: u64, of: &mut T, doing: &str) -> anyhow::Result<()> {
+        // SAFETY: `of` is live and laid out as the kernel's (sizes asserted above); its range is the array's own.
+        let done = unsafe { libc::ioctl(DESCRIPTOR.load(Ordering::Relaxed), request as libc::Ioctl, of) } == 0;
+        ensure!(done, "{doing}: {}", io::Error::last_os_error());
+        Ok(())
+    }
+
+    pub fn drop_pages(&self, array: &Array, pages: &[u32]) -> anyhow::Result<()> {
         pages.iter().try_for_each(|&page| self.drop_range(array, page as usize..page as usize + 1))
     }
 
-    fn drop_range(&self, array: &Array, pages: Range<usize>) -> anyhow::Result<()> {
+    pub fn drop_range(&self, array: &Array, pages: Range<usize>) -> anyhow::Result<()> {
         let address = array.address() + pages.start * PAGE;
         // SAFETY: pages of the array, which the source still has.
         let dropped = unsafe { libc::madvise(address as *mut libc::c_void, pages.len() * PAGE, libc::MADV_DONTNEED) };

@@ -41,6 +41,10 @@ pub enum What {
     RandomRead,
     /// One word of a page drawn at random, incremented.
     RandomWrite,
+    /// A random read of the bare mechanism, with as many pages that leave as come in.
+    PagedRead,
+    /// A random write of the same.
+    PagedWrite,
     /// One word of each page in order, with random writes just behind: what they wrote has to leave.
     ReadAfterWrites,
     /// One word of each page in order, once more.

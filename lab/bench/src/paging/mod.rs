@@ -4,12 +4,13 @@
 //! |---|---|
 //! | [`workload`] | the program that is measured: one array, random and in order, checked |
 //! | [`mod@array`], [`mod@measure`], [`faults`], [`footprint`] | its memory, its clock, its fault counts, its resident set |
-//! | [`floor`], [`roundtrip`] | what cannot be beaten: the bare mechanism, the bare network |
+//! | [`floor`], `bare`, [`roundtrip`] | what cannot be beaten: the bare mechanism, with what leaves, the bare network |
 //! | [`small`] | programs that fit |
 //! | [`systems`] | what the program is run on |
 //! | [`figures`] | tables, targets and the chart made of it all |
 
 pub mod array;
+mod bare;
 pub mod faults;
 pub mod figures;
 pub mod floor;

@@ -1,0 +1,89 @@
+//! What a fault does while its answer is on its way: it makes room.
+//!
+//! ```text
+//!  READ leaves ─► room reserved, window planned, policy told ─► a few pages leave ─► the answer is looked for
+//!  ├───────────────────────────── under way: 7 µs over loopback, more elsewhere ─────────────────────────┤
+//! ```
+//!
+//! Each page that comes in makes another leave, sooner or later: 0.6 µs where it is clean. A thread that waits for the
+//! network has that time. So as many pages leave as the fault brings in, or [`FEW`], before the background thread would be
+//! woken for them.
+//!
+//! Few pages at once have a flush to themselves. Where it interrupts another CPU, 15 µs on virtual ones, and where pages
+//! are dirty and have to be protected, compared and sent, a batch takes longer than the wait: then large batches are
+//! better, beside the faults, and this is tried again after a while ([`Spare`]).
+
+use crate::Pager;
+use farmem_sys::clock;
+use std::sync::atomic::Ordering;
+
+/// Pages that leave together at least. Fewer pay too much for their flush; twice as many took longer than the answer.
+const FEW: u64 = 8;
+/// A page that takes longer to leave, ns, had better leave in a large batch.
+const DEAR_NS: u64 = 1_500;
+/// Faults that go by before the next try: at first, and at most.
+const PAUSE: (u32, u32) = (64, 4096);
+
+/// Whether small batches pay.
+#[derive(Clone, Copy, Debug)]
+pub struct Spare {
+    left: u32,
+    pause: u32,
+}
+
+impl Spare {
+    /// Takes them to pay.
+    #[allow(clippy::new_without_default)]
+    pub const fn new() -> Spare {
+        Spare { left: 0, pause: 0 }
+    }
+
+    /// Whether this fault is to try.
+    fn tries(&mut self) -> bool {
+        self.left = self.left.saturating_sub(1);
+        self.left == 0
+    }
+
+    /// So many pages took so long, ns.
+    fn took(&mut self, pages: u64, ns: u64) {
+        self.pause = if ns > pages * DEAR_NS { (2 * self.pause).clamp(PAUSE.0, PAUSE.1) } else { 0 };
+        self.left = self.pause;
+    }
+}
+
+impl Pager {
+    /// Lets pages leave if room is short: `coming` more are under way to this thread.
+    pub(crate) fn make_room_meanwhile(&self, coming: u64) {
+        let wanted = coming.max(FEW).min(self.batch as u64);
+        if self.resident.load(Ordering::Relaxed) + self.low_room + wanted <= self.limit {
+            return;
+        }
+        // Somebody who has it is making room already.
+        let Some(mut evictor) = self.evictor.try_lock() else { return };
+        if !evictor.spare.tries() {
+            return;
+        }
+        let begun = clock::ticks();
+        let left = self.evict(&mut evictor, wanted as usize) as u64;
+        evictor.spare.took(left, clock::ns(clock::ticks() - begun));
+        self.count(&self.counters.reclaimed_inline, left);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_dear_is_tried_ever_more_seldom_and_forgiven_at_once() {
+        let mut spare = Spare::new();
+        let mut tried = |ns| {
+            let faults = (1..).find(|_| spare.tries()).unwrap_or(0);
+            spare.took(8, ns);
+            faults
+        };
+        assert_eq!([5_000, 5_000, 30_000].map(&mut tried), [1, 1, 1]);
+        assert_eq!([30_000, 30_000, 5_000, 5_000].map(&mut tried), [64, 128, 256, 1]);
+        assert_eq!((0..20).map(|_| tried(30_000)).last(), Some(4096));
+    }
+}
