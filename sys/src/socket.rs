@@ -142,6 +142,12 @@ pub unsafe fn send(fd: i32, parts: &[Part]) -> Result<usize, Errno> {
 /// Every part must name writable memory that nothing in the program holds a reference to.
 #[inline]
 pub unsafe fn receive(fd: i32, parts: &[Part]) -> Result<usize, Errno> {
+    if let [part] = parts {
+        // A third less than by a header, which is a third of a look in vain.
+        let (at, len) = (part.at as usize, part.len);
+        // SAFETY: the part is the caller's promise.
+        return unsafe { retried(libc::SYS_recvfrom, [fd as usize, at, len, libc::MSG_DONTWAIT as usize, 0, 0]) };
+    }
     // SAFETY: zero is valid for a msghdr.
     let mut message: libc::msghdr = unsafe { zeroed() };
     message.msg_iov = parts.as_ptr() as *mut libc::iovec;

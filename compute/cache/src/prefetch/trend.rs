@@ -77,6 +77,9 @@ impl History {
     /// The majority's step up to a fault at `page`, if `page` follows it.
     pub fn trend(&self, page: PageId) -> Option<i64> {
         let repeats = self.repeats << 1 | self.repeats_last_step(page) as u32;
+        if repeats == 0 {
+            return None;
+        }
         let mut voters = SHORTEST_VOTE;
         while voters <= self.len {
             // The oldest step's bit compares it with one that has no vote.
