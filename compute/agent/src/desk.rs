@@ -1,7 +1,7 @@
 //! The memory that an application and the agent share: two rings, and a last word.
 //!
 //! ```text
-//! byte 0      agent's       0 head of up   64 tail of down   128 the agent sleeps   192 verdict
+//! byte 0      agent's       0 head of up   64 tail of down   128 the agent sleeps   192 verdict   256 recalls
 //!      4096   application's 0 tail of up   64 head of down   128 the application sleeps
 //!      8192   up: 512 entries            application → agent
 //!      12288  down: 512 entries          agent → application
@@ -55,6 +55,11 @@ impl Desk {
             sleeping: self.0.word32(applications + 128),
             entries: self.0.words(12288, ENTRIES),
         }
+    }
+
+    /// How often memory ran out: each time the application is asked to give back what it keeps and does not use.
+    pub fn recalls(&self) -> &AtomicU32 {
+        self.0.word32(256)
     }
 
     /// Why the agent has ended the application's session; 0: it has not.

@@ -18,7 +18,7 @@
 //!
 //! *Hysteresis*: an application keeps one empty block, and one more for every
 //! eight that it holds, so that one who frees and takes at a block's edge does not
-//! move it to and fro.
+//! move it to and fro. When memory runs out, none ([`Stock::take_empty`]).
 
 use crate::chunks::{self, EMPTY, Map};
 use crate::ledger::{Identity, Ledger, MAX_APPS, MAX_ENTRIES, Owned, Token};
@@ -316,6 +316,13 @@ impl Stock {
         self.changed(at);
         let surplus = self.apps[app].as_ref().is_some_and(|app| app.empty > 1 + app.blocks / 8);
         Ok((empty && surplus).then(|| self.remove(at)))
+    }
+
+    /// Every block that is empty and kept for its application all the same: memory is short.
+    pub fn take_empty(&mut self) -> Vec<(BlockId, u32)> {
+        let of_all = self.apps.iter().flatten();
+        let empty: Vec<u32> = of_all.flat_map(|app| app.rooms[BLOCK_ORDER as usize].iter().copied()).collect();
+        empty.into_iter().map(|at| self.remove(at)).collect()
     }
 
     /// The application frees a run.

@@ -104,6 +104,39 @@ fn larger_pieces_are_granted_ahead_by_a_few() {
     assert_eq!(client.held(), 0);
 }
 
+/// Memory has run out: what the agent keeps for a program that is idle goes to who asks at once, what the program keeps
+/// itself when it next frees or asks.
+#[test]
+fn what_lies_idle_is_recalled_when_memory_runs_out() {
+    let mut host = Host::new(64);
+    host.agent("");
+    let (idle, hungry) = (host.client(), host.client());
+    let pieces: Vec<Chunk> = (0..40).map(|_| idle.alloc(8).unwrap()).collect();
+    let last = idle.alloc(0).unwrap();
+    pieces.into_iter().for_each(|chunk| idle.free(chunk));
+    // Some MiB that it may use again, beside one chunk and those granted ahead with it.
+    let kept = idle.held() / (1 << 20);
+    assert!(kept >= 2, "{kept} MiB");
+    let mut held = Vec::new();
+    let mut eat = || {
+        let refused = loop {
+            match hungry.alloc(9) {
+                Ok(block) => held.push(block),
+                Err(refused) => break refused,
+            }
+        };
+        assert!(matches!(refused, AllocError::Exhausted), "{refused}");
+        held.len()
+    };
+    let first = eat();
+    // Of 32 blocks all but those of which it keeps a piece: the agent keeps none.
+    assert!(first >= 32 - 1 - kept as usize, "{first} blocks, {kept} MiB kept");
+    idle.free(last);
+    assert_eq!(idle.held(), 0, "asked for it, it keeps nothing");
+    within("everything is there for who asks", || eat() == 32);
+    held.into_iter().for_each(|chunk| hungry.free(chunk));
+}
+
 #[test]
 fn threads_share_a_client() {
     let mut host = Host::new(512);

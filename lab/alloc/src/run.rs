@@ -15,7 +15,7 @@ use std::rc::Rc;
 use anyhow::{Result, anyhow};
 use serde::Serialize;
 
-use crate::allocators::{Allocator, Client, OldKeys};
+use crate::allocators::{Allocator, Client, OldKeys, ask};
 use crate::ledger::{CHUNK, Grant, Ledger};
 use crate::sim::clock::{Nanos, World};
 use crate::sim::node::{Busy, Node};
@@ -187,7 +187,7 @@ impl<A: Allocator> Bench<A> {
                         }
                         checked
                     } else {
-                        match allocator.allocate(&client, order).await {
+                        match ask(&allocator, &world, &client, order, false).await {
                             Some(grant) => {
                                 held.borrow_mut().push(grant);
                                 ledger.grant(client.id, grant)

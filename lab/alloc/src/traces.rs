@@ -22,7 +22,7 @@ use std::rc::Rc;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde::Serialize;
 
-use crate::allocators::Allocator;
+use crate::allocators::{Allocator, ask};
 use crate::ledger::{CHUNK, Ledger};
 use crate::run::{Bench, Load};
 use crate::sim::clock::Nanos;
@@ -247,7 +247,7 @@ impl With for Player<'_> {
                 for (at, (arrival, order)) in requests.into_iter().enumerate() {
                     world.until(arrival.max(world.now())).await;
                     let start = world.now();
-                    let Some(grant) = allocator.allocate(&client, order).await else {
+                    let Some(grant) = ask(&allocator, &world, &client, order, true).await else {
                         // What was waited in vain, and posted, is no allocation's.
                         (_, _) = (client.link.take(), client.attempts.take());
                         refusals.count(order, asked - at, &ledger);

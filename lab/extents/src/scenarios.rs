@@ -14,6 +14,11 @@ fn small() -> Geometry {
     Geometry::tiny(2, 4, 1, 1).expect("a geometry")
 }
 
+/// One giant of one block of `1 << shift` chunks.
+fn one_block(shift: u8) -> Geometry {
+    Geometry::tiny(1, 4, 0, shift).expect("a geometry")
+}
+
 fn scenario(name: &'static str, whole: u32, clients: Vec<(u16, u16, Vec<Action>)>) -> Scenario {
     Scenario {
         name,
@@ -41,9 +46,8 @@ fn scenario(name: &'static str, whole: u32, clients: Vec<(u16, u16, Vec<Action>)
 
 /// With an owner that lies.
 pub fn lies() -> Vec<Scenario> {
-    let one_block = Geometry::tiny(1, 4, 0, 1).expect("a geometry");
     let one_giant = Geometry::tiny(2, 4, 1, 0).expect("a geometry");
-    let mortal = Scenario { mortal: 0b1000, expiries: 1, geometry: one_block, ..scenario("", 0, vec![]) };
+    let mortal = Scenario { mortal: 0b1000, expiries: 1, geometry: one_block(1), ..scenario("", 0, vec![]) };
     vec![
         Scenario { name: "a liar alone", lies: (4, 1), ..mortal.clone() },
         Scenario {
@@ -154,6 +158,52 @@ pub fn all() -> Vec<Scenario> {
             )
         },
         Scenario {
+            geometry: one_block(1),
+            losses: 1,
+            expiries: 1,
+            crashes: 1,
+            ..scenario(
+                "a run of chunks",
+                0,
+                vec![
+                    (1, 0, vec![Split(BLOCK), Run(CHUNK, 2), Release]),
+                    (2, 0, vec![Claim(CHUNK), Release, Run(CHUNK, 2)]),
+                ],
+            )
+        },
+        Scenario {
+            geometry: one_block(2),
+            expiries: 1,
+            ..scenario(
+                "a run within a run",
+                0,
+                vec![(1, 0, vec![Split(BLOCK), Run(CHUNK, 4)]), (2, 0, vec![Run(CHUNK, 2), Release])],
+            )
+        },
+        Scenario {
+            geometry: one_block(1),
+            expiries: 2,
+            mortal: 0b110,
+            ..scenario(
+                "a run recovered by a peer that dies too",
+                0,
+                vec![
+                    (1, 0, vec![Split(BLOCK), Run(CHUNK, 2)]),
+                    (2, 0, vec![Action::Recover(Owner::new(1)), Run(CHUNK, 2)]),
+                ],
+            )
+        },
+        Scenario {
+            geometry: one_block(1),
+            merges: 1,
+            losses: 1,
+            ..scenario(
+                "a run while the node merges",
+                0,
+                vec![(1, 0, vec![Split(BLOCK), Run(CHUNK, 2), Release, Release]), (2, 0, vec![Claim(CHUNK), Release])],
+            )
+        },
+        Scenario {
             expiries: 2,
             mortal: 0b110,
             crashes: 1,
@@ -233,6 +283,7 @@ pub fn mutants() -> Vec<(String, Scenario)> {
         Bug::RecoverSkipsSplitting => "three levels",
         Bug::SplitParentFirst => "split, then merge",
         Bug::RunWithoutRollback => "runs",
+        Bug::RunKeepsLeader | Bug::RunTrustsLeader => "a run of chunks",
     };
     let mut mutants: Vec<(String, Scenario)> = Bug::ALL
         .into_iter()

@@ -138,7 +138,7 @@ fn action(random: &mut Random) -> Action {
         0..16 => Action::Claim(Level::Block),
         16..28 => Action::Claim(Level::Chunk),
         28..31 => Action::Run(Level::Block, 2),
-        31..34 => Action::Run(Level::Chunk, 2),
+        31..34 => Action::Run(Level::Chunk, 2 << random.below(3)),
         34..37 => Action::Some(Level::Block, 3),
         37..39 => Action::Claim(Level::Giant),
         39..68 => Action::Release,

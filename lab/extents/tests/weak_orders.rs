@@ -6,7 +6,7 @@
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p farmem-extents --release --test weak_orders`
 //!
-//! With a relaxed CAS three of the four fail. Waiting threads matter: loom tries an order only if it conflicts with the
+//! With a relaxed CAS three of the first four fail. Waiting threads matter: loom tries an order only if it conflicts with the
 //! last access to a word, so that a look in vain hides the one that would have come too early.
 //!
 //! The enumeration of whole histories (`every_history.rs`) has more actors and more faults, in one order of memory.
@@ -145,15 +145,18 @@ impl Node {
 
     /// Claims, a few times, until there is something; uses it and gives it back. Whether there was.
     fn borrow(&self, owner: u16, level: Level) -> bool {
+        self.borrow_some(owner, Want::one(level))
+    }
+
+    fn borrow_some(&self, owner: u16, want: Want) -> bool {
         let actor = Actor::new(Owner::new(owner), Claimant::new(0));
         let mut claimer = Claimer::new(actor, self.geometry);
         for _ in 0..PATIENCE {
-            claimer.begin(Want::one(level));
+            claimer.begin(want);
             match self.run(actor.owner, &mut claimer) {
                 Ok(grants) if !grants.is_empty() => {
-                    let grant = grants[0];
-                    self.touch(grant.place);
-                    self.give_back(actor, grant);
+                    grants.iter().for_each(|grant| self.touch(grant.place));
+                    grants.into_iter().for_each(|grant| self.give_back(actor, grant));
                     return true;
                 }
                 _ => yield_now(),
@@ -235,6 +238,19 @@ fn a_free_block_has_one_owner() {
         let other = Arc::clone(&node);
         let first = loom::thread::spawn(move || other.borrow(1, Level::Block));
         borrowed.count(node.borrow(2, Level::Block));
+        borrowed.count(first.join().unwrap());
+    });
+}
+
+/// One wants both chunks of a shared block, all or none, the other the second of them: who has what both want has it alone.
+#[test]
+fn a_run_of_chunks_has_one_owner() {
+    explore(|borrowed| {
+        let node = Arc::new(Node::new(State::Shared, State::Free));
+        let other = Arc::clone(&node);
+        let run = Want::run(&node.geometry, Level::Chunk, 2).expect("both");
+        let first = loom::thread::spawn(move || other.borrow_some(1, run));
+        borrowed.count(node.borrow(2, Level::Chunk));
         borrowed.count(first.join().unwrap());
     });
 }

@@ -6,8 +6,16 @@
 //!   READ hints ─► READ a line ─► CAS FREE(g) → OWNED(self, g+1) ─► done   │
 //!             ▲                    │ lost the race: others are at this line, or
 //!             └──── another line ──┘ were, and more of it is old than one word
-//!   a run of n units: n CAS in one batch; if one fails, the others are given back (QUARANTINE)
+//!   the last FREE block known of: its CAS, and the READ of another line for the next claim, together
+//!   a run of n blocks or giants: n CAS in one batch
+//!   a run of n chunks:           CAS of the first ─► took ─► n-1 CAS, 64 under way at most
+//!                                        └─► lost: to another run, nothing to give back
+//!   one of a run fails: no more are posted, those that took are given back (QUARANTINE)
 //! ```
+//!
+//! *Why the first chunk of a run alone*: runs of chunks lie at multiples of their length, so that all who want the same
+//! run begin with the same word, and whoever gets it meets only those who want something smaller in its midst. Posted
+//! at once, two claims of 256 words would each take some and each give all back.
 //!
 //! Chunks are claimed only from blocks that somebody has published; the way to
 //! 4 KiB is otherwise a block of one's own, and [`super::block::Block`] in it.
@@ -17,14 +25,14 @@ use super::place::{Level, Place};
 use super::release::Grant;
 use super::rules::Bug;
 use super::search::{Advance, Area, Route};
-use super::step::{Actor, Answer, Failed, Operation, Step, Verb};
+use super::step::{Actor, Answer, Failed, MAX_OUTSTANDING, Operation, Step, Verb};
 use super::swap::{Swap, Swapped};
 use super::word::{Claimant, State, Word};
 use super::{Pipe, word};
 
 /// CAS that a claim may lose to others before it gives up.
 pub const MAX_RETRIES: u32 = 8;
-/// READs that a claim may make before it gives up.
+/// Round trips of READs that a claim may make before it gives up.
 pub const MAX_READS: u32 = 4096;
 
 /// CAS that a claim posts at once on words that an earlier claim read. (All of a line may be others' by now: what was read
@@ -52,11 +60,11 @@ impl Want {
         Want { level, count: if count > LINE { LINE } else { count }, contiguous: false }
     }
 
-    /// `count` neighbours: up to 64 chunks (a power of two, naturally aligned, in one block), up to
-    /// the blocks of one giant, up to 64 giants. None beyond.
+    /// `count` neighbours: up to the chunks of one block (a power of two, naturally aligned), up to the blocks of one
+    /// giant, up to 64 giants. None beyond.
     pub const fn run(geometry: &Geometry, level: Level, count: u32) -> Option<Want> {
         let possible = match level {
-            Level::Chunk => count.is_power_of_two() && count <= LINE && count <= geometry.fanout(Level::Block),
+            Level::Chunk => count.is_power_of_two() && count <= geometry.fanout(Level::Block),
             Level::Block => count <= geometry.fanout(Level::Giant),
             Level::Giant => count <= LINE,
         };
@@ -78,9 +86,29 @@ impl Want {
         }
     }
 
+    /// Whether the first unit is claimed before the others.
+    const fn has_leader(&self) -> bool {
+        self.contiguous && self.count > 1 && matches!(self.level, Level::Chunk)
+    }
+
+    /// Lines that its units lie in, if they are chunks: read together.
+    const fn lines(&self) -> u32 {
+        if self.contiguous { self.count.div_ceil(LINE) } else { 1 }
+    }
+
     const fn order(&self) -> u8 {
         if self.contiguous { (u32::BITS - (self.count - 1).leading_zeros()) as u8 } else { 0 }
     }
+}
+
+/// A READ for the next claim, posted beside the last CAS of this one.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+enum Ahead {
+    Nothing,
+    /// Of a window's hints.
+    Hints(Verb),
+    /// Of a line; whether it has come.
+    Line(Area, bool),
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -91,8 +119,8 @@ enum Phase {
     Hints(Verb),
     /// READs of `outer`.
     Outer,
-    /// READ of the hints of the chunks of a block.
-    BlockHints(Place),
+    /// READs of the hints of the chunks of these blocks.
+    BlockHints(Vec<Place>),
     /// READ of `inner`.
     Inner,
     /// CAS of `swaps`.
@@ -112,14 +140,16 @@ pub struct Claimer {
     route: Route,
     /// Blocks' or giants' words.
     outer: Area,
-    /// Chunks' words of one shared block, a line.
+    /// What is read together with the CAS that takes the last FREE unit of `outer`, for the next claim.
+    ahead: Ahead,
+    /// Chunks' words of one shared block: a line, or as many as a run has.
     inner: Area,
     /// Blocks of `outer` whose chunks were looked at, as far as they were, in an order of the claimant's own.
     blocks_seen: u32,
-    /// The block whose chunks are looked at.
-    inside: Place,
-    /// Its lines still to read; the last comes first.
-    inner_lines: Vec<u32>,
+    /// Blocks and their lines still to read, of a longer run the first of each place for it; the last comes first.
+    inner_lines: Vec<(Place, u32)>,
+    /// Blocks whose hints are read at once: twice as many each time that nothing came of it.
+    looks: u32,
     swaps: Vec<Swap>,
     taken: Vec<Grant>,
     retries: u32,
@@ -145,10 +175,11 @@ impl Claimer {
             pipe: Pipe::default(),
             route: Claimer::route(&actor, &geometry, Level::Block),
             outer: Area::nothing(Level::Block),
+            ahead: Ahead::Nothing,
             inner: Area::nothing(Level::Chunk),
             blocks_seen: 0,
-            inside: Place::block(0),
             inner_lines: Vec::new(),
+            looks: 1,
             swaps: Vec::new(),
             taken: Vec::new(),
             retries: 0,
@@ -174,11 +205,20 @@ impl Claimer {
             self.route = Claimer::route(&self.actor, &self.geometry, want.level);
             let outer = if want.level == Level::Giant { Level::Giant } else { Level::Block };
             self.outer = Area::nothing(outer);
+            self.ahead = Ahead::Nothing;
             self.inner = Area::nothing(Level::Chunk);
             self.inner_lines.clear();
             self.blocks_seen = 0;
         }
+        if !matches!(self.ahead, Ahead::Line(_, true)) {
+            self.ahead = Ahead::Nothing;
+        }
+        if self.want.is_some_and(|before| before.lines() != want.lines()) {
+            // Where another run may begin is not where this one may.
+            self.inner_lines.clear();
+        }
         self.want = Some(want);
+        self.looks = 1;
         self.phase = Phase::Search;
         self.pipe = Pipe::default();
         self.route.begin();
@@ -197,12 +237,17 @@ impl Claimer {
 
     fn verb(&self, number: usize) -> Verb {
         match &self.phase {
+            Phase::Claim if number == self.swaps.len() => match &self.ahead {
+                Ahead::Line(line, _) => line.read(0),
+                Ahead::Hints(verb) => *verb,
+                Ahead::Nothing => unreachable!("nothing is read ahead"),
+            },
             Phase::Search | Phase::Claim | Phase::Rollback => self.swaps[number].verb(self.actor.rules),
             Phase::Hints(verb) => *verb,
             Phase::Outer => self.outer.read(number),
             Phase::Inner => self.inner.read(number),
-            Phase::BlockHints(block) => {
-                let chunks = self.geometry.chunks(*block);
+            Phase::BlockHints(blocks) => {
+                let chunks = self.geometry.chunks(blocks[number]);
                 let (from, to) = (chunks.start / LINE, (chunks.end - 1) / LINE);
                 let at = Target::Hint { about: Hint::FreeChunks, line: from };
                 Verb::Read { at, words: (to - from + 1) as u16 }
@@ -215,7 +260,7 @@ impl Claimer {
         let chunks = self.want.is_some_and(|want| want.level == Level::Chunk);
         self.fresh |= phase == if chunks { Phase::Inner } else { Phase::Outer };
         self.phase = phase;
-        self.reads += count as u32;
+        self.reads += 1;
         if self.reads > MAX_READS {
             return Some(Err(Failed::NoSpace));
         }
@@ -251,6 +296,9 @@ impl Claimer {
                     self.inner.found(grant.place, given);
                     self.swaps.push(Swap::new(grant.place, grant.word, given));
                 }
+                if want.has_leader() && self.actor.rules.broken(Bug::RunKeepsLeader) && !self.swaps.is_empty() {
+                    self.swaps.remove(0);
+                }
                 self.phase = Phase::Rollback;
                 self.pipe.fill(self.swaps.len());
                 None
@@ -269,35 +317,48 @@ impl Claimer {
         }
         if self.choose(want) {
             self.phase = Phase::Claim;
-            self.pipe.fill(self.swaps.len());
+            self.pipe.fill(if want.has_leader() { 1 } else { self.swaps.len() });
+            self.read_ahead(want);
             return None;
         }
+        if let Ahead::Line(line, true) = std::mem::replace(&mut self.ahead, Ahead::Nothing) {
+            self.outer = line;
+            return self.search(want);
+        }
         if want.level == Level::Chunk {
-            if let Some(line) = self.inner_lines.pop() {
+            if let Some((block, line)) = self.inner_lines.pop() {
                 // The lines of a small block are parts of lines: only its own chunks.
-                let chunks = self.geometry.chunks(self.inside);
+                let chunks = self.geometry.chunks(block);
                 let first = (line * LINE).max(chunks.start);
-                let end = ((line + 1) * LINE).min(chunks.end);
+                let end = ((line + want.lines()) * LINE).min(chunks.end);
                 self.inner = Area { first: Place::chunk(first), words: vec![Word::ZERO; (end - first) as usize] };
-                return self.read(Phase::Inner, 1);
+                return self.read(Phase::Inner, self.inner.reads());
             }
-            while self.blocks_seen < LINE && !self.outer.words.is_empty() {
+            let mut blocks = Vec::new();
+            while self.blocks_seen < LINE && !self.outer.words.is_empty() && blocks.len() < self.looks as usize {
                 let at = self.route.nth(self.blocks_seen);
                 self.blocks_seen += 1;
-                if self.outer.words.get(at as usize).is_none_or(|word| !word.is(State::Shared)) {
-                    continue;
+                if self.outer.words.get(at as usize).is_some_and(|word| word.is(State::Shared)) {
+                    blocks.push(self.outer.first.plus(at));
                 }
-                let block = self.outer.first.plus(at);
-                self.inside = block;
-                if self.route.is_hinted() {
-                    return self.read(Phase::BlockHints(block), 1);
+            }
+            if !blocks.is_empty() && self.route.is_hinted() {
+                self.looks = (self.looks * 2).min(LINE);
+                let reads = blocks.len();
+                return self.read(Phase::BlockHints(blocks), reads);
+            }
+            if !blocks.is_empty() {
+                for block in blocks {
+                    let chunks = self.geometry.chunks(block);
+                    let lines = (chunks.start / LINE..=(chunks.end - 1) / LINE).step_by(want.lines() as usize);
+                    self.inner_lines.extend(lines.map(|line| (block, line)));
                 }
-                let chunks = self.geometry.chunks(block);
-                self.look_into((chunks.start / LINE..=(chunks.end - 1) / LINE).collect());
+                self.sort_lines();
                 return self.search(want);
             }
         }
-        let together = if want.count > LINE { self.geometry.fanout(Level::Giant) / LINE } else { 1 };
+        let of_blocks = want.level == Level::Block && want.count > LINE;
+        let together = if of_blocks { self.geometry.fanout(Level::Giant) / LINE } else { 1 };
         match self.route.advance(together) {
             Advance::Hints(verb) => self.read(Phase::Hints(verb), 1),
             Advance::Line(line) => {
@@ -311,10 +372,43 @@ impl Claimer {
         }
     }
 
-    /// These lines of a block come next, in an order of the claimant's own.
-    fn look_into(&mut self, mut lines: Vec<u32>) {
-        lines.sort_unstable_by_key(|&line| self.route.nth(line % LINE));
-        self.inner_lines = lines;
+    /// Beside the CAS that takes the last FREE blocks that are known of, what the next claim will look at first is read:
+    /// so a claim is one round trip, whichever of a line's blocks it takes.
+    fn read_ahead(&mut self, want: Want) {
+        let left = self.outer.scattered(0, 1).count();
+        let single = !want.contiguous || want.count == 1;
+        let known = left > self.swaps.len() || self.ahead != Ahead::Nothing;
+        if want.level != Level::Block || !single || known || self.swaps.len() >= MAX_OUTSTANDING {
+            return;
+        }
+        self.ahead = match self.route.ahead() {
+            Some(Advance::Line(line)) => Ahead::Line(Area::of_lines(&self.geometry, Level::Block, line, 1), false),
+            Some(Advance::Hints(verb)) => Ahead::Hints(verb),
+            _ => return,
+        };
+        self.pipe.push(self.swaps.len());
+    }
+
+    /// The answer to what was read ahead. Whatever is wrong with it, the next claim reads anew.
+    fn has_read_ahead(&mut self, answer: Answer<'_>) {
+        let (Answer::Words(words), ahead) = (answer, std::mem::replace(&mut self.ahead, Ahead::Nothing)) else {
+            return;
+        };
+        match ahead {
+            Ahead::Line(mut line, _) => {
+                if line.fill(0, words) {
+                    self.ahead = Ahead::Line(line, true);
+                }
+            }
+            Ahead::Hints(_) => self.route.hints(words),
+            Ahead::Nothing => {}
+        }
+    }
+
+    /// Lines of shared blocks come in an order of the claimant's own.
+    fn sort_lines(&mut self) {
+        let route = &self.route;
+        self.inner_lines.sort_unstable_by_key(|&(block, line)| (route.nth(line % LINE), block));
     }
 
     /// Fills `swaps` with what to claim of the words that are known. False if they have nothing.
@@ -337,6 +431,10 @@ impl Claimer {
         // Giants from the lowest on, and not here and there: what is left should be runs.
         if want.contiguous && (want.count > 1 || want.level == Level::Giant) {
             let Some(first) = area.run(want.count as usize, align, start) else { return false };
+            debug_assert!(
+                align == 1 || (area.first.index as usize + first).is_multiple_of(align),
+                "a run out of place"
+            );
             self.swaps.extend((first..first + want.count as usize).map(swap));
         } else {
             let free = area.scattered(start, stride).count();
@@ -353,6 +451,12 @@ impl Claimer {
         !self.swaps.is_empty()
     }
 
+    /// No CAS is posted that was not. Those whose answers were lost are given again: they may have taken effect.
+    fn post_no_more(&mut self) {
+        let swaps = &self.swaps;
+        self.pipe.retain(|number| swaps.get(number).is_some_and(Swap::is_unsure));
+    }
+
     fn swapped(&mut self, number: usize, answer: Answer<'_>) {
         let swap = &mut self.swaps[number];
         let (place, new) = (swap.place, swap.new);
@@ -364,18 +468,38 @@ impl Claimer {
                 self.inner.found(place, new);
                 if is_claim {
                     self.taken.push(Grant { place, word: new });
+                    if number == 0 && self.want.is_some_and(|want| want.has_leader()) {
+                        self.led();
+                    }
                 }
             }
             Ok(Swapped::Failed(found)) => {
                 self.outer.found(place, found);
                 self.inner.found(place, found);
+                if is_claim && self.want.is_some_and(|want| want.contiguous) {
+                    self.post_no_more();
+                }
             }
             Ok(Swapped::Moved(_)) => {}
             Err(refused) => {
                 self.refused = Some(refused);
-                self.pipe.stop();
+                match refused {
+                    // Nothing more is admitted, and nothing is ours any more.
+                    Failed::Fenced => self.pipe.stop(),
+                    _ => self.post_no_more(),
+                }
             }
         }
+    }
+
+    /// The first of a run is ours: the others follow.
+    fn led(&mut self) {
+        if self.actor.rules.broken(Bug::RunTrustsLeader) {
+            let others = self.swaps[1..].iter().map(|swap| Grant { place: swap.place, word: swap.new });
+            self.taken.extend(others);
+            return;
+        }
+        (1..self.swaps.len()).for_each(|number| self.pipe.push(number));
     }
 }
 
@@ -403,6 +527,9 @@ impl Operation for Claimer {
     fn complete(&mut self, answer: Answer<'_>) {
         let Some(number) = self.pipe.answered() else { return };
         if let Phase::Claim | Phase::Rollback = self.phase {
+            if number == self.swaps.len() {
+                return self.has_read_ahead(answer);
+            }
             return self.swapped(number, answer);
         }
         let words = match answer {
@@ -417,13 +544,29 @@ impl Operation for Claimer {
             Phase::Hints(_) => self.route.hints(words),
             Phase::Outer if !self.outer.fill(number, words) => self.pipe.push(number),
             Phase::Inner if !self.inner.fill(number, words) => self.pipe.push(number),
-            Phase::BlockHints(block) => {
-                let from = self.geometry.chunks(*block).start / LINE;
-                let lines = words.iter().zip(from..).filter(|(word, _)| **word != 0).map(|(_, line)| line);
-                let lines = lines.collect();
-                self.look_into(lines);
+            Phase::BlockHints(blocks) => {
+                let block = blocks[number];
+                let from = self.geometry.chunks(block).start / LINE;
+                let want = self.want.unwrap_or(Want::one(Level::Chunk));
+                let lines = (from..).step_by(want.lines() as usize);
+                let places = words.chunks(want.lines() as usize).zip(lines);
+                let lines = places.filter(|(words, _)| may_have(words, want)).map(|(_, line)| (block, line));
+                self.inner_lines.extend(lines);
+                self.sort_lines();
             }
             _ => {}
+        }
+    }
+}
+
+/// Whether chunks with these hints may have what is wanted.
+fn may_have(hints: &[u64], want: Want) -> bool {
+    match want.count {
+        _ if !want.contiguous => hints.iter().any(|&hint| hint != 0),
+        count if count >= LINE => hints.iter().all(|&hint| hint == u64::MAX),
+        count => {
+            let run = (1u64 << count) - 1;
+            hints.iter().any(|hint| (0..LINE).step_by(count as usize).any(|at| hint >> at & run == run))
         }
     }
 }

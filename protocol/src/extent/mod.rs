@@ -57,6 +57,8 @@ pub mod word;
 #[cfg(test)]
 mod lost_answers;
 #[cfg(test)]
+mod runs;
+#[cfg(test)]
 mod tests;
 
 use pipe::Pipe;

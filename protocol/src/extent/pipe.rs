@@ -41,6 +41,11 @@ impl Pipe {
         self.ready.clear();
     }
 
+    /// Of the verbs not yet posted only these are to be.
+    pub fn retain(&mut self, mut which: impl FnMut(usize) -> bool) {
+        self.ready.retain(|&number| which(number.into()));
+    }
+
     /// Nothing to post and nothing to wait for.
     pub fn is_idle(&self) -> bool {
         self.ready.is_empty() && self.posted.is_empty()

@@ -4,8 +4,9 @@
 //!
 //! | question | who asks | answer |
 //! |---|---|---|
+//! | what lies idle? | the same | what was taken from or given to by nobody for [`KEPT_IDLE`] heartbeats; one while memory is short |
 //! | is memory short? | an agent, once a heartbeat, by the hints | [`Watermark`]: below one free block in 16, until one in 8 |
-//! | which of my blocks do I publish? | the same agent, while memory is short | [`to_publish`]: cold ones, the emptiest first, [`PUBLISHED`] a heartbeat |
+//! | which of my blocks do I publish? | the same agent, while memory is short | [`to_publish`]: cold ones, the emptiest first, 8 a heartbeat; 32 when hardly anything is free |
 //! | how much do I make clean now? | the node, between verbs | [`scrubs`]: little while enough is clean, much when it is not |
 //! | do I put a giant together? | the node, when a block became free | [`gathers`]: while less than half are whole, and blocks enough stay |
 //!
@@ -60,17 +61,28 @@ impl Kept {
     }
 }
 
+/// Heartbeats for which an agent keeps empty blocks, and leaves with programs what it has granted them ahead, though
+/// nothing is taken: a program that frees and takes in turns does not move them to and fro.
+pub const KEPT_IDLE: u32 = 10;
+
 /// Blocks that an agent publishes in one heartbeat, at most: 4104 CAS, a tenth of a millisecond of a card.
 pub const PUBLISHED: usize = 8;
+/// And when less than one block in 64 is free: claims are about to find nothing, and of few hosts each must do more.
+pub const PUBLISHED_URGENTLY: usize = 32;
+
+/// How many it publishes.
+const fn published(blocks: Supply) -> usize {
+    if (blocks.free as u64) * 64 < blocks.all as u64 { PUBLISHED_URGENTLY } else { PUBLISHED }
+}
 
 /// Which of an agent's blocks to publish in this heartbeat, while memory is short: those that are cold and partly free,
 /// the emptiest first, for they give most for as many CAS. (An empty block is given back instead.)
-pub fn to_publish<B: Ord + Copy>(blocks: impl Iterator<Item = (B, Kept)>) -> Vec<B> {
+pub fn to_publish<B: Ord + Copy>(blocks: impl Iterator<Item = (B, Kept)>, supply: Supply) -> Vec<B> {
     let partly = |kept: &Kept| (1..super::block::CHUNKS).contains(&kept.in_use);
     let mut chosen: Vec<(u32, B)> =
         blocks.filter(|(_, kept)| kept.is_cold() && partly(kept)).map(|(block, kept)| (kept.in_use, block)).collect();
     chosen.sort_unstable();
-    chosen.truncate(PUBLISHED);
+    chosen.truncate(published(supply));
     chosen.into_iter().map(|(_, block)| block).collect()
 }
 
@@ -114,10 +126,12 @@ mod tests {
     #[test]
     fn the_cold_and_partly_free_are_published_the_emptiest_first() {
         let blocks = [(0, 500, 3), (1, 10, 0), (2, 10, 1), (3, 512, 9), (4, 0, 9), (5, 300, 2)];
-        let chosen = to_publish(blocks.into_iter().map(|(block, in_use, idle)| (block, Kept { in_use, idle })));
+        let kept = |(block, in_use, idle)| (block, Kept { in_use, idle });
+        let chosen = to_publish(blocks.into_iter().map(kept), of(50, 1024));
         assert_eq!(chosen, [2, 5, 0], "not the hot, the full, the empty");
         let many = (0..100).map(|block| (block, Kept { in_use: 256, idle: 1 }));
-        assert_eq!(to_publish(many), (0..PUBLISHED).collect::<Vec<_>>());
+        assert_eq!(to_publish(many.clone(), of(16, 1024)), (0..PUBLISHED).collect::<Vec<_>>());
+        assert_eq!(to_publish(many, of(15, 1024)), (0..PUBLISHED_URGENTLY).collect::<Vec<_>>());
     }
 
     #[test]

@@ -35,6 +35,10 @@ pub enum Bug {
     NoClaimant,
     /// A run that meets a unit in use forgets what it has claimed so far.
     RunWithoutRollback,
+    /// A run of chunks that fails keeps its first chunk, and forgets it.
+    RunKeepsLeader,
+    /// Whoever has the first chunk of a run takes the others for its own.
+    RunTrustsLeader,
     /// Recovery passes over a unit that its owner was splitting.
     RecoverSkipsSplitting,
     /// Recovery frees without quarantine.
@@ -49,7 +53,7 @@ pub enum Bug {
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Bug; 18] = [
+    pub const ALL: [Bug; 20] = [
         Bug::SkipGeneration,
         Bug::PublishParentFirst,
         Bug::PublishWithoutQuarantine,
@@ -63,6 +67,8 @@ impl Bug {
         Bug::AssumeFailed,
         Bug::NoClaimant,
         Bug::RunWithoutRollback,
+        Bug::RunKeepsLeader,
+        Bug::RunTrustsLeader,
         Bug::RecoverSkipsSplitting,
         Bug::RecoverToFree,
         Bug::SplitParentFirst,

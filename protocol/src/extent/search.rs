@@ -114,11 +114,20 @@ pub(crate) struct Route {
     window: u32,
     /// Lines of the window still to visit.
     mask: u64,
+    /// Lines of the window visited in this claim.
+    visited: u64,
+    /// Lines visited since the window's hints were read.
+    since: u32,
     /// Windows still to visit in this pass.
     left: u32,
     /// Whether this pass goes by hints.
     hinted: bool,
 }
+
+/// Lines that are visited by the same hints, in vain, before these are read again: when 512 clients use up what there
+/// is, a line that had something when a claim began has nothing a moment later, and READs of dozens of lines said so one
+/// by one. Of hints that an earlier claim has read one line is visited.
+const BY_HINTS: u32 = 4;
 
 /// What to do for more candidates.
 pub(crate) enum Advance {
@@ -150,6 +159,8 @@ impl Route {
             turns: (hash >> 26) as u32 & (LINE - 1) | 1,
             window: hash as u32 % windows,
             mask: 0,
+            visited: 0,
+            since: 0,
             left: 0,
             hinted: false,
         }
@@ -159,6 +170,7 @@ impl Route {
     /// comes first.
     pub fn begin(&mut self) {
         self.hinted = self.about.is_some();
+        (self.visited, self.since) = (0, BY_HINTS - 1);
         self.left = self.windows + 1;
     }
 
@@ -176,12 +188,20 @@ impl Route {
     pub fn advance(&mut self, together: u32) -> Advance {
         loop {
             if self.mask != 0 {
+                if self.since >= BY_HINTS
+                    && let Some(about) = self.about.filter(|_| self.hinted)
+                {
+                    (self.mask, self.since) = (0, 0);
+                    return self.look(about);
+                }
                 let mut turn = (0..LINE).map(|step| self.nth(step));
                 let bit = turn.find(|bit| self.mask >> bit & 1 == 1).expect("an odd stride comes by every bit");
                 let bit = bit - bit % together;
                 for line in bit..bit + together {
                     self.mask &= !(1 << line);
+                    self.visited |= 1 << line;
                 }
+                self.since += 1;
                 return Advance::Line(self.window * LINE + bit);
             }
             if self.left == 0 {
@@ -194,15 +214,28 @@ impl Route {
             }
             self.left -= 1;
             self.window = (self.window + self.stride) % self.windows;
-            let lines = (self.lines - self.window * LINE).min(LINE);
+            (self.visited, self.since) = (0, 0);
             match self.about.filter(|_| self.hinted) {
-                Some(about) => {
-                    let at = Target::Hint { about, line: self.window * LINE };
-                    return Advance::Hints(Verb::Read { at, words: lines as u16 });
-                }
-                None => self.mask = u64::MAX >> (LINE - lines),
+                Some(about) => return self.look(about),
+                None => self.mask = u64::MAX >> (LINE - self.lines_here()),
             }
         }
+    }
+
+    /// Lines of the window.
+    fn lines_here(&self) -> u32 {
+        (self.lines - self.window * LINE).min(LINE)
+    }
+
+    fn look(&self, about: Hint) -> Advance {
+        let at = Target::Hint { about, line: self.window * LINE };
+        Advance::Hints(Verb::Read { at, words: self.lines_here() as u16 })
+    }
+
+    /// The next thing that hints lead to, for a claim to come.
+    pub fn ahead(&mut self) -> Option<Advance> {
+        let may = self.hinted && (self.mask != 0 || self.left > 0);
+        may.then(|| self.advance(1))
     }
 
     /// The window's hints have come.
@@ -213,6 +246,7 @@ impl Route {
                 self.mask |= 1 << line;
             }
         }
+        self.mask &= !self.visited;
     }
 }
 

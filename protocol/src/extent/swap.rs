@@ -35,6 +35,11 @@ impl Swap {
         Swap { place, old, new, unsure: false }
     }
 
+    /// Whether it may have taken effect, or may still, though no answer says so.
+    pub const fn is_unsure(&self) -> bool {
+        self.unsure
+    }
+
     pub fn verb(&self, rules: Rules) -> Verb {
         if self.unsure && rules.broken(Bug::ReadBack) {
             return Verb::read(self.place, 1);

@@ -212,7 +212,9 @@ mod claim_tests {
             claimer.begin(Want::one(Level::Block));
             let (granted, [reads, cas]) = count(&mut table, &mut claimer);
             grants.extend(granted.unwrap());
-            assert_eq!((reads, cas), (if round == 0 { 2 } else { 0 }, 1), "round {round}");
+            // Hints and line at first; the next line with the CAS of the last block of this one.
+            let wanted = [2, 1, 0][if round == 0 { 0 } else { 2 - usize::from(round == 63) }];
+            assert_eq!((reads, cas), (wanted, 1), "round {round}");
         }
         grants.sort_unstable();
         grants.dedup_by_key(|grant| grant.place);

@@ -29,6 +29,8 @@ pub struct Link {
     token: [u8; 16],
     up: Producer,
     down: Consumer,
+    /// Recalls heeded.
+    recalls: u32,
     pub counts: Counts,
 }
 
@@ -36,16 +38,24 @@ impl Link {
     pub fn connect(options: Options) -> Result<Link, ConnectError> {
         let (stream, desk, token) = reach(&options, None, &[])?;
         let counts = Counts::default();
-        Ok(Link { options, stream, desk, token, up: Producer::default(), down: Consumer::default(), counts })
+        let (up, down) = Default::default();
+        Ok(Link { options, stream, desk, token, up, down, recalls: 0, counts })
     }
 
     /// Connects again and declares what is held.
     pub fn again(&mut self, held: &[(BlockId, u32, Map)]) -> Result<(), ConnectError> {
         let _ = self.stream.shutdown(std::net::Shutdown::Both);
         (self.stream, self.desk, self.token) = reach(&self.options, Some(self.token), held)?;
-        (self.up, self.down) = (Producer::default(), Consumer::default());
+        (self.up, self.down, self.recalls) = (Producer::default(), Consumer::default(), 0);
         self.counts.again += 1;
         Ok(())
+    }
+
+    /// Whether the agent has asked, since this was last looked at, for what is kept and not in use.
+    #[inline]
+    pub fn is_recalled(&mut self) -> bool {
+        let recalls = self.desk.recalls().load(Ordering::Relaxed);
+        std::mem::replace(&mut self.recalls, recalls) != recalls
     }
 
     /// Words that can be sent now. A ring that is broken takes none; whoever waits finds out why.

@@ -243,6 +243,9 @@ impl Client {
             return state.free_run(chunk.slot, chunk.run);
         }
         state.kept[order].push(packed(chunk.slot, chunk.piece.first));
+        if state.link.is_recalled() {
+            return state.trim();
+        }
         let most = if order == 0 { CACHE } else { KEPT };
         if state.kept[order].len() >= most {
             state.give_back(chunk.piece.order, if order == 0 { BACK } else { KEPT / 2 });
@@ -254,11 +257,7 @@ impl Client {
         if self.here.load(Ordering::Relaxed) == 0 {
             return;
         }
-        let mut state = self.state.lock();
-        for order in 0..=BLOCK_ORDER {
-            let all = state.kept[order as usize].len();
-            state.give_back(order, all);
-        }
+        self.state.lock().trim();
     }
 
     /// What has passed so far.

@@ -76,6 +76,9 @@ impl State {
     /// Takes in what has come, and asks for more pieces before they are needed. Waits for nothing.
     #[cold]
     pub fn look_ahead(&mut self, order: u8) {
+        if self.link.is_recalled() {
+            return self.trim();
+        }
         // A broken ring is found by whoever next has to wait.
         let _ = self.collect();
         let count = self.at_once[order as usize];
@@ -90,6 +93,9 @@ impl State {
 
     #[cold]
     pub fn alloc_slowly(&mut self, order: u8) -> Result<Chunk, AllocError> {
+        if self.link.is_recalled() {
+            self.trim();
+        }
         loop {
             self.collect()?;
             // Taken before it is mapped: meanwhile more may come.
@@ -114,10 +120,7 @@ impl State {
             if self.kept[order as usize].is_empty() {
                 if self.kept.iter().any(|kept| !kept.is_empty()) && refusal == Some(Refusal::Quota) {
                     // What is kept of other sizes counts, too.
-                    for other in 0..=BLOCK_ORDER {
-                        let all = self.kept[other as usize].len();
-                        self.give_back(other, all);
-                    }
+                    self.trim();
                     continue;
                 }
                 return Err(refusal.map_or(AllocError::Tables, AllocError::from));
@@ -141,6 +144,15 @@ impl State {
         self.drop_block(slot);
         self.say(Up::FreeRun(block, blocks));
         self.link.ring();
+    }
+
+    /// Gives back everything that is kept and not in use.
+    #[cold]
+    pub fn trim(&mut self) {
+        for order in 0..=BLOCK_ORDER {
+            let all = self.kept[order as usize].len();
+            self.give_back(order, all);
+        }
     }
 
     /// Gives the oldest of what is kept of an order back.

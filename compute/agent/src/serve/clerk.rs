@@ -20,6 +20,8 @@ use zerocopy::IntoBytes;
 
 /// Words taken before what is due is shown.
 const BATCH: usize = 128;
+/// How long a request that cannot be served waits for what others were asked to give back.
+const RECALLED_NS: u64 = 20_000_000;
 /// How long a clerk sleeps at most, should nobody wake it: an application that forgets to loses time,
 /// and an end that comes between its last look and its sleep is noticed this late.
 const SLEEP_NS: u64 = 250_000_000;
@@ -167,12 +169,22 @@ impl Service {
     fn supply(&self, seat: &Seat, blocks: u32) -> Result<crate::word::BlockId, Refusal> {
         self.stock.lock().may_have(seat.app, blocks)?;
         let begun = raw::now_ns();
+        let mut recalled_ns = None;
         let Claimed { block, place } = loop {
             // Of a statement of its own: the lock ends with it.
-            let claimed = self.blocks.lock().claim(blocks, begun)?;
-            match claimed {
-                Some(claimed) => break claimed,
-                None => raw::sleep_ns(LOOK_NS),
+            let claimed = self.blocks.lock().claim(blocks, begun);
+            match (claimed, recalled_ns) {
+                (Ok(Some(claimed)), _) => break claimed,
+                (Ok(None), _) => raw::sleep_ns(LOOK_NS),
+                // What others leave lying may be enough. It comes when they next ask or free.
+                (Err(Refusal::Exhausted | Refusal::Share), None) => {
+                    recalled_ns = Some(raw::now_ns());
+                    self.recall();
+                }
+                (Err(Refusal::Exhausted | Refusal::Share), Some(at)) if raw::now_ns() - at < RECALLED_NS => {
+                    raw::sleep_ns(LOOK_NS);
+                }
+                (Err(refusal), _) => return Err(refusal),
             }
         };
         let supplied = self.stock.lock().supply(seat.app, block, blocks, place);

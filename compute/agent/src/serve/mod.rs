@@ -19,14 +19,14 @@ use crate::ledger::{Identity, Ledger};
 use crate::stock::Stock;
 use farmem_sys::epoll::{Epoll, Waker};
 use farmem_sys::process;
-use farmem_sys::raw::Errno;
+use farmem_sys::raw::{self, Errno};
 use farmem_sys::sync::Lock;
 use seat::Seat;
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// Applications of one user at once.
@@ -35,6 +35,9 @@ pub const MAX_OF_USER: usize = 128;
 const MAX_STRANGERS: usize = 32;
 /// How often the watcher looks at what nobody wakes it for.
 pub const TEND: Duration = Duration::from_millis(250);
+
+/// Between two times that applications are asked to give back what lies idle.
+const RECALL_NS: u64 = 100_000_000;
 
 /// Why the agent ended.
 #[derive(Debug)]
@@ -58,6 +61,8 @@ pub struct Service {
     stop: AtomicBool,
     /// What was found wanting in applications, and their number.
     violations: AtomicUsize,
+    /// When applications were last asked to give back what lies idle.
+    recalled_ns: AtomicU64,
 }
 
 /// What an operator may want to know.
@@ -83,6 +88,7 @@ impl Service {
             strangers: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
             violations: AtomicUsize::new(0),
+            recalled_ns: AtomicU64::new(0),
         }))
     }
 
@@ -190,6 +196,22 @@ impl Service {
         let freed = self.stock.lock().dismiss(app);
         drop(seats);
         self.release(freed);
+    }
+
+    /// Memory has run out. Empty blocks that are kept for applications go back, and applications are asked for what they
+    /// keep and do not use: each gives it back with what it next asks for or frees. Whoever floods the agent with
+    /// requests that cannot be served has the others give back no more often than every [`RECALL_NS`].
+    fn recall(&self) {
+        let (now, last) = (raw::now_ns(), self.recalled_ns.load(Ordering::Relaxed));
+        let is_due = last == 0 || now.saturating_sub(last) >= RECALL_NS;
+        if !is_due || self.recalled_ns.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_err() {
+            return;
+        }
+        let empty = self.stock.lock().take_empty();
+        self.release(empty);
+        for seat in self.seats.lock().values() {
+            seat.desk.recalls().fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     fn release(&self, freed: impl IntoIterator<Item = (crate::word::BlockId, u32)>) {

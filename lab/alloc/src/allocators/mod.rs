@@ -20,7 +20,7 @@ use std::future::Future;
 use std::rc::Rc;
 
 use crate::ledger::{Grant, Standing};
-use crate::sim::clock::Nanos;
+use crate::sim::clock::{Nanos, World};
 use crate::sim::node::{Link, Node};
 use crate::sim::random::Random;
 
@@ -91,6 +91,39 @@ pub trait Allocator: Sized + 'static {
         0
     }
 
+    /// Whether a pool that refuses may soon have something though no client gives anything back: by what the node, or
+    /// other hosts, do beside the clients.
+    fn mends(&self) -> bool {
+        false
+    }
+
     /// Starts what runs beside the clients.
     fn start(self: &Rc<Self>) {}
+}
+
+/// How long a client that is refused asks again before it gives up, the same for all systems: as long as farmem's agent
+/// lets a program wait.
+pub const PATIENCE: Nanos = 200_000_000;
+/// Between two times that it asks, on average: evenly from half of it to one and a half, for clients in step with what
+/// makes memory free would be served first, or never.
+const ASKS: Nanos = 10_000_000;
+
+/// Asks until there is something, or [`PATIENCE`] is over. Where nobody gives anything back meanwhile, and the system
+/// itself makes nothing free, one answer is as good as twenty.
+pub async fn ask<A: Allocator>(
+    allocator: &Rc<A>,
+    world: &World,
+    client: &Client,
+    order: u8,
+    others_free: bool,
+) -> Option<Grant> {
+    let begun = world.now();
+    loop {
+        let grant = allocator.allocate(client, order).await;
+        let over = world.is_instant() || world.now() - begun >= PATIENCE || !(others_free || allocator.mends());
+        if grant.is_some() || over {
+            return grant;
+        }
+        world.sleep(ASKS / 2 + client.random.below(ASKS as usize) as Nanos).await;
+    }
 }

@@ -10,27 +10,18 @@
 //! * An empty block goes back, but for one and one of each eight that it holds, as in `compute/agent`.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
-use farmem_protocol::extent::policy::{self, Kept, Watermark};
-use farmem_protocol::extent::{Actor, Block, Claimer, Failed, Geometry, Level, Want, release};
+use farmem_protocol::extent::policy::{self, Kept, Supply, Watermark};
+use farmem_protocol::extent::{Actor, Claimer, Failed, Geometry, Level, Want, release};
 
 use super::Extent;
-use crate::allocators::{BLOCK, BLOCK_ORDER, Client};
+use super::shelf::{Owned, Shelf};
+use crate::allocators::{BLOCK, BLOCK_ORDER, Client, PATIENCE};
 use crate::sim::clock::{Nanos, Signal};
 use crate::sim::costs::us;
 use crate::sim::node::{Link, Node};
-
-/// A block that the agent owns.
-struct Owned {
-    grant: release::Grant,
-    inside: Block,
-    /// Heartbeats since anything was taken or given back.
-    idle: u32,
-    /// Nothing is taken from it any more; what comes back meanwhile.
-    publishing: Option<Vec<u32>>,
-}
 
 /// A host's agent.
 pub(super) struct Host {
@@ -43,7 +34,7 @@ pub(super) struct Host {
     /// The same, for chunks of published blocks.
     pub(super) chunk_claimer: RefCell<Option<Claimer>>,
     pub(super) watermark: Cell<Watermark>,
-    blocks: RefCell<BTreeMap<u32, Owned>>,
+    blocks: RefCell<Shelf>,
     /// Chunks held one by one, in published blocks.
     chunks: RefCell<HashMap<u32, release::Grant>>,
     /// Orders of the runs that they make, by the first.
@@ -91,7 +82,7 @@ impl Host {
 
     /// Whether a chunk of one of its blocks is given to a client, or waits at one.
     pub(super) fn uses(&self, chunk: u32) -> bool {
-        self.blocks.borrow().get(&(chunk / BLOCK)).is_some_and(|owned| owned.inside.is_used(chunk % BLOCK))
+        self.blocks.borrow().get(chunk / BLOCK).is_some_and(|owned| owned.inside.is_used(chunk % BLOCK))
     }
 
     /// Whether a chunk that it owns in a published block is on its way back.
@@ -113,9 +104,7 @@ impl Host {
 
     /// Whether there is a run of this order to give.
     fn has(&self, order: u8) -> bool {
-        let fits =
-            |owned: &Owned| owned.publishing.is_none() && owned.inside.largest().is_some_and(|most| most >= order);
-        !self.spare.borrow()[order as usize].is_empty() || self.blocks.borrow().values().any(fits)
+        !self.spare.borrow()[order as usize].is_empty() || self.blocks.borrow().with_room(order).is_some()
     }
 
     /// Runs of this order that requests wait for and nobody has claimed yet.
@@ -126,18 +115,15 @@ impl Host {
 
     /// Up to `count` runs out of its blocks.
     fn take(&self, order: u8, count: u32) -> Vec<u32> {
-        let mut taken = Vec::new();
-        for (block, owned) in self.blocks.borrow_mut().iter_mut() {
-            while owned.publishing.is_none()
-                && taken.len() < count as usize
-                && let Some(first) = owned.inside.take(order)
-            {
+        let (mut taken, mut blocks) = (Vec::new(), self.blocks.borrow_mut());
+        while taken.len() < count as usize
+            && let Some(block) = blocks.with_room(order)
+        {
+            let first = blocks.change(block, |owned| {
                 owned.idle = 0;
-                taken.push(block * BLOCK + first);
-            }
-            if taken.len() == count as usize {
-                break;
-            }
+                owned.inside.take(order)
+            });
+            taken.push(block * BLOCK + first.flatten().expect("it has room"));
         }
         self.room.set(self.room.get() - ((taken.len() as u32) << order));
         taken
@@ -145,29 +131,31 @@ impl Host {
 
     /// A heartbeat has passed.
     pub(super) fn beat(&self) {
-        self.blocks.borrow_mut().values_mut().for_each(|owned| owned.idle += 1);
+        self.blocks.borrow_mut().beat();
     }
 
-    /// Empty blocks, no longer ours to use.
-    pub(super) fn take_empty(&self) -> Vec<release::Grant> {
+    /// Blocks that have been empty for so many heartbeats, no longer ours to use.
+    pub(super) fn take_empty(&self, idle: u32) -> Vec<release::Grant> {
         let mut blocks = self.blocks.borrow_mut();
-        let empty: Vec<u32> =
-            blocks.iter().filter(|(_, owned)| owned.inside.is_empty()).map(|(&block, _)| block).collect();
+        let is_empty = |owned: &Owned| owned.inside.is_empty() && owned.idle >= idle;
+        let empty: Vec<u32> = blocks.iter().filter(|(_, owned)| is_empty(owned)).map(|(block, _)| block).collect();
         self.room.set(self.room.get() - BLOCK * empty.len() as u32);
-        empty.into_iter().filter_map(|block| blocks.remove(&block)).map(|owned| owned.grant).collect()
+        empty.into_iter().filter_map(|block| blocks.remove(block)).map(|owned| owned.grant).collect()
     }
 
     /// Which blocks to publish now: nothing is taken from them any more.
-    pub(super) fn begin_publishing(&self) -> Vec<u32> {
+    pub(super) fn begin_publishing(&self, supply: Supply) -> Vec<u32> {
         let mut blocks = self.blocks.borrow_mut();
         let left = blocks.iter().filter(|(_, owned)| owned.publishing.is_none());
         let chosen = policy::to_publish(
-            left.map(|(&block, owned)| (block, Kept { in_use: owned.inside.in_use(), idle: owned.idle })),
+            left.map(|(block, owned)| (block, Kept { in_use: owned.inside.in_use(), idle: owned.idle })),
+            supply,
         );
-        for block in &chosen {
-            let owned = blocks.get_mut(block).expect("it is among them");
-            owned.publishing = Some(Vec::new());
-            self.room.set(self.room.get() - (BLOCK - owned.inside.in_use()));
+        for &block in &chosen {
+            blocks.change(block, |owned| {
+                owned.publishing = Some(Vec::new());
+                self.room.set(self.room.get() - (BLOCK - owned.inside.in_use()));
+            });
         }
         chosen
     }
@@ -175,13 +163,14 @@ impl Host {
     /// A block to publish: its grant, its chunks in use.
     pub(super) fn being_published(&self, block: u32) -> (release::Grant, [u64; 8]) {
         let blocks = self.blocks.borrow();
-        (blocks[&block].grant, blocks[&block].inside.live())
+        let owned = blocks.get(block).expect("it is being published");
+        (owned.grant, owned.inside.live())
     }
 
     /// A block is published: the chunks that were in use are held one by one. Those that came back meanwhile are to be
     /// released.
     pub(super) fn published(&self, block: u32, grants: Vec<release::Grant>) -> Vec<release::Grant> {
-        let owned = self.blocks.borrow_mut().remove(&block).expect("it was being published");
+        let owned = self.blocks.borrow_mut().remove(block).expect("it was being published");
         let (mut chunks, mut runs) = (self.chunks.borrow_mut(), self.runs.borrow_mut());
         chunks.extend(grants.iter().map(|grant| (grant.place.index, *grant)));
         for &grant in &grants {
@@ -211,46 +200,40 @@ impl Extent {
         let (host, world) = (&self.hosts[client.host as usize], &self.node.world);
         let count = ((self.node.costs.host.ahead_kib / 4) >> order).max(1);
         host.asked(&self.node).await;
-        // Chunks that others publish are free some heartbeats later: theirs, the node's.
-        let mut patience = 16;
-        // What was claimed may be taken by who asked a moment later: then more is claimed, at once.
-        let mut haste = 64;
-        loop {
+        let (begun, waiting) = (world.now(), &host.waiting[order as usize]);
+        waiting.set(waiting.get() + 1);
+        let chunk = loop {
             let mut taken = host.take(order, count);
             if let Some(chunk) = taken.pop().or_else(|| host.spare.borrow_mut()[order as usize].pop()) {
                 self.sides[client.id as usize].borrow_mut().ahead[order as usize] = taken;
-                if host.room.get() < BLOCK / 2 && host.exhausted_until.get() <= world.now() && !world.is_instant() {
-                    self.supply(client.host);
-                }
-                return Some(chunk);
+                break Some(chunk);
             }
-            let waiting = &host.waiting[order as usize];
-            waiting.set(waiting.get() + 1);
             if world.is_instant() {
                 self.fetch(client.host).await;
-            } else {
-                let supplied = host.supplied.wait(world);
+                if host.has(order) {
+                    continue;
+                }
+                break None;
+            }
+            let supplied = host.supplied.wait(world);
+            // While the node has nothing, the next heartbeat asks for all who wait: who came first is served first.
+            if host.exhausted_until.get() <= world.now() || world.now() == begun {
                 self.supply(client.host);
-                supplied.await;
             }
-            waiting.set(waiting.get() - 1);
-            if host.has(order) {
-                continue;
+            supplied.await;
+            if world.now() - begun >= PATIENCE && !host.has(order) {
+                break None;
             }
-            if haste > 0 && host.exhausted_until.get() <= world.now() && !world.is_instant() {
-                haste -= 1;
-                continue;
-            }
-            if patience == 0 || world.is_instant() {
-                return None;
-            }
-            patience -= 1;
-            world.sleep(us(self.node.costs.host.heartbeat)).await;
+        };
+        waiting.set(waiting.get() - 1);
+        if host.room.get() < BLOCK / 2 && host.exhausted_until.get() <= world.now() && !world.is_instant() {
+            self.supply(client.host);
         }
+        chunk
     }
 
     /// Claims what waiting requests need, unless that is under way.
-    fn supply(self: &Rc<Self>, host: u32) {
+    pub(super) fn supply(self: &Rc<Self>, host: u32) {
         if !self.hosts[host as usize].claiming.replace(true) {
             let all = self.clone();
             self.node.world.background(async move { all.fetch(host).await });
@@ -285,8 +268,7 @@ impl Extent {
         self.has_cost(agent, attempts, taken.len());
         for grant in taken {
             agent.room.set(agent.room.get() + BLOCK);
-            let owned = Owned { grant, inside: Block::new(), idle: 0, publishing: None };
-            agent.blocks.borrow_mut().insert(grant.place.index, owned);
+            agent.blocks.borrow_mut().insert(grant.place.index, Owned::new(grant));
         }
     }
 
@@ -303,24 +285,32 @@ impl Extent {
     pub(super) fn give_back(self: &Rc<Self>, host: u32, chunk: u32) {
         let agent = &self.hosts[host as usize];
         let mut blocks = agent.blocks.borrow_mut();
-        let Some(owned) = blocks.get_mut(&(chunk / BLOCK)) else {
+        let given = blocks.change(chunk / BLOCK, |owned| {
+            owned.idle = 0;
+            let order = owned.inside.give(chunk % BLOCK).expect("a run that was given out");
+            let run = chunk..chunk + (1 << order);
+            match &mut owned.publishing {
+                Some(back) => {
+                    back.extend(run.clone());
+                    agent.releasing.borrow_mut().extend(run);
+                    false
+                }
+                None => {
+                    agent.room.set(agent.room.get() + (1 << order));
+                    owned.inside.is_empty()
+                }
+            }
+        });
+        let Some(is_empty) = given else {
             drop(blocks);
             return self.give_back_shared(host, chunk);
         };
-        let order = owned.inside.give(chunk % BLOCK).expect("a run that was given out");
-        owned.idle = 0;
-        if let Some(back) = &mut owned.publishing {
-            back.extend(chunk..chunk + (1 << order));
-            agent.releasing.borrow_mut().extend(chunk..chunk + (1 << order));
+        if !is_empty {
             return;
         }
-        agent.room.set(agent.room.get() + (1 << order));
-        if !owned.inside.is_empty() {
-            return;
-        }
-        let empty = blocks.values().filter(|owned| owned.inside.is_empty()).count();
+        let empty = blocks.iter().filter(|(_, owned)| owned.inside.is_empty()).count();
         if empty > 1 + blocks.len() / 8 {
-            let owned = blocks.remove(&(chunk / BLOCK)).expect("it is there");
+            let owned = blocks.remove(chunk / BLOCK).expect("it is there");
             agent.room.set(agent.room.get() - BLOCK);
             drop(blocks);
             let all = self.clone();

@@ -89,29 +89,6 @@ impl Extent {
         Err(Failed::Contended)
     }
 
-    /// Claims. `None`: no space, though the node was given time to drain what it has.
-    pub(super) async fn claim(
-        &self,
-        link: &Link,
-        claimer: &mut Claimer,
-        want: Want,
-        mut attempt: impl FnMut(),
-    ) -> Option<Vec<release::Grant>> {
-        for patience in (0..8).rev() {
-            claimer.begin(want);
-            match self.drive(link, claimer, &mut attempt).await {
-                Ok(grants) => return Some(grants),
-                Err(Failed::Contended) => {}
-                Err(Failed::NoSpace) if patience > 0 && !self.node.world.is_instant() => {
-                    let interval = self.node.costs.core.drain_interval;
-                    self.node.world.sleep(crate::sim::costs::us(interval)).await;
-                }
-                Err(_) => return None,
-            }
-        }
-        None
-    }
-
     /// Gives one unit back.
     pub(super) async fn release(&self, link: &Link, actor: Actor, grant: release::Grant) {
         let mut release = Release::new(actor, grant);

@@ -11,6 +11,7 @@
 //! |---|---|
 //! | [`drive`] | an operation's steps over a link |
 //! | [`agent`] | blocks of a host, what is granted ahead, when blocks come and go |
+//! | [`shelf`] | which of its blocks a piece comes out of |
 //! | [`pressure`] | when memory is short: publishing beside the requests, chunks of published blocks |
 //! | [`daemon`] | the node's part |
 //!
@@ -26,6 +27,7 @@ pub mod agent;
 pub mod daemon;
 pub mod drive;
 pub mod pressure;
+mod shelf;
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
@@ -57,8 +59,8 @@ pub struct Extent {
 struct Side {
     /// Of the queue pair by which the agent serves it: for whole blocks.
     claimer: Option<Claimer>,
-    /// It took nothing since its host's last heartbeat.
-    is_idle: bool,
+    /// Heartbeats of its host since it took anything.
+    idle: u32,
     /// Granted ahead: first chunks, by order.
     ahead: [Vec<u32>; BLOCK_ORDER as usize],
     /// Whole blocks that it has.
@@ -68,7 +70,7 @@ struct Side {
 impl Side {
     /// What was granted ahead of this order.
     fn next(&mut self, order: u8) -> Option<u32> {
-        self.is_idle = false;
+        self.idle = 0;
         self.ahead[order as usize].pop()
     }
 }
@@ -114,7 +116,7 @@ impl Extent {
         let per_host = clients.div_ceil(hosts);
         let side = |client: u32| {
             let claimer = Some(Claimer::new(actor(client / per_host, 1 + client % per_host), geometry));
-            RefCell::new(Side { claimer, is_idle: true, ahead: Default::default(), whole: HashMap::new() })
+            RefCell::new(Side { claimer, idle: 0, ahead: Default::default(), whole: HashMap::new() })
         };
         Rc::new(Extent {
             node: node.clone(),
@@ -140,9 +142,9 @@ impl Extent {
         let side = &self.sides[client.id as usize];
         self.hosts[client.host as usize].asked(&self.node).await;
         let mut claimer = side.borrow_mut().claimer.take().expect("a client asks for one thing at a time");
-        let taken = self.claim(&client.link, &mut claimer, Want::one(Level::Block), || client.attempt()).await;
+        let taken = self.try_claim(&client.link, &mut claimer, Want::one(Level::Block), || client.attempt()).await;
         side.borrow_mut().claimer = Some(claimer);
-        let grant = *taken?.first()?;
+        let grant = *taken.ok()?.first()?;
         side.borrow_mut().whole.insert(grant.place.index, grant);
         Some(Grant { chunk: grant.place.index * BLOCK, order: BLOCK_ORDER, token: 0 })
     }
@@ -153,10 +155,8 @@ impl Extent {
         let grant = side.borrow_mut().whole.remove(&block).expect("a block that it has");
         let actor = self.hosts[client.host as usize].actor;
         client.attempt();
+        // (`Claimer::freed` would have the next claim try this one first, in vain before the node has zeroed it.)
         self.release(&client.link, actor, grant).await;
-        if let Some(claimer) = &mut side.borrow_mut().claimer {
-            claimer.freed(&grant);
-        }
     }
 }
 
@@ -241,6 +241,11 @@ impl Allocator for Extent {
 
     fn dearest(&self) -> u64 {
         self.dearest.take()
+    }
+
+    /// The node zeroes, other hosts publish.
+    fn mends(&self) -> bool {
+        true
     }
 
     fn start(self: &Rc<Self>) {

@@ -1,12 +1,13 @@
-//! When memory is short: blocks that are partly free are published, chunks of others' blocks are claimed.
+//! What an agent gives back: what lies idle, always; when memory is short, also blocks that are partly free, whose chunks
+//! others claim.
 //!
 //! Each host's agent looks, once a heartbeat, at the hint words that say which blocks are free, and decides by
-//! `farmem-protocol`'s `policy` whether memory is short. Then an agent
+//! `farmem-protocol`'s `policy` whether memory is short. An agent
 //!
-//! 1. takes back what it had granted ahead to clients that took nothing since the last heartbeat,
-//! 2. gives its empty blocks back, all of them,
-//! 3. publishes the coldest of the blocks that are partly free, some in each heartbeat: their chunks' words first, then
-//!    one CAS of the block's.
+//! 1. takes back what it had granted ahead to clients that took nothing for some heartbeats (one, if memory is short),
+//! 2. gives blocks back that were empty for as long,
+//! 3. if memory is short, publishes the coldest of the blocks that are partly free, some in each heartbeat, more the
+//!    less is free: their chunks' words first, then one CAS of the block's.
 //!
 //! All of it goes by a queue pair of the heartbeat's own, beside its clients' requests: nobody who asks waits for it.
 //!
@@ -16,17 +17,17 @@
 use std::rc::Rc;
 
 use farmem_protocol::extent::geometry::{LINE, Target};
-use farmem_protocol::extent::policy::Supply;
+use farmem_protocol::extent::policy::{self, Supply};
 use farmem_protocol::extent::reshape::{Reshape, Reshaped};
 use farmem_protocol::extent::{Hint, Level, Want, release};
 
 use super::Extent;
-use crate::allocators::BLOCK;
+use crate::allocators::BLOCK_ORDER;
 use crate::sim::clock::all;
 use crate::sim::costs::us;
 
-/// Largest order that is claimed from published blocks: a line of chunks.
-pub(super) const SHARED_ORDER: u8 = 6;
+/// Largest order that is claimed from published blocks: all below a block.
+pub(super) const SHARED_ORDER: u8 = BLOCK_ORDER - 1;
 
 impl Extent {
     pub(super) fn start_heartbeat(self: &Rc<Self>, host: u32) {
@@ -37,16 +38,26 @@ impl Extent {
             all.node.world.sleep(heartbeat * u64::from(host) / all.hosts.len() as u64).await;
             loop {
                 all.node.world.sleep(heartbeat).await;
-                if all.is_short(host).await {
-                    all.relieve(host).await;
+                let supply = all.supply_now(host).await;
+                let agent = &all.hosts[host as usize];
+                let mut watermark = agent.watermark.get();
+                let is_short = watermark.sees(supply);
+                agent.watermark.set(watermark);
+                all.recall(host, if is_short { 1 } else { policy::KEPT_IDLE }).await;
+                if is_short {
+                    all.publish(host, supply).await;
                 }
-                all.hosts[host as usize].beat();
-                all.sides.iter().for_each(|side| side.borrow_mut().is_idle = true);
+                agent.beat();
+                if agent.waiting.iter().any(|waiting| waiting.get() > 0) {
+                    all.supply(host);
+                }
+                all.sides_of(host).iter().for_each(|side| side.borrow_mut().idle += 1);
             }
         });
     }
 
-    async fn is_short(&self, host: u32) -> bool {
+    /// What is free, by the hints.
+    async fn supply_now(&self, host: u32) -> Supply {
         let (lines, agent) = (self.geometry.lines(Level::Block), &self.hosts[host as usize]);
         let mut free = 0;
         for line in (0..lines).step_by(LINE as usize) {
@@ -54,17 +65,16 @@ impl Extent {
             let hints = agent.beside.read_many(at, LINE.min(lines - line) as usize).await;
             free += hints.iter().map(|hint| hint.count_ones()).sum::<u32>();
         }
-        let mut watermark = agent.watermark.get();
-        let is_short = watermark.sees(Supply { all: self.geometry.count(Level::Block), free });
-        agent.watermark.set(watermark);
-        is_short
+        Supply { all: self.geometry.count(Level::Block), free }
     }
 
-    async fn relieve(self: &Rc<Self>, host: u32) {
+    /// Takes back what clients have ahead who took nothing for so many heartbeats, and gives back blocks that were empty
+    /// for as long.
+    async fn recall(self: &Rc<Self>, host: u32, idle: u32) {
         let agent = &self.hosts[host as usize];
         for side in self.sides_of(host) {
-            let idle = side.borrow().is_idle;
-            let ahead = if idle { std::mem::take(&mut side.borrow_mut().ahead) } else { Default::default() };
+            let is_idle = side.borrow().idle >= idle;
+            let ahead = if is_idle { std::mem::take(&mut side.borrow_mut().ahead) } else { Default::default() };
             for chunk in ahead.into_iter().flatten() {
                 self.give_back(host, chunk);
             }
@@ -72,10 +82,14 @@ impl Extent {
         for chunk in agent.spare.take().into_iter().flatten() {
             self.give_back(host, chunk);
         }
-        for grant in agent.take_empty() {
+        for grant in agent.take_empty(idle) {
             self.release(&agent.beside, agent.actor, grant).await;
         }
-        for block in agent.begin_publishing() {
+    }
+
+    async fn publish(self: &Rc<Self>, host: u32, supply: Supply) {
+        let agent = &self.hosts[host as usize];
+        for block in agent.begin_publishing(supply) {
             let (grant, in_use) = agent.being_published(block);
             let mut publish = Reshape::publish(agent.actor, self.geometry, grant, in_use);
             let published = self.drive(&agent.beside, &mut publish, || {}).await;
@@ -108,7 +122,7 @@ impl Extent {
                 };
                 let mut claimer = agent.chunk_claimer.borrow_mut().take().expect("one claim at a time");
                 let mut attempts = 0;
-                let want = want.expect("at most a line");
+                let want = want.expect("less than a block");
                 let taken = self.try_claim(&agent.link, &mut claimer, want, || attempts += 1).await;
                 *agent.chunk_claimer.borrow_mut() = Some(claimer);
                 let taken = taken.unwrap_or_default();
@@ -124,5 +138,3 @@ impl Extent {
         }
     }
 }
-
-const _: () = assert!(1 << SHARED_ORDER == LINE && LINE < BLOCK);
