@@ -42,6 +42,9 @@ pub struct Options {
     /// Redis under the policies of --dirty instead, a quarter local: bytes sent for bytes changed, requests a second
     #[arg(long, conflicts_with_all = ["pages", "lines", "links", "svg", "seed"])]
     redis: bool,
+    /// With --redis, only these links and policies: shm:none,shm:lines,tcp:auto,…
+    #[arg(long, value_name = "WAYS", value_delimiter = ',', requires = "redis")]
+    ways: Vec<String>,
     /// Pages sent in each measurement [default: 16384; with --quick 4096]
     #[arg(long, value_name = "N")]
     pages: Option<usize>,
@@ -110,7 +113,7 @@ pub const METHODS: [Method; 3] = [Method::Pages, Method::Log, Method::Writes];
 /// See [`crate::Bench::run`].
 pub fn run(options: &Options, farmem: &Path) -> anyhow::Result<()> {
     if options.redis {
-        return redis::run(options.quick, options.rounds, options.json.as_ref(), farmem);
+        return redis::run(options, farmem);
     }
     ensure!(options.lines.iter().all(|lines| (1..=64).contains(lines)), "--lines are 1 to 64: a page has 64");
     let pages = options.pages.unwrap_or(if options.quick { 4096 } else { 16_384 });

@@ -15,15 +15,16 @@
 //! is not known what changed (fresh, or back before its record was acknowledged) is sent and counts as nothing
 //! changed.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use farmem_fabric::shape::on_the_wire;
 use farmem_protocol::lines::LINE_BYTES;
 use serde::Serialize;
 
+use super::Options;
 use crate::alone::Alone;
 use crate::counters::{self, Counts};
 use crate::environment::Environment;
@@ -105,22 +106,24 @@ struct Bench<'a> {
 ///
 /// # Errors
 /// See [`crate::Bench::run`].
-pub fn run(quick: bool, rounds: Option<usize>, json: Option<&PathBuf>, farmem: &Path) -> anyhow::Result<()> {
+pub fn run(options: &Options, farmem: &Path) -> anyhow::Result<()> {
+    let systems = systems(&options.ways)?;
     let _alone = Alone::take()?;
     supervise::note_interrupts();
     let environment = Environment::read();
-    let (keys, requests) = if quick { (40_000, 40_000) } else { (160_000, 120_000) };
-    let rounds = rounds.unwrap_or(if quick { 1 } else { 3 });
+    let (keys, requests) = if options.quick { (40_000, 40_000) } else { (160_000, 120_000) };
+    let rounds = options.rounds.unwrap_or(if options.quick { 1 } else { 3 });
     let bench = Bench { farmem, place: Place::new("evict")?, keys };
     eprintln!("what it has with plenty");
     // Twice what keys and values take, and as much again.
     let plenty = (4 * keys * EACH) as u64;
     let local = bench.overwrite((By::Shm, "auto"), plenty.max(64 << 20), 0)?.counts.local_peak / 4;
-    let measured = Rounds::interleave(&SYSTEMS, rounds, |system, round| {
+    let measured = Rounds::interleave(&systems, rounds, |system, round| {
         eprintln!("round {}: {:?}, --dirty {}", round + 1, system.0, system.1);
         bench.overwrite(system, local, requests).map(Some)
     })?;
-    let sections = [By::Shm, By::Tcp].map(|by| section(by, &measured)).into();
+    let asked = [By::Shm, By::Tcp].into_iter().filter(|by| systems.iter().any(|system| system.0 == *by));
+    let sections = asked.map(|by| section(by, &measured)).collect();
     let method = vec![
         format!(
             "redis, {keys} keys of {} bytes, {requests} overwritten at random, {rounds} rounds",
@@ -132,15 +135,25 @@ pub fn run(quick: bool, rounds: Option<usize>, json: Option<&PathBuf>, farmem: &
         ),
         "sent: write-back with 90 bytes for each 1448; changed: whole lines found changed".into(),
     ];
-    let runs = SYSTEMS.map(|(by, dirty)| (by, dirty, measured.of((by, dirty)).copied().collect())).into();
+    let runs = systems.iter().map(|&(by, dirty)| (by, dirty, measured.of((by, dirty)).copied().collect())).collect();
     let raw = Raw { keys, local, runs };
     let (skipped, targets) = (Vec::new(), targets(&measured));
     let report = Report { bench: "evict-redis", method, environment, skipped, sections, targets, raw };
     print!("{report}");
-    if let Some(path) = json {
+    if let Some(path) = &options.json {
         std::fs::write(path, report.json()?).with_context(|| format!("writing {}", path.display()))?;
     }
     Ok(())
+}
+
+/// Those that are asked for by name.
+fn systems(ways: &[String]) -> anyhow::Result<Vec<System>> {
+    let name = |(by, dirty): &System| format!("{}:{dirty}", if *by == By::Shm { "shm" } else { "tcp" });
+    if let Some(unknown) = ways.iter().find(|way| !SYSTEMS.iter().any(|system| name(system) == **way)) {
+        let all: Vec<String> = SYSTEMS.iter().map(name).collect();
+        bail!("--ways {unknown}: not one of {}", all.join(", "));
+    }
+    Ok(SYSTEMS.into_iter().filter(|system| ways.is_empty() || ways.contains(&name(system))).collect())
 }
 
 impl Bench<'_> {
@@ -182,11 +195,12 @@ fn section(by: By, measured: &Rounds<System, Sample>) -> Section {
         "sent/changed",
         "lines/bytes",
         "lines/page",
+        "fetches",
         "whole",
         "clean",
         "first-write faults",
     ]);
-    for system in SYSTEMS.into_iter().filter(|system| system.0 == by) {
+    for system in measured.systems().filter(|system| system.0 == by) {
         let median = |figure: &dyn Fn(&Sample) -> Option<f64>| measured.spread(system, figure).map(|of| of.median);
         let shown = |figure: Option<f64>, digits: usize| figure.map_or("–".into(), |of| format!("{of:.digits$}"));
         let none = against(measured, system, (by, "none"));
@@ -206,6 +220,7 @@ fn section(by: By, measured: &Rounds<System, Sample>) -> Section {
                 }),
                 1,
             ),
+            shown(median(&|run| Some(run.counts.demand as f64)), 0),
             shown(median(&|run| share(run.counts.pages_whole, run.counts.evicted)), 1) + " %",
             shown(median(&|run| share(run.counts.evicted_clean, run.counts.evicted)), 1) + " %",
             shown(median(&|run| Some(run.counts.upgrades as f64)), 0),
