@@ -21,7 +21,8 @@ use farmem_pager::log::{Gathered, Logged};
 use farmem_pager::table::Table;
 use farmem_pager::word::{State, Word};
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES, PageId, SLAB_BYTES, SLOTS_PER_SLAB, SlabId};
-use farmem_protocol::lines::{Entry, MAX_RECORD_BYTES, Record, encode};
+use farmem_protocol::lines::conditional::{self, Conditional};
+use farmem_protocol::lines::{Entry, MAX_RECORD_BYTES, Record, encode, runs_of};
 use farmem_protocol::wire::{Batch, Op, Verb};
 use farmem_sys::lines::{Brief, Hasher, Unit};
 use zerocopy::{FromBytes, IntoBytes};
@@ -248,9 +249,11 @@ fn lines(times: u64) {
     }
 }
 
-/// 256 pages with four changed lines each: put in order, gathered into records, and these judged, as the node does.
+/// 256 pages with four changed lines each: put in order, gathered into records with conditions, and these judged, as the
+/// node does: their form, their checksum, and of each page's lines what is there before them.
 fn record(times: u64) {
     let copies: Vec<[u8; PAGE_BYTES]> = (0..16).map(|n| [n; PAGE_BYTES]).collect();
+    let hasher = Hasher::new(&[7; 16], Unit::best());
     let (mut gathered, mut entries) = (Gathered::default(), Vec::new());
     let mut buffer = vec![0; MAX_RECORD_BYTES];
     for _ in 0..times {
@@ -266,9 +269,18 @@ fn record(times: u64) {
             let slab = SlabId(pages[0].slot.slab_index() as u64);
             let copy = |at: usize| &copies[pages[at].copy as usize % copies.len()];
             let len = encode(slab, &entries, &mut buffer, copy).expect("a record");
-            let record = Record::parse(slab, black_box(&buffer[..len])).expect("by the rules");
+            let was = pages.iter().map(|page| page.was);
+            let len = conditional::append(&mut buffer, len, was, hasher.seed()).expect("conditions");
+            let split = Conditional::split(black_box(&buffer[..len])).expect("by the rules");
+            let record = Record::parse(slab, split.record).expect("by the rules");
             black_box(record.places().fold(0, |sum, place| sum ^ place));
-            black_box(record.check().expect("what was sent").runs().fold(0, |sum, (offset, _)| sum ^ offset));
+            for ((base, lines, bytes), was) in record.check().expect("what was sent").by_page().zip(split.was) {
+                #[allow(unsafe_code)]
+                // SAFETY: a live array.
+                let is = unsafe { hasher.sum_in(copies[0].as_ptr(), lines) };
+                black_box(is == was.get());
+                black_box(runs_of(base, lines, bytes).fold(0, |sum, (offset, _)| sum ^ offset));
+            }
         }
     }
 }
