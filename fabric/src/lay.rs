@@ -13,10 +13,11 @@ pub struct LastKey(Option<Box<Hasher>>);
 
 impl LastKey {
     fn of(&mut self, seed: &Seed) -> &Hasher {
-        if self.0.as_ref().is_some_and(|last| last.seed() != seed) {
-            self.0 = None;
+        let hasher = self.0.get_or_insert_with(|| Box::new(Hasher::new(seed, Unit::best())));
+        if hasher.seed() != seed {
+            **hasher = Hasher::new(seed, Unit::best());
         }
-        self.0.get_or_insert_with(|| Box::new(Hasher::new(seed, Unit::best())))
+        hasher
     }
 }
 
@@ -39,4 +40,23 @@ pub fn lay_if(record: Record<'_>, was: &[U64], seed: &Seed, key: &mut LastKey, m
         }
     }
     Some(refused)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farmem_protocol::wire::VERSION;
+
+    /// What both ends compute is the protocol's: whoever moves these numbers moves [`VERSION`].
+    #[test]
+    fn conditions_are_the_same_in_all_builds_of_a_version() {
+        let seed = std::array::from_fn(|i| i as u8);
+        let page = std::array::from_fn(|i| (i * 7 + i / 64 * 13) as u8);
+        let hasher = Hasher::new(&seed, Unit::Scalar);
+        let sums = [1, 1 << 63 | 6, u64::MAX].map(|lines| hasher.sum_in(&page, lines));
+        assert_eq!(
+            (VERSION, sums),
+            (4, [11_445_477_771_047_710_088, 1_958_720_322_299_808_386, 2_808_434_593_707_523_677])
+        );
+    }
 }

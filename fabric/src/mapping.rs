@@ -139,8 +139,12 @@ impl Mapping {
     /// The sum over some lines of a page, bit k for line k, of their hashes. `None` when the page does not lie inside.
     pub fn sum_lines(&self, hasher: &Hasher, offset: u64, lines: u64) -> Option<u64> {
         let page = self.at(offset, 4096)?;
-        // SAFETY: inside the mapping; loads that the compiler does not see more of than their results.
-        Some(unsafe { hasher.sum_in(page, lines) })
+        Some(hasher.sum_with(lines, |line| {
+            let mut bytes = [0; 64];
+            // SAFETY: within the page, inside the mapping; a live array, and no slab's.
+            unsafe { copy_lines(page.add(64 * line), bytes.as_mut_ptr(), 1) };
+            bytes
+        }))
     }
 
     /// Gets the line at an offset, if it lies inside, into the CPU's cache.

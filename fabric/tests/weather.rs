@@ -150,12 +150,18 @@ fn what_is_refused_goes_whole_whatever_is_cut() {
                 said[overlooked][lines[overlooked].1.trailing_zeros() as usize * 64] ^= 0x80;
             }
             let record = record_if(slab, &lines, &model, &said, &[seed as u8; 16]);
+            // A WRITE of another page, and a READ of it, behind.
+            let (beside, mut back) = ([round + 1; 4096], [0; 4096]);
             #[allow(unsafe_code)]
-            // SAFETY: the record outlives the verb, which is awaited below.
+            // SAFETY: all buffers outlive the verbs, which are awaited below.
             unsafe {
-                queue.lines_if(0, slab, record.as_ptr(), record.len() as u32)
-            };
-            let refused = Refused(completed(&network, &mut queue, &mut next, 1)[0].result.unwrap());
+                queue.lines_if(0, slab, record.as_ptr(), record.len() as u32);
+                queue.write(1, slab, 4 * 4096, beside.as_ptr(), 4096);
+                queue.read(2, slab, 4 * 4096, back.as_mut_ptr(), 4096);
+            }
+            let done = completed(&network, &mut queue, &mut next, 3);
+            let refused = Refused(done[0].result.unwrap());
+            assert!((done[1].result, done[2].result, back) == (Ok(0), Ok(0), beside), "seed {seed}, round {round}");
             assert!(overlooked >= 4 || refused.contains(overlooked), "seed {seed}, round {round}");
             for (place, page) in model.iter().enumerate().filter(|(place, _)| refused.contains(*place)) {
                 #[allow(unsafe_code)]

@@ -87,12 +87,12 @@ pub fn text(nic: &Nic) -> String {
     tell("counter", "verbs_total", "{verb=\"send\"}", "", now(&tally.sends));
     tell("counter", "read_bytes_total", "", "Bytes sent for READs.", now(&tally.read_bytes));
     tell("counter", "write_bytes_total", "", "Bytes taken for WRITEs.", now(&tally.write_bytes));
-    tell("counter", "record_bytes_total", "", "Bytes taken for LINES.", now(&tally.record_bytes));
+    tell("counter", "record_bytes_total", "", "Bytes taken for LINES and LINES_IF.", now(&tally.record_bytes));
     tell(
         "counter",
         "refused_records_total",
         "",
-        "Of LINES, those some page of which was refused.",
+        "Of LINES_IF, those some page of which was refused.",
         now(&tally.refused_records),
     );
     tell("counter", "refused_verbs_total", "", "Verbs on memory not held, or out of range.", now(&tally.refused_verbs));

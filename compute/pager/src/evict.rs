@@ -346,7 +346,10 @@ impl Pager {
                     l.to = Word::UNTOUCHED.to(State::Remote).with_slot(l.from.slot());
                     continue;
                 }
-                self.count(&self.counters.lines_changed, changed.lines.count_ones() as u64);
+                self.count(
+                    &self.counters.lines_changed,
+                    if changed.told { changed.lines.count_ones() as u64 } else { 0 },
+                );
                 self.count(&self.counters.bytes_changed, changed.bytes);
             }
             let slot = match l.from.slot() {

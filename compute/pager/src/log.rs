@@ -13,7 +13,7 @@
 //! staging ring until the record is acknowledged, and a fault on it is served from there. No READ of its slot
 //! is posted before ([`crate::staging`]), so that no READ can overtake a record on another queue pair.
 //!
-//! *Torn pages.* A record changes all of its lines or none. Of the WRITEs of a page some may have been carried out when
+//! *Torn pages.* A record changes all of its lines or none, with conditions all of a page's or none. Of the WRITEs of a page some may have been carried out when
 //! a connection breaks, or a host dies: its slot is then neither what it was nor what it shall be, as with a WRITE of
 //! a whole page. Nobody reads it so: a slot is its process's alone, which has the whole page in the ring until the last
 //! WRITE is acknowledged (completions come in the order posted: then all are), and sends all of them again.
@@ -26,13 +26,12 @@
 //! posted, records and WRITEs alike. A slot's next record or WRITE is posted after this one, and is applied after it.
 //!
 //! *Replay.* A record whose acknowledgement was lost goes again, with what was posted behind it, in order: the
-//! last one of each slot decides.
+//! last one of each slot decides. With conditions it is refused the second time, and its pages go whole.
 
 use crate::Pager;
 use crate::evict::Evictor;
 use crate::thread::Thread;
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES};
-
 use farmem_protocol::lines::conditional::{self, CONDITIONS_BYTES, Refused, WAS_BYTES};
 use farmem_protocol::lines::{self, Entry, LINE_BYTES, MAX_RECORD_BYTES, Runs, WHOLE_FROM};
 use farmem_sys::lines::Seed;

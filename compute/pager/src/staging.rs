@@ -116,6 +116,11 @@ impl Staging {
         self.ring.lock().entries[index].slot
     }
 
+    /// Whether the page of a copy under way has gone back for good: its slot is free when the WRITE is complete.
+    pub fn is_orphan(&self, index: usize) -> bool {
+        self.ring.lock().entries[index].state == Use::Orphan
+    }
+
     /// The WRITE of a copy is complete. Returns a slot that is now free, if its page has gone back.
     pub fn written(&self, index: usize) -> Option<FarSlot> {
         let entry = &mut self.ring.lock().entries[index];

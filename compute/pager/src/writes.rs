@@ -99,7 +99,8 @@ impl Pager {
                     continue;
                 }
                 for (index, again) in evictor.log.acknowledged(done.tag, Refused(value)) {
-                    if again {
+                    // Of one that went back meanwhile nobody needs what is in its slot.
+                    if again && !self.staging.is_orphan(index as usize) {
                         refused.push(index as usize);
                     } else {
                         freed.extend(self.staging.written(index as usize));

@@ -9,8 +9,7 @@ use farmem_sys::lines::{Hasher, Seed, Unit};
 /// A record of lines (see [`record`]) to be laid onto pages that hold `before`.
 pub fn record_if(slab: SlabId, at: &[(u16, u64)], bytes: &[[u8; 4096]], before: &[[u8; 4096]], seed: &Seed) -> Vec<u8> {
     let hasher = Hasher::new(seed, Unit::best());
-    // SAFETY: a live array.
-    let was = at.iter().zip(before).map(|(&(_, lines), page)| unsafe { hasher.sum_in(page.as_ptr(), lines) });
+    let was = at.iter().zip(before).map(|(&(_, lines), page)| hasher.sum_in(page, lines));
     let mut out = record(slab, at, bytes);
     let len = out.len();
     out.resize(MAX_RECORD_BYTES, 0);

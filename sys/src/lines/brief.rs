@@ -106,14 +106,14 @@ fn differing(a: &[u16; LINES], b: &[u16; LINES], mask: u16) -> u64 {
     // SAFETY: loads within the arrays; SSE2 is part of x86-64.
     unsafe {
         let mask = _mm_set1_epi16(mask as i16);
-        let differing = |i: usize| {
+        let same = |i: usize| {
             let [a, b] =
                 [a, b].map(|tops| _mm_and_si128(_mm_loadu_si128(tops.as_ptr().cast::<__m128i>().add(i)), mask));
             _mm_cmpeq_epi16(a, b)
         };
         for sixteen in 0..LINES / 16 {
-            let same = _mm_movemask_epi8(_mm_packs_epi16(differing(2 * sixteen), differing(2 * sixteen + 1)));
-            lines |= (!same as u64 & 0xFFFF) << (16 * sixteen);
+            let alike = _mm_movemask_epi8(_mm_packs_epi16(same(2 * sixteen), same(2 * sixteen + 1)));
+            lines |= (!alike as u64 & 0xFFFF) << (16 * sixteen);
         }
     }
     lines

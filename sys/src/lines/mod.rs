@@ -57,7 +57,6 @@ pub type Hashes = [u64; LINES];
 /// From what a key is made: random, and known only to those who are to compute the same hashes.
 pub type Seed = [u8; SEED_BYTES];
 
-#[derive(Clone)]
 #[repr(C, align(32))]
 struct Key {
     nh: [[u32; 16]; 2],
@@ -84,7 +83,6 @@ impl Unit {
 }
 
 /// A key, and what computes with it.
-#[derive(Clone)]
 pub struct Hasher {
     seed: Seed,
     key: Key,
@@ -155,16 +153,17 @@ impl Hasher {
         each(lines).fold(0, |sum, line| sum.wrapping_add(hashes[line].wrapping_mul(self.key.places[line])))
     }
 
-    /// The sum over some lines of a page, of which no others are read.
-    ///
-    /// # Safety
-    /// The page must be mapped. What others write meanwhile is hashed as it comes.
-    pub unsafe fn sum_in(&self, page: *const u8, lines: u64) -> u64 {
-        each(lines).fold(0, |sum, line| {
-            // SAFETY: within the page.
-            let hash = unsafe { units::one(&self.key, page.add(line * LINE_BYTES)) };
-            sum.wrapping_add(hash.wrapping_mul(self.key.places[line]))
+    /// The sum over some lines of a page, of which no others are asked for.
+    #[inline]
+    pub fn sum_with(&self, lines: u64, mut line: impl FnMut(usize) -> [u8; LINE_BYTES]) -> u64 {
+        each(lines).fold(0, |sum, number| {
+            sum.wrapping_add(units::one(&self.key, &line(number)).wrapping_mul(self.key.places[number]))
         })
+    }
+
+    /// The same of a page that is here.
+    pub fn sum_in(&self, page: &[u8; LINES * LINE_BYTES], lines: u64) -> u64 {
+        self.sum_with(lines, |line| page.as_chunks().0[line])
     }
 }
 

@@ -111,18 +111,15 @@ pub unsafe fn avx2(key: &Key, page: *const u8, into: &mut Hashes) {
 }
 
 /// One line.
-///
-/// # Safety
-/// `line` must be readable for a line.
 #[inline]
-pub unsafe fn one(key: &Key, line: *const u8) -> u64 {
+pub fn one(key: &Key, line: &[u8; LINE_BYTES]) -> u64 {
     let mut hash = 0;
     for (half, fold) in key.fold.iter().enumerate() {
-        // SAFETY: loads within the line (the caller's promise) and the key; SSE2 is part of x86-64.
+        // SAFETY: loads within the line and the key; SSE2 is part of x86-64.
         let sum = unsafe {
             let mut sums = _mm_setzero_si128();
             for i in 0..4 {
-                let m = _mm_loadu_si128(line.cast::<__m128i>().add(i));
+                let m = _mm_loadu_si128(line.as_ptr().cast::<__m128i>().add(i));
                 let x = _mm_add_epi32(m, _mm_load_si128(key.nh[half].as_ptr().cast::<__m128i>().add(i)));
                 sums = _mm_add_epi64(sums, _mm_mul_epu32(x, _mm_srli_epi64::<32>(x)));
             }

@@ -81,8 +81,10 @@ pub(crate) enum Comes {
 /// What became of a compared page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Changed {
-    /// Bit k: line k.
+    /// Bit k: line k. All, where it is only known that some did.
     pub lines: u64,
+    /// Whether `lines` are those that changed.
+    pub told: bool,
     /// Bytes that differ, under `shadow`; else 0: they are not told, or not counted.
     pub bytes: u64,
     /// Where hashes are kept in brief: what is to be confirmed of these lines before others are laid onto them.
@@ -90,8 +92,11 @@ pub(crate) struct Changed {
 }
 
 impl Changed {
+    /// In some line.
+    const SOMEWHERE: Changed = Changed { lines: u64::MAX, told: false, bytes: 0, was: 0 };
+
     fn lines(lines: u64) -> Changed {
-        Changed { lines, bytes: 0, was: 0 }
+        Changed { lines, told: true, bytes: 0, was: 0 }
     }
 }
 
@@ -247,15 +252,15 @@ impl Tracker {
         let kept = || self.kept.as_ref().and_then(|kept| kept.find(page)).map(<*mut u8>::cast_const);
         match (slot, self.policy) {
             (None, Policy::Lines) => {
-                let Some(entry) = kept() else { return Changed::lines(u64::MAX) };
+                let Some(entry) = kept() else { return Changed::SOMEWHERE };
                 // SAFETY: the entry was filled by `keep` and is the page's; the page is the caller's promise.
                 unsafe {
                     match self.hashed {
                         Hashed::InFull => Changed::lines(self.hasher.changed(at, &*entry.cast::<Hashes>())),
                         Hashed::InBrief { mask } => match (*entry.cast::<Brief>()).compare(&self.hasher, at, mask) {
                             Found::Same => Changed::lines(0),
-                            Found::Lines { lines, was } => Changed { lines, bytes: 0, was },
-                            Found::Somewhere => Changed::lines(u64::MAX),
+                            Found::Lines { lines, was } => Changed { was, ..Changed::lines(lines) },
+                            Found::Somewhere => Changed::SOMEWHERE,
                         },
                     }
                 }
@@ -270,7 +275,7 @@ impl Tracker {
                         ..Changed::lines(lines)
                     }
                 },
-                None => Changed::lines(u64::MAX),
+                None => Changed::SOMEWHERE,
             },
         }
     }
