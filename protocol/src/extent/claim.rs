@@ -55,7 +55,7 @@ impl Want {
     }
 
     /// Up to `count` units (at most 64), wherever they are, by one batch of CAS; of chunks at most a quarter of those
-    /// that the line shows to be free.
+    /// that the line shows to be free, and [`MAX_BLIND`]: a batch that is lost is lost as a whole.
     pub const fn some(level: Level, count: u32) -> Want {
         Want { level, count: if count > LINE { LINE } else { count }, contiguous: false }
     }
@@ -441,7 +441,7 @@ impl Claimer {
             // Chunks are claimed so when memory is short, by many at once: who else has read this line shall find
             // something too. And whoever lost a whole batch goes on one by one.
             let most = match (self.retries, self.fresh) {
-                (0, true) if want.level == Level::Chunk => free.div_ceil(4),
+                (0, true) if want.level == Level::Chunk => free.div_ceil(4).min(MAX_BLIND),
                 (0, true) => free,
                 (0, false) => MAX_BLIND,
                 _ => 1,

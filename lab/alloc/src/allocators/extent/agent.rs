@@ -185,6 +185,9 @@ impl Host {
     /// Chunks claimed one by one, in runs of 1 << `order`.
     pub(super) fn hold_chunks(&self, grants: Vec<release::Grant>, order: u8) {
         self.runs.borrow_mut().extend(grants.iter().step_by(1 << order).map(|grant| (grant.place.index, order)));
+        // The release of others in their batch may not have ended when they are ours again.
+        let mut releasing = self.releasing.borrow_mut();
+        grants.iter().for_each(|grant| _ = releasing.remove(&grant.place.index));
         self.chunks.borrow_mut().extend(grants.iter().map(|grant| (grant.place.index, *grant)));
     }
 
