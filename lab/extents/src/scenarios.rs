@@ -181,6 +181,15 @@ pub fn all() -> Vec<Scenario> {
             )
         },
         Scenario {
+            geometry: one_block(2),
+            losses: 1,
+            ..scenario(
+                "a run that loses answers",
+                0,
+                vec![(1, 0, vec![Split(BLOCK), Run(CHUNK, 4)]), (2, 0, vec![Claim(CHUNK)])],
+            )
+        },
+        Scenario {
             geometry: one_block(1),
             expiries: 2,
             mortal: 0b110,

@@ -118,8 +118,9 @@ impl State {
             }
             let refusal = self.ask(Up::Want { order, count }, Asked::Pieces(order))?;
             if self.kept[order as usize].is_empty() {
-                if self.kept.iter().any(|kept| !kept.is_empty()) && refusal == Some(Refusal::Quota) {
-                    // What is kept of other sizes counts, too.
+                let short = matches!(refusal, Some(Refusal::Quota | Refusal::Exhausted | Refusal::Share));
+                if short && self.kept.iter().any(|kept| !kept.is_empty()) {
+                    // What is kept of other sizes counts, too, and may be what is missing.
                     self.trim();
                     continue;
                 }

@@ -181,8 +181,9 @@ impl Service {
                     recalled_ns = Some(raw::now_ns());
                     self.recall();
                 }
+                // (Each look reads the table, with the blocks locked: few of them.)
                 (Err(Refusal::Exhausted | Refusal::Share), Some(at)) if raw::now_ns() - at < RECALLED_NS => {
-                    raw::sleep_ns(LOOK_NS);
+                    raw::sleep_ns(RECALLED_NS / 4);
                 }
                 (Err(refusal), _) => return Err(refusal),
             }
