@@ -16,7 +16,7 @@ use crate::Pager;
 use crate::dirty::Comes;
 use crate::ending::{broken, die};
 use crate::guess;
-use crate::thread::{Inside, Thread, WINDOW};
+use crate::thread::{Inside, Thread};
 use crate::word::{State, Word};
 use farmem_cache::Arrival;
 use farmem_cache::trace::Kind;
@@ -140,75 +140,6 @@ impl Pager {
             SPINS..YIELDS => yield_cpu(),
             _ => sleep_ns(20_000),
         }
-    }
-
-    /// Fresh memory: installs zeros, for as many pages as the thread's touches suggest.
-    fn first_touch(&self, thread: &mut Thread, page: PageId) -> Served {
-        let (first, n) = self.claim_fresh(thread, page);
-        let touched = (page.0 - first.0) as usize;
-        self.await_sweep();
-        // SAFETY: the source is WINDOW pages of zeros; the targets are Busy, hence ours.
-        let installed = unsafe { self.uffd.copy(first.addr(), self.zeros, n * PAGE_BYTES, false) };
-        let run = installed.map_or(0, |bytes| bytes / PAGE_BYTES);
-        let mut alone = 0;
-        if run <= touched {
-            // A run that leaves its mapping is refused whole; one that goes down may end short of the touched page.
-            let retried = match installed {
-                Err(e) if n == 1 || e != Errno(libc::ENOENT) => Err(e),
-                // SAFETY: as above.
-                _ => unsafe { self.uffd.copy(page.addr(), self.zeros, PAGE_BYTES, false) },
-            };
-            alone = retried.map_or_else(|e| self.not_installed(page, e), |bytes| bytes / PAGE_BYTES).min(1);
-        }
-        let is_here = |i: usize| i < run || i == touched && alone > 0;
-        let fresh = Word::UNTOUCHED.to(State::Resident).with_dirty(true);
-        for i in (0..n).rev() {
-            let page = PageId(first.0 + i as u64);
-            if is_here(i) {
-                self.table.word(page).settle(fresh);
-            } else {
-                self.table.word(page).set(Word::UNTOUCHED);
-                self.table.cleared(page);
-            }
-        }
-        self.unreserve((n - run - alone) as u64);
-        if run + alone == 0 {
-            return Served::Unmapped;
-        }
-        self.arrived((0..n).filter(|&i| is_here(i)).map(|i| PageId(first.0 + i as u64)), Arrival::FirstTouch);
-        if !is_here(touched) {
-            return Served::Unmapped;
-        }
-        self.count(&self.counters.first_touch, 1);
-        Served::Here
-    }
-
-    /// Reserves room for a run of fresh pages, upwards or downwards from a touched one that is Busy, and
-    /// makes them Busy. The lowest, and how many.
-    fn claim_fresh(&self, thread: &mut Thread, page: PageId) -> (PageId, usize) {
-        self.reserve(1);
-        if !self.config.prefetch {
-            return (page, 1);
-        }
-        let batch = thread.first.touch(page);
-        let step = if batch.first == page { 1 } else { -1 };
-        let wanted = batch.pages.min(WINDOW) - 1;
-        if wanted == 0 {
-            return (page, 1);
-        }
-        let room = self.reserve_ahead(wanted as u64) as usize;
-        let mut more = 0;
-        while more < room {
-            let next = PageId(page.0.wrapping_add_signed(step * (more as i64 + 1)));
-            self.table.touched(next);
-            if !self.table.word(next).shift(Word::UNTOUCHED, Word::UNTOUCHED.to(State::Busy)) {
-                self.table.cleared(next);
-                break;
-            }
-            more += 1;
-        }
-        self.unreserve((room - more) as u64);
-        (if step > 0 { page } else { PageId(page.0 - more as u64) }, 1 + more)
     }
 
     /// A page from its far slot, and the window ahead of it.

@@ -7,6 +7,7 @@
 //! | [`word`] | the shared word that says all about a page, and its life cycle |
 //! | `table` | one word for each far page, sparsely |
 //! | [`fault`] | a page comes in |
+//! | `fresh` | … fresh ones, many at once |
 //! | `window` | … and those that the program is expected to touch next |
 //! | `reads`, `writes` | over the fabric, where slots are not mapped |
 //! | `log` | … of many pages the changed lines, in one record |
@@ -46,6 +47,7 @@ pub mod evict;
 pub mod fault;
 mod foreign;
 mod fork;
+mod fresh;
 mod guess;
 mod handler;
 pub mod log;

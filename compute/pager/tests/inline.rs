@@ -270,12 +270,34 @@ impl Program {
     }
 
     fn run(mut self) {
+        self.grow_a_heap();
         self.touch_in_order();
         self.touch_at_random();
         self.move_and_discard();
         self.pin();
         self.fork();
         self.share_with_threads();
+    }
+
+    /// By 33 pages at a time, as malloc's does. Each step costs a fault, and now and then another at a block's end.
+    fn grow_a_heap(&self) {
+        const STEPS: usize = 20;
+        let start = self.pager.brk(0);
+        let before = self.counters.first_touch.load(Ordering::Relaxed);
+        for at in (0..33 * STEPS).map(|page| start + page * PAGE_BYTES) {
+            if (at - start) / PAGE_BYTES % 33 == 0 {
+                assert_eq!(self.pager.brk(at + 33 * PAGE_BYTES), at + 33 * PAGE_BYTES);
+            }
+            // SAFETY: within the break.
+            unsafe {
+                assert_eq!((at as *const u64).read_volatile(), 0);
+                (at as *mut u64).write_volatile(at as u64);
+            }
+        }
+        let faults = (self.counters.first_touch.load(Ordering::Relaxed) - before) as usize;
+        let one_by_one = 33 * STEPS;
+        assert!(faults == one_by_one || faults < 2 * STEPS, "{faults} faults");
+        assert_eq!(self.pager.brk(start), start);
     }
 
     fn touch_in_order(&mut self) {

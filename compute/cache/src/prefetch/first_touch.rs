@@ -73,6 +73,18 @@ impl FirstTouch {
         };
         Batch { first: PageId(first), pages: pages as usize }
     }
+
+    /// Of the last batch so many pages were filled, the touched one and those next to it: where the run goes on
+    /// is where these end. Its mapping ended there, as a heap's does that grows a little at a time, or room did.
+    pub fn shortened(&mut self, batch: Batch, pages: usize) {
+        let missing = (batch.pages - pages) as u64;
+        let Some(run) = self.runs.iter_mut().find(|run| run.used == self.clock) else { return };
+        if run.above == batch.first.0 + batch.pages as u64 {
+            run.above -= missing;
+        } else if run.below == batch.first.0.wrapping_sub(1) {
+            run.below = run.below.wrapping_add(missing);
+        }
+    }
 }
 
 /// No page has this number.

@@ -142,3 +142,22 @@ fn fresh_memory_is_filled_downwards_too() {
         page = batch.first.0 - 1;
     }
 }
+
+#[test]
+fn a_run_goes_on_where_it_was_cut_short() {
+    let mut first = FirstTouch::new();
+    // A heap that grows by 33 pages, upwards or downwards, and is touched all over.
+    for down in [false, true] {
+        let (mut page, mut end, mut touches) = (300_000u64, 300_033u64, 0);
+        let to_page = |at: u64| if down { 600_000 - at } else { at };
+        while page < 310_000 {
+            let batch = first.touch(PageId(to_page(page)));
+            let filled = (batch.pages as u64).min(end - page);
+            first.shortened(batch, filled as usize);
+            touches += 1;
+            page += filled;
+            end += if page == end { 33 } else { 0 };
+        }
+        assert!(touches < 10_000 / 33 * 3 / 2, "{touches}");
+    }
+}

@@ -1,0 +1,120 @@
+//! Fresh memory: a page that was never touched comes in as zeros, and with it, if touches are in order, the next.
+//!
+//! ```text
+//! touch ─► reserve ─► claim: untouched ones next to it, Busy ─► zeros, by one call ─┬─► Resident, dirty
+//!                                                               (by halves where    └─► those beyond their mapping: Untouched again
+//!                                                               their mapping ends)
+//! ```
+//!
+//! The commonest fault of all: 64 pages together cost less each than the kernel's own one at a time.
+
+use crate::Pager;
+use crate::fault::Served;
+use crate::thread::{Thread, WINDOW};
+use crate::word::{State, Word};
+use farmem_cache::Arrival;
+use farmem_cache::prefetch::Batch;
+use farmem_protocol::addr::{PAGE_BYTES, PageId};
+use farmem_sys::raw::Errno;
+
+impl Pager {
+    /// Fresh memory: installs zeros, for as many pages as the thread's touches suggest.
+    pub(crate) fn first_touch(&self, thread: &mut Thread, page: PageId) -> Served {
+        let (first, n) = self.claim_fresh(thread, page);
+        let touched = (page.0 - first.0) as usize;
+        self.await_sweep();
+        let here = self.install_zeros(first, n, touched);
+        let is_here = |i: usize| here >> i & 1 != 0;
+        let filled = here.count_ones() as usize;
+        if (1..n).contains(&filled) {
+            thread.first.shortened(Batch { first, pages: n }, filled);
+        }
+        let fresh = Word::UNTOUCHED.to(State::Resident).with_dirty(true);
+        for i in (0..n).rev() {
+            let page = PageId(first.0 + i as u64);
+            if is_here(i) {
+                self.table.word(page).settle(fresh);
+            } else {
+                self.table.word(page).set(Word::UNTOUCHED);
+                self.table.cleared(page);
+            }
+        }
+        self.unreserve((n - filled) as u64);
+        if filled == 0 {
+            return Served::Unmapped;
+        }
+        self.arrived((0..n).filter(|&i| is_here(i)).map(|i| PageId(first.0 + i as u64)), Arrival::FirstTouch);
+        if !is_here(touched) {
+            return Served::Unmapped;
+        }
+        self.count(&self.counters.first_touch, 1);
+        Served::Here
+    }
+
+    /// Fills `n` pages from `first` on, all Busy, with zeros; the touched one is the first or the last. Bit i: page i is here.
+    ///
+    /// A run that leaves its mapping is refused whole: heaps grow by a few dozen pages at a time, and a run meets their
+    /// ends all the time. So from the touched page on by halves: a refusal costs a tenth of a fault.
+    fn install_zeros(&self, first: PageId, n: usize, touched: usize) -> u64 {
+        let (mut here, mut done, mut step) = (0u64, 0, n);
+        while step > 0 && done < n {
+            let pages = step.min(n - done);
+            let from = if touched == 0 { done } else { n - done - pages };
+            let at = PageId(first.0 + from as u64);
+            // SAFETY: the source is WINDOW pages of zeros; the targets are Busy, hence ours.
+            match unsafe { self.uffd.copy(at.addr(), self.zeros, pages * PAGE_BYTES, false) } {
+                Ok(bytes) => {
+                    let installed = bytes / PAGE_BYTES;
+                    here |= u64::MAX >> (64 - installed.clamp(1, 64)) << from;
+                    if installed < pages {
+                        break;
+                    }
+                    done += pages;
+                }
+                Err(Errno(libc::ENOENT)) if pages > 1 => {}
+                Err(e) if here == 0 => {
+                    here = (self.not_installed(at, e).min(1) as u64) << touched;
+                    break;
+                }
+                Err(_) => break,
+            }
+            step /= 2;
+        }
+        // A run downwards that met something already there, and ended short of the touched page.
+        if here != 0 && here >> touched & 1 == 0 {
+            here |= self.install_zeros(PageId(first.0 + touched as u64), 1, 0) << touched;
+        }
+        here
+    }
+
+    /// Reserves room for a run of fresh pages, upwards or downwards from a touched one that is Busy, and
+    /// makes them Busy. The lowest, and how many.
+    fn claim_fresh(&self, thread: &mut Thread, page: PageId) -> (PageId, usize) {
+        self.reserve(1);
+        if !self.config.prefetch {
+            return (page, 1);
+        }
+        let batch = thread.first.touch(page);
+        let step = if batch.first == page { 1 } else { -1 };
+        let wanted = batch.pages.min(WINDOW) - 1;
+        if wanted == 0 {
+            return (page, 1);
+        }
+        let room = self.reserve_ahead(wanted as u64) as usize;
+        let mut more = 0;
+        while more < room {
+            let next = PageId(page.0.wrapping_add_signed(step * (more as i64 + 1)));
+            self.table.touched(next);
+            if !self.table.word(next).shift(Word::UNTOUCHED, Word::UNTOUCHED.to(State::Busy)) {
+                self.table.cleared(next);
+                break;
+            }
+            more += 1;
+        }
+        self.unreserve((room - more) as u64);
+        if more < wanted {
+            thread.first.shortened(batch, 1 + more);
+        }
+        (if step > 0 { page } else { PageId(page.0 - more as u64) }, 1 + more)
+    }
+}
