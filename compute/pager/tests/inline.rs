@@ -285,7 +285,7 @@ impl Program {
         let start = self.pager.brk(0);
         let before = self.counters.first_touch.load(Ordering::Relaxed);
         for at in (0..33 * STEPS).map(|page| start + page * PAGE_BYTES) {
-            if (at - start) / PAGE_BYTES % 33 == 0 {
+            if ((at - start) / PAGE_BYTES).is_multiple_of(33) {
                 assert_eq!(self.pager.brk(at + 33 * PAGE_BYTES), at + 33 * PAGE_BYTES);
             }
             // SAFETY: within the break.
