@@ -21,8 +21,9 @@ use std::sync::atomic::Ordering;
 const FEW: u64 = 8;
 /// A page that takes longer to leave, ns, had better leave in a large batch.
 const DEAR_NS: u64 = 1_500;
-/// Faults that go by before the next try: at first, and at most.
-const PAUSE: (u32, u32) = (64, 4096);
+/// Occasions that go by before the next try: at first, and at most. There are [`FEW`] between two large batches, which
+/// are 256 pages apart: so at first after a batch, and at most after 16.
+const PAUSE: (u32, u32) = (8, 128);
 
 /// Whether small batches pay.
 #[derive(Clone, Copy, Debug)]
@@ -38,7 +39,7 @@ impl Spare {
         Spare { left: 0, pause: 0 }
     }
 
-    /// Whether this fault is to try.
+    /// Whether this occasion is to be used.
     fn tries(&mut self) -> bool {
         self.left = self.left.saturating_sub(1);
         self.left == 0
@@ -83,7 +84,7 @@ mod tests {
             faults
         };
         assert_eq!([5_000, 5_000, 30_000].map(&mut tried), [1, 1, 1]);
-        assert_eq!([30_000, 30_000, 5_000, 5_000].map(&mut tried), [64, 128, 256, 1]);
-        assert_eq!((0..20).map(|_| tried(30_000)).last(), Some(4096));
+        assert_eq!([30_000, 30_000, 5_000, 5_000].map(&mut tried), [8, 16, 32, 1]);
+        assert_eq!((0..20).map(|_| tried(30_000)).last(), Some(128));
     }
 }
