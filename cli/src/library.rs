@@ -37,7 +37,7 @@ pub enum Unplaced {
     #[error(transparent)]
     Directory(#[from] runtime_dir::Unsafe),
     /// Writing it failed.
-    #[error("cannot write {0}: {1}")]
+    #[error("cannot write {0}: {1}; set XDG_RUNTIME_DIR to a directory of yours with a few MiB of room")]
     Io(PathBuf, io::Error),
 }
 

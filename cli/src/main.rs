@@ -119,6 +119,7 @@ enum Bench {
 }
 
 fn main() {
+    end_with_output();
     let ended = match Farmem::try_parse() {
         Ok(farmem) => farmem.command.execute(),
         Err(refused) => Err(explain(&refused)),
@@ -128,6 +129,21 @@ fn main() {
         let _ = writeln!(std::io::stderr(), "farmem: {}", failure.line);
         std::process::exit(failure.status);
     }
+}
+
+/// `println!` panics where standard output takes no more. A reader that went away (`| head`) has seen enough: the end,
+/// with the status that a shell has for SIGPIPE. A full disk is a line.
+fn end_with_output() {
+    let default = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        let said = panic.payload_as_str().unwrap_or_default();
+        let Some(why) = said.strip_prefix("failed printing to stdout: ") else { return default(panic) };
+        if why.starts_with("Broken pipe") {
+            std::process::exit(128 + libc::SIGPIPE);
+        }
+        let _ = writeln!(std::io::stderr(), "farmem: cannot write to standard output: {why}");
+        std::process::exit(1);
+    }));
 }
 
 impl Command {

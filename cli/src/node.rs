@@ -30,7 +30,7 @@ pub struct Options {
     pub listen: Vec<NodeAddr>,
 
     /// Where to serve counters for Prometheus, over HTTP
-    #[arg(long, value_name = "IP:PORT")]
+    #[arg(long, value_name = "IP:PORT", value_parser = metrics)]
     pub metrics: Option<SocketAddr>,
 
     /// How long to wait for programs after SIGTERM
@@ -65,6 +65,10 @@ Examples:
 
 SIGTERM: takes no new programs, waits for those it has up to --grace, says what is left.";
 
+fn metrics(text: &str) -> Result<SocketAddr, &'static str> {
+    text.parse().map_err(|_| "write an address of this machine and a port, as 127.0.0.1:9411")
+}
+
 fn rdma(text: &str) -> Result<Rdma, &'static str> {
     match text {
         "auto" => Ok(Rdma::Auto),
@@ -87,8 +91,11 @@ pub struct Status {
     pub lend: u64,
     /// Bytes it has lent now.
     pub lent: u64,
-    /// Processes that borrow now.
+    /// Processes that borrow now, and are there.
     pub clients: u64,
+    /// Processes that are not: their memory is kept for their grace.
+    #[serde(default)]
+    pub absent: u64,
     /// Whether it is going down.
     pub draining: bool,
     /// Bytes read by members since its start; over shared memory it sees none.

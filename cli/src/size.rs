@@ -28,7 +28,7 @@ pub enum SizeError {
     #[error("must be more than zero")]
     Zero,
     /// Above what 63 bits hold, or above 100 %.
-    #[error("too large")]
+    #[error("too large: sizes end at 4194304T, shares at 100%")]
     TooLarge,
 }
 
@@ -78,7 +78,8 @@ impl Size {
 
 /// The machine's RAM and what of it is to be had without swapping, in bytes (`MemTotal`, `MemAvailable`).
 pub fn machine_ram() -> std::io::Result<(u64, u64)> {
-    let meminfo = std::fs::read_to_string("/proc/meminfo")?;
+    let meminfo = std::fs::read_to_string("/proc/meminfo")
+        .map_err(|e| std::io::Error::new(e.kind(), format!("cannot read /proc/meminfo: {e}; farmem needs /proc")))?;
     let field = |name: &str| {
         let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
         line.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)

@@ -82,3 +82,21 @@ fn runs_and_nodes_are_shown_while_they_live() {
         place.left().is_empty()
     });
 }
+
+/// `println!` would panic.
+#[test]
+fn output_that_cannot_be_written_is_a_line() {
+    let place = Place::new();
+    let full = || std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let mut command = place.farmem(["top", "--once", "--interval", "100ms"]);
+    let told = command.stdout(full()).stderr(std::process::Stdio::piped()).spawn().unwrap().wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&told.stderr).into_owned();
+    assert!(said.starts_with("farmem: cannot write to standard output: No space left"), "{said}");
+    assert_eq!((told.status.code(), said.lines().count()), (Some(1), 1), "{said}");
+    // A reader that has seen enough is no failure of anybody's.
+    let mut command = place.farmem(["top", "--once", "--interval", "100ms"]);
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let told = command.stdout(writer).stderr(std::process::Stdio::piped()).spawn().unwrap().wait_with_output().unwrap();
+    assert_eq!((told.status.code(), told.stderr.as_slice()), (Some(141), &b""[..]));
+}

@@ -1,5 +1,6 @@
 //! What can go wrong, told so that the caller knows what to do.
 
+use farmem_protocol::units::bytes;
 use farmem_protocol::wire::VERSION;
 use farmem_sys::raw::Errno;
 
@@ -85,7 +86,7 @@ pub enum ConnectError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GrantError {
     /// All that the node lends is lent.
-    #[error("memory node {node} has lent all of its {lend_mib} MiB: start it with a larger --lend, or add a node")]
+    #[error("memory node {node} has lent all of its {}: start it with a larger --lend, or add a node", bytes(lend_mib << 20))]
     Exhausted {
         /// Its address.
         node: String,
@@ -93,7 +94,7 @@ pub enum GrantError {
         lend_mib: u64,
     },
     /// The run holds as much as the node lets one hold.
-    #[error("memory node {node} lets a run hold {quota_mib} MiB: start it with a larger --quota, or add a node")]
+    #[error("memory node {node} lets a run hold {}: start it with a larger --quota, or add a node", bytes(quota_mib << 20))]
     Quota {
         /// Its address.
         node: String,

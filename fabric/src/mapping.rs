@@ -232,7 +232,7 @@ impl Memfd {
         // SAFETY: the name is a literal.
         let fd =
             unsafe { checked(libc::SYS_memfd_create, [name.as_ptr() as usize, flags as usize, 0, 0, 0, 0])? } as i32;
-        let memfd = Memfd(own_fd(fd));
+        let memfd = Memfd(own_fd(fd)?);
         let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
         // SAFETY: no pointers.
         unsafe {

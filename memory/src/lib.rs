@@ -25,6 +25,7 @@ use farmem_fabric::NodeAddr;
 use farmem_fabric::nic::Nic;
 use farmem_fabric::nic::lending::{Backing, Lending};
 use farmem_protocol::addr::SLAB_BYTES;
+use farmem_protocol::units::bytes;
 use farmem_sys::process;
 use farmem_sys::verbs::{Absent, Device};
 use std::net::SocketAddr;
@@ -103,7 +104,7 @@ pub enum StartError {
     #[error("--lend is below {} MiB, the unit in which memory is lent", SLAB_BYTES >> 20)]
     TooLittle,
     /// More than there is.
-    #[error("--lend {lend_mib} MiB is more than this machine's {ram_mib} MiB: lend less")]
+    #[error("--lend: {} is more than this machine's {}: lend less", bytes(lend_mib << 20), bytes(ram_mib << 20))]
     TooMuch {
         /// Asked for, in MiB.
         lend_mib: u64,

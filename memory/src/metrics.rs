@@ -75,7 +75,16 @@ pub fn text(nic: &Nic) -> String {
     tell("gauge", "lent_bytes", "", "Memory lent now.", nic.lent());
     tell("gauge", "lent_bytes_peak", "", "The most memory that was lent at once.", nic.lending.peak());
     tell("gauge", "used_bytes", "", "Memory that what is lent has really taken.", nic.in_use());
-    tell("gauge", "members", "", "Processes that hold memory or may.", nic.members().len() as u64);
+    let members = nic.members();
+    let absent = members.iter().filter(|member| !member.is_present()).count() as u64;
+    tell("gauge", "members", "", "Processes that hold memory or may.", members.len() as u64);
+    tell(
+        "gauge",
+        "members_absent",
+        "",
+        "… of these without a connection: waited for until their grace is over.",
+        absent,
+    );
     tell("gauge", "draining", "", "1 while the node takes no new members.", nic.is_draining() as u64);
     tell("counter", "verbs_total", "{verb=\"read\"}", "Verbs carried out or refused.", now(&tally.reads));
     tell("counter", "verbs_total", "{verb=\"write\"}", "", now(&tally.writes));

@@ -2,6 +2,7 @@
 
 use crate::status::{StatusFile, available_ram};
 use crate::{Config, Node, StartError};
+use farmem_protocol::units::bytes;
 use farmem_sys::process::Signals;
 use std::io::Read;
 use std::sync::Arc;
@@ -75,7 +76,7 @@ fn end_with_stdin(orphaned: &Arc<AtomicBool>) -> Result<(), StartError> {
 fn announce(config: &Config, node: &Node) {
     let lend = node.nic().lending.limit();
     for at in node.addresses() {
-        eprintln!("farmem: node lends {} MiB at {at}", lend >> 20);
+        eprintln!("farmem: node lends {} at {at}", bytes(lend));
     }
     if let Some(at) = node.metrics() {
         eprintln!("farmem: counters at http://{at}/metrics");
@@ -105,14 +106,14 @@ fn tell_who_is_left(node: &Node, grace: Option<Duration>) {
     let held: u64 = node.nic().lent();
     match grace {
         Some(grace) => eprintln!(
-            "farmem: going down: waiting up to {} s for {} programs that hold {} MiB",
+            "farmem: going down: waiting up to {} s for {} programs that hold {}",
             grace.as_secs(),
             members.len(),
-            held >> 20
+            bytes(held)
         ),
-        None => eprintln!("farmem: going down although programs still hold {} MiB, which they lose now:", held >> 20),
+        None => eprintln!("farmem: going down although programs still hold {}, which they lose now:", bytes(held)),
     }
     for member in members {
-        eprintln!("farmem:   process {} holds {} MiB", member.pid(), member.held() >> 20);
+        eprintln!("farmem:   process {} holds {}", member.pid(), bytes(member.held()));
     }
 }

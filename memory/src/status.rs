@@ -49,16 +49,19 @@ fn text(node: &Node) -> String {
     let listen: Vec<String> = node.addresses().iter().map(|at| quoted(&at.to_string())).collect();
     let metrics = node.metrics().map_or("null".into(), |at| quoted(&at.to_string()));
     let nic = node.nic();
+    let members = nic.members();
+    let absent = members.iter().filter(|member| !member.is_present()).count();
     let moved = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     format!(
-        "{{\"pid\":{},\"listen\":[{}],\"metrics\":{metrics},\"lend\":{},\"lent\":{},\"used\":{},\"clients\":{},\
+        "{{\"pid\":{},\"listen\":[{}],\"metrics\":{metrics},\"lend\":{},\"lent\":{},\"used\":{},\"clients\":{},\"absent\":{},\
          \"bytes_read\":{},\"bytes_written\":{},\"draining\":{}}}\n",
         std::process::id(),
         listen.join(","),
         nic.lending.limit(),
         nic.lent(),
         nic.in_use(),
-        nic.members().len(),
+        members.len() - absent,
+        absent,
         moved(&nic.tally.read_bytes),
         moved(&nic.tally.write_bytes) + moved(&nic.tally.record_bytes),
         nic.is_draining(),

@@ -20,7 +20,7 @@ use crate::listen::Listener;
 use farmem_fabric::nic::Nic;
 use farmem_fabric::nic::engine::{Circumstances, Engine, Goodbye};
 use farmem_sys::epoll::{Epoll, Event, Waker};
-use farmem_sys::raw::{now_ns, thread_cpu_ns, yield_cpu};
+use farmem_sys::raw::{Errno, now_ns, thread_cpu_ns, yield_cpu};
 use farmem_sys::socket;
 use farmem_sys::spin::Spin;
 use farmem_sys::sync::Lock;
@@ -42,6 +42,8 @@ const SWEEP_MS: i32 = 250;
 const KEEP_NS: u64 = 1_000_000;
 /// How long a worker sleeps while the pool waits for something to drain, in milliseconds.
 const DRAIN_MS: i32 = 1;
+/// How often a worker looks whether a peer has taken the descriptor that was passed to it, in milliseconds.
+const PASS_MS: i32 = 5;
 /// How long a connection may take to say who it is.
 const STRANGER_NS: u64 = 10_000_000_000;
 /// Connections of a node, at most: beyond, the peer is told that it is full.
@@ -112,6 +114,10 @@ struct Connection {
     since_ns: u64,
     /// What epoll watches for: input, output.
     watched: (bool, bool),
+    /// A descriptor was passed, and the peer may not have taken it yet.
+    passed: bool,
+    /// One waits until it has. Nothing of the socket's tells when: epoll says that there is room, for there is.
+    held_up: bool,
 }
 
 struct Worker {
@@ -124,6 +130,8 @@ struct Worker {
     connections: Vec<Option<Connection>>,
     /// Tokens of the connections served last, the latest first.
     hot: Vec<usize>,
+    /// Tokens of connections whose peers have a descriptor to take before they are sent more.
+    held_up: Vec<usize>,
     next_worker: usize,
 }
 
@@ -135,7 +143,8 @@ impl Worker {
             epoll.add(listener.as_raw_fd(), LISTENERS + i as u64, true, false)?;
         }
         let path = listeners.iter().find_map(Listener::path).and_then(|path| std::path::absolute(path).ok());
-        Ok(Worker { shared, index, epoll, listeners, path, connections: Vec::new(), hot: Vec::new(), next_worker: 0 })
+        let (connections, hot, held_up) = (Vec::new(), Vec::new(), Vec::new());
+        Ok(Worker { shared, index, epoll, listeners, path, connections, hot, held_up, next_worker: 0 })
     }
 
     fn run(mut self) {
@@ -154,6 +163,7 @@ impl Worker {
             if !came && (!spinning || looks.is_multiple_of(LOOKS_PER_EPOLL)) {
                 // Worker 0 minds absent members, whoever else is there.
                 let idle = if self.index == 0 || self.connections.iter().any(Option::is_some) { SWEEP_MS } else { -1 };
+                let idle = if self.held_up.is_empty() { idle } else { PASS_MS };
                 let idle = if self.shared.nic.is_unkept() { DRAIN_MS } else { idle };
                 if self.epoll.wait(&mut events, if spinning { 0 } else { idle }).is_err() {
                     // Nothing a retry would cure, but nothing to lose a whole node's memory for either.
@@ -162,6 +172,9 @@ impl Worker {
                 let now = now_ns();
                 for event in &events {
                     came |= self.on(event, now);
+                }
+                for token in std::mem::take(&mut self.held_up) {
+                    came |= self.serve(token, now);
                 }
                 if now.saturating_sub(swept_ns) > SWEEP_MS as u64 * 1_000_000 {
                     swept_ns = now;
@@ -252,7 +265,14 @@ impl Worker {
                 self.connections.len() - 1
             }
         };
-        let connection = Connection { socket, engine: Engine::new(about), since_ns: now, watched: (true, false) };
+        let connection = Connection {
+            socket,
+            engine: Engine::new(about),
+            since_ns: now,
+            watched: (true, false),
+            passed: false,
+            held_up: false,
+        };
         if self.epoll.add(connection.socket.as_raw_fd(), token as u64, true, false).is_ok() {
             self.connections[token] = Some(connection);
             self.serve(token, now);
@@ -268,7 +288,10 @@ impl Worker {
         let opened = connection.engine.take_opened();
         let came = match served {
             Ok(came) => {
-                let wants = (!connection.engine.is_backed_up(), connection.engine.has_output());
+                let wants = (!connection.engine.is_backed_up(), connection.engine.has_output() && !connection.held_up);
+                if connection.held_up && !self.held_up.contains(&token) {
+                    self.held_up.push(token);
+                }
                 if wants != connection.watched {
                     connection.watched = wants;
                     let _ = self.epoll.change(connection.socket.as_raw_fd(), token as u64, wants.0, wants.1);
@@ -311,16 +334,31 @@ impl Worker {
 }
 
 impl Connection {
+    /// A descriptor goes out when the peer has taken the one before. The kernel counts what is on its way for each
+    /// *sender's* user, and at a limit, the sender's on descriptors, it refuses everybody's: a peer that takes none must
+    /// not use it up. With one for each connection fewer are on their way than the node may have open. Other
+    /// programs of its user count too: what they make the kernel refuse (ETOOMANYREFS) is tried again.
     fn serve(&mut self, nic: &Nic, now: u64) -> Result<bool, Goodbye> {
         let fd = self.socket.as_raw_fd();
         // SAFETY: the engine names its own buffers and slabs that it holds.
         let pulled = self.engine.pull(nic, now, |parts| unsafe { socket::receive(fd, parts) });
+        self.held_up = false;
         if self.engine.has_output() || pulled.is_err() {
-            self.engine.push(nic, |parts, passed| match passed {
+            let (passed, held_up) = (&mut self.passed, &mut self.held_up);
+            self.engine.push(nic, |parts, descriptor| match descriptor {
                 // SAFETY: as above.
                 None => unsafe { socket::send(fd, parts) },
-                // SAFETY: as above.
-                Some(passed) => unsafe { socket::send_with_descriptor(fd, parts, passed) },
+                Some(_) if *passed && socket::untaken(fd) > 0 => {
+                    *held_up = true;
+                    Err(Errno(libc::EAGAIN))
+                }
+                Some(descriptor) => {
+                    // SAFETY: as above.
+                    let sent = unsafe { socket::send_with_descriptor(fd, parts, descriptor) };
+                    *passed = sent.is_ok();
+                    *held_up = sent == Err(Errno(libc::ETOOMANYREFS));
+                    sent.map_err(|e| if *held_up { Errno(libc::EAGAIN) } else { e })
+                }
             })?;
         }
         pulled.map(|n| n > 0)

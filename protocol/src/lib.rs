@@ -16,4 +16,5 @@ pub mod exit;
 pub mod extent;
 pub mod key;
 pub mod lines;
+pub mod units;
 pub mod wire;

@@ -27,6 +27,7 @@ pub mod epoll;
 pub mod holdings;
 pub mod lines;
 pub mod memory;
+mod numbers;
 pub mod pagemap;
 pub mod process;
 pub mod ptrace;

@@ -9,9 +9,12 @@
 //!  gate +  0   syscall; ret          the runtime's own
 //!       + 16   syscall; ret          the program's, made for it: a filter of its own can tell
 //!       + 32   syscall; jmp *%r14    the runtime's threads, which have no stack to return by
+//!       + 48   mov $15,%rax; syscall the returns of the runtime's signal handlers (only where it is set)
 //! ```
 
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use crate::numbers;
+pub use crate::numbers::{own_fd, own_fds, owns_fd};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 core::arch::global_asm!(
     ".globl farmem_private_gate",
@@ -40,9 +43,15 @@ static GATE: AtomicUsize = AtomicUsize::new(0);
 pub const GATE_PROGRAM: usize = 16;
 /// … and threads.
 pub const GATE_THREAD: usize = 32;
+/// … and handlers' ends. libgcc recognises these instructions as a signal frame, and looks for it from a byte before.
+pub const GATE_RETURN: usize = 48;
 /// The gate's instructions, each at its offset.
-pub const GATE_CODE: [(usize, &[u8]); 3] =
-    [(0, &[0x0f, 0x05, 0xc3]), (GATE_PROGRAM, &[0x0f, 0x05, 0xc3]), (GATE_THREAD, &[0x0f, 0x05, 0x41, 0xff, 0xe6])];
+pub const GATE_CODE: [(usize, &[u8]); 4] = [
+    (0, &[0x0f, 0x05, 0xc3]),
+    (GATE_PROGRAM, &[0x0f, 0x05, 0xc3]),
+    (GATE_THREAD, &[0x0f, 0x05, 0x41, 0xff, 0xe6]),
+    (GATE_RETURN, &[0x48, 0xc7, 0xc0, 0x0f, 0x00, 0x00, 0x00, 0x0f, 0x05]),
+];
 
 /// Sends all later [`syscall`]s through the gate at `address`.
 ///
@@ -226,7 +235,8 @@ pub fn socket_pair() -> Result<(i32, i32), Errno> {
             [libc::AF_UNIX as usize, kind as usize, 0, pair.as_mut_ptr() as usize, 0, 0],
         )?
     };
-    Ok((own_fd(pair[0]), own_fd(pair[1])))
+    let one = own_fd(pair[0]).inspect_err(|_| close(pair[1]))?;
+    Ok((one, own_fd(pair[1]).inspect_err(|_| close(one))?))
 }
 
 /// Receives without waiting; 0 is end of file.
@@ -242,8 +252,8 @@ pub fn recv_nowait(fd: i32, into: &mut [u8]) -> Result<usize, Errno> {
 
 /// Closes a descriptor of ours.
 pub fn close(fd: i32) {
-    if let Some(word) = OWN_FDS.get(fd as u32 as usize / 64) {
-        word.fetch_and(!(1 << (fd as u32 % 64)), Ordering::Relaxed);
+    if !numbers::given_back(fd) {
+        return;
     }
     // SAFETY: no memory is involved; the caller owns the descriptor.
     unsafe { syscall(libc::SYS_close, [fd as usize, 0, 0, 0, 0, 0]) };
@@ -252,7 +262,8 @@ pub fn close(fd: i32) {
 /// A pidfd of this process, ours.
 pub fn pidfd_of_self() -> Result<i32, Errno> {
     // SAFETY: no pointers.
-    unsafe { crate::spare::made(libc::SYS_pidfd_open, [getpid() as usize, 0, 0, 0, 0, 0]) }.map(|fd| own_fd(fd as i32))
+    unsafe { crate::spare::made(libc::SYS_pidfd_open, [getpid() as usize, 0, 0, 0, 0, 0]) }
+        .and_then(|fd| own_fd(fd as i32))
 }
 
 /// How [`open_self_mem`] opens.
@@ -268,7 +279,7 @@ pub fn open_self_mem() -> Result<i32, Errno> {
             [libc::AT_FDCWD as usize, path.as_ptr() as usize, OPEN_MEM_FLAGS as usize, 0, 0, 0],
         )
     }
-    .map(|fd| own_fd(fd as i32))
+    .and_then(|fd| own_fd(fd as i32))
 }
 
 /// Reads `len` bytes at `from` through a descriptor of [`open_self_mem`], whatever their protection.
@@ -316,48 +327,6 @@ impl Drop for SignalsBlocked {
             )
         };
     }
-}
-
-/// Descriptors that can be told apart as ours.
-const FDS: usize = 1 << 20;
-static OWN_FDS: [AtomicU64; FDS / 64] = [const { AtomicU64::new(0) }; FDS / 64];
-
-/// Makes a descriptor ours: moves it out of the low numbers, where programs expect their own, sets
-/// close-on-exec, and remembers it for [`owns_fd`]. Keeps the old number where the limit on
-/// descriptors leaves no room above. Those of a vfork child, of which its parent's memory hears,
-/// begin at other numbers than its parent's; they meet where the limit is 1024 or less and the runtime has more than 60.
-pub fn own_fd(fd: i32) -> i32 {
-    let mut own = fd;
-    let ranges = if is_away() { [3 << 18, 3 << 14, 960, 230] } else { [1 << 19, 1 << 15, 900, 200] };
-    for least in ranges {
-        // SAFETY: no pointers.
-        let high = unsafe { checked(libc::SYS_fcntl, [fd as usize, libc::F_DUPFD_CLOEXEC as usize, least, 0, 0, 0]) };
-        if let Ok(high) = high {
-            close(fd);
-            own = high as i32;
-            break;
-        }
-    }
-    if let Some(word) = OWN_FDS.get(own as usize / 64) {
-        word.fetch_or(1 << (own % 64), Ordering::Relaxed);
-    }
-    own
-}
-
-/// Whether a descriptor is the runtime's, so that the program must not close it.
-#[inline]
-pub fn owns_fd(fd: i32) -> bool {
-    OWN_FDS.get(fd as u32 as usize / 64).is_some_and(|w| w.load(Ordering::Relaxed) & 1 << (fd as u32 % 64) != 0)
-}
-
-/// The runtime's descriptors, ascending.
-pub fn own_fds() -> impl Iterator<Item = i32> {
-    (0..FDS / 64).flat_map(|i| {
-        let word = OWN_FDS[i].load(Ordering::Relaxed);
-        (0..if word == 0 { 0 } else { 64 })
-            .filter(move |bit| word & 1 << bit != 0)
-            .map(move |bit| (i * 64 + bit) as i32)
-    })
 }
 
 /// Writes as much of `bytes` as the descriptor takes, best effort; for last words.

@@ -14,7 +14,7 @@ pub fn memory(name: &CStr, len: u64) -> Result<i32, Errno> {
     let flags = (libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) as usize;
     // SAFETY: the name ends with a zero byte.
     let fd = unsafe { checked(libc::SYS_memfd_create, [name.as_ptr() as usize, flags, 0, 0, 0, 0])? } as i32;
-    let fd = own_fd(fd);
+    let fd = own_fd(fd)?;
     let seals = (libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL) as usize;
     // SAFETY: no pointers.
     let sealed = unsafe {

@@ -81,7 +81,7 @@ pub fn connect(peer: Peer<'_>, timeout_ns: u64) -> Result<i32, Errno> {
     let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: no pointers.
     let fd = unsafe { spare::made(libc::SYS_socket, [family as usize, kind as usize, 0, 0, 0, 0])? } as i32;
-    let fd = own_fd(fd);
+    let fd = own_fd(fd)?;
     let done = (|| {
         loop {
             // SAFETY: `address` is live and holds `len` valid bytes.
@@ -236,11 +236,21 @@ pub fn receive_with_descriptor(fd: i32, into: &mut [u8]) -> Result<(usize, Optio
         && message.msg_controllen >= ONE
         && control.head.cmsg_len == ONE
         && (control.head.cmsg_level, control.head.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS);
-    let came = came.then(|| own_fd(control.fd));
+    let came = came.then(|| own_fd(control.fd)).transpose();
     if lent {
         spare::keep();
     }
-    Ok((n?, came))
+    Ok((n?, came?))
+}
+
+/// Bytes that were sent by a Unix socket and not taken yet, with what the kernel needs to hold them.
+pub fn untaken(fd: i32) -> usize {
+    let mut bytes = 0i32;
+    // SAFETY: a live int.
+    let told = unsafe {
+        checked(libc::SYS_ioctl, [fd as usize, libc::TIOCOUTQ as usize, &mut bytes as *mut i32 as usize, 0, 0, 0])
+    };
+    told.map_or(0, |_| bytes.max(0) as usize)
 }
 
 /// Sleeps until the descriptor is readable or writable, as asked, at most `timeout_ns`.

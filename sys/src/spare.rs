@@ -10,6 +10,10 @@
 //!   └───────────── housekeeping, after a fork: once there is room again ◄─────┘
 //! ```
 
+//!
+//! A vfork child has copies of them, and gives up a copy: the number is *lent* to it, and is its parent's to give up again
+//! when the child has closed what it made of it. (A child that is killed meanwhile keeps it for good.)
+
 use crate::raw::{Errno, checked, close, is_away, own_fd};
 use std::sync::atomic::{AtomicI32, Ordering};
 
@@ -21,12 +25,24 @@ const OF: u64 = 32;
 const LEAST: i32 = 200;
 
 const NONE: i32 = -1;
+/// How a lent number is written, and read.
+const fn lent(spare: i32) -> i32 {
+    -2 - spare
+}
 static SPARE: [AtomicI32; MOST] = [const { AtomicI32::new(NONE) }; MOST];
 
-/// Lays in what is missing, as far as there is room. A vfork child does not: its numbers would stand where its parent
-/// looks.
+/// Lays in what is missing, as far as there is room. A vfork child gives back what was lent to it and is not in use; laid
+/// in, its numbers would stand where its parent looks.
 pub fn keep() {
     if is_away() {
+        for spare in SPARE.iter().map(|place| place.load(Ordering::Relaxed)).filter(|&place| place < NONE).map(lent) {
+            // SAFETY: no pointers. What another child was lent is still open here, as its parent's.
+            let unused =
+                unsafe { checked(libc::SYS_fcntl, [spare as usize, libc::F_GETFD as usize, 0, 0, 0, 0]) }.is_err();
+            if unused {
+                returned(spare);
+            }
+        }
         return;
     }
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
@@ -42,12 +58,12 @@ pub fn keep() {
     // Above a limit that was lowered a number makes no room when it is given up.
     for place in &SPARE {
         let spare = place.load(Ordering::Relaxed);
-        if spare == NONE || (spare as u64) < limit.rlim_cur {
+        if spare < 0 || (spare as u64) < limit.rlim_cur {
             continue;
         }
         // Whatever lies there by now: what is taken out is closed.
         match place.swap(NONE, Ordering::Relaxed) {
-            NONE => {}
+            taken if taken < 0 => {}
             taken => close(taken),
         }
     }
@@ -55,7 +71,7 @@ pub fn keep() {
         // SAFETY: no pointers.
         let made = unsafe { checked(libc::SYS_eventfd2, [0, libc::EFD_CLOEXEC as usize, 0, 0, 0, 0]) };
         let Ok(made) = made else { return };
-        let spare = own_fd(made as i32);
+        let Ok(spare) = own_fd(made as i32) else { return };
         // The limit is too low for any that does not show.
         if spare < LEAST {
             return close(spare);
@@ -69,18 +85,35 @@ pub fn keep() {
 /// Closes one, so that one more can be had. False when there is none left.
 pub fn give_up() -> bool {
     if is_away() {
-        // The child's copy of one: its parent still has it.
-        let close = |spare: i32| {
-            // SAFETY: no pointers.
-            unsafe { checked(libc::SYS_close, [spare as usize, 0, 0, 0, 0, 0]) }.is_ok()
-        };
-        return SPARE.iter().map(|place| place.load(Ordering::Relaxed)).any(|spare| spare != NONE && close(spare));
+        return SPARE.iter().any(|place| {
+            let spare = place.load(Ordering::Relaxed);
+            // SAFETY: no pointers. The child's copy: its parent still has it.
+            let closed = || unsafe { checked(libc::SYS_close, [spare as usize, 0, 0, 0, 0, 0]) }.is_ok();
+            let took = |to| place.compare_exchange(spare, to, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+            spare >= 0 && took(lent(spare)) && (closed() || returned(spare))
+        });
     }
-    let spare = SPARE.iter().map(|place| place.swap(NONE, Ordering::Relaxed)).find(|&spare| spare != NONE);
-    if let Some(spare) = spare {
-        close(spare);
+    for place in &SPARE {
+        let spare = place.load(Ordering::Relaxed);
+        if spare >= 0 && place.compare_exchange(spare, NONE, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+            close(spare);
+            return true;
+        }
     }
-    spare.is_some()
+    false
+}
+
+/// Whether a number is lent to a vfork child. Its parent holds it open, so that nobody else's descriptor has it.
+pub(crate) fn is_lent(fd: i32) -> bool {
+    fd >= 0 && is_away() && SPARE.iter().any(|place| place.load(Ordering::Relaxed) == lent(fd))
+}
+
+/// A vfork child has closed a number: if it was lent, it is its parent's again. False: the child has not got it.
+pub(crate) fn returned(fd: i32) -> bool {
+    for place in SPARE.iter().filter(|_| fd >= 0) {
+        let _ = place.compare_exchange(lent(fd), fd, Ordering::Relaxed, Ordering::Relaxed);
+    }
+    false
 }
 
 /// A system call that makes descriptors, with spare ones given up where the program has used up its own.

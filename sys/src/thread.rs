@@ -7,7 +7,30 @@
 //! own. What runs there must use neither thread-locals nor libc functions that do.
 
 use crate::holdings::reserve;
-use crate::raw::{Errno, syscall};
+use crate::raw::{Errno, checked, syscall};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// How many of them this process has. They do not end.
+static STARTED: AtomicU32 = AtomicU32::new(0);
+
+/// How many threads this process has beside the calling one and these. `None` where /proc does not tell.
+pub fn others() -> Option<u32> {
+    let path = c"/proc/self/task";
+    // SAFETY: zero is valid for a stat.
+    let mut about: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: a live path and stat.
+    unsafe {
+        let args = [libc::AT_FDCWD as usize, path.as_ptr() as usize, &raw mut about as usize, 0, 0, 0];
+        checked(libc::SYS_newfstatat, args).ok()?;
+    }
+    // A directory for each, and the two that every directory has.
+    (about.st_nlink as u32).checked_sub(3 + STARTED.load(Ordering::Relaxed))
+}
+
+/// In a forked child, which has none of them.
+pub fn forget_in_child() {
+    STARTED.store(0, Ordering::Relaxed);
+}
 
 const STACK_BYTES: usize = 256 << 10;
 /// Room below the thread pointer for the thread-locals of libraries (errno, where little else is used), however
@@ -73,6 +96,7 @@ pub fn spawn(job: fn(usize) -> !, argument: usize) -> Result<(), Errno> {
         }
         return Err(Errno(-ret as i32));
     }
+    STARTED.fetch_add(1, Ordering::Relaxed);
     Ok(())
 }
 
@@ -80,7 +104,6 @@ pub fn spawn(job: fn(usize) -> !, argument: usize) -> Result<(), Errno> {
 mod tests {
     use super::*;
     use crate::raw::{futex_wait, futex_wake, sleep_ns};
-    use std::sync::atomic::{AtomicU32, Ordering};
 
     static SEEN: AtomicU32 = AtomicU32::new(0);
 

@@ -199,8 +199,9 @@ impl Uffd {
         // SAFETY: no pointers.
         let fd =
             unsafe { crate::spare::made(libc::SYS_userfaultfd, [flags, 0, 0, 0, 0, 0]) }.map_err(OpenError::Refused)?;
+        let fd = crate::raw::own_fd(fd as i32).map_err(OpenError::Refused)?;
         let sleepless = features & feature::SIGBUS != 0;
-        Ok(Uffd { fd: AtomicI32::new(crate::raw::own_fd(fd as i32)), sleepless })
+        Ok(Uffd { fd: AtomicI32::new(fd), sleepless })
     }
 
     fn api(&self, features: u64) -> Result<u64, OpenError> {

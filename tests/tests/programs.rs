@@ -38,9 +38,10 @@ macro_rules! cases {
 
 cases! {
     threads64 thread_churn no_descriptors
-    fork_live fork_guesses fork_threads vfork_beside half_clone exec_family close_all gives_up confined confined_traps go_confined go_contained
+    fork_live fork_guesses fork_threads vfork_beside half_clone exec_family close_all gives_up confined confined_traps confined_grows confined_strict go_confined go_contained
     own_handlers signals_blocked go_signals far_stacks alt_stacks
     reservations insists jit remap remap_evicted remap_beside remap_unreadable advise program_break instructions
+    kernel_words last_exit
     sync_far syscalls_far bad_pointers big_io blocked_calls debugger
 }
 
@@ -62,6 +63,21 @@ fn vfork_first() -> Result<()> {
         ensure!(far.stderr.contains("threads 2"), "{way}: {}", far.stderr);
     }
     case("vfork_first")
+}
+
+/// Where the limit on descriptors leaves few numbers, a vfork child's and its parent's are different ones all the same.
+#[test]
+fn vfork_crowd() -> Result<()> {
+    for limit in ["1024", "256"] {
+        let mut program = Command::new(compile::c("vfork_crowd", &[])?);
+        program.arg(limit);
+        let native = process::run(copy(&program), LIMIT)?.success()?;
+        for way in ["shm", "tcp"] {
+            let (far, _) = far_run(&program, &Far::local("4M").with(&["--transport", way]), LIMIT)?;
+            compare(&native, &far).map_err(|e| e.context(format!("{way}, {limit} descriptors")))?;
+        }
+    }
+    Ok(())
 }
 
 /// What is left in registers is no argument, in an image with the runtime and in one that has only inherited the filter.

@@ -9,7 +9,6 @@ mod gather;
 mod screen;
 mod table;
 
-use std::io::Write;
 use std::time::Duration;
 
 use crate::failure::Failure;
@@ -50,7 +49,6 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     } else {
         table::text(&view)
     };
-    // A reader that went away (`| head`) has seen enough.
-    let _ = std::io::stdout().write_all(text.as_bytes());
+    print!("{text}");
     Ok(())
 }

@@ -41,7 +41,11 @@ pub fn node_cells(node: &Node) -> [String; 7] {
         node.status.pid.to_string(),
         units::bytes(node.status.lent),
         units::bytes(node.status.lend),
-        node.status.clients.to_string(),
+        match node.status.absent {
+            0 => node.status.clients.to_string(),
+            // Their memory is still lent, until they are back or their grace is over.
+            absent => format!("{}, {absent} away", node.status.clients),
+        },
         units::bytes(node.read_per_s as u64),
         units::bytes(node.written_per_s as u64),
     ]

@@ -13,8 +13,10 @@ static LAST_WORDS: AtomicPtr<counters::File> = AtomicPtr::new(std::ptr::null_mut
 pub fn prepare(file: Option<&'static counters::File>) {
     // SAFETY: no pointers.
     let copy = unsafe { syscall(libc::SYS_dup, [2, 0, 0, 0, 0, 0]) };
-    if copy >= 0 {
-        STDERR.store(farmem_sys::raw::own_fd(copy as i32), Ordering::Relaxed);
+    if copy >= 0
+        && let Ok(copy) = farmem_sys::raw::own_fd(copy as i32)
+    {
+        STDERR.store(copy, Ordering::Relaxed);
     }
     if let Some(file) = file {
         LAST_WORDS.store(std::ptr::from_ref(file).cast_mut(), Ordering::Relaxed);

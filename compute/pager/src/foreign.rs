@@ -3,13 +3,13 @@
 //! are taken, under the same lock as our own mappings.
 
 use crate::Pager;
-use crate::regions::Region;
+use crate::regions::{OnFork, Region};
 use crate::space::{EINVAL, in_range, page_up};
 use farmem_protocol::addr::{PAGE_BYTES, is_far};
 use farmem_sys::raw::{SignalsBlocked, syscall};
 
 fn region(end: usize, prot: i32) -> Region {
-    Region { end, prot, committed: false, noreserve: true, foreign: true }
+    Region { end, prot, committed: false, noreserve: true, foreign: true, on_fork: OnFork::Copy }
 }
 
 impl Pager {

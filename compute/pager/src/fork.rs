@@ -13,6 +13,7 @@
 
 use crate::Pager;
 use crate::ending::{broken, die};
+use crate::regions::OnFork;
 use crate::thread::Inside;
 use crate::word::State;
 use farmem_pool::ForkShare;
@@ -59,7 +60,7 @@ impl Pager {
         }
         self.inheritable(false);
         let space = self.space.lock();
-        for (start, region) in space.iter() {
+        for (start, region) in space.iter().filter(|(_, region)| region.on_fork != OnFork::Nothing) {
             if let Err(e) = self.uffd.register(start, region.end - start) {
                 die(exit::BROKEN, &format!("a forked child could not take over its far memory: {e}"));
             }
@@ -68,6 +69,7 @@ impl Pager {
         drop(space);
         self.evictor.lock().renew_in_child();
         self.threads.forget_links(&mut fork.inside);
+        farmem_sys::thread::forget_in_child();
         self.background.forget_in_child();
         if let Some(recorder) = &self.recorder {
             recorder.start_in_child();
@@ -75,6 +77,7 @@ impl Pager {
         if let Err(e) = self.pool.fork_child(fork.share) {
             die(exit::NODE_LOST, &format!("a forked child could not reach its memory node: {e}"));
         }
+        self.forget_on_fork();
         farmem_sys::spare::keep();
         self.threads.open();
         drop(fork.inside);
@@ -115,7 +118,8 @@ impl Pager {
 
     fn inheritable(&self, on: bool) {
         let advice = if on { libc::MADV_DOFORK } else { libc::MADV_DONTFORK };
-        for (start, region) in self.space.lock().iter() {
+        let space = self.space.lock();
+        for (start, region) in space.iter().filter(|(_, region)| region.on_fork != OnFork::Nothing) {
             // SAFETY: advice about our own mappings.
             unsafe { syscall(libc::SYS_madvise, [start, region.end - start, advice as usize, 0, 0, 0]) };
         }

@@ -127,7 +127,7 @@ fn create(file: &str, first: bool) -> Result<i32, Errno> {
             )
         };
         match opened {
-            Ok(fd) => return Ok(raw::own_fd(fd as i32)),
+            Ok(fd) => return raw::own_fd(fd as i32),
             Err(Errno(libc::EEXIST)) => {}
             Err(e) => return Err(e),
         }

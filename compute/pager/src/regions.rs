@@ -19,6 +19,19 @@ pub struct Region {
     pub noreserve: bool,
     /// Not ours: a file or shared memory that the program mapped over far addresses.
     pub foreign: bool,
+    /// What a forked child gets of it.
+    pub on_fork: OnFork,
+}
+
+/// What a forked child gets of a mapping (`madvise`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum OnFork {
+    /// A copy.
+    Copy,
+    /// Zeros (`MADV_WIPEONFORK`).
+    Zeros,
+    /// Nothing, not even the addresses (`MADV_DONTFORK`).
+    Nothing,
 }
 
 /// All regions and gaps between two addresses.
@@ -179,7 +192,7 @@ mod tests {
     const PAGES: usize = 64;
 
     fn region(end: usize, prot: i32) -> Region {
-        Region { end, prot, committed: false, noreserve: false, foreign: false }
+        Region { end, prot, committed: false, noreserve: false, foreign: false, on_fork: OnFork::Copy }
     }
 
     proptest! {

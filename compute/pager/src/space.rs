@@ -21,7 +21,7 @@
 //! finds no far memory at all, where absent pages would read as zeros.
 
 use crate::Pager;
-use crate::regions::{Region, Regions};
+use crate::regions::{OnFork, Region, Regions};
 use crate::word::{AtomicWord, State, Word};
 use farmem_pool::NoRoom;
 use farmem_protocol::addr::{FAR_END, FAR_START, FarSlot, PAGE_BYTES, PageId, is_far};
@@ -155,12 +155,17 @@ impl Pager {
         if !replaced.is_empty() {
             self.take_away(&mut space, at, at + len);
         }
-        let region = Region { end: at + len, prot, committed, noreserve, foreign: false };
+        let region = Region { end: at + len, prot, committed, noreserve, foreign: false, on_fork: OnFork::Copy };
         let keep = libc::MAP_NORESERVE | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
         if let Err(e) = self.give(&mut space, at, region, flags & keep, Served::AtOnce) {
             return e;
         }
         at as isize
+    }
+
+    /// Bytes mapped far.
+    pub fn mapped(&self) -> u64 {
+        self.counters.mapped_bytes.load(Ordering::Relaxed)
     }
 
     /// munmap of a range that lies in the far range.
@@ -256,13 +261,7 @@ impl Pager {
                         // SAFETY: the program's own request about its own mapping.
                         unsafe { syscall(libc::SYS_madvise, [at, region.end - at, advice as usize, 0, 0, 0]) };
                     } else {
-                        let claimed = self.claim(at, region.end);
-                        // Only what was claimed: another thread's first touches beside it stay.
-                        for run in claimed.chunk_by(|a, b| b.0 == a.0 + 1) {
-                            // SAFETY: pages of the program's that it has just given up, all Busy.
-                            unsafe { discard(run[0].addr() as *mut u8, run.len() * PAGE_BYTES) };
-                        }
-                        self.disown(&claimed);
+                        self.untouch(at, region.end);
                     }
                 }
                 if whole { 0 } else { ENOMEM }
@@ -293,10 +292,47 @@ impl Pager {
             | libc::MADV_UNMERGEABLE
             | libc::MADV_COLD
             | libc::MADV_PAGEOUT
-            | libc::MADV_COLLAPSE
-            | libc::MADV_DOFORK => 0,
-            // DONTFORK, WIPEONFORK, guard pages …: say so rather than pretend.
+            | libc::MADV_COLLAPSE => 0,
+            libc::MADV_DOFORK | libc::MADV_KEEPONFORK | libc::MADV_DONTFORK | libc::MADV_WIPEONFORK => {
+                let mut space = self.space.lock();
+                let regions = space.regions(addr);
+                let whole = regions.covers(addr, addr + len);
+                // Either of the two is lifted by its own opposite only; where both are set, there is nothing to wipe.
+                regions.change(addr, addr + len, |region| {
+                    region.on_fork = match (advice, region.on_fork) {
+                        (libc::MADV_DONTFORK, _) => OnFork::Nothing,
+                        (libc::MADV_WIPEONFORK, OnFork::Copy) => OnFork::Zeros,
+                        (libc::MADV_DOFORK, OnFork::Nothing) | (libc::MADV_KEEPONFORK, OnFork::Zeros) => OnFork::Copy,
+                        (_, as_it_is) => as_it_is,
+                    }
+                });
+                if whole { 0 } else { ENOMEM }
+            }
+            // Guard pages and what else there is or will be: say so rather than pretend.
             _ => EINVAL,
+        }
+    }
+
+    /// Makes every page of a range of ours untouched again.
+    fn untouch(&self, start: usize, end: usize) {
+        let claimed = self.claim(start, end);
+        // Only what was claimed: another thread's first touches beside it stay.
+        for run in claimed.chunk_by(|a, b| b.0 == a.0 + 1) {
+            // SAFETY: pages that the program has just given up, all Busy.
+            unsafe { discard(run[0].addr() as *mut u8, run.len() * PAGE_BYTES) };
+        }
+        self.disown(&claimed);
+    }
+
+    /// In a forked child: what it was not to have a copy of goes.
+    pub(crate) fn forget_on_fork(&self) {
+        let mut space = self.space.lock();
+        let marked: Vec<_> = space.iter().filter(|(_, region)| region.on_fork != OnFork::Copy).collect();
+        for (at, region) in marked {
+            match region.on_fork {
+                OnFork::Nothing => self.take_away(&mut space, at, region.end),
+                _ => self.untouch(at, region.end),
+            }
         }
     }
 
@@ -337,7 +373,8 @@ impl Pager {
                 return old;
             }
             let prot = libc::PROT_READ | libc::PROT_WRITE;
-            let heap = Region { end: wanted, prot, committed: true, noreserve: false, foreign: false };
+            let on_fork = OnFork::Copy;
+            let heap = Region { end: wanted, prot, committed: true, noreserve: false, foreign: false, on_fork };
             if self.give(&mut space, mapped, heap, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, Served::AtOnce).is_err() {
                 return old;
             }

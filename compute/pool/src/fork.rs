@@ -21,15 +21,16 @@
 //! child      └──── shared ──── exec or exit┘
 //! ```
 
-use crate::{Pool, Slabs};
+use crate::{Pool, SlabSlots, Slabs};
 use farmem_fabric::{ConnectError, ForkTicket, Lost, Session};
+use farmem_protocol::addr::SlabId;
 use farmem_sys::raw;
 
 /// One fork's sharing, as one of its sides keeps it.
 pub(crate) struct Share {
     fd: i32,
-    /// Indices of the slabs shared.
-    slabs: Vec<u32>,
+    /// The slabs shared: their indices, nodes, names. One that was given back meanwhile has left its index to another.
+    slabs: Vec<(u32, usize, SlabId)>,
 }
 
 impl Share {
@@ -89,7 +90,7 @@ impl Pool {
             if let Some(slab) = slab {
                 slab.sharers += 1;
                 self.set_shared(index, true);
-                held.push(index as u32);
+                held.push((index as u32, slab.node, slab.id));
             }
         }
         slabs.shares.push(Share { fd, slabs: held });
@@ -108,8 +109,9 @@ impl Pool {
             let gone = share.other_side_gone();
             if gone {
                 raw::close(share.fd);
-                for &index in &share.slabs {
-                    if let Some(slab) = &mut list[index as usize] {
+                for &(index, node, id) in &share.slabs {
+                    let same = |slab: &&mut SlabSlots| (slab.node, slab.id) == (node, id);
+                    if let Some(slab) = list[index as usize].as_mut().filter(same) {
                         slab.sharers -= 1;
                         freed |= slab.sharers == 0;
                         self.set_shared(index as usize, slab.sharers > 0);

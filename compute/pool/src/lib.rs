@@ -181,6 +181,7 @@ impl Pool {
                     self.table[index * TABLE_STRIDE].store(base, Ordering::Relaxed);
                     self.table[index * TABLE_STRIDE + 1].store(slab.id.0, Ordering::Relaxed);
                     self.table[index * TABLE_STRIDE + 2].store(node as u64, Ordering::Release);
+                    self.set_shared(index, false);
                     slabs.list[index] = Some(SlabSlots::new(node, slab.id));
                     self.capacity.fetch_add(SLAB_BYTES, Ordering::Relaxed);
                     return Ok(());
@@ -224,7 +225,8 @@ impl Pool {
                 held = self.slabs.lock();
                 continue;
             }
-            if let Err(e) = self.grow(slabs) {
+            let grown = self.leave_shared(slabs).map_err(NoRoom::Lost).and_then(|()| self.grow(slabs));
+            if let Err(e) = grown {
                 for slot in out.drain(before..) {
                     if let Some(slots) = &mut slabs.list[slot.slab_index() as usize] {
                         slots.give_back(slot.place());
@@ -260,19 +262,32 @@ impl Pool {
     /// Gives slabs that hold nothing back to their nodes, as long as `keep` bytes remain.
     pub fn shrink(&self, keep: u64) -> Result<(), Lost> {
         let mut slabs = self.slabs.lock();
-        let sessions = self.sessions.lock();
         for index in (0..slabs.list.len()).rev() {
             if self.capacity() < keep + SLAB_BYTES {
                 break;
             }
-            if slabs.list[index].as_ref().is_some_and(SlabSlots::is_idle)
-                && let Some(gone) = slabs.list[index].take()
-            {
-                self.capacity.fetch_sub(SLAB_BYTES, Ordering::Relaxed);
-                sessions[gone.node].release(gone.id)?;
+            if slabs.list[index].as_ref().is_some_and(SlabSlots::is_idle) {
+                self.release(&mut slabs, index)?;
             }
         }
         Ok(())
+    }
+
+    /// Leaves one slab that holds nothing of ours to those it is shared with, as one more is about to be asked for. It
+    /// takes no pages while they live, so that a program that forks often and rewrites its memory in between would
+    /// otherwise take a slab for each fork. (One for one: what was promised to the program stays promised.)
+    fn leave_shared(&self, slabs: &mut Slabs) -> Result<(), Lost> {
+        let left = |slab: &SlabSlots| slab.is_idle() && !slab.may_allocate();
+        match slabs.list.iter().position(|slab| slab.as_ref().is_some_and(left)) {
+            Some(index) => self.release(slabs, index),
+            None => Ok(()),
+        }
+    }
+
+    fn release(&self, slabs: &mut Slabs, index: usize) -> Result<(), Lost> {
+        let Some(gone) = slabs.list[index].take() else { return Ok(()) };
+        self.capacity.fetch_sub(SLAB_BYTES, Ordering::Relaxed);
+        self.sessions.lock()[gone.node].release(gone.id)
     }
 
     /// Gives the memory of idle blocks back to their nodes' systems, while `go_on` says so. False when it

@@ -54,9 +54,9 @@ impl SlabSlots {
         self.sharers == 0
     }
 
-    /// Nothing of ours is in it, and nobody else's business is.
+    /// Nothing of ours is in it. Others that share it hold it themselves.
     pub fn is_idle(&self) -> bool {
-        self.live == 0 && self.sharers == 0
+        self.live == 0
     }
 
     /// Takes up to `n` free slots.

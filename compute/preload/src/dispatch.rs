@@ -8,9 +8,9 @@
 use crate::call::{Call, issue};
 use crate::process::{is_this_process, pager};
 use crate::signals::{actions, masks, stacks};
-use crate::{exec, fork, guard, mappings, sandbox};
+use crate::{exec, fork, guard, limits, mappings, sandbox, threads};
 use farmem_protocol::addr::is_far;
-use farmem_sys::raw::{SignalsBlocked, owns_fd, syscall_for_program};
+use farmem_sys::raw::{SignalsBlocked, owns_fd, syscall, syscall_for_program};
 
 const ENOSYS: isize = -(libc::ENOSYS as isize);
 const EINVAL: isize = -(libc::EINVAL as isize);
@@ -58,7 +58,9 @@ pub fn dispatch(call: &Call) -> isize {
         libc::SYS_prctl if a == libc::PR_SET_TSC as usize && b == libc::PR_TSC_SIGSEGV as usize => EINVAL,
         libc::SYS_prctl | libc::SYS_seccomp if sandbox::begins(call) => sandbox::begin(call),
         libc::SYS_execve | libc::SYS_execveat => exec::exec(call),
+        libc::SYS_exit => exit_thread(call),
         libc::SYS_exit_group => exit(call),
+        libc::SYS_getrlimit | libc::SYS_setrlimit | libc::SYS_prlimit64 => limits::call(call),
         _ => {
             pager().count_guarded_syscall();
             guard::call(pager(), call)
@@ -70,12 +72,21 @@ pub fn dispatch(call: &Call) -> isize {
 /// program that forks much, each child with slabs of its own, would soon find nothing left.
 fn exit(call: &Call) -> isize {
     // A filter of the program's may refuse it, or trap it: the process would go on without its nodes.
-    if sandbox::is_confined() {
+    if !sandbox::may_end() {
         return issue(call);
     }
     let _signals = SignalsBlocked::new();
     if is_this_process() {
         pager().farewell();
+    }
+    issue(call)
+}
+
+/// The end of one thread. The runtime's own live as long as the process: with the program's only one it ends.
+fn exit_thread(call: &Call) -> isize {
+    if is_this_process() && sandbox::alone().unwrap_or_else(threads::is_only_one) {
+        // SAFETY: no pointers. In strict mode the program may not make this call, and the runtime may.
+        unsafe { syscall(libc::SYS_exit_group, call.args) };
     }
     issue(call)
 }

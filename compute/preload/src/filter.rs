@@ -33,30 +33,3 @@ pub const fn arg_high(i: u32) -> u32 {
 pub fn op(code: u16, k: u32, yes: u8, no: u8) -> libc::sock_filter {
     libc::sock_filter { code, jt: yes, jf: no, k }
 }
-
-/// Runs a filter as the kernel would.
-#[cfg(test)]
-pub fn run(filter: &[libc::sock_filter], nr: i64, ip: u64, args: [u64; 6]) -> u32 {
-    let mut data = [0u8; 64];
-    data[..4].copy_from_slice(&(nr as u32).to_le_bytes());
-    data[4..8].copy_from_slice(&X86_64.to_le_bytes());
-    data[8..16].copy_from_slice(&ip.to_le_bytes());
-    for (i, a) in args.iter().enumerate() {
-        data[16 + 8 * i..24 + 8 * i].copy_from_slice(&a.to_le_bytes());
-    }
-    let (mut a, mut pc) = (0u32, 0);
-    loop {
-        let o = &filter[pc];
-        pc += 1;
-        match o.code {
-            LOAD => a = u32::from_le_bytes(data[o.k as usize..o.k as usize + 4].try_into().unwrap()),
-            SHIFT => a >>= o.k,
-            EQUAL => pc += if a == o.k { o.jt } else { o.jf } as usize,
-            0x54 => a &= o.k,
-            0x45 => pc += if a & o.k != 0 { o.jt } else { o.jf } as usize,
-            AT_LEAST => pc += if a >= o.k { o.jt } else { o.jf } as usize,
-            GO => pc += o.k as usize,
-            _ => return o.k,
-        }
-    }
-}

@@ -3,19 +3,23 @@
 //! The seccomp filter lets calls from here pass, and so do, for what the runtime needs, filters of
 //! the program's own ([`crate::sandbox`]). It is inherited over exec, and
 //! filters only add up, so the address must be the same in every image; hence
-//! fixed, just below the far range, where nothing else maps.
+//! fixed, just above the far range, where nothing else maps. (Below it, to its last page, some Lisps have their heap.)
 
-use farmem_protocol::addr::FAR_START;
-use farmem_sys::raw::{Errno, GATE_CODE, GATE_PROGRAM, GATE_THREAD, checked, set_gate};
+use farmem_protocol::addr::FAR_END;
+use farmem_sys::raw::{Errno, GATE_CODE, GATE_PROGRAM, GATE_RETURN, GATE_THREAD, checked, set_gate};
 
 /// Where the gate is.
-pub const GATE: usize = FAR_START - 0x1_0000;
+pub const GATE: usize = FAR_END + 0x1_0000;
 /// What a filter sees as instruction pointer of the runtime's own calls: the address after `syscall`.
 pub const AFTER_SYSCALL: usize = GATE + 2;
 /// … of the program's, made for it.
 pub const AFTER_PROGRAM: usize = AFTER_SYSCALL + GATE_PROGRAM;
 /// … of the runtime's threads' beginnings.
 pub const AFTER_THREAD: usize = AFTER_SYSCALL + GATE_THREAD;
+/// Where the runtime's handlers return by.
+pub const RETURN: usize = GATE + GATE_RETURN;
+/// … of such a return.
+pub const AFTER_RETURN: usize = RETURN + 9;
 
 /// Maps the gate and sends the runtime's system calls through it.
 pub fn build() -> Result<(), Errno> {

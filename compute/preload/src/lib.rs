@@ -26,7 +26,8 @@
 //! | `signals` | SIGBUS and SIGSYS are the runtime's; the program does not notice |
 //! | `threads` | what each thread of the program needs |
 //! | `near` | stacks for work that begins on a far one |
-//! | `sandbox` | filters of the program's own |
+//! | `sandbox`, `bpf` | filters of the program's own |
+//! | `limits` | limits on addresses that the program sets |
 //! | `fork`, `exec` | children, and what they inherit |
 //! | `exports` | libc functions that are interposed by name |
 //!
@@ -40,6 +41,7 @@
 #![allow(unsafe_code)] // This crate *is* the unsafe border with the program; each block says why it holds.
 
 mod arena;
+mod bpf;
 mod call;
 mod dispatch;
 mod exec;
@@ -50,6 +52,7 @@ mod fork;
 mod gate;
 mod go;
 mod guard;
+mod limits;
 mod mappings;
 mod near;
 mod net;

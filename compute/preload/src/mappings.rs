@@ -2,8 +2,8 @@
 //! are made in parts.
 
 use crate::call::{Call, issue};
-use crate::guard;
 use crate::process::pager;
+use crate::{guard, limits};
 use farmem_protocol::addr::{FAR_END, FAR_START, PAGE_BYTES, is_far};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -21,7 +21,10 @@ pub fn keep_near_break(at: usize) {
 /// by the break that is: libc takes whatever comes back for the break from then on.
 pub fn brk(call: &Call, to: usize) -> isize {
     match NEAR_BREAK.load(Ordering::Relaxed) {
-        0 => pager().brk(to) as isize,
+        0 => {
+            let now = pager().brk(0);
+            pager().brk(if to > now && !limits::allow(to - now) { 0 } else { to }) as isize
+        }
         most if to <= most => issue(call),
         _ => issue(&Call { args: [0; 6], ..*call }),
     }
@@ -63,6 +66,9 @@ pub fn mmap(call: &Call) -> isize {
     let fixed = flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) != 0;
     let hinted = addr != 0 && !fixed && !is_far(addr);
     if pager().wants(addr, len, flags) && !(hinted && insists()) {
+        if !fixed && !limits::allow(len) {
+            return -(libc::ENOMEM as isize);
+        }
         let at = pager().mmap(addr, len, prot, flags);
         if hinted && at > 0 {
             ELSEWHERE_BYTES.store(len, Ordering::Relaxed);
@@ -128,6 +134,9 @@ pub fn mremap(call: &Call) -> isize {
         let out = flags & libc::MREMAP_FIXED != 0 && !is_far(new);
         if out || flags & libc::MREMAP_DONTUNMAP != 0 {
             return copied(old, old_len, new_len, flags, new);
+        }
+        if new_len > old_len && !limits::allow(new_len - old_len) {
+            return -(libc::ENOMEM as isize);
         }
         return pager().mremap(old, old_len, new_len, flags, new);
     }

@@ -181,7 +181,7 @@ fn install(mut program: Vec<libc::sock_filter>) -> Result<(), Errno> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::filter::run;
+    use crate::bpf::run;
 
     /// One of the sites that are not patched.
     const SITE: u64 = 0x7fed_cba9_8700;

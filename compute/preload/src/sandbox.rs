@@ -20,12 +20,14 @@
 //!
 //! A filter that is installed by a system call which is not seen (inline, not libc's), or before the run, is as it is.
 
+use crate::bpf::{self, Seen};
 use crate::call::{Call, MARK, issue};
 use crate::filter::{ALLOW, ARCH, AT_LEAST, EQUAL, IP_HIGH, IP_LOW, LOAD, NUMBER, RETURN, TRAP, X86_64, arg_high, op};
-use crate::gate::{AFTER_PROGRAM, AFTER_SYSCALL, AFTER_THREAD};
+use crate::gate::{AFTER_PROGRAM, AFTER_RETURN, AFTER_SYSCALL, AFTER_THREAD};
 use crate::guard::{CALLS, peek, peek_into};
 use crate::net::has_marked;
-use farmem_sys::raw::{OPEN_MEM_FLAGS, SignalsBlocked};
+use crate::threads;
+use farmem_sys::raw::{OPEN_MEM_FLAGS, SignalsBlocked, syscall};
 use farmem_sys::thread::THREAD_FLAGS;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -84,17 +86,32 @@ const OWN: [i64; 45] = [
     libc::SYS_exit_group,
 ];
 
-/// Whether a call confines the program by a filter.
-pub fn begins(call: &Call) -> bool {
-    let is = |what: u32| call.args[0] == what as usize;
-    match call.nr {
-        libc::SYS_prctl => is(libc::PR_SET_SECCOMP as u32) && call.args[1] == libc::SECCOMP_MODE_FILTER as usize,
-        libc::SYS_seccomp => is(libc::SECCOMP_SET_MODE_FILTER),
-        _ => false,
+/// How a call confines the program.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum How {
+    Filter,
+    Strict,
+}
+
+fn how(call: &Call) -> Option<How> {
+    let (strict, filter) = match (call.nr, call.args[0]) {
+        (libc::SYS_prctl, what) if what == libc::PR_SET_SECCOMP as usize => {
+            (libc::SECCOMP_MODE_STRICT, libc::SECCOMP_MODE_FILTER)
+        }
+        (libc::SYS_seccomp, _) => (libc::SECCOMP_SET_MODE_STRICT, libc::SECCOMP_SET_MODE_FILTER),
+        _ => return None,
+    };
+    match call.args[usize::from(call.nr == libc::SYS_prctl)] {
+        mode if mode == filter as usize => Some(How::Filter),
+        mode if mode == strict as usize => Some(How::Strict),
+        _ => None,
     }
 }
 
-static CONFINED: AtomicBool = AtomicBool::new(false);
+/// Whether a call confines the program.
+pub fn begins(call: &Call) -> bool {
+    how(call).is_some()
+}
 
 /// What the run is like, as far as it matters here.
 #[derive(Clone, Copy, Debug)]
@@ -114,18 +131,38 @@ pub fn will_need(needs: Needs) {
     RECORDS.store(needs.records, Ordering::Relaxed);
 }
 
-/// Whether this process has begun to confine itself, in this image.
-pub fn is_confined() -> bool {
-    CONFINED.load(Ordering::Relaxed)
+/// Whether this process may be refused its end by a filter that it has installed in this image.
+static MAY_STAY: AtomicBool = AtomicBool::new(false);
+static CONFINED: AtomicBool = AtomicBool::new(false);
+static STRICT: AtomicBool = AtomicBool::new(false);
+/// Strict mode was entered by the only thread.
+static ALONE: AtomicBool = AtomicBool::new(false);
+
+/// Whether the program has one thread, where a filter of its own may forbid to ask: then only strict mode, in which none
+/// can be made, is known to have one. `None`: it may be asked.
+pub fn alone() -> Option<bool> {
+    CONFINED.load(Ordering::Relaxed).then(|| ALONE.load(Ordering::Relaxed))
+}
+
+/// Whether `exit_group` is the end, whatever filters the program has installed in this image.
+pub fn may_end() -> bool {
+    !MAY_STAY.load(Ordering::Relaxed)
+}
+
+/// Whether a thread of this process has entered strict mode.
+pub fn is_strict() -> bool {
+    STRICT.load(Ordering::Relaxed)
 }
 
 /// Makes such a call. A filter of nearly as many instructions as the kernel takes is refused (EINVAL).
 pub fn begin(call: &Call) -> isize {
+    if how(call) == Some(How::Strict) {
+        return begin_strict(call);
+    }
     // Which flags there are, libraries ask by a filter that is nowhere: the kernel's errors come in its order.
     let Some(theirs) = peek::<libc::sock_fprog>(call.args[2]) else { return issue(call) };
     let _signals = SignalsBlocked::new();
-    let needs = Needs { network: NETWORK.load(Ordering::Relaxed), records: RECORDS.load(Ordering::Relaxed) };
-    let mut filter = allowances(has_marked(), needs);
+    let mut filter = allowances(has_marked(), needs());
     let (ours, len) = (filter.len(), theirs.len as usize);
     if len == 0 || ours + len > libc::BPF_MAXINSNS as usize {
         return -(libc::EINVAL as isize);
@@ -135,14 +172,70 @@ pub fn begin(call: &Call) -> isize {
     if !peek_into(theirs.filter as usize, filter[ours..].as_mut_ptr().cast(), bytes) {
         return issue(call);
     }
-    let whole = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    let ends = bpf::verdict(&filter[ours..], Seen { nr: libc::SYS_exit_group, from: AFTER_PROGRAM as u64, args: None });
     let mut changed = *call;
-    changed.args[2] = &raw const whole as usize;
-    let ret = issue(&changed);
+    let ret = install(&mut changed, &mut filter);
+    // It stands for every thread from then on, as far as we know.
     if ret >= 0 {
         CONFINED.store(true, Ordering::Relaxed);
+        MAY_STAY.fetch_or(ends != Some(ALLOW), Ordering::Relaxed);
     }
     ret
+}
+
+fn install(call: &mut Call, filter: &mut [libc::sock_filter]) -> isize {
+    let whole = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    call.args[2] = &raw const whole as usize;
+    issue(call)
+}
+
+/// Strict mode (`read`, `write`, `exit`, `sigreturn`; else SIGKILL). The kernel has none for a process that has a filter, and
+/// each has the net's: here it is a filter that traps, and [`end_strictly`].
+fn begin_strict(call: &Call) -> isize {
+    if call.nr == libc::SYS_seccomp && (call.args[1] != 0 || call.args[2] != 0) {
+        return -(libc::EINVAL as isize);
+    }
+    let _signals = SignalsBlocked::new();
+    let mut filter = allowances(has_marked(), needs());
+    filter.extend(strict(farmem_sys::raw::getpid()));
+    let args = [libc::PR_SET_SECCOMP as usize, libc::SECCOMP_MODE_FILTER as usize, 0, 0, 0, 0];
+    let mut changed = Call { nr: libc::SYS_prctl, args, sp: call.sp };
+    let alone = alone().is_none() && threads::is_only_one();
+    let ret = install(&mut changed, &mut filter);
+    if ret >= 0 {
+        ALONE.store(alone, Ordering::Relaxed);
+        CONFINED.store(true, Ordering::Relaxed);
+        MAY_STAY.store(true, Ordering::Relaxed);
+        STRICT.store(true, Ordering::Relaxed);
+    }
+    ret
+}
+
+fn strict(pid: u32) -> Vec<libc::sock_filter> {
+    let allowed = [libc::SYS_read, libc::SYS_write, libc::SYS_exit, libc::SYS_rt_sigreturn];
+    let mut p = vec![op(LOAD, NUMBER, 0, 0)];
+    for nr in allowed {
+        p.extend([op(EQUAL, nr as u32, 0, 1), op(RETURN, ALLOW, 0, 0)]);
+    }
+    p.extend([
+        op(EQUAL, libc::SYS_tgkill as u32, 0, 5),
+        op(LOAD, low(0), 0, 0),
+        op(EQUAL, pid, 0, 3),
+        op(LOAD, low(2), 0, 0),
+        op(EQUAL, libc::SIGKILL as u32, 0, 1),
+        op(RETURN, ALLOW, 0, 0),
+        op(RETURN, TRAP, 0, 0),
+    ]);
+    p
+}
+
+/// What strict mode does with other calls. (The whole process ends, not the one thread.)
+pub fn end_strictly() {
+    // SAFETY: no pointers.
+    unsafe {
+        let me = [libc::SYS_getpid, libc::SYS_gettid].map(|nr| syscall(nr, [0; 6]) as usize);
+        syscall(libc::SYS_tgkill, [me[0], me[1], libc::SIGKILL as usize, 0, 0, 0]);
+    }
 }
 
 const AND: u16 = 0x54; // BPF_ALU | BPF_AND | BPF_K
@@ -207,6 +300,10 @@ fn conditions(nr: i64, needs: Needs) -> Vec<libc::sock_filter> {
     }
 }
 
+fn needs() -> Needs {
+    Needs { network: NETWORK.load(Ordering::Relaxed), records: RECORDS.load(Ordering::Relaxed) }
+}
+
 /// What goes before the program's filter. `has_marked`: some of the program's calls are marked.
 fn allowances(has_marked: bool, needs: Needs) -> Vec<libc::sock_filter> {
     const ELSEWHERE: u32 = BEHIND - 1;
@@ -218,8 +315,9 @@ fn allowances(has_marked: bool, needs: Needs) -> Vec<libc::sock_filter> {
         op(EQUAL, (AFTER_SYSCALL >> 32) as u32, 1, 0),
         op(GO, ELSEWHERE, 0, 0),
         op(LOAD, IP_LOW, 0, 0),
-        op(EQUAL, AFTER_SYSCALL as u32, 4, 0),
-        op(EQUAL, AFTER_THREAD as u32, 3, 0),
+        op(EQUAL, AFTER_SYSCALL as u32, 5, 0),
+        op(EQUAL, AFTER_THREAD as u32, 4, 0),
+        op(EQUAL, AFTER_RETURN as u32, 3, 0),
         op(EQUAL, AFTER_PROGRAM as u32, 0, 1),
         op(GO, BEHIND, 0, 0),
         op(GO, ELSEWHERE, 0, 0),
@@ -253,7 +351,7 @@ const _: () = assert!(CALLS <= MOST_CALLS as usize);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::filter::run as verdict;
+    use crate::bpf::run as verdict;
 
     const KILL: u32 = 0;
     const SHM: Needs = Needs { network: false, records: false };
@@ -269,7 +367,7 @@ mod tests {
         let filter = whole(true, SHM);
         for nr in 0..500 {
             let plain = OWN.contains(&nr) && conditions(nr, SHM).is_empty();
-            for ip in [AFTER_SYSCALL, AFTER_THREAD] {
+            for ip in [AFTER_SYSCALL, AFTER_THREAD, AFTER_RETURN] {
                 let said = verdict(&filter, nr, ip as u64, [0; 6]);
                 assert!(
                     if plain { said == ALLOW } else { said == KILL || OWN.contains(&nr) },
@@ -295,6 +393,19 @@ mod tests {
             for ip in [AFTER_PROGRAM, AFTER_SYSCALL, AFTER_THREAD] {
                 assert_eq!(from(ip, i64::from(MARK) | libc::SYS_rt_sigprocmask), KILL);
             }
+        }
+    }
+
+    #[test]
+    fn strict_mode_ends_itself_and_nobody_else() {
+        let filter = strict(77);
+        let says = |nr, args| verdict(&filter, nr, 0x1234, args);
+        for nr in 0..500 {
+            let allowed = matches!(nr, libc::SYS_read | libc::SYS_write | libc::SYS_exit | libc::SYS_rt_sigreturn);
+            assert_eq!(says(nr, [0; 6]), if allowed { ALLOW } else { TRAP }, "call {nr}");
+        }
+        for (args, said) in [([77, 5, 9], ALLOW), ([78, 5, 9], TRAP), ([77, 5, 15], TRAP)] {
+            assert_eq!(says(libc::SYS_tgkill, [args[0], args[1], args[2], 0, 0, 0]), said);
         }
     }
 

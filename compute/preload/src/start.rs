@@ -2,15 +2,16 @@
 //! the ones before, before any code of the program runs.
 
 use crate::run::{self, Run};
-use crate::{call, exec, gate, go, mappings, near, net, process, sandbox, signals, sites, threads};
+use crate::{call, exec, gate, go, limits, mappings, near, net, process, sandbox, signals, sites, threads};
 use farmem_fabric::session::REFUSED_NS;
 use farmem_fabric::{ConnectError, NodeAddr, Session};
 use farmem_pager::ending::{die, say};
-use farmem_pager::{Config, ending};
+use farmem_pager::{Config, StartError, ending};
 use farmem_pool::Pool;
 use farmem_protocol::addr::FAR_START;
 use farmem_protocol::exit;
 use farmem_sys::raw::Errno;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Between attempts to reach a node.
@@ -69,6 +70,7 @@ fn arm(text: &str) -> Result<(), String> {
     let (from, to) = libc_text().ok_or("libc.so.6 is not among the loaded libraries: farmem needs glibc")?;
     let stubs = sites::reserve_stubs(from);
     let file = run.counters.as_deref().and_then(process::map_counters);
+    let is_first = file.is_none_or(|file| file.processes[0].pid.load(Ordering::Relaxed) == 0);
     ending::prepare(file);
     let mut sessions = Vec::new();
     for node in &run.nodes {
@@ -96,11 +98,20 @@ fn arm(text: &str) -> Result<(), String> {
         dirty: run.dirty,
         trace: run.trace,
     };
-    let pager = farmem_pager::start(config, pool, process::claim_counters()).map_err(|e| e.to_string())?;
+    let pager = match farmem_pager::start(config, pool, process::claim_counters()) {
+        Ok(pager) => pager,
+        // The run has it, so this is somebody who stands between the program and the kernel: valgrind, a sandbox.
+        Err(StartError::Userfaultfd(e)) if !is_first => {
+            say(&format!("a program of the run stays local: {e}"));
+            return Ok(());
+        }
+        Err(e) => return Err(e.to_string()),
+    };
     pager.take_stock();
     near::reserve().map_err(|e| format!("no address space for near stacks: {e}"))?;
     threads::resolve();
     exec::carry();
+    limits::begin();
     signals::actions::learn_cancellation();
     signals::install();
     process::take_over();

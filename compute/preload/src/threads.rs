@@ -27,6 +27,13 @@ pub const RETURN_BYTES: usize = 16 << 10;
 const HOLDS: usize = 1;
 const HELD: usize = 2;
 
+/// Whether the calling thread is the process's first and the program has no other.
+pub fn is_only_one() -> bool {
+    // SAFETY: no pointers.
+    let me = unsafe { syscall(libc::SYS_gettid, [0; 6]) };
+    me as u32 == farmem_sys::raw::getpid() && farmem_sys::thread::others() == Some(0)
+}
+
 /// One thread's record. All fields are its own thread's, but for `owner`.
 pub struct Record {
     owner: AtomicUsize,

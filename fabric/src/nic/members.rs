@@ -96,6 +96,11 @@ impl Member {
         self.holds.lock().slabs.len() as u64 * farmem_protocol::addr::SLAB_BYTES
     }
 
+    /// Whether a connection of its stands. If not, it is waited for until its grace is over.
+    pub fn is_present(&self) -> bool {
+        self.presence.lock().connections > 0
+    }
+
     /// Whether its time here is over.
     pub fn is_gone(&self) -> bool {
         self.holds.lock().gone

@@ -113,16 +113,18 @@ impl Device {
         // SAFETY: a device of the list.
         let context = library.made(unsafe { (library.enter().ibv_open_device)(device) });
         let context = context.map_err(|e| Absent::Open(name.clone(), e))?;
-        // Out of the program's way: the library reads these numbers from the context at every call.
-        // SAFETY: a context just made, nobody else's.
-        unsafe {
-            (*context).cmd_fd = own_fd((*context).cmd_fd);
-            (*context).async_fd = own_fd((*context).async_fd);
-        }
         // From here on it is closed when dropped.
         let port = Port { number: 0, gid_index: 0, gid: [0; 16], lid: 0, mtu: 0 };
         let abilities = Abilities { windows: false, max_windows: 0, atomics: false, reads_in_flight: 0 };
         let mut open = Open { library, context, name, port, abilities };
+        // Out of the program's way: the library reads these numbers from the context at every call.
+        // SAFETY: a context just made, nobody else's.
+        let numbers = unsafe { [&mut (*context).cmd_fd, &mut (*context).async_fd] };
+        for number in numbers {
+            let moved = own_fd(*number);
+            *number = moved.unwrap_or(-1);
+            moved.map_err(|e| Absent::Open(open.name.clone(), e))?;
+        }
         // SAFETY: plain numbers, for which zero is a value.
         let mut about: ffi::DeviceAttr = unsafe { std::mem::zeroed() };
         // SAFETY: a live context, and room for what it tells.

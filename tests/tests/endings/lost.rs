@@ -133,6 +133,31 @@ fn a_cut_while_a_vfork_child_works_changes_nothing() -> Result<()> {
     Ok(())
 }
 
+/// What it restores a connection by, a program that has confined itself may still do.
+#[test]
+fn a_cut_of_a_confined_program_changes_nothing() -> Result<()> {
+    let mut program = Command::new(compile::c("confined_grows", &[])?);
+    program.arg("pauses");
+    let node = Node::start("512M", &[])?;
+    let proxy = Proxy::before(node.tcp)?;
+    let mut command = By::Tcp.far("4M", &proxy.at.to_string()).command(&program);
+    let (input, mut words) = std::io::pipe()?;
+    command.stdin(Stdio::from(input));
+    let run = process::spawn(command)?;
+    for round in 1..=3 {
+        let pauses = || String::from_utf8_lossy(&run.stdout()).matches("paused").count() == round;
+        ensure!(eventually(4 * LIMIT, pauses), "round {round}: {}", run.stderr());
+        proxy.cut();
+        proxy.restore();
+        words.write_all(b"x")?;
+    }
+    let outcome = run.wait(4 * LIMIT)?;
+    let said = String::from_utf8_lossy(&outcome.stdout).into_owned();
+    ensure!(outcome.code() == 0 && said == "paused\npaused\npaused\nwrong 0\n", "{outcome:?}");
+    ensure!(split_stats(&outcome.stderr).1.is_empty(), "{outcome:?}");
+    Ok(())
+}
+
 #[test]
 fn a_cut_that_stays_ends_the_program_after_the_grace() -> Result<()> {
     let stays = |arguments: &'static [&'static str]| {

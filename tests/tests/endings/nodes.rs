@@ -28,9 +28,9 @@ fn a_node_told_to_end_says_what_is_left() -> Result<()> {
             let took = since.elapsed();
             ensure!(outcome.code() == 0 && took >= Duration::from_millis(1500), "{took:?}: {outcome:?}");
             let said = &outcome.stderr;
-            ensure!(said.contains("going down: waiting up to 1 s for 2 programs that hold 64 MiB"), "{said}");
-            ensure!(said.contains("going down although programs still hold 64 MiB"), "{said}");
-            ensure!(said.contains(&format!("process {program} holds 64 MiB")), "{said}");
+            ensure!(said.contains("going down: waiting up to 1 s for 2 programs that hold 64.0 MiB"), "{said}");
+            ensure!(said.contains("going down although programs still hold 64.0 MiB"), "{said}");
+            ensure!(said.contains(&format!("process {program} holds 64.0 MiB")), "{said}");
             work.ended(Instant::now(), Duration::from_secs(2), 70, &address, "its process has ended")?;
             Ok(())
         })

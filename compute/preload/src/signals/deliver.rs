@@ -18,6 +18,7 @@
 //! all signals blocked.
 
 use super::{KernelAction, OURS, actions, masks, stacks};
+use crate::gate::RETURN;
 use crate::{near, threads};
 use farmem_protocol::addr::is_far;
 use std::sync::atomic::Ordering;
@@ -151,11 +152,7 @@ pub unsafe fn deliver(signal: i32, action: &KernelAction, info: usize, context: 
     };
     let vector_bytes = if vector == 0 { 0 } else { vector_bytes(vector) };
     let (vector_copy, frame) = places(top, vector_bytes);
-    let restorer = if is_far(frame) {
-        farmem_leave_handler as *const () as usize
-    } else {
-        super::farmem_restore as *const () as usize
-    };
+    let restorer = if is_far(frame) { farmem_leave_handler as *const () as usize } else { RETURN };
     // SAFETY: the target is the program's stack, below what it uses, as the kernel would write it; the
     // sources are the kernel's frame. User-mode writes: absent pages fault, on the near stack.
     unsafe {

@@ -21,6 +21,7 @@ mod trapped;
 
 use crate::call::Call;
 use crate::dispatch::dispatch;
+use crate::gate::RETURN;
 use crate::threads;
 use farmem_protocol::addr::is_far;
 use farmem_sys::raw::syscall;
@@ -81,23 +82,6 @@ pub fn dispatch_from(call: &Call) -> isize {
     dispatch(call)
 }
 
-// The restorer of the runtime's own handlers. libgcc recognises these instructions as a signal frame.
-core::arch::global_asm!(
-    ".globl farmem_restore",
-    ".hidden farmem_restore",
-    ".type farmem_restore,@function",
-    "nop",
-    "farmem_restore:",
-    ".byte 0x48, 0xc7, 0xc0, 0x0f, 0x00, 0x00, 0x00", // mov rax, 15
-    "syscall",
-    "ud2",
-    ".size farmem_restore, .-farmem_restore",
-);
-
-unsafe extern "C" {
-    fn farmem_restore();
-}
-
 const SA_RESTORER: u64 = 0x0400_0000;
 
 /// A handler of the runtime's for the kernel: on the near stack, everything blocked but [`OURS`].
@@ -105,7 +89,7 @@ pub fn own_action(handler: usize, flags: i32) -> KernelAction {
     KernelAction {
         handler,
         flags: (libc::SA_SIGINFO | libc::SA_ONSTACK | flags) as u32 as u64 | SA_RESTORER,
-        restorer: farmem_restore as *const () as usize,
+        restorer: RETURN,
         // The whole word: libc's two own signals too, for a cancellation must not unwind through a fault.
         mask: !OURS,
     }

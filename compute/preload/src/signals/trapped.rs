@@ -6,6 +6,7 @@ use crate::dispatch::dispatch;
 use crate::gate::{AFTER_PROGRAM, AFTER_SYSCALL};
 use crate::net::{CAUGHT, is_missed, is_trial};
 use crate::process::pager;
+use crate::sandbox;
 use crate::threads;
 use farmem_protocol::addr::is_far;
 use std::sync::atomic::Ordering;
@@ -55,12 +56,12 @@ pub extern "C" fn on_sys(signal: i32, info: *mut libc::siginfo_t, context: *mut 
             ucontext.uc_mcontext.gregs[libc::REG_RAX as usize] = -i64::from(libc::EPERM);
             return;
         }
-        return faults::not_ours(signal, sys.code, info, context);
+        return others(signal, sys, info, context);
     }
     // A filter of the program's may trap elsewhere, too, but what it makes of a far argument does not come to us: the
     // kernel asks every filter, and one signal is sent.
     if sys.code != SYS_SECCOMP || !(call.args.iter().any(|&a| is_far(a)) || is_missed(sys.addr)) {
-        return faults::not_ours(signal, sys.code, info, context);
+        return others(signal, sys, info, context);
     }
     note_stack(call.sp);
     pager().count_trapped_syscall();
@@ -79,4 +80,12 @@ pub extern "C" fn on_sys(signal: i32, info: *mut libc::siginfo_t, context: *mut 
         *libc::__errno_location() = errno;
         ucontext.uc_mcontext.gregs[libc::REG_RAX as usize] = result as i64;
     }
+}
+
+/// A trap that is the program's: of its filter, or of its strict mode, which is a filter of the runtime's.
+fn others(signal: i32, sys: &SysInfo, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    if sys.code == SYS_SECCOMP && sandbox::is_strict() {
+        sandbox::end_strictly();
+    }
+    faults::not_ours(signal, sys.code, info, context);
 }

@@ -35,7 +35,7 @@ use farmem_protocol::wire::{
 };
 use farmem_sys::raw::Errno;
 use farmem_sys::socket::Part;
-use output::{BACKLOG, NotSent, Output, Passed};
+use output::{NotSent, Output, Passed};
 use serving::Serving;
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::net::UnixStream;
@@ -146,7 +146,7 @@ impl Engine {
 
     /// Whether input waits until output has gone.
     pub fn is_backed_up(&self) -> bool {
-        self.output.backlog >= BACKLOG
+        self.output.is_backed_up()
     }
 
     /// Takes what `receive` gives and carries it out. `receive` fills the parts in turn and says
@@ -184,7 +184,7 @@ impl Engine {
                 };
             }
             let mut attached = false;
-            while !attached && self.output.backlog < BACKLOG && self.step(nic, section.as_mut(), now_ns)? {
+            while !attached && !self.output.is_backed_up() && self.step(nic, section.as_mut(), now_ns)? {
                 attached = section.is_none() && matches!(self.phase, Phase::Queue(_));
             }
             // What came together with an Attach is carried out as any verb is: in its turn, in a section.

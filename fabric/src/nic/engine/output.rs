@@ -12,7 +12,9 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 /// Output backed up, at which input waits.
-pub(super) const BACKLOG: usize = 2 << 20;
+const BACKLOG: usize = 2 << 20;
+/// Descriptors that wait to go out, at which input waits: some of them are the node's until then.
+const PASSING: usize = 16;
 /// Parts of one transfer out.
 const PARTS: usize = 64;
 
@@ -32,6 +34,7 @@ pub(super) struct Output {
     base: usize,
     pieces: VecDeque<Piece>,
     pub backlog: usize,
+    passing: usize,
 }
 
 /// What a peer on this machine gets the descriptor of.
@@ -91,7 +94,13 @@ impl Output {
         let from = self.base + self.own.len();
         self.own.extend_from_slice(bytes);
         self.backlog += bytes.len();
+        self.passing += 1;
         self.pieces.push_back(Piece::Passing { from, len: bytes.len(), passed });
+    }
+
+    /// Whether so much waits that input has to wait too.
+    pub fn is_backed_up(&self) -> bool {
+        self.backlog >= BACKLOG || self.passing >= PASSING
     }
 
     pub fn memory(&mut self, grip: Grip, len: u32) {
@@ -156,6 +165,8 @@ impl Output {
         }
         let mut sent = send(&parts[..n], descriptor).map_err(NotSent::System)?;
         self.backlog -= sent.min(self.backlog);
+        // It went with the first byte.
+        self.passing -= usize::from(descriptor.is_some() && sent > 0);
         while sent > 0 {
             let Some(front) = self.pieces.front_mut() else { break };
             let len = match front {

@@ -1,0 +1,104 @@
+//! Limits on addresses that the program sets (`RLIMIT_AS`, `RLIMIT_DATA`), for itself or for what it executes.
+//!
+//! The runtime's tables reserve far more addresses than such limits allow, and take next to no memory: the kernel would
+//! refuse every mapping from then on, and what is executed could not start. So the kernel is told a limit that is higher
+//! by [`ABOVE`], and the program its own; far mappings are held to that here. (Near ones, files and stacks,
+//! are not counted.) The kernel keeps the number, over fork and exec, so nothing need be remembered; who has no runtime
+//! finds a limit that is none.
+//!
+//! A hard limit that was there before the run and is lower stays as it is, and so does what is set under it.
+
+use crate::call::{Call, issue};
+use crate::guard::{self, peek, poke};
+use crate::process::pager;
+use farmem_sys::raw::{Errno, checked};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// 64 TiB: half of all addresses, so that no limit that means something is as high.
+const ABOVE: u64 = 1 << 46;
+const NONE: u64 = u64::MAX;
+const KINDS: [usize; 2] = [libc::RLIMIT_AS as usize, libc::RLIMIT_DATA as usize];
+
+/// The kernel's `rlimit`: soft, hard.
+type Limit = [u64; 2];
+
+/// Whether the program may be limited so: if not, nobody needs to be asked.
+static LIMITED: AtomicBool = AtomicBool::new(false);
+
+fn raised(limit: u64) -> u64 {
+    if limit < NONE - ABOVE { limit + ABOVE } else { NONE }
+}
+
+fn told(limit: u64) -> u64 {
+    if (ABOVE..NONE).contains(&limit) { limit - ABOVE } else { limit }
+}
+
+/// What the kernel has now.
+fn kernels(kind: usize) -> Result<Limit, Errno> {
+    let mut limit: Limit = [NONE; 2];
+    // SAFETY: a live rlimit; nothing is set.
+    unsafe { checked(libc::SYS_prlimit64, [0, kind, 0, &raw mut limit as usize, 0, 0]) }.map(|_| limit)
+}
+
+/// At the start of an image: whether it was started under such a limit.
+pub fn begin() {
+    let is_ours = |kind: &usize| kernels(*kind).is_ok_and(|[soft, _]| (ABOVE..NONE).contains(&soft));
+    LIMITED.store(KINDS.iter().any(is_ours), Ordering::Relaxed);
+}
+
+/// Whether so many bytes more may be mapped far.
+pub fn allow(more: usize) -> bool {
+    !LIMITED.load(Ordering::Relaxed)
+        || KINDS.iter().all(|&kind| {
+            let soft = kernels(kind).map_or(NONE, |[soft, _]| told(soft));
+            pager().mapped().saturating_add(more as u64) <= soft
+        })
+}
+
+/// getrlimit, setrlimit and prlimit64, in the kernel's place where they are about such a limit of the caller's.
+pub fn call(call: &Call) -> isize {
+    let [a, b, c, d, ..] = call.args;
+    let (mine, kind, new, old) = match call.nr {
+        libc::SYS_getrlimit => (true, a, 0, b),
+        libc::SYS_setrlimit => (true, a, b, 0),
+        _ => (a == 0 || a == farmem_sys::raw::getpid() as usize, b, c, d),
+    };
+    if !mine || !KINDS.contains(&kind) {
+        return guard::call(pager(), call);
+    }
+    let before = match kernels(kind) {
+        Ok(before) => before,
+        Err(e) => return -(e.0 as isize),
+    };
+    if new != 0 {
+        let Some(wanted) = peek::<Limit>(new) else { return guard::BAD_ADDRESS };
+        let given = if before[1] >= ABOVE { wanted.map(raised) } else { wanted };
+        let args = [0, kind, &raw const given as usize, 0, 0, 0];
+        let ret = issue(&Call { nr: libc::SYS_prlimit64, args, sp: call.sp });
+        if ret < 0 {
+            return ret;
+        }
+        LIMITED.store(true, Ordering::Relaxed);
+    }
+    if old == 0 {
+        return 0;
+    }
+    // By the kernel first, which knows whether there is anything to write to.
+    let ret = guard::call(pager(), &Call { nr: libc::SYS_getrlimit, args: [kind, old, 0, 0, 0, 0], sp: call.sp });
+    if ret == 0 && !poke(old, before.map(told)) { guard::BAD_ADDRESS } else { ret }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_set_is_what_is_told() {
+        for limit in [0, 1, 1 << 30, ABOVE - 1, NONE] {
+            assert_eq!(told(raised(limit)), limit);
+        }
+        // What was there before stays readable, and the order stays.
+        assert_eq!(told(1 << 40), 1 << 40);
+        assert!(raised(5) < raised(6) && raised(6) < raised(NONE) && raised(NONE) == NONE);
+    }
+}

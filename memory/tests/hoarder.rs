@@ -1,0 +1,103 @@
+//! A local client that takes nothing of what it is sent: descriptors on their way are few for each user, and those of
+//! the node's other clients must find room.
+
+// Sockets are asked for what waits in them, and slabs are mapped.
+#![allow(unsafe_code)]
+
+use farmem_fabric::{ConnectOptions, NodeAddr, Session, Transport};
+use farmem_memory::{Config, Node};
+use farmem_protocol::addr::SLAB_BYTES;
+use farmem_protocol::wire::{Answer, Ask, Hello, MAGIC, Purpose, Request, VERSION, Welcome};
+use farmem_sys::{raw, socket};
+use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+/// More than a connection may have waiting, in the node and on their way.
+const ASKED: u64 = 100;
+
+fn start() -> (Node, PathBuf) {
+    let path = std::env::temp_dir().join(format!("farmem-hoarder-{}.sock", std::process::id()));
+    let node = Node::start(&Config::new(4 * SLAB_BYTES, vec![NodeAddr::Shm(path.clone())])).unwrap();
+    (node, path)
+}
+
+/// Joins, and has one slab, whose descriptor it takes.
+fn join(path: &Path) -> (UnixStream, u64) {
+    let mut stream = UnixStream::connect(path).unwrap();
+    let hello = Hello {
+        magic: MAGIC,
+        version: VERSION.into(),
+        purpose: Purpose::Join as u8,
+        run: [9; 16],
+        ..Hello::new_zeroed()
+    };
+    stream.write_all(hello.as_bytes()).unwrap();
+    let mut welcome = [0; size_of::<Welcome>()];
+    stream.read_exact(&mut welcome).unwrap();
+    let path = Welcome::read_from_bytes(&welcome).unwrap().path_len.get();
+    stream.read_exact(&mut vec![0; path as usize]).unwrap();
+    ask(&mut stream, Ask::Grant, 2, 0);
+    let (answer, descriptor) = take(&stream);
+    raw::close(descriptor.expect("a slab's descriptor"));
+    (stream, answer.value.get())
+}
+
+fn ask(stream: &mut UnixStream, ask: Ask, number: u64, slab: u64) {
+    let request = Request { ask: ask as u8, number: number.into(), slab: slab.into(), ..Request::new_zeroed() };
+    stream.write_all(request.as_bytes()).unwrap();
+}
+
+fn take(stream: &UnixStream) -> (Answer, Option<i32>) {
+    let mut bytes = [0; size_of::<Answer>()];
+    assert_ne!(socket::wait(stream.as_raw_fd(), true, false, 10_000_000_000), 0, "nothing came in 10 s");
+    let (n, descriptor) = socket::receive_with_descriptor(stream.as_raw_fd(), &mut bytes).unwrap();
+    assert_eq!(n, bytes.len());
+    (Answer::read_from_bytes(&bytes).unwrap(), descriptor)
+}
+
+fn waiting(stream: &UnixStream) -> usize {
+    let mut bytes = 0i32;
+    // SAFETY: the kernel fills a live int.
+    assert_eq!(unsafe { libc::ioctl(stream.as_raw_fd(), libc::FIONREAD, &mut bytes) }, 0);
+    bytes as usize
+}
+
+#[test]
+fn what_is_not_taken_is_not_sent() {
+    let (node, path) = start();
+    let (mut hoarder, slab) = join(&path);
+    for number in 0..ASKED {
+        ask(&mut hoarder, Ask::Again, 3 + number, slab);
+    }
+    let until = Instant::now() + Duration::from_secs(10);
+    while waiting(&hoarder) == 0 {
+        assert!(Instant::now() < until, "nothing came in 10 s");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // Others are served meanwhile, and one descriptor is on its way to the hoarder, however long that takes.
+    let options = ConnectOptions {
+        timeout: Duration::from_secs(10),
+        grace: Duration::from_secs(10),
+        run: [1; 16],
+        pid: std::process::id(),
+        transport: Transport::Shm,
+    };
+    let session = Session::connect(&node.addresses()[0], &options).unwrap();
+    let granted = session.grant().unwrap();
+    session.release(granted.id).unwrap();
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!(waiting(&hoarder), size_of::<Answer>());
+    // It changes its mind: nothing is lost.
+    for number in 0..ASKED {
+        let (answer, descriptor) = take(&hoarder);
+        assert_eq!(answer.number.get(), 3 + number);
+        raw::close(descriptor.expect("a slab's descriptor"));
+    }
+    drop(session);
+    drop(node);
+    let _ = std::fs::remove_file(path);
+}

@@ -1,0 +1,37 @@
+/* The end of a thread by its system call, without libc: the process ends with its last one, whatever threads the runtime
+ * has besides. */
+#include "case.h"
+
+enum { BYTES = 8 << 20 };
+static uint8_t *mem;
+
+static void *ends_it(void *unused) {
+    usleep(50000);
+    if (wrong(mem, BYTES, 1)) _exit(9);
+    _exit(8);
+    return unused;
+}
+
+static void child(int others) {
+    fflush(stdout);
+    pid_t pid = fork();
+    if (pid == 0) {
+        alarm(60);
+        squeeze();
+        if (wrong(mem, BYTES, 1)) _exit(9);
+        pthread_t thread;
+        if (others) MUST(pthread_create(&thread, NULL, ends_it, NULL) == 0);
+        syscall(SYS_exit, 7);
+    }
+    int status;
+    MUST(waitpid(pid, &status, 0) == pid);
+    printf("%d: %x\n", others, status);
+}
+
+int main(void) {
+    mem = far_map(BYTES);
+    fill(mem, BYTES, 1);
+    for (int others = 0; others < 2; others++) child(others);
+    fflush(stdout);
+    syscall(SYS_exit, 6);
+}
