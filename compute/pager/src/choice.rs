@@ -44,7 +44,8 @@ impl Sweeps {
         Sweeps { always, call_ns: 0, wanted: Vec::new(), ahead, worth: Worth::new(), lost: 0 }
     }
 
-    fn dear(&self) -> bool {
+    /// Whether protecting calls are dear of late.
+    pub fn dear(&self) -> bool {
         self.call_ns > DEAR_NS
     }
 

@@ -392,7 +392,9 @@ impl Pager {
             let slot = l.from.slot().map_or(0, |slot| self.pool.place(slot).mapped);
             for line in 0..LOOKED_AHEAD {
                 prefetch(l.page.addr() + line * LINE_BYTES);
-                prefetch(slot + line * LINE_BYTES);
+                if slot != 0 {
+                    prefetch(slot + line * LINE_BYTES);
+                }
             }
         }
     }

@@ -150,7 +150,7 @@ impl Pager {
         if !mapped {
             self.post_demand(thread, place);
         }
-        // All that follows is done while the READ is under way.
+        // All that follows is done while the READ is under way, if there is one.
         self.reserve(1);
         let likely = || self.rewrites.likely(seen) && !guess::is_sample(&mut thread.guesses);
         let comes = self.tracker.comes(mapped, write, likely);
@@ -161,7 +161,7 @@ impl Pager {
         let source = if mapped {
             place.mapped as *const u8
         } else {
-            self.make_room_meanwhile(1 + thread.claimed.len() as u64);
+            self.make_room_meanwhile();
             self.await_read(thread, |tag| tag == 0);
             thread.landing.cast_const()
         };
@@ -183,6 +183,8 @@ impl Pager {
             self.policy.lock().gone(page);
             self.tracker.release([page].into_iter());
             self.table.word(page).settle(seen);
+            // Its READs land where those of the next fault will.
+            self.await_window(thread);
             self.drop_window(thread);
             return Served::Unmapped;
         }

@@ -6,8 +6,7 @@
 //! ```
 //!
 //! Each page that comes in makes another leave, sooner or later: 0.6 µs where it is clean. A thread that waits for the
-//! network has that time. So as many pages leave as the fault brings in, or [`FEW`], before the background thread would be
-//! woken for them.
+//! network has that time. So [`FEW`] pages leave, before the background thread would be woken for them.
 //!
 //! Few pages at once have a flush to themselves. Where it interrupts another CPU, 15 µs on virtual ones, and where pages
 //! are dirty and have to be protected, compared and sent, a batch takes longer than the wait: then large batches are
@@ -17,7 +16,7 @@ use crate::Pager;
 use farmem_sys::clock;
 use std::sync::atomic::Ordering;
 
-/// Pages that leave together at least. Fewer pay too much for their flush; twice as many took longer than the answer.
+/// Pages that leave together. Fewer pay too much for their flush; twice as many took longer than the answer.
 const FEW: u64 = 8;
 /// A page that takes longer to leave, ns, had better leave in a large batch.
 const DEAR_NS: u64 = 1_500;
@@ -53,15 +52,16 @@ impl Spare {
 }
 
 impl Pager {
-    /// Lets pages leave if room is short: `coming` more are under way to this thread.
-    pub(crate) fn make_room_meanwhile(&self, coming: u64) {
-        let wanted = coming.max(FEW).min(self.batch as u64);
+    /// Lets a few pages leave if room is short.
+    pub(crate) fn make_room_meanwhile(&self) {
+        let wanted = FEW.min(self.batch as u64);
         if self.resident.load(Ordering::Relaxed) + self.low_room + wanted <= self.limit {
             return;
         }
         // Somebody who has it is making room already.
         let Some(mut evictor) = self.evictor.try_lock() else { return };
-        if !evictor.spare.tries() {
+        // Where protecting calls are dear, batches must be large, and sweeps are judged by large ones.
+        if evictor.sweeps.dear() || !evictor.spare.tries() {
             return;
         }
         let begun = clock::ticks();

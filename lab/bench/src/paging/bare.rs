@@ -2,7 +2,7 @@
 //!
 //! The floor says what it costs to bring a page in. But local memory is full, and for each page that comes another
 //! goes: that is the mechanism's cost too, whoever uses it. Here victims are simply the oldest, nothing is
-//! remembered of them, and they leave in the cheapest way there is that loses no write:
+//! remembered of them, and they leave in the plainest way that loses no write:
 //!
 //! ```text
 //! 256 pages at a time:  [ written to:  protect each, copy it to its source ]  one process_madvise for all, one flush
