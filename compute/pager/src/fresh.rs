@@ -20,14 +20,15 @@ use farmem_sys::raw::Errno;
 impl Pager {
     /// Fresh memory: installs zeros, for as many pages as the thread's touches suggest.
     pub(crate) fn first_touch(&self, thread: &mut Thread, page: PageId) -> Served {
-        let (first, n) = self.claim_fresh(thread, page);
+        let (batch, first, n) = self.claim_fresh(thread, page);
         let touched = (page.0 - first.0) as usize;
         self.await_sweep();
         let here = self.install_zeros(first, n, touched);
         let is_here = |i: usize| here >> i & 1 != 0;
         let filled = here.count_ones() as usize;
-        if (1..n).contains(&filled) {
-            thread.first.shortened(Batch { first, pages: n }, filled);
+        let in_order = if touched == 0 { here.trailing_ones() } else { (here << (64 - n)).leading_ones() } as usize;
+        if (1..batch.pages).contains(&in_order) {
+            thread.first.shortened(batch, in_order);
         }
         let fresh = Word::UNTOUCHED.to(State::Resident).with_dirty(true);
         for i in (0..n).rev() {
@@ -54,11 +55,12 @@ impl Pager {
     /// Fills `n` pages from `first` on, all Busy, with zeros; the touched one is the first or the last. Bit i: page i is here.
     ///
     /// A run that leaves its mapping is refused whole: heaps grow by a few dozen pages at a time, and a run meets their
-    /// ends all the time. So from the touched page on by halves: a refusal costs a tenth of a fault.
+    /// ends all the time. So the end is searched for from the touched page on, by halves: a refusal costs a tenth of a fault.
     fn install_zeros(&self, first: PageId, n: usize, touched: usize) -> u64 {
-        let (mut here, mut done, mut step) = (0u64, 0, n);
-        while step > 0 && done < n {
-            let pages = step.min(n - done);
+        // So many are filled, and so many cannot be.
+        let (mut here, mut done, mut beyond) = (0u64, 0, n + 1);
+        let mut pages = n;
+        while pages > 0 {
             let from = if touched == 0 { done } else { n - done - pages };
             let at = PageId(first.0 + from as u64);
             // SAFETY: the source is WINDOW pages of zeros; the targets are Busy, hence ours.
@@ -71,14 +73,14 @@ impl Pager {
                     }
                     done += pages;
                 }
-                Err(Errno(libc::ENOENT)) if pages > 1 => {}
+                Err(Errno(libc::ENOENT)) if pages > 1 || done > 0 => beyond = done + pages,
                 Err(e) if here == 0 => {
                     here = (self.not_installed(at, e).min(1) as u64) << touched;
                     break;
                 }
                 Err(_) => break,
             }
-            step /= 2;
+            pages = (beyond - done) / 2;
         }
         // A run downwards that met something already there, and ended short of the touched page.
         if here != 0 && here >> touched & 1 == 0 {
@@ -88,17 +90,17 @@ impl Pager {
     }
 
     /// Reserves room for a run of fresh pages, upwards or downwards from a touched one that is Busy, and
-    /// makes them Busy. The lowest, and how many.
-    fn claim_fresh(&self, thread: &mut Thread, page: PageId) -> (PageId, usize) {
+    /// makes them Busy. What was wanted, the lowest, and how many.
+    fn claim_fresh(&self, thread: &mut Thread, page: PageId) -> (Batch, PageId, usize) {
         self.reserve(1);
         if !self.config.prefetch {
-            return (page, 1);
+            return (Batch { first: page, pages: 1 }, page, 1);
         }
         let batch = thread.first.touch(page);
         let step = if batch.first == page { 1 } else { -1 };
         let wanted = batch.pages.min(WINDOW) - 1;
         if wanted == 0 {
-            return (page, 1);
+            return (batch, page, 1);
         }
         let room = self.reserve_ahead(wanted as u64) as usize;
         let mut more = 0;
@@ -112,9 +114,6 @@ impl Pager {
             more += 1;
         }
         self.unreserve((room - more) as u64);
-        if more < wanted {
-            thread.first.shortened(batch, 1 + more);
-        }
-        (if step > 0 { page } else { PageId(page.0 - more as u64) }, 1 + more)
+        (batch, if step > 0 { page } else { PageId(page.0 - more as u64) }, 1 + more)
     }
 }

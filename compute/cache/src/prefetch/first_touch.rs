@@ -21,6 +21,8 @@ struct Run {
     above: u64,
     below: u64,
     pages: u32,
+    /// Pages filled since it was last cut short: what its mapping has grown by, where that grows in steps.
+    since: u32,
     used: u64,
 }
 
@@ -43,7 +45,7 @@ impl FirstTouch {
     /// Knows nothing yet.
     #[allow(clippy::new_without_default)]
     pub fn new() -> FirstTouch {
-        FirstTouch { runs: [Run { above: 0, below: 0, pages: 0, used: 0 }; RUNS], clock: 0 }
+        FirstTouch { runs: [Run { above: 0, below: 0, pages: 0, since: 0, used: 0 }; RUNS], clock: 0 }
     }
 
     /// Which fresh pages to fill for a touch of `page`: from it upwards, or downwards to it.
@@ -69,16 +71,22 @@ impl FirstTouch {
             below: if above.is_some() { NOWHERE } else { first.wrapping_sub(1) },
             // Grown, even if this batch was cut short at its block's end.
             pages: if above.or(below).is_some() { doubled as u32 } else { 1 },
+            since: if above.or(below).is_some() { run.since.saturating_add(pages as u32) } else { 1 },
             used: self.clock,
         };
         Batch { first: PageId(first), pages: pages as usize }
     }
 
     /// Of the last batch so many pages were filled, the touched one and those next to it: where the run goes on
-    /// is where these end. Its mapping ended there, as a heap's does that grows a little at a time, or room did.
+    /// is where these end, with about as many. Its mapping ended there, as a heap's does that grows a little at a
+    /// time, or room did.
     pub fn shortened(&mut self, batch: Batch, pages: usize) {
         let missing = (batch.pages - pages) as u64;
         let Some(run) = self.runs.iter_mut().find(|run| run.used == self.clock) else { return };
+        // A mapping that grows by so many each time has at most three times as many claimed in vain. (Not by what this
+        // batch filled, which may be the last page of a step that had two batches.)
+        run.pages = run.since.saturating_sub(missing as u32).next_power_of_two().min(run.pages);
+        run.since = 0;
         if run.above == batch.first.0 + batch.pages as u64 {
             run.above -= missing;
         } else if run.below == batch.first.0.wrapping_sub(1) {

@@ -146,18 +146,21 @@ fn fresh_memory_is_filled_downwards_too() {
 #[test]
 fn a_run_goes_on_where_it_was_cut_short() {
     let mut first = FirstTouch::new();
-    // A heap that grows by 33 pages, upwards or downwards, and is touched all over.
-    for down in [false, true] {
-        let (mut page, mut end, mut touches) = (300_000u64, 300_033u64, 0);
+    // A heap that grows by so many pages, upwards or downwards, and is touched all over: dense before.
+    for (step, down) in [33, 8, 3, 2, 1].into_iter().flat_map(|step| [(step, false), (step, true)]) {
+        let (mut page, mut end, mut touches, mut in_vain) = (300_000u64, 300_512u64, 0, 0);
         let to_page = |at: u64| if down { 600_000 - at } else { at };
         while page < 310_000 {
             let batch = first.touch(PageId(to_page(page)));
             let filled = (batch.pages as u64).min(end - page);
-            first.shortened(batch, filled as usize);
-            touches += 1;
+            if filled < batch.pages as u64 {
+                first.shortened(batch, filled as usize);
+            }
+            (touches, in_vain) = (touches + 1, in_vain + batch.pages as u64 - filled);
             page += filled;
-            end += if page == end { 33 } else { 0 };
+            end += if page == end { step } else { 0 };
         }
-        assert!(touches < 10_000 / 33 * 3 / 2, "{touches}");
+        assert!(touches < 10_000 / step * 3 / 2, "{touches} by {step}");
+        assert!(in_vain <= 3 * 10_000, "{in_vain} by {step}");
     }
 }
