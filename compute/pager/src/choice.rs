@@ -15,7 +15,7 @@ use farmem_protocol::addr::PageId;
 /// A protecting call that takes longer interrupts other CPUs. Somewhat more than an upgrade costs.
 const DEAR_NS: u64 = 2_500;
 /// Writable victims, and calls for them, are few, and not worth a sweep, up to this part of a batch.
-const FEW: usize = 8;
+const PART: usize = 8;
 /// Stretches are joined over gaps of so many pages: walking them costs some 10 ns each.
 const GAP: u64 = 256;
 /// A stretch in which nothing leaves now is swept from so many pages on: for fewer, their own call later is as good.
@@ -57,7 +57,7 @@ impl Sweeps {
 
     /// How a batch's writable pages are to be protected.
     pub fn how(&self, leaving: &[Leaving]) -> How {
-        let few = leaving.len() / FEW;
+        let few = leaving.len() / PART;
         let pays = self.dear() && self.worth.pays();
         if !self.always && !pays {
             How::Calls
@@ -72,12 +72,16 @@ impl Sweeps {
 
     /// What has come of the sweeps, for [`Worth`]: a batch that leaves has taken so many calls. Batches whose dirty pages
     /// lie together end no trial, for they take few calls in any case; what sweeps cost meanwhile is the trial's all the same.
-    /// While calls are cheap nothing is learned, and nothing kept for later.
+    /// While calls are cheap nothing is learned, and nothing kept for later. Batches without a dirty page make
+    /// no call that would tell what calls cost now; over some of them it is forgotten.
     pub fn judge(&mut self, leaving: &[Leaving], taken: usize, all_lost: u64) {
         let lost = all_lost - std::mem::replace(&mut self.lost, all_lost);
         if self.dear() {
             let alone = calls(leaving, |l| l.from.dirty());
-            self.worth.saw(alone as i64 - taken as i64, lost, alone > leaving.len() / FEW);
+            self.worth.saw(alone as i64 - taken as i64, lost, alone > leaving.len() / PART);
+            if alone == 0 {
+                self.call_ns -= self.call_ns / 8;
+            }
         }
     }
 }
@@ -177,6 +181,17 @@ mod tests {
         (0..60).for_each(|_| sweeps.call_took(15_000));
         (0..64).for_each(|_| sweeps.judge(&scattered, 1, 1 << 20));
         assert_eq!(sweeps.how(&scattered), How::Sweep);
+    }
+
+    #[test]
+    fn who_only_reads_is_forgiven() {
+        let (clean, swept) = (Word::UNTOUCHED.to(State::Resident), batch((0..256).map(|n| (2 * n, false))));
+        let reads: Vec<_> = (0..256).map(|n| Leaving { page: PageId(2 * n), from: clean, to: clean }).collect();
+        let mut sweeps = dear();
+        (0..64).for_each(|_| sweeps.judge(&swept, 0, 0));
+        assert!(sweeps.dear(), "sweeps spare the calls, whose price stays");
+        (0..32).for_each(|_| sweeps.judge(&reads, 0, 0));
+        assert!(!sweeps.dear());
     }
 
     #[test]
