@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! plan     claim those that are Remote and for which there is room: Busy, ours
-//! (fetch)  their READs leave with the demand page's, behind it; the demand page is installed
+//! post     their READs leave, behind the demand page's ([`crate::reads`]); the demand page is installed
 //! fetch    install the rest, neighbours by one call
 //! ```
 
@@ -13,6 +13,7 @@ use crate::thread::{Claimed, Thread};
 use crate::word::State;
 use farmem_cache::Arrival;
 use farmem_protocol::addr::{PAGE_BYTES, PageId};
+use farmem_sys::raw::Errno;
 
 impl Pager {
     /// Decides which pages to fetch with `page` and claims them.
@@ -95,15 +96,19 @@ impl Pager {
             let comes = keep(0);
             // Pages next to each other whose slots are next to each other, and that come in alike, go in one call.
             let neighbours = claimed[from..].windows(2).take_while(|w| follows(w[0], w[1]));
-            let run = 1 + neighbours.enumerate().take_while(|(i, _)| keep(1 + i) == comes).count();
+            let mut run = 1 + neighbours.enumerate().take_while(|(i, _)| keep(1 + i) == comes).count();
             let dirty = comes != Comes::Protected;
             if dirty {
                 self.await_sweep();
             }
-            // SAFETY: the source holds `run` pages; the targets are Busy, hence ours.
-            let done = match unsafe { self.uffd.copy(page.addr(), source, run * PAGE_BYTES, !dirty) } {
-                Ok(bytes) => bytes / PAGE_BYTES,
-                Err(e) => self.not_installed(page, e),
+            let done = loop {
+                // SAFETY: the source holds `run` pages; the targets are Busy, hence ours.
+                match unsafe { self.uffd.copy(page.addr(), source, run * PAGE_BYTES, !dirty) } {
+                    Ok(bytes) => break bytes / PAGE_BYTES,
+                    // They lie in two mappings (a part of an array may have another protection): refused whole.
+                    Err(Errno(libc::ENOENT)) if run > 1 => run /= 2,
+                    Err(e) => break self.not_installed(page, e),
+                }
             };
             for one in &claimed[from..from + done] {
                 let here = one.seen.to(State::Resident).with_dirty(dirty).with_guessed(comes == Comes::Compared);
@@ -113,7 +118,7 @@ impl Pager {
             installed += done;
             from += done;
             if done < run {
-                // Out of its mapping: this page stays away; go on behind it.
+                // Out of any mapping: this page stays away; go on behind it.
                 self.unreserve(1);
                 self.tracker.release([claimed[from].page].into_iter());
                 self.table.word(claimed[from].page).set(claimed[from].seen);
