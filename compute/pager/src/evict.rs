@@ -348,7 +348,7 @@ impl Pager {
                 }
                 self.count(
                     &self.counters.lines_changed,
-                    if changed.told { changed.lines.count_ones() as u64 } else { 0 },
+                    if changed.known { changed.lines.count_ones() as u64 } else { 0 },
                 );
                 self.count(&self.counters.bytes_changed, changed.bytes);
             }

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Each page that comes in makes another leave, sooner or later: 0.6 µs where it is clean. A thread that waits for the
-//! network has that time. So [`FEW`] pages leave, before the background thread would be woken for them.
+//! network has that time. So [`SMALL`] pages leave, before the background thread would be woken for them.
 //!
 //! Few pages at once have a flush to themselves. Where it interrupts another CPU, 15 µs on virtual ones, and where pages
 //! are dirty and have to be protected, compared and sent, a batch takes longer than the wait: then large batches are
@@ -16,11 +16,11 @@ use crate::Pager;
 use farmem_sys::clock;
 use std::sync::atomic::Ordering;
 
-/// Pages that leave together. Fewer pay too much for their flush; twice as many took longer than the answer.
-const FEW: u64 = 8;
+/// Pages of a small batch. Fewer pay too much for their flush; twice as many took longer than the answer.
+const SMALL: u64 = 8;
 /// A page that takes longer to leave, ns, had better leave in a large batch.
-const DEAR_NS: u64 = 1_500;
-/// Occasions that go by before the next try: at first, and at most. There are [`FEW`] between two large batches, which
+const LONG_NS: u64 = 1_500;
+/// Occasions that go by before the next try: at first, and at most. There are [`SMALL`] between two large batches, which
 /// are 256 pages apart: so at first after a batch, and at most after 16.
 const PAUSE: (u32, u32) = (8, 128);
 
@@ -46,7 +46,7 @@ impl Spare {
 
     /// So many pages took so long, ns.
     fn took(&mut self, pages: u64, ns: u64) {
-        self.pause = if ns > pages * DEAR_NS { (2 * self.pause).clamp(PAUSE.0, PAUSE.1) } else { 0 };
+        self.pause = if ns > pages * LONG_NS { (2 * self.pause).clamp(PAUSE.0, PAUSE.1) } else { 0 };
         self.left = self.pause;
     }
 }
@@ -54,7 +54,7 @@ impl Spare {
 impl Pager {
     /// Lets a few pages leave if room is short.
     pub(crate) fn make_room_meanwhile(&self) {
-        let wanted = FEW.min(self.batch as u64);
+        let wanted = SMALL.min(self.batch as u64);
         if self.resident.load(Ordering::Relaxed) + self.low_room + wanted <= self.limit {
             return;
         }
@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_dear_is_tried_ever_more_seldom_and_forgiven_at_once() {
+    fn what_takes_long_is_tried_ever_more_seldom_and_forgiven_at_once() {
         let mut spare = Spare::new();
         let mut tried = |ns| {
             let faults = (1..).find(|_| spare.tries()).unwrap_or(0);

@@ -39,7 +39,7 @@ use farmem_sys::memory::copy_page;
 use farmem_sys::raw::Errno;
 use kept::Kept;
 
-/// How changed bytes are told, as a user names it.
+/// How changed bytes are found, as a user names it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Dirty {
     /// What is fastest for the transport, by measurement.
@@ -84,8 +84,8 @@ pub(crate) struct Changed {
     /// Bit k: line k. All, where it is only known that some did.
     pub lines: u64,
     /// Whether `lines` are those that changed.
-    pub told: bool,
-    /// Bytes that differ, under `shadow`; else 0: they are not told, or not counted.
+    pub known: bool,
+    /// Bytes that differ, under `shadow`; else 0: they are not known, or not counted.
     pub bytes: u64,
     /// Where hashes are kept in brief: what is to be confirmed of these lines before others are laid onto them.
     pub was: u64,
@@ -93,10 +93,10 @@ pub(crate) struct Changed {
 
 impl Changed {
     /// In some line.
-    const SOMEWHERE: Changed = Changed { lines: u64::MAX, told: false, bytes: 0, was: 0 };
+    const SOMEWHERE: Changed = Changed { lines: u64::MAX, known: false, bytes: 0, was: 0 };
 
     fn lines(lines: u64) -> Changed {
-        Changed { lines, told: true, bytes: 0, was: 0 }
+        Changed { lines, known: true, bytes: 0, was: 0 }
     }
 }
 
@@ -269,9 +269,9 @@ impl Tracker {
                 // SAFETY: as above, or the slot, which the caller vouches for.
                 Some(before) => unsafe {
                     let lines = exact::differing(at, before);
-                    let told = policy == Policy::Shadow;
+                    let counted = policy == Policy::Shadow;
                     Changed {
-                        bytes: if told { exact::differing_bytes(at, before, lines) } else { 0 },
+                        bytes: if counted { exact::differing_bytes(at, before, lines) } else { 0 },
                         ..Changed::lines(lines)
                     }
                 },
