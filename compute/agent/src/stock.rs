@@ -320,8 +320,13 @@ impl Stock {
 
     /// Every block that is empty and kept for its application all the same: memory is short.
     pub fn take_empty(&mut self) -> Vec<(BlockId, u32)> {
-        let of_all = self.apps.iter().flatten();
-        let empty: Vec<u32> = of_all.flat_map(|app| app.rooms[BLOCK_ORDER as usize].iter().copied()).collect();
+        (0..self.apps.len()).flat_map(|app| self.take_empty_of(app)).collect()
+    }
+
+    /// Those of one application: its quota is used up, or it asks for what they may be part of.
+    pub fn take_empty_of(&mut self, app: usize) -> Vec<(BlockId, u32)> {
+        let rooms = self.apps[app].iter().flat_map(|app| &app.rooms[BLOCK_ORDER as usize]);
+        let empty: Vec<u32> = rooms.copied().collect();
         empty.into_iter().map(|at| self.remove(at)).collect()
     }
 

@@ -137,6 +137,44 @@ fn what_lies_idle_is_recalled_when_memory_runs_out() {
     held.into_iter().for_each(|chunk| hungry.free(chunk));
 }
 
+/// What a program keeps, or the agent keeps for it, is charged like what is in use: before a program is refused it has
+/// gone back, whatever is missing, and whatever is asked for.
+#[test]
+fn nobody_is_refused_for_what_it_keeps() {
+    let causes = [(64, "", None), (512, "quota=64", None), (512, "", Some(64 << 20))];
+    for (lend_mib, arguments, share) in causes {
+        let mut host = Host::new(lend_mib);
+        if let Some(share) = share {
+            host.node.nic().pool.set_quota(share);
+        }
+        host.agent(arguments);
+        let client = host.client();
+        let keep = |order: u8, pieces: usize| {
+            let held: Vec<Chunk> = (0..pieces).map(|_| client.alloc(order).unwrap()).collect();
+            held.into_iter().for_each(|chunk| client.free(chunk));
+            assert!(client.held() > 0, "nothing is kept: {arguments} {share:?}");
+        };
+        // Blocks that are empty at the agent, beside chunks and larger pieces that are kept here.
+        keep(8, 40);
+        keep(0, 300);
+        let run = client.alloc_run(32).unwrap_or_else(|e| panic!("a run: {e}: {arguments} {share:?}"));
+        client.free(run);
+        keep(0, 300);
+        let blocks: Vec<Chunk> = (0..32)
+            .map(|n| client.alloc(9).unwrap_or_else(|e| panic!("block {n}: {e}: {arguments} {share:?}")))
+            .collect();
+        // Nothing is left, nor kept.
+        let refused = client.alloc_run(2).unwrap_err();
+        let as_it_is = match (arguments, share) {
+            ("", None) => refused == AllocError::Exhausted,
+            ("", Some(_)) => refused == AllocError::Share,
+            _ => refused == AllocError::Quota,
+        };
+        assert!(as_it_is, "{refused}: {arguments} {share:?}");
+        blocks.into_iter().for_each(|chunk| client.free(chunk));
+    }
+}
+
 #[test]
 fn threads_share_a_client() {
     let mut host = Host::new(512);

@@ -73,9 +73,13 @@ impl State {
         }
     }
 
-    /// Takes in what has come, and asks for more pieces before they are needed. Waits for nothing.
+    /// Takes in what has come, and asks for more pieces before they are needed. Waits for nothing. Does nothing while an
+    /// answer is due: what is kept is used up first.
     #[cold]
     pub fn look_ahead(&mut self, order: u8) {
+        if !self.asked.is_empty() {
+            return;
+        }
         if self.link.is_recalled() {
             return self.trim();
         }
@@ -84,7 +88,7 @@ impl State {
         let count = self.at_once[order as usize];
         // One piece of a larger order is what a program has that uses it now and then: none is kept for it.
         let few = self.kept[order as usize].len() < LOW[order as usize] && count > 1;
-        if few && self.asked.is_empty() && self.link.room() > 0 {
+        if few && self.link.room() > 0 {
             self.asked.push_back(Asked::Pieces(order));
             self.link.send(Up::Want { order, count });
             self.link.ring();
@@ -118,10 +122,7 @@ impl State {
             }
             let refusal = self.ask(Up::Want { order, count }, Asked::Pieces(order))?;
             if self.kept[order as usize].is_empty() {
-                let short = matches!(refusal, Some(Refusal::Quota | Refusal::Exhausted | Refusal::Share));
-                if short && self.kept.iter().any(|kept| !kept.is_empty()) {
-                    // What is kept of other sizes counts, too, and may be what is missing.
-                    self.trim();
+                if self.is_worth_asking_again(refusal) {
                     continue;
                 }
                 return Err(refusal.map_or(AllocError::Tables, AllocError::from));
@@ -130,14 +131,34 @@ impl State {
     }
 
     pub fn alloc_run(&mut self, blocks: u32) -> Result<Chunk, AllocError> {
-        self.run = None;
-        let refusal = self.ask(Up::Run(blocks), Asked::Run)?;
-        let Some(slot) = self.run.take() else { return Err(refusal.map_or(AllocError::Tables, AllocError::from)) };
+        if self.link.is_recalled() {
+            self.trim();
+        }
+        let slot = loop {
+            self.run = None;
+            let refusal = self.ask(Up::Run(blocks), Asked::Run)?;
+            match self.run.take() {
+                Some(slot) => break slot,
+                None if self.is_worth_asking_again(refusal) => {}
+                None => return Err(refusal.map_or(AllocError::Tables, AllocError::from)),
+            }
+        };
         // What cannot be mapped is of no use to anybody here.
         let base = self.mapped(slot).inspect_err(|_| self.free_run(slot, blocks))?;
         let id = self.blocks[slot as usize].as_ref().map_or(BlockId(0), |block| block.id);
         let piece = Piece { block: id, first: 0, order: BLOCK_ORDER };
         Ok(Chunk { run: blocks, ..chunk_of(base, slot, piece) })
+    }
+
+    /// Whether something was kept here that may be what is missing: it has been given back. (What is kept of other
+    /// sizes is charged like what is in use.)
+    fn is_worth_asking_again(&mut self, refusal: Option<Refusal>) -> bool {
+        let short = matches!(refusal, Some(Refusal::Quota | Refusal::Exhausted | Refusal::Share));
+        let worth = short && self.kept.iter().any(|kept| !kept.is_empty());
+        if worth {
+            self.trim();
+        }
+        worth
     }
 
     pub fn free_run(&mut self, slot: u32, blocks: u32) {

@@ -11,8 +11,8 @@ use super::seat::{Seat, pass};
 use crate::blocks::{Claimed, LOOK_NS, Memory};
 use crate::hello::Mapped;
 use crate::ring::{Consumer, Producer};
-use crate::stock::{Need, Violation};
-use crate::word::{Down, Refusal, Up};
+use crate::stock::{Need, Stock, Violation};
+use crate::word::{BLOCK_ORDER, BlockId, Down, Piece, Refusal, Up};
 use farmem_sys::{raw, shared, socket};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -116,46 +116,57 @@ impl Service {
     fn grant_chunks(&self, seat: &Seat, answers: &mut Producer, count: u32) -> Option<Refusal> {
         let mut left = count;
         while left > 0 {
-            let had = self.stock.lock().alloc_chunks(seat.app, left);
-            match had {
+            match self.piece(seat, |stock| stock.alloc_chunks(seat.app, left)) {
                 Ok(piece) => {
                     left -= piece.chunks() as u32;
                     answers.push(seat.desk.down(), Down::Grant(piece).bits());
                 }
-                Err(Need::Block) => match self.supply(seat, 1) {
-                    Ok(_) => {}
-                    Err(refusal) => return Some(refusal),
-                },
-                Err(Need::Refused(refusal)) => return Some(refusal),
+                Err(refusal) => return Some(refusal),
             }
         }
         None
     }
 
     fn grant(&self, seat: &Seat, answers: &mut Producer, order: u8, count: u32) -> Option<Refusal> {
-        let mut left = count;
-        while left > 0 {
-            let had = self.stock.lock().alloc(seat.app, order);
-            match had {
-                Ok(piece) => {
-                    left -= 1;
-                    answers.push(seat.desk.down(), Down::Grant(piece).bits());
-                }
-                Err(Need::Block) => match self.supply(seat, 1) {
-                    Ok(_) => {}
-                    Err(refusal) => return Some(refusal),
-                },
-                Err(Need::Refused(refusal)) => return Some(refusal),
+        for _ in 0..count {
+            match self.piece(seat, |stock| stock.alloc(seat.app, order)) {
+                Ok(piece) => answers.push(seat.desk.down(), Down::Grant(piece).bits()),
+                Err(refusal) => return Some(refusal),
             }
         }
         None
     }
 
+    /// A piece, as `take` has it from the stock, of a block that is claimed if no other has room.
+    fn piece(&self, seat: &Seat, take: impl Fn(&mut Stock) -> Result<Piece, Need>) -> Result<Piece, Refusal> {
+        // Of a statement of its own: the lock ends with it.
+        let had = take(&mut self.stock.lock());
+        match had {
+            Ok(piece) => return Ok(piece),
+            Err(Need::Refused(refusal)) => return Err(refusal),
+            Err(Need::Block) => {}
+        }
+        let Claimed { block, place } = self.claim(seat, 1)?;
+        let mut stock = self.stock.lock();
+        // Under one lock: between the two the block is empty, and another's recall would take it.
+        let taken = stock.supply(seat.app, block, 1, place).map(|()| take(&mut stock));
+        drop(stock);
+        match taken {
+            Ok(Ok(piece)) => Ok(piece),
+            // A block just supplied has room for every order.
+            Ok(Err(_)) => Err(Refusal::Tables),
+            Err(refusal) => {
+                self.blocks.lock().release(block);
+                Err(refusal)
+            }
+        }
+    }
+
     fn grant_run(&self, seat: &Seat, answers: &mut Producer, blocks: u32) -> Option<Refusal> {
         if blocks < 2 {
-            return self.grant(seat, answers, crate::word::BLOCK_ORDER, 1);
+            return self.grant(seat, answers, BLOCK_ORDER, 1);
         }
-        match self.supply(seat, blocks) {
+        match self.run_of(seat, blocks) {
             Ok(block) => {
                 answers.push(seat.desk.down(), Down::Run(block, blocks).bits());
                 None
@@ -164,30 +175,16 @@ impl Service {
         }
     }
 
-    /// Claims blocks from the source for the application. The stock's lock is not held while the node is asked,
-    /// and the blocks' for one attempt at a time: who waits for the node to clean makes nobody else wait.
-    fn supply(&self, seat: &Seat, blocks: u32) -> Result<crate::word::BlockId, Refusal> {
-        self.stock.lock().may_have(seat.app, blocks)?;
-        let begun = raw::now_ns();
-        let mut recalled_ns = None;
-        let Claimed { block, place } = loop {
-            // Of a statement of its own: the lock ends with it.
-            let claimed = self.blocks.lock().claim(blocks, begun);
-            match (claimed, recalled_ns) {
-                (Ok(Some(claimed)), _) => break claimed,
-                (Ok(None), _) => raw::sleep_ns(LOOK_NS),
-                // What others leave lying may be enough. It comes when they next ask or free.
-                (Err(Refusal::Exhausted | Refusal::Share), None) => {
-                    recalled_ns = Some(raw::now_ns());
-                    self.recall();
-                }
-                // (Each look reads the table, with the blocks locked: few of them.)
-                (Err(Refusal::Exhausted | Refusal::Share), Some(at)) if raw::now_ns() - at < RECALLED_NS => {
-                    raw::sleep_ns(RECALLED_NS / 4);
-                }
-                (Err(refusal), _) => return Err(refusal),
-            }
-        };
+    fn run_of(&self, seat: &Seat, blocks: u32) -> Result<BlockId, Refusal> {
+        let may = self.stock.lock().may_have(seat.app, blocks);
+        if may == Err(Refusal::Quota) {
+            // The program's empty blocks are charged to it, and no part of a run. (A piece would be had of them.)
+            self.release_empty_of(seat.app);
+            self.stock.lock().may_have(seat.app, blocks)?;
+        } else {
+            may?;
+        }
+        let Claimed { block, place } = self.claim(seat, blocks)?;
         let supplied = self.stock.lock().supply(seat.app, block, blocks, place);
         if let Err(refusal) = supplied {
             self.blocks.lock().release(block);
@@ -196,8 +193,39 @@ impl Service {
         Ok(block)
     }
 
+    /// Claims blocks from the source for the application. The stock's lock is not held while the node is asked,
+    /// and the blocks' for one attempt at a time: who waits for the node to clean makes nobody else wait.
+    fn claim(&self, seat: &Seat, blocks: u32) -> Result<Claimed, Refusal> {
+        let begun = raw::now_ns();
+        let mut recalled_ns = None;
+        // Each look reads the table, with the blocks locked: they become rarer, some 45 in the fifth of a second that a
+        // claim may wait for what is being cleaned.
+        let mut look_ns = LOOK_NS;
+        loop {
+            let claimed = self.blocks.lock().claim(blocks, begun);
+            match (claimed, recalled_ns) {
+                (Ok(Some(claimed)), _) => return Ok(claimed),
+                (Ok(None), _) => {
+                    raw::sleep_ns(look_ns);
+                    look_ns = (look_ns * 2).min(RECALLED_NS / 4);
+                }
+                // What others leave lying may be enough. It comes when they next ask or free.
+                (Err(Refusal::Exhausted | Refusal::Share), None) => {
+                    recalled_ns = Some(raw::now_ns());
+                    // Its own at once, however lately others were asked.
+                    self.release_empty_of(seat.app);
+                    self.recall();
+                }
+                (Err(Refusal::Exhausted | Refusal::Share), Some(at)) if raw::now_ns() - at < RECALLED_NS => {
+                    raw::sleep_ns(RECALLED_NS / 4);
+                }
+                (Err(refusal), _) => return Err(refusal),
+            }
+        }
+    }
+
     /// Passes a block's memory over the socket.
-    fn map(&self, seat: &Seat, block: crate::word::BlockId) -> Result<Option<Refusal>, Violation> {
+    fn map(&self, seat: &Seat, block: BlockId) -> Result<Option<Refusal>, Violation> {
         if !self.stock.lock().owns(seat.app, block) {
             return Err(Violation::NotHeld);
         }

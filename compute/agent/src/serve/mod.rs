@@ -214,6 +214,12 @@ impl Service {
         }
     }
 
+    /// The empty blocks that are kept for one application go back.
+    fn release_empty_of(&self, app: usize) {
+        let empty = self.stock.lock().take_empty_of(app);
+        self.release(empty);
+    }
+
     fn release(&self, freed: impl IntoIterator<Item = (crate::word::BlockId, u32)>) {
         for (block, _) in freed {
             self.blocks.lock().release(block);
