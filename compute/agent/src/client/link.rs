@@ -55,7 +55,12 @@ impl Link {
     #[inline]
     pub fn is_recalled(&mut self) -> bool {
         let recalls = self.desk.recalls().load(Ordering::Relaxed);
-        std::mem::replace(&mut self.recalls, recalls) != recalls
+        let is_recalled = recalls != self.recalls;
+        // Stored when it has changed: every piece that is freed comes through here.
+        if is_recalled {
+            self.recalls = recalls;
+        }
+        is_recalled
     }
 
     /// Words that can be sent now. A ring that is broken takes none; whoever waits finds out why.

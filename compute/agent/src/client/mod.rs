@@ -46,6 +46,8 @@ const FEW: u32 = 4;
 const BACK: usize = 256;
 /// Pieces of each larger order that are kept.
 const KEPT: usize = 8;
+/// With so many of an order some go back.
+const FULL: [usize; BLOCK_ORDER as usize + 1] = [CACHE, KEPT, KEPT, KEPT, KEPT, KEPT, KEPT, KEPT, KEPT, KEPT];
 
 /// How to reach the agent.
 pub struct Options {
@@ -205,7 +207,7 @@ impl Client {
             let chunk = chunk_of(*base, slot, Piece { block: *id, first, order });
             let kept = &mut state.kept[order as usize];
             kept.pop();
-            if kept.len() < LOW[order as usize] && state.asked.is_empty() {
+            if kept.len() < LOW[order as usize] {
                 state.look_ahead(order);
             }
             return Ok(chunk);
@@ -242,12 +244,13 @@ impl Client {
         if chunk.run > 0 {
             return state.free_run(chunk.slot, chunk.run);
         }
-        state.kept[order].push(packed(chunk.slot, chunk.piece.first));
+        let kept = &mut state.kept[order];
+        kept.push(packed(chunk.slot, chunk.piece.first));
+        let is_full = kept.len() >= FULL[order];
         if state.link.is_recalled() {
             return state.trim();
         }
-        let most = if order == 0 { CACHE } else { KEPT };
-        if state.kept[order].len() >= most {
+        if is_full {
             state.give_back(chunk.piece.order, if order == 0 { BACK } else { KEPT / 2 });
         }
     }
