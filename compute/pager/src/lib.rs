@@ -122,7 +122,7 @@ pub struct Config {
     /// Look at two bits of a line's sixteen, so that changed lines are overlooked, and the node's refusals put it right
     /// (for tests).
     pub overlook: bool,
-    /// How changed bytes are found.
+    /// How changed bytes are told.
     pub dirty: Dirty,
     /// Where to record the page trace, if at all; see `record`.
     pub trace: Option<String>,

@@ -10,7 +10,8 @@
 //!
 //! Few pages at once have a flush to themselves. Where it interrupts another CPU, 15 µs on virtual ones, and where pages
 //! are dirty and have to be protected, compared and sent, a batch takes longer than the wait: then large batches are
-//! better, beside the faults, and this is tried again after a while ([`Spare`]).
+//! better, beside the faults, and this is tried again after a while ([`Spare`]). Where protecting calls are dear it is
+//! not tried at all ([`crate::choice`]), until they are cheap again or nothing is written any more.
 
 use crate::Pager;
 use farmem_sys::clock;
@@ -20,8 +21,9 @@ use std::sync::atomic::Ordering;
 const SMALL: u64 = 8;
 /// A page that takes longer to leave, ns, had better leave in a large batch.
 const LONG_NS: u64 = 1_500;
-/// Occasions that go by before the next try: at first, and at most. There are [`SMALL`] between two large batches, which
-/// are 256 pages apart: so at first after a batch, and at most after 16.
+/// Occasions, which are faults that find room short, that go by before the next try: at first, and at most. One thread that
+/// fetches single pages has [`SMALL`] of them between two large batches of 256 pages: it tries after one, and at most
+/// after 16. Windows, other threads and smaller batches make it sooner or later.
 const PAUSE: (u32, u32) = (8, 128);
 
 /// Whether small batches pay.

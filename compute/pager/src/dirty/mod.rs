@@ -39,7 +39,7 @@ use farmem_sys::memory::copy_page;
 use farmem_sys::raw::Errno;
 use kept::Kept;
 
-/// How changed bytes are found, as a user names it.
+/// How changed bytes are told, as a user names it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Dirty {
     /// What is fastest for the transport, by measurement.
