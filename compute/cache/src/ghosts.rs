@@ -124,6 +124,56 @@ mod tests {
         assert_eq!(ghosts.take(PageId(900)), None, "taken once");
     }
 
+    /// One bucket told at length: times as whole numbers, the oldest looked for place by place.
+    struct Plain {
+        /// Page, hits, and when it left.
+        places: Vec<Option<(u64, u8, u64)>>,
+        departures: u64,
+    }
+
+    impl Plain {
+        fn left(&mut self, page: u64, hits: u8) {
+            self.departures += 1;
+            let age = |place: &Option<(u64, u8, u64)>| place.map_or(u64::MAX, |(.., at)| self.departures - at);
+            // The last of several alike.
+            let oldest = (0..WAYS).max_by_key(|&way| age(&self.places[way])).unwrap_or(0);
+            self.places[oldest] = Some((page, hits, self.departures));
+        }
+
+        fn take(&mut self, page: u64) -> Option<Ghost> {
+            let place = self.places.iter_mut().find(|place| place.is_some_and(|(at, ..)| at == page))?;
+            let (_, hits, at) = place.take()?;
+            Some(Ghost { distance: self.departures - at, hits })
+        }
+    }
+
+    #[test]
+    fn a_bucket_is_as_a_plain_list_of_the_latest() {
+        // Of one bucket, and so few pages that no two have one fingerprint.
+        let mut ghosts = Ghosts::new(4);
+        assert_eq!(ghosts.buckets.len(), 1);
+        let mut plain = Plain { places: vec![None; WAYS], departures: 0 };
+        let mut prints: Vec<u32> = (0..24).map(|page| ghosts.place(PageId(page)).1).collect();
+        prints.sort_unstable();
+        prints.dedup();
+        assert_eq!(prints.len(), 24);
+        let mut random = 88_172_645_463_325_252u64;
+        for _ in 0..200_000 {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            let (page, hits) = (random >> 8 & 0xFF, (random >> 20 & 3) as u8);
+            let page = page % 24;
+            // A page that leaves was local, and its ghost gone.
+            let back = (ghosts.take(PageId(page)), plain.take(page));
+            assert_eq!(back.0, back.1);
+            if random & 3 != 0 {
+                ghosts.left(PageId(page), hits);
+                plain.left(page, hits);
+            }
+        }
+    }
+
     #[test]
     fn most_ghosts_within_a_capacity_are_remembered() {
         let mut ghosts = Ghosts::new(10_000);

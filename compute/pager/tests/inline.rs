@@ -270,8 +270,9 @@ impl Program {
     }
 
     fn run(mut self) {
-        self.grow_a_heap();
+        [33, 3, 1].iter().for_each(|&step| self.grow_a_heap(step));
         self.touch_in_order();
+        self.protect_parts();
         self.touch_at_random();
         self.move_and_discard();
         self.pin();
@@ -279,14 +280,15 @@ impl Program {
         self.share_with_threads();
     }
 
-    /// By 33 pages at a time, as malloc's does. Each step costs a fault, and now and then another at a block's end.
-    fn grow_a_heap(&self) {
+    /// By so many pages at a time: 33 as malloc's does, 1 as its other arenas do. Each step costs a fault, and now and then
+    /// another at a block's end.
+    fn grow_a_heap(&self, step: usize) {
         const STEPS: usize = 20;
         let start = self.pager.brk(0);
         let before = self.counters.first_touch.load(Ordering::Relaxed);
-        for at in (0..33 * STEPS).map(|page| start + page * PAGE_BYTES) {
-            if ((at - start) / PAGE_BYTES).is_multiple_of(33) {
-                assert_eq!(self.pager.brk(at + 33 * PAGE_BYTES), at + 33 * PAGE_BYTES);
+        for at in (0..step * STEPS).map(|page| start + page * PAGE_BYTES) {
+            if ((at - start) / PAGE_BYTES).is_multiple_of(step) {
+                assert_eq!(self.pager.brk(at + step * PAGE_BYTES), at + step * PAGE_BYTES);
             }
             // SAFETY: within the break.
             unsafe {
@@ -295,7 +297,7 @@ impl Program {
             }
         }
         let faults = (self.counters.first_touch.load(Ordering::Relaxed) - before) as usize;
-        let one_by_one = 33 * STEPS;
+        let one_by_one = step * STEPS;
         assert!(faults == one_by_one || faults < 2 * STEPS, "{faults} faults");
         assert_eq!(self.pager.brk(start), start);
     }
@@ -304,6 +306,28 @@ impl Program {
         (0..PAGES).for_each(|page| self.write(page, page as u64 + 1));
         self.verify();
         (0..PAGES).rev().for_each(|page| assert_eq!(self.read(page), page as u64 + 1));
+    }
+
+    /// Windows go over the borders of mappings: neighbours that have another protection.
+    fn protect_parts(&self) {
+        const PART: usize = 24;
+        let protect = |prot: i32| {
+            for part in (0..PAGES / PART).step_by(2) {
+                let at = self.base + part * PART * PAGE_BYTES;
+                assert_eq!(self.pager.mprotect(at, PART * PAGE_BYTES, prot), 0);
+            }
+        };
+        let demand = || self.counters.demand.load(Ordering::Relaxed);
+        let before = demand();
+        self.verify();
+        let whole = demand() - before;
+        protect(libc::PROT_READ);
+        let before = demand();
+        self.verify();
+        let parts = demand() - before;
+        // Were windows given up at borders, most of their pages would fault one by one: six times as many.
+        assert!(parts < 2 * whole + 256, "{parts} demand faults, {whole} without borders");
+        protect(libc::PROT_READ | libc::PROT_WRITE);
     }
 
     fn touch_at_random(&mut self) {

@@ -58,9 +58,11 @@ impl Streams {
     /// window, chance alone would keep every stream at its longest.
     pub fn follow(&self, page: PageId, longest: u32, slack: i64, local: impl Fn(PageId) -> bool) -> Option<Next> {
         debug_assert!(slack <= MOST_SLACK);
-        if !self.reach.may_hold(page) {
-            return None;
-        }
+        if self.reach.may_hold(page) { self.follow_any(page, longest, slack, local) } else { None }
+    }
+
+    /// [`Streams::follow`], by a look at every stream.
+    fn follow_any(&self, page: PageId, longest: u32, slack: i64, local: impl Fn(PageId) -> bool) -> Option<Next> {
         for (slot, s) in self.streams.iter().enumerate() {
             if s.used == 0 {
                 continue;
@@ -147,6 +149,46 @@ impl Reach {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_fault_is_told_too_early_that_it_follows_none() {
+        let mut random = 88_172_645_463_325_252u64;
+        let mut next = |below: u64| {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            random % below
+        };
+        let mut streams = Streams::new();
+        let mut followed = 0;
+        for _ in 0..100_000 {
+            let near = streams.streams[next(STREAMS as u64) as usize];
+            let page = match next(8) {
+                0 => next(1 << 33),
+                _ => near.at.wrapping_add_signed(near.stride * (next(80) as i64 - 2)) % (1 << 36),
+            };
+            let (slack, longest) = (next(MOST_SLACK as u64 + 1) as i64, 1 + next(63) as u32);
+            let local = |page: PageId| !page.0.is_multiple_of(5);
+            let pick = |next: Option<Next>| next.map(|n| (n.slot, n.stride, n.pages, n.lost, n.fetched));
+            let all = pick(streams.follow_any(PageId(page), longest, slack, local));
+            assert_eq!(pick(streams.follow(PageId(page), longest, slack, local)), all);
+            match all {
+                Some((slot, _, pages, ..)) => {
+                    followed += 1;
+                    streams.issued(slot, PageId(page), pages);
+                    if next(4) == 0 && pages > 0 {
+                        streams.shorten_latest(next(pages as u64) as u32);
+                    }
+                }
+                None => {
+                    let stride = [1, -1, 7, -300, 1 << 20, -(1 << 31)][next(6) as usize];
+                    let (slot, _) = streams.open(PageId(page), stride);
+                    streams.issued(slot, PageId(page), next(64) as u32);
+                }
+            }
+        }
+        assert!(followed > 10_000, "{followed}");
+    }
 
     #[test]
     fn a_fault_that_goes_on_with_a_stream_is_within_its_reach() {
