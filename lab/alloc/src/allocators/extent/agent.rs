@@ -85,6 +85,11 @@ impl Host {
         self.blocks.borrow().get(chunk / BLOCK).is_some_and(|owned| owned.inside.is_used(chunk % BLOCK))
     }
 
+    /// Whether its last claim lost all that it tried.
+    pub(super) fn lost_last(&self) -> bool {
+        self.in_vain.get() > 0
+    }
+
     /// Whether a chunk that it owns in a published block is on its way back.
     pub(super) fn releases(&self, chunk: u32) -> bool {
         self.releasing.borrow().contains(&chunk)

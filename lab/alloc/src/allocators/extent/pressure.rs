@@ -29,6 +29,9 @@ use crate::sim::costs::us;
 /// Largest order that is claimed from published blocks: all below a block.
 pub(super) const SHARED_ORDER: u8 = BLOCK_ORDER - 1;
 
+/// Chunks of shared blocks that one claim is for, at most.
+const TOGETHER: u32 = 2;
+
 impl Extent {
     pub(super) fn start_heartbeat(self: &Rc<Self>, host: u32) {
         let all = self.clone();
@@ -117,7 +120,9 @@ impl Extent {
                     break;
                 }
                 let want = match order {
-                    0 => Some(Want::some(Level::Chunk, missing)),
+                    // Few: others are at the same lines. One, after a claim that lost all it tried.
+                    0 if agent.lost_last() => Some(Want::some(Level::Chunk, 1)),
+                    0 => Some(Want::some(Level::Chunk, missing.min(TOGETHER))),
                     order => Want::run(&self.geometry, Level::Chunk, 1 << order),
                 };
                 let mut claimer = agent.chunk_claimer.borrow_mut().take().expect("one claim at a time");
