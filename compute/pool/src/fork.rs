@@ -54,7 +54,10 @@ impl Pool {
         farmem_sys::verbs::before_fork();
         // Without a socket pair (no descriptors left) neither side ever learns that the other is
         // gone, and what is shared stays shared: more far memory is used, nothing is lost.
-        let (parent_fd, child_fd) = raw::socket_pair().unwrap_or((-1, -1));
+        // Nor where a vfork child forks: its parent names the same slots and has neither end, so that
+        // the child's exit would look like the end of all who do.
+        let pair = if raw::is_away() { None } else { raw::socket_pair().ok() };
+        let (parent_fd, child_fd) = pair.unwrap_or((-1, -1));
         Ok(ForkShare { tickets, parent_fd, child_fd })
     }
 
