@@ -213,7 +213,8 @@ fn begin_strict(call: &Call) -> isize {
 
 fn strict(pid: u32) -> Vec<libc::sock_filter> {
     let allowed = [libc::SYS_read, libc::SYS_write, libc::SYS_exit, libc::SYS_rt_sigreturn];
-    let mut p = vec![op(LOAD, NUMBER, 0, 0)];
+    // By `int 0x80` the same numbers are other calls.
+    let mut p = vec![op(LOAD, ARCH, 0, 0), op(EQUAL, X86_64, 1, 0), op(RETURN, TRAP, 0, 0), op(LOAD, NUMBER, 0, 0)];
     for nr in allowed {
         p.extend([op(EQUAL, nr as u32, 0, 1), op(RETURN, ALLOW, 0, 0)]);
     }

@@ -3,6 +3,7 @@
 use super::{OURS, faults, masks, note_stack};
 use crate::call::{Call, MARK};
 use crate::dispatch::dispatch;
+use crate::filter::X86_64;
 use crate::gate::{AFTER_PROGRAM, AFTER_SYSCALL};
 use crate::net::{CAUGHT, is_missed, is_trial};
 use crate::process::pager;
@@ -43,6 +44,10 @@ pub extern "C" fn on_sys(signal: i32, info: *mut libc::siginfo_t, context: *mut 
         ],
         sp: arg(libc::REG_RSP),
     };
+    // By `int 0x80`: another table of calls, none of which the runtime looks after.
+    if sys.code == SYS_SECCOMP && sys.arch != X86_64 {
+        return others(signal, sys, info, context);
+    }
     if sys.code == SYS_SECCOMP && is_trial(call.nr, call.args[1]) {
         ucontext.uc_mcontext.gregs[libc::REG_RAX as usize] = CAUGHT;
         return;
