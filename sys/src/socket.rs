@@ -236,11 +236,12 @@ pub fn receive_with_descriptor(fd: i32, into: &mut [u8]) -> Result<(usize, Optio
         && message.msg_controllen >= ONE
         && control.head.cmsg_len == ONE
         && (control.head.cmsg_level, control.head.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS);
-    let came = came.then(|| own_fd(control.fd)).transpose();
+    // Nor does the call fail for one that finds no number: the bytes are taken.
+    let came = if came { own_fd(control.fd).ok() } else { None };
     if lent {
         spare::keep();
     }
-    Ok((n?, came?))
+    Ok((n?, came))
 }
 
 /// Bytes that were sent by a Unix socket and not taken yet, with what the kernel needs to hold them.
