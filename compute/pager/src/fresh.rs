@@ -16,6 +16,7 @@ use farmem_cache::Arrival;
 use farmem_cache::prefetch::Batch;
 use farmem_protocol::addr::{PAGE_BYTES, PageId};
 use farmem_sys::raw::Errno;
+use std::ops::Range;
 
 impl Pager {
     /// Fresh memory: installs zeros, for as many pages as the thread's touches suggest.
@@ -56,17 +57,28 @@ impl Pager {
     ///
     /// A run that leaves its mapping is refused whole: heaps grow by a few dozen pages at a time, and a run meets their
     /// ends all the time. So the end is searched for from the touched page on, by halves: a refusal costs a tenth of a fault.
+    /// A part that begins where the mapping ends would be taken by its neighbour, and that may be a reservation, which
+    /// nobody can read, eviction neither. So it goes with a page that is here, which lies in the mapping for sure.
     fn install_zeros(&self, first: PageId, n: usize, touched: usize) -> u64 {
         // So many are filled, and so many cannot be.
         let (mut here, mut done, mut beyond) = (0u64, 0, n + 1);
         let mut pages = n;
         while pages > 0 {
             let from = if touched == 0 { done } else { n - done - pages };
-            let at = PageId(first.0 + from as u64);
-            // SAFETY: the source is WINDOW pages of zeros; the targets are Busy, hence ours.
-            match unsafe { self.uffd.copy(at.addr(), self.zeros, pages * PAGE_BYTES, false) } {
-                Ok(bytes) => {
-                    let installed = bytes / PAGE_BYTES;
+            let installed = if done == 0 {
+                self.zeros(first, from..from + pages)
+            } else if touched == 0 {
+                // The kernel looks at the mapping of the whole range, then finds its first page there.
+                match self.zeros(first, from - 1..from + pages) {
+                    Err(Errno(libc::EEXIST)) => self.zeros(first, from..from + pages),
+                    refused => refused.and(Err(Errno(libc::ENOENT))),
+                }
+            } else {
+                // It ends at the last.
+                self.zeros(first, from..from + pages + 1)
+            };
+            match installed {
+                Ok(installed) => {
                     here |= u64::MAX >> (64 - installed.clamp(1, 64)) << from;
                     if installed < pages {
                         break;
@@ -75,6 +87,7 @@ impl Pager {
                 }
                 Err(Errno(libc::ENOENT)) if pages > 1 || done > 0 => beyond = done + pages,
                 Err(e) if here == 0 => {
+                    let at = PageId(first.0 + from as u64);
                     here = (self.not_installed(at, e).min(1) as u64) << touched;
                     break;
                 }
@@ -87,6 +100,14 @@ impl Pager {
             here |= self.install_zeros(PageId(first.0 + touched as u64), 1, 0) << touched;
         }
         here
+    }
+
+    /// Zeros for pages of a run that begins at `first`. How many were installed.
+    fn zeros(&self, first: PageId, pages: Range<usize>) -> Result<usize, Errno> {
+        let at = PageId(first.0 + pages.start as u64);
+        // SAFETY: the source is WINDOW pages of zeros; the targets are Busy, hence ours; what is there is not written to.
+        unsafe { self.uffd.copy(at.addr(), self.zeros, pages.len() * PAGE_BYTES, false) }
+            .map(|bytes| bytes / PAGE_BYTES)
     }
 
     /// Reserves room for a run of fresh pages, upwards or downwards from a touched one that is Busy, and

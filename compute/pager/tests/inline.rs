@@ -271,6 +271,7 @@ impl Program {
 
     fn run(mut self) {
         [33, 3, 1].iter().for_each(|&step| self.grow_a_heap(step));
+        self.commit_parts();
         self.touch_in_order();
         self.protect_parts();
         self.touch_at_random();
@@ -300,6 +301,38 @@ impl Program {
         let one_by_one = step * STEPS;
         assert!(faults == one_by_one || faults < 2 * STEPS, "{faults} faults");
         assert_eq!(self.pager.brk(start), start);
+    }
+
+    /// Reserved memory of which parts are committed, as run times' heaps are: what is touched in order up to a part's end,
+    /// or down to it, brings in nothing of the reservation beyond, which nobody can read.
+    fn commit_parts(&self) {
+        const PART: usize = 160;
+        const PARTS: usize = 6;
+        const BYTES: usize = PART * PAGE_BYTES;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let start = self.pager.mmap(0, PARTS * BYTES, libc::PROT_NONE, flags);
+        assert!(start > 0);
+        let start = start as usize;
+        for part in (1..PARTS).step_by(2) {
+            let at = start + part * BYTES;
+            assert_eq!(self.pager.mprotect(at, BYTES, libc::PROT_READ | libc::PROT_WRITE), 0);
+            for page in 0..PART {
+                let page = if part % 4 == 1 { page } else { PART - 1 - page };
+                // SAFETY: committed.
+                unsafe { ((at + page * PAGE_BYTES) as *mut u64).write_volatile(page as u64) };
+            }
+        }
+        for part in (0..PARTS).step_by(2) {
+            let mut present = [0u8; PART];
+            // SAFETY: a byte a page.
+            assert_eq!(unsafe { self.pager.mincore(start + part * BYTES, BYTES, present.as_mut_ptr()) }, 0);
+            assert_eq!(
+                present.iter().map(|&is| is as usize).sum::<usize>(),
+                0,
+                "of part {part}, which is reserved only"
+            );
+        }
+        assert_eq!(self.pager.munmap(start, PARTS * BYTES), 0);
     }
 
     fn touch_in_order(&mut self) {
