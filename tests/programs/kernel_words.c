@@ -146,12 +146,39 @@ static void limited(void) {
     printf("lifted %d", setrlimit(RLIMIT_AS, &was));
     much = mmap(NULL, 2ul << 30, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     printf(" much %d\n", much != MAP_FAILED);
+    munmap(much, 2ul << 30);
+}
+
+/* Data is what is writable: a reservation is none, until it is made so; and a child has its parent's. */
+static void limited_data(void) {
+    const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, both = PROT_READ | PROT_WRITE;
+    struct rlimit limit, was;
+    MUST(getrlimit(RLIMIT_DATA, &was) == 0);
+    limit = (struct rlimit){512 * MIB, was.rlim_max};
+    printf("data limited %d", setrlimit(RLIMIT_DATA, &limit));
+    uint8_t *kept = mmap(NULL, 4ul << 30, PROT_NONE, flags, -1, 0);
+    MUST(kept != MAP_FAILED);
+    printf(" much %d errno %d", mprotect(kept, 1ul << 30, both), errno);
+    printf(" over %d errno %d", mmap(kept, 1ul << 30, both, flags | MAP_FIXED, -1, 0) != MAP_FAILED, errno);
+    printf(" some %d", mprotect(kept, 256 * MIB, both));
+    printf(" again %d\n", mprotect(kept, 256 * MIB, both));
+    fflush(stdout);
+    pid_t pid = fork();
+    if (pid == 0) {
+        void *more = mmap(NULL, 300 * MIB, both, flags, -1, 0), *less = mmap(NULL, 100 * MIB, both, flags, -1, 0);
+        _exit((more != MAP_FAILED) * 2 + (less != MAP_FAILED));
+    }
+    int status;
+    MUST(waitpid(pid, &status, 0) == pid);
+    printf("child %d lifted %d\n", WEXITSTATUS(status), setrlimit(RLIMIT_DATA, &was));
+    munmap(kept, 4ul << 30);
 }
 
 int main(void) {
     shared();
     advised();
     limited();
+    limited_data();
     MUST(mlockall(MCL_CURRENT | MCL_FUTURE) == 0);
     uint8_t *mem = far_map(BYTES);
     fill(mem, BYTES, 6);

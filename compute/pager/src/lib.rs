@@ -69,6 +69,7 @@ mod writes;
 
 pub use fork::Fork;
 pub use record::RECORD_FLAGS;
+pub use space::Mapped;
 
 use background::Background;
 use choice::Sweeps;

@@ -60,6 +60,22 @@ pub(crate) struct Space {
     mapped: u64,
 }
 
+/// Far mappings, counted as limits on addresses count.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Mapped {
+    /// All.
+    pub bytes: u64,
+    /// What may be written to.
+    pub writable: u64,
+}
+
+impl Mapped {
+    fn count(&mut self, bytes: usize, prot: i32) {
+        self.bytes += bytes as u64;
+        self.writable += if prot & libc::PROT_WRITE != 0 { bytes as u64 } else { 0 };
+    }
+}
+
 impl Space {
     /// Nothing mapped.
     pub fn new() -> Space {
@@ -163,9 +179,25 @@ impl Pager {
         at as isize
     }
 
-    /// Bytes mapped far.
-    pub fn mapped(&self) -> u64 {
-        self.counters.mapped_bytes.load(Ordering::Relaxed)
+    /// What is mapped far, and how much of it in a range.
+    pub fn mapped(&self, addr: usize, len: usize) -> (Mapped, Mapped) {
+        let _signals = SignalsBlocked::new();
+        let _inside = self.threads.enter();
+        let (mut all, mut there) = (Mapped::default(), Mapped::default());
+        for (at, region) in self.space.lock().iter() {
+            all.count(region.end - at, region.prot);
+            let common = region.end.min(addr.saturating_add(len)).saturating_sub(at.max(addr));
+            there.count(common, region.prot);
+        }
+        (all, there)
+    }
+
+    /// The protection of the far mapping at an address; 0 where there is none.
+    pub fn protection(&self, addr: usize) -> i32 {
+        let _signals = SignalsBlocked::new();
+        let _inside = self.threads.enter();
+        let mut space = self.space.lock();
+        space.regions(addr).within(addr, addr + 1).first().map_or(0, |(_, region)| region.prot)
     }
 
     /// munmap of a range that lies in the far range.

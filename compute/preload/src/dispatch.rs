@@ -8,7 +8,7 @@
 use crate::call::{Call, issue};
 use crate::process::{is_this_process, pager};
 use crate::signals::{actions, masks, stacks};
-use crate::{exec, fork, guard, limits, mappings, sandbox, threads};
+use crate::{exec, fork, guard, limits, mappings, near, sandbox, threads};
 use farmem_protocol::addr::is_far;
 use farmem_sys::raw::{SignalsBlocked, owns_fd, syscall, syscall_for_program};
 
@@ -23,7 +23,7 @@ pub fn dispatch(call: &Call) -> isize {
         libc::SYS_mmap => mappings::mmap(call),
         libc::SYS_brk => mappings::brk(call, a),
         libc::SYS_munmap => mappings::munmap(call),
-        libc::SYS_mprotect => mappings::by_parts(call, |at, len| pager().mprotect(at, len, c as i32)),
+        libc::SYS_mprotect => mappings::mprotect(call),
         libc::SYS_madvise => mappings::by_parts(call, |at, len| pager().madvise(at, len, c as i32)),
         libc::SYS_mremap => mappings::mremap(call),
         libc::SYS_mincore if is_far(a) => mappings::mincore(a, b, c),
@@ -79,14 +79,27 @@ fn exit(call: &Call) -> isize {
     if is_this_process() {
         pager().farewell();
     }
-    issue(call)
+    end(call)
 }
 
 /// The end of one thread. The runtime's own live as long as the process: with the program's only one it ends.
 fn exit_thread(call: &Call) -> isize {
+    let _signals = SignalsBlocked::new();
     if is_this_process() && sandbox::alone().unwrap_or_else(threads::is_only_one) {
+        if sandbox::may_end() {
+            pager().farewell();
+        }
         // SAFETY: no pointers. In strict mode the program may not make this call, and the runtime may.
         unsafe { syscall(libc::SYS_exit_group, call.args) };
+    }
+    end(call)
+}
+
+/// The call that ends a thread, or a vfork child, with what it holds of memory that others go on with. A filter of the
+/// program's may refuse it: then it must come back.
+fn end(call: &Call) -> isize {
+    if sandbox::alone().is_none() {
+        near::end(call.nr, call.args[0]);
     }
     issue(call)
 }

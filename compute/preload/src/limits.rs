@@ -8,7 +8,7 @@
 //!
 //! A hard limit that was there before the run and is lower stays as it is, and so does what is set under it.
 
-use crate::call::{Call, issue};
+use crate::call::Call;
 use crate::guard::{self, peek, poke};
 use crate::process::pager;
 use farmem_sys::raw::{Errno, checked};
@@ -46,13 +46,32 @@ pub fn begin() {
     LIMITED.store(KINDS.iter().any(is_ours), Ordering::Relaxed);
 }
 
-/// Whether so many bytes more may be mapped far.
-pub fn allow(more: usize) -> bool {
-    !LIMITED.load(Ordering::Relaxed)
-        || KINDS.iter().all(|&kind| {
-            let soft = kernels(kind).map_or(NONE, |[soft, _]| told(soft));
-            pager().mapped().saturating_add(more as u64) <= soft
-        })
+/// Whether `len` bytes far may be mapped with such a protection, in place of what is in `replaced` (address, length).
+pub fn allow(len: usize, prot: i32, replaced: (usize, usize)) -> bool {
+    if !LIMITED.load(Ordering::Relaxed) {
+        return true;
+    }
+    let (all, there) = pager().mapped(replaced.0, replaced.1);
+    // As Linux counts: what replaces a reservation is no more than there was, writable or not.
+    let more = (len as u64).saturating_sub(there.bytes);
+    let data = if prot & libc::PROT_WRITE != 0 { more } else { 0 };
+    fits(libc::RLIMIT_AS, all.bytes, 0, more) && fits(libc::RLIMIT_DATA, all.writable, 0, data)
+}
+
+/// Whether what is mapped far in a range may get such a protection.
+pub fn allow_protection(at: usize, len: usize, prot: i32) -> bool {
+    if prot & libc::PROT_WRITE == 0 || !LIMITED.load(Ordering::Relaxed) {
+        return true;
+    }
+    let (all, there) = pager().mapped(at, len);
+    fits(libc::RLIMIT_DATA, all.writable, there.writable, there.bytes)
+}
+
+/// Whether so many bytes may take the place of those `there`. What does not grow is never refused. (Data is what is
+/// writable; as Linux counts, in `may_expand_vm`.)
+fn fits(kind: u32, now: u64, there: u64, bytes: u64) -> bool {
+    let after = (now - there).saturating_add(bytes);
+    after <= now || after <= kernels(kind as usize).map_or(NONE, |[soft, _]| told(soft))
 }
 
 /// getrlimit, setrlimit and prlimit64, in the kernel's place where they are about such a limit of the caller's.
@@ -66,26 +85,30 @@ pub fn call(call: &Call) -> isize {
     if !mine || !KINDS.contains(&kind) {
         return guard::call(pager(), call);
     }
-    let before = match kernels(kind) {
-        Ok(before) => before,
-        Err(e) => return -(e.0 as isize),
-    };
+    let mut made = *call;
+    let mut given: Limit;
     if new != 0 {
         let Some(wanted) = peek::<Limit>(new) else { return guard::BAD_ADDRESS };
-        let given = if before[1] >= ABOVE { wanted.map(raised) } else { wanted };
-        let args = [0, kind, &raw const given as usize, 0, 0, 0];
-        let ret = issue(&Call { nr: libc::SYS_prlimit64, args, sp: call.sp });
-        if ret < 0 {
-            return ret;
-        }
+        let before = match kernels(kind) {
+            Ok(before) => before,
+            Err(e) => return -(e.0 as isize),
+        };
+        given = if before[1] >= ABOVE { wanted.map(raised) } else { wanted };
+        made.args[if call.nr == libc::SYS_setrlimit { 1 } else { 2 }] = &raw mut given as usize;
+    }
+    // By the number it came with: a filter of the program's may know no other.
+    let ret = guard::call(pager(), &made);
+    if ret < 0 {
+        return ret;
+    }
+    if new != 0 {
         LIMITED.store(true, Ordering::Relaxed);
     }
     if old == 0 {
-        return 0;
+        return ret;
     }
-    // By the kernel first, which knows whether there is anything to write to.
-    let ret = guard::call(pager(), &Call { nr: libc::SYS_getrlimit, args: [kind, old, 0, 0, 0, 0], sp: call.sp });
-    if ret == 0 && !poke(old, before.map(told)) { guard::BAD_ADDRESS } else { ret }
+    let said = peek::<Limit>(old).is_some_and(|limit| poke(old, limit.map(told)));
+    if said { ret } else { guard::BAD_ADDRESS }
 }
 
 #[cfg(test)]

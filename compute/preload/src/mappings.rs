@@ -8,6 +8,9 @@ use farmem_protocol::addr::{FAR_END, FAR_START, PAGE_BYTES, is_far};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 const EINVAL: isize = -(libc::EINVAL as isize);
+const DATA: i32 = libc::PROT_READ | libc::PROT_WRITE;
+/// A range that a mapping replaces: none.
+const NOTHING: (usize, usize) = (0, 0);
 
 /// Where the program break was at start, if the heap began near and stays there; else 0.
 static NEAR_BREAK: AtomicUsize = AtomicUsize::new(0);
@@ -23,7 +26,7 @@ pub fn brk(call: &Call, to: usize) -> isize {
     match NEAR_BREAK.load(Ordering::Relaxed) {
         0 => {
             let now = pager().brk(0);
-            pager().brk(if to > now && !limits::allow(to - now) { 0 } else { to }) as isize
+            pager().brk(if to > now && !limits::allow(to - now, DATA, NOTHING) { 0 } else { to }) as isize
         }
         most if to <= most => issue(call),
         _ => issue(&Call { args: [0; 6], ..*call }),
@@ -66,7 +69,9 @@ pub fn mmap(call: &Call) -> isize {
     let fixed = flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) != 0;
     let hinted = addr != 0 && !fixed && !is_far(addr);
     if pager().wants(addr, len, flags) && !(hinted && insists()) {
-        if !fixed && !limits::allow(len) {
+        let noreplace = flags & libc::MAP_FIXED_NOREPLACE == libc::MAP_FIXED_NOREPLACE;
+        let replaced = if fixed && !noreplace { (addr, len) } else { NOTHING };
+        if !limits::allow(len, prot, replaced) {
             return -(libc::ENOMEM as isize);
         }
         let at = pager().mmap(addr, len, prot, flags);
@@ -89,6 +94,14 @@ pub fn mmap(call: &Call) -> isize {
         return issue(&Call { args: [0, len, prot as usize, flags as usize, fd, call.args[5]], ..*call });
     }
     issue(call)
+}
+
+/// mprotect.
+pub fn mprotect(call: &Call) -> isize {
+    let prot = call.args[2] as i32;
+    by_parts(call, |at, len| {
+        if limits::allow_protection(at, len, prot) { pager().mprotect(at, len, prot) } else { -(libc::ENOMEM as isize) }
+    })
 }
 
 /// munmap.
@@ -135,7 +148,7 @@ pub fn mremap(call: &Call) -> isize {
         if out || flags & libc::MREMAP_DONTUNMAP != 0 {
             return copied(old, old_len, new_len, flags, new);
         }
-        if new_len > old_len && !limits::allow(new_len - old_len) {
+        if new_len > old_len && !limits::allow(new_len - old_len, pager().protection(old), NOTHING) {
             return -(libc::ENOMEM as isize);
         }
         return pager().mremap(old, old_len, new_len, flags, new);

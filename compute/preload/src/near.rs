@@ -88,6 +88,35 @@ pub fn program_of(addr: usize) -> Option<usize> {
     Some(unsafe { ((base + (((offset >> SHIFT) + 1) << SHIFT) - 8) as *const usize).read() })
 }
 
+/// Ends the calling thread or process by such a call, which must not be refused, and gives the stack back, if it is on
+/// one of the pool; else returns. All signals are blocked.
+pub fn end(nr: i64, status: usize) {
+    // SAFETY: set once at start.
+    let own = stack_pointer().wrapping_sub(unsafe { BASE }) >> SHIFT;
+    if own >= STACKS {
+        return;
+    }
+    // SAFETY: from the moment that the bit is clear the stack may be another's: nothing of it is used. The registers
+    // that a filter looks at are no far addresses.
+    unsafe {
+        core::arch::asm!(
+            "lock btr dword ptr [{used}], {own:e}",
+            "syscall",
+            "ud2",
+            used = in(reg) USED.as_ptr(),
+            own = in(reg) own,
+            in("rax") nr,
+            in("rdi") status,
+            in("rsi") 0usize,
+            in("rdx") 0usize,
+            in("r10") 0usize,
+            in("r8") 0usize,
+            in("r9") 0usize,
+            options(noreturn, nostack),
+        )
+    }
+}
+
 /// In a forked child: the stacks of threads that do not exist here are free again.
 pub fn forget_in_child() {
     // SAFETY: set once at start.
