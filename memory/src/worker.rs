@@ -118,6 +118,8 @@ struct Connection {
     passed: bool,
     /// One waits until it has. Nothing of the socket's tells when: epoll says that there is room, for there is.
     held_up: bool,
+    /// Input that was taken waited for output to go, and it has gone. Nothing of the socket's tells of that either.
+    goes_on: bool,
 }
 
 struct Worker {
@@ -130,8 +132,9 @@ struct Worker {
     connections: Vec<Option<Connection>>,
     /// Tokens of the connections served last, the latest first.
     hot: Vec<usize>,
-    /// Tokens of connections whose peers have a descriptor to take before they are sent more.
-    held_up: Vec<usize>,
+    /// Tokens of connections to be served without an event: whose peers have a descriptor to take before they are sent
+    /// more, or whose input goes on.
+    unasked: Vec<usize>,
     next_worker: usize,
 }
 
@@ -143,8 +146,8 @@ impl Worker {
             epoll.add(listener.as_raw_fd(), LISTENERS + i as u64, true, false)?;
         }
         let path = listeners.iter().find_map(Listener::path).and_then(|path| std::path::absolute(path).ok());
-        let (connections, hot, held_up) = (Vec::new(), Vec::new(), Vec::new());
-        Ok(Worker { shared, index, epoll, listeners, path, connections, hot, held_up, next_worker: 0 })
+        let (connections, hot, unasked) = (Vec::new(), Vec::new(), Vec::new());
+        Ok(Worker { shared, index, epoll, listeners, path, connections, hot, unasked, next_worker: 0 })
     }
 
     fn run(mut self) {
@@ -163,7 +166,7 @@ impl Worker {
             if !came && (!spinning || looks.is_multiple_of(LOOKS_PER_EPOLL)) {
                 // Worker 0 minds absent members, whoever else is there.
                 let idle = if self.index == 0 || self.connections.iter().any(Option::is_some) { SWEEP_MS } else { -1 };
-                let idle = if self.held_up.is_empty() { idle } else { PASS_MS };
+                let idle = if self.unasked.is_empty() { idle } else { PASS_MS };
                 let idle = if self.shared.nic.is_unkept() { DRAIN_MS } else { idle };
                 if self.epoll.wait(&mut events, if spinning { 0 } else { idle }).is_err() {
                     // Nothing a retry would cure, but nothing to lose a whole node's memory for either.
@@ -173,7 +176,7 @@ impl Worker {
                 for event in &events {
                     came |= self.on(event, now);
                 }
-                for token in std::mem::take(&mut self.held_up) {
+                for token in std::mem::take(&mut self.unasked) {
                     came |= self.serve(token, now);
                 }
                 if now.saturating_sub(swept_ns) > SWEEP_MS as u64 * 1_000_000 {
@@ -272,6 +275,7 @@ impl Worker {
             watched: (true, false),
             passed: false,
             held_up: false,
+            goes_on: false,
         };
         if self.epoll.add(connection.socket.as_raw_fd(), token as u64, true, false).is_ok() {
             self.connections[token] = Some(connection);
@@ -289,14 +293,14 @@ impl Worker {
         let came = match served {
             Ok(came) => {
                 let wants = (!connection.engine.is_backed_up(), connection.engine.has_output() && !connection.held_up);
-                if connection.held_up && !self.held_up.contains(&token) {
-                    self.held_up.push(token);
+                if (connection.held_up || connection.goes_on) && !self.unasked.contains(&token) {
+                    self.unasked.push(token);
                 }
                 if wants != connection.watched {
                     connection.watched = wants;
                     let _ = self.epoll.change(connection.socket.as_raw_fd(), token as u64, wants.0, wants.1);
                 }
-                came
+                came || connection.goes_on
             }
             Err(why) => {
                 self.close(token, why, now);
@@ -343,6 +347,7 @@ impl Connection {
         // SAFETY: the engine names its own buffers and slabs that it holds.
         let pulled = self.engine.pull(nic, now, |parts| unsafe { socket::receive(fd, parts) });
         self.held_up = false;
+        let backed_up = self.engine.is_backed_up();
         if self.engine.has_output() || pulled.is_err() {
             let (passed, held_up) = (&mut self.passed, &mut self.held_up);
             self.engine.push(nic, |parts, descriptor| match descriptor {
@@ -361,6 +366,7 @@ impl Connection {
                 }
             })?;
         }
+        self.goes_on = backed_up && !self.engine.is_backed_up();
         pulled.map(|n| n > 0)
     }
 }
