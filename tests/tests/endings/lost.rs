@@ -111,34 +111,20 @@ fn a_cut_that_heals_within_the_grace_changes_nothing() -> Result<()> {
 /// What a vfork child restores is its own; its parent, with whose memory it does that, restores for itself.
 #[test]
 fn a_cut_while_a_vfork_child_works_changes_nothing() -> Result<()> {
-    let mut program = Command::new(compile::c("vfork_beside", &[])?);
-    program.arg("pauses");
-    let node = Node::start("256M", &[])?;
-    let proxy = Proxy::before(node.tcp)?;
-    let mut command = By::Tcp.far("4M", &proxy.at.to_string()).command(&program);
-    let (input, mut words) = std::io::pipe()?;
-    command.stdin(Stdio::from(input));
-    let run = process::spawn(command)?;
-    for round in 1..=3 {
-        let pauses = || String::from_utf8_lossy(&run.stdout()).matches("paused").count() == round;
-        ensure!(eventually(4 * LIMIT, pauses), "round {round}: {}", run.stderr());
-        proxy.cut();
-        proxy.restore();
-        words.write_all(b"x")?;
-    }
-    let outcome = run.wait(4 * LIMIT)?;
-    let said = String::from_utf8_lossy(&outcome.stdout).into_owned();
-    ensure!(outcome.code() == 0 && said == "paused\nchild 3, wrong 0\n".repeat(3), "{outcome:?}");
-    ensure!(split_stats(&outcome.stderr).1.is_empty(), "{outcome:?}");
-    Ok(())
+    cut_at_each_pause("vfork_beside", "256M", &"paused\nchild 3, wrong 0\n".repeat(3))
 }
 
 /// What it restores a connection by, a program that has confined itself may still do.
 #[test]
 fn a_cut_of_a_confined_program_changes_nothing() -> Result<()> {
-    let mut program = Command::new(compile::c("confined_grows", &[])?);
+    cut_at_each_pause("confined_grows", "512M", "paused\npaused\npaused\nwrong 0\n")
+}
+
+/// A program that pauses three times, whose connections are cut and restored each time.
+fn cut_at_each_pause(program: &str, lend: &str, expected: &str) -> Result<()> {
+    let mut program = Command::new(compile::c(program, &[])?);
     program.arg("pauses");
-    let node = Node::start("512M", &[])?;
+    let node = Node::start(lend, &[])?;
     let proxy = Proxy::before(node.tcp)?;
     let mut command = By::Tcp.far("4M", &proxy.at.to_string()).command(&program);
     let (input, mut words) = std::io::pipe()?;
@@ -152,8 +138,7 @@ fn a_cut_of_a_confined_program_changes_nothing() -> Result<()> {
         words.write_all(b"x")?;
     }
     let outcome = run.wait(4 * LIMIT)?;
-    let said = String::from_utf8_lossy(&outcome.stdout).into_owned();
-    ensure!(outcome.code() == 0 && said == "paused\npaused\npaused\nwrong 0\n", "{outcome:?}");
+    ensure!(outcome.code() == 0 && String::from_utf8_lossy(&outcome.stdout) == expected, "{outcome:?}");
     ensure!(split_stats(&outcome.stderr).1.is_empty(), "{outcome:?}");
     Ok(())
 }
