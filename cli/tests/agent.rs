@@ -4,6 +4,8 @@
 mod common;
 
 use common::{Place, eventually, outcome, runs};
+use farmem_fabric::NodeAddr;
+use std::sync::Mutex;
 
 #[test]
 fn an_agent_is_started_on_demand_seen_and_ends() {
@@ -33,7 +35,7 @@ fn an_agent_is_started_on_demand_seen_and_ends() {
 fn what_cannot_be_is_one_line() {
     let place = Place::new();
     for (arguments, says) in [
-        (&["agent", "--node", "somewhere:7411"][..], "the memory of a node on this machine"),
+        (&["agent", "--node", "127.0.0.1:1"][..], "nobody listens there: start one with farmem node"),
         (&["agent", "--node", "unix:/nonexistent.sock"], "nobody listens there: start one with farmem node"),
         (&["agent", "--quota", "no-such-user=1G"], "no user 'no-such-user'"),
         (&["agent", "--lend", "1M"], "farmem node --lend"),
@@ -46,8 +48,12 @@ fn what_cannot_be_is_one_line() {
     }
 }
 
+/// Of benchmarks, a machine runs one at a time.
+static BENCH: Mutex<()> = Mutex::new(());
+
 #[test]
 fn the_benchmark_compares_allocators() {
+    let _one = BENCH.lock();
     let place = Place::new();
     let trace = concat!(env!("CARGO_MANIFEST_DIR"), "/../lab/malloc/traces/trace.tcg.mstress.16.gz");
     let common = ["malloc-bench", "--ops", "20000", "--rounds", "1", "--pattern", "threadtest", "--pattern", "shbench"];
@@ -68,4 +74,26 @@ fn the_benchmark_compares_allocators() {
     }
     assert!(report["chunk_words_per_1000"].as_f64() < Some(100.0), "{report}");
     assert!(report["chunk_asked_ns"][0].as_u64() > report["chunk_ahead_ns"][0].as_u64(), "{report}");
+}
+
+#[test]
+fn the_benchmark_works_by_verbs_and_without_an_agent() {
+    let _one = BENCH.lock();
+    let place = Place::new();
+    let listens = vec![NodeAddr::Tcp("127.0.0.1:0".into())];
+    let node = farmem_memory::Node::start(&farmem_memory::Config::new(1 << 30, listens)).unwrap();
+    let at = node.addresses()[0].to_string();
+    let common = ["malloc-bench", "--ops", "20000", "--rounds", "1", "--threads", "1", "--pattern", "larson"];
+    for more in [&["--node", at.as_str()][..], &["--alone"], &["--alone", "--node", at.as_str()]] {
+        let bench = common.iter().chain(more).chain(&["--json", "-"]);
+        let (code, out, err) = outcome(place.farmem(bench));
+        assert_eq!((code, err.as_str()), (Some(0), ""), "{more:?}");
+        let report: serde_json::Value = serde_json::from_str(&out).unwrap();
+        // An object on tcp is written, so that a chunk had and written takes much longer than one had.
+        let [had, written] = ["chunk_ahead_ns", "chunk_written_ns"].map(|name| report[name][0].as_u64().unwrap());
+        let far = more.contains(&at.as_str());
+        assert!(had < written && (!far || written > 1000), "{more:?}: {out}");
+        assert_eq!(report["node"].as_str().is_some(), far, "{out}");
+    }
+    eventually("nothing is left at the node", || node.nic().lent() == 0);
 }

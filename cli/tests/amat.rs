@@ -23,7 +23,7 @@ fn a_program_is_recorded_and_its_recording_gives_the_same_figures() {
     assert_eq!((status, again), (Some(0), recorded.clone()), "{said}");
     let report: serde_json::Value = serde_json::from_str(&recorded).unwrap();
     assert!(report[0]["references"].as_u64().unwrap() > 100_000 / 4, "the program after exec too: {recorded}");
-    assert_eq!(report[0]["rows"].as_array().unwrap().len(), 8 * 2);
+    assert_eq!(report[0]["rows"].as_array().unwrap().len(), 9 * 2);
 
     let (status, _, said) = amat(&["--", "sh", "-c", "exit 3"]);
     assert!(status == Some(1) && said.contains("ended with exit status: 3"), "{said}");

@@ -1,4 +1,4 @@
-//! `farmem bench apps`, with small programs: what it prints, what fails it, what it leaves behind.
+//! `farmem bench apps` and `bench dirty`, with small programs: what they print, what fails them, what they leave behind.
 
 #[allow(dead_code)] // The other tests use the rest of it.
 mod common;
@@ -18,11 +18,22 @@ fn bench(place: &Place, arguments: &[&str]) -> Command {
     command
 }
 
+/// `farmem bench dirty` with such a directory.
+fn dirty(place: &Place, arguments: &[&str]) -> Command {
+    let mut command = place.farmem(["bench", "dirty", "--rounds", "1"]);
+    command.args(arguments).env("TMPDIR", place.path());
+    command
+}
+
 /// Runs it with this search path; benchmarks exclude each other on a machine, so perhaps later.
 fn patiently(place: &Place, path: &str, arguments: &[&str]) -> (Option<i32>, String, String) {
+    patiently_by(|| bench(place, arguments), path)
+}
+
+fn patiently_by(command: impl Fn() -> Command, path: &str) -> (Option<i32>, String, String) {
     let until = Instant::now() + Duration::from_secs(600);
     loop {
-        let mut command = bench(place, arguments);
+        let mut command = command();
         command.env("PATH", path);
         let ended = outcome(command);
         if !ended.2.contains(TAKEN) || Instant::now() > until {
@@ -36,7 +47,7 @@ const TAKEN: &str = "another farmem bench";
 
 fn left(place: &Place) -> Vec<String> {
     let names = fs::read_dir(place.path()).unwrap().flatten().map(|entry| entry.file_name().into_string().unwrap());
-    names.filter(|name| name.starts_with("farmem-apps")).collect()
+    names.filter(|name| name.starts_with("farmem-apps") || name.starts_with("farmem-dirty")).collect()
 }
 
 /// A program of the benchmark's, replaced by a script.
@@ -64,6 +75,31 @@ fn a_program_is_measured_and_drawn() {
     for plot in ["apps-join.svg", "apps.svg"] {
         assert!(fs::read_to_string(place.path().join(plot)).unwrap().contains("<polyline"));
     }
+    assert_eq!(left(&place), [""; 0]);
+}
+
+#[test]
+fn policies_are_compared_with_writing_all_back() {
+    let place = Place::new();
+    let (json, svg) = (place.path().join("dirty.json"), place.path().join("dirty.svg"));
+    let mut arguments = vec!["--only", "gcc,xz", "--ways", "shm:none,shm:pages,tcp:none,tcp:auto", "--give-up", "300"];
+    arguments.extend(["--svg", svg.to_str().unwrap(), "--json", json.to_str().unwrap()]);
+    let (status, said, complaint) = patiently_by(|| dirty(&place, &arguments), &std::env::var("PATH").unwrap());
+    assert_eq!(status, Some(0), "{complaint}");
+    assert!(said.contains("Time on a CPU, of that of none, over tcp") && said.contains("geometric mean"), "{said}");
+    let raw: serde_json::Value = serde_json::from_slice(&fs::read(json).unwrap()).unwrap();
+    let auto = &raw["raw"]["by_cpu"].as_array().unwrap()[1];
+    assert!(auto["dirty"] == "auto" && auto["by"] == "tcp" && auto["programs"] == 2, "{auto}");
+    let sent = |way: usize| {
+        let ended = &raw["raw"]["programs"][1]["ways"][way]["runs"][0]["ended"];
+        ended["stats"]["bytes_out"].as_u64().unwrap()
+    };
+    assert!(sent(3) < sent(2), "changed lines are fewer bytes than all: {raw}");
+    // Two programs and their mean, over two links.
+    assert_eq!(fs::read_to_string(svg).unwrap().matches("<circle").count(), 6);
+
+    let (status, _, complaint) = outcome(dirty(&place, &["--ways", "shm:some"]));
+    assert!(status != Some(0) && complaint.contains("shm:none, shm:lines"), "{complaint}");
     assert_eq!(left(&place), [""; 0]);
 }
 

@@ -3,7 +3,8 @@
 //!
 //! Conversations from `fuzz/corpus` and ones made here, all valid, are mutated
 //! (bits, bytes, interesting numbers in fields, pieces cut, doubled, swapped, joined)
-//! and fed in pieces of any size. Whatever comes: no panic, the limit holds, a
+//! and fed in pieces of any size. A conversation may have several connections: a hello in its
+//! midst opens the next, [`TURN`] goes on with an earlier one. Whatever comes: no panic, the limit holds, a
 //! victim's slab keeps its bytes and its owner, what is answered has the length that
 //! the frames say, and afterwards everything is given back. A conversation that makes
 //! the node count something it had not counted before (a crude measure of
@@ -25,7 +26,8 @@ use farmem_protocol::extent::{Claimant, Generation, Geometry, Owner, Place, Stat
 use farmem_protocol::key::{Key, Rights};
 use farmem_protocol::lines::conditional::Refused;
 use farmem_protocol::wire::{
-    ANY_QUEUE, Answer, Ask, Batch, Binding, Hello, MAGIC, MAX_VERB_BYTES, Op, Purpose, Request, VERSION, Verb, Welcome,
+    ANY_QUEUE, Answer, Ask, Batch, Binding, Hello, MAGIC, MAX_VERB_BYTES, Op, Purpose, Request, Status, VERSION, Verb,
+    Welcome,
 };
 use farmem_sys::raw::Errno;
 use farmem_sys::socket::Part;
@@ -35,8 +37,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
+/// Who joins after the victim and the attacker: its secret, and the slot that it owns units as.
+const NEWCOMERS_SECRET: u64 = 4;
+const NEWCOMER: u16 = 4;
 /// Secrets that the fuzzer can guess, or it would never get past the door.
 const FIRST_SECRET: u64 = 1;
+
+/// What follows is for the connection whose number is the next byte.
+const TURN: &[u8] = b"\0turn";
+/// Connections of one conversation, at most.
+const CONNECTIONS: usize = 4;
 
 struct Random(u64);
 
@@ -74,8 +84,13 @@ struct Wire<'a> {
 
 impl<'a> Wire<'a> {
     fn new(nic: &'a Nic) -> Self {
-        let engine = Engine::new(Circumstances::default());
-        Wire { nic, engine: Some(engine), said: Vec::new() }
+        Wire { nic, engine: Some(Engine::new(Circumstances::default())), said: Vec::new() }
+    }
+
+    /// Through a Unix socket: what can be mapped is passed.
+    fn local(nic: &'a Nic) -> Self {
+        let about = Circumstances { local: true, ..Circumstances::default() };
+        Wire { nic, engine: Some(Engine::new(about)), said: Vec::new() }
     }
 
     /// Feeds bytes in pieces of at most `piece`; the output is taken in shorter ones.
@@ -138,6 +153,26 @@ fn hello(purpose: Purpose, member: u64, incarnation: u64) -> Vec<u8> {
     hello.as_bytes().to_vec()
 }
 
+/// A conversation's bytes, by connection.
+fn turns(bytes: &[u8]) -> Vec<(usize, &[u8])> {
+    let (mut turns, mut connections, mut on, mut from, mut at) = (Vec::new(), 1, 0, 0, 1);
+    while at < bytes.len() {
+        let rest = &bytes[at..];
+        if rest.starts_with(&MAGIC) && connections < CONNECTIONS {
+            turns.push((on, &bytes[from..at]));
+            (on, from, connections) = (connections, at, connections + 1);
+        } else if rest.starts_with(TURN) && rest.len() > TURN.len() {
+            turns.push((on, &bytes[from..at]));
+            on = rest[TURN.len()] as usize % connections;
+            at += TURN.len();
+            from = at + 1;
+        }
+        at += 1;
+    }
+    turns.push((on, &bytes[from.min(bytes.len())..]));
+    turns
+}
+
 /// A conversation that was kept under another version, in ours: else its hello would be all that is looked at.
 fn of_today(mut bytes: Vec<u8>) -> Vec<u8> {
     if bytes.starts_with(&MAGIC)
@@ -150,6 +185,14 @@ fn of_today(mut bytes: Vec<u8>) -> Vec<u8> {
 
 fn ask(ask: Ask, number: u64, slab: u64) -> Vec<u8> {
     let request = Request { ask: ask as u8, number: number.into(), slab: slab.into(), ..Request::new_zeroed() };
+    request.as_bytes().to_vec()
+}
+
+/// Asks for the file of so many blocks.
+fn ask_unit(number: u64, key: Key, blocks: u64) -> Vec<u8> {
+    let mut request =
+        Request { ask: Ask::Unit as u8, number: number.into(), slab: key.0.into(), ..Request::new_zeroed() };
+    request.detail[..8].copy_from_slice(&blocks.to_le_bytes());
     request.as_bytes().to_vec()
 }
 
@@ -260,6 +303,37 @@ fn of_units(geometry: &Geometry) -> Vec<Vec<u8>> {
     ]
 }
 
+/// A member claims two blocks by a queue pair, is passed their files by its first connection, and gives them back.
+fn of_files(geometry: &Geometry, incarnation: u64) -> Vec<u8> {
+    let turn = |connection: u8| [TURN, &[connection]].concat();
+    let claim = |block, generation| {
+        swap(geometry, block, word(State::Free, 0, generation), word(State::Owned, NEWCOMER, generation + 1))
+    };
+    let give = |block, generation| {
+        swap(geometry, block, word(State::Owned, NEWCOMER, generation), word(State::Quarantine, 0, generation + 1))
+    };
+    let (one, other) = (Key::unit(2, 2, 2), Key::unit(2, 3, 2));
+    [
+        hello(Purpose::Join, 0, 0),
+        hello(Purpose::Attach, NEWCOMERS_SECRET, incarnation),
+        batch_of(0, &[claim(2, 1), claim(3, 1), (Op::Write, one, 0, vec![5; 100])]),
+        turn(0),
+        ask_unit(1, one, 1),
+        ask_unit(2, other, 1),
+        ask_unit(3, one, 2),
+        turn(1),
+        batch_of(3, &[(Op::Write, one, 4096, vec![6; 64]), (Op::Read, one, 0, vec![]), give(2, 2)]),
+        turn(0),
+        ask_unit(4, one, 1),
+        ask_unit(5, other, 33),
+        turn(1),
+        batch_of(6, &[give(3, 2)]),
+        turn(0),
+        ask(Ask::Bye, 6, 0),
+    ]
+    .concat()
+}
+
 /// Valid conversations to begin with. The incarnation of [`nic`] is fixed by its first secret.
 fn seeds(incarnation: u64) -> Vec<Vec<u8>> {
     let control = [
@@ -305,6 +379,7 @@ fn seeds(incarnation: u64) -> Vec<Vec<u8>> {
         records.concat(),
         conditional.concat(),
         [vec![hello(Purpose::Attach, 3, incarnation)], of_units(nic().pool.geometry())].concat().concat(),
+        of_files(nic().pool.geometry(), incarnation),
         control.concat(),
         queue.concat(),
         hello(Purpose::Rejoin, 3, incarnation),
@@ -361,14 +436,27 @@ fn attack(random: &mut Random, bytes: &[u8], incarnation: u64) -> Vec<bool> {
     let write = [hello(Purpose::Attach, 2, incarnation), batch(0, &[(Op::Write, 1, 0, 64)]), claim].concat();
     victims_queue.feed(&write, 1000, now);
 
-    let mut hostile = Wire::new(&nic);
-    hostile.feed(bytes, 1 + random.below(5000), now);
-    assert!(nic.lent() <= nic.lending.limit());
-    let answers = hostile.said.len();
-    if answers >= size_of::<Welcome>() {
-        assert_eq!(hostile.said[..6], MAGIC);
+    let local = random.below(2) == 0;
+    let mut hostile: Vec<Wire<'_>> = Vec::new();
+    let turns = turns(bytes);
+    for &(connection, bytes) in &turns {
+        if connection == hostile.len() {
+            hostile.push(if local { Wire::local(&nic) } else { Wire::new(&nic) });
+        }
+        hostile[connection].feed(bytes, 1 + random.below(5000), now);
+        assert!(nic.lent() <= nic.lending.limit());
+        if random.below(4) == 0 {
+            nic.keep(&|| 0);
+        }
     }
-    hostile.close(Goodbye::Cut, now);
+    let mut answers = 0;
+    for mut hostile in hostile {
+        answers += hostile.said.len();
+        if hostile.said.len() >= size_of::<Welcome>() {
+            assert_eq!(hostile.said[..6], MAGIC);
+        }
+        hostile.close(Goodbye::Cut, now);
+    }
     // Not always: it looks at every word.
     if random.below(32) == 0 {
         let counted = recount(&geometry, &*nic.pool);
@@ -377,7 +465,8 @@ fn attack(random: &mut Random, bytes: &[u8], incarnation: u64) -> Vec<bool> {
     while nic.keep(&|| 0) {}
 
     // Unless the attacker guessed the victim's secret or its run, as no real one can.
-    let guessed = bytes.windows(16).any(|w| w == secret(2)) || bytes.get(8) == Some(&(Purpose::Join as u8));
+    let joins = turns.iter().any(|(_, bytes)| bytes.get(8) == Some(&(Purpose::Join as u8)));
+    let guessed = bytes.windows(16).any(|w| w == secret(2)) || joins;
     if !guessed {
         victims_queue.said.clear();
         victims_queue.feed(&batch_of(3, &[(Op::Read, Key(1), 0, vec![]), (Op::Read, unit, 0, vec![])]), 1000, now);
@@ -414,6 +503,27 @@ fn attack(random: &mut Random, bytes: &[u8], incarnation: u64) -> Vec<bool> {
     while nic.keep(&|| 0) {}
     assert_eq!((nic.lent(), nic.members().len()), (0, 0), "all is given back");
     features
+}
+
+/// Two connections of one member: what is claimed by the one is passed by the other, as long as it is held.
+#[test]
+fn a_conversation_of_two_connections_is_granted_files() {
+    let nic = nic();
+    for _ in 0..2 {
+        Wire::new(&nic).feed(&[hello(Purpose::Join, 0, 0), ask(Ask::Grant, 1, 0)].concat(), 1000, 1);
+    }
+    let bytes = of_files(nic.pool.geometry(), nic.incarnation);
+    let mut wires = [Wire::local(&nic), Wire::local(&nic)];
+    for (connection, bytes) in turns(&bytes) {
+        wires[connection].feed(bytes, 1000, 1);
+    }
+    let answers = wires[0].said[size_of::<Welcome>()..].chunks(size_of::<Answer>());
+    let statuses: Vec<u8> = answers.map(|answer| Answer::read_from_bytes(answer).expect("an answer").status).collect();
+    let (ok, shared, access, range) = (0, Status::Shared as u8, Status::Access as u8, Status::Range as u8);
+    assert_eq!(statuses[..5], [ok, ok, shared, access, range], "{statuses:?}");
+    for wire in &mut wires {
+        wire.close(Goodbye::Cut, 1);
+    }
 }
 
 #[test]

@@ -92,6 +92,56 @@ fn cuts_at_any_moment_lose_and_repeat_nothing() {
     }
 }
 
+/// A fault's READs leave by two doorbells, the demand page's at once and its window's a little later; the connection is cut
+/// between them.
+#[test]
+fn a_cut_between_a_faults_two_doorbells_loses_and_repeats_nothing() {
+    const PAGES: usize = 16;
+    for seed in 1..=40u64 {
+        let (network, _session, slab, mut queue, mut next) = setting(seed);
+        let pages: Vec<u8> = (0..PAGES * 4096).map(|at| (at / 4096 * 16 + at % 13) as u8).collect();
+        assert_eq!(put(&mut queue, slab, 0, &pages), Ok(0));
+        for round in 0..30 {
+            let demand = next() as usize % PAGES;
+            let window = 1 + next() as usize % (PAGES - 1);
+            let mut landing = vec![0; PAGES * 4096];
+            let mut read = |queue: &mut QueuePair, index: usize| {
+                let into = &mut landing[index * 4096..][..4096];
+                let from = (demand + index) % PAGES * 4096;
+                #[allow(unsafe_code)]
+                // SAFETY: the buffer outlives the verbs, which are awaited below.
+                unsafe {
+                    queue.read(index as u64, slab, from as u64, into.as_mut_ptr(), 4096)
+                };
+            };
+            read(&mut queue, 0);
+            queue.doorbell().unwrap();
+            network.pass(next() % 60_000);
+            match next() % 2 {
+                0 => network.cut(),
+                _ => network.cut_and_lose(),
+            }
+            (1..=window).for_each(|index| read(&mut queue, index));
+            queue.doorbell().unwrap();
+            let mut done: Vec<Completion> = Vec::new();
+            while done.len() <= window {
+                queue.wait(&mut done, Duration::from_secs(1)).unwrap();
+            }
+            assert!(done.iter().all(|c| c.result == Ok(0)), "seed {seed}, round {round}: {done:?}");
+            let mut tags: Vec<u64> = done.iter().map(|c| c.tag).collect();
+            tags.sort_unstable();
+            assert_eq!(tags, (0..=window as u64).collect::<Vec<_>>(), "seed {seed}, round {round}");
+            for index in 0..=window {
+                let from = (demand + index) % PAGES * 4096;
+                assert!(
+                    landing[index * 4096..][..4096] == pages[from..][..4096],
+                    "seed {seed}, round {round}, {index}"
+                );
+            }
+        }
+    }
+}
+
 /// Records of lines between WRITEs of the same pages, cut at any moment: what had no completion goes again, in
 /// order, and a record is applied whole or not at all.
 #[test]

@@ -64,11 +64,22 @@ node_dies() {
     [ $status -eq 70 ] && grep -q '127.0.0.1:7411' /tmp/said
 }
 
+# What a page costs over verbs, by the same benchmark and the same arithmetic as over shared memory and TCP
+# (lab/amat/systems/farmem-rdma.toml). Over shared memory beside it: what of that is emulation.
+pages() {
+    farmem bench paging --systems shm,rdma --array 24 --local 8 --accesses "${1:-400}" --rounds "${2:-1}" --no-small \
+        --json /tmp/paging.json >/tmp/paging || { cat /tmp/paging; return 1; }
+    grep -q 'random read' /tmp/paging &&
+        farmem amat --calibrate /tmp/paging.json --system farmem-shm,farmem-rdma --generate zipf --array 1M \
+            --references 1 2>&1 | grep 'a miss'
+}
+
 check windows farmem-rxe windows
 check contract farmem-rxe contract
 check evict farmem-rxe evict
 check soft_dirty farmem-rxe soft-dirty
 check sort sorts
+check pages pages
 check node_dies node_dies
 
 echo "GUEST failed: $failed"

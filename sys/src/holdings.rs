@@ -10,7 +10,7 @@ use crate::raw::{Errno, checked};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Mappings at once; those beyond are counted whole.
-const ENTRIES: usize = 1024;
+const ENTRIES: usize = 4096;
 /// Pages asked about in one call.
 const ASKED: usize = 1024;
 
@@ -45,6 +45,49 @@ pub fn enter(at: usize, len: usize) {
         }
     }
     BEYOND.fetch_add(len, Ordering::Relaxed);
+}
+
+/// Pieces of one length that are kept for good, many to a mapping: thousands of threads come to hundreds of entries.
+pub struct Lots {
+    len: usize,
+    /// The last mapping's address, and below it how many of its pieces are taken.
+    last: AtomicUsize,
+}
+
+/// Pieces in a mapping.
+const PIECES: usize = 16;
+
+impl Lots {
+    /// Of pieces of `len` bytes, whole pages. None yet.
+    pub const fn new(len: usize) -> Lots {
+        assert!(len != 0 && len.is_multiple_of(4096));
+        Lots { len, last: AtomicUsize::new(0) }
+    }
+
+    /// A piece: zeroed, and taking no memory before it is touched.
+    pub fn take(&self) -> Result<usize, Errno> {
+        let mut seen = self.last.load(Ordering::Acquire);
+        loop {
+            let (at, taken) = (seen & !4095, seen & 4095);
+            if at != 0 && taken < PIECES {
+                match self.last.compare_exchange_weak(seen, seen + 1, Ordering::Acquire, Ordering::Acquire) {
+                    Ok(_) => return Ok(at + taken * self.len),
+                    Err(now) => seen = now,
+                }
+                continue;
+            }
+            let new = reserve(self.len * PIECES)? as usize;
+            match self.last.compare_exchange(seen, new | 1, Ordering::Release, Ordering::Acquire) {
+                Ok(_) => return Ok(new),
+                Err(now) => {
+                    strike(new, self.len * PIECES);
+                    // SAFETY: reserved just now, and nobody else's.
+                    unsafe { memory::unmap(new as *mut u8, self.len * PIECES) };
+                    seen = now;
+                }
+            }
+        }
+    }
 }
 
 /// Strikes a mapping out; before it is unmapped, for its addresses may be somebody else's right after.
@@ -87,6 +130,20 @@ fn present(at: usize, len: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pieces_are_apart() {
+        static LOTS: Lots = Lots::new(8192);
+        let takers: Vec<_> =
+            (0..4).map(|_| std::thread::spawn(|| (0..100).map(|_| LOTS.take().unwrap()).collect::<Vec<_>>())).collect();
+        let mut all: Vec<usize> = takers.into_iter().flat_map(|t| t.join().unwrap()).collect();
+        all.sort_unstable();
+        assert!(all.windows(2).all(|two| two[0] + 8192 <= two[1]));
+        for at in all {
+            // SAFETY: a piece of 8192 bytes.
+            unsafe { assert_eq!(((at + 8191) as *mut u8).replace(1), 0) };
+        }
+    }
 
     #[test]
     fn what_is_touched_is_counted_until_struck_out() {

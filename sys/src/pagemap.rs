@@ -191,6 +191,18 @@ mod tests {
         assert_eq!(told(category::WRITTEN), [4, 20]);
         assert_eq!(told(category::PRESENT), [3, 4, 5, 9, 20]);
 
+        // While nobody may write, what is told stays true: the one moment at which a page is known to be clean.
+        let allow = |how| {
+            // SAFETY: the range above.
+            assert_eq!(unsafe { libc::mprotect(at.cast(), PAGES * 4096, how) }, 0);
+        };
+        write(5);
+        allow(libc::PROT_READ);
+        runs.clear();
+        pages.scan(start, end, false, &mut runs).unwrap();
+        assert_eq!(places(&runs, category::WRITTEN), [5]);
+        allow(libc::PROT_READ | libc::PROT_WRITE);
+
         let mut entries = [0; PAGES];
         assert_eq!(pages.entries(start, &mut entries).unwrap(), PAGES);
         let present: Vec<usize> = (0..PAGES).filter(|&page| entries[page] & entry::PRESENT != 0).collect();

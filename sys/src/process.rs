@@ -27,6 +27,22 @@ pub struct Arrived {
     pub sent: bool,
 }
 
+/// Calls `begin` with every signal blocked, so that threads which it begins handle none: for those that a library has in
+/// somebody else's program.
+pub fn deaf<T>(begin: impl FnOnce() -> T) -> T {
+    let mut all = MaybeUninit::<libc::sigset_t>::uninit();
+    let mut before = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: both sets are initialized by the calls that are given them, which do not fail with these arguments.
+    unsafe {
+        libc::sigfillset(all.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
+    }
+    let begun = begin();
+    // SAFETY: as it was.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut()) };
+    begun
+}
+
 impl Signals {
     /// Blocks every signal that can be blocked and is not a fault of the thread's own, for this
     /// thread and all that it starts. Call it before any thread exists.

@@ -41,6 +41,9 @@ pub enum Told {
     Vforked,
     /// It has become another program.
     Execed,
+    /// It stands at its end: it runs none of the program's code any more, and its memory is there until it goes on.
+    /// One that SIGKILL ends may go on by itself.
+    Exiting,
     /// It enters or leaves a system call, as [`resume_to_call`] asked.
     Call,
 }
@@ -53,13 +56,14 @@ fn request(request: libc::c_uint, tid: u32, address: usize, data: usize) -> io::
     }
 }
 
-/// Attaches to a thread, which runs on. It will tell of its new threads and execs; threads and processes that it
-/// is told to follow are attached by the kernel before they run.
+/// Attaches to a thread, which runs on. It will tell of its new threads, its execs and its end; threads and processes
+/// that it is told to follow are attached by the kernel before they run.
 ///
 /// # Errors
 /// EPERM: not allowed, or already traced. ESRCH: no such thread.
 pub fn seize(tid: u32, follow: Follow) -> io::Result<()> {
-    let mut options = libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_TRACECLONE | libc::PTRACE_O_TRACEEXEC;
+    let mut options =
+        libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_TRACECLONE | libc::PTRACE_O_TRACEEXEC | libc::PTRACE_O_TRACEEXIT;
     if follow.forks {
         options |= libc::PTRACE_O_TRACEFORK | libc::PTRACE_O_TRACEVFORK;
     }
@@ -166,6 +170,7 @@ impl Told {
             libc::PTRACE_EVENT_FORK => Told::Forked,
             libc::PTRACE_EVENT_VFORK => Told::Vforked,
             libc::PTRACE_EVENT_EXEC => Told::Execed,
+            libc::PTRACE_EVENT_EXIT => Told::Exiting,
             _ if signal == libc::SIGTRAP | 0x80 => Told::Call,
             _ => Told::Signal(signal),
         }
@@ -260,6 +265,9 @@ mod tests {
         crate::process::send(tid, libc::SIGTERM).unwrap();
         assert_eq!(next(tid), Told::Signal(libc::SIGTERM));
         resume(tid, libc::SIGTERM).unwrap();
+        assert_eq!(next(tid), Told::Exiting);
+        assert_eq!(read(tid, &[Remote { start: rip - 2, len: 8 }], &mut code).unwrap(), 8, "its memory is there");
+        resume(tid, 0).unwrap();
         assert_eq!(next(tid), Told::Killed(libc::SIGTERM));
         let _ = child.wait();
     }

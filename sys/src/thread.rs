@@ -27,6 +27,31 @@ pub fn others() -> Option<u32> {
     (about.st_nlink as u32).checked_sub(3 + STARTED.load(Ordering::Relaxed))
 }
 
+/// Whether there are any of these.
+pub fn any() -> bool {
+    STARTED.load(Ordering::Relaxed) != 0
+}
+
+/// Whether the process's first thread has ended, and stays until the others have.
+pub fn first_has_ended() -> bool {
+    let path = c"/proc/self/stat";
+    let mut text = [0u8; 64];
+    // SAFETY: a live path; a live buffer of that length.
+    let read = unsafe {
+        let args = [libc::AT_FDCWD as usize, path.as_ptr() as usize, libc::O_CLOEXEC as usize, 0, 0, 0];
+        let Ok(fd) = checked(libc::SYS_openat, args) else { return false };
+        let read = checked(libc::SYS_read, [fd, text.as_mut_ptr() as usize, text.len(), 0, 0, 0]);
+        crate::raw::close(fd as i32);
+        read.unwrap_or(0)
+    };
+    is_zombie(&text[..read])
+}
+
+/// The number, the name in brackets (which may hold anything, brackets too; at most 15 bytes), the state.
+fn is_zombie(stat: &[u8]) -> bool {
+    stat.iter().rposition(|&b| b == b')').is_some_and(|at| stat[at..].starts_with(b") Z"))
+}
+
 /// In a forked child, which has none of them.
 pub fn forget_in_child() {
     STARTED.store(0, Ordering::Relaxed);
@@ -113,6 +138,13 @@ mod tests {
         loop {
             sleep_ns(1_000_000_000);
         }
+    }
+
+    #[test]
+    fn a_state_is_told_from_a_name() {
+        assert!(!first_has_ended());
+        let stats = ["12 (a) Z 1 2 3", "12 (a) Z) S 1 2 3", "12 (x) Z 1) Z 1", "12 (a", ""];
+        assert_eq!(stats.map(|stat| is_zombie(stat.as_bytes())), [true, false, true, false, false]);
     }
 
     #[test]

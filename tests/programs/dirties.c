@@ -7,6 +7,8 @@
 //   dirties remap PAGES        two lines of every other page; the array moves ten times a second
 //   dirties leader PAGES       its first thread has ended; a second does "lines 4"
 //   dirties silent PAGES       stores what is there already
+//   dirties ends HOW PAGES     one line of each page for a while, nothing for a while, then three lines once, and ends
+//                              at once: by return, exit (of a thread), signal or exec
 //   dirties calls              sleeps, polls and reads that nothing may interrupt, under signals that it counts
 #include <errno.h>
 #include <poll.h>
@@ -68,6 +70,23 @@ static void *other_program(void *unused) {
     execv(program[0], program);
     harmed("exec");
     return 0;
+}
+
+// Three lines of each page, each with what was not there.
+static volatile uint64_t *last_array;
+static void last_lines(volatile uint64_t *a) {
+    for (size_t page = 0; page < pages; page++)
+        for (int line = 0; line < 3; line++) a[page * 512 + line * 8] = ~a[page * 512 + line * 8];
+}
+static void *last_then_exit(void *unused) {
+    usleep(1200000);
+    last_lines(last_array);
+    _exit(0);
+}
+static void *last_then_exec(void *unused) {
+    usleep(1200000);
+    last_lines(last_array);
+    return other_program(0);
 }
 
 static volatile sig_atomic_t alarms;
@@ -150,6 +169,23 @@ int main(int n, char **arguments) {
         pthread_t thread;
         pthread_create(&thread, 0, writer, (void *)4);
         pthread_exit(0);
+    } else if (!strcmp(mode, "ends")) {
+        volatile uint64_t *a = array(pages);
+        const char *how = arguments[2];
+        write_lines(a, 1, pages, 0.7);
+        // The kernel's own words, and libc's, are written before: the last look sees the three lines alone.
+        if (!strcmp(how, "exit") || !strcmp(how, "exec")) {
+            pthread_t thread;
+            char *next[] = {"/bin/true", 0};
+            program = next;
+            last_array = a;
+            pthread_create(&thread, 0, !strcmp(how, "exec") ? last_then_exec : last_then_exit, 0);
+            pthread_join(thread, 0);
+        }
+        usleep(1200000);
+        last_lines(a);
+        if (!strcmp(how, "signal")) raise(SIGKILL);
+        return 0;
     } else if (!strcmp(mode, "silent")) {
         volatile uint64_t *a = array(pages);
         for (size_t word = 0; word < pages * 512; word++) a[word] = 7;

@@ -39,16 +39,49 @@ macro_rules! cases {
 cases! {
     threads64 thread_churn no_descriptors
     fork_live fork_guesses fork_threads vfork_beside vfork_forks half_clone exec_family close_all gives_up confined confined_traps confined_grows confined_strict go_confined go_contained
-    own_handlers signals_blocked go_signals far_stacks exits_far alt_stacks
+    own_handlers handler_masks signals_blocked go_signals far_stacks exits_far alt_stacks
     reservations insists jit remap remap_evicted remap_beside remap_unreadable advise program_break instructions
     kernel_words last_exit
-    sync_far syscalls_far bad_pointers big_io blocked_calls debugger
+    sync_far robust_locks vectors raw_threads syscalls_far bad_pointers big_io blocked_calls debugger
+}
+
+/// Signals that fall on faults find the program's registers, and leave them as they were; where faults return by the
+/// kernel too. They do fall on faults: at each instruction of the return, where a tracer sends them.
+#[test]
+fn signals_in_faults() -> Result<()> {
+    case("storms")?;
+    for (name, counted) in [("storms", "in an access "), ("window", "signals at each step ")] {
+        let program = Command::new(compile::c(name, &[])?);
+        let native = process::run(copy(&program), LIMIT)?.success()?;
+        for (flags, hits) in [(&[][..], true), (&["--mask", "resume"], name == "storms")] {
+            let (far, _) = far_run(&program, &Far::local("4M").with(flags), LIMIT)?;
+            compare(&native, &far).map_err(|e| e.context(format!("{name}, {flags:?}")))?;
+            let count = far.stderr.lines().find_map(|line| line.strip_prefix(counted));
+            let count = count.and_then(|rest| rest.split(',').next()?.parse::<u64>().ok());
+            ensure!(count.is_some_and(|count| (count > 0) == hits), "{name}, {flags:?}: {}", far.stderr);
+        }
+    }
+    Ok(())
 }
 
 #[test]
 fn early_heap() -> Result<()> {
     built("early_heap", &[])?;
     built("early_heap", &["-no-pie"])
+}
+
+/// More at once than the runtime had records for only in shared memory: over tcp each thread's first fault makes a
+/// connection.
+#[test]
+fn many_threads() -> Result<()> {
+    for (way, at_once) in [(["--transport", "shm"], "8400"), (["--fault", "thread"], "1000")] {
+        let mut program = Command::new(compile::c("many_threads", &[])?);
+        program.arg(at_once);
+        let native = process::run(copy(&program), LIMIT)?.success()?;
+        let (far, stats) = far_run(&program, &Far::local("4M").with(&way), LIMIT)?;
+        compare(&native, &far).map_err(|e| e.context(format!("{way:?}; {stats}")))?;
+    }
+    Ok(())
 }
 
 /// The runtime's thread is the program's, even where a vfork child was the first to need it: somebody has to see a node

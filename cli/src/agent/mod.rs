@@ -20,7 +20,7 @@ use std::time::Duration;
 use farmem_agent::host::{self, Agent, Config, StartError};
 use farmem_agent::serve::End;
 use farmem_agent::stock::Quotas;
-use farmem_fabric::{ConnectError, NodeAddr};
+use farmem_fabric::{ConnectError, NodeAddr, Transport};
 use farmem_protocol::exit;
 use farmem_sys::process::Signals;
 
@@ -40,7 +40,8 @@ pub use start::reached_or_started;
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Options {
-    /// The Unix socket of a node on this machine, unix:PATH. Without it, a node is started
+    /// The node whose memory is served: unix:PATH on this machine, which programs map, or HOST:PORT of any other, which
+    /// they reach over tcp, by keys of their own. Without it, a node is started
     #[arg(long, value_name = "ADDR")]
     pub node: Option<NodeAddr>,
 
@@ -86,6 +87,9 @@ Examples:
   farmem agent --node unix:/run/farmem/node.sock --quota alice=4G --quota alice/nightly=1G
       Memory of a node that runs already; alice's job 'nightly' has a limit of its own.
 
+  farmem agent --node bighost:7411
+      Memory of another machine: programs read and write their pieces by verbs over tcp, not by loads and stores.
+
   farmem agent --status
       Who holds what.
 
@@ -107,22 +111,26 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     // Before any thread, so that signals come to the one that waits for them.
     let signals = Signals::take().map_err(|e| Failure::usage(format!("cannot take over signals: {e}")))?;
     let node = match &options.node {
-        Some(NodeAddr::Shm(path)) => path.clone(),
-        Some(NodeAddr::Tcp(at)) => {
-            return Err(Failure::usage(format!(
-                "--node {at}: an agent serves the memory of a node on this machine: give its unix:/PATH"
-            )));
+        Some(node) => node.clone(),
+        None => {
+            let lend = options.lend.bytes(size::machine_ram().map_err(Failure::usage)?.0);
+            NodeAddr::Shm(node::at_hand(&dir, lend)?)
         }
-        None => node::at_hand(&dir, options.lend.bytes(size::machine_ram().map_err(Failure::usage)?.0))?,
+    };
+    let transport = match &node {
+        NodeAddr::Shm(_) => Transport::Shm,
+        // Windows of blocks are not on RDMA cards: their verbs would go in frames all the same.
+        NodeAddr::Tcp(_) => Transport::Tcp,
     };
     let config = Config {
         dir: dir.clone(),
         node,
+        transport,
         quotas: options.quota.iter().fold(Quotas::default(), Quota::add_to),
         idle: (!options.idle.is_zero()).then_some(options.idle),
         grace: options.grace,
     };
-    let publisher = report::Publisher::new(&dir, NodeAddr::Shm(config.node.clone()).to_string());
+    let publisher = report::Publisher::new(&dir, config.node.to_string());
     let agent = Agent::start(config).map_err(refusal)?;
     if !options.quiet {
         eprintln!("farmem: agent at {}", host::socket(&dir).display());

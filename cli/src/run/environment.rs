@@ -41,7 +41,7 @@ pub enum Dirty {
     Lines,
     /// By line: against a copy; over shared memory, against the node's own
     Shadow,
-    /// By page: the first write to one that was read faults
+    /// By page, write-protected: the first write to one that was read faults (WP_ASYNC is not used: it would cost more)
     Pages,
     /// Not at all: every page that leaves is written back
     None,

@@ -1,4 +1,4 @@
-//! Where an agent's blocks come from: the words of a node on this machine.
+//! Where an agent's blocks come from: the words of a node.
 //!
 //! A block is claimed by one CAS of its word and given back by another
 //! ([`farmem_protocol::extent`]); a run by one for each of its blocks, in one batch.
@@ -14,13 +14,15 @@
 //! The turn first: a CAS that the killed agent still had on its way is carried out
 //! before that, or never.
 //!
-//! Each grant's memory is a file of its own at the node ([`Session::unit`]), which
-//! is passed on to the one application that has it, and shows nothing else.
+//! Of a node on this machine each grant's memory is a file of its own ([`Session::unit`]), which
+//! is passed on to the one application that has it, and shows nothing else. Of any other, each block
+//! is reached by a window that is bound for that application ([`crate::windows`]).
 
 use crate::ledger::{Ledger, Membership};
+use crate::windows::{User, Windows};
 use crate::word::{BLOCK_BYTES, BlockId, MAX_BLOCK_ID, Refusal};
 use farmem_fabric::words::{self, Words, WordsError};
-use farmem_fabric::{ConnectError, ConnectOptions, GrantError, Identity, Lost, QueuePair, Session};
+use farmem_fabric::{ConnectError, ConnectOptions, GrantError, Identity, Lost, NodeAddr, QueuePair, Session};
 use farmem_protocol::extent::claim::{Claimer, Want};
 use farmem_protocol::extent::geometry::Target;
 use farmem_protocol::extent::reshape::{Reshape, Reshaped};
@@ -29,8 +31,8 @@ use farmem_protocol::extent::{Actor, Claimant, Failed, Grant, Level, Operation, 
 use farmem_protocol::key::Key;
 use farmem_sys::raw;
 use std::collections::HashMap;
-use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// How long a claim waits for what the agent itself gave back a moment ago, and the node is making clean.
 const CLEANING_NS: u64 = 200_000_000;
@@ -41,15 +43,20 @@ const TOGETHER: usize = 64 << 10;
 /// Requests that one agent makes of its node, at most: the next one's numbers begin so much further on.
 const REQUESTS: u64 = 1 << 32;
 
-/// A grant's memory, to be mapped by an application.
+/// A grant's memory.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Memory {
-    /// To be closed by whoever asked.
-    pub fd: i32,
-    /// Names the memory: it is never another's name.
-    pub name: u64,
-    /// Bytes to map, from the beginning.
-    pub len: u64,
+pub enum Memory {
+    /// To be mapped by an application.
+    Here {
+        /// To be closed by whoever asked.
+        fd: i32,
+        /// Names the memory: it is never another's name.
+        name: u64,
+        /// Bytes to map, from the beginning.
+        len: u64,
+    },
+    /// To be reached by these windows, one for each block.
+    Elsewhere(Vec<Key>),
 }
 
 /// A block, or neighbouring ones, just claimed.
@@ -90,7 +97,7 @@ impl From<Lost> for JoinError {
     }
 }
 
-/// Blocks of a node on this machine.
+/// Blocks of a node.
 pub struct Blocks {
     session: Session,
     queue: QueuePair,
@@ -98,26 +105,33 @@ pub struct Blocks {
     actor: Actor,
     claimer: Claimer,
     ledger: Arc<Ledger>,
+    /// `None`: memory is mapped.
+    windows: Option<Windows>,
     held: HashMap<BlockId, Vec<Grant>>,
-    /// Blocks in `held`.
-    count: u64,
+    /// Blocks in `held`, for who does not wait for the lock on this.
+    count: Arc<AtomicU64>,
     /// When something was last given back.
     released_ns: u64,
 }
 
 impl Blocks {
     /// Joins a node anew. Nothing may be recorded as held.
-    pub fn join(node: &Path, options: &ConnectOptions, ledger: Arc<Ledger>) -> Result<Blocks, JoinError> {
+    pub fn join(node: &NodeAddr, options: &ConnectOptions, ledger: Arc<Ledger>) -> Result<Blocks, JoinError> {
         let session = Session::connect_lasting(node, options)?;
         let Identity { secret, incarnation, number } = session.identity();
         ledger.set_membership(&Membership { secret, incarnation, number });
         Blocks::of(session, ledger)
     }
 
+    /// Joins a node anew as a member that ends with this process: what it holds is nobody's to take over.
+    pub fn join_alone(node: &NodeAddr, options: &ConnectOptions, ledger: Arc<Ledger>) -> Result<Blocks, JoinError> {
+        Blocks::of(Session::connect(node, options)?, ledger)
+    }
+
     /// Is again the member that a former agent recorded, and holds what it recorded as applications' and the
     /// words confirm.
     pub fn resume(
-        node: &Path,
+        node: &NodeAddr,
         options: &ConnectOptions,
         ledger: Arc<Ledger>,
         membership: &Membership,
@@ -140,7 +154,9 @@ impl Blocks {
         let words = Words::open(&mut queue)?;
         let actor = Actor::new(Owner::new(session.owner()), Claimant::new(0));
         let claimer = Claimer::new(actor, words.geometry());
-        Ok(Blocks { session, queue, words, actor, claimer, ledger, held: HashMap::new(), count: 0, released_ns: 0 })
+        let windows = (!session.is_mapped()).then(|| Windows::new(Arc::clone(&ledger)));
+        let (held, count, released_ns) = (HashMap::new(), Arc::default(), 0);
+        Ok(Blocks { session, queue, words, actor, claimer, ledger, windows, held, count, released_ns })
     }
 
     fn take_over(&mut self, recorded: impl Iterator<Item = Recorded>) -> Result<(), JoinError> {
@@ -156,9 +172,12 @@ impl Blocks {
             let places = place..place.saturating_add(blocks);
             if places.clone().all(|place| mine.contains_key(&place)) {
                 let grants: Vec<Grant> = places.filter_map(|place| mine.remove(&place)).collect();
-                self.count += grants.len() as u64;
+                self.count.fetch_add(grants.len() as u64, Ordering::Relaxed);
                 self.held.insert(block, grants);
             }
+        }
+        if self.windows.is_some() {
+            self.windows = Some(Windows::resume(Arc::clone(&self.ledger), &self.session, &self.held)?);
         }
         let surplus: Vec<Grant> = mine.into_values().collect();
         Ok(self.give_back(&surplus)?)
@@ -200,7 +219,7 @@ impl Blocks {
         let Some(grants) = self.claim_units(blocks, since_ns)? else { return Ok(None) };
         let block = self.name();
         let place = grants[0].place.index;
-        self.count += grants.len() as u64;
+        self.count.fetch_add(grants.len() as u64, Ordering::Relaxed);
         self.held.insert(block, grants);
         Ok(Some(Claimed { block, place }))
     }
@@ -257,12 +276,19 @@ impl Blocks {
         }
     }
 
-    /// A block or run that nobody uses any more. Its memory goes back to the system at once.
-    pub fn release(&mut self, block: BlockId) {
-        let Some(grants) = self.held.remove(&block) else { return };
-        self.count -= grants.len() as u64;
-        self.released_ns = raw::now_ns();
+    /// Blocks and runs that nobody uses any more. Their memory goes back to the system at once, and what they were
+    /// reached by ends before.
+    pub fn release(&mut self, blocks: &[BlockId]) {
         // Of a node that is lost nothing is left to give back.
+        if let Some(windows) = &mut self.windows {
+            let _ = windows.unbind((&self.session, &mut self.queue), blocks);
+        }
+        let grants: Vec<Grant> = blocks.iter().filter_map(|block| self.held.remove(block)).flatten().collect();
+        if grants.is_empty() {
+            return;
+        }
+        self.count.fetch_sub(grants.len() as u64, Ordering::Relaxed);
+        self.released_ns = raw::now_ns();
         let _ = self.give_back(&grants);
     }
 
@@ -274,15 +300,19 @@ impl Blocks {
         Ok(())
     }
 
-    /// The memory of a block or run, the same every time.
-    pub fn memory(&mut self, block: BlockId) -> Result<Memory, Refusal> {
+    /// The memory of a block or run, for the application that has it; the same every time.
+    pub fn memory(&mut self, block: BlockId, user: User) -> Result<Memory, Refusal> {
         let grants = self.held.get(&block).ok_or(Refusal::Tables)?;
+        if let Some(windows) = &mut self.windows {
+            let keys = windows.keys((&self.session, &mut self.queue), (block, grants), user)?;
+            return Ok(Memory::Elsewhere(keys));
+        }
         let key = grants[0].key().0;
         let fd = self.session.unit(Key(key), grants.len() as u32).map_err(|e| match e {
             GrantError::Lost(_) => Refusal::Lost,
             _ => Refusal::System,
         })?;
-        Ok(Memory { fd, name: key, len: grants.len() as u64 * BLOCK_BYTES })
+        Ok(Memory::Here { fd, name: key, len: grants.len() as u64 * BLOCK_BYTES })
     }
 
     /// A few times a second. An error: the source is gone.
@@ -290,8 +320,18 @@ impl Blocks {
         self.session.tend().map_err(|lost| lost.to_string())
     }
 
+    /// Whether memory is mapped by applications, and not reached by windows.
+    pub fn is_mapped(&self) -> bool {
+        self.windows.is_none()
+    }
+
     /// Bytes claimed at the node.
     pub fn taken(&self) -> u64 {
-        self.count * BLOCK_BYTES
+        self.count.load(Ordering::Relaxed) * BLOCK_BYTES
+    }
+
+    /// Blocks claimed at the node, to be looked at at any time.
+    pub fn count(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.count)
     }
 }

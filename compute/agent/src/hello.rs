@@ -5,15 +5,19 @@
 //!   │── Hello [, Declaration…] ──────────────────►│   anew, or again with its token and what it holds
 //!   │◄────────────────────── Welcome + the desk ──│
 //!   │     … the rest is said in the ring …        │
-//!   │◄──────────────── Mapped + a slab's memfd ───│   for each MAP
+//!   │◄─────────────── Mapped + a block's memfd ───│   for each MAP, where memory is on this machine
+//!   │◄───────────────── Reached, a key or more ───│   for each MAP, where it is elsewhere
 //! ```
+//! An application that an agent of memory elsewhere does not know as a member of the node is told which node it is
+//! ([`Entry::Elsewhere`]). It joins that itself, and comes again with the id that the node knows it by. Whether the id
+//! is its own nobody asks: windows are bound for whom it names, and a liar has named somebody who does not know the keys.
 //! Numbers are of this machine's order: the socket does not leave it.
 
 use crate::chunks::Map;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// First bytes, both ways; the last is the version.
-pub const MAGIC: [u8; 8] = *b"fmagent\x01";
+pub const MAGIC: [u8; 8] = *b"fmagent\x02";
 
 /// The application's first words.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable)]
@@ -29,6 +33,14 @@ pub struct Hello {
     pub token: [u8; 16],
     /// The job it belongs to, filled up with zeros; empty: none.
     pub job: [u8; 32],
+    /// Where memory is elsewhere: the only queue pair that is to reach it; [`ANY_QUEUE`]: all of the member.
+    ///
+    /// [`ANY_QUEUE`]: farmem_protocol::wire::ANY_QUEUE
+    pub queue: u64,
+    /// The member of the node that is to reach it, by its owner id; 0: none yet.
+    pub owner: u32,
+    /// Zero.
+    pub zero: u32,
 }
 
 /// A block or a run that an application holds.
@@ -51,11 +63,15 @@ pub struct Welcome {
     pub magic: [u8; 8],
     /// An [`Entry`].
     pub status: u32,
-    /// Zero.
-    pub zero: u32,
+    /// Bytes of text that follow, at most [`MAX_NODE`]: for [`Entry::Elsewhere`], how to reach the node, as
+    /// `tcp HOST:PORT`, or `verbs HOST:PORT`.
+    pub text: u32,
     /// What the application proves itself by when it comes again.
     pub token: [u8; 16],
 }
+
+/// The longest text behind a [`Welcome`].
+pub const MAX_NODE: usize = 300;
 
 /// How an application is received.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -73,13 +89,17 @@ pub enum Entry {
     NotHeld = 4,
     /// The system refused the agent memory or descriptors.
     System = 5,
+    /// The memory is on another machine: join that node, and say who you are there.
+    Elsewhere = 6,
 }
 
 impl Entry {
     /// From its number.
     pub fn of(status: u32) -> Option<Entry> {
         use Entry::*;
-        [Welcome, Malformed, Full, Unknown, NotHeld, System].into_iter().find(|entry| *entry as u32 == status)
+        [Welcome, Malformed, Full, Unknown, NotHeld, System, Elsewhere]
+            .into_iter()
+            .find(|entry| *entry as u32 == status)
     }
 }
 
@@ -97,4 +117,15 @@ pub struct Mapped {
     pub offset: u64,
 }
 
-const _: () = assert!(size_of::<Hello>() == 64 && size_of::<Declaration>() == 72 && size_of::<Welcome>() == 32);
+/// By what an application reaches a block, or the blocks of a run: so many keys of windows follow, 8 bytes each, one
+/// for each block.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C)]
+pub struct Reached {
+    /// The block that was asked about.
+    pub block: u64,
+    /// Keys that follow.
+    pub keys: u64,
+}
+
+const _: () = assert!(size_of::<Hello>() == 80 && size_of::<Declaration>() == 72 && size_of::<Welcome>() == 32);

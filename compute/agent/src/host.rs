@@ -11,7 +11,7 @@ use crate::ledger::{self, Ledger};
 use crate::serve::{End, Report, Service};
 use crate::stock::{Quotas, Stock};
 use farmem_fabric::words::WordsError;
-use farmem_fabric::{ConnectError, ConnectOptions, Transport};
+use farmem_fabric::{ConnectError, ConnectOptions, NodeAddr, Transport};
 use farmem_protocol::extent::Failed;
 use farmem_sys::process;
 use farmem_sys::raw::Errno;
@@ -30,8 +30,11 @@ use std::time::Duration;
 pub struct Config {
     /// A private directory for its files.
     pub dir: PathBuf,
-    /// The Unix socket of the node on this machine that it takes memory from.
-    pub node: PathBuf,
+    /// The node that it takes memory from. By its Unix socket, on this machine: memory is mapped by programs. By host and
+    /// port: programs reach it by verbs.
+    pub node: NodeAddr,
+    /// How programs reach a node by host and port: [`Transport::Tcp`] or [`Transport::Verbs`].
+    pub transport: Transport,
     /// What tenants may hold.
     pub quotas: Quotas,
     /// It ends when nobody has used it for so long; `None`: never.
@@ -109,7 +112,7 @@ impl Agent {
             grace: config.grace,
             run: random()?,
             pid: std::process::id(),
-            transport: Transport::Shm,
+            transport: config.transport,
         };
         let mut stock = Stock::open(Arc::clone(&ledger), config.quotas.clone());
         let resumed = match ledger.membership() {
@@ -136,7 +139,12 @@ impl Agent {
             }
         };
         let recovered = stock.applications().count();
-        let service = Service::new(stock, blocks)?;
+        let elsewhere = match (&config.node, config.transport) {
+            (NodeAddr::Shm(_), _) => None,
+            (NodeAddr::Tcp(at), Transport::Verbs) => Some(format!("verbs {at}")),
+            (NodeAddr::Tcp(at), _) => Some(format!("tcp {at}")),
+        };
+        let service = Service::new(stock, blocks, elsewhere)?;
         let at = socket(&config.dir);
         // A killed agent's; another that lives has the lock.
         let _ = std::fs::remove_file(&at);
@@ -157,7 +165,7 @@ impl Agent {
     /// Serves until told to stop, or idle. `each` is called a few times a second.
     pub fn run(&self, each: &mut dyn FnMut(&Report)) -> Result<End, StartError> {
         let mut tell = || each(&self.report());
-        Ok(self.service.run(&self.listener, &self.ledger, self.config.idle, &mut tell)?)
+        Ok(self.service.run(Some(&self.listener), &self.ledger, self.config.idle, &mut tell)?)
     }
 
     /// After [`Agent::run`]. If applications are still there their memory stays theirs, and the process must

@@ -4,6 +4,7 @@
 //! byte 0        header    magic, the membership at the node, the next block's name
 //!      4096     applications, 256 × 128 bytes     token, user, process, job
 //!      36864    blocks, 32768 × 128 bytes         owner, name, place at the node, map of chunks
+//!      4231168  windows, 65536 × 16 bytes         key, what it is bound to
 //! ```
 //! (All numbers are words of 8 bytes, of this machine's order: the file never leaves it.)
 //!
@@ -17,6 +18,7 @@
 //! | a record struck out, and the block given back | the same | the same |
 //! | chunks recorded, and the application told | chunks that it does not declare | they are free ([`crate::stock::Stock::declare`]) |
 //! | an application's FREE read, and recorded | chunks that it does not declare | the same |
+//! | a window bound or unbound, and its record | one that is recorded as bound to nothing | it is dropped ([`crate::windows`]) |
 //! | an application admitted, and told its token | one that never comes back | its time is over, its process is found gone |
 //!
 //! An entry's first word is therefore stored last when it begins, and first when
@@ -24,6 +26,7 @@
 
 use crate::chunks::Map;
 use crate::word::BlockId;
+use farmem_protocol::key::Key;
 use farmem_sys::raw::Errno;
 use farmem_sys::shared::Shared;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -35,13 +38,19 @@ pub const MAX_ENTRIES: usize = 32_768;
 /// Bytes of a job's name.
 pub const MAX_JOB: usize = 32;
 /// Bytes of the file; sparse.
-pub const BYTES: usize = BLOCKS + MAX_ENTRIES * BLOCK;
+pub const BYTES: usize = WINDOWS + MAX_WINDOWS * WINDOW;
+/// Windows of one agent: as many as a node lets a member have.
+pub const MAX_WINDOWS: usize = 1 << 16;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"fmagent2");
+const MAGIC: u64 = u64::from_le_bytes(*b"fmagent3");
 const APPS: usize = 4096;
 const APP: usize = 128;
 const BLOCKS: usize = APPS + MAX_APPS * APP;
 const BLOCK: usize = 128;
+const WINDOWS: usize = BLOCKS + MAX_ENTRIES * BLOCK;
+const WINDOW: usize = 16;
+/// In the second word of a window: it is bound.
+const BOUND: u64 = 1 << 63;
 
 /// 128 bits that an application proves itself by when it comes back.
 pub type Token = [u8; 16];
@@ -218,6 +227,30 @@ impl Ledger {
         }
     }
 
+    /// A window that the agent has at its node: its key, and what it is bound to for certain: a block, or the block of
+    /// this number in a run.
+    pub fn window(&self, slot: usize) -> Option<(Key, Option<(BlockId, u32)>)> {
+        let at = WINDOWS + slot * WINDOW;
+        let key = self.word(at);
+        let to = self.word(at + 8);
+        let bound = to & BOUND != 0;
+        (key != 0).then(|| (Key(key), bound.then_some((BlockId(to as u32), (to >> 32) as u32 & 0xFFFF))))
+    }
+
+    /// Records a window as bound to nothing, or not known to be; `None`: there is none.
+    pub fn set_window(&self, slot: usize, key: Option<Key>) {
+        let at = WINDOWS + slot * WINDOW;
+        self.put(at + 8, 0);
+        self.put(at, key.map_or(0, |key| key.0));
+    }
+
+    /// Records what a window is bound to, by the key that it has now.
+    pub fn bind_window(&self, slot: usize, key: Key, block: BlockId, of_run: u32) {
+        let at = WINDOWS + slot * WINDOW;
+        self.put(at, key.0);
+        self.put(at + 8, BOUND | (of_run as u64) << 32 | block.0 as u64);
+    }
+
     /// Records that nobody owns the block.
     pub fn disown(&self, entry: usize) {
         self.put(BLOCKS + entry * BLOCK, 0);
@@ -247,6 +280,14 @@ mod tests {
         assert_eq!((next.app(3), next.app(4)), (Some(app), None));
         assert_eq!((next.membership(), next.next_name()), (Some(member), 55));
         assert_eq!((next.owned(MAX_ENTRIES - 1), next.owned(0)), (Some(owned), None));
+        let key = Key::window(70_000, 5);
+        first.set_window(MAX_WINDOWS - 1, Some(Key::window(70_000, 4)));
+        assert_eq!(next.window(MAX_WINDOWS - 1), Some((Key::window(70_000, 4), None)));
+        first.bind_window(MAX_WINDOWS - 1, key, BlockId(77), 31);
+        assert_eq!(next.window(MAX_WINDOWS - 1), Some((key, Some((BlockId(77), 31)))));
+        assert_eq!(next.owned(MAX_ENTRIES - 1), Some(owned));
+        first.set_window(MAX_WINDOWS - 1, None);
+        assert_eq!(next.window(MAX_WINDOWS - 1), None);
         next.disown(MAX_ENTRIES - 1);
         assert_eq!(first.owned(MAX_ENTRIES - 1), None);
         raw::close(fd);

@@ -18,8 +18,9 @@
 //! | [`chunks`], [`stock`] | the allocator: no I/O |
 //! | [`ledger`] | the record |
 //! | [`blocks`] | where blocks come from |
+//! | [`windows`] | by what they are reached, of a node elsewhere |
 //! | [`serve`], [`host`] | the agent at work; as a process |
-//! | [`client`] | an application's side |
+//! | [`client`] | an application's side; an agent within it, where it is alone |
 //!
 //! Who trusts whom, what a lie costs, and what each crash leaves:
 //! `docs/design/agent.md`.
@@ -41,3 +42,5 @@ pub mod host;
 pub mod serve;
 #[cfg(not(loom))]
 pub mod stock;
+#[cfg(not(loom))]
+pub mod windows;

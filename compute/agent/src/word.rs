@@ -13,7 +13,7 @@
 //! | 2 | WANT: `n` pieces of `ord` | DONE: a WANT, RUN or MAP is answered; `n` is a [`Refusal`], 0 for none |
 //! | 3 | RUN: `n` adjacent blocks | RUN: those from `block` |
 //! | 4 | FREE RUN: the `n` blocks from `block` | |
-//! | 5 | MAP: the memory of `block`, over the socket | |
+//! | 5 | MAP: the memory of `block`, or by what it is reached, over the socket | |
 //!
 //! A word that comes from the ring is a claim: [`Up::of`] and [`Down::of`] take no
 //! other than the forms above. Whether its sender holds what it names is for
@@ -85,6 +85,8 @@ pub enum Refusal {
     System = 5,
     /// The agent holds all that its node lets one owner have.
     Share = 6,
+    /// The memory is on another machine, and its node does not know the member that is to reach it.
+    Stranger = 7,
 }
 
 impl Refusal {
@@ -96,6 +98,7 @@ impl Refusal {
             4 => Refusal::Lost,
             5 => Refusal::System,
             6 => Refusal::Share,
+            7 => Refusal::Stranger,
             _ => return None,
         })
     }

@@ -8,6 +8,7 @@ mod common;
 use common::programs::{be_child, checked, is_zero, stamped};
 use common::{Host, tell, within, within_of};
 use farmem_agent::client::{AllocError, Chunk, Client, ConnectError, Options};
+use farmem_fabric::{NodeAddr, Transport};
 use std::time::{Duration, Instant};
 
 /// What is promised within a second is waited for so long, on a machine that is slow and busy; one try of [`TRIES`] must
@@ -34,7 +35,7 @@ fn pieces_and_runs_are_had_and_given_back() {
     let mut all = Vec::new();
     for order in (0..=9).chain([0, 0, 5, 9]) {
         let chunk = client.alloc(order).unwrap();
-        assert!(is_zero(&chunk) && (chunk.address().as_ptr() as u64).is_multiple_of(4096 << order));
+        assert!(is_zero(&chunk) && (chunk.number()).is_multiple_of(4096 << order));
         all.push((chunk, order as u64));
     }
     let run = client.alloc_run(32).unwrap();
@@ -45,13 +46,13 @@ fn pieces_and_runs_are_had_and_given_back() {
     for (chunk, stamp) in &all {
         for at in (0..chunk.bytes() as usize).step_by(4096) {
             // SAFETY: the chunk is ours.
-            unsafe { chunk.address().add(at).cast::<u64>().write(*stamp + at as u64) };
+            unsafe { chunk.address().unwrap().add(at).cast::<u64>().write(*stamp + at as u64) };
         }
     }
     for (chunk, stamp) in &all {
         for at in (0..chunk.bytes() as usize).step_by(4096) {
             // SAFETY: as above.
-            assert_eq!(unsafe { chunk.address().add(at).cast::<u64>().read() }, *stamp + at as u64);
+            assert_eq!(unsafe { chunk.address().unwrap().add(at).cast::<u64>().read() }, *stamp + at as u64);
         }
     }
     all.into_iter().for_each(|(chunk, _)| client.free(chunk));
@@ -280,7 +281,7 @@ fn a_killed_agent_is_followed_by_one_that_knows_its_applications() {
     held.push((client.alloc_run(4).unwrap(), 0));
     let run = held.len() - 1;
     // SAFETY: the run is ours.
-    unsafe { held[run].0.address().cast::<u64>().write(4711) };
+    unsafe { held[run].0.address().unwrap().cast::<u64>().write(4711) };
     let mut churner = host.program("churner");
     let pid = churner.0.id();
     within("another works", || host.dir.join(format!("churns-{pid}")).exists());
@@ -306,7 +307,7 @@ fn a_killed_agent_is_followed_by_one_that_knows_its_applications() {
     let kept = held
         .iter()
         .find(|(chunk, _)| chunk.bytes() == 8 << 20)
-        .map(|(run, _)| unsafe { run.address().cast::<u64>().read() });
+        .map(|(run, _)| unsafe { run.address().unwrap().cast::<u64>().read() });
     assert_eq!(kept, Some(4711));
     tell(&host.dir, "enough");
     assert!(churner.ended_well(), "the other program found wrong bytes");
@@ -379,7 +380,8 @@ fn there_is_one_agent_at_most() {
     host.agent("");
     let config = farmem_agent::host::Config {
         dir: host.dir.clone(),
-        node: host.dir.join("node.sock"),
+        node: NodeAddr::Shm(host.dir.join("node.sock")),
+        transport: Transport::Shm,
         quotas: Default::default(),
         idle: None,
         grace: Duration::from_secs(1),

@@ -7,7 +7,7 @@ use farmem_agent::blocks::{Blocks, Claimed};
 use farmem_agent::ledger::{Ledger, Membership};
 use farmem_agent::word::Refusal;
 use farmem_fabric::words::Words;
-use farmem_fabric::{ConnectOptions, Identity, Session, Transport};
+use farmem_fabric::{ConnectOptions, Identity, NodeAddr, Session, Transport};
 use farmem_protocol::extent::guard::Words as _;
 use farmem_protocol::extent::reshape::{Reshape, Reshaped};
 use farmem_protocol::extent::{Actor, Answer, Claimant, Failed, Level, Operation, Owner, Place, State, Step};
@@ -41,7 +41,7 @@ fn claim(blocks: &mut Blocks, count: u32) -> Result<Claimed, Refusal> {
 #[test]
 fn a_giant_beyond_the_share_is_not_a_node_lost() {
     let host = Host::new(2048);
-    let (node, options) = (host.dir.join("node.sock"), options());
+    let (node, options) = (NodeAddr::Shm(host.dir.join("node.sock")), options());
     let mut other = Blocks::join(&node, &options, ledger(&host, "other")).unwrap();
     // All that is not in one piece.
     for _ in 0..512 {
@@ -90,7 +90,7 @@ const TO_CHILDREN: usize = 2 + 512 / 64;
 fn what_a_killed_agent_was_splitting_its_successor_splits() {
     for verbs in [2, TO_CHILDREN, TO_CHILDREN + 100, TO_CHILDREN + 512] {
         let host = Host::new(2048);
-        let (node, options) = (host.dir.join("node.sock"), options());
+        let (node, options) = (NodeAddr::Shm(host.dir.join("node.sock")), options());
         let session = Session::connect_lasting(&node, &options).unwrap();
         let mut queue = session.queue_pair().unwrap();
         let mut words = Words::open(&mut queue).unwrap();

@@ -1,7 +1,8 @@
 //! The background thread: evicts ahead of need, so that faults find room; takes
 //! in acknowledgements; sees to it that a node's death is noticed even while
 //! nothing is fetched from it; gives far memory back that the program has freed;
-//! and once a second does the housekeeping.
+//! once a second does the housekeeping; and ends a process of which only the
+//! runtime's threads are left.
 //!
 //! It is started on the first shortage or eviction, not at start: a child that forks and
 //! execs, and a program that fits, have none.
@@ -9,8 +10,9 @@
 use crate::Pager;
 use crate::ending::say;
 use farmem_protocol::addr::PAGE_BYTES;
-use farmem_sys::raw::{futex_wait, futex_wake, getpid, now_ns};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use farmem_sys::raw::{futex_wait, futex_wake, getpid, now_ns, syscall};
+use farmem_sys::thread;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// How often the nodes are looked after: well within the two seconds in which a run whose node was
@@ -21,6 +23,13 @@ const TEND_NS: u64 = 250_000_000;
 /// that comes back before its own is heard of leaves whole, and cards go on only when somebody looks.
 const LOOK_NS: u64 = 1_000_000;
 
+/// Between looks whether the program has a thread left, once its first has ended by itself; and for how long after the
+/// end of a thread. Then it is seen within [`TEND_NS`].
+const WATCH_NS: u64 = 10_000_000;
+const WATCHES_NS: u64 = 500_000_000;
+/// In [`Background::first`]: it has.
+const HAS_ENDED: u64 = 1 << 32;
+
 /// How the background thread is woken.
 pub struct Background {
     /// Bumped at each wake-up that somebody asked for; futex.
@@ -30,6 +39,10 @@ pub struct Background {
     /// The process that the thread belongs to. A vfork child shares this memory, but a thread that it
     /// started would be a thread of its own, and end with its exec wherever it is.
     process: AtomicU32,
+    /// Once the program's first thread has ended while others went on: [`HAS_ENDED`], and the status of the last that has.
+    first: AtomicU64,
+    /// Until when it is looked for often; ns.
+    watches: AtomicU64,
 }
 
 /// What a thread of the runtime's does.
@@ -49,6 +62,8 @@ impl Background {
             sleeping: AtomicBool::new(false),
             started: AtomicBool::new(false),
             process: AtomicU32::new(getpid()),
+            first: AtomicU64::new(0),
+            watches: AtomicU64::new(0),
         }
     }
 
@@ -84,6 +99,7 @@ impl Background {
         self.process.store(getpid(), Ordering::Relaxed);
         self.started.store(false, Ordering::Relaxed);
         self.sleeping.store(false, Ordering::Relaxed);
+        self.first.store(0, Ordering::Relaxed);
     }
 }
 
@@ -114,6 +130,34 @@ impl Pager {
         };
         if let Err(e) = farmem_sys::thread::spawn(entry, self as *const Pager as usize) {
             say(&format!("a thread of the runtime could not be started: {e}"));
+        }
+    }
+
+    /// A thread of the program's is about to end by its system call, and is not its only one. Once its first has, the
+    /// process goes on until the others have, and its status is that of the last (as the kernel's, since Linux 5.17): the
+    /// runtime's threads, if there are any, see to it.
+    pub fn thread_ends(&self, is_first: bool, status: i32) {
+        if is_first || self.background.first.load(Ordering::Relaxed) != 0 {
+            self.background.first.store(HAS_ENDED | u64::from(status as u32), Ordering::Relaxed);
+            self.background.watches.store(now_ns() + WATCHES_NS, Ordering::Relaxed);
+            // Each time: it may be the last, which the kernel still counts.
+            if thread::any() {
+                self.background.wake(self);
+            }
+        }
+    }
+
+    /// The runtime's threads may not ask any more what threads there are.
+    pub fn forget_first_thread(&self) {
+        self.background.first.store(0, Ordering::Relaxed);
+    }
+
+    fn end_with_the_last(&self) {
+        if thread::others() == Some(0) && thread::first_has_ended() {
+            self.farewell();
+            let status = self.background.first.load(Ordering::Relaxed) as u32;
+            // SAFETY: no pointers; no thread of the program's is left.
+            unsafe { syscall(libc::SYS_exit_group, [status as usize, 0, 0, 0, 0, 0]) };
         }
     }
 
@@ -148,8 +192,15 @@ impl Pager {
                 self.keep_house();
             }
             let seen = self.background.asked.load(Ordering::Acquire);
+            let mut longest = sleep.0;
+            if self.background.first.load(Ordering::Relaxed) != 0 {
+                self.end_with_the_last();
+                if now_ns() < self.background.watches.load(Ordering::Relaxed) {
+                    longest = longest.min(WATCH_NS);
+                }
+            }
             self.background.sleeping.store(true, Ordering::Relaxed);
-            futex_wait(&self.background.asked, seen, sleep.0);
+            futex_wait(&self.background.asked, seen, longest);
             self.background.sleeping.store(false, Ordering::Relaxed);
         }
     }

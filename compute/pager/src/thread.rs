@@ -12,6 +12,7 @@ use crate::word::Word;
 use farmem_cache::prefetch::{FirstTouch, Prefetcher, Window};
 use farmem_fabric::{Completion, QueuePair};
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES, PageId};
+use farmem_sys::holdings::Lots;
 use farmem_sys::raw::{Errno, sleep_ns, yield_cpu};
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -19,6 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 /// Threads that can be in the pager at once; more wait for one another.
 const CONTEXTS: usize = 4096;
 static NUMBERS: AtomicU32 = AtomicU32::new(0);
+static LANDINGS: Lots = Lots::new(WINDOW * PAGE_BYTES);
 /// Pages that one fault installs at most.
 pub const WINDOW: usize = 64;
 
@@ -103,7 +105,7 @@ impl Thread {
             guesses: 0,
             groundless: (PageId(0), 0),
             number: NUMBERS.fetch_add(1, Ordering::Relaxed),
-            landing: farmem_sys::holdings::reserve(WINDOW * PAGE_BYTES)?,
+            landing: LANDINGS.take()? as *mut u8,
         })
     }
 }

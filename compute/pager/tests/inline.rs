@@ -81,6 +81,7 @@ const WAYS: &[(&str, Way)] = &[
     ("tcp-lines", Way { mapped: false, dirty: Dirty::Lines, ..PLAIN }),
     ("tcp-lines-sweeping", Way { mapped: false, dirty: Dirty::Lines, always_sweep: true, ..PLAIN }),
     ("tcp-lines-writes", Way { mapped: false, dirty: Dirty::Lines, write_lines: true, ..PLAIN }),
+    ("tcp-overlooking", Way { mapped: false, overlook: true, ..PLAIN }),
     ("tcp-lines-overlooking", Way { mapped: false, dirty: Dirty::Lines, overlook: true, ..PLAIN }),
     ("shm-shadow", Way { dirty: Dirty::Shadow, ..PLAIN }),
     ("tcp-shadow", Way { mapped: false, dirty: Dirty::Shadow, ..PLAIN }),
@@ -145,6 +146,12 @@ fn by_line_hashes() {
 #[test]
 fn by_line_hashes_that_miss() {
     in_its_own_process("tcp-lines-overlooking");
+}
+
+/// The same where pages come in protected, and are hashed at their first write.
+#[test]
+fn by_line_hashes_taken_late_that_miss() {
+    in_its_own_process("tcp-overlooking");
 }
 
 #[test]

@@ -8,7 +8,7 @@
 use crate::call::{Call, issue};
 use crate::process::{is_this_process, pager};
 use crate::signals::{actions, masks, stacks};
-use crate::{exec, fork, guard, limits, mappings, near, sandbox, threads};
+use crate::{exec, fork, guard, limits, mappings, near, robust, sandbox, threads};
 use farmem_protocol::addr::is_far;
 use farmem_sys::raw::{SignalsBlocked, owns_fd, syscall, syscall_for_program};
 
@@ -91,6 +91,12 @@ fn exit_thread(call: &Call) -> isize {
         }
         // SAFETY: no pointers. In strict mode the program may not make this call, and the runtime may.
         unsafe { syscall(libc::SYS_exit_group, call.args) };
+    }
+    // A vfork child has its parent's record; what a filter may refuse or trap needs it.
+    if is_this_process() && sandbox::alone().is_none() {
+        pager().thread_ends(threads::is_first(), call.args[0] as i32);
+        robust::let_go();
+        threads::end();
     }
     end(call)
 }

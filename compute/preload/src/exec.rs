@@ -4,11 +4,12 @@
 //! vfork child's pins would never be taken back. They are copied to near memory
 //! that belongs to the thread; a vfork child is, to the runtime, the thread that
 //! waits for it. `LD_PRELOAD` and `FARMEM_RUN` are put back where the program
-//! has built its child an environment without them.
+//! has built its child an environment without them; the library is taken out of
+//! `LD_PRELOAD` for a program that cannot load it ([`crate::image`]).
 
 use crate::call::{Call, issue};
 use crate::guard::{BAD_ADDRESS, peek, peek_text};
-use crate::threads;
+use crate::{image, sandbox, threads};
 use farmem_protocol::addr::is_far;
 use farmem_sys::holdings::{reserve, strike};
 use farmem_sys::raw::syscall;
@@ -46,8 +47,13 @@ pub fn carry() {
 pub fn exec(call: &Call) -> isize {
     let first = if call.nr == libc::SYS_execveat { 1 } else { 0 };
     let [path, argv, envp] = [call.args[first], call.args[first + 1], call.args[first + 2]];
-    let carried = missing(envp);
-    let near_already = carried.iter().all(|&c| c == 0)
+    let mut carried = missing(envp);
+    let leaves_us = cannot_load(call.args[0], first, path);
+    if leaves_us {
+        carried[0] = 0;
+    }
+    let near_already = !leaves_us
+        && carried.iter().all(|&c| c == 0)
         && !is_far(path)
         && [argv, envp].iter().all(|&v| !is_far(v) && vector(v).all(|text| !is_far(text)));
     if near_already {
@@ -72,12 +78,21 @@ pub fn exec(call: &Call) -> isize {
         if at == 0 && extra == [0; 2] {
             continue;
         }
-        match copy.vector(at, extra) {
+        match copy.vector(at, extra, leaves_us && i == 2) {
             Some(near) => changed.args[first + i] = near,
             None => return BAD_ADDRESS,
         }
     }
     issue(&changed)
+}
+
+/// Whether the library cannot be loaded into what is executed. A confined program may not be allowed to look.
+fn cannot_load(directory: usize, first: usize, path: usize) -> bool {
+    let mut name = [0u8; libc::PATH_MAX as usize];
+    let most = name.len() - 1;
+    sandbox::alone().is_none()
+        && peek_text(path, name.as_mut_ptr(), most).is_some_and(|len| len > 0 && len < most)
+        && image::is_foreign(if first == 1 { directory } else { libc::AT_FDCWD as usize }, name.as_ptr() as usize)
 }
 
 /// A NULL-terminated vector of strings, near or far; ends early where it is not mapped.
@@ -128,6 +143,26 @@ fn names(list: &[u8], own: &[u8]) -> bool {
     list.split(|b| matches!(b, b':' | b' ')).any(|one| one == own)
 }
 
+/// Takes this library out of a value of `LD_PRELOAD`, a near string of our own.
+fn leave_out(value: usize) {
+    let len = LIBRARY_LEN.load(Ordering::Relaxed);
+    // SAFETY: leaked by `carry`.
+    let own = unsafe { std::slice::from_raw_parts(LIBRARY.load(Ordering::Relaxed) as *const u8, len) };
+    // SAFETY: a string that was just copied.
+    let list = unsafe {
+        let len = (0..).take_while(|&i| *(value as *const u8).add(i) != 0).count();
+        std::slice::from_raw_parts_mut(value as *mut u8, len)
+    };
+    blank_out(list, own);
+}
+
+/// Spaces divide the list, and more than one do as well as one.
+fn blank_out(list: &mut [u8], own: &[u8]) {
+    for one in list.split_mut(|b| matches!(b, b':' | b' ')).filter(|one| *one == own) {
+        one.fill(b' ');
+    }
+}
+
 /// Near memory of the calling thread's, kept for its next exec.
 fn scratch(size: usize) -> Option<usize> {
     let record = threads::current();
@@ -167,8 +202,9 @@ impl Copy {
         Some(to)
     }
 
-    /// The vector at `from` with `extra` strings added, in place of any of the same name.
-    fn vector(&mut self, from: usize, extra: [usize; 2]) -> Option<usize> {
+    /// The vector at `from` with `extra` strings added, in place of any of the same name; the library not preloaded
+    /// where it `leaves_us`.
+    fn vector(&mut self, from: usize, extra: [usize; 2], leaves_us: bool) -> Option<usize> {
         let to = self.at.next_multiple_of(8);
         let count = vector(from).count() + 2;
         self.at = to + 8 * (count + 1);
@@ -186,7 +222,11 @@ impl Copy {
         };
         for text in vector(from).take(count - 2) {
             if !replaced(text) {
-                put(self.text(text)?);
+                let near = self.text(text)?;
+                if leaves_us && head_of(near).is_some_and(|head| head == *NAMES[0]) {
+                    leave_out(near + NAMES[0].len());
+                }
+                put(near);
             }
         }
         extra.into_iter().filter(|&e| e != 0).for_each(&mut put);
@@ -198,6 +238,21 @@ impl Copy {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn we_are_left_out_of_a_preload_list() {
+        let own = b"/run/us.so";
+        for (before, after) in [
+            ("US", "          "),
+            ("US:/lib/other.so", "          :/lib/other.so"),
+            ("/x US:US.old", "/x           :US.old"),
+        ] {
+            let text = |text: &str| text.replace("US", std::str::from_utf8(own).unwrap()).into_bytes();
+            let mut list = text(before);
+            blank_out(&mut list, own);
+            assert_eq!(list, text(after));
+        }
+    }
 
     #[test]
     fn a_preload_list_names_us_by_our_whole_path() {

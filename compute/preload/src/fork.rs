@@ -33,6 +33,7 @@ pub fn fork(call: &Call) -> isize {
     if ret == Some(0) {
         take_over();
         near::forget_in_child();
+        threads::forget_in_child();
         actions::adopt();
         pager().fork_child(fork, claim_counters());
     } else {

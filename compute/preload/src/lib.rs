@@ -25,10 +25,11 @@
 //! | `guard` | which memory each system call uses |
 //! | `signals` | SIGBUS and SIGSYS are the runtime's; the program does not notice |
 //! | `threads` | what each thread of the program needs |
+//! | `robust` | locks that a thread holds when it ends |
 //! | `near` | stacks for work that begins on a far one |
 //! | `sandbox`, `bpf` | filters of the program's own |
 //! | `limits` | limits on addresses that the program sets |
-//! | `fork`, `exec` | children, and what they inherit |
+//! | `fork`, `exec`, `image` | children, and what they inherit |
 //! | `exports` | libc functions that are interposed by name |
 //!
 //! Rules of this crate: it runs inside other people's programs, in signal
@@ -52,11 +53,13 @@ mod fork;
 mod gate;
 mod go;
 mod guard;
+mod image;
 mod limits;
 mod mappings;
 mod near;
 mod net;
 mod process;
+mod robust;
 mod run;
 mod sandbox;
 mod signals;

@@ -27,6 +27,8 @@ pub struct Run {
     pub always_sweep: bool,
     pub write_lines: bool,
     pub overlook: bool,
+    /// Faults return without the kernel's help, where they can.
+    pub resume: bool,
     pub trace: Option<String>,
 }
 
@@ -56,6 +58,7 @@ pub fn parse(text: &str) -> Result<Run, String> {
         always_sweep: false,
         write_lines: false,
         overlook: false,
+        resume: true,
         trace: None,
     };
     for pair in text.split(';').filter(|p| !p.is_empty()) {
@@ -95,6 +98,7 @@ pub fn parse(text: &str) -> Result<Run, String> {
                 run.always_sweep = masked("cheap_protection");
                 run.write_lines = masked("records");
                 run.overlook = masked("changes");
+                run.resume = !masked("resume");
             }
             _ => {}
         }

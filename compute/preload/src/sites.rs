@@ -23,6 +23,15 @@
 //! stub, unless some branch goes behind the load. The instruction boundary before a `mov` cannot be mistaken except after a REX
 //! prefix (`41 b8` is `mov r8d`), which is checked.
 //!
+//! The end of a thread is a loop without end, which is replaced whole:
+//!
+//! ```text
+//! 31 ff            xor edi,edi              e9 rr rr rr rr   jmp stub, which repeats the first two
+//! 89 d0            mov eax,edx
+//! 0f 05            syscall                  05
+//! eb f8            jmp to the first         eb f8
+//! ```
+//!
 //! What is left, some thirty sites, is told to the filter by address ([`crate::net`]): slower, and
 //! complete whatever libc it is.
 //!
@@ -209,6 +218,9 @@ pub unsafe fn patch(start: usize, end: usize, stubs: usize) -> Option<Missed> {
                 code.extend(by.to_le_bytes());
             }
         }
+        if site.kind == Kind::Loop {
+            code.extend(&text[site.offset..site.offset + 4]);
+        }
         code.extend([0x48, 0x8d, 0x64, 0x24, 0x80]); // lea rsp,[rsp-128]
         code.extend([0xff, 0x15]); // call [rip+rel]
         code.extend(rel(at + code.len() + 4, stubs));
@@ -218,6 +230,7 @@ pub unsafe fn patch(start: usize, end: usize, stubs: usize) -> Option<Missed> {
             Kind::MovLea(_) => (&[], place + 14),
             Kind::Compare64 => (&COMPARE64, place + 8),
             Kind::Compare32 => (&COMPARE32, place + 7),
+            Kind::Loop => (&[], place),
         };
         code.extend(compare);
         code.push(0xe9);
@@ -251,6 +264,8 @@ enum Kind {
     Compare64,
     /// As above, of 32 bits.
     Compare32,
+    /// `xor edi,edi`, the number from a register, the instruction, and a jump back to the first.
+    Loop,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -274,6 +289,8 @@ fn find(text: &[u8]) -> Vec<Site> {
             sites.push(Site { offset: at, kind: Kind::Compare64 });
         } else if text[at + 2..].starts_with(&COMPARE32) {
             sites.push(Site { offset: at, kind: Kind::Compare32 });
+        } else if is_loop(&text[at - 4..at + 4]) {
+            sites.push(Site { offset: at - 4, kind: Kind::Loop });
         }
     }
     // Where nobody may come in between.
@@ -281,6 +298,7 @@ fn find(text: &[u8]) -> Vec<Site> {
         Kind::Mov(_) => [usize::MAX; 2],
         Kind::MovLea(_) => [s.offset + 5, s.offset + 12],
         Kind::Compare64 | Kind::Compare32 => [s.offset + 2, usize::MAX],
+        Kind::Loop => [s.offset + 2, s.offset + 4],
     };
     let mut inner: Vec<usize> = sites.iter().flat_map(boundaries).filter(|&b| b != usize::MAX).collect();
     inner.sort_unstable();
@@ -295,6 +313,7 @@ fn missed(text: &[u8], sites: &[Site]) -> Vec<usize> {
         Kind::Mov(_) => s.offset + 5,
         Kind::MovLea(_) => s.offset + 12,
         Kind::Compare64 | Kind::Compare32 => s.offset,
+        Kind::Loop => s.offset + 4,
     };
     let covered: Vec<usize> = sites.iter().map(instruction).collect();
     instructions(text).filter(|at| covered.binary_search(at).is_err()).collect()
@@ -323,6 +342,11 @@ fn positions(text: &[u8], byte: u8) -> impl Iterator<Item = usize> {
 /// Calls that leave on another stack than they came on stay as they are.
 fn is_number(nr: u32) -> bool {
     nr < 512 && !matches!(nr as i64, libc::SYS_vfork | libc::SYS_rt_sigreturn)
+}
+
+/// Such eight bytes; the number is in one of the lower seven registers.
+fn is_loop(bytes: &[u8]) -> bool {
+    matches!(bytes, [0x31, 0xff, 0x89, from, 0x0f, 0x05, 0xeb, 0xf8] if from & 0xc7 == 0xc0)
 }
 
 /// The number that `mov $NR,%eax` loads right before `lea disp32(…),%r64`, which ends the bytes given.
@@ -402,28 +426,31 @@ mod tests {
             0x90, 0xb8, 0x0e, 0, 0, 0, 0x48, 0x8d, 0x35, 1, 2, 3, 4, 0x0f, 0x05, // a mask, by lea
             0x31, 0xc0, 0x0f, 0x05, 0x48, 0x3d, 0, 0xf0, 0xff, 0xff, // read
             0x0f, 0x05, 0x3d, 0, 0xf0, 0xff, 0xff, // something else
+            0x31, 0xff, 0x89, 0xd0, 0x0f, 0x05, 0xeb, 0xf8, // the end of a thread
+            0x31, 0xff, 0x89, 0xd0, 0x0f, 0x05, 0xeb, 0xf6, // a jump elsewhere
         ];
         text.extend([0x90; 10]);
         let munmap = Site { offset: 1, kind: Kind::Mov(11) };
         let read = Site { offset: 41, kind: Kind::Compare64 };
         let other = Site { offset: 49, kind: Kind::Compare32 };
         let mask = Site { offset: 25, kind: Kind::MovLea(14) };
+        let end = Site { offset: 56, kind: Kind::Loop };
         let sites = find(&text);
-        assert_eq!(sites, [munmap, mask, read, other]);
-        assert_eq!(missed(&text, &sites), [14, 22], "the instructions behind what is not a load of a number");
+        assert_eq!(sites, [munmap, mask, read, other, end]);
+        assert_eq!(missed(&text, &sites), [14, 22, 68], "the instructions behind what is not a load of a number");
         // A branch to the comparison of the last one.
         text.extend([0xeb, 0]);
         let from = text.len();
         text[from - 1] = (51 - from as i8) as u8;
         text.extend([0x90; 8]);
-        assert_eq!(find(&text), [munmap, mask, read]);
+        assert_eq!(find(&text), [munmap, mask, read, end]);
         // A call to that of the one before, and a long conditional branch behind the load of the mask's number.
         for (code, target) in [(&[0xe8][..], 43), (&[0x0f, 0x85][..], 30)] {
             text.extend(code);
             text.extend((target - (text.len() as i32 + 4)).to_le_bytes());
         }
         text.extend([0x90; 8]);
-        assert_eq!(find(&text), [munmap]);
+        assert_eq!(find(&text), [munmap, end]);
     }
 
     /// The quick searches, against plain ones, in real code: of this test.

@@ -6,7 +6,7 @@ use crate::{call, exec, gate, go, limits, mappings, near, net, process, sandbox,
 use farmem_fabric::session::REFUSED_NS;
 use farmem_fabric::{ConnectError, NodeAddr, Session};
 use farmem_pager::ending::{die, say};
-use farmem_pager::{Config, StartError, ending};
+use farmem_pager::{Config, FaultMode, StartError, ending};
 use farmem_pool::Pool;
 use farmem_protocol::addr::FAR_START;
 use farmem_protocol::exit;
@@ -127,8 +127,13 @@ fn arm(text: &str) -> Result<(), String> {
         );
     }
     let own = go::mark();
+    let sees_libc = missed.is_some();
     let complete = net::arm(&missed.unwrap_or_default(), &own.marked, &own.plain);
-    if !complete.map_err(|e| format!("the system-call filter cannot be armed: {e}"))? {
+    let complete = complete.map_err(|e| format!("the system-call filter cannot be armed: {e}"))?;
+    if run.resume && run.mode == FaultMode::Inline && sees_libc && complete {
+        signals::actions::begin_resuming();
+    }
+    if !complete {
         say("this libc makes system calls in ways that farmem does not know: some may fail on far memory");
     }
     // malloc's heap: from here on it grows in the far range. Libraries that are initialized before us

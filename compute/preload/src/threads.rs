@@ -2,20 +2,31 @@
 //!
 //! Found by the thread pointer (`%fs:0`): a thread-local would be read through a
 //! table that glibc allocates with the program's malloc, hence from far memory. A
-//! record is never freed: threads come and go at the same thread pointers (glibc
-//! reuses their stacks), and the next thread there takes it over, alternate stack
-//! included. So there are as many records as threads ever were at once.
+//! thread gives its record back when it ends, and its alternate stack; one that
+//! ends by a call that is not seen leaves both to the next at its thread pointer
+//! (glibc reuses stacks). A raw clone without a thread pointer of its own shares
+//! the record of the thread that made it, which remains that thread's.
 
 use crate::near;
 use crate::process::{pager, started};
 use crate::signals::masks;
+use farmem_pager::ending;
 use farmem_protocol::addr::is_far;
-use farmem_sys::holdings::reserve;
+use farmem_protocol::exit;
+use farmem_sys::holdings::Lots;
 use farmem_sys::raw::{SignalsBlocked, syscall};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-/// Threads at once; those beyond share the last record, which costs them virtual masks of their own.
-const RECORDS: usize = 8192;
+/// Threads at once, one more than can be. Two for a mapping of each (a stack and its guard) come to as many as Linux
+/// allows a process unless told otherwise.
+const RECORDS: usize = 1 << RECORDS_SHIFT;
+const RECORDS_SHIFT: u32 = 15;
+/// A record's owner that was, and is none: nobody's thread pointer. Not 0, at which a search ends: others may lie behind.
+const GIVEN_BACK: usize = 1;
+/// Records that have owners.
+static OWNED: AtomicUsize = AtomicUsize::new(0);
+/// A bit for each record that ever had one, so that a forked child looks at these only.
+static EVER: [AtomicU64; RECORDS / 64] = [const { AtomicU64::new(0) }; RECORDS / 64];
 
 /// Bytes of a thread's near alternate stack: frames of a fault (3 KiB with AVX-512), the pager's
 /// depth, and trapped system calls with handlers nested in them.
@@ -24,19 +35,81 @@ const _: () = assert!(size_of::<libc::stack_t>() == 24 && std::mem::offset_of!(l
 /// Behind the alternate stack: where a signal frame that lies far is copied for the kernel to read.
 pub const RETURN_BYTES: usize = 16 << 10;
 
+/// New alternate stacks.
+static STACKS: Lots = Lots::new(ALTERNATE_BYTES + RETURN_BYTES);
+/// Those of threads that have ended: the page number of the last, and below it a count of changes, which tells a stack
+/// that was taken and came back meanwhile. Never torn, so that a forked child may use it.
+static SPARE: AtomicU64 = AtomicU64::new(0);
+const COUNT_BITS: u32 = 29;
+/// Where a spare stack names the next: at its top, which is touched already.
+const NEXT_SPARE: usize = ALTERNATE_BYTES - 64;
+
 const HOLDS: usize = 1;
 const HELD: usize = 2;
 
-/// Whether the calling thread is the process's first and the program has no other.
-pub fn is_only_one() -> bool {
+/// Whether the calling thread is the process's first.
+pub fn is_first() -> bool {
+    own_number() == farmem_sys::raw::getpid() as usize
+}
+
+fn own_number() -> usize {
     // SAFETY: no pointers.
-    let me = unsafe { syscall(libc::SYS_gettid, [0; 6]) };
-    me as u32 == farmem_sys::raw::getpid() && farmem_sys::thread::others() == Some(0)
+    unsafe { syscall(libc::SYS_gettid, [0; 6]) as usize }
+}
+
+/// A spare stack and the count after another one, as [`SPARE`] has them.
+fn after(seen: u64, at: usize) -> u64 {
+    (at as u64 >> 12) << COUNT_BITS | seen.wrapping_add(1) & ((1 << COUNT_BITS) - 1)
+}
+
+fn spare(word: u64) -> usize {
+    ((word >> COUNT_BITS) << 12) as usize
+}
+
+/// Keeps a near alternate stack for the next thread.
+fn put_spare(at: usize) {
+    // SAFETY: a stack of ours that is nobody's; those that still look at its word take what they see for a guess.
+    let next = unsafe { AtomicUsize::from_ptr((at + NEXT_SPARE) as *mut usize) };
+    let mut seen = SPARE.load(Ordering::Relaxed);
+    loop {
+        next.store(spare(seen), Ordering::Relaxed);
+        let now = after(seen, at);
+        // Release: with `take_spare`.
+        match SPARE.compare_exchange_weak(seen, now, Ordering::Release, Ordering::Relaxed) {
+            Ok(_) => return,
+            Err(other) => seen = other,
+        }
+    }
+}
+
+/// One of those, if there is any.
+fn take_spare() -> Option<usize> {
+    let mut seen = SPARE.load(Ordering::Acquire);
+    loop {
+        let at = spare(seen);
+        if at == 0 {
+            return None;
+        }
+        // SAFETY: never unmapped. If it is another's by now, the count has changed and the exchange fails.
+        let next = unsafe { AtomicUsize::from_ptr((at + NEXT_SPARE) as *mut usize) }.load(Ordering::Relaxed);
+        let now = after(seen, next);
+        match SPARE.compare_exchange_weak(seen, now, Ordering::Acquire, Ordering::Acquire) {
+            Ok(_) => return Some(at),
+            Err(other) => seen = other,
+        }
+    }
+}
+
+/// … and the program has no other.
+pub fn is_only_one() -> bool {
+    is_first() && farmem_sys::thread::others() == Some(0)
 }
 
 /// One thread's record. All fields are its own thread's, but for `owner`.
 pub struct Record {
     owner: AtomicUsize,
+    /// The thread's number, which those that share its thread pointer have not.
+    number: AtomicUsize,
     /// Which of the runtime's signals the program believes it has blocked.
     pub hidden: AtomicUsize,
     /// … and which of those were sent meanwhile.
@@ -51,6 +124,10 @@ pub struct Record {
     pub refused: AtomicUsize,
     /// The mask of the handler that is being entered.
     pub handler_mask: AtomicUsize,
+    /// The argument of a call that waits with a mask of its own (0: none), and that mask.
+    pub wait_at: AtomicUsize,
+    /// See `wait_at`.
+    pub wait_mask: AtomicUsize,
     /// Non-zero while the thread serves a fault.
     pub serving: AtomicUsize,
     /// Where the program's stack is while a trapped call of its is served.
@@ -72,6 +149,7 @@ impl Record {
         }
         Record {
             owner: zero(),
+            number: zero(),
             hidden: zero(),
             pending: zero(),
             alternate: zero(),
@@ -79,12 +157,22 @@ impl Record {
             asked_size: zero(),
             refused: zero(),
             handler_mask: zero(),
+            wait_at: zero(),
+            wait_mask: zero(),
             serving: zero(),
             trapped_at: zero(),
             held: zero(),
             narrower: [zero(), zero(), zero()],
             scratch: zero(),
             scratch_len: zero(),
+        }
+    }
+
+    /// Nothing is left of a thread before.
+    fn clean(&self, hidden: usize) {
+        self.hidden.store(hidden, Ordering::Relaxed);
+        for field in [&self.pending, &self.asked_at, &self.asked_size, &self.refused, &self.serving, &self.wait_at] {
+            field.store(0, Ordering::Relaxed);
         }
     }
 
@@ -134,19 +222,46 @@ fn thread_pointer() -> usize {
 }
 
 /// The calling thread's record.
+///
+/// A thread pointer never has two: who takes one has seen every place where it could have been. Only its own thread
+/// looks for it (a vfork child's parent waits meanwhile).
+#[inline]
 pub fn current() -> &'static Record {
     let tp = thread_pointer();
-    let home = (tp >> 6).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 51;
-    for step in 0..RECORDS - 1 {
-        let record = &RECORDS_OF_THREADS[(home + step) % (RECORDS - 1)];
-        let owner = record.owner.load(Ordering::Relaxed);
-        if owner == tp
-            || owner == 0 && record.owner.compare_exchange(0, tp, Ordering::Relaxed, Ordering::Relaxed).is_ok()
-        {
-            return record;
+    let home = (tp >> 6).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (64 - RECORDS_SHIFT);
+    let record = &RECORDS_OF_THREADS[home];
+    if record.owner.load(Ordering::Relaxed) == tp { record } else { search(tp, home) }
+}
+
+fn search(tp: usize, home: usize) -> &'static Record {
+    'again: loop {
+        let mut free = None;
+        for step in 0..RECORDS {
+            let index = (home + step) % RECORDS;
+            let record = &RECORDS_OF_THREADS[index];
+            let owner = record.owner.load(Ordering::Relaxed);
+            if owner == tp {
+                return record;
+            }
+            if owner <= GIVEN_BACK && free.is_none() {
+                free = Some((index, owner));
+            }
+            if owner == 0 {
+                break;
+            }
         }
+        // More threads than `create` lets begin: by raw clones.
+        let Some((index, before)) = free else { ending::die(exit::BROKEN, "too many threads at once for farmem") };
+        let record = &RECORDS_OF_THREADS[index];
+        // Acquire: what its last owner did to it is done.
+        if record.owner.compare_exchange(before, tp, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            continue 'again;
+        }
+        EVER[index / 64].fetch_or(1 << (index % 64), Ordering::Relaxed);
+        record.number.store(own_number(), Ordering::Relaxed);
+        OWNED.fetch_add(1, Ordering::Relaxed);
+        return record;
     }
-    &RECORDS_OF_THREADS[RECORDS - 1]
 }
 
 /// Makes the calling thread ready for faults: a near alternate stack, nothing left of a predecessor.
@@ -154,14 +269,13 @@ pub fn current() -> &'static Record {
 /// Without memory for the stack the thread goes on: it needs one only when it runs on a far stack.
 pub fn begin(hidden: usize) {
     let record = current();
-    record.hidden.store(hidden, Ordering::Relaxed);
-    for field in [&record.pending, &record.asked_at, &record.asked_size, &record.refused, &record.serving] {
-        field.store(0, Ordering::Relaxed);
-    }
+    record.clean(hidden);
+    // It may be that of a thread whose end was not seen.
+    record.number.store(own_number(), Ordering::Relaxed);
     if record.alternate.load(Ordering::Relaxed) == 0
-        && let Ok(at) = reserve(ALTERNATE_BYTES + RETURN_BYTES)
+        && let Some(at) = take_spare().or_else(|| STACKS.take().ok())
     {
-        record.alternate.store(at as usize, Ordering::Relaxed);
+        record.alternate.store(at, Ordering::Relaxed);
     }
     let at = record.alternate.load(Ordering::Relaxed);
     if at != 0 {
@@ -169,6 +283,54 @@ pub fn begin(hidden: usize) {
         // SAFETY: memory that is never freed; the structure is live.
         unsafe { syscall(libc::SYS_sigaltstack, [&stack as *const _ as usize, 0, 0, 0, 0, 0]) };
     }
+}
+
+/// The calling thread is about to end, by a call that nobody refuses; all its signals are blocked. Its record and its
+/// alternate stack are the next thread's. Where it stands on that stack, it keeps both: the kernel says so. And where
+/// the record is another thread's, whose thread pointer it shares, it has nothing to give back.
+pub fn end() {
+    let record = current();
+    if record.number.load(Ordering::Relaxed) != own_number() {
+        return;
+    }
+    let none = libc::stack_t { ss_sp: std::ptr::null_mut(), ss_flags: libc::SS_DISABLE, ss_size: 0 };
+    // SAFETY: the structure is live.
+    let left = unsafe { syscall(libc::SYS_sigaltstack, [&raw const none as usize, 0, 0, 0, 0, 0]) };
+    if left == 0 {
+        give_back(record);
+    }
+}
+
+fn give_back(record: &Record) {
+    let alternate = record.alternate.swap(0, Ordering::Relaxed);
+    if alternate != 0 {
+        put_spare(alternate);
+    }
+    record.clean(0);
+    // Release: with `search`.
+    record.owner.store(GIVEN_BACK, Ordering::Release);
+    OWNED.fetch_sub(1, Ordering::Relaxed);
+}
+
+/// In a forked child: the calling thread is the only one, and has a new number.
+pub fn forget_in_child() {
+    let own = current();
+    own.number.store(own_number(), Ordering::Relaxed);
+    if OWNED.load(Ordering::Relaxed) == 1 {
+        return;
+    }
+    for (i, word) in EVER.iter().enumerate() {
+        let mut bits = word.load(Ordering::Relaxed);
+        while bits != 0 {
+            let record = &RECORDS_OF_THREADS[i * 64 + bits.trailing_zeros() as usize];
+            bits &= bits - 1;
+            if !std::ptr::eq(record, own) && record.owner.load(Ordering::Relaxed) > GIVEN_BACK {
+                give_back(record);
+            }
+        }
+    }
+    // A thread of the parent's may have been between its record and the count.
+    OWNED.store(1, Ordering::Relaxed);
 }
 
 /// A thread of the program's about to start.
@@ -252,6 +414,10 @@ pub unsafe fn create(
     if !started() {
         // SAFETY: the caller's arguments.
         return unsafe { real(thread, attributes, routine, argument) };
+    }
+    // Room for those that are being made meanwhile.
+    if OWNED.load(Ordering::Relaxed) > RECORDS - RECORDS / 16 {
+        return libc::EAGAIN;
     }
     let start = {
         let _signals = SignalsBlocked::new();

@@ -2,11 +2,11 @@
 
 use super::dial::{Patience, dial, hello};
 use super::{ConnectOptions, Control, Identity, Membership, Session, Transport};
-use crate::link::Reach;
+use crate::link::{Link, Reach};
 use crate::shape::Shaper;
 use crate::verbs::{Card, connect::try_once};
 use crate::{ConnectError, NodeAddr};
-use farmem_protocol::wire::{Hello, OFFERS_RDMA, Purpose};
+use farmem_protocol::wire::{Hello, OFFERS_RDMA, Purpose, Welcome};
 use farmem_sys::sync::Lock;
 use farmem_sys::verbs::Device;
 use std::collections::BTreeMap;
@@ -65,43 +65,27 @@ impl Session {
         }
     }
 
-    /// Joins a node on this machine as a member that outlives its process: when the connection ends without a
-    /// farewell the node keeps the member's slabs for the grace, and [`Session::resume`] has them again.
-    pub fn connect_lasting(path: &std::path::Path, options: &ConnectOptions) -> Result<Session, ConnectError> {
-        let (reach, node) = (Reach::Unix(path.to_owned()), format!("unix:{}", path.display()));
-        Session::join_as(reach, node, options, 1).map(|(session, ..)| session)
+    /// Joins a node as a member that outlives its process: when the connection ends without a farewell the node
+    /// keeps what the member holds for the grace, and [`Session::resume`] has it again. Of a node on this machine,
+    /// by its Unix socket, memory can be mapped; any other is reached in frames.
+    pub fn connect_lasting(node: &NodeAddr, options: &ConnectOptions) -> Result<Session, ConnectError> {
+        first_of(node, |reach| Session::join_as(reach, node.to_string(), options, 1).map(|(session, ..)| session))
     }
 
     /// The member again, in another process: what the last one said [`Session::identity`] was. It holds
     /// the slabs that it held; none is mapped here.
-    pub fn resume(
-        path: &std::path::Path,
-        options: &ConnectOptions,
-        identity: &Identity,
-    ) -> Result<Session, ConnectError> {
-        let (reach, node) = (Reach::Unix(path.to_owned()), format!("unix:{}", path.display()));
+    pub fn resume(node: &NodeAddr, options: &ConnectOptions, identity: &Identity) -> Result<Session, ConnectError> {
         let Identity { secret, incarnation, number } = *identity;
         let hello = Hello { secret, incarnation: incarnation.into(), ..hello(Purpose::Rejoin) };
         let patience = Patience::both(options.timeout.as_nanos() as u64);
-        let (link, welcome, _) = dial(&reach, &hello, patience).map_err(|e| e.at_start(&node))?;
-        let control = Lock::new(Control { link: Some(link), number, cut_ns: 0 });
-        let member = Membership {
-            node,
-            secret,
-            owner: welcome.owner.get(),
-            incarnation,
-            grace: options.grace,
-            direct: true,
-            mapped: true,
-            card: Card::default(),
-            control,
-            slabs: Lock::new(BTreeMap::new()),
-            next_queue: AtomicU64::new(1),
-            lost: Lock::new(None),
-            is_lost: AtomicBool::new(false),
-            reach,
-        };
-        Ok(Session { member: Arc::new(member) })
+        first_of(node, |reach| {
+            let (link, welcome, _) = dial(&reach, &hello, patience).map_err(|e| e.at_start(&node.to_string()))?;
+            let member = member_of(reach, node.to_string(), options, &link, &welcome);
+            let member = Membership { secret, incarnation, ..member };
+            member.watch_silence(&link);
+            *member.control.lock() = Control { link: Some(link), number, cut_ns: 0 };
+            Ok(Session { member: Arc::new(member) })
+        })
     }
 
     /// Joins the node of a simulated network.
@@ -118,26 +102,7 @@ impl Session {
         let hello = Hello { run, pid, grace_ms, lasting, ..hello(Purpose::Join) };
         let patience = Patience::both(options.timeout.as_nanos() as u64);
         let (link, welcome, path) = dial(&reach, &hello, patience).map_err(|e| e.at_start(&node))?;
-        let mapped = matches!(reach, Reach::Unix(_));
-        let own_end = SocketAddr::new(IpAddr::V6(Ipv6Addr::from(welcome.address)), welcome.port.get());
-        let dialled = link.peer_address().map(|at| SocketAddr::new(canonical(at.ip()), at.port()));
-        let member = Membership {
-            node,
-            secret: welcome.secret,
-            incarnation: welcome.incarnation.get(),
-            owner: welcome.owner.get(),
-            grace: options.grace,
-            direct: matches!(reach, Reach::Sim(_))
-                || dialled == Some(SocketAddr::new(canonical(own_end.ip()), own_end.port())),
-            mapped,
-            card: Card::default(),
-            control: Lock::new(Control { link: None, number: 1, cut_ns: 0 }),
-            slabs: Lock::new(BTreeMap::new()),
-            next_queue: AtomicU64::new(1),
-            lost: Lock::new(None),
-            is_lost: AtomicBool::new(false),
-            reach,
-        };
+        let member = member_of(reach, node, options, &link, &welcome);
         member.watch_silence(&link);
         member.control.lock().link = Some(link);
         Ok((Session { member: Arc::new(member) }, path, welcome.offers))
@@ -192,6 +157,46 @@ impl Session {
         }
         try_once(&self.member, self.member.next_queue.fetch_add(1, Ordering::Relaxed))
     }
+}
+
+/// What is known of a member from its Welcome. Without a control connection yet.
+fn member_of(reach: Reach, node: String, options: &ConnectOptions, link: &Link, welcome: &Welcome) -> Membership {
+    let own_end = SocketAddr::new(IpAddr::V6(Ipv6Addr::from(welcome.address)), welcome.port.get());
+    let dialled = link.peer_address().map(|at| SocketAddr::new(canonical(at.ip()), at.port()));
+    let mapped = matches!(reach, Reach::Unix(_));
+    Membership {
+        node,
+        secret: welcome.secret,
+        incarnation: welcome.incarnation.get(),
+        owner: welcome.owner.get(),
+        grace: options.grace,
+        direct: matches!(reach, Reach::Sim(_))
+            || dialled == Some(SocketAddr::new(canonical(own_end.ip()), own_end.port())),
+        mapped,
+        card: Card::default(),
+        control: Lock::new(Control { link: None, number: 1, cut_ns: 0 }),
+        slabs: Lock::new(BTreeMap::new()),
+        next_queue: AtomicU64::new(1),
+        lost: Lock::new(None),
+        is_lost: AtomicBool::new(false),
+        reach,
+    }
+}
+
+/// By the first of a node's addresses that can be used.
+fn first_of<T>(node: &NodeAddr, mut by: impl FnMut(Reach) -> Result<T, ConnectError>) -> Result<T, ConnectError> {
+    let host = match node {
+        NodeAddr::Shm(path) => return by(Reach::Unix(path.clone())),
+        NodeAddr::Tcp(host) => host,
+    };
+    let mut failed = ConnectError::Name { node: host.clone(), reason: "it has none".into() };
+    for at in resolve(host)? {
+        match by(Reach::Tcp(at)) {
+            Ok(had) => return Ok(had),
+            Err(e) => failed = e,
+        }
+    }
+    Err(failed)
 }
 
 /// The addresses of `host:port`; numbers are read, names are asked for.

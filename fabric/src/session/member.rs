@@ -187,6 +187,11 @@ impl Membership {
             self.check()?;
             match self.dial(purpose, queue, secret, SILENT_NS) {
                 Ok(found) => return Ok(found),
+                // Said of a queue pair that the node does not know yet: there is none more for this member, and nothing
+                // else of it is lost.
+                Err(NoDial::Verdict(Verdict::Full, _)) if purpose == Purpose::Attach => {
+                    return Err(self.lost_because("it has as many queue pairs of this program as one can have".into()));
+                }
                 Err(failure) => self.judge(failure, cut_ns, &mut refused_ns)?,
             }
             self.reach.sleep_ns(RETRY_NS);

@@ -124,6 +124,7 @@ impl Report<'_> {
             "p50",
             "p99",
             "in use",
+            "guarded",
             "static GiB",
             "unserved",
         ]);
@@ -141,6 +142,7 @@ impl Report<'_> {
                 duration(take.median as f64),
                 duration(take.p99 as f64),
                 format!("{:.1} %", replay.utilisation * 100.0),
+                format!("{:.1} %", replay.guarded_utilisation * 100.0),
                 format!("{:.1} %", replay.static_utilisation * 100.0),
                 share(replay.unserved, replay.unserved + take.count),
             ]);
@@ -221,7 +223,7 @@ impl fmt::Display for Report<'_> {
             )?;
         }
         if !self.replays.is_empty() {
-            let about = "Traces, all tenants at once: verbs (frees' too) for one allocation, its latency; bytes held over bytes lent, over time";
+            let about = "Traces, all tenants at once: verbs (frees' too) for one allocation, its latency; bytes held over bytes lent, over time; guarded: over those and what an old key still reaches";
             write!(f, "\n{about}\n\n{}", self.replay_table())?;
             for (replay, first) in self.replays.iter().filter_map(|replay| Some((replay, replay.first_refused?))) {
                 let (held, pool, size) = (gib(first.held), gib(first.pool), size_name(first.order));

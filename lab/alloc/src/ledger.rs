@@ -42,6 +42,8 @@ impl Grant {
 pub enum Standing {
     /// Anybody may take it.
     Free,
+    /// The same, but the key of who had it before still works.
+    Exposed,
     /// It is given to a client; of which host, where the words say so.
     Held(Option<u32>),
     /// No client has it and it is no client's to take; somebody who is named will make it free again: a host's stock,
@@ -135,6 +137,10 @@ impl Ledger {
                     return Err(format!("client {} holds chunk {chunk}; by the words it is {stands:?}", holder - 1));
                 }
                 (0, Standing::Free) => census.free += 1,
+                (0, Standing::Exposed) => {
+                    census.free += 1;
+                    census.exposed += 1;
+                }
                 (0, Standing::Reserved) => census.reserved += 1,
                 (0, _) if at_rest => {
                     return Err(format!("chunk {chunk} is lost: nobody holds it, and by the words it is {stands:?}"));
@@ -155,6 +161,8 @@ pub struct Census {
     pub free: u64,
     /// Nobody's now.
     pub reserved: u64,
+    /// Anybody's, though an old key still reaches them: counted with the free.
+    pub exposed: u64,
 }
 
 #[cfg(test)]
@@ -186,7 +194,7 @@ mod tests {
             |stands: [Standing; 4], rest| ledger.compare(|chunk| stands[chunk as usize], |client| client / 4, rest);
         use Standing::*;
         let census = compare([Held(None), Held(Some(1)), Free, Reserved], true).unwrap();
-        assert_eq!(census, Census { held: 2, free: 1, reserved: 1 });
+        assert_eq!(census, Census { held: 2, free: 1, reserved: 1, exposed: 0 });
         assert!(compare([Free, Held(None), Free, Free], false).unwrap_err().contains("client 5 holds chunk 0"));
         assert!(compare([Held(Some(0)), Held(None), Free, Free], false).is_err(), "another host's");
         assert!(compare([Held(None), Held(None), Held(None), Free], true).unwrap_err().contains("lost"));

@@ -124,6 +124,12 @@ impl Report<'_> {
         Some(at_least(ours?.utilisation, theirs?.utilisation))
     }
 
+    /// The same where memory that an old key still reaches is nobody's to have.
+    fn in_traces_guarded(&self) -> Found {
+        let [ours, theirs] = [Farmem, Finemem].map(|system| self.replayed(system, Lifetime::Quarter));
+        Some(at_least(ours?.guarded_utilisation, theirs?.guarded_utilisation))
+    }
+
     fn tight(&self, system: System) -> Option<&Replay> {
         self.replays.iter().find(|replay| replay.system == system && replay.is_tight)
     }
@@ -182,6 +188,7 @@ impl Report<'_> {
                 self.against_static_grants(),
             ),
             ("utilisation over time, traces: ours / FineMem's", "–", "≥ FineMem's", self.in_traces()),
+            ("… without what an old key still reaches: ours / FineMem's", "–", "≥ FineMem's", self.in_traces_guarded()),
             (
                 "full when first refused, traces, tight pool: ours / FineMem's",
                 "–",

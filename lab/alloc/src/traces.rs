@@ -127,6 +127,8 @@ pub struct Replay {
     pub first_refused: Option<Refused>,
     /// Bytes that clients asked for and hold over bytes that nobody else could have had, over time.
     pub utilisation: f64,
+    /// The same over these and what an old key still reaches: bytes that nobody else could have had to himself.
+    pub guarded_utilisation: f64,
     /// The same of static grants of whole GiB.
     pub static_utilisation: f64,
 }
@@ -292,12 +294,12 @@ impl With for Player<'_> {
             });
         }
         let before = Before::of(&bench.node);
-        let lent: Rc<Cell<f64>> = Rc::default();
-        let mut looked = 0.0;
+        let (mut lent, mut exposed, mut looked) = (0.0, 0.0, 0.0);
         while bench.world.clients() > 0 {
             bench.world.run_until(bench.world.now() + LOOK);
             let census = bench.check(false)?;
-            lent.set(lent.get() + ((census.held + census.reserved) * 4096) as f64 * LOOK as f64);
+            lent += ((census.held + census.reserved) * CHUNK) as f64 * LOOK as f64;
+            exposed += (census.exposed * CHUNK) as f64 * LOOK as f64;
             let held: u64 = tenants.borrow().iter().map(|tenant| tenant.held).sum();
             looked += held as f64 * LOOK as f64;
         }
@@ -322,7 +324,8 @@ impl With for Player<'_> {
             peak: peak.get(),
             is_tight: self.is_tight,
             first_refused: refusals.first.get(),
-            utilisation: looked / lent.get().max(1.0),
+            utilisation: looked / f64::max(lent, 1.0),
+            guarded_utilisation: looked / f64::max(lent + exposed, 1.0),
             static_utilisation: held / granted.max(1.0),
         })
     }

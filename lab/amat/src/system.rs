@@ -190,7 +190,7 @@ fn default_ns_per_instruction() -> f64 {
 }
 
 /// The systems that are shipped: file names and texts.
-pub const SHIPPED: [(&str, &str); 8] = [
+pub const SHIPPED: [(&str, &str); 9] = [
     ("kona", include_str!("../systems/kona.toml")),
     ("legoos", include_str!("../systems/legoos.toml")),
     ("remote-regions", include_str!("../systems/remote-regions.toml")),
@@ -199,6 +199,7 @@ pub const SHIPPED: [(&str, &str); 8] = [
     ("farmem-shm", include_str!("../systems/farmem-shm.toml")),
     ("farmem-tcp", include_str!("../systems/farmem-tcp.toml")),
     ("farmem-rdma", include_str!("../systems/farmem-rdma.toml")),
+    ("farmem-rdma-card", include_str!("../systems/farmem-rdma-card.toml")),
 ];
 
 impl System {

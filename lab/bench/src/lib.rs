@@ -11,6 +11,7 @@
 //! | [`paging`] | `farmem bench paging`: what one access to far memory costs |
 //! | [`evict`] | `farmem bench evict`: what it costs to bring changed lines to a node |
 //! | [`apps`] | `farmem bench apps`: what far memory costs real programs |
+//! | [`dirty`] | `farmem bench dirty`: the policies of `--dirty` over many programs |
 //! | [`kona`] | `farmem bench kona`: dirty bytes, lines, pages of programs, and what seeing them costs |
 //! | [`pairs`] | rounds, and ratios within them |
 //! | [`counters`] | farmem's own, of a run under way |
@@ -30,6 +31,7 @@ pub mod apps;
 pub mod chart;
 pub mod child;
 pub mod counters;
+pub mod dirty;
 pub mod environment;
 pub mod evict;
 pub mod histogram;
@@ -54,6 +56,8 @@ pub enum Bench {
     #[allow(missing_docs)] // Said once, above its options: clap shows that.
     Apps(apps::Options),
     #[allow(missing_docs)]
+    Dirty(dirty::Options),
+    #[allow(missing_docs)]
     Kona(kona::Options),
 }
 
@@ -68,6 +72,7 @@ impl Bench {
             Bench::Paging(options) => paging::run(&options, farmem),
             Bench::Evict(options) => evict::run(&options, farmem),
             Bench::Apps(options) => apps::run(&options, farmem),
+            Bench::Dirty(options) => dirty::run(&options, farmem),
             Bench::Kona(options) => kona::run(&options, farmem),
         }
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use serde::Serialize;
 
-use crate::apps::redis::Load;
+use crate::apps::redis::{self, Load};
 use crate::paging::array::Draw;
 use crate::supervise::{self, Group};
 
@@ -51,7 +51,7 @@ impl Server {
     /// No redis-server, one that fails.
     pub fn start(mut command: Command, dir: &Path, keys: usize, order: Order) -> anyhow::Result<Server> {
         let socket = dir.join("redis.sock");
-        let load = Load::new(&socket, keys);
+        let load = Load::new(redis::Server::Redis, &socket, keys);
         load.clear();
         command.args(load.server_arguments(dir)).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let mut group = Group::start(&mut command).context("redis-server is missing: run tests/peers.sh")?;

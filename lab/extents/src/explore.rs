@@ -18,6 +18,8 @@ pub struct Found {
     pub moves: usize,
     /// States in which nothing need happen any more.
     pub ends: usize,
+    /// States in which a client reads a line of words for its next claim.
+    pub ahead: usize,
     /// Whether `limit` stopped the search.
     pub cut: bool,
     /// What went wrong, and after which moves.
@@ -26,7 +28,7 @@ pub struct Found {
 
 /// Visits every state that can be reached, at most `limit`.
 pub fn explore(scenario: &Scenario, limit: usize) -> Found {
-    let mut found = Found { states: 1, moves: 0, ends: 0, cut: false, wrong: None };
+    let mut found = Found { states: 1, moves: 0, ends: 0, ahead: 0, cut: false, wrong: None };
     let mut seen = HashSet::new();
     // How each state was reached: from which, by what.
     let mut ways: Vec<(u32, Move)> = vec![(0, Move::Daemon)];
@@ -35,6 +37,7 @@ pub fn explore(scenario: &Scenario, limit: usize) -> Found {
     let mut queue = VecDeque::from([(0u32, first)]);
     while let Some((number, world)) = queue.pop_front() {
         let moves = world.moves(scenario);
+        found.ahead += usize::from(world.is_reading_ahead());
         if moves.iter().all(|movement| movement.is_misfortune()) {
             found.ends += 1;
             if let Err(wrong) = world.judge_end(scenario) {

@@ -49,7 +49,11 @@ impl World {
         }
         for place in self.memory.places().filter(|&place| self.memory.is_visible(place)) {
             let word = self.memory.word(place);
-            let holds = |client: &Client| !client.out && client.held.iter().any(|grant| grant.place == place);
+            // A CAS that was refused for the quota may take effect late: the claimer knows of it.
+            let knows = |client: &Client| {
+                client.held.iter().any(|grant| grant.place == place) || client.claimer.unsettled().any(|at| at == place)
+            };
+            let holds = |client: &Client| !client.out && knows(client);
             if word.is(State::Owned) && !self.clients.iter().any(holds) {
                 return Err(format!("{place:?} = {word:?} is held by nobody who knows"));
             }

@@ -2,7 +2,7 @@
 
 use crate::world::{Item, World};
 use farmem_protocol::extent::guard::Words;
-use farmem_protocol::extent::{Owner, Place, State, Verb, Word};
+use farmem_protocol::extent::{Owner, Place, State, Target, Verb, Word};
 
 /// What can happen.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -65,6 +65,13 @@ impl Move {
 }
 
 impl World {
+    /// Whether a client has posted a READ of words beside a CAS.
+    pub(crate) fn is_reading_ahead(&self) -> bool {
+        let is_cas = |item: &Item| matches!(item, Item::Words(Verb::Cas { .. }));
+        let is_line = |item: &Item| matches!(item, Item::Words(Verb::Read { at: Target::Word(_), .. }));
+        self.clients.iter().any(|client| client.queue.iter().any(is_cas) && client.queue.back().is_some_and(is_line))
+    }
+
     /// Words and leases, for a trace.
     pub fn sketch(&self) -> String {
         let words: Vec<String> = self

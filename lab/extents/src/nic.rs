@@ -2,9 +2,18 @@
 
 use crate::scenario::Scenario;
 use crate::world::{Flight, Item, Violation, World};
-use farmem_protocol::extent::guard::{Words, admits, permits};
+use farmem_protocol::extent::check::recount;
+use farmem_protocol::extent::guard::{Charge, Words, admits, permits};
 use farmem_protocol::extent::rules::Rules;
 use farmem_protocol::extent::{Answer, Geometry, Place, State, Target, Verb, Word};
+
+/// What became of a verb that came to the NIC.
+pub(crate) enum Carried {
+    Words(Vec<u64>),
+    Found(u64),
+    Refused,
+    OverQuota,
+}
 
 impl World {
     pub(crate) fn client_moves(&mut self, scenario: &Scenario, number: usize) -> Result<(), Violation> {
@@ -24,41 +33,46 @@ impl World {
                 }
             }
             Some(Item::Words(verb)) => match self.carry_out(scenario, number, &verb)? {
-                Some(words) if matches!(verb, Verb::Read { .. }) => self.answer(number, Answer::Words(&words)),
-                Some(found) => self.answer(number, Answer::Found(found[0])),
-                None => self.answer(number, Answer::Refused),
+                Carried::Words(words) => self.answer(number, Answer::Words(&words)),
+                Carried::Found(found) => self.answer(number, Answer::Found(found)),
+                Carried::Refused => self.answer(number, Answer::Refused),
+                Carried::OverQuota => self.answer(number, Answer::OverQuota),
             },
         }
         self.pump(scenario, number)
     }
 
-    /// A verb of a client comes to the NIC; None if it is refused.
-    pub(crate) fn carry_out(
-        &mut self,
-        scenario: &Scenario,
-        number: usize,
-        verb: &Verb,
-    ) -> Result<Option<Vec<u64>>, Violation> {
+    /// A verb of a client comes to the NIC.
+    pub(crate) fn carry_out(&mut self, scenario: &Scenario, number: usize, verb: &Verb) -> Result<Carried, Violation> {
         if !self.is_admitted(scenario, number) {
-            return Ok(None);
+            return Ok(Carried::Refused);
         }
         match *verb {
-            Verb::Read { .. } => Ok(Some(self.memory.read(verb))),
+            Verb::Read { .. } => Ok(Carried::Words(self.memory.read(verb))),
             Verb::Cas { at, old, new } => {
                 let Target::Word(place) = at else { return Err("a CAS of no descriptor word".into()) };
                 let found = self.memory.word(place);
                 let owner = self.clients[number].actor.owner;
-                if found.0 == old
-                    && scenario.fences
-                    && scenario.trusted >> owner.slot() & 1 == 0
-                    && let Err(denied) = permits(&scenario.geometry, place, found, Word(new), owner, &self.memory)
-                    && scenario.rules == Rules::SOUND
-                {
-                    return Err(format!("an honest CAS of {place:?} {found:?} → {:?} was denied: {denied}", Word(new)));
+                if found.0 == old && scenario.fences && scenario.trusted >> owner.slot() & 1 == 0 {
+                    match permits(&scenario.geometry, place, found, Word(new), owner, &self.memory) {
+                        Ok(charge) if self.is_beyond(scenario, charge) => return Ok(Carried::OverQuota),
+                        Ok(_) => {}
+                        Err(denied) if scenario.rules == Rules::SOUND => {
+                            let new = Word(new);
+                            return Err(format!("an honest CAS of {place:?} {found:?} → {new:?} was denied: {denied}"));
+                        }
+                        Err(_) => {}
+                    }
                 }
-                self.cas(verb).map(|found| Some(vec![found]))
+                self.cas(verb).map(Carried::Found)
             }
         }
+    }
+
+    /// Whether what a CAS costs is more than its owner may hold.
+    fn is_beyond(&self, scenario: &Scenario, charge: Charge) -> bool {
+        let held = || recount(&scenario.geometry, &self.memory).held.get(&charge.owner).copied().unwrap_or(0);
+        charge.chunks > 0 && scenario.quota.is_some_and(|quota| held() + charge.chunks as u64 > quota)
     }
 
     pub(crate) fn is_admitted(&self, scenario: &Scenario, number: usize) -> bool {

@@ -65,6 +65,10 @@ pub struct Scenario {
     pub drains_words: bool,
     /// Whether the node frees units inside units that are not open (with the seeded bug).
     pub eager: bool,
+    /// Blocks that are there; all others are retired from the start. (All, if empty.)
+    pub blocks: Vec<u32>,
+    /// Chunks that an owner may hold, where that is bounded.
+    pub quota: Option<u64>,
     /// What all generations are at the start.
     pub generation: u32,
     /// CAS and WRITEs that the last owner of the table, who has no program, makes up by itself.

@@ -19,6 +19,11 @@ fn one_block(shift: u8) -> Geometry {
     Geometry::tiny(1, 4, 0, shift).expect("a geometry")
 }
 
+/// One giant of 66 blocks of one chunk: their words are two lines.
+fn two_lines() -> Geometry {
+    Geometry::tiny(66, 4, 7, 0).expect("a geometry")
+}
+
 fn scenario(name: &'static str, whole: u32, clients: Vec<(u16, u16, Vec<Action>)>) -> Scenario {
     Scenario {
         name,
@@ -38,6 +43,8 @@ fn scenario(name: &'static str, whole: u32, clients: Vec<(u16, u16, Vec<Action>)
         binds: true,
         drains_words: true,
         eager: false,
+        blocks: vec![],
+        quota: None,
         generation: 1,
         lies: (0, 0),
         rejoins: false,
@@ -250,6 +257,42 @@ pub fn all() -> Vec<Scenario> {
             )
         },
         Scenario {
+            losses: 2,
+            quota: Some(2),
+            ..scenario(
+                "over quota",
+                0,
+                vec![(1, 0, vec![Claim(BLOCK), Release, Claim(BLOCK)]), (1, 1, vec![Claim(BLOCK), Release])],
+            )
+        },
+        Scenario {
+            losses: 1,
+            quota: Some(2),
+            ..scenario(
+                "over quota, beside another owner",
+                0,
+                vec![
+                    (1, 0, vec![Run(BLOCK, 2), Claim(BLOCK), Release]),
+                    (1, 1, vec![Claim(BLOCK), Release]),
+                    (2, 0, vec![Claim(BLOCK), Release]),
+                ],
+            )
+        },
+        Scenario {
+            geometry: two_lines(),
+            blocks: vec![3, 64, 65],
+            losses: 1,
+            expiries: 1,
+            ..scenario(
+                "lines read ahead",
+                0,
+                vec![
+                    (1, 0, vec![Claim(BLOCK), Claim(BLOCK), Claim(BLOCK), Release]),
+                    (2, 0, vec![Claim(BLOCK), Release, Claim(BLOCK)]),
+                ],
+            )
+        },
+        Scenario {
             generation: u32::MAX - 257,
             merges: 1,
             ..scenario(
@@ -292,6 +335,7 @@ pub fn mutants() -> Vec<(String, Scenario)> {
         Bug::RecoverSkipsSplitting => "three levels",
         Bug::SplitParentFirst => "split, then merge",
         Bug::RunWithoutRollback => "runs",
+        Bug::ForgetOverQuota => "over quota",
         Bug::RunKeepsLeader | Bug::RunTrustsLeader => "a run of chunks",
     };
     let mut mutants: Vec<(String, Scenario)> = Bug::ALL

@@ -127,6 +127,8 @@ fn scenario(random: &mut Random, actions: usize, rules: Rules) -> Scenario {
         binds: true,
         drains_words: true,
         eager: false,
+        blocks: vec![],
+        quota: Some(64),
         generation: 1,
         lies: (10_000, 10_000),
         rejoins: true,

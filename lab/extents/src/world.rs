@@ -19,7 +19,8 @@ use crate::scenario::Scenario;
 use crate::task::Task;
 use farmem_protocol::extent::guard::Words;
 use farmem_protocol::extent::{
-    Actor, Answer, Claimant, Claimer, Grant, Operation, Owner, Place, Reclaim, Recover, Reshape, Step, Verb,
+    Actor, Answer, Claimant, Claimer, Generation, Grant, Level, Operation, Owner, Place, Reclaim, Recover, Reshape,
+    State, Step, Verb, Word,
 };
 use std::collections::VecDeque;
 
@@ -118,8 +119,14 @@ impl World {
                 }
             })
             .collect();
+        let mut memory = Memory::new(scenario.geometry, scenario.whole, scenario.generation);
+        for index in (0..scenario.geometry.count(Level::Block)).filter(|index| !scenario.blocks.contains(index)) {
+            if !scenario.blocks.is_empty() {
+                memory.set(Place::block(index), Word::plain(State::Bad, Generation::WORN));
+            }
+        }
         let mut world = World {
-            memory: Memory::new(scenario.geometry, scenario.whole, scenario.generation),
+            memory,
             clients,
             daemon: Daemon::default(),
             late: Vec::new(),

@@ -23,6 +23,13 @@ fn nothing_goes_wrong_in_any_history() {
 }
 
 #[test]
+fn lines_are_read_ahead_in_some_history() {
+    let all = scenarios::all();
+    let scenario = all.iter().find(|scenario| scenario.name == "lines read ahead").expect("a scenario");
+    assert!(explore(scenario, LIMIT).ahead > 0);
+}
+
+#[test]
 fn an_owner_that_lies_harms_nobody_else() {
     assert_sound(scenarios::lies());
 }

@@ -223,7 +223,8 @@ fn be_agent() {
     let lends = Node::start(&Config::new(4 * SLAB_BYTES, vec![NodeAddr::Shm(node.clone())]));
     let _node = lends.expect("a node in this process");
     let grace = Duration::from_secs(20);
-    let config = host::Config { dir, node, quotas: Quotas::default(), idle: None, grace };
+    let (node, transport) = (NodeAddr::Shm(node), Transport::Shm);
+    let config = host::Config { dir, node, transport, quotas: Quotas::default(), idle: None, grace };
     let agent = Agent::start(config).expect("an agent in this process");
     let service = std::sync::Arc::clone(agent.service());
     std::thread::spawn(move || {

@@ -7,6 +7,7 @@ use crate::meter::Meter;
 use crate::patterns::{self, LIVE, Pattern};
 use anyhow::{Context, Result, anyhow};
 use farmem_agent::client::{Client, Options as Connection};
+use farmem_fabric::NodeAddr;
 use farmem_sys::clock;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -15,12 +16,18 @@ use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Mutex, mpsc};
 use std::time::{Duration, Instant};
 
+/// Chunks that are had and written.
+pub const WRITTEN: u64 = 20_000;
+
 /// What a child is told.
 #[derive(clap::Args, Debug)]
 pub struct Options {
     /// The agent's socket; none: the system's malloc
     #[arg(long)]
     pub agent: Option<PathBuf>,
+    /// The node of an agent within this process, if none listens at that socket
+    #[arg(long)]
+    pub alone: Option<NodeAddr>,
     /// What to do; none: chunks, one at a time
     #[arg(long, value_enum)]
     pub pattern: Option<Pattern>,
@@ -58,6 +65,10 @@ pub struct Found {
     pub words: u64,
     /// Waits for the agent.
     pub waits: u64,
+    /// Of chunks: had, and 4 KiB written.
+    pub written_p50_ns: u64,
+    #[allow(missing_docs)]
+    pub written_p99_ns: u64,
 }
 
 /// Runs a pattern and prints what was found.
@@ -67,25 +78,29 @@ pub struct Found {
 pub fn run(options: &Options) -> Result<()> {
     clock::calibrate();
     let found = match (&options.agent, options.pattern) {
-        (Some(agent), None) => chunks(&client(agent)?, options.ops)?,
+        (Some(agent), None) => chunks(&client(agent, options)?, options.ops)?,
         (None, None) => anyhow::bail!("chunks are had from an agent: name it"),
         (Some(agent), Some(pattern)) => {
-            let client = client(agent)?;
+            let client = client(agent, options)?;
             let heap = Heap::new(&client).context("no room for a table of pages")?;
-            let mut found = work(options, pattern, &|| heap.thread(), &|| client.held())?;
+            let mut found = work(options, pattern, &|| Ok(heap.thread()?), &|| client.held())?;
             let counts = client.counts();
             (found.words, found.waits) = (counts.words, counts.waits);
             found
         }
-        (None, Some(pattern)) => work(options, pattern, &|| System, &taken_by_system)?,
+        (None, Some(pattern)) => work(options, pattern, &|| Ok(System), &taken_by_system)?,
     };
     println!("{}", serde_json::to_string(&found)?);
     Ok(())
 }
 
-fn client(agent: &Path) -> Result<Client> {
+fn client(agent: &Path, options: &Options) -> Result<Client> {
     let patience = Duration::from_secs(10);
-    Ok(Client::connect(Connection { socket: agent.to_owned(), job: String::new(), patience, start: None })?)
+    let connection = Connection { socket: agent.to_owned(), job: String::new(), patience, start: None };
+    Ok(match &options.alone {
+        Some(node) => Client::alone(node, connection)?,
+        None => Client::connect(connection)?,
+    })
 }
 
 /// Chunks of 4 KiB: granted ahead, and asked for one by one.
@@ -103,6 +118,21 @@ fn chunks(client: &Client, ops: u64) -> Result<Found> {
         }
     }
     let calls_per_s = ahead.calls as f64 / begun.elapsed().as_secs_f64();
+    // Had, and written by whichever way this program reaches its memory.
+    let (mut written, mut reach, page) = (Meter::new(&live), client.reach()?, [7u8; 4096]);
+    while written.calls < 2 * WRITTEN {
+        for _ in 0..512 {
+            let had = written.alloc(4096, || {
+                let chunk = client.alloc(0)?;
+                reach.write(&chunk, 0, &page)?;
+                Ok(chunk)
+            });
+            held.push(had?);
+        }
+        for chunk in held.drain(..) {
+            written.free(4096, || client.free(chunk));
+        }
+    }
     // Some milliseconds apart from one another, so that the agent sleeps: what a program that asks when it
     // needs would wait for.
     for _ in 0..4000 {
@@ -128,13 +158,15 @@ fn chunks(client: &Client, ops: u64) -> Result<Found> {
         taken: 0,
         words: counts.words,
         waits: counts.waits,
+        written_p50_ns: written.allocs.quantile(0.5),
+        written_p99_ns: written.allocs.quantile(0.99),
     })
 }
 
 fn work<M: Malloc>(
     options: &Options,
     pattern: Pattern,
-    malloc: &(impl Fn() -> M + Sync),
+    malloc: &(impl Fn() -> Result<M> + Sync),
     taken: &(impl Fn() -> u64 + Sync),
 ) -> Result<Found> {
     let orders = match &options.trace {
@@ -153,9 +185,9 @@ fn work<M: Malloc>(
                 let channel = rings.pop().or_else(|| last.take());
                 let (live, results, orders) = (&live, &results, &orders);
                 scope.spawn(move || {
-                    let (mut meter, mut malloc) = (Meter::new(live), malloc());
+                    let mut meter = Meter::new(live);
                     let seed = thread as u64 + 1;
-                    let ended = match pattern {
+                    let ended = malloc().and_then(|mut malloc| match pattern {
                         Pattern::Threadtest => patterns::threadtest(&mut malloc, &mut meter, ops),
                         Pattern::Shbench => patterns::shbench(&mut malloc, &mut meter, ops, seed),
                         Pattern::Larson => match &channel {
@@ -166,7 +198,7 @@ fn work<M: Malloc>(
                             let own: Vec<u8> = orders.iter().skip(thread).step_by(threads).copied().collect();
                             patterns::trace(&mut malloc, &mut meter, &own, LIVE / threads)
                         }
-                    };
+                    });
                     if let Ok(mut results) = results.lock() {
                         results.push(ended.map(|()| (meter.allocs, meter.frees, meter.calls)));
                     }
@@ -207,6 +239,8 @@ fn work<M: Malloc>(
         taken: most.1,
         words: 0,
         waits: 0,
+        written_p50_ns: 0,
+        written_p99_ns: 0,
     })
 }
 

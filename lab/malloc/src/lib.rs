@@ -26,6 +26,7 @@ mod service;
 use anyhow::{Context, Result};
 use child::Found;
 use farmem_bench::alone::Alone;
+use farmem_fabric::NodeAddr;
 use patterns::Pattern;
 use report::{Report, Row};
 use service::Service;
@@ -35,7 +36,7 @@ use std::process::{Command, Stdio};
 /// An allocator on far memory, against the system's malloc
 ///
 /// Runs allocation patterns on farmem's own allocator, whose memory is pieces that an
-/// agent grants from a node on this machine, and on the system's malloc, by turns.
+/// agent grants from a node on this machine or another, and on the system's malloc, by turns.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Options {
@@ -47,13 +48,22 @@ pub struct Options {
     #[arg(long, value_name = "FILE")]
     pub trace: Vec<PathBuf>,
 
+    /// No agent beside the parts: each has one within itself
+    #[arg(long)]
+    pub alone: bool,
+
     /// Threads
     #[arg(long, value_name = "N", default_value_t = 2)]
     pub threads: u8,
 
-    /// Allocations of each pattern, of all threads together (a trace has its own)
-    #[arg(long, value_name = "N", default_value_t = 2_000_000)]
-    pub ops: u64,
+    /// Allocations of each pattern, of all threads together (a trace has its own) [default: 2000000; with --node 100000]
+    #[arg(long, value_name = "N")]
+    pub ops: Option<u64>,
+
+    /// Memory of this node, HOST:PORT, which objects are written to and looked at by verbs; without it, of one that is
+    /// started on this machine, and mapped
+    #[arg(long, value_name = "ADDR")]
+    pub node: Option<NodeAddr>,
 
     /// Times that everything is run; medians are printed
     #[arg(long, value_name = "N", default_value_t = 3)]
@@ -72,6 +82,8 @@ const EXAMPLES: &str = "\
 Examples:
   farmem malloc-bench --quick
       threadtest, shbench and larson in a few seconds: a look.
+  farmem malloc-bench --node bighost:7411 --ops 50000
+      On memory of another machine, by verbs over tcp.
   farmem malloc-bench --trace trace.je.larson.16.gz --trace trace.mi.lean.16.gz
       What jemalloc and mimalloc asked for, of FineMem's traces (github.com/MemoryDisaggregation/FineMem,
       microbench/traces; one of them is in lab/malloc/traces).
@@ -94,16 +106,18 @@ impl Options {
         }
         anyhow::ensure!(!self.pattern.contains(&Pattern::Trace), "--pattern trace: name the file: --trace FILE");
         let _alone = Alone::take()?;
-        let service = Service::start(farmem, LEND)?;
-        let ops = if self.quick { self.ops / 20 } else { self.ops }.max(20_000);
+        let service = Service::start(farmem, self.node.as_ref(), LEND, self.alone)?;
+        let ops = self.ops.unwrap_or(if self.node.is_some() { 100_000 } else { 2_000_000 });
+        let ops = if self.quick { ops / 20 } else { ops }.max(20_000);
         let mut works: Vec<(Pattern, Option<&PathBuf>)> = self.pattern.iter().map(|&pattern| (pattern, None)).collect();
         if works.is_empty() && self.trace.is_empty() {
             works = [Pattern::Threadtest, Pattern::Shbench, Pattern::Larson].map(|pattern| (pattern, None)).into();
         }
         works.extend(self.trace.iter().map(|trace| (Pattern::Trace, Some(trace))));
         let threads = self.threads.max(1) as usize;
+        let alone = self.alone.then(|| service.node());
         let run = |agent: Option<&Path>, pattern: Option<Pattern>, trace: Option<&PathBuf>| {
-            part(farmem, agent, pattern, trace, threads, ops)
+            part(farmem, (agent, alone), pattern, trace, threads, ops)
         };
         let agent = Some(service.socket());
         let mut rows: Vec<Row> = works.iter().map(|(pattern, trace)| Row::new(*pattern, *trace)).collect();
@@ -121,7 +135,7 @@ impl Options {
                 }
             }
         }
-        let report = Report::new(threads, rows, &chunks);
+        let report = Report::new(threads, self.node.as_ref().map(NodeAddr::to_string), rows, &chunks);
         match &self.json {
             Some(path) if path == Path::new("-") => println!("{}", report.json()?),
             Some(path) => {
@@ -137,7 +151,7 @@ impl Options {
 /// One child's figures.
 fn part(
     farmem: &Path,
-    agent: Option<&Path>,
+    (agent, alone): (Option<&Path>, Option<&str>),
     pattern: Option<Pattern>,
     trace: Option<&PathBuf>,
     threads: usize,
@@ -147,6 +161,9 @@ fn part(
     command.args(["malloc-child", "--threads", &threads.to_string(), "--ops", &ops.to_string()]);
     if let Some(agent) = agent {
         command.arg("--agent").arg(agent);
+        if let Some(node) = alone {
+            command.args(["--alone", node]);
+        }
     }
     if let Some(pattern) = pattern {
         command.arg("--pattern").arg(report::name(pattern));

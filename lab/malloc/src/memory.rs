@@ -11,6 +11,17 @@ pub trait Malloc {
     fn alloc(&mut self, size: usize) -> anyhow::Result<usize>;
     /// Takes an object back, whoever got it.
     fn free(&mut self, address: usize);
+    /// Writes what tells an object from others to its first word, and to its last where that is another.
+    #[inline]
+    fn stamp(&mut self, address: usize, size: usize) -> anyhow::Result<()> {
+        stamp(address, size);
+        Ok(())
+    }
+    /// Whether the stamp is there.
+    #[inline]
+    fn is_stamped(&mut self, address: usize, size: usize) -> anyhow::Result<bool> {
+        Ok(is_stamped(address, size))
+    }
 }
 
 impl Malloc for ThreadHeap<'_> {
@@ -22,6 +33,24 @@ impl Malloc for ThreadHeap<'_> {
     #[inline]
     fn free(&mut self, address: usize) {
         ThreadHeap::free(self, address)
+    }
+
+    #[inline]
+    fn stamp(&mut self, address: usize, size: usize) -> anyhow::Result<()> {
+        if self.is_elsewhere() {
+            return Ok(self.put_word(address, size, stamp_of(address, size))?);
+        }
+        stamp(address, size);
+        Ok(())
+    }
+
+    #[inline]
+    fn is_stamped(&mut self, address: usize, size: usize) -> anyhow::Result<bool> {
+        if self.is_elsewhere() {
+            let stamp = stamp_of(address, size);
+            return Ok(self.get_words(address, size)?.iter().all(|&word| word == stamp));
+        }
+        Ok(is_stamped(address, size))
     }
 }
 
@@ -44,10 +73,15 @@ impl Malloc for System {
     }
 }
 
+#[inline]
+fn stamp_of(address: usize, size: usize) -> u64 {
+    (address ^ size) as u64
+}
+
 /// Writes what tells an object from others to its first word, and to its last where that is another.
 #[inline]
 pub fn stamp(address: usize, size: usize) {
-    let word = (address ^ size) as u64;
+    let word = stamp_of(address, size);
     // SAFETY: the object is the caller's, of at least `size` bytes.
     unsafe {
         (address as *mut u8).cast::<[u8; 8]>().write_unaligned(word.to_ne_bytes());
@@ -60,7 +94,7 @@ pub fn stamp(address: usize, size: usize) {
 /// Whether the stamp is there.
 #[inline]
 pub fn is_stamped(address: usize, size: usize) -> bool {
-    let word = ((address ^ size) as u64).to_ne_bytes();
+    let word = stamp_of(address, size).to_ne_bytes();
     // SAFETY: as above.
     unsafe {
         (address as *const u8).cast::<[u8; 8]>().read_unaligned() == word

@@ -11,7 +11,7 @@
 //! [`LIVE`] bytes are live. All is drawn from fixed seeds. Objects are stamped when they are
 //! got, and looked at when they are freed: an object that two have is found.
 
-use crate::memory::{Malloc, is_stamped, stamp};
+use crate::memory::Malloc;
 use crate::meter::Meter;
 use anyhow::{Context, Result, ensure};
 use std::collections::VecDeque;
@@ -53,13 +53,13 @@ struct Object {
 #[inline]
 fn get(malloc: &mut impl Malloc, meter: &mut Meter<'_>, size: usize) -> Result<Object> {
     let address = meter.alloc(size, || malloc.alloc(size))?;
-    stamp(address, size);
+    malloc.stamp(address, size)?;
     Ok(Object { address, size })
 }
 
 #[inline]
 fn give(malloc: &mut impl Malloc, meter: &mut Meter<'_>, object: Object) -> Result<()> {
-    ensure!(is_stamped(object.address, object.size), "an object of {} bytes was overwritten", object.size);
+    ensure!(malloc.is_stamped(object.address, object.size)?, "an object of {} bytes was overwritten", object.size);
     meter.free(object.size, || malloc.free(object.address));
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! What is printed.
 
-use crate::child::Found;
+use crate::child::{Found, WRITTEN};
 use crate::patterns::Pattern;
 use farmem_bench::table::{Table, duration};
 use serde::Serialize;
@@ -41,6 +41,10 @@ pub struct Report {
     chunk_ahead_ns: [u64; 2],
     /// A chunk asked for when it is wanted: a round trip to the agent.
     chunk_asked_ns: [u64; 2],
+    /// One granted ahead, and 4 KiB written to it: by a copy, or over the network.
+    chunk_written_ns: [u64; 2],
+    /// Where the memory is, if it is not mapped.
+    node: Option<String>,
     /// Words to the agent for a thousand chunks.
     chunk_words_per_1000: f64,
     rows: Vec<Row>,
@@ -48,14 +52,17 @@ pub struct Report {
 
 impl Report {
     /// From the parts' figures.
-    pub fn new(threads: usize, rows: Vec<Row>, chunks: &[Found]) -> Report {
+    pub fn new(threads: usize, node: Option<String>, rows: Vec<Row>, chunks: &[Found]) -> Report {
         let of = |figure: fn(&Found) -> u64| median(chunks.iter().map(|found| figure(found) as f64)) as u64;
         // Asking takes a word each, 4000 of them.
-        let words = |found: &Found| found.words.saturating_sub(4000) as f64 * 2000.0 / found.calls.max(1) as f64;
+        let had = |found: &Found| (found.calls / 2 + WRITTEN).max(1) as f64;
+        let words = |found: &Found| found.words.saturating_sub(4000) as f64 * 1000.0 / had(found);
         Report {
             threads,
             chunk_ahead_ns: [of(|f| f.alloc_p50_ns), of(|f| f.alloc_p99_ns)],
             chunk_asked_ns: [of(|f| f.free_p50_ns), of(|f| f.free_p99_ns)],
+            chunk_written_ns: [of(|f| f.written_p50_ns), of(|f| f.written_p99_ns)],
+            node,
             chunk_words_per_1000: median(chunks.iter().map(words)),
             rows,
         }
@@ -80,7 +87,11 @@ pub fn median(values: impl Iterator<Item = f64>) -> f64 {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let s = if self.threads == 1 { "" } else { "s" };
-        writeln!(f, "{} thread{s}; medians of the rounds\n", self.threads)?;
+        writeln!(f, "{} thread{s}; medians of the rounds", self.threads)?;
+        if let Some(node) = &self.node {
+            writeln!(f, "farmem's objects are at {node}: written and looked at by verbs, which calls/s has in it")?;
+        }
+        writeln!(f)?;
         let mut table = Table::new([
             "pattern",
             "allocator",
@@ -113,12 +124,14 @@ impl fmt::Display for Report {
         }
         write!(f, "{table}")?;
         let [ahead, ahead_p99] = self.chunk_ahead_ns.map(|ns| duration(ns as f64));
+        let [written, written_p99] = self.chunk_written_ns.map(|ns| duration(ns as f64));
         let [asked, asked_p99] = self.chunk_asked_ns.map(|ns| duration(ns as f64));
         writeln!(
             f,
             "\na chunk of 4 KiB, granted ahead: {ahead} (p99 {ahead_p99}), {:.1} words to the agent for 1000",
             self.chunk_words_per_1000
         )?;
+        writeln!(f, "the same, and 4 KiB written to it: {written} (p99 {written_p99})")?;
         writeln!(f, "the same, asked for when wanted: {asked} (p99 {asked_p99}), a futex round trip to the agent")
     }
 }

@@ -1,6 +1,7 @@
 //! A node and an agent for the benchmark alone, as processes of their own.
 
 use anyhow::{Context, Result, ensure};
+use farmem_fabric::NodeAddr;
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -11,24 +12,40 @@ use std::time::{Duration, Instant};
 pub struct Service {
     dir: PathBuf,
     socket: PathBuf,
+    node: String,
     processes: Vec<Child>,
 }
 
 impl Service {
-    /// Starts both and waits until they listen.
-    pub fn start(farmem: &Path, lend: u64) -> Result<Service> {
+    /// Starts both, or an agent of the node that is named, and waits until they listen. `alone`: no agent.
+    pub fn start(farmem: &Path, node: Option<&NodeAddr>, lend: u64, alone: bool) -> Result<Service> {
         let dir = std::env::temp_dir().join(format!("farmem-malloc-{}", std::process::id()));
         // Closed to others: who reaches the agent's socket is served.
         std::fs::DirBuilder::new().mode(0o700).create(&dir).with_context(|| dir.display().to_string())?;
-        let mut service = Service { socket: dir.join("agent.sock"), dir, processes: Vec::new() };
-        let node = service.dir.join("node.sock");
-        let of_node = ["agent-node", "--lend", &lend.to_string(), "--listen"];
-        service.spawn(Command::new(farmem).args(of_node).arg(&node), &node)?;
-        let at = format!("unix:{}", node.display());
+        let mut service = Service { socket: dir.join("agent.sock"), node: String::new(), dir, processes: Vec::new() };
+        let at = match node {
+            Some(node) => node.to_string(),
+            None => {
+                let node = service.dir.join("node.sock");
+                let of_node = ["agent-node", "--lend", &lend.to_string(), "--listen"];
+                service.spawn(Command::new(farmem).args(of_node).arg(&node), &node)?;
+                format!("unix:{}", node.display())
+            }
+        };
+        service.node = at.clone();
+        if alone {
+            return Ok(service);
+        }
         let socket = service.socket.clone();
-        let of_agent = ["agent", "--quiet", "--idle", "0", "--node", &at, "--dir"];
+        // When it is killed, its node is to know soon that nobody comes after it.
+        let of_agent = ["agent", "--quiet", "--idle", "0", "--grace", "1s", "--node", &at, "--dir"];
         service.spawn(Command::new(farmem).args(of_agent).arg(service.dir.clone()), &socket)?;
         Ok(service)
+    }
+
+    /// The node's address.
+    pub fn node(&self) -> &str {
+        &self.node
     }
 
     /// The agent's socket.

@@ -3,7 +3,7 @@
 
 use farmem_agent::client::{Client, Options};
 use farmem_agent::host::{self, Agent, Config};
-use farmem_fabric::NodeAddr;
+use farmem_fabric::{NodeAddr, Transport};
 use farmem_malloc::heap::Heap;
 use farmem_malloc::memory::{Malloc, is_stamped, stamp};
 use farmem_malloc::meter::Meter;
@@ -14,14 +14,18 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 /// Gives work a client; afterwards nothing may be held.
-fn with_client(lend_mib: u64, work: impl FnOnce(&Client)) {
-    let dir = std::env::temp_dir().join(format!("farmem-patterns-{}-{lend_mib}", std::process::id()));
+fn with_client(lend_mib: u64, elsewhere: bool, work: impl FnOnce(&Client)) {
+    let dir = std::env::temp_dir().join(format!("farmem-patterns-{}-{lend_mib}-{elsewhere}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
-    let of_node = farmem_memory::Config::new(lend_mib << 20, vec![NodeAddr::Shm(dir.join("node.sock"))]);
-    let _node = Node::start(&of_node).unwrap();
+    let of_node = farmem_memory::Config::new(
+        lend_mib << 20,
+        vec![NodeAddr::Shm(dir.join("node.sock")), NodeAddr::Tcp("127.0.0.1:0".into())],
+    );
+    let node = Node::start(&of_node).unwrap();
     let of_agent = Config {
         dir: dir.clone(),
-        node: dir.join("node.sock"),
+        node: node.addresses()[elsewhere as usize].clone(),
+        transport: if elsewhere { Transport::Tcp } else { Transport::Shm },
         quotas: Default::default(),
         idle: None,
         grace: Duration::ZERO,
@@ -45,7 +49,16 @@ fn with_client(lend_mib: u64, work: impl FnOnce(&Client)) {
 
 #[test]
 fn patterns_find_their_objects_as_they_left_them() {
-    with_client(512, |client| {
+    run_patterns(false, 30_000, 2000);
+}
+
+#[test]
+fn and_by_verbs_at_a_node_elsewhere() {
+    run_patterns(true, 3_000, 300);
+}
+
+fn run_patterns(elsewhere: bool, ops: u64, requests: usize) {
+    with_client(512, elsewhere, |client| {
         let heap = Heap::new(client).unwrap();
         let live = AtomicI64::new(0);
         std::thread::scope(|scope| {
@@ -53,11 +66,11 @@ fn patterns_find_their_objects_as_they_left_them() {
             for (seed, to, from) in [(1, to_b, from_b), (2, to_a, from_a)] {
                 let (heap, live) = (&heap, &live);
                 scope.spawn(move || {
-                    let (mut malloc, mut meter) = (heap.thread(), Meter::new(live));
-                    patterns::threadtest(&mut malloc, &mut meter, 30_000).unwrap();
-                    patterns::shbench(&mut malloc, &mut meter, 30_000, seed).unwrap();
-                    patterns::larson(&mut malloc, &mut meter, 30_000, seed, (&to, &from)).unwrap();
-                    let orders: Vec<u8> = (0..2000).map(|i| [0, 0, 3, 1, 9, 0, 6][i % 7]).collect();
+                    let (mut malloc, mut meter) = (heap.thread().unwrap(), Meter::new(live));
+                    patterns::threadtest(&mut malloc, &mut meter, ops).unwrap();
+                    patterns::shbench(&mut malloc, &mut meter, ops, seed).unwrap();
+                    patterns::larson(&mut malloc, &mut meter, ops, seed, (&to, &from)).unwrap();
+                    let orders: Vec<u8> = (0..requests).map(|i| [0, 0, 3, 1, 9, 0, 6][i % 7]).collect();
                     patterns::trace(&mut malloc, &mut meter, &orders, 48 << 20).unwrap();
                     assert_eq!(meter.calls % 2, 0);
                 });
@@ -68,9 +81,9 @@ fn patterns_find_their_objects_as_they_left_them() {
 
 #[test]
 fn objects_of_all_sizes_do_not_overlap() {
-    with_client(1024, |client| {
+    with_client(1024, false, |client| {
         let heap = Heap::new(client).unwrap();
-        let mut malloc = heap.thread();
+        let mut malloc = heap.thread().unwrap();
         let (mut held, mut draw): (Vec<(usize, usize)>, _) = (Vec::new(), Draw(7));
         for step in 0..40_000 {
             // Now and then of the large kinds: pieces, and runs above 2 MiB.

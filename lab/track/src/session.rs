@@ -4,6 +4,7 @@
 //! begin: hold ─ protect ─ go on ─ copy its memory while it runs ─► first look: what was written since the
 //!                                                                  protection is copied again; counts nothing
 //! window: run ......... hold ─ find, read ─ go on ─ compare, count, record
+//! end:    run ... its last thread stands at its end ─ find, read ─ let it end ─ compare, count
 //! ```
 //! Copying while the program runs may catch a page half written; whatever was
 //! written after the protection is told at the first look, and read again there,
@@ -16,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use farmem_sys::ptrace::{self, Follow, Remote, Told};
 
-use crate::account::{Process, Watch};
+use crate::account::{Look, Process, Watch};
 use crate::count::{Found, LeftOut, Pause, Window};
 use crate::diff::PAGE;
 use crate::find::Way;
@@ -65,6 +66,15 @@ struct Tracked {
     settled: bool,
 }
 
+/// Seen when a process had run its last instruction, for the window in which it ended.
+#[derive(Default)]
+struct LastWords {
+    found: Found,
+    settled: bool,
+    cut: bool,
+    pause: Pause,
+}
+
 /// Tracking of a program.
 pub struct Session {
     tracees: Tracees,
@@ -73,6 +83,10 @@ pub struct Session {
     watch: Watch,
     /// Looks in a row that were cut short.
     cuts: u32,
+    /// What processes that have ended since the last look had written.
+    last_words: Option<LastWords>,
+    /// Threads at the last look.
+    threads: usize,
     /// Remarks on what could not be done as meant.
     remarks: BTreeSet<String>,
     ended: Option<Told>,
@@ -97,6 +111,8 @@ impl Session {
             processes: BTreeMap::new(),
             watch: Watch::ALL,
             cuts: 0,
+            last_words: None,
+            threads: 1,
             remarks: BTreeSet::new(),
             ended: None,
             program,
@@ -146,11 +162,12 @@ impl Session {
                     Attended::Time => break,
                     Attended::Event => self.react()?,
                     Attended::Interrupted => return Ok(End::Interrupted),
-                    Attended::Nobody => return Ok(End::Ended(self.ended.unwrap_or(Told::Exited(0)))),
+                    Attended::Nobody => self.ended = self.ended.or(Some(Told::Exited(0))),
                 }
                 if let Some(how) = self.ended
                     && self.tracees.is_empty()
                 {
+                    self.last_window(started).iter().for_each(&mut each);
                     return Ok(End::Ended(how));
                 }
             }
@@ -174,6 +191,11 @@ impl Session {
                 Event::Forked { child, shares: false } => self.begin(child)?,
                 // Its stores are its parent's until it execs.
                 Event::Forked { shares: true, .. } => self.tracees.go_on(),
+                Event::Ending(process) => {
+                    let seen = self.last_look(process);
+                    self.tracees.let_end(process);
+                    seen?;
+                }
                 Event::Ended { process, how } => {
                     self.processes.remove(&process);
                     if process == self.program {
@@ -288,7 +310,7 @@ impl Session {
                 }
             }
         }
-        let threads = self.tracees.len();
+        self.threads = self.tracees.len();
         self.tracees.go_on();
         let pause = Pause {
             stopping: (stopped - held).as_secs_f64(),
@@ -299,31 +321,77 @@ impl Session {
         let one_in = self.watch.one_in;
         let (mut found, mut settled) = (Found::default(), false);
         for (process, look) in looks {
-            let tracked = self.processes.get_mut(&process).expect("looked at");
-            let of_it = if self.settings.pages_only {
-                Found::pages_only(process, &look)
-            } else {
-                tracked.process.advance(process, &look, self.watch)
-            };
-            tracked.eyes.give_back(look);
-            if std::mem::replace(&mut tracked.settled, true) {
+            if let Some(of_it) = self.count(process, look) {
                 found.merge(of_it);
                 settled = true;
             }
         }
         self.fit(&sum, pause, &found, stood);
-        let mut window = Window { length: held - started, pause, threads, one_in, found, left_out: None };
-        let few = |window: &Window| {
-            let total = window.total();
-            if self.settings.pages_only { total.pages == 0 } else { total.lines < self.settings.idle_lines }
-        };
-        window.left_out = match () {
-            () if sum.cut => Some(LeftOut::Cut),
-            () if !settled => Some(LeftOut::Begun),
-            () if few(&window) => Some(LeftOut::Idle),
-            () => None,
-        };
+        let before = self.last_words.take().unwrap_or_default();
+        found.merge(before.found);
+        let mut window = Window { length: held - started, pause, threads: self.threads, one_in, found, left_out: None };
+        window.left_out = self.left_out(&window, sum.cut || before.cut, settled || before.settled);
         Ok(window)
+    }
+
+    /// Looks at a process that has run its last instruction, alone: nobody else stands for it.
+    fn last_look(&mut self, process: u32) -> io::Result<()> {
+        let begun = Instant::now();
+        let Some(tracked) = self.processes.get_mut(&process) else { return Ok(()) };
+        let Some(tid) = self.tracees.thread_of(process) else { return Ok(()) };
+        let read = if self.settings.pages_only { Read::Nothing } else { Read::Written };
+        let (look, took) = match tracked.eyes.look(tid, self.watch, read, begun + self.settings.max_pause) {
+            Ok(seen) => seen,
+            Err(error) if is_gone(&error) => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        // It need not wait for the counting; whether it goes on for good is told by its end.
+        self.tracees.let_end(process);
+        let pause = Pause {
+            stopping: 0.0,
+            finding: took.finding.as_secs_f64(),
+            reading: took.reading.as_secs_f64(),
+            total: begun.elapsed().as_secs_f64(),
+        };
+        let found = self.count(process, look);
+        let last = self.last_words.get_or_insert_default();
+        last.settled |= found.is_some();
+        last.cut |= took.cut;
+        last.found.merge(found.unwrap_or_default());
+        last.pause = pause;
+        Ok(())
+    }
+
+    /// The window that nobody is left to be looked at after: what was seen at the end.
+    fn last_window(&mut self, started: Instant) -> Option<Window> {
+        let LastWords { found, settled, cut, pause } = self.last_words.take()?;
+        let (length, one_in) = (started.elapsed(), self.watch.one_in);
+        let mut window = Window { length, pause, threads: self.threads, one_in, found, left_out: None };
+        window.left_out = self.left_out(&window, cut, settled);
+        Some(window)
+    }
+
+    /// Counts what a look saw; `None` if it is the first, before which nothing was known.
+    fn count(&mut self, process: u32, look: Look) -> Option<Found> {
+        let tracked = self.processes.get_mut(&process).expect("looked at");
+        let found = if self.settings.pages_only {
+            Found::pages_only(process, &look)
+        } else {
+            tracked.process.advance(process, &look, self.watch)
+        };
+        tracked.eyes.give_back(look);
+        std::mem::replace(&mut tracked.settled, true).then_some(found)
+    }
+
+    fn left_out(&self, window: &Window, cut: bool, settled: bool) -> Option<LeftOut> {
+        let total = window.total();
+        let few = if self.settings.pages_only { total.pages == 0 } else { total.lines < self.settings.idle_lines };
+        match () {
+            () if cut => Some(LeftOut::Cut),
+            () if !settled => Some(LeftOut::Begun),
+            () if few => Some(LeftOut::Idle),
+            () => None,
+        }
     }
 
     /// Watches less where this look took too long, or its memory is too much.

@@ -5,12 +5,19 @@
 //! (unknown) ───────────────────────► Running ── stop ──►  │                 │
 //!                                       ▲                 └──► Running ◄────┘
 //!                                       └── SIGCONT ── Listening ◄── group stop
+//!              its end: the last of its process ──► Last ── let_end ──► Gone ◄── any other's end
 //! ```
 //! While the program is *held*, whatever stops stays stopped, with the signal that
 //! it is to take when it goes on; otherwise it goes on at once. A thread in a
 //! group stop (SIGSTOP, Ctrl-Z) is left in it, listening for its SIGCONT. A thread
 //! that does not answer is deep in a system call, as in uninterruptible sleep or
 //! waiting for its vfork child: it will not run the program's code before it stops.
+//!
+//! Each thread stands once more at its end. The last one of a process stays there
+//! until somebody has looked at what the process wrote: its memory goes with it. So
+//! does that of a program whose thread execs: the kernel ends its other threads
+//! first, while the one that execs waits inside. (A program's only thread execs
+//! without a stop at which the old memory is still there.)
 
 use std::collections::BTreeMap;
 use std::io;
@@ -31,6 +38,8 @@ pub enum Event {
         /// It runs in its parent's memory.
         shares: bool,
     },
+    /// Nobody will run this process's code any more, but its memory is there, until [`Tracees::let_end`].
+    Ending(u32),
     /// This one is gone.
     Ended {
         /// Which.
@@ -49,6 +58,10 @@ enum State {
         inside: bool,
     },
     Listening,
+    /// It stands at its end, the last of its process.
+    Last,
+    /// It went on from there: it runs the kernel's code only.
+    Gone,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -150,9 +163,9 @@ impl Tracees {
         }
     }
 
-    /// How many threads are alive.
+    /// How many threads are alive, or end as the last of their process.
     pub fn len(&self) -> usize {
-        self.threads.len()
+        self.threads.values().filter(|thread| thread.state != State::Gone).count()
     }
 
     /// Whether nobody is traced any more.
@@ -162,7 +175,8 @@ impl Tracees {
 
     /// A living thread of a process, by which to look into its memory. The first thread may be dead, the others alive.
     pub fn thread_of(&self, process: u32) -> Option<u32> {
-        let alive = self.threads.iter().filter(|(_, thread)| thread.process == process).map(|(&tid, _)| tid);
+        let of_it = self.threads.iter().filter(|(_, thread)| thread.process == process);
+        let alive = of_it.filter(|(_, thread)| thread.state != State::Gone).map(|(&tid, _)| tid);
         let mut alive = alive.peekable();
         let first = alive.peek().copied();
         alive.find(|tid| !is_zombie(*tid)).or(first)
@@ -221,7 +235,7 @@ impl Tracees {
             let mut running = self.threads.iter().filter(|(_, thread)| match thread.state {
                 State::Running => true,
                 State::Listening => self.leaving,
-                State::Stopped { .. } => false,
+                State::Stopped { .. } | State::Last | State::Gone => false,
             });
             if running.all(|(&tid, _)| spins > 20 && cannot_run(tid)) {
                 return Ok(true);
@@ -249,14 +263,27 @@ impl Tracees {
         }
     }
 
+    /// Lets a process end that was told to be [`Event::Ending`].
+    pub fn let_end(&mut self, process: u32) {
+        for (&tid, thread) in self.threads.iter_mut().filter(|(_, thread)| thread.process == process) {
+            if thread.state == State::Last {
+                // An error: it was killed once more, and goes on by itself.
+                let _ = ptrace::resume(tid, 0);
+                thread.state = State::Gone;
+            }
+        }
+    }
+
     /// Lets everybody go for good, with the signals that they were to take.
     pub fn leave(&mut self) {
         self.leaving = true;
         // Who does not stop in this time is let go by the kernel when this process ends.
         let _ = self.hold(Instant::now() + Duration::from_secs(2));
         for (&tid, thread) in &self.threads {
-            if let State::Stopped { signal, .. } = thread.state {
-                let _ = ptrace::detach(tid, signal);
+            match thread.state {
+                State::Stopped { signal, .. } => drop(ptrace::detach(tid, signal)),
+                State::Last => drop(ptrace::detach(tid, 0)),
+                State::Running | State::Listening | State::Gone => {}
             }
         }
         self.threads.clear();
@@ -362,8 +389,30 @@ impl Tracees {
                 self.events.push(Event::Execed(tid));
                 self.threads.insert(tid, Thread { process: tid, state: State::Stopped { signal: 0, inside: true } });
             }
+            Told::Exiting => {
+                let Some(&Thread { process, .. }) = self.threads.get(&tid) else { return };
+                let state = if self.is_last(process, tid) { State::Last } else { State::Gone };
+                match state {
+                    State::Last => self.events.push(Event::Ending(process)),
+                    // An error: as in `let_end`.
+                    _ => drop(ptrace::resume(tid, 0)),
+                }
+                self.threads.insert(tid, Thread { process, state });
+            }
             Told::Cloned | Told::Call | Told::Exited(_) | Told::Killed(_) => self.stopped(tid, 0, true),
         }
+    }
+
+    /// Whether nobody else will run the process's code, now that this thread stands at its end. To say so too early does no
+    /// harm: its memory is looked at once more than need be.
+    fn is_last(&self, process: u32, ending: u32) -> bool {
+        let gone = |tid: &u32| self.threads.get(tid).is_some_and(|thread| thread.state == State::Gone);
+        // One that was made a moment ago may not have told of itself yet.
+        let others: Vec<u32> = tids(process).into_iter().filter(|tid| *tid != ending && !gone(tid)).collect();
+        // A thread that ends by itself leaves its process to the others; one that is made to end may leave it to an exec.
+        let by_itself = || ptrace::registers(ending).is_ok_and(|of| of.orig_rax == libc::SYS_exit as u64);
+        others.iter().all(|&tid| is_zombie(tid))
+            || others.len() <= 2 && !by_itself() && others.iter().all(|&tid| is_zombie(tid) || is_in_exec(tid))
     }
 
     /// Takes in a thread that the kernel has attached. A process that nobody wants to follow is let go.
@@ -425,6 +474,20 @@ fn state_of(tid: u32) -> Option<char> {
 /// Whether a thread has ended and only waits to be waited for.
 fn is_zombie(tid: u32) -> bool {
     matches!(state_of(tid), None | Some('Z' | 'X'))
+}
+
+/// Whether a thread is inside an exec, waiting for the other threads of its process to end.
+fn is_in_exec(tid: u32) -> bool {
+    // It may still be on its way to waiting, in which the kernel does not say what call it is in.
+    for _ in 0..10 {
+        let Ok(call) = std::fs::read_to_string(format!("/proc/{tid}/syscall")) else { return false };
+        let number = call.split_ascii_whitespace().next().unwrap_or_default();
+        if number != "running" {
+            return number.parse().is_ok_and(|call: i64| matches!(call, libc::SYS_execve | libc::SYS_execveat));
+        }
+        std::thread::sleep(Duration::from_micros(100));
+    }
+    false
 }
 
 /// Whether a thread that was asked to stop will do so before it runs the program's code again.

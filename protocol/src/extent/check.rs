@@ -2,9 +2,9 @@
 //!
 //! | unit | its children may be |
 //! |---|---|
-//! | ABSENT, FREE, BAD | ABSENT |
-//! | OWNED(o) | ABSENT, OWNED(o), QUARANTINE (a publication being prepared) |
-//! | QUARANTINE | ABSENT, OWNED, QUARANTINE (one that never came) |
+//! | ABSENT, FREE, BAD | ABSENT, BAD (retired: the bytes go with the unit) |
+//! | OWNED(o) | the same, OWNED(o), QUARANTINE (a publication being prepared) |
+//! | QUARANTINE | the same, OWNED, QUARANTINE (one that never came) |
 //! | SHARED | anything but ABSENT |
 //! | SPLITTING, MERGING | anything |
 //!
@@ -155,7 +155,8 @@ fn inside(geometry: &Geometry, table: &impl Words, place: Place, around: Word, r
             State::Quarantine => matches!(word.state(), State::Owned | State::Quarantine),
             _ => false,
         };
-        if !word.is(State::Absent) && !prepared {
+        // A retired one has no life: it is so for good, while the bytes go with the unit.
+        if !matches!(word.state(), State::Absent | State::Bad) && !prepared {
             recount.problems.push(Problem { place, word, what: Wrong::Inside });
         }
         inside(geometry, table, place, Word::ZERO, recount);

@@ -11,11 +11,25 @@
 //!   a run of n chunks:           CAS of the first ─► took ─► n-1 CAS, 64 under way at most
 //!                                        └─► lost: to another run, nothing to give back
 //!   one of a run fails: no more are posted, those that took are given back (QUARANTINE)
+//!   over quota after a lost answer: the CAS is kept, and given again before the next claim looks for anything
 //! ```
 //!
 //! *Why the first chunk of a run alone*: runs of chunks lie at multiples of their length, so that all who want the same
 //! run begin with the same word, and whoever gets it meets only those who want something smaller in its midst. Posted
 //! at once, two claims of 256 words would each take some and each give all back.
+//!
+//! *Over quota after a lost answer*: the refusal says that the word was still FREE, so that the first copy of the CAS had
+//! not taken effect; it may yet, when the quota has room again, and the unit would be held by somebody who does not know.
+//! The claimer knows ([`Claimer::unsettled`]). Its next claim gives the same CAS again, until it is answered: what it takes
+//! goes back, what is another's by then cannot be taken by the copy either. While one is over quota still, nothing else is
+//! claimed, so that there are never more than one claim's.
+//!
+//! *Lots.* Single chunks are claimed when memory is short, by all agents at once, who are after the same few words. So
+//! each chunk is first of all somebody's: by its number it is of one of 16 lots, and so is every owner. A claim takes what
+//! is of its own lot in the line that it reads, of another's one at most, and that only if its last claim lost no race.
+//! So whoever loses meets nobody next but those of its own lot, and who has found nothing of his own. Nobody is kept from
+//! anything: a claim that found nothing of its own in all lines is followed by one that takes what there is. Soft, hence
+//! without a word of its own: no state to recover, nobody to trust.
 //!
 //! Chunks are claimed only from blocks that somebody has published; the way to
 //! 4 KiB is otherwise a block of one's own, and [`super::block::Block`] in it.
@@ -32,12 +46,31 @@ use super::{Pipe, word};
 
 /// CAS that a claim may lose to others before it gives up.
 pub const MAX_RETRIES: u32 = 8;
+/// And a claim of chunks: chunks are claimed when memory is short, by many who are after the same few. Whoever has lost
+/// waits ([`super::policy::pause`]) and begins anew, by reading.
+pub const MAX_CHUNK_RETRIES: u32 = 1;
 /// Round trips of READs that a claim may make before it gives up.
 pub const MAX_READS: u32 = 4096;
 
 /// CAS that a claim posts at once on words that an earlier claim read. (All of a line may be others' by now: what was read
 /// in this claim is old by a round trip, what was read before by any time.)
 pub const MAX_BLIND: usize = 4;
+
+/// Lots that chunks are dealt out in; every line has as many of each.
+const LOTS: u32 = 16;
+
+/// Which lot a chunk is of. (Lines begin with different ones, lest a block that is taken from its beginning have the same
+/// lots taken everywhere.)
+const fn lot(chunk: u32) -> u32 {
+    (chunk + chunk / LINE * 5) % LOTS
+}
+
+impl Actor {
+    /// The lot that it claims from first.
+    fn lot(&self) -> u32 {
+        (u32::from(self.owner.slot()) + u32::from(self.claimant.number())) % LOTS
+    }
+}
 
 /// What to claim.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -54,8 +87,8 @@ impl Want {
         Want { level, count: 1, contiguous: true }
     }
 
-    /// Up to `count` units (at most 64), wherever they are, by one batch of CAS; of chunks at most a quarter of those
-    /// that the line shows to be free, and [`MAX_BLIND`]: a batch that is lost is lost as a whole.
+    /// Up to `count` units (at most 64), wherever they are, by one batch of CAS; of chunks at most [`MAX_BLIND`], and
+    /// one if it is of another's lot.
     pub const fn some(level: Level, count: u32) -> Want {
         Want { level, count: if count > LINE { LINE } else { count }, contiguous: false }
     }
@@ -96,6 +129,15 @@ impl Want {
         if self.contiguous { self.count.div_ceil(LINE) } else { 1 }
     }
 
+    /// Single chunks, wherever they are.
+    const fn goes_by_lots(&self) -> bool {
+        matches!(self.level, Level::Chunk) && (!self.contiguous || self.count == 1)
+    }
+
+    const fn retries(&self) -> u32 {
+        if matches!(self.level, Level::Chunk) { MAX_CHUNK_RETRIES } else { MAX_RETRIES }
+    }
+
     const fn order(&self) -> u8 {
         if self.contiguous { (u32::BITS - (self.count - 1).leading_zeros()) as u8 } else { 0 }
     }
@@ -113,6 +155,8 @@ enum Ahead {
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 enum Phase {
+    /// CAS of `swaps`: those that an earlier claim left unsettled.
+    Settle,
     /// Choose from what is known, or look further.
     Search,
     /// READ of a window's hints.
@@ -152,6 +196,8 @@ pub struct Claimer {
     looks: u32,
     swaps: Vec<Swap>,
     taken: Vec<Grant>,
+    /// CAS that may have a copy under way, refused for the quota.
+    unsettled: Vec<Swap>,
     retries: u32,
     reads: u32,
     /// A race was lost: on to another line. (Going on with what is known costs a lost CAS for each word that others
@@ -159,6 +205,8 @@ pub struct Claimer {
     beaten: bool,
     /// What is known was read in this claim.
     fresh: bool,
+    /// The last claim for single chunks lost a race: this one tries its own lot only.
+    wary: bool,
     /// A verb was refused for good.
     refused: Option<Failed>,
 }
@@ -182,10 +230,12 @@ impl Claimer {
             looks: 1,
             swaps: Vec::new(),
             taken: Vec::new(),
+            unsettled: Vec::new(),
             retries: 0,
             reads: 0,
             beaten: false,
             fresh: false,
+            wary: false,
             refused: None,
         }
     }
@@ -197,6 +247,12 @@ impl Claimer {
             Level::Giant => (Level::Giant, None),
         };
         Route::new(geometry, outer, about, actor.owner, actor.claimant)
+    }
+
+    /// Units that a CAS under way may yet make the owner's, though no claim has ended with them. The next claim gives
+    /// them back, or sees that they are others'.
+    pub fn unsettled(&self) -> impl Iterator<Item = Place> + '_ {
+        self.unsettled.iter().map(|swap| swap.place)
     }
 
     /// Begins a claim. The one before must have ended; if it has not, it is dropped like a crash.
@@ -225,6 +281,11 @@ impl Claimer {
         self.swaps.clear();
         self.taken.clear();
         (self.retries, self.reads, self.refused, self.beaten, self.fresh) = (0, 0, None, false, false);
+        if !self.unsettled.is_empty() {
+            self.swaps = std::mem::take(&mut self.unsettled);
+            self.phase = Phase::Settle;
+            self.pipe.fill(self.swaps.len());
+        }
     }
 
     /// A unit that this owner gave back is FREE again for all that is known: worth a try before
@@ -242,7 +303,7 @@ impl Claimer {
                 Ahead::Hints(verb) => *verb,
                 Ahead::Nothing => unreachable!("nothing is read ahead"),
             },
-            Phase::Search | Phase::Claim | Phase::Rollback => self.swaps[number].verb(self.actor.rules),
+            Phase::Settle | Phase::Search | Phase::Claim | Phase::Rollback => self.swaps[number].verb(self.actor.rules),
             Phase::Hints(verb) => *verb,
             Phase::Outer => self.outer.read(number),
             Phase::Inner => self.inner.read(number),
@@ -281,6 +342,7 @@ impl Claimer {
         match self.phase {
             Phase::Claim => {
                 let failed = self.swaps.len() - self.taken.len();
+                self.wary = failed > 0;
                 if failed == 0 || (!want.contiguous && !self.taken.is_empty()) {
                     self.taken.sort_unstable();
                     return Some(Ok(std::mem::take(&mut self.taken)));
@@ -289,13 +351,7 @@ impl Claimer {
                 if self.actor.rules.broken(Bug::RunWithoutRollback) {
                     self.taken.clear();
                 }
-                self.swaps.clear();
-                for grant in std::mem::take(&mut self.taken) {
-                    let given = self.actor.plain(grant.word, State::Quarantine);
-                    self.outer.found(grant.place, given);
-                    self.inner.found(grant.place, given);
-                    self.swaps.push(Swap::new(grant.place, grant.word, given));
-                }
+                self.give_back();
                 if want.has_leader() && self.actor.rules.broken(Bug::RunKeepsLeader) && !self.swaps.is_empty() {
                     self.swaps.remove(0);
                 }
@@ -303,8 +359,26 @@ impl Claimer {
                 self.pipe.fill(self.swaps.len());
                 None
             }
-            Phase::Rollback if self.retries >= MAX_RETRIES => Some(Err(Failed::Contended)),
+            Phase::Settle => {
+                self.give_back();
+                self.refused = (!self.unsettled.is_empty()).then_some(Failed::OverQuota);
+                self.phase = Phase::Rollback;
+                self.pipe.fill(self.swaps.len());
+                None
+            }
+            Phase::Rollback if self.retries >= want.retries() => Some(Err(Failed::Contended)),
             _ => self.search(want),
+        }
+    }
+
+    /// Fills `swaps` with the way back of what was taken.
+    fn give_back(&mut self) {
+        self.swaps.clear();
+        for grant in std::mem::take(&mut self.taken) {
+            let given = self.actor.plain(grant.word, State::Quarantine);
+            self.outer.found(grant.place, given);
+            self.inner.found(grant.place, given);
+            self.swaps.push(Swap::new(grant.place, grant.word, given));
         }
     }
 
@@ -314,6 +388,11 @@ impl Claimer {
                 Level::Chunk => self.inner.words.clear(),
                 level => self.outer = Area::nothing(level),
             }
+        }
+        // What an earlier claim has read is old; of another's lot it is more likely gone than not.
+        if want.goes_by_lots() && !self.fresh && !self.inner.words.is_empty() && !self.has_own_lot() {
+            let reads = self.inner.reads();
+            return self.read(Phase::Inner, reads);
         }
         if self.choose(want) {
             self.phase = Phase::Claim;
@@ -368,7 +447,10 @@ impl Claimer {
             }
             // There was something where the races were lost, and may be still.
             Advance::End if self.retries > 0 => Some(Err(Failed::Contended)),
-            Advance::End => Some(Err(Failed::NoSpace)),
+            Advance::End => {
+                self.wary = false;
+                Some(Err(Failed::NoSpace))
+            }
         }
     }
 
@@ -438,10 +520,17 @@ impl Claimer {
             self.swaps.extend((first..first + want.count as usize).map(swap));
         } else {
             let free = area.scattered(start, stride).count();
-            // Chunks are claimed so when memory is short, by many at once: who else has read this line shall find
-            // something too. And whoever lost a whole batch goes on one by one.
+            if want.goes_by_lots() {
+                let (own, first) = (self.actor.lot(), area.first.index);
+                let own = area.scattered(start, stride).filter(|&at| own == lot(first + at as u32));
+                self.swaps.extend(own.take(MAX_BLIND.min(want.count as usize)).map(swap));
+                if self.swaps.is_empty() && !self.wary {
+                    self.swaps.extend(area.scattered(start, stride).take(1).map(swap));
+                }
+                return !self.swaps.is_empty();
+            }
+            // Whoever lost a whole batch goes on one by one.
             let most = match (self.retries, self.fresh) {
-                (0, true) if want.level == Level::Chunk => free.div_ceil(4).min(MAX_BLIND),
                 (0, true) => free,
                 (0, false) => MAX_BLIND,
                 _ => 1,
@@ -449,6 +538,11 @@ impl Claimer {
             self.swaps.extend(area.scattered(start, stride).take(most.min(want.count as usize)).map(swap));
         }
         !self.swaps.is_empty()
+    }
+
+    fn has_own_lot(&self) -> bool {
+        let (own, first) = (self.actor.lot(), self.inner.first.index);
+        self.inner.scattered(0, 1).any(|at| own == lot(first + at as u32))
     }
 
     /// No CAS is posted that was not. Those whose answers were lost are given again: they may have taken effect.
@@ -461,14 +555,15 @@ impl Claimer {
         let swap = &mut self.swaps[number];
         let (place, new) = (swap.place, swap.new);
         let is_claim = self.phase == Phase::Claim;
+        let settles = self.phase == Phase::Settle;
         match swap.answer(answer, self.actor.rules) {
             Ok(Swapped::Again) => self.pipe.push(number),
             Ok(Swapped::Took) => {
                 self.outer.found(place, new);
                 self.inner.found(place, new);
-                if is_claim {
+                if is_claim || settles {
                     self.taken.push(Grant { place, word: new });
-                    if number == 0 && self.want.is_some_and(|want| want.has_leader()) {
+                    if is_claim && number == 0 && self.want.is_some_and(|want| want.has_leader()) {
                         self.led();
                     }
                 }
@@ -481,6 +576,13 @@ impl Claimer {
                 }
             }
             Ok(Swapped::Moved(_)) => {}
+            Err(Failed::OverQuota) if swap.is_unsure() && !self.actor.rules.broken(Bug::ForgetOverQuota) => {
+                self.unsettled.push(*swap);
+                if !settles {
+                    self.refused = Some(Failed::OverQuota);
+                    self.post_no_more();
+                }
+            }
             Err(refused) => {
                 self.refused = Some(refused);
                 match refused {
@@ -504,8 +606,10 @@ impl Claimer {
 }
 
 /// Ends with the units in the order of their addresses. [`Failed::Contended`] after
-/// [`MAX_RETRIES`] lost races, or when everything was read and some were lost; [`Failed::NoSpace`]
-/// when everything, or [`MAX_READS`] lines, was read.
+/// [`MAX_RETRIES`] lost races (of chunks after [`MAX_CHUNK_RETRIES`]), or when everything was
+/// read and some were lost; [`Failed::NoSpace`] when everything, or [`MAX_READS`] lines, was read.
+/// (A claim of single chunks after one that lost a race looks at its own lot only: it may end so
+/// while there are others, and the next one takes them.)
 impl Operation for Claimer {
     type Outcome = Result<Vec<Grant>, Failed>;
 
@@ -526,8 +630,8 @@ impl Operation for Claimer {
 
     fn complete(&mut self, answer: Answer<'_>) {
         let Some(number) = self.pipe.answered() else { return };
-        if let Phase::Claim | Phase::Rollback = self.phase {
-            if number == self.swaps.len() {
+        if let Phase::Settle | Phase::Claim | Phase::Rollback = self.phase {
+            if number >= self.swaps.len() {
                 return self.has_read_ahead(answer);
             }
             return self.swapped(number, answer);

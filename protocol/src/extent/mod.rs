@@ -60,6 +60,8 @@ mod lost_answers;
 mod runs;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod wear;
 
 use pipe::Pipe;
 

@@ -4,6 +4,7 @@
 //!
 //! | question | who asks | answer |
 //! |---|---|---|
+//! | how long do I wait? | whoever lost a race for chunks | [`pause`]: a random time, within a window that doubles with each race lost in a row |
 //! | what lies idle? | the same | what was taken from or given to by nobody for [`KEPT_IDLE`] heartbeats; one while memory is short |
 //! | is memory short? | an agent, once a heartbeat, by the hints | [`Watermark`]: below one free block in 16, until one in 8 |
 //! | which of my blocks do I publish? | the same agent, while memory is short | [`to_publish`]: cold ones, the emptiest first, 8 a heartbeat; 32 when hardly anything is free |
@@ -84,6 +85,19 @@ pub fn to_publish<B: Ord + Copy>(blocks: impl Iterator<Item = (B, Kept)>, supply
     chosen.sort_unstable();
     chosen.truncate(published(supply));
     chosen.into_iter().map(|(_, block)| block).collect()
+}
+
+/// What one claim of chunks takes, about: a READ and a CAS over a busy card, in nanoseconds.
+const CLAIM_NS: u64 = 8_000;
+/// Windows are doubled so many times at most: 8 ms.
+const DOUBLINGS: u32 = 10;
+
+/// How long to wait after the `lost`-th race for chunks that was lost in a row, in nanoseconds; `draw` is any number that
+/// others do not draw. (Those who go on at once meet again: they are after the same few words, and their round trips take
+/// as long. With each race lost it becomes half as likely that another's claim falls into one's own.)
+pub const fn pause(lost: u32, draw: u64) -> u64 {
+    let doublings = if lost > DOUBLINGS { DOUBLINGS } else { lost };
+    draw % (CLAIM_NS << doublings)
 }
 
 /// Units that the node scrubs in one go between verbs. A scrub of 2 MiB takes a core some 100 µs, for which verbs wait:

@@ -198,7 +198,8 @@ impl Reshape {
                 _ => Err(()),
             },
             Plan::Merge => match word.state() {
-                State::Free => Ok(Some(self.actor.plain(word, State::Absent))),
+                // A worn one would go round with every merge and split, until its words came back.
+                State::Free if !word.generation().is_worn() => Ok(Some(self.actor.plain(word, State::Absent))),
                 _ => Err(()),
             },
             Plan::Split | Plan::Finish => match word.state() {
@@ -257,7 +258,7 @@ impl Reshape {
             Phase::Look => self.looked(),
             // A look before the parent is frozen spares a useless merge.
             Phase::Children if self.is_merge() && self.word.is(State::Shared) => {
-                if self.children.words.iter().any(|word| !word.is(State::Free)) {
+                if self.children.words.iter().any(|&word| self.wanted(0, word).is_err()) {
                     self.not_now();
                 } else if rules.broken(Bug::MergeWithoutParent) {
                     self.enter_change();

@@ -39,6 +39,8 @@ pub enum Bug {
     RunKeepsLeader,
     /// Whoever has the first chunk of a run takes the others for its own.
     RunTrustsLeader,
+    /// A CAS whose answer was lost, and that is refused for the quota when it is given again, is forgotten.
+    ForgetOverQuota,
     /// Recovery passes over a unit that its owner was splitting.
     RecoverSkipsSplitting,
     /// Recovery frees without quarantine.
@@ -53,7 +55,7 @@ pub enum Bug {
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Bug; 20] = [
+    pub const ALL: [Bug; 21] = [
         Bug::SkipGeneration,
         Bug::PublishParentFirst,
         Bug::PublishWithoutQuarantine,
@@ -69,6 +71,7 @@ impl Bug {
         Bug::RunWithoutRollback,
         Bug::RunKeepsLeader,
         Bug::RunTrustsLeader,
+        Bug::ForgetOverQuota,
         Bug::RecoverSkipsSplitting,
         Bug::RecoverToFree,
         Bug::SplitParentFirst,

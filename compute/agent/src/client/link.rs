@@ -1,16 +1,21 @@
 //! The connection: socket, desk, and what happens when the agent ends.
 
+use super::alone::Alone;
+use super::reach::Member;
 use super::{AllocError, ConnectError, Counts, Options};
 use crate::chunks::Map;
 use crate::desk::Desk;
-use crate::hello::{Declaration, Entry, Hello, MAGIC, Mapped, Welcome};
+use crate::hello::{self, Declaration, Entry, Hello, MAGIC, MAX_NODE, Mapped, Welcome};
 use crate::ring::{Consumer, Producer};
 use crate::word::{BlockId, Down, Up};
+use farmem_protocol::key::Key;
+use farmem_protocol::wire::ANY_QUEUE;
 use farmem_sys::raw::{self, Errno};
 use farmem_sys::{shared, socket};
 use std::io::{ErrorKind, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 use zerocopy::{FromZeros, IntoBytes};
@@ -27,6 +32,10 @@ pub struct Link {
     stream: UnixStream,
     desk: Desk,
     token: [u8; 16],
+    /// The member of the node that reaches this program's memory; 0: it is mapped.
+    owner: u16,
+    /// The agent, if it is within this process.
+    alone: Option<Arc<Alone>>,
     up: Producer,
     down: Consumer,
     /// Recalls heeded.
@@ -35,17 +44,32 @@ pub struct Link {
 }
 
 impl Link {
-    pub fn connect(options: Options) -> Result<Link, ConnectError> {
-        let (stream, desk, token) = reach(&options, None, &[])?;
+    /// Connects; if memory is elsewhere, as a member of that node.
+    pub fn connect(options: Options, alone: Option<Arc<Alone>>) -> Result<(Link, Option<Member>), ConnectError> {
+        let mut member = None;
+        let (stream, desk, token) = match reach((&options, &alone), 0, None, &[])? {
+            Reached::Seat(seat) => seat,
+            Reached::Elsewhere(node) => {
+                let joined = member.insert(Member::join(&node, options.patience)?);
+                reach((&options, &alone), joined.owner(), None, &[])?.seat()?
+            }
+        };
+        let owner = member.as_ref().map_or(0, Member::owner);
         let counts = Counts::default();
         let (up, down) = Default::default();
-        Ok(Link { options, stream, desk, token, up, down, recalls: 0, counts })
+        Ok((Link { options, stream, desk, token, owner, alone, up, down, recalls: 0, counts }, member))
+    }
+
+    /// Whether memory is reached by keys.
+    pub fn is_elsewhere(&self) -> bool {
+        self.owner != 0
     }
 
     /// Connects again and declares what is held.
     pub fn again(&mut self, held: &[(BlockId, u32, Map)]) -> Result<(), ConnectError> {
         let _ = self.stream.shutdown(std::net::Shutdown::Both);
-        (self.stream, self.desk, self.token) = reach(&self.options, Some(self.token), held)?;
+        (self.stream, self.desk, self.token) =
+            reach((&self.options, &self.alone), self.owner, Some(self.token), held)?.seat()?;
         (self.up, self.down, self.recalls) = (Producer::default(), Consumer::default(), 0);
         self.counts.again += 1;
         Ok(())
@@ -140,6 +164,37 @@ impl Link {
             Err(e) => Err(ConnectError::System(e.to_string())),
         }
     }
+
+    /// The keys that a MAP was answered with, one for each block.
+    pub fn receive_keys(&mut self, block: BlockId, blocks: usize) -> Result<Vec<Key>, ConnectError> {
+        let mut head = hello::Reached::new_zeroed();
+        let until = raw::now_ns() + FRAME_NS;
+        let failed = |e: Errno| ConnectError::System(e.to_string());
+        receive(&self.stream, head.as_mut_bytes(), until).map_err(failed)?;
+        if (head.block, head.keys) != (block.0 as u64, blocks as u64) {
+            return Err(ConnectError::System("the agent answers what was not asked".into()));
+        }
+        let mut keys = vec![0u64; blocks];
+        receive(&self.stream, keys.as_mut_bytes(), until).map_err(failed)?;
+        Ok(keys.into_iter().map(Key).collect())
+    }
+}
+
+/// Where a connection led to.
+enum Reached {
+    Seat((UnixStream, Desk, [u8; 16])),
+    /// To the name of a node: to be joined first.
+    Elsewhere(String),
+}
+
+impl Reached {
+    fn seat(self) -> Result<(UnixStream, Desk, [u8; 16]), ConnectError> {
+        match self {
+            Reached::Seat(seat) => Ok(seat),
+            // It was told.
+            Reached::Elsewhere(_) => Err(ConnectError::Unknown),
+        }
+    }
 }
 
 /// Receives a whole frame, and the descriptor that came with it.
@@ -161,16 +216,21 @@ fn receive(stream: &UnixStream, into: &mut [u8], until: u64) -> Result<Option<i3
 
 /// Connects, anew or again, for as long as the options say; an agent is started once if there is none.
 fn reach(
-    options: &Options,
+    (options, alone): (&Options, &Option<Arc<Alone>>),
+    owner: u16,
     token: Option<[u8; 16]>,
     held: &[(BlockId, u32, Map)],
-) -> Result<(UnixStream, Desk, [u8; 16]), ConnectError> {
+) -> Result<Reached, ConnectError> {
     let until = Instant::now() + options.patience;
     let mut started = false;
     let at = options.socket.display().to_string();
     loop {
-        let failed = match UnixStream::connect(&options.socket) {
-            Ok(stream) => match greet(stream, options, token, held) {
+        let connected = match alone {
+            Some(alone) => alone.connect(),
+            None => UnixStream::connect(&options.socket),
+        };
+        let failed = match connected {
+            Ok(stream) => match greet(stream, options, owner, token, held) {
                 // It went down as we came: the next one is asked.
                 Err(Greeting::Gone) => None,
                 Err(Greeting::Refused(e)) => return Err(e),
@@ -200,9 +260,10 @@ enum Greeting {
 fn greet(
     mut stream: UnixStream,
     options: &Options,
+    owner: u16,
     token: Option<[u8; 16]>,
     held: &[(BlockId, u32, Map)],
-) -> Result<(UnixStream, Desk, [u8; 16]), Greeting> {
+) -> Result<Reached, Greeting> {
     let mut hello = Hello { magic: MAGIC, again: token.is_some() as u32, ..Hello::new_zeroed() };
     let job = options.job.as_bytes();
     let named = hello.job.get_mut(..job.len()).filter(|_| !job.contains(&0));
@@ -211,6 +272,8 @@ fn greet(
     named.copy_from_slice(job);
     hello.token = token.unwrap_or_default();
     hello.declared = held.len() as u32;
+    // Every thread of this program has a queue pair of its own.
+    (hello.owner, hello.queue) = (owner as u32, ANY_QUEUE);
     let gone = |_| Greeting::Gone;
     stream.write_all(hello.as_bytes()).map_err(gone)?;
     for &(block, blocks, map) in held {
@@ -226,6 +289,11 @@ fn greet(
         Some(Entry::Unknown) => Some(ConnectError::Unknown),
         Some(Entry::NotHeld) => Some(ConnectError::NotHeld),
         Some(Entry::System) => Some(ConnectError::System("the agent's side".into())),
+        Some(Entry::Elsewhere) if (welcome.text as usize) <= MAX_NODE => {
+            let mut text = vec![0; welcome.text as usize];
+            receive(&stream, &mut text, until).map_err(|_| Greeting::Gone)?;
+            return Ok(Reached::Elsewhere(String::from_utf8_lossy(&text).into_owned()));
+        }
         _ => Some(ConnectError::Version(at)),
     };
     if let Some(refused) = refused {
@@ -235,5 +303,5 @@ fn greet(
     let desk = Desk::map(fd);
     raw::close(fd);
     let desk = desk.map_err(|e| Greeting::Refused(ConnectError::System(e.to_string())))?;
-    Ok((stream, desk, welcome.token))
+    Ok(Reached::Seat((stream, desk, welcome.token)))
 }

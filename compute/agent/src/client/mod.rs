@@ -20,17 +20,31 @@
 //! *Fork.* A child is no application of the agent's: its calls are refused
 //! ([`AllocError::Forked`]). Memory is shared with the parent, not copied.
 
+mod alone;
 mod link;
+mod reach;
 mod state;
 
+pub use reach::{Reach, ReachError};
+
 use crate::chunks;
-use crate::word::{BLOCK_BYTES, BLOCK_ORDER, CHUNK_BYTES, MAX_RUN, Piece, Refusal, Up};
+use crate::word::{BLOCK_BYTES, BLOCK_ORDER, BlockId, CHUNK_BYTES, MAX_RUN, Piece, Refusal, Up};
+use alone::Alone;
+use farmem_fabric::NodeAddr;
+use farmem_protocol::key::Key;
 use farmem_sys::shared;
 use farmem_sys::sync::Lock;
 use link::Link;
+use reach::Member;
 use state::{Asked, Block, State, chunk_of, packed};
+use std::cell::Cell;
+use std::io::ErrorKind;
+use std::marker::PhantomData;
+use std::num::NonZeroU64;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -48,6 +62,9 @@ const BACK: usize = 256;
 const KEPT: usize = 8;
 /// With so many of an order some go back.
 const FULL: [usize; BLOCK_ORDER as usize + 1] = [CACHE, KEPT, KEPT, KEPT, KEPT, KEPT, KEPT, KEPT, KEPT, KEPT];
+
+/// Clients that this process has made.
+static CLIENTS: AtomicU32 = AtomicU32::new(0);
 
 /// How to reach the agent.
 pub struct Options {
@@ -81,6 +98,9 @@ pub enum ConnectError {
     /// It holds other things than the record says.
     #[error("the agent's record contradicts what this program holds; this is an error of farmem's")]
     NotHeld,
+    /// The agent's memory is on another machine, and its node cannot be joined.
+    #[error("the memory of the agent is elsewhere: {0}")]
+    Node(String),
     /// The system refused memory or descriptors, here or there.
     #[error("the system refused what a connection to the agent needs: {0}")]
     System(String),
@@ -107,6 +127,9 @@ pub enum AllocError {
     /// The system refused the agent something.
     #[error("the system refused the agent memory or descriptors: try again later")]
     System,
+    /// The node has forgotten this program.
+    #[error("the memory node no longer knows this program: end, and start again")]
+    Stranger,
     /// The agent could not be reached again.
     #[error(transparent)]
     Agent(#[from] ConnectError),
@@ -130,34 +153,87 @@ impl From<Refusal> for AllocError {
             Refusal::Lost => AllocError::Lost,
             Refusal::System => AllocError::System,
             Refusal::Share => AllocError::Share,
+            Refusal::Stranger => AllocError::Stranger,
         }
     }
 }
 
-/// A piece of far memory that this program has. To be given back by [`Client::free`].
+/// A piece of far memory that this program has. To be given back by [`Client::free`]. Read and written by
+/// [`Client::reach`], wherever it is; where it is mapped, also by loads and stores.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Chunk {
-    address: NonNull<u8>,
-    piece: Piece,
+    /// Its block: an allocation does not work out its address, which may never be asked for.
+    at: At,
+    /// The piece, not as a [`Piece`]: in 24 bytes there is room for the client.
+    block: BlockId,
+    first: u16,
+    order: u8,
     /// Blocks of a run; 0: it is a piece.
-    run: u32,
+    run: u8,
     /// The block's place in the client's table.
     slot: u32,
+    /// Whose it is: to no other client does it say anything, not even where something is mapped.
+    client: u32,
+    /// Send, and not Sync: [`Reach`] copies from and to mapped pieces, which two threads must not do at once.
+    one_thread: PhantomData<Cell<u8>>,
 }
 
-// SAFETY: a name for memory; whoever has it may use that memory.
-#[allow(unsafe_code)]
-unsafe impl Send for Chunk {}
+/// Where a block is, in one word, for every allocation carries it: the address that it is mapped at; or, told by a bit that
+/// no address has and every window's key, the key of its block (of a run: of the first).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct At(NonZeroU64);
+
+impl At {
+    const IS_KEY: u64 = Key::window(0, 0).0;
+
+    /// So many bytes behind an address.
+    fn here(address: NonNull<u8>, behind: u64) -> At {
+        At(NonZeroU64::new(address.as_ptr() as u64 + behind).unwrap_or(NonZeroU64::MIN))
+    }
+
+    /// `None`: no key of a window.
+    fn elsewhere(key: Key) -> Option<At> {
+        NonZeroU64::new(key.0).filter(|key| key.get() & At::IS_KEY != 0).map(At)
+    }
+
+    /// Where the byte so far behind its beginning is mapped.
+    #[inline]
+    fn address(self, behind: u64) -> Option<NonNull<u8>> {
+        if self.0.get() & At::IS_KEY == 0 { NonNull::new((self.0.get() + behind) as usize as *mut u8) } else { None }
+    }
+
+    #[inline]
+    fn key(self) -> Option<Key> {
+        (self.0.get() & At::IS_KEY != 0).then_some(Key(self.0.get()))
+    }
+}
 
 impl Chunk {
-    /// Where it is. Mapped, readable and writable, and zero unless this program had it before.
-    pub fn address(&self) -> NonNull<u8> {
-        self.address
+    /// Where it is mapped: readable and writable, and zero unless this program had it before. `None`: it is elsewhere.
+    #[inline]
+    pub fn address(&self) -> Option<NonNull<u8>> {
+        self.at.address(self.offset())
+    }
+
+    /// A number that no other piece held at this time has, and no byte of one: where it is, as if pieces lay in one range.
+    #[inline]
+    pub fn number(&self) -> u64 {
+        match self.address() {
+            Some(address) => address.as_ptr() as u64,
+            // A slot has room for the largest run.
+            None => (self.slot as u64 + 1) * (MAX_RUN as u64 * BLOCK_BYTES) + self.offset(),
+        }
+    }
+
+    /// Its place in its block.
+    #[inline]
+    fn offset(&self) -> u64 {
+        self.first as u64 * CHUNK_BYTES
     }
 
     /// Its bytes.
     pub fn bytes(&self) -> u64 {
-        if self.run > 0 { self.run as u64 * BLOCK_BYTES } else { Piece::bytes_of(self.piece.order) }
+        if self.run > 0 { self.run as u64 * BLOCK_BYTES } else { Piece::bytes_of(self.order) }
     }
 }
 
@@ -177,6 +253,12 @@ pub struct Counts {
 /// An application's connection to the agent. Shared by its threads.
 pub struct Client {
     state: Lock<State>,
+    /// As its chunks say whose they are: no other client's of this process, now or later.
+    number: u32,
+    /// At the node, if memory is elsewhere.
+    member: Option<Member>,
+    /// The agent, if it is within this process.
+    alone: Option<Arc<Alone>>,
     /// 1 in the process that connected, 0 in its forked children.
     here: &'static AtomicU32,
 }
@@ -184,10 +266,26 @@ pub struct Client {
 impl Client {
     /// Reaches the agent.
     pub fn connect(options: Options) -> Result<Client, ConnectError> {
+        Client::connect_by(options, None)
+    }
+
+    /// Reaches the agent if one listens. Else this process has one within itself, over this node and for this client alone:
+    /// what it holds goes back to the node when the client or the process ends, however it does. (A forked child that keeps
+    /// the client keeps the connection to the node, and all of it.) `options.start` is not used.
+    pub fn alone(node: &NodeAddr, options: Options) -> Result<Client, ConnectError> {
+        let nobody = |e: &std::io::Error| matches!(e.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused);
+        let is_alone = UnixStream::connect(&options.socket).err().is_some_and(|e| nobody(&e));
+        let alone = is_alone.then(|| Alone::start(node, options.patience)).transpose()?;
+        Client::connect_by(options, alone.map(Arc::new))
+    }
+
+    fn connect_by(options: Options, alone: Option<Arc<Alone>>) -> Result<Client, ConnectError> {
         let here = shared::wiped_on_fork().map_err(|e| ConnectError::System(e.to_string()))?;
         here.store(1, Ordering::Relaxed);
-        let state = State::new(Link::connect(options)?);
-        Ok(Client { state: Lock::new(state), here })
+        let number = CLIENTS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |last| last.checked_add(1));
+        let number = number.map_err(|_| ConnectError::System("this program has made too many clients".into()))?;
+        let (link, member) = Link::connect(options, alone.clone())?;
+        Ok(Client { state: Lock::new(State::new(link, number)), number, member, alone, here })
     }
 
     /// A piece of `4096 << order` bytes, aligned to that.
@@ -201,10 +299,10 @@ impl Client {
         }
         let mut state = self.state.lock();
         if let Some(&last) = state.kept[order as usize].last()
-            && let Some(Block { base: base @ 1.., id, .. }) = state.blocks[(last >> 9) as usize].as_ref()
+            && let Some(Block { base: Some(base), id, .. }) = state.blocks[(last >> 9) as usize].as_ref()
         {
             let (slot, first) = (last >> 9, (last & 511) as u16);
-            let chunk = chunk_of(*base, slot, Piece { block: *id, first, order });
+            let chunk = chunk_of((*base, self.number), slot, Piece { block: *id, first, order });
             let kept = &mut state.kept[order as usize];
             kept.pop();
             if kept.len() < LOW[order as usize] {
@@ -237,21 +335,20 @@ impl Client {
         if self.here.load(Ordering::Relaxed) == 0 {
             return;
         }
+        assert!(chunk.client == self.number, "a chunk of another client");
         let mut state = self.state.lock();
-        let block = state.blocks.get(chunk.slot as usize).and_then(Option::as_ref);
-        assert!(block.is_some_and(|block| block.id == chunk.piece.block), "a chunk of another client");
-        let order = chunk.piece.order as usize;
+        let order = chunk.order as usize;
         if chunk.run > 0 {
-            return state.free_run(chunk.slot, chunk.run);
+            return state.free_run(chunk.slot, chunk.run as u32);
         }
         let kept = &mut state.kept[order];
-        kept.push(packed(chunk.slot, chunk.piece.first));
+        kept.push(packed(chunk.slot, chunk.first));
         let is_full = kept.len() >= FULL[order];
         if state.link.is_recalled() {
             return state.trim();
         }
         if is_full {
-            state.give_back(chunk.piece.order, if order == 0 { BACK } else { KEPT / 2 });
+            state.give_back(chunk.order, if order == 0 { BACK } else { KEPT / 2 });
         }
     }
 
@@ -283,5 +380,17 @@ impl Client {
         let mut state = self.state.lock();
         state.ask(Up::Want { order: 0, count: 1 }, Asked::Pieces(0))?;
         state.alloc_slowly(0)
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        if self.here.load(Ordering::Relaxed) == 0 {
+            if let Some(member) = &mut self.member {
+                member.forget_in_child();
+            }
+            // Its threads are the parent's, and what it would say to the node, too.
+            std::mem::forget(self.alone.take());
+        }
     }
 }

@@ -1,23 +1,26 @@
 //! What a client keeps, and its conversation with the agent: under the client's lock.
 
 use super::link::Link;
-use super::{AHEAD, AllocError, CACHE, Chunk, ConnectError, FEW, KEPT, LOW};
+use super::{AHEAD, AllocError, At, CACHE, Chunk, ConnectError, FEW, KEPT, LOW};
 use crate::chunks::{self, EMPTY, Map};
-use crate::word::{BLOCK_BYTES, BLOCK_ORDER, BlockId, CHUNK_BYTES, Down, Piece, Refusal, Up};
+use crate::word::{BLOCK_BYTES, BLOCK_ORDER, BlockId, Down, Piece, Refusal, Up};
+use farmem_protocol::key::Key;
 use farmem_sys::shared;
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
-use std::ptr::NonNull;
+use std::marker::PhantomData;
 
 /// A block that this program holds pieces of.
 pub struct Block {
     pub id: BlockId,
     /// 1, or those of a run.
     pub blocks: u32,
-    /// Where it is mapped; 0: not yet.
-    pub base: usize,
-    /// The memory it lies in.
+    /// Where it is; `None`: not asked yet.
+    pub base: Option<At>,
+    /// The memory it is mapped from.
     name: u64,
+    /// Of a run that is elsewhere: the keys of its blocks.
+    keys: Box<[Key]>,
     /// Chunks that are this program's, in use or kept.
     pub held: Map,
 }
@@ -32,6 +35,8 @@ pub enum Asked {
 
 pub struct State {
     pub link: Link,
+    /// The client's number.
+    client: u32,
     pub blocks: Vec<Option<Block>>,
     free_slots: Vec<u32>,
     by_id: HashMap<BlockId, u32>,
@@ -51,17 +56,16 @@ pub fn packed(slot: u32, first: u16) -> u32 {
 }
 
 #[inline]
-pub fn chunk_of(base: usize, slot: u32, piece: Piece) -> Chunk {
-    let address = base + piece.first as usize * CHUNK_BYTES as usize;
-    // Never zero: the base of a mapping is not.
-    let address = NonNull::new(address as *mut u8).unwrap_or(NonNull::dangling());
-    Chunk { address, piece, run: 0, slot }
+pub fn chunk_of((base, client): (At, u32), slot: u32, piece: Piece) -> Chunk {
+    let Piece { block, first, order } = piece;
+    Chunk { at: base, block, first, order, run: 0, slot, client, one_thread: PhantomData }
 }
 
 impl State {
-    pub fn new(link: Link) -> State {
+    pub fn new(link: Link, client: u32) -> State {
         State {
             link,
+            client,
             blocks: Vec::new(),
             free_slots: Vec::new(),
             by_id: HashMap::new(),
@@ -107,7 +111,7 @@ impl State {
                 let (slot, first) = (last >> 9, (last & 511) as u16);
                 let base = self.mapped(slot).inspect_err(|_| self.kept[order as usize].push(last))?;
                 let id = self.blocks[slot as usize].as_ref().map_or(BlockId(0), |block| block.id);
-                return Ok(chunk_of(base, slot, Piece { block: id, first, order }));
+                return Ok(chunk_of((base, self.client), slot, Piece { block: id, first, order }));
             }
             // What was asked ahead may be enough.
             if self.asked.contains(&Asked::Pieces(order)) {
@@ -147,7 +151,7 @@ impl State {
         let base = self.mapped(slot).inspect_err(|_| self.free_run(slot, blocks))?;
         let id = self.blocks[slot as usize].as_ref().map_or(BlockId(0), |block| block.id);
         let piece = Piece { block: id, first: 0, order: BLOCK_ORDER };
-        Ok(Chunk { run: blocks, ..chunk_of(base, slot, piece) })
+        Ok(Chunk { run: blocks as u8, ..chunk_of((base, self.client), slot, piece) })
     }
 
     /// Whether something was kept here that may be what is missing: it has been given back. (What is kept of other
@@ -216,7 +220,7 @@ impl State {
         let Some(block) = self.blocks[slot as usize].take() else { return };
         self.by_id.remove(&block.id);
         self.free_slots.push(slot);
-        if block.base != 0
+        if block.base.is_some_and(|base| base.address(0).is_some())
             && let Some((_, users)) = self.memories.get_mut(&block.name)
         {
             *users -= 1;
@@ -322,21 +326,35 @@ impl State {
             self.blocks.push(None);
             self.blocks.len() as u32 - 1
         });
-        self.blocks[slot as usize] = Some(Block { id, blocks, base: 0, name: 0, held: EMPTY });
+        self.blocks[slot as usize] = Some(Block { id, blocks, base: None, name: 0, keys: Box::default(), held: EMPTY });
         self.by_id.insert(id, slot);
         slot
     }
 
-    /// Where a block is mapped, after mapping it if need be.
-    fn mapped(&mut self, slot: u32) -> Result<usize, AllocError> {
+    /// The key of a run's block.
+    pub fn key(&self, slot: u32, of_run: usize) -> Option<Key> {
+        self.blocks.get(slot as usize)?.as_ref()?.keys.get(of_run).copied()
+    }
+
+    /// Where a block is, after mapping it, or asking for its keys, if need be.
+    fn mapped(&mut self, slot: u32) -> Result<At, AllocError> {
         loop {
             let Some(block) = self.blocks[slot as usize].as_ref() else { return Err(AllocError::Tables) };
-            if block.base != 0 {
-                return Ok(block.base);
+            if let Some(base) = block.base {
+                return Ok(base);
             }
-            let id = block.id;
+            let (id, blocks) = (block.id, block.blocks);
             if let Some(refusal) = self.ask(Up::Map(id), Asked::Map)? {
                 return Err(refusal.into());
+            }
+            if self.link.is_elsewhere() {
+                let keys = self.link.receive_keys(id, blocks as usize)?;
+                let base = keys.first().and_then(|key| At::elsewhere(*key)).ok_or_else(|| self.link.nonsense())?;
+                if let Some(block) = self.blocks[slot as usize].as_mut() {
+                    block.base = Some(base);
+                    block.keys = if blocks > 1 { keys.into() } else { Box::default() };
+                }
+                continue;
             }
             let (mapped, fd) = self.link.receive_memory(id)?;
             let unknown = match self.memories.entry(mapped.name) {
@@ -352,7 +370,7 @@ impl State {
                 && let Some(block) = self.blocks[slot as usize].as_mut()
             {
                 *users += 1;
-                block.base = memory.base().as_ptr() as usize + mapped.offset as usize;
+                block.base = Some(At::here(memory.base(), mapped.offset));
                 block.name = mapped.name;
             }
         }

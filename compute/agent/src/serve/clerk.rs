@@ -7,9 +7,9 @@
 //! process has ended.
 
 use super::Service;
-use super::seat::{Seat, pass};
+use super::seat::{Seat, pass, tell};
 use crate::blocks::{Claimed, LOOK_NS, Memory};
-use crate::hello::Mapped;
+use crate::hello::{Mapped, Reached};
 use crate::ring::{Consumer, Producer};
 use crate::stock::{Need, Stock, Violation};
 use crate::word::{BLOCK_ORDER, BlockId, Down, Piece, Refusal, Up};
@@ -39,9 +39,9 @@ impl Service {
             shared::futex_wake(seat.desk.down().tail);
         }
         let _ = seat.stream.shutdown(std::net::Shutdown::Both);
-        if ending.is_err() {
+        if ending.is_err() && self.elsewhere.is_none() {
             // It may go on writing to what it has mapped. Nobody else has that until it cannot, and its
-            // tenant's quota is charged for it.
+            // tenant's quota is charged for it. (What it reaches by keys it cannot reach once they are unbound.)
             while socket::wait(seat.pidfd.0, true, false, u64::MAX / 2) == 0 {}
         }
         let mut seats = self.seats.lock();
@@ -65,7 +65,7 @@ impl Service {
             if taken > 0 && answers.publish(down) {
                 shared::futex_wake(down.tail);
             }
-            if seat.has_ended() {
+            if seat.has_ended() || self.over.load(Ordering::Acquire) {
                 return Ok(());
             }
             if taken == 0 {
@@ -156,7 +156,7 @@ impl Service {
             // A block just supplied has room for every order.
             Ok(Err(_)) => Err(Refusal::Tables),
             Err(refusal) => {
-                self.blocks.lock().release(block);
+                self.blocks.lock().release(&[block]);
                 Err(refusal)
             }
         }
@@ -187,7 +187,7 @@ impl Service {
         let Claimed { block, place } = self.claim(seat, blocks)?;
         let supplied = self.stock.lock().supply(seat.app, block, blocks, place);
         if let Err(refusal) = supplied {
-            self.blocks.lock().release(block);
+            self.blocks.lock().release(&[block]);
             return Err(refusal);
         }
         Ok(block)
@@ -224,21 +224,27 @@ impl Service {
         }
     }
 
-    /// Passes a block's memory over the socket.
+    /// Passes a block's memory over the socket, or by what it is reached.
     fn map(&self, seat: &Seat, block: BlockId) -> Result<Option<Refusal>, Violation> {
         if !self.stock.lock().owns(seat.app, block) {
             return Err(Violation::NotHeld);
         }
-        let memory = self.blocks.lock().memory(block);
-        match memory {
-            Ok(Memory { fd, name, len }) => {
+        let memory = self.blocks.lock().memory(block, seat.user);
+        let said = match memory {
+            Ok(Memory::Here { fd, name, len }) => {
                 let mapped = Mapped { block: block.0 as u64, name, len, offset: 0 };
                 let passed = pass(&seat.stream, mapped.as_bytes(), fd);
                 raw::close(fd);
-                // A socket that is full is one that nobody reads.
-                if passed { Ok(None) } else { Err(Violation::Unread) }
+                passed
             }
-            Err(refusal) => Ok(Some(refusal)),
-        }
+            Ok(Memory::Elsewhere(keys)) => {
+                let mut said = Reached { block: block.0 as u64, keys: keys.len() as u64 }.as_bytes().to_vec();
+                keys.iter().for_each(|key| said.extend_from_slice(&key.0.to_ne_bytes()));
+                tell(&seat.stream, &said)
+            }
+            Err(refusal) => return Ok(Some(refusal)),
+        };
+        // A socket that is full is one that nobody reads.
+        if said { Ok(None) } else { Err(Violation::Unread) }
     }
 }

@@ -17,6 +17,7 @@ mod seat;
 use crate::blocks::Blocks;
 use crate::ledger::{Identity, Ledger};
 use crate::stock::Stock;
+use crate::word::{BLOCK_BYTES, BlockId};
 use farmem_sys::epoll::{Epoll, Waker};
 use farmem_sys::process;
 use farmem_sys::raw::{self, Errno};
@@ -24,7 +25,7 @@ use farmem_sys::sync::Lock;
 use seat::Seat;
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::AsRawFd;
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -38,6 +39,8 @@ pub const TEND: Duration = Duration::from_millis(250);
 
 /// Between two times that applications are asked to give back what lies idle.
 const RECALL_NS: u64 = 100_000_000;
+/// Blocks that go back in one batch.
+const TOGETHER: usize = 64;
 
 /// Why the agent ended.
 #[derive(Debug)]
@@ -55,10 +58,16 @@ pub struct Service {
     stock: Lock<Stock>,
     blocks: Lock<Blocks>,
     seats: Lock<BTreeMap<usize, Arc<Seat>>>,
+    /// The node that applications reach their memory at, as [`crate::hello::Entry::Elsewhere`] has it; `None`: they map it.
+    elsewhere: Option<String>,
     /// Wakes the watcher.
     waker: Waker,
     strangers: AtomicUsize,
     stop: AtomicBool,
+    /// Clerks are to end, also those that begin now.
+    over: AtomicBool,
+    /// Blocks taken from the node.
+    taken: Arc<AtomicU64>,
     /// What was found wanting in applications, and their number.
     violations: AtomicUsize,
     /// When applications were last asked to give back what lies idle.
@@ -78,15 +87,19 @@ pub struct Report {
 
 impl Service {
     /// Over a stock and its source. The stock's applications are absent: each may come back as long as its
-    /// process lives.
-    pub fn new(stock: Stock, blocks: Blocks) -> Result<Arc<Service>, Errno> {
+    /// process lives. `elsewhere`: the node that they reach by verbs, if they map nothing.
+    pub fn new(stock: Stock, blocks: Blocks, elsewhere: Option<String>) -> Result<Arc<Service>, Errno> {
+        let taken = blocks.count();
         Ok(Arc::new(Service {
+            taken,
             stock: Lock::new(stock),
             blocks: Lock::new(blocks),
             seats: Lock::new(BTreeMap::new()),
+            elsewhere,
             waker: Waker::new()?,
             strangers: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
+            over: AtomicBool::new(false),
             violations: AtomicUsize::new(0),
             recalled_ns: AtomicU64::new(0),
         }))
@@ -100,25 +113,27 @@ impl Service {
 
     /// What is going on.
     pub fn report(&self, ledger: &Ledger) -> Report {
-        let taken = self.blocks.lock().taken();
+        let taken = self.taken.load(Ordering::Relaxed) * BLOCK_BYTES;
         let stock = self.stock.lock();
         let all = stock.applications().filter_map(|app| Some((app, ledger.app(app)?)));
         let applications = all.map(|(app, who)| (who.pid, who.uid, who.job, stock.held_by(app))).collect();
         Report { applications, taken, violations: self.violations.load(Ordering::Relaxed) }
     }
 
-    /// Serves whoever connects, until told to stop, or nobody has been there for `idle`. `each` is called
+    /// Serves whoever connects (and whoever is brought, [`Service::welcome`]), until told to stop, or nobody has been there for `idle`. `each` is called
     /// every [`TEND`].
     pub fn run(
         self: &Arc<Self>,
-        listener: &UnixListener,
+        listener: Option<&UnixListener>,
         ledger: &Ledger,
         idle: Option<Duration>,
         each: &mut dyn FnMut(),
     ) -> Result<End, Errno> {
-        let _ = listener.set_nonblocking(true);
         let mut watcher = Watcher { epoll: Epoll::new()?, watched: HashMap::new(), next: 2 };
-        watcher.epoll.add(listener.as_raw_fd(), 0, true, false)?;
+        if let Some(listener) = listener {
+            let _ = listener.set_nonblocking(true);
+            watcher.epoll.add(listener.as_raw_fd(), 0, true, false)?;
+        }
         watcher.epoll.add(self.waker.fd(), 1, true, false)?;
         let mut events = Vec::new();
         let (mut last_seen, mut tended) = (Instant::now(), Instant::now());
@@ -126,7 +141,7 @@ impl Service {
             watcher.epoll.wait(&mut events, TEND.as_millis() as i32)?;
             for event in &events {
                 match event.token {
-                    0 => self.accept(listener),
+                    0 => listener.iter().for_each(|listener| self.accept(listener)),
                     1 => self.waker.reset(),
                     token => watcher.happened(token),
                 }
@@ -137,9 +152,13 @@ impl Service {
             watcher.follow(&self.seats.lock());
             if tended.elapsed() >= TEND {
                 tended = Instant::now();
-                self.end_absent(ledger);
-                if let Err(why) = self.blocks.lock().tend() {
-                    return Ok(End::Lost(why));
+                // Locked: a clerk asks the node something, which may take as long as a node may be silent, and finds
+                // out what there is to find.
+                let tended = self.blocks.try_lock().map(|mut blocks| blocks.tend());
+                match tended {
+                    Some(Ok(())) => self.end_absent(ledger),
+                    Some(Err(why)) => return Ok(End::Lost(why)),
+                    None => {}
                 }
                 each();
             }
@@ -155,23 +174,34 @@ impl Service {
 
     fn accept(self: &Arc<Self>, listener: &UnixListener) {
         while let Ok((stream, _)) = listener.accept() {
-            // More than this many who say nothing: dropped, and may come again.
-            if self.strangers.fetch_add(1, Ordering::Relaxed) >= MAX_STRANGERS {
-                self.strangers.fetch_sub(1, Ordering::Relaxed);
-                continue;
+            self.welcome(stream);
+        }
+    }
+
+    /// Tells every clerk to end: those that serve, and those that are about to.
+    pub(crate) fn end_seats(&self) {
+        self.over.store(true, Ordering::Release);
+        self.seats.lock().values().for_each(|seat| seat.end());
+    }
+
+    /// Serves whoever is at the other end, in a thread of its own.
+    pub(crate) fn welcome(self: &Arc<Self>, stream: UnixStream) {
+        // More than this many who say nothing: dropped, and may come again.
+        if self.strangers.fetch_add(1, Ordering::Relaxed) >= MAX_STRANGERS {
+            self.strangers.fetch_sub(1, Ordering::Relaxed);
+            return;
+        }
+        let service = Arc::clone(self);
+        let serve = move || {
+            let seat = service.receive(stream);
+            service.strangers.fetch_sub(1, Ordering::Relaxed);
+            if let Some(seat) = seat {
+                service.attend(&seat);
             }
-            let service = Arc::clone(self);
-            let serve = move || {
-                let seat = service.receive(stream);
-                service.strangers.fetch_sub(1, Ordering::Relaxed);
-                if let Some(seat) = seat {
-                    service.attend(&seat);
-                }
-                service.waker.wake();
-            };
-            if std::thread::Builder::new().name("clerk".into()).stack_size(256 << 10).spawn(serve).is_err() {
-                self.strangers.fetch_sub(1, Ordering::Relaxed);
-            }
+            service.waker.wake();
+        };
+        if std::thread::Builder::new().name("clerk".into()).stack_size(256 << 10).spawn(serve).is_err() {
+            self.strangers.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
@@ -220,9 +250,11 @@ impl Service {
         self.release(empty);
     }
 
-    fn release(&self, freed: impl IntoIterator<Item = (crate::word::BlockId, u32)>) {
-        for (block, _) in freed {
-            self.blocks.lock().release(block);
+    fn release(&self, freed: impl IntoIterator<Item = (BlockId, u32)>) {
+        let freed: Vec<BlockId> = freed.into_iter().map(|(block, _)| block).collect();
+        // Some at a time: others want the lock, too.
+        for some in freed.chunks(TOGETHER) {
+            self.blocks.lock().release(some);
         }
     }
 }

@@ -5,7 +5,9 @@ use crate::chunks::Map;
 use crate::desk::{self, Desk};
 use crate::hello::{Declaration, Entry, Hello, MAGIC, Welcome};
 use crate::ledger::{Identity, MAX_ENTRIES, Token};
+use crate::windows::User;
 use crate::word::BlockId;
+use farmem_protocol::wire::ANY_QUEUE;
 use farmem_sys::{process, raw, shared, socket};
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
@@ -25,6 +27,8 @@ pub struct Seat {
     /// Readable when its process has ended.
     pub pidfd: Pidfd,
     pub desk: Desk,
+    /// Who reaches its memory, where that is elsewhere.
+    pub user: User,
     /// The watcher knows it.
     pub watched: AtomicBool,
     ended: AtomicBool,
@@ -56,6 +60,7 @@ struct Stranger {
     again: Option<Token>,
     declared: Vec<(BlockId, u32, Map)>,
     job: String,
+    user: User,
     uid: u32,
     pid: u32,
     began: u64,
@@ -69,6 +74,9 @@ impl Service {
         let _ = stream.set_read_timeout(Some(PATIENCE));
         let _ = stream.set_write_timeout(Some(PATIENCE));
         let seated = hear(&mut stream).and_then(|stranger| {
+            if self.elsewhere.is_some() && stranger.user.owner == 0 {
+                return Err(Some(Entry::Elsewhere));
+            }
             let fd = shared::memory(c"farmem-desk", desk::BYTES as u64).map_err(|_| Some(Entry::System))?;
             let desk = Desk::map(fd).map_err(|_| Some(Entry::System));
             let seated = desk.and_then(|desk| self.seat(stranger, desk, &stream).map_err(Some));
@@ -77,14 +85,17 @@ impl Service {
         let (seat, token, fd) = match seated {
             Ok(seated) => seated,
             Err(entry) => {
-                let refusal = Welcome { magic: MAGIC, status: entry? as u32, zero: 0, token: [0; 16] };
-                let _ = stream.write_all(refusal.as_bytes());
+                let entry = entry?;
+                let text = self.elsewhere.as_deref().filter(|_| entry == Entry::Elsewhere).unwrap_or_default();
+                let (status, len) = (entry as u32, text.len() as u32);
+                let refusal = Welcome { magic: MAGIC, status, text: len, token: [0; 16] };
+                let _ = stream.write_all(refusal.as_bytes()).and_then(|()| stream.write_all(text.as_bytes()));
                 return None;
             }
         };
         // The watcher is to see it before it is welcomed: an application that dies later is noticed at once.
         self.waker.wake();
-        let welcome = Welcome { magic: MAGIC, status: Entry::Welcome as u32, zero: 0, token };
+        let welcome = Welcome { magic: MAGIC, status: Entry::Welcome as u32, text: 0, token };
         if !pass(&stream, welcome.as_bytes(), fd) {
             seat.end();
         }
@@ -94,7 +105,7 @@ impl Service {
 
     /// Admits it, or finds it again.
     fn seat(&self, stranger: Stranger, desk: Desk, stream: &UnixStream) -> Result<(Arc<Seat>, Token), Entry> {
-        let Stranger { again, declared, job, uid, pid, began, pidfd } = stranger;
+        let Stranger { again, declared, job, user, uid, pid, began, pidfd } = stranger;
         let stream = stream.try_clone().map_err(|_| Entry::System)?;
         // Held to the end: nobody may take an application for absent that is just being seated.
         let mut seats = self.seats.lock();
@@ -117,7 +128,7 @@ impl Service {
         };
         drop(stock);
         let (watched, ended) = (AtomicBool::new(false), AtomicBool::new(false));
-        let seat = Arc::new(Seat { app, stream, pidfd, desk, watched, ended });
+        let seat = Arc::new(Seat { app, stream, pidfd, desk, user, watched, ended });
         seats.insert(app, Arc::clone(&seat));
         drop(seats);
         self.release(freed);
@@ -131,7 +142,8 @@ fn hear(stream: &mut UnixStream) -> Result<Stranger, Option<Entry>> {
     stream.read_exact(hello.as_mut_bytes()).map_err(|_| None)?;
     let len = hello.job.iter().position(|&b| b == 0).unwrap_or(hello.job.len());
     let job = std::str::from_utf8(&hello.job[..len]).map_err(|_| Some(Entry::Malformed))?.to_owned();
-    let sound = hello.magic == MAGIC && hello.again <= 1 && hello.declared as usize <= MAX_ENTRIES;
+    let owner = u16::try_from(hello.owner).map_err(|_| Some(Entry::Malformed))?;
+    let sound = hello.magic == MAGIC && hello.again <= 1 && hello.declared as usize <= MAX_ENTRIES && hello.zero == 0;
     if !sound || (hello.again == 0 && hello.declared > 0) {
         return Err(Some(Entry::Malformed));
     }
@@ -145,8 +157,14 @@ fn hear(stream: &mut UnixStream) -> Result<Stranger, Option<Entry>> {
     let pidfd = Pidfd(shared::pidfd(peer.pid).map_err(|_| None)?);
     // After the pidfd: whose beginning this is, the pidfd is of, or the process is gone and that is seen.
     let began = began(peer.pid).ok_or(None)?;
+    let user = User { uid: peer.uid, owner, queue: (hello.queue != ANY_QUEUE).then_some(hello.queue) };
     let again = (hello.again == 1).then_some(hello.token);
-    Ok(Stranger { again, declared, job, uid: peer.uid, pid: peer.pid, began, pidfd })
+    Ok(Stranger { again, declared, job, user, uid: peer.uid, pid: peer.pid, began, pidfd })
+}
+
+/// Sends a frame without waiting. False when the socket takes no more.
+pub(super) fn tell(stream: &UnixStream, bytes: &[u8]) -> bool {
+    socket::send_bytes(stream.as_raw_fd(), bytes) == Ok(bytes.len())
 }
 
 /// Sends a short frame and a descriptor, without waiting. False when the socket takes no more.

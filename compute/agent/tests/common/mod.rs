@@ -10,7 +10,7 @@ pub mod programs;
 use farmem_agent::client::{Client, Options};
 use farmem_agent::host::{self, Agent, Config};
 use farmem_agent::stock::Quotas;
-use farmem_fabric::NodeAddr;
+use farmem_fabric::{NodeAddr, Transport};
 use farmem_memory::Node;
 use farmem_protocol::extent::check::{Recount, recount};
 use std::path::{Path, PathBuf};
@@ -34,7 +34,8 @@ impl Host {
         let name = format!("farmem-agent-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         let dir = std::env::temp_dir().join(name);
         std::fs::create_dir_all(&dir).unwrap();
-        let node = Node::start(&farmem_memory::Config::new(lend_mib << 20, vec![NodeAddr::Shm(dir.join("node.sock"))]));
+        let listens = vec![NodeAddr::Shm(dir.join("node.sock")), NodeAddr::Tcp("127.0.0.1:0".into())];
+        let node = Node::start(&farmem_memory::Config::new(lend_mib << 20, listens));
         Host { dir, node: node.unwrap(), agents: Vec::new() }
     }
 
@@ -70,6 +71,12 @@ impl Host {
     /// What the last agent said at its start.
     pub fn agent_said(&self) -> String {
         std::fs::read_to_string(self.dir.join("agent.says")).unwrap_or_default()
+    }
+
+    /// Starts an agent that reaches the node as if it were on another machine.
+    pub fn agent_elsewhere(&mut self, arguments: &str) {
+        let at = self.node.addresses()[1].to_string();
+        self.agent(&format!("tcp={at} {arguments}"));
     }
 
     pub fn kill_agent(&mut self) {
@@ -166,11 +173,11 @@ pub fn child() -> Option<Vec<String>> {
     Some(what.split_whitespace().map(str::to_owned).collect())
 }
 
-/// An agent until it is killed: `agent DIR [node=DIR] [quota=MIB] [job=NAME:MIB] [idle=MS] [grace=MS]`.
+/// An agent until it is killed: `agent DIR [node=DIR | tcp=ADDR] [quota=MIB] [job=NAME:MIB] [idle=MS] [grace=MS]`.
 pub fn be_agent(words: &[String]) {
     let dir = PathBuf::from(&words[1]);
     let (mut quotas, mut idle) = (Quotas::default(), None);
-    let (mut node, mut grace) = (dir.join("node.sock"), Duration::from_secs(10));
+    let (mut node, mut grace) = (NodeAddr::Shm(dir.join("node.sock")), Duration::from_secs(10));
     for word in &words[2..] {
         let (name, value) = word.split_once('=').unwrap();
         match name {
@@ -180,13 +187,14 @@ pub fn be_agent(words: &[String]) {
                 let tenant = (farmem_sys::process::user(), job.to_owned());
                 quotas.named.insert(tenant, mib.parse::<u64>().unwrap() << 20);
             }
-            "node" => node = PathBuf::from(value).join("node.sock"),
+            "node" => node = NodeAddr::Shm(PathBuf::from(value).join("node.sock")),
+            "tcp" => node = NodeAddr::Tcp(value.into()),
             "grace" => grace = Duration::from_millis(value.parse().unwrap()),
             "idle" => idle = Some(Duration::from_millis(value.parse().unwrap())),
             _ => panic!("{word}"),
         }
     }
-    let config = Config { dir: dir.clone(), node, quotas, idle, grace };
+    let config = Config { dir: dir.clone(), node, transport: Transport::Tcp, quotas, idle, grace };
     // A killed agent's lock is free as soon as the kernel has closed it.
     let until = Instant::now() + LIMIT;
     let agent = loop {

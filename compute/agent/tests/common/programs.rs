@@ -79,7 +79,7 @@ pub fn stamped(client: &Client, order: u8, stamp: u64) -> Chunk {
     for page in 0..chunk.bytes() / 4096 {
         for at in [page * 4096, page * 4096 + 4088] {
             // SAFETY: the chunk is ours.
-            unsafe { chunk.address().add(at as usize).cast::<u64>().write(stamp ^ at) };
+            unsafe { chunk.address().unwrap().add(at as usize).cast::<u64>().write(stamp ^ at) };
         }
     }
     chunk
@@ -89,12 +89,12 @@ pub fn checked(chunk: &Chunk, stamp: u64) {
     for page in 0..chunk.bytes() / 4096 {
         for at in [page * 4096, page * 4096 + 4088] {
             // SAFETY: as above.
-            assert_eq!(unsafe { chunk.address().add(at as usize).cast::<u64>().read() }, stamp ^ at);
+            assert_eq!(unsafe { chunk.address().unwrap().add(at as usize).cast::<u64>().read() }, stamp ^ at);
         }
     }
 }
 
 pub fn is_zero(chunk: &Chunk) -> bool {
     // SAFETY: as above.
-    (0..chunk.bytes() as usize / 8).all(|i| unsafe { chunk.address().cast::<u64>().add(i).read() } == 0)
+    (0..chunk.bytes() as usize / 8).all(|i| unsafe { chunk.address().unwrap().cast::<u64>().add(i).read() } == 0)
 }

@@ -7,6 +7,7 @@
 mod arity;
 mod behind;
 mod table;
+mod vectors;
 
 pub use arity::{CALLS, arguments};
 
@@ -164,6 +165,12 @@ pub fn call(pager: &'static Pager, call: &Call) -> isize {
         {
             in_pieces(pager, call)
         }
+        libc::SYS_readv
+        | libc::SYS_writev
+        | libc::SYS_preadv
+        | libc::SYS_pwritev
+        | libc::SYS_preadv2
+        | libc::SYS_pwritev2 => vectors::transfer(pager, call),
         _ => whole(pager, call),
     }
 }
@@ -236,10 +243,9 @@ fn pin_use(pins: &mut Pins<'_>, call: &Call, one: &Use) {
 }
 
 fn pin_vectors(pins: &mut Pins<'_>, addr: usize, count: usize, write: bool) {
-    for n in 0..count {
-        let Some(vector) = peek::<libc::iovec>(addr + n * size_of::<libc::iovec>()) else { return };
+    vectors::each(addr, count, |vector| {
         pins.add(vector.iov_base as usize, vector.iov_len.min(1 << 40), write);
-    }
+    });
 }
 
 fn pin_message(pins: &mut Pins<'_>, addr: usize, write: bool) {

@@ -1,7 +1,7 @@
 //! What the program installed, by signal: reported back as it was given, while the
 //! kernel is told what serves the runtime.
 
-use super::{KernelAction, OURS, deliver, far_stacks, own_action, set_action};
+use super::{KernelAction, OURS, deliver, far_stacks, own_action, resume, set_action};
 use crate::guard::{BAD_ADDRESS, peek, poke};
 use farmem_sys::raw::{SignalsBlocked, syscall};
 use farmem_sys::sync::Lock;
@@ -44,17 +44,40 @@ pub fn inherit(signal: i32, before: KernelAction) {
     }
 }
 
-/// What the program wants done with a signal that is being delivered; a one-shot action is used up.
+/// Whether this is the process whose actions are kept: no vfork child.
+fn is_own() -> bool {
+    pid() == PROCESS.load(Ordering::Relaxed)
+}
+
+/// What the program wants done with a signal that is being delivered; a one-shot action is used up. In a vfork child it is
+/// the child's that is used up, and the kernel has that.
 pub fn take(signal: i32) -> KernelAction {
     let mut program = PROGRAM.lock();
     let action = program[signal as usize];
     if action.has(libc::SA_RESETHAND) && action.is_function() {
-        program[signal as usize].handler = libc::SIG_DFL;
+        if is_own() {
+            program[signal as usize].handler = libc::SIG_DFL;
+        }
         if !is_ours(signal) {
             set_action(signal, Some(&KernelAction::DEFAULT), None);
         }
     }
     action
+}
+
+/// What the program has set.
+pub fn kept(signal: i32) -> KernelAction {
+    let _signals = SignalsBlocked::new();
+    PROGRAM.lock()[signal as usize]
+}
+
+/// Tells the kernel that the program wants the default, if that is so still; false if not, or if what is kept is the
+/// parent's. All signals are blocked.
+pub fn set_default(signal: i32) -> bool {
+    let program = PROGRAM.lock();
+    is_own()
+        && program[signal as usize].handler == libc::SIG_DFL
+        && set_action(signal, Some(&KernelAction::DEFAULT), None) == 0
 }
 
 fn is_ours(signal: i32) -> bool {
@@ -74,9 +97,9 @@ pub fn learn_cancellation() {
     CANCEL_BY_PLACE.store(minor.is_none_or(|minor: u32| minor >= 41), Ordering::Relaxed);
 }
 
-/// What the kernel is told, given what the program wants.
-fn for_kernel(signal: i32, action: &KernelAction) -> KernelAction {
-    let mut told = plainly(action);
+/// What the kernel is told, given what the program wants. `delivered`: whatever stack the handler wants.
+fn for_kernel(signal: i32, action: &KernelAction, delivered: bool) -> KernelAction {
+    let mut told = plainly(action, delivered);
     if signal == CANCEL && CANCEL_BY_PLACE.load(Ordering::Relaxed) {
         // The call must end for the thread to see that it is cancelled: libc looks again at EINTR.
         told.flags &= !(libc::SA_RESTART as u64);
@@ -84,24 +107,44 @@ fn for_kernel(signal: i32, action: &KernelAction) -> KernelAction {
     told
 }
 
-fn plainly(action: &KernelAction) -> KernelAction {
-    if action.is_function() && (far_stacks() || action.has(libc::SA_ONSTACK)) {
+fn plainly(action: &KernelAction, delivered: bool) -> KernelAction {
+    if action.is_function() && (delivered || action.has(libc::SA_ONSTACK)) {
         let kept = libc::SA_RESTART | libc::SA_NOCLDSTOP | libc::SA_NOCLDWAIT;
-        own_action(deliver::on_signal as *const () as usize, action.flags as i32 & kept)
+        own_action(deliver::on_signal(), action.flags as i32 & kept)
     } else {
         KernelAction { mask: action.mask & !OURS, ..*action }
     }
 }
 
-/// A far stack has been seen: every handler goes through [`deliver`] from now on.
-pub fn reinstall() {
+/// From now on faults return by [`resume`].
+pub fn begin_resuming() {
+    resume::begin(deliver_all);
+}
+
+/// Every handler goes through [`deliver`] from now on, those too that libraries have set before the runtime started: a far
+/// stack has been seen, or faults are to return by [`resume`].
+pub fn deliver_all() {
+    let own = is_own();
     let _signals = SignalsBlocked::new();
-    let program = PROGRAM.lock();
-    for (signal, action) in program.iter().enumerate() {
-        if action.is_function() && !is_ours(signal as i32) {
-            set_action(signal as i32, Some(&for_kernel(signal as i32, action)), None);
+    let mut program = PROGRAM.lock();
+    for (signal, kept) in program.iter_mut().enumerate().skip(1) {
+        let signal = signal as i32;
+        let mut set = KernelAction::DEFAULT;
+        if is_ours(signal) || set_action(signal, None, Some(&mut set)) != 0 || !is_programs(&set) {
+            continue;
+        }
+        if !kept.is_function() && own {
+            *kept = set;
+        }
+        if kept.is_function() {
+            set_action(signal, Some(&for_kernel(signal, kept, true)), None);
         }
     }
+}
+
+/// Whether the kernel calls a function that is not the runtime's.
+fn is_programs(set: &KernelAction) -> bool {
+    set.is_function() && set.handler != deliver::on_signal()
 }
 
 /// rt_sigaction of the program's.
@@ -118,7 +161,7 @@ pub fn rt_sigaction(signal: i32, new: usize, old: usize, size: usize) -> isize {
         }
     };
     let mut before = KernelAction::DEFAULT;
-    let own = pid() == PROCESS.load(Ordering::Relaxed);
+    let own = is_own();
     {
         let _signals = SignalsBlocked::new();
         let mut program = PROGRAM.lock();
@@ -126,13 +169,20 @@ pub fn rt_sigaction(signal: i32, new: usize, old: usize, size: usize) -> isize {
         if is_ours(signal) {
             before = *kept;
         } else {
-            let told = wanted.as_ref().map(|action| for_kernel(signal, action));
+            // A vfork child's handler is not kept, for the memory is its parent's, so that it cannot be delivered: no fault
+            // may return by `resume` any more.
+            if !own && wanted.is_some_and(|action| action.is_function()) {
+                resume::end();
+            }
+            let delivered = far_stacks() || own && resume::has_begun();
+            let told = wanted.as_ref().map(|action| for_kernel(signal, action, delivered));
             let ret = set_action(signal, told.as_ref(), Some(&mut before));
             if ret < 0 {
                 return ret;
             }
-            // The kernel knows of functions only what it was told, and reports some flags of its own.
-            if before.is_function() && kept.is_function() {
+            // The kernel knows of functions only what it was told, and reports some flags of its own. The runtime's is
+            // never reported: it would be set as the program's, and call itself.
+            if before.handler == deliver::on_signal() || before.is_function() && kept.is_function() {
                 before = *kept;
             }
         }

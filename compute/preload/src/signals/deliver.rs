@@ -17,27 +17,25 @@
 //! by then: from a far stack the way back copies it to near memory first, with
 //! all signals blocked.
 
-use super::{KernelAction, OURS, actions, masks, stacks};
-use crate::gate::RETURN;
+use super::frame::{
+    EXTENDED_MAGIC, FRAME_BYTES, INFO_BYTES, LEGACY_BYTES, MASK_AT, R14_AT, RIP_AT, RSP_AT, UCONTEXT_BYTES, VECTOR_AT,
+    read,
+};
+use super::{KernelAction, OURS, actions, masks, resume, stacks};
+use crate::gate::{GATE, RETURN};
 use crate::{near, threads};
 use farmem_protocol::addr::is_far;
+use farmem_sys::raw::GATE_THREAD;
 use std::sync::atomic::Ordering;
 
-/// The kernel's `struct ucontext` (libc's has more behind it).
-const UCONTEXT_BYTES: usize = 304;
-/// Where in it `rsp`, the pointer to the vector state, and the mask are.
-const RSP_AT: usize = 40 + 15 * 8;
-const VECTOR_AT: usize = 40 + 23 * 8;
-const MASK_AT: usize = 296;
-const INFO_BYTES: usize = 128;
-/// Restorer, ucontext, siginfo: `struct rt_sigframe`.
-const FRAME_BYTES: usize = 8 + UCONTEXT_BYTES + INFO_BYTES;
-/// Least vector state: the legacy area.
-const LEGACY_BYTES: usize = 512;
-const EXTENDED_MAGIC: u32 = 0x4650_5853;
+/// The mask in which the runtime works.
+static ALL: u64 = !OURS;
 
 core::arch::global_asm!(
-    // rdi: frame, rsi: handler, rdx: signal, rcx: address of its mask, near, r8: 0, or of a stack_t, near.
+    // Calls leave from the part of the gate that needs no stack: theirs may be absent, and a fault's frame would go over
+    // one on the near stack that is still needed.
+    // rdi: frame, rsi: handler, rdx: signal, rcx: its mask, r8: 0, or the address of a stack_t, near, r9: where the mask
+    // goes for the kernel to read, near.
     // Leaves this stack for good, and only then lets other signals come: one that came earlier would be
     // put on the stack where this frame is already, and destroy it. A stack that is still in use is made
     // the rest of itself first, for which one must not stand on it.
@@ -48,19 +46,32 @@ core::arch::global_asm!(
     "mov rsp, rdi",
     "mov r12, rsi",
     "mov r13d, edx",
-    "mov r14, rcx",
-    "test r8, r8", "jz 2f",
+    "mov rbx, rcx",
+    "mov r15, r9",
+    "test r8, r8", "jz farmem_set_mask",
     "mov rdi, r8",
     "xor esi, esi",
     "mov eax, {sigaltstack}",
-    "syscall",
-    "2:",
+    "lea r14, [rip + farmem_set_mask]",
+    "movabs rcx, {gate}",
+    "jmp rcx",
+    // From here to the call a signal may come that is never blocked, with a handler of its own, whose mask goes where
+    // this one's is: the place is written again ([`begin_mask_again`]).
+    ".globl farmem_set_mask",
+    ".hidden farmem_set_mask",
+    "farmem_set_mask:",
+    "mov [r15], rbx",
     "mov edi, {setmask}",
-    "mov rsi, r14",
+    "mov rsi, r15",
     "xor edx, edx",
     "mov r10d, 8",
     "mov eax, {sigprocmask}",
-    "syscall",
+    "lea r14, [rip + farmem_mask_set]",
+    "movabs rcx, {gate}",
+    "jmp rcx",
+    ".globl farmem_mask_set",
+    ".hidden farmem_mask_set",
+    "farmem_mask_set:",
     "mov edi, r13d",
     "lea rdx, [rsp + 8]",                // ucontext
     "lea rsi, [rsp + {info}]",           // siginfo
@@ -68,11 +79,28 @@ core::arch::global_asm!(
     "cld",
     "jmp r12",
     ".size farmem_enter_handler, .-farmem_enter_handler",
-    // Where a handler on a far stack returns to: rsp is at the ucontext.
+    ".globl farmem_on_signal",
+    ".hidden farmem_on_signal",
+    ".type farmem_on_signal,@function",
+    "farmem_on_signal:",
+    "mov rcx, [rsp]",
+    "jmp {handle}",
+    ".size farmem_on_signal, .-farmem_on_signal",
+    // Where a handler on a far stack returns to: rsp is at the ucontext. Signals are blocked until the kernel restores the
+    // mask, and before the stack is left: until then they find the handler's.
     ".globl farmem_leave_handler",
     ".hidden farmem_leave_handler",
     ".type farmem_leave_handler,@function",
     "farmem_leave_handler:",
+    "mov edi, {setmask}",
+    "lea rsi, [rip + {all}]",
+    "xor edx, edx",
+    "mov r10d, 8",
+    "mov eax, {sigprocmask}",
+    "movabs rbx, {gate}",
+    "lea r14, [rip + 4f]",
+    "jmp rbx",
+    "4:",
     "mov rsi, rsp",
     "lea rdi, [rip + {bring_near}]",
     "lea rsp, [rsp - 8]",
@@ -80,46 +108,96 @@ core::arch::global_asm!(
     "call {near}",
     // rax: the frame's near copy, at its ucontext.
     "mov rsp, rax",
-    "mov eax, 15",
-    "syscall",
-    "ud2",
+    "movabs rbx, {by_kernel}",
+    "jmp rbx",
     ".size farmem_leave_handler, .-farmem_leave_handler",
     info = const 8 + UCONTEXT_BYTES,
     setmask = const libc::SIG_SETMASK,
     sigprocmask = const libc::SYS_rt_sigprocmask,
     sigaltstack = const libc::SYS_sigaltstack,
+    all = sym ALL,
+    gate = const GATE + GATE_THREAD,
+    by_kernel = const RETURN,
     bring_near = sym bring_near,
+    handle = sym handle,
     near = sym near::farmem_near_call,
 );
 
 unsafe extern "C" {
-    fn farmem_enter_handler(frame: usize, handler: usize, signal: i32, mask: *const usize, rest: usize) -> !;
+    fn farmem_enter_handler(frame: usize, handler: usize, signal: i32, mask: u64, rest: usize, slot: *mut usize) -> !;
+    fn farmem_set_mask();
+    fn farmem_mask_set();
     fn farmem_leave_handler();
+    /// The kernel's handler for signals of the program's that must not come on the interrupted stack.
+    fn farmem_on_signal();
 }
 
-/// The kernel's handler for signals of the program's that must not come on the interrupted stack.
-pub extern "C" fn on_signal(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+/// [`farmem_on_signal`], as the kernel is told it.
+pub fn on_signal() -> usize {
+    farmem_on_signal as *const () as usize
+}
+
+/// `from`: where it returns to.
+extern "C" fn handle(signal: i32, info: usize, context: usize, from: usize) {
+    if from != RETURN {
+        // A library has asked the kernel by itself what handles this signal, and its own handler calls that, as it would
+        // the program's: which it calls, then, and goes on.
+        let action = actions::kept(signal);
+        if action.is_function() {
+            // SAFETY: a handler of the program's, called as a handler calls another.
+            unsafe {
+                std::mem::transmute::<usize, extern "C" fn(i32, usize, usize)>(action.handler)(signal, info, context)
+            }
+        }
+        return;
+    }
     let action = actions::take(signal);
     if action.is_function() {
         // SAFETY: the kernel's arguments, on the near stack.
-        unsafe { deliver(signal, &action, info as usize, context as usize) }
+        unsafe { deliver(signal, &action, info, context) }
+    } else if action.handler == libc::SIG_DFL && actions::set_default(signal) {
+        // A one-shot handler that another thread has used up since this signal came: it is too late for it.
+        masks::send_to_self(signal);
     }
 }
 
-/// Runs a handler of the program's for the signal whose frame is `info`, `context`.
+/// A signal that came before the call that sets a handler's mask: that mask is put in its place again.
 ///
-/// Returns only where the kernel's frame stays where it is: of a thread that has no near stack, or one
-/// that was on it already. Otherwise the handler returns to the interrupted code.
+/// # Safety
+/// `context` must be the kernel's, of a handler of the calling thread.
+unsafe fn begin_mask_again(context: usize) {
+    // SAFETY: the kernel's frame, by the caller's word. Nothing between the two places changes what the first needs.
+    unsafe {
+        let (rip, next) = (read(context + RIP_AT), read(context + R14_AT));
+        let (from, to) = (farmem_set_mask as *const () as usize, farmem_mask_set as *const () as usize);
+        if (from..to).contains(&rip) || rip == GATE + GATE_THREAD && next == to {
+            ((context + RIP_AT) as *mut usize).write(from);
+        }
+    }
+}
+
+/// Runs a handler of the program's for the signal whose frame is `info`, `context`; it returns to the interrupted code.
+///
+/// The frame stays where it is where a thread has no near stack, or was on it already.
 ///
 /// # Safety
 /// Both must be what the kernel gave to the handler that calls this, as its last act.
-pub unsafe fn deliver(signal: i32, action: &KernelAction, info: usize, context: usize) {
+pub unsafe fn deliver(signal: i32, action: &KernelAction, info: usize, context: usize) -> ! {
     let record = threads::current();
     let own = 1u64 << (signal - 1);
+    // In a fault's last instructions? It is over, then, and its frame says where the program is.
+    // SAFETY: the kernel's frame.
+    let context = unsafe {
+        begin_mask_again(context);
+        resume::interrupted(context).unwrap_or(context)
+    };
     // SAFETY: fields of the kernel's ucontext.
     let (interrupted, vector, before) = unsafe {
         (read(context + RSP_AT), read(context + VECTOR_AT), (context as *const u8).add(MASK_AT).cast::<u64>().read())
     };
+    // In a wait with a mask of its own the frame has the mask from before it, and the handler begins in the wait's.
+    // SAFETY: the kernel's frame.
+    let before = unsafe { masks::in_wait(record, context) }.unwrap_or(before);
     let blocked = before | action.mask | if action.has(libc::SA_NODEFER) { 0 } else { own };
     // Interrupted in the runtime, at work for the program on another stack? The program is where it came from.
     let in_trap = record.is_alternate(interrupted);
@@ -136,14 +214,17 @@ pub unsafe fn deliver(signal: i32, action: &KernelAction, info: usize, context: 
     // (Below its red zone, too: onto an alternate stack the kernel goes without leaving one.)
     let rest = interrupted.wrapping_sub(RED_ZONE).wrapping_sub(record.alternate.load(Ordering::Relaxed)) & !15;
     let moves = if in_trap { wants_own && rest >= ROOM } else { record.is_alternate(near::stack_pointer()) };
+    let (mask, slot) = (blocked & !OURS, record.handler_mask.as_ptr());
     if !moves {
-        masks::change(libc::SIG_SETMASK, blocked & !OURS);
-        // SAFETY: the program's handler, of the type that its flags say; one that takes only the number
-        // ignores the rest (System V ABI).
+        // The frame stays where it is, and the handler starts on it as the kernel would have begun it: with nothing of
+        // the runtime's between the two, for it may unwind.
+        // SAFETY: the kernel's frame, which says to return to the gate; another signal's siginfo goes in its place.
         unsafe {
-            std::mem::transmute::<usize, extern "C" fn(i32, usize, usize)>(action.handler)(signal, info, context)
-        };
-        return;
+            if info != context + UCONTEXT_BYTES {
+                copy(info, context + UCONTEXT_BYTES, INFO_BYTES);
+            }
+            farmem_enter_handler(context - 8, action.handler, signal, mask, 0, slot)
+        }
     }
     let top = if wants_own && !stacks::is_on(record, program) {
         record.asked_at.load(Ordering::Relaxed) + asked
@@ -162,10 +243,9 @@ pub unsafe fn deliver(signal: i32, action: &KernelAction, info: usize, context: 
         (frame as *mut usize).write(restorer);
         ((frame + 8 + VECTOR_AT) as *mut usize).write(if vector == 0 { 0 } else { vector_copy });
     }
-    record.handler_mask.store((blocked & !OURS) as usize, Ordering::Relaxed);
     let narrower = if in_trap { record.narrower(rest) } else { 0 };
     // SAFETY: the frame is complete.
-    unsafe { farmem_enter_handler(frame, action.handler, signal, record.handler_mask.as_ptr(), narrower) }
+    unsafe { farmem_enter_handler(frame, action.handler, signal, mask, narrower, slot) }
 }
 
 /// Below its stack pointer a function may use so much without saying so (System V ABI).
@@ -180,10 +260,8 @@ fn places(top: usize, vector_bytes: usize) -> (usize, usize) {
     (vector, ((vector - FRAME_BYTES) & !15) - 8)
 }
 
-/// Copies the frame whose ucontext is at `context` to near memory, signals blocked until the kernel
-/// restores the mask from it. Returns the copy's ucontext.
+/// Copies the frame whose ucontext is at `context` to near memory. Returns the copy's ucontext.
 extern "C" fn bring_near(context: usize) -> usize {
-    masks::change(libc::SIG_SETMASK, !OURS);
     let frame = context - 8;
     let to = threads::current().return_area();
     // SAFETY: `deliver` made the frame and the program's handler kept it (as it must for the kernel);
@@ -208,11 +286,6 @@ fn vector_bytes(vector: usize) -> usize {
     if magic == EXTENDED_MAGIC { size } else { LEGACY_BYTES }
 }
 
-unsafe fn read(at: usize) -> usize {
-    // SAFETY: the caller's.
-    unsafe { (at as *const usize).read_unaligned() }
-}
-
 unsafe fn copy(from: usize, to: usize, len: usize) {
     // SAFETY: the caller's.
     unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, len) };
@@ -221,17 +294,6 @@ unsafe fn copy(from: usize, to: usize, len: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::mem::offset_of;
-
-    #[test]
-    fn fields_lie_where_the_kernel_puts_them() {
-        let registers = offset_of!(libc::ucontext_t, uc_mcontext) + offset_of!(libc::mcontext_t, gregs);
-        assert_eq!(RSP_AT, registers + libc::REG_RSP as usize * 8);
-        assert_eq!(VECTOR_AT, offset_of!(libc::ucontext_t, uc_mcontext) + offset_of!(libc::mcontext_t, fpregs));
-        assert_eq!(MASK_AT, offset_of!(libc::ucontext_t, uc_sigmask));
-        assert_eq!(UCONTEXT_BYTES, MASK_AT + 8, "the kernel's mask is one word");
-        assert_eq!(INFO_BYTES, size_of::<libc::siginfo_t>());
-    }
 
     #[test]
     fn a_frame_is_aligned_and_overlaps_nothing() {

@@ -1,6 +1,6 @@
 //! SIGBUS: a far page is wanted, or the signal is the program's.
 
-use super::{KernelAction, actions, deliver, masks, note_stack, set_action};
+use super::{KernelAction, actions, deliver, masks, note_stack, resume, set_action};
 use crate::process::pager;
 use crate::threads;
 use farmem_pager::ending::broken;
@@ -32,6 +32,12 @@ pub extern "C" fn on_bus(signal: i32, info: *mut libc::siginfo_t, context: *mut 
         record.serving.store(0, Ordering::Relaxed);
         if served {
             note_stack(sp);
+            // SAFETY: the kernel's frame; signals are blocked as ever in this handler, and this is its last act.
+            unsafe {
+                if resume::may(record, context as usize) {
+                    resume::farmem_resume(context as usize);
+                }
+            }
             return;
         }
         // Not mapped by us, or not any more. If the mapping has just gone, the access faults again, as

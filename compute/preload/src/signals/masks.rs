@@ -2,10 +2,12 @@
 //! program is told the mask that it set.
 
 use super::OURS;
+use super::frame::{R10_AT, RAX_AT, RDI_AT, REGISTERS_AT, RIP_AT, read};
 use crate::call::{Call, issue};
+use crate::gate::AFTER_PROGRAM;
 use crate::guard::{self, BAD_ADDRESS, peek, poke};
 use crate::process::pager;
-use crate::threads;
+use crate::threads::{self, Record};
 use farmem_sys::raw::syscall;
 use std::sync::atomic::Ordering;
 
@@ -112,21 +114,50 @@ pub fn waiting(call: &Call) -> isize {
     if call.nr == libc::SYS_pselect6 {
         let Some(given) = peek::<SizedMask>(call.args[arg]) else { return BAD_ADDRESS };
         if given.at == 0 {
-            sized = given;
-        } else {
-            let Some(set) = peek::<u64>(given.at) else { return BAD_ADDRESS };
-            mask = set & !OURS;
-            sized = SizedMask { at: &raw mut mask as usize, size: given.size };
+            return guard::call(pager(), call);
         }
+        let Some(set) = peek::<u64>(given.at) else { return BAD_ADDRESS };
+        mask = set & !OURS;
+        sized = SizedMask { at: &raw mut mask as usize, size: given.size };
         changed.args[arg] = &raw const sized as usize;
     } else {
         let Some(set) = peek::<u64>(call.args[arg]) else { return BAD_ADDRESS };
         mask = set & !OURS;
         changed.args[arg] = &raw mut mask as usize;
     }
-    if changed.args.iter().any(|&a| farmem_protocol::addr::is_far(a)) {
+    // A handler may come before the call is made, and wait as well: what it finds here is here again when it returns.
+    let record = threads::current();
+    let outer = record.wait_mask.load(Ordering::Relaxed);
+    let outer_at = record.wait_at.load(Ordering::Relaxed);
+    record.wait_at.store(0, Ordering::Relaxed);
+    record.wait_mask.store(mask as usize, Ordering::Relaxed);
+    record.wait_at.store(changed.args[arg], Ordering::Release);
+    let result = if changed.args.iter().any(|&a| farmem_protocol::addr::is_far(a)) {
         guard::call(pager(), &changed)
     } else {
         issue(&changed)
+    };
+    record.wait_at.store(0, Ordering::Relaxed);
+    record.wait_mask.store(outer, Ordering::Relaxed);
+    record.wait_at.store(outer_at, Ordering::Release);
+    result
+}
+
+/// If this ucontext is of a call that waited with a mask of its own, and was ended by this signal: that mask. Only the
+/// first handler begins in it. All signals are blocked.
+///
+/// # Safety
+/// It must be the kernel's, of a handler of the calling thread.
+pub unsafe fn in_wait(record: &Record, context: usize) -> Option<u64> {
+    let at = record.wait_at.load(Ordering::Acquire);
+    // SAFETY: the kernel's frame, by the caller's word.
+    let word = |offset: usize| unsafe { read(context + offset) };
+    let ended = at != 0 && word(RIP_AT) == AFTER_PROGRAM && word(RAX_AT) as isize == -(libc::EINTR as isize);
+    // By the argument it is that call, and no other that a handler made before it or has left by a leap.
+    let arguments = [RDI_AT, R10_AT, REGISTERS_AT, REGISTERS_AT + 8];
+    if !ended || !arguments.iter().any(|&register| word(register) == at) {
+        return None;
     }
+    record.wait_at.store(0, Ordering::Relaxed);
+    Some(record.wait_mask.load(Ordering::Relaxed) as u64)
 }

@@ -15,7 +15,9 @@
 pub mod actions;
 pub mod deliver;
 mod faults;
+mod frame;
 pub mod masks;
+pub mod resume;
 pub mod stacks;
 mod trapped;
 
@@ -72,7 +74,7 @@ pub fn far_stacks() -> bool {
 pub fn note_stack(sp: usize) {
     if is_far(sp) && !far_stacks() {
         FAR_STACKS.store(true, Ordering::SeqCst);
-        actions::reinstall();
+        actions::deliver_all();
     }
 }
 

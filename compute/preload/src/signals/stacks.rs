@@ -1,6 +1,7 @@
 //! `sigaltstack` as the program sees it. The kernel keeps the runtime's near stack;
 //! handlers that ask for the program's get it from [`super::deliver`].
 
+use super::note_stack;
 use crate::guard::{BAD_ADDRESS, peek, poke};
 use crate::threads::{self, Record};
 use std::sync::atomic::Ordering;
@@ -41,6 +42,8 @@ pub fn sigaltstack(new: usize, old: usize, sp: usize) -> isize {
             0 | libc::SS_ONSTACK => {
                 record.asked_at.store(wanted.ss_sp as usize, Ordering::Relaxed);
                 record.asked_size.store(wanted.ss_size, Ordering::Relaxed);
+                // Handlers on it are interrupted by others before any fault has shown where they stand.
+                note_stack(wanted.ss_sp as usize);
             }
             _ => return -(libc::EINVAL as isize),
         }

@@ -4,7 +4,7 @@ use super::{OURS, faults, masks, note_stack};
 use crate::call::{Call, MARK};
 use crate::dispatch::dispatch;
 use crate::filter::X86_64;
-use crate::gate::{AFTER_PROGRAM, AFTER_SYSCALL};
+use crate::gate::{AFTER_PROGRAM, AFTER_SYSCALL, AFTER_THREAD};
 use crate::net::{CAUGHT, is_missed, is_trial};
 use crate::process::pager;
 use crate::sandbox;
@@ -54,10 +54,11 @@ pub extern "C" fn on_sys(signal: i32, info: *mut libc::siginfo_t, context: *mut 
     }
     // Our own filter lets the gate pass, whatever the arguments: there it is the program's filter that traps a call, which
     // has been dispatched already. To do that again would trap again, without end.
-    if sys.code == SYS_SECCOMP && (sys.addr == AFTER_PROGRAM || sys.addr == AFTER_SYSCALL) {
+    let for_itself = sys.addr == AFTER_SYSCALL || sys.addr == AFTER_THREAD;
+    if sys.code == SYS_SECCOMP && (sys.addr == AFTER_PROGRAM || for_itself) {
         // The runtime's own are made with locks held, on which the program's handler might come to wait: they are
         // refused. (Far mappings that are to be executed, of which the filter is asked: [`crate::sandbox`].)
-        if sys.addr == AFTER_SYSCALL || threads::current().holds_traps() {
+        if for_itself || threads::current().holds_traps() {
             ucontext.uc_mcontext.gregs[libc::REG_RAX as usize] = -i64::from(libc::EPERM);
             return;
         }

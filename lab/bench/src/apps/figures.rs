@@ -229,7 +229,7 @@ mod tests {
     use crate::pairs::Rounds;
 
     fn measured() -> Measured {
-        let run = |wall_ns| Run::Ended { wall_ns, stats: serde_json::Value::Null };
+        let run = |wall_ns| Run::Ended { wall_ns, cpu_ns: 0, stats: serde_json::Value::Null };
         let (shm, zram) = (System::Shm, System::Zram);
         let mut settings = vec![Measured::NATIVE];
         for share in [100, 10] {

@@ -177,8 +177,8 @@ pub fn run(options: &Options, farmem: &Path) -> anyhow::Result<()> {
     supervise::note_interrupts();
     let environment = Environment::read();
     let begun = Instant::now();
-    let place = Workplace::new()?;
-    let mut runner = Runner { farmem, dir: &place.0, limit: options.give_up(), zram: None };
+    let place = Workplace::new("apps")?;
+    let mut runner = Runner { farmem, dir: place.path(), limit: options.give_up(), zram: None };
     let mut skipped: Vec<Skipped> = Vec::new();
 
     let mut ready: Vec<Ready> = Vec::new();
@@ -404,13 +404,18 @@ impl Progress {
 }
 
 /// A directory for the programs' files, gone when it is over.
-struct Workplace(PathBuf);
+pub(crate) struct Workplace(PathBuf);
 
 impl Workplace {
-    fn new() -> anyhow::Result<Workplace> {
-        let dir = std::env::temp_dir().join(format!("farmem-apps-{}", std::process::id()));
+    /// For this benchmark.
+    pub(crate) fn new(bench: &str) -> anyhow::Result<Workplace> {
+        let dir = std::env::temp_dir().join(format!("farmem-{bench}-{}", std::process::id()));
         std::fs::create_dir(&dir).with_context(|| format!("making {}", dir.display()))?;
         Ok(Workplace(dir))
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
     }
 }
 

@@ -32,11 +32,40 @@ pub enum Program {
     Xz,
     /// A hash join: build a table, probe it in no order
     Join,
+    /// memcached filled, then read and written by one client
+    Memcached,
+    /// Python: a pool of forked children that read their parent's data, queues both ways
+    Multiprocessing,
+    /// zstd -12 --long of text, two threads
+    Zstd,
+    /// Perl: strings and hashes made, changed and dropped
+    Perl,
+    /// A git repository made, packed by two threads, and checked
+    Git,
+    /// stress-ng --vm: patterns written over all of its memory and verified
+    Stress,
 }
 
 impl Program {
     /// Those that run unless others are named.
     pub const USUAL: [Program; 5] = [Program::Redis, Program::Python, Program::Sqlite, Program::Sort, Program::Gcc];
+
+    /// All of them.
+    pub const ALL: [Program; 13] = [
+        Program::Redis,
+        Program::Memcached,
+        Program::Python,
+        Program::Multiprocessing,
+        Program::Sqlite,
+        Program::Sort,
+        Program::Gcc,
+        Program::Join,
+        Program::Xz,
+        Program::Zstd,
+        Program::Perl,
+        Program::Git,
+        Program::Stress,
+    ];
 
     /// Heads a table's row and a plot.
     pub fn name(self) -> &'static str {
@@ -48,6 +77,12 @@ impl Program {
             Program::Gcc => "gcc -O2",
             Program::Xz => "xz -9",
             Program::Join => "hash join",
+            Program::Memcached => "memcached",
+            Program::Multiprocessing => "multiprocessing",
+            Program::Zstd => "zstd -12 --long",
+            Program::Perl => "perl",
+            Program::Git => "git",
+            Program::Stress => "stress-ng --vm",
         }
     }
 
@@ -61,6 +96,12 @@ impl Program {
             Program::Gcc => "gcc",
             Program::Xz => "xz",
             Program::Join => "join",
+            Program::Memcached => "memcached",
+            Program::Multiprocessing => "multiprocessing",
+            Program::Zstd => "zstd",
+            Program::Perl => "perl",
+            Program::Git => "git",
+            Program::Stress => "stress",
         }
     }
 }
@@ -69,7 +110,9 @@ impl Program {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Work {
-    /// Half a second natively.
+    /// A tenth of a second natively, for many runs.
+    Small,
+    /// Half a second.
     Short,
     /// A few seconds.
     Full,
@@ -95,60 +138,95 @@ impl Job {
     /// # Errors
     /// The program is not installed; the input cannot be written.
     pub fn prepare(program: Program, work: Work, dir: &Path, farmem: &Path) -> anyhow::Result<Job> {
-        let full = work == Work::Full;
+        let size = |of: [usize; 3]| of[work as usize];
+        let text_of = |sizes: [usize; 3]| size(sizes).to_string();
         let mut job = Job { program, command: Vec::new(), environment: Vec::new(), input: None, load: None };
         let file = |name: &str| dir.join(name);
         let writing = || format!("writing the input of {}", program.name());
         match program {
-            Program::Redis => {
-                let load = redis::Load::new(&file("redis.sock"), if full { 400_000 } else { 100_000 });
-                job.command = words(["redis-server"]);
+            Program::Redis | Program::Memcached => {
+                let (server, name) = match program {
+                    Program::Redis => (redis::Server::Redis, "redis-server"),
+                    _ => (redis::Server::Memcached, "memcached"),
+                };
+                let load = redis::Load::new(server, &file("server.sock"), size([20_000, 100_000, 400_000]));
+                job.command = words([name]);
                 job.command.extend(load.server_arguments(dir));
                 job.load = Some(load);
             }
             Program::Python => {
                 // Debian's own, for its numpy: another python3 may come first on the path.
-                job.command = words(["/usr/bin/python3", "-c", PYTHON, if full { "1200000" } else { "240000" }]);
+                job.command = words(["/usr/bin/python3", "-c", PYTHON, &text_of([48_000, 240_000, 1_200_000])]);
                 job.environment = vec![("PYTHONHASHSEED", "1"), ("OPENBLAS_NUM_THREADS", "1")];
             }
             Program::Sqlite => {
                 job.command = words(["sqlite3", "-batch", ":memory:"]);
                 let script = file("sqlite.sql");
-                std::fs::write(&script, sql(if full { 1_000_000 } else { 200_000 })).with_context(writing)?;
+                std::fs::write(&script, sql(size([40_000, 200_000, 1_000_000]) as u32)).with_context(writing)?;
                 job.input = Some(script);
             }
             Program::Sort => {
                 let lines = file("sort.txt");
-                text(&lines, if full { 3_500_000 } else { 700_000 }).with_context(writing)?;
+                text(&lines, size([100_000, 700_000, 3_500_000])).with_context(writing)?;
                 job.command = words(["sort", "-S", "2G", "--parallel=2"]);
                 job.command.push(lines.into());
                 job.environment = vec![("LC_ALL", "C")];
             }
             Program::Gcc => {
                 let source = file("large.c");
-                functions(&source, if full { 450 } else { 90 }).with_context(writing)?;
+                functions(&source, size([25, 90, 450])).with_context(writing)?;
                 job.command = words(["gcc", "-O2", "-S", "-o", "-"]);
                 job.command.push(source.into());
             }
             Program::Xz => {
                 let lines = file("xz.txt");
-                text(&lines, if full { 60_000 } else { 12_000 }).with_context(writing)?;
+                text(&lines, size([1500, 12_000, 60_000])).with_context(writing)?;
                 job.command = words(["xz", "-9", "-T1", "-c"]);
                 job.command.push(lines.into());
             }
+            Program::Multiprocessing => {
+                job.command = words(["/usr/bin/python3", "-c", PROCESSES, &text_of([25_000, 100_000, 800_000])]);
+                job.environment = vec![("PYTHONHASHSEED", "1")];
+            }
+            Program::Zstd => {
+                let lines = file("zstd.txt");
+                text(&lines, size([8000, 60_000, 400_000])).with_context(writing)?;
+                job.command = words(["zstd", "-q", "-12", "--long=27", "-T2", "-c"]);
+                job.command.push(lines.into());
+            }
+            Program::Perl => {
+                job.command = words(["perl", "-e", PERL, &text_of([25_000, 150_000, 1_200_000])]);
+                job.environment = vec![("PERL_HASH_SEED", "0")];
+            }
+            Program::Git => {
+                let lines = file("git.txt");
+                text(&lines, size([6000, 30_000, 200_000])).with_context(writing)?;
+                job.command = words(["sh", "-c", GIT, "sh"]);
+                job.command.extend([dir.into(), lines.into()]);
+                job.environment = vec![
+                    ("GIT_AUTHOR_DATE", "2001-01-01T00:00:00Z"),
+                    ("GIT_COMMITTER_DATE", "2001-01-01T00:00:00Z"),
+                    ("GIT_CONFIG_GLOBAL", "/dev/null"),
+                    ("GIT_CONFIG_SYSTEM", "/dev/null"),
+                ];
+            }
+            Program::Stress => {
+                job.command = words(["sh", "-c", STRESS, "sh", &text_of([8, 48, 256])]);
+            }
             Program::Join => {
-                let bytes = if full { 256 << 20 } else { 48 << 20 };
+                let bytes = size([6, 48, 256]) << 20;
                 job.command = vec![farmem.into()];
                 job.command.extend(words(["bench-child", "small", "join", "--seed=1", "--checksum-only"]));
                 job.command.push(format!("--bytes={bytes}").into());
             }
         }
-        let command = &job.command[0];
-        anyhow::ensure!(
-            installed(Path::new(command)),
-            "{} is not installed (sh tests/peers.sh installs it)",
-            command.to_string_lossy()
-        );
+        // What a shell's script runs is asked for by its own name.
+        let command = match program {
+            Program::Git => Path::new("git"),
+            Program::Stress => Path::new("stress-ng"),
+            _ => Path::new(&job.command[0]),
+        };
+        anyhow::ensure!(installed(command), "{} is not installed (sh tests/peers.sh installs it)", command.display());
         Ok(job)
     }
 }
@@ -180,6 +258,52 @@ keys = r.integers(0, 2_000_003, n).tolist()
 print(len(d), sum(len(d.get(k, "")) for k in keys))
 print(hashlib.sha256("".join(sorted(d.values())).encode()).hexdigest())
 "#;
+
+/// Children read what they share with their parent; then the parent writes over it.
+const PROCESSES: &str = r#"
+import sys, hashlib
+import multiprocessing as mp
+data = [bytes([i % 251]) * (i % 97) + str(i).encode() for i in range(int(sys.argv[1]))]
+def part(k):
+    mine = sorted(data[k::8], key=lambda b: b[::-1])
+    return hashlib.sha256(b"".join(mine)).hexdigest()
+def square(todo, done):
+    while (x := todo.get()) is not None:
+        done.put((x, x * x, "y" * 100000))
+mp.set_start_method("fork")
+with mp.Pool(3) as pool:
+    print(pool.map(part, range(8)))
+data.reverse()
+todo, done = mp.Queue(), mp.Queue()
+children = [mp.Process(target=square, args=(todo, done)) for _ in range(2)]
+for child in children: child.start()
+for i in range(200): todo.put(i)
+for child in children: todo.put(None)
+print(sorted((a, b, len(c)) for a, b, c in (done.get() for _ in range(200)))[-1])
+for child in children: child.join()
+print([child.exitcode for child in children], hashlib.sha256(b"".join(data)).hexdigest())
+"#;
+
+const PERL: &str = r#"
+my $n = shift; my %h; my $sum = 0;
+for my $i (1 .. $n) { my $k = ($i * 7919) % 2000003; $h{$k} = "name $i of " . ($k ^ $i) . "x" x ($i % 60); }
+for my $i (1 .. $n) { my $k = ($i * 104729) % 2000003; if (exists $h{$k}) { $sum += length $h{$k}; $h{$k} .= "!" if $i % 5 == 0; } }
+for my $i (1 .. $n / 3) { delete $h{($i * 3 * 7919) % 2000003}; }
+print scalar(keys %h), " $sum
+"; my @s = sort { $h{$a} cmp $h{$b} } keys %h; print "$s[0] $s[-1] $s[@s / 2]
+";
+"#;
+
+const GIT: &str = "set -e; cd \"$1\"; rm -rf repository; git init -q repository; cd repository; \
+    for n in 1 2 3; do split -n l/$((n * 9)) \"$2\" part-$n-; git add .; \
+    git -c user.name=n -c user.email=e commit -q -m $n; done; \
+    git -c pack.threads=2 -c gc.auto=0 repack -adfq --window=40; git fsck --full --no-progress; \
+    git rev-list --all --objects | sort | sha256sum; git log --stat -p | sha256sum";
+
+/// Each ends by itself after so many operations, and fails if memory does not hold what was written.
+const STRESS: &str = "for m in flip galpat-0 inc-nybble rand-set swap walk-0a write64; do \
+    stress-ng --verify --quiet --timeout 300 --vm 1 --vm-bytes $1M --vm-keep --vm-ops 20 --vm-method $m || exit 1; \
+    done; echo verified";
 
 fn sql(rows: u32) -> String {
     format!(

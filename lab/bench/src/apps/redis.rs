@@ -1,4 +1,4 @@
-//! A fixed load on a redis server, by one client over a Unix socket.
+//! A fixed load on a redis or memcached server, by one client over a Unix socket.
 //!
 //! Fill, then rounds of reads with some writes among them; keys are drawn with a
 //! skew (half of all accesses go to a sixteenth of the keys, which lie scattered).
@@ -24,24 +24,51 @@ const SILENCE: Duration = Duration::from_secs(60);
 /// A reply may begin with this much of an error.
 const COMPLAINT: usize = 120;
 
+/// What listens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Server {
+    /// redis-server.
+    Redis,
+    /// memcached.
+    Memcached,
+}
+
+impl Server {
+    fn name(self) -> &'static str {
+        match self {
+            Server::Redis => "redis-server",
+            Server::Memcached => "memcached",
+        }
+    }
+}
+
 /// What the client does.
 #[derive(Clone, Debug)]
 pub struct Load {
+    server: Server,
     socket: PathBuf,
     keys: usize,
 }
 
 impl Load {
     /// So many keys, thrice as many requests for them.
-    pub fn new(socket: &Path, keys: usize) -> Load {
-        Load { socket: socket.to_owned(), keys }
+    pub fn new(server: Server, socket: &Path, keys: usize) -> Load {
+        Load { server, socket: socket.to_owned(), keys }
     }
 
     /// The server's arguments: it listens for this client only and writes nothing to disk.
     pub fn server_arguments(&self, dir: &Path) -> Vec<OsString> {
-        let words = ["--port", "0", "--save", "", "--appendonly", "no"];
-        let mut arguments: Vec<OsString> = words.into_iter().map(OsString::from).collect();
-        arguments.extend(["--unixsocket".into(), self.socket.clone().into(), "--dir".into(), dir.into()]);
+        let socket = self.socket.clone().into();
+        let words: &[&str] = match self.server {
+            Server::Redis => &["--port", "0", "--save", "", "--appendonly", "no", "--dir"],
+            // All of it fits, and nothing is left out for its age.
+            Server::Memcached => &["-m", "2048", "-t", "2", "-u", "root", "-s"],
+        };
+        let mut arguments: Vec<OsString> = words.iter().map(OsString::from).collect();
+        match self.server {
+            Server::Redis => arguments.extend([dir.into(), "--unixsocket".into(), socket]),
+            Server::Memcached => arguments.push(socket),
+        }
         arguments
     }
 
@@ -62,10 +89,10 @@ impl Load {
                 // Short, so that the client sees an interrupt or its limit soon: see `Client::patiently`.
                 stream.set_read_timeout(Some(Duration::from_millis(200)))?;
                 let reader = BufReader::with_capacity(1 << 16, stream.try_clone()?);
-                return Ok(Client { stream, reader, until });
+                return Ok(Client { server: self.server, stream, reader, until });
             }
-            ensure!(alive(), "redis-server ended before it served");
-            ensure!(Instant::now() < until, "redis-server does not listen");
+            ensure!(alive(), "{} ended before it served", self.server.name());
+            ensure!(Instant::now() < until, "{} does not listen", self.server.name());
             std::thread::sleep(Duration::from_millis(2));
         }
     }
@@ -100,7 +127,11 @@ impl Load {
         client.pipelined(&drawn, &mut written)?;
         let all: Vec<Request> = (0..self.keys).map(|key| Request { key, write: false }).collect();
         client.pipelined(&all, &mut written)?;
-        Ok(format!("{} requests answered, {} keys\n", 5 * self.keys, client.call("DBSIZE")?))
+        let keys = match self.server {
+            Server::Redis => client.call("DBSIZE")?,
+            Server::Memcached => self.keys.to_string(),
+        };
+        Ok(format!("{} requests answered, {keys} keys\n", 5 * self.keys))
     }
 }
 
@@ -124,8 +155,9 @@ fn value(key: usize, times: u32, into: &mut String) {
 #[error("too late")]
 struct TooLate;
 
-/// A client of redis, pipelined.
+/// A client of either, pipelined.
 pub struct Client {
+    server: Server,
     stream: UnixStream,
     reader: BufReader<UnixStream>,
     until: Instant,
@@ -152,21 +184,26 @@ impl Client {
                     let at = text.len();
                     value(key, written[key], &mut text);
                     let length = text.len() - at;
-                    let head = format!("*3\r\n$3\r\nSET\r\n${}\r\n{}\r\n${length}\r\n", name(key).len(), name(key));
+                    let name = name(key);
+                    let head = match self.server {
+                        Server::Redis => format!("*3\r\n$3\r\nSET\r\n${}\r\n{name}\r\n${length}\r\n", name.len()),
+                        Server::Memcached => format!("set {name} 0 0 {length}\r\n"),
+                    };
                     text.insert_str(at, &head);
                     text.push_str("\r\n");
                 } else {
-                    let _ = write!(text, "GET {}\r\n", name(key));
+                    let get = if self.server == Server::Redis { "GET" } else { "get" };
+                    let _ = write!(text, "{get} {}\r\n", name(key));
                 }
                 counts.push(written[key]);
             }
-            self.stream.write_all(text.as_bytes()).context("sending to redis-server")?;
+            self.stream.write_all(text.as_bytes()).with_context(|| format!("sending to {}", self.server.name()))?;
             for (&Request { key, write }, times) in batch.iter().zip(counts) {
                 reply.clear();
                 self.reply(&mut reply)?;
                 expected.clear();
                 if write {
-                    expected.push_str("OK");
+                    expected.push_str(if self.server == Server::Redis { "OK" } else { "STORED" });
                 } else {
                     value(key, times, &mut expected);
                 }
@@ -186,22 +223,31 @@ impl Client {
         let mut head = Vec::new();
         self.patiently(|reader| reader.read_until(b'\n', &mut head))?;
         let head = head.trim_ascii_end();
-        match head.split_first() {
-            None => bail!("redis-server closed the connection"),
-            Some((b'-', error)) => bail!("redis-server said {}", String::from_utf8_lossy(error)),
-            Some((b'$', b"-1")) => into.extend(b"(nil)"),
-            Some((b'$', length)) => {
-                let length: usize = std::str::from_utf8(length)?.parse()?;
-                let (mut body, mut at) = (vec![0; length + 2], 0);
-                while at < body.len() {
-                    let read = self.patiently(|reader| reader.read(&mut body[at..]))?;
-                    ensure!(read > 0, "redis-server closed the connection");
-                    at += read;
-                }
-                into.extend(&body[..length]);
-            }
-            Some((_, rest)) => into.extend(rest),
+        if let Some(length) = head.strip_prefix(b"VALUE ").and_then(|rest| rest.rsplit(|&byte| byte == b' ').next()) {
+            self.body(std::str::from_utf8(length)?.parse()?, into)?;
+            return self.patiently(|reader| reader.read_until(b'\n', &mut Vec::new())).map(drop);
         }
+        match head.split_first() {
+            None => bail!("{} closed the connection", self.server.name()),
+            Some((b'-', error)) => bail!("{} said {}", self.server.name(), String::from_utf8_lossy(error)),
+            Some((b'$', b"-1")) => into.extend(b"(nil)"),
+            Some((b'$', length)) => self.body(std::str::from_utf8(length)?.parse()?, into)?,
+            Some((b'+', rest)) if self.server == Server::Redis => into.extend(rest),
+            Some((b':', rest)) if self.server == Server::Redis => into.extend(rest),
+            Some(_) => into.extend(head),
+        }
+        Ok(())
+    }
+
+    /// Reads so many bytes and the end of their line.
+    fn body(&mut self, length: usize, into: &mut Vec<u8>) -> anyhow::Result<()> {
+        let (mut body, mut at) = (vec![0; length + 2], 0);
+        while at < body.len() {
+            let read = self.patiently(|reader| reader.read(&mut body[at..]))?;
+            ensure!(read > 0, "{} closed the connection", self.server.name());
+            at += read;
+        }
+        into.extend(&body[..length]);
         Ok(())
     }
 
@@ -218,7 +264,7 @@ impl Client {
         loop {
             match read(&mut self.reader) {
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => self.in_time()?,
-                done => return done.context("reading from redis-server"),
+                done => return done.with_context(|| format!("reading from {}", self.server.name())),
             }
         }
     }

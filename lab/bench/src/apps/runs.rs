@@ -49,6 +49,8 @@ pub enum Run {
     Ended {
         /// From its start to its end; of a server, its clients' time.
         wall_ns: u64,
+        /// On a CPU, it and all that it started, its runtime and its node included; under farmem only, else 0.
+        cpu_ns: u64,
         /// farmem's own figures; null under other systems.
         stats: serde_json::Value,
     },
@@ -66,6 +68,14 @@ impl Run {
     pub fn wall_ns(&self) -> Option<f64> {
         match self {
             Run::Ended { wall_ns, .. } => Some(*wall_ns as f64),
+            Run::GivenUp { .. } | Run::Killed => None,
+        }
+    }
+
+    /// Its time on a CPU, where that is known.
+    pub fn cpu_ns(&self) -> Option<f64> {
+        match self {
+            Run::Ended { cpu_ns, .. } => (*cpu_ns > 0).then_some(*cpu_ns as f64),
             Run::GivenUp { .. } | Run::Killed => None,
         }
     }
@@ -95,26 +105,42 @@ impl Runner<'_> {
         allowance: Allowance,
         expected: Option<&[u8]>,
     ) -> anyhow::Result<(Run, Vec<u8>)> {
+        match system {
+            System::Native => {
+                let mut command = Command::new(&job.command[0]);
+                command.args(&job.command[1..]);
+                self.finish(job, command, expected)
+            }
+            System::Shm => self.far(job, &["--transport", "shm"], allowance.local, expected),
+            System::Tcp => self.far(job, &["--transport", "tcp"], allowance.local, expected),
+            System::Zram => self.swapped(job, allowance.limit, expected),
+        }
+    }
+
+    /// Runs a job by `farmem run` with these options.
+    ///
+    /// # Errors
+    /// As [`Runner::run`].
+    pub fn far(
+        &self,
+        job: &Job,
+        options: &[&str],
+        local: u64,
+        expected: Option<&[u8]>,
+    ) -> anyhow::Result<(Run, Vec<u8>)> {
         let stats = self.dir.join("stats.json");
         let _ = fs::remove_file(&stats);
-        let mut command = match system {
-            System::Native => Command::new(&job.command[0]),
-            System::Shm | System::Tcp => {
-                let mut command = Command::new(self.farmem);
-                command.args(["run", "--local", &allowance.local.to_string()]);
-                command.args(["--transport", if system == System::Shm { "shm" } else { "tcp" }]);
-                command.arg("--stats").arg(format!("json:{}", stats.display())).arg("--").arg(&job.command[0]);
-                command
-            }
-            System::Zram => return self.swapped(job, allowance.limit, expected),
-        };
-        command.args(&job.command[1..]);
+        let mut command = Command::new(self.farmem);
+        command.args(["run", "--local", &local.to_string()]).args(options);
+        command.arg("--stats").arg(format!("json:{}", stats.display())).arg("--").args(&job.command);
+        let before = supervise::children_cpu();
         let (run, printed) = self.finish(job, command, expected)?;
+        let cpu_ns = (supervise::children_cpu() - before).as_nanos() as u64;
         Ok(match run {
-            Run::Ended { wall_ns, .. } if matches!(system, System::Shm | System::Tcp) => {
+            Run::Ended { wall_ns, .. } => {
                 let text = fs::read(&stats).context("farmem run wrote no figures")?;
                 let stats = serde_json::from_slice(&text).context("the figures of farmem run")?;
-                (Run::Ended { wall_ns, stats }, printed)
+                (Run::Ended { wall_ns, cpu_ns, stats }, printed)
             }
             run => (run, printed),
         })
@@ -173,7 +199,7 @@ impl Runner<'_> {
                         let printed = said.into_bytes();
                         compare(expected, &printed)?;
                         return Ok((
-                            Run::Ended { wall_ns: took.as_nanos() as u64, stats: serde_json::Value::Null },
+                            Run::Ended { wall_ns: took.as_nanos() as u64, cpu_ns: 0, stats: serde_json::Value::Null },
                             printed,
                         ));
                     }
@@ -193,7 +219,7 @@ impl Runner<'_> {
         let printed = collect(printed);
         ensure!(status.success(), "{status}: {}", last_line(&collect(complaints)));
         compare(expected, &printed)?;
-        Ok((Run::Ended { wall_ns: took.as_nanos() as u64, stats: serde_json::Value::Null }, printed))
+        Ok((Run::Ended { wall_ns: took.as_nanos() as u64, cpu_ns: 0, stats: serde_json::Value::Null }, printed))
     }
 }
 

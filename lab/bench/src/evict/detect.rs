@@ -10,6 +10,8 @@
 use farmem_pager::dirty::exact;
 use farmem_sys::lines::{Brief, Hasher, Hashes, LINES, Unit};
 use farmem_sys::memory::copy_page;
+use farmem_sys::pagemap::Pagemap;
+use farmem_sys::uffd::{self, WriteTracker};
 use serde::Serialize;
 use std::hint::black_box;
 
@@ -72,7 +74,47 @@ pub fn measure(rounds: usize) -> Vec<Cost> {
         black_box(unsafe { exact::differing(pages.as_ptr().add(page * PAGE), copies.as_ptr().add(page * PAGE)) });
     }));
     costs.extend(compressed(rounds));
+    costs.extend(held_still(rounds));
     costs
+}
+
+/// Which of a batch's scattered pages were written, by `WP_ASYNC` and `PAGEMAP_SCAN`: the answer holds only while nobody
+/// can write, so each is made read-only before it is asked about, and writable again when it was dropped. `None` where
+/// the kernel has neither.
+fn held_still(rounds: usize) -> Option<Cost> {
+    const BATCH: usize = 256;
+    /// One page in so many is a victim.
+    const EVERY: usize = 3;
+    let tracker = WriteTracker::of(uffd::descriptor().ok()?).ok()?;
+    let pages = Pagemap::open(std::process::id()).ok()?;
+    let len = BATCH * EVERY * PAGE;
+    let area = farmem_sys::memory::reserve(len).ok()?;
+    let allow = |at: *mut u8, len: usize, how: i32| {
+        // SAFETY: within the area, which is this function's alone.
+        assert_eq!(unsafe { libc::mprotect(at.cast(), len, how) }, 0, "its own memory");
+    };
+    allow(area, len, libc::PROT_READ | libc::PROT_WRITE);
+    tracker.register(area as u64, len as u64).ok()?;
+    // SAFETY: within the area.
+    let victim = |n: usize| unsafe { area.add(n * EVERY * PAGE) };
+    let mut runs = Vec::new();
+    let mut found = Vec::new();
+    for _ in 0..rounds {
+        // SAFETY: within the area, writable.
+        (0..BATCH).for_each(|n| unsafe { victim(n).write_volatile(1) });
+        runs.clear();
+        pages.scan(area as u64, area as u64 + len as u64, true, &mut runs).ok()?;
+        let begun = own_ns();
+        (0..BATCH).for_each(|n| allow(victim(n), PAGE, libc::PROT_READ));
+        runs.clear();
+        pages.scan(area as u64, area as u64 + len as u64, false, &mut runs).ok()?;
+        (0..BATCH).for_each(|n| allow(victim(n), PAGE, libc::PROT_READ | libc::PROT_WRITE));
+        found.push((own_ns() - begun) as f64 / BATCH as f64);
+    }
+    // SAFETY: reserved above.
+    unsafe { libc::munmap(area.cast(), len) };
+    let what = "departure: held still by mprotect, PAGEMAP_SCAN".into();
+    Some(Cost { what, cached: Spread::of(found), in_memory: None })
 }
 
 /// A copy by LZ4, as `shadow` could keep it: compressed when a page comes, taken apart to be compared when it leaves.

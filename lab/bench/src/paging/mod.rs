@@ -56,7 +56,7 @@ pub struct Options {
     #[arg(long, value_name = "N")]
     rounds: Option<usize>,
     /// Systems to run
-    #[arg(long, value_delimiter = ',', value_enum, default_values_t = System::ALL)]
+    #[arg(long, value_delimiter = ',', value_enum, default_values_t = System::USUAL)]
     systems: Vec<System>,
     /// Leave out the programs that fit into local memory
     #[arg(long)]
@@ -64,6 +64,9 @@ pub struct Options {
     /// Draws pages and content; every round takes the next
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// farmem does without these, as `farmem run --mask` (which rounds of runs with and without compare)
+    #[arg(long, value_name = "FEATURES", hide = true)]
+    mask: Option<String>,
     /// Write every figure of every round
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -163,12 +166,13 @@ pub fn run(options: &Options, farmem: &Path) -> anyhow::Result<()> {
         skipped.push(Skipped { system: system.name().into(), reason });
     };
     let swap = Swap::prepare(&options.systems, &size, &mut skip);
-    let node = if options.systems.contains(&System::Tcp) {
+    let remote = [System::Tcp, System::Rdma].map(|system| options.systems.contains(&system).then_some(system));
+    let node = if remote.iter().any(Option::is_some) {
         // The array, what is freed a little later than allocated, and programs that fit.
         match Node::start(farmem, size.array * 2 + (256 << 20), &[second]) {
             Ok(node) => Some(node),
             Err(error) => {
-                skip(System::Tcp, format!("{error:#}"));
+                remote.into_iter().flatten().for_each(|system| skip(system, format!("{error:#}")));
                 None
             }
         }

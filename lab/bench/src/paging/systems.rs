@@ -30,6 +30,8 @@ pub enum System {
     Shm,
     /// farmem, TCP over loopback to a node on this machine.
     Tcp,
+    /// farmem, RDMA to a node on this machine: only where it is asked for, since it takes a card.
+    Rdma,
     /// Swap to compressed memory.
     Zram,
     /// Swap to a loop device on tmpfs.
@@ -37,8 +39,8 @@ pub enum System {
 }
 
 impl System {
-    /// All, in the order of the tables.
-    pub const ALL: [System; 7] =
+    /// Those that run unless others are named, in the order of the tables.
+    pub const USUAL: [System; 7] =
         [System::Native, System::Floor, System::Roundtrip, System::Shm, System::Tcp, System::Zram, System::Loop];
 
     /// Heads a column.
@@ -49,6 +51,7 @@ impl System {
             System::Roundtrip => "raw TCP",
             System::Shm => "farmem shm",
             System::Tcp => "farmem tcp",
+            System::Rdma => "farmem rdma",
             System::Zram => "swap zram",
             System::Loop => "swap loop",
         }
@@ -106,7 +109,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// Starts one that lends `lend` bytes over TCP.
+    /// Starts one that lends `lend` bytes over TCP, and over RDMA where there is a card.
     pub fn start(farmem: &Path, lend: u64, cpus: &[usize]) -> anyhow::Result<Node> {
         // A port that was free a moment ago: the node takes it before anybody is likely to.
         let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
@@ -144,7 +147,7 @@ pub struct Runner<'a> {
     pub size: Size,
     /// For the swap systems.
     pub swap: Option<Swap>,
-    /// For `System::Tcp`.
+    /// For `System::Tcp` and `System::Rdma`.
     pub node: Option<Node>,
     /// CPUs of first and second thread.
     pub cpus: [usize; 2],
@@ -190,8 +193,8 @@ impl Runner<'_> {
     pub fn can(&self, system: System, threads: Threads) -> bool {
         match threads {
             Threads::Solo => true,
-            Threads::Spinner => !matches!(system, System::Tcp | System::Roundtrip),
-            Threads::Both => !matches!(system, System::Tcp | System::Roundtrip | System::Floor),
+            Threads::Spinner => !matches!(system, System::Tcp | System::Rdma | System::Roundtrip),
+            Threads::Both => !matches!(system, System::Tcp | System::Rdma | System::Roundtrip | System::Floor),
         }
     }
 
@@ -208,13 +211,17 @@ impl Runner<'_> {
 
     fn program(&self, system: System, local: u64, pinned: bool, arguments: &[String]) -> anyhow::Result<String> {
         let mut command = Command::new(self.farmem);
-        if let System::Shm | System::Tcp = system {
+        if let System::Shm | System::Tcp | System::Rdma = system {
             command.args(["run", "--local", &local.to_string()]);
             match (&self.node, system) {
+                (_, System::Shm) => command.args(["--transport", "shm"]),
                 (Some(node), System::Tcp) => command.args(["--transport", "tcp", "--node", &node.address]),
-                (_, System::Tcp) => bail!("no node is running"),
-                _ => command.args(["--transport", "shm"]),
+                (Some(node), _) => command.args(["--transport", "verbs", "--node", &node.address]),
+                (None, _) => bail!("no node is running"),
             };
+            if let Some(mask) = &self.options.mask {
+                command.args(["--mask", mask]);
+            }
             command.arg("--").arg(self.farmem);
         }
         command.arg("bench-child").args(arguments);

@@ -43,8 +43,9 @@ pub(super) struct Host {
     pub(super) spare: RefCell<[Vec<u32>; BLOCK_ORDER as usize]>,
     /// Requests that wait, by order.
     pub(super) waiting: [Cell<u32>; BLOCK_ORDER as usize],
-    /// Chunks that no client has, whose release is under way or waits for a publication.
-    releasing: RefCell<HashSet<u32>>,
+    /// Grants of chunks that no client has, whose release is under way. (By grant: the chunk may be ours again before
+    /// we know that it was given back.)
+    releasing: RefCell<HashSet<release::Grant>>,
     /// Chunks free in its blocks.
     room: Cell<u32>,
     /// CAS of claims that brought nothing, since one did.
@@ -90,9 +91,12 @@ impl Host {
         self.in_vain.get() > 0
     }
 
-    /// Whether a chunk that it owns in a published block is on its way back.
-    pub(super) fn releases(&self, chunk: u32) -> bool {
-        self.releasing.borrow().contains(&chunk)
+    /// Whether what it owns in a published block is on its way back, or goes back when it knows that the block is
+    /// published.
+    pub(super) fn releases(&self, grant: &release::Grant) -> bool {
+        let chunk = grant.place.index;
+        let waits = |owned: &Owned| owned.publishing.as_ref().is_some_and(|back| back.contains(&chunk));
+        self.releasing.borrow().contains(grant) || self.blocks.borrow().get(chunk / BLOCK).is_some_and(waits)
     }
 
     /// A request's way through the ring and the agent's thread.
@@ -184,21 +188,20 @@ impl Host {
             }
         }
         let back = owned.publishing.unwrap_or_default();
-        back.into_iter().filter_map(|chunk| chunks.remove(&chunk)).collect()
+        let back: Vec<_> = back.into_iter().filter_map(|chunk| chunks.remove(&chunk)).collect();
+        self.releasing.borrow_mut().extend(&back);
+        back
     }
 
     /// Chunks claimed one by one, in runs of 1 << `order`.
     pub(super) fn hold_chunks(&self, grants: Vec<release::Grant>, order: u8) {
         self.runs.borrow_mut().extend(grants.iter().step_by(1 << order).map(|grant| (grant.place.index, order)));
-        // The release of others in their batch may not have ended when they are ours again.
-        let mut releasing = self.releasing.borrow_mut();
-        grants.iter().for_each(|grant| _ = releasing.remove(&grant.place.index));
         self.chunks.borrow_mut().extend(grants.iter().map(|grant| (grant.place.index, *grant)));
     }
 
     /// The release of a chunk has ended.
-    pub(super) fn is_released(&self, chunk: u32) {
-        self.releasing.borrow_mut().remove(&chunk);
+    pub(super) fn is_released(&self, grant: &release::Grant) {
+        self.releasing.borrow_mut().remove(grant);
     }
 }
 
@@ -299,8 +302,7 @@ impl Extent {
             let run = chunk..chunk + (1 << order);
             match &mut owned.publishing {
                 Some(back) => {
-                    back.extend(run.clone());
-                    agent.releasing.borrow_mut().extend(run);
+                    back.extend(run);
                     false
                 }
                 None => {
@@ -335,7 +337,7 @@ impl Extent {
         let mut chunks = agent.chunks.borrow_mut();
         let run = chunk..chunk + (1 << order);
         let grants: Vec<_> = run.clone().map(|chunk| chunks.remove(&chunk).expect("a chunk of that run")).collect();
-        agent.releasing.borrow_mut().extend(run);
+        agent.releasing.borrow_mut().extend(&grants);
         let all = self.clone();
         self.node.world.background(async move { all.release_chunks(host, grants).await });
     }

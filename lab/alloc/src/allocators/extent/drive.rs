@@ -2,7 +2,7 @@
 
 use farmem_protocol::extent::geometry::Target;
 use farmem_protocol::extent::{
-    Actor, Answer, Claimer, Failed, Operation, Release, Step, Verb, Want, Word, hints, release,
+    Actor, Answer, Claimer, Failed, Operation, Release, Step, Verb, Want, Word, hints, policy, release,
 };
 
 use super::Extent;
@@ -71,7 +71,7 @@ impl Extent {
         }
     }
 
-    /// Claims, and tries again as long as it is only that others are faster.
+    /// Claims, and tries again as long as it is only that others are faster; after a pause, as policy wants it.
     pub(super) async fn try_claim(
         &self,
         link: &Link,
@@ -79,10 +79,13 @@ impl Extent {
         want: Want,
         mut attempt: impl FnMut(),
     ) -> Result<Vec<release::Grant>, Failed> {
-        for _ in 0..8 {
+        for lost in 1..=8 {
             claimer.begin(want);
             match self.drive(link, claimer, &mut attempt).await {
-                Err(Failed::Contended) => {}
+                Err(Failed::Contended) => {
+                    let pause = policy::pause(lost, self.random.next());
+                    self.node.world.sleep(pause).await;
+                }
                 ended => return ended,
             }
         }

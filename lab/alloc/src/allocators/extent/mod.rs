@@ -43,6 +43,7 @@ use super::{Allocator, BLOCK, BLOCK_ORDER, Client, OldKeys};
 use crate::ledger::{CHUNK, Grant, Standing};
 use crate::sim::costs::us;
 use crate::sim::node::{At, Node};
+use crate::sim::random::Random;
 use agent::Host;
 
 /// It.
@@ -53,6 +54,8 @@ pub struct Extent {
     sides: Vec<RefCell<Side>>,
     /// Most CAS that one block cost an agent.
     dearest: Cell<u64>,
+    /// How long who lost a race waits.
+    random: Random,
 }
 
 /// What a client has on its side of the ring.
@@ -124,6 +127,7 @@ impl Extent {
             hosts: (0..hosts).map(|host| Host::new(actor(host, 0), geometry, node)).collect(),
             sides: (0..clients).map(side).collect(),
             dearest: Cell::new(0),
+            random: Random::new(u64::from(chunks) << 32 | u64::from(clients)),
         })
     }
 
@@ -211,13 +215,15 @@ impl Allocator for Extent {
                 },
                 State::Quarantine => Standing::Reserved,
                 State::Shared => {
-                    let word = Word(words[self.at(Target::Word(Place::chunk(chunk)))]);
-                    let host = u32::from(word.owner().slot()).wrapping_sub(1);
+                    let place = Place::chunk(chunk);
+                    let word = Word(words[self.at(Target::Word(place))]);
+                    let (host, grant) =
+                        (u32::from(word.owner().slot()).wrapping_sub(1), release::Grant { place, word });
                     match word.state() {
                         State::Free => Standing::Free,
                         State::Quarantine => Standing::Reserved,
                         State::Owned => match self.hosts.get(host as usize) {
-                            Some(holder) if waiting.contains(&chunk) || holder.releases(chunk) => Standing::Reserved,
+                            Some(holder) if waiting.contains(&chunk) || holder.releases(&grant) => Standing::Reserved,
                             Some(_) => Standing::Held(Some(host)),
                             None => Standing::Lost,
                         },

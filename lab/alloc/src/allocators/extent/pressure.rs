@@ -107,7 +107,7 @@ impl Extent {
         let agent = &self.hosts[host as usize];
         let releases = grants.iter().map(|&grant| self.release(&agent.link, agent.actor, grant));
         agent.link.batch(all(releases)).await;
-        grants.iter().for_each(|grant| agent.is_released(grant.place.index));
+        grants.iter().for_each(|grant| agent.is_released(grant));
     }
 
     /// Claims runs of chunks out of published blocks, as many as requests wait for.

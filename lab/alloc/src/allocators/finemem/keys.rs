@@ -3,9 +3,11 @@
 //! and makes a new backup. Until then whoever freed the chunk can still reach it, whoever has it now.
 
 use std::cell::{Cell, RefCell};
+use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
 use crate::allocators::{Client, OldKeys};
+use crate::ledger::Grant;
 use crate::sim::clock::Nanos;
 use crate::sim::costs::us;
 use crate::sim::node::{At, Node, Work};
@@ -21,6 +23,8 @@ pub struct Keys {
     made: Cell<u64>,
     /// Chunks freed whose old key still works, and since when.
     stale: RefCell<Vec<(u32, Nanos)>>,
+    /// The same runs, by their first chunk: their orders.
+    exposed: RefCell<HashMap<u32, u8>>,
     revoked: Cell<(u64, Nanos, Nanos)>,
     unrotated: Cell<u64>,
 }
@@ -41,6 +45,7 @@ impl Keys {
             chunks,
             made,
             stale: RefCell::default(),
+            exposed: RefCell::default(),
             revoked: Cell::default(),
             unrotated: Cell::default(),
         })
@@ -61,7 +66,9 @@ impl Keys {
     }
 
     /// Puts the backup in the main key's place. Where there is none yet, the key stays as it is.
-    pub(super) async fn revoke(&self, client: &Client, chunk: u32, pair: u64) {
+    pub(super) async fn revoke(&self, client: &Client, grant: Grant, pair: u64) {
+        let chunk = grant.chunk;
+        self.exposed.borrow_mut().insert(chunk, grant.order);
         self.stale.borrow_mut().push((chunk, self.node.world.now()));
         if pair >> 32 == NONE {
             self.unrotated.set(self.unrotated.get() + 1);
@@ -73,6 +80,11 @@ impl Keys {
     /// Frees that found no backup, so that even the chunk's next holder has the old key.
     pub fn unrotated(&self) -> u64 {
         self.unrotated.get()
+    }
+
+    /// Chunks that an old key still reaches.
+    pub(super) fn exposed(&self) -> HashSet<u32> {
+        self.exposed.borrow().iter().flat_map(|(&chunk, &order)| chunk..chunk + (1 << order)).collect()
     }
 
     pub(super) fn old(&self) -> OldKeys {
@@ -108,6 +120,7 @@ impl Keys {
             node.world.until(node.core(us(node.costs.window.regenerate), Work::Isolation)).await;
             let backup = self.made.get() & 0x7FFF_FFFF;
             self.made.set(self.made.get() + 1);
+            self.exposed.borrow_mut().remove(&chunk);
             node.local(|words| words[self.at(chunk)] = backup << 32 | words[self.at(chunk)] & 0xFFFF_FFFF);
             let (mut count, mut total, mut longest) = self.revoked.get();
             for &(_, since) in

@@ -59,7 +59,7 @@ impl FineMem {
             .link
             .together(client.link.read::<1>(self.at(place)), client.link.read::<1>(self.log_at(grant.chunk)));
         let (([header], [log]), keys) = client.link.together(words, self.keys.read_pair(client, grant.chunk)).await;
-        self.keys.revoke(client, grant.chunk, keys).await;
+        self.keys.revoke(client, grant, keys).await;
         let (mut header, mut log) = (Header(header), Some(log));
         loop {
             if header.id() != 0 {

@@ -167,14 +167,16 @@ impl Allocator for FineMem {
     }
 
     fn survey<'a>(&'a self, words: &'a [u64]) -> impl Fn(u32) -> Standing + 'a {
+        let exposed = self.keys.exposed();
+        let free = move |chunk| if exposed.contains(&chunk) { Standing::Exposed } else { Standing::Free };
         move |chunk| {
             let (section, span) = (chunk / BLOCK, chunk / SPAN);
             let in_section = Header(words[section as At]).state(span % SPANS);
             let header = Header(words[self.at(Place::Span(span))]);
             match (in_section, header.in_use()) {
-                (EMPTY, _) => Standing::Free,
+                (EMPTY, _) => free(chunk),
                 (_, true) if header.map() >> (chunk % SPAN) & 1 == 1 => Standing::Held(None),
-                (_, true) => Standing::Free,
+                (_, true) => free(chunk),
                 (FULL, false) => Standing::Held(None),
                 (_, false) => Standing::Lost,
             }

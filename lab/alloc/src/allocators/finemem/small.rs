@@ -186,7 +186,7 @@ impl FineMem {
         let (place, at, offset) = (Place::Span(span), self.at(Place::Span(span)), grant.chunk % SPAN);
         let words = client.link.together(client.link.read::<1>(at), client.link.read::<1>(self.log_at(grant.chunk)));
         let (([header], [log]), keys) = client.link.together(words, self.keys.read_pair(client, grant.chunk)).await;
-        self.keys.revoke(client, grant.chunk, keys).await;
+        self.keys.revoke(client, grant, keys).await;
         let (mut header, mut log) = (Header(header), Some(log));
         let mask = ((1u64 << (1 << grant.order)) - 1) << offset;
         let next = loop {

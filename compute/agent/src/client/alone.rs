@@ -1,0 +1,93 @@
+//! An agent within the program, for it alone: where no other is needed.
+//!
+//! ```text
+//!  this process:  client ── ring, a socket pair ──► clerk (a thread) ── stock, blocks ──► node, as a member of its own
+//! ```
+//!
+//! The same clerk, stock and blocks as in [`crate::host`], with one program, and without what lets an agent be followed by
+//! another: the ledger is a memory of this process, and the member at the node ends with its connection. So there is
+//! nothing to take over: whoever else wants an agent starts one, which is another member of the node, and neither knows of
+//! the other. What this program holds is the node's again when it ends, by the words, as with any host that dies.
+//!
+//! Nothing is lost in trust: a stray write of the program may harm its own agent, hence itself; the node lets that agent
+//! change the words of its own blocks and no others.
+
+use super::ConnectError;
+use crate::blocks::Blocks;
+use crate::ledger::{self, Ledger};
+use crate::serve::Service;
+use crate::stock::{Quotas, Stock};
+use farmem_fabric::{ConnectOptions, NodeAddr, Transport};
+use farmem_sys::raw::{self, Errno};
+use farmem_sys::{process, shared};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long a connection to a node elsewhere that was cut may take to come back.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// How long it may take to give everything back.
+const FAREWELL: Duration = Duration::from_secs(2);
+
+/// The agent. Ends when dropped.
+pub(super) struct Alone {
+    /// `None` only while it is dropped.
+    service: Option<Arc<Service>>,
+}
+
+impl Alone {
+    /// Joins the node and begins to serve.
+    pub(super) fn start(node: &NodeAddr, patience: Duration) -> Result<Alone, ConnectError> {
+        let system = |e: Errno| ConnectError::System(e.to_string());
+        let mut run = [0; 16];
+        process::random_bytes(&mut run).map_err(|e| ConnectError::System(e.to_string()))?;
+        let fd = shared::memory(c"farmem-ledger", ledger::BYTES as u64).map_err(system)?;
+        let ledger = Ledger::open(fd);
+        raw::close(fd);
+        let ledger = Arc::new(ledger.map_err(system)?.0);
+        let (transport, elsewhere) = match node {
+            NodeAddr::Shm(_) => (Transport::Shm, None),
+            NodeAddr::Tcp(at) => (Transport::Tcp, Some(format!("tcp {at}"))),
+        };
+        let options = ConnectOptions { timeout: patience, grace: GRACE, run, pid: std::process::id(), transport };
+        let blocks = Blocks::join_alone(node, &options, Arc::clone(&ledger));
+        let blocks = blocks.map_err(|e| ConnectError::Node(e.to_string()))?;
+        let stock = Stock::open(Arc::clone(&ledger), Quotas::default());
+        let service = Service::new(stock, blocks, elsewhere).map_err(system)?;
+        let serving = Arc::clone(&service);
+        // Until it is stopped. That the node is lost the program learns with the next thing that it asks.
+        let serve = move || drop(serving.run(None, &ledger, None, &mut || ()));
+        // The program's signals are its own threads'.
+        let spawn = || std::thread::Builder::new().name("agent".into()).stack_size(256 << 10).spawn(serve);
+        process::deaf(spawn).map_err(|e| ConnectError::System(e.to_string()))?;
+        Ok(Alone { service: Some(service) })
+    }
+
+    /// A connection to it.
+    pub(super) fn connect(&self) -> std::io::Result<UnixStream> {
+        let (ours, its) = UnixStream::pair()?;
+        if let Some(service) = &self.service {
+            process::deaf(|| service.welcome(its));
+        }
+        Ok(ours)
+    }
+}
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        let Some(service) = self.service.take() else { return };
+        service.stop();
+        // Nobody watches sockets any more, and a clerk that does not know of the end would keep everything.
+        service.end_seats();
+        // What the program held is given back, and the node is told goodbye, before this returns and the program may end:
+        // else a node elsewhere would wait for it. Not for ever, for a node that does not answer.
+        let until = Instant::now() + FAREWELL;
+        // Each of its threads has one.
+        while Arc::strong_count(&service) > 1 && Instant::now() < until {
+            raw::sleep_ns(500_000);
+        }
+        // The last, if they have ended: the session goes with it.
+        drop(service);
+    }
+}

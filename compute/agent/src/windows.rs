@@ -1,0 +1,241 @@
+//! By what programs reach blocks of a node on another machine: windows of the agent's, one for each block.
+//!
+//! ```text
+//!  spare ── BIND: a block, for the program's member ──► bound ── INVALIDATE ──► spare
+//!    └──────────── in doubt (a cut connection, a program that gave it up itself): dropped ◄──┘
+//! ```
+//!
+//! A window is bound when the program that has the block first asks by what it is reached, and unbound before the
+//! block's word is given back: from then on its key works for nobody, and never will again.
+//!
+//! The ledger records a window as bound when the node has said so, and strikes that out before it is unbound. So what an
+//! agent finds recorded as bound is bound; anything else it drops. (A window that was made and not recorded stays
+//! with the member until that ends: one for each kill at that moment, of 65 536.)
+
+use crate::ledger::{Ledger, MAX_WINDOWS};
+use crate::word::{BlockId, Refusal};
+use farmem_fabric::{Bind, Completion, Lost, QueuePair, Session, WindowError};
+use farmem_protocol::extent::Grant;
+use farmem_protocol::key::{Key, KeyKind, Rights};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Who is to reach a program's blocks, as the program says. Nobody has to believe it: whoever it is, the keys are told to
+/// the program alone, and what they open is the program's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct User {
+    /// Of this user of the machine, as the kernel says.
+    pub uid: u32,
+    /// A member of the node, by its owner id.
+    pub owner: u16,
+    /// The only queue pair of it; `None`: each.
+    pub queue: Option<u64>,
+}
+
+/// A window, by its place in the ledger, with its key now.
+type Window = (usize, Key);
+
+/// The agent's windows.
+pub struct Windows {
+    ledger: Arc<Ledger>,
+    spare: Vec<Window>,
+    /// One for each block of a grant, in their order; the user of the machine that they were bound for.
+    bound: HashMap<BlockId, (Option<u32>, Vec<Window>)>,
+    /// Of these, by user of the machine. Those of a former agent are nobody's here.
+    of_user: HashMap<u32, usize>,
+    /// Places in the ledger.
+    empty: Vec<usize>,
+}
+
+impl Windows {
+    /// None yet.
+    pub fn new(ledger: Arc<Ledger>) -> Windows {
+        let empty = (0..MAX_WINDOWS).rev().collect();
+        Windows { ledger, spare: Vec::new(), bound: HashMap::new(), of_user: HashMap::new(), empty }
+    }
+
+    /// Those of a former agent that are bound to blocks which are still held; all others are dropped.
+    pub fn resume(
+        ledger: Arc<Ledger>,
+        session: &Session,
+        held: &HashMap<BlockId, Vec<Grant>>,
+    ) -> Result<Windows, Lost> {
+        let mut windows = Windows::new(ledger);
+        windows.empty.clear();
+        let mut found: HashMap<BlockId, Vec<(u32, Window)>> = HashMap::new();
+        let mut doubtful = Vec::new();
+        for slot in (0..MAX_WINDOWS).rev() {
+            match windows.ledger.window(slot) {
+                None => windows.empty.push(slot),
+                Some((key, Some((block, of_run)))) if held.contains_key(&block) => {
+                    found.entry(block).or_default().push((of_run, (slot, key)));
+                }
+                Some((key, _)) => doubtful.push((slot, key)),
+            }
+        }
+        for (block, mut all) in found {
+            all.sort_unstable_by_key(|(of_run, _)| *of_run);
+            let of_all = 0..held[&block].len() as u32;
+            let whole = all.iter().map(|(of_run, _)| *of_run).eq(of_all);
+            let all = all.into_iter().map(|(_, window)| window);
+            if whole {
+                windows.bound.insert(block, (None, all.collect()));
+            } else {
+                doubtful.extend(all);
+            }
+        }
+        for window in doubtful {
+            windows.drop(session, window)?;
+        }
+        Ok(windows)
+    }
+
+    /// The keys by which a grant's blocks are reached, one for each, bound for `user` if they are not yet for anybody.
+    pub fn keys(
+        &mut self,
+        (session, queue): (&Session, &mut QueuePair),
+        (block, grants): (BlockId, &[Grant]),
+        user: User,
+    ) -> Result<Vec<Key>, Refusal> {
+        if let Some((_, bound)) = self.bound.get(&block) {
+            return Ok(bound.iter().map(|(_, key)| *key).collect());
+        }
+        // Nobody has more than are left: who comes next finds half of what there was before, whoever was greedy.
+        let has = self.of_user.get(&user.uid).copied().unwrap_or(0);
+        if !may_have(has, grants.len(), self.empty.len() + self.spare.len()) {
+            return Err(Refusal::Tables);
+        }
+        while self.spare.len() < grants.len() {
+            let window = self.make(session)?;
+            self.spare.push(window);
+        }
+        let taken = self.spare.split_off(self.spare.len() - grants.len());
+        for (at, ((_, key), grant)) in taken.iter().zip(grants).enumerate() {
+            let (owner, whole) = (user.owner, crate::word::BLOCK_BYTES);
+            let parent = Key(grant.key().0);
+            let to = Bind { parent, start: 0, len: whole, rights: Rights::ALL, owner, queue: user.queue };
+            queue.bind(at as u64, *key, &to);
+        }
+        let results = finish(queue, taken.len()).map_err(|_| Refusal::Lost)?;
+        let (mut refusal, mut had, mut doubtful) = (None, Vec::new(), Vec::new());
+        for ((slot, key), result) in taken.into_iter().zip(results) {
+            match result {
+                Ok(bound) => {
+                    // (Behind one that was refused its place is wrong, and it is dropped below, or by the next agent.)
+                    self.ledger.bind_window(slot, Key(bound), block, had.len() as u32);
+                    had.push((slot, Key(bound)));
+                }
+                // The node has no such member, and the window is what it was: of a program's lie nothing is to be made
+                // anew. Anything else is not for the program to mend.
+                Err(farmem_fabric::Refusal::Window) => {
+                    refusal = Some(Refusal::Stranger);
+                    self.spare.push((slot, key));
+                }
+                Err(_) => {
+                    refusal = refusal.or(Some(Refusal::System));
+                    doubtful.push((slot, key));
+                }
+            }
+        }
+        if let Some(refusal) = refusal {
+            for window in had.into_iter().chain(doubtful) {
+                self.drop(session, window).map_err(|_| Refusal::Lost)?;
+            }
+            return Err(refusal);
+        }
+        let keys = had.iter().map(|(_, key)| *key).collect();
+        *self.of_user.entry(user.uid).or_default() += had.len();
+        self.bound.insert(block, (Some(user.uid), had));
+        Ok(keys)
+    }
+
+    /// Unbinds what grants' blocks are reached by, if anything. When it returns, nothing is under way by the old keys.
+    pub fn unbind(&mut self, (session, queue): (&Session, &mut QueuePair), blocks: &[BlockId]) -> Result<(), Lost> {
+        let mut windows: Vec<Window> = Vec::new();
+        for (uid, bound) in blocks.iter().filter_map(|block| self.bound.remove(block)) {
+            if let Some(has) = uid.and_then(|uid| self.of_user.get_mut(&uid)) {
+                *has = has.saturating_sub(bound.len());
+            }
+            windows.extend(bound);
+        }
+        for (at, (slot, key)) in windows.iter().enumerate() {
+            self.ledger.set_window(*slot, Some(*key));
+            queue.invalidate(at as u64, *key);
+        }
+        let results = finish(queue, windows.len())?;
+        for ((slot, key), result) in windows.into_iter().zip(results) {
+            match result {
+                Ok(free) if !is_worn(Key(free)) => {
+                    self.ledger.set_window(slot, Some(Key(free)));
+                    self.spare.push((slot, Key(free)));
+                }
+                _ => self.drop(session, (slot, key))?,
+            }
+        }
+        Ok(())
+    }
+
+    fn make(&mut self, session: &Session) -> Result<Window, Refusal> {
+        let slot = self.empty.pop().ok_or(Refusal::Tables)?;
+        match session.window() {
+            Ok(key) => {
+                self.ledger.set_window(slot, Some(key));
+                Ok((slot, key))
+            }
+            Err(e) => {
+                self.empty.push(slot);
+                Err(if matches!(e, WindowError::Lost(_)) { Refusal::Lost } else { Refusal::Tables })
+            }
+        }
+    }
+
+    /// Ends a window, bound or not, by any key it had.
+    fn drop(&mut self, session: &Session, (slot, key): Window) -> Result<(), Lost> {
+        session.drop_window(key)?;
+        self.ledger.set_window(slot, None);
+        self.empty.push(slot);
+        Ok(())
+    }
+}
+
+/// Whether a user that has so many windows may have so many more, of so many that are left: with them, no more than are left
+/// for the others.
+fn may_have(has: usize, more: usize, left: usize) -> bool {
+    has + more <= left.saturating_sub(more)
+}
+
+/// Whether a window will soon not be bound again, for no key is valid twice.
+fn is_worn(key: Key) -> bool {
+    matches!(key.kind(), KeyKind::Window { generation, .. } if generation > u32::MAX - 8)
+}
+
+/// Waits for so many verbs, tagged from 0 on, which are all that is under way.
+fn finish(queue: &mut QueuePair, verbs: usize) -> Result<Vec<Result<u64, farmem_fabric::Refusal>>, Lost> {
+    queue.doorbell()?;
+    let mut done: Vec<Completion> = Vec::with_capacity(verbs);
+    while done.len() < verbs {
+        queue.wait(&mut done, Duration::from_secs(1))?;
+    }
+    // By their tags: after a cut, what is unknown comes first.
+    done.sort_by_key(|completion| completion.tag);
+    Ok(done.into_iter().map(|completion| completion.result).collect())
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_greedy_leave_half_of_what_they_found() {
+        let mut left = MAX_WINDOWS;
+        for _ in 0..4 {
+            let (mut has, found) = (0, left);
+            while may_have(has, 1, left) {
+                (has, left) = (has + 1, left - 1);
+            }
+            assert_eq!((has, left), (found / 2, found - found / 2));
+        }
+        assert!(!may_have(0, 2, 1) && !may_have(0, 32, 40) && may_have(0, 32, 64));
+    }
+}

@@ -1,0 +1,147 @@
+//! A pool over two nodes of two kinds: of neighbours in the program one page lies in a mapped slot, the next in one that
+//! is not. So a fault finds its page at hand while its window is under way, or the other way round.
+
+#![allow(unsafe_code)] // Plays the program: touches the memory that the pager pages.
+
+use farmem_fabric::{ConnectOptions, NodeAddr, Session, Transport};
+use farmem_memory::Node;
+use farmem_pager::dirty::Dirty;
+use farmem_pager::{Config, FaultMode, Pager};
+use farmem_pool::Pool;
+use farmem_protocol::addr::{PAGE_BYTES, SLOTS_PER_SLAB};
+use farmem_protocol::counters::Process;
+use std::sync::OnceLock;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// A slab of each node, full.
+const PAGES: usize = 2 * SLOTS_PER_SLAB as usize;
+const LOCAL: u64 = 8 << 20;
+
+static PAGER: OnceLock<&'static Pager> = OnceLock::new();
+
+extern "C" fn on_sigbus(_: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: the kernel's arguments to a SA_SIGINFO handler.
+    let (addr, write) = unsafe {
+        let context = &*context.cast::<libc::ucontext_t>();
+        ((*info).si_addr() as usize, context.uc_mcontext.gregs[libc::REG_ERR as usize] & 2 != 0)
+    };
+    if !PAGER.get().unwrap().fault(addr, write) {
+        farmem_pager::ending::die(99, &format!("a fault at {addr:#x} that is not far"));
+    }
+}
+
+/// A node in this very process, which lives as long as the test, and a member of it.
+fn node(address: NodeAddr, transport: Transport) -> (&'static Node, Session) {
+    let node = Node::start(&farmem_memory::Config::new(256 << 20, vec![address])).unwrap();
+    let node: &'static Node = Box::leak(Box::new(node));
+    let options = ConnectOptions {
+        timeout: Duration::from_secs(5),
+        grace: Duration::from_secs(1),
+        run: [1; 16],
+        pid: std::process::id(),
+        transport,
+    };
+    (node, Session::connect(&node.addresses()[0], &options).unwrap())
+}
+
+struct Program {
+    counters: &'static Process,
+    tcp: &'static Node,
+    base: usize,
+    random: u64,
+}
+
+impl Program {
+    fn start() -> (Program, &'static Pager) {
+        // SAFETY: atomics; zero is a value of each.
+        let counters: &'static Process = Box::leak(Box::new(unsafe { std::mem::zeroed() }));
+        let path = std::env::temp_dir().join(format!("farmem-mixed-{}.sock", std::process::id()));
+        let (_, mapped) = node(NodeAddr::Shm(path), Transport::Shm);
+        let (tcp, wired) = node(NodeAddr::Tcp("127.0.0.1:0".into()), Transport::Tcp);
+        let config = Config {
+            local: LOCAL,
+            mode: FaultMode::Inline,
+            prefetch: true,
+            vectored: true,
+            always_sweep: false,
+            write_lines: false,
+            overlook: false,
+            dirty: Dirty::Auto,
+            trace: None,
+        };
+        let pager = farmem_pager::start(config, Pool::new(vec![mapped, wired]).unwrap(), counters).unwrap();
+        PAGER.set(pager).ok().unwrap();
+        // SAFETY: installs a handler that follows the pager's rules.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = on_sigbus as *const () as usize;
+            action.sa_flags = libc::SA_SIGINFO;
+            libc::sigfillset(&mut action.sa_mask);
+            libc::sigaction(libc::SIGBUS, &action, std::ptr::null_mut());
+        }
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let base = pager.mmap(0, PAGES * PAGE_BYTES, libc::PROT_READ | libc::PROT_WRITE, flags);
+        assert!(base > 0, "{base}");
+        (Program { counters, tcp, base: base as usize, random: 88_172_645_463_325_252 }, pager)
+    }
+
+    fn next(&mut self) -> u64 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        self.random
+    }
+
+    fn word(&self, page: usize) -> *mut u64 {
+        (self.base + page * PAGE_BYTES + page % 512 * 8) as *mut u64
+    }
+
+    fn write(&self, page: usize, round: usize) {
+        // SAFETY: within the mapping, which stays.
+        unsafe { self.word(page).write_volatile((page * 8 + round + 1) as u64) };
+    }
+
+    fn check(&self, page: usize, round: usize) {
+        // SAFETY: as above.
+        assert_eq!(unsafe { self.word(page).read_volatile() }, (page * 8 + round + 1) as u64, "page {page}");
+    }
+
+    /// READs of the node over tcp, and faults that waited for a page.
+    fn reads(&self) -> (u64, u64) {
+        (self.tcp.nic().tally.reads.load(Ordering::Relaxed), self.counters.demand.load(Ordering::Relaxed))
+    }
+}
+
+#[test]
+fn windows_and_demand_pages_come_from_slots_of_both_kinds() {
+    let (mut program, pager) = Program::start();
+    (0..PAGES).for_each(|page| program.write(page, 0));
+    // Half of all pages, drawn at random, give their slots back, and take others in an order drawn at random: first all
+    // that are free in one slab, then in the other.
+    let mut drawn: Vec<usize> = (0..PAGES).filter(|_| program.next() >> 20 & 1 == 0).collect();
+    for &page in &drawn {
+        assert_eq!(pager.madvise(program.base + page * PAGE_BYTES, PAGE_BYTES, libc::MADV_DONTNEED), 0);
+    }
+    for i in (1..drawn.len()).rev() {
+        let other = program.next() as usize % (i + 1);
+        drawn.swap(i, other);
+    }
+    drawn.iter().for_each(|&page| program.write(page, 0));
+    for round in 0..3 {
+        let before = program.reads();
+        (0..PAGES).for_each(|page| program.check(page, round));
+        (0..PAGES).rev().for_each(|page| program.check(page, round));
+        let (reads, demand) = (program.reads().0 - before.0, program.reads().1 - before.1);
+        let pages = 2 * PAGES as u64;
+        // Both slabs have pages all over; and so few faults waited that nearly all of these came in windows.
+        assert!(reads > pages / 8 && reads < pages * 7 / 8, "{reads} READs for {pages} pages");
+        assert!(demand < pages / 8, "{demand} pages of {pages} were waited for");
+        for _ in 0..20_000 {
+            let page = program.next() as usize % PAGES;
+            program.check(page, round);
+        }
+        // Written in order: pages come in for writing, their windows for reading.
+        (0..PAGES).for_each(|page| program.write(page, round + 1));
+    }
+}

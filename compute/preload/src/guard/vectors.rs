@@ -1,0 +1,211 @@
+//! Calls on vectors of buffers: in pieces where their far memory is long and the descriptor is a stream's, as
+//! `in_pieces` does for one buffer; else whole.
+
+use super::{CHUNK, EFAULT, MOST, Pins, is_regular, peek, peek_into, whole};
+use crate::call::{Call, issue};
+use crate::sandbox;
+use farmem_pager::Pager;
+use farmem_protocol::addr::is_far;
+use farmem_sys::raw::checked;
+
+/// The most vectors that one call takes.
+const MANY: usize = 1024;
+/// Vectors that are read, and passed on, at once.
+const FEW: usize = 64;
+const NONE: libc::iovec = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+
+/// Calls `with` each vector of an array of the program's, as far as it can be read; returns whether all of it could.
+pub fn each(addr: usize, count: usize, mut with: impl FnMut(libc::iovec)) -> bool {
+    let mut some = [NONE; FEW];
+    let mut n = 0;
+    while n < count {
+        let at = addr + n * size_of::<libc::iovec>();
+        let few = (count - n).min(FEW);
+        if peek_into(at, some.as_mut_ptr().cast(), few * size_of::<libc::iovec>()) {
+            some[..few].iter().for_each(|&vector| with(vector));
+            n += few;
+        } else {
+            let Some(vector) = peek(at) else { return false };
+            with(vector);
+            n += 1;
+        }
+    }
+    true
+}
+
+/// What is left of an array of vectors.
+#[derive(Clone, Copy)]
+struct Rest {
+    at: usize,
+    count: usize,
+    /// Bytes of the first that are done.
+    done: usize,
+    read: fn(usize) -> Option<libc::iovec>,
+}
+
+/// Vectors for one piece, near.
+struct Piece {
+    vectors: [libc::iovec; FEW],
+    count: usize,
+    bytes: usize,
+}
+
+impl Rest {
+    fn of(at: usize, count: usize) -> Rest {
+        Rest { at, count, done: 0, read: peek }
+    }
+
+    /// The next vectors: at most `vectors` of them, and `bytes` together. `None` where they cannot be read.
+    fn piece(&self, vectors: usize, bytes: usize) -> Option<Piece> {
+        let mut piece = Piece { vectors: [NONE; FEW], count: 0, bytes: 0 };
+        let mut done = self.done;
+        for n in 0..self.count {
+            if piece.count == vectors.min(FEW) || piece.bytes == bytes {
+                break;
+            }
+            let vector = (self.read)(self.at + n * size_of::<libc::iovec>())?;
+            let len = (vector.iov_len - done.min(vector.iov_len)).min(bytes - piece.bytes);
+            if len > 0 {
+                let iov_base = vector.iov_base.cast::<u8>().wrapping_add(done).cast();
+                piece.vectors[piece.count] = libc::iovec { iov_base, iov_len: len };
+                piece.count += 1;
+                piece.bytes += len;
+            }
+            done = 0;
+        }
+        Some(piece)
+    }
+
+    /// Those bytes are done.
+    fn advance(&mut self, bytes: usize) {
+        self.done += bytes;
+        while self.count > 0 {
+            let Some(vector) = (self.read)(self.at) else { return };
+            if self.done < vector.iov_len {
+                return;
+            }
+            self.done -= vector.iov_len;
+            self.at += size_of::<libc::iovec>();
+            self.count -= 1;
+        }
+    }
+}
+
+/// readv, writev and their kin.
+pub fn transfer(pager: &'static Pager, call: &Call) -> isize {
+    let (at, count) = (call.args[1], call.args[2]);
+    let reads = matches!(call.nr, libc::SYS_readv | libc::SYS_preadv | libc::SYS_preadv2);
+    let mut pins = Pins::new(pager);
+    let (mut total, mut far) = (0usize, false);
+    let read = count <= MANY
+        && each(at, count, |vector| {
+            total = total.saturating_add(vector.iov_len);
+            far |= is_far(vector.iov_base as usize) && vector.iov_len > 0;
+            if total <= CHUNK {
+                pins.add(vector.iov_base as usize, vector.iov_len, reads);
+            }
+        });
+    if far && read && total > CHUNK && total <= isize::MAX as usize {
+        drop(pins);
+        // A confined program may not be allowed to ask.
+        if sandbox::alone().is_some() || !is_plain(call.args[0]) {
+            return whole(pager, call);
+        }
+        return in_pieces(pager, call, Rest::of(at, count), total.min(MOST));
+    }
+    pins.add(at, count.min(MANY) * size_of::<libc::iovec>(), false);
+    issue(call)
+}
+
+fn in_pieces(pager: &'static Pager, call: &Call, mut rest: Rest, len: usize) -> isize {
+    let writes = matches!(call.nr, libc::SYS_writev | libc::SYS_pwritev | libc::SYS_pwritev2);
+    let positioned = match call.nr {
+        libc::SYS_preadv | libc::SYS_pwritev => true,
+        // An offset of -1 says: as readv.
+        libc::SYS_preadv2 | libc::SYS_pwritev2 => call.args[3] != usize::MAX,
+        _ => false,
+    };
+    let goes_on = writes || is_regular(call.args[0]);
+    let mut done = 0;
+    while done < len {
+        let piece = match rest.piece(FEW, (len - done).min(CHUNK)) {
+            Some(piece) if piece.bytes > 0 => piece,
+            // Another thread has shortened what was measured.
+            Some(_) => break,
+            None if done == 0 => return EFAULT,
+            None => break,
+        };
+        let mut one = *call;
+        one.args[1] = piece.vectors.as_ptr() as usize;
+        one.args[2] = piece.count;
+        if positioned {
+            one.args[3] += done;
+        }
+        let got = whole(pager, &one);
+        if got < 0 {
+            return if done > 0 { done as isize } else { got };
+        }
+        done += got as usize;
+        if got as usize != piece.bytes || !goes_on {
+            break;
+        }
+        rest.advance(got as usize);
+    }
+    done as isize
+}
+
+/// Whether what is read and written there is a sequence of bytes and nothing else, so that two calls transfer what one
+/// would. A message (of a datagram socket, or one that keeps records), and what a file system in user space is told,
+/// must be one call's.
+fn is_plain(fd: usize) -> bool {
+    // SAFETY: all-zero is a valid stat.
+    let mut about: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: a live stat.
+    if unsafe { checked(libc::SYS_fstat, [fd, &raw mut about as usize, 0, 0, 0, 0]) }.is_err() {
+        return false;
+    }
+    match about.st_mode & libc::S_IFMT {
+        libc::S_IFREG | libc::S_IFIFO => true,
+        libc::S_IFSOCK => {
+            let (mut kind, mut len) = (0i32, size_of::<i32>() as u32);
+            let (level, option) = (libc::SOL_SOCKET as usize, libc::SO_TYPE as usize);
+            let args = [fd, level, option, &raw mut kind as usize, &raw mut len as usize, 0];
+            // SAFETY: a live word and its length.
+            unsafe { checked(libc::SYS_getsockopt, args) }.is_ok() && kind == libc::SOCK_STREAM
+        }
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_come_to_the_whole() {
+        let lens = [0usize, 5, 7, 0, 100, 1];
+        let base = |n: usize| (n + 1) << 20;
+        let vectors: Vec<libc::iovec> =
+            lens.iter().enumerate().map(|(n, &iov_len)| libc::iovec { iov_base: base(n) as *mut _, iov_len }).collect();
+        let all: Vec<usize> =
+            lens.iter().enumerate().flat_map(|(n, &len)| (0..len).map(move |i| base(n) + i)).collect();
+        for (most_vectors, most_bytes) in [(1, 3), (2, 9), (FEW, 1), (FEW, 1000)] {
+            // SAFETY: within `vectors`.
+            let read = |at| Some(unsafe { *(at as *const libc::iovec) });
+            let mut rest = Rest { at: vectors.as_ptr() as usize, count: vectors.len(), done: 0, read };
+            let mut seen = Vec::new();
+            loop {
+                let piece = rest.piece(most_vectors, most_bytes).unwrap();
+                if piece.bytes == 0 {
+                    break;
+                }
+                assert!(piece.count <= most_vectors && piece.bytes <= most_bytes);
+                for vector in &piece.vectors[..piece.count] {
+                    seen.extend((0..vector.iov_len).map(|i| vector.iov_base as usize + i));
+                }
+                rest.advance(piece.bytes);
+            }
+            assert_eq!(seen, all, "{most_vectors} vectors, {most_bytes} bytes");
+        }
+    }
+}
