@@ -51,6 +51,8 @@ struct State {
     stopped_until_ns: u64,
     /// Connecting fails with this.
     connecting: Result<(), Errno>,
+    /// When connections will be cut, the next first.
+    cuts: VecDeque<u64>,
     wires: Vec<Wire>,
 }
 
@@ -82,6 +84,7 @@ impl Network {
                 nic: None,
                 stopped_until_ns: 0,
                 connecting: Ok(()),
+                cuts: VecDeque::new(),
                 wires: Vec::new(),
             }),
         };
@@ -114,21 +117,20 @@ impl Network {
 
     /// Every connection breaks, seen by both ends.
     pub fn cut(&self) {
-        let mut state = self.state.lock();
-        let now = state.now_ns;
-        let State { wires, nic, .. } = &mut *state;
-        for wire in wires.iter_mut() {
-            wire.cut = true;
-            if let (Some(engine), Some(nic)) = (wire.engine.take(), &*nic) {
-                engine.close(nic, Goodbye::Cut, now);
-            }
-        }
+        self.state.lock().cut();
     }
 
     /// [`Network::cut`], and what the node has said and nobody has received is lost: what it has done may be done again.
     pub fn cut_and_lose(&self) {
-        self.cut();
-        self.state.lock().wires.iter_mut().for_each(|wire| wire.to_host.pieces.clear());
+        self.state.lock().cut_and_lose();
+    }
+
+    /// [`Network::cut_and_lose`], once at each of these times from now, while a caller waits.
+    pub fn plan_cuts(&self, after_ns: impl IntoIterator<Item = u64>) {
+        let mut state = self.state.lock();
+        let now = state.now_ns;
+        state.cuts.extend(after_ns.into_iter().map(|after| now + after));
+        state.cuts.make_contiguous().sort_unstable();
     }
 
     /// From now on connecting succeeds, or fails with this.
@@ -168,6 +170,10 @@ impl Network {
         let until = state.now_ns + ns;
         while let Some(at) = state.next_event().filter(|at| *at <= until) {
             state.now_ns = state.now_ns.max(at);
+            if state.cuts.front().is_some_and(|cut| *cut <= at) {
+                state.cuts.pop_front();
+                state.cut_and_lose();
+            }
             state.run_node(&self.weather);
         }
         state.now_ns = until;
@@ -197,14 +203,29 @@ fn next(random: &mut u64) -> u64 {
 }
 
 impl State {
-    /// When something next arrives at the node or the host.
+    fn cut(&mut self) {
+        let State { wires, nic, now_ns, .. } = self;
+        for wire in wires.iter_mut() {
+            wire.cut = true;
+            if let (Some(engine), Some(nic)) = (wire.engine.take(), &*nic) {
+                engine.close(nic, Goodbye::Cut, *now_ns);
+            }
+        }
+    }
+
+    fn cut_and_lose(&mut self) {
+        self.cut();
+        self.wires.iter_mut().for_each(|wire| wire.to_host.pieces.clear());
+    }
+
+    /// When something next arrives at the node or the host, or connections are cut.
     fn next_event(&self) -> Option<u64> {
         let arrivals = self.wires.iter().flat_map(|wire| {
             let to_node = wire.to_node.pieces.front().filter(|_| !wire.cut).map(|p| p.0.max(self.stopped_until_ns));
             let to_host = wire.to_host.pieces.front().map(|p| p.0).filter(|at| *at > self.now_ns);
             to_node.into_iter().chain(to_host)
         });
-        arrivals.min()
+        arrivals.chain(self.cuts.front().copied()).min()
     }
 
     /// The node takes what has arrived.

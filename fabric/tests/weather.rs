@@ -29,7 +29,7 @@ fn weather(seed: u64) -> Weather {
 
 /// A queue pair on one slab, in weather of its own, and random numbers of 31 bits; all by the seed.
 fn setting(seed: u64) -> (Arc<Network>, Session, SlabId, QueuePair, impl FnMut() -> u64) {
-    let network = Network::new(weather(seed), SLAB_BYTES);
+    let network = Network::new(weather(seed), 8 * SLAB_BYTES);
     let session = session(&network);
     let slab = session.grant().unwrap().id;
     let queue = session.queue_pair().unwrap();
@@ -266,23 +266,24 @@ fn an_atomic_verb_is_never_done_twice() {
 /// A grant whose answer a cut swallowed is answered again, not granted again.
 #[test]
 fn a_request_is_carried_out_once() {
-    for seed in 1..=40u64 {
-        let network = Network::new(weather(seed), 4 * SLAB_BYTES);
-        let session = session(&network);
-        std::thread::scope(|scope| {
-            // The request waits in virtual time; the cut falls into it.
-            let cutter = scope.spawn(|| {
-                (0..50).for_each(|_| {
-                    network.cut();
-                    std::thread::yield_now();
-                })
-            });
-            let held: Vec<_> = (0..2).map(|_| session.grant().unwrap().id).collect();
-            cutter.join().unwrap();
-            assert_ne!(held[0], held[1]);
-        });
-        assert_eq!(network.lent(), 2 * SLAB_BYTES, "seed {seed}");
+    let mut cut_short = 0;
+    for seed in 1..=200u64 {
+        let (network, session, _, _, mut next) = setting(seed);
+        for held in 2..=8 {
+            // On the way there, on the way back, and twice in what follows: dialling, or asking again.
+            let mut at = 0;
+            network.plan_cuts([40_000, 60_000, 250_000_000].map(|within| {
+                at += next() % within;
+                at
+            }));
+            let begun = network.now_ns();
+            session.grant().unwrap();
+            cut_short += (network.now_ns() - begun > 60_000) as usize;
+            assert_eq!(network.lent(), held * SLAB_BYTES, "seed {seed}");
+            network.pass(300_000_000);
+        }
     }
+    assert!(cut_short > 500, "{cut_short} of 1400 grants were cut: the test tests little");
 }
 
 #[test]
