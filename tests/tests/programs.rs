@@ -1,6 +1,6 @@
 //! The named cases: one small program each, its output equal to native.
 //!
-//! Every case runs with 4 MiB local, less than any of them touches, in shared
+//! Nearly every case runs with 4 MiB local, less than any of them touches, in shared
 //! memory and over TCP, and once with faults served by a handler thread.
 
 use std::process::Command;
@@ -21,10 +21,14 @@ fn case(name: &str) -> Result<()> {
 }
 
 fn built(name: &str, flags: &[&str]) -> Result<()> {
+    within("4M", name, flags)
+}
+
+fn within(local: &str, name: &str, flags: &[&str]) -> Result<()> {
     let program = Command::new(compile::c(name, flags)?);
     let native = process::run(copy(&program), LIMIT)?.success()?;
     for way in WAYS {
-        let (far, stats) = far_run(&program, &Far::local("4M").with(way), LIMIT)?;
+        let (far, stats) = far_run(&program, &Far::local(local).with(way), LIMIT)?;
         compare(&native, &far).map_err(|e| e.context(format!("{name}, {way:?}")))?;
         let served = counter(&stats, "faults");
         ensure!(served > 100, "{name} did not run on far memory: {served} faults; {stats}");
@@ -62,6 +66,12 @@ fn signals_in_faults() -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Calls that transfer up to half of local memory are made as one; those of several threads take turns.
+#[test]
+fn one_call() -> Result<()> {
+    within("32M", "one_call", &[])
 }
 
 #[test]

@@ -55,6 +55,7 @@ impl Pager {
     /// In the child, before any code of the program runs.
     pub fn fork_child(&self, mut fork: Fork<'_>, counters: &'static farmem_protocol::counters::Process) {
         self.counters.switch(counters);
+        self.forget_claims();
         if let Err(e) = self.uffd.reopen(self.features) {
             die(exit::BROKEN, &format!("a forked child could not take over its far memory: {e}"));
         }

@@ -197,6 +197,8 @@ pub struct Pager {
     resident: AtomicU64,
     /// The most that `resident` may be: `--local` less the staging ring, the log, and what is kept of pages.
     limit: u64,
+    /// Of those, what long system calls have claimed for pins.
+    long_pins: AtomicU64,
     /// Below this much room the background thread is woken.
     low_room: u64,
     /// It evicts until there is this much.
@@ -282,6 +284,7 @@ pub fn start(
         holdings: AtomicU64::new(0),
         zeros,
         resident: AtomicU64::new(0),
+        long_pins: AtomicU64::new(0),
         limit,
         low_room,
         high_room: low_room + batch as u64,

@@ -12,8 +12,35 @@ use crate::word::State;
 use farmem_protocol::addr::{PAGE_BYTES, PageId, is_far};
 use farmem_sys::clock;
 use farmem_sys::raw::SignalsBlocked;
+use std::sync::atomic::Ordering;
+
+/// Of local memory, what long calls may pin together is the half: the other is for whoever faults meanwhile.
+const PINNED_PART: u64 = 2;
 
 impl Pager {
+    /// The most pages that are pinned for long calls, of those that take turns.
+    pub fn most_pins(&self) -> u64 {
+        self.limit / PINNED_PART
+    }
+
+    /// Whether a long call may pin so many pages now; then they are claimed.
+    pub fn claim_pins(&self, pages: u64) -> bool {
+        let claim = |claimed: u64| (claimed + pages <= self.most_pins()).then_some(claimed + pages);
+        self.long_pins.fetch_update(Ordering::Relaxed, Ordering::Relaxed, claim).is_ok()
+    }
+
+    /// Its pages are unpinned.
+    pub fn give_back_pins(&self, pages: u64) {
+        // Not below nothing: they may have been forgotten.
+        let less = |claimed: u64| Some(claimed.saturating_sub(pages));
+        let _ = self.long_pins.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+    }
+
+    /// Whoever has claimed pages does not come back: he has left his call without its end, or does not exist here.
+    pub fn forget_claims(&self) {
+        self.long_pins.store(0, Ordering::Relaxed);
+    }
+
     /// Makes the pages of `addr..addr + len` present (writable if `write`) and keeps them so until
     /// [`Pager::unpin`]. Returns the number of bytes from `addr` for which this holds; fewer than
     /// `len` where the range leaves the program's far mappings.

@@ -1,12 +1,12 @@
 //! The guard: before a system call, the far pages that it will use are pinned; after it, unpinned.
 //!
-//! [`table`] says which memory a call uses. A buffer longer than [`CHUNK`]
-//! is not pinned whole: the call is made piece by piece where that cannot be told
-//! from one call, or cut short where short counts are in its contract.
+//! [`table`] says which memory a call uses. Long transfers are made as one call where others could come
+//! between two; else piece by piece ([`turn`]).
 
 mod arity;
 mod behind;
 mod table;
+mod turn;
 mod vectors;
 
 pub use arity::{CALLS, arguments};
@@ -16,6 +16,7 @@ use farmem_pager::Pager;
 use farmem_protocol::addr::{PAGE_BYTES, is_far};
 use farmem_sys::raw::{SignalsBlocked, syscall};
 use table::{Extent, Use};
+use turn::Kind;
 
 const EFAULT: isize = -(libc::EFAULT as isize);
 
@@ -154,7 +155,7 @@ pub fn poke<T: Copy>(addr: usize, value: T) -> bool {
     true
 }
 
-/// Longest buffer that is pinned whole.
+/// Longest buffer that is pinned whatever it is for; of longer ones, the pieces.
 const CHUNK: usize = 1 << 20;
 
 /// Makes a call whose memory may be far.
@@ -163,7 +164,7 @@ pub fn call(pager: &'static Pager, call: &Call) -> isize {
         libc::SYS_read | libc::SYS_write | libc::SYS_pread64 | libc::SYS_pwrite64
             if is_far(call.args[1]) && call.args[2] > CHUNK =>
         {
-            in_pieces(pager, call)
+            long(pager, call)
         }
         libc::SYS_readv
         | libc::SYS_writev
@@ -263,13 +264,12 @@ pub const USER_END: usize = 0x7fff_ffff_f000;
 /// The most that one call transfers (the kernel's MAX_RW_COUNT).
 const MOST: usize = 0x7fff_f000;
 
-/// read, write and their kin with a long far buffer.
+/// read, write and their kin with a long far buffer: as one call, or piece by piece until something is short.
 ///
-/// Writing goes on until something is short, as one call would. Reading goes on only from a regular
-/// file: from anything else the next piece could wait for what one call would not have waited for,
-/// and a short count is in the contract.
-fn in_pieces(pager: &'static Pager, call: &Call) -> isize {
-    let (addr, len) = (call.args[1], call.args[2]);
+/// Reading from a pipe or a socket does not go on: the next piece could wait for what one call would not have waited
+/// for, and a short count is in the contract.
+fn long(pager: &'static Pager, call: &Call) -> isize {
+    let (fd, addr, len) = (call.args[0], call.args[1], call.args[2]);
     if addr.checked_add(len).is_none_or(|end| end > USER_END) {
         // Refused whatever else is right.
         return issue(call);
@@ -277,12 +277,18 @@ fn in_pieces(pager: &'static Pager, call: &Call) -> isize {
     let len = len.min(MOST);
     let writes = matches!(call.nr, libc::SYS_write | libc::SYS_pwrite64);
     let positioned = matches!(call.nr, libc::SYS_pread64 | libc::SYS_pwrite64);
-    let goes_on = writes || is_regular(call.args[0]);
+    let (kind, size) = turn::kind(fd);
+    let first = match kind {
+        Kind::File if !writes => turn::within(fd, size, positioned.then_some(call.args[3]), len),
+        _ => len,
+    };
+    let mut one = turn::one(pager, kind, first, 1);
+    let goes_on = writes || turn::goes_on(kind);
     let mut done = 0;
     while done < len {
         let mut piece = *call;
         piece.args[1] += done;
-        piece.args[2] = (len - done).min(CHUNK);
+        piece.args[2] = if one.is_some() { first } else { (len - done).min(CHUNK) };
         if positioned {
             piece.args[3] += done;
         }
@@ -295,16 +301,10 @@ fn in_pieces(pager: &'static Pager, call: &Call) -> isize {
         if got as usize != wanted || !goes_on {
             break;
         }
+        // What is left after a whole is what a file has grown by meanwhile.
+        one = None;
     }
     done as isize
-}
-
-fn is_regular(fd: usize) -> bool {
-    // SAFETY: all-zero is a valid stat.
-    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
-    // SAFETY: a live near structure.
-    let ok = unsafe { syscall(libc::SYS_fstat, [fd, &mut stat as *mut _ as usize, 0, 0, 0, 0]) } == 0;
-    ok && stat.st_mode & libc::S_IFMT == libc::S_IFREG
 }
 
 /// The error for a pointer that leads nowhere.

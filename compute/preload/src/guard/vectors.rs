@@ -1,12 +1,10 @@
-//! Calls on vectors of buffers: in pieces where their far memory is long and the descriptor is a stream's, as
-//! `in_pieces` does for one buffer; else whole.
+//! Calls on vectors of buffers: where their far memory is long, as one call or in pieces, as `long` does for one buffer.
 
-use super::{CHUNK, EFAULT, MOST, Pins, is_regular, peek, peek_into, whole};
+use super::turn::{self, Kind};
+use super::{CHUNK, EFAULT, MOST, Pins, peek, peek_into, whole};
 use crate::call::{Call, issue};
-use crate::sandbox;
 use farmem_pager::Pager;
 use farmem_protocol::addr::is_far;
-use farmem_sys::raw::checked;
 
 /// The most vectors that one call takes.
 const MANY: usize = 1024;
@@ -107,17 +105,14 @@ pub fn transfer(pager: &'static Pager, call: &Call) -> isize {
         });
     if far && read && total > CHUNK && total <= isize::MAX as usize {
         drop(pins);
-        // A confined program may not be allowed to ask.
-        if sandbox::alone().is_some() || !is_plain(call.args[0]) {
-            return whole(pager, call);
-        }
-        return in_pieces(pager, call, Rest::of(at, count), total.min(MOST));
+        return long(pager, call, total.min(MOST));
     }
     pins.add(at, count.min(MANY) * size_of::<libc::iovec>(), false);
     issue(call)
 }
 
-fn in_pieces(pager: &'static Pager, call: &Call, mut rest: Rest, len: usize) -> isize {
+fn long(pager: &'static Pager, call: &Call, len: usize) -> isize {
+    let (fd, mut rest) = (call.args[0], Rest::of(call.args[1], call.args[2]));
     let writes = matches!(call.nr, libc::SYS_writev | libc::SYS_pwritev | libc::SYS_pwritev2);
     let positioned = match call.nr {
         libc::SYS_preadv | libc::SYS_pwritev => true,
@@ -125,7 +120,17 @@ fn in_pieces(pager: &'static Pager, call: &Call, mut rest: Rest, len: usize) -> 
         libc::SYS_preadv2 | libc::SYS_pwritev2 => call.args[3] != usize::MAX,
         _ => false,
     };
-    let goes_on = writes || is_regular(call.args[0]);
+    let (kind, size) = turn::kind(fd);
+    // A read of what is shorter than one piece ends with that; else the buffers are pinned to their ends.
+    let short =
+        kind == Kind::File && !writes && turn::within(fd, size, positioned.then_some(call.args[3]), len) <= CHUNK;
+    // Buffers to read into that nobody knows the use of go whole whatever their length, for a read may not be cut short
+    // where a message is.
+    let one = if short { None } else { turn::one(pager, kind, len, call.args[2]) };
+    if one.is_some() || kind == Kind::Unknown {
+        return whole(pager, call);
+    }
+    let goes_on = writes || turn::goes_on(kind);
     let mut done = 0;
     while done < len {
         let piece = match rest.piece(FEW, (len - done).min(CHUNK)) {
@@ -152,29 +157,6 @@ fn in_pieces(pager: &'static Pager, call: &Call, mut rest: Rest, len: usize) -> 
         rest.advance(got as usize);
     }
     done as isize
-}
-
-/// Whether what is read and written there is a sequence of bytes and nothing else, so that two calls transfer what one
-/// would. A message (of a datagram socket, or one that keeps records), and what a file system in user space is told,
-/// must be one call's.
-fn is_plain(fd: usize) -> bool {
-    // SAFETY: all-zero is a valid stat.
-    let mut about: libc::stat = unsafe { std::mem::zeroed() };
-    // SAFETY: a live stat.
-    if unsafe { checked(libc::SYS_fstat, [fd, &raw mut about as usize, 0, 0, 0, 0]) }.is_err() {
-        return false;
-    }
-    match about.st_mode & libc::S_IFMT {
-        libc::S_IFREG | libc::S_IFIFO => true,
-        libc::S_IFSOCK => {
-            let (mut kind, mut len) = (0i32, size_of::<i32>() as u32);
-            let (level, option) = (libc::SOL_SOCKET as usize, libc::SO_TYPE as usize);
-            let args = [fd, level, option, &raw mut kind as usize, &raw mut len as usize, 0];
-            // SAFETY: a live word and its length.
-            unsafe { checked(libc::SYS_getsockopt, args) }.is_ok() && kind == libc::SOCK_STREAM
-        }
-        _ => false,
-    }
 }
 
 #[cfg(test)]
