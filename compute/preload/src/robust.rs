@@ -2,8 +2,8 @@
 //!
 //! The kernel marks them, by a list that the thread keeps. Its own accesses do not fault: at the first lock or link that
 //! is far and absent it would stop, and whoever waits for that lock, or one behind it, would wait for ever. So the
-//! runtime walks the list before the thread ends, as the kernel does (`exit_robust_list`); what is marked already, the
-//! kernel leaves alone.
+//! runtime walks the list before the thread ends, as the kernel does (`exit_robust_list`), and takes it from the kernel:
+//! whoever owns a marked lock by then writes to its link, which would lead a second walk into his list, or anywhere.
 
 use crate::guard::peek;
 use crate::process::pager;
@@ -61,6 +61,8 @@ pub fn let_go() {
     if head.pending != 0 {
         mark(lock(head.pending), own, head.pending & INHERITS != 0, true);
     }
+    // SAFETY: no list. The kernel takes none but of this length.
+    unsafe { syscall(libc::SYS_set_robust_list, [0, size_of::<Head>(), 0, 0, 0, 0]) };
 }
 
 /// Whether the kernel could stop at an absent page. If not, it finds and marks all of them, and looks better than the
