@@ -54,6 +54,7 @@ pub fn dispatch(call: &Call) -> isize {
         libc::SYS_clone if a & libc::CLONE_VM as usize == 0 && b == 0 => fork::fork(call),
         libc::SYS_clone if fork::is_half(a) => ENOSYS,
         libc::SYS_fork => fork::fork(call),
+        libc::SYS_clone3 if fork::copies(call) => fork::by_clone3(call),
         // The runtime's clock is the time stamp counter, also in its handlers.
         libc::SYS_prctl if a == libc::PR_SET_TSC as usize && b == libc::PR_TSC_SIGSEGV as usize => EINVAL,
         libc::SYS_prctl | libc::SYS_seccomp if sandbox::begins(call) => sandbox::begin(call),

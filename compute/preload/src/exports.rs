@@ -2,7 +2,7 @@
 
 use crate::call::{ALWAYS, Call, issue};
 use crate::process::{pager, started};
-use crate::{near, signals, threads};
+use crate::{fork, near, signals, threads};
 use farmem_protocol::addr::is_far;
 
 fn result(ret: isize) -> isize {
@@ -26,7 +26,12 @@ extern "C" fn guarded(call: &mut Call) -> isize {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn syscall(nr: i64, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> isize {
     let mut call = Call { nr, args: [a, b, c, d, e, f], sp: near::stack_pointer() };
-    let decided = started() && (call.args.iter().any(|&x| is_far(x)) || ALWAYS.contains(&nr));
+    // Other clones by clone3 must not return through frames of ours.
+    let decided = started()
+        && match nr {
+            libc::SYS_clone3 => fork::copies(&call),
+            _ => call.args.iter().any(|&x| is_far(x)) || ALWAYS.contains(&nr),
+        };
     result(if decided { near::result(guarded, &mut call) } else { issue(&call) })
 }
 

@@ -5,8 +5,11 @@
 //! then wait for the fork to end, and the fork for the lock. At the system call
 //! libc holds all of its locks already, and the runtime needs none of them. Any
 //! clone without CLONE_VM is a fork: libc's, and the program's own by `syscall()`.
+//! A child that is to have a stack of its own begins on a copy of its parent's,
+//! where it has work to do first; the stub in [`crate::sites`] then switches.
 
 use crate::call::{Call, issue};
+use crate::guard::{BAD_ADDRESS, peek, peek_into};
 use crate::near;
 use crate::process::{claim_counters, pager, take_over};
 use crate::signals::actions;
@@ -14,6 +17,8 @@ use crate::threads;
 
 /// The flags of a clone that say what the child shares with the thread that makes it, as far as matters here.
 pub const SHARING: u32 = (libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_THREAD | libc::CLONE_FILES) as u32;
+const CLEAR_SIGHAND: u64 = 1 << 32;
+const ENOSYS: isize = -(libc::ENOSYS as isize);
 
 /// A clone that shares the memory, runs beside its parent, and has descriptors of its own. It would share the thread's
 /// records by its thread pointer, and queue pairs whose descriptors mean something else in it: over tcp pages came back
@@ -22,8 +27,91 @@ pub fn is_half(flags: usize) -> bool {
     flags as u32 & SHARING == libc::CLONE_VM as u32
 }
 
+/// `struct clone_args`, as far as the kernel has ever had it.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Args {
+    flags: u64,
+    pidfd: u64,
+    child_tid: u64,
+    parent_tid: u64,
+    exit_signal: u64,
+    stack: u64,
+    stack_size: u64,
+    tls: u64,
+    set_tid: u64,
+    set_tid_size: u64,
+    cgroup: u64,
+}
+/// Its first version.
+const LEAST: usize = 64;
+/// Namespaces that may be nested, each with a number for the child.
+const NAMESPACES: usize = 32;
+
+/// Whether a clone3 of the program's own copies the memory, and leaves on the stack that it comes on. (To a stack of
+/// its own it cannot go from `syscall()`.)
+pub fn copies(call: &Call) -> bool {
+    let shares = |flags: u64| flags & libc::CLONE_VM as u64 != 0;
+    call.args[1] >= LEAST && peek::<[u64; LEAST / 8]>(call.args[0]).is_some_and(|args| !shares(args[0]) && args[5] == 0)
+}
+
+/// Makes such a clone3 call. Its arguments are brought near: when it is made, nothing far can come in.
+pub fn by_clone3(call: &Call) -> isize {
+    let (at, len) = (call.args[0], call.args[1]);
+    if len > size_of::<Args>() {
+        // More than is known here, which a program may not need.
+        return -(libc::E2BIG as isize);
+    }
+    // SAFETY: all-zero is a valid clone_args.
+    let mut args: Args = unsafe { std::mem::zeroed() };
+    let mut numbers = [0u32; NAMESPACES];
+    let count = |args: &Args| (args.set_tid_size as usize).min(NAMESPACES);
+    if !peek_into(at, (&raw mut args).cast(), len) {
+        return BAD_ADDRESS;
+    }
+    if args.set_tid != 0 && args.set_tid_size <= NAMESPACES as u64 {
+        if !peek_into(args.set_tid as usize, numbers.as_mut_ptr().cast(), count(&args) * 4) {
+            return BAD_ADDRESS;
+        }
+        args.set_tid = numbers.as_ptr() as u64;
+    }
+    let words = [args.pidfd, args.child_tid, args.parent_tid].map(|at| at as usize);
+    let near = Call { args: [&raw const args as usize, len, 0, 0, 0, 0], ..*call };
+    // Without its handlers the child could not fault: refused as by an older kernel.
+    if args.flags & CLEAR_SIGHAND != 0 {
+        return -(libc::EINVAL as isize);
+    }
+    copied(&near, args.flags as u32, words)
+}
+
 /// Makes a clone or fork call that copies the address space.
 pub fn fork(call: &Call) -> isize {
+    let [flags, _, parent, child, ..] = call.args;
+    match call.nr {
+        libc::SYS_clone => copied(call, flags as u32, [parent, child, 0]),
+        _ => copied(call, 0, [0; 3]),
+    }
+}
+
+/// `words`: where the kernel may write numbers of the child.
+fn copied(call: &Call, flags: u32, words: [usize; 3]) -> isize {
+    // The child would take descriptors of its own in its parent's place.
+    if flags & libc::CLONE_FILES as u32 != 0 {
+        return ENOSYS;
+    }
+    let pinned = words.map(|at| pager().pin(at, 4, true));
+    let ret = make(call);
+    // A child has no pins.
+    if ret != Some(0) {
+        words.iter().zip(pinned).for_each(|(&at, len)| pager().unpin(at, len));
+    }
+    // Again, now that the pager is open to the handler that makes it in the kernel's place: filters never come to allow
+    // what they have trapped.
+    ret.unwrap_or_else(|| issue(call))
+}
+
+/// `None`: a filter of the program's has trapped it.
+fn make(call: &Call) -> Option<isize> {
     let fork = pager().fork_prepare();
     actions::hold_across_fork();
     crate::ARENA.hold_across_fork();
@@ -39,7 +127,5 @@ pub fn fork(call: &Call) -> isize {
     } else {
         pager().fork_parent(fork, ret.is_some_and(|child| child > 0));
     }
-    // Again, now that the pager is open to the handler that makes it in the kernel's place: filters never come to allow
-    // what they have trapped.
-    ret.unwrap_or_else(|| issue(call))
+    ret
 }

@@ -115,7 +115,7 @@ pub fn always(nr: i64) {
     unsafe { ALWAYS[nr as usize] = 1 };
 }
 
-/// Room for the stubs of all sites: fewer than a thousand, of 48 bytes, and a few of up to 80 for clones.
+/// Room for the stubs of all sites: fewer than a thousand, of 48 bytes, and a few of up to 112 for clones.
 const STUB_BYTES: usize = 64 << 10;
 
 /// Takes memory for stubs within reach of the text that starts at `text`. To be done before anything
@@ -192,17 +192,20 @@ pub unsafe fn patch(start: usize, end: usize, stubs: usize) -> Option<Missed> {
             at = (at + code.len()).next_multiple_of(16);
             continue;
         }
+        if site.kind == Kind::Mov(libc::SYS_clone as u32) {
+            clone(&mut code, at, place, stubs);
+            put(place, at, &code);
+            at = (at + code.len()).next_multiple_of(16);
+            continue;
+        }
         if let Kind::Mov(nr) | Kind::MovLea(nr) = site.kind {
             if nr as i64 == libc::SYS_clone {
-                // A thread, or a child on a stack of its own, leaves on another stack than it came on: it
-                // takes the instruction that is still there. Only what fork does is dispatched.
+                // Behind a `lea` stands only what fork does; were it a thread, it would take the instruction there.
                 code.extend([0xf7, 0xc7, 0x00, 0x01, 0x00, 0x00]); // test edi,CLONE_VM
-                code.extend([0x75, 0x05]); // jnz native (past the next two)
-                code.extend([0x48, 0x85, 0xf6]); // test rsi,rsi
                 code.extend([0x74, 0x0a]); // jz fork
-                code.push(0xb8); // native: mov eax,SYS_clone
+                code.push(0xb8);
                 code.extend(nr.to_le_bytes());
-                code.push(0xe9); // jmp to the syscall instruction
+                code.push(0xe9); // jmp to what follows the load
                 code.extend(rel(at + code.len() + 4, place + 5));
             }
             code.push(0xb8);
@@ -245,6 +248,33 @@ pub unsafe fn patch(start: usize, end: usize, stubs: usize) -> Option<Missed> {
         syscall(libc::SYS_mprotect, [stubs, (at - stubs).next_multiple_of(4096), run, 0, 0, 0]);
     }
     Some(missed)
+}
+
+/// A clone: what copies the memory is a fork, which is dispatched. The stack that it may have asked for is not the
+/// kernel's to switch to, for the child has work to do before the program's code goes on: the stub does, then. All else
+/// (a thread) leaves on another stack than it came on, and takes the instruction that is still there.
+fn clone(code: &mut Vec<u8>, at: usize, place: usize, stubs: usize) {
+    code.extend([0xb8]); // mov eax,SYS_clone
+    code.extend((libc::SYS_clone as u32).to_le_bytes());
+    code.extend([0xf7, 0xc7, 0x00, 0x01, 0x00, 0x00]); // test edi,CLONE_VM
+    code.extend([0x0f, 0x85]); // jnz to the syscall instruction
+    code.extend(rel(at + code.len() + 4, place + 5));
+    code.extend([0x48, 0x8d, 0x64, 0x24, 0x80]); // lea rsp,[rsp-128]
+    code.push(0x56); // push rsi
+    code.extend([0x31, 0xf6]); // xor esi,esi
+    code.extend([0xff, 0x15]); // call [rip+rel]
+    code.extend(rel(at + code.len() + 4, stubs));
+    code.push(0x5e); // pop rsi
+    code.extend([0x48, 0x8d, 0xa4, 0x24, 0x80, 0, 0, 0]); // lea rsp,[rsp+128]
+    code.extend([0x48, 0x85, 0xc0]); // test rax,rax
+    code.extend([0x0f, 0x85]); // jnz behind it: the parent, or an error
+    code.extend(rel(at + code.len() + 4, place + 7));
+    code.extend([0x48, 0x85, 0xf6]); // test rsi,rsi
+    code.extend([0x0f, 0x84]); // jz behind it: a child on a copy of the same stack
+    code.extend(rel(at + code.len() + 4, place + 7));
+    code.extend([0x48, 0x89, 0xf4]); // mov rsp,rsi
+    code.push(0xe9); // jmp behind it
+    code.extend(rel(at + code.len() + 4, place + 7));
 }
 
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
