@@ -94,6 +94,21 @@ fn many_threads() -> Result<()> {
     Ok(())
 }
 
+/// In shared memory more of them than the pager has contexts. Over tcp each would otherwise leave a connection.
+#[test]
+fn threads_in_turn() -> Result<()> {
+    for (way, threads) in
+        [(["--transport", "shm"], "5000"), (["--transport", "tcp"], "600"), (["--fault", "thread"], "600")]
+    {
+        let mut program = Command::new(compile::c("threads_in_turn", &[])?);
+        program.arg(threads);
+        let native = process::run(copy(&program), LIMIT)?.success()?;
+        let (far, stats) = far_run(&program, &Far::local("4M").with(&way), LIMIT)?;
+        compare(&native, &far).map_err(|e| e.context(format!("{way:?}; {stats}")))?;
+    }
+    Ok(())
+}
+
 /// The runtime's thread is the program's, even where a vfork child was the first to need it: somebody has to see a node
 /// go while the program sleeps.
 #[test]

@@ -147,6 +147,11 @@ impl Pager {
         }
     }
 
+    /// The calling thread ends, and touches no far memory any more.
+    pub fn thread_is_gone(&self) {
+        self.threads.leave();
+    }
+
     /// The runtime's threads may not ask any more what threads there are.
     pub fn forget_first_thread(&self) {
         self.background.first.store(0, Ordering::Relaxed);

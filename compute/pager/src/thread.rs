@@ -2,8 +2,10 @@
 //!
 //! Found by the thread pointer (`%fs:0`), not by a thread-local of ours: those
 //! go through a table that glibc allocates with the program's malloc, hence in
-//! far memory, which the fault path must not touch. A context outlives its
-//! thread and is taken over by the next thread at the same thread pointer.
+//! far memory, which the fault path must not touch. A thread that ends gives its
+//! context back, and what is in it, queue pairs above all, is the next one's that
+//! needs any; of one whose end is not seen it is the next thread's at the same
+//! thread pointer.
 //!
 //! A context's `inside` flag is also the pager's gate: a thread sets it when it
 //! enters the pager and a fork waits until all are clear.
@@ -14,11 +16,14 @@ use farmem_fabric::{Completion, QueuePair};
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES, PageId};
 use farmem_sys::holdings::Lots;
 use farmem_sys::raw::{Errno, sleep_ns, yield_cpu};
+use farmem_sys::sync::Lock;
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 /// Threads that can be in the pager at once; more wait for one another.
 const CONTEXTS: usize = 4096;
+/// A context's owner that was, and is none. Not 0, at which a search ends: others may lie behind.
+const GIVEN_BACK: usize = 1;
 static NUMBERS: AtomicU32 = AtomicU32::new(0);
 static LANDINGS: Lots = Lots::new(WINDOW * PAGE_BYTES);
 /// Pages that one fault installs at most.
@@ -111,7 +116,7 @@ impl Thread {
 }
 
 struct Context {
-    /// Thread pointer of its thread; 0: never used.
+    /// Thread pointer of its thread; 0: never used. Only says where to look: whoever has set `inside` may use it.
     owner: AtomicUsize,
     inside: AtomicU32,
     thread: UnsafeCell<Option<Box<Thread>>>,
@@ -120,6 +125,9 @@ struct Context {
 /// All contexts of a process.
 pub struct Threads {
     contexts: Box<[Context]>,
+    /// What threads that have ended had.
+    #[expect(clippy::vec_box, reason = "they go from context to context as they are")]
+    spare: Lock<Vec<Box<Thread>>>,
     closed: AtomicBool,
     /// Longest prefetch window of a thread.
     longest: u32,
@@ -150,32 +158,76 @@ impl Threads {
         let contexts = (0..CONTEXTS)
             .map(|_| Context { owner: AtomicUsize::new(0), inside: AtomicU32::new(0), thread: UnsafeCell::new(None) })
             .collect();
-        Threads { contexts, closed: AtomicBool::new(false), longest }
+        Threads { contexts, spare: Lock::new(Vec::new()), closed: AtomicBool::new(false), longest }
     }
 
     /// Enters the pager, waiting while a fork is under way.
     #[inline]
     pub fn enter(&self) -> Inside<'_> {
-        let tp = thread_pointer();
+        self.enter_as(thread_pointer())
+    }
+
+    /// Where to look for a thread pointer's context.
+    #[inline]
+    fn places(&self, tp: usize) -> impl Iterator<Item = &Context> {
         // Thread pointers are at least 64 bytes apart; multiplicative hashing spreads them.
         let home = (tp >> 6).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 52;
+        (0..CONTEXTS).map(move |step| &self.contexts[(home + step) % CONTEXTS])
+    }
+
+    #[inline]
+    fn enter_as(&self, tp: usize) -> Inside<'_> {
         loop {
-            for step in 0..CONTEXTS {
-                let context = &self.contexts[(home + step) % CONTEXTS];
+            let mut free = None;
+            for context in self.places(tp) {
                 let owner = context.owner.load(Ordering::Relaxed);
-                let ours = owner == tp
-                    || owner == 0
-                        && context.owner.compare_exchange(0, tp, Ordering::Relaxed, Ordering::Relaxed).is_ok();
                 // Ours and yet busy: two raw clones share a thread pointer. The other takes the next.
-                if ours && self.try_enter(context) {
+                if owner == tp && self.try_enter(context) {
                     return self.admitted(context);
                 }
+                if owner <= GIVEN_BACK && free.is_none() {
+                    free = Some((context, owner));
+                }
+                if owner == 0 {
+                    break;
+                }
             }
-            // More thread pointers were seen than there are contexts: borrow any.
+            if let Some((context, owner)) = free {
+                if context.owner.compare_exchange(owner, tp, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+                    && self.try_enter(context)
+                {
+                    return self.admitted(context);
+                }
+                continue;
+            }
+            // More threads at once than there are contexts: borrow any.
             if let Some(context) = self.contexts.iter().find(|c| self.try_enter(c)) {
                 return self.admitted(context);
             }
             yield_cpu();
+        }
+    }
+
+    /// The calling thread ends, and will not enter again: its context, and what is in it, may be the next thread's.
+    pub fn leave(&self) {
+        self.leave_as(thread_pointer());
+    }
+
+    fn leave_as(&self, tp: usize) {
+        for context in self.places(tp) {
+            let owner = context.owner.load(Ordering::Relaxed);
+            if owner == 0 {
+                break;
+            }
+            // Not if another that shares the thread pointer is in it.
+            if owner == tp && self.try_enter(context) {
+                // SAFETY: `inside` is ours, so is the cell.
+                if let Some(thread) = unsafe { &mut *context.thread.get() }.take() {
+                    self.spare.lock().push(thread);
+                }
+                context.owner.store(GIVEN_BACK, Ordering::Relaxed);
+                context.inside.store(0, Ordering::Release);
+            }
         }
     }
 
@@ -198,7 +250,13 @@ impl Threads {
     fn admitted<'a>(&'a self, context: &'a Context) -> Inside<'a> {
         // SAFETY: `inside` is ours, so is the cell.
         let slot = unsafe { &mut *context.thread.get() };
-        Inside { context, thread: slot.get_or_insert_with(|| Thread::boxed(self.longest)) }
+        Inside { context, thread: slot.get_or_insert_with(|| self.thread()) }
+    }
+
+    #[cold]
+    fn thread(&self) -> Box<Thread> {
+        let spare = self.spare.lock().pop();
+        spare.unwrap_or_else(|| Thread::boxed(self.longest))
     }
 
     /// Keeps other threads out and waits until those inside have left. `own` stays in.
@@ -229,11 +287,16 @@ impl Threads {
     /// which belong to the parent.
     pub fn forget_links(&self, own: &mut Inside<'_>) {
         own.thread.forget_links();
+        self.spare.lock().iter_mut().for_each(|thread| thread.forget_links());
         for context in &self.contexts {
             if !std::ptr::eq(context, own.context) {
                 // SAFETY: no other thread exists in the child, and this is not our own context.
-                if let Some(thread) = unsafe { &mut *context.thread.get() } {
+                if let Some(mut thread) = unsafe { &mut *context.thread.get() }.take() {
                     thread.forget_links();
+                    self.spare.lock().push(thread);
+                }
+                if context.owner.load(Ordering::Relaxed) != 0 {
+                    context.owner.store(GIVEN_BACK, Ordering::Relaxed);
                 }
             }
         }
@@ -247,5 +310,31 @@ impl Drop for Inside<'_> {
             self.thread.leave_away();
         }
         self.context.inside.store(0, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tp(n: usize) -> usize {
+        0x7f00_0000_0000 + n * 0x2_1040
+    }
+
+    /// Threads in turn, more than there are contexts, pass one thread's belongings on; what is there at once is each
+    /// thread's own, however many came before.
+    #[test]
+    fn what_a_thread_had_is_the_next_ones() {
+        let threads = Threads::new(8);
+        let first = threads.enter_as(tp(0)).thread.number;
+        threads.leave_as(tp(0));
+        for n in 1..2 * CONTEXTS {
+            assert_eq!(threads.enter_as(tp(n)).thread.number, first);
+            threads.leave_as(tp(n));
+        }
+        let own: Vec<u32> = (0..CONTEXTS).map(|n| threads.enter_as(tp(n)).thread.number).collect();
+        let again: Vec<u32> = (0..CONTEXTS).map(|n| threads.enter_as(tp(n)).thread.number).collect();
+        let different = own.iter().collect::<std::collections::HashSet<_>>().len();
+        assert_eq!((own == again, different), (true, CONTEXTS));
     }
 }

@@ -47,7 +47,7 @@ pub unsafe extern "C" fn pthread_create(
     argument: *mut libc::c_void,
 ) -> libc::c_int {
     // SAFETY: the caller's arguments, passed on.
-    unsafe { threads::create(thread, attributes, routine, argument) }
+    unsafe { threads::create::thread(thread, attributes, routine, argument) }
 }
 
 /// A range for [`fetch`].

@@ -113,10 +113,14 @@ fn copied(call: &Call, flags: u32, words: [usize; 3]) -> isize {
 /// `None`: a filter of the program's has trapped it.
 fn make(call: &Call) -> Option<isize> {
     let fork = pager().fork_prepare();
+    // Before its lock is held: a raw clone may have none yet.
+    let record = threads::current();
     actions::hold_across_fork();
+    threads::hold_across_fork();
     crate::ARENA.hold_across_fork();
-    let ret = threads::current().without_traps(|| issue(call));
+    let ret = record.without_traps(|| issue(call));
     crate::ARENA.release_after_fork();
+    threads::release_after_fork();
     actions::release_after_fork();
     if ret == Some(0) {
         take_over();

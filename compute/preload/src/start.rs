@@ -109,7 +109,7 @@ fn arm(text: &str) -> Result<(), String> {
     };
     pager.take_stock();
     near::reserve().map_err(|e| format!("no address space for near stacks: {e}"))?;
-    threads::resolve();
+    threads::create::resolve();
     exec::carry();
     limits::begin();
     signals::actions::learn_cancellation();

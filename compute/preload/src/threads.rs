@@ -7,14 +7,16 @@
 //! (glibc reuses stacks). A raw clone without a thread pointer of its own shares
 //! the record of the thread that made it, which remains that thread's.
 
-use crate::near;
-use crate::process::{pager, started};
-use crate::signals::masks;
+mod alternate;
+pub mod create;
+
+pub use alternate::{ALTERNATE_BYTES, RETURN_BYTES};
+
+use crate::process::pager;
 use farmem_pager::ending;
-use farmem_protocol::addr::is_far;
 use farmem_protocol::exit;
-use farmem_sys::holdings::Lots;
 use farmem_sys::raw::{SignalsBlocked, syscall};
+use farmem_sys::sync::Lock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// Threads at once, one more than can be. Two for a mapping of each (a stack and its guard) come to as many as Linux
@@ -22,27 +24,16 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 const RECORDS: usize = 1 << RECORDS_SHIFT;
 const RECORDS_SHIFT: u32 = 15;
 /// A record's owner that was, and is none: nobody's thread pointer. Not 0, at which a search ends: others may lie behind.
+/// Where none do it becomes 0 again, or after enough threads no search would end.
 const GIVEN_BACK: usize = 1;
+/// Held where owners change: a record that becomes 0 while another is taken behind it would hide that from its thread. A
+/// thread that looks for its own record needs no lock, for what lies on its way to that is never 0. All signals are
+/// blocked meanwhile, and nothing is called that could fault.
+static CHANGES: Lock<()> = Lock::new(());
 /// Records that have owners.
 static OWNED: AtomicUsize = AtomicUsize::new(0);
 /// A bit for each record that ever had one, so that a forked child looks at these only.
 static EVER: [AtomicU64; RECORDS / 64] = [const { AtomicU64::new(0) }; RECORDS / 64];
-
-/// Bytes of a thread's near alternate stack: frames of a fault (3 KiB with AVX-512), the pager's
-/// depth, and trapped system calls with handlers nested in them.
-pub const ALTERNATE_BYTES: usize = 128 << 10;
-const _: () = assert!(size_of::<libc::stack_t>() == 24 && std::mem::offset_of!(libc::stack_t, ss_size) == 16);
-/// Behind the alternate stack: where a signal frame that lies far is copied for the kernel to read.
-pub const RETURN_BYTES: usize = 16 << 10;
-
-/// New alternate stacks.
-static STACKS: Lots = Lots::new(ALTERNATE_BYTES + RETURN_BYTES);
-/// Those of threads that have ended: the page number of the last, and below it a count of changes, which tells a stack
-/// that was taken and came back meanwhile. Never torn, so that a forked child may use it.
-static SPARE: AtomicU64 = AtomicU64::new(0);
-const COUNT_BITS: u32 = 29;
-/// Where a spare stack names the next: at its top, which is touched already.
-const NEXT_SPARE: usize = ALTERNATE_BYTES - 64;
 
 const HOLDS: usize = 1;
 const HELD: usize = 2;
@@ -55,49 +46,6 @@ pub fn is_first() -> bool {
 fn own_number() -> usize {
     // SAFETY: no pointers.
     unsafe { syscall(libc::SYS_gettid, [0; 6]) as usize }
-}
-
-/// A spare stack and the count after another one, as [`SPARE`] has them.
-fn after(seen: u64, at: usize) -> u64 {
-    (at as u64 >> 12) << COUNT_BITS | seen.wrapping_add(1) & ((1 << COUNT_BITS) - 1)
-}
-
-fn spare(word: u64) -> usize {
-    ((word >> COUNT_BITS) << 12) as usize
-}
-
-/// Keeps a near alternate stack for the next thread.
-fn put_spare(at: usize) {
-    // SAFETY: a stack of ours that is nobody's; those that still look at its word take what they see for a guess.
-    let next = unsafe { AtomicUsize::from_ptr((at + NEXT_SPARE) as *mut usize) };
-    let mut seen = SPARE.load(Ordering::Relaxed);
-    loop {
-        next.store(spare(seen), Ordering::Relaxed);
-        let now = after(seen, at);
-        // Release: with `take_spare`.
-        match SPARE.compare_exchange_weak(seen, now, Ordering::Release, Ordering::Relaxed) {
-            Ok(_) => return,
-            Err(other) => seen = other,
-        }
-    }
-}
-
-/// One of those, if there is any.
-fn take_spare() -> Option<usize> {
-    let mut seen = SPARE.load(Ordering::Acquire);
-    loop {
-        let at = spare(seen);
-        if at == 0 {
-            return None;
-        }
-        // SAFETY: never unmapped. If it is another's by now, the count has changed and the exchange fails.
-        let next = unsafe { AtomicUsize::from_ptr((at + NEXT_SPARE) as *mut usize) }.load(Ordering::Relaxed);
-        let now = after(seen, next);
-        match SPARE.compare_exchange_weak(seen, now, Ordering::Acquire, Ordering::Acquire) {
-            Ok(_) => return Some(at),
-            Err(other) => seen = other,
-        }
-    }
 }
 
 /// … and the program has no other.
@@ -228,40 +176,75 @@ fn thread_pointer() -> usize {
 #[inline]
 pub fn current() -> &'static Record {
     let tp = thread_pointer();
-    let home = (tp >> 6).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (64 - RECORDS_SHIFT);
-    let record = &RECORDS_OF_THREADS[home];
-    if record.owner.load(Ordering::Relaxed) == tp { record } else { search(tp, home) }
+    let record = &RECORDS_OF_THREADS[home(tp)];
+    if record.owner.load(Ordering::Relaxed) == tp { record } else { search(tp) }
 }
 
-fn search(tp: usize, home: usize) -> &'static Record {
-    'again: loop {
-        let mut free = None;
-        for step in 0..RECORDS {
-            let index = (home + step) % RECORDS;
-            let record = &RECORDS_OF_THREADS[index];
-            let owner = record.owner.load(Ordering::Relaxed);
-            if owner == tp {
-                return record;
-            }
-            if owner <= GIVEN_BACK && free.is_none() {
-                free = Some((index, owner));
-            }
-            if owner == 0 {
-                break;
-            }
-        }
-        // More threads than `create` lets begin: by raw clones.
-        let Some((index, before)) = free else { ending::die(exit::BROKEN, "too many threads at once for farmem") };
-        let record = &RECORDS_OF_THREADS[index];
-        // Acquire: what its last owner did to it is done.
-        if record.owner.compare_exchange(before, tp, Ordering::Acquire, Ordering::Relaxed).is_err() {
-            continue 'again;
-        }
-        EVER[index / 64].fetch_or(1 << (index % 64), Ordering::Relaxed);
-        record.number.store(own_number(), Ordering::Relaxed);
-        OWNED.fetch_add(1, Ordering::Relaxed);
-        return record;
+/// Where the search for a thread pointer's record begins.
+#[inline]
+fn home(tp: usize) -> usize {
+    (tp >> 6).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (64 - RECORDS_SHIFT)
+}
+
+fn search(tp: usize) -> &'static Record {
+    if let Some(found) = find(&RECORDS_OF_THREADS, tp) {
+        return found;
     }
+    let _signals = SignalsBlocked::new();
+    let _changes = CHANGES.lock();
+    // A signal's handler may have been faster.
+    if let Some(found) = find(&RECORDS_OF_THREADS, tp) {
+        return found;
+    }
+    // More threads than `create::thread` lets begin: by raw clones.
+    let Some(index) = claim(&RECORDS_OF_THREADS, tp) else {
+        ending::die(exit::BROKEN, "too many threads at once for farmem")
+    };
+    EVER[index / 64].fetch_or(1 << (index % 64), Ordering::Relaxed);
+    let record = &RECORDS_OF_THREADS[index];
+    record.number.store(own_number(), Ordering::Relaxed);
+    OWNED.fetch_add(1, Ordering::Relaxed);
+    record
+}
+
+/// Where a search for a thread pointer looks, in this order, until it meets nobody's.
+fn places(tp: usize) -> impl Iterator<Item = usize> {
+    let home = home(tp);
+    (0..RECORDS).map(move |step| (home + step) % RECORDS)
+}
+
+fn find(records: &[Record; RECORDS], tp: usize) -> Option<&Record> {
+    let owners = places(tp).map(|at| (at, records[at].owner.load(Ordering::Relaxed)));
+    owners.take_while(|&(_, owner)| owner != 0).find(|&(_, owner)| owner == tp).map(|(at, _)| &records[at])
+}
+
+/// A record for a thread pointer that has none. [`CHANGES`] is held.
+fn claim(records: &[Record; RECORDS], tp: usize) -> Option<usize> {
+    let free = places(tp).find(|&at| records[at].owner.load(Ordering::Relaxed) <= GIVEN_BACK)?;
+    records[free].owner.store(tp, Ordering::Relaxed);
+    Some(free)
+}
+
+/// A record is nobody's. [`CHANGES`] is held.
+fn leave(records: &[Record; RECORDS], index: usize) {
+    let owner = |at: usize| &records[at % RECORDS].owner;
+    owner(index).store(GIVEN_BACK, Ordering::Relaxed);
+    // Behind these a search would end all the same.
+    let mut at = index;
+    while owner(at + 1).load(Ordering::Relaxed) == 0 && owner(at).load(Ordering::Relaxed) == GIVEN_BACK {
+        owner(at).store(0, Ordering::Relaxed);
+        at = (at + RECORDS - 1) % RECORDS;
+    }
+}
+
+/// Before a fork; and after it, in parent and child.
+pub fn hold_across_fork() {
+    CHANGES.hold_across_fork();
+}
+
+/// See [`hold_across_fork`].
+pub fn release_after_fork() {
+    CHANGES.release_after_fork();
 }
 
 /// Makes the calling thread ready for faults: a near alternate stack, nothing left of a predecessor.
@@ -273,7 +256,7 @@ pub fn begin(hidden: usize) {
     // It may be that of a thread whose end was not seen.
     record.number.store(own_number(), Ordering::Relaxed);
     if record.alternate.load(Ordering::Relaxed) == 0
-        && let Some(at) = take_spare().or_else(|| STACKS.take().ok())
+        && let Some(at) = alternate::take()
     {
         record.alternate.store(at, Ordering::Relaxed);
     }
@@ -293,6 +276,7 @@ pub fn end() {
     if record.number.load(Ordering::Relaxed) != own_number() {
         return;
     }
+    pager().thread_is_gone();
     let none = libc::stack_t { ss_sp: std::ptr::null_mut(), ss_flags: libc::SS_DISABLE, ss_size: 0 };
     // SAFETY: the structure is live.
     let left = unsafe { syscall(libc::SYS_sigaltstack, [&raw const none as usize, 0, 0, 0, 0, 0]) };
@@ -304,11 +288,13 @@ pub fn end() {
 fn give_back(record: &Record) {
     let alternate = record.alternate.swap(0, Ordering::Relaxed);
     if alternate != 0 {
-        put_spare(alternate);
+        alternate::put(alternate);
     }
     record.clean(0);
-    // Release: with `search`.
-    record.owner.store(GIVEN_BACK, Ordering::Release);
+    let _changes = CHANGES.lock();
+    // SAFETY: of the same array.
+    let index = unsafe { std::ptr::from_ref(record).offset_from(RECORDS_OF_THREADS.as_ptr()) } as usize;
+    leave(&RECORDS_OF_THREADS, index);
     OWNED.fetch_sub(1, Ordering::Relaxed);
 }
 
@@ -333,142 +319,40 @@ pub fn forget_in_child() {
     OWNED.store(1, Ordering::Relaxed);
 }
 
-/// A thread of the program's about to start.
-#[repr(C)]
-pub struct Start {
-    routine: usize,
-    argument: usize,
-    hidden: usize,
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// What `thread_begin` hands to the assembly: in rax and rdx.
-#[repr(C)]
-pub struct Go {
-    routine: usize,
-    argument: usize,
-}
-
-// The program's start routine is jumped to, not called, so that no frame of ours is on the stack when
-// the thread unwinds (pthread_exit, cancellation).
-core::arch::global_asm!(
-    ".globl farmem_thread_start",
-    ".hidden farmem_thread_start",
-    ".type farmem_thread_start,@function",
-    "farmem_thread_start:",
-    "sub rsp, 8",
-    "call {begin}",
-    "add rsp, 8",
-    "mov rdi, rdx",
-    "jmp rax",
-    ".size farmem_thread_start, .-farmem_thread_start",
-    begin = sym thread_begin,
-);
-
-unsafe extern "C" {
-    fn farmem_thread_start(start: *mut libc::c_void) -> *mut libc::c_void;
-}
-
-unsafe extern "C" fn thread_begin(start: *mut Start) -> Go {
-    let blocked = SignalsBlocked::new();
-    // SAFETY: boxed by `create`, which gave it to this thread alone.
-    let start = *unsafe { Box::from_raw(start) };
-    begin(start.hidden);
-    drop(blocked);
-    // libc has set the thread's mask by a call of its own, which may not be among the patched.
-    masks::open();
-    Go { routine: start.routine, argument: start.argument }
-}
-
-/// libc's `pthread_create`.
-pub type Create =
-    unsafe extern "C" fn(*mut usize, *const libc::pthread_attr_t, usize, *mut libc::c_void) -> libc::c_int;
-
-static REAL_CREATE: AtomicUsize = AtomicUsize::new(0);
-
-/// Looks libc's function up, before any hook runs.
-pub fn resolve() {
-    // SAFETY: a lookup by name, from the constructor.
-    let at = unsafe { libc::dlsym(libc::RTLD_NEXT, c"pthread_create".as_ptr()) };
-    REAL_CREATE.store(at as usize, Ordering::Release);
-}
-
-/// `pthread_create` of the program's.
-///
-/// # Safety
-/// As libc's.
-pub unsafe fn create(
-    thread: *mut usize,
-    attributes: *const libc::pthread_attr_t,
-    routine: usize,
-    argument: *mut libc::c_void,
-) -> libc::c_int {
-    if REAL_CREATE.load(Ordering::Acquire) == 0 {
-        resolve();
+    fn zeroed() -> Box<[Record; RECORDS]> {
+        // SAFETY: atomics: zero is valid.
+        unsafe { Box::<[Record; RECORDS]>::new_zeroed().assume_init() }
     }
-    let at = REAL_CREATE.load(Ordering::Acquire);
-    if at == 0 {
-        return libc::EAGAIN;
-    }
-    // SAFETY: libc's function of that name has this type.
-    let real = unsafe { std::mem::transmute::<usize, Create>(at) };
-    if !started() {
-        // SAFETY: the caller's arguments.
-        return unsafe { real(thread, attributes, routine, argument) };
-    }
-    // Room for those that are being made meanwhile.
-    if OWNED.load(Ordering::Relaxed) > RECORDS - RECORDS / 16 {
-        return libc::EAGAIN;
-    }
-    let start = {
-        let _signals = SignalsBlocked::new();
-        let hidden = current().hidden.load(Ordering::Relaxed);
-        Box::into_raw(Box::new(Start { routine, argument: argument as usize, hidden }))
-    };
-    let mut job = Pinning { attributes: attributes as usize, stack: near::stack_pointer() };
-    // On a near stack: pinning the stack one stands on would be a fault inside the pager.
-    near::call(pin_far_stacks, &mut job);
-    // SAFETY: the caller's arguments but for the routine, which passes control on to the program's.
-    let ret = unsafe { real(thread, attributes, farmem_thread_start as *const () as usize, start.cast()) };
-    near::call(unpin_own_stack, &mut job);
-    masks::open();
-    if ret != 0 {
-        let _signals = SignalsBlocked::new();
-        // SAFETY: no thread took it.
-        drop(unsafe { Box::from_raw(start) });
-    }
-    ret
-}
 
-struct Pinning {
-    attributes: usize,
-    stack: usize,
-}
-
-/// Room that libc's `pthread_create` takes of its caller's stack, generously.
-const CREATE_DEPTH: usize = 16 << 10;
-/// What of a far thread stack is kept local: the thread's control block, in which the kernel writes
-/// when the thread ends, and its first frames, before it has an alternate stack.
-const TOP_OF_STACK: usize = 64 << 10;
-
-/// `clone3` reads its arguments from the caller's stack, and the new thread starts on its own: where
-/// either is far, it must be there.
-extern "C" fn pin_far_stacks(job: &mut Pinning) {
-    if is_far(job.stack) {
-        pager().pin(job.stack - CREATE_DEPTH, CREATE_DEPTH, true);
-    }
-    if job.attributes != 0 {
-        let (mut at, mut size) = (std::ptr::null_mut(), 0);
-        // SAFETY: the program's attributes, as it gave them to libc.
-        unsafe { libc::pthread_attr_getstack(job.attributes as *const _, &mut at, &mut size) };
-        let (at, top) = (at as usize, size.min(TOP_OF_STACK));
-        if is_far(at) {
-            pager().pin(at + size - top, top, true);
+    /// As many thread pointers in turn as there are records, and more, some of which stay: each finds what is its own,
+    /// nobody has two, and when all have gone nothing is left at which a search would go on.
+    #[test]
+    fn records_that_are_given_back_leave_no_trace() {
+        let records = zeroed();
+        let tp = |n: usize| 0x7f00_0000_0000 + n * 0x2_1040;
+        let mut there = std::collections::VecDeque::new();
+        for n in 0..3 * RECORDS {
+            assert!(find(&records, tp(n)).is_none());
+            there.push_back((tp(n), claim(&records, tp(n)).unwrap()));
+            for _ in 0..if n % 5000 < 2500 { 0 } else { 2 } {
+                // Not in the order in which they came.
+                let Some((gone, at)) = (if n % 3 == 0 { there.pop_back() } else { there.pop_front() }) else { break };
+                assert!(std::ptr::eq(find(&records, gone).unwrap(), &records[at]));
+                leave(&records, at);
+                assert!(find(&records, gone).is_none());
+            }
+            while there.len() > RECORDS / 2 {
+                leave(&records, there.pop_front().unwrap().1);
+            }
         }
-    }
-}
-
-extern "C" fn unpin_own_stack(job: &mut Pinning) {
-    if is_far(job.stack) {
-        pager().unpin(job.stack - CREATE_DEPTH, CREATE_DEPTH);
+        for (own, at) in there {
+            assert!(std::ptr::eq(find(&records, own).unwrap(), &records[at]));
+            leave(&records, at);
+        }
+        assert!(records.iter().all(|record| record.owner.load(Ordering::Relaxed) == 0));
     }
 }

@@ -1,0 +1,149 @@
+//! `pthread_create`: a thread of the program's is ready for faults before it runs anything.
+
+use super::{OWNED, RECORDS, begin, current};
+use crate::near;
+use crate::process::{pager, started};
+use crate::signals::masks;
+use farmem_protocol::addr::is_far;
+use farmem_sys::raw::SignalsBlocked;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// A thread of the program's about to start.
+#[repr(C)]
+pub struct Start {
+    routine: usize,
+    argument: usize,
+    hidden: usize,
+}
+
+/// What `thread_begin` hands to the assembly: in rax and rdx.
+#[repr(C)]
+pub struct Go {
+    routine: usize,
+    argument: usize,
+}
+
+// The program's start routine is jumped to, not called, so that no frame of ours is on the stack when
+// the thread unwinds (pthread_exit, cancellation).
+core::arch::global_asm!(
+    ".globl farmem_thread_start",
+    ".hidden farmem_thread_start",
+    ".type farmem_thread_start,@function",
+    "farmem_thread_start:",
+    "sub rsp, 8",
+    "call {begin}",
+    "add rsp, 8",
+    "mov rdi, rdx",
+    "jmp rax",
+    ".size farmem_thread_start, .-farmem_thread_start",
+    begin = sym thread_begin,
+);
+
+unsafe extern "C" {
+    fn farmem_thread_start(start: *mut libc::c_void) -> *mut libc::c_void;
+}
+
+unsafe extern "C" fn thread_begin(start: *mut Start) -> Go {
+    let blocked = SignalsBlocked::new();
+    // SAFETY: boxed by `thread`, which gave it to this thread alone.
+    let start = *unsafe { Box::from_raw(start) };
+    begin(start.hidden);
+    drop(blocked);
+    // libc has set the thread's mask by a call of its own, which may not be among the patched.
+    masks::open();
+    Go { routine: start.routine, argument: start.argument }
+}
+
+/// libc's `pthread_create`.
+pub type Create =
+    unsafe extern "C" fn(*mut usize, *const libc::pthread_attr_t, usize, *mut libc::c_void) -> libc::c_int;
+
+static REAL_CREATE: AtomicUsize = AtomicUsize::new(0);
+
+/// Looks libc's function up, before any hook runs.
+pub fn resolve() {
+    // SAFETY: a lookup by name, from the constructor.
+    let at = unsafe { libc::dlsym(libc::RTLD_NEXT, c"pthread_create".as_ptr()) };
+    REAL_CREATE.store(at as usize, Ordering::Release);
+}
+
+/// `pthread_create` of the program's.
+///
+/// # Safety
+/// As libc's.
+pub unsafe fn thread(
+    thread: *mut usize,
+    attributes: *const libc::pthread_attr_t,
+    routine: usize,
+    argument: *mut libc::c_void,
+) -> libc::c_int {
+    if REAL_CREATE.load(Ordering::Acquire) == 0 {
+        resolve();
+    }
+    let at = REAL_CREATE.load(Ordering::Acquire);
+    if at == 0 {
+        return libc::EAGAIN;
+    }
+    // SAFETY: libc's function of that name has this type.
+    let real = unsafe { std::mem::transmute::<usize, Create>(at) };
+    if !started() {
+        // SAFETY: the caller's arguments.
+        return unsafe { real(thread, attributes, routine, argument) };
+    }
+    // Room for those that are being made meanwhile.
+    if OWNED.load(Ordering::Relaxed) > RECORDS - RECORDS / 16 {
+        return libc::EAGAIN;
+    }
+    let start = {
+        let _signals = SignalsBlocked::new();
+        let hidden = current().hidden.load(Ordering::Relaxed);
+        Box::into_raw(Box::new(Start { routine, argument: argument as usize, hidden }))
+    };
+    let mut job = Pinning { attributes: attributes as usize, stack: near::stack_pointer() };
+    // On a near stack: pinning the stack one stands on would be a fault inside the pager.
+    near::call(pin_far_stacks, &mut job);
+    // SAFETY: the caller's arguments but for the routine, which passes control on to the program's.
+    let ret = unsafe { real(thread, attributes, farmem_thread_start as *const () as usize, start.cast()) };
+    near::call(unpin_own_stack, &mut job);
+    masks::open();
+    if ret != 0 {
+        let _signals = SignalsBlocked::new();
+        // SAFETY: no thread took it.
+        drop(unsafe { Box::from_raw(start) });
+    }
+    ret
+}
+
+struct Pinning {
+    attributes: usize,
+    stack: usize,
+}
+
+/// Room that libc's `pthread_create` takes of its caller's stack, generously.
+const CREATE_DEPTH: usize = 16 << 10;
+/// What of a far thread stack is kept local: the thread's control block, in which the kernel writes
+/// when the thread ends, and its first frames, before it has an alternate stack.
+const TOP_OF_STACK: usize = 64 << 10;
+
+/// `clone3` reads its arguments from the caller's stack, and the new thread starts on its own: where
+/// either is far, it must be there.
+extern "C" fn pin_far_stacks(job: &mut Pinning) {
+    if is_far(job.stack) {
+        pager().pin(job.stack - CREATE_DEPTH, CREATE_DEPTH, true);
+    }
+    if job.attributes != 0 {
+        let (mut at, mut size) = (std::ptr::null_mut(), 0);
+        // SAFETY: the program's attributes, as it gave them to libc.
+        unsafe { libc::pthread_attr_getstack(job.attributes as *const _, &mut at, &mut size) };
+        let (at, top) = (at as usize, size.min(TOP_OF_STACK));
+        if is_far(at) {
+            pager().pin(at + size - top, top, true);
+        }
+    }
+}
+
+extern "C" fn unpin_own_stack(job: &mut Pinning) {
+    if is_far(job.stack) {
+        pager().unpin(job.stack - CREATE_DEPTH, CREATE_DEPTH);
+    }
+}
