@@ -188,6 +188,12 @@ impl Node {
         self.metrics
     }
 
+    /// Its connections: those that stand, and those that ended while their peers had a descriptor to take, which are on
+    /// its account until they have, or have closed their ends.
+    pub fn connections(&self) -> usize {
+        self.workers.connections()
+    }
+
     /// Its state.
     pub fn nic(&self) -> &Nic {
         &self.nic

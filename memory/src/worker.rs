@@ -24,7 +24,9 @@ use farmem_sys::raw::{Errno, now_ns, thread_cpu_ns, yield_cpu};
 use farmem_sys::socket;
 use farmem_sys::spin::Spin;
 use farmem_sys::sync::Lock;
+use std::net::Shutdown;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -97,6 +99,11 @@ impl Workers {
         Ok(workers)
     }
 
+    /// Connections that there are, also those that have ended with a descriptor untaken.
+    pub fn connections(&self) -> usize {
+        self.shared.connections.load(Ordering::Relaxed)
+    }
+
     /// Ends all workers and closes all connections.
     pub fn stop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
@@ -135,6 +142,10 @@ struct Worker {
     /// Tokens of connections to be served without an event: whose peers have a descriptor to take before they are sent
     /// more, or whose input goes on.
     unasked: Vec<usize>,
+    /// Ended, with a descriptor on its way that the peer has not taken, and cannot be called back: each counts as a
+    /// connection until the peer has taken it, or closed its own end. Else who ends one connection after the other would
+    /// have any number of descriptors on their way.
+    lingering: Vec<UnixStream>,
     next_worker: usize,
 }
 
@@ -146,8 +157,8 @@ impl Worker {
             epoll.add(listener.as_raw_fd(), LISTENERS + i as u64, true, false)?;
         }
         let path = listeners.iter().find_map(Listener::path).and_then(|path| std::path::absolute(path).ok());
-        let (connections, hot, unasked) = (Vec::new(), Vec::new(), Vec::new());
-        Ok(Worker { shared, index, epoll, listeners, path, connections, hot, unasked, next_worker: 0 })
+        let (connections, hot, unasked, lingering) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        Ok(Worker { shared, index, epoll, listeners, path, connections, hot, unasked, lingering, next_worker: 0 })
     }
 
     fn run(mut self) {
@@ -165,7 +176,8 @@ impl Worker {
             }
             if !came && (!spinning || looks.is_multiple_of(LOOKS_PER_EPOLL)) {
                 // Worker 0 minds absent members, whoever else is there.
-                let idle = if self.index == 0 || self.connections.iter().any(Option::is_some) { SWEEP_MS } else { -1 };
+                let minds = self.connections.iter().any(Option::is_some) || !self.lingering.is_empty();
+                let idle = if self.index == 0 || minds { SWEEP_MS } else { -1 };
                 let idle = if self.unasked.is_empty() { idle } else { PASS_MS };
                 let idle = if self.shared.nic.is_unkept() { DRAIN_MS } else { idle };
                 if self.epoll.wait(&mut events, if spinning { 0 } else { idle }).is_err() {
@@ -315,8 +327,15 @@ impl Worker {
 
     fn close(&mut self, token: usize, why: Goodbye, now: u64) {
         self.hot.retain(|&t| t != token);
-        if let Some(connection) = self.connections[token].take() {
-            connection.engine.close(&self.shared.nic, why, now);
+        let Some(Connection { socket, engine, passed, .. }) = self.connections[token].take() else { return };
+        engine.close(&self.shared.nic, why, now);
+        if passed && socket::untaken(socket.as_raw_fd()) > 0 {
+            self.epoll.forget(socket.as_raw_fd());
+            let stream = UnixStream::from(socket);
+            // To the peer it is closed.
+            let _ = stream.shutdown(Shutdown::Both);
+            self.lingering.push(stream);
+        } else {
             self.shared.connections.fetch_sub(1, Ordering::Relaxed);
         }
     }
@@ -330,6 +349,9 @@ impl Worker {
                 self.close(token, Goodbye::Done, now);
             }
         }
+        let lingered = self.lingering.len();
+        self.lingering.retain(|stream| socket::untaken(stream.as_raw_fd()) > 0);
+        self.shared.connections.fetch_sub(lingered - self.lingering.len(), Ordering::Relaxed);
         if self.index == 0 {
             self.shared.nic.expire(now);
             self.shared.nic.keep(&thread_cpu_ns);

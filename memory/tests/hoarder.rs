@@ -10,6 +10,7 @@ use farmem_protocol::addr::SLAB_BYTES;
 use farmem_protocol::wire::{Answer, Ask, Hello, MAGIC, Purpose, Request, VERSION, Welcome};
 use farmem_sys::{raw, socket};
 use std::io::{Read, Write};
+use std::net::Shutdown;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -19,8 +20,8 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 /// More than a connection may have waiting, in the node and on their way.
 const ASKED: u64 = 100;
 
-fn start() -> (Node, PathBuf) {
-    let path = std::env::temp_dir().join(format!("farmem-hoarder-{}.sock", std::process::id()));
+fn start(name: &str) -> (Node, PathBuf) {
+    let path = std::env::temp_dir().join(format!("farmem-hoarder-{name}-{}.sock", std::process::id()));
     let node = Node::start(&Config::new(4 * SLAB_BYTES, vec![NodeAddr::Shm(path.clone())])).unwrap();
     (node, path)
 }
@@ -76,7 +77,7 @@ fn waiting(stream: &UnixStream) -> usize {
 
 #[test]
 fn what_is_not_taken_is_not_sent() {
-    let (node, path) = start();
+    let (node, path) = start("takes-none");
     let (mut hoarder, slab) = join(&path);
     for number in 0..ASKED {
         ask(&mut hoarder, Ask::Again, 3 + number, slab);
@@ -111,6 +112,45 @@ fn what_is_not_taken_is_not_sent() {
         take_all(&hoarder, first);
     }
     drop(session);
+    drop(node);
+    let _ = std::fs::remove_file(path);
+}
+
+fn within(what: &str, mut condition: impl FnMut() -> bool) {
+    let until = Instant::now() + Duration::from_secs(10);
+    while !condition() {
+        assert!(Instant::now() < until, "not so within 10 s: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Nor is any number of descriptors on its way to a client that ends one connection after the other, by whichever way, and
+/// keeps its halves of them.
+#[test]
+fn what_is_not_taken_counts_as_a_connection_until_it_is() {
+    let (node, path) = start("ends");
+    let ends: [fn(&mut UnixStream); 3] = [
+        |stream| stream.shutdown(Shutdown::Write).unwrap(),
+        |stream| ask(stream, Ask::Bye, 4, 0),
+        |stream| stream.write_all(&[0xEE; 40]).unwrap(),
+    ];
+    let mut hoarded: Vec<UnixStream> = Vec::new();
+    for end in ends {
+        let (mut stream, slab) = join(&path);
+        ask(&mut stream, Ask::Again, 3, slab);
+        within("the descriptor is on its way", || waiting(&stream) == size_of::<Answer>());
+        end(&mut stream);
+        hoarded.push(stream);
+        within("the member is gone", || node.nic().members().is_empty());
+        assert_eq!(node.connections(), hoarded.len());
+    }
+    // Somebody who takes it, if late, has it, and sees the end behind it; somebody who closes his end has had it.
+    let mut late = hoarded.remove(0);
+    raw::close(take(&late).1.expect("a slab's descriptor"));
+    assert_eq!(late.read(&mut [0; 1]).unwrap(), 0);
+    within("it is taken", || node.connections() == hoarded.len());
+    hoarded.clear();
+    within("they are closed", || node.connections() == 0);
     drop(node);
     let _ = std::fs::remove_file(path);
 }
