@@ -51,8 +51,9 @@ struct State {
     stopped_until_ns: u64,
     /// Connecting fails with this.
     connecting: Result<(), Errno>,
-    /// When connections will be cut, the next first.
-    cuts: VecDeque<u64>,
+    /// When connections will be cut, the next first, and how late the node then has what is on its way to it. `None`:
+    /// never.
+    cuts: VecDeque<(u64, Option<u64>)>,
     wires: Vec<Wire>,
 }
 
@@ -125,11 +126,26 @@ impl Network {
         self.state.lock().cut_and_lose();
     }
 
+    /// Every connection breaks, seen by the host alone: what it has sent is held up for so long on the way, and the node
+    /// has it then, beside whatever comes by connections that are newer. What the node says is lost.
+    pub fn cut_and_hold_up(&self, late_ns: u64) {
+        self.state.lock().cut_and_hold_up(late_ns);
+    }
+
     /// [`Network::cut_and_lose`], once at each of these times from now, while a caller waits.
     pub fn plan_cuts(&self, after_ns: impl IntoIterator<Item = u64>) {
+        self.plan(after_ns.into_iter().map(|after| (after, None)));
+    }
+
+    /// [`Network::cut_and_hold_up`], once at each of these times from now, for so long.
+    pub fn plan_late_cuts(&self, after_and_late_ns: impl IntoIterator<Item = (u64, u64)>) {
+        self.plan(after_and_late_ns.into_iter().map(|(after, late)| (after, Some(late))));
+    }
+
+    fn plan(&self, cuts: impl Iterator<Item = (u64, Option<u64>)>) {
         let mut state = self.state.lock();
         let now = state.now_ns;
-        state.cuts.extend(after_ns.into_iter().map(|after| now + after));
+        state.cuts.extend(cuts.map(|(after, late)| (now + after, late)));
         state.cuts.make_contiguous().sort_unstable();
     }
 
@@ -170,9 +186,11 @@ impl Network {
         let until = state.now_ns + ns;
         while let Some(at) = state.next_event().filter(|at| *at <= until) {
             state.now_ns = state.now_ns.max(at);
-            if state.cuts.front().is_some_and(|cut| *cut <= at) {
-                state.cuts.pop_front();
-                state.cut_and_lose();
+            if let Some((_, late)) = state.cuts.pop_front_if(|(cut, _)| *cut <= at) {
+                match late {
+                    None => state.cut_and_lose(),
+                    Some(late_ns) => state.cut_and_hold_up(late_ns),
+                }
             }
             state.run_node(&self.weather);
         }
@@ -218,14 +236,23 @@ impl State {
         self.wires.iter_mut().for_each(|wire| wire.to_host.pieces.clear());
     }
 
+    fn cut_and_hold_up(&mut self, late_ns: u64) {
+        for wire in self.wires.iter_mut().filter(|wire| !wire.cut) {
+            wire.cut = true;
+            wire.to_host.pieces.clear();
+            wire.to_node.pieces.iter_mut().for_each(|(at, _)| *at = (*at).max(self.now_ns) + late_ns);
+        }
+    }
+
     /// When something next arrives at the node or the host, or connections are cut.
     fn next_event(&self) -> Option<u64> {
         let arrivals = self.wires.iter().flat_map(|wire| {
-            let to_node = wire.to_node.pieces.front().filter(|_| !wire.cut).map(|p| p.0.max(self.stopped_until_ns));
+            let to_node =
+                wire.to_node.pieces.front().filter(|_| wire.engine.is_some()).map(|p| p.0.max(self.stopped_until_ns));
             let to_host = wire.to_host.pieces.front().map(|p| p.0).filter(|at| *at > self.now_ns);
             to_node.into_iter().chain(to_host)
         });
-        arrivals.chain(self.cuts.front().copied()).min()
+        arrivals.chain(self.cuts.front().map(|(at, _)| *at)).min()
     }
 
     /// The node takes what has arrived.
@@ -242,13 +269,16 @@ impl State {
             while goodbye.is_none() {
                 let pulled = engine.pull(nic, now, |parts| to_node.take(now, parts));
                 goodbye = pulled.err();
-                let pushed = engine.push(nic, |parts, _| Ok(to_host.put(now, weather, random, parts)));
+                let pushed = engine.push(nic, |parts, _| match *cut {
+                    false => Ok(to_host.put(now, weather, random, parts)),
+                    true => Ok(parts.iter().map(Part::len).sum()),
+                });
                 goodbye = goodbye.or(pushed.err());
                 if pulled == Ok(0) && !to_node.has_arrived(now) {
                     break;
                 }
             }
-            if *host_closed && to_node.pieces.is_empty() {
+            if (*host_closed || *cut) && to_node.pieces.is_empty() {
                 goodbye = goodbye.or(Some(Goodbye::Cut));
             }
             if let (Some(why), Some(engine)) = (goodbye, slot.take_if(|_| goodbye.is_some())) {

@@ -1,10 +1,12 @@
 //! Bad weather, in virtual time and by seed: cuts, stops and deaths at any moment.
 
 use farmem_fabric::contract::conditions::record_if;
-use farmem_fabric::contract::{get, put, record};
+use farmem_fabric::contract::{finish, get, put, record};
+use farmem_fabric::nic::Figure;
 use farmem_fabric::sim::{Network, Weather};
-use farmem_fabric::{Completion, ConnectOptions, QueuePair, Refusal, Session};
+use farmem_fabric::{Bind, Completion, ConnectOptions, QueuePair, Refusal, Session};
 use farmem_protocol::addr::{SLAB_BYTES, SlabId};
+use farmem_protocol::key::{Key, Rights};
 use farmem_protocol::lines::conditional::Refused;
 use farmem_sys::raw::Errno;
 use std::sync::Arc;
@@ -58,9 +60,10 @@ fn completed(
     network.pass(next() % 60_000);
     let mut done: Vec<Completion> = Vec::new();
     queue.poll(&mut done).unwrap();
-    match next() % 3 {
+    match next() % 4 {
         0 => network.cut(),
         1 => network.cut_and_lose(),
+        2 => network.cut_and_hold_up(next() % 200_000),
         _ => {}
     }
     while done.len() < verbs {
@@ -359,4 +362,59 @@ fn a_node_started_anew_is_another_node() {
     network.start_node(SLAB_BYTES);
     let lost = session.tend().unwrap_err();
     assert!(lost.reason.contains("started anew"), "{lost}");
+}
+
+/// Windows, slabs and ranges come and go while connections are cut, and what was under way on these comes late, beside
+/// what comes by newer ones: each request takes effect once, and none takes away what came later.
+#[test]
+fn what_comes_late_from_a_cut_connection_takes_nothing_away() {
+    let mut cut_short = 0;
+    for seed in 1..=60u64 {
+        let (network, session, slab, mut queue, mut next) = setting(seed);
+        let mut windows: Vec<Key> = Vec::new();
+        let (mut slabs, mut page) = (vec![slab], [0u8; 4096]);
+        for round in 0..40u8 {
+            let mut at = 0;
+            let cuts = [40_000, 60_000].map(|within| {
+                at += next() % within;
+                (at, next() % 2_000_000)
+            });
+            network.plan_late_cuts(cuts.into_iter().filter(|_| next() % 2 == 0));
+            let begun = network.now_ns();
+            match next() % 6 {
+                0 | 1 => windows.push(session.window().unwrap()),
+                2 | 3 if !windows.is_empty() => {
+                    let at = next() as usize % windows.len();
+                    session.drop_window(windows.swap_remove(at)).unwrap();
+                }
+                4 if slabs.len() < 4 => slabs.push(session.grant().unwrap().id),
+                5 if slabs.len() > 1 => session.release(slabs.pop().unwrap()).unwrap(),
+                _ => {
+                    assert!(session.discard(slab, 0, 4096).unwrap());
+                    page = [0; 4096];
+                }
+            }
+            cut_short += (network.now_ns() - begun > 60_000) as usize;
+            if next() % 2 == 0 {
+                page = [round + 1; 4096];
+                assert_eq!(put(&mut queue, slab, 0, &page), Ok(0));
+            }
+            let made = session.figure(Figure::Windows).unwrap();
+            assert_eq!(made, windows.len() as u64, "seed {seed}, round {round}");
+            assert_eq!(network.lent(), slabs.len() as u64 * SLAB_BYTES, "seed {seed}, round {round}");
+            assert!(get(&mut queue, slab, 0, 4096) == Ok(page.to_vec()), "seed {seed}, round {round}");
+            network.pass(next() % 3_000_000);
+        }
+        // Whatever was late has come, and the queue pair is connected again: a BIND that meets a cut is one of which
+        // nobody knows.
+        network.pass(10_000_000);
+        assert!(get(&mut queue, slab, 0, 4096) == Ok(page.to_vec()), "seed {seed}");
+        for (n, window) in windows.iter().enumerate() {
+            let to = Bind { parent: slab.into(), start: 0, len: 8, rights: Rights::READ, owner: 0, queue: None };
+            queue.bind(n as u64, *window, &to);
+        }
+        let done = finish(&mut queue, windows.len());
+        assert!(done.iter().all(|c| c.result.is_ok()), "seed {seed}: {done:?}");
+    }
+    assert!(cut_short > 200, "{cut_short} of 2400 requests were cut: the test tests little");
 }

@@ -113,25 +113,29 @@ impl Nic {
             return Err(Status::Exhausted);
         }
         let key = self.windows.make(member.serial).ok_or(Status::Exhausted)?;
-        if let KeyKind::Window { index, .. } = key.kind() {
-            holds.windows.insert(index);
+        if let KeyKind::Window { index, generation } = key.kind() {
+            holds.windows.insert(index, generation);
         }
         Ok(key)
     }
 
-    /// The member no longer needs a window.
+    /// The member no longer needs a window: by any key that it ever had. One of a window that had the index before, be it
+    /// this member's own, is not this one's.
     pub(super) fn drop_window(&self, member: &Member, key: Key) -> Status {
-        let KeyKind::Window { index, .. } = key.kind() else { return Status::Window };
-        if !member.holds.lock().windows.remove(&index) {
+        let KeyKind::Window { index, generation } = key.kind() else { return Status::Window };
+        let mut holds = member.holds.lock();
+        if holds.windows.get(&index).is_none_or(|first| generation < *first) {
             return Status::Window;
         }
+        holds.windows.remove(&index);
+        drop(holds);
         self.windows.discard(member.serial, index, carved::patience());
         Status::Done
     }
 
     /// Unbinds what a member carved from a slab that it no longer holds.
     pub(super) fn unbind_slab(&self, member: &Member, slab: SlabId) {
-        let windows: Vec<u32> = member.holds.lock().windows.iter().copied().collect();
+        let windows: Vec<u32> = member.holds.lock().windows.keys().copied().collect();
         windows.iter().for_each(|index| self.windows.unbind_from(member.serial, *index, Key::from(slab)));
         let until = carved::patience();
         windows.iter().for_each(|index| self.windows.settle(*index, until));

@@ -13,6 +13,11 @@
 //! ```
 //! (EndRun ends no member whose Unix socket stands.)
 //!
+//! It has one control connection, and one for each queue pair. A member that was cut dials anew, and what it sent before
+//! may still be under way, at the node even already received. None of that is carried out any more once the node has said
+//! welcome, for the newer connection has the *turn* ([`Turn`]): a request is repeated there, and what it names may be
+//! something else by the time the older copy comes (a window's index, a range of a slab, a member that took leave).
+//!
 //! A closed Unix socket proves that the process is gone, or has exec'ed; a closed
 //! TCP connection proves nothing. Gone: its slabs lose one holder, its queue
 //! pairs carry out nothing more.
@@ -26,7 +31,7 @@ use super::wires::Wires;
 use farmem_protocol::addr::SlabId;
 use farmem_protocol::wire::{Answer, Hello, Secret, Status, Verdict};
 use farmem_sys::sync::Lock;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
@@ -54,6 +59,8 @@ pub struct Member {
     /// Joined through a Unix socket, whose end is the process's end, and does not outlive it.
     pub(super) local: bool,
     pub(super) grace_ns: u64,
+    /// Of its control connection.
+    pub(super) control: Arc<Turn>,
     pub(super) presence: Lock<Presence>,
     pub(super) holds: Lock<Holds>,
     /// Locked before `holds`.
@@ -62,8 +69,10 @@ pub struct Member {
 
 pub(super) struct Presence {
     pub(super) connections: usize,
+    /// Of these, for control: one, but for those that were superseded and have not closed.
+    pub(super) controls: usize,
     pub(super) absent_since: u64,
-    pub(super) queues: BTreeMap<u64, Arc<QueueTurn>>,
+    pub(super) queues: BTreeMap<u64, Arc<Turn>>,
     pub(super) answered: Option<Answer>,
 }
 
@@ -71,14 +80,31 @@ pub(super) struct Presence {
 pub(super) struct Holds {
     pub(super) gone: bool,
     pub(super) slabs: BTreeMap<SlabId, Arc<Slab>>,
-    /// By their indexes.
-    pub(super) windows: BTreeSet<u32>,
+    /// By their indexes; the generation of the first key that each had.
+    pub(super) windows: BTreeMap<u32, u32>,
 }
 
-/// Which connection of a queue pair may carry out verbs: the one that attached last. Whoever
-/// carries out a verb holds the lock, so that after an Attach nothing of the connection before
-/// can still reach memory.
-pub(super) struct QueueTurn(pub(super) Lock<u64>);
+/// Which connection of a queue pair may carry out verbs, and which of a member's requests: the one that came last.
+/// Whoever carries something out holds the lock, so that after an Attach nothing of the connection before can still
+/// reach memory, and a Rejoin finds what was asked before either done and answered, or never to be done.
+///
+/// Who waits for it is in no section and holds no other lock of the member's: its holder may wait for the end of all
+/// sections.
+pub(crate) struct Turn(pub(super) Lock<u64>);
+
+impl Turn {
+    /// Nobody's yet.
+    fn new() -> Arc<Turn> {
+        Arc::new(Turn(Lock::new(0)))
+    }
+
+    /// The turn of a connection that comes now, and nobody else's from here on. Its number.
+    fn pass(&self) -> u64 {
+        let mut turn = self.0.lock();
+        *turn += 1;
+        *turn
+    }
+}
 
 impl Member {
     /// The host's process.
@@ -155,7 +181,7 @@ impl Nic {
         let windows = std::mem::take(&mut holds.windows);
         drop(holds);
         let until = carved::patience();
-        for index in windows {
+        for index in windows.into_keys() {
             self.windows.discard(member.serial, index, until);
         }
         // Off the card before anything of it is anybody else's.
@@ -187,7 +213,7 @@ impl Nic {
         pid: u32,
         local: bool,
         grace_ns: u64,
-        connections: usize,
+        controls: usize,
         now_ns: u64,
     ) -> Option<Arc<Member>> {
         let (lease, tenancy) = (Lease::new(&self.pool)?, self.tenancy(run)?);
@@ -201,8 +227,10 @@ impl Nic {
             tenancy,
             local,
             grace_ns,
+            control: Turn::new(),
             presence: Lock::new(Presence {
-                connections,
+                connections: controls,
+                controls,
                 absent_since: now_ns,
                 queues: BTreeMap::new(),
                 answered: None,
@@ -214,7 +242,8 @@ impl Nic {
         Some(member)
     }
 
-    pub(super) fn join(&self, hello: &Hello, local: bool, now_ns: u64) -> Result<Arc<Member>, Verdict> {
+    /// A new member, and the turn of its control connection.
+    pub(super) fn join(&self, hello: &Hello, local: bool, now_ns: u64) -> Result<(Arc<Member>, u64), Verdict> {
         let members = self.members.lock();
         // A run that is here goes on, and its programs start programs.
         if self.is_draining() && !members.values().any(|member| member.run == hello.run) {
@@ -227,7 +256,9 @@ impl Nic {
         let grace_ns = hello.grace_ms.get().min(MAX_GRACE_MS) * 1_000_000 + GRACE_MARGIN_NS;
         count(&self.tally.joined, 1);
         let local = local && hello.lasting == 0;
-        self.enrol(hello.run, hello.pid.get(), local, grace_ns, 1, now_ns).ok_or(Verdict::Full)
+        let member = self.enrol(hello.run, hello.pid.get(), local, grace_ns, 1, now_ns).ok_or(Verdict::Full)?;
+        let ours = member.control.pass();
+        Ok((member, ours))
     }
 
     /// Who has an owner id now.
@@ -257,8 +288,16 @@ impl Nic {
         self.members.lock().values().find(|member| member.owner() == owner).cloned()
     }
 
+    /// Gives the turn of its control connection to the one that asks. Returns its turn number.
+    pub(super) fn rejoin(&self, hello: &Hello) -> Result<(Arc<Member>, u64), Verdict> {
+        let member = self.present(hello)?;
+        member.presence.lock().controls += 1;
+        let ours = member.control.pass();
+        Ok((member, ours))
+    }
+
     /// Finds a member by its secret and counts a connection in.
-    pub(super) fn rejoin(&self, hello: &Hello) -> Result<Arc<Member>, Verdict> {
+    pub(super) fn present(&self, hello: &Hello) -> Result<Arc<Member>, Verdict> {
         if hello.incarnation.get() != self.incarnation {
             return Err(Verdict::Incarnation);
         }
@@ -270,20 +309,16 @@ impl Nic {
     }
 
     /// Gives the queue pair's turn to the connection that asks. Returns its turn number.
-    pub(super) fn attach(&self, hello: &Hello) -> Result<(Arc<Member>, Arc<QueueTurn>, u64), Verdict> {
-        let member = self.rejoin(hello)?;
+    pub(crate) fn attach(&self, hello: &Hello) -> Result<(Arc<Member>, Arc<Turn>, u64), Verdict> {
+        let member = self.present(hello)?;
         let mut presence = member.presence.lock();
         if presence.queues.len() >= MAX_QUEUES && !presence.queues.contains_key(&hello.queue.get()) {
             presence.connections -= 1;
             return Err(Verdict::Full);
         }
-        let queue =
-            Arc::clone(presence.queues.entry(hello.queue.get()).or_insert_with(|| Arc::new(QueueTurn(Lock::new(0)))));
+        let queue = Arc::clone(presence.queues.entry(hello.queue.get()).or_insert_with(Turn::new));
         drop(presence);
-        let mut turn = queue.0.lock();
-        *turn += 1;
-        let ours = *turn;
-        drop(turn);
+        let ours = queue.pass();
         Ok((member, queue, ours))
     }
 
@@ -291,9 +326,12 @@ impl Nic {
     pub(super) fn left(&self, member: &Arc<Member>, was_control: bool, now_ns: u64) {
         let mut presence = member.presence.lock();
         presence.connections -= 1;
+        presence.controls -= usize::from(was_control);
         presence.absent_since = now_ns;
+        // One that was superseded is no sign of its process's end: it has dialled anew since.
+        let ended = was_control && member.local && presence.controls == 0;
         drop(presence);
-        if was_control && member.local {
+        if ended {
             self.part(member);
         }
     }

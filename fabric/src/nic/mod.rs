@@ -37,7 +37,7 @@ use farmem_protocol::wire::{REPLY_BYTES, Secret, Status};
 use farmem_sys::sync::Lock;
 use farmem_sys::verbs::Device;
 use lending::{Lending, NoSlab, Slab};
-use members::QueueTurn;
+use members::Turn;
 use offload::Which;
 use pool::Pool;
 use pool::files::File;

@@ -181,7 +181,7 @@ impl Nic {
 
     /// The turn of a queue pair goes to the connection that asks; the one before is destroyed.
     pub(super) fn attach_wire(&self, hello: &Hello) -> Result<(Arc<Member>, u64), Verdict> {
-        let member = self.rejoin(hello)?;
+        let member = self.present(hello)?;
         let mut wires = member.wires.lock();
         let known = wires.queues.contains_key(&hello.queue.get());
         if wires.gone || !known && wires.queues.len() >= MAX_QUEUES {

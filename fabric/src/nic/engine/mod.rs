@@ -77,10 +77,17 @@ pub enum Goodbye {
 
 enum Phase {
     Hello,
-    Control(Arc<Member>),
+    Control(Control),
     Queue(Box<Serving>),
     Wire(Wire),
     Closing,
+}
+
+/// A member's requests.
+struct Control {
+    member: Arc<Member>,
+    /// Which of the member's control connections this is.
+    ours: u64,
 }
 
 /// The stream of a queue pair whose verbs go past it.
@@ -133,7 +140,7 @@ impl Engine {
     pub fn is_orphan(&self) -> bool {
         match &self.phase {
             Phase::Hello | Phase::Closing => false,
-            Phase::Control(member) => member.is_gone(),
+            Phase::Control(control) => control.member.is_gone(),
             Phase::Queue(serving) => serving.member.is_gone(),
             Phase::Wire(wire) => wire.member.is_gone(),
         }
@@ -163,18 +170,19 @@ impl Engine {
         let mut receive = Some(receive);
         let mut n = 0;
         loop {
-            // The turn is held while bytes go to memory and while verbs are carried out.
-            let queue = match &self.phase {
-                Phase::Queue(serving) => Some((Arc::clone(&serving.turn), serving.ours)),
-                _ => None,
+            // The turn is held while bytes go to memory and while verbs and requests are carried out.
+            let (turn, verbs) = match &self.phase {
+                Phase::Queue(serving) => (Some((Arc::clone(&serving.turn), serving.ours)), true),
+                Phase::Control(control) => (Some((Arc::clone(&control.member.control), control.ours)), false),
+                _ => (None, false),
             };
-            let held = queue.as_ref().map(|(queue, turn)| (queue.0.lock(), *turn));
+            let held = turn.as_ref().map(|(turn, ours)| (turn.0.lock(), *ours));
             if held.as_ref().is_some_and(|(now, ours)| **now != *ours) {
                 return Err(Goodbye::Done);
             }
-            // The section begins when no lock has to be waited for any more. An Attach waits for its turn,
-            // whose holder may wait for the end of all sections: so it is in none.
-            let mut section = held.as_ref().map(|_| nic.epochs.enter(self.shard));
+            // The section begins when no lock has to be waited for any more. A Hello waits for its turn, whose holder may
+            // wait for the end of all sections, as a request does: so they are in none.
+            let mut section = verbs.then(|| nic.epochs.enter(self.shard));
             if let Some(receive) = receive.take() {
                 n = match self.fill(nic, receive) {
                     Ok(0) => return Err(Goodbye::Cut),
@@ -183,12 +191,12 @@ impl Engine {
                     Err(_) => return Err(Goodbye::Cut),
                 };
             }
-            let mut attached = false;
-            while !attached && !self.output.is_backed_up() && self.step(nic, section.as_mut(), now_ns)? {
-                attached = section.is_none() && matches!(self.phase, Phase::Queue(_));
+            let mut entered = false;
+            while !entered && !self.output.is_backed_up() && self.step(nic, section.as_mut(), now_ns)? {
+                entered = held.is_none() && matches!(self.phase, Phase::Queue(_) | Phase::Control(_));
             }
-            // What came together with an Attach is carried out as any verb is: in its turn, in a section.
-            if !attached {
+            // What came together with a Hello is carried out as all that comes later: in its turn, verbs in a section.
+            if !entered {
                 return Ok(n);
             }
         }
@@ -276,8 +284,11 @@ impl Engine {
         let local = self.about.local;
         let entered = match Purpose::of(hello.purpose) {
             _ if hello.zero != [0; 2] || hello.lasting > 1 => Err(Verdict::Malformed),
-            Some(Purpose::Join) => nic.join(&hello, local, now_ns).map(|m| (Arc::clone(&m), Phase::Control(m))),
-            Some(Purpose::Rejoin) => nic.rejoin(&hello).map(|m| (Arc::clone(&m), Phase::Control(m))),
+            Some(purpose @ (Purpose::Join | Purpose::Rejoin)) => {
+                let joined =
+                    if purpose == Purpose::Join { nic.join(&hello, local, now_ns) } else { nic.rejoin(&hello) };
+                joined.map(|(member, ours)| (Arc::clone(&member), Phase::Control(Control { member, ours })))
+            }
             Some(Purpose::Attach) => nic.attach(&hello).map(|(member, turn, ours)| {
                 let serving = Serving::new(Arc::clone(&member), hello.queue.get(), turn, ours);
                 (member, Phase::Queue(Box::new(serving)))
@@ -335,8 +346,8 @@ impl Engine {
     }
 
     fn answer(&mut self, nic: &Nic, now_ns: u64) -> Result<bool, Goodbye> {
-        let Phase::Control(member) = &self.phase else { return Ok(false) };
-        let member = Arc::clone(member);
+        let Phase::Control(control) = &self.phase else { return Ok(false) };
+        let member = Arc::clone(&control.member);
         let Some(request) = self.take::<Request>() else { return Ok(false) };
         let Some(ask) = Ask::of(request.ask) else { return Err(Goodbye::Broken(Broken::Control)) };
         if request.zero != [0; 7] {
@@ -460,7 +471,7 @@ impl Engine {
             count(&nic.tally.broken_connections, 1);
         }
         match &self.phase {
-            Phase::Control(member) => nic.left(member, true, now_ns),
+            Phase::Control(control) => nic.left(&control.member, true, now_ns),
             Phase::Queue(serving) => nic.left(&serving.member, false, now_ns),
             Phase::Wire(wire) => {
                 nic.cut_wire(&wire.member, wire.queue, wire.ours);

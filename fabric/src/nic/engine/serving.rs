@@ -4,7 +4,7 @@ use super::output::Output;
 use crate::lay::{LastKey, lay, lay_if};
 use crate::nic::epochs::Section;
 use crate::nic::grip::Grip;
-use crate::nic::{Member, Nic, QueueTurn, count};
+use crate::nic::{Member, Nic, Turn, count};
 use farmem_protocol::addr::SlabId;
 use farmem_protocol::key::{Key, KeyKind};
 use farmem_protocol::lines::Record;
@@ -17,7 +17,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 pub(super) struct Serving {
     pub member: Arc<Member>,
-    pub turn: Arc<QueueTurn>,
+    pub turn: Arc<Turn>,
     /// Which of the queue pair's connections this is.
     pub ours: u64,
     /// The queue pair's number.
@@ -49,7 +49,7 @@ enum Into {
 }
 
 impl Serving {
-    pub fn new(member: Arc<Member>, queue: u64, turn: Arc<QueueTurn>, ours: u64) -> Serving {
+    pub fn new(member: Arc<Member>, queue: u64, turn: Arc<Turn>, ours: u64) -> Serving {
         let verbs = Vec::with_capacity(farmem_protocol::wire::MAX_VERBS);
         Serving { member, turn, ours, queue, verbs, at: 0, writing: None, number: 0, last_key: LastKey::default() }
     }

@@ -3,6 +3,7 @@
 use super::*;
 use crate::nic::lending::{Backing, Lending};
 use farmem_protocol::addr::SLAB_BYTES;
+use farmem_protocol::key::KeyKind;
 use farmem_protocol::wire::{Batch, Completion, Op, Verb};
 use farmem_sys::sync::Lock;
 use std::sync::atomic::{AtomicBool, AtomicU8};
@@ -60,7 +61,7 @@ impl Node {
         self.member.slab(self.slab).unwrap().mapping.faa(0, 0).unwrap()
     }
 
-    fn turn(&self, queue: u64) -> Arc<super::super::QueueTurn> {
+    fn turn(&self, queue: u64) -> Arc<super::super::Turn> {
         Arc::clone(&self.member.presence.lock().queues[&queue])
     }
 }
@@ -168,4 +169,149 @@ fn an_attach_waits_for_its_turn_in_no_section() {
         drop(held);
         assert!(over, "an Attach that waits for its turn holds up everybody's revocations");
     });
+}
+
+/// What a member holds, and what its slab's first word says.
+#[derive(Debug, PartialEq)]
+struct Holding {
+    members: usize,
+    slabs: Vec<SlabId>,
+    windows: (u64, u64),
+    word: Option<u64>,
+}
+
+impl Node {
+    fn rejoin(&self) -> Engine {
+        let mut engine = Engine::new(Circumstances::default());
+        let incarnation = self.nic.incarnation.into();
+        let hello = Hello { secret: self.secret, incarnation, ..hello(Purpose::Rejoin) };
+        pull(&mut engine, &self.nic, hello.as_bytes()).unwrap();
+        let welcome = Welcome::read_from_bytes(&pushed(&mut engine, &self.nic)).unwrap();
+        assert_eq!(Verdict::of(welcome.verdict), Some(Verdict::Welcome));
+        engine
+    }
+
+    fn holding(&self) -> Holding {
+        let slabs = self.member.holds.lock().slabs.keys().copied().collect();
+        let word = self.member.slab(self.slab).map(|slab| slab.mapping.faa(0, 0).unwrap());
+        Holding { members: self.nic.members().len(), slabs, windows: self.nic.windows.count(), word }
+    }
+}
+
+fn request(ask: Ask, number: u64, slab: u64) -> Request {
+    let mut request = Request { ask: ask as u8, number: number.into(), slab: slab.into(), ..Request::new_zeroed() };
+    if ask == Ask::Discard {
+        request.detail[8..].copy_from_slice(&4096u64.to_le_bytes());
+    }
+    request
+}
+
+fn index(key: u64) -> u32 {
+    match Key(key).kind() {
+        KeyKind::Window { index, .. } => index,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn answered(engine: &mut Engine, nic: &Nic, request: &Request) -> Answer {
+    pull(engine, nic, request.as_bytes()).unwrap();
+    Answer::read_from_bytes(&pushed(engine, nic)).unwrap()
+}
+
+/// A request is on its way when the connection is cut. The member dials anew, has it carried out there, and goes on: what
+/// the request named may be something else by the time it comes.
+#[test]
+fn requests_of_a_control_connection_that_was_superseded_are_not_carried_out() {
+    let asks = [
+        Ask::Grant,
+        Ask::Release,
+        Ask::Ticket,
+        Ask::EndRun,
+        Ask::Bye,
+        Ask::Discard,
+        Ask::Window,
+        Ask::DropWindow,
+        Ask::Unit,
+        Ask::Again,
+        Ask::Expose,
+        Ask::ExposeWindow,
+        Ask::Ping,
+        Ask::Who,
+        Ask::Figure,
+    ];
+    for ask in asks {
+        // Not at all, in part, or nearly whole it had come when the next connection did.
+        for there in [0, 1, 39] {
+            let node = Node::new();
+            let mut first = node.rejoin();
+            let window = answered(&mut first, &node.nic, &request(Ask::Window, 3, 0)).value.get();
+            let named = if ask == Ask::DropWindow || ask == Ask::ExposeWindow { window } else { node.slab.0 };
+            let late = request(ask, 4, named);
+            if there > 0 {
+                pull(&mut first, &node.nic, &late.as_bytes()[..there]).unwrap();
+            }
+
+            let mut second = node.rejoin();
+            if ask == Ask::DropWindow {
+                answered(&mut second, &node.nic, &late);
+                let again = answered(&mut second, &node.nic, &request(Ask::Window, 5, 0)).value.get();
+                assert_eq!(index(window), index(again), "the index again");
+            }
+            answered(&mut second, &node.nic, &request(Ask::Ping, 6, 0));
+            node.member.slab(node.slab).unwrap().mapping.faa(0, 7).unwrap();
+            let before = node.holding();
+            let pulled = pull(&mut first, &node.nic, &late.as_bytes()[there..]);
+            assert_eq!((pulled, node.holding()), (Err(Goodbye::Done), before), "{ask:?}");
+            assert_eq!(pushed(&mut first, &node.nic), [], "{ask:?}");
+            first.close(&node.nic, Goodbye::Done, 0);
+            assert!(!node.member.is_gone());
+            answered(&mut second, &node.nic, &request(Ask::Ping, 7, 0));
+        }
+    }
+}
+
+/// A member that dials anew while the node is at its request waits for that: it is asked again, and must be known by then.
+#[test]
+fn who_dials_anew_waits_for_the_request_that_is_being_carried_out() {
+    let node = Node::new();
+    let mut first = node.rejoin();
+    let done = AtomicBool::new(false);
+    let node = &node;
+    std::thread::scope(|scope| {
+        // An INVALIDATE or a DropWindow waits for sections to end: this one does not, as yet.
+        let section = node.nic.epochs.enter(0);
+        let window = answered(&mut first, &node.nic, &request(Ask::Window, 3, 0)).value.get();
+        let dropping = request(Ask::DropWindow, 4, window);
+        let (first, done) = (&mut first, &done);
+        scope.spawn(move || pull(first, &node.nic, dropping.as_bytes()).unwrap());
+        while node.nic.windows.count().0 > 0 {
+            std::thread::yield_now();
+        }
+        let second = scope.spawn(move || {
+            let mut second = node.rejoin();
+            done.store(true, Ordering::SeqCst);
+            answered(&mut second, &node.nic, &dropping).status
+        });
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(!done.load(Ordering::SeqCst), "welcome while a request is being carried out");
+        drop(section);
+        assert_eq!(second.join().unwrap(), Status::Done as u8, "not carried out a second time");
+    });
+}
+
+/// By a Unix socket's end a process is known to have ended, if no other of its stands.
+#[test]
+fn a_local_member_that_dialled_anew_outlives_its_older_connection() {
+    let node = Node::new();
+    let local = || Engine::new(Circumstances { local: true, ..Circumstances::default() });
+    let mut first = local();
+    pull(&mut first, &node.nic, hello(Purpose::Join).as_bytes()).unwrap();
+    let secret = Welcome::read_from_bytes(&pushed(&mut first, &node.nic)).unwrap().secret;
+    let mut second = local();
+    let again = Hello { secret, incarnation: node.nic.incarnation.into(), ..hello(Purpose::Rejoin) };
+    pull(&mut second, &node.nic, again.as_bytes()).unwrap();
+    first.close(&node.nic, Goodbye::Cut, 0);
+    assert_eq!(node.nic.members().len(), 2, "its process lives");
+    second.close(&node.nic, Goodbye::Cut, 0);
+    assert_eq!(node.nic.members().len(), 1);
 }
