@@ -418,3 +418,51 @@ fn what_comes_late_from_a_cut_connection_takes_nothing_away() {
     }
     assert!(cut_short > 200, "{cut_short} of 2400 requests were cut: the test tests little");
 }
+
+/// Verbs of every kind, cut at any moment, one cut upon another: each completes once, and in the order in which they were
+/// posted, as on a reliable connected queue pair.
+#[test]
+fn completions_come_in_the_order_posted_whatever_is_cut() {
+    let mut unknown = 0;
+    for seed in 1..=60u64 {
+        let (network, _session, slab, mut queue, mut next) = setting(seed);
+        for round in 0..30u8 {
+            let mut back = vec![[0u8; 300]; 24];
+            let bytes = [round; 300];
+            let mut at = 0;
+            network.plan_late_cuts((0..next() % 4).map(|_| {
+                at += next() % 40_000;
+                (at, next() % 200_000)
+            }));
+            let (mut posted, mut done) = (0, Vec::new());
+            while posted < back.len() {
+                for _ in 0..=next() % 6 {
+                    let Some(into) = back.get_mut(posted) else { break };
+                    let tag = posted as u64;
+                    match next() % 4 {
+                        #[allow(unsafe_code)]
+                        // SAFETY: the buffers outlive the verbs, which are awaited below.
+                        0 => unsafe { queue.write(tag, slab, 4096, bytes.as_ptr(), 300) },
+                        1 => queue.faa(tag, slab, 0, 1),
+                        #[allow(unsafe_code)]
+                        // SAFETY: as above.
+                        _ => unsafe { queue.read(tag, slab, 4096, into.as_mut_ptr(), 300) },
+                    }
+                    posted += 1;
+                }
+                queue.doorbell().unwrap();
+                network.pass(next() % 20_000);
+                queue.poll(&mut done).unwrap();
+            }
+            while done.len() < posted {
+                queue.wait(&mut done, Duration::from_secs(1)).unwrap();
+            }
+            assert_eq!(queue.in_flight(), 0);
+            let tags: Vec<u64> = done.iter().map(|c| c.tag).collect();
+            assert_eq!(tags, (0..posted as u64).collect::<Vec<_>>(), "seed {seed}, round {round}");
+            assert!(done.iter().all(|c| matches!(c.result, Ok(_) | Err(Refusal::Unknown))), "{done:?}");
+            unknown += done.iter().filter(|c| c.result.is_err()).count();
+        }
+    }
+    assert!(unknown > 300, "{unknown} verbs were cut on their way: the test tests little");
+}

@@ -63,8 +63,9 @@ pub(crate) struct Framed {
     spin: Spin,
     /// Bytes sent since [`Framed::take_sent`].
     sent: u64,
-    /// Completions that were made while a connection was restored.
-    settled: Vec<Completion>,
+    /// Completions that were made while a connection was restored, each due before the verb of that number: they keep
+    /// their places among those that went again.
+    settled: VecDeque<(u64, Completion)>,
 }
 
 // SAFETY: the buffers named in `outgoing` are those of verbs under way.
@@ -91,7 +92,7 @@ impl Framed {
             silent_ns: 0,
             spin: Spin::new(),
             sent: 0,
-            settled: Vec::new(),
+            settled: VecDeque::new(),
         })
     }
 
@@ -235,13 +236,20 @@ impl Framed {
     pub fn poll(&mut self, done: &mut Vec<Completion>) -> Result<usize, Lost> {
         self.member.check()?;
         let before = done.len();
-        done.append(&mut self.settled);
         let moved = self.flush().and_then(|()| self.receive(done));
         if moved.is_err() {
             self.restore()?;
-            done.append(&mut self.settled);
         }
+        self.emit_settled(done);
         Ok(done.len() - before)
+    }
+
+    /// Settled completions whose turn it is.
+    #[inline]
+    fn emit_settled(&mut self, done: &mut Vec<Completion>) {
+        while let Some((_, completion)) = self.settled.pop_front_if(|(before, _)| *before <= self.due) {
+            done.push(completion);
+        }
     }
 
     /// Takes what has come, until nothing more is there. Restores nothing.
@@ -307,6 +315,9 @@ impl Framed {
                 Some(Status::Quota) => Err(Refusal::Quota),
                 _ => return Err(Errno(libc::EBADMSG)),
             };
+            while let Some((_, settled)) = self.settled.pop_front_if(|(before, _)| *before <= self.due) {
+                done.push(settled);
+            }
             done.push(Completion { tag: pending.tag, result });
             self.got -= whole;
             self.due += 1;
@@ -373,21 +384,30 @@ impl Framed {
     }
 
     /// Takes everything under way back to what is posted, in order; what may have happened and must
-    /// not happen twice completes as unknown.
+    /// not happen twice completes as unknown, when what was posted before it has.
     fn withdraw(&mut self) {
         self.link = None;
         self.own.clear();
         self.outgoing.clear();
         self.got = 0;
-        (self.due, self.next) = (0, 0);
+        let first = std::mem::take(&mut self.due);
+        self.next = 0;
         let newer = std::mem::take(&mut self.posted);
-        for pending in std::mem::take(&mut self.under_way).into_iter().chain(newer) {
+        let mut settled = std::mem::take(&mut self.settled);
+        for (number, pending) in (first..).zip(std::mem::take(&mut self.under_way).into_iter().chain(newer)) {
+            // On the new connection what goes again is numbered from 0: by so many verbs before it.
+            let anew = self.posted.len() as u64;
+            while let Some((_, earlier)) = settled.pop_front_if(|(before, _)| *before <= number) {
+                self.settled.push_back((anew, earlier));
+            }
             if pending.sent && pending.counts() {
-                self.settled.push(Completion { tag: pending.tag, result: Err(Refusal::Unknown) });
+                self.settled.push_back((anew, Completion { tag: pending.tag, result: Err(Refusal::Unknown) }));
             } else {
                 self.posted.push_back(pending);
             }
         }
+        let anew = self.posted.len() as u64;
+        self.settled.extend(settled.into_iter().map(|(_, last)| (anew, last)));
     }
 }
 

@@ -11,7 +11,9 @@
 //! * A buffer handed to READ or WRITE belongs to the verb until its completion.
 //! * A connection that is cut is restored inside `doorbell`, `poll` and `wait`,
 //!   and what had no completion is done again: that changes nothing for READ,
-//!   WRITE and LINES (of LINES_IF, that pages are refused which were not). Any other verb that was on its way completes with [`Refusal::Unknown`].
+//!   WRITE and LINES (of LINES_IF, that pages are refused which were not), unless another acts in between on what
+//!   a CAS told him that was posted behind: await WRITEs before it. Any other verb that was on its way completes with
+//!   [`Refusal::Unknown`], in its place among the others.
 //!
 //! Verbs go by *keys* ([`farmem_protocol::key`]): a slab that the member holds, a
 //! window that was bound for it, a unit of the pool that it owns. What a key gives
