@@ -165,6 +165,12 @@ impl Network {
         self.state.lock().nic.as_ref().map_or(0, |nic| nic.lent())
     }
 
+    /// The node itself.
+    #[cfg(test)]
+    pub(crate) fn with_nic<T>(&self, look: impl FnOnce(&Nic) -> T) -> Option<T> {
+        self.state.lock().nic.as_ref().map(look)
+    }
+
     /// Makes the node offer chunks with windows.
     ///
     /// # Panics

@@ -180,14 +180,19 @@ impl Nic {
     }
 
     /// The turn of a queue pair goes to the connection that asks; the one before is destroyed.
-    pub(super) fn attach_wire(&self, hello: &Hello) -> Result<(Arc<Member>, u64), Verdict> {
+    pub(crate) fn attach_wire(&self, hello: &Hello) -> Result<(Arc<Member>, u64), Verdict> {
         let member = self.present(hello)?;
         let mut wires = member.wires.lock();
         let known = wires.queues.contains_key(&hello.queue.get());
-        if wires.gone || !known && wires.queues.len() >= MAX_QUEUES {
+        let refused = match (wires.gone, known || wires.queues.len() < MAX_QUEUES) {
+            (true, _) => Some(Verdict::Unknown),
+            (false, false) => Some(Verdict::Full),
+            (false, true) => None,
+        };
+        if let Some(verdict) = refused {
             drop(wires);
             member.presence.lock().connections -= 1;
-            return Err(Verdict::Full);
+            return Err(verdict);
         }
         wires.turns += 1;
         let turn = wires.turns;
@@ -222,11 +227,12 @@ impl Nic {
         Ok(own)
     }
 
-    /// The stream of a queue pair has closed.
+    /// The stream of a queue pair has closed. Its place stays its own: a host that comes back finds it, however many
+    /// others have come meanwhile.
     pub(super) fn cut_wire(&self, member: &Member, queue: u64, turn: u64) {
         let mut wires = member.wires.lock();
-        if wires.queues.get(&queue).is_some_and(|wire| wire.turn == turn) {
-            wires.queues.remove(&queue);
+        if let Some(wire) = wires.queues.get_mut(&queue).filter(|wire| wire.turn == turn) {
+            *wire = Wire { turn, carved: Vec::new(), queue: None };
         }
     }
 }

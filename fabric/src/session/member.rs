@@ -189,7 +189,7 @@ impl Membership {
                 Ok(found) => return Ok(found),
                 // Said of a queue pair that the node does not know yet: there is none more for this member, and nothing
                 // else of it is lost.
-                Err(NoDial::Verdict(Verdict::Full, _)) if purpose == Purpose::Attach => {
+                Err(NoDial::Verdict(Verdict::Full, _)) if matches!(purpose, Purpose::Attach | Purpose::Wire) => {
                     return Err(self.lost_because("it has as many queue pairs of this program as one can have".into()));
                 }
                 Err(failure) => self.judge(failure, cut_ns, &mut refused_ns)?,
@@ -264,6 +264,55 @@ impl Membership {
             // Connected and silent: stopped, perhaps. As long as a stopped node is waited for.
             Err(NoDial::Silent) if now - control.cut_ns < SILENT_NS => Ok(()),
             Err(failure) => self.judge(failure, control.cut_ns, &mut refused_ns),
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::nic::MAX_QUEUES;
+    use crate::sim::{Network, Weather};
+    use crate::{ConnectOptions, Session};
+    use farmem_protocol::addr::SLAB_BYTES;
+
+    /// What is full is the node's table of this member's queue pairs, by whichever way these go: one more is refused, and
+    /// nothing is lost by it, least of all those that there are.
+    #[test]
+    fn a_queue_pair_too_many_loses_nothing() {
+        for purpose in [Purpose::Attach, Purpose::Wire] {
+            let network = Network::new(Weather::default(), SLAB_BYTES);
+            let options = ConnectOptions {
+                timeout: Duration::from_secs(2),
+                grace: Duration::from_secs(5),
+                run: [1; 16],
+                pid: 1,
+                transport: Default::default(),
+            };
+            let session = Session::simulated(&network, &options).unwrap();
+            let member = &session.member;
+            let first = member.restore(purpose, 0).unwrap();
+            let attach = |queue: u64| {
+                let (secret, incarnation) = (member.secret, member.incarnation.into());
+                let hello = Hello { secret, incarnation, queue: queue.into(), ..hello(purpose) };
+                let attached = network.with_nic(|nic| match purpose {
+                    Purpose::Wire => nic.attach_wire(&hello).map(|_| ()),
+                    _ => nic.attach(&hello).map(|_| ()),
+                });
+                attached.unwrap()
+            };
+            assert!((1..MAX_QUEUES as u64).all(|queue| attach(queue).is_ok()));
+            let begun = network.now_ns();
+            assert!(member.restore(purpose, MAX_QUEUES as u64).is_err(), "{purpose:?}");
+            assert!(network.now_ns() - begun < 1_000_000, "{purpose:?}: as long as a node that is away");
+            assert!(!session.is_lost() && session.grant().is_ok(), "{purpose:?}");
+            // Nor does another get the place of one that is cut.
+            drop(first);
+            network.pass(1_000_000);
+            assert_eq!(attach(MAX_QUEUES as u64), Err(Verdict::Full), "{purpose:?}");
+            assert!(member.restore(purpose, 0).is_ok(), "{purpose:?}");
+            session.end_run([1; 16]).unwrap();
+            assert_eq!(attach(0), Err(Verdict::Unknown), "{purpose:?}: a member that is gone");
         }
     }
 }
