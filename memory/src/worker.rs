@@ -134,6 +134,8 @@ struct Worker {
     index: usize,
     epoll: Epoll,
     listeners: Vec<Listener>,
+    /// Those that are not watched, until the next sweep: there is no descriptor for who waits at them.
+    deaf: Vec<usize>,
     path: Option<PathBuf>,
     /// By token. Holes are reused.
     connections: Vec<Option<Connection>>,
@@ -158,7 +160,19 @@ impl Worker {
         }
         let path = listeners.iter().find_map(Listener::path).and_then(|path| std::path::absolute(path).ok());
         let (connections, hot, unasked, lingering) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        Ok(Worker { shared, index, epoll, listeners, path, connections, hot, unasked, lingering, next_worker: 0 })
+        Ok(Worker {
+            shared,
+            index,
+            epoll,
+            listeners,
+            deaf: Vec::new(),
+            path,
+            connections,
+            hot,
+            unasked,
+            lingering,
+            next_worker: 0,
+        })
     }
 
     fn run(mut self) {
@@ -251,8 +265,20 @@ impl Worker {
 
     /// Takes all connections that wait at a listener.
     fn accept(&mut self, listener: usize) {
-        while let Some(Ok((socket, about))) = self.listeners.get(listener).map(|l| l.accept(self.path.as_ref())) {
-            self.deal_out(socket, about);
+        loop {
+            match self.listeners.get(listener).map(|l| l.accept(self.path.as_ref())) {
+                Some(Ok((socket, about))) => self.deal_out(socket, about),
+                // Epoll would tell of who waits again and again.
+                Some(Err(e)) if lacks(&e) => return self.watch(listener, false),
+                Some(Err(_)) | None => return,
+            }
+        }
+    }
+
+    fn watch(&mut self, listener: usize, whether: bool) {
+        let token = LISTENERS + listener as u64;
+        if self.epoll.change(self.listeners[listener].as_raw_fd(), token, whether, false).is_ok() && !whether {
+            self.deaf.push(listener);
         }
     }
 
@@ -349,6 +375,9 @@ impl Worker {
                 self.close(token, Goodbye::Done, now);
             }
         }
+        for listener in std::mem::take(&mut self.deaf) {
+            self.watch(listener, true);
+        }
         let lingered = self.lingering.len();
         self.lingering.retain(|stream| socket::untaken(stream.as_raw_fd()) > 0);
         self.shared.connections.fetch_sub(lingered - self.lingering.len(), Ordering::Relaxed);
@@ -357,6 +386,11 @@ impl Worker {
             self.shared.nic.keep(&thread_cpu_ns);
         }
     }
+}
+
+/// Whether the system has none left of what a connection needs. Any other failure is that connection's own.
+fn lacks(e: &std::io::Error) -> bool {
+    matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM))
 }
 
 impl Connection {

@@ -27,13 +27,20 @@ impl Process {
     }
 
     fn start_at(mib: u64, tcp: &str) -> Process {
+        Process::start_with(mib, tcp, 1024)
+    }
+
+    fn start_with(mib: u64, tcp: &str, descriptors: u32) -> Process {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let name = format!("farmem-end-{}-{}.sock", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         let path = std::env::temp_dir().join(name);
         // Cargo builds examples beside tests: target/PROFILE/{deps/this-test, examples/node}.
         let here = std::env::current_exe().unwrap();
         let node: PathBuf = here.parent().unwrap().parent().unwrap().join("examples/node");
-        let mut child = Command::new(node)
+        let limited = format!("ulimit -n {descriptors}; exec \"$0\" \"$@\"");
+        let mut child = Command::new("sh")
+            .args(["-c", &limited])
+            .arg(node)
             .args([&mib.to_string(), tcp, &format!("unix:{}", path.display())])
             .stdout(Stdio::piped())
             // A group of its own: whoever ends above the test leaves the test's group an orphan, and the kernel
@@ -49,6 +56,18 @@ impl Process {
 
     fn address(&self) -> SocketAddr {
         self.tcp.to_string().parse().unwrap()
+    }
+
+    /// CPU time that its threads have had, and how often: who looks again and again while others run has little of the one.
+    fn had(&self) -> (Duration, u64) {
+        let of_thread = |thread: std::io::Result<std::fs::DirEntry>| {
+            let schedstat = std::fs::read_to_string(thread.unwrap().path().join("schedstat")).unwrap();
+            let numbers: Vec<u64> = schedstat.split_whitespace().map(|number| number.parse().unwrap()).collect();
+            (numbers[0], numbers[2])
+        };
+        let threads = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
+        let (ns, times) = threads.map(of_thread).fold((0, 0), |all, one| (all.0 + one.0, all.1 + one.1));
+        (Duration::from_nanos(ns), times)
     }
 
     fn signal(&self, signal: i32) {
@@ -167,6 +186,23 @@ fn a_stopped_node_is_waited_for() {
         assert_eq!(get(&mut fresh, slab, 0, 6), Ok(b"before".to_vec()));
         session.grant().unwrap();
     });
+}
+
+/// Somebody opens connections until the node has no descriptor left for one more: those that wait are not looked at again
+/// and again for nothing.
+#[test]
+fn a_node_without_descriptors_is_idle_and_recovers() {
+    let node = Process::start_with(256, "127.0.0.1:0", 64);
+    let held: Vec<TcpStream> = (0..100).map(|_| TcpStream::connect(node.address()).unwrap()).collect();
+    let descriptors = format!("/proc/{}/fd", node.child.id());
+    within(Duration::from_secs(5), "no descriptor is left", || std::fs::read_dir(&descriptors).unwrap().count() >= 64);
+    let before = node.had();
+    std::thread::sleep(Duration::from_secs(2));
+    let (cpu, times) = (node.had().0 - before.0, node.had().1 - before.1);
+    assert!(cpu < Duration::from_millis(200) && times < 100, "{cpu:?} of CPU, {times} times, in 2 s of nothing to do");
+    drop(held);
+    let session = Session::connect(&node.tcp, &options(Transport::Tcp)).unwrap();
+    session.grant().unwrap();
 }
 
 /// Something between host and node that can be cut, as a middlebox on the way.
