@@ -10,10 +10,12 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A request's head, at most.
 const REQUEST: usize = 4096;
+/// How long it may take to say it, and each part of the answer to be taken.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Serves the counters at an address; returns the address with its port. Ends with the node.
 pub fn serve(at: SocketAddr, nic: &Arc<Nic>) -> Result<SocketAddr, StartError> {
@@ -22,7 +24,12 @@ pub fn serve(at: SocketAddr, nic: &Arc<Nic>) -> Result<SocketAddr, StartError> {
     let bound = listener.local_addr().map_err(failed)?;
     let nic = Arc::downgrade(nic);
     let serving = move || {
-        for stream in listener.incoming().flatten() {
+        for stream in listener.incoming() {
+            // None: no descriptor is left, perhaps for long.
+            let Ok(stream) = stream else {
+                std::thread::sleep(Duration::from_millis(100));
+                continue;
+            };
             if answer(stream, &nic).is_none() {
                 return;
             }
@@ -35,13 +42,16 @@ pub fn serve(at: SocketAddr, nic: &Arc<Nic>) -> Result<SocketAddr, StartError> {
 /// None when the node is gone.
 fn answer(mut stream: TcpStream, nic: &Weak<Nic>) -> Option<()> {
     let nic = nic.upgrade()?;
-    let patience = Some(Duration::from_secs(2));
-    let _ = stream.set_read_timeout(patience).and_then(|()| stream.set_write_timeout(patience));
+    let _ = stream.set_write_timeout(Some(PATIENCE));
+    let until = Instant::now() + PATIENCE;
     let mut head = [0; REQUEST];
     let mut got = 0;
     while got < head.len() && !head[..got].windows(4).any(|w| w == b"\r\n\r\n") {
-        match stream.read(&mut head[got..]) {
+        // For all of it, not for each byte: others wait.
+        let left = until.saturating_duration_since(Instant::now());
+        match stream.set_read_timeout(Some(left)).and_then(|()| stream.read(&mut head[got..])) {
             Ok(n) if n > 0 => got += n,
+            // Nor may the time left be nothing, which would mean for ever, and is refused.
             _ => return Some(()),
         }
     }

@@ -11,7 +11,7 @@ use farmem_protocol::addr::SLAB_BYTES;
 use farmem_protocol::extent::{Actor, Claimant, Claimer, Failed, Level, Owner, Release, Want};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 fn config() -> Config {
     Config {
@@ -42,6 +42,27 @@ fn fetch(at: SocketAddr, request: &str) -> String {
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
     answer
+}
+
+/// Somebody who says his request a byte at a time has as long as everybody, not as long for each byte.
+#[test]
+fn who_drips_his_request_keeps_nobody_waiting() {
+    let node = Node::start(&config()).unwrap();
+    let at = node.metrics().unwrap();
+    let mut slow = TcpStream::connect(at).unwrap();
+    slow.write_all(b"G").unwrap();
+    std::thread::scope(|scope| {
+        let dripping = scope.spawn(move || {
+            let begun = Instant::now();
+            while begun.elapsed() < Duration::from_secs(20) && slow.write_all(b"x").is_ok() {
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        });
+        let begun = Instant::now();
+        assert!(fetch(at, "GET /metrics").starts_with("HTTP/1.1 200 OK"));
+        assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+        dripping.join().unwrap();
+    });
 }
 
 #[test]
