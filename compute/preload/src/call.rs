@@ -63,6 +63,8 @@ pub const ALWAYS: &[i64] = &[
     libc::SYS_ioctl,
     libc::SYS_munmap,
     libc::SYS_mprotect,
+    libc::SYS_pkey_mprotect,
+    libc::SYS_pkey_alloc,
     libc::SYS_madvise,
     libc::SYS_mremap,
 ];

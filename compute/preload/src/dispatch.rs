@@ -24,6 +24,9 @@ pub fn dispatch(call: &Call) -> isize {
         libc::SYS_brk => mappings::brk(call, a),
         libc::SYS_munmap => mappings::munmap(call),
         libc::SYS_mprotect => mappings::mprotect(call),
+        libc::SYS_pkey_mprotect => mappings::pkey_mprotect(call),
+        // As on processors without keys.
+        libc::SYS_pkey_alloc => -(libc::ENOSPC as isize),
         libc::SYS_madvise => mappings::by_parts(call, |at, len| pager().madvise(at, len, c as i32)),
         libc::SYS_mremap => mappings::mremap(call),
         libc::SYS_mincore if is_far(a) => mappings::mincore(a, b, c),

@@ -104,6 +104,17 @@ pub fn mprotect(call: &Call) -> isize {
     })
 }
 
+/// pkey_mprotect, in a process that has no key but the one that every page has.
+///
+/// Keys are not to be had ([`crate::dispatch`]): a fault's handler starts with the right to key 0 alone, and would have to
+/// read the pages that it evicts all the same. What a library has allocated by an instruction of its own is unknown here.
+pub fn pkey_mprotect(call: &Call) -> isize {
+    match call.args[3] as i32 {
+        -1 | 0 => mprotect(&Call { nr: libc::SYS_mprotect, ..*call }),
+        _ => by_parts(call, |_, _| -(libc::EINVAL as isize)),
+    }
+}
+
 /// munmap.
 pub fn munmap(call: &Call) -> isize {
     refused_if_elsewhere(call.args[0], call.args[1]);
