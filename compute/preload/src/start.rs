@@ -8,7 +8,7 @@ use farmem_fabric::{ConnectError, NodeAddr, Session};
 use farmem_pager::ending::{die, say};
 use farmem_pager::{Config, FaultMode, StartError, ending};
 use farmem_pool::Pool;
-use farmem_protocol::addr::FAR_START;
+use farmem_protocol::addr::{FAR_END, FAR_START};
 use farmem_protocol::exit;
 use farmem_sys::raw::Errno;
 use std::sync::atomic::Ordering;
@@ -108,6 +108,11 @@ fn arm(text: &str) -> Result<(), String> {
         Err(e) => return Err(e.to_string()),
     };
     pager.take_stock();
+    for (at, end) in mapped_far() {
+        // Pages of its own the pager has none yet: nothing is unmapped, and the addresses are taken. (Their protection only
+        // matters for what is ours.)
+        pager.forget_range(at, end - at, libc::PROT_NONE);
+    }
     near::reserve().map_err(|e| format!("no address space for near stacks: {e}"))?;
     threads::create::resolve();
     exec::carry();
@@ -151,6 +156,17 @@ fn arm(text: &str) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// What is mapped at far addresses already: an allocator that a library's constructor, run before ours, has asked for
+/// memory may have named addresses by chance (PartitionAlloc does). It stays as it is, near.
+fn mapped_far() -> Vec<(usize, usize)> {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    let bounds = maps.lines().filter_map(|line| {
+        let (from, to) = line.split_whitespace().next()?.split_once('-')?;
+        Some((usize::from_str_radix(from, 16).ok()?, usize::from_str_radix(to, 16).ok()?))
+    });
+    bounds.map(|(from, to)| (from.max(FAR_START), to.min(FAR_END))).filter(|(from, to)| from < to).collect()
 }
 
 /// Where libc's code is.
