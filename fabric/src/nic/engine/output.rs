@@ -13,6 +13,8 @@ use std::sync::Arc;
 
 /// Output backed up, at which input waits.
 const BACKLOG: usize = 2 << 20;
+/// Pieces that wait, at which input waits: each takes more of the node's memory than the shortest is long.
+pub(super) const PIECES: usize = 8192;
 /// Descriptors that wait to go out, at which input waits: some of them are the node's until then.
 const PASSING: usize = 16;
 /// Parts of one transfer out.
@@ -100,7 +102,13 @@ impl Output {
 
     /// Whether so much waits that input has to wait too.
     pub fn is_backed_up(&self) -> bool {
-        self.backlog >= BACKLOG || self.passing >= PASSING
+        self.backlog >= BACKLOG || self.pieces.len() >= PIECES || self.passing >= PASSING
+    }
+
+    /// How many pieces wait.
+    #[cfg(test)]
+    pub fn pieces(&self) -> usize {
+        self.pieces.len()
     }
 
     pub fn memory(&mut self, grip: Grip, len: u32) {

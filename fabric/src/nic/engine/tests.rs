@@ -315,3 +315,26 @@ fn a_local_member_that_dialled_anew_outlives_its_older_connection() {
     second.close(&node.nic, Goodbye::Cut, 0);
     assert_eq!(node.nic.members().len(), 1);
 }
+
+/// What waits for a peer that takes nothing is bounded in memory, not only in bytes to send: of a READ of one byte most is
+/// what the node must remember of it.
+#[test]
+fn small_reads_that_nobody_takes_are_few() {
+    let node = Node::new();
+    let mut engine = Engine::new(Circumstances::default());
+    pull(&mut engine, &node.nic, &node.attach(7)).unwrap();
+    let verb =
+        Verb { op: Op::Read as u8, zero: [0; 3], len: 1.into(), key: Key::from(node.slab).0.into(), offset: 0.into() };
+    let mut first = 0u64;
+    while !engine.is_backed_up() {
+        let batch = Batch { count: 128.into(), zero: 0.into(), bytes: 0.into(), first: first.into() };
+        let bytes = [batch.as_bytes(), verb.as_bytes().repeat(128).as_slice()].concat();
+        pull(&mut engine, &node.nic, &bytes).unwrap();
+        first += 128;
+    }
+    assert!(engine.output.pieces() <= output::PIECES + 2, "{} pieces of output", engine.output.pieces());
+    // And all of it is right in the end.
+    let said = pushed(&mut engine, &node.nic);
+    let went = (said.len() - size_of::<Welcome>()) / (size_of::<Completion>() + 1);
+    assert!(went > output::PIECES / 2 - 128 && !engine.is_backed_up(), "{went}");
+}
