@@ -26,6 +26,7 @@ use std::process::Command;
 use std::time::{Duration, Instant, SystemTime};
 
 use farmem_fabric::NodeAddr;
+use farmem_protocol::addr::SLAB_BYTES;
 use farmem_sys::process::{self, Signals};
 
 use crate::counters::{self, Beginning, Sample};
@@ -134,6 +135,19 @@ Sizes: 64k, 512M, 1.5G (powers of 1024), or 25%. Times: 500ms, 5s, 2m.
 Exit status: the program's own, and its signals. 64 usage, 70 node lost, 71 far memory
 exhausted, 72 no usable node, 73 farmem broken, 126 and 127 as in a shell.";
 
+/// What a node that is started for the run lends: said here in the words of `farmem run`, whose user knows of no node.
+fn lent(far: Option<Size>, ram: u64, available: u64) -> Result<u64, Failure> {
+    let Some(far) = far.map(|far| far.bytes(ram)) else { return Ok((available / 5 * 4).max(SLAB_BYTES)) };
+    if far < SLAB_BYTES {
+        return Err(Failure::usage(format!("--far is below {} MiB, the least that is lent", SLAB_BYTES >> 20)));
+    }
+    if far > ram {
+        let (far, ram) = (units::bytes(far), units::bytes(ram));
+        return Err(Failure::usage(format!("--far is {far}, more than this machine's {ram}: give less")));
+    }
+    Ok(far)
+}
+
 /// Runs the program; returns only if it could not be started. Otherwise this process ends as the program ended.
 pub fn run(options: &Options) -> Result<Infallible, Failure> {
     // First, so that it starts with the signals that we were started with, and is no descendant of the run's.
@@ -162,6 +176,7 @@ pub fn run(options: &Options) -> Result<Infallible, Failure> {
         return Err(Failure::usage("--shape holds tcp to a rate: add --transport tcp"));
     }
     options.stats.prepare().map_err(Failure::usage)?;
+    let lend = lent(options.far, ram, available)?;
     let library = library::place().map_err(Failure::usage)?;
     let dir = runtime_dir::own().map_err(Failure::usage)?;
     keeper::sweep(&dir);
@@ -169,7 +184,6 @@ pub fn run(options: &Options) -> Result<Infallible, Failure> {
     let run = RunName::new().map_err(|e| Failure::usage(format!("no randomness for a run's name: {e}")))?;
     let mut nodes = options.node.clone();
     let embedded = if nodes.is_empty() {
-        let lend = options.far.map_or(available / 5 * 4, |far| far.bytes(ram));
         let node = Embedded::start(&dir, run, lend, options.transport, &signals)?;
         nodes.push(node.node().clone());
         Some(node)
