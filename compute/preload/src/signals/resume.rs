@@ -42,14 +42,16 @@ const IMAGE_BYTES: usize = 48;
 const FEATURES_AT: usize = SOFTWARE_AT + 8;
 /// The header of an extended state: features not in their initial state; the compacted format's.
 const HEADER_AT: usize = LEGACY_BYTES;
+/// MPX, which processors of 2015 to 2020 have and hardly any program uses: bounds registers, and their configuration.
+const BOUNDS: usize = 1 << 3 | 1 << 4;
 const PKRU: u32 = 9;
 /// AMX: what a tile looks like, which every frame holds where the processor has it, and the tiles.
 const TILE_CONFIG: u32 = 17;
 #[cfg(test)]
 const TILE_DATA: u32 = 18;
-/// x87, SSE, AVX, AVX-512 in three parts, protection keys, and the tiles' configuration: features whose registers `xrstor`
-/// sets as the kernel would. (Not the tiles: the kernel may have disabled them until their first use.)
-const FEATURES: usize = 1 << 0 | 1 << 1 | 1 << 2 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << PKRU | 1 << TILE_CONFIG;
+/// x87, SSE, AVX, bounds, AVX-512 in three parts, protection keys, and the tiles' configuration: features whose registers
+/// `xrstor` sets as the kernel would. (Not the tiles: the kernel may have disabled them until their first use.)
+const FEATURES: usize = 1 << 0 | 1 << 1 | 1 << 2 | BOUNDS | 1 << 5 | 1 << 6 | 1 << 7 | 1 << PKRU | 1 << TILE_CONFIG;
 
 /// Flags that may be set: those of arithmetic, direction, interrupts, resume, identification, and bit 1, which always is.
 /// (Not single steps, nested tasks, with which `iretq` traps, or alignment checks.)
@@ -200,6 +202,8 @@ unsafe fn is_plain(context: usize, code: u16, stack: u16) -> bool {
             || read(vector + SOFTWARE_AT) as u32 != EXTENDED_MAGIC
             || read(vector + FEATURES_AT) & !FEATURES != 0
             || read(vector + HEADER_AT + 8) != 0
+            // Where bounds are in use, a jump between `xrstor` and `iretq` would forget them.
+            || read(vector + HEADER_AT) & BOUNDS != 0
         {
             return false;
         }
@@ -261,7 +265,7 @@ mod tests {
     #[test]
     fn what_is_unusual_is_left_to_the_kernel() {
         assert!(Frame::new().is_plain());
-        let unusual: [fn(&mut Frame); 12] = [
+        let unusual: [fn(&mut Frame); 13] = [
             |f| f.context[SEGMENTS_AT / 8] = u64::from(STACK) << 48 | 0x23, // 32 bits
             |f| f.context[SEGMENTS_AT / 8] = 0x2f << 48 | u64::from(CODE),
             |f| f.context[FLAGS_AT / 8] |= 1 << 8,  // a single step
@@ -272,6 +276,7 @@ mod tests {
             |f| f.state[SOFTWARE_AT / 8] = 0,
             |f| f.state[FEATURES_AT / 8] |= 1 << TILE_DATA,
             |f| f.state[HEADER_AT / 8 + 1] = 1 << 63,
+            |f| f.state[HEADER_AT / 8] |= 1 << 4,    // bounds are checked
             |f| f.state[HEADER_AT / 8] |= 1 << PKRU, // keys, and nobody knows where
             |f| {
                 PKRU_AT.store(2688, Ordering::Relaxed);
@@ -288,6 +293,9 @@ mod tests {
         let mut tiles = Frame::new();
         tiles.state[FEATURES_AT / 8] |= 1 << TILE_CONFIG;
         assert!(tiles.is_plain(), "as every frame is where the processor has tiles");
+        let mut bounds = Frame::new();
+        bounds.state[FEATURES_AT / 8] |= BOUNDS as u64;
+        assert!(bounds.is_plain(), "as every frame is where the processor has MPX");
         let mut keys = Frame::new();
         PKRU_AT.store(2688, Ordering::Relaxed);
         keys.state[HEADER_AT / 8] |= 1 << PKRU;
