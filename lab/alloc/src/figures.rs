@@ -225,6 +225,16 @@ impl fmt::Display for Report<'_> {
         if !self.replays.is_empty() {
             let about = "Traces, all tenants at once: verbs (frees' too) for one allocation, its latency; bytes held over bytes lent, over time; guarded: over those and what an old key still reaches";
             write!(f, "\n{about}\n\n{}", self.replay_table())?;
+            for replay in self.replays.iter().filter(|replay| replay.kept.iter().any(|&kept| kept > 0.0)) {
+                let [ahead, part, empty, cleaning] = replay.kept.map(|kept| format!("{:.1} %", kept * 100.0));
+                writeln!(
+                    f,
+                    "\n{}, {:?}{}: of the bytes lent, granted ahead {ahead}, free in blocks of which clients hold a part {part}, empty blocks {empty}, being made clean {cleaning}",
+                    replay.system.name(),
+                    replay.lifetime,
+                    if replay.is_tight { ", tight" } else { "" }
+                )?;
+            }
             for (replay, first) in self.replays.iter().filter_map(|replay| Some((replay, replay.first_refused?))) {
                 let (held, pool, size) = (gib(first.held), gib(first.pool), size_name(first.order));
                 writeln!(

@@ -46,11 +46,23 @@ pub enum Standing {
     Exposed,
     /// It is given to a client; of which host, where the words say so.
     Held(Option<u32>),
-    /// No client has it and it is no client's to take; somebody who is named will make it free again: a host's stock,
-    /// the daemon that drains it.
-    Reserved,
+    /// No client has it and it is no client's to take; somebody who is named will make it free again.
+    Reserved(Kept),
     /// Nobody has it and nobody will ever get it.
     Lost,
+}
+
+/// Why what nobody holds is not free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kept {
+    /// Granted to a client that has not taken it yet.
+    Ahead,
+    /// Free in a block of a host, of which clients hold other chunks.
+    Part,
+    /// In a block of a host of which nobody holds anything.
+    Empty,
+    /// Given back, or on its way: to be drained and zeroed.
+    Cleaning,
 }
 
 /// What is wrong. The first thing, in words.
@@ -141,11 +153,17 @@ impl Ledger {
                     census.free += 1;
                     census.exposed += 1;
                 }
-                (0, Standing::Reserved) => census.reserved += 1,
+                (0, Standing::Reserved(why)) => {
+                    census.reserved += 1;
+                    census.kept[why as usize] += 1;
+                }
                 (0, _) if at_rest => {
                     return Err(format!("chunk {chunk} is lost: nobody holds it, and by the words it is {stands:?}"));
                 }
-                (0, _) => census.reserved += 1,
+                (0, _) => {
+                    census.reserved += 1;
+                    census.kept[Kept::Cleaning as usize] += 1;
+                }
             }
         }
         Ok(census)
@@ -159,8 +177,10 @@ pub struct Census {
     pub held: u64,
     /// Anybody's.
     pub free: u64,
-    /// Nobody's now.
+    /// Nobody's now,
     pub reserved: u64,
+    /// and why, in the order of [`Kept`].
+    pub kept: [u64; 4],
     /// Anybody's, though an old key still reaches them: counted with the free.
     pub exposed: u64,
 }
@@ -193,15 +213,14 @@ mod tests {
         let compare =
             |stands: [Standing; 4], rest| ledger.compare(|chunk| stands[chunk as usize], |client| client / 4, rest);
         use Standing::*;
-        let census = compare([Held(None), Held(Some(1)), Free, Reserved], true).unwrap();
-        assert_eq!(census, Census { held: 2, free: 1, reserved: 1, exposed: 0 });
+        let census = compare([Held(None), Held(Some(1)), Free, Reserved(Kept::Part)], true).unwrap();
+        assert_eq!(census, Census { held: 2, free: 1, reserved: 1, kept: [0, 1, 0, 0], exposed: 0 });
         assert!(compare([Free, Held(None), Free, Free], false).unwrap_err().contains("client 5 holds chunk 0"));
         assert!(compare([Held(Some(0)), Held(None), Free, Free], false).is_err(), "another host's");
         assert!(compare([Held(None), Held(None), Held(None), Free], true).unwrap_err().contains("lost"));
-        assert!(
-            compare([Held(None), Held(None), Held(None), Free], false).is_ok(),
-            "somebody may be in the middle of it"
-        );
+        let census = compare([Held(None), Held(None), Held(None), Reserved(Kept::Empty)], false);
+        let census = census.expect("somebody may be in the middle of it");
+        assert_eq!((census.reserved, census.kept), (2, [0, 0, 1, 1]), "what is on its way is counted too");
         assert!(compare([Held(None), Held(None), Lost, Free], true).is_err());
     }
 }

@@ -129,6 +129,8 @@ pub struct Replay {
     pub utilisation: f64,
     /// The same over these and what an old key still reaches: bytes that nobody else could have had to himself.
     pub guarded_utilisation: f64,
+    /// Of the bytes that nobody else could have had, the shares that no client held, by why ([`Kept`](crate::ledger::Kept)).
+    pub kept: [f64; 4],
     /// The same of static grants of whole GiB.
     pub static_utilisation: f64,
 }
@@ -294,11 +296,14 @@ impl With for Player<'_> {
             });
         }
         let before = Before::of(&bench.node);
-        let (mut lent, mut exposed, mut looked) = (0.0, 0.0, 0.0);
+        let (mut lent, mut exposed, mut looked, mut kept) = (0.0, 0.0, 0.0, [0.0; 4]);
         while bench.world.clients() > 0 {
             bench.world.run_until(bench.world.now() + LOOK);
             let census = bench.check(false)?;
             lent += ((census.held + census.reserved) * CHUNK) as f64 * LOOK as f64;
+            for (sum, kept) in kept.iter_mut().zip(census.kept) {
+                *sum += (kept * CHUNK) as f64 * LOOK as f64;
+            }
             exposed += (census.exposed * CHUNK) as f64 * LOOK as f64;
             let held: u64 = tenants.borrow().iter().map(|tenant| tenant.held).sum();
             looked += held as f64 * LOOK as f64;
@@ -326,6 +331,7 @@ impl With for Player<'_> {
             first_refused: refusals.first.get(),
             utilisation: looked / f64::max(lent, 1.0),
             guarded_utilisation: looked / f64::max(lent + exposed, 1.0),
+            kept: kept.map(|kept| kept / f64::max(lent, 1.0)),
             static_utilisation: held / granted.max(1.0),
         })
     }

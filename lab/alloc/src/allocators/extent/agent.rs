@@ -86,6 +86,11 @@ impl Host {
         self.blocks.borrow().get(chunk / BLOCK).is_some_and(|owned| owned.inside.is_used(chunk % BLOCK))
     }
 
+    /// Whether clients have anything of this block, or ahead.
+    pub(super) fn is_used(&self, block: u32) -> bool {
+        self.blocks.borrow().get(block).is_some_and(|owned| !owned.inside.is_empty())
+    }
+
     /// Whether its last claim lost all that it tried.
     pub(super) fn lost_last(&self) -> bool {
         self.in_vain.get() > 0

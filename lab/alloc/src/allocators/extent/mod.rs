@@ -40,7 +40,7 @@ use farmem_protocol::extent::{
 };
 
 use super::{Allocator, BLOCK, BLOCK_ORDER, Client, OldKeys};
-use crate::ledger::{CHUNK, Grant, Standing};
+use crate::ledger::{CHUNK, Grant, Kept, Standing};
 use crate::sim::costs::us;
 use crate::sim::node::{At, Node};
 use crate::sim::random::Random;
@@ -210,10 +210,12 @@ impl Allocator for Extent {
                 State::Owned if whole.contains(&block) => Standing::Held(Some(host)),
                 State::Owned => match self.hosts.get(host as usize) {
                     Some(holder) if holder.uses(chunk) && !waiting.contains(&chunk) => Standing::Held(Some(host)),
-                    Some(_) => Standing::Reserved,
+                    Some(_) if waiting.contains(&chunk) => Standing::Reserved(Kept::Ahead),
+                    Some(holder) if holder.is_used(block) => Standing::Reserved(Kept::Part),
+                    Some(_) => Standing::Reserved(Kept::Empty),
                     None => Standing::Lost,
                 },
-                State::Quarantine => Standing::Reserved,
+                State::Quarantine => Standing::Reserved(Kept::Cleaning),
                 State::Shared => {
                     let place = Place::chunk(chunk);
                     let word = Word(words[self.at(Target::Word(place))]);
@@ -221,9 +223,10 @@ impl Allocator for Extent {
                         (u32::from(word.owner().slot()).wrapping_sub(1), release::Grant { place, word });
                     match word.state() {
                         State::Free => Standing::Free,
-                        State::Quarantine => Standing::Reserved,
+                        State::Quarantine => Standing::Reserved(Kept::Cleaning),
                         State::Owned => match self.hosts.get(host as usize) {
-                            Some(holder) if waiting.contains(&chunk) || holder.releases(&grant) => Standing::Reserved,
+                            Some(_) if waiting.contains(&chunk) => Standing::Reserved(Kept::Ahead),
+                            Some(holder) if holder.releases(&grant) => Standing::Reserved(Kept::Cleaning),
                             Some(_) => Standing::Held(Some(host)),
                             None => Standing::Lost,
                         },
@@ -231,7 +234,7 @@ impl Allocator for Extent {
                     }
                 }
                 // The node merges: every chunk of it is free.
-                State::Merging => Standing::Reserved,
+                State::Merging => Standing::Reserved(Kept::Cleaning),
                 _ => Standing::Lost,
             }
         }
