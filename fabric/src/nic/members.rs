@@ -323,13 +323,15 @@ impl Nic {
     }
 
     /// A connection of the member has closed.
-    pub(super) fn left(&self, member: &Arc<Member>, was_control: bool, now_ns: u64) {
+    ///
+    /// The end of a local member's control connection is its process's end; but not that of one that was superseded, for it
+    /// has dialled anew since, nor if it was this node that closed it (`by_node`), as it does one that was superseded.
+    pub(super) fn left(&self, member: &Arc<Member>, was_control: bool, by_node: bool, now_ns: u64) {
         let mut presence = member.presence.lock();
         presence.connections -= 1;
         presence.controls -= usize::from(was_control);
         presence.absent_since = now_ns;
-        // One that was superseded is no sign of its process's end: it has dialled anew since.
-        let ended = was_control && member.local && presence.controls == 0;
+        let ended = was_control && !by_node && member.local && presence.controls == 0;
         drop(presence);
         if ended {
             self.part(member);

@@ -470,12 +470,13 @@ impl Engine {
         if let Goodbye::Broken(_) = why {
             count(&nic.tally.broken_connections, 1);
         }
+        let by_node = why == Goodbye::Done;
         match &self.phase {
-            Phase::Control(control) => nic.left(&control.member, true, now_ns),
-            Phase::Queue(serving) => nic.left(&serving.member, false, now_ns),
+            Phase::Control(control) => nic.left(&control.member, true, by_node, now_ns),
+            Phase::Queue(serving) => nic.left(&serving.member, false, by_node, now_ns),
             Phase::Wire(wire) => {
                 nic.cut_wire(&wire.member, wire.queue, wire.ours);
-                nic.left(&wire.member, false, now_ns);
+                nic.left(&wire.member, false, by_node, now_ns);
             }
             Phase::Hello | Phase::Closing => {}
         }

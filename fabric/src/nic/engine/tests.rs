@@ -316,6 +316,29 @@ fn a_local_member_that_dialled_anew_outlives_its_older_connection() {
     assert_eq!(node.nic.members().len(), 1);
 }
 
+/// The later connection ends first (a child's, say, that dialled for itself), and then the earlier is used, by a process
+/// that knows of no other: the node closes it, which says nothing of the process.
+#[test]
+fn a_local_member_outlives_a_superseded_connection_that_the_node_closes() {
+    let node = Node::new();
+    let local = || Engine::new(Circumstances { local: true, ..Circumstances::default() });
+    let mut first = local();
+    pull(&mut first, &node.nic, hello(Purpose::Join).as_bytes()).unwrap();
+    let secret = Welcome::read_from_bytes(&pushed(&mut first, &node.nic)).unwrap().secret;
+    let again = Hello { secret, incarnation: node.nic.incarnation.into(), ..hello(Purpose::Rejoin) };
+    let mut second = local();
+    pull(&mut second, &node.nic, again.as_bytes()).unwrap();
+    second.close(&node.nic, Goodbye::Cut, 0);
+    let why = pull(&mut first, &node.nic, request(Ask::Grant, 1, 0).as_bytes()).unwrap_err();
+    first.close(&node.nic, why, 0);
+    let mut third = local();
+    pull(&mut third, &node.nic, again.as_bytes()).unwrap();
+    let welcome = Welcome::read_from_bytes(&pushed(&mut third, &node.nic)).unwrap();
+    assert_eq!(Verdict::of(welcome.verdict), Some(Verdict::Welcome));
+    third.close(&node.nic, Goodbye::Cut, 0);
+    assert_eq!(node.nic.members().len(), 1, "its process has ended");
+}
+
 /// What waits for a peer that takes nothing is bounded in memory, not only in bytes to send: of a READ of one byte most is
 /// what the node must remember of it.
 #[test]
