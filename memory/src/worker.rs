@@ -277,7 +277,9 @@ impl Worker {
 
     fn watch(&mut self, listener: usize, whether: bool) {
         let token = LISTENERS + listener as u64;
-        if self.epoll.change(self.listeners[listener].as_raw_fd(), token, whether, false).is_ok() && !whether {
+        let done = self.epoll.change(self.listeners[listener].as_raw_fd(), token, whether, false).is_ok();
+        // Also one that could not be watched again: it is tried at the next sweep.
+        if done != whether {
             self.deaf.push(listener);
         }
     }
