@@ -284,7 +284,8 @@ impl Threads {
     }
 
     /// In a forked child, where only the calling thread exists: forgets every thread's queue pairs,
-    /// which belong to the parent.
+    /// which belong to the parent, and who was on his way in. (A thread that has set `inside` after [`Threads::close`]
+    /// looked takes it back in the parent alone.)
     pub fn forget_links(&self, own: &mut Inside<'_>) {
         own.thread.forget_links();
         self.spare.lock().iter_mut().for_each(|thread| thread.forget_links());
@@ -298,6 +299,7 @@ impl Threads {
                 if context.owner.load(Ordering::Relaxed) != 0 {
                     context.owner.store(GIVEN_BACK, Ordering::Relaxed);
                 }
+                context.inside.store(0, Ordering::Relaxed);
             }
         }
     }
@@ -336,5 +338,21 @@ mod tests {
         let again: Vec<u32> = (0..CONTEXTS).map(|n| threads.enter_as(tp(n)).thread.number).collect();
         let different = own.iter().collect::<std::collections::HashSet<_>>().len();
         assert_eq!((own == again, different), (true, CONTEXTS));
+    }
+
+    /// A thread that comes while a fork is under way may have set its flag when the child begins: the child has no such
+    /// thread, and its own next fork would wait for it.
+    #[test]
+    fn a_child_waits_for_no_thread_of_its_parents() {
+        let threads = Threads::new(8);
+        let mut own = threads.enter_as(tp(0));
+        drop(threads.enter_as(tp(1)));
+        threads.close(&own);
+        let late = |context: &&Context| context.owner.load(Ordering::Relaxed) == tp(1);
+        threads.contexts.iter().find(late).unwrap().inside.store(1, Ordering::Relaxed);
+        threads.forget_links(&mut own);
+        threads.open();
+        let inside = threads.contexts.iter().filter(|context| context.inside.load(Ordering::Relaxed) != 0).count();
+        assert_eq!(inside, 1, "the child itself");
     }
 }
