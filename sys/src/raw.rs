@@ -298,12 +298,22 @@ pub struct SignalsBlocked {
 }
 
 impl SignalsBlocked {
-    /// Blocks all signals of the calling thread.
+    /// Blocks all signals of the calling thread but those that its faults and its filters' traps are.
     #[inline]
     #[allow(clippy::new_without_default)]
     pub fn new() -> Self {
         // SIGBUS and SIGSYS stay open: the program's faults in this window would be fatal otherwise.
-        let all = !(1u64 << (libc::SIGBUS - 1) | 1 << (libc::SIGSYS - 1));
+        Self::of(!(1u64 << (libc::SIGBUS - 1) | 1 << (libc::SIGSYS - 1)))
+    }
+
+    /// Those too, which may be sent by anybody: where nothing faults, and a handler of theirs must not come between. A
+    /// call that a filter traps ends the process there.
+    pub fn all() -> Self {
+        Self::of(u64::MAX)
+    }
+
+    #[inline]
+    fn of(all: u64) -> Self {
         let mut before = 0u64;
         // SAFETY: two live words of the kernel's sigset size.
         unsafe {

@@ -68,6 +68,28 @@ static pid_t started(struct job *job) {
     return clone(child, job->stack + job->bytes, SIGCHLD, job);
 }
 
+/* Both threads fault on far stacks at once: on alternate stacks, each its own. */
+static void *sums(void *unused) {
+    (void)unused;
+    uint8_t *far = far_map(BYTES);
+    uintptr_t bad = 0;
+    for (int round = 0; round < 3; round++) {
+        fill(far, BYTES, round);
+        bad += wrong(far, BYTES, round);
+    }
+    munmap(far, BYTES);
+    return (void *)bad;
+}
+
+static int faults(void *argument) {
+    (void)argument;
+    pthread_t t;
+    if (pthread_create(&t, NULL, sums, NULL)) return 1;
+    void *own = sums(NULL), *its;
+    if (pthread_join(t, &its)) return 2;
+    return own || its ? 3 : wrong(mem, BYTES, key) ? 4 : 41;
+}
+
 /* Back to the stack of the parent, of which the child has a copy. */
 static jmp_buf back;
 static int jumps(void *unused) {
@@ -82,6 +104,18 @@ static pid_t by_clone3(struct clone_args *args) {
     return pid;
 }
 
+/* With a thread pointer of its own: a copy of the parent's thread block. */
+enum { BELOW = 1024, ABOVE = 3072 };
+static pid_t settled(struct job *job) {
+    static uint8_t block[BELOW + ABOVE] __attribute__((aligned(64)));
+    uint8_t *own = (uint8_t *)pthread_self(), *its = block + BELOW;
+    memcpy(block, own - BELOW, sizeof block);
+    memcpy(its, &its, sizeof its);
+    memcpy(its + 16, &its, sizeof its);
+    fflush(stdout);
+    return clone(faults, job->stack + job->bytes, SIGCHLD | CLONE_SETTLS, job, NULL, its);
+}
+
 int main(void) {
     alarm(200);
     mem = far_map(BYTES);
@@ -92,6 +126,7 @@ int main(void) {
     awaited("far stack", started(&far));
     fflush(stdout);
     if (setjmp(back)) _exit(works());
+    awaited("own thread pointer", settled(&far));
     awaited("jump", clone(jumps, near_stack + NEAR, SIGCHLD, NULL));
 
     /* Numbers that the kernel writes for both. */

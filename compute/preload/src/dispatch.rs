@@ -88,6 +88,8 @@ fn exit(call: &Call) -> isize {
 
 /// The end of one thread. The runtime's own live as long as the process: with the program's only one it ends.
 fn exit_thread(call: &Call) -> isize {
+    // What was handed over may lie on a far stack, which is not touched after [`threads::end`].
+    let call = &{ *call };
     let _signals = SignalsBlocked::new();
     if is_this_process() && sandbox::alone().unwrap_or_else(threads::is_only_one) {
         if sandbox::may_end() {

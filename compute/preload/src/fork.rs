@@ -125,7 +125,7 @@ fn make(call: &Call) -> Option<isize> {
     if ret == Some(0) {
         take_over();
         near::forget_in_child();
-        threads::forget_in_child();
+        threads::forget_in_child(record);
         actions::adopt();
         pager().fork_child(fork, claim_counters());
     } else {

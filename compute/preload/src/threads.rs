@@ -28,7 +28,8 @@ const RECORDS_SHIFT: u32 = 15;
 const GIVEN_BACK: usize = 1;
 /// Held where owners change: a record that becomes 0 while another is taken behind it would hide that from its thread. A
 /// thread that looks for its own record needs no lock, for what lies on its way to that is never 0. All signals are
-/// blocked meanwhile, and nothing is called that could fault.
+/// blocked meanwhile, SIGBUS and SIGSYS too, which others may send and whose handlers look for the record; nothing is
+/// called that could fault.
 static CHANGES: Lock<()> = Lock::new(());
 /// Records that have owners.
 static OWNED: AtomicUsize = AtomicUsize::new(0);
@@ -124,6 +125,21 @@ impl Record {
         }
     }
 
+    /// What the same thread had in another record, by another thread pointer: the kernel goes on with its alternate stack
+    /// and its mask.
+    fn take_from(&self, other: &Record) {
+        let fields: [fn(&Record) -> &AtomicUsize; 7] = [
+            |of| &of.alternate,
+            |of| &of.hidden,
+            |of| &of.pending,
+            |of| &of.asked_at,
+            |of| &of.asked_size,
+            |of| &of.scratch,
+            |of| &of.scratch_len,
+        ];
+        fields.iter().for_each(|of| of(self).store(of(other).swap(0, Ordering::Relaxed), Ordering::Relaxed));
+    }
+
     /// Makes a call that the program's filter may trap, where the program's handler must not run yet. `None`: it has
     /// trapped it, and the call is not made.
     pub fn without_traps(&self, call: impl FnOnce() -> isize) -> Option<isize> {
@@ -190,7 +206,8 @@ fn search(tp: usize) -> &'static Record {
     if let Some(found) = find(&RECORDS_OF_THREADS, tp) {
         return found;
     }
-    let _signals = SignalsBlocked::new();
+    let number = own_number();
+    let _signals = SignalsBlocked::all();
     let _changes = CHANGES.lock();
     // A signal's handler may have been faster.
     if let Some(found) = find(&RECORDS_OF_THREADS, tp) {
@@ -202,7 +219,7 @@ fn search(tp: usize) -> &'static Record {
     };
     EVER[index / 64].fetch_or(1 << (index % 64), Ordering::Relaxed);
     let record = &RECORDS_OF_THREADS[index];
-    record.number.store(own_number(), Ordering::Relaxed);
+    record.number.store(number, Ordering::Relaxed);
     OWNED.fetch_add(1, Ordering::Relaxed);
     record
 }
@@ -271,6 +288,9 @@ pub fn begin(hidden: usize) {
 /// The calling thread is about to end, by a call that nobody refuses; all its signals are blocked. Its record and its
 /// alternate stack are the next thread's. Where it stands on that stack, it keeps both: the kernel says so. And where
 /// the record is another thread's, whose thread pointer it shares, it has nothing to give back.
+///
+/// Once it has none, SIGBUS and SIGSYS are blocked too, to its end: a handler would take a record that nobody gives back.
+/// It must not touch far memory any more.
 pub fn end() {
     let record = current();
     if record.number.load(Ordering::Relaxed) != own_number() {
@@ -281,11 +301,13 @@ pub fn end() {
     // SAFETY: the structure is live.
     let left = unsafe { syscall(libc::SYS_sigaltstack, [&raw const none as usize, 0, 0, 0, 0, 0]) };
     if left == 0 {
-        give_back(record);
+        let signals = SignalsBlocked::all();
+        give_back(record, &signals);
+        std::mem::forget(signals);
     }
 }
 
-fn give_back(record: &Record) {
+fn give_back(record: &Record, _all: &SignalsBlocked) {
     let alternate = record.alternate.swap(0, Ordering::Relaxed);
     if alternate != 0 {
         alternate::put(alternate);
@@ -298,20 +320,25 @@ fn give_back(record: &Record) {
     OWNED.fetch_sub(1, Ordering::Relaxed);
 }
 
-/// In a forked child: the calling thread is the only one, and has a new number.
-pub fn forget_in_child() {
+/// In a forked child: the calling thread is the only one, and has a new number. `forker` is the record of the thread that
+/// made it; a clone can bring a thread pointer of its own.
+pub fn forget_in_child(forker: &Record) {
     let own = current();
     own.number.store(own_number(), Ordering::Relaxed);
+    if !std::ptr::eq(own, forker) {
+        own.take_from(forker);
+    }
     if OWNED.load(Ordering::Relaxed) == 1 {
         return;
     }
+    let signals = SignalsBlocked::all();
     for (i, word) in EVER.iter().enumerate() {
         let mut bits = word.load(Ordering::Relaxed);
         while bits != 0 {
             let record = &RECORDS_OF_THREADS[i * 64 + bits.trailing_zeros() as usize];
             bits &= bits - 1;
             if !std::ptr::eq(record, own) && record.owner.load(Ordering::Relaxed) > GIVEN_BACK {
-                give_back(record);
+                give_back(record, &signals);
             }
         }
     }
