@@ -1,4 +1,5 @@
-// Dirties its memory in a known way, until SIGTERM; then says whether it was harmed ("unharmed", status 0).
+// Dirties its memory in a known way, until SIGTERM; then says whether it was harmed ("unharmed", status 0). Without
+// whoever started it, as when a test is killed, it ends.
 //
 //   dirties lines K PAGES      K lines of each page, over and over
 //   dirties threads N PAGES    N threads, one line of each of their pages; others that come and go
@@ -44,15 +45,19 @@ static double now(void) {
     return t.tv_sec + t.tv_nsec * 1e-9;
 }
 
+static pid_t starter;
+
 // Rounds of stores to `lines` lines of each page, each checked in the round after.
 static void write_lines(volatile uint64_t *a, int lines, size_t pages, double seconds) {
     double until = now() + seconds;
-    for (uint64_t round = 1; !over && (seconds == 0 || now() < until); round++)
+    for (uint64_t round = 1; !over && (seconds == 0 || now() < until); round++) {
+        if (getppid() != starter) _exit(4);
         for (size_t page = 0; page < pages; page++)
             for (int line = 0; line < lines; line++) {
                 if (a[page * 512 + line * 8] != round - 1) harmed("a word is not what was stored");
                 a[page * 512 + line * 8] = round;
             }
+    }
 }
 
 static size_t pages;
@@ -121,6 +126,7 @@ static void calls(void) {
 int main(int n, char **arguments) {
     struct sigaction action = {.sa_handler = end};
     sigaction(SIGTERM, &action, 0);
+    starter = getppid();
     const char *mode = arguments[1];
     pages = strtoul(arguments[n - 1], 0, 10);
     if (!strcmp(mode, "lines")) {
@@ -144,6 +150,7 @@ int main(int n, char **arguments) {
         pthread_join(thread, 0);
     } else if (!strcmp(mode, "fork")) {
         pid_t parent = getpid(), child = fork();
+        if (child == 0) starter = parent;
         write_lines(array(pages), child == 0 ? 8 : 1, pages, 0);
         if (child > 0) kill(child, SIGTERM);
         if (getpid() != parent) _exit(0);

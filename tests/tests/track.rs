@@ -16,6 +16,7 @@ const PAGES: u64 = 2000;
 fn dirties(arguments: &[&str]) -> Result<Running> {
     let mut program = Command::new(compile::c("dirties", &[])?);
     program.args(arguments);
+    process::die_with_parent(&mut program);
     let running = process::spawn(program)?;
     // Its array is there, and written once.
     std::thread::sleep(Duration::from_millis(150));
@@ -33,6 +34,7 @@ fn unharmed(program: Running) -> Result<()> {
 fn tracker(options: &[&str], dir: &TempDir) -> Command {
     let mut track = Command::new(binary());
     track.arg("track").arg("--json").arg(dir.path().join("found.json")).args(options);
+    process::die_with_parent(&mut track);
     track
 }
 
@@ -363,7 +365,11 @@ fn any_user_may_track_what_is_his() -> Result<()> {
     let (farmem, program) = (copied(binary(), "farmem")?, copied(&compile::c("dirties", &[])?, "dirties")?);
     let somebody = |program: &std::path::Path| {
         let mut command = Command::new("setpriv");
-        command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(program).current_dir(dir.path());
+        // It would lose the signal with its rights, were it set before.
+        command
+            .args(["--pdeathsig=KILL", "--reuid=65534", "--regid=65534", "--clear-groups"])
+            .arg(program)
+            .current_dir(dir.path());
         command
     };
     let mut theirs = somebody(&program);
