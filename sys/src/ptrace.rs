@@ -81,9 +81,9 @@ pub fn resume(tid: u32, signal: i32) -> io::Result<()> {
     request(libc::PTRACE_CONT, tid, 0, signal as usize)
 }
 
-/// Lets it run to its next entry to or return from a system call.
-pub fn resume_to_call(tid: u32) -> io::Result<()> {
-    request(libc::PTRACE_SYSCALL, tid, 0, 0)
+/// Lets it run to its next entry to or return from a system call, taking this signal first (0: none).
+pub fn resume_to_call(tid: u32, signal: i32) -> io::Result<()> {
+    request(libc::PTRACE_SYSCALL, tid, 0, signal as usize)
 }
 
 /// Lets a thread in a group stop stay stopped, and be continued by SIGCONT.
@@ -129,7 +129,52 @@ pub fn set_signal_mask(tid: u32, mask: u64) -> io::Result<()> {
     request(libc::PTRACE_SETSIGMASK, tid, 8, &raw const mask as usize)
 }
 
+const NT_X86_XSTATE: usize = 0x202;
+
+/// A stopped thread's floating-point and vector registers, as XSAVE lays them out (not compacted). ENODEV where the
+/// processor has no XSAVE.
+pub fn extended_state(tid: u32) -> io::Result<Vec<u8>> {
+    // Those of all that there is today, AMX's tiles among it, are 11008 bytes.
+    let mut state = vec![0_u8; 1 << 15];
+    let mut into = libc::iovec { iov_base: state.as_mut_ptr().cast(), iov_len: state.len() };
+    request(libc::PTRACE_GETREGSET, tid, NT_X86_XSTATE, &raw mut into as usize)?;
+    state.truncate(into.iov_len);
+    Ok(state)
+}
+
+/// Where a component of that layout ends; 0 if this processor does not have it.
+pub fn extended_component_end(component: u32) -> usize {
+    let of_it = std::arch::x86_64::__cpuid_count(0xd, component);
+    if of_it.eax == 0 { 0 } else { (of_it.ebx + of_it.eax) as usize }
+}
+
+/// Where a stopped thread keeps its `struct rseq`, if it has told the kernel of one.
+pub fn rseq_of(tid: u32) -> io::Result<Option<u64>> {
+    /// `struct ptrace_rseq_configuration`.
+    #[repr(C)]
+    #[derive(Default)]
+    struct Configuration {
+        pointer: u64,
+        size_signature_flags_pad: [u32; 4],
+    }
+    let mut configuration = Configuration::default();
+    request(0x420f, tid, size_of::<Configuration>(), &raw mut configuration as usize)?;
+    Ok((configuration.pointer != 0).then_some(configuration.pointer))
+}
+
+/// Whether a stopped thread has its system calls dispatched to itself (`PR_SET_SYSCALL_USER_DISPATCH`). EIO before
+/// Linux 6.4.
+pub fn dispatches_calls(tid: u32) -> io::Result<bool> {
+    // `struct ptrace_sud_config`: mode, selector, offset, length.
+    let mut configuration = [0_u64; 4];
+    request(0x4211, tid, size_of_val(&configuration), &raw mut configuration as usize)?;
+    Ok(configuration[0] != 0)
+}
+
 /// What any child or tracee of this thread's process has to tell, if anything. Does not wait.
+///
+/// A [`Told::Signal`] is told again and again until the thread is resumed: it is left to the kernel, which gives the
+/// signal to the thread if this process is killed before it does. (Waited for, a signal would be lost with us.)
 ///
 /// # Errors
 /// ECHILD: there is nobody left to tell anything.
@@ -142,12 +187,32 @@ pub fn told() -> io::Result<Option<(u32, Told)>> {
 /// # Errors
 /// ECHILD: it is no tracee or child of ours.
 pub fn told_by(tid: i32) -> io::Result<Option<(u32, Told)>> {
+    let (kind, who) = if tid == -1 { (libc::P_ALL, 0) } else { (libc::P_PID, tid as libc::id_t) };
+    let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
+    let options = libc::WEXITED | libc::WNOHANG | libc::__WALL | libc::WNOWAIT;
+    // SAFETY: `info` is live, and zeros are a value of it.
+    let info = unsafe {
+        if libc::waitid(kind, who, info.as_mut_ptr(), options) != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        info.assume_init()
+    };
+    // SAFETY: the kernel has filled in what it fills in for a child, or left zeros.
+    let (who, state) = unsafe { (info.si_pid(), info.si_status()) };
+    if who == 0 {
+        return Ok(None);
+    }
+    if info.si_code == libc::CLD_TRAPPED
+        && let told @ Told::Signal(_) = Told::of(state << 8 | 0x7f)
+    {
+        return Ok(Some((who as u32, told)));
+    }
     let mut status = 0;
     // SAFETY: `status` is live.
-    let who = unsafe { libc::waitpid(tid, &mut status, libc::WNOHANG | libc::__WALL) };
-    match who {
+    match unsafe { libc::waitpid(who, &mut status, libc::WNOHANG | libc::__WALL) } {
         -1 => Err(io::Error::last_os_error()),
         0 => Ok(None),
+        // A SIGKILL may have come between: it tells of its end then, or of a stop there.
         who => Ok(Some((who as u32, Told::of(status)))),
     }
 }

@@ -175,6 +175,7 @@ mod tests {
             end: range.end,
             read: rights.contains('r'),
             write: rights.contains('w'),
+            execute: false,
             behind: Behind::Anonymous,
             name: String::new(),
         }

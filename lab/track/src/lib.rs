@@ -10,7 +10,7 @@
 //! | file | |
 //! |---|---|
 //! | [`session`] | windows: run, hold, look, go on, count |
-//! | [`program`], [`tracees`], [`inject`] | the program: attached or started, held, let go; made to track its writes |
+//! | [`program`], [`tracees`], [`inject`], [`frame`] | the program: attached or started, held, let go; made to track its writes |
 //! | [`find`], [`look`] | which pages were written, and their bytes |
 //! | [`account`] | from looks to counts, with no I/O |
 //! | [`maps`], [`cover`], [`moves`], [`snapshot`], [`diff`], [`count`] | its parts |
@@ -23,6 +23,7 @@ pub mod count;
 pub mod cover;
 pub mod diff;
 pub mod find;
+pub mod frame;
 pub mod inject;
 pub mod look;
 pub mod maps;

@@ -37,6 +37,8 @@ pub struct Mapping {
     pub read: bool,
     /// Writable.
     pub write: bool,
+    /// Code.
+    pub execute: bool,
     /// What is behind it.
     pub behind: Behind,
     /// As the kernel names it: a path, `[heap]`, `[stack]`; empty for anonymous memory.
@@ -90,6 +92,7 @@ fn line(line: &str) -> Option<Mapping> {
         end,
         read: rights[0] == b'r',
         write: rights[1] == b'w',
+        execute: rights[2] == b'x',
         behind,
         name,
     })

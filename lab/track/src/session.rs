@@ -21,7 +21,7 @@ use crate::account::{Look, Process, Watch};
 use crate::count::{Found, LeftOut, Pause, Window};
 use crate::diff::PAGE;
 use crate::find::Way;
-use crate::inject;
+use crate::inject::{self, Refused};
 use crate::look::{Eyes, Read, Took};
 use crate::tracees::{Attended, Event, Tracees};
 
@@ -189,6 +189,7 @@ impl Session {
                     self.begin(process)?;
                 }
                 Event::Forked { child, shares: false } => self.begin(child)?,
+                Event::Returned(process) => self.begin(process)?,
                 // Its stores are its parent's until it execs.
                 Event::Forked { shares: true, .. } => self.tracees.go_on(),
                 Event::Ending(process) => {
@@ -240,6 +241,12 @@ impl Session {
             let mappings = Eyes::mappings(tid)?;
             let tracked = inject::userfaultfd(&mut self.tracees, process, &mappings)
                 .and_then(|userfaultfd| Ok(eyes.track(userfaultfd)?));
+            if let Err(Refused::Asleep) = tracked {
+                self.tracees.await_return(process);
+                self.remarks
+                    .insert(format!("process {process}: asleep when tracking began, and tracked from its waking on"));
+                return Ok(None);
+            }
             if let Err(refused) = tracked {
                 if self.settings.pages_only {
                     return Err(io::Error::other(format!(

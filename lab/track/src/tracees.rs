@@ -13,6 +13,9 @@
 //! that does not answer is deep in a system call, as in uninterruptible sleep or
 //! waiting for its vfork child: it will not run the program's code before it stops.
 //!
+//! A signal that arrives is not waited for before the thread is resumed with it: were
+//! this process killed meanwhile, the kernel would not lose it (`ptrace::told_by`).
+//!
 //! Each thread stands once more at its end. The last one of a process stays there
 //! until somebody has looked at what the process wrote: its memory goes with it. So
 //! does that of a program whose thread execs: the kernel ends its other threads
@@ -38,6 +41,8 @@ pub enum Event {
         /// It runs in its parent's memory.
         shares: bool,
     },
+    /// A system call of this process is over, after all had been asleep: [`Tracees::await_return`]. Its thread is held.
+    Returned(u32),
     /// Nobody will run this process's code any more, but its memory is there, until [`Tracees::let_end`].
     Ending(u32),
     /// This one is gone.
@@ -68,6 +73,31 @@ enum State {
 struct Thread {
     process: u32,
     state: State,
+    /// It is let go on no further than to the end of its system call.
+    awaited: bool,
+}
+
+impl Thread {
+    fn new(process: u32, state: State) -> Thread {
+        Thread { process, state, awaited: false }
+    }
+
+    /// Lets it go on with this signal. An error: it was killed meanwhile, and says so itself.
+    fn go_on(&mut self, tid: u32, signal: i32) {
+        let _ = if self.awaited { ptrace::resume_to_call(tid, signal) } else { ptrace::resume(tid, signal) };
+        self.state = State::Running;
+    }
+}
+
+/// Where [`Tracees::at_edge`] has found a thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Edge {
+    /// This one stands between two instructions of the program.
+    At(u32),
+    /// All are in system calls that the kernel would have to restart.
+    Asleep,
+    /// Nobody stands where it can be told.
+    Nobody,
 }
 
 /// Every thread that is traced.
@@ -141,7 +171,7 @@ impl Tracees {
                 }
                 match ptrace::seize(tid, self.follow) {
                     Ok(()) => {
-                        self.threads.insert(tid, Thread { process, state: State::Running });
+                        self.threads.insert(tid, Thread::new(process, State::Running));
                         new += 1;
                     }
                     // Attached by the kernel, and not told yet; or gone.
@@ -256,9 +286,7 @@ impl Tracees {
         self.held = false;
         for (&tid, thread) in &mut self.threads {
             if let State::Stopped { signal, .. } = thread.state {
-                // An error: it was killed meanwhile, and says so itself.
-                let _ = ptrace::resume(tid, signal);
-                thread.state = State::Running;
+                thread.go_on(tid, signal);
             }
         }
     }
@@ -289,32 +317,84 @@ impl Tracees {
         self.threads.clear();
     }
 
-    /// Brings a held thread of a process to the edge of the program's code, with no signal to take, so that it can
-    /// be made to do system calls. `None` if no thread of it is where that can be done.
+    /// Finds a held thread of a process between two instructions of the program, with no signal to take and no
+    /// system call to be restarted; or brings one there, by the signal that it has to take if there is one.
     ///
     /// # Errors
     /// The kernel's.
-    pub fn at_edge(&mut self, process: u32) -> io::Result<Option<u32>> {
+    pub fn at_edge(&mut self, process: u32) -> io::Result<Edge> {
         let of = self.threads.iter().filter(|(_, thread)| thread.process == process);
-        let mut of = of.filter_map(|(&tid, thread)| match thread.state {
-            State::Stopped { signal: 0, inside } => Some((inside, tid)),
+        let of = of.filter_map(|(&tid, thread)| match thread.state {
+            State::Stopped { signal, inside } => Some((inside, signal, tid)),
             _ => None,
         });
-        let Some((inside, tid)) = of.by_ref().min() else { return Ok(None) };
-        if inside {
-            ptrace::interrupt(tid)?;
-            ptrace::resume(tid, 0)?;
-            self.threads.get_mut(&tid).expect("found above").state = State::Running;
-            let until = Instant::now() + Duration::from_secs(1);
-            while self.threads.get(&tid).is_some_and(|thread| thread.state == State::Running) {
-                self.drain()?;
-                if Instant::now() > until {
-                    return Ok(None);
-                }
+        let mut stand: Vec<_> = of.collect();
+        stand.sort_unstable();
+        let mut asleep = false;
+        for (inside, signal, tid) in stand {
+            if inside && !self.bring_to_edge(tid, signal)? {
+                break;
+            }
+            match is_in_call(tid) {
+                Ok(false) => return Ok(Edge::At(tid)),
+                Ok(true) => asleep = true,
+                Err(_) => {}
             }
         }
+        Ok(if asleep { Edge::Asleep } else { Edge::Nobody })
+    }
+
+    /// The stack pointers of a process's threads; `None` if one of them does not stand where it can be asked.
+    pub fn stack_pointers(&self, process: u32) -> Option<Vec<u64>> {
+        let of_it = self.threads.iter().filter(|(_, thread)| thread.process == process && thread.state != State::Gone);
+        of_it.map(|(&tid, _)| Some(ptrace::registers(tid).ok()?.rsp)).collect()
+    }
+
+    fn bring_to_edge(&mut self, tid: u32, signal: i32) -> io::Result<bool> {
+        ptrace::interrupt(tid)?;
+        ptrace::resume(tid, signal)?;
+        self.threads.get_mut(&tid).expect("held").state = State::Running;
+        let until = Instant::now() + Duration::from_secs(1);
+        while self.threads.get(&tid).is_some_and(|thread| thread.state == State::Running) {
+            self.drain()?;
+            if Instant::now() > until {
+                return Ok(false);
+            }
+            self.take_signal(LOOK_EVERY);
+        }
         let edge = State::Stopped { signal: 0, inside: false };
-        Ok(self.threads.get(&tid).filter(|thread| thread.state == edge).map(|_| tid))
+        Ok(self.threads.get(&tid).is_some_and(|thread| thread.state == edge))
+    }
+
+    /// Has [`Event::Returned`] told when one of a held process's threads, all of them asleep in system calls, returns
+    /// from its call.
+    pub fn await_return(&mut self, process: u32) {
+        for (&tid, thread) in self.threads.iter_mut().filter(|(_, thread)| thread.process == process) {
+            thread.awaited = is_in_call(tid).unwrap_or(false);
+        }
+    }
+
+    /// Waits for what a held thread tells that was let go by somebody else; its end is taken note of here.
+    ///
+    /// # Errors
+    /// ESRCH: it has ended, or ends. ETIMEDOUT: it runs still. It is none of the held any more then.
+    pub fn told_by(&mut self, tid: u32, until: Instant) -> io::Result<Told> {
+        let error = loop {
+            match ptrace::told_by(tid as i32) {
+                Ok(Some((_, told @ (Told::Exited(_) | Told::Killed(_) | Told::Exiting | Told::Execed)))) => {
+                    self.heed(tid, told);
+                    return Err(io::Error::from_raw_os_error(libc::ESRCH));
+                }
+                Ok(Some((_, told))) => return Ok(told),
+                Ok(None) if Instant::now() > until => break io::Error::from_raw_os_error(libc::ETIMEDOUT),
+                Ok(None) => self.take_signal(LOOK_EVERY),
+                Err(error) => break error,
+            }
+        };
+        if let Some(thread) = self.threads.get_mut(&tid) {
+            thread.state = State::Running;
+        }
+        Err(error)
     }
 
     /// What a thread told was dealt with by somebody else, and it is in a group stop now.
@@ -347,6 +427,7 @@ impl Tracees {
     fn drain(&mut self) -> io::Result<()> {
         loop {
             match ptrace::told() {
+                Ok(Some((tid, told))) if self.is_known(tid, told) => return self.drain_each(),
                 Ok(Some((tid, told))) => self.heed(tid, told),
                 Ok(None) => return Ok(()),
                 Err(error) if error.raw_os_error() == Some(libc::ECHILD) => {
@@ -356,6 +437,26 @@ impl Tracees {
                 Err(error) => return Err(error),
             }
         }
+    }
+
+    /// Asks each by itself: a held thread with a signal to take tells of it again and again, before others.
+    /// Threads that nobody knows of yet stand meanwhile, and tell when all go on.
+    fn drain_each(&mut self) -> io::Result<()> {
+        for tid in self.threads.keys().copied().collect::<Vec<_>>() {
+            // An error: it was ended by another's exec, without a word.
+            while let Ok(Some((_, told))) = ptrace::told_by(tid as i32) {
+                if self.is_known(tid, told) {
+                    break;
+                }
+                self.heed(tid, told);
+            }
+        }
+        Ok(())
+    }
+
+    fn is_known(&self, tid: u32, told: Told) -> bool {
+        let state = self.threads.get(&tid).map(|thread| thread.state);
+        matches!((told, state), (Told::Signal(new), Some(State::Stopped { signal, .. })) if new == signal)
     }
 
     fn heed(&mut self, tid: u32, told: Told) {
@@ -378,7 +479,7 @@ impl Tracees {
             Told::Forked | Told::Vforked => {
                 if let Ok(child) = ptrace::message(tid) {
                     // Its own first stop may have been told already, or is still to come.
-                    self.threads.entry(child).or_insert(Thread { process: child, state: State::Running });
+                    self.threads.entry(child).or_insert(Thread::new(child, State::Running));
                     self.events.push(Event::Forked { child, shares: told == Told::Vforked });
                 }
                 self.stopped(tid, 0, true);
@@ -387,7 +488,7 @@ impl Tracees {
                 // The other threads are gone, some without a word; an exec by one of them took the first's id.
                 self.threads.retain(|&other, thread| thread.process != tid || other == tid);
                 self.events.push(Event::Execed(tid));
-                self.threads.insert(tid, Thread { process: tid, state: State::Stopped { signal: 0, inside: true } });
+                self.threads.insert(tid, Thread::new(tid, State::Stopped { signal: 0, inside: true }));
             }
             Told::Exiting => {
                 let Some(&Thread { process, .. }) = self.threads.get(&tid) else { return };
@@ -397,9 +498,20 @@ impl Tracees {
                     // An error: as in `let_end`.
                     _ => drop(ptrace::resume(tid, 0)),
                 }
-                self.threads.insert(tid, Thread { process, state });
+                self.threads.insert(tid, Thread::new(process, state));
             }
-            Told::Cloned | Told::Call | Told::Exited(_) | Told::Killed(_) => self.stopped(tid, 0, true),
+            Told::Call => {
+                let awaited = self.threads.get(&tid).filter(|thread| thread.awaited).map(|thread| thread.process);
+                if let Some(process) = awaited
+                    && has_returned(tid)
+                {
+                    self.events.push(Event::Returned(process));
+                    let of_it = self.threads.values_mut().filter(|thread| thread.process == process);
+                    of_it.for_each(|thread| thread.awaited = false);
+                }
+                self.stopped(tid, 0, true);
+            }
+            Told::Cloned | Told::Exited(_) | Told::Killed(_) => self.stopped(tid, 0, true),
         }
     }
 
@@ -423,7 +535,7 @@ impl Tracees {
             let _ = ptrace::detach(tid, 0);
             return false;
         }
-        self.threads.insert(tid, Thread { process, state: State::Running });
+        self.threads.insert(tid, Thread::new(process, State::Running));
         if !known {
             self.unborn = Some(tid);
         }
@@ -432,15 +544,32 @@ impl Tracees {
 
     fn stopped(&mut self, tid: u32, signal: i32, inside: bool) {
         let Some(thread) = self.threads.get_mut(&tid) else { return };
-        // A new process waits for whoever begins to track it.
-        let new = self.events.iter().any(|event| matches!(event, Event::Forked { child, .. } if *child == tid));
-        if self.held || new || self.unborn.take_if(|unborn| *unborn == tid).is_some() {
+        // A process that is new, or wakes, waits for whoever begins to track it.
+        let waits = |event: &Event| match event {
+            Event::Forked { child, .. } => *child == tid,
+            Event::Returned(process) => *process == thread.process,
+            _ => false,
+        };
+        if self.held || self.events.iter().any(waits) || self.unborn.take_if(|unborn| *unborn == tid).is_some() {
             thread.state = State::Stopped { signal, inside };
         } else {
-            let _ = ptrace::resume(tid, signal);
-            thread.state = State::Running;
+            thread.go_on(tid, signal);
         }
     }
+}
+
+/// Whether a stopped thread is in a system call that was interrupted, and that the kernel is to restart, or to let
+/// fail if a handler runs before.
+fn is_in_call(tid: u32) -> io::Result<bool> {
+    let registers = ptrace::registers(tid)?;
+    // ERESTARTSYS, ERESTARTNOINTR, ERESTARTNOHAND, ERESTART_RESTARTBLOCK, which no program sees.
+    Ok(registers.orig_rax as i64 >= 0 && matches!(registers.rax as i64, -512 | -513 | -514 | -516))
+}
+
+/// Whether a thread that tells of a call tells of its end, not of its beginning.
+fn has_returned(tid: u32) -> bool {
+    let begins = |registers: ptrace::Registers| registers.rax as i64 == -i64::from(libc::ENOSYS);
+    !is_in_call(tid).unwrap_or(true) && !ptrace::registers(tid).is_ok_and(begins)
 }
 
 /// The threads of a process.

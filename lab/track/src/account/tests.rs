@@ -125,6 +125,7 @@ impl Model {
                 end: (page + 1) * P,
                 read: true,
                 write: true,
+                execute: false,
                 behind: Behind::Anonymous,
                 name: String::new(),
             };

@@ -1,0 +1,176 @@
+//! Trackers that are killed, at each of their requests and at any time, leave the program as it was (`programs/intact.c`
+//! looks at its own registers, calls and signals).
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use farmem_sys::ptrace::{self, Follow, Told};
+use farmem_tests::compile;
+use farmem_tests::farmem::binary;
+use farmem_tests::process::{self, Running, eventually};
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn intact(arguments: &[&str]) -> Result<Running> {
+    let mut program = Command::new(compile::c("intact", &["-mno-red-zone"])?);
+    program.args(arguments);
+    process::die_with_parent(&mut program);
+    let running = process::spawn(program)?;
+    // Its handler is there: SIGTERM would end it before, and say nothing.
+    let catches = || {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", running.pid())).unwrap_or_default();
+        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap_or_default();
+        u64::from_str_radix(caught.trim(), 16).is_ok_and(|caught| caught >> (libc::SIGTERM - 1) & 1 != 0)
+    };
+    ensure!(eventually(LIMIT, catches), "it does not start");
+    Ok(running)
+}
+
+/// Ends it, and fails if it was harmed.
+fn unharmed(program: Running) -> Result<()> {
+    program.signal(libc::SIGTERM);
+    let outcome = program.wait(LIMIT)?.success()?;
+    ensure!(outcome.stdout_tail().contains("unharmed"), "it said {}", outcome.stdout_tail());
+    Ok(())
+}
+
+fn track(program: &Running) -> Result<Running> {
+    let mut track = Command::new(binary());
+    track.args(["track", "--window", "5ms", "--find", "protect", "--pid"]).arg(program.pid().to_string());
+    process::die_with_parent(&mut track);
+    process::spawn(track)
+}
+
+fn tracer(program: &Running) -> Option<i32> {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", program.pid())).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("TracerPid:"))?.trim().parse().ok()
+}
+
+fn is_stopped(program: &Running) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", program.pid())).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('T'))
+}
+
+fn alone_and_alive(program: &Running, when: &str) -> Result<()> {
+    ensure!(eventually(LIMIT, || tracer(program).is_none_or(|tracer| tracer == 0)));
+    ensure!(program.alive(), "{when}: it has ended: {}", program.stderr());
+    Ok(())
+}
+
+/// Kills a tracker before its `n`th request about a tracee. Returns how many of those before gave it other registers.
+fn killed_before(program: &Running, n: usize) -> Result<usize> {
+    let tracking = track(program)?;
+    let tid = tracking.pid() as u32;
+    // The tracker is traced itself, from before its first request.
+    ptrace::seize(tid, Follow { forks: false })?;
+    ptrace::interrupt(tid)?;
+    let (mut requests, mut borrowing) = (0, 0);
+    let until = Instant::now() + LIMIT;
+    while requests < n {
+        let Some((_, told)) = ptrace::told_by(tid as i32)? else {
+            ensure!(Instant::now() < until, "request {n} does not come");
+            std::thread::yield_now();
+            continue;
+        };
+        let signal = match told {
+            Told::Call => {
+                let call = ptrace::registers(tid)?;
+                let begins = call.rax as i64 == -i64::from(libc::ENOSYS);
+                if begins && call.orig_rax as i64 == libc::SYS_ptrace {
+                    requests += 1;
+                    borrowing += usize::from(requests < n && call.rdi == u64::from(libc::PTRACE_SETREGS));
+                }
+                0
+            }
+            Told::Signal(signal) => signal,
+            Told::Exited(_) | Told::Killed(_) => bail!("the tracker has ended: {}", tracking.stderr()),
+            _ => 0,
+        };
+        if requests < n {
+            ptrace::resume_to_call(tid, signal)?;
+        }
+    }
+    tracking.signal(libc::SIGKILL);
+    while !matches!(ptrace::told_by(tid as i32)?, Some((_, Told::Killed(_)))) {
+        let _ = ptrace::resume(tid, 0);
+        ensure!(Instant::now() < until, "the tracker does not end");
+        std::thread::yield_now();
+    }
+    alone_and_alive(program, &format!("killed before request {n}"))?;
+    Ok(borrowing)
+}
+
+/// Kills one before each request, until some requests after the program is given back.
+fn killed_before_each(arguments: &[&str]) -> Result<()> {
+    let program = intact(arguments)?;
+    let (mut after, mut met) = (0, [0; 4]);
+    for n in 1.. {
+        // A thread is given registers to go on its way back, and twice for another call before.
+        let borrowing = killed_before(&program, n)?;
+        *met.get_mut(borrowing).context("registers are given four times")? += 1;
+        after += usize::from(borrowing == 3);
+        if after == 16 {
+            break;
+        }
+        ensure!(n < 1000, "it is not borrowed");
+    }
+    ensure!(met[1] > 0 && met[2] > 0, "{met:?}");
+    unharmed(program)
+}
+
+#[test]
+fn before_any_request_while_registers_are_kept() -> Result<()> {
+    killed_before_each(&["registers", "2"])
+}
+
+#[test]
+fn before_any_request_while_it_sleeps() -> Result<()> {
+    killed_before_each(&["asleep", "sleep"])
+}
+
+#[test]
+fn before_any_request_while_it_waits_for_a_signal() -> Result<()> {
+    killed_before_each(&["asleep", "suspend"])
+}
+
+#[test]
+fn at_any_time() -> Result<()> {
+    let ways: [&[&str]; 5] =
+        [&["registers", "3"], &["asleep", "sleep"], &["asleep", "poll"], &["asleep", "read"], &["asleep", "suspend"]];
+    let mut random = 0x9e37_79b9_7f4a_7c15_u64;
+    for way in ways {
+        let program = intact(way)?;
+        for round in 0..60 {
+            let tracking = track(&program)?;
+            let attached = || tracer(&program) == Some(tracking.pid());
+            let until = Instant::now() + LIMIT;
+            while !attached() {
+                ensure!(Instant::now() < until, "not attached: {}", tracking.stderr());
+                std::thread::yield_now();
+            }
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            // Most of these are in the middle of it, and on a busy machine all.
+            let moment = Instant::now() + Duration::from_micros(random % 3000);
+            while Instant::now() < moment {
+                std::hint::spin_loop();
+            }
+            // Stopped as a whole at the same time: wherever a thread is, it stops there, and goes on from there.
+            let stops = round % 4 == 0;
+            if stops {
+                program.signal(libc::SIGSTOP);
+            }
+            tracking.signal(libc::SIGKILL);
+            tracking.wait(LIMIT)?;
+            alone_and_alive(&program, &format!("{way:?}, round {round}"))?;
+            if stops {
+                ensure!(eventually(LIMIT, || is_stopped(&program)), "{way:?}, round {round}: it does not stop");
+                program.signal(libc::SIGCONT);
+            }
+        }
+        unharmed(program)?;
+    }
+    Ok(())
+}
