@@ -74,6 +74,17 @@ fn one_call() -> Result<()> {
     within("32M", "one_call", &[])
 }
 
+/// Threads that a library starts as early as it can; such as have blocked all signals, too.
+#[test]
+fn early_threads() -> Result<()> {
+    case("early_threads")?;
+    let mut program = Command::new(compile::c("early_threads", &[])?);
+    program.arg("blocked");
+    let native = process::run(copy(&program), LIMIT)?.success()?;
+    let (far, _) = far_run(&program, &Far::local("4M"), LIMIT)?;
+    compare(&native, &far)
+}
+
 #[test]
 fn early_heap() -> Result<()> {
     built("early_heap", &[])?;

@@ -1,5 +1,13 @@
 //! The constructor: arms everything, in an order in which each step can rely on
 //! the ones before, before any code of the program runs.
+//!
+//! The library is linked with `-z initfirst` (`build.rs`): its constructor runs before those of all other libraries,
+//! libc's included, and before the program's `.preinit_array`. So no thread is there that waits in libc while its text is
+//! patched, that has blocked the runtime's signals, or has no filter; nothing is mapped where far memory will be. The
+//! loader keeps this promise to one library only, the last that asks: where there is another (libpthread before glibc
+//! 2.34), others' constructors run before.
+//!
+//! What libc's constructor would have done by then and the runtime needs is its `environ`.
 
 use crate::run::{self, Run};
 use crate::{call, exec, gate, go, limits, mappings, near, net, process, sandbox, signals, sites, threads};
@@ -19,9 +27,24 @@ const RETRY: Duration = Duration::from_millis(50);
 
 #[used]
 #[unsafe(link_section = ".init_array")]
-static CONSTRUCTOR: extern "C" fn() = start;
+static CONSTRUCTOR: extern "C" fn(i32, Pointers, Pointers) = start;
 
-extern "C" fn start() {
+/// Strings, to a null.
+type Pointers = *const *const libc::c_char;
+
+unsafe extern "C" {
+    /// libc's.
+    static mut environ: Pointers;
+}
+
+extern "C" fn start(_: i32, _: Pointers, variables: Pointers) {
+    // SAFETY: glibc's loader passes the process's variables to constructors. Nobody else runs who could look; libc will
+    // set the same.
+    unsafe {
+        if environ.is_null() {
+            environ = variables;
+        }
+    }
     let Ok(text) = std::env::var("FARMEM_RUN") else { return };
     if let Err(line) = arm(&text) {
         die(exit::USAGE, &line);
