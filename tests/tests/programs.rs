@@ -71,7 +71,7 @@ fn signals_in_faults() -> Result<()> {
 /// Calls that transfer up to half of local memory are made as one; those of several threads take turns.
 #[test]
 fn one_call() -> Result<()> {
-    within("32M", "one_call", &[])
+    within("36M", "one_call", &[])
 }
 
 /// Threads that a library starts as early as it can; such as have blocked all signals, too.

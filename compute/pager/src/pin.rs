@@ -31,13 +31,12 @@ impl Pager {
 
     /// Its pages are unpinned.
     pub fn give_back_pins(&self, pages: u64) {
-        // Not below nothing: they may have been forgotten.
-        let less = |claimed: u64| Some(claimed.saturating_sub(pages));
+        let less = |claimed: u64| claimed.checked_sub(pages);
         let _ = self.long_pins.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
     }
 
-    /// Whoever has claimed pages does not come back: he has left his call without its end, or does not exist here.
-    pub fn forget_claims(&self) {
+    /// In a forked child: who has claimed pages does not exist here.
+    pub(crate) fn forget_claims(&self) {
         self.long_pins.store(0, Ordering::Relaxed);
     }
 

@@ -33,7 +33,7 @@ use farmem_sys::thread::THREAD_FLAGS;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// What the runtime calls after its start, its threads and children included.
-const OWN: [i64; 45] = [
+const OWN: [i64; 46] = [
     // Faults and evictions.
     libc::SYS_ioctl,
     libc::SYS_process_madvise,
@@ -82,6 +82,8 @@ const OWN: [i64; 45] = [
     libc::SYS_pidfd_open,
     libc::SYS_openat,
     libc::SYS_prctl,
+    // What long transfers go to or come from, in images after this one.
+    libc::SYS_fstat,
     // Last words.
     libc::SYS_write,
     libc::SYS_exit_group,

@@ -12,6 +12,7 @@ pub mod create;
 
 pub use alternate::{ALTERNATE_BYTES, RETURN_BYTES};
 
+use crate::guard::turn::Claim;
 use crate::process::pager;
 use farmem_pager::ending;
 use farmem_protocol::exit;
@@ -89,6 +90,8 @@ pub struct Record {
     pub scratch: AtomicUsize,
     /// Its length.
     pub scratch_len: AtomicUsize,
+    /// Of a long write that is under way.
+    pub claim: Claim,
 }
 
 impl Record {
@@ -114,6 +117,7 @@ impl Record {
             narrower: [zero(), zero(), zero()],
             scratch: zero(),
             scratch_len: zero(),
+            claim: Claim::new(),
         }
     }
 
@@ -167,6 +171,16 @@ impl Record {
             field.store(value, Ordering::Relaxed);
         }
         self.narrower.as_ptr() as usize
+    }
+
+    /// Whether it is the calling thread's own, and not that of one whose thread pointer this shares.
+    pub fn is_of_caller(&self) -> bool {
+        self.number.load(Ordering::Relaxed) == own_number()
+    }
+
+    /// Whether an address lies on the alternate stack that the program asked for.
+    pub fn is_asked(&self, addr: usize) -> bool {
+        addr.wrapping_sub(self.asked_at.load(Ordering::Relaxed)) < self.asked_size.load(Ordering::Relaxed)
     }
 
     /// Whether an address lies on the near alternate stack.
@@ -269,6 +283,7 @@ pub fn release_after_fork() {
 /// Without memory for the stack the thread goes on: it needs one only when it runs on a far stack.
 pub fn begin(hidden: usize) {
     let record = current();
+    record.claim.release();
     record.clean(hidden);
     // It may be that of a thread whose end was not seen.
     record.number.store(own_number(), Ordering::Relaxed);
@@ -293,9 +308,10 @@ pub fn begin(hidden: usize) {
 /// It must not touch far memory any more.
 pub fn end() {
     let record = current();
-    if record.number.load(Ordering::Relaxed) != own_number() {
+    if !record.is_of_caller() {
         return;
     }
+    record.claim.release();
     pager().thread_is_gone();
     let none = libc::stack_t { ss_sp: std::ptr::null_mut(), ss_flags: libc::SS_DISABLE, ss_size: 0 };
     // SAFETY: the structure is live.
@@ -313,6 +329,7 @@ fn give_back(record: &Record, _all: &SignalsBlocked) {
         alternate::put(alternate);
     }
     record.clean(0);
+    record.claim.forget();
     let _changes = CHANGES.lock();
     // SAFETY: of the same array.
     let index = unsafe { std::ptr::from_ref(record).offset_from(RECORDS_OF_THREADS.as_ptr()) } as usize;
@@ -328,6 +345,7 @@ pub fn forget_in_child(forker: &Record) {
     if !std::ptr::eq(own, forker) {
         own.take_from(forker);
     }
+    own.claim.forget();
     if OWNED.load(Ordering::Relaxed) == 1 {
         return;
     }

@@ -6,7 +6,7 @@
 mod arity;
 mod behind;
 mod table;
-mod turn;
+pub mod turn;
 mod vectors;
 
 pub use arity::{CALLS, arguments};
@@ -16,7 +16,6 @@ use farmem_pager::Pager;
 use farmem_protocol::addr::{PAGE_BYTES, is_far};
 use farmem_sys::raw::{SignalsBlocked, syscall};
 use table::{Extent, Use};
-use turn::Kind;
 
 const EFAULT: isize = -(libc::EFAULT as isize);
 
@@ -277,18 +276,16 @@ fn long(pager: &'static Pager, call: &Call) -> isize {
     let len = len.min(MOST);
     let writes = matches!(call.nr, libc::SYS_write | libc::SYS_pwrite64);
     let positioned = matches!(call.nr, libc::SYS_pread64 | libc::SYS_pwrite64);
-    let (kind, size) = turn::kind(fd);
-    let first = match kind {
-        Kind::File if !writes => turn::within(fd, size, positioned.then_some(call.args[3]), len),
-        _ => len,
-    };
-    let mut one = turn::one(pager, kind, first, 1);
-    let goes_on = writes || turn::goes_on(kind);
+    let how = turn::how(pager, fd, writes, positioned);
+    if writes && let Some(mut one) = turn::one(pager, call, how, len, 1) {
+        one.pin(addr, len);
+        return issue(call);
+    }
     let mut done = 0;
     while done < len {
         let mut piece = *call;
         piece.args[1] += done;
-        piece.args[2] = if one.is_some() { first } else { (len - done).min(CHUNK) };
+        piece.args[2] = (len - done).min(how.piece);
         if positioned {
             piece.args[3] += done;
         }
@@ -298,11 +295,9 @@ fn long(pager: &'static Pager, call: &Call) -> isize {
             return if done > 0 { done as isize } else { got };
         }
         done += got as usize;
-        if got as usize != wanted || !goes_on {
+        if got as usize != wanted || !how.goes_on {
             break;
         }
-        // What is left after a whole is what a file has grown by meanwhile.
-        one = None;
     }
     done as isize
 }

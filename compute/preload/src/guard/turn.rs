@@ -1,28 +1,40 @@
 //! What one call must be, and what may be several.
 //!
-//! Linux lets a call on a file have its turn: others that append to the file, or that share its position, come before
-//! it or after it, and not between two parts of what it transfers. So such a call is made as one, all that it can
-//! transfer pinned, if that is no more than [`Pager::most_pins`]; long calls of several threads take turns
-//! where they come to more together. What is longer goes in pieces, for to pin it would leave no local memory for
-//! anything else: only there others can come between.
+//! ```text
+//!                     read                                    write
+//! file                pieces                                  one call while that is no more than [`Pager::most_pins`]
+//!   at a position     pieces                                  pieces
+//! zeros, block device pieces                                  pieces
+//! pipe, stream, tty   one piece: the next could wait          pieces
+//! messages            one call up to a bound, or cut there    the same; in several buffers one call
+//! unknown             one piece                               pieces
+//! ```
 //!
-//! A message is one call's whatever its length. Pipes and stream sockets give nobody his turn for more than they hold
-//! at once, and a reader takes what is there: they go in pieces.
+//! Linux lets a write to a file have its turn: others that append come before it or after it, and not between two parts
+//! of it. So such a write is made as one, all of it pinned; long ones of several threads take turns where they come to
+//! more together, for a while. What is longer goes in pieces, for to pin it would leave no local memory for anything else:
+//! there others can come between. So they can where threads read at one position, for buffers to read into are often
+//! far longer than what there is to read.
 
-use super::CHUNK;
+use super::{CHUNK, Pins};
+use crate::call::Call;
+use crate::process::pager;
 use crate::sandbox;
+use crate::threads::{self, Record};
 use farmem_pager::Pager;
-use farmem_protocol::addr::PAGE_BYTES;
-use farmem_sys::raw::{checked, sleep_ns};
+use farmem_protocol::addr::{PAGE_BYTES, is_far};
+use farmem_sys::raw::{SignalsBlocked, checked, now_ns, sleep_ns};
+use std::mem::ManuallyDrop;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// How calls on a descriptor may be divided.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
-    /// A file: one call, as far as that can be.
+    /// A file.
     File,
     /// `/dev/zero` and its like, block devices: bytes without an order of calls, for which nobody waits.
     Bytes,
-    /// A pipe, a stream socket: bytes, for which a reader may have to wait.
+    /// A pipe, a stream socket, a terminal: bytes, for which a reader may have to wait. What is nothing, too.
     Stream,
     /// A message a call: of a datagram socket, or one that keeps records; what a file system in user space is told.
     Messages,
@@ -30,29 +42,33 @@ pub enum Kind {
     Unknown,
 }
 
-/// Device number's major part: memory, zeros, random numbers.
-const MEMORY_DEVICES: u32 = 1;
+/// Device numbers' major parts: memory, zeros, random numbers.
+const MEMORY: u32 = 1;
 
-/// What is behind a descriptor, and how long it is (0: nobody knows).
-pub fn kind(fd: usize) -> (Kind, usize) {
+/// What is behind a descriptor.
+fn kind(fd: usize) -> Kind {
     if sandbox::alone().is_some() {
-        return (Kind::Unknown, 0);
+        return Kind::Unknown;
     }
     // SAFETY: all-zero is a valid stat.
     let mut about: libc::stat = unsafe { std::mem::zeroed() };
     // SAFETY: a live stat.
     if unsafe { checked(libc::SYS_fstat, [fd, &raw mut about as usize, 0, 0, 0, 0]) }.is_err() {
-        return (Kind::Unknown, 0);
+        return Kind::Stream;
     }
-    let kind = match about.st_mode & libc::S_IFMT {
+    match about.st_mode & libc::S_IFMT {
         libc::S_IFREG => Kind::File,
-        libc::S_IFIFO => Kind::Stream,
         libc::S_IFBLK => Kind::Bytes,
-        libc::S_IFCHR if libc::major(about.st_rdev) == MEMORY_DEVICES => Kind::Bytes,
+        libc::S_IFIFO | libc::S_IFDIR => Kind::Stream,
+        libc::S_IFCHR => match libc::major(about.st_rdev) {
+            MEMORY => Kind::Bytes,
+            // Terminals and serial lines, the program's own, both ends of pseudo-terminals.
+            4 | 5 | 136..=143 => Kind::Stream,
+            _ => Kind::Messages,
+        },
         libc::S_IFSOCK if is_stream(fd) => Kind::Stream,
         _ => Kind::Messages,
-    };
-    (kind, about.st_size as usize)
+    }
 }
 
 fn is_stream(fd: usize) -> bool {
@@ -63,60 +79,208 @@ fn is_stream(fd: usize) -> bool {
     unsafe { checked(libc::SYS_getsockopt, args) }.is_ok() && kind == libc::SOCK_STREAM
 }
 
-/// How much of `len` bytes a read can bring of a file of that size: buffers may be far longer than what is left of it.
-/// Whole pages, as reads past the page cache want them. `at`: from where; else from the descriptor's position.
-pub fn within(fd: usize, size: usize, at: Option<usize>, len: usize) -> usize {
-    let position = || {
-        // SAFETY: no pointers.
-        unsafe { checked(libc::SYS_lseek, [fd, 0, libc::SEEK_CUR as usize, 0, 0, 0]) }.unwrap_or(usize::MAX)
-    };
-    size.saturating_sub(at.unwrap_or_else(position)).next_multiple_of(PAGE_BYTES).min(len)
+/// How a long call is made.
+#[derive(Clone, Copy, Debug)]
+pub struct How {
+    /// What is behind its descriptor, as far as that matters.
+    pub kind: Kind,
+    /// The most that is transferred at once, but for a write that is one call. Whole blocks, as a descriptor past the
+    /// page cache wants them.
+    pub piece: usize,
+    /// Whether a piece that was transferred whole is followed by the next.
+    pub goes_on: bool,
 }
 
-/// A call that is made as one. If it takes turns with others, it is its turn until this is dropped.
+/// Longest message that goes whole where local memory has room.
+const MESSAGE: usize = 16 << 20;
+
+/// How a long call on a descriptor is made.
+pub fn how(pager: &Pager, fd: usize, writes: bool, positioned: bool) -> How {
+    // To a position nobody else writes by accident.
+    let kind = if writes && positioned { Kind::Bytes } else { kind(fd) };
+    let room = (pager.most_pins() as usize * PAGE_BYTES / CHUNK * CHUNK).max(CHUNK);
+    let piece = if kind == Kind::Messages { MESSAGE.min(room) } else { CHUNK };
+    How { kind, piece, goes_on: writes || matches!(kind, Kind::File | Kind::Bytes) }
+}
+
+/// Ranges of a claim that are remembered; of more, those behind stay pinned where the call is left by a jump.
+const RANGES: usize = 16;
+
+/// What a thread's long write has claimed of the pins that such writes may have together.
+pub struct Claim {
+    /// 0: nothing.
+    pages: AtomicU64,
+    /// Tells claims apart.
+    serial: AtomicU64,
+    /// Where the program's stack was.
+    sp: AtomicUsize,
+    /// Far ranges that are pinned: address and length.
+    ranges: [(AtomicUsize, AtomicUsize); RANGES],
+    count: AtomicUsize,
+}
+
+impl Claim {
+    /// Nothing is claimed.
+    pub const fn new() -> Claim {
+        let ranges = [const { (AtomicUsize::new(0), AtomicUsize::new(0)) }; RANGES];
+        let (pages, serial) = (AtomicU64::new(0), AtomicU64::new(0));
+        Claim { pages, serial, sp: AtomicUsize::new(0), ranges, count: AtomicUsize::new(0) }
+    }
+
+    /// In a forked child, which has neither claims nor pins.
+    pub fn forget(&self) {
+        self.pages.store(0, Ordering::Relaxed);
+        self.count.store(0, Ordering::Relaxed);
+    }
+
+    /// Its call was left by a jump out of a signal handler, or its thread ends: it is given back, and what is pinned for it.
+    pub fn release(&self) {
+        if self.pages.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let _signals = SignalsBlocked::new();
+        for (at, len) in &self.ranges[..self.count.swap(0, Ordering::Relaxed)] {
+            pager().unpin(at.load(Ordering::Relaxed), len.load(Ordering::Relaxed));
+        }
+        pager().give_back_pins(self.pages.swap(0, Ordering::Relaxed));
+    }
+
+    /// Whether the call that made it may be under way still, interrupted by a signal handler that stands at `sp` now. From
+    /// an equal or higher one of the same stack it cannot, and a handler on the program's alternate stack is interrupted
+    /// by none that is not.
+    fn is_interrupted(&self, sp: usize, on_alternate: impl Fn(usize) -> bool) -> bool {
+        let before = self.sp.load(Ordering::Relaxed);
+        self.pages.load(Ordering::Relaxed) != 0
+            && match (on_alternate(before), on_alternate(sp)) {
+                (false, true) => true,
+                (true, false) => false,
+                _ => sp < before,
+            }
+    }
+}
+
+/// A write that is made as one call. It is its turn until this is dropped.
 pub struct One {
-    claimed: Option<(&'static Pager, u64)>,
+    record: &'static Record,
+    serial: u64,
+    pins: ManuallyDrop<Pins<'static>>,
 }
 
 /// Between looks whether it is this call's turn.
 const LOOK_NS: u64 = 50_000;
-/// So many without a turn, some ten seconds: who has it left its call by a jump out of a signal handler, or waits for
-/// somebody who waits here.
-const LOOKS: u32 = 200_000;
+/// So long in all: who has it may wait for somebody who waits here.
+const PATIENCE_NS: u64 = 1_000_000_000;
 
-/// Waits for the turn of a call that is to be made as one; `None`: it is to go in pieces. It can transfer `len` bytes,
-/// to or from so many buffers.
-pub fn one(pager: &'static Pager, kind: Kind, len: usize, buffers: usize) -> Option<One> {
-    // Buffers need not begin and end with pages.
+/// Waits for the turn of a write of `len` bytes that is to be made as one; `None`: it is to go in pieces. `buffers`: in so
+/// many, which need not begin and end with pages.
+pub fn one(pager: &'static Pager, call: &Call, how: How, len: usize, buffers: usize) -> Option<One> {
     let pages = (len / PAGE_BYTES + 2 * buffers) as u64;
-    let fits = pages <= pager.most_pins();
-    match kind {
-        Kind::File if fits && len > CHUNK => {
-            let its_turn = (0..LOOKS).any(|_| {
-                let claimed = pager.claim_pins(pages);
-                if !claimed {
-                    sleep_ns(LOOK_NS);
-                }
-                claimed
-            });
-            if !its_turn {
-                pager.forget_claims();
+    if how.kind != Kind::File || pages > pager.most_pins() {
+        return None;
+    }
+    let record = threads::current();
+    // One that shares another thread's has nowhere to note a claim.
+    if !record.is_of_caller() || record.claim.is_interrupted(call.sp, |sp| record.is_asked(sp)) {
+        return None;
+    }
+    record.claim.release();
+    let until = now_ns() + PATIENCE_NS;
+    loop {
+        {
+            // No handler leaves between the claim and its note.
+            let _signals = SignalsBlocked::new();
+            if pager.claim_pins(pages) {
+                let claim = &record.claim;
+                let serial = claim.serial.fetch_add(1, Ordering::Relaxed) + 1;
+                claim.sp.store(call.sp, Ordering::Relaxed);
+                claim.pages.store(pages, Ordering::Relaxed);
+                return Some(One { record, serial, pins: ManuallyDrop::new(Pins::new(pager)) });
             }
-            (its_turn || pager.claim_pins(pages)).then_some(One { claimed: Some((pager, pages)) })
         }
-        Kind::Messages => Some(One { claimed: None }),
-        Kind::Unknown => fits.then_some(One { claimed: None }),
-        _ => None,
+        if now_ns() >= until {
+            return None;
+        }
+        sleep_ns(LOOK_NS);
+    }
+}
+
+impl One {
+    /// Pins a buffer, if it is far.
+    pub fn pin(&mut self, addr: usize, len: usize) {
+        if len == 0 || !is_far(addr) || !self.is_claimed() {
+            return;
+        }
+        let before = self.pins.n;
+        self.pins.add(addr, len, false);
+        let claim = &self.record.claim;
+        let count = claim.count.load(Ordering::Relaxed);
+        if self.pins.n > before && count < RANGES {
+            // Once it is pinned: a jump before leaves it so.
+            let (at, length) = self.pins.few[before];
+            claim.ranges[count].0.store(at, Ordering::Relaxed);
+            claim.ranges[count].1.store(length, Ordering::Relaxed);
+            claim.count.store(count + 1, Ordering::Relaxed);
+        }
+    }
+
+    fn is_claimed(&self) -> bool {
+        let claim = &self.record.claim;
+        claim.serial.load(Ordering::Relaxed) == self.serial && claim.pages.load(Ordering::Relaxed) != 0
     }
 }
 
 impl Drop for One {
     fn drop(&mut self) {
-        self.claimed.iter().for_each(|&(pager, pages)| pager.give_back_pins(pages));
+        let _signals = SignalsBlocked::new();
+        // Else this is a child of a handler's, which has no pins.
+        if self.is_claimed() {
+            self.record.claim.count.store(0, Ordering::Relaxed);
+            // SAFETY: once, here.
+            unsafe { ManuallyDrop::drop(&mut self.pins) };
+            self.record.claim.release();
+        }
     }
 }
 
-/// Whether a read that came back full is to go on.
-pub fn goes_on(kind: Kind) -> bool {
-    matches!(kind, Kind::File | Kind::Bytes)
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn descriptors_are_told_apart() {
+        use std::os::fd::AsRawFd;
+        let opened = |path: &str| std::fs::File::open(path).unwrap();
+        let of = |fd: i32| kind(fd as usize);
+        let exe = std::env::current_exe().unwrap();
+        assert_eq!(of(opened(exe.to_str().unwrap()).as_raw_fd()), Kind::File);
+        assert_eq!(of(opened("/dev/zero").as_raw_fd()), Kind::Bytes);
+        assert_eq!(of(opened("/dev/ptmx").as_raw_fd()), Kind::Stream);
+        assert_eq!(of(opened("/").as_raw_fd()), Kind::Stream);
+        assert_eq!(of(-1), Kind::Stream);
+        let (stream, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        assert_eq!(of(stream.as_raw_fd()), Kind::Stream);
+        let datagrams = std::os::unix::net::UnixDatagram::unbound().unwrap();
+        assert_eq!(of(datagrams.as_raw_fd()), Kind::Messages);
+    }
+
+    #[test]
+    fn a_handler_is_told_from_a_jump() {
+        let claim = Claim::new();
+        let on_alternate = |sp: usize| sp >= 0x10000;
+        assert!(!claim.is_interrupted(0x1000, on_alternate));
+        claim.pages.store(1, Ordering::Relaxed);
+        let cases = [
+            (0x9000, 0x8000, true),
+            (0x9000, 0x9000, false),
+            (0x9000, 0xa000, false),
+            (0x9000, 0x11000, true),
+            (0x11000, 0x9000, false),
+            (0x11000, 0x10800, true),
+            (0x11000, 0x11800, false),
+        ];
+        for (before, sp, interrupted) in cases {
+            claim.sp.store(before, Ordering::Relaxed);
+            assert_eq!(claim.is_interrupted(sp, on_alternate), interrupted, "{before:#x}, {sp:#x}");
+        }
+    }
 }

@@ -120,20 +120,19 @@ fn long(pager: &'static Pager, call: &Call, len: usize) -> isize {
         libc::SYS_preadv2 | libc::SYS_pwritev2 => call.args[3] != usize::MAX,
         _ => false,
     };
-    let (kind, size) = turn::kind(fd);
-    // A read of what is shorter than one piece ends with that; else the buffers are pinned to their ends.
-    let short =
-        kind == Kind::File && !writes && turn::within(fd, size, positioned.then_some(call.args[3]), len) <= CHUNK;
-    // Buffers to read into that nobody knows the use of go whole whatever their length, for a read may not be cut short
-    // where a message is.
-    let one = if short { None } else { turn::one(pager, kind, len, call.args[2]) };
-    if one.is_some() || kind == Kind::Unknown {
+    let how = turn::how(pager, fd, writes, positioned);
+    // What nobody may ask about goes whole too, for a read may not be cut short where a message is.
+    if matches!(how.kind, Kind::Unknown | Kind::Messages) {
         return whole(pager, call);
     }
-    let goes_on = writes || turn::goes_on(kind);
+    if writes && let Some(mut one) = turn::one(pager, call, how, len, call.args[2]) {
+        one.pin(call.args[1], call.args[2] * size_of::<libc::iovec>());
+        each(call.args[1], call.args[2], |vector| one.pin(vector.iov_base as usize, vector.iov_len));
+        return issue(call);
+    }
     let mut done = 0;
     while done < len {
-        let piece = match rest.piece(FEW, (len - done).min(CHUNK)) {
+        let piece = match rest.piece(FEW, (len - done).min(how.piece)) {
             Some(piece) if piece.bytes > 0 => piece,
             // Another thread has shortened what was measured.
             Some(_) => break,
@@ -151,7 +150,7 @@ fn long(pager: &'static Pager, call: &Call, len: usize) -> isize {
             return if done > 0 { done as isize } else { got };
         }
         done += got as usize;
-        if got as usize != piece.bytes || !goes_on {
+        if got as usize != piece.bytes || !how.goes_on {
             break;
         }
         rest.advance(got as usize);
