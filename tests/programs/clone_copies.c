@@ -116,6 +116,17 @@ static pid_t settled(struct job *job) {
     return clone(faults, job->stack + job->bytes, SIGCHLD | CLONE_SETTLS, job, NULL, its);
 }
 
+/* By clone3 from a far stack that is not there when the call begins. */
+static void *from_far(void *unused) {
+    (void)unused;
+    struct clone_args args = {.exit_signal = SIGCHLD};
+    for (int i = 0; i < 3; i++) {
+        squeeze();
+        awaited("clone3, far stack", by_clone3(&args));
+    }
+    return NULL;
+}
+
 int main(void) {
     alarm(200);
     mem = far_map(BYTES);
@@ -148,6 +159,11 @@ int main(void) {
     awaited("clone3", pid);
     struct clone_args plain = {.exit_signal = SIGCHLD};
     awaited("clone3, near", by_clone3(&plain));
+    pthread_attr_t attributes;
+    pthread_t t;
+    pthread_attr_init(&attributes);
+    MUST(pthread_attr_setstack(&attributes, far_map(STACK), STACK) == 0);
+    MUST(pthread_create(&t, &attributes, from_far, NULL) == 0 && pthread_join(t, NULL) == 0);
     pid = clone(child, near_stack + NEAR, SIGCHLD | CLONE_FILES, &near);
     if (pid < 0 && errno == ENOSYS) pid = started(&near);
     awaited("shared descriptors", pid);

@@ -19,6 +19,46 @@ extern "C" fn guarded(call: &mut Call) -> isize {
     signals::dispatch_from(call)
 }
 
+/// A clone3 of the program's own.
+struct Clone3 {
+    call: Call,
+    /// What it returned; `None`: it is still to be made.
+    ret: Option<isize>,
+    /// So much of its arguments is pinned meanwhile.
+    pinned: usize,
+}
+
+extern "C" fn decided(clone: &mut Clone3) {
+    let call = clone.call;
+    if fork::copies(&call) {
+        clone.ret = Some(signals::dispatch_from(&call));
+    } else {
+        clone.pinned = pager().pin(call.args[0], call.args[1].min(MOST_ARGUMENTS), false);
+    }
+}
+
+/// The kernel takes no more than a page.
+const MOST_ARGUMENTS: usize = 4096;
+
+extern "C" fn made(clone: &mut Clone3) {
+    pager().unpin(clone.call.args[0], clone.pinned);
+}
+
+/// Decides on a near stack, for the caller's may be far and absent; but a clone that shares the memory must not return
+/// through frames of ours, and is made from here.
+fn clone3(call: Call) -> isize {
+    let mut clone = Clone3 { call, ret: None, pinned: 0 };
+    near::call(decided, &mut clone);
+    clone.ret.unwrap_or_else(|| {
+        let ret = issue(&call);
+        // Once, by the parent.
+        if ret != 0 && clone.pinned > 0 {
+            near::call(made, &mut clone);
+        }
+        ret
+    })
+}
+
 /// `syscall(2)`: the program's own raw calls.
 ///
 /// # Safety
@@ -26,13 +66,12 @@ extern "C" fn guarded(call: &mut Call) -> isize {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn syscall(nr: i64, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> isize {
     let mut call = Call { nr, args: [a, b, c, d, e, f], sp: near::stack_pointer() };
-    // Other clones by clone3 must not return through frames of ours.
-    let decided = started()
-        && match nr {
-            libc::SYS_clone3 => fork::copies(&call),
-            _ => call.args.iter().any(|&x| is_far(x)) || ALWAYS.contains(&nr),
-        };
-    result(if decided { near::result(guarded, &mut call) } else { issue(&call) })
+    let decided = started() && (call.args.iter().any(|&x| is_far(x)) || ALWAYS.contains(&nr));
+    result(match nr {
+        libc::SYS_clone3 if started() => clone3(call),
+        _ if decided => near::result(guarded, &mut call),
+        _ => issue(&call),
+    })
 }
 
 /// `pthread_create(3)`: every thread needs a near alternate stack before it runs anything.

@@ -110,6 +110,16 @@ fn copied(call: &Call, flags: u32, words: [usize; 3]) -> isize {
     ret.unwrap_or_else(|| issue(call))
 }
 
+/// In a child, which has none of its parent's pins: where a thread's block lies at the top of a far stack, the handlers
+/// write errno there while they serve a fault.
+fn keep_thread_block() {
+    const BELOW: usize = 4096;
+    let tp: usize;
+    // SAFETY: %fs:0 holds the thread pointer itself (x86-64 ELF TLS ABI).
+    unsafe { core::arch::asm!("mov {}, fs:0", out(reg) tp, options(nostack, readonly, preserves_flags)) };
+    pager().pin(tp - BELOW, 2 * BELOW, true);
+}
+
 /// `None`: a filter of the program's has trapped it.
 fn make(call: &Call) -> Option<isize> {
     let fork = pager().fork_prepare();
@@ -128,6 +138,7 @@ fn make(call: &Call) -> Option<isize> {
         threads::forget_in_child(record);
         actions::adopt();
         pager().fork_child(fork, claim_counters());
+        keep_thread_block();
     } else {
         pager().fork_parent(fork, ret.is_some_and(|child| child > 0));
     }
