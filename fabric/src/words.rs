@@ -3,7 +3,7 @@
 //! ```no_run
 //! # fn example(session: &farmem_fabric::Session) -> Result<(), farmem_fabric::words::WordsError> {
 //! use farmem_fabric::words::Words;
-//! use farmem_protocol::extent::{claim::{Claimer, Want}, Actor, Claimant, Level, Owner};
+//! use farmem_protocol::extent::{Claimer, Want, Actor, Claimant, Level, Owner};
 //!
 //! let mut queue = session.queue_pair()?;
 //! let mut words = Words::open(&mut queue)?;

@@ -23,11 +23,12 @@ use crate::windows::{User, Windows};
 use crate::word::{BLOCK_BYTES, BlockId, MAX_BLOCK_ID, Refusal};
 use farmem_fabric::words::{self, Words, WordsError};
 use farmem_fabric::{ConnectError, ConnectOptions, GrantError, Identity, Lost, NodeAddr, QueuePair, Session};
-use farmem_protocol::extent::claim::{Claimer, Want};
 use farmem_protocol::extent::geometry::Target;
 use farmem_protocol::extent::reshape::{Reshape, Reshaped};
 use farmem_protocol::extent::step::MAX_OUTSTANDING;
-use farmem_protocol::extent::{Actor, Claimant, Failed, Grant, Level, Operation, Owner, Place, Release, State, Word};
+use farmem_protocol::extent::{
+    Actor, Claimant, Claimer, Failed, Grant, Level, Operation, Owner, Place, Release, State, Want, Word,
+};
 use farmem_protocol::key::Key;
 use farmem_sys::raw;
 use std::collections::HashMap;

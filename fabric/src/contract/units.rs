@@ -5,12 +5,11 @@ use crate::mapping::Mapping;
 use crate::words::{self, Words};
 use crate::{Bind, GrantError, QueuePair, Refusal, Session};
 use farmem_protocol::addr::SLAB_BYTES;
-use farmem_protocol::extent::claim::{Claimer, Want};
 use farmem_protocol::extent::geometry::Target;
 use farmem_protocol::extent::owner::OwnerField;
 use farmem_protocol::extent::place::BLOCK_BYTES;
 use farmem_protocol::extent::reshape::{Reshape, Reshaped};
-use farmem_protocol::extent::{Actor, Claimant, Generation, Level, Owner, Place, Release, State, Word};
+use farmem_protocol::extent::{Actor, Claimant, Claimer, Generation, Level, Owner, Place, Release, State, Want, Word};
 use farmem_protocol::extent::{Geometry, Grant, Key as UnitKey};
 use farmem_protocol::key::{Key, Rights};
 

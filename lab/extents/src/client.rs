@@ -3,7 +3,7 @@
 use crate::scenario::{Action, Scenario};
 use crate::task::{Outcome, Task};
 use crate::world::{Client, Doing, Item, Violation, World};
-use farmem_protocol::extent::claim::Want;
+use farmem_protocol::extent::Want;
 use farmem_protocol::extent::guard::Words;
 use farmem_protocol::extent::owner::Lease;
 use farmem_protocol::extent::{

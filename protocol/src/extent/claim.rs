@@ -24,15 +24,8 @@
 //! goes back, what is another's by then cannot be taken by the copy either. While one is over quota still, nothing else is
 //! claimed, so that there are never more than one claim's.
 //!
-//! *Lots.* Single chunks are claimed when memory is short, by all agents at once, who are after the same few words. So
-//! each chunk is first of all somebody's: by its number it is of one of 16 lots, and so is every owner. A claim takes what
-//! is of its own lot in the line that it reads, of another's one at most, and that only if its last claim lost no race.
-//! So whoever loses meets nobody next but those of its own lot, and who has found nothing of his own. Nobody is kept from
-//! anything: a claim that found nothing of its own in all lines is followed by one that takes what there is. Soft, hence
-//! without a word of its own: no state to recover, nobody to trust.
-//!
-//! Chunks are claimed only from blocks that somebody has published; the way to
-//! 4 KiB is otherwise a block of one's own, and [`super::block::Block`] in it.
+//! Of single chunks those of the claimer's own lot come first (`lots`). Chunks are claimed only from blocks that
+//! somebody has published; the way to 4 KiB is otherwise a block of one's own, and [`super::block::Block`] in it.
 
 use super::geometry::{Geometry, Hint, LINE, Target};
 use super::place::{Level, Place};
@@ -41,8 +34,9 @@ use super::rules::Bug;
 use super::search::{Advance, Area, Route};
 use super::step::{Actor, Answer, Failed, MAX_OUTSTANDING, Operation, Step, Verb};
 use super::swap::{Swap, Swapped};
+use super::want::Want;
 use super::word::{Claimant, State, Word};
-use super::{Pipe, word};
+use super::{Pipe, lots, word};
 
 /// CAS that a claim may lose to others before it gives up.
 pub const MAX_RETRIES: u32 = 8;
@@ -55,93 +49,6 @@ pub const MAX_READS: u32 = 4096;
 /// CAS that a claim posts at once on words that an earlier claim read. (All of a line may be others' by now: what was read
 /// in this claim is old by a round trip, what was read before by any time.)
 pub const MAX_BLIND: usize = 4;
-
-/// Lots that chunks are dealt out in; every line has as many of each.
-const LOTS: u32 = 16;
-
-/// Which lot a chunk is of. (Lines begin with different ones, lest a block that is taken from its beginning have the same
-/// lots taken everywhere.)
-const fn lot(chunk: u32) -> u32 {
-    (chunk + chunk / LINE * 5) % LOTS
-}
-
-impl Actor {
-    /// The lot that it claims from first.
-    fn lot(&self) -> u32 {
-        (u32::from(self.owner.slot()) + u32::from(self.claimant.number())) % LOTS
-    }
-}
-
-/// What to claim.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Want {
-    level: Level,
-    count: u32,
-    /// As neighbours, all or none; otherwise as many as one line has, at least one.
-    contiguous: bool,
-}
-
-impl Want {
-    /// One unit.
-    pub const fn one(level: Level) -> Want {
-        Want { level, count: 1, contiguous: true }
-    }
-
-    /// Up to `count` units (at most 64), wherever they are, by one batch of CAS; of chunks at most [`MAX_BLIND`], and
-    /// one if it is of another's lot.
-    pub const fn some(level: Level, count: u32) -> Want {
-        Want { level, count: if count > LINE { LINE } else { count }, contiguous: false }
-    }
-
-    /// `count` neighbours: up to the chunks of one block (a power of two, naturally aligned), up to the blocks of one
-    /// giant, up to 64 giants. None beyond.
-    pub const fn run(geometry: &Geometry, level: Level, count: u32) -> Option<Want> {
-        let possible = match level {
-            Level::Chunk => count.is_power_of_two() && count <= geometry.fanout(Level::Block),
-            Level::Block => count <= geometry.fanout(Level::Giant),
-            Level::Giant => count <= LINE,
-        };
-        if count == 0 || !possible { None } else { Some(Want { level, count, contiguous: true }) }
-    }
-
-    /// The units for an extent of so many bytes: neighbours that have room for it, of blocks below a
-    /// giant and of giants above. Below a block there is no such thing: cut it from a block of your own.
-    pub const fn bytes(geometry: &Geometry, bytes: u64) -> Option<Want> {
-        let block = geometry.chunks_of(Level::Block) as u64 * super::place::CHUNK_BYTES;
-        let blocks = bytes.div_ceil(block);
-        let giant = geometry.fanout(Level::Giant) as u64;
-        if blocks < giant {
-            Want::run(geometry, Level::Block, blocks as u32)
-        } else if blocks.div_ceil(giant) <= LINE as u64 {
-            Want::run(geometry, Level::Giant, blocks.div_ceil(giant) as u32)
-        } else {
-            None
-        }
-    }
-
-    /// Whether the first unit is claimed before the others.
-    const fn has_leader(&self) -> bool {
-        self.contiguous && self.count > 1 && matches!(self.level, Level::Chunk)
-    }
-
-    /// Lines that its units lie in, if they are chunks: read together.
-    const fn lines(&self) -> u32 {
-        if self.contiguous { self.count.div_ceil(LINE) } else { 1 }
-    }
-
-    /// Single chunks, wherever they are.
-    const fn goes_by_lots(&self) -> bool {
-        matches!(self.level, Level::Chunk) && (!self.contiguous || self.count == 1)
-    }
-
-    const fn retries(&self) -> u32 {
-        if matches!(self.level, Level::Chunk) { MAX_CHUNK_RETRIES } else { MAX_RETRIES }
-    }
-
-    const fn order(&self) -> u8 {
-        if self.contiguous { (u32::BITS - (self.count - 1).leading_zeros()) as u8 } else { 0 }
-    }
-}
 
 /// A READ for the next claim, posted beside the last CAS of this one.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -390,7 +297,11 @@ impl Claimer {
             }
         }
         // What an earlier claim has read is old; of another's lot it is more likely gone than not.
-        if want.goes_by_lots() && !self.fresh && !self.inner.words.is_empty() && !self.has_own_lot() {
+        if want.goes_by_lots()
+            && !self.fresh
+            && !self.inner.words.is_empty()
+            && lots::own(&self.actor, &self.inner, 0, 1).next().is_none()
+        {
             let reads = self.inner.reads();
             return self.read(Phase::Inner, reads);
         }
@@ -521,8 +432,7 @@ impl Claimer {
         } else {
             let free = area.scattered(start, stride).count();
             if want.goes_by_lots() {
-                let (own, first) = (self.actor.lot(), area.first.index);
-                let own = area.scattered(start, stride).filter(|&at| own == lot(first + at as u32));
+                let own = lots::own(&self.actor, area, start, stride);
                 self.swaps.extend(own.take(MAX_BLIND.min(want.count as usize)).map(swap));
                 if self.swaps.is_empty() && !self.wary {
                     self.swaps.extend(area.scattered(start, stride).take(1).map(swap));
@@ -538,11 +448,6 @@ impl Claimer {
             self.swaps.extend(area.scattered(start, stride).take(most.min(want.count as usize)).map(swap));
         }
         !self.swaps.is_empty()
-    }
-
-    fn has_own_lot(&self) -> bool {
-        let (own, first) = (self.actor.lot(), self.inner.first.index);
-        self.inner.scattered(0, 1).any(|at| own == lot(first + at as u32))
     }
 
     /// No CAS is posted that was not. Those whose answers were lost are given again: they may have taken effect.
@@ -654,23 +559,11 @@ impl Operation for Claimer {
                 let want = self.want.unwrap_or(Want::one(Level::Chunk));
                 let lines = (from..).step_by(want.lines() as usize);
                 let places = words.chunks(want.lines() as usize).zip(lines);
-                let lines = places.filter(|(words, _)| may_have(words, want)).map(|(_, line)| (block, line));
+                let lines = places.filter(|(words, _)| want.may_be_in(words)).map(|(_, line)| (block, line));
                 self.inner_lines.extend(lines);
                 self.sort_lines();
             }
             _ => {}
-        }
-    }
-}
-
-/// Whether chunks with these hints may have what is wanted.
-fn may_have(hints: &[u64], want: Want) -> bool {
-    match want.count {
-        _ if !want.contiguous => hints.iter().any(|&hint| hint != 0),
-        count if count >= LINE => hints.iter().all(|&hint| hint == u64::MAX),
-        count => {
-            let run = (1u64 << count) - 1;
-            hints.iter().any(|hint| (0..LINE).step_by(count as usize).any(|at| hint >> at & run == run))
         }
     }
 }

@@ -13,7 +13,7 @@
 //! * [`guard`]: what a queue pair that nobody trusts may do to these words, and
 //!   which data verbs they admit.
 //! * [`step`]: how operations, which do no I/O, get their verbs carried out.
-//! * [`claim`], [`release`]: taking and giving back; [`block`]: what needs no verb.
+//! * [`want`], [`claim`], [`release`]: taking and giving back; [`block`]: what needs no verb.
 //! * [`reclaim`]: what the node does before a unit is FREE again; [`hints`].
 //! * [`reshape`]: publish, split, merge; [`recover`]: what a dead owner left.
 //! * [`policy`]: when to publish, to make clean, to put giants together.
@@ -39,6 +39,7 @@ pub mod geometry;
 pub mod guard;
 pub mod hints;
 pub mod key;
+mod lots;
 pub mod owner;
 mod pipe;
 pub mod place;
@@ -52,6 +53,7 @@ mod search;
 pub mod step;
 mod swap;
 pub mod table;
+pub mod want;
 pub mod word;
 
 #[cfg(test)]
@@ -66,7 +68,7 @@ mod wear;
 use pipe::Pipe;
 
 pub use block::Block;
-pub use claim::{Claimer, Want};
+pub use claim::Claimer;
 pub use geometry::{Geometry, Hint, Target};
 pub use key::Key;
 pub use place::{Level, Place};
@@ -76,4 +78,5 @@ pub use release::{Grant, Release};
 pub use reshape::{Reshape, Reshaped};
 pub use step::{Actor, Answer, Failed, Operation, Step, Verb};
 pub use table::Table;
+pub use want::Want;
 pub use word::{Claimant, Generation, Owner, State, Word};

@@ -172,7 +172,7 @@ mod block_tests {
 }
 
 mod claim_tests {
-    use super::claim::Want;
+    use super::want::Want;
     use super::*;
 
     fn actor(owner: u16) -> Actor {
