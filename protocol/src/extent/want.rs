@@ -1,6 +1,6 @@
 //! What a claim can ask for.
 
-use super::claim::{MAX_BLIND, MAX_CHUNK_RETRIES, MAX_RETRIES};
+use super::claim::{MAX_CHUNK_RETRIES, MAX_RETRIES};
 use super::geometry::{Geometry, LINE};
 use super::place::{CHUNK_BYTES, Level};
 
@@ -19,7 +19,7 @@ impl Want {
         Want { level, count: 1, contiguous: true }
     }
 
-    /// Up to `count` units (at most 64), wherever they are, by one batch of CAS; of chunks at most [`MAX_BLIND`], and
+    /// Up to `count` units (at most 64), wherever they are, by one batch of CAS; of chunks at most [`MAX_BLIND`](super::claim::MAX_BLIND), and
     /// one if it is of another's lot.
     pub const fn some(level: Level, count: u32) -> Want {
         Want { level, count: if count > LINE { LINE } else { count }, contiguous: false }
