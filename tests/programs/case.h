@@ -54,6 +54,15 @@ static inline size_t wrong(const void *p, size_t bytes, uint64_t key) {
     return n;
 }
 
+/* Uses some 800 bytes of stack a level; how many of its own words it found changed is in what it returns. */
+static inline uint64_t deep(uint64_t x, int depth) {
+    volatile uint64_t pad[96];
+    for (int i = 0; i < 96; i++) pad[i] = mix(x + i);
+    uint64_t r = depth ? deep(x + 1, depth - 1) : 0;
+    for (int i = 0; i < 96; i++) r += pad[i] != mix(x + i);
+    return r;
+}
+
 /* How many bytes are not zero. */
 static inline size_t nonzero(const void *p, size_t bytes) {
     const uint8_t *b = p;

@@ -11,14 +11,6 @@ static uint8_t *mem;
 static uint8_t near_stack[NEAR] __attribute__((aligned(64)));
 static int key = 1;
 
-static uint64_t deep(uint64_t x, int depth) {
-    volatile uint64_t pad[96];
-    for (int i = 0; i < 96; i++) pad[i] = mix(x + i);
-    uint64_t r = depth ? deep(x + 1, depth - 1) : 0;
-    for (int i = 0; i < 96; i++) r += pad[i] != mix(x + i);
-    return r;
-}
-
 static void *reads(void *unused) {
     (void)unused;
     return (void *)wrong(mem, BYTES, key);

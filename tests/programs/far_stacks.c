@@ -16,14 +16,6 @@ static void tick(int s) {
     signal_memory[(mix(ticks) % 2048) * 512] += 1;
 }
 
-static uint64_t deep(uint64_t x, int depth) {
-    volatile uint64_t pad[96];
-    for (int i = 0; i < 96; i++) pad[i] = mix(x + i);
-    uint64_t r = depth ? deep(x + 1, depth - 1) : 0;
-    for (int i = 0; i < 96; i++) r += pad[i] != mix(x + i);
-    return r;
-}
-
 static void coroutine(int me) {
     volatile uint64_t locals[256];
     uint64_t bad = 0;

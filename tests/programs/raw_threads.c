@@ -7,14 +7,6 @@
 enum { STACK = 256 << 10, ROUNDS = 4, RAW = 64 << 10 };
 static uint8_t *mem;
 
-static uint64_t deep(uint64_t x, int depth) {
-    volatile uint64_t pad[96];
-    for (int i = 0; i < 96; i++) pad[i] = mix(x + i);
-    uint64_t r = depth ? deep(x + 1, depth - 1) : 0;
-    for (int i = 0; i < 96; i++) r += pad[i] != mix(x + i);
-    return r;
-}
-
 static int raw(void *said) {
     *(volatile int *)said = 1;
     return 0;

@@ -15,7 +15,7 @@ use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 /// How a process ended and what it said.
 #[derive(Debug)]
@@ -100,6 +100,14 @@ pub fn run(mut command: Command, limit: Duration) -> Result<Outcome> {
 }
 
 impl Running {
+    /// Ends one that looks after itself and then says "unharmed"; fails if it does not, within the limit.
+    pub fn unharmed(self, limit: Duration) -> Result<()> {
+        self.signal(libc::SIGTERM);
+        let outcome = self.wait(limit)?.success()?;
+        ensure!(outcome.stdout_tail().contains("unharmed"), "it said {}", outcome.stdout_tail());
+        Ok(())
+    }
+
     /// The child's process id, which is also its group's.
     pub fn pid(&self) -> i32 {
         self.child.id() as i32

@@ -23,14 +23,6 @@ fn dirties(arguments: &[&str]) -> Result<Running> {
     Ok(running)
 }
 
-/// Ends it, and fails if it was harmed.
-fn unharmed(program: Running) -> Result<()> {
-    program.signal(libc::SIGTERM);
-    let outcome = program.wait(LIMIT)?.success()?;
-    ensure!(outcome.stdout_tail().contains("unharmed"), "it said {}", outcome.stdout_tail());
-    Ok(())
-}
-
 fn tracker(options: &[&str], dir: &TempDir) -> Command {
     let mut track = Command::new(binary());
     track.arg("track").arg("--json").arg(dir.path().join("found.json")).args(options);
@@ -82,7 +74,7 @@ fn k_lines_of_each_page_are_64_over_k() -> Result<()> {
             ensure!(ratio(&found) == 64.0 / k as f64, "{k} lines, {options:?}: {far}");
             ensure!(found["pooled"]["pages_by_lines"][k as usize - 1].as_u64() >= Some(windows * PAGES));
         }
-        unharmed(program)?;
+        program.unharmed(LIMIT)?;
     }
     Ok(())
 }
@@ -93,7 +85,7 @@ fn written_pages_alone_are_counted_by_protection() -> Result<()> {
     let found = attached(&program, &["--wp"])?;
     let (far, windows) = (array(&found), found["pooled"]["windows"].as_u64().context("no windows")?);
     ensure!(windows > 0 && far["dirty_pages"] == windows * PAGES && far["dirty_lines"] == 0, "{found}");
-    unharmed(program)
+    program.unharmed(LIMIT)
 }
 
 #[test]
@@ -103,7 +95,7 @@ fn threads_come_and_go() -> Result<()> {
     ensure!(far_ratio(&found) > 50.0, "{}", found["pooled"]);
     ensure!(found["windows"][5]["threads"].as_u64() >= Some(5), "{found}");
     ensure!(found["pooled"]["far"]["dirty_pages"].as_u64() >= Some(2000), "{}", found["pooled"]);
-    unharmed(program)
+    program.unharmed(LIMIT)
 }
 
 #[test]
@@ -148,7 +140,7 @@ fn children_are_tracked_if_asked() -> Result<()> {
     let program = dirties(&["fork", "1500"])?;
     let found = attached(&program, &[])?;
     ensure!(ratio(&found) == 64.0, "the parent alone: {}", found["pooled"]);
-    unharmed(program)?;
+    program.unharmed(LIMIT)?;
 
     let program = compile::c("dirties", &[])?;
     let command = ["--", program.to_str().context("a path")?, "fork", "1500"];
@@ -168,7 +160,7 @@ fn memory_that_moves_is_known_again() -> Result<()> {
     let far = &found["pooled"]["far"];
     ensure!((31.5..32.5).contains(&far_ratio(&found)), "{far}");
     ensure!(far["dirty_pages"].as_u64() <= Some(8 * (PAGES / 2 + 20)), "{far}");
-    unharmed(program)
+    program.unharmed(LIMIT)
 }
 
 #[test]
@@ -189,7 +181,7 @@ fn stores_of_the_same_value_are_named_not_counted() -> Result<()> {
     let silent = found["windows"][2]["silent_pages"].as_u64();
     ensure!(silent >= Some(PAGES), "{silent:?} of {PAGES}");
     ensure!(found["notes"][0].as_str().is_some_and(|note| note.contains("silent stores are invisible")), "{found}");
-    unharmed(program)
+    program.unharmed(LIMIT)
 }
 
 #[test]
@@ -197,7 +189,7 @@ fn no_call_is_interrupted_and_no_signal_lost() -> Result<()> {
     for options in [&[][..], &["--find", "read"]] {
         let program = dirties(&["calls"])?;
         attached(&program, &[&["--windows", "30", "--window", "20ms"], options].concat())?;
-        unharmed(program)?;
+        program.unharmed(LIMIT)?;
     }
     Ok(())
 }
@@ -215,7 +207,7 @@ fn ctrl_c_lets_the_program_go() -> Result<()> {
     let found: Value = serde_json::from_str(&std::fs::read_to_string(dir.path().join("found.json"))?)?;
     ensure!(found["ended"] == "interrupted", "{found}");
     ensure!(tracer(&program) == Some(0));
-    unharmed(program)
+    program.unharmed(LIMIT)
 }
 
 fn tracer(program: &Running) -> Option<u32> {
@@ -239,7 +231,7 @@ fn a_tracker_that_is_killed_leaves_the_program_running() -> Result<()> {
     // Whoever comes next finds nothing of it.
     let found = attached(&program, &[])?;
     ensure!(ratio(&found) > 50.0, "{found}");
-    unharmed(program)
+    program.unharmed(LIMIT)
 }
 
 #[test]
@@ -290,7 +282,7 @@ fn a_stopped_program_stays_stopped_until_continued() -> Result<()> {
     std::thread::sleep(Duration::from_millis(100));
     ensure!(state(&program) == Some('T'), "{:?}", state(&program));
     program.signal(libc::SIGCONT);
-    unharmed(program)
+    program.unharmed(LIMIT)
 }
 
 #[test]
@@ -317,7 +309,7 @@ fn pauses_are_bounded_by_watching_a_sample() -> Result<()> {
     pauses.sort_by(f64::total_cmp);
     // A busy machine may keep a tracker from the CPU for longer than any limit.
     ensure!(pauses[pauses.len() / 2] < 0.02, "{pauses:?}");
-    unharmed(program)
+    program.unharmed(LIMIT)
 }
 
 #[test]
@@ -344,7 +336,7 @@ fn what_cannot_be_tracked_is_refused_with_a_line() -> Result<()> {
     ensure!(twice.contains(&format!("is traced by process {}", tracking.pid())), "{twice}");
     tracking.signal(libc::SIGTERM);
     tracking.wait(LIMIT)?.success()?;
-    unharmed(program)
+    program.unharmed(LIMIT)
 }
 
 #[test]
@@ -388,6 +380,6 @@ fn any_user_may_track_what_is_his() -> Result<()> {
     let ours = dirties(&["lines", "2", "500"])?;
     let outcome = track(ours.pid())?;
     ensure!(outcome.stderr.contains("belongs to user 0") || outcome.stderr.contains("ptrace_scope"), "{outcome:?}");
-    unharmed(ours)?;
-    unharmed(theirs)
+    ours.unharmed(LIMIT)?;
+    theirs.unharmed(LIMIT)
 }

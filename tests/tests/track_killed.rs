@@ -27,14 +27,6 @@ fn intact(arguments: &[&str]) -> Result<Running> {
     Ok(running)
 }
 
-/// Ends it, and fails if it was harmed.
-fn unharmed(program: Running) -> Result<()> {
-    program.signal(libc::SIGTERM);
-    let outcome = program.wait(LIMIT)?.success()?;
-    ensure!(outcome.stdout_tail().contains("unharmed"), "it said {}", outcome.stdout_tail());
-    Ok(())
-}
-
 fn track(program: &Running) -> Result<Running> {
     let mut track = Command::new(binary());
     track.args(["track", "--window", "5ms", "--find", "protect", "--pid"]).arg(program.pid().to_string());
@@ -116,7 +108,7 @@ fn killed_before_each(arguments: &[&str]) -> Result<()> {
         ensure!(n < 1000, "it is not borrowed");
     }
     ensure!(met[1] > 0 && met[2] > 0, "{met:?}");
-    unharmed(program)
+    program.unharmed(LIMIT)
 }
 
 #[test]
@@ -170,7 +162,7 @@ fn at_any_time() -> Result<()> {
                 program.signal(libc::SIGCONT);
             }
         }
-        unharmed(program)?;
+        program.unharmed(LIMIT)?;
     }
     Ok(())
 }

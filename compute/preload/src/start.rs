@@ -32,6 +32,7 @@ static CONSTRUCTOR: extern "C" fn(i32, Pointers, Pointers) = start;
 /// Strings, to a null.
 type Pointers = *const *const libc::c_char;
 
+// SAFETY: libc has it, of this type.
 unsafe extern "C" {
     /// libc's.
     static mut environ: Pointers;

@@ -19,8 +19,8 @@ impl Want {
         Want { level, count: 1, contiguous: true }
     }
 
-    /// Up to `count` units (at most 64), wherever they are, by one batch of CAS; of chunks at most [`MAX_BLIND`](super::claim::MAX_BLIND), and
-    /// one if it is of another's lot.
+    /// Up to `count` units (at most 64), wherever they are, by one batch of CAS; of chunks at most
+    /// [`MAX_BLIND`](super::claim::MAX_BLIND), and one if it is of another's lot.
     pub const fn some(level: Level, count: u32) -> Want {
         Want { level, count: if count > LINE { LINE } else { count }, contiguous: false }
     }

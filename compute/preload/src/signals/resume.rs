@@ -131,6 +131,7 @@ core::arch::global_asm!(
     by_kernel = const RETURN,
 );
 
+// SAFETY: defined by the assembly above, the function with these arguments; the other two are places in it, never called.
 unsafe extern "C" {
     /// Returns to what the frame interrupted. All signals are blocked, [`may`] was true, and nothing on this stack below
     /// the frame is needed any more.

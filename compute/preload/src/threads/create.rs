@@ -39,6 +39,7 @@ core::arch::global_asm!(
     begin = sym thread_begin,
 );
 
+// SAFETY: defined by the assembly above, a thread's start routine of this form.
 unsafe extern "C" {
     fn farmem_thread_start(start: *mut libc::c_void) -> *mut libc::c_void;
 }
