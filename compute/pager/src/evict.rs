@@ -71,6 +71,22 @@ pub struct Evictor {
     pub(crate) thread: Option<Box<Thread>>,
     /// Changed lines on their way.
     pub(crate) log: Log,
+    /// What the batch at hand is to be counted as.
+    tally: Tally,
+}
+
+/// What leaves in one batch. Counted when it has left, all at once and after the pages themselves: whoever reads the
+/// counters of a process that ended in the midst of a batch finds no parts of pages that are not among the whole.
+#[derive(Default)]
+struct Tally {
+    /// Pages that went without a transfer.
+    clean: u64,
+    /// … and with all their bytes.
+    whole: u64,
+    lines_changed: u64,
+    bytes_changed: u64,
+    lines_sent: u64,
+    bytes_out: u64,
 }
 
 /// A page on its way out.
@@ -98,6 +114,7 @@ impl Evictor {
             spare: Spare::new(),
             thread: None,
             log,
+            tally: Tally::default(),
         }
     }
 
@@ -262,8 +279,7 @@ impl Pager {
         }
         let left = evictor.leaving.len();
         self.unreserve(left as u64);
-        self.count(&self.counters.evicted, left as u64);
-        self.count(&self.counters.evict_batches, 1);
+        self.count_batch(left as u64, std::mem::take(&mut evictor.tally));
         self.publish_levels();
         self.background.begin(self);
         evictor.leaving.clear();
@@ -305,9 +321,19 @@ impl Pager {
         }
     }
 
+    fn count_batch(&self, left: u64, tally: Tally) {
+        self.count(&self.counters.evicted, left);
+        self.count(&self.counters.evict_batches, 1);
+        self.count(&self.counters.evicted_clean, tally.clean);
+        self.count(&self.counters.pages_whole, tally.whole);
+        self.count(&self.counters.lines_changed, tally.lines_changed);
+        self.count(&self.counters.bytes_changed, tally.bytes_changed);
+        self.count(&self.counters.lines_sent, tally.lines_sent);
+        self.count(&self.counters.bytes_out, tally.bytes_out);
+    }
+
     /// Step 3. Sets every page's next word.
     fn copy_dirty(&self, evictor: &mut Evictor) {
-        let mut clean = 0;
         let mut freed = Vec::new();
         evictor.slots.clear();
         let mut leaving = std::mem::take(&mut evictor.leaving);
@@ -327,7 +353,7 @@ impl Pager {
             let l = &mut leaving[at];
             if !l.from.dirty() {
                 self.rewrites.saw_protected(l.from, false, false);
-                clean += 1;
+                evictor.tally.clean += 1;
                 l.to = l.from.to(State::Remote).with_written(false);
                 continue;
             }
@@ -342,15 +368,14 @@ impl Pager {
             if let Some(changed) = changed {
                 self.rewrites.saw(l.from, changed.lines != 0);
                 if changed.lines == 0 {
-                    clean += 1;
+                    evictor.tally.clean += 1;
                     l.to = Word::UNTOUCHED.to(State::Remote).with_slot(l.from.slot());
                     continue;
                 }
-                self.count(
-                    &self.counters.lines_changed,
-                    if changed.known { changed.lines.count_ones() as u64 } else { 0 },
-                );
-                self.count(&self.counters.bytes_changed, changed.bytes);
+                if changed.known {
+                    evictor.tally.lines_changed += changed.lines.count_ones() as u64;
+                }
+                evictor.tally.bytes_changed += changed.bytes;
             }
             let slot = match l.from.slot() {
                 Some(own) if self.pool.is_own(own) => own,
@@ -366,12 +391,16 @@ impl Pager {
             let few = changed.filter(|c| Some(slot) == l.from.slot() && evictor.log.takes(c.lines));
             l.to = Word::UNTOUCHED.with_slot(Some(slot)).with_written(true);
             l.to = self.send(evictor, l, slot, readable, few);
-            match few {
-                Some(few) => self.count(&self.counters.lines_sent, few.lines.count_ones() as u64),
-                None => self.count(&self.counters.pages_whole, 1),
+            match few.map(|few| few.lines.count_ones() as u64) {
+                Some(lines) => {
+                    evictor.tally.lines_sent += lines;
+                    evictor.tally.bytes_out += lines * LINE_BYTES as u64;
+                }
+                None => {
+                    evictor.tally.whole += 1;
+                    evictor.tally.bytes_out += PAGE_BYTES as u64;
+                }
             }
-            let bytes = few.map_or(PAGE_BYTES, |few| few.lines.count_ones() as usize * LINE_BYTES);
-            self.count(&self.counters.bytes_out, bytes as u64);
         }
         self.tracker.release(leaving.iter().filter(|l| l.from.guessed()).map(|l| l.page));
         freed.append(&mut evictor.slots);
@@ -381,7 +410,6 @@ impl Pager {
         evictor.leaving = leaving;
         self.flush_log(evictor);
         self.ring_writes(evictor);
-        self.count(&self.counters.evicted_clean, clean);
     }
 
     /// Gets the first lines of a page that is to be copied or compared into the CPU's cache, and of its slot: both are cold,
