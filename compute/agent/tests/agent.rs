@@ -6,7 +6,7 @@
 mod common;
 
 use common::programs::{be_child, checked, is_zero, stamped};
-use common::{Host, tell, within, within_of};
+use common::{Host, at_work, tell, within, within_of};
 use farmem_agent::client::{AllocError, Chunk, Client, ConnectError, Options};
 use farmem_fabric::{NodeAddr, Transport};
 use std::time::{Duration, Instant};
@@ -283,8 +283,7 @@ fn a_killed_agent_is_followed_by_one_that_knows_its_applications() {
     // SAFETY: the run is ours.
     unsafe { held[run].0.address().unwrap().cast::<u64>().write(4711) };
     let mut churner = host.program("churner");
-    let pid = churner.0.id();
-    within("another works", || host.dir.join(format!("churns-{pid}")).exists());
+    at_work(&host.dir, &churner);
     for round in 0..3 {
         host.kill_agent();
         // Nothing is asked of anybody: what is kept is used.

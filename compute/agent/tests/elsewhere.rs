@@ -3,23 +3,21 @@
 
 mod common;
 
-use common::{Host, LIMIT, be_agent, child, tell, within, within_of};
+use common::liar::Liar;
+use common::programs::{self, Churn};
+use common::stranger::{Stranger, finish, put};
+use common::{Host, LIMIT, at_work, be_agent, child, tell, within, within_of};
 use farmem_agent::client::{AllocError, Chunk, Client, ConnectError, Options, Reach, ReachError};
-use farmem_agent::desk::Desk;
-use farmem_agent::hello::{Entry, Hello, MAGIC, Reached, Welcome};
-use farmem_agent::word::{Down, Refusal as Unserved, Up};
+use farmem_agent::hello::{Entry, Hello, MAGIC};
+use farmem_agent::word::{Down, Refusal as Unserved};
 use farmem_fabric::nic::Figure;
-use farmem_fabric::{ConnectOptions, NodeAddr, QueuePair, Refusal, Session, Transport};
+use farmem_fabric::{NodeAddr, Refusal};
 use farmem_protocol::key::Key;
 use farmem_protocol::wire::ANY_QUEUE;
-use farmem_sys::{raw, shared, socket};
-use std::io::{Read, Write};
-use std::os::fd::AsRawFd;
-use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::cell::RefCell;
+use std::path::Path;
 use std::time::Duration;
-use zerocopy::{FromBytes, FromZeros, IntoBytes};
+use zerocopy::FromZeros;
 
 /// Not a test: what this binary does as a child.
 #[test]
@@ -28,9 +26,7 @@ fn a_child() {
     if words[0] == "agent" {
         return be_agent(&words);
     }
-    let dir = PathBuf::from(&words[1]);
-    let options = Options { socket: dir.join("agent.sock"), job: String::new(), patience: LIMIT, start: None };
-    let client = Client::connect(options).unwrap();
+    let (dir, client) = programs::client(&words);
     match words[0].as_str() {
         "holder" => {
             let mut reach = client.reach().unwrap();
@@ -63,62 +59,16 @@ fn checked(reach: &mut Reach<'_>, chunk: &Chunk, stamp: u64) {
 }
 
 fn churn(client: &Client, dir: &Path) {
-    let mut reach = client.reach().unwrap();
-    let mut held: Vec<(Chunk, u64)> = Vec::new();
-    let mut random = std::process::id() as u64;
-    let mut steps = 0u64;
-    while !steps.is_multiple_of(1000) || !dir.join("enough").exists() {
-        steps += 1;
-        random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        let order = if random >> 40 & 7 == 0 { (random >> 33) as u8 % 10 } else { 0 };
-        if held.len() < 500 && random >> 60 < 9 {
-            held.push((stamped(client, &mut reach, order, steps), steps));
-        } else if !held.is_empty() {
-            let (chunk, stamp) = held.swap_remove((random >> 20) as usize % held.len());
-            checked(&mut reach, &chunk, stamp);
-            client.free(chunk);
-        }
-        if steps == 2000 {
-            tell(dir, &format!("churns-{}", std::process::id()));
-        }
-    }
-    held.iter().for_each(|(chunk, stamp)| checked(&mut reach, chunk, *stamp));
+    let reach = RefCell::new(client.reach().unwrap());
+    let stamped = |order, stamp| stamped(client, &mut reach.borrow_mut(), order, stamp);
+    let checked = |chunk: &Chunk, stamp| checked(&mut reach.borrow_mut(), chunk, stamp);
+    programs::churn_by(client, dir, Churn { most: 500, told_after: 2000 }, stamped, checked);
 }
 
-/// Somebody who has joined the node without an agent.
-struct Stranger(Session, QueuePair);
-
-impl Stranger {
-    fn new(host: &Host) -> Stranger {
-        let options = ConnectOptions { timeout: LIMIT, grace: LIMIT, run: [9; 16], pid: 1, transport: Transport::Tcp };
-        let session = Session::connect(&host.node.addresses()[1], &options).unwrap();
-        let queue = session.queue_pair().unwrap();
-        Stranger(session, queue)
-    }
-
-    fn figure(&self, figure: Figure) -> u64 {
-        self.0.figure(figure).unwrap()
-    }
-
-    fn put(&mut self, (key, offset): (Key, u64), bytes: &[u8]) -> Result<u64, Refusal> {
-        put(&mut self.1, (key, offset), bytes)
-    }
-}
-
-#[allow(unsafe_code)]
-fn put(queue: &mut QueuePair, (key, offset): (Key, u64), bytes: &[u8]) -> Result<u64, Refusal> {
-    // SAFETY: the bytes outlive the verb, which is awaited below.
-    unsafe { queue.write(1, key, offset, bytes.as_ptr(), bytes.len() as u32) };
-    finish(queue)
-}
-
-fn finish(queue: &mut QueuePair) -> Result<u64, Refusal> {
-    queue.doorbell().unwrap();
-    let mut done = Vec::new();
-    while done.is_empty() {
-        queue.wait(&mut done, Duration::from_secs(1)).unwrap();
-    }
-    done[0].result
+/// No memory is lent and no window bound, in a while.
+fn nothing_is_left(host: &Host, stranger: &Stranger, what: &str) {
+    within(what, || host.lent() == 0 && stranger.figure(Figure::WindowsBound) == 0);
+    host.recount();
 }
 
 #[test]
@@ -177,8 +127,7 @@ fn pieces_and_runs_are_had_reached_and_given_back() {
     client.trim();
     drop(reach);
     drop(client);
-    within("everything is given back", || host.lent() == 0 && stranger.figure(Figure::WindowsBound) == 0);
-    host.recount();
+    nothing_is_left(&host, &stranger, "everything is given back");
 }
 
 #[test]
@@ -298,6 +247,11 @@ fn verbs_that_somebody_posted_by_the_queue_pair_are_not_taken_for_others() {
     assert_eq!(client.reach().unwrap().queue().unwrap().unwrap().in_flight(), 0);
 }
 
+/// A session that names this owner and this queue pair of his as the one who is to reach its memory.
+fn liar(host: &Host, owner: u32, queue: u64) -> Result<Liar, Option<Entry>> {
+    Liar::greeting(host, Hello { magic: MAGIC, owner, queue, ..Hello::new_zeroed() }, &[])
+}
+
 /// A program that names somebody else as the one who is to reach its memory: it harms itself.
 #[test]
 fn who_names_another_reaches_nothing() {
@@ -308,7 +262,7 @@ fn who_names_another_reaches_nothing() {
     let bystander = stamped(&client, &mut reach, 0, 5);
     let victim = Stranger::new(&host);
     for (owner, queue) in [(victim.0.owner(), ANY_QUEUE), (stranger.0.owner(), 999), (16_000, ANY_QUEUE)] {
-        let mut liar = Liar::new(&host, owner as u32, queue).unwrap();
+        let mut liar = liar(&host, owner as u32, queue).unwrap();
         match liar.key() {
             Ok(key) => {
                 let mut own = Stranger::new(&host);
@@ -319,13 +273,13 @@ fn who_names_another_reaches_nothing() {
             Err(refused) => assert_eq!((refused, owner), (Down::Done(Some(Unserved::Stranger)), 16_000)),
         }
     }
-    assert_eq!(Liar::new(&host, 0, ANY_QUEUE).err(), Some(Some(Entry::Elsewhere)));
-    assert_eq!(Liar::new(&host, 1 << 16, ANY_QUEUE).err(), Some(Some(Entry::Malformed)));
+    assert_eq!(liar(&host, 0, ANY_QUEUE).err(), Some(Some(Entry::Elsewhere)));
+    assert_eq!(liar(&host, 1 << 16, ANY_QUEUE).err(), Some(Some(Entry::Malformed)));
     checked(&mut reach, &bystander, 5);
 
     // One that breaks the protocol is shown out, and its key ends although it lives.
     let mut own = Stranger::new(&host);
-    let mut liar = Liar::new(&host, own.0.owner() as u32, own.1.number()).unwrap();
+    let mut liar = liar(&host, own.0.owner() as u32, own.1.number()).unwrap();
     let key = liar.key().unwrap();
     assert_eq!(own.put((key, 0), b"mine"), Ok(0));
     let mut second = own.0.queue_pair().unwrap();
@@ -335,60 +289,6 @@ fn who_names_another_reaches_nothing() {
     within("nothing is held for it", || stranger.figure(Figure::WindowsBound) == 1);
     checked(&mut reach, &bystander, 5);
     host.recount();
-}
-
-/// A session whose words are written by hand.
-struct Liar {
-    stream: UnixStream,
-    desk: Desk,
-    tail: u32,
-    head: u32,
-}
-
-impl Liar {
-    fn new(host: &Host, owner: u32, queue: u64) -> Result<Liar, Option<Entry>> {
-        let mut stream = UnixStream::connect(host.socket()).unwrap();
-        stream.write_all(Hello { magic: MAGIC, owner, queue, ..Hello::new_zeroed() }.as_bytes()).unwrap();
-        let mut welcome = Welcome::new_zeroed();
-        socket::wait(stream.as_raw_fd(), true, false, 10_000_000_000);
-        let (_, fd) = socket::receive_with_descriptor(stream.as_raw_fd(), welcome.as_mut_bytes()).unwrap();
-        let Some(fd) = fd else { return Err(Entry::of(welcome.status)) };
-        let desk = Desk::map(fd).unwrap();
-        raw::close(fd);
-        Ok(Liar { stream, desk, tail: 0, head: 0 })
-    }
-
-    fn say(&mut self, word: u64) {
-        self.desk.up().entries[self.tail as usize % 512].store(word, Relaxed);
-        self.tail = self.tail.wrapping_add(1);
-        self.desk.up().tail.store(self.tail, SeqCst);
-        shared::futex_wake(self.desk.up().tail);
-    }
-
-    fn hear(&mut self) -> Down {
-        within("an answer comes", || self.desk.down().tail.load(SeqCst) != self.head);
-        let word = self.desk.down().entries[self.head as usize % 512].load(Relaxed);
-        self.head = self.head.wrapping_add(1);
-        self.desk.down().head.store(self.head, SeqCst);
-        Down::of(word).unwrap()
-    }
-
-    /// The key of a block, asked for honestly; or the refusal.
-    fn key(&mut self) -> Result<Key, Down> {
-        self.say(Up::Want { order: 9, count: 1 }.bits());
-        let Down::Grant(piece) = self.hear() else { panic!("no grant") };
-        assert_eq!(self.hear(), Down::Done(None));
-        self.say(Up::Map(piece.block).bits());
-        match self.hear() {
-            Down::Done(None) => {}
-            refused => return Err(refused),
-        }
-        let mut said = [0; 24];
-        self.stream.read_exact(&mut said).unwrap();
-        let (reached, key) = said.split_at(16);
-        assert_eq!(Reached::read_from_bytes(reached).unwrap().keys, 1);
-        Ok(Key(u64::from_ne_bytes(key.try_into().unwrap())))
-    }
 }
 
 #[test]
@@ -440,10 +340,7 @@ fn agents_killed_at_any_moment_lose_neither_a_block_nor_a_key() {
     let run = client.alloc_run(6).unwrap();
     reach.write(&run, 9 << 20, b"of a run").unwrap();
     let mut programs: Vec<_> = (0..3).map(|_| host.program("churner")).collect();
-    for program in &programs {
-        let ready = host.dir.join(format!("churns-{}", program.0.id()));
-        within("it works", || ready.exists());
-    }
+    programs.iter().for_each(|program| at_work(&host.dir, program));
     for round in 0..6u64 {
         std::thread::sleep(Duration::from_millis(11 * round));
         host.kill_agent();
@@ -466,8 +363,7 @@ fn agents_killed_at_any_moment_lose_neither_a_block_nor_a_key() {
     client.trim();
     drop(reach);
     drop(client);
-    within("everything is given back", || host.lent() == 0 && stranger.figure(Figure::WindowsBound) == 0);
-    host.recount();
+    nothing_is_left(&host, &stranger, "everything is given back");
 }
 
 #[test]
@@ -478,12 +374,8 @@ fn a_host_that_dies_leaves_nothing() {
     let stranger = Stranger::new(&host);
     let mut doomed = host.beside("doomed", &format!("tcp={at} grace=50"));
     let mut programs: Vec<_> = (0..2).map(|_| doomed.program("churner")).collect();
-    for program in &programs {
-        let ready = doomed.dir.join(format!("churns-{}", program.0.id()));
-        within("it works", || ready.exists());
-    }
+    programs.iter().for_each(|program| at_work(&doomed.dir, program));
     doomed.agent.kill();
     programs.iter_mut().for_each(|program| program.kill());
-    within("its memory is the node's again", || host.lent() == 0 && stranger.figure(Figure::WindowsBound) == 0);
-    host.recount();
+    nothing_is_left(&host, &stranger, "its memory is the node's again");
 }

@@ -5,92 +5,24 @@
 
 mod common;
 
-use common::{Host, LIMIT, be_agent, child, within};
+use common::liar::Liar;
+use common::{Host, be_agent, child};
 use farmem_agent::client::{AllocError, Chunk, Client};
-use farmem_agent::desk::Desk;
-use farmem_agent::hello::{Declaration, Entry, Hello, MAGIC, Welcome};
-use farmem_agent::word::{BlockId, Down, Piece, Up};
-use farmem_sys::{raw, shared, socket};
-use std::io::{Read, Write};
+use farmem_agent::hello::{Declaration, Entry, Hello, MAGIC};
+use farmem_agent::word::{BlockId, Piece, Up};
+use farmem_sys::{shared, socket};
+use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
-use zerocopy::{FromZeros, IntoBytes};
+use zerocopy::FromZeros;
 
 /// Not a test: what this binary does as a child.
 #[test]
 fn a_child() {
     if let Some(words) = child() {
         be_agent(&words);
-    }
-}
-
-/// A session whose words are written by hand.
-struct Liar {
-    stream: UnixStream,
-    desk: Desk,
-    token: [u8; 16],
-    tail: u32,
-    head: u32,
-}
-
-impl Liar {
-    fn new(host: &Host) -> Liar {
-        Liar::greeting(host, Hello { magic: MAGIC, ..Hello::new_zeroed() }, &[]).expect("welcome")
-    }
-
-    fn greeting(host: &Host, hello: Hello, declared: &[Declaration]) -> Result<Liar, Option<Entry>> {
-        let mut stream = UnixStream::connect(host.socket()).unwrap();
-        stream.set_read_timeout(Some(LIMIT)).unwrap();
-        let _ = stream.write_all(hello.as_bytes());
-        declared.iter().for_each(|one| drop(stream.write_all(one.as_bytes())));
-        let mut welcome = Welcome::new_zeroed();
-        socket::wait(stream.as_raw_fd(), true, false, 10_000_000_000);
-        let (n, fd) = socket::receive_with_descriptor(stream.as_raw_fd(), welcome.as_mut_bytes()).map_err(|_| None)?;
-        match Entry::of(welcome.status) {
-            Some(Entry::Welcome) if n == size_of::<Welcome>() => {
-                let desk = Desk::map(fd.unwrap()).unwrap();
-                raw::close(fd.unwrap());
-                Ok(Liar { stream, desk, token: welcome.token, tail: 0, head: 0 })
-            }
-            entry if n > 0 => Err(entry),
-            _ => Err(None),
-        }
-    }
-
-    fn say(&mut self, word: u64) {
-        self.desk.up().entries[self.tail as usize % 512].store(word, Relaxed);
-        self.tail = self.tail.wrapping_add(1);
-        self.desk.up().tail.store(self.tail, SeqCst);
-        shared::futex_wake(self.desk.up().tail);
-    }
-
-    fn hear(&mut self) -> Down {
-        let until = Instant::now() + LIMIT;
-        while self.desk.down().tail.load(SeqCst) == self.head {
-            assert!(Instant::now() < until, "no answer");
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        let word = self.desk.down().entries[self.head as usize % 512].load(Relaxed);
-        self.head = self.head.wrapping_add(1);
-        self.desk.down().head.store(self.head, SeqCst);
-        Down::of(word).unwrap()
-    }
-
-    /// A chunk, honestly.
-    fn chunk(&mut self) -> Piece {
-        self.say(Up::Want { order: 0, count: 1 }.bits());
-        let Down::Grant(piece) = self.hear() else { panic!("no grant") };
-        assert_eq!(self.hear(), Down::Done(None));
-        piece
-    }
-
-    /// Waits until the agent has ended the session, and says why.
-    fn verdict(mut self) -> u32 {
-        within("the session is ended", || socket::is_cut(self.stream.as_raw_fd()));
-        let _ = self.stream.read(&mut [0; 64]);
-        self.desk.verdict().load(SeqCst)
     }
 }
 

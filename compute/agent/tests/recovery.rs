@@ -4,7 +4,7 @@
 mod common;
 
 use common::programs::{be_child, checked, is_zero, stamped};
-use common::{Host, within};
+use common::{Host, at_work, within};
 use farmem_agent::client::{AllocError, Chunk};
 use std::time::Duration;
 
@@ -24,10 +24,7 @@ fn a_host_that_dies_in_the_middle_of_its_work_leaves_nothing() {
     for round in 0..4 {
         let mut doomed = host.beside(&format!("doomed-{round}"), "grace=50");
         let mut programs: Vec<_> = (0..3).map(|_| doomed.program("churner")).collect();
-        for program in &programs {
-            let ready = doomed.dir.join(format!("churns-{}", program.0.id()));
-            within("it works", || ready.exists());
-        }
+        programs.iter().for_each(|program| at_work(&doomed.dir, program));
         // At another moment of their work each time.
         std::thread::sleep(Duration::from_millis(7 * round));
         host.recount();
@@ -102,10 +99,7 @@ fn agents_killed_at_any_moment_lose_no_block() {
     let mut host = Host::new(512);
     host.agent("");
     let mut churners: Vec<_> = (0..3).map(|_| host.program("churner")).collect();
-    for churner in &churners {
-        let ready = host.dir.join(format!("churns-{}", churner.0.id()));
-        within("it works", || ready.exists());
-    }
+    churners.iter().for_each(|program| at_work(&host.dir, program));
     for round in 0..8u64 {
         std::thread::sleep(Duration::from_millis(3 + 5 * round));
         host.kill_agent();

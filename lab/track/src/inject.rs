@@ -70,7 +70,8 @@ use farmem_sys::uffd;
 use crate::diff::PAGE;
 use crate::frame;
 use crate::maps::{Behind, Mapping};
-use crate::tracees::{Edge, Tracees, status_of};
+use crate::threads::status_of;
+use crate::tracees::{Edge, Tracees};
 
 /// Why a process cannot be made to track its writes.
 #[derive(Debug, thiserror::Error)]

@@ -10,7 +10,7 @@
 //! | file | |
 //! |---|---|
 //! | [`session`] | windows: run, hold, look, go on, count |
-//! | [`program`], [`tracees`], [`inject`], [`frame`] | the program: attached or started, held, let go; made to track its writes |
+//! | [`program`], [`tracees`], [`threads`], [`inject`], [`frame`] | the program: attached or started, held, let go; made to track its writes |
 //! | [`find`], [`look`] | which pages were written, and their bytes |
 //! | [`account`] | from looks to counts, with no I/O |
 //! | [`maps`], [`cover`], [`moves`], [`snapshot`], [`diff`], [`count`] | its parts |
@@ -32,6 +32,7 @@ pub mod program;
 pub mod report;
 pub mod session;
 pub mod snapshot;
+pub mod threads;
 pub mod tracees;
 
 use std::ffi::OsString;

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 use farmem_sys::ptrace::Follow;
 
-use crate::tracees::{Attended, Tracees, process_of, status_of, tracer_of};
+use crate::threads::{process_of, status_of, tracer_of};
+use crate::tracees::{Attended, Tracees};
 
 /// Attaches to a running process.
 ///

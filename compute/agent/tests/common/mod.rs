@@ -5,7 +5,9 @@
 
 #![allow(dead_code)] // Each test file is a program of its own, and uses a part.
 
+pub mod liar;
 pub mod programs;
+pub mod stranger;
 
 use farmem_agent::client::{Client, Options};
 use farmem_agent::host::{self, Agent, Config};
@@ -137,6 +139,12 @@ impl Drop for Host {
         self.agents.clear();
         let _ = std::fs::remove_dir_all(&self.dir);
     }
+}
+
+/// Waits until a churner that was started in this directory is at work.
+pub fn at_work(dir: &Path, churner: &Process) {
+    let told = dir.join(format!("churns-{}", churner.0.id()));
+    within("it works", || told.exists());
 }
 
 /// A child, killed when dropped.

@@ -13,9 +13,7 @@ pub fn be_child() {
     if words[0] == "agent" {
         return be_agent(&words);
     }
-    let dir = PathBuf::from(&words[1]);
-    let options = Options { socket: dir.join("agent.sock"), job: String::new(), patience: LIMIT, start: None };
-    let client = Client::connect(options).unwrap();
+    let (dir, client) = client(&words);
     match words[0].as_str() {
         "holder" => {
             let _held: Vec<Chunk> = (0..3000).map(|_| stamped(&client, 0, 1)).collect();
@@ -27,6 +25,13 @@ pub fn be_child() {
         "churner" => churn(&client, &dir),
         other => panic!("{other}"),
     }
+}
+
+/// The directory that a child was told, and a client of the agent there.
+pub fn client(words: &[String]) -> (PathBuf, Client) {
+    let dir = PathBuf::from(&words[1]);
+    let options = Options { socket: dir.join("agent.sock"), job: String::new(), patience: LIMIT, start: None };
+    (dir, Client::connect(options).unwrap())
 }
 
 /// Has no room to map runs: it is told so each time, and keeps neither them nor their descriptors.
@@ -51,6 +56,26 @@ fn cramped(client: &Client) {
 }
 
 pub fn churn(client: &Client, dir: &Path) {
+    let stamped = |order, stamp| stamped(client, order, stamp);
+    churn_by(client, dir, Churn { most: 800, told_after: 5000 }, stamped, checked);
+}
+
+/// How much a churner takes.
+pub struct Churn {
+    /// Pieces that it holds at once.
+    pub most: usize,
+    /// Steps after which it tells that it is at work, in a file `churns-PID`.
+    pub told_after: u64,
+}
+
+/// Takes stamped pieces, checks and frees them, in an order of this process's own, until the file `enough` is there.
+pub fn churn_by(
+    client: &Client,
+    dir: &Path,
+    churn: Churn,
+    stamped: impl Fn(u8, u64) -> Chunk,
+    checked: impl Fn(&Chunk, u64),
+) {
     let mut held: Vec<(Chunk, u64)> = Vec::new();
     let mut random = std::process::id() as u64;
     let mut steps = 0u64;
@@ -58,14 +83,14 @@ pub fn churn(client: &Client, dir: &Path) {
         steps += 1;
         random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         let order = if random >> 40 & 7 == 0 { (random >> 33) as u8 % 10 } else { 0 };
-        if held.len() < 800 && random >> 60 < 9 {
-            held.push((stamped(client, order, steps), steps));
+        if held.len() < churn.most && random >> 60 < 9 {
+            held.push((stamped(order, steps), steps));
         } else if !held.is_empty() {
             let (chunk, stamp) = held.swap_remove((random >> 20) as usize % held.len());
             checked(&chunk, stamp);
             client.free(chunk);
         }
-        if steps == 5000 {
+        if steps == churn.told_after {
             tell(dir, &format!("churns-{}", std::process::id()));
         }
     }
