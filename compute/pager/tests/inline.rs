@@ -6,46 +6,22 @@
 
 #![allow(unsafe_code)] // Plays the program: touches the memory that the pager pages.
 
-use farmem_fabric::{ConnectOptions, NodeAddr, Session, Transport};
-use farmem_memory::Node;
+mod common;
+
+use farmem_fabric::{NodeAddr, Session, Transport};
 use farmem_pager::dirty::Dirty;
 use farmem_pager::{Config, FaultMode, Pager};
 use farmem_pool::Pool;
 use farmem_protocol::addr::PAGE_BYTES;
 use farmem_protocol::counters::Process;
-use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-
-static PAGER: OnceLock<&'static Pager> = OnceLock::new();
-
-extern "C" fn on_sigbus(_: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: the kernel's arguments to a SA_SIGINFO handler.
-    let (addr, write) = unsafe {
-        let context = &*context.cast::<libc::ucontext_t>();
-        ((*info).si_addr() as usize, context.uc_mcontext.gregs[libc::REG_ERR as usize] & 2 != 0)
-    };
-    if !PAGER.get().unwrap().fault(addr, write) {
-        farmem_pager::ending::die(99, &format!("a fault at {addr:#x} that is not far"));
-    }
-}
 
 /// A member of a node in this very process, which lives as long as the test.
 fn session(mapped: bool) -> Session {
     let path = std::env::temp_dir().join(format!("farmem-pager-{}.sock", std::process::id()));
-    let node = Node::start(&farmem_memory::Config::new(
-        1 << 30,
-        vec![NodeAddr::Tcp("127.0.0.1:0".into()), NodeAddr::Shm(path)],
-    ));
-    let node = Box::leak(Box::new(node.unwrap()));
-    let options = ConnectOptions {
-        timeout: Duration::from_secs(5),
-        grace: Duration::from_secs(1),
-        run: [1; 16],
-        pid: std::process::id(),
-        transport: if mapped { Transport::Shm } else { Transport::Tcp },
-    };
-    Session::connect(&node.addresses()[0], &options).unwrap()
+    let listens = vec![NodeAddr::Tcp("127.0.0.1:0".into()), NodeAddr::Shm(path)];
+    common::member(1 << 30, listens, if mapped { Transport::Shm } else { Transport::Tcp }).1
 }
 
 /// A way of running the pager.
@@ -194,21 +170,8 @@ fn start(way: &Way, counters: &'static Process) -> &'static Pager {
     };
     let pool = Pool::new(vec![session(way.mapped)]).unwrap();
     let pager = farmem_pager::start(config, pool, counters).unwrap();
-    PAGER.set(pager).ok().unwrap();
-    // SAFETY: installs a handler that follows the pager's rules.
-    unsafe {
-        let mut action: libc::sigaction = std::mem::zeroed();
-        action.sa_sigaction = on_sigbus as *const () as usize;
-        action.sa_flags = libc::SA_SIGINFO;
-        libc::sigfillset(&mut action.sa_mask);
-        libc::sigaction(libc::SIGBUS, &action, std::ptr::null_mut());
-    }
+    common::serve_faults(pager);
     pager
-}
-
-fn fresh_counters() -> &'static Process {
-    // SAFETY: atomics; zero is a value of each.
-    Box::leak(Box::new(unsafe { std::mem::zeroed() }))
 }
 
 /// Two words in each far page, in other lines of each, and what they must be.
@@ -224,7 +187,7 @@ struct Program {
 
 impl Program {
     fn start(way: &Way) -> Program {
-        let counters = fresh_counters();
+        let counters = common::counters();
         let pager = start(way, counters);
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         let at = pager.mmap(0, PAGES * PAGE_BYTES, libc::PROT_READ | libc::PROT_WRITE, flags);
@@ -422,7 +385,7 @@ impl Program {
         // SAFETY: the child does what this block says and leaves by _exit.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
-            self.pager.fork_child(fork, fresh_counters());
+            self.pager.fork_child(fork, common::counters());
             self.verify();
             (0..PAGES).for_each(|page| self.write(page, page as u64 ^ 0x5555));
             self.verify();

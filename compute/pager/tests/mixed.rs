@@ -3,47 +3,20 @@
 
 #![allow(unsafe_code)] // Plays the program: touches the memory that the pager pages.
 
-use farmem_fabric::{ConnectOptions, NodeAddr, Session, Transport};
+mod common;
+
+use farmem_fabric::{NodeAddr, Transport};
 use farmem_memory::Node;
 use farmem_pager::dirty::Dirty;
 use farmem_pager::{Config, FaultMode, Pager};
 use farmem_pool::Pool;
 use farmem_protocol::addr::{PAGE_BYTES, SLOTS_PER_SLAB};
 use farmem_protocol::counters::Process;
-use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 /// A slab of each node, full.
 const PAGES: usize = 2 * SLOTS_PER_SLAB as usize;
 const LOCAL: u64 = 8 << 20;
-
-static PAGER: OnceLock<&'static Pager> = OnceLock::new();
-
-extern "C" fn on_sigbus(_: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: the kernel's arguments to a SA_SIGINFO handler.
-    let (addr, write) = unsafe {
-        let context = &*context.cast::<libc::ucontext_t>();
-        ((*info).si_addr() as usize, context.uc_mcontext.gregs[libc::REG_ERR as usize] & 2 != 0)
-    };
-    if !PAGER.get().unwrap().fault(addr, write) {
-        farmem_pager::ending::die(99, &format!("a fault at {addr:#x} that is not far"));
-    }
-}
-
-/// A node in this very process, which lives as long as the test, and a member of it.
-fn node(address: NodeAddr, transport: Transport) -> (&'static Node, Session) {
-    let node = Node::start(&farmem_memory::Config::new(256 << 20, vec![address])).unwrap();
-    let node: &'static Node = Box::leak(Box::new(node));
-    let options = ConnectOptions {
-        timeout: Duration::from_secs(5),
-        grace: Duration::from_secs(1),
-        run: [1; 16],
-        pid: std::process::id(),
-        transport,
-    };
-    (node, Session::connect(&node.addresses()[0], &options).unwrap())
-}
 
 struct Program {
     counters: &'static Process,
@@ -54,11 +27,10 @@ struct Program {
 
 impl Program {
     fn start() -> (Program, &'static Pager) {
-        // SAFETY: atomics; zero is a value of each.
-        let counters: &'static Process = Box::leak(Box::new(unsafe { std::mem::zeroed() }));
+        let counters = common::counters();
         let path = std::env::temp_dir().join(format!("farmem-mixed-{}.sock", std::process::id()));
-        let (_, mapped) = node(NodeAddr::Shm(path), Transport::Shm);
-        let (tcp, wired) = node(NodeAddr::Tcp("127.0.0.1:0".into()), Transport::Tcp);
+        let (_, mapped) = common::member(256 << 20, vec![NodeAddr::Shm(path)], Transport::Shm);
+        let (tcp, wired) = common::member(256 << 20, vec![NodeAddr::Tcp("127.0.0.1:0".into())], Transport::Tcp);
         let config = Config {
             local: LOCAL,
             mode: FaultMode::Inline,
@@ -71,15 +43,7 @@ impl Program {
             trace: None,
         };
         let pager = farmem_pager::start(config, Pool::new(vec![mapped, wired]).unwrap(), counters).unwrap();
-        PAGER.set(pager).ok().unwrap();
-        // SAFETY: installs a handler that follows the pager's rules.
-        unsafe {
-            let mut action: libc::sigaction = std::mem::zeroed();
-            action.sa_sigaction = on_sigbus as *const () as usize;
-            action.sa_flags = libc::SA_SIGINFO;
-            libc::sigfillset(&mut action.sa_mask);
-            libc::sigaction(libc::SIGBUS, &action, std::ptr::null_mut());
-        }
+        common::serve_faults(pager);
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         let base = pager.mmap(0, PAGES * PAGE_BYTES, libc::PROT_READ | libc::PROT_WRITE, flags);
         assert!(base > 0, "{base}");

@@ -1,0 +1,54 @@
+//! A program's side of the pager, as the runtime plays it: its SIGBUS handler, a node in this very process, counters.
+
+use farmem_fabric::{ConnectOptions, NodeAddr, Session, Transport};
+use farmem_memory::Node;
+use farmem_pager::Pager;
+use farmem_protocol::counters::Process;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+static PAGER: OnceLock<&'static Pager> = OnceLock::new();
+
+extern "C" fn on_sigbus(_: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: the kernel's arguments to a SA_SIGINFO handler.
+    let (addr, write) = unsafe {
+        let context = &*context.cast::<libc::ucontext_t>();
+        ((*info).si_addr() as usize, context.uc_mcontext.gregs[libc::REG_ERR as usize] & 2 != 0)
+    };
+    if !PAGER.get().unwrap().fault(addr, write) {
+        farmem_pager::ending::die(99, &format!("a fault at {addr:#x} that is not far"));
+    }
+}
+
+/// Gives this pager the faults of the process. A process has one.
+pub fn serve_faults(pager: &'static Pager) {
+    PAGER.set(pager).ok().unwrap();
+    // SAFETY: installs a handler that follows the pager's rules.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = on_sigbus as *const () as usize;
+        action.sa_flags = libc::SA_SIGINFO;
+        libc::sigfillset(&mut action.sa_mask);
+        libc::sigaction(libc::SIGBUS, &action, std::ptr::null_mut());
+    }
+}
+
+/// A node that listens there and lends this much, as long as the test lives, and a member of it at the first address.
+pub fn member(lend: u64, listens: Vec<NodeAddr>, transport: Transport) -> (&'static Node, Session) {
+    let node = Node::start(&farmem_memory::Config::new(lend, listens)).unwrap();
+    let node: &'static Node = Box::leak(Box::new(node));
+    let options = ConnectOptions {
+        timeout: Duration::from_secs(5),
+        grace: Duration::from_secs(1),
+        run: [1; 16],
+        pid: std::process::id(),
+        transport,
+    };
+    (node, Session::connect(&node.addresses()[0], &options).unwrap())
+}
+
+/// Counters that live as long as the test.
+pub fn counters() -> &'static Process {
+    // SAFETY: atomics; zero is a value of each.
+    Box::leak(Box::new(unsafe { std::mem::zeroed() }))
+}
