@@ -15,7 +15,6 @@ use farmem_pool::Pool;
 use farmem_protocol::addr::PAGE_BYTES;
 use farmem_protocol::counters::Process;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 /// A member of a node in this very process, which lives as long as the test.
 fn session(mapped: bool) -> Session {
