@@ -17,12 +17,14 @@
 //! is charged to both.
 //!
 //! *Hysteresis*: an application keeps one empty block, and one more for every
-//! eight that it holds, so that one who frees and takes at a block's edge does not
-//! move it to and fro. When memory runs out, none ([`Stock::take_empty`]).
+//! eight that it holds ([`policy::kept_empty`]), so that one who frees and takes at
+//! a block's edge does not move it to and fro; for some heartbeats ([`Stock::beat`]).
+//! When memory runs out, none ([`Stock::take_empty`]).
 
 use crate::chunks::{self, EMPTY, Map};
 use crate::ledger::{Identity, Ledger, MAX_APPS, MAX_ENTRIES, Owned, Token};
 use crate::word::{BLOCK_BYTES, BLOCK_ORDER, BlockId, Piece, Refusal};
+use farmem_protocol::extent::policy;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
@@ -74,8 +76,9 @@ impl Quotas {
 
 struct App {
     tenant: Tenant,
-    /// Entries with room for a piece of this order and no larger; the last: those without room.
-    rooms: [BTreeSet<u32>; BLOCK_ORDER as usize + 2],
+    /// Entries with room for a piece of this order and no larger, the fullest first: those that are thinned out empty
+    /// themselves, and go back. The last: those without room.
+    rooms: [BTreeSet<(Free, u32)>; BLOCK_ORDER as usize + 2],
     /// Blocks held, those of runs counted singly.
     blocks: u64,
     /// Of these, empty ones.
@@ -84,9 +87,15 @@ struct App {
 
 const FULL: usize = BLOCK_ORDER as usize + 1;
 
+/// Chunks of a block that nobody has.
+type Free = u32;
+
 struct Entry {
     owned: Owned,
-    room: usize,
+    /// As it is sorted.
+    room: (usize, Free),
+    /// Heartbeats since its map changed; counted of empty blocks only.
+    idle: u32,
 }
 
 /// The allocator.
@@ -197,7 +206,7 @@ impl Stock {
 
     fn with_room(&self, app: usize, order: u8) -> Option<u32> {
         let rooms = &self.apps[app].as_ref()?.rooms;
-        rooms[order as usize..FULL].iter().find_map(|entries| entries.first().copied())
+        rooms[order as usize..FULL].iter().find_map(|entries| entries.first().map(|&(_, at)| at))
     }
 
     fn take(&mut self, at: u32, order: u8) -> Piece {
@@ -256,14 +265,14 @@ impl Stock {
         for account in accounts(&app.tenant) {
             *self.held.entry(account).or_default() += owned.blocks as u64;
         }
-        let room = chunks::room(&owned.map).map_or(FULL, usize::from);
-        app.rooms[room].insert(at);
-        app.empty += (room == BLOCK_ORDER as usize) as u64;
+        let room = room(&owned.map);
+        app.rooms[room.0].insert((room.1, at));
+        app.empty += (room.0 == BLOCK_ORDER as usize) as u64;
         self.by_block.insert(owned.block, at);
         if self.entries.len() <= at as usize {
             self.entries.resize_with(at as usize + 1, || None);
         }
-        self.entries[at as usize] = Some(Entry { owned, room });
+        self.entries[at as usize] = Some(Entry { owned, room, idle: 0 });
     }
 
     /// Takes an entry out: its block is nobody's.
@@ -275,8 +284,8 @@ impl Stock {
         self.free_entries.push(at);
         let blocks = entry.owned.blocks as u64;
         if let Some(app) = self.apps[entry.owned.app].as_mut() {
-            app.rooms[entry.room].remove(&at);
-            app.empty -= (entry.room == BLOCK_ORDER as usize) as u64;
+            app.rooms[entry.room.0].remove(&(entry.room.1, at));
+            app.empty -= (entry.room.0 == BLOCK_ORDER as usize) as u64;
             app.blocks -= blocks;
             for account in accounts(&app.tenant) {
                 if let Some(held) = self.held.get_mut(&account) {
@@ -292,14 +301,15 @@ impl Stock {
     fn changed(&mut self, at: u32) {
         let Some(entry) = self.entries[at as usize].as_mut() else { return };
         self.ledger.set_map(at as usize, &entry.owned.map);
-        let room = chunks::room(&entry.owned.map).map_or(FULL, usize::from);
+        entry.idle = 0;
+        let room = room(&entry.owned.map);
         if let Some(app) = self.apps[entry.owned.app].as_mut()
             && room != entry.room
         {
-            app.rooms[entry.room].remove(&at);
-            app.rooms[room].insert(at);
-            app.empty -= (entry.room == BLOCK_ORDER as usize) as u64;
-            app.empty += (room == BLOCK_ORDER as usize) as u64;
+            app.rooms[entry.room.0].remove(&(entry.room.1, at));
+            app.rooms[room.0].insert((room.1, at));
+            app.empty -= (entry.room.0 == BLOCK_ORDER as usize) as u64;
+            app.empty += (room.0 == BLOCK_ORDER as usize) as u64;
             entry.room = room;
         }
     }
@@ -314,7 +324,7 @@ impl Stock {
         chunks::free(&mut entry.owned.map, piece.first, piece.order);
         let empty = entry.owned.map == EMPTY;
         self.changed(at);
-        let surplus = self.apps[app].as_ref().is_some_and(|app| app.empty > 1 + app.blocks / 8);
+        let surplus = self.apps[app].as_ref().is_some_and(|app| app.empty > policy::kept_empty(app.blocks));
         Ok((empty && surplus).then(|| self.remove(at)))
     }
 
@@ -326,8 +336,27 @@ impl Stock {
     /// Those of one application: its quota is used up, or it asks for what they may be part of.
     pub fn take_empty_of(&mut self, app: usize) -> Vec<(BlockId, u32)> {
         let rooms = self.apps[app].iter().flat_map(|app| &app.rooms[BLOCK_ORDER as usize]);
-        let empty: Vec<u32> = rooms.copied().collect();
+        let empty: Vec<u32> = rooms.map(|&(_, at)| at).collect();
         empty.into_iter().map(|at| self.remove(at)).collect()
+    }
+
+    /// Whether empty blocks are kept for an application.
+    pub fn keeps(&self, app: usize) -> bool {
+        self.apps[app].as_ref().is_some_and(|app| app.empty > 0)
+    }
+
+    /// A heartbeat has passed for an application. Its blocks that were empty for [`policy::KEPT_IDLE`] of them.
+    pub fn beat(&mut self, app: usize) -> Vec<(BlockId, u32)> {
+        let rooms = self.apps[app].iter().flat_map(|app| &app.rooms[BLOCK_ORDER as usize]);
+        let mut idle = Vec::new();
+        for &(_, at) in rooms {
+            let Some(entry) = self.entries[at as usize].as_mut() else { continue };
+            entry.idle += 1;
+            if entry.idle >= policy::KEPT_IDLE {
+                idle.push(at);
+            }
+        }
+        idle.into_iter().map(|at| self.remove(at)).collect()
     }
 
     /// The application frees a run.
@@ -378,6 +407,11 @@ impl Stock {
         self.ledger.set_app(app, None);
         freed
     }
+}
+
+/// How a block is sorted: the largest order that there is room for, and the chunks that are free.
+fn room(map: &Map) -> (usize, Free) {
+    (chunks::room(map).map_or(FULL, usize::from), map.iter().map(|word| word.count_zeros()).sum())
 }
 
 /// The accounts that a tenant's blocks are charged to.

@@ -138,6 +138,21 @@ fn what_lies_idle_is_recalled_when_memory_runs_out() {
     held.into_iter().for_each(|chunk| hungry.free(chunk));
 }
 
+/// What the agent keeps of blocks that are empty is the node's when nobody has used it for some heartbeats; what the
+/// program keeps stays the program's.
+#[test]
+fn an_empty_block_goes_back_when_it_lies_idle() {
+    let mut host = Host::new(64);
+    host.agent("");
+    let client = host.client();
+    let blocks: Vec<Chunk> = (0..20).map(|_| client.alloc(9).unwrap()).collect();
+    blocks.into_iter().for_each(|block| client.free(block));
+    let kept = client.held();
+    assert!(kept < 20 * (2 << 20), "{kept}");
+    within("the agent keeps nothing", || host.lent() == kept);
+    assert_eq!(client.held(), kept, "nobody asked for that");
+}
+
 /// What a program keeps, or the agent keeps for it, is charged like what is in use: before a program is refused it has
 /// gone back, whatever is missing, and whatever is asked for.
 #[test]

@@ -4,6 +4,7 @@ use farmem_agent::chunks::{EMPTY, Map};
 use farmem_agent::ledger::{BYTES, Identity, Ledger, Owned};
 use farmem_agent::stock::{Need, Quotas, Stock, Violation};
 use farmem_agent::word::{BLOCK_BYTES, BLOCK_ORDER, BlockId, Piece, Refusal};
+use farmem_protocol::extent::policy::KEPT_IDLE;
 use farmem_sys::{raw, shared};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -277,4 +278,39 @@ fn quotas_are_exact_for_user_and_job() {
     assert_eq!(stock.may_have(user, 4), Ok(()));
     assert_eq!(stock.may_have(user, 5), Err(Refusal::Quota));
     raw::close(fd);
+}
+
+/// What is empty goes back after some heartbeats, unless it is used meanwhile; of blocks in use the fullest serves.
+#[test]
+fn empty_blocks_go_back_when_they_are_idle_and_full_ones_are_filled_first() {
+    let fd = shared::memory(c"ledger", BYTES as u64).unwrap();
+    let mut stock = Stock::open(Arc::new(Ledger::open(fd).unwrap().0), Quotas::default());
+    let app = stock.admit(&identity(0)).unwrap();
+    for block in 0..2 {
+        stock.supply(app, BlockId(block), 1, block).unwrap();
+    }
+    let whole = stock.alloc(app, BLOCK_ORDER).unwrap();
+    let other = stock.alloc(app, BLOCK_ORDER).unwrap();
+    // Kept, and had again: what else would be claimed.
+    assert_eq!(stock.free(app, whole).unwrap(), None);
+    let beats = |stock: &mut Stock, n: u32| (0..n).flat_map(|_| stock.beat(app)).collect::<Vec<_>>();
+    assert_eq!(beats(&mut stock, KEPT_IDLE - 1), []);
+    let again = stock.alloc(app, BLOCK_ORDER).unwrap();
+    assert_eq!((again.block, stock.keeps(app)), (whole.block, false));
+    assert_eq!(stock.free(app, again).unwrap(), None);
+    assert_eq!(beats(&mut stock, KEPT_IDLE - 1), [], "it was in use meanwhile");
+    assert!(stock.keeps(app));
+    assert_eq!(beats(&mut stock, 1), [(whole.block, 1)]);
+    assert_eq!(beats(&mut stock, 1), [], "the other one is in use");
+
+    stock.free(app, other).unwrap();
+    stock.supply(app, BlockId(7), 1, 7).unwrap();
+    let pieces: Vec<Piece> = (0..16).map(|_| stock.alloc(app, 6).unwrap()).collect();
+    let (first, second) = (pieces[0].block, pieces[15].block);
+    // 64 chunks free of the first block to be filled, 128 of the second: both in runs of 64.
+    for piece in [pieces[0], pieces[8], pieces[10]] {
+        stock.free(app, piece).unwrap();
+    }
+    assert_eq!(stock.alloc(app, 6).unwrap().block, first);
+    assert_eq!(stock.alloc(app, 6).unwrap().block, second);
 }

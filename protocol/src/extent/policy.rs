@@ -1,11 +1,12 @@
-//! When: what the words permit and nothing forces. Who decides it asks here; pure, so that the node and the simulator
-//! decide alike. The first two questions are the simulated agents' so far: the real one publishes nothing, for its blocks
-//! are mapped, and what is mapped is never published (`docs/design/agent.md`).
+//! When: what the words permit and nothing forces. Who decides it asks here; pure, so that node, agent and simulator
+//! decide alike. Whether memory is short, and what to publish then, only the simulated agents ask: the real one publishes
+//! nothing, for its blocks are mapped, and what is mapped is never published (`docs/design/agent.md`).
 //!
 //! | question | who asks | answer |
 //! |---|---|---|
 //! | how long do I wait? | whoever lost a race for chunks | [`pause`]: a random time, within a window that doubles with each race lost in a row |
-//! | what lies idle? | the same | what was taken from or given to by nobody for [`KEPT_IDLE`] heartbeats; one while memory is short |
+//! | how many empty blocks do I keep? | an agent, of each application | [`kept_empty`]: one, and one of each eight |
+//! | what lies idle? | the same, once a heartbeat | what was taken from or given to by nobody for [`KEPT_IDLE`] heartbeats; in the simulation one while memory is short |
 //! | is memory short? | an agent, once a heartbeat, by the hints | [`Watermark`]: below one free block in 16, until one in 8 |
 //! | which of my blocks do I publish? | the same agent, while memory is short | [`to_publish`]: cold ones, the emptiest first, 8 a heartbeat; 32 when hardly anything is free |
 //! | how much do I make clean now? | the node, between verbs | [`scrubs`]: little while enough is clean, much when it is not |
@@ -62,9 +63,18 @@ impl Kept {
     }
 }
 
+/// How often an agent looks at what lies idle, in nanoseconds.
+pub const HEARTBEAT_NS: u64 = 10_000_000;
+
 /// Heartbeats for which an agent keeps empty blocks, and leaves with programs what it has granted them ahead, though
 /// nothing is taken: a program that frees and takes in turns does not move them to and fro.
 pub const KEPT_IDLE: u32 = 10;
+
+/// Empty blocks that an agent keeps for an application that holds so many blocks: who frees and takes at a block's edge
+/// does not move it to and fro, and what is taken out of a kept one need not be zeroed, for it was the same application's.
+pub const fn kept_empty(blocks: u64) -> u64 {
+    1 + blocks / 8
+}
 
 /// Blocks that an agent publishes in one heartbeat, at most: 4104 CAS, a tenth of a millisecond of a card.
 pub const PUBLISHED: usize = 8;
@@ -146,6 +156,11 @@ mod tests {
         let many = (0..100).map(|block| (block, Kept { in_use: 256, idle: 1 }));
         assert_eq!(to_publish(many.clone(), of(16, 1024)), (0..PUBLISHED).collect::<Vec<_>>());
         assert_eq!(to_publish(many, of(15, 1024)), (0..PUBLISHED_URGENTLY).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn one_empty_block_is_kept_and_one_of_each_eight() {
+        assert_eq!([0, 7, 8, 15, 16].map(kept_empty), [1, 1, 2, 2, 3]);
     }
 
     #[test]

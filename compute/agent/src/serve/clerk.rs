@@ -13,6 +13,7 @@ use crate::hello::{Mapped, Reached};
 use crate::ring::{Consumer, Producer};
 use crate::stock::{Need, Stock, Violation};
 use crate::word::{BLOCK_ORDER, BlockId, Down, Piece, Refusal, Up};
+use farmem_protocol::extent::policy;
 use farmem_sys::{raw, shared, socket};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -54,6 +55,7 @@ impl Service {
     fn serve(&self, seat: &Seat, answers: &mut Producer) -> Result<(), Violation> {
         let (up, down) = (seat.desk.up(), seat.desk.down());
         let mut words = Consumer::default();
+        let mut beaten_ns = raw::now_ns();
         loop {
             let mut taken = 0;
             while taken < BATCH && !seat.has_ended() {
@@ -68,15 +70,32 @@ impl Service {
             if seat.has_ended() || self.over.load(Ordering::Acquire) {
                 return Ok(());
             }
+            let keeps = self.beat(seat.app, &mut beaten_ns);
             if taken == 0 {
                 if let Some(tail) = words.drowse(up)
                     && !seat.has_ended()
                 {
-                    shared::futex_wait(up.tail, tail, SLEEP_NS);
+                    shared::futex_wait(up.tail, tail, if keeps { policy::HEARTBEAT_NS } else { SLEEP_NS });
                 }
                 words.rouse(up);
             }
         }
+    }
+
+    /// Gives back, once a heartbeat, what is empty for long; whether anything is kept still. (A program that does nothing
+    /// costs its clerk a few heartbeats, and then none.)
+    fn beat(&self, app: usize, beaten_ns: &mut u64) -> bool {
+        let now = raw::now_ns();
+        if now.saturating_sub(*beaten_ns) < policy::HEARTBEAT_NS {
+            return self.stock.lock().keeps(app);
+        }
+        *beaten_ns = now;
+        let mut stock = self.stock.lock();
+        let idle = stock.beat(app);
+        let keeps = stock.keeps(app);
+        drop(stock);
+        self.release(idle);
+        keeps
     }
 
     fn carry_out(&self, seat: &Seat, answers: &mut Producer, up: Up) -> Result<(), Violation> {
