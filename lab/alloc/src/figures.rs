@@ -125,6 +125,7 @@ impl Report<'_> {
             "p99",
             "in use",
             "guarded",
+            "wanted",
             "static GiB",
             "unserved",
         ]);
@@ -143,6 +144,7 @@ impl Report<'_> {
                 duration(take.p99 as f64),
                 format!("{:.1} %", replay.utilisation * 100.0),
                 format!("{:.1} %", replay.guarded_utilisation * 100.0),
+                replay.wanted.map_or_else(|| "–".to_owned(), |wanted| format!("{:.1} %", wanted * 100.0)),
                 format!("{:.1} %", replay.static_utilisation * 100.0),
                 share(replay.unserved, replay.unserved + take.count),
             ]);
@@ -223,7 +225,7 @@ impl fmt::Display for Report<'_> {
             )?;
         }
         if !self.replays.is_empty() {
-            let about = "Traces, all tenants at once: verbs (frees' too) for one allocation, its latency; bytes held over bytes lent, over time; guarded: over those and what an old key still reaches";
+            let about = "Traces, all tenants at once: verbs (frees' too) for one allocation, its latency; bytes held over bytes lent, over time; guarded: over those and what an old key still reaches; wanted: bytes held over the pool, while requests waited for memory";
             write!(f, "\n{about}\n\n{}", self.replay_table())?;
             for replay in self.replays.iter().filter(|replay| replay.kept.iter().any(|&kept| kept > 0.0)) {
                 let [ahead, part, empty, cleaning] = replay.kept.map(|kept| format!("{:.1} %", kept * 100.0));

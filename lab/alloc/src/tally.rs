@@ -14,6 +14,8 @@ use crate::sim::node::{Busy, Node, Verbs};
 pub struct Operation {
     /// How many.
     pub count: u64,
+    /// Of these, how many posted nothing: what their host had was enough.
+    pub at_home: u64,
     /// Verbs posted for it: by clients, and by services on their behalf.
     pub verbs: Verbs,
     /// Verbs that services posted meanwhile, beside it: a heartbeat's.
@@ -61,6 +63,7 @@ pub struct Tally {
     latency: RefCell<Histogram>,
     total: Cell<Nanos>,
     count: Cell<u64>,
+    at_home: Cell<u64>,
     trips: Cell<u64>,
     attempts: Cell<u64>,
     attempts_max: Cell<u64>,
@@ -74,6 +77,7 @@ impl Tally {
         self.latency.borrow_mut().record(latency);
         self.total.set(self.total.get() + latency);
         self.count.set(self.count.get() + 1);
+        self.at_home.set(self.at_home.get() + u64::from(trips == 0));
         self.trips.set(self.trips.get() + trips);
         self.attempts.set(self.attempts.get() + attempts);
         self.attempts_max.set(self.attempts_max.get().max(attempts));
@@ -89,6 +93,7 @@ impl Tally {
         let latency = self.latency.borrow();
         Operation {
             count: self.count.get(),
+            at_home: self.at_home.get(),
             verbs: node.verbs() - before.verbs,
             beside: node.beside() - before.beside,
             trips: self.trips.get(),
@@ -138,6 +143,7 @@ pub fn sum(mut rounds: Vec<Operation>) -> Operation {
         ..Operation::default()
     };
     for round in &rounds {
+        total.at_home += round.at_home;
         total.verbs += round.verbs;
         total.beside += round.beside;
         total.trips += round.trips;

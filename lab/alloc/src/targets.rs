@@ -50,14 +50,19 @@ impl Report<'_> {
         Some((format!("{mean:.4} / {most}"), mean <= 0.05 && most <= 8))
     }
 
+    /// Of those that ask the node; and of all, for some are served out of what the agent has kept, and kept by it.
     fn verbs_of_a_block(&self) -> Found {
         let outcome = &self.row(Farmem, 9, 1)?.outcome;
         let (take, give) = (&outcome.allocations, &outcome.frees);
-        let ones = take.verbs.cas == take.count && give.verbs.posted() == give.count;
-        let reads = take.each(take.verbs.read);
-        let (cas, free) = (take.each(take.verbs.cas), give.each(give.verbs.posted()));
+        let (claims, releases) = (take.count - take.at_home, give.count - give.at_home);
+        let ones = take.verbs.cas == claims && give.verbs.posted() == releases;
+        let of = |verbs: u64, all: u64| verbs as f64 / all.max(1) as f64;
+        let reads = of(take.verbs.read, claims);
+        let (cas, free) = (of(take.verbs.cas, claims), of(give.verbs.posted(), releases));
         let each = if ones { "1 and 1".to_owned() } else { format!("{cas:.5} and {free:.5}") };
-        Some((format!("{each}, and {reads:.3} READs"), ones && reads < 0.05))
+        let (all_cas, all_free) = (take.each(take.verbs.cas), give.each(give.verbs.posted()));
+        let all = format!("; with blocks that the agent keeps {all_cas:.2} and {all_free:.2}");
+        Some((format!("{each}, and {reads:.3} READs{all}"), ones && reads < 0.05))
     }
 
     fn against_registration(&self) -> Found {
@@ -149,6 +154,11 @@ impl Report<'_> {
         Some(at_least(served(self.tight(Farmem)?), served(self.tight(Finemem)?)))
     }
 
+    /// How full a tight pool was while requests waited.
+    fn full_while_wanted(&self) -> Found {
+        Some(at_least(self.tight(Farmem)?.wanted?, self.tight(Finemem)?.wanted?))
+    }
+
     fn recovery(&self) -> Found {
         let rate = self.recovery?.rate();
         Some((format!("{:.1} M, measured", rate / 1e6), rate >= 5e6))
@@ -194,6 +204,12 @@ impl Report<'_> {
                 "–",
                 "≥ FineMem's",
                 self.full_when_tight(),
+            ),
+            (
+                "full while requests wait, traces, tight pool: ours / FineMem's",
+                "–",
+                "≥ FineMem's",
+                self.full_while_wanted(),
             ),
             ("requests served, traces, tight pool: ours / FineMem's", "–", "≥ FineMem's", self.served_when_tight()),
             ("recovery of a dead owner's holdings, entries/s", "FineMem 1 M", "≥ 5 M", self.recovery()),

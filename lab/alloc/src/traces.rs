@@ -32,6 +32,8 @@ use crate::tally::{Before, Operation, Tally};
 
 /// Threads of a tenant.
 pub const THREADS: u32 = 16;
+/// A request that takes so long waits for memory: the slowest system's verbs take less.
+const WAITS: Nanos = 1_000_000;
 /// Between looks at how full the pool is.
 const LOOK: Nanos = 250_000_000;
 
@@ -131,6 +133,9 @@ pub struct Replay {
     pub guarded_utilisation: f64,
     /// Of the bytes that nobody else could have had, the shares that no client held, by why ([`Kept`](crate::ledger::Kept)).
     pub kept: [f64; 4],
+    /// Of the pool, what clients held while requests waited, each for as long as it did; `None`: none did. Memory that
+    /// waits to be made clean while nobody asks for any is no loss here, and what a system keeps from those who ask is.
+    pub wanted: Option<f64>,
     /// The same of static grants of whole GiB.
     pub static_utilisation: f64,
 }
@@ -200,6 +205,30 @@ impl Tenant {
     }
 }
 
+/// How much of the pool clients held while requests waited.
+#[derive(Clone, Copy, Default)]
+struct Wanted {
+    held: Tenant,
+    /// All requests' waits together, ns, and bytes held over each of them.
+    waited: f64,
+    meanwhile: f64,
+}
+
+impl Wanted {
+    /// Bytes held over time, up to now.
+    fn area(&self, now: Nanos) -> f64 {
+        self.held.held_time + self.held.held as f64 * (now - self.held.since) as f64
+    }
+
+    /// A request that began when [`Wanted::area`] was this has ended.
+    fn ends(&mut self, (start, area): (Nanos, f64), now: Nanos) {
+        if now - start > WAITS {
+            self.waited += (now - start) as f64;
+            self.meanwhile += self.area(now) - area;
+        }
+    }
+}
+
 /// How often a pool refused.
 #[derive(Default)]
 struct Refusals {
@@ -234,11 +263,18 @@ impl With for Player<'_> {
         let (tally, fault): (Rc<Tally>, Rc<RefCell<Option<String>>>) = Default::default();
         let refusals: Rc<Refusals> = Rc::default();
         let peak: Rc<Cell<u64>> = Rc::default();
+        let wanted: Rc<RefCell<Wanted>> = Rc::default();
         for client in bench.clients() {
             let (world, allocator) = (bench.world.clone(), bench.allocator.clone());
             let (ledger, client, tenants) = (bench.ledger.clone(), client.clone(), tenants.clone());
+            let waiting = wanted.clone();
             let (tally, fault, lifetime) = (tally.clone(), fault.clone(), self.lifetime);
-            let (refusals, peak) = (refusals.clone(), peak.clone());
+            let (refusals, peak, wanted) = (refusals.clone(), peak.clone(), wanted.clone());
+            let of = tenants.clone();
+            let change = move |host: usize, now, by| {
+                of.borrow_mut()[host].change(now, by);
+                wanted.borrow_mut().held.change(now, by);
+            };
             let trace = &self.traces[client.host as usize];
             let requests = trace.of_client(client.id % THREADS);
             let all: u64 = requests.iter().map(|&(_, order)| 4096 << order).sum();
@@ -251,7 +287,10 @@ impl With for Player<'_> {
                 for (at, (arrival, order)) in requests.into_iter().enumerate() {
                     world.until(arrival.max(world.now())).await;
                     let start = world.now();
-                    let Some(grant) = ask(&allocator, &world, &client, order, true).await else {
+                    let begun = (start, waiting.borrow().area(start));
+                    let granted = ask(&allocator, &world, &client, order, true).await;
+                    waiting.borrow_mut().ends(begun, world.now());
+                    let Some(grant) = granted else {
                         // What was waited in vain, and posted, is no allocation's.
                         (_, _) = (client.link.take(), client.attempts.take());
                         refusals.count(order, asked - at, &ledger);
@@ -266,11 +305,11 @@ impl With for Player<'_> {
                     peak.set(peak.get().max(ledger.held()));
                     pieces.push((grant, order));
                     held += 4096 << order;
-                    tenants.borrow_mut()[host].change(world.now(), 4096 << order);
+                    change(host, world.now(), 4096 << order);
                     while held > limit && pieces.len() > 1 {
                         let (grant, order) = pieces.swap_remove(client.random.below(pieces.len()));
                         held -= 4096 << order;
-                        tenants.borrow_mut()[host].change(world.now(), -(4096 << order));
+                        change(host, world.now(), -(4096 << order));
                         if let Err(found) = ledger.release(client.id, grant) {
                             fault.borrow_mut().get_or_insert(found);
                         }
@@ -283,7 +322,7 @@ impl With for Player<'_> {
                     world.sleep(us(1000.0)).await;
                 }
                 for (grant, order) in pieces {
-                    tenants.borrow_mut()[host].change(world.now(), -(4096 << order));
+                    change(host, world.now(), -(4096 << order));
                     if let Err(found) = ledger.release(client.id, grant) {
                         fault.borrow_mut().get_or_insert(found);
                     }
@@ -332,6 +371,10 @@ impl With for Player<'_> {
             utilisation: looked / f64::max(lent, 1.0),
             guarded_utilisation: looked / f64::max(lent + exposed, 1.0),
             kept: kept.map(|kept| kept / f64::max(lent, 1.0)),
+            wanted: {
+                let (wanted, pool) = (wanted.borrow(), u64::from(bench.ledger.chunks()) * CHUNK);
+                (wanted.waited > 0.0).then(|| wanted.meanwhile / wanted.waited / pool as f64)
+            },
             static_utilisation: held / granted.max(1.0),
         })
     }

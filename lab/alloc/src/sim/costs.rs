@@ -127,6 +127,12 @@ mod tests {
     }
 
     #[test]
+    fn agents_look_as_often_as_shipped_ones() {
+        let heartbeat = us(Costs::shipped().host.heartbeat);
+        assert_eq!(heartbeat, farmem_protocol::extent::policy::HEARTBEAT_NS);
+    }
+
+    #[test]
     fn a_wrong_figure_is_named() {
         let wrong = SHIPPED.replace("jitter = 0.1", "jitter = 2.0");
         assert!(Costs::parse(&wrong).unwrap_err().to_string().contains("verb.jitter"));

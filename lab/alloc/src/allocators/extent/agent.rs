@@ -7,7 +7,9 @@
 //!   claims for all of its clients, they cannot race each other for.
 //! * When the node has no block, single chunks and small runs come out of blocks that others have published
 //!   ([`super::pressure`]).
-//! * An empty block goes back, but for one and one of each eight that it holds, as in `compute/agent`.
+//! * An empty block goes back, but for one and one of each eight that it holds ([`policy::kept_empty`], as in
+//!   `compute/agent`); 2 MiB come out of these first, without a verb and without being zeroed: they were the same
+//!   application's.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
@@ -55,6 +57,16 @@ pub(super) struct Host {
     claiming: Cell<bool>,
     pub(super) supplied: Signal,
     thread_free: Cell<Nanos>,
+}
+
+/// Where a run went that came back.
+pub(super) enum Put {
+    /// Into a block that stays the host's.
+    Kept,
+    /// Nowhere: it is of a published block.
+    Shared,
+    /// Its block is empty now, and to be given back to the node.
+    Surplus(release::Grant),
 }
 
 impl Host {
@@ -128,19 +140,46 @@ impl Host {
     }
 
     /// Up to `count` runs out of its blocks.
-    fn take(&self, order: u8, count: u32) -> Vec<u32> {
+    pub(super) fn take(&self, order: u8, count: u32) -> Vec<u32> {
         let (mut taken, mut blocks) = (Vec::new(), self.blocks.borrow_mut());
         while taken.len() < count as usize
             && let Some(block) = blocks.with_room(order)
         {
-            let first = blocks.change(block, |owned| {
-                owned.idle = 0;
-                owned.inside.take(order)
-            });
+            let first = blocks.change(block, |owned| owned.take(order));
             taken.push(block * BLOCK + first.flatten().expect("it has room"));
         }
         self.room.set(self.room.get() - ((taken.len() as u32) << order));
         taken
+    }
+
+    /// A block that was claimed for a client that wants all of it. Its first chunk.
+    pub(super) fn take_whole(&self, grant: release::Grant) -> u32 {
+        let mut owned = Owned::new(grant);
+        owned.take(BLOCK_ORDER).expect("it is new");
+        self.blocks.borrow_mut().insert(grant.place.index, owned);
+        grant.place.index * BLOCK
+    }
+
+    /// A run comes back. The block that became empty by it, no longer ours to use, unless few are: an empty block
+    /// that is kept is not drained and not zeroed, and serves whoever of its owner's asks next.
+    pub(super) fn put_back(&self, chunk: u32) -> Put {
+        let mut blocks = self.blocks.borrow_mut();
+        let given = blocks.change(chunk / BLOCK, |owned| {
+            let order = owned.give(chunk % BLOCK);
+            match &mut owned.publishing {
+                Some(back) => back.extend(chunk..chunk + (1 << order)),
+                None => self.room.set(self.room.get() + (1 << order)),
+            }
+            owned.publishing.is_none() && owned.inside.is_empty()
+        });
+        match given {
+            None => Put::Shared,
+            Some(true) if blocks.empty().count() as u64 > policy::kept_empty(blocks.len() as u64) => {
+                self.room.set(self.room.get() - BLOCK);
+                Put::Surplus(blocks.remove(chunk / BLOCK).expect("it is there").grant)
+            }
+            Some(_) => Put::Kept,
+        }
     }
 
     /// A heartbeat has passed.
@@ -151,8 +190,7 @@ impl Host {
     /// Blocks that have been empty for so many heartbeats, no longer ours to use.
     pub(super) fn take_empty(&self, idle: u32) -> Vec<release::Grant> {
         let mut blocks = self.blocks.borrow_mut();
-        let is_empty = |owned: &Owned| owned.inside.is_empty() && owned.idle >= idle;
-        let empty: Vec<u32> = blocks.iter().filter(|(_, owned)| is_empty(owned)).map(|(block, _)| block).collect();
+        let empty = blocks.idle(idle);
         self.room.set(self.room.get() - BLOCK * empty.len() as u32);
         empty.into_iter().filter_map(|block| blocks.remove(block)).map(|owned| owned.grant).collect()
     }
@@ -160,9 +198,9 @@ impl Host {
     /// Which blocks to publish now: nothing is taken from them any more.
     pub(super) fn begin_publishing(&self, supply: Supply) -> Vec<u32> {
         let mut blocks = self.blocks.borrow_mut();
-        let left = blocks.iter().filter(|(_, owned)| owned.publishing.is_none());
+        let left = blocks.iter().filter(|(_, owned, _)| owned.publishing.is_none());
         let chosen = policy::to_publish(
-            left.map(|(block, owned)| (block, Kept { in_use: owned.inside.in_use(), idle: owned.idle })),
+            left.map(|(block, owned, idle)| (block, Kept { in_use: owned.inside.in_use(), idle })),
             supply,
         );
         for &block in &chosen {
@@ -299,40 +337,16 @@ impl Extent {
 
     /// A run comes back. The block that becomes empty by it goes back to the node, unless there are few such.
     pub(super) fn give_back(self: &Rc<Self>, host: u32, chunk: u32) {
-        let agent = &self.hosts[host as usize];
-        let mut blocks = agent.blocks.borrow_mut();
-        let given = blocks.change(chunk / BLOCK, |owned| {
-            owned.idle = 0;
-            let order = owned.inside.give(chunk % BLOCK).expect("a run that was given out");
-            let run = chunk..chunk + (1 << order);
-            match &mut owned.publishing {
-                Some(back) => {
-                    back.extend(run);
-                    false
-                }
-                None => {
-                    agent.room.set(agent.room.get() + (1 << order));
-                    owned.inside.is_empty()
-                }
+        match self.hosts[host as usize].put_back(chunk) {
+            Put::Kept => {}
+            Put::Shared => self.give_back_shared(host, chunk),
+            Put::Surplus(grant) => {
+                let all = self.clone();
+                self.node.world.background(async move {
+                    let agent = &all.hosts[host as usize];
+                    all.release(&agent.link, agent.actor, grant).await;
+                });
             }
-        });
-        let Some(is_empty) = given else {
-            drop(blocks);
-            return self.give_back_shared(host, chunk);
-        };
-        if !is_empty {
-            return;
-        }
-        let empty = blocks.iter().filter(|(_, owned)| owned.inside.is_empty()).count();
-        if empty > 1 + blocks.len() / 8 {
-            let owned = blocks.remove(chunk / BLOCK).expect("it is there");
-            agent.room.set(agent.room.get() - BLOCK);
-            drop(blocks);
-            let all = self.clone();
-            self.node.world.background(async move {
-                let agent = &all.hosts[host as usize];
-                all.release(&agent.link, agent.actor, owned.grant).await;
-            });
         }
     }
 

@@ -63,6 +63,7 @@ impl Extent {
 
     /// The NIC keeps the hints where a word changes.
     pub(super) fn follow(&self, words: &mut [u64], at: Target, new: u64) {
+        self.changed.set(true);
         if let Target::Word(place) = at {
             hints::follow(&self.geometry, place, Word(new), |hint, set, clear| {
                 let hint = self.at(hint);

@@ -3,7 +3,7 @@
 //! ```text
 //!  client ── chunks granted ahead ◄── ring ── agent of the host ── blocks it owns ◄── one CAS each ── words at the node
 //!   4 KiB … 1 MiB: from what was granted ahead, else from the agent's blocks: no verb
-//!   2 MiB:         the agent's CAS, FREE → OWNED; back: OWNED → QUARANTINE
+//!   2 MiB:         an empty block that the agent has kept, else its CAS, FREE → OWNED; back: kept, or OWNED → QUARANTINE
 //!                  the node's daemon: QUARANTINE → drained, zeroed → FREE
 //! ```
 //!
@@ -30,7 +30,7 @@ pub mod pressure;
 mod shelf;
 
 use std::cell::{Cell, RefCell};
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::rc::Rc;
 
 use farmem_protocol::extent::geometry::Target;
@@ -44,7 +44,7 @@ use crate::ledger::{CHUNK, Grant, Kept, Standing};
 use crate::sim::costs::us;
 use crate::sim::node::{At, Node};
 use crate::sim::random::Random;
-use agent::Host;
+use agent::{Host, Put};
 
 /// It.
 pub struct Extent {
@@ -52,6 +52,10 @@ pub struct Extent {
     geometry: Geometry,
     hosts: Vec<Host>,
     sides: Vec<RefCell<Side>>,
+    /// A word has changed since the node last looked at all of them.
+    changed: Cell<bool>,
+    /// Words that it looked at then.
+    scanned: Cell<f64>,
     /// Most CAS that one block cost an agent.
     dearest: Cell<u64>,
     /// How long who lost a race waits.
@@ -66,8 +70,6 @@ struct Side {
     idle: u32,
     /// Granted ahead: first chunks, by order.
     ahead: [Vec<u32>; BLOCK_ORDER as usize],
-    /// Whole blocks that it has.
-    whole: HashMap<u32, release::Grant>,
 }
 
 impl Side {
@@ -119,13 +121,15 @@ impl Extent {
         let per_host = clients.div_ceil(hosts);
         let side = |client: u32| {
             let claimer = Some(Claimer::new(actor(client / per_host, 1 + client % per_host), geometry));
-            RefCell::new(Side { claimer, idle: 0, ahead: Default::default(), whole: HashMap::new() })
+            RefCell::new(Side { claimer, idle: 0, ahead: Default::default() })
         };
         Rc::new(Extent {
             node: node.clone(),
             geometry,
             hosts: (0..hosts).map(|host| Host::new(actor(host, 0), geometry, node)).collect(),
             sides: (0..clients).map(side).collect(),
+            changed: Cell::new(true),
+            scanned: Cell::new(0.0),
             dearest: Cell::new(0),
             random: Random::new(u64::from(chunks) << 32 | u64::from(clients)),
         })
@@ -141,26 +145,31 @@ impl Extent {
         &self.sides[host as usize * per_host..((host as usize + 1) * per_host).min(self.sides.len())]
     }
 
-    /// A whole block: by the agent's queue pair for this client.
+    /// A whole block: one that the agent has kept, else by its queue pair for this client.
     async fn take_block(self: &Rc<Self>, client: &Client) -> Option<Grant> {
-        let side = &self.sides[client.id as usize];
-        self.hosts[client.host as usize].asked(&self.node).await;
-        let mut claimer = side.borrow_mut().claimer.take().expect("a client asks for one thing at a time");
-        let taken = self.try_claim(&client.link, &mut claimer, Want::one(Level::Block), || client.attempt()).await;
-        side.borrow_mut().claimer = Some(claimer);
-        let grant = *taken.ok()?.first()?;
-        side.borrow_mut().whole.insert(grant.place.index, grant);
-        Some(Grant { chunk: grant.place.index * BLOCK, order: BLOCK_ORDER, token: 0 })
+        let (side, host) = (&self.sides[client.id as usize], &self.hosts[client.host as usize]);
+        host.asked(&self.node).await;
+        let chunk = match host.take(BLOCK_ORDER, 1).pop() {
+            Some(chunk) => chunk,
+            None => {
+                let mut claimer = side.borrow_mut().claimer.take().expect("a client asks for one thing at a time");
+                let want = Want::one(Level::Block);
+                let taken = self.try_claim(&client.link, &mut claimer, want, || client.attempt()).await;
+                side.borrow_mut().claimer = Some(claimer);
+                host.take_whole(*taken.ok()?.first()?)
+            }
+        };
+        Some(Grant { chunk, order: BLOCK_ORDER, token: 0 })
     }
 
-    async fn give_block(self: &Rc<Self>, client: &Client, block: u32) {
-        let side = &self.sides[client.id as usize];
-        self.hosts[client.host as usize].asked(&self.node).await;
-        let grant = side.borrow_mut().whole.remove(&block).expect("a block that it has");
-        let actor = self.hosts[client.host as usize].actor;
-        client.attempt();
-        // (`Claimer::freed` would have the next claim try this one first, in vain before the node has zeroed it.)
-        self.release(&client.link, actor, grant).await;
+    async fn give_block(self: &Rc<Self>, client: &Client, chunk: u32) {
+        let host = &self.hosts[client.host as usize];
+        host.asked(&self.node).await;
+        if let Put::Surplus(grant) = host.put_back(chunk) {
+            client.attempt();
+            // (`Claimer::freed` would have the next claim try this one first, in vain before the node has zeroed it.)
+            self.release(&client.link, host.actor, grant).await;
+        }
     }
 }
 
@@ -180,7 +189,7 @@ impl Allocator for Extent {
 
     async fn free(self: &Rc<Self>, client: &Client, grant: Grant) {
         if grant.order >= BLOCK_ORDER {
-            return self.give_block(client, grant.chunk / BLOCK).await;
+            return self.give_block(client, grant.chunk).await;
         }
         self.node.world.sleep(us(self.node.costs.host.ring)).await;
         self.give_back(client.host, grant.chunk);
@@ -188,13 +197,11 @@ impl Allocator for Extent {
 
     fn survey<'a>(&'a self, words: &'a [u64]) -> impl Fn(u32) -> Standing + 'a {
         let mut waiting = HashSet::new();
-        let mut whole = HashSet::new();
         for side in &self.sides {
             let side = side.borrow();
             for (order, ahead) in side.ahead.iter().enumerate() {
                 waiting.extend(ahead.iter().flat_map(|&chunk| chunk..chunk + (1 << order)));
             }
-            whole.extend(side.whole.keys().copied());
         }
         for host in &self.hosts {
             for (order, spare) in host.spare.borrow().iter().enumerate() {
@@ -207,7 +214,6 @@ impl Allocator for Extent {
             let host = u32::from(word.owner().slot()).wrapping_sub(1);
             match word.state() {
                 State::Free => Standing::Free,
-                State::Owned if whole.contains(&block) => Standing::Held(Some(host)),
                 State::Owned => match self.hosts.get(host as usize) {
                     Some(holder) if holder.uses(chunk) && !waiting.contains(&chunk) => Standing::Held(Some(host)),
                     Some(_) if waiting.contains(&chunk) => Standing::Reserved(Kept::Ahead),
