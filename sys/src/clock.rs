@@ -15,13 +15,22 @@ pub fn ticks() -> u64 {
 
 /// Measures the tick against the monotonic clock; takes about 200 µs. Call once at start.
 pub fn calibrate() {
-    let (t0, n0) = (ticks(), now_ns());
-    let mut n1 = n0;
-    while n1 - n0 < 200_000 {
-        n1 = now_ns();
-    }
-    let t1 = ticks();
+    let (t0, n0) = together(readings());
+    while now_ns() - n0 < 200_000 {}
+    let (t1, n1) = together(readings());
     SCALE.store((((n1 - n0) as u128) << 32).div_ceil((t1 - t0).max(1) as u128) as u64, Ordering::Relaxed);
+}
+
+/// The ticks between two readings of the monotonic clock, a few times.
+fn readings() -> impl Iterator<Item = (u64, u64, u64)> {
+    (0..8).map(|_| (now_ns(), ticks(), now_ns()))
+}
+
+/// A number of ticks and the time at which they were read. A thread that loses its CPU between the two clocks would take
+/// the wait for a part of what it measures: of some readings that counts which took least.
+fn together(readings: impl Iterator<Item = (u64, u64, u64)>) -> (u64, u64) {
+    let closest = readings.min_by_key(|(before, _, after)| after - before);
+    closest.map_or((0, 0), |(before, ticks, after)| (ticks, before + (after - before) / 2))
 }
 
 /// A number of ticks in nanoseconds; 0 before [`calibrate`].
@@ -37,9 +46,22 @@ mod tests {
     #[test]
     fn ticks_scale_to_wall_time() {
         calibrate();
-        let (t, n) = (ticks(), now_ns());
+        let (t, n) = together(readings());
         std::thread::sleep(std::time::Duration::from_millis(20));
-        let (dt, dn) = (ns(ticks() - t) as f64, (now_ns() - n) as f64);
+        let (t1, n1) = together(readings());
+        let (dt, dn) = (ns(t1 - t) as f64, (n1 - n) as f64);
         assert!((dt / dn - 1.0).abs() < 0.05, "{dt} {dn}");
+    }
+
+    #[test]
+    fn a_wait_between_the_clocks_is_not_measured() {
+        let ready = |at: u64| (at, 3 * at, at + 40);
+        // The CPU was somebody else's for 4 ms, before the ticks were read or after.
+        let waited = |at: u64, before: u64| (at, 3 * (at + before), at + 4_000_000);
+        for before in [0, 4_000_000] {
+            let begin = together([waited(1_000, before), ready(5_000_000), ready(5_000_100)].into_iter());
+            let end = together([ready(6_000_000), waited(6_000_100, before)].into_iter());
+            assert_eq!((begin, end), ((15_000_000, 5_000_020), (18_000_000, 6_000_020)));
+        }
     }
 }
