@@ -127,12 +127,17 @@ fn present(at: usize, len: usize) -> usize {
     pages
 }
 
+/// The account is the process's: tests of it, and those that enter something, run one at a time.
+#[cfg(test)]
+pub(crate) static ONE_TEST: std::sync::Mutex<()> = std::sync::Mutex::new(());
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn pieces_are_apart() {
+        let _one = ONE_TEST.lock();
         static LOTS: Lots = Lots::new(8192);
         let takers: Vec<_> =
             (0..4).map(|_| std::thread::spawn(|| (0..100).map(|_| LOTS.take().unwrap()).collect::<Vec<_>>())).collect();
@@ -147,6 +152,7 @@ mod tests {
 
     #[test]
     fn what_is_touched_is_counted_until_struck_out() {
+        let _one = ONE_TEST.lock();
         let before = resident();
         let at = reserve(8 << 20).unwrap();
         assert_eq!(resident(), before, "a reservation costs nothing");

@@ -149,6 +149,8 @@ mod tests {
 
     #[test]
     fn a_bare_thread_runs_its_job() {
+        // Its stack is entered in the account, and touched.
+        let _one = crate::holdings::ONE_TEST.lock();
         spawn(job, 42).unwrap();
         while SEEN.load(Ordering::Acquire) == 0 {
             futex_wait(&SEEN, 0, 100_000_000);
