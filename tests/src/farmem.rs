@@ -1,9 +1,10 @@
 //! The binary under test, runs of it, and nodes.
 
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -132,7 +133,7 @@ impl Node {
         command.arg("--listen").arg(format!("unix:{}", unix.display()));
         command.args(["--metrics", &metrics.to_string()]).args(options);
         let running = process::spawn(command)?;
-        let up = eventually(Duration::from_secs(10), || TcpStream::connect(tcp).is_ok() || !running.alive());
+        let up = eventually(Duration::from_secs(60), || TcpStream::connect(tcp).is_ok() || !running.alive());
         if !up || !running.alive() {
             bail!("the node did not come up: {}", running.stderr());
         }
@@ -167,7 +168,7 @@ impl Node {
     pub fn metrics(&self) -> Result<String> {
         use std::io::{Read, Write};
         let mut http = TcpStream::connect(self.metrics)?;
-        http.set_read_timeout(Some(Duration::from_secs(5)))?;
+        http.set_read_timeout(Some(Duration::from_secs(60)))?;
         write!(http, "GET /metrics HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n")?;
         let mut text = String::new();
         http.read_to_string(&mut text)?;
@@ -175,9 +176,13 @@ impl Node {
     }
 }
 
-/// An address on the loopback interface that nobody listens on.
+/// An address on the loopback interface that nobody listens on, nor will but who is told of it: until somebody binds the
+/// port, the kernel gives it to whoever asks for any at the same address, as other tests do.
 pub fn free_port() -> Result<SocketAddr> {
-    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?)
+    static SERIAL: AtomicU32 = AtomicU32::new(0);
+    let serial = SERIAL.fetch_add(1, Ordering::Relaxed) % 250;
+    let [_, _, high, low] = std::process::id().to_be_bytes();
+    Ok(TcpListener::bind((Ipv4Addr::new(127, 1 + serial as u8, high, low), 0))?.local_addr()?)
 }
 
 /// Runs a program natively, then on far memory, and fails unless output and status are equal.

@@ -77,7 +77,7 @@ pub fn redis(row: &mut Row) -> Result<()> {
         || {
             let (at, dir) = (free_port()?, TempDir::new("redis")?);
             let mut redis = Command::new("redis-server");
-            redis.args(["--bind", "127.0.0.1", "--port", &at.port().to_string(), "--save", ""]);
+            redis.args(["--bind", &at.ip().to_string(), "--port", &at.port().to_string(), "--save", ""]);
             redis.args(["--appendonly", "no", "--enable-debug-command", "yes", "--dir"]).arg(dir.path());
             // Addresses seed nothing, but the hash function's seed changes order: nothing below depends on it.
             Ok((redis, at, dir))
@@ -114,7 +114,19 @@ pub fn redis(row: &mut Row) -> Result<()> {
             ensure!(after == before, "the snapshot is not of the moment of the fork: {before}, {after}");
             client.get_all(keys, value)?;
             let mut benchmark = Command::new("redis-benchmark");
-            benchmark.args(["-p", &at.port().to_string(), "-n", "10000", "-r", "10000", "-d", "512", "-q"]);
+            benchmark.args([
+                "-h",
+                &at.ip().to_string(),
+                "-p",
+                &at.port().to_string(),
+                "-n",
+                "10000",
+                "-r",
+                "10000",
+                "-d",
+                "512",
+                "-q",
+            ]);
             benchmark.args(["-t", "set,get,lpush,lrange_100,zadd"]);
             process::run(benchmark, limit())?.success()?;
             writeln!(said, "flush {}", client.call("FLUSHALL")?)?;
@@ -130,7 +142,7 @@ pub fn memcached(row: &mut Row) -> Result<()> {
         || {
             let at = free_port()?;
             let mut memcached = Command::new("memcached");
-            memcached.args(["-m", "512", "-U", "0", "-l", "127.0.0.1", "-t", "4", "-u", "root"]);
+            memcached.args(["-m", "512", "-U", "0", "-l", &at.ip().to_string(), "-t", "4", "-u", "root"]);
             memcached.args(["-p", &at.port().to_string()]);
             Ok((memcached, at, TempDir::new("memcached")?))
         },
