@@ -31,7 +31,7 @@ int main(void) {
         pid_t p = fork();
         MUST(p >= 0);
         if (p == 0) {
-            alarm(20);
+            alarm(250);
             size_t bad = wrong(mem, PAGES * PAGE, 9);
             uint8_t *more = malloc(8 * MIB);
             fill(more, 8 * MIB, round);
