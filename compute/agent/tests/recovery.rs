@@ -45,8 +45,11 @@ fn a_host_that_dies_in_the_middle_of_its_work_leaves_nothing() {
             }
             host.node.nic().lent() <= lent
         });
-        let sum = host.recount();
-        assert_eq!((sum.held.len(), sum.quarantined + sum.moving), (1, 0), "only the survivor holds anything");
+        // The survivor gives blocks back all the time, too: what is on its way then is clean soon.
+        within("only the survivor holds anything", || {
+            let sum = host.recount();
+            (sum.held.len(), sum.quarantined + sum.moving) == (1, 0)
+        });
     }
     // Everything can be had again, and is clean.
     let mut rest = Vec::new();

@@ -98,7 +98,7 @@ impl Host {
     }
 
     pub fn options(&self, job: &str) -> Options {
-        Options { socket: self.socket(), job: job.into(), patience: Duration::from_secs(10), start: None }
+        Options { socket: self.socket(), job: job.into(), patience: LIMIT, start: None }
     }
 
     /// A program that uses the agent.
@@ -125,8 +125,8 @@ pub struct Beside {
 
 impl Beside {
     pub fn client(&self) -> Client {
-        let patience = Duration::from_secs(10);
-        Client::connect(Options { socket: host::socket(&self.dir), job: String::new(), patience, start: None }).unwrap()
+        let (socket, job) = (host::socket(&self.dir), String::new());
+        Client::connect(Options { socket, job, patience: LIMIT, start: None }).unwrap()
     }
 
     pub fn program(&self, work: &str) -> Process {
