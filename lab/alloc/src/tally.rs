@@ -14,7 +14,8 @@ use crate::sim::node::{Busy, Node, Verbs};
 pub struct Operation {
     /// How many.
     pub count: u64,
-    /// Of these, how many posted nothing: what their host had was enough.
+    /// Of these, how many posted nothing by their client's own queue pair. Of 2 MiB: what the host had was enough, or it
+    /// keeps what came back. (Smaller pieces' claims go by the agent's.)
     pub at_home: u64,
     /// Verbs posted for it: by clients, and by services on their behalf.
     pub verbs: Verbs,

@@ -32,7 +32,8 @@ use crate::tally::{Before, Operation, Tally};
 
 /// Threads of a tenant.
 pub const THREADS: u32 = 16;
-/// A request that takes so long waits for memory: the slowest system's verbs take less.
+/// A request that takes so long waits for memory: of farmem and FineMem, which go through the tight pool, verbs take less.
+/// (farmem's waits for one look of its node's drop out by it.)
 const WAITS: Nanos = 1_000_000;
 /// Between looks at how full the pool is.
 const LOOK: Nanos = 250_000_000;

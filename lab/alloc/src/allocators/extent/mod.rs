@@ -165,10 +165,14 @@ impl Extent {
     async fn give_block(self: &Rc<Self>, client: &Client, chunk: u32) {
         let host = &self.hosts[client.host as usize];
         host.asked(&self.node).await;
-        if let Put::Surplus(grant) = host.put_back(chunk) {
-            client.attempt();
-            // (`Claimer::freed` would have the next claim try this one first, in vain before the node has zeroed it.)
-            self.release(&client.link, host.actor, grant).await;
+        match host.put_back(chunk) {
+            Put::Kept => {}
+            Put::Shared => unreachable!("a whole block is never published"),
+            Put::Surplus(grant) => {
+                client.attempt();
+                // (`Claimer::freed` would have the next claim try this one first, in vain before the node has zeroed it.)
+                self.release(&client.link, host.actor, grant).await;
+            }
         }
     }
 }
