@@ -21,14 +21,35 @@ pub const RETURN: usize = GATE + GATE_RETURN;
 /// … of such a return.
 pub const AFTER_RETURN: usize = RETURN + 9;
 
+/// Why there is no gate.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NotBuilt {
+    /// The kernel refuses it.
+    Refused(Errno),
+    /// What was asked for at [`GATE`] and nowhere else was mapped elsewhere: whoever answers takes `MAP_FIXED_NOREPLACE`
+    /// for a hint. No kernel that has userfaultfd for user mode does; qemu-user 7.2 does.
+    Elsewhere,
+}
+
+impl From<Errno> for NotBuilt {
+    fn from(error: Errno) -> Self {
+        Self::Refused(error)
+    }
+}
+
 /// Maps the gate and sends the runtime's system calls through it.
-pub fn build() -> Result<(), Errno> {
+pub fn build() -> Result<(), NotBuilt> {
     let prot = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
-    // SAFETY: a fresh page at an address that is ours by convention; NOREPLACE refuses if it is not.
+    // SAFETY: a fresh page at an address that is ours by convention; NOREPLACE refuses if it is not, and a page
+    // that came elsewhere is let go as it came.
     // The code is written before the page becomes executable, and the gate is set after.
     unsafe {
-        checked(libc::SYS_mmap, [GATE, 4096, prot as usize, flags as usize, usize::MAX, 0])?;
+        let at = checked(libc::SYS_mmap, [GATE, 4096, prot as usize, flags as usize, usize::MAX, 0])?;
+        if at != GATE {
+            let _ = checked(libc::SYS_munmap, [at, 4096, 0, 0, 0, 0]);
+            return Err(NotBuilt::Elsewhere);
+        }
         for (offset, code) in GATE_CODE {
             std::ptr::copy_nonoverlapping(code.as_ptr(), (GATE + offset) as *mut u8, code.len());
         }

@@ -9,6 +9,7 @@
 //!
 //! What libc's constructor would have done by then and the runtime needs is its `environ`.
 
+use crate::gate::NotBuilt;
 use crate::run::{self, Run};
 use crate::{call, exec, gate, go, limits, mappings, near, net, process, sandbox, signals, sites, threads};
 use farmem_fabric::session::REFUSED_NS;
@@ -17,7 +18,7 @@ use farmem_pager::ending::{die, say};
 use farmem_pager::{Config, FaultMode, StartError, ending};
 use farmem_pool::Pool;
 use farmem_protocol::addr::{FAR_END, FAR_START};
-use farmem_protocol::exit;
+use farmem_protocol::{counters, exit};
 use farmem_sys::raw::Errno;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -84,17 +85,40 @@ fn reach(node: &NodeAddr, run: &Run) -> Result<Session, ConnectError> {
     }
 }
 
+/// No other process of the run has been there before.
+fn is_first(file: Option<&counters::File>) -> bool {
+    file.is_none_or(|file| file.processes[0].pid.load(Ordering::Relaxed) == 0)
+}
+
+/// Where mappings come elsewhere than they are asked to, and did not for the run's first program, this one is emulated
+/// (qemu-user): its memory is its emulator's, and far where the runtime is there. Nothing more is asked of an emulator,
+/// whose answers are of a process that is not this one.
+fn without_gate(reason: NotBuilt, run: &Run) -> Result<(), String> {
+    match reason {
+        NotBuilt::Refused(e) => Err(format!("the system-call gate cannot be built: {e}")),
+        NotBuilt::Elsewhere if is_first(run.counters.as_deref().and_then(process::map_counters)) => {
+            Err("this system maps memory at other addresses than it is asked to".into())
+        }
+        NotBuilt::Elsewhere => {
+            say("an emulated program of the run has no far memory but its emulator's");
+            Ok(())
+        }
+    }
+}
+
 fn arm(text: &str) -> Result<(), String> {
     let run = run::parse(text)?;
     sandbox::will_need(sandbox::Needs {
         network: !run.nodes.iter().all(|node| matches!(node, NodeAddr::Shm(_))),
         records: run.trace.is_some(),
     });
-    gate::build().map_err(|e| format!("the system-call gate cannot be built: {e}"))?;
+    if let Err(reason) = gate::build() {
+        return without_gate(reason, &run);
+    }
     let (from, to) = libc_text().ok_or("libc.so.6 is not among the loaded libraries: farmem needs glibc")?;
     let stubs = sites::reserve_stubs(from);
     let file = run.counters.as_deref().and_then(process::map_counters);
-    let is_first = file.is_none_or(|file| file.processes[0].pid.load(Ordering::Relaxed) == 0);
+    let is_first = is_first(file);
     ending::prepare(file);
     let mut sessions = Vec::new();
     for node in &run.nodes {
