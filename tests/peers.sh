@@ -25,6 +25,8 @@ gcc:gcc
 gdb:gdb
 valgrind:valgrind
 sort:coreutils
+mpirun:openmpi-bin
+mpicc:libopenmpi-dev
 /usr/bin/python3:python3
 "
 

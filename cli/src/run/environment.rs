@@ -75,7 +75,19 @@ fn word(value: impl clap::ValueEnum) -> String {
     value.to_possible_value().map(|known| known.get_name().to_owned()).unwrap_or_default()
 }
 
-/// Sets both variables for a program about to be started.
+/// What libraries of message passing are told unless the user tells them something else: that one process does not copy
+/// from another's memory by itself (`process_vm_readv`, *cross-memory attach*). The kernel copies resident pages only, and
+/// such libraries take that for an error, or try for ever. They copy through memory that they share instead.
+const MESSAGES: [(&str, &str); 4] = [
+    // Open MPI to release 4, and from 5 on.
+    ("OMPI_MCA_btl_vader_single_copy_mechanism", "none"),
+    ("OMPI_MCA_smsc", "^cma"),
+    ("MPIR_CVAR_CH4_CMA_ENABLE", "0"),
+    // Below either of them.
+    ("UCX_TLS", "^cma"),
+];
+
+/// Sets the environment of a program about to be started.
 pub fn set(
     command: &mut Command,
     library: &Path,
@@ -122,6 +134,11 @@ pub fn set(
     }
     let fields: Vec<String> = fields.iter().map(|(key, value)| format!("{key}={value}")).collect();
     command.env("LD_PRELOAD", preload).env("FARMEM_RUN", fields.join(";"));
+    for (name, value) in MESSAGES {
+        if std::env::var_os(name).is_none() {
+            command.env(name, value);
+        }
+    }
     Ok(())
 }
 
