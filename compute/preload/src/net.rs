@@ -143,25 +143,41 @@ pub fn is_trial(nr: i64, second: usize) -> bool {
 }
 
 /// Arms the filter for this process and all that it starts. False where libc has more sites that are
-/// not patched than one filter can look for, or they lie too far apart. `marked`, `others`: such sites of the
-/// program's own image, for filters of their own: all that are marked, and of the others as many as one can look for.
+/// not patched than are looked for. `marked`, `others`: such sites of the program's own image, for filters of their own:
+/// all that are marked, and of the others as many as one can look for.
 pub fn arm(missed: &Missed, marked: &Missed, others: &Missed) -> Result<bool, Errno> {
-    let (mut known, mut plain) = (Missed::new(), Missed::new());
-    for (all, chosen) in [(missed, &mut known), (others, &mut plain)] {
-        for &after in all {
-            if has_room(chosen, after) {
-                chosen.push(after);
-            }
+    let known = by_filter(missed);
+    let mut plain = Missed::new();
+    for &after in others {
+        if has_room(&plain, after) {
+            plain.push(after);
         }
     }
-    for (slot, &after) in MISSED.iter().zip(known.iter().chain(marked).chain(&plain)) {
+    for (slot, &after) in MISSED.iter().zip(known.iter().flatten().chain(marked).chain(&plain)) {
         slot.store(after, Ordering::Relaxed);
     }
     MARKED.store(!marked.is_empty(), Ordering::Relaxed);
-    install(program(!is_inherited(), &known, 0))?;
+    let mut filters = known.iter();
+    install(program(!is_inherited(), filters.next().unwrap_or(&Missed::new()), 0))?;
+    for sites in filters {
+        install(program(false, sites, 0))?;
+    }
     install(program(false, marked, MARK))?;
     install(program(false, &plain, 0))?;
-    Ok(known.len() == missed.len())
+    Ok(known.iter().flatten().count() == missed.len())
+}
+
+/// libc's sites, at most [`MOST_MISSED`], as filters can look for them: one compares the upper halves of addresses once. Of
+/// some three thousand layouts one has a multiple of 4 GiB in the midst of libc's text, and needs two.
+fn by_filter(missed: &[usize]) -> Vec<Missed> {
+    let mut filters: Vec<Missed> = Vec::new();
+    for &after in missed.iter().take(MOST_MISSED) {
+        match filters.iter_mut().find(|sites| has_room(sites, after)) {
+            Some(sites) => sites.push(after),
+            None => filters.push(vec![after]),
+        }
+    }
+    filters
 }
 
 /// Adds a filter, if it looks for anything.
@@ -194,6 +210,17 @@ mod tests {
             assert_eq!(run_nr(libc::SYS_close, site + 1, [0; 6]), ALLOW);
             assert_eq!(run_nr(libc::SYS_close, site ^ 1 << 40, [0; 6]), ALLOW);
             assert_eq!(run_nr(libc::SYS_close, AFTER_SYSCALL as u64, [0; 6]), ALLOW);
+        }
+    }
+
+    #[test]
+    fn sites_on_both_sides_of_a_multiple_of_4_gib_are_all_looked_for() {
+        let sites: Vec<usize> = (0..20).map(|i| 0x7f50_ffff_ff00 + 32 * i).collect();
+        let filters = by_filter(&sites);
+        assert_eq!(filters.iter().flatten().count(), sites.len());
+        for &site in &sites {
+            let traps = |sites: &Missed| run(&program(false, sites, 0), libc::SYS_close, site as u64, [0; 6]) == TRAP;
+            assert!(filters.iter().any(traps), "{site:x}");
         }
     }
 
