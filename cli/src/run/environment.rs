@@ -78,12 +78,14 @@ fn word(value: impl clap::ValueEnum) -> String {
 /// What libraries of message passing are told unless the user tells them something else: that one process does not copy
 /// from another's memory by itself (`process_vm_readv`, *cross-memory attach*). The kernel copies resident pages only, and
 /// such libraries take that for an error, or try for ever. They copy through memory that they share instead.
-const MESSAGES: [(&str, &str); 4] = [
+const MESSAGES: [(&str, &str); 5] = [
     // Open MPI to release 4, and from 5 on.
     ("OMPI_MCA_btl_vader_single_copy_mechanism", "none"),
     ("OMPI_MCA_smsc", "^cma"),
+    // MPICH, and Intel MPI.
     ("MPIR_CVAR_CH4_CMA_ENABLE", "0"),
-    // Below either of them.
+    ("I_MPI_SHM_CMA", "0"),
+    // Below any of them.
     ("UCX_TLS", "^cma"),
 ];
 
