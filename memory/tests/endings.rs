@@ -145,8 +145,8 @@ fn a_killed_node_is_lost_within_two_seconds_by_tcp() {
         assert!(matches!(session.grant(), Err(GrantError::Lost(_))) && session.queue_pair().is_err());
         begun.elapsed() < Duration::from_millis(100)
     };
-    // (Once in some: a busy machine may keep us from the CPU meanwhile.)
-    assert!((0..10).any(|_| at_once()));
+    // (Mostly: a busy machine may keep us from the CPU meanwhile.)
+    assert!((0..10).filter(|_| at_once()).count() > 5);
 }
 
 #[test]
