@@ -318,8 +318,11 @@ fn a_killed_agent_is_followed_by_one_that_knows_its_applications() {
             client.free(chunk);
         }
     }
-    // On a machine that is busy with other things, once at least.
-    assert!(took.iter().any(|&took| took < Duration::from_secs(2)), "reconnected after {took:?}");
+    // Mostly: a machine that is busy with other things may keep it from the CPU once.
+    assert!(
+        took.iter().filter(|took| **took < Duration::from_secs(2)).count() > took.len() / 2,
+        "reconnected after {took:?}"
+    );
     // SAFETY: the run is ours.
     let kept = held
         .iter()
