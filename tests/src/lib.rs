@@ -2,6 +2,7 @@
 //!
 //! * [`process`]: a child in its own process group, with a deadline, killed whole.
 //! * [`farmem`]: the binary under test, runs of it, and nodes.
+//! * [`lost`]: CPU time that the machine took away, which no bound counts.
 //! * [`compile`]: the small C programs under `programs/`, built once per test run.
 //!
 //! Nothing here links the runtime: the tests see farmem as its users do, as a
@@ -9,4 +10,5 @@
 
 pub mod compile;
 pub mod farmem;
+pub mod lost;
 pub mod process;

@@ -17,6 +17,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::lost::{Lost, PATIENCE};
+
 /// How a process ended and what it said.
 #[derive(Debug)]
 pub struct Outcome {
@@ -133,26 +135,54 @@ impl Running {
         send(self.pid(), signal);
     }
 
-    /// Waits for the end; after `limit` kills the whole group and fails.
-    pub fn wait(mut self, limit: Duration) -> Result<Outcome> {
-        let deadline = Instant::now() + limit;
+    /// Waits for the end; after `limit` kills the whole group and fails. CPU time that the machine took away from it
+    /// does not count, up to [`PATIENCE`] times the limit altogether.
+    pub fn wait(self, limit: Duration) -> Result<Outcome> {
+        self.wait_noting(limit, |_| {}).map(|(outcome, _)| outcome)
+    }
+
+    /// The same, with how much the machine took away from it until its end: taken note of again and again, since who
+    /// has ended cannot be asked.
+    pub fn wait_counting(self, limit: Duration) -> Result<(Outcome, Duration)> {
+        let mut polls = 0;
+        self.wait_noting(limit, |lost| {
+            polls += 1;
+            if polls % 8 == 0 {
+                lost.look();
+            }
+        })
+    }
+
+    fn wait_noting(mut self, limit: Duration, mut each: impl FnMut(&mut Lost)) -> Result<(Outcome, Duration)> {
+        let (begun, mut lost) = (Instant::now(), Lost::by(&[self.pid()]));
+        let mut deadline = begun + limit;
         loop {
             if let Some((status, peak_rss)) = self.try_reap()? {
                 self.reaped = true;
-                return Ok(Outcome {
+                let outcome = Outcome {
                     status,
                     stdout: self.stdout(),
                     stderr: self.stderr(),
                     wall: self.started.elapsed(),
                     peak_rss,
-                });
+                };
+                return Ok((outcome, lost.lost()));
             }
+            each(&mut lost);
             if Instant::now() > deadline {
+                let lost = lost.lost();
+                deadline = begun + (limit + lost).min(limit * PATIENCE);
+                if Instant::now() <= deadline {
+                    continue;
+                }
                 let said = self.stderr();
                 let out = self.stdout();
                 let out = String::from_utf8_lossy(&out[out.len().saturating_sub(2048)..]).into_owned();
                 let where_ = stuck_at(self.pid());
-                bail!("no end after {limit:?}: {}\n{where_}--- stdout\n{out}\n--- stderr\n{said}", self.name);
+                bail!(
+                    "no end after {limit:?} and {lost:?} without a CPU: {}\n{where_}--- stdout\n{out}\n--- stderr\n{said}",
+                    self.name
+                );
             }
             std::thread::sleep(Duration::from_millis(3));
         }

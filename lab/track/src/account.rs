@@ -15,35 +15,8 @@ use crate::cover::{Cover, Part, Range, Unseen};
 use crate::diff::{self, PAGE};
 use crate::maps::{Behind, Mapping};
 use crate::moves;
+use crate::sample::Watch;
 use crate::snapshot::{BLOCK, Before, Snapshot};
-
-/// Which blocks are watched: all, or one in a power of two, chosen by a hash of their number, so that neither an
-/// array's stride nor its place decides.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Watch {
-    /// A power of two.
-    pub one_in: u64,
-}
-
-impl Watch {
-    /// Everything.
-    pub const ALL: Watch = Watch { one_in: 1 };
-
-    /// Whether a block, by its number, is watched.
-    pub fn watches(self, block: u64) -> bool {
-        // Fibonacci hashing: the product's high bits mix all of the number.
-        self.one_in == 1 || (block.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40).is_multiple_of(self.one_in)
-    }
-
-    /// Cuts a range into what of it is watched.
-    pub fn cut(self, range: &Range) -> Vec<Range> {
-        if self.one_in == 1 {
-            return vec![range.clone()];
-        }
-        let blocks = (range.start / BLOCK..range.end.div_ceil(BLOCK)).filter(|&block| self.watches(block));
-        blocks.map(|block| (block * BLOCK).max(range.start)..((block + 1) * BLOCK).min(range.end)).collect()
-    }
-}
 
 /// A page that was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

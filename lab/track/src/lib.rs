@@ -12,6 +12,7 @@
 //! | [`session`] | windows: run, hold, look, go on, count |
 //! | [`program`], [`tracees`], [`threads`], [`inject`], [`frame`] | the program: attached or started, held, let go; made to track its writes |
 //! | [`find`], [`look`] | which pages were written, and their bytes |
+//! | [`sample`] | how much of it is watched |
 //! | [`account`] | from looks to counts, with no I/O |
 //! | [`maps`], [`cover`], [`moves`], [`snapshot`], [`diff`], [`count`] | its parts |
 //! | [`report`] | rows, a summary, JSON, a histogram |
@@ -30,6 +31,7 @@ pub mod maps;
 pub mod moves;
 pub mod program;
 pub mod report;
+pub mod sample;
 pub mod session;
 pub mod snapshot;
 pub mod threads;

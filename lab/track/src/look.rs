@@ -11,11 +11,12 @@ use farmem_sys::pagemap::{Pagemap, Run, category, entry};
 use farmem_sys::ptrace::{self, MOST_RANGES, Remote};
 use farmem_sys::uffd::WriteTracker;
 
-use crate::account::{Look, Page, Watch};
+use crate::account::{Look, Page};
 use crate::cover::Range;
 use crate::diff::PAGE;
 use crate::find::{self, Way};
 use crate::maps::{self, Mapping};
+use crate::sample::{LEAST_AT_MOST, Watch};
 
 const P: u64 = PAGE as u64;
 
@@ -41,8 +42,29 @@ pub struct Took {
     pub reading: Duration,
     /// Not all was read for want of time.
     pub cut: bool,
-    /// Pages there was to read.
-    pub wanted: u64,
+}
+
+/// How long all looks of one pause may last together. So many pages as the smallest sample has are read however long
+/// they take: on a machine that has no time for more, that much is true of each window, and no pause is for nothing.
+#[derive(Clone, Copy, Debug)]
+pub struct Limit {
+    until: Instant,
+    due: u64,
+}
+
+impl Limit {
+    /// Until a moment, for all but those.
+    pub fn until(until: Instant) -> Limit {
+        Limit { until, due: LEAST_AT_MOST }
+    }
+
+    fn is_over(&self) -> bool {
+        self.due == 0 && Instant::now() >= self.until
+    }
+
+    fn read(&mut self, pages: usize) {
+        self.due = self.due.saturating_sub(pages as u64);
+    }
 }
 
 /// What of the pages to read.
@@ -90,11 +112,11 @@ impl Eyes {
         Ok(maps::parse(&std::fs::read_to_string(format!("/proc/{tid}/maps"))?))
     }
 
-    /// Looks, until `until` at the latest. The process must stand.
+    /// Looks, within a limit. The process must stand.
     ///
     /// # Errors
     /// The process is gone.
-    pub fn look(&mut self, tid: u32, watch: Watch, read: Read, until: Instant) -> io::Result<(Look, Took)> {
+    pub fn look(&mut self, tid: u32, watch: Watch, read: Read, limit: &mut Limit) -> io::Result<(Look, Took)> {
         let begun = Instant::now();
         let mut look = Look { mappings: Eyes::mappings(tid)?, ..Look::default() };
         let mut wanted: Vec<(Range, bool)> = Vec::new();
@@ -116,13 +138,12 @@ impl Eyes {
         }
         let found = Instant::now();
         let mut took = Took { finding: found - begun, ..Took::default() };
-        took.wanted = wanted.iter().map(|(run, _)| (run.end - run.start) / P).sum();
         match read {
             Read::Nothing => {
                 let pages = wanted.iter().flat_map(|(run, told)| run.clone().step_by(PAGE).map(|at| (at, *told)));
                 look.pages = pages.map(|(address, told)| Page { address, told }).collect();
             }
-            _ => took.cut = self.read(tid, wanted, until, &mut look),
+            _ => took.cut = self.read(tid, wanted, limit, &mut look),
         }
         took.reading = found.elapsed();
         Ok((look, took))
@@ -202,13 +223,13 @@ impl Eyes {
     }
 
     /// Reads pages into the buffer, which becomes the look's. Returns whether time ran out.
-    fn read(&mut self, tid: u32, wanted: Vec<(Range, bool)>, until: Instant, look: &mut Look) -> bool {
+    fn read(&mut self, tid: u32, wanted: Vec<(Range, bool)>, limit: &mut Limit, look: &mut Look) -> bool {
         look.bytes = std::mem::take(&mut self.buffer);
         let mut left = wanted.into_iter().peekable();
         // Of the run in front, what is not yet in a batch begins here.
         let mut from = left.peek().map_or(0, |(run, _)| run.start);
         while left.peek().is_some() {
-            if Instant::now() >= until {
+            if limit.is_over() {
                 left.peek_mut().expect("peeked").0.start = from;
                 left.for_each(|(run, _)| join(&mut look.missed, run));
                 return true;
@@ -229,6 +250,7 @@ impl Eyes {
                     from = left.peek().map_or(0, |(run, _)| run.start);
                 }
             }
+            limit.read(pages.len());
             copy(tid, &batch, pages, look);
         }
         false

@@ -17,12 +17,13 @@ use std::time::{Duration, Instant};
 
 use farmem_sys::ptrace::{self, Follow, Remote, Told};
 
-use crate::account::{Look, Process, Watch};
+use crate::account::{Look, Process};
 use crate::count::{Found, LeftOut, Pause, Window};
 use crate::diff::PAGE;
 use crate::find::Way;
 use crate::inject::{self, Refused};
-use crate::look::{Eyes, Read, Took};
+use crate::look::{Eyes, Limit, Read, Took};
+use crate::sample::{Sample, Seen};
 use crate::tracees::{Attended, Event, Tracees};
 
 /// How to track.
@@ -80,9 +81,9 @@ pub struct Session {
     tracees: Tracees,
     settings: Settings,
     processes: BTreeMap<u32, Tracked>,
-    watch: Watch,
-    /// Looks in a row that were cut short.
-    cuts: u32,
+    sample: Sample,
+    /// Nobody could be looked at since.
+    unseen_since: Option<Instant>,
     /// What processes that have ended since the last look had written.
     last_words: Option<LastWords>,
     /// Threads at the last look.
@@ -93,15 +94,6 @@ pub struct Session {
     program: u32,
 }
 
-/// What a look costs a page at most, where it is only found, and where it is read: for the first guess of what fits
-/// into a pause.
-const FIND_NS: u64 = 60;
-const READ_NS: u64 = 1500;
-
-/// Looks in a row that are cut short although they should have fitted: fewer are taken for somebody else's use of the
-/// CPU.
-const CUTS: u32 = 3;
-
 impl Session {
     /// Of a program, whose threads are attached.
     pub fn new(tracees: Tracees, program: u32, settings: Settings) -> Session {
@@ -109,8 +101,8 @@ impl Session {
             tracees,
             settings,
             processes: BTreeMap::new(),
-            watch: Watch::ALL,
-            cuts: 0,
+            sample: Sample::new(settings.max_pause, settings.max_memory),
+            unseen_since: None,
             last_words: None,
             threads: 1,
             remarks: BTreeSet::new(),
@@ -122,11 +114,6 @@ impl Session {
     /// Remarks for the reader.
     pub fn remarks(&self) -> impl Iterator<Item = &str> {
         self.remarks.iter().map(String::as_str)
-    }
-
-    /// One block in so many is watched.
-    pub fn watch(&self) -> Watch {
-        self.watch
     }
 
     /// Lets the program go.
@@ -210,13 +197,9 @@ impl Session {
 
     /// Begins to track a process whose threads are attached. One that is gone already is no error.
     fn begin(&mut self, process: u32) -> io::Result<()> {
-        let resident = resident_pages(process);
-        let ns = if self.settings.way == Way::Read { READ_NS } else { 2 * FIND_NS };
-        self.narrow_for(resident * ns, self.settings.max_pause.as_nanos() as u64);
-        self.narrow_for(resident * PAGE as u64, self.settings.max_memory);
-
-        let until = Instant::now() + self.settings.max_pause.max(Duration::from_millis(500));
-        if !self.tracees.hold(until)? {
+        self.sample.begin(resident_pages(process), self.settings.way == Way::Read);
+        self.narrow();
+        if self.tracees.hold(self.settings.max_pause.max(Duration::from_millis(500)))?.is_none() {
             self.remarks.insert("a thread did not stop when tracking began".into());
         }
         let begun = self.begin_held(process);
@@ -259,12 +242,15 @@ impl Session {
             }
         }
         let all = eyes.way() == Way::Read;
-        let until = Instant::now() + self.settings.max_pause;
-        let (look, took) = eyes.look(tid, self.watch, if all { Read::All } else { Read::Nothing }, until)?;
-        let tracked = Tracked { process: Process::begin(&look), settled: all, eyes };
-        if took.cut {
-            self.narrow_by(2);
-        }
+        let mut limit = Limit::until(Instant::now() + self.settings.max_pause);
+        let watch = self.sample.of(process);
+        let (look, took) = eyes.look(tid, watch, if all { Read::All } else { Read::Nothing }, &mut limit)?;
+        let mut seen = Seen::default();
+        seen.add(watch, &look, &took);
+        self.sample.begun(&seen);
+        self.narrow();
+        let mut tracked = Tracked { process: Process::begin(&look), settled: all, eyes };
+        tracked.process.narrow(self.sample.of(process));
         Ok(Some((tid, tracked, look.present)))
     }
 
@@ -293,23 +279,18 @@ impl Session {
 
     /// Holds everybody, looks, lets go, and counts the window that began at `started`.
     fn look(&mut self, started: Instant) -> io::Result<Window> {
+        // Stores are told for the first time since this began, if nobody could be looked at when that was over.
+        let started = self.unseen_since.take().unwrap_or(started);
         let held = Instant::now();
-        let until = held + self.settings.max_pause;
-        let stood = self.tracees.hold(until)?;
+        let stood = self.tracees.hold(self.settings.max_pause)?;
         let stopped = Instant::now();
         let read = if self.settings.pages_only { Read::Nothing } else { Read::Written };
         let mut looks = Vec::new();
-        let mut sum = Took { cut: !stood, ..Took::default() };
-        for (&process, tracked) in self.processes.iter_mut().filter(|_| stood) {
+        let mut limit = Limit::until(stood.unwrap_or(held) + self.settings.max_pause);
+        for (&process, tracked) in self.processes.iter_mut().filter(|_| stood.is_some()) {
             let Some(tid) = self.tracees.thread_of(process) else { continue };
-            match tracked.eyes.look(tid, self.watch, read, until) {
-                Ok((look, took)) => {
-                    sum.finding += took.finding;
-                    sum.reading += took.reading;
-                    sum.cut |= took.cut;
-                    sum.wanted += took.wanted;
-                    looks.push((process, look));
-                }
+            match tracked.eyes.look(tid, self.sample.of(process), read, &mut limit) {
+                Ok((look, took)) => looks.push((process, look, took)),
                 Err(error) if is_gone(&error) => {}
                 Err(error) => {
                     self.tracees.go_on();
@@ -319,25 +300,34 @@ impl Session {
         }
         self.threads = self.tracees.len();
         self.tracees.go_on();
+        let sum = |of: fn(&Took) -> Duration| looks.iter().map(|(.., took)| of(took)).sum::<Duration>().as_secs_f64();
         let pause = Pause {
             stopping: (stopped - held).as_secs_f64(),
-            finding: sum.finding.as_secs_f64(),
-            reading: sum.reading.as_secs_f64(),
+            finding: sum(|took| took.finding),
+            reading: sum(|took| took.reading),
             total: held.elapsed().as_secs_f64(),
         };
-        let one_in = self.watch.one_in;
-        let (mut found, mut settled) = (Found::default(), false);
-        for (process, look) in looks {
+        let cut = stood.is_none() || looks.iter().any(|(.., took)| took.cut);
+        if stood.is_none() {
+            self.unseen_since = Some(started);
+        }
+        let one_in = self.sample.one_in();
+        let (mut found, mut settled, mut seen) = (Found::default(), false, Seen::default());
+        for (process, look, took) in looks {
+            seen.add(self.sample.of(process), &look, &took);
             if let Some(of_it) = self.count(process, look) {
                 found.merge(of_it);
                 settled = true;
             }
         }
-        self.fit(&sum, pause, &found, stood);
+        let recorded = self.processes.values().map(|tracked| tracked.process.recorded_bytes()).sum();
+        if self.sample.fit(&seen, recorded) {
+            self.narrow();
+        }
         let before = self.last_words.take().unwrap_or_default();
         found.merge(before.found);
         let mut window = Window { length: held - started, pause, threads: self.threads, one_in, found, left_out: None };
-        window.left_out = self.left_out(&window, sum.cut || before.cut, settled || before.settled);
+        window.left_out = self.left_out(&window, cut || before.cut, settled || before.settled);
         Ok(window)
     }
 
@@ -347,7 +337,8 @@ impl Session {
         let Some(tracked) = self.processes.get_mut(&process) else { return Ok(()) };
         let Some(tid) = self.tracees.thread_of(process) else { return Ok(()) };
         let read = if self.settings.pages_only { Read::Nothing } else { Read::Written };
-        let (look, took) = match tracked.eyes.look(tid, self.watch, read, begun + self.settings.max_pause) {
+        let mut limit = Limit::until(begun + self.settings.max_pause);
+        let (look, took) = match tracked.eyes.look(tid, self.sample.of(process), read, &mut limit) {
             Ok(seen) => seen,
             Err(error) if is_gone(&error) => return Ok(()),
             Err(error) => return Err(error),
@@ -372,7 +363,7 @@ impl Session {
     /// The window that nobody is left to be looked at after: what was seen at the end.
     fn last_window(&mut self, started: Instant) -> Option<Window> {
         let LastWords { found, settled, cut, pause } = self.last_words.take()?;
-        let (length, one_in) = (started.elapsed(), self.watch.one_in);
+        let (length, one_in) = (started.elapsed(), self.sample.one_in());
         let mut window = Window { length, pause, threads: self.threads, one_in, found, left_out: None };
         window.left_out = self.left_out(&window, cut, settled);
         Some(window)
@@ -384,7 +375,7 @@ impl Session {
         let found = if self.settings.pages_only {
             Found::pages_only(process, &look)
         } else {
-            tracked.process.advance(process, &look, self.watch)
+            tracked.process.advance(process, &look, self.sample.of(process))
         };
         tracked.eyes.give_back(look);
         std::mem::replace(&mut tracked.settled, true).then_some(found)
@@ -401,40 +392,11 @@ impl Session {
         }
     }
 
-    /// Watches less where this look took too long, or its memory is too much.
-    fn fit(&mut self, sum: &Took, pause: Pause, found: &Found, stood: bool) {
-        let limit = self.settings.max_pause.as_nanos() as u64;
-        self.cuts = if sum.cut && stood { self.cuts + 1 } else { 0 };
-        let needed = found.present * FIND_NS + sum.wanted * READ_NS;
-        if sum.cut && sum.wanted * READ_NS > limit {
-            let read = sum.wanted.saturating_sub(found.missed);
-            // Where finding took all the time, how little was read says nothing of how much can be.
-            let over = sum.wanted.checked_div(read).map_or(needed.div_ceil(limit), |times| times + 1);
-            self.narrow_by(over.next_power_of_two().clamp(2, 16));
-            self.cuts = 0;
-        } else if self.cuts >= CUTS && needed > limit / 2 {
-            // Less than that is not what takes the time: a smaller sample would be cut as well, and say nothing.
-            self.narrow_by(2);
-            self.cuts = 0;
-        } else if pause.finding > self.settings.max_pause.as_secs_f64() * 0.7 && found.present * FIND_NS > limit / 2 {
-            self.narrow_by(2);
+    /// From now on only what is in the sample is known.
+    fn narrow(&mut self) {
+        for (&process, tracked) in &mut self.processes {
+            tracked.process.narrow(self.sample.of(process));
         }
-        let recorded: u64 = self.processes.values().map(|tracked| tracked.process.recorded_bytes()).sum();
-        self.narrow_for(recorded, self.settings.max_memory.saturating_mul(self.watch.one_in));
-    }
-
-    /// Watches so little that `cost`, of watching all, is at most `limit`.
-    fn narrow_for(&mut self, cost: u64, limit: u64) {
-        let one_in = cost.div_ceil(limit.max(1)).max(1).next_power_of_two();
-        if one_in > self.watch.one_in {
-            self.narrow_by(one_in / self.watch.one_in);
-        }
-    }
-
-    fn narrow_by(&mut self, factor: u64) {
-        // At some point a sample says nothing: a window without any dirty line is idle.
-        self.watch.one_in = self.watch.one_in.saturating_mul(factor).min(1 << 12);
-        self.processes.values_mut().for_each(|tracked| tracked.process.narrow(self.watch));
     }
 }
 

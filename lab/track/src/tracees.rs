@@ -135,6 +135,9 @@ pub enum Attended {
 /// How often a thread that was asked to stop is looked after.
 const LOOK_EVERY: Duration = Duration::from_micros(200);
 
+/// How long it is waited for a first thread that stands.
+const NOBODY_FOR: Duration = Duration::from_secs(1);
+
 impl Tracees {
     /// Takes this process's signals, which tell of tracees too. `ours`: the program will be a child of ours.
     ///
@@ -250,12 +253,13 @@ impl Tracees {
         }
     }
 
-    /// Stops everybody, and keeps whoever stops from now on. Returns whether all stood by `until`; threads that
-    /// cannot run the program's code are not waited for.
+    /// Stops everybody, and keeps whoever stops from now on. Returns since when somebody has been standing, if all do
+    /// before that is longer than `limit`; threads that cannot run the program's code are not waited for. While nobody
+    /// stands, threads wait for a CPU, as they would have done without us, and the program loses nothing by it.
     ///
     /// # Errors
     /// The kernel's.
-    pub fn hold(&mut self, until: Instant) -> io::Result<bool> {
+    pub fn hold(&mut self, limit: Duration) -> io::Result<Option<Instant>> {
         self.held = true;
         for (&tid, thread) in &self.threads {
             // Listening threads stand, and say so when they are continued.
@@ -263,19 +267,25 @@ impl Tracees {
                 let _ = ptrace::interrupt(tid);
             }
         }
+        let (asked, mut since) = (Instant::now(), None);
         let mut spins = 0;
         loop {
             self.drain()?;
+            let now = Instant::now();
+            if since.is_none() && self.threads.values().any(|thread| matches!(thread.state, State::Stopped { .. })) {
+                since = Some(now);
+            }
             let mut running = self.threads.iter().filter(|(_, thread)| match thread.state {
                 State::Running => true,
                 State::Listening => self.leaving,
                 State::Stopped { .. } | State::Last | State::Gone => false,
             });
             if running.all(|(&tid, _)| spins > 20 && cannot_run(tid)) {
-                return Ok(true);
+                return Ok(Some(since.unwrap_or(now)));
             }
-            if Instant::now() >= until {
-                return Ok(false);
+            let until = since.map_or(asked + limit.max(NOBODY_FOR), |since| since + limit);
+            if now >= until {
+                return Ok(None);
             }
             // Most threads stand within microseconds; on a busy machine, when they next get a CPU.
             spins += 1;
@@ -310,7 +320,7 @@ impl Tracees {
     pub fn leave(&mut self) {
         self.leaving = true;
         // Who does not stop in this time is let go by the kernel when this process ends.
-        let _ = self.hold(Instant::now() + Duration::from_secs(2));
+        let _ = self.hold(Duration::from_secs(2));
         for (&tid, thread) in &self.threads {
             match thread.state {
                 State::Stopped { signal, .. } => drop(ptrace::detach(tid, signal)),

@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use farmem_protocol::key::Key;
@@ -36,16 +36,14 @@ impl Chance {
     }
 }
 
-/// Talks nonsense to a node until told to stop; returns how many conversations there were.
-pub fn attack(seed: u64, tcp: SocketAddr, unix: &Path, stop: &AtomicBool) -> u64 {
+/// Talks nonsense to a node until told to stop, and counts its conversations.
+pub fn attack(seed: u64, tcp: SocketAddr, unix: &Path, conversations: &AtomicU64, stop: &AtomicBool) {
     let mut chance = Chance(seed);
-    let mut conversations = 0;
     while !stop.load(Ordering::Relaxed) {
         // A refused connection, a cut one: that is the node's right.
         let _ = conversation(&mut chance, tcp, unix);
-        conversations += 1;
+        conversations.fetch_add(1, Ordering::Relaxed);
     }
-    conversations
 }
 
 fn dial(chance: &mut Chance, tcp: SocketAddr, unix: &Path) -> std::io::Result<Box<dyn Stream>> {

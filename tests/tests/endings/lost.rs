@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use farmem_tests::compile;
 use farmem_tests::farmem::{Far, Node, split_stats};
+use farmem_tests::lost::Lost;
 use farmem_tests::process::{self, Running, eventually};
 
 use crate::proxy::Proxy;
@@ -163,7 +164,8 @@ fn a_cut_that_stays_ends_the_program_after_the_grace() -> Result<()> {
             ensure!(took >= Duration::from_secs(1), "the grace was not waited for: {took:?}");
             // The node has given up, too.
             let freed = || node.metric("farmem_node_lent_bytes").is_ok_and(|lent| lent == 0.0);
-            ensure!(eventually(Duration::from_secs(3), freed), "{}", node.metrics()?);
+            let mut lost = Lost::by(&[node.running.pid()]);
+            ensure!(lost.eventually(Duration::from_secs(3), freed), "{}", node.metrics()?);
             Ok(())
         })
     };
@@ -200,9 +202,10 @@ fn the_programs_end_does_not_wait_for_the_node() -> Result<()> {
             node.running.signal(signal);
             let since = Instant::now();
             drop(word);
-            let outcome = run.wait(LIMIT)?;
+            let (outcome, lost) = run.wait_counting(LIMIT)?;
+            let took = since.elapsed().saturating_sub(lost);
             ensure!(outcome.code() == 3, "{outcome:?}");
-            ensure!(since.elapsed() < Duration::from_millis(2500), "{by:?} {signal}: {:?}", since.elapsed());
+            ensure!(took < Duration::from_millis(2500), "{by:?} {signal}: {took:?}");
             node.running.signal(libc::SIGCONT);
         }
     }

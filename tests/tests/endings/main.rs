@@ -26,6 +26,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use farmem_tests::compile;
 use farmem_tests::farmem::{Far, Node, split_stats};
+use farmem_tests::lost::Lost;
 use farmem_tests::process::{self, Outcome, Running, eventually};
 
 /// Longer than anything here takes on a machine that is busy with other things.
@@ -110,15 +111,15 @@ impl Work {
     fn ended(self, since: Instant, limit: Duration, status: i32, node: &str, reason: &str) -> Result<Duration> {
         let processes = 1 + (self.child != 0) as usize;
         let child = self.child;
-        let outcome = self.run.wait(LIMIT)?;
+        let (outcome, lost) = self.run.wait_counting(LIMIT)?;
         let took = since.elapsed();
-        ensure!(took < limit, "the run took {took:?} to end: {outcome:?}");
+        ensure!(took.saturating_sub(lost) < limit, "the run took {took:?} to end, {lost:?} without a CPU: {outcome:?}");
         ensure!(outcome.code() == status, "status {}: {outcome:?}", outcome.code());
         let said = String::from_utf8_lossy(&outcome.stdout).into_owned();
         ensure!(!said.contains("WRONG") && !said.contains("sound"), "{outcome:?}");
         if child != 0 {
-            let left = limit.saturating_sub(since.elapsed());
-            ensure!(eventually(left, || !process::alive(child)), "the forked child lives on");
+            let left = (limit + lost).saturating_sub(since.elapsed());
+            ensure!(Lost::by(&[child]).eventually(left, || !process::alive(child)), "the forked child lives on");
         }
         let (_, rest) = split_stats(&outcome.stderr);
         ensure!((1..=processes).contains(&rest.lines().count()), "not one line each: {rest}");

@@ -8,7 +8,8 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use farmem_tests::compile;
 use farmem_tests::farmem::{Far, Node};
-use farmem_tests::process::{self, eventually};
+use farmem_tests::lost::Lost;
+use farmem_tests::process;
 
 use crate::{BOTH, By, LIMIT, Work, checker, scenario, together};
 
@@ -17,7 +18,7 @@ const SOON: Duration = Duration::from_secs(1);
 
 fn all_free(node: &Node, within: Duration) -> Result<()> {
     let free = || node.metric("farmem_node_lent_bytes").is_ok_and(|lent| lent == 0.0);
-    ensure!(eventually(within, free), "the node still lends:\n{}", node.metrics()?);
+    ensure!(Lost::by(&[node.running.pid()]).eventually(within, free), "the node still lends:\n{}", node.metrics()?);
     Ok(())
 }
 
@@ -60,7 +61,7 @@ fn nothing_outlives_a_supervisor_that_is_killed() -> Result<()> {
         ensure!(all.len() == 4, "supervisor, node, program and child are {all:?}");
         work.run.signal(libc::SIGKILL);
         let gone = || all.iter().all(|&pid| !process::alive(pid));
-        ensure!(eventually(Duration::from_secs(2), gone), "{by:?}: of {all:?} some live on");
+        ensure!(Lost::by(&all).eventually(Duration::from_secs(2), gone), "{by:?}: of {all:?} some live on");
         let outcome = work.run.wait(LIMIT)?;
         ensure!(!String::from_utf8_lossy(&outcome.stdout).contains("WRONG"), "{outcome:?}");
     }

@@ -219,12 +219,3 @@ fn a_page_that_was_missed_is_begun_anew() {
     let found = process.advance(1, &store(&mut model), Watch::ALL);
     assert_eq!((found.begun, found.by_mapping.values().map(|tally| tally.lines).sum::<u64>()), (0, 2));
 }
-
-#[test]
-fn about_one_block_in_so_many_is_watched() {
-    let watch = Watch { one_in: 8 };
-    let watched = (0..8000).filter(|&block| watch.watches(block)).count();
-    assert!((900..1100).contains(&watched), "{watched}");
-    let cut = watch.cut(&(3 * BLOCK + 4096..90 * BLOCK + 4096));
-    assert!(cut.iter().all(|range| watch.watches(range.start / BLOCK) && range.end - range.start <= BLOCK));
-}

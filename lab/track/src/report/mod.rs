@@ -6,7 +6,7 @@ pub mod table;
 
 use farmem_protocol::lines;
 
-use crate::count::{Pooled, Tally, Window};
+use crate::count::{LeftOut, Pooled, Tally, Window};
 use crate::diff::PAGE;
 use crate::find::Way;
 use crate::session::{End, Settings};
@@ -69,6 +69,16 @@ impl Report<'_> {
             caveats.push(format!(
                 "at the end 1 block of 2 MiB in {one_in} was watched, to keep within --max-pause and --max-memory: counts are of those"
             ));
+        }
+        let looked = |window: &&Window| window.left_out != Some(LeftOut::Begun);
+        if self.windows.iter().any(|window| window.left_out == Some(LeftOut::Cut))
+            && self.windows.iter().filter(looked).all(|window| window.left_out == Some(LeftOut::Cut))
+        {
+            caveats.push("no look was finished within --max-pause, and nothing is known: give it more".into());
+        }
+        if one_in > 1 && self.windows.last().is_some_and(|window| window.found.present == 0) {
+            caveats
+                .push("no memory lies in the blocks that were watched: give more --max-pause or --max-memory".into());
         }
         let missed = sum(|window| window.found.missed);
         if missed > 0 {
