@@ -19,6 +19,44 @@ impl Pager {
         self.empty(addr, len, |space, end| space.regions(addr).insert(addr, region(end, prot)))
     }
 
+    /// Shared memory comes to lie at far addresses, by `attach`, over what is there or only where nothing is. The lock is
+    /// held meanwhile: nobody may map there.
+    pub fn attach(&self, addr: usize, len: usize, prot: i32, over: bool, attach: impl FnOnce() -> isize) -> isize {
+        let Some(len) = page_up(len).filter(|&l| l > 0 && in_range(addr, l)) else { return EINVAL };
+        let _signals = SignalsBlocked::new();
+        let _inside = self.threads.enter();
+        let mut space = self.space.lock();
+        if !over && !space.regions(addr).is_free(addr, len) {
+            return EINVAL;
+        }
+        self.take_away(&mut space, addr, addr + len);
+        let ret = attach();
+        if ret >= 0 {
+            space.regions(addr).insert(addr, region(addr + len, prot));
+            space.attached.retain(|&(at, _)| at != addr);
+            space.attached.push((addr, len));
+        }
+        ret
+    }
+
+    /// Shared memory at a far address goes, by `detach`: what of it is still there, and not what the program has mapped
+    /// between.
+    pub fn detach(&self, addr: usize, detach: impl FnOnce() -> isize) -> isize {
+        let _signals = SignalsBlocked::new();
+        let _inside = self.threads.enter();
+        let mut space = self.space.lock();
+        let ret = detach();
+        if let Some(n) = space.attached.iter().position(|&(at, _)| at == addr && ret >= 0) {
+            let (_, len) = space.attached.swap_remove(n);
+            for (at, part) in space.regions(addr).within(addr, addr + len) {
+                if part.foreign {
+                    space.regions(addr).remove(at, part.end);
+                }
+            }
+        }
+        ret
+    }
+
     /// mremap of a mapping at far addresses that is not ours. `None` where it is ours, or nothing.
     ///
     /// The kernel moves it, to near addresses unless the program names far ones. The lock is held

@@ -58,6 +58,8 @@ pub(crate) struct Space {
     brk: usize,
     committed: u64,
     mapped: u64,
+    /// Shared memory that was attached at far addresses: where, and how long it was then.
+    pub(crate) attached: Vec<(usize, usize)>,
 }
 
 /// Far mappings, counted as limits on addresses count.
@@ -85,6 +87,7 @@ impl Space {
             brk: FAR_START,
             committed: 0,
             mapped: 0,
+            attached: Vec::new(),
         }
     }
 

@@ -29,6 +29,8 @@ pub fn dispatch(call: &Call) -> isize {
         libc::SYS_pkey_alloc => -(libc::ENOSPC as isize),
         libc::SYS_madvise => mappings::by_parts(call, |at, len| pager().madvise(at, len, c as i32)),
         libc::SYS_mremap => mappings::mremap(call),
+        libc::SYS_shmat if is_far(b) => mappings::shmat(call),
+        libc::SYS_shmdt if is_far(a) => mappings::shmdt(call),
         libc::SYS_mincore if is_far(a) => mappings::mincore(a, b, c),
         // Locked far memory is far all the same: there is nothing on disk to keep it from.
         libc::SYS_mlock | libc::SYS_munlock | libc::SYS_mlock2 if is_far(a) => 0,

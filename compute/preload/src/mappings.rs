@@ -216,6 +216,32 @@ fn copied(old: usize, old_len: usize, new_len: usize, flags: i32, new: usize) ->
     to
 }
 
+/// shmat at a far address: there, and nowhere else. The kernel says what else is wrong with it.
+pub fn shmat(call: &Call) -> isize {
+    let [id, addr, flags, ..] = call.args;
+    let flags = flags as i32;
+    let at = if flags & libc::SHM_RND != 0 { addr & !(PAGE_BYTES - 1) } else { addr };
+    if !at.is_multiple_of(PAGE_BYTES) {
+        return issue(call);
+    }
+    // SAFETY: plain data, which the kernel fills.
+    let mut segment: libc::shmid_ds = unsafe { std::mem::zeroed() };
+    let about = [id, libc::IPC_STAT as usize, &raw mut segment as usize, 0, 0, 0];
+    let ret = issue(&Call { nr: libc::SYS_shmctl, args: about, sp: call.sp });
+    if ret < 0 {
+        return ret;
+    }
+    let write = if flags & libc::SHM_RDONLY == 0 { libc::PROT_WRITE } else { 0 };
+    let execute = if flags & libc::SHM_EXEC != 0 { libc::PROT_EXEC } else { 0 };
+    let over = flags & libc::SHM_REMAP != 0;
+    pager().attach(at, segment.shm_segsz, libc::PROT_READ | write | execute, over, || issue(call))
+}
+
+/// shmdt of what lies at a far address.
+pub fn shmdt(call: &Call) -> isize {
+    pager().detach(call.args[0], || issue(call))
+}
+
 /// mincore of a far range.
 pub fn mincore(addr: usize, len: usize, vec: usize) -> isize {
     let pages = len.div_ceil(4096);
