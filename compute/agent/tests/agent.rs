@@ -69,17 +69,24 @@ fn the_common_allocation_asks_nobody() {
     host.agent("");
     let client = host.client();
     let mut held: Vec<Chunk> = (0..10_000).map(|_| client.alloc(0).unwrap()).collect();
-    let before = client.counts();
-    for _ in 0..20 {
-        held.drain(..200).for_each(|chunk| client.free(chunk));
-        held.extend((0..200).map(|_| client.alloc(0).unwrap()));
-    }
-    let after = client.counts();
-    // 4000 of each. A word goes for many, a wake-up for fewer, and nobody waits.
-    assert!(after.words - before.words <= 200, "{before:?} {after:?}");
-    assert!(after.bells - before.bells <= 100, "{before:?} {after:?}");
     // Growth: a word for 128 chunks.
-    assert!(before.words < 10_000 / 64, "{before:?}");
+    let grown = client.counts();
+    assert!(grown.words < 10_000 / 64, "{grown:?}");
+    let rounds = (0..5).map(|_| {
+        let before = client.counts();
+        for _ in 0..20 {
+            held.drain(..200).for_each(|chunk| client.free(chunk));
+            held.extend((0..200).map(|_| client.alloc(0).unwrap()));
+        }
+        let after = client.counts();
+        // 4000 of each. A word goes for many, and nobody waits.
+        assert!(after.words - before.words <= 200, "{before:?} {after:?}");
+        after.bells - before.bells
+    });
+    // A wake-up goes for fewer, but where the machine takes the CPU away just when there is a word: not most times.
+    let mut bells: Vec<u64> = rounds.collect();
+    bells.sort_unstable();
+    assert!(bells[2] <= 100, "{bells:?}");
     held.into_iter().for_each(|chunk| client.free(chunk));
 }
 

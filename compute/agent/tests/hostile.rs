@@ -47,9 +47,10 @@ impl Bystander {
             }
             begun.elapsed()
         };
-        // A machine that is busy with other things may slow it down, too, but not each time.
-        let slow: Vec<Duration> = (0..4).map(|_| works()).take_while(|&took| took > Duration::from_secs(2)).collect();
-        assert!(slow.len() < 4, "slowed to {slow:?}");
+        // A machine that is busy with other things may slow it down, too, but not most times.
+        let mut took: Vec<Duration> = (0..5).map(|_| works()).collect();
+        took.sort_unstable();
+        assert!(took[2] <= Duration::from_secs(2), "slowed to {took:?}");
         assert_eq!(client.counts().again, 0);
     }
 }
