@@ -42,6 +42,9 @@ const LOOKS_PER_EPOLL: u32 = 16;
 const SWEEP_MS: i32 = 250;
 /// How often a worker that has other things to do keeps the pool: drains, scrubs.
 const KEEP_NS: u64 = 1_000_000;
+/// Units that wait to be scrubbed, beyond those that are, for which a worker that sleeps is called: two, three milliseconds
+/// of a core.
+const HELP: usize = 8;
 /// How long a worker sleeps while the pool waits for something to drain, in milliseconds.
 const DRAIN_MS: i32 = 1;
 /// How often a worker looks whether a peer has taken the descriptor that was passed to it, in milliseconds.
@@ -72,6 +75,8 @@ struct Shared {
 /// Connections on their way to a worker.
 struct Inbox {
     waker: Waker,
+    /// It was called to help to keep the pool, and has not woken yet.
+    called: AtomicBool,
     accepted: Lock<Vec<(OwnedFd, Circumstances)>>,
 }
 
@@ -80,7 +85,9 @@ impl Workers {
     pub fn start(nic: &Arc<Nic>, listeners: Vec<Listener>) -> Result<Workers, StartError> {
         let n = std::thread::available_parallelism().map_or(1, |n| n.get().min(4));
         let inboxes = (0..n)
-            .map(|_| Ok(Inbox { waker: Waker::new()?, accepted: Lock::new(Vec::new()) }))
+            .map(|_| {
+                Ok(Inbox { waker: Waker::new()?, called: AtomicBool::new(false), accepted: Lock::new(Vec::new()) })
+            })
             .collect::<Result<Vec<_>, StartError>>()?;
         let shared = Arc::new(Shared {
             nic: Arc::clone(nic),
@@ -179,6 +186,8 @@ impl Worker {
         let mut events = Vec::new();
         let (mut active_ns, mut swept_ns) = (0, now_ns());
         let (mut looks, mut kept_ns) = (0u32, 0);
+        // The pool has more to be done at once.
+        let mut goes_on = false;
         let mut spin = Spin::new();
         while !self.shared.stop.load(Ordering::Relaxed) {
             let now = now_ns();
@@ -194,7 +203,7 @@ impl Worker {
                 let idle = if self.index == 0 || minds { SWEEP_MS } else { -1 };
                 let idle = if self.unasked.is_empty() { idle } else { PASS_MS };
                 let idle = if self.shared.nic.is_unkept() { DRAIN_MS } else { idle };
-                if self.epoll.wait(&mut events, if spinning { 0 } else { idle }).is_err() {
+                if self.epoll.wait(&mut events, if spinning || goes_on { 0 } else { idle }).is_err() {
                     // Nothing a retry would cure, but nothing to lose a whole node's memory for either.
                     std::thread::sleep(std::time::Duration::from_millis(10));
                 }
@@ -210,10 +219,14 @@ impl Worker {
                     self.sweep(now);
                 }
             }
-            // Not on anybody's way: when nothing else is to be done, or now and then.
+            // Not on anybody's way: when nothing else is to be done, or now and then. A piece, then a look at who has come.
+            goes_on = false;
             if self.shared.nic.is_unkept() && (!came || now.saturating_sub(kept_ns) > KEEP_NS) {
-                while self.shared.nic.keep(&thread_cpu_ns) && !came {}
+                goes_on = self.shared.nic.keep(&thread_cpu_ns) && !came;
                 kept_ns = now_ns();
+                if self.shared.nic.unscrubbed() >= HELP {
+                    self.call_for_help();
+                }
             }
             if came {
                 active_ns = now_ns();
@@ -226,6 +239,14 @@ impl Worker {
         let now = now_ns();
         for token in 0..self.connections.len() {
             self.close(token, Goodbye::Cut, now);
+        }
+    }
+
+    /// Wakes the next worker, if it sleeps: it scrubs, too, and calls the one after it if that is not enough.
+    fn call_for_help(&self) {
+        let next = &self.shared.inboxes[(self.index + 1) % self.shared.inboxes.len()];
+        if !next.called.swap(true, Ordering::AcqRel) {
+            next.waker.wake();
         }
     }
 
@@ -243,6 +264,8 @@ impl Worker {
         match event.token {
             WAKER => {
                 self.shared.inboxes[self.index].waker.reset();
+                // Only then: who calls before it relies on us, who are awake, and after it wakes us again.
+                self.shared.inboxes[self.index].called.store(false, Ordering::Release);
                 let accepted = std::mem::take(&mut *self.shared.inboxes[self.index].accepted.lock());
                 accepted.into_iter().for_each(|(socket, about)| self.admit(socket, about, now));
                 true

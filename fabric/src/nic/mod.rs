@@ -134,6 +134,12 @@ impl Nic {
         self.pool.is_unkept()
     }
 
+    /// Units that wait for a thread with time to call [`Nic::keep`], beyond those at work on it.
+    #[inline]
+    pub fn unscrubbed(&self) -> usize {
+        self.pool.unscrubbed()
+    }
+
     /// Bytes lent now: slabs, and units that somebody holds or that are not clean yet.
     pub fn lent(&self) -> u64 {
         self.lending.lent() + self.pool.held()

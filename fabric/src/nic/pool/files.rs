@@ -24,12 +24,9 @@
 //! zeros for what they wrote. Their file is let go as it is, and is the kernel's to
 //! free with the last of them.
 
-// Replacing what lies behind parts of the arena.
-#![allow(unsafe_code)]
-
 use super::leases::Lease;
-use super::{Arena, Pool, SLAB_CLAIMANT};
-use crate::mapping::{Mapping, Memfd};
+use super::{Pool, SLAB_CLAIMANT};
+use crate::mapping::Memfd;
 use farmem_protocol::extent::guard::Words;
 use farmem_protocol::extent::place::{BLOCK_BYTES, Level, Place};
 use farmem_protocol::extent::word::{Owner, Word};
@@ -235,7 +232,7 @@ impl Pool {
         arena.carry_over(at, len, &memfd).map_err(refused)?;
         arena.put_beneath(at, len, memfd.fd(), 0, self.huge).map_err(refused)?;
         // What the arena had there is in the file now.
-        arena.memfd.discard(at, len);
+        arena.discard(at, len);
         let file = Arc::new(File { memfd, blocks });
         mapped.insert(&file, who.owner());
         Ok(file)
@@ -247,49 +244,26 @@ impl Pool {
         let bytes = self.geometry.bytes(place);
         // Of a chunk none: its block is open, and was not mapped when it was opened.
         let blocks = (bytes.start.div_ceil(BLOCK_BYTES) as u32)..(bytes.end / BLOCK_BYTES) as u32;
+        let mut gone = Vec::new();
         if !blocks.is_empty() {
             let mut mapped = self.files.mapped.lock();
             let found: Vec<u32> = mapped.blocks.range(blocks).map(|(&block, _)| block).collect();
             for block in found {
                 // Before the entry goes: until then nobody else's file can be put here.
                 let at = block as u64 * BLOCK_BYTES;
-                if arena.put_beneath(at, BLOCK_BYTES, arena.memfd.fd(), at, self.huge).is_err() {
+                let (own, from) = arena.own(at);
+                if arena.put_beneath(at, BLOCK_BYTES, own.fd(), from, self.huge).is_err() {
                     return false;
                 }
-                if let Some(there) = mapped.remove(block).filter(|there| !there.orphan) {
-                    there.file.memfd.discard(there.file.offset(block), BLOCK_BYTES);
-                }
+                gone.extend(mapped.remove(block).map(|there| (there, block)));
             }
         }
-        // Nor can a file come beneath it now: no word in it is an owner's, and the drain is over.
-        arena.memfd.discard(bytes.start, bytes.end - bytes.start);
+        // With the lock given back: others' units are emptied meanwhile, and mapped. Nor can a file come beneath this one
+        // now: no word in it is an owner's, and the drain is over.
+        for (there, block) in gone.iter().filter(|(there, _)| !there.orphan) {
+            there.file.memfd.discard(there.file.offset(*block), BLOCK_BYTES);
+        }
+        arena.discard(bytes.start, bytes.end - bytes.start);
         true
-    }
-}
-
-impl Arena {
-    /// Copies what a range has, if anything was ever written there, to the beginning of a file.
-    fn carry_over(&self, at: u64, len: u64, to: &Memfd) -> Result<(), Errno> {
-        if !self.memfd.has_data(at, len) {
-            return Ok(());
-        }
-        let target = Mapping::new(to.fd(), len as usize)?;
-        for offset in (0..len).step_by(1 << 16) {
-            if let Some(bytes) = self.mapping.bytes(at + offset, 1 << 16) {
-                let _ = target.write_bytes(offset, &bytes);
-            }
-        }
-        Ok(())
-    }
-
-    /// Has a range of the arena be that of a file from now on.
-    fn put_beneath(&self, at: u64, len: u64, fd: i32, from: u64, huge: bool) -> Result<(), Errno> {
-        // SAFETY: the arena's mapping is accessed by raw copies and atomics only, none of which assumes anything
-        // of the bytes' origin; there is memory behind every byte of it at all times.
-        unsafe { self.mapping.replace(at, len, fd, from) }?;
-        if huge {
-            self.mapping.prefer_huge_in(at, len);
-        }
-        Ok(())
     }
 }

@@ -9,9 +9,11 @@
 //!
 //! None of it is on anybody's way: allocation finds units that are clean already.
 //! [`Pool::keep`] does a bounded piece of it and waits for nothing; whoever runs
-//! the node calls it between other things. How large a piece, and which giants:
-//! `extent::policy`. One caller at a time; many units' operations by turns, and two of
-//! one unit among them: a scrub is not guarded by words, so it begins with a look.
+//! the node calls it between other things, from as many threads as there are. How large a piece, and which giants:
+//! `extent::policy`. One of them at a time goes on with operations, many units' by turns, and two of one unit among
+//! them. What they scrub they scrub side by side, outside of that lock: [`scrubbing`].
+
+mod scrubbing;
 
 use super::Pool;
 use crate::nic::epochs::Epochs;
@@ -26,14 +28,19 @@ use farmem_protocol::extent::reshape::Reshape;
 use farmem_protocol::extent::step::{MAX_READ, Verb};
 use farmem_protocol::extent::word::{Owner, State, Word};
 use farmem_protocol::extent::{Actor, Answer, Operation, Step};
+use farmem_sys::raw::yield_cpu;
 use farmem_sys::sync::Lock;
+use scrubbing::{Scrubbed, Scrubbing};
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 
 /// Pieces of work that one call takes up, at most.
 const JOBS: usize = 1024;
 /// Verbs on words that one call carries out, at most, each a CAS or a READ of 64: a millisecond of a core.
 const VERBS: usize = 16 << 10;
+/// How often a thread asks for the lock on what is at work, and offers its CPU between, before it goes back to its verbs.
+/// It is held for some ten microseconds as a rule.
+const ASKED: u32 = 16;
 
 /// What the keeper has done.
 #[derive(Debug, Default)]
@@ -58,14 +65,16 @@ pub struct Kept {
 pub(super) struct Keeping {
     inbox: Inbox,
     at_work: Work,
-    /// Nothing waits, and nothing is at work.
+    scrubbing: Scrubbing,
+    /// Something waits, or is at work.
     pub busy: AtomicBool,
+    /// Units that were drained and that nobody has taken up to scrub, when that was last looked at.
+    pub waiting: AtomicUsize,
     pub kept: Kept,
 }
 
 struct Inbox(Lock<Vec<Job>>);
 struct Work(Lock<VecDeque<(u64, Job)>>, AtomicU64);
-
 impl Default for Inbox {
     fn default() -> Self {
         Inbox(Lock::new(Vec::new()))
@@ -119,6 +128,17 @@ struct Turn<'a> {
     scrubs: usize,
     verbs: usize,
     scrub_ns: u64,
+    /// Drained units that were left to others, or to the next call.
+    waiting: usize,
+    /// The operation that has just stopped did so because its unit is this call's to scrub.
+    claimed: bool,
+    claims: Vec<(u64, Place, Task<Reclaim>)>,
+}
+
+impl<'a> Turn<'a> {
+    fn new(epochs: &'a Epochs, cpu_ns: &'a dyn Fn() -> u64, scrubs: usize, verbs: usize) -> Turn<'a> {
+        Turn { epochs, cpu_ns, scrubs, verbs, scrub_ns: 0, waiting: 0, claimed: false, claims: Vec::new() }
+    }
 }
 
 impl Keeping {
@@ -152,13 +172,25 @@ impl Pool {
         self.keeping.busy.load(Ordering::Acquire)
     }
 
+    /// Units that wait for somebody with time to scrub them: another thread that calls [`Pool::keep`] would be of use.
+    #[inline]
+    pub fn unscrubbed(&self) -> usize {
+        self.keeping.waiting.load(Ordering::Relaxed)
+    }
+
     /// Does a piece of what waits. False when it found nothing that could be done now. `cpu_ns` is the
     /// caller's clock. Not to be called in a section.
     pub fn keep(&self, epochs: &Epochs, cpu_ns: &dyn Fn() -> u64) -> bool {
         if !self.is_unkept() {
             return false;
         }
-        let Some(mut work) = self.keeping.at_work.0.try_lock() else { return false };
+        let at_work = (0..ASKED).find_map(|asked| {
+            if asked > 0 {
+                yield_cpu();
+            }
+            self.keeping.at_work.0.try_lock()
+        });
+        let Some(mut work) = at_work else { return false };
         let begun = cpu_ns();
         // Before the look into the inbox, so that what comes after it is not forgotten.
         self.keeping.busy.store(false, Ordering::Release);
@@ -166,9 +198,12 @@ impl Pool {
             let number = self.keeping.at_work.1.fetch_add(1, Ordering::Relaxed);
             work.push_back((number, job));
         }
+        for again in self.refused() {
+            work.push_back(again);
+        }
         // Ahead of need, but no more than the need is: verbs wait for a scrub.
         let scrubs = policy::scrubs(self.supply().1);
-        let mut turn = Turn { epochs, cpu_ns, scrubs, verbs: VERBS, scrub_ns: 0 };
+        let mut turn = Turn::new(epochs, cpu_ns, scrubs, VERBS);
         let mut moved = false;
         for _ in 0..work.len().min(JOBS) {
             let Some((number, job)) = work.pop_front() else { break };
@@ -177,14 +212,31 @@ impl Pool {
                 None => moved = true,
             }
         }
+        self.keeping.waiting.store(turn.waiting, Ordering::Relaxed);
         if !work.is_empty() {
             self.keeping.busy.store(true, Ordering::Release);
         }
         drop(work);
+        for (number, place, task) in std::mem::take(&mut turn.claims) {
+            moved |= self.scrub_and_free(number, place, task, &mut turn);
+        }
         self.keeping.kept.scrub_ns.fetch_add(turn.scrub_ns, Ordering::Relaxed);
         let all = cpu_ns().saturating_sub(begun);
         self.keeping.kept.drain_ns.fetch_add(all.saturating_sub(turn.scrub_ns), Ordering::Relaxed);
-        moved || turn.scrubs < scrubs || turn.verbs == 0
+        moved || turn.verbs == 0
+    }
+
+    fn has_reclaimed(&self, place: Place, ended: <Reclaim as Operation>::Outcome) {
+        let kept = &self.keeping.kept;
+        match ended {
+            Ok(Reclaimed::Freed(_)) => {
+                kept.reclaimed.fetch_add(1, Ordering::Relaxed);
+                self.merge_around(place);
+            }
+            Ok(Reclaimed::Retired) => drop(kept.retired.fetch_add(1, Ordering::Relaxed)),
+            // When the unit around it is published it is looked into; when that is reclaimed this is gone.
+            Ok(Reclaimed::NotYet | Reclaimed::Nothing(_)) | Err(_) => {}
+        }
     }
 
     /// Goes on with a job. What is left of it.
@@ -192,14 +244,12 @@ impl Pool {
         let kept = &self.keeping.kept;
         match job {
             Job::Reclaim(place, mut task) => match self.advance(&mut task, turn) {
-                None => return Some(Job::Reclaim(place, task)),
-                Some(Ok(Reclaimed::Freed(_))) => {
-                    kept.reclaimed.fetch_add(1, Ordering::Relaxed);
-                    self.merge_around(place);
+                None if std::mem::take(&mut turn.claimed) => {
+                    self.keeping.scrubbing.0.lock().push(Scrubbed { number, place, refused: None });
+                    turn.claims.push((number, place, task));
                 }
-                Some(Ok(Reclaimed::Retired)) => drop(kept.retired.fetch_add(1, Ordering::Relaxed)),
-                // When the unit around it is published it is looked into; when that is reclaimed this is gone.
-                Some(Ok(Reclaimed::NotYet | Reclaimed::Nothing(_)) | Err(_)) => {}
+                None => return Some(Job::Reclaim(place, task)),
+                Some(ended) => self.has_reclaimed(place, ended),
             },
             Job::LookInto(place) => {
                 let (first, count) = self.geometry.children(place)?;
@@ -239,7 +289,9 @@ impl Pool {
             },
             Job::Vacate(owner) => {
                 let earlier = |(n, job): &(u64, Job)| *n < number && matches!(job, Job::Reclaim(..) | Job::LookInto(_));
-                if others.iter().any(earlier) {
+                let scrubbed = || self.keeping.scrubbing.0.lock().iter().any(|other| other.number < number);
+                // In this order: what is refused goes from there to here, and only under this lock.
+                if others.iter().any(earlier) || scrubbed() {
                     return Some(Job::Vacate(owner));
                 }
                 self.vacate(owner);
@@ -284,25 +336,23 @@ impl Pool {
                     task.operation.complete(Answer::Ready);
                 }
                 // A unit can wait here twice: its quarantine queues it, and so does the opening of the unit around
-                // it. The first to come by scrubs and frees it, and then it is the next owner's. From this look to
-                // the scrub the word stands still: no owner's CAS leads out of quarantine, the node's own are all
-                // made here, under the lock on what is at work, and a later quarantine has another generation. The
-                // CAS that follows fails by itself.
-                Step::Scrub(place, word) if self.word(place) != word => task.operation.complete(Answer::Ready),
-                Step::Scrub(place, _) => {
+                // it. The first to come by scrubs and frees it, and then it is the next owner's. First whether it is
+                // scrubbed by somebody, then whether its word is the one that was drained: see above.
+                Step::Scrub(place, word) => {
                     if turn.scrubs == 0 {
+                        turn.waiting += 1;
                         return None;
+                    }
+                    if self.is_scrubbed(place) {
+                        return None;
+                    }
+                    if self.word(place) != word {
+                        task.operation.complete(Answer::Ready);
+                        continue;
                     }
                     turn.scrubs -= 1;
-                    let begun = (turn.cpu_ns)();
-                    let scrubbed = self.scrub(place);
-                    turn.scrub_ns += (turn.cpu_ns)().saturating_sub(begun);
-                    if !scrubbed {
-                        // Nothing was done: not to be asked again at once.
-                        turn.scrubs += 1;
-                        return None;
-                    }
-                    task.operation.complete(Answer::Ready);
+                    turn.claimed = true;
+                    return None;
                 }
                 Step::Done(outcome) => return Some(outcome),
             }
@@ -326,20 +376,10 @@ impl Pool {
         }
     }
 
-    /// Gives a unit's memory back to the system: it reads as zero. False: not now.
-    fn scrub(&self, place: Place) -> bool {
-        let bytes = self.geometry.bytes(place);
-        let emptied = self.empty(place);
-        if emptied {
-            self.keeping.kept.scrubbed_bytes.fetch_add(bytes.end - bytes.start, Ordering::Relaxed);
-        }
-        emptied
-    }
-
     /// Splits a giant, unless somebody is faster.
     pub(super) fn split(&self, giant: Place) {
         let epochs = Epochs::default();
-        let mut turn = Turn { epochs: &epochs, cpu_ns: &|| 0, scrubs: 0, verbs: usize::MAX, scrub_ns: 0 };
+        let mut turn = Turn::new(&epochs, &|| 0, 0, usize::MAX);
         // It drains and scrubs nothing.
         self.advance(&mut Task::new(Reshape::split(Actor::NODE, self.geometry, giant)), &mut turn);
     }
@@ -350,6 +390,9 @@ impl Pool {
         let about = if place.level == Level::Chunk { Hint::FreeChunks } else { Hint::FreeBlocks };
         let Some((first, count)) = self.geometry.children(around) else { return };
         let mut lines = first.index / LINE..(first.index + count).div_ceil(LINE);
+        // What was freed is in its hint before the others' are looked at: of two threads that free the last two units at
+        // once, one sees both.
+        fence(Ordering::SeqCst);
         let whole = lines.all(|line| self.load(Target::Hint { about, line }) == u64::MAX);
         if !whole || !self.geometry.is_whole(around) || !self.word(around).is(State::Shared) {
             return;

@@ -14,9 +14,11 @@
 //! * This file: what verbs may do to words, and to the memory they stand for.
 //! * [`leases`]: who is an owner.
 //! * `slabs`: what a grant claims.
+//! * `arena`: its memory, and the files behind it.
 //! * [`files`]: what processes on this machine may map of it.
 //! * [`keeper`]: what the node does itself: drain, scrub, recover.
 
+mod arena;
 pub mod files;
 pub mod keeper;
 pub mod leases;
@@ -25,6 +27,7 @@ mod slabs;
 mod tests;
 
 use crate::mapping::{Mapping, Memfd};
+pub use arena::Arena;
 use farmem_protocol::addr::SLAB_BYTES;
 use farmem_protocol::extent::geometry::{Hint, MAX_BLOCKS, Target};
 use farmem_protocol::extent::guard::{self, Denied, Words};
@@ -54,21 +57,6 @@ pub struct WordRight {
     pub word: u32,
     /// What it must be.
     pub value: u64,
-}
-
-/// The memory of units that hosts claim themselves.
-#[derive(Debug)]
-pub struct Arena {
-    mapping: Mapping,
-    memfd: Memfd,
-}
-
-impl Arena {
-    /// Its bytes.
-    #[inline]
-    pub fn mapping(&self) -> &Mapping {
-        &self.mapping
-    }
 }
 
 /// A node's memory and words.
@@ -167,19 +155,15 @@ impl Pool {
 
     /// Bytes that the system has given for units.
     pub fn taken(&self) -> u64 {
-        self.arena.get().map_or(0, |arena| arena.memfd.taken()) + self.files.taken()
+        self.arena.get().map_or(0, |arena| arena.taken()) + self.files.taken()
     }
 
     fn arena(&self) -> Result<&Arc<Arena>, Errno> {
         if let Some(arena) = self.arena.get() {
             return Ok(arena);
         }
-        let memfd = Memfd::new(self.bytes(), false)?;
-        let mapping = Mapping::new(memfd.fd(), self.bytes() as usize)?;
-        if self.huge {
-            mapping.prefer_huge();
-        }
-        Ok(self.arena.get_or_init(|| Arc::new(Arena { mapping, memfd })))
+        let arena = Arc::new(Arena::new(self.bytes(), self.huge)?);
+        Ok(self.arena.get_or_init(|| arena))
     }
 
     /// A word of the table, by its offset, which was checked.

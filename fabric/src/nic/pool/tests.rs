@@ -142,6 +142,141 @@ fn a_unit_that_waits_twice_is_cleaned_once() {
     }
 }
 
+/// A block that is open, with all its chunks in quarantine: each waits twice.
+fn published(pool: &Pool, who: &Lease) -> Vec<Place> {
+    let block = (0..pool.geometry().count(Level::Block)).map(Place::block).find(|&b| pool.word(b).is(State::Free));
+    let block = block.expect("half of the giants begin open");
+    becomes(pool, who, block, State::Owned);
+    let (first, count) = pool.geometry().children(block).unwrap();
+    let chunks: Vec<Place> = (0..count).map(|n| first.plus(n)).collect();
+    for &chunk in &chunks {
+        becomes(pool, who, chunk, State::Quarantine);
+    }
+    becomes(pool, who, block, State::Shared);
+    chunks
+}
+
+/// While a caller scrubs a unit, others make everything else clean, and leave this one alone, although it waits twice.
+#[test]
+fn what_one_caller_scrubs_others_leave_alone() {
+    let (pool, who) = pool();
+    let chunks = published(&pool, &who);
+    let (epochs, next) = (Epochs::default(), Lease::new(&pool).unwrap());
+    let claim_free = || {
+        for &chunk in chunks.iter().filter(|&&chunk| pool.word(chunk).is(State::Free)) {
+            becomes(&pool, &next, chunk, State::Owned);
+            write_at(&pool, chunk, b"the next owner's");
+        }
+    };
+    // The clock is asked as a call begins, and again before it scrubs: it has a unit then.
+    let asked = std::cell::Cell::new(0);
+    let is_scrubbing = || {
+        asked.set(asked.get() + 1);
+        if asked.get() == 2 {
+            while pool.keep(&epochs, &|| 0) {}
+            claim_free();
+            let left = chunks.iter().filter(|&&chunk| pool.word(chunk).is(State::Quarantine)).count();
+            assert_eq!(left, 1, "the others are clean");
+        }
+        0
+    };
+    assert!(pool.keep(&epochs, &is_scrubbing) && asked.get() > 2);
+    claim_free();
+    keep_all(&pool);
+    for &chunk in &chunks {
+        assert_eq!(bytes_at(&pool, chunk, 16), b"the next owner's", "{chunk:?}");
+    }
+}
+
+/// The slot of an owner that died stays its own while a unit of its is scrubbed.
+#[test]
+fn an_owner_is_not_vacated_while_something_of_its_is_scrubbed() {
+    let (pool, who) = pool();
+    let block = (0..pool.geometry().count(Level::Block)).map(Place::block).find(|&b| pool.word(b).is(State::Free));
+    let block = block.expect("half of the giants begin open");
+    becomes(&pool, &who, block, State::Owned);
+    let owner = who.owner();
+    drop(who);
+    let (epochs, seen) = (Epochs::default(), std::cell::Cell::new(false));
+    let is_vacant = || pool.owner(owner).lease() == farmem_protocol::extent::owner::Lease::Vacant;
+    let clock = || {
+        if pool.is_scrubbed(block) && !seen.replace(true) {
+            while pool.keep(&epochs, &|| 0) {}
+            assert!(!is_vacant() && pool.is_unkept(), "its unit is being scrubbed");
+        }
+        0
+    };
+    while pool.is_unkept() {
+        pool.keep(&epochs, &clock);
+    }
+    assert!(seen.get());
+    assert!(is_vacant(), "{:?}", pool.owner(owner));
+}
+
+/// Many threads keep a pool whose blocks go round among owners who look at what they get, and at what they have.
+#[test]
+fn blocks_that_many_threads_scrub_are_their_next_owners_alone() {
+    let pool = Arc::new(Pool::new(2 << 30, false));
+    let leases = [(); 2].map(|()| Lease::new(&pool).unwrap());
+    let open = (0..pool.geometry().count(Level::Block)).map(Place::block).filter(|&b| pool.word(b).is(State::Free));
+    let blocks: Vec<Place> = open.take(12).collect();
+    let (epochs, done) = (Epochs::default(), std::sync::atomic::AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                while done.load(Ordering::Acquire) < leases.len() {
+                    if !pool.keep(&epochs, &|| 0) {
+                        std::thread::yield_now();
+                    }
+                }
+            });
+        }
+        for (n, who) in leases.iter().enumerate() {
+            let (pool, blocks, done) = (&pool, &blocks, &done);
+            scope.spawn(move || {
+                let mine = &blocks[6 * n..6 * n + 6];
+                for round in 0..60u8 {
+                    for &block in mine {
+                        while !pool.word(block).is(State::Free) {
+                            std::thread::yield_now();
+                        }
+                        becomes(pool, who, block, State::Owned);
+                        assert_eq!(bytes_at(pool, block, 16), [0; 16], "{block:?}, round {round}");
+                        write_at(pool, block, &[round + 1; 16]);
+                    }
+                    for &block in mine {
+                        assert_eq!(bytes_at(pool, block, 16), [round + 1; 16], "{block:?}");
+                        becomes(pool, who, block, State::Quarantine);
+                    }
+                }
+                done.fetch_add(1, Ordering::Release);
+            });
+        }
+    });
+    keep_all(&pool);
+    assert_eq!(pool.kept().reclaimed.load(Ordering::Relaxed), 2 * 60 * 6);
+}
+
+/// A range of the arena is whole, whichever files lie behind it.
+#[test]
+fn an_arena_is_one_memory_over_all_its_files() {
+    let arena = Arena::new(5 * SLAB_BYTES, false).unwrap();
+    assert_eq!((arena.own.len(), arena.each), (5, SLAB_BYTES));
+    let ends = (1..5).map(|n| n * SLAB_BYTES);
+    for end in ends.clone() {
+        assert!(arena.mapping().write_bytes(end - 8, &[7; 16]));
+    }
+    assert_eq!(
+        arena.pieces(SLAB_BYTES - 8, 3 * SLAB_BYTES).map(|(_, from, len)| (from, len)).collect::<Vec<_>>(),
+        [(SLAB_BYTES - 8, 8), (0, SLAB_BYTES), (0, SLAB_BYTES), (0, SLAB_BYTES - 8)]
+    );
+    let taken = arena.taken();
+    arena.discard(SLAB_BYTES - 4096, 8192);
+    assert_eq!(taken - arena.taken(), 8192);
+    let seen: Vec<_> = ends.map(|end| arena.mapping().bytes(end - 8, 16).unwrap()).collect();
+    assert_eq!(seen, [vec![0; 16], vec![7; 16], vec![7; 16], vec![7; 16]]);
+}
+
 /// One member leaves the others half of the node's files, and has its own back when its blocks are given back.
 #[test]
 fn a_member_may_have_half_of_the_files() {

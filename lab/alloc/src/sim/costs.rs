@@ -42,6 +42,7 @@ section!(Core {
     drain_interval: f64,
     drain_scan_ns: f64,
     scrub_gib_s: f64,
+    scrub_cores: u32,
 });
 section!(Host { clients: u32, ipc: f64, ring: f64, ring_wait: f64, agent: f64, heartbeat: f64, ahead_kib: u32 });
 
@@ -61,6 +62,7 @@ impl Costs {
         ensure!((0.0..1.0).contains(&verb.jitter), "verb.jitter is {}: a share from 0 to below 1", verb.jitter);
         ensure!(verb.bytes_per_us > 0.0, "verb.bytes_per_us is {}: above 0 is needed", verb.bytes_per_us);
         ensure!(core.scrub_gib_s > 0.0, "core.scrub_gib_s is {}: above 0 is needed", core.scrub_gib_s);
+        ensure!((1..=64).contains(&core.scrub_cores), "core.scrub_cores is {}: 1 to 64", core.scrub_cores);
         let intervals = [
             ("core.rebind_interval", core.rebind_interval),
             ("core.drain_interval", core.drain_interval),
@@ -109,7 +111,7 @@ impl Costs {
         us(self.registration.once + self.registration.each_mib * bytes as f64 / f64::from(1 << 20))
     }
 
-    /// Zeroing so many bytes.
+    /// Zeroing so many bytes, on one core.
     pub fn scrub(&self, bytes: u64) -> Nanos {
         (bytes as f64 / (self.core.scrub_gib_s * f64::from(1 << 30)) * 1e9) as Nanos
     }

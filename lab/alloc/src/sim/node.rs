@@ -13,7 +13,8 @@
 //! it reads as a hint and commits by CAS.) Waiting only puts off the answer,
 //! which changes no order, for one engine serves in order of arrival.
 //!
-//! The core is a queue of its own: two-sided calls, and what the daemon does.
+//! The core is a queue of its own: two-sided calls, and what the daemon does. What is zeroed may be so by others of the
+//! node's cores at the same time ([`Node::zeroing`]).
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -127,6 +128,8 @@ pub struct Node {
     engine_free: Cell<Nanos>,
     chains_free: Cell<Nanos>,
     core_free: Cell<Nanos>,
+    /// Of the cores beside it, which only zero.
+    beside_free: RefCell<Vec<Nanos>>,
     busy: Cell<Busy>,
     verbs: Cell<Verbs>,
     beside: Cell<Verbs>,
@@ -140,6 +143,7 @@ type Watch = Box<dyn Fn(&[u64])>;
 impl Node {
     /// One with so many words, all 0.
     pub fn new(world: Rc<World>, costs: Costs, words: usize, seed: u64) -> Rc<Node> {
+        let beside_free = RefCell::new(vec![0; costs.core.scrub_cores as usize - 1]);
         Rc::new(Node {
             world,
             costs,
@@ -148,6 +152,7 @@ impl Node {
             engine_free: Cell::new(0),
             chains_free: Cell::new(0),
             core_free: Cell::new(0),
+            beside_free,
             busy: Cell::default(),
             verbs: Cell::default(),
             beside: Cell::default(),
@@ -238,6 +243,21 @@ impl Node {
         }
         self.busy.set(busy);
         end
+    }
+
+    /// Keeps one of the cores that zero busy for `time`: the one that is free first, of several the last, for the first
+    /// is the one that calls wait for. When that is over.
+    pub fn zeroing(&self, time: Nanos) -> Nanos {
+        let (now, mut beside) = (self.world.now(), self.beside_free.borrow_mut());
+        match beside.iter_mut().min_by_key(|free| **free) {
+            Some(free) if !self.world.is_instant() && (*free).max(now) <= self.core_free.get().max(now) => {
+                *free = (*free).max(now) + time;
+                let busy = self.busy.get();
+                self.busy.set(Busy { draining: busy.draining + time, ..busy });
+                *free
+            }
+            _ => self.core(time, Work::Draining),
+        }
     }
 }
 

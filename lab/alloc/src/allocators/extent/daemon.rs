@@ -1,5 +1,6 @@
 //! The node's part: what is in quarantine becomes free. It drains (waits until every verb admitted before has ended),
-//! zeroes, and sets the word free, by the production code's `Reclaim`; published blocks that are all free it merges; beside the clients, on the node's core.
+//! zeroes, and sets the word free, by the production code's `Reclaim`, several at a time
+//! where several cores zero; published blocks that are all free it merges; beside the clients.
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -11,7 +12,7 @@ use farmem_protocol::extent::{Actor, Answer, Level, Operation, Place, Reclaim, S
 use super::Extent;
 use super::drive::Brought;
 use crate::allocators::BLOCK;
-use crate::sim::clock::Nanos;
+use crate::sim::clock::{Nanos, all};
 use crate::sim::costs::us;
 use crate::sim::node::Work;
 
@@ -61,8 +62,10 @@ impl Extent {
         let node = &self.node;
         while !operations.is_empty() {
             let (mut left, mut draining) = (Vec::new(), false);
-            for mut operation in operations {
-                if let Some(drains) = self.run_on(&mut operation).await {
+            // Side by side, for several cores zero.
+            let ran = all(operations.iter_mut().map(|operation| self.run_on(operation))).await;
+            for (operation, ran) in operations.into_iter().zip(ran) {
+                if let Some(drains) = ran {
                     draining |= drains;
                     left.push(operation);
                 }
@@ -90,7 +93,7 @@ impl Extent {
                 Step::Drain => return Some(true),
                 Step::Scrub(place, _) => {
                     let bytes = self.geometry.bytes(place);
-                    node.world.until(node.core(node.costs.scrub(bytes.end - bytes.start), Work::Draining)).await;
+                    node.world.until(node.zeroing(node.costs.scrub(bytes.end - bytes.start))).await;
                     operation.complete(Answer::Ready);
                 }
                 Step::Done(_) => return None,
