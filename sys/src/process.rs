@@ -97,6 +97,11 @@ impl Signals {
         unsafe {
             command.pre_exec(move || {
                 libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
+                // Mapped from below, a program's libraries would lie where its far memory is to be (`setarch -L`).
+                let persona = libc::personality(0xffff_ffff);
+                if persona >= 0 && persona & libc::ADDR_COMPAT_LAYOUT != 0 {
+                    libc::personality((persona & !libc::ADDR_COMPAT_LAYOUT) as libc::c_ulong);
+                }
                 if with_parent {
                     libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as libc::c_ulong);
                     // The parent may have gone before the line above: then nobody would tell us.

@@ -45,7 +45,7 @@ cases! {
     fork_live fork_guesses fork_threads vfork_beside vfork_forks half_clone clone_copies exec_family close_all gives_up confined confined_traps confined_grows confined_strict go_confined go_contained
     own_handlers handler_masks signals_blocked go_signals far_stacks exits_far alt_stacks
     reservations insists jit remap remap_evicted remap_beside remap_unreadable advise program_break instructions wide
-    kernel_words segments keys early_maps last_exit
+    kernel_words segments edges keys early_maps last_exit
     sync_far robust_locks robust_links vectors raw_threads syscalls_far bad_pointers big_io blocked_calls debugger emulated
 }
 

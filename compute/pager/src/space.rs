@@ -203,6 +203,15 @@ impl Pager {
         space.regions(addr).within(addr, addr + 1).first().map_or(0, |(_, region)| region.prot)
     }
 
+    /// Whether all pages of a range that begins in the far range are mapped.
+    pub fn covers(&self, addr: usize, len: usize) -> bool {
+        let start = addr & !(PAGE_BYTES - 1);
+        let Some(end) = addr.checked_add(len).and_then(page_up) else { return false };
+        let _signals = SignalsBlocked::new();
+        let _inside = self.threads.enter();
+        in_range(start, end - start) && self.space.lock().regions(start).covers(start, end)
+    }
+
     /// munmap of a range that lies in the far range.
     pub fn munmap(&self, addr: usize, len: usize) -> isize {
         self.empty(addr, len, |_, _| {})

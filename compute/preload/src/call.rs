@@ -58,6 +58,8 @@ pub const ALWAYS: &[i64] = &[
     libc::SYS_mlockall,
     libc::SYS_prctl,
     libc::SYS_ptrace,
+    libc::SYS_futex_waitv,
+    libc::SYS_personality,
     libc::SYS_seccomp,
     libc::SYS_setsockopt,
     libc::SYS_ioctl,

@@ -33,8 +33,14 @@ pub fn dispatch(call: &Call) -> isize {
         libc::SYS_shmdt if is_far(a) => mappings::shmdt(call),
         libc::SYS_mincore if is_far(a) => mappings::mincore(a, b, c),
         // Locked far memory is far all the same: there is nothing on disk to keep it from.
-        libc::SYS_mlock | libc::SYS_munlock | libc::SYS_mlock2 if is_far(a) => 0,
-        libc::SYS_mbind | libc::SYS_msync if is_far(a) => 0,
+        libc::SYS_mlock | libc::SYS_munlock | libc::SYS_mlock2 if is_far(a) => {
+            if pager().covers(a, b) {
+                0
+            } else {
+                -(libc::ENOMEM as isize)
+            }
+        }
+        libc::SYS_mbind if is_far(a) => 0,
         libc::SYS_mlockall => 0,
         // Where the kernel writes at the thread's end or whenever it likes: there for good.
         libc::SYS_set_tid_address | libc::SYS_rseq | libc::SYS_set_robust_list => {
@@ -63,6 +69,10 @@ pub fn dispatch(call: &Call) -> isize {
         // The runtime's clock is the time stamp counter, also in its handlers.
         libc::SYS_prctl if a == libc::PR_SET_TSC as usize && b == libc::PR_TSC_SIGSEGV as usize => EINVAL,
         libc::SYS_prctl | libc::SYS_seccomp if sandbox::begins(call) => sandbox::begin(call),
+        // Libraries of what is executed next would come to lie at far addresses.
+        libc::SYS_personality if a as u32 != u32::MAX => {
+            issue(&Call { args: [a & !(libc::ADDR_COMPAT_LAYOUT as usize), 0, 0, 0, 0, 0], ..*call })
+        }
         libc::SYS_execve | libc::SYS_execveat => exec::exec(call),
         libc::SYS_exit => exit_thread(call),
         libc::SYS_exit_group => exit(call),

@@ -2,13 +2,7 @@
 //! structure itself may be near, on the stack, and what is behind it far.
 
 use super::{Pins, peek};
-use crate::call::Call;
-use farmem_protocol::addr::PAGE_BYTES;
-
-/// As many bytes as a structure of unknown size may have, within its page.
-fn within_page(addr: usize, most: usize) -> usize {
-    most.min(PAGE_BYTES - addr % PAGE_BYTES)
-}
+use crate::call::{Call, issue};
 
 /// An ioctl's argument.
 pub fn ioctl(pins: &mut Pins<'_>, request: usize, addr: usize) {
@@ -19,14 +13,62 @@ pub fn ioctl(pins: &mut Pins<'_>, request: usize, addr: usize) {
         len: i32,
         at: usize,
     }
-    // _IOC_SIZE of the request, or a structure's worth for the old ones that do not encode it.
+    // _IOC_SIZE of the request, or a structure's worth for the old ones that do not encode it (which may lie on two
+    // pages: what of them is not mapped is not pinned).
     let size = (request >> 16) & 0x3fff;
-    pins.add(addr, if size == 0 { within_page(addr, 256) } else { size }, true);
+    pins.add(addr, if size == 0 { 256 } else { size }, true);
+    // FS_IOC_FIEMAP and FIDEDUPERANGE: a head that says how many follow it.
+    const EXTENTS_OF_FILE: usize = 0xc020_660b;
+    const SAME_RANGES: usize = 0xc018_9436;
+    let behind = match request & 0xffff_ffff {
+        EXTENTS_OF_FILE => peek::<u32>(addr + 24).map_or(0, |count| count as usize * 56),
+        SAME_RANGES => peek::<u16>(addr + 16).map_or(0, |count| count as usize * 32),
+        _ => 0,
+    };
+    pins.add(addr + size, behind, true);
     const SIOCGIFCONF: usize = 0x8912;
     if request == SIOCGIFCONF
         && let Some(interfaces) = peek::<Interfaces>(addr)
     {
         pins.add(interfaces.at, interfaces.len.max(0) as usize, true);
+    }
+}
+
+/// semctl's last argument: a structure, or a number for each semaphore of the set.
+pub fn semaphores(pins: &mut Pins<'_>, call: &Call, addr: usize) {
+    /// What `IPC_64` adds to a command; the kernel takes it off on this architecture, too.
+    const NEW: i32 = 0x100;
+    let bytes = match call.args[2] as i32 & !NEW {
+        libc::GETALL | libc::SETALL => {
+            // SAFETY: plain data, which the kernel fills.
+            let mut set: libc::semid_ds = unsafe { std::mem::zeroed() };
+            let about = [call.args[0], 0, libc::IPC_STAT as usize, &raw mut set as usize, 0, 0];
+            let ret = issue(&Call { nr: libc::SYS_semctl, args: about, sp: call.sp });
+            if ret < 0 { 0 } else { set.sem_nsems as usize * size_of::<u16>() }
+        }
+        // A value, not an address.
+        libc::SETVAL => 0,
+        _ => 136,
+    };
+    pins.add(addr, bytes, true);
+}
+
+/// What futex_waitv waits for.
+pub fn waiters(pins: &mut Pins<'_>, addr: usize, count: usize) {
+    /// `struct futex_waitv`.
+    #[repr(C)]
+    #[derive(Clone, Copy)]
+    struct Waiter {
+        value: u64,
+        word: usize,
+        flags: u64,
+    }
+    const MOST: usize = 128;
+    let count = count.min(MOST);
+    pins.add(addr, count * size_of::<Waiter>(), false);
+    for n in 0..count {
+        let Some(waiter) = peek::<Waiter>(addr + n * size_of::<Waiter>()) else { return };
+        pins.add(waiter.word, size_of::<u32>(), true);
     }
 }
 

@@ -236,6 +236,12 @@ fn pin_use(pins: &mut Pins<'_>, call: &Call, one: &Use) {
                 at += 8;
             }
         }
+        Extent::Typed(i) => {
+            pins.add(addr, call.args[i].saturating_add(size_of::<usize>()).min(1 << 40), one.write);
+        }
+        Extent::Semaphores => behind::semaphores(pins, call, addr),
+        Extent::Waiters(i) => behind::waiters(pins, addr, call.args[i]),
+        Extent::Pair => behind::waiters(pins, addr, 2),
         Extent::Ioctl => behind::ioctl(pins, call.args[1], addr),
         Extent::Ptrace => behind::ptrace(pins, call, addr),
         Extent::Filter => behind::filter(pins, call, addr),

@@ -26,6 +26,14 @@ pub enum Extent {
     Messages(usize),
     /// Pointers to strings, the last one null.
     Strings,
+    /// As many bytes as another argument says, behind a word: a message of System V's.
+    Typed(usize),
+    /// What a command on semaphores makes of its last argument.
+    Semaphores,
+    /// futex_waitv's elements, as many as another argument says, and the words that they name.
+    Waiters(usize),
+    /// futex_requeue's two.
+    Pair,
     /// What an ioctl request says of itself.
     Ioctl,
     /// What a ptrace request makes of its last argument.
@@ -58,7 +66,6 @@ pub fn uses(number: i64) -> Option<&'static [Use]> {
     Some(match number {
         nr::READ
         | nr::PREAD64
-        | nr::MSGRCV
         | nr::GETDENTS
         | nr::SYSLOG
         | nr::FLISTXATTR
@@ -66,7 +73,9 @@ pub fn uses(number: i64) -> Option<&'static [Use]> {
         | nr::GETDENTS64
         | nr::SCHED_GETATTR
         | nr::BPF => const { &[out(1, Extent::Arg(2))] },
-        nr::WRITE | nr::PWRITE64 | nr::CONNECT | nr::BIND | nr::MSGSND => const { &[inp(1, Extent::Arg(2))] },
+        nr::WRITE | nr::PWRITE64 | nr::CONNECT | nr::BIND => const { &[inp(1, Extent::Arg(2))] },
+        nr::MSGRCV => const { &[out(1, Extent::Typed(2))] },
+        nr::MSGSND => const { &[inp(1, Extent::Typed(2))] },
         nr::OPEN
         | nr::ACCESS
         | nr::TRUNCATE
@@ -103,7 +112,6 @@ pub fn uses(number: i64) -> Option<&'static [Use]> {
         | nr::RESTART_SYSCALL
         | nr::FADVISE64
         | nr::EXIT_GROUP
-        | nr::KEYCTL
         | nr::SET_ROBUST_LIST
         | nr::SYNC_FILE_RANGE
         | nr::FALLOCATE
@@ -137,7 +145,7 @@ pub fn uses(number: i64) -> Option<&'static [Use]> {
         nr::WAIT4 => const { &[out(1, Extent::Bytes(4)), out(3, Extent::Bytes(144))] },
         nr::UNAME => const { &[out(0, Extent::Bytes(390))] },
         nr::SEMOP => const { &[inp(1, Extent::Times(2, 6))] },
-        nr::SEMCTL => const { &[out(3, Extent::Bytes(136))] },
+        nr::SEMCTL => const { &[out(3, Extent::Semaphores)] },
         nr::FCNTL => const { &[out(2, Extent::Bytes(64))] },
         nr::GETCWD | nr::GETRANDOM => const { &[out(0, Extent::Arg(1))] },
         nr::RENAME | nr::LINK | nr::SYMLINK | nr::PIVOT_ROOT | nr::REMOVEXATTR | nr::LREMOVEXATTR => {
@@ -182,7 +190,9 @@ pub fn uses(number: i64) -> Option<&'static [Use]> {
         nr::SCHED_SETPARAM => const { &[inp(1, Extent::Bytes(4))] },
         nr::SCHED_GETPARAM => const { &[out(1, Extent::Bytes(4))] },
         nr::SCHED_SETSCHEDULER => const { &[inp(2, Extent::Bytes(4))] },
-        nr::PRCTL => const { &[out(1, Extent::Bytes(64)), out(2, Extent::Bytes(64)), inp(2, Extent::Filter)] },
+        nr::PRCTL => {
+            const { &[out(1, Extent::Bytes(64)), out(2, Extent::Bytes(64)), inp(2, Extent::Filter), inp(4, Extent::Text)] }
+        }
         nr::PTRACE => const { &[out(3, Extent::Ptrace)] },
         nr::ARCH_PRCTL => const { &[out(1, Extent::Bytes(8))] },
         nr::ADJTIMEX => const { &[out(0, Extent::Bytes(208))] },
@@ -213,6 +223,12 @@ pub fn uses(number: i64) -> Option<&'static [Use]> {
         nr::UTIMES => const { &[inp(0, Extent::Text), inp(1, Extent::Bytes(32))] },
         nr::MBIND => const { &[inp(3, Extent::Bits(4))] },
         nr::SET_MEMPOLICY => const { &[inp(1, Extent::Bits(2))] },
+        nr::MOVE_PAGES => {
+            const { &[inp(2, Extent::Times(1, 8)), inp(3, Extent::Times(1, 4)), out(4, Extent::Times(1, 4))] }
+        }
+        nr::KEYCTL => {
+            const { &[inp(1, Extent::Text), inp(2, Extent::Text), out(2, Extent::Arg(3)), inp(3, Extent::Text)] }
+        }
         nr::GET_MEMPOLICY => const { &[out(0, Extent::Bytes(4)), out(1, Extent::Bits(2))] },
         nr::MQ_OPEN => const { &[inp(0, Extent::Text), inp(3, Extent::Bytes(64))] },
         nr::MQ_TIMEDSEND => const { &[inp(1, Extent::Arg(2)), inp(4, Extent::Bytes(16))] },
@@ -265,11 +281,11 @@ pub fn uses(number: i64) -> Option<&'static [Use]> {
         }
         nr::MOUNT_SETATTR => const { &[inp(1, Extent::Text), inp(3, Extent::Arg(4))] },
         nr::LANDLOCK_ADD_RULE => const { &[inp(2, Extent::Bytes(64))] },
-        nr::FUTEX_WAITV => const { &[inp(0, Extent::Times(1, 24)), inp(3, Extent::Bytes(16))] },
+        nr::FUTEX_WAITV => const { &[out(0, Extent::Waiters(1)), inp(3, Extent::Bytes(16))] },
         nr::CACHESTAT => const { &[inp(1, Extent::Bytes(16)), out(2, Extent::Bytes(40))] },
         nr::FUTEX_WAKE => const { &[out(0, Extent::Bytes(4))] },
         nr::FUTEX_WAIT => const { &[out(0, Extent::Bytes(4)), inp(4, Extent::Bytes(16))] },
-        nr::FUTEX_REQUEUE => const { &[inp(0, Extent::Bytes(48))] },
+        nr::FUTEX_REQUEUE => const { &[out(0, Extent::Pair)] },
         nr::GETXATTRAT => const { &[inp(1, Extent::Text), inp(3, Extent::Text), out(4, Extent::Arg(5))] },
         // No memory at all; or mappings, which are not for the kernel to read.
         nr::CLOSE
@@ -367,7 +383,6 @@ pub fn uses(number: i64) -> Option<&'static [Use]> {
         | nr::RT_SIGACTION
         | nr::RT_SIGPROCMASK
         | nr::SIGALTSTACK
-        | nr::MOVE_PAGES
         | nr::PROCESS_MADVISE
         | nr::IO_URING_SETUP
         | nr::IO_SETUP => const { &[] },
@@ -721,7 +736,7 @@ mod tests {
             for one in uses(number).unwrap_or_default() {
                 let other = match one.extent {
                     Extent::Arg(i) | Extent::Times(i, _) | Extent::Bits(i) | Extent::LenAt(i) => i,
-                    Extent::Vectors(i) | Extent::Messages(i) => i,
+                    Extent::Vectors(i) | Extent::Messages(i) | Extent::Typed(i) | Extent::Waiters(i) => i,
                     _ => 0,
                 };
                 assert!(one.arg < 6 && other < 6, "{number}");
