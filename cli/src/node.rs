@@ -63,6 +63,9 @@ Examples:
   farmem node --lend 50% --listen unix:/run/farmem/node.sock --metrics 127.0.0.1:9411
       For programs on this machine only.
 
+Programs on this machine map the node's memory, whichever address they name, if its user is theirs or it
+listens on a socket that they may open; else they are served over tcp.
+
 SIGTERM: takes no new programs, waits for those it has up to --grace, says what is left.";
 
 fn metrics(text: &str) -> Result<SocketAddr, &'static str> {
@@ -118,6 +121,8 @@ impl Status {
             return Some(status);
         }
         let _ = fs::remove_file(path);
+        // Its own, if it made one (`farmem_memory::Config::status_dir`).
+        let _ = fs::remove_file(path.with_extension("sock"));
         None
     }
 }

@@ -28,6 +28,7 @@ use farmem_protocol::addr::SLAB_BYTES;
 use farmem_protocol::units::bytes;
 use farmem_sys::process;
 use farmem_sys::verbs::{Absent, Device};
+use listen::Listener;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -53,7 +54,8 @@ pub struct Config {
     pub rdma: Rdma,
     /// Bytes that one owner may hold, a run or a process that claims by itself; `None`: all there is.
     pub quota: Option<u64>,
-    /// A private directory for the status file by which `farmem top` finds the node.
+    /// A private directory for the status file by which `farmem top` finds the node, and for a Unix socket by which
+    /// programs on this machine map its memory where [`listen`](Config::listen) names none.
     pub status_dir: Option<PathBuf>,
 }
 
@@ -71,6 +73,16 @@ impl Config {
             quota: None,
             status_dir: None,
         }
+    }
+}
+
+impl Config {
+    /// The socket that nobody asked for: whoever comes by TCP from this machine is told of it, and maps the node's memory
+    /// if the directory lets them in. A node of one run is reached as that run wants it.
+    fn own_socket(&self) -> Option<NodeAddr> {
+        let has_one = self.listen.iter().any(|at| matches!(at, NodeAddr::Shm(_)));
+        let dir = self.status_dir.as_ref().filter(|_| !has_one && !self.embedded)?;
+        Some(NodeAddr::Shm(dir.join(format!("node-{}.sock", std::process::id()))))
     }
 }
 
@@ -140,6 +152,7 @@ pub struct Node {
     addresses: Vec<NodeAddr>,
     workers: Workers,
     metrics: Option<SocketAddr>,
+    unshared: Option<StartError>,
 }
 
 impl Node {
@@ -171,16 +184,27 @@ impl Node {
         let nic = Arc::new(nic.over(card));
         nic.pool.set_quota(config.quota.unwrap_or(u64::MAX));
         nic.pool.set_descriptors(descriptors);
-        let listeners = config.listen.iter().map(listen::Listener::bind).collect::<Result<Vec<_>, _>>()?;
-        let addresses = listeners.iter().map(listen::Listener::address).collect();
+        let mut listeners = config.listen.iter().map(Listener::bind).collect::<Result<Vec<_>, _>>()?;
+        let addresses = listeners.iter().map(Listener::address).collect();
+        let (own_socket, unshared) = match config.own_socket().map(|at| Listener::bind(&at)) {
+            Some(Ok(listener)) => (Some(listener), None),
+            Some(Err(e)) => (None, Some(e)),
+            None => (None, None),
+        };
+        listeners.extend(own_socket);
         let metrics = config.metrics.map(|at| metrics::serve(at, &nic)).transpose()?;
         let workers = Workers::start(&nic, listeners)?;
-        Ok(Node { nic, addresses, workers, metrics })
+        Ok(Node { nic, addresses, workers, metrics, unshared })
     }
 
     /// Where it listens: as configured, with the port that was given where 0 was asked for.
     pub fn addresses(&self) -> &[NodeAddr] {
         &self.addresses
+    }
+
+    /// Why programs on this machine cannot map its memory, if they cannot: it has no Unix socket.
+    pub fn unshared(&self) -> Option<&StartError> {
+        self.unshared.as_ref()
     }
 
     /// Where it tells its counters.

@@ -86,8 +86,10 @@ impl Listener {
                 stream.set_nonblocking(true)?;
                 stream.set_nodelay(true)?;
                 let own_end = stream.local_addr()?;
-                // A peer that comes from the address it reached is on this machine.
-                let near = own_end.ip().to_canonical() == peer.ip().to_canonical();
+                // A peer that comes from the address it reached is on this machine, as is any over loopback, whose
+                // addresses reach one another.
+                let (here, there) = (own_end.ip().to_canonical(), peer.ip().to_canonical());
+                let near = here == there || here.is_loopback() && there.is_loopback();
                 let path = path.filter(|_| near).map_or_else(Vec::new, |path| path.as_os_str().as_bytes().to_vec());
                 Ok((stream.into(), Circumstances { local: false, own_end: Some(own_end), path }))
             }

@@ -78,6 +78,9 @@ fn announce(config: &Config, node: &Node) {
     for at in node.addresses() {
         eprintln!("farmem: node lends {} at {at}", bytes(lend));
     }
+    if let Some(why) = node.unshared() {
+        eprintln!("farmem: programs on this machine are served over tcp, which is slower than mapped memory: {why}");
+    }
     if let Some(at) = node.metrics() {
         eprintln!("farmem: counters at http://{at}/metrics");
     }

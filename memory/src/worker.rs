@@ -1,7 +1,7 @@
 //! Worker threads: each serves its share of the connections.
 //!
 //! ```text
-//!         ┌────────────────────── nothing for SPIN_NS ──────────────────────┐
+//!         ┌────── nothing for so long as farmem_sys::spin has learned ──────┐
 //!         ▼                                                                 │
 //!   sleep in epoll ── something came ─► serve it ─► look again at the connections served last,
 //!                                            ▲      without asking epoll; at epoll now and then
@@ -32,8 +32,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 
-/// How long a worker looks on after the last byte came.
-const SPIN_NS: u64 = 60_000;
 /// Connections that are looked at without epoll: those served last.
 const HOT: usize = 4;
 /// Looks at these between two looks at epoll.
@@ -190,8 +188,8 @@ impl Worker {
         let mut goes_on = false;
         let mut spin = Spin::new();
         while !self.shared.stop.load(Ordering::Relaxed) {
-            let now = now_ns();
-            let spinning = now.saturating_sub(active_ns) < SPIN_NS;
+            let mut now = now_ns();
+            let spinning = spin.looks_on(now.saturating_sub(active_ns));
             let mut came = false;
             if spinning {
                 came = self.look_at_hot(now);
@@ -207,7 +205,7 @@ impl Worker {
                     // Nothing a retry would cure, but nothing to lose a whole node's memory for either.
                     std::thread::sleep(std::time::Duration::from_millis(10));
                 }
-                let now = now_ns();
+                now = now_ns();
                 for event in &events {
                     came |= self.on(event, now);
                 }
@@ -229,6 +227,7 @@ impl Worker {
                 }
             }
             if came {
+                spin.came(now.saturating_sub(active_ns));
                 active_ns = now_ns();
             } else if spinning && spin.offers() {
                 let begun = now_ns();

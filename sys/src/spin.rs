@@ -7,6 +7,11 @@
 //!
 //! Whoever answers may share this CPU, and is then the one that must run; but an offer that nobody takes is a system
 //! call that looks at nothing, and what is waited for comes half a call later on the average.
+//!
+//! And how long it looks before it sleeps: [`SHORT_NS`], or [`LONG_NS`] while nobody wants the CPU and the last wait that was
+//! longer than the first was shorter than the second. Two ends that both fell asleep too early stay at that: each wakes the
+//! other only when it has been woken itself, and where a CPU that sleeps wakes slowly (a virtual machine's is another
+//! system's to run: 200 µs where a round trip was 12) neither finds the other awake again by itself.
 
 /// Looks between two offers, at first, and wherever the CPU is wanted.
 const LEAST: u32 = 2;
@@ -15,18 +20,27 @@ const MOST: u32 = 32;
 /// An offer that takes longer was taken, ns. Two switches and what they were made for; alone, a call takes a fifth.
 const TAKEN_NS: u64 = 2_000;
 
+/// How long to look without sleeping, ns: an end that is awake answers within it, and falling asleep and being woken costs
+/// more than half of it.
+pub const SHORT_NS: u64 = 60_000;
+/// … where nobody else wants the CPU, and that was too short of late.
+pub const LONG_NS: u64 = 500_000;
+/// Looks between two offers above which nobody can be said to want the CPU: two offers in turn that were not taken.
+const ALONE: u32 = 4 * LEAST;
+
 /// What one spinning thread has learned.
 #[derive(Clone, Copy, Debug)]
 pub struct Spin {
     between: u32,
     left: u32,
+    patient: bool,
 }
 
 impl Spin {
     /// Offers often.
     #[allow(clippy::new_without_default)]
     pub const fn new() -> Spin {
-        Spin { between: LEAST, left: LEAST }
+        Spin { between: LEAST, left: LEAST, patient: false }
     }
 
     /// A look found nothing. Whether the CPU is to be offered before the next.
@@ -45,6 +59,20 @@ impl Spin {
     pub fn offered(&mut self, took_ns: u64) {
         self.between = if took_ns > TAKEN_NS { LEAST } else { (self.between * 2).min(MOST) };
         self.left = self.between;
+    }
+
+    /// Whether to look on, rather than to sleep, after so long a wait, ns.
+    #[inline]
+    pub fn looks_on(&self, waited_ns: u64) -> bool {
+        waited_ns < SHORT_NS || self.patient && self.between >= ALONE && waited_ns < LONG_NS
+    }
+
+    /// A wait is over that took so long, ns.
+    #[inline]
+    pub fn came(&mut self, waited_ns: u64) {
+        if waited_ns >= SHORT_NS {
+            self.patient = waited_ns < LONG_NS;
+        }
     }
 }
 
@@ -67,5 +95,26 @@ mod tests {
         };
         assert_eq!([300; 7].map(&mut offered), [2, 4, 8, 16, 32, 32, 32]);
         assert_eq!([9_000, 9_000, 300, 300].map(&mut offered), [32, 2, 2, 4]);
+    }
+
+    #[test]
+    fn waits_that_were_a_little_too_long_are_looked_through_while_nobody_wants_the_cpu() {
+        let mut spin = Spin::new();
+        let lasts = |spin: &Spin| [0, SHORT_NS - 1, SHORT_NS, LONG_NS - 1, LONG_NS].map(|ns| spin.looks_on(ns));
+        const SHORT: [bool; 5] = [true, true, false, false, false];
+        const LONG: [bool; 5] = [true, true, true, true, false];
+        spin.came(200_000);
+        assert_eq!(lasts(&spin), SHORT, "it is not known yet whether somebody wants the CPU");
+        spin.offered(300);
+        spin.offered(300);
+        assert_eq!(lasts(&spin), LONG);
+        spin.came(9_000);
+        assert_eq!(lasts(&spin), LONG, "it may be for having looked so long");
+        spin.offered(9_000);
+        assert_eq!(lasts(&spin), SHORT, "somebody wants it");
+        spin.offered(300);
+        spin.offered(300);
+        spin.came(LONG_NS);
+        assert_eq!(lasts(&spin), SHORT, "looking would not have done");
     }
 }

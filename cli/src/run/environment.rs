@@ -50,8 +50,8 @@ pub enum Dirty {
 /// How bytes move.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq)]
 pub enum Transport {
-    /// Shared memory with a node that is named by its socket (unix:PATH) or started for this run; else RDMA, if both ends
-    /// have a card and it works; else tcp, also to a node on this machine that is named by HOST:PORT
+    /// Shared memory with a node on this machine, if it is of the same user or listens on a socket that may be opened;
+    /// else RDMA, if both ends have a card and it works; else tcp
     Auto,
     /// Shared memory, or not at all
     Shm,

@@ -13,7 +13,7 @@
 #![allow(unsafe_code)]
 
 use super::away::Away;
-use super::{Completion, Pending, SPIN_NS, Verb};
+use super::{Completion, Pending, Verb};
 use crate::link::{Link, Reach};
 use crate::session::{Membership, SILENT_NS};
 use crate::{Lost, Refusal};
@@ -334,11 +334,12 @@ impl Framed {
         let before = done.len();
         let begun = self.reach().now_ns();
         let until = begun.saturating_add(limit.as_nanos() as u64);
-        let mut looked_ns = begun;
+        let (mut looked_ns, mut waited_ns) = (begun, 0);
         loop {
             let got_before = self.got;
             if self.poll(done)? > 0 || self.under_way.is_empty() {
                 self.silent_ns = 0;
+                self.spin.came(waited_ns);
                 return Ok(done.len() - before);
             }
             // Cheap looks first: the clock is read now and then.
@@ -359,11 +360,16 @@ impl Framed {
                 return Ok(0);
             }
             let Some(link) = &self.link else { continue };
-            if now - begun < SPIN_NS {
+            let spins = self.spin.looks_on(now - begun);
+            if spins {
                 link.pause();
-                self.spin.offered(self.reach().now_ns() - now);
             } else {
                 link.wait(!self.outgoing.is_empty(), SLEEP_NS.min(until - now));
+            }
+            let after = self.reach().now_ns();
+            waited_ns = after - begun;
+            if spins {
+                self.spin.offered(after - now);
             }
         }
     }

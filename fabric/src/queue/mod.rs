@@ -43,10 +43,6 @@ use mapped::Mapped;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long [`QueuePair::wait`] looks without sleeping: a node that is awake answers within it, and
-/// falling asleep and being woken costs more than half of it.
-pub(crate) const SPIN_NS: u64 = 50_000;
-
 /// How one verb ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {

@@ -25,13 +25,14 @@ use super::bounce::Bounce;
 use super::connect::{DEPTH, establish};
 use super::host::{Host, Known, Right};
 use crate::link::Link;
-use crate::queue::{Framed, Pending, SPIN_NS, Verb};
+use crate::queue::{Framed, Pending, Verb};
 use crate::session::{Membership, SILENT_NS};
 use crate::{Completion, Lost, Refusal};
 use farmem_protocol::addr::SlabId;
 use farmem_protocol::key::KeyKind;
 use farmem_sys::memory::copy_bytes;
 use farmem_sys::raw;
+use farmem_sys::spin::SHORT_NS;
 use farmem_sys::verbs::{Done, Outcome, RcQueue, Region, WorkRequest};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -198,7 +199,7 @@ impl Wired {
             {
                 return keyed.wait(done, Duration::from_nanos(until - now));
             }
-            if now - begun < SPIN_NS {
+            if now - begun < SHORT_NS {
                 raw::yield_cpu();
                 continue;
             }
