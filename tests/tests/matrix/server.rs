@@ -15,6 +15,9 @@ use farmem_tests::process::{self, Outcome, TempDir, eventually};
 use crate::run::{cells, far, limit, scale};
 use crate::table::Row;
 
+/// A server that says nothing for so long hangs; a slow machine takes a minute for what takes a second.
+const SILENT: Duration = Duration::from_secs(240);
+
 /// Starts a server, natively or far, lets clients at it, stops it with SIGTERM, and returns how it
 /// ended with the clients' transcript as its output.
 fn serve(
@@ -24,13 +27,13 @@ fn serve(
     clients: impl FnOnce() -> Result<String>,
 ) -> Result<(Outcome, Option<serde_json::Value>)> {
     let running = process::spawn(how.map_or_else(|| copy(command), |far| far.command(command)))?;
-    let up = eventually(Duration::from_secs(30), || TcpStream::connect(at).is_ok() || !running.alive());
+    let up = eventually(SILENT, || TcpStream::connect(at).is_ok() || !running.alive());
     ensure!(up && running.alive(), "the server did not come up: {}", running.stderr());
     let started = Instant::now();
     let transcript = clients().with_context(|| format!("server's log:\n{}", tail(&running.stdout())))?;
     let wall = started.elapsed();
     running.signal(libc::SIGTERM);
-    let mut outcome = running.wait(Duration::from_secs(60))?;
+    let mut outcome = running.wait(SILENT)?;
     let (stats, rest) = split_stats(&outcome.stderr);
     outcome.stderr = rest;
     outcome.stdout = transcript.into_bytes();
@@ -149,7 +152,7 @@ pub fn memcached(row: &mut Row) -> Result<()> {
         |at| {
             let keys = 80_000 * scale();
             let mut stream = TcpStream::connect(at)?;
-            stream.set_read_timeout(Some(Duration::from_secs(60)))?;
+            stream.set_read_timeout(Some(SILENT))?;
             let mut reader = BufReader::new(stream.try_clone()?);
             let mut said = String::new();
             for batch in (0..keys).step_by(1000) {
@@ -190,7 +193,7 @@ impl Resp {
     fn connect(at: SocketAddr) -> Result<Resp> {
         let stream = TcpStream::connect(at)?;
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(Duration::from_secs(120)))?;
+        stream.set_read_timeout(Some(SILENT))?;
         let reader = BufReader::with_capacity(1 << 16, stream.try_clone()?);
         Ok(Resp { stream, reader })
     }
