@@ -112,6 +112,30 @@ fn larger_pieces_are_granted_ahead_by_a_few() {
     assert_eq!(client.held(), 0);
 }
 
+/// A program that frees what it had keeps at most as many bytes of each size as of chunks: one block, two pieces of half a
+/// block.
+#[test]
+fn what_is_kept_is_bounded_by_bytes() {
+    let mut host = Host::new(512);
+    host.agent("");
+    let client = host.client();
+    for order in 0..=9 {
+        let size = 4096u64 << order;
+        let pieces: Vec<Chunk> = (0..(16 << 20) / size).map(|_| client.alloc(order).unwrap()).collect();
+        pieces.into_iter().for_each(|piece| client.free(piece));
+        let kept = client.held();
+        assert!((size..=2 << 20).contains(&kept), "{kept} bytes in pieces of {size}");
+        // Who takes and frees in turns goes on without a word.
+        let before = client.counts();
+        for _ in 0..10 {
+            client.free(client.alloc(order).unwrap());
+        }
+        assert_eq!(client.counts(), before, "pieces of {size}");
+        client.trim();
+        assert_eq!(client.held(), 0);
+    }
+}
+
 /// Memory has run out: what the agent keeps for a program that is idle goes to who asks at once, what the program keeps
 /// itself when it next frees or asks.
 #[test]

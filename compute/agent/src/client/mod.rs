@@ -56,12 +56,24 @@ const LOW: [usize; BLOCK_ORDER as usize + 1] = [96, 2, 2, 2, 2, 2, 0, 0, 0, 0];
 const AHEAD: u32 = 128;
 /// So many larger pieces at once, when some were asked for before and none given back since.
 const FEW: u32 = 4;
-/// Chunks that go back at once when the cache is full.
-const BACK: usize = 256;
-/// Pieces of each larger order that are kept.
-const KEPT: usize = 8;
-/// With so many of an order some go back.
-const FULL: [usize; BLOCK_ORDER as usize + 1] = [CACHE, KEPT, KEPT, KEPT, KEPT, KEPT, KEPT, KEPT, KEPT, KEPT];
+/// Bytes of each size that are kept for the next who asks, and not in use: as many as the chunks of a full cache.
+const KEPT: u64 = CACHE as u64 * CHUNK_BYTES;
+/// Pieces of a size above a chunk that are kept, however small they are.
+const MANY: u64 = 7;
+/// With so many of an order the older half goes back. Of pieces of 2 MiB one is kept, which is all that who takes and frees
+/// one in turns needs: a second would be a block more that an idle program withholds from everybody.
+const FULL: [usize; BLOCK_ORDER as usize + 1] = full();
+
+const fn full() -> [usize; BLOCK_ORDER as usize + 1] {
+    let mut full = [CACHE; BLOCK_ORDER as usize + 1];
+    let mut order = 1;
+    while order < full.len() {
+        let kept = KEPT / Piece::bytes_of(order as u8);
+        full[order] = 1 + if kept < MANY { kept } else { MANY } as usize;
+        order += 1;
+    }
+    full
+}
 
 /// Clients that this process has made.
 static CLIENTS: AtomicU32 = AtomicU32::new(0);
@@ -348,7 +360,7 @@ impl Client {
             return state.trim();
         }
         if is_full {
-            state.give_back(chunk.order, if order == 0 { BACK } else { KEPT / 2 });
+            state.give_back(chunk.order, FULL[order] / 2);
         }
     }
 

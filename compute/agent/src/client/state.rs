@@ -1,7 +1,7 @@
 //! What a client keeps, and its conversation with the agent: under the client's lock.
 
 use super::link::Link;
-use super::{AHEAD, AllocError, At, CACHE, Chunk, ConnectError, FEW, KEPT, LOW};
+use super::{AHEAD, AllocError, At, Chunk, ConnectError, FEW, FULL, LOW};
 use crate::chunks::{self, EMPTY, Map};
 use crate::word::{BLOCK_BYTES, BLOCK_ORDER, BlockId, Down, Piece, Refusal, Up};
 use farmem_protocol::key::Key;
@@ -69,7 +69,7 @@ impl State {
             blocks: Vec::new(),
             free_slots: Vec::new(),
             by_id: HashMap::new(),
-            kept: std::array::from_fn(|order| Vec::with_capacity(if order == 0 { CACHE } else { KEPT + 1 })),
+            kept: std::array::from_fn(|order| Vec::with_capacity(FULL[order])),
             at_once: std::array::from_fn(|order| if order == 0 { AHEAD } else { 1 }),
             asked: VecDeque::new(),
             run: None,
