@@ -27,9 +27,9 @@ const TAKEN_NS: u64 = 2_000;
 
 /// How long to look without sleeping, ns: an end that is awake answers within it, and falling asleep and being woken costs
 /// more than half of it.
-pub const SHORT_NS: u64 = 60_000;
+const SHORT_NS: u64 = 60_000;
 /// … where nobody else wants the CPU, and that was too short of late.
-pub const LONG_NS: u64 = 500_000;
+const LONG_NS: u64 = 500_000;
 /// Looks between two offers above which nobody can be said to want the CPU: two offers in turn that were not taken.
 const ALONE: u32 = 4 * LEAST;
 
@@ -142,7 +142,7 @@ mod tests {
     #[test]
     fn where_others_compute_waits_sleep_at_once_and_the_cpu_is_tried_more_and_more_seldom() {
         let mut spin = Spin::new();
-        let mut sleeping = |spin: &mut Spin| {
+        let sleeping = |spin: &mut Spin| {
             spin.offered(3_000_000);
             (0..).take_while(|_| (!spin.looks_on(0), spin.came(9_000)).0).count()
         };

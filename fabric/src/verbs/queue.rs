@@ -32,7 +32,7 @@ use farmem_protocol::addr::SlabId;
 use farmem_protocol::key::KeyKind;
 use farmem_sys::memory::copy_bytes;
 use farmem_sys::raw;
-use farmem_sys::spin::SHORT_NS;
+use farmem_sys::spin::Spin;
 use farmem_sys::verbs::{Done, Outcome, RcQueue, Region, WorkRequest};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -40,8 +40,6 @@ use std::time::Duration;
 
 /// WRITEs in a row of which none is told about.
 pub(super) const UNTOLD: u64 = 16;
-/// Looks at the card between two offers of the CPU to others.
-const LOOKS_PER_YIELD: u32 = 16;
 /// Sleep between looks, when spinning was in vain.
 const NAP_NS: u64 = 100_000;
 /// Times in a row that a queue pair may break without any verb having completed in between.
@@ -92,6 +90,7 @@ pub(crate) struct Wired {
     pub(super) windows: BTreeMap<u32, (u32, Option<Right>)>,
     failures: u32,
     silent_ns: u64,
+    spin: Spin,
     /// Bytes of operands since this was last asked.
     pub(super) sent: u64,
 }
@@ -122,6 +121,7 @@ impl Wired {
             windows: BTreeMap::new(),
             failures: 0,
             silent_ns: 0,
+            spin: Spin::new(),
             sent: 0,
         })
     }
@@ -172,15 +172,15 @@ impl Wired {
     pub fn wait(&mut self, done: &mut Vec<Completion>, limit: Duration) -> Result<usize, Lost> {
         let begun = raw::now_ns();
         let until = begun.saturating_add(limit.as_nanos() as u64);
-        let (mut looks, mut looked_ns) = (0u32, begun);
+        let (mut looked_ns, mut waited_ns) = (begun, 0);
         loop {
             let n = self.poll(done)?;
             if n > 0 || self.in_flight() == 0 {
                 self.silent_ns = 0;
+                self.spin.came(waited_ns);
                 return Ok(n);
             }
-            looks += 1;
-            if !looks.is_multiple_of(LOOKS_PER_YIELD) {
+            if !self.spin.offers() {
                 std::hint::spin_loop();
                 continue;
             }
@@ -199,8 +199,11 @@ impl Wired {
             {
                 return keyed.wait(done, Duration::from_nanos(until - now));
             }
-            if now - begun < SHORT_NS {
+            if self.spin.looks_on(now - begun) {
                 raw::yield_cpu();
+                let after = raw::now_ns();
+                waited_ns = after - begun;
+                self.spin.offered(after - now);
                 continue;
             }
             // The node's end of the stream goes with its process, long before the card gives up.
@@ -208,6 +211,7 @@ impl Wired {
                 Some(link) if !link.is_cut() => link.wait(false, NAP_NS.min(until - now)),
                 _ => self.restore()?,
             }
+            waited_ns = raw::now_ns() - begun;
         }
     }
 
