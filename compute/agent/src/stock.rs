@@ -314,8 +314,8 @@ impl Stock {
         }
     }
 
-    /// The application frees a piece. A block that goes back to where it came from, if one does.
-    pub fn free(&mut self, app: usize, piece: Piece) -> Result<Option<(BlockId, u32)>, Violation> {
+    /// The application frees a piece. The blocks that go back to where they came from.
+    pub fn free(&mut self, app: usize, piece: Piece) -> Result<Vec<(BlockId, u32)>, Violation> {
         let at = self.entry_of(app, piece.block).ok_or(Violation::NotHeld)?;
         let entry = self.entries[at as usize].as_mut().ok_or(Violation::NotHeld)?;
         if entry.owned.blocks != 1 || !chunks::has(&entry.owned.map, piece.first, piece.order) {
@@ -324,8 +324,27 @@ impl Stock {
         chunks::free(&mut entry.owned.map, piece.first, piece.order);
         let empty = entry.owned.map == EMPTY;
         self.changed(at);
-        let surplus = self.apps[app].as_ref().is_some_and(|app| app.empty > policy::kept_empty(app.blocks));
-        Ok((empty && surplus).then(|| self.remove(at)))
+        let mut back = Vec::new();
+        // It rather than one that has been kept: that one need not be looked for.
+        if empty && self.has_surplus(app) {
+            back.push(self.remove(at));
+        }
+        self.take_surplus(app, &mut back);
+        Ok(back)
+    }
+
+    /// Whether more empty blocks are kept for an application than for what it holds now.
+    fn has_surplus(&self, app: usize) -> bool {
+        self.apps[app].as_ref().is_some_and(|app| app.empty > policy::kept_empty(app.blocks))
+    }
+
+    /// It holds less than before, and what goes back makes that less again.
+    fn take_surplus(&mut self, app: usize, back: &mut Vec<(BlockId, u32)>) {
+        while self.has_surplus(app)
+            && let Some(&(_, at)) = self.apps[app].as_ref().and_then(|app| app.rooms[BLOCK_ORDER as usize].last())
+        {
+            back.push(self.remove(at));
+        }
     }
 
     /// Every block that is empty and kept for its application all the same: memory is short.
@@ -359,14 +378,16 @@ impl Stock {
         idle.into_iter().map(|at| self.remove(at)).collect()
     }
 
-    /// The application frees a run.
-    pub fn free_run(&mut self, app: usize, block: BlockId, blocks: u32) -> Result<(BlockId, u32), Violation> {
+    /// The application frees a run. It, and the blocks that go back with it.
+    pub fn free_run(&mut self, app: usize, block: BlockId, blocks: u32) -> Result<Vec<(BlockId, u32)>, Violation> {
         let at = self.entry_of(app, block).ok_or(Violation::NotHeld)?;
         let of = self.entries[at as usize].as_ref().map_or(0, |entry| entry.owned.blocks);
         if of != blocks || blocks < 2 {
             return Err(Violation::NotHeld);
         }
-        Ok(self.remove(at))
+        let mut back = vec![self.remove(at)];
+        self.take_surplus(app, &mut back);
+        Ok(back)
     }
 
     /// The application has come back to an agent that was started anew, and declares what it holds: blocks

@@ -4,7 +4,7 @@ use farmem_agent::chunks::{EMPTY, Map};
 use farmem_agent::ledger::{BYTES, Identity, Ledger, Owned};
 use farmem_agent::stock::{Need, Quotas, Stock, Violation};
 use farmem_agent::word::{BLOCK_BYTES, BLOCK_ORDER, BlockId, Piece, Refusal};
-use farmem_protocol::extent::policy::KEPT_IDLE;
+use farmem_protocol::extent::policy::{KEPT_IDLE, kept_empty};
 use farmem_sys::{raw, shared};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -148,7 +148,7 @@ fn run(steps: &[Step]) {
                 model.freed(piece, blocks);
                 let back = match blocks {
                     1 => stock.free(places[app], piece).unwrap(),
-                    _ => Some(stock.free_run(places[app], piece.block, blocks).unwrap()),
+                    _ => stock.free_run(places[app], piece.block, blocks).unwrap(),
                 };
                 back.into_iter().for_each(|(block, blocks)| model.returned(block, blocks));
             }
@@ -233,10 +233,17 @@ fn with_blocks(
     }
 }
 
+/// Blocks that applications have, those of runs singly.
+fn places_of(stock: &Stock) -> impl Iterator<Item = u32> {
+    stock.owned().flat_map(|&Owned { block, blocks, .. }| block.0..block.0 + blocks)
+}
+
 fn check(stock: &Stock, model: &Model, places: &[usize]) {
     let mut blocks = BTreeSet::new();
-    for &Owned { block, blocks: n, .. } in stock.owned() {
-        assert!((block.0..block.0 + n).all(|block| blocks.insert(block)), "a block with two owners");
+    assert!(places_of(stock).all(|block| blocks.insert(block)), "a block with two owners");
+    for &app in places {
+        let empty = stock.owned().filter(|owned| owned.app == app && owned.map == EMPTY).count() as u64;
+        assert!(empty <= kept_empty(stock.held_by(app) / BLOCK_BYTES), "{empty} of {}", stock.held_by(app));
     }
     assert_eq!(blocks, model.out, "what the stock has is what the source gave");
     let held: u64 = places.iter().map(|&app| stock.held_by(app)).sum();
@@ -292,12 +299,12 @@ fn empty_blocks_go_back_when_they_are_idle_and_full_ones_are_filled_first() {
     let whole = stock.alloc(app, BLOCK_ORDER).unwrap();
     let other = stock.alloc(app, BLOCK_ORDER).unwrap();
     // Kept, and had again: what else would be claimed.
-    assert_eq!(stock.free(app, whole).unwrap(), None);
+    assert_eq!(stock.free(app, whole).unwrap(), []);
     let beats = |stock: &mut Stock, n: u32| (0..n).flat_map(|_| stock.beat(app)).collect::<Vec<_>>();
     assert_eq!(beats(&mut stock, KEPT_IDLE - 1), []);
     let again = stock.alloc(app, BLOCK_ORDER).unwrap();
     assert_eq!((again.block, stock.keeps(app)), (whole.block, false));
-    assert_eq!(stock.free(app, again).unwrap(), None);
+    assert_eq!(stock.free(app, again).unwrap(), []);
     assert_eq!(beats(&mut stock, KEPT_IDLE - 1), [], "it was in use meanwhile");
     assert!(stock.keeps(app));
     assert_eq!(beats(&mut stock, 1), [(whole.block, 1)]);
@@ -313,4 +320,44 @@ fn empty_blocks_go_back_when_they_are_idle_and_full_ones_are_filled_first() {
     }
     assert_eq!(stock.alloc(app, 6).unwrap().block, first);
     assert_eq!(stock.alloc(app, 6).unwrap().block, second);
+}
+
+/// Who frees nearly all at once keeps no more than if it had never held it; so does who frees a run.
+#[test]
+fn as_the_holding_shrinks_fewer_empty_blocks_are_kept() {
+    let fd = shared::memory(c"ledger", BYTES as u64).unwrap();
+    let mut stock = Stock::open(Arc::new(Ledger::open(fd).unwrap().0), Quotas::default());
+    let app = stock.admit(&identity(0)).unwrap();
+    let pieces: Vec<Piece> = (0..100)
+        .map(|block| {
+            stock.supply(app, BlockId(block), 1, block).unwrap();
+            stock.alloc(app, BLOCK_ORDER).unwrap()
+        })
+        .collect();
+    stock.supply(app, BlockId(100), 32, 100).unwrap();
+    let mut back: BTreeSet<u32> = BTreeSet::new();
+    let mut empty = 0;
+    let mut held = 132;
+    let mut take = |stock: &Stock, freed: Vec<(BlockId, u32)>, emptied: u64| {
+        held -= freed.iter().map(|&(_, blocks)| blocks as u64).sum::<u64>();
+        assert!(freed.iter().all(|&(block, _)| back.insert(block.0)), "a block goes back twice");
+        empty = empty + emptied - freed.iter().filter(|&&(_, blocks)| blocks == 1).count() as u64;
+        assert_eq!(stock.held_by(app), held * BLOCK_BYTES);
+        assert!(empty <= kept_empty(held), "{empty} of {held}");
+        empty
+    };
+    for &piece in &pieces[..30] {
+        let freed = stock.free(app, piece).unwrap();
+        take(&stock, freed, 1);
+    }
+    let before = take(&stock, Vec::new(), 0);
+    let freed = stock.free_run(app, BlockId(100), 32).unwrap();
+    assert_eq!(freed[0], (BlockId(100), 32));
+    assert!(take(&stock, freed, 0) < before, "those that the run stood for");
+    for &piece in &pieces[30..] {
+        let freed = stock.free(app, piece).unwrap();
+        take(&stock, freed, 1);
+    }
+    assert_eq!(take(&stock, Vec::new(), 0), 1);
+    raw::close(fd);
 }

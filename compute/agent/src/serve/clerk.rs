@@ -113,7 +113,7 @@ impl Service {
             }
             Up::FreeRun(block, blocks) => {
                 let freed = self.stock.lock().free_run(seat.app, block, blocks)?;
-                self.release([freed]);
+                self.release(freed);
                 return Ok(());
             }
             Up::Want { count, .. } => count as usize + 1,
