@@ -19,7 +19,8 @@
 //! *Hysteresis*: an application keeps one empty block, and one more for every
 //! eight that it holds ([`policy::kept_empty`]), so that one who frees and takes at
 //! a block's edge does not move it to and fro; for some heartbeats ([`Stock::beat`]).
-//! When memory runs out, none ([`Stock::take_empty`]).
+//! When memory runs out, none ([`Stock::take_empty`]), nor for those whom a former
+//! agent kept them for: they may never come back, and nobody beats for them meanwhile.
 
 use crate::chunks::{self, EMPTY, Map};
 use crate::ledger::{Identity, Ledger, MAX_APPS, MAX_ENTRIES, Owned, Token};
@@ -130,7 +131,9 @@ impl Stock {
         for at in 0..MAX_ENTRIES {
             let Some(owned) = stock.ledger.owned(at) else { continue };
             let sound = owned.app < MAX_APPS && stock.apps[owned.app].is_some() && owned.blocks > 0;
-            if !sound || stock.by_block.contains_key(&owned.block) {
+            // Nothing of it can be declared: the record never has less than the application.
+            let empty = owned.map == EMPTY;
+            if !sound || empty || stock.by_block.contains_key(&owned.block) {
                 stock.ledger.disown(at);
                 continue;
             }

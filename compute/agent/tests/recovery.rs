@@ -115,3 +115,36 @@ fn agents_killed_at_any_moment_lose_no_block() {
     within("every block is free again", || host.node.nic().lent() == 0);
     assert_eq!(host.recount().held.len(), 0);
 }
+
+/// What an agent keeps for a program beyond what that holds, the next one gives back at its start: whether the program
+/// comes back, it does not wait to see.
+#[test]
+fn what_a_killed_agent_kept_for_a_silent_program_goes_back() {
+    let mut host = Host::new(512);
+    let kept = |host: &mut Host| {
+        host.agent("");
+        let client = host.client();
+        let pieces: Vec<(Chunk, u64)> = (0..20).map(|i| (stamped(&client, 9, i), i)).collect();
+        let mut pieces = pieces.into_iter();
+        let held: Vec<(Chunk, u64)> = pieces.by_ref().take(10).collect();
+        pieces.for_each(|(piece, _)| client.free(piece));
+        // Two of the eleven blocks that it holds now, and for some heartbeats only.
+        within("the agent keeps its share", || host.lent() <= client.held() + (4 << 20));
+        host.kill_agent();
+        (host.lent() > client.held()).then_some((client, held))
+    };
+    // Killed too late, on a machine that is slow: once more.
+    let (client, held) =
+        (0..20).find_map(|_| kept(&mut host)).expect("an agent that is killed while it keeps something");
+    host.agent("");
+    assert_eq!(host.agent_said(), "recovered 1");
+    within("what nobody holds is the node's", || host.lent() == client.held());
+    assert_eq!(client.counts().again, 0, "it has said nothing");
+    host.recount();
+    held.iter().for_each(|(piece, stamp)| checked(piece, *stamp));
+    held.into_iter().for_each(|(piece, _)| client.free(piece));
+    client.trim();
+    client.free(client.alloc_run(3).unwrap());
+    assert_eq!((client.held(), client.counts().again), (0, 1));
+    within("everything is the node's", || host.lent() == 0);
+}

@@ -175,6 +175,13 @@ fn run(steps: &[Step]) {
             }
             Step::Restart(lost) => {
                 stock = open();
+                let owned: BTreeSet<u32> = places_of(&stock).collect();
+                let empty: Vec<u32> = model.out.difference(&owned).copied().collect();
+                empty.into_iter().for_each(|block| model.returned(BlockId(block), 1));
+                assert!(
+                    places.iter().all(|&app| !stock.keeps(app)),
+                    "an empty block is kept for who may never come back"
+                );
                 for (app, &place) in places.iter().enumerate() {
                     assert_eq!(stock.find(&identity(app).token, identity(app).uid), Some(place));
                     assert_eq!(stock.find(&identity(app).token, 5), None);
