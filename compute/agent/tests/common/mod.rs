@@ -151,7 +151,7 @@ pub fn at_work(dir: &Path, churner: &Process) {
 pub struct Process(pub Child);
 
 impl Process {
-    fn start(what: &str) -> Process {
+    pub fn start(what: &str) -> Process {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["a_child", "--exact", "--nocapture", "--test-threads=1"]).env("FARMEM_AGENT_TEST_CHILD", what);
         Process(command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap())
