@@ -31,6 +31,15 @@ fn a_child() {
     }
 }
 
+/// Whether every thread of this process stands: the signal that stops it says so to none of them before it returns.
+fn is_stopped(pid: u32) -> bool {
+    let mut threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    threads.all(|thread| {
+        let stat = std::fs::read_to_string(thread.unwrap().path().join("stat")).unwrap_or_default();
+        stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
+    })
+}
+
 /// Whether a clerk of this agent waits at its connection to the node: it has the blocks' lock then. (Clerks without
 /// anything to ask sleep on their program's ring, a futex.)
 fn a_clerk_asks_the_node(agent: u32) -> bool {
@@ -63,6 +72,7 @@ fn a_clerk_that_keeps_an_empty_block_serves_beside_a_silent_node() {
     within("three blocks are held", || taken(3));
 
     process::send(node.0.id(), libc::SIGSTOP).unwrap();
+    within("the node is silent", || is_stopped(node.0.id()));
     let answered = Arc::new(AtomicBool::new(false));
     let said = Arc::clone(&answered);
     let asks = std::thread::spawn(move || {
