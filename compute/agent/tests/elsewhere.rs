@@ -333,7 +333,9 @@ fn a_killed_program_leaves_nothing() {
 #[test]
 fn agents_killed_at_any_moment_lose_neither_a_block_nor_a_key() {
     let mut host = Host::new(512);
-    host.agent_elsewhere("");
+    // Longer than all that is held takes to be read while there is no agent, on a machine that is busy.
+    let grace = format!("grace={}", LIMIT.as_millis());
+    host.agent_elsewhere(&grace);
     let (client, stranger) = (host.client(), Stranger::new(&host));
     let mut reach = client.reach().unwrap();
     let mut held: Vec<(Chunk, u64)> = (0..700).map(|n| (stamped(&client, &mut reach, (n % 5) as u8, n), n)).collect();
@@ -346,7 +348,7 @@ fn agents_killed_at_any_moment_lose_neither_a_block_nor_a_key() {
         host.kill_agent();
         // What is held is reached while there is no agent.
         held.iter().for_each(|(chunk, stamp)| checked(&mut reach, chunk, *stamp));
-        host.agent_elsewhere("");
+        host.agent_elsewhere(&grace);
         let (chunk, stamp) = held.swap_remove(round as usize * 31 % held.len());
         checked(&mut reach, &chunk, stamp);
         client.free(chunk);
