@@ -57,13 +57,14 @@ pub struct Options {
 const EXAMPLES: &str = "\
 Examples:
   farmem node --lend 8G --listen 0.0.0.0:7411
-      Programs on other machines:  farmem run --local 1G --node THISHOST:7411 -- PROGRAM
+      Programs on other machines:
+      farmem run --local 1G --node THISHOST:7411 -- PROGRAM
       Whoever can reach the port can borrow: keep it in a trusted network.
 
-  farmem node --lend 50% --listen unix:/run/farmem/node.sock --metrics 127.0.0.1:9411
+  farmem node --lend 50% --listen unix:/run/node.sock --metrics 127.0.0.1:9411
       For programs on this machine only.
 
-Programs on this machine map the node's memory, whichever address they name, if its user is theirs or it
+Programs on this machine map the node's memory, whichever address they name, if its user is theirs or it \
 listens on a socket that they may open; else they are served over tcp.
 
 SIGTERM: takes no new programs, waits for those it has up to --grace, says what is left.";
@@ -127,12 +128,23 @@ impl Status {
     }
 }
 
+/// A socket as it is to be named wherever one looks for the node from.
+fn absolute(at: &NodeAddr) -> Result<NodeAddr, Failure> {
+    match at {
+        NodeAddr::Tcp(_) => Ok(at.clone()),
+        NodeAddr::Shm(path) => {
+            let path = std::path::absolute(path);
+            path.map(NodeAddr::Shm).map_err(|e| Failure::usage(format!("--listen {at}: no directory to be in: {e}")))
+        }
+    }
+}
+
 /// Runs the node until it is told to stop and its members are gone.
 pub fn run(options: &Options) -> Result<(), Failure> {
     let (ram, _) = size::machine_ram().map_err(Failure::usage)?;
     let config = Config {
         lend: options.lend.bytes(ram),
-        listen: options.listen.clone(),
+        listen: options.listen.iter().map(absolute).collect::<Result<_, _>>()?,
         metrics: options.metrics,
         grace: options.grace,
         huge: options.huge,

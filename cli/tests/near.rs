@@ -77,6 +77,45 @@ fn another_users_directory_keeps_it_to_tcp() {
     assert_eq!(run(&place, &node, "auto"), (Some(0), String::new()));
     let (status, said) = run(&place, &node, "shm");
     assert!(status == Some(72) && said.contains(&node.address) && said.lines().count() == 1, "{status:?}: {said}");
+    let socket = node.socket();
+    assert!(said.contains(socket.to_str().unwrap()) && said.contains("--transport tcp"), "{said}");
+}
+
+#[test]
+fn how_it_is_reached_is_said() {
+    let place = Place::new();
+    let node = Node::start(&place);
+    for (transport, way) in [("auto", "mapped"), ("tcp", "tcp")] {
+        let options = ["-v", "--local", "4M", "--stats", "none", "--transport", transport, "--node", &node.address];
+        let (_, _, said) = outcome(place.farmem(["run"].into_iter().chain(options).chain(["--", "true"])));
+        assert!(said.ends_with(&format!("{} ({way}), 4.00 MiB local\n", node.address)), "{said}");
+    }
+}
+
+#[test]
+fn one_that_is_stopped_does_not_hide_the_others() {
+    let place = Place::new();
+    let (stopped, other) = (Node::start(&place), Node::start(&place));
+    farmem_sys::process::send(stopped.child.id(), libc::SIGSTOP).unwrap();
+    let (status, out, said) = outcome(place.farmem(["status"]));
+    assert!(out.contains(&other.address) && !out.contains(&stopped.address), "{out}");
+    assert!(status == Some(72) && said.contains(&stopped.address) && said.lines().count() == 1, "{status:?}: {said}");
+}
+
+#[test]
+fn a_socket_is_named_for_wherever_one_asks_from() {
+    let place = Place::new();
+    let mut node = place.farmem(["node", "--lend", "64M", "--rdma", "off", "--listen", "unix:n.sock"]);
+    let child = node.current_dir(place.path()).stderr(Stdio::null()).spawn().unwrap();
+    let node =
+        Node { status: place.path().join(format!("farmem/node-{}.json", child.id())), child, address: String::new() };
+    eventually("the node says where it listens", || node.status.exists());
+    let (status, out, said) = outcome(place.farmem(["status"]));
+    assert!(status == Some(0) && out.starts_with(&format!("unix:{}/n.sock\n", place.path().display())), "{out}{said}");
+    let options = ["run", "--local", "4M", "--stats", "none", "--transport", "tcp", "--node"];
+    let at = format!("unix:{}/n.sock", place.path().display());
+    let (status, _, said) = outcome(place.farmem(options.into_iter().chain([at.as_str(), "--", "true"])));
+    assert!(status == Some(72) && said.contains("does not go by a Unix socket"), "{status:?}: {said}");
 }
 
 #[test]

@@ -19,7 +19,7 @@ pub enum NodeAddr {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum BadAddress {
     /// Neither form.
-    #[error("{0:?} is not a node's address: write HOST:PORT or unix:/PATH")]
+    #[error("{0:?} is not a node's address: write HOST:PORT ([::1]:PORT for IPv6) or unix:/PATH")]
     Form(String),
     /// The path is empty, or longer than a Unix socket's may be.
     #[error("the path in {0:?} must have 1 to {MAX_PATH} bytes")]

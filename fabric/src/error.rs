@@ -69,9 +69,23 @@ pub enum ConnectError {
         /// What the system said.
         reason: Errno,
     },
+    /// Its Unix socket is another user's.
+    #[error(
+        "node {0}: this user may not open its socket: name its HOST:PORT if it has one, or give the socket, and the \
+         directories above, to this user (chmod, chgrp)"
+    )]
+    Forbidden(String),
     /// Shared memory was demanded of an address that cannot give it.
-    #[error("node {0}: shared memory needs a node on this machine: give its unix:/PATH, or use --transport tcp")]
-    NotShared(String),
+    #[error("node {node}: its memory cannot be mapped: {reason}; or use --transport tcp")]
+    NotShared {
+        /// The address as given.
+        node: String,
+        /// What is lacking, and what to do.
+        reason: String,
+    },
+    /// TCP was demanded of a Unix socket.
+    #[error("node {0}: tcp does not go by a Unix socket: give its HOST:PORT, or leave --transport out")]
+    NotTcp(String),
     /// RDMA was demanded and does not work.
     #[error("node {node}: cannot be reached by RDMA: {reason}; or use --transport tcp")]
     NoRdma {

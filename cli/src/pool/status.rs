@@ -1,9 +1,8 @@
 //! `farmem status`: what a node lends, to whom, and in what pieces.
 
-use std::io::Write;
-
 use farmem_fabric::NodeAddr;
 use farmem_fabric::nic::Figure;
+use farmem_sys::process;
 use serde::Serialize;
 
 use super::snapshot::{Reader, lasting};
@@ -30,8 +29,8 @@ Examples:
   farmem status bighost:7411
   farmem status --json | jq '.[].free'
 
-A run's slabs stand under the run; what a process claims itself, in pieces from 4 KiB on, under
-its pid, or as agent if it is this user's. \"Used\" is what of it was touched and not freed by programs since.
+A run's slabs stand under the run; what a process claims itself, in pieces from 4 KiB on, under \
+its pid, or as agent if it is this user's. \"Used\" is what of it was touched and not freed by programs since. \
 \"Cleaning\" was given back and is drained and scrubbed before it is free.";
 
 /// What is known of a node. Bytes, unless it says otherwise.
@@ -82,29 +81,46 @@ struct Holder {
 
 /// Shows it.
 pub fn run(options: &Options) -> Result<(), Failure> {
-    let views = match &options.node {
-        Some(node) => vec![view(node)?],
-        None => here().iter().map(view).collect::<Result<Vec<_>, _>>()?,
+    let (views, failed) = match &options.node {
+        Some(node) => (vec![view(node)?], None),
+        None => all(here()),
     };
     let text = if options.json {
         serde_json::to_string_pretty(&views).map(|json| json + "\n").unwrap_or_default()
-    } else if views.is_empty() {
+    } else if views.is_empty() && failed.is_none() {
         "no node of this user runs on this machine: name one, farmem status HOST:PORT\n".to_owned()
     } else {
         views.iter().map(text).collect::<Vec<_>>().join("\n")
     };
-    // A reader that went away (`| head`) has seen enough.
-    let _ = std::io::stdout().write_all(text.as_bytes());
-    Ok(())
+    print!("{text}");
+    failed.map_or(Ok(()), Err)
+}
+
+/// What can be told of each, and the last that cannot: one that is stopped does not keep the others from being told.
+fn all(nodes: Vec<(u32, NodeAddr)>) -> (Vec<View>, Option<Failure>) {
+    let (mut views, mut failed) = (Vec::new(), None);
+    for (pid, node) in nodes {
+        match view(&node) {
+            Ok(view) => views.push(view),
+            // It has ended since.
+            Err(_) if !process::exists(pid) => {}
+            Err(failure) => {
+                if let Some(Failure { line, .. }) = failed.replace(failure) {
+                    eprintln!("farmem: {line}");
+                }
+            }
+        }
+    }
+    (views, failed)
 }
 
 /// The nodes that have a status file in the runtime directory.
-fn here() -> Vec<NodeAddr> {
+fn here() -> Vec<(u32, NodeAddr)> {
     let files = runtime_dir::own().ok().and_then(|dir| std::fs::read_dir(dir).ok());
     let paths = files.into_iter().flatten().flatten().map(|file| file.path());
     let nodes = paths.filter(|path| path.file_name().is_some_and(|n| n.to_string_lossy().starts_with("node-")));
     let known = nodes.filter_map(|path| NodeStatus::read_living(&path));
-    known.filter_map(|status| status.listen.first()?.parse().ok()).collect()
+    known.filter_map(|status| Some((status.pid, status.listen.first()?.parse().ok()?))).collect()
 }
 
 fn view(node: &NodeAddr) -> Result<View, Failure> {

@@ -84,6 +84,17 @@ impl Far {
         &self.nodes
     }
 
+    /// Their addresses, and how each is reached.
+    pub fn reached(&self) -> String {
+        let way = |session: &Session| match session.is_mapped() {
+            true => "mapped",
+            false if session.is_wired() => "RDMA",
+            false => "tcp",
+        };
+        let each = self.sessions.iter().map(|session| format!("{} ({})", session.node(), way(session)));
+        each.collect::<Vec<_>>().join(", ")
+    }
+
     /// Whether something relays between this host and one of the nodes: then a refused connection may be
     /// a cut that heals.
     pub fn is_relayed(&self) -> bool {

@@ -118,21 +118,22 @@ pub struct Options {
 const EXAMPLES: &str = "\
 Examples:
   farmem run --local 1G -- python3 analysis.py
-      No node named: one is started for this run, on this machine. Good for trying
-      how a program behaves with a part of its memory local.
+      No node named: one is started for this run, on this machine. Good for
+      trying how a program behaves with a part of its memory local.
 
   farmem run --local 1G --node bighost:7411 -- redis-server
-      Far memory lies on bighost, where this runs:  farmem node --lend 8G --listen 0.0.0.0:7411
+      Far memory lies on bighost, where this runs:
+      farmem node --lend 8G --listen 0.0.0.0:7411
 
   farmem run --local 25% --stats json:stats.json -- sort -S 8G big.txt
       A quarter of this machine's RAM local; figures for a script.
 
-Choosing --local: run once with plenty (--local 90%); the summary's last lines say how much far
-memory the program had at its peak. A quarter of that is a good first try. Then look at *waiting*.
+Choosing --local: run once with plenty (--local 90%). All stays local then, and the summary's line *far memory* \
+ends with how much that was at its peak. A quarter of that is a good first try. Then look at *waiting*.
 
 Sizes: 64k, 512M, 1.5G (powers of 1024), or 25%. Times: 500ms, 5s, 2m.
 
-Exit status: the program's own, and its signals. 64 usage, 70 node lost, 71 far memory
+Exit status: the program's own, and its signals. 64 usage, 70 node lost, 71 far memory \
 exhausted, 72 no usable node, 73 farmem broken, 126 and 127 as in a shell.";
 
 /// What a node that is started for the run lends: said here in the words of `farmem run`, whose user knows of no node.
@@ -212,7 +213,8 @@ pub fn run(options: &Options) -> Result<Infallible, Failure> {
     }
     signals.hand_back(&mut command, true);
     if options.verbose {
-        eprintln!("farmem: run {run}: {} on {}, {local} bytes local", file.display(), far::list(&nodes));
+        let local = units::bytes(local);
+        eprintln!("farmem: run {run}: {} on {}, {local} local", file.display(), far.reached());
     }
     process::adopt_orphans();
     let begun = Instant::now();

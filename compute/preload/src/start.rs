@@ -19,7 +19,6 @@ use farmem_pager::{Config, FaultMode, StartError, ending};
 use farmem_pool::Pool;
 use farmem_protocol::addr::{FAR_END, FAR_START};
 use farmem_protocol::{counters, exit};
-use farmem_sys::raw::Errno;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -56,9 +55,8 @@ extern "C" fn start(_: i32, _: Pointers, variables: Pointers) {
 /// A socket of whoever started the run, and this program is another user's: root ran `su`, or a server that gives up
 /// its rights and then starts programs. (Where the library lies in the run's own directory, the loader refuses it to
 /// them with a line of its own.) Over TCP the same number is a firewall's.
-fn is_anothers(node: &NodeAddr, failure: &ConnectError) -> bool {
-    let refused = matches!(failure, ConnectError::Unreachable { reason: Errno(libc::EACCES), .. });
-    refused && matches!(node, NodeAddr::Shm(_))
+fn is_anothers(failure: &ConnectError) -> bool {
+    matches!(failure, ConnectError::Forbidden(_))
 }
 
 /// Joins a node of the run. The run has reached it before, so that a failure may be a cut: the same
@@ -72,7 +70,7 @@ fn reach(node: &NodeAddr, run: &Run) -> Result<Session, ConnectError> {
             Err(failure) => failure,
         };
         let patience = match failure {
-            _ if is_anothers(node, &failure) => return Err(failure),
+            _ if is_anothers(&failure) => return Err(failure),
             ConnectError::Unreachable { .. } => grace,
             ConnectError::Refused(_) | ConnectError::NotFarmem(_) if run.relayed => grace,
             ConnectError::Refused(_) | ConnectError::NotFarmem(_) => grace.min(Duration::from_nanos(REFUSED_NS)),
@@ -124,7 +122,7 @@ fn arm(text: &str) -> Result<(), String> {
     for node in &run.nodes {
         match reach(node, &run) {
             Ok(session) => sessions.push(session),
-            Err(failure) if is_anothers(node, &failure) => {
+            Err(failure) if is_anothers(&failure) => {
                 say("a program of another user than the run's may not reach its node: its memory stays local");
                 return Ok(());
             }

@@ -1,12 +1,13 @@
 //! Joining a node: the first connection, and by what transport slabs are reached from then on.
 
-use super::dial::{Patience, dial, hello};
+use super::dial::{NoDial, Patience, dial, hello};
 use super::{ConnectOptions, Control, Identity, Membership, Session, Transport};
 use crate::link::{Link, Reach};
 use crate::shape::Shaper;
 use crate::verbs::{Card, connect::try_once};
 use crate::{ConnectError, NodeAddr};
 use farmem_protocol::wire::{Hello, OFFERS_RDMA, Purpose, Welcome};
+use farmem_sys::raw::Errno;
 use farmem_sys::sync::Lock;
 use farmem_sys::verbs::Device;
 use std::collections::BTreeMap;
@@ -43,7 +44,7 @@ impl Session {
                 node,
                 reason: "it is a Unix socket on this machine: give its HOST:PORT".into(),
             }),
-            (NodeAddr::Shm(_), Transport::Tcp) => Err(ConnectError::NotShared(node)),
+            (NodeAddr::Shm(_), Transport::Tcp) => Err(ConnectError::NotTcp(node)),
             (NodeAddr::Shm(path), _) => {
                 Session::join(Reach::Unix(path.clone()), node, options).map(|(session, ..)| session)
             }
@@ -79,7 +80,8 @@ impl Session {
         let hello = Hello { secret, incarnation: incarnation.into(), ..hello(Purpose::Rejoin) };
         let patience = Patience::both(options.timeout.as_nanos() as u64);
         first_of(node, |reach| {
-            let (link, welcome, _) = dial(&reach, &hello, patience).map_err(|e| e.at_start(&node.to_string()))?;
+            let (link, welcome, _) =
+                dial(&reach, &hello, patience).map_err(|e| at_start(e, &reach, &node.to_string()))?;
             let member = member_of(reach, node.to_string(), options, &link, &welcome);
             let member = Membership { secret, incarnation, ..member };
             member.watch_silence(&link);
@@ -101,7 +103,7 @@ impl Session {
         let (run, pid, grace_ms) = (options.run, options.pid.into(), (options.grace.as_millis() as u64).into());
         let hello = Hello { run, pid, grace_ms, lasting, ..hello(Purpose::Join) };
         let patience = Patience::both(options.timeout.as_nanos() as u64);
-        let (link, welcome, path) = dial(&reach, &hello, patience).map_err(|e| e.at_start(&node))?;
+        let (link, welcome, path) = dial(&reach, &hello, patience).map_err(|e| at_start(e, &reach, &node))?;
         let member = member_of(reach, node, options, &link, &welcome);
         member.watch_silence(&link);
         member.control.lock().link = Some(link);
@@ -118,10 +120,22 @@ impl Session {
         if matches!(transport, Transport::Tcp | Transport::Verbs) {
             return Ok(self);
         }
-        let shared = path.map(|path| Session::join(Reach::Unix(path), self.member.node.clone(), options));
-        match shared {
-            Some(Ok((shared, ..))) if shared.member.incarnation == self.member.incarnation => Ok(shared),
-            _ if transport == Transport::Shm => Err(ConnectError::NotShared(self.member.node.clone())),
+        let node = || self.member.node.clone();
+        let reason = match path {
+            None => "it is not on this machine, or has no Unix socket".to_owned(),
+            Some(path) => match Session::join(Reach::Unix(path.clone()), node(), options) {
+                Ok((shared, ..)) if shared.member.incarnation == self.member.incarnation => return Ok(shared),
+                Err(ConnectError::Forbidden(_)) => format!(
+                    "its socket {} is not this user's to open: be its user, or start it with --listen unix:/PATH where \
+                     others may open that",
+                    path.display()
+                ),
+                // Of a container, say, whose files are others.
+                _ => format!("its socket {} is not to be found here", path.display()),
+            },
+        };
+        match transport {
+            Transport::Shm => Err(ConnectError::NotShared { node: node(), reason }),
             _ => Ok(self),
         }
     }
@@ -156,6 +170,14 @@ impl Session {
             member.card = opened;
         }
         try_once(&self.member, self.member.next_queue.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+fn at_start(failure: NoDial, reach: &Reach, node: &str) -> ConnectError {
+    match (failure, reach) {
+        // Over TCP the same number is a firewall's.
+        (NoDial::System(Errno(libc::EACCES)), Reach::Unix(_)) => ConnectError::Forbidden(node.to_owned()),
+        (failure, _) => failure.at_start(node),
     }
 }
 
