@@ -24,11 +24,31 @@ fn an_agent_is_started_on_demand_seen_and_ends() {
     // A second is not started.
     assert_eq!(outcome(place.farmem(["agent", "--detach"])), (Some(0), String::new(), String::new()));
     assert_eq!(status().1, said);
+    let (code, _, err) = outcome(place.farmem(["agent", "--detach", "--quota", "1G"]));
+    assert!(code == Some(0) && err.contains("it stays as it was started") && err.lines().count() == 1, "{err}");
     let second = outcome(place.farmem(["agent"]));
     assert!(second.0 != Some(0) && second.2.contains("an agent is running already"), "{second:?}");
     farmem_sys::process::send(pid, libc::SIGTERM).unwrap();
     eventually("it ends", || !runs(pid));
     assert!(status().0 != Some(0));
+}
+
+#[test]
+fn one_that_was_detached_can_be_asked_at_once() {
+    let place = Place::new();
+    assert_eq!(outcome(place.farmem(["agent", "--lend", "64M", "--detach"])), (Some(0), String::new(), String::new()));
+    let (code, said, err) = outcome(place.farmem(["agent", "--status"]));
+    assert!(code == Some(0) && said.ends_with("\nno programs\n"), "{code:?} {said}{err}");
+    let pid: u32 = said.split(['\u{20}', ':']).nth(1).and_then(|pid| pid.parse().ok()).unwrap();
+    farmem_sys::process::send(pid, libc::SIGTERM).unwrap();
+    eventually("it ends", || !runs(pid));
+}
+
+#[test]
+fn one_that_cannot_be_detached_has_the_agents_status() {
+    let place = Place::new();
+    let (code, _, err) = outcome(place.farmem(["agent", "--node", "127.0.0.1:1", "--detach"]));
+    assert!(code == Some(72) && err.contains("nobody listens there") && err.lines().count() == 1, "{code:?} {err}");
 }
 
 #[test]
@@ -39,6 +59,7 @@ fn what_cannot_be_is_one_line() {
         (&["agent", "--node", "unix:/nonexistent.sock"], "nobody listens there: start one with farmem node"),
         (&["agent", "--quota", "no-such-user=1G"], "no user 'no-such-user'"),
         (&["agent", "--lend", "1M"], "farmem node --lend"),
+        (&["agent", "--lend", "999T"], "lend less"),
         (&["malloc-bench", "--trace", "/nonexistent"], "/nonexistent"),
         (&["malloc-bench", "--pattern", "trace"], "name the file: --trace FILE"),
     ] {

@@ -12,7 +12,6 @@ mod quota;
 pub mod report;
 mod start;
 
-use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,8 +24,8 @@ use farmem_protocol::exit;
 use farmem_sys::process::Signals;
 
 use crate::failure::Failure;
-use crate::runtime_dir;
 use crate::size::{self, Size};
+use crate::{runtime_dir, units};
 pub use node::Options as NodeOptions;
 pub use node::run as run_node;
 use quota::Quota;
@@ -84,16 +83,19 @@ Examples:
   farmem agent --lend 2G --quota 512M
       Each user's programs hold half a GiB at most, of 2 GiB in all.
 
-  farmem agent --node unix:/run/farmem/node.sock --quota alice=4G --quota alice/nightly=1G
-      Memory of a node that runs already; alice's job 'nightly' has a limit of its own.
+  farmem agent --node bighost:7411 --quota alice=4G --quota alice/nightly=1G
+      Memory of a node that runs already; alice's job 'nightly' has a limit of
+      its own.
 
-  farmem agent --node bighost:7411
-      Memory of another machine: programs read and write their pieces by verbs over tcp, not by loads and stores.
+  farmem agent --node unix:/run/farmem/node.sock
+      Memory of a node on this machine is mapped, if the node is named by its
+      socket; by HOST:PORT programs read and write their pieces by verbs over
+      tcp, not by loads and stores.
 
   farmem agent --status
       Who holds what.
 
-Quotas are counted in blocks of 2 MiB, and exact. SIGTERM: ends; programs that hold memory keep it
+Quotas are counted in blocks of 2 MiB, and exact. SIGTERM: ends; programs that hold memory keep it \
 for --grace, and are served by the next agent.";
 
 /// Serves until idle, or told to end.
@@ -113,7 +115,17 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     let node = match &options.node {
         Some(node) => node.clone(),
         None => {
-            let lend = options.lend.bytes(size::machine_ram().map_err(Failure::usage)?.0);
+            // No node for one that has to go at once.
+            let socket = host::socket(&dir);
+            if start::listens(&socket) {
+                return Err(refusal(StartError::Running(socket)));
+            }
+            let (ram, _) = size::machine_ram().map_err(Failure::usage)?;
+            let lend = options.lend.bytes(ram);
+            if lend > ram {
+                let (lend, ram) = (units::bytes(lend), units::bytes(ram));
+                return Err(Failure::usage(format!("--lend: {lend} is more than this machine's {ram}: lend less")));
+            }
             NodeAddr::Shm(node::at_hand(&dir, lend)?)
         }
     };
@@ -132,6 +144,9 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     };
     let publisher = report::Publisher::new(&dir, config.node.to_string());
     let agent = Agent::start(config).map_err(refusal)?;
+    let mut publish = publisher.publish();
+    // Before anybody who was told that it listens asks who holds what.
+    publish(&agent.report());
     if !options.quiet {
         eprintln!("farmem: agent at {}", host::socket(&dir).display());
         if agent.recovered > 0 {
@@ -149,7 +164,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     };
     let spawned = std::thread::Builder::new().name("signals".into()).spawn(told);
     spawned.map_err(|e| Failure::usage(format!("cannot start a thread: {e}")))?;
-    let end = agent.run(&mut publisher.publish()).map_err(refusal)?;
+    let end = agent.run(&mut publish).map_err(refusal)?;
     let _ = std::fs::remove_file(report::Agent::path(&dir));
     let left = agent.report().applications.len();
     agent.close();
@@ -182,7 +197,6 @@ fn refusal(e: StartError) -> Failure {
 fn status(dir: &std::path::Path) -> Result<(), Failure> {
     let none = || Failure::usage("no agent of this user is running; one is started on demand, or by farmem agent");
     let agent = report::Agent::living(dir).ok_or_else(none)?;
-    // Whoever reads it may have seen enough.
-    let _ = std::io::stdout().write_all(agent.text().as_bytes());
+    print!("{}", agent.text());
     Ok(())
 }

@@ -12,7 +12,9 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use farmem_agent::host;
+use farmem_protocol::exit;
 
+use super::report::Agent;
 use crate::failure::Failure;
 
 /// How long an agent, and the node it may have to start, take to listen.
@@ -23,7 +25,7 @@ const AFTER_END: Duration = Duration::from_secs(2);
 /// The socket of this directory's agent, which is started if there is none.
 pub fn reached_or_started(dir: &Path) -> io::Result<PathBuf> {
     let socket = host::socket(dir);
-    if UnixStream::connect(&socket).is_ok() {
+    if listens(&socket) {
         return Ok(socket);
     }
     let out = quietly(Command::new("/proc/self/exe").args(["agent", "--detach", "--dir"]).arg(dir)).output()?;
@@ -34,8 +36,22 @@ pub fn reached_or_started(dir: &Path) -> io::Result<PathBuf> {
     Err(io::Error::other(said.trim().trim_start_matches("farmem: ").to_owned()))
 }
 
+/// Whether an agent is there.
+pub fn listens(socket: &Path) -> bool {
+    UnixStream::connect(socket).is_ok()
+}
+
 /// `farmem agent --detach`.
 pub fn detached(dir: &Path) -> Result<(), Failure> {
+    let socket = host::socket(dir);
+    if listens(&socket) {
+        // What was wanted of it beyond that it runs.
+        if std::env::args_os().skip(2).any(|argument| argument != "--detach") {
+            let who = Agent::living(dir).map(|agent| format!(" (process {}, memory of {})", agent.pid, agent.node));
+            eprintln!("farmem: an agent is running already{}: it stays as it was started", who.unwrap_or_default());
+        }
+        return Ok(());
+    }
     let failed = |e: io::Error| Failure::usage(format!("no agent could be started: {e}"));
     let said = dir.join(format!("agent-{}.log", std::process::id()));
     let complaints = std::fs::File::create(&said).map_err(failed)?;
@@ -46,16 +62,18 @@ pub fn detached(dir: &Path) -> Result<(), Failure> {
     let complaint =
         || std::fs::read_to_string(&said).unwrap_or_default().trim().trim_start_matches("farmem: ").to_owned();
     let (mut agent, mut until) = (spawned.map_err(failed)?, Instant::now() + READY_WITHIN);
+    let mut status = exit::USAGE;
     let ended = loop {
-        if UnixStream::connect(host::socket(dir)).is_ok() {
+        if listens(&socket) {
             break Ok(());
         }
         // Another may have been faster, and this one have ended because of it: that one is to listen soon.
-        if agent.try_wait().map_err(failed)?.is_some() {
+        if let Some(end) = agent.try_wait().map_err(failed)? {
             until = until.min(Instant::now() + AFTER_END);
+            status = end.code().unwrap_or(status);
         }
         if Instant::now() >= until {
-            break Err(Failure::usage(format!("no agent could be started: {}", complaint())));
+            break Err(Failure { status, line: format!("no agent could be started: {}", complaint()) });
         }
         std::thread::sleep(Duration::from_millis(2));
     };
