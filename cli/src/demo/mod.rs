@@ -14,6 +14,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use farmem_sys::process::{self, Arrived, Signals};
+
 use crate::failure::Failure;
 use crate::size::{self, Size};
 use crate::units;
@@ -24,6 +26,11 @@ const SHARES: [f64; 5] = [1.0, 0.75, 0.5, 0.25, 0.1];
 
 /// A run that takes longer is given up: something is wrong, and nobody should have to wait for it.
 const GIVE_UP_AFTER: Duration = Duration::from_secs(180);
+
+/// The least input that has a tenth to spare.
+const LEAST: u64 = 8 << 20;
+/// The least that a node lends.
+const LEAST_LENT: u64 = 64 << 20;
 
 /// Sort a file with less and less local memory; compare outputs and times
 #[derive(clap::Args, Debug)]
@@ -56,8 +63,31 @@ impl Row {
     }
 }
 
+/// Why there is no table.
+enum Ended {
+    Failed(Failure),
+    /// By a signal that was meant to end it: Ctrl-C.
+    Told(i32),
+}
+
+impl From<Failure> for Ended {
+    fn from(failure: Failure) -> Ended {
+        Ended::Failed(failure)
+    }
+}
+
 /// Runs the demonstration.
 pub fn run(options: &Options) -> Result<(), Failure> {
+    // Before its files are made, which nobody else would remove.
+    let signals = Signals::take().map_err(|e| failed("taking over signals", &e))?;
+    match show(options, &signals) {
+        Ok(()) => Ok(()),
+        Err(Ended::Failed(failure)) => Err(failure),
+        Err(Ended::Told(signal)) => process::end_by(signal),
+    }
+}
+
+fn show(options: &Options, signals: &Signals) -> Result<(), Ended> {
     let (ram, available) = size::machine_ram().map_err(|e| Failure::usage(e.to_string()))?;
     let input_bytes = options.input.bytes(ram);
     // The input, its sorted copy, both processes' memory: six times the input is ample.
@@ -65,10 +95,16 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         let needed = units::bytes(6 * input_bytes);
         return Err(Failure::usage(format!(
             "not enough memory for this demo: it needs {needed}; try a smaller --input"
-        )));
+        ))
+        .into());
     }
+    if input_bytes < LEAST {
+        let least = units::bytes(LEAST);
+        return Err(Failure::usage(format!("--input is below {least}: too little to take anything away from")).into());
+    }
+    can_be_written(&options.svg).map_err(|e| failed(&format!("--svg {}", options.svg.display()), &e))?;
     let place = Workplace::new()?;
-    let bench = Bench { place: &place, buffer: 4 * input_bytes };
+    let bench = Bench { place: &place, signals, buffer: 4 * input_bytes };
     let what = match options.lines {
         Lines::Logs => "of logs from 24 machines, by time",
         Lines::Random => "of lines in no order",
@@ -81,7 +117,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     let all_local = bench.far(1.0, 4 * input_bytes)?;
     let footprint = all_local.stat("local_peak");
     if footprint == 0 {
-        return Err(Failure::usage("the runtime saw no memory of sort's; nothing to show"));
+        return Err(Failure::usage("the runtime saw no memory of sort's; nothing to show").into());
     }
     rows.push(Row { local: footprint, ..all_local });
     for share in &SHARES[1..] {
@@ -105,6 +141,13 @@ pub fn run(options: &Options) -> Result<(), Failure> {
 
 fn failed(doing: &str, error: &dyn std::fmt::Display) -> Failure {
     Failure { status: 1, line: format!("{doing}: {error}") }
+}
+
+/// Told now, not half a minute later.
+fn can_be_written(file: &Path) -> io::Result<()> {
+    let is_new = !file.exists();
+    fs::OpenOptions::new().append(true).create(true).open(file)?;
+    if is_new { fs::remove_file(file) } else { Ok(()) }
 }
 
 /// A directory for the demo's files, gone when it is over.
@@ -131,12 +174,14 @@ impl Drop for Workplace {
 /// Runs the sort in different ways.
 struct Bench<'a> {
     place: &'a Workplace,
+    signals: &'a Signals,
     /// `sort -S`, bytes: the whole input is sorted in memory, never in temporary files.
     buffer: u64,
 }
 
 impl Bench<'_> {
     fn sort(&self, command: &mut Command, output: &Path) -> Result<Child, Failure> {
+        self.signals.hand_back(command, true);
         command
             .args(["--parallel=2", "-S", &format!("{}b", self.buffer), "-o"])
             .arg(output)
@@ -148,67 +193,85 @@ impl Bench<'_> {
             .map_err(|e| failed("starting sort", &e))
     }
 
-    fn native(&self) -> Result<Row, Failure> {
+    fn native(&self) -> Result<Row, Ended> {
         let begun = Instant::now();
         let child = self.sort(&mut Command::new("sort"), &self.place.file("native"))?;
-        let elapsed = follow(child, "native", begun)?;
+        let elapsed = self.follow(child, "native", begun)?;
         Ok(Row { share: None, local: 0, elapsed, stats: serde_json::Value::Null })
     }
 
-    fn far(&self, share: f64, local: u64) -> Result<Row, Failure> {
+    fn far(&self, share: f64, local: u64) -> Result<Row, Ended> {
         let (output, stats) = (self.place.file("far"), self.place.file("stats"));
         let own = std::env::current_exe().map_err(|e| failed("finding this binary", &e))?;
         let mut command = Command::new(own);
-        command.args(["run", "--local", &local.to_string(), "--far", &self.buffer.to_string()]);
+        command.args(["run", "--local", &local.to_string(), "--far", &self.buffer.max(LEAST_LENT).to_string()]);
         command.arg("--stats").arg(format!("json:{}", stats.display())).args(["--", "sort"]);
         let begun = Instant::now();
         let child = self.sort(&mut command, &output)?;
         let name = format!("{:.0} % local", share * 100.0);
-        let elapsed = follow(child, &name, begun)?;
+        let elapsed = self.follow(child, &name, begun)?;
         if !same(&self.place.file("native"), &output).map_err(|e| failed("comparing outputs", &e))? {
-            return Err(Failure { status: 1, line: format!("{name}: the output differs from the native one") });
+            return Err(Failure { status: 1, line: format!("{name}: the output differs from the native one") }.into());
         }
         let stats = fs::read(&stats).map_err(|e| failed("reading the run's figures", &e))?;
         let stats = serde_json::from_slice(&stats).map_err(|e| failed("reading the run's figures", &e))?;
         Ok(Row { share: Some(share), local, elapsed, stats })
     }
-}
 
-/// Waits for a run, showing that time passes; gives how long it took.
-fn follow(mut child: Child, name: &str, begun: Instant) -> Result<Duration, Failure> {
-    let live = io::stdout().is_terminal();
-    let mut complaints = child.stderr.take();
-    let status = loop {
-        if let Some(status) = child.try_wait().map_err(|e| failed(name, &e))? {
-            break status;
-        }
+    /// Waits for a run, showing that time passes; gives how long it took.
+    fn follow(&self, mut child: Child, name: &str, begun: Instant) -> Result<Duration, Ended> {
+        let live = io::stdout().is_terminal();
+        let mut complaints = child.stderr.take();
+        let mut told = None;
+        let status = loop {
+            if let Some(status) = child.try_wait().map_err(|e| failed(name, &e))? {
+                break status;
+            }
+            let elapsed = begun.elapsed();
+            if elapsed > GIVE_UP_AFTER {
+                let _ = child.kill();
+                let _ = child.wait();
+                let line = format!("{name}: given up after {} s", GIVE_UP_AFTER.as_secs());
+                return Err(Failure { status: 1, line }.into());
+            }
+            if live && elapsed > Duration::from_millis(200) {
+                print!("\r  {name:<11} {:>6.1} s …", elapsed.as_secs_f64());
+                let _ = io::stdout().flush();
+            }
+            // The child's end is a signal, too.
+            match self.signals.next(Duration::from_millis(100)) {
+                Some(Arrived {
+                    number: number @ (libc::SIGINT | libc::SIGTERM | libc::SIGHUP | libc::SIGQUIT),
+                    ..
+                }) => {
+                    told = Some(number);
+                    // The run takes its files along; a terminal's Ctrl-C has told it already, which does no harm.
+                    let _ = process::send(child.id(), libc::SIGTERM);
+                }
+                // The child has had the terminal's, too.
+                Some(Arrived { number: libc::SIGTSTP, .. }) => drop(process::send(std::process::id(), libc::SIGSTOP)),
+                _ => {}
+            }
+        };
         let elapsed = begun.elapsed();
-        if elapsed > GIVE_UP_AFTER {
-            let _ = child.kill();
-            let _ = child.wait();
-            return Err(Failure { status: 1, line: format!("{name}: given up after {} s", GIVE_UP_AFTER.as_secs()) });
+        if let Some(signal) = told {
+            return Err(Ended::Told(signal));
         }
-        if live && elapsed > Duration::from_millis(200) {
-            print!("\r  {name:<11} {:>6.1} s …", elapsed.as_secs_f64());
-            let _ = io::stdout().flush();
+        if !status.success() {
+            let mut said = String::new();
+            if let Some(pipe) = &mut complaints {
+                let _ = pipe.read_to_string(&mut said);
+            }
+            let said = said.lines().last().unwrap_or("no message");
+            return Err(Failure { status: 1, line: format!("{name}: {status}: {said}") }.into());
         }
-        // A tenth of the shortest run would show in the table; a thousandth does not.
-        std::thread::sleep(Duration::from_millis(if elapsed < Duration::from_secs(1) { 1 } else { 10 }));
-    };
-    let elapsed = begun.elapsed();
-    if !status.success() {
-        let mut said = String::new();
-        if let Some(pipe) = &mut complaints {
-            let _ = pipe.read_to_string(&mut said);
+        if live {
+            // Over what was there: a tenth of a second, and dots.
+            print!("\r  {name:<11} {:>6.2} s  \r", elapsed.as_secs_f64());
         }
-        let said = said.lines().last().unwrap_or("no message");
-        return Err(Failure { status: 1, line: format!("{name}: {status}: {said}") });
+        println!("  {name:<11} {:>6.2} s", elapsed.as_secs_f64());
+        Ok(elapsed)
     }
-    if live {
-        print!("\r");
-    }
-    println!("  {name:<11} {:>6.2} s  ", elapsed.as_secs_f64());
-    Ok(elapsed)
 }
 
 fn same(one: &Path, other: &Path) -> io::Result<bool> {

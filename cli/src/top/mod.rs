@@ -37,8 +37,10 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     let interval = options.interval.max(Duration::from_millis(100));
     let mut gatherer = Gatherer::default();
     if !(options.once || options.json) {
-        return screen::show(&mut gatherer, interval)
-            .map_err(|e| Failure { status: 1, line: format!("terminal: {e}") });
+        return screen::show(&mut gatherer, interval).map_err(|e| Failure {
+            status: 1,
+            line: format!("no terminal to draw on ({e}): farmem top --once prints one sample"),
+        });
     }
     // Rates need two looks.
     gatherer.look();
