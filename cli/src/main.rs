@@ -60,7 +60,8 @@ On two:
   here$    farmem run --local 1G --node bighost:7411 -- redis-server
   here$    farmem top
 
-Sizes are 512M, 1.5G (powers of 1024), or 25% of this machine's RAM; times 500ms, 5s, 2m.
+Sizes are 512M, 1.5G (powers of 1024), or 25% of this machine's RAM.
+Times are 500ms, 5s, 2m.
 Each command has examples of its own: farmem run --help";
 
 const BENCH_EXAMPLES: &str = "\
@@ -70,10 +71,10 @@ Examples:
   farmem bench apps --quick --svg .
       Real programs with 100, 75, 50, 25 and 10 % of their far memory local.
   sudo farmem bench paging --json paging.json
-      As root: swap to zram and to a loop device beside it, under the same limit.
+      As root: swap to zram and a loop device beside it, under the same limit.
 
-Figures are of this machine and of the minute: systems take turns in rounds, and ratios are
-taken within a round. One benchmark runs at a time. Ctrl-C ends it and removes what it made
+Figures are of this machine and of the minute: systems take turns in rounds, and ratios are \
+taken within a round. One benchmark runs at a time. Ctrl-C ends it and removes what it made \
 (swap areas, memory groups, nodes).";
 
 #[derive(clap::Subcommand, Debug)]
@@ -231,6 +232,24 @@ mod tests {
         assert_eq!(said(&["farmem", "rum"]), "unrecognized subcommand 'rum'; a similar subcommand exists: 'run'");
         let line = said(&["farmem", "top", "--intervall", "1s"]);
         assert!(line.contains("'--intervall'") && line.contains("similar") && line.lines().count() == 1, "{line}");
+    }
+
+    #[test]
+    fn help_fits_a_terminal_of_eighty_columns() {
+        // Paragraphs are wrapped to any width; what is laid out, which is indented or has breaks of its own, would be
+        // torn.
+        fn look(command: &clap::Command) {
+            let after = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            let lines: Vec<&str> = after.lines().collect();
+            for (n, line) in lines.iter().enumerate() {
+                let ends = lines.get(n + 1).is_none_or(|next| next.is_empty());
+                let begins = n.checked_sub(1).is_none_or(|last| lines[last].is_empty());
+                let is_paragraph = begins && ends && !line.starts_with(' ');
+                assert!(is_paragraph || line.chars().count() <= 80, "{}: {line}", command.get_name());
+            }
+            command.get_subcommands().for_each(look);
+        }
+        look(&Farmem::command());
     }
 
     #[test]

@@ -18,9 +18,10 @@ pub struct Options {
 const EXAMPLES: &str = "\
 Example:
   farmem check bighost:7411
-      Reads the words that say who owns what, twice, while the node goes on, and ends with
-      status 1 and a line for everything that both show wrong: memory that nobody owns or
-      that has two owners, owners that do not exist, words that cannot be.";
+      Reads the words that say who owns what, twice, while the node goes on, and
+      ends with status 1 and a line for everything that both show wrong: memory
+      that nobody owns or that has two owners, owners that do not exist, words
+      that cannot be.";
 
 /// Problems named one by one, at most.
 const SHOWN: usize = 20;

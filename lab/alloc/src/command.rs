@@ -19,13 +19,15 @@ Examples:
       Three sizes, three numbers of clients: a look, in a minute or two.
   farmem bench alloc --sizes 4K --clients 512 --json alloc.json --svg alloc.svg
       The published setting.
-  farmem bench alloc --print-rnic > mine.toml; farmem bench alloc --rnic mine.toml
+  farmem bench alloc --print-rnic > mine.toml
+  farmem bench alloc --rnic mine.toml
       With latencies of your own.
 
   farmem bench alloc --real
-      1 to 8 processes at a real node, over shm and tcp: verbs, latency, the node's CPU.
+      1 to 8 processes at a real node, over shm and tcp: verbs, latency, the
+      node's CPU.
 
-Everything but --real is simulated in virtual time and follows from --seed, but for the rate of recovery,
+Everything but --real is simulated in virtual time and follows from --seed, but for the rate of recovery, \
 which is measured on this machine.";
 
 /// What allocating far memory costs: farmem's extents, FineMem, OneSidedMW, a free array, calls

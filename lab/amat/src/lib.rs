@@ -112,11 +112,11 @@ pub struct Amat {
 const EXAMPLES: &str = "\
 Examples:
   farmem amat -- python3 -c 'print(sum(range(10**6)))'
-  farmem amat --record sort.refs -- sort big.txt       keep the recording
-  farmem amat sort.refs --local 5%,10%,20%             and ask it again
+  farmem amat --record sort.refs -- sort big.txt  keep the recording
+  farmem amat sort.refs --local 5%,10%,20%        and ask it again
   farmem amat --generate zipf --array 1G --sample 10%
-  farmem amat --generate zipf --system kona --block 64,256,1K,4K,32K --svg blocks.svg
-  farmem amat --show kona > mine.toml                  describe a system of one's own";
+  farmem amat --generate zipf --system kona --block 64,1K,4K,32K --svg b.svg
+  farmem amat --show kona > mine.toml             describe a system of one's own";
 
 fn share(text: &str) -> Result<f64, &'static str> {
     match text.trim_end_matches('%').parse::<f64>() {
@@ -169,6 +169,17 @@ impl Amat {
             return print(text);
         }
         let systems = self.described()?;
+        let sources = self.traces.len() + usize::from(self.generate.is_some()) + usize::from(!self.program.is_empty());
+        if sources == 0 {
+            bail!("nothing to simulate: name a trace, a program after --, or --generate a pattern");
+        }
+        // Told now, not after a recording of hours.
+        if let Some(path) = &self.svg {
+            if sources > 1 {
+                bail!("--svg draws one trace at a time");
+            }
+            File::options().append(true).create(true).open(path).with_context(|| path.display().to_string())?;
+        }
         let scratch;
         let mut origins: Vec<Origin> = self.traces.iter().cloned().map(Origin::File).collect();
         if let Some(pattern) = self.generate {
@@ -179,9 +190,6 @@ impl Amat {
             scratch = Scratch::new(self.record.as_deref(), &self.program)?;
             record(&self.program, &scratch.path)?;
             origins.push(Origin::File(scratch.path.clone()));
-        }
-        if origins.is_empty() {
-            bail!("nothing to simulate: name a trace, a program after --, or --generate a pattern");
         }
         let mut reports = vec![];
         for origin in &origins {
@@ -195,9 +203,6 @@ impl Amat {
             print(&(serde_json::to_string_pretty(&reports)? + "\n"))?;
         }
         if let Some(path) = &self.svg {
-            if reports.len() > 1 {
-                bail!("--svg draws one trace at a time");
-            }
             std::fs::write(path, plot::svg(&reports[0])).with_context(|| path.display().to_string())?;
         }
         Ok(())

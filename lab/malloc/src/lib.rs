@@ -85,10 +85,11 @@ Examples:
   farmem malloc-bench --node bighost:7411 --ops 50000
       On memory of another machine, by verbs over tcp.
   farmem malloc-bench --trace trace.je.larson.16.gz --trace trace.mi.lean.16.gz
-      What jemalloc and mimalloc asked for, of FineMem's traces (github.com/MemoryDisaggregation/FineMem,
-      microbench/traces; one of them is in lab/malloc/traces).
+      What jemalloc and mimalloc asked for, of FineMem's traces
+      (github.com/MemoryDisaggregation/FineMem, microbench/traces; one of them
+      is in lab/malloc/traces).
 
-taken/asked: memory taken from the agent (or, for malloc, from the kernel) for each byte asked for,
+taken/asked: memory taken from the agent (or, for malloc, from the kernel) for each byte asked for, \
 at the moment when most was asked for. One benchmark runs at a time.";
 
 /// Bytes that the benchmark's own node lends, at most.

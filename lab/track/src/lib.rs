@@ -105,17 +105,18 @@ pub struct Track {
 const EXAMPLES: &str = "\
 Examples:
   farmem track --pid $(pidof redis-server) --windows 10
-      Ten seconds of a server that runs. Ctrl-C ends it earlier; the server notices nothing.
+      Ten seconds of a server that runs. Ctrl-C ends it earlier; the server
+      notices nothing.
 
   farmem track --window 200ms --svg lines.svg -- python3 analysis.py
       A program from its start to its end.
 
-Reading it: ×4 KiB is how many bytes would move for each byte that changed if whole pages moved;
-pages/lines is how many times more than the dirty lines that would be. Windows that are idle, the
-first, and those cut short by --max-pause are shown but left out of the pooled figures. A store of the
+Reading it: ×4 KiB is how many bytes would move for each byte that changed if whole pages moved; \
+pages/lines is how many times more than the dirty lines that would be. Windows that are idle, the \
+first, and those cut short by --max-pause are shown but left out of the pooled figures. A store of the \
 value that is there already changes nothing and is not seen.
 
-Attaching needs the right to trace: one's own processes, where kernel.yama.ptrace_scope is 0 (most
+Attaching needs the right to trace: one's own processes, where kernel.yama.ptrace_scope is 0 (most \
 distributions set 1: then start the program by farmem track -- PROGRAM, or be root).";
 
 fn time(text: &str) -> Result<Duration, String> {

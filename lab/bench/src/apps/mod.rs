@@ -81,7 +81,7 @@ Examples:
       A look: small inputs, one round. As root it also shows swap to zram.
 
   farmem bench apps --programs redis,sort --shares 50,25 --tcp --json apps.json
-      Two programs, two shares, TCP beside shared memory, every figure in a file.";
+      Two programs, two shares, TCP beside shared memory, all figures in a file.";
 
 impl Options {
     fn rounds(&self) -> usize {

@@ -75,7 +75,7 @@ Examples:
   farmem bench dirty --svg dirty.svg
       All programs, as many rounds as twelve minutes allow.
 
-  farmem bench dirty --only redis,sort --ways shm:none,shm:auto,shm:lines --rounds 9
+  farmem bench dirty --only redis,sort --ways shm:none,shm:auto,shm:lines
       Two programs, three policies over shared memory.";
 
 /// How far memory is reached.

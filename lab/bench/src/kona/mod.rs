@@ -72,7 +72,8 @@ Examples:
   farmem bench kona --quick
       All tables, in some two minutes; without --quick in less than six.
   farmem bench kona --parts stores
-      The programs' own stores alone: no tracker, no clock, the same figures everywhere.";
+      The programs' own stores alone: no tracker, no clock, the same figures
+      everywhere.";
 
 /// A table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
