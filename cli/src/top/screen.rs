@@ -190,11 +190,13 @@ impl Screen {
             frame.render_widget(Line::from(" no nodes on this machine"), area);
             return;
         }
-        let widths = [Constraint::Min(16)].into_iter().chain([9, 10, 10, 8, 10, 10].map(Constraint::Length));
+        let shown = node_columns(area.width);
+        let widths = shown.iter().map(|&column| Constraint::Length(NODE_WIDTHS[column]));
+        let widths = [Constraint::Min(16)].into_iter().chain(widths);
         let right = |cells: [String; 7]| {
-            let mut cells = cells.into_iter();
-            let first = Line::from(format!(" {}", cells.next().unwrap_or_default()));
-            Row::new(std::iter::once(first).chain(cells.map(|cell| Line::from(cell).right_aligned())))
+            let first = Line::from(format!(" {}", cells[0]));
+            let others = shown.iter().map(|&column| Line::from(cells[column].clone()).right_aligned());
+            Row::new(std::iter::once(first).chain(others).collect::<Vec<Line<'static>>>())
         };
         let rows: Vec<Row<'_>> = self.view.nodes.iter().map(|node| right(node_cells(node))).collect();
         let header = right(NODE_COLUMNS.map(String::from)).style(Style::new().fg(Color::Cyan));
@@ -247,6 +249,21 @@ impl Screen {
     }
 }
 
+/// Of [`NODE_COLUMNS`]; the first takes what is left.
+const NODE_WIDTHS: [u16; 7] = [16, 9, 10, 10, 8, 10, 10];
+
+/// The columns of nodes, beside the first, that fit into a width: half a figure would be another.
+fn node_columns(width: u16) -> Vec<usize> {
+    let mut shown: Vec<usize> = (1..NODE_WIDTHS.len()).collect();
+    for dispensable in [1, 5, 6, 4, 3] {
+        if NODE_WIDTHS[0] + shown.iter().map(|&column| NODE_WIDTHS[column] + 1).sum::<u16>() <= width {
+            break;
+        }
+        shown.retain(|&column| column != dispensable);
+    }
+    shown
+}
+
 /// Which columns fit into a width: the most telling ones stay.
 struct Columns {
     shown: Vec<usize>,
@@ -293,6 +310,17 @@ impl Columns {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn figures_of_nodes_are_whole_or_absent() {
+        for width in 27..200 {
+            let shown = node_columns(width);
+            let taken: u16 = shown.iter().map(|&column| NODE_WIDTHS[column] + 1).sum();
+            assert!(NODE_WIDTHS[0] + taken <= width && shown.contains(&2), "{width}");
+        }
+        assert_eq!(node_columns(80), [1, 2, 3, 4, 5, 6]);
+        assert_eq!(node_columns(40), [2, 3]);
+    }
 
     #[test]
     fn columns_fit_every_width() {
