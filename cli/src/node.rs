@@ -5,6 +5,7 @@
 
 use std::fs;
 use std::net::SocketAddr;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -118,12 +119,14 @@ impl Status {
     pub fn read_living(path: &Path) -> Option<Status> {
         let text = fs::read(path).ok()?;
         let status: Status = serde_json::from_slice(&text).ok()?;
-        if process::exists(status.pid) {
+        // Its own, if it made one (`farmem_memory::Config::status_dir`).
+        let socket = path.with_extension("sock");
+        // Seen from another pid namespace, as a container's, its number says nothing; that it listens does.
+        if process::exists(status.pid) || UnixStream::connect(&socket).is_ok() {
             return Some(status);
         }
         let _ = fs::remove_file(path);
-        // Its own, if it made one (`farmem_memory::Config::status_dir`).
-        let _ = fs::remove_file(path.with_extension("sock"));
+        let _ = fs::remove_file(socket);
         None
     }
 }

@@ -119,6 +119,22 @@ fn a_socket_is_named_for_wherever_one_asks_from() {
 }
 
 #[test]
+fn one_whose_number_means_nothing_here_keeps_its_socket() {
+    let place = Place::new();
+    let node = Node::start(&place);
+    let mut gone = std::process::Command::new("true").spawn().unwrap();
+    gone.wait().unwrap();
+    // As a container sees it that shares the directory and not the processes.
+    let said = std::fs::read_to_string(&node.status).unwrap();
+    let (own, other) = (format!("\"pid\":{},", node.child.id()), format!("\"pid\":{},", gone.id()));
+    assert!(said.contains(&own));
+    std::fs::write(&node.status, said.replace(&own, &other)).unwrap();
+    outcome(place.farmem(["top", "--json", "--interval", "10ms"]));
+    assert!(node.socket().exists() && node.status.exists());
+    assert_eq!(run(&place, &node, "shm"), (Some(0), String::new()));
+}
+
+#[test]
 fn its_socket_goes_with_it() {
     let place = Place::new();
     let mut node = Node::start(&place);
