@@ -65,8 +65,8 @@ pub(super) enum Put {
     Kept,
     /// Nowhere: it is of a published block.
     Shared,
-    /// Into a block that is empty now: these, one or more, are to be given back to the node.
-    Surplus(Vec<release::Grant>),
+    /// Its block is empty now, and to be given back to the node.
+    Surplus(release::Grant),
 }
 
 impl Host {
@@ -160,9 +160,8 @@ impl Host {
         grant.place.index * BLOCK
     }
 
-    /// A run comes back. The block that became empty by it, no longer ours to use, unless few are (and others, as fewer
-    /// may be of what is left): an empty block that is kept is not drained and not zeroed, and serves whoever of its
-    /// owner's asks next.
+    /// A run comes back. The block that became empty by it, no longer ours to use, unless few are: an empty block
+    /// that is kept is not drained and not zeroed, and serves whoever of its owner's asks next.
     pub(super) fn put_back(&self, chunk: u32) -> Put {
         let mut blocks = self.blocks.borrow_mut();
         let given = blocks.change(chunk / BLOCK, |owned| {
@@ -175,17 +174,11 @@ impl Host {
         });
         match given {
             None => Put::Shared,
-            Some(true) => {
-                let (mut surplus, mut next) = (Vec::new(), Some(chunk / BLOCK));
-                while blocks.empty().count() as u64 > policy::kept_empty(blocks.len() as u64)
-                    && let Some(block) = next.take().or_else(|| blocks.empty().last())
-                {
-                    self.room.set(self.room.get() - BLOCK);
-                    surplus.push(blocks.remove(block).expect("it is there").grant);
-                }
-                if surplus.is_empty() { Put::Kept } else { Put::Surplus(surplus) }
+            Some(true) if blocks.empty().count() as u64 > policy::kept_empty(blocks.len() as u64) => {
+                self.room.set(self.room.get() - BLOCK);
+                Put::Surplus(blocks.remove(chunk / BLOCK).expect("it is there").grant)
             }
-            Some(false) => Put::Kept,
+            Some(_) => Put::Kept,
         }
     }
 
@@ -347,19 +340,14 @@ impl Extent {
         match self.hosts[host as usize].put_back(chunk) {
             Put::Kept => {}
             Put::Shared => self.give_back_shared(host, chunk),
-            Put::Surplus(grants) => self.release_behind(host, grants),
-        }
-    }
-
-    /// Gives blocks back; nobody waits for it.
-    pub(super) fn release_behind(self: &Rc<Self>, host: u32, grants: Vec<release::Grant>) {
-        let all = self.clone();
-        self.node.world.background(async move {
-            let agent = &all.hosts[host as usize];
-            for grant in grants {
-                all.release(&agent.link, agent.actor, grant).await;
+            Put::Surplus(grant) => {
+                let all = self.clone();
+                self.node.world.background(async move {
+                    let agent = &all.hosts[host as usize];
+                    all.release(&agent.link, agent.actor, grant).await;
+                });
             }
-        });
+        }
     }
 
     fn give_back_shared(self: &Rc<Self>, host: u32, chunk: u32) {

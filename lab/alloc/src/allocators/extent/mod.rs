@@ -168,14 +168,10 @@ impl Extent {
         match host.put_back(chunk) {
             Put::Kept => {}
             Put::Shared => unreachable!("a whole block is never published"),
-            Put::Surplus(mut grants) => {
-                let others = grants.split_off(1);
-                if !others.is_empty() {
-                    self.release_behind(client.host, others);
-                }
+            Put::Surplus(grant) => {
                 client.attempt();
                 // (`Claimer::freed` would have the next claim try this one first, in vain before the node has zeroed it.)
-                self.release(&client.link, host.actor, grants[0]).await;
+                self.release(&client.link, host.actor, grant).await;
             }
         }
     }
