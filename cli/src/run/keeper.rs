@@ -13,6 +13,7 @@
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -133,9 +134,12 @@ pub fn sweep(dir: &Path) {
         }
         // A file that is not yet readable is being made at this moment.
         let Ok(sample) = Sample::read(&path) else { continue };
-        if !process::exists(sample.supervisor) && living(&path, &sample).is_empty() {
+        // A node of its own that listens ends with it: numbers say nothing across pid namespaces.
+        let socket = path.with_extension("sock");
+        let is_over = || UnixStream::connect(&socket).is_err();
+        if !process::exists(sample.supervisor) && living(&path, &sample).is_empty() && is_over() {
             let _ = fs::remove_file(&path);
-            let _ = fs::remove_file(path.with_extension("sock"));
+            let _ = fs::remove_file(&socket);
         }
     }
 }
