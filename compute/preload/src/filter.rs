@@ -19,6 +19,7 @@ pub const GO: u16 = 0x05; // BPF_JMP | BPF_JA
 pub const RETURN: u16 = 0x06; // BPF_RET | BPF_K
 pub const ALLOW: u32 = 0x7fff_0000;
 pub const TRAP: u32 = 0x0003_0000;
+pub const ERRNO: u32 = 0x0005_0000;
 pub const X86_64: u32 = 0xc000_003e;
 
 // struct seccomp_data: nr 0, arch 4, instruction_pointer 8, args 16 (64 bits each, low word first).

@@ -1,12 +1,13 @@
 //! The net behind the patched sites: a seccomp filter that traps every system
 //! call with a far argument, unless it comes from the gate; and, of the calls that
 //! are dispatched whatever their arguments, those from libc's sites that could not
-//! be patched, by their address.
+//! be patched, by their address. [`REFUSED`] it refuses by itself, wherever they come from: liburing makes
+//! its calls without libc, with arguments on near stacks.
 //!
 //! It is inherited over exec, by images that have no handler yet or never will
 //! (static programs). So it traps for nothing but far arguments, which such an
-//! image does not have, and a few exact addresses, at which it has no `syscall`
-//! instruction: where libc was in the image before, by chance of the layout. (Not
+//! image does not have (and answers [`REFUSED`] without a trap, there too), and a
+//! few exact addresses, at which it has no `syscall` instruction: where libc was in the image before, by chance of the layout. (Not
 //! by chance where both images are Go's and lie at fixed addresses: there calls are
 //! marked besides, see [`crate::go`].) A register that is no argument of the call may hold anything, and does not count
 //! (the loader has been seen to start with 0x2118_0000_0000 in one).
@@ -16,14 +17,17 @@
 
 use crate::call::{ALWAYS, MARK, NEVER};
 use crate::filter::{
-    ALLOW, ARCH, AT_LEAST, EQUAL, GO, IP_HIGH, IP_LOW, LOAD, MOST_MISSED, Missed, NUMBER, RETURN, SHIFT, TRAP, X86_64,
-    arg_high, has_room, op,
+    ALLOW, ARCH, AT_LEAST, EQUAL, ERRNO, GO, IP_HIGH, IP_LOW, LOAD, MOST_MISSED, Missed, NUMBER, RETURN, SHIFT, TRAP,
+    X86_64, arg_high, has_room, op,
 };
 use crate::gate::{AFTER_PROGRAM, AFTER_SYSCALL};
 use crate::guard::{CALLS, arguments};
 use farmem_protocol::addr::{FAR_END, FAR_SHIFT};
 use farmem_sys::raw::{Errno, checked};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+/// Calls whose buffers the kernel uses at times nobody is told of: ENOSYS, as [`crate::dispatch`] says to libc's.
+const REFUSED: [i64; 2] = [libc::SYS_io_uring_setup, libc::SYS_io_setup];
 
 /// The sites of this image that are not patched: of libc's, and of its own.
 static MISSED: [AtomicUsize; 3 * MOST_MISSED] = [const { AtomicUsize::new(0) }; 3 * MOST_MISSED];
@@ -42,6 +46,7 @@ pub fn is_missed(after: usize) -> bool {
 
 /// ```text
 ///  arch is x86-64?              no  → allow
+///  one of REFUSED?              yes → ENOSYS
 ///  any of six registers far?    no  → from one of libc's missed sites, and one of ALWAYS?  yes → trap, no → allow
 ///  from the gate?               yes → allow
 ///  an argument of this call?    no  → allow
@@ -52,12 +57,19 @@ pub fn is_missed(after: usize) -> bool {
 fn program(look_at_arguments: bool, missed: &[usize], mark: u32) -> Vec<libc::sock_filter> {
     // Where the parts begin.
     let looked_at = if look_at_arguments { 6 } else { 0 };
-    let sites_at = 2 + looked_at * 4;
+    let refused: &[i64] = if look_at_arguments { &REFUSED } else { &[] };
+    let sites_at = 2 + if refused.is_empty() { 0 } else { refused.len() + 3 } + looked_at * 4;
     let allow_at = sites_at + if missed.is_empty() { 0 } else { 3 + missed.len() };
     let always_at = allow_at + 1;
     let far_at = always_at + if missed.is_empty() { 0 } else { 1 + ALWAYS.len() + 2 };
     let reach = |from: usize, to: usize| (to - from - 1) as u8;
     let mut p = vec![op(LOAD, ARCH, 0, 0), op(EQUAL, X86_64, 0, reach(1, allow_at))];
+    if !refused.is_empty() {
+        p.push(op(LOAD, NUMBER, 0, 0));
+        p.extend(refused.iter().enumerate().map(|(i, &nr)| op(EQUAL, nr as u32, (refused.len() - i) as u8, 0)));
+        p.push(op(GO, 1, 0, 0));
+        p.push(op(RETURN, ERRNO | libc::ENOSYS as u32, 0, 0));
+    }
     let parts: Vec<_> = (0..looked_at).map(far_register).collect();
     let mut part_at = far_at;
     for (i, part) in parts.iter().enumerate() {
@@ -205,7 +217,8 @@ mod tests {
     #[test]
     fn missed_sites_trap_for_what_is_always_dispatched_and_for_nothing_else() {
         for site in [SITE, SITE + 16 * (MOST_MISSED as u64 - 1)] {
-            assert!(ALWAYS.iter().all(|&nr| NEVER.contains(&nr) || run_nr(nr, site, [0; 6]) == TRAP));
+            let others = ALWAYS.iter().filter(|nr| !NEVER.contains(nr) && !REFUSED.contains(nr));
+            others.for_each(|&nr| assert_eq!(run_nr(nr, site, [0; 6]), TRAP, "call {nr}"));
             assert_eq!(run_nr(libc::SYS_read, site, [0; 6]), ALLOW);
             assert_eq!(run_nr(libc::SYS_close, site + 1, [0; 6]), ALLOW);
             assert_eq!(run_nr(libc::SYS_close, site ^ 1 << 40, [0; 6]), ALLOW);
@@ -238,7 +251,7 @@ mod tests {
         let far = farmem_protocol::addr::FAR_START as u64 + 5;
         assert_eq!(run_mmap(0x1234, [1, 2, 3, 4, 5, 6]), ALLOW);
         assert_eq!(run_mmap(0x1234, [u64::MAX, 0x7fff_ffff_f000, 0, 0, 0, 0]), ALLOW);
-        for nr in (0..CALLS + 10).map(|nr| nr as i64) {
+        for nr in (0..CALLS + 10).map(|nr| nr as i64).filter(|nr| !REFUSED.contains(nr)) {
             let has = if NEVER.contains(&nr) { 0 } else { arguments(nr as usize) };
             for i in 0..6 {
                 let mut args = [0; 6];
@@ -252,6 +265,17 @@ mod tests {
         }
         assert_eq!(run_nr(libc::SYS_read, 0x1234, [0, far, far, far, far, far]), TRAP);
         assert_eq!(run_nr(libc::SYS_close, 0x1234, [3, far, far, far, far, far]), ALLOW);
+    }
+
+    #[test]
+    fn refused_calls_are_refused_wherever_they_come_from() {
+        let far = farmem_protocol::addr::FAR_START as u64;
+        for ip in [0x1234, SITE, AFTER_SYSCALL as u64] {
+            for nr in REFUSED {
+                assert_eq!(run_nr(nr, ip, [4, 0x7fff_0000_0000, 0, 0, 0, 0]), ERRNO | libc::ENOSYS as u32);
+                assert_eq!(run_nr(nr, ip, [4, far, 0, 0, 0, 0]), ERRNO | libc::ENOSYS as u32);
+            }
+        }
     }
 
     #[test]
