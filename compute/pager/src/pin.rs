@@ -73,6 +73,11 @@ impl Pager {
             }
             let _signals = SignalsBlocked::new();
             let mut inside = self.threads.enter();
+            // The kernel says EFAULT of what nobody may read. To bring it in would be of no use, and eviction could not
+            // read it either: a block that is not in use is not marked (see `Table::mark_unreadable`).
+            if seen.state() == State::Untouched && self.space.lock().is_barred(page.addr()) {
+                return false;
+            }
             if self.serve(&mut inside, page, write, clock::ticks()) == Served::Unmapped {
                 return false;
             }

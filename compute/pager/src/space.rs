@@ -95,6 +95,12 @@ impl Space {
         if addr < FAR_START + HEAP_BYTES { &mut self.heap } else { &mut self.maps }
     }
 
+    /// Whether an address lies in a mapping of ours that nobody may read or write.
+    pub fn is_barred(&mut self, addr: usize) -> bool {
+        let mapped = self.regions(addr).within(addr, addr + 1);
+        mapped.first().is_some_and(|(_, region)| region.prot & (libc::PROT_READ | libc::PROT_WRITE) == 0)
+    }
+
     /// Bytes committed.
     pub fn committed(&self) -> u64 {
         self.committed
