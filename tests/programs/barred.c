@@ -1,5 +1,5 @@
 /* System calls are given addresses in memory that nobody may read and nothing was written to: names for reservations, and mistakes.
- * Nothing is there afterwards that eviction would have to read. */
+ * Nothing is there afterwards that eviction would have to read. It may not be brought in by advice either. */
 #include "case.h"
 #include <sys/prctl.h>
 #include <sys/stat.h>
@@ -33,6 +33,21 @@ int main(void) {
         printf(" read %zd %d\n", n, errno);
         close(p[0]);
         close(p[1]);
+        /* To be brought in: what may not be read, what may not be written, what ends. */
+        for (int advice = 22; advice <= 23; advice++) {
+            errno = 0;
+            int r = madvise(reserved + MIB, 2 * PAGE, advice);
+            printf("%d: %d %d", advice, r, errno);
+            MUST(mprotect(reserved + MIB, PAGE, PROT_READ) == 0);
+            errno = 0, r = madvise(reserved + MIB, PAGE, advice);
+            printf(", readable %d %d", r, errno);
+            errno = 0, r = madvise(reserved + MIB, 2 * PAGE, advice);
+            printf(", in part %d %d", r, errno);
+            MUST(mprotect(reserved + MIB, 2 * PAGE, PROT_READ | PROT_WRITE) == 0);
+            errno = 0, r = madvise(reserved + MIB, 2 * PAGE, advice);
+            printf(", writable %d %d\n", r, errno);
+            MUST(mprotect(reserved + MIB, 2 * PAGE, PROT_NONE) == 0);
+        }
         /* What becomes readable then is zero, and can be used. */
         MUST(mprotect(reserved + 3 * MIB, PAGE, PROT_READ | PROT_WRITE) == 0);
         MUST(nonzero(reserved + 3 * MIB, PAGE) == 0);

@@ -317,15 +317,33 @@ impl Pager {
                 if whole { 0 } else { ENOMEM }
             }
             libc::MADV_POPULATE_READ | libc::MADV_POPULATE_WRITE => {
-                let (first, last) = pages(addr, addr + len);
-                for page in first.0..last.0 {
-                    if self.serve(&mut inside, PageId(page), advice == libc::MADV_POPULATE_WRITE, clock::ticks())
-                        == crate::fault::Served::Unmapped
-                    {
+                let write = advice == libc::MADV_POPULATE_WRITE;
+                let right = if write { libc::PROT_WRITE } else { libc::PROT_READ };
+                let regions = self.space.lock().regions(addr).within(addr, addr + len);
+                let mut next = addr;
+                for (at, region) in regions {
+                    if at > next {
                         return ENOMEM;
                     }
+                    if region.foreign {
+                        // SAFETY: the program's own request about its own mapping.
+                        let ret =
+                            unsafe { syscall(libc::SYS_madvise, [at, region.end - at, advice as usize, 0, 0, 0]) };
+                        if ret < 0 {
+                            return ret;
+                        }
+                    } else if region.prot & right == 0 {
+                        return EINVAL;
+                    } else {
+                        let (first, last) = pages(at, region.end);
+                        let served = |page| self.serve(&mut inside, PageId(page), write, clock::ticks());
+                        if (first.0..last.0).map(served).any(|served| served == crate::fault::Served::Unmapped) {
+                            return ENOMEM;
+                        }
+                    }
+                    next = region.end;
                 }
-                0
+                if next < addr + len { ENOMEM } else { 0 }
             }
             DONTDUMP | DODUMP => {
                 // SAFETY: the program's own request.
