@@ -1,8 +1,11 @@
-//! Breadth-first through every history of a scenario.
+//! Through every history of a scenario.
 //!
 //! States are told apart by 128 bits of hash: of ten million, two collide with a
-//! probability of 10⁻²⁵. The shortest history that goes wrong is found first,
-//! and can be told again, since a move determines what follows.
+//! probability of 10⁻²⁵. With a limit it goes breadth-first, so that the shortest
+//! history that goes wrong is found first; to the end it goes depth-first, for the
+//! worlds that wait are then those beside one path, where a breadth of them takes
+//! more memory than a machine has. A history can be told again, since a move
+//! determines what follows.
 
 use crate::moves::Move;
 use crate::scenario::Scenario;
@@ -26,8 +29,8 @@ pub struct Found {
     pub wrong: Option<(Violation, Vec<Move>)>,
 }
 
-/// Visits every state that can be reached, at most `limit`.
-pub fn explore(scenario: &Scenario, limit: usize) -> Found {
+/// Visits every state that can be reached, at most `limit` if there is one.
+pub fn explore(scenario: &Scenario, limit: Option<usize>) -> Found {
     let mut found = Found { states: 1, moves: 0, ends: 0, ahead: 0, cut: false, wrong: None };
     let mut seen = HashSet::new();
     // How each state was reached: from which, by what.
@@ -35,7 +38,7 @@ pub fn explore(scenario: &Scenario, limit: usize) -> Found {
     let first = World::new(scenario);
     seen.insert(fingerprint(&first));
     let mut queue = VecDeque::from([(0u32, first)]);
-    while let Some((number, world)) = queue.pop_front() {
+    while let Some((number, world)) = if limit.is_some() { queue.pop_front() } else { queue.pop_back() } {
         let moves = world.moves(scenario);
         found.ahead += usize::from(world.is_reading_ahead());
         if moves.iter().all(|movement| movement.is_misfortune()) {
@@ -59,7 +62,7 @@ pub fn explore(scenario: &Scenario, limit: usize) -> Found {
                 return found;
             }
             found.states += 1;
-            if found.states >= limit {
+            if limit.is_some_and(|limit| found.states >= limit) {
                 found.cut = true;
                 return found;
             }

@@ -1,5 +1,5 @@
 //! `farmem-extents [LIMIT]` explores every scenario, at most LIMIT states of each, and prints what
-//! was seen. `farmem-extents sim SEED [SEEDS [ACTIONS]]` runs the histories of seeds, `farmem-extents
+//! was seen; `farmem-extents only NAME`, to the end, those with this in their names. `farmem-extents sim SEED [SEEDS [ACTIONS]]` runs the histories of seeds, `farmem-extents
 //! figures` measures what the pure parts cost.
 
 use farmem_extents::explore::{explore, tell};
@@ -12,7 +12,8 @@ fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let numbers: Option<Vec<u64>> = args.iter().skip(1).map(|arg| arg.parse().ok()).collect();
     match (args.first().map(String::as_str), numbers.as_deref()) {
-        (None, _) => histories(usize::MAX),
+        (None, _) => histories(None, ""),
+        (Some("only"), _) if args.len() == 2 => histories(None, &args[1]),
         (Some("figures"), Some([])) => {
             farmem_extents::figures::print();
             ExitCode::SUCCESS
@@ -20,20 +21,22 @@ fn main() -> ExitCode {
         (Some("sim"), Some(&[seed])) => seeds(seed, 1, 200),
         (Some("sim"), Some(&[seed, count])) => seeds(seed, count, 200),
         (Some("sim"), Some(&[seed, count, actions])) => seeds(seed, count, actions as usize),
-        (Some(limit), Some([])) if limit.parse::<usize>().is_ok() => histories(limit.parse().unwrap_or(usize::MAX)),
+        (Some(limit), Some([])) if limit.parse::<usize>().is_ok() => histories(limit.parse().ok(), ""),
         _ => {
             eprintln!(
-                "usage: farmem-extents [LIMIT] | farmem-extents sim SEED [SEEDS [ACTIONS]] | farmem-extents figures"
+                "usage: farmem-extents [LIMIT] | farmem-extents only NAME | farmem-extents sim SEED [SEEDS [ACTIONS]] | \
+                 farmem-extents figures"
             );
             ExitCode::from(2)
         }
     }
 }
 
-fn histories(limit: usize) -> ExitCode {
+fn histories(limit: Option<usize>, name: &str) -> ExitCode {
     println!("{:<36}{:>12}{:>12}{:>10}{:>9}", "scenario", "states", "moves", "ends", "seconds");
     let mut states = 0;
-    for scenario in scenarios::all().into_iter().chain(scenarios::lies()) {
+    let all = scenarios::all().into_iter().chain(scenarios::lies());
+    for scenario in all.filter(|scenario| scenario.name.contains(name)) {
         let started = std::time::Instant::now();
         let found = explore(&scenario, limit);
         let seconds = started.elapsed().as_secs_f64();

@@ -8,7 +8,7 @@ const LIMIT: usize = 120_000;
 
 fn assert_sound(all: Vec<farmem_extents::scenario::Scenario>) {
     for scenario in all {
-        let found = explore(&scenario, LIMIT);
+        let found = explore(&scenario, Some(LIMIT));
         let cut = if found.cut { ", cut" } else { "" };
         println!("{}: {} states, {} moves, {} ends{cut}", scenario.name, found.states, found.moves, found.ends);
         if let Some((wrong, moves)) = found.wrong {
@@ -26,7 +26,7 @@ fn nothing_goes_wrong_in_any_history() {
 fn lines_are_read_ahead_in_some_history() {
     let all = scenarios::all();
     let scenario = all.iter().find(|scenario| scenario.name == "lines read ahead").expect("a scenario");
-    assert!(explore(scenario, LIMIT).ahead > 0);
+    assert!(explore(scenario, Some(LIMIT)).ahead > 0);
 }
 
 #[test]
@@ -38,7 +38,7 @@ fn an_owner_that_lies_harms_nobody_else() {
 fn every_seeded_bug_is_found_out_by_name() {
     let mut missed = Vec::new();
     for (name, scenario) in scenarios::mutants() {
-        let found = explore(&scenario, 4 * LIMIT);
+        let found = explore(&scenario, Some(4 * LIMIT));
         match found.wrong {
             Some((wrong, moves)) => {
                 println!(
