@@ -13,6 +13,7 @@
 //!
 //! What a verb or a request does is not here but in [`farmem_fabric::nic`].
 
+mod hot;
 mod listen;
 mod metrics;
 mod run;

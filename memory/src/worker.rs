@@ -16,6 +16,7 @@
 #![allow(unsafe_code)]
 
 use crate::StartError;
+use crate::hot::Hot;
 use crate::listen::Listener;
 use farmem_fabric::nic::Nic;
 use farmem_fabric::nic::engine::{Circumstances, Engine, Goodbye};
@@ -32,9 +33,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 
-/// Connections that are looked at without epoll: those served last.
-const HOT: usize = 4;
-/// Looks at these between two looks at epoll.
+/// Looks at the hot connections between two looks at epoll.
 const LOOKS_PER_EPOLL: u32 = 16;
 /// How often a worker looks for who has overstayed.
 const SWEEP_MS: i32 = 250;
@@ -144,8 +143,7 @@ struct Worker {
     path: Option<PathBuf>,
     /// By token. Holes are reused.
     connections: Vec<Option<Connection>>,
-    /// Tokens of the connections served last, the latest first.
-    hot: Vec<usize>,
+    hot: Hot,
     /// Tokens of connections to be served without an event: whose peers have a descriptor to take before they are sent
     /// more, or whose input goes on.
     unasked: Vec<usize>,
@@ -164,7 +162,7 @@ impl Worker {
             epoll.add(listener.as_raw_fd(), LISTENERS + i as u64, true, false)?;
         }
         let path = listeners.iter().find_map(Listener::path).and_then(|path| std::path::absolute(path).ok());
-        let (connections, hot, unasked, lingering) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (connections, unasked, lingering) = (Vec::new(), Vec::new(), Vec::new());
         Ok(Worker {
             shared,
             index,
@@ -173,7 +171,7 @@ impl Worker {
             deaf: Vec::new(),
             path,
             connections,
-            hot,
+            hot: Hot::default(),
             unasked,
             lingering,
             next_worker: 0,
@@ -251,10 +249,10 @@ impl Worker {
 
     fn look_at_hot(&mut self, now: u64) -> bool {
         let mut came = false;
-        for i in 0..self.hot.len() {
-            if let Some(&token) = self.hot.get(i) {
-                came |= self.serve(token, now);
-            }
+        let mut place = 0;
+        while let Some(token) = self.hot.at(place) {
+            place += 1;
+            came |= self.serve(token, now);
         }
         came
     }
@@ -275,11 +273,7 @@ impl Worker {
             }
             token => {
                 let token = token as usize;
-                if self.serve(token, now) && self.hot.first() != Some(&token) {
-                    self.hot.retain(|&t| t != token);
-                    self.hot.insert(0, token);
-                    self.hot.truncate(HOT);
-                }
+                self.serve(token, now);
                 true
             }
         }
@@ -362,6 +356,9 @@ impl Worker {
                     connection.watched = wants;
                     let _ = self.epoll.change(connection.socket.as_raw_fd(), token as u64, wants.0, wants.1);
                 }
+                if came {
+                    self.hot.came(token);
+                }
                 came || connection.goes_on
             }
             Err(why) => {
@@ -376,7 +373,7 @@ impl Worker {
     }
 
     fn close(&mut self, token: usize, why: Goodbye, now: u64) {
-        self.hot.retain(|&t| t != token);
+        self.hot.forget(token);
         let Some(Connection { socket, engine, passed, .. }) = self.connections[token].take() else { return };
         engine.close(&self.shared.nic, why, now);
         if passed && socket::untaken(socket.as_raw_fd()) > 0 {
