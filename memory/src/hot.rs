@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Each look is a system call, and a READ that comes while the worker looks elsewhere waits: a host has three connections, of
-//! which a program that only reads uses one, and with the other two the worker came round in 1.9 µs where it was 0.7.
+//! which a program that only reads uses one.
 //! What counts is what came from others, not time: who is alone stays hot while it thinks.
 
 /// Connections that are hot at once, at most.
