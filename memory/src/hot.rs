@@ -64,7 +64,7 @@ mod tests {
     #[test]
     fn who_is_silent_while_others_ask_goes_cold_and_who_is_alone_does_not() {
         let mut hot = Hot::default();
-        [1, 2, 3].map(|token| hot.came(token));
+        (1..=3).for_each(|token| hot.came(token));
         (0..61).for_each(|_| hot.came(3));
         assert_eq!(tokens(&hot), [1, 2, 3]);
         hot.came(2);
@@ -81,7 +81,7 @@ mod tests {
     #[test]
     fn the_one_that_was_silent_longest_makes_room() {
         let mut hot = Hot::default();
-        [1, 2, 3, 4, 1, 5].map(|token| hot.came(token));
+        [1, 2, 3, 4, 1, 5].into_iter().for_each(|token| hot.came(token));
         assert_eq!(tokens(&hot), [1, 3, 4, 5]);
     }
 }
