@@ -33,8 +33,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 
-/// Looks at the hot connections between two looks at epoll.
-const LOOKS_PER_EPOLL: u32 = 16;
+/// How long a worker looks at the hot connections alone, ns: some thirty looks in vain, or one that is served a stream.
+const ASK_NS: u64 = 20_000;
 /// How often a worker looks for who has overstayed.
 const SWEEP_MS: i32 = 250;
 /// How often a worker that has other things to do keeps the pool: drains, scrubs.
@@ -181,7 +181,7 @@ impl Worker {
     fn run(mut self) {
         let mut events = Vec::new();
         let (mut active_ns, mut swept_ns) = (0, now_ns());
-        let (mut looks, mut kept_ns) = (0u32, 0);
+        let (mut asked_ns, mut kept_ns) = (0, 0);
         // The pool has more to be done at once.
         let mut goes_on = false;
         let mut spin = Spin::new();
@@ -191,9 +191,10 @@ impl Worker {
             let mut came = false;
             if spinning {
                 came = self.look_at_hot(now);
-                looks += 1;
             }
-            if !came && (!spinning || looks.is_multiple_of(LOOKS_PER_EPOLL)) {
+            // Also while something comes at every look: who is not hot waits for this.
+            if !spinning || now.saturating_sub(asked_ns) > ASK_NS {
+                asked_ns = now;
                 // Worker 0 minds absent members, whoever else is there.
                 let minds = self.connections.iter().any(Option::is_some) || !self.lingering.is_empty();
                 let idle = if self.index == 0 || minds { SWEEP_MS } else { -1 };
