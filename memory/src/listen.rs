@@ -3,6 +3,7 @@
 use crate::StartError;
 use farmem_fabric::NodeAddr;
 use farmem_fabric::nic::engine::Circumstances;
+use farmem_sys::socket;
 use std::io;
 use std::net::TcpListener;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -37,6 +38,7 @@ impl Listener {
             NodeAddr::Tcp(at) => {
                 let listener = TcpListener::bind(at).map_err(failed)?;
                 listener.set_nonblocking(true).map_err(failed)?;
+                socket::send_at_once(listener.as_raw_fd());
                 Listener::Tcp(listener)
             }
             NodeAddr::Shm(path) => {
@@ -84,7 +86,6 @@ impl Listener {
             Listener::Tcp(listener) => {
                 let (stream, peer) = listener.accept()?;
                 stream.set_nonblocking(true)?;
-                stream.set_nodelay(true)?;
                 let own_end = stream.local_addr()?;
                 // A peer that comes from the address it reached is on this machine, as is any over loopback, whose
                 // addresses reach one another.

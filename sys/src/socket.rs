@@ -6,6 +6,7 @@
 
 use crate::raw::{Errno, checked, close, now_ns, own_fd};
 use crate::spare;
+use std::ffi::CStr;
 use std::mem::{offset_of, zeroed};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::ffi::OsStrExt;
@@ -82,6 +83,9 @@ pub fn connect(peer: Peer<'_>, timeout_ns: u64) -> Result<i32, Errno> {
     // SAFETY: no pointers.
     let fd = unsafe { spare::made(libc::SYS_socket, [family as usize, kind as usize, 0, 0, 0, 0])? } as i32;
     let fd = own_fd(fd)?;
+    if let Peer::Tcp(_) = peer {
+        send_at_once(fd);
+    }
     let done = (|| {
         loop {
             // SAFETY: `address` is live and holds `len` valid bytes.
@@ -112,10 +116,45 @@ pub fn connect(peer: Peer<'_>, timeout_ns: u64) -> Result<i32, Errno> {
         close(fd);
         return Err(e);
     }
-    if let Peer::Tcp(_) = peer {
-        set_option(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1);
-    }
     Ok(fd)
+}
+
+/// Has the kernel send what a TCP socket is given at once: short segments are not held back, and none is paced.
+///
+/// Before it is connected, or begins to listen (what it accepts is like it): a socket that was paced once stays so.
+///
+/// Where the system's congestion control is BBR, the kernel spreads segments by a timer, which it sets for each: 1.5 µs of
+/// the 10 that a page's round trip takes over loopback on a virtual machine (`memory/examples/roundtrip.rs`), and BBR's model
+/// is of paths of milliseconds. Far memory is as far as the next switch; there the plain ones do as well, and anybody may
+/// ask for Reno. A system that has any other keeps it.
+pub fn send_at_once(fd: i32) {
+    set_option(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1);
+    if congestion(fd).is_some_and(|name| name.starts_with(b"bbr")) {
+        // The first is what Linux has by default; often only the second is allowed to everybody.
+        let _ = [c"cubic", c"reno"].iter().any(|name| set_congestion(fd, name).is_ok());
+    }
+}
+
+/// Longest name of a congestion control (`TCP_CA_NAME_MAX`).
+const CONGESTION_NAME: usize = 16;
+
+/// Of a TCP socket: its name, and zeros.
+fn congestion(fd: i32) -> Option<[u8; CONGESTION_NAME]> {
+    let (mut name, mut len) = ([0; CONGESTION_NAME], CONGESTION_NAME as u32);
+    let [level, option] = [libc::IPPROTO_TCP, libc::TCP_CONGESTION].map(|n| n as usize);
+    // SAFETY: live bytes and their number.
+    let told = unsafe {
+        let (name, len) = (name.as_mut_ptr() as usize, &mut len as *mut u32 as usize);
+        checked(libc::SYS_getsockopt, [fd as usize, level, option, name, len, 0])
+    };
+    told.is_ok().then_some(name)
+}
+
+fn set_congestion(fd: i32, name: &CStr) -> Result<(), Errno> {
+    let [level, option] = [libc::IPPROTO_TCP, libc::TCP_CONGESTION].map(|n| n as usize);
+    let (at, len) = (name.as_ptr() as usize, name.count_bytes());
+    // SAFETY: live bytes and their number.
+    unsafe { checked(libc::SYS_setsockopt, [fd as usize, level, option, at, len, 0]) }.map(drop)
 }
 
 /// Sends what fits now. Returns how much.
@@ -414,6 +453,20 @@ mod tests {
     use super::*;
     use std::net::TcpListener;
     use std::os::fd::AsRawFd;
+
+    #[test]
+    fn nothing_is_held_back_or_paced_at_either_end() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        send_at_once(listener.as_raw_fd());
+        let fd = connect(Peer::Tcp(listener.local_addr().unwrap()), 1_000_000_000).unwrap();
+        let (other, _) = listener.accept().unwrap();
+        for fd in [fd, other.as_raw_fd()] {
+            assert_eq!(option(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY), Ok(1));
+            let name = congestion(fd).unwrap();
+            assert!(!name.starts_with(b"bbr"), "{}", name.escape_ascii());
+        }
+        close(fd);
+    }
 
     #[test]
     fn bytes_and_addresses_arrive() {
