@@ -78,7 +78,9 @@ impl Pager {
             let seen = word.load();
             match seen.state() {
                 State::Untouched => {
-                    self.table.touched(page);
+                    if self.table.touched(page) {
+                        self.look_before_touch(page);
+                    }
                     if word.shift(seen, seen.to(State::Busy)) {
                         self.record(inside.thread, page, Kind::Fresh);
                         return self.first_touch(inside.thread, page);

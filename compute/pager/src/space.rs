@@ -101,6 +101,12 @@ impl Space {
         mapped.first().is_some_and(|(_, region)| region.prot & (libc::PROT_READ | libc::PROT_WRITE) == 0)
     }
 
+    /// Whether an address lies in a mapping of ours that was not mapped for reading.
+    fn is_unreadable(&mut self, addr: usize) -> bool {
+        let mapped = self.regions(addr).within(addr, addr + 1);
+        mapped.first().is_some_and(|(_, region)| region.prot & libc::PROT_READ == 0)
+    }
+
     /// Bytes committed.
     pub fn committed(&self) -> u64 {
         self.committed
@@ -275,6 +281,10 @@ impl Pager {
         let reading = evictor.is_some().then(|| self.reading.lock());
         // SAFETY: the program's own request about its own mapping.
         let ret = unsafe { syscall(libc::SYS_mprotect, [addr, len, prot as usize, 0, 0, 0]) };
+        if ret < 0 && evictor.is_some() {
+            // The kernel has gone as far as it could, and does not say how far: the regions do not tell.
+            self.table.mark_unreadable_untouched(first, last);
+        }
         drop((reading, evictor));
         if ret == 0 {
             space.committed += more;
@@ -284,6 +294,18 @@ impl Pager {
             });
         }
         ret
+    }
+
+    /// Before a page is first touched in a block whose [`Table::touched`] asks for it: marks the block if the page cannot be
+    /// read. Under the lock, which the call that takes the right away holds from the mark it leaves until the regions say it.
+    /// The caller owns no page yet: who holds the lock may be waiting for one.
+    ///
+    /// [`Table::touched`]: crate::table::Table::touched
+    #[cold]
+    pub(crate) fn look_before_touch(&self, page: PageId) {
+        if self.space.lock().is_unreadable(page.addr()) {
+            self.table.mark_unreadable_untouched(page, PageId(page.0 + 1));
+        }
     }
 
     /// madvise of a range that lies in the far range.

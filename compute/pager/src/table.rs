@@ -16,8 +16,10 @@ const _: () = assert!(BLOCK_PAGES == farmem_cache::prefetch::FIRST_TOUCH_BLOCK);
 const UNREADABLE: u32 = 1 << 31;
 /// In a block's count: the table's own page with the block's words is resident (512 words are one page).
 const TABLED: u32 = 1 << 30;
+/// In a block's count: the right to read part of it was taken away while nothing of it was in use.
+const TAKEN: u32 = 1 << 29;
 /// The rest of a block's count: words that are not zero.
-const WORDS: u32 = TABLED - 1;
+const WORDS: u32 = TAKEN - 1;
 
 /// The table.
 pub struct Table {
@@ -59,13 +61,16 @@ impl Table {
     }
 
     /// Notes that a word became non-zero. Before it does, so that no walk overlooks it.
+    ///
+    /// Whether the page may be one that the program cannot read, and its block is not marked: then, before it comes in,
+    /// [`Table::mark_unreadable_untouched`] is due if it is.
     #[inline]
-    pub fn touched(&self, page: PageId) {
-        if self.block(page).fetch_add(1, Ordering::Relaxed) & TABLED == 0
-            && self.block(page).fetch_or(TABLED, Ordering::Relaxed) & TABLED == 0
-        {
+    pub fn touched(&self, page: PageId) -> bool {
+        let before = self.block(page).fetch_add(1, Ordering::Relaxed);
+        if before & TABLED == 0 && self.block(page).fetch_or(TABLED, Ordering::Relaxed) & TABLED == 0 {
             self.tabled.fetch_add(1, Ordering::Relaxed);
         }
+        before & (TAKEN | UNREADABLE) == TAKEN
     }
 
     /// Resident memory of the table, bytes: a page for each block that was ever touched and not released. What
@@ -81,17 +86,31 @@ impl Table {
     }
 
     /// Remembers that the program took its right to read away from part of the pages `from..to`
-    /// (never forgotten: the slower way of reading such a page is correct for all).
+    /// (forgotten only when they are unmapped: the slower way of reading such a page is correct for all).
+    ///
+    /// A block that is not in use is not marked: before one of its pages can become resident the program must make it
+    /// readable again, and most are never slow. But an access may be under way, found lawful by the kernel and not yet
+    /// known here. It and this call both change the block's count: if it is the first, this call sees a block in use; if it is
+    /// the second, it hears from [`Table::touched`], and so does who touches another page of the block before it.
     pub fn mark_unreadable(&self, from: PageId, to: PageId) {
-        let mut block = from.0 / BLOCK_PAGES;
-        while block * BLOCK_PAGES < to.0 {
-            // An untouched block of the reservation stays untouched: its pages cannot be resident,
-            // and before one becomes so the program must make it readable again.
-            if self.blocks[block as usize].load(Ordering::Relaxed) != 0 {
-                self.blocks[block as usize].fetch_or(UNREADABLE, Ordering::Relaxed);
+        for block in self.blocks_of(from, to) {
+            if block.load(Ordering::Relaxed) & UNREADABLE == 0
+                && block.fetch_or(TAKEN, Ordering::Relaxed) & (TABLED | WORDS) != 0
+            {
+                block.fetch_or(UNREADABLE, Ordering::Relaxed);
             }
-            block += 1;
         }
+    }
+
+    /// [`Table::mark_unreadable`] of blocks that are not in use too.
+    pub fn mark_unreadable_untouched(&self, from: PageId, to: PageId) {
+        for block in self.blocks_of(from, to) {
+            block.fetch_or(UNREADABLE, Ordering::Relaxed);
+        }
+    }
+
+    fn blocks_of(&self, from: PageId, to: PageId) -> impl Iterator<Item = &AtomicU32> {
+        (from.0 / BLOCK_PAGES..to.0.div_ceil(BLOCK_PAGES)).map(|block| &self.blocks[block as usize])
     }
 
     /// Whether a page may be unreadable in user mode.
@@ -125,9 +144,8 @@ impl Table {
             for block in first..last {
                 // An untouched block of a large reservation is only read, which costs no memory.
                 let count = &self.blocks[block as usize];
-                if count.load(Ordering::Relaxed) & TABLED != 0 {
-                    count.fetch_and(!TABLED, Ordering::Relaxed);
-                    released += 1;
+                if count.load(Ordering::Relaxed) & !WORDS != 0 {
+                    released += (count.fetch_and(WORDS, Ordering::Relaxed) & TABLED != 0) as u64;
                 }
             }
             self.tabled.fetch_sub(released, Ordering::Relaxed);
@@ -165,5 +183,24 @@ mod tests {
         table.release(PageId(0), PageId(1 << 20));
         assert_eq!(table.bytes(), 0);
         table.walk(PageId(0), PageId(1 << 28), |_, _| panic!("nothing is left"));
+    }
+
+    #[test]
+    fn who_touches_a_block_that_was_made_unreadable_looks_first() {
+        let table = Table::of(4 * BLOCK_PAGES as usize).unwrap();
+        let page = |block: u64| PageId(block * BLOCK_PAGES + 7);
+        assert!(!table.touched(page(0)));
+        table.mark_unreadable(page(0), page(2));
+        assert!(table.may_be_unreadable(page(0)), "in use");
+        assert!(!table.may_be_unreadable(page(1)), "as long as nobody touches it");
+        assert!(!table.touched(PageId(1)), "marked, which needs no look");
+        for _ in 0..2 {
+            assert!(table.touched(page(1)) && table.touched(page(2)), "each page, for each may be the unreadable one");
+        }
+        assert!(!table.touched(page(3)));
+        table.mark_unreadable_untouched(page(1), PageId(page(1).0 + 1));
+        assert!(table.may_be_unreadable(page(1)) && !table.may_be_unreadable(page(2)));
+        table.release(PageId(0), PageId(4 * BLOCK_PAGES));
+        assert!(!table.may_be_unreadable(page(0)) && !table.touched(page(2)), "unmapped: all is forgotten");
     }
 }

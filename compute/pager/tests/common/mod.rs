@@ -9,7 +9,8 @@ use std::time::Duration;
 
 static PAGER: OnceLock<&'static Pager> = OnceLock::new();
 
-extern "C" fn on_sigbus(_: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+/// Takes a fault to the pager.
+pub extern "C" fn on_sigbus(_: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: the kernel's arguments to a SA_SIGINFO handler.
     let (addr, write) = unsafe {
         let context = &*context.cast::<libc::ucontext_t>();
@@ -23,13 +24,18 @@ extern "C" fn on_sigbus(_: i32, info: *mut libc::siginfo_t, context: *mut libc::
 /// Gives this pager the faults of the process. A process has one.
 pub fn serve_faults(pager: &'static Pager) {
     PAGER.set(pager).ok().unwrap();
+    handle(libc::SIGBUS, on_sigbus);
+}
+
+/// Has a signal handled, all others blocked.
+pub fn handle(signal: i32, handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void)) {
     // SAFETY: installs a handler that follows the pager's rules.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
-        action.sa_sigaction = on_sigbus as *const () as usize;
+        action.sa_sigaction = handler as *const () as usize;
         action.sa_flags = libc::SA_SIGINFO;
         libc::sigfillset(&mut action.sa_mask);
-        libc::sigaction(libc::SIGBUS, &action, std::ptr::null_mut());
+        libc::sigaction(signal, &action, std::ptr::null_mut());
     }
 }
 
