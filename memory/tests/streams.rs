@@ -1,0 +1,174 @@
+//! Peers whose READs never end leave a node's workers no pause: who asks seldom, and who comes anew, is answered all the same.
+
+use farmem_fabric::contract::get;
+use farmem_fabric::{ConnectOptions, NodeAddr, Session, Transport};
+use farmem_memory::{Config, Node};
+use farmem_protocol::addr::{SLAB_BYTES, SlabId};
+use farmem_protocol::key::Key;
+use farmem_protocol::wire::{
+    Answer, Ask, Batch, Hello, MAGIC, MAX_VERBS, Op, Purpose, Request, VERSION, Verb, Welcome,
+};
+use std::io::{ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+/// As many as a worker looks at without asking epoll.
+const STREAMS_A_WORKER: usize = 4;
+/// Batches that a stream writes at once: as much as a worker takes.
+const BATCHES: u64 = 20;
+/// How long an answer may take. It takes a worker milliseconds, who shares the CPUs with the streams; an eighth of a second or
+/// half of one where others take most of them.
+const SOON: Duration = Duration::from_secs(2);
+/// The streams end then: who was not answered before is, and says how long it took.
+const LONG: Duration = Duration::from_secs(20);
+const ROUNDS: usize = 4;
+
+/// A member by hand: the library's queue pairs wait for their answers.
+struct Member {
+    node: String,
+    hello: Hello,
+    slab: SlabId,
+    _control: TcpStream,
+}
+
+impl Member {
+    fn join(node: &Node) -> Member {
+        let node = node.addresses()[0].to_string();
+        let hello = Hello {
+            magic: MAGIC,
+            version: VERSION.into(),
+            purpose: Purpose::Join as u8,
+            run: [3; 16],
+            ..Hello::new_zeroed()
+        };
+        let (mut control, welcome) = greet(&node, &hello);
+        let grant = Request { ask: Ask::Grant as u8, number: 2.into(), ..Request::new_zeroed() };
+        control.write_all(grant.as_bytes()).unwrap();
+        let mut answer = [0; size_of::<Answer>()];
+        control.read_exact(&mut answer).unwrap();
+        let slab = SlabId(Answer::read_from_bytes(&answer).unwrap().value.get());
+        let purpose = Purpose::Attach as u8;
+        let hello = Hello { purpose, secret: welcome.secret, incarnation: welcome.incarnation, ..hello };
+        Member { node, hello, slab, _control: control }
+    }
+
+    fn stream(&self, queue: usize) -> Stream {
+        let (socket, _) = greet(&self.node, &Hello { queue: (queue as u64).into(), ..self.hello });
+        socket.set_nonblocking(true).unwrap();
+        let key = Key::from(self.slab).0.into();
+        let verb = Verb { op: Op::Read as u8, zero: [0; 3], len: 8.into(), key, offset: 0.into() };
+        Stream { socket, verbs: verb.as_bytes().repeat(MAX_VERBS), batches: 0, going: Vec::new() }
+    }
+}
+
+fn greet(node: &str, hello: &Hello) -> (TcpStream, Welcome) {
+    let mut socket = TcpStream::connect(node).unwrap();
+    socket.write_all(hello.as_bytes()).unwrap();
+    let mut welcome = [0; size_of::<Welcome>()];
+    socket.read_exact(&mut welcome).unwrap();
+    let welcome = Welcome::read_from_bytes(&welcome).unwrap();
+    socket.read_exact(&mut vec![0; welcome.path_len.get() as usize]).unwrap();
+    (socket, welcome)
+}
+
+/// READs without an end: as many as the sockets hold.
+struct Stream {
+    socket: TcpStream,
+    verbs: Vec<u8>,
+    batches: u64,
+    /// Of the batches that were begun, what has not gone.
+    going: Vec<u8>,
+}
+
+impl Stream {
+    fn goes_on(&mut self, answers: &mut [u8]) -> std::io::Result<()> {
+        if self.going.is_empty() {
+            for _ in 0..BATCHES {
+                let first = (self.batches * MAX_VERBS as u64).into();
+                let head = Batch { count: (MAX_VERBS as u16).into(), zero: 0.into(), bytes: 0.into(), first };
+                self.going.extend(head.as_bytes());
+                self.going.extend(&self.verbs);
+                self.batches += 1;
+            }
+        }
+        let wrote = match self.socket.write(&self.going) {
+            Err(e) if e.kind() == ErrorKind::WouldBlock => 0,
+            wrote => wrote?,
+        };
+        self.going.drain(..wrote);
+        match self.socket.read(answers) {
+            Err(e) if e.kind() == ErrorKind::WouldBlock && wrote == 0 => std::thread::yield_now(),
+            Err(e) if e.kind() == ErrorKind::WouldBlock => {}
+            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+            read => drop(read?),
+        }
+        Ok(())
+    }
+}
+
+fn join(node: &Node) -> Session {
+    let options = ConnectOptions {
+        timeout: 2 * LONG,
+        grace: Duration::from_secs(1),
+        run: [4; 16],
+        pid: std::process::id(),
+        transport: Transport::Tcp,
+    };
+    Session::connect(&node.addresses()[0], &options).unwrap()
+}
+
+fn took(what: impl FnOnce()) -> Duration {
+    let begun = Instant::now();
+    what();
+    begun.elapsed()
+}
+
+#[test]
+fn who_asks_seldom_is_answered_while_others_leave_no_pause() {
+    let node = Node::start(&Config::new(4 * SLAB_BYTES, vec![NodeAddr::Tcp("127.0.0.1:0".into())])).unwrap();
+    let workers = std::thread::available_parallelism().unwrap().get().min(4);
+    let member = Member::join(&node);
+    let mut streams: Vec<Vec<Stream>> = (0..workers).map(|_| Vec::new()).collect();
+    (0..workers * STREAMS_A_WORKER).for_each(|i| streams[i % workers].push(member.stream(i)));
+    let seldom = join(&node);
+    let slab = seldom.grant().unwrap().id;
+    let mut queue = seldom.queue_pair().unwrap();
+    get(&mut queue, slab, 0, 8).unwrap();
+
+    let (begun, stop) = (Instant::now(), AtomicBool::new(false));
+    let goes_on = || !stop.load(Ordering::Relaxed) && begun.elapsed() < LONG;
+    let (mut of_seldom, mut of_new) = (Vec::new(), Vec::new());
+    let read = || node.nic().tally.reads.load(Ordering::Relaxed);
+    std::thread::scope(|scope| {
+        for mut streams in streams {
+            let goes_on = &goes_on;
+            scope.spawn(move || {
+                let mut answers = vec![0; 1 << 20];
+                while goes_on() {
+                    streams.iter_mut().for_each(|stream| stream.goes_on(&mut answers).unwrap());
+                }
+            });
+        }
+        for _ in 0..ROUNDS {
+            // Whoever has asked is looked at like a stream until something has come 64 times from others, which is so many READs.
+            let before = read();
+            while goes_on() && read() - before < 2 * 64 * BATCHES * MAX_VERBS as u64 * workers as u64 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            of_seldom.push(took(|| drop(get(&mut queue, slab, 0, 8).unwrap())));
+            of_new.push(took(|| {
+                let session = join(&node);
+                let mut queue = session.queue_pair().unwrap();
+                let slab = session.grant().unwrap().id;
+                get(&mut queue, slab, 0, 8).unwrap();
+            }));
+        }
+        println!("{} READs in {:?}; seldom {of_seldom:?}, new {of_new:?}", read(), begun.elapsed());
+        stop.store(begun.elapsed() < LONG, Ordering::Relaxed);
+    });
+    assert!(of_seldom.iter().all(|&took| took < SOON), "{of_seldom:?}");
+    assert!(of_new.iter().all(|&took| took < SOON), "{of_new:?}");
+    assert!(stop.load(Ordering::Relaxed), "what was asked last was asked when nobody streamed any more");
+}
