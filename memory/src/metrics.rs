@@ -1,73 +1,149 @@
 //! Counters over HTTP, as Prometheus reads them: `GET /metrics`.
 //!
-//! One thread, one request at a time, nothing kept alive: a scrape every few
-//! seconds is all it is for. It sleeps in accept.
+//! One thread for all requests, nothing kept alive: a scrape every few seconds is
+//! all it is for. Whoever says nothing, or says it slowly, keeps nobody waiting:
+//! requests are read as they come, and the oldest that is not whole gives way when
+//! there are too many. It sleeps in epoll.
 
 use crate::StartError;
 use farmem_fabric::nic::Nic;
+use farmem_sys::epoll::{Epoll, Event};
+use std::collections::VecDeque;
 use std::fmt::Write as _;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// A request's head, at most.
 const REQUEST: usize = 4096;
-/// How long it may take to say it, and each part of the answer to be taken.
+/// How long it may take to say it.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// Requests that are being said, at most.
+const ASKERS: usize = 64;
+/// The listener's token; others are connections' numbers.
+const LISTENER: u64 = 0;
 
 /// Serves the counters at an address; returns the address with its port. Ends with the node.
 pub fn serve(at: SocketAddr, nic: &Arc<Nic>) -> Result<SocketAddr, StartError> {
     let failed = |e| StartError::Listen(at.to_string(), e);
     let listener = TcpListener::bind(at).map_err(failed)?;
     let bound = listener.local_addr().map_err(failed)?;
-    let nic = Arc::downgrade(nic);
-    let serving = move || {
-        for stream in listener.incoming() {
-            // None: no descriptor is left, perhaps for long.
-            let Ok(stream) = stream else {
-                std::thread::sleep(Duration::from_millis(100));
-                continue;
-            };
-            if answer(stream, &nic).is_none() {
-                return;
-            }
-        }
-    };
-    std::thread::Builder::new().name("metrics".into()).spawn(serving).map_err(StartError::System)?;
+    listener.set_nonblocking(true).map_err(failed)?;
+    let epoll = Epoll::new().map_err(StartError::from)?;
+    epoll.add(listener.as_raw_fd(), LISTENER, true, false).map_err(StartError::from)?;
+    let server = Server { listener, epoll, nic: Arc::downgrade(nic), askers: VecDeque::new(), next: LISTENER + 1 };
+    std::thread::Builder::new().name("metrics".into()).spawn(|| server.run()).map_err(StartError::System)?;
     Ok(bound)
 }
 
-/// None when the node is gone.
-fn answer(mut stream: TcpStream, nic: &Weak<Nic>) -> Option<()> {
-    let nic = nic.upgrade()?;
-    let _ = stream.set_write_timeout(Some(PATIENCE));
-    let until = Instant::now() + PATIENCE;
-    let mut head = [0; REQUEST];
-    let mut got = 0;
-    while got < head.len() && !head[..got].windows(4).any(|w| w == b"\r\n\r\n") {
-        // For all of it, not for each byte: others wait.
-        let left = until.saturating_duration_since(Instant::now());
-        match stream.set_read_timeout(Some(left)).and_then(|()| stream.read(&mut head[got..])) {
-            Ok(n) if n > 0 => got += n,
-            // Nor may the time left be nothing, which would mean for ever, and is refused.
-            _ => return Some(()),
+/// Somebody whose request is not whole yet.
+struct Asker {
+    number: u64,
+    stream: TcpStream,
+    head: Vec<u8>,
+    until: Instant,
+}
+
+struct Server {
+    listener: TcpListener,
+    epoll: Epoll,
+    nic: Weak<Nic>,
+    /// In the order in which they came, which is that of their ends of patience.
+    askers: VecDeque<Asker>,
+    next: u64,
+}
+
+impl Server {
+    fn run(mut self) {
+        let mut events: Vec<Event> = Vec::new();
+        loop {
+            let now = Instant::now();
+            while self.askers.front().is_some_and(|asker| asker.until <= now) {
+                self.askers.pop_front();
+            }
+            // Rounded up, or the last millisecond would be spent in asking.
+            let left = self.askers.front().map_or(-1, |asker| (asker.until - now).as_millis() as i32 + 1);
+            if self.epoll.wait(&mut events, left).is_err() {
+                return;
+            }
+            for event in &events {
+                let ended = if event.token == LISTENER { self.accept() } else { self.hear(event.token) };
+                if ended.is_none() {
+                    return;
+                }
+            }
         }
     }
-    let (status, body) = match head[..got].split(|&b| b == b' ').take(2).collect::<Vec<_>>()[..] {
-        [b"GET", b"/metrics" | b"/"] => ("200 OK", text(&nic)),
-        [b"GET", _] => ("404 Not Found", "the counters are at /metrics\n".into()),
+
+    /// None when the node is gone.
+    fn accept(&mut self) -> Option<()> {
+        self.nic.upgrade()?;
+        match self.listener.accept() {
+            Ok((stream, _)) => {
+                let number = self.next;
+                self.next += 1;
+                let ready = stream.set_nonblocking(true).is_ok();
+                if ready && self.epoll.add(stream.as_raw_fd(), number, true, false).is_ok() {
+                    if self.askers.len() == ASKERS {
+                        self.askers.pop_front();
+                    }
+                    let until = Instant::now() + PATIENCE;
+                    self.askers.push_back(Asker { number, stream, head: Vec::new(), until });
+                }
+            }
+            Err(e)
+                if matches!(
+                    e.kind(),
+                    ErrorKind::WouldBlock | ErrorKind::Interrupted | ErrorKind::ConnectionAborted
+                ) => {}
+            // No descriptor is left, perhaps for long.
+            Err(_) => std::thread::sleep(Duration::from_millis(100)),
+        }
+        Some(())
+    }
+
+    /// None when the node is gone.
+    fn hear(&mut self, number: u64) -> Option<()> {
+        // Gone, if it gave way to another in this batch of events.
+        let Some(at) = self.askers.iter().position(|asker| asker.number == number) else { return Some(()) };
+        let asker = &mut self.askers[at];
+        let mut said = [0; REQUEST];
+        let room = REQUEST - asker.head.len();
+        match asker.stream.read(&mut said[..room]) {
+            Ok(n) if n > 0 => asker.head.extend(&said[..n]),
+            Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => return Some(()),
+            _ => drop(self.askers.remove(at)),
+        }
+        let whole = |asker: &Asker| asker.head.len() == REQUEST || asker.head.windows(4).any(|w| w == b"\r\n\r\n");
+        if self.askers.get(at).is_some_and(|asker| asker.number == number && whole(asker)) {
+            let asker = self.askers.remove(at)?;
+            answer(asker, &*self.nic.upgrade()?);
+        }
+        Some(())
+    }
+}
+
+fn answer(mut asker: Asker, nic: &Nic) {
+    let mut words = asker.head.split(|&b| b == b' ' || b == b'\r');
+    // What follows a question mark asks for no other counters.
+    let path = |target: &[u8]| target.split(|&b| b == b'?').next().unwrap_or_default().to_vec();
+    let asked = (words.next().unwrap_or_default(), words.next().map(path).unwrap_or_default());
+    let (status, body) = match (asked.0, asked.1.as_slice()) {
+        (b"GET", b"/metrics" | b"/") => ("200 OK", text(nic)),
+        (b"GET", _) => ("404 Not Found", "the counters are at /metrics\n".into()),
         _ => ("405 Method Not Allowed", "only GET is understood\n".into()),
     };
     let kind = "text/plain; version=0.0.4; charset=utf-8";
     let length = body.len();
-    // A peer that does not take the answer is its own problem.
-    let _ = write!(
-        stream,
+    let said = format!(
         "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
     );
-    Some(())
+    // Some kilobytes, which any socket's buffer takes at once. A peer that does not take them from there is its own
+    // problem.
+    let _ = asker.stream.write_all(said.as_bytes());
 }
 
 /// All counters and gauges of a node.

@@ -65,6 +65,20 @@ fn who_drips_his_request_keeps_nobody_waiting() {
     });
 }
 
+/// Nor do those who connect and say nothing, as browsers do ahead of their users, however many.
+#[test]
+fn who_says_nothing_keeps_nobody_waiting() {
+    let node = Node::start(&config()).unwrap();
+    let at = node.metrics().unwrap();
+    let silent: Vec<TcpStream> = (0..100).map(|_| TcpStream::connect(at).unwrap()).collect();
+    let begun = Instant::now();
+    assert!(fetch(at, "GET /metrics").starts_with("HTTP/1.1 200 OK"));
+    // One after the other they would have had two seconds each.
+    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+    drop(silent);
+    assert!(fetch(at, "GET /metrics?collect[]=all").starts_with("HTTP/1.1 200 OK"));
+}
+
 #[test]
 fn counters_tell_what_was_done() {
     let node = Node::start(&config()).unwrap();
