@@ -45,7 +45,9 @@ impl FromStr for NodeAddr {
 fn is_host(host: &str) -> bool {
     match host.strip_prefix('[') {
         Some(v6) => v6.ends_with(']') && v6.len() > 1,
-        None => !host.is_empty() && !host.contains([':', '/', ' ']),
+        None => {
+            !host.is_empty() && !host.contains(|c: char| c == ':' || c == '/' || c.is_whitespace() || c.is_control())
+        }
     }
 }
 
@@ -68,7 +70,7 @@ mod tests {
             assert_eq!(good.parse::<NodeAddr>().unwrap().to_string(), good);
         }
         let long = format!("unix:/{}", "x".repeat(MAX_PATH));
-        for bad in ["", "bighost", "bighost:", ":7411", "::1:7411", "h:70000", "http://h:1", "unix:", &long] {
+        for bad in ["", "bighost", "bighost:", ":7411", "::1:7411", "h:70000", "http://h:1", "a\nb:1", "unix:", &long] {
             assert!(bad.parse::<NodeAddr>().is_err(), "{bad}");
         }
     }

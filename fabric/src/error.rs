@@ -36,8 +36,11 @@ pub enum ConnectError {
         /// What the system said.
         reason: Errno,
     },
-    /// It did not answer in time.
-    #[error("node {0}: no answer in time: the machine is down, stopped, or a firewall drops the connection")]
+    /// It did not answer in time, or the connection was not made in time.
+    #[error(
+        "node {0}: no answer in time: the machine is down, stopped, or a firewall drops the connection, or what listens \
+         there is not a farmem node: check the port"
+    )]
     Silent(String),
     /// Something else listens there.
     #[error("node {0}: what listens there is not a farmem node: check the port")]
