@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
+use farmem_bench::report;
 use serde::Serialize;
 
 use crate::figures;
@@ -188,6 +189,7 @@ pub fn run(options: &Options, farmem: &Path) -> Result<()> {
         print!("{SHIPPED}");
         return Ok(());
     }
+    report::can_be_written([&options.json, &options.svg])?;
     if options.real {
         let rows = real::run(farmem, options.quick, options.rounds, options.seed)?;
         return options.json.as_deref().map_or(Ok(()), |path| write_json(path, &rows));
@@ -246,14 +248,8 @@ pub fn run(options: &Options, farmem: &Path) -> Result<()> {
     }
     let recovery = options.systems.contains(&System::Farmem).then(|| recovery::measure(16, 8));
     let report = figures::Report { rows, skipped, replays, recovery, costs: &costs, seed: options.seed };
-    print!("{report}");
-    if let Some(path) = &options.json {
-        write_json(path, &report.json())?;
-    }
-    if let Some(path) = &options.svg {
-        std::fs::write(path, report.chart().to_string()).with_context(|| format!("writing {}", path.display()))?;
-    }
-    Ok(())
+    let json = || Ok(serde_json::to_string_pretty(&report.json())?);
+    report::tell(&report, &[(&options.json, &json), (&options.svg, &|| Ok(report.chart().to_string()))])
 }
 
 fn write_json(path: &Path, figures: &impl Serialize) -> Result<()> {

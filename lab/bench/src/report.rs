@@ -1,12 +1,46 @@
 //! What a benchmark says: for people as text, for machines as JSON.
 
 use std::fmt;
+use std::fs::File;
+use std::path::PathBuf;
 
+use anyhow::Context;
 use serde::Serialize;
 
 use crate::environment::Environment;
 use crate::pairs::Spread;
 use crate::table::Table;
+
+/// Fails if a file that is asked for cannot be written: told now, not after hours.
+pub fn can_be_written<'a>(files: impl IntoIterator<Item = &'a Option<PathBuf>>) -> anyhow::Result<()> {
+    for path in files.into_iter().flatten() {
+        let is_new = !path.exists();
+        let opened = File::options().append(true).create(true).open(path);
+        opened.with_context(|| format!("writing {}", path.display()))?;
+        if is_new {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+    Ok(())
+}
+
+/// A file that is asked for, perhaps, and what is to stand there.
+pub type Asked<'a> = (&'a Option<PathBuf>, &'a dyn Fn() -> anyhow::Result<String>);
+
+/// Writes files and prints a report, in this order: who reads the report may want little of it, and goes away. What
+/// could not be written is told when the report is out.
+///
+/// # Errors
+/// The file system's.
+pub fn tell(report: &dyn fmt::Display, files: &[Asked<'_>]) -> anyhow::Result<()> {
+    let write = |(path, text): &Asked<'_>| match path {
+        Some(path) => std::fs::write(path, text()?).with_context(|| format!("writing {}", path.display())),
+        None => Ok(()),
+    };
+    let written: Vec<anyhow::Result<()>> = files.iter().map(write).collect();
+    print!("{report}");
+    written.into_iter().collect()
+}
 
 /// Which way a figure is better, and from where on it will do.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]

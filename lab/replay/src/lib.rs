@@ -20,7 +20,6 @@ pub mod sweep;
 pub mod trace;
 
 use anyhow::{Context, Result};
-use std::io::Write;
 use std::path::PathBuf;
 use trace::Trace;
 
@@ -73,6 +72,14 @@ fn share(text: &str) -> Result<usize, &'static str> {
 impl Replay {
     /// Replays, and prints what came of it.
     pub fn run(self) -> Result<()> {
+        if let Some(to) = &self.plot {
+            // Told now, not after a replay of hours.
+            std::fs::File::options()
+                .append(true)
+                .create(true)
+                .open(to)
+                .with_context(|| format!("--plot {}", to.display()))?;
+        }
         let mut traces = self.traces.iter().map(|f| Trace::open(f)).collect::<Result<Vec<_>>>()?;
         if self.generated || traces.is_empty() {
             traces.extend(generate::all(self.seed));
@@ -81,15 +88,20 @@ impl Replay {
             traces = traces.iter().map(|t| t.recorded(local)).collect();
         }
         let (batch, staging) = (self.batch as usize, self.staging as usize);
-        let mut out = std::io::stdout().lock();
         if self.sweep {
-            return Ok(out.write_all(sweep::run(&traces, &self.local, batch, staging).as_bytes())?);
+            print!("{}", sweep::run(&traces, &self.local, batch, staging));
+            return Ok(());
         }
         let report = report::run(&traces, &self.local, batch, staging);
-        if let Some(to) = &self.plot {
-            std::fs::write(to, plot::svg(&report)).with_context(|| to.display().to_string())?;
+        // Before the figures, for who reads these may want few of them (`| head`); if it fails, after them.
+        let plotted = match &self.plot {
+            Some(to) => std::fs::write(to, plot::svg(&report)).with_context(|| format!("--plot {}", to.display())),
+            None => Ok(()),
+        };
+        match self.json {
+            true => println!("{}", report.json()),
+            false => print!("{}", report.table()),
         }
-        let text = if self.json { format!("{}\n", report.json()) } else { report.table() };
-        Ok(out.write_all(text.as_bytes())?)
+        plotted
     }
 }

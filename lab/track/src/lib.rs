@@ -175,17 +175,17 @@ impl Track {
         session.leave();
         let report = Report { program, settings: &settings, windows: &windows, end: ended?, remarks };
         show(&format!("\n{report}"));
-        if let Some(file) = &self.json {
-            let json = report.json()?;
-            match to_json {
-                true => writeln!(std::io::stdout(), "{json}")?,
-                false => std::fs::write(file, json).with_context(|| format!("writing {}", file.display()))?,
-            }
-        }
         if let Some(file) = &self.svg {
             let pooled = count::Pooled::of(windows.iter());
             std::fs::write(file, report::histogram::svg(&report.program, &pooled.total))
                 .with_context(|| format!("writing {}", file.display()))?;
+        }
+        if let Some(file) = &self.json {
+            let json = report.json()?;
+            match to_json {
+                true => println!("{json}"),
+                false => std::fs::write(file, json).with_context(|| format!("writing {}", file.display()))?,
+            }
         }
         Ok(())
     }

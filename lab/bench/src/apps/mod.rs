@@ -29,7 +29,7 @@ use serde::{Deserialize, Serialize};
 use crate::alone::Alone;
 use crate::environment::Environment;
 use crate::pairs::Rounds;
-use crate::report::Skipped;
+use crate::report::{self, Skipped};
 use crate::{supervise, swap};
 use programs::{Job, Program, Work};
 use runs::{Allowance, Run, Runner};
@@ -173,6 +173,7 @@ pub fn run(options: &Options, farmem: &Path) -> anyhow::Result<()> {
     if let Some(dir) = &options.svg {
         ensure!(dir.is_dir(), "--svg {}: no such directory", dir.display());
     }
+    report::can_be_written([&options.json])?;
     let _alone = Alone::take()?;
     supervise::note_interrupts();
     let environment = Environment::read();
@@ -223,13 +224,9 @@ pub fn run(options: &Options, farmem: &Path) -> anyhow::Result<()> {
         );
     }
     let report = figures::report(method, environment, skipped, &measured);
-    print!("{report}");
-    if let Some(path) = &options.json {
-        std::fs::write(path, report.json()?).with_context(|| format!("writing {}", path.display()))?;
-    }
-    if let Some(dir) = &options.svg {
-        figures::draw(&measured, dir)?;
-    }
+    let drawn = options.svg.as_deref().map_or(Ok(()), |dir| figures::draw(&measured, dir));
+    report::tell(&report, &[(&options.json, &|| Ok(report.json()?))])?;
+    drawn?;
     // A figure beside wrong bytes is worth nothing, and neither is the exit status 0.
     match report.skipped.iter().find(|skipped| skipped.reason.starts_with(FAILED)) {
         Some(wrong) => bail!("{} {}", wrong.system, wrong.reason),

@@ -30,7 +30,7 @@ use crate::apps::runs::{Allowance, Run, Runner};
 use crate::apps::{System, Workplace};
 use crate::environment::Environment;
 use crate::pairs::Rounds;
-use crate::report::Skipped;
+use crate::report::{self, Skipped};
 use crate::supervise;
 
 /// The policies of --dirty over many programs: time against `none`, and bytes sent
@@ -190,6 +190,7 @@ const FAILED: &str = "failed: ";
 /// # Errors
 /// See [`crate::Bench::run`].
 pub fn run(options: &Options, farmem: &Path) -> anyhow::Result<()> {
+    report::can_be_written([&options.json, &options.svg])?;
     let _alone = Alone::take()?;
     supervise::note_interrupts();
     let environment = Environment::read();
@@ -228,14 +229,8 @@ pub fn run(options: &Options, farmem: &Path) -> anyhow::Result<()> {
             .into(),
     ];
     let report = figures::report(method, environment, skipped, &ready, &ways, &measured);
-    print!("{report}");
-    if let Some(path) = &options.json {
-        std::fs::write(path, report.json()?).with_context(|| format!("writing {}", path.display()))?;
-    }
-    if let Some(path) = &options.svg {
-        std::fs::write(path, plot::draw(&ready, &ways, &measured))
-            .with_context(|| format!("writing {}", path.display()))?;
-    }
+    let plot = || Ok(plot::draw(&ready, &ways, &measured));
+    report::tell(&report, &[(&options.json, &|| Ok(report.json()?)), (&options.svg, &plot)])?;
     // A figure beside wrong bytes is worth nothing, and neither is the exit status 0.
     match report.skipped.iter().find(|skipped| skipped.reason.starts_with(FAILED)) {
         Some(wrong) => bail!("{} {}", wrong.system, wrong.reason),

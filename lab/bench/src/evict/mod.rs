@@ -21,7 +21,7 @@ pub mod redis;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{bail, ensure};
 use farmem_fabric::{ConnectOptions, NodeAddr, Session, Transport};
 use serde::Serialize;
 
@@ -30,7 +30,7 @@ use crate::environment::Environment;
 use crate::paging::array::Draw;
 use crate::paging::systems::Node;
 use crate::pairs::Rounds;
-use crate::{affinity, supervise};
+use crate::{affinity, report, supervise};
 use drive::{Arrangement, Host, Method, Sample};
 
 /// `farmem bench evict …`
@@ -112,6 +112,7 @@ pub const METHODS: [Method; 3] = [Method::Pages, Method::Log, Method::Writes];
 /// # Errors
 /// See [`crate::Bench::run`].
 pub fn run(options: &Options, farmem: &Path) -> anyhow::Result<()> {
+    report::can_be_written([&options.json, &options.svg])?;
     if options.redis {
         return redis::run(options, farmem);
     }
@@ -130,6 +131,7 @@ pub fn run(options: &Options, farmem: &Path) -> anyhow::Result<()> {
 
     eprintln!("what it costs to tell which lines changed");
     let costs = detect::measure(rounds.max(5));
+    supervise::interrupted()?;
     let mut cells = Vec::new();
     for &link in &options.links {
         let session = connect(node.address(), link)?;
@@ -155,14 +157,7 @@ pub fn run(options: &Options, farmem: &Path) -> anyhow::Result<()> {
         "wire bytes: frames and operands, and 90 bytes for each TCP segment of 1448, to the node".into(),
     ];
     let report = figures::report(method, environment, &cells, costs);
-    print!("{report}");
-    if let Some(path) = &options.json {
-        std::fs::write(path, report.json()?).with_context(|| format!("writing {}", path.display()))?;
-    }
-    if let Some(path) = &options.svg {
-        std::fs::write(path, plot::draw(&cells)).with_context(|| format!("writing {}", path.display()))?;
-    }
-    Ok(())
+    report::tell(&report, &[(&options.json, &|| Ok(report.json()?)), (&options.svg, &|| Ok(plot::draw(&cells)))])
 }
 
 fn connect(address: &str, link: Link) -> anyhow::Result<Session> {

@@ -19,7 +19,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use farmem_fabric::shape::on_the_wire;
 use farmem_protocol::lines::LINE_BYTES;
 use serde::Serialize;
@@ -30,7 +30,7 @@ use crate::counters::{self, Counts};
 use crate::environment::Environment;
 use crate::pairs::{Rounds, Spread};
 use crate::redis::{EACH, Order, Place, Server};
-use crate::report::{Bound, Report, Section, Target};
+use crate::report::{self, Bound, Report, Section, Target};
 use crate::supervise;
 use crate::table::{Table, duration};
 
@@ -139,11 +139,7 @@ pub fn run(options: &Options, farmem: &Path) -> anyhow::Result<()> {
     let raw = Raw { keys, local, runs };
     let (skipped, targets) = (Vec::new(), targets(&measured));
     let report = Report { bench: "evict-redis", method, environment, skipped, sections, targets, raw };
-    print!("{report}");
-    if let Some(path) = &options.json {
-        std::fs::write(path, report.json()?).with_context(|| format!("writing {}", path.display()))?;
-    }
-    Ok(())
+    report::tell(&report, &[(&options.json, &|| Ok(report.json()?))])
 }
 
 /// Those that are asked for by name.

@@ -23,14 +23,14 @@ pub mod workloads;
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, ensure};
+use anyhow::ensure;
 use serde::Serialize;
 
 use crate::alone::Alone;
 use crate::environment::Environment;
 use crate::pairs::{Rounds, Spread};
 use crate::redis::{self, Order, Place};
-use crate::report::{Report, Section, Skipped};
+use crate::report::{self, Report, Section, Skipped};
 use crate::supervise;
 use crate::table::Table;
 use stores::Touched;
@@ -134,6 +134,7 @@ pub fn run(options: &Options, farmem: &Path) -> anyhow::Result<()> {
     let windows = options.windows.unwrap_or(if options.quick { 3 } else { 6 });
     let rounds = options.rounds.unwrap_or(if options.quick { 1 } else { 3 });
     ensure!(windows > 0 && rounds > 0, "--windows and --rounds must be more than 0");
+    report::can_be_written([&options.json])?;
     let _alone = Alone::take()?;
     supervise::note_interrupts();
     let environment = Environment::read();
@@ -203,11 +204,7 @@ pub fn run(options: &Options, farmem: &Path) -> anyhow::Result<()> {
             .into(),
     ];
     let report = Report { bench: "kona", method, environment, skipped, sections, targets: Vec::new(), raw };
-    print!("{report}");
-    if let Some(path) = &options.json {
-        std::fs::write(path, report.json()?).with_context(|| format!("writing {}", path.display()))?;
-    }
-    Ok(())
+    report::tell(&report, &[(&options.json, &|| Ok(report.json()?))])
 }
 
 fn size(scale: u32) -> String {

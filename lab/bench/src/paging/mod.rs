@@ -24,13 +24,13 @@ pub mod workload;
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{bail, ensure};
 use serde::Serialize;
 
 use crate::alone::Alone;
 use crate::environment::Environment;
 use crate::pairs::Rounds;
-use crate::report::{Report, Skipped};
+use crate::report::{self, Report, Skipped};
 use crate::{affinity, supervise};
 use measure::Threads;
 use small::{Which, Work};
@@ -157,6 +157,7 @@ pub fn run(options: &Options, farmem: &Path) -> anyhow::Result<()> {
     let [first, second, ..] = allowed[..] else {
         bail!("two CPUs are needed, one for the program and one for its second thread or its node");
     };
+    report::can_be_written([&options.json, &options.svg])?;
     let _alone = Alone::take()?;
     supervise::note_interrupts();
     let environment = Environment::read();
@@ -190,14 +191,8 @@ pub fn run(options: &Options, farmem: &Path) -> anyhow::Result<()> {
     drop(runner);
 
     let report = figures::report(method, environment, skipped, &measured);
-    print!("{report}");
-    if let Some(path) = &options.json {
-        std::fs::write(path, report.json()?).with_context(|| format!("writing {}", path.display()))?;
-    }
-    if let Some(path) = &options.svg {
-        std::fs::write(path, figures::chart(&measured).to_string())
-            .with_context(|| format!("writing {}", path.display()))?;
-    }
+    let plot = || Ok(figures::chart(&measured).to_string());
+    report::tell(&report, &[(&options.json, &|| Ok(report.json()?)), (&options.svg, &plot)])?;
     fail_on_wrong_bytes(&report)
 }
 
