@@ -34,6 +34,7 @@ mod units;
 
 use std::ffi::OsString;
 use std::io::Write;
+use std::sync::atomic::{AtomicI32, Ordering};
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
@@ -122,29 +123,50 @@ enum Bench {
 fn main() {
     end_with_output();
     let ended = match Farmem::try_parse() {
-        Ok(farmem) => farmem.command.execute(),
-        Err(refused) => Err(explain(&refused)),
+        Ok(farmem) => std::panic::catch_unwind(|| farmem.command.execute()),
+        Err(refused) => Ok(Err(explain(&refused))),
     };
-    if let Err(failure) = ended {
-        // Standard error may be closed; the status still tells.
-        let _ = writeln!(std::io::stderr(), "farmem: {}", failure.line);
-        std::process::exit(failure.status);
-    }
+    let failure = match ended {
+        Ok(Ok(())) => return,
+        Ok(Err(failure)) => failure,
+        // What is left on the way here has been put back: files, processes, swap areas.
+        Err(panic) => match OUTPUT_ENDED.load(Ordering::Relaxed) {
+            0 => std::panic::resume_unwind(panic),
+            status => std::process::exit(status),
+        },
+    };
+    // Standard error may be closed; the status still tells.
+    let _ = writeln!(std::io::stderr(), "farmem: {}", failure.line);
+    std::process::exit(failure.status);
 }
 
+/// The status to end with, once standard output takes no more.
+static OUTPUT_ENDED: AtomicI32 = AtomicI32::new(0);
+
 /// `println!` panics where standard output takes no more. A reader that went away (`| head`) has seen enough: the end,
-/// with the status that a shell has for SIGPIPE. A full disk is a line.
+/// with the status that a shell has for SIGPIPE. A full disk is a line. The main thread unwinds, for what commands made
+/// is removed by values' `Drop`; another ends the process as it is.
 fn end_with_output() {
     let default = std::panic::take_hook();
+    let main = std::thread::current().id();
     std::panic::set_hook(Box::new(move |panic| {
         let said = panic.payload_as_str().unwrap_or_default();
         let Some(why) = said.strip_prefix("failed printing to stdout: ") else { return default(panic) };
-        if why.starts_with("Broken pipe") {
-            std::process::exit(128 + libc::SIGPIPE);
+        let status = output_failed(why.starts_with("Broken pipe"), &why);
+        OUTPUT_ENDED.store(status, Ordering::Relaxed);
+        if std::thread::current().id() != main {
+            std::process::exit(status);
         }
-        let _ = writeln!(std::io::stderr(), "farmem: cannot write to standard output: {why}");
-        std::process::exit(1);
     }));
+}
+
+/// Says that standard output takes no more, unless its reader went away, and gives the status to end with.
+fn output_failed(reader_gone: bool, why: &dyn std::fmt::Display) -> i32 {
+    if reader_gone {
+        return 128 + libc::SIGPIPE;
+    }
+    let _ = writeln!(std::io::stderr(), "farmem: cannot write to standard output: {why}");
+    1
 }
 
 impl Command {
@@ -183,8 +205,11 @@ fn myself() -> Result<std::path::PathBuf, Failure> {
 fn explain(refused: &clap::Error) -> Failure {
     match refused.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
-            let _ = refused.print();
-            std::process::exit(0);
+            let printed = refused.print().and_then(|()| std::io::stdout().flush());
+            std::process::exit(match printed {
+                Ok(()) => 0,
+                Err(e) => output_failed(e.kind() == std::io::ErrorKind::BrokenPipe, &e),
+            });
         }
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
             let _ = refused.print();

@@ -5,6 +5,8 @@ mod common;
 
 use common::{Place, eventually, outcome, runs};
 use farmem_fabric::NodeAddr;
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::Mutex;
 
 #[test]
@@ -117,4 +119,55 @@ fn the_benchmark_works_by_verbs_and_without_an_agent() {
         assert_eq!(report["node"].as_str().is_some(), far, "{out}");
     }
     eventually("nothing is left at the node", || node.nic().lent() == 0);
+}
+
+/// Processes whose command line names a directory.
+fn at_work_in(dir: &Path) -> Vec<u32> {
+    let dir = dir.to_str().unwrap();
+    let numbers =
+        std::fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let named =
+        |pid: &u32| common::text(&std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default()).contains(dir);
+    numbers.filter(|pid| named(pid) && common::runs(*pid)).collect()
+}
+
+/// What the benchmark has in its temporary directory.
+fn files_in(dir: &Path) -> Vec<String> {
+    let names = std::fs::read_dir(dir).unwrap().flatten().map(|entry| entry.file_name().into_string().unwrap());
+    names.filter(|name| name.starts_with("farmem-malloc")).collect()
+}
+
+#[test]
+fn a_benchmark_that_is_ended_leaves_nothing() {
+    let _one = BENCH.lock();
+    for signal in ["-INT", "-TERM", "-HUP", "-KILL"] {
+        let place = Place::new();
+        let mut bench = place.farmem(["malloc-bench", "--ops", "2000000000", "--pattern", "threadtest"]);
+        let mut child = bench.env("TMPDIR", place.path()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        // Node, agent, and a part at work.
+        eventually("it is under way", || at_work_in(place.path()).len() >= 3 || child.try_wait().unwrap().is_some());
+        assert!(Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success());
+        let ended = child.wait_with_output().unwrap();
+        assert!(!ended.status.success(), "{signal}");
+        eventually("its processes end", || at_work_in(place.path()).is_empty());
+        if signal != "-KILL" {
+            let complaint = common::text(&ended.stderr);
+            assert!(complaint.starts_with("farmem: interrupted") && complaint.lines().count() == 1, "{complaint}");
+            assert_eq!(files_in(place.path()), [""; 0], "{signal}");
+        }
+    }
+}
+
+#[test]
+fn a_benchmark_whose_figures_nobody_takes_leaves_nothing() {
+    let _one = BENCH.lock();
+    let place = Place::new();
+    let mut bench = place.farmem(["malloc-bench", "--ops", "20000", "--rounds", "1", "--pattern", "threadtest"]);
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    bench.env("TMPDIR", place.path()).stdout(writer).stderr(Stdio::piped());
+    let ended = bench.spawn().unwrap().wait_with_output().unwrap();
+    assert_eq!((ended.status.code(), common::text(&ended.stderr).as_str()), (Some(141), ""));
+    eventually("its processes end", || at_work_in(place.path()).is_empty());
+    assert_eq!(files_in(place.path()), [""; 0]);
 }

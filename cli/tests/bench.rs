@@ -173,3 +173,22 @@ fn processes_claim_blocks_at_a_real_node() {
         assert_eq!(row["releases"]["cas"].as_f64().unwrap(), 1.0, "{row}");
     }
 }
+
+/// Told now, not when hours of figures are to be written there.
+#[test]
+fn a_file_that_cannot_be_written_is_told_before_anything_runs() {
+    let place = Place::new();
+    let nowhere = place.path().join("no/such/directory");
+    let nowhere = nowhere.to_str().unwrap();
+    for command in
+        ["bench paging", "bench evict", "bench apps", "bench dirty", "bench kona", "bench alloc", "malloc-bench"]
+    {
+        let arguments = command.split(' ').chain(["--json", nowhere]);
+        let (status, out, said) = outcome(place.farmem(arguments));
+        assert_eq!((status, out.as_str(), said.lines().count()), (Some(1), "", 1), "{command}: {said}");
+        assert!(said.starts_with(&format!("farmem: writing {nowhere}")), "{command}: {said}");
+    }
+    let (status, out, said) = outcome(place.farmem(["replay", "--plot", nowhere]));
+    assert_eq!((status, out.as_str(), said.lines().count()), (Some(1), "", 1), "{said}");
+    assert!(said.contains(nowhere), "{said}");
+}

@@ -44,7 +44,7 @@ use report::{Caches, Report, Row};
 use simulate::{Footprint, Simulation};
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::{BufReader, BufWriter, IsTerminal, Write};
+use std::io::{BufReader, BufWriter, IsTerminal, Seek};
 use std::path::{Path, PathBuf};
 use system::{Bytes, SHIPPED, System};
 
@@ -63,7 +63,7 @@ pub struct Amat {
     #[arg(last = true, value_name = "PROGRAM", conflicts_with_all = ["traces", "generate"])]
     pub program: Vec<OsString>,
     /// Keep the program's recording here, to be read again
-    #[arg(long, value_name = "FILE", requires = "program")]
+    #[arg(long, value_name = "FILE", requires = "program", conflicts_with_all = ["traces", "generate"])]
     pub record: Option<PathBuf>,
     /// Make up references instead
     #[arg(long, value_name = "PATTERN")]
@@ -128,6 +128,8 @@ fn share(text: &str) -> Result<f64, &'static str> {
 /// Where references come from. They are told twice: to see how much memory is touched, and to simulate.
 enum Origin {
     File(PathBuf),
+    /// A recording that nobody keeps, and the name of the program.
+    Recorded(File, String),
     Generated(Generated),
 }
 
@@ -135,6 +137,7 @@ impl Origin {
     fn name(&self) -> String {
         match self {
             Origin::File(path) => path.file_stem().unwrap_or(path.as_os_str()).to_string_lossy().into_owned(),
+            Origin::Recorded(_, program) => program.clone(),
             Origin::Generated(generated) => {
                 let pattern = format!("{:?}", generated.pattern).to_lowercase();
                 format!("{pattern} over {}", report::size(generated.bytes))
@@ -147,6 +150,12 @@ impl Origin {
             Origin::File(path) => {
                 let file = File::open(path).with_context(|| path.display().to_string())?;
                 file::read(BufReader::with_capacity(1 << 20, file), sink).with_context(|| path.display().to_string())
+            }
+            Origin::Recorded(file, program) => {
+                let mut file = file;
+                let rewound = file.rewind().map_err(anyhow::Error::from);
+                let told = rewound.and_then(|()| file::read(BufReader::with_capacity(1 << 20, file), sink));
+                told.with_context(|| format!("the recording of {program}"))
             }
             Origin::Generated(generated) => {
                 generated.run(sink);
@@ -166,7 +175,8 @@ impl Amat {
             let Some((_, text)) = SHIPPED.iter().find(|(shipped, _)| shipped == name) else {
                 bail!("no system '{name}' is shipped; there are {}", SHIPPED.map(|(name, _)| name).join(", "));
             };
-            return print(text);
+            print!("{text}");
+            return Ok(());
         }
         let systems = self.described()?;
         let sources = self.traces.len() + usize::from(self.generate.is_some()) + usize::from(!self.program.is_empty());
@@ -180,32 +190,31 @@ impl Amat {
             }
             File::options().append(true).create(true).open(path).with_context(|| path.display().to_string())?;
         }
-        let scratch;
         let mut origins: Vec<Origin> = self.traces.iter().cloned().map(Origin::File).collect();
         if let Some(pattern) = self.generate {
             let (bytes, references) = (self.array.0, self.references * 1_000_000);
             origins.push(Origin::Generated(Generated { pattern, bytes, references, seed: self.seed }));
         }
         if !self.program.is_empty() {
-            scratch = Scratch::new(self.record.as_deref(), &self.program)?;
-            record(&self.program, &scratch.path)?;
-            origins.push(Origin::File(scratch.path.clone()));
+            origins.push(record(&self.program, self.record.as_deref())?);
         }
         let mut reports = vec![];
+        let mut drawn = Ok(());
         for origin in &origins {
             let report = self.simulate(origin, &systems)?;
+            // Before the figures, for who reads these may want few of them (`| head`); if it fails, after them.
+            if let Some(path) = &self.svg {
+                drawn = std::fs::write(path, plot::svg(&report)).with_context(|| path.display().to_string());
+            }
             if !self.json {
-                print(&format!("{report}\n"))?;
+                println!("{report}");
             }
             reports.push(report);
         }
         if self.json {
-            print(&(serde_json::to_string_pretty(&reports)? + "\n"))?;
+            println!("{}", serde_json::to_string_pretty(&reports)?);
         }
-        if let Some(path) = &self.svg {
-            std::fs::write(path, plot::svg(&reports[0])).with_context(|| path.display().to_string())?;
-        }
-        Ok(())
+        drawn
     }
 
     fn described(&self) -> Result<Vec<System>> {
@@ -272,49 +281,28 @@ impl Amat {
     }
 }
 
-/// To standard output; a reader that has seen enough is no error.
-fn print(text: &str) -> Result<()> {
-    match std::io::stdout().write_all(text.as_bytes()) {
-        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
-        done => Ok(done?),
+/// Records into a file of the user's, or into one that has no name any more: however this process ends, it is gone.
+fn record(program: &[OsString], kept: Option<&Path>) -> Result<Origin> {
+    let scratch = std::env::temp_dir().join(format!("farmem-amat-{}", std::process::id()));
+    let to = kept.unwrap_or(&scratch);
+    let mut options = File::options();
+    options.read(kept.is_none()).write(true);
+    match kept {
+        Some(_) => options.create(true).truncate(true),
+        None => options.create_new(true),
+    };
+    let file = options.open(to).with_context(|| to.display().to_string())?;
+    if kept.is_none() {
+        std::fs::remove_file(to).with_context(|| to.display().to_string())?;
     }
-}
-
-fn record(program: &[OsString], to: &Path) -> Result<()> {
-    let out = BufWriter::new(File::create(to).with_context(|| to.display().to_string())?);
-    let mut shown = Progress::new(file::Writer::new(out)?, 0);
+    let mut shown = Progress::new(file::Writer::new(BufWriter::new(file.try_clone()?))?, 0);
     lackey::run(program, &mut shown)?;
     shown.done().finish().with_context(|| to.display().to_string())?;
-    Ok(())
-}
-
-/// Where a recording goes: to a file of the user's, or to one that is removed in the end.
-struct Scratch {
-    path: PathBuf,
-    kept: bool,
-}
-
-impl Scratch {
-    fn new(kept: Option<&Path>, program: &[OsString]) -> Result<Scratch> {
-        if let Some(path) = kept {
-            return Ok(Scratch { path: path.to_owned(), kept: true });
-        }
-        let name = Path::new(&program[0]).file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let dir = std::env::temp_dir().join(format!("farmem-amat-{}", std::process::id()));
-        std::fs::create_dir(&dir).with_context(|| dir.display().to_string())?;
-        Ok(Scratch { path: dir.join(format!("{name}.refs")), kept: false })
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        if !self.kept
-            && let Some(dir) = self.path.parent()
-        {
-            let _ = std::fs::remove_file(&self.path);
-            let _ = std::fs::remove_dir(dir);
-        }
-    }
+    let name = Path::new(&program[0]).file_name().unwrap_or_default().to_string_lossy().into_owned();
+    Ok(match kept {
+        Some(path) => Origin::File(path.to_owned()),
+        None => Origin::Recorded(file, name),
+    })
 }
 
 /// Tells people how far a sink has come, on a terminal.

@@ -211,9 +211,14 @@ impl System {
         if let Some((_, text)) = SHIPPED.iter().find(|(shipped, _)| *shipped == name) {
             return System::parse(text);
         }
-        let text = std::fs::read_to_string(name).with_context(|| {
+        let text = std::fs::read_to_string(name);
+        let is_absent = text.as_ref().is_err_and(|e| e.kind() == std::io::ErrorKind::NotFound);
+        let text = text.with_context(|| {
             let names: Vec<&str> = SHIPPED.iter().map(|(name, _)| *name).collect();
-            format!("'{name}' is neither a file nor one of {}", names.join(", "))
+            match is_absent {
+                true => format!("'{name}' is neither a file nor one of {}", names.join(", ")),
+                false => name.to_owned(),
+            }
         })?;
         System::parse(&text).with_context(|| name.to_owned())
     }
@@ -270,6 +275,8 @@ mod tests {
         }
         let none = System::find("nowhere").unwrap_err().to_string();
         assert!(none.contains("neither a file nor one of kona"), "{none}");
+        let directory = System::find(env!("CARGO_MANIFEST_DIR")).unwrap_err().to_string();
+        assert_eq!(directory, env!("CARGO_MANIFEST_DIR"), "what is there is not said to be absent");
     }
 
     #[test]

@@ -5,11 +5,11 @@
 //! moment is ended, and the error goes up through the values whose `Drop` puts
 //! everything back.
 
-#![allow(unsafe_code)] // sigaction and kill: the standard library has neither.
+#![allow(unsafe_code)] // sigaction, kill and prctl: the standard library has none of them.
 
 use std::io::Read;
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -51,8 +51,23 @@ pub fn interrupted() -> anyhow::Result<()> {
 pub struct Group(Child);
 
 impl Group {
-    /// Starts a command as a process group of its own, so that it can be ended with all it starts.
+    /// Starts a command as a process group of its own, so that it can be ended with all it starts. Should the calling
+    /// thread end without dropping this value, as by SIGKILL, the process (not what it started) is killed.
     pub fn start(command: &mut Command) -> std::io::Result<Group> {
+        let parent = std::process::id();
+        let die_with_parent = move || {
+            // SAFETY: between fork and exec: system calls alone.
+            unsafe {
+                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as libc::c_ulong);
+                // The parent may have gone before the line above: then nobody would tell us.
+                if libc::getppid() as u32 != parent {
+                    libc::raise(libc::SIGKILL);
+                }
+            }
+            Ok(())
+        };
+        // SAFETY: the closure makes system calls on a number copied before, which is all that may be done there.
+        unsafe { command.pre_exec(die_with_parent) };
         command.process_group(0).spawn().map(Group)
     }
 
@@ -92,6 +107,18 @@ impl Drop for Group {
 
 /// Runs a program of the benchmark to its end and returns what it printed, which must be short (below 64 KiB).
 pub fn output(command: &mut Command, within: Duration) -> anyhow::Result<String> {
+    let shown = format!("{command:?}");
+    let (status, printed, complaint) = ended(command, within)?;
+    if !status.success() {
+        let last = complaint.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it said nothing");
+        bail!("{status}: {last} ({shown})");
+    }
+    Ok(printed)
+}
+
+/// Runs such a program to its end, whatever that is: its status, what it printed, and, if it failed, what it said on
+/// standard error.
+pub fn ended(command: &mut Command, within: Duration) -> anyhow::Result<(ExitStatus, String, String)> {
     interrupted()?;
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let shown = format!("{command:?}");
@@ -115,13 +142,10 @@ pub fn output(command: &mut Command, within: Duration) -> anyhow::Result<String>
         if let Some(mut stderr) = stderr {
             let _ = stderr.read_to_string(&mut complaint);
         }
-        let last = complaint.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it said nothing");
-        bail!("{status}: {last} ({shown})");
-    }
-    if let Some(mut stdout) = group.process().stdout.take() {
+    } else if let Some(mut stdout) = group.process().stdout.take() {
         stdout.read_to_string(&mut printed)?;
     }
-    Ok(printed)
+    Ok((status, printed, complaint))
 }
 
 /// Time on a CPU of the processes that this one has started and seen end, and of theirs.
@@ -153,5 +177,21 @@ mod tests {
         let begun = Instant::now();
         assert!(output(Command::new("sleep").arg("60"), Duration::from_millis(50)).is_err());
         assert!(begun.elapsed() < Duration::from_secs(30));
+    }
+
+    #[test]
+    fn a_program_ends_with_who_started_it() {
+        let pid = std::thread::spawn(|| {
+            let group = Group::start(Command::new("sleep").arg("1000")).unwrap();
+            let pid = group.0.id();
+            // As by SIGKILL: nobody drops it.
+            std::mem::forget(group);
+            pid
+        });
+        let pid = pid.join().unwrap() as libc::pid_t;
+        let mut status = 0;
+        // SAFETY: a live word, and a child that nobody else waits for.
+        assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
+        assert_eq!(libc::WTERMSIG(status), libc::SIGKILL);
     }
 }

@@ -26,12 +26,14 @@ mod service;
 use anyhow::{Context, Result};
 use child::Found;
 use farmem_bench::alone::Alone;
+use farmem_bench::supervise;
 use farmem_fabric::NodeAddr;
 use patterns::Pattern;
 use report::{Report, Row};
 use service::Service;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
+use std::time::Duration;
 
 /// An allocator on far memory, against the system's malloc
 ///
@@ -106,7 +108,11 @@ impl Options {
             child::read_trace(trace)?;
         }
         anyhow::ensure!(!self.pattern.contains(&Pattern::Trace), "--pattern trace: name the file: --trace FILE");
+        if self.json.as_deref() != Some(Path::new("-")) {
+            farmem_bench::report::can_be_written([&self.json])?;
+        }
         let _alone = Alone::take()?;
+        supervise::note_interrupts();
         let service = Service::start(farmem, self.node.as_ref(), LEND, self.alone)?;
         let ops = self.ops.unwrap_or(if self.node.is_some() { 100_000 } else { 2_000_000 });
         let ops = if self.quick { ops / 20 } else { ops }.max(20_000);
@@ -139,11 +145,7 @@ impl Options {
         let report = Report::new(threads, self.node.as_ref().map(NodeAddr::to_string), rows, &chunks);
         match &self.json {
             Some(path) if path == Path::new("-") => println!("{}", report.json()?),
-            Some(path) => {
-                std::fs::write(path, report.json()? + "\n").with_context(|| path.display().to_string())?;
-                print!("{report}");
-            }
-            None => print!("{report}"),
+            _ => farmem_bench::report::tell(&report, &[(&self.json, &|| Ok(report.json()? + "\n"))])?,
         }
         Ok(())
     }
@@ -172,11 +174,9 @@ fn part(
     if let Some(trace) = trace {
         command.arg("--trace").arg(trace);
     }
-    let out = command.stdin(Stdio::null()).stderr(Stdio::piped()).output().context("cannot start a part")?;
-    anyhow::ensure!(
-        out.status.success(),
-        "{}",
-        String::from_utf8_lossy(&out.stderr).trim().trim_start_matches("farmem: ")
-    );
-    serde_json::from_slice(&out.stdout).context("a part told nothing")
+    // How much is asked for is the user's choice, and so is how long that takes.
+    let year = Duration::from_secs(365 * 86_400);
+    let (status, told, complaint) = supervise::ended(&mut command, year)?;
+    anyhow::ensure!(status.success(), "{}", complaint.trim().trim_start_matches("farmem: "));
+    serde_json::from_str(&told).context("a part told nothing")
 }

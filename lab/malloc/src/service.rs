@@ -1,19 +1,20 @@
 //! A node and an agent for the benchmark alone, as processes of their own.
 
 use anyhow::{Context, Result, ensure};
+use farmem_bench::supervise::{Group, interrupted};
 use farmem_fabric::NodeAddr;
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// They end with it.
+/// They end with it, and are killed if this process is.
 pub struct Service {
     dir: PathBuf,
     socket: PathBuf,
     node: String,
-    processes: Vec<Child>,
+    processes: Vec<Group>,
 }
 
 impl Service {
@@ -55,10 +56,11 @@ impl Service {
 
     fn spawn(&mut self, command: &mut Command, socket: &Path) -> Result<()> {
         command.stdin(Stdio::null()).stdout(Stdio::null());
-        self.processes.push(command.spawn().context("cannot start myself")?);
+        self.processes.push(Group::start(command).context("cannot start myself")?);
         let until = Instant::now() + Duration::from_secs(10);
         while UnixStream::connect(socket).is_err() {
-            let ended = self.processes.iter_mut().any(|process| !matches!(process.try_wait(), Ok(None)));
+            let ended = self.processes.iter_mut().any(|group| !matches!(group.process().try_wait(), Ok(None)));
+            interrupted()?;
             ensure!(!ended && Instant::now() < until, "the node or the agent of the benchmark does not listen");
             std::thread::sleep(Duration::from_millis(2));
         }
@@ -68,9 +70,10 @@ impl Service {
 
 impl Drop for Service {
     fn drop(&mut self) {
-        for process in self.processes.iter_mut().rev() {
-            let _ = process.kill();
-            let _ = process.wait();
+        for mut group in self.processes.drain(..).rev() {
+            // Asked to end, either would wait for the other, or for whoever comes next.
+            let _ = group.process().kill();
+            let _ = group.process().wait();
         }
         let _ = std::fs::remove_dir_all(&self.dir);
     }

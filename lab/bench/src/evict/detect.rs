@@ -17,6 +17,7 @@ use std::hint::black_box;
 
 use crate::paging::array::Draw;
 use crate::pairs::Spread;
+use crate::supervise;
 
 /// Bytes of a page.
 const PAGE: usize = 4096;
@@ -168,6 +169,10 @@ fn cost(what: String, rounds: usize, mut once: impl FnMut(usize)) -> Cost {
     let many: Vec<usize> = (0..16384).map(|i| i * 40_503 % MANY).collect();
     let (mut cached, mut in_memory) = (Vec::new(), Vec::new());
     for _ in 0..rounds {
+        // Who asked for the costs fails at its own next look.
+        if supervise::interrupted().is_err() {
+            break;
+        }
         cached.push(timed(&few));
         in_memory.push(timed(&many));
     }
