@@ -100,3 +100,35 @@ fn output_that_cannot_be_written_is_a_line() {
     let told = command.stdout(writer).stderr(std::process::Stdio::piped()).spawn().unwrap().wait_with_output().unwrap();
     assert_eq!((told.status.code(), told.stderr.as_slice()), (Some(141), &b""[..]));
 }
+
+/// Help and version are clap's to print, a replay's table a library's.
+#[test]
+fn nor_is_it_lost_elsewhere() {
+    let place = Place::new();
+    for arguments in [&["--help"][..], &["run", "--help"], &["--version"], &["amat", "--show", "kona"]] {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let mut command = place.farmem(arguments);
+        command.stdout(full).stderr(std::process::Stdio::piped());
+        let told = command.spawn().unwrap().wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&told.stderr).into_owned();
+        assert!(said.starts_with("farmem: cannot write to standard output: No space left"), "{arguments:?}: {said}");
+        assert_eq!((told.status.code(), said.lines().count()), (Some(1), 1), "{arguments:?}: {said}");
+
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut command = place.farmem(arguments);
+        command.stdout(writer).stderr(std::process::Stdio::piped());
+        let told = command.spawn().unwrap().wait_with_output().unwrap();
+        assert_eq!((told.status.code(), told.stderr.as_slice()), (Some(141), &b""[..]), "{arguments:?}");
+    }
+}
+
+#[test]
+fn a_terminal_that_cannot_be_drawn_on_is_a_line() {
+    let place = Place::new();
+    let mut command = place.farmem(["top"]);
+    command.env("TERM", "dumb");
+    let (status, out, said) = common::outcome(command);
+    assert_eq!((status, out.as_str()), (Some(1), ""));
+    assert!(said.starts_with("farmem: no terminal to draw on (TERM is dumb)") && said.contains("--once"), "{said}");
+}

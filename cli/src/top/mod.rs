@@ -40,7 +40,12 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     let interval = options.interval.max(Duration::from_millis(100));
     let mut gatherer = Gatherer::default();
     if !(options.once || options.json) {
-        return screen::show(&mut gatherer, interval).map_err(|e| Failure {
+        let shown = match std::env::var_os("TERM") {
+            // Escape sequences would be shown as they are.
+            Some(term) if term == "dumb" => Err(std::io::Error::other("TERM is dumb")),
+            _ => screen::show(&mut gatherer, interval),
+        };
+        return shown.map_err(|e| Failure {
             status: 1,
             line: format!("no terminal to draw on ({e}): farmem top --once prints one sample"),
         });
