@@ -26,6 +26,7 @@ use farmem_fabric::NodeAddr;
 use farmem_fabric::nic::Nic;
 use farmem_fabric::nic::lending::{Backing, Lending};
 use farmem_protocol::addr::SLAB_BYTES;
+use farmem_protocol::extent::place::BLOCK_BYTES;
 use farmem_protocol::units::bytes;
 use farmem_sys::process;
 use farmem_sys::verbs::{Absent, Device};
@@ -124,6 +125,9 @@ pub enum StartError {
         /// There, in MiB.
         ram_mib: u64,
     },
+    /// A quota by which nobody gets anything.
+    #[error("--quota is below {} MiB, the least that anybody is given (a run: {} MiB)", BLOCK_BYTES >> 20, SLAB_BYTES >> 20)]
+    LittleQuota,
     /// An address cannot be listened on.
     #[error("cannot listen on {0}: {1}")]
     Listen(String, std::io::Error),
@@ -161,6 +165,9 @@ impl Node {
     pub fn start(config: &Config) -> Result<Node, StartError> {
         if config.lend < SLAB_BYTES {
             return Err(StartError::TooLittle);
+        }
+        if config.quota.is_some_and(|quota| quota < BLOCK_BYTES) {
+            return Err(StartError::LittleQuota);
         }
         let ram = status::machine_ram();
         if ram.is_some_and(|ram| config.lend > ram) {

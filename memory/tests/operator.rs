@@ -160,6 +160,8 @@ fn impossible_wishes_are_refused_at_start() {
     assert!(matches!(tiny, Some(StartError::TooLittle)));
     let vast = Node::start(&Config { lend: 1 << 60, ..config() }).err();
     assert!(matches!(vast, Some(StartError::TooMuch { .. })));
+    let none = Node::start(&Config { quota: Some(1), ..config() }).err();
+    assert!(matches!(none, Some(StartError::LittleQuota)));
     let node = Node::start(&config()).unwrap();
     let taken = Node::start(&Config { listen: node.addresses().to_vec(), ..config() }).err();
     assert!(matches!(taken, Some(StartError::Listen(..))));
