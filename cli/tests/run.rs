@@ -120,7 +120,9 @@ fn mistakes_are_one_line_and_a_status() {
         (&["top", "--interval", "soon"], 64, "30s"),
         (&["nonsense"], 64, "nonsense"),
         (&["rum"], 64, "'run'"),
-        (&["run", "--locl", "1G", "--", "true"], 64, "see farmem run --help"),
+        (&["run", "--locl", "1G", "--", "true"], 64, "'--locl' found; see farmem run --help"),
+        (&["run", "-x", "--local", "1G", "--", "true"], 64, "'-x' found"),
+        (&["node", "--lend", "1G", "--listen", "127.0.0.1:0", "--quota", "1M"], 64, "--quota is below 2 MiB"),
         (&["run", "--local", "1G", "--prefech", "off", "--", "true"], 127, "nor as a flag"),
     ];
     for (arguments, status, part) in cases {
