@@ -101,8 +101,8 @@ extern "C" fn fetch(range: &mut Range) -> isize {
     here as isize
 }
 
-/// Brings far memory in, for a debugger: `call (long) farmem_fetch(ADDRESS, BYTES)`. The kernel does
-/// not fault on a debugger's behalf, so that only what is resident can be printed (docs/gdb.md).
+/// Brings far memory in, for a debugger, as `far ADDRESS BYTES` by docs/gdb.md's definition. The kernel does
+/// not fault on a debugger's behalf, so that only what is resident can be printed.
 ///
 /// Returns for how many bytes from the address this was done; pages stay at least until the program
 /// runs on. Not more than fits in local memory at once.
