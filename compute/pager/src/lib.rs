@@ -81,6 +81,7 @@ use farmem_pool::Pool;
 use farmem_protocol::addr::PAGE_BYTES;
 use farmem_protocol::counters;
 use farmem_sys::clock;
+use farmem_sys::lines::WHOLE_TOP;
 use farmem_sys::raw::Errno;
 use farmem_sys::sync::Lock;
 use farmem_sys::uffd::{OpenError, Uffd, feature};
@@ -120,7 +121,7 @@ pub struct Config {
     pub always_sweep: bool,
     /// Bring changed lines by WRITEs, as to a card, wherever they go (for tests; else where one is).
     pub write_lines: bool,
-    /// Look at two bits of a line's sixteen, so that changed lines are overlooked, and the node's refusals put it right
+    /// Look at two bits of a line's twelve, so that changed lines are overlooked, and the node's refusals put it right
     /// (for tests).
     pub overlook: bool,
     /// How changed bytes are told.
@@ -230,13 +231,14 @@ pub fn start(
     let local = config.local / PAGE_BYTES as u64;
     let staged = if pool.all_mapped() { 0 } else { (local / 16).clamp(32, 8192) };
     let by = if config.write_lines || pool.any_wired() { By::Writes } else { By::Records };
-    let (mut log, log_bytes) = Log::new(staged as usize, by).map_err(StartError::Memory)?;
     if recorder.is_some() {
         config.dirty = Dirty::Pages;
     }
+    let logged = if config.dirty.tells_lines() { staged as usize } else { 0 };
+    let (mut log, log_bytes) = Log::new(logged, by).map_err(StartError::Memory)?;
     let left = local - staged - log_bytes as u64 / PAGE_BYTES as u64;
     let hashed = match by {
-        By::Records => Hashed::InBrief { mask: if config.overlook { 0xC000 } else { u16::MAX } },
+        By::Records => Hashed::InBrief { mask: if config.overlook { 0xC00 } else { WHOLE_TOP } },
         By::Writes => Hashed::InFull,
     };
     let (tracker, mut limit) =

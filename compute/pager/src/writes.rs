@@ -98,14 +98,14 @@ impl Pager {
                     freed.extend(self.staging.written(done.tag as usize));
                     continue;
                 }
-                for (index, again) in evictor.log.acknowledged(done.tag, Refused(value)) {
+                evictor.log.acknowledged(done.tag, Refused(value), |index, again| {
                     // Of one that went back meanwhile nobody needs what is in its slot.
                     if again && !self.staging.is_orphan(index as usize) {
                         refused.push(index as usize);
                     } else {
                         freed.extend(self.staging.written(index as usize));
                     }
-                }
+                });
             }
         }
         if !freed.is_empty() {

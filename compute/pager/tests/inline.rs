@@ -148,7 +148,7 @@ fn child() {
     let counters = program.counters;
     program.run();
     let refused = counters.pages_refused.load(Ordering::Relaxed);
-    // (One line in 65 536 is overlooked anyhow.)
+    // (One line in 4096 is overlooked anyhow.)
     assert!(!way.overlook || refused > 100, "{name}: {refused} pages were refused");
 }
 

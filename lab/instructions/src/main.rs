@@ -24,7 +24,7 @@ use farmem_protocol::addr::{FarSlot, PAGE_BYTES, PageId, SLAB_BYTES, SLOTS_PER_S
 use farmem_protocol::lines::conditional::{self, Conditional};
 use farmem_protocol::lines::{Entry, MAX_RECORD_BYTES, Record, encode, runs_of};
 use farmem_protocol::wire::{Batch, Op, Verb};
-use farmem_sys::lines::{Brief, Hasher, Unit};
+use farmem_sys::lines::{Brief, Hasher, Unit, WHOLE_TOP};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Pages that are local in the paths of the cache and of the pager: 64 MiB.
@@ -245,7 +245,7 @@ fn lines(times: u64) {
         unsafe {
             was.take(&hasher, black_box(page.as_ptr()));
             page[at * 64 % PAGE_BYTES] ^= 0xFF;
-            black_box(was.compare(&hasher, black_box(page.as_ptr()), u16::MAX));
+            black_box(was.compare(&hasher, black_box(page.as_ptr()), WHOLE_TOP));
         }
     }
 }

@@ -1,11 +1,12 @@
-//! A page's hashes, abridged: 136 bytes where all of them are 512.
+//! A page's hashes, abridged: 104 bytes where all of them are 512.
 //!
 //! ```text
-//!   0                                     128    136
-//!   | top 16 bits of each line's hash ... | sum  |
+//!   0                64               96    104
+//!   | upper 8 bits … | next 4 bits …  | sum  |      of each line's hash; of the sum over all hashes, 64
+//!                      └ byte k: of line k below, of line k + 32 above
 //! ```
 //!
-//! Lines whose top differs have changed. One changed line in 65 536 has its old top; then the sum is another. If no
+//! Lines whose top, these twelve bits, differs have changed. One changed line in 4096 has its old top; then the sum is another. If no
 //! top differs that is seen at once. If some do, their old hashes are not known, and what the sum over the others
 //! should be is not, either: but what the sum over the changed ones *was*, if these were all, can be said
 //! ([`Found::Lines`]), and is for somebody to confirm who has their old bytes.
@@ -17,9 +18,25 @@ use core::arch::x86_64::*;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Brief {
-    tops: [u16; LINES],
+    tops: Tops,
     sum: u64,
 }
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[repr(C)]
+struct Tops {
+    upper: [u8; LINES],
+    lower: [u8; LINES / 2],
+}
+
+impl Tops {
+    const NONE: Tops = Tops { upper: [0; LINES], lower: [0; LINES / 2] };
+}
+
+/// Bits of a hash that are kept for its line: its topmost.
+pub const TOP_BITS: u32 = 12;
+/// All of a top, for [`Brief::compare`].
+pub const WHOLE_TOP: u16 = (1 << TOP_BITS) - 1;
 
 /// What a page is, beside what it was.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -37,15 +54,10 @@ pub enum Found {
     Somewhere,
 }
 
-/// The part of a hash that is kept for its line.
-pub fn top(hash: u64) -> u16 {
-    (hash >> 48) as u16
-}
-
 impl Default for Brief {
     /// Of no page.
     fn default() -> Brief {
-        Brief { tops: [0; LINES], sum: 0 }
+        Brief { tops: Tops::NONE, sum: 0 }
     }
 }
 
@@ -63,14 +75,14 @@ impl Brief {
         self.sum = hasher.sum(&hashes);
     }
 
-    /// What became of the page. Of the tops, bits outside of `mask` are not looked at: all are, but for tests that want
-    /// lines to be overlooked.
+    /// What became of the page. Of the tops, bits outside of `mask` are not looked at: all are ([`WHOLE_TOP`]), but for tests
+    /// that want lines to be overlooked.
     ///
     /// # Safety
     /// As [`Brief::take`].
     #[inline]
     pub unsafe fn compare(&self, hasher: &Hasher, page: *const u8, mask: u16) -> Found {
-        let (mut hashes, mut now) = ([0; LINES], [0; LINES]);
+        let (mut hashes, mut now) = ([0; LINES], Tops::NONE);
         // SAFETY: the caller's promise.
         unsafe { hasher.hash(page, &mut hashes) };
         tops(&hashes, &mut now);
@@ -86,37 +98,52 @@ impl Brief {
 
 /// The top of each hash.
 #[inline]
-fn tops(hashes: &Hashes, into: &mut [u16; LINES]) {
+fn tops(hashes: &Hashes, into: &mut Tops) {
     // SAFETY: loads and stores within the arrays; SSE2 is part of x86-64.
     unsafe {
-        for eight in 0..LINES / 8 {
-            let from = hashes.as_ptr().cast::<__m128>().add(4 * eight);
-            let load = |i: usize| _mm_loadu_ps(from.add(i).cast());
+        // Of sixteen hashes the highest 16 bits.
+        let sixteen = |nth: usize| {
+            let load = |i: usize| _mm_loadu_ps(hashes.as_ptr().cast::<__m128>().add(8 * nth + i).cast());
             // The upper halves of four hashes, their own upper halves, signed so that packing leaves them as they are.
             let four = |i| _mm_srai_epi32::<16>(_mm_castps_si128(_mm_shuffle_ps::<0xDD>(load(i), load(i + 1))));
-            _mm_storeu_si128(into.as_mut_ptr().add(8 * eight).cast(), _mm_packs_epi32(four(0), four(2)));
+            [_mm_packs_epi32(four(0), four(2)), _mm_packs_epi32(four(4), four(6))]
+        };
+        let store = |into: &mut [u8], at: usize, bytes| _mm_storeu_si128(into[at..][..16].as_mut_ptr().cast(), bytes);
+        let byte = _mm_set1_epi16(0xFF);
+        let upper = |[a, b]: [__m128i; 2]| _mm_packus_epi16(_mm_srli_epi16::<8>(a), _mm_srli_epi16::<8>(b));
+        let lower = |[a, b]: [__m128i; 2]| _mm_packus_epi16(_mm_and_si128(a, byte), _mm_and_si128(b, byte));
+        let high = _mm_set1_epi8(0xF0_u8 as i8);
+        for nth in 0..LINES / 32 {
+            let (near, far) = (sixteen(nth), sixteen(nth + 2));
+            store(&mut into.upper, 16 * nth, upper(near));
+            store(&mut into.upper, 16 * nth + 32, upper(far));
+            // Of a lower byte only its upper half is kept: in its place for the one, four bits further down for the other.
+            let below = _mm_srli_epi16::<4>(_mm_and_si128(lower(near), high));
+            store(&mut into.lower, 16 * nth, _mm_or_si128(_mm_and_si128(lower(far), high), below));
         }
     }
 }
 
 /// Bit k: top k differs within the mask.
 #[inline]
-fn differing(a: &[u16; LINES], b: &[u16; LINES], mask: u16) -> u64 {
-    let mut lines = 0;
+fn differing(a: &Tops, b: &Tops, mask: u16) -> u64 {
+    let (mut upper, mut lower) = (0, 0);
     // SAFETY: loads within the arrays; SSE2 is part of x86-64.
     unsafe {
-        let mask = _mm_set1_epi16(mask as i16);
-        let same = |i: usize| {
-            let [a, b] =
-                [a, b].map(|tops| _mm_and_si128(_mm_loadu_si128(tops.as_ptr().cast::<__m128i>().add(i)), mask));
-            _mm_cmpeq_epi16(a, b)
-        };
-        for sixteen in 0..LINES / 16 {
-            let alike = _mm_movemask_epi8(_mm_packs_epi16(same(2 * sixteen), same(2 * sixteen + 1)));
-            lines |= (!alike as u64 & 0xFFFF) << (16 * sixteen);
+        let load = |of: &[u8], at: usize| _mm_loadu_si128(of[at..][..16].as_ptr().cast());
+        let other = |a: &[u8], b: &[u8], at| _mm_xor_si128(load(a, at), load(b, at));
+        let lines = |differing| !_mm_movemask_epi8(_mm_cmpeq_epi8(differing, _mm_setzero_si128())) as u64 & 0xFFFF;
+        let [high, below, above] = [mask >> 4, mask & 0xF, (mask & 0xF) << 4].map(|mask| _mm_set1_epi8(mask as i8));
+        for at in (0..LINES).step_by(16) {
+            upper |= lines(_mm_and_si128(other(&a.upper, &b.upper, at), high)) << at;
+        }
+        for at in (0..LINES / 2).step_by(16) {
+            let other = other(&a.lower, &b.lower, at);
+            lower |= lines(_mm_and_si128(other, below)) << at;
+            lower |= lines(_mm_and_si128(other, above)) << (at + 32);
         }
     }
-    lines
+    upper | lower
 }
 
 #[cfg(test)]
@@ -125,16 +152,32 @@ mod tests {
 
     #[test]
     fn tops_are_the_hashes_highest_bits() {
+        assert_eq!(size_of::<Brief>(), 104);
         let hashes: Hashes =
             std::array::from_fn(|i| (i as u64 * 0x0123_4567_89AB_CDEF).rotate_left(i as u32) ^ 1 << 63);
-        let mut found = [0; LINES];
-        tops(&hashes, &mut found);
-        assert_eq!(found, hashes.map(top));
+        let found_of = |hashes: &Hashes| {
+            let mut found = Tops::NONE;
+            tops(hashes, &mut found);
+            found
+        };
+        let found = found_of(&hashes);
+        for (line, hash) in hashes.into_iter().enumerate() {
+            let lower = found.lower[line % 32] >> (4 * (line / 32)) & 0xF;
+            assert_eq!(u64::from(found.upper[line]) << 4 | u64::from(lower), hash >> (64 - TOP_BITS), "{line}");
+        }
         for line in 0..LINES {
-            let mut other = found;
-            other[line] ^= 1 << (line % 16);
-            assert_eq!(differing(&found, &other, u16::MAX), 1 << line);
-            assert_eq!(differing(&found, &other, !(1 << (line % 16))), 0);
+            for bit in 0..u64::BITS {
+                let mut others = hashes;
+                others[line] ^= 1 << bit;
+                let other = found_of(&others);
+                let seen = if bit >= 64 - TOP_BITS { 1 << line } else { 0 };
+                assert_eq!(differing(&found, &other, WHOLE_TOP), seen, "{line}, {bit}");
+                if seen != 0 {
+                    let own = 1 << (bit - (64 - TOP_BITS));
+                    assert_eq!(differing(&found, &other, own), seen, "{line}, {bit}");
+                    assert_eq!(differing(&found, &other, WHOLE_TOP & !own), 0, "{line}, {bit}");
+                }
+            }
         }
     }
 }

@@ -20,8 +20,8 @@
 //! of zeros that a difference of hashes ends with (k is random, and a linear congruence has that many solutions).
 //! Where A differs, fold(A) differs by a value that is evenly distributed, so that t ≥ z with 2⁻ᶻ: together 2⁻⁶⁰; where
 //! fold(A) agrees (2⁻³¹), fold(B) decides likewise: 2⁻³¹ · 2⁻²⁸. So a sum misses a changed line with less than 2⁻⁵⁸.
-//! *And that it has the same [`top`]*, the highest 16 bits of fold(B), which neither of these cases asks for, comes to
-//! 2⁻⁷⁴: beside the 2⁻⁶² with which the hash itself is the same, nothing. That is what an owner of a page relies on who
+//! *And that it has the same top*, the highest 12 bits of fold(B), which neither of these cases asks for, comes to
+//! 2⁻⁷⁰: beside the 2⁻⁶² with which the hash itself is the same, nothing. That is what an owner of a page relies on who
 //! keeps the tops and the sum of it ([`Brief`]): a line that changed unseen has an old top, and the sum of those that
 //! seem unchanged is not what it was.
 //!
@@ -42,7 +42,7 @@ mod units;
 #[cfg(test)]
 mod tests;
 
-pub use brief::{Brief, Found, top};
+pub use brief::{Brief, Found, TOP_BITS, WHOLE_TOP};
 
 /// Bytes of a line.
 pub const LINE_BYTES: usize = 64;

@@ -1,7 +1,7 @@
 //! What is kept of pages as they arrived: one entry of a fixed size for each, found by the page.
 //!
 //! ```text
-//!  page ─► index (4 bytes a page, sparse): 0, or 1 + entry ─► entries: hashes (512 bytes, in brief 136) or copies (4096)
+//!  page ─► index (4 bytes a page, sparse): 0, or 1 + entry ─► entries: hashes (512 bytes, in brief 104) or copies (4096)
 //! ```
 //!
 //! A page's index and entry belong to whoever owns the page: its word says who ([`crate::word`]), and its
@@ -150,12 +150,12 @@ mod tests {
 
     #[test]
     fn what_entries_take_is_counted_by_pages_begun() {
-        let kept = Kept::of(1000, 136, 1000).unwrap();
+        let kept = Kept::of(1000, 104, 1000).unwrap();
         let mut grown = 0;
         for page in 0..1000 {
             kept.take(PageId(page)).unwrap();
             grown += kept.grown();
-            assert_eq!(grown, ((page + 1) * 136).div_ceil(4096), "{page}");
+            assert_eq!(grown, ((page + 1) * 104).div_ceil(4096), "{page}");
         }
     }
 }

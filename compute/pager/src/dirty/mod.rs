@@ -25,7 +25,7 @@
 //!
 //! Hashes (`lines`, and `auto` where it is `lines`, of slots that are not mapped; [`farmem_sys::lines`]) are wrong with a
 //! probability that `docs/design/lines.md` works out; the others are exact. They are kept
-//! *in brief*, 16 bits a line and 64 for the page, where somebody is at the other end who confirms what is said of
+//! *in brief*, 12 bits a line and 64 for the page, where somebody is at the other end who confirms what is said of
 //! changed lines (a node's software NIC); where lines go to a card, 64 bits a line. When nothing more can be kept, a page comes in as `pages` has it.
 
 pub mod exact;
@@ -55,6 +55,13 @@ pub enum Dirty {
     Pages,
     /// See the module.
     None,
+}
+
+impl Dirty {
+    /// Whether it may tell which lines changed of a page whose slot is not mapped.
+    pub(crate) fn tells_lines(self) -> bool {
+        matches!(self, Dirty::Auto | Dirty::Lines | Dirty::Shadow)
+    }
 }
 
 /// All names, as `farmem run --dirty` has them.
@@ -105,7 +112,7 @@ impl Changed {
 pub(crate) enum Hashed {
     /// 64 bits a line.
     InFull,
-    /// 16 bits a line, of which those in the mask are looked at, and 64 of the page. Changed lines must be confirmed.
+    /// 12 bits a line, of which those in the mask are looked at, and 64 of the page. Changed lines must be confirmed.
     InBrief { mask: u16 },
 }
 

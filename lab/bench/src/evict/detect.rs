@@ -8,7 +8,7 @@
 #![allow(unsafe_code)] // Raw pages, as the pager has them.
 
 use farmem_pager::dirty::exact;
-use farmem_sys::lines::{Brief, Hasher, Hashes, LINES, Unit};
+use farmem_sys::lines::{Brief, Hasher, Hashes, LINES, Unit, WHOLE_TOP};
 use farmem_sys::memory::copy_page;
 use farmem_sys::pagemap::Pagemap;
 use farmem_sys::uffd::{self, WriteTracker};
@@ -54,7 +54,7 @@ pub fn measure(rounds: usize) -> Vec<Cost> {
         }));
         costs.push(cost(format!("departure: hashes compared, {unit:?}"), rounds, |page| {
             // SAFETY: within `pages`.
-            black_box(unsafe { briefs[page].compare(&hasher, pages.as_ptr().add(page * PAGE), u16::MAX) });
+            black_box(unsafe { briefs[page].compare(&hasher, pages.as_ptr().add(page * PAGE), WHOLE_TOP) });
         }));
         costs.push(cost(format!("arrival: line hashes in full, {unit:?}"), rounds, |page| {
             // SAFETY: within `pages`.

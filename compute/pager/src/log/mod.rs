@@ -28,6 +28,8 @@
 //! *Replay.* A record whose acknowledgement was lost goes again, with what was posted behind it, in order: the
 //! last one of each slot decides. With conditions it is refused the second time, and its pages go whole.
 
+pub mod room;
+
 use crate::Pager;
 use crate::evict::Evictor;
 use crate::thread::Thread;
@@ -36,6 +38,7 @@ use farmem_protocol::lines::conditional::{self, CONDITIONS_BYTES, Refused, WAS_B
 use farmem_protocol::lines::{self, Entry, LINE_BYTES, MAX_RECORD_BYTES, Runs, WHOLE_FROM};
 use farmem_sys::lines::Seed;
 use farmem_sys::raw::Errno;
+use room::Room;
 use std::time::Duration;
 
 /// In a completion's tag: of a record, whose number the rest is; else of a WRITE.
@@ -47,8 +50,11 @@ pub(crate) const PART_TAG: u64 = 1 << 33;
 pub const MOST_RUNS: usize = 4;
 /// WRITEs after which a card is told of them, and asked what it has done.
 const CHAIN: u32 = 64;
-/// Records under way at most.
-const RECORDS: usize = 32;
+/// Room for records under way, for each page of the staging ring: a third of what the 5 lines take that redis changes of
+/// a page, for a batch is half of the ring at most, and one record is acknowledged while the next is made.
+const ROOM_A_PAGE: usize = 128;
+/// … at least and at most: two full records, and eight.
+const ROOM: (usize, usize) = (2 * MAX_RECORD_BYTES, 8 * MAX_RECORD_BYTES);
 
 /// A page whose changed lines go along.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -109,10 +115,15 @@ impl Gathered {
 fn fitting(pages: &[Logged]) -> usize {
     let mut bytes = lines::record_bytes() + CONDITIONS_BYTES;
     let fits = |page: &&Logged| {
-        bytes += lines::page_bytes(page.lines.count_ones()) + WAS_BYTES;
+        bytes += page_bytes(page);
         page.slot.slab_index() == pages[0].slot.slab_index() && bytes <= MAX_RECORD_BYTES
     };
     pages.iter().take_while(fits).count()
+}
+
+/// What a page takes of a record, its condition included.
+fn page_bytes(page: &Logged) -> usize {
+    lines::page_bytes(page.lines.count_ones()) + WAS_BYTES
 }
 
 /// How changed lines go.
@@ -131,33 +142,25 @@ pub(crate) struct Log {
     chained: u32,
     pages: Gathered,
     entries: Vec<Entry>,
-    /// [`MAX_RECORD_BYTES`] for each record.
-    buffers: *mut u8,
-    /// For each record the staged copies that it acknowledges; none: it is free.
-    under_way: Vec<Vec<u32>>,
+    /// The room's bytes.
+    bytes: *mut u8,
+    room: Room,
 }
 
-// SAFETY: the buffers are the log's own, and go where it goes.
+// SAFETY: the bytes are the log's own, and go where it goes.
 unsafe impl Send for Log {}
 
 impl Log {
-    /// For a staging ring of so many pages; the log, and the bytes it may take.
+    /// For a staging ring of so many pages, none where nothing will be logged; the log, and the bytes it may take.
     pub fn new(staged: usize, by: By) -> Result<(Log, usize), Errno> {
-        let records = if staged == 0 || by == By::Writes { 0 } else { (staged / 32).clamp(2, RECORDS) };
-        let bytes = records * MAX_RECORD_BYTES;
-        let buffers = farmem_sys::holdings::reserve(bytes.max(PAGE_BYTES))?;
-        Ok((
-            Log {
-                by,
-                seed: None,
-                chained: 0,
-                pages: Gathered::default(),
-                entries: Vec::new(),
-                buffers,
-                under_way: vec![Vec::new(); records],
-            },
-            bytes,
-        ))
+        let size = if staged == 0 || by == By::Writes {
+            0
+        } else {
+            (staged * ROOM_A_PAGE).next_multiple_of(PAGE_BYTES).clamp(ROOM.0, ROOM.1)
+        };
+        let bytes = farmem_sys::holdings::reserve(size.max(PAGE_BYTES))?;
+        let (pages, entries) = (Gathered::default(), Vec::new());
+        Ok((Log { by, seed: None, chained: 0, pages, entries, bytes, room: Room::new(size) }, size))
     }
 
     /// What records say of lines is to be confirmed.
@@ -169,16 +172,15 @@ impl Log {
     #[inline]
     pub fn takes(&self, lines: u64) -> bool {
         match self.by {
-            By::Records => lines.count_ones() < WHOLE_FROM,
+            By::Records => lines.count_ones() < WHOLE_FROM && self.room.size() > 0,
             By::Writes => lines.count_ones() < WHOLE_FROM && Runs(lines).count() <= MOST_RUNS,
         }
     }
 
-    /// The staged copies whose lines a record had, which is acknowledged, and free; and whether the page was refused:
-    /// its slot is as it was.
-    pub fn acknowledged(&mut self, tag: u64, refused: Refused) -> impl Iterator<Item = (u32, bool)> {
-        let copies = self.under_way[(tag & !RECORD_TAG) as usize].drain(..);
-        copies.enumerate().map(move |(nth, copy)| (copy, refused.contains(nth)))
+    /// A record is acknowledged: `each` staged copy whose lines it had, and whether the page was refused: its slot is as
+    /// it was.
+    pub fn acknowledged(&mut self, tag: u64, refused: Refused, mut each: impl FnMut(u32, bool)) {
+        self.room.acknowledged((tag & !RECORD_TAG) as u32, |place, copy| each(copy, refused.contains(place)));
     }
 
     /// A WRITE was posted.
@@ -193,11 +195,6 @@ impl Log {
             self.chained = 0;
         }
         enough
-    }
-
-    fn buffer(&self, record: usize) -> *mut u8 {
-        // SAFETY: one for each record.
-        unsafe { self.buffers.add(record * MAX_RECORD_BYTES) }
     }
 }
 
@@ -224,9 +221,10 @@ impl Pager {
     }
 
     fn post_record(&self, evictor: &mut Evictor, pages: &[Logged]) {
-        let number = loop {
-            match evictor.log.under_way.iter().position(Vec::is_empty) {
-                Some(free) => break free,
+        let most = lines::record_bytes() + CONDITIONS_BYTES + pages.iter().map(page_bytes).sum::<usize>();
+        let taken = loop {
+            match evictor.log.room.take(most, pages.iter().map(|page| page.copy)) {
+                Some(taken) => break taken,
                 None => {
                     self.ring_writes(evictor);
                     self.collect_writes(evictor, Duration::from_secs(1));
@@ -237,11 +235,10 @@ impl Pager {
         log.entries.clear();
         let entry = |page: &Logged| Entry { place: (page.slot.place() as u16).into(), lines: page.lines.into() };
         log.entries.extend(pages.iter().map(entry));
-        log.under_way[number].extend(pages.iter().map(|page| page.copy));
         let place = self.pool.place(pages[0].slot);
-        let buffer = log.buffer(number);
-        // SAFETY: the buffer is the record's, and the record is free.
-        let into = unsafe { std::slice::from_raw_parts_mut(buffer, MAX_RECORD_BYTES) };
+        // SAFETY: the room's bytes are there, and these the record's until it is acknowledged.
+        let into = unsafe { std::slice::from_raw_parts_mut(log.bytes.add(taken.from), most) };
+        let buffer = into.as_mut_ptr();
         let len = lines::encode(place.slab, &log.entries, into, |i| {
             // SAFETY: the copy is held until its acknowledgement; whoever rescues its page reads it, too.
             unsafe { &*self.staging.bytes(pages[i].copy as usize).cast::<[u8; PAGE_BYTES]>() }
@@ -251,6 +248,7 @@ impl Pager {
             (len, _) => len,
         };
         let Some(len) = len else { crate::ending::broken("a record of changed lines that cannot be") };
+        let tag = RECORD_TAG | u64::from(taken.number);
         let thread = evictor.thread.get_or_insert_with(|| Thread::boxed(0));
         if let Err(lost) = self.link(thread, place.node) {
             self.node_lost(&lost);
@@ -259,8 +257,8 @@ impl Pager {
             // SAFETY: the buffer stays as it is until the record is acknowledged.
             unsafe {
                 match evictor.log.seed {
-                    None => link.lines(RECORD_TAG | number as u64, place.slab, buffer, len as u32),
-                    Some(_) => link.lines_if(RECORD_TAG | number as u64, place.slab, buffer, len as u32),
+                    None => link.lines(tag, place.slab, buffer, len as u32),
+                    Some(_) => link.lines_if(tag, place.slab, buffer, len as u32),
                 }
             }
         }
@@ -274,8 +272,9 @@ mod tests {
 
     #[test]
     fn what_goes_by_its_lines() {
-        let log = |by| Log::new(0, by).unwrap().0;
+        let log = |by| Log::new(32, by).unwrap().0;
         let (records, writes) = (log(By::Records), log(By::Writes));
+        assert!(!Log::new(0, By::Records).unwrap().0.takes(1), "where there is no room for records");
         for (lines, recorded, written) in [
             (1, true, true),
             (0x55, true, true),
