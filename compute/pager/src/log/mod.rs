@@ -151,7 +151,8 @@ pub(crate) struct Log {
 unsafe impl Send for Log {}
 
 impl Log {
-    /// For a staging ring of so many pages, none where nothing will be logged; the log, and the bytes it may take.
+    /// For a staging ring of so many pages, none where nothing will be logged: where every slot is mapped, and where nobody
+    /// tells lines. The log, and the bytes it may take.
     pub fn new(staged: usize, by: By) -> Result<(Log, usize), Errno> {
         let size = if staged == 0 || by == By::Writes {
             0
@@ -172,7 +173,7 @@ impl Log {
     #[inline]
     pub fn takes(&self, lines: u64) -> bool {
         match self.by {
-            By::Records => lines.count_ones() < WHOLE_FROM && self.room.size() > 0,
+            By::Records => lines.count_ones() < WHOLE_FROM,
             By::Writes => lines.count_ones() < WHOLE_FROM && Runs(lines).count() <= MOST_RUNS,
         }
     }
@@ -209,6 +210,7 @@ impl Pager {
             }
             return;
         }
+        debug_assert!(evictor.log.room.size() > 0, "where lines are told, there is room");
         evictor.log.pages.note(Logged { slot, lines, copy: staged as u32, was });
     }
 
@@ -274,7 +276,7 @@ mod tests {
     fn what_goes_by_its_lines() {
         let log = |by| Log::new(32, by).unwrap().0;
         let (records, writes) = (log(By::Records), log(By::Writes));
-        assert!(!Log::new(0, By::Records).unwrap().0.takes(1), "where there is no room for records");
+        assert!(Log::new(0, By::Records).unwrap().0.takes(1), "laid onto a mapped slot: no room is needed");
         for (lines, recorded, written) in [
             (1, true, true),
             (0x55, true, true),
