@@ -364,7 +364,7 @@ impl Pager {
                 l.to = Word::UNTOUCHED;
                 continue;
             }
-            let changed = (l.from.guessed() && readable).then(|| self.changed(l.page, l.from));
+            let changed = if l.from.guessed() && readable { self.changed(l.page, l.from) } else { None };
             if let Some(changed) = changed {
                 self.rewrites.saw(l.from, changed.lines != 0);
                 if changed.lines == 0 {
@@ -452,7 +452,7 @@ impl Pager {
     }
 
     /// What changed of a compared page; its slot, its own or shared with a child, holds what it came in with.
-    fn changed(&self, page: PageId, from: Word) -> Changed {
+    fn changed(&self, page: PageId, from: Word) -> Option<Changed> {
         let slot = from.slot().map_or(0, |slot| self.pool.place(slot).mapped) as *const u8;
         // SAFETY: the page is present, readable and Leaving, the slot mapped, and nobody writes to either.
         unsafe { self.tracker.changed(page, (!slot.is_null()).then_some(slot)) }

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! fault ─► serve ─► Untouched: first_touch   zeros for this page and, if touches are sequential, the next
-//!                   Remote:    fetch         READ (or the mapped slot itself), install, then the window ahead
+//!                   Remote:    fetch         READ; meanwhile keep what is to be kept of the page before, and make room;
+//!                                            install (from the mapped slot, if it is one), then the window ahead
 //!                   Staged:    rescue        install from the staging ring
 //!                   Resident:  upgrade       write to a protected page: lift the protection
 //!                   Busy, Leaving: wait      some other thread is at it
@@ -16,6 +17,7 @@ use crate::Pager;
 use crate::dirty::Comes;
 use crate::ending::{broken, die};
 use crate::guess;
+use crate::reads::DEMAND;
 use crate::thread::{Inside, Thread};
 use crate::word::{State, Word};
 use farmem_cache::Arrival;
@@ -163,12 +165,18 @@ impl Pager {
         let source = if mapped {
             place.mapped as *const u8
         } else {
+            self.keep_now(thread);
             self.make_room_meanwhile();
-            self.await_read(thread, |tag| tag == 0);
-            thread.landing.cast_const()
+            self.await_read(thread, |tag| tag == DEMAND);
+            thread.demand(thread.lands_last).cast_const()
         };
-        // SAFETY: the page's bytes, which stay as they are (see below); it is Busy, hence ours.
-        let comes = unsafe { self.tracker.keep(page, source, mapped, write, comes) };
+        let comes = if self.tracker.keep_later(page, mapped, comes, thread.number) {
+            thread.unkept = Some(page);
+            comes
+        } else {
+            // SAFETY: the page's bytes, which stay as they are (see below); it is Busy, hence ours.
+            unsafe { self.tracker.keep(page, source, mapped, write, comes) }
+        };
         let dirty = comes != Comes::Protected;
         if dirty {
             self.await_sweep();

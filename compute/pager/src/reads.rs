@@ -1,23 +1,40 @@
 //! READs: from a slot that is not mapped to the thread's landing buffer.
 //!
 //! ```text
-//! landing:  [ demand | window page 0 | window page 1 | … ]      the demand page's READ leaves at once,
-//!                                                               the window's by one doorbell when it is planned
+//! landing:  [ demand | window page 0 | window page 1 | … | demand ]    the demand page's READ leaves at once,
+//!                                                                      the window's by one doorbell when it is planned
 //! ```
+//!
+//! Demand pages land in turn at either end where something is still to be kept of the one before ([`crate::dirty`]): hashing a
+//! page takes a fifth to one µs of a fault, or none, while the next fault waits for its answer.
 
 use crate::Pager;
 use crate::ending::die;
-use crate::thread::{Thread, WINDOW};
+use crate::thread::{LANDING, Thread};
 use farmem_fabric::Lost;
 use farmem_pool::Place;
 use farmem_protocol::addr::PAGE_BYTES;
 use farmem_protocol::exit;
 
+/// The demand page's READ.
+pub(crate) const DEMAND: u64 = 0;
+
 impl Pager {
-    /// Sends the READ of the demand page, to index 0 of the landing buffer.
+    /// Sends the READ of the demand page; its tag is [`DEMAND`].
     pub(crate) fn post_demand(&self, thread: &mut Thread, place: Place) {
-        self.post_read(thread, place, 0);
+        // Not onto what is still wanted of the last one.
+        thread.lands_last ^= thread.unkept.is_some();
+        let into = thread.demand(thread.lands_last);
+        self.post_read(thread, place, DEMAND, into);
         self.ring(thread);
+    }
+
+    /// Keeps what was put off when the last demand page came in, from where it landed. After [`Pager::post_demand`].
+    pub(crate) fn keep_now(&self, thread: &mut Thread) {
+        if let Some(page) = thread.unkept.take() {
+            // SAFETY: the READ that was posted goes to the other end, and so no other came here since the page did.
+            unsafe { self.tracker.keep_now(page, thread.number, thread.demand(!thread.lands_last)) };
+        }
     }
 
     /// Sends the READs of the window that was planned.
@@ -26,7 +43,9 @@ impl Pager {
         for i in 0..thread.claimed.len() {
             let place = self.pool.place(thread.claimed[i].slot);
             if place.mapped == 0 {
-                self.post_read(thread, place, 1 + i);
+                // SAFETY: a window has a page less than the landing buffer's first WINDOW.
+                let into = unsafe { thread.landing.add((1 + i) * PAGE_BYTES) };
+                self.post_read(thread, place, DEMAND + 1 + i as u64, into);
                 posted = true;
             }
         }
@@ -42,16 +61,15 @@ impl Pager {
         }
     }
 
-    fn post_read(&self, thread: &mut Thread, place: Place, index: usize) {
+    fn post_read(&self, thread: &mut Thread, place: Place, tag: u64, into: *mut u8) {
         if let Err(lost) = self.link(thread, place.node) {
             self.node_lost(&lost);
         }
         // SAFETY: within the landing buffer, which outlives the operation: nobody leaves before
         // all READs are complete.
         unsafe {
-            let into = thread.landing.add(index * PAGE_BYTES);
             if let Some(link) = &mut thread.links[place.node] {
-                link.read(index as u64, place.slab, place.offset, into, PAGE_BYTES as u32);
+                link.read(tag, place.slab, place.offset, into, PAGE_BYTES as u32);
             }
         }
     }
@@ -63,7 +81,7 @@ impl Pager {
         }
         if thread.links[node].is_none() {
             // SAFETY: landing buffers are never unmapped: a thread's belongings outlive it.
-            unsafe { self.pool.arena(thread.landing, WINDOW * PAGE_BYTES) };
+            unsafe { self.pool.arena(thread.landing, LANDING * PAGE_BYTES) };
             thread.links[node] = Some(self.pool.queue_pair(node)?);
         }
         Ok(())

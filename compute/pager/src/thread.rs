@@ -25,7 +25,9 @@ const CONTEXTS: usize = 4096;
 /// A context's owner that was, and is none. Not 0, at which a search ends: others may lie behind.
 const GIVEN_BACK: usize = 1;
 static NUMBERS: AtomicU32 = AtomicU32::new(0);
-static LANDINGS: Lots = Lots::new(WINDOW * PAGE_BYTES);
+/// Pages of a landing buffer: a window, its demand page first, and another demand page behind it.
+pub const LANDING: usize = WINDOW + 1;
+static LANDINGS: Lots = Lots::new(LANDING * PAGE_BYTES);
 /// Pages that one fault installs at most.
 pub const WINDOW: usize = 64;
 
@@ -63,8 +65,13 @@ pub struct Thread {
     pub groundless: (PageId, u32),
     /// Its name in a trace.
     pub number: u32,
-    /// Where tcp READs land: [`WINDOW`] pages.
+    /// Where tcp READs land: [`LANDING`] pages.
     pub landing: *mut u8,
+    /// Whether the demand page's landed in the last of them when it was last used, and not in the first.
+    pub lands_last: bool,
+    /// The demand page that landed last, if what is to be kept of it still is to be taken from where it landed
+    /// ([`crate::dirty`]).
+    pub unkept: Option<PageId>,
 }
 
 // SAFETY: a context is used by whoever holds its `inside` flag; the landing buffer is its own.
@@ -95,7 +102,16 @@ impl Thread {
 
     /// In a forked child: its queue pairs are the parent's.
     pub fn forget_links(&mut self) {
+        self.unkept = None;
         self.links.drain(..).flatten().for_each(QueuePair::forget_in_child);
+    }
+
+    /// Where a demand page's READ lands: in the last page, or the first.
+    #[inline]
+    pub fn demand(&self, last: bool) -> *mut u8 {
+        let index = if last { LANDING - 1 } else { 0 };
+        // SAFETY: within the landing buffer.
+        unsafe { self.landing.add(index * PAGE_BYTES) }
     }
 
     fn new(longest: u32) -> Result<Self, Errno> {
@@ -111,6 +127,8 @@ impl Thread {
             groundless: (PageId(0), 0),
             number: NUMBERS.fetch_add(1, Ordering::Relaxed),
             landing: LANDINGS.take()? as *mut u8,
+            lands_last: false,
+            unkept: None,
         })
     }
 }

@@ -7,6 +7,23 @@
 //! A page's index and entry belong to whoever owns the page: its word says who ([`crate::word`]), and its
 //! transitions order these accesses. Only the list of free entries is shared, under its own lock. Entries that
 //! came free last are taken first: their memory is the warmest, and what was never needed takes none.
+//!
+//! *Promises.* A thread that brings a page in may fill its entry later ([`Kept::promise`]), when the program uses the page
+//! already and others own it. The index then names the thread, until it fulfils what it promised or the page leaves:
+//!
+//! ```text
+//!     31 | 30 … 0
+//!      0 | 0          nothing is kept
+//!      0 | 1 + entry  an entry: its owner's
+//!      1 | thread     promised: whoever looks finds nothing
+//!
+//!   0 ── promise ──► thread ── fulfil ──► 1 + entry ── release ──► 0
+//!                      └── release, rename: broken ─────────────► 0
+//! ```
+//!
+//! A promise is fulfilled by one compare-and-swap from the thread's own name. That a page left meanwhile and has come back with other
+//! bytes is told by it, for every way out takes the name away, and a thread has one promise at a time: it puts its name
+//! down again only when it has done with the one before.
 
 use farmem_protocol::addr::{FAR_PAGES, PageId};
 use farmem_sys::memory::SparseArray;
@@ -14,8 +31,12 @@ use farmem_sys::raw::Errno;
 use farmem_sys::sync::Lock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+/// In an index: the rest is a thread that will fill an entry.
+const PROMISED: u32 = 1 << 31;
+
 /// The entries.
 pub struct Kept {
+    /// See the module.
     index: SparseArray<AtomicU32>,
     entries: *mut u8,
     entry_bytes: usize,
@@ -67,8 +88,11 @@ impl Kept {
     /// The page's entry, if it has one. The caller owns the page.
     #[inline]
     pub fn find(&self, page: PageId) -> Option<*mut u8> {
-        let number = self.index[page.0 as usize].load(Ordering::Relaxed);
-        number.checked_sub(1).map(|number| self.entry(number))
+        // Acquire: the entry may have been filled by a thread that does not own the page.
+        match self.index[page.0 as usize].load(Ordering::Acquire) {
+            0 | PROMISED.. => None,
+            number => Some(self.entry(number - 1)),
+        }
     }
 
     /// The page's entry, or a new one; `None` when all are in use. The caller owns the page.
@@ -77,9 +101,16 @@ impl Kept {
         if let Some(entry) = self.find(page) {
             return Some(entry);
         }
+        let number = self.free()?;
+        self.index[page.0 as usize].store(number + 1, Ordering::Relaxed);
+        Some(self.entry(number))
+    }
+
+    /// An entry that is nobody's.
+    fn free(&self) -> Option<u32> {
         let mut free = self.free.lock();
-        let number = match free.list.pop() {
-            Some(number) => number,
+        match free.list.pop() {
+            Some(number) => Some(number),
             None if free.fresh < free.most => {
                 let begun = |entries: u32| (entries as usize * self.entry_bytes).div_ceil(4096) as u64;
                 let grown = begun(free.fresh + 1) - begun(free.fresh);
@@ -87,13 +118,38 @@ impl Kept {
                     self.grown.fetch_add(grown, Ordering::Relaxed);
                 }
                 free.fresh += 1;
-                free.fresh - 1
+                Some(free.fresh - 1)
             }
-            None => return None,
+            None => None,
+        }
+    }
+
+    /// The page has an entry as soon as the thread `by` fills one. The caller owns the page; the thread has no other promise
+    /// to fulfil. (An entry that the page has is one of a page that came in protected after all: nothing it says is wanted.)
+    pub fn promise(&self, page: PageId, by: u32) {
+        debug_assert!(by < PROMISED);
+        if let Some(number) = self.clear(page) {
+            self.free.lock().list.push(number);
+        }
+        self.index[page.0 as usize].store(PROMISED | by, Ordering::Relaxed);
+    }
+
+    /// Fills an entry for a page as the thread `by` promised, unless the page has left since. Nobody needs to own the page.
+    pub fn fulfil(&self, page: PageId, by: u32, fill: impl FnOnce(*mut u8)) {
+        let (index, promised) = (&self.index[page.0 as usize], PROMISED | by);
+        if index.load(Ordering::Relaxed) != promised {
+            return;
+        }
+        let Some(number) = self.free() else {
+            // As if the page had left.
+            let _ = index.compare_exchange(promised, 0, Ordering::Relaxed, Ordering::Relaxed);
+            return;
         };
-        drop(free);
-        self.index[page.0 as usize].store(number + 1, Ordering::Relaxed);
-        Some(self.entry(number))
+        fill(self.entry(number));
+        // Release: whoever finds the entry finds it filled.
+        if index.compare_exchange(promised, number + 1, Ordering::Release, Ordering::Relaxed).is_err() {
+            self.free.lock().list.push(number);
+        }
     }
 
     /// Pages of memory that entries have begun to take since this was last asked.
@@ -106,20 +162,31 @@ impl Kept {
     pub fn release(&self, pages: impl Iterator<Item = PageId>) {
         let mut free = None;
         for page in pages {
-            let index = &self.index[page.0 as usize];
-            let number = index.load(Ordering::Relaxed);
-            if number != 0 {
-                index.store(0, Ordering::Relaxed);
-                free.get_or_insert_with(|| self.free.lock()).list.push(number - 1);
+            if let Some(number) = self.clear(page) {
+                free.get_or_insert_with(|| self.free.lock()).list.push(number);
             }
         }
     }
 
     /// A page's entry becomes another's, which has none. The caller owns both.
     pub fn rename(&self, from: PageId, to: PageId) {
-        let number = self.index[from.0 as usize].load(Ordering::Relaxed);
-        self.index[from.0 as usize].store(0, Ordering::Relaxed);
-        self.index[to.0 as usize].store(number, Ordering::Relaxed);
+        let number = self.clear(from);
+        self.index[to.0 as usize].store(number.map_or(0, |number| number + 1), Ordering::Relaxed);
+    }
+
+    /// Takes a page's entry away from it, if it has one, and breaks what was promised of it.
+    fn clear(&self, page: PageId) -> Option<u32> {
+        let index = &self.index[page.0 as usize];
+        let number = match index.load(Ordering::Acquire) {
+            0 => return None,
+            // Perhaps fulfilled just now.
+            PROMISED.. => index.swap(0, Ordering::Acquire),
+            number => {
+                index.store(0, Ordering::Relaxed);
+                number
+            }
+        };
+        if number < PROMISED { number.checked_sub(1) } else { None }
     }
 
     /// Gives the index's memory for the pages `from..to` back, none of which has an entry or will have one
@@ -146,6 +213,114 @@ mod tests {
         assert_eq!(kept.take(PageId(3)), Some(entries[1]));
         assert_eq!(kept.find(PageId(700)), None);
         assert_eq!((kept.grown(), kept.grown()), (1, 0), "three times 512 bytes are in one page");
+    }
+
+    #[test]
+    fn a_promise_is_kept_unless_the_page_has_left() {
+        const PAGE: PageId = PageId(1);
+        // What may happen between a promise and its fulfilment, and in the midst of that; whether it is fulfilled then.
+        type Meanwhile = fn(&Kept);
+        let all: [(Meanwhile, bool); 5] = [
+            (|_| (), true),
+            (|kept| kept.release([PAGE].into_iter()), false),
+            (
+                |kept| {
+                    kept.release([PAGE].into_iter());
+                    kept.take(PAGE).unwrap();
+                },
+                false,
+            ),
+            (
+                |kept| {
+                    kept.release([PAGE].into_iter());
+                    kept.promise(PAGE, 8);
+                },
+                false,
+            ),
+            (|kept| kept.rename(PAGE, PageId(9)), false),
+        ];
+        for (meanwhile, fulfilled) in all {
+            for midst in [false, true] {
+                let kept = Kept::of(2, 8, 1000).unwrap();
+                kept.promise(PAGE, 7);
+                assert_eq!(kept.find(PAGE), None);
+                let mut filled = None;
+                if !midst {
+                    meanwhile(&kept);
+                }
+                kept.fulfil(PAGE, 7, |entry| {
+                    filled = Some(entry);
+                    if midst {
+                        meanwhile(&kept);
+                    }
+                });
+                assert_eq!(filled.is_some() && kept.find(PAGE) == filled, fulfilled);
+                assert_eq!(kept.find(PageId(9)), None, "a promise does not move");
+                // Whatever happened, no entry is lost: both can be had.
+                kept.release([PAGE].into_iter());
+                assert_eq!([20, 21, 22].map(|page| kept.take(PageId(page)).is_some()), [true, true, false]);
+            }
+        }
+        let kept = Kept::of(1, 8, 1000).unwrap();
+        kept.take(PAGE).unwrap();
+        kept.promise(PAGE, 7);
+        assert_eq!(kept.find(PAGE), None);
+        assert!(kept.take(PageId(20)).is_some(), "the entry that it had is free");
+        let kept = Kept::of(0, 8, 1000).unwrap();
+        kept.promise(PAGE, 7);
+        kept.fulfil(PAGE, 7, |_| panic!("there is no entry"));
+        assert_eq!(kept.find(PAGE), None);
+    }
+
+    /// A page leaves and comes back while the thread that brought it in fills its entry: what is found of it is of the bytes
+    /// that it came with last, or nothing.
+    #[test]
+    fn nothing_is_found_of_what_was_there_before() {
+        const PAGE: PageId = PageId(3);
+        const TIMES: u64 = 50_000;
+        const AWAY: u64 = 0;
+        const BUSY: u64 = u64::MAX;
+        let kept = Kept::of(64, 8, 10).unwrap();
+        // SAFETY: the entry is the caller's, 8 bytes, aligned.
+        let fill = |entry: *mut u8, bytes: u64| unsafe { entry.cast::<u64>().write(bytes) };
+        // The page's bytes, which are others each time.
+        let page = AtomicU64::new(AWAY);
+        let (mut found, mut promises) = (0, 0);
+        std::thread::scope(|scope| {
+            let brings = scope.spawn(|| {
+                for nth in 1..=TIMES {
+                    let bytes = 2 * nth + 1;
+                    if page.compare_exchange(AWAY, BUSY, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+                        kept.promise(PAGE, 7);
+                        page.store(bytes, Ordering::Release);
+                        kept.fulfil(PAGE, 7, |entry| fill(entry, bytes));
+                    }
+                }
+            });
+            let mut nth = 0;
+            while !brings.is_finished() {
+                let bytes = page.load(Ordering::Acquire);
+                if matches!(bytes, AWAY | BUSY) {
+                    continue;
+                }
+                promises += bytes % 2;
+                if let Some(entry) = kept.find(PAGE) {
+                    // SAFETY: filled before it was found, and the page's until it is released.
+                    assert_eq!(unsafe { entry.cast::<u64>().read() }, bytes);
+                    found += 1;
+                }
+                kept.release([PAGE].into_iter());
+                nth += 1;
+                // It comes back by this thread, or is left to the other.
+                if nth % 3 == 0 {
+                    fill(kept.take(PAGE).unwrap(), 2 * nth);
+                    page.store(2 * nth, Ordering::Release);
+                } else {
+                    page.store(AWAY, Ordering::Release);
+                }
+            }
+        });
+        assert!(found > 0 && promises > 0, "{found} {promises}");
     }
 
     #[test]

@@ -27,6 +27,10 @@
 //! probability that `docs/design/lines.md` works out; the others are exact. They are kept
 //! *in brief*, 12 bits a line and 64 for the page, where somebody is at the other end who confirms what is said of
 //! changed lines (a node's software NIC); where lines go to a card, 64 bits a line. When nothing more can be kept, a page comes in as `pages` has it.
+//!
+//! *When*: before a page is installed; but a demand page whose slot is not mapped is hashed while the thread's next fault
+//! waits for its answer, from where its bytes landed ([`crate::reads`]). One that leaves before that has nothing kept, and
+//! goes whole.
 
 pub mod exact;
 pub mod kept;
@@ -218,18 +222,52 @@ impl Tracker {
         }
         match self.kept.as_ref().and_then(|kept| kept.take(page)) {
             Some(entry) => {
-                // SAFETY: the source is the caller's promise; the entry is the page's, of this policy's size, aligned.
-                unsafe {
-                    match (self.policy, self.hashed) {
-                        (Policy::Lines, Hashed::InFull) => self.hasher.hash(source, &mut *entry.cast::<Hashes>()),
-                        (Policy::Lines, Hashed::InBrief { .. }) => (*entry.cast::<Brief>()).take(&self.hasher, source),
-                        _ => copy_page(source, entry),
-                    }
-                }
+                // SAFETY: the source is the caller's promise; the entry is the page's.
+                unsafe { self.fill(entry, source) };
                 Comes::Compared
             }
             None if write => Comes::Writable,
             None => Comes::Protected,
+        }
+    }
+
+    /// # Safety
+    /// As [`Tracker::keep`]; the entry must be the caller's.
+    #[inline]
+    unsafe fn fill(&self, entry: *mut u8, source: *const u8) {
+        // SAFETY: the caller's promises; entries are of this policy's size, aligned.
+        unsafe {
+            match (self.policy, self.hashed) {
+                (Policy::Lines, Hashed::InFull) => self.hasher.hash(source, &mut *entry.cast::<Hashes>()),
+                (Policy::Lines, Hashed::InBrief { .. }) => (*entry.cast::<Brief>()).take(&self.hasher, source),
+                _ => copy_page(source, entry),
+            }
+        }
+    }
+
+    /// [`Tracker::keep`], put off: the thread `by` keeps the bytes, and calls [`Tracker::keep_now`] before it puts off another.
+    /// A page that leaves before goes whole. False where there may be nothing to keep it in by then, for it is too late to
+    /// protect the page: copies run out, while there are as many entries for hashes as pages. The caller owns the page.
+    #[inline]
+    pub fn keep_later(&self, page: PageId, mapped: bool, comes: Comes, by: u32) -> bool {
+        match &self.kept {
+            Some(kept) if comes == Comes::Compared && !mapped && self.policy == Policy::Lines => {
+                kept.promise(page, by);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// What [`Tracker::keep_later`] put off, if the page has not left since. Nobody needs to own it.
+    ///
+    /// # Safety
+    /// The source must hold the bytes that the page came in with.
+    #[inline]
+    pub unsafe fn keep_now(&self, page: PageId, by: u32, source: *const u8) {
+        if let Some(kept) = &self.kept {
+            // SAFETY: the source is the caller's promise; the entry is this call's until it is published.
+            kept.fulfil(page, by, |entry| unsafe { self.fill(entry, source) });
         }
     }
 
@@ -249,19 +287,19 @@ impl Tracker {
             && unsafe { self.keep(page, page.addr() as *const u8, mapped, true, Comes::Compared) } == Comes::Compared
     }
 
-    /// What changed of a compared page. `slot`: its slot's address, where that is mapped.
+    /// What changed of a compared page; `None` if nothing was kept of it. `slot`: its slot's address, where that is mapped.
     ///
     /// # Safety
     /// The page must be mapped, readable, and stay as it is, and its slot too; the caller owns the page.
     #[inline]
-    pub unsafe fn changed(&self, page: PageId, slot: Option<*const u8>) -> Changed {
+    pub unsafe fn changed(&self, page: PageId, slot: Option<*const u8>) -> Option<Changed> {
         let at = page.addr() as *const u8;
         let kept = || self.kept.as_ref().and_then(|kept| kept.find(page)).map(<*mut u8>::cast_const);
         match (slot, self.policy) {
             (None, Policy::Lines) => {
-                let Some(entry) = kept() else { return Changed::SOMEWHERE };
-                // SAFETY: the entry was filled by `keep` and is the page's; the page is the caller's promise.
-                unsafe {
+                let entry = kept()?;
+                // SAFETY: the entry was filled by `fill` and is the page's; the page is the caller's promise.
+                Some(unsafe {
                     match self.hashed {
                         Hashed::InFull => Changed::lines(self.hasher.changed(at, &*entry.cast::<Hashes>())),
                         Hashed::InBrief { mask } => match (*entry.cast::<Brief>()).compare(&self.hasher, at, mask) {
@@ -270,20 +308,20 @@ impl Tracker {
                             Found::Somewhere => Changed::SOMEWHERE,
                         },
                     }
-                }
+                })
             }
-            (slot, policy) => match slot.or_else(kept) {
+            (slot, policy) => {
+                let before = slot.or_else(kept)?;
                 // SAFETY: as above, or the slot, which the caller vouches for.
-                Some(before) => unsafe {
+                Some(unsafe {
                     let lines = exact::differing(at, before);
                     let counted = policy == Policy::Shadow;
                     Changed {
                         bytes: if counted { exact::differing_bytes(at, before, lines) } else { 0 },
                         ..Changed::lines(lines)
                     }
-                },
-                None => Changed::SOMEWHERE,
-            },
+                })
+            }
         }
     }
 
