@@ -61,7 +61,8 @@ pub struct Evictor {
     pidfd: i32,
     /// `/proc/self/mem`, for pages that the program itself may not read now.
     mem_fd: i32,
-    /// Without `/proc/self/mem`: a page of ours to which one is moved to be read; 0 if there is none.
+    /// A page of ours to which one is copied that may not be read, or moved where `/proc/self/mem` is not to be had; 0 if
+    /// there is none yet.
     bench: usize,
     /// Protecting calls.
     pub(crate) sweeps: Sweeps,
@@ -131,9 +132,7 @@ impl Evictor {
     /// threads of the program never see the page with another protection.
     #[cold]
     fn read_moved(&mut self, page: PageId, to: *mut u8) -> Result<(), Errno> {
-        if self.bench == 0 {
-            self.bench = farmem_sys::holdings::reserve(PAGE_BYTES)? as usize;
-        }
+        self.have_bench()?;
         let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
         // SAFETY: a page of our mappings that nobody else uses now (the caller's promise), and one of our own, which is
         // whole and readable when it is read; the target is the caller's.
@@ -147,6 +146,23 @@ impl Evictor {
             checked(libc::SYS_mmap, [self.bench, PAGE_BYTES, prot as usize, flags as usize, usize::MAX, 0])?;
         }
         Ok(())
+    }
+
+    fn have_bench(&mut self) -> Result<(), Errno> {
+        if self.bench == 0 {
+            self.bench = farmem_sys::holdings::reserve(PAGE_BYTES)? as usize;
+        }
+        Ok(())
+    }
+
+    /// Whether a page that the program may not read holds zeros, as far as it can be told without moving it. Somebody who
+    /// reads a reservation by `/proc/self/mem`, from end to end, is not to fill far memory with it.
+    #[cold]
+    fn is_barred_zero(&mut self, page: PageId) -> bool {
+        let bench = self.mem_fd >= 0 && self.have_bench().is_ok();
+        let to = self.bench as *mut u8;
+        // SAFETY: the bench is a page of ours, and this evictor's.
+        bench && farmem_sys::raw::read_mem(self.mem_fd, page.addr(), to, PAGE_BYTES).is_ok() && unsafe { is_zero(to) }
     }
 
     /// In a forked child: descriptors and queue pairs of its own.
@@ -358,8 +374,13 @@ impl Pager {
                 continue;
             }
             let readable = !self.table.may_be_unreadable(l.page);
-            // SAFETY: the page is present and Leaving: nobody can take it away or change it.
-            if readable && unsafe { is_zero(l.page.addr() as *const u8) } {
+            let zero = if readable {
+                // SAFETY: the page is present and Leaving: nobody can take it away or change it.
+                unsafe { is_zero(l.page.addr() as *const u8) }
+            } else {
+                l.from.slot().is_none() && evictor.is_barred_zero(l.page)
+            };
+            if zero {
                 freed.extend(l.from.slot());
                 l.to = Word::UNTOUCHED;
                 continue;

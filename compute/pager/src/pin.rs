@@ -44,13 +44,22 @@ impl Pager {
     /// [`Pager::unpin`]. Returns the number of bytes from `addr` for which this holds; fewer than
     /// `len` where the range leaves the program's far mappings.
     pub fn pin(&self, addr: usize, len: usize, write: bool) -> usize {
+        self.pin_for(addr, len, write, false)
+    }
+
+    /// [`Pager::pin`] for an access that the mapping's protection does not hinder, as the kernel's by `/proc/self/mem`.
+    pub fn pin_forced(&self, addr: usize, len: usize, write: bool) -> usize {
+        self.pin_for(addr, len, write, true)
+    }
+
+    fn pin_for(&self, addr: usize, len: usize, write: bool, forced: bool) -> usize {
         if len == 0 || !is_far(addr) {
             return 0;
         }
         let mut at = addr;
         let end = addr.saturating_add(len);
         while at < end && is_far(at) {
-            if !self.pin_page(PageId::of(at), write) {
+            if !self.pin_page(PageId::of(at), write, forced) {
                 break;
             }
             at = (at | (PAGE_BYTES - 1)) + 1;
@@ -58,7 +67,7 @@ impl Pager {
         at.min(end) - addr
     }
 
-    fn pin_page(&self, page: PageId, write: bool) -> bool {
+    fn pin_page(&self, page: PageId, write: bool, forced: bool) -> bool {
         let word = self.table.word(page);
         loop {
             let seen = word.load();
@@ -75,8 +84,12 @@ impl Pager {
             let mut inside = self.threads.enter();
             // The kernel says EFAULT of what nobody may read. To bring it in would be of no use, and eviction could not
             // read it either: a block that is not in use is not marked (see `Table::mark_unreadable`).
-            if seen.state() == State::Untouched && self.space.lock().is_barred(page.addr()) {
-                return false;
+            if seen.state() == State::Untouched {
+                if forced {
+                    self.look_before_touch(page);
+                } else if self.space.lock().is_barred(page.addr()) {
+                    return false;
+                }
             }
             if self.serve(&mut inside, page, write, clock::ticks()) == Served::Unmapped {
                 return false;

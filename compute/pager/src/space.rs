@@ -296,8 +296,8 @@ impl Pager {
         ret
     }
 
-    /// Before a page is first touched in a block whose [`Table::touched`] asks for it: marks the block if the page cannot be
-    /// read. Under the lock, which the call that takes the right away holds from the mark it leaves until the regions say it.
+    /// Before a page is first touched in a block whose [`Table::touched`] asks for it, or by force: marks the block if the page
+    /// cannot be read. Under the lock, which the call that takes the right away holds from the mark it leaves until the regions say it.
     /// The caller owns no page yet: who holds the lock may be waiting for one.
     ///
     /// [`Table::touched`]: crate::table::Table::touched

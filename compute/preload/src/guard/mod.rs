@@ -5,6 +5,7 @@
 
 mod arity;
 mod behind;
+mod forced;
 mod table;
 pub mod turn;
 mod vectors;
@@ -40,6 +41,27 @@ impl<'a> Pins<'a> {
             return true;
         }
         let got = self.pager.pin(addr, len, write);
+        self.keep(addr, got);
+        got == len
+    }
+
+    /// Pins what is ours of a far range, for an access that asks nobody for the right to it.
+    fn add_forced(&mut self, addr: usize, len: usize, write: bool) {
+        let end = addr.saturating_add(len);
+        let mut at = addr;
+        while at < end {
+            let got = self.pager.pin_forced(at, end - at, write);
+            self.keep(at, got);
+            // Behind a mapping that is not ours there may be one that is; where nothing is mapped, the access ends.
+            if got == end - at || !self.pager.covers(at + got, 1) {
+                return;
+            }
+            at = ((at + got) | (PAGE_BYTES - 1)) + 1;
+        }
+    }
+
+    /// What was pinned is to be unpinned.
+    fn keep(&mut self, addr: usize, got: usize) {
         if got > 0 {
             if self.n < self.few.len() {
                 self.few[self.n] = (addr, got);
@@ -49,7 +71,6 @@ impl<'a> Pins<'a> {
                 self.more.push((addr, got));
             }
         }
-        got == len
     }
 
     /// Pins a NUL-terminated string, page by page; stops where it is not mapped.
@@ -160,6 +181,16 @@ const CHUNK: usize = 1 << 20;
 /// Makes a call whose memory may be far.
 pub fn call(pager: &'static Pager, call: &Call) -> isize {
     match call.nr {
+        libc::SYS_pread64
+        | libc::SYS_pwrite64
+        | libc::SYS_preadv
+        | libc::SYS_pwritev
+        | libc::SYS_preadv2
+        | libc::SYS_pwritev2
+            if is_far(call.args[3]) =>
+        {
+            forced::transfer(pager, call)
+        }
         libc::SYS_read | libc::SYS_write | libc::SYS_pread64 | libc::SYS_pwrite64
             if is_far(call.args[1]) && call.args[2] > CHUNK =>
         {
