@@ -68,7 +68,7 @@ Examples:
 Programs on this machine map the node's memory, whichever address they name, if its user is theirs or it \
 listens on a socket that they may open; else they are served over tcp.
 
-SIGTERM: takes no new programs, waits for those it has up to --grace, says what is left.";
+SIGTERM, Ctrl-C, or the end of its terminal (but under nohup): takes no new programs, waits for those it has up to --grace, says what is left.";
 
 fn metrics(text: &str) -> Result<SocketAddr, &'static str> {
     text.parse().map_err(|_| "write an address of this machine and a port, as 127.0.0.1:9411")

@@ -282,6 +282,23 @@ fn a_closed_standard_error_changes_nothing() {
 }
 
 #[test]
+fn what_was_closed_is_closed_for_the_program() {
+    let place = Place::new();
+    let [says, said] = ["says.sh", "said"].map(|name| place.path().join(name));
+    let script = "for fd in 0 1 2; do [ -e /proc/$$/fd/$fd ] && open=$open$fd; done; echo \"open:$open\" >\"$1\"";
+    std::fs::write(&says, script).unwrap();
+    for (closed, open) in [("<&-", "12"), (">&-", "02"), ("2>&-", "01"), ("<&- >&- 2>&-", ""), ("", "012")] {
+        for farmem in ["", concat!(env!("CARGO_BIN_EXE_farmem"), " run --local 16M --far 128M --stats none --")] {
+            let mut shell = Command::new("sh");
+            shell.args(["-c", &format!("exec {farmem} sh \"$0\" \"$1\" {closed}")]).arg(&says).arg(&said);
+            shell.env("XDG_RUNTIME_DIR", place.path());
+            assert_eq!(outcome(shell).0, Some(0), "{closed} {farmem}");
+            assert_eq!(std::fs::read_to_string(&said).unwrap(), format!("open:{open}\n"), "{closed} {farmem}");
+        }
+    }
+}
+
+#[test]
 fn a_leftover_runtime_directory_of_another_user_is_not_used() {
     let place = Place::new();
     let open = place.path().join("farmem");

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 /// How often the status file is brought up to date.
 const STATUS_EVERY: Duration = Duration::from_secs(1);
 
-/// Lends memory until SIGTERM or SIGINT, then waits for members to leave, at most the configured
+/// Lends memory until SIGTERM, SIGINT or the terminal's end, then waits for members to leave, at most the configured
 /// grace; a second signal ends it at once. Call it before any other thread exists.
 ///
 /// An embedded node ends as soon as its standard input does: whoever started it holds the other end.
@@ -40,14 +40,13 @@ pub fn run(config: Config) -> Result<(), StartError> {
         if orphaned.load(Ordering::Relaxed) {
             return Ok(());
         }
-        match signal.map(|signal| signal.number) {
-            Some(libc::SIGTERM | libc::SIGINT) if ends.is_none() => {
-                node.nic().drain();
-                ends = Some(Instant::now() + config.grace);
-                tell_who_is_left(&node, Some(config.grace));
+        if signal.is_some_and(|signal| signals.asks_to_end(signal)) {
+            if ends.is_some() {
+                return Ok(());
             }
-            Some(libc::SIGTERM | libc::SIGINT) => return Ok(()),
-            _ => {}
+            node.nic().drain();
+            ends = Some(Instant::now() + config.grace);
+            tell_who_is_left(&node, Some(config.grace));
         }
         match ends {
             Some(_) if node.nic().members().is_empty() => return Ok(()),

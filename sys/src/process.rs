@@ -16,6 +16,8 @@ use std::time::Duration;
 pub struct Signals {
     taken: libc::sigset_t,
     before: libc::sigset_t,
+    /// Whether a terminal that goes away ends this process: not under `nohup`.
+    hangs_up: bool,
 }
 
 /// A signal that arrived.
@@ -43,13 +45,37 @@ pub fn deaf<T>(begin: impl FnOnce() -> T) -> T {
     begun
 }
 
+/// However the calling thread ends, by SIGKILL too, the command is sent this signal.
+pub fn end_with_us(command: &mut Command, signal: i32) {
+    let us = std::process::id();
+    // SAFETY: between fork and exec the closure only makes system calls, on numbers copied before.
+    unsafe {
+        command.pre_exec(move || {
+            end_with(us, signal);
+            Ok(())
+        });
+    }
+}
+
+/// The calling process is sent a signal when its parent ends, which `parent` was.
+fn end_with(parent: u32, signal: i32) {
+    // SAFETY: system calls without memory.
+    unsafe {
+        libc::prctl(libc::PR_SET_PDEATHSIG, signal as libc::c_ulong);
+        // The parent may have gone before the line above: then nobody would tell us.
+        if libc::getppid() as u32 != parent {
+            libc::raise(signal);
+        }
+    }
+}
+
 impl Signals {
     /// Blocks every signal that can be blocked and is not a fault of the thread's own, for this
     /// thread and all that it starts. Call it before any thread exists.
     pub fn take() -> io::Result<Signals> {
         let mut taken = MaybeUninit::<libc::sigset_t>::uninit();
         let mut before = MaybeUninit::<libc::sigset_t>::uninit();
-        // SAFETY: sigfillset and pthread_sigmask initialize the sets they are given.
+        // SAFETY: sigfillset and pthread_sigmask initialize the sets they are given; of a sigaction zeros are valid.
         unsafe {
             libc::sigfillset(taken.as_mut_ptr());
             for fault in [
@@ -70,7 +96,20 @@ impl Signals {
             if failed != 0 {
                 return Err(io::Error::from_raw_os_error(failed));
             }
-            Ok(Signals { taken: taken.assume_init(), before: before.assume_init() })
+            let mut at_hangup = MaybeUninit::<libc::sigaction>::zeroed();
+            libc::sigaction(libc::SIGHUP, std::ptr::null(), at_hangup.as_mut_ptr());
+            let hangs_up = at_hangup.assume_init().sa_sigaction != libc::SIG_IGN;
+            Ok(Signals { taken: taken.assume_init(), before: before.assume_init(), hangs_up })
+        }
+    }
+
+    /// Whether a signal asks a daemon to end: SIGTERM, SIGINT, and SIGHUP unless it was ignored when the process began (a
+    /// blocked signal arrives even so).
+    pub fn asks_to_end(&self, arrived: Arrived) -> bool {
+        match arrived.number {
+            libc::SIGTERM | libc::SIGINT => true,
+            libc::SIGHUP => self.hangs_up,
+            _ => false,
         }
     }
 
@@ -103,11 +142,7 @@ impl Signals {
                     libc::personality((persona & !libc::ADDR_COMPAT_LAYOUT) as libc::c_ulong);
                 }
                 if with_parent {
-                    libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as libc::c_ulong);
-                    // The parent may have gone before the line above: then nobody would tell us.
-                    if libc::getppid() as u32 != parent {
-                        libc::raise(libc::SIGKILL);
-                    }
+                    end_with(parent, libc::SIGKILL);
                 }
                 Ok(())
             });

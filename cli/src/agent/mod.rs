@@ -95,7 +95,7 @@ Examples:
   farmem agent --status
       Who holds what.
 
-Quotas are counted in blocks of 2 MiB, and exact. SIGTERM: ends; programs that hold memory keep it \
+Quotas are counted in blocks of 2 MiB, and exact. SIGTERM, or the end of its terminal: ends; programs that hold memory keep it \
 for --grace, and are served by the next agent.";
 
 /// Serves until idle, or told to end.
@@ -156,8 +156,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     let service = Arc::clone(agent.service());
     let told = move || {
         loop {
-            if signals.next(Duration::from_secs(3600)).is_some_and(|s| matches!(s.number, libc::SIGTERM | libc::SIGINT))
-            {
+            if signals.next(Duration::from_secs(3600)).is_some_and(|signal| signals.asks_to_end(signal)) {
                 service.stop();
             }
         }

@@ -15,6 +15,7 @@ mod embedded;
 mod environment;
 mod far;
 pub mod keeper;
+mod stdio;
 mod summary;
 mod watch;
 
@@ -212,6 +213,7 @@ pub fn run(options: &Options) -> Result<Infallible, Failure> {
         command.env("FARMEM_AGENT", socket);
     }
     signals.hand_back(&mut command, true);
+    stdio::hand_back(&mut command);
     if options.verbose {
         let local = units::bytes(local);
         eprintln!("farmem: run {run}: {} on {}, {local} local", file.display(), far.reached());

@@ -87,7 +87,7 @@ pub struct Amat {
     #[arg(long, value_name = "SIZES", value_delimiter = ',')]
     pub block: Vec<Bytes>,
     /// Watch only this share of local memory; figures then have their error beside them
-    #[arg(long, value_name = "SHARE", default_value = "100%", value_parser = share)]
+    #[arg(long, value_name = "SHARE", default_value = "100%", value_parser = part)]
     pub sample: f64,
     /// Threads that share the link
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
@@ -123,6 +123,10 @@ fn share(text: &str) -> Result<f64, &'static str> {
         Ok(share) if share > 0.0 && share <= 400.0 => Ok(share / 100.0),
         _ => Err("a share above 0% is needed, such as 25%"),
     }
+}
+
+fn part(text: &str) -> Result<f64, &'static str> {
+    share(text).ok().filter(|&part| part <= 1.0).ok_or("a share above 0% is needed, and at most 100%")
 }
 
 /// Where references come from. They are told twice: to see how much memory is touched, and to simulate.

@@ -5,7 +5,7 @@
 //! moment is ended, and the error goes up through the values whose `Drop` puts
 //! everything back.
 
-#![allow(unsafe_code)] // sigaction, kill and prctl: the standard library has none of them.
+#![allow(unsafe_code)] // sigaction and kill: the standard library has neither.
 
 use std::io::Read;
 use std::os::unix::process::CommandExt;
@@ -54,20 +54,7 @@ impl Group {
     /// Starts a command as a process group of its own, so that it can be ended with all it starts. Should the calling
     /// thread end without dropping this value, as by SIGKILL, the process (not what it started) is killed.
     pub fn start(command: &mut Command) -> std::io::Result<Group> {
-        let parent = std::process::id();
-        let die_with_parent = move || {
-            // SAFETY: between fork and exec: system calls alone.
-            unsafe {
-                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as libc::c_ulong);
-                // The parent may have gone before the line above: then nobody would tell us.
-                if libc::getppid() as u32 != parent {
-                    libc::raise(libc::SIGKILL);
-                }
-            }
-            Ok(())
-        };
-        // SAFETY: the closure makes system calls on a number copied before, which is all that may be done there.
-        unsafe { command.pre_exec(die_with_parent) };
+        farmem_sys::process::end_with_us(command, libc::SIGKILL);
         command.process_group(0).spawn().map(Group)
     }
 

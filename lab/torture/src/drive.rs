@@ -70,7 +70,9 @@ impl Torture {
             let replay = self.replay(seed, transport);
             eprintln!("{replay}");
             let started = Instant::now();
-            let status = self.command(seed, transport, replay)?.status().context("cannot start the run")?;
+            let mut command = self.command(seed, transport, replay)?;
+            farmem_sys::process::end_with_us(&mut command, libc::SIGTERM);
+            let status = command.status().context("cannot start the run")?;
             let code = status.code().unwrap_or(1);
             if code != 0 {
                 eprintln!("torture: {transport} ended with {status} after {:.0?}", started.elapsed());

@@ -1,11 +1,12 @@
 //! The node's own ends, its other clients, and its idleness.
 
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use farmem_tests::farmem::Node;
+use farmem_tests::farmem::{Node, binary};
 use farmem_tests::lost::Lost;
 use farmem_tests::process::{self, eventually};
 
@@ -51,6 +52,27 @@ fn a_second_signal_ends_a_node_at_once() -> Result<()> {
     node.running.signal(libc::SIGTERM);
     ensure!(node.running.wait(Duration::from_secs(5))?.code() == 0);
     work.ended(Instant::now(), Duration::from_secs(2), 70, "memory node ", "its process has ended").map(|_| ())
+}
+
+#[test]
+fn a_node_ends_with_its_terminal_but_not_under_nohup() -> Result<()> {
+    for (ignores, script) in [(false, "exec \"$0\" \"$@\""), (true, "trap '' HUP; exec \"$0\" \"$@\"")] {
+        let dir = process::TempDir::new("terminal")?;
+        let at = format!("unix:{}", dir.path().join("node.sock").display());
+        let mut command = Command::new("sh");
+        command.args(["-c", script]).arg(binary()).args(["node", "--lend", "64M", "--rdma", "off", "--listen", &at]);
+        let node = process::spawn(command)?;
+        ensure!(eventually(LIMIT, || node.stderr().contains("lends")), "{}", node.stderr());
+        node.signal(libc::SIGHUP);
+        if ignores {
+            let mut asks = Command::new(binary());
+            asks.args(["status", &at]);
+            process::run(asks, LIMIT)?.success()?;
+            node.signal(libc::SIGTERM);
+        }
+        ensure!(node.wait(Duration::from_secs(5))?.code() == 0);
+    }
+    Ok(())
 }
 
 #[test]
