@@ -290,17 +290,19 @@ mod tests {
             let brings = scope.spawn(|| {
                 for nth in 1..=TIMES {
                     let bytes = 2 * nth + 1;
-                    if page.compare_exchange(AWAY, BUSY, Ordering::Acquire, Ordering::Relaxed).is_ok() {
-                        kept.promise(PAGE, 7);
-                        page.store(bytes, Ordering::Release);
-                        kept.fulfil(PAGE, 7, |entry| fill(entry, bytes));
+                    while page.compare_exchange(AWAY, BUSY, Ordering::Acquire, Ordering::Relaxed).is_err() {
+                        std::thread::yield_now();
                     }
+                    kept.promise(PAGE, 7);
+                    page.store(bytes, Ordering::Release);
+                    kept.fulfil(PAGE, 7, |entry| fill(entry, bytes));
                 }
             });
             let mut nth = 0;
             while !brings.is_finished() {
                 let bytes = page.load(Ordering::Acquire);
                 if matches!(bytes, AWAY | BUSY) {
+                    std::thread::yield_now();
                     continue;
                 }
                 promises += bytes % 2;
