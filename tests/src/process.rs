@@ -95,6 +95,18 @@ pub fn die_with_parent(command: &mut Command) {
     }
 }
 
+/// Has a command begin with a signal ignored, or not, whatever the tests were begun with (`nohup`).
+pub fn ignores(command: &mut Command, signal: i32, ignores: bool) {
+    let disposition = if ignores { libc::SIG_IGN } else { libc::SIG_DFL };
+    // SAFETY: between fork and exec the closure makes a system call only, on values that it owns.
+    unsafe {
+        command.pre_exec(move || {
+            libc::signal(signal, disposition);
+            Ok(())
+        });
+    }
+}
+
 /// Runs a command to its end, or kills it and fails when `limit` has passed.
 pub fn run(mut command: Command, limit: Duration) -> Result<Outcome> {
     command.stdin(Stdio::null());
