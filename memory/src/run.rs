@@ -3,7 +3,7 @@
 use crate::status::{StatusFile, available_ram};
 use crate::{Config, Node, StartError};
 use farmem_protocol::units::bytes;
-use farmem_sys::process::Signals;
+use farmem_sys::process::{Arrived, Signals};
 use std::io::Read;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 const STATUS_EVERY: Duration = Duration::from_secs(1);
 
 /// Lends memory until SIGTERM, SIGINT or the terminal's end, then waits for members to leave, at most the configured
-/// grace; a second signal ends it at once. Call it before any other thread exists.
+/// grace; a second SIGTERM or SIGINT ends it at once. Call it before any other thread exists.
 ///
 /// An embedded node ends as soon as its standard input does: whoever started it holds the other end.
 pub fn run(config: Config) -> Result<(), StartError> {
@@ -40,13 +40,15 @@ pub fn run(config: Config) -> Result<(), StartError> {
         if orphaned.load(Ordering::Relaxed) {
             return Ok(());
         }
-        if signal.is_some_and(|signal| signals.asks_to_end(signal)) {
-            if ends.is_some() {
-                return Ok(());
+        match signal.filter(|&signal| signals.asks_to_end(signal)) {
+            Some(_) if ends.is_none() => {
+                node.nic().drain();
+                ends = Some(Instant::now() + config.grace);
+                tell_who_is_left(&node, Some(config.grace));
             }
-            node.nic().drain();
-            ends = Some(Instant::now() + config.grace);
-            tell_who_is_left(&node, Some(config.grace));
+            // Of a terminal that goes away both the kernel and the shell tell: nobody lost patience.
+            Some(Arrived { number: libc::SIGHUP, .. }) | None => {}
+            Some(_) => return Ok(()),
         }
         match ends {
             Some(_) if node.nic().members().is_empty() => return Ok(()),

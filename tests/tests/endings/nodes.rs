@@ -76,6 +76,23 @@ fn a_node_ends_with_its_terminal_but_not_under_nohup() -> Result<()> {
     Ok(())
 }
 
+/// A foreground job is told twice that its terminal goes away, by the kernel and by its shell.
+#[test]
+fn a_terminal_that_goes_away_leaves_a_run_its_grace() -> Result<()> {
+    let node = Node::start("256M", &["--grace", "60s"])?;
+    let work = Work::start(&By::Shm.far("4M", &node.by_shm()), &["32", "2"])?;
+    let waits = || std::fs::read_to_string(format!("/proc/{}/status", node.running.pid())).unwrap_or_default();
+    for _ in 0..2 {
+        node.running.signal(libc::SIGHUP);
+        let heard = || waits().lines().any(|line| line == "ShdPnd:\t0000000000000000");
+        ensure!(eventually(LIMIT, || node.running.stderr().contains("going down") && heard()), "{}", waits());
+    }
+    ensure!(node.metric("farmem_node_draining")? == 1.0 && work.run.alive());
+    node.running.signal(libc::SIGTERM);
+    ensure!(node.running.wait(Duration::from_secs(5))?.code() == 0);
+    work.ended(Instant::now(), Duration::from_secs(2), 70, "memory node ", "its process has ended").map(|_| ())
+}
+
 #[test]
 fn hostile_clients_do_not_trouble_a_run() -> Result<()> {
     let node = Node::start("256M", &[])?;
