@@ -45,7 +45,8 @@ pub fn deaf<T>(begin: impl FnOnce() -> T) -> T {
     begun
 }
 
-/// However the calling thread ends, by SIGKILL too, the command is sent this signal.
+/// However the calling thread ends, by SIGKILL too, the command is sent this signal. Whoever becomes somebody else (setuid)
+/// loses this.
 pub fn end_with_us(command: &mut Command, signal: i32) {
     let us = std::process::id();
     // SAFETY: between fork and exec the closure only makes system calls, on numbers copied before.

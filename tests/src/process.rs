@@ -78,23 +78,6 @@ pub fn spawn(mut command: Command) -> Result<Running> {
     Ok(Running { child, name, files, started: Instant::now(), reaped: false })
 }
 
-/// Has a command killed when the calling thread ends before it, as when the test is killed: for what nobody else would
-/// end. Whoever becomes somebody else (setuid) loses this.
-pub fn die_with_parent(command: &mut Command) {
-    let parent = std::process::id();
-    // SAFETY: between fork and exec the closure makes system calls only, on a value that it owns.
-    unsafe {
-        command.pre_exec(move || {
-            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as libc::c_ulong);
-            // The parent may have gone before the line above: then nobody would tell.
-            if libc::getppid() as u32 != parent {
-                libc::raise(libc::SIGKILL);
-            }
-            Ok(())
-        });
-    }
-}
-
 /// Has a command begin with a signal ignored, or not, whatever the tests were begun with (`nohup`).
 pub fn ignores(command: &mut Command, signal: i32, ignores: bool) {
     let disposition = if ignores { libc::SIG_IGN } else { libc::SIG_DFL };

@@ -18,7 +18,7 @@ const LOOKS: usize = 10;
 fn dirties(arguments: &[&str]) -> Result<Running> {
     let mut program = Command::new(compile::c("dirties", &[])?);
     program.args(arguments);
-    process::die_with_parent(&mut program);
+    farmem_sys::process::end_with_us(&mut program, libc::SIGKILL);
     is_ready(process::spawn(program)?)
 }
 
@@ -38,7 +38,7 @@ fn has_shown(tracking: &Running, windows: usize) -> Result<()> {
 fn tracker(options: &[&str], dir: &TempDir) -> Command {
     let mut track = Command::new(binary());
     track.arg("track").arg("--json").arg(dir.path().join("found.json")).args(options);
-    process::die_with_parent(&mut track);
+    farmem_sys::process::end_with_us(&mut track, libc::SIGKILL);
     track
 }
 

@@ -15,7 +15,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 fn intact(arguments: &[&str]) -> Result<Running> {
     let mut program = Command::new(compile::c("intact", &["-mno-red-zone"])?);
     program.args(arguments);
-    process::die_with_parent(&mut program);
+    farmem_sys::process::end_with_us(&mut program, libc::SIGKILL);
     let running = process::spawn(program)?;
     // Its handler is there: SIGTERM would end it before, and say nothing.
     let catches = || {
@@ -30,7 +30,7 @@ fn intact(arguments: &[&str]) -> Result<Running> {
 fn track(program: &Running) -> Result<Running> {
     let mut track = Command::new(binary());
     track.args(["track", "--window", "5ms", "--find", "protect", "--pid"]).arg(program.pid().to_string());
-    process::die_with_parent(&mut track);
+    farmem_sys::process::end_with_us(&mut track, libc::SIGKILL);
     process::spawn(track)
 }
 

@@ -8,8 +8,7 @@
 mod common;
 
 use farmem_fabric::{NodeAddr, Transport};
-use farmem_pager::dirty::Dirty;
-use farmem_pager::{Config, FaultMode, Pager};
+use farmem_pager::Pager;
 use farmem_pool::Pool;
 use farmem_protocol::addr::PAGE_BYTES;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -116,17 +115,7 @@ fn held_back(pager: &'static Pager, bar: impl FnOnce(usize)) {
 fn a_page_that_was_made_unreadable_while_it_came_in_can_leave() {
     let path = std::env::temp_dir().join(format!("farmem-barred-{}.sock", std::process::id()));
     let (_, member) = common::member(256 << 20, vec![NodeAddr::Shm(path)], Transport::Shm);
-    let config = Config {
-        local: LOCAL as u64,
-        mode: FaultMode::Inline,
-        prefetch: true,
-        vectored: true,
-        always_sweep: false,
-        write_lines: false,
-        overlook: false,
-        dirty: Dirty::Auto,
-        trace: None,
-    };
+    let config = common::config(LOCAL as u64);
     let pager = farmem_pager::start(config, Pool::new(vec![member]).unwrap(), common::counters()).unwrap();
     common::serve_faults(pager);
     common::handle(libc::SIGBUS, on_access);

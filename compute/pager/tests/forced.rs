@@ -6,8 +6,7 @@
 mod common;
 
 use farmem_fabric::{NodeAddr, Transport};
-use farmem_pager::dirty::Dirty;
-use farmem_pager::{Config, FaultMode, Pager};
+use farmem_pager::Pager;
 use farmem_pool::Pool;
 use farmem_protocol::addr::PAGE_BYTES;
 use std::fs::File;
@@ -31,17 +30,7 @@ fn forced<T>(pager: &Pager, at: usize, len: usize, write: bool, call: impl FnOnc
 fn reading_a_reservation_takes_no_far_memory() {
     let path = std::env::temp_dir().join(format!("farmem-forced-{}.sock", std::process::id()));
     let (_, member) = common::member(LENT, vec![NodeAddr::Shm(path)], Transport::Shm);
-    let config = Config {
-        local: 4 << 20,
-        mode: FaultMode::Inline,
-        prefetch: true,
-        vectored: true,
-        always_sweep: false,
-        write_lines: false,
-        overlook: false,
-        dirty: Dirty::Auto,
-        trace: None,
-    };
+    let config = common::config(4 << 20);
     let pager = farmem_pager::start(config, Pool::new(vec![member]).unwrap(), common::counters()).unwrap();
     common::serve_faults(pager);
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;

@@ -157,7 +157,6 @@ const LOCAL: u64 = 4 << 20;
 
 fn start(way: &Way, counters: &'static Process) -> &'static Pager {
     let config = Config {
-        local: LOCAL,
         mode: way.mode,
         prefetch: way.prefetch,
         vectored: way.vectored,
@@ -165,7 +164,7 @@ fn start(way: &Way, counters: &'static Process) -> &'static Pager {
         write_lines: way.write_lines,
         overlook: way.overlook,
         dirty: way.dirty,
-        trace: None,
+        ..common::config(LOCAL)
     };
     let pool = Pool::new(vec![session(way.mapped)]).unwrap();
     let pager = farmem_pager::start(config, pool, counters).unwrap();

@@ -7,8 +7,7 @@ mod common;
 
 use farmem_fabric::{NodeAddr, Transport};
 use farmem_memory::Node;
-use farmem_pager::dirty::Dirty;
-use farmem_pager::{Config, FaultMode, Pager};
+use farmem_pager::Pager;
 use farmem_pool::Pool;
 use farmem_protocol::addr::{PAGE_BYTES, SLOTS_PER_SLAB};
 use farmem_protocol::counters::Process;
@@ -31,17 +30,7 @@ impl Program {
         let path = std::env::temp_dir().join(format!("farmem-mixed-{}.sock", std::process::id()));
         let (_, mapped) = common::member(256 << 20, vec![NodeAddr::Shm(path)], Transport::Shm);
         let (tcp, wired) = common::member(256 << 20, vec![NodeAddr::Tcp("127.0.0.1:0".into())], Transport::Tcp);
-        let config = Config {
-            local: LOCAL,
-            mode: FaultMode::Inline,
-            prefetch: true,
-            vectored: true,
-            always_sweep: false,
-            write_lines: false,
-            overlook: false,
-            dirty: Dirty::Auto,
-            trace: None,
-        };
+        let config = common::config(LOCAL);
         let pager = farmem_pager::start(config, Pool::new(vec![mapped, wired]).unwrap(), counters).unwrap();
         common::serve_faults(pager);
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;

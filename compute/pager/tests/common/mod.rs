@@ -2,7 +2,8 @@
 
 use farmem_fabric::{ConnectOptions, NodeAddr, Session, Transport};
 use farmem_memory::Node;
-use farmem_pager::Pager;
+use farmem_pager::dirty::Dirty;
+use farmem_pager::{Config, FaultMode, Pager};
 use farmem_protocol::counters::Process;
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -57,4 +58,19 @@ pub fn member(lend: u64, listens: Vec<NodeAddr>, transport: Transport) -> (&'sta
 pub fn counters() -> &'static Process {
     // SAFETY: atomics; zero is a value of each.
     Box::leak(Box::new(unsafe { std::mem::zeroed() }))
+}
+
+/// As a run has it that names nothing but its local memory, bytes.
+pub fn config(local: u64) -> Config {
+    Config {
+        local,
+        mode: FaultMode::Inline,
+        prefetch: true,
+        vectored: true,
+        always_sweep: false,
+        write_lines: false,
+        overlook: false,
+        dirty: Dirty::Auto,
+        trace: None,
+    }
 }
