@@ -132,6 +132,8 @@ impl Node {
         command.args(["node", "--lend", lend, "--listen", &tcp.to_string()]);
         command.arg("--listen").arg(format!("unix:{}", unix.display()));
         command.args(["--metrics", &metrics.to_string()]).args(options);
+        // A node under nohup does not end with its terminal; tests begun by it are to see the same node.
+        process::ignores(&mut command, libc::SIGHUP, false);
         let running = process::spawn(command)?;
         let up = eventually(Duration::from_secs(60), || TcpStream::connect(tcp).is_ok() || !running.alive());
         if !up || !running.alive() {
