@@ -37,7 +37,7 @@ use std::io::Write;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 use clap::error::ErrorKind;
-use clap::{CommandFactory, Parser};
+use clap::{CommandFactory, FromArgMatches, Parser};
 use failure::Failure;
 use farmem_protocol::exit;
 
@@ -122,7 +122,8 @@ enum Bench {
 
 fn main() {
     end_with_output();
-    let ended = match Farmem::try_parse() {
+    let matches = numbers_as_values(Farmem::command()).try_get_matches();
+    let ended = match matches.and_then(|matches| Farmem::from_arg_matches(&matches)) {
         Ok(farmem) => std::panic::catch_unwind(|| farmem.command.execute()),
         Err(refused) => Ok(Err(explain(&refused))),
     };
@@ -138,6 +139,14 @@ fn main() {
     // Standard error may be closed; the status still tells.
     let _ = writeln!(std::io::stderr(), "farmem: {}", failure.line);
     std::process::exit(failure.status);
+}
+
+/// Has options take `-1` for a value, and refuse it by its name, where it would be taken for a flag that nobody knows.
+fn numbers_as_values(command: clap::Command) -> clap::Command {
+    let option = |arg: &clap::Arg| !arg.is_positional() && arg.get_action().takes_values();
+    command
+        .mut_args(|arg| if option(&arg) { arg.allow_negative_numbers(true) } else { arg })
+        .mut_subcommands(numbers_as_values)
 }
 
 /// The status to end with, once standard output takes no more.
@@ -185,8 +194,14 @@ impl Command {
             Command::Torture(torture) => std::process::exit(torture.run()?),
             Command::TortureChild(child) => Ok(child.run()?),
             Command::Replay(replay) => Ok(replay.run()?),
-            Command::Amat(amat) => Ok(amat.run()?),
-            Command::Track(track) => Ok(track.run()?),
+            Command::Amat(amat) => {
+                amat.program.first().map_or(Ok(()), |name| program::there(name))?;
+                Ok(amat.run()?)
+            }
+            Command::Track(track) => {
+                track.command.first().map_or(Ok(()), |name| program::there(name))?;
+                Ok(track.run()?)
+            }
             Command::Status(options) => pool::status::run(&options),
             Command::Check(options) => pool::check::run(&options),
             Command::Top(options) => top::run(&options),

@@ -14,6 +14,8 @@ use std::path::{Path, PathBuf};
 
 use farmem_sys::process;
 
+use crate::failure::Failure;
+
 /// Why a program cannot be run.
 #[derive(Debug, thiserror::Error)]
 pub enum Unusable {
@@ -53,6 +55,12 @@ impl Unusable {
 /// What begins with a dash and is no flag is taken for the program, which may be called so.
 const NO_FLAG: &str = ", neither as a program nor as a flag of farmem run; see farmem run --help";
 
+impl From<Unusable> for Failure {
+    fn from(unusable: Unusable) -> Self {
+        Failure { status: unusable.status(), line: unusable.to_string() }
+    }
+}
+
 /// Scripts may name scripts as their interpreters; the kernel follows five.
 const INTERPRETERS: usize = 5;
 
@@ -68,6 +76,11 @@ pub fn find(name: &OsStr) -> Result<PathBuf, Unusable> {
         }
     }
     Err(Unusable::NotExecutable(show(&found)))
+}
+
+/// Whether there is such a program, for commands that run any: of another C library, or linked statically.
+pub fn there(name: &OsStr) -> Result<(), Unusable> {
+    executable(&locate(name)?).map(drop)
 }
 
 fn locate(name: &OsStr) -> Result<PathBuf, Unusable> {
@@ -91,16 +104,22 @@ fn locate(name: &OsStr) -> Result<PathBuf, Unusable> {
     })
 }
 
-/// Checks one file; gives the interpreter to check next if it is a script.
-fn check(file: &Path) -> Result<Option<PathBuf>, Unusable> {
+/// Whether a file is there and may be executed.
+fn executable(file: &Path) -> Result<fs::Metadata, Unusable> {
     let about = fs::metadata(file).map_err(|e| match e.kind() {
         io::ErrorKind::NotFound => Unusable::NotFound(show(file)),
         _ => Unusable::NotExecutable(show(file)),
     })?;
-    let mode = about.permissions().mode();
-    if !about.is_file() || mode & 0o111 == 0 {
+    if !about.is_file() || about.permissions().mode() & 0o111 == 0 {
         return Err(Unusable::NotExecutable(show(file)));
     }
+    Ok(about)
+}
+
+/// Checks one file; gives the interpreter to check next if it is a script.
+fn check(file: &Path) -> Result<Option<PathBuf>, Unusable> {
+    let about = executable(file)?;
+    let mode = about.permissions().mode();
     let other_user = mode & 0o4000 != 0 && about.uid() != process::user();
     let other_group = mode & 0o2000 != 0 && about.gid() != process::group();
     if other_user || other_group || process::user() != 0 && process::has_capabilities(file) {

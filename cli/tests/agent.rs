@@ -60,7 +60,7 @@ fn what_cannot_be_is_one_line() {
         (&["agent", "--node", "127.0.0.1:1"][..], "nobody listens there: start one with farmem node"),
         (&["agent", "--node", "unix:/nonexistent.sock"], "nobody listens there: start one with farmem node"),
         (&["agent", "--quota", "no-such-user=1G"], "no user 'no-such-user'"),
-        (&["agent", "--lend", "1M"], "farmem node --lend"),
+        (&["agent", "--lend", "1M"], "--lend is below 64 MiB"),
         (&["agent", "--lend", "999T"], "lend less"),
         (&["malloc-bench", "--trace", "/nonexistent"], "/nonexistent"),
         (&["malloc-bench", "--pattern", "trace"], "name the file: --trace FILE"),

@@ -26,6 +26,9 @@ fn file_id(path: &Path) -> io::Result<FileId> {
     std::fs::symlink_metadata(path).map(|about| (about.dev(), about.ino()))
 }
 
+/// Why a node does not take a path.
+const NO_SOCKET: &str = "a file is there, and no socket: name another path, or remove it";
+
 fn is_socket(path: &Path) -> bool {
     std::fs::symlink_metadata(path).is_ok_and(|about| about.file_type().is_socket())
 }
@@ -54,7 +57,10 @@ impl Listener {
                     }
                     other => other,
                 };
-                let listener = listener.map_err(failed)?;
+                let listener = listener.map_err(|e| match e.kind() {
+                    io::ErrorKind::AddrInUse if !is_socket(path) => failed(io::Error::other(NO_SOCKET)),
+                    _ => failed(e),
+                })?;
                 listener.set_nonblocking(true).map_err(failed)?;
                 let own = file_id(path).map_err(failed)?;
                 Listener::Unix(listener, path.clone(), own)

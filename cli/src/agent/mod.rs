@@ -20,6 +20,7 @@ use farmem_agent::host::{self, Agent, Config, StartError};
 use farmem_agent::serve::End;
 use farmem_agent::stock::Quotas;
 use farmem_fabric::{ConnectError, NodeAddr, Transport};
+use farmem_protocol::addr::SLAB_BYTES;
 use farmem_protocol::exit;
 use farmem_sys::process::Signals;
 
@@ -122,6 +123,9 @@ pub fn run(options: &Options) -> Result<(), Failure> {
             }
             let (ram, _) = size::machine_ram().map_err(Failure::usage)?;
             let lend = options.lend.bytes(ram);
+            if lend < SLAB_BYTES {
+                return Err(Failure::usage(farmem_memory::StartError::TooLittle));
+            }
             if lend > ram {
                 let (lend, ram) = (units::bytes(lend), units::bytes(ram));
                 return Err(Failure::usage(format!("--lend: {lend} is more than this machine's {ram}: lend less")));

@@ -164,7 +164,7 @@ pub fn run(options: &Options) -> Result<Infallible, Failure> {
     let signals = Signals::take().map_err(|e| Failure::usage(format!("cannot take over signals: {e}")))?;
 
     let name = &options.command[0];
-    let file = program::find(name).map_err(|e| Failure { status: e.status(), line: e.to_string() })?;
+    let file = program::find(name)?;
     let (ram, available) = size::machine_ram().map_err(Failure::usage)?;
     let local = options.local.bytes(ram) & !4095;
     if local < LEAST_LOCAL {

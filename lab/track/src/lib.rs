@@ -99,7 +99,7 @@ pub struct Track {
     svg: Option<PathBuf>,
     /// The program to start, and its arguments
     #[arg(last = true, value_name = "COMMAND")]
-    command: Vec<OsString>,
+    pub command: Vec<OsString>,
 }
 
 const EXAMPLES: &str = "\
