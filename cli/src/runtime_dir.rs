@@ -1,6 +1,6 @@
 //! One directory per user for what lives as long as a run: counters, sockets, the library.
 //!
-//! `$XDG_RUNTIME_DIR/farmem`, else `/tmp/farmem-UID`; where `/tmp` cannot be used (read-only containers), the same
+//! `$XDG_RUNTIME_DIR/farmem`, else `/tmp/farmem-UID`; where `/tmp` cannot be used (read-only containers, even if the name is there), the same
 //! name in `/dev/shm` or `/var/tmp`. Others may write there: a directory counts only if it is a real directory, ours,
 //! and closed to others (0700), so that nobody can put a library or a socket there for us.
 //!
@@ -98,10 +98,13 @@ fn private(dir: PathBuf) -> Result<PathBuf, Unsafe> {
         Ok(about) => about,
         Err(e) => return Err(Unsafe::Io(dir, e)),
     };
-    if about.is_dir() && about.uid() == process::user() && about.mode() & 0o077 == 0 {
-        Ok(dir)
-    } else {
-        Err(Unsafe::NotOurs(dir, process::user()))
+    if !about.is_dir() || about.uid() != process::user() || about.mode() & 0o077 != 0 {
+        return Err(Unsafe::NotOurs(dir, process::user()));
+    }
+    // It may be of a time before its file system became read-only.
+    match process::may_write(&dir) {
+        Ok(()) => Ok(dir),
+        Err(e) => Err(Unsafe::Io(dir, e)),
     }
 }
 
@@ -147,6 +150,14 @@ mod tests {
         let _ = fs::remove_dir(elsewhere);
         let first = own_that(|_| false).unwrap();
         assert_eq!(first, own().unwrap());
+    }
+
+    /// `/proc/sys` refuses root, too, as a read-only file system does.
+    #[test]
+    fn a_directory_that_takes_no_files_is_passed_over() {
+        assert!(process::may_write(Path::new("/proc/sys")).is_err());
+        assert!(process::may_write(Path::new("/nonexistent")).is_err());
+        assert!(process::may_write(&std::env::temp_dir()).is_ok());
     }
 
     #[test]

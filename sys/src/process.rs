@@ -291,6 +291,16 @@ pub fn group() -> u32 {
     unsafe { libc::getegid() }
 }
 
+/// Whether this process may make files in a directory, as the user it acts for. A read-only file system refuses root, too.
+pub fn may_write(directory: &Path) -> io::Result<()> {
+    let path = c_path(directory)?;
+    // SAFETY: a terminated path, which the call only reads.
+    match unsafe { libc::faccessat(libc::AT_FDCWD, path.as_ptr(), libc::W_OK | libc::X_OK, libc::AT_EACCESS) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 /// Whether files in this directory cannot be mapped executable (`noexec`).
 pub fn is_noexec(directory: &Path) -> io::Result<bool> {
     let path = c_path(directory)?;
