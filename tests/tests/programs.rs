@@ -162,6 +162,19 @@ fn leftovers() -> Result<()> {
     Ok(())
 }
 
+/// Memory that a program wants at random addresses: far ones among them, in an image that has only inherited the filter, too.
+#[test]
+fn hints() -> Result<()> {
+    for flags in [&[][..], &["-static"]] {
+        let mut program = Command::new("env");
+        program.arg(compile::c("hints", flags)?);
+        let native = process::run(copy(&program), LIMIT)?.success()?;
+        let (far, _) = far_run(&program, &Far::local("4M"), LIMIT)?;
+        compare(&native, &far).map_err(|e| e.context(format!("{flags:?}")))?;
+    }
+    Ok(())
+}
+
 /// A Go program leaves what it executes a filter for its own system calls, and this kills nobody.
 #[test]
 fn go_execs() -> Result<()> {

@@ -14,6 +14,7 @@ pub fn has_room(sites: &[usize], after: usize) -> bool {
 pub const LOAD: u16 = 0x20; // BPF_LD | BPF_W | BPF_ABS
 pub const SHIFT: u16 = 0x74; // BPF_ALU | BPF_RSH | BPF_K
 pub const EQUAL: u16 = 0x15; // BPF_JMP | BPF_JEQ | BPF_K
+pub const ANY_OF: u16 = 0x45; // BPF_JMP | BPF_JSET | BPF_K
 pub const AT_LEAST: u16 = 0x35; // BPF_JMP | BPF_JGE | BPF_K
 pub const GO: u16 = 0x05; // BPF_JMP | BPF_JA
 pub const RETURN: u16 = 0x06; // BPF_RET | BPF_K

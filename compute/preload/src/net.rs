@@ -6,8 +6,9 @@
 //!
 //! It is inherited over exec, by images that have no handler yet or never will
 //! (static programs). So it traps for nothing but far arguments, which such an
-//! image does not have (and answers [`REFUSED`] without a trap, there too), and a
-//! few exact addresses, at which it has no `syscall` instruction: where libc was in the image before, by chance of the layout. (Not
+//! image does not have: memory that it hints at there it is told not to be had (ENOMEM), and takes elsewhere, as Go's runtime, whose
+//! heap begins at a random address since 1.26, one time in two among the far ones. It answers [`REFUSED`] without a trap, there too; and traps
+//! for a few exact addresses, at which it has no `syscall` instruction: where libc was in the image before, by chance of the layout. (Not
 //! by chance where both images are Go's and lie at fixed addresses: there calls are
 //! marked besides, see [`crate::go`].) A register that is no argument of the call may hold anything, and does not count
 //! (the loader has been seen to start with 0x2118_0000_0000 in one).
@@ -17,8 +18,8 @@
 
 use crate::call::{ALWAYS, MARK, NEVER};
 use crate::filter::{
-    ALLOW, ARCH, AT_LEAST, EQUAL, ERRNO, GO, IP_HIGH, IP_LOW, LOAD, MOST_MISSED, Missed, NUMBER, RETURN, SHIFT, TRAP,
-    X86_64, arg_high, has_room, op,
+    ALLOW, ANY_OF, ARCH, AT_LEAST, EQUAL, ERRNO, GO, IP_HIGH, IP_LOW, LOAD, MOST_MISSED, Missed, NUMBER, RETURN, SHIFT,
+    TRAP, X86_64, arg_high, has_room, op,
 };
 use crate::gate::{AFTER_PROGRAM, AFTER_SYSCALL};
 use crate::guard::{CALLS, arguments};
@@ -50,6 +51,7 @@ pub fn is_missed(after: usize) -> bool {
 ///  any of six registers far?    no  → from one of libc's missed sites, and one of ALWAYS?  yes → trap, no → allow
 ///  from the gate?               yes → allow
 ///  an argument of this call?    no  → allow
+///  mmap, the first, a hint?     yes → ENOMEM
 ///  one of NEVER?                yes → allow
 ///  trap
 /// ```
@@ -114,6 +116,14 @@ fn far_register(i: usize) -> Vec<libc::sock_filter> {
         op(RETURN, ALLOW, 0, 0),
         op(LOAD, NUMBER, 0, 0),
     ];
+    if i == 0 {
+        // A mere hint. An image with a handler loses little by the answer: libc's calls do not come this way.
+        p.push(op(EQUAL, libc::SYS_mmap as u32, 0, 4));
+        p.push(op(LOAD, arg_high(3) - 4, 0, 0));
+        p.push(op(ANY_OF, (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) as u32, 1, 0));
+        p.push(op(RETURN, ERRNO | libc::ENOMEM as u32, 0, 0));
+        p.push(op(RETURN, TRAP, 0, 0));
+    }
     let passes = |nr: usize| arguments(nr) <= i || NEVER.contains(&(nr as i64));
     let starts: Vec<usize> = (0..=CALLS).rev().filter(|&nr| nr == 0 || passes(nr) != passes(nr - 1)).collect();
     let allow_at = p.len() + starts.len();
@@ -254,7 +264,8 @@ mod tests {
         for nr in (0..CALLS + 10).map(|nr| nr as i64).filter(|nr| !REFUSED.contains(nr)) {
             let has = if NEVER.contains(&nr) { 0 } else { arguments(nr as usize) };
             for i in 0..6 {
-                let mut args = [0; 6];
+                // A mapping at just that place.
+                let mut args = [0, 0, 0, libc::MAP_FIXED as u64, 0, 0];
                 args[i] = far;
                 assert_eq!(run_nr(nr, 0x1234, args), if i < has { TRAP } else { ALLOW }, "call {nr}, register {i}");
                 assert_eq!(run_nr(nr, AFTER_SYSCALL as u64, args), ALLOW);
@@ -265,6 +276,22 @@ mod tests {
         }
         assert_eq!(run_nr(libc::SYS_read, 0x1234, [0, far, far, far, far, far]), TRAP);
         assert_eq!(run_nr(libc::SYS_close, 0x1234, [3, far, far, far, far, far]), ALLOW);
+    }
+
+    /// By images that have no handler.
+    #[test]
+    fn memory_hinted_at_among_far_addresses_is_not_to_be_had() {
+        let far = farmem_protocol::addr::FAR_START as u64;
+        let flags = [0, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE];
+        let asks = |ip, flags: i32| run_mmap(ip, [far, 4096, 0, flags as u64, u64::MAX, 0]);
+        for flags in flags {
+            assert_eq!(asks(0x49_09a4, flags), ERRNO | libc::ENOMEM as u32);
+            assert_eq!(asks(AFTER_SYSCALL as u64, flags), ALLOW);
+            for fixed in [libc::MAP_FIXED, libc::MAP_FIXED_NOREPLACE] {
+                assert_eq!(asks(0x49_09a4, flags | fixed), TRAP);
+            }
+        }
+        assert_eq!(run_nr(libc::SYS_munmap, 0x49_09a4, [far, 4096, 0, 0, 0, 0]), TRAP);
     }
 
     #[test]

@@ -22,7 +22,9 @@
 
 use crate::bpf::{self, Seen};
 use crate::call::{Call, MARK, issue};
-use crate::filter::{ALLOW, ARCH, AT_LEAST, EQUAL, IP_HIGH, IP_LOW, LOAD, NUMBER, RETURN, TRAP, X86_64, arg_high, op};
+use crate::filter::{
+    ALLOW, ANY_OF, ARCH, AT_LEAST, EQUAL, IP_HIGH, IP_LOW, LOAD, NUMBER, RETURN, TRAP, X86_64, arg_high, op,
+};
 use crate::gate::{AFTER_PROGRAM, AFTER_RETURN, AFTER_SYSCALL, AFTER_THREAD};
 use crate::guard::{CALLS, peek, peek_into};
 use crate::net::has_marked;
@@ -244,7 +246,6 @@ pub fn end_strictly() {
 }
 
 const AND: u16 = 0x54; // BPF_ALU | BPF_AND | BPF_K
-const ANY_OF: u16 = 0x45; // BPF_JMP | BPF_JSET | BPF_K
 const GO: u16 = 0x05; // BPF_JMP | BPF_JA
 /// Where the program's filter begins, in jumps of [`GO`], before it is known.
 const BEHIND: u32 = u32::MAX;
