@@ -41,6 +41,12 @@ int main(void) {
     squeeze();
     printf("advised bad %zu\n", bad += wrong(m, PAGES * PAGE, 3));
 
+    /* MADV_DONTNEED_LOCKED, of Linux 5.18. */
+    uint8_t *locked = m + (PAGES - 8) * PAGE;
+    int r = madvise(locked, 8 * PAGE, 24);
+    printf("dontneed, locked or not: %d, left %zu\n", r, r == 0 ? nonzero(locked, 8 * PAGE) : 0);
+    fill(m, PAGES * PAGE, 3);
+
     for (int i = 1; i < PAGES; i += 64) MUST(munmap(m + i * PAGE, 7 * PAGE) == 0);
     unsigned char vec[16];
     errno = 0;

@@ -325,7 +325,8 @@ impl Pager {
         let _signals = SignalsBlocked::new();
         let mut inside = self.threads.enter();
         match advice {
-            libc::MADV_DONTNEED | libc::MADV_FREE => {
+            // (Nothing far is locked, whatever `mlock` was told.)
+            libc::MADV_DONTNEED | libc::MADV_DONTNEED_LOCKED | libc::MADV_FREE => {
                 let mut space = self.space.lock();
                 let whole = space.regions(addr).covers(addr, addr + len);
                 for (at, region) in space.regions(addr).within(addr, addr + len) {
