@@ -386,7 +386,7 @@ fn what_cannot_be_tracked_is_refused_with_a_line() -> Result<()> {
     let none = refused(&["--pid", "4194303"])?;
     ensure!(none.contains("no such process"), "{none}");
     let missing = refused(&["--", "/no/such/program"])?;
-    ensure!(missing.contains("cannot start /no/such/program"), "{missing}");
+    ensure!(missing.contains("/no/such/program: not found"), "{missing}");
     let neither = refused(&[])?;
     ensure!(neither.contains("--pid"), "{neither}");
 
