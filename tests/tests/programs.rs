@@ -149,12 +149,11 @@ fn vfork_crowd() -> Result<()> {
     Ok(())
 }
 
-/// What is left in registers is no argument, in an image with the runtime and in one that has only inherited the filter.
-#[test]
-fn leftovers() -> Result<()> {
+/// A case that a program of the run executes, with the runtime and, linked statically, with the filter alone.
+fn executed(case: &str) -> Result<()> {
     for flags in [&[][..], &["-static"]] {
         let mut program = Command::new("env");
-        program.arg(compile::c("leftovers", flags)?);
+        program.arg(compile::c(case, flags)?);
         let native = process::run(copy(&program), LIMIT)?.success()?;
         let (far, _) = far_run(&program, &Far::local("4M"), LIMIT)?;
         compare(&native, &far).map_err(|e| e.context(format!("{flags:?}")))?;
@@ -162,17 +161,16 @@ fn leftovers() -> Result<()> {
     Ok(())
 }
 
+/// What is left in registers is no argument, in an image with the runtime and in one that has only inherited the filter.
+#[test]
+fn leftovers() -> Result<()> {
+    executed("leftovers")
+}
+
 /// Memory that a program wants at random addresses: far ones among them, in an image that has only inherited the filter, too.
 #[test]
 fn hints() -> Result<()> {
-    for flags in [&[][..], &["-static"]] {
-        let mut program = Command::new("env");
-        program.arg(compile::c("hints", flags)?);
-        let native = process::run(copy(&program), LIMIT)?.success()?;
-        let (far, _) = far_run(&program, &Far::local("4M"), LIMIT)?;
-        compare(&native, &far).map_err(|e| e.context(format!("{flags:?}")))?;
-    }
-    Ok(())
+    executed("hints")
 }
 
 /// A Go program leaves what it executes a filter for its own system calls, and this kills nobody.
