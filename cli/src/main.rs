@@ -195,11 +195,15 @@ impl Command {
             Command::TortureChild(child) => Ok(child.run()?),
             Command::Replay(replay) => Ok(replay.run()?),
             Command::Amat(amat) => {
-                amat.program.first().map_or(Ok(()), |name| program::there(name))?;
+                if let Some(name) = amat.program.first() {
+                    program::there(name)?;
+                }
                 Ok(amat.run()?)
             }
             Command::Track(track) => {
-                track.command.first().map_or(Ok(()), |name| program::there(name))?;
+                if let Some(name) = track.command.first() {
+                    program::there(name)?;
+                }
                 Ok(track.run()?)
             }
             Command::Status(options) => pool::status::run(&options),
