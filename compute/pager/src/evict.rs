@@ -22,7 +22,7 @@
 //! at which a page is known clean and cannot change.
 //!
 //! The background thread evicts ahead of need; a fault that finds no room does
-//! a batch itself; one that waits for the network does a small one ([`crate::meanwhile`]).
+//! a batch itself; one that waits for the network a smaller one ([`crate::meanwhile`]).
 
 use crate::Pager;
 use crate::choice::Sweeps;
@@ -30,6 +30,7 @@ use crate::dirty::{Changed, exact};
 use crate::ending::{broken, die};
 use crate::log::Log;
 use crate::meanwhile::Spare;
+use crate::sweep::Protect;
 use crate::thread::Thread;
 use crate::word::{State, Word};
 use farmem_pool::NoRoom;
@@ -201,7 +202,7 @@ impl Pager {
                 if self.resident.load(Ordering::Relaxed) + n <= self.limit {
                     continue;
                 }
-                self.evict(&mut evictor, self.batch)
+                self.evict(&mut evictor, self.batch, Protect::Measured)
             };
             self.count(&self.counters.reclaimed_inline, evicted as u64);
             if evicted == 0 {
@@ -237,7 +238,7 @@ impl Pager {
             }
             tried = true;
             if let Some(mut evictor) = self.evictor.try_lock() {
-                let evicted = self.evict(&mut evictor, self.batch);
+                let evicted = self.evict(&mut evictor, self.batch, Protect::Measured);
                 self.count(&self.counters.reclaimed_inline, evicted as u64);
             }
         }
@@ -278,12 +279,12 @@ impl Pager {
     }
 
     /// Evicts up to `n` pages; returns how many left.
-    pub(crate) fn evict(&self, evictor: &mut Evictor, n: usize) -> usize {
+    pub(crate) fn evict(&self, evictor: &mut Evictor, n: usize, how: Protect) -> usize {
         self.choose(evictor, n);
         if evictor.leaving.is_empty() {
             return 0;
         }
-        self.protect_dirty(evictor);
+        self.protect_dirty(evictor, how);
         self.copy_dirty(evictor);
         self.drop_pages(evictor);
         for leaving in &evictor.leaving {

@@ -24,7 +24,7 @@
 //! | `fork` | parent and child both go on |
 //! | `thread` | what a thread brings along; the gate that a fork closes |
 //! | `record` | the page trace, for the replayer |
-//! | `meanwhile` | … a few, while an answer is on its way |
+//! | `meanwhile` | … some, while an answer is on its way |
 //! | `background` | … ahead of need; housekeeping |
 //! | `ending` | ends that a load cannot report |
 //!
@@ -182,6 +182,8 @@ pub struct Pager {
     reading: Lock<()>,
     /// A sweep is under way.
     sweeping: AtomicBool,
+    /// The network has not taken all yet that eviction sent off.
+    held_up: AtomicBool,
     /// Upgrades of pages that a sweep had protected.
     lost_to_sweeps: AtomicU64,
     staging: Staging,
@@ -275,6 +277,7 @@ pub fn start(
         tracker,
         reading: Lock::new(()),
         sweeping: AtomicBool::new(false),
+        held_up: AtomicBool::new(false),
         lost_to_sweeps: AtomicU64::new(0),
         evictor: Lock::new(Evictor::new(config.vectored, Sweeps::new(limit as usize, config.always_sweep), log)),
         staging: Staging::new(staged as usize).map_err(StartError::Memory)?,

@@ -49,6 +49,16 @@ use std::sync::atomic::Ordering;
 
 /// Pages from the first to the last of one call, at most: some 0.3 ms, for which others may have to wait.
 const LONGEST: u64 = 32_768;
+
+/// How an eviction protects what is writable.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Protect {
+    /// By calls or by a sweep, whichever these have shown to be better.
+    Measured,
+    /// By calls. What they cost says nothing of what those of the background thread would: they interrupt one CPU less.
+    Singly,
+}
+
 /// What a sweep finds of a page in its stretch.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Mark {
@@ -70,6 +80,15 @@ struct Call {
     swept: u64,
 }
 
+/// Neighbours that leave, from the first writable one to the last: what one call protects.
+fn runs_of_writable(leaving: &[Leaving]) -> impl Iterator<Item = &[Leaving]> {
+    leaving.chunk_by(neighbours).filter_map(|together| {
+        let writable = |l: &Leaving| l.from.writable();
+        let (first, last) = (together.iter().position(writable)?, together.iter().rposition(writable)?);
+        Some(&together[first..=last])
+    })
+}
+
 impl Pager {
     /// Waits until no sweep is under way. For who owns Busy pages and is about to make them writable.
     #[inline(always)]
@@ -82,7 +101,13 @@ impl Pager {
     }
 
     /// Step 2 of an eviction: every dirty page that leaves is write-protected.
-    pub(crate) fn protect_dirty(&self, evictor: &mut Evictor) {
+    pub(crate) fn protect_dirty(&self, evictor: &mut Evictor, how: Protect) {
+        if how == Protect::Singly {
+            for pages in runs_of_writable(&evictor.leaving) {
+                self.protect_together(pages);
+            }
+            return;
+        }
         let how = evictor.sweeps.how(&evictor.leaving);
         if how == How::Few {
             self.keep_rewritten(evictor);
@@ -109,14 +134,9 @@ impl Pager {
     /// Protects victims by themselves; by how many calls.
     fn protect_leaving(&self, evictor: &mut Evictor) -> usize {
         let mut taken = 0;
-        for together in evictor.leaving.chunk_by(neighbours) {
-            let writable = |l: &Leaving| l.from.writable();
-            let (Some(first), Some(last)) = (together.iter().position(writable), together.iter().rposition(writable))
-            else {
-                continue;
-            };
+        for pages in runs_of_writable(&evictor.leaving) {
             let begun = clock::ticks();
-            taken += self.protect_together(&together[first..=last]);
+            taken += self.protect_together(pages);
             evictor.sweeps.call_took(clock::ns(clock::ticks() - begun));
         }
         taken

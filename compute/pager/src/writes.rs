@@ -12,9 +12,11 @@ use crate::evict::Evictor;
 use crate::log::{PART_TAG, RECORD_TAG};
 use crate::thread::Thread;
 use crate::word::{State, Word};
+use farmem_fabric::QueuePair;
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES, PageId};
 use farmem_protocol::exit;
 use farmem_protocol::lines::conditional::Refused;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 impl Pager {
@@ -114,6 +116,8 @@ impl Pager {
         if !refused.is_empty() {
             self.send_whole(evictor, &refused);
         }
+        let held_up = evictor.thread.iter().flat_map(|t| t.links.iter().flatten()).any(QueuePair::is_held_up);
+        self.held_up.store(held_up, Ordering::Relaxed);
     }
 
     /// Staged copies whose lines were refused ([`crate::log`]).

@@ -124,6 +124,10 @@ impl Framed {
         std::mem::forget(self);
     }
 
+    pub fn is_held_up(&self) -> bool {
+        !self.outgoing.is_empty()
+    }
+
     pub fn in_flight(&self) -> usize {
         self.posted.len() + self.under_way.len() + self.settled.len()
     }

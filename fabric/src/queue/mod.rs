@@ -253,6 +253,12 @@ impl QueuePair {
         }
     }
 
+    /// Whether the network has not taken all yet that was sent off: `poll` and `wait` go on.
+    #[inline]
+    pub fn is_held_up(&self) -> bool {
+        matches!(&self.path, Path::Framed(framed) if framed.is_held_up())
+    }
+
     /// Verbs without a completion.
     pub fn in_flight(&self) -> usize {
         match &self.path {
