@@ -38,10 +38,10 @@ pub struct Sweeps {
 }
 
 impl Sweeps {
-    /// For a cache of `limit` pages. `always`: however cheap calls are.
-    pub fn new(limit: usize, always: bool) -> Sweeps {
+    /// For a cache of `limit` pages, of which `batch` leave together at most. `always`: however cheap calls are.
+    pub fn new(limit: usize, batch: usize, always: bool) -> Sweeps {
         let ahead = (limit / 8).min(AHEAD);
-        Sweeps { always, call_ns: 0, wanted: Vec::new(), ahead, worth: Worth::new(), lost: 0 }
+        Sweeps { always, call_ns: 0, wanted: Vec::new(), ahead, worth: Worth::new(batch), lost: 0 }
     }
 
     /// Whether protecting calls are dear of late.
@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn a_lost_time_slice_makes_no_call_dear() {
-        let mut sweeps = Sweeps::new(1 << 16, false);
+        let mut sweeps = Sweeps::new(1 << 16, 256, false);
         let mut took = |ns, n| {
             (0..n).for_each(|_| sweeps.call_took(ns));
             sweeps.call_ns
@@ -143,7 +143,7 @@ mod tests {
     }
 
     fn dear() -> Sweeps {
-        let mut sweeps = Sweeps::new(1 << 16, false);
+        let mut sweeps = Sweeps::new(1 << 16, 256, false);
         (0..60).for_each(|_| sweeps.call_took(15_000));
         sweeps
     }
@@ -157,7 +157,7 @@ mod tests {
         assert_eq!(calls(&scattered, |l| l.from.writable()), 128);
         assert_eq!(dear().how(&scattered), How::Sweep);
         assert_eq!(dear().how(&batch((0..256).map(|n| (2 * n, n % 16 == 0)))), How::Few);
-        assert_eq!(Sweeps::new(1 << 16, false).how(&scattered), How::Calls);
+        assert_eq!(Sweeps::new(1 << 16, 256, false).how(&scattered), How::Calls);
     }
 
     #[test]
@@ -165,8 +165,8 @@ mod tests {
         let mut sweeps = dear();
         let (scattered, together) = (batch((0..256).map(|n| (2 * n, true))), batch((0..256).map(|n| (n, false))));
         let mut lost = 0;
+        assert_eq!(sweeps.how(&scattered), How::Sweep);
         for _ in 0..64 {
-            assert_eq!(sweeps.how(&scattered), How::Sweep);
             sweeps.judge(&scattered, 1, lost);
             // All that was swept is written to while neighbours leave.
             lost += 256;

@@ -279,7 +279,7 @@ pub fn start(
         sweeping: AtomicBool::new(false),
         held_up: AtomicBool::new(false),
         lost_to_sweeps: AtomicU64::new(0),
-        evictor: Lock::new(Evictor::new(config.vectored, Sweeps::new(limit as usize, config.always_sweep), log)),
+        evictor: Lock::new(Evictor::new(config.vectored, Sweeps::new(limit as usize, batch, config.always_sweep), log)),
         staging: Staging::new(staged as usize).map_err(StartError::Memory)?,
         space: Lock::new(Space::new()),
         pool,

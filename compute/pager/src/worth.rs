@@ -15,6 +15,9 @@
 //! *Calls spared* are those that each batch's dirty pages had taken by themselves, less all that were made. A sweep that
 //! takes as many as it spares, because the pages lie far apart, gains nothing and fails.
 //!
+//! A trial that can no longer be won, whatever its other batches spare, is over: where most pages are evicted in faults
+//! ([`crate::meanwhile`]) the background thread's batches are few, and what they sweep is all written to between them.
+//!
 //! *Why half.* Lifting a protection takes what the call takes that sets it, a signal more, and all of it stops the
 //! program; most calls are the background thread's. Counts, not times: on a busy machine times are of lost
 //! time slices, and both kinds of call become dear together. Pages all over which is written at random are
@@ -39,12 +42,14 @@ pub struct Worth {
     lost: i64,
     /// Trials that the next rest is long.
     rest: u32,
+    /// Calls that a batch can be spared.
+    most: i64,
 }
 
 impl Worth {
-    /// Begins with a trial.
-    pub fn new() -> Worth {
-        Worth { resting: false, batches: TRIAL, spared: 0, lost: 0, rest: REST[0] }
+    /// Begins with a trial. Batches are of at most `most` pages.
+    pub fn new(most: usize) -> Worth {
+        Worth { resting: false, batches: TRIAL, spared: 0, lost: 0, rest: REST[0], most: most as i64 }
     }
 
     /// Whether dirty victims are to be swept now.
@@ -59,10 +64,10 @@ impl Worth {
         self.spared += spared;
         self.lost += lost as i64;
         self.batches -= counts as u32;
-        if self.batches > 0 {
+        let failed = !self.resting && FAULT * self.lost >= self.spared + self.batches as i64 * self.most;
+        if self.batches > 0 && !failed {
             return;
         }
-        let failed = !self.resting && FAULT * self.lost >= self.spared;
         self.batches = if failed { self.rest * TRIAL } else { TRIAL };
         match (self.resting, failed) {
             (false, true) => self.rest = (self.rest * 2).min(REST[1]),
@@ -77,6 +82,8 @@ impl Worth {
 mod tests {
     use super::*;
 
+    const MOST: usize = 256;
+
     /// How many of so many batches were swept, when a swept batch is spared 100 calls and followed by `lost` faults.
     fn swept(worth: &mut Worth, batches: u32, lost: u64) -> u32 {
         (0..batches)
@@ -90,7 +97,7 @@ mod tests {
 
     #[test]
     fn sweeps_that_lose_are_tried_ever_more_seldom() {
-        let mut worth = Worth::new();
+        let mut worth = Worth::new(MOST);
         assert!(swept(&mut worth, 100 * TRIAL, 75) < 10 * TRIAL);
         // As soon as they are found to win they stay.
         assert!(swept(&mut worth, 200 * TRIAL, 5) > 130 * TRIAL);
@@ -99,9 +106,19 @@ mod tests {
     }
 
     #[test]
+    fn a_trial_that_cannot_be_won_is_over() {
+        let batches = |lost| {
+            let mut worth = Worth::new(MOST);
+            (1..).find(|_| (worth.saw(100, lost, true), !worth.pays()).1)
+        };
+        // After n batches 100 n are spared, and 256 (64 - n) could be: lost is lost for twice n times as many.
+        assert_eq!([50, 250, 500, 10_000].map(batches), [64, 25, 15, 1].map(Some));
+    }
+
+    #[test]
     fn the_calls_of_sweeps_count() {
         let after = |spared: &[i64]| {
-            let mut worth = Worth::new();
+            let mut worth = Worth::new(MOST);
             (0..TRIAL as usize).for_each(|nth| worth.saw(spared[nth % spared.len()], 0, true));
             worth.pays()
         };
