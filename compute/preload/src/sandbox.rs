@@ -35,7 +35,7 @@ use farmem_sys::thread::THREAD_FLAGS;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// What the runtime calls after its start, its threads and children included.
-const OWN: [i64; 46] = [
+const OWN: [i64; 47] = [
     // Faults and evictions.
     libc::SYS_ioctl,
     libc::SYS_process_madvise,
@@ -43,6 +43,7 @@ const OWN: [i64; 46] = [
     libc::SYS_futex,
     libc::SYS_sched_yield,
     libc::SYS_nanosleep,
+    libc::SYS_clock_gettime,
     libc::SYS_pread64,
     libc::SYS_process_vm_readv,
     // Signals.
@@ -269,6 +270,7 @@ fn conditions(nr: i64, needs: Needs) -> Vec<libc::sock_filter> {
         // A userfaultfd's; none of a terminal or a device.
         libc::SYS_ioctl => one_of(1, 0xff00, &[0xaa00]),
         // To a thread of whoever's, but these two alone: a child has another pid, and its parent's filter.
+        libc::SYS_clock_gettime => one_of(0, ALL, &[libc::CLOCK_THREAD_CPUTIME_ID as u32]),
         libc::SYS_tgkill => one_of(2, ALL, &[libc::SIGBUS as u32, libc::SIGSYS as u32]),
         // What makes code is the program's filter's to judge.
         libc::SYS_mmap | libc::SYS_mprotect => {
