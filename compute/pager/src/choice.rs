@@ -25,7 +25,8 @@ const AHEAD: usize = 16_384;
 
 /// What sweeps remember.
 pub struct Sweeps {
-    always: bool,
+    /// However cheap calls are (for tests).
+    pub always: bool,
     /// What a call for some neighbouring victims takes of late, ns.
     call_ns: u64,
     /// Pages to protect; kept for its memory.

@@ -55,7 +55,8 @@ const LONGEST: u64 = 32_768;
 pub(crate) enum Protect {
     /// By calls or by a sweep, whichever these have shown to be better.
     Measured,
-    /// By calls. What they cost says nothing of what those of the background thread would: they interrupt one CPU less.
+    /// By calls, unless sweeps are forced. What they cost says nothing of what those of the background thread would: they
+    /// interrupt one CPU less.
     Singly,
 }
 
@@ -102,7 +103,7 @@ impl Pager {
 
     /// Step 2 of an eviction: every dirty page that leaves is write-protected.
     pub(crate) fn protect_dirty(&self, evictor: &mut Evictor, how: Protect) {
-        if how == Protect::Singly {
+        if how == Protect::Singly && !evictor.sweeps.always {
             for pages in runs_of_writable(&evictor.leaving) {
                 self.protect_together(pages);
             }
