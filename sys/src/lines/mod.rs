@@ -104,6 +104,11 @@ impl Hasher {
         Hasher { seed: *seed, key: Key { nh, fold, places }, unit }
     }
 
+    /// What it computes with.
+    pub fn unit(&self) -> Unit {
+        self.unit
+    }
+
     /// From what its key was made.
     pub fn seed(&self) -> &Seed {
         &self.seed

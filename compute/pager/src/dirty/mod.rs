@@ -314,7 +314,7 @@ impl Tracker {
                 let before = slot.or_else(kept)?;
                 // SAFETY: as above, or the slot, which the caller vouches for.
                 Some(unsafe {
-                    let lines = exact::differing(at, before);
+                    let lines = exact::differing(self.hasher.unit(), at, before);
                     let counted = policy == Policy::Shadow;
                     Changed {
                         bytes: if counted { exact::differing_bytes(at, before, lines) } else { 0 },

@@ -72,7 +72,9 @@ pub fn measure(rounds: usize) -> Vec<Cost> {
     }));
     costs.push(cost("departure: compared with a copy, or a mapped slot".into(), rounds, |page| {
         // SAFETY: as above.
-        black_box(unsafe { exact::differing(pages.as_ptr().add(page * PAGE), copies.as_ptr().add(page * PAGE)) });
+        black_box(unsafe {
+            exact::differing(Unit::best(), pages.as_ptr().add(page * PAGE), copies.as_ptr().add(page * PAGE))
+        });
     }));
     costs.extend(compressed(rounds));
     costs.extend(held_still(rounds));
@@ -144,7 +146,7 @@ fn compressed(rounds: usize) -> [Cost; 2] {
         let page = page % FEW;
         black_box(lz4_flex::block::decompress_into(&small[page][..lens[page]], &mut back).unwrap_or_default());
         // SAFETY: two live pages.
-        black_box(unsafe { exact::differing(pages[page].as_ptr(), back.as_ptr()) });
+        black_box(unsafe { exact::differing(Unit::best(), pages[page].as_ptr(), back.as_ptr()) });
     });
     // Few pages in either case: what memory adds, the lines above say.
     [packing, unpacking].map(|cost| Cost { in_memory: None, ..cost })
