@@ -114,6 +114,26 @@ fn within(limit: Duration, what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
+/// What a slow network does not take at once is told, and goes on with every look.
+#[test]
+fn what_is_held_up_goes_on() {
+    let node = Process::start(256);
+    let session = Session::connect_at_rate(&node.tcp, &options(Transport::Tcp), Some(20_000_000)).unwrap();
+    let slab = session.grant().unwrap().id;
+    let mut queue = session.queue_pair().unwrap();
+    let (bytes, mut done) = (vec![7u8; 128 << 10], Vec::new());
+    #[allow(unsafe_code)]
+    // SAFETY: the bytes stay as they are until the WRITE is complete, which is waited for below.
+    unsafe {
+        queue.write(0, slab, 0, bytes.as_ptr(), bytes.len() as u32)
+    };
+    assert!(!queue.is_held_up(), "nothing was sent off");
+    queue.doorbell().unwrap();
+    assert!(queue.is_held_up(), "a link of 20 Mbit/s took 128 KiB at once");
+    within(Duration::from_secs(20), "52 ms of sending are over", || queue.poll(&mut done).unwrap() > 0);
+    assert!(done[0].result.is_ok() && !queue.is_held_up());
+}
+
 #[test]
 fn a_killed_node_is_lost_within_two_seconds_by_tcp() {
     let node = Process::start(256);

@@ -216,11 +216,11 @@ pub fn now_ns() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// Nanoseconds of CPU time that the calling thread has had. A system call of ours: the vDSO would make it for this clock, by an
-/// instruction that a program's own filter may forbid.
+/// Nanoseconds of CPU time that the calling thread has had; 0 where the system does not say. A system call of ours: the vDSO would
+/// make it for this clock, by an instruction that a program's own filter may forbid.
 pub fn thread_cpu_ns() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `time` is live.
+    // SAFETY: the kernel writes to `time` alone, which is live for the length of the call.
     unsafe {
         let time = &raw mut time as usize;
         syscall(libc::SYS_clock_gettime, [libc::CLOCK_THREAD_CPUTIME_ID as usize, time, 0, 0, 0, 0])

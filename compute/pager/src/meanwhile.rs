@@ -25,11 +25,11 @@ use std::time::Duration;
 
 /// Pages of a batch. Fewer pay too much for their flush and their message; more keep one fault waiting for longer.
 const BATCH: u64 = 32;
-/// A page that takes more CPU time to leave, ns, had better leave beside the faults. Where nobody is interrupted, one that is
-/// protected, compared by its hash and sent by its lines takes 2 to 6 µs.
+/// A page that takes more CPU time to leave, ns, had better leave beside the faults. Half of what interrupting another virtual CPU
+/// takes for each; with 5 µs redis' batches, which interrupt nobody, were often taken for long ones (`docs/design/pager.md`).
 const LONG_NS: u64 = 8_000;
-/// Room is short somewhat before the background thread is woken for it: by this part of a batch. A whole one kept 1.5 % of
-/// little local memory free, which cost programs 2 to 6 % more fetches.
+/// Room is short somewhat before the background thread is woken for it: by this part of a batch. A whole one keeps more of
+/// little local memory free (`docs/design/pager.md`, with what speaks for it).
 const MARGIN: u64 = 4;
 /// Occasions, which are faults that find room short, that go by before the next try: at first, and at most. Beside a background
 /// thread that makes room by 256 pages at a time one fault in eight is one, so that trials of half a millisecond come
@@ -82,7 +82,8 @@ impl Pager {
         }
         let begun = thread_cpu_ns();
         let left = self.evict(&mut evictor, wanted as usize, Protect::Singly) as u64;
-        evictor.spare.took(left, thread_cpu_ns() - begun);
+        // A program's filter that was not seen may forbid the clock by now: zero.
+        evictor.spare.took(left, thread_cpu_ns().saturating_sub(begun));
         self.count(&self.counters.reclaimed_inline, left);
     }
 }

@@ -111,7 +111,7 @@ mod tests {
             let mut worth = Worth::new(MOST);
             (1..).find(|_| (worth.saw(100, lost, true), !worth.pays()).1)
         };
-        // After n batches 100 n are spared, and 256 (64 - n) could be: lost is lost for twice n times as many.
+        // After n batches 100 n calls are spared, and 256 (64 - n) could be yet; n times so many faults weigh twice.
         assert_eq!([50, 250, 500, 10_000].map(batches), [64, 25, 15, 1].map(Some));
     }
 

@@ -269,8 +269,9 @@ fn conditions(nr: i64, needs: Needs) -> Vec<libc::sock_filter> {
     match nr {
         // A userfaultfd's; none of a terminal or a device.
         libc::SYS_ioctl => one_of(1, 0xff00, &[0xaa00]),
-        // To a thread of whoever's, but these two alone: a child has another pid, and its parent's filter.
+        // The caller's own; the others are the vDSO's, which asks nobody.
         libc::SYS_clock_gettime => one_of(0, ALL, &[libc::CLOCK_THREAD_CPUTIME_ID as u32]),
+        // To a thread of whoever's, but these two alone: a child has another pid, and its parent's filter.
         libc::SYS_tgkill => one_of(2, ALL, &[libc::SIGBUS as u32, libc::SIGSYS as u32]),
         // What makes code is the program's filter's to judge.
         libc::SYS_mmap | libc::SYS_mprotect => {

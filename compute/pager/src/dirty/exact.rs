@@ -4,30 +4,30 @@ use core::arch::x86_64::*;
 use farmem_protocol::lines::{LINE_BYTES, LINES};
 use farmem_sys::lines::Unit;
 
-/// Bit k: line k differs. `unit` must be one that this CPU has. Of two pages that are in no cache AVX2 takes 0.7 to 1.0 µs where
-/// SSE2 takes 0.8 to 1.1 and `rep movsb` from one to the other 0.75 (AMD Zen 4): half as many instructions, so that the CPU
-/// sees twice as many lines ahead.
+/// Bit k: line k differs.
 ///
 /// # Safety
-/// Both pages must be mapped, and stay as they are.
+/// Both pages must be mapped, and stay as they are. `unit` must be one that this CPU has, as [`Unit::best`] is.
 #[inline]
 pub unsafe fn differing(unit: Unit, a: *const u8, b: *const u8) -> u64 {
-    // SAFETY: passed on to the caller; SSE2 is part of x86-64.
-    unsafe {
-        match unit {
-            Unit::Avx2 => differing_by_avx2(a, b),
-            Unit::Sse2 | Unit::Scalar => differing_by_sse2(a, b),
-        }
+    match unit {
+        // SAFETY: the pages and the unit are the caller's promises.
+        Unit::Avx2 => unsafe { differing_by_avx2(a, b) },
+        // SAFETY: the pages are the caller's promise; SSE2 is part of x86-64.
+        Unit::Sse2 | Unit::Scalar => unsafe { differing_by_sse2(a, b) },
     }
 }
 
+/// Half as many instructions as by SSE2, so that the CPU sees twice as many lines ahead: what counts where both pages are in
+/// memory (`farmem bench evict`, last table).
+///
 /// # Safety
-/// As [`differing`].
+/// Both pages must be mapped, and stay as they are; the CPU must have AVX2.
 #[target_feature(enable = "avx2")]
 unsafe fn differing_by_avx2(a: *const u8, b: *const u8) -> u64 {
     let mut lines = 0u64;
     for line in 0..LINES {
-        // SAFETY: within the pages.
+        // SAFETY: within the pages, the caller's promise, as is AVX2.
         let differ = unsafe {
             let (a, b) = (a.add(line * LINE_BYTES).cast::<__m256i>(), b.add(line * LINE_BYTES).cast::<__m256i>());
             let differ = |i| _mm256_xor_si256(_mm256_loadu_si256(a.add(i)), _mm256_loadu_si256(b.add(i)));
@@ -40,12 +40,12 @@ unsafe fn differing_by_avx2(a: *const u8, b: *const u8) -> u64 {
 }
 
 /// # Safety
-/// As [`differing`].
+/// Both pages must be mapped, and stay as they are.
 #[inline]
 unsafe fn differing_by_sse2(a: *const u8, b: *const u8) -> u64 {
     let mut lines = 0u64;
     for line in 0..LINES {
-        // SAFETY: within the pages; SSE2 is part of x86-64.
+        // SAFETY: within the pages, the caller's promise; SSE2 is part of x86-64.
         let same = unsafe {
             let (a, b) = (a.add(line * LINE_BYTES).cast::<__m128i>(), b.add(line * LINE_BYTES).cast::<__m128i>());
             let alike = |i| _mm_cmpeq_epi8(_mm_loadu_si128(a.add(i)), _mm_loadu_si128(b.add(i)));
@@ -103,7 +103,7 @@ mod tests {
 
     fn any_byte_marks_its_line_by(unit: Unit) {
         let before = [7u8; 4096];
-        // SAFETY: live arrays.
+        // SAFETY: live arrays; a unit that this CPU has.
         unsafe {
             assert_eq!(differing(unit, before.as_ptr(), before.as_ptr()), 0);
             for at in 0..4096 {

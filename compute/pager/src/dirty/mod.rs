@@ -312,7 +312,7 @@ impl Tracker {
             }
             (slot, policy) => {
                 let before = slot.or_else(kept)?;
-                // SAFETY: as above, or the slot, which the caller vouches for.
+                // SAFETY: as above, or the slot, which the caller vouches for; the hasher has a unit of this CPU's.
                 Some(unsafe {
                     let lines = exact::differing(self.hasher.unit(), at, before);
                     let counted = policy == Policy::Shadow;
