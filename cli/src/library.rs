@@ -5,11 +5,15 @@
 //! and compared byte for byte before every run, so that neither an interrupted
 //! write nor a wrong build is ever loaded into a program. Where a package has
 //! installed the same bytes, those are used.
+//!
+//! Those of other builds go when no run has begun with them for a day, none is under way, and no
+//! process has them mapped: programs that a run executes later are loaded with the library it began with.
 
 use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use farmem_sys::process;
 
@@ -17,6 +21,15 @@ use crate::runtime_dir;
 
 /// `libfarmem_preload.so` as it was when this binary was linked.
 static EMBEDDED: &[u8] = include_bytes!(env!("FARMEM_PRELOAD_SO"));
+
+/// What the names of files that are laid down begin with.
+const PREFIX: &str = "libfarmem_preload-";
+
+/// A library that no run has begun with for so long may go. In a much shorter time a run makes its counters, by which it is
+/// known to be under way.
+const UNUSED: Duration = Duration::from_secs(24 * 3600);
+/// The time of a library is renewed when it is older than this.
+const RENEWED: Duration = Duration::from_secs(3600);
 
 /// Where the Debian package puts the library.
 const PACKAGED: &str = "/usr/lib/farmem/libfarmem_preload.so";
@@ -66,17 +79,47 @@ pub fn place() -> Result<PathBuf, Unplaced> {
 }
 
 fn lay_down(dir: &Path, bytes: &[u8]) -> Result<PathBuf, Unplaced> {
-    let path = dir.join(format!("libfarmem_preload-{:016x}.so", fnv1a(bytes)));
+    let path = dir.join(format!("{PREFIX}{:016x}.so", fnv1a(bytes)));
     if holds(&path, bytes) {
+        renew(&path);
         return Ok(path);
     }
     // Written aside and renamed: a program that starts at this moment loads the old file or the new one.
-    let aside = dir.join(format!("libfarmem_preload-{}.tmp", std::process::id()));
+    let aside = dir.join(format!("{PREFIX}{}.tmp", std::process::id()));
     fs::write(&aside, bytes).and_then(|()| fs::rename(&aside, &path)).map_err(|e| {
         let _ = fs::remove_file(&aside);
         Unplaced::Io(path.clone(), e)
     })?;
     Ok(path)
+}
+
+/// A run begins with it: it is in use for another day.
+fn renew(path: &Path) {
+    if is_older(path, RENEWED) {
+        // One that cannot be renewed goes a day after it was laid down, at worst, and is laid down again.
+        let _ = fs::File::open(path).and_then(|file| file.set_modified(SystemTime::now()));
+    }
+}
+
+fn is_older(path: &Path, than: Duration) -> bool {
+    let age = |modified: SystemTime| SystemTime::now().duration_since(modified).unwrap_or_default();
+    fs::metadata(path).and_then(|about| about.modified()).is_ok_and(|modified| age(modified) > than)
+}
+
+/// Removes what other builds laid down beside `current`, and interrupted writes, as long as `in_use` does not know of them.
+/// Only while no run is under way.
+pub fn sweep(current: &Path, in_use: impl Fn(&Path) -> bool) {
+    let Some(dir) = current.parent().filter(|_| is_laid_down(current)) else { return };
+    for path in fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path()) {
+        if is_laid_down(&path) && path != current && is_older(&path, UNUSED) && !in_use(&path) {
+            let _ = fs::remove_file(&path);
+        }
+    }
+}
+
+/// Whether this is a file of [`lay_down`], by its name.
+fn is_laid_down(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name.as_bytes().starts_with(PREFIX.as_bytes()))
 }
 
 fn holds(path: &Path, bytes: &[u8]) -> bool {
@@ -110,6 +153,31 @@ mod tests {
         assert_eq!(lay_down(&dir, b"one library").unwrap(), path);
         assert!(holds(&path, b"one library"));
         assert_ne!(lay_down(&dir, b"another").unwrap(), path);
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn what_nobody_begins_with_for_a_day_goes() {
+        let dir = std::env::temp_dir().join(format!("farmem-library-old-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        let there = |name: &str, hours: u64| {
+            let path = dir.join(name);
+            let file = fs::File::create(&path).unwrap();
+            file.set_modified(SystemTime::now() - Duration::from_secs(hours * 3600)).unwrap();
+            path
+        };
+        let mapped = there("libfarmem_preload-1.so", 30);
+        let all = [there("libfarmem_preload-2.so", 25), there("libfarmem_preload-77.tmp", 48)];
+        let kept = [mapped.clone(), there("libfarmem_preload-3.so", 23), there("run-4.counters", 99), there("other.so", 99)];
+        sweep(Path::new(PACKAGED), |_| false);
+        assert!(all.iter().all(|path| path.exists()), "where the package's is used, nothing is looked at");
+        let current = lay_down(&dir, b"this build's").unwrap();
+        fs::File::open(&current).unwrap().set_modified(SystemTime::now() - 2 * UNUSED).unwrap();
+        sweep(&current, |path| path == mapped);
+        assert_eq!(all.map(|path| path.exists()), [false, false]);
+        assert_eq!(kept.map(|path| path.exists()), [true; 4]);
+        lay_down(&dir, b"this build's").unwrap();
+        assert!(!is_older(&current, RENEWED), "a run has begun with it");
         fs::remove_dir_all(dir).unwrap();
     }
 }

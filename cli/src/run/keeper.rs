@@ -59,11 +59,21 @@ fn living(counters: &Path, sample: &Sample) -> Vec<u32> {
     let mut pids: Vec<u32> = sample.processes.iter().map(|process| process.pid).collect();
     if pids.len() == PROCESSES {
         // More processes than slots: the file no longer names them all.
-        let all = fs::read_dir("/proc").into_iter().flatten().flatten();
-        pids = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+        pids = numbers().collect();
     }
     pids.retain(|&pid| process::exists(pid) && has_mapped(pid, counters));
     pids
+}
+
+/// Whether any process has the file mapped, of those that may be looked at.
+pub fn is_mapped(file: &Path) -> bool {
+    numbers().any(|pid| has_mapped(pid, file))
+}
+
+/// All processes.
+fn numbers() -> impl Iterator<Item = u32> {
+    let all = fs::read_dir("/proc").into_iter().flatten().flatten();
+    all.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
 fn has_mapped(pid: u32, file: &Path) -> bool {
@@ -121,8 +131,9 @@ pub fn keep(options: &Options) -> Result<(), Failure> {
 }
 
 /// Removes what runs left behind whose supervisor was killed, and what nodes did that were: a new node may get
-/// the pid of one of them, and whoever waits for it would read the old one's address.
-pub fn sweep(dir: &Path) {
+/// the pid of one of them, and whoever waits for it would read the old one's address. Returns whether a run is under way.
+pub fn sweep(dir: &Path) -> bool {
+    let mut under_way = false;
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
         let path = entry.path();
         if entry.file_name().to_string_lossy().starts_with("node-") {
@@ -140,8 +151,11 @@ pub fn sweep(dir: &Path) {
         if !process::exists(sample.supervisor) && living(&path, &sample).is_empty() && is_over() {
             let _ = fs::remove_file(&path);
             let _ = fs::remove_file(&socket);
+        } else {
+            under_way = true;
         }
     }
+    under_way
 }
 
 #[cfg(test)]
@@ -163,7 +177,7 @@ mod tests {
         // Being written at this moment, as it may seem.
         let torn = dir.join("node-7.json");
         fs::write(&torn, "{\"pid\":").unwrap();
-        sweep(&dir);
+        assert!(!sweep(&dir));
         assert_eq!([dead, living, torn].map(|path| path.exists()), [false, true, true]);
         fs::remove_dir_all(&dir).unwrap();
     }

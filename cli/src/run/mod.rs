@@ -181,7 +181,9 @@ pub fn run(options: &Options) -> Result<Infallible, Failure> {
     let lend = lent(options.far, ram, available)?;
     let library = library::place().map_err(Failure::usage)?;
     let dir = runtime_dir::own().map_err(Failure::usage)?;
-    keeper::sweep(&dir);
+    if !keeper::sweep(&dir) {
+        library::sweep(&library, keeper::is_mapped);
+    }
 
     let run = RunName::new().map_err(|e| Failure::usage(format!("no randomness for a run's name: {e}")))?;
     let mut nodes = options.node.clone();
