@@ -13,9 +13,22 @@ pub fn ticks() -> u64 {
     unsafe { core::arch::x86_64::_rdtsc() }
 }
 
-/// Measures the tick against the monotonic clock; takes about 200 µs. Call once at start.
+/// Ticks and time at [`begin`]; zero: it was not called.
+static BEGUN: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+
+/// Reads both clocks, for [`calibrate`] to read them again: what is done in between it need not wait for.
+pub fn begin() {
+    let (ticks, ns) = together(readings());
+    BEGUN[0].store(ticks, Ordering::Relaxed);
+    BEGUN[1].store(ns, Ordering::Relaxed);
+}
+
+/// Measures the tick against the monotonic clock, from [`begin`] on, for 200 µs at least. Call once at start.
 pub fn calibrate() {
-    let (t0, n0) = together(readings());
+    if BEGUN[1].load(Ordering::Relaxed) == 0 {
+        begin();
+    }
+    let [t0, n0] = [&BEGUN[0], &BEGUN[1]].map(|reading| reading.load(Ordering::Relaxed));
     while now_ns() - n0 < 200_000 {}
     let (t1, n1) = together(readings());
     SCALE.store((((n1 - n0) as u128) << 32).div_ceil((t1 - t0).max(1) as u128) as u64, Ordering::Relaxed);

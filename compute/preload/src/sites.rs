@@ -46,6 +46,7 @@ use crate::call::Call;
 use crate::filter::Missed;
 use crate::fork;
 use crate::signals;
+use core::arch::x86_64::*;
 use farmem_sys::raw::{checked, syscall};
 
 /// Numbers that are dispatched whatever their arguments: mappings, masks, descriptors, and calls
@@ -132,7 +133,8 @@ pub fn reserve_stubs(text: usize) -> Option<usize> {
 pub unsafe fn patch(start: usize, end: usize, stubs: usize) -> Option<Missed> {
     // SAFETY: the caller's: mapped text.
     let text = unsafe { std::slice::from_raw_parts(start as *const u8, end - start) };
-    let mut sites = find(text);
+    let instructions: Vec<usize> = instructions(text).collect();
+    let mut sites = find(text, &instructions);
     sites.truncate(STUB_BYTES / 64 - 1);
     // SAFETY: making libc's text writable for the time of the patch; nobody else runs.
     let writable = unsafe {
@@ -156,7 +158,7 @@ pub unsafe fn patch(start: usize, end: usize, stubs: usize) -> Option<Missed> {
             std::ptr::copy_nonoverlapping(jump.as_ptr(), place as *mut u8, 5);
         }
     };
-    let missed = missed(text, &sites).into_iter().map(|offset| start + offset + 2).collect();
+    let missed = missed(&instructions, &sites).into_iter().map(|offset| start + offset + 2).collect();
     for site in sites {
         let place = start + site.offset;
         let mut code: Vec<u8> = Vec::with_capacity(64);
@@ -304,9 +306,9 @@ struct Site {
     kind: Kind,
 }
 
-fn find(text: &[u8]) -> Vec<Site> {
+fn find(text: &[u8], instructions: &[usize]) -> Vec<Site> {
     let mut sites = Vec::new();
-    for at in instructions(text).filter(|at| (6..text.len().saturating_sub(8)).contains(at)) {
+    for &at in instructions.iter().filter(|at| (6..text.len().saturating_sub(8)).contains(at)) {
         let before = &text[at - 6..at];
         if before[1] == 0xb8 && before[4..] == [0, 0] && before[0] & 0xf0 != 0x40 {
             let nr = u32::from_le_bytes([before[2], before[3], 0, 0]);
@@ -337,8 +339,8 @@ fn find(text: &[u8]) -> Vec<Site> {
     sites
 }
 
-/// Every `syscall` instruction, and whatever looks like one, that no site covers.
-fn missed(text: &[u8], sites: &[Site]) -> Vec<usize> {
+/// Those `syscall` instructions, and whatever looks like one, that no site covers.
+fn missed(instructions: &[usize], sites: &[Site]) -> Vec<usize> {
     let instruction = |s: &Site| match s.kind {
         Kind::Mov(_) => s.offset + 5,
         Kind::MovLea(_) => s.offset + 12,
@@ -346,26 +348,64 @@ fn missed(text: &[u8], sites: &[Site]) -> Vec<usize> {
         Kind::Loop => s.offset + 4,
     };
     let covered: Vec<usize> = sites.iter().map(instruction).collect();
-    instructions(text).filter(|at| covered.binary_search(at).is_err()).collect()
+    instructions.iter().copied().filter(|at| covered.binary_search(at).is_err()).collect()
 }
 
 /// Where `syscall` instructions stand, or two bytes that look like one.
 pub(crate) fn instructions(text: &[u8]) -> impl Iterator<Item = usize> {
     let [first, second] = SYSCALL;
-    positions(text, second).filter_map(move |at| at.checked_sub(1).filter(|&before| text[before] == first))
+    positions(text, move |bytes, next| {
+        // SAFETY: SSE2 is part of x86-64.
+        unsafe { _mm_and_si128(equal(bytes, first), equal(next, second)) }
+    })
 }
 
-/// Where a byte stands. By libc's vectorized search: a program's start waits for this, and a loop over libc's
-/// megabyte and a half of text takes several milliseconds.
-fn positions(text: &[u8], byte: u8) -> impl Iterator<Item = usize> {
-    let mut from = 0;
+/// Where the opcodes of branches with a distance of four bytes stand (`call`, `jmp`; and `jcc`, of two bytes), or what looks
+/// like one.
+fn branches(text: &[u8]) -> impl Iterator<Item = usize> {
+    positions(text, |bytes, next| {
+        // SAFETY: as above.
+        unsafe {
+            let unconditional = equal(_mm_and_si128(bytes, _mm_set1_epi8(!1)), 0xe8);
+            let conditional = equal(_mm_and_si128(next, _mm_set1_epi8(0xf0_u8 as i8)), 0x80);
+            _mm_or_si128(unconditional, _mm_and_si128(equal(bytes, 0x0f), conditional))
+        }
+    })
+}
+
+#[inline(always)]
+fn equal(bytes: __m128i, to: u8) -> __m128i {
+    // SAFETY: SSE2 is part of x86-64.
+    unsafe { _mm_cmpeq_epi8(bytes, _mm_set1_epi8(to as i8)) }
+}
+
+/// Where bytes stand that `marks` fills with ones, by themselves and the bytes next to them; behind the last one come zeros.
+/// Sixteen at a time: a program's start waits for this, and libc's text is a megabyte and a half (a loop over it takes
+/// several milliseconds, a `memchr` for each of its common bytes nearly two).
+fn positions(text: &[u8], marks: impl Fn(__m128i, __m128i) -> __m128i) -> impl Iterator<Item = usize> {
+    const STEP: usize = size_of::<__m128i>();
+    let whole = text.len().saturating_sub(1) / STEP * STEP;
+    let mut end = [0; 2 * STEP];
+    end[..text.len() - whole].copy_from_slice(&text[whole..]);
+    // What was found of the step that ends at `at`.
+    let (mut found, mut at) = (0u32, 0);
     std::iter::from_fn(move || {
-        let rest = &text[from..];
-        // SAFETY: within the slice.
-        let found = unsafe { libc::memchr(rest.as_ptr().cast(), byte.into(), rest.len()) };
-        let at = (found as usize).checked_sub(text.as_ptr() as usize)?;
-        from = at + 1;
-        Some(at)
+        while found == 0 {
+            let from = match at {
+                _ if at < whole => text[at..].as_ptr(),
+                _ if at < text.len() => end[at - whole..].as_ptr(),
+                _ => return None,
+            };
+            // SAFETY: 17 bytes, of the text (`whole` is less than its length) or of its end and zeros behind it.
+            found = unsafe {
+                let (bytes, next) = (_mm_loadu_si128(from.cast()), _mm_loadu_si128(from.add(1).cast()));
+                _mm_movemask_epi8(marks(bytes, next)) as u32
+            };
+            at += STEP;
+        }
+        let place = at - STEP + found.trailing_zeros() as usize;
+        found &= found - 1;
+        Some(place)
     })
 }
 
@@ -417,8 +457,7 @@ fn branched_to(text: &[u8], offsets: &[usize]) -> Vec<usize> {
             found.push(target);
         }
     };
-    positions(text, 0xe8).chain(positions(text, 0xe9)).for_each(|at| note(at + 1));
-    positions(text, 0x0f).filter(|at| matches!(text.get(at + 1), Some(0x80..=0x8f))).for_each(|at| note(at + 2));
+    branches(text).for_each(|at| note(if text[at] == 0x0f { at + 2 } else { at + 1 }));
     found
 }
 
@@ -447,6 +486,14 @@ pub(crate) fn near(text: usize, len: usize) -> Option<usize> {
 mod tests {
     use super::*;
 
+    fn instructions(text: &[u8]) -> Vec<usize> {
+        super::instructions(text).collect()
+    }
+
+    fn find(text: &[u8]) -> Vec<Site> {
+        super::find(text, &instructions(text))
+    }
+
     #[test]
     fn only_whole_sequences_are_sites() {
         let mut text = vec![
@@ -467,7 +514,7 @@ mod tests {
         let end = Site { offset: 56, kind: Kind::Loop };
         let sites = find(&text);
         assert_eq!(sites, [munmap, mask, read, other, end]);
-        assert_eq!(missed(&text, &sites), [14, 22, 68], "the instructions behind what is not a load of a number");
+        assert_eq!(missed(&instructions(&text), &sites), [14, 22, 68], "the instructions behind what is not a load of a number");
         // A branch to the comparison of the last one.
         text.extend([0xeb, 0]);
         let from = text.len();
@@ -490,7 +537,18 @@ mod tests {
         let middle = code.len() / 2;
         let text = &code[middle..(middle + (1 << 20)).min(code.len())];
         let plain = (0..text.len() - 1).filter(|&at| text[at..at + 2] == SYSCALL);
-        assert!(instructions(text).eq(plain));
+        assert!(super::instructions(text).eq(plain));
+        // At every distance from the end of a step, and at the text's own.
+        for len in 0..70 {
+            for at in 0..len {
+                let mut text = vec![0x0f; len];
+                text[at] = 0x05;
+                let expected = at.checked_sub(1);
+                assert!(super::instructions(&text).eq(expected), "{len} {at}");
+                text[at] = 0xe9;
+                assert!(branches(&text).eq([at]), "{len} {at}");
+            }
+        }
         let mut targets = Vec::new();
         for (at, &opcode) in text.iter().enumerate() {
             let (distance_at, short) = match opcode {

@@ -19,6 +19,7 @@ use farmem_pager::{Config, FaultMode, StartError, ending};
 use farmem_pool::Pool;
 use farmem_protocol::addr::{FAR_END, FAR_START};
 use farmem_protocol::{counters, exit};
+use farmem_sys::clock;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -105,6 +106,8 @@ fn without_gate(reason: NotBuilt, run: &Run) -> Result<(), String> {
 }
 
 fn arm(text: &str) -> Result<(), String> {
+    // The pager goes on with it.
+    clock::begin();
     let run = run::parse(text)?;
     sandbox::will_need(sandbox::Needs {
         network: !run.nodes.iter().all(|node| matches!(node, NodeAddr::Shm(_))),
