@@ -168,7 +168,8 @@ mod tests {
         };
         let mapped = there("libfarmem_preload-1.so", 30);
         let all = [there("libfarmem_preload-2.so", 25), there("libfarmem_preload-77.tmp", 48)];
-        let kept = [mapped.clone(), there("libfarmem_preload-3.so", 23), there("run-4.counters", 99), there("other.so", 99)];
+        let kept =
+            [mapped.clone(), there("libfarmem_preload-3.so", 23), there("run-4.counters", 99), there("other.so", 99)];
         sweep(Path::new(PACKAGED), |_| false);
         assert!(all.iter().all(|path| path.exists()), "where the package's is used, nothing is looked at");
         let current = lay_down(&dir, b"this build's").unwrap();
