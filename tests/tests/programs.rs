@@ -68,6 +68,16 @@ fn signals_in_faults() -> Result<()> {
     Ok(())
 }
 
+/// Calls on stream sockets pin no more of a long buffer than a piece.
+#[test]
+fn streams() -> Result<()> {
+    case("streams")?;
+    let (_, stats) = far_run(&Command::new(compile::c("streams", &[])?), &Far::local("4M"), LIMIT)?;
+    let peak = counter(&stats, "local_peak");
+    ensure!(peak <= 4 << 20, "{peak} bytes were local");
+    Ok(())
+}
+
 /// Calls that transfer up to half of local memory are made as one; those of several threads take turns.
 #[test]
 fn one_call() -> Result<()> {

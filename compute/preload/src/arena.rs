@@ -99,6 +99,18 @@ unsafe impl GlobalAlloc for Arena {
         at as *mut u8
     }
 
+    /// What is a mapping of its own is zeroed by the kernel, page by page as it is used: tables that are made for all of local
+    /// memory, in each of a run's processes, take none before it is used.
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller's layout.
+        let block = unsafe { self.alloc(layout) };
+        if !block.is_null() && class_of(layout).is_some() {
+            // SAFETY: of this size, and nobody else's yet.
+            unsafe { block.write_bytes(0, layout.size()) };
+        }
+        block
+    }
+
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         let Some(class) = class_of(layout) else {
             let len = layout.size().next_multiple_of(4096);

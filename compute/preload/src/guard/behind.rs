@@ -26,6 +26,13 @@ pub fn ioctl(pins: &mut Pins<'_>, request: usize, addr: usize) {
         _ => 0,
     };
     pins.add(addr + size, behind, true);
+    // UFFDIO_COPY: to, from, how much.
+    const COPY_IN: usize = 0xc028_aa03;
+    if request & 0xffff_ffff == COPY_IN
+        && let Some([_, from, len]) = peek::<[usize; 3]>(addr)
+    {
+        pins.add(from, len.min(1 << 40), false);
+    }
     const SIOCGIFCONF: usize = 0x8912;
     if request == SIOCGIFCONF
         && let Some(interfaces) = peek::<Interfaces>(addr)
@@ -72,8 +79,16 @@ pub fn waiters(pins: &mut Pins<'_>, addr: usize, count: usize) {
     }
 }
 
-/// ptrace's last argument. The one before is an address in another process.
+/// prctl's first argument behind the option.
+pub fn prctl(pins: &mut Pins<'_>, call: &Call, addr: usize) {
+    const GET_AUXV: usize = 0x4155_5856;
+    let bytes = if call.args[0] == GET_AUXV { call.args[2].min(1 << 20) } else { 64 };
+    pins.add(addr, bytes, true);
+}
+
+/// ptrace's last argument. The one before is an address in another process, nearly always.
 pub fn ptrace(pins: &mut Pins<'_>, call: &Call, addr: usize) {
+    const PTRACE_PEEKSIGINFO: u32 = 0x4209;
     let register_set = |pins: &mut Pins<'_>| {
         pins.add(addr, size_of::<libc::iovec>(), true);
         if let Some(set) = peek::<libc::iovec>(addr) {
@@ -84,6 +99,19 @@ pub fn ptrace(pins: &mut Pins<'_>, call: &Call, addr: usize) {
         libc::PTRACE_GETREGSET | libc::PTRACE_SETREGSET => register_set(pins),
         libc::PTRACE_GETSIGMASK | libc::PTRACE_SETSIGMASK => {
             pins.add(addr, call.args[2].min(1024), true);
+        }
+        PTRACE_PEEKSIGINFO => {
+            /// `struct ptrace_peeksiginfo_args`.
+            #[repr(C)]
+            #[derive(Clone, Copy)]
+            struct Wanted {
+                from: u64,
+                flags: u32,
+                count: i32,
+            }
+            pins.add(call.args[2], size_of::<Wanted>(), false);
+            let count = peek::<Wanted>(call.args[2]).map_or(0, |wanted| wanted.count.clamp(0, 1 << 20));
+            pins.add(addr, count as usize * size_of::<libc::siginfo_t>(), true);
         }
         libc::PTRACE_GET_SYSCALL_INFO => {
             pins.add(addr, call.args[2].min(1024), true);

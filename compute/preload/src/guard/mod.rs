@@ -6,6 +6,7 @@
 mod arity;
 mod behind;
 mod forced;
+mod streams;
 mod table;
 pub mod turn;
 mod vectors;
@@ -202,6 +203,9 @@ pub fn call(pager: &'static Pager, call: &Call) -> isize {
         | libc::SYS_pwritev
         | libc::SYS_preadv2
         | libc::SYS_pwritev2 => vectors::transfer(pager, call),
+        libc::SYS_sendto | libc::SYS_recvfrom => streams::transfer(pager, call),
+        libc::SYS_sendmsg | libc::SYS_recvmsg => streams::message(pager, call),
+        libc::SYS_getrandom if is_far(call.args[0]) && call.args[1] > CHUNK => random(pager, call),
         _ => whole(pager, call),
     }
 }
@@ -230,6 +234,8 @@ fn pin_use(pins: &mut Pins<'_>, call: &Call, one: &Use) {
         Extent::Bytes(n) => {
             pins.add(addr, n, one.write);
         }
+        // Of a call that means another thing by its arguments: an address (keyctl's searches).
+        Extent::Arg(i) if is_far(call.args[i]) => {}
         Extent::Arg(i) => {
             pins.add(addr, call.args[i].min(1 << 40), one.write);
         }
@@ -247,14 +253,14 @@ fn pin_use(pins: &mut Pins<'_>, call: &Call, one: &Use) {
         Extent::Vectors(i) => {
             let count = call.args[i].min(1024);
             pins.add(addr, count * size_of::<libc::iovec>(), false);
-            pin_vectors(pins, addr, count, one.write);
+            pin_vectors(pins, addr, count, one.write, usize::MAX);
         }
-        Extent::Message => pin_message(pins, addr, one.write),
+        Extent::Message => drop(pin_message(pins, addr, one.write, usize::MAX)),
         Extent::Messages(i) => {
             let count = call.args[i].min(1024);
             pins.add(addr, count * size_of::<libc::mmsghdr>(), true);
             for n in 0..count {
-                pin_message(pins, addr + n * size_of::<libc::mmsghdr>(), one.write);
+                pin_message(pins, addr + n * size_of::<libc::mmsghdr>(), one.write, usize::MAX);
             }
         }
         Extent::Strings => {
@@ -276,23 +282,34 @@ fn pin_use(pins: &mut Pins<'_>, call: &Call, one: &Use) {
         Extent::Ioctl => behind::ioctl(pins, call.args[1], addr),
         Extent::Ptrace => behind::ptrace(pins, call, addr),
         Extent::Filter => behind::filter(pins, call, addr),
+        Extent::Prctl => behind::prctl(pins, call, addr),
     }
 }
 
-fn pin_vectors(pins: &mut Pins<'_>, addr: usize, count: usize, write: bool) {
-    vectors::each(addr, count, |vector| {
-        pins.add(vector.iov_base as usize, vector.iov_len.min(1 << 40), write);
+/// The vectors' far bytes, as far as they come to no more than `most`; how much they come to, or that they cannot be read.
+fn pin_vectors(pins: &mut Pins<'_>, addr: usize, count: usize, write: bool, most: usize) -> Option<usize> {
+    let (mut total, mut far) = (0usize, false);
+    let read = vectors::each(addr, count, |vector| {
+        total = total.saturating_add(vector.iov_len);
+        far |= is_far(vector.iov_base as usize) && vector.iov_len > 0;
+        if total <= most {
+            pins.add(vector.iov_base as usize, vector.iov_len.min(1 << 40), write);
+        }
     });
+    read.then_some(if far { total } else { 0 })
 }
 
-fn pin_message(pins: &mut Pins<'_>, addr: usize, write: bool) {
+/// A message and what it points to, but of vectors that come to more than `most`; and what it says, and the bytes of its
+/// vectors, 0 if none is far. `None` where it cannot be read, which the kernel is to say.
+fn pin_message(pins: &mut Pins<'_>, addr: usize, write: bool, most: usize) -> Option<(libc::msghdr, usize)> {
     pins.add(addr, size_of::<libc::msghdr>(), true);
-    let Some(message) = peek::<libc::msghdr>(addr) else { return };
+    let message = peek::<libc::msghdr>(addr)?;
     pins.add(message.msg_name as usize, message.msg_namelen as usize, write);
     pins.add(message.msg_control as usize, message.msg_controllen, write);
-    let count = message.msg_iovlen.min(1024);
+    let count = message.msg_iovlen.min(vectors::MANY);
     pins.add(message.msg_iov as usize, count * size_of::<libc::iovec>(), false);
-    pin_vectors(pins, message.msg_iov as usize, count, write);
+    let bytes = pin_vectors(pins, message.msg_iov as usize, count, write, most)?;
+    (count == message.msg_iovlen).then_some((message, bytes))
 }
 
 /// Where addresses of programs end.
@@ -333,6 +350,36 @@ fn long(pager: &'static Pager, call: &Call) -> isize {
         }
         done += got as usize;
         if got as usize != wanted || !how.goes_on {
+            break;
+        }
+    }
+    done as isize
+}
+
+/// getrandom with a long far buffer: bytes without an order.
+fn random(pager: &'static Pager, call: &Call) -> isize {
+    let (addr, len) = (call.args[0], call.args[1]);
+    if addr.checked_add(len).is_none_or(|end| end > USER_END) {
+        return issue(call);
+    }
+    pieces(len.min(MOST), CHUNK, |done, bytes| {
+        let mut piece = *call;
+        (piece.args[0], piece.args[1]) = (addr + done, bytes);
+        (whole(pager, &piece), bytes)
+    })
+}
+
+/// Makes pieces of `most` bytes until one is short or fails; what they came to, or the first one's error. `piece` is told
+/// what is done and how much comes next; it returns what came of it, and how much that could have been.
+fn pieces(len: usize, most: usize, mut piece: impl FnMut(usize, usize) -> (isize, usize)) -> isize {
+    let mut done = 0;
+    while done < len {
+        let (got, asked) = piece(done, (len - done).min(most));
+        if got < 0 {
+            return if done > 0 { done as isize } else { got };
+        }
+        done += got as usize;
+        if (got as usize) < asked || asked == 0 {
             break;
         }
     }

@@ -40,6 +40,8 @@ pub enum Extent {
     Ptrace,
     /// A `sock_fprog` and its instructions, where the call is one that takes them.
     Filter,
+    /// What a prctl makes of its first argument.
+    Prctl,
 }
 
 /// One pointer argument.
@@ -191,7 +193,7 @@ pub fn uses(number: i64) -> Option<&'static [Use]> {
         nr::SCHED_GETPARAM => const { &[out(1, Extent::Bytes(4))] },
         nr::SCHED_SETSCHEDULER => const { &[inp(2, Extent::Bytes(4))] },
         nr::PRCTL => {
-            const { &[out(1, Extent::Bytes(64)), out(2, Extent::Bytes(64)), inp(2, Extent::Filter), inp(4, Extent::Text)] }
+            const { &[out(1, Extent::Prctl), out(2, Extent::Bytes(64)), inp(2, Extent::Filter), inp(4, Extent::Text)] }
         }
         nr::PTRACE => const { &[out(3, Extent::Ptrace)] },
         nr::ARCH_PRCTL => const { &[out(1, Extent::Bytes(8))] },

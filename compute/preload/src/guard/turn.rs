@@ -46,7 +46,7 @@ pub enum Kind {
 const MEMORY: u32 = 1;
 
 /// What is behind a descriptor.
-fn kind(fd: usize) -> Kind {
+pub fn kind(fd: usize) -> Kind {
     if sandbox::alone().is_some() {
         return Kind::Unknown;
     }
@@ -71,12 +71,18 @@ fn kind(fd: usize) -> Kind {
     }
 }
 
+/// SCTP keeps messages apart on sockets of this type, too.
 fn is_stream(fd: usize) -> bool {
-    let (mut kind, mut len) = (0i32, size_of::<i32>() as u32);
-    let (level, option) = (libc::SOL_SOCKET as usize, libc::SO_TYPE as usize);
-    let args = [fd, level, option, &raw mut kind as usize, &raw mut len as usize, 0];
+    socket_option(fd, libc::SO_TYPE) == Some(libc::SOCK_STREAM)
+        && socket_option(fd, libc::SO_PROTOCOL) != Some(libc::IPPROTO_SCTP)
+}
+
+/// A socket's option that is a number.
+pub fn socket_option(fd: usize, option: i32) -> Option<i32> {
+    let (mut value, mut len) = (0i32, size_of::<i32>() as u32);
+    let args = [fd, libc::SOL_SOCKET as usize, option as usize, &raw mut value as usize, &raw mut len as usize, 0];
     // SAFETY: a live word and its length.
-    unsafe { checked(libc::SYS_getsockopt, args) }.is_ok() && kind == libc::SOCK_STREAM
+    unsafe { checked(libc::SYS_getsockopt, args) }.is_ok().then_some(value)
 }
 
 /// How a long call is made.

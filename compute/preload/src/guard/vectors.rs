@@ -7,9 +7,9 @@ use farmem_pager::Pager;
 use farmem_protocol::addr::is_far;
 
 /// The most vectors that one call takes.
-const MANY: usize = 1024;
+pub const MANY: usize = 1024;
 /// Vectors that are read, and passed on, at once.
-const FEW: usize = 64;
+pub const FEW: usize = 64;
 const NONE: libc::iovec = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
 
 /// Calls `with` each vector of an array of the program's, as far as it can be read; returns whether all of it could.
@@ -33,7 +33,7 @@ pub fn each(addr: usize, count: usize, mut with: impl FnMut(libc::iovec)) -> boo
 
 /// What is left of an array of vectors.
 #[derive(Clone, Copy)]
-struct Rest {
+pub struct Rest {
     at: usize,
     count: usize,
     /// Bytes of the first that are done.
@@ -42,19 +42,23 @@ struct Rest {
 }
 
 /// Vectors for one piece, near.
-struct Piece {
-    vectors: [libc::iovec; FEW],
-    count: usize,
-    bytes: usize,
+pub struct Piece {
+    /// The vectors.
+    pub vectors: [libc::iovec; FEW],
+    /// So many of them.
+    pub count: usize,
+    /// Bytes in them.
+    pub bytes: usize,
 }
 
 impl Rest {
-    fn of(at: usize, count: usize) -> Rest {
+    /// All of an array.
+    pub fn of(at: usize, count: usize) -> Rest {
         Rest { at, count, done: 0, read: peek }
     }
 
     /// The next vectors: at most `vectors` of them, and `bytes` together. `None` where they cannot be read.
-    fn piece(&self, vectors: usize, bytes: usize) -> Option<Piece> {
+    pub fn piece(&self, vectors: usize, bytes: usize) -> Option<Piece> {
         let mut piece = Piece { vectors: [NONE; FEW], count: 0, bytes: 0 };
         let mut done = self.done;
         for n in 0..self.count {
@@ -75,7 +79,7 @@ impl Rest {
     }
 
     /// Those bytes are done.
-    fn advance(&mut self, bytes: usize) {
+    pub fn advance(&mut self, bytes: usize) {
         self.done += bytes;
         while self.count > 0 {
             let Some(vector) = (self.read)(self.at) else { return };
