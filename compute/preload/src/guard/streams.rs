@@ -13,16 +13,12 @@
 //! buffer is free again, a connection's first bytes. So do messages: those of other sockets. Where control messages are
 //! received, one piece comes, for the kernel ends such calls early, too.
 
-use super::turn::{self, Kind};
+use super::turn::{self, Kind, RECEIVED, there};
 use super::vectors::{FEW, Rest};
 use super::{BAD_ADDRESS, CHUNK, MOST, Pins, USER_END, pieces, pin_message, poke, whole};
 use crate::call::{Call, issue};
 use farmem_pager::Pager;
 use farmem_protocol::addr::is_far;
-use farmem_sys::raw::checked;
-
-/// Received at once: what there is to receive is mostly less, and all of a piece is pinned, also while the call waits.
-const RECEIVED: usize = 64 << 10;
 
 /// Flags of calls that are made as one.
 const AS_ONE: i32 = libc::MSG_OOB | libc::MSG_ERRQUEUE | libc::MSG_ZEROCOPY | libc::MSG_FASTOPEN;
@@ -126,14 +122,6 @@ fn in_pieces(
         let waits = if done > 0 { libc::MSG_DONTWAIT as usize } else { 0 };
         piece(done, bytes, flags | waits)
     })
-}
-
-/// Bytes that there are to receive.
-fn there(fd: usize) -> Option<usize> {
-    let mut bytes = 0i32;
-    // SAFETY: a live word.
-    let asked = unsafe { checked(libc::SYS_ioctl, [fd, libc::FIONREAD as usize, &raw mut bytes as usize, 0, 0, 0]) };
-    asked.is_ok().then_some(bytes.max(0) as usize)
 }
 
 #[cfg(test)]

@@ -5,7 +5,8 @@
 //! file                pieces                                  one call while that is no more than [`Pager::most_pins`]
 //!   at a position     pieces                                  pieces
 //! zeros, block device pieces                                  pieces
-//! pipe, stream, tty   one piece: the next could wait          pieces
+//! pipe, stream, tty   one piece, of what is there: the next   pieces
+//!                     could wait
 //! messages            one call up to a bound, or cut there    the same; in several buffers one call
 //! unknown             one piece                               pieces
 //! ```
@@ -97,6 +98,17 @@ pub struct How {
     pub goes_on: bool,
 }
 
+/// Received at once, where there is no more: what comes is mostly less, and all of a piece is pinned, also while the call waits.
+pub const RECEIVED: usize = 64 << 10;
+
+/// Bytes that there are to receive.
+pub fn there(fd: usize) -> Option<usize> {
+    let mut bytes = 0i32;
+    // SAFETY: a live word.
+    let asked = unsafe { checked(libc::SYS_ioctl, [fd, libc::FIONREAD as usize, &raw mut bytes as usize, 0, 0, 0]) };
+    asked.is_ok().then_some(bytes.max(0) as usize)
+}
+
 /// Longest message that goes whole where local memory has room.
 const MESSAGE: usize = 16 << 20;
 
@@ -105,7 +117,11 @@ pub fn how(pager: &Pager, fd: usize, writes: bool, positioned: bool) -> How {
     // To a position nobody else writes by accident.
     let kind = if writes && positioned { Kind::Bytes } else { kind(fd) };
     let room = (pager.most_pins() as usize * PAGE_BYTES / CHUNK * CHUNK).max(CHUNK);
-    let piece = if kind == Kind::Messages { MESSAGE.min(room) } else { CHUNK };
+    let piece = match kind {
+        Kind::Messages => MESSAGE.min(room),
+        Kind::Stream if !writes => there(fd).map_or(CHUNK, |there| there.clamp(RECEIVED, CHUNK)),
+        _ => CHUNK,
+    };
     How { kind, piece, goes_on: writes || matches!(kind, Kind::File | Kind::Bytes) }
 }
 
