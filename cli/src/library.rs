@@ -6,7 +6,7 @@
 //! write nor a wrong build is ever loaded into a program. Where a package has
 //! installed the same bytes, those are used.
 //!
-//! Those of other builds go when no run has begun with them for a day, none is under way, and no
+//! Those of other builds go when no run has begun with them for a day, none is under way by the directory, and no
 //! process has them mapped: programs that a run executes later are loaded with the library it began with.
 
 use std::fs;
@@ -54,19 +54,34 @@ pub enum Unplaced {
     Io(PathBuf, io::Error),
 }
 
-/// The path of a library that the loader can load into programs.
+/// A library that the loader can load into programs.
+pub struct Placed {
+    path: PathBuf,
+    /// Where it was laid down, if that was us.
+    dir: Option<PathBuf>,
+}
+
+impl std::ops::Deref for Placed {
+    type Target = Path;
+    fn deref(&self) -> &Path {
+        &self.path
+    }
+}
+
+/// The library, laid down if need be.
 ///
 /// `FARMEM_PRELOAD` names one outright (for trying another build of it).
-pub fn place() -> Result<PathBuf, Unplaced> {
+pub fn place() -> Result<Placed, Unplaced> {
     if let Some(named) = std::env::var_os("FARMEM_PRELOAD").filter(|name| !name.is_empty()) {
-        let path = PathBuf::from(named);
-        return path.canonicalize().map_err(|e| Unplaced::Named(path, e));
+        let named = PathBuf::from(named);
+        let path = named.canonicalize().map_err(|e| Unplaced::Named(named, e))?;
+        return Ok(Placed { path, dir: None });
     }
     if EMBEDDED.is_empty() {
         return Err(Unplaced::NotBuilt);
     }
     if holds(Path::new(PACKAGED), EMBEDDED) {
-        return Ok(PACKAGED.into());
+        return Ok(Placed { path: PACKAGED.into(), dir: None });
     }
     let dir = runtime_dir::own_that(|dir| !process::is_noexec(dir).unwrap_or(false))?;
     if process::is_noexec(&dir).unwrap_or(false) {
@@ -75,7 +90,7 @@ pub fn place() -> Result<PathBuf, Unplaced> {
     if dir.as_os_str().as_bytes().iter().any(|b| matches!(b, b' ' | b':' | b'\t' | b'\n' | b';')) {
         return Err(Unplaced::Unloadable(dir, "LD_PRELOAD cannot name it"));
     }
-    lay_down(&dir, EMBEDDED)
+    Ok(Placed { path: lay_down(&dir, EMBEDDED)?, dir: Some(dir) })
 }
 
 fn lay_down(dir: &Path, bytes: &[u8]) -> Result<PathBuf, Unplaced> {
@@ -106,20 +121,30 @@ fn is_older(path: &Path, than: Duration) -> bool {
     fs::metadata(path).and_then(|about| about.modified()).is_ok_and(|modified| age(modified) > than)
 }
 
-/// Removes what other builds laid down beside `current`, and interrupted writes, as long as `in_use` does not know of them.
-/// Only while no run is under way.
-pub fn sweep(current: &Path, in_use: impl Fn(&Path) -> bool) {
-    let Some(dir) = current.parent().filter(|_| is_laid_down(current)) else { return };
-    for path in fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path()) {
-        if is_laid_down(&path) && path != current && is_older(&path, UNUSED) && !in_use(&path) {
-            let _ = fs::remove_file(&path);
+impl Placed {
+    /// Removes what other builds laid down beside it, and interrupted writes, as long as `in_use` does not know of them: if it
+    /// lies in `dir`, where runs can be told, and none is under way there.
+    pub fn sweep_others(&self, dir: &Path, in_use: impl Fn(&Path) -> bool) {
+        if self.dir.as_deref() != Some(dir) {
+            return;
+        }
+        for path in fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path()) {
+            let may_go = || is_older(&path, UNUSED);
+            // Looking who has it takes a while, in which a run may begin with it.
+            if is_laid_down(&path) && path != self.path && may_go() && !in_use(&path) && may_go() {
+                let _ = fs::remove_file(&path);
+            }
         }
     }
 }
 
 /// Whether this is a file of [`lay_down`], by its name.
 fn is_laid_down(path: &Path) -> bool {
-    path.file_name().is_some_and(|name| name.as_bytes().starts_with(PREFIX.as_bytes()))
+    let name = path.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
+    let Some(rest) = name.strip_prefix(PREFIX) else { return false };
+    let is_hash = |hash: &str| hash.len() == 16 && hash.bytes().all(|b| b.is_ascii_hexdigit());
+    let is_pid = |pid: &str| !pid.is_empty() && pid.bytes().all(|b| b.is_ascii_digit());
+    rest.strip_suffix(".so").is_some_and(is_hash) || rest.strip_suffix(".tmp").is_some_and(is_pid)
 }
 
 fn holds(path: &Path, bytes: &[u8]) -> bool {
@@ -166,17 +191,22 @@ mod tests {
             file.set_modified(SystemTime::now() - Duration::from_secs(hours * 3600)).unwrap();
             path
         };
-        let mapped = there("libfarmem_preload-1.so", 30);
-        let all = [there("libfarmem_preload-2.so", 25), there("libfarmem_preload-77.tmp", 48)];
-        let kept =
-            [mapped.clone(), there("libfarmem_preload-3.so", 23), there("run-4.counters", 99), there("other.so", 99)];
-        sweep(Path::new(PACKAGED), |_| false);
-        assert!(all.iter().all(|path| path.exists()), "where the package's is used, nothing is looked at");
-        let current = lay_down(&dir, b"this build's").unwrap();
-        fs::File::open(&current).unwrap().set_modified(SystemTime::now() - 2 * UNUSED).unwrap();
-        sweep(&current, |path| path == mapped);
+        let of = |hash: u64| format!("{PREFIX}{hash:016x}.so");
+        let mapped = there(&of(1), 30);
+        let all = [there(&of(0xabc), 25), there("libfarmem_preload-77.tmp", 48)];
+        let others =
+            ["libfarmem_preload-mine.so", "libfarmem_preload-0123456789abcdef.so.gz", "run-4.counters", "other.so"];
+        let kept = [mapped.clone(), there(&of(3), 23)].into_iter().chain(others.map(|name| there(name, 99)));
+        let kept: Vec<PathBuf> = kept.collect();
+        let elsewhere = Placed { path: PACKAGED.into(), dir: None };
+        elsewhere.sweep_others(&dir, |_| false);
+        let current = Placed { path: lay_down(&dir, b"this build's").unwrap(), dir: Some(dir.clone()) };
+        fs::File::open(&*current).unwrap().set_modified(SystemTime::now() - 2 * UNUSED).unwrap();
+        current.sweep_others(Path::new("/elsewhere"), |_| false);
+        assert!(all.iter().all(|path| path.exists()), "what is another's is not looked at");
+        current.sweep_others(&dir, |path| path == mapped);
         assert_eq!(all.map(|path| path.exists()), [false, false]);
-        assert_eq!(kept.map(|path| path.exists()), [true; 4]);
+        assert!(kept.iter().all(|path| path.exists()));
         lay_down(&dir, b"this build's").unwrap();
         assert!(!is_older(&current, RENEWED), "a run has begun with it");
         fs::remove_dir_all(dir).unwrap();

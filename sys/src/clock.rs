@@ -28,9 +28,16 @@ pub fn calibrate() {
     if BEGUN[1].load(Ordering::Relaxed) == 0 {
         begin();
     }
-    let [t0, n0] = [&BEGUN[0], &BEGUN[1]].map(|reading| reading.load(Ordering::Relaxed));
-    while now_ns() - n0 < 200_000 {}
-    let (t1, n1) = together(readings());
+    let [mut t0, mut n0] = [&BEGUN[0], &BEGUN[1]].map(|reading| reading.load(Ordering::Relaxed));
+    let (t1, n1) = loop {
+        while now_ns() - n0 < 200_000 {}
+        let (t1, n1) = together(readings());
+        if t1 > t0 {
+            break (t1, n1);
+        }
+        // A machine that slept, or was moved: its ticks may have begun anew.
+        (t0, n0) = (t1, n1);
+    };
     SCALE.store((((n1 - n0) as u128) << 32).div_ceil((t1 - t0).max(1) as u128) as u64, Ordering::Relaxed);
 }
 

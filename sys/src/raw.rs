@@ -316,6 +316,11 @@ impl SignalsBlocked {
         Self::of(u64::MAX)
     }
 
+    /// The mask that there was, for a call that waits with it.
+    pub fn before(&self) -> u64 {
+        self.before
+    }
+
     #[inline]
     fn of(all: u64) -> Self {
         let mut before = 0u64;

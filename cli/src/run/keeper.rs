@@ -143,8 +143,11 @@ pub fn sweep(dir: &Path) -> bool {
         if path.extension().is_none_or(|end| end != "counters") {
             continue;
         }
-        // A file that is not yet readable is being made at this moment.
-        let Ok(sample) = Sample::read(&path) else { continue };
+        // A file that cannot be read is being made at this moment, or another build's.
+        let Ok(sample) = Sample::read(&path) else {
+            under_way = true;
+            continue;
+        };
         // A node of its own that listens ends with it: numbers say nothing across pid namespaces.
         let socket = path.with_extension("sock");
         let is_over = || UnixStream::connect(&socket).is_err();
@@ -178,6 +181,8 @@ mod tests {
         let torn = dir.join("node-7.json");
         fs::write(&torn, "{\"pid\":").unwrap();
         assert!(!sweep(&dir));
+        fs::write(dir.join("run-1.counters"), "another build's").unwrap();
+        assert!(sweep(&dir));
         assert_eq!([dead, living, torn].map(|path| path.exists()), [false, true, true]);
         fs::remove_dir_all(&dir).unwrap();
     }

@@ -182,7 +182,7 @@ pub fn run(options: &Options) -> Result<Infallible, Failure> {
     let library = library::place().map_err(Failure::usage)?;
     let dir = runtime_dir::own().map_err(Failure::usage)?;
     if !keeper::sweep(&dir) {
-        library::sweep(&library, keeper::is_mapped);
+        library.sweep_others(&dir, keeper::is_mapped);
     }
 
     let run = RunName::new().map_err(|e| Failure::usage(format!("no randomness for a run's name: {e}")))?;

@@ -267,8 +267,16 @@ fn one_of(argument: u32, mask: u32, values: &[u32]) -> Vec<libc::sock_filter> {
 fn conditions(nr: i64, needs: Needs) -> Vec<libc::sock_filter> {
     const ALL: u32 = u32::MAX;
     match nr {
-        // A userfaultfd's; none of a terminal or a device.
-        libc::SYS_ioctl => one_of(1, 0xff00, &[0xaa00]),
+        // A userfaultfd's, and how much there is to read; none else of a terminal or a device.
+        libc::SYS_ioctl => {
+            vec![
+                op(LOAD, low(1), 0, 0),
+                op(EQUAL, libc::FIONREAD as u32, 3, 0),
+                op(AND, 0xff00, 0, 0),
+                op(EQUAL, 0xaa00, 1, 0),
+                op(GO, BEHIND, 0, 0),
+            ]
+        }
         // The caller's own; the others are the vDSO's, which asks nobody.
         libc::SYS_clock_gettime => one_of(0, ALL, &[libc::CLOCK_THREAD_CPUTIME_ID as u32]),
         // To a thread of whoever's, but these two alone: a child has another pid, and its parent's filter.
@@ -421,7 +429,8 @@ mod tests {
     #[test]
     fn what_the_runtime_does_not_do_is_for_the_programs_filter() {
         let tcp = Needs { network: true, records: true };
-        let cases: [(i64, [u64; 6], bool, bool); 20] = [
+        let cases: [(i64, [u64; 6], bool, bool); 21] = [
+            (libc::SYS_ioctl, [0, libc::FIONREAD, 0, 0, 0, 0], true, true),
             (libc::SYS_ioctl, [3, 0xc018_aa3f, 0, 0, 0, 0], true, true),
             (libc::SYS_ioctl, [0, 0x5412, 0, 0, 0, 0], false, false),
             (libc::SYS_tgkill, [1, 1, libc::SIGSYS as u64, 0, 0, 0], true, true),

@@ -165,6 +165,25 @@ pub fn peek_text(addr: usize, to: *mut u8, most: usize) -> Option<usize> {
     Some(len)
 }
 
+/// Copies bytes to where the program points to. Near, and perhaps nowhere or not to be written: the kernel tells.
+pub fn poke_from(addr: usize, from: &[u8]) -> bool {
+    let mut pins = Pins::new(crate::process::pager());
+    if is_far(addr) {
+        let pinned = pins.add(addr, from.len(), true);
+        if pinned {
+            // SAFETY: pinned writable; the source is ours.
+            unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), addr as *mut u8, from.len()) };
+        }
+        return pinned;
+    }
+    let local = libc::iovec { iov_base: from.as_ptr().cast_mut().cast(), iov_len: from.len() };
+    let remote = libc::iovec { iov_base: addr as *mut _, iov_len: from.len() };
+    let at = |one: &libc::iovec| std::ptr::from_ref(one) as usize;
+    let own = farmem_sys::raw::getpid() as usize;
+    // SAFETY: one live iovec each; the kernel checks the remote one.
+    unsafe { syscall(libc::SYS_process_vm_writev, [own, at(&local), 1, at(&remote), 1, 0]) == from.len() as isize }
+}
+
 /// Writes a `T` where the program points to.
 pub fn poke<T: Copy>(addr: usize, value: T) -> bool {
     let mut pins = Pins::new(crate::process::pager());
@@ -286,17 +305,20 @@ fn pin_use(pins: &mut Pins<'_>, call: &Call, one: &Use) {
     }
 }
 
-/// The vectors' far bytes, as far as they come to no more than `most`; how much they come to, or that they cannot be read.
+/// The vectors' far bytes, as far as they come to no more than `most`; how much all come to, 0 if none is far. `None` where they
+/// cannot be read, or lead where no program has memory: the kernel refuses them.
 fn pin_vectors(pins: &mut Pins<'_>, addr: usize, count: usize, write: bool, most: usize) -> Option<usize> {
-    let (mut total, mut far) = (0usize, false);
+    let (mut total, mut far, mut good) = (0usize, false, true);
     let read = vectors::each(addr, count, |vector| {
+        let end = (vector.iov_base as usize).checked_add(vector.iov_len.min(MOST));
+        good &= end.is_some_and(|end| end <= USER_END);
         total = total.saturating_add(vector.iov_len);
         far |= is_far(vector.iov_base as usize) && vector.iov_len > 0;
         if total <= most {
             pins.add(vector.iov_base as usize, vector.iov_len.min(1 << 40), write);
         }
     });
-    read.then_some(if far { total } else { 0 })
+    (read && good).then_some(if far { total } else { 0 })
 }
 
 /// A message and what it points to, but of vectors that come to more than `most`; and what it says, and the bytes of its
@@ -320,7 +342,7 @@ const MOST: usize = 0x7fff_f000;
 /// read, write and their kin with a long far buffer: as one call, or piece by piece until something is short.
 ///
 /// Reading from a pipe or a socket does not go on: the next piece could wait for what one call would not have waited
-/// for, and a short count is in the contract.
+/// for. It takes what is there, as one call would: who is told of what comes by its edges waits for the next after a short one.
 fn long(pager: &'static Pager, call: &Call) -> isize {
     let (fd, addr, len) = (call.args[0], call.args[1], call.args[2]);
     if addr.checked_add(len).is_none_or(|end| end > USER_END) {
@@ -358,28 +380,20 @@ fn long(pager: &'static Pager, call: &Call) -> isize {
 
 /// getrandom with a long far buffer: bytes without an order.
 fn random(pager: &'static Pager, call: &Call) -> isize {
-    let (addr, len) = (call.args[0], call.args[1]);
+    let (addr, len) = (call.args[0], call.args[1].min(MOST));
     if addr.checked_add(len).is_none_or(|end| end > USER_END) {
         return issue(call);
     }
-    pieces(len.min(MOST), CHUNK, |done, bytes| {
-        let mut piece = *call;
-        (piece.args[0], piece.args[1]) = (addr + done, bytes);
-        (whole(pager, &piece), bytes)
-    })
-}
-
-/// Makes pieces of `most` bytes until one is short or fails; what they came to, or the first one's error. `piece` is told
-/// what is done and how much comes next; it returns what came of it, and how much that could have been.
-fn pieces(len: usize, most: usize, mut piece: impl FnMut(usize, usize) -> (isize, usize)) -> isize {
     let mut done = 0;
     while done < len {
-        let (got, asked) = piece(done, (len - done).min(most));
+        let mut piece = *call;
+        (piece.args[0], piece.args[1]) = (addr + done, (len - done).min(CHUNK));
+        let got = whole(pager, &piece);
         if got < 0 {
             return if done > 0 { done as isize } else { got };
         }
         done += got as usize;
-        if (got as usize) < asked || asked == 0 {
+        if (got as usize) < piece.args[1] {
             break;
         }
     }

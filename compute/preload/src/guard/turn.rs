@@ -5,8 +5,8 @@
 //! file                pieces                                  one call while that is no more than [`Pager::most_pins`]
 //!   at a position     pieces                                  pieces
 //! zeros, block device pieces                                  pieces
-//! pipe, stream, tty   one piece, of what is there: the next   pieces
-//!                     could wait
+//! pipe, stream, tty   one piece, all that is there: the       pieces ([`super::streams`] where a call is for sockets)
+//!                     next could wait
 //! messages            one call up to a bound, or cut there    the same; in several buffers one call
 //! unknown             one piece                               pieces
 //! ```
@@ -17,7 +17,7 @@
 //! there others can come between. So they can where threads read at one position, for buffers to read into are often
 //! far longer than what there is to read.
 
-use super::{CHUNK, Pins};
+use super::{CHUNK, MOST, Pins};
 use crate::call::Call;
 use crate::process::pager;
 use crate::sandbox;
@@ -98,15 +98,18 @@ pub struct How {
     pub goes_on: bool,
 }
 
-/// Received at once, where there is no more: what comes is mostly less, and all of a piece is pinned, also while the call waits.
-pub const RECEIVED: usize = 64 << 10;
+/// Waited for by a receiving call where nothing is there, or less: all of it is pinned while the call waits.
+const WAITED_FOR: usize = 64 << 10;
 
-/// Bytes that there are to receive.
-pub fn there(fd: usize) -> Option<usize> {
-    let mut bytes = 0i32;
+/// How far into a buffer of `len` bytes a call that receives reaches at most: as far as there is something to receive, and
+/// somewhat further, for what may come meanwhile. Not less, for somebody may count on a short count to mean that no more was there.
+pub fn reach(fd: usize, len: usize) -> usize {
+    let mut there = 0i32;
     // SAFETY: a live word.
-    let asked = unsafe { checked(libc::SYS_ioctl, [fd, libc::FIONREAD as usize, &raw mut bytes as usize, 0, 0, 0]) };
-    asked.is_ok().then_some(bytes.max(0) as usize)
+    let asked = unsafe { checked(libc::SYS_ioctl, [fd, libc::FIONREAD as usize, &raw mut there as usize, 0, 0, 0]) };
+    // For so much a call may be told to wait.
+    let least = socket_option(fd, libc::SO_RCVLOWAT).unwrap_or(0);
+    if asked.is_ok() { len.min(WAITED_FOR.max(there.max(least) as usize)) } else { len }
 }
 
 /// Longest message that goes whole where local memory has room.
@@ -119,7 +122,7 @@ pub fn how(pager: &Pager, fd: usize, writes: bool, positioned: bool) -> How {
     let room = (pager.most_pins() as usize * PAGE_BYTES / CHUNK * CHUNK).max(CHUNK);
     let piece = match kind {
         Kind::Messages => MESSAGE.min(room),
-        Kind::Stream if !writes => there(fd).map_or(CHUNK, |there| there.clamp(RECEIVED, CHUNK)),
+        Kind::Stream if !writes => reach(fd, MOST),
         _ => CHUNK,
     };
     How { kind, piece, goes_on: writes || matches!(kind, Kind::File | Kind::Bytes) }

@@ -134,6 +134,11 @@ fn long(pager: &'static Pager, call: &Call, len: usize) -> isize {
         each(call.args[1], call.args[2], |vector| one.pin(vector.iov_base as usize, vector.iov_len));
         return issue(call);
     }
+    // Less than what there is would be taken for all of it.
+    let falls_short = |wanted: usize| rest.piece(FEW, wanted).is_none_or(|piece| piece.bytes < wanted);
+    if how.kind == Kind::Stream && !writes && falls_short(len.min(how.piece)) {
+        return whole(pager, call);
+    }
     let mut done = 0;
     while done < len {
         let piece = match rest.piece(FEW, (len - done).min(how.piece)) {
