@@ -35,9 +35,10 @@ impl Pager {
         let _ = self.long_pins.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
     }
 
-    /// In a forked child: who has claimed pages does not exist here.
+    /// In a forked child: who has claimed or pinned pages does not exist here.
     pub(crate) fn forget_claims(&self) {
         self.long_pins.store(0, Ordering::Relaxed);
+        self.crowd.forget();
     }
 
     /// Makes the pages of `addr..addr + len` present (writable if `write`) and keeps them so until
@@ -104,7 +105,9 @@ impl Pager {
         }
         let (first, last) = (PageId::of(addr), PageId::of(addr + len - 1));
         for page in first.0..=last.0 {
-            self.table.word(PageId(page)).unpin();
+            if let Some(seen) = self.table.word(PageId(page)).unpin() {
+                self.lost_pin(seen);
+            }
         }
     }
 }

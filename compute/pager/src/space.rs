@@ -571,7 +571,12 @@ impl Pager {
                     rounds += 1;
                     self.wait_for_owner(rounds);
                 }
-                _ if word.shift(seen, Word::UNTOUCHED.to(State::Busy)) => return Some(seen),
+                _ if word.shift(seen, Word::UNTOUCHED.to(State::Busy)) => {
+                    if seen.state() == State::Resident {
+                        self.lost_pins(seen);
+                    }
+                    return Some(seen);
+                }
                 _ => {}
             }
         }
