@@ -74,6 +74,17 @@ fn one_call() -> Result<()> {
     within("36M", "one_call", &[])
 }
 
+/// What calls had pinned that a handler jumped out of, or that were cancelled, does not stay local.
+#[test]
+fn left_calls() -> Result<()> {
+    case("left_calls")?;
+    let program = Command::new(compile::c("left_calls", &[])?);
+    let (_, stats) = far_run(&program, &Far::local("4M"), LIMIT)?;
+    let peak = counter(&stats, "local_peak");
+    ensure!(peak <= (4 << 20) + (64 << 12), "{peak} bytes were local; {stats}");
+    Ok(())
+}
+
 /// Threads that a library starts as early as it can; such as have blocked all signals, too.
 #[test]
 fn early_threads() -> Result<()> {

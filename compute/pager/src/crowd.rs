@@ -122,12 +122,9 @@ impl Pager {
         }
     }
 
-    /// The page is gone from under its pins, if it had any.
-    #[inline]
-    pub(crate) fn lost_pins(&self, seen: Word) {
-        if seen.pins() > 0 {
-            self.crowd.unpinned();
-        }
+    /// A page is gone from under its pins.
+    pub(crate) fn lost_pins(&self) {
+        self.crowd.unpinned();
     }
 }
 

@@ -207,6 +207,10 @@ pub struct Pager {
     long_pins: AtomicU64,
     /// What pins leave of it.
     crowd: Crowd,
+    /// Times at which pages went from under their pins.
+    losses: AtomicU64,
+    /// Held while they do.
+    losing: Lock<()>,
     /// Below this much room the background thread is woken.
     low_room: u64,
     /// It evicts until there is this much.
@@ -296,6 +300,8 @@ pub fn start(
         resident: AtomicU64::new(0),
         long_pins: AtomicU64::new(0),
         crowd: Crowd::new(),
+        losses: AtomicU64::new(0),
+        losing: Lock::new(()),
         limit,
         low_room,
         high_room: low_room + batch as u64,
