@@ -46,7 +46,7 @@ cases! {
     own_handlers handler_masks signals_blocked go_signals far_stacks exits_far alt_stacks
     reservations insists jit remap remap_evicted remap_beside remap_unreadable advise program_break instructions wide
     kernel_words segments edges keys early_maps last_exit
-    sync_far robust_locks robust_links vectors rings raw_threads syscalls_far bad_pointers barred memory_file big_io blocked_calls debugger emulated
+    sync_far robust_locks robust_links vectors rings raw_threads syscalls_far bad_pointers barred memory_file big_io blocked_calls waiting_calls debugger emulated
 }
 
 /// Signals that fall on faults find the program's registers, and leave them as they were; where faults return by the
@@ -82,6 +82,17 @@ fn streams() -> Result<()> {
 #[test]
 fn one_call() -> Result<()> {
     within("36M", "one_call", &[])
+}
+
+/// What calls had pinned that a handler jumped out of, or that were cancelled, does not stay local.
+#[test]
+fn left_calls() -> Result<()> {
+    case("left_calls")?;
+    let program = Command::new(compile::c("left_calls", &[])?);
+    let (_, stats) = far_run(&program, &Far::local("4M"), LIMIT)?;
+    let peak = counter(&stats, "local_peak");
+    ensure!(peak <= (4 << 20) + (64 << 12), "{peak} bytes were local; {stats}");
+    Ok(())
 }
 
 /// Threads that a library starts as early as it can; such as have blocked all signals, too.

@@ -26,6 +26,7 @@
 
 use crate::Pager;
 use crate::choice::Sweeps;
+use crate::crowd::Reach;
 use crate::dirty::{Changed, exact};
 use crate::ending::{broken, die};
 use crate::log::Log;
@@ -180,7 +181,8 @@ impl Evictor {
 
 impl Pager {
     /// Reserves room for `n` pages, evicting if need be. The limit holds at every instant, but
-    /// where all local pages are pinned or being installed: then the fault goes ahead all the same.
+    /// where pins leave next to nothing of it ([`crate::crowd`]), or all other local pages are being installed for so
+    /// long that nobody can tell why: then the fault goes ahead all the same.
     pub(crate) fn reserve(&self, n: u64) {
         let mut fruitless = 0;
         loop {
@@ -192,22 +194,31 @@ impl Pager {
                 self.count_peak(before + n);
                 return;
             }
-            if fruitless >= 64 {
+            if before + n <= self.most_resident() || fruitless >= 64 {
                 self.count_peak(before + n);
                 return;
             }
             self.resident.fetch_sub(n, Ordering::Relaxed);
             let evicted = {
                 let mut evictor = self.evictor.lock();
-                if self.resident.load(Ordering::Relaxed) + n <= self.limit {
+                if self.resident.load(Ordering::Relaxed) + n <= self.most_resident() {
                     continue;
                 }
-                self.evict(&mut evictor, self.batch, Protect::Measured)
+                let (most, reach) = match fruitless {
+                    _ if self.is_crowded() => (self.batch.min(self.room_beside() as usize / 2), Reach::All),
+                    0 => (self.batch, Reach::Named),
+                    _ => (self.batch, Reach::Found),
+                };
+                self.evict_from(&mut evictor, most, reach, Protect::Measured)
             };
             self.count(&self.counters.reclaimed_inline, evicted as u64);
             if evicted == 0 {
+                // One batch that saw only pages which cannot leave says little: the others are looked at next, at once.
+                // Where that look finds them pinned, the next round goes ahead.
+                if fruitless > 1 {
+                    yield_cpu();
+                }
                 fruitless += 1;
-                yield_cpu();
             }
         }
     }
@@ -233,7 +244,8 @@ impl Pager {
                 }
                 continue;
             }
-            if tried {
+            // Where pins leave nothing, faults look for what can leave, many for one look.
+            if tried || self.is_crowded() {
                 return 0;
             }
             tried = true;
@@ -250,6 +262,7 @@ impl Pager {
     pub(crate) fn reserve_kept(&self) {
         let grown = self.tracker.grown();
         if grown > 0 {
+            self.crowd.keep(grown);
             let before = self.resident.fetch_add(grown, Ordering::Relaxed);
             self.count_peak((before + grown).min(self.limit));
         }
@@ -280,7 +293,11 @@ impl Pager {
 
     /// Evicts up to `n` pages; returns how many left.
     pub(crate) fn evict(&self, evictor: &mut Evictor, n: usize, how: Protect) -> usize {
-        self.choose(evictor, n);
+        self.evict_from(evictor, n, Reach::Named, how)
+    }
+
+    fn evict_from(&self, evictor: &mut Evictor, n: usize, reach: Reach, how: Protect) -> usize {
+        self.choose(evictor, n.min(BATCH), reach);
         if evictor.leaving.is_empty() {
             return 0;
         }
@@ -308,33 +325,60 @@ impl Pager {
         left
     }
 
-    /// Step 1.
-    fn choose(&self, evictor: &mut Evictor, n: usize) {
+    /// Step 1. What cannot leave goes back to the policy at the end: it would be named again instead of others.
+    fn choose(&self, evictor: &mut Evictor, n: usize, reach: Reach) {
         evictor.victims.clear();
         evictor.leaving.clear();
+        if reach != Reach::Named {
+            self.crowd.begin();
+        }
         let mut policy = self.policy.lock();
-        policy.victims(n.min(BATCH), &mut evictor.victims);
-        evictor.victims.iter().for_each(|&page| self.table.prefetch(page));
-        for &page in &evictor.victims {
-            let word = self.table.word(page);
-            loop {
-                let from = word.load();
-                match from.state() {
-                    State::Resident if from.pins() == 0 => {
-                        if word.shift(from, from.to(State::Leaving)) {
-                            evictor.leaving.push(Leaving { page, from, to: from });
+        let mut pinned = 0;
+        let all_named = loop {
+            let from = evictor.victims.len();
+            policy.victims(n, &mut evictor.victims);
+            if evictor.victims.len() == from {
+                break true;
+            }
+            evictor.victims[from..].iter().for_each(|&page| self.table.prefetch(page));
+            let mut stay = from;
+            for at in from..evictor.victims.len() {
+                let page = evictor.victims[at];
+                let word = self.table.word(page);
+                loop {
+                    let seen = word.load();
+                    match seen.state() {
+                        State::Resident if seen.pins() == 0 && evictor.leaving.len() < n => {
+                            if word.shift(seen, seen.to(State::Leaving)) {
+                                evictor.leaving.push(Leaving { page, from: seen, to: seen });
+                                break;
+                            }
+                        }
+                        // Pinned, or a thread is at it, or more than are to leave: it stays, as recently used as anything.
+                        State::Resident | State::Busy => {
+                            pinned += (seen.pins() > 0) as u64;
+                            evictor.victims[stay] = page;
+                            stay += 1;
                             break;
                         }
+                        // Unmapped since the policy heard of it.
+                        _ => break,
                     }
-                    // Pinned, or a thread is at it: it stays, as recently used as anything.
-                    State::Resident | State::Busy => {
-                        policy.kept(page);
-                        break;
-                    }
-                    // Unmapped since the policy heard of it.
-                    _ => break,
                 }
             }
+            evictor.victims.truncate(stay);
+            if reach == Reach::Named || reach == Reach::Found && !evictor.leaving.is_empty() {
+                break false;
+            }
+        };
+        evictor.victims.drain(..).for_each(|page| policy.kept(page));
+        drop(policy);
+        if reach != Reach::Named {
+            evictor.victims.shrink_to(BATCH);
+            self.crowd.end(all_named.then_some(pinned), self.limit);
+        } else if !evictor.leaving.is_empty() && !self.is_crowded() {
+            // Pages leave as ever.
+            self.crowd.forget();
         }
     }
 

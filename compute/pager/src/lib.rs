@@ -18,6 +18,7 @@
 //! | `guess` | will a page be written this time too? |
 //! | `staging` | bytes on their way out, and back |
 //! | `pin` | pages that a system call is using |
+//! | `crowd` | … nearly all that are local |
 //! | `space`, `moves`, `regions` | mmap and its kin |
 //! | `foreign` | what else lies at far addresses |
 //! | `handler` | faults by event instead, for kernels where inline cannot be |
@@ -41,6 +42,7 @@
 
 mod background;
 mod choice;
+mod crowd;
 pub mod dirty;
 pub mod ending;
 pub mod evict;
@@ -73,6 +75,7 @@ pub use space::Mapped;
 
 use background::Background;
 use choice::Sweeps;
+use crowd::Crowd;
 use dirty::{Dirty, Hashed, Tracker};
 use evict::Evictor;
 use farmem_cache::prefetch::longest_for;
@@ -202,6 +205,12 @@ pub struct Pager {
     limit: u64,
     /// Of those, what long system calls have claimed for pins.
     long_pins: AtomicU64,
+    /// What pins leave of it.
+    crowd: Crowd,
+    /// Times at which pages went from under their pins.
+    losses: AtomicU64,
+    /// Held while they do.
+    losing: Lock<()>,
     /// Below this much room the background thread is woken.
     low_room: u64,
     /// It evicts until there is this much.
@@ -290,6 +299,9 @@ pub fn start(
         zeros,
         resident: AtomicU64::new(0),
         long_pins: AtomicU64::new(0),
+        crowd: Crowd::new(),
+        losses: AtomicU64::new(0),
+        losing: Lock::new(()),
         limit,
         low_room,
         high_room: low_room + batch as u64,

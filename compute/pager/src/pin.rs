@@ -8,7 +8,7 @@
 
 use crate::Pager;
 use crate::fault::Served;
-use crate::word::State;
+use crate::word::{AtomicWord, State, Word};
 use farmem_protocol::addr::{PAGE_BYTES, PageId, is_far};
 use farmem_sys::clock;
 use farmem_sys::raw::SignalsBlocked;
@@ -35,9 +35,47 @@ impl Pager {
         let _ = self.long_pins.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
     }
 
-    /// In a forked child: who has claimed pages does not exist here.
+    /// In a forked child: who has claimed or pinned pages does not exist here.
     pub(crate) fn forget_claims(&self) {
         self.long_pins.store(0, Ordering::Relaxed);
+        self.crowd.forget();
+        self.losses.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Tells whether pins may have been lost since: pages were unmapped or moved from under them. Asked before the first of a
+    /// call is made.
+    #[inline]
+    pub fn losses(&self) -> u64 {
+        self.losses.load(Ordering::SeqCst)
+    }
+
+    /// Takes pins back that were made after `losses` was asked, by a call that was left. If some page has lost its pins
+    /// since, it may have been one of theirs, and what is pinned there now another call's: then all stay. None is lost
+    /// between the look and the last page ([`Pager::take_page`]).
+    pub fn unpin_left(&self, ranges: &[(usize, usize)], losses: u64) {
+        let _signals = SignalsBlocked::new();
+        // No fork while the lock is held.
+        let _inside = self.threads.enter();
+        let _losing = self.losing.lock();
+        if self.losses() == losses {
+            ranges.iter().for_each(|&(addr, len)| self.unpin(addr, len));
+        }
+    }
+
+    /// Makes a page the caller's (Busy), whatever pins it; false when its word is not `seen` any more. Its pins are lost, and
+    /// that is told before anybody can pin what is there next.
+    pub(crate) fn take_page(&self, word: &AtomicWord, seen: Word) -> bool {
+        let to = Word::UNTOUCHED.to(State::Busy);
+        if seen.state() != State::Resident || seen.pins() == 0 {
+            return word.shift(seen, to);
+        }
+        let _losing = self.losing.lock();
+        self.losses.fetch_add(1, Ordering::SeqCst);
+        let taken = word.shift(seen, to);
+        if taken {
+            self.lost_pins();
+        }
+        taken
     }
 
     /// Makes the pages of `addr..addr + len` present (writable if `write`) and keeps them so until
@@ -104,7 +142,9 @@ impl Pager {
         }
         let (first, last) = (PageId::of(addr), PageId::of(addr + len - 1));
         for page in first.0..=last.0 {
-            self.table.word(PageId(page)).unpin();
+            if let Some(seen) = self.table.word(PageId(page)).unpin() {
+                self.lost_pin(seen);
+            }
         }
     }
 }

@@ -571,7 +571,7 @@ impl Pager {
                     rounds += 1;
                     self.wait_for_owner(rounds);
                 }
-                _ if word.shift(seen, Word::UNTOUCHED.to(State::Busy)) => return Some(seen),
+                _ if self.take_page(word, seen) => return Some(seen),
                 _ => {}
             }
         }

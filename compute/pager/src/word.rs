@@ -247,13 +247,15 @@ impl AtomicWord {
         seen.pins() < MAX_PINS && self.shift(seen, Word(seen.0 + PIN))
     }
 
-    /// Takes a pin back. Harmless where there is none: the program unmapped the page meanwhile.
+    /// Takes a pin back; returns the word before. `None`, and harmless, where there is none: the program unmapped the
+    /// page meanwhile. SeqCst for [`crate::crowd`].
     #[inline]
-    pub fn unpin(&self) {
-        let _ = self.0.fetch_update(Ordering::Release, Ordering::Relaxed, |now| {
+    pub fn unpin(&self) -> Option<Word> {
+        let before = self.0.fetch_update(Ordering::SeqCst, Ordering::Relaxed, |now| {
             let word = Word(now);
             (matches!(word.state(), State::Resident | State::Busy) && word.pins() > 0).then(|| now - PIN)
         });
+        before.ok().map(Word)
     }
 }
 

@@ -12,6 +12,7 @@ pub mod create;
 
 pub use alternate::{ALTERNATE_BYTES, RETURN_BYTES};
 
+use crate::guard::held::Held;
 use crate::guard::turn::Claim;
 use crate::process::pager;
 use farmem_pager::ending;
@@ -92,6 +93,10 @@ pub struct Record {
     pub scratch_len: AtomicUsize,
     /// Of a long write that is under way.
     pub claim: Claim,
+    /// Of the other calls that are. Not its own thread's alone: of those, too, that share its thread pointer.
+    pub notes: Held,
+    /// The lowest address that is known to be of the thread's own stack, whose highest is by its thread pointer. 0: none is.
+    stack_from: AtomicUsize,
 }
 
 impl Record {
@@ -118,6 +123,8 @@ impl Record {
             scratch: zero(),
             scratch_len: zero(),
             claim: Claim::new(),
+            notes: Held::new(),
+            stack_from: zero(),
         }
     }
 
@@ -127,6 +134,7 @@ impl Record {
         for field in [&self.pending, &self.asked_at, &self.asked_size, &self.refused, &self.serving, &self.wait_at] {
             field.store(0, Ordering::Relaxed);
         }
+        self.stack_from.store(0, Ordering::Relaxed);
     }
 
     /// What the same thread had in another record, by another thread pointer: the kernel goes on with its alternate stack
@@ -300,6 +308,15 @@ pub fn begin(hidden: usize) {
     }
 }
 
+/// The calling thread was made with a stack of so many bytes, or more.
+fn has_stack(bytes: usize) {
+    /// From the thread pointer to the top there is less, whatever the alignment of thread-locals.
+    const ABOVE: usize = 16 << 10;
+    if bytes > ABOVE {
+        current().stack_from.store(thread_pointer() + ABOVE - bytes, Ordering::Relaxed);
+    }
+}
+
 /// The calling thread is about to end, by a call that nobody refuses; all its signals are blocked. Its record and its
 /// alternate stack are the next thread's. Where it stands on that stack, it keeps both: the kernel says so. And where
 /// the record is another thread's, whose thread pointer it shares, it has nothing to give back.
@@ -312,6 +329,12 @@ pub fn end() {
         return;
     }
     record.claim.release();
+    let tp = thread_pointer();
+    let from = match record.stack_from.load(Ordering::Relaxed) {
+        0 => tp,
+        from => from.min(tp),
+    };
+    record.notes.end(record, from..tp);
     pager().thread_is_gone();
     let none = libc::stack_t { ss_sp: std::ptr::null_mut(), ss_flags: libc::SS_DISABLE, ss_size: 0 };
     // SAFETY: the structure is live.
@@ -346,6 +369,9 @@ pub fn forget_in_child(forker: &Record) {
         own.take_from(forker);
     }
     own.claim.forget();
+    // Calls that a handler forked in may be on the way back, and another thread's in the midst of a note.
+    own.notes.forget();
+    forker.notes.forget();
     if OWNED.load(Ordering::Relaxed) == 1 {
         return;
     }
@@ -356,6 +382,7 @@ pub fn forget_in_child(forker: &Record) {
             let record = &RECORDS_OF_THREADS[i * 64 + bits.trailing_zeros() as usize];
             bits &= bits - 1;
             if !std::ptr::eq(record, own) && record.owner.load(Ordering::Relaxed) > GIVEN_BACK {
+                record.notes.forget();
                 give_back(record, &signals);
             }
         }

@@ -74,6 +74,7 @@ fn one(pager: &'static Pager, call: &Call, (addr, len): (usize, usize), at: usiz
         let mut pins = Pins::new(pager);
         pins.add(vector.iov_base as usize, n, !writes);
         pins.add_forced(at + done, n, writes);
+        pins.note(call);
         let got = issue(&piece);
         // A buffer that ends is told of whatever was transferred before; memory that ends, only if nothing was.
         if got == EFAULT || got < 0 && done == 0 {

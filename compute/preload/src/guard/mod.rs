@@ -6,6 +6,7 @@
 mod arity;
 mod behind;
 mod forced;
+pub mod held;
 mod streams;
 mod table;
 pub mod turn;
@@ -28,12 +29,15 @@ pub struct Pins<'a> {
     few: [(usize, usize); 24],
     n: usize,
     more: Vec<(usize, usize)>,
+    /// When nothing was pinned yet.
+    losses: u64,
+    note: Option<held::Note>,
 }
 
 impl<'a> Pins<'a> {
     /// None yet.
     pub fn new(pager: &'a Pager) -> Self {
-        Pins { pager, few: [(0, 0); 24], n: 0, more: Vec::new() }
+        Pins { pager, few: [(0, 0); 24], n: 0, more: Vec::new(), losses: pager.losses(), note: None }
     }
 
     /// Pins the far part of a range; false when it is not all mapped.
@@ -74,6 +78,10 @@ impl<'a> Pins<'a> {
         }
     }
 
+    fn unpin(&self) {
+        self.few[..self.n].iter().chain(&self.more).for_each(|&(addr, len)| self.pager.unpin(addr, len));
+    }
+
     /// Pins a NUL-terminated string, page by page; stops where it is not mapped.
     fn add_string(&mut self, addr: usize) {
         let mut at = addr;
@@ -94,7 +102,10 @@ impl<'a> Pins<'a> {
 
 impl Drop for Pins<'_> {
     fn drop(&mut self) {
-        self.few[..self.n].iter().chain(&self.more).for_each(|&(addr, len)| self.pager.unpin(addr, len));
+        // Else this is a forked child, which has no pins.
+        if self.note.is_none_or(|note| note.take()) {
+            self.unpin();
+        }
         if self.more.capacity() > 0 {
             let _signals = SignalsBlocked::new();
             self.more = Vec::new();
@@ -241,6 +252,7 @@ fn whole(pager: &'static Pager, call: &Call) -> isize {
     for one in known.unwrap_or_default() {
         pin_use(&mut pins, call, one);
     }
+    pins.note(call);
     issue(call)
 }
 

@@ -58,6 +58,7 @@ pub fn message(pager: &'static Pager, call: &Call) -> isize {
         return issue(call);
     };
     if len <= CHUNK {
+        pins.note(call);
         return issue(call);
     }
     drop(pins);

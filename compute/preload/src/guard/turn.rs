@@ -142,6 +142,8 @@ pub struct Claim {
     /// Far ranges that are pinned: address and length.
     ranges: [(AtomicUsize, AtomicUsize); RANGES],
     count: AtomicUsize,
+    /// See [`Pager::losses`].
+    losses: AtomicU64,
 }
 
 impl Claim {
@@ -149,7 +151,8 @@ impl Claim {
     pub const fn new() -> Claim {
         let ranges = [const { (AtomicUsize::new(0), AtomicUsize::new(0)) }; RANGES];
         let (pages, serial) = (AtomicU64::new(0), AtomicU64::new(0));
-        Claim { pages, serial, sp: AtomicUsize::new(0), ranges, count: AtomicUsize::new(0) }
+        let (sp, count, losses) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicU64::new(0));
+        Claim { pages, serial, sp, ranges, count, losses }
     }
 
     /// In a forked child, which has neither claims nor pins.
@@ -164,8 +167,13 @@ impl Claim {
             return;
         }
         let _signals = SignalsBlocked::new();
-        for (at, len) in &self.ranges[..self.count.swap(0, Ordering::Relaxed)] {
-            pager().unpin(at.load(Ordering::Relaxed), len.load(Ordering::Relaxed));
+        let count = self.count.swap(0, Ordering::Relaxed);
+        if count > 0 {
+            let mut ranges = [(0, 0); RANGES];
+            for (to, (at, len)) in ranges.iter_mut().zip(&self.ranges) {
+                *to = (at.load(Ordering::Relaxed), len.load(Ordering::Relaxed));
+            }
+            pager().unpin_left(&ranges[..count], self.losses.load(Ordering::Relaxed));
         }
         pager().give_back_pins(self.pages.swap(0, Ordering::Relaxed));
     }
@@ -218,6 +226,7 @@ pub fn one(pager: &'static Pager, call: &Call, how: How, len: usize, buffers: us
                 let claim = &record.claim;
                 let serial = claim.serial.fetch_add(1, Ordering::Relaxed) + 1;
                 claim.sp.store(call.sp, Ordering::Relaxed);
+                claim.losses.store(pager.losses(), Ordering::Relaxed);
                 claim.pages.store(pages, Ordering::Relaxed);
                 return Some(One { record, serial, pins: ManuallyDrop::new(Pins::new(pager)) });
             }

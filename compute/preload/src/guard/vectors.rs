@@ -112,6 +112,7 @@ pub fn transfer(pager: &'static Pager, call: &Call) -> isize {
         return long(pager, call, total.min(MOST));
     }
     pins.add(at, count.min(MANY) * size_of::<libc::iovec>(), false);
+    pins.note(call);
     issue(call)
 }
 

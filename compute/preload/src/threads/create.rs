@@ -1,6 +1,6 @@
 //! `pthread_create`: a thread of the program's is ready for faults before it runs anything.
 
-use super::{OWNED, RECORDS, begin, current};
+use super::{OWNED, RECORDS, begin, current, has_stack};
 use crate::near;
 use crate::process::{pager, started};
 use crate::signals::masks;
@@ -14,6 +14,8 @@ pub struct Start {
     routine: usize,
     argument: usize,
     hidden: usize,
+    /// Bytes of its stack; 0: nobody knows.
+    stack: usize,
 }
 
 /// What `thread_begin` hands to the assembly: in rax and rdx.
@@ -49,6 +51,7 @@ unsafe extern "C" fn thread_begin(start: *mut Start) -> Go {
     // SAFETY: boxed by `thread`, which gave it to this thread alone.
     let start = *unsafe { Box::from_raw(start) };
     begin(start.hidden);
+    has_stack(start.stack);
     drop(blocked);
     // libc has set the thread's mask by a call of its own, which may not be among the patched.
     masks::open();
@@ -60,12 +63,44 @@ pub type Create =
     unsafe extern "C" fn(*mut usize, *const libc::pthread_attr_t, usize, *mut libc::c_void) -> libc::c_int;
 
 static REAL_CREATE: AtomicUsize = AtomicUsize::new(0);
+static REAL_DEFAULT: AtomicUsize = AtomicUsize::new(0);
 
 /// Looks libc's function up, before any hook runs.
 pub fn resolve() {
     // SAFETY: a lookup by name, from the constructor.
     let at = unsafe { libc::dlsym(libc::RTLD_NEXT, c"pthread_create".as_ptr()) };
+    // SAFETY: as above.
+    let default = unsafe { libc::dlsym(libc::RTLD_NEXT, c"pthread_getattr_default_np".as_ptr()) };
+    REAL_DEFAULT.store(default as usize, Ordering::Relaxed);
     REAL_CREATE.store(at as usize, Ordering::Release);
+}
+
+/// Bytes of the stack that a thread of such attributes gets at least.
+///
+/// # Safety
+/// As for `pthread_create`.
+unsafe fn stack_bytes(attributes: *const libc::pthread_attr_t) -> usize {
+    let mut bytes = 0;
+    if !attributes.is_null() {
+        // SAFETY: the program's attributes, as it gives them to libc.
+        unsafe { libc::pthread_attr_getstacksize(attributes, &mut bytes) };
+        return bytes;
+    }
+    let default = REAL_DEFAULT.load(Ordering::Relaxed);
+    if default == 0 {
+        return 0;
+    }
+    // SAFETY: libc's function of that name has this type, and fills what it succeeds with.
+    unsafe {
+        let default =
+            std::mem::transmute::<usize, unsafe extern "C" fn(*mut libc::pthread_attr_t) -> libc::c_int>(default);
+        let mut attributes: libc::pthread_attr_t = std::mem::zeroed();
+        if default(&mut attributes) == 0 {
+            libc::pthread_attr_getstacksize(&attributes, &mut bytes);
+            libc::pthread_attr_destroy(&mut attributes);
+        }
+    }
+    bytes
 }
 
 /// `pthread_create` of the program's.
@@ -95,10 +130,12 @@ pub unsafe fn thread(
     if OWNED.load(Ordering::Relaxed) > RECORDS - RECORDS / 16 {
         return libc::EAGAIN;
     }
+    // SAFETY: the caller's arguments.
+    let stack = unsafe { stack_bytes(attributes) };
     let start = {
         let _signals = SignalsBlocked::new();
         let hidden = current().hidden.load(Ordering::Relaxed);
-        Box::into_raw(Box::new(Start { routine, argument: argument as usize, hidden }))
+        Box::into_raw(Box::new(Start { routine, argument: argument as usize, hidden, stack }))
     };
     let mut job = Pinning { attributes: attributes as usize, stack: near::stack_pointer() };
     // On a near stack: pinning the stack one stands on would be a fault inside the pager.
