@@ -68,6 +68,12 @@ fn signals_in_faults() -> Result<()> {
     Ok(())
 }
 
+/// Signal handlers are unwound to what they interrupted.
+#[test]
+fn unwinds() -> Result<()> {
+    built("unwinds", &["-fexceptions", "-fnon-call-exceptions", "-rdynamic"])
+}
+
 /// Calls that transfer up to half of local memory are made as one; those of several threads take turns.
 #[test]
 fn one_call() -> Result<()> {

@@ -18,8 +18,8 @@
 //! all signals blocked.
 
 use super::frame::{
-    EXTENDED_MAGIC, FRAME_BYTES, INFO_BYTES, LEGACY_BYTES, MASK_AT, R14_AT, RIP_AT, RSP_AT, UCONTEXT_BYTES, VECTOR_AT,
-    read,
+    EXTENDED_MAGIC, FRAME_BYTES, INFO_BYTES, LEGACY_BYTES, MASK_AT, R14_AT, REGISTERS_AT, RIP_AT, RSP_AT,
+    UCONTEXT_BYTES, VECTOR_AT, read,
 };
 use super::{KernelAction, OURS, actions, masks, resume, stacks};
 use crate::gate::{GATE, RETURN};
@@ -88,6 +88,33 @@ core::arch::global_asm!(
     ".size farmem_on_signal, .-farmem_on_signal",
     // Where a handler on a far stack returns to: rsp is at the ucontext. Signals are blocked until the kernel restores the
     // mask, and before the stack is left: until then they find the handler's.
+    // Who unwinds the handler (an exception, a backtrace, a cancellation) finds what it interrupted in the ucontext, as
+    // from libc's restorer: rsp is where the kernel's frame would have it. It looks for a return address from a byte
+    // before, hence the `nop`. (The gate's restorer is known by its bytes; these are others.)
+    ".macro farmem_at register, at",
+    ".cfi_escape 0x10, \\register, 3, 0x77, (\\at) % 128 + 128, (\\at) / 128", // DW_CFA_expression: DW_OP_breg7 at
+    ".endm",
+    ".cfi_startproc",
+    ".cfi_signal_frame",
+    ".cfi_escape 0x0f, 4, 0x77, ({regs} + 15 * 8) % 128 + 128, ({regs} + 15 * 8) / 128, 0x06", // the CFA: rsp there
+    "farmem_at 8, {regs}",
+    "farmem_at 9, {regs}+1*8",
+    "farmem_at 10, {regs}+2*8",
+    "farmem_at 11, {regs}+3*8",
+    "farmem_at 12, {regs}+4*8",
+    "farmem_at 13, {regs}+5*8",
+    "farmem_at 14, {regs}+6*8",
+    "farmem_at 15, {regs}+7*8",
+    "farmem_at 5, {regs}+8*8",
+    "farmem_at 4, {regs}+9*8",
+    "farmem_at 6, {regs}+10*8",
+    "farmem_at 3, {regs}+11*8",
+    "farmem_at 1, {regs}+12*8",
+    "farmem_at 0, {regs}+13*8",
+    "farmem_at 2, {regs}+14*8",
+    "farmem_at 7, {regs}+15*8",
+    "farmem_at 16, {regs}+16*8",
+    "nop",
     ".globl farmem_leave_handler",
     ".hidden farmem_leave_handler",
     ".type farmem_leave_handler,@function",
@@ -100,6 +127,7 @@ core::arch::global_asm!(
     "movabs rbx, {gate}",
     "lea r14, [rip + 4f]",
     "jmp rbx",
+    ".cfi_endproc",
     "4:",
     "mov rsi, rsp",
     "lea rdi, [rip + {bring_near}]",
@@ -112,6 +140,7 @@ core::arch::global_asm!(
     "jmp rbx",
     ".size farmem_leave_handler, .-farmem_leave_handler",
     info = const 8 + UCONTEXT_BYTES,
+    regs = const REGISTERS_AT,
     setmask = const libc::SIG_SETMASK,
     sigprocmask = const libc::SYS_rt_sigprocmask,
     sigaltstack = const libc::SYS_sigaltstack,
