@@ -78,6 +78,19 @@ fn streams() -> Result<()> {
     Ok(())
 }
 
+/// Signal handlers are unwound to what they interrupted.
+#[test]
+fn unwinds() -> Result<()> {
+    built("unwinds", &["-fexceptions", "-fnon-call-exceptions", "-rdynamic"])
+}
+
+/// Threads that are cancelled in a call are unwound: wherever they wait, and at each instruction of a call.
+#[test]
+fn cancels() -> Result<()> {
+    built("cancels", &["-fexceptions", "-rdynamic"])?;
+    built("cancel_steps", &["-fexceptions"])
+}
+
 /// Calls that transfer up to half of local memory are made as one; those of several threads take turns.
 #[test]
 fn one_call() -> Result<()> {

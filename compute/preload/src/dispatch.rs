@@ -11,6 +11,7 @@ use crate::signals::{actions, masks, stacks};
 use crate::{exec, fork, guard, limits, mappings, near, robust, sandbox, threads};
 use farmem_protocol::addr::is_far;
 use farmem_sys::raw::{SignalsBlocked, owns_fd, syscall, syscall_for_program};
+use std::sync::atomic::Ordering;
 
 const ENOSYS: isize = -(libc::ENOSYS as isize);
 const EINVAL: isize = -(libc::EINVAL as isize);
@@ -19,6 +20,10 @@ const EBADF: isize = -(libc::EBADF as isize);
 /// Decides and makes a call; returns what the kernel would.
 pub fn dispatch(call: &Call) -> isize {
     let [a, b, c, d, ..] = call.args;
+    if matches!(call.nr, libc::SYS_execve | libc::SYS_execveat | libc::SYS_exit | libc::SYS_exit_group) {
+        // Who does not come back is in no call any more. A vfork child has its parent's record.
+        threads::current().site.store(0, Ordering::Relaxed);
+    }
     match call.nr {
         libc::SYS_mmap => mappings::mmap(call),
         libc::SYS_brk => mappings::brk(call, a),

@@ -4,7 +4,7 @@
 //! memory: a dispatch that begins on a far stack (a coroutine's) goes on on a near
 //! one, taken from a pool and given back at the end. A signal handler of the
 //! program's that interrupts it there and leaves by `siglongjmp` keeps that stack
-//! for good; there are [`STACKS`].
+//! for good; there are [`STACKS`]. A thread that is cancelled there gives it back when it ends.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -86,6 +86,15 @@ pub fn program_of(addr: usize) -> Option<usize> {
     }
     // SAFETY: the top of that stack, where the switch to it has put the caller's stack pointer.
     Some(unsafe { ((base + (((offset >> SHIFT) + 1) << SHIFT) - 8) as *const usize).read() })
+}
+
+/// Gives back the stack of the pool that an address lies on, if any: what was done there is never gone on with.
+pub fn abandon(addr: usize) {
+    if program_of(addr).is_some() {
+        // SAFETY: set once at start.
+        let index = addr.wrapping_sub(unsafe { BASE }) >> SHIFT;
+        USED[index / 32].fetch_and(!(1 << (index % 32)), Ordering::Relaxed);
+    }
 }
 
 /// Ends the calling thread or process by such a call, which must not be refused, and gives the stack back, if it is on

@@ -45,9 +45,13 @@
 use crate::call::Call;
 use crate::filter::Missed;
 use crate::fork;
+use crate::gate::GATE;
 use crate::signals;
+use crate::threads::{self, Record};
 use core::arch::x86_64::*;
 use farmem_sys::raw::{checked, syscall};
+use std::sync::OnceLock;
+use std::sync::atomic::Ordering;
 
 /// Numbers that are dispatched whatever their arguments: mappings, masks, descriptors, and calls
 /// whose near arguments point to structures with far pointers in them.
@@ -68,13 +72,20 @@ core::arch::global_asm!(
     "cmp rax, 511", "ja 3f",
     "lea rcx, [rip + {always}]",
     "cmp byte ptr [rcx + rax], 0", "jne 2f",
-    "3:", "syscall", "ret",
+    "3:",
+    ".globl farmem_site_call",
+    ".hidden farmem_site_call",
+    "farmem_site_call:",
+    "syscall", "ret",
     // The slow way: Rust, with what C code of libc may still hold in registers kept. libc's C code
     // is compiled for the baseline, so that is the general registers and sixteen xmm ones.
     "2:",
+    ".globl farmem_site_slow",
+    ".hidden farmem_site_slow",
+    "farmem_site_slow:",
     "push rbp", "mov rbp, rsp",
     "and rsp, -64",
-    "sub rsp, 0x140",
+    "sub rsp, 0x180",
     "movaps [rsp], xmm0", "movaps [rsp+0x10], xmm1", "movaps [rsp+0x20], xmm2", "movaps [rsp+0x30], xmm3",
     "movaps [rsp+0x40], xmm4", "movaps [rsp+0x50], xmm5", "movaps [rsp+0x60], xmm6", "movaps [rsp+0x70], xmm7",
     "movaps [rsp+0x80], xmm8", "movaps [rsp+0x90], xmm9", "movaps [rsp+0xa0], xmm10", "movaps [rsp+0xb0], xmm11",
@@ -83,10 +94,40 @@ core::arch::global_asm!(
     "mov [rsp+0x108], rdi", "mov [rsp+0x110], rsi", "mov [rsp+0x118], rdx",
     "mov [rsp+0x120], r10", "mov [rsp+0x128], r8", "mov [rsp+0x130], r9",
     "mov [rsp+0x138], rbp",
+    "mov [rsp+0x140], rbx", "mov [rsp+0x148], r12", "mov [rsp+0x150], r13", "mov [rsp+0x158], r14",
+    "mov [rsp+0x160], r15",
+    "cld",
+    // The thread's record, as `threads::current` finds it; none: it is noted nowhere.
+    "mov r8, fs:[0]",
+    "movabs rdx, {hash}",
+    "mov rcx, r8", "shr rcx, 6", "imul rcx, rdx", "shr rcx, {shift}",
+    "imul rcx, rcx, {record}",
+    "lea r9, [rip + {records}]",
+    "lea rdx, [r9 + {all}]",
+    "add rcx, r9",
+    "4:",
+    "mov r10, [rcx + {owner}]",
+    "cmp r10, r8", "je 5f",
+    "test r10, r10", "jz 6f",
+    "add rcx, {record}",
+    "cmp rcx, rdx", "cmove rcx, r9",
+    "jmp 4b",
+    "6:", "xor ecx, ecx",
+    "5:",
+    "mov [rsp+0x168], rcx",
     "lea rsi, [rsp+0x100]",
     "lea rdi, [rip + {from_site}]",
-    "cld",
+    "test rcx, rcx", "jz 7f",
+    "mov [rcx + {site}], rsi",
+    "7:",
     "call {near}",
+    ".globl farmem_site_served",
+    ".hidden farmem_site_served",
+    "farmem_site_served:",
+    "mov rcx, [rsp+0x168]",
+    "test rcx, rcx", "jz 8f",
+    "mov qword ptr [rcx + {site}], 0",
+    "8:",
     "movaps xmm0, [rsp]", "movaps xmm1, [rsp+0x10]", "movaps xmm2, [rsp+0x20]", "movaps xmm3, [rsp+0x30]",
     "movaps xmm4, [rsp+0x40]", "movaps xmm5, [rsp+0x50]", "movaps xmm6, [rsp+0x60]", "movaps xmm7, [rsp+0x70]",
     "movaps xmm8, [rsp+0x80]", "movaps xmm9, [rsp+0x90]", "movaps xmm10, [rsp+0xa0]", "movaps xmm11, [rsp+0xb0]",
@@ -95,19 +136,188 @@ core::arch::global_asm!(
     "mov r10, [rsp+0x120]", "mov r8, [rsp+0x128]", "mov r9, [rsp+0x130]",
     "mov rsp, rbp",
     "pop rbp",
+    ".globl farmem_site_left",
+    ".hidden farmem_site_left",
+    "farmem_site_left:",
     "ret",
     ".size farmem_site, .-farmem_site",
     always = sym ALWAYS,
     near = sym crate::near::farmem_near_call,
     from_site = sym from_site,
+    hash = const threads::HASH,
+    shift = const usize::BITS - threads::RECORDS_SHIFT,
+    records = sym threads::RECORDS_OF_THREADS,
+    record = const size_of::<Record>(),
+    all = const size_of::<Record>() * threads::RECORDS,
+    owner = const Record::OWNER_AT,
+    site = const std::mem::offset_of!(Record, site),
 );
 
 unsafe extern "C" {
     fn farmem_site();
+    // Places in it, never called: the call itself, the slow way, behind its work, and the slow way's last instruction.
+    fn farmem_site_call();
+    fn farmem_site_slow();
+    fn farmem_site_served();
+    fn farmem_site_left();
 }
 
-extern "C" fn from_site(call: &mut Call) -> isize {
-    signals::dispatch_from(call)
+extern "C" fn from_site(kept: &mut Kept) -> isize {
+    signals::dispatch_from(&kept.call)
+}
+
+/// What the slow way keeps of a call in its frame, for [`Record::site`] to name. Layout known to the assembly.
+#[repr(C)]
+struct Kept {
+    /// Its `sp` is where the caller's rbp is, and above it what the stub's call is to return to.
+    call: Call,
+    /// rbx, r12, r13, r14, r15: of libc's, for who unwinds the call.
+    registers: [usize; 5],
+    /// The record that names this; 0: none does.
+    record: usize,
+}
+const _: () = assert!(std::mem::offset_of!(Kept, registers) == 0x40 && std::mem::offset_of!(Kept, record) == 0x68);
+
+/// A stub whose call has a place in libc, for signals that come in it.
+struct Stub {
+    at: usize,
+    /// Its call of [`farmem_site`], and behind that.
+    call: usize,
+    called: usize,
+    end: usize,
+    place: usize,
+    kind: Kind,
+}
+
+/// By address; set once libc is patched.
+static STUBS: OnceLock<Vec<Stub>> = OnceLock::new();
+
+/// Room that a stub leaves to the caller's red zone.
+const SKIPPED: usize = 128;
+/// The most of a stack that the runtime takes for a call.
+const DEPTH: usize = threads::ALTERNATE_BYTES;
+
+/// Where libc stands that makes a call by a stub: as it would natively.
+///
+/// ```text
+/// stub, farmem_site up to its `syscall`   at that instruction of libc's       the same: nothing has happened yet
+/// farmem_site behind it, rest of the stub behind that instruction of libc's   the same, but for a comparison that was patched over
+/// the slow way, and all it calls          behind that instruction             to look at only
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Standing {
+    pub rip: usize,
+    pub rsp: usize,
+    pub rbp: usize,
+    /// rbx, r12, r13, r14, r15, where the runtime may have others in the registers.
+    pub registers: Option<[usize; 5]>,
+    /// Bits of a comparison that belongs before it and is no more in libc, of the result with the first error; 0: none.
+    pub compared: u32,
+    /// Whether the thread may go on there as well as where it is.
+    pub same: bool,
+    /// Whether the registers that a call keeps are the caller's, or `registers`.
+    pub exact: bool,
+}
+
+impl Stub {
+    /// The offset of the `syscall` instruction, natively, from the place that is patched.
+    fn instruction(&self) -> usize {
+        self.place
+            + match self.kind {
+                Kind::Mov(_) => 5,
+                Kind::MovLea(_) => 12,
+                Kind::Compare64 | Kind::Compare32 => 0,
+                Kind::Loop => 4,
+            }
+    }
+
+    /// Nothing has happened yet. `at_call`: but that it was decided that the kernel may be asked as it stands; the number may
+    /// be that of a call which is to go on after a signal.
+    fn before(&self, at_call: bool, rsp: usize, rbp: usize) -> Standing {
+        let (rip, same) = match self.kind {
+            // The load and what the stub does are done again.
+            Kind::Mov(_) if !at_call => (self.place, true),
+            // What lies between is not to be done twice.
+            Kind::MovLea(_) if !at_call => (self.instruction(), false),
+            _ => (self.instruction(), true),
+        };
+        Standing { rip, rsp, rbp, registers: None, compared: 0, same, exact: true }
+    }
+
+    fn after(&self, rsp: usize, rbp: usize) -> Standing {
+        let (compared, compare) = match self.kind {
+            Kind::Compare64 => (64, COMPARE64.len()),
+            Kind::Compare32 => (32, COMPARE32.len()),
+            _ => (0, 0),
+        };
+        let rip = self.instruction() + SYSCALL.len() + compare;
+        // The comparison is still to come where a handler changes the result.
+        Standing { rip, rsp, rbp, registers: None, compared, same: compared == 0, exact: true }
+    }
+}
+
+/// Where libc stands, if a thread that is at `rip` makes a call for it. `below`: the program's stack pointer, which is `rsp`
+/// but for what goes on on a near stack instead of a far one.
+///
+/// # Safety
+/// They must be a thread's that was interrupted, and its stack as it is.
+pub unsafe fn standing(record: &Record, rip: usize, rsp: usize, rbp: usize, below: usize) -> Option<Standing> {
+    let stubs = STUBS.get()?;
+    let (first, last) = (stubs.first()?, stubs.last()?);
+    let called = |to: usize| Some(&stubs[stubs.binary_search_by_key(&to, |stub| stub.called).ok()?]);
+    // SAFETY: the caller's.
+    let word = |at: usize| unsafe { (at as *const usize).read_unaligned() };
+    if (first.at..last.end).contains(&rip) {
+        let stub = &stubs[stubs.partition_point(|stub| stub.end <= rip)];
+        let skipped = if rip == stub.call || rip == stub.called { SKIPPED } else { 0 };
+        return match rip {
+            rip if rip < stub.at => None,
+            rip if rip < stub.called => Some(stub.before(false, rsp + skipped, rbp)),
+            _ => Some(stub.after(rsp + skipped, rbp)),
+        };
+    }
+    let at = |place: unsafe extern "C" fn()| place as *const () as usize;
+    let (entry, call, slow, served, left) =
+        (at(farmem_site), at(farmem_site_call), at(farmem_site_slow), at(farmem_site_served), at(farmem_site_left));
+    if (entry..=slow).contains(&rip) || rip == left {
+        let (stub, rsp) = (called(word(rsp))?, rsp + 8 + SKIPPED);
+        return Some(match rip {
+            rip if rip == left || rip > call && rip < slow => stub.after(rsp, rbp),
+            rip => stub.before(rip == call, rsp, rbp),
+        });
+    }
+    let by_frame = |frame: usize| Some((called(word(frame + 8))?, frame + 16 + SKIPPED, word(frame)));
+    if (slow..left).contains(&rip) {
+        // Behind its first instruction the frame is there, and behind its second rbp says where.
+        let (stub, rsp, rbp) = by_frame(if rip == slow + 1 { rsp } else { rbp })?;
+        let standing = if rip < served { stub.before(false, rsp, rbp) } else { stub.after(rsp, rbp) };
+        return Some(Standing { same: false, exact: false, ..standing });
+    }
+    let site = record.site.load(Ordering::Relaxed);
+    // Is it that call still? Handlers that interrupt it are told apart where they are delivered, and who leaves one by a jump
+    // leaves nothing in the record. But a vfork child has its parent's, and may have been killed in a call: the parent is no
+    // more in the runtime then, nor near that place on its stack. And who shares a thread's record has another stack.
+    let ours = |at: usize| is_runtimes(at) || at & !0xfff == GATE;
+    if !(below + 1..below + DEPTH).contains(&site) || !ours(rip) && !ours(word(rsp)) {
+        return None;
+    }
+    // SAFETY: on the program's stack, above where it stands.
+    let kept = unsafe { &*(site as *const Kept) };
+    if !(site..site + DEPTH).contains(&kept.call.sp) {
+        return None;
+    }
+    let (stub, rsp, rbp) = by_frame(kept.call.sp)?;
+    Some(Standing { same: false, exact: false, registers: Some(kept.registers), ..stub.after(rsp, rbp) })
+}
+
+/// Whether an address is in the runtime's own code.
+fn is_runtimes(at: usize) -> bool {
+    unsafe extern "C" {
+        static __ehdr_start: u8;
+        static etext: u8;
+    }
+    // What libc has of leaves, memcpy above all, is called from there.
+    (&raw const __ehdr_start as usize..&raw const etext as usize).contains(&at)
 }
 
 /// Marks a number as always dispatched. Before [`patch`] only.
@@ -159,6 +369,7 @@ pub unsafe fn patch(start: usize, end: usize, stubs: usize) -> Option<Missed> {
         }
     };
     let missed = missed(&instructions, &sites).into_iter().map(|offset| start + offset + 2).collect();
+    let mut known = Vec::with_capacity(sites.len());
     for site in sites {
         let place = start + site.offset;
         let mut code: Vec<u8> = Vec::with_capacity(64);
@@ -227,8 +438,10 @@ pub unsafe fn patch(start: usize, end: usize, stubs: usize) -> Option<Missed> {
             code.extend(&text[site.offset..site.offset + 4]);
         }
         code.extend([0x48, 0x8d, 0x64, 0x24, 0x80]); // lea rsp,[rsp-128]
+        let call = at + code.len();
         code.extend([0xff, 0x15]); // call [rip+rel]
         code.extend(rel(at + code.len() + 4, stubs));
+        let called = at + code.len();
         code.extend([0x48, 0x8d, 0xa4, 0x24, 0x80, 0, 0, 0]); // lea rsp,[rsp+128]
         let (compare, back): (&[u8], usize) = match site.kind {
             Kind::Mov(_) => (&[], place + 7),
@@ -241,8 +454,13 @@ pub unsafe fn patch(start: usize, end: usize, stubs: usize) -> Option<Missed> {
         code.push(0xe9);
         code.extend(rel(at + code.len() + 4, back));
         put(place, at, &code);
+        let forks = matches!(site.kind, Kind::MovLea(nr) if nr as i64 == libc::SYS_clone);
+        if site.kind != Kind::Loop && !forks {
+            known.push(Stub { at, call, called, end: at + code.len(), place, kind: site.kind });
+        }
         at = (at + code.len()).next_multiple_of(16);
     }
+    let _ = STUBS.set(known);
     let run = (libc::PROT_READ | libc::PROT_EXEC) as usize;
     // SAFETY: both ranges as above.
     unsafe {
@@ -536,6 +754,21 @@ mod tests {
         }
         text.extend([0x90; 8]);
         assert_eq!(find(&text), [munmap, end]);
+    }
+
+    /// Where libc stands before a call and behind it, and whether the thread may go on there.
+    #[test]
+    fn a_stub_stands_for_its_place() {
+        let at = |kind| {
+            let stub = Stub { at: 0x100, call: 0x10a, called: 0x110, end: 0x11d, place: 0x1000, kind };
+            let [before, called, after] = [stub.before(false, 8, 9), stub.before(true, 8, 9), stub.after(8, 9)];
+            assert!([before, called, after].iter().all(|at| at.rsp == 8 && at.rbp == 9 && at.exact));
+            [before, called, after].map(|at| (at.rip - stub.place, at.same))
+        };
+        assert_eq!(at(Kind::Mov(202)), [(0, true), (5, true), (7, true)]);
+        assert_eq!(at(Kind::MovLea(14)), [(12, false), (12, true), (14, true)]);
+        assert_eq!(at(Kind::Compare64), [(0, true), (0, true), (8, false)]);
+        assert_eq!(at(Kind::Compare32), [(0, true), (0, true), (7, false)]);
     }
 
     /// The quick searches, against plain ones, in real code: of this test.

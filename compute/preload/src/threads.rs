@@ -14,6 +14,7 @@ pub use alternate::{ALTERNATE_BYTES, RETURN_BYTES};
 
 use crate::guard::held::Held;
 use crate::guard::turn::Claim;
+use crate::near;
 use crate::process::pager;
 use farmem_pager::ending;
 use farmem_protocol::exit;
@@ -23,8 +24,11 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// Threads at once, one more than can be. Two for a mapping of each (a stack and its guard) come to as many as Linux
 /// allows a process unless told otherwise.
-const RECORDS: usize = 1 << RECORDS_SHIFT;
-const RECORDS_SHIFT: u32 = 15;
+pub const RECORDS: usize = 1 << RECORDS_SHIFT;
+/// See [`RECORDS`]; known to the assembly in [`crate::sites`], as are [`HASH`] and what [`places`] says.
+pub const RECORDS_SHIFT: u32 = 15;
+/// Spreads thread pointers over the records.
+pub const HASH: usize = 0x9E37_79B9_7F4A_7C15;
 /// A record's owner that was, and is none: nobody's thread pointer. Not 0, at which a search ends: others may lie behind.
 /// Where none do it becomes 0 again, or after enough threads no search would end.
 const GIVEN_BACK: usize = 1;
@@ -97,9 +101,17 @@ pub struct Record {
     pub notes: Held,
     /// The lowest address that is known to be of the thread's own stack, whose highest is by its thread pointer. 0: none is.
     stack_from: AtomicUsize,
+    /// Where [`crate::sites`] keeps the call of libc's that the runtime is making for the thread; 0: none, or a handler of
+    /// the program's has come between.
+    pub site: AtomicUsize,
+    /// Where the runtime stood when libc's handler came to cancel the thread; 0: that has returned, or none came.
+    pub cancelled_at: AtomicUsize,
 }
 
 impl Record {
+    /// Where its owner stands in it.
+    pub const OWNER_AT: usize = std::mem::offset_of!(Record, owner);
+
     const fn new() -> Record {
         const fn zero() -> AtomicUsize {
             AtomicUsize::new(0)
@@ -125,16 +137,17 @@ impl Record {
             claim: Claim::new(),
             notes: Held::new(),
             stack_from: zero(),
+            site: zero(),
+            cancelled_at: zero(),
         }
     }
 
     /// Nothing is left of a thread before.
     fn clean(&self, hidden: usize) {
         self.hidden.store(hidden, Ordering::Relaxed);
-        for field in [&self.pending, &self.asked_at, &self.asked_size, &self.refused, &self.serving, &self.wait_at] {
-            field.store(0, Ordering::Relaxed);
-        }
-        self.stack_from.store(0, Ordering::Relaxed);
+        let fields = [&self.pending, &self.asked_at, &self.asked_size, &self.refused, &self.serving, &self.wait_at];
+        let more = [&self.stack_from, &self.site, &self.cancelled_at];
+        fields.iter().chain(&more).for_each(|field| field.store(0, Ordering::Relaxed));
     }
 
     /// What the same thread had in another record, by another thread pointer: the kernel goes on with its alternate stack
@@ -198,7 +211,8 @@ impl Record {
     }
 }
 
-static RECORDS_OF_THREADS: [Record; RECORDS] = [const { Record::new() }; RECORDS];
+/// By thread pointer.
+pub static RECORDS_OF_THREADS: [Record; RECORDS] = [const { Record::new() }; RECORDS];
 
 fn thread_pointer() -> usize {
     let tp: usize;
@@ -221,7 +235,7 @@ pub fn current() -> &'static Record {
 /// Where the search for a thread pointer's record begins.
 #[inline]
 fn home(tp: usize) -> usize {
-    (tp >> 6).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (64 - RECORDS_SHIFT)
+    (tp >> 6).wrapping_mul(HASH) >> (64 - RECORDS_SHIFT)
 }
 
 fn search(tp: usize) -> &'static Record {
@@ -335,6 +349,7 @@ pub fn end() {
         from => from.min(tp),
     };
     record.notes.end(record, from..tp);
+    near::abandon(record.cancelled_at.swap(0, Ordering::Relaxed));
     pager().thread_is_gone();
     let none = libc::stack_t { ss_sp: std::ptr::null_mut(), ss_flags: libc::SS_DISABLE, ss_size: 0 };
     // SAFETY: the structure is live.
@@ -372,6 +387,8 @@ pub fn forget_in_child(forker: &Record) {
     // Calls that a handler forked in may be on the way back, and another thread's in the midst of a note.
     own.notes.forget();
     forker.notes.forget();
+    // Its stack is free here, or another's by now ([`near::forget_in_child`]).
+    own.cancelled_at.store(0, Ordering::Relaxed);
     if OWNED.load(Ordering::Relaxed) == 1 {
         return;
     }

@@ -85,7 +85,10 @@ fn is_ours(signal: i32) -> bool {
 }
 
 /// libc's signal for `pthread_cancel`.
-const CANCEL: i32 = 32;
+pub const CANCEL: i32 = 32;
+/// Whether libc has its handler for it: then every handler is delivered, by whom that one sees where libc stands
+/// ([`super::view`]).
+static CANCELS: AtomicBool = AtomicBool::new(false);
 /// libc cancels a waiting call by where the thread stands (glibc 2.41), which is not where libc looks.
 static CANCEL_BY_PLACE: AtomicBool = AtomicBool::new(false);
 
@@ -162,6 +165,11 @@ pub fn rt_sigaction(signal: i32, new: usize, old: usize, size: usize) -> isize {
     };
     let mut before = KernelAction::DEFAULT;
     let own = is_own();
+    if signal == CANCEL && own && wanted.is_some_and(|action| action.is_function()) && !CANCELS.load(Ordering::Relaxed)
+    {
+        CANCELS.store(true, Ordering::SeqCst);
+        deliver_all();
+    }
     {
         let _signals = SignalsBlocked::new();
         let mut program = PROGRAM.lock();
@@ -174,7 +182,7 @@ pub fn rt_sigaction(signal: i32, new: usize, old: usize, size: usize) -> isize {
             if !own && wanted.is_some_and(|action| action.is_function()) {
                 resume::end();
             }
-            let delivered = far_stacks() || own && resume::has_begun();
+            let delivered = far_stacks() || own && (resume::has_begun() || CANCELS.load(Ordering::Relaxed));
             let told = wanted.as_ref().map(|action| for_kernel(signal, action, delivered));
             let ret = set_action(signal, told.as_ref(), Some(&mut before));
             if ret < 0 {

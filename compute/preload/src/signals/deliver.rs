@@ -18,11 +18,12 @@
 //! all signals blocked.
 
 use super::frame::{
-    EXTENDED_MAGIC, FRAME_BYTES, INFO_BYTES, LEGACY_BYTES, MASK_AT, R14_AT, RIP_AT, RSP_AT, UCONTEXT_BYTES, VECTOR_AT,
-    read,
+    EXTENDED_MAGIC, FLAGS_AT, FRAME_BYTES, INFO_BYTES, LEGACY_BYTES, MASK_AT, R12_AT, R13_AT, R14_AT, RAX_AT, RDI_AT,
+    RDX_AT, REGISTERS_AT, RIP_AT, RSI_AT, RSP_AT, UCONTEXT_BYTES, VECTOR_AT, read,
 };
+use super::view::{self, View};
 use super::{KernelAction, OURS, actions, masks, resume, stacks};
-use crate::gate::{GATE, RETURN};
+use crate::gate::{AFTER_THREAD, GATE, RETURN};
 use crate::{near, threads};
 use farmem_protocol::addr::is_far;
 use farmem_sys::raw::GATE_THREAD;
@@ -88,10 +89,47 @@ core::arch::global_asm!(
     ".size farmem_on_signal, .-farmem_on_signal",
     // Where a handler on a far stack returns to: rsp is at the ucontext. Signals are blocked until the kernel restores the
     // mask, and before the stack is left: until then they find the handler's.
+    // Who unwinds the handler (an exception, a backtrace, a cancellation) finds what it interrupted in the ucontext, as
+    // from libc's restorer: rsp is where the kernel's frame would have it. It looks for a return address from a byte
+    // before, hence the `nop`. (The gate's restorer is known by its bytes; these are others.)
+    ".macro farmem_at register, at",
+    ".cfi_escape 0x10, \\register, 3, 0x77, (\\at) % 128 + 128, (\\at) / 128", // DW_CFA_expression: DW_OP_breg7 at
+    ".endm",
+    ".cfi_startproc",
+    ".cfi_signal_frame",
+    ".cfi_escape 0x0f, 4, 0x77, ({regs} + 15 * 8) % 128 + 128, ({regs} + 15 * 8) / 128, 0x06", // the CFA: rsp there
+    "farmem_at 8, {regs}",
+    "farmem_at 9, {regs}+1*8",
+    "farmem_at 10, {regs}+2*8",
+    "farmem_at 11, {regs}+3*8",
+    "farmem_at 12, {regs}+4*8",
+    "farmem_at 13, {regs}+5*8",
+    "farmem_at 14, {regs}+6*8",
+    "farmem_at 15, {regs}+7*8",
+    "farmem_at 5, {regs}+8*8",
+    "farmem_at 4, {regs}+9*8",
+    "farmem_at 6, {regs}+10*8",
+    "farmem_at 3, {regs}+11*8",
+    "farmem_at 1, {regs}+12*8",
+    "farmem_at 0, {regs}+13*8",
+    "farmem_at 2, {regs}+14*8",
+    "farmem_at 7, {regs}+15*8",
+    "farmem_at 16, {regs}+16*8",
+    "nop",
+    // … and one that has not seen where it is to return to.
+    ".globl farmem_leave_call",
+    ".hidden farmem_leave_call",
+    ".type farmem_leave_call,@function",
+    "farmem_leave_call:",
+    "lea r12, [rip + {bring_back}]",
+    "jmp 3f",
+    "nop",
     ".globl farmem_leave_handler",
     ".hidden farmem_leave_handler",
     ".type farmem_leave_handler,@function",
     "farmem_leave_handler:",
+    "lea r12, [rip + {bring_near}]",
+    "3:",
     "mov edi, {setmask}",
     "lea rsi, [rip + {all}]",
     "xor edx, edx",
@@ -100,9 +138,10 @@ core::arch::global_asm!(
     "movabs rbx, {gate}",
     "lea r14, [rip + 4f]",
     "jmp rbx",
+    ".cfi_endproc",
     "4:",
     "mov rsi, rsp",
-    "lea rdi, [rip + {bring_near}]",
+    "mov rdi, r12",
     "lea rsp, [rsp - 8]",
     "and rsp, -16",
     "call {near}",
@@ -112,6 +151,7 @@ core::arch::global_asm!(
     "jmp rbx",
     ".size farmem_leave_handler, .-farmem_leave_handler",
     info = const 8 + UCONTEXT_BYTES,
+    regs = const REGISTERS_AT,
     setmask = const libc::SIG_SETMASK,
     sigprocmask = const libc::SYS_rt_sigprocmask,
     sigaltstack = const libc::SYS_sigaltstack,
@@ -119,6 +159,7 @@ core::arch::global_asm!(
     gate = const GATE + GATE_THREAD,
     by_kernel = const RETURN,
     bring_near = sym bring_near,
+    bring_back = sym bring_back,
     handle = sym handle,
     near = sym near::farmem_near_call,
 );
@@ -128,6 +169,7 @@ unsafe extern "C" {
     fn farmem_set_mask();
     fn farmem_mask_set();
     fn farmem_leave_handler();
+    fn farmem_leave_call();
     /// The kernel's handler for signals of the program's that must not come on the interrupted stack.
     fn farmem_on_signal();
 }
@@ -176,6 +218,32 @@ unsafe fn begin_mask_again(context: usize) {
     }
 }
 
+/// A signal that came behind that call, when the handler before it was as good as entered: it is. Who unwinds this one's
+/// handler goes on from there to what the first has interrupted.
+///
+/// # Safety
+/// As [`begin_mask_again`].
+unsafe fn enter_first(context: usize) {
+    // SAFETY: the kernel's frame, by the caller's word; what the instructions that are left do.
+    unsafe {
+        let (rip, next, rsp) = (read(context + RIP_AT), read(context + R14_AT), read(context + RSP_AT));
+        let (from, to) = (farmem_mask_set as *const () as usize, farmem_on_signal as *const () as usize);
+        if !((from..to).contains(&rip) || rip == AFTER_THREAD && next == from) {
+            return;
+        }
+        let set = |at: usize, value: usize| ((context + at) as *mut usize).write(value);
+        set(RDI_AT, read(context + R13_AT) as u32 as usize);
+        set(RDX_AT, rsp + 8);
+        set(RSI_AT, rsp + 8 + UCONTEXT_BYTES);
+        set(RAX_AT, 0);
+        set(FLAGS_AT, read(context + FLAGS_AT) & !DIRECTION);
+        set(RIP_AT, read(context + R12_AT));
+    }
+}
+
+/// The flag that `cld` clears.
+const DIRECTION: usize = 1 << 10;
+
 /// Runs a handler of the program's for the signal whose frame is `info`, `context`; it returns to the interrupted code.
 ///
 /// The frame stays where it is where a thread has no near stack, or was on it already.
@@ -189,6 +257,7 @@ pub unsafe fn deliver(signal: i32, action: &KernelAction, info: usize, context: 
     // SAFETY: the kernel's frame.
     let context = unsafe {
         begin_mask_again(context);
+        enter_first(context);
         resume::interrupted(context).unwrap_or(context)
     };
     // SAFETY: fields of the kernel's ucontext.
@@ -232,8 +301,14 @@ pub unsafe fn deliver(signal: i32, action: &KernelAction, info: usize, context: 
         program - RED_ZONE
     };
     let vector_bytes = if vector == 0 { 0 } else { vector_bytes(vector) };
-    let (vector_copy, frame) = places(top, vector_bytes);
-    let restorer = if is_far(frame) { farmem_leave_handler as *const () as usize } else { RETURN };
+    // SAFETY: the kernel's frame.
+    let view = if in_trap { View::PLAIN } else { unsafe { View::of(record, context, signal, program) } };
+    let (vector_copy, frame) = places(top, vector_bytes, view.beside());
+    let restorer = match view.beside() {
+        0 if !is_far(frame) => RETURN,
+        0 => farmem_leave_handler as *const () as usize,
+        _ => farmem_leave_call as *const () as usize,
+    };
     // SAFETY: the target is the program's stack, below what it uses, as the kernel would write it; the
     // sources are the kernel's frame. User-mode writes: absent pages fault, on the near stack.
     unsafe {
@@ -242,6 +317,7 @@ pub unsafe fn deliver(signal: i32, action: &KernelAction, info: usize, context: 
         copy(info, frame + 8 + UCONTEXT_BYTES, INFO_BYTES);
         (frame as *mut usize).write(restorer);
         ((frame + 8 + VECTOR_AT) as *mut usize).write(if vector == 0 { 0 } else { vector_copy });
+        view.apply(record, frame + 8, frame + FRAME_BYTES);
     }
     let narrower = if in_trap { record.narrower(rest) } else { 0 };
     // SAFETY: the frame is complete.
@@ -253,11 +329,11 @@ const RED_ZONE: usize = 128;
 /// What of the near alternate stack must be left for faults in a handler that runs while a trapped call is on it.
 const ROOM: usize = threads::ALTERNATE_BYTES / 2;
 
-/// Where below `top` the vector state goes, and below that the frame.
-fn places(top: usize, vector_bytes: usize) -> (usize, usize) {
+/// Where below `top` the vector state goes, and below that the frame, with so much behind it.
+fn places(top: usize, vector_bytes: usize, beside: usize) -> (usize, usize) {
     let vector = (top - vector_bytes) & !63;
     // As the kernel aligns it: at the handler's entry rsp is 8 past a multiple of 16.
-    (vector, ((vector - FRAME_BYTES) & !15) - 8)
+    (vector, ((vector - FRAME_BYTES - beside) & !15) - 8)
 }
 
 /// Copies the frame whose ucontext is at `context` to near memory. Returns the copy's ucontext.
@@ -276,6 +352,14 @@ extern "C" fn bring_near(context: usize) -> usize {
         }
     }
     to + 16
+}
+
+/// [`bring_near`] of a frame that has beside it what it was.
+extern "C" fn bring_back(context: usize) -> usize {
+    let copy = bring_near(context);
+    // SAFETY: that it returns by this says so.
+    unsafe { view::put_back(threads::current(), copy, context - 8 + FRAME_BYTES) };
+    copy
 }
 
 /// Length of a vector state, as it says itself.
@@ -299,7 +383,7 @@ mod tests {
     fn a_frame_is_aligned_and_overlaps_nothing() {
         for top in (0x7fff_0000_0000..0x7fff_0000_0100).chain([0x2000_0000_1000]) {
             for bytes in [0, LEGACY_BYTES, 832, 2696, 11_008] {
-                let (vector, frame) = places(top, bytes);
+                let (vector, frame) = places(top, bytes, 0);
                 assert_eq!((vector % 64, frame % 16), (0, 8), "XSAVE and the System V ABI want it so");
                 assert!(vector + bytes <= top && frame + FRAME_BYTES <= vector, "{top:#x}, {bytes}");
                 assert!(top - frame < bytes + FRAME_BYTES + 64 + 16 + 8 + 1, "no more than alignment is lost");

@@ -5,8 +5,15 @@ pub const UCONTEXT_BYTES: usize = 304;
 /// Where in it the general registers begin, in the order of `REG_R8`….
 pub const REGISTERS_AT: usize = 40;
 pub const R10_AT: usize = REGISTERS_AT + 2 * 8;
+pub const R12_AT: usize = REGISTERS_AT + 4 * 8;
+pub const R13_AT: usize = REGISTERS_AT + 5 * 8;
 pub const R14_AT: usize = REGISTERS_AT + 6 * 8;
+pub const R15_AT: usize = REGISTERS_AT + 7 * 8;
 pub const RDI_AT: usize = REGISTERS_AT + 8 * 8;
+pub const RSI_AT: usize = REGISTERS_AT + 9 * 8;
+pub const RBP_AT: usize = REGISTERS_AT + 10 * 8;
+pub const RBX_AT: usize = REGISTERS_AT + 11 * 8;
+pub const RDX_AT: usize = REGISTERS_AT + 12 * 8;
 pub const RAX_AT: usize = REGISTERS_AT + 13 * 8;
 pub const RSP_AT: usize = REGISTERS_AT + 15 * 8;
 pub const RIP_AT: usize = REGISTERS_AT + 16 * 8;
@@ -44,11 +51,34 @@ mod tests {
     fn fields_lie_where_the_kernel_puts_them() {
         let registers = offset_of!(libc::ucontext_t, uc_mcontext) + offset_of!(libc::mcontext_t, gregs);
         assert_eq!(REGISTERS_AT, registers);
-        let ours = [R10_AT, R14_AT, RDI_AT, RAX_AT, RSP_AT, RIP_AT, FLAGS_AT, SEGMENTS_AT];
+        let ours = [
+            R10_AT,
+            R12_AT,
+            R13_AT,
+            R14_AT,
+            R15_AT,
+            RDI_AT,
+            RSI_AT,
+            RBP_AT,
+            RBX_AT,
+            RDX_AT,
+            RAX_AT,
+            RSP_AT,
+            RIP_AT,
+            FLAGS_AT,
+            SEGMENTS_AT,
+        ];
         let theirs = [
             libc::REG_R10,
+            libc::REG_R12,
+            libc::REG_R13,
             libc::REG_R14,
+            libc::REG_R15,
             libc::REG_RDI,
+            libc::REG_RSI,
+            libc::REG_RBP,
+            libc::REG_RBX,
+            libc::REG_RDX,
             libc::REG_RAX,
             libc::REG_RSP,
             libc::REG_RIP,

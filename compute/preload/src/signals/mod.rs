@@ -20,6 +20,7 @@ pub mod masks;
 pub mod resume;
 pub mod stacks;
 mod trapped;
+mod view;
 
 use crate::call::Call;
 use crate::dispatch::dispatch;
