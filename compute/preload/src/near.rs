@@ -2,9 +2,13 @@
 //!
 //! The runtime must not touch far memory while it holds locks, and a stack is
 //! memory: a dispatch that begins on a far stack (a coroutine's) goes on on a near
-//! one, taken from a pool and given back at the end. A signal handler of the
-//! program's that interrupts it there and leaves by `siglongjmp` keeps that stack
-//! for good; there are [`STACKS`]. A thread that is cancelled there gives it back when it ends.
+//! one, taken from a pool and given back at the end; there are [`STACKS`]. Uppermost on it stands where the program's
+//! stack is, as long as it is used.
+//!
+//! A signal handler of the program's that interrupts a dispatch there and leaves by `siglongjmp` keeps that stack, until
+//! another begins where that one stood: two cannot stand at one place of the same memory, so the first is gone. (Coroutines
+//! that copy their stacks away, in a handler, could; see [`crate::guard::held`].) A thread that is cancelled there gives it back
+//! when it ends.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -29,16 +33,21 @@ core::arch::global_asm!(
     "xor ebx, ebx",
     "lea rcx, [rip + {used}]",
     "3:",
-    "lock bts dword ptr [rcx], ebx", "jnc 4f",
-    "inc ebx", "and ebx, {last}", "pause", "jmp 3b",
-    "4:",
     "lea edx, [rbx + 1]", "shl rdx, {shift}",
     "add rdx, qword ptr [rip + {base}]",
+    "lock bts dword ptr [rcx], ebx", "jnc 4f",
+    // Left by a jump? What is free has a zero there, and so has one that somebody has just taken.
+    "cmp qword ptr [rdx - 8], rsp", "je 4f",
+    "inc ebx", "and ebx, {last}", "pause", "jmp 3b",
+    "4:",
     // Where the program is, for signals that come meanwhile: there before the switch.
     "mov [rdx - 8], rsp",
     "lea rsp, [rdx - 16]",
     "call rax",
     "lea rsp, [rbp - 16]",
+    "lea edx, [rbx + 1]", "shl rdx, {shift}",
+    "add rdx, qword ptr [rip + {base}]",
+    "mov qword ptr [rdx - 8], 0",
     "lea rcx, [rip + {used}]",
     "lock btr dword ptr [rcx], ebx",
     "pop rbx", "pop rbx", "pop rbp",
@@ -93,8 +102,15 @@ pub fn abandon(addr: usize) {
     if program_of(addr).is_some() {
         // SAFETY: set once at start.
         let index = addr.wrapping_sub(unsafe { BASE }) >> SHIFT;
-        USED[index / 32].fetch_and(!(1 << (index % 32)), Ordering::Relaxed);
+        forget_user(index);
+        USED[index / 32].fetch_and(!(1 << (index % 32)), Ordering::Release);
     }
+}
+
+/// Nobody's place stands on a stack that is given back: else who takes it next could be taken for who had it before.
+fn forget_user(index: usize) {
+    // SAFETY: set once at start; the uppermost word of a stack of the pool, which the caller has.
+    unsafe { ((BASE + ((index + 1) << SHIFT) - 8) as *mut usize).write(0) };
 }
 
 /// Ends the calling thread or process by such a call, which must not be refused, and gives the stack back, if it is on
@@ -105,6 +121,7 @@ pub fn end(nr: i64, status: usize) {
     if own >= STACKS {
         return;
     }
+    forget_user(own);
     // SAFETY: from the moment that the bit is clear the stack may be another's: nothing of it is used. The registers
     // that a filter looks at are no far addresses.
     unsafe {
@@ -132,6 +149,8 @@ pub fn forget_in_child() {
     let own = stack_pointer().wrapping_sub(unsafe { BASE }) >> SHIFT;
     for (i, word) in USED.iter().enumerate() {
         let keep = if own / 32 == i { 1u32 << (own % 32) } else { 0 };
+        let freed = word.load(Ordering::Relaxed) & !keep;
+        (0..32).filter(|bit| freed >> bit & 1 != 0).for_each(|bit| forget_user(32 * i + bit));
         word.fetch_and(keep, Ordering::Relaxed);
     }
 }
