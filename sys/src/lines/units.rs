@@ -75,7 +75,9 @@ pub unsafe fn avx2(key: &Key, page: *const u8, into: &mut Hashes) {
         let keys: [[__m256i; 2]; 2] = std::array::from_fn(|half| {
             std::array::from_fn(|i| _mm256_load_si256(key.nh[half].as_ptr().cast::<__m256i>().add(i)))
         });
-        let fold: [[__m256i; 3]; 2] = key.fold.map(|words| words.map(|k| _mm256_set1_epi64x(k as i64)));
+        // Not by `array::map`: that is not AVX2's, and a call where the compiler does not put it here.
+        let word = |half: usize, i: usize| _mm256_set1_epi64x(key.fold[half][i] as i64);
+        let fold = [[word(0, 0), word(0, 1), word(0, 2)], [word(1, 0), word(1, 1), word(1, 2)]];
         let top = _mm256_set1_epi64x(0xFFFF_FFFF_0000_0000u64 as i64);
         for four in 0..LINES / 4 {
             let mut folded = [_mm256_setzero_si256(); 2];

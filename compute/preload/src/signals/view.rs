@@ -9,13 +9,17 @@
 //! interrupted                        handlers see              and return to
 //! stub, quick way, before the call   libc, before its call     the same
 //! stub, quick way, behind the call   libc, behind it           the same, or where it was (a comparison is left)
-//! slow way, the runtime              libc, behind the call     where it was
+//! slow way, the runtime: libc's own  libc, behind the call     where it was
+//!                        the others' what is                   the same
 //! ```
+//!
+//! On the slow way libc's handler alone, of the signal that cancels: it goes to the thread's end or back. Another may keep a
+//! copy of the registers and go on with it later (threads of a program's own that are switched by a timer): behind a call that was not
+//! made yet, or whose result nobody knows.
 //!
 //! Where a handler is to return to what it did not see, the frame has the registers beside it ([`Beside`]), and returns by
 //! [`super::deliver`]'s `farmem_leave_call`. A handler that has set another place goes there, as natively. One
-//! that never returns leaves a call on the slow way as by a jump. (So does one that goes on at a copy of the frame, by
-//! `setcontext`: behind a call on the slow way, whose result is what the kernel has said last.)
+//! that never returns leaves a call on the slow way as by a jump.
 //!
 //! SIGSYS sees what is: those who trap their own calls compare the place with the one in the signal's information.
 
@@ -41,6 +45,8 @@ pub struct Beside {
     site: usize,
     /// Those of arithmetic are put back: the runtime may have been between a comparison and its branch.
     flags: usize,
+    /// Whether the handler is the one that cancels the thread.
+    cancels: bool,
 }
 
 /// What a handler is to see.
@@ -68,7 +74,7 @@ impl View {
         match at {
             None => View::PLAIN,
             // Whoever shares a thread's record could have named another call there.
-            Some(at) if signal != libc::SIGSYS && (at.exact || record.is_of_caller()) => {
+            Some(at) if signal != libc::SIGSYS && (at.exact || signal == CANCEL && record.is_of_caller()) => {
                 View { shown: Some(at), back: !at.same, cancels: signal == CANCEL && !at.exact }
             }
             Some(at) => View { back: !at.exact, ..View::PLAIN },
@@ -108,7 +114,7 @@ impl View {
                 if self.cancels {
                     record.cancelled_at.store(registers[1], Ordering::Relaxed);
                 }
-                (beside as *mut Beside).write(Beside { shown, registers, site, flags });
+                (beside as *mut Beside).write(Beside { shown, registers, site, flags, cancels: self.cancels });
             }
         }
     }
@@ -136,7 +142,9 @@ pub unsafe fn put_back(record: &Record, context: usize, beside: usize) {
     // SAFETY: the caller's.
     unsafe {
         let beside = &*(beside as *const Beside);
-        record.cancelled_at.store(0, Ordering::Relaxed);
+        if beside.cancels {
+            record.cancelled_at.store(0, Ordering::Relaxed);
+        }
         if beside.shown != [read(context + RIP_AT), read(context + RSP_AT)] {
             return;
         }
