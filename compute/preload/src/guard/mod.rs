@@ -369,25 +369,15 @@ fn long(pager: &'static Pager, call: &Call) -> isize {
         one.pin(addr, len);
         return issue(call);
     }
-    let mut done = 0;
-    while done < len {
+    pieces(len, how.piece, how.goes_on, |done, bytes| {
         let mut piece = *call;
         piece.args[1] += done;
-        piece.args[2] = (len - done).min(how.piece);
+        piece.args[2] = bytes;
         if positioned {
             piece.args[3] += done;
         }
-        let wanted = piece.args[2];
-        let got = whole(pager, &piece);
-        if got < 0 {
-            return if done > 0 { done as isize } else { got };
-        }
-        done += got as usize;
-        if got as usize != wanted || !how.goes_on {
-            break;
-        }
-    }
-    done as isize
+        whole(pager, &piece)
+    })
 }
 
 /// getrandom with a long far buffer: bytes without an order.
@@ -396,16 +386,25 @@ fn random(pager: &'static Pager, call: &Call) -> isize {
     if addr.checked_add(len).is_none_or(|end| end > USER_END) {
         return issue(call);
     }
+    pieces(len, CHUNK, true, |done, bytes| {
+        let mut piece = *call;
+        (piece.args[0], piece.args[1]) = (addr + done, bytes);
+        whole(pager, &piece)
+    })
+}
+
+/// Makes pieces of a transfer of `len` bytes, of `most` each, until one is short or fails, or after the first; what they came
+/// to, or the first one's error. `piece` is told what is done and how much comes next.
+fn pieces(len: usize, most: usize, goes_on: bool, mut piece: impl FnMut(usize, usize) -> isize) -> isize {
     let mut done = 0;
     while done < len {
-        let mut piece = *call;
-        (piece.args[0], piece.args[1]) = (addr + done, (len - done).min(CHUNK));
-        let got = whole(pager, &piece);
+        let wanted = (len - done).min(most);
+        let got = piece(done, wanted);
         if got < 0 {
             return if done > 0 { done as isize } else { got };
         }
         done += got as usize;
-        if (got as usize) < piece.args[1] {
+        if got as usize != wanted || !goes_on {
             break;
         }
     }

@@ -292,6 +292,7 @@ mod tests {
         assert_eq!(turn::reach(fd, 1 << 20), 64 << 10);
         other.write_all(&vec![0; 100_000]).unwrap();
         assert_eq!((turn::reach(fd, 1 << 20), turn::reach(fd, 70_000)), (100_000, 70_000));
+        assert_eq!(turn::reach(usize::MAX, MOST), CHUNK, "of what is nothing no more than a piece is pinned");
         assert!(becomes_ready(fd, libc::POLLIN, None, 0));
         drop(other);
         assert!(becomes_ready(fd, libc::POLLIN, None, 0), "what was sent before is still there");

@@ -102,14 +102,15 @@ pub struct How {
 const WAITED_FOR: usize = 64 << 10;
 
 /// How far into a buffer of `len` bytes a call that receives reaches at most: as far as there is something to receive, and
-/// somewhat further, for what may come meanwhile. Not less, for somebody may count on a short count to mean that no more was there.
+/// somewhat further, for what may come meanwhile. Not less, for somebody may count on a short count to mean that no more was
+/// there; but no more than a piece where nobody says how much there is: mostly it is nothing, and the call fails.
 pub fn reach(fd: usize, len: usize) -> usize {
     let mut there = 0i32;
     // SAFETY: a live word.
     let asked = unsafe { checked(libc::SYS_ioctl, [fd, libc::FIONREAD as usize, &raw mut there as usize, 0, 0, 0]) };
     // For so much a call may be told to wait.
     let least = socket_option(fd, libc::SO_RCVLOWAT).unwrap_or(0);
-    if asked.is_ok() { len.min(WAITED_FOR.max(there.max(least) as usize)) } else { len }
+    len.min(if asked.is_ok() { WAITED_FOR.max(there.max(least) as usize) } else { CHUNK })
 }
 
 /// Longest message that goes whole where local memory has room.
