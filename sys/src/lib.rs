@@ -7,6 +7,7 @@
 //! * [`uffd`]: userfaultfd, with what the headers of old distributions lack.
 //! * [`lines`]: keyed hashes of a page's lines.
 //! * [`memory`]: reservations, vectored madvise, copies of raced bytes.
+//! * [`notes`]: what many threads tell one, without waiting for it.
 //! * [`pagemap`]: which pages a process has, and which were written.
 //! * [`process`]: what a supervisor needs: signals as values, children, its own end.
 //! * [`ptrace`]: another process: stopped, looked into, let go.
@@ -27,6 +28,7 @@ pub mod epoll;
 pub mod holdings;
 pub mod lines;
 pub mod memory;
+pub mod notes;
 mod numbers;
 pub mod pagemap;
 pub mod process;

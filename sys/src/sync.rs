@@ -9,7 +9,7 @@
 //! gives it back on both sides.
 //!
 //! Every order in which two or three threads can go through it is tried out by
-//! loom: `RUSTFLAGS="--cfg loom" cargo test -p farmem-sys --lib --release sync`.
+//! loom: `RUSTFLAGS="--cfg loom" cargo test -p farmem-sys --lib --release models`.
 
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};

@@ -98,9 +98,19 @@ impl Ghosts {
         Some(found)
     }
 
+    /// As [`crate::pages::Pages::expect`].
+    pub(crate) fn expect(&self, pages: impl Iterator<Item = PageId>) {
+        let seen = pages.fold(0, |seen, page| seen ^ self.buckets[self.bucket_of(mix(page))][0]);
+        std::hint::black_box(seen);
+    }
+
+    fn bucket_of(&self, hash: u64) -> usize {
+        ((hash as u128 * self.buckets.len() as u128) >> 64) as usize
+    }
+
     fn place(&mut self, page: PageId) -> (&mut [u32; WAYS], u32) {
         let hash = mix(page);
-        let bucket = ((hash as u128 * self.buckets.len() as u128) >> 64) as usize;
+        let bucket = self.bucket_of(hash);
         // The low bits: the bucket is by the high ones. Never zero, which marks a free place.
         let print = ((hash as u32) << 18).max(1 << 18);
         (&mut self.buckets[bucket], print)

@@ -53,6 +53,11 @@ pub trait Policy: Send {
     /// The page is now local.
     fn arrived(&mut self, page: PageId, how: Arrival);
 
+    /// Many are, in this order: one after another, but what is known of them is looked up together.
+    fn all_arrived(&mut self, pages: &[(PageId, Arrival)]) {
+        pages.iter().for_each(|&(page, how)| self.arrived(page, how));
+    }
+
     /// Appends up to `n` pages that should leave, by ascending page, so that neighbours can be
     /// protected, copied and unmapped by one call. They are no longer local for the policy. Fewer
     /// than `n` only if it knows no more.

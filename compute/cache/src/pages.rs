@@ -179,6 +179,12 @@ impl Pages {
         None
     }
 
+    /// Reads where these pages are looked for, one independently of another: what is in no cache is waited for together.
+    pub fn expect(&self, pages: impl Iterator<Item = PageId>) {
+        let seen = pages.fold(0, |seen, page| seen ^ self.nodes[self.heads[self.head_of(page)] as usize].chain);
+        std::hint::black_box(seen);
+    }
+
     fn take_node(&mut self) -> u32 {
         if self.free != NONE {
             let at = self.free;

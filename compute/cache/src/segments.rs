@@ -196,7 +196,16 @@ impl Policy for Segments {
         }
     }
 
+    fn all_arrived(&mut self, pages: &[(PageId, Arrival)]) {
+        self.pages.expect(pages.iter().map(|&(page, _)| page));
+        self.ghosts.expect(pages.iter().map(|&(page, _)| page));
+        pages.iter().for_each(|&(page, how)| self.arrived(page, how));
+    }
+
     fn victims(&mut self, n: usize, out: &mut Vec<PageId>) {
+        let queue = if self.pages.queue_len(PROBATION) > self.probation { PROBATION } else { PROTECTED };
+        self.pages.expect(self.pages.iter(queue).take(n).map(|(page, _)| page));
+        self.ghosts.expect(self.pages.iter(queue).take(n).map(|(page, _)| page));
         let from = out.len();
         while out.len() - from < n && self.pages.len() > 0 {
             if self.takes_probation() {

@@ -332,7 +332,7 @@ impl Pager {
         if reach != Reach::Named {
             self.crowd.begin();
         }
-        let mut policy = self.policy.lock();
+        let mut policy = self.policy();
         let mut pinned = 0;
         let all_named = loop {
             let from = evictor.victims.len();

@@ -25,7 +25,6 @@ use farmem_cache::trace::Kind;
 use farmem_protocol::addr::{PAGE_BYTES, PageId, is_far};
 use farmem_protocol::exit;
 use farmem_sys::clock;
-use farmem_sys::memory::prefetch;
 use farmem_sys::raw::{Errno, sleep_ns, yield_cpu};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -56,7 +55,6 @@ impl Pager {
         let page = PageId::of(addr);
         // What this fault will look up one by one, each perhaps a miss: all at once.
         self.table.prefetch(page);
-        self.whereabouts.iter().for_each(|place| prefetch(place.of(page)));
         self.tracker.prefetch(page);
         let mut inside = self.threads.enter();
         self.count(&self.counters.faults, 1);
@@ -161,7 +159,7 @@ impl Pager {
         self.plan_window(thread, page);
         self.post_window(thread);
         // Should the policy name the page at once, it is Busy and stays.
-        self.arrived([page], Arrival::Demand);
+        self.arrived(page, Arrival::Demand);
         let source = if mapped {
             place.mapped as *const u8
         } else {
@@ -190,7 +188,7 @@ impl Pager {
         };
         if !here {
             self.unreserve(1);
-            self.policy.lock().gone(page);
+            self.policy().gone(page);
             self.tracker.release([page].into_iter());
             self.table.word(page).settle(seen);
             // Its READs land where those of the next fault will.
@@ -244,7 +242,7 @@ impl Pager {
         let slot = if taken.written { seen.slot() } else { None };
         let here = seen.to(State::Resident).with_slot(slot).with_dirty(dirty).with_guessed(comes == Comes::Compared);
         self.table.word(page).settle(here.with_field(0));
-        self.arrived([page], Arrival::Rescue);
+        self.arrived(page, Arrival::Rescue);
         self.count(&self.counters.rescued, 1);
         self.reserve_kept();
         Served::Here
@@ -309,12 +307,6 @@ impl Pager {
             ),
             _ => broken(&format!("page {:#x}: install failed with {e}", page.addr())),
         }
-    }
-
-    /// Tells the policy that pages are local now.
-    pub(crate) fn arrived(&self, pages: impl IntoIterator<Item = PageId>, how: Arrival) {
-        let mut policy = self.policy.lock();
-        pages.into_iter().for_each(|page| policy.arrived(page, how));
     }
 
     /// Counts a system call some argument of which was far.

@@ -45,7 +45,7 @@ impl Pager {
         if filled == 0 {
             return Served::Unmapped;
         }
-        self.arrived((0..n).filter(|&i| is_here(i)).map(|i| PageId(first.0 + i as u64)), Arrival::FirstTouch);
+        self.all_arrived((0..n).filter(|&i| is_here(i)).map(|i| PageId(first.0 + i as u64)), Arrival::FirstTouch);
         if !is_here(touched) {
             return Served::Unmapped;
         }

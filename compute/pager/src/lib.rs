@@ -12,6 +12,7 @@
 //! | `reads`, `writes` | over the fabric, where slots are not mapped |
 //! | `log` | … of many pages the changed lines, in one record |
 //! | [`dirty`] | which bytes of a page changed while it was local |
+//! | `arrivals` | … and the policy hears of it, by and by |
 //! | [`evict`] | pages go out, many at a time |
 //! | `sweep` | dirty pages on their way out are write-protected, many by one call |
 //! | `choice`, `worth` | … as long as that pays |
@@ -40,6 +41,7 @@
 
 #![allow(unsafe_code)] // Raw program memory: reads of pages it owns, installs into pages it owns.
 
+mod arrivals;
 mod background;
 mod choice;
 mod crowd;
@@ -73,13 +75,14 @@ pub use fork::Fork;
 pub use record::RECORD_FLAGS;
 pub use space::Mapped;
 
+use arrivals::Arrivals;
 use background::Background;
 use choice::Sweeps;
 use crowd::Crowd;
 use dirty::{Dirty, Hashed, Tracker};
 use evict::Evictor;
+use farmem_cache::Policy;
 use farmem_cache::prefetch::longest_for;
-use farmem_cache::{Policy, Whereabouts};
 use farmem_pool::Pool;
 use farmem_protocol::addr::PAGE_BYTES;
 use farmem_protocol::counters;
@@ -174,9 +177,9 @@ pub struct Pager {
     uffd: Uffd,
     table: Table,
     threads: Threads,
+    /// By [`Pager::policy`] only, which tells it first what it has not heard yet.
     policy: Lock<Box<dyn Policy>>,
-    /// Of the policy's tables.
-    whereabouts: Vec<Whereabouts>,
+    arrivals: Arrivals,
     rewrites: Rewrites,
     tracker: Tracker,
     evictor: Lock<Evictor>,
@@ -280,7 +283,7 @@ pub fn start(
         table: Table::new().map_err(StartError::Memory)?,
         // What a window brings in must not be evicted before it is used.
         threads: Threads::new(longest_for(limit)),
-        whereabouts: policy.whereabouts(),
+        arrivals: Arrivals::new(policy.whereabouts()),
         policy: Lock::new(policy),
         rewrites: Rewrites::new(),
         tracker,

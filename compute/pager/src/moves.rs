@@ -143,7 +143,7 @@ impl Pager {
                 _ => word.set(seen),
             }
         }
-        let mut policy = self.policy.lock();
+        let mut policy = self.policy();
         for &(page, seen) in &moving {
             if seen.state() == State::Resident {
                 policy.gone(page);

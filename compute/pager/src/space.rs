@@ -600,7 +600,7 @@ impl Pager {
             }
         });
         if !resident.is_empty() {
-            let mut policy = self.policy.lock();
+            let mut policy = self.policy();
             resident.iter().for_each(|&page| policy.gone(page));
             drop(policy);
             self.tracker.release(resident.iter().copied());

@@ -120,7 +120,7 @@ impl Pager {
     /// A few victims that are writable where sweeps have passed: written to since, hence in use. They
     /// stay, all but one, whose protecting call tells whether calls are dear still.
     fn keep_rewritten(&self, evictor: &mut Evictor) {
-        let mut policy = self.policy.lock();
+        let mut policy = self.policy();
         let mut one = false;
         evictor.leaving.retain(|l| {
             let goes = !l.from.writable() || !std::mem::replace(&mut one, true);
@@ -162,7 +162,7 @@ impl Pager {
     fn sweep(&self, evictor: &mut Evictor) -> usize {
         let mut wanted = std::mem::take(&mut evictor.sweeps.wanted);
         wanted.clear();
-        self.policy.lock().upcoming(evictor.sweeps.ahead, &mut wanted);
+        self.policy().upcoming(evictor.sweeps.ahead, &mut wanted);
         wanted.retain(|&page| {
             let seen = self.table.word(page).load();
             seen.state() == State::Resident && seen.writable()

@@ -114,7 +114,7 @@ impl Pager {
                 let here = one.seen.to(State::Resident).with_dirty(dirty).with_guessed(comes == Comes::Compared);
                 self.table.word(one.page).settle(here);
             }
-            self.arrived(claimed[from..from + done].iter().map(|c| c.page), Arrival::Prefetch);
+            self.all_arrived(claimed[from..from + done].iter().map(|c| c.page), Arrival::Prefetch);
             installed += done;
             from += done;
             if done < run {

@@ -62,13 +62,16 @@ fn draw(below: u64) -> impl Iterator<Item = PageId> {
     })
 }
 
+/// Pages of which the policy hears together.
+const NOTES: usize = 64;
+
 /// A page that is remote comes in: its word, the policy, the prefetcher. The kernel's part is left out.
 fn fault(times: u64) {
     let table = Table::of(4 * LOCAL as usize).expect("address space");
     let mut policy = recommended(LOCAL as usize);
     let (mut prefetcher, mut window) = (Prefetcher::new(), Window::new());
     let remote = Word::UNTOUCHED.with_slot(Some(FarSlot::new(0, 0))).to(State::Remote);
-    let mut victims = Vec::with_capacity(256);
+    let (mut victims, mut arrived) = (Vec::with_capacity(256), Vec::with_capacity(NOTES));
     for page in draw(4 * LOCAL).take(times as usize) {
         let word = table.word(page);
         if word.load() == Word::UNTOUCHED {
@@ -78,8 +81,12 @@ fn fault(times: u64) {
         let seen = word.load();
         if seen.state() == State::Remote && word.shift(seen, seen.to(State::Busy)) {
             prefetcher.fault(page, &mut window, |_| true);
-            policy.arrived(page, Arrival::Demand);
+            arrived.push((page, Arrival::Demand));
             word.settle(seen.to(State::Resident));
+        }
+        if arrived.len() == NOTES {
+            policy.all_arrived(&arrived);
+            arrived.clear();
         }
         if policy.len() as u64 > LOCAL - 512 {
             policy.victims(256, &mut victims);
