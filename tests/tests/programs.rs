@@ -49,15 +49,22 @@ cases! {
     sync_far robust_locks robust_links vectors rings raw_threads syscalls_far bad_pointers barred memory_file big_io blocked_calls waiting_calls left_stacks debugger emulated
 }
 
-/// Signals that fall on faults find the program's registers, and leave them as they were; where faults return by the
-/// kernel too. They do fall on faults: at each instruction of the return, where a tracer sends them.
+/// Signals that fall on faults find the program's registers, and leave them as they were: where they stay open in faults,
+/// where they are blocked, and where faults return by the kernel. They do fall on faults: at each instruction of the return,
+/// or of a whole fault, where a tracer sends them.
 #[test]
 fn signals_in_faults() -> Result<()> {
     case("storms")?;
-    for (name, counted) in [("storms", "in an access "), ("window", "signals at each step ")] {
+    let (open, blocked, by_kernel) = (&[][..], &["--mask", "open"][..], &["--mask", "resume"][..]);
+    let ways: [(&str, &str, &[(&[&str], bool)]); 3] = [
+        ("storms", "in an access ", &[(open, true), (blocked, true), (by_kernel, true)]),
+        ("window", "signals at each step ", &[(blocked, true), (by_kernel, false)]),
+        ("open_faults", "signals at each place ", &[(open, true), (blocked, true)]),
+    ];
+    for (name, counted, ways) in ways {
         let program = Command::new(compile::c(name, &[])?);
         let native = process::run(copy(&program), LIMIT)?.success()?;
-        for (flags, hits) in [(&[][..], true), (&["--mask", "resume"], name == "storms")] {
+        for &(flags, hits) in ways {
             let (far, _) = far_run(&program, &Far::local("4M").with(flags), LIMIT)?;
             compare(&native, &far).map_err(|e| e.context(format!("{name}, {flags:?}")))?;
             let count = far.stderr.lines().find_map(|line| line.strip_prefix(counted));

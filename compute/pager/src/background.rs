@@ -223,6 +223,7 @@ impl Pager {
     /// Levels for readers, slots whose sharers have gone, slabs that are empty.
     fn keep_house(&self) {
         let _inside = self.threads.enter();
+        self.also.get().iter().for_each(|also| also());
         farmem_sys::spare::keep();
         self.pool.end_shares();
         if let Err(lost) = self.pool.shrink(self.far_needed(self.space.lock().committed())) {

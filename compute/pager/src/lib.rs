@@ -96,6 +96,7 @@ use log::{By, Log};
 use record::Recorder;
 use space::Space;
 use staging::Staging;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use table::Table;
 use thread::{Threads, WINDOW};
@@ -196,6 +197,8 @@ pub struct Pager {
     space: Lock<Space>,
     pool: Pool,
     background: Background,
+    /// See [`Pager::each_second`].
+    also: OnceLock<fn()>,
     counters: Counters,
     recorder: Option<Recorder>,
     /// The runtime's mappings that were resident when they were last counted, bytes.
@@ -296,6 +299,7 @@ pub fn start(
         space: Lock::new(Space::new()),
         pool,
         background: Background::new(),
+        also: OnceLock::new(),
         counters: Counters(AtomicPtr::new(std::ptr::from_ref(counters).cast_mut())),
         recorder,
         holdings: AtomicU64::new(0),
@@ -327,6 +331,16 @@ impl Pager {
     pub fn farewell(&self) {
         ending::leave();
         self.pool.farewell();
+    }
+
+    /// Whether a fault waits for nobody but the kernel and other threads here: all nodes' memory is mapped, and no trace written.
+    pub fn waits_for_nobody(&self) -> bool {
+        self.pool.all_mapped() && self.recorder.is_none()
+    }
+
+    /// What the background thread does, too, when it keeps house: once a second from the first eviction on.
+    pub fn each_second(&self, also: fn()) {
+        let _ = self.also.set(also);
     }
 
     /// Where the program break starts in the far range.

@@ -29,6 +29,8 @@ pub struct Run {
     pub overlook: bool,
     /// Faults return without the kernel's help, where they can.
     pub resume: bool,
+    /// The program's signals stay open in faults, where they can.
+    pub open: bool,
     pub trace: Option<String>,
 }
 
@@ -59,6 +61,7 @@ pub fn parse(text: &str) -> Result<Run, String> {
         write_lines: false,
         overlook: false,
         resume: true,
+        open: true,
         trace: None,
     };
     for pair in text.split(';').filter(|p| !p.is_empty()) {
@@ -99,6 +102,7 @@ pub fn parse(text: &str) -> Result<Run, String> {
                 run.write_lines = masked("records");
                 run.overlook = masked("changes");
                 run.resume = !masked("resume");
+                run.open = !masked("open");
             }
             _ => {}
         }

@@ -29,6 +29,7 @@ use crate::gate::{AFTER_PROGRAM, AFTER_RETURN, AFTER_SYSCALL, AFTER_THREAD};
 use crate::guard::{CALLS, peek, peek_into};
 use crate::net::has_marked;
 use crate::process::pager;
+use crate::signals::open;
 use crate::threads;
 use farmem_sys::raw::{OPEN_MEM_FLAGS, SignalsBlocked, syscall};
 use farmem_sys::thread::THREAD_FLAGS;
@@ -191,6 +192,7 @@ pub fn begin(call: &Call) -> isize {
 
 fn install(call: &mut Call, filter: &mut [libc::sock_filter]) -> isize {
     pager().forget_first_thread();
+    open::end();
     let whole = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
     call.args[2] = &raw const whole as usize;
     issue(call)

@@ -186,6 +186,10 @@ fn arm(text: &str) -> Result<(), String> {
     let complete = complete.map_err(|e| format!("the system-call filter cannot be armed: {e}"))?;
     if run.resume && run.mode == FaultMode::Inline && sees_libc && complete {
         signals::actions::begin_resuming();
+        if run.open && pager.waits_for_nobody() {
+            pager.each_second(signals::open::watch);
+            signals::open::begin();
+        }
     }
     if !complete {
         say("this libc makes system calls in ways that farmem does not know: some may fail on far memory");

@@ -16,6 +16,7 @@ use crate::guard::held::Held;
 use crate::guard::turn::Claim;
 use crate::near;
 use crate::process::pager;
+use crate::signals::open::Kept;
 use farmem_pager::ending;
 use farmem_protocol::exit;
 use farmem_sys::raw::{SignalsBlocked, syscall};
@@ -85,6 +86,8 @@ pub struct Record {
     pub wait_mask: AtomicUsize,
     /// Non-zero while the thread serves a fault.
     pub serving: AtomicUsize,
+    /// What came meanwhile.
+    pub kept: Kept,
     /// Where the program's stack is while a trapped call of its is served.
     pub trapped_at: AtomicUsize,
     /// See [`Record::without_traps`].
@@ -129,6 +132,7 @@ impl Record {
             wait_at: zero(),
             wait_mask: zero(),
             serving: zero(),
+            kept: Kept::new(),
             trapped_at: zero(),
             held: zero(),
             narrower: [zero(), zero(), zero()],
@@ -146,7 +150,7 @@ impl Record {
     fn clean(&self, hidden: usize) {
         self.hidden.store(hidden, Ordering::Relaxed);
         let fields = [&self.pending, &self.asked_at, &self.asked_size, &self.refused, &self.serving, &self.wait_at];
-        let more = [&self.stack_from, &self.site, &self.cancelled_at];
+        let more = [&self.kept.signal, &self.stack_from, &self.site, &self.cancelled_at];
         fields.iter().chain(&more).for_each(|field| field.store(0, Ordering::Relaxed));
     }
 

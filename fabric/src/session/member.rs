@@ -8,7 +8,7 @@ use crate::mapping::Mapping;
 use crate::verbs::Card;
 use farmem_protocol::addr::SlabId;
 use farmem_protocol::wire::{Answer, Ask, Hello, Purpose, Secret, Verdict};
-use farmem_sys::raw::{self, Errno};
+use farmem_sys::raw::{self, Errno, SignalsBlocked};
 use farmem_sys::sync::Lock;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -111,6 +111,8 @@ impl Membership {
 
     /// Sends a request and waits for its answer, over as many connections as it takes.
     pub fn ask(&self, ask: Ask, slab: SlabId, detail: [u8; 16]) -> Result<(Answer, Option<i32>), Lost> {
+        // Where the caller's are open, in a fault over shm, one would end the wait early, and that looks like a cut.
+        let _signals = SignalsBlocked::new();
         self.check()?;
         let mut control = self.control.lock();
         control.number += 1;

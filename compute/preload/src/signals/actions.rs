@@ -145,6 +145,14 @@ pub fn deliver_all() {
     }
 }
 
+/// Whether a handler is set that the runtime does not deliver.
+pub fn has_foreign() -> bool {
+    (1..SIGNALS as i32).filter(|&signal| !is_ours(signal)).any(|signal| {
+        let mut set = KernelAction::DEFAULT;
+        set_action(signal, None, Some(&mut set)) == 0 && is_programs(&set)
+    })
+}
+
 /// Whether the kernel calls a function that is not the runtime's.
 fn is_programs(set: &KernelAction) -> bool {
     set.is_function() && set.handler != deliver::on_signal()

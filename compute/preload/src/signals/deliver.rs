@@ -22,7 +22,7 @@ use super::frame::{
     RDX_AT, REGISTERS_AT, RIP_AT, RSI_AT, RSP_AT, UCONTEXT_BYTES, VECTOR_AT, read,
 };
 use super::view::{self, View};
-use super::{KernelAction, OURS, actions, masks, resume, stacks};
+use super::{KernelAction, OURS, actions, masks, open, resume, stacks};
 use crate::gate::{AFTER_THREAD, GATE, RETURN};
 use crate::{near, threads};
 use farmem_protocol::addr::is_far;
@@ -193,6 +193,14 @@ extern "C" fn handle(signal: i32, info: usize, context: usize, from: usize) {
         }
         return;
     }
+    // SAFETY: the kernel's arguments; nothing was done with them.
+    if !unsafe { open::keep(signal, info, context) } {
+        handle_now(signal, info, context);
+    }
+}
+
+/// What the program has set for a signal is done, if it has set anything; else this returns.
+pub fn handle_now(signal: i32, info: usize, context: usize) {
     let action = actions::take(signal);
     if action.is_function() {
         // SAFETY: the kernel's arguments, on the near stack.
@@ -258,7 +266,7 @@ pub unsafe fn deliver(signal: i32, action: &KernelAction, info: usize, context: 
     let context = unsafe {
         begin_mask_again(context);
         enter_first(context);
-        resume::interrupted(context).unwrap_or(context)
+        resume::interrupted(context).or_else(|| open::interrupted(context)).unwrap_or(context)
     };
     // SAFETY: fields of the kernel's ucontext.
     let (interrupted, vector, before) = unsafe {

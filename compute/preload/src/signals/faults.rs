@@ -1,37 +1,97 @@
 //! SIGBUS: a far page is wanted, or the signal is the program's.
 
-use super::{KernelAction, actions, deliver, masks, note_stack, resume, set_action};
+use super::{KernelAction, actions, deliver, masks, note_stack, open, resume, set_action};
 use crate::process::pager;
-use crate::threads;
+use crate::threads::{self, Record};
 use farmem_pager::ending::broken;
 use farmem_protocol::addr::is_far;
 use std::sync::atomic::Ordering;
 
-/// The kernel's handler. On the near stack, everything blocked but SIGBUS and SIGSYS.
-pub extern "C" fn on_bus(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: the kernel's arguments.
-    let (code, addr, write, sp, ip) = unsafe {
-        let regs = &(*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs;
-        let reg = |r: i32| regs[r as usize] as usize;
-        let write = reg(libc::REG_ERR) & 2 != 0;
-        ((*info).si_code, (*info).si_addr() as usize, write, reg(libc::REG_RSP), reg(libc::REG_RIP))
-    };
-    let record = threads::current();
-    // A code of 0 or below: some process sent it, and there is no address.
-    if code > 0 && is_far(addr) {
-        // The record is this thread's own: no need of a locked instruction.
-        if record.serving.load(Ordering::Relaxed) != 0 {
-            broken(&format!("the runtime touched far memory at {addr:#x}, from {ip:#x}"));
+/// What a SIGBUS says.
+struct Bus {
+    signal: i32,
+    /// 0 or below: some process sent it, and there is no address.
+    code: i32,
+    addr: usize,
+    write: bool,
+    info: *mut libc::siginfo_t,
+    context: *mut libc::c_void,
+}
+
+impl Bus {
+    /// # Safety
+    /// The kernel's arguments.
+    #[inline(always)]
+    unsafe fn of(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) -> Bus {
+        // SAFETY: the caller's.
+        unsafe {
+            let write = Self::register_of(context, libc::REG_ERR) & 2 != 0;
+            Bus { signal, code: (*info).si_code, addr: (*info).si_addr() as usize, write, info, context }
         }
-        record.serving.store(1, Ordering::Relaxed);
+    }
+
+    #[inline(always)]
+    unsafe fn register_of(context: *mut libc::c_void, register: i32) -> usize {
+        // SAFETY: the caller's, who has the kernel's ucontext.
+        unsafe { (&(*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs)[register as usize] as usize }
+    }
+
+    fn register(&self, register: i32) -> usize {
+        // SAFETY: the kernel's, by [`Bus::of`].
+        unsafe { Self::register_of(self.context, register) }
+    }
+
+    #[inline(always)]
+    fn is_of_far_page(&self) -> bool {
+        self.code > 0 && is_far(self.addr)
+    }
+
+    /// The page is there now; or it is not ours.
+    #[inline(always)]
+    fn serve(&self) -> bool {
         // SAFETY: libc's own errno of this thread, in its static TLS.
         let errno = unsafe { *libc::__errno_location() };
-        let served = pager().fault(addr, write);
+        let served = pager().fault(self.addr, self.write);
         // SAFETY: as above.
         unsafe { *libc::__errno_location() = errno };
-        record.serving.store(0, Ordering::Relaxed);
         if served {
-            note_stack(sp);
+            note_stack(self.register(libc::REG_RSP));
+        }
+        served
+    }
+
+    /// What was not served. Last act of a handler; all signals are blocked.
+    fn refuse(&self, record: &Record) {
+        if self.is_of_far_page() {
+            // Not mapped by us, or not any more. If the mapping has just gone, the access faults again, as
+            // SIGSEGV. If it comes back the same, it is a mapping of the program's own, beyond its file's end.
+            if record.refused.swap(self.addr, Ordering::Relaxed) != self.addr {
+                return;
+            }
+            record.refused.store(0, Ordering::Relaxed);
+        }
+        not_ours(self.signal, self.code, self.info, self.context);
+    }
+}
+
+/// The kernel's handler, by way of [`open`]'s stub: on the near stack, everything blocked but SIGBUS and SIGSYS.
+pub extern "C" fn on_bus(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: the kernel's arguments.
+    let bus = unsafe { Bus::of(signal, info, context) };
+    let record = threads::current();
+    if bus.is_of_far_page() {
+        // The record is this thread's own: no need of a locked instruction. (On another stack it may be that of one
+        // whose thread pointer this thread shares.)
+        let own = record.is_alternate(context as usize);
+        if own && record.serving.load(Ordering::Relaxed) != 0 {
+            let (addr, ip) = (bus.addr, bus.register(libc::REG_RIP));
+            broken(&format!("the runtime touched far memory at {addr:#x}, from {ip:#x}"));
+        }
+        let mark = |serving: usize| own.then(|| record.serving.store(serving, Ordering::Relaxed));
+        mark(1);
+        let served = bus.serve();
+        mark(0);
+        if served {
             // SAFETY: the kernel's frame; signals are blocked as ever in this handler, and this is its last act.
             unsafe {
                 if resume::may(record, context as usize) {
@@ -40,14 +100,37 @@ pub extern "C" fn on_bus(signal: i32, info: *mut libc::siginfo_t, context: *mut 
             }
             return;
         }
-        // Not mapped by us, or not any more. If the mapping has just gone, the access faults again, as
-        // SIGSEGV. If it comes back the same, it is a mapping of the program's own, beyond its file's end.
-        if record.refused.swap(addr, Ordering::Relaxed) != addr {
-            return;
-        }
-        record.refused.store(0, Ordering::Relaxed);
     }
-    not_ours(signal, code, info, context);
+    bus.refuse(record);
+}
+
+/// The same where the program's signals are open ([`open`]): `record` is the thread's own, and says `serving`.
+pub extern "C" fn on_bus_open(
+    signal: i32,
+    info: *mut libc::siginfo_t,
+    context: *mut libc::c_void,
+    record: &'static Record,
+) {
+    // SAFETY: the kernel's arguments.
+    let bus = unsafe { Bus::of(signal, info, context) };
+    let served = bus.is_of_far_page() && bus.serve();
+    // SAFETY: the kernel's frame, and this is the handler's last act. What comes is kept still.
+    unsafe {
+        if served && resume::may(record, context as usize) {
+            resume::farmem_resume_open(context as usize, std::ptr::from_ref(record).cast());
+        }
+    }
+    // The kernel ends it, or the program.
+    open::close();
+    record.serving.store(0, Ordering::Relaxed);
+    match bus.code > 0 {
+        // The access is made again behind it.
+        true => open::deliver_kept(context as usize),
+        false => open::send_kept(),
+    }
+    if !served {
+        bus.refuse(record);
+    }
 }
 
 /// A signal that is not the runtime's goes where the program wants it. Last act of a handler.

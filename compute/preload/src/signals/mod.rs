@@ -17,6 +17,7 @@ pub mod deliver;
 mod faults;
 mod frame;
 pub mod masks;
+pub mod open;
 pub mod resume;
 pub mod stacks;
 mod trapped;
@@ -110,9 +111,7 @@ pub fn set_action(signal: i32, new: Option<&KernelAction>, old: Option<&mut Kern
 pub fn install() {
     // NODEFER: a handler of the program's that is delivered from here may touch far memory on its stack.
     let flags = libc::SA_RESTART | libc::SA_NODEFER;
-    for (signal, handler) in
-        [(libc::SIGBUS, faults::on_bus as *const () as usize), (libc::SIGSYS, trapped::on_sys as *const () as usize)]
-    {
+    for (signal, handler) in [(libc::SIGBUS, open::on_bus()), (libc::SIGSYS, trapped::on_sys as *const () as usize)] {
         let mut before = KernelAction::DEFAULT;
         set_action(signal, Some(&own_action(handler, flags)), Some(&mut before));
         actions::inherit(signal, before);

@@ -31,6 +31,7 @@ use super::frame::{
     EXTENDED_MAGIC, FLAGS_AT, LEGACY_BYTES, MASK_AT, R14_AT, REGISTERS_AT, RIP_AT, RSP_AT, SEGMENTS_AT, SOFTWARE_AT,
     VECTOR_AT, read,
 };
+use super::open::{self, Kept, deliver_kept};
 use crate::gate::{AFTER_THREAD, GATE, RETURN};
 use crate::threads::Record;
 use farmem_sys::raw::GATE_THREAD;
@@ -58,12 +59,8 @@ const FEATURES: usize = 1 << 0 | 1 << 1 | 1 << 2 | BOUNDS | 1 << 5 | 1 << 6 | 1 
 const FLAGS: usize = 0x1 | 0x2 | 0x4 | 0x10 | 0x40 | 0x80 | 0x200 | 0x400 | 0x800 | 0x1_0000 | 0x20_0000;
 
 core::arch::global_asm!(
-    // rdi: the ucontext, on the near alternate stack.
-    ".globl farmem_resume",
-    ".hidden farmem_resume",
-    ".type farmem_resume,@function",
-    "farmem_resume:",
-    // Above is the frame, which stays as it is; what is below is used up.
+    // Of the ucontext at rdi.
+    ".macro farmem_restore_first",
     "lea rsp, [rdi - {image}]",
     "mov rax, [rdi + {rip}]",            "mov [rsp], rax",
     "movzx eax, word ptr [rdi + {cs}]",  "mov [rsp + 8], rax",
@@ -79,6 +76,27 @@ core::arch::global_asm!(
     "mov r15, [rdi + {regs} + 7 * 8]",
     "mov rbp, [rdi + {regs} + 10 * 8]",
     "mov rbx, [rdi + {regs} + 11 * 8]",
+    ".endm",
+    ".macro farmem_restore_last",
+    "mov r8, [rsp + {image} + {regs}]",
+    "mov r9, [rsp + {image} + {regs} + 1 * 8]",
+    "mov r10, [rsp + {image} + {regs} + 2 * 8]",
+    "mov r11, [rsp + {image} + {regs} + 3 * 8]",
+    "mov r14, [rsp + {image} + {regs} + 6 * 8]",
+    "mov rdi, [rsp + {image} + {regs} + 8 * 8]",
+    "mov rsi, [rsp + {image} + {regs} + 9 * 8]",
+    "mov rdx, [rsp + {image} + {regs} + 12 * 8]",
+    "mov rax, [rsp + {image} + {regs} + 13 * 8]",
+    "mov rcx, [rsp + {image} + {regs} + 14 * 8]",
+    "iretq",
+    ".endm",
+    // rdi: the ucontext, on the near alternate stack.
+    ".globl farmem_resume",
+    ".hidden farmem_resume",
+    ".type farmem_resume,@function",
+    "farmem_resume:",
+    // Above is the frame, which stays as it is; what is below is used up.
+    "farmem_restore_first",
     "lea rsi, [rdi + {mask}]",
     "mov edi, {setmask}",
     "xor edx, edx",
@@ -95,17 +113,7 @@ core::arch::global_asm!(
     "farmem_resume_opened:",
     "test eax, eax",
     "jnz 2f",
-    "mov r8, [rsp + {image} + {regs}]",
-    "mov r9, [rsp + {image} + {regs} + 1 * 8]",
-    "mov r10, [rsp + {image} + {regs} + 2 * 8]",
-    "mov r11, [rsp + {image} + {regs} + 3 * 8]",
-    "mov r14, [rsp + {image} + {regs} + 6 * 8]",
-    "mov rdi, [rsp + {image} + {regs} + 8 * 8]",
-    "mov rsi, [rsp + {image} + {regs} + 9 * 8]",
-    "mov rdx, [rsp + {image} + {regs} + 12 * 8]",
-    "mov rax, [rsp + {image} + {regs} + 13 * 8]",
-    "mov rcx, [rsp + {image} + {regs} + 14 * 8]",
-    "iretq",
+    "farmem_restore_last",
     ".globl farmem_resume_end",
     ".hidden farmem_resume_end",
     "farmem_resume_end:",
@@ -115,6 +123,32 @@ core::arch::global_asm!(
     "movabs rcx, {by_kernel}",
     "jmp rcx",
     ".size farmem_resume, .-farmem_resume",
+    // The same where signals are open, and no call is due. rdi: the ucontext, rsi: the thread's record.
+    ".globl farmem_resume_open",
+    ".hidden farmem_resume_open",
+    ".type farmem_resume_open,@function",
+    "farmem_resume_open:",
+    "farmem_restore_first",
+    "mov qword ptr [rsi + {serving}], 0",
+    ".globl farmem_resume_over",
+    ".hidden farmem_resume_over",
+    "farmem_resume_over:",
+    "cmp qword ptr [rsi + {kept}], 0",
+    "jne 3f",
+    "farmem_restore_last",
+    ".globl farmem_resume_open_end",
+    ".hidden farmem_resume_open_end",
+    "farmem_resume_open_end:",
+    // Something came, and all is blocked.
+    "3:",
+    "lea rbx, [rsp + {image}]",
+    "mov rdi, rbx",
+    "and rsp, -16",
+    "call {deliver_kept}",
+    "mov rsp, rbx",
+    "movabs rcx, {by_kernel}",
+    "jmp rcx",
+    ".size farmem_resume_open, .-farmem_resume_open",
     image = const IMAGE_BYTES,
     regs = const REGISTERS_AT,
     rip = const RIP_AT,
@@ -129,6 +163,9 @@ core::arch::global_asm!(
     sigprocmask = const libc::SYS_rt_sigprocmask,
     gate = const GATE + GATE_THREAD,
     by_kernel = const RETURN,
+    serving = const std::mem::offset_of!(Record, serving),
+    kept = const std::mem::offset_of!(Record, kept) + std::mem::offset_of!(Kept, signal),
+    deliver_kept = sym deliver_kept,
 );
 
 // SAFETY: defined by the assembly above, the function with these arguments; the other two are places in it, never called.
@@ -136,8 +173,12 @@ unsafe extern "C" {
     /// Returns to what the frame interrupted. All signals are blocked, [`may`] was true, and nothing on this stack below
     /// the frame is needed any more.
     pub fn farmem_resume(context: usize) -> !;
+    /// As [`farmem_resume`], from a fault in which signals were open ([`super::open`]).
+    pub fn farmem_resume_open(context: usize, record: *const ()) -> !;
     fn farmem_resume_opened();
     fn farmem_resume_end();
+    fn farmem_resume_over();
+    fn farmem_resume_open_end();
 }
 
 /// Set once, and never cleared: a thread may be about to return so.
@@ -165,6 +206,7 @@ pub fn begin(deliver_all: impl FnOnce()) {
 /// No fault returns this way any more: some handler is not delivered.
 pub fn end() {
     ON.store(false, Ordering::Relaxed);
+    open::end();
 }
 
 /// Whether a fault with this ucontext may return by [`farmem_resume`].
@@ -225,7 +267,9 @@ pub unsafe fn interrupted(context: usize) -> Option<usize> {
     // SAFETY: the kernel's frame, by the caller's word.
     let (rip, next, rsp) = unsafe { (read(context + RIP_AT), read(context + R14_AT), read(context + RSP_AT)) };
     let (opened, end) = (farmem_resume_opened as *const () as usize, farmem_resume_end as *const () as usize);
-    ((opened..end).contains(&rip) || rip == AFTER_THREAD && next == opened).then_some(rsp + IMAGE_BYTES)
+    let (over, open_end) = (farmem_resume_over as *const () as usize, farmem_resume_open_end as *const () as usize);
+    let within = (opened..end).contains(&rip) || (over..open_end).contains(&rip);
+    (within || rip == AFTER_THREAD && next == opened).then_some(rsp + IMAGE_BYTES)
 }
 
 #[cfg(test)]

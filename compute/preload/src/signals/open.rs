@@ -1,0 +1,233 @@
+//! Faults in which the program's signals stay open.
+//!
+//! To block them costs nothing, for the kernel does it when it starts the handler; to open them again takes a call, 0.22 µs
+//! of a fault and what our filter adds to it. Where nothing in a fault waits for a socket (all nodes' memory is mapped) they stay
+//! open instead. What comes is *kept*: the handler, [`super::deliver`]'s as all are, sees that its thread is in the midst of a
+//! fault, notes number and siginfo, writes "all blocked" into the frame that it has interrupted, and returns. So one signal a
+//! fault is taken from the kernel at most, and none changes its place in a queue. At the fault's end it is delivered from the
+//! fault's own frame, as though it had come right after the return.
+//!
+//! ```text
+//! where a signal comes                          what becomes of it
+//! farmem_on_bus … the store of `serving`        delivered in place of the fault, which has not begun: the access is made again
+//! … the fault …                                 kept
+//! `serving` is cleared … iretq                  nothing was kept, or all would be blocked: delivered in place of the fault's frame,
+//!                                               which is over, as in [`super::resume`]'s window
+//! ```
+//!
+//! *In the midst of a fault* means: `serving`, and on the thread's near alternate stack. (Not the record alone: raw clones may
+//! share one, and have no such stack. For them, and for whoever is in a fault already, all is blocked by a call first.)
+//!
+//! What the pager holds is safe: only that handler runs in its midst, takes no lock, and waits for nothing. Calls that a signal
+//! ends early are begun again there, but for what is asked of a node by a socket, with all signals blocked ([`farmem_fabric`]).
+//!
+//! *Who may not.* A handler that the runtime has not set must not run in the midst of a fault. So all that ends [`super::resume`]
+//! ends this; a filter of the program's, too, for it may forbid to send a signal again; and once a second the kernel is asked for all
+//! actions ([`watch`]): a handler set by a `syscall` instruction in a library's own text ends it for the process. What falls in that
+//! second is the price.
+
+use super::frame::{INFO_BYTES, MASK_AT, R14_AT, RIP_AT, RSP_AT, UCONTEXT_BYTES, read};
+use super::{KernelAction, OURS, actions, deliver, faults, masks, own_action, set_action};
+use crate::gate::GATE;
+use crate::threads::{self, Record};
+use farmem_sys::raw::{GATE_THREAD, getpid, syscall};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+
+/// The kernel blocks all in faults, as it was told at start.
+const BLOCKED: u32 = 0;
+/// Faults begin with the program's signals open, and end so.
+const OPEN: u32 = 1;
+/// They begin so, and block them by a call.
+const ENDED: u32 = 2;
+static STATE: AtomicU32 = AtomicU32::new(BLOCKED);
+/// The mask in which the runtime works.
+static ALL: u64 = !OURS;
+
+core::arch::global_asm!(
+    // The kernel's handler of SIGBUS. rdi: signal, rsi: siginfo, rdx: ucontext; at rsp the frame, whose first word is where
+    // the handler returns to.
+    ".globl farmem_on_bus",
+    ".hidden farmem_on_bus",
+    ".type farmem_on_bus,@function",
+    "farmem_on_bus:",
+    "mov eax, [rip + {state}]",
+    "test eax, eax", "jz 4f",
+    "cmp eax, {open}", "jne 3f",
+    // The thread's record, if it is where the search for it begins.
+    "mov r8, fs:[0]",
+    "movabs rcx, {hash}",
+    "mov rax, r8", "shr rax, 6", "imul rax, rcx", "shr rax, {shift}",
+    "imul rax, rax, {record}",
+    "lea rcx, [rip + {records}]",
+    "add rcx, rax",
+    "cmp [rcx + {owner}], r8", "jne 3f",
+    "mov rax, rsp", "sub rax, [rcx + {alternate}]", "cmp rax, {bytes}", "jae 3f",
+    "cmp qword ptr [rcx + {serving}], 0", "jne 3f",
+    "mov qword ptr [rcx + {serving}], 1",
+    ".globl farmem_bus_begun",
+    ".hidden farmem_bus_begun",
+    "farmem_bus_begun:",
+    "jmp {on_bus_open}",
+    "3:",
+    "mov r12d, edi",
+    "mov r13, rsi",
+    "mov r15, rdx",
+    "mov edi, {setmask}",
+    "lea rsi, [rip + {all}]",
+    "xor edx, edx",
+    "mov r10d, 8",
+    "xor r8d, r8d",
+    "xor r9d, r9d",
+    "mov eax, {sigprocmask}",
+    "lea r14, [rip + farmem_bus_closed]",
+    "movabs rbx, {gate}",
+    "jmp rbx",
+    ".globl farmem_bus_closed",
+    ".hidden farmem_bus_closed",
+    "farmem_bus_closed:",
+    "mov edi, r12d",
+    "mov rsi, r13",
+    "mov rdx, r15",
+    "4:",
+    "jmp {on_bus}",
+    ".size farmem_on_bus, .-farmem_on_bus",
+    state = sym STATE,
+    open = const OPEN,
+    all = sym ALL,
+    hash = const threads::HASH,
+    shift = const usize::BITS - threads::RECORDS_SHIFT,
+    records = sym threads::RECORDS_OF_THREADS,
+    record = const size_of::<Record>(),
+    owner = const Record::OWNER_AT,
+    alternate = const std::mem::offset_of!(Record, alternate),
+    bytes = const threads::ALTERNATE_BYTES,
+    serving = const std::mem::offset_of!(Record, serving),
+    setmask = const libc::SIG_SETMASK,
+    sigprocmask = const libc::SYS_rt_sigprocmask,
+    gate = const GATE + GATE_THREAD,
+    on_bus_open = sym faults::on_bus_open,
+    on_bus = sym faults::on_bus,
+);
+
+// SAFETY: defined by the assembly above: the kernel's handler, and places in it that are never called.
+unsafe extern "C" {
+    fn farmem_on_bus();
+    fn farmem_bus_begun();
+    fn farmem_bus_closed();
+}
+
+/// [`farmem_on_bus`], as the kernel is told it.
+pub fn on_bus() -> usize {
+    farmem_on_bus as *const () as usize
+}
+
+/// A signal that came while a thread was in a fault.
+pub struct Kept {
+    /// 0: none.
+    pub signal: AtomicUsize,
+    info: [AtomicUsize; INFO_BYTES / 8],
+}
+
+impl Kept {
+    /// None.
+    pub const fn new() -> Kept {
+        Kept { signal: AtomicUsize::new(0), info: [const { AtomicUsize::new(0) }; INFO_BYTES / 8] }
+    }
+
+    fn take(&self) -> Option<(i32, [usize; INFO_BYTES / 8])> {
+        let info = std::array::from_fn(|i| self.info[i].load(Ordering::Relaxed));
+        Some((self.signal.swap(0, Ordering::Relaxed) as i32, info)).filter(|&(signal, _)| signal != 0)
+    }
+}
+
+/// From now on faults leave the program's signals open: in a process of one thread, for one that is in a fault with all
+/// blocked would leave them so. Every handler is delivered.
+pub fn begin() {
+    if !threads::is_only_one() || actions::has_foreign() {
+        return;
+    }
+    STATE.store(ENDED, Ordering::Relaxed);
+    let told = KernelAction { mask: 0, ..own_action(on_bus(), libc::SA_RESTART | libc::SA_NODEFER) };
+    set_action(libc::SIGBUS, Some(&told), None);
+    STATE.store(OPEN, Ordering::Release);
+}
+
+/// No fault begins so any more.
+pub fn end() {
+    let _ = STATE.compare_exchange(OPEN, ENDED, Ordering::Relaxed, Ordering::Relaxed);
+}
+
+/// Once a second: has somebody set a handler past the runtime?
+pub fn watch() {
+    if STATE.load(Ordering::Relaxed) == OPEN && actions::has_foreign() {
+        end();
+    }
+}
+
+/// Keeps a signal that came in the midst of a fault; false: in none. All signals are blocked then, to the fault's end.
+///
+/// # Safety
+/// Both must be what the kernel gave to the handler that calls this, as its first act, and which returns to the kernel.
+pub unsafe fn keep(signal: i32, info: usize, context: usize) -> bool {
+    let record = threads::current();
+    let kept = &record.kept;
+    // SAFETY: the kernel's frame.
+    let interrupted = unsafe { read(context + RSP_AT) };
+    if record.serving.load(Ordering::Relaxed) == 0
+        || !record.is_alternate(interrupted)
+        || kept.signal.load(Ordering::Relaxed) != 0
+    {
+        return false;
+    }
+    for (i, word) in kept.info.iter().enumerate() {
+        // SAFETY: the kernel's siginfo.
+        word.store(unsafe { read(info + i * 8) }, Ordering::Relaxed);
+    }
+    kept.signal.store(signal as usize, Ordering::Relaxed);
+    // SAFETY: the kernel's frame, whose mask it restores.
+    unsafe { ((context + MASK_AT) as *mut u64).write(ALL) };
+    true
+}
+
+/// At a fault's end: delivers what was kept, from the fault's frame. Returns where there was nothing, or nobody handles it any
+/// more. All signals are blocked if there was.
+pub extern "C" fn deliver_kept(context: usize) {
+    if let Some((signal, info)) = threads::current().kept.take() {
+        deliver::handle_now(signal, info.as_ptr() as usize, context);
+    }
+}
+
+/// Where nothing comes back to what this SIGBUS has interrupted: what was kept is sent again, behind others of its number.
+pub fn send_kept() {
+    if let Some((signal, info)) = threads::current().kept.take() {
+        // SAFETY: a live siginfo of the kernel's own.
+        unsafe {
+            let thread = syscall(libc::SYS_gettid, [0; 6]) as usize;
+            let args = [getpid() as usize, thread, signal as usize, info.as_ptr() as usize, 0, 0];
+            syscall(libc::SYS_rt_tgsigqueueinfo, args);
+        }
+    }
+}
+
+/// Blocks all but [`OURS`] by a call.
+pub fn close() {
+    masks::change(libc::SIG_SETMASK, ALL);
+}
+
+/// If this ucontext is of a signal that came before a fault had begun: the ucontext of the SIGBUS, if an access made it.
+///
+/// # Safety
+/// It must be the kernel's, of a handler of the calling thread.
+pub unsafe fn interrupted(context: usize) -> Option<usize> {
+    // SAFETY: the kernel's frame, by the caller's word; at the stub's rsp there is that of the SIGBUS.
+    unsafe {
+        let (rip, next, rsp) = (read(context + RIP_AT), read(context + R14_AT), read(context + RSP_AT));
+        let (begun, closed) = (farmem_bus_begun as *const () as usize, farmem_bus_closed as *const () as usize);
+        let before = (on_bus()..begun).contains(&rip)
+            || (begun + 1..closed).contains(&rip)
+            || rip == GATE + GATE_THREAD && next == closed;
+        let of_bus = rsp + 8;
+        let code = || *((of_bus + UCONTEXT_BYTES) as *const libc::siginfo_t).as_ref().map_or(&0, |info| &info.si_code);
+        (before && code() > 0).then_some(of_bus)
+    }
+}
