@@ -168,6 +168,7 @@ impl Pager {
     }
 
     fn run_background(&self) -> ! {
+        self.also.get().iter().for_each(|also| also());
         let mut sleep = (TEND_NS, 0);
         let (mut last_housekeeping, mut last_tended) = (now_ns(), now_ns());
         loop {

@@ -35,7 +35,7 @@
 //! far memory from user mode, except eviction reading pages that it owns and that
 //! are present. So this crate may take its own locks in a fault, provided no
 //! other signal handler of the program runs while one is held: the SIGBUS handler
-//! blocks all signals, and every other entry does so itself
+//! blocks all signals or keeps what comes, and every other entry blocks them itself
 //! ([`farmem_sys::raw::SignalsBlocked`]). It uses no thread-local, no allocator of
 //! the program's, no libc call that could.
 
