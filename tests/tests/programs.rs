@@ -56,15 +56,15 @@ cases! {
 fn signals_in_faults() -> Result<()> {
     case("storms")?;
     let (open, blocked, by_kernel) = (&[][..], &["--mask", "open"][..], &["--mask", "resume"][..]);
-    let ways: [(&str, &str, &[(&[&str], bool)]); 3] = [
-        ("storms", "in an access ", &[(open, true), (blocked, true), (by_kernel, true)]),
-        ("window", "signals at each step ", &[(blocked, true), (by_kernel, false)]),
-        ("open_faults", "signals at each place ", &[(open, true), (blocked, true)]),
+    let ways = [
+        ("storms", "in an access ", vec![(open, true), (blocked, true), (by_kernel, true)]),
+        ("window", "signals at each step ", vec![(blocked, true), (by_kernel, false)]),
+        ("open_faults", "signals at each place ", vec![(open, true), (blocked, true)]),
     ];
     for (name, counted, ways) in ways {
         let program = Command::new(compile::c(name, &[])?);
         let native = process::run(copy(&program), LIMIT)?.success()?;
-        for &(flags, hits) in ways {
+        for (flags, hits) in ways {
             let (far, _) = far_run(&program, &Far::local("4M").with(flags), LIMIT)?;
             compare(&native, &far).map_err(|e| e.context(format!("{name}, {flags:?}")))?;
             let count = far.stderr.lines().find_map(|line| line.strip_prefix(counted));
