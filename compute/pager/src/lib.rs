@@ -93,6 +93,7 @@ use farmem_sys::sync::Lock;
 use farmem_sys::uffd::{OpenError, Uffd, feature};
 use guess::Rewrites;
 use log::{By, Log};
+use pin::Lost;
 use record::Recorder;
 use space::Space;
 use staging::Staging;
@@ -215,8 +216,8 @@ pub struct Pager {
     crowd: Crowd,
     /// Times at which pages went from under their pins.
     losses: AtomicU64,
-    /// Held while they do.
-    losing: Lock<()>,
+    /// … and of which; held while they do.
+    losing: Lock<Lost>,
     /// Below this much room the background thread is woken.
     low_room: u64,
     /// It evicts until there is this much.
@@ -308,7 +309,7 @@ pub fn start(
         long_pins: AtomicU64::new(0),
         crowd: Crowd::new(),
         losses: AtomicU64::new(0),
-        losing: Lock::new(()),
+        losing: Lock::new(Lost::new()),
         limit,
         low_room,
         high_room: low_room + batch as u64,

@@ -203,7 +203,7 @@ impl Pager {
         loop {
             let seen = word.load();
             if seen.state() != State::Staged {
-                return match self.own(word) {
+                return match self.own(page, word) {
                     // It was staged meanwhile; nothing has been waited for since.
                     Some(now) if now.state() == State::Staged => {
                         word.set(now);

@@ -17,6 +17,51 @@ use std::sync::atomic::Ordering;
 /// Of local memory, what long calls may pin together is the half: the other is for whoever faults meanwhile.
 const PINNED_PART: u64 = 2;
 
+/// Losses that are remembered by page.
+const REMEMBERED: usize = 128;
+
+/// Which pages went from under their pins of late. A call that had pinned some before, and takes its own back, must leave these
+/// alone: they may be mapped anew since, and pinned by another.
+pub(crate) struct Lost {
+    /// Losses so far.
+    number: u64,
+    /// The last of which not all are remembered.
+    forgotten: u64,
+    /// Loss `n` is at `n % REMEMBERED`.
+    pages: [PageId; REMEMBERED],
+}
+
+impl Lost {
+    /// None.
+    pub const fn new() -> Lost {
+        Lost { number: 0, forgotten: 0, pages: [PageId(0); REMEMBERED] }
+    }
+
+    fn add(&mut self, page: PageId) {
+        self.number += 1;
+        self.forgotten = self.forgotten.max(self.number.saturating_sub(REMEMBERED as u64));
+        self.pages[self.number as usize % REMEMBERED] = page;
+    }
+
+    /// Any page may have lost its pins.
+    fn add_all(&mut self) {
+        self.number += 1;
+        self.forgotten = self.number;
+    }
+
+    /// Whether a page may have lost its pins since there were so many losses.
+    fn since(&self, losses: u64, page: PageId) -> bool {
+        losses < self.forgotten || (losses + 1..=self.number).any(|n| self.pages[n as usize % REMEMBERED] == page)
+    }
+}
+
+/// The pages that a far range touches.
+fn pages_of(addr: usize, len: usize) -> impl Iterator<Item = PageId> {
+    let some = len > 0 && is_far(addr);
+    let (first, end) = if some { (PageId::of(addr).0, PageId::of(addr + len - 1).0 + 1) } else { (0, 0) };
+    (first..end).map(PageId)
+}
+
 impl Pager {
     /// The most pages that are pinned for long calls, of those that take turns.
     pub fn most_pins(&self) -> u64 {
@@ -39,7 +84,9 @@ impl Pager {
     pub(crate) fn forget_claims(&self) {
         self.long_pins.store(0, Ordering::Relaxed);
         self.crowd.forget();
-        self.losses.fetch_add(1, Ordering::SeqCst);
+        let mut lost = self.losing.lock();
+        lost.add_all();
+        self.losses.store(lost.number, Ordering::SeqCst);
     }
 
     /// Tells whether pins may have been lost since: pages were unmapped or moved from under them. Asked before the first of a
@@ -49,30 +96,35 @@ impl Pager {
         self.losses.load(Ordering::SeqCst)
     }
 
-    /// Takes pins back that were made after `losses` was asked, by a call that was left. If some page has lost its pins
-    /// since, it may have been one of theirs, and what is pinned there now another call's: then all stay. None is lost
-    /// between the look and the last page ([`Pager::take_page`]).
-    pub fn unpin_left(&self, ranges: &[(usize, usize)], losses: u64) {
+    /// Takes pins back that were made after `losses` was asked, but of pages that have lost theirs since: what is pinned
+    /// there now is another call's. None is lost between the look and the last page ([`Pager::take_page`]).
+    pub fn unpin_since<'r>(&self, ranges: impl Iterator<Item = &'r (usize, usize)>, losses: u64) {
+        if self.losses() == losses {
+            // (A page that loses its pins right now, and is another's before the next instruction, is not told from ours. A lock
+            // for each call would be, which all threads take.)
+            return ranges.for_each(|&(addr, len)| self.unpin(addr, len));
+        }
         let _signals = SignalsBlocked::new();
         // No fork while the lock is held.
         let _inside = self.threads.enter();
-        let _losing = self.losing.lock();
-        if self.losses() == losses {
-            ranges.iter().for_each(|&(addr, len)| self.unpin(addr, len));
+        let lost = self.losing.lock();
+        for &(addr, len) in ranges {
+            pages_of(addr, len).filter(|&page| !lost.since(losses, page)).for_each(|page| self.unpin_page(page));
         }
     }
 
     /// Makes a page the caller's (Busy), whatever pins it; false when its word is not `seen` any more. Its pins are lost, and
     /// that is told before anybody can pin what is there next.
-    pub(crate) fn take_page(&self, word: &AtomicWord, seen: Word) -> bool {
+    pub(crate) fn take_page(&self, page: PageId, word: &AtomicWord, seen: Word) -> bool {
         let to = Word::UNTOUCHED.to(State::Busy);
         if seen.state() != State::Resident || seen.pins() == 0 {
             return word.shift(seen, to);
         }
-        let _losing = self.losing.lock();
-        self.losses.fetch_add(1, Ordering::SeqCst);
+        let mut lost = self.losing.lock();
         let taken = word.shift(seen, to);
         if taken {
+            lost.add(page);
+            self.losses.store(lost.number, Ordering::SeqCst);
             self.lost_pins();
         }
         taken
@@ -137,14 +189,32 @@ impl Pager {
 
     /// Takes back what [`Pager::pin`] pinned: the same address, and the length that it returned.
     pub fn unpin(&self, addr: usize, len: usize) {
-        if len == 0 || !is_far(addr) {
-            return;
+        pages_of(addr, len).for_each(|page| self.unpin_page(page));
+    }
+
+    fn unpin_page(&self, page: PageId) {
+        if let Some(seen) = self.table.word(page).unpin() {
+            self.lost_pin(seen);
         }
-        let (first, last) = (PageId::of(addr), PageId::of(addr + len - 1));
-        for page in first.0..=last.0 {
-            if let Some(seen) = self.table.word(PageId(page)).unpin() {
-                self.lost_pin(seen);
-            }
-        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_that_lost_its_pins_is_known_for_a_while() {
+        let mut lost = Lost::new();
+        let seen = |lost: &Lost, since: u64| [1, 2, 3].map(|page| lost.since(since, PageId(page)));
+        lost.add(PageId(1));
+        lost.add(PageId(2));
+        assert_eq!([0, 1, 2].map(|since| seen(&lost, since)), [[true, true, false], [false, true, false], [false; 3]]);
+        (0..REMEMBERED as u64 - 1).for_each(|n| lost.add(PageId(100 + n)));
+        assert_eq!(seen(&lost, 1), [false, true, false], "the oldest that is remembered");
+        assert_eq!(seen(&lost, 0), [true; 3], "forgotten");
+        let now = lost.number;
+        lost.add_all();
+        assert_eq!([seen(&lost, now), seen(&lost, now + 1)], [[true; 3], [false; 3]], "a fork's child");
     }
 }

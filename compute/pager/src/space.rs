@@ -561,7 +561,7 @@ impl Pager {
 
     /// Waits until a page is nobody's and makes it the caller's (Busy). The word it had; `None` for
     /// an untouched one, which stays so.
-    pub(crate) fn own(&self, word: &AtomicWord) -> Option<Word> {
+    pub(crate) fn own(&self, page: PageId, word: &AtomicWord) -> Option<Word> {
         let mut rounds = 0;
         loop {
             let seen = word.load();
@@ -571,7 +571,7 @@ impl Pager {
                     rounds += 1;
                     self.wait_for_owner(rounds);
                 }
-                _ if self.take_page(word, seen) => return Some(seen),
+                _ if self.take_page(page, word, seen) => return Some(seen),
                 _ => {}
             }
         }
@@ -585,7 +585,7 @@ impl Pager {
         let mut resident = Vec::new();
         let mut claimed = Vec::new();
         self.table.walk(first, last, |page, word| {
-            let Some(seen) = self.own(word) else { return };
+            let Some(seen) = self.own(page, word) else { return };
             claimed.push(page);
             match seen.state() {
                 State::Staged => {

@@ -21,8 +21,8 @@
 //!  place     0 free ── CAS ─► odd: being written ── store ─► serial: noted ── CAS ─► 0, by whoever unpins
 //! ```
 //! The CAS to 0 succeeds once, so that nobody unpins twice: the call itself at its return, or a later one that finds it gone.
-//! Where what it had pinned was unmapped since, its pins went with the pages, and there may be others' by now: then nothing is
-//! unpinned ([`farmem_pager::Pager::unpin_left`]).
+//! What it had pinned and was unmapped since lost its pins with the pages, and there may be others' by now: those are left alone
+//! ([`farmem_pager::Pager::unpin_since`]).
 //!
 //! *A child* has no pins: a forked one forgets what is noted, so that a call that a handler forked in takes none
 //! back that the child has made since. A vfork child shares record, memory and pins.
@@ -191,7 +191,7 @@ impl Pins<'_> {
 }
 
 fn unpin_left(ranges: &[(usize, usize)], losses: u64) {
-    pager().unpin_left(ranges, losses);
+    pager().unpin_since(ranges.iter(), losses);
 }
 
 #[cfg(test)]

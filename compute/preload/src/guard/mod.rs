@@ -79,7 +79,7 @@ impl<'a> Pins<'a> {
     }
 
     fn unpin(&self) {
-        self.few[..self.n].iter().chain(&self.more).for_each(|&(addr, len)| self.pager.unpin(addr, len));
+        self.pager.unpin_since(self.few[..self.n].iter().chain(&self.more), self.losses);
     }
 
     /// Pins a NUL-terminated string, page by page; stops where it is not mapped.

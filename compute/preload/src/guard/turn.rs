@@ -174,7 +174,7 @@ impl Claim {
             for (to, (at, len)) in ranges.iter_mut().zip(&self.ranges) {
                 *to = (at.load(Ordering::Relaxed), len.load(Ordering::Relaxed));
             }
-            pager().unpin_left(&ranges[..count], self.losses.load(Ordering::Relaxed));
+            pager().unpin_since(ranges[..count].iter(), self.losses.load(Ordering::Relaxed));
         }
         pager().give_back_pins(self.pages.swap(0, Ordering::Relaxed));
     }
