@@ -4,7 +4,8 @@
 //! out of every mask on its way to the kernel, and what the program believes it
 //! blocked is kept per thread ([`masks`]). What it installs for them is kept
 //! ([`actions`]) and served when a signal is not the runtime's ([`faults`],
-//! [`trapped`]).
+//! [`trapped`]). All others are the program's: blocked while a fault is served, or
+//! open, and kept to its end ([`open`]).
 //!
 //! *Stacks.* The kernel writes a signal's frame without faulting: onto an absent
 //! page it cannot, and kills. So every thread has a near alternate stack, on
