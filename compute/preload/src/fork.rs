@@ -12,7 +12,7 @@ use crate::call::{Call, issue};
 use crate::guard::{BAD_ADDRESS, peek, peek_into};
 use crate::near;
 use crate::process::{claim_counters, pager, take_over};
-use crate::signals::actions;
+use crate::signals::{actions, open};
 use crate::threads;
 
 /// The flags of a clone that say what the child shares with the thread that makes it, as far as matters here.
@@ -135,6 +135,7 @@ fn make(call: &Call) -> Option<isize> {
     if ret == Some(0) {
         take_over();
         near::forget_in_child();
+        open::forget_in_child();
         threads::forget_in_child(record);
         actions::adopt();
         pager().fork_child(fork, claim_counters());

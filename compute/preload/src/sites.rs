@@ -46,12 +46,12 @@ use crate::call::Call;
 use crate::filter::Missed;
 use crate::fork;
 use crate::gate::GATE;
-use crate::signals;
+use crate::signals::{self, open};
 use crate::threads::{self, Record};
 use core::arch::x86_64::*;
 use farmem_sys::raw::{checked, syscall};
 use std::sync::OnceLock;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Numbers that are dispatched whatever their arguments: mappings, masks, descriptors, and calls
 /// whose near arguments point to structures with far pointers in them.
@@ -405,6 +405,13 @@ pub unsafe fn patch(start: usize, end: usize, stubs: usize) -> Option<Missed> {
             at = (at + code.len()).next_multiple_of(16);
             continue;
         }
+        if site.kind == Kind::Mov(libc::SYS_vfork as u32) {
+            counted(&mut code, at, place, libc::SYS_vfork);
+            put(place, at, &code);
+            COUNTS_VFORKS.store(true, Ordering::Relaxed);
+            at = (at + code.len()).next_multiple_of(16);
+            continue;
+        }
         if site.kind == Kind::Mov(libc::SYS_clone as u32) {
             clone(&mut code, at, place, stubs);
             put(place, at, &code);
@@ -477,8 +484,9 @@ fn clone(code: &mut Vec<u8>, at: usize, place: usize, stubs: usize) {
     code.extend([0xb8]); // mov eax,SYS_clone
     code.extend((libc::SYS_clone as u32).to_le_bytes());
     code.extend([0xf7, 0xc7, 0x00, 0x01, 0x00, 0x00]); // test edi,CLONE_VM
-    code.extend([0x0f, 0x85]); // jnz to the syscall instruction
-    code.extend(rel(at + code.len() + 4, place + 5));
+    code.extend([0x0f, 0x85]); // jnz shares
+    let shares = code.len();
+    code.extend([0; 4]);
     code.extend([0x48, 0x8d, 0x64, 0x24, 0x80]); // lea rsp,[rsp-128]
     code.push(0x56); // push rsi
     code.extend([0x31, 0xf6]); // xor esi,esi
@@ -495,7 +503,39 @@ fn clone(code: &mut Vec<u8>, at: usize, place: usize, stubs: usize) {
     code.extend([0x48, 0x89, 0xf4]); // mov rsp,rsi
     code.push(0xe9); // jmp behind it
     code.extend(rel(at + code.len() + 4, place + 7));
+    let here = rel(at + shares + 4, at + code.len());
+    code.splice(shares..shares + 4, here);
+    code.extend([0xf7, 0xc7, 0x00, 0x40, 0x00, 0x00]); // shares: test edi,CLONE_VFORK
+    code.extend([0x0f, 0x84]); // jz to the syscall instruction
+    code.extend(rel(at + code.len() + 4, place + 5));
+    counted(code, at, place, libc::SYS_clone);
 }
+
+/// A call that makes a vfork child, which goes on behind it, counted as long as its parent waits for it there. (What the
+/// kernel leaves in rcx nobody needs.)
+fn counted(code: &mut Vec<u8>, at: usize, place: usize, nr: i64) {
+    let count = |code: &mut Vec<u8>, instruction: u8| {
+        code.extend([0x48, 0xb9]); // mov rcx,VFORKS
+        code.extend((open::VFORKS.as_ptr() as usize).to_le_bytes());
+        code.extend([0xf0, 0xff, instruction]); // lock inc, or dec, [rcx]
+    };
+    count(code, 0x01);
+    code.push(0xb8); // mov eax,nr
+    code.extend((nr as u32).to_le_bytes());
+    code.extend(SYSCALL);
+    code.extend([0x48, 0x85, 0xc0]); // test rax,rax
+    code.extend([0x74, 0x0d]); // jz behind the next: the child
+    count(code, 0x09);
+    code.push(0xe9); // jmp behind it
+    code.extend(rel(at + code.len() + 4, place + 7));
+}
+
+/// Whether libc's vfork is among the patched sites.
+pub fn counts_vforks() -> bool {
+    COUNTS_VFORKS.load(Ordering::Relaxed)
+}
+
+static COUNTS_VFORKS: AtomicBool = AtomicBool::new(false);
 
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
 /// cmp rax,-4096
@@ -633,7 +673,7 @@ fn positions(text: &[u8], marks: impl Fn(__m128i, __m128i) -> __m128i) -> impl I
 
 /// Calls that leave on another stack than they came on stay as they are.
 fn is_number(nr: u32) -> bool {
-    nr < 512 && !matches!(nr as i64, libc::SYS_vfork | libc::SYS_rt_sigreturn)
+    nr < 512 && nr as i64 != libc::SYS_rt_sigreturn
 }
 
 /// Such eight bytes; the number is in one of the lower seven registers.
@@ -648,8 +688,11 @@ fn number_before_lea(before: &[u8]) -> Option<u32> {
     // Relative to rip, or to a register without a scale byte.
     let lea = matches!(rex, 0x48 | 0x49 | 0x4c | 0x4d)
         && (mode & 0xc7 == 0x05 && rex & 1 == 0 || mode & 0xc0 == 0x80 && mode & 7 != 4);
-    (prefix & 0xf0 != 0x40 && lea && is_number(nr) && !matches!(nr as i64, libc::SYS_clone | libc::SYS_clone3))
-        .then_some(nr)
+    (prefix & 0xf0 != 0x40
+        && lea
+        && is_number(nr)
+        && !matches!(nr as i64, libc::SYS_clone | libc::SYS_clone3 | libc::SYS_vfork))
+    .then_some(nr)
 }
 
 /// Which of some offsets (sorted) a branch may go to. Every byte is taken for an opcode: too many are

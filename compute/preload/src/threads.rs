@@ -388,6 +388,8 @@ pub fn forget_in_child(forker: &Record) {
         own.take_from(forker);
     }
     own.claim.forget();
+    own.serving.store(0, Ordering::Relaxed);
+    own.kept.signal.store(0, Ordering::Relaxed);
     // Calls that a handler forked in may be on the way back, and another thread's in the midst of a note.
     own.notes.forget();
     forker.notes.forget();

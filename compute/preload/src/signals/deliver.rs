@@ -290,7 +290,9 @@ pub unsafe fn deliver(signal: i32, action: &KernelAction, info: usize, context: 
     // the frame the kernel restores what alternate stack there was.
     // (Below its red zone, too: onto an alternate stack the kernel goes without leaving one.)
     let rest = interrupted.wrapping_sub(RED_ZONE).wrapping_sub(record.alternate.load(Ordering::Relaxed)) & !15;
-    let moves = if in_trap { wants_own && rest >= ROOM } else { record.is_alternate(near::stack_pointer()) };
+    // (What is neither was sent into the runtime's last instructions of something else.)
+    let moves =
+        if in_trap { wants_own && program != 0 && rest >= ROOM } else { record.is_alternate(near::stack_pointer()) };
     let (mask, slot) = (blocked & !OURS, record.handler_mask.as_ptr());
     if !moves {
         // The frame stays where it is, and the handler starts on it as the kernel would have begun it: with nothing of

@@ -43,7 +43,7 @@ impl Bus {
 
     #[inline(always)]
     fn is_of_far_page(&self) -> bool {
-        self.code > 0 && is_far(self.addr)
+        is_by_access(self.code) && is_far(self.addr)
     }
 
     /// The page is there now; or it is not ours.
@@ -74,6 +74,12 @@ impl Bus {
     }
 }
 
+/// Whether a SIGBUS of this code comes again with the access that made it: not what was sent, nor news of bad memory elsewhere.
+pub fn is_by_access(code: i32) -> bool {
+    const BUS_MCEERR_AO: i32 = 5;
+    (1..BUS_MCEERR_AO).contains(&code)
+}
+
 /// The kernel's handler, by way of [`open`]'s stub: on the near stack, everything blocked but SIGBUS and SIGSYS.
 pub extern "C" fn on_bus(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: the kernel's arguments.
@@ -91,6 +97,9 @@ pub extern "C" fn on_bus(signal: i32, info: *mut libc::siginfo_t, context: *mut 
         mark(1);
         let served = bus.serve();
         mark(0);
+        if own {
+            open::deliver_kept(context as usize);
+        }
         if served {
             // SAFETY: the kernel's frame; signals are blocked as ever in this handler, and this is its last act.
             unsafe {
@@ -100,6 +109,9 @@ pub extern "C" fn on_bus(signal: i32, info: *mut libc::siginfo_t, context: *mut 
             }
             return;
         }
+    } else if record.serving.load(Ordering::Relaxed) == 0 {
+        // What came before all was blocked, in the stub.
+        open::send_kept();
     }
     bus.refuse(record);
 }
@@ -123,7 +135,7 @@ pub extern "C" fn on_bus_open(
     // The kernel ends it, or the program.
     open::close();
     record.serving.store(0, Ordering::Relaxed);
-    match bus.code > 0 {
+    match is_by_access(bus.code) {
         // The access is made again behind it.
         true => open::deliver_kept(context as usize),
         false => open::send_kept(),
@@ -137,6 +149,10 @@ pub extern "C" fn on_bus_open(
 pub fn not_ours(signal: i32, code: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     let record = threads::current();
     let sent = code <= 0;
+    // SAFETY: the kernel's arguments, or what was kept, which is in no fault any more.
+    if sent && unsafe { open::keep(signal, info as usize, context as usize) } {
+        return;
+    }
     if sent && record.hidden.load(Ordering::Relaxed) >> (signal - 1) & 1 != 0 {
         record.pending.fetch_or(1 << (signal - 1), Ordering::Relaxed);
         return;

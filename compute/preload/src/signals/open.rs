@@ -9,7 +9,8 @@
 //!
 //! ```text
 //! where a signal comes                          what becomes of it
-//! farmem_on_bus … the store of `serving`        delivered in place of the fault, which has not begun: the access is made again
+//! farmem_on_bus … the store of `serving`        delivered in place of the fault, which has not begun: the access is made again.
+//!                                               (A SIGBUS that was sent is not: then it is sent again, behind that)
 //! … the fault …                                 kept
 //! `serving` is cleared … iretq                  nothing was kept, or all would be blocked: delivered in place of the fault's frame,
 //!                                               which is over, as in [`super::resume`]'s window
@@ -18,7 +19,12 @@
 //! *In the midst of a fault* means: `serving`, and on the thread's near alternate stack. (Not the record alone: raw clones may
 //! share one, and have no such stack. For them, and for whoever is in a fault already, all is blocked by a call first.)
 //!
-//! What the pager holds is safe: only that handler runs in its midst, takes no lock, and waits for nothing. Calls that a signal
+//! SIGBUS and SIGSYS, which are never blocked, are kept too where a process sends them into a fault, whatever the mask; then
+//! what is there already is sent again, and comes behind others of its number.
+//!
+//! What the pager holds is safe: only these handlers run in its midst, take no lock, and wait for nothing. A vfork child
+//! could be ended in a fault by a signal, and its parent, whose memory that is, go on: while there is one, all is blocked
+//! first ([`VFORKS`]). Calls that a signal
 //! ends early are begun again there, but for what is asked of a node by a socket, with all signals blocked ([`farmem_fabric`]).
 //!
 //! *Who may not.* A handler that the runtime has not set must not run in the midst of a fault. So all that ends [`super::resume`]
@@ -27,8 +33,9 @@
 //! second is the price.
 
 use super::frame::{INFO_BYTES, MASK_AT, R14_AT, RIP_AT, RSP_AT, UCONTEXT_BYTES, read};
-use super::{KernelAction, OURS, actions, deliver, faults, masks, own_action, set_action};
+use super::{KernelAction, OURS, actions, deliver, faults, masks, own_action, resume, set_action};
 use crate::gate::GATE;
+use crate::sites;
 use crate::threads::{self, Record};
 use farmem_sys::raw::{GATE_THREAD, getpid, syscall};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -40,6 +47,8 @@ const OPEN: u32 = 1;
 /// They begin so, and block them by a call.
 const ENDED: u32 = 2;
 static STATE: AtomicU32 = AtomicU32::new(BLOCKED);
+/// Children of vfork that have this memory now. Counted by the stubs in libc's text ([`crate::sites`]).
+pub static VFORKS: AtomicU32 = AtomicU32::new(0);
 /// The mask in which the runtime works.
 static ALL: u64 = !OURS;
 
@@ -53,6 +62,7 @@ core::arch::global_asm!(
     "mov eax, [rip + {state}]",
     "test eax, eax", "jz 4f",
     "cmp eax, {open}", "jne 3f",
+    "cmp dword ptr [rip + {vforks}], 0", "jne 3f",
     // The thread's record, if it is where the search for it begins.
     "mov r8, fs:[0]",
     "movabs rcx, {hash}",
@@ -92,6 +102,7 @@ core::arch::global_asm!(
     "jmp {on_bus}",
     ".size farmem_on_bus, .-farmem_on_bus",
     state = sym STATE,
+    vforks = sym VFORKS,
     open = const OPEN,
     all = sym ALL,
     hash = const threads::HASH,
@@ -134,16 +145,55 @@ impl Kept {
         Kept { signal: AtomicUsize::new(0), info: [const { AtomicUsize::new(0) }; INFO_BYTES / 8] }
     }
 
-    fn take(&self) -> Option<(i32, [usize; INFO_BYTES / 8])> {
+    fn take(&self) -> Option<(i32, Info)> {
         let info = std::array::from_fn(|i| self.info[i].load(Ordering::Relaxed));
         Some((self.signal.swap(0, Ordering::Relaxed) as i32, info)).filter(|&(signal, _)| signal != 0)
+    }
+
+    /// All signals are blocked.
+    fn add(&self, signal: i32, info: Info) {
+        match self.signal.load(Ordering::Relaxed) as i32 {
+            0 => {}
+            // Pending signals below the real-time ones are one, and these two cannot be made to wait for one another.
+            there if is_ours(there) && is_ours(signal) => return,
+            there if is_ours(there) || !is_ours(signal) => return send(signal, &info),
+            _ => {
+                let (there, info) =
+                    (self.signal.load(Ordering::Relaxed) as i32, self.take().map_or([0; _], |kept| kept.1));
+                send(there, &info);
+            }
+        }
+        for (to, from) in self.info.iter().zip(info) {
+            to.store(from, Ordering::Relaxed);
+        }
+        self.signal.store(signal as usize, Ordering::Relaxed);
+    }
+}
+
+type Info = [usize; INFO_BYTES / 8];
+
+fn is_ours(signal: i32) -> bool {
+    OURS >> (signal - 1) & 1 != 0
+}
+
+/// Sends a signal to the calling thread, as it came.
+fn send(signal: i32, info: &Info) {
+    // SAFETY: a live siginfo of the kernel's own.
+    let sent = unsafe {
+        let thread = syscall(libc::SYS_gettid, [0; 6]) as usize;
+        let args = [getpid() as usize, thread, signal as usize, info.as_ptr() as usize, 0, 0];
+        syscall(libc::SYS_rt_tgsigqueueinfo, args)
+    };
+    if sent < 0 {
+        // No more can be queued.
+        masks::send_to_self(signal);
     }
 }
 
 /// From now on faults leave the program's signals open: in a process of one thread, for one that is in a fault with all
 /// blocked would leave them so. Every handler is delivered.
 pub fn begin() {
-    if !threads::is_only_one() || actions::has_foreign() {
+    if !threads::is_only_one() || !sites::counts_vforks() || actions::has_foreign() {
         return;
     }
     STATE.store(ENDED, Ordering::Relaxed);
@@ -164,48 +214,84 @@ pub fn watch() {
     }
 }
 
+/// In a forked child, which has no others.
+pub fn forget_in_child() {
+    VFORKS.store(0, Ordering::Relaxed);
+}
+
+/// Where a signal came, as far as that matters here.
+#[derive(PartialEq, Eq)]
+enum Place {
+    /// Before a fault had begun: the ucontext of its SIGBUS.
+    Before(usize),
+    /// On the thread's near alternate stack, in the midst of a fault, or of what is done with a SIGBUS that was sent.
+    Midst,
+    Elsewhere,
+}
+
+/// # Safety
+/// `context` must be the kernel's, of a handler of the calling thread.
+unsafe fn place(record: &Record, context: usize) -> Place {
+    // SAFETY: the kernel's frame, by the caller's word; at the stub's rsp there is that of the SIGBUS.
+    unsafe {
+        let (rip, next, rsp) = (read(context + RIP_AT), read(context + R14_AT), read(context + RSP_AT));
+        let (begun, closed) = (farmem_bus_begun as *const () as usize, farmem_bus_closed as *const () as usize);
+        let on_near = record.is_alternate(rsp);
+        let kept = record.kept.signal.load(Ordering::Relaxed) != 0;
+        if on_near && (record.serving.load(Ordering::Relaxed) != 0 || kept && resume::is_over(rip)) {
+            return Place::Midst;
+        }
+        let before = (on_bus()..begun).contains(&rip)
+            || (begun + 1..closed).contains(&rip)
+            || rip == GATE + GATE_THREAD && next == closed;
+        let of_bus = rsp + 8;
+        match before {
+            true if faults::is_by_access((*((of_bus + UCONTEXT_BYTES) as *const libc::siginfo_t)).si_code) => {
+                Place::Before(of_bus)
+            }
+            true if on_near => Place::Midst,
+            _ => Place::Elsewhere,
+        }
+    }
+}
+
 /// Keeps a signal that came in the midst of a fault; false: in none. All signals are blocked then, to the fault's end.
 ///
 /// # Safety
-/// Both must be what the kernel gave to the handler that calls this, as its first act, and which returns to the kernel.
+/// Both must be what the kernel gave to the handler that calls this, in which all signals are blocked, and which returns to
+/// the kernel if this is true.
 pub unsafe fn keep(signal: i32, info: usize, context: usize) -> bool {
     let record = threads::current();
-    let kept = &record.kept;
-    // SAFETY: the kernel's frame.
-    let interrupted = unsafe { read(context + RSP_AT) };
-    if record.serving.load(Ordering::Relaxed) == 0
-        || !record.is_alternate(interrupted)
-        || kept.signal.load(Ordering::Relaxed) != 0
-    {
-        return false;
+    // SAFETY: the kernel's frame and siginfo; it restores the mask.
+    unsafe {
+        if place(record, context) != Place::Midst {
+            return false;
+        }
+        record.kept.add(signal, std::array::from_fn(|i| read(info + i * 8)));
+        ((context + MASK_AT) as *mut u64).write(ALL);
     }
-    for (i, word) in kept.info.iter().enumerate() {
-        // SAFETY: the kernel's siginfo.
-        word.store(unsafe { read(info + i * 8) }, Ordering::Relaxed);
-    }
-    kept.signal.store(signal as usize, Ordering::Relaxed);
-    // SAFETY: the kernel's frame, whose mask it restores.
-    unsafe { ((context + MASK_AT) as *mut u64).write(ALL) };
     true
 }
 
 /// At a fault's end: delivers what was kept, from the fault's frame. Returns where there was nothing, or nobody handles it any
 /// more. All signals are blocked if there was.
 pub extern "C" fn deliver_kept(context: usize) {
-    if let Some((signal, info)) = threads::current().kept.take() {
-        deliver::handle_now(signal, info.as_ptr() as usize, context);
+    if let Some((signal, mut info)) = threads::current().kept.take() {
+        match is_ours(signal) {
+            true => {
+                let info = (&raw mut info).cast::<libc::siginfo_t>();
+                // SAFETY: the kernel's siginfo.
+                faults::not_ours(signal, unsafe { (*info).si_code }, info, context as *mut libc::c_void);
+            }
+            false => deliver::handle_now(signal, info.as_ptr() as usize, context),
+        }
     }
 }
 
 /// Where nothing comes back to what this SIGBUS has interrupted: what was kept is sent again, behind others of its number.
 pub fn send_kept() {
     if let Some((signal, info)) = threads::current().kept.take() {
-        // SAFETY: a live siginfo of the kernel's own.
-        unsafe {
-            let thread = syscall(libc::SYS_gettid, [0; 6]) as usize;
-            let args = [getpid() as usize, thread, signal as usize, info.as_ptr() as usize, 0, 0];
-            syscall(libc::SYS_rt_tgsigqueueinfo, args);
-        }
+        send(signal, &info);
     }
 }
 
@@ -219,15 +305,9 @@ pub fn close() {
 /// # Safety
 /// It must be the kernel's, of a handler of the calling thread.
 pub unsafe fn interrupted(context: usize) -> Option<usize> {
-    // SAFETY: the kernel's frame, by the caller's word; at the stub's rsp there is that of the SIGBUS.
-    unsafe {
-        let (rip, next, rsp) = (read(context + RIP_AT), read(context + R14_AT), read(context + RSP_AT));
-        let (begun, closed) = (farmem_bus_begun as *const () as usize, farmem_bus_closed as *const () as usize);
-        let before = (on_bus()..begun).contains(&rip)
-            || (begun + 1..closed).contains(&rip)
-            || rip == GATE + GATE_THREAD && next == closed;
-        let of_bus = rsp + 8;
-        let code = || *((of_bus + UCONTEXT_BYTES) as *const libc::siginfo_t).as_ref().map_or(&0, |info| &info.si_code);
-        (before && code() > 0).then_some(of_bus)
+    // SAFETY: the caller's.
+    match unsafe { place(threads::current(), context) } {
+        Place::Before(of_bus) => Some(of_bus),
+        _ => None,
     }
 }

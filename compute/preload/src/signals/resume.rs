@@ -33,7 +33,7 @@ use super::frame::{
 };
 use super::open::{self, Kept, deliver_kept};
 use crate::gate::{AFTER_THREAD, GATE, RETURN};
-use crate::threads::Record;
+use crate::threads::{self, Record};
 use farmem_sys::raw::GATE_THREAD;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -267,9 +267,14 @@ pub unsafe fn interrupted(context: usize) -> Option<usize> {
     // SAFETY: the kernel's frame, by the caller's word.
     let (rip, next, rsp) = unsafe { (read(context + RIP_AT), read(context + R14_AT), read(context + RSP_AT)) };
     let (opened, end) = (farmem_resume_opened as *const () as usize, farmem_resume_end as *const () as usize);
-    let (over, open_end) = (farmem_resume_over as *const () as usize, farmem_resume_open_end as *const () as usize);
-    let within = (opened..end).contains(&rip) || (over..open_end).contains(&rip);
+    let nothing_kept = || threads::current().kept.signal.load(Ordering::Relaxed) == 0;
+    let within = (opened..end).contains(&rip) || is_over(rip) && nothing_kept();
     (within || rip == AFTER_THREAD && next == opened).then_some(rsp + IMAGE_BYTES)
+}
+
+/// Whether it is one of the last instructions of a fault in which signals were open: nobody is in the pager any more.
+pub fn is_over(rip: usize) -> bool {
+    (farmem_resume_over as *const () as usize..farmem_resume_open_end as *const () as usize).contains(&rip)
 }
 
 #[cfg(test)]
