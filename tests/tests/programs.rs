@@ -46,7 +46,7 @@ cases! {
     own_handlers handler_masks signals_blocked go_signals far_stacks exits_far alt_stacks
     reservations insists jit remap remap_evicted remap_beside remap_unreadable advise program_break instructions wide
     kernel_words segments edges keys early_maps last_exit
-    sync_far robust_locks robust_links vectors rings raw_threads syscalls_far bad_pointers barred memory_file big_io blocked_calls waiting_calls remapped_calls left_stacks debugger emulated
+    sync_far robust_locks robust_links vectors rings raw_threads syscalls_far bad_pointers barred memory_file big_io blocked_calls waiting_calls remapped_calls sent_faults left_stacks debugger emulated
 }
 
 /// Signals that fall on faults find the program's registers, and leave them as they were: where they stay open in faults,

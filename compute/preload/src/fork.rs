@@ -131,11 +131,13 @@ fn make(call: &Call) -> Option<isize> {
     let ret = record.without_traps(|| issue(call));
     crate::ARENA.release_after_fork();
     threads::release_after_fork();
+    if ret == Some(0) {
+        open::forget_in_child();
+    }
     actions::release_after_fork();
     if ret == Some(0) {
         take_over();
         near::forget_in_child();
-        open::forget_in_child();
         threads::forget_in_child(record);
         actions::adopt();
         pager().fork_child(fork, claim_counters());

@@ -86,6 +86,8 @@ pub struct Record {
     pub wait_mask: AtomicUsize,
     /// Non-zero while the thread serves a fault.
     pub serving: AtomicUsize,
+    /// Non-zero while it has the table of the program's actions.
+    pub at_actions: AtomicUsize,
     /// What came meanwhile.
     pub kept: Kept,
     /// Where the program's stack is while a trapped call of its is served.
@@ -132,6 +134,7 @@ impl Record {
             wait_at: zero(),
             wait_mask: zero(),
             serving: zero(),
+            at_actions: zero(),
             kept: Kept::new(),
             trapped_at: zero(),
             held: zero(),
@@ -150,7 +153,7 @@ impl Record {
     fn clean(&self, hidden: usize) {
         self.hidden.store(hidden, Ordering::Relaxed);
         let fields = [&self.pending, &self.asked_at, &self.asked_size, &self.refused, &self.serving, &self.wait_at];
-        let more = [&self.kept.signal, &self.stack_from, &self.site, &self.cancelled_at];
+        let more = [&self.kept.signal, &self.at_actions, &self.stack_from, &self.site, &self.cancelled_at];
         fields.iter().chain(&more).for_each(|field| field.store(0, Ordering::Relaxed));
     }
 

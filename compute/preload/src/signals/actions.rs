@@ -1,16 +1,63 @@
 //! What the program installed, by signal: reported back as it was given, while the
 //! kernel is told what serves the runtime.
 
-use super::{KernelAction, OURS, deliver, far_stacks, own_action, resume, set_action};
+use super::{KernelAction, OURS, deliver, far_stacks, open, own_action, resume, set_action};
 use crate::guard::{BAD_ADDRESS, peek, poke};
+use crate::threads::{self, Record};
 use farmem_sys::raw::{SignalsBlocked, syscall};
-use farmem_sys::sync::Lock;
+use farmem_sys::sync::{Held, Lock};
+use std::mem::ManuallyDrop;
+use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 const SIGNALS: usize = 65;
 
-/// By number. Taken with all signals blocked: a handler of the program's may install another.
-static PROGRAM: Lock<[KernelAction; SIGNALS]> = Lock::new([KernelAction::DEFAULT; SIGNALS]);
+/// By number. Taken with all signals blocked, for a handler of the program's may install another; SIGBUS and SIGSYS, which
+/// cannot be, are kept meanwhile ([`program`]).
+static PROGRAM: Lock<Actions> = Lock::new([KernelAction::DEFAULT; SIGNALS]);
+type Actions = [KernelAction; SIGNALS];
+
+/// While it lives the calling thread has the table.
+struct Program {
+    held: ManuallyDrop<Held<'static, Actions>>,
+    record: &'static Record,
+}
+
+/// The table. A SIGBUS or SIGSYS that is sent to the thread meanwhile would want it as well: [`open`] keeps it.
+fn program() -> Program {
+    let record = threads::current();
+    record.at_actions.store(1, Ordering::Relaxed);
+    Program { held: ManuallyDrop::new(PROGRAM.lock()), record }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // SAFETY: once, here.
+        unsafe { ManuallyDrop::drop(&mut self.held) };
+        left(self.record);
+    }
+}
+
+/// The thread has the table no more: what came meanwhile comes now, or at the end of the fault that it is in.
+fn left(record: &Record) {
+    record.at_actions.store(0, Ordering::Relaxed);
+    if record.serving.load(Ordering::Relaxed) == 0 {
+        open::send_kept();
+    }
+}
+
+impl Deref for Program {
+    type Target = Actions;
+    fn deref(&self) -> &Actions {
+        &self.held
+    }
+}
+
+impl DerefMut for Program {
+    fn deref_mut(&mut self) -> &mut Actions {
+        &mut self.held
+    }
+}
 
 /// The process whose actions these are. A child of vfork or posix_spawn shares the memory, but has
 /// actions of its own in the kernel.
@@ -28,19 +75,21 @@ pub fn adopt() {
 
 /// Keeps the table consistent over a fork.
 pub fn hold_across_fork() {
+    threads::current().at_actions.store(1, Ordering::Relaxed);
     PROGRAM.hold_across_fork();
 }
 
-/// See [`hold_across_fork`].
+/// See [`hold_across_fork`]. In a child nothing has come: [`open::forget_in_child`] goes first.
 pub fn release_after_fork() {
     PROGRAM.release_after_fork();
+    left(threads::current());
 }
 
 /// What was in force before the runtime took a signal over, as far as a program can inherit it.
 pub fn inherit(signal: i32, before: KernelAction) {
     adopt();
     if !before.is_function() {
-        PROGRAM.lock()[signal as usize] = before;
+        program()[signal as usize] = before;
     }
 }
 
@@ -52,7 +101,7 @@ fn is_own() -> bool {
 /// What the program wants done with a signal that is being delivered; a one-shot action is used up. In a vfork child it is
 /// the child's that is used up, and the kernel has that.
 pub fn take(signal: i32) -> KernelAction {
-    let mut program = PROGRAM.lock();
+    let mut program = program();
     let action = program[signal as usize];
     if action.has(libc::SA_RESETHAND) && action.is_function() {
         if is_own() {
@@ -68,13 +117,13 @@ pub fn take(signal: i32) -> KernelAction {
 /// What the program has set.
 pub fn kept(signal: i32) -> KernelAction {
     let _signals = SignalsBlocked::new();
-    PROGRAM.lock()[signal as usize]
+    program()[signal as usize]
 }
 
 /// Tells the kernel that the program wants the default, if that is so still; false if not, or if what is kept is the
 /// parent's. All signals are blocked.
 pub fn set_default(signal: i32) -> bool {
-    let program = PROGRAM.lock();
+    let program = program();
     is_own()
         && program[signal as usize].handler == libc::SIG_DFL
         && set_action(signal, Some(&KernelAction::DEFAULT), None) == 0
@@ -129,7 +178,7 @@ pub fn begin_resuming() {
 pub fn deliver_all() {
     let own = is_own();
     let _signals = SignalsBlocked::new();
-    let mut program = PROGRAM.lock();
+    let mut program = program();
     for (signal, kept) in program.iter_mut().enumerate().skip(1) {
         let signal = signal as i32;
         let mut set = KernelAction::DEFAULT;
@@ -180,7 +229,7 @@ pub fn rt_sigaction(signal: i32, new: usize, old: usize, size: usize) -> isize {
     }
     {
         let _signals = SignalsBlocked::new();
-        let mut program = PROGRAM.lock();
+        let mut program = program();
         let kept = &mut program[signal as usize];
         if is_ours(signal) {
             before = *kept;

@@ -217,6 +217,7 @@ pub fn watch() {
 /// In a forked child, which has no others.
 pub fn forget_in_child() {
     VFORKS.store(0, Ordering::Relaxed);
+    threads::current().kept.signal.store(0, Ordering::Relaxed);
 }
 
 /// Where a signal came, as far as that matters here.
@@ -224,7 +225,8 @@ pub fn forget_in_child() {
 enum Place {
     /// Before a fault had begun: the ucontext of its SIGBUS.
     Before(usize),
-    /// On the thread's near alternate stack, in the midst of a fault, or of what is done with a SIGBUS that was sent.
+    /// On the thread's near alternate stack, in the midst of a fault, or of what is done with a SIGBUS that was sent; or
+    /// where the thread has the table of actions, whatever the stack.
     Midst,
     Elsewhere,
 }
@@ -238,7 +240,9 @@ unsafe fn place(record: &Record, context: usize) -> Place {
         let (begun, closed) = (farmem_bus_begun as *const () as usize, farmem_bus_closed as *const () as usize);
         let on_near = record.is_alternate(rsp);
         let kept = record.kept.signal.load(Ordering::Relaxed) != 0;
-        if on_near && (record.serving.load(Ordering::Relaxed) != 0 || kept && resume::is_over(rip)) {
+        if record.at_actions.load(Ordering::Relaxed) != 0
+            || on_near && (record.serving.load(Ordering::Relaxed) != 0 || kept && resume::is_over(rip))
+        {
             return Place::Midst;
         }
         let before = (on_bus()..begun).contains(&rip)
