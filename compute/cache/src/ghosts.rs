@@ -17,7 +17,6 @@
 //! bytes do where an exact list would take twenty. (S3-FIFO, SOSP '23, §4.2,
 //! keeps its ghosts so.)
 
-use crate::Whereabouts;
 use farmem_protocol::addr::PageId;
 
 const WAYS: usize = 8;
@@ -61,15 +60,6 @@ impl Ghosts {
             now: 0,
             left: (capacity as u64).div_ceil(GRAINS),
             grain: (capacity as u64).div_ceil(GRAINS),
-        }
-    }
-
-    /// Where a page's ghost will be looked for.
-    pub fn whereabouts(&self) -> Whereabouts {
-        Whereabouts {
-            base: self.buckets.as_ptr() as usize,
-            places: self.buckets.len(),
-            bytes: size_of::<[u32; WAYS]>(),
         }
     }
 

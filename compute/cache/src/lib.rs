@@ -73,35 +73,12 @@ pub trait Policy: Send {
     /// The program unmapped the page: it is not local, and its past means nothing.
     fn gone(&mut self, page: PageId);
 
-    /// Where it keeps what it knows of pages; its tables stay where they are.
-    fn whereabouts(&self) -> Vec<Whereabouts> {
-        Vec::new()
-    }
-
     /// Pages it takes for local.
     fn len(&self) -> usize;
 
     /// Whether it knows no page.
     fn is_empty(&self) -> bool {
         self.len() == 0
-    }
-}
-
-/// Where in memory a table keeps what it knows of a page, for whoever wants it in the CPU's cache
-/// before he takes the policy's lock. Addresses to prefetch, never to read.
-#[derive(Clone, Copy, Debug)]
-pub struct Whereabouts {
-    base: usize,
-    places: usize,
-    bytes: usize,
-}
-
-impl Whereabouts {
-    /// The address for a page.
-    #[inline]
-    pub fn of(&self, page: PageId) -> usize {
-        let place = ((ghosts::mix(page) as u128 * self.places as u128) >> 64) as usize;
-        self.base + place * self.bytes
     }
 }
 

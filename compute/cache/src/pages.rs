@@ -12,7 +12,6 @@
 //! open addressing: a page leaves for every page that comes, and a chain forgets
 //! without tombstones or shifting.
 
-use crate::Whereabouts;
 use crate::ghosts::mix;
 use farmem_protocol::addr::PageId;
 
@@ -78,11 +77,6 @@ impl Pages {
         let mut nodes = Vec::with_capacity(capacity + 1);
         nodes.push(Node { tag: [0; 2], ahead: NONE, behind: NONE, chain: NONE });
         Pages { nodes, heads: vec![NONE; capacity], free: NONE, queues: [Queue::default(); 4] }
-    }
-
-    /// Where [`Pages::push`] and [`Pages::remove`] will look for a page first.
-    pub fn whereabouts(&self) -> Whereabouts {
-        Whereabouts { base: self.heads.as_ptr() as usize, places: self.heads.len(), bytes: size_of::<u32>() }
     }
 
     /// Pages in all queues.

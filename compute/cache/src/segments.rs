@@ -31,7 +31,7 @@
 
 use crate::ghosts::{Ghost, Ghosts};
 use crate::pages::Pages;
-use crate::{Arrival, Policy, Whereabouts};
+use crate::{Arrival, Policy};
 use farmem_protocol::addr::PageId;
 
 /// The sizes, in percent of the capacity.
@@ -248,10 +248,6 @@ impl Policy for Segments {
         if !self.pages.remove(page) {
             self.ghosts.take(page);
         }
-    }
-
-    fn whereabouts(&self) -> Vec<Whereabouts> {
-        vec![self.pages.whereabouts(), self.ghosts.whereabouts()]
     }
 
     fn len(&self) -> usize {

@@ -8,9 +8,8 @@
 //! Nothing is known later than it is asked for: [`Pager::policy`] is the only way to the policy.
 
 use crate::Pager;
-use farmem_cache::{Arrival, Policy, Whereabouts};
+use farmem_cache::{Arrival, Policy};
 use farmem_protocol::addr::PageId;
-use farmem_sys::memory::prefetch;
 use farmem_sys::notes::Notes;
 use farmem_sys::sync::Held;
 
@@ -34,14 +33,12 @@ const HOW: [Arrival; 4] = [Arrival::Demand, Arrival::Rescue, Arrival::Prefetch, 
 /// The notes.
 pub(crate) struct Arrivals {
     notes: Notes<MOST>,
-    /// Of the policy's tables.
-    whereabouts: Vec<Whereabouts>,
 }
 
 impl Arrivals {
-    /// For a policy with these tables.
-    pub fn new(whereabouts: Vec<Whereabouts>) -> Arrivals {
-        Arrivals { notes: Notes::new(), whereabouts }
+    /// None.
+    pub fn new() -> Arrivals {
+        Arrivals { notes: Notes::new() }
     }
 
     fn tell(&self, policy: &mut dyn Policy) {
@@ -49,7 +46,6 @@ impl Arrivals {
         let mut n = 0;
         self.notes.collect(|note| {
             heard[n] = read(note);
-            self.whereabouts.iter().for_each(|place| prefetch(place.of(heard[n].0)));
             n += 1;
         });
         if n > 0 {

@@ -46,7 +46,7 @@ const GROUNDLESS: u32 = 1000;
 impl Pager {
     /// Serves a fault at `addr`. False when the address is not far: the signal is the program's.
     ///
-    /// For the SIGBUS handler: all signals blocked, on a near stack.
+    /// For the SIGBUS handler: all signals blocked or kept to its end, on a near stack.
     pub fn fault(&self, addr: usize, write: bool) -> bool {
         if !is_far(addr) {
             return false;

@@ -287,7 +287,7 @@ pub fn start(
         table: Table::new().map_err(StartError::Memory)?,
         // What a window brings in must not be evicted before it is used.
         threads: Threads::new(longest_for(limit)),
-        arrivals: Arrivals::new(policy.whereabouts()),
+        arrivals: Arrivals::new(),
         policy: Lock::new(policy),
         rewrites: Rewrites::new(),
         tracker,
@@ -339,7 +339,7 @@ impl Pager {
         self.pool.all_mapped() && self.recorder.is_none()
     }
 
-    /// What the background thread does, too, when it keeps house: once a second from the first eviction on.
+    /// What the background thread does, too, when it begins, at the first eviction, and when it keeps house: once a second then.
     pub fn each_second(&self, also: fn()) {
         let _ = self.also.set(also);
     }

@@ -97,7 +97,7 @@ impl Pager {
     }
 
     /// Takes pins back that were made after `losses` was asked, but of pages that have lost theirs since: what is pinned
-    /// there now is another call's. None is lost between the look and the last page ([`Pager::take_page`]).
+    /// there now is another call's. (Or one's own, if it was lost between the asking and the pin: that stays.) None is lost between the look and the last page ([`Pager::take_page`]).
     pub fn unpin_since<'r>(&self, ranges: impl Iterator<Item = &'r (usize, usize)>, losses: u64) {
         if self.losses() == losses {
             // (A page that loses its pins right now, and is another's before the next instruction, is not told from ours. A lock

@@ -392,7 +392,6 @@ pub fn forget_in_child(forker: &Record) {
     }
     own.claim.forget();
     own.serving.store(0, Ordering::Relaxed);
-    own.kept.signal.store(0, Ordering::Relaxed);
     // Calls that a handler forked in may be on the way back, and another thread's in the midst of a note.
     own.notes.forget();
     forker.notes.forget();

@@ -129,7 +129,8 @@ pub fn set_default(signal: i32) -> bool {
         && set_action(signal, Some(&KernelAction::DEFAULT), None) == 0
 }
 
-fn is_ours(signal: i32) -> bool {
+/// Whether it is SIGBUS or SIGSYS.
+pub fn is_ours(signal: i32) -> bool {
     OURS >> (signal - 1) & 1 != 0
 }
 

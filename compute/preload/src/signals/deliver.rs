@@ -22,15 +22,12 @@ use super::frame::{
     RDX_AT, REGISTERS_AT, RIP_AT, RSI_AT, RSP_AT, UCONTEXT_BYTES, VECTOR_AT, read,
 };
 use super::view::{self, View};
-use super::{KernelAction, OURS, actions, masks, open, resume, stacks};
+use super::{ALL, KernelAction, OURS, actions, masks, open, resume, stacks};
 use crate::gate::{AFTER_THREAD, GATE, RETURN};
 use crate::{near, threads};
 use farmem_protocol::addr::is_far;
 use farmem_sys::raw::GATE_THREAD;
 use std::sync::atomic::Ordering;
-
-/// The mask in which the runtime works.
-static ALL: u64 = !OURS;
 
 core::arch::global_asm!(
     // Calls leave from the part of the gate that needs no stack: theirs may be absent, and a fault's frame would go over

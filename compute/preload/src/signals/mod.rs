@@ -35,6 +35,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// The signals that are the runtime's, as a kernel mask.
 pub const OURS: u64 = 1 << (libc::SIGBUS - 1) | 1 << (libc::SIGSYS - 1);
 
+/// The mask in which the runtime works. Known to assembly.
+pub static ALL: u64 = !OURS;
+
 /// The kernel's sigaction (not libc's).
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

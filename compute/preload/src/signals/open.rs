@@ -32,8 +32,9 @@
 //! actions ([`watch`]): a handler set by a `syscall` instruction in a library's own text ends it for the process. What falls in that
 //! second is the price.
 
+use super::actions::is_ours;
 use super::frame::{INFO_BYTES, MASK_AT, R14_AT, RIP_AT, RSP_AT, UCONTEXT_BYTES, read};
-use super::{KernelAction, OURS, actions, deliver, faults, masks, own_action, resume, set_action};
+use super::{ALL, KernelAction, actions, deliver, faults, masks, own_action, resume, set_action};
 use crate::gate::GATE;
 use crate::sites;
 use crate::threads::{self, Record};
@@ -49,8 +50,6 @@ const ENDED: u32 = 2;
 static STATE: AtomicU32 = AtomicU32::new(BLOCKED);
 /// Children of vfork that have this memory now. Counted by the stubs in libc's text ([`crate::sites`]).
 pub static VFORKS: AtomicU32 = AtomicU32::new(0);
-/// The mask in which the runtime works.
-static ALL: u64 = !OURS;
 
 core::arch::global_asm!(
     // The kernel's handler of SIGBUS. rdi: signal, rsi: siginfo, rdx: ucontext; at rsp the frame, whose first word is where
@@ -158,9 +157,9 @@ impl Kept {
             there if is_ours(there) && is_ours(signal) => return,
             there if is_ours(there) || !is_ours(signal) => return send(signal, &info),
             _ => {
-                let (there, info) =
-                    (self.signal.load(Ordering::Relaxed) as i32, self.take().map_or([0; _], |kept| kept.1));
-                send(there, &info);
+                if let Some((there, before)) = self.take() {
+                    send(there, &before);
+                }
             }
         }
         for (to, from) in self.info.iter().zip(info) {
@@ -171,10 +170,6 @@ impl Kept {
 }
 
 type Info = [usize; INFO_BYTES / 8];
-
-fn is_ours(signal: i32) -> bool {
-    OURS >> (signal - 1) & 1 != 0
-}
 
 /// Sends a signal to the calling thread, as it came.
 fn send(signal: i32, info: &Info) {
@@ -299,7 +294,7 @@ pub fn send_kept() {
     }
 }
 
-/// Blocks all but [`OURS`] by a call.
+/// Blocks [`ALL`] by a call.
 pub fn close() {
     masks::change(libc::SIG_SETMASK, ALL);
 }

@@ -25,6 +25,9 @@
 //! instruction of its own is not seen. Its handler runs in the window as it comes: on the near stack, with the
 //! stub's registers in its context; then the stub goes on.)
 //!
+//! Where signals stay open in faults there is no call, and the window is what comes behind the last look at what was kept
+//! ([`open`]).
+//!
 //! Where anything about the frame is unusual ([`may`]), the kernel is asked as ever.
 
 use super::frame::{
