@@ -62,11 +62,20 @@ struct Queue {
     len: usize,
 }
 
+/// A list through the chains of nodes.
+#[derive(Clone, Copy, Default)]
+struct Free {
+    first: u32,
+    last: u32,
+}
+
 /// The queues.
 pub struct Pages {
     nodes: Vec<Node>,
     heads: Vec<u32>,
-    free: u32,
+    /// Nodes without a page, in the order in which they lost it: they are taken in that order, so that pages that came one after
+    /// another lie one after another, and a walk along a queue is one along memory.
+    free: Free,
     queues: [Queue; 4],
 }
 
@@ -76,7 +85,7 @@ impl Pages {
         let capacity = capacity.clamp(1, (u32::MAX - 1) as usize);
         let mut nodes = Vec::with_capacity(capacity + 1);
         nodes.push(Node { tag: [0; 2], ahead: NONE, behind: NONE, chain: NONE });
-        Pages { nodes, heads: vec![NONE; capacity], free: NONE, queues: [Queue::default(); 4] }
+        Pages { nodes, heads: vec![NONE; capacity], free: Free::default(), queues: [Queue::default(); 4] }
     }
 
     /// Pages in all queues.
@@ -180,9 +189,9 @@ impl Pages {
     }
 
     fn take_node(&mut self) -> u32 {
-        if self.free != NONE {
-            let at = self.free;
-            self.free = self.nodes[at as usize].chain;
+        let at = self.free.first;
+        if at != NONE {
+            self.free.first = self.nodes[at as usize].chain;
             return at;
         }
         let at = self.nodes.len() as u32;
@@ -203,8 +212,12 @@ impl Pages {
             }
             self.nodes[before as usize].chain = next;
         }
-        self.nodes[at as usize].chain = self.free;
-        self.free = at;
+        self.nodes[at as usize].chain = NONE;
+        match self.free.first {
+            NONE => self.free.first = at,
+            _ => self.nodes[self.free.last as usize].chain = at,
+        }
+        self.free.last = at;
     }
 
     fn link_back(&mut self, at: u32, queue: usize) {

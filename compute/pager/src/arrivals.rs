@@ -8,6 +8,7 @@
 //! Nothing is known later than it is asked for: [`Pager::policy`] is the only way to the policy.
 
 use crate::Pager;
+use crate::thread::WINDOW;
 use farmem_cache::{Arrival, Policy};
 use farmem_protocol::addr::PageId;
 use farmem_sys::notes::Notes;
@@ -69,10 +70,17 @@ impl Pager {
         }
     }
 
-    /// Pages are local now, that came together.
-    pub(crate) fn all_arrived(&self, pages: impl Iterator<Item = PageId>, how: Arrival) {
+    /// Pages are local now, that came together: a window, or fresh ones.
+    pub(crate) fn all_arrived(&self, mut pages: impl Iterator<Item = PageId>, how: Arrival) {
         let mut policy = self.policy();
-        pages.for_each(|page| policy.arrived(page, how));
+        let mut together = [(PageId(0), how); WINDOW];
+        loop {
+            let n = together.iter_mut().zip(&mut pages).map(|(place, page)| place.0 = page).count();
+            policy.all_arrived(&together[..n]);
+            if n < WINDOW {
+                break;
+            }
+        }
     }
 }
 

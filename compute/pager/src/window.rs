@@ -73,7 +73,7 @@ impl Pager {
         let mut installed = 0;
         let mut from = 0;
         while from < claimed.len() {
-            let Claimed { page, slot, seen } = claimed[from];
+            let Claimed { page, slot, .. } = claimed[from];
             let place = self.pool.place(slot);
             let mapped = place.mapped != 0;
             let source = if place.mapped != 0 {
@@ -84,18 +84,19 @@ impl Pager {
                 // SAFETY: the landing buffer has WINDOW pages and the window at most WINDOW - 1.
                 unsafe { thread.landing.add((1 + from) * PAGE_BYTES) }
             };
-            let comes = self.tracker.comes(mapped, false, || self.rewrites.likely(seen));
+            let guess = |one: &Claimed| self.tracker.comes(mapped, false, || self.rewrites.likely(one.seen));
+            let guessed = guess(&claimed[from]);
             let keep = |i: usize| {
                 // SAFETY: the source holds the pages of the run, as they follow each other in both memories, and
                 // stays as it is; the pages are Busy, hence ours.
                 unsafe {
                     let source = source.add(i * PAGE_BYTES);
-                    self.tracker.keep(claimed[from + i].page, source, mapped, false, comes)
+                    self.tracker.keep(claimed[from + i].page, source, mapped, false, guessed)
                 }
             };
             let comes = keep(0);
             // Pages next to each other whose slots are next to each other, and that come in alike, go in one call.
-            let neighbours = claimed[from..].windows(2).take_while(|w| follows(w[0], w[1]));
+            let neighbours = claimed[from..].windows(2).take_while(|w| follows(w[0], w[1]) && guess(&w[1]) == guessed);
             let mut run = 1 + neighbours.enumerate().take_while(|(i, _)| keep(1 + i) == comes).count();
             let dirty = comes != Comes::Protected;
             if dirty {
@@ -132,10 +133,9 @@ impl Pager {
     }
 }
 
-/// Whether two claimed pages can be installed by one call: neighbours in both memories, and alike.
+/// Whether two claimed pages are neighbours in both memories.
 fn follows(a: Claimed, b: Claimed) -> bool {
     b.page.0 == a.page.0 + 1
         && b.slot.bits() == a.slot.bits() + 1
         && b.slot.slab_index() == a.slot.slab_index()
-        && b.seen.written() == a.seen.written()
 }
