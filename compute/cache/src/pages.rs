@@ -107,11 +107,10 @@ impl Pages {
     pub fn push(&mut self, page: PageId, queue: usize, credit: u8) {
         debug_assert!(self.find(page).is_none());
         let at = self.take_node();
-        let head = self.head_of(page);
         let node = &mut self.nodes[at as usize];
         node.set_tag(page, credit, queue);
-        node.chain = self.heads[head];
-        self.heads[head] = at;
+        node.chain = NONE;
+        self.relink(self.head_of(page), NONE, at);
         self.link_back(at, queue);
     }
 
@@ -170,6 +169,19 @@ impl Pages {
         ((mix(page) as u128 * self.heads.len() as u128) >> 64) as usize
     }
 
+    /// Makes what leads to `from` in a chain lead to `to`. Who came last is its end, so that who leaves, who came first
+    /// mostly, is found at its beginning, and who comes goes where it was just looked for in vain.
+    fn relink(&mut self, head: usize, from: u32, to: u32) {
+        let (mut before, mut next) = (NONE, self.heads[head]);
+        while next != from {
+            (before, next) = (next, self.nodes[next as usize].chain);
+        }
+        match before {
+            NONE => self.heads[head] = to,
+            _ => self.nodes[before as usize].chain = to,
+        }
+    }
+
     fn find(&self, page: PageId) -> Option<u32> {
         let mut at = self.heads[self.head_of(page)];
         while at != NONE {
@@ -201,17 +213,8 @@ impl Pages {
 
     fn forget(&mut self, at: u32) {
         self.unlink(at);
-        let head = self.head_of(self.nodes[at as usize].page());
-        let next = self.nodes[at as usize].chain;
-        if self.heads[head] == at {
-            self.heads[head] = next;
-        } else {
-            let mut before = self.heads[head];
-            while self.nodes[before as usize].chain != at {
-                before = self.nodes[before as usize].chain;
-            }
-            self.nodes[before as usize].chain = next;
-        }
+        let (page, chain) = (self.nodes[at as usize].page(), self.nodes[at as usize].chain);
+        self.relink(self.head_of(page), at, chain);
         self.nodes[at as usize].chain = NONE;
         match self.free.first {
             NONE => self.free.first = at,

@@ -51,11 +51,11 @@ impl Pager {
         if !is_far(addr) {
             return false;
         }
-        let begun = clock::ticks();
         let page = PageId::of(addr);
         // What this fault will look up one by one, each perhaps a miss: all at once.
         self.table.prefetch(page);
         self.tracker.prefetch(page);
+        let begun = clock::ticks();
         let mut inside = self.threads.enter();
         self.count(&self.counters.faults, 1);
         if let Some((watched, seen)) = inside.thread.watched

@@ -135,7 +135,5 @@ impl Pager {
 
 /// Whether two claimed pages are neighbours in both memories.
 fn follows(a: Claimed, b: Claimed) -> bool {
-    b.page.0 == a.page.0 + 1
-        && b.slot.bits() == a.slot.bits() + 1
-        && b.slot.slab_index() == a.slot.slab_index()
+    b.page.0 == a.page.0 + 1 && b.slot.bits() == a.slot.bits() + 1 && b.slot.slab_index() == a.slot.slab_index()
 }
