@@ -174,6 +174,7 @@ impl Pages {
     fn relink(&mut self, head: usize, from: u32, to: u32) {
         let (mut before, mut next) = (NONE, self.heads[head]);
         while next != from {
+            debug_assert!(next != NONE, "a node that is in no chain");
             (before, next) = (next, self.nodes[next as usize].chain);
         }
         match before {
