@@ -27,6 +27,7 @@
 use crate::Pager;
 use crate::choice::Sweeps;
 use crate::crowd::Reach;
+use crate::dirty::exact::Next;
 use crate::dirty::{Changed, exact};
 use crate::ending::{broken, die};
 use crate::log::Log;
@@ -411,6 +412,7 @@ impl Pager {
         leaving.first().into_iter().for_each(|first| self.look_ahead(first));
         for at in 0..leaving.len() {
             leaving.get(at + 1).into_iter().for_each(|next| self.look_ahead(next));
+            let next = leaving.get(at + 1).and_then(|next| self.compared_with(next));
             let l = &mut leaving[at];
             if !l.from.dirty() {
                 self.rewrites.saw_protected(l.from, false, false);
@@ -430,7 +432,7 @@ impl Pager {
                 l.to = Word::UNTOUCHED;
                 continue;
             }
-            let changed = if l.from.guessed() && readable { self.changed(l.page, l.from) } else { None };
+            let changed = if l.from.guessed() && readable { self.changed(l.page, l.from, next) } else { None };
             if let Some(changed) = changed {
                 self.rewrites.saw(l.from, changed.lines != 0);
                 if changed.lines == 0 {
@@ -518,10 +520,20 @@ impl Pager {
     }
 
     /// What changed of a compared page; its slot, its own or shared with a child, holds what it came in with.
-    fn changed(&self, page: PageId, from: Word) -> Option<Changed> {
-        let slot = from.slot().map_or(0, |slot| self.pool.place(slot).mapped) as *const u8;
+    fn changed(&self, page: PageId, from: Word, next: Option<Next>) -> Option<Changed> {
         // SAFETY: the page is present, readable and Leaving, the slot mapped, and nobody writes to either.
-        unsafe { self.tracker.changed(page, (!slot.is_null()).then_some(slot)) }
+        unsafe { self.tracker.changed(page, self.mapped_slot(from), next) }
+    }
+
+    /// A page that is compared with its slot, and that.
+    fn compared_with(&self, l: &Leaving) -> Option<Next> {
+        let slot = if l.from.guessed() { self.mapped_slot(l.from) } else { None };
+        slot.map(|slot| [l.page.addr() as *const u8, slot])
+    }
+
+    fn mapped_slot(&self, from: Word) -> Option<*const u8> {
+        let slot = from.slot().map_or(0, |slot| self.pool.place(slot).mapped);
+        (slot != 0).then_some(slot as *const u8)
     }
 
     fn read_page(&self, evictor: &mut Evictor, page: PageId, to: *mut u8, readable: bool) {

@@ -105,6 +105,12 @@ use thread::{Threads, WINDOW};
 /// Least local memory that makes sense: enough for every part of a batch.
 pub const MIN_LOCAL: u64 = 1 << 20;
 
+/// The staging ring's part of local memory, where slots are not mapped.
+const STAGED: u64 = 16;
+/// … where line hashes are kept, which take a fortieth: both together are a sixteenth. Pages found clean, which pass the ring by,
+/// are many there, so that what is in it stays as long. (`docs/design/lines.md`, *The ring beside hashes*, has what both took.)
+const STAGED_BESIDE_HASHES: u64 = 27;
+
 /// How faults reach the pager.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FaultMode {
@@ -247,11 +253,12 @@ pub fn start(
     };
     let uffd = Uffd::open(features).map_err(StartError::Userfaultfd)?;
     let local = config.local / PAGE_BYTES as u64;
-    let staged = if pool.all_mapped() { 0 } else { (local / 16).clamp(32, 8192) };
-    let by = if config.write_lines || pool.any_wired() { By::Writes } else { By::Records };
     if recorder.is_some() {
         config.dirty = Dirty::Pages;
     }
+    let part = if config.dirty.keeps_hashes() { STAGED_BESIDE_HASHES } else { STAGED };
+    let staged = if pool.all_mapped() { 0 } else { (local / part).clamp(32, 8192) };
+    let by = if config.write_lines || pool.any_wired() { By::Writes } else { By::Records };
     let logged = if config.dirty.tells_lines() { staged as usize } else { 0 };
     let (mut log, log_bytes) = Log::new(logged, by).map_err(StartError::Memory)?;
     let left = local - staged - log_bytes as u64 / PAGE_BYTES as u64;

@@ -3,18 +3,33 @@
 use core::arch::x86_64::*;
 use farmem_protocol::lines::{LINE_BYTES, LINES};
 use farmem_sys::lines::Unit;
+use farmem_sys::memory::prefetch;
 
-/// Bit k: line k differs.
+/// Two pages that are compared next: their addresses, which need not be mapped.
+pub type Next = [*const u8; 2];
+
+/// Whether it pays on this CPU to ask for the lines of the [`Next`] pages while two are compared, one for each. Two pages out
+/// of cache, AMD Zen 5: 0.44 µs for 0.60 with the first lines of the next asked for alone; the pages in the third cache and the
+/// slots in memory, 0.20 for 0.36. On an Intel Xeon 0.83 for 0.75: there its own looking ahead does as well, and is disturbed.
+pub fn asks_along() -> bool {
+    let leaf = __cpuid(0);
+    let vendor = [leaf.ebx, leaf.edx, leaf.ecx].map(u32::to_le_bytes).concat();
+    vendor == b"AuthenticAMD" || vendor == b"HygonGenuine"
+}
+
+/// Bit k: line k differs. `next`, if any: see [`asks_along`].
 ///
 /// # Safety
 /// Both pages must be mapped, and stay as they are. `unit` must be one that this CPU has, as [`Unit::best`] is.
 #[inline]
-pub unsafe fn differing(unit: Unit, a: *const u8, b: *const u8) -> u64 {
-    match unit {
+pub unsafe fn differing(unit: Unit, a: *const u8, b: *const u8, next: Option<Next>) -> u64 {
+    match (unit, next) {
         // SAFETY: the pages and the unit are the caller's promises.
-        Unit::Avx2 => unsafe { differing_by_avx2(a, b) },
+        (Unit::Avx2, Some(next)) => unsafe { differing_by_avx2::<true>(a, b, next) },
+        // SAFETY: as above.
+        (Unit::Avx2, None) => unsafe { differing_by_avx2::<false>(a, b, [a, b]) },
         // SAFETY: the pages are the caller's promise; SSE2 is part of x86-64.
-        Unit::Sse2 | Unit::Scalar => unsafe { differing_by_sse2(a, b) },
+        (Unit::Sse2 | Unit::Scalar, _) => unsafe { differing_by_sse2(a, b) },
     }
 }
 
@@ -24,9 +39,12 @@ pub unsafe fn differing(unit: Unit, a: *const u8, b: *const u8) -> u64 {
 /// # Safety
 /// Both pages must be mapped, and stay as they are; the CPU must have AVX2.
 #[target_feature(enable = "avx2")]
-unsafe fn differing_by_avx2(a: *const u8, b: *const u8) -> u64 {
+unsafe fn differing_by_avx2<const ASK: bool>(a: *const u8, b: *const u8, next: Next) -> u64 {
     let mut lines = 0u64;
     for line in 0..LINES {
+        if ASK {
+            next.iter().for_each(|page| prefetch(*page as usize + line * LINE_BYTES));
+        }
         // SAFETY: within the pages, the caller's promise, as is AVX2.
         let differ = unsafe {
             let (a, b) = (a.add(line * LINE_BYTES).cast::<__m256i>(), b.add(line * LINE_BYTES).cast::<__m256i>());
@@ -105,19 +123,21 @@ mod tests {
         let before = [7u8; 4096];
         // SAFETY: live arrays; a unit that this CPU has.
         unsafe {
-            assert_eq!(differing(unit, before.as_ptr(), before.as_ptr()), 0);
+            assert_eq!(differing(unit, before.as_ptr(), before.as_ptr(), None), 0);
             for at in 0..4096 {
                 let mut after = before;
                 after[at] ^= 0x80;
-                let lines = differing(unit, after.as_ptr(), before.as_ptr());
+                let next = Some([before.as_ptr(), std::ptr::null()]);
+                let lines = differing(unit, after.as_ptr(), before.as_ptr(), next);
+                assert_eq!(lines, differing(unit, after.as_ptr(), before.as_ptr(), None));
                 assert_eq!(lines, 1 << (at / 64), "byte {at}");
                 assert_eq!(differing_bytes(after.as_ptr(), before.as_ptr(), lines), 1);
             }
             let (mut target, source) = ([7u8; 4096], [9u8; 4096]);
             copy_lines(source.as_ptr(), target.as_mut_ptr(), 1 << 63 | 6);
-            assert_eq!(differing(unit, target.as_ptr(), before.as_ptr()), 1 << 63 | 6);
-            assert_eq!(differing(unit, target.as_ptr(), source.as_ptr()), !(1 << 63 | 6));
-            assert_eq!(differing(unit, [0u8; 4096].as_ptr(), before.as_ptr()), u64::MAX);
+            assert_eq!(differing(unit, target.as_ptr(), before.as_ptr(), None), 1 << 63 | 6);
+            assert_eq!(differing(unit, target.as_ptr(), source.as_ptr(), None), !(1 << 63 | 6));
+            assert_eq!(differing(unit, [0u8; 4096].as_ptr(), before.as_ptr(), None), u64::MAX);
         }
     }
 }

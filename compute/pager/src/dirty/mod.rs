@@ -36,6 +36,7 @@ pub mod exact;
 pub mod kept;
 
 use crate::ending::broken;
+use exact::Next;
 use farmem_protocol::addr::{PAGE_BYTES, PageId};
 use farmem_protocol::lines::LINES;
 use farmem_sys::lines::{Brief, Found, Hasher, Hashes, SEED_BYTES, Seed, Unit};
@@ -65,6 +66,11 @@ impl Dirty {
     /// Whether it may tell which lines changed of a page whose slot is not mapped.
     pub(crate) fn tells_lines(self) -> bool {
         matches!(self, Dirty::Auto | Dirty::Lines | Dirty::Shadow)
+    }
+
+    /// Whether it tells them by hashes.
+    pub(crate) fn keeps_hashes(self) -> bool {
+        matches!(self, Dirty::Auto | Dirty::Lines)
     }
 }
 
@@ -136,6 +142,8 @@ pub(crate) struct Tracker {
     hasher: Hasher,
     hashed: Hashed,
     kept: Option<Kept>,
+    /// [`exact::asks_along`].
+    asks_along: bool,
 }
 
 /// Of local memory that is not the staging ring, this part is for copies of pages whose slots are not mapped.
@@ -165,7 +173,17 @@ impl Tracker {
             broken("the system gives no random bytes for the key of the line hashes");
         }
         let guess = choice == Dirty::Auto;
-        Ok((Tracker { policy, guess, hasher: Hasher::new(&random, Unit::best()), hashed, kept }, left))
+        Ok((
+            Tracker {
+                policy,
+                guess,
+                hasher: Hasher::new(&random, Unit::best()),
+                hashed,
+                kept,
+                asks_along: exact::asks_along(),
+            },
+            left,
+        ))
     }
 
     /// From what the key is made, where somebody is to confirm changed lines.
@@ -288,11 +306,12 @@ impl Tracker {
     }
 
     /// What changed of a compared page; `None` if nothing was kept of it. `slot`: its slot's address, where that is mapped.
+    /// `next`: a page that is compared with its slot next, and that.
     ///
     /// # Safety
     /// The page must be mapped, readable, and stay as it is, and its slot too; the caller owns the page.
     #[inline]
-    pub unsafe fn changed(&self, page: PageId, slot: Option<*const u8>) -> Option<Changed> {
+    pub unsafe fn changed(&self, page: PageId, slot: Option<*const u8>, next: Option<Next>) -> Option<Changed> {
         let at = page.addr() as *const u8;
         let kept = || self.kept.as_ref().and_then(|kept| kept.find(page)).map(<*mut u8>::cast_const);
         match (slot, self.policy) {
@@ -314,7 +333,7 @@ impl Tracker {
                 let before = slot.or_else(kept)?;
                 // SAFETY: as above, or the slot, which the caller vouches for; the hasher has a unit of this CPU's.
                 Some(unsafe {
-                    let lines = exact::differing(self.hasher.unit(), at, before);
+                    let lines = exact::differing(self.hasher.unit(), at, before, next.filter(|_| self.asks_along));
                     let counted = policy == Policy::Shadow;
                     Changed {
                         bytes: if counted { exact::differing_bytes(at, before, lines) } else { 0 },

@@ -23,6 +23,8 @@ use crate::supervise;
 const PAGE: usize = 4096;
 /// Pages that do not fit into a cache: 256 MiB.
 const MANY: usize = 64 << 10;
+/// From one to the next, an order that no prefetcher follows: coprime to their number.
+const STEP: usize = 40_503;
 /// Pages that fit into the first.
 const FEW: usize = 4;
 
@@ -70,15 +72,25 @@ pub fn measure(rounds: usize) -> Vec<Cost> {
         // SAFETY: within `pages` and `copies`.
         unsafe { copy_page(pages.as_ptr().add(page * PAGE), copies.as_mut_ptr().add(page * PAGE)) }
     }));
+    let of = |page: usize| {
+        // SAFETY: within `pages` and `copies`.
+        unsafe { [pages.as_ptr().add(page * PAGE), copies.as_ptr().add(page * PAGE)] }
+    };
     for unit in units.into_iter().filter(|&unit| unit == Unit::Sse2 || unit == best) {
         let what = format!("departure: compared with a copy, or a mapped slot, {unit:?}");
         costs.push(cost(what, rounds, |page| {
-            // SAFETY: as above; the CPU has the unit.
-            black_box(unsafe {
-                exact::differing(unit, pages.as_ptr().add(page * PAGE), copies.as_ptr().add(page * PAGE))
-            });
+            let [page, copy] = of(page);
+            // SAFETY: live pages; the CPU has the unit.
+            black_box(unsafe { exact::differing(unit, page, copy, None) });
         }));
     }
+    let asking = cost("departure: the same, asking for the next".into(), rounds, |page| {
+        let ([page, copy], next) = (of(page), of((page + STEP) % MANY));
+        // SAFETY: as above.
+        black_box(unsafe { exact::differing(best, page, copy, Some(next)) });
+    });
+    // The next is in memory in either case.
+    costs.push(Cost { cached: None, ..asking });
     costs.extend(compressed(rounds));
     costs.extend(held_still(rounds));
     costs
@@ -149,7 +161,7 @@ fn compressed(rounds: usize) -> [Cost; 2] {
         let page = page % FEW;
         black_box(lz4_flex::block::decompress_into(&small[page][..lens[page]], &mut back).unwrap_or_default());
         // SAFETY: two live pages; a unit that the CPU has.
-        black_box(unsafe { exact::differing(Unit::best(), pages[page].as_ptr(), back.as_ptr()) });
+        black_box(unsafe { exact::differing(Unit::best(), pages[page].as_ptr(), back.as_ptr(), None) });
     });
     // Few pages in either case: what memory adds, the lines above say.
     [packing, unpacking].map(|cost| Cost { in_memory: None, ..cost })
@@ -170,8 +182,7 @@ fn cost(what: String, rounds: usize, mut once: impl FnMut(usize)) -> Cost {
         (own_ns() - begun) as f64 / pages.len() as f64
     };
     let few: Vec<usize> = (0..65536).map(|i| i % FEW).collect();
-    // An order that no prefetcher follows: a stride coprime to the number of pages.
-    let many: Vec<usize> = (0..16384).map(|i| i * 40_503 % MANY).collect();
+    let many: Vec<usize> = (0..16384).map(|i| i * STEP % MANY).collect();
     let (mut cached, mut in_memory) = (Vec::new(), Vec::new());
     for _ in 0..rounds {
         // Who asked for the costs fails at its own next look.
