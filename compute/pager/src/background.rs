@@ -1,5 +1,5 @@
-//! The background thread: evicts ahead of need, so that faults find room; takes
-//! in acknowledgements; sees to it that a node's death is noticed even while
+//! The background thread: evicts ahead of need, so that faults find room, where slots are
+//! not mapped ([`crate::headroom`]); takes in acknowledgements; sees to it that a node's death is noticed even while
 //! nothing is fetched from it; gives far memory back that the program has freed;
 //! once a second does the housekeeping; and ends a process of which only the
 //! runtime's threads are left.
@@ -172,7 +172,7 @@ impl Pager {
         let mut sleep = (TEND_NS, 0);
         let (mut last_housekeeping, mut last_tended) = (now_ns(), now_ns());
         loop {
-            while self.resident.load(Ordering::Relaxed) > self.limit - self.high_room {
+            while self.is_ahead() && self.resident.load(Ordering::Relaxed) > self.limit - self.high_room {
                 let _inside = self.threads.enter();
                 let mut evictor = self.evictor.lock();
                 if self.evict(&mut evictor, self.batch, Protect::Measured) == 0 {
@@ -215,7 +215,7 @@ impl Pager {
     /// Far memory that the program has freed goes back to the nodes: within two rounds of [`TEND_NS`], unless
     /// evictions are more urgent.
     fn give_back(&self) {
-        let room = || self.resident.load(Ordering::Relaxed) <= self.limit - self.low_room;
+        let room = || !self.is_ahead() || self.resident.load(Ordering::Relaxed) <= self.limit - self.low_room;
         if let Err(lost) = self.pool.give_back_idle(&room) {
             self.node_lost(&lost);
         }

@@ -21,8 +21,7 @@
 //! either case. `WP_ASYNC` spares the first write's signal but leaves no moment
 //! at which a page is known clean and cannot change.
 //!
-//! The background thread evicts ahead of need; a fault that finds no room does
-//! a batch itself; one that waits for the network a smaller one ([`crate::meanwhile`]).
+//! When, and by whom: [`crate::headroom`].
 
 use crate::Pager;
 use crate::choice::Sweeps;
@@ -40,12 +39,8 @@ use farmem_protocol::addr::{FarSlot, PAGE_BYTES, PageId};
 use farmem_protocol::exit;
 use farmem_protocol::lines::LINE_BYTES;
 use farmem_sys::memory::{copy_page, discard_vectored, is_zero, prefetch};
-use farmem_sys::raw::{Errno, checked, yield_cpu};
-use std::sync::atomic::Ordering;
+use farmem_sys::raw::{Errno, checked};
 use std::time::Duration;
-
-/// Below so much local memory the runtime's own changes too little to be counted again, bytes.
-const STOCK_FROM: u64 = 4 << 20;
 
 /// Pages that leave together at most.
 pub const BATCH: usize = 256;
@@ -181,123 +176,12 @@ impl Evictor {
 }
 
 impl Pager {
-    /// Reserves room for `n` pages, evicting if need be. The limit holds at every instant, but
-    /// where pins leave next to nothing of it ([`crate::crowd`]), or all other local pages are being installed for so
-    /// long that nobody can tell why: then the fault goes ahead all the same.
-    pub(crate) fn reserve(&self, n: u64) {
-        let mut fruitless = 0;
-        loop {
-            let before = self.resident.fetch_add(n, Ordering::Relaxed);
-            if before + n <= self.limit {
-                if before + n > self.limit - self.low_room {
-                    self.background.wake(self);
-                }
-                self.count_peak(before + n);
-                return;
-            }
-            if before + n <= self.most_resident() || fruitless >= 64 {
-                self.count_peak(before + n);
-                return;
-            }
-            self.resident.fetch_sub(n, Ordering::Relaxed);
-            let evicted = {
-                let mut evictor = self.evictor.lock();
-                if self.resident.load(Ordering::Relaxed) + n <= self.most_resident() {
-                    continue;
-                }
-                let (most, reach) = match fruitless {
-                    _ if self.is_crowded() => (self.batch.min(self.room_beside() as usize / 2), Reach::All),
-                    0 => (self.batch, Reach::Named),
-                    _ => (self.batch, Reach::Found),
-                };
-                self.evict_from(&mut evictor, most, reach, Protect::Measured)
-            };
-            self.count(&self.counters.reclaimed_inline, evicted as u64);
-            if evicted == 0 {
-                // One batch that saw only pages which cannot leave says little: the others are looked at next, at once.
-                // Where that look finds them pinned, the next round goes ahead.
-                if fruitless > 1 {
-                    yield_cpu();
-                }
-                fruitless += 1;
-            }
-        }
-    }
-
-    /// Reserves room for up to `n` pages ahead of need, and leaves some for faults; returns for how many.
-    ///
-    /// Evicts a batch if there is too little and nobody else is at it: the background thread may
-    /// share this CPU, and windows cut short cost more than they spare.
-    pub(crate) fn reserve_ahead(&self, n: u64) -> u64 {
-        let most = self.limit - self.low_room / 2;
-        let mut tried = false;
-        loop {
-            let before = self.resident.load(Ordering::Relaxed);
-            let room = most.saturating_sub(before).min(n);
-            if room == n || tried && room > 0 {
-                if self
-                    .resident
-                    .compare_exchange_weak(before, before + room, Ordering::Relaxed, Ordering::Relaxed)
-                    .is_ok()
-                {
-                    self.count_peak(before + room);
-                    return room;
-                }
-                continue;
-            }
-            // Where pins leave nothing, faults look for what can leave, many for one look.
-            if tried || self.is_crowded() {
-                return 0;
-            }
-            tried = true;
-            if let Some(mut evictor) = self.evictor.try_lock() {
-                let evicted = self.evict(&mut evictor, self.batch, Protect::Measured);
-                self.count(&self.counters.reclaimed_inline, evicted as u64);
-            }
-        }
-    }
-
-    /// What is kept of pages takes of the same local memory, and never gives it back: it counts as resident. Asked
-    /// after a page came in, for which a page of entries may have been begun; the next reservation makes up for it.
-    #[inline]
-    pub(crate) fn reserve_kept(&self) {
-        let grown = self.tracker.grown();
-        if grown > 0 {
-            self.crowd.keep(grown);
-            let before = self.resident.fetch_add(grown, Ordering::Relaxed);
-            self.count_peak((before + grown).min(self.limit));
-        }
-    }
-
-    /// Gives reserved room back.
-    pub(crate) fn unreserve(&self, n: u64) {
-        self.resident.fetch_sub(n, Ordering::Relaxed);
-    }
-
-    fn count_peak(&self, pages: u64) {
-        let bytes = pages * PAGE_BYTES as u64;
-        let before = self.counters.local_peak.load(Ordering::Relaxed);
-        if bytes > before {
-            // Programs that fit evict nothing, and have no background thread that would say how much they have.
-            self.counters.local_bytes.store(bytes, Ordering::Relaxed);
-            self.counters.local_peak.fetch_max(bytes, Ordering::Relaxed);
-            // The runtime's tables grow with it. Four times a doubling is often enough, and too seldom to be felt;
-            // programs that fit have no background thread that would do it.
-            let quarter = |bytes: u64| bytes >> bytes.ilog2().saturating_sub(2);
-            if bytes >= STOCK_FROM && quarter(bytes) != quarter(before.max(1)) {
-                self.take_stock();
-            } else {
-                self.publish_runtime();
-            }
-        }
-    }
-
     /// Evicts up to `n` pages; returns how many left.
     pub(crate) fn evict(&self, evictor: &mut Evictor, n: usize, how: Protect) -> usize {
         self.evict_from(evictor, n, Reach::Named, how)
     }
 
-    fn evict_from(&self, evictor: &mut Evictor, n: usize, reach: Reach, how: Protect) -> usize {
+    pub(crate) fn evict_from(&self, evictor: &mut Evictor, n: usize, reach: Reach, how: Protect) -> usize {
         self.choose(evictor, n.min(BATCH), reach);
         if evictor.leaving.is_empty() {
             return 0;
@@ -313,6 +197,7 @@ impl Pager {
             }
         }
         let left = evictor.leaving.len();
+        self.lately.left(left, evictor.leaving.iter().filter(|l| l.from.dirty()).count());
         self.unreserve(left as u64);
         self.count_batch(left as u64, std::mem::take(&mut evictor.tally));
         self.publish_levels();

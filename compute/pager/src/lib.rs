@@ -13,6 +13,7 @@
 //! | `log` | … of many pages the changed lines, in one record |
 //! | [`dirty`] | which bytes of a page changed while it was local |
 //! | `arrivals` | … and the policy hears of it, by and by |
+//! | `headroom` | room is reserved, and made |
 //! | [`evict`] | pages go out, many at a time |
 //! | `sweep` | dirty pages on their way out are write-protected, many by one call |
 //! | `choice`, `worth` | … as long as that pays |
@@ -54,6 +55,7 @@ mod fork;
 mod fresh;
 mod guess;
 mod handler;
+mod headroom;
 pub mod log;
 mod meanwhile;
 mod moves;
@@ -92,6 +94,7 @@ use farmem_sys::raw::Errno;
 use farmem_sys::sync::Lock;
 use farmem_sys::uffd::{OpenError, Uffd, feature};
 use guess::Rewrites;
+use headroom::Lately;
 use log::{By, Log};
 use pin::Lost;
 use record::Recorder;
@@ -224,11 +227,12 @@ pub struct Pager {
     losses: AtomicU64,
     /// … and of which; held while they do.
     losing: Lock<Lost>,
-    /// Below this much room the background thread is woken.
+    /// Below this much room more is made ([`headroom`]).
     low_room: u64,
-    /// It evicts until there is this much.
+    /// The background thread evicts until there is this much.
     high_room: u64,
     batch: usize,
+    lately: Lately,
 }
 
 // SAFETY: `zeros` is never written; everything else synchronises itself.
@@ -282,11 +286,14 @@ pub fn start(
         unsafe { zeros.add(page * PAGE_BYTES).read_volatile() };
     }
     counters.mode.store(1 + (config.mode == FaultMode::Thread) as u32, Ordering::Relaxed);
-    let batch = (limit as usize / 8).clamp(8, evict::BATCH);
+    // A batch is room that is free on the average by half. Where the background thread makes it, larger ones spare wakings.
+    let batch = if pool.all_mapped() { (limit as usize / 64).max(32) } else { limit as usize };
+    let batch = batch.min(limit as usize / 8).clamp(8, evict::BATCH);
     // A batch must find room in the ring without waiting for its own pages.
     let batch = if staged == 0 { batch } else { batch.min(staged as usize / 2) };
     // Room kept free is local memory that the program does not have: two windows and a batch.
-    let low_room = (limit / 128).clamp(8, 2 * WINDOW as u64);
+    let part = if pool.all_mapped() { 512 } else { 128 };
+    let low_room = (limit / part).clamp(8, 2 * WINDOW as u64);
     let policy = policy(limit as usize);
     let pager = Pager {
         features,
@@ -321,6 +328,7 @@ pub fn start(
         low_room,
         high_room: low_room + batch as u64,
         batch,
+        lately: Lately::new(),
         config,
     };
     let pager: &'static Pager = Box::leak(Box::new(pager));

@@ -1,0 +1,206 @@
+//! Room. A page that comes in has its place reserved before, so that the limit holds at every instant; and somebody makes room.
+//!
+//! ```text
+//!                       room     slots mapped (shm)                        else (tcp, RDMA)
+//!  fault ─► reserve ─┬─ plenty   goes on                                   goes on
+//!                    ├─ little   pages of late clean: evicts a batch       the background thread is woken ([`crate::background`]);
+//!                    │             if nobody is at it                        while the answer is on its way some leave ([`crate::meanwhile`])
+//!                    └─ none     evicts a batch, or sleeps while another thread does
+//! ```
+//!
+//! *Over shared memory whoever needs room makes it.* A thread that evicts interrupts every other CPU on which the program runs,
+//! with each call that protects a dirty page: the background thread interrupts the program for each, the program itself nobody,
+//! or the threads that run beside it. Those that need room meanwhile sleep, and are not interrupted either. The frames that
+//! leave are those that come in next, warm in this CPU's cache. And no room is kept free ahead: with little local memory that
+//! is a part of it that the program has not. Thirteen programs at a quarter local take 0.80 of the time that they took when the
+//! background thread evicted ahead, 0.73 of the CPU time, and fetch 0.87 as many pages (`docs/design/pager.md`).
+//!
+//! Where pages are clean, as in a program that only reads, nothing is gained by sleeping: threads go on with what is left while one evicts.
+
+use crate::Pager;
+use crate::crowd::Reach;
+use crate::sweep::Protect;
+use farmem_protocol::addr::PAGE_BYTES;
+use farmem_sys::raw::yield_cpu;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Below so much local memory the runtime's own changes too little to be counted again, bytes.
+const STOCK_FROM: u64 = 4 << 20;
+
+/// What pages that left of late were.
+pub(crate) struct Lately {
+    /// Dirty ones of 256, a moving average over batches.
+    dirty: AtomicU32,
+}
+
+impl Lately {
+    /// Nothing is known.
+    pub const fn new() -> Lately {
+        Lately { dirty: AtomicU32::new(0) }
+    }
+
+    /// So many left, and so many of them were dirty. By who holds the evictor.
+    pub fn left(&self, pages: usize, dirty: usize) {
+        let now = (256 * dirty / pages.max(1)) as u32;
+        let before = self.dirty.load(Ordering::Relaxed);
+        self.dirty.store((3 * before + now).div_ceil(4), Ordering::Relaxed);
+    }
+
+    /// Whether most of what a batch takes is the protecting of dirty pages: from a quarter of them on. A call for each is
+    /// 0.5 µs alone, dropping a page 0.25.
+    fn mostly_protects(&self) -> bool {
+        self.dirty.load(Ordering::Relaxed) >= 64
+    }
+}
+
+impl Pager {
+    /// Reserves room for `n` pages, evicting if need be. The limit holds at every instant, but
+    /// where pins leave next to nothing of it ([`crate::crowd`]), or all other local pages are being installed for so
+    /// long that nobody can tell why: then the fault goes ahead all the same.
+    pub(crate) fn reserve(&self, n: u64) {
+        let mut fruitless = 0;
+        loop {
+            let before = self.resident.fetch_add(n, Ordering::Relaxed);
+            if before + n <= self.limit {
+                if before + n > self.limit - self.low_room {
+                    self.make_room();
+                }
+                self.count_peak(before + n);
+                return;
+            }
+            if before + n <= self.most_resident() || fruitless >= 64 {
+                self.count_peak(before + n);
+                return;
+            }
+            self.resident.fetch_sub(n, Ordering::Relaxed);
+            let evicted = {
+                let mut evictor = self.evictor.lock();
+                if self.resident.load(Ordering::Relaxed) + n <= self.most_resident() {
+                    continue;
+                }
+                let (most, reach) = match fruitless {
+                    _ if self.is_crowded() => (self.batch.min(self.room_beside() as usize / 2), Reach::All),
+                    0 => (self.batch, Reach::Named),
+                    _ => (self.batch, Reach::Found),
+                };
+                self.evict_from(&mut evictor, most, reach, Protect::Measured)
+            };
+            self.count(&self.counters.reclaimed_inline, evicted as u64);
+            if evicted == 0 {
+                // One batch that saw only pages which cannot leave says little: the others are looked at next, at once.
+                // Where that look finds them pinned, the next round goes ahead.
+                if fruitless > 1 {
+                    yield_cpu();
+                }
+                fruitless += 1;
+            }
+        }
+    }
+
+    /// Little room is left.
+    #[cold]
+    fn make_room(&self) {
+        if self.is_ahead() {
+            self.background.wake(self);
+        } else if !self.lately.mostly_protects() {
+            self.try_evict();
+        }
+    }
+
+    /// Whether the background thread makes room ahead of need.
+    pub(crate) fn is_ahead(&self) -> bool {
+        !self.pool.all_mapped()
+    }
+
+    /// Evicts a batch, unless somebody is at it.
+    fn try_evict(&self) {
+        if let Some(mut evictor) = self.evictor.try_lock() {
+            let evicted = self.evict(&mut evictor, self.batch, Protect::Measured);
+            self.count(&self.counters.reclaimed_inline, evicted as u64);
+        }
+    }
+
+    /// Reserves room for up to `n` pages ahead of need, and leaves some for faults; returns for how many.
+    ///
+    /// Evicts a batch if there is too little and nobody else is at it: the background thread may
+    /// share this CPU, and windows cut short cost more than they spare.
+    pub(crate) fn reserve_ahead(&self, n: u64) -> u64 {
+        let most = self.limit - self.low_room / 2;
+        let mut tried = false;
+        loop {
+            let before = self.resident.load(Ordering::Relaxed);
+            let room = most.saturating_sub(before).min(n);
+            if room == n || tried && room > 0 {
+                if self
+                    .resident
+                    .compare_exchange_weak(before, before + room, Ordering::Relaxed, Ordering::Relaxed)
+                    .is_ok()
+                {
+                    self.count_peak(before + room);
+                    return room;
+                }
+                continue;
+            }
+            // Where pins leave nothing, faults look for what can leave, many for one look.
+            if tried || self.is_crowded() {
+                return 0;
+            }
+            tried = true;
+            self.try_evict();
+        }
+    }
+
+    /// What is kept of pages takes of the same local memory, and never gives it back: it counts as resident. Asked
+    /// after a page came in, for which a page of entries may have been begun; the next reservation makes up for it.
+    #[inline]
+    pub(crate) fn reserve_kept(&self) {
+        let grown = self.tracker.grown();
+        if grown > 0 {
+            self.crowd.keep(grown);
+            let before = self.resident.fetch_add(grown, Ordering::Relaxed);
+            self.count_peak((before + grown).min(self.limit));
+        }
+    }
+
+    /// Gives reserved room back.
+    pub(crate) fn unreserve(&self, n: u64) {
+        self.resident.fetch_sub(n, Ordering::Relaxed);
+    }
+
+    fn count_peak(&self, pages: u64) {
+        let bytes = pages * PAGE_BYTES as u64;
+        let before = self.counters.local_peak.load(Ordering::Relaxed);
+        if bytes > before {
+            // Programs that fit evict nothing, and have no background thread that would say how much they have.
+            self.counters.local_bytes.store(bytes, Ordering::Relaxed);
+            self.counters.local_peak.fetch_max(bytes, Ordering::Relaxed);
+            // The runtime's tables grow with it. Four times a doubling is often enough, and too seldom to be felt;
+            // programs that fit have no background thread that would do it.
+            let quarter = |bytes: u64| bytes >> bytes.ilog2().saturating_sub(2);
+            if bytes >= STOCK_FROM && quarter(bytes) != quarter(before.max(1)) {
+                self.take_stock();
+            } else {
+                self.publish_runtime();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn some_batches_tell_what_pages_are_like() {
+        let lately = Lately::new();
+        let batches = |dirty, most| {
+            (1..100).find(|_| {
+                lately.left(256, dirty);
+                lately.mostly_protects() == most
+            })
+        };
+        assert!(batches(256, true).is_some_and(|n| n < 4));
+        assert!(batches(10, false).is_some_and(|n| n < 12));
+        lately.left(0, 0);
+    }
+}
