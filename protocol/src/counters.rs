@@ -75,7 +75,8 @@ pub struct Process {
     pub sweeps: AtomicU64,
     /// Pages that sweeps protected while they stayed local: each may take an upgrade that it would not have taken.
     pub swept: AtomicU64,
-    /// Pages evicted by a faulting thread because the background thread was behind.
+    /// Pages that a faulting thread evicted: over shared memory nearly all; else where the background thread was behind, or
+    /// while an answer was on its way.
     pub reclaimed_inline: AtomicU64,
     /// Bytes read from nodes.
     pub bytes_in: AtomicU64,

@@ -111,7 +111,7 @@ impl Pager {
 
     /// Room beside pins that leave none.
     pub(crate) fn room_beside(&self) -> u64 {
-        LEAST_ROOM.max(self.batch as u64)
+        LEAST_ROOM.max(self.batch_of_many as u64)
     }
 
     /// Somebody's pin of a page is gone, whose word was `seen`.

@@ -94,7 +94,7 @@ use farmem_sys::raw::Errno;
 use farmem_sys::sync::Lock;
 use farmem_sys::uffd::{OpenError, Uffd, feature};
 use guess::Rewrites;
-use headroom::Lately;
+use headroom::Headroom;
 use log::{By, Log};
 use pin::Lost;
 use record::Recorder;
@@ -232,7 +232,9 @@ pub struct Pager {
     /// The background thread evicts until there is this much.
     high_room: u64,
     batch: usize,
-    lately: Lately,
+    /// … where threads sleep for room.
+    batch_of_many: usize,
+    headroom: Headroom,
 }
 
 // SAFETY: `zeros` is never written; everything else synchronises itself.
@@ -286,14 +288,16 @@ pub fn start(
         unsafe { zeros.add(page * PAGE_BYTES).read_volatile() };
     }
     counters.mode.store(1 + (config.mode == FaultMode::Thread) as u32, Ordering::Relaxed);
-    // A batch is room that is free on the average by half. Where the background thread makes it, larger ones spare wakings.
-    let batch = if pool.all_mapped() { (limit as usize / 64).max(32) } else { limit as usize };
-    let batch = batch.min(limit as usize / 8).clamp(8, evict::BATCH);
     // A batch must find room in the ring without waiting for its own pages.
-    let batch = if staged == 0 { batch } else { batch.min(staged as usize / 2) };
-    // Room kept free is local memory that the program does not have: two windows and a batch.
-    let part = if pool.all_mapped() { 512 } else { 128 };
-    let low_room = (limit / part).clamp(8, 2 * WINDOW as u64);
+    let most = if staged == 0 { evict::BATCH } else { evict::BATCH.min(staged as usize / 2) };
+    let batch_of_many = (limit as usize / 8).clamp(8, most);
+    // Room kept free is local memory that the program does not have: half a batch on the average, and, where the background thread
+    // makes it, two windows besides; but that is woken for each batch.
+    let (batch, low_room) = match pool.all_mapped() {
+        true => (batch_of_many.min((limit as usize / 64).max(32)), limit / 64),
+        false => (batch_of_many, limit / 128),
+    };
+    let low_room = low_room.clamp(8, 2 * WINDOW as u64);
     let policy = policy(limit as usize);
     let pager = Pager {
         features,
@@ -328,7 +332,8 @@ pub fn start(
         low_room,
         high_room: low_room + batch as u64,
         batch,
-        lately: Lately::new(),
+        batch_of_many,
+        headroom: Headroom::new(),
         config,
     };
     let pager: &'static Pager = Box::leak(Box::new(pager));
