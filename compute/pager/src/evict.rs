@@ -410,10 +410,10 @@ impl Pager {
         unsafe { self.tracker.changed(page, self.mapped_slot(from), next) }
     }
 
-    /// A page that is compared with its slot, and that.
+    /// A compared page, and its slot if that is mapped.
     fn compared_with(&self, l: &Leaving) -> Option<Next> {
-        let slot = if l.from.guessed() { self.mapped_slot(l.from) } else { None };
-        slot.map(|slot| [l.page.addr() as *const u8, slot])
+        let page = l.page.addr() as *const u8;
+        l.from.guessed().then(|| [page, self.mapped_slot(l.from).unwrap_or(page)])
     }
 
     fn mapped_slot(&self, from: Word) -> Option<*const u8> {

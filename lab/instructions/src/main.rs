@@ -252,7 +252,7 @@ fn lines(times: u64) {
         unsafe {
             was.take(&hasher, black_box(page.as_ptr()));
             page[at * 64 % PAGE_BYTES] ^= 0xFF;
-            black_box(was.compare(&hasher, black_box(page.as_ptr()), WHOLE_TOP));
+            black_box(was.compare(&hasher, black_box(page.as_ptr()), None, WHOLE_TOP));
         }
     }
 }

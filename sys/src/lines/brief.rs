@@ -76,15 +76,19 @@ impl Brief {
     }
 
     /// What became of the page. Of the tops, bits outside of `mask` are not looked at: all are ([`WHOLE_TOP`]), but for tests
-    /// that want lines to be overlooked.
+    /// that want lines to be overlooked. `next`, if any: see [`Hasher::hash_asking`].
     ///
     /// # Safety
     /// As [`Brief::take`].
     #[inline]
-    pub unsafe fn compare(&self, hasher: &Hasher, page: *const u8, mask: u16) -> Found {
+    pub unsafe fn compare(&self, hasher: &Hasher, page: *const u8, next: Option<*const u8>, mask: u16) -> Found {
         let (mut hashes, mut now) = ([0; LINES], Tops::NONE);
-        // SAFETY: the caller's promise.
-        unsafe { hasher.hash(page, &mut hashes) };
+        match next {
+            // SAFETY: the caller's promise.
+            Some(next) => unsafe { hasher.hash_asking(page, next, &mut hashes) },
+            // SAFETY: as above.
+            None => unsafe { hasher.hash(page, &mut hashes) },
+        }
         tops(&hashes, &mut now);
         let (lines, gone) = (differing(&self.tops, &now, mask), hasher.sum(&hashes).wrapping_sub(self.sum));
         match lines {

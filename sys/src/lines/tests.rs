@@ -97,7 +97,15 @@ fn brief(hasher: &Hasher, page: &[u8; 4096]) -> Brief {
 
 fn found(hasher: &Hasher, was: &Brief, page: &[u8; 4096], mask: u16) -> Found {
     // SAFETY: a live array.
-    unsafe { was.compare(hasher, page.as_ptr(), mask) }
+    unsafe {
+        let found = was.compare(hasher, page.as_ptr(), None, mask);
+        assert_eq!(
+            found,
+            was.compare(hasher, page.as_ptr(), Some(std::ptr::null()), mask),
+            "whatever is asked for meanwhile"
+        );
+        found
+    }
 }
 
 proptest! {

@@ -3,6 +3,7 @@
 //! Products of 32-bit words are what SSE2 and AVX2 have.
 
 use super::{Hashes, Key, LINE_BYTES, LINES};
+use crate::memory::prefetch;
 use core::arch::x86_64::*;
 
 /// # Safety
@@ -64,12 +65,12 @@ pub unsafe fn sse2(key: &Key, page: *const u8, into: &mut Hashes) {
     }
 }
 
-/// Four lines at a time.
+/// Four lines at a time. With `ASK`, those of `next` are asked for meanwhile.
 ///
 /// # Safety
 /// `page` must be readable for a page, and the CPU must have AVX2.
 #[target_feature(enable = "avx2")]
-pub unsafe fn avx2(key: &Key, page: *const u8, into: &mut Hashes) {
+pub unsafe fn avx2<const ASK: bool>(key: &Key, page: *const u8, next: *const u8, into: &mut Hashes) {
     // SAFETY: as for `sse2`; the CPU has AVX2 (the caller's promise).
     unsafe {
         let keys: [[__m256i; 2]; 2] = std::array::from_fn(|half| {
@@ -80,6 +81,9 @@ pub unsafe fn avx2(key: &Key, page: *const u8, into: &mut Hashes) {
         let fold = [[word(0, 0), word(0, 1), word(0, 2)], [word(1, 0), word(1, 1), word(1, 2)]];
         let top = _mm256_set1_epi64x(0xFFFF_FFFF_0000_0000u64 as i64);
         for four in 0..LINES / 4 {
+            if ASK {
+                (0..4).for_each(|line| prefetch(next as usize + (4 * four + line) * LINE_BYTES));
+            }
             let mut folded = [_mm256_setzero_si256(); 2];
             for half in 0..2 {
                 let sum = |line: usize| {

@@ -5,19 +5,10 @@ use farmem_protocol::lines::{LINE_BYTES, LINES};
 use farmem_sys::lines::Unit;
 use farmem_sys::memory::prefetch;
 
-/// Two pages that are compared next: their addresses, which need not be mapped.
+/// Two pages that are compared next, or one: their addresses, which need not be mapped.
 pub type Next = [*const u8; 2];
 
-/// Whether it pays on this CPU to ask for the lines of the [`Next`] pages while two are compared, one for each. Two pages out
-/// of cache, AMD Zen 5: 0.44 µs for 0.60 with the first lines of the next asked for alone; the pages in the third cache and the
-/// slots in memory, 0.20 for 0.36. On an Intel Xeon 0.83 for 0.75: there its own looking ahead does as well, and is disturbed.
-pub fn asks_along() -> bool {
-    let leaf = __cpuid(0);
-    let vendor = [leaf.ebx, leaf.edx, leaf.ecx].map(u32::to_le_bytes).concat();
-    vendor == b"AuthenticAMD" || vendor == b"HygonGenuine"
-}
-
-/// Bit k: line k differs. `next`, if any: see [`asks_along`].
+/// Bit k: line k differs. `next`, if any: see [`farmem_sys::lines::asks_along`].
 ///
 /// # Safety
 /// Both pages must be mapped, and stay as they are. `unit` must be one that this CPU has, as [`Unit::best`] is.

@@ -39,7 +39,7 @@ use crate::ending::broken;
 use exact::Next;
 use farmem_protocol::addr::{PAGE_BYTES, PageId};
 use farmem_protocol::lines::LINES;
-use farmem_sys::lines::{Brief, Found, Hasher, Hashes, SEED_BYTES, Seed, Unit};
+use farmem_sys::lines::{Brief, Found, Hasher, Hashes, SEED_BYTES, Seed, Unit, asks_along};
 use farmem_sys::memory::copy_page;
 use farmem_sys::raw::Errno;
 use kept::Kept;
@@ -142,7 +142,7 @@ pub(crate) struct Tracker {
     hasher: Hasher,
     hashed: Hashed,
     kept: Option<Kept>,
-    /// [`exact::asks_along`].
+    /// [`asks_along`].
     asks_along: bool,
 }
 
@@ -180,7 +180,7 @@ impl Tracker {
                 hasher: Hasher::new(&random, Unit::best()),
                 hashed,
                 kept,
-                asks_along: exact::asks_along(),
+                asks_along: asks_along(),
             },
             left,
         ))
@@ -306,13 +306,14 @@ impl Tracker {
     }
 
     /// What changed of a compared page; `None` if nothing was kept of it. `slot`: its slot's address, where that is mapped.
-    /// `next`: a page that is compared with its slot next, and that.
+    /// `next`: a compared page that is asked about next, and its slot, or the page again.
     ///
     /// # Safety
     /// The page must be mapped, readable, and stay as it is, and its slot too; the caller owns the page.
     #[inline]
     pub unsafe fn changed(&self, page: PageId, slot: Option<*const u8>, next: Option<Next>) -> Option<Changed> {
         let at = page.addr() as *const u8;
+        let next = next.filter(|_| self.asks_along);
         let kept = || self.kept.as_ref().and_then(|kept| kept.find(page)).map(<*mut u8>::cast_const);
         match (slot, self.policy) {
             (None, Policy::Lines) => {
@@ -321,11 +322,13 @@ impl Tracker {
                 Some(unsafe {
                     match self.hashed {
                         Hashed::InFull => Changed::lines(self.hasher.changed(at, &*entry.cast::<Hashes>())),
-                        Hashed::InBrief { mask } => match (*entry.cast::<Brief>()).compare(&self.hasher, at, mask) {
-                            Found::Same => Changed::lines(0),
-                            Found::Lines { lines, was } => Changed { was, ..Changed::lines(lines) },
-                            Found::Somewhere => Changed::SOMEWHERE,
-                        },
+                        Hashed::InBrief { mask } => {
+                            match (*entry.cast::<Brief>()).compare(&self.hasher, at, next.map(|[page, _]| page), mask) {
+                                Found::Same => Changed::lines(0),
+                                Found::Lines { lines, was } => Changed { was, ..Changed::lines(lines) },
+                                Found::Somewhere => Changed::SOMEWHERE,
+                            }
+                        }
                     }
                 })
             }
@@ -333,7 +336,7 @@ impl Tracker {
                 let before = slot.or_else(kept)?;
                 // SAFETY: as above, or the slot, which the caller vouches for; the hasher has a unit of this CPU's.
                 Some(unsafe {
-                    let lines = exact::differing(self.hasher.unit(), at, before, next.filter(|_| self.asks_along));
+                    let lines = exact::differing(self.hasher.unit(), at, before, next);
                     let counted = policy == Policy::Shadow;
                     Changed {
                         bytes: if counted { exact::differing_bytes(at, before, lines) } else { 0 },

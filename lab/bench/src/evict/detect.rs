@@ -56,8 +56,17 @@ pub fn measure(rounds: usize) -> Vec<Cost> {
         }));
         costs.push(cost(format!("departure: hashes compared, {unit:?}"), rounds, |page| {
             // SAFETY: within `pages`.
-            black_box(unsafe { briefs[page].compare(&hasher, pages.as_ptr().add(page * PAGE), WHOLE_TOP) });
+            black_box(unsafe { briefs[page].compare(&hasher, pages.as_ptr().add(page * PAGE), None, WHOLE_TOP) });
         }));
+        if unit == Unit::Avx2 {
+            let at = |page: usize| pages.as_ptr().wrapping_add(page * PAGE);
+            let asking = cost("departure: the same, asking for the next".into(), rounds, |page| {
+                let next = Some(at((page + STEP) % MANY));
+                // SAFETY: within `pages`.
+                black_box(unsafe { briefs[page].compare(&hasher, at(page), next, WHOLE_TOP) });
+            });
+            costs.push(Cost { cached: None, ..asking });
+        }
         costs.push(cost(format!("arrival: line hashes in full, {unit:?}"), rounds, |page| {
             // SAFETY: within `pages`.
             unsafe { hasher.hash(pages.as_ptr().add(page * PAGE), &mut hashes[page]) }
@@ -84,7 +93,7 @@ pub fn measure(rounds: usize) -> Vec<Cost> {
             black_box(unsafe { exact::differing(unit, page, copy, None) });
         }));
     }
-    let asking = cost("departure: the same, asking for the next".into(), rounds, |page| {
+    let asking = cost("departure: compared with it, asking for the next".into(), rounds, |page| {
         let ([page, copy], next) = (of(page), of((page + STEP) % MANY));
         // SAFETY: as above.
         black_box(unsafe { exact::differing(best, page, copy, Some(next)) });
