@@ -3,7 +3,7 @@
 //! Of a page that arrives the policy looks three things up, each in a table larger than a CPU's cache: where its node would
 //! be, the node that is there, its ghost. A fault that told it at once would wait for them, one after another. So a
 //! fault leaves a note; whoever asks or tells the policy anything else tells it first what there is, all notes together,
-//! whose lookups do not wait for one another. That is eviction mostly, in the background.
+//! whose lookups do not wait for one another. That is eviction mostly.
 //!
 //! Nothing is known later than it is asked for: [`Pager::policy`] is the only way to the policy.
 

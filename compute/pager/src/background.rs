@@ -4,7 +4,7 @@
 //! once a second does the housekeeping; and ends a process of which only the
 //! runtime's threads are left.
 //!
-//! It is started on the first shortage or eviction, not at start: a child that forks and
+//! It is started on the first eviction, or shortage that it is to end, not at start: a child that forks and
 //! execs, and a program that fits, have none.
 
 use crate::Pager;
@@ -49,7 +49,7 @@ pub struct Background {
 /// What a thread of the runtime's does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Job {
-    /// Evicts ahead of need.
+    /// Keeps house, and, where that is its task, evicts ahead of need.
     Background,
     /// Serves fault events.
     Handler,
@@ -172,14 +172,14 @@ impl Pager {
         let mut sleep = (TEND_NS, 0);
         let (mut last_housekeeping, mut last_tended) = (now_ns(), now_ns());
         loop {
-            while self.is_ahead() && self.resident.load(Ordering::Relaxed) > self.limit - self.high_room {
+            while self.ahead && self.resident.load(Ordering::Relaxed) > self.limit - self.high_room {
                 let _inside = self.threads.enter();
                 let mut evictor = self.evictor.lock();
                 if self.evict(&mut evictor, self.batch, Protect::Measured) == 0 {
                     break;
                 }
             }
-            if self.staging.len() > 0 {
+            if !self.staging.is_empty() {
                 let _inside = self.threads.enter();
                 let mut evictor = self.evictor.lock();
                 self.collect_writes(&mut evictor, Duration::ZERO);
@@ -213,9 +213,9 @@ impl Pager {
     }
 
     /// Far memory that the program has freed goes back to the nodes: within two rounds of [`TEND_NS`], unless
-    /// evictions are more urgent.
+    /// evictions are more urgent, that nobody else makes.
     fn give_back(&self) {
-        let room = || !self.is_ahead() || self.resident.load(Ordering::Relaxed) <= self.limit - self.low_room;
+        let room = || !self.ahead || self.resident.load(Ordering::Relaxed) <= self.limit - self.low_room;
         if let Err(lost) = self.pool.give_back_idle(&room) {
             self.node_lost(&lost);
         }

@@ -11,9 +11,9 @@
 //! *Over shared memory whoever needs room makes it.* A thread that evicts interrupts every other CPU on which the program runs,
 //! with each call that protects a dirty page: the background thread interrupts the program for each, the program itself nobody,
 //! or the threads that run beside it. Those that need room meanwhile sleep, and are not interrupted either. The frames that
-//! leave are those that come in next, warm in this CPU's cache. And no room is kept free ahead: with little local memory that
-//! is a part of it that the program has not. Thirteen programs at a quarter local take 0.80 of the time that they took when the
-//! background thread evicted ahead, 0.73 of the CPU time, and fetch 0.87 as many pages (`docs/design/pager.md`).
+//! leave are those that come in next, warm in this CPU's cache. And next to no room is kept free ahead: with little local memory that
+//! is a part of it that the program has not. Thirteen programs at a quarter local take 0.83 of the time that they took when the
+//! background thread evicted ahead, 0.76 of the CPU time, and fetch 0.83 as many pages (`docs/design/pager.md`, *Who makes room*).
 //!
 //! Where pages are clean, as in a program that only reads, nobody is interrupted but once a batch: then one thread evicts while
 //! the others go on with what is left; that is more, and batches are larger, where threads have slept for want of it.
@@ -28,15 +28,15 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// Below so much local memory the runtime's own changes too little to be counted again, bytes.
 const STOCK_FROM: u64 = 4 << 20;
 
-/// Room that is little where nobody has slept for it, pages: a window and its demand page may still find some.
+/// Room that is little where nobody has slept for it, pages.
 const LITTLE: u64 = 8;
 /// Batches after which it is forgotten that a thread has slept for room.
 const REMEMBERED: u32 = 8;
 
 /// What is known of room: how dear it is to make, and whether many want it.
 pub(crate) struct Headroom {
-    /// Of 256 pages that left of late so many were dirty: a moving average over batches.
-    dirty: AtomicU32,
+    /// Of 256 pages that left of late so many had to be protected: a moving average over batches.
+    protected: AtomicU32,
     /// For so many batches still: threads sleep for room.
     waits: AtomicU32,
 }
@@ -44,14 +44,14 @@ pub(crate) struct Headroom {
 impl Headroom {
     /// Nothing is known.
     pub const fn new() -> Headroom {
-        Headroom { dirty: AtomicU32::new(0), waits: AtomicU32::new(0) }
+        Headroom { protected: AtomicU32::new(0), waits: AtomicU32::new(0) }
     }
 
-    /// A batch has left, and so many of it were dirty. By who holds the evictor.
-    pub fn left(&self, pages: usize, dirty: usize) {
-        let now = (256 * dirty / pages.max(1)) as u32;
-        let before = self.dirty.load(Ordering::Relaxed);
-        self.dirty.store((3 * before + now).div_ceil(4), Ordering::Relaxed);
+    /// A batch has left, and so many of it had to be protected. By who holds the evictor.
+    pub fn left(&self, pages: usize, protected: usize) {
+        let now = (256 * protected / pages.max(1)) as u32;
+        let before = self.protected.load(Ordering::Relaxed);
+        self.protected.store((3 * before + now).div_ceil(4), Ordering::Relaxed);
         if self.many_want_it() {
             // A thread that sleeps just now may be overlooked: the next will not.
             self.waits.store(self.waits.load(Ordering::Relaxed).saturating_sub(1), Ordering::Relaxed);
@@ -61,7 +61,7 @@ impl Headroom {
     /// Whether most of what a batch takes is the protecting of dirty pages: a call for each is 0.5 µs alone, and 3 to 15 where it
     /// interrupts another CPU, dropping a page 0.25.
     fn mostly_protects(&self) -> bool {
-        self.dirty.load(Ordering::Relaxed) >= 128
+        self.protected.load(Ordering::Relaxed) >= 128
     }
 
     fn many_want_it(&self) -> bool {
@@ -124,21 +124,16 @@ impl Pager {
 
     /// Room that is little.
     fn little(&self) -> u64 {
-        if self.is_ahead() || self.headroom.many_want_it() { self.low_room } else { LITTLE }
+        if self.ahead || self.headroom.many_want_it() { self.low_room } else { LITTLE }
     }
 
     /// Little room is left.
     fn make_room(&self) {
-        if self.is_ahead() {
+        if self.ahead {
             self.background.wake(self);
-        } else if !self.headroom.mostly_protects() {
+        } else if !self.headroom.mostly_protects() && !self.is_crowded() {
             self.try_evict();
         }
-    }
-
-    /// Whether the background thread makes room ahead of need.
-    pub(crate) fn is_ahead(&self) -> bool {
-        !self.pool.all_mapped()
     }
 
     /// Evicts a batch, unless somebody is at it.
@@ -154,7 +149,7 @@ impl Pager {
     /// Evicts a batch if there is too little and nobody else is at it: the background thread may
     /// share this CPU, and windows cut short cost more than they spare.
     pub(crate) fn reserve_ahead(&self, n: u64) -> u64 {
-        let most = self.limit - self.low_room / 2;
+        let most = self.limit - self.little() / 2;
         let mut tried = false;
         loop {
             let before = self.resident.load(Ordering::Relaxed);

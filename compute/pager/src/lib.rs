@@ -110,7 +110,7 @@ pub const MIN_LOCAL: u64 = 1 << 20;
 
 /// The staging ring's part of local memory, where slots are not mapped.
 const STAGED: u64 = 16;
-/// … where line hashes are kept, which take a fortieth: both together are a sixteenth. Pages found clean, which pass the ring by,
+/// … where line hashes are kept in brief, which take a fortieth: both together are a sixteenth. Pages found clean, which pass the ring by,
 /// are many there, so that what is in it stays as long. (`docs/design/lines.md`, *The ring beside hashes*, has what both took.)
 const STAGED_BESIDE_HASHES: u64 = 27;
 
@@ -227,6 +227,8 @@ pub struct Pager {
     losses: AtomicU64,
     /// … and of which; held while they do.
     losing: Lock<Lost>,
+    /// The background thread makes room ahead of need.
+    ahead: bool,
     /// Below this much room more is made ([`headroom`]).
     low_room: u64,
     /// The background thread evicts until there is this much.
@@ -262,9 +264,10 @@ pub fn start(
     if recorder.is_some() {
         config.dirty = Dirty::Pages;
     }
-    let part = if config.dirty.keeps_hashes() { STAGED_BESIDE_HASHES } else { STAGED };
-    let staged = if pool.all_mapped() { 0 } else { (local / part).clamp(32, 8192) };
     let by = if config.write_lines || pool.any_wired() { By::Writes } else { By::Records };
+    let beside = config.dirty.keeps_hashes() && by == By::Records;
+    let part = if beside { STAGED_BESIDE_HASHES } else { STAGED };
+    let staged = if pool.all_mapped() { 0 } else { (local / part).clamp(32, 8192) };
     let logged = if config.dirty.tells_lines() { staged as usize } else { 0 };
     let (mut log, log_bytes) = Log::new(logged, by).map_err(StartError::Memory)?;
     let left = local - staged - log_bytes as u64 / PAGE_BYTES as u64;
@@ -293,9 +296,10 @@ pub fn start(
     let batch_of_many = (limit as usize / 8).clamp(8, most);
     // Room kept free is local memory that the program does not have: half a batch on the average, and, where the background thread
     // makes it, two windows besides; but that is woken for each batch.
-    let (batch, low_room) = match pool.all_mapped() {
-        true => (batch_of_many.min((limit as usize / 64).max(32)), limit / 64),
-        false => (batch_of_many, limit / 128),
+    let ahead = !pool.all_mapped();
+    let (batch, low_room) = match ahead {
+        false => (batch_of_many.min((limit as usize / 64).max(32)), limit / 64),
+        true => (batch_of_many, limit / 128),
     };
     let low_room = low_room.clamp(8, 2 * WINDOW as u64);
     let policy = policy(limit as usize);
@@ -313,7 +317,11 @@ pub fn start(
         sweeping: AtomicBool::new(false),
         held_up: AtomicBool::new(false),
         lost_to_sweeps: AtomicU64::new(0),
-        evictor: Lock::new(Evictor::new(config.vectored, Sweeps::new(limit as usize, batch, config.always_sweep), log)),
+        evictor: Lock::new(Evictor::new(
+            config.vectored,
+            Sweeps::new(limit as usize, batch_of_many, config.always_sweep),
+            log,
+        )),
         staging: Staging::new(staged as usize).map_err(StartError::Memory)?,
         space: Lock::new(Space::new()),
         pool,
@@ -329,6 +337,7 @@ pub fn start(
         losses: AtomicU64::new(0),
         losing: Lock::new(Lost::new()),
         limit,
+        ahead,
         low_room,
         high_room: low_room + batch as u64,
         batch,

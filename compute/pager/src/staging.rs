@@ -49,6 +49,8 @@ pub struct Taken {
 /// The ring.
 pub struct Staging {
     bytes: *mut u8,
+    /// Without the lock: who asks may be beside a fork, whose child must not find it held.
+    len: usize,
     ring: Lock<Ring>,
 }
 
@@ -68,6 +70,7 @@ impl Staging {
         assert!(pages <= MAX_STAGED);
         let free = Entry { page: PageId(0), slot: FarSlot::new(0, 0), state: Use::Free };
         Ok(Staging {
+            len: pages,
             bytes: farmem_sys::holdings::reserve((pages * PAGE_BYTES).max(PAGE_BYTES))?,
             ring: Lock::new(Ring { entries: vec![free; pages], next: 0 }),
         })
@@ -75,7 +78,12 @@ impl Staging {
 
     /// How many copies there is room for.
     pub fn len(&self) -> usize {
-        self.ring.lock().entries.len()
+        self.len
+    }
+
+    /// Whether all far memory is mapped: there is no ring.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
     }
 
     /// A copy's bytes.

@@ -56,7 +56,7 @@ pub(crate) enum Protect {
     /// By calls or by a sweep, whichever these have shown to be better.
     Measured,
     /// By calls, unless sweeps are forced. What they cost says nothing of what those of the background thread would: they
-    /// interrupt one CPU less.
+    /// interrupt one CPU less. (Over tcp: [`crate::meanwhile`].)
     Singly,
 }
 

@@ -18,8 +18,8 @@
 //! A trial that can no longer be won, whatever its other batches spare, is over: where most pages are evicted in faults
 //! ([`crate::meanwhile`]) the background thread's batches are few, and what they sweep is all written to between them.
 //!
-//! *Why half.* Lifting a protection takes what the call takes that sets it, a signal more, and all of it stops the
-//! program; most calls are the background thread's. Counts, not times: on a busy machine times are of lost
+//! *Why half.* Lifting a protection takes what the call takes that sets it, and a signal more. (It was set when most calls were the
+//! background thread's, and did not stop the program; over shared memory they are faults' now.) Counts, not times: on a busy machine times are of lost
 //! time slices, and both kinds of call become dear together. Pages all over which is written at random are
 //! written once more, before they leave, in a third of all cases at most where a quarter is local.
 

@@ -42,7 +42,7 @@ pub struct Replay {
     /// Pages evicted together
     #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub batch: u32,
-    /// The staging ring, in thousandths of local memory; there is none over shared memory, 62 over tcp
+    /// The staging ring, in thousandths of local memory; there is none over shared memory, 37 over tcp (62 without line hashes)
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=500))]
     pub staging: u32,
     /// Seed of the generated traces
