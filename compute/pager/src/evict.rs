@@ -197,7 +197,7 @@ impl Pager {
             }
         }
         let left = evictor.leaving.len();
-        self.headroom.left(left, evictor.leaving.iter().filter(|l| l.from.writable()).count());
+        self.headroom.left(left, evictor.leaving.iter().filter(|l| l.from.dirty()).count());
         self.unreserve(left as u64);
         self.count_batch(left as u64, std::mem::take(&mut evictor.tally));
         self.publish_levels();
