@@ -8,9 +8,9 @@
 //!                    └─ none     evicts a batch, or sleeps while another thread does
 //! ```
 //!
-//! *Over shared memory whoever needs room makes it.* A thread that evicts interrupts every other CPU on which the program runs,
-//! with each call that protects a dirty page: the background thread interrupts the program for each, the program itself nobody,
-//! or the threads that run beside it. Those that need room meanwhile sleep, and are not interrupted either. The frames that
+//! *Over shared memory whoever needs room makes it.* Each call that protects a dirty page interrupts every other CPU on which
+//! the program runs. The background thread, which evicted ahead of need until November 2026, interrupted the program; a thread of
+//! the program's interrupts those that run beside it, and of these none that sleeps because it needs room, too. The frames that
 //! leave are those that come in next, warm in this CPU's cache. And next to no room is kept free ahead: with little local memory that
 //! is a part of it that the program has not. Thirteen programs at a quarter local take 0.83 of the time that they took when the
 //! background thread evicted ahead, 0.76 of the CPU time, and fetch 0.83 as many pages (`docs/design/pager.md`, *Who makes room*).
