@@ -134,7 +134,7 @@ impl Hasher {
         // SAFETY: the page is the caller's promise; AVX2 was found by `new`.
         unsafe {
             match self.unit {
-                Unit::Avx2 => units::avx2::<true>(&self.key, page, next, into),
+                Unit::Avx2 => units::avx2_asking(&self.key, page, next, into),
                 _ => self.hash(page, into),
             }
         }
@@ -151,7 +151,7 @@ impl Hasher {
             match self.unit {
                 Unit::Scalar => units::scalar(&self.key, page, into),
                 Unit::Sse2 => units::sse2(&self.key, page, into),
-                Unit::Avx2 => units::avx2::<false>(&self.key, page, page, into),
+                Unit::Avx2 => units::avx2(&self.key, page, into),
             }
         }
     }

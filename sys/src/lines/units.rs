@@ -65,12 +65,31 @@ pub unsafe fn sse2(key: &Key, page: *const u8, into: &mut Hashes) {
     }
 }
 
-/// Four lines at a time. With `ASK`, those of `next` are asked for meanwhile.
+/// Four lines at a time.
 ///
 /// # Safety
 /// `page` must be readable for a page, and the CPU must have AVX2.
 #[target_feature(enable = "avx2")]
-pub unsafe fn avx2<const ASK: bool>(key: &Key, page: *const u8, next: *const u8, into: &mut Hashes) {
+pub unsafe fn avx2(key: &Key, page: *const u8, into: &mut Hashes) {
+    // SAFETY: the caller's promises.
+    unsafe { avx2_by::<false>(key, page, page, into) }
+}
+
+/// The same, while the lines of `next` are asked for.
+///
+/// # Safety
+/// As [`avx2`].
+#[target_feature(enable = "avx2")]
+pub unsafe fn avx2_asking(key: &Key, page: *const u8, next: *const u8, into: &mut Hashes) {
+    // SAFETY: the caller's promises.
+    unsafe { avx2_by::<true>(key, page, next, into) }
+}
+
+/// # Safety
+/// As [`avx2`].
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn avx2_by<const ASK: bool>(key: &Key, page: *const u8, next: *const u8, into: &mut Hashes) {
     // SAFETY: as for `sse2`; the CPU has AVX2 (the caller's promise).
     unsafe {
         let keys: [[__m256i; 2]; 2] = std::array::from_fn(|half| {
