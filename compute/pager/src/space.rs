@@ -476,8 +476,8 @@ impl Pager {
         addr
     }
 
-    /// Far memory that so much committed memory needs: none if it fits in nine tenths of local memory; else as much, for a page keeps its slot while it is local, and on its way out
-    /// again may hold two.
+    /// Far memory that so much committed memory needs: none if it fits in nine tenths of local memory; else as much, for a
+    /// page keeps its slot while it is local, and on its way out again may hold two.
     pub(crate) fn far_needed(&self, committed: u64) -> u64 {
         if committed <= self.limit * PAGE_BYTES as u64 / 10 * 9 {
             return 0;
