@@ -9,6 +9,7 @@
 
 use std::fs::File;
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
@@ -92,7 +93,8 @@ impl Pagemap {
     /// # Errors
     /// EPERM: with `protect`, part of the range is in no mapping that is registered for it. ENOTTY: Linux before 6.7.
     pub fn scan(&self, start: u64, end: u64, protect: bool, out: &mut Vec<Run>) -> io::Result<()> {
-        let mut found = [Run::default(); 512];
+        // As they come: to clear them would take as long as to ask about one page.
+        let mut found = [const { MaybeUninit::<Run>::uninit() }; 512];
         let mut from = start;
         while from < end {
             let mut arg = ScanArg {
@@ -116,7 +118,8 @@ impl Pagemap {
             // SAFETY: `arg` and the vector that it names are live, with the sizes that it gives.
             let n = unsafe { libc::ioctl(self.0.as_raw_fd(), SCAN as libc::Ioctl, &mut arg) };
             let n = usize::try_from(n).map_err(|_| io::Error::last_os_error())?;
-            out.extend_from_slice(&found[..n]);
+            // SAFETY: the kernel has filled the first `n`, of plain numbers.
+            out.extend(found[..n].iter().map(|run| unsafe { run.assume_init() }));
             if arg.walk_end <= from {
                 break;
             }

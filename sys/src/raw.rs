@@ -270,13 +270,17 @@ pub fn pidfd_of_self() -> Result<i32, Errno> {
         .and_then(|fd| own_fd(fd as i32))
 }
 
-/// How [`open_self_mem`] opens.
+/// How [`open_own`] opens.
 pub const OPEN_MEM_FLAGS: i32 = libc::O_RDONLY | libc::O_CLOEXEC;
 
 /// `/proc/self/mem` for reading, ours.
 pub fn open_self_mem() -> Result<i32, Errno> {
-    let path = c"/proc/self/mem";
-    // SAFETY: the path is a literal.
+    open_own(c"/proc/self/mem")
+}
+
+/// Opens for reading, and for the runtime.
+pub(crate) fn open_own(path: &std::ffi::CStr) -> Result<i32, Errno> {
+    // SAFETY: a live path.
     unsafe {
         crate::spare::made(
             libc::SYS_openat,

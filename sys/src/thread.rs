@@ -7,11 +7,15 @@
 //! own. What runs there must use neither thread-locals nor libc functions that do.
 
 use crate::holdings::reserve;
-use crate::raw::{Errno, checked, syscall};
-use std::sync::atomic::{AtomicU32, Ordering};
+use crate::raw::{Errno, checked, open_own, syscall};
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 
 /// How many of them this process has. They do not end.
 static STARTED: AtomicU32 = AtomicU32::new(0);
+
+/// Not 0 once a process was made that has this one's memory, and runs beside it: no thread of this process's, so that nothing
+/// counts it. Set by whoever makes it.
+pub static COMPANIONS: AtomicU8 = AtomicU8::new(0);
 
 /// How many threads this process has beside the calling one and these. `None` where /proc does not tell.
 pub fn others() -> Option<u32> {
@@ -23,8 +27,40 @@ pub fn others() -> Option<u32> {
         let args = [libc::AT_FDCWD as usize, path.as_ptr() as usize, &raw mut about as usize, 0, 0, 0];
         checked(libc::SYS_newfstatat, args).ok()?;
     }
+    beside(&about)
+}
+
+/// What [`others`] says, by what the kernel says of the directory of the process's threads.
+fn beside(tasks: &libc::stat) -> Option<u32> {
     // A directory for each, and the two that every directory has.
-    (about.st_nlink as u32).checked_sub(3 + STARTED.load(Ordering::Relaxed))
+    (tasks.st_nlink as u32).checked_sub(3 + STARTED.load(Ordering::Relaxed))
+}
+
+/// The directory of this process's threads, kept open: [`others`] for those who ask often. 0.35 µs.
+#[derive(Debug)]
+pub struct Tasks(i32);
+
+impl Tasks {
+    /// This process's. A forked child must open its own.
+    pub fn open() -> Tasks {
+        Tasks(open_own(c"/proc/self/task").unwrap_or(-1))
+    }
+
+    /// As [`others`], which may tell one too many (a thread of the runtime's that has just begun, one of the program's that is
+    /// just ending), and, asked by the program's only thread, none too few: who else could start another?
+    pub fn others(&self) -> Option<u32> {
+        // SAFETY: zero is valid for a stat.
+        let mut about: libc::stat = unsafe { std::mem::zeroed() };
+        // SAFETY: a live stat.
+        unsafe { checked(libc::SYS_fstat, [self.0 as usize, &raw mut about as usize, 0, 0, 0, 0]) }.ok()?;
+        beside(&about)
+    }
+}
+
+impl Drop for Tasks {
+    fn drop(&mut self) {
+        crate::raw::close(self.0);
+    }
 }
 
 /// Whether there are any of these.
@@ -55,6 +91,7 @@ fn is_zombie(stat: &[u8]) -> bool {
 /// In a forked child, which has none of them.
 pub fn forget_in_child() {
     STARTED.store(0, Ordering::Relaxed);
+    COMPANIONS.store(0, Ordering::Relaxed);
 }
 
 const STACK_BYTES: usize = 256 << 10;
@@ -156,5 +193,22 @@ mod tests {
             futex_wait(&SEEN, 0, 100_000_000);
         }
         assert_eq!(SEEN.load(Ordering::Acquire), 42);
+    }
+
+    #[test]
+    fn threads_are_counted_by_a_descriptor_as_by_the_path() {
+        let tasks = Tasks::open();
+        let before = tasks.others().unwrap();
+        let (tell, told) = std::sync::mpsc::channel::<()>();
+        let thread = std::thread::spawn(move || told.recv());
+        // Other tests start and end threads meanwhile: three looks, of which two alike had none between.
+        assert!((0..100).any(|_| {
+            let seen = [tasks.others(), others(), tasks.others()];
+            seen[0] == seen[2] && seen[0] == seen[1] && seen[0] > Some(0)
+        }));
+        assert!(before < 1000);
+        drop(tell);
+        let _ = thread.join();
+        assert_eq!(Tasks(-1).others(), None);
     }
 }

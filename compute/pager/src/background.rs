@@ -172,10 +172,10 @@ impl Pager {
         let mut sleep = (TEND_NS, 0);
         let (mut last_housekeeping, mut last_tended) = (now_ns(), now_ns());
         loop {
-            while self.ahead && self.resident.load(Ordering::Relaxed) > self.limit - self.high_room {
+            while self.is_made_ahead() && self.resident.load(Ordering::Relaxed) > self.limit - self.high_room {
                 let _inside = self.threads.enter();
                 let mut evictor = self.evictor.lock();
-                if self.evict(&mut evictor, self.batch, Protect::Measured) == 0 {
+                if self.evict(&mut evictor, self.batch, Protect::Beside) == 0 {
                     break;
                 }
             }
@@ -215,7 +215,7 @@ impl Pager {
     /// Far memory that the program has freed goes back to the nodes: within two rounds of [`TEND_NS`], unless
     /// evictions are more urgent, that nobody else makes.
     fn give_back(&self) {
-        let room = || !self.ahead || self.resident.load(Ordering::Relaxed) <= self.limit - self.low_room;
+        let room = || !self.is_made_ahead() || self.resident.load(Ordering::Relaxed) <= self.limit - self.low_room;
         if let Err(lost) = self.pool.give_back_idle(&room) {
             self.node_lost(&lost);
         }

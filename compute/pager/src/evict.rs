@@ -40,6 +40,7 @@ use farmem_protocol::exit;
 use farmem_protocol::lines::LINE_BYTES;
 use farmem_sys::memory::{copy_page, discard_vectored, is_zero, prefetch};
 use farmem_sys::raw::{Errno, checked};
+use farmem_sys::thread::Tasks;
 use std::time::Duration;
 
 /// Pages that leave together at most.
@@ -57,6 +58,8 @@ pub struct Evictor {
     /// `process_madvise` does many ranges at once here (Linux 6.13); else one call each.
     vectored: bool,
     pidfd: i32,
+    /// The process's threads ([`crate::still`]).
+    pub(crate) tasks: Tasks,
     /// `/proc/self/mem`, for pages that the program itself may not read now.
     mem_fd: i32,
     /// A page of ours to which one is copied that may not be read, or moved where `/proc/self/mem` is not to be had; 0 if
@@ -107,6 +110,7 @@ impl Evictor {
             ranges: Vec::with_capacity(BATCH),
             vectored,
             pidfd: farmem_sys::raw::pidfd_of_self().unwrap_or(-1),
+            tasks: Tasks::open(),
             mem_fd: farmem_sys::raw::open_self_mem().unwrap_or(-1),
             bench: 0,
             sweeps,
@@ -168,6 +172,7 @@ impl Evictor {
         farmem_sys::raw::close(self.pidfd);
         farmem_sys::raw::close(self.mem_fd);
         self.pidfd = farmem_sys::raw::pidfd_of_self().unwrap_or(-1);
+        self.tasks = Tasks::open();
         self.mem_fd = farmem_sys::raw::open_self_mem().unwrap_or(-1);
         if let Some(thread) = &mut self.thread {
             thread.forget_links();

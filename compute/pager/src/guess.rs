@@ -5,11 +5,11 @@
 //! If it will be, it had best come in writable: that saves a fault, 2 µs, and 15 where
 //! lifting a protection interrupts another CPU. (`counter[i] += 1` reads first; so does
 //! most code that writes.) If it will not, its way out costs a protecting call and a
-//! comparison with its slot, 1.3 µs. So it pays from a share of
+//! comparison with its slot, 1.3 µs, or where the program is still ([`crate::still`]) the comparison alone, 0.5. So it pays from a share of
 //!
 //! ```text
 //!             1.3 µs
-//!   ─────────────────────────────      0.4 where one thread runs, 0.1 where several do
+//!   ─────────────────────────────      0.4 where one thread runs, 0.1 where several do, 0.2 where there is only one
 //!   1.3 µs + fault + what lifting takes
 //! ```
 //!
@@ -45,6 +45,8 @@ const ONE: u32 = 1 << 16;
 const SHIFT: u32 = 5;
 /// What a page costs that came in writable and was not written, ns.
 const IN_VAIN_NS: u32 = 1_300;
+/// … where nothing need be protected.
+const IN_VAIN_STILL_NS: u32 = 500;
 /// What an upgrade costs beside the call that lifts the protection: the signal, there and back, ns.
 const FAULT_NS: u32 = 1_200;
 
@@ -65,6 +67,8 @@ pub struct Rewrites {
     read: Learned,
     /// What lifting a protection takes of late, ns.
     lift_ns: AtomicU32,
+    /// [`IN_VAIN_NS`], or [`IN_VAIN_STILL_NS`].
+    in_vain_ns: AtomicU32,
 }
 
 /// Of pages that come in by a read.
@@ -97,7 +101,13 @@ impl Rewrites {
     /// Takes pages to be used as before until they show otherwise.
     pub fn new() -> Rewrites {
         let learned = |share| Learned { share: Share(AtomicU32::new(share)), later: Share(AtomicU32::new(0)) };
-        Rewrites { written: learned(ONE), read: learned(0), lift_ns: AtomicU32::new(800) }
+        let (lift_ns, in_vain_ns) = (AtomicU32::new(800), AtomicU32::new(IN_VAIN_NS));
+        Rewrites { written: learned(ONE), read: learned(0), lift_ns, in_vain_ns }
+    }
+
+    /// Whether the program is still when pages leave.
+    pub fn leave_still(&self, still: bool) {
+        self.in_vain_ns.store(if still { IN_VAIN_STILL_NS } else { IN_VAIN_NS }, Ordering::Relaxed);
     }
 
     fn of(&self, page: Word) -> &Learned {
@@ -107,7 +117,8 @@ impl Rewrites {
     /// The share from which on it pays to bring pages in writable, of [`ONE`].
     #[inline]
     fn worth(&self) -> u32 {
-        ONE * IN_VAIN_NS / (IN_VAIN_NS + FAULT_NS + self.lift_ns.load(Ordering::Relaxed))
+        let in_vain_ns = self.in_vain_ns.load(Ordering::Relaxed);
+        ONE * in_vain_ns / (in_vain_ns + FAULT_NS + self.lift_ns.load(Ordering::Relaxed))
     }
 
     /// Whether a page with this word, now to be read, is so likely to be written that it had best be writable.

@@ -23,7 +23,7 @@ use crate::crowd::Reach;
 use crate::sweep::Protect;
 use farmem_protocol::addr::PAGE_BYTES;
 use farmem_sys::raw::yield_cpu;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// Below so much local memory the runtime's own changes too little to be counted again, bytes.
 const STOCK_FROM: u64 = 4 << 20;
@@ -40,12 +40,21 @@ pub(crate) struct Headroom {
     dirty: AtomicU32,
     /// For so many batches still: threads sleep for room.
     waits: AtomicU32,
+    /// The last batch that a thread of the program's evicted found it still ([`crate::still`]).
+    still: AtomicBool,
 }
 
 impl Headroom {
     /// Nothing is known.
     pub const fn new() -> Headroom {
-        Headroom { dirty: AtomicU32::new(0), waits: AtomicU32::new(0) }
+        Headroom { dirty: AtomicU32::new(0), waits: AtomicU32::new(0), still: AtomicBool::new(false) }
+    }
+
+    /// A batch of its own has found the program still, or not: whether that is new. By who holds the evictor.
+    pub fn found(&self, still: bool) -> bool {
+        let before = self.still.load(Ordering::Relaxed);
+        self.still.store(still, Ordering::Relaxed);
+        before != still
     }
 
     /// A batch has left, and so many of it were dirty. By who holds the evictor.
@@ -125,12 +134,18 @@ impl Pager {
 
     /// Room that is little.
     fn little(&self) -> u64 {
-        if self.ahead || self.headroom.many_want_it() { self.low_room } else { LITTLE }
+        if self.is_made_ahead() || self.headroom.many_want_it() { self.low_room } else { LITTLE }
+    }
+
+    /// Whether the background thread makes room ahead of need. Not where the program is still: what its own thread evicts
+    /// need not be protected.
+    pub(crate) fn is_made_ahead(&self) -> bool {
+        self.ahead && !self.headroom.still.load(Ordering::Relaxed)
     }
 
     /// Little room is left.
     fn make_room(&self) {
-        if self.ahead {
+        if self.is_made_ahead() {
             self.background.wake(self);
         } else if !self.headroom.mostly_protects() && !self.is_crowded() {
             self.try_evict();

@@ -65,6 +65,7 @@ mod record;
 mod regions;
 mod space;
 mod staging;
+mod still;
 mod sweep;
 pub mod table;
 mod thread;

@@ -53,10 +53,12 @@ const LONGEST: u64 = 32_768;
 /// How an eviction protects what is writable.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Protect {
-    /// By calls or by a sweep, whichever these have shown to be better.
+    /// By calls or by a sweep, whichever these have shown to be better. Not at all where the program is still ([`crate::still`]).
     Measured,
+    /// [`Protect::Measured`], and the program runs meanwhile: by the background thread.
+    Beside,
     /// By calls, unless sweeps are forced. What they cost says nothing of what those of the background thread would: they
-    /// interrupt one CPU less. (Over tcp: [`crate::meanwhile`].)
+    /// interrupt one CPU less. (Over tcp: [`crate::meanwhile`].) Not at all where the program is still.
     Singly,
 }
 
@@ -101,8 +103,17 @@ impl Pager {
         }
     }
 
-    /// Step 2 of an eviction: every dirty page that leaves is write-protected.
+    /// Step 2 of an eviction: nothing can be written any more to a dirty page that leaves.
     pub(crate) fn protect_dirty(&self, evictor: &mut Evictor, how: Protect) {
+        if how != Protect::Beside {
+            let still = self.is_still(evictor);
+            if self.headroom.found(still) {
+                self.rewrites.leave_still(still);
+            }
+            if still {
+                return;
+            }
+        }
         if how == Protect::Singly && !evictor.sweeps.always {
             for pages in runs_of_writable(&evictor.leaving) {
                 self.protect_together(pages);

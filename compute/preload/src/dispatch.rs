@@ -69,6 +69,11 @@ pub fn dispatch(call: &Call) -> isize {
         libc::SYS_process_madvise => ENOSYS,
         libc::SYS_clone if a & libc::CLONE_VM as usize == 0 && b == 0 => fork::fork(call),
         libc::SYS_clone if fork::is_half(a) => ENOSYS,
+        libc::SYS_clone => {
+            fork::note_companion(a);
+            pager().count_guarded_syscall();
+            guard::call(pager(), call)
+        }
         libc::SYS_fork => fork::fork(call),
         libc::SYS_clone3 if fork::copies(call) => fork::by_clone3(call),
         // The runtime's clock is the time stamp counter, also in its handlers.

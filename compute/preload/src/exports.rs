@@ -2,7 +2,7 @@
 
 use crate::call::{ALWAYS, Call, issue};
 use crate::process::{pager, started};
-use crate::{fork, near, signals, threads};
+use crate::{fork, guard, near, signals, threads};
 use farmem_protocol::addr::is_far;
 
 fn result(ret: isize) -> isize {
@@ -34,6 +34,7 @@ extern "C" fn decided(clone: &mut Clone3) {
         clone.ret = Some(signals::dispatch_from(&call));
     } else {
         clone.pinned = pager().pin(call.args[0], call.args[1].min(MOST_ARGUMENTS), false);
+        guard::peek::<u64>(call.args[0]).iter().for_each(|&flags| fork::note_companion(flags as usize));
     }
 }
 

@@ -14,6 +14,8 @@ use crate::near;
 use crate::process::{claim_counters, pager, take_over};
 use crate::signals::{actions, open};
 use crate::threads;
+use farmem_sys::thread::COMPANIONS;
+use std::sync::atomic::Ordering;
 
 /// The flags of a clone that say what the child shares with the thread that makes it, as far as matters here.
 pub const SHARING: u32 = (libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_THREAD | libc::CLONE_FILES) as u32;
@@ -25,6 +27,17 @@ const ENOSYS: isize = -(libc::ENOSYS as isize);
 /// wrong. Refused with ENOSYS, before anything happens. (A vfork child shares them too, but its parent waits.)
 pub fn is_half(flags: usize) -> bool {
     flags as u32 & SHARING == libc::CLONE_VM as u32
+}
+
+/// The flags of a clone that say whether the child is a process of its own that runs beside its maker.
+pub const BESIDE: u32 = (libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_THREAD) as u32;
+
+/// A clone that shares the memory and the descriptors (else it is [`is_half`]), runs beside its parent, and is no thread of
+/// its process. To be called before such a clone is made: nothing counts what it makes.
+pub fn note_companion(flags: usize) {
+    if flags as u32 & BESIDE == libc::CLONE_VM as u32 {
+        COMPANIONS.store(1, Ordering::Relaxed);
+    }
 }
 
 /// `struct clone_args`, as far as the kernel has ever had it.

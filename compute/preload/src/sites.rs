@@ -50,6 +50,7 @@ use crate::signals::{self, open};
 use crate::threads::{self, Record};
 use core::arch::x86_64::*;
 use farmem_sys::raw::{checked, syscall};
+use farmem_sys::thread::COMPANIONS;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -326,7 +327,7 @@ pub fn always(nr: i64) {
     unsafe { ALWAYS[nr as usize] = 1 };
 }
 
-/// Room for the stubs of all sites: fewer than a thousand, of 48 bytes, and a few of up to 112 for clones.
+/// Room for the stubs of all sites: fewer than a thousand, of 48 bytes, and a few of up to 192 for clones.
 const STUB_BYTES: usize = 64 << 10;
 
 /// Takes memory for stubs within reach of the text that starts at `text`. To be done before anything
@@ -386,6 +387,7 @@ pub unsafe fn patch(start: usize, end: usize, stubs: usize) -> Option<Missed> {
             code.extend((-libc::ENOSYS).to_le_bytes());
             code.push(0xe9); // jmp behind the syscall instruction
             code.extend(rel(at + code.len() + 4, place + 7));
+            notes_companion(&mut code, clone3);
         }
         if clone3 {
             // It takes the instruction that is still there, for the same reason as a clone below. But a
@@ -509,6 +511,19 @@ fn clone(code: &mut Vec<u8>, at: usize, place: usize, stubs: usize) {
     code.extend([0x0f, 0x84]); // jz to the syscall instruction
     code.extend(rel(at + code.len() + 4, place + 5));
     counted(code, at, place, libc::SYS_clone);
+}
+
+/// [`fork::note_companion`], in a stub: of flags in edi, or where rdi points. (What the kernel leaves in rcx nobody needs.)
+fn notes_companion(code: &mut Vec<u8>, clone3: bool) {
+    code.extend(if clone3 { [0x8b, 0x0f] } else { [0x89, 0xf9] }); // mov ecx,[rdi], or edi
+    code.extend([0x81, 0xe1]); // and ecx,…
+    code.extend(fork::BESIDE.to_le_bytes());
+    code.extend([0x81, 0xf9]); // cmp ecx,CLONE_VM
+    code.extend(libc::CLONE_VM.to_le_bytes());
+    code.extend([0x75, 0x0d]); // jne on
+    code.extend([0x48, 0xb9]); // mov rcx,COMPANIONS
+    code.extend((COMPANIONS.as_ptr() as usize).to_le_bytes());
+    code.extend([0xc6, 0x01, 0x01]); // mov byte [rcx],1
 }
 
 /// A call that makes a vfork child, which goes on behind it, counted as long as its parent waits for it there. (What the

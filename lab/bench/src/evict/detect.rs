@@ -102,7 +102,43 @@ pub fn measure(rounds: usize) -> Vec<Cost> {
     costs.push(Cost { cached: None, ..asking });
     costs.extend(compressed(rounds));
     costs.extend(held_still(rounds));
+    costs.extend(asked(rounds).into_iter().flatten());
     costs
+}
+
+/// Whether one page was written, by `WP_ASYNC` and `PAGEMAP_SCAN`, where nobody else can write meanwhile: what a program with one
+/// thread would pay for each page that leaves, and for the first write to it. `None` where the kernel has neither.
+fn asked(rounds: usize) -> Option<[Cost; 2]> {
+    let tracker = WriteTracker::of(uffd::descriptor().ok()?).ok()?;
+    let pages = Pagemap::open(std::process::id()).ok()?;
+    let len = MANY * PAGE;
+    let area = farmem_sys::memory::reserve(len).ok()?;
+    // SAFETY: the area is this function's alone.
+    assert_eq!(unsafe { libc::mprotect(area.cast(), len, libc::PROT_READ | libc::PROT_WRITE) }, 0, "its own memory");
+    tracker.register(area as u64, len as u64).ok()?;
+    // SAFETY: within the area, writable.
+    let write = |page: usize| unsafe { area.add(page * PAGE).write_volatile(1) };
+    (0..MANY).for_each(write);
+    let mut runs = Vec::new();
+    let mut failed = false;
+    let asking = cost("departure: PAGEMAP_SCAN of one page, nobody else writing".into(), rounds, |page| {
+        runs.clear();
+        let at = area as u64 + (page * PAGE) as u64;
+        failed |= pages.scan(at, at + PAGE as u64, false, &mut runs).is_err();
+        black_box(&runs);
+    });
+    let mut found = Vec::new();
+    for _ in 0..rounds {
+        runs.clear();
+        failed |= pages.scan(area as u64, area as u64 + len as u64, true, &mut runs).is_err();
+        let begun = own_ns();
+        (0..MANY / 4).for_each(|i| write(i * STEP % MANY));
+        found.push((own_ns() - begun) as f64 / (MANY / 4) as f64);
+    }
+    // SAFETY: reserved above.
+    unsafe { libc::munmap(area.cast(), len) };
+    let what = "first write to a page, by WP_ASYNC".into();
+    (!failed).then_some([Cost { cached: None, ..asking }, Cost { what, cached: None, in_memory: Spread::of(found) }])
 }
 
 /// Which of a batch's scattered pages were written, by `WP_ASYNC` and `PAGEMAP_SCAN`: the answer holds only while nobody
