@@ -11,7 +11,7 @@ use crate::stamp::{PAGE, mix};
 use crate::sys;
 
 /// No step takes longer than this but on a machine that is lost.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The tortured program. `farmem torture` starts it under `farmem run`.
 #[derive(clap::Args, Clone, Debug)]
@@ -63,20 +63,35 @@ impl Child {
         if self.signals {
             sys::handle_signals(commons.signals())?;
         }
-        let workers: Vec<_> = (0..self.threads)
-            .map(|thread| {
-                let worker = Worker::new(thread, self.mib * (1 << 20) / PAGE, self.seed, self.far_stacks, commons)?;
-                Ok(std::thread::spawn(move || work(thread, worker)))
-            })
-            .collect::<anyhow::Result<_>>()?;
-        self.watch();
+        let worker = |thread| Worker::new(thread, self.mib * (1 << 20) / PAGE, self.seed, self.far_stacks, commons);
         let mut steps = 0;
-        for worker in workers {
-            steps += worker.join().map_err(|_| anyhow::anyhow!("a worker panicked"))?;
+        if self.threads == 1 {
+            steps = self.alone(worker(0)?)?;
+        } else {
+            let workers: Vec<_> = (0..self.threads)
+                .map(|thread| {
+                    let worker = worker(thread)?;
+                    Ok(std::thread::spawn(move || work(thread, worker, || STOP.load(Ordering::Relaxed))))
+                })
+                .collect::<anyhow::Result<_>>()?;
+            self.watch();
+            for worker in workers {
+                steps += worker.join().map_err(|_| anyhow::anyhow!("a worker panicked"))?;
+            }
         }
         commons.close();
         println!("torture: {steps} steps in {} threads, every byte as it must be", self.threads);
         Ok(())
+    }
+
+    /// One thread is the program's first and only one, as most programs have it. Its signals come from a timer; who started it
+    /// watches over it.
+    fn alone(&self, worker: Worker) -> anyhow::Result<u64> {
+        let end = Instant::now() + Duration::from_secs(self.seconds);
+        sys::signal_each_millisecond(self.signals)?;
+        let steps = work(0, worker, || Instant::now() >= end);
+        sys::signal_each_millisecond(false)?;
+        Ok(steps)
     }
 
     /// Until the time is over: signals, and the watch over progress.
@@ -127,9 +142,9 @@ impl Child {
 
 /// One thread's life. The handle is withdrawn before the thread ends, so that no signal is sent to
 /// a thread that is gone.
-fn work(thread: usize, mut worker: Worker) -> u64 {
+fn work(thread: usize, mut worker: Worker, is_over: impl Fn() -> bool) -> u64 {
     HANDLES[thread].store(sys::this_thread(), Ordering::Release);
-    while !STOP.load(Ordering::Relaxed) {
+    while !is_over() {
         worker.step(&PROGRESS[thread]);
     }
     worker.verify_all();

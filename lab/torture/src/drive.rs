@@ -1,11 +1,12 @@
 //! `farmem torture`: starts the tortured program under `farmem run`, and says how it ended.
 
 use std::process::Command;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
 
-use crate::child::Child;
+use crate::child::{Child, PATIENCE};
+use crate::report::STUCK;
 
 /// Do everything to far memory at once, and compare every byte with a model
 #[derive(clap::Args, Debug)]
@@ -34,7 +35,7 @@ pub struct Torture {
     /// The seed; by default one from the clock, which is printed.
     #[arg(long)]
     seed: Option<u64>,
-    /// Threads.
+    /// Threads. One is the program's first and only.
     #[arg(long, default_value_t = 4)]
     threads: usize,
     /// Memory of each thread, MiB.
@@ -72,7 +73,20 @@ impl Torture {
             let started = Instant::now();
             let mut command = self.command(seed, transport, replay)?;
             farmem_sys::process::end_with_us(&mut command, libc::SIGTERM);
-            let status = command.status().context("cannot start the run")?;
+            let mut run = command.spawn().context("cannot start the run")?;
+            // It watches itself; with one thread it cannot.
+            let latest = started + Duration::from_secs(self.seconds) + 5 * PATIENCE;
+            let status = loop {
+                match run.try_wait().context("cannot wait for the run")? {
+                    Some(status) => break status,
+                    None if Instant::now() > latest => {
+                        eprintln!("torture: STUCK");
+                        let _ = run.kill();
+                        return Ok(STUCK);
+                    }
+                    None => std::thread::sleep(Duration::from_millis(20)),
+                }
+            };
             let code = status.code().unwrap_or(1);
             if code != 0 {
                 eprintln!("torture: {transport} ended with {status} after {:.0?}", started.elapsed());

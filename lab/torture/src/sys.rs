@@ -258,11 +258,24 @@ pub fn handle_signals(at: usize) -> io::Result<()> {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = on_signal as *const () as usize;
         action.sa_flags = libc::SA_RESTART;
-        if libc::sigaction(libc::SIGUSR1, &action, std::ptr::null_mut()) < 0 {
-            return Err(io::Error::last_os_error());
+        for signal in [libc::SIGUSR1, libc::SIGALRM] {
+            if libc::sigaction(signal, &action, std::ptr::null_mut()) < 0 {
+                return Err(io::Error::last_os_error());
+            }
         }
     }
     Ok(())
+}
+
+/// SIGALRM to this process each millisecond, or no more.
+pub fn signal_each_millisecond(on: bool) -> io::Result<()> {
+    let each = libc::timeval { tv_sec: 0, tv_usec: if on { 1000 } else { 0 } };
+    let timer = libc::itimerval { it_interval: each, it_value: each };
+    // SAFETY: a live timer.
+    match unsafe { libc::setitimer(libc::ITIMER_REAL, &timer, std::ptr::null_mut()) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 /// A coroutine whose stack is where the caller wants it.
