@@ -7,6 +7,7 @@
 //! [`WP_ASYNC`](crate::uffd::feature::WP_ASYNC) has registered. [`Pagemap::entries`]
 //! is the older interface, one word a page, with the soft-dirty bit.
 
+use crate::raw::{Errno, checked};
 use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
@@ -32,7 +33,8 @@ struct ScanArg {
     return_mask: u64,
 }
 
-const SCAN: u64 = 3 << 30 | (size_of::<ScanArg>() as u64) << 16 | (b'f' as u64) << 8 | 16;
+/// The request of `PAGEMAP_SCAN`.
+pub const SCAN: u64 = 3 << 30 | (size_of::<ScanArg>() as u64) << 16 | (b'f' as u64) << 8 | 16;
 const _: () = assert!(SCAN == 0xc060_6610);
 
 const WP_MATCHING: u64 = 1;
@@ -140,6 +142,65 @@ impl Pagemap {
             *entry = u64::from_ne_bytes(bytes.try_into().expect("eight bytes"));
         }
         Ok(n / 8)
+    }
+}
+
+/// The calling process's own pages, for the runtime: without libc, and without allocating.
+#[derive(Debug)]
+pub struct OwnPages(i32);
+
+impl OwnPages {
+    /// Opens them. A forked child must open its own.
+    ///
+    /// # Errors
+    /// The system's: there is no /proc here, or the process may not look into it.
+    pub fn open() -> Result<OwnPages, Errno> {
+        crate::raw::open_own(c"/proc/self/pagemap").map(OwnPages)
+    }
+
+    /// Calls `found` with the first address of each run, and the one behind it, of pages in `[start, end)` that were written.
+    ///
+    /// # Errors
+    /// ENOTTY: Linux before 6.7.
+    #[inline]
+    pub fn written(&self, start: usize, end: usize, mut found: impl FnMut(usize, usize)) -> Result<(), Errno> {
+        let mut runs = [const { MaybeUninit::<Run>::uninit() }; 64];
+        let mut from = start as u64;
+        while from < end as u64 {
+            let mut arg = ScanArg {
+                size: size_of::<ScanArg>() as u64,
+                flags: 0,
+                start: from,
+                end: end as u64,
+                walk_end: 0,
+                vec: runs.as_mut_ptr() as u64,
+                vec_len: runs.len() as u64,
+                max_pages: 0,
+                category_inverted: 0,
+                category_mask: category::WRITTEN,
+                category_anyof_mask: category::PRESENT | category::SWAPPED,
+                return_mask: category::WRITTEN,
+            };
+            // SAFETY: `arg` and the vector that it names are live, with the sizes that it gives.
+            let n =
+                unsafe { checked(libc::SYS_ioctl, [self.0 as usize, SCAN as usize, &raw mut arg as usize, 0, 0, 0])? };
+            for run in &runs[..n] {
+                // SAFETY: the kernel has filled the first `n`.
+                let run = unsafe { run.assume_init() };
+                found(run.start as usize, run.end as usize);
+            }
+            if arg.walk_end <= from {
+                break;
+            }
+            from = arg.walk_end;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for OwnPages {
+    fn drop(&mut self) {
+        crate::raw::close(self.0);
     }
 }
 

@@ -98,6 +98,9 @@ impl std::fmt::Display for OpenError {
                 if bits & feature::SIGBUS != 0 {
                     write!(f, " SIGBUS faults (Linux 4.14)")?;
                 }
+                if bits & feature::WP_ASYNC != 0 {
+                    write!(f, " write protection that the kernel lifts by itself (Linux 6.7)")?;
+                }
                 Ok(())
             }
         }
@@ -169,7 +172,7 @@ pub struct FaultEvent {
 
 /// A userfaultfd.
 pub struct Uffd {
-    /// Replaced only in a forked child, where one thread exists.
+    /// Replaced only where one thread of the program's exists: in a forked child, and before the second begins.
     fd: AtomicI32,
     /// Faults raise SIGBUS: no thread ever sleeps on an event, and none is looked for.
     sleepless: bool,
@@ -221,8 +224,8 @@ impl Uffd {
         self.fd.load(Ordering::Relaxed)
     }
 
-    /// In a forked child: goes on with a userfaultfd of its own. The inherited one is closed first, for a program
-    /// may have no descriptor left for both.
+    /// Goes on with another userfaultfd, with which nothing is registered yet: in a forked child, or where no other thread of the
+    /// program's exists. The one before is closed first, for a program may have no descriptor left for both.
     pub fn reopen(&self, features: u64) -> Result<(), OpenError> {
         close(self.fd.swap(-1, Ordering::Relaxed));
         let own = Uffd::open(features)?;

@@ -42,11 +42,46 @@ macro_rules! cases {
 
 cases! {
     threads64 thread_churn no_descriptors
-    fork_live fork_guesses fork_threads vfork_beside vfork_forks companion half_clone clone_copies exec_family close_all gives_up confined confined_traps confined_grows confined_strict go_confined go_contained
+    fork_live fork_guesses fork_threads vfork_beside vfork_forks companion newcomers half_clone clone_copies exec_family close_all gives_up confined confined_traps confined_grows confined_strict go_confined go_contained
     own_handlers handler_masks signals_blocked go_signals far_stacks exits_far alt_stacks
     reservations insists jit remap remap_evicted remap_beside remap_unreadable advise program_break instructions wide
     kernel_words segments edges keys early_maps last_exit
     sync_far robust_locks robust_links vectors rings raw_threads syscalls_far bad_pointers barred memory_file big_io blocked_calls waiting_calls remapped_calls sent_faults left_stacks debugger emulated
+}
+
+/// Where the kernel notes first writes (`--dirty async`), none is lost: while the program has one thread, when a second begins, in
+/// children of both kinds, where mappings move, and behind filters of the program's own.
+#[test]
+fn noted_writes() -> Result<()> {
+    let cases = [
+        "newcomers",
+        "companion",
+        "threads64",
+        "fork_live",
+        "fork_threads",
+        "vfork_beside",
+        "vfork_forks",
+        "clone_copies",
+        "raw_threads",
+        "remap",
+        "remap_evicted",
+        "remap_unreadable",
+        "barred",
+        "confined",
+        "confined_grows",
+        "exec_family",
+        "syscalls_far",
+    ];
+    for name in cases {
+        let program = Command::new(compile::c(name, &[])?);
+        let native = process::run(copy(&program), LIMIT)?.success()?;
+        for transport in ["shm", "tcp"] {
+            let flags = ["--transport", transport, "--dirty", "async"];
+            let (far, _) = far_run(&program, &Far::local("4M").with(&flags), LIMIT)?;
+            compare(&native, &far).map_err(|e| e.context(format!("{name}, {transport}")))?;
+        }
+    }
+    Ok(())
 }
 
 /// Signals that fall on faults find the program's registers, and leave them as they were: where they stay open in faults,

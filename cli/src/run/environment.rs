@@ -41,8 +41,11 @@ pub enum Dirty {
     Lines,
     /// By line: against a copy; over shared memory, against the node's own
     Shadow,
-    /// By page, write-protected: the first write to one that was read faults (WP_ASYNC is not used: it would cost more)
+    /// By page, write-protected: the first write to one that was read faults
     Pages,
+    /// By page, first writes noted by the kernel (WP_ASYNC, PAGEMAP_SCAN; Linux 6.7), for programs with one thread; as pages
+    /// from a second thread on
+    Async,
     /// Not at all: every page that leaves is written back
     None,
 }

@@ -39,6 +39,7 @@ use farmem_protocol::addr::{FarSlot, PAGE_BYTES, PageId};
 use farmem_protocol::exit;
 use farmem_protocol::lines::LINE_BYTES;
 use farmem_sys::memory::{copy_page, discard_vectored, is_zero, prefetch};
+use farmem_sys::pagemap::OwnPages;
 use farmem_sys::raw::{Errno, checked};
 use farmem_sys::thread::Tasks;
 use std::time::Duration;
@@ -73,6 +74,8 @@ pub struct Evictor {
     pub(crate) thread: Option<Box<Thread>>,
     /// Changed lines on their way.
     pub(crate) log: Log,
+    /// First writes that the kernel has noted ([`crate::marks`]).
+    pub(crate) marks: Option<OwnPages>,
     /// What the batch at hand is to be counted as.
     tally: Tally,
 }
@@ -102,7 +105,7 @@ pub(crate) struct Leaving {
 
 impl Evictor {
     /// `vectored`: try `process_madvise`.
-    pub(crate) fn new(vectored: bool, sweeps: Sweeps, log: Log) -> Evictor {
+    pub(crate) fn new(vectored: bool, sweeps: Sweeps, log: Log, marks: Option<OwnPages>) -> Evictor {
         Evictor {
             victims: Vec::with_capacity(BATCH),
             leaving: Vec::with_capacity(BATCH),
@@ -117,6 +120,7 @@ impl Evictor {
             spare: Spare::new(),
             thread: None,
             log,
+            marks,
             tally: Tally::default(),
         }
     }
@@ -191,6 +195,7 @@ impl Pager {
         if evictor.leaving.is_empty() {
             return 0;
         }
+        self.hear_of_writes(evictor);
         self.protect_dirty(evictor, how);
         self.copy_dirty(evictor);
         self.drop_pages(evictor);

@@ -20,6 +20,7 @@ use farmem_pool::ForkShare;
 use farmem_protocol::addr::{PAGE_BYTES, PageId};
 use farmem_protocol::exit;
 use farmem_sys::raw::{SignalsBlocked, syscall};
+use std::sync::atomic::Ordering;
 
 /// What [`Pager::fork_prepare`] holds until the fork is over.
 pub struct Fork<'a> {
@@ -34,7 +35,11 @@ impl Pager {
         let signals = SignalsBlocked::new();
         let inside = self.threads.enter();
         self.threads.close(&inside);
-        self.drain_writes(&mut self.evictor.lock());
+        {
+            let mut evictor = self.evictor.lock();
+            evictor.marks.iter().for_each(|marks| self.hear_of_all_writes(marks));
+            self.drain_writes(&mut evictor);
+        }
         let share = match self.pool.fork_prepare() {
             Ok(share) => share,
             Err(lost) => self.node_lost(&lost),
@@ -56,7 +61,8 @@ impl Pager {
     pub fn fork_child(&self, mut fork: Fork<'_>, counters: &'static farmem_protocol::counters::Process) {
         self.counters.switch(counters);
         self.forget_claims();
-        if let Err(e) = self.uffd.reopen(self.features) {
+        self.renew_marks(&mut self.evictor.lock());
+        if let Err(e) = self.uffd.reopen(self.features.load(Ordering::Relaxed)) {
             die(exit::BROKEN, &format!("a forked child could not take over its far memory: {e}"));
         }
         self.inheritable(false);
@@ -88,22 +94,28 @@ impl Pager {
     /// Clean pages of a region were write-protected by the parent's userfaultfd; the child's must
     /// do it again, or first writes would go unseen. Pins belong to threads that do not exist here.
     fn take_over(&self, start: usize, end: usize) {
-        let (first, last) = (PageId::of(start), PageId(PageId::of(end - PAGE_BYTES).0 + 1));
+        self.table.walk(PageId::of(start), PageId::of(end), |_, word| {
+            let seen = word.load();
+            if seen.state() == State::Resident {
+                word.set(seen.with_field(0).with_protected(false));
+            }
+        });
+        self.protect_clean(start, end);
+    }
+
+    /// Write-protects the clean pages of a region, by a userfaultfd that has just been opened. Nobody else is in the pager.
+    pub(crate) fn protect_clean(&self, start: usize, end: usize) {
         let mut run: Option<(PageId, usize)> = None;
         let protect = |run: Option<(PageId, usize)>| {
             if let Some((page, n)) = run
                 && let Err(e) = self.uffd.protect(page.addr(), n * PAGE_BYTES, true)
             {
-                broken(&format!("a forked child could not protect its pages: {e}"));
+                broken(&format!("clean pages could not be protected: {e}"));
             }
         };
-        self.table.walk(first, last, |page, word| {
+        self.table.walk(PageId::of(start), PageId::of(end), |page, word| {
             let seen = word.load();
-            if seen.state() != State::Resident {
-                return;
-            }
-            word.set(seen.with_field(0).with_protected(false));
-            if seen.dirty() {
+            if seen.state() != State::Resident || seen.dirty() {
                 return;
             }
             run = match run {

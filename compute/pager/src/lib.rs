@@ -15,6 +15,8 @@
 //! | `arrivals` | … and the policy hears of it, by and by |
 //! | `headroom` | room is reserved, and made |
 //! | [`evict`] | pages go out, many at a time |
+//! | `still` | does the program's only thread evict? Then nothing need be protected |
+//! | `marks` | … and the kernel may note first writes by itself |
 //! | `sweep` | dirty pages on their way out are write-protected, many by one call |
 //! | `choice`, `worth` | … as long as that pays |
 //! | `guess` | will a page be written this time too? |
@@ -57,6 +59,7 @@ mod guess;
 mod handler;
 mod headroom;
 pub mod log;
+mod marks;
 mod meanwhile;
 mod moves;
 mod pin;
@@ -91,6 +94,7 @@ use farmem_protocol::addr::PAGE_BYTES;
 use farmem_protocol::counters;
 use farmem_sys::clock;
 use farmem_sys::lines::WHOLE_TOP;
+use farmem_sys::pagemap::OwnPages;
 use farmem_sys::raw::Errno;
 use farmem_sys::sync::Lock;
 use farmem_sys::uffd::{OpenError, Uffd, feature};
@@ -157,6 +161,9 @@ pub enum StartError {
     /// No usable userfaultfd.
     #[error("{0}")]
     Userfaultfd(OpenError),
+    /// `/proc/self/pagemap` cannot be had, which `--dirty async` asks.
+    #[error("/proc/self/pagemap: {0}; choose another --dirty")]
+    Marks(Errno),
     /// The kernel refuses the pager's own tables.
     #[error(
         "no address space for the runtime's tables ({0}): they reserve 128 GiB of addresses and take no memory before they are used; raise the limit (ulimit -v, ulimit -d)"
@@ -185,7 +192,8 @@ impl std::ops::Deref for Counters {
 /// The pager of a process.
 pub struct Pager {
     config: Config,
-    features: u64,
+    /// Of the userfaultfd.
+    features: AtomicU64,
     uffd: Uffd,
     table: Table,
     threads: Threads,
@@ -257,6 +265,9 @@ pub fn start(
     clock::calibrate();
     let recorder = config.trace.as_deref().map(Recorder::new);
     let features = match config.mode {
+        FaultMode::Inline if config.dirty == Dirty::Async => {
+            feature::PAGEFAULT_FLAG_WP | feature::SIGBUS | feature::WP_ASYNC
+        }
         FaultMode::Inline => feature::PAGEFAULT_FLAG_WP | feature::SIGBUS,
         FaultMode::Thread => feature::PAGEFAULT_FLAG_WP,
     };
@@ -297,7 +308,11 @@ pub fn start(
     let batch_of_many = (limit as usize / 8).clamp(8, most);
     // Room kept free is local memory that the program does not have: half a batch on the average, and, where the background thread
     // makes it, two windows besides; but that is woken for each batch.
-    let ahead = !pool.all_mapped();
+    let marks = match features & feature::WP_ASYNC {
+        0 => None,
+        _ => Some(OwnPages::open().map_err(StartError::Marks)?),
+    };
+    let ahead = !pool.all_mapped() && marks.is_none();
     let (batch, low_room) = match ahead {
         false => (batch_of_many.min((limit as usize / 64).max(32)), limit / 64),
         true => (batch_of_many, limit / 128),
@@ -305,7 +320,7 @@ pub fn start(
     let low_room = low_room.clamp(8, 2 * WINDOW as u64);
     let policy = policy(limit as usize);
     let pager = Pager {
-        features,
+        features: AtomicU64::new(features),
         uffd,
         table: Table::new().map_err(StartError::Memory)?,
         // What a window brings in must not be evicted before it is used.
@@ -322,6 +337,7 @@ pub fn start(
             config.vectored,
             Sweeps::new(limit as usize, batch_of_many, config.always_sweep),
             log,
+            marks,
         )),
         staging: Staging::new(staged as usize).map_err(StartError::Memory)?,
         space: Lock::new(Space::new()),

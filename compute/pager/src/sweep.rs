@@ -106,9 +106,9 @@ impl Pager {
     /// Step 2 of an eviction: nothing can be written any more to a dirty page that leaves.
     pub(crate) fn protect_dirty(&self, evictor: &mut Evictor, how: Protect) {
         if how != Protect::Beside {
-            let still = self.is_still(evictor);
+            let still = !evictor.sweeps.always && self.is_still(evictor);
             if self.headroom.found(still) {
-                self.rewrites.leave_still(still);
+                self.rewrites.leave_still(still, self.pool.all_mapped());
             }
             if still {
                 return;

@@ -70,9 +70,17 @@ pub fn dispatch(call: &Call) -> isize {
         libc::SYS_clone if a & libc::CLONE_VM as usize == 0 && b == 0 => fork::fork(call),
         libc::SYS_clone if fork::is_half(a) => ENOSYS,
         libc::SYS_clone => {
-            fork::note_companion(a);
+            fork::company_begins(a);
             pager().count_guarded_syscall();
             guard::call(pager(), call)
+        }
+        _ if call.nr == fork::COMPANY[0] => {
+            fork::company_begins(a);
+            0
+        }
+        _ if call.nr == fork::COMPANY[1] => {
+            guard::peek::<u64>(a).iter().for_each(|&flags| fork::company_begins(flags as usize));
+            0
         }
         libc::SYS_fork => fork::fork(call),
         libc::SYS_clone3 if fork::copies(call) => fork::by_clone3(call),

@@ -11,7 +11,7 @@
 use crate::call::{Call, issue};
 use crate::guard::{BAD_ADDRESS, peek, peek_into};
 use crate::near;
-use crate::process::{claim_counters, pager, take_over};
+use crate::process::{claim_counters, is_this_process, pager, take_over};
 use crate::signals::{actions, open};
 use crate::threads;
 use farmem_sys::thread::COMPANIONS;
@@ -29,14 +29,23 @@ pub fn is_half(flags: usize) -> bool {
     flags as u32 & SHARING == libc::CLONE_VM as u32
 }
 
-/// The flags of a clone that say whether the child is a process of its own that runs beside its maker.
-pub const BESIDE: u32 = (libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_THREAD) as u32;
+/// The flags of a clone that say whether what it makes has this memory and runs beside who makes it.
+pub const BESIDE: u32 = (libc::CLONE_VM | libc::CLONE_VFORK) as u32;
+/// What the stubs of [`crate::sites`] dispatch before such a clone, and before such a clone3: numbers of no system call.
+pub const COMPANY: [i64; 2] = [500, 501];
 
-/// A clone that shares the memory and the descriptors (else it is [`is_half`]), runs beside its parent, and is no thread of
-/// its process. To be called before such a clone is made: nothing counts what it makes.
-pub fn note_companion(flags: usize) {
-    if flags as u32 & BESIDE == libc::CLONE_VM as u32 {
+/// To be called before a clone of such flags is made, by who makes it.
+pub fn company_begins(flags: usize) {
+    if flags as u32 & BESIDE != libc::CLONE_VM as u32 {
+        return;
+    }
+    let at_home = is_this_process();
+    // Nothing counts a process of its own, nor a vfork child's threads.
+    if flags & libc::CLONE_THREAD as usize == 0 || !at_home {
         COMPANIONS.store(1, Ordering::Relaxed);
+    }
+    if at_home {
+        pager().company_begins();
     }
 }
 

@@ -269,11 +269,12 @@ fn one_of(argument: u32, mask: u32, values: &[u32]) -> Vec<libc::sock_filter> {
 fn conditions(nr: i64, needs: Needs) -> Vec<libc::sock_filter> {
     const ALL: u32 = u32::MAX;
     match nr {
-        // A userfaultfd's, and how much there is to read; none else of a terminal or a device.
+        // A userfaultfd's, which pages were written, and how much there is to read; none else of a terminal or a device.
         libc::SYS_ioctl => {
             vec![
                 op(LOAD, low(1), 0, 0),
-                op(EQUAL, libc::FIONREAD as u32, 3, 0),
+                op(EQUAL, libc::FIONREAD as u32, 4, 0),
+                op(EQUAL, farmem_sys::pagemap::SCAN as u32, 3, 0),
                 op(AND, 0xff00, 0, 0),
                 op(EQUAL, 0xaa00, 1, 0),
                 op(GO, BEHIND, 0, 0),
@@ -431,9 +432,10 @@ mod tests {
     #[test]
     fn what_the_runtime_does_not_do_is_for_the_programs_filter() {
         let tcp = Needs { network: true, records: true };
-        let cases: [(i64, [u64; 6], bool, bool); 21] = [
+        let cases: [(i64, [u64; 6], bool, bool); 22] = [
             (libc::SYS_ioctl, [0, libc::FIONREAD, 0, 0, 0, 0], true, true),
             (libc::SYS_ioctl, [3, 0xc018_aa3f, 0, 0, 0, 0], true, true),
+            (libc::SYS_ioctl, [3, farmem_sys::pagemap::SCAN, 0, 0, 0, 0], true, true),
             (libc::SYS_ioctl, [0, 0x5412, 0, 0, 0, 0], false, false),
             (libc::SYS_tgkill, [1, 1, libc::SIGSYS as u64, 0, 0, 0], true, true),
             (libc::SYS_tgkill, [1, 1, libc::SIGKILL as u64, 0, 0, 0], false, false),

@@ -50,7 +50,6 @@ use crate::signals::{self, open};
 use crate::threads::{self, Record};
 use core::arch::x86_64::*;
 use farmem_sys::raw::{checked, syscall};
-use farmem_sys::thread::COMPANIONS;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -387,7 +386,8 @@ pub unsafe fn patch(start: usize, end: usize, stubs: usize) -> Option<Missed> {
             code.extend((-libc::ENOSYS).to_le_bytes());
             code.push(0xe9); // jmp behind the syscall instruction
             code.extend(rel(at + code.len() + 4, place + 7));
-            notes_companion(&mut code, clone3);
+            announced(&mut code, at, clone3, stubs);
+            SEES_CLONES.store(true, Ordering::Relaxed);
         }
         if clone3 {
             // It takes the instruction that is still there, for the same reason as a clone below. But a
@@ -513,17 +513,20 @@ fn clone(code: &mut Vec<u8>, at: usize, place: usize, stubs: usize) {
     counted(code, at, place, libc::SYS_clone);
 }
 
-/// [`fork::note_companion`], in a stub: of flags in edi, or where rdi points. (What the kernel leaves in rcx nobody needs.)
-fn notes_companion(code: &mut Vec<u8>, clone3: bool) {
+/// [`fork::company_begins`] in the stub of a clone, or clone3, before it is made.
+fn announced(code: &mut Vec<u8>, at: usize, clone3: bool, stubs: usize) {
     code.extend(if clone3 { [0x8b, 0x0f] } else { [0x89, 0xf9] }); // mov ecx,[rdi], or edi
     code.extend([0x81, 0xe1]); // and ecx,…
     code.extend(fork::BESIDE.to_le_bytes());
     code.extend([0x81, 0xf9]); // cmp ecx,CLONE_VM
     code.extend(libc::CLONE_VM.to_le_bytes());
-    code.extend([0x75, 0x0d]); // jne on
-    code.extend([0x48, 0xb9]); // mov rcx,COMPANIONS
-    code.extend((COMPANIONS.as_ptr() as usize).to_le_bytes());
-    code.extend([0xc6, 0x01, 0x01]); // mov byte [rcx],1
+    code.extend([0x75, 0x18]); // jne on
+    code.push(0xb8); // mov eax,…
+    code.extend((fork::COMPANY[clone3 as usize] as u32).to_le_bytes());
+    code.extend([0x48, 0x8d, 0x64, 0x24, 0x80]); // lea rsp,[rsp-128]
+    code.extend([0xff, 0x15]); // call [rip+rel]
+    code.extend(rel(at + code.len() + 4, stubs));
+    code.extend([0x48, 0x8d, 0xa4, 0x24, 0x80, 0, 0, 0]); // lea rsp,[rsp+128]
 }
 
 /// A call that makes a vfork child, which goes on behind it, counted as long as its parent waits for it there. (What the
@@ -551,6 +554,13 @@ pub fn counts_vforks() -> bool {
 }
 
 static COUNTS_VFORKS: AtomicBool = AtomicBool::new(false);
+
+/// Whether clones of libc's are among them, so that it is known who begins beside the program's only thread.
+pub fn sees_clones() -> bool {
+    SEES_CLONES.load(Ordering::Relaxed)
+}
+
+static SEES_CLONES: AtomicBool = AtomicBool::new(false);
 
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
 /// cmp rax,-4096

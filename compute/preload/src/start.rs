@@ -11,7 +11,7 @@
 
 use crate::gate::NotBuilt;
 use crate::run::{self, Run};
-use crate::{call, exec, gate, go, limits, mappings, near, net, process, sandbox, signals, sites, threads};
+use crate::{call, exec, fork, gate, go, limits, mappings, near, net, process, sandbox, signals, sites, threads};
 use farmem_fabric::session::REFUSED_NS;
 use farmem_fabric::{ConnectError, NodeAddr, Session};
 use farmem_pager::ending::{die, say};
@@ -20,6 +20,7 @@ use farmem_pool::Pool;
 use farmem_protocol::addr::{FAR_END, FAR_START};
 use farmem_protocol::{counters, exit};
 use farmem_sys::clock;
+use farmem_sys::thread::COMPANIONS;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -170,7 +171,7 @@ fn arm(text: &str) -> Result<(), String> {
     signals::install();
     process::take_over();
     process::begin(pager);
-    for &nr in call::ALWAYS {
+    for &nr in call::ALWAYS.iter().chain(&fork::COMPANY) {
         sites::always(nr);
     }
     // SAFETY: the constructor runs before the program has threads.
@@ -179,6 +180,9 @@ fn arm(text: &str) -> Result<(), String> {
         say(
             "libc's text cannot be patched here: memory that libc maps for itself stays local, and guarded calls are slower",
         );
+    }
+    if !sites::sees_clones() {
+        COMPANIONS.store(1, Ordering::Relaxed);
     }
     let own = go::mark();
     let sees_libc = missed.is_some();

@@ -16,6 +16,8 @@
 //!             others: protected   a copy at the first write lines that differ from the copy
 //!   pages     protected; where the slot is mapped, likely
 //!             written ones: writable, compared with it      all of a page that was written
+//!   async     protected, by one   nothing                   all of a page whose mark is gone
+//!             who has one thread                            ([`crate::marks`])
 //!   none      writable            nothing                   all of every page
 //! ```
 //!
@@ -58,6 +60,8 @@ pub enum Dirty {
     Shadow,
     /// See the module.
     Pages,
+    /// See the module. Once a second thread begins as `pages`, without guesses.
+    Async,
     /// See the module.
     None,
 }
@@ -75,12 +79,13 @@ impl Dirty {
 }
 
 /// All names, as `farmem run --dirty` has them.
-pub const NAMES: [(&str, Dirty); 6] = [
+pub const NAMES: [(&str, Dirty); 7] = [
     ("auto", Dirty::Auto),
     ("exact", Dirty::Exact),
     ("lines", Dirty::Lines),
     ("shadow", Dirty::Shadow),
     ("pages", Dirty::Pages),
+    ("async", Dirty::Async),
     ("none", Dirty::None),
 ];
 
@@ -131,6 +136,7 @@ enum Policy {
     Lines,
     Shadow,
     Pages,
+    Async,
     None,
 }
 
@@ -158,6 +164,7 @@ impl Tracker {
             Dirty::Shadow => Policy::Shadow,
             Dirty::Auto if !mapped => Policy::Lines,
             Dirty::Pages | Dirty::Auto | Dirty::Exact => Policy::Pages,
+            Dirty::Async => Policy::Async,
             Dirty::None => Policy::None,
         };
         // Copies have a part of local memory to themselves; what hashes take is reserved as they are made.
@@ -214,7 +221,8 @@ impl Tracker {
             Policy::None => Comes::Writable,
             Policy::Lines if write || !self.guess => Comes::Compared,
             Policy::Shadow if mapped || write => Comes::Compared,
-            Policy::Pages if write => Comes::Writable,
+            Policy::Pages | Policy::Async if write => Comes::Writable,
+            Policy::Async => Comes::Protected,
             // Where slots are not mapped a wrong guess is not seen on the way out, and would send the page over
             // the network: no guesses there.
             Policy::Pages if !mapped => Comes::Protected,

@@ -92,7 +92,7 @@ pub enum By {
 pub const RATE: &str = "10G";
 
 /// The policies, in the order of the tables. `exact` is `pages`.
-pub const POLICIES: [&str; 5] = ["none", "lines", "shadow", "pages", "auto"];
+pub const POLICIES: [&str; 6] = ["none", "lines", "shadow", "pages", "async", "auto"];
 
 /// A link and a policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
