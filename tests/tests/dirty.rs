@@ -102,9 +102,9 @@ fn every_byte_is_right_under_torture() -> Result<()> {
         ("async", "shm", None),
     ] {
         // With several threads, and with one, whose dirty pages leave unprotected.
-        for threads in ["3", "1"] {
+        for (threads, mib) in [("3", "8"), ("1", "24")] {
             let mut command = Command::new(binary());
-            command.args(["torture", "--seconds", "3", "--mib", "8", "--threads", threads, "--seed", "11"]);
+            command.args(["torture", "--seconds", "3", "--mib", mib, "--threads", threads, "--seed", "11"]);
             command.args(["--transport", transport, "--dirty", dirty]);
             command.args(mask.iter().flat_map(|mask| ["--mask", mask]));
             process::run(command, LIMIT)?.success()?;

@@ -12,14 +12,15 @@
 //! so a write to it faults, finds it Leaving, and waits until step 5. A dirty
 //! page becomes write-protected in step 2, whose flush ends every earlier write,
 //! before its bytes are read in step 3. From then on nothing can write to it
-//! but through a fault, and faults wait. What the pager never does is decide by
+//! but through a fault, and faults wait. (Where the program's only thread evicts, nothing can write at all, and step 2 with its flush
+//! is left away: [`crate::still`].) What the pager never does is decide by
 //! looking at a page that can still change.
 //!
 //! *Measured choices.* `UFFDIO_MOVE` would unmap and keep the bytes in one step,
 //! but flushes per run of adjacent pages: 1.1 µs a page alone, and 10 µs each
 //! once a second thread runs; vectored `process_madvise` is 0.25 µs a page in
 //! either case. `WP_ASYNC` spares the first write's signal but leaves no moment
-//! at which a page is known clean and cannot change.
+//! at which a page is known clean and cannot change, but to a program's only thread ([`crate::marks`]).
 //!
 //! When, and by whom: [`crate::headroom`].
 

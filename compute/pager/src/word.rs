@@ -7,7 +7,7 @@
 //! G  guessed    (with D) compared when it leaves: its slot holds the bytes it came in with, and
 //!               whether it was written to is not known yet ([`crate::dirty`])
 //! D  dirty      the page differs from its far slot, or has none; without D a
-//!               resident page is write-protected, and the first write faults
+//!               resident page is write-protected, and the first write faults (or is noted: [`crate::marks`])
 //! W  written    it was dirty when it last left
 //! H  has        the far slot is valid
 //! P  protected  (with D) write-protected all the same, for eviction is near
