@@ -220,6 +220,8 @@ static void between(void) {
         MUST(ptrace(PTRACE_TRACEME, 0, 0, 0) == 0);
         raise(SIGSTOP);
         raise(SIGUSR1);
+        /* With a thread of the runtime's that serves faults it may come to that, and be handed on. */
+        for (int i = 0; i < 1000 && !bus; i++) usleep(1000);
         printf("bus %d, blocked %lx\n", bus, blocked_in);
         fflush(stdout);
         _exit(0);
