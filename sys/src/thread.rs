@@ -13,9 +13,13 @@ use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 /// How many of them this process has. They do not end.
 static STARTED: AtomicU32 = AtomicU32::new(0);
 
-/// Not 0 once a process was made that has this one's memory, and runs beside it: no thread of this process's, so that nothing
-/// counts it. Set by whoever makes it.
+/// Not 0 once a process was made that has this one's memory, and runs beside it ([`ONE`]): no thread of this process's, so that nothing
+/// counts it. Set by whoever makes it. Or nobody sees who makes one ([`UNSEEN`]).
 pub static COMPANIONS: AtomicU8 = AtomicU8::new(0);
+/// There is one, or was: not in a forked child.
+pub const ONE: u8 = 1;
+/// There may be: in a forked child too.
+pub const UNSEEN: u8 = 2;
 
 /// How many threads this process has beside the calling one and these. `None` where /proc does not tell.
 pub fn others() -> Option<u32> {
@@ -44,6 +48,12 @@ impl Tasks {
     /// This process's. A forked child must open its own.
     pub fn open() -> Tasks {
         Tasks(open_own(c"/proc/self/task").unwrap_or(-1))
+    }
+
+    /// In a forked child. What was inherited is closed first.
+    pub fn reopen(&mut self) {
+        crate::raw::close(std::mem::replace(&mut self.0, -1));
+        *self = Tasks::open();
     }
 
     /// As [`others`], which may tell one too many (a thread of the runtime's that has just begun, one of the program's that is
@@ -91,7 +101,7 @@ fn is_zombie(stat: &[u8]) -> bool {
 /// In a forked child, which has none of them.
 pub fn forget_in_child() {
     STARTED.store(0, Ordering::Relaxed);
-    COMPANIONS.store(0, Ordering::Relaxed);
+    let _ = COMPANIONS.compare_exchange(ONE, 0, Ordering::Relaxed, Ordering::Relaxed);
 }
 
 const STACK_BYTES: usize = 256 << 10;

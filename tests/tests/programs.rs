@@ -42,7 +42,7 @@ macro_rules! cases {
 
 cases! {
     threads64 thread_churn no_descriptors
-    fork_live fork_guesses fork_threads vfork_beside vfork_forks companion newcomers half_clone clone_copies exec_family close_all gives_up confined confined_traps confined_grows confined_strict go_confined go_contained
+    fork_live fork_guesses fork_threads vfork_beside vfork_forks companion newcomers first_thread half_clone clone_copies exec_family close_all gives_up confined confined_traps confined_grows confined_strict go_confined go_contained
     own_handlers handler_masks signals_blocked go_signals far_stacks exits_far alt_stacks
     reservations insists jit remap remap_evicted remap_beside remap_unreadable advise program_break instructions wide
     kernel_words segments edges keys early_maps last_exit
@@ -55,6 +55,7 @@ cases! {
 fn noted_writes() -> Result<()> {
     let cases = [
         "newcomers",
+        "first_thread",
         "companion",
         "threads64",
         "fork_live",
@@ -80,6 +81,14 @@ fn noted_writes() -> Result<()> {
             let (far, _) = far_run(&program, &Far::local("4M").with(&flags), LIMIT)?;
             compare(&native, &far).map_err(|e| e.context(format!("{name}, {transport}")))?;
         }
+    }
+    // Sweeps, which protect what lies between, would forget what was written there.
+    let program = Command::new(compile::c("newcomers", &[])?);
+    let native = process::run(copy(&program), LIMIT)?.success()?;
+    for transport in ["shm", "tcp"] {
+        let flags = ["--transport", transport, "--dirty", "async", "--mask", "cheap_protection"];
+        let (far, _) = far_run(&program, &Far::local("4M").with(&flags), LIMIT)?;
+        compare(&native, &far).map_err(|e| e.context(format!("newcomers, sweeping, {transport}")))?;
     }
     Ok(())
 }

@@ -177,7 +177,6 @@ impl Evictor {
         farmem_sys::raw::close(self.pidfd);
         farmem_sys::raw::close(self.mem_fd);
         self.pidfd = farmem_sys::raw::pidfd_of_self().unwrap_or(-1);
-        self.tasks = Tasks::open();
         self.mem_fd = farmem_sys::raw::open_self_mem().unwrap_or(-1);
         if let Some(thread) = &mut self.thread {
             thread.forget_links();

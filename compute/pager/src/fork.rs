@@ -37,7 +37,7 @@ impl Pager {
         self.threads.close(&inside);
         {
             let mut evictor = self.evictor.lock();
-            evictor.marks.iter().for_each(|marks| self.hear_of_all_writes(marks));
+            self.hear_of_all_writes(&evictor);
             self.drain_writes(&mut evictor);
         }
         let share = match self.pool.fork_prepare() {

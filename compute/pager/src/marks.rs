@@ -36,10 +36,7 @@ impl Pager {
     /// Of pages that leave, those that were written have D from now on.
     pub(crate) fn hear_of_writes(&self, evictor: &mut Evictor) {
         let Some(marks) = &evictor.marks else { return };
-        if !self.is_still(evictor) {
-            let why = "a thread has begun by a call that was not seen, and --dirty async cannot tell what it writes";
-            die(exit::BROKEN, &format!("{why}: run the program with --dirty exact"));
-        }
+        self.must_be_still(evictor);
         for together in evictor.leaving.chunk_by_mut(neighbours) {
             if together.iter().all(|l| l.from.dirty()) {
                 continue;
@@ -53,8 +50,22 @@ impl Pager {
         }
     }
 
+    fn must_be_still(&self, evictor: &Evictor) {
+        if !self.is_still(evictor) {
+            let why = match evictor.tasks.others() {
+                None => "the system does not tell how many threads the program has, which --dirty async must know",
+                Some(_) => {
+                    "a thread has begun by a call that was not seen, and --dirty async cannot tell what it writes"
+                }
+            };
+            die(exit::BROKEN, &format!("{why}: run the program with --dirty exact"));
+        }
+    }
+
     /// The same of all pages that are resident. By the program's only thread, in the pager.
-    pub(crate) fn hear_of_all_writes(&self, marks: &OwnPages) {
+    pub(crate) fn hear_of_all_writes(&self, evictor: &Evictor) {
+        let Some(marks) = &evictor.marks else { return };
+        self.must_be_still(evictor);
         for (start, region) in self.space.lock().iter() {
             let heard = marks.written(start, region.end, |from, to| {
                 self.table.walk(PageId::of(from), PageId::of(to), |_, word| {
@@ -68,10 +79,12 @@ impl Pager {
         }
     }
 
-    /// In a forked child, before it has a userfaultfd of its own: whether it can ask about its marks.
+    /// In a forked child, before it has a userfaultfd of its own: whether it can ask about its threads, and its marks. What it has
+    /// inherited is closed first, for it may have no descriptors left for both.
     pub(crate) fn renew_marks(&self, evictor: &mut Evictor) {
-        if self.has_marks() {
-            evictor.marks = OwnPages::open().ok();
+        evictor.tasks.reopen();
+        if evictor.marks.take().is_some() {
+            evictor.marks = OwnPages::open().ok().filter(|_| evictor.tasks.others().is_some());
             if evictor.marks.is_none() {
                 self.features.fetch_and(!feature::WP_ASYNC, Ordering::Relaxed);
             }
@@ -79,7 +92,7 @@ impl Pager {
     }
 
     /// Somebody is about to run beside the calling thread, until now the program's only one, on the same memory. Called before
-    /// each that begins, by the process that the pager belongs to.
+    /// each that begins, by the process that the pager belongs to; and at start, where nobody would see who begins.
     pub fn company_begins(&self) {
         if !self.has_marks() {
             return;
@@ -87,15 +100,22 @@ impl Pager {
         let _signals = SignalsBlocked::new();
         let _inside = self.threads.enter();
         let mut evictor = self.evictor.lock();
-        let Some(marks) = evictor.marks.take() else { return };
-        self.hear_of_all_writes(&marks);
+        self.hear_of_all_writes(&evictor);
+        if evictor.marks.take().is_none() {
+            return;
+        }
         let features = self.features.fetch_and(!feature::WP_ASYNC, Ordering::Relaxed) & !feature::WP_ASYNC;
         let failed = |e: &dyn std::fmt::Display| -> ! {
             die(exit::BROKEN, &format!("far memory could not be made ready for a second thread: {e}"))
         };
-        // What is not registered would read as zeros: nobody reads, for there is one thread.
+        let space = self.space.lock();
+        // What is not registered would read as zeros: nobody reads, for there is one thread. To close the descriptor does not end what
+        // is registered with it: a child that has just begun may hold another of it, until it executes or has its own.
+        for (start, region) in space.iter() {
+            self.uffd.unregister(start, region.end - start).unwrap_or_else(|e| failed(&e));
+        }
         self.uffd.reopen(features).unwrap_or_else(|e| failed(&e));
-        for (start, region) in self.space.lock().iter() {
+        for (start, region) in space.iter() {
             self.uffd.register(start, region.end - start).unwrap_or_else(|e| failed(&e));
             self.protect_clean(start, region.end);
         }

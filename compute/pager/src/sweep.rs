@@ -106,7 +106,9 @@ impl Pager {
     /// Step 2 of an eviction: nothing can be written any more to a dirty page that leaves.
     pub(crate) fn protect_dirty(&self, evictor: &mut Evictor, how: Protect) {
         if how != Protect::Beside {
-            let still = !evictor.sweeps.always && self.is_still(evictor);
+            // Where the kernel notes first writes nothing may be protected: a sweep would give pages that were written since they were
+            // asked about their marks back. There the program is still, or has ended ([`crate::marks`]).
+            let still = evictor.marks.is_some() || !evictor.sweeps.always && self.is_still(evictor);
             if self.headroom.found(still) {
                 self.rewrites.leave_still(still, self.pool.all_mapped());
             }

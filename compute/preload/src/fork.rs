@@ -14,7 +14,7 @@ use crate::near;
 use crate::process::{claim_counters, is_this_process, pager, take_over};
 use crate::signals::{actions, open};
 use crate::threads;
-use farmem_sys::thread::COMPANIONS;
+use farmem_sys::thread::{COMPANIONS, ONE};
 use std::sync::atomic::Ordering;
 
 /// The flags of a clone that say what the child shares with the thread that makes it, as far as matters here.
@@ -40,12 +40,13 @@ pub fn company_begins(flags: usize) {
         return;
     }
     let at_home = is_this_process();
-    // Nothing counts a process of its own, nor a vfork child's threads.
-    if flags & libc::CLONE_THREAD as usize == 0 || !at_home {
-        COMPANIONS.store(1, Ordering::Relaxed);
-    }
+    // Before what begins is noted: as long as it is not, the caller is alone.
     if at_home {
         pager().company_begins();
+    }
+    // Nothing counts a process of its own, nor a vfork child's threads.
+    if flags & libc::CLONE_THREAD as usize == 0 || !at_home {
+        let _ = COMPANIONS.compare_exchange(0, ONE, Ordering::Relaxed, Ordering::Relaxed);
     }
 }
 

@@ -387,7 +387,8 @@ pub unsafe fn patch(start: usize, end: usize, stubs: usize) -> Option<Missed> {
             code.push(0xe9); // jmp behind the syscall instruction
             code.extend(rel(at + code.len() + 4, place + 7));
             announced(&mut code, at, clone3, stubs);
-            SEES_CLONES.store(true, Ordering::Relaxed);
+            // By clone3 libc makes threads, which the kernel counts; what it does not count its clone makes.
+            SEES_CLONES.fetch_or(!clone3, Ordering::Relaxed);
         }
         if clone3 {
             // It takes the instruction that is still there, for the same reason as a clone below. But a

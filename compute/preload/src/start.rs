@@ -20,7 +20,7 @@ use farmem_pool::Pool;
 use farmem_protocol::addr::{FAR_END, FAR_START};
 use farmem_protocol::{counters, exit};
 use farmem_sys::clock;
-use farmem_sys::thread::COMPANIONS;
+use farmem_sys::thread::{COMPANIONS, UNSEEN};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -182,7 +182,8 @@ fn arm(text: &str) -> Result<(), String> {
         );
     }
     if !sites::sees_clones() {
-        COMPANIONS.store(1, Ordering::Relaxed);
+        pager.company_begins();
+        COMPANIONS.store(UNSEEN, Ordering::Relaxed);
     }
     let own = go::mark();
     let sees_libc = missed.is_some();
