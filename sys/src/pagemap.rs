@@ -76,6 +76,48 @@ pub struct Run {
     pub categories: u64,
 }
 
+/// What a walk is to do and to tell.
+struct Ask {
+    flags: u64,
+    /// Pages of all these categories alone; of those, only what is in memory or in swap.
+    only: u64,
+    /// Categories that are told apart.
+    told: u64,
+}
+
+/// `PAGEMAP_SCAN` over a range, `N` runs a call. The runs come as the kernel fills them: to clear their places first would take as long as
+/// to ask about one page.
+#[inline]
+fn scan<const N: usize>(fd: i32, (start, end): (u64, u64), ask: Ask, mut found: impl FnMut(Run)) -> Result<(), Errno> {
+    let mut runs = [const { MaybeUninit::<Run>::uninit() }; N];
+    let mut from = start;
+    while from < end {
+        let mut arg = ScanArg {
+            size: size_of::<ScanArg>() as u64,
+            flags: ask.flags,
+            start: from,
+            end,
+            walk_end: 0,
+            vec: runs.as_mut_ptr() as u64,
+            vec_len: N as u64,
+            max_pages: 0,
+            category_inverted: 0,
+            category_mask: ask.only,
+            category_anyof_mask: category::PRESENT | category::SWAPPED,
+            return_mask: ask.told,
+        };
+        // SAFETY: `arg` and the vector that it names are live, with the sizes that it gives.
+        let n = unsafe { checked(libc::SYS_ioctl, [fd as usize, SCAN as usize, &raw mut arg as usize, 0, 0, 0])? };
+        // SAFETY: the kernel has filled the first `n`, of plain numbers.
+        runs[..n].iter().for_each(|run| found(unsafe { run.assume_init() }));
+        if arg.walk_end <= from {
+            break;
+        }
+        from = arg.walk_end;
+    }
+    Ok(())
+}
+
 /// The pages of one address space. Goes on meaning that one after an exec, and tells nothing once it is gone.
 #[derive(Debug)]
 pub struct Pagemap(File);
@@ -95,39 +137,13 @@ impl Pagemap {
     /// # Errors
     /// EPERM: with `protect`, part of the range is in no mapping that is registered for it. ENOTTY: Linux before 6.7.
     pub fn scan(&self, start: u64, end: u64, protect: bool, out: &mut Vec<Run>) -> io::Result<()> {
-        // As they come: to clear them would take as long as to ask about one page.
-        let mut found = [const { MaybeUninit::<Run>::uninit() }; 512];
-        let mut from = start;
-        while from < end {
-            let mut arg = ScanArg {
-                size: size_of::<ScanArg>() as u64,
-                flags: if protect { WP_MATCHING | CHECK_WPASYNC } else { 0 },
-                start: from,
-                end,
-                walk_end: 0,
-                vec: found.as_mut_ptr() as u64,
-                vec_len: found.len() as u64,
-                max_pages: 0,
-                category_inverted: 0,
-                category_mask: 0,
-                category_anyof_mask: category::PRESENT | category::SWAPPED,
-                return_mask: category::WRITTEN
-                    | category::FILE
-                    | category::PRESENT
-                    | category::SWAPPED
-                    | category::ZERO,
-            };
-            // SAFETY: `arg` and the vector that it names are live, with the sizes that it gives.
-            let n = unsafe { libc::ioctl(self.0.as_raw_fd(), SCAN as libc::Ioctl, &mut arg) };
-            let n = usize::try_from(n).map_err(|_| io::Error::last_os_error())?;
-            // SAFETY: the kernel has filled the first `n`, of plain numbers.
-            out.extend(found[..n].iter().map(|run| unsafe { run.assume_init() }));
-            if arg.walk_end <= from {
-                break;
-            }
-            from = arg.walk_end;
-        }
-        Ok(())
+        let ask = Ask {
+            flags: if protect { WP_MATCHING | CHECK_WPASYNC } else { 0 },
+            only: 0,
+            told: category::WRITTEN | category::FILE | category::PRESENT | category::SWAPPED | category::ZERO,
+        };
+        scan::<512>(self.0.as_raw_fd(), (start, end), ask, |run| out.push(run))
+            .map_err(|e| io::Error::from_raw_os_error(e.0))
     }
 
     /// Reads the entries of the pages from the one at address `start` on; fewer than asked at the end of the
@@ -164,37 +180,8 @@ impl OwnPages {
     /// ENOTTY: Linux before 6.7.
     #[inline]
     pub fn written(&self, start: usize, end: usize, mut found: impl FnMut(usize, usize)) -> Result<(), Errno> {
-        let mut runs = [const { MaybeUninit::<Run>::uninit() }; 64];
-        let mut from = start as u64;
-        while from < end as u64 {
-            let mut arg = ScanArg {
-                size: size_of::<ScanArg>() as u64,
-                flags: 0,
-                start: from,
-                end: end as u64,
-                walk_end: 0,
-                vec: runs.as_mut_ptr() as u64,
-                vec_len: runs.len() as u64,
-                max_pages: 0,
-                category_inverted: 0,
-                category_mask: category::WRITTEN,
-                category_anyof_mask: category::PRESENT | category::SWAPPED,
-                return_mask: category::WRITTEN,
-            };
-            // SAFETY: `arg` and the vector that it names are live, with the sizes that it gives.
-            let n =
-                unsafe { checked(libc::SYS_ioctl, [self.0 as usize, SCAN as usize, &raw mut arg as usize, 0, 0, 0])? };
-            for run in &runs[..n] {
-                // SAFETY: the kernel has filled the first `n`.
-                let run = unsafe { run.assume_init() };
-                found(run.start as usize, run.end as usize);
-            }
-            if arg.walk_end <= from {
-                break;
-            }
-            from = arg.walk_end;
-        }
-        Ok(())
+        let ask = Ask { flags: 0, only: category::WRITTEN, told: category::WRITTEN };
+        scan::<64>(self.0, (start as u64, end as u64), ask, |run| found(run.start as usize, run.end as usize))
     }
 }
 
@@ -252,6 +239,11 @@ mod tests {
         assert_eq!(told(category::WRITTEN), [3, 4, 5, 9], "never protected");
         assert_eq!(told(category::WRITTEN), []);
         [4, 20].into_iter().for_each(write);
+        let mut own = Vec::new();
+        let noted = OwnPages::open().unwrap().written(start as usize, end as usize, |from, to| {
+            own.extend((from..to).step_by(4096).map(|at| (at as u64 - start) / 4096));
+        });
+        assert_eq!((noted, own), (Ok(()), vec![4, 20]));
         assert_eq!(told(category::WRITTEN), [4, 20]);
         assert_eq!(told(category::PRESENT), [3, 4, 5, 9, 20]);
 

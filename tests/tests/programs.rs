@@ -93,6 +93,22 @@ fn noted_writes() -> Result<()> {
     Ok(())
 }
 
+/// A thread that nobody saw begin is reckoned with by default, and ends a run of `--dirty async` with one line: what it
+/// writes is not told there.
+#[test]
+fn a_thread_that_is_not_seen() -> Result<()> {
+    let program = Command::new(compile::c("unseen_thread", &[])?);
+    let native = process::run(copy(&program), LIMIT)?.success()?;
+    for transport in ["shm", "tcp"] {
+        let far = Far::local("4M").with(&["--transport", transport]);
+        compare(&native, &far_run(&program, &far, LIMIT)?.0)?;
+        let (ended, _) = far_run(&program, &far.with(&["--dirty", "async"]), LIMIT)?;
+        ensure!(ended.status.code() == Some(73), "{transport}: {}", ended.status);
+        ensure!(ended.stderr.contains("a thread has begun by a call that was not seen"), "{}", ended.stderr);
+    }
+    Ok(())
+}
+
 /// Signals that fall on faults find the program's registers, and leave them as they were: where they stay open in faults,
 /// where they are blocked, and where faults return by the kernel. They do fall on faults: at each instruction of the return,
 /// or of a whole fault, where a tracer sends them.

@@ -1,5 +1,5 @@
 //! The background thread: evicts ahead of need, so that faults find room, where slots are
-//! not mapped ([`crate::headroom`]); takes in acknowledgements; sees to it that a node's death is noticed even while
+//! not mapped and the program has several threads ([`crate::headroom`]); takes in acknowledgements; sees to it that a node's death is noticed even while
 //! nothing is fetched from it; gives far memory back that the program has freed;
 //! once a second does the housekeeping; and ends a process of which only the
 //! runtime's threads are left.

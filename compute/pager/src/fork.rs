@@ -14,13 +14,13 @@
 use crate::Pager;
 use crate::ending::{broken, die};
 use crate::regions::OnFork;
+use crate::space::pages;
 use crate::thread::Inside;
 use crate::word::State;
 use farmem_pool::ForkShare;
 use farmem_protocol::addr::{PAGE_BYTES, PageId};
 use farmem_protocol::exit;
 use farmem_sys::raw::{SignalsBlocked, syscall};
-use std::sync::atomic::Ordering;
 
 /// What [`Pager::fork_prepare`] holds until the fork is over.
 pub struct Fork<'a> {
@@ -61,8 +61,8 @@ impl Pager {
     pub fn fork_child(&self, mut fork: Fork<'_>, counters: &'static farmem_protocol::counters::Process) {
         self.counters.switch(counters);
         self.forget_claims();
-        self.renew_marks(&mut self.evictor.lock());
-        if let Err(e) = self.uffd.reopen(self.features.load(Ordering::Relaxed)) {
+        let features = self.renew_marks(&mut self.evictor.lock());
+        if let Err(e) = self.uffd.reopen(features) {
             die(exit::BROKEN, &format!("a forked child could not take over its far memory: {e}"));
         }
         self.inheritable(false);
@@ -94,7 +94,8 @@ impl Pager {
     /// Clean pages of a region were write-protected by the parent's userfaultfd; the child's must
     /// do it again, or first writes would go unseen. Pins belong to threads that do not exist here.
     fn take_over(&self, start: usize, end: usize) {
-        self.table.walk(PageId::of(start), PageId::of(end), |_, word| {
+        let (first, last) = pages(start, end);
+        self.table.walk(first, last, |_, word| {
             let seen = word.load();
             if seen.state() == State::Resident {
                 word.set(seen.with_field(0).with_protected(false));
@@ -113,7 +114,8 @@ impl Pager {
                 broken(&format!("clean pages could not be protected: {e}"));
             }
         };
-        self.table.walk(PageId::of(start), PageId::of(end), |page, word| {
+        let (first, last) = pages(start, end);
+        self.table.walk(first, last, |page, word| {
             let seen = word.load();
             if seen.state() != State::Resident || seen.dirty() {
                 return;

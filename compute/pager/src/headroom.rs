@@ -15,6 +15,9 @@
 //! is a part of it that the program has not. Thirteen programs at a quarter local take 0.83 of the time that they took when the
 //! background thread evicted ahead, 0.76 of the CPU time, and fetch 0.83 as many pages (`docs/design/pager.md`, *Who makes room*).
 //!
+//! *Where the program is still* ([`crate::still`]) it is so over TCP and RDMA too: nothing need be protected, and the background thread
+//! is not woken for room.
+//!
 //! Where pages are clean, as in a program that only reads, nobody is interrupted but once a batch: then one thread evicts while
 //! the others go on with what is left; that is more, and batches are larger, where threads have slept for want of it.
 

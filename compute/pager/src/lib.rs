@@ -192,8 +192,6 @@ impl std::ops::Deref for Counters {
 /// The pager of a process.
 pub struct Pager {
     config: Config,
-    /// Of the userfaultfd.
-    features: AtomicU64,
     uffd: Uffd,
     table: Table,
     threads: Threads,
@@ -264,18 +262,15 @@ pub fn start(
     }
     clock::calibrate();
     let recorder = config.trace.as_deref().map(Recorder::new);
-    let features = match config.mode {
-        FaultMode::Inline if config.dirty == Dirty::Async => {
-            feature::PAGEFAULT_FLAG_WP | feature::SIGBUS | feature::WP_ASYNC
-        }
-        FaultMode::Inline => feature::PAGEFAULT_FLAG_WP | feature::SIGBUS,
-        FaultMode::Thread => feature::PAGEFAULT_FLAG_WP,
-    };
-    let uffd = Uffd::open(features).map_err(StartError::Userfaultfd)?;
-    let local = config.local / PAGE_BYTES as u64;
     if recorder.is_some() {
         config.dirty = Dirty::Pages;
     }
+    let marks = match (config.mode, config.dirty) {
+        (FaultMode::Inline, Dirty::Async) => Some(OwnPages::open().map_err(StartError::Marks)?),
+        _ => None,
+    };
+    let uffd = Uffd::open(features(config.mode, marks.is_some())).map_err(StartError::Userfaultfd)?;
+    let local = config.local / PAGE_BYTES as u64;
     let by = if config.write_lines || pool.any_wired() { By::Writes } else { By::Records };
     let beside = config.dirty.keeps_hashes() && by == By::Records;
     let part = if beside { STAGED_BESIDE_HASHES } else { STAGED };
@@ -308,10 +303,6 @@ pub fn start(
     let batch_of_many = (limit as usize / 8).clamp(8, most);
     // Room kept free is local memory that the program does not have: half a batch on the average, and, where the background thread
     // makes it, two windows besides; but that is woken for each batch.
-    let marks = match features & feature::WP_ASYNC {
-        0 => None,
-        _ => Some(OwnPages::open().map_err(StartError::Marks)?),
-    };
     let ahead = !pool.all_mapped() && marks.is_none();
     let (batch, low_room) = match ahead {
         false => (batch_of_many.min((limit as usize / 64).max(32)), limit / 64),
@@ -320,7 +311,6 @@ pub fn start(
     let low_room = low_room.clamp(8, 2 * WINDOW as u64);
     let policy = policy(limit as usize);
     let pager = Pager {
-        features: AtomicU64::new(features),
         uffd,
         table: Table::new().map_err(StartError::Memory)?,
         // What a window brings in must not be evicted before it is used.
@@ -370,6 +360,13 @@ pub fn start(
     }
     pager.start_handler();
     Ok(pager)
+}
+
+/// Of the userfaultfd; whether the kernel is to note first writes.
+fn features(mode: FaultMode, marks: bool) -> u64 {
+    let inline = if mode == FaultMode::Inline { feature::SIGBUS } else { 0 };
+    let noted = if marks { feature::WP_ASYNC } else { 0 };
+    feature::PAGEFAULT_FLAG_WP | inline | noted
 }
 
 impl Pager {

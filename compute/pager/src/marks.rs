@@ -15,24 +15,19 @@
 //! writes. Ways to hold other threads' writes off, and what each costs, are in `docs/design/lines.md`, as is why this is not
 //! the default.
 
-use crate::Pager;
 use crate::choice::neighbours;
+use crate::dirty::Dirty;
 use crate::ending::{broken, die};
 use crate::evict::Evictor;
+use crate::space::pages;
 use crate::word::State;
+use crate::{Pager, features};
 use farmem_protocol::addr::{PAGE_BYTES, PageId};
 use farmem_protocol::exit;
 use farmem_sys::pagemap::OwnPages;
 use farmem_sys::raw::SignalsBlocked;
-use farmem_sys::uffd::feature;
-use std::sync::atomic::Ordering;
 
 impl Pager {
-    /// Whether the kernel notes first writes.
-    fn has_marks(&self) -> bool {
-        self.features.load(Ordering::Relaxed) & feature::WP_ASYNC != 0
-    }
-
     /// Of pages that leave, those that were written have D from now on.
     pub(crate) fn hear_of_writes(&self, evictor: &mut Evictor) {
         let Some(marks) = &evictor.marks else { return };
@@ -68,7 +63,8 @@ impl Pager {
         self.must_be_still(evictor);
         for (start, region) in self.space.lock().iter() {
             let heard = marks.written(start, region.end, |from, to| {
-                self.table.walk(PageId::of(from), PageId::of(to), |_, word| {
+                let (first, last) = pages(from, to);
+                self.table.walk(first, last, |_, word| {
                     let seen = word.load();
                     if seen.state() == State::Resident && !seen.dirty() {
                         word.shift(seen, seen.with_dirty(true));
@@ -79,22 +75,21 @@ impl Pager {
         }
     }
 
-    /// In a forked child, before it has a userfaultfd of its own: whether it can ask about its threads, and its marks. What it has
-    /// inherited is closed first, for it may have no descriptors left for both.
-    pub(crate) fn renew_marks(&self, evictor: &mut Evictor) {
+    /// In a forked child, before it has a userfaultfd of its own: whether it can ask about its threads, and its marks; the features
+    /// that it wants then. What it has inherited is closed first, for it may have no descriptors left for both.
+    pub(crate) fn renew_marks(&self, evictor: &mut Evictor) -> u64 {
         evictor.tasks.reopen();
         if evictor.marks.take().is_some() {
             evictor.marks = OwnPages::open().ok().filter(|_| evictor.tasks.others().is_some());
-            if evictor.marks.is_none() {
-                self.features.fetch_and(!feature::WP_ASYNC, Ordering::Relaxed);
-            }
         }
+        features(self.config.mode, evictor.marks.is_some())
     }
 
     /// Somebody is about to run beside the calling thread, until now the program's only one, on the same memory. Called before
     /// each that begins, by the process that the pager belongs to; and at start, where nobody would see who begins.
     pub fn company_begins(&self) {
-        if !self.has_marks() {
+        // Nobody else needs to know, and who does not waits for no lock.
+        if self.config.dirty != Dirty::Async {
             return;
         }
         let _signals = SignalsBlocked::new();
@@ -104,7 +99,6 @@ impl Pager {
         if evictor.marks.take().is_none() {
             return;
         }
-        let features = self.features.fetch_and(!feature::WP_ASYNC, Ordering::Relaxed) & !feature::WP_ASYNC;
         let failed = |e: &dyn std::fmt::Display| -> ! {
             die(exit::BROKEN, &format!("far memory could not be made ready for a second thread: {e}"))
         };
@@ -114,7 +108,7 @@ impl Pager {
         for (start, region) in space.iter() {
             self.uffd.unregister(start, region.end - start).unwrap_or_else(|e| failed(&e));
         }
-        self.uffd.reopen(features).unwrap_or_else(|e| failed(&e));
+        self.uffd.reopen(features(self.config.mode, false)).unwrap_or_else(|e| failed(&e));
         for (start, region) in space.iter() {
             self.uffd.register(start, region.end - start).unwrap_or_else(|e| failed(&e));
             self.protect_clean(start, region.end);

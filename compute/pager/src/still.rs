@@ -11,9 +11,9 @@
 //! *Why one look is enough.* The kernel is asked how many threads there are, once a batch. If the asker is the only one, none can come
 //! to be before it has left the pager, for who should make it? One that is just ending counts until it has given its memory up.
 //! What shares the memory and is no thread of the process is counted by nobody, and noted when it is made
-//! ([`farmem_sys::thread::COMPANIONS`]); a vfork child stands in for its parent, which waits for it. Signals are blocked, or kept to the fault's end, so that no handler of the program's runs in between. What the kernel writes for
-//! the program, it writes into pinned pages. (Another process that writes by `process_vm_writev` to a page on its way out writes in
-//! vain either way: `docs/design/limits.md`.)
+//! ([`farmem_sys::thread::COMPANIONS`]); a vfork child stands in for its parent, which waits for it. Signals are blocked, or kept to the fault's
+//! end, so that no handler of the program's runs in between. What the kernel writes for the program, it writes into pinned pages.
+//! (Another process that writes by `process_vm_writev` to a page on its way out writes in vain either way: `docs/design/limits.md`.)
 //!
 //! Over TCP the background thread makes no room for such a program: what its own thread evicts is cheaper ([`crate::headroom`]).
 

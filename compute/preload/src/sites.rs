@@ -376,11 +376,7 @@ pub unsafe fn patch(start: usize, end: usize, stubs: usize) -> Option<Missed> {
         let clone3 = site.kind == Kind::Mov(libc::SYS_clone3 as u32);
         if clone3 || site.kind == Kind::Mov(libc::SYS_clone as u32) {
             // What it makes would share this thread's records and not its descriptors (see [`fork::is_half`]).
-            code.extend(if clone3 { [0x8b, 0x0f] } else { [0x89, 0xf9] }); // mov ecx,[rdi], or edi
-            code.extend([0x81, 0xe1]); // and ecx,…
-            code.extend(fork::SHARING.to_le_bytes());
-            code.extend([0x81, 0xf9]); // cmp ecx,CLONE_VM
-            code.extend(libc::CLONE_VM.to_le_bytes());
+            shares_memory_alone(&mut code, clone3, fork::SHARING);
             code.extend([0x75, 0x0c]); // jne on
             code.extend([0x48, 0xc7, 0xc0]); // mov rax,-ENOSYS
             code.extend((-libc::ENOSYS).to_le_bytes());
@@ -514,13 +510,18 @@ fn clone(code: &mut Vec<u8>, at: usize, place: usize, stubs: usize) {
     counted(code, at, place, libc::SYS_clone);
 }
 
-/// [`fork::company_begins`] in the stub of a clone, or clone3, before it is made.
-fn announced(code: &mut Vec<u8>, at: usize, clone3: bool, stubs: usize) {
+/// Equal: of these flags a clone has CLONE_VM alone. (What the kernel leaves in rcx nobody needs.)
+fn shares_memory_alone(code: &mut Vec<u8>, clone3: bool, of: u32) {
     code.extend(if clone3 { [0x8b, 0x0f] } else { [0x89, 0xf9] }); // mov ecx,[rdi], or edi
     code.extend([0x81, 0xe1]); // and ecx,…
-    code.extend(fork::BESIDE.to_le_bytes());
+    code.extend(of.to_le_bytes());
     code.extend([0x81, 0xf9]); // cmp ecx,CLONE_VM
     code.extend(libc::CLONE_VM.to_le_bytes());
+}
+
+/// [`fork::company_begins`] in the stub of a clone, or clone3, before it is made.
+fn announced(code: &mut Vec<u8>, at: usize, clone3: bool, stubs: usize) {
+    shares_memory_alone(code, clone3, fork::BESIDE);
     code.extend([0x75, 0x18]); // jne on
     code.push(0xb8); // mov eax,…
     code.extend((fork::COMPANY[clone3 as usize] as u32).to_le_bytes());
