@@ -5,6 +5,7 @@
 //! * [`holdings`]: what a runtime holds for itself, and how much of it is resident.
 //! * [`raw`]: system calls that no hook, filter or errno gets in the way of.
 //! * [`uffd`]: userfaultfd, with what the headers of old distributions lack.
+//! * [`hold`]: pages whose memory stays while their mapping goes.
 //! * [`lines`]: keyed hashes of a page's lines.
 //! * [`memory`]: reservations, vectored madvise, copies of raced bytes.
 //! * [`notes`]: what many threads tell one, without waiting for it.
@@ -25,6 +26,7 @@
 
 pub mod clock;
 pub mod epoll;
+pub mod hold;
 pub mod holdings;
 pub mod lines;
 pub mod memory;

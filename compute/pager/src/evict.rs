@@ -30,9 +30,10 @@ use crate::crowd::Reach;
 use crate::dirty::exact::Next;
 use crate::dirty::{Changed, exact};
 use crate::ending::{broken, die};
+use crate::held::Held;
 use crate::log::Log;
 use crate::meanwhile::Spare;
-use crate::sweep::Protect;
+use crate::sweep::{Dirty, Protect};
 use crate::thread::Thread;
 use crate::word::{State, Word};
 use farmem_pool::NoRoom;
@@ -56,10 +57,10 @@ pub struct Evictor {
     victims: Vec<PageId>,
     pub(crate) leaving: Vec<Leaving>,
     slots: Vec<FarSlot>,
-    ranges: Vec<libc::iovec>,
+    pub(crate) ranges: Vec<libc::iovec>,
     /// `process_madvise` does many ranges at once here (Linux 6.13); else one call each.
     vectored: bool,
-    pidfd: i32,
+    pub(crate) pidfd: i32,
     /// The process's threads ([`crate::still`]).
     pub(crate) tasks: Tasks,
     /// `/proc/self/mem`, for pages that the program itself may not read now.
@@ -67,6 +68,8 @@ pub struct Evictor {
     /// A page of ours to which one is copied that may not be read, or moved where `/proc/self/mem` is not to be had; 0 if
     /// there is none yet.
     bench: usize,
+    /// Dirty pages that are held by reference.
+    pub(crate) held: Held,
     /// Protecting calls.
     pub(crate) sweeps: Sweeps,
     /// Small batches.
@@ -117,6 +120,7 @@ impl Evictor {
             tasks: Tasks::open(),
             mem_fd: farmem_sys::raw::open_self_mem().unwrap_or(-1),
             bench: 0,
+            held: Held::new(),
             sweeps,
             spare: Spare::new(),
             thread: None,
@@ -178,6 +182,7 @@ impl Evictor {
         farmem_sys::raw::close(self.mem_fd);
         self.pidfd = farmem_sys::raw::pidfd_of_self().unwrap_or(-1);
         self.mem_fd = farmem_sys::raw::open_self_mem().unwrap_or(-1);
+        self.held.renew_in_child();
         if let Some(thread) = &mut self.thread {
             thread.forget_links();
         }
@@ -196,9 +201,16 @@ impl Pager {
             return 0;
         }
         self.hear_of_writes(evictor);
-        self.protect_dirty(evictor, how);
-        self.copy_dirty(evictor);
-        self.drop_pages(evictor);
+        match self.settle_dirty(evictor, how) {
+            Dirty::AsTheyAre => {
+                self.copy_dirty(evictor, false);
+                self.drop_pages(evictor);
+            }
+            Dirty::Held => {
+                self.drop_pages(evictor);
+                self.copy_dirty(evictor, true);
+            }
+        }
         for leaving in &evictor.leaving {
             let word = self.table.word(leaving.page);
             word.set(leaving.to);
@@ -290,7 +302,7 @@ impl Pager {
     }
 
     /// Step 3. Sets every page's next word.
-    fn copy_dirty(&self, evictor: &mut Evictor) {
+    fn copy_dirty(&self, evictor: &mut Evictor, held: bool) {
         let mut freed = Vec::new();
         evictor.slots.clear();
         let mut leaving = std::mem::take(&mut evictor.leaving);
@@ -307,7 +319,7 @@ impl Pager {
         leaving.first().into_iter().for_each(|first| self.look_ahead(first));
         for at in 0..leaving.len() {
             leaving.get(at + 1).into_iter().for_each(|next| self.look_ahead(next));
-            let next = leaving.get(at + 1).and_then(|next| self.compared_with(next));
+            let next = leaving.get(at + 1).and_then(|next| self.compared_with(next, held));
             let l = &mut leaving[at];
             if !l.from.dirty() {
                 self.rewrites.saw_protected(l.from, false, false);
@@ -315,10 +327,11 @@ impl Pager {
                 l.to = l.from.to(State::Remote).with_written(false);
                 continue;
             }
-            let readable = !self.table.may_be_unreadable(l.page);
+            let bytes = if held { evictor.held.next() } else { l.page.addr() as *const u8 };
+            let readable = held || !self.table.may_be_unreadable(l.page);
             let zero = if readable {
-                // SAFETY: the page is present and Leaving: nobody can take it away or change it.
-                unsafe { is_zero(l.page.addr() as *const u8) }
+                // SAFETY: the page is present and Leaving, or its bytes are held: nobody can take it away or change it.
+                unsafe { is_zero(bytes) }
             } else {
                 l.from.slot().is_none() && evictor.is_barred_zero(l.page)
             };
@@ -327,7 +340,7 @@ impl Pager {
                 l.to = Word::UNTOUCHED;
                 continue;
             }
-            let changed = if l.from.guessed() && readable { self.changed(l.page, l.from, next) } else { None };
+            let changed = if l.from.guessed() && readable { self.changed(l.page, bytes, l.from, next) } else { None };
             if let Some(changed) = changed {
                 self.rewrites.saw(l.from, changed.lines != 0);
                 if changed.lines == 0 {
@@ -353,7 +366,7 @@ impl Pager {
             // Lines are laid onto what the slot holds: only where that is what the page came in with.
             let few = changed.filter(|c| Some(slot) == l.from.slot() && evictor.log.takes(c.lines));
             l.to = Word::UNTOUCHED.with_slot(Some(slot)).with_written(true);
-            l.to = self.send(evictor, l, slot, readable, few);
+            l.to = self.send(evictor, l, slot, readable.then_some(bytes), few);
             match few.map(|few| few.lines.count_ones() as u64) {
                 Some(lines) => {
                     evictor.tally.lines_sent += lines;
@@ -391,18 +404,26 @@ impl Pager {
     }
 
     /// Brings a page's bytes to its slot, all of them or some lines; its next word.
-    fn send(&self, evictor: &mut Evictor, l: &Leaving, slot: FarSlot, readable: bool, few: Option<Changed>) -> Word {
+    /// `bytes`: those of the page, if it can be read.
+    fn send(
+        &self,
+        evictor: &mut Evictor,
+        l: &Leaving,
+        slot: FarSlot,
+        bytes: Option<*const u8>,
+        few: Option<Changed>,
+    ) -> Word {
         let mapped = self.pool.place(slot).mapped as *mut u8;
         if !mapped.is_null() {
-            match few {
-                // SAFETY: the page is present, readable and Leaving, the slot mapped and this process's alone.
-                Some(few) => unsafe { exact::copy_lines(l.page.addr() as *const u8, mapped, few.lines) },
-                None => self.read_page(evictor, l.page, mapped, readable),
+            match (few, bytes) {
+                // SAFETY: the page is present, readable and Leaving, or held; the slot mapped and this process's alone.
+                (Some(few), Some(bytes)) => unsafe { exact::copy_lines(bytes, mapped, few.lines) },
+                _ => self.read_page(evictor, l.page, mapped, bytes),
             }
             return l.to.to(State::Remote);
         }
         let index = self.claim_staged(evictor, l.page, slot);
-        self.read_page(evictor, l.page, self.staging.bytes(index), readable);
+        self.read_page(evictor, l.page, self.staging.bytes(index), bytes);
         match few {
             Some(few) => self.log_lines(evictor, index, slot, (few.lines, few.was)),
             None => self.post_write(evictor, index as u64, index, slot, 0, PAGE_BYTES),
@@ -415,15 +436,18 @@ impl Pager {
     }
 
     /// What changed of a compared page; its slot, its own or shared with a child, holds what it came in with.
-    fn changed(&self, page: PageId, from: Word, next: Option<Next>) -> Option<Changed> {
-        // SAFETY: the page is present, readable and Leaving, the slot mapped, and nobody writes to either.
-        unsafe { self.tracker.changed(page, self.mapped_slot(from), next) }
+    fn changed(&self, page: PageId, bytes: *const u8, from: Word, next: Option<Next>) -> Option<Changed> {
+        // SAFETY: the page is present, readable and Leaving, or held, the slot mapped, and nobody writes to either.
+        unsafe { self.tracker.changed(page, bytes, self.mapped_slot(from), next) }
     }
 
-    /// A compared page, and its slot if that is mapped.
-    fn compared_with(&self, l: &Leaving) -> Option<Next> {
+    /// A compared page, and its slot if that is mapped. What is held comes by itself: its slot alone.
+    fn compared_with(&self, l: &Leaving, held: bool) -> Option<Next> {
         let page = l.page.addr() as *const u8;
-        l.from.guessed().then(|| [page, self.mapped_slot(l.from).unwrap_or(page)])
+        l.from.guessed().then(|| {
+            let slot = self.mapped_slot(l.from).unwrap_or(page);
+            [if held { slot } else { page }, slot]
+        })
     }
 
     fn mapped_slot(&self, from: Word) -> Option<*const u8> {
@@ -431,10 +455,10 @@ impl Pager {
         (slot != 0).then_some(slot as *const u8)
     }
 
-    fn read_page(&self, evictor: &mut Evictor, page: PageId, to: *mut u8, readable: bool) {
-        if readable {
-            // SAFETY: the source is present and Leaving (see `copy_dirty`), the target ours.
-            unsafe { copy_page(page.addr() as *const u8, to) };
+    fn read_page(&self, evictor: &mut Evictor, page: PageId, to: *mut u8, bytes: Option<*const u8>) {
+        if let Some(bytes) = bytes {
+            // SAFETY: the source is present and Leaving (see `copy_dirty`), or held, the target ours.
+            unsafe { copy_page(bytes, to) };
         } else if let Err(e) = evictor.read_leaving(page, to) {
             broken(&format!("page {:#x} cannot be read: {e}", page.addr()));
         }

@@ -44,6 +44,7 @@ impl Pager {
             Ok(share) => share,
             Err(lost) => self.node_lost(&lost),
         };
+        self.has_forked.store(true, std::sync::atomic::Ordering::Relaxed);
         self.inheritable(true);
         Fork { inside, share, _signals: signals }
     }

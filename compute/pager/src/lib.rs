@@ -58,6 +58,7 @@ mod fresh;
 mod guess;
 mod handler;
 mod headroom;
+mod held;
 pub mod log;
 mod marks;
 mod meanwhile;
@@ -139,6 +140,8 @@ pub struct Config {
     pub prefetch: bool,
     /// Whether `process_madvise` may be used (masked off in tests of older kernels' path).
     pub vectored: bool,
+    /// Whether dirty pages may be held by reference on their way out (masked off in tests of what is done else).
+    pub hold: bool,
     /// Sweep from the first eviction on, as if protecting calls were dear (for tests; else measured).
     pub always_sweep: bool,
     /// Bring changed lines by WRITEs, as to a card, wherever they go (for tests; else where one is).
@@ -208,6 +211,8 @@ pub struct Pager {
     sweeping: AtomicBool,
     /// The network has not taken all yet that eviction sent off.
     held_up: AtomicBool,
+    /// This process has forked, or was forked: its memory may be another's too.
+    has_forked: AtomicBool,
     /// Upgrades of pages that a sweep had protected.
     lost_to_sweeps: AtomicU64,
     staging: Staging,
@@ -322,6 +327,7 @@ pub fn start(
         reading: Lock::new(()),
         sweeping: AtomicBool::new(false),
         held_up: AtomicBool::new(false),
+        has_forked: AtomicBool::new(false),
         lost_to_sweeps: AtomicU64::new(0),
         evictor: Lock::new(Evictor::new(
             config.vectored,

@@ -51,6 +51,17 @@ use std::sync::atomic::Ordering;
 const LONGEST: u64 = 32_768;
 
 /// How an eviction protects what is writable.
+const HOLD: bool = true;
+
+/// How dirty pages that leave are read.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Dirty {
+    /// In their mapping, before it goes: nobody can write there.
+    AsTheyAre,
+    /// From what is held of them, when their mapping is gone.
+    Held,
+}
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Protect {
     /// By calls or by a sweep, whichever these have shown to be better. Not at all where the program is still ([`crate::still`]).
@@ -103,8 +114,8 @@ impl Pager {
         }
     }
 
-    /// Step 2 of an eviction: nothing can be written any more to a dirty page that leaves.
-    pub(crate) fn protect_dirty(&self, evictor: &mut Evictor, how: Protect) {
+    /// Step 2 of an eviction: nothing can be written any more to a dirty page that leaves, or what is written goes to what is held.
+    pub(crate) fn settle_dirty(&self, evictor: &mut Evictor, how: Protect) -> Dirty {
         if how != Protect::Beside {
             // Where the kernel notes first writes nothing may be protected: a sweep would give pages that were written since they were
             // asked about their marks back. There the program is still, or has ended ([`crate::marks`]).
@@ -113,14 +124,17 @@ impl Pager {
                 self.rewrites.leave_still(still, self.pool.all_mapped());
             }
             if still {
-                return;
+                return Dirty::AsTheyAre;
             }
+        }
+        if HOLD && self.hold_dirty(evictor) {
+            return Dirty::Held;
         }
         if how == Protect::Singly && !evictor.sweeps.always {
             for pages in runs_of_writable(&evictor.leaving) {
                 self.protect_together(pages);
             }
-            return;
+            return Dirty::AsTheyAre;
         }
         let how = evictor.sweeps.how(&evictor.leaving);
         if how == How::Few {
@@ -128,6 +142,7 @@ impl Pager {
         }
         let taken = if how == How::Sweep { self.sweep(evictor) } else { self.protect_leaving(evictor) };
         evictor.sweeps.judge(&evictor.leaving, taken, self.lost_to_sweeps.load(Ordering::Relaxed));
+        Dirty::AsTheyAre
     }
 
     /// A few victims that are writable where sweeps have passed: written to since, hence in use. They

@@ -160,6 +160,7 @@ fn start(way: &Way, counters: &'static Process) -> &'static Pager {
         mode: way.mode,
         prefetch: way.prefetch,
         vectored: way.vectored,
+        hold: true,
         always_sweep: way.always_sweep,
         write_lines: way.write_lines,
         overlook: way.overlook,

@@ -24,6 +24,8 @@ pub struct Run {
     pub dirty: Dirty,
     pub counters: Option<String>,
     pub vectored: bool,
+    pub hold: bool,
+    /// …
     pub always_sweep: bool,
     pub write_lines: bool,
     pub overlook: bool,
@@ -57,6 +59,7 @@ pub fn parse(text: &str) -> Result<Run, String> {
         dirty: Dirty::Auto,
         counters: None,
         vectored: true,
+        hold: true,
         always_sweep: false,
         write_lines: false,
         overlook: false,
@@ -98,6 +101,7 @@ pub fn parse(text: &str) -> Result<Run, String> {
             "mask" => {
                 let masked = |feature| value.split(',').any(|f| f == feature);
                 run.vectored = !masked("process_madvise");
+                run.hold = !masked("hold");
                 run.always_sweep = masked("cheap_protection");
                 run.write_lines = masked("records");
                 run.overlook = masked("changes");

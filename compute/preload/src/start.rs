@@ -142,6 +142,7 @@ fn arm(text: &str) -> Result<(), String> {
         mode: run.mode,
         prefetch: run.prefetch,
         vectored: run.vectored,
+        hold: run.hold,
         always_sweep: run.always_sweep,
         write_lines: run.write_lines,
         overlook: run.overlook,

@@ -313,14 +313,19 @@ impl Tracker {
             && unsafe { self.keep(page, page.addr() as *const u8, mapped, true, Comes::Compared) } == Comes::Compared
     }
 
-    /// What changed of a compared page; `None` if nothing was kept of it. `slot`: its slot's address, where that is mapped.
+    /// What changed of a compared page; `None` if nothing was kept of it. `at`: its bytes. `slot`: its slot's address, where that is mapped.
     /// `next`: a compared page that is asked about next, and its slot, or the page again.
     ///
     /// # Safety
-    /// The page must be mapped, readable, and stay as it is, and its slot too; the caller owns the page.
+    /// The bytes must be there and stay as they are, and the slot's too; the caller owns the page.
     #[inline]
-    pub unsafe fn changed(&self, page: PageId, slot: Option<*const u8>, next: Option<Next>) -> Option<Changed> {
-        let at = page.addr() as *const u8;
+    pub unsafe fn changed(
+        &self,
+        page: PageId,
+        at: *const u8,
+        slot: Option<*const u8>,
+        next: Option<Next>,
+    ) -> Option<Changed> {
         let next = next.filter(|_| self.asks_along);
         let kept = || self.kept.as_ref().and_then(|kept| kept.find(page)).map(<*mut u8>::cast_const);
         match (slot, self.policy) {

@@ -67,6 +67,7 @@ pub fn config(local: u64) -> Config {
         mode: FaultMode::Inline,
         prefetch: true,
         vectored: true,
+        hold: true,
         always_sweep: false,
         write_lines: false,
         overlook: false,
