@@ -47,10 +47,8 @@ plain_counters! {
     demand,
     /// Served from a staged page.
     rescued,
-    /// First writes to clean pages, or to swept ones.
+    /// First writes to clean pages.
     upgrades,
-    /// … the latter.
-    upgrades_swept,
     /// Served by another thread.
     joined,
     /// Pages installed ahead.
@@ -65,10 +63,10 @@ plain_counters! {
     evicted_clean,
     /// Batches.
     evict_batches,
-    /// Batches write-protected by whole stretches.
-    sweeps,
-    /// Pages protected by these that stayed.
-    swept,
+    /// Dirty pages held by reference on their way out.
+    held,
+    /// Calls that protected dirty pages.
+    protecting_calls,
     /// Pages evicted by faulting threads.
     reclaimed_inline,
     /// Bytes from nodes.

@@ -53,10 +53,8 @@ pub struct Process {
     pub demand: AtomicU64,
     /// … served from a staged page, no fabric operation.
     pub rescued: AtomicU64,
-    /// … first writes to a page that had arrived clean, or that a sweep had protected.
+    /// … first writes to a page that had arrived clean.
     pub upgrades: AtomicU64,
-    /// Of these upgrades, those of pages that a sweep had protected.
-    pub upgrades_swept: AtomicU64,
     /// … which found that another thread had served them.
     pub joined: AtomicU64,
     /// Pages installed ahead of their fault.
@@ -71,10 +69,10 @@ pub struct Process {
     pub evicted_clean: AtomicU64,
     /// Eviction batches (one TLB flush each).
     pub evict_batches: AtomicU64,
-    /// Batches whose dirty pages were write-protected by whole stretches of addresses.
-    pub sweeps: AtomicU64,
-    /// Pages that sweeps protected while they stayed local: each may take an upgrade that it would not have taken.
-    pub swept: AtomicU64,
+    /// Dirty pages that were held by reference, and read when their mapping was gone.
+    pub held: AtomicU64,
+    /// Calls that write-protected dirty pages on their way out, where they could not be held.
+    pub protecting_calls: AtomicU64,
     /// Pages that a faulting thread evicted: over shared memory nearly all; else where the background thread was behind, or
     /// while an answer was on its way.
     pub reclaimed_inline: AtomicU64,

@@ -82,14 +82,6 @@ fn noted_writes() -> Result<()> {
             compare(&native, &far).map_err(|e| e.context(format!("{name}, {transport}")))?;
         }
     }
-    // Sweeps, which protect what lies between, would forget what was written there.
-    let program = Command::new(compile::c("newcomers", &[])?);
-    let native = process::run(copy(&program), LIMIT)?.success()?;
-    for transport in ["shm", "tcp"] {
-        let flags = ["--transport", transport, "--dirty", "async", "--mask", "cheap_protection"];
-        let (far, _) = far_run(&program, &Far::local("4M").with(&flags), LIMIT)?;
-        compare(&native, &far).map_err(|e| e.context(format!("newcomers, sweeping, {transport}")))?;
-    }
     Ok(())
 }
 

@@ -9,7 +9,7 @@
 
 use crate::Pager;
 use crate::ending::say;
-use crate::sweep::Protect;
+use crate::settle::By;
 use farmem_protocol::addr::PAGE_BYTES;
 use farmem_sys::raw::{futex_wait, futex_wake, getpid, now_ns, syscall};
 use farmem_sys::thread;
@@ -175,7 +175,7 @@ impl Pager {
             while self.is_made_ahead() && self.resident.load(Ordering::Relaxed) > self.limit - self.high_room {
                 let _inside = self.threads.enter();
                 let mut evictor = self.evictor.lock();
-                if self.evict(&mut evictor, self.batch, Protect::Beside) == 0 {
+                if self.evict(&mut evictor, self.batch, By::Background) == 0 {
                     break;
                 }
             }

@@ -2,18 +2,17 @@
 //!
 //! ```text
 //!  1 victims      the policy names them; Resident and unpinned ones become Leaving
-//!  2 protect      dirty ones are write-protected ([`crate::sweep`])
-//!  3 copy         to their far slot (mapped) or to the staging ring, WRITEs posted
-//!  4 drop         all of them by one vectored process_madvise: one flush
+//!  2 settle       no write to a dirty one is lost from now on ([`crate::settle`])
+//!  3 copy         to their far slot (mapped) or to the staging ring, WRITEs posted   ┐ in this order, or, where dirty pages are
+//!  4 drop         all of them by one vectored process_madvise: one flush             ┘ held, in the other
 //!  5 done         words become Remote, Staged, or Untouched (all zero); room is given back
 //! ```
 //!
 //! *Why no write is lost.* A clean page is write-protected from its arrival on,
 //! so a write to it faults, finds it Leaving, and waits until step 5. A dirty
-//! page becomes write-protected in step 2, whose flush ends every earlier write,
-//! before its bytes are read in step 3. From then on nothing can write to it
-//! but through a fault, and faults wait. (Where the program's only thread evicts, nothing can write at all, and step 2 with its flush
-//! is left away: [`crate::still`].) What the pager never does is decide by
+//! page is read when nothing can write to it but through a fault, and faults wait: where the program's only thread evicts, at once
+//! ([`crate::still`]); else after the flush of step 4, which ends every earlier write, from what is held of it ([`crate::held`]);
+//! where it cannot be held, after that of a call that has write-protected it. What the pager never does is decide by
 //! looking at a page that can still change.
 //!
 //! *Measured choices.* `UFFDIO_MOVE` would unmap and keep the bytes in one step,
@@ -25,7 +24,6 @@
 //! When, and by whom: [`crate::headroom`].
 
 use crate::Pager;
-use crate::choice::Sweeps;
 use crate::crowd::Reach;
 use crate::dirty::exact::Next;
 use crate::dirty::{Changed, exact};
@@ -33,7 +31,7 @@ use crate::ending::{broken, die};
 use crate::held::Held;
 use crate::log::Log;
 use crate::meanwhile::Spare;
-use crate::sweep::{Dirty, Protect};
+use crate::settle::{By, Settled};
 use crate::thread::Thread;
 use crate::word::{State, Word};
 use farmem_pool::NoRoom;
@@ -70,8 +68,6 @@ pub struct Evictor {
     bench: usize,
     /// Dirty pages that are held by reference.
     pub(crate) held: Held,
-    /// Protecting calls.
-    pub(crate) sweeps: Sweeps,
     /// Small batches.
     pub(crate) spare: Spare,
     /// Queue pairs for write-back.
@@ -98,6 +94,11 @@ struct Tally {
     bytes_out: u64,
 }
 
+/// Whether a page that leaves lies right behind another.
+pub(crate) fn neighbours(a: &Leaving, b: &Leaving) -> bool {
+    a.page.0 + 1 == b.page.0
+}
+
 /// A page on its way out.
 pub(crate) struct Leaving {
     pub page: PageId,
@@ -109,7 +110,7 @@ pub(crate) struct Leaving {
 
 impl Evictor {
     /// `vectored`: try `process_madvise`.
-    pub(crate) fn new(vectored: bool, sweeps: Sweeps, log: Log, marks: Option<OwnPages>) -> Evictor {
+    pub(crate) fn new(vectored: bool, log: Log, marks: Option<OwnPages>) -> Evictor {
         Evictor {
             victims: Vec::with_capacity(BATCH),
             leaving: Vec::with_capacity(BATCH),
@@ -121,7 +122,6 @@ impl Evictor {
             mem_fd: farmem_sys::raw::open_self_mem().unwrap_or(-1),
             bench: 0,
             held: Held::new(),
-            sweeps,
             spare: Spare::new(),
             thread: None,
             log,
@@ -191,25 +191,22 @@ impl Evictor {
 
 impl Pager {
     /// Evicts up to `n` pages; returns how many left.
-    pub(crate) fn evict(&self, evictor: &mut Evictor, n: usize, how: Protect) -> usize {
-        self.evict_from(evictor, n, Reach::Named, how)
+    pub(crate) fn evict(&self, evictor: &mut Evictor, n: usize, by: By) -> usize {
+        self.evict_from(evictor, n, Reach::Named, by)
     }
 
-    pub(crate) fn evict_from(&self, evictor: &mut Evictor, n: usize, reach: Reach, how: Protect) -> usize {
+    pub(crate) fn evict_from(&self, evictor: &mut Evictor, n: usize, reach: Reach, by: By) -> usize {
         self.choose(evictor, n.min(BATCH), reach);
         if evictor.leaving.is_empty() {
             return 0;
         }
         self.hear_of_writes(evictor);
-        match self.settle_dirty(evictor, how) {
-            Dirty::AsTheyAre => {
-                self.copy_dirty(evictor, false);
-                self.drop_pages(evictor);
-            }
-            Dirty::Held => {
-                self.drop_pages(evictor);
-                self.copy_dirty(evictor, true);
-            }
+        if self.settle_dirty(evictor, by) == Settled::Held {
+            self.drop_pages(evictor);
+            self.copy_dirty(evictor, true);
+        } else {
+            self.copy_dirty(evictor, false);
+            self.drop_pages(evictor);
         }
         for leaving in &evictor.leaving {
             let word = self.table.word(leaving.page);
@@ -219,7 +216,7 @@ impl Pager {
             }
         }
         let left = evictor.leaving.len();
-        self.headroom.left(left, evictor.leaving.iter().filter(|l| l.from.dirty()).count());
+        self.headroom.left();
         self.unreserve(left as u64);
         self.count_batch(left as u64, std::mem::take(&mut evictor.tally));
         self.publish_levels();

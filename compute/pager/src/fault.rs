@@ -104,7 +104,7 @@ impl Pager {
                     }
                     self.unreserve(1);
                 }
-                State::Resident if write && !seen.writable() => {
+                State::Resident if write && !seen.dirty() => {
                     if word.shift(seen, seen.to(State::Busy)) {
                         return self.upgrade(inside.thread, page, seen);
                     }
@@ -176,9 +176,6 @@ impl Pager {
             unsafe { self.tracker.keep(page, source, mapped, write, comes) }
         };
         let dirty = comes != Comes::Protected;
-        if dirty {
-            self.await_sweep();
-        }
         // SAFETY: the landing buffer holds the page; or it is a slot of ours, mapped, whose bytes
         // change only by our own write-backs, which need the page resident.
         let installed = unsafe { self.uffd.copy(page.addr(), source, PAGE_BYTES, !dirty) };
@@ -222,9 +219,6 @@ impl Pager {
             Comes::Writable
         };
         let dirty = comes != Comes::Protected;
-        if dirty {
-            self.await_sweep();
-        }
         // SAFETY: the copy is this call's until released.
         let installed = unsafe { self.uffd.copy(page.addr(), self.staging.bytes(index), PAGE_BYTES, !dirty) };
         if let Err(e) = installed
@@ -248,29 +242,22 @@ impl Pager {
         Served::Here
     }
 
-    /// The first write to a page that is resident and clean, or protected on its way out.
+    /// The first write to a page that is resident and clean.
     ///
     /// The page stays Busy while its protection is lifted: otherwise an eviction could protect it
     /// again, and this call lift that too, and a write be lost under the eviction's copy.
     fn upgrade(&self, thread: &mut Thread, page: PageId, seen: Word) -> Served {
         let at_once = thread.watched.take().is_some_and(|(watched, _)| watched == page);
-        let late = !seen.dirty() && self.keep_late(page, seen);
-        self.await_sweep();
+        let late = self.keep_late(page, seen);
         let begun = clock::ticks();
         let lifted = self.uffd.protect(page.addr(), PAGE_BYTES, false);
         self.rewrites.lifted(clock::ns(clock::ticks() - begun));
         let word = self.table.word(page);
         match lifted {
             Ok(()) => {
-                if !seen.dirty() {
-                    self.rewrites.saw_protected(seen, true, at_once);
-                }
-                word.settle(seen.with_dirty(true).with_protected(false).with_guessed(seen.guessed() || late));
+                self.rewrites.saw_protected(seen, true, at_once);
+                word.settle(seen.with_dirty(true).with_guessed(late));
                 self.count(&self.counters.upgrades, 1);
-                if seen.dirty() {
-                    self.lost_to_sweeps.fetch_add(1, Ordering::Relaxed);
-                    self.count(&self.counters.upgrades_swept, 1);
-                }
                 self.reserve_kept();
                 Served::Here
             }

@@ -99,7 +99,7 @@ impl Pager {
         self.table.walk(first, last, |_, word| {
             let seen = word.load();
             if seen.state() == State::Resident {
-                word.set(seen.with_field(0).with_protected(false));
+                word.set(seen.with_field(0));
             }
         });
         self.protect_clean(start, end);

@@ -23,7 +23,6 @@ impl Pager {
     pub(crate) fn first_touch(&self, thread: &mut Thread, page: PageId) -> Served {
         let (batch, first, n) = self.claim_fresh(thread, page);
         let touched = (page.0 - first.0) as usize;
-        self.await_sweep();
         let here = self.install_zeros(first, n, touched);
         let is_here = |i: usize| here >> i & 1 != 0;
         let filled = here.count_ones() as usize;

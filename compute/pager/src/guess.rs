@@ -4,17 +4,15 @@
 //!
 //! If it will be, it had best come in writable: that saves a fault, 2 µs, and 15 where
 //! lifting a protection interrupts another CPU. (`counter[i] += 1` reads first; so does
-//! most code that writes.) If it will not, its way out costs a protecting call and a
-//! comparison with its slot, 1.3 µs. So it pays from a share of
+//! most code that writes.) If it will not, its way out costs a comparison with its slot, and what it takes to read it
+//! ([`crate::settle`]). So it pays from a share of
 //!
 //! ```text
-//!             1.3 µs
-//!   ─────────────────────────────      0.4 where one thread runs, 0.1 where several do
-//!   1.3 µs + fault + what lifting takes
+//!           in vain                          in vain, ns    share where one thread runs    where several do
+//!   ──────────────────────────────   still   150            one page in 14                 —
+//!   in vain + fault + what lifting   held    400            —                              one in 6 to 40
+//!                            takes   …       1300           one in 3                       one in 3 to 13
 //! ```
-//!
-//! Where the program is still ([`crate::still`]) nothing is protected on its way out, and a page in vain costs its comparison, or its hashes.
-//! There it pays from one page in thirteen on (over TCP from one in five).
 //!
 //! Programs change from writing to reading in phases, so what became of the last such
 //! pages says what will become of the next.
@@ -39,6 +37,7 @@
 //! protected pages that were not written at once; as long as most of these are written after all, samples
 //! are not listened to.
 
+use crate::settle::Settled;
 use crate::word::Word;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -46,9 +45,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 const ONE: u32 = 1 << 16;
 /// Weight of the newest: 1/32.
 const SHIFT: u32 = 5;
-/// What a page costs that came in writable and was not written, ns.
+/// What a page costs that came in writable and was not written, ns, where it is protected on its way out.
 const IN_VAIN_NS: u32 = 1_300;
-/// … where nothing need be protected, and the slot is mapped: 300 ns. Less is said here, for an upgrade costs more than its own time, by what it
+/// … where it is held.
+const IN_VAIN_HELD_NS: u32 = 400;
+/// … where nobody else runs, and the slot is mapped: 300 ns. Less is said here, for an upgrade costs more than its own time, by what it
 /// leaves of the caches: random accesses of which 3 % write are as fast either way, and of which 10 % do by 3 % faster with pages that come
 /// in writable; with 500 sort and sqlite had taken 4 to 6 % longer.
 const IN_VAIN_STILL_NS: u32 = 150;
@@ -74,7 +75,7 @@ pub struct Rewrites {
     read: Learned,
     /// What lifting a protection takes of late, ns.
     lift_ns: AtomicU32,
-    /// [`IN_VAIN_NS`], or what it is where the program is still.
+    /// By how pages leave.
     in_vain_ns: AtomicU32,
 }
 
@@ -112,12 +113,14 @@ impl Rewrites {
         Rewrites { written: learned(ONE), read: learned(0), lift_ns, in_vain_ns }
     }
 
-    /// Whether the program is still when pages leave; whether all slots are mapped.
-    pub fn leave_still(&self, still: bool, mapped: bool) {
-        let in_vain_ns = match (still, mapped) {
-            (true, true) => IN_VAIN_STILL_NS,
-            (true, false) => IN_VAIN_HASHED_NS,
-            (false, _) => IN_VAIN_NS,
+    /// How pages leave; whether all slots are mapped.
+    pub fn leave(&self, how: Settled, mapped: bool) {
+        let in_vain_ns = match (how, mapped) {
+            (Settled::Still, true) => IN_VAIN_STILL_NS,
+            (Settled::Still, false) => IN_VAIN_HASHED_NS,
+            (Settled::Held, true) => IN_VAIN_HELD_NS,
+            (Settled::Held, false) => IN_VAIN_HASHED_NS + IN_VAIN_HELD_NS - IN_VAIN_STILL_NS,
+            (Settled::Protected, _) => IN_VAIN_NS,
         };
         self.in_vain_ns.store(in_vain_ns, Ordering::Relaxed);
     }
@@ -216,7 +219,7 @@ mod tests {
             // One page in so many is written: worth it where upgrades are dear, by a half too few where they are not.
             (0..1000u32).for_each(|visit| rewrites.saw_protected(page, visit % every == 0, false));
             assert_eq!(rewrites.likely(page), lift_ns > 10_000, "{lift_ns}");
-            rewrites.leave_still(true, true);
+            rewrites.leave(Settled::Still, true);
             assert!(rewrites.likely(page), "nothing is protected on its way out");
         }
     }

@@ -23,7 +23,7 @@
 
 use crate::Pager;
 use crate::crowd::Reach;
-use crate::sweep::Protect;
+use crate::settle::By;
 use farmem_protocol::addr::PAGE_BYTES;
 use farmem_sys::raw::yield_cpu;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -38,9 +38,6 @@ const REMEMBERED: u32 = 8;
 
 /// What is known of room: how dear it is to make, and whether many want it.
 pub(crate) struct Headroom {
-    /// Of 256 pages that left of late so many were dirty, those too that a sweep had protected: a moving average over batches.
-    /// (Without these, two threads that write took 5.5 µs for 3.5: sweeps, which lie between batches, let them evict early.)
-    dirty: AtomicU32,
     /// For so many batches still: threads sleep for room.
     waits: AtomicU32,
     /// The last batch that a thread of the program's evicted found it still ([`crate::still`]).
@@ -50,31 +47,20 @@ pub(crate) struct Headroom {
 impl Headroom {
     /// Nothing is known.
     pub const fn new() -> Headroom {
-        Headroom { dirty: AtomicU32::new(0), waits: AtomicU32::new(0), still: AtomicBool::new(false) }
+        Headroom { waits: AtomicU32::new(0), still: AtomicBool::new(false) }
     }
 
-    /// A batch of its own has found the program still, or not: whether that is new. By who holds the evictor.
-    pub fn found(&self, still: bool) -> bool {
-        let before = self.still.load(Ordering::Relaxed);
+    /// A batch of its own has found the program still, or not.
+    pub fn found(&self, still: bool) {
         self.still.store(still, Ordering::Relaxed);
-        before != still
     }
 
-    /// A batch has left, and so many of it were dirty. By who holds the evictor.
-    pub fn left(&self, pages: usize, dirty: usize) {
-        let now = (256 * dirty / pages.max(1)) as u32;
-        let before = self.dirty.load(Ordering::Relaxed);
-        self.dirty.store((3 * before + now).div_ceil(4), Ordering::Relaxed);
+    /// A batch has left. By who holds the evictor.
+    pub fn left(&self) {
         if self.many_want_it() {
             // A thread that sleeps just now may be overlooked: the next will not.
             self.waits.store(self.waits.load(Ordering::Relaxed).saturating_sub(1), Ordering::Relaxed);
         }
-    }
-
-    /// Whether most of what a batch takes is the protecting of dirty pages: a call for each is 0.5 µs alone, and 3 to 15 where it
-    /// interrupts another CPU, dropping a page 0.25.
-    fn mostly_protects(&self) -> bool {
-        self.dirty.load(Ordering::Relaxed) >= 128
     }
 
     fn many_want_it(&self) -> bool {
@@ -115,7 +101,7 @@ impl Pager {
                     0 => (self.next_batch(), Reach::Named),
                     _ => (self.batch, Reach::Found),
                 };
-                self.evict_from(&mut evictor, most, reach, Protect::Measured)
+                self.evict_from(&mut evictor, most, reach, By::Program)
             };
             self.count(&self.counters.reclaimed_inline, evicted as u64);
             if evicted == 0 {
@@ -150,7 +136,7 @@ impl Pager {
     fn make_room(&self) {
         if self.is_made_ahead() {
             self.background.wake(self);
-        } else if !self.headroom.mostly_protects() && !self.is_crowded() {
+        } else if !self.headroom.still.load(Ordering::Relaxed) && !self.is_crowded() {
             self.try_evict();
         }
     }
@@ -158,7 +144,7 @@ impl Pager {
     /// Evicts a batch, unless somebody is at it.
     fn try_evict(&self) {
         if let Some(mut evictor) = self.evictor.try_lock() {
-            let evicted = self.evict(&mut evictor, self.next_batch(), Protect::Measured);
+            let evicted = self.evict(&mut evictor, self.next_batch(), By::Program);
             self.count(&self.counters.reclaimed_inline, evicted as u64);
         }
     }
@@ -234,19 +220,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn some_batches_tell_what_pages_are_like() {
+    fn who_slept_for_room_is_remembered_for_some_batches() {
         let headroom = Headroom::new();
-        let batches = |dirty, protects| {
-            (1..100).find(|_| {
-                headroom.left(256, dirty);
-                headroom.mostly_protects() == protects
-            })
-        };
-        assert!(batches(256, true).is_some_and(|n| n < 4));
-        assert!(batches(10, false).is_some_and(|n| n < 12));
         headroom.waits.store(REMEMBERED, Ordering::Relaxed);
         let forgotten = (1..100).find(|_| {
-            headroom.left(256, 0);
+            headroom.left();
             !headroom.many_want_it()
         });
         assert_eq!(forgotten, Some(REMEMBERED as usize));

@@ -18,9 +18,8 @@
 //! What cannot be made own (the program may not write there) or referred to, the batch's pages are protected for, as before.
 
 use crate::Pager;
-use crate::choice::neighbours;
 use crate::ending::broken;
-use crate::evict::{BATCH, Evictor};
+use crate::evict::{BATCH, Evictor, neighbours};
 use farmem_protocol::addr::PAGE_BYTES;
 use farmem_sys::clock;
 use farmem_sys::hold::{Hold, make_own, may_be_merged, may_be_swapped};
@@ -141,6 +140,7 @@ impl Pager {
             evictor.held.let_go();
             return false;
         }
+        self.count(&self.counters.held, pages as u64);
         true
     }
 }

@@ -15,10 +15,10 @@
 //! | `arrivals` | … and the policy hears of it, by and by |
 //! | `headroom` | room is reserved, and made |
 //! | [`evict`] | pages go out, many at a time |
-//! | `still` | does the program's only thread evict? Then nothing need be protected |
-//! | `marks` | … and the kernel may note first writes by itself |
-//! | `sweep` | dirty pages on their way out are write-protected, many by one call |
-//! | `choice`, `worth` | … as long as that pays |
+//! | `settle` | … no write to them is lost meanwhile |
+//! | `held` | … for they are held by reference, and read when their mapping is gone |
+//! | `still` | … or the program's only thread evicts, and nobody can write |
+//! | `marks` | … whose first writes the kernel may note by itself |
 //! | `guess` | will a page be written this time too? |
 //! | `staging` | bytes on their way out, and back |
 //! | `pin` | pages that a system call is using |
@@ -46,7 +46,6 @@
 
 mod arrivals;
 mod background;
-mod choice;
 mod crowd;
 pub mod dirty;
 pub mod ending;
@@ -67,15 +66,14 @@ mod pin;
 mod reads;
 mod record;
 mod regions;
+mod settle;
 mod space;
 mod staging;
 mod still;
-mod sweep;
 pub mod table;
 mod thread;
 mod window;
 pub mod word;
-mod worth;
 mod writes;
 
 pub use fork::Fork;
@@ -84,7 +82,6 @@ pub use space::Mapped;
 
 use arrivals::Arrivals;
 use background::Background;
-use choice::Sweeps;
 use crowd::Crowd;
 use dirty::{Dirty, Hashed, Tracker};
 use evict::Evictor;
@@ -142,8 +139,6 @@ pub struct Config {
     pub vectored: bool,
     /// Whether dirty pages may be held by reference on their way out (masked off in tests of what is done else).
     pub hold: bool,
-    /// Sweep from the first eviction on, as if protecting calls were dear (for tests; else measured).
-    pub always_sweep: bool,
     /// Bring changed lines by WRITEs, as to a card, wherever they go (for tests; else where one is).
     pub write_lines: bool,
     /// Look at two bits of a line's twelve, so that changed lines are overlooked, and the node's refusals put it right
@@ -207,14 +202,10 @@ pub struct Pager {
     /// Held by upgrades that read pages (not those that evict: these hold the evictor's lock), and by who makes pages
     /// unreadable.
     reading: Lock<()>,
-    /// A sweep is under way.
-    sweeping: AtomicBool,
     /// The network has not taken all yet that eviction sent off.
     held_up: AtomicBool,
     /// This process has forked, or was forked: its memory may be another's too.
     has_forked: AtomicBool,
-    /// Upgrades of pages that a sweep had protected.
-    lost_to_sweeps: AtomicU64,
     staging: Staging,
     space: Lock<Space>,
     pool: Pool,
@@ -325,16 +316,9 @@ pub fn start(
         rewrites: Rewrites::new(),
         tracker,
         reading: Lock::new(()),
-        sweeping: AtomicBool::new(false),
         held_up: AtomicBool::new(false),
         has_forked: AtomicBool::new(false),
-        lost_to_sweeps: AtomicU64::new(0),
-        evictor: Lock::new(Evictor::new(
-            config.vectored,
-            Sweeps::new(limit as usize, batch_of_many, config.always_sweep),
-            log,
-            marks,
-        )),
+        evictor: Lock::new(Evictor::new(config.vectored, log, marks)),
         staging: Staging::new(staged as usize).map_err(StartError::Memory)?,
         space: Lock::new(Space::new()),
         pool,

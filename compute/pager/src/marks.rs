@@ -15,10 +15,9 @@
 //! writes. Ways to hold other threads' writes off, and what each costs, are in `docs/design/lines.md`, as is why this is not
 //! the default.
 
-use crate::choice::neighbours;
 use crate::dirty::Dirty;
 use crate::ending::{broken, die};
-use crate::evict::Evictor;
+use crate::evict::{Evictor, neighbours};
 use crate::space::pages;
 use crate::word::State;
 use crate::{Pager, features};

@@ -18,7 +18,7 @@
 //! else looks at it soon, and pages whose bytes are not acknowledged hold their places in the staging ring.
 
 use crate::Pager;
-use crate::sweep::Protect;
+use crate::settle::By;
 use farmem_sys::raw::thread_cpu_ns;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -81,7 +81,7 @@ impl Pager {
             return;
         }
         let begun = thread_cpu_ns();
-        let left = self.evict(&mut evictor, wanted as usize, Protect::Singly) as u64;
+        let left = self.evict(&mut evictor, wanted as usize, By::Program) as u64;
         // A program's filter that was not seen may forbid the clock by now: zero.
         evictor.spare.took(left, thread_cpu_ns().saturating_sub(begun));
         self.count(&self.counters.reclaimed_inline, left);

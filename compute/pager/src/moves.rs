@@ -110,8 +110,8 @@ impl Pager {
                 moving.push((page, seen));
             }
         });
-        // The program does not know the target, but a sweep may pass over it, and a first touch next door
-        // may hold pages of it until the kernel tells it that they are not mapped.
+        // The program does not know the target, but a first touch next door may hold pages of it until the kernel tells it that
+        // they are not mapped.
         for &(page, _) in &moving {
             self.table.touched(target(page));
             let mut rounds = 0;
@@ -124,7 +124,6 @@ impl Pager {
             // Only now: blocks without a page have no mark.
             self.table.mark_unreadable(target(first), target(last));
         }
-        self.await_sweep();
         let moved = self.move_mapping(from, to, len);
         if !moved && let Err(e) = self.lay(to, len, prot, flags, Served::AtOnce) {
             broken(&format!("a mapping could not be moved: errno {}", -e));
@@ -138,7 +137,7 @@ impl Pager {
                         self.copy_resident(page, there);
                     }
                     self.tracker.rename(page, there);
-                    word.set(seen.with_dirty(true).with_protected(false).with_field(0));
+                    word.set(seen.with_dirty(true).with_field(0));
                 }
                 _ => word.set(seen),
             }

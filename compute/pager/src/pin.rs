@@ -161,7 +161,7 @@ impl Pager {
         let word = self.table.word(page);
         loop {
             let seen = word.load();
-            if seen.state() == State::Resident && (!write || seen.writable()) {
+            if seen.state() == State::Resident && (!write || seen.dirty()) {
                 if word.pin(seen) {
                     return true;
                 }

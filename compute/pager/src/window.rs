@@ -99,9 +99,6 @@ impl Pager {
             let neighbours = claimed[from..].windows(2).take_while(|w| follows(w[0], w[1]) && guess(&w[1]) == guessed);
             let mut run = 1 + neighbours.enumerate().take_while(|(i, _)| keep(1 + i) == comes).count();
             let dirty = comes != Comes::Protected;
-            if dirty {
-                self.await_sweep();
-            }
             let done = loop {
                 // SAFETY: the source holds `run` pages; the targets are Busy, hence ours.
                 match unsafe { self.uffd.copy(page.addr(), source, run * PAGE_BYTES, !dirty) } {

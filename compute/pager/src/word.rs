@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! 63 62     60 59 58 57 56 55               36 35                        0
-//! |G |  state |D |W |H |P | pins or staged  |  far slot                  |
+//! |G |  state |D |W |H |0 | pins or staged  |  far slot                  |
 //!
 //! G  guessed    (with D) compared when it leaves: its slot holds the bytes it came in with, and
 //!               whether it was written to is not known yet ([`crate::dirty`])
@@ -10,7 +10,6 @@
 //!               resident page is write-protected, and the first write faults (or is noted: [`crate::marks`])
 //! W  written    it was dirty when it last left
 //! H  has        the far slot is valid
-//! P  protected  (with D) write-protected all the same, for eviction is near
 //! pins          system calls that are using the page now (Resident, Busy)
 //! staged        index of the staged copy (Staged)
 //! ```
@@ -55,7 +54,6 @@ const STATE_SHIFT: u32 = 60;
 const DIRTY: u64 = 1 << 59;
 const WRITTEN: u64 = 1 << 58;
 const HAS_SLOT: u64 = 1 << 57;
-const PROTECTED: u64 = 1 << 56;
 const FIELD_SHIFT: u32 = 36;
 const FIELD: u64 = ((1 << 20) - 1) << FIELD_SHIFT;
 const SLOT: u64 = (1 << FarSlot::BITS) - 1;
@@ -117,24 +115,6 @@ impl Word {
         Word(if on { self.0 | GUESSED } else { self.0 & !GUESSED })
     }
 
-    /// P.
-    #[inline(always)]
-    pub fn protected(self) -> bool {
-        self.0 & PROTECTED != 0
-    }
-
-    /// The same with P as given.
-    #[inline(always)]
-    pub fn with_protected(self, on: bool) -> Word {
-        Word(if on { self.0 | PROTECTED } else { self.0 & !PROTECTED })
-    }
-
-    /// Whether a resident page can be written to without a fault: D, and not P.
-    #[inline(always)]
-    pub fn writable(self) -> bool {
-        self.0 & (DIRTY | PROTECTED) == DIRTY
-    }
-
     /// W.
     #[inline(always)]
     pub fn written(self) -> bool {
@@ -184,11 +164,10 @@ impl std::fmt::Debug for Word {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(
             f,
-            "{:?}{}{}{}{} field {} slot {:?}",
+            "{:?}{}{}{} field {} slot {:?}",
             self.state(),
             if self.guessed() { " guessed" } else { "" },
             if self.dirty() { " dirty" } else { "" },
-            if self.protected() { " protected" } else { "" },
             if self.written() { " written" } else { "" },
             self.pins(),
             self.slot()
@@ -209,7 +188,7 @@ impl AtomicWord {
     }
 
     /// The value now. Pairs with the Release of the transition that made it. SeqCst, as [`AtomicWord::shift`]
-    /// is, for the handshake in [`crate::sweep`]; on x86-64 neither costs more than Acquire would.
+    /// is, for [`crate::crowd`]; on x86-64 neither costs more than Acquire would.
     #[inline(always)]
     pub fn load(&self) -> Word {
         Word(self.0.load(Ordering::SeqCst))
@@ -272,8 +251,7 @@ mod tests {
         assert_eq!((word.state(), word.slot(), word.dirty(), word.written()), (State::Remote, Some(slot), false, true));
         assert_eq!(word.with_slot(None).slot(), None);
         let word = Word::UNTOUCHED.to(State::Resident).with_slot(Some(slot)).with_dirty(true).with_field(3);
-        assert!(word.writable() && !word.with_protected(true).writable() && !word.with_dirty(false).writable());
-        assert_eq!(word.with_protected(true).with_protected(false), word);
+        assert!(word.dirty() && !word.with_dirty(false).dirty());
         assert_eq!(word.with_guessed(true).state(), State::Resident);
         assert_eq!(word.with_guessed(true).to(State::Remote).with_guessed(false).state(), State::Remote);
     }

@@ -29,7 +29,7 @@ struct Way {
     mode: FaultMode,
     prefetch: bool,
     vectored: bool,
-    always_sweep: bool,
+    hold: bool,
     write_lines: bool,
     overlook: bool,
     dirty: Dirty,
@@ -40,7 +40,7 @@ const PLAIN: Way = Way {
     mode: FaultMode::Inline,
     prefetch: true,
     vectored: true,
-    always_sweep: false,
+    hold: true,
     write_lines: false,
     overlook: false,
     dirty: Dirty::Auto,
@@ -48,13 +48,13 @@ const PLAIN: Way = Way {
 const WAYS: &[(&str, Way)] = &[
     ("shm", PLAIN),
     ("tcp", Way { mapped: false, ..PLAIN }),
-    ("shm-sweeping", Way { always_sweep: true, ..PLAIN }),
-    ("tcp-sweeping", Way { mapped: false, always_sweep: true, ..PLAIN }),
+    ("shm-protecting", Way { hold: false, ..PLAIN }),
+    ("tcp-protecting", Way { mapped: false, hold: false, ..PLAIN }),
     ("thread", Way { mode: FaultMode::Thread, ..PLAIN }),
     ("no-prefetch", Way { prefetch: false, ..PLAIN }),
     ("shm-lines", Way { dirty: Dirty::Lines, ..PLAIN }),
     ("tcp-lines", Way { mapped: false, dirty: Dirty::Lines, ..PLAIN }),
-    ("tcp-lines-sweeping", Way { mapped: false, dirty: Dirty::Lines, always_sweep: true, ..PLAIN }),
+    ("tcp-lines-protecting", Way { mapped: false, dirty: Dirty::Lines, hold: false, ..PLAIN }),
     ("tcp-lines-writes", Way { mapped: false, dirty: Dirty::Lines, write_lines: true, ..PLAIN }),
     ("tcp-overlooking", Way { mapped: false, overlook: true, ..PLAIN }),
     ("tcp-lines-overlooking", Way { mapped: false, dirty: Dirty::Lines, overlook: true, ..PLAIN }),
@@ -88,13 +88,13 @@ fn over_tcp() {
 }
 
 #[test]
-fn over_shm_sweeping() {
-    in_its_own_process("shm-sweeping");
+fn over_shm_protecting() {
+    in_its_own_process("shm-protecting");
 }
 
 #[test]
-fn over_tcp_sweeping() {
-    in_its_own_process("tcp-sweeping");
+fn over_tcp_protecting() {
+    in_its_own_process("tcp-protecting");
 }
 
 #[test]
@@ -114,7 +114,9 @@ fn over_tcp_without_vectored_madvise() {
 
 #[test]
 fn by_line_hashes() {
-    ["shm-lines", "tcp-lines", "tcp-lines-sweeping", "tcp-lines-writes"].iter().for_each(|way| in_its_own_process(way));
+    ["shm-lines", "tcp-lines", "tcp-lines-protecting", "tcp-lines-writes"]
+        .iter()
+        .for_each(|way| in_its_own_process(way));
 }
 
 /// A changed line in four is overlooked: nodes refuse, and pages go whole.
@@ -160,8 +162,7 @@ fn start(way: &Way, counters: &'static Process) -> &'static Pager {
         mode: way.mode,
         prefetch: way.prefetch,
         vectored: way.vectored,
-        hold: true,
-        always_sweep: way.always_sweep,
+        hold: way.hold,
         write_lines: way.write_lines,
         overlook: way.overlook,
         dirty: way.dirty,

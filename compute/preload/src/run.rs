@@ -25,8 +25,6 @@ pub struct Run {
     pub counters: Option<String>,
     pub vectored: bool,
     pub hold: bool,
-    /// …
-    pub always_sweep: bool,
     pub write_lines: bool,
     pub overlook: bool,
     /// Faults return without the kernel's help, where they can.
@@ -60,7 +58,6 @@ pub fn parse(text: &str) -> Result<Run, String> {
         counters: None,
         vectored: true,
         hold: true,
-        always_sweep: false,
         write_lines: false,
         overlook: false,
         resume: true,
@@ -102,7 +99,6 @@ pub fn parse(text: &str) -> Result<Run, String> {
                 let masked = |feature| value.split(',').any(|f| f == feature);
                 run.vectored = !masked("process_madvise");
                 run.hold = !masked("hold");
-                run.always_sweep = masked("cheap_protection");
                 run.write_lines = masked("records");
                 run.overlook = masked("changes");
                 run.resume = !masked("resume");

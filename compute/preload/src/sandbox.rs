@@ -31,15 +31,19 @@ use crate::net::has_marked;
 use crate::process::pager;
 use crate::signals::open;
 use crate::threads;
+use farmem_sys::hold::GET_MEMORY_MERGE;
 use farmem_sys::raw::{OPEN_MEM_FLAGS, SignalsBlocked, syscall};
 use farmem_sys::thread::THREAD_FLAGS;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// What the runtime calls after its start, its threads and children included.
-const OWN: [i64; 47] = [
+const OWN: [i64; 50] = [
     // Faults and evictions.
     libc::SYS_ioctl,
     libc::SYS_process_madvise,
+    libc::SYS_vmsplice,
+    libc::SYS_pipe2,
+    libc::SYS_sysinfo,
     libc::SYS_madvise,
     libc::SYS_futex,
     libc::SYS_sched_yield,
@@ -300,9 +304,9 @@ fn conditions(nr: i64, needs: Needs) -> Vec<libc::sock_filter> {
             ]
         }
         libc::SYS_clone => one_of(0, ALL, &[THREAD_FLAGS as u32]),
-        // The next image's filter.
+        // The next image's filter; whether pages may be merged.
         libc::SYS_prctl => {
-            let asked = [libc::PR_SET_NO_NEW_PRIVS, libc::PR_SET_SECCOMP, libc::PR_GET_SECCOMP];
+            let asked = [libc::PR_SET_NO_NEW_PRIVS, libc::PR_SET_SECCOMP, libc::PR_GET_SECCOMP, GET_MEMORY_MERGE];
             one_of(0, ALL, &asked.map(|what| what as u32))
         }
         // A child's own memory, to read; the path cannot be told.

@@ -143,7 +143,6 @@ fn arm(text: &str) -> Result<(), String> {
         prefetch: run.prefetch,
         vectored: run.vectored,
         hold: run.hold,
-        always_sweep: run.always_sweep,
         write_lines: run.write_lines,
         overlook: run.overlook,
         dirty: run.dirty,

@@ -31,8 +31,8 @@ pub struct Counts {
     pub pages_whole: u64,
     /// Bytes of write-back handed to the network.
     pub wire_out: u64,
-    /// Batches whose dirty pages were protected by whole stretches of addresses.
-    pub sweeps: u64,
+    /// Dirty pages that were held by reference on their way out.
+    pub held: u64,
     /// Faults served from what was on its way out.
     pub rescued: u64,
     /// Pages that a fault made leave, for want of room.
@@ -56,7 +56,7 @@ impl Counts {
             lines_sent: self.lines_sent - before.lines_sent,
             pages_whole: self.pages_whole - before.pages_whole,
             wire_out: self.wire_out - before.wire_out,
-            sweeps: self.sweeps - before.sweeps,
+            held: self.held - before.held,
             rescued: self.rescued - before.rescued,
             reclaimed_inline: self.reclaimed_inline - before.reclaimed_inline,
             wait_ns: self.wait_ns - before.wait_ns,
@@ -84,7 +84,7 @@ impl Counts {
             lines_sent: sum(offset_of!(Process, lines_sent))?,
             pages_whole: sum(offset_of!(Process, pages_whole))?,
             wire_out: sum(offset_of!(Process, wire_out))?,
-            sweeps: sum(offset_of!(Process, sweeps))?,
+            held: sum(offset_of!(Process, held))?,
             rescued: sum(offset_of!(Process, rescued))?,
             reclaimed_inline: sum(offset_of!(Process, reclaimed_inline))?,
             wait_ns: sum(offset_of!(Process, wait_ns))?,

@@ -68,7 +68,6 @@ pub fn config(local: u64) -> Config {
         prefetch: true,
         vectored: true,
         hold: true,
-        always_sweep: false,
         write_lines: false,
         overlook: false,
         dirty: Dirty::Auto,
