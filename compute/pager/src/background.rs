@@ -1,15 +1,13 @@
-//! The background thread: evicts ahead of need, so that faults find room, where slots are
-//! not mapped and the program has several threads ([`crate::headroom`]); takes in acknowledgements; sees to it that a node's death is noticed even while
+//! The background thread: takes in acknowledgements; sees to it that a node's death is noticed even while
 //! nothing is fetched from it; gives far memory back that the program has freed;
 //! once a second does the housekeeping; and ends a process of which only the
 //! runtime's threads are left.
 //!
-//! It is started on the first eviction, or shortage that it is to end, not at start: a child that forks and
+//! It is started on the first eviction, not at start: a child that forks and
 //! execs, and a program that fits, have none.
 
 use crate::Pager;
 use crate::ending::say;
-use crate::settle::By;
 use farmem_protocol::addr::PAGE_BYTES;
 use farmem_sys::raw::{futex_wait, futex_wake, getpid, now_ns, syscall};
 use farmem_sys::thread;
@@ -49,7 +47,7 @@ pub struct Background {
 /// What a thread of the runtime's does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Job {
-    /// Keeps house, and, where that is its task, evicts ahead of need.
+    /// Keeps house.
     Background,
     /// Serves fault events.
     Handler,
@@ -172,13 +170,6 @@ impl Pager {
         let mut sleep = (TEND_NS, 0);
         let (mut last_housekeeping, mut last_tended) = (now_ns(), now_ns());
         loop {
-            while self.is_made_ahead() && self.resident.load(Ordering::Relaxed) > self.limit - self.high_room {
-                let _inside = self.threads.enter();
-                let mut evictor = self.evictor.lock();
-                if self.evict(&mut evictor, self.batch, By::Background) == 0 {
-                    break;
-                }
-            }
             if !self.staging.is_empty() {
                 let _inside = self.threads.enter();
                 let mut evictor = self.evictor.lock();
@@ -212,11 +203,9 @@ impl Pager {
         }
     }
 
-    /// Far memory that the program has freed goes back to the nodes: within two rounds of [`TEND_NS`], unless
-    /// evictions are more urgent, that nobody else makes.
+    /// Far memory that the program has freed goes back to the nodes: within two rounds of [`TEND_NS`].
     fn give_back(&self) {
-        let room = || !self.is_made_ahead() || self.resident.load(Ordering::Relaxed) <= self.limit - self.low_room;
-        if let Err(lost) = self.pool.give_back_idle(&room) {
+        if let Err(lost) = self.pool.give_back_idle() {
             self.node_lost(&lost);
         }
     }

@@ -30,8 +30,7 @@ use crate::dirty::{Changed, exact};
 use crate::ending::{broken, die};
 use crate::held::Held;
 use crate::log::Log;
-use crate::meanwhile::Spare;
-use crate::settle::{By, Settled};
+use crate::settle::Settled;
 use crate::thread::Thread;
 use crate::word::{State, Word};
 use farmem_pool::NoRoom;
@@ -68,8 +67,6 @@ pub struct Evictor {
     bench: usize,
     /// Dirty pages that are held by reference.
     pub(crate) held: Held,
-    /// Small batches.
-    pub(crate) spare: Spare,
     /// Queue pairs for write-back.
     pub(crate) thread: Option<Box<Thread>>,
     /// Changed lines on their way.
@@ -122,7 +119,6 @@ impl Evictor {
             mem_fd: farmem_sys::raw::open_self_mem().unwrap_or(-1),
             bench: 0,
             held: Held::new(),
-            spare: Spare::new(),
             thread: None,
             log,
             marks,
@@ -191,17 +187,17 @@ impl Evictor {
 
 impl Pager {
     /// Evicts up to `n` pages; returns how many left.
-    pub(crate) fn evict(&self, evictor: &mut Evictor, n: usize, by: By) -> usize {
-        self.evict_from(evictor, n, Reach::Named, by)
+    pub(crate) fn evict(&self, evictor: &mut Evictor, n: usize) -> usize {
+        self.evict_from(evictor, n, Reach::Named)
     }
 
-    pub(crate) fn evict_from(&self, evictor: &mut Evictor, n: usize, reach: Reach, by: By) -> usize {
+    pub(crate) fn evict_from(&self, evictor: &mut Evictor, n: usize, reach: Reach) -> usize {
         self.choose(evictor, n.min(BATCH), reach);
         if evictor.leaving.is_empty() {
             return 0;
         }
         self.hear_of_writes(evictor);
-        if self.settle_dirty(evictor, by) == Settled::Held {
+        if self.settle_dirty(evictor) == Settled::Held {
             self.drop_pages(evictor);
             self.copy_dirty(evictor, true);
         } else {

@@ -164,7 +164,7 @@ impl Pager {
             place.mapped as *const u8
         } else {
             self.keep_now(thread);
-            self.make_room_meanwhile();
+            self.send_on();
             self.await_read(thread, |tag| tag == DEMAND);
             thread.demand(thread.lands_last).cast_const()
         };

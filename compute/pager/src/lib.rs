@@ -29,8 +29,7 @@
 //! | `fork` | parent and child both go on |
 //! | `thread` | what a thread brings along; the gate that a fork closes |
 //! | `record` | the page trace, for the replayer |
-//! | `meanwhile` | … some, while an answer is on its way |
-//! | `background` | … ahead of need; housekeeping |
+//! | `background` | what somebody must see to while the program does not fault |
 //! | `ending` | ends that a load cannot report |
 //!
 //! **Trap discipline.** A fault is a trap, not an asynchronous event: it can
@@ -60,7 +59,6 @@ mod headroom;
 mod held;
 pub mod log;
 mod marks;
-mod meanwhile;
 mod moves;
 mod pin;
 mod reads;
@@ -230,12 +228,8 @@ pub struct Pager {
     losses: AtomicU64,
     /// … and of which; held while they do.
     losing: Lock<Lost>,
-    /// The background thread makes room ahead of need.
-    ahead: bool,
     /// Below this much room more is made ([`headroom`]).
     low_room: u64,
-    /// The background thread evicts until there is this much.
-    high_room: u64,
     batch: usize,
     /// … where threads sleep for room.
     batch_of_many: usize,
@@ -297,14 +291,9 @@ pub fn start(
     // A batch must find room in the ring without waiting for its own pages.
     let most = if staged == 0 { evict::BATCH } else { evict::BATCH.min(staged as usize / 2) };
     let batch_of_many = (limit as usize / 8).clamp(8, most);
-    // Room kept free is local memory that the program does not have: half a batch on the average, and, where the background thread
-    // makes it, two windows besides; but that is woken for each batch.
-    let ahead = !pool.all_mapped() && marks.is_none();
-    let (batch, low_room) = match ahead {
-        false => (batch_of_many.min((limit as usize / 64).max(32)), limit / 64),
-        true => (batch_of_many, limit / 128),
-    };
-    let low_room = low_room.clamp(8, 2 * WINDOW as u64);
+    // Room kept free is local memory that the program does not have: half a batch on the average.
+    let batch = batch_of_many.min((limit as usize / 64).max(32));
+    let low_room = (limit / 64).clamp(8, 2 * WINDOW as u64);
     let policy = policy(limit as usize);
     let pager = Pager {
         uffd,
@@ -334,9 +323,7 @@ pub fn start(
         losses: AtomicU64::new(0),
         losing: Lock::new(Lost::new()),
         limit,
-        ahead,
         low_room,
-        high_room: low_room + batch as u64,
         batch,
         batch_of_many,
         headroom: Headroom::new(),

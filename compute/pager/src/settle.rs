@@ -14,15 +14,6 @@ use crate::ending::broken;
 use crate::evict::{Evictor, Leaving, neighbours};
 use farmem_protocol::addr::PAGE_BYTES;
 
-/// Who evicts.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum By {
-    /// A thread of the program's, in its fault.
-    Program,
-    /// The background thread: the program runs meanwhile.
-    Background,
-}
-
 /// How dirty pages that leave are settled.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Settled {
@@ -45,10 +36,10 @@ fn runs_of_dirty(leaving: &[Leaving]) -> impl Iterator<Item = &[Leaving]> {
 
 impl Pager {
     /// Settles the dirty pages of a batch, all in one way.
-    pub(crate) fn settle_dirty(&self, evictor: &mut Evictor, by: By) -> Settled {
+    pub(crate) fn settle_dirty(&self, evictor: &mut Evictor) -> Settled {
         // Where the kernel notes first writes nothing may be protected, which would give a page that was written since it was asked about
         // its mark back. There the program is still, or has ended ([`crate::marks`]).
-        let still = by == By::Program && (evictor.marks.is_some() || self.is_still(evictor));
+        let still = evictor.marks.is_some() || self.is_still(evictor);
         let settled = if still {
             Settled::Still
         } else if self.hold_dirty(evictor) {
@@ -57,9 +48,7 @@ impl Pager {
             self.protect_dirty(&evictor.leaving);
             Settled::Protected
         };
-        if by == By::Program {
-            self.headroom.found(still);
-        }
+        self.headroom.found(still);
         self.rewrites.leave(settled, self.pool.all_mapped());
         settled
     }

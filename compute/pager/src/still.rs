@@ -1,12 +1,5 @@
-//! Still: the program has one thread, and that is here, in the pager. Then nothing can be written to a page that leaves, and it need
-//! not be protected first: the call that protects takes 0.5 to 0.7 µs, as much as all else that a dirty page takes to leave.
-//!
-//! ```text
-//!  evicts                 threads of the program    dirty pages that leave
-//!  one of its own         one                       are copied, or compared, as they are
-//!                         several                   are protected ([`crate::sweep`]): others write meanwhile
-//!  the background thread  any                       are protected: the program runs beside
-//! ```
+//! Still: the program has one thread, and that is here, in the pager. Then nothing can be written to a page that leaves, and it is read
+//! as it is: neither held nor protected ([`crate::settle`]).
 //!
 //! *Why one look is enough.* The kernel is asked how many threads there are, once a batch. If the asker is the only one, none can come
 //! to be before it has left the pager, for who should make it? One that is just ending counts until it has given its memory up.
@@ -14,8 +7,6 @@
 //! ([`farmem_sys::thread::COMPANIONS`]); a vfork child stands in for its parent, which waits for it. Signals are blocked, or kept to the fault's
 //! end, so that no handler of the program's runs in between. What the kernel writes for the program, it writes into pinned pages.
 //! (Another process that writes by `process_vm_writev` to a page on its way out writes in vain either way: `docs/design/limits.md`.)
-//!
-//! Over TCP the background thread makes no room for such a program: what its own thread evicts is cheaper ([`crate::headroom`]).
 
 use crate::evict::Evictor;
 use crate::{FaultMode, Pager};

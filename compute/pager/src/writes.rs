@@ -120,6 +120,17 @@ impl Pager {
         self.held_up.store(held_up, Ordering::Relaxed);
     }
 
+    /// Sends on what the network did not take at once (a full socket, a shaped link). In the waits of faults that follow: nobody else looks at
+    /// it soon, and pages whose bytes are not acknowledged hold their places in the staging ring.
+    #[inline]
+    pub(crate) fn send_on(&self) {
+        if self.held_up.load(Ordering::Relaxed)
+            && let Some(mut evictor) = self.evictor.try_lock()
+        {
+            self.collect_writes(&mut evictor, Duration::ZERO);
+        }
+    }
+
     /// Staged copies whose lines were refused ([`crate::log`]).
     #[cold]
     fn send_whole(&self, evictor: &mut Evictor, staged: &[usize]) {

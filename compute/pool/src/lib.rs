@@ -290,15 +290,15 @@ impl Pool {
         self.sessions.lock()[gone.node].release(gone.id)
     }
 
-    /// Gives the memory of idle blocks back to their nodes' systems, while `go_on` says so. False when it
-    /// was stopped. The slabs stay held: what the program has mapped it may touch at any time.
+    /// Gives the memory of idle blocks back to their nodes' systems. The slabs stay held: what the program has mapped it may
+    /// touch at any time.
     ///
     /// Call it a few times a second, from one thread: a block goes when two calls in a row find it idle.
-    pub fn give_back_idle(&self, go_on: &dyn Fn() -> bool) -> Result<bool, Lost> {
+    pub fn give_back_idle(&self) -> Result<(), Lost> {
         let mut index = 0;
         loop {
             let mut slabs = self.slabs.lock();
-            let Some(slot) = slabs.list.get_mut(index) else { return Ok(true) };
+            let Some(slot) = slabs.list.get_mut(index) else { return Ok(()) };
             let Some((slab, run)) = slot.as_mut().and_then(|slab| slab.take_idle().map(|run| (slab, run))) else {
                 slot.iter_mut().for_each(SlabSlots::note_idle);
                 index += 1;
@@ -318,9 +318,6 @@ impl Pool {
             }
             drop(slabs);
             given?;
-            if !go_on() {
-                return Ok(false);
-            }
         }
     }
 

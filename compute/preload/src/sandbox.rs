@@ -37,7 +37,7 @@ use farmem_sys::thread::THREAD_FLAGS;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// What the runtime calls after its start, its threads and children included.
-const OWN: [i64; 50] = [
+const OWN: [i64; 49] = [
     // Faults and evictions.
     libc::SYS_ioctl,
     libc::SYS_process_madvise,
@@ -48,7 +48,6 @@ const OWN: [i64; 50] = [
     libc::SYS_futex,
     libc::SYS_sched_yield,
     libc::SYS_nanosleep,
-    libc::SYS_clock_gettime,
     libc::SYS_pread64,
     libc::SYS_process_vm_readv,
     // Signals.
@@ -284,8 +283,6 @@ fn conditions(nr: i64, needs: Needs) -> Vec<libc::sock_filter> {
                 op(GO, BEHIND, 0, 0),
             ]
         }
-        // The caller's own; the others are the vDSO's, which asks nobody.
-        libc::SYS_clock_gettime => one_of(0, ALL, &[libc::CLOCK_THREAD_CPUTIME_ID as u32]),
         // To a thread of whoever's, but these two alone: a child has another pid, and its parent's filter.
         libc::SYS_tgkill => one_of(2, ALL, &[libc::SIGBUS as u32, libc::SIGSYS as u32]),
         // What makes code is the program's filter's to judge.
