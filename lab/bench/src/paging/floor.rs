@@ -231,12 +231,6 @@ struct Copy {
     mode: u64,
     copied: i64,
 }
-#[repr(C)]
-struct WriteProtect {
-    start: u64,
-    len: u64,
-    mode: u64,
-}
 const UFFD_API: u64 = 0xAA;
 const UFFDIO_API: u64 = 0xc018_aa3f;
 const UFFDIO_REGISTER: u64 = 0xc020_aa00;
@@ -244,16 +238,7 @@ const UFFDIO_COPY: u64 = 0xc028_aa03;
 const UFFD_USER_MODE_ONLY: i32 = 1;
 const UFFD_FEATURE_SIGBUS: u64 = 1 << 7;
 const UFFDIO_REGISTER_MODE_MISSING: u64 = 1;
-const UFFDIO_WRITEPROTECT: u64 = 0xc018_aa06;
-const UFFD_FEATURE_PAGEFAULT_FLAG_WP: u64 = 1;
-const UFFDIO_REGISTER_MODE_WP: u64 = 2;
-const UFFDIO_WRITEPROTECT_MODE_WP: u64 = 1;
-const _: () = assert!(
-    size_of::<Api>() == 0x18
-        && size_of::<WriteProtect>() == 0x18
-        && size_of::<Register>() == 0x20
-        && size_of::<Copy>() == 0x28
-);
+const _: () = assert!(size_of::<Api>() == 0x18 && size_of::<Register>() == 0x20 && size_of::<Copy>() == 0x28);
 
 /// The whole fault path.
 unsafe extern "C" fn install(_signal: libc::c_int, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
@@ -274,6 +259,8 @@ unsafe extern "C" fn install(_signal: libc::c_int, info: *mut libc::siginfo_t, _
 pub(super) struct Mechanism {
     /// This process, to the kernel.
     pub own: i64,
+    /// For pages that leave: where they are read, and where they come in.
+    pub pipe: [i32; 2],
 }
 
 impl Mechanism {
@@ -286,8 +273,8 @@ impl Mechanism {
         TARGET.store(array.address(), Ordering::Relaxed);
         END.store(array.address() + array.pages() * PAGE, Ordering::Relaxed);
         SOURCE.store(source.address(), Ordering::Relaxed);
-        let features = UFFD_FEATURE_SIGBUS | UFFD_FEATURE_PAGEFAULT_FLAG_WP;
-        let mut api = Api { api: UFFD_API, features, ioctls: 0 };
+        let mut api = Api { api: UFFD_API, features: UFFD_FEATURE_SIGBUS, ioctls: 0 };
+        let mut pipe = [0; 2];
         // SAFETY: `api` is live and laid out as the kernel's. The handler is async-signal-safe, and zero is a valid sigaction.
         let own = unsafe {
             let agreed = libc::ioctl(descriptor as i32, UFFDIO_API as libc::Ioctl, &mut api) == 0;
@@ -296,28 +283,21 @@ impl Mechanism {
             action.sa_sigaction = install as unsafe extern "C" fn(_, _, _) as usize;
             action.sa_flags = libc::SA_SIGINFO;
             libc::sigaction(libc::SIGBUS, &action, std::ptr::null_mut());
+            let made = libc::pipe2(pipe.as_mut_ptr(), libc::O_CLOEXEC) == 0
+                && libc::fcntl(pipe[1], libc::F_SETPIPE_SZ, LEAVING * PAGE) >= 0;
+            ensure!(made, "a pipe for pages that leave: {}", io::Error::last_os_error());
             libc::syscall(libc::SYS_pidfd_open, libc::getpid(), 0)
         };
-        let mechanism = Mechanism { own };
-        mechanism.register(array, false)?;
+        let mechanism = Mechanism { own, pipe };
+        mechanism.register(array)?;
         Ok(mechanism)
     }
 
-    /// The array's absent pages fault from now on; and its protected ones, if asked.
-    pub fn register(&self, array: &Array, protect: bool) -> anyhow::Result<()> {
-        let mode = UFFDIO_REGISTER_MODE_MISSING | if protect { UFFDIO_REGISTER_MODE_WP } else { 0 };
+    /// The array's absent pages fault from now on.
+    fn register(&self, array: &Array) -> anyhow::Result<()> {
         let (start, len) = (array.address() as u64, (array.pages() * PAGE) as u64);
+        let mode = UFFDIO_REGISTER_MODE_MISSING;
         self.ioctl(UFFDIO_REGISTER, &mut Register { start, len, mode, ioctls: 0 }, "registering the array")
-    }
-
-    /// One page of the array can be written to no more.
-    pub fn protect(&self, start: usize) -> anyhow::Result<()> {
-        let (start, len) = (start as u64, PAGE as u64);
-        self.ioctl(
-            UFFDIO_WRITEPROTECT,
-            &mut WriteProtect { start, len, mode: UFFDIO_WRITEPROTECT_MODE_WP },
-            "protecting",
-        )
     }
 
     fn ioctl<T>(&self, request: u64, of: &mut T, doing: &str) -> anyhow::Result<()> {
