@@ -73,8 +73,7 @@ pub struct Process {
     pub held: AtomicU64,
     /// Calls that write-protected dirty pages on their way out, where they could not be held.
     pub protecting_calls: AtomicU64,
-    /// Pages that a faulting thread evicted: over shared memory nearly all; else where the background thread was behind, or
-    /// while an answer was on its way.
+    /// Pages that a thread evicted for want of room.
     pub reclaimed_inline: AtomicU64,
     /// Bytes read from nodes.
     pub bytes_in: AtomicU64,

@@ -16,6 +16,8 @@ use crate::raw::{Errno, checked, close, own_fd};
 const PAGE: usize = 4096;
 /// `pipe2`'s flags: never waits, and is closed on exec.
 pub const PIPE_FLAGS: i32 = libc::O_CLOEXEC | libc::O_NONBLOCK;
+/// `vmsplice`'s.
+pub const SPLICE_FLAGS: u32 = libc::SPLICE_F_NONBLOCK;
 /// Whether the kernel may merge pages of this process: of `prctl` (Linux 6.4).
 pub const GET_MEMORY_MERGE: i32 = 68;
 
@@ -63,7 +65,7 @@ impl Hold {
     /// `spare` is a page for what is let go.
     pub unsafe fn take(&self, ranges: &[libc::iovec], spare: *mut u8) -> bool {
         let wanted: usize = ranges.iter().map(|range| range.iov_len).sum();
-        let flags = libc::SPLICE_F_NONBLOCK as usize;
+        let flags = SPLICE_FLAGS as usize;
         // SAFETY: live ranges; the kernel only reads what they name, and checks it.
         let taken = unsafe {
             checked(libc::SYS_vmsplice, [self.to as usize, ranges.as_ptr() as usize, ranges.len(), flags, 0, 0])
@@ -105,18 +107,16 @@ impl Hold {
     }
 }
 
-/// Ends that the memory of these ranges is anybody else's too: what is shared is copied, as a write would (Linux 5.14, and 6.13 for many
-/// ranges at once). False where it cannot be written to.
+/// Ends that the memory of these ranges is anybody else's too: what is shared is copied, as a write would (Linux 5.14, and 6.13 for one's own
+/// by many ranges). How many bytes were done: ranges from the first on, before one that cannot be written to.
 ///
 /// # Safety
 /// The pages are present, so that nothing comes to be.
-pub unsafe fn make_own(pidfd: i32, ranges: &[libc::iovec]) -> bool {
-    let wanted: usize = ranges.iter().map(|range| range.iov_len).sum();
+pub unsafe fn make_own(pidfd: i32, ranges: &[libc::iovec]) -> usize {
     let advice = libc::MADV_POPULATE_WRITE as usize;
     let args = [pidfd as usize, ranges.as_ptr() as usize, ranges.len(), advice, 0, 0];
     // SAFETY: advice about live ranges, which changes no content.
-    let done = unsafe { checked(libc::SYS_process_madvise, args) };
-    done == Ok(wanted)
+    unsafe { checked(libc::SYS_process_madvise, args) }.unwrap_or(0)
 }
 
 /// Whether the kernel may merge pages of this process with others of the same content.
@@ -183,7 +183,7 @@ mod tests {
                     libc::_exit(0);
                 }
                 libc::waitpid(child, std::ptr::null_mut(), 0);
-                assert!(!own || make_own(pidfd, &ranges));
+                assert!(!own || make_own(pidfd, &ranges) == PAGE);
                 assert!(hold.take(&ranges, spare));
                 page.write(2);
                 hold.read(spare, 1).unwrap();

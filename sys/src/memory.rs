@@ -98,7 +98,16 @@ impl<T: ZeroValid> std::ops::Index<usize> for SparseArray<T> {
 /// The range must lie in a reservation of the caller's that nobody is using.
 pub unsafe fn discard(at: *mut u8, len: usize) {
     // SAFETY: passed on to the caller.
-    let _ = unsafe { checked(libc::SYS_madvise, [at as usize, len, libc::MADV_DONTNEED as usize, 0, 0, 0]) };
+    let _ = unsafe { try_discard(at, len) };
+}
+
+/// [`discard`], for who must know: memory that is locked stays, for one.
+///
+/// # Safety
+/// As [`discard`].
+pub unsafe fn try_discard(at: *mut u8, len: usize) -> Result<(), Errno> {
+    // SAFETY: passed on to the caller.
+    unsafe { checked(libc::SYS_madvise, [at as usize, len, libc::MADV_DONTNEED as usize, 0, 0, 0]) }.map(drop)
 }
 
 /// Drops the pages of all ranges with one TLB flush (`process_madvise`, vectored).

@@ -42,7 +42,7 @@ macro_rules! cases {
 
 cases! {
     threads64 thread_churn no_descriptors
-    fork_live fork_guesses fork_threads vfork_beside vfork_forks companion newcomers first_thread half_clone clone_copies exec_family close_all gives_up confined confined_traps confined_grows confined_strict go_confined go_contained
+    fork_live fork_guesses fork_threads held_pages vfork_beside vfork_forks companion newcomers first_thread half_clone clone_copies exec_family close_all gives_up confined confined_traps confined_grows confined_strict go_confined go_contained
     own_handlers handler_masks signals_blocked go_signals far_stacks exits_far alt_stacks
     reservations insists jit remap remap_evicted remap_beside remap_unreadable advise program_break instructions wide
     kernel_words segments edges keys early_maps last_exit
@@ -81,6 +81,22 @@ fn noted_writes() -> Result<()> {
             let (far, _) = far_run(&program, &Far::local("4M").with(&flags), LIMIT)?;
             compare(&native, &far).map_err(|e| e.context(format!("{name}, {transport}")))?;
         }
+    }
+    Ok(())
+}
+
+/// The same where dirty pages cannot be held, and are protected.
+#[test]
+fn protected_pages() -> Result<()> {
+    let program = Command::new(compile::c("held_pages", &[])?);
+    let native = process::run(copy(&program), LIMIT)?.success()?;
+    for (transport, mask) in [("shm", None), ("shm", Some("hold")), ("tcp", Some("hold"))] {
+        let far = Far::local("4M").with(&["--transport", transport]).with(mask.map_or(&[], |_| &["--mask", "hold"]));
+        let (far, stats) = far_run(&program, &far, LIMIT)?;
+        compare(&native, &far).map_err(|e| e.context(format!("{transport}, {mask:?}")))?;
+        // Without the mask both: the process asks for its pages to be merged.
+        let counts = ["held", "protecting_calls"].map(|name| counter(&stats, name) > 1000);
+        ensure!(counts == [mask.is_none(), true], "{transport}, {mask:?}: {stats}");
     }
     Ok(())
 }

@@ -69,7 +69,7 @@ impl Background {
     /// Wakes the thread if it sleeps. Cheap when it does not.
     #[inline]
     pub fn wake(&self, pager: &Pager) {
-        // Relaxed is enough: a wake-up that is missed is asked for again by the next fault.
+        // Relaxed is enough: who misses it wakes by itself, within [`TEND_NS`].
         if self.sleeping.load(Ordering::Relaxed) {
             self.sleeping.store(false, Ordering::Relaxed);
             self.asked.fetch_add(1, Ordering::Release);
@@ -113,7 +113,7 @@ fn until_next_look((slept, before): (u64, usize), in_flight: usize) -> (u64, usi
 }
 
 impl Pager {
-    /// Starts a runtime thread. Without it things go on, if more slowly: faults evict for themselves.
+    /// Starts a runtime thread. Without it faults go on, but nobody keeps house.
     pub(crate) fn spawn(&self, job: Job) {
         fn run(pager: usize, job: Job) -> ! {
             // SAFETY: the address of the process's one pager, which is never freed (see `start`).

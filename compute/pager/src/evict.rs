@@ -3,8 +3,8 @@
 //! ```text
 //!  1 victims      the policy names them; Resident and unpinned ones become Leaving
 //!  2 settle       no write to a dirty one is lost from now on ([`crate::settle`])
-//!  3 copy         to their far slot (mapped) or to the staging ring, WRITEs posted   ┐ in this order, or, where dirty pages are
-//!  4 drop         all of them by one vectored process_madvise: one flush             ┘ held, in the other
+//!  3 copy         to their far slot (mapped) or to the staging ring, WRITEs posted: what is not held
+//!  4 drop         all of them by one vectored process_madvise: one flush; then what is held is copied as in 3
 //!  5 done         words become Remote, Staged, or Untouched (all zero); room is given back
 //! ```
 //!
@@ -30,14 +30,13 @@ use crate::dirty::{Changed, exact};
 use crate::ending::{broken, die};
 use crate::held::Held;
 use crate::log::Log;
-use crate::settle::Settled;
 use crate::thread::Thread;
 use crate::word::{State, Word};
 use farmem_pool::NoRoom;
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES, PageId};
 use farmem_protocol::exit;
 use farmem_protocol::lines::LINE_BYTES;
-use farmem_sys::memory::{copy_page, discard_vectored, is_zero, prefetch};
+use farmem_sys::memory::{copy_page, discard_vectored, is_zero, prefetch, try_discard};
 use farmem_sys::pagemap::OwnPages;
 use farmem_sys::raw::{Errno, checked};
 use farmem_sys::thread::Tasks;
@@ -103,6 +102,8 @@ pub(crate) struct Leaving {
     pub from: Word,
     /// … and as it will be.
     pub to: Word,
+    /// It is dirty, and read when its mapping is gone.
+    pub held: bool,
 }
 
 impl Evictor {
@@ -197,12 +198,11 @@ impl Pager {
             return 0;
         }
         self.hear_of_writes(evictor);
-        if self.settle_dirty(evictor) == Settled::Held {
-            self.drop_pages(evictor);
+        let any_held = self.settle_dirty(evictor);
+        self.copy_dirty(evictor, false);
+        self.drop_pages(evictor);
+        if any_held {
             self.copy_dirty(evictor, true);
-        } else {
-            self.copy_dirty(evictor, false);
-            self.drop_pages(evictor);
         }
         for leaving in &evictor.leaving {
             let word = self.table.word(leaving.page);
@@ -251,7 +251,7 @@ impl Pager {
                     match seen.state() {
                         State::Resident if seen.pins() == 0 && evictor.leaving.len() < n => {
                             if word.shift(seen, seen.to(State::Leaving)) {
-                                evictor.leaving.push(Leaving { page, from: seen, to: seen });
+                                evictor.leaving.push(Leaving { page, from: seen, to: seen, held: false });
                                 break;
                             }
                         }
@@ -294,13 +294,15 @@ impl Pager {
         self.count(&self.counters.bytes_out, tally.bytes_out);
     }
 
-    /// Step 3. Sets every page's next word.
+    /// Step 3. Sets the next words of the pages that are held, or of the others.
     fn copy_dirty(&self, evictor: &mut Evictor, held: bool) {
         let mut freed = Vec::new();
         evictor.slots.clear();
         let mut leaving = std::mem::take(&mut evictor.leaving);
-        let fresh =
-            leaving.iter().filter(|l| l.from.dirty() && !l.from.slot().is_some_and(|s| self.pool.is_own(s))).count();
+        let fresh = leaving
+            .iter()
+            .filter(|l| l.held == held && l.from.dirty() && !l.from.slot().is_some_and(|s| self.pool.is_own(s)))
+            .count();
         if fresh > 0
             && let Err(e) = self.pool.alloc(fresh, &mut evictor.slots)
         {
@@ -312,8 +314,11 @@ impl Pager {
         leaving.first().into_iter().for_each(|first| self.look_ahead(first));
         for at in 0..leaving.len() {
             leaving.get(at + 1).into_iter().for_each(|next| self.look_ahead(next));
-            let next = leaving.get(at + 1).and_then(|next| self.compared_with(next, held));
+            let next = leaving.get(at + 1).filter(|next| next.held == held).and_then(|next| self.compared_with(next));
             let l = &mut leaving[at];
+            if l.held != held {
+                continue;
+            }
             if !l.from.dirty() {
                 self.rewrites.saw_protected(l.from, false, false);
                 evictor.tally.clean += 1;
@@ -371,7 +376,7 @@ impl Pager {
                 }
             }
         }
-        self.tracker.release(leaving.iter().filter(|l| l.from.guessed()).map(|l| l.page));
+        self.tracker.release(leaving.iter().filter(|l| l.held == held && l.from.guessed()).map(|l| l.page));
         freed.append(&mut evictor.slots);
         if !freed.is_empty() {
             self.pool.free(&freed);
@@ -388,7 +393,9 @@ impl Pager {
         if l.from.dirty() {
             let slot = l.from.slot().map_or(0, |slot| self.pool.place(slot).mapped);
             for line in 0..LOOKED_AHEAD {
-                prefetch(l.page.addr() + line * LINE_BYTES);
+                if !l.held {
+                    prefetch(l.page.addr() + line * LINE_BYTES);
+                }
                 if slot != 0 {
                     prefetch(slot + line * LINE_BYTES);
                 }
@@ -435,11 +442,11 @@ impl Pager {
     }
 
     /// A compared page, and its slot if that is mapped. What is held comes by itself: its slot alone.
-    fn compared_with(&self, l: &Leaving, held: bool) -> Option<Next> {
+    fn compared_with(&self, l: &Leaving) -> Option<Next> {
         let page = l.page.addr() as *const u8;
         l.from.guessed().then(|| {
             let slot = self.mapped_slot(l.from).unwrap_or(page);
-            [if held { slot } else { page }, slot]
+            [if l.held { slot } else { page }, slot]
         })
     }
 
@@ -480,7 +487,9 @@ impl Pager {
         }
         for range in &evictor.ranges {
             // SAFETY: as above.
-            unsafe { farmem_sys::memory::discard(range.iov_base.cast(), range.iov_len) };
+            if let Err(e) = unsafe { try_discard(range.iov_base.cast(), range.iov_len) } {
+                broken(&format!("a page at {:p} does not leave: {e}; is it locked?", range.iov_base));
+            }
         }
     }
 

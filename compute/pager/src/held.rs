@@ -15,11 +15,13 @@
 //! | pages of the same content (KSM) | advice to merge is not passed on, and where the process may be merged as a whole pages are protected |
 //! | swap, while it is written there | the kernel does not begin to write what others refer to; before, pages are made own. What has taken long since then (as long as a page takes to become old) is protected |
 //!
-//! What cannot be made own (the program may not write there) or referred to, the batch's pages are protected for, as before.
+//! | the kernel's one page of zeros | pages come in by `UFFDIO_COPY`, which makes one for each, and are never parts of huge ones, whose zeros it may become |
+//!
+//! What cannot be made own (the program may not write there) or referred to is protected, as are all pages on kernels before 6.13.
 
 use crate::Pager;
 use crate::ending::broken;
-use crate::evict::{BATCH, Evictor, neighbours};
+use crate::evict::{BATCH, Evictor, Leaving, neighbours};
 use farmem_protocol::addr::PAGE_BYTES;
 use farmem_sys::clock;
 use farmem_sys::hold::{Hold, make_own, may_be_merged, may_be_swapped};
@@ -37,6 +39,8 @@ pub(crate) struct Held {
     pipe: Option<Hold>,
     /// For [`PIECE`] pages; null if there is none yet.
     piece: *mut u8,
+    /// The kernel is one on which pages can be held.
+    can: bool,
     /// Pages that are in the pipe.
     left: usize,
     /// Pages of the piece: read from the pipe, and given out.
@@ -50,25 +54,30 @@ unsafe impl Send for Held {}
 impl Held {
     /// Nothing, and no pipe yet.
     pub const fn new() -> Held {
-        Held { pipe: None, piece: std::ptr::null_mut(), left: 0, read: 0, given: 0 }
+        Held { pipe: None, piece: std::ptr::null_mut(), can: false, left: 0, read: 0, given: 0 }
     }
 
-    /// Whether so many pages can be held at once.
-    fn has_room(&mut self, pages: usize) -> bool {
+    /// How many pages can be held at once; none where the kernel is too old.
+    fn room(&mut self, pidfd: i32) -> usize {
         if self.piece.is_null() {
             match farmem_sys::holdings::reserve(PIECE * PAGE_BYTES) {
                 Ok(piece) => self.piece = piece,
-                Err(_) => return false,
+                Err(_) => return 0,
             }
+            // Before Linux 5.19 a page to which anybody refers is copied at its next write whenever its entry is read-only, as after
+            // an upgrade. Where this works it is 6.13 at least.
+            let whole = [libc::iovec { iov_base: self.piece.cast(), iov_len: PIECE * PAGE_BYTES }];
+            // SAFETY: memory of ours.
+            self.can = unsafe { make_own(pidfd, &whole) } == PIECE * PAGE_BYTES;
         }
         // What a vfork child opens is nothing in its parent.
-        if self.pipe.is_none() && !is_away() {
+        if self.can && self.pipe.is_none() && !is_away() {
             self.pipe = Hold::open(BATCH).ok();
         }
-        self.pipe.as_ref().is_some_and(|pipe| pipe.room() >= pages)
+        self.pipe.as_ref().map_or(0, Hold::room)
     }
 
-    /// Holds all `pages` of these ranges, or none. Before: [`Held::has_room`].
+    /// Holds all `pages` of these ranges, for which there is room, or none.
     fn take(&mut self, ranges: &[libc::iovec], pages: usize) -> bool {
         // SAFETY: the piece is a page of ours, and more.
         let taken = self.pipe.as_ref().is_some_and(|pipe| unsafe { pipe.take(ranges, self.piece) });
@@ -107,40 +116,63 @@ impl Held {
 }
 
 impl Pager {
-    /// Holds all dirty pages that leave, in their order; or none.
-    pub(crate) fn hold_dirty(&self, evictor: &mut Evictor) -> bool {
+    /// Holds what can be held of the dirty pages that leave, in their order; how many.
+    pub(crate) fn hold_dirty(&self, evictor: &mut Evictor) -> usize {
         if !self.config.hold || may_be_merged() {
-            return false;
+            return 0;
         }
-        let dirty = || evictor.leaving.iter().filter(|l| l.from.dirty());
-        let pages = dirty().count();
-        if pages == 0 || dirty().any(|l| self.table.may_be_unreadable(l.page)) {
-            return false;
-        }
-        evictor.ranges.clear();
-        for together in evictor.leaving.chunk_by(|a, b| neighbours(a, b) && a.from.dirty() == b.from.dirty()) {
-            if together[0].from.dirty() {
-                let iov_len = together.len() * PAGE_BYTES;
-                evictor.ranges.push(libc::iovec { iov_base: together[0].page.addr() as *mut _, iov_len });
-            }
-        }
-        if !evictor.held.has_room(pages) {
-            return false;
+        let mut room = evictor.held.room(evictor.pidfd);
+        for l in evictor.leaving.iter_mut().filter(|l| l.from.dirty() && !self.table.may_be_unreadable(l.page)) {
+            l.held = room > 0;
+            room = room.saturating_sub(1);
         }
         let begun = clock::ticks();
-        let shared = self.has_forked.load(Ordering::Relaxed) || may_be_swapped();
-        // SAFETY: the pages are present, and stay.
-        if shared && !unsafe { make_own(evictor.pidfd, &evictor.ranges) } {
-            return false;
+        let may_be_shared = self.has_forked.load(Ordering::Relaxed) || may_be_swapped();
+        if may_be_shared {
+            self.make_own(evictor);
         }
-        if !evictor.held.take(&evictor.ranges, pages) {
-            return false;
-        }
-        if shared && clock::ns(clock::ticks() - begun) > LONG_NS {
+        ranges_of_held(&evictor.leaving, &mut evictor.ranges);
+        let pages = evictor.leaving.iter().filter(|l| l.held).count();
+        let mut held = pages > 0 && evictor.held.take(&evictor.ranges, pages);
+        if held && may_be_shared && clock::ns(clock::ticks() - begun) > LONG_NS {
             evictor.held.let_go();
-            return false;
+            held = false;
+        }
+        if !held {
+            evictor.leaving.iter_mut().for_each(|l| l.held = false);
+            return 0;
         }
         self.count(&self.counters.held, pages as u64);
-        true
+        pages
+    }
+
+    /// Ends that the memory of pages that are to be held is anybody else's too. Those of which it cannot be ended are not held.
+    fn make_own(&self, evictor: &mut Evictor) {
+        ranges_of_held(&evictor.leaving, &mut evictor.ranges);
+        let mut ranges = &evictor.ranges[..];
+        while !ranges.is_empty() {
+            // SAFETY: the pages are present, and stay.
+            let mut done = unsafe { make_own(evictor.pidfd, ranges) };
+            while let Some((first, rest)) = ranges.split_first()
+                && first.iov_len <= done
+            {
+                done -= first.iov_len;
+                ranges = rest;
+            }
+            if let Some((refused, rest)) = ranges.split_first() {
+                let refused = refused.iov_base as usize..refused.iov_base as usize + refused.iov_len;
+                evictor.leaving.iter_mut().filter(|l| refused.contains(&l.page.addr())).for_each(|l| l.held = false);
+                ranges = rest;
+            }
+        }
+    }
+}
+
+/// A range for each run of held pages that lie together.
+fn ranges_of_held(leaving: &[Leaving], ranges: &mut Vec<libc::iovec>) {
+    ranges.clear();
+    for together in leaving.chunk_by(|a, b| neighbours(a, b) && a.held == b.held).filter(|run| run[0].held) {
+        let iov_len = together.len() * PAGE_BYTES;
+        ranges.push(libc::iovec { iov_base: together[0].page.addr() as *mut _, iov_len });
     }
 }

@@ -160,12 +160,12 @@ impl Pager {
     ///
     /// The kernel leaves userfaultfd behind, and the write protections or not, by its version. It also
     /// joins what it has moved to neighbours of its like, and then the *neighbours* have lost userfaultfd:
-    /// their absent pages would read as zeros. A mapping that a fork inherits is not like any of ours, so
-    /// this one is, until it is registered again. (Forks wait: this thread is in the pager.)
+    /// their absent pages would read as zeros. A mapping that is advised to be read at random, which means nothing for memory without a file, is
+    /// not like any of ours, so this one is, until it is registered again.
     fn move_mapping(&self, from: usize, to: usize, len: usize) -> bool {
         // SAFETY: advice about our own mappings.
         let advise = |at, advice: i32| unsafe { syscall(libc::SYS_madvise, [at, len, advice as usize, 0, 0, 0]) };
-        if advise(from, libc::MADV_DOFORK) != 0 {
+        if advise(from, libc::MADV_RANDOM) != 0 {
             return false;
         }
         let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as usize;
@@ -174,7 +174,7 @@ impl Pager {
         if moved && let Err(e) = self.uffd.register(to, len).and_then(|()| self.uffd.protect(to, len, false)) {
             broken(&format!("a moved mapping could not be registered: {e}"));
         }
-        advise(if moved { to } else { from }, libc::MADV_DONTFORK);
+        advise(if moved { to } else { from }, libc::MADV_NORMAL);
         moved
     }
 

@@ -14,7 +14,7 @@ use crate::ending::broken;
 use crate::evict::{Evictor, Leaving, neighbours};
 use farmem_protocol::addr::PAGE_BYTES;
 
-/// How dirty pages that leave are settled.
+/// How dirty pages that leave are settled: most of a batch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Settled {
     /// As they are: nobody else runs.
@@ -25,37 +25,46 @@ pub(crate) enum Settled {
     Protected,
 }
 
-/// What a call that protects can reach: from a run's first dirty page to its last.
-fn runs_of_dirty(leaving: &[Leaving]) -> impl Iterator<Item = &[Leaving]> {
+fn must_be_protected(l: &Leaving) -> bool {
+    l.from.dirty() && !l.held
+}
+
+/// What a call that protects can reach: from a run's first page that must be to its last.
+fn runs_to_protect(leaving: &[Leaving]) -> impl Iterator<Item = &[Leaving]> {
     leaving.chunk_by(neighbours).filter_map(|together| {
-        let dirty = |l: &Leaving| l.from.dirty();
-        let (first, last) = (together.iter().position(dirty)?, together.iter().rposition(dirty)?);
+        let (first, last) =
+            (together.iter().position(must_be_protected)?, together.iter().rposition(must_be_protected)?);
         Some(&together[first..=last])
     })
 }
 
 impl Pager {
-    /// Settles the dirty pages of a batch, all in one way.
-    pub(crate) fn settle_dirty(&self, evictor: &mut Evictor) -> Settled {
+    /// Settles the dirty pages of a batch; whether any are held.
+    pub(crate) fn settle_dirty(&self, evictor: &mut Evictor) -> bool {
         // Where the kernel notes first writes nothing may be protected, which would give a page that was written since it was asked about
         // its mark back. There the program is still, or has ended ([`crate::marks`]).
         let still = evictor.marks.is_some() || self.is_still(evictor);
-        let settled = if still {
-            Settled::Still
-        } else if self.hold_dirty(evictor) {
-            Settled::Held
-        } else {
-            self.protect_dirty(&evictor.leaving);
-            Settled::Protected
-        };
         self.headroom.found(still);
+        let dirty = evictor.leaving.iter().filter(|l| l.from.dirty()).count();
+        if dirty == 0 {
+            return false;
+        }
+        let held = if still { 0 } else { self.hold_dirty(evictor) };
+        let settled = match held {
+            _ if still => Settled::Still,
+            few if 2 * few < dirty => Settled::Protected,
+            _ => Settled::Held,
+        };
+        if !still && held < dirty {
+            self.protect_dirty(&evictor.leaving);
+        }
         self.rewrites.leave(settled, self.pool.all_mapped());
-        settled
+        held > 0
     }
 
     fn protect_dirty(&self, leaving: &[Leaving]) {
         let mut calls = 0;
-        for pages in runs_of_dirty(leaving) {
+        for pages in runs_to_protect(leaving) {
             calls += self.protect_together(pages);
         }
         self.count(&self.counters.protecting_calls, calls as u64);
@@ -67,12 +76,12 @@ impl Pager {
             return 1;
         }
         // They span mappings; each page lies in one.
-        let dirty = pages.iter().filter(|l| l.from.dirty());
-        for l in dirty.clone() {
+        let wanted = pages.iter().filter(|l| must_be_protected(l));
+        for l in wanted.clone() {
             if let Err(e) = self.uffd.protect(l.page.addr(), PAGE_BYTES, true) {
                 broken(&format!("page {:#x}: write protection failed with {e}", l.page.addr()));
             }
         }
-        1 + dirty.count()
+        1 + wanted.count()
     }
 }

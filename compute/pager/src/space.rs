@@ -519,8 +519,12 @@ impl Pager {
             checked(libc::SYS_mmap, [at, len, prot as usize, (flags | libc::MAP_FIXED) as usize, usize::MAX, 0])
         };
         mapped.map_err(|e| -(e.0 as isize))?;
-        // SAFETY: advice about our own fresh mapping.
-        unsafe { syscall(libc::SYS_madvise, [at, len, libc::MADV_DONTFORK as usize, 0, 0, 0]) };
+        // No huge pages: a part of one that is dropped frees nothing, and its zeros would become the kernel's one page of them, which is
+        // nobody's own ([`crate::held`]).
+        for advice in [libc::MADV_DONTFORK, libc::MADV_NOHUGEPAGE] {
+            // SAFETY: advice about our own fresh mapping.
+            unsafe { syscall(libc::SYS_madvise, [at, len, advice as usize, 0, 0, 0]) };
+        }
         if served == Served::AtOnce
             && let Err(e) = self.uffd.register(at, len)
         {

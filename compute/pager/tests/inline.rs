@@ -149,6 +149,11 @@ fn child() {
     let program = Program::start(way);
     let counters = program.counters;
     program.run();
+    // The harness's own thread beside: the program is not still. (Pages of a block that was barred are protected in any case.)
+    let [held, protecting] =
+        [&counters.held, &counters.protecting_calls].map(|counter| counter.load(Ordering::Relaxed));
+    let (often, seldom) = if way.hold { (held, protecting) } else { (protecting, held) };
+    assert!(often > 100 && seldom < often / 2, "{name}: {held} pages held, {protecting} calls");
     let refused = counters.pages_refused.load(Ordering::Relaxed);
     // (One line in 4096 is overlooked anyhow.)
     assert!(!way.overlook || refused > 100, "{name}: {refused} pages were refused");

@@ -31,7 +31,7 @@ use crate::net::has_marked;
 use crate::process::pager;
 use crate::signals::open;
 use crate::threads;
-use farmem_sys::hold::GET_MEMORY_MERGE;
+use farmem_sys::hold::{GET_MEMORY_MERGE, PIPE_FLAGS, SPLICE_FLAGS};
 use farmem_sys::raw::{OPEN_MEM_FLAGS, SignalsBlocked, syscall};
 use farmem_sys::thread::THREAD_FLAGS;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -283,6 +283,9 @@ fn conditions(nr: i64, needs: Needs) -> Vec<libc::sock_filter> {
                 op(GO, BEHIND, 0, 0),
             ]
         }
+        // A pipe that never waits, and what is put there by reference.
+        libc::SYS_pipe2 => one_of(1, ALL, &[PIPE_FLAGS as u32]),
+        libc::SYS_vmsplice => one_of(3, ALL, &[SPLICE_FLAGS]),
         // To a thread of whoever's, but these two alone: a child has another pid, and its parent's filter.
         libc::SYS_tgkill => one_of(2, ALL, &[libc::SIGBUS as u32, libc::SIGSYS as u32]),
         // What makes code is the program's filter's to judge.

@@ -1,0 +1,82 @@
+/* Threads write all over far memory while it leaves, and all that it leaves by is made difficult beside them: forks, whose children
+ * share it for a while; protection that comes and goes; pages of the same content, which the kernel may merge. No write is lost. */
+#include <sys/prctl.h>
+
+#ifndef PR_SET_MEMORY_MERGE
+#define PR_SET_MEMORY_MERGE 67
+#endif
+
+#include "case.h"
+
+enum { WRITERS = 3, PAGES = 6144, QUIET = 1024, LOCKED = 512, ROUNDS = 24 };
+static uint64_t *mem, *quiet, *locked;
+/* What each writer has added to each page. Not far. */
+static uint32_t tally[WRITERS][PAGES];
+static volatile int stop;
+
+static uint64_t *word(size_t page, uint64_t who) { return mem + page * (PAGE / 8) + who * 64; }
+
+static void *writer(void *arg) {
+    uint64_t who = (uintptr_t)arg, x = who, odd = 0;
+    while (!stop) {
+        x = mix(x);
+        size_t page = x % PAGES;
+        /* Some pages are only read for a while, so that writes that follow find them clean. */
+        if (x >> 60 > 3) *word(page, who) += 1, tally[who][page]++;
+        else odd += *word(page, (who + 1) % WRITERS) & 1;
+        if (x >> 52 == 7) odd += locked[x % (LOCKED * PAGE / 8)] & 1;
+    }
+    return (void *)odd;
+}
+
+static void work(int how) {
+    pthread_t t[WRITERS];
+    stop = 0;
+    for (uintptr_t i = 0; i < WRITERS; i++) MUST(pthread_create(&t[i], NULL, writer, (void *)i) == 0);
+    for (int round = 0; round < ROUNDS; round++) {
+        if (how == 1) {
+            pid_t child = fork();
+            MUST(child >= 0);
+            if (child == 0) {
+                alarm(250);
+                usleep(10000);
+                _exit(wrong(quiet, QUIET * PAGE, 3) != 0);
+            }
+            usleep(5000);
+            int status;
+            MUST(waitpid(child, &status, 0) == child && status == 0);
+        } else if (how == 2) {
+            for (int i = 0; i < 8; i++) {
+                MUST(mprotect(locked, LOCKED * PAGE, PROT_READ) == 0);
+                usleep(200);
+                MUST(mprotect(locked, LOCKED * PAGE, PROT_READ | PROT_WRITE) == 0);
+                for (size_t at = 0; at < LOCKED; at += 3) locked[at * (PAGE / 8) + round] = mix(round * LOCKED + at);
+            }
+        } else {
+            usleep(5000);
+        }
+    }
+    stop = 1;
+    for (int i = 0; i < WRITERS; i++) MUST(pthread_join(t[i], NULL) == 0);
+    size_t lost = 0, bad = 0;
+    for (size_t page = 0; page < PAGES; page++)
+        for (int who = 0; who < WRITERS; who++) lost += *word(page, who) != tally[who][page];
+    if (how == 2)
+        for (int round = 0; round < ROUNDS; round++)
+            for (size_t at = 0; at < LOCKED; at += 3) bad += locked[at * (PAGE / 8) + round] != mix(round * LOCKED + at);
+    printf("way %d: lost %zu, wrong %zu, quiet wrong %zu\n", how, lost, bad, wrong(quiet, QUIET * PAGE, 3));
+}
+
+int main(void) {
+    mem = far_map(PAGES * PAGE);
+    quiet = far_map(QUIET * PAGE);
+    locked = far_map(LOCKED * PAGE);
+    fill(quiet, QUIET * PAGE, 3);
+    memset(mem, 0, PAGES * PAGE);
+    for (int how = 0; how < 3; how++) work(how);
+    /* Where the kernel knows it: all of the process may be merged. */
+    prctl(PR_SET_MEMORY_MERGE, 1, 0, 0, 0);
+    work(3);
+    prctl(PR_SET_MEMORY_MERGE, 0, 0, 0, 0);
+    work(4);
+}
