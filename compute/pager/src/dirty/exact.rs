@@ -5,7 +5,7 @@ use farmem_protocol::lines::{LINE_BYTES, LINES};
 use farmem_sys::lines::Unit;
 use farmem_sys::memory::prefetch;
 
-/// Two pages that are compared next, or one: their addresses, which need not be mapped.
+/// Two pages that are compared next, or one, twice: their addresses, which need not be mapped.
 pub type Next = [*const u8; 2];
 
 /// Bit k: line k differs. `next`, if any: see [`farmem_sys::lines::asks_along`].
@@ -16,9 +16,11 @@ pub type Next = [*const u8; 2];
 pub unsafe fn differing(unit: Unit, a: *const u8, b: *const u8, next: Option<Next>) -> u64 {
     match (unit, next) {
         // SAFETY: the pages and the unit are the caller's promises.
-        (Unit::Avx2, Some(next)) => unsafe { differing_by_avx2::<true>(a, b, next) },
+        (Unit::Avx2, Some(next)) if next[0] == next[1] => unsafe { differing_by_avx2::<1>(a, b, next) },
         // SAFETY: as above.
-        (Unit::Avx2, None) => unsafe { differing_by_avx2::<false>(a, b, [a, b]) },
+        (Unit::Avx2, Some(next)) => unsafe { differing_by_avx2::<2>(a, b, next) },
+        // SAFETY: as above.
+        (Unit::Avx2, None) => unsafe { differing_by_avx2::<0>(a, b, [a, b]) },
         // SAFETY: the pages are the caller's promise; SSE2 is part of x86-64.
         (Unit::Sse2 | Unit::Scalar, _) => unsafe { differing_by_sse2(a, b) },
     }
@@ -30,12 +32,10 @@ pub unsafe fn differing(unit: Unit, a: *const u8, b: *const u8, next: Option<Nex
 /// # Safety
 /// Both pages must be mapped, and stay as they are; the CPU must have AVX2.
 #[target_feature(enable = "avx2")]
-unsafe fn differing_by_avx2<const ASK: bool>(a: *const u8, b: *const u8, next: Next) -> u64 {
+unsafe fn differing_by_avx2<const ASKED: usize>(a: *const u8, b: *const u8, next: Next) -> u64 {
     let mut lines = 0u64;
     for line in 0..LINES {
-        if ASK {
-            next.iter().for_each(|page| prefetch(*page as usize + line * LINE_BYTES));
-        }
+        next.iter().take(ASKED).for_each(|page| prefetch(*page as usize + line * LINE_BYTES));
         // SAFETY: within the pages, the caller's promise, as is AVX2.
         let differ = unsafe {
             let (a, b) = (a.add(line * LINE_BYTES).cast::<__m256i>(), b.add(line * LINE_BYTES).cast::<__m256i>());
