@@ -111,11 +111,11 @@ impl Hold {
 /// by many ranges). How many bytes were done: ranges from the first on, before one that cannot be written to.
 ///
 /// # Safety
-/// The pages are present, so that nothing comes to be.
+/// The memory is the caller's to touch: what is not present of it comes to be.
 pub unsafe fn make_own(pidfd: i32, ranges: &[libc::iovec]) -> usize {
     let advice = libc::MADV_POPULATE_WRITE as usize;
     let args = [pidfd as usize, ranges.as_ptr() as usize, ranges.len(), advice, 0, 0];
-    // SAFETY: advice about live ranges, which changes no content.
+    // SAFETY: live ranges; the caller's promise. No content changes.
     unsafe { checked(libc::SYS_process_madvise, args) }.unwrap_or(0)
 }
 

@@ -1,6 +1,7 @@
 //! The binary under test, runs of it, and nodes.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -135,7 +136,9 @@ impl Node {
         // A node under nohup does not end with its terminal; tests begun by it are to see the same node.
         process::ignores(&mut command, libc::SIGHUP, false);
         let running = process::spawn(command)?;
-        let up = eventually(Duration::from_secs(60), || TcpStream::connect(tcp).is_ok() || !running.alive());
+        // It listens at one address after another.
+        let serves = || TcpStream::connect(tcp).is_ok() && UnixStream::connect(&unix).is_ok();
+        let up = eventually(Duration::from_secs(60), || serves() || !running.alive());
         if !up || !running.alive() {
             bail!("the node did not come up: {}", running.stderr());
         }

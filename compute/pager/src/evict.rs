@@ -489,8 +489,9 @@ impl Pager {
             // SAFETY: as above.
             let dropped = unsafe { try_discard(range.iov_base.cast(), range.iov_len) };
             // What is not held has been read, and stays as it was; what is held can be written to until it has gone.
+            let within = range.iov_base as usize..range.iov_base as usize + range.iov_len;
             if let Err(e) = dropped
-                && evictor.leaving.iter().any(|l| l.held)
+                && evictor.leaving.iter().any(|l| l.held && within.contains(&l.page.addr()))
             {
                 broken(&format!("a page at {:p} does not leave: {e}; is it locked?", range.iov_base));
             }

@@ -21,6 +21,7 @@ use farmem_pool::ForkShare;
 use farmem_protocol::addr::{PAGE_BYTES, PageId};
 use farmem_protocol::exit;
 use farmem_sys::raw::{SignalsBlocked, syscall};
+use std::sync::atomic::Ordering;
 
 /// What [`Pager::fork_prepare`] holds until the fork is over.
 pub struct Fork<'a> {
@@ -44,7 +45,7 @@ impl Pager {
             Ok(share) => share,
             Err(lost) => self.node_lost(&lost),
         };
-        self.has_forked.store(true, std::sync::atomic::Ordering::Relaxed);
+        self.has_forked.store(true, Ordering::Relaxed);
         self.inheritable(true);
         Fork { inside, share, _signals: signals }
     }

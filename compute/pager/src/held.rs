@@ -14,7 +14,6 @@
 //! | a forked child | forks wait until nobody is in the pager ([`crate::fork`]); what an earlier one has left is made own first |
 //! | pages of the same content (KSM) | advice to merge is not passed on, and where the process may be merged as a whole pages are protected |
 //! | swap, while it is written there | the kernel does not begin to write what others refer to; before, pages are made own. What has taken long since then (as long as a page takes to become old) is protected |
-//!
 //! | the kernel's one page of zeros | pages come in by `UFFDIO_COPY`, which makes one for each, and are never parts of huge ones, whose zeros it may become |
 //!
 //! What cannot be made own (the program may not write there) or referred to is protected, as are all pages on kernels before 6.13.
