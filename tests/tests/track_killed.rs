@@ -4,7 +4,7 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
 use farmem_sys::ptrace::{self, Follow, Told};
 use farmem_tests::compile;
 use farmem_tests::farmem::binary;
@@ -27,8 +27,11 @@ fn intact(arguments: &[&str]) -> Result<Running> {
     Ok(running)
 }
 
-fn track(program: &Running) -> Result<Running> {
-    let mut track = Command::new(binary());
+/// Starts a tracker. `held`: it stops before it does anything at all.
+fn track(program: &Running, held: bool) -> Result<Running> {
+    let mut track = Command::new("sh");
+    let stop = if held { "kill -STOP $$; " } else { "" };
+    track.arg("-c").arg(format!("{stop}exec \"$@\"")).arg("sh").arg(binary());
     track.args(["track", "--window", "5ms", "--find", "protect", "--pid"]).arg(program.pid().to_string());
     farmem_sys::process::end_with_us(&mut track, libc::SIGKILL);
     process::spawn(track)
@@ -50,18 +53,24 @@ fn alone_and_alive(program: &Running, when: &str) -> Result<()> {
     Ok(())
 }
 
-/// Kills a tracker before its `n`th request about a tracee. Returns how many of those before gave it other registers.
-fn killed_before(program: &Running, n: usize) -> Result<usize> {
-    let tracking = track(program)?;
+/// A thread is given registers to go on its way back, twice for another call before, and no more.
+const BORROWS: usize = 3;
+
+/// Kills a tracker before its `n`th request about a tracee that follows the `given`th by which it gave registers, or, if
+/// it gives registers again before that, at this. Returns whether it did.
+fn killed_before(program: &Running, given: usize, n: usize) -> Result<bool> {
+    let tracking = track(program, true)?;
+    ensure!(eventually(LIMIT, || is_stopped(&tracking)), "the tracker does not stop");
     let tid = tracking.pid() as u32;
     // The tracker is traced itself, from before its first request.
     ptrace::seize(tid, Follow { forks: false })?;
-    ptrace::interrupt(tid)?;
-    let (mut requests, mut borrowing) = (0, 0);
+    tracking.signal(libc::SIGCONT);
+    let (mut gave, mut requests) = (0, 0);
     let until = Instant::now() + LIMIT;
-    while requests < n {
+    let reached = |gave: usize, requests: usize| gave > given || requests == n;
+    while !reached(gave, requests) {
         let Some((_, told)) = ptrace::told_by(tid as i32)? else {
-            ensure!(Instant::now() < until, "request {n} does not come");
+            ensure!(Instant::now() < until, "request {n} after {given} does not come");
             std::thread::yield_now();
             continue;
         };
@@ -70,8 +79,9 @@ fn killed_before(program: &Running, n: usize) -> Result<usize> {
                 let call = ptrace::registers(tid)?;
                 let begins = call.rax as i64 == -i64::from(libc::ENOSYS);
                 if begins && call.orig_rax as i64 == libc::SYS_ptrace {
-                    requests += 1;
-                    borrowing += usize::from(requests < n && call.rdi == u64::from(libc::PTRACE_SETREGS));
+                    requests += usize::from(gave == given);
+                    // This one is still to be made where it is the one to be killed before.
+                    gave += usize::from(call.rdi == u64::from(libc::PTRACE_SETREGS) && !reached(gave, requests));
                 }
                 0
             }
@@ -79,7 +89,7 @@ fn killed_before(program: &Running, n: usize) -> Result<usize> {
             Told::Exited(_) | Told::Killed(_) => bail!("the tracker has ended: {}", tracking.stderr()),
             _ => 0,
         };
-        if requests < n {
+        if !reached(gave, requests) {
             ptrace::resume_to_call(tid, signal)?;
         }
     }
@@ -89,25 +99,24 @@ fn killed_before(program: &Running, n: usize) -> Result<usize> {
         ensure!(Instant::now() < until, "the tracker does not end");
         std::thread::yield_now();
     }
-    alone_and_alive(program, &format!("killed before request {n}"))?;
-    Ok(borrowing)
+    alone_and_alive(program, &format!("killed before request {n} after {given}"))?;
+    Ok(gave > given)
 }
 
-/// Kills one before each request, until some requests after the program is given back.
+/// Kills one before each request, until some requests after the program is given back. How many there are differs from run
+/// to run, for a tracker asks while it waits: they are counted from the last that gave registers.
 fn killed_before_each(arguments: &[&str]) -> Result<()> {
     let program = intact(arguments)?;
-    let (mut after, mut met) = (0, [0; 4]);
-    for n in 1.. {
-        // A thread is given registers to go on its way back, and twice for another call before.
-        let borrowing = killed_before(&program, n)?;
-        *met.get_mut(borrowing).context("registers are given four times")? += 1;
-        after += usize::from(borrowing == 3);
-        if after == 16 {
-            break;
+    for given in 0..BORROWS {
+        let mut n = 1;
+        while !killed_before(&program, given, n)? {
+            n += 1;
+            ensure!(n < 1000, "registers are not given after {given}");
         }
-        ensure!(n < 1000, "it is not borrowed");
     }
-    ensure!(met[1] > 0 && met[2] > 0, "{met:?}");
+    for n in 1..=16 {
+        ensure!(!killed_before(&program, BORROWS, n)?, "registers are given four times");
+    }
     program.unharmed(LIMIT)
 }
 
@@ -134,7 +143,7 @@ fn at_any_time() -> Result<()> {
     for way in ways {
         let program = intact(way)?;
         for round in 0..60 {
-            let tracking = track(&program)?;
+            let tracking = track(&program, false)?;
             let attached = || tracer(&program) == Some(tracking.pid());
             let until = Instant::now() + LIMIT;
             while !attached() {
