@@ -70,17 +70,17 @@ fn copies_tell_bytes() -> Result<()> {
 
 #[test]
 fn pages_go_whole_where_lines_are_not_told() -> Result<()> {
-    for (transport, dirty) in [("shm", "none"), ("tcp", "none"), ("tcp", "pages"), ("tcp", "async"), ("shm", "async")] {
+    for (transport, dirty) in [("shm", "none"), ("tcp", "none"), ("tcp", "exact"), ("tcp", "pages"), ("shm", "pages")] {
         let stats = run(3, transport, dirty)?;
         ensure!(counter(&stats, "lines_sent") == 0 && counter(&stats, "lines_changed") == 0, "{stats}");
         let [left, whole] = ["evicted", "pages_whole"].map(|name| counter(&stats, name));
         ensure!(whole >= PAGES * (PASSES + 1), "{stats}");
-        // The pass that only reads is told from the others by `pages` and `async`.
+        // The pass that only reads is told from the others by `exact` and `pages`.
         let clean = counter(&stats, "evicted_clean");
         ensure!(if dirty == "none" { clean == 0 } else { clean >= PAGES * 80 / 100 }, "{stats}");
         ensure!(left >= whole, "{stats}");
         // Where the kernel notes a program's first writes, they are no faults.
-        ensure!(dirty != "async" || counter(&stats, "upgrades") <= PAGES / 10, "{stats}");
+        ensure!(dirty != "pages" || counter(&stats, "upgrades") <= PAGES / 10, "{stats}");
     }
     Ok(())
 }
@@ -100,8 +100,8 @@ fn every_byte_is_right_under_torture() -> Result<()> {
         ("shadow", "tcp", None),
         ("shadow", "shm", None),
         ("none", "tcp", None),
-        ("async", "tcp", None),
-        ("async", "shm", None),
+        ("pages", "tcp", None),
+        ("pages", "shm", None),
     ] {
         // With several threads, and with one, whose dirty pages leave unprotected.
         for (threads, mib) in [("3", "8"), ("1", "24")] {

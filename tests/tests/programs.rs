@@ -49,7 +49,7 @@ cases! {
     sync_far robust_locks robust_links vectors rings raw_threads syscalls_far bad_pointers barred memory_file big_io blocked_calls waiting_calls remapped_calls sent_faults left_stacks debugger emulated
 }
 
-/// Where the kernel notes first writes (`--dirty async`), none is lost: while the program has one thread, when a second begins, in
+/// Where the kernel notes first writes (`--dirty pages`), none is lost: while the program has one thread, when a second begins, in
 /// children of both kinds, where mappings move, and behind filters of the program's own.
 #[test]
 fn noted_writes() -> Result<()> {
@@ -77,7 +77,7 @@ fn noted_writes() -> Result<()> {
         let program = Command::new(compile::c(name, &[])?);
         let native = process::run(copy(&program), LIMIT)?.success()?;
         for transport in ["shm", "tcp"] {
-            let flags = ["--transport", transport, "--dirty", "async"];
+            let flags = ["--transport", transport, "--dirty", "pages"];
             let (far, _) = far_run(&program, &Far::local("4M").with(&flags), LIMIT)?;
             compare(&native, &far).map_err(|e| e.context(format!("{name}, {transport}")))?;
         }
@@ -118,7 +118,7 @@ fn held_pages_that_do_not_leave() -> Result<()> {
     Ok(())
 }
 
-/// A thread that nobody saw begin is reckoned with by default, and ends a run of `--dirty async` with one line: what it
+/// A thread that nobody saw begin is reckoned with by default, and ends a run of `--dirty pages` with one line: what it
 /// writes is not told there.
 #[test]
 fn a_thread_that_is_not_seen() -> Result<()> {
@@ -127,7 +127,7 @@ fn a_thread_that_is_not_seen() -> Result<()> {
     for transport in ["shm", "tcp"] {
         let far = Far::local("4M").with(&["--transport", transport]);
         compare(&native, &far_run(&program, &far, LIMIT)?.0)?;
-        let (ended, _) = far_run(&program, &far.with(&["--dirty", "async"]), LIMIT)?;
+        let (ended, _) = far_run(&program, &far.with(&["--dirty", "pages"]), LIMIT)?;
         ensure!(ended.status.code() == Some(73), "{transport}: {}", ended.status);
         ensure!(ended.stderr.contains("a thread has begun by a call that was not seen"), "{}", ended.stderr);
     }

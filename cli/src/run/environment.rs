@@ -35,17 +35,15 @@ pub enum Prefetch {
 pub enum Dirty {
     /// What was measured to be fastest for the transport
     Auto,
-    /// The fastest that cannot miss a write
+    /// Without any chance of missing a write: by the fault of a first write, or against the node's own copy
     Exact,
     /// By line: 64 keyed bits of each, compared when the page leaves (misses one in 2^62)
     Lines,
     /// By line: against a copy; over shared memory, against the node's own
     Shadow,
-    /// By page, write-protected: the first write to one that was read faults
+    /// By page, first writes noted by the kernel (WP_ASYNC, PAGEMAP_SCAN; Linux 6.7), for as long as the program has one
+    /// thread; then by faults
     Pages,
-    /// By page, first writes noted by the kernel (WP_ASYNC, PAGEMAP_SCAN; Linux 6.7), for programs with one thread; as pages
-    /// from a second thread on
-    Async,
     /// Not at all: every page that leaves is written back
     None,
 }

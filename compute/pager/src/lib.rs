@@ -157,7 +157,7 @@ pub enum StartError {
     /// No usable userfaultfd.
     #[error("{0}")]
     Userfaultfd(OpenError),
-    /// `/proc/self/pagemap` cannot be had, which `--dirty async` asks.
+    /// `/proc/self/pagemap` cannot be had, which `--dirty pages` asks.
     #[error("/proc/self/pagemap: {0}; choose another --dirty")]
     Marks(Errno),
     /// The kernel refuses the pager's own tables.
@@ -253,10 +253,10 @@ pub fn start(
     clock::calibrate();
     let recorder = config.trace.as_deref().map(Recorder::new);
     if recorder.is_some() {
-        config.dirty = Dirty::Pages;
+        config.dirty = Dirty::Exact;
     }
     let marks = match (config.mode, config.dirty) {
-        (FaultMode::Inline, Dirty::Async) => Some(OwnPages::open().map_err(StartError::Marks)?),
+        (FaultMode::Inline, Dirty::Pages) => Some(OwnPages::open().map_err(StartError::Marks)?),
         _ => None,
     };
     let uffd = Uffd::open(features(config.mode, marks.is_some())).map_err(StartError::Userfaultfd)?;

@@ -1,4 +1,4 @@
-//! Marks: first writes that the kernel notes by itself (`--dirty async`), and is asked about when pages leave.
+//! Marks: first writes that the kernel notes by itself (`--dirty pages`), and is asked about when pages leave.
 //!
 //! Under `WP_ASYNC` a page that came in protected has a mark in its entry of the kernel's page table. The first write takes it away, in the
 //! kernel, without a signal, and `PAGEMAP_SCAN` tells which marks are there. So D in a page's word ([`crate::word`]) says less than elsewhere:
@@ -47,9 +47,9 @@ impl Pager {
     fn must_be_still(&self, evictor: &Evictor) {
         if !self.is_still(evictor) {
             let why = match evictor.tasks.others() {
-                None => "the system does not tell how many threads the program has, which --dirty async must know",
+                None => "the system does not tell how many threads the program has, which --dirty pages must know",
                 Some(_) => {
-                    "a thread has begun by a call that was not seen, and --dirty async cannot tell what it writes"
+                    "a thread has begun by a call that was not seen, and --dirty pages cannot tell what it writes"
                 }
             };
             die(exit::BROKEN, &format!("{why}: run the program with --dirty exact"));
@@ -88,7 +88,7 @@ impl Pager {
     /// each that begins, by the process that the pager belongs to; and at start, where nobody would see who begins.
     pub fn company_begins(&self) {
         // Nobody else needs to know, and who does not waits for no lock.
-        if self.config.dirty != Dirty::Async {
+        if self.config.dirty != Dirty::Pages {
             return;
         }
         let _signals = SignalsBlocked::new();

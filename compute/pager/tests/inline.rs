@@ -60,7 +60,7 @@ const WAYS: &[(&str, Way)] = &[
     ("tcp-lines-overlooking", Way { mapped: false, dirty: Dirty::Lines, overlook: true, ..PLAIN }),
     ("shm-shadow", Way { dirty: Dirty::Shadow, ..PLAIN }),
     ("tcp-shadow", Way { mapped: false, dirty: Dirty::Shadow, ..PLAIN }),
-    ("tcp-pages", Way { mapped: false, dirty: Dirty::Pages, ..PLAIN }),
+    ("tcp-exact", Way { mapped: false, dirty: Dirty::Exact, ..PLAIN }),
     ("shm-none", Way { dirty: Dirty::None, ..PLAIN }),
     ("tcp-none", Way { mapped: false, dirty: Dirty::None, ..PLAIN }),
     ("tcp-one-by-one", Way { mapped: false, prefetch: false, vectored: false, ..PLAIN }),
@@ -138,7 +138,7 @@ fn by_copies() {
 
 #[test]
 fn by_pages_and_not_at_all() {
-    ["tcp-pages", "shm-none", "tcp-none"].iter().for_each(|way| in_its_own_process(way));
+    ["tcp-exact", "shm-none", "tcp-none"].iter().for_each(|way| in_its_own_process(way));
 }
 
 /// What the tests above run; nothing by itself.

@@ -19,6 +19,8 @@ pub struct Spread {
     pub min: f64,
     /// The greatest.
     pub max: f64,
+    /// Where the median of very many rounds is, with 95 % and more; `None` of fewer than six, which do not tell.
+    pub likely: Option<(f64, f64)>,
     /// Between the quartiles, as a part of the median: what a machine's noise is in a typical round.
     pub noise: f64,
     /// How many.
@@ -35,8 +37,25 @@ impl Spread {
         let median = if sorted.len() % 2 == 1 { sorted[middle] } else { (sorted[middle - 1] + sorted[middle]) / 2.0 };
         let quartile = |nth: usize| sorted[(sorted.len() - 1) * nth / 4];
         let noise = (quartile(3) - quartile(1)) / median.abs().max(f64::MIN_POSITIVE);
-        Some(Spread { median, min, max, noise, rounds: sorted.len() })
+        let likely = below_median(sorted.len()).map(|n| (sorted[n], sorted[sorted.len() - 1 - n]));
+        Some(Spread { median, min, max, likely, noise, rounds: sorted.len() })
     }
+}
+
+/// How many of so many values lie below the true median nearly always: fewer do in one case of forty at most, and as many
+/// above it in another. A sign test's interval, which supposes nothing of how values are spread.
+fn below_median(values: usize) -> Option<usize> {
+    let mut chance = 0.5f64.powi(values as i32);
+    let (mut below, mut of_fewer) = (None, 0.0);
+    for n in 0..values {
+        of_fewer += chance;
+        if of_fewer > 0.025 {
+            break;
+        }
+        below = Some(n);
+        chance *= (values - n) as f64 / (n + 1) as f64;
+    }
+    below
 }
 
 /// What every system did in every round.
@@ -149,5 +168,13 @@ mod tests {
         let one_lost_slice = Spread::of([1.0, 1.0, 1.0, 0.1, 1.0]).unwrap();
         assert_eq!((one_lost_slice.median, one_lost_slice.min, one_lost_slice.noise), (1.0, 0.1, 0.0));
         assert_eq!(Spread::of([]), None);
+    }
+
+    /// From tables of the binomial distribution: the 2nd least of 9, the 3rd of 14, the 7th of 24.
+    #[test]
+    fn the_true_median_is_likely_between_two_of_them() {
+        assert_eq!([5, 6, 9, 14, 24].map(below_median), [None, Some(0), Some(1), Some(2), Some(6)]);
+        let likely = |n: u32| Spread::of((1..=n).map(f64::from)).unwrap().likely;
+        assert_eq!((likely(5), likely(14)), (None, Some((3.0, 12.0))));
     }
 }

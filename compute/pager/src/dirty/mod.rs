@@ -5,7 +5,7 @@
 //!             comes in            what is kept              on its way out
 //!   lines     writable            slot mapped: nothing      lines that differ from the slot
 //!                                 else: hashes              lines whose hash differs
-//!   auto      slot mapped: as `pages`
+//!   auto      slot mapped: as `exact`
 //!   (lines,   else: likely to be
 //!   guessing) written: writable   hashes                    lines whose hash differs
 //!             others: protected   … at the first write      lines whose hash differs
@@ -14,9 +14,9 @@
 //!             else: likely to be
 //!             written: writable   a copy                    lines that differ from the copy
 //!             others: protected   a copy at the first write lines that differ from the copy
-//!   pages     protected; where the slot is mapped, likely
+//!   exact     protected; where the slot is mapped, likely
 //!             written ones: writable, compared with it      all of a page that was written
-//!   async     protected, by one   nothing                   all of a page whose mark is gone
+//!   pages     protected, by one   nothing                   all of a page whose mark is gone
 //!             who has one thread                            ([`crate::marks`])
 //!   none      writable            nothing                   all of every page
 //! ```
@@ -28,7 +28,7 @@
 //! Hashes (`lines`, and `auto` where it is `lines`, of slots that are not mapped; [`farmem_sys::lines`]) are wrong with a
 //! probability that `docs/design/lines.md` works out; the others are exact. They are kept
 //! *in brief*, 12 bits a line and 64 for the page, where somebody is at the other end who confirms what is said of
-//! changed lines (a node's software NIC); where lines go to a card, 64 bits a line. When nothing more can be kept, a page comes in as `pages` has it.
+//! changed lines (a node's software NIC); where lines go to a card, 64 bits a line. When nothing more can be kept, a page comes in as `exact` has it.
 //!
 //! *When*: before a page is installed; but a demand page whose slot is not mapped is hashed while the thread's next fault
 //! waits for its answer, from where its bytes landed ([`crate::reads`]). One that leaves before that has nothing kept, and
@@ -52,16 +52,14 @@ pub enum Dirty {
     /// What is fastest for the transport, by measurement.
     #[default]
     Auto,
-    /// The fastest of those that cannot be wrong.
+    /// See the module.
     Exact,
     /// See the module.
     Lines,
     /// See the module.
     Shadow,
-    /// See the module.
+    /// See the module. Once a second thread begins as `exact`, without guesses.
     Pages,
-    /// See the module. Once a second thread begins as `pages`, without guesses.
-    Async,
     /// See the module.
     None,
 }
@@ -79,13 +77,12 @@ impl Dirty {
 }
 
 /// All names, as `farmem run --dirty` has them.
-pub const NAMES: [(&str, Dirty); 7] = [
+pub const NAMES: [(&str, Dirty); 6] = [
     ("auto", Dirty::Auto),
     ("exact", Dirty::Exact),
     ("lines", Dirty::Lines),
     ("shadow", Dirty::Shadow),
     ("pages", Dirty::Pages),
-    ("async", Dirty::Async),
     ("none", Dirty::None),
 ];
 
@@ -135,8 +132,8 @@ pub(crate) enum Hashed {
 enum Policy {
     Lines,
     Shadow,
+    Exact,
     Pages,
-    Async,
     None,
 }
 
@@ -163,8 +160,8 @@ impl Tracker {
             Dirty::Lines => Policy::Lines,
             Dirty::Shadow => Policy::Shadow,
             Dirty::Auto if !mapped => Policy::Lines,
-            Dirty::Pages | Dirty::Auto | Dirty::Exact => Policy::Pages,
-            Dirty::Async => Policy::Async,
+            Dirty::Auto | Dirty::Exact => Policy::Exact,
+            Dirty::Pages => Policy::Pages,
             Dirty::None => Policy::None,
         };
         // Copies have a part of local memory to themselves; what hashes take is reserved as they are made.
@@ -221,12 +218,12 @@ impl Tracker {
             Policy::None => Comes::Writable,
             Policy::Lines if write || !self.guess => Comes::Compared,
             Policy::Shadow if mapped || write => Comes::Compared,
-            Policy::Pages | Policy::Async if write => Comes::Writable,
-            Policy::Async => Comes::Protected,
+            Policy::Exact | Policy::Pages if write => Comes::Writable,
+            Policy::Pages => Comes::Protected,
             // Where slots are not mapped a wrong guess is not seen on the way out, and would send the page over
             // the network: no guesses there.
-            Policy::Pages if !mapped => Comes::Protected,
-            Policy::Lines | Policy::Shadow | Policy::Pages => {
+            Policy::Exact if !mapped => Comes::Protected,
+            Policy::Lines | Policy::Shadow | Policy::Exact => {
                 if likely() {
                     Comes::Compared
                 } else {

@@ -91,8 +91,8 @@ pub enum By {
 /// What TCP is held to.
 pub const RATE: &str = "10G";
 
-/// The policies, in the order of the tables. `exact` is `pages`.
-pub const POLICIES: [&str; 6] = ["none", "lines", "shadow", "pages", "async", "auto"];
+/// The policies, in the order of the tables.
+pub const POLICIES: [&str; 6] = ["none", "lines", "shadow", "exact", "pages", "auto"];
 
 /// A link and a policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
