@@ -112,6 +112,7 @@ for program in farmem farmem-rxe; do
     strip --strip-debug -o "$new/usr/bin/$program" "$target/$profile/$program"
     put "$new/libraries" "$target/$profile/$program"
 done
+cc -O1 -w -D_GNU_SOURCE -pthread -Itests/programs -o "$new/usr/bin/held_pages" tests/programs/held_pages.c
 put "$new/libraries" "$(command -v sort)" "$(command -v xz)" "$(command -v cmp)"
 rm -rf "$new/libraries$target"
 cp -a "$new/libraries/." "$new/"

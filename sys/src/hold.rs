@@ -100,6 +100,33 @@ impl Hold {
         Ok(())
     }
 
+    /// Whether a write to a page that is held goes to what is held, although the page's entry is read-only: tried. Before Linux 5.19
+    /// the kernel then copies whatever anybody else refers to, and the pipe keeps what was there before.
+    ///
+    /// # Safety
+    /// Two pages of the caller's own, writable, of private memory that nobody uses. Nothing must be held.
+    pub unsafe fn follows_writes(&self, pages: *mut u8) -> bool {
+        let (tried, spare) = (pages.cast::<u64>(), pages.wrapping_add(PAGE));
+        let range = [libc::iovec { iov_base: pages.cast(), iov_len: PAGE }];
+        // SAFETY: no more than its own protection is asked of the caller's page.
+        let protect =
+            |prot: i32| unsafe { checked(libc::SYS_mprotect, [pages as usize, PAGE, prot as usize, 0, 0, 0]).is_ok() };
+        // SAFETY: the caller's pages; the first is writable whenever it is written to.
+        unsafe {
+            tried.write_volatile(1);
+            if make_own(None, &range) != PAGE || !self.take(&range, spare) {
+                return false;
+            }
+            // Once read-only, an entry becomes writable by a write, or here, if the kernel knows that nobody shares the page.
+            let read_only = protect(libc::PROT_READ);
+            if !protect(libc::PROT_READ | libc::PROT_WRITE) {
+                return false;
+            }
+            tried.write_volatile(2);
+            self.read(spare, 1).is_ok() && read_only && spare.cast::<u64>().read() == 2
+        }
+    }
+
     /// Gives its descriptors back.
     pub fn close(self) {
         close(self.from);
@@ -107,16 +134,27 @@ impl Hold {
     }
 }
 
-/// Ends that the memory of these ranges is anybody else's too: what is shared is copied, as a write would (Linux 5.14, and 6.13 for one's own
-/// by many ranges). How many bytes were done: ranges from the first on, before one that cannot be written to.
+/// Ends that the memory of these ranges is anybody else's too: what is shared is copied, as a write would (Linux 5.14). How many bytes were
+/// done: ranges from the first on, before one that cannot be written to. `pidfd`: of this process, if one call may be tried for all of them
+/// (Linux 6.13).
 ///
 /// # Safety
 /// The memory is the caller's to touch: what is not present of it comes to be.
-pub unsafe fn make_own(pidfd: i32, ranges: &[libc::iovec]) -> usize {
+pub unsafe fn make_own(pidfd: Option<i32>, ranges: &[libc::iovec]) -> usize {
     let advice = libc::MADV_POPULATE_WRITE as usize;
-    let args = [pidfd as usize, ranges.as_ptr() as usize, ranges.len(), advice, 0, 0];
-    // SAFETY: live ranges; the caller's promise. No content changes.
-    unsafe { checked(libc::SYS_process_madvise, args) }.unwrap_or(0)
+    if let Some(pidfd) = pidfd {
+        let args = [pidfd as usize, ranges.as_ptr() as usize, ranges.len(), advice, 0, 0];
+        // SAFETY: live ranges; the caller's promise. No content changes.
+        let done = unsafe { checked(libc::SYS_process_madvise, args) }.unwrap_or(0);
+        if done > 0 {
+            return done;
+        }
+    }
+    let made = |range: &&libc::iovec| {
+        // SAFETY: as above.
+        unsafe { checked(libc::SYS_madvise, [range.iov_base as usize, range.iov_len, advice, 0, 0, 0]).is_ok() }
+    };
+    ranges.iter().take_while(made).map(|range| range.iov_len).sum()
 }
 
 /// Whether the kernel may merge pages of this process with others of the same content.
@@ -167,6 +205,38 @@ mod tests {
         hold.close();
     }
 
+    /// Linux 5.19, or this machine protects what leaves.
+    #[test]
+    fn writes_to_a_read_only_entry_go_to_what_is_held() {
+        let pages = reserve(2 * PAGE).unwrap();
+        let hold = Hold::open(1).unwrap();
+        // SAFETY: pages of ours.
+        unsafe {
+            assert!(hold.follows_writes(pages));
+            // Nothing is left of the trial.
+            assert_eq!(hold.read(pages, 1), Err(Errno(libc::EAGAIN)));
+        }
+        hold.close();
+    }
+
+    /// What cannot be written to stays as it is, and what is behind it.
+    #[test]
+    fn as_much_is_made_own_as_can_be() {
+        let pages = reserve(3 * PAGE).unwrap();
+        let range = |page: usize| libc::iovec { iov_base: pages.wrapping_add(page * PAGE).cast(), iov_len: PAGE };
+        let pidfd = crate::raw::pidfd_of_self().unwrap();
+        // SAFETY: pages of ours.
+        unsafe {
+            checked(libc::SYS_mprotect, [range(1).iov_base as usize, PAGE, libc::PROT_READ as usize, 0, 0, 0]).unwrap();
+            for by in [Some(pidfd), None] {
+                assert_eq!(make_own(by, &[range(0), range(1), range(2)]), PAGE);
+                assert_eq!(make_own(by, &[range(1), range(2)]), 0);
+                assert_eq!(make_own(by, &[range(2)]), PAGE);
+            }
+        }
+        crate::raw::close(pidfd);
+    }
+
     /// What a forked child has too is not what writes go to, unless it was made the mapping's own.
     #[test]
     fn what_was_shared_by_a_fork_is_made_own() {
@@ -174,7 +244,7 @@ mod tests {
         let hold = Hold::open(1).unwrap();
         let pidfd = crate::raw::pidfd_of_self().unwrap();
         let ranges = [libc::iovec { iov_base: page.cast(), iov_len: PAGE }];
-        for own in [true, false] {
+        for own in [Some(Some(pidfd)), Some(None), None] {
             // SAFETY: a page of ours; the child does nothing but end.
             unsafe {
                 page.write(1);
@@ -183,12 +253,12 @@ mod tests {
                     libc::_exit(0);
                 }
                 libc::waitpid(child, std::ptr::null_mut(), 0);
-                assert!(!own || make_own(pidfd, &ranges) == PAGE);
+                assert!(own.is_none_or(|by| make_own(by, &ranges) == PAGE));
                 assert!(hold.take(&ranges, spare));
                 page.write(2);
                 hold.read(spare, 1).unwrap();
-                // With the second the test shows that it can tell.
-                assert_eq!(spare.cast::<u64>().read(), if own { 2 } else { 1 });
+                // With the last the test shows that it can tell.
+                assert_eq!(spare.cast::<u64>().read(), if own.is_some() { 2 } else { 1 });
             }
         }
         hold.close();

@@ -8,11 +8,13 @@
 
 #include "case.h"
 
-enum { WRITERS = 3, PAGES = 6144, QUIET = 1024, LOCKED = 512, ROUNDS = 24 };
+enum { WRITERS = 3, PAGES = 6144, QUIET = 1024, LOCKED = 512 };
 static uint64_t *mem, *quiet, *locked;
 /* What each writer has added to each page. Not far. */
 static uint32_t tally[WRITERS][PAGES];
 static volatile int stop;
+/* Each takes a slab of far memory where it forks. */
+static int rounds = 24;
 
 static uint64_t *word(size_t page, uint64_t who) { return mem + page * (PAGE / 8) + who * 64; }
 
@@ -33,7 +35,7 @@ static void work(int how) {
     pthread_t t[WRITERS];
     stop = 0;
     for (uintptr_t i = 0; i < WRITERS; i++) MUST(pthread_create(&t[i], NULL, writer, (void *)i) == 0);
-    for (int round = 0; round < ROUNDS; round++) {
+    for (int round = 0; round < rounds; round++) {
         if (how == 1) {
             pid_t child = fork();
             MUST(child >= 0);
@@ -62,12 +64,13 @@ static void work(int how) {
     for (size_t page = 0; page < PAGES; page++)
         for (int who = 0; who < WRITERS; who++) lost += *word(page, who) != tally[who][page];
     if (how == 2)
-        for (int round = 0; round < ROUNDS; round++)
+        for (int round = 0; round < rounds; round++)
             for (size_t at = 0; at < LOCKED; at += 3) bad += locked[at * (PAGE / 8) + round] != mix(round * LOCKED + at);
     printf("way %d: lost %zu, wrong %zu, quiet wrong %zu\n", how, lost, bad, wrong(quiet, QUIET * PAGE, 3));
 }
 
-int main(void) {
+int main(int argc, char **argv) {
+    if (argc > 1) rounds = atoi(argv[1]);
     mem = far_map(PAGES * PAGE);
     quiet = far_map(QUIET * PAGE);
     locked = far_map(LOCKED * PAGE);

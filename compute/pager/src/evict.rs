@@ -55,7 +55,7 @@ pub struct Evictor {
     slots: Vec<FarSlot>,
     pub(crate) ranges: Vec<libc::iovec>,
     /// `process_madvise` does many ranges at once here (Linux 6.13); else one call each.
-    vectored: bool,
+    pub(crate) vectored: bool,
     pub(crate) pidfd: i32,
     /// The process's threads ([`crate::still`]).
     pub(crate) tasks: Tasks,

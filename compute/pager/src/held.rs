@@ -16,7 +16,8 @@
 //! | swap, while it is written there | the kernel does not begin to write what others refer to; before, pages are made own. What has taken long since then (as long as a page takes to become old) is protected |
 //! | the kernel's one page of zeros | pages come in by `UFFDIO_COPY`, which makes one for each, and are never parts of huge ones, whose zeros it may become |
 //!
-//! What cannot be made own (the program may not write there) or referred to is protected, as are all pages on kernels before 6.13.
+//! What cannot be made own (the program may not write there) or referred to is protected, as are all pages where a trial shows that writes do
+//! not go to what is held (kernels before 5.19). Before 6.13 pages are made own, and dropped, by a call for each range.
 
 use crate::Pager;
 use crate::ending::broken;
@@ -38,8 +39,8 @@ pub(crate) struct Held {
     pipe: Option<Hold>,
     /// For [`PIECE`] pages; null if there is none yet.
     piece: *mut u8,
-    /// The kernel is one on which pages can be held.
-    can: bool,
+    /// Whether the kernel is one on which pages can be held, once it was tried.
+    can: Option<bool>,
     /// Pages that are in the pipe.
     left: usize,
     /// Pages of the piece: read from the pipe, and given out.
@@ -53,27 +54,28 @@ unsafe impl Send for Held {}
 impl Held {
     /// Nothing, and no pipe yet.
     pub const fn new() -> Held {
-        Held { pipe: None, piece: std::ptr::null_mut(), can: false, left: 0, read: 0, given: 0 }
+        Held { pipe: None, piece: std::ptr::null_mut(), can: None, left: 0, read: 0, given: 0 }
     }
 
     /// How many pages can be held at once; none where the kernel is too old.
-    fn room(&mut self, pidfd: i32) -> usize {
+    fn room(&mut self) -> usize {
         if self.piece.is_null() {
             match farmem_sys::holdings::reserve(PIECE * PAGE_BYTES) {
                 Ok(piece) => self.piece = piece,
                 Err(_) => return 0,
             }
-            // Before Linux 5.19 a page to which anybody refers is copied at its next write whenever its entry is read-only, as after
-            // an upgrade. Where this works it is 6.13 at least.
-            let whole = [libc::iovec { iov_base: self.piece.cast(), iov_len: PIECE * PAGE_BYTES }];
-            // SAFETY: memory of ours.
-            self.can = unsafe { make_own(pidfd, &whole) } == PIECE * PAGE_BYTES;
         }
         // What a vfork child opens is nothing in its parent.
-        if self.can && self.pipe.is_none() && !is_away() {
+        if self.can != Some(false) && self.pipe.is_none() && !is_away() {
             self.pipe = Hold::open(BATCH).ok();
         }
-        self.pipe.as_ref().map_or(0, Hold::room)
+        let Some(pipe) = &self.pipe else { return 0 };
+        // SAFETY: the piece is ours, and nothing is held.
+        if *self.can.get_or_insert_with(|| unsafe { pipe.follows_writes(self.piece) }) {
+            return pipe.room();
+        }
+        self.pipe.take().into_iter().for_each(Hold::close);
+        0
     }
 
     /// Holds all `pages` of these ranges, for which there is room, or none.
@@ -120,7 +122,7 @@ impl Pager {
         if !self.config.hold || may_be_merged() {
             return 0;
         }
-        let mut room = evictor.held.room(evictor.pidfd);
+        let mut room = evictor.held.room();
         for l in evictor.leaving.iter_mut().filter(|l| l.from.dirty() && !self.table.may_be_unreadable(l.page)) {
             l.held = room > 0;
             room = room.saturating_sub(1);
@@ -149,9 +151,10 @@ impl Pager {
     fn make_own(&self, evictor: &mut Evictor) {
         ranges_of_held(&evictor.leaving, &mut evictor.ranges);
         let mut ranges = &evictor.ranges[..];
+        let by = evictor.vectored.then_some(evictor.pidfd);
         while !ranges.is_empty() {
             // SAFETY: the pages are present, and stay.
-            let mut done = unsafe { make_own(evictor.pidfd, ranges) };
+            let mut done = unsafe { make_own(by, ranges) };
             while let Some((first, rest)) = ranges.split_first()
                 && first.iov_len <= done
             {
