@@ -82,7 +82,7 @@ fn a_program_is_measured_and_drawn() {
 fn policies_are_compared_with_writing_all_back() {
     let place = Place::new();
     let (json, svg) = (place.path().join("dirty.json"), place.path().join("dirty.svg"));
-    let mut arguments = vec!["--only", "gcc,xz", "--ways", "shm:none,shm:pages,tcp:none,tcp:auto", "--give-up", "300"];
+    let mut arguments = vec!["--only", "gcc,xz", "--ways", "shm:none,shm:exact,tcp:none,tcp:auto", "--give-up", "300"];
     arguments.extend(["--svg", svg.to_str().unwrap(), "--json", json.to_str().unwrap()]);
     let (status, said, complaint) = patiently_by(|| dirty(&place, &arguments), &std::env::var("PATH").unwrap());
     assert_eq!(status, Some(0), "{complaint}");

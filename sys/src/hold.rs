@@ -100,30 +100,37 @@ impl Hold {
         Ok(())
     }
 
-    /// Whether a write to a page that is held goes to what is held, although the page's entry is read-only: tried. Before Linux 5.19
-    /// the kernel then copies whatever anybody else refers to, and the pipe keeps what was there before.
+    /// Whether a write to a page that is held goes to what is held, although the page's entry was made read-only: tried. Before Linux 5.19
+    /// the kernel then copies whatever anybody else refers to, and the pipe keeps what was there before. `None`: it could not be tried,
+    /// for want of memory or mappings; the first page may stay read-only, and held.
     ///
     /// # Safety
-    /// Two pages of the caller's own, writable, of private memory that nobody uses. Nothing must be held.
-    pub unsafe fn follows_writes(&self, pages: *mut u8) -> bool {
+    /// Two pages of the caller's own, of private memory that nobody uses; the second writable, the first unless this said `None`. Nothing must
+    /// be held.
+    pub unsafe fn follows_writes(&self, pages: *mut u8) -> Option<bool> {
         let (tried, spare) = (pages.cast::<u64>(), pages.wrapping_add(PAGE));
         let range = [libc::iovec { iov_base: pages.cast(), iov_len: PAGE }];
         // SAFETY: no more than its own protection is asked of the caller's page.
         let protect =
             |prot: i32| unsafe { checked(libc::SYS_mprotect, [pages as usize, PAGE, prot as usize, 0, 0, 0]).is_ok() };
+        const BOTH: i32 = libc::PROT_READ | libc::PROT_WRITE;
+        if !protect(BOTH) {
+            return None;
+        }
         // SAFETY: the caller's pages; the first is writable whenever it is written to.
         unsafe {
             tried.write_volatile(1);
-            if make_own(None, &range) != PAGE || !self.take(&range, spare) {
-                return false;
+            if make_own(None, &range) != PAGE {
+                // Before Linux 5.14 there is no such call.
+                return Some(false);
             }
-            // Once read-only, an entry becomes writable by a write, or here, if the kernel knows that nobody shares the page.
-            let read_only = protect(libc::PROT_READ);
-            if !protect(libc::PROT_READ | libc::PROT_WRITE) {
-                return false;
+            // Once read-only, an entry becomes writable by a write; or at once, if the kernel keeps account of who shares the page (6.0).
+            let done = self.take(&range, spare) && protect(libc::PROT_READ) && protect(BOTH);
+            if !done {
+                return None;
             }
             tried.write_volatile(2);
-            self.read(spare, 1).is_ok() && read_only && spare.cast::<u64>().read() == 2
+            Some(self.read(spare, 1).is_ok() && spare.cast::<u64>().read() == 2)
         }
     }
 
@@ -155,6 +162,16 @@ pub unsafe fn make_own(pidfd: Option<i32>, ranges: &[libc::iovec]) -> usize {
         unsafe { checked(libc::SYS_madvise, [range.iov_base as usize, range.iov_len, advice, 0, 0, 0]).is_ok() }
     };
     ranges.iter().take_while(made).map(|range| range.iov_len).sum()
+}
+
+/// Page faults of the calling thread so far, also those that the kernel had in its calls.
+pub fn faults() -> Option<i64> {
+    // SAFETY: zero is valid for it.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: live, to be filled in.
+    let asked =
+        unsafe { checked(libc::SYS_getrusage, [libc::RUSAGE_THREAD as usize, &raw mut usage as usize, 0, 0, 0, 0]) };
+    asked.ok().map(|_| usage.ru_minflt + usage.ru_majflt)
 }
 
 /// Whether the kernel may merge pages of this process with others of the same content.
@@ -212,7 +229,7 @@ mod tests {
         let hold = Hold::open(1).unwrap();
         // SAFETY: pages of ours.
         unsafe {
-            assert!(hold.follows_writes(pages));
+            assert_eq!(hold.follows_writes(pages), Some(true));
             // Nothing is left of the trial.
             assert_eq!(hold.read(pages, 1), Err(Errno(libc::EAGAIN)));
         }
@@ -235,6 +252,25 @@ mod tests {
             }
         }
         crate::raw::close(pidfd);
+    }
+
+    #[test]
+    fn what_is_brought_in_to_be_held_is_a_fault() {
+        let (pages, spare) = (reserve(2 * PAGE).unwrap(), reserve(PAGE).unwrap());
+        let hold = Hold::open(1).unwrap();
+        let range = |page: usize| [libc::iovec { iov_base: pages.wrapping_add(page * PAGE).cast(), iov_len: PAGE }];
+        // SAFETY: pages of ours, of which one is there.
+        unsafe {
+            pages.write(1);
+            spare.write(1);
+            for (page, absent) in [(0, false), (1, true)] {
+                let before = faults().unwrap();
+                assert!(hold.take(&range(page), spare));
+                assert_eq!(faults().unwrap() > before, absent);
+                hold.read(spare, 1).unwrap();
+            }
+        }
+        hold.close();
     }
 
     /// What a forked child has too is not what writes go to, unless it was made the mapping's own.

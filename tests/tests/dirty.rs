@@ -102,6 +102,10 @@ fn every_byte_is_right_under_torture() -> Result<()> {
         ("none", "tcp", None),
         ("pages", "tcp", None),
         ("pages", "shm", None),
+        ("exact", "tcp", None),
+        // As before Linux 6.13: a call for each range.
+        ("lines", "tcp", Some("process_madvise")),
+        ("auto", "shm", Some("process_madvise")),
     ] {
         // With several threads, and with one, whose dirty pages leave unprotected.
         for (threads, mib) in [("3", "8"), ("1", "24")] {

@@ -13,7 +13,7 @@
 //! |---|---|
 //! | a forked child | forks wait until nobody is in the pager ([`crate::fork`]); what an earlier one has left is made own first |
 //! | pages of the same content (KSM) | advice to merge is not passed on, and where the process may be merged as a whole pages are protected |
-//! | swap, while it is written there | the kernel does not begin to write what others refer to; before, pages are made own. What has taken long since then (as long as a page takes to become old) is protected |
+//! | swap, while it is written there | the kernel does not begin to write what others refer to; before, pages are made own. What has taken long since then (as long as a page takes to become old), or had to be brought in to be referred to, is protected |
 //! | the kernel's one page of zeros | pages come in by `UFFDIO_COPY`, which makes one for each, and are never parts of huge ones, whose zeros it may become |
 //!
 //! What cannot be made own (the program may not write there) or referred to is protected, as are all pages where a trial shows that writes do
@@ -24,14 +24,14 @@ use crate::ending::broken;
 use crate::evict::{BATCH, Evictor, Leaving, neighbours};
 use farmem_protocol::addr::PAGE_BYTES;
 use farmem_sys::clock;
-use farmem_sys::hold::{Hold, make_own, may_be_merged, may_be_swapped};
+use farmem_sys::hold::{Hold, faults, make_own, may_be_merged, may_be_swapped};
 use farmem_sys::raw::is_away;
 use std::sync::atomic::Ordering;
 
 /// Pages that are read by one call: as many as stay in the CPU's first cache until they are copied or compared.
 const PIECE: usize = 4;
-/// From making pages own to having references takes 15 to 120 µs, by the batch. A page that was written to at the beginning of as much as this is not
-/// old for the kernel at its end, and not on its way to swap.
+/// From making pages own to having references takes 15 to 120 µs, by the batch, and not much longer by a call for each range. A page that was written to at
+/// the beginning of as much as this is not old for the kernel at its end, and not on its way to swap.
 const LONG_NS: u64 = 1_000_000;
 
 /// What is held of a batch.
@@ -41,6 +41,8 @@ pub(crate) struct Held {
     piece: *mut u8,
     /// Whether the kernel is one on which pages can be held, once it was tried.
     can: Option<bool>,
+    /// The system has swap, or had: what came back from there may still be shared with it.
+    swap: bool,
     /// Pages that are in the pipe.
     left: usize,
     /// Pages of the piece: read from the pipe, and given out.
@@ -54,7 +56,7 @@ unsafe impl Send for Held {}
 impl Held {
     /// Nothing, and no pipe yet.
     pub const fn new() -> Held {
-        Held { pipe: None, piece: std::ptr::null_mut(), can: None, left: 0, read: 0, given: 0 }
+        Held { pipe: None, piece: std::ptr::null_mut(), can: None, swap: false, left: 0, read: 0, given: 0 }
     }
 
     /// How many pages can be held at once; none where the kernel is too old.
@@ -70,8 +72,9 @@ impl Held {
             self.pipe = Hold::open(BATCH).ok();
         }
         let Some(pipe) = &self.pipe else { return 0 };
-        // SAFETY: the piece is ours, and nothing is held.
-        if *self.can.get_or_insert_with(|| unsafe { pipe.follows_writes(self.piece) }) {
+        // SAFETY: the piece is ours, and nothing is held: where it could not be tried the pipe is closed.
+        self.can = self.can.or_else(|| unsafe { pipe.follows_writes(self.piece) });
+        if self.can == Some(true) {
             return pipe.room();
         }
         self.pipe.take().into_iter().for_each(Hold::close);
@@ -128,14 +131,21 @@ impl Pager {
             room = room.saturating_sub(1);
         }
         let begun = clock::ticks();
-        let may_be_shared = self.has_forked.load(Ordering::Relaxed) || may_be_swapped();
-        if may_be_shared {
+        evictor.held.swap |= may_be_swapped();
+        let swap = evictor.held.swap;
+        if swap || self.has_forked.load(Ordering::Relaxed) {
             self.make_own(evictor);
         }
         ranges_of_held(&evictor.leaving, &mut evictor.ranges);
         let pages = evictor.leaving.iter().filter(|l| l.held).count();
+        let faults_before = if swap { faults() } else { None };
         let mut held = pages > 0 && evictor.held.take(&evictor.ranges, pages);
-        if held && may_be_shared && clock::ns(clock::ticks() - begun) > LONG_NS {
+        // A page that the kernel had chosen for swap before it was made own may have been unmapped after, and is brought in by what refers to
+        // it. (Overlooked is one that the program itself brought in, between the two, and writes to after: within microseconds, and of the
+        // pages that it uses least.)
+        let settled =
+            || clock::ns(clock::ticks() - begun) <= LONG_NS && faults_before.is_some() && faults() == faults_before;
+        if held && swap && !settled() {
             evictor.held.let_go();
             held = false;
         }

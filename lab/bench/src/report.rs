@@ -54,8 +54,8 @@ pub enum Bound {
     NotBelow(f64, f64),
 }
 
-/// Two things whose ratio is known to lie within so much of its median are level, if it may be one.
-const LEVEL: f64 = 0.04;
+/// Two things are level if the lesser is known to be less by no more than this.
+const LEVEL: f64 = 0.02;
 
 /// How a figure stands to its bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -67,7 +67,7 @@ pub enum Standing {
     Missed,
     /// The rounds are too few, or differ too much, to tell.
     Untold,
-    /// Neither is better, and the rounds would tell if one were by much: met.
+    /// Not known to be below, and known not to be by much: met.
     Level,
     /// Met.
     Met,
@@ -84,7 +84,7 @@ impl Bound {
                 _ if figure >= aim => Standing::Aim,
                 Some((least, _)) if least >= than => Standing::Met,
                 Some((_, most)) if most < than => Standing::Missed,
-                Some((least, most)) if most - least <= LEVEL * figure => Standing::Level,
+                Some((least, _)) if least >= than * (1.0 - LEVEL) => Standing::Level,
                 _ => Standing::Untold,
             },
             Bound::AtLeast(_, aim) if figure >= aim => Standing::Aim,
@@ -271,6 +271,7 @@ mod tests {
         assert_eq!(of(0.998, 0.002, 14), (Standing::Level, "met: level, 0.989 to 1.007 with 95 %".into()));
         assert_eq!(of(0.998, 0.02, 14).0, Standing::Untold, "all that is told is that it is between 0.9 and 1.1");
         assert_eq!(of(1.0, 0.0, 5).0, Standing::Untold, "by too few rounds nothing is told");
+        assert_eq!(of(1.04, 0.01, 14).0, Standing::Level, "better, it seems");
         assert_eq!(of(1.02, 0.001, 14).0, Standing::Met);
         assert_eq!(of(1.3, 0.001, 14).0, Standing::Aim);
     }

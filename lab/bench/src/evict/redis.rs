@@ -8,7 +8,7 @@
 //! *CPU a request* is what the server itself took, faults and evictions in it, wherever it waited: the figure to look
 //! at on a machine that does other things besides.
 //!
-//! Every policy of `--dirty` once a round, over shared memory and over tcp held to 10 Gbit/s. Counters are those of
+//! Each of the policies below once a round, over shared memory and over tcp held to 10 Gbit/s. Counters are those of
 //! the overwriting alone: filling is over. *Sent* are the bytes of write-back with 90 for each 1448, as they would
 //! be on Ethernet: acknowledgements and fetches are not in it. *Changed* are the bytes of lines found changed, whole
 //! lines; how many bytes of a line did change is told apart, by `shadow`, which alone sees them. A page of which it
