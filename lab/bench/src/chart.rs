@@ -22,7 +22,8 @@ pub struct Chart {
 
 /// Distinct to colour-blind readers too (Okabe and Ito, 2008).
 pub const COLOURS: [&str; 8] = ["#999999", "#000000", "#0072B2", "#56B4E9", "#D55E00", "#E69F00", "#009E73", "#CC79A7"];
-const LEFT: f64 = 215.0;
+/// What a character takes at most, about: wide enough for names of groups.
+const CHARACTER: f64 = 6.0;
 const PLOT: f64 = 620.0;
 const BAR: f64 = 15.0;
 const GAP: f64 = 14.0;
@@ -33,22 +34,24 @@ impl fmt::Display for Chart {
         let least = figures().map(|figure| figure.min).fold(f64::INFINITY, f64::min).max(1.0);
         let greatest = figures().map(|figure| figure.max).fold(1.0, f64::max);
         let (from, to) = if least.is_finite() { (least.log10().floor(), greatest.log10().ceil()) } else { (0.0, 1.0) };
-        let x = |ns: f64| LEFT + PLOT * (ns.max(1.0).log10() - from).max(0.0) / (to - from).max(1.0);
+        let longest = self.groups.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
+        let left = 25.0 + CHARACTER * longest as f64;
+        let x = |ns: f64| left + PLOT * (ns.max(1.0).log10() - from).max(0.0) / (to - from).max(1.0);
 
         let mut body = String::new();
         let mut y = 66.0;
         for (name, bars) in &self.groups {
             let height = bars.iter().flatten().count() as f64 * BAR;
-            text(&mut body, LEFT - 10.0, y + height / 2.0 + 4.0, "end", name)?;
+            text(&mut body, left - 10.0, y + height / 2.0 + 4.0, "end", name)?;
             for (at, bar) in bars.iter().enumerate() {
                 let Some(bar) = bar else { continue };
                 let colour = COLOURS[at % COLOURS.len()];
                 let (end, middle) = (x(bar.median), y + BAR / 2.0);
                 writeln!(
                     body,
-                    r#"<rect x="{LEFT}" y="{:.1}" width="{:.1}" height="{:.1}" fill="{colour}"/>"#,
+                    r#"<rect x="{left}" y="{:.1}" width="{:.1}" height="{:.1}" fill="{colour}"/>"#,
                     y + 1.0,
-                    end - LEFT,
+                    end - left,
                     BAR - 2.0
                 )?;
                 writeln!(
@@ -63,7 +66,7 @@ impl fmt::Display for Chart {
             y += GAP;
         }
 
-        let (width, height) = (LEFT + PLOT + 80.0, y + 30.0);
+        let (width, height) = (left + PLOT + 80.0, y + 30.0);
         writeln!(
             f,
             r#"<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="11">"#
