@@ -74,8 +74,17 @@ impl Hold {
             return true;
         }
         // SAFETY: the caller's page.
-        while unsafe { self.read(spare, 1) }.is_ok() {}
+        unsafe { self.let_go(spare, 1) };
         false
+    }
+
+    /// Lets go of all that is held, so many pages at a time.
+    ///
+    /// # Safety
+    /// `spare` has room for them.
+    pub unsafe fn let_go(&self, spare: *mut u8, pages: usize) {
+        // SAFETY: the caller's room.
+        while unsafe { self.read(spare, pages) }.is_ok() {}
     }
 
     /// Reads the next `pages`, and lets go of them.
@@ -164,16 +173,6 @@ pub unsafe fn make_own(pidfd: Option<i32>, ranges: &[libc::iovec]) -> usize {
     ranges.iter().take_while(made).map(|range| range.iov_len).sum()
 }
 
-/// Page faults of the calling thread so far, also those that the kernel had in its calls.
-pub fn faults() -> Option<i64> {
-    // SAFETY: zero is valid for it.
-    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-    // SAFETY: live, to be filled in.
-    let asked =
-        unsafe { checked(libc::SYS_getrusage, [libc::RUSAGE_THREAD as usize, &raw mut usage as usize, 0, 0, 0, 0]) };
-    asked.ok().map(|_| usage.ru_minflt + usage.ru_majflt)
-}
-
 /// Whether the kernel may merge pages of this process with others of the same content.
 pub fn may_be_merged() -> bool {
     // SAFETY: no pointers.
@@ -252,25 +251,6 @@ mod tests {
             }
         }
         crate::raw::close(pidfd);
-    }
-
-    #[test]
-    fn what_is_brought_in_to_be_held_is_a_fault() {
-        let (pages, spare) = (reserve(2 * PAGE).unwrap(), reserve(PAGE).unwrap());
-        let hold = Hold::open(1).unwrap();
-        let range = |page: usize| [libc::iovec { iov_base: pages.wrapping_add(page * PAGE).cast(), iov_len: PAGE }];
-        // SAFETY: pages of ours, of which one is there.
-        unsafe {
-            pages.write(1);
-            spare.write(1);
-            for (page, absent) in [(0, false), (1, true)] {
-                let before = faults().unwrap();
-                assert!(hold.take(&range(page), spare));
-                assert_eq!(faults().unwrap() > before, absent);
-                hold.read(spare, 1).unwrap();
-            }
-        }
-        hold.close();
     }
 
     /// What a forked child has too is not what writes go to, unless it was made the mapping's own.

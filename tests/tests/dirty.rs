@@ -106,6 +106,8 @@ fn every_byte_is_right_under_torture() -> Result<()> {
         // As before Linux 6.13: a call for each range.
         ("lines", "tcp", Some("process_madvise")),
         ("auto", "shm", Some("process_madvise")),
+        // As where there is swap.
+        ("auto", "shm", Some("swapless")),
     ] {
         // With several threads, and with one, whose dirty pages leave unprotected.
         for (threads, mib) in [("3", "8"), ("1", "24")] {

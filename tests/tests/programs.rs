@@ -85,7 +85,8 @@ fn noted_writes() -> Result<()> {
     Ok(())
 }
 
-/// The same where dirty pages cannot be held, and are protected; and where no call takes many ranges (before Linux 6.13).
+/// The same where dirty pages cannot be held, and are protected; where no call takes many ranges (before Linux 6.13);
+/// and as where there is swap.
 #[test]
 fn protected_pages() -> Result<()> {
     let program = Command::new(compile::c("held_pages", &[])?);
@@ -97,6 +98,8 @@ fn protected_pages() -> Result<()> {
         ("shm", "process_madvise"),
         ("tcp", "process_madvise"),
         ("shm", "process_madvise,hold"),
+        ("shm", "swapless"),
+        ("tcp", "swapless,process_madvise"),
     ] {
         let far = Far::local("4M").with(&["--transport", transport, "--mask", mask]);
         let (far, stats) = far_run(&program, &far, LIMIT)?;

@@ -13,7 +13,7 @@
 //! |---|---|
 //! | a forked child | forks wait until nobody is in the pager ([`crate::fork`]); what an earlier one has left is made own first |
 //! | pages of the same content (KSM) | advice to merge is not passed on, and where the process may be merged as a whole pages are protected |
-//! | swap, while it is written there | the kernel does not begin to write what others refer to; before, pages are made own. What has taken long since then (as long as a page takes to become old), or had to be brought in to be referred to, is protected |
+//! | swap, while it is written there | the kernel does not begin to write what others refer to, and what it has begun is ended by making pages own; so they are referred to from before that on. What has taken long (as long as a page takes to become old) is protected |
 //! | the kernel's one page of zeros | pages come in by `UFFDIO_COPY`, which makes one for each, and are never parts of huge ones, whose zeros it may become |
 //!
 //! What cannot be made own (the program may not write there) or referred to is protected, as are all pages where a trial shows that writes do
@@ -24,19 +24,21 @@ use crate::ending::broken;
 use crate::evict::{BATCH, Evictor, Leaving, neighbours};
 use farmem_protocol::addr::PAGE_BYTES;
 use farmem_sys::clock;
-use farmem_sys::hold::{Hold, faults, make_own, may_be_merged, may_be_swapped};
+use farmem_sys::hold::{Hold, make_own, may_be_merged, may_be_swapped};
 use farmem_sys::raw::is_away;
 use std::sync::atomic::Ordering;
 
 /// Pages that are read by one call: as many as stay in the CPU's first cache until they are copied or compared.
 const PIECE: usize = 4;
-/// From making pages own to having references takes 15 to 120 µs, by the batch, and not much longer by a call for each range. A page that was written to at
-/// the beginning of as much as this is not old for the kernel at its end, and not on its way to swap.
+/// From making pages own to having references takes 15 to 120 µs, by the batch, and not much longer by a call for each range. What was copied to be own
+/// at the beginning of as much as this is not old for the kernel at its end, and not on its way to swap.
 const LONG_NS: u64 = 1_000_000;
 
 /// What is held of a batch.
 pub(crate) struct Held {
     pipe: Option<Hold>,
+    /// Where there is swap: another.
+    guard: Option<Hold>,
     /// For [`PIECE`] pages; null if there is none yet.
     piece: *mut u8,
     /// Whether the kernel is one on which pages can be held, once it was tried.
@@ -56,7 +58,16 @@ unsafe impl Send for Held {}
 impl Held {
     /// Nothing, and no pipe yet.
     pub const fn new() -> Held {
-        Held { pipe: None, piece: std::ptr::null_mut(), can: None, swap: false, left: 0, read: 0, given: 0 }
+        Held {
+            pipe: None,
+            guard: None,
+            piece: std::ptr::null_mut(),
+            can: None,
+            swap: false,
+            left: 0,
+            read: 0,
+            given: 0,
+        }
     }
 
     /// How many pages can be held at once; none where the kernel is too old.
@@ -79,6 +90,21 @@ impl Held {
         }
         self.pipe.take().into_iter().for_each(Hold::close);
         0
+    }
+
+    /// Refers to all pages of these ranges, which are about to be made own, until [`Held::unguard`]; whether it does. (A pipe that stays: one
+    /// for each batch would now and then have the number that the program expects of a descriptor of its own.)
+    fn guard(&mut self, ranges: &[libc::iovec]) -> bool {
+        if self.guard.is_none() && !is_away() {
+            self.guard = Hold::open(BATCH).ok();
+        }
+        // SAFETY: the piece is a page of ours, and more.
+        self.guard.as_ref().is_some_and(|guard| unsafe { guard.take(ranges, self.piece) })
+    }
+
+    fn unguard(&self) {
+        // SAFETY: the piece has room, and nothing has been read of what is held.
+        self.guard.iter().for_each(|guard| unsafe { guard.let_go(self.piece, PIECE) });
     }
 
     /// Holds all `pages` of these ranges, for which there is room, or none.
@@ -115,7 +141,7 @@ impl Held {
 
     /// In a forked child, whose pipe is its parent's too.
     pub fn renew_in_child(&mut self) {
-        self.pipe.take().into_iter().for_each(Hold::close);
+        self.pipe.take().into_iter().chain(self.guard.take()).for_each(Hold::close);
     }
 }
 
@@ -126,26 +152,29 @@ impl Pager {
             return 0;
         }
         let mut room = evictor.held.room();
+        if room == 0 {
+            return 0;
+        }
         for l in evictor.leaving.iter_mut().filter(|l| l.from.dirty() && !self.table.may_be_unreadable(l.page)) {
             l.held = room > 0;
             room = room.saturating_sub(1);
         }
-        let begun = clock::ticks();
-        evictor.held.swap |= may_be_swapped();
-        let swap = evictor.held.swap;
-        if swap || self.has_forked.load(Ordering::Relaxed) {
-            self.make_own(evictor);
-        }
         ranges_of_held(&evictor.leaving, &mut evictor.ranges);
+        let begun = clock::ticks();
+        evictor.held.swap |= self.config.swap || may_be_swapped();
+        let swap = evictor.held.swap;
+        // What the kernel chose for swap before it was made own it could write out after, were it referred to by then only.
+        let mut held = !swap || evictor.held.guard(&evictor.ranges);
+        if held && (swap || self.has_forked.load(Ordering::Relaxed)) {
+            self.make_own(evictor);
+            ranges_of_held(&evictor.leaving, &mut evictor.ranges);
+        }
         let pages = evictor.leaving.iter().filter(|l| l.held).count();
-        let faults_before = if swap { faults() } else { None };
-        let mut held = pages > 0 && evictor.held.take(&evictor.ranges, pages);
-        // A page that the kernel had chosen for swap before it was made own may have been unmapped after, and is brought in by what refers to
-        // it. (Overlooked is one that the program itself brought in, between the two, and writes to after: within microseconds, and of the
-        // pages that it uses least.)
-        let settled =
-            || clock::ns(clock::ticks() - begun) <= LONG_NS && faults_before.is_some() && faults() == faults_before;
-        if held && swap && !settled() {
+        held = held && pages > 0 && evictor.held.take(&evictor.ranges, pages);
+        if swap {
+            evictor.held.unguard();
+        }
+        if held && swap && clock::ns(clock::ticks() - begun) > LONG_NS {
             evictor.held.let_go();
             held = false;
         }
@@ -157,9 +186,8 @@ impl Pager {
         pages
     }
 
-    /// Ends that the memory of pages that are to be held is anybody else's too. Those of which it cannot be ended are not held.
+    /// Ends that the memory of pages that are to be held, the evictor's ranges, is anybody else's too. Those of which it cannot be ended are not held.
     fn make_own(&self, evictor: &mut Evictor) {
-        ranges_of_held(&evictor.leaving, &mut evictor.ranges);
         let mut ranges = &evictor.ranges[..];
         let by = evictor.vectored.then_some(evictor.pidfd);
         while !ranges.is_empty() {

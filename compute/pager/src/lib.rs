@@ -137,6 +137,8 @@ pub struct Config {
     pub vectored: bool,
     /// Whether dirty pages may be held by reference on their way out (masked off in tests of what is done else).
     pub hold: bool,
+    /// Do as where the system has swap (for tests).
+    pub swap: bool,
     /// Bring changed lines by WRITEs, as to a card, wherever they go (for tests; else where one is).
     pub write_lines: bool,
     /// Look at two bits of a line's twelve, so that changed lines are overlooked, and the node's refusals put it right

@@ -25,6 +25,7 @@ pub struct Run {
     pub counters: Option<String>,
     pub vectored: bool,
     pub hold: bool,
+    pub swap: bool,
     pub write_lines: bool,
     pub overlook: bool,
     /// Faults return without the kernel's help, where they can.
@@ -58,6 +59,7 @@ pub fn parse(text: &str) -> Result<Run, String> {
         counters: None,
         vectored: true,
         hold: true,
+        swap: false,
         write_lines: false,
         overlook: false,
         resume: true,
@@ -99,6 +101,7 @@ pub fn parse(text: &str) -> Result<Run, String> {
                 let masked = |feature| value.split(',').any(|f| f == feature);
                 run.vectored = !masked("process_madvise");
                 run.hold = !masked("hold");
+                run.swap = masked("swapless");
                 run.write_lines = masked("records");
                 run.overlook = masked("changes");
                 run.resume = !masked("resume");

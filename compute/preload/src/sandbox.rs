@@ -37,14 +37,13 @@ use farmem_sys::thread::THREAD_FLAGS;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// What the runtime calls after its start, its threads and children included.
-const OWN: [i64; 50] = [
+const OWN: [i64; 49] = [
     // Faults and evictions.
     libc::SYS_ioctl,
     libc::SYS_process_madvise,
     libc::SYS_vmsplice,
     libc::SYS_pipe2,
     libc::SYS_sysinfo,
-    libc::SYS_getrusage,
     libc::SYS_madvise,
     libc::SYS_futex,
     libc::SYS_sched_yield,
@@ -287,7 +286,6 @@ fn conditions(nr: i64, needs: Needs) -> Vec<libc::sock_filter> {
         // A pipe that never waits, and what is put there by reference.
         libc::SYS_pipe2 => one_of(1, ALL, &[PIPE_FLAGS as u32]),
         libc::SYS_vmsplice => one_of(3, ALL, &[SPLICE_FLAGS]),
-        libc::SYS_getrusage => one_of(0, ALL, &[libc::RUSAGE_THREAD as u32]),
         // To a thread of whoever's, but these two alone: a child has another pid, and its parent's filter.
         libc::SYS_tgkill => one_of(2, ALL, &[libc::SIGBUS as u32, libc::SIGSYS as u32]),
         // What makes code is the program's filter's to judge.
@@ -438,13 +436,11 @@ mod tests {
     #[test]
     fn what_the_runtime_does_not_do_is_for_the_programs_filter() {
         let tcp = Needs { network: true, records: true };
-        let cases: [(i64, [u64; 6], bool, bool); 24] = [
+        let cases: [(i64, [u64; 6], bool, bool); 22] = [
             (libc::SYS_ioctl, [0, libc::FIONREAD, 0, 0, 0, 0], true, true),
             (libc::SYS_ioctl, [3, 0xc018_aa3f, 0, 0, 0, 0], true, true),
             (libc::SYS_ioctl, [3, farmem_sys::pagemap::SCAN, 0, 0, 0, 0], true, true),
             (libc::SYS_ioctl, [0, 0x5412, 0, 0, 0, 0], false, false),
-            (libc::SYS_getrusage, [libc::RUSAGE_THREAD as u64, 4096, 0, 0, 0, 0], true, true),
-            (libc::SYS_getrusage, [libc::RUSAGE_SELF as u64, 4096, 0, 0, 0, 0], false, false),
             (libc::SYS_tgkill, [1, 1, libc::SIGSYS as u64, 0, 0, 0], true, true),
             (libc::SYS_tgkill, [1, 1, libc::SIGKILL as u64, 0, 0, 0], false, false),
             (libc::SYS_mprotect, [4096, 4096, 3, 0, 0, 0], true, true),

@@ -143,6 +143,7 @@ fn arm(text: &str) -> Result<(), String> {
         prefetch: run.prefetch,
         vectored: run.vectored,
         hold: run.hold,
+        swap: run.swap,
         write_lines: run.write_lines,
         overlook: run.overlook,
         dirty: run.dirty,

@@ -68,6 +68,7 @@ pub fn config(local: u64) -> Config {
         prefetch: true,
         vectored: true,
         hold: true,
+        swap: false,
         write_lines: false,
         overlook: false,
         dirty: Dirty::Auto,
