@@ -50,12 +50,7 @@ pub enum Bound {
     AtLeast(f64, f64),
     /// A price paid: at most the first, hopefully the second.
     AtMost(f64, f64),
-    /// A factor that is not to be below the first, as far as it can be told, and hopefully is the second.
-    NotBelow(f64, f64),
 }
-
-/// Two things are level if the lesser is known to be less by no more than this.
-const LEVEL: f64 = 0.02;
 
 /// How a figure stands to its bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -65,10 +60,6 @@ pub enum Standing {
     OutOfReach,
     /// Not met.
     Missed,
-    /// The rounds are too few, or differ too much, to tell.
-    Untold,
-    /// Not known to be below, and known not to be by much: met.
-    Level,
     /// Met.
     Met,
     /// Met, and what was hoped for too.
@@ -76,17 +67,9 @@ pub enum Standing {
 }
 
 impl Bound {
-    /// Judges a figure: its median, but where a difference is to be told.
-    pub fn judge(self, of: &Spread) -> Standing {
-        let figure = of.median;
+    /// Judges a figure.
+    pub fn judge(self, figure: f64) -> Standing {
         match self {
-            Bound::NotBelow(than, aim) => match of.likely {
-                _ if figure >= aim => Standing::Aim,
-                Some((least, _)) if least >= than => Standing::Met,
-                Some((_, most)) if most < than => Standing::Missed,
-                Some((least, _)) if least >= than * (1.0 - LEVEL) => Standing::Level,
-                _ => Standing::Untold,
-            },
             Bound::AtLeast(_, aim) if figure >= aim => Standing::Aim,
             Bound::AtLeast(least, _) if figure >= least => Standing::Met,
             Bound::AtMost(_, aim) if figure <= aim => Standing::Aim,
@@ -114,13 +97,13 @@ pub struct Target {
 impl Target {
     /// Judges a ratio.
     pub fn new(what: impl Into<String>, bound: Bound, ratio: Option<Spread>) -> Target {
-        let standing = ratio.map(|ratio| bound.judge(&ratio));
+        let standing = ratio.map(|ratio| bound.judge(ratio.median));
         Target { what: what.into(), bound, ratio, floor: None, standing }
     }
 
     /// Says what the bare mechanism would reach.
     pub fn with_floor(self, floor: Option<Spread>) -> Target {
-        let beyond = floor.is_some_and(|floor| self.bound.judge(&floor) == Standing::Missed);
+        let beyond = floor.is_some_and(|floor| self.bound.judge(floor.median) == Standing::Missed);
         let standing = self.standing.map(|standing| match standing {
             Standing::Missed if beyond => Standing::OutOfReach,
             other => other,
@@ -212,34 +195,33 @@ impl<R> fmt::Display for Report<R> {
     }
 }
 
-fn verdict(standing: Standing, likely: Option<(f64, f64)>) -> String {
-    match (standing, likely) {
-        (Standing::Aim, _) => "aim reached".into(),
-        (Standing::Met, _) => "met".into(),
-        (Standing::Missed, _) => "MISSED".into(),
-        (Standing::OutOfReach, _) => "MISSED: the floor misses it too".into(),
-        (Standing::Level, Some((least, most))) => format!("met: level, {least:.3} to {most:.3} with 95 %"),
-        (_, Some((least, most))) => format!("not told: {least:.3} to {most:.3} with 95 %; more --rounds"),
-        (_, None) => "not told: more --rounds".into(),
-    }
-}
-
 fn targets(targets: &[Target]) -> Table {
     let mut table = Table::new(["", "measured", "", "floor", "needed", "aim", ""]);
     for target in targets {
         let figure = |figure: f64| if figure < 10.0 { format!("{figure:.2}×") } else { format!("{figure:.1}×") };
         let (sign, needed, aim) = match target.bound {
-            Bound::AtLeast(needed, aim) | Bound::NotBelow(needed, aim) => ('≥', needed, aim),
+            Bound::AtLeast(needed, aim) => ('≥', needed, aim),
             Bound::AtMost(needed, aim) => ('≤', needed, aim),
         };
         let (median, spread, standing) = match (target.ratio, target.standing) {
             (Some(ratio), Some(standing)) => (
                 figure(ratio.median),
                 format!("({} – {})", figure(ratio.min), figure(ratio.max)),
-                verdict(standing, ratio.likely),
+                match standing {
+                    Standing::Aim => "aim reached",
+                    Standing::Met => "met",
+                    Standing::Missed => "MISSED",
+                    Standing::OutOfReach => "MISSED: the floor misses it too",
+                },
             ),
-            _ => ("–".into(), String::new(), "not measured".into()),
+            _ => ("–".into(), String::new(), "not measured"),
         };
+        // The verdict is the median's all the same.
+        let likely =
+            target.ratio.and_then(|ratio| ratio.likely).filter(|(least, most)| (*least..=*most).contains(&needed));
+        let standing = likely.map_or(standing.into(), |(least, most)| {
+            format!("{standing}; not told apart: {least:.3} to {most:.3} with 95 %")
+        });
         let needed = format!("{sign} {}", figure(needed));
         let floor = target.floor.map_or(String::new(), |floor| figure(floor.median));
         table.row([target.what.clone(), median, spread, floor, needed, figure(aim), standing]);
@@ -253,27 +235,20 @@ mod tests {
 
     #[test]
     fn a_median_on_the_bound_will_do() {
-        let judge = |bound: Bound| move |ratio: f64| bound.judge(&Spread::of([ratio]).unwrap());
-        let all = [Standing::Missed, Standing::Met, Standing::Aim];
-        assert_eq!([2.99, 3.0, 4.5].map(judge(Bound::AtLeast(3.0, 4.5))), all);
-        assert_eq!([1.3, 1.25, 1.0].map(judge(Bound::AtMost(1.25, 1.1))), all);
+        let bound = Bound::AtLeast(3.0, 4.5);
+        assert_eq!([2.99, 3.0, 4.5].map(|ratio| bound.judge(ratio)), [Standing::Missed, Standing::Met, Standing::Aim]);
+        let bound = Bound::AtMost(1.25, 1.1);
+        assert_eq!([1.3, 1.25, 1.0].map(|ratio| bound.judge(ratio)), [Standing::Missed, Standing::Met, Standing::Aim]);
     }
 
     #[test]
-    fn below_is_what_the_rounds_tell_to_be_below() {
-        let of = |middle: f64, step: f64, rounds: i32| {
-            let figures = (0..rounds).map(|n| middle + step * f64::from(2 * n - rounds + 1) / 2.0);
-            let spread = Spread::of(figures).unwrap();
-            let standing = Bound::NotBelow(1.0, 1.2).judge(&spread);
-            (standing, verdict(standing, spread.likely))
+    fn what_the_rounds_do_not_tell_is_said_beside_the_verdict() {
+        let told = |figures: [f64; 6]| {
+            targets(&[Target::new("a over b", Bound::AtLeast(1.0, 1.2), Spread::of(figures))]).to_string()
         };
-        assert_eq!(of(0.98, 0.002, 14).0, Standing::Missed);
-        assert_eq!(of(0.998, 0.002, 14), (Standing::Level, "met: level, 0.989 to 1.007 with 95 %".into()));
-        assert_eq!(of(0.998, 0.02, 14).0, Standing::Untold, "all that is told is that it is between 0.9 and 1.1");
-        assert_eq!(of(1.0, 0.0, 5).0, Standing::Untold, "by too few rounds nothing is told");
-        assert_eq!(of(1.04, 0.01, 14).0, Standing::Level, "better, it seems");
-        assert_eq!(of(1.02, 0.001, 14).0, Standing::Met);
-        assert_eq!(of(1.3, 0.001, 14).0, Standing::Aim);
+        let text = told([0.97, 0.98, 0.99, 0.99, 1.0, 1.01]);
+        assert!(text.contains("MISSED; not told apart: 0.970 to 1.010 with 95 %"), "{text}");
+        assert!(!told([0.97, 0.98, 0.99, 0.99, 0.99, 0.99]).contains("told"), "less in every round");
     }
 
     #[test]
