@@ -29,7 +29,7 @@ use farmem_sys::raw::is_away;
 use std::sync::atomic::Ordering;
 
 /// Pages that are read by one call: as many as stay in the CPU's first cache until they are copied or compared.
-const PIECE: usize = 4;
+pub(crate) const PIECE: usize = 4;
 /// From making pages own to having references takes 15 to 120 µs, by the batch, and not much longer by a call for each range. What was copied to be own
 /// at the beginning of as much as this is not old for the kernel at its end, and not on its way to swap.
 const LONG_NS: u64 = 1_000_000;
@@ -115,9 +115,14 @@ impl Held {
         taken
     }
 
+    /// Whether [`Held::next`] is to read a piece from the pipe.
+    pub fn reads_next(&self) -> bool {
+        self.given == self.read
+    }
+
     /// The next page that is held; it stays until this is called again.
     pub fn next(&mut self) -> *const u8 {
-        if self.given == self.read {
+        if self.reads_next() {
             let pages = self.left.min(PIECE);
             // SAFETY: the piece has room.
             let read = self.pipe.as_ref().map(|pipe| unsafe { pipe.read(self.piece, pages) });

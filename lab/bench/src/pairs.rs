@@ -58,6 +58,14 @@ fn below_median(values: usize) -> Option<usize> {
     below
 }
 
+/// In which order so many systems run in a round.
+pub fn in_turn(places: usize, round: usize) -> impl Iterator<Item = usize> {
+    (0..places).map(move |place| {
+        let place = if round.is_multiple_of(2) { place } else { places - 1 - place };
+        (place + round / 2) % places
+    })
+}
+
 /// What every system did in every round.
 #[derive(Clone, Debug)]
 pub struct Rounds<S, T> {
@@ -74,13 +82,24 @@ impl<S: Copy + PartialEq, T> Rounds<S, T> {
     ) -> Result<Rounds<S, T>, E> {
         let mut all: Vec<(S, Vec<Option<T>>)> = systems.iter().map(|&system| (system, Vec::new())).collect();
         for round in 0..rounds {
-            let places = all.len();
-            for place in 0..places {
-                let place = if round % 2 == 0 { place } else { places - 1 - place };
-                let place = (place + round / 2) % places;
+            for place in in_turn(all.len(), round) {
                 let outcome = run(all[place].0, round)?;
                 all[place].1.push(outcome);
             }
+        }
+        Ok(Rounds { runs: all })
+    }
+
+    /// Where the systems of a round run beside one another, and see to it themselves that none is favoured ([`in_turn`]): `run` has an outcome
+    /// for each of them, in their order.
+    pub fn together<E>(
+        systems: &[S],
+        rounds: usize,
+        mut run: impl FnMut(usize) -> Result<Vec<T>, E>,
+    ) -> Result<Rounds<S, T>, E> {
+        let mut all: Vec<(S, Vec<Option<T>>)> = systems.iter().map(|&system| (system, Vec::new())).collect();
+        for round in 0..rounds {
+            all.iter_mut().zip(run(round)?).for_each(|((_, runs), outcome)| runs.push(Some(outcome)));
         }
         Ok(Rounds { runs: all })
     }
@@ -137,6 +156,14 @@ mod tests {
         })
         .unwrap();
         assert_eq!(order, "abccbabcaacbcabbac");
+    }
+
+    #[test]
+    fn systems_that_run_together_have_an_outcome_each() {
+        let rounds = Rounds::together(&['a', 'b'], 3, |round| Ok::<_, ()>(vec![round, 10 * round])).unwrap();
+        assert_eq!(rounds.of('b').copied().collect::<Vec<_>>(), [0, 10, 20]);
+        let failed = Rounds::together(&['a'], 3, |round| if round == 1 { Err("gone") } else { Ok(vec![()]) });
+        assert_eq!(failed.err(), Some("gone"));
     }
 
     #[test]

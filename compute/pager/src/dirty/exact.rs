@@ -3,7 +3,7 @@
 use core::arch::x86_64::*;
 use farmem_protocol::lines::{LINE_BYTES, LINES};
 use farmem_sys::lines::Unit;
-use farmem_sys::memory::prefetch;
+use farmem_sys::memory::{prefetch, prefetch_second};
 
 /// Two pages that are compared next, or one, twice: their addresses, which need not be mapped.
 pub type Next = [*const u8; 2];
@@ -35,7 +35,13 @@ pub unsafe fn differing(unit: Unit, a: *const u8, b: *const u8, next: Option<Nex
 unsafe fn differing_by_avx2<const ASKED: usize>(a: *const u8, b: *const u8, next: Next) -> u64 {
     let mut lines = 0u64;
     for line in 0..LINES {
-        next.iter().take(ASKED).for_each(|page| prefetch(*page as usize + line * LINE_BYTES));
+        let ahead = next.map(|page| page as usize + line * LINE_BYTES);
+        match ASKED {
+            0 => {}
+            // What is held may be read in between, by which the first cache is swept.
+            1 => prefetch_second(ahead[0]),
+            _ => ahead.into_iter().for_each(prefetch),
+        }
         // SAFETY: within the pages, the caller's promise, as is AVX2.
         let differ = unsafe {
             let (a, b) = (a.add(line * LINE_BYTES).cast::<__m256i>(), b.add(line * LINE_BYTES).cast::<__m256i>());

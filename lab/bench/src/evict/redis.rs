@@ -8,14 +8,15 @@
 //! *CPU a request* is what the server itself took, faults and evictions in it, wherever it waited: the figure to look
 //! at on a machine that does other things besides.
 //!
-//! Each of the policies below once a round, over shared memory and over tcp held to 10 Gbit/s. Counters are those of
-//! the overwriting alone: filling is over. *Sent* are the bytes of write-back with 90 for each 1448, as they would
+//! Each of the policies below once a round, over shared memory and over tcp held to 10 Gbit/s. The servers of a round are all filled first and
+//! then have their turns, [`TURNS`] each, one at a time: a machine that slows down for a second does so for all of them, and what is left of its noise in a
+//! round's ratio is a fifth. Counters are those of the overwriting alone: filling is over. *Sent* are the bytes of write-back with 90 for each 1448, as they would
 //! be on Ethernet: acknowledgements and fetches are not in it. *Changed* are the bytes of lines found changed, whole
 //! lines; how many bytes of a line did change is told apart, by `shadow`, which alone sees them. A page of which it
 //! is not known what changed (fresh, or back before its record was acknowledged) is sent and counts as nothing
 //! changed.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
@@ -28,7 +29,7 @@ use super::Options;
 use crate::alone::Alone;
 use crate::counters::{self, Counts};
 use crate::environment::Environment;
-use crate::pairs::{Rounds, Spread};
+use crate::pairs::{Rounds, Spread, in_turn};
 use crate::redis::{EACH, Order, Place, Server};
 use crate::report::{self, Bound, Report, Section, Target};
 use crate::supervise;
@@ -36,6 +37,10 @@ use crate::table::{Table, duration};
 
 /// Held to.
 const RATE: &str = "10G";
+
+/// Parts in which a server has its requests overwritten, between those of the others: long beside the millisecond that it takes to have what it
+/// works with in the CPU's caches again, short beside what disturbs a shared machine.
+const TURNS: usize = 40;
 
 /// How far memory is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -98,8 +103,20 @@ struct Raw {
 
 struct Bench<'a> {
     farmem: &'a Path,
-    place: Place,
     keys: usize,
+}
+
+/// A server of a round, filled.
+struct Filled {
+    server: Server,
+    counters: PathBuf,
+    /// When it was filled.
+    before: Counts,
+    cpu_before: f64,
+    requests: u64,
+    seconds: f64,
+    /// It is gone with the server.
+    _place: Place,
 }
 
 /// Runs it and prints the report.
@@ -113,20 +130,20 @@ pub fn run(options: &Options, farmem: &Path) -> anyhow::Result<()> {
     let environment = Environment::read();
     let (keys, requests) = if options.quick { (40_000, 40_000) } else { (160_000, 120_000) };
     let rounds = options.rounds.unwrap_or(if options.quick { 1 } else { 3 });
-    let bench = Bench { farmem, place: Place::new("evict")?, keys };
+    let bench = Bench { farmem, keys };
     eprintln!("what it has with plenty");
     // Twice what keys and values take, and as much again.
     let plenty = (4 * keys * EACH) as u64;
-    let local = bench.overwrite((By::Shm, "auto"), plenty.max(64 << 20), 0)?.counts.local_peak / 4;
-    let measured = Rounds::interleave(&systems, rounds, |system, round| {
-        eprintln!("round {}: {:?}, --dirty {}", round + 1, system.0, system.1);
-        bench.overwrite(system, local, requests).map(Some)
+    let local = bench.fill((By::Shm, "auto"), plenty.max(64 << 20))?.end()?.counts.local_peak / 4;
+    let measured = Rounds::together(&systems, rounds, |round| {
+        eprintln!("round {} of {rounds}", round + 1);
+        bench.round(&systems, local, requests)
     })?;
     let asked = [By::Shm, By::Tcp].into_iter().filter(|by| systems.iter().any(|system| system.0 == *by));
     let sections = asked.map(|by| section(by, &measured)).collect();
     let method = vec![
         format!(
-            "redis, {keys} keys of {} bytes, {requests} overwritten at random, {rounds} rounds",
+            "redis, {keys} keys of {} bytes, {requests} overwritten at random in {TURNS} turns, {rounds} rounds",
             crate::redis::VALUE
         ),
         format!(
@@ -142,20 +159,37 @@ pub fn run(options: &Options, farmem: &Path) -> anyhow::Result<()> {
     report::tell(&report, &[(&options.json, &|| Ok(report.json()?))])
 }
 
+/// As `--ways` has it.
+fn name((by, dirty): System) -> String {
+    format!("{}:{dirty}", if by == By::Shm { "shm" } else { "tcp" })
+}
+
 /// Those that are asked for by name.
 fn systems(ways: &[String]) -> anyhow::Result<Vec<System>> {
-    let name = |(by, dirty): &System| format!("{}:{dirty}", if *by == By::Shm { "shm" } else { "tcp" });
-    if let Some(unknown) = ways.iter().find(|way| !SYSTEMS.iter().any(|system| name(system) == **way)) {
-        let all: Vec<String> = SYSTEMS.iter().map(name).collect();
+    if let Some(unknown) = ways.iter().find(|way| !SYSTEMS.iter().any(|system| name(*system) == **way)) {
+        let all: Vec<String> = SYSTEMS.into_iter().map(name).collect();
         bail!("--ways {unknown}: not one of {}", all.join(", "));
     }
-    Ok(SYSTEMS.into_iter().filter(|system| ways.is_empty() || ways.contains(&name(system))).collect())
+    Ok(SYSTEMS.into_iter().filter(|&system| ways.is_empty() || ways.contains(&name(system))).collect())
 }
 
 impl Bench<'_> {
-    fn overwrite(&self, (by, dirty): System, local: u64, requests: u64) -> anyhow::Result<Sample> {
+    /// Servers of all these systems, which have their turns.
+    fn round(&self, systems: &[System], local: u64, requests: u64) -> anyhow::Result<Vec<Sample>> {
+        let mut filled =
+            systems.iter().map(|&system| self.fill(system, local)).collect::<anyhow::Result<Vec<Filled>>>()?;
+        for turn in 0..TURNS {
+            for place in in_turn(filled.len(), turn) {
+                filled[place].overwrite(requests / TURNS as u64)?;
+            }
+        }
+        filled.into_iter().map(Filled::end).collect()
+    }
+
+    fn fill(&self, (by, dirty): System, local: u64) -> anyhow::Result<Filled> {
         supervise::interrupted()?;
-        let dir = self.place.path();
+        let place = Place::new(&format!("evict-{}", name((by, dirty)).replace(':', "-")))?;
+        let dir = place.path();
         let mut command = Command::new(self.farmem);
         command.env("XDG_RUNTIME_DIR", dir);
         command.args(["run", "--stats", "none", "--local", &local.to_string(), "--dirty", dirty]);
@@ -164,16 +198,26 @@ impl Bench<'_> {
             By::Tcp => command.args(["--transport", "tcp", "--shape", RATE]),
         };
         command.args(["--", "redis-server"]);
-        let mut server = Server::start(command, dir, self.keys, Order::Random)?;
+        let server = Server::start(command, dir, self.keys, Order::Random)?;
         let counters = counters::file(dir)?;
-        let (before, cpu) = (counters::read(&counters)?, counters::cpu_seconds(&counters)?);
+        let (before, cpu_before) = (counters::read(&counters)?, counters::cpu_seconds(&counters)?);
+        Ok(Filled { server, counters, before, cpu_before, requests: 0, seconds: 0.0, _place: place })
+    }
+}
+
+impl Filled {
+    fn overwrite(&mut self, requests: u64) -> anyhow::Result<()> {
         let begun = Instant::now();
-        let done = server.overwrite(|done| done < requests)?;
-        let seconds = begun.elapsed().as_secs_f64();
-        let counts = counters::read(&counters)?.since(before);
-        let cpu_seconds = counters::cpu_seconds(&counters)? - cpu;
-        server.end()?;
-        Ok(Sample { requests: done, seconds, cpu_seconds, counts })
+        self.requests += self.server.overwrite(|done| done < requests)?;
+        self.seconds += begun.elapsed().as_secs_f64();
+        Ok(())
+    }
+
+    fn end(self) -> anyhow::Result<Sample> {
+        let counts = counters::read(&self.counters)?.since(self.before);
+        let cpu_seconds = counters::cpu_seconds(&self.counters)? - self.cpu_before;
+        self.server.end()?;
+        Ok(Sample { requests: self.requests, seconds: self.seconds, cpu_seconds, counts })
     }
 }
 
