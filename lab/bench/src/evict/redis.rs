@@ -137,7 +137,7 @@ pub fn run(options: &Options, farmem: &Path) -> anyhow::Result<()> {
     let local = bench.fill((By::Shm, "auto"), plenty.max(64 << 20))?.end()?.counts.local_peak / 4;
     let measured = Rounds::together(&systems, rounds, |round| {
         eprintln!("round {} of {rounds}", round + 1);
-        bench.round(&systems, local, requests)
+        bench.round(&systems, round, local, requests)
     })?;
     let asked = [By::Shm, By::Tcp].into_iter().filter(|by| systems.iter().any(|system| system.0 == *by));
     let sections = asked.map(|by| section(by, &measured)).collect();
@@ -174,16 +174,18 @@ fn systems(ways: &[String]) -> anyhow::Result<Vec<System>> {
 }
 
 impl Bench<'_> {
-    /// Servers of all these systems, which have their turns.
-    fn round(&self, systems: &[System], local: u64, requests: u64) -> anyhow::Result<Vec<Sample>> {
-        let mut filled =
-            systems.iter().map(|&system| self.fill(system, local)).collect::<anyhow::Result<Vec<Filled>>>()?;
+    /// Servers of all these systems, which have their turns. Who is filled first is another in each round: what memory a server gets of the
+    /// machine is decided then, and makes more of a difference than what is compared here.
+    fn round(&self, systems: &[System], round: usize, local: u64, requests: u64) -> anyhow::Result<Vec<Sample>> {
+        let fill = |place: usize| Ok((place, self.fill(systems[place], local)?));
+        let mut filled = in_turn(systems.len(), round).map(fill).collect::<anyhow::Result<Vec<(usize, Filled)>>>()?;
+        filled.sort_by_key(|(place, _)| *place);
         for turn in 0..TURNS {
             for place in in_turn(filled.len(), turn) {
-                filled[place].overwrite(requests / TURNS as u64)?;
+                filled[place].1.overwrite(requests / TURNS as u64)?;
             }
         }
-        filled.into_iter().map(Filled::end).collect()
+        filled.into_iter().map(|(_, server)| server.end()).collect()
     }
 
     fn fill(&self, (by, dirty): System, local: u64) -> anyhow::Result<Filled> {
