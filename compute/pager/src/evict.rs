@@ -311,7 +311,7 @@ impl Pager {
         // Taken from the end below: neighbours in the program become neighbours in their slab, and
         // come back by one install.
         evictor.slots.reverse();
-        let in_place = |l: &&Leaving| !l.held;
+        let in_place = |l: &&Leaving| !held && !l.held;
         leaving.first().filter(in_place).into_iter().for_each(|first| self.look_ahead(first));
         for at in 0..leaving.len() {
             leaving.get(at + 1).filter(in_place).into_iter().for_each(|next| self.look_ahead(next));
@@ -405,8 +405,7 @@ impl Pager {
     }
 
     /// The same of the slot alone, into the second cache: before pages that are held are read, by which the first is swept. While the kernel
-    /// copies them the slots' lines come: 0.7 % of all time a page goes and comes in, copied or compared, 0.12 µs (redis on AMD Zen 3, ways in turn
-    /// by the hundredth of a second, ± 0.2 %).
+    /// copies them the slots' lines come: 0.15 µs a page, copied or compared (redis on AMD Zen 3: `docs/design/lines.md`, *Before held pages are read*).
     #[inline]
     fn look_ahead_of_slot(&self, l: &Leaving) {
         if let Some(slot) = self.mapped_slot(l.from) {

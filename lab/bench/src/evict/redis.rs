@@ -175,7 +175,7 @@ fn systems(ways: &[String]) -> anyhow::Result<Vec<System>> {
 
 impl Bench<'_> {
     /// Servers of all these systems, which have their turns. Who is filled first is another in each round: what memory a server gets of the
-    /// machine is decided then, and makes more of a difference than what is compared here.
+    /// machine is decided then, and rounds differ by more than what is compared here.
     fn round(&self, systems: &[System], round: usize, local: u64, requests: u64) -> anyhow::Result<Vec<Sample>> {
         let fill = |place: usize| Ok((place, self.fill(systems[place], local)?));
         let mut filled = in_turn(systems.len(), round).map(fill).collect::<anyhow::Result<Vec<(usize, Filled)>>>()?;
