@@ -28,163 +28,19 @@ use crate::crowd::Reach;
 use crate::dirty::exact::Next;
 use crate::dirty::{Changed, exact};
 use crate::ending::{broken, die};
-use crate::held::{Held, PIECE};
-use crate::log::Log;
-use crate::thread::Thread;
+use crate::evictor::{BATCH, Evictor, Leaving, Tally};
+use crate::held::PIECE;
 use crate::word::{State, Word};
 use farmem_pool::NoRoom;
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES, PageId};
 use farmem_protocol::exit;
 use farmem_protocol::lines::LINE_BYTES;
 use farmem_sys::memory::{copy_page, discard_vectored, is_zero, prefetch, prefetch_second, try_discard};
-use farmem_sys::pagemap::OwnPages;
-use farmem_sys::raw::{Errno, checked};
-use farmem_sys::thread::Tasks;
+use farmem_sys::raw::Errno;
 use std::time::Duration;
-
-/// Pages that leave together at most.
-pub const BATCH: usize = 256;
 
 /// Lines of a page that are asked for while the one before it is copied. As many as a CPU fetches at once, with the slot's.
 const LOOKED_AHEAD: usize = 8;
-
-/// What eviction keeps between batches; whoever evicts holds its lock.
-pub struct Evictor {
-    victims: Vec<PageId>,
-    pub(crate) leaving: Vec<Leaving>,
-    slots: Vec<FarSlot>,
-    pub(crate) ranges: Vec<libc::iovec>,
-    /// `process_madvise` does many ranges at once here (Linux 6.13); else one call each.
-    pub(crate) vectored: bool,
-    pub(crate) pidfd: i32,
-    /// The process's threads ([`crate::still`]).
-    pub(crate) tasks: Tasks,
-    /// `/proc/self/mem`, for pages that the program itself may not read now.
-    mem_fd: i32,
-    /// A page of ours to which one is copied that may not be read, or moved where `/proc/self/mem` is not to be had; 0 if
-    /// there is none yet.
-    bench: usize,
-    /// Dirty pages that are held by reference.
-    pub(crate) held: Held,
-    /// Queue pairs for write-back.
-    pub(crate) thread: Option<Box<Thread>>,
-    /// Changed lines on their way.
-    pub(crate) log: Log,
-    /// First writes that the kernel has noted ([`crate::marks`]).
-    pub(crate) marks: Option<OwnPages>,
-    /// What the batch at hand is to be counted as.
-    tally: Tally,
-}
-
-/// What leaves in one batch. Counted when it has left, all at once and after the pages themselves: whoever reads the
-/// counters of a process that ended in the midst of a batch finds no parts of pages that are not among the whole.
-#[derive(Default)]
-struct Tally {
-    /// Pages that went without a transfer.
-    clean: u64,
-    /// … and with all their bytes.
-    whole: u64,
-    lines_changed: u64,
-    bytes_changed: u64,
-    lines_sent: u64,
-    bytes_out: u64,
-}
-
-/// Whether a page that leaves lies right behind another.
-pub(crate) fn neighbours(a: &Leaving, b: &Leaving) -> bool {
-    a.page.0 + 1 == b.page.0
-}
-
-/// A page on its way out.
-pub(crate) struct Leaving {
-    pub page: PageId,
-    /// Its word as it was found.
-    pub from: Word,
-    /// … and as it will be.
-    pub to: Word,
-    /// It is dirty, and read when its mapping is gone.
-    pub held: bool,
-}
-
-impl Evictor {
-    /// `vectored`: try `process_madvise`.
-    pub(crate) fn new(vectored: bool, log: Log, marks: Option<OwnPages>) -> Evictor {
-        Evictor {
-            victims: Vec::with_capacity(BATCH),
-            leaving: Vec::with_capacity(BATCH),
-            slots: Vec::with_capacity(BATCH),
-            ranges: Vec::with_capacity(BATCH),
-            vectored,
-            pidfd: farmem_sys::raw::pidfd_of_self().unwrap_or(-1),
-            tasks: Tasks::open(),
-            mem_fd: farmem_sys::raw::open_self_mem().unwrap_or(-1),
-            bench: 0,
-            held: Held::new(),
-            thread: None,
-            log,
-            marks,
-            tally: Tally::default(),
-        }
-    }
-
-    /// Reads a resident page whatever its protection. It is the caller's, and about to be dropped: it may be gone.
-    pub fn read_leaving(&mut self, page: PageId, to: *mut u8) -> Result<(), Errno> {
-        if self.mem_fd >= 0 {
-            return farmem_sys::raw::read_mem(self.mem_fd, page.addr(), to, PAGE_BYTES);
-        }
-        self.read_moved(page, to)
-    }
-
-    /// [`Evictor::read_leaving`] where a child was forked after its parent had given up its user or its root directory,
-    /// and may not open `/proc/self/mem`: moves the page's memory out of its mapping, which stays as it is, so that other
-    /// threads of the program never see the page with another protection.
-    #[cold]
-    fn read_moved(&mut self, page: PageId, to: *mut u8) -> Result<(), Errno> {
-        self.have_bench()?;
-        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
-        // SAFETY: a page of our mappings that nobody else uses now (the caller's promise), and one of our own, which is
-        // whole and readable when it is read; the target is the caller's.
-        unsafe {
-            checked(libc::SYS_mremap, [page.addr(), PAGE_BYTES, PAGE_BYTES, flags as usize, self.bench, 0])?;
-            checked(libc::SYS_mprotect, [self.bench, PAGE_BYTES, libc::PROT_READ as usize, 0, 0, 0])?;
-            copy_page(self.bench as *const u8, to);
-            // Ours again: what was moved here is not inherited by a child.
-            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
-            let prot = libc::PROT_READ | libc::PROT_WRITE;
-            checked(libc::SYS_mmap, [self.bench, PAGE_BYTES, prot as usize, flags as usize, usize::MAX, 0])?;
-        }
-        Ok(())
-    }
-
-    fn have_bench(&mut self) -> Result<(), Errno> {
-        if self.bench == 0 {
-            self.bench = farmem_sys::holdings::reserve(PAGE_BYTES)? as usize;
-        }
-        Ok(())
-    }
-
-    /// Whether a page that the program may not read holds zeros, as far as it can be told without moving it. Somebody who
-    /// reads a reservation by `/proc/self/mem`, from end to end, is not to fill far memory with it.
-    #[cold]
-    fn is_barred_zero(&mut self, page: PageId) -> bool {
-        let bench = self.mem_fd >= 0 && self.have_bench().is_ok();
-        let to = self.bench as *mut u8;
-        // SAFETY: the bench is a page of ours, and this evictor's.
-        bench && farmem_sys::raw::read_mem(self.mem_fd, page.addr(), to, PAGE_BYTES).is_ok() && unsafe { is_zero(to) }
-    }
-
-    /// In a forked child: descriptors and queue pairs of its own.
-    pub fn renew_in_child(&mut self) {
-        farmem_sys::raw::close(self.pidfd);
-        farmem_sys::raw::close(self.mem_fd);
-        self.pidfd = farmem_sys::raw::pidfd_of_self().unwrap_or(-1);
-        self.mem_fd = farmem_sys::raw::open_self_mem().unwrap_or(-1);
-        self.held.renew_in_child();
-        if let Some(thread) = &mut self.thread {
-            thread.forget_links();
-        }
-    }
-}
 
 impl Pager {
     /// Evicts up to `n` pages; returns how many left.

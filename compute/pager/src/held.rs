@@ -19,23 +19,21 @@
 //! What cannot be made own (the program may not write there) or referred to is protected, as are all pages where a trial shows that writes do
 //! not go to what is held (kernels before 5.19). Before 6.13 pages are made own, and dropped, by a call for each range.
 
-use crate::Pager;
 use crate::ending::broken;
-use crate::evict::{BATCH, Evictor, Leaving, neighbours};
 use farmem_protocol::addr::PAGE_BYTES;
-use farmem_sys::clock;
-use farmem_sys::hold::{Hold, make_own, may_be_merged, may_be_swapped};
+use farmem_sys::hold::Hold;
 use farmem_sys::raw::is_away;
-use std::sync::atomic::Ordering;
 
 /// Pages that are read by one call: as many as stay in the CPU's first cache until they are copied or compared.
 pub(crate) const PIECE: usize = 4;
 /// From making pages own to having references takes 15 to 120 µs, by the batch, and not much longer by a call for each range. What was copied to be own
 /// at the beginning of as much as this is not old for the kernel at its end, and not on its way to swap.
-const LONG_NS: u64 = 1_000_000;
+pub(crate) const LONG_NS: u64 = 1_000_000;
 
 /// What is held of a batch.
 pub(crate) struct Held {
+    /// Pages of a batch, at most.
+    most: usize,
     pipe: Option<Hold>,
     /// Where there is swap: another.
     guard: Option<Hold>,
@@ -44,7 +42,7 @@ pub(crate) struct Held {
     /// Whether the kernel is one on which pages can be held, once it was tried.
     can: Option<bool>,
     /// The system has swap, or had: what came back from there may still be shared with it.
-    swap: bool,
+    pub swap: bool,
     /// Pages that are in the pipe.
     left: usize,
     /// Pages of the piece: read from the pipe, and given out.
@@ -56,9 +54,10 @@ pub(crate) struct Held {
 unsafe impl Send for Held {}
 
 impl Held {
-    /// Nothing, and no pipe yet.
-    pub const fn new() -> Held {
+    /// Nothing, of batches of at most so many pages, and no pipe yet.
+    pub const fn new(most: usize) -> Held {
         Held {
+            most,
             pipe: None,
             guard: None,
             piece: std::ptr::null_mut(),
@@ -71,7 +70,7 @@ impl Held {
     }
 
     /// How many pages can be held at once; none where the kernel is too old.
-    fn room(&mut self) -> usize {
+    pub fn room(&mut self) -> usize {
         if self.piece.is_null() {
             match farmem_sys::holdings::reserve(PIECE * PAGE_BYTES) {
                 Ok(piece) => self.piece = piece,
@@ -80,7 +79,7 @@ impl Held {
         }
         // What a vfork child opens is nothing in its parent.
         if self.can != Some(false) && self.pipe.is_none() && !is_away() {
-            self.pipe = Hold::open(BATCH).ok();
+            self.pipe = Hold::open(self.most).ok();
         }
         let Some(pipe) = &self.pipe else { return 0 };
         // SAFETY: the piece is ours, and nothing is held: where it could not be tried the pipe is closed.
@@ -94,21 +93,21 @@ impl Held {
 
     /// Refers to all pages of these ranges, which are about to be made own, until [`Held::unguard`]; whether it does. (A pipe that stays: one
     /// for each batch would now and then have the number that the program expects of a descriptor of its own.)
-    fn guard(&mut self, ranges: &[libc::iovec]) -> bool {
+    pub fn guard(&mut self, ranges: &[libc::iovec]) -> bool {
         if self.guard.is_none() && !is_away() {
-            self.guard = Hold::open(BATCH).ok();
+            self.guard = Hold::open(self.most).ok();
         }
         // SAFETY: the piece is a page of ours, and more.
         self.guard.as_ref().is_some_and(|guard| unsafe { guard.take(ranges, self.piece) })
     }
 
-    fn unguard(&self) {
+    pub fn unguard(&self) {
         // SAFETY: the piece has room, and nothing has been read of what is held.
         self.guard.iter().for_each(|guard| unsafe { guard.let_go(self.piece, PIECE) });
     }
 
     /// Holds all `pages` of these ranges, for which there is room, or none.
-    fn take(&mut self, ranges: &[libc::iovec], pages: usize) -> bool {
+    pub fn take(&mut self, ranges: &[libc::iovec], pages: usize) -> bool {
         // SAFETY: the piece is a page of ours, and more.
         let taken = self.pipe.as_ref().is_some_and(|pipe| unsafe { pipe.take(ranges, self.piece) });
         (self.left, self.read, self.given) = (if taken { pages } else { 0 }, 0, 0);
@@ -138,7 +137,7 @@ impl Held {
     }
 
     /// Of all that is held.
-    fn let_go(&mut self) {
+    pub fn let_go(&mut self) {
         (0..self.left).for_each(|_| {
             self.next();
         });
@@ -147,77 +146,5 @@ impl Held {
     /// In a forked child, whose pipe is its parent's too.
     pub fn renew_in_child(&mut self) {
         self.pipe.take().into_iter().chain(self.guard.take()).for_each(Hold::close);
-    }
-}
-
-impl Pager {
-    /// Holds what can be held of the dirty pages that leave, in their order; how many.
-    pub(crate) fn hold_dirty(&self, evictor: &mut Evictor) -> usize {
-        if !self.config.hold || may_be_merged() {
-            return 0;
-        }
-        let mut room = evictor.held.room();
-        if room == 0 {
-            return 0;
-        }
-        for l in evictor.leaving.iter_mut().filter(|l| l.from.dirty() && !self.table.may_be_unreadable(l.page)) {
-            l.held = room > 0;
-            room = room.saturating_sub(1);
-        }
-        ranges_of_held(&evictor.leaving, &mut evictor.ranges);
-        let begun = clock::ticks();
-        evictor.held.swap |= self.config.swap || may_be_swapped();
-        let swap = evictor.held.swap;
-        // What the kernel chose for swap before it was made own it could write out after, were it referred to by then only.
-        let mut held = !swap || evictor.held.guard(&evictor.ranges);
-        if held && (swap || self.has_forked.load(Ordering::Relaxed)) {
-            self.make_own(evictor);
-            ranges_of_held(&evictor.leaving, &mut evictor.ranges);
-        }
-        let pages = evictor.leaving.iter().filter(|l| l.held).count();
-        held = held && pages > 0 && evictor.held.take(&evictor.ranges, pages);
-        if swap {
-            evictor.held.unguard();
-        }
-        if held && swap && clock::ns(clock::ticks() - begun) > LONG_NS {
-            evictor.held.let_go();
-            held = false;
-        }
-        if !held {
-            evictor.leaving.iter_mut().for_each(|l| l.held = false);
-            return 0;
-        }
-        self.count(&self.counters.held, pages as u64);
-        pages
-    }
-
-    /// Ends that the memory of pages that are to be held, the evictor's ranges, is anybody else's too. Those of which it cannot be ended are not held.
-    fn make_own(&self, evictor: &mut Evictor) {
-        let mut ranges = &evictor.ranges[..];
-        let by = evictor.vectored.then_some(evictor.pidfd);
-        while !ranges.is_empty() {
-            // SAFETY: the pages are present, and stay.
-            let mut done = unsafe { make_own(by, ranges) };
-            while let Some((first, rest)) = ranges.split_first()
-                && first.iov_len <= done
-            {
-                done -= first.iov_len;
-                ranges = rest;
-            }
-            if let Some((refused, rest)) = ranges.split_first() {
-                let refused = refused.iov_base as usize..refused.iov_base as usize + refused.iov_len;
-                evictor.leaving.iter_mut().filter(|l| refused.contains(&l.page.addr())).for_each(|l| l.held = false);
-                ranges = rest;
-            }
-        }
-    }
-}
-
-/// A range for each run of held pages that lie together.
-fn ranges_of_held(leaving: &[Leaving], ranges: &mut Vec<libc::iovec>) {
-    ranges.clear();
-    for together in leaving.chunk_by(|a, b| neighbours(a, b) && a.held == b.held).filter(|run| run[0].held) {
-        let iov_len = together.len() * PAGE_BYTES;
-        ranges.push(libc::iovec { iov_base: together[0].page.addr() as *mut _, iov_len });
     }
 }

@@ -14,7 +14,8 @@
 //! | [`dirty`] | which bytes of a page changed while it was local |
 //! | `arrivals` | … and the policy hears of it, by and by |
 //! | `headroom` | room is reserved, and made |
-//! | [`evict`] | pages go out, many at a time |
+//! | `evict` | pages go out, many at a time |
+//! | `evictor` | … by what is kept between batches |
 //! | `settle` | … no write to them is lost meanwhile |
 //! | `held` | … for they are held by reference, and read when their mapping is gone |
 //! | `still` | … or the program's only thread evicts, and nobody can write |
@@ -48,7 +49,8 @@ mod background;
 mod crowd;
 pub mod dirty;
 pub mod ending;
-pub mod evict;
+mod evict;
+mod evictor;
 pub mod fault;
 mod foreign;
 mod fork;
@@ -82,7 +84,7 @@ use arrivals::Arrivals;
 use background::Background;
 use crowd::Crowd;
 use dirty::{Dirty, Hashed, Tracker};
-use evict::Evictor;
+use evictor::Evictor;
 use farmem_cache::Policy;
 use farmem_cache::prefetch::longest_for;
 use farmem_pool::Pool;
@@ -291,7 +293,7 @@ pub fn start(
     }
     counters.mode.store(1 + (config.mode == FaultMode::Thread) as u32, Ordering::Relaxed);
     // A batch must find room in the ring without waiting for its own pages.
-    let most = if staged == 0 { evict::BATCH } else { evict::BATCH.min(staged as usize / 2) };
+    let most = if staged == 0 { evictor::BATCH } else { evictor::BATCH.min(staged as usize / 2) };
     let batch_of_many = (limit as usize / 8).clamp(8, most);
     // Room kept free is local memory that the program does not have: half a batch on the average.
     let batch = batch_of_many.min((limit as usize / 64).max(32));

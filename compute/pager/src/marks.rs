@@ -17,7 +17,7 @@
 
 use crate::dirty::Dirty;
 use crate::ending::{broken, die};
-use crate::evict::{Evictor, neighbours};
+use crate::evictor::{Evictor, neighbours};
 use crate::space::pages;
 use crate::word::State;
 use crate::{Pager, features};

@@ -11,8 +11,12 @@
 
 use crate::Pager;
 use crate::ending::broken;
-use crate::evict::{Evictor, Leaving, neighbours};
+use crate::evictor::{Evictor, Leaving, neighbours};
+use crate::held::LONG_NS;
 use farmem_protocol::addr::PAGE_BYTES;
+use farmem_sys::clock;
+use farmem_sys::hold::{make_own, may_be_merged, may_be_swapped};
+use std::sync::atomic::Ordering;
 
 /// How dirty pages that leave are settled: most of a batch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -38,6 +42,15 @@ fn runs_to_protect(leaving: &[Leaving]) -> impl Iterator<Item = &[Leaving]> {
     })
 }
 
+/// A range for each run of held pages that lie together.
+fn ranges_of_held(leaving: &[Leaving], ranges: &mut Vec<libc::iovec>) {
+    ranges.clear();
+    for together in leaving.chunk_by(|a, b| neighbours(a, b) && a.held == b.held).filter(|run| run[0].held) {
+        let iov_len = together.len() * PAGE_BYTES;
+        ranges.push(libc::iovec { iov_base: together[0].page.addr() as *mut _, iov_len });
+    }
+}
+
 impl Pager {
     /// Settles the dirty pages of a batch; whether any are held.
     pub(crate) fn settle_dirty(&self, evictor: &mut Evictor) -> bool {
@@ -60,6 +73,67 @@ impl Pager {
         }
         self.rewrites.leave(settled, self.pool.all_mapped());
         held > 0
+    }
+
+    /// Holds what can be held of the dirty pages that leave, in their order; how many.
+    fn hold_dirty(&self, evictor: &mut Evictor) -> usize {
+        if !self.config.hold || may_be_merged() {
+            return 0;
+        }
+        let mut room = evictor.held.room();
+        if room == 0 {
+            return 0;
+        }
+        for l in evictor.leaving.iter_mut().filter(|l| l.from.dirty() && !self.table.may_be_unreadable(l.page)) {
+            l.held = room > 0;
+            room = room.saturating_sub(1);
+        }
+        ranges_of_held(&evictor.leaving, &mut evictor.ranges);
+        let begun = clock::ticks();
+        evictor.held.swap |= self.config.swap || may_be_swapped();
+        let swap = evictor.held.swap;
+        // What the kernel chose for swap before it was made own it could write out after, were it referred to by then only.
+        let mut held = !swap || evictor.held.guard(&evictor.ranges);
+        if held && (swap || self.has_forked.load(Ordering::Relaxed)) {
+            self.make_own(evictor);
+            ranges_of_held(&evictor.leaving, &mut evictor.ranges);
+        }
+        let pages = evictor.leaving.iter().filter(|l| l.held).count();
+        held = held && pages > 0 && evictor.held.take(&evictor.ranges, pages);
+        if swap {
+            evictor.held.unguard();
+        }
+        if held && swap && clock::ns(clock::ticks() - begun) > LONG_NS {
+            evictor.held.let_go();
+            held = false;
+        }
+        if !held {
+            evictor.leaving.iter_mut().for_each(|l| l.held = false);
+            return 0;
+        }
+        self.count(&self.counters.held, pages as u64);
+        pages
+    }
+
+    /// Ends that the memory of pages that are to be held, the evictor's ranges, is anybody else's too. Those of which it cannot be ended are not held.
+    fn make_own(&self, evictor: &mut Evictor) {
+        let mut ranges = &evictor.ranges[..];
+        let by = evictor.vectored.then_some(evictor.pidfd);
+        while !ranges.is_empty() {
+            // SAFETY: the pages are present, and stay.
+            let mut done = unsafe { make_own(by, ranges) };
+            while let Some((first, rest)) = ranges.split_first()
+                && first.iov_len <= done
+            {
+                done -= first.iov_len;
+                ranges = rest;
+            }
+            if let Some((refused, rest)) = ranges.split_first() {
+                let refused = refused.iov_base as usize..refused.iov_base as usize + refused.iov_len;
+                evictor.leaving.iter_mut().filter(|l| refused.contains(&l.page.addr())).for_each(|l| l.held = false);
+                ranges = rest;
+            }
+        }
     }
 
     fn protect_dirty(&self, leaving: &[Leaving]) {

@@ -8,7 +8,7 @@
 //! end, so that no handler of the program's runs in between. What the kernel writes for the program, it writes into pinned pages.
 //! (Another process that writes by `process_vm_writev` to a page on its way out writes in vain either way: `docs/design/limits.md`.)
 
-use crate::evict::Evictor;
+use crate::evictor::Evictor;
 use crate::{FaultMode, Pager};
 use farmem_sys::thread::COMPANIONS;
 use std::sync::atomic::Ordering;

@@ -8,7 +8,7 @@
 
 use crate::Pager;
 use crate::ending::die;
-use crate::evict::Evictor;
+use crate::evictor::Evictor;
 use crate::log::{PART_TAG, RECORD_TAG};
 use crate::thread::Thread;
 use crate::word::{State, Word};

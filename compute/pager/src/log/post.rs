@@ -1,0 +1,79 @@
+//! What a batch has logged, on its way to the fabric.
+
+use super::{By, Logged, PART_TAG, RECORD_TAG, page_bytes};
+use crate::Pager;
+use crate::evictor::Evictor;
+use crate::thread::Thread;
+use farmem_protocol::addr::{FarSlot, PAGE_BYTES};
+use farmem_protocol::lines::conditional::{self, CONDITIONS_BYTES};
+use farmem_protocol::lines::{self, Entry, LINE_BYTES, Runs};
+use std::time::Duration;
+
+impl Pager {
+    /// A page, staged, goes to its slot by these lines: notes it for a record, or posts its WRITEs.
+    pub(crate) fn log_lines(&self, evictor: &mut Evictor, staged: usize, slot: FarSlot, (lines, was): (u64, u64)) {
+        if evictor.log.by == By::Writes {
+            let last = u64::BITS - lines.leading_zeros();
+            for (first, run) in Runs(lines) {
+                let tag = if first + run == last as usize { staged as u64 } else { PART_TAG };
+                self.post_write(evictor, tag, staged, slot, first * LINE_BYTES, run * LINE_BYTES);
+            }
+            return;
+        }
+        debug_assert!(evictor.log.room.size() > 0, "where lines are told, there is room");
+        evictor.log.pages.note(Logged { slot, lines, copy: staged as u32, was });
+    }
+
+    /// Makes records of what was noted and posts them.
+    pub(crate) fn flush_log(&self, evictor: &mut Evictor) {
+        let mut pages = std::mem::take(&mut evictor.log.pages);
+        pages.order();
+        pages.records().for_each(|record| self.post_record(evictor, record));
+        evictor.log.pages = pages;
+    }
+
+    fn post_record(&self, evictor: &mut Evictor, pages: &[Logged]) {
+        let most = lines::record_bytes() + CONDITIONS_BYTES + pages.iter().map(page_bytes).sum::<usize>();
+        let taken = loop {
+            match evictor.log.room.take(most, pages.iter().map(|page| page.copy)) {
+                Some(taken) => break taken,
+                None => {
+                    self.ring_writes(evictor);
+                    self.collect_writes(evictor, Duration::from_secs(1));
+                }
+            }
+        };
+        let log = &mut evictor.log;
+        log.entries.clear();
+        let entry = |page: &Logged| Entry { place: (page.slot.place() as u16).into(), lines: page.lines.into() };
+        log.entries.extend(pages.iter().map(entry));
+        let place = self.pool.place(pages[0].slot);
+        // SAFETY: the room's bytes are there, and these the record's until it is acknowledged.
+        let into = unsafe { std::slice::from_raw_parts_mut(log.bytes.add(taken.from), most) };
+        let buffer = into.as_mut_ptr();
+        let len = lines::encode(place.slab, &log.entries, into, |i| {
+            // SAFETY: the copy is held until its acknowledgement; whoever rescues its page reads it, too.
+            unsafe { &*self.staging.bytes(pages[i].copy as usize).cast::<[u8; PAGE_BYTES]>() }
+        });
+        let len = match (len, &log.seed) {
+            (Some(len), Some(seed)) => conditional::append(into, len, pages.iter().map(|page| page.was), seed),
+            (len, _) => len,
+        };
+        let Some(len) = len else { crate::ending::broken("a record of changed lines that cannot be") };
+        let tag = RECORD_TAG | u64::from(taken.number);
+        let thread = evictor.thread.get_or_insert_with(|| Thread::boxed(0));
+        if let Err(lost) = self.link(thread, place.node) {
+            self.node_lost(&lost);
+        }
+        if let Some(link) = &mut thread.links[place.node] {
+            // SAFETY: the buffer stays as it is until the record is acknowledged.
+            unsafe {
+                match evictor.log.seed {
+                    None => link.lines(tag, place.slab, buffer, len as u32),
+                    Some(_) => link.lines_if(tag, place.slab, buffer, len as u32),
+                }
+            }
+        }
+        self.count(&self.counters.records, 1);
+    }
+}
