@@ -1,8 +1,10 @@
-//! Every interleaving of evictions, a writer and a reader on one page, with the real page words.
+//! Every interleaving of evictions, a writer, a reader and a fork on one page, with the real page words.
 //!
 //! The kernel is modelled by what the pager relies on: a page-table entry that
 //! is absent or holds a value, writable or write-protected; each call and each
-//! access is one atomic step. Whatever the order, a read must give the last value
+//! access is one atomic step. After a fork an entry is read-only, though its page is dirty, and stays so when the child
+//! has ended: the next write goes to a copy if anybody else refers to the memory, a pipe of the pager's too (Linux 5.19 and
+//! later: the flag `PageAnonExclusive`). Whatever the order, a read must give the last value
 //! stored, and nobody may be stuck. Seeded faults of the protocol must be caught,
 //! each by the same check.
 
@@ -24,8 +26,10 @@ enum Fault {
     RemoteBeforeDrop,
     /// A held page is read before its mapping is gone.
     ReadBeforeDrop,
-    /// … is held while its memory is shared, so that the next write goes to a copy.
+    /// … is held although it was not made the mapping's own since a fork, so that the next write goes to a copy.
     HeldWhileShared,
+    /// A fork does not wait until nobody is in the pager.
+    ForkInEviction,
     /// A compared page is compared before it is protected, or its mapping gone.
     ComparedTooSoon,
     /// What a page is compared with is taken when it is writable already.
@@ -65,6 +69,10 @@ struct World {
     word: u64,
     /// (write-protected, value)
     entry: Option<(bool, u8)>,
+    /// The entry's memory is known to be the mapping's alone, and it is writable but for protection.
+    own: bool,
+    has_forked: bool,
+    forks_left: u8,
     /// Dirty pages are held on their way out, not protected.
     holds: bool,
     /// What the reference leads to: the entry's memory, or a value of its own.
@@ -107,9 +115,10 @@ impl World {
             Access::Try => match &mut self.entry {
                 Some((protected, value)) if !write || !*protected => {
                     if write {
-                        if fault == Fault::HeldWhileShared && self.held == Held::Mapped {
+                        if !self.own && self.held == Held::Mapped {
                             self.held = Held::Alone(*value);
                         }
+                        self.own = true;
                         self.last += 1;
                         *value = self.last;
                     } else if *value != self.last {
@@ -142,6 +151,7 @@ impl World {
                 }
                 let writable = write || self.compared;
                 self.entry = Some((!writable && fault != Fault::CleanAndWritable, self.slot));
+                self.own = true;
                 self.kept = self.slot;
                 self.word = self.word().to(State::Resident).with_dirty(writable).with_guessed(self.compared).0;
                 actor.at = Access::Try;
@@ -187,27 +197,42 @@ impl World {
                     self.same = value == self.kept;
                 }
             }
-            1 if self.evict_dirty && self.holds => self.held = Held::Mapped,
-            1 if self.evict_dirty && fault != Fault::NoProtection => {
+            1 if self.evict_dirty && self.holds && self.has_forked && fault != Fault::HeldWhileShared => {
+                self.own = true
+            }
+            2 if self.evict_dirty && self.holds => self.held = Held::Mapped,
+            2 if self.evict_dirty && fault != Fault::NoProtection => {
                 if let Some((protected, _)) = &mut self.entry {
                     *protected = true;
                 }
             }
             // Held pages: the mapping goes, then they are read. Else the other way round.
-            2 if self.evict_dirty && self.holds && fault != Fault::ReadBeforeDrop => self.drop_entry(),
-            2 if self.evict_dirty => self.copy(fault)?,
-            3 if self.evict_dirty && self.holds && fault != Fault::ReadBeforeDrop => self.copy(fault)?,
-            3 if fault == Fault::RemoteBeforeDrop => self.leave(),
-            3 => self.drop_entry(),
-            4 if fault == Fault::RemoteBeforeDrop => self.entry = None,
-            4 => self.leave(),
+            3 if self.evict_dirty && self.holds && fault != Fault::ReadBeforeDrop => self.drop_entry(),
+            3 if self.evict_dirty => self.copy(fault)?,
+            4 if self.evict_dirty && self.holds && fault != Fault::ReadBeforeDrop => self.copy(fault)?,
+            4 if fault == Fault::RemoteBeforeDrop => self.leave(),
+            4 => self.drop_entry(),
+            5 if fault == Fault::RemoteBeforeDrop => self.entry = None,
+            5 => self.leave(),
             _ => {}
         }
-        self.evict_at = (self.evict_at + 1) % 5;
+        self.evict_at = (self.evict_at + 1) % 6;
         if self.evict_at == 0 {
             self.evict_left -= 1;
         }
         Ok(true)
+    }
+
+    /// A fork; `false` while somebody is in the pager. (Whether its child has ended makes no difference to the entry.)
+    fn fork(&mut self, fault: Fault) -> bool {
+        let outside = |actor: Actor| actor.at == Access::Try;
+        let gate = self.evict_at == 0 && outside(self.writer) && outside(self.reader);
+        let forks = self.forks_left > 0 && (gate || fault == Fault::ForkInEviction);
+        if forks {
+            self.forks_left -= 1;
+            (self.has_forked, self.own) = (true, false);
+        }
+        forks
     }
 
     fn drop_entry(&mut self) {
@@ -252,6 +277,9 @@ fn explore(fault: Fault, compared: bool, holds: bool) -> Result<usize, String> {
     let start = World {
         word: Word::UNTOUCHED.to(State::Remote).with_slot(Some(FarSlot::new(0, 1))).0,
         entry: None,
+        own: true,
+        has_forked: false,
+        forks_left: 1,
         holds,
         held: Held::Nothing,
         slot: 0,
@@ -273,12 +301,13 @@ fn explore(fault: Fault, compared: bool, holds: bool) -> Result<usize, String> {
         }
         let mut moved = false;
         world.check_pin()?;
-        for who in 0..3 {
+        for who in 0..4 {
             let mut next = world.clone();
             let progressed = match who {
                 0 => next.evict(fault),
                 1 => next.access(true, fault),
-                _ => next.access(false, fault),
+                2 => next.access(false, fault),
+                _ => Ok(next.fork(fault)),
             }?;
             if progressed {
                 moved = true;
@@ -319,5 +348,6 @@ fn every_seeded_fault_is_caught() {
         caught(Fault::NoProtection, compared, false);
         caught(Fault::ReadBeforeDrop, compared, true);
         caught(Fault::HeldWhileShared, compared, true);
+        caught(Fault::ForkInEviction, compared, true);
     }
 }
