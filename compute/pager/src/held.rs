@@ -26,9 +26,6 @@ use farmem_sys::raw::is_away;
 
 /// Pages that are read by one call: as many as stay in the CPU's first cache until they are copied or compared.
 pub(crate) const PIECE: usize = 4;
-/// From making pages own to having references takes 15 to 120 µs, by the batch, and not much longer by a call for each range. What was copied to be own
-/// at the beginning of as much as this is not old for the kernel at its end, and not on its way to swap.
-pub(crate) const LONG_NS: u64 = 1_000_000;
 
 /// What is held of a batch.
 pub(crate) struct Held {

@@ -167,7 +167,7 @@ pub fn xz(row: &mut Row) -> Result<()> {
 pub fn zstd(row: &mut Row) -> Result<()> {
     let dir = TempDir::new("zstd")?;
     let input = dir.path().join("lines");
-    lines(&input, 8_000 * scale())?;
+    lines(&input, 15_000 * scale())?;
     let mut zstd = Command::new("zstd");
     zstd.args(["-q", "-12", "--long=27", "-T2", "-c"]).arg(&input);
     program(row, &zstd)
