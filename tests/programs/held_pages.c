@@ -8,11 +8,13 @@
 
 #include "case.h"
 
-enum { WRITERS = 3, PAGES = 6144, QUIET = 1024, LOCKED = 512 };
+enum { WRITERS = 3, PAGES = 6144, QUIET = 1024, LOCKED = 512, STEPS = 150 };
 static uint64_t *mem, *quiet, *locked;
 /* What each writer has added to each page. Not far. */
 static uint32_t tally[WRITERS][PAGES];
 static volatile int stop;
+/* How many pages each writer has come by. Not far. */
+static volatile uint64_t steps[WRITERS];
 /* Each takes a slab of far memory where it forks. */
 static int rounds = 24;
 
@@ -27,6 +29,7 @@ static void *writer(void *arg) {
         if (x >> 60 > 3) *word(page, who) += 1, tally[who][page]++;
         else odd += *word(page, (who + 1) % WRITERS) & 1;
         if (x >> 52 == 7) odd += locked[x % (LOCKED * PAGE / 8)] & 1;
+        steps[who]++;
     }
     return (void *)odd;
 }
@@ -36,6 +39,8 @@ static void work(int how) {
     stop = 0;
     for (uintptr_t i = 0; i < WRITERS; i++) MUST(pthread_create(&t[i], NULL, writer, (void *)i) == 0);
     for (int round = 0; round < rounds; round++) {
+        uint64_t begun[WRITERS];
+        for (int i = 0; i < WRITERS; i++) begun[i] = steps[i];
         if (how == 1) {
             pid_t child = fork();
             MUST(child >= 0);
@@ -57,6 +62,9 @@ static void work(int how) {
         } else {
             usleep(5000);
         }
+        /* However slow the machine, enough leaves in each round. */
+        for (int i = 0; i < WRITERS; i++)
+            while (steps[i] - begun[i] < STEPS) usleep(1000);
     }
     stop = 1;
     for (int i = 0; i < WRITERS; i++) MUST(pthread_join(t[i], NULL) == 0);

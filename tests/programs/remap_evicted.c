@@ -6,6 +6,8 @@
 enum { MOVERS = 4, TOUCHERS = 2, ROUNDS = 200 };
 static volatile int done;
 static size_t moved[MOVERS], bad[MOVERS];
+/* What a map leaves is free for a moment: no other thread may be looking for a place by then. */
+static pthread_barrier_t all_mapped;
 
 static void *move(void *arg) {
     size_t me = (uintptr_t)arg;
@@ -20,6 +22,7 @@ static void *move(void *arg) {
     size_t len = MIB;
     char *at = mmap(place[0], len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
     MUST(at == place[0]);
+    pthread_barrier_wait(&all_mapped);
     uint64_t key = mix(me);
     fill(at, len, key);
     for (int round = 0; round < ROUNDS; round++) {
@@ -44,6 +47,7 @@ static void *move(void *arg) {
 static void *touch(void *arg) {
     const size_t bytes = 12 * MIB;
     volatile uint8_t *ballast = far_map(bytes);
+    pthread_barrier_wait(&all_mapped);
     while (!done)
         for (size_t i = 0; i < bytes && !done; i += PAGE) ballast[i]++;
     return arg;
@@ -51,6 +55,7 @@ static void *touch(void *arg) {
 
 int main(void) {
     pthread_t movers[MOVERS], touchers[TOUCHERS];
+    pthread_barrier_init(&all_mapped, NULL, MOVERS + TOUCHERS);
     for (int i = 0; i < TOUCHERS; i++) pthread_create(&touchers[i], NULL, touch, NULL);
     for (uintptr_t i = 0; i < MOVERS; i++) pthread_create(&movers[i], NULL, move, (void *)i);
     for (int i = 0; i < MOVERS; i++) pthread_join(movers[i], NULL);
