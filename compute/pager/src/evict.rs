@@ -168,6 +168,7 @@ impl Pager {
         // come back by one install.
         evictor.slots.reverse();
         let in_place = |l: &&Leaving| !held && !l.held;
+        let compares = self.tracker.compares();
         leaving.first().filter(in_place).into_iter().for_each(|first| self.look_ahead(first));
         for at in 0..leaving.len() {
             leaving.get(at + 1).filter(in_place).into_iter().for_each(|next| self.look_ahead(next));
@@ -178,7 +179,8 @@ impl Pager {
                 let together = leaving[at..].iter().filter(|l| l.held).take(PIECE);
                 together.for_each(|l| self.look_ahead_of_slot(l));
             }
-            let next = leaving.get(at + 1).filter(|next| next.held == held).and_then(|next| self.compared_with(next));
+            let next = leaving.get(at + 1).filter(|next| compares && next.held == held);
+            let next = next.and_then(|next| self.compared_with(next));
             let l = &mut leaving[at];
             if !l.from.dirty() {
                 self.rewrites.saw_protected(l.from, false, false);
@@ -199,7 +201,8 @@ impl Pager {
                 l.to = Word::UNTOUCHED;
                 continue;
             }
-            let changed = if l.from.guessed() && readable { self.changed(l.page, bytes, l.from, next) } else { None };
+            let compared = compares && l.from.guessed() && readable;
+            let changed = if compared { self.changed(l.page, bytes, l.from, next) } else { None };
             if let Some(changed) = changed {
                 self.rewrites.saw(l.from, changed.lines != 0);
                 if changed.lines == 0 {

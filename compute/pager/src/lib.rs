@@ -146,6 +146,8 @@ pub struct Config {
     /// Look at two bits of a line's twelve, so that changed lines are overlooked, and the node's refusals put it right
     /// (for tests).
     pub overlook: bool,
+    /// Compare pages that leave, and copy them whole, in turns, to see which is faster ([`dirty::turns`]).
+    pub in_turns: bool,
     /// How changed bytes are told.
     pub dirty: Dirty,
     /// Where to record the page trace, if at all; see `record`.
@@ -277,7 +279,7 @@ pub fn start(
         By::Writes => Hashed::InFull,
     };
     let (tracker, mut limit) =
-        Tracker::new(config.dirty, left, pool.all_mapped(), hashed).map_err(StartError::Memory)?;
+        Tracker::new(config.dirty, left, pool.all_mapped(), hashed, config.in_turns).map_err(StartError::Memory)?;
     log.confirm_by(tracker.seed());
     let mut policy: fn(usize) -> Box<dyn Policy> = farmem_cache::recommended;
     if recorder.is_some() {

@@ -32,6 +32,7 @@ struct Way {
     hold: bool,
     write_lines: bool,
     overlook: bool,
+    in_turns: bool,
     dirty: Dirty,
 }
 
@@ -43,6 +44,7 @@ const PLAIN: Way = Way {
     hold: true,
     write_lines: false,
     overlook: false,
+    in_turns: false,
     dirty: Dirty::Auto,
 };
 const WAYS: &[(&str, Way)] = &[
@@ -58,6 +60,7 @@ const WAYS: &[(&str, Way)] = &[
     ("tcp-lines-writes", Way { mapped: false, dirty: Dirty::Lines, write_lines: true, ..PLAIN }),
     ("tcp-overlooking", Way { mapped: false, overlook: true, ..PLAIN }),
     ("tcp-lines-overlooking", Way { mapped: false, dirty: Dirty::Lines, overlook: true, ..PLAIN }),
+    ("shm-lines-in-turns", Way { dirty: Dirty::Lines, in_turns: true, ..PLAIN }),
     ("shm-shadow", Way { dirty: Dirty::Shadow, ..PLAIN }),
     ("tcp-shadow", Way { mapped: false, dirty: Dirty::Shadow, ..PLAIN }),
     ("tcp-exact", Way { mapped: false, dirty: Dirty::Exact, ..PLAIN }),
@@ -131,6 +134,12 @@ fn by_line_hashes_taken_late_that_miss() {
     in_its_own_process("tcp-overlooking");
 }
 
+/// Compared and copied whole by turns, by which a bench tells the two apart.
+#[test]
+fn by_lines_and_not_at_all_in_turns() {
+    in_its_own_process("shm-lines-in-turns");
+}
+
 #[test]
 fn by_copies() {
     ["shm-shadow", "tcp-shadow"].iter().for_each(|way| in_its_own_process(way));
@@ -157,6 +166,8 @@ fn child() {
     let refused = counters.pages_refused.load(Ordering::Relaxed);
     // (One line in 4096 is overlooked anyhow.)
     assert!(!way.overlook || refused > 100, "{name}: {refused} pages were refused");
+    let [lines, whole] = [&counters.lines_sent, &counters.pages_whole].map(|counter| counter.load(Ordering::Relaxed));
+    assert!(!way.in_turns || lines.min(whole) > 1000, "{name}: {lines} lines and {whole} pages were sent");
 }
 
 const PAGES: usize = 8192;
@@ -170,6 +181,7 @@ fn start(way: &Way, counters: &'static Process) -> &'static Pager {
         hold: way.hold,
         write_lines: way.write_lines,
         overlook: way.overlook,
+        in_turns: way.in_turns,
         dirty: way.dirty,
         ..common::config(LOCAL)
     };

@@ -28,6 +28,7 @@ pub struct Run {
     pub swap: bool,
     pub write_lines: bool,
     pub overlook: bool,
+    pub in_turns: bool,
     /// Faults return without the kernel's help, where they can.
     pub resume: bool,
     /// The program's signals stay open in faults, where they can.
@@ -62,6 +63,7 @@ pub fn parse(text: &str) -> Result<Run, String> {
         swap: false,
         write_lines: false,
         overlook: false,
+        in_turns: false,
         resume: true,
         open: true,
         trace: None,
@@ -104,6 +106,7 @@ pub fn parse(text: &str) -> Result<Run, String> {
                 run.swap = masked("swapless");
                 run.write_lines = masked("records");
                 run.overlook = masked("changes");
+                run.in_turns = masked("turns");
                 run.resume = !masked("resume");
                 run.open = !masked("open");
             }

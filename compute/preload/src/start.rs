@@ -146,6 +146,7 @@ fn arm(text: &str) -> Result<(), String> {
         swap: run.swap,
         write_lines: run.write_lines,
         overlook: run.overlook,
+        in_turns: run.in_turns,
         dirty: run.dirty,
         trace: run.trace,
     };

@@ -36,6 +36,7 @@
 
 pub mod exact;
 pub mod kept;
+pub mod turns;
 
 use crate::ending::broken;
 use exact::Next;
@@ -147,6 +148,8 @@ pub(crate) struct Tracker {
     kept: Option<Kept>,
     /// [`asks_along`].
     asks_along: bool,
+    /// Comparing is taken in turns with copying ([`turns`]).
+    in_turns: bool,
 }
 
 /// Of local memory that is not the staging ring, this part is for copies of pages whose slots are not mapped.
@@ -154,8 +157,14 @@ const COPIES: u64 = 5;
 
 impl Tracker {
     /// For `pages` of local memory, some of which is taken for what is kept: the tracker, and how many pages are
-    /// left. `mapped`: every slot is.
-    pub fn new(choice: Dirty, pages: u64, mapped: bool, hashed: Hashed) -> Result<(Tracker, u64), Errno> {
+    /// left. `mapped`: every slot is. `in_turns`: see [`turns`].
+    pub fn new(
+        choice: Dirty,
+        pages: u64,
+        mapped: bool,
+        hashed: Hashed,
+        in_turns: bool,
+    ) -> Result<(Tracker, u64), Errno> {
         let policy = match choice {
             Dirty::Lines => Policy::Lines,
             Dirty::Shadow => Policy::Shadow,
@@ -185,6 +194,7 @@ impl Tracker {
                 hashed,
                 kept,
                 asks_along: asks_along(),
+                in_turns,
             },
             left,
         ))
@@ -308,6 +318,12 @@ impl Tracker {
         // SAFETY: passed on to the caller.
         self.keeps_late()
             && unsafe { self.keep(page, page.addr() as *const u8, mapped, true, Comes::Compared) } == Comes::Compared
+    }
+
+    /// Whether pages that are compared are compared now, or else copied, for it is the turn of that.
+    #[inline]
+    pub fn compares(&self) -> bool {
+        !self.in_turns || turns::turn(farmem_sys::raw::now_ns()).1 == turns::Turn::Compares
     }
 
     /// What changed of a compared page; `None` if nothing was kept of it. `at`: its bytes. `slot`: its slot's address, where that is mapped.

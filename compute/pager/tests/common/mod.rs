@@ -71,6 +71,7 @@ pub fn config(local: u64) -> Config {
         swap: false,
         write_lines: false,
         overlook: false,
+        in_turns: false,
         dirty: Dirty::Auto,
         trace: None,
     }

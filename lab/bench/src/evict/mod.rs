@@ -17,6 +17,7 @@ pub mod drive;
 pub mod figures;
 pub mod plot;
 pub mod redis;
+pub mod turns;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

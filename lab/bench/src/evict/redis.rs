@@ -10,7 +10,11 @@
 //!
 //! Each of the policies below once a round, over shared memory and over tcp held to 10 Gbit/s. The servers of a round are all filled first and
 //! then have their turns, [`TURNS`] each, one at a time: a machine that slows down for a second does so for all of them, and what is left of its noise in a
-//! round's ratio is a fifth. Counters are those of the overwriting alone: filling is over. *Sent* are the bytes of write-back with 90 for each 1448, as they would
+//! round's ratio is a fifth.
+//!
+//! That fifth is more than `none` and `lines` differ by over shared memory, where all that they do differently is to copy what leaves or to compare it with
+//! its slot. So where both are asked for there is one more server a round, which does either by turns ([`super::turns`]): in it what is compared differs by
+//! nothing else, not by what memory a server was given. Counters are those of the overwriting alone: filling is over. *Sent* are the bytes of write-back with 90 for each 1448, as they would
 //! be on Ethernet: acknowledgements and fetches are not in it. *Changed* are the bytes of lines found changed, whole
 //! lines; how many bytes of a line did change is told apart, by `shadow`, which alone sees them. A page of which it
 //! is not known what changed (fresh, or back before its record was acknowledged) is sent and counts as nothing
@@ -22,10 +26,13 @@ use std::time::Instant;
 
 use anyhow::bail;
 use farmem_fabric::shape::on_the_wire;
+use farmem_pager::dirty::turns::TURN;
 use farmem_protocol::lines::LINE_BYTES;
+use farmem_sys::raw::now_ns;
 use serde::Serialize;
 
 use super::Options;
+use super::turns::Turns;
 use crate::alone::Alone;
 use crate::counters::{self, Counts};
 use crate::environment::Environment;
@@ -41,6 +48,9 @@ const RATE: &str = "10G";
 /// Parts in which a server has its requests overwritten, between those of the others: long beside the millisecond that it takes to have what it
 /// works with in the CPU's caches again, short beside what disturbs a shared machine.
 const TURNS: usize = 40;
+
+/// How much longer the server that compares and copies by turns is looked at than others, which have one thing to do.
+const LONGER: u64 = 2;
 
 /// How far memory is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -63,6 +73,9 @@ const SYSTEMS: [System; 7] = [
     (By::Tcp, "auto"),
     (By::Tcp, "shadow"),
 ];
+
+/// They do the same but for comparing and copying.
+const BOTH: [System; 2] = [(By::Shm, "none"), (By::Shm, "lines")];
 
 /// One run's overwriting.
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -99,6 +112,8 @@ struct Raw {
     keys: usize,
     local: u64,
     runs: Vec<(By, &'static str, Vec<Sample>)>,
+    /// Of each round's server that compares and copies by turns: how many times as many requests a second while it compares.
+    in_turns: Vec<Spread>,
 }
 
 struct Bench<'a> {
@@ -134,14 +149,20 @@ pub fn run(options: &Options, farmem: &Path) -> anyhow::Result<()> {
     eprintln!("what it has with plenty");
     // Twice what keys and values take, and as much again.
     let plenty = (4 * keys * EACH) as u64;
-    let local = bench.fill((By::Shm, "auto"), plenty.max(64 << 20))?.end()?.counts.local_peak / 4;
+    let local = bench.fill((By::Shm, "auto"), plenty.max(64 << 20), None)?.end()?.counts.local_peak / 4;
+    let both = BOTH.iter().all(|system| systems.contains(system));
+    let mut in_turns = Vec::new();
     let measured = Rounds::together(&systems, rounds, |round| {
         eprintln!("round {} of {rounds}", round + 1);
-        bench.round(&systems, round, local, requests)
+        let samples = bench.round(&systems, round, local, requests)?;
+        if both {
+            in_turns.extend(bench.in_turns(local, LONGER * requests)?);
+        }
+        anyhow::Ok(samples)
     })?;
     let asked = [By::Shm, By::Tcp].into_iter().filter(|by| systems.iter().any(|system| system.0 == *by));
-    let sections = asked.map(|by| section(by, &measured)).collect();
-    let method = vec![
+    let mut sections: Vec<Section> = asked.map(|by| section(by, &measured)).collect();
+    let mut method = vec![
         format!(
             "redis, {keys} keys of {} bytes, {requests} overwritten at random in {TURNS} turns, {rounds} rounds",
             crate::redis::VALUE
@@ -152,9 +173,17 @@ pub fn run(options: &Options, farmem: &Path) -> anyhow::Result<()> {
         ),
         "sent: write-back with 90 bytes for each 1448; changed: whole lines found changed".into(),
     ];
+    if both {
+        sections.push(section_in_turns(&in_turns));
+        method.push(format!(
+            "in turns: one more server a round, {} overwritten, which compares what leaves and copies it by turns of {} ms; medians of pairs of turns",
+            LONGER * requests,
+            TURN.as_millis()
+        ));
+    }
     let runs = systems.iter().map(|&(by, dirty)| (by, dirty, measured.of((by, dirty)).copied().collect())).collect();
-    let raw = Raw { keys, local, runs };
-    let (skipped, targets) = (Vec::new(), targets(&measured));
+    let (skipped, targets) = (Vec::new(), targets(&measured, &in_turns));
+    let raw = Raw { keys, local, runs, in_turns };
     let report = Report { bench: "evict-redis", method, environment, skipped, sections, targets, raw };
     report::tell(&report, &[(&options.json, &|| Ok(report.json()?))])
 }
@@ -177,7 +206,7 @@ impl Bench<'_> {
     /// Servers of all these systems, which have their turns. Who is filled first is another in each round: what memory a server gets of the
     /// machine is decided then, and rounds differ by more than what is compared here.
     fn round(&self, systems: &[System], round: usize, local: u64, requests: u64) -> anyhow::Result<Vec<Sample>> {
-        let fill = |place: usize| Ok((place, self.fill(systems[place], local)?));
+        let fill = |place: usize| Ok((place, self.fill(systems[place], local, None)?));
         let mut filled = in_turn(systems.len(), round).map(fill).collect::<anyhow::Result<Vec<(usize, Filled)>>>()?;
         filled.sort_by_key(|(place, _)| *place);
         for turn in 0..TURNS {
@@ -188,7 +217,19 @@ impl Bench<'_> {
         filled.into_iter().map(|(_, server)| server.end()).collect()
     }
 
-    fn fill(&self, (by, dirty): System, local: u64) -> anyhow::Result<Filled> {
+    /// One server that does by turns what both do.
+    fn in_turns(&self, local: u64, requests: u64) -> anyhow::Result<Option<Spread>> {
+        let mut filled = self.fill((By::Shm, "lines"), local, Some("turns"))?;
+        let mut turns = Turns::default();
+        filled.server.overwrite(|done| {
+            turns.begins(now_ns());
+            done < requests
+        })?;
+        filled.end()?;
+        Ok(turns.compared())
+    }
+
+    fn fill(&self, (by, dirty): System, local: u64, mask: Option<&str>) -> anyhow::Result<Filled> {
         supervise::interrupted()?;
         let place = Place::new(&format!("evict-{}", name((by, dirty)).replace(':', "-")))?;
         let dir = place.path();
@@ -199,6 +240,7 @@ impl Bench<'_> {
             By::Shm => command.args(["--transport", "shm"]),
             By::Tcp => command.args(["--transport", "tcp", "--shape", RATE]),
         };
+        command.args(mask.iter().flat_map(|mask| ["--mask", mask]));
         command.args(["--", "redis-server"]);
         let server = Server::start(command, dir, self.keys, Order::Random)?;
         let counters = counters::file(dir)?;
@@ -275,15 +317,29 @@ fn section(by: By, measured: &Rounds<System, Sample>) -> Section {
     Section { title: format!("redis, a quarter local, {over}"), table }
 }
 
-fn targets(measured: &Rounds<System, Sample>) -> Vec<Target> {
+fn section_in_turns(rounds: &[Spread]) -> Section {
+    let mut table = Table::new(["round", "lines of none, requests/s", "with 95 %", "pairs of turns"]);
+    for (round, pairs) in rounds.iter().enumerate() {
+        let likely = pairs.likely.map_or("–".into(), |(from, to)| format!("{from:.3} – {to:.3}"));
+        table.row([format!("{}", round + 1), format!("{:.3}", pairs.median), likely, pairs.rounds.to_string()]);
+    }
+    Section { title: "redis, a quarter local, over shared memory: one server, in turns".into(), table }
+}
+
+fn targets(measured: &Rounds<System, Sample>, in_turns: &[Spread]) -> Vec<Target> {
     let speed = |by| against(measured, (by, "lines"), (by, "none"));
+    let within_one = Spread::of(in_turns.iter().map(|pairs| pairs.median));
     vec![
         Target::new(
             "bytes sent for each byte of changed lines, tcp, lines",
             Bound::AtMost(1.3, 1.15),
             measured.spread((By::Tcp, "lines"), Sample::sent),
         ),
-        Target::new("requests/s, lines against none, shm", Bound::AtLeast(1.0, 1.2), speed(By::Shm)),
+        Target::new(
+            "requests/s, lines against none, shm, in turns of one server",
+            Bound::AtLeast(1.0, 1.2),
+            within_one,
+        ),
         Target::new("requests/s, lines against none, tcp at 10 Gbit/s", Bound::AtLeast(1.0, 1.2), speed(By::Tcp)),
     ]
 }

@@ -1,0 +1,56 @@
+//! Comparing and copying, in turns of one process: so that a bench tells which of them is faster though they differ by less than two
+//! processes do that do the same. What memory a process was given is the same in all its turns, and what the machine does besides lasts longer than a turn.
+//!
+//! ```text
+//!   system's monotonic clock   ├─ TURN ─┼─ TURN ─┼─ TURN ─┼─ TURN ─┼─ TURN ─┼─ TURN ─┤
+//!   what pages that leave are  │ copied │compared│ copied │compared│compared│ copied │
+//!                              └──── a pair ─────┴──── a pair ─────┴──── a pair ─────┘
+//! ```
+
+use std::time::Duration;
+
+/// How long one of them is in its turn: long beside the millisecond that it takes to have what a program works with in the CPU's caches again.
+pub const TURN: Duration = Duration::from_millis(20);
+
+/// What is done with pages that leave.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Turn {
+    /// Their bytes are copied to their slots, all of them, as under `none`.
+    Copies,
+    /// … where they differ, as under `lines`.
+    Compares,
+}
+
+/// Which pair of turns it is at this time, ns of the system's monotonic clock, and which turn of it. Who is first in a pair is drawn, so that nothing
+/// that comes round falls on one of them.
+pub fn turn(ns: u64) -> (u64, Turn) {
+    let nth = ns / TURN.as_nanos() as u64;
+    let pair = nth / 2;
+    const ODD: u64 = 0x9E37_79B9_7F4A_7C15;
+    let spread = pair.wrapping_mul(ODD);
+    let drawn = (spread ^ spread >> 32).wrapping_mul(ODD) >> 63;
+    (pair, if nth % 2 == drawn { Turn::Compares } else { Turn::Copies })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_has_one_turn_of_every_pair_and_is_first_in_half_of_them() {
+        let ns = TURN.as_nanos() as u64;
+        let first: Vec<bool> = (0..10_000)
+            .map(|pair| {
+                let [(a, one), (b, other)] = [2 * pair, 2 * pair + 1].map(|nth| turn(nth * ns + ns / 2));
+                assert!(a == pair && b == pair && one != other);
+                one == Turn::Compares
+            })
+            .collect();
+        let share = |of: &[bool]| of.iter().filter(|&&first| first).count() as f64 / of.len() as f64;
+        assert!((share(&first) - 0.5).abs() < 0.02);
+        for period in 2..20 {
+            let of_period: Vec<bool> = first.iter().copied().step_by(period).collect();
+            assert!((share(&of_period) - 0.5).abs() < 0.1, "{period}");
+        }
+    }
+}
