@@ -6,10 +6,10 @@ use anyhow::{Context, Result, bail, ensure};
 use farmem_bench::report;
 use serde::Serialize;
 
-use crate::figures;
+use crate::found::{Report, Row, Skipped, size_name};
 use crate::real;
 use crate::recovery;
-use crate::run::{Load, Outcome};
+use crate::run::Load;
 use crate::sim::costs::{Costs, SHIPPED};
 use crate::systems::System;
 use crate::traces::{self, Lifetime, Trace};
@@ -100,36 +100,6 @@ fn order_of(text: &str) -> Result<Order> {
     };
     let order = (0..=9).find(|&order| 4 << order == kib);
     order.map(Order).with_context(|| format!("{text} is no power of two from 4K to 2M"))
-}
-
-/// `4 KiB`, `2 MiB`.
-pub fn size_name(order: u8) -> String {
-    if order < 8 { format!("{} KiB", 4 << order) } else { format!("{} MiB", 1 << (order - 8)) }
-}
-
-/// One run and what came out.
-#[derive(Clone, Debug, Serialize)]
-pub struct Row {
-    /// Which system.
-    pub system: System,
-    /// 4 KiB << order were asked for.
-    pub order: u8,
-    /// By so many clients.
-    pub clients: u32,
-    /// Of a pool of so many bytes.
-    pub pool: u64,
-    /// What came out.
-    #[serde(flatten)]
-    pub outcome: Outcome,
-}
-
-/// A run that was left out, and why.
-#[derive(Clone, Debug, Serialize)]
-pub struct Skipped {
-    /// Which.
-    pub what: String,
-    /// Why.
-    pub why: String,
 }
 
 impl Options {
@@ -247,7 +217,7 @@ pub fn run(options: &Options, farmem: &Path) -> Result<()> {
         }
     }
     let recovery = options.systems.contains(&System::Farmem).then(|| recovery::measure(16, 8));
-    let report = figures::Report { rows, skipped, replays, recovery, costs: &costs, seed: options.seed };
+    let report = Report { rows, skipped, replays, recovery, costs: &costs, seed: options.seed };
     let json = || Ok(serde_json::to_string_pretty(&report.json())?);
     report::tell(&report, &[(&options.json, &json), (&options.svg, &|| Ok(report.chart().to_string()))])
 }

@@ -7,35 +7,13 @@ use farmem_bench::pairs::Spread;
 use farmem_bench::table::{Table, duration};
 use serde::Serialize;
 
-use crate::command::{Row, Skipped, size_name};
+use crate::found::{Report, Row, Skipped, size_name};
 use crate::recovery::Recovery;
-use crate::sim::costs::Costs;
 use crate::systems::System;
 use crate::targets::Target;
 use crate::traces::{Lifetime, Replay};
 
-/// All that was found.
-pub struct Report<'a> {
-    /// Each run.
-    pub rows: Vec<Row>,
-    /// What was left out.
-    pub skipped: Vec<Skipped>,
-    /// Of traces.
-    pub replays: Vec<Replay>,
-    /// Measured, not simulated.
-    pub recovery: Option<Recovery>,
-    /// The costs used.
-    pub costs: &'a Costs,
-    /// The seed.
-    pub seed: u64,
-}
-
 impl Report<'_> {
-    /// One run, if it was made.
-    pub(crate) fn row(&self, system: System, order: u8, clients: u32) -> Option<&Row> {
-        self.rows.iter().find(|row| row.system == system && row.order == order && row.clients == clients)
-    }
-
     fn costs_table(&self, order: u8) -> Table {
         let mut table = Table::new([
             "",

@@ -22,6 +22,7 @@
 pub mod allocators;
 pub mod command;
 pub mod figures;
+pub mod found;
 pub mod ledger;
 pub mod real;
 pub mod recovery;

@@ -3,8 +3,7 @@
 use farmem_bench::table::duration;
 use serde::Serialize;
 
-use crate::command::Row;
-use crate::figures::Report;
+use crate::found::{Report, Row};
 use crate::systems::System::{self, Farmem, Finemem, FreeArray, RpcOnDemand, RpcWindows};
 use crate::traces::{Lifetime, Replay};
 

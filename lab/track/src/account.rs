@@ -13,34 +13,11 @@ use std::collections::{BTreeSet, HashSet};
 use crate::count::{Found, MappingId};
 use crate::cover::{Cover, Part, Range, Unseen};
 use crate::diff::{self, PAGE};
-use crate::maps::{Behind, Mapping};
+use crate::maps::Behind;
 use crate::moves;
-use crate::sample::Watch;
+use crate::sight::Look;
 use crate::snapshot::{BLOCK, Before, Snapshot};
-
-/// A page that was read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Page {
-    /// Its address.
-    pub address: u64,
-    /// Its protection told that it was written since the last look.
-    pub told: bool,
-}
-
-/// What was seen of a process while it stood.
-#[derive(Clone, Debug, Default)]
-pub struct Look {
-    /// Its mappings.
-    pub mappings: Vec<Mapping>,
-    /// Pages that are there, in memory or in swap, in the watched part of tracked mappings, in order.
-    pub present: Vec<Range>,
-    /// Pages that were read, in order.
-    pub pages: Vec<Page>,
-    /// Their bytes.
-    pub bytes: Vec<u8>,
-    /// Pages that may have been written, and were not read.
-    pub missed: Vec<Range>,
-}
+use crate::watch::Watch;
 
 /// What is known of a process.
 #[derive(Default)]

@@ -33,9 +33,11 @@ pub mod program;
 pub mod report;
 pub mod sample;
 pub mod session;
+pub mod sight;
 pub mod snapshot;
 pub mod threads;
 pub mod tracees;
+pub mod watch;
 
 use std::ffi::OsString;
 use std::io::{IsTerminal, Write};

@@ -5,18 +5,19 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use farmem_sys::pagemap::{Pagemap, Run, category, entry};
 use farmem_sys::ptrace::{self, MOST_RANGES, Remote};
 use farmem_sys::uffd::WriteTracker;
 
-use crate::account::{Look, Page};
 use crate::cover::Range;
 use crate::diff::PAGE;
 use crate::find::{self, Way};
 use crate::maps::{self, Mapping};
-use crate::sample::{LEAST_AT_MOST, Watch};
+use crate::sample::LEAST_AT_MOST;
+use crate::sight::{Look, Page, Took};
+use crate::watch::Watch;
 
 const P: u64 = PAGE as u64;
 
@@ -31,17 +32,6 @@ pub struct Eyes {
     tracker: Option<WriteTracker>,
     /// Kept from look to look: touching new memory in a pause would take longer than reading into it.
     buffer: Vec<u8>,
-}
-
-/// How a look ended.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Took {
-    /// Finding what to read.
-    pub finding: Duration,
-    /// Reading it.
-    pub reading: Duration,
-    /// Not all was read for want of time.
-    pub cut: bool,
 }
 
 /// How long all looks of one pause may last together. So many pages as the smallest sample has are read however long

@@ -17,13 +17,14 @@ use std::time::{Duration, Instant};
 
 use farmem_sys::ptrace::{self, Follow, Remote, Told};
 
-use crate::account::{Look, Process};
+use crate::account::Process;
 use crate::count::{Found, LeftOut, Pause, Window};
 use crate::diff::PAGE;
 use crate::find::Way;
 use crate::inject::{self, Refused};
-use crate::look::{Eyes, Limit, Read, Took};
+use crate::look::{Eyes, Limit, Read};
 use crate::sample::{Sample, Seen};
+use crate::sight::{Look, Took};
 use crate::tracees::{Attended, Event, Tracees};
 
 /// How to track.

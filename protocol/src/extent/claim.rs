@@ -40,11 +40,6 @@ use super::want::Want;
 use super::word::{State, Word};
 use super::{Pipe, word};
 
-/// CAS that a claim may lose to others before it gives up.
-pub const MAX_RETRIES: u32 = 8;
-/// And a claim of chunks: chunks are claimed when memory is short, by many who are after the same few. Whoever has lost
-/// waits ([`super::policy::pause`]) and begins anew, by reading.
-pub const MAX_CHUNK_RETRIES: u32 = 1;
 /// Round trips of READs that a claim may make before it gives up.
 pub const MAX_READS: u32 = 4096;
 
@@ -352,7 +347,7 @@ impl Claimer {
 }
 
 /// Ends with the units in the order of their addresses. [`Failed::Contended`] after
-/// [`MAX_RETRIES`] lost races (of chunks after [`MAX_CHUNK_RETRIES`]), or when everything was
+/// [`MAX_RETRIES`](super::want::MAX_RETRIES) lost races (of chunks after [`MAX_CHUNK_RETRIES`](super::want::MAX_CHUNK_RETRIES)), or when everything was
 /// read and some were lost; [`Failed::NoSpace`] when everything, or [`MAX_READS`] lines, was read.
 /// (A claim of single chunks after one that lost a race looks at its own lot only: it may end so
 /// while there are others, and the next one takes them.)

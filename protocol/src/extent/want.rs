@@ -1,8 +1,13 @@
 //! What a claim can ask for.
 
-use super::claim::{MAX_CHUNK_RETRIES, MAX_RETRIES};
 use super::geometry::{Geometry, LINE};
 use super::place::{CHUNK_BYTES, Level};
+
+/// CAS that a claim may lose to others before it gives up.
+pub const MAX_RETRIES: u32 = 8;
+/// And a claim of chunks: chunks are claimed when memory is short, by many who are after the same few. Whoever has lost
+/// waits ([`super::policy::pause`]) and begins anew, by reading.
+pub const MAX_CHUNK_RETRIES: u32 = 1;
 
 /// What to claim.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

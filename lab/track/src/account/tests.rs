@@ -4,6 +4,8 @@
 
 use super::*;
 use crate::diff::Change;
+use crate::maps::Mapping;
+use crate::sight::Page;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 

@@ -1,7 +1,7 @@
 //! Samples against blocks anywhere, on machines that are as slow as may be.
 
 use super::*;
-use crate::account::Page;
+use crate::sight::Page;
 use proptest::prelude::*;
 
 const P: u64 = PAGE as u64;
