@@ -5,6 +5,7 @@
 
 use crate::shape::Shaper;
 use crate::sim;
+use farmem_sys::descriptors;
 use farmem_sys::raw::{self, Errno};
 use farmem_sys::socket::{self, Part, Peer};
 use std::net::SocketAddr;
@@ -146,7 +147,7 @@ impl Link {
 impl Drop for Link {
     fn drop(&mut self) {
         if let Link::Socket(fd) | Link::Shaped(fd, _) = self {
-            raw::close(*fd);
+            descriptors::close(*fd);
         }
     }
 }

@@ -7,9 +7,10 @@
 // Raw copies from and to mapped memory, and pointers that callers hand to READ and WRITE.
 #![allow(unsafe_code)]
 
+use farmem_sys::descriptors::{close, own_fd};
 use farmem_sys::lines::Hasher;
 use farmem_sys::memory::{copy_bytes, copy_lines, prefetch};
-use farmem_sys::raw::{Errno, checked, close, own_fd, syscall};
+use farmem_sys::raw::{Errno, checked, syscall};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -233,7 +233,7 @@ mod tests {
         }
         let least = on_the_wire(total as u64) * 8_000_000_000 / 400_000_000 - 1_000_000;
         assert!(now_ns() - begun > least, "{} ns for {least}", now_ns() - begun);
-        farmem_sys::raw::close(fd);
+        farmem_sys::descriptors::close(fd);
         echo.join().unwrap();
     }
 }

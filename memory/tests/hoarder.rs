@@ -8,7 +8,8 @@ use farmem_fabric::{ConnectOptions, NodeAddr, Session, Transport};
 use farmem_memory::{Config, Node};
 use farmem_protocol::addr::SLAB_BYTES;
 use farmem_protocol::wire::{Answer, Ask, Hello, MAGIC, Purpose, Request, VERSION, Welcome};
-use farmem_sys::{raw, socket};
+use farmem_sys::descriptors;
+use farmem_sys::socket;
 use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::os::fd::AsRawFd;
@@ -43,7 +44,7 @@ fn join(path: &Path) -> (UnixStream, u64) {
     stream.read_exact(&mut vec![0; path as usize]).unwrap();
     ask(&mut stream, Ask::Grant, 2, 0);
     let (answer, descriptor) = take(&stream);
-    raw::close(descriptor.expect("a slab's descriptor"));
+    descriptors::close(descriptor.expect("a slab's descriptor"));
     (stream, answer.value.get())
 }
 
@@ -64,7 +65,7 @@ fn take_all(stream: &UnixStream, first: u64) {
     for number in first..first + ASKED {
         let (answer, descriptor) = take(stream);
         assert_eq!(answer.number.get(), number);
-        raw::close(descriptor.expect("a slab's descriptor"));
+        descriptors::close(descriptor.expect("a slab's descriptor"));
     }
 }
 
@@ -146,7 +147,7 @@ fn what_is_not_taken_counts_as_a_connection_until_it_is() {
     }
     // Somebody who takes it, if late, has it, and sees the end behind it; somebody who closes his end has had it.
     let mut late = hoarded.remove(0);
-    raw::close(take(&late).1.expect("a slab's descriptor"));
+    descriptors::close(take(&late).1.expect("a slab's descriptor"));
     assert_eq!(late.read(&mut [0; 1]).unwrap(), 0);
     within("it is taken", || node.connections() == hoarded.len());
     hoarded.clear();

@@ -1,6 +1,7 @@
 //! Waiting for many descriptors at once, and being woken by another thread.
 
-use crate::raw::{Errno, checked, close};
+use crate::descriptors::close;
+use crate::raw::{Errno, checked};
 
 /// An epoll instance. Descriptors are known by a token of the caller's.
 #[derive(Debug)]

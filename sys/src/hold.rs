@@ -11,7 +11,8 @@
 //! *Whose memory it is.* A write to memory that the mapping shares (with a forked child's, with others of the same content by KSM, with
 //! swap that is writing it out) goes to a copy, of which the pipe knows nothing. [`make_own`] ends sharing; who calls sees to it that none begins.
 
-use crate::raw::{Errno, checked, close, own_fd};
+use crate::descriptors::{close, own_fd};
+use crate::raw::{Errno, checked};
 
 const PAGE: usize = 4096;
 /// `pipe2`'s flags: never waits, and is closed on exec.
@@ -39,7 +40,10 @@ impl Hold {
         let mut ends = [0i32; 2];
         // SAFETY: two live numbers, to be filled in.
         unsafe {
-            crate::spare::made(libc::SYS_pipe2, [ends.as_mut_ptr() as usize, PIPE_FLAGS as usize, 0, 0, 0, 0])?;
+            crate::descriptors::spare::made(
+                libc::SYS_pipe2,
+                [ends.as_mut_ptr() as usize, PIPE_FLAGS as usize, 0, 0, 0, 0],
+            )?;
         }
         let own = ends.map(own_fd);
         let (Ok(from), Ok(to)) = (own[0], own[1]) else {
@@ -240,7 +244,7 @@ mod tests {
     fn as_much_is_made_own_as_can_be() {
         let pages = reserve(3 * PAGE).unwrap();
         let range = |page: usize| libc::iovec { iov_base: pages.wrapping_add(page * PAGE).cast(), iov_len: PAGE };
-        let pidfd = crate::raw::pidfd_of_self().unwrap();
+        let pidfd = crate::descriptors::pidfd_of_self().unwrap();
         // SAFETY: pages of ours.
         unsafe {
             checked(libc::SYS_mprotect, [range(1).iov_base as usize, PAGE, libc::PROT_READ as usize, 0, 0, 0]).unwrap();
@@ -250,7 +254,7 @@ mod tests {
                 assert_eq!(make_own(by, &[range(2)]), PAGE);
             }
         }
-        crate::raw::close(pidfd);
+        crate::descriptors::close(pidfd);
     }
 
     /// What a forked child has too is not what writes go to, unless it was made the mapping's own.
@@ -258,7 +262,7 @@ mod tests {
     fn what_was_shared_by_a_fork_is_made_own() {
         let (page, spare) = (reserve(PAGE).unwrap().cast::<u64>(), reserve(PAGE).unwrap());
         let hold = Hold::open(1).unwrap();
-        let pidfd = crate::raw::pidfd_of_self().unwrap();
+        let pidfd = crate::descriptors::pidfd_of_self().unwrap();
         let ranges = [libc::iovec { iov_base: page.cast(), iov_len: PAGE }];
         for own in [Some(Some(pidfd)), Some(None), None] {
             // SAFETY: a page of ours; the child does nothing but end.
@@ -278,6 +282,6 @@ mod tests {
             }
         }
         hold.close();
-        crate::raw::close(pidfd);
+        crate::descriptors::close(pidfd);
     }
 }

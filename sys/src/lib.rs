@@ -1,6 +1,7 @@
 //! The unsafe floor of farmem: what the kernel offers, as typed calls.
 //!
 //! * [`clock`]: time without system calls.
+//! * [`descriptors`]: descriptors of the runtime's own, beside the program's.
 //! * [`epoll`]: waiting for many descriptors.
 //! * [`holdings`]: what a runtime holds for itself, and how much of it is resident.
 //! * [`raw`]: system calls that no hook, filter or errno gets in the way of.
@@ -14,7 +15,6 @@
 //! * [`ptrace`]: another process: stopped, looked into, let go.
 //! * [`shared`]: memory that two processes map, and sleeping on its words.
 //! * [`socket`]: stream sockets that never block.
-//! * [`spare`]: descriptors for when a program has used up its own.
 //! * [`spin`]: how often a thread that spins offers its CPU to others.
 //! * [`sync`]: a lock for code that runs in signal handlers.
 //! * [`thread`]: threads that libc does not know of.
@@ -25,20 +25,19 @@
 #![allow(unsafe_code)]
 
 pub mod clock;
+pub mod descriptors;
 pub mod epoll;
 pub mod hold;
 pub mod holdings;
 pub mod lines;
 pub mod memory;
 pub mod notes;
-mod numbers;
 pub mod pagemap;
 pub mod process;
 pub mod ptrace;
 pub mod raw;
 pub mod shared;
 pub mod socket;
-pub mod spare;
 pub mod spin;
 pub mod sync;
 pub mod thread;

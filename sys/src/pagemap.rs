@@ -171,7 +171,7 @@ impl OwnPages {
     /// # Errors
     /// The system's: there is no /proc here, or the process may not look into it.
     pub fn open() -> Result<OwnPages, Errno> {
-        crate::raw::open_own(c"/proc/self/pagemap").map(OwnPages)
+        crate::descriptors::open_own(c"/proc/self/pagemap").map(OwnPages)
     }
 
     /// Calls `found` with the first address of each run, and the one behind it, of pages in `[start, end)` that were written.
@@ -187,7 +187,7 @@ impl OwnPages {
 
 impl Drop for OwnPages {
     fn drop(&mut self) {
-        crate::raw::close(self.0);
+        crate::descriptors::close(self.0);
     }
 }
 

@@ -12,8 +12,6 @@
 //!       + 48   mov $15,%rax; syscall the returns of the runtime's signal handlers (only where it is set)
 //! ```
 
-use crate::numbers;
-pub use crate::numbers::{own_fd, own_fds, owns_fd};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 core::arch::global_asm!(
@@ -228,21 +226,6 @@ pub fn thread_cpu_ns() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// A connected pair of Unix stream sockets, close-on-exec, ours (see [`own_fd`]).
-pub fn socket_pair() -> Result<(i32, i32), Errno> {
-    let mut pair = [0i32; 2];
-    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
-    // SAFETY: the kernel fills two live ints.
-    unsafe {
-        crate::spare::made(
-            libc::SYS_socketpair,
-            [libc::AF_UNIX as usize, kind as usize, 0, pair.as_mut_ptr() as usize, 0, 0],
-        )?
-    };
-    let one = own_fd(pair[0]).inspect_err(|_| close(pair[1]))?;
-    Ok((one, own_fd(pair[1]).inspect_err(|_| close(one))?))
-}
-
 /// Receives without waiting; 0 is end of file.
 pub fn recv_nowait(fd: i32, into: &mut [u8]) -> Result<usize, Errno> {
     // SAFETY: the slice is live and near.
@@ -254,43 +237,7 @@ pub fn recv_nowait(fd: i32, into: &mut [u8]) -> Result<usize, Errno> {
     }
 }
 
-/// Closes a descriptor of ours.
-pub fn close(fd: i32) {
-    if !numbers::given_back(fd) {
-        return;
-    }
-    // SAFETY: no memory is involved; the caller owns the descriptor.
-    unsafe { syscall(libc::SYS_close, [fd as usize, 0, 0, 0, 0, 0]) };
-}
-
-/// A pidfd of this process, ours.
-pub fn pidfd_of_self() -> Result<i32, Errno> {
-    // SAFETY: no pointers.
-    unsafe { crate::spare::made(libc::SYS_pidfd_open, [getpid() as usize, 0, 0, 0, 0, 0]) }
-        .and_then(|fd| own_fd(fd as i32))
-}
-
-/// How [`open_own`] opens.
-pub const OPEN_MEM_FLAGS: i32 = libc::O_RDONLY | libc::O_CLOEXEC;
-
-/// `/proc/self/mem` for reading, ours.
-pub fn open_self_mem() -> Result<i32, Errno> {
-    open_own(c"/proc/self/mem")
-}
-
-/// Opens for reading, and for the runtime.
-pub(crate) fn open_own(path: &std::ffi::CStr) -> Result<i32, Errno> {
-    // SAFETY: a live path.
-    unsafe {
-        crate::spare::made(
-            libc::SYS_openat,
-            [libc::AT_FDCWD as usize, path.as_ptr() as usize, OPEN_MEM_FLAGS as usize, 0, 0, 0],
-        )
-    }
-    .and_then(|fd| own_fd(fd as i32))
-}
-
-/// Reads `len` bytes at `from` through a descriptor of [`open_self_mem`], whatever their protection.
+/// Reads `len` bytes at `from` through a descriptor of [`open_self_mem`](crate::descriptors::open_self_mem), whatever their protection.
 ///
 /// # Errors
 /// EIO when the range is not all present.

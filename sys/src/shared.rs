@@ -4,7 +4,8 @@
 //! Either side may write anything at any time, so bytes are reached as atomics
 //! only, and no Rust reference to more than a word is ever made.
 
-use crate::raw::{Errno, checked, close, own_fd, syscall};
+use crate::descriptors::{close, own_fd};
+use crate::raw::{Errno, checked, syscall};
 use std::ffi::CStr;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64};
@@ -207,7 +208,7 @@ mod tests {
 
     #[test]
     fn the_peer_of_a_socket_is_known() {
-        let (a, b) = crate::raw::socket_pair().unwrap();
+        let (a, b) = crate::descriptors::socket_pair().unwrap();
         let me = Credentials { pid: std::process::id(), uid: crate::process::user() };
         assert_eq!((peer_of(a), peer_of(b)), (Ok(me), Ok(me)));
         [a, b].into_iter().for_each(close);

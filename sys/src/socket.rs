@@ -4,8 +4,9 @@
 //! the gate ([`crate::raw`]), descriptors are ours ([`own_fd`]), nothing is
 //! allocated, and waiting is a call of its own.
 
-use crate::raw::{Errno, checked, close, now_ns, own_fd};
-use crate::spare;
+use crate::descriptors::spare;
+use crate::descriptors::{close, own_fd};
+use crate::raw::{Errno, checked, now_ns};
 use std::ffi::CStr;
 use std::mem::{offset_of, zeroed};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -485,7 +486,7 @@ mod tests {
         drop(other);
         wait(fd, true, false, 1_000_000_000);
         assert!(is_cut(fd));
-        let (ours, theirs) = crate::raw::socket_pair().unwrap();
+        let (ours, theirs) = crate::descriptors::socket_pair().unwrap();
         assert_eq!(send_bytes(theirs, b"last words"), Ok(10));
         assert!(!is_cut(ours));
         close(theirs);
@@ -500,8 +501,8 @@ mod tests {
 
     #[test]
     fn a_descriptor_travels_with_bytes() {
-        let (a, b) = crate::raw::socket_pair().unwrap();
-        let (c, d) = crate::raw::socket_pair().unwrap();
+        let (a, b) = crate::descriptors::socket_pair().unwrap();
+        let (c, d) = crate::descriptors::socket_pair().unwrap();
         let x = Part::new(b"x".as_ptr() as *mut u8, 1);
         // SAFETY: a literal.
         assert_eq!(unsafe { send_with_descriptor(a, &[x], c) }, Ok(1));

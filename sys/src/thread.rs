@@ -6,8 +6,9 @@
 //! not keep it alive. So: a bare clone with a stack and a thread pointer of its
 //! own. What runs there must use neither thread-locals nor libc functions that do.
 
+use crate::descriptors::open_own;
 use crate::holdings::reserve;
-use crate::raw::{Errno, checked, open_own, syscall};
+use crate::raw::{Errno, checked, syscall};
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 
 /// How many of them this process has. They do not end.
@@ -52,7 +53,7 @@ impl Tasks {
 
     /// In a forked child. What was inherited is closed first.
     pub fn reopen(&mut self) {
-        crate::raw::close(std::mem::replace(&mut self.0, -1));
+        crate::descriptors::close(std::mem::replace(&mut self.0, -1));
         *self = Tasks::open();
     }
 
@@ -69,7 +70,7 @@ impl Tasks {
 
 impl Drop for Tasks {
     fn drop(&mut self) {
-        crate::raw::close(self.0);
+        crate::descriptors::close(self.0);
     }
 }
 
@@ -87,7 +88,7 @@ pub fn first_has_ended() -> bool {
         let args = [libc::AT_FDCWD as usize, path.as_ptr() as usize, libc::O_CLOEXEC as usize, 0, 0, 0];
         let Ok(fd) = checked(libc::SYS_openat, args) else { return false };
         let read = checked(libc::SYS_read, [fd, text.as_mut_ptr() as usize, text.len(), 0, 0, 0]);
-        crate::raw::close(fd as i32);
+        crate::descriptors::close(fd as i32);
         read.unwrap_or(0)
     };
     is_zombie(&text[..read])

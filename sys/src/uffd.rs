@@ -2,7 +2,8 @@
 //! older than the kernels we run on, so numbers and layouts are written out here
 //! and checked at compile time.
 
-use crate::raw::{Errno, checked, close};
+use crate::descriptors::close;
+use crate::raw::{Errno, checked};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicI32, Ordering};
 
@@ -200,9 +201,9 @@ impl Uffd {
     fn raw_open(user_only: bool, features: u64) -> Result<Uffd, OpenError> {
         let flags = (libc::O_CLOEXEC | libc::O_NONBLOCK) as usize | if user_only { USER_MODE_ONLY } else { 0 };
         // SAFETY: no pointers.
-        let fd =
-            unsafe { crate::spare::made(libc::SYS_userfaultfd, [flags, 0, 0, 0, 0, 0]) }.map_err(OpenError::Refused)?;
-        let fd = crate::raw::own_fd(fd as i32).map_err(OpenError::Refused)?;
+        let fd = unsafe { crate::descriptors::spare::made(libc::SYS_userfaultfd, [flags, 0, 0, 0, 0, 0]) }
+            .map_err(OpenError::Refused)?;
+        let fd = crate::descriptors::own_fd(fd as i32).map_err(OpenError::Refused)?;
         let sleepless = features & feature::SIGBUS != 0;
         Ok(Uffd { fd: AtomicI32::new(fd), sleepless })
     }

@@ -260,7 +260,7 @@ impl Ledger {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use farmem_sys::{raw, shared};
+    use farmem_sys::{descriptors, shared};
 
     #[test]
     fn what_is_recorded_is_found_by_the_next() {
@@ -290,6 +290,6 @@ mod tests {
         assert_eq!(next.window(MAX_WINDOWS - 1), None);
         next.disown(MAX_ENTRIES - 1);
         assert_eq!(first.owned(MAX_ENTRIES - 1), None);
-        raw::close(fd);
+        descriptors::close(fd);
     }
 }

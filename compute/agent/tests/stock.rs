@@ -5,7 +5,8 @@ use farmem_agent::ledger::{BYTES, Identity, Ledger, Owned};
 use farmem_agent::stock::{Need, Quotas, Stock, Violation};
 use farmem_agent::word::{BLOCK_BYTES, BLOCK_ORDER, BlockId, Piece, Refusal};
 use farmem_protocol::extent::policy::{KEPT_IDLE, kept_empty};
-use farmem_sys::{raw, shared};
+use farmem_sys::descriptors;
+use farmem_sys::shared;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -203,7 +204,7 @@ fn run(steps: &[Step]) {
         }
         check(&stock, &model, &places);
     }
-    raw::close(fd);
+    descriptors::close(fd);
 }
 
 fn declaration(model: &Model, app: usize) -> Vec<(BlockId, u32, Map)> {
@@ -291,7 +292,7 @@ fn quotas_are_exact_for_user_and_job() {
     assert_eq!(held.len() as u64, OF_JOB);
     assert_eq!(stock.may_have(user, 4), Ok(()));
     assert_eq!(stock.may_have(user, 5), Err(Refusal::Quota));
-    raw::close(fd);
+    descriptors::close(fd);
 }
 
 /// What is empty goes back after some heartbeats, unless it is used meanwhile; of blocks in use the fullest serves.
@@ -366,5 +367,5 @@ fn as_the_holding_shrinks_fewer_empty_blocks_are_kept() {
         take(&stock, freed, 1);
     }
     assert_eq!(take(&stock, Vec::new(), 0), 1);
-    raw::close(fd);
+    descriptors::close(fd);
 }

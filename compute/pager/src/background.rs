@@ -214,7 +214,7 @@ impl Pager {
     fn keep_house(&self) {
         let _inside = self.threads.enter();
         self.also.get().iter().for_each(|also| also());
-        farmem_sys::spare::keep();
+        farmem_sys::descriptors::spare::keep();
         self.pool.end_shares();
         if let Err(lost) = self.pool.shrink(self.far_needed(self.space.lock().committed())) {
             self.node_lost(&lost);

@@ -14,7 +14,7 @@ pub fn prepare(file: Option<&'static counters::File>) {
     // SAFETY: no pointers.
     let copy = unsafe { syscall(libc::SYS_dup, [2, 0, 0, 0, 0, 0]) };
     if copy >= 0
-        && let Ok(copy) = farmem_sys::raw::own_fd(copy as i32)
+        && let Ok(copy) = farmem_sys::descriptors::own_fd(copy as i32)
     {
         STDERR.store(copy, Ordering::Relaxed);
     }

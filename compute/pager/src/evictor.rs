@@ -81,9 +81,9 @@ impl Evictor {
             slots: Vec::with_capacity(BATCH),
             ranges: Vec::with_capacity(BATCH),
             vectored,
-            pidfd: farmem_sys::raw::pidfd_of_self().unwrap_or(-1),
+            pidfd: farmem_sys::descriptors::pidfd_of_self().unwrap_or(-1),
             tasks: Tasks::open(),
-            mem_fd: farmem_sys::raw::open_self_mem().unwrap_or(-1),
+            mem_fd: farmem_sys::descriptors::open_self_mem().unwrap_or(-1),
             bench: 0,
             held: Held::new(BATCH),
             thread: None,
@@ -141,10 +141,10 @@ impl Evictor {
 
     /// In a forked child: descriptors and queue pairs of its own.
     pub fn renew_in_child(&mut self) {
-        farmem_sys::raw::close(self.pidfd);
-        farmem_sys::raw::close(self.mem_fd);
-        self.pidfd = farmem_sys::raw::pidfd_of_self().unwrap_or(-1);
-        self.mem_fd = farmem_sys::raw::open_self_mem().unwrap_or(-1);
+        farmem_sys::descriptors::close(self.pidfd);
+        farmem_sys::descriptors::close(self.mem_fd);
+        self.pidfd = farmem_sys::descriptors::pidfd_of_self().unwrap_or(-1);
+        self.mem_fd = farmem_sys::descriptors::open_self_mem().unwrap_or(-1);
         self.held.renew_in_child();
         if let Some(thread) = &mut self.thread {
             thread.forget_links();

@@ -54,7 +54,7 @@ impl Pager {
     pub fn fork_parent(&self, fork: Fork<'_>, forked: bool) {
         self.inheritable(false);
         self.pool.fork_parent(fork.share, forked);
-        farmem_sys::spare::keep();
+        farmem_sys::descriptors::spare::keep();
         self.threads.open();
         drop(fork.inside);
     }
@@ -87,7 +87,7 @@ impl Pager {
             die(exit::NODE_LOST, &format!("a forked child could not reach its memory node: {e}"));
         }
         self.forget_on_fork();
-        farmem_sys::spare::keep();
+        farmem_sys::descriptors::spare::keep();
         self.threads.open();
         drop(fork.inside);
         self.start_handler();

@@ -336,7 +336,7 @@ pub fn start(
         config,
     };
     let pager: &'static Pager = Box::leak(Box::new(pager));
-    farmem_sys::spare::keep();
+    farmem_sys::descriptors::spare::keep();
     if staged > 0 {
         // SAFETY: the ring is never unmapped, and its pages stay its own.
         unsafe { pager.pool.arena(pager.staging.bytes(0), staged as usize * PAGE_BYTES) };

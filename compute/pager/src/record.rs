@@ -21,7 +21,8 @@ use crate::ending::say;
 use crate::thread::Thread;
 use farmem_cache::trace::{Encoder, HEADER, Kind, RECORD_BYTES, Record};
 use farmem_protocol::addr::PageId;
-use farmem_sys::raw::{self, Errno, checked};
+use farmem_sys::descriptors;
+use farmem_sys::raw::{Errno, checked};
 use farmem_sys::sync::Lock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -71,7 +72,7 @@ impl Recorder {
     pub fn start_in_child(&self) {
         let before = std::mem::replace(&mut *self.out.lock(), Out::new());
         if let State::Open(fd) = before.state {
-            raw::close(fd);
+            descriptors::close(fd);
         }
         self.forked.store(true, Ordering::Relaxed);
     }
@@ -99,7 +100,7 @@ impl Recorder {
             if let Err(e) = written {
                 say(&format!("the trace of process {} ends here: {}: {e}", std::process::id(), self.file));
                 if let State::Open(fd) = state {
-                    raw::close(*fd);
+                    descriptors::close(*fd);
                 }
                 *state = State::Failed;
             }
@@ -127,7 +128,7 @@ fn create(file: &str, first: bool) -> Result<i32, Errno> {
             )
         };
         match opened {
-            Ok(fd) => return raw::own_fd(fd as i32),
+            Ok(fd) => return descriptors::own_fd(fd as i32),
             Err(Errno(libc::EEXIST)) => {}
             Err(e) => return Err(e),
         }

@@ -24,6 +24,7 @@
 use crate::{Pool, SlabSlots, Slabs};
 use farmem_fabric::{ConnectError, ForkTicket, Lost, Session};
 use farmem_protocol::addr::SlabId;
+use farmem_sys::descriptors;
 use farmem_sys::raw;
 
 /// One fork's sharing, as one of its sides keeps it.
@@ -56,7 +57,7 @@ impl Pool {
         // gone, and what is shared stays shared: more far memory is used, nothing is lost.
         // Nor where a vfork child forks: its parent names the same slots and has neither end, so that
         // the child's exit would look like the end of all who do.
-        let pair = if raw::is_away() { None } else { raw::socket_pair().ok() };
+        let pair = if raw::is_away() { None } else { descriptors::socket_pair().ok() };
         let (parent_fd, child_fd) = pair.unwrap_or((-1, -1));
         Ok(ForkShare { tickets, parent_fd, child_fd })
     }
@@ -64,20 +65,20 @@ impl Pool {
     /// In the parent, after the fork or its failure.
     pub fn fork_parent(&self, share: ForkShare, forked: bool) {
         farmem_sys::verbs::after_fork();
-        raw::close(share.child_fd);
+        descriptors::close(share.child_fd);
         if forked {
             share.tickets.into_iter().for_each(ForkTicket::handed_over);
             self.share(share.parent_fd);
         } else {
             share.tickets.into_iter().for_each(ForkTicket::abandon);
-            raw::close(share.parent_fd);
+            descriptors::close(share.parent_fd);
         }
     }
 
     /// In the child: sessions of its own, and everything inherited is shared.
     pub fn fork_child(&self, share: ForkShare) -> Result<(), ConnectError> {
         farmem_sys::verbs::after_fork();
-        raw::close(share.parent_fd);
+        descriptors::close(share.parent_fd);
         let sessions = share.tickets.into_iter().map(Session::from_ticket).collect::<Result<Vec<_>, _>>()?;
         let inherited = std::mem::replace(&mut *self.sessions.lock(), sessions);
         inherited.into_iter().for_each(Session::forget_in_child);
@@ -111,7 +112,7 @@ impl Pool {
         slabs.shares.retain(|share| {
             let gone = share.other_side_gone();
             if gone {
-                raw::close(share.fd);
+                descriptors::close(share.fd);
                 for &(index, node, id) in &share.slabs {
                     let same = |slab: &&mut SlabSlots| (slab.node, slab.id) == (node, id);
                     if let Some(slab) = list[index as usize].as_mut().filter(same) {

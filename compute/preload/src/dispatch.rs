@@ -10,7 +10,8 @@ use crate::process::{is_this_process, pager};
 use crate::signals::{actions, masks, stacks};
 use crate::{exec, fork, guard, limits, mappings, near, robust, sandbox, threads};
 use farmem_protocol::addr::is_far;
-use farmem_sys::raw::{SignalsBlocked, owns_fd, syscall, syscall_for_program};
+use farmem_sys::descriptors::owns_fd;
+use farmem_sys::raw::{SignalsBlocked, syscall, syscall_for_program};
 use std::sync::atomic::Ordering;
 
 const ENOSYS: isize = -(libc::ENOSYS as isize);
@@ -149,7 +150,7 @@ fn end(call: &Call) -> isize {
 /// close_range, around the runtime's own descriptors.
 fn close_range(first: u32, last: u32, flags: usize) -> isize {
     let mut from = first;
-    for own in farmem_sys::raw::own_fds() {
+    for own in farmem_sys::descriptors::own_fds() {
         let own = own as u32;
         if own < from || own > last {
             continue;

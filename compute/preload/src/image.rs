@@ -33,7 +33,7 @@ fn read(directory: usize, path: usize, to: &mut [u8; HEAD]) -> Option<usize> {
         let flags = (libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK) as usize;
         let fd = checked(libc::SYS_openat, [directory, path, flags, 0, 0, 0]).ok()?;
         let read = checked(libc::SYS_pread64, [fd, to.as_mut_ptr() as usize, HEAD, 0, 0, 0]);
-        farmem_sys::raw::close(fd as i32);
+        farmem_sys::descriptors::close(fd as i32);
         read.ok()
     }
 }

@@ -61,7 +61,7 @@ pub fn map_counters(path: &str) -> Option<&'static counters::File> {
                 0,
             ],
         );
-        farmem_sys::raw::close(fd as i32);
+        farmem_sys::descriptors::close(fd as i32);
         let file: &'static counters::File = &*(at.ok()? as *const counters::File);
         if file.magic.load(Ordering::Relaxed) != counters::MAGIC {
             return None;

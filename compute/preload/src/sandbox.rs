@@ -31,8 +31,9 @@ use crate::net::has_marked;
 use crate::process::pager;
 use crate::signals::open;
 use crate::threads;
+use farmem_sys::descriptors::OPEN_MEM_FLAGS;
 use farmem_sys::hold::{GET_MEMORY_MERGE, PIPE_FLAGS, SPLICE_FLAGS};
-use farmem_sys::raw::{OPEN_MEM_FLAGS, SignalsBlocked, syscall};
+use farmem_sys::raw::{SignalsBlocked, syscall};
 use farmem_sys::thread::THREAD_FLAGS;
 use std::sync::atomic::{AtomicBool, Ordering};
 

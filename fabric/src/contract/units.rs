@@ -267,7 +267,7 @@ pub fn blocks_can_be_mapped(subject: &Subject<'_>) {
     let map = |session: &Session, first: Grant, blocks: u32| {
         let fd = session.unit(key(first), blocks).expect("a file");
         let mapping = Mapping::new(fd, blocks as usize * BLOCK_BYTES as usize).expect("mapped");
-        farmem_sys::raw::close(fd);
+        farmem_sys::descriptors::close(fd);
         mapping
     };
     let mapped = map(&a.session, grant, 1);

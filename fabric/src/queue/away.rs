@@ -2,7 +2,7 @@
 //!
 //! Such a child has descriptors of its own: the connection that it makes, or restores, is nothing in its parent, where
 //! the same number may be something else. So each is marked by who made it, and dropped by the child before it leaves
-//! the pager. Numbers are given out once for both ([`farmem_sys::raw::own_fd`]): what one of the
+//! the pager. Numbers are given out once for both ([`farmem_sys::descriptors::own_fd`]): what one of the
 //! two meets that the other has made is no descriptor in its table, and is restored like a connection that was cut.
 
 use farmem_sys::raw;

@@ -34,7 +34,8 @@ use dial::request;
 use farmem_protocol::addr::{SLAB_BYTES, SlabId};
 use farmem_protocol::key::Key;
 use farmem_protocol::wire::{Ask, Secret, Status};
-use farmem_sys::raw::{self, Errno};
+use farmem_sys::descriptors;
+use farmem_sys::raw::Errno;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -226,7 +227,7 @@ impl Session {
         let mapping = match passed {
             Some(fd) => {
                 let mapping = Mapping::new(fd, SLAB_BYTES as usize);
-                raw::close(fd);
+                descriptors::close(fd);
                 mapping
             }
             // The node passed one; this process had no room for it.

@@ -2,7 +2,8 @@
 
 use super::ffi::{self, access};
 use super::library::{Absent, Library};
-use crate::raw::{self, Errno, own_fd};
+use crate::descriptors::own_fd;
+use crate::raw::{self, Errno};
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -166,8 +167,8 @@ impl Device {
     pub fn forget_in_child(&self) {
         // SAFETY: nobody uses the context in this process any more.
         unsafe {
-            raw::close((*self.open.context).cmd_fd);
-            raw::close((*self.open.context).async_fd);
+            crate::descriptors::close((*self.open.context).cmd_fd);
+            crate::descriptors::close((*self.open.context).async_fd);
         }
     }
 }

@@ -18,6 +18,7 @@ use crate::ledger::{self, Ledger};
 use crate::serve::Service;
 use crate::stock::{Quotas, Stock};
 use farmem_fabric::{ConnectOptions, NodeAddr, Transport};
+use farmem_sys::descriptors;
 use farmem_sys::raw::{self, Errno};
 use farmem_sys::{process, shared};
 use std::os::unix::net::UnixStream;
@@ -44,7 +45,7 @@ impl Alone {
         process::random_bytes(&mut run).map_err(|e| ConnectError::System(e.to_string()))?;
         let fd = shared::memory(c"farmem-ledger", ledger::BYTES as u64).map_err(system)?;
         let ledger = Ledger::open(fd);
-        raw::close(fd);
+        descriptors::close(fd);
         let ledger = Arc::new(ledger.map_err(system)?.0);
         let (transport, elsewhere) = match node {
             NodeAddr::Shm(_) => (Transport::Shm, None),

@@ -10,6 +10,7 @@ use crate::ring::{Consumer, Producer};
 use crate::word::{BlockId, Down, Up};
 use farmem_protocol::key::Key;
 use farmem_protocol::wire::ANY_QUEUE;
+use farmem_sys::descriptors;
 use farmem_sys::raw::{self, Errno};
 use farmem_sys::{shared, socket};
 use std::io::{ErrorKind, Write};
@@ -157,7 +158,7 @@ impl Link {
         match receive(&self.stream, mapped.as_mut_bytes(), raw::now_ns() + FRAME_NS) {
             Ok(Some(fd)) if mapped.block == block.0 as u64 => Ok((mapped, fd)),
             Ok(Some(fd)) => {
-                raw::close(fd);
+                descriptors::close(fd);
                 Err(ConnectError::System("the agent answers what was not asked".into()))
             }
             Ok(None) => Err(ConnectError::System("no descriptor for memory came: too many are open".into())),
@@ -301,7 +302,7 @@ fn greet(
     }
     let fd = fd.ok_or(Greeting::Refused(ConnectError::System("no descriptor came: too many are open".into())))?;
     let desk = Desk::map(fd);
-    raw::close(fd);
+    descriptors::close(fd);
     let desk = desk.map_err(|e| Greeting::Refused(ConnectError::System(e.to_string())))?;
     Ok(Reached::Seat((stream, desk, welcome.token)))
 }

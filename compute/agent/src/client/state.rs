@@ -364,7 +364,7 @@ impl State {
                 }
                 Entry::Occupied(_) => Ok(()),
             };
-            farmem_sys::raw::close(fd);
+            farmem_sys::descriptors::close(fd);
             unknown.map_err(|e| ConnectError::System(e.to_string()))?;
             if let Some((memory, users)) = self.memories.get_mut(&mapped.name)
                 && let Some(block) = self.blocks[slot as usize].as_mut()

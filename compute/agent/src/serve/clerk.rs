@@ -14,6 +14,7 @@ use crate::ring::{Consumer, Producer};
 use crate::stock::{Need, Stock, Violation};
 use crate::word::{BLOCK_ORDER, BlockId, Down, Piece, Refusal, Up};
 use farmem_protocol::extent::policy;
+use farmem_sys::descriptors;
 use farmem_sys::{raw, shared, socket};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -258,7 +259,7 @@ impl Service {
             Ok(Memory::Here { fd, name, len }) => {
                 let mapped = Mapped { block: block.0 as u64, name, len, offset: 0 };
                 let passed = pass(&seat.stream, mapped.as_bytes(), fd);
-                raw::close(fd);
+                descriptors::close(fd);
                 passed
             }
             Ok(Memory::Elsewhere(keys)) => {

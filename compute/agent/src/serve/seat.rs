@@ -8,7 +8,8 @@ use crate::ledger::{Identity, MAX_ENTRIES, Token};
 use crate::windows::User;
 use crate::word::BlockId;
 use farmem_protocol::wire::ANY_QUEUE;
-use farmem_sys::{process, raw, shared, socket};
+use farmem_sys::descriptors;
+use farmem_sys::{process, shared, socket};
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
@@ -39,7 +40,7 @@ pub struct Pidfd(pub i32);
 
 impl Drop for Pidfd {
     fn drop(&mut self) {
-        raw::close(self.0);
+        descriptors::close(self.0);
     }
 }
 
@@ -80,7 +81,7 @@ impl Service {
             let fd = shared::memory(c"farmem-desk", desk::BYTES as u64).map_err(|_| Some(Entry::System))?;
             let desk = Desk::map(fd).map_err(|_| Some(Entry::System));
             let seated = desk.and_then(|desk| self.seat(stranger, desk, &stream).map_err(Some));
-            seated.map(|(seat, token)| (seat, token, fd)).inspect_err(|_| raw::close(fd))
+            seated.map(|(seat, token)| (seat, token, fd)).inspect_err(|_| descriptors::close(fd))
         });
         let (seat, token, fd) = match seated {
             Ok(seated) => seated,
@@ -99,7 +100,7 @@ impl Service {
         if !pass(&stream, welcome.as_bytes(), fd) {
             seat.end();
         }
-        raw::close(fd);
+        descriptors::close(fd);
         Some(seat)
     }
 

@@ -5,7 +5,8 @@ use farmem_agent::desk::Desk;
 use farmem_agent::hello::{Declaration, Entry, Hello, MAGIC, Reached, Welcome};
 use farmem_agent::word::{Down, Piece, Up};
 use farmem_protocol::key::Key;
-use farmem_sys::{raw, shared, socket};
+use farmem_sys::descriptors;
+use farmem_sys::{shared, socket};
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
@@ -37,7 +38,7 @@ impl Liar {
         match Entry::of(welcome.status) {
             Some(Entry::Welcome) if n == size_of::<Welcome>() => {
                 let desk = Desk::map(fd.unwrap()).unwrap();
-                raw::close(fd.unwrap());
+                descriptors::close(fd.unwrap());
                 Ok(Liar { stream, desk, token: welcome.token, tail: 0, head: 0 })
             }
             entry if n > 0 => Err(entry),

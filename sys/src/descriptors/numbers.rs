@@ -14,8 +14,8 @@
 //!  AWAY      … to a vfork child, which alone may close it
 //! ```
 
+use super::lent;
 use crate::raw::{Errno, checked, is_away, syscall};
-use crate::spare;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Numbers that can be remembered; there are no more than that unless a system's administrator says so (`fs.nr_open`).
@@ -73,7 +73,7 @@ static AWAY: Set = Set::empty();
 /// EMFILE, the descriptor closed, where every number that it could have is that of another process in this memory.
 pub fn own_fd(fd: i32) -> Result<i32, Errno> {
     let moved = RANGES.iter().find_map(|&least| copied(fd, least));
-    if moved.is_none() && (claim(fd) || spare::is_lent(fd)) {
+    if moved.is_none() && (claim(fd) || lent::is_lent(fd)) {
         return Ok(fd);
     }
     let own = moved.or_else(|| copied(fd, STANDARD));
@@ -108,16 +108,23 @@ fn claim(fd: i32) -> bool {
 
 /// Whether a number that its owner has done with is to be closed by the caller: not by a parent that comes upon what a
 /// vfork child has left, where it may be the program's.
-pub(crate) fn given_back(fd: i32) -> bool {
+fn given_back(fd: i32) -> bool {
     let by_child = AWAY.remove(fd);
     let is_child = is_away();
     if by_child || !is_child {
         CLAIMED.remove(fd);
     }
     if is_child {
-        spare::returned(fd);
+        lent::returned(fd);
     }
     is_child || !by_child
+}
+
+/// Closes a descriptor of ours.
+pub fn close(fd: i32) {
+    if given_back(fd) {
+        close_plainly(fd);
+    }
 }
 
 fn close_plainly(fd: i32) {
@@ -157,7 +164,7 @@ mod tests {
         close_plainly(first);
         let second = own_fd(open()).unwrap();
         assert_ne!(first, second);
-        crate::raw::close(second);
+        close(second);
         assert!(!owns_fd(second));
         // What a child has left is forgotten, and nothing is closed.
         AWAY.insert(first);

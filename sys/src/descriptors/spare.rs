@@ -10,26 +10,15 @@
 //!   └───────────── housekeeping, after a fork: once there is room again ◄─────┘
 //! ```
 
-//!
-//! A vfork child has copies of them, and gives up a copy: the number is *lent* to it, and is its parent's to give up again
-//! when the child has closed what it made of it. (A child that is killed meanwhile keeps it for good.)
+use super::lent::{MOST, NONE, SPARE, lent, returned};
+use super::numbers::{close, own_fd};
+use crate::raw::{Errno, checked, is_away};
+use std::sync::atomic::Ordering;
 
-use crate::raw::{Errno, checked, close, is_away, own_fd};
-use std::sync::atomic::{AtomicI32, Ordering};
-
-/// Enough for a fork with four nodes.
-const MOST: usize = 8;
 /// Of so many that a program may have, one is taken from it.
 const OF: u64 = 32;
 /// Lower numbers are the program's: it would miss them (`open` gives the lowest that is free).
 const LEAST: i32 = 200;
-
-const NONE: i32 = -1;
-/// How a lent number is written, and read.
-const fn lent(spare: i32) -> i32 {
-    -2 - spare
-}
-static SPARE: [AtomicI32; MOST] = [const { AtomicI32::new(NONE) }; MOST];
 
 /// Lays in what is missing, as far as there is room. A vfork child gives back what was lent to it and is not in use; laid
 /// in, its numbers would stand where its parent looks.
@@ -99,19 +88,6 @@ pub fn give_up() -> bool {
             close(spare);
             return true;
         }
-    }
-    false
-}
-
-/// Whether a number is lent to a vfork child. Its parent holds it open, so that nobody else's descriptor has it.
-pub(crate) fn is_lent(fd: i32) -> bool {
-    fd >= 0 && is_away() && SPARE.iter().any(|place| place.load(Ordering::Relaxed) == lent(fd))
-}
-
-/// A vfork child has closed a number: if it was lent, it is its parent's again. False: the child has not got it.
-pub(crate) fn returned(fd: i32) -> bool {
-    for place in SPARE.iter().filter(|_| fd >= 0) {
-        let _ = place.compare_exchange(lent(fd), fd, Ordering::Relaxed, Ordering::Relaxed);
     }
     false
 }

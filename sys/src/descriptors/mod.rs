@@ -1,0 +1,50 @@
+//! Descriptors of the runtime's own, in the process of a program that may close what it likes, use up all it may have, and fork.
+//!
+//! * [`numbers`]: which are ours, and out of the program's way.
+//! * [`spare`]: one can be had when the program has used up all it may have.
+//! * [`lent`]: which of these a vfork child has.
+
+mod lent;
+mod numbers;
+pub mod spare;
+
+use crate::raw::{Errno, getpid};
+pub use numbers::{close, own_fd, own_fds, owns_fd};
+
+/// A connected pair of Unix stream sockets, close-on-exec, ours (see [`own_fd`]).
+pub fn socket_pair() -> Result<(i32, i32), Errno> {
+    let mut pair = [0i32; 2];
+    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
+    // SAFETY: the kernel fills two live ints.
+    unsafe {
+        spare::made(libc::SYS_socketpair, [libc::AF_UNIX as usize, kind as usize, 0, pair.as_mut_ptr() as usize, 0, 0])?
+    };
+    let one = own_fd(pair[0]).inspect_err(|_| close(pair[1]))?;
+    Ok((one, own_fd(pair[1]).inspect_err(|_| close(one))?))
+}
+
+/// A pidfd of this process, ours.
+pub fn pidfd_of_self() -> Result<i32, Errno> {
+    // SAFETY: no pointers.
+    unsafe { spare::made(libc::SYS_pidfd_open, [getpid() as usize, 0, 0, 0, 0, 0]) }.and_then(|fd| own_fd(fd as i32))
+}
+
+/// How [`open_own`] opens.
+pub const OPEN_MEM_FLAGS: i32 = libc::O_RDONLY | libc::O_CLOEXEC;
+
+/// `/proc/self/mem` for reading, ours.
+pub fn open_self_mem() -> Result<i32, Errno> {
+    open_own(c"/proc/self/mem")
+}
+
+/// Opens for reading, and for the runtime.
+pub(crate) fn open_own(path: &std::ffi::CStr) -> Result<i32, Errno> {
+    // SAFETY: a live path.
+    unsafe {
+        spare::made(
+            libc::SYS_openat,
+            [libc::AT_FDCWD as usize, path.as_ptr() as usize, OPEN_MEM_FLAGS as usize, 0, 0, 0],
+        )
+    }
+    .and_then(|fd| own_fd(fd as i32))
+}
