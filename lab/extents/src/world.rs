@@ -20,7 +20,7 @@ use crate::task::Task;
 use farmem_protocol::extent::guard::Words;
 use farmem_protocol::extent::{
     Actor, Answer, Claimant, Claimer, Generation, Grant, Level, Operation, Owner, Place, Reclaim, Recover, Reshape,
-    State, Step, Verb, Word,
+    State, Step, Target, Verb, Word,
 };
 use std::collections::VecDeque;
 
@@ -263,5 +263,12 @@ impl World {
             }
         }
         self.judge(scenario)
+    }
+
+    /// Whether a client has posted a READ of words beside a CAS.
+    pub(crate) fn is_reading_ahead(&self) -> bool {
+        let is_cas = |item: &Item| matches!(item, Item::Words(Verb::Cas { .. }));
+        let is_line = |item: &Item| matches!(item, Item::Words(Verb::Read { at: Target::Word(_), .. }));
+        self.clients.iter().any(|client| client.queue.iter().any(is_cas) && client.queue.back().is_some_and(is_line))
     }
 }
