@@ -18,6 +18,12 @@ const ENOSYS: isize = -(libc::ENOSYS as isize);
 const EINVAL: isize = -(libc::EINVAL as isize);
 const EBADF: isize = -(libc::EBADF as isize);
 
+/// Dispatches a call that came from a stack of the program's.
+pub fn from_program(call: &Call) -> isize {
+    stacks::note_stack(call.sp);
+    dispatch(call)
+}
+
 /// Decides and makes a call; returns what the kernel would.
 pub fn dispatch(call: &Call) -> isize {
     let [a, b, c, d, ..] = call.args;

@@ -2,7 +2,7 @@
 
 use crate::call::{ALWAYS, Call, issue};
 use crate::process::{pager, started};
-use crate::{fork, guard, near, signals, threads};
+use crate::{dispatch, fork, guard, near, threads};
 use farmem_protocol::addr::is_far;
 
 fn result(ret: isize) -> isize {
@@ -16,7 +16,7 @@ fn result(ret: isize) -> isize {
 }
 
 extern "C" fn guarded(call: &mut Call) -> isize {
-    signals::dispatch_from(call)
+    dispatch::from_program(call)
 }
 
 /// A clone3 of the program's own.
@@ -31,7 +31,7 @@ struct Clone3 {
 extern "C" fn decided(clone: &mut Clone3) {
     let call = clone.call;
     if fork::copies(&call) {
-        clone.ret = Some(signals::dispatch_from(&call));
+        clone.ret = Some(dispatch::from_program(&call));
     } else {
         clone.pinned = pager().pin(call.args[0], call.args[1].min(MOST_ARGUMENTS), false);
         guard::peek::<u64>(call.args[0]).iter().for_each(|&flags| fork::company_begins(flags as usize));

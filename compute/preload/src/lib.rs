@@ -66,6 +66,7 @@ mod signals;
 mod sites;
 mod start;
 mod threads;
+mod vforks;
 
 #[cfg_attr(not(test), global_allocator)]
 static ARENA: arena::Arena = arena::Arena::new();

@@ -195,7 +195,7 @@ fn arm(text: &str) -> Result<(), String> {
         signals::actions::begin_resuming();
         if run.open && pager.waits_for_nobody() {
             pager.each_second(signals::open::watch);
-            signals::open::begin();
+            signals::open::begin(sites::counts_vforks());
         }
     }
     if !complete {

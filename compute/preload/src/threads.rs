@@ -8,15 +8,19 @@
 //! the record of the thread that made it, which remains that thread's.
 
 mod alternate;
+pub mod claim;
 pub mod create;
+mod kept;
+pub mod notes;
 
 pub use alternate::{ALTERNATE_BYTES, RETURN_BYTES};
+pub use kept::{Info, Kept};
 
-use crate::guard::held::Held;
-use crate::guard::turn::Claim;
+use claim::Claim;
+use notes::Held;
+
 use crate::near;
 use crate::process::pager;
-use crate::signals::open::Kept;
 use farmem_pager::ending;
 use farmem_protocol::exit;
 use farmem_sys::raw::{SignalsBlocked, syscall};
@@ -355,7 +359,7 @@ pub fn end() {
         0 => tp,
         from => from.min(tp),
     };
-    record.notes.end(record, from..tp);
+    record.notes.end(|at| record.is_alternate(at), from..tp);
     near::abandon(record.cancelled_at.swap(0, Ordering::Relaxed));
     pager().thread_is_gone();
     let none = libc::stack_t { ss_sp: std::ptr::null_mut(), ss_flags: libc::SS_DISABLE, ss_size: 0 };

@@ -15,6 +15,7 @@ mod vectors;
 pub use arity::{CALLS, arguments};
 
 use crate::call::{Call, issue};
+use crate::threads::notes::Note;
 use farmem_pager::Pager;
 use farmem_protocol::addr::{PAGE_BYTES, is_far};
 use farmem_sys::raw::{SignalsBlocked, syscall};
@@ -31,7 +32,7 @@ pub struct Pins<'a> {
     more: Vec<(usize, usize)>,
     /// When nothing was pinned yet.
     losses: u64,
-    note: Option<held::Note>,
+    note: Option<Note>,
 }
 
 impl<'a> Pins<'a> {

@@ -1,7 +1,9 @@
 //! What the program installed, by signal: reported back as it was given, while the
 //! kernel is told what serves the runtime.
 
-use super::{KernelAction, OURS, deliver, far_stacks, open, own_action, resume, set_action};
+use super::kernel::{CANCEL, KernelAction, OURS, is_ours, own_action, set_action};
+use super::stacks::far_stacks;
+use super::{deliver, open, resume};
 use crate::guard::{BAD_ADDRESS, peek, poke};
 use crate::threads::{self, Record};
 use farmem_sys::raw::{SignalsBlocked, syscall};
@@ -129,14 +131,7 @@ pub fn set_default(signal: i32) -> bool {
         && set_action(signal, Some(&KernelAction::DEFAULT), None) == 0
 }
 
-/// Whether it is SIGBUS or SIGSYS.
-pub fn is_ours(signal: i32) -> bool {
-    OURS >> (signal - 1) & 1 != 0
-}
-
-/// libc's signal for `pthread_cancel`.
-pub const CANCEL: i32 = 32;
-/// Whether libc has its handler for it: then every handler is delivered, by whom that one sees where libc stands
+/// Whether libc has its handler for [`CANCEL`]: then every handler is delivered, by whom that one sees where libc stands
 /// ([`super::view`]).
 static CANCELS: AtomicBool = AtomicBool::new(false);
 /// libc cancels a waiting call by where the thread stands (glibc 2.41), which is not where libc looks.

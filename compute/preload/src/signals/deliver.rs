@@ -21,8 +21,9 @@ use super::frame::{
     EXTENDED_MAGIC, FLAGS_AT, FRAME_BYTES, INFO_BYTES, LEGACY_BYTES, MASK_AT, R12_AT, R13_AT, R14_AT, RAX_AT, RDI_AT,
     RDX_AT, REGISTERS_AT, RIP_AT, RSI_AT, RSP_AT, UCONTEXT_BYTES, VECTOR_AT, read,
 };
+use super::kernel::{ALL, KernelAction, OURS};
 use super::view::{self, View};
-use super::{ALL, KernelAction, OURS, actions, masks, open, resume, stacks};
+use super::{actions, masks, open, resume, stacks};
 use crate::gate::{AFTER_THREAD, GATE, RETURN};
 use crate::{near, threads};
 use farmem_protocol::addr::is_far;

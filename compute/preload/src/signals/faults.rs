@@ -1,6 +1,8 @@
 //! SIGBUS: a far page is wanted, or the signal is the program's.
 
-use super::{KernelAction, actions, deliver, masks, note_stack, open, resume, set_action};
+use super::kernel::{KernelAction, set_action};
+use super::stacks::note_stack;
+use super::{actions, deliver, masks, open, resume};
 use crate::process::pager;
 use crate::threads::{self, Record};
 use farmem_pager::ending::broken;

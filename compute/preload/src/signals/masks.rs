@@ -1,8 +1,8 @@
 //! Signal masks: the runtime's two signals never reach the kernel in one, and the
 //! program is told the mask that it set.
 
-use super::OURS;
 use super::frame::{R10_AT, RAX_AT, RDI_AT, REGISTERS_AT, RIP_AT, read};
+use super::kernel::OURS;
 use crate::call::{Call, issue};
 use crate::gate::AFTER_PROGRAM;
 use crate::guard::{self, BAD_ADDRESS, peek, poke};

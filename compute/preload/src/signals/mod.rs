@@ -17,6 +17,7 @@ pub mod actions;
 pub mod deliver;
 mod faults;
 mod frame;
+mod kernel;
 pub mod masks;
 pub mod open;
 pub mod resume;
@@ -24,92 +25,8 @@ pub mod stacks;
 mod trapped;
 mod view;
 
-use crate::call::Call;
-use crate::dispatch::dispatch;
-use crate::gate::RETURN;
 use crate::threads;
-use farmem_protocol::addr::is_far;
-use farmem_sys::raw::syscall;
-use std::sync::atomic::{AtomicBool, Ordering};
-
-/// The signals that are the runtime's, as a kernel mask.
-pub const OURS: u64 = 1 << (libc::SIGBUS - 1) | 1 << (libc::SIGSYS - 1);
-
-/// The mask in which the runtime works. Known to assembly.
-pub static ALL: u64 = !OURS;
-
-/// The kernel's sigaction (not libc's).
-#[repr(C)]
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct KernelAction {
-    /// Function, SIG_DFL or SIG_IGN.
-    pub handler: usize,
-    /// SA_…
-    pub flags: u64,
-    /// What the handler returns to.
-    pub restorer: usize,
-    /// What is blocked while it runs.
-    pub mask: u64,
-}
-
-impl KernelAction {
-    /// The default action.
-    pub const DEFAULT: KernelAction = KernelAction { handler: libc::SIG_DFL, flags: 0, restorer: 0, mask: 0 };
-
-    /// Whether it calls a function.
-    pub fn is_function(&self) -> bool {
-        self.handler != libc::SIG_DFL && self.handler != libc::SIG_IGN
-    }
-
-    /// Whether it asks for something.
-    pub fn has(&self, flag: i32) -> bool {
-        self.flags & flag as u32 as u64 != 0
-    }
-}
-
-/// Whether some thread has been seen on a far stack: from then on every handler is delivered.
-static FAR_STACKS: AtomicBool = AtomicBool::new(false);
-
-/// Whether handlers of the program's must not be called by the kernel on the interrupted stack.
-pub fn far_stacks() -> bool {
-    FAR_STACKS.load(Ordering::Relaxed)
-}
-
-/// To be told of every stack pointer that the runtime sees.
-#[inline]
-pub fn note_stack(sp: usize) {
-    if is_far(sp) && !far_stacks() {
-        FAR_STACKS.store(true, Ordering::SeqCst);
-        actions::deliver_all();
-    }
-}
-
-/// Dispatches a call that came from a stack of the program's.
-pub fn dispatch_from(call: &Call) -> isize {
-    note_stack(call.sp);
-    dispatch(call)
-}
-
-const SA_RESTORER: u64 = 0x0400_0000;
-
-/// A handler of the runtime's for the kernel: on the near stack, everything blocked but [`OURS`].
-pub fn own_action(handler: usize, flags: i32) -> KernelAction {
-    KernelAction {
-        handler,
-        flags: (libc::SA_SIGINFO | libc::SA_ONSTACK | flags) as u32 as u64 | SA_RESTORER,
-        restorer: RETURN,
-        // The whole word: libc's two own signals too, for a cancellation must not unwind through a fault.
-        mask: !OURS,
-    }
-}
-
-/// rt_sigaction, past everything. Returns the kernel's result.
-pub fn set_action(signal: i32, new: Option<&KernelAction>, old: Option<&mut KernelAction>) -> isize {
-    let new = new.map_or(0, |a| a as *const KernelAction as usize);
-    let old = old.map_or(0, |a| a as *mut KernelAction as usize);
-    // SAFETY: null or live structures of the kernel's layout; the handlers are the runtime's or the program's.
-    unsafe { syscall(libc::SYS_rt_sigaction, [signal as usize, new, old, 8, 0, 0]) }
-}
+use kernel::{KernelAction, own_action, set_action};
 
 /// Takes the two signals over.
 pub fn install() {

@@ -32,14 +32,14 @@
 //! actions ([`watch`]): a handler set by a `syscall` instruction in a library's own text ends it for the process. What falls in that
 //! second is the price.
 
-use super::actions::is_ours;
-use super::frame::{INFO_BYTES, MASK_AT, R14_AT, RIP_AT, RSP_AT, UCONTEXT_BYTES, read};
-use super::{ALL, KernelAction, actions, deliver, faults, masks, own_action, resume, set_action};
+use super::frame::{MASK_AT, R14_AT, RIP_AT, RSP_AT, UCONTEXT_BYTES, read};
+use super::kernel::{ALL, KernelAction, is_ours, own_action, set_action};
+use super::{actions, deliver, faults, masks, resume};
 use crate::gate::GATE;
-use crate::sites;
-use crate::threads::{self, Record};
+use crate::threads::{self, Info, Kept, Record};
+use crate::vforks::VFORKS;
 use farmem_sys::raw::{GATE_THREAD, getpid, syscall};
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// The kernel blocks all in faults, as it was told at start.
 const BLOCKED: u32 = 0;
@@ -48,8 +48,6 @@ const OPEN: u32 = 1;
 /// They begin so, and block them by a call.
 const ENDED: u32 = 2;
 static STATE: AtomicU32 = AtomicU32::new(BLOCKED);
-/// Children of vfork that have this memory now. Counted by the stubs in libc's text ([`crate::sites`]).
-pub static VFORKS: AtomicU32 = AtomicU32::new(0);
 
 core::arch::global_asm!(
     // The kernel's handler of SIGBUS. rdi: signal, rsi: siginfo, rdx: ucontext; at rsp the frame, whose first word is where
@@ -131,45 +129,21 @@ pub fn on_bus() -> usize {
     farmem_on_bus as *const () as usize
 }
 
-/// A signal that came while a thread was in a fault.
-pub struct Kept {
-    /// 0: none.
-    pub signal: AtomicUsize,
-    info: [AtomicUsize; INFO_BYTES / 8],
-}
-
-impl Kept {
-    /// None.
-    pub const fn new() -> Kept {
-        Kept { signal: AtomicUsize::new(0), info: [const { AtomicUsize::new(0) }; INFO_BYTES / 8] }
-    }
-
-    fn take(&self) -> Option<(i32, Info)> {
-        let info = std::array::from_fn(|i| self.info[i].load(Ordering::Relaxed));
-        Some((self.signal.swap(0, Ordering::Relaxed) as i32, info)).filter(|&(signal, _)| signal != 0)
-    }
-
-    /// All signals are blocked.
-    fn add(&self, signal: i32, info: Info) {
-        match self.signal.load(Ordering::Relaxed) as i32 {
-            0 => {}
-            // Pending signals below the real-time ones are one, and these two cannot be made to wait for one another.
-            there if is_ours(there) && is_ours(signal) => return,
-            there if is_ours(there) || !is_ours(signal) => return send(signal, &info),
-            _ => {
-                if let Some((there, before)) = self.take() {
-                    send(there, &before);
-                }
+/// Keeps a signal for the thread. All signals are blocked.
+fn add(kept: &Kept, signal: i32, info: Info) {
+    match kept.signal.load(Ordering::Relaxed) as i32 {
+        0 => {}
+        // Pending signals below the real-time ones are one, and these two cannot be made to wait for one another.
+        there if is_ours(there) && is_ours(signal) => return,
+        there if is_ours(there) || !is_ours(signal) => return send(signal, &info),
+        _ => {
+            if let Some((there, before)) = kept.take() {
+                send(there, &before);
             }
         }
-        for (to, from) in self.info.iter().zip(info) {
-            to.store(from, Ordering::Relaxed);
-        }
-        self.signal.store(signal as usize, Ordering::Relaxed);
     }
+    kept.put(signal, info);
 }
-
-type Info = [usize; INFO_BYTES / 8];
 
 /// Sends a signal to the calling thread, as it came.
 fn send(signal: i32, info: &Info) {
@@ -186,9 +160,9 @@ fn send(signal: i32, info: &Info) {
 }
 
 /// From now on faults leave the program's signals open: in a process of one thread, for one that is in a fault with all
-/// blocked would leave them so. Every handler is delivered.
-pub fn begin() {
-    if !threads::is_only_one() || !sites::counts_vforks() || actions::has_foreign() {
+/// blocked would leave them so. Every handler is delivered. `counts_vforks`: whether libc's vfork does ([`VFORKS`]).
+pub fn begin(counts_vforks: bool) {
+    if !threads::is_only_one() || !counts_vforks || actions::has_foreign() {
         return;
     }
     STATE.store(ENDED, Ordering::Relaxed);
@@ -266,7 +240,7 @@ pub unsafe fn keep(signal: i32, info: usize, context: usize) -> bool {
         if place(record, context) != Place::Midst {
             return false;
         }
-        record.kept.add(signal, std::array::from_fn(|i| read(info + i * 8)));
+        add(&record.kept, signal, std::array::from_fn(|i| read(info + i * 8)));
         ((context + MASK_AT) as *mut u64).write(ALL);
     }
     true

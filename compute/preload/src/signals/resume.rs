@@ -34,9 +34,9 @@ use super::frame::{
     EXTENDED_MAGIC, FLAGS_AT, LEGACY_BYTES, MASK_AT, R14_AT, REGISTERS_AT, RIP_AT, RSP_AT, SEGMENTS_AT, SOFTWARE_AT,
     VECTOR_AT, read,
 };
-use super::open::{self, Kept, deliver_kept};
+use super::open::{self, deliver_kept};
 use crate::gate::{AFTER_THREAD, GATE, RETURN};
-use crate::threads::{self, Record};
+use crate::threads::{self, Kept, Record};
 use farmem_sys::raw::GATE_THREAD;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 

@@ -1,13 +1,31 @@
 //! `sigaltstack` as the program sees it. The kernel keeps the runtime's near stack;
 //! handlers that ask for the program's get it from [`super::deliver`].
 
-use super::note_stack;
+use super::actions;
 use crate::guard::{BAD_ADDRESS, peek, poke};
 use crate::threads::{self, Record};
-use std::sync::atomic::Ordering;
+use farmem_protocol::addr::is_far;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 const AUTODISARM: i32 = i32::MIN;
 const LEAST: usize = 2048;
+
+/// Whether some thread has been seen on a far stack: from then on every handler is delivered.
+static FAR_STACKS: AtomicBool = AtomicBool::new(false);
+
+/// Whether handlers of the program's must not be called by the kernel on the interrupted stack.
+pub fn far_stacks() -> bool {
+    FAR_STACKS.load(Ordering::Relaxed)
+}
+
+/// To be told of every stack pointer that the runtime sees.
+#[inline]
+pub fn note_stack(sp: usize) {
+    if is_far(sp) && !far_stacks() {
+        FAR_STACKS.store(true, Ordering::SeqCst);
+        actions::deliver_all();
+    }
+}
 
 /// Whether the program runs on the alternate stack that it asked for.
 pub fn is_on(record: &Record, sp: usize) -> bool {

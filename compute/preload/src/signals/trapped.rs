@@ -1,6 +1,8 @@
 //! SIGSYS: a system call that the filter caught ([`crate::net`]).
 
-use super::{OURS, faults, masks, note_stack};
+use super::kernel::OURS;
+use super::stacks::note_stack;
+use super::{faults, masks};
 use crate::call::{Call, MARK};
 use crate::dispatch::dispatch;
 use crate::filter::X86_64;

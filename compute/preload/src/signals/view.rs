@@ -23,8 +23,8 @@
 //!
 //! SIGSYS sees what is: those who trap their own calls compare the place with the one in the signal's information.
 
-use super::actions::CANCEL;
 use super::frame::{FLAGS_AT, R12_AT, R13_AT, R14_AT, R15_AT, RAX_AT, RBP_AT, RBX_AT, RIP_AT, RSP_AT, read};
+use super::kernel::CANCEL;
 use crate::sites::{self, Standing};
 use crate::threads::Record;
 use std::sync::atomic::Ordering;
