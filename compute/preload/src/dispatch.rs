@@ -8,7 +8,7 @@
 use crate::call::{Call, issue};
 use crate::process::{is_this_process, pager};
 use crate::signals::{actions, masks, stacks};
-use crate::{exec, fork, guard, limits, mappings, near, robust, sandbox, threads};
+use crate::{confined, exec, fork, guard, limits, mappings, near, robust, sandbox, threads};
 use farmem_protocol::addr::is_far;
 use farmem_sys::descriptors::owns_fd;
 use farmem_sys::raw::{SignalsBlocked, syscall, syscall_for_program};
@@ -86,7 +86,7 @@ pub fn dispatch(call: &Call) -> isize {
             0
         }
         _ if call.nr == fork::COMPANY[1] => {
-            guard::peek::<u64>(a).iter().for_each(|&flags| fork::company_begins(flags as usize));
+            guard::peek::peek::<u64>(a).iter().for_each(|&flags| fork::company_begins(flags as usize));
             0
         }
         libc::SYS_fork => fork::fork(call),
@@ -128,7 +128,7 @@ fn exit_thread(call: &Call) -> isize {
     // What was handed over may lie on a far stack, which is not touched after [`threads::end`].
     let call = &{ *call };
     let _signals = SignalsBlocked::new();
-    if is_this_process() && sandbox::alone().unwrap_or_else(threads::is_only_one) {
+    if is_this_process() && confined::alone().unwrap_or_else(threads::is_only_one) {
         if sandbox::may_end() {
             pager().farewell();
         }
@@ -136,7 +136,7 @@ fn exit_thread(call: &Call) -> isize {
         unsafe { syscall(libc::SYS_exit_group, call.args) };
     }
     // A vfork child has its parent's record; what a filter may refuse or trap needs it.
-    if is_this_process() && sandbox::alone().is_none() {
+    if is_this_process() && confined::alone().is_none() {
         pager().thread_ends(threads::is_first(), call.args[0] as i32);
         robust::let_go();
         threads::end();
@@ -147,7 +147,7 @@ fn exit_thread(call: &Call) -> isize {
 /// The call that ends a thread, or a vfork child, with what it holds of memory that others go on with. A filter of the
 /// program's may refuse it: then it must come back.
 fn end(call: &Call) -> isize {
-    if sandbox::alone().is_none() {
+    if confined::alone().is_none() {
         near::end(call.nr, call.args[0]);
     }
     issue(call)

@@ -8,8 +8,8 @@
 //! `LD_PRELOAD` for a program that cannot load it ([`crate::image`]).
 
 use crate::call::{Call, issue};
-use crate::guard::{BAD_ADDRESS, peek, peek_text};
-use crate::{image, sandbox, threads};
+use crate::guard::peek::{BAD_ADDRESS, peek, peek_text};
+use crate::{confined, image, threads};
 use farmem_protocol::addr::is_far;
 use farmem_sys::holdings::{reserve, strike};
 use farmem_sys::raw::syscall;
@@ -90,7 +90,7 @@ pub fn exec(call: &Call) -> isize {
 fn cannot_load(directory: usize, first: usize, path: usize) -> bool {
     let mut name = [0u8; libc::PATH_MAX as usize];
     let most = name.len() - 1;
-    sandbox::alone().is_none()
+    confined::alone().is_none()
         && peek_text(path, name.as_mut_ptr(), most).is_some_and(|len| len > 0 && len < most)
         && image::is_foreign(if first == 1 { directory } else { libc::AT_FDCWD as usize }, name.as_ptr() as usize)
 }

@@ -34,7 +34,7 @@ extern "C" fn decided(clone: &mut Clone3) {
         clone.ret = Some(dispatch::from_program(&call));
     } else {
         clone.pinned = pager().pin(call.args[0], call.args[1].min(MOST_ARGUMENTS), false);
-        guard::peek::<u64>(call.args[0]).iter().for_each(|&flags| fork::company_begins(flags as usize));
+        guard::peek::peek::<u64>(call.args[0]).iter().for_each(|&flags| fork::company_begins(flags as usize));
     }
 }
 

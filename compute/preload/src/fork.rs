@@ -9,7 +9,7 @@
 //! where it has work to do first; the stub in [`crate::sites`] then switches.
 
 use crate::call::{Call, issue};
-use crate::guard::{BAD_ADDRESS, peek, peek_into};
+use crate::guard::peek::{BAD_ADDRESS, peek, peek_into};
 use crate::near;
 use crate::process::{claim_counters, is_this_process, pager, take_over};
 use crate::signals::{actions, open};

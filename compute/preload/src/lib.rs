@@ -44,6 +44,7 @@
 mod arena;
 mod bpf;
 mod call;
+mod confined;
 mod dispatch;
 mod exec;
 #[cfg(not(test))]

@@ -9,7 +9,8 @@
 //! A hard limit that was there before the run and is lower stays as it is, and so does what is set under it.
 
 use crate::call::Call;
-use crate::guard::{self, peek, poke};
+use crate::guard;
+use crate::guard::peek::{peek, poke};
 use crate::process::pager;
 use farmem_sys::raw::{Errno, checked};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -88,7 +89,7 @@ pub fn call(call: &Call) -> isize {
     let mut made = *call;
     let mut given: Limit;
     if new != 0 {
-        let Some(wanted) = peek::<Limit>(new) else { return guard::BAD_ADDRESS };
+        let Some(wanted) = peek::<Limit>(new) else { return guard::peek::BAD_ADDRESS };
         let before = match kernels(kind) {
             Ok(before) => before,
             Err(e) => return -(e.0 as isize),
@@ -108,7 +109,7 @@ pub fn call(call: &Call) -> isize {
         return ret;
     }
     let said = peek::<Limit>(old).is_some_and(|limit| poke(old, limit.map(told)));
-    if said { ret } else { guard::BAD_ADDRESS }
+    if said { ret } else { guard::peek::BAD_ADDRESS }
 }
 
 #[cfg(test)]

@@ -129,7 +129,7 @@ pub fn by_parts(call: &Call, far: impl Fn(usize, usize) -> isize) -> isize {
     }
     let end = addr.saturating_add(len);
     // What leaves the address space is refused whole, by the kernel: not unmapped up to where we begin.
-    if end <= FAR_START || addr >= FAR_END || end > guard::USER_END {
+    if end <= FAR_START || addr >= FAR_END || end > guard::pins::USER_END {
         return issue(call);
     }
     let mut near = *call;
@@ -248,7 +248,7 @@ pub fn mincore(addr: usize, len: usize, vec: usize) -> isize {
     let pinned = pager().pin(vec, pages, true);
     if is_far(vec) && pinned < pages {
         pager().unpin(vec, pinned);
-        return guard::BAD_ADDRESS;
+        return guard::peek::BAD_ADDRESS;
     }
     // SAFETY: pinned, or near and the program's own.
     let ret = unsafe { pager().mincore(addr, len, vec as *mut u8) };

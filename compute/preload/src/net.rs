@@ -22,7 +22,7 @@ use crate::filter::{
     TRAP, X86_64, arg_high, has_room, op,
 };
 use crate::gate::{AFTER_PROGRAM, AFTER_SYSCALL};
-use crate::guard::{CALLS, arguments};
+use crate::guard::arity::{CALLS, arguments};
 use farmem_protocol::addr::{FAR_END, FAR_SHIFT};
 use farmem_sys::raw::{Errno, checked};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

@@ -5,7 +5,7 @@
 //! runtime walks the list before the thread ends, as the kernel does (`exit_robust_list`), and takes it from the kernel:
 //! whoever owns a marked lock by then writes to its link, which would lead a second walk into his list, or anywhere.
 
-use crate::guard::peek;
+use crate::guard::peek::peek;
 use crate::process::pager;
 use farmem_protocol::addr::is_far;
 use farmem_sys::raw::{checked, syscall};

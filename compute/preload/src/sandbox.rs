@@ -22,11 +22,13 @@
 
 use crate::bpf::{self, Seen};
 use crate::call::{Call, MARK, issue};
+use crate::confined;
 use crate::filter::{
     ALLOW, ANY_OF, ARCH, AT_LEAST, EQUAL, IP_HIGH, IP_LOW, LOAD, NUMBER, RETURN, TRAP, X86_64, arg_high, op,
 };
 use crate::gate::{AFTER_PROGRAM, AFTER_RETURN, AFTER_SYSCALL, AFTER_THREAD};
-use crate::guard::{CALLS, peek, peek_into};
+use crate::guard::arity::CALLS;
+use crate::guard::peek::{peek, peek_into};
 use crate::net::has_marked;
 use crate::process::pager;
 use crate::signals::open;
@@ -144,16 +146,7 @@ pub fn will_need(needs: Needs) {
 
 /// Whether this process may be refused its end by a filter that it has installed in this image.
 static MAY_STAY: AtomicBool = AtomicBool::new(false);
-static CONFINED: AtomicBool = AtomicBool::new(false);
 static STRICT: AtomicBool = AtomicBool::new(false);
-/// Strict mode was entered by the only thread.
-static ALONE: AtomicBool = AtomicBool::new(false);
-
-/// Whether the program has one thread, where a filter of its own may forbid to ask: then only strict mode, in which none
-/// can be made, is known to have one. `None`: it may be asked.
-pub fn alone() -> Option<bool> {
-    CONFINED.load(Ordering::Relaxed).then(|| ALONE.load(Ordering::Relaxed))
-}
 
 /// Whether `exit_group` is the end, whatever filters the program has installed in this image.
 pub fn may_end() -> bool {
@@ -188,7 +181,7 @@ pub fn begin(call: &Call) -> isize {
     let ret = install(&mut changed, &mut filter);
     // It stands for every thread from then on, as far as we know.
     if ret >= 0 {
-        CONFINED.store(true, Ordering::Relaxed);
+        confined::begin(None);
         MAY_STAY.fetch_or(ends != Some(ALLOW), Ordering::Relaxed);
     }
     ret
@@ -213,11 +206,10 @@ fn begin_strict(call: &Call) -> isize {
     filter.extend(strict(farmem_sys::raw::getpid()));
     let args = [libc::PR_SET_SECCOMP as usize, libc::SECCOMP_MODE_FILTER as usize, 0, 0, 0, 0];
     let mut changed = Call { nr: libc::SYS_prctl, args, sp: call.sp };
-    let alone = alone().is_none() && threads::is_only_one();
+    let alone = confined::alone().is_none() && threads::is_only_one();
     let ret = install(&mut changed, &mut filter);
     if ret >= 0 {
-        ALONE.store(alone, Ordering::Relaxed);
-        CONFINED.store(true, Ordering::Relaxed);
+        confined::begin(Some(alone));
         MAY_STAY.store(true, Ordering::Relaxed);
         STRICT.store(true, Ordering::Relaxed);
     }

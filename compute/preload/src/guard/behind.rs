@@ -1,7 +1,8 @@
 //! Calls that mean something else with every request: what their structures point to in turn. The
 //! structure itself may be near, on the stack, and what is behind it far.
 
-use super::{Pins, peek};
+use super::peek::peek;
+use super::pins::Pins;
 use crate::call::{Call, issue};
 
 /// An ioctl's argument.

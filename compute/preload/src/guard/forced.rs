@@ -6,8 +6,9 @@
 //!
 //! `read` and `write` at a position that `lseek` has set do not come by here: they find what is resident.
 
-use super::vectors::each;
-use super::{CHUNK, EFAULT, MOST, Pins, USER_END};
+use super::array::each;
+use super::peek::BAD_ADDRESS;
+use super::pins::{CHUNK, MOST, Pins, USER_END};
 use crate::call::{Call, issue};
 use farmem_pager::Pager;
 
@@ -77,7 +78,7 @@ fn one(pager: &'static Pager, call: &Call, (addr, len): (usize, usize), at: usiz
         pins.note(call);
         let got = issue(&piece);
         // A buffer that ends is told of whatever was transferred before; memory that ends, only if nothing was.
-        if got == EFAULT || got < 0 && done == 0 {
+        if got == BAD_ADDRESS || got < 0 && done == 0 {
             return got;
         }
         done += got.max(0) as usize;

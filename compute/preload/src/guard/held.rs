@@ -25,12 +25,12 @@
 //! back that the child has made since. A vfork child shares record, memory and pins.
 //!
 //! *Windows* in which a jump leaves pins behind for good: from the first pin to the note, and from the CAS at the return to the
-//! last one taken back, some hundred nanoseconds each where pages are local; in the midst of a note, its place too, of [`PLACES`](crate::threads::notes::PLACES).
+//! last one taken back, some hundred nanoseconds each where pages are local; in the midst of a note, its place too, of [`PLACES`](crate::threads::notes).
 //! Left behind for good, too: pins of calls that come back to no place near, of threads that end and whose stack is not
-//! known ([`Held::end`](crate::threads::notes::Held::end)) and no other's, ranges beyond [`RANGES`](crate::threads::notes::RANGES), and all where a thread has more calls under way, or left, than places. Then it is as it was:
+//! known ([`Held::end`](crate::threads::notes::Held::end)) and no other's, ranges beyond [`RANGES`](crate::threads::notes), and all where a thread has more calls under way, or left, than places. Then it is as it was:
 //! slower, not wrong.
 
-use super::Pins;
+use super::pins::Pins;
 use crate::call::Call;
 use crate::near;
 use crate::threads::notes::unpin_left;

@@ -12,9 +12,12 @@
 //! a whole goes as one, all of it pinned: urgent bytes, control messages that are sent, notices that a buffer is free
 //! again, a connection's first bytes, a look at so much (`MSG_PEEK` with WAITALL). So do messages: those of other sockets.
 
+use super::array::FEW;
+use super::peek::{BAD_ADDRESS, poke_from};
+use super::pins::{CHUNK, MOST, Pins, USER_END};
 use super::turn::{self, Kind};
-use super::vectors::{FEW, Rest};
-use super::{BAD_ADDRESS, CHUNK, MOST, Pins, USER_END, pin_message, poke_from, whole};
+use super::vectors::Rest;
+use super::whole::{pin_message, whole};
 use crate::call::{Call, issue};
 use farmem_pager::Pager;
 use farmem_protocol::addr::is_far;

@@ -17,9 +17,9 @@
 //! there others can come between. So they can where threads read at one position, for buffers to read into are often
 //! far longer than what there is to read.
 
-use super::{CHUNK, MOST, Pins};
+use super::pins::{CHUNK, MOST, Pins};
 use crate::call::Call;
-use crate::sandbox;
+use crate::confined;
 use crate::threads::claim::RANGES;
 use crate::threads::{self, Record};
 use farmem_pager::Pager;
@@ -48,7 +48,7 @@ const MEMORY: u32 = 1;
 
 /// What is behind a descriptor.
 pub fn kind(fd: usize) -> Kind {
-    if sandbox::alone().is_some() {
+    if confined::alone().is_some() {
         return Kind::Unknown;
     }
     // SAFETY: all-zero is a valid stat.

@@ -1,35 +1,13 @@
 //! Calls on vectors of buffers: where their far memory is long, as one call or in pieces, as `long` does for one buffer.
 
+use super::array::{FEW, MANY, NONE, each};
+use super::peek::{BAD_ADDRESS, peek};
+use super::pins::{CHUNK, MOST, Pins};
 use super::turn::{self, Kind};
-use super::{CHUNK, EFAULT, MOST, Pins, peek, peek_into, whole};
+use super::whole::whole;
 use crate::call::{Call, issue};
 use farmem_pager::Pager;
 use farmem_protocol::addr::is_far;
-
-/// The most vectors that one call takes.
-pub const MANY: usize = 1024;
-/// Vectors that are read, and passed on, at once.
-pub const FEW: usize = 64;
-const NONE: libc::iovec = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
-
-/// Calls `with` each vector of an array of the program's, as far as it can be read; returns whether all of it could.
-pub fn each(addr: usize, count: usize, mut with: impl FnMut(libc::iovec)) -> bool {
-    let mut some = [NONE; FEW];
-    let mut n = 0;
-    while n < count {
-        let at = addr + n * size_of::<libc::iovec>();
-        let few = (count - n).min(FEW);
-        if peek_into(at, some.as_mut_ptr().cast(), few * size_of::<libc::iovec>()) {
-            some[..few].iter().for_each(|&vector| with(vector));
-            n += few;
-        } else {
-            let Some(vector) = peek(at) else { return false };
-            with(vector);
-            n += 1;
-        }
-    }
-    true
-}
 
 /// What is left of an array of vectors.
 #[derive(Clone, Copy)]
@@ -146,7 +124,7 @@ fn long(pager: &'static Pager, call: &Call, len: usize) -> isize {
             Some(piece) if piece.bytes > 0 => piece,
             // Another thread has shortened what was measured.
             Some(_) => break,
-            None if done == 0 => return EFAULT,
+            None if done == 0 => return BAD_ADDRESS,
             None => break,
         };
         let mut one = *call;

@@ -4,7 +4,7 @@
 use super::kernel::{CANCEL, KernelAction, OURS, is_ours, own_action, set_action};
 use super::stacks::far_stacks;
 use super::{deliver, open, resume};
-use crate::guard::{BAD_ADDRESS, peek, poke};
+use crate::guard::peek::{BAD_ADDRESS, peek, poke};
 use crate::threads::{self, Record};
 use farmem_sys::raw::{SignalsBlocked, syscall};
 use farmem_sys::sync::{Held, Lock};

@@ -2,7 +2,7 @@
 //! handlers that ask for the program's get it from [`super::deliver`].
 
 use super::actions;
-use crate::guard::{BAD_ADDRESS, peek, poke};
+use crate::guard::peek::{BAD_ADDRESS, peek, poke};
 use crate::threads::{self, Record};
 use farmem_protocol::addr::is_far;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -117,7 +117,7 @@ extern "C" fn from_site(kept: &mut Kept) -> isize {
     dispatch::from_program(&kept.call)
 }
 
-/// Marks a number as always dispatched. Before [`super::patch`] only.
+/// Marks a number as always dispatched. Before [`fn@super::patch`] only.
 pub fn always(nr: i64) {
     // SAFETY: single-threaded start.
     unsafe { ALWAYS[nr as usize] = 1 };

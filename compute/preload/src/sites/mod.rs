@@ -43,9 +43,9 @@
 //! system call user dispatch (every call becomes a signal), a disassembler.
 //!
 //! * [`text`]: where they are.
-//! * [`patch`]: what they become.
+//! * [`mod@patch`]: what they become.
 //! * [`entry`]: what a stub calls.
-//! * [`standing`]: where libc stands meanwhile, for signals that come in a call.
+//! * [`mod@standing`]: where libc stands meanwhile, for signals that come in a call.
 
 mod entry;
 mod patch;

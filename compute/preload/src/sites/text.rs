@@ -137,7 +137,7 @@ fn positions(text: &[u8], marks: impl Fn(__m128i, __m128i) -> __m128i) -> impl I
     })
 }
 
-/// Numbers of calls that are patched; `vfork` has a stub of its own ([`counted`]).
+/// Numbers of calls that are patched; `vfork` has a stub of its own ([`mod@super::patch`]).
 fn is_number(nr: u32) -> bool {
     nr < 512 && nr as i64 != libc::SYS_rt_sigreturn
 }

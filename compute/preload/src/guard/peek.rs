@@ -1,0 +1,101 @@
+//! What the program points to, near or far: read and written by the runtime.
+
+use super::pins::Pins;
+use farmem_protocol::addr::{PAGE_BYTES, is_far};
+use farmem_sys::raw::syscall;
+
+/// The error for a pointer that leads nowhere.
+pub const BAD_ADDRESS: isize = -(libc::EFAULT as isize);
+
+/// A copy of a `T` that the program points to, near or far; `None` where it points nowhere.
+pub fn peek<T: Copy>(addr: usize) -> Option<T> {
+    let mut value = std::mem::MaybeUninit::<T>::uninit();
+    peek_into(addr, value.as_mut_ptr().cast(), size_of::<T>()).then(|| {
+        // SAFETY: filled; T is plain data of the kernel's ABI.
+        unsafe { value.assume_init() }
+    })
+}
+
+/// Copies bytes that the program points to.
+pub fn peek_into(addr: usize, to: *mut u8, len: usize) -> bool {
+    if addr == 0 {
+        return false;
+    }
+    let pager = crate::process::pager();
+    let mut pins = Pins::new(pager);
+    if !pins.add(addr, len, false) {
+        return false;
+    }
+    if is_far(addr) {
+        // SAFETY: pinned; `to` is the caller's.
+        unsafe { std::ptr::copy_nonoverlapping(addr as *const u8, to, len) };
+        return true;
+    }
+    // Near, and perhaps nowhere: the kernel tells.
+    let local = libc::iovec { iov_base: to.cast(), iov_len: len };
+    let remote = libc::iovec { iov_base: addr as *mut _, iov_len: len };
+    // SAFETY: one live iovec each; the kernel checks the remote one.
+    let got = unsafe {
+        syscall(
+            libc::SYS_process_vm_readv,
+            [farmem_sys::raw::getpid() as usize, &local as *const _ as usize, 1, &remote as *const _ as usize, 1, 0],
+        )
+    };
+    got == len as isize
+}
+
+/// Copies at most `most` bytes of a string that the program points to, without its NUL; only counts
+/// them where `to` is null. `None` where the string leaves what is mapped before it ends.
+pub fn peek_text(addr: usize, to: *mut u8, most: usize) -> Option<usize> {
+    let mut len = 0;
+    let mut part = [0u8; 512];
+    while len < most {
+        let at = addr + len;
+        // Not across a page: the next may not be mapped.
+        let n = (PAGE_BYTES - at % PAGE_BYTES).min(part.len()).min(most - len);
+        if !peek_into(at, part.as_mut_ptr(), n) {
+            return None;
+        }
+        let end = part[..n].iter().position(|&b| b == 0);
+        let bytes = &part[..end.unwrap_or(n)];
+        if !to.is_null() {
+            // SAFETY: the caller's room of `most` bytes.
+            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.add(len), bytes.len()) };
+        }
+        len += bytes.len();
+        if end.is_some() {
+            break;
+        }
+    }
+    Some(len)
+}
+
+/// Copies bytes to where the program points to. Near, and perhaps nowhere or not to be written: the kernel tells.
+pub fn poke_from(addr: usize, from: &[u8]) -> bool {
+    let mut pins = Pins::new(crate::process::pager());
+    if is_far(addr) {
+        let pinned = pins.add(addr, from.len(), true);
+        if pinned {
+            // SAFETY: pinned writable; the source is ours.
+            unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), addr as *mut u8, from.len()) };
+        }
+        return pinned;
+    }
+    let local = libc::iovec { iov_base: from.as_ptr().cast_mut().cast(), iov_len: from.len() };
+    let remote = libc::iovec { iov_base: addr as *mut _, iov_len: from.len() };
+    let at = |one: &libc::iovec| std::ptr::from_ref(one) as usize;
+    let own = farmem_sys::raw::getpid() as usize;
+    // SAFETY: one live iovec each; the kernel checks the remote one.
+    unsafe { syscall(libc::SYS_process_vm_writev, [own, at(&local), 1, at(&remote), 1, 0]) == from.len() as isize }
+}
+
+/// Writes a `T` where the program points to.
+pub fn poke<T: Copy>(addr: usize, value: T) -> bool {
+    let mut pins = Pins::new(crate::process::pager());
+    if !pins.add(addr, size_of::<T>(), true) {
+        return false;
+    }
+    // SAFETY: pinned writable if far; if near, the program's own pointer, as it gave it to the kernel.
+    unsafe { (addr as *mut T).write_unaligned(value) };
+    true
+}
