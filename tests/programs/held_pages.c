@@ -34,6 +34,12 @@ static void *writer(void *arg) {
     return (void *)odd;
 }
 
+/* However slow the machine, enough leaves in each round. */
+static void go_on(const uint64_t *begun) {
+    for (int i = 0; i < WRITERS; i++)
+        while (steps[i] - begun[i] < STEPS) usleep(1000);
+}
+
 static void work(int how) {
     pthread_t t[WRITERS];
     stop = 0;
@@ -42,14 +48,22 @@ static void work(int how) {
         uint64_t begun[WRITERS];
         for (int i = 0; i < WRITERS; i++) begun[i] = steps[i];
         if (how == 1) {
+            int ends[2];
+            MUST(pipe(ends) == 0);
             pid_t child = fork();
             MUST(child >= 0);
             if (child == 0) {
                 alarm(250);
-                usleep(10000);
+                char none;
+                close(ends[1]);
+                MUST(read(ends[0], &none, 1) == 0);
                 _exit(wrong(quiet, QUIET * PAGE, 3) != 0);
             }
             usleep(5000);
+            /* The child shares it meanwhile, and while it reads. */
+            go_on(begun);
+            close(ends[0]);
+            close(ends[1]);
             int status;
             MUST(waitpid(child, &status, 0) == child && status == 0);
         } else if (how == 2) {
@@ -62,9 +76,7 @@ static void work(int how) {
         } else {
             usleep(5000);
         }
-        /* However slow the machine, enough leaves in each round. */
-        for (int i = 0; i < WRITERS; i++)
-            while (steps[i] - begun[i] < STEPS) usleep(1000);
+        go_on(begun);
     }
     stop = 1;
     for (int i = 0; i < WRITERS; i++) MUST(pthread_join(t[i], NULL) == 0);

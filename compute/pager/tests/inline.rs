@@ -157,7 +157,7 @@ fn child() {
     let (_, way) = WAYS.iter().find(|(n, _)| *n == name).unwrap();
     let program = Program::start(way);
     let counters = program.counters;
-    program.run();
+    let [lines, whole] = program.run();
     // The harness's own thread beside: the program is not still. (Pages of a block that was barred are protected in any case.)
     let [held, protecting] =
         [&counters.held, &counters.protecting_calls].map(|counter| counter.load(Ordering::Relaxed));
@@ -166,7 +166,6 @@ fn child() {
     let refused = counters.pages_refused.load(Ordering::Relaxed);
     // (One line in 4096 is overlooked anyhow.)
     assert!(!way.overlook || refused > 100, "{name}: {refused} pages were refused");
-    let [lines, whole] = [&counters.lines_sent, &counters.pages_whole].map(|counter| counter.load(Ordering::Relaxed));
     assert!(!way.in_turns || lines.min(whole) > 1000, "{name}: {lines} lines and {whole} pages were sent");
 }
 
@@ -256,16 +255,22 @@ impl Program {
         (self.base + page * PAGE_BYTES + (page + 20) % 64 * 64 + 56) as *mut u64
     }
 
-    fn run(mut self) {
+    /// How many lines were sent by themselves, and how many pages whole, while nothing was fresh or shared with a child.
+    fn run(mut self) -> [u64; 2] {
+        let counters = self.counters;
+        let sent = || [&counters.lines_sent, &counters.pages_whole].map(|counter| counter.load(Ordering::Relaxed));
         [33, 3, 1].iter().for_each(|&step| self.grow_a_heap(step));
         self.commit_parts();
         self.touch_in_order();
         self.protect_parts();
+        let before = sent();
         self.touch_at_random();
+        let after = sent();
         self.move_and_discard();
         self.pin();
         self.fork();
         self.share_with_threads();
+        [after[0] - before[0], after[1] - before[1]]
     }
 
     /// By so many pages at a time: 33 as malloc's does, 1 as its other arenas do. Each step costs a fault, and now and then

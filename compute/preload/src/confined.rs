@@ -6,7 +6,7 @@ static CONFINED: AtomicBool = AtomicBool::new(false);
 /// Strict mode was entered by the only thread.
 static ALONE: AtomicBool = AtomicBool::new(false);
 
-/// It has. `alone`: in strict mode; whether by its only thread.
+/// It has, from now on. `alone`: in strict mode; whether by its only thread.
 pub fn begin(alone: Option<bool>) {
     if let Some(alone) = alone {
         ALONE.store(alone, Ordering::Relaxed);

@@ -6,6 +6,7 @@
 //! Holds no lock and blocks no signal while the call itself is made.
 
 use crate::call::{Call, issue};
+use crate::guard::peek::peek;
 use crate::process::{is_this_process, pager};
 use crate::signals::{actions, masks, stacks};
 use crate::{confined, exec, fork, guard, limits, mappings, near, robust, sandbox, threads};
@@ -86,7 +87,7 @@ pub fn dispatch(call: &Call) -> isize {
             0
         }
         _ if call.nr == fork::COMPANY[1] => {
-            guard::peek::peek::<u64>(a).iter().for_each(|&flags| fork::company_begins(flags as usize));
+            peek::<u64>(a).iter().for_each(|&flags| fork::company_begins(flags as usize));
             0
         }
         libc::SYS_fork => fork::fork(call),

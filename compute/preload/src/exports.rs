@@ -1,6 +1,7 @@
 //! libc functions interposed by name, where the patched sites do not reach; and what a debugger calls.
 
 use crate::call::{ALWAYS, Call, issue};
+use crate::guard::peek::peek;
 use crate::process::{pager, started};
 use crate::{dispatch, fork, guard, near, threads};
 use farmem_protocol::addr::is_far;
@@ -34,7 +35,7 @@ extern "C" fn decided(clone: &mut Clone3) {
         clone.ret = Some(dispatch::from_program(&call));
     } else {
         clone.pinned = pager().pin(call.args[0], call.args[1].min(MOST_ARGUMENTS), false);
-        guard::peek::peek::<u64>(call.args[0]).iter().for_each(|&flags| fork::company_begins(flags as usize));
+        peek::<u64>(call.args[0]).iter().for_each(|&flags| fork::company_begins(flags as usize));
     }
 }
 

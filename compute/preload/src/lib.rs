@@ -27,9 +27,9 @@
 //! | `threads` | what each thread of the program needs |
 //! | `robust` | locks that a thread holds when it ends |
 //! | `near` | stacks for work that begins on a far one |
-//! | `sandbox`, `bpf` | filters of the program's own |
+//! | `sandbox`, `bpf`, `confined` | filters of the program's own; whether there are any |
 //! | `limits` | limits on addresses that the program sets |
-//! | `fork`, `exec`, `image` | children, and what they inherit |
+//! | `fork`, `vforks`, `exec`, `image` | children, and what they inherit |
 //! | `exports` | libc functions that are interposed by name |
 //!
 //! Rules of this crate: it runs inside other people's programs, in signal

@@ -15,7 +15,7 @@
 //! | [`real`] | the same by processes at a real node, nothing simulated |
 //! | [`systems`] | all of them by name |
 //! | [`command`] | the command |
-//! | [`figures`], [`targets`] | tables, chart; what was to be reached |
+//! | [`found`], [`figures`], [`targets`] | all that came out; tables, chart; what was to be reached |
 //!
 //! What the model leaves out: `docs/design/bench.md`, *Allocation*.
 

@@ -11,8 +11,8 @@
 //! |---|---|
 //! | [`session`] | windows: run, hold, look, go on, count |
 //! | [`program`], [`tracees`], [`threads`], [`inject`], [`frame`] | the program: attached or started, held, let go; made to track its writes |
-//! | [`find`], [`look`] | which pages were written, and their bytes |
-//! | [`sample`] | how much of it is watched |
+//! | [`find`], [`look`], [`sight`] | which pages were written, and their bytes |
+//! | [`sample`], [`watch`] | how much of it is watched; which blocks these are |
 //! | [`account`] | from looks to counts, with no I/O |
 //! | [`maps`], [`cover`], [`moves`], [`snapshot`], [`diff`], [`count`] | its parts |
 //! | [`report`] | rows, a summary, JSON, a histogram |

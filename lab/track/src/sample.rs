@@ -1,9 +1,7 @@
 //! How much of a program is watched: all of it, or so many of its blocks as can be looked at in a pause. Pure.
 //!
-//! ```text
-//! 0 ─────────── a block's place: Fibonacci hashing of its number and process ─────────── 2^64
-//! ├── watched ──┤ 2^64 / one_in
-//! ```
+//! Which blocks these are, [`crate::watch`] says by their *place* between 0 and 2^64.
+//!
 //! A sample only ever narrows: what is watched is a part of what was watched before,
 //! so that of every block in it is known what it held. Hence it must not become too
 //! narrow, for good, by one bad moment of the machine. Whatever a look seems to say,

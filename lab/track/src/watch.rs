@@ -1,4 +1,9 @@
 //! Which of a program's blocks are looked at. Pure.
+//!
+//! ```text
+//! 0 ─────────── a block's place: Fibonacci hashing of its number and process ─────────── 2^64
+//! ├── watched ──┤ 2^64 / one_in
+//! ```
 
 use crate::cover::Range;
 use crate::snapshot::BLOCK;
@@ -10,7 +15,7 @@ pub struct Watch {
     /// About one block in so many; of neighbours, one in so many to within one or two.
     pub one_in: u64,
     /// Other blocks in each process: a child has its parent's addresses.
-    pub process: u32,
+    pub(crate) process: u32,
 }
 
 impl Watch {

@@ -9,6 +9,7 @@
 //!   ▲                                                                         │
 //!   └───────────── housekeeping, after a fork: once there is room again ◄─────┘
 //! ```
+//! (Lent to vfork children: [`super::lent`].)
 
 use super::lent::{MOST, NONE, SPARE, lent, returned};
 use super::numbers::{close, own_fd};

@@ -17,7 +17,7 @@
 //! Rejected: to compare stack pointers. The lower of two is gone only if both are of one stack, and a stack's bounds are
 //! nobody's to know.
 //!
-//! Nobody unpins twice: the call itself at its return, or a later one that finds it gone ([`crate::threads::notes`]).
+//! Pins are taken back once: by the call itself at its return, or by a later one that finds it gone ([`crate::threads::notes`]).
 //! What it had pinned and was unmapped since lost its pins with the pages, and there may be others' by now: those are left alone
 //! ([`farmem_pager::Pager::unpin_since`]).
 //!

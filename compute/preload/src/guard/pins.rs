@@ -16,10 +16,10 @@ pub(super) const MOST: usize = 0x7fff_f000;
 /// Ranges pinned for one call. The first ones need no allocation, so that the common call blocks
 /// no signals.
 pub struct Pins<'a> {
-    pub(super) pager: &'a Pager,
+    pager: &'a Pager,
     pub(super) few: [(usize, usize); 24],
     pub(super) n: usize,
-    pub(super) more: Vec<(usize, usize)>,
+    more: Vec<(usize, usize)>,
     /// When nothing was pinned yet.
     pub(super) losses: u64,
     pub(super) note: Option<Note>,

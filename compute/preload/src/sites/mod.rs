@@ -36,8 +36,8 @@
 //! complete whatever libc it is.
 //!
 //! The stub leaves the red zone alone, keeps all registers that a system call
-//! keeps, and does the call itself unless an argument is far or the number is in
-//! [`always`] (a few ns). Far arguments of code elsewhere are caught by [`crate::net`] too.
+//! keeps, and does the call itself unless an argument is far or the number was given
+//! to [`always`] (a few ns). Far arguments of code elsewhere are caught by [`crate::net`] too.
 //!
 //! Rejected: rewriting `syscall` itself to `call *%rax` (needs page 0, root),
 //! system call user dispatch (every call becomes a signal), a disassembler.

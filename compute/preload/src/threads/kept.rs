@@ -2,22 +2,20 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A siginfo.
-pub const INFO_BYTES: usize = size_of::<libc::siginfo_t>();
-/// … in words.
-pub type Info = [usize; INFO_BYTES / 8];
+/// A siginfo, in words.
+pub type Info = [usize; size_of::<libc::siginfo_t>() / 8];
 
 /// A signal that came while a thread was in a fault.
 pub struct Kept {
     /// 0: none.
     pub signal: AtomicUsize,
-    info: [AtomicUsize; INFO_BYTES / 8],
+    info: [AtomicUsize; size_of::<libc::siginfo_t>() / 8],
 }
 
 impl Kept {
     /// None.
     pub const fn new() -> Kept {
-        Kept { signal: AtomicUsize::new(0), info: [const { AtomicUsize::new(0) }; INFO_BYTES / 8] }
+        Kept { signal: AtomicUsize::new(0), info: [const { AtomicUsize::new(0) }; _] }
     }
 
     /// Takes it.

@@ -13,7 +13,7 @@
 //! round's ratio is a fifth.
 //!
 //! That fifth is more than `none` and `lines` differ by over shared memory, where all that they do differently is to copy what leaves or to compare it with
-//! its slot. So where both are asked for there is one more server a round, which does either by turns ([`super::turns`]): in it what is compared differs by
+//! its slot. So where both are asked for there is one more server a round, which does each in its turn ([`super::turns`]): in it what is compared differs by
 //! nothing else, not by what memory a server was given. Counters are those of the overwriting alone: filling is over. *Sent* are the bytes of write-back with 90 for each 1448, as they would
 //! be on Ethernet: acknowledgements and fetches are not in it. *Changed* are the bytes of lines found changed, whole
 //! lines; how many bytes of a line did change is told apart, by `shadow`, which alone sees them. A page of which it
@@ -24,7 +24,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-use anyhow::bail;
+use anyhow::{Context, bail, ensure};
 use farmem_fabric::shape::on_the_wire;
 use farmem_pager::dirty::turns::TURN;
 use farmem_protocol::lines::LINE_BYTES;
@@ -156,7 +156,7 @@ pub fn run(options: &Options, farmem: &Path) -> anyhow::Result<()> {
         eprintln!("round {} of {rounds}", round + 1);
         let samples = bench.round(&systems, round, local, requests)?;
         if both {
-            in_turns.extend(bench.in_turns(local, LONGER * requests)?);
+            in_turns.push(bench.in_turns(local, LONGER * requests)?);
         }
         anyhow::Ok(samples)
     })?;
@@ -218,15 +218,22 @@ impl Bench<'_> {
     }
 
     /// One server that does by turns what both do.
-    fn in_turns(&self, local: u64, requests: u64) -> anyhow::Result<Option<Spread>> {
+    fn in_turns(&self, local: u64, requests: u64) -> anyhow::Result<Spread> {
         let mut filled = self.fill((By::Shm, "lines"), local, Some("turns"))?;
         let mut turns = Turns::default();
         filled.server.overwrite(|done| {
             turns.begins(now_ns());
             done < requests
         })?;
-        filled.end()?;
-        Ok(turns.compared())
+        let counts = filled.end()?.counts;
+        // A server that did one of the two all the time would find them alike.
+        let whole = counts.pages_whole as f64 / (counts.evicted - counts.evicted_clean).max(1) as f64;
+        ensure!(
+            (0.2..0.8).contains(&whole),
+            "{:.0} % of the pages went whole: they are not compared and copied by turns",
+            100.0 * whole
+        );
+        turns.compared().context("too few requests for a pair of turns")
     }
 
     fn fill(&self, (by, dirty): System, local: u64, mask: Option<&str>) -> anyhow::Result<Filled> {

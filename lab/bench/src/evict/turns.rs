@@ -4,7 +4,7 @@ use farmem_pager::dirty::turns::{Turn, turn};
 
 use crate::pairs::Spread;
 
-/// Batches of requests that one after the other were overwritten, by whose turn they fell into.
+/// Batches of requests that were made one after the other, by whose turn they fell into.
 #[derive(Default)]
 pub struct Turns {
     /// When the batch under way began.
@@ -23,9 +23,12 @@ struct Took {
     ns: u64,
 }
 
+/// Batches that a turn must have had to count: one that was begun in its midst, or stood still, says little.
+const LEAST: u64 = 5;
+
 impl Took {
     fn a_second(self) -> Option<f64> {
-        (self.ns > 0).then(|| self.batches as f64 * 1e9 / self.ns as f64)
+        (self.batches >= LEAST).then(|| self.batches as f64 * 1e9 / self.ns as f64)
     }
 }
 
