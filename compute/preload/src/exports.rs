@@ -3,7 +3,7 @@
 use crate::call::{ALWAYS, Call, issue};
 use crate::guard::peek::peek;
 use crate::process::{pager, started};
-use crate::{dispatch, fork, guard, near, threads};
+use crate::{dispatch, fork, near, threads};
 use farmem_protocol::addr::is_far;
 
 fn result(ret: isize) -> isize {
