@@ -9,7 +9,8 @@
 
 use std::time::Duration;
 
-/// How long one of them is in its turn: long beside the millisecond that it takes to have what a program works with in the CPU's caches again.
+/// How long one of them is in its turn: long beside the millisecond that it takes to have what a program works with in the CPU's first caches again. Turns of 200 ms and
+/// of a second say the same, less finely (`docs/design/lines.md`, *In turns of one server*).
 pub const TURN: Duration = Duration::from_millis(20);
 
 /// What is done with pages that leave.
