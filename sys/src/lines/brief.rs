@@ -13,6 +13,7 @@
 
 use super::{Hasher, Hashes, LINES};
 use core::arch::x86_64::*;
+use std::mem::MaybeUninit;
 
 /// See the module.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,34 +69,30 @@ impl Brief {
     /// The page must be mapped, and stay as it is.
     #[inline]
     pub unsafe fn take(&mut self, hasher: &Hasher, page: *const u8) {
-        let mut hashes = [0; LINES];
+        let mut hashes = MaybeUninit::uninit();
         // SAFETY: the caller's promise.
-        unsafe { hasher.hash(page, &mut hashes) };
-        tops(&hashes, &mut self.tops);
-        self.sum = hasher.sum(&hashes);
+        let (hashes, sum) = unsafe { hasher.hash_and_sum(page, None, &mut hashes) };
+        tops(hashes, &mut self.tops);
+        self.sum = sum;
     }
 
     /// What became of the page. Of the tops, bits outside of `mask` are not looked at: all are ([`WHOLE_TOP`]), but for tests
-    /// that want lines to be overlooked. `next`, if any: see [`Hasher::hash_asking`].
+    /// that want lines to be overlooked. `next`, if any: see [`Hasher::hash_and_sum`].
     ///
     /// # Safety
     /// As [`Brief::take`].
     #[inline]
     pub unsafe fn compare(&self, hasher: &Hasher, page: *const u8, next: Option<*const u8>, mask: u16) -> Found {
-        let (mut hashes, mut now) = ([0; LINES], Tops::NONE);
-        match next {
-            // SAFETY: the caller's promise.
-            Some(next) => unsafe { hasher.hash_asking(page, next, &mut hashes) },
-            // SAFETY: as above.
-            None => unsafe { hasher.hash(page, &mut hashes) },
-        }
-        tops(&hashes, &mut now);
-        let (lines, gone) = (differing(&self.tops, &now, mask), hasher.sum(&hashes).wrapping_sub(self.sum));
+        let (mut hashes, mut now) = (MaybeUninit::uninit(), Tops::NONE);
+        // SAFETY: the caller's promise.
+        let (hashes, sum) = unsafe { hasher.hash_and_sum(page, next, &mut hashes) };
+        tops(hashes, &mut now);
+        let (lines, gone) = (differing(&self.tops, &now, mask), sum.wrapping_sub(self.sum));
         match lines {
             0 if gone == 0 => Found::Same,
             0 => Found::Somewhere,
             // Of the sum as it was, without what the others, unchanged, are of the sum as it is.
-            lines => Found::Lines { lines, was: hasher.sum_of(&hashes, lines).wrapping_sub(gone) },
+            lines => Found::Lines { lines, was: hasher.sum_of(hashes, lines).wrapping_sub(gone) },
         }
     }
 }

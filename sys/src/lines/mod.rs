@@ -44,6 +44,8 @@ mod tests;
 
 pub use brief::{Brief, Found, TOP_BITS, WHOLE_TOP};
 
+use std::mem::MaybeUninit;
+
 /// Bytes of a line.
 pub const LINE_BYTES: usize = 64;
 /// Lines of a page.
@@ -60,9 +62,11 @@ pub type Seed = [u8; SEED_BYTES];
 #[repr(C, align(32))]
 struct Key {
     nh: [[u32; 16]; 2],
-    fold: [[u64; 3]; 2],
     places: [u64; LINES],
+    fold: [[u64; 3]; 2],
 }
+// Both are loaded a register at a time.
+const _: () = assert!(std::mem::offset_of!(Key, nh) % 32 == 0 && std::mem::offset_of!(Key, places) % 32 == 0);
 
 /// How the hashes are computed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -124,35 +128,52 @@ impl Hasher {
         &self.seed
     }
 
-    /// [`Hasher::hash`], while the lines of another page are asked for, which is hashed next: it pays where pages are out of
-    /// cache, on CPUs that [`asks_along`] names. (Its address need not be mapped.)
-    ///
-    /// # Safety
-    /// As [`Hasher::hash`].
-    #[inline]
-    pub unsafe fn hash_asking(&self, page: *const u8, next: *const u8, into: &mut Hashes) {
-        // SAFETY: the page is the caller's promise; AVX2 was found by `new`.
-        unsafe {
-            match self.unit {
-                Unit::Avx2 => units::avx2_asking(&self.key, page, next, into),
-                _ => self.hash(page, into),
-            }
-        }
-    }
-
     /// Hashes every line of a page.
     ///
     /// # Safety
     /// The page must be mapped, and stay as it is.
     #[inline]
     pub unsafe fn hash(&self, page: *const u8, into: &mut Hashes) {
+        let (key, into) = (&self.key, into.as_mut_ptr());
         // SAFETY: the page is the caller's promise; AVX2 was found by `new`.
         unsafe {
             match self.unit {
-                Unit::Scalar => units::scalar(&self.key, page, into),
-                Unit::Sse2 => units::sse2(&self.key, page, into),
-                Unit::Avx2 => units::avx2(&self.key, page, into),
+                Unit::Scalar => units::scalar(key, page, into),
+                Unit::Sse2 => units::sse2(key, page, into),
+                Unit::Avx2 => _ = units::avx2::<false, false>(key, page, page, into),
             }
+        }
+    }
+
+    /// [`Hasher::hash`], and the sum over all lines. `next`, if any: a page that is hashed next, whose lines are asked for meanwhile. That pays where
+    /// pages are out of cache, on CPUs that [`asks_along`] names. (Its address need not be mapped.)
+    ///
+    /// # Safety
+    /// As [`Hasher::hash`].
+    #[inline]
+    unsafe fn hash_and_sum<'a>(
+        &self,
+        page: *const u8,
+        next: Option<*const u8>,
+        into: &'a mut MaybeUninit<Hashes>,
+    ) -> (&'a Hashes, u64) {
+        let (key, room) = (&self.key, into.as_mut_ptr().cast::<u64>());
+        // SAFETY: the page is the caller's promise; AVX2 was found by `new`; all hashes are written.
+        unsafe {
+            let summed = match (self.unit, next) {
+                (Unit::Avx2, Some(next)) => Some(units::avx2::<true, true>(key, page, next, room)),
+                (Unit::Avx2, None) => Some(units::avx2::<false, true>(key, page, page, room)),
+                (Unit::Sse2, _) => {
+                    units::sse2(key, page, room);
+                    None
+                }
+                (Unit::Scalar, _) => {
+                    units::scalar(key, page, room);
+                    None
+                }
+            };
+            let hashes = into.assume_init_ref();
+            (hashes, summed.unwrap_or_else(|| self.sum(hashes)))
         }
     }
 

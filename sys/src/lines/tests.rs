@@ -31,9 +31,17 @@ proptest! {
             key.iter_mut().step_by(2).for_each(|byte| *byte = 0xFF);
         }
         let scalar = hashes(Unit::Scalar, &key, &page);
-        prop_assert_eq!(scalar, hashes(Unit::Sse2, &key, &page));
-        if Unit::best() == Unit::Avx2 {
-            prop_assert_eq!(scalar, hashes(Unit::Avx2, &key, &page));
+        let hasher = Hasher::new(&key, Unit::Scalar);
+        let sum = hasher.sum_of(&scalar, u64::MAX);
+        prop_assert_eq!(sum, hasher.sum(&scalar));
+        for unit in [Unit::Scalar, Unit::Sse2, Unit::best()] {
+            prop_assert_eq!(scalar, hashes(unit, &key, &page));
+            let hasher = Hasher::new(&key, unit);
+            for next in [None, Some(key.as_ptr())] {
+                let mut into = MaybeUninit::uninit();
+                // SAFETY: a live array.
+                prop_assert_eq!((&scalar, sum), unsafe { hasher.hash_and_sum(page.as_ptr(), next, &mut into) });
+            }
         }
     }
 
