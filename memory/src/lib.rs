@@ -192,6 +192,8 @@ impl Node {
         let nic = Arc::new(nic.over(card));
         nic.pool.set_quota(config.quota.unwrap_or(u64::MAX));
         nic.pool.set_descriptors(descriptors);
+        // First: whoever can reach the node can ask for its counters.
+        let metrics = config.metrics.map(metrics::bind).transpose()?;
         let mut listeners = config.listen.iter().map(Listener::bind).collect::<Result<Vec<_>, _>>()?;
         let addresses = listeners.iter().map(Listener::address).collect();
         let (own_socket, unshared) = match config.own_socket().map(|at| Listener::bind(&at)) {
@@ -200,7 +202,7 @@ impl Node {
             None => (None, None),
         };
         listeners.extend(own_socket);
-        let metrics = config.metrics.map(|at| metrics::serve(at, &nic)).transpose()?;
+        let metrics = metrics.map(|listener| metrics::serve(listener, &nic)).transpose()?;
         let workers = Workers::start(&nic, listeners)?;
         Ok(Node { nic, addresses, workers, metrics, unshared })
     }

@@ -26,12 +26,15 @@ const ASKERS: usize = 64;
 /// The listener's token; others are connections' numbers.
 const LISTENER: u64 = 0;
 
-/// Serves the counters at an address; returns the address with its port. Ends with the node.
-pub fn serve(at: SocketAddr, nic: &Arc<Nic>) -> Result<SocketAddr, StartError> {
-    let failed = |e| StartError::Listen(at.to_string(), e);
-    let listener = TcpListener::bind(at).map_err(failed)?;
-    let bound = listener.local_addr().map_err(failed)?;
-    listener.set_nonblocking(true).map_err(failed)?;
+/// Listens at an address: who asks from now on is answered once the counters are served.
+pub fn bind(at: SocketAddr) -> Result<TcpListener, StartError> {
+    let bound = TcpListener::bind(at).and_then(|listener| listener.set_nonblocking(true).map(|()| listener));
+    bound.map_err(|e| StartError::Listen(at.to_string(), e))
+}
+
+/// Serves the counters; returns the address with its port. Ends with the node.
+pub fn serve(listener: TcpListener, nic: &Arc<Nic>) -> Result<SocketAddr, StartError> {
+    let bound = listener.local_addr().map_err(StartError::System)?;
     let epoll = Epoll::new().map_err(StartError::from)?;
     epoll.add(listener.as_raw_fd(), LISTENER, true, false).map_err(StartError::from)?;
     let server = Server { listener, epoll, nic: Arc::downgrade(nic), askers: VecDeque::new(), next: LISTENER + 1 };

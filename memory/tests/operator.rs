@@ -44,6 +44,30 @@ fn fetch(at: SocketAddr, request: &str) -> String {
     answer
 }
 
+/// A supervisor that waits for the node's port asks for its counters the moment it is there.
+#[test]
+fn who_can_reach_the_node_can_ask_for_its_counters() {
+    let free =
+        |octet| std::net::TcpListener::bind(SocketAddr::from(([127, 0, octet, 9], 0))).unwrap().local_addr().unwrap();
+    for _ in 0..50 {
+        let (at, counters) = (free(1), free(2));
+        // It listens at one address after another.
+        let others = (0..64).map(|_| "127.0.0.1:0".to_owned());
+        let listen = std::iter::once(at.to_string()).chain(others).map(NodeAddr::Tcp).collect();
+        let config = Config { metrics: Some(counters), listen, ..config() };
+        let (begun, asked) = (Instant::now(), Duration::from_secs(20));
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(move || {
+                while TcpStream::connect(at).is_err() && begun.elapsed() < asked {}
+                TcpStream::connect(counters)
+            });
+            let node = Node::start(&config).unwrap();
+            waiting.join().unwrap().expect("the node listens, and so do its counters");
+            drop(node);
+        });
+    }
+}
+
 /// Somebody who says his request a byte at a time has as long as everybody, not as long for each byte.
 #[test]
 fn who_drips_his_request_keeps_nobody_waiting() {
