@@ -13,7 +13,8 @@ enum { STACK = 512 * 1024, OFTEN = 300 };
 static int pipes[2];
 static FILE *file;
 static char *far;
-static volatile int cleaned, ready;
+/* arrived: cleanups that stand. A thread that is cancelled from then on is so in its next call, at the latest. */
+static volatile int cleaned, ready, arrived;
 static struct waiting {
     pthread_mutex_t mutex;
     pthread_cond_t condition;
@@ -22,7 +23,7 @@ static struct waiting {
 static void count(int *value) { cleaned += *value; }
 static void unlock(void *mutex) { cleaned += 10 * (pthread_mutex_unlock(mutex) == 0); }
 
-#define CLEANED int value __attribute__((cleanup(count), unused)) = 1
+#define CLEANED int value __attribute__((cleanup(count), unused)) = (arrived++, 1)
 static void *reads_near(void *x) {
     CLEANED;
     char byte;
@@ -100,15 +101,17 @@ static void cancel(const char *name, void *(*how)(void *), void *of, void *stack
     void *result;
     MUST(pthread_attr_init(&attributes) == 0);
     if (stack) MUST(pthread_attr_setstack(&attributes, stack, STACK) == 0);
+    arrived = handled = 0;
     MUST(pthread_create(&thread, &attributes, how, of) == 0);
-    usleep(name ? 5000 : 300);
     if (signal) {
         while (!ready) usleep(1000);
         usleep(5000);
         ready = 0;
+        MUST(pthread_kill(thread, signal) == 0);
     }
-    if (signal) MUST(pthread_kill(thread, signal) == 0);
-    if (signal) usleep(5000);
+    /* However slow the machine: the handler has been, and who jumps has come to its other call. */
+    while (arrived < (signal == SIGUSR2 ? 2 : 1) || handled < (signal == SIGUSR1)) usleep(100);
+    usleep(name ? 5000 : 300);
     MUST(pthread_cancel(thread) == 0 && pthread_join(thread, &result) == 0);
     if (name) printf("%s%s: cancelled %d, cleaned %d\n", name, stack ? ", far" : "", result == PTHREAD_CANCELED, cleaned);
     if (name) cleaned = 0;
@@ -122,16 +125,17 @@ static void signalled(int flags, int readable) {
         char byte;
         pid_t child = readable ? fork() : 0;
         if (readable && child == 0) {
-            usleep(30000);
+            usleep(200000);
             write(pipes[1], "x", 1);
             _exit(0);
         }
         handled = 0;
-        struct itimerval timer = {.it_value.tv_usec = 10000};
+        /* Again and again: on a slow machine one may come before the call. */
+        struct itimerval timer = {.it_value.tv_usec = 10000, .it_interval.tv_usec = 50000}, none = {0};
         MUST(setitimer(ITIMER_REAL, &timer, NULL) == 0);
         errno = 0;
         ssize_t got = read(pipes[0], far_buffer ? far : &byte, 1);
-        printf("read %zd, errno %d, handled %d", got, got < 0 ? errno : 0, handled);
+        printf("read %zd, errno %d, handled %d", got, got < 0 ? errno : 0, handled > 0);
         if (!far_buffer) printf(", main found %d", found);
         if (readable) MUST(waitpid(child, NULL, 0) == child);
         struct pollfd fds = {.fd = pipes[0], .events = POLLIN};
@@ -144,6 +148,7 @@ static void signalled(int flags, int readable) {
         errno = 0;
         int slept = nanosleep(&(struct timespec){.tv_sec = 10}, &left);
         printf("; slept %d, errno %d, left %d, main found %d\n", slept, errno, left.tv_sec == 9, found);
+        MUST(setitimer(ITIMER_REAL, &none, NULL) == 0);
     }
 }
 
