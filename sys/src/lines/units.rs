@@ -123,7 +123,7 @@ struct Half {
 impl Half {
     #[inline]
     #[target_feature(enable = "avx2")]
-    unsafe fn of(key: &Key, half: usize) -> Half {
+    fn of(key: &Key, half: usize) -> Half {
         let [constant, one, two] = key.fold[half];
         let each = |word: u64| _mm256_set1_epi64x(word as i64);
         // SAFETY: loads within the key, which is aligned.

@@ -104,6 +104,7 @@ core::arch::global_asm!(
     site = const std::mem::offset_of!(Record, site),
 );
 
+// Defined by the assembly above, never called from here: stubs jump to its address.
 unsafe extern "C" {
     fn farmem_site();
 }
