@@ -342,6 +342,7 @@ fn targets(measured: &Rounds<System, Sample>, in_turns: &[Spread]) -> Vec<Target
             Bound::AtMost(1.3, 1.15),
             measured.spread((By::Tcp, "lines"), Sample::sent),
         ),
+        Target::new("requests/s, lines against none, shm", Bound::AtLeast(1.0, 1.2), speed(By::Shm)),
         Target::new(
             "requests/s, lines against none, shm, in turns of one server",
             Bound::AtLeast(1.0, 1.2),
