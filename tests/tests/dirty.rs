@@ -18,8 +18,12 @@ const LOCAL: &str = "2M";
 /// Changes `lines` lines of every page, in every pass; all of them back in the end, in one pass more. A page
 /// leaves between two passes, but for those that are local when one ends and the next begins.
 fn run(lines: u64, transport: &str, dirty: &str) -> Result<Value> {
+    run_with(lines, transport, dirty, &[])
+}
+
+fn run_with(lines: u64, transport: &str, dirty: &str, more: &[&str]) -> Result<Value> {
     let mut program = Command::new(compile::c("lines", &[])?);
-    program.args([PAGES, lines, PASSES].map(|n| n.to_string()));
+    program.args([PAGES, lines, PASSES].map(|n| n.to_string())).args(more);
     let far = Far::local(LOCAL).with(&["--transport", transport, "--dirty", dirty]);
     let (outcome, stats) = far_run(&program, &far, LIMIT)?;
     outcome.success()?;
@@ -70,8 +74,16 @@ fn copies_tell_bytes() -> Result<()> {
 
 #[test]
 fn pages_go_whole_where_lines_are_not_told() -> Result<()> {
-    for (transport, dirty) in [("shm", "none"), ("tcp", "none"), ("tcp", "exact"), ("tcp", "pages"), ("shm", "pages")] {
-        let stats = run(3, transport, dirty)?;
+    for (transport, dirty, more) in [
+        ("shm", "none", &[][..]),
+        ("tcp", "none", &[]),
+        ("tcp", "exact", &[]),
+        ("tcp", "pages", &[]),
+        ("shm", "pages", &[]),
+        ("tcp", "pages", &["beside"]),
+        ("shm", "pages", &["beside"]),
+    ] {
+        let stats = run_with(3, transport, dirty, more)?;
         ensure!(counter(&stats, "lines_sent") == 0 && counter(&stats, "lines_changed") == 0, "{stats}");
         let [left, whole] = ["evicted", "pages_whole"].map(|name| counter(&stats, name));
         ensure!(whole >= PAGES * (PASSES + 1), "{stats}");
@@ -101,6 +113,9 @@ fn every_byte_is_right(threads: &str, mib: &str) -> Result<()> {
         ("none", "tcp", None),
         ("pages", "tcp", None),
         ("pages", "shm", None),
+        // What is not held is moved.
+        ("pages", "tcp", Some("hold")),
+        ("pages", "shm", Some("hold")),
         ("exact", "tcp", None),
         // As before Linux 6.13: a call for each range.
         ("lines", "tcp", Some("process_madvise")),

@@ -41,8 +41,7 @@ pub enum Dirty {
     Lines,
     /// By line: against a copy; over shared memory, against the node's own
     Shadow,
-    /// By page, first writes noted by the kernel (WP_ASYNC, PAGEMAP_SCAN; Linux 6.7), for as long as the program has one
-    /// thread; then by faults
+    /// By page, first writes noted by the kernel (WP_ASYNC, PAGEMAP_SCAN; Linux 6.7)
     Pages,
     /// Not at all: every page that leaves is written back
     None,

@@ -10,16 +10,16 @@
 //!
 //! *Why no write is lost.* A clean page is write-protected from its arrival on,
 //! so a write to it faults, finds it Leaving, and waits until step 5. A dirty
-//! page is read when nothing can write to it but through a fault, and faults wait: where the program's only thread evicts, at once
+//! page, or one whose protection the kernel may have lifted by itself ([`crate::marks`]), is read when nothing can write to it but through a fault, and faults wait: where the program's only thread evicts, at once
 //! ([`crate::still`]); else after the flush of step 4, which ends every earlier write, from what is held of it ([`crate::held`]);
-//! where it cannot be held, after that of a call that has write-protected it. What the pager never does is decide by
+//! where it cannot be held, after that of a call that has write-protected or moved it. What the pager never does is decide by
 //! looking at a page that can still change.
 //!
 //! *Measured choices.* `UFFDIO_MOVE` would unmap and keep the bytes in one step,
 //! but flushes per run of adjacent pages: 1.1 µs a page alone, and 10 µs each
 //! once a second thread runs; vectored `process_madvise` is 0.25 µs a page in
 //! either case. `WP_ASYNC` spares the first write's signal but leaves no moment
-//! at which a page is known clean and cannot change, but to a program's only thread ([`crate::marks`]).
+//! at which a page is known clean and cannot change, but to a program's only thread; others compare it ([`crate::marks`]).
 //!
 //! When, and by whom: [`crate::headroom`].
 
@@ -53,8 +53,9 @@ impl Pager {
         if evictor.leaving.is_empty() {
             return 0;
         }
-        self.hear_of_writes(evictor);
-        let any_held = self.settle_dirty(evictor);
+        let still = self.is_still(evictor);
+        self.hear_of_writes(evictor, still);
+        let any_held = self.settle_dirty(evictor, still);
         self.copy_dirty(evictor, false);
         self.drop_pages(evictor);
         if any_held {
@@ -107,7 +108,7 @@ impl Pager {
                     match seen.state() {
                         State::Resident if seen.pins() == 0 && evictor.leaving.len() < n => {
                             if word.shift(seen, seen.to(State::Leaving)) {
-                                evictor.leaving.push(Leaving { page, from: seen, to: seen, held: false });
+                                evictor.leaving.push(Leaving::found(page, seen));
                                 break;
                             }
                         }
@@ -182,14 +183,28 @@ impl Pager {
             let next = leaving.get(at + 1).filter(|next| compares && next.held == held);
             let next = next.and_then(|next| self.compared_with(next));
             let l = &mut leaving[at];
-            if !l.from.dirty() {
+            let before = l.marked.then(|| self.held_before(evictor, l, at));
+            if !l.is_read() {
                 self.rewrites.saw_protected(l.from, false, false);
                 evictor.tally.clean += 1;
                 l.to = l.from.to(State::Remote).with_written(false);
                 continue;
             }
-            let bytes = if held { evictor.held.next() } else { l.page.addr() as *const u8 };
-            let readable = held || !self.table.may_be_unreadable(l.page);
+            let bytes = match held {
+                true => evictor.held.next(),
+                false if l.moved => self.take_out(evictor, l.page),
+                false => l.page.addr() as *const u8,
+            };
+            let readable = held || l.moved || !self.table.may_be_unreadable(l.page);
+            if let Some(before) = before {
+                // SAFETY: the page's bytes cannot change any more, and what it held before is the evictor's, or in its slot.
+                if unsafe { self.tracker.same(bytes, before) } {
+                    evictor.tally.clean += 1;
+                    l.to = l.from.to(State::Remote).with_written(false);
+                    continue;
+                }
+                l.from = l.from.with_dirty(true);
+            }
             let zero = if readable {
                 // SAFETY: the page is present and Leaving, or its bytes are held: nobody can take it away or change it.
                 unsafe { is_zero(bytes) }
@@ -219,10 +234,9 @@ impl Pager {
                 Some(own) if self.pool.is_own(own) => own,
                 shared => {
                     freed.extend(shared);
-                    match evictor.slots.pop() {
-                        Some(slot) => slot,
-                        None => broken("fewer slots than pages that need one"),
-                    }
+                    // Who was not known to need one takes nobody else's.
+                    let other = if l.marked { self.one_slot() } else { evictor.slots.pop() };
+                    other.unwrap_or_else(|| broken("fewer slots than pages that need one"))
                 }
             };
             // Lines are laid onto what the slot holds: only where that is what the page came in with.
@@ -250,11 +264,24 @@ impl Pager {
         self.ring_writes(evictor);
     }
 
+    #[cold]
+    fn one_slot(&self) -> Option<FarSlot> {
+        let mut slots = Vec::with_capacity(1);
+        self.pool.alloc(1, &mut slots).unwrap_or_else(|e| self.no_room(&e));
+        slots.pop()
+    }
+
+    #[cold]
+    fn take_out(&self, evictor: &mut Evictor, page: PageId) -> *const u8 {
+        let taken = evictor.take_out(page);
+        taken.unwrap_or_else(|e| broken(&format!("page {:#x} cannot be moved out of its mapping: {e}", page.addr())))
+    }
+
     /// Gets the first lines of a page that is to be copied or compared in its place into the CPU's cache, and of its slot: both are cold,
     /// in memory pages of their own, which is where a CPU's own looking ahead begins anew.
     #[inline]
     fn look_ahead(&self, l: &Leaving) {
-        if l.from.dirty() {
+        if l.is_read() {
             let slot = self.mapped_slot(l.from);
             for at in (0..LOOKED_AHEAD).map(|line| line * LINE_BYTES) {
                 prefetch(l.page.addr() + at);
@@ -319,7 +346,7 @@ impl Pager {
         })
     }
 
-    fn mapped_slot(&self, from: Word) -> Option<*const u8> {
+    pub(crate) fn mapped_slot(&self, from: Word) -> Option<*const u8> {
         let slot = from.slot().map_or(0, |slot| self.pool.place(slot).mapped);
         (slot != 0).then_some(slot as *const u8)
     }

@@ -2,11 +2,11 @@
 
 use crate::held::Held;
 use crate::log::Log;
+use crate::marks::Marks;
 use crate::thread::Thread;
 use crate::word::Word;
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES, PageId};
 use farmem_sys::memory::{copy_page, is_zero};
-use farmem_sys::pagemap::OwnPages;
 use farmem_sys::raw::{Errno, checked};
 use farmem_sys::thread::Tasks;
 
@@ -27,8 +27,8 @@ pub struct Evictor {
     pub(crate) tasks: Tasks,
     /// `/proc/self/mem`, for pages that the program itself may not read now.
     mem_fd: i32,
-    /// A page of ours to which one is copied that may not be read, or moved where `/proc/self/mem` is not to be had; 0 if
-    /// there is none yet.
+    /// Two pages of ours, to one of which a page is copied that may not be read, or moved where `/proc/self/mem` is not to be had or the page
+    /// could change; 0 if there are none yet. The second is where the bytes of a moved one are.
     bench: usize,
     /// Dirty pages that are held by reference.
     pub(crate) held: Held,
@@ -37,7 +37,7 @@ pub struct Evictor {
     /// Changed lines on their way.
     pub(crate) log: Log,
     /// First writes that the kernel has noted ([`crate::marks`]).
-    pub(crate) marks: Option<OwnPages>,
+    pub(crate) marks: Option<Marks>,
     /// What the batch at hand is to be counted as.
     pub(crate) tally: Tally,
 }
@@ -68,13 +68,29 @@ pub(crate) struct Leaving {
     pub from: Word,
     /// … and as it will be.
     pub to: Word,
-    /// It is dirty, and read when its mapping is gone.
+    /// It may be written to until its mapping has gone, and is read then, by reference.
     pub held: bool,
+    /// It may be written to until it is moved, and is read then.
+    pub moved: bool,
+    /// It had not been written when that was asked ([`crate::marks`]), and is compared with what it held then.
+    pub marked: bool,
+}
+
+impl Leaving {
+    /// A page as it was found.
+    pub fn found(page: PageId, from: Word) -> Leaving {
+        Leaving { page, from, to: from, held: false, moved: false, marked: false }
+    }
+
+    /// Whether it is read on its way out.
+    pub fn is_read(&self) -> bool {
+        self.from.dirty() || self.marked
+    }
 }
 
 impl Evictor {
     /// `vectored`: try `process_madvise`.
-    pub(crate) fn new(vectored: bool, log: Log, marks: Option<OwnPages>) -> Evictor {
+    pub(crate) fn new(vectored: bool, log: Log, marks: Option<Marks>) -> Evictor {
         Evictor {
             victims: Vec::with_capacity(BATCH),
             leaving: Vec::with_capacity(BATCH),
@@ -101,6 +117,15 @@ impl Evictor {
         self.read_moved(page, to)
     }
 
+    /// Moves a leaving page out of its mapping, so that nobody can write to it any more; its bytes, until the next is moved.
+    #[cold]
+    pub fn take_out(&mut self, page: PageId) -> Result<*const u8, Errno> {
+        self.have_bench()?;
+        let bytes = (self.bench + PAGE_BYTES) as *mut u8;
+        self.read_moved(page, bytes)?;
+        Ok(bytes)
+    }
+
     /// [`Evictor::read_leaving`] where a child was forked after its parent had given up its user or its root directory,
     /// and may not open `/proc/self/mem`: moves the page's memory out of its mapping, which stays as it is, so that other
     /// threads of the program never see the page with another protection.
@@ -124,7 +149,7 @@ impl Evictor {
 
     fn have_bench(&mut self) -> Result<(), Errno> {
         if self.bench == 0 {
-            self.bench = farmem_sys::holdings::reserve(PAGE_BYTES)? as usize;
+            self.bench = farmem_sys::holdings::reserve(2 * PAGE_BYTES)? as usize;
         }
         Ok(())
     }

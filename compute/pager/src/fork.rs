@@ -27,6 +27,8 @@ use std::sync::atomic::Ordering;
 pub struct Fork<'a> {
     inside: Inside<'a>,
     share: ForkShare,
+    /// The words of resident pages tell which are clean.
+    told: bool,
     _signals: SignalsBlocked,
 }
 
@@ -36,18 +38,18 @@ impl Pager {
         let signals = SignalsBlocked::new();
         let inside = self.threads.enter();
         self.threads.close(&inside);
-        {
+        let told = {
             let mut evictor = self.evictor.lock();
-            self.hear_of_all_writes(&evictor);
             self.drain_writes(&mut evictor);
-        }
+            self.hear_of_all_writes(&evictor)
+        };
         let share = match self.pool.fork_prepare() {
             Ok(share) => share,
             Err(lost) => self.node_lost(&lost),
         };
         self.has_forked.store(true, Ordering::Relaxed);
         self.inheritable(true);
-        Fork { inside, share, _signals: signals }
+        Fork { inside, share, told, _signals: signals }
     }
 
     /// In the parent; `forked` false when the fork failed.
@@ -73,7 +75,7 @@ impl Pager {
             if let Err(e) = self.uffd.register(start, region.end - start) {
                 die(exit::BROKEN, &format!("a forked child could not take over its far memory: {e}"));
             }
-            self.take_over(start, region.end);
+            self.take_over(start, region.end, fork.told);
         }
         drop(space);
         self.evictor.lock().renew_in_child();
@@ -94,13 +96,14 @@ impl Pager {
     }
 
     /// Clean pages of a region were write-protected by the parent's userfaultfd; the child's must
-    /// do it again, or first writes would go unseen. Pins belong to threads that do not exist here.
-    fn take_over(&self, start: usize, end: usize) {
+    /// do it again, or first writes would go unseen; which they are is `told` by their words, or else none is. Pins belong to threads
+    /// that do not exist here.
+    fn take_over(&self, start: usize, end: usize, told: bool) {
         let (first, last) = pages(start, end);
         self.table.walk(first, last, |_, word| {
             let seen = word.load();
             if seen.state() == State::Resident {
-                word.set(seen.with_field(0));
+                word.set(seen.with_field(0).with_dirty(seen.dirty() || !told));
             }
         });
         self.protect_clean(start, end);

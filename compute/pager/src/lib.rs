@@ -92,13 +92,13 @@ use farmem_protocol::addr::PAGE_BYTES;
 use farmem_protocol::counters;
 use farmem_sys::clock;
 use farmem_sys::lines::WHOLE_TOP;
-use farmem_sys::pagemap::OwnPages;
 use farmem_sys::raw::Errno;
 use farmem_sys::sync::Lock;
 use farmem_sys::uffd::{OpenError, Uffd, feature};
 use guess::Rewrites;
 use headroom::Headroom;
 use log::{By, Log};
+use marks::Marks;
 use pin::Lost;
 use record::Recorder;
 use space::Space;
@@ -261,11 +261,8 @@ pub fn start(
     if recorder.is_some() {
         config.dirty = Dirty::Exact;
     }
-    let marks = match (config.mode, config.dirty) {
-        (FaultMode::Inline, Dirty::Pages) => Some(OwnPages::open().map_err(StartError::Marks)?),
-        _ => None,
-    };
-    let uffd = Uffd::open(features(config.mode, marks.is_some())).map_err(StartError::Userfaultfd)?;
+    let noted = config.dirty == Dirty::Pages;
+    let uffd = Uffd::open(features(config.mode, noted)).map_err(StartError::Userfaultfd)?;
     let local = config.local / PAGE_BYTES as u64;
     let by = if config.write_lines || pool.any_wired() { By::Writes } else { By::Records };
     let beside = config.dirty.keeps_hashes() && by == By::Records;
@@ -273,7 +270,11 @@ pub fn start(
     let staged = if pool.all_mapped() { 0 } else { (local / part).clamp(32, 8192) };
     let logged = if config.dirty.tells_lines() { staged as usize } else { 0 };
     let (mut log, log_bytes) = Log::new(logged, by).map_err(StartError::Memory)?;
-    let left = local - staged - log_bytes as u64 / PAGE_BYTES as u64;
+    // A batch must find room in the ring without waiting for its own pages.
+    let most = if staged == 0 { evictor::BATCH } else { evictor::BATCH.min(staged as usize / 2) };
+    let copies = if noted && !pool.all_mapped() { most } else { 0 };
+    let marks = if noted { Some(Marks::open(copies).map_err(StartError::Marks)?) } else { None };
+    let left = local - staged - (log_bytes / PAGE_BYTES + copies) as u64;
     let hashed = match by {
         By::Records => Hashed::InBrief { mask: if config.overlook { 0xC00 } else { WHOLE_TOP } },
         By::Writes => Hashed::InFull,
@@ -294,8 +295,6 @@ pub fn start(
         unsafe { zeros.add(page * PAGE_BYTES).read_volatile() };
     }
     counters.mode.store(1 + (config.mode == FaultMode::Thread) as u32, Ordering::Relaxed);
-    // A batch must find room in the ring without waiting for its own pages.
-    let most = if staged == 0 { evictor::BATCH } else { evictor::BATCH.min(staged as usize / 2) };
     let batch_of_many = (limit as usize / 8).clamp(8, most);
     // Room kept free is local memory that the program does not have: half a batch on the average.
     let batch = batch_of_many.min((limit as usize / 64).max(32));

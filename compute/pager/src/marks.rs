@@ -5,63 +5,113 @@
 //! a page without it may have been written since it was last asked about.
 //!
 //! ```text
-//!  a page leaves            marks are asked (hear_of_writes): written ones have D from then on, and go to their slots
-//!  a fork begins            all marks are asked: the child's words, which are copies, tell what is clean
-//!  a second thread begins   all are asked, and the descriptor is changed for one whose protection is synchronous (company_begins)
+//!  a page leaves     1 copied, where its slot, which holds what it came in with, is not mapped; the program being still, neither 1 nor 3
+//!                    2 asked about: without its mark it has D from then on, and goes to its slot
+//!                    3 with its mark: held or moved, and compared when nobody can write to it any more ([`crate::settle`])
+//!  a fork begins     all pages are asked about, so that the child's words, which are copies, tell what is clean; where the program is
+//!                    not still, the child takes all of its pages for written
 //! ```
 //!
-//! *Why only for one thread.* An answer holds as long as nobody writes. To protect a page first, as evictions do elsewhere, is not to
-//! be had: `WP_ASYNC` is the whole descriptor's, and lifts that protection too. Where the program is still ([`crate::still`]) nobody
-//! writes. Ways to hold other threads' writes off, and what each costs, are in `docs/design/lines.md`, as is why this is not
-//! the default.
+//! *Why that is exact.* An answer holds as long as nobody writes, and nothing can be protected meanwhile: `WP_ASYNC` is the whole
+//! descriptor's, and lifts that protection too. Where the program is still ([`crate::still`]) nobody writes. Else a page that had its mark
+//! after it was copied had not been written by then, so the copy is what it came in with; and what it is compared with that for is read when
+//! its mapping has gone, so it is what it was in the end.
+//!
+//! Other ways to hold other threads' writes off, what each costs, and why this is not the default, are in `docs/design/lines.md`.
 
-use crate::dirty::Dirty;
-use crate::ending::{broken, die};
-use crate::evictor::{Evictor, neighbours};
+use crate::ending::broken;
+use crate::evictor::{Evictor, Leaving, neighbours};
 use crate::space::pages;
 use crate::word::State;
 use crate::{Pager, features};
 use farmem_protocol::addr::{PAGE_BYTES, PageId};
-use farmem_protocol::exit;
+use farmem_sys::memory::copy_page;
 use farmem_sys::pagemap::OwnPages;
-use farmem_sys::raw::SignalsBlocked;
+use farmem_sys::raw::Errno;
+
+/// Who is asked about marks, and what pages held before.
+pub(crate) struct Marks {
+    own: OwnPages,
+    /// Of the pages of a batch, in its order; its first `room`.
+    copies: *mut u8,
+    room: usize,
+}
+
+// SAFETY: the copies are this value's alone.
+unsafe impl Send for Marks {}
+
+impl Marks {
+    /// With room for so many copies.
+    ///
+    /// # Errors
+    /// The system's: there is no /proc here, or no memory.
+    pub fn open(room: usize) -> Result<Marks, Errno> {
+        let copies = farmem_sys::holdings::reserve(room.max(1) * PAGE_BYTES)?;
+        Ok(Marks { own: OwnPages::open()?, copies, room })
+    }
+
+    /// Where the copy of a batch's page is.
+    fn copy(&self, at: usize) -> Option<*mut u8> {
+        // SAFETY: within the copies.
+        (at < self.room).then(|| unsafe { self.copies.add(at * PAGE_BYTES) })
+    }
+
+    fn written(&self, start: usize, end: usize, found: impl FnMut(usize, usize)) {
+        self.own.written(start, end, found).unwrap_or_else(|e| broken(&format!("PAGEMAP_SCAN: {e}")));
+    }
+}
 
 impl Pager {
-    /// Of pages that leave, those that were written have D from now on.
-    pub(crate) fn hear_of_writes(&self, evictor: &mut Evictor) {
+    /// Of pages that leave, those that were written have D from now on; the others, unless the program is still, are marked.
+    pub(crate) fn hear_of_writes(&self, evictor: &mut Evictor, still: bool) {
         let Some(marks) = &evictor.marks else { return };
-        self.must_be_still(evictor);
+        let mut at = 0;
         for together in evictor.leaving.chunk_by_mut(neighbours) {
+            let first = together[0].page;
+            for l in together.iter_mut() {
+                // What cannot be compared is taken for written.
+                let known = l.from.dirty() || still || self.keeps_before(marks, l, at);
+                l.from = l.from.with_dirty(l.from.dirty() || !known);
+                at += 1;
+            }
             if together.iter().all(|l| l.from.dirty()) {
                 continue;
             }
-            let first = together[0].page;
-            let heard = marks.written(first.addr(), first.addr() + together.len() * PAGE_BYTES, |from, to| {
+            marks.written(first.addr(), first.addr() + together.len() * PAGE_BYTES, |from, to| {
                 let index = |at| (PageId::of(at).0 - first.0) as usize;
                 together[index(from)..index(to)].iter_mut().for_each(|l| l.from = l.from.with_dirty(true));
             });
-            heard.unwrap_or_else(|e| broken(&format!("PAGEMAP_SCAN: {e}")));
+            together.iter_mut().for_each(|l| l.marked = !still && !l.from.dirty());
         }
     }
 
-    fn must_be_still(&self, evictor: &Evictor) {
+    /// Whether it will be known what a page, the batch's `at`th, holds now: before it is asked about.
+    fn keeps_before(&self, marks: &Marks, l: &Leaving, at: usize) -> bool {
+        if self.mapped_slot(l.from).is_some() {
+            return true;
+        }
+        let copy = marks.copy(at).filter(|_| !self.table.may_be_unreadable(l.page));
+        if let Some(copy) = copy {
+            // SAFETY: the page is present, readable and Leaving. Who writes to it meanwhile takes its mark away, and then nobody looks at the copy.
+            unsafe { copy_page(l.page.addr() as *const u8, copy) };
+        }
+        copy.is_some()
+    }
+
+    /// What a marked page, the batch's `at`th, held when it had its mark: a page's bytes.
+    pub(crate) fn held_before(&self, evictor: &Evictor, l: &Leaving, at: usize) -> *const u8 {
+        let copy = || evictor.marks.as_ref().and_then(|marks| marks.copy(at)).map(<*mut u8>::cast_const);
+        self.mapped_slot(l.from).or_else(copy).unwrap_or_else(|| broken("a marked page of which nothing was kept"))
+    }
+
+    /// A fork begins, with nobody else in the pager. Whether the words of pages that are resident tell which are clean.
+    pub(crate) fn hear_of_all_writes(&self, evictor: &Evictor) -> bool {
+        let Some(marks) = &evictor.marks else { return true };
         if !self.is_still(evictor) {
-            let why = match evictor.tasks.others() {
-                None => "the system does not tell how many threads the program has, which --dirty pages must know",
-                Some(_) => {
-                    "a thread has begun by a call that was not seen, and --dirty pages cannot tell what it writes"
-                }
-            };
-            die(exit::BROKEN, &format!("{why}: run the program with --dirty exact"));
+            return false;
         }
-    }
-
-    /// The same of all pages that are resident. By the program's only thread, in the pager.
-    pub(crate) fn hear_of_all_writes(&self, evictor: &Evictor) {
-        let Some(marks) = &evictor.marks else { return };
-        self.must_be_still(evictor);
         for (start, region) in self.space.lock().iter() {
-            let heard = marks.written(start, region.end, |from, to| {
+            marks.written(start, region.end, |from, to| {
                 let (first, last) = pages(from, to);
                 self.table.walk(first, last, |_, word| {
                     let seen = word.load();
@@ -70,47 +120,18 @@ impl Pager {
                     }
                 });
             });
-            heard.unwrap_or_else(|e| broken(&format!("PAGEMAP_SCAN: {e}")));
         }
+        true
     }
 
     /// In a forked child, before it has a userfaultfd of its own: whether it can ask about its threads, and its marks; the features
     /// that it wants then. What it has inherited is closed first, for it may have no descriptors left for both.
     pub(crate) fn renew_marks(&self, evictor: &mut Evictor) -> u64 {
         evictor.tasks.reopen();
-        if evictor.marks.take().is_some() {
-            evictor.marks = OwnPages::open().ok().filter(|_| evictor.tasks.others().is_some());
+        if let Some(Marks { own, copies, room }) = evictor.marks.take() {
+            drop(own);
+            evictor.marks = OwnPages::open().ok().map(|own| Marks { own, copies, room });
         }
         features(self.config.mode, evictor.marks.is_some())
-    }
-
-    /// Somebody is about to run beside the calling thread, until now the program's only one, on the same memory. Called before
-    /// each that begins, by the process that the pager belongs to; and at start, where nobody would see who begins.
-    pub fn company_begins(&self) {
-        // Nobody else needs to know, and who does not waits for no lock.
-        if self.config.dirty != Dirty::Pages {
-            return;
-        }
-        let _signals = SignalsBlocked::new();
-        let _inside = self.threads.enter();
-        let mut evictor = self.evictor.lock();
-        self.hear_of_all_writes(&evictor);
-        if evictor.marks.take().is_none() {
-            return;
-        }
-        let failed = |e: &dyn std::fmt::Display| -> ! {
-            die(exit::BROKEN, &format!("far memory could not be made ready for a second thread: {e}"))
-        };
-        let space = self.space.lock();
-        // What is not registered would read as zeros: nobody reads, for there is one thread. To close the descriptor does not end what
-        // is registered with it: a child that has just begun may hold another of it, until it executes or has its own.
-        for (start, region) in space.iter() {
-            self.uffd.unregister(start, region.end - start).unwrap_or_else(|e| failed(&e));
-        }
-        self.uffd.reopen(features(self.config.mode, false)).unwrap_or_else(|e| failed(&e));
-        for (start, region) in space.iter() {
-            self.uffd.register(start, region.end - start).unwrap_or_else(|e| failed(&e));
-            self.protect_clean(start, region.end);
-        }
     }
 }

@@ -4,9 +4,12 @@
 //!  the program is still      nothing can be written ([`crate::still`])               read in place, then dropped
 //!  else                      what is written goes to what is held ([`crate::held`])  dropped, then read
 //!  where that cannot be      dirty pages are write-protected, by a call for each     read in place, then dropped
+//!   … and marks are asked    they are moved out of their mapping, one by one         read where they are then
 //! ```
 //!
-//! The last is the dear one: a call takes 0.5 to 0.7 µs, and 3 to 15 where it interrupts other CPUs that the program runs on. (Until 25 November 2026
+//! (Where marks are asked ([`crate::marks`]) nothing is protected: the kernel would lift that by itself.)
+//!
+//! The last but one is the dear one of the default: a call takes 0.5 to 0.7 µs, and 3 to 15 where it interrupts other CPUs that the program runs on. (Until 25 November 2026
 //! one call protected many pages, with what lay between, where calls were dear: what that cost is in `docs/design/pager.md`, *Dirty pages leave by reference*.)
 
 use crate::Pager;
@@ -28,12 +31,12 @@ pub(crate) enum Settled {
     Still,
     /// Held: their mapping goes, and then they are read.
     Held,
-    /// Write-protected.
+    /// Write-protected, or moved.
     Protected,
 }
 
 fn must_be_protected(l: &Leaving) -> bool {
-    l.from.dirty() && !l.held
+    l.is_read() && !l.held
 }
 
 /// What a call that protects can reach: from a run's first page that must be to its last.
@@ -55,13 +58,10 @@ fn ranges_of_held(leaving: &[Leaving], ranges: &mut Vec<libc::iovec>) {
 }
 
 impl Pager {
-    /// Settles the dirty pages of a batch; whether any are held.
-    pub(crate) fn settle_dirty(&self, evictor: &mut Evictor) -> bool {
-        // Where the kernel notes first writes nothing may be protected, which would give a page that was written since it was asked about
-        // its mark back. There the program is still, or has ended ([`crate::marks`]).
-        let still = evictor.marks.is_some() || self.is_still(evictor);
+    /// Settles the pages of a batch that are read, the program being still or not; whether any are held.
+    pub(crate) fn settle_dirty(&self, evictor: &mut Evictor, still: bool) -> bool {
         self.headroom.found(still);
-        let dirty = evictor.leaving.iter().filter(|l| l.from.dirty()).count();
+        let dirty = evictor.leaving.iter().filter(|l| l.is_read()).count();
         if dirty == 0 {
             return false;
         }
@@ -72,13 +72,16 @@ impl Pager {
             _ => Settled::Held,
         };
         if !still && held < dirty {
-            self.protect_dirty(&evictor.leaving);
+            match evictor.marks {
+                Some(_) => evictor.leaving.iter_mut().for_each(|l| l.moved = must_be_protected(l)),
+                None => self.protect_dirty(&evictor.leaving),
+            }
         }
         self.rewrites.leave(settled, self.pool.all_mapped());
         held > 0
     }
 
-    /// Holds what can be held of the dirty pages that leave, in their order; how many.
+    /// Holds what can be held of the pages that are read, in their order; how many.
     fn hold_dirty(&self, evictor: &mut Evictor) -> usize {
         if !self.config.hold || may_be_merged() {
             return 0;
@@ -87,7 +90,7 @@ impl Pager {
         if room == 0 {
             return 0;
         }
-        for l in evictor.leaving.iter_mut().filter(|l| l.from.dirty() && !self.table.may_be_unreadable(l.page)) {
+        for l in evictor.leaving.iter_mut().filter(|l| l.is_read() && !self.table.may_be_unreadable(l.page)) {
             l.held = room > 0;
             room = room.saturating_sub(1);
         }

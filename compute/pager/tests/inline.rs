@@ -64,6 +64,11 @@ const WAYS: &[(&str, Way)] = &[
     ("shm-shadow", Way { dirty: Dirty::Shadow, ..PLAIN }),
     ("tcp-shadow", Way { mapped: false, dirty: Dirty::Shadow, ..PLAIN }),
     ("tcp-exact", Way { mapped: false, dirty: Dirty::Exact, ..PLAIN }),
+    ("shm-pages", Way { dirty: Dirty::Pages, ..PLAIN }),
+    ("tcp-pages", Way { mapped: false, dirty: Dirty::Pages, ..PLAIN }),
+    ("shm-pages-moved", Way { dirty: Dirty::Pages, hold: false, ..PLAIN }),
+    ("tcp-pages-moved", Way { mapped: false, dirty: Dirty::Pages, hold: false, ..PLAIN }),
+    ("thread-pages", Way { mode: FaultMode::Thread, dirty: Dirty::Pages, ..PLAIN }),
     ("shm-none", Way { dirty: Dirty::None, ..PLAIN }),
     ("tcp-none", Way { mapped: false, dirty: Dirty::None, ..PLAIN }),
     ("tcp-one-by-one", Way { mapped: false, prefetch: false, vectored: false, ..PLAIN }),
@@ -150,6 +155,14 @@ fn by_pages_and_not_at_all() {
     ["tcp-exact", "shm-none", "tcp-none"].iter().for_each(|way| in_its_own_process(way));
 }
 
+/// First writes noted by the kernel, of a program with several threads: pages are held, or moved, and compared.
+#[test]
+fn by_marks() {
+    ["shm-pages", "tcp-pages", "shm-pages-moved", "tcp-pages-moved", "thread-pages"]
+        .iter()
+        .for_each(|way| in_its_own_process(way));
+}
+
 /// What the tests above run; nothing by itself.
 #[test]
 fn child() {
@@ -161,8 +174,14 @@ fn child() {
     // The harness's own thread beside: the program is not still. (Pages of a block that was barred are protected in any case.)
     let [held, protecting] =
         [&counters.held, &counters.protecting_calls].map(|counter| counter.load(Ordering::Relaxed));
-    let (often, seldom) = if way.hold { (held, protecting) } else { (protecting, held) };
-    assert!(often > 100 && seldom < often / 2, "{name}: {held} pages held, {protecting} calls");
+    match (way.hold, way.dirty) {
+        // What is not held is moved.
+        (hold, Dirty::Pages) => {
+            assert!(protecting == 0 && (held > 100) == hold, "{name}: {held} pages held, {protecting} calls")
+        }
+        (true, _) => assert!(held > 100 && protecting < held / 2, "{name}: {held} pages held, {protecting} calls"),
+        (false, _) => assert!(protecting > 100 && held == 0, "{name}: {held} pages held, {protecting} calls"),
+    }
     let refused = counters.pages_refused.load(Ordering::Relaxed);
     // (One line in 4096 is overlooked anyhow.)
     assert!(!way.overlook || refused > 100, "{name}: {refused} pages were refused");

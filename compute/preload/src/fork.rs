@@ -34,18 +34,13 @@ pub const BESIDE: u32 = (libc::CLONE_VM | libc::CLONE_VFORK) as u32;
 /// What the stubs of [`crate::sites`] dispatch before such a clone, and before such a clone3: numbers of no system call.
 pub const COMPANY: [i64; 2] = [500, 501];
 
-/// To be called before a clone of such flags is made, by who makes it.
+/// To be called before a clone of such flags is made, by who makes it: what will be counted by nobody is noted.
 pub fn company_begins(flags: usize) {
     if flags as u32 & BESIDE != libc::CLONE_VM as u32 {
         return;
     }
-    let at_home = is_this_process();
-    // Before what begins is noted: as long as it is not, the caller is alone.
-    if at_home {
-        pager().company_begins();
-    }
     // Nothing counts a process of its own, nor a vfork child's threads.
-    if flags & libc::CLONE_THREAD as usize == 0 || !at_home {
+    if flags & libc::CLONE_THREAD as usize == 0 || !is_this_process() {
         let _ = COMPANIONS.compare_exchange(0, ONE, Ordering::Relaxed, Ordering::Relaxed);
     }
 }

@@ -184,7 +184,6 @@ fn arm(text: &str) -> Result<(), String> {
         );
     }
     if !sites::sees_clones() {
-        pager.company_begins();
         COMPANIONS.store(UNSEEN, Ordering::Relaxed);
     }
     let own = go::mark();

@@ -16,8 +16,8 @@
 //!             others: protected   a copy at the first write lines that differ from the copy
 //!   exact     protected; where the slot is mapped, likely
 //!             written ones: writable, compared with it      all of a page that was written
-//!   pages     protected, by one   nothing                   all of a page whose mark is gone
-//!             who has one thread                            ([`crate::marks`])
+//!   pages     protected, and the  nothing                   all of a page whose mark is gone,
+//!             kernel lifts it                               or that differs ([`crate::marks`])
 //!   none      writable            nothing                   all of every page
 //! ```
 //!
@@ -59,7 +59,7 @@ pub enum Dirty {
     Lines,
     /// See the module.
     Shadow,
-    /// See the module. Once a second thread begins as `exact`, without guesses.
+    /// See the module.
     Pages,
     /// See the module.
     None,
@@ -371,6 +371,15 @@ impl Tracker {
                 })
             }
         }
+    }
+
+    /// Whether two pages are the same, byte for byte.
+    ///
+    /// # Safety
+    /// Both must be mapped, and stay as they are.
+    pub unsafe fn same(&self, a: *const u8, b: *const u8) -> bool {
+        // SAFETY: the caller's promise; the hasher has a unit of this CPU's.
+        unsafe { exact::differing(self.hasher.unit(), a, b, None) == 0 }
     }
 
     /// Pages leave, or are taken away: nothing is kept of them any more. The caller owns them.

@@ -1,9 +1,9 @@
 //! `pthread_create`: a thread of the program's is ready for faults before it runs anything.
 
 use super::{OWNED, RECORDS, begin, current, has_stack};
+use crate::near;
 use crate::process::{pager, started};
 use crate::signals::masks;
-use crate::{fork, near};
 use farmem_protocol::addr::is_far;
 use farmem_sys::raw::SignalsBlocked;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -140,8 +140,6 @@ pub unsafe fn thread(
     let mut job = Pinning { attributes: attributes as usize, stack: near::stack_pointer() };
     // On a near stack: pinning the stack one stands on would be a fault inside the pager.
     near::call(pin_far_stacks, &mut job);
-    // Its clone says so too, where libc's text is patched.
-    near::call(company_begins, &mut ());
     // SAFETY: the caller's arguments but for the routine, which passes control on to the program's.
     let ret = unsafe { real(thread, attributes, farmem_thread_start as *const () as usize, start.cast()) };
     near::call(unpin_own_stack, &mut job);
@@ -152,10 +150,6 @@ pub unsafe fn thread(
         drop(unsafe { Box::from_raw(start) });
     }
     ret
-}
-
-extern "C" fn company_begins((): &mut ()) {
-    fork::company_begins((libc::CLONE_VM | libc::CLONE_THREAD) as usize);
 }
 
 struct Pinning {
