@@ -63,8 +63,10 @@ plain_counters! {
     evicted_clean,
     /// Batches.
     evict_batches,
-    /// Dirty pages held by reference on their way out.
+    /// Pages held by reference on their way out.
     held,
+    /// Pages moved out of their mapping.
+    moved,
     /// Calls that protected dirty pages.
     protecting_calls,
     /// Pages evicted by faulting threads.

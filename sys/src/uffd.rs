@@ -47,11 +47,10 @@ struct WriteProtect {
 
 const API: u64 = iowr(0x3F, size_of::<Api>());
 const REGISTER: u64 = iowr(0x00, size_of::<Register>());
-const UNREGISTER: u64 = ior(0x01, size_of::<Range>());
 const WAKE: u64 = ior(0x02, size_of::<Range>());
 const COPY: u64 = iowr(0x03, size_of::<Copy>());
 const WRITEPROTECT: u64 = iowr(0x06, size_of::<WriteProtect>());
-const _: () = assert!(API == 0xc018aa3f && REGISTER == 0xc020aa00 && UNREGISTER == 0x8010aa01);
+const _: () = assert!(API == 0xc018aa3f && REGISTER == 0xc020aa00);
 const _: () = assert!(WAKE == 0x8010aa02 && COPY == 0xc028aa03 && WRITEPROTECT == 0xc018aa06);
 
 const USER_MODE_ONLY: usize = 1;
@@ -173,7 +172,7 @@ pub struct FaultEvent {
 
 /// A userfaultfd.
 pub struct Uffd {
-    /// Replaced only where one thread of the program's exists: in a forked child, and before the second begins.
+    /// Replaced only in a forked child, while it has one thread.
     fd: AtomicI32,
     /// Faults raise SIGBUS: no thread ever sleeps on an event, and none is looked for.
     sleepless: bool,
@@ -225,8 +224,8 @@ impl Uffd {
         self.fd.load(Ordering::Relaxed)
     }
 
-    /// Goes on with another userfaultfd, with which nothing is registered yet: in a forked child, or where no other thread of the
-    /// program's exists. The one before is closed first, for a program may have no descriptor left for both.
+    /// Goes on with another userfaultfd, with which nothing is registered yet: in a forked child, while it has one
+    /// thread. The one before is closed first, for a program may have no descriptor left for both.
     pub fn reopen(&self, features: u64) -> Result<(), OpenError> {
         close(self.fd.swap(-1, Ordering::Relaxed));
         let own = Uffd::open(features)?;
@@ -239,12 +238,6 @@ impl Uffd {
     pub fn register(&self, start: usize, len: usize) -> Result<(), Errno> {
         let mut arg = Register { range: Range { start: start as u64, len: len as u64 }, mode: 3, ioctls: 0 };
         self.ioctl(REGISTER, &mut arg).map(drop)
-    }
-
-    /// Ends what [`Uffd::register`] began.
-    pub fn unregister(&self, start: usize, len: usize) -> Result<(), Errno> {
-        let mut arg = Range { start: start as u64, len: len as u64 };
-        self.ioctl(UNREGISTER, &mut arg).map(drop)
     }
 
     /// Installs pages at `dst` with the bytes at `src`, atomically per page, write-protected if asked.

@@ -35,7 +35,7 @@ use farmem_pool::NoRoom;
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES, PageId};
 use farmem_protocol::exit;
 use farmem_protocol::lines::LINE_BYTES;
-use farmem_sys::memory::{copy_page, discard_vectored, is_zero, prefetch, prefetch_second, try_discard};
+use farmem_sys::memory::{copy_page, discard_vectored, is_zero, prefetch, prefetch_second, same_page, try_discard};
 use farmem_sys::raw::Errno;
 use std::time::Duration;
 
@@ -61,14 +61,19 @@ impl Pager {
         if any_held {
             self.copy_dirty(evictor, true);
         }
+        let mut left = 0;
         for leaving in &evictor.leaving {
             let word = self.table.word(leaving.page);
             word.set(leaving.to);
+            left += !leaving.stays as usize;
             if leaving.to == Word::UNTOUCHED {
                 self.table.cleared(leaving.page);
             }
         }
-        let left = evictor.leaving.len();
+        if left < evictor.leaving.len() {
+            let mut policy = self.policy();
+            evictor.leaving.iter().filter(|l| l.stays).for_each(|l| policy.kept(l.page));
+        }
         self.headroom.left();
         self.unreserve(left as u64);
         self.count_batch(left as u64, std::mem::take(&mut evictor.tally));
@@ -143,6 +148,7 @@ impl Pager {
     fn count_batch(&self, left: u64, tally: Tally) {
         self.count(&self.counters.evicted, left);
         self.count(&self.counters.evict_batches, 1);
+        self.count(&self.counters.moved, tally.moved);
         self.count(&self.counters.evicted_clean, tally.clean);
         self.count(&self.counters.pages_whole, tally.whole);
         self.count(&self.counters.lines_changed, tally.lines_changed);
@@ -158,7 +164,7 @@ impl Pager {
         let mut leaving = std::mem::take(&mut evictor.leaving);
         let fresh = leaving
             .iter()
-            .filter(|l| l.held == held && l.from.dirty() && !l.from.slot().is_some_and(|s| self.pool.is_own(s)))
+            .filter(|l| l.held == held && l.is_read() && !l.from.slot().is_some_and(|s| self.pool.is_own(s)))
             .count();
         if fresh > 0
             && let Err(e) = self.pool.alloc(fresh, &mut evictor.slots)
@@ -192,13 +198,22 @@ impl Pager {
             }
             let bytes = match held {
                 true => evictor.held.next(),
-                false if l.moved => self.take_out(evictor, l.page),
+                false if l.moved => match evictor.take_out(l.page) {
+                    Ok(bytes) => {
+                        evictor.tally.moved += 1;
+                        bytes
+                    }
+                    Err(_) => {
+                        (l.stays, l.to) = (true, l.from.with_dirty(true));
+                        continue;
+                    }
+                },
                 false => l.page.addr() as *const u8,
             };
             let readable = held || l.moved || !self.table.may_be_unreadable(l.page);
             if let Some(before) = before {
                 // SAFETY: the page's bytes cannot change any more, and what it held before is the evictor's, or in its slot.
-                if unsafe { self.tracker.same(bytes, before) } {
+                if unsafe { same_page(bytes, before) } {
                     evictor.tally.clean += 1;
                     l.to = l.from.to(State::Remote).with_written(false);
                     continue;
@@ -206,7 +221,7 @@ impl Pager {
                 l.from = l.from.with_dirty(true);
             }
             let zero = if readable {
-                // SAFETY: the page is present and Leaving, or its bytes are held: nobody can take it away or change it.
+                // SAFETY: the page is present and Leaving, or its bytes are held or moved: nobody can take it away or change it.
                 unsafe { is_zero(bytes) }
             } else {
                 l.from.slot().is_none() && evictor.is_barred_zero(l.page)
@@ -234,9 +249,10 @@ impl Pager {
                 Some(own) if self.pool.is_own(own) => own,
                 shared => {
                     freed.extend(shared);
-                    // Who was not known to need one takes nobody else's.
-                    let other = if l.marked { self.one_slot() } else { evictor.slots.pop() };
-                    other.unwrap_or_else(|| broken("fewer slots than pages that need one"))
+                    match evictor.slots.pop() {
+                        Some(slot) => slot,
+                        None => broken("fewer slots than pages that need one"),
+                    }
                 }
             };
             // Lines are laid onto what the slot holds: only where that is what the page came in with.
@@ -262,19 +278,6 @@ impl Pager {
         evictor.leaving = leaving;
         self.flush_log(evictor);
         self.ring_writes(evictor);
-    }
-
-    #[cold]
-    fn one_slot(&self) -> Option<FarSlot> {
-        let mut slots = Vec::with_capacity(1);
-        self.pool.alloc(1, &mut slots).unwrap_or_else(|e| self.no_room(&e));
-        slots.pop()
-    }
-
-    #[cold]
-    fn take_out(&self, evictor: &mut Evictor, page: PageId) -> *const u8 {
-        let taken = evictor.take_out(page);
-        taken.unwrap_or_else(|e| broken(&format!("page {:#x} cannot be moved out of its mapping: {e}", page.addr())))
     }
 
     /// Gets the first lines of a page that is to be copied or compared in its place into the CPU's cache, and of its slot: both are cold,
@@ -312,7 +315,7 @@ impl Pager {
         let mapped = self.pool.place(slot).mapped as *mut u8;
         if !mapped.is_null() {
             match (few, bytes) {
-                // SAFETY: the page is present, readable and Leaving, or held; the slot mapped and this process's alone.
+                // SAFETY: the page is present, readable and Leaving, or its bytes are held or moved; the slot mapped and this process's alone.
                 (Some(few), Some(bytes)) => unsafe { exact::copy_lines(bytes, mapped, few.lines) },
                 _ => self.read_page(evictor, l.page, mapped, bytes),
             }
@@ -353,7 +356,7 @@ impl Pager {
 
     fn read_page(&self, evictor: &mut Evictor, page: PageId, to: *mut u8, bytes: Option<*const u8>) {
         if let Some(bytes) = bytes {
-            // SAFETY: the source is present and Leaving (see `copy_dirty`), or held, the target ours.
+            // SAFETY: the source is present and Leaving (see `copy_dirty`), or held, or moved, the target ours.
             unsafe { copy_page(bytes, to) };
         } else if let Err(e) = evictor.read_leaving(page, to) {
             broken(&format!("page {:#x} cannot be read: {e}", page.addr()));
@@ -363,8 +366,9 @@ impl Pager {
     /// Step 4.
     fn drop_pages(&self, evictor: &mut Evictor) {
         evictor.ranges.clear();
-        let mut last_end = 0;
-        for l in &evictor.leaving {
+        let (mut last_end, mut leave) = (0, 0);
+        for l in evictor.leaving.iter().filter(|l| !l.stays) {
+            leave += PAGE_BYTES;
             let at = l.page.addr();
             match evictor.ranges.last_mut() {
                 Some(range) if at == last_end => range.iov_len += PAGE_BYTES,
@@ -375,7 +379,7 @@ impl Pager {
         if evictor.vectored {
             // SAFETY: every page in the ranges is Leaving and its bytes are safe.
             match unsafe { discard_vectored(evictor.pidfd, &evictor.ranges) } {
-                Ok(bytes) if bytes == evictor.leaving.len() * PAGE_BYTES => return,
+                Ok(bytes) if bytes == leave => return,
                 Err(Errno(libc::EINVAL | libc::EPERM | libc::ENOSYS)) => evictor.vectored = false,
                 // Partly done. Dropping a dropped page again harms nothing.
                 _ => {}

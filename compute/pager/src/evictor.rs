@@ -1,5 +1,6 @@
 //! What eviction keeps between batches, and how a page that leaves is read whatever its protection. How a batch leaves is [`crate::evict`]'s.
 
+use crate::ending::broken;
 use crate::held::Held;
 use crate::log::Log;
 use crate::marks::Marks;
@@ -26,11 +27,10 @@ pub struct Evictor {
     /// The process's threads ([`crate::still`]).
     pub(crate) tasks: Tasks,
     /// `/proc/self/mem`, for pages that the program itself may not read now.
-    mem_fd: i32,
-    /// Two pages of ours, to one of which a page is copied that may not be read, or moved where `/proc/self/mem` is not to be had or the page
-    /// could change; 0 if there are none yet. The second is where the bytes of a moved one are.
+    pub(crate) mem_fd: i32,
+    /// A page of ours to which one is copied that may not be read, or that could change where it is; 0 if there is none yet.
     bench: usize,
-    /// Dirty pages that are held by reference.
+    /// Pages that are held by reference.
     pub(crate) held: Held,
     /// Queue pairs for write-back.
     pub(crate) thread: Option<Box<Thread>>,
@@ -46,9 +46,11 @@ pub struct Evictor {
 /// counters of a process that ended in the midst of a batch finds no parts of pages that are not among the whole.
 #[derive(Default)]
 pub(crate) struct Tally {
+    /// Pages that were moved to be read.
+    pub moved: u64,
     /// Pages that went without a transfer.
     pub clean: u64,
-    /// … and with all their bytes.
+    /// Pages that went with all their bytes.
     pub whole: u64,
     pub lines_changed: u64,
     pub bytes_changed: u64,
@@ -72,6 +74,8 @@ pub(crate) struct Leaving {
     pub held: bool,
     /// It may be written to until it is moved, and is read then.
     pub moved: bool,
+    /// It could not be moved, and does not leave.
+    pub stays: bool,
     /// It had not been written when that was asked ([`crate::marks`]), and is compared with what it held then.
     pub marked: bool,
 }
@@ -79,7 +83,7 @@ pub(crate) struct Leaving {
 impl Leaving {
     /// A page as it was found.
     pub fn found(page: PageId, from: Word) -> Leaving {
-        Leaving { page, from, to: from, held: false, moved: false, marked: false }
+        Leaving { page, from, to: from, held: false, moved: false, stays: false, marked: false }
     }
 
     /// Whether it is read on its way out.
@@ -118,38 +122,41 @@ impl Evictor {
     }
 
     /// Moves a leaving page out of its mapping, so that nobody can write to it any more; its bytes, until the next is moved.
+    ///
+    /// # Errors
+    /// It is where it was: the process may have no more mappings.
     #[cold]
     pub fn take_out(&mut self, page: PageId) -> Result<*const u8, Errno> {
         self.have_bench()?;
-        let bytes = (self.bench + PAGE_BYTES) as *mut u8;
+        let bytes = self.bench as *mut u8;
         self.read_moved(page, bytes)?;
         Ok(bytes)
     }
 
-    /// [`Evictor::read_leaving`] where a child was forked after its parent had given up its user or its root directory,
-    /// and may not open `/proc/self/mem`: moves the page's memory out of its mapping, which stays as it is, so that other
-    /// threads of the program never see the page with another protection.
+    /// Moves a page's memory out of its mapping, which stays as it is, and reads it: where the program may still write to it, or
+    /// `/proc/self/mem` is not to be had (a child that was forked after its parent had given up its user or its root directory). Other threads of
+    /// the program never see the page with another protection.
+    ///
+    /// # Errors
+    /// It is where it was.
     #[cold]
     fn read_moved(&mut self, page: PageId, to: *mut u8) -> Result<(), Errno> {
-        self.have_bench()?;
-        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
-        // SAFETY: a page of our mappings that nobody else uses now (the caller's promise), and one of our own, which is
-        // whole and readable when it is read; the target is the caller's.
+        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_DONTUNMAP;
+        // SAFETY: a page of our mappings that is the caller's. From the move on, which flushes what CPUs know of the old place, nobody knows where
+        // its memory is; the target is the caller's.
         unsafe {
-            checked(libc::SYS_mremap, [page.addr(), PAGE_BYTES, PAGE_BYTES, flags as usize, self.bench, 0])?;
-            checked(libc::SYS_mprotect, [self.bench, PAGE_BYTES, libc::PROT_READ as usize, 0, 0, 0])?;
-            copy_page(self.bench as *const u8, to);
-            // Ours again: what was moved here is not inherited by a child.
-            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
-            let prot = libc::PROT_READ | libc::PROT_WRITE;
-            checked(libc::SYS_mmap, [self.bench, PAGE_BYTES, prot as usize, flags as usize, usize::MAX, 0])?;
+            let at = checked(libc::SYS_mremap, [page.addr(), PAGE_BYTES, PAGE_BYTES, flags as usize, 0, 0])?;
+            let readable = checked(libc::SYS_mprotect, [at, PAGE_BYTES, libc::PROT_READ as usize, 0, 0, 0]);
+            readable.unwrap_or_else(|e| broken(&format!("page {:#x}, moved, cannot be read: {e}", page.addr())));
+            copy_page(at as *const u8, to);
+            farmem_sys::memory::unmap(at as *mut u8, PAGE_BYTES);
         }
         Ok(())
     }
 
     fn have_bench(&mut self) -> Result<(), Errno> {
         if self.bench == 0 {
-            self.bench = farmem_sys::holdings::reserve(2 * PAGE_BYTES)? as usize;
+            self.bench = farmem_sys::holdings::reserve(PAGE_BYTES)? as usize;
         }
         Ok(())
     }

@@ -96,21 +96,22 @@ impl Pager {
     }
 
     /// Clean pages of a region were write-protected by the parent's userfaultfd; the child's must
-    /// do it again, or first writes would go unseen; which they are is `told` by their words, or else none is. Pins belong to threads
-    /// that do not exist here.
+    /// do it again, or first writes would go unseen. Which they are is `told` by their words; else those that would be are compared with what
+    /// they came in with, when they leave. Pins belong to threads that do not exist here.
     fn take_over(&self, start: usize, end: usize, told: bool) {
         let (first, last) = pages(start, end);
         self.table.walk(first, last, |_, word| {
             let seen = word.load();
             if seen.state() == State::Resident {
-                word.set(seen.with_field(0).with_dirty(seen.dirty() || !told));
+                let compared = seen.with_dirty(true).with_guessed(true);
+                word.set(if told || seen.dirty() { seen } else { compared }.with_field(0));
             }
         });
         self.protect_clean(start, end);
     }
 
     /// Write-protects the clean pages of a region, by a userfaultfd that has just been opened. Nobody else is in the pager.
-    pub(crate) fn protect_clean(&self, start: usize, end: usize) {
+    fn protect_clean(&self, start: usize, end: usize) {
         let mut run: Option<(PageId, usize)> = None;
         let protect = |run: Option<(PageId, usize)>| {
             if let Some((page, n)) = run

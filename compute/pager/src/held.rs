@@ -1,4 +1,4 @@
-//! Held: dirty pages leave by reference where protecting them is dear. Their mapping goes first, by the batch's one flush, and they are
+//! Held: pages that may be written to leave by reference where protecting them is dear. Their mapping goes first, by the batch's one flush, and they are
 //! read then, from a pipe ([`farmem_sys::hold`]): no call for each page, which interrupts every CPU that the program runs on, 3 to 15 µs.
 //!
 //! ```text
@@ -16,7 +16,7 @@
 //! | swap, while it is written there | the kernel does not begin to write what others refer to, and what it has begun is ended by making pages own; so they are referred to from before that on. What has taken long (as long as a page takes to become old) is protected |
 //! | the kernel's one page of zeros | pages come in by `UFFDIO_COPY`, which makes one for each, and are never parts of huge ones, whose zeros it may become |
 //!
-//! What cannot be made own (the program may not write there) or referred to is protected, as are all pages where a trial shows that writes do
+//! What cannot be made own (the program may not write there) or referred to is protected (or moved, [`crate::settle`]), as are all pages where a trial shows that writes do
 //! not go to what is held (kernels before 5.19). Before 6.13 pages are made own, and dropped, by a call for each range.
 
 use crate::ending::broken;

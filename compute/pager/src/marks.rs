@@ -5,7 +5,7 @@
 //! a page without it may have been written since it was last asked about.
 //!
 //! ```text
-//!  a page leaves     1 copied, where its slot, which holds what it came in with, is not mapped; the program being still, neither 1 nor 3
+//!  a page leaves     1 copied, where its slot, which holds what it came in with, is not mapped; the program being still, neither this nor 3
 //!                    2 asked about: without its mark it has D from then on, and goes to its slot
 //!                    3 with its mark: held or moved, and compared when nobody can write to it any more ([`crate::settle`])
 //!  a fork begins     all pages are asked about, so that the child's words, which are copies, tell what is clean; where the program is
@@ -14,8 +14,8 @@
 //!
 //! *Why that is exact.* An answer holds as long as nobody writes, and nothing can be protected meanwhile: `WP_ASYNC` is the whole
 //! descriptor's, and lifts that protection too. Where the program is still ([`crate::still`]) nobody writes. Else a page that had its mark
-//! after it was copied had not been written by then, so the copy is what it came in with; and what it is compared with that for is read when
-//! its mapping has gone, so it is what it was in the end.
+//! after it was copied had not been written by then, so the copy is what it came in with. What is compared with the copy is read when the page
+//! has gone from its mapping, so that it is what the page was in the end.
 //!
 //! Other ways to hold other threads' writes off, what each costs, and why this is not the default, are in `docs/design/lines.md`.
 
@@ -27,7 +27,7 @@ use crate::{Pager, features};
 use farmem_protocol::addr::{PAGE_BYTES, PageId};
 use farmem_sys::memory::copy_page;
 use farmem_sys::pagemap::OwnPages;
-use farmem_sys::raw::Errno;
+use farmem_sys::raw::{Errno, read_mem};
 
 /// Who is asked about marks, and what pages held before.
 pub(crate) struct Marks {
@@ -46,7 +46,10 @@ impl Marks {
     /// # Errors
     /// The system's: there is no /proc here, or no memory.
     pub fn open(room: usize) -> Result<Marks, Errno> {
-        let copies = farmem_sys::holdings::reserve(room.max(1) * PAGE_BYTES)?;
+        let copies = match room {
+            0 => std::ptr::null_mut(),
+            _ => farmem_sys::holdings::reserve(room * PAGE_BYTES)?,
+        };
         Ok(Marks { own: OwnPages::open()?, copies, room })
     }
 
@@ -70,7 +73,7 @@ impl Pager {
             let first = together[0].page;
             for l in together.iter_mut() {
                 // What cannot be compared is taken for written.
-                let known = l.from.dirty() || still || self.keeps_before(marks, l, at);
+                let known = l.from.dirty() || still || self.keeps_before(marks, l, at, evictor.mem_fd);
                 l.from = l.from.with_dirty(l.from.dirty() || !known);
                 at += 1;
             }
@@ -85,17 +88,18 @@ impl Pager {
         }
     }
 
-    /// Whether it will be known what a page, the batch's `at`th, holds now: before it is asked about.
-    fn keeps_before(&self, marks: &Marks, l: &Leaving, at: usize) -> bool {
+    /// Keeps what a page, the batch's `at`th, holds before it is asked about, unless its slot is mapped; whether that is known then.
+    fn keeps_before(&self, marks: &Marks, l: &Leaving, at: usize, mem_fd: i32) -> bool {
         if self.mapped_slot(l.from).is_some() {
             return true;
         }
-        let copy = marks.copy(at).filter(|_| !self.table.may_be_unreadable(l.page));
-        if let Some(copy) = copy {
-            // SAFETY: the page is present, readable and Leaving. Who writes to it meanwhile takes its mark away, and then nobody looks at the copy.
-            unsafe { copy_page(l.page.addr() as *const u8, copy) };
+        let Some(copy) = marks.copy(at) else { return false };
+        if self.table.may_be_unreadable(l.page) {
+            return read_mem(mem_fd, l.page.addr(), copy, PAGE_BYTES).is_ok();
         }
-        copy.is_some()
+        // SAFETY: the page is present, readable and Leaving. Who writes to it meanwhile takes its mark away, and then nobody looks at the copy.
+        unsafe { copy_page(l.page.addr() as *const u8, copy) };
+        true
     }
 
     /// What a marked page, the batch's `at`th, held when it had its mark: a page's bytes.

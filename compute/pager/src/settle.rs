@@ -35,15 +35,14 @@ pub(crate) enum Settled {
     Protected,
 }
 
-fn must_be_protected(l: &Leaving) -> bool {
+fn is_unheld(l: &Leaving) -> bool {
     l.is_read() && !l.held
 }
 
 /// What a call that protects can reach: from a run's first page that must be to its last.
 fn runs_to_protect(leaving: &[Leaving]) -> impl Iterator<Item = &[Leaving]> {
     leaving.chunk_by(neighbours).filter_map(|together| {
-        let (first, last) =
-            (together.iter().position(must_be_protected)?, together.iter().rposition(must_be_protected)?);
+        let (first, last) = (together.iter().position(is_unheld)?, together.iter().rposition(is_unheld)?);
         Some(&together[first..=last])
     })
 }
@@ -73,7 +72,8 @@ impl Pager {
         };
         if !still && held < dirty {
             match evictor.marks {
-                Some(_) => evictor.leaving.iter_mut().for_each(|l| l.moved = must_be_protected(l)),
+                // When they are read.
+                Some(_) => evictor.leaving.iter_mut().for_each(|l| l.moved = is_unheld(l)),
                 None => self.protect_dirty(&evictor.leaving),
             }
         }
@@ -156,7 +156,7 @@ impl Pager {
             return 1;
         }
         // They span mappings; each page lies in one.
-        let wanted = pages.iter().filter(|l| must_be_protected(l));
+        let wanted = pages.iter().filter(|l| is_unheld(l));
         for l in wanted.clone() {
             if let Err(e) = self.uffd.protect(l.page.addr(), PAGE_BYTES, true) {
                 broken(&format!("page {:#x}: write protection failed with {e}", l.page.addr()));

@@ -2,9 +2,11 @@
 //!
 //! The program's malloc cannot be used: its memory is far, and the runtime
 //! allocates while it serves faults. Memory freed goes to its class's list and
-//! stays there; what is larger than [`LARGEST`] is mapped and unmapped by itself.
+//! stays there; what is larger than [`LARGEST`] is mapped and unmapped by itself. When the process may have no more mappings
+//! ([`SPARE`]) both come from a mapping that is made at first.
 
 use farmem_sys::holdings;
+use farmem_sys::memory::try_discard;
 use farmem_sys::raw::checked;
 use farmem_sys::sync::Lock;
 use std::alloc::{GlobalAlloc, Layout};
@@ -14,6 +16,9 @@ const LARGEST: usize = 256 << 10;
 const SMALLEST: usize = 16;
 const CLASSES: usize = (LARGEST / SMALLEST).trailing_zeros() as usize + 1;
 const CHUNK: usize = 1 << 20;
+/// Bytes that can be had without a new mapping: of addresses, for they take memory when they are used. A program with as many mappings as the
+/// system allows (`vm.max_map_count`) has lists of them made here, of 50 bytes each and twice that while they grow.
+const SPARE: usize = 32 << 20;
 
 struct Lists {
     /// Per class, the first free block; its first word names the next.
@@ -21,6 +26,36 @@ struct Lists {
     /// What is left of the current chunk.
     at: usize,
     end: usize,
+    /// What is left of the spare mapping.
+    spare: usize,
+    spare_end: usize,
+}
+
+impl Lists {
+    /// A mapping, or a part of the spare one.
+    fn map(&mut self, len: usize) -> usize {
+        if self.spare_end == 0
+            && let Ok(spare) = holdings::reserve(SPARE)
+        {
+            (self.spare, self.spare_end) = (spare as usize, spare as usize + SPARE);
+        }
+        let at = map(len);
+        if at != 0 || self.spare_end - self.spare < len {
+            return at;
+        }
+        self.spare += len;
+        self.spare - len
+    }
+
+    /// Whether a block was of the spare mapping, and is given back.
+    fn unmap(&mut self, at: usize, len: usize) -> bool {
+        let of_it = (self.spare_end.saturating_sub(SPARE)..self.spare_end).contains(&at);
+        // SAFETY: pages of ours that nobody uses any more.
+        if of_it && unsafe { try_discard(at as *mut u8, len) }.is_ok() && at + len == self.spare {
+            self.spare = at;
+        }
+        of_it
+    }
 }
 
 /// The allocator.
@@ -29,7 +64,7 @@ pub struct Arena(Lock<Lists>);
 impl Arena {
     /// Empty; maps its first chunk at the first allocation.
     pub const fn new() -> Arena {
-        Arena(Lock::new(Lists { free: [0; CLASSES], at: 0, end: 0 }))
+        Arena(Lock::new(Lists { free: [0; CLASSES], at: 0, end: 0, spare: 0, spare_end: 0 }))
     }
 
     /// Keeps the lists consistent over a fork.
@@ -76,7 +111,7 @@ unsafe impl GlobalAlloc for Arena {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let Some(class) = class_of(layout) else {
             debug_assert!(layout.align() <= 4096);
-            return map(layout.size().next_multiple_of(4096)) as *mut u8;
+            return self.0.lock().map(layout.size().next_multiple_of(4096)) as *mut u8;
         };
         let size = SMALLEST << class;
         let mut lists = self.0.lock();
@@ -88,7 +123,7 @@ unsafe impl GlobalAlloc for Arena {
         }
         let mut at = lists.at.next_multiple_of(size.min(4096));
         if lists.at == 0 || at + size > lists.end {
-            let chunk = map(CHUNK);
+            let chunk = lists.map(CHUNK);
             if chunk == 0 {
                 return std::ptr::null_mut();
             }
@@ -114,8 +149,11 @@ unsafe impl GlobalAlloc for Arena {
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         let Some(class) = class_of(layout) else {
             let len = layout.size().next_multiple_of(4096);
+            if self.0.lock().unmap(block as usize, len) {
+                return;
+            }
             holdings::strike(block as usize, len);
-            // SAFETY: mapped by `alloc` with this length.
+            // SAFETY: mapped by `alloc` with this length, by itself.
             let _ = unsafe { checked(libc::SYS_munmap, [block as usize, len, 0, 0, 0, 0]) };
             return;
         };

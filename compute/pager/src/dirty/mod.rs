@@ -373,15 +373,6 @@ impl Tracker {
         }
     }
 
-    /// Whether two pages are the same, byte for byte.
-    ///
-    /// # Safety
-    /// Both must be mapped, and stay as they are.
-    pub unsafe fn same(&self, a: *const u8, b: *const u8) -> bool {
-        // SAFETY: the caller's promise; the hasher has a unit of this CPU's.
-        unsafe { exact::differing(self.hasher.unit(), a, b, None) == 0 }
-    }
-
     /// Pages leave, or are taken away: nothing is kept of them any more. The caller owns them.
     pub fn release(&self, pages: impl Iterator<Item = PageId>) {
         if let Some(kept) = &self.kept {

@@ -240,7 +240,7 @@ pub fn counts_vforks() -> bool {
 
 static COUNTS_VFORKS: AtomicBool = AtomicBool::new(false);
 
-/// Whether clones of libc's are among them, so that it is known who begins beside the program's only thread.
+/// Whether clones of libc's are among them, so that it is known when a process begins that shares the memory, and is counted by nobody.
 pub fn sees_clones() -> bool {
     SEES_CLONES.load(Ordering::Relaxed)
 }
