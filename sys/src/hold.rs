@@ -38,12 +38,10 @@ impl Hold {
     /// No descriptors, or no memory, for a pipe.
     pub fn open(pages: usize) -> Result<Hold, Errno> {
         let mut ends = [0i32; 2];
-        // SAFETY: two live numbers, to be filled in.
+        // SAFETY: two live numbers, to be filled in. No spare descriptors are given up for it: a thread without a connection cannot go on,
+        // and one without a pipe can.
         unsafe {
-            crate::descriptors::spare::made(
-                libc::SYS_pipe2,
-                [ends.as_mut_ptr() as usize, PIPE_FLAGS as usize, 0, 0, 0, 0],
-            )?;
+            checked(libc::SYS_pipe2, [ends.as_mut_ptr() as usize, PIPE_FLAGS as usize, 0, 0, 0, 0])?;
         }
         let own = ends.map(own_fd);
         let (Ok(from), Ok(to)) = (own[0], own[1]) else {
@@ -197,6 +195,32 @@ pub fn may_be_swapped() -> bool {
 mod tests {
     use super::*;
     use crate::memory::{discard, reserve};
+
+    /// In a process of its own, which has no descriptors left.
+    #[test]
+    fn spare_descriptors_are_left_to_connections() {
+        use crate::descriptors::spare;
+        const ALONE: &str = "FARMEM_HOLD_TEST";
+        if std::env::var_os(ALONE).is_none() {
+            let mut own = std::process::Command::new(std::env::current_exe().unwrap());
+            own.args(["spare_descriptors_are_left_to_connections", "--test-threads", "1"]).env(ALONE, "1");
+            let ended = own.output().unwrap();
+            assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stdout));
+            return;
+        }
+        let limit = libc::rlimit { rlim_cur: 512, rlim_max: 512 };
+        // SAFETY: a live limit.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) }, 0);
+        spare::keep();
+        let mut files = Vec::new();
+        while let Ok(file) = std::fs::File::open("/dev/null") {
+            files.push(file);
+        }
+        assert_eq!(Hold::open(8).err(), Some(Errno(libc::EMFILE)));
+        assert!(spare::give_up());
+        drop(files.pop());
+        Hold::open(8).unwrap().close();
+    }
 
     #[test]
     fn what_is_held_is_read_when_its_mapping_is_gone() {
