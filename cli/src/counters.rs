@@ -66,7 +66,7 @@ plain_counters! {
     /// Pages held by reference on their way out.
     held,
     /// Pages moved out of their mapping.
-    moved,
+    taken_out,
     /// Calls that protected dirty pages.
     protecting_calls,
     /// Pages evicted by faulting threads.

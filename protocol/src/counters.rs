@@ -72,7 +72,7 @@ pub struct Process {
     /// Pages that were held by reference, and read when their mapping was gone.
     pub held: AtomicU64,
     /// … that were moved out of their mapping, one by one, and read then: where they could not be held, nor protected.
-    pub moved: AtomicU64,
+    pub taken_out: AtomicU64,
     /// Calls that write-protected dirty pages on their way out, where they could not be held.
     pub protecting_calls: AtomicU64,
     /// Pages that a thread evicted for want of room.

@@ -95,7 +95,7 @@ fn noted(name: &str, ways: &[(&str, &str)]) -> Result<()> {
         let (far, stats) = far_run(&program, &Far::local("4M").with(&flags), LIMIT)?;
         let what = || format!("{name}, {transport}, {mask}");
         compare(&native, &far).map_err(|e| e.context(what()))?;
-        let [protecting, held, moved] = ["protecting_calls", "held", "moved"].map(|name| counter(&stats, name));
+        let [protecting, held, moved] = ["protecting_calls", "held", "taken_out"].map(|name| counter(&stats, name));
         ensure!(protecting == 0, "{}: {stats}", what());
         let (much, few) = if mask.contains("hold") { (moved, held) } else { (held, moved) };
         // Two threads and more, all the time.

@@ -5,13 +5,13 @@
 //!  2 settle       no write to a dirty one is lost from now on ([`crate::settle`])
 //!  3 copy         to their far slot (mapped) or to the staging ring, WRITEs posted: what is not held
 //!  4 drop         all of them by one vectored process_madvise: one flush; then what is held is copied as in 3
-//!  5 done         words become Remote, Staged, or Untouched (all zero); room is given back
+//!  5 done         words become Remote, Staged, or Untouched (all zero), or Resident again of what could not be moved; room is given back
 //! ```
 //!
 //! *Why no write is lost.* A clean page is write-protected from its arrival on,
 //! so a write to it faults, finds it Leaving, and waits until step 5. A dirty
-//! page, or one whose protection the kernel may have lifted by itself ([`crate::marks`]), is read when nothing can write to it but through a fault, and faults wait: where the program's only thread evicts, at once
-//! ([`crate::still`]); else after the flush of step 4, which ends every earlier write, from what is held of it ([`crate::held`]);
+//! page, or one whose protection the kernel may have lifted by itself ([`crate::marks`]), is read when nothing can write to it but
+//! through a fault, and faults wait: where the program's only thread evicts, at once ([`crate::still`]); else after the flush of step 4, which ends every earlier write, from what is held of it ([`crate::held`]);
 //! where it cannot be held, after that of a call that has write-protected or moved it. What the pager never does is decide by
 //! looking at a page that can still change.
 //!
@@ -54,25 +54,25 @@ impl Pager {
             return 0;
         }
         let still = self.is_still(evictor);
-        self.hear_of_writes(evictor, still);
-        let any_held = self.settle_dirty(evictor, still);
-        self.copy_dirty(evictor, false);
+        self.ask_marks(evictor, still);
+        let any_held = self.settle(evictor, still);
+        self.copy_out(evictor, false);
         self.drop_pages(evictor);
         if any_held {
-            self.copy_dirty(evictor, true);
+            self.copy_out(evictor, true);
         }
-        let mut left = 0;
+        let left = evictor.leaving.iter().filter(|l| !l.stays).count();
+        if left < evictor.leaving.len() {
+            // While they are Leaving nobody tells the policy that they are gone.
+            let mut policy = self.policy();
+            evictor.leaving.iter().filter(|l| l.stays).for_each(|l| policy.kept(l.page));
+        }
         for leaving in &evictor.leaving {
             let word = self.table.word(leaving.page);
             word.set(leaving.to);
-            left += !leaving.stays as usize;
             if leaving.to == Word::UNTOUCHED {
                 self.table.cleared(leaving.page);
             }
-        }
-        if left < evictor.leaving.len() {
-            let mut policy = self.policy();
-            evictor.leaving.iter().filter(|l| l.stays).for_each(|l| policy.kept(l.page));
         }
         self.headroom.left();
         self.unreserve(left as u64);
@@ -148,7 +148,7 @@ impl Pager {
     fn count_batch(&self, left: u64, tally: Tally) {
         self.count(&self.counters.evicted, left);
         self.count(&self.counters.evict_batches, 1);
-        self.count(&self.counters.moved, tally.moved);
+        self.count(&self.counters.taken_out, tally.taken_out);
         self.count(&self.counters.evicted_clean, tally.clean);
         self.count(&self.counters.pages_whole, tally.whole);
         self.count(&self.counters.lines_changed, tally.lines_changed);
@@ -158,13 +158,13 @@ impl Pager {
     }
 
     /// Step 3. Sets the next words of the pages that are held, or of the others.
-    fn copy_dirty(&self, evictor: &mut Evictor, held: bool) {
+    fn copy_out(&self, evictor: &mut Evictor, held: bool) {
         let mut freed = Vec::new();
         evictor.slots.clear();
         let mut leaving = std::mem::take(&mut evictor.leaving);
         let fresh = leaving
             .iter()
-            .filter(|l| l.held == held && l.is_read() && !l.from.slot().is_some_and(|s| self.pool.is_own(s)))
+            .filter(|l| l.held == held && l.from.dirty() && !l.from.slot().is_some_and(|s| self.pool.is_own(s)))
             .count();
         if fresh > 0
             && let Err(e) = self.pool.alloc(fresh, &mut evictor.slots)
@@ -200,7 +200,7 @@ impl Pager {
                 true => evictor.held.next(),
                 false if l.moved => match evictor.take_out(l.page) {
                     Ok(bytes) => {
-                        evictor.tally.moved += 1;
+                        evictor.tally.taken_out += 1;
                         bytes
                     }
                     Err(_) => {
@@ -249,10 +249,9 @@ impl Pager {
                 Some(own) if self.pool.is_own(own) => own,
                 shared => {
                     freed.extend(shared);
-                    match evictor.slots.pop() {
-                        Some(slot) => slot,
-                        None => broken("fewer slots than pages that need one"),
-                    }
+                    // Marked pages are clean, nearly all: they have none ready, and take no other's.
+                    let other = if l.marked { self.one_slot() } else { evictor.slots.pop() };
+                    other.unwrap_or_else(|| broken("fewer slots than pages that need one"))
                 }
             };
             // Lines are laid onto what the slot holds: only where that is what the page came in with.
@@ -278,6 +277,13 @@ impl Pager {
         evictor.leaving = leaving;
         self.flush_log(evictor);
         self.ring_writes(evictor);
+    }
+
+    #[cold]
+    fn one_slot(&self) -> Option<FarSlot> {
+        let mut slots = Vec::with_capacity(1);
+        self.pool.alloc(1, &mut slots).unwrap_or_else(|e| self.no_room(&e));
+        slots.pop()
     }
 
     /// Gets the first lines of a page that is to be copied or compared in its place into the CPU's cache, and of its slot: both are cold,
@@ -356,7 +362,7 @@ impl Pager {
 
     fn read_page(&self, evictor: &mut Evictor, page: PageId, to: *mut u8, bytes: Option<*const u8>) {
         if let Some(bytes) = bytes {
-            // SAFETY: the source is present and Leaving (see `copy_dirty`), or held, or moved, the target ours.
+            // SAFETY: the source is present and Leaving (see `copy_out`), or held, or moved, the target ours.
             unsafe { copy_page(bytes, to) };
         } else if let Err(e) = evictor.read_leaving(page, to) {
             broken(&format!("page {:#x} cannot be read: {e}", page.addr()));

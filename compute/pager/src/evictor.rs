@@ -28,7 +28,7 @@ pub struct Evictor {
     pub(crate) tasks: Tasks,
     /// `/proc/self/mem`, for pages that the program itself may not read now.
     pub(crate) mem_fd: i32,
-    /// A page of ours to which one is copied that may not be read, or that could change where it is; 0 if there is none yet.
+    /// A page of ours to which one is copied that may not be read, or that could change where it is; 0 if there was no memory for it.
     bench: usize,
     /// Pages that are held by reference.
     pub(crate) held: Held,
@@ -47,7 +47,7 @@ pub struct Evictor {
 #[derive(Default)]
 pub(crate) struct Tally {
     /// Pages that were moved to be read.
-    pub moved: u64,
+    pub taken_out: u64,
     /// Pages that went without a transfer.
     pub clean: u64,
     /// Pages that went with all their bytes.
@@ -104,7 +104,8 @@ impl Evictor {
             pidfd: farmem_sys::descriptors::pidfd_of_self().unwrap_or(-1),
             tasks: Tasks::open(),
             mem_fd: farmem_sys::descriptors::open_self_mem().unwrap_or(-1),
-            bench: 0,
+            // At start: a program may come to have as many mappings as it may.
+            bench: farmem_sys::holdings::reserve(PAGE_BYTES).map_or(0, |bench| bench as usize),
             held: Held::new(BATCH),
             thread: None,
             log,

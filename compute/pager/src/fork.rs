@@ -41,7 +41,7 @@ impl Pager {
         let told = {
             let mut evictor = self.evictor.lock();
             self.drain_writes(&mut evictor);
-            self.hear_of_all_writes(&evictor)
+            self.ask_all_marks(&evictor)
         };
         let share = match self.pool.fork_prepare() {
             Ok(share) => share,

@@ -34,7 +34,7 @@ pub(crate) struct Held {
     pipe: Option<Hold>,
     /// Where there is swap: another.
     guard: Option<Hold>,
-    /// For [`PIECE`] pages; null if there is none yet.
+    /// For [`PIECE`] pages; null if there was no memory for it.
     piece: *mut u8,
     /// Whether the kernel is one on which pages can be held, once it was tried.
     can: Option<bool>,
@@ -52,12 +52,12 @@ unsafe impl Send for Held {}
 
 impl Held {
     /// Nothing, of batches of at most so many pages, and no pipe yet.
-    pub const fn new(most: usize) -> Held {
+    pub fn new(most: usize) -> Held {
         Held {
             most,
             pipe: None,
             guard: None,
-            piece: std::ptr::null_mut(),
+            piece: farmem_sys::holdings::reserve(PIECE * PAGE_BYTES).unwrap_or(std::ptr::null_mut()),
             can: None,
             swap: false,
             left: 0,

@@ -273,7 +273,7 @@ pub fn start(
     // A batch must find room in the ring without waiting for its own pages.
     let most = if staged == 0 { evictor::BATCH } else { evictor::BATCH.min(staged as usize / 2) };
     let copies = if noted && !pool.all_mapped() { most } else { 0 };
-    let marks = if noted { Some(Marks::open(copies).map_err(StartError::Marks)?) } else { None };
+    let marks = if noted { Some(Marks::open(copies)?) } else { None };
     let left = local - staged - (log_bytes / PAGE_BYTES + copies) as u64;
     let hashed = match by {
         By::Records => Hashed::InBrief { mask: if config.overlook { 0xC00 } else { WHOLE_TOP } },

@@ -9,7 +9,7 @@
 //!                    2 asked about: without its mark it has D from then on, and goes to its slot
 //!                    3 with its mark: held or moved, and compared when nobody can write to it any more ([`crate::settle`])
 //!  a fork begins     all pages are asked about, so that the child's words, which are copies, tell what is clean; where the program is
-//!                    not still, the child takes all of its pages for written
+//!                    not still, the child compares all that seem clean with their slots, or where these are not mapped takes them for written
 //! ```
 //!
 //! *Why that is exact.* An answer holds as long as nobody writes, and nothing can be protected meanwhile: `WP_ASYNC` is the whole
@@ -23,11 +23,11 @@ use crate::ending::broken;
 use crate::evictor::{Evictor, Leaving, neighbours};
 use crate::space::pages;
 use crate::word::State;
-use crate::{Pager, features};
+use crate::{Pager, StartError, features};
 use farmem_protocol::addr::{PAGE_BYTES, PageId};
 use farmem_sys::memory::copy_page;
 use farmem_sys::pagemap::OwnPages;
-use farmem_sys::raw::{Errno, read_mem};
+use farmem_sys::raw::read_mem;
 
 /// Who is asked about marks, and what pages held before.
 pub(crate) struct Marks {
@@ -44,13 +44,13 @@ impl Marks {
     /// With room for so many copies.
     ///
     /// # Errors
-    /// The system's: there is no /proc here, or no memory.
-    pub fn open(room: usize) -> Result<Marks, Errno> {
+    /// There is no /proc here, or no memory.
+    pub fn open(room: usize) -> Result<Marks, StartError> {
         let copies = match room {
             0 => std::ptr::null_mut(),
-            _ => farmem_sys::holdings::reserve(room * PAGE_BYTES)?,
+            _ => farmem_sys::holdings::reserve(room * PAGE_BYTES).map_err(StartError::Memory)?,
         };
-        Ok(Marks { own: OwnPages::open()?, copies, room })
+        Ok(Marks { own: OwnPages::open().map_err(StartError::Marks)?, copies, room })
     }
 
     /// Where the copy of a batch's page is.
@@ -66,7 +66,7 @@ impl Marks {
 
 impl Pager {
     /// Of pages that leave, those that were written have D from now on; the others, unless the program is still, are marked.
-    pub(crate) fn hear_of_writes(&self, evictor: &mut Evictor, still: bool) {
+    pub(crate) fn ask_marks(&self, evictor: &mut Evictor, still: bool) {
         let Some(marks) = &evictor.marks else { return };
         let mut at = 0;
         for together in evictor.leaving.chunk_by_mut(neighbours) {
@@ -109,7 +109,7 @@ impl Pager {
     }
 
     /// A fork begins, with nobody else in the pager. Whether the words of pages that are resident tell which are clean.
-    pub(crate) fn hear_of_all_writes(&self, evictor: &Evictor) -> bool {
+    pub(crate) fn ask_all_marks(&self, evictor: &Evictor) -> bool {
         let Some(marks) = &evictor.marks else { return true };
         if !self.is_still(evictor) {
             return false;

@@ -58,23 +58,23 @@ fn ranges_of_held(leaving: &[Leaving], ranges: &mut Vec<libc::iovec>) {
 
 impl Pager {
     /// Settles the pages of a batch that are read, the program being still or not; whether any are held.
-    pub(crate) fn settle_dirty(&self, evictor: &mut Evictor, still: bool) -> bool {
+    pub(crate) fn settle(&self, evictor: &mut Evictor, still: bool) -> bool {
         self.headroom.found(still);
-        let dirty = evictor.leaving.iter().filter(|l| l.is_read()).count();
-        if dirty == 0 {
+        let read = evictor.leaving.iter().filter(|l| l.is_read()).count();
+        if read == 0 {
             return false;
         }
-        let held = if still { 0 } else { self.hold_dirty(evictor) };
+        let held = if still { 0 } else { self.hold(evictor) };
         let settled = match held {
             _ if still => Settled::Still,
-            few if 2 * few < dirty => Settled::Protected,
+            few if 2 * few < read => Settled::Protected,
             _ => Settled::Held,
         };
-        if !still && held < dirty {
+        if !still && held < read {
             match evictor.marks {
                 // When they are read.
                 Some(_) => evictor.leaving.iter_mut().for_each(|l| l.moved = is_unheld(l)),
-                None => self.protect_dirty(&evictor.leaving),
+                None => self.protect(&evictor.leaving),
             }
         }
         self.rewrites.leave(settled, self.pool.all_mapped());
@@ -82,7 +82,7 @@ impl Pager {
     }
 
     /// Holds what can be held of the pages that are read, in their order; how many.
-    fn hold_dirty(&self, evictor: &mut Evictor) -> usize {
+    fn hold(&self, evictor: &mut Evictor) -> usize {
         if !self.config.hold || may_be_merged() {
             return 0;
         }
@@ -142,7 +142,7 @@ impl Pager {
         }
     }
 
-    fn protect_dirty(&self, leaving: &[Leaving]) {
+    fn protect(&self, leaving: &[Leaving]) {
         let mut calls = 0;
         for pages in runs_to_protect(leaving) {
             calls += self.protect_together(pages);

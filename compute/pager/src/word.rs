@@ -19,7 +19,7 @@
 //!   Untouched ──► Busy ──────────► Resident ──► Leaving ──┬──► Remote      (clean, or written to a mapped slot)
 //!       ▲                ▲    ▲       │                   ├──► Staged ──► Remote   (bytes kept until the ring comes round)
 //!       │          fetch │    │rescue │ unmapped          └──► Untouched   (all zero)
-//!       │        Remote ─┘    └─ Staged
+//!       │        Remote ─┘    └─ Staged                   (Resident again: what could neither be held nor moved, see [`crate::settle`])
 //!       └──────────────────────────────────────────────────────────────── unmapped, discarded
 //! ```
 //!

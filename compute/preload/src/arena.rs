@@ -17,8 +17,9 @@ const SMALLEST: usize = 16;
 const CLASSES: usize = (LARGEST / SMALLEST).trailing_zeros() as usize + 1;
 const CHUNK: usize = 1 << 20;
 /// Bytes that can be had without a new mapping: of addresses, for they take memory when they are used. A program with as many mappings as the
-/// system allows (`vm.max_map_count`) has lists of them made here, of 50 bytes each and twice that while they grow.
+/// system allows (`vm.max_map_count`) has lists of them made here, of 24 bytes each and twice that while they grow.
 const SPARE: usize = 32 << 20;
+const SPARE_CLASSES: usize = (SPARE / 4096).trailing_zeros() as usize + 1;
 
 struct Lists {
     /// Per class, the first free block; its first word names the next.
@@ -29,30 +30,50 @@ struct Lists {
     /// What is left of the spare mapping.
     spare: usize,
     spare_end: usize,
+    /// What of it was given back, as `free` is: powers of two from a page on.
+    spares: [usize; SPARE_CLASSES],
+}
+
+/// The class of so many bytes of the spare mapping.
+fn spare_class(len: usize) -> Option<usize> {
+    let class = (len.next_power_of_two() / 4096).trailing_zeros() as usize;
+    (class < SPARE_CLASSES).then_some(class)
 }
 
 impl Lists {
-    /// A mapping, or a part of the spare one.
-    fn map(&mut self, len: usize) -> usize {
+    const NONE: Lists = Lists { free: [0; CLASSES], at: 0, end: 0, spare: 0, spare_end: 0, spares: [0; SPARE_CLASSES] };
+
+    /// A mapping by `map`, or zeroed memory of the spare one.
+    fn map(&mut self, len: usize, map: impl Fn(usize) -> usize) -> usize {
         if self.spare_end == 0
             && let Ok(spare) = holdings::reserve(SPARE)
         {
             (self.spare, self.spare_end) = (spare as usize, spare as usize + SPARE);
         }
         let at = map(len);
-        if at != 0 || self.spare_end - self.spare < len {
-            return at;
+        let Some(class) = spare_class(len).filter(|_| at == 0) else { return at };
+        let (block, size) = (self.spares[class], 4096 << class);
+        if block != 0 {
+            // SAFETY: zeros but for its first word, which is the list's link.
+            self.spares[class] = unsafe { (block as *mut usize).replace(0) };
+            return block;
         }
-        self.spare += len;
-        self.spare - len
+        if self.spare_end - self.spare < size {
+            return 0;
+        }
+        self.spare += size;
+        self.spare - size
     }
 
     /// Whether a block was of the spare mapping, and is given back.
     fn unmap(&mut self, at: usize, len: usize) -> bool {
+        let Some(class) = spare_class(len) else { return false };
         let of_it = (self.spare_end.saturating_sub(SPARE)..self.spare_end).contains(&at);
         // SAFETY: pages of ours that nobody uses any more.
-        if of_it && unsafe { try_discard(at as *mut u8, len) }.is_ok() && at + len == self.spare {
-            self.spare = at;
+        if of_it && unsafe { try_discard(at as *mut u8, 4096 << class) }.is_ok() {
+            // SAFETY: as above.
+            unsafe { (at as *mut usize).write(self.spares[class]) };
+            self.spares[class] = at;
         }
         of_it
     }
@@ -64,7 +85,7 @@ pub struct Arena(Lock<Lists>);
 impl Arena {
     /// Empty; maps its first chunk at the first allocation.
     pub const fn new() -> Arena {
-        Arena(Lock::new(Lists { free: [0; CLASSES], at: 0, end: 0, spare: 0, spare_end: 0 }))
+        Arena(Lock::new(Lists::NONE))
     }
 
     /// Keeps the lists consistent over a fork.
@@ -111,7 +132,7 @@ unsafe impl GlobalAlloc for Arena {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let Some(class) = class_of(layout) else {
             debug_assert!(layout.align() <= 4096);
-            return self.0.lock().map(layout.size().next_multiple_of(4096)) as *mut u8;
+            return self.0.lock().map(layout.size().next_multiple_of(4096), map) as *mut u8;
         };
         let size = SMALLEST << class;
         let mut lists = self.0.lock();
@@ -123,7 +144,7 @@ unsafe impl GlobalAlloc for Arena {
         }
         let mut at = lists.at.next_multiple_of(size.min(4096));
         if lists.at == 0 || at + size > lists.end {
-            let chunk = lists.map(CHUNK);
+            let chunk = lists.map(CHUNK, map);
             if chunk == 0 {
                 return std::ptr::null_mut();
             }
@@ -161,5 +182,36 @@ unsafe impl GlobalAlloc for Arena {
         // SAFETY: the block is free now and at least a word long.
         unsafe { block.cast::<usize>().write(lists.free[class]) };
         lists.free[class] = block as usize;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_mappings_there_is_spare_memory_again_and_again() {
+        let mut lists = Lists::NONE;
+        let none = |_| 0;
+        for round in 0..100 {
+            let lens = [300 << 10, 600 << 10, 1200 << 10, 5 << 20];
+            let blocks = lens.map(|len: usize| lists.map(len.next_multiple_of(4096), none));
+            for (at, len) in blocks.into_iter().zip(lens) {
+                assert!(at != 0 && at % 4096 == 0, "round {round}");
+                // SAFETY: a block of this length, and nobody else's.
+                let words = unsafe { std::slice::from_raw_parts_mut(at as *mut u64, len / 8) };
+                assert!(words.iter().all(|&word| word == 0), "round {round}");
+                words.fill(at as u64);
+            }
+            for (at, len) in blocks.into_iter().zip(lens) {
+                // SAFETY: as above.
+                let words = unsafe { std::slice::from_raw_parts(at as *const u64, len / 8) };
+                assert!(words.iter().all(|&word| word == at as u64), "round {round}");
+                assert!(lists.unmap(at, len));
+            }
+        }
+        assert_eq!(lists.map(2 * SPARE, none), 0);
+        assert_eq!(lists.map(8192, |len| len), 8192, "a mapping, as long as there are any");
+        assert!(!lists.unmap(8192, 8192));
     }
 }

@@ -23,7 +23,7 @@
 //!
 //! A page with G in its word ([`crate::word`]) is *compared*: its slot holds the bytes it came in with, and what is
 //! kept here tells which of its lines are no longer these. What is kept is looked at when the page is
-//! write-protected and Leaving, never before: a page that can still change says nothing.
+//! Leaving and nobody can write to it any more ([`crate::settle`]), never before: a page that can still change says nothing.
 //!
 //! Hashes (`lines`, and `auto` where it is `lines`, of slots that are not mapped; [`farmem_sys::lines`]) are wrong with a
 //! probability that `docs/design/lines.md` works out; the others are exact. They are kept
