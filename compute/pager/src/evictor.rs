@@ -128,7 +128,9 @@ impl Evictor {
     /// It is where it was: the process may have no more mappings.
     #[cold]
     pub fn take_out(&mut self, page: PageId) -> Result<*const u8, Errno> {
-        self.have_bench()?;
+        if self.bench == 0 {
+            return Err(Errno(libc::ENOMEM));
+        }
         let bytes = self.bench as *mut u8;
         self.read_moved(page, bytes)?;
         Ok(bytes)
@@ -155,18 +157,11 @@ impl Evictor {
         Ok(())
     }
 
-    fn have_bench(&mut self) -> Result<(), Errno> {
-        if self.bench == 0 {
-            self.bench = farmem_sys::holdings::reserve(PAGE_BYTES)? as usize;
-        }
-        Ok(())
-    }
-
     /// Whether a page that the program may not read holds zeros, as far as it can be told without moving it. Somebody who
     /// reads a reservation by `/proc/self/mem`, from end to end, is not to fill far memory with it.
     #[cold]
     pub fn is_barred_zero(&mut self, page: PageId) -> bool {
-        let bench = self.mem_fd >= 0 && self.have_bench().is_ok();
+        let bench = self.mem_fd >= 0 && self.bench != 0;
         let to = self.bench as *mut u8;
         // SAFETY: the bench is a page of ours, and this evictor's.
         bench && farmem_sys::raw::read_mem(self.mem_fd, page.addr(), to, PAGE_BYTES).is_ok() && unsafe { is_zero(to) }

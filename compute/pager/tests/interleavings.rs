@@ -206,18 +206,14 @@ impl World {
         if self.evict_left == 0 {
             return Ok(false);
         }
+        if self.evict_at == 0 && !self.takes() {
+            return Ok(true);
+        }
         if self.way == Way::Marks {
             return self.evict_marked(fault);
         }
         match self.evict_at {
             0 => {
-                let seen = self.word();
-                if seen.state() != State::Resident {
-                    self.evict_left -= 1;
-                    return Ok(true);
-                }
-                self.evict_dirty = seen.dirty();
-                assert!(self.shift(seen, seen.to(State::Leaving)));
                 if let Some((_, value)) = self.entry {
                     self.kept = if fault == Fault::KeptTooLate { value } else { self.kept };
                     self.same = value == self.kept;
@@ -242,26 +238,30 @@ impl World {
             5 => self.leave(),
             _ => {}
         }
-        self.evict_at = (self.evict_at + 1) % 6;
-        if self.evict_at == 0 {
-            self.evict_left -= 1;
-        }
+        self.evicted_to(6);
         Ok(true)
+    }
+
+    /// An eviction begins, if the page is there.
+    fn takes(&mut self) -> bool {
+        let seen = self.word();
+        if seen.state() != State::Resident {
+            self.evict_left -= 1;
+            return false;
+        }
+        self.evict_dirty = seen.dirty();
+        self.shift(seen, seen.to(State::Leaving))
+    }
+
+    fn evicted_to(&mut self, steps: u8) {
+        self.evict_at = (self.evict_at + 1) % steps;
+        self.evict_left -= (self.evict_at == 0) as u8;
     }
 
     fn evict_marked(&mut self, fault: Fault) -> Result<bool, String> {
         let early = fault == Fault::AskedBeforeCopied;
         let settled = self.evict_dirty || self.marked && fault != Fault::MarkedNotSettled;
         match self.evict_at {
-            0 => {
-                let seen = self.word();
-                if seen.state() != State::Resident {
-                    self.evict_left -= 1;
-                    return Ok(true);
-                }
-                self.evict_dirty = seen.dirty();
-                assert!(self.shift(seen, seen.to(State::Leaving)));
-            }
             at @ (1 | 2) => match self.entry {
                 Some((_, value)) if (at == 1) != early => self.kept = value,
                 Some((protected, value)) => {
@@ -281,32 +281,15 @@ impl World {
                 self.held = Held::Mapped;
                 self.drop_entry();
             }
-            5 if self.holds && fault == Fault::ReadBeforeDrop => self.copy_marked(fault)?,
+            5 if self.holds && fault == Fault::ReadBeforeDrop => self.copy(fault)?,
             5 => self.drop_entry(),
             6 if self.holds && fault == Fault::ReadBeforeDrop => self.drop_entry(),
-            6 if settled => self.copy_marked(fault)?,
+            6 if settled => self.copy(fault)?,
             7 => self.leave(),
             _ => {}
         }
-        self.evict_at = (self.evict_at + 1) % 8;
-        if self.evict_at == 0 {
-            self.evict_left -= 1;
-        }
+        self.evicted_to(8);
         Ok(true)
-    }
-
-    fn copy_marked(&mut self, fault: Fault) -> Result<(), String> {
-        let value = match (std::mem::replace(&mut self.held, Held::Nothing), self.entry) {
-            (Held::Alone(value), _) | (_, Some((_, value))) => value,
-            _ => return Err("a leaving page is not there".into()),
-        };
-        if fault != Fault::ComparedTooSoon {
-            self.same = value == self.kept;
-        }
-        if !self.marked || !self.same && fault != Fault::MarkedNotCompared {
-            self.slot = value;
-        }
-        Ok(())
     }
 
     /// A fork; `false` while somebody is in the pager. (Whether its child has ended makes no difference to the entry.)
@@ -346,7 +329,8 @@ impl World {
         if fault != Fault::ComparedTooSoon {
             self.same = value == self.kept;
         }
-        if !self.word().guessed() || !self.same {
+        let compared = self.word().guessed() || self.marked;
+        if !compared || !self.same && fault != Fault::MarkedNotCompared {
             self.slot = value;
         }
         Ok(())
