@@ -85,8 +85,8 @@ impl SlabSlots {
     pub fn give_back(&mut self, place: u32) -> bool {
         let (word, bit) = (place as usize / 64, 1u64 << (place % 64));
         let was = self.taken[word] & bit != 0;
-        // A branch, and not `live -= was as u32`: inlined into a caller that looks at the result, rustc
-        // 1.95 (LLVM 22, opt-level 2 and 3) drops that subtraction, and no slot is ever free again.
+        // A branch, and not `live -= was as u32`: rustc 1.95 drops that subtraction when this function is
+        // inlined into a caller that branches on the result (docs/design/compiler.md).
         if was {
             self.taken[word] ^= bit;
             self.live -= 1;
