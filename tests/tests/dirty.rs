@@ -72,6 +72,30 @@ fn copies_tell_bytes() -> Result<()> {
     Ok(())
 }
 
+/// Stores that leave a page as it was are stores: pages that see them come in writable.
+#[test]
+fn silent_stores_are_expected_again() -> Result<()> {
+    const PASSES: u64 = 6;
+    for order in ["sequence", "scattered"] {
+        for transport in ["shm", "tcp"] {
+            let mut program = Command::new(compile::c("counts", &[])?);
+            program.args([&PAGES.to_string(), &PASSES.to_string(), order]);
+            let run = |dirty: &str| -> Result<Value> {
+                let far = Far::local(LOCAL).with(&["--transport", transport, "--dirty", dirty]);
+                let (outcome, stats) = far_run(&program, &far, LIMIT)?;
+                outcome.success()?;
+                Ok(stats)
+            };
+            let (auto, lines) = (run("auto")?, run("lines")?);
+            ensure!(counter(&lines, "upgrades") == 0, "{lines}");
+            // Samples, and what is learned in the first pass: a twentieth of the pages that come in to be stored to.
+            let upgrades = counter(&auto, "upgrades");
+            ensure!(upgrades <= PAGES * PASSES / 20, "{order}, {transport}: {upgrades} upgrades: {auto}");
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn pages_go_whole_where_lines_are_not_told() -> Result<()> {
     for (transport, dirty, more) in [

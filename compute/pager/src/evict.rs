@@ -191,7 +191,7 @@ impl Pager {
             let l = &mut leaving[at];
             let before = l.marked.then(|| self.held_before(evictor, l, at));
             if !l.is_read() {
-                self.rewrites.saw_protected(l.from, false, false);
+                self.rewrites.saw_clean(l.from);
                 evictor.tally.clean += 1;
                 l.to = l.from.to(State::Remote).with_written(false);
                 continue;
@@ -234,10 +234,10 @@ impl Pager {
             let compared = compares && l.from.guessed() && readable;
             let changed = if compared { self.changed(l.page, bytes, l.from, next) } else { None };
             if let Some(changed) = changed {
-                self.rewrites.saw(l.from, changed.lines != 0);
+                let stored = self.rewrites.saw_compared(l.from, changed.lines != 0);
                 if changed.lines == 0 {
                     evictor.tally.clean += 1;
-                    l.to = Word::UNTOUCHED.to(State::Remote).with_slot(l.from.slot());
+                    l.to = Word::UNTOUCHED.to(State::Remote).with_slot(l.from.slot()).with_written(stored);
                     continue;
                 }
                 if changed.known {

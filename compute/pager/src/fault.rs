@@ -255,8 +255,8 @@ impl Pager {
         let word = self.table.word(page);
         match lifted {
             Ok(()) => {
-                self.rewrites.saw_protected(seen, true, at_once);
-                word.settle(seen.with_dirty(true).with_guessed(late));
+                self.rewrites.saw_upgrade(seen, at_once);
+                word.settle(seen.with_dirty(true).with_guessed(late).with_upgraded(true));
                 self.count(&self.counters.upgrades, 1);
                 self.reserve_kept();
                 Served::Here
@@ -273,14 +273,15 @@ impl Pager {
 
     /// Whether a clean page, about to be written, is compared from now on.
     fn keep_late(&self, page: PageId, seen: Word) -> bool {
-        if !self.tracker.keeps_late() {
-            return false;
+        let mapped = seen.slot().is_some_and(|slot| self.pool.place(slot).mapped != 0);
+        if mapped || !self.tracker.keeps_late() {
+            // A slot that is mapped holds the page as it came in.
+            return mapped && self.tracker.compares_with_slots();
         }
-        let mapped = seen.slot().is_none_or(|slot| self.pool.place(slot).mapped != 0);
         // The program may take its right to read the page away just now: not while it is being read here.
         let _reading = self.reading.lock();
         // SAFETY: the page is Busy and write-protected: it stays as it is; and it can be read.
-        !self.table.may_be_unreadable(page) && unsafe { self.tracker.keep_late(page, mapped) }
+        !self.table.may_be_unreadable(page) && unsafe { self.tracker.keep_late(page) }
     }
 
     /// What a failed install means. Returns the number of pages that are there all the same.

@@ -1,11 +1,9 @@
-//! Will a page that is read now be written before it leaves? Two answers for the
-//! process, learned as it goes: one for pages that were written when they were last
-//! here, one for those that were not.
+//! Guesses, when a page is read, whether it will be stored to before it leaves.
 //!
-//! If it will be, it had best come in writable: that saves a fault, 2 µs, and 15 where
-//! lifting a protection interrupts another CPU. (`counter[i] += 1` reads first; so does
-//! most code that writes.) If it will not, its way out costs a comparison with its slot, and what it takes to read it
-//! ([`crate::settle`]). So it pays from a share of
+//! A page that comes in write-protected faults at its first store: an *upgrade*, 2 µs, and 15 where lifting
+//! the protection interrupts another CPU. A page that comes in writable costs what is kept of it at arrival and a
+//! comparison when it leaves ([`crate::settle`]). (`counter[i] += 1` reads first; so does most code that writes.)
+//! Writable pays from this share of stored-to pages on:
 //!
 //! ```text
 //!           in vain                          in vain, ns    share where one thread runs    where several do
@@ -14,28 +12,29 @@
 //!                            takes   …       1300           one in 3                       one in 3 to 13
 //! ```
 //!
-//! Programs change from writing to reading in phases, so what became of the last such
-//! pages says what will become of the next.
+//! Two shares are learned, one for pages that were stored to when they were last here (W), one for the others.
+//! Programs change from writing to reading in phases, so the last pages of a kind predict the next.
 //!
 //! ```text
 //! read fault ─┬─ likely ───► comes in writable, G ──► leaves ─┬─ differs from its slot ──► more
-//!             │                                               └─ the same ───────────────► less
+//!             │                                               └─ equal ──────────────────► towards `silent`
 //!             └─ unlikely ─► comes in protected ─┬─ upgrade ─────────────────────────────► more
 //!                                                └─ leaves clean ────────────────────────► less
 //! ```
 //!
-//! A page that comes in by a write is no guess, and says nothing.
+//! *Silent stores.* A page that comes in writable and leaves equal may have been stored to all the same: a reference
+//! count goes up and down again. Only protected pages tell. `silent` is the share of pages stored to among those
+//! that came in protected and left equal, and an equal writable page moves its kind's share towards that.
 //!
-//! What becomes of a guessed page is known only when it leaves, a whole local memory later. So every
-//! 64th is a *sample*: it comes in protected, and if its thread's next fault is not the write to it, that
-//! is much less, at once. A phase of reading after one of writing is seen within some hundred faults, not
-//! within as many as there are local pages. (Every eighth was tried: its upgrades cost writers more than
-//! readers won.)
+//! *Samples.* The outcome of a writable page is known when it leaves, which is late. So every 64th guess is a sample:
+//! it comes in protected. If its thread's next fault is not the store to it, the share falls by a quarter at once.
+//! A phase of reading is then noticed within some hundred faults. More samples cost writers more than readers won.
 //!
-//! Some programs write what they read, but go elsewhere first: a search in a tree faults its way down and
-//! changes the nodes on its way up. To them the sample says nothing. So it is also learned what becomes of
-//! protected pages that were not written at once; as long as most of these are written after all, samples
-//! are not listened to.
+//! *Later.* Some programs store to what they read, but touch other pages first: a search in a tree faults its way down
+//! and changes nodes on its way up. Samples say nothing about them. So `later` is the share of protected pages that
+//! were stored to, but not at once. Samples are ignored while it is high.
+//!
+//! A page that comes in by a write is no guess, and teaches nothing.
 
 use crate::settle::Settled;
 use crate::word::Word;
@@ -43,8 +42,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 /// One: every page is written.
 const ONE: u32 = 1 << 16;
-/// Weight of the newest: 1/32.
+/// Weight of the newest page in a share: 1/32.
 const SHIFT: u32 = 5;
+/// … in [`Learned::silent`], which learns from few pages while most come in writable: 1/8.
+const SILENT_SHIFT: u32 = 3;
 /// What a page costs that came in writable and was not written, ns, where it is protected on its way out.
 const IN_VAIN_NS: u32 = 1_300;
 /// … where it is held.
@@ -79,12 +80,14 @@ pub struct Rewrites {
     in_vain_ns: AtomicU32,
 }
 
-/// Of pages that come in by a read.
+/// Shares of pages that came in by a read.
 struct Learned {
-    /// The share that is written before it leaves.
+    /// Stored to before they leave, of all.
     share: Share,
-    /// The same of those that came in protected and were not written at once.
+    /// Stored to, of those that came in protected and were not stored to at once.
     later: Share,
+    /// Stored to, of those that came in protected and left equal to their slots.
+    silent: Share,
 }
 
 /// A moving average. Threads that change it at the same instant may overwrite one another: this is statistics,
@@ -98,9 +101,15 @@ impl Share {
     }
 
     #[inline]
-    fn saw(&self, written: bool) {
+    fn saw(&self, stored: bool, shift: u32) {
+        self.approach(if stored { ONE } else { 0 }, shift);
+    }
+
+    #[inline]
+    fn approach(&self, target: u32, shift: u32) {
         let share = self.0.load(Ordering::Relaxed);
-        let next = if written { share + ((ONE - share) >> SHIFT) } else { share - (share >> SHIFT) };
+        let next =
+            if target > share { share + ((target - share) >> shift) } else { share - ((share - target) >> shift) };
         self.0.store(next, Ordering::Relaxed);
     }
 }
@@ -108,7 +117,8 @@ impl Share {
 impl Rewrites {
     /// Takes pages to be used as before until they show otherwise.
     pub fn new() -> Rewrites {
-        let learned = |share| Learned { share: Share(AtomicU32::new(share)), later: Share(AtomicU32::new(0)) };
+        let share = |share| Share(AtomicU32::new(share));
+        let learned = |first| Learned { share: share(first), later: share(0), silent: share(0) };
         let (lift_ns, in_vain_ns) = (AtomicU32::new(800), AtomicU32::new(IN_VAIN_NS));
         Rewrites { written: learned(ONE), read: learned(0), lift_ns, in_vain_ns }
     }
@@ -159,25 +169,51 @@ impl Rewrites {
         let (learned, worth) = (self.of(page), self.worth());
         if learned.share.is_at_least(worth) && !learned.later.is_at_least(worth) {
             // A sample speaks for many.
-            let share = learned.share.0.load(Ordering::Relaxed);
-            learned.share.0.store(share - (share >> 2), Ordering::Relaxed);
+            learned.share.saw(false, 2);
+            learned.silent.saw(false, SILENT_SHIFT);
         }
     }
 
-    /// What became of a page that came in writable.
+    /// What became of a page that was compared on its way out, `from` being its word there: whether it differs from
+    /// its slot. Returns whether it counts as stored to: its next W.
     #[inline]
-    pub fn saw(&self, page: Word, written: bool) {
-        self.of(page).share.saw(written);
+    pub fn saw_compared(&self, from: Word, differs: bool) -> bool {
+        let learned = self.of(from);
+        match (from.upgraded(), differs) {
+            // The upgrade was heard of when it came.
+            (true, true) => true,
+            (true, false) => {
+                learned.silent.saw(true, SILENT_SHIFT);
+                true
+            }
+            (false, true) => {
+                learned.share.saw(true, SHIFT);
+                true
+            }
+            (false, false) => {
+                learned.share.approach(learned.silent.0.load(Ordering::Relaxed), SHIFT);
+                learned.silent.is_at_least(ONE / 2)
+            }
+        }
     }
 
-    /// What became of a page that came in protected; `at_once`: it was the next that its thread faulted on.
+    /// The first store to a page that came in protected; `at_once`: it was the next fault of its thread.
     #[inline]
-    pub fn saw_protected(&self, page: Word, written: bool, at_once: bool) {
+    pub fn saw_upgrade(&self, page: Word, at_once: bool) {
         let learned = self.of(page);
-        learned.share.saw(written);
+        learned.share.saw(true, SHIFT);
         if !at_once {
-            learned.later.saw(written);
+            learned.later.saw(true, SHIFT);
         }
+    }
+
+    /// A page that came in protected leaves, and was not stored to.
+    #[inline]
+    pub fn saw_clean(&self, page: Word) {
+        let learned = self.of(page);
+        learned.share.saw(false, SHIFT);
+        learned.later.saw(false, SHIFT);
+        learned.silent.saw(false, SILENT_SHIFT);
     }
 }
 
@@ -192,13 +228,13 @@ mod tests {
         assert!(rewrites.likely(before) && !rewrites.likely(never));
         let pages = |page, written| {
             (1..1000).find(|_| {
-                rewrites.saw(page, written);
+                rewrites.saw_compared(page, written);
                 rewrites.likely(page) == written
             })
         };
         assert!(pages(before, false).is_some_and(|n| n < 40));
         assert!(pages(never, true).is_some_and(|n| n < 40));
-        (0..1000).for_each(|_| rewrites.saw(before, false));
+        assert!((0..1000).all(|_| !rewrites.saw_compared(before, false)));
         assert!(pages(before, true).is_some_and(|n| n < 40));
         assert!(rewrites.likely(never), "each by itself");
         let samples = (1..10).find(|_| {
@@ -217,7 +253,10 @@ mod tests {
             let found = rewrites.lift_ns.load(Ordering::Relaxed) as f64;
             assert!((found / lift_ns as f64 - 1.0).abs() < 0.2, "{found} for {lift_ns}");
             // One page in so many is written: worth it where upgrades are dear, by a half too few where they are not.
-            (0..1000u32).for_each(|visit| rewrites.saw_protected(page, visit % every == 0, false));
+            (0..1000u32).for_each(|visit| match visit % every {
+                0 => rewrites.saw_upgrade(page, false),
+                _ => rewrites.saw_clean(page),
+            });
             assert_eq!(rewrites.likely(page), lift_ns > 10_000, "{lift_ns}");
             rewrites.leave(Settled::Still, true);
             assert!(rewrites.likely(page), "nothing is protected on its way out");
@@ -234,12 +273,70 @@ mod tests {
             let written = visit % 3 != 0;
             if rewrites.likely(page) && !is_sample(&mut guesses) {
                 writable += 1;
-                rewrites.saw(page, written);
+                rewrites.saw_compared(page, written);
             } else {
                 rewrites.not_at_once(page);
-                rewrites.saw_protected(page, written, false);
+                match written {
+                    true => rewrites.saw_upgrade(page, false),
+                    false => rewrites.saw_clean(page),
+                }
             }
         }
         assert!(writable > 3800, "{writable} of 4000 came in writable");
+    }
+
+    /// Pages that are local at once; an outcome is known so many pages later.
+    const LOCAL: usize = 500;
+
+    /// Visits of pages by reads that each store to with one probability, silently. How many came in protected and were
+    /// stored to, and how many came in writable and were not.
+    fn visits(rewrites: &Rewrites, n: usize, stored: impl Fn(usize) -> bool) -> [usize; 2] {
+        let (mut local, mut guesses, mut wrong) = (std::collections::VecDeque::new(), 0, [0, 0]);
+        let mut word = Word::UNTOUCHED;
+        for visit in 0..n {
+            let stored = stored(visit);
+            let writable = rewrites.likely(word) && !is_sample(&mut guesses);
+            wrong[0] += (!writable && stored) as usize;
+            wrong[1] += (writable && !stored) as usize;
+            if !writable && stored {
+                rewrites.saw_upgrade(word, true);
+            }
+            if !writable && !stored {
+                rewrites.not_at_once(word);
+            }
+            local.push_back(word.with_dirty(writable || stored).with_upgraded(!writable && stored));
+            if local.len() > LOCAL {
+                let from = local.pop_front().unwrap();
+                let written = if from.dirty() {
+                    rewrites.saw_compared(from, false)
+                } else {
+                    rewrites.saw_clean(from);
+                    false
+                };
+                word = Word::UNTOUCHED.with_written(written);
+            }
+        }
+        wrong
+    }
+
+    #[test]
+    fn silent_stores_are_stores() {
+        for first in [false, true] {
+            let rewrites = Rewrites::new();
+            rewrites.leave(Settled::Still, true);
+            if first {
+                visits(&rewrites, 5000, |_| false);
+            }
+            let [upgrades, _] = visits(&rewrites, 20_000, |_| true);
+            // A local memory of them, and samples.
+            assert!(upgrades < LOCAL + 20_000 / SAMPLE as usize + 100, "{upgrades} upgrades");
+            let [upgrades, in_vain] = visits(&rewrites, 20_000, |_| false);
+            assert!(upgrades == 0 && in_vain < 3000, "{in_vain} in vain after stores have ended");
+            // One in fifty: not worth it.
+            let [_, in_vain] = visits(&rewrites, 50_000, |visit| visit % 50 == 0);
+            assert!(in_vain < 5000, "{in_vain} in vain where few are stored to");
+            let [upgrades, _] = visits(&rewrites, 50_000, |visit| visit % 3 == 0);
+            assert!(upgrades < 2000, "{upgrades} upgrades where every third is stored to");
+        }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! 63 62     60 59 58 57 56 55               36 35                        0
-//! |G |  state |D |W |H |0 | pins or staged  |  far slot                  |
+//! |G |  state |D |W |H |U | pins or staged  |  far slot                  |
 //!
 //! G  guessed    (with D) compared when it leaves: its slot holds the bytes it came in with, and
 //!               whether it was written to is not known yet ([`crate::dirty`])
@@ -10,6 +10,7 @@
 //!               resident page is write-protected, and the first write faults (or is noted: [`crate::marks`])
 //! W  written    it was dirty when it last left
 //! H  has        the far slot is valid
+//! U  upgraded   (with D) it came in write-protected, and its first write faulted
 //! pins          system calls that are using the page now (Resident, Busy)
 //! staged        index of the staged copy (Staged)
 //! ```
@@ -54,6 +55,7 @@ const STATE_SHIFT: u32 = 60;
 const DIRTY: u64 = 1 << 59;
 const WRITTEN: u64 = 1 << 58;
 const HAS_SLOT: u64 = 1 << 57;
+const UPGRADED: u64 = 1 << 56;
 const FIELD_SHIFT: u32 = 36;
 const FIELD: u64 = ((1 << 20) - 1) << FIELD_SHIFT;
 const SLOT: u64 = (1 << FarSlot::BITS) - 1;
@@ -127,6 +129,18 @@ impl Word {
         Word(if on { self.0 | WRITTEN } else { self.0 & !WRITTEN })
     }
 
+    /// U.
+    #[inline(always)]
+    pub fn upgraded(self) -> bool {
+        self.0 & UPGRADED != 0
+    }
+
+    /// The same with U as given.
+    #[inline(always)]
+    pub fn with_upgraded(self, on: bool) -> Word {
+        Word(if on { self.0 | UPGRADED } else { self.0 & !UPGRADED })
+    }
+
     /// The far slot, if it has one.
     #[inline(always)]
     pub fn slot(self) -> Option<FarSlot> {
@@ -164,11 +178,12 @@ impl std::fmt::Debug for Word {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(
             f,
-            "{:?}{}{}{} field {} slot {:?}",
+            "{:?}{}{}{}{} field {} slot {:?}",
             self.state(),
             if self.guessed() { " guessed" } else { "" },
             if self.dirty() { " dirty" } else { "" },
             if self.written() { " written" } else { "" },
+            if self.upgraded() { " upgraded" } else { "" },
             self.pins(),
             self.slot()
         )
@@ -252,6 +267,8 @@ mod tests {
         assert_eq!(word.with_slot(None).slot(), None);
         let word = Word::UNTOUCHED.to(State::Resident).with_slot(Some(slot)).with_dirty(true).with_field(3);
         assert!(word.dirty() && !word.with_dirty(false).dirty());
+        assert!(word.with_upgraded(true).upgraded() && !word.upgraded());
+        assert_eq!(word.with_upgraded(true).with_field(MAX_PINS).with_upgraded(false), word.with_field(MAX_PINS));
         assert_eq!(word.with_guessed(true).state(), State::Resident);
         assert_eq!(word.with_guessed(true).to(State::Remote).with_guessed(false).state(), State::Remote);
     }

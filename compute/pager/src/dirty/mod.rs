@@ -5,10 +5,9 @@
 //!             comes in            what is kept              on its way out
 //!   lines     writable            slot mapped: nothing      lines that differ from the slot
 //!                                 else: hashes              lines whose hash differs
-//!   auto      slot mapped: as `exact`
-//!   (lines,   else: likely to be
-//!   guessing) written: writable   hashes                    lines whose hash differs
-//!             others: protected   … at the first write      lines whose hash differs
+//!   auto      likely to be
+//!   (lines,   written: writable   as `lines`                as `lines`
+//!   guessing) others: protected   … at the first write      as `lines`
 //!   shadow    slot mapped:
 //!             writable            nothing: the slot         lines that differ from the slot
 //!             else: likely to be
@@ -25,7 +24,7 @@
 //! kept here tells which of its lines are no longer these. What is kept is looked at when the page is
 //! Leaving and nobody can write to it any more ([`crate::settle`]), never before: a page that can still change says nothing.
 //!
-//! Hashes (`lines`, and `auto` where it is `lines`, of slots that are not mapped; [`farmem_sys::lines`]) are wrong with a
+//! Hashes (`lines` and `auto`, of slots that are not mapped; [`farmem_sys::lines`]) are wrong with a
 //! probability that `docs/design/lines.md` works out; the others are exact. They are kept
 //! *in brief*, 12 bits a line and 64 for the page, where somebody is at the other end who confirms what is said of
 //! changed lines (a node's software NIC); where lines go to a card, 64 bits a line. When nothing more can be kept, a page comes in as `exact` has it.
@@ -166,10 +165,9 @@ impl Tracker {
         in_turns: bool,
     ) -> Result<(Tracker, u64), Errno> {
         let policy = match choice {
-            Dirty::Lines => Policy::Lines,
+            Dirty::Auto | Dirty::Lines => Policy::Lines,
             Dirty::Shadow => Policy::Shadow,
-            Dirty::Auto if !mapped => Policy::Lines,
-            Dirty::Auto | Dirty::Exact => Policy::Exact,
+            Dirty::Exact => Policy::Exact,
             Dirty::Pages => Policy::Pages,
             Dirty::None => Policy::None,
         };
@@ -310,14 +308,21 @@ impl Tracker {
         self.kept.is_some()
     }
 
-    /// The first write to a page that came in protected, still as it came: whether it is compared from now on.
+    /// Whether pages whose slots are mapped may be compared with them.
+    #[inline]
+    pub fn compares_with_slots(&self) -> bool {
+        matches!(self.policy, Policy::Lines | Policy::Shadow | Policy::Exact)
+    }
+
+    /// The first write to a page that came in protected, still as it came, whose slot is not mapped: whether it is
+    /// compared from now on.
     ///
     /// # Safety
     /// As [`Tracker::keep`], of the page itself.
-    pub unsafe fn keep_late(&self, page: PageId, mapped: bool) -> bool {
+    pub unsafe fn keep_late(&self, page: PageId) -> bool {
         // SAFETY: passed on to the caller.
-        self.keeps_late()
-            && unsafe { self.keep(page, page.addr() as *const u8, mapped, true, Comes::Compared) } == Comes::Compared
+        let comes = unsafe { self.keep(page, page.addr() as *const u8, false, true, Comes::Compared) };
+        comes == Comes::Compared
     }
 
     /// Whether pages that are compared are compared now, or else copied, for it is the turn of that.
