@@ -23,8 +23,9 @@ mod worker;
 pub use run::run;
 
 use farmem_fabric::NodeAddr;
-use farmem_fabric::nic::Nic;
 use farmem_fabric::nic::lending::{Backing, Lending};
+use farmem_fabric::nic::shares::Table;
+use farmem_fabric::nic::{MAX_CONNECTIONS, Nic};
 use farmem_protocol::addr::SLAB_BYTES;
 use farmem_protocol::extent::place::BLOCK_BYTES;
 use farmem_protocol::units::bytes;
@@ -36,6 +37,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use worker::Workers;
+
+/// Connections that a node has in any case, however few descriptors it may have.
+const FEW_CONNECTIONS: usize = 16;
 
 /// What a node is to be.
 #[derive(Clone, Debug)]
@@ -189,7 +193,11 @@ impl Node {
             let _ = process::random_bytes(&mut secret);
             secret
         });
-        let nic = Arc::new(nic.over(card));
+        let mut nic = nic.over(card);
+        // The rest is for slabs, and what members on this machine map.
+        let most = usize::try_from(descriptors / 2).unwrap_or(usize::MAX);
+        nic.connections = Table::new(most.clamp(FEW_CONNECTIONS, MAX_CONNECTIONS));
+        let nic = Arc::new(nic);
         nic.pool.set_quota(config.quota.unwrap_or(u64::MAX));
         nic.pool.set_descriptors(descriptors);
         // First: whoever can reach the node can ask for its counters.
@@ -233,12 +241,13 @@ impl Node {
         &self.nic
     }
 
-    /// Takes no new members, and waits for those there are, at most `grace`. Returns how many are left.
+    /// Takes no new runs, and waits at most `grace` for members that hold something. Returns how
+    /// many of these are left.
     pub fn drain(&self, grace: Duration) -> usize {
         self.nic.drain();
         let until = Instant::now() + grace;
         loop {
-            let left = self.nic.members().len();
+            let left = self.nic.holders().len();
             if left == 0 || Instant::now() >= until {
                 return left;
             }

@@ -3,7 +3,8 @@
 use crate::StartError;
 use farmem_fabric::NodeAddr;
 use farmem_fabric::nic::engine::Circumstances;
-use farmem_sys::socket;
+use farmem_fabric::nic::shares::Peer;
+use farmem_sys::{shared, socket};
 use std::io;
 use std::net::TcpListener;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -98,12 +99,13 @@ impl Listener {
                 let (here, there) = (own_end.ip().to_canonical(), peer.ip().to_canonical());
                 let near = here == there || here.is_loopback() && there.is_loopback();
                 let path = path.filter(|_| near).map_or_else(Vec::new, |path| path.as_os_str().as_bytes().to_vec());
-                Ok((stream.into(), Circumstances { local: false, own_end: Some(own_end), path }))
+                Ok((stream.into(), Circumstances { local: false, peer: there.into(), own_end: Some(own_end), path }))
             }
             Listener::Unix(listener, ..) => {
                 let (stream, _) = listener.accept()?;
                 stream.set_nonblocking(true)?;
-                Ok((stream.into(), Circumstances { local: true, own_end: None, path: Vec::new() }))
+                let peer = shared::peer_of(stream.as_raw_fd()).map_or(Peer::Unknown, |about| Peer::User(about.uid));
+                Ok((stream.into(), Circumstances { local: true, peer, own_end: None, path: Vec::new() }))
             }
         }
     }

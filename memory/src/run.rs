@@ -2,6 +2,7 @@
 
 use crate::status::{StatusFile, available_ram};
 use crate::{Config, Node, StartError};
+use farmem_fabric::nic::Member;
 use farmem_protocol::units::bytes;
 use farmem_sys::process::{Arrived, Signals};
 use std::io::Read;
@@ -9,6 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+/// Members that are named when the node goes down, at most.
+const NAMED: usize = 10;
 /// How often the status file is brought up to date.
 const STATUS_EVERY: Duration = Duration::from_secs(1);
 
@@ -51,7 +54,7 @@ pub fn run(config: Config) -> Result<(), StartError> {
             Some(_) => return Ok(()),
         }
         match ends {
-            Some(_) if node.nic().members().is_empty() => return Ok(()),
+            Some(_) if node.nic().holders().is_empty() => return Ok(()),
             Some(end) if Instant::now() >= end => {
                 tell_who_is_left(&node, None);
                 return Ok(());
@@ -102,22 +105,27 @@ fn announce(config: &Config, node: &Node) {
     }
 }
 
+/// Names the members that hold most, and counts the others: a thousand of them are one line.
 fn tell_who_is_left(node: &Node, grace: Option<Duration>) {
-    let members = node.nic().members();
-    if members.is_empty() {
+    let mut holders: Vec<(u64, Arc<Member>)> =
+        node.nic().holders().into_iter().map(|member| (member.held(), member)).collect();
+    if holders.is_empty() {
         return;
     }
-    let held: u64 = node.nic().lent();
+    let (programs, held) = (holders.len(), bytes(node.nic().lent()));
     match grace {
         Some(grace) => eprintln!(
-            "farmem: going down: waiting up to {} s for {} programs that hold {}",
-            grace.as_secs(),
-            members.len(),
-            bytes(held)
+            "farmem: going down: waiting up to {} s for {programs} programs that hold {held}",
+            grace.as_secs()
         ),
-        None => eprintln!("farmem: going down although programs still hold {}, which they lose now:", bytes(held)),
+        None => eprintln!("farmem: going down although {programs} programs still hold {held}, which they lose now:"),
     }
-    for member in members {
-        eprintln!("farmem:   process {} holds {}", member.pid(), bytes(member.held()));
+    holders.sort_by_key(|(held, _)| std::cmp::Reverse(*held));
+    for (held, member) in holders.iter().take(NAMED) {
+        eprintln!("farmem:   process {} of {} holds {}", member.pid(), member.peer(), bytes(*held));
+    }
+    if programs > NAMED {
+        // Forked programs hold the same memory: a sum would count it more than once.
+        eprintln!("farmem:   and {} more, none of which holds more than these", programs - NAMED);
     }
 }

@@ -20,11 +20,13 @@ use crate::hot::Hot;
 use crate::listen::Listener;
 use farmem_fabric::nic::Nic;
 use farmem_fabric::nic::engine::{Circumstances, Engine, Goodbye};
+use farmem_fabric::nic::shares::Place;
 use farmem_sys::epoll::{Epoll, Event, Waker};
 use farmem_sys::raw::{Errno, now_ns, thread_cpu_ns, yield_cpu};
 use farmem_sys::socket;
 use farmem_sys::spin::Spin;
 use farmem_sys::sync::Lock;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::Shutdown;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -48,8 +50,13 @@ const DRAIN_MS: i32 = 1;
 const PASS_MS: i32 = 5;
 /// How long a connection may take to say who it is.
 const STRANGER_NS: u64 = 10_000_000_000;
-/// Connections of a node, at most: beyond, the peer is told that it is full.
-const MAX_CONNECTIONS: usize = 16_384;
+/// Connections without a Hello at a node, at most. Beyond, the worker closes the oldest of the peer
+/// that has most of them.
+const STRANGERS: usize = 256;
+/// Connections on their way to a worker, at most. Beyond, the oldest is closed.
+const WAITING: usize = 256;
+/// Connections that are taken from a listener before others are served.
+const TOGETHER: usize = 64;
 /// A TCP peer that is silent on the wire for so long, in milliseconds, has no connection any more.
 const SILENT_MS: u32 = 15_000;
 
@@ -65,7 +72,7 @@ pub struct Workers {
 struct Shared {
     nic: Arc<Nic>,
     stop: AtomicBool,
-    connections: AtomicUsize,
+    strangers: AtomicUsize,
     inboxes: Vec<Inbox>,
 }
 
@@ -74,7 +81,7 @@ struct Inbox {
     waker: Waker,
     /// It was called to help to keep the pool, and has not woken yet.
     called: AtomicBool,
-    accepted: Lock<Vec<(OwnedFd, Circumstances)>>,
+    accepted: Lock<VecDeque<(OwnedFd, Circumstances)>>,
 }
 
 impl Workers {
@@ -83,13 +90,13 @@ impl Workers {
         let n = std::thread::available_parallelism().map_or(1, |n| n.get().min(4));
         let inboxes = (0..n)
             .map(|_| {
-                Ok(Inbox { waker: Waker::new()?, called: AtomicBool::new(false), accepted: Lock::new(Vec::new()) })
+                Ok(Inbox { waker: Waker::new()?, called: AtomicBool::new(false), accepted: Lock::new(VecDeque::new()) })
             })
             .collect::<Result<Vec<_>, StartError>>()?;
         let shared = Arc::new(Shared {
             nic: Arc::clone(nic),
             stop: AtomicBool::new(false),
-            connections: AtomicUsize::new(0),
+            strangers: AtomicUsize::new(0),
             inboxes,
         });
         let mut workers = Workers { shared: Arc::clone(&shared), threads: Vec::new() };
@@ -105,7 +112,7 @@ impl Workers {
 
     /// Connections that there are, also those that have ended with a descriptor untaken.
     pub fn connections(&self) -> usize {
-        self.shared.connections.load(Ordering::Relaxed)
+        self.shared.nic.connections.taken() + self.shared.strangers.load(Ordering::Relaxed)
     }
 
     /// Ends all workers and closes all connections.
@@ -150,7 +157,9 @@ struct Worker {
     /// Ended, with a descriptor on its way that the peer has not taken, and cannot be called back: each counts as a
     /// connection until the peer has taken it, or closed its own end. Else who ends one connection after the other would
     /// have any number of descriptors on their way.
-    lingering: Vec<UnixStream>,
+    lingering: Vec<(UnixStream, Option<Place>)>,
+    /// Tokens of connections that have not said who they are, the oldest first.
+    strangers: Vec<usize>,
     next_worker: usize,
 }
 
@@ -162,7 +171,7 @@ impl Worker {
             epoll.add(listener.as_raw_fd(), LISTENERS + i as u64, true, false)?;
         }
         let path = listeners.iter().find_map(Listener::path).and_then(|path| std::path::absolute(path).ok());
-        let (connections, unasked, lingering) = (Vec::new(), Vec::new(), Vec::new());
+        let (connections, unasked, lingering, strangers) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         Ok(Worker {
             shared,
             index,
@@ -174,6 +183,7 @@ impl Worker {
             hot: Hot::default(),
             unasked,
             lingering,
+            strangers,
             next_worker: 0,
         })
     }
@@ -280,9 +290,9 @@ impl Worker {
         }
     }
 
-    /// Takes all connections that wait at a listener.
+    /// Takes connections that wait at a listener; epoll tells again if there are more.
     fn accept(&mut self, listener: usize) {
-        loop {
+        for _ in 0..TOGETHER {
             match self.listeners.get(listener).map(|l| l.accept(self.path.as_ref())) {
                 Some(Ok((socket, about))) => self.deal_out(socket, about),
                 // Epoll would tell of who waits again and again.
@@ -303,13 +313,12 @@ impl Worker {
 
     /// Gives connections to the workers in turn.
     fn deal_out(&mut self, socket: OwnedFd, about: Circumstances) {
-        if self.shared.connections.load(Ordering::Relaxed) >= MAX_CONNECTIONS {
-            // Not even a word: whoever opens so many reads none.
-            return;
-        }
-        self.shared.connections.fetch_add(1, Ordering::Relaxed);
         let inbox = &self.shared.inboxes[self.next_worker];
-        inbox.accepted.lock().push((socket, about));
+        let mut accepted = inbox.accepted.lock();
+        let overdue = if accepted.len() == WAITING { accepted.pop_front() } else { None };
+        accepted.push_back((socket, about));
+        drop(accepted);
+        drop(overdue);
         inbox.waker.wake();
         self.next_worker = (self.next_worker + 1) % self.shared.inboxes.len();
     }
@@ -318,6 +327,7 @@ impl Worker {
         if !about.local {
             socket::notice_silence(socket.as_raw_fd(), SILENT_MS);
         }
+        self.make_room_for_a_stranger(now);
         let token = match self.connections.iter().position(Option::is_none) {
             Some(hole) => hole,
             None => {
@@ -336,15 +346,41 @@ impl Worker {
         };
         if self.epoll.add(connection.socket.as_raw_fd(), token as u64, true, false).is_ok() {
             self.connections[token] = Some(connection);
+            self.strangers.push(token);
+            self.shared.strangers.fetch_add(1, Ordering::Relaxed);
             self.serve(token, now);
-        } else {
-            self.shared.connections.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Closes a stranger if this worker has as many as it may: the oldest of the peer that has
+    /// most. So a peer that opens connections and says nothing closes its own.
+    fn make_room_for_a_stranger(&mut self, now: u64) {
+        if self.strangers.len() < (STRANGERS / self.shared.inboxes.len()).max(1) {
+            return;
+        }
+        let peer_of = |token: &usize| self.connections[*token].as_ref().map(|connection| connection.engine.peer());
+        let mut by = BTreeMap::new();
+        self.strangers.iter().for_each(|token| *by.entry(peer_of(token)).or_insert(0) += 1);
+        let most = by.into_iter().max_by_key(|(_, count)| *count).map(|(peer, _)| peer);
+        let oldest = self.strangers.iter().copied().find(|token| Some(peer_of(token)) == most);
+        if let Some(token) = oldest {
+            self.close(token, Goodbye::Done, now);
+        }
+    }
+
+    /// Takes a connection off the list of strangers if it has said who it is, or is gone.
+    fn forget_strangers(&mut self, token: usize) {
+        let is_one = self.connections[token].as_ref().is_some_and(|connection| connection.engine.is_stranger());
+        if !is_one && let Some(at) = self.strangers.iter().position(|&other| other == token) {
+            self.strangers.remove(at);
+            self.shared.strangers.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
     /// Takes what a connection has, answers what it can. Returns whether anything came.
     fn serve(&mut self, token: usize, now: u64) -> bool {
         let Some(Some(connection)) = self.connections.get_mut(token) else { return false };
+        let was_stranger = connection.engine.is_stranger();
         let served = connection.serve(&self.shared.nic, now);
         let opened = connection.engine.take_opened();
         let came = match served {
@@ -367,8 +403,12 @@ impl Worker {
                 true
             }
         };
-        for stream in opened {
-            self.deal_out(stream.into(), Circumstances { local: true, own_end: None, path: Vec::new() });
+        if was_stranger {
+            self.forget_strangers(token);
+        }
+        for (stream, peer) in opened {
+            let about = Circumstances { local: true, peer, own_end: None, path: Vec::new() };
+            self.deal_out(stream.into(), about);
         }
         came
     }
@@ -376,15 +416,14 @@ impl Worker {
     fn close(&mut self, token: usize, why: Goodbye, now: u64) {
         self.hot.forget(token);
         let Some(Connection { socket, engine, passed, .. }) = self.connections[token].take() else { return };
-        engine.close(&self.shared.nic, why, now);
+        self.forget_strangers(token);
+        let place = engine.close(&self.shared.nic, why, now);
         if passed && socket::untaken(socket.as_raw_fd()) > 0 {
             self.epoll.forget(socket.as_raw_fd());
             let stream = UnixStream::from(socket);
             // To the peer it is closed.
             let _ = stream.shutdown(Shutdown::Both);
-            self.lingering.push(stream);
-        } else {
-            self.shared.connections.fetch_sub(1, Ordering::Relaxed);
+            self.lingering.push((stream, place));
         }
     }
 
@@ -400,9 +439,7 @@ impl Worker {
         for listener in std::mem::take(&mut self.deaf) {
             self.watch(listener, true);
         }
-        let lingered = self.lingering.len();
-        self.lingering.retain(|stream| socket::untaken(stream.as_raw_fd()) > 0);
-        self.shared.connections.fetch_sub(lingered - self.lingering.len(), Ordering::Relaxed);
+        self.lingering.retain(|(stream, _)| socket::untaken(stream.as_raw_fd()) > 0);
         if self.index == 0 {
             self.shared.nic.expire(now);
             self.shared.nic.keep(&thread_cpu_ns);

@@ -229,6 +229,24 @@ fn a_node_without_descriptors_is_idle_and_recovers() {
     session.grant().unwrap();
 }
 
+/// A member that keeps all connections it can have leaves as many to others, and descriptors for
+/// slabs.
+#[test]
+fn who_keeps_connections_leaves_as_many() {
+    // Half of the descriptors are for connections.
+    let node = Process::start_with(256, "127.0.0.1:0", 128);
+    let greedy = Session::connect(&node.tcp, &options(Transport::Tcp)).unwrap();
+    let mut queues: Vec<_> = std::iter::from_fn(|| greedy.queue_pair().ok()).collect();
+    assert_eq!(queues.len(), 31, "and its control connection");
+    assert!(!greedy.is_lost());
+    assert!(matches!(Session::connect(&node.tcp, &options(Transport::Tcp)), Err(ConnectError::Full(_))));
+    let other = Session::connect(&node.shm, &options(Transport::Shm)).unwrap();
+    let slabs = [other.grant().unwrap(), other.grant().unwrap(), greedy.grant().unwrap()];
+    assert!(put(&mut queues[30], slabs[2].id, 0, b"served").is_ok());
+    queues.clear();
+    within(Duration::from_secs(5), "there is room again", || greedy.queue_pair().is_ok());
+}
+
 /// Something between host and node that can be cut, as a middlebox on the way.
 struct Middlebox {
     at: SocketAddr,

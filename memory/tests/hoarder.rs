@@ -4,10 +4,13 @@
 // Sockets are asked for what waits in them, and slabs are mapped.
 #![allow(unsafe_code)]
 
+mod common;
+
+use common::{greet, hello, say, within};
 use farmem_fabric::{ConnectOptions, NodeAddr, Session, Transport};
 use farmem_memory::{Config, Node};
 use farmem_protocol::addr::SLAB_BYTES;
-use farmem_protocol::wire::{Answer, Ask, Hello, MAGIC, Purpose, Request, VERSION, Welcome};
+use farmem_protocol::wire::{Answer, Ask};
 use farmem_sys::descriptors;
 use farmem_sys::socket;
 use std::io::{Read, Write};
@@ -16,7 +19,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-use zerocopy::{FromBytes, FromZeros, IntoBytes};
+use zerocopy::FromBytes;
 
 /// More than a connection may have waiting, in the node and on their way.
 const ASKED: u64 = 100;
@@ -30,27 +33,11 @@ fn start(name: &str) -> (Node, PathBuf) {
 /// Joins, and has one slab, whose descriptor it takes.
 fn join(path: &Path) -> (UnixStream, u64) {
     let mut stream = UnixStream::connect(path).unwrap();
-    let hello = Hello {
-        magic: MAGIC,
-        version: VERSION.into(),
-        purpose: Purpose::Join as u8,
-        run: [9; 16],
-        ..Hello::new_zeroed()
-    };
-    stream.write_all(hello.as_bytes()).unwrap();
-    let mut welcome = [0; size_of::<Welcome>()];
-    stream.read_exact(&mut welcome).unwrap();
-    let path = Welcome::read_from_bytes(&welcome).unwrap().path_len.get();
-    stream.read_exact(&mut vec![0; path as usize]).unwrap();
-    ask(&mut stream, Ask::Grant, 2, 0);
+    greet(&mut stream, &hello([9; 16], 0)).unwrap();
+    say(&mut stream, Ask::Grant, 2, 0);
     let (answer, descriptor) = take(&stream);
     descriptors::close(descriptor.expect("a slab's descriptor"));
     (stream, answer.value.get())
-}
-
-fn ask(stream: &mut UnixStream, ask: Ask, number: u64, slab: u64) {
-    let request = Request { ask: ask as u8, number: number.into(), slab: slab.into(), ..Request::new_zeroed() };
-    stream.write_all(request.as_bytes()).unwrap();
 }
 
 fn take(stream: &UnixStream) -> (Answer, Option<i32>) {
@@ -81,7 +68,7 @@ fn what_is_not_taken_is_not_sent() {
     let (node, path) = start("takes-none");
     let (mut hoarder, slab) = join(&path);
     for number in 0..ASKED {
-        ask(&mut hoarder, Ask::Again, 3 + number, slab);
+        say(&mut hoarder, Ask::Again, 3 + number, slab);
     }
     let until = Instant::now() + Duration::from_secs(10);
     while waiting(&hoarder) == 0 {
@@ -108,21 +95,13 @@ fn what_is_not_taken_is_not_sent() {
     for round in 1..200 {
         let first = 3 + round * ASKED;
         for number in 0..ASKED {
-            ask(&mut hoarder, Ask::Again, first + number, slab);
+            say(&mut hoarder, Ask::Again, first + number, slab);
         }
         take_all(&hoarder, first);
     }
     drop(session);
     drop(node);
     let _ = std::fs::remove_file(path);
-}
-
-fn within(what: &str, mut condition: impl FnMut() -> bool) {
-    let until = Instant::now() + Duration::from_secs(10);
-    while !condition() {
-        assert!(Instant::now() < until, "not so within 10 s: {what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
 }
 
 /// Nor is any number of descriptors on its way to a client that ends one connection after the other, by whichever way, and
@@ -132,13 +111,13 @@ fn what_is_not_taken_counts_as_a_connection_until_it_is() {
     let (node, path) = start("ends");
     let ends: [fn(&mut UnixStream); 3] = [
         |stream| stream.shutdown(Shutdown::Write).unwrap(),
-        |stream| ask(stream, Ask::Bye, 4, 0),
+        |stream| say(stream, Ask::Bye, 4, 0),
         |stream| stream.write_all(&[0xEE; 40]).unwrap(),
     ];
     let mut hoarded: Vec<UnixStream> = Vec::new();
     for end in ends {
         let (mut stream, slab) = join(&path);
-        ask(&mut stream, Ask::Again, 3, slab);
+        say(&mut stream, Ask::Again, 3, slab);
         within("the descriptor is on its way", || waiting(&stream) == size_of::<Answer>());
         end(&mut stream);
         hoarded.push(stream);

@@ -112,9 +112,10 @@ impl Nic {
         if holds.gone || holds.windows.len() >= MAX_WINDOWS {
             return Err(Status::Exhausted);
         }
+        let place = self.window_places.take(member.peer).map_err(|_| Status::Exhausted)?;
         let key = self.windows.make(member.serial).ok_or(Status::Exhausted)?;
         if let KeyKind::Window { index, generation } = key.kind() {
-            holds.windows.insert(index, generation);
+            holds.windows.insert(index, (generation, place));
         }
         Ok(key)
     }
@@ -124,7 +125,7 @@ impl Nic {
     pub(super) fn drop_window(&self, member: &Member, key: Key) -> Status {
         let KeyKind::Window { index, generation } = key.kind() else { return Status::Window };
         let mut holds = member.holds.lock();
-        if holds.windows.get(&index).is_none_or(|first| generation < *first) {
+        if holds.windows.get(&index).is_none_or(|(first, _)| generation < *first) {
             return Status::Window;
         }
         holds.windows.remove(&index);

@@ -26,6 +26,7 @@ use super::Nic;
 use super::carved;
 use super::lending::Slab;
 use super::pool::leases::Lease;
+use super::shares::{Full, Peer, Place};
 use super::tally::{Who, count};
 use super::wires::Wires;
 use farmem_protocol::addr::SlabId;
@@ -35,8 +36,13 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
-/// Members at one node, at most.
-pub const MAX_MEMBERS: usize = 4096;
+/// Members at one node, at most. Each may take two of the 16 383 owner ids, its own and its
+/// run's. The others are spare: an id is not free until its owner is buried.
+pub const MAX_MEMBERS: usize = 8000;
+/// Members let go of together when the table is full.
+const LET_GO: usize = 64;
+/// How long a forked child's place is kept for its first hello before it may give way.
+const AWAITED_NS: u64 = 30_000_000_000;
 /// Queue pairs of one member, at most.
 pub const MAX_QUEUES: usize = 8192;
 /// The longest grace a member can have, in milliseconds: an hour.
@@ -49,6 +55,8 @@ const GRACE_MARGIN_NS: u64 = 1_000_000_000;
 pub struct Member {
     pub(super) run: Secret,
     pub(super) pid: u32,
+    /// Where it joined from.
+    pub(super) peer: Peer,
     pub(super) secret: Secret,
     /// Never given to another while the node lives; from 1.
     pub(super) serial: u64,
@@ -67,10 +75,21 @@ pub struct Member {
     pub(super) wires: Lock<Wires>,
 }
 
+/// A member to be made.
+struct Newcomer {
+    run: Secret,
+    pid: u32,
+    peer: Peer,
+    local: bool,
+    grace_ns: u64,
+}
+
 pub(super) struct Presence {
     pub(super) connections: usize,
     /// Of these, for control: one, but for those that were superseded and have not closed.
     pub(super) controls: usize,
+    /// Announced by a ticket, and not yet here.
+    awaited: bool,
     pub(super) absent_since: u64,
     pub(super) queues: BTreeMap<u64, Arc<Turn>>,
     pub(super) answered: Option<Answer>,
@@ -79,9 +98,11 @@ pub(super) struct Presence {
 #[derive(Default)]
 pub(super) struct Holds {
     pub(super) gone: bool,
+    /// Its part of the table of members, while it is in it.
+    pub(super) place: Option<Place>,
     pub(super) slabs: BTreeMap<SlabId, Arc<Slab>>,
     /// By their indexes; the generation of the first key that each had.
-    pub(super) windows: BTreeMap<u32, u32>,
+    pub(super) windows: BTreeMap<u32, (u32, Place)>,
 }
 
 /// Which connection of a queue pair may carry out verbs, and which of a member's requests: the one that came last.
@@ -106,6 +127,25 @@ impl Turn {
     }
 }
 
+impl Presence {
+    /// Whether it is absent, and not about to come for the first time.
+    fn is_idle(&self, now_ns: u64) -> bool {
+        let late = now_ns.saturating_sub(self.absent_since) > AWAITED_NS;
+        self.connections == 0 && (!self.awaited || late)
+    }
+}
+
+impl Holds {
+    fn is_empty(&self) -> bool {
+        self.slabs.is_empty() && self.windows.is_empty()
+    }
+
+    /// Marks the member's end: it is granted nothing more. Returns all that it held.
+    fn end(&mut self) -> Holds {
+        std::mem::replace(self, Holds { gone: true, ..Holds::default() })
+    }
+}
+
 impl Member {
     /// The host's process.
     pub fn pid(&self) -> u32 {
@@ -117,9 +157,24 @@ impl Member {
         self.lease.owner().slot()
     }
 
-    /// Bytes held.
+    /// Where it joined from.
+    pub fn peer(&self) -> Peer {
+        self.peer
+    }
+
+    /// Bytes held: slabs, and units that it claimed.
     pub fn held(&self) -> u64 {
-        self.holds.lock().slabs.len() as u64 * farmem_protocol::addr::SLAB_BYTES
+        self.holds.lock().slabs.len() as u64 * farmem_protocol::addr::SLAB_BYTES + self.lease.held()
+    }
+
+    /// Whether nothing is lost with it: it holds no memory, and no window.
+    pub fn is_empty_handed(&self) -> bool {
+        self.lease.held() == 0 && self.holds.lock().is_empty()
+    }
+
+    /// Whether it is absent and holds nothing.
+    fn is_idle(&self, now_ns: u64) -> bool {
+        self.presence.lock().is_idle(now_ns) && self.is_empty_handed()
     }
 
     /// Whether a connection of its stands. If not, it is waited for until its grace is over.
@@ -172,16 +227,61 @@ impl Nic {
         next
     }
 
+    /// Members that hold something. A node that goes down waits for these.
+    pub fn holders(&self) -> Vec<Arc<Member>> {
+        let mut all = self.members();
+        all.retain(|member| !member.is_empty_handed());
+        all
+    }
+
+    /// A place among the members for a newcomer from `peer`.
+    ///
+    /// When there is none, absent members that hold nothing give way: the peer's own if the peer
+    /// has its share of the table, anybody's if the table is full.
+    fn place(&self, peer: Peer, now_ns: u64) -> Option<Place> {
+        loop {
+            let full = match self.places.take(peer) {
+                Ok(place) => return Some(place),
+                Err(full) => full,
+            };
+            let mut idle = self.members();
+            idle.retain(|member| (full == Full::All || member.peer == peer) && member.is_idle(now_ns));
+            // The longest absent are the least likely to come back.
+            idle.sort_by_cached_key(|member| (member.presence.lock().absent_since, member.serial));
+            let gave_way = idle.iter().take(LET_GO).filter(|member| self.part_if_idle(member, now_ns)).count();
+            if gave_way == 0 {
+                return None;
+            }
+        }
+    }
+
+    /// Ends a membership if it is idle and holds nothing. False if it is not, or not any more.
+    fn part_if_idle(&self, member: &Arc<Member>, now_ns: u64) -> bool {
+        // Held until the end is marked: a member that comes back now is either counted before, and
+        // stays, or finds itself gone.
+        let presence = member.presence.lock();
+        let mut holds = member.holds.lock();
+        if holds.gone || !presence.is_idle(now_ns) || !holds.is_empty() || member.lease.held() > 0 {
+            return false;
+        }
+        let held = holds.end();
+        drop((holds, presence));
+        self.take_back(member, held);
+        true
+    }
+
     /// Ends a membership.
     pub(super) fn part(&self, member: &Arc<Member>) {
+        let held = member.holds.lock().end();
+        self.take_back(member, held);
+    }
+
+    /// Takes back all that a member held whose end is marked.
+    fn take_back(&self, member: &Arc<Member>, held: Holds) {
         self.members.lock().remove(&member.secret);
-        let mut holds = member.holds.lock();
-        holds.gone = true;
-        let slabs = std::mem::take(&mut holds.slabs);
-        let windows = std::mem::take(&mut holds.windows);
-        drop(holds);
+        drop(held.place);
         let until = carved::patience();
-        for index in windows.into_keys() {
+        for index in held.windows.into_keys() {
             self.windows.discard(member.serial, index, until);
         }
         // Off the card before anything of it is anybody else's.
@@ -191,7 +291,7 @@ impl Nic {
             self.departed.lock().push(member.serial);
         }
         // Scrubbing takes milliseconds a slab: no lock is held here.
-        drop(slabs);
+        drop(held.slabs);
     }
 
     /// The owner of a run's slabs.
@@ -206,21 +306,16 @@ impl Nic {
         Some(lease)
     }
 
-    /// `None` when there are no more owners.
-    pub(super) fn enrol(
-        &self,
-        run: Secret,
-        pid: u32,
-        local: bool,
-        grace_ns: u64,
-        controls: usize,
-        now_ns: u64,
-    ) -> Option<Arc<Member>> {
+    /// `None` when there are no more places or owners.
+    fn enrol(&self, new: Newcomer, controls: usize, now_ns: u64) -> Option<Arc<Member>> {
+        let Newcomer { run, pid, peer, local, grace_ns } = new;
+        let place = self.place(peer, now_ns)?;
         let (lease, tenancy) = (Lease::new(&self.pool)?, self.tenancy(run)?);
         let serial = self.serials.fetch_add(1, Ordering::Relaxed) + 1;
         let member = Arc::new(Member {
             run,
             pid,
+            peer,
             secret: (self.draw)(),
             serial,
             lease,
@@ -231,11 +326,12 @@ impl Nic {
             presence: Lock::new(Presence {
                 connections: controls,
                 controls,
+                awaited: controls == 0,
                 absent_since: now_ns,
                 queues: BTreeMap::new(),
                 answered: None,
             }),
-            holds: Lock::new(Holds::default()),
+            holds: Lock::new(Holds { place: Some(place), ..Holds::default() }),
             wires: Lock::new(Wires::default()),
         });
         self.members.lock().insert(member.secret, Arc::clone(&member));
@@ -243,20 +339,21 @@ impl Nic {
     }
 
     /// A new member, and the turn of its control connection.
-    pub(super) fn join(&self, hello: &Hello, local: bool, now_ns: u64) -> Result<(Arc<Member>, u64), Verdict> {
-        let members = self.members.lock();
+    pub(super) fn join(
+        &self,
+        hello: &Hello,
+        (peer, local): (Peer, bool),
+        now_ns: u64,
+    ) -> Result<(Arc<Member>, u64), Verdict> {
         // A run that is here goes on, and its programs start programs.
-        if self.is_draining() && !members.values().any(|member| member.run == hello.run) {
+        if self.is_draining() && !self.members.lock().values().any(|member| member.run == hello.run) {
             return Err(Verdict::Draining);
         }
-        if members.len() >= MAX_MEMBERS {
-            return Err(Verdict::Full);
-        }
-        drop(members);
         let grace_ns = hello.grace_ms.get().min(MAX_GRACE_MS) * 1_000_000 + GRACE_MARGIN_NS;
         count(&self.tally.joined, 1);
         let local = local && hello.lasting == 0;
-        let member = self.enrol(hello.run, hello.pid.get(), local, grace_ns, 1, now_ns).ok_or(Verdict::Full)?;
+        let new = Newcomer { run: hello.run, pid: hello.pid.get(), peer, local, grace_ns };
+        let member = self.enrol(new, 1, now_ns).ok_or(Verdict::Full)?;
         let ours = member.control.pass();
         Ok((member, ours))
     }
@@ -291,7 +388,9 @@ impl Nic {
     /// Gives the turn of its control connection to the one that asks. Returns its turn number.
     pub(super) fn rejoin(&self, hello: &Hello) -> Result<(Arc<Member>, u64), Verdict> {
         let member = self.present(hello)?;
-        member.presence.lock().controls += 1;
+        let mut presence = member.presence.lock();
+        (presence.controls, presence.awaited) = (presence.controls + 1, false);
+        drop(presence);
         let ours = member.control.pass();
         Ok((member, ours))
     }
@@ -340,11 +439,8 @@ impl Nic {
 
     /// A member for a child about to be forked, holding what its parent holds.
     pub(super) fn ticket(&self, parent: &Arc<Member>, now_ns: u64) -> Result<Secret, Status> {
-        if self.members.lock().len() >= MAX_MEMBERS {
-            return Err(Status::System);
-        }
-        let child = self.enrol(parent.run, parent.pid, parent.local, parent.grace_ns, 0, now_ns);
-        let child = child.ok_or(Status::System)?;
+        let Member { run, pid, peer, local, grace_ns, .. } = **parent;
+        let child = self.enrol(Newcomer { run, pid, peer, local, grace_ns }, 0, now_ns).ok_or(Status::System)?;
         let slabs: Vec<Arc<Slab>> = parent.holds.lock().slabs.values().cloned().collect();
         for slab in slabs {
             child.hold(slab);

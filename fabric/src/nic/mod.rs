@@ -7,6 +7,7 @@
 //! * [`pool`]: the words that say who owns what.
 //! * `wires`: what members reach by an RDMA card, past all this. `carved`: windows there; `budget`: how many.
 //! * [`tally`]: figures for operators.
+//! * [`shares`]: bounded tables, and how much of them a peer may have.
 //! * [`epochs`]: when what was admitted under a revoked right has ended.
 //!
 //! The daemon runs it over epoll, the simulator in virtual time, the fuzzer on
@@ -23,6 +24,7 @@ pub mod members;
 pub mod offer;
 pub mod offload;
 pub mod pool;
+pub mod shares;
 pub mod tally;
 pub mod windows;
 pub(crate) mod wires;
@@ -42,11 +44,17 @@ use offload::Which;
 use pool::Pool;
 use pool::files::File;
 use pool::leases::Lease;
+use shares::Table;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use tally::count;
 use windows::Windows;
+
+/// Connections of a node, at most.
+pub const MAX_CONNECTIONS: usize = 32_768;
+/// Connections that have much output waiting, at most.
+const MAX_ROOMY: usize = 1024;
 
 /// A node's state, shared by all its connections.
 pub struct Nic {
@@ -69,6 +77,15 @@ pub struct Nic {
     /// Serial numbers given to members.
     serials: AtomicU64,
     members: Lock<BTreeMap<Secret, Arc<Member>>>,
+    /// Places of members.
+    places: Arc<Table>,
+    /// Places of connections that have said who they are. The daemon sets it at start, by the
+    /// descriptors that the process may have.
+    pub connections: Arc<Table>,
+    /// Places of windows.
+    window_places: Arc<Table>,
+    /// Places of connections with much output waiting.
+    roomy: Arc<Table>,
     /// Owners in whose names the slabs of runs are held.
     runs: Lock<BTreeMap<Secret, Weak<Lease>>>,
     /// By which members may reach their slabs past this software.
@@ -98,6 +115,10 @@ impl Nic {
             epochs: Epochs::default(),
             serials: AtomicU64::new(0),
             members: Lock::new(BTreeMap::new()),
+            places: Table::new(MAX_MEMBERS),
+            connections: Table::new(MAX_CONNECTIONS),
+            window_places: Table::new(farmem_protocol::key::WINDOWS as usize),
+            roomy: Table::new(MAX_ROOMY),
             card: None,
             budget: budget::Budget::new(0, 0, None),
             draining: AtomicBool::new(false),
@@ -255,7 +276,7 @@ impl Nic {
         if !local || rest != [0; 8] {
             return Err((Status::System, libc::EOPNOTSUPP));
         }
-        self.pool.file(&member.lease, key, count.min(u32::MAX as u64) as u32)
+        self.pool.file((&member.lease, member.peer), key, count.min(u32::MAX as u64) as u32)
     }
 
     /// Bytes of memory that slabs have really taken: pages touched and not given back. At most what is

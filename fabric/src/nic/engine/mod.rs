@@ -9,8 +9,9 @@
 //! slab, a READ's are sent from it. (So a READ that waits behind a slow receiver
 //! may return what a later WRITE of the same queue pair left: as RDMA has it.)
 //!
-//! Bounded: the input buffer is fixed; when the output backs up, input waits,
-//! and with it, through TCP, the host.
+//! Bounded: the input buffer has a fixed size for each purpose. When the output backs up
+//! (`output` says how far), input waits, and through TCP so does the host. The memory of one
+//! connection in all: docs/design/tables.md.
 
 //! * This file: who is there, and what it asks.
 //! * `serving`: verbs. `output`: bytes on their way out.
@@ -26,6 +27,7 @@ mod serving;
 mod tests;
 
 use super::epochs::Section;
+use super::shares::{Peer, Place};
 use super::{Figure, Member, Nic, count};
 use farmem_protocol::addr::SlabId;
 use farmem_protocol::key::Key;
@@ -43,8 +45,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Input buffered, at most: more than the largest head of a batch, and enough for one receive.
+/// Input of a queue pair, at most: more than the largest head of a batch, and enough for one receive.
 const INPUT: usize = 64 << 10;
+/// Input of a connection that has not said who it is: more than one Hello.
+const STRANGERS_INPUT: usize = 256;
+/// Input of a control connection: more than one request.
+const CONTROL_INPUT: usize = 4096;
 // A record is looked at whole, and what is left of the input is moved to the front when half of it is used.
 const _: () = assert!(MAX_RECORD_BYTES <= INPUT / 2);
 
@@ -56,6 +62,8 @@ static NEXT: AtomicUsize = AtomicUsize::new(0);
 pub struct Circumstances {
     /// Through a Unix socket: descriptors can be passed.
     pub local: bool,
+    /// Where it comes from.
+    pub peer: Peer,
     /// The node's end, for TCP.
     pub own_end: Option<SocketAddr>,
     /// A Unix socket of this node, to be told to a peer on the same machine.
@@ -108,6 +116,10 @@ pub struct Engine {
     end: usize,
     output: Output,
     opened: Vec<UnixStream>,
+    /// Its part of the table of connections, once it has said who it is.
+    place: Option<Place>,
+    /// Its part of the table of those with much output, as long as much waits.
+    roomy: Option<Place>,
 }
 
 impl Engine {
@@ -117,18 +129,25 @@ impl Engine {
             phase: Phase::Hello,
             about,
             shard: NEXT.fetch_add(1, Ordering::Relaxed),
-            input: vec![0; INPUT].into_boxed_slice(),
+            input: vec![0; STRANGERS_INPUT].into_boxed_slice(),
             start: 0,
             end: 0,
             output: Output::default(),
             opened: Vec::new(),
+            place: None,
+            roomy: None,
         }
     }
 
-    /// Connections that the node has opened to this one's peer since last asked: as good as accepted where this one
-    /// was. Their other ends are in the output.
-    pub fn take_opened(&mut self) -> Vec<UnixStream> {
-        std::mem::take(&mut self.opened)
+    /// Connections that this engine has created for its peer since the last call. The caller treats
+    /// them as accepted from that peer. The peer's ends are sent with the output.
+    pub fn take_opened(&mut self) -> Vec<(UnixStream, Peer)> {
+        self.opened.drain(..).map(|stream| (stream, self.about.peer)).collect()
+    }
+
+    /// Where it comes from.
+    pub fn peer(&self) -> Peer {
+        self.about.peer
     }
 
     /// Whether the peer has not yet said who it is.
@@ -153,7 +172,16 @@ impl Engine {
 
     /// Whether input waits until output has gone.
     pub fn is_backed_up(&self) -> bool {
-        self.output.is_backed_up()
+        self.output.is_backed_up(self.roomy.is_some())
+    }
+
+    /// Whether input must wait now. A connection whose output exceeds [`output::SMALL`] takes one
+    /// of the few places of `Nic::roomy`, if there is one, and may go on up to [`output::LARGE`].
+    fn must_wait(&mut self, nic: &Nic) -> bool {
+        if self.roomy.is_none() && self.output.is_backed_up(false) && !self.output.is_backed_up(true) {
+            self.roomy = nic.roomy.take(self.about.peer).ok();
+        }
+        self.is_backed_up()
     }
 
     /// Takes what `receive` gives and carries it out. `receive` fills the parts in turn and says
@@ -192,7 +220,7 @@ impl Engine {
                 };
             }
             let mut entered = false;
-            while !entered && !self.output.is_backed_up() && self.step(nic, section.as_mut(), now_ns)? {
+            while !entered && !self.must_wait(nic) && self.step(nic, section.as_mut(), now_ns)? {
                 entered = held.is_none() && matches!(self.phase, Phase::Queue(_) | Phase::Control(_));
             }
             // What came together with a Hello is carried out as all that comes later: in its turn, verbs in a section.
@@ -205,11 +233,11 @@ impl Engine {
     fn fill(&mut self, nic: &Nic, receive: impl FnOnce(&[Part]) -> Result<usize, Errno>) -> Result<usize, Errno> {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
-        } else if INPUT - self.end < INPUT / 2 {
+        } else if self.input.len() - self.end < self.input.len() / 2 {
             self.input.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
         }
-        let room = Part::new(self.input[self.end..].as_mut_ptr(), INPUT - self.end);
+        let room = Part::new(self.input[self.end..].as_mut_ptr(), self.input.len() - self.end);
         if room.len() == 0 {
             // Backed up: nothing is taken until output has gone.
             return Err(Errno(libc::EAGAIN));
@@ -270,6 +298,14 @@ impl Engine {
         Some(frame)
     }
 
+    /// Replaces the input buffer by one of `len` bytes. Unused input moves along.
+    fn widen(&mut self, len: usize) {
+        let mut input = vec![0; len].into_boxed_slice();
+        let unused = self.end - self.start;
+        input[..unused].copy_from_slice(&self.input[self.start..self.end]);
+        (self.input, self.start, self.end) = (input, 0, unused);
+    }
+
     fn greet(&mut self, nic: &Nic, now_ns: u64) -> Result<bool, Goodbye> {
         let seen = &self.input[self.start..self.end];
         let known = seen.len().min(MAGIC.len());
@@ -281,12 +317,13 @@ impl Engine {
             return self.refuse(nic, Verdict::Version);
         }
         let Some(hello) = self.take::<Hello>() else { return Ok(false) };
-        let local = self.about.local;
+        let Ok(place) = nic.connections.take(self.about.peer) else { return self.refuse(nic, Verdict::Full) };
+        self.place = Some(place);
+        let from = (self.about.peer, self.about.local);
         let entered = match Purpose::of(hello.purpose) {
             _ if hello.zero != [0; 2] || hello.lasting > 1 => Err(Verdict::Malformed),
             Some(purpose @ (Purpose::Join | Purpose::Rejoin)) => {
-                let joined =
-                    if purpose == Purpose::Join { nic.join(&hello, local, now_ns) } else { nic.rejoin(&hello) };
+                let joined = if purpose == Purpose::Join { nic.join(&hello, from, now_ns) } else { nic.rejoin(&hello) };
                 joined.map(|(member, ours)| (Arc::clone(&member), Phase::Control(Control { member, ours })))
             }
             Some(Purpose::Attach) => nic.attach(&hello).map(|(member, turn, ours)| {
@@ -305,6 +342,7 @@ impl Engine {
                     count(&nic.tally.rejoined, 1);
                 }
                 self.phase = phase;
+                self.widen(if let Phase::Queue(_) = self.phase { INPUT } else { CONTROL_INPUT });
                 self.welcome(nic, Verdict::Welcome, Some(&member));
                 Ok(true)
             }
@@ -462,11 +500,13 @@ impl Engine {
                 }
             }
         }
+        self.roomy = None;
         if let Phase::Closing = self.phase { Err(Goodbye::Done) } else { Ok(()) }
     }
 
-    /// The connection has closed, by whomever.
-    pub fn close(self, nic: &Nic, why: Goodbye, now_ns: u64) {
+    /// The connection has closed. Returns its place in the table of connections: the caller keeps
+    /// it while anything of the connection still takes a descriptor.
+    pub fn close(self, nic: &Nic, why: Goodbye, now_ns: u64) -> Option<Place> {
         if let Goodbye::Broken(_) = why {
             count(&nic.tally.broken_connections, 1);
         }
@@ -480,6 +520,7 @@ impl Engine {
             }
             Phase::Hello | Phase::Closing => {}
         }
+        self.place
     }
 }
 

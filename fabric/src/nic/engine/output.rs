@@ -1,4 +1,8 @@
 //! Bytes on their way out of a connection.
+//!
+//! Bytes of slabs are sent from where they are. The node's own memory holds completions, other
+//! frames, and a record of each waiting piece. A connection may have [`SMALL`] of these, or
+//! [`LARGE`] while it has one of the places of `Nic::roomy`. At the limit input waits.
 
 use crate::nic::Nic;
 use crate::nic::grip::Grip;
@@ -11,10 +15,26 @@ use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-/// Output backed up, at which input waits.
-const BACKLOG: usize = 2 << 20;
-/// Pieces that wait, at which input waits: each takes more of the node's memory than the shortest is long.
-pub(super) const PIECES: usize = 8192;
+/// How much output may wait before input waits too.
+#[derive(Clone, Copy)]
+pub(super) struct Limit {
+    /// Bytes to send, wherever they are.
+    backlog: usize,
+    /// Bytes of the node's own.
+    own: usize,
+    /// Pieces: each takes more of the node's memory than the shortest is long.
+    pub pieces: usize,
+}
+
+/// Of any connection: more than one batch of verbs makes.
+pub(super) const SMALL: Limit = Limit { backlog: 2 << 20, own: 8 << 10, pieces: 512 };
+/// Of the few that may have much.
+pub(super) const LARGE: Limit = Limit { backlog: 2 << 20, own: 64 << 10, pieces: 2048 };
+/// Bytes of the word table read at a time while they are sent. A multiple of a word.
+const WORDS: usize = 32 << 10;
+/// Bytes of the longest READ of the word table that is read when it is carried out, before the
+/// verbs behind it. Operations on words count on that order; longer READs are for inspection.
+const FEW_WORDS: u32 = 4096;
 /// Descriptors that wait to go out, at which input waits: some of them are the node's until then.
 const PASSING: usize = 16;
 /// Parts of one transfer out.
@@ -28,7 +48,7 @@ pub(super) enum NotSent {
     Revoked,
 }
 
-/// Own bytes, bytes of memory, zeros, in order.
+/// Own bytes, bytes of memory, words, zeros, in order.
 #[derive(Default)]
 pub(super) struct Output {
     own: Vec<u8>,
@@ -37,6 +57,8 @@ pub(super) struct Output {
     pieces: VecDeque<Piece>,
     pub backlog: usize,
     passing: usize,
+    /// Words already read of the first piece, if that is [`Piece::Words`], and not sent yet.
+    words: Vec<u8>,
 }
 
 /// What a peer on this machine gets the descriptor of.
@@ -73,9 +95,26 @@ enum Piece {
         grip: Grip,
         len: usize,
     },
+    /// Words of the table that are not sent yet.
+    Words {
+        at: u64,
+        len: usize,
+    },
     Zeros {
         len: usize,
     },
+}
+
+impl Piece {
+    fn len(&self) -> usize {
+        match self {
+            Piece::Own { len, .. }
+            | Piece::Passing { len, .. }
+            | Piece::Memory { len, .. }
+            | Piece::Words { len, .. }
+            | Piece::Zeros { len } => *len,
+        }
+    }
 }
 
 static ZEROS: [u8; 4096] = [0; 4096];
@@ -101,8 +140,10 @@ impl Output {
     }
 
     /// Whether so much waits that input has to wait too.
-    pub fn is_backed_up(&self) -> bool {
-        self.backlog >= BACKLOG || self.pieces.len() >= PIECES || self.passing >= PASSING
+    pub fn is_backed_up(&self, roomy: bool) -> bool {
+        let most = if roomy { LARGE } else { SMALL };
+        let own = self.own.len() + self.words.len();
+        self.backlog >= most.backlog || own >= most.own || self.pieces.len() >= most.pieces || self.passing >= PASSING
     }
 
     /// How many pieces wait.
@@ -111,10 +152,28 @@ impl Output {
         self.pieces.len()
     }
 
+    /// Bytes of the node's own that wait.
+    #[cfg(test)]
+    pub fn own_bytes(&self) -> usize {
+        self.own.len() + self.words.len()
+    }
+
     pub fn memory(&mut self, grip: Grip, len: u32) {
         if len > 0 {
             self.backlog += len as usize;
             self.pieces.push_back(Piece::Memory { grip, len: len as usize });
+        }
+    }
+
+    /// Words of the table, from a readable range. A long range is read only as it is sent.
+    pub fn words(&mut self, nic: &Nic, at: u64, len: u32) {
+        if len <= FEW_WORDS {
+            let mut words = Vec::new();
+            nic.pool.read_into(at, len as usize, &mut words);
+            self.bytes(&words);
+        } else {
+            self.backlog += len as usize;
+            self.pieces.push_back(Piece::Words { at, len: len as usize });
         }
     }
 
@@ -131,6 +190,11 @@ impl Output {
         nic: &Nic,
         send: &mut impl FnMut(&[Part], Option<i32>) -> Result<usize, Errno>,
     ) -> Result<(), NotSent> {
+        if let Some(Piece::Words { at, len }) = self.pieces.front()
+            && self.words.is_empty()
+        {
+            nic.pool.read_into(*at, (*len).min(WORDS), &mut self.words);
+        }
         let mut parts = [Part::new(std::ptr::null_mut(), 0); PARTS];
         let mut n = 0;
         let mut descriptor = None;
@@ -163,6 +227,13 @@ impl Output {
                     Some(at) => parts[n] = Part::new(at, *len),
                     None => return Err(NotSent::System(Errno(libc::EFAULT))),
                 },
+                Piece::Words { .. } if n > 0 => break,
+                Piece::Words { .. } => {
+                    // The next piece may not be named before all of these words are sent.
+                    parts[0] = Part::new(self.words.as_ptr() as *mut u8, self.words.len());
+                    n = 1;
+                    break;
+                }
                 Piece::Zeros { len } => parts[n] = Part::new(ZEROS.as_ptr() as *mut u8, (*len).min(ZEROS.len())),
             }
             n += 1;
@@ -177,12 +248,10 @@ impl Output {
         self.passing -= usize::from(descriptor.is_some() && sent > 0);
         while sent > 0 {
             let Some(front) = self.pieces.front_mut() else { break };
-            let len = match front {
-                Piece::Own { len, .. }
-                | Piece::Passing { len, .. }
-                | Piece::Memory { len, .. }
-                | Piece::Zeros { len } => *len,
-            };
+            let len = front.len();
+            if let Piece::Words { .. } = front {
+                self.words.drain(..sent.min(len));
+            }
             if sent >= len {
                 sent -= len;
                 self.pieces.pop_front();
@@ -192,6 +261,7 @@ impl Output {
                 Piece::Own { from, len } => (*from, *len) = (*from + sent, *len - sent),
                 Piece::Passing { from, len, .. } => *front = Piece::Own { from: *from + sent, len: *len - sent },
                 Piece::Memory { grip, len } => (grip.offset, *len) = (grip.offset + sent as u64, *len - sent),
+                Piece::Words { at, len } => (*at, *len) = (*at + sent as u64, *len - sent),
                 Piece::Zeros { len } => *len -= sent,
             }
             sent = 0;
@@ -208,9 +278,15 @@ impl Output {
             _ => None,
         });
         let sent = unsent.map_or(self.own.len(), |from| from - self.base);
-        if sent == self.own.len() || sent >= BACKLOG / 32 {
+        if sent == self.own.len() || sent >= LARGE.own / 2 {
             self.own.drain(..sent);
             self.base += sent;
+        }
+        if self.pieces.is_empty() {
+            // Give back the memory that a burst has taken.
+            self.own.shrink_to(SMALL.own);
+            self.pieces.shrink_to(SMALL.pieces);
+            self.words = Vec::new();
         }
     }
 }

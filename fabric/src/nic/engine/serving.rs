@@ -230,15 +230,12 @@ impl Serving {
         count(&nic.tally.read_bytes, len as u64);
         if key == Key::WORDS {
             // Copied word by word: the socket's copy need not be atomic.
-            match nic.pool.read(offset, len) {
-                Some(bytes) => {
-                    self.complete(nic, output, Status::Done, 0);
-                    output.bytes(&bytes);
-                }
-                None => {
-                    self.complete(nic, output, Status::Access, 0);
-                    output.zeros(len);
-                }
+            if nic.pool.is_readable(offset, len) {
+                self.complete(nic, output, Status::Done, 0);
+                output.words(nic, offset, len);
+            } else {
+                self.complete(nic, output, Status::Access, 0);
+                output.zeros(len);
             }
             return;
         }

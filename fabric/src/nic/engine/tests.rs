@@ -70,13 +70,21 @@ fn hello(purpose: Purpose) -> Hello {
     Hello { magic: MAGIC, version: VERSION.into(), purpose: purpose as u8, ..Hello::new_zeroed() }
 }
 
+/// Feeds all bytes, as many at a time as there is room for. Returns the last result.
 fn pull(engine: &mut Engine, nic: &Nic, bytes: &[u8]) -> Result<usize, Goodbye> {
-    engine.pull(nic, 0, |parts| {
-        assert!(bytes.len() <= parts[0].len());
-        // SAFETY: the engine's own buffer.
-        unsafe { parts[0].fill(0, bytes) };
-        Ok(bytes.len())
-    })
+    let mut rest = bytes;
+    loop {
+        let pulled = engine.pull(nic, 0, |parts| {
+            let n = rest.len().min(parts[0].len());
+            // SAFETY: the engine's own buffer.
+            unsafe { parts[0].fill(0, &rest[..n]) };
+            rest = &rest[n..];
+            Ok(n)
+        });
+        if pulled.is_err() || rest.is_empty() {
+            return pulled;
+        }
+    }
 }
 
 fn pushed(engine: &mut Engine, nic: &Nic) -> Vec<u8> {
@@ -346,18 +354,80 @@ fn small_reads_that_nobody_takes_are_few() {
     let node = Node::new();
     let mut engine = Engine::new(Circumstances::default());
     pull(&mut engine, &node.nic, &node.attach(7)).unwrap();
+    let pieces = pieces_until_it_waits(&mut engine, &node);
+    assert!(pieces <= output::LARGE.pieces + 2, "{pieces} pieces of output");
+    // And all of it is right in the end.
+    let said = pushed(&mut engine, &node.nic);
+    let went = (said.len() - size_of::<Welcome>()) / (size_of::<Completion>() + 1);
+    assert!(went > output::LARGE.pieces / 2 - 128 && !engine.is_backed_up(), "{went}");
+}
+
+/// Much output may wait on a few connections at once; where those places are taken, little may.
+#[test]
+fn who_finds_no_room_for_much_output_has_a_little() {
+    let node = Node::new();
+    let strangers: Vec<_> = (0..=255u8).map(|n| Peer::V4([10, 0, 0, n])).collect();
+    let taken: Vec<_> = (0..1024).filter_map(|n| node.nic.roomy.take(strangers[n % 256]).ok()).collect();
+    assert_eq!(taken.len(), 1024);
+    let mut engine = Engine::new(Circumstances::default());
+    pull(&mut engine, &node.nic, &node.attach(7)).unwrap();
+    let first = pieces_until_it_waits(&mut engine, &node);
+    assert!(first <= output::SMALL.pieces + 2, "{first}");
+    drop(taken);
+    // It goes on, with room by now.
+    pushed(&mut engine, &node.nic);
+    assert!(!engine.is_backed_up());
+    let mut other = Engine::new(Circumstances::default());
+    pull(&mut other, &node.nic, &node.attach(8)).unwrap();
+    let second = pieces_until_it_waits(&mut other, &node);
+    assert!(second > output::SMALL.pieces * 2 && node.nic.roomy.taken() == 1, "{second}");
+    pushed(&mut other, &node.nic);
+    assert_eq!(node.nic.roomy.taken(), 0);
+}
+
+/// READs of a byte until input waits for output. Pieces that wait then.
+fn pieces_until_it_waits(engine: &mut Engine, node: &Node) -> usize {
     let verb =
         Verb { op: Op::Read as u8, zero: [0; 3], len: 1.into(), key: Key::from(node.slab).0.into(), offset: 0.into() };
     let mut first = 0u64;
     while !engine.is_backed_up() {
         let batch = Batch { count: 128.into(), zero: 0.into(), bytes: 0.into(), first: first.into() };
         let bytes = [batch.as_bytes(), verb.as_bytes().repeat(128).as_slice()].concat();
-        pull(&mut engine, &node.nic, &bytes).unwrap();
+        pull(engine, &node.nic, &bytes).unwrap();
         first += 128;
     }
-    assert!(engine.output.pieces() <= output::PIECES + 2, "{} pieces of output", engine.output.pieces());
-    // And all of it is right in the end.
-    let said = pushed(&mut engine, &node.nic);
-    let went = (said.len() - size_of::<Welcome>()) / (size_of::<Completion>() + 1);
-    assert!(went > output::PIECES / 2 - 128 && !engine.is_backed_up(), "{went}");
+    engine.output.pieces()
+}
+
+/// Many words are read as they go, some at a time; and each of them whole, however the socket takes them.
+#[test]
+fn a_long_read_of_words_takes_little_memory() {
+    let node = Node::new();
+    let mut engine = Engine::new(Circumstances::default());
+    pull(&mut engine, &node.nic, &node.attach(7)).unwrap();
+    pushed(&mut engine, &node.nic);
+    let len = node.nic.pool.geometry().table_bytes().min(1 << 20) as u32 & !7;
+    let verb = Verb { op: Op::Read as u8, zero: [0; 3], len: len.into(), key: Key::WORDS.0.into(), offset: 0.into() };
+    let batch = Batch { count: 1.into(), zero: 0.into(), bytes: 0.into(), first: 0.into() };
+    pull(&mut engine, &node.nic, &[batch.as_bytes(), verb.as_bytes()].concat()).unwrap();
+    let mut out: Vec<u8> = Vec::new();
+    while engine.has_output() {
+        let mut sent = false;
+        let pushed = engine.push(&node.nic, |parts, _| {
+            // A socket that takes an odd number of bytes, and then none for a while.
+            if std::mem::replace(&mut sent, true) {
+                return Err(Errno(libc::EAGAIN));
+            }
+            let before = out.len();
+            // SAFETY: the engine's own bytes, alive for the call.
+            parts.iter().for_each(|part| out.extend(unsafe { part.bytes() }));
+            out.truncate(before + 7777);
+            Ok(out.len() - before)
+        });
+        pushed.unwrap();
+        assert!(engine.output.own_bytes() < 64 << 10);
+    }
+    let mut words = Vec::new();
+    node.nic.pool.read_into(0, len as usize, &mut words);
+    assert!(len > 100_000 && out[size_of::<Completion>()..] == words, "{} of {len}", out.len());
 }

@@ -27,6 +27,7 @@
 use super::leases::Lease;
 use super::{Pool, SLAB_CLAIMANT};
 use crate::mapping::Memfd;
+use crate::nic::shares::Peer;
 use farmem_protocol::extent::guard::Words;
 use farmem_protocol::extent::place::{BLOCK_BYTES, Level, Place};
 use farmem_protocol::extent::word::{Owner, Word};
@@ -69,6 +70,7 @@ impl File {
 struct Beneath {
     file: Arc<File>,
     owner: Owner,
+    peer: Peer,
     /// Its owner was fenced: programs may still use it.
     orphan: bool,
 }
@@ -77,13 +79,13 @@ struct Beneath {
 #[derive(Default)]
 struct Mapped {
     blocks: BTreeMap<u32, Beneath>,
-    /// By owner: blocks, and files.
-    shares: BTreeMap<Owner, Share>,
+    /// By peer: blocks, and files.
+    shares: BTreeMap<Peer, Share>,
     /// The sum of them.
     all: Share,
 }
 
-/// What an owner, or all of them, have of what there is.
+/// How much one peer has, or all of them together.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 struct Share {
     blocks: usize,
@@ -105,12 +107,12 @@ impl Share {
 }
 
 impl Mapped {
-    fn insert(&mut self, file: &Arc<File>, owner: Owner) {
+    fn insert(&mut self, file: &Arc<File>, (owner, peer): (Owner, Peer)) {
         for block in file.blocks.clone() {
-            self.blocks.insert(block, Beneath { file: Arc::clone(file), owner, orphan: false });
+            self.blocks.insert(block, Beneath { file: Arc::clone(file), owner, peer, orphan: false });
         }
         let more = Share { blocks: file.blocks.len(), files: 1 };
-        let share = self.shares.entry(owner).or_default();
+        let share = self.shares.entry(peer).or_default();
         (*share, self.all) = (share.and(more), self.all.and(more));
     }
 
@@ -120,20 +122,20 @@ impl Mapped {
         let last = !rest.any(|(_, other)| Arc::ptr_eq(&other.file, &gone.file));
         let less = Share { blocks: 1, files: last as usize };
         self.all = self.all.less(less);
-        if let Some(share) = self.shares.get_mut(&gone.owner) {
+        if let Some(share) = self.shares.get_mut(&gone.peer) {
             *share = share.less(less);
             if *share == Share::default() {
-                self.shares.remove(&gone.owner);
+                self.shares.remove(&gone.peer);
             }
         }
         Some(gone)
     }
 
-    /// Whether an owner can have a file more, of so many blocks: it may have half of what there is. So one member
-    /// leaves the others half, and all of them the node's own descriptors and mappings.
-    fn has_room(&self, owner: Owner, blocks: usize, files: usize) -> bool {
+    /// Whether a peer may have one more file, of `blocks` blocks. A peer may have half of all: so
+    /// one user leaves the others half, and the node keeps its own descriptors and mappings.
+    fn has_room(&self, peer: Peer, blocks: usize, files: usize) -> bool {
         let more = Share { blocks, files: 1 };
-        let share = self.shares.get(&owner).copied().unwrap_or_default().and(more);
+        let share = self.shares.get(&peer).copied().unwrap_or_default().and(more);
         share.is_within(MAX_MAPPED / 2, files / 2) && self.all.and(more).is_within(MAX_MAPPED, files)
     }
 }
@@ -188,7 +190,12 @@ impl Pool {
     /// A file with the memory of `count` neighbouring blocks that the member owns, the first by this key; the
     /// same one whenever it is asked for. Bytes that were written by verbs before are in it; verbs on the
     /// blocks must not be under way.
-    pub(in crate::nic) fn file(&self, who: &Lease, key: Key, count: u32) -> Result<Arc<File>, (Status, i32)> {
+    pub(in crate::nic) fn file(
+        &self,
+        (who, peer): (&Lease, Peer),
+        key: Key,
+        count: u32,
+    ) -> Result<Arc<File>, (Status, i32)> {
         let KeyKind::Unit { level: 2, index: first, generation } = key.kind() else {
             return Err((Status::Access, 0));
         };
@@ -222,7 +229,7 @@ impl Pool {
         if beneath.range(blocks.clone()).next().is_some() {
             return Err((Status::Shared, 0));
         }
-        if !mapped.has_room(who.owner(), blocks.len(), self.files.most.load(Ordering::Relaxed)) {
+        if !mapped.has_room(peer, blocks.len(), self.files.most.load(Ordering::Relaxed)) {
             return Err((Status::System, libc::EMFILE));
         }
         let refused = |e: Errno| (Status::System, e.0);
@@ -234,7 +241,7 @@ impl Pool {
         // What the arena had there is in the file now.
         arena.discard(at, len);
         let file = Arc::new(File { memfd, blocks });
-        mapped.insert(&file, who.owner());
+        mapped.insert(&file, (who.owner(), peer));
         Ok(file)
     }
 

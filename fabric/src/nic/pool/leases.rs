@@ -9,6 +9,7 @@ use super::Pool;
 use farmem_protocol::extent::geometry::Target;
 use farmem_protocol::extent::guard::Words;
 use farmem_protocol::extent::owner::{OwnerField, OwnerWord};
+use farmem_protocol::extent::place::CHUNK_BYTES;
 use farmem_protocol::extent::word::Owner;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,6 +28,16 @@ impl Vacant {
     pub fn new(owners: u16) -> Vacant {
         Vacant { slots: Vec::new(), fresh: 1, end: owners }
     }
+
+    fn take(&mut self) -> Option<u16> {
+        self.slots.pop().or_else(|| {
+            let fresh = self.fresh;
+            (fresh < self.end).then(|| {
+                self.fresh += 1;
+                fresh
+            })
+        })
+    }
 }
 
 /// One incarnation of an owner. Ends when dropped, at the latest.
@@ -42,18 +53,9 @@ pub struct Lease {
 impl Lease {
     /// A new one. `None` when all slots are taken.
     pub fn new(pool: &Arc<Pool>) -> Option<Lease> {
-        let mut vacant = pool.vacant.lock();
-        let slot = match vacant.slots.pop() {
-            Some(slot) => slot,
-            None if vacant.fresh < vacant.end => {
-                vacant.fresh += 1;
-                vacant.fresh - 1
-            }
-            None => return None,
-        };
-        drop(vacant);
-        let owner = Owner::new(slot);
-        let word = pool.owner(owner).registered()?;
+        // A slot whose incarnations are used up is nobody's for good.
+        let (owner, word) = std::iter::from_fn(|| pool.vacant.lock().take())
+            .find_map(|slot| Some((Owner::new(slot), pool.owner(Owner::new(slot)).registered()?)))?;
         for (field, value) in
             [(OwnerField::Heartbeat, 0), (OwnerField::Quota, pool.quota.load(Ordering::Relaxed)), (OwnerField::Held, 0)]
         {
@@ -80,6 +82,11 @@ impl Lease {
     #[inline]
     pub fn incarnation(&self) -> u32 {
         self.incarnation
+    }
+
+    /// Bytes of units that it holds: a run's slabs, or what a member claimed itself.
+    pub fn held(&self) -> u64 {
+        self.pool.load(Target::Owner(self.owner, OwnerField::Held)) * CHUNK_BYTES
     }
 
     /// Words may name it that only a scan finds.

@@ -258,17 +258,18 @@ impl Pool {
         self.owner(who.owner()).admits(who.incarnation())
     }
 
-    /// A READ of the table, each word by itself.
-    pub(super) fn read(&self, offset: u64, len: u32) -> Option<Vec<u8>> {
-        let end = offset.checked_add(len as u64)?;
-        if !offset.is_multiple_of(8) || !len.is_multiple_of(8) || end > self.geometry.table_bytes() {
-            return None;
+    /// Whether a READ of the table stays within it, and reads whole words.
+    pub(super) fn is_readable(&self, offset: u64, len: u32) -> bool {
+        let end = offset.checked_add(len as u64);
+        offset.is_multiple_of(8) && len.is_multiple_of(8) && end.is_some_and(|end| end <= self.geometry.table_bytes())
+    }
+
+    /// Reads whole words of the table, each by itself, from a range that is readable.
+    pub(super) fn read_into(&self, offset: u64, len: usize, into: &mut Vec<u8>) {
+        into.reserve(len);
+        for at in (offset..offset + len as u64).step_by(8) {
+            into.extend_from_slice(&self.at(at).load(Ordering::Acquire).to_le_bytes());
         }
-        let mut bytes = Vec::with_capacity(len as usize);
-        for at in (offset..end).step_by(8) {
-            bytes.extend_from_slice(&self.at(at).load(Ordering::Acquire).to_le_bytes());
-        }
-        Some(bytes)
     }
 
     /// A WRITE or FAA of the table, by its owner: of its own heartbeat, and of nothing else.

@@ -4,6 +4,7 @@ use super::files::File;
 use super::leases::Lease;
 use super::*;
 use crate::nic::epochs::Epochs;
+use crate::nic::shares::Peer;
 use farmem_protocol::extent::check::recount;
 use farmem_protocol::extent::owner::OwnerWord;
 use farmem_protocol::extent::recover::{Recover, Recovered};
@@ -68,7 +69,7 @@ fn a_block_of_a_giant_in_one_piece_is_not_mapped() {
     becomes(&pool, &who, giant, State::Owned);
     let block = pool.geometry().children(giant).unwrap().0;
     let word = becomes(&pool, &who, block, State::Owned);
-    let refused = pool.file(&who, key_of(block, word), 1).expect_err("its giant is not open");
+    let refused = file(&pool, &who, key_of(block, word), 1).expect_err("its giant is not open");
     assert_eq!(refused, (Status::Access, 0));
     becomes(&pool, &who, giant, State::Quarantine);
     keep_all(&pool);
@@ -77,7 +78,7 @@ fn a_block_of_a_giant_in_one_piece_is_not_mapped() {
     becomes(&pool, &next, giant, State::Owned);
     write_at(&pool, block, b"the next owner's");
     assert_eq!(pool.word(block).state(), State::Absent);
-    assert!(pool.file(&who, key_of(block, word), 1).is_err());
+    assert!(file(&pool, &who, key_of(block, word), 1).is_err());
 }
 
 /// Even if a file were beneath a block of it, emptying a giant takes it away.
@@ -93,7 +94,7 @@ fn emptying_a_giant_takes_away_the_files_of_its_blocks() {
     becomes(&pool, &who, giant, State::Shared);
     let block = first.plus(count / 2);
     let words: Vec<Word> = (0..2).map(|n| becomes(&pool, &who, block.plus(n), State::Owned)).collect();
-    let file = pool.file(&who, key_of(block, words[0]), 2).unwrap();
+    let file = file(&pool, &who, key_of(block, words[0]), 2).unwrap();
     write_at(&pool, block, b"by verbs, before");
     assert_eq!(seen(&file), b"by verbs, before");
     assert!(pool.empty(giant));
@@ -277,9 +278,14 @@ fn an_arena_is_one_memory_over_all_its_files() {
     assert_eq!(seen, [vec![0; 16], vec![7; 16], vec![7; 16], vec![7; 16]]);
 }
 
-/// One member leaves the others half of the node's files, and has its own back when its blocks are given back.
+/// The file of `count` blocks, for a local user. Every lease of these tests is a user's own.
+fn file(pool: &Pool, who: &Lease, key: Key, count: u32) -> Result<Arc<File>, (Status, i32)> {
+    pool.file((who, Peer::User(who.owner().slot() as u32)), key, count)
+}
+
+/// One user leaves the others half of the node's files, and has its own back when its blocks are given back.
 #[test]
-fn a_member_may_have_half_of_the_files() {
+fn a_user_may_have_half_of_the_files() {
     let (pool, who) = pool();
     pool.set_descriptors(16);
     let mut free = (0..pool.geometry().count(Level::Block)).map(Place::block).filter(|&b| pool.word(b).is(State::Free));
@@ -289,20 +295,20 @@ fn a_member_may_have_half_of_the_files() {
     };
     let mine: Vec<(Place, Key)> = (0..5).map(|_| next(&who)).collect();
     for (_, key) in &mine[..4] {
-        pool.file(&who, *key, 1).unwrap();
+        file(&pool, &who, *key, 1).unwrap();
     }
-    assert_eq!(pool.file(&who, mine[4].1, 1).err(), Some((Status::System, libc::EMFILE)));
+    assert_eq!(file(&pool, &who, mine[4].1, 1).err(), Some((Status::System, libc::EMFILE)));
     let other = Lease::new(&pool).unwrap();
     for _ in 0..4 {
-        pool.file(&other, next(&other).1, 1).unwrap();
+        file(&pool, &other, next(&other).1, 1).unwrap();
     }
     // Asked for again, one that there is: it takes nothing more.
-    pool.file(&who, mine[0].1, 1).unwrap();
+    file(&pool, &who, mine[0].1, 1).unwrap();
     becomes(&pool, &who, mine[0].0, State::Quarantine);
-    assert!(pool.file(&who, mine[4].1, 1).is_err(), "it is not clean yet");
+    assert!(file(&pool, &who, mine[4].1, 1).is_err(), "it is not clean yet");
     keep_all(&pool);
-    pool.file(&who, mine[4].1, 1).unwrap();
-    assert_eq!(pool.file(&who, mine[4].1, 33).err(), Some((Status::Range, 0)));
+    file(&pool, &who, mine[4].1, 1).unwrap();
+    assert_eq!(file(&pool, &who, mine[4].1, 33).err(), Some((Status::Range, 0)));
 }
 
 /// What a run has taken counts, whichever of its blocks was given back.
@@ -312,7 +318,7 @@ fn a_run_counts_without_its_first_block() {
     let first = (0..pool.geometry().count(Level::Block)).map(Place::block).find(|&b| pool.word(b).is(State::Free));
     let first = first.expect("half of the giants begin open");
     let words: Vec<Word> = (0..2).map(|n| becomes(&pool, &who, first.plus(n), State::Owned)).collect();
-    let _file = pool.file(&who, key_of(first, words[0]), 2).unwrap();
+    let _file = file(&pool, &who, key_of(first, words[0]), 2).unwrap();
     write_at(&pool, first.plus(1), b"some");
     let taken = pool.taken();
     assert!(taken > 0);
