@@ -15,7 +15,7 @@ use crate::{Completion, ConnectError, ConnectOptions, GrantError, QueuePair, Ref
 use farmem_protocol::addr::{SLAB_BYTES, SlabId};
 use farmem_protocol::key::Key;
 use farmem_protocol::lines::{self, Entry, MAX_RECORD_BYTES};
-use farmem_protocol::wire::MAX_VERB_BYTES;
+use farmem_protocol::wire::{MAX_BACKED, MAX_VERB_BYTES};
 use std::time::{Duration, Instant};
 
 /// What the suite needs of a back end: a node of its own that lends exactly four slabs.
@@ -36,7 +36,7 @@ pub const SLABS: usize = 4;
 /// # Panics
 /// When the back end breaks the contract.
 pub fn hold(subject: &Subject<'_>) {
-    let tests: [fn(&Subject<'_>); 24] = [
+    let tests: [fn(&Subject<'_>); 25] = [
         bytes_come_back,
         slabs_are_fresh_and_bounded,
         atomics_are_atomic,
@@ -45,6 +45,7 @@ pub fn hold(subject: &Subject<'_>) {
         conditions::lines_are_laid_only_onto_what_they_were_taken_for,
         nothing_but_what_is_held,
         what_is_discarded_is_zero,
+        what_is_backed_stays,
         members_do_not_meet,
         a_child_holds_what_its_parent_held,
         an_abandoned_ticket_holds_nothing,
@@ -301,6 +302,22 @@ fn what_is_discarded_is_zero(subject: &Subject<'_>) {
         ticket.abandon();
         await_that(subject, "no child holds it", || session.discard(slab, block, block) == Ok(true));
     }
+}
+
+/// What is in a range stays, and what was discarded is zero still.
+fn what_is_backed_stays(subject: &Subject<'_>) {
+    let session = subject.join(1);
+    let mut queue = session.queue_pair().expect("queue pair");
+    let slab = session.grant().expect("grant").id;
+    let (block, bytes) = (MAX_BACKED, pattern(6, 4096));
+    assert_eq!(put(&mut queue, slab, block, &bytes), Ok(0));
+    for offset in [0, block, SLAB_BYTES - block] {
+        session.back(slab, offset, block).expect("a block of a slab that is held");
+    }
+    for (offset, expected) in [(0, vec![0; 4096]), (block, bytes), (SLAB_BYTES - 4096, vec![0; 4096])] {
+        assert_eq!(get(&mut queue, slab, offset, 4096), Ok(expected));
+    }
+    assert_eq!((subject.lent)(), SLAB_BYTES);
 }
 
 fn members_do_not_meet(subject: &Subject<'_>) {

@@ -255,6 +255,19 @@ impl Memfd {
         unsafe { syscall(libc::SYS_fallocate, [self.0 as usize, mode as usize, offset as usize, len as usize, 0, 0]) };
     }
 
+    /// Takes a range's memory from the system, for the caller's account: what is there already stays as it is.
+    pub fn back(&self, offset: u64, len: u64) -> Result<(), Errno> {
+        loop {
+            // SAFETY: no pointers.
+            let backed =
+                unsafe { checked(libc::SYS_fallocate, [self.0 as usize, 0, offset as usize, len as usize, 0, 0]) };
+            match backed {
+                Err(Errno(libc::EINTR)) => {}
+                done => return done.map(|_| ()),
+            }
+        }
+    }
+
     /// Whether anything was ever written to a range, and not given back.
     pub fn has_data(&self, offset: u64, len: u64) -> bool {
         // SAFETY: no pointers.

@@ -227,3 +227,34 @@ fn a_file_where_a_socket_is_to_be_is_left_alone() {
     assert_eq!(std::fs::read_to_string(dir.join("left")).unwrap(), "somebody's");
     std::fs::remove_dir_all(&dir).unwrap();
 }
+
+/// What is lent takes memory when it is used, block by block, and the node takes it: with a memory group of its own the
+/// node pays, whoever writes first.
+#[test]
+fn a_slab_takes_the_memory_of_the_blocks_that_were_asked_for() {
+    let socket = std::env::temp_dir().join(format!("farmem-backed-{}.sock", std::process::id()));
+    let node = Node::start(&Config::new(SLAB_BYTES, vec![NodeAddr::Shm(socket)])).unwrap();
+    let session = join(&node).unwrap();
+    let slab = session.grant().unwrap();
+    assert_eq!(node.nic().in_use(), 0);
+    session.back(slab.id, 2 << 20, 2 << 20).unwrap();
+    session.back(slab.id, SLAB_BYTES - 4096, 4096).unwrap();
+    assert_eq!(node.nic().in_use(), (2 << 20) + 4096);
+    // What is in use already is taken once.
+    session.back(slab.id, 2 << 20, 2 << 20).unwrap();
+    assert_eq!(node.nic().in_use(), (2 << 20) + 4096);
+    assert!(session.discard(slab.id, 2 << 20, 2 << 20).unwrap());
+    assert_eq!(node.nic().in_use(), 4096);
+}
+
+/// A member that asks for more than a block at once, or beyond its slab, is one that breaks the rules.
+#[test]
+fn no_more_is_backed_than_a_block_at_once() {
+    for (offset, len) in [(0, 0), (0, (2 << 20) + 4096), (SLAB_BYTES, 4096), (u64::MAX - 4095, 4096), (100, 4096)] {
+        let node = Node::start(&config()).unwrap();
+        let session = join(&node).unwrap();
+        let slab = session.grant().unwrap();
+        assert!(session.back(slab.id, offset, len).is_err(), "{offset} {len}");
+        assert_eq!(node.nic().in_use(), 0, "{offset} {len}");
+    }
+}

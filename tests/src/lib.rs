@@ -2,6 +2,7 @@
 //!
 //! * [`process`]: a child in its own process group, with a deadline, killed whole.
 //! * [`farmem`]: the binary under test, runs of it, and nodes.
+//! * [`group`]: a memory group with a limit.
 //! * [`lost`]: CPU time that the machine took away, which no bound counts.
 //! * [`compile`]: the small C programs under `programs/`, built once per test run.
 //!
@@ -10,5 +11,6 @@
 
 pub mod compile;
 pub mod farmem;
+pub mod group;
 pub mod lost;
 pub mod process;

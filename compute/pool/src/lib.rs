@@ -10,6 +10,10 @@
 //! pager::space ── ensure(bytes) ─► grants up to what the program has mapped, or ENOMEM now
 //! ```
 //!
+//! *Whose memory a mapped slab is.* The kernel charges a page of a shared file to the memory group of the process that
+//! touches it first. So the node is asked to back each 2 MiB block before the first slot in it is used. Where a program
+//! runs in a container with a limit, its far pages must not count against that limit.
+//!
 //! *What the program frees* goes back: whole slabs ([`Pool::shrink`]), and of slabs that are still needed
 //! the 2 MiB blocks that stay without a live slot ([`Pool::give_back_idle`]).
 //!
@@ -23,10 +27,11 @@ mod fork;
 mod slab;
 
 pub use fork::ForkShare;
-use slab::SlabSlots;
+use slab::{SlabSlots, each_of};
 
 use farmem_fabric::{GrantError, Lost, QueuePair, Session};
 use farmem_protocol::addr::{FarSlot, SLAB_BYTES, SLOTS_PER_SLAB, SlabId};
+use farmem_protocol::wire::MAX_BACKED;
 use farmem_sys::memory::SparseArray;
 use farmem_sys::raw::Errno;
 use farmem_sys::sync::Lock;
@@ -82,8 +87,12 @@ struct Slabs {
     shares: Vec<fork::Share>,
 }
 
+/// Blocks that have just become warm: of which node, which slab, bit k for block k.
+type Cold = Vec<(usize, SlabId, u32)>;
+
 const TABLE_STRIDE: usize = 4;
-const BLOCK_BYTES: u64 = 2 << 20;
+const BLOCK_BYTES: u64 = MAX_BACKED;
+const _: () = assert!(BLOCK_BYTES == 2 << 20);
 
 impl Pool {
     /// A pool over sessions with one or more nodes.
@@ -196,6 +205,21 @@ impl Pool {
     /// Appends `n` free slots to `out`; all or none.
     pub fn alloc(&self, n: usize, out: &mut Vec<FarSlot>) -> Result<(), NoRoom> {
         let before = out.len();
+        let mut cold = Cold::default();
+        self.take(n, out, &mut cold)?;
+        // With the slabs' lock given back: other threads take slots meanwhile. One that writes to such a block before it
+        // is backed pays for the pages that it writes, and no harm is done.
+        if let Err(e) = cold.iter().try_for_each(|&(node, slab, blocks)| self.back(node, slab, blocks)) {
+            self.free(&out[before..]);
+            out.truncate(before);
+            return Err(e);
+        }
+        Ok(())
+    }
+
+    /// [`Pool::alloc`], but for the memory behind the slots: the blocks that need it are added to `cold`.
+    fn take(&self, n: usize, out: &mut Vec<FarSlot>, cold: &mut Cold) -> Result<(), NoRoom> {
+        let before = out.len();
         let mut held = self.slabs.lock();
         loop {
             let slabs = &mut *held;
@@ -205,8 +229,11 @@ impl Pool {
                 if let Some(slots) = &mut slabs.list[index]
                     && slots.may_allocate()
                 {
-                    slots.take(index as u32, n - (out.len() - before), out);
+                    let blocks = slots.take(index as u32, n - (out.len() - before), out);
                     slabs.cursor = index;
+                    if blocks != 0 {
+                        cold.push((slots.node, slots.id, blocks));
+                    }
                     if out.len() - before == n {
                         self.used.fetch_add(n as u64, Ordering::Relaxed);
                         return Ok(());
@@ -235,6 +262,21 @@ impl Pool {
                 return Err(e);
             }
         }
+    }
+
+    /// Has the node take the memory of blocks of a slab from its system, if this process maps them.
+    fn back(&self, node: usize, slab: SlabId, blocks: u32) -> Result<(), NoRoom> {
+        let sessions = self.sessions.lock();
+        let session = &sessions[node];
+        if !session.is_mapped() {
+            return Ok(());
+        }
+        each_of(blocks).try_for_each(|block| {
+            session.back(slab, block as u64 * BLOCK_BYTES, BLOCK_BYTES).map_err(|e| match e {
+                GrantError::Lost(lost) => NoRoom::Lost(lost),
+                other => NoRoom::Exhausted(other.to_string()),
+            })
+        })
     }
 
     /// Takes slots back. Their content is of no more use to this process.

@@ -1,7 +1,8 @@
 //! The slots of one slab: a bitmap, and who else can reach them.
 //!
 //! Its 32 *blocks* of 2 MiB are what goes back to the node's system when a program frees memory: a block
-//! is *warm* from the first slot taken in it until it is given back, and *idle* while it has no live slot.
+//! is *warm* from the first slot taken in it until it is given back, and *idle* while it has no live slot. A block that
+//! becomes warm is the node's to back with memory first ([`crate::Pool::alloc`]).
 
 use farmem_protocol::addr::{FarSlot, SLOTS_PER_SLAB, SlabId};
 use std::ops::Range;
@@ -59,8 +60,9 @@ impl SlabSlots {
         self.live == 0
     }
 
-    /// Takes up to `n` free slots.
-    pub fn take(&mut self, index: u32, n: usize, out: &mut Vec<FarSlot>) {
+    /// Takes up to `n` free slots. Returns the blocks that have become warm by it, bit k for block k.
+    pub fn take(&mut self, index: u32, n: usize, out: &mut Vec<FarSlot>) -> u32 {
+        let were_warm = self.warm;
         let mut left = n.min((SLOTS_PER_SLAB - self.live) as usize);
         self.live += left as u32;
         while left > 0 {
@@ -73,12 +75,15 @@ impl SlabSlots {
                 left -= 1;
             }
             let block = self.cursor / BLOCK_WORDS;
-            self.block_live[block] += (before - left) as u16;
-            self.warm |= 1 << block;
+            if left < before {
+                self.block_live[block] += (before - left) as u16;
+                self.warm |= 1 << block;
+            }
             if left > 0 {
                 self.cursor = (self.cursor + 1) % WORDS;
             }
         }
+        self.warm & !were_warm
     }
 
     /// Marks a slot free. False when it was so already.
@@ -141,6 +146,15 @@ impl SlabSlots {
 const LONGEST_RUN: u32 = 8;
 
 const _: () = assert!(BLOCKS == 32);
+
+/// Blocks of a mask, one after the other.
+pub(crate) fn each_of(mut blocks: u32) -> impl Iterator<Item = u32> {
+    std::iter::from_fn(move || {
+        let first = (blocks != 0).then(|| blocks.trailing_zeros())?;
+        blocks &= blocks - 1;
+        Some(first)
+    })
+}
 
 #[cfg(test)]
 mod tests {
@@ -222,6 +236,26 @@ mod tests {
         slab.cursor = 0;
         slab.take(0, 1, &mut Vec::new());
         assert_eq!(slab.take_idle(), None);
+    }
+
+    /// A block is named when its first slot is taken, and again after it was given back.
+    #[test]
+    fn blocks_are_backed_before_their_first_use() {
+        let mut slab = SlabSlots::new(0, SlabId(1));
+        let mut out = Vec::new();
+        assert_eq!(slab.take(0, BLOCK_SLOTS, &mut out), 0b1);
+        assert_eq!(slab.take(0, 1, &mut out), 0b10);
+        assert_eq!(slab.take(0, BLOCK_SLOTS, &mut out), 0b100);
+        assert_eq!(each_of(0b1000_0101).collect::<Vec<_>>(), [0, 2, 7]);
+        out.iter().for_each(|slot| assert!(slab.give_back(slot.place())));
+        slab.cursor = 0;
+        assert_eq!(slab.take(0, 1, &mut out), 0, "it has its memory still");
+        assert!(slab.give_back(0));
+        slab.note_idle();
+        let run = slab.take_idle().unwrap();
+        slab.end_idle(run, true);
+        slab.cursor = 0;
+        assert_eq!(slab.take(0, 1, &mut out), 0b1);
     }
 
     #[test]

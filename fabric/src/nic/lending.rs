@@ -159,6 +159,11 @@ impl Slab {
         self.memfd.discard(offset, len);
     }
 
+    /// Takes a range's memory from the system.
+    pub fn back(&self, offset: u64, len: u64) -> Result<(), Errno> {
+        self.memfd.back(offset, len)
+    }
+
     /// Bytes of memory it has taken from the system.
     pub fn taken(&self) -> u64 {
         self.memfd.taken()

@@ -35,7 +35,7 @@ pub use tally::{Figure, Tally, Who};
 use epochs::{Epochs, Section};
 use farmem_protocol::addr::SlabId;
 use farmem_protocol::key::Key;
-use farmem_protocol::wire::{REPLY_BYTES, Secret, Status};
+use farmem_protocol::wire::{MAX_BACKED, REPLY_BYTES, Secret, Status};
 use farmem_sys::sync::Lock;
 use farmem_sys::verbs::Device;
 use lending::{Lending, NoSlab, Slab};
@@ -247,9 +247,7 @@ impl Nic {
     /// Gives the memory of a range back to the system. Only a slab's sole holder may: to another, who
     /// forked or was forked, the bytes may still mean something.
     fn discard(&self, member: &Arc<Member>, id: SlabId, detail: &[u8; 16]) -> Status {
-        let (offset, len) = detail.split_at(8);
-        let number = |bytes: &[u8]| bytes.iter().rev().fold(0u64, |word, &b| word << 8 | b as u64);
-        let (offset, len) = (number(offset), number(len));
+        let (offset, len) = range_of(detail);
         let Some(slab) = member.slab(id) else { return Status::NotHeld };
         if !offset.is_multiple_of(4096) || !len.is_multiple_of(4096) || slab.mapping.at(offset, len).is_none() {
             return Status::Range;
@@ -267,6 +265,17 @@ impl Nic {
         slab.discard(offset, len);
         count(&self.tally.discarded_bytes, len);
         Status::Done
+    }
+
+    /// Takes the memory of a range of a slab from the system. The error has the system's number, if it has one.
+    fn back(&self, member: &Member, id: SlabId, detail: &[u8; 16]) -> Result<(), (Status, i32)> {
+        let (offset, len) = range_of(detail);
+        let slab = member.slab(id).ok_or((Status::NotHeld, 0))?;
+        if !offset.is_multiple_of(4096) || !len.is_multiple_of(4096) || len == 0 || len > MAX_BACKED {
+            return Err((Status::Range, 0));
+        }
+        slab.mapping.at(offset, len).ok_or((Status::Range, 0))?;
+        slab.back(offset, len).map_err(|e| (Status::System, e.0))
     }
 
     /// A file of blocks that a member on this machine has claimed, for it to map.
@@ -288,4 +297,10 @@ impl Nic {
         }
         slabs.values().map(|slab| slab.taken()).sum::<u64>() + self.pool.taken()
     }
+}
+
+/// Offset and length, as a request's detail has them.
+fn range_of(detail: &[u8; 16]) -> (u64, u64) {
+    let number = u128::from_le_bytes(*detail);
+    (number as u64, (number >> 64) as u64)
 }

@@ -270,6 +270,26 @@ impl Session {
         Ok(Status::of(answer.status) == Some(Status::Done))
     }
 
+    /// Has the node take the memory of a range of a slab from its system: [`MAX_BACKED`] bytes at most, in whole pages.
+    /// Where slabs are mapped, call this before the first write. The kernel charges a page to the memory group of the
+    /// process that touches it first, and this process's group may have a limit.
+    ///
+    /// [`MAX_BACKED`]: farmem_protocol::wire::MAX_BACKED
+    pub fn back(&self, id: SlabId, offset: u64, len: u64) -> Result<(), GrantError> {
+        let mut detail = [0; 16];
+        detail[..8].copy_from_slice(&offset.to_le_bytes());
+        detail[8..].copy_from_slice(&len.to_le_bytes());
+        let (answer, _) = self.member.ask(Ask::Back, id, detail)?;
+        match Status::of(answer.status) {
+            Some(Status::Done) => Ok(()),
+            Some(Status::System) => Err(GrantError::System {
+                node: self.member.node.clone(),
+                reason: format!("there: {}", Errno(answer.value.get() as i32)),
+            }),
+            _ => Err(self.member.give_up("it no longer knows this program".to_owned()).into()),
+        }
+    }
+
     /// A queue pair of its own for a thread. The node keeps the turn of each for as long as the member is there, also
     /// when it is dropped: of 8192 in all.
     ///

@@ -144,6 +144,7 @@ fn of_superseded(incarnation: u64) -> Vec<u8> {
         turn(0),
         ask(Ask::DropWindow, 3, window),
         ask(Ask::Discard, 5, 3),
+        ask(Ask::Back, 5, 3),
         ask(Ask::Bye, 6, 0),
         turn(1),
         ask(Ask::Ping, 7, 0),

@@ -43,9 +43,12 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// First bytes of every connection, both ways.
 pub const MAGIC: [u8; 6] = *b"farmem";
 /// The version of everything on this page.
-pub const VERSION: u16 = 4;
+pub const VERSION: u16 = 5;
 /// Bytes of a Unix socket's path, at most (`sun_path` less its end).
 pub const MAX_PATH: usize = 107;
+
+/// Bytes that one [`Ask::Back`] can name: a block's. The node answers nobody else on that connection's thread meanwhile.
+pub const MAX_BACKED: u64 = 2 << 20;
 
 /// 128 bits that cannot be guessed: the name of a run, or the secret of one member.
 pub type Secret = [u8; 16];
@@ -218,6 +221,9 @@ pub enum Ask {
     /// The memory of neighbouring blocks that this member has claimed: over a Unix socket the answer carries a
     /// memfd of just these, the same one every time.
     Unit = 9,
+    /// The node takes the memory of a range of a slab from its system now, [`MAX_BACKED`] bytes at most; what is in the
+    /// range stays. For a member that maps the slab: the kernel charges a page to the memory group of its first user.
+    Back = 10,
     /// A window, unbound. Answer: the key by which a BIND names it.
     Window = 16,
     /// The window with this key, bound or not, is no longer needed: it ceases to be.
@@ -248,6 +254,7 @@ impl Ask {
             7 => Some(Ask::Discard),
             8 => Some(Ask::Again),
             9 => Some(Ask::Unit),
+            10 => Some(Ask::Back),
             16 => Some(Ask::Window),
             17 => Some(Ask::DropWindow),
             18 => Some(Ask::Who),
@@ -275,10 +282,10 @@ pub struct Request {
     /// Counts a member's requests. A request that is repeated under its number, because a cut
     /// connection swallowed the answer, is answered again and not carried out again.
     pub number: U64,
-    /// The slab (Release, Discard, Again, Expose), the window's key (DropWindow, ExposeWindow), the first block's
+    /// The slab (Release, Discard, Back, Again, Expose), the window's key (DropWindow, ExposeWindow), the first block's
     /// (Unit), a number (Who, Figure).
     pub slab: U64,
-    /// EndRun: the run; knowing its name is the right to end it. Discard: offset and length of the
+    /// EndRun: the run; knowing its name is the right to end it. Discard, Back: offset and length of the
     /// range in bytes, 8 bytes each, multiples of 4096. Unit: how many blocks, 8 bytes, 1 to 32.
     /// ExposeWindow: the queue pair's number, 8 bytes. Zero otherwise.
     pub detail: [u8; 16],

@@ -422,6 +422,11 @@ impl Engine {
             },
             Ask::EndRun => nic.end_run(&request.detail),
             Ask::Discard => answer.status = nic.discard(&member, SlabId(request.slab.get()), &request.detail) as u8,
+            Ask::Back => {
+                if let Err((status, error)) = nic.back(&member, SlabId(request.slab.get()), &request.detail) {
+                    (answer.status, answer.value) = (status as u8, (error as u64).into());
+                }
+            }
             Ask::Again => match member.slab(SlabId(request.slab.get())) {
                 Some(slab) => passed = self.about.local.then_some(Passed::Slab(slab)),
                 None => answer.status = Status::NotHeld as u8,

@@ -208,7 +208,7 @@ impl Node {
 
 fn request(ask: Ask, number: u64, slab: u64) -> Request {
     let mut request = Request { ask: ask as u8, number: number.into(), slab: slab.into(), ..Request::new_zeroed() };
-    if ask == Ask::Discard {
+    if matches!(ask, Ask::Discard | Ask::Back) {
         request.detail[8..].copy_from_slice(&4096u64.to_le_bytes());
     }
     request
@@ -237,6 +237,7 @@ fn requests_of_a_control_connection_that_was_superseded_are_not_carried_out() {
         Ask::EndRun,
         Ask::Bye,
         Ask::Discard,
+        Ask::Back,
         Ask::Window,
         Ask::DropWindow,
         Ask::Unit,
