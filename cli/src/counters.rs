@@ -12,7 +12,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::AtomicU64;
 
-use farmem_protocol::counters::{self, MAGIC, PROCESSES, percentile};
+use farmem_protocol::counters::{self, MAGIC, NEAR_PROGRAMS, NearProgram, PROCESSES, percentile};
 use serde::Serialize;
 
 /// Declares the plain form of [`counters::Process`]: its counters, by their own names.
@@ -39,8 +39,6 @@ macro_rules! plain_counters {
 }
 
 plain_counters! {
-    /// Faults served.
-    faults,
     /// First touches.
     first_touch,
     /// Fetched while the program waited.
@@ -51,6 +49,8 @@ plain_counters! {
     upgrades,
     /// Served by another thread.
     joined,
+    /// At addresses where nothing is mapped.
+    unmapped,
     /// Pages installed ahead.
     prefetched,
     /// … and used.
@@ -112,6 +112,11 @@ plain_counters! {
 }
 
 impl Counts {
+    /// All faults served: of every kind that is counted.
+    pub fn faults(&self) -> u64 {
+        self.first_touch + self.demand + self.rescued + self.upgrades + self.joined + self.unmapped
+    }
+
     /// Far pages that the program came back to: fetched, rescued, or there ahead of it.
     pub fn returns(&self) -> u64 {
         self.demand + self.rescued + self.prefetch_used
@@ -139,12 +144,25 @@ impl Counts {
 pub struct Process {
     /// Its pid; it may have ended.
     pub pid: u32,
+    /// Whether its pager has started. It has not if the runtime ended the process before `main`.
+    pub started: bool,
     /// Whether its faults go to a handler thread.
     pub by_thread: bool,
     /// What it counted.
     pub counts: Counts,
     /// Latencies of its demand faults.
     pub latency: [u64; 160],
+}
+
+/// A program of a run that had no far memory.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Near {
+    /// Its file's name.
+    pub program: String,
+    /// Why: [`counters::Near::name`].
+    pub why: &'static str,
+    /// How often it was executed.
+    pub times: u32,
 }
 
 /// A run at one moment.
@@ -161,6 +179,10 @@ pub struct Sample {
     pub nodes: String,
     /// The line with which the runtime ended a process; empty if it did not.
     pub last_words: String,
+    /// Its programs without far memory.
+    pub near: Vec<Near>,
+    /// Executions of such programs beyond those.
+    pub near_others: u64,
     /// Every process that the runtime was ever in.
     pub processes: Vec<Process>,
 }
@@ -183,10 +205,15 @@ impl Sample {
             .filter(|&at| words.half(at + offset_of!(counters::Process, pid)) != 0)
             .map(|at| Process {
                 pid: words.half(at + offset_of!(counters::Process, pid)),
+                started: words.half(at + offset_of!(counters::Process, mode)) != 0,
                 by_thread: words.half(at + offset_of!(counters::Process, mode)) == 2,
                 counts: Counts::read(&words, at),
                 latency: std::array::from_fn(|i| words.at(at + offset_of!(counters::Process, latency) + i * 8)),
             })
+            .collect();
+        let near = (0..NEAR_PROGRAMS)
+            .map(|i| offset_of!(counters::File, near) + i * size_of::<NearProgram>())
+            .filter_map(|at| words.near(at))
             .collect();
         Ok(Sample {
             supervisor: words.half(offset_of!(counters::File, supervisor)),
@@ -195,6 +222,8 @@ impl Sample {
             command: words.text(offset_of!(counters::File, command), 32),
             nodes: words.text(offset_of!(counters::File, nodes), 16),
             last_words: words.text(offset_of!(counters::File, last_words), 64),
+            near,
+            near_others: words.at(offset_of!(counters::File, near_others)),
             processes,
         })
     }
@@ -307,6 +336,13 @@ impl Words<'_> {
 
     fn half(&self, offset: usize) -> u32 {
         u32::from_le_bytes(self.0[offset..offset + 4].try_into().expect("four bytes"))
+    }
+
+    fn near(&self, at: usize) -> Option<Near> {
+        let why = self.half(at + offset_of!(NearProgram, why));
+        let why = counters::Near::ALL.into_iter().find(|&near| near as u32 == why)?.name();
+        let times = self.half(at + offset_of!(NearProgram, times));
+        (times > 0).then(|| Near { program: self.text(at + offset_of!(NearProgram, name), 7), why, times })
     }
 
     fn text(&self, offset: usize, words: usize) -> String {

@@ -173,6 +173,99 @@ fn a_set_user_id_program_is_refused() {
     }
 }
 
+/// `exit(0)` by a system call: an ELF file with one segment, and no loader.
+fn static_program() -> Vec<u8> {
+    let code = [0xb8, 60, 0, 0, 0, 0x31, 0xff, 0x0f, 0x05];
+    let at = 0x40_0000u64;
+    let mut elf = vec![0; 120];
+    elf[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");
+    (elf[16], elf[18], elf[20], elf[52], elf[54], elf[56]) = (2, 62, 1, 64, 56, 1);
+    elf[24..32].copy_from_slice(&(at + 120).to_le_bytes());
+    elf[32] = 64;
+    // One program header: all of the file, to be loaded and executed.
+    (elf[64], elf[68]) = (1, 5);
+    [80, 88].iter().for_each(|&field| elf[field..field + 8].copy_from_slice(&at.to_le_bytes()));
+    [96, 104].iter().for_each(|&field| elf[field] = 120 + code.len() as u8);
+    elf[113] = 0x10;
+    elf.extend(code);
+    elf
+}
+
+#[test]
+fn programs_of_the_run_without_far_memory_are_named() {
+    let place = Place::new();
+    let [bare, other] = ["bare", "other"].map(|name| place.path().join(name));
+    std::fs::write(&bare, static_program()).unwrap();
+    assert!(Command::new("cp").arg("/usr/bin/id").arg(&other).status().unwrap().success());
+    assert!(Command::new("chmod").args(["755"]).arg(&bare).arg(place.path()).status().unwrap().success());
+    let is_root = farmem_sys::process::user() == 0;
+    if is_root {
+        // Executing it makes the process nobody's.
+        assert!(Command::new("chown").arg("65534").arg(&other).status().unwrap().success());
+        assert!(Command::new("chmod").arg("4755").arg(&other).status().unwrap().success());
+    }
+    let [bare, other] = [bare, other].map(|path| path.to_str().unwrap().to_owned());
+    let script = format!("{bare} && {bare} && {bare}-nowhere 2>/dev/null; exec {other} -u");
+    let native = outcome({
+        let mut sh = Command::new("sh");
+        sh.args(["-c", &script]);
+        sh
+    });
+    let run = |stats: &str, program: &[&str]| {
+        outcome(place.farmem(["run", "--local", "16M", "--far", "64M", "--stats", stats, "--"].iter().chain(program)))
+    };
+    let (status, out, said) = run("text", &["sh", "-c", &script]);
+    assert_eq!((status, &out), (native.0, &native.1), "what it does is what it does without farmem: {said}");
+    assert!(said.contains("bare (static, 2 times)") && said.lines().count() <= 6, "{said}");
+    assert!(!is_root || said.contains("other (set-user-ID)"), "{said}");
+    let (_, _, said) = run("json", &["sh", "-c", &script]);
+    let near = serde_json::from_str::<serde_json::Value>(&said).unwrap()["near"].clone();
+    assert_eq!((&near[0]["program"], &near[0]["times"]), (&"bare".into(), &2.into()), "{near}");
+
+    if !is_root {
+        eprintln!("not tried: programs of another user, for which one must be root");
+        return;
+    }
+    let (status, out, said) = run("text", &["setpriv", "--reuid", "65534", "--clear-groups", "sh", "-c", "id -u"]);
+    assert_eq!((status, out.as_str()), (Some(0), "65534\n"), "{said}");
+    assert!(said.starts_with("farmem: a program of another user"), "{said}");
+    assert!(said.contains("1   programs of the run had no far memory: sh (another user)"), "{said}");
+    assert!(!said.contains("ERROR"), "the loader is not told of a library that it may not open: {said}");
+}
+
+#[test]
+fn a_program_that_never_started_has_no_summary() {
+    let place = Place::new();
+    let run = |setting: &str| {
+        let script = format!("{setting}; exec \"$0\" run --local 16M --far 64M -- true");
+        let mut shell = Command::new("sh");
+        shell.args(["-c", &script, env!("CARGO_BIN_EXE_farmem")]).env("XDG_RUNTIME_DIR", place.path());
+        outcome(shell)
+    };
+    let (status, _, said) = run("ulimit -v 4000000");
+    assert!(status == Some(64) && said.lines().count() == 1 && said.contains("raise the limit"), "{said}");
+    let (status, _, said) = run(":");
+    assert!(status == Some(0) && said.contains("faults"), "{said}");
+}
+
+/// What system calls use counts as much as what the program touches itself.
+#[test]
+fn the_summarys_faults_add_up() {
+    let place = Place::new();
+    let options = ["run", "--local", "8M", "--far", "128M", "--prefetch", "off", "--stats", "json", "--"];
+    // A buffer of 32 MiB, filled by one call, written by another, twice.
+    let dd = ["dd", "if=/dev/urandom", "of=/dev/null", "bs=32M", "count=2", "status=none"];
+    let (status, _, said) = outcome(place.farmem(options.into_iter().chain(dd)));
+    let stats: serde_json::Value = serde_json::from_str(&said).unwrap();
+    let count = |name: &str| stats[name].as_u64().unwrap();
+    let kinds = ["first_touch", "demand", "rescued", "upgrades", "joined", "unmapped"];
+    assert_eq!(count("faults"), kinds.into_iter().map(count).sum::<u64>(), "{stats}");
+    // 8192 pages: all fresh once; three times more they come back, of which each time a quarter at most is still there.
+    let [fresh, back] = [count("first_touch"), count("demand") + count("rescued")];
+    assert!(status == Some(0) && (8192..8192 + 300).contains(&fresh), "{stats}");
+    assert!((3 * 6144..=3 * 8192 + 300).contains(&back), "{stats}");
+}
+
 #[test]
 fn the_summary_comes_in_every_form() {
     let place = Place::new();

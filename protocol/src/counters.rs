@@ -12,9 +12,11 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// First word of a counters file: `farmem` and the layout's version.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"farmem\x00\x05");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"farmem\x00\x06");
 /// Process slots in a counters file.
 pub const PROCESSES: usize = 64;
+/// Near programs that a counters file names; others are counted together.
+pub const NEAR_PROGRAMS: usize = 16;
 
 /// A counters file.
 #[repr(C)]
@@ -34,8 +36,102 @@ pub struct File {
     pub nodes: [AtomicU64; 16],
     /// How the run ended when the runtime ended it: the one line that was printed, zero padded.
     pub last_words: [AtomicU64; 64],
+    /// Programs of the run that have no far memory.
+    pub near: [NearProgram; NEAR_PROGRAMS],
+    /// Executions of near programs for which `near` had no room.
+    pub near_others: AtomicU64,
     /// One per process of the run.
     pub processes: [Process; PROCESSES],
+}
+
+/// Why a program of a run has no far memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Near {
+    /// It is linked statically: no loader, so nothing loads the library.
+    Static = 1,
+    /// Executing it changes its user, group or capabilities: the loader ignores the library.
+    Privileged = 2,
+    /// It is a 32-bit program, or another processor's.
+    Machine = 3,
+    /// Another C library's loader loads it.
+    Loader = 4,
+    /// It runs as another user, who may not open the run's library or its node's socket.
+    User = 5,
+    /// Something between it and the kernel keeps userfaultfd from it: an emulator, a sandbox.
+    Kernel = 6,
+}
+
+impl Near {
+    /// All of them.
+    pub const ALL: [Near; 6] = [Near::Static, Near::Privileged, Near::Machine, Near::Loader, Near::User, Near::Kernel];
+
+    /// As a summary says it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Near::Static => "static",
+            Near::Privileged => "set-user-ID",
+            Near::Machine => "not x86-64",
+            Near::Loader => "not glibc",
+            Near::User => "another user",
+            Near::Kernel => "no userfaultfd",
+        }
+    }
+}
+
+/// A program that ran near, and how often.
+///
+/// A writer owns an entry once it has changed `why` from 0 to [`NearProgram::BEING_WRITTEN`]. It then writes the name,
+/// and publishes both by a second store to `why` (Release). Entries are never freed.
+#[repr(C)]
+pub struct NearProgram {
+    /// A [`Near`] as a number, 0 where the entry is free.
+    pub why: AtomicU32,
+    /// How often it was executed.
+    pub times: AtomicU32,
+    /// Its file's name, UTF-8, zero padded.
+    pub name: [AtomicU64; 7],
+}
+
+impl NearProgram {
+    const BEING_WRITTEN: u32 = u32::MAX;
+
+    /// Whether the entry is this program's, or was free and is now. Counts it then.
+    fn takes(&self, name: &[u64; 7], why: Near) -> bool {
+        let free = self.why.compare_exchange(0, Self::BEING_WRITTEN, Ordering::Acquire, Ordering::Acquire);
+        match free {
+            Ok(_) => {
+                self.name.iter().zip(name).for_each(|(to, &word)| to.store(word, Ordering::Relaxed));
+                self.why.store(why as u32, Ordering::Release);
+            }
+            Err(taken) if taken == why as u32 => {
+                if self.name.iter().zip(name).any(|(has, &word)| has.load(Ordering::Relaxed) != word) {
+                    return false;
+                }
+            }
+            Err(_) => return false,
+        }
+        self.times.fetch_add(1, Ordering::Relaxed);
+        true
+    }
+}
+
+impl File {
+    /// Notes that a program is about to run near. The returned counter takes it back ([`AtomicU32::fetch_sub`]) if the
+    /// program does not start. No allocation, no lock: for the runtime, also between vfork and exec.
+    pub fn note_near(&self, name: &[u8], why: Near) -> Option<&AtomicU32> {
+        let mut words = [0u64; 7];
+        for (word, bytes) in words.iter_mut().zip(name.chunks(8)) {
+            let mut le = [0; 8];
+            le[..bytes.len()].copy_from_slice(bytes);
+            *word = u64::from_le_bytes(le);
+        }
+        let entry = self.near.iter().find(|entry| entry.takes(&words, why));
+        if entry.is_none() {
+            self.near_others.fetch_add(1, Ordering::Relaxed);
+        }
+        entry.map(|entry| &entry.times)
+    }
 }
 
 /// The counters of one process. All monotonic but those marked *level*.
@@ -45,18 +141,19 @@ pub struct Process {
     pub pid: AtomicU32,
     /// `1` while faults are served inline, `2` for the handler thread.
     pub mode: AtomicU32,
-    /// Faults on far pages that the runtime served, of every kind below.
-    pub faults: AtomicU64,
-    /// … first touches of fresh memory.
+    /// Served faults, one of six kinds: a first touch of fresh memory. A fault is an access to a page that is absent
+    /// or protected, by the program itself or by a system call on its behalf. All faults are the sum of the six.
     pub first_touch: AtomicU64,
-    /// … fetched from a node while the program waited.
+    /// … a page fetched from a node while the program waited.
     pub demand: AtomicU64,
-    /// … served from a staged page, no fabric operation.
+    /// … a page that was still staged on its way out: no fabric operation.
     pub rescued: AtomicU64,
-    /// … first writes to a page that had arrived clean.
+    /// … the first write to a page that had arrived clean.
     pub upgrades: AtomicU64,
-    /// … which found that another thread had served them.
+    /// … a page that another thread brought in meanwhile.
     pub joined: AtomicU64,
+    /// … an address at which the program has mapped nothing: the kernel's answer stands.
+    pub unmapped: AtomicU64,
     /// Pages installed ahead of their fault.
     pub prefetched: AtomicU64,
     /// Of these, in windows behind which the program went on: presumed used.
@@ -199,6 +296,25 @@ mod tests {
             assert!(Histogram::bucket_floor(bucket) <= ns, "{ns}");
             assert!(ns < Histogram::bucket_floor(bucket + 1), "{ns}");
         }
+    }
+
+    #[test]
+    fn near_programs_are_noted_once_each() {
+        let entry = || NearProgram { why: AtomicU32::new(0), times: AtomicU32::new(0), name: Default::default() };
+        let entries: [NearProgram; 3] = std::array::from_fn(|_| entry());
+        let words = |name: &str| {
+            let field: [AtomicU64; 7] = Default::default();
+            put_text(&field, name);
+            field.map(AtomicU64::into_inner)
+        };
+        let note = |name: &str, why| entries.iter().position(|entry| entry.takes(&words(name), why));
+        assert_eq!(note("busybox", Near::Static), Some(0));
+        assert_eq!(note("sudo", Near::Privileged), Some(1));
+        assert_eq!(note("busybox", Near::Static), Some(0));
+        assert_eq!(note("busybox", Near::User), Some(2), "the same name for another reason");
+        assert_eq!(note("hello", Near::Static), None, "no room is left");
+        assert_eq!(entries.each_ref().map(|entry| entry.times.load(Ordering::Relaxed)), [2, 1, 1]);
+        assert_eq!(get_text(&entries[1].name), "sudo");
     }
 
     #[test]

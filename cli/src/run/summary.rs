@@ -22,7 +22,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::watch::Ending;
-use crate::counters::{Counts, Latency, Peaks, Sample};
+use crate::counters::{Counts, Latency, Near, Peaks, Sample};
 use crate::units;
 
 /// What to tell at the end, and where.
@@ -86,11 +86,14 @@ struct Report<'a> {
     processes: usize,
     background_processes: usize,
     nodes: &'a str,
+    near: &'a [Near],
     local_limit: u64,
     hit_rate: Option<f64>,
     prefetch_accuracy: Option<f64>,
     prefetch_coverage: Option<f64>,
     demand_latency_ns: Latency,
+    /// All of them: the sum of the kinds below.
+    faults: u64,
     #[serde(flatten)]
     counts: Counts,
 }
@@ -124,11 +127,13 @@ fn json(outcome: &Outcome) -> String {
         processes: sample.processes.len(),
         background_processes: *others,
         nodes: &sample.nodes,
+        near: &sample.near,
         local_limit: sample.local_limit,
         hit_rate: (counts.returns() > 0).then(|| counts.hits() as f64 / counts.returns() as f64),
         prefetch_accuracy: counts.prefetch_accuracy(),
         prefetch_coverage: counts.prefetch_coverage(),
         demand_latency_ns: Latency::of(&sample.latency()),
+        faults: counts.faults(),
         counts,
     };
     serde_json::to_string(&report).map(|line| line + "\n").unwrap_or_default()
@@ -142,79 +147,18 @@ fn text(outcome: &Outcome) -> String {
         Ending::Killed(signal) => format!(", killed by signal {signal}"),
     };
     let elapsed = units::nanos(elapsed.as_nanos() as u64);
-    if sample.processes.is_empty() {
-        return format!(
-            "farmem: {elapsed}{how}; farmem was in none of its processes: its environment must keep LD_PRELOAD and FARMEM_RUN\n"
-        );
+    if !sample.processes.iter().any(|process| process.started) {
+        return match (outcome.never_ran(), near(sample)) {
+            (true, _) => String::new(),
+            (false, Some((_, which))) => format!("farmem: {elapsed}{how}; no far memory: {which}\n"),
+            (false, None) => format!(
+                "farmem: {elapsed}{how}; farmem was in none of its processes: its environment must keep LD_PRELOAD and FARMEM_RUN\n"
+            ),
+        };
     }
-    let counts = sample.total();
-    let latency = Latency::of(&sample.latency());
-    let returned = match counts.returns() {
-        0 => "no page left and came back".to_owned(),
-        returns => {
-            format!("of {} page returns; {} waited for a node", units::count(returns), units::count(counts.demand))
-        }
-    };
-    let mut rows = vec![
-        (
-            "faults",
-            units::count(counts.faults),
-            format!(
-                "{} first touches, {} fetches, {} rescues",
-                units::count(counts.first_touch),
-                units::count(counts.demand),
-                units::count(counts.rescued)
-            ),
-        ),
-        ("hit rate", units::share(counts.hits(), counts.returns()), returned),
-        (
-            "prefetch",
-            units::share(counts.prefetch_used, counts.prefetched),
-            format!(
-                "of {} pages fetched ahead were used; they spared {} of all fetches",
-                units::count(counts.prefetched),
-                units::share(counts.prefetch_used, counts.demand + counts.prefetch_used)
-            ),
-        ),
-        (
-            "moved",
-            units::bytes(counts.bytes_in + counts.bytes_out),
-            format!(
-                "{} in, {} out; {} of evicted pages were clean",
-                units::bytes(counts.bytes_in),
-                units::bytes(counts.bytes_out),
-                units::share(counts.evicted_clean, counts.evicted)
-            ),
-        ),
-        (
-            "waiting",
-            units::nanos(counts.wait_ns),
-            format!(
-                "in faults, all threads; a fetch took {} (median), {} (p99)",
-                units::nanos(latency.p50),
-                units::nanos(latency.p99)
-            ),
-        ),
-        (
-            "far memory",
-            units::bytes(peaks.far),
-            format!("at its peak; local {} of {}", units::bytes(peaks.local), units::bytes(sample.local_limit)),
-        ),
-        (
-            "runtime",
-            units::bytes(peaks.runtime),
-            "of farmem's own, on top of the local memory of each process".to_owned(),
-        ),
-    ];
+    let mut rows = rows(sample, peaks);
     if *others > 0 {
         rows.push(("background", others.to_string(), "processes of the run go on; see farmem top".to_owned()));
-    }
-    if counts.syscalls_unknown > 0 {
-        rows.push((
-            "system calls",
-            units::count(counts.syscalls_unknown),
-            "with far pointers, of numbers farmem does not know".to_owned(),
-        ));
     }
     let value_width = rows.iter().map(|(_, value, _)| value.chars().count()).max().unwrap_or(0);
     let mut out = format!("farmem: {elapsed}{how}\n");
@@ -224,6 +168,90 @@ fn text(outcome: &Outcome) -> String {
     out
 }
 
+/// A line of the summary: a name, a figure, what it consists of.
+type Line = (&'static str, String, String);
+
+/// What every run that had far memory is told. Lines about what did not happen are left out.
+fn rows(sample: &Sample, peaks: &Peaks) -> Vec<Line> {
+    let counts = sample.total();
+    let mut rows = vec![("faults", units::count(counts.faults()), kinds(&counts))];
+    if counts.returns() > 0 {
+        let (returns, waited) = (units::count(counts.returns()), units::count(counts.demand));
+        let more = format!("of {returns} page returns; {waited} waited for a node");
+        rows.push(("hit rate", units::share(counts.hits(), counts.returns()), more));
+    }
+    if counts.prefetched > 0 {
+        let fetches = counts.demand + counts.prefetch_used;
+        let (pages, spared) = (units::count(counts.prefetched), units::share(counts.prefetch_used, fetches));
+        let more = format!("of {pages} pages fetched ahead were used; they spared {spared} of all fetches");
+        rows.push(("prefetch", units::share(counts.prefetch_used, counts.prefetched), more));
+    }
+    if counts.evicted > 0 {
+        let clean = units::share(counts.evicted_clean, counts.evicted);
+        let (came, went) = (units::bytes(counts.bytes_in), units::bytes(counts.bytes_out));
+        let more = format!("{came} in, {went} out; {clean} of evicted pages were clean");
+        rows.push(("moved", units::bytes(counts.bytes_in + counts.bytes_out), more));
+    }
+    let fetch = match Latency::of(&sample.latency()) {
+        _ if counts.demand == 0 => String::new(),
+        Latency { p50, p99, .. } => {
+            format!("; a fetch took {} (median), {} (p99)", units::nanos(p50), units::nanos(p99))
+        }
+    };
+    rows.push(("waiting", units::nanos(counts.wait_ns), format!("in faults, all threads{fetch}")));
+    let (local, limit) = (units::bytes(peaks.local), units::bytes(sample.local_limit));
+    rows.push(("far memory", units::bytes(peaks.far), format!("at its peak; local {local} of {limit}")));
+    let beside = "of farmem's own, on top of the local memory of each process";
+    rows.push(("runtime", units::bytes(peaks.runtime), beside.to_owned()));
+    if let Some((times, which)) = near(sample) {
+        rows.push(("near", units::count(times), format!("programs of the run had no far memory: {which}")));
+    }
+    if counts.syscalls_unknown > 0 {
+        let more = "with far pointers, of numbers farmem does not know";
+        rows.push(("system calls", units::count(counts.syscalls_unknown), more.to_owned()));
+    }
+    rows
+}
+
+/// The kinds of faults that there were. Together they are all faults.
+fn kinds(counts: &Counts) -> String {
+    let kinds = [
+        (counts.first_touch, "first touches"),
+        (counts.demand, "fetches"),
+        (counts.rescued, "rescues"),
+        (counts.upgrades, "first writes"),
+        (counts.joined, "served by another thread"),
+        (counts.unmapped, "at addresses without memory"),
+    ];
+    let there = kinds.into_iter().filter(|&(times, _)| times > 0);
+    let said: Vec<String> = there.map(|(times, kind)| format!("{} {kind}", units::count(times))).collect();
+    if said.is_empty() { "no far memory was used".to_owned() } else { said.join(", ") }
+}
+
+/// Executions of programs that had no far memory, and their names; `None` if there were none.
+fn near(sample: &Sample) -> Option<(u64, String)> {
+    let named: u64 = sample.near.iter().map(|near| u64::from(near.times)).sum();
+    let times = named + sample.near_others;
+    let name = |near: &Near| match near.times {
+        1 => format!("{} ({})", near.program, near.why),
+        times => format!("{} ({}, {times} times)", near.program, near.why),
+    };
+    let mut names: Vec<String> = sample.near.iter().map(name).collect();
+    if sample.near_others > 0 {
+        names.push(format!("and {} others", units::count(sample.near_others)));
+    }
+    (times > 0).then(|| (times, names.join(", ")))
+}
+
+impl Outcome {
+    /// Whether the program came to nothing that could be told of: the runtime ended it before `main` and said why, or
+    /// the loader could not load it and said so.
+    fn never_ran(&self) -> bool {
+        let by_loader = self.sample.processes.is_empty() && matches!(self.ending, Ending::Exited(126 | 127));
+        by_loader || !self.sample.last_words.is_empty()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -231,10 +259,10 @@ mod tests {
 
     fn outcome() -> Outcome {
         let counts = Counts {
-            faults: 1_240_000,
             first_touch: 262_144,
             demand: 812_000,
             rescued: 165_856,
+            upgrades: 40_000,
             prefetched: 500_000,
             prefetch_used: 450_000,
             evicted: 900_000,
@@ -256,7 +284,9 @@ mod tests {
             command: "sort big.txt".into(),
             nodes: "bighost:7411".into(),
             last_words: String::new(),
-            processes: vec![Process { pid: 2, by_thread: false, counts, latency }],
+            near: vec![Near { program: "hello".into(), why: "static", times: 2 }],
+            near_others: 0,
+            processes: vec![Process { pid: 2, started: true, by_thread: false, counts, latency }],
         };
         let mut peaks = Peaks::default();
         peaks.note(&sample);
@@ -268,7 +298,12 @@ mod tests {
         let text = text(&outcome());
         let ends: Vec<usize> = text.lines().skip(1).map(|line| line.find("   ").unwrap()).collect();
         assert!(text.starts_with("farmem: 12.3 s\n"), "{text}");
-        assert_eq!(ends.len(), 7, "{text}");
+        assert_eq!(ends.len(), 8, "{text}");
+        assert!(
+            text.contains("1.28 M   262 k first touches, 812 k fetches, 166 k rescues, 40.0 k first writes\n"),
+            "{text}"
+        );
+        assert!(text.contains("2   programs of the run had no far memory: hello (static, 2 times)\n"), "{text}");
         assert!(text.contains("43 %   of 1.43 M page returns; 812 k waited for a node"), "{text}");
         assert!(text.contains("9.00 MiB   of farmem's own"), "{text}");
         assert!(
@@ -282,9 +317,34 @@ mod tests {
     fn a_run_without_farmem_says_so() {
         let mut outcome = outcome();
         outcome.sample.processes.clear();
+        outcome.sample.near.clear();
         outcome.ending = Ending::Killed(9);
         let text = text(&outcome);
         assert!(text.contains("killed by signal 9; farmem was in none of its processes"), "{text}");
+    }
+
+    #[test]
+    fn a_program_that_never_started_has_no_summary() {
+        let mut outcome = outcome();
+        outcome.sample.near.clear();
+        outcome.sample.processes[0].started = false;
+        outcome.sample.last_words = "no address space for the runtime's tables".into();
+        assert_eq!(text(&outcome), "");
+        outcome.sample.last_words.clear();
+        outcome.sample.processes.clear();
+        outcome.ending = Ending::Exited(127);
+        assert_eq!(text(&outcome), "", "the loader has said what it lacks");
+    }
+
+    #[test]
+    fn a_program_that_fits_is_told_of_what_happened_alone() {
+        let mut outcome = outcome();
+        outcome.sample.near.clear();
+        outcome.sample.processes[0].counts = Counts { first_touch: 5, ..Counts::default() };
+        let text = text(&outcome);
+        let names: Vec<&str> = text.lines().skip(1).map(|line| line[2..14].trim_end()).collect();
+        assert_eq!(names, ["faults", "waiting", "far memory", "runtime"], "{text}");
+        assert!(!text.contains("fetch"), "{text}");
     }
 
     #[test]
@@ -292,6 +352,10 @@ mod tests {
         let text = json(&outcome());
         let value: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!(value["demand"], 812_000);
+        let kinds = ["first_touch", "demand", "rescued", "upgrades", "joined", "unmapped"];
+        let sum: u64 = kinds.iter().map(|kind| value[kind].as_u64().unwrap()).sum();
+        assert_eq!(value["faults"], sum);
+        assert_eq!(value["near"][0]["program"], "hello");
         assert_eq!(value["far_peak"], 3u64 << 30);
         assert_eq!(value["status"], 0);
         assert!(value["signal"].is_null());

@@ -152,7 +152,7 @@ fn as_run(name: &str, sample: &Sample, before: Option<(Duration, &Counts, &[u64;
         far: total.far_bytes,
         mapped: total.mapped_bytes,
         runtime: total.runtime_bytes,
-        faults_per_s: since.faults as f64 / seconds,
+        faults_per_s: since.faults() as f64 / seconds,
         hit_rate: (rated.returns() > 0).then(|| rated.hits() as f64 / rated.returns() as f64),
         prefetch_accuracy: rated.prefetch_accuracy(),
         prefetch_coverage: rated.prefetch_coverage(),
@@ -198,8 +198,8 @@ mod tests {
 
     #[test]
     fn rates_are_of_the_interval_and_shares_of_the_run_when_it_was_quiet() {
-        let counts = Counts { faults: 500, demand: 100, rescued: 100, bytes_in: 4096, ..Counts::default() };
-        let process = crate::counters::Process { pid: 1, by_thread: false, counts, latency: [0; 160] };
+        let counts = Counts { joined: 300, demand: 100, rescued: 100, bytes_in: 4096, ..Counts::default() };
+        let process = crate::counters::Process { pid: 1, started: true, by_thread: false, counts, latency: [0; 160] };
         let sample = Sample {
             supervisor: 1,
             started_ns: 0,
@@ -207,11 +207,13 @@ mod tests {
             command: String::new(),
             nodes: String::new(),
             last_words: String::new(),
+            near: Vec::new(),
+            near_others: 0,
             processes: vec![process],
         };
-        let earlier = Counts { faults: 100, ..counts };
+        let earlier = Counts { joined: 100, ..counts };
         let run = as_run("x", &sample, Some((Duration::from_secs(2), &earlier, &[0; 160])));
-        assert_eq!((run.faults_per_s, run.in_per_s, run.hit_rate), (200.0, 0.0, Some(0.5)));
+        assert_eq!((run.faults_per_s, run.in_per_s, run.hit_rate), (100.0, 0.0, Some(0.5)));
         let first = as_run("x", &sample, None);
         assert_eq!(first.faults_per_s, 0.0);
     }

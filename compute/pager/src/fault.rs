@@ -57,7 +57,6 @@ impl Pager {
         self.tracker.prefetch(page);
         let begun = clock::ticks();
         let mut inside = self.threads.enter();
-        self.count(&self.counters.faults, 1);
         if let Some((watched, seen)) = inside.thread.watched
             && !(write && watched == page)
         {
@@ -72,6 +71,15 @@ impl Pager {
 
     /// Makes a page resident, and writable if `write`. `begun`: since when it is wanted, ticks.
     pub(crate) fn serve(&self, inside: &mut Inside<'_>, page: PageId, write: bool, begun: u64) -> Served {
+        let served = self.serve_uncounted(inside, page, write, begun);
+        if served == Served::Unmapped {
+            self.count(&self.counters.unmapped, 1);
+        }
+        served
+    }
+
+    /// [`Pager::serve`]; every way to [`Served::Here`] counts its kind.
+    fn serve_uncounted(&self, inside: &mut Inside<'_>, page: PageId, write: bool, begun: u64) -> Served {
         let word = self.table.word(page);
         let mut rounds = 0;
         loop {
@@ -110,8 +118,8 @@ impl Pager {
                     }
                 }
                 State::Resident => {
+                    self.count(&self.counters.joined, 1);
                     if rounds == 0 {
-                        self.count(&self.counters.joined, 1);
                         self.expect_present(inside.thread, page);
                     }
                     return Served::Here;

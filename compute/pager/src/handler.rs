@@ -29,7 +29,6 @@ impl Pager {
             let begun = clock::ticks();
             let page = PageId::of(event.addr);
             let mut inside = self.threads.enter();
-            self.count(&self.counters.faults, 1);
             self.serve(&mut inside, page, event.write, clock::ticks());
             drop(inside);
             // An install wakes by itself; a page that was there already, or is no longer mapped, does not.

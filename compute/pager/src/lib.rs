@@ -294,7 +294,6 @@ pub fn start(
         // SAFETY: our own mapping.
         unsafe { zeros.add(page * PAGE_BYTES).read_volatile() };
     }
-    counters.mode.store(1 + (config.mode == FaultMode::Thread) as u32, Ordering::Relaxed);
     let batch_of_many = (limit as usize / 8).clamp(8, most);
     // Room kept free is local memory that the program does not have: half a batch on the average.
     let batch = batch_of_many.min((limit as usize / 64).max(32));
@@ -340,6 +339,8 @@ pub fn start(
         // SAFETY: the ring is never unmapped, and its pages stay its own.
         unsafe { pager.pool.arena(pager.staging.bytes(0), staged as usize * PAGE_BYTES) };
     }
+    // A process that ends before this point has no mode: its program never ran.
+    pager.counters.mode.store(1 + (pager.config.mode == FaultMode::Thread) as u32, Ordering::Relaxed);
     pager.start_handler();
     Ok(pager)
 }

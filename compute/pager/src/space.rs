@@ -359,8 +359,16 @@ impl Pager {
                         return EINVAL;
                     } else {
                         let (first, last) = pages(at, region.end);
+                        let absent = |page: &u64| {
+                            let seen = self.table.word(PageId(*page)).load();
+                            seen.state() != State::Resident || write && !seen.dirty()
+                        };
                         let served = |page| self.serve(&mut inside, PageId(page), write, clock::ticks());
-                        if (first.0..last.0).map(served).any(|served| served == crate::fault::Served::Unmapped) {
+                        if (first.0..last.0)
+                            .filter(absent)
+                            .map(served)
+                            .any(|served| served == crate::fault::Served::Unmapped)
+                        {
                             return ENOMEM;
                         }
                     }

@@ -217,10 +217,18 @@ fn start(way: &Way, counters: &'static Process) -> &'static Pager {
     pager
 }
 
+/// All faults that a process's counters know.
+fn counted(of: &Process) -> u64 {
+    let kinds = [&of.first_touch, &of.demand, &of.rescued, &of.upgrades, &of.joined, &of.unmapped];
+    kinds.iter().map(|kind| kind.load(Ordering::Relaxed)).sum()
+}
+
 /// Two words in each far page, in other lines of each, and what they must be.
 struct Program {
     pager: &'static Pager,
     counters: &'static Process,
+    /// Faults come by signals, which the harness counts.
+    inline: bool,
     base: usize,
     model: Vec<u64>,
     /// Of the second word.
@@ -238,6 +246,7 @@ impl Program {
         Program {
             pager,
             counters,
+            inline: way.mode == FaultMode::Inline,
             base: at as usize,
             model: vec![0; PAGES],
             echo: vec![0; PAGES],
@@ -294,6 +303,10 @@ impl Program {
         self.touch_at_random();
         let after = sent();
         self.move_and_discard();
+        if self.inline {
+            let (faults, counted) = (common::FAULTS.load(Ordering::Relaxed), counted(counters));
+            assert_eq!(counted, faults, "every fault is counted once, as one kind");
+        }
         self.pin();
         self.fork();
         self.share_with_threads();

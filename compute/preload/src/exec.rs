@@ -9,8 +9,10 @@
 
 use crate::call::{Call, issue};
 use crate::guard::peek::{BAD_ADDRESS, peek, peek_text};
-use crate::{confined, image, threads};
+use crate::stays_near::{self, Note};
+use crate::{confined, threads};
 use farmem_protocol::addr::is_far;
+use farmem_protocol::counters::Near;
 use farmem_sys::holdings::{reserve, strike};
 use farmem_sys::raw::syscall;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
@@ -43,12 +45,29 @@ pub fn carry() {
     }
 }
 
+/// The library's path. After [`carry`].
+pub fn library() -> &'static [u8] {
+    match LIBRARY.load(Ordering::Relaxed) {
+        0 => &[],
+        // SAFETY: leaked by `carry`, with this length.
+        at => unsafe { std::slice::from_raw_parts(at as *const u8, LIBRARY_LEN.load(Ordering::Relaxed)) },
+    }
+}
+
 /// execve and execveat of the program's.
 pub fn exec(call: &Call) -> isize {
+    let (leaves_us, note) = without_us(call);
+    let failed = exec_carrying(call, leaves_us);
+    if let Some(note) = note {
+        note.take_back();
+    }
+    failed
+}
+
+fn exec_carrying(call: &Call, leaves_us: bool) -> isize {
     let first = if call.nr == libc::SYS_execveat { 1 } else { 0 };
     let [path, argv, envp] = [call.args[first], call.args[first + 1], call.args[first + 2]];
     let mut carried = missing(envp);
-    let leaves_us = cannot_load(call.args[0], first, path);
     if leaves_us {
         carried[0] = 0;
     }
@@ -86,13 +105,26 @@ pub fn exec(call: &Call) -> isize {
     issue(&changed)
 }
 
-/// Whether the library cannot be loaded into what is executed. A confined program may not be allowed to look.
-fn cannot_load(directory: usize, first: usize, path: usize) -> bool {
+/// Whether the library must be taken out of what is executed, and the note of it if it has no far memory. A confined
+/// program may not be allowed to look.
+fn without_us(call: &Call) -> (bool, Option<Note>) {
+    let (directory, path) = match call.nr {
+        libc::SYS_execveat => (call.args[0], call.args[1]),
+        _ => (libc::AT_FDCWD as usize, call.args[0]),
+    };
     let mut name = [0u8; libc::PATH_MAX as usize];
     let most = name.len() - 1;
-    confined::alone().is_none()
-        && peek_text(path, name.as_mut_ptr(), most).is_some_and(|len| len > 0 && len < most)
-        && image::is_foreign(if first == 1 { directory } else { libc::AT_FDCWD as usize }, name.as_ptr() as usize)
+    if confined::alone().is_some() {
+        return (false, None);
+    }
+    let Some(len) = peek_text(path, name.as_mut_ptr(), most).filter(|&len| len > 0 && len < most) else {
+        return (false, None);
+    };
+    let Some(kept) = stays_near::stays_near(directory, name.as_ptr() as usize) else { return (false, None) };
+    if kept.why == Near::User && kept.leaves_us {
+        stays_near::say_another_user();
+    }
+    (kept.leaves_us, Some(stays_near::note(&name[..len], kept.why)))
 }
 
 /// A NULL-terminated vector of strings, near or far; ends early where it is not mapped.
@@ -130,12 +162,9 @@ fn head_of(text: usize) -> Option<[u8; 11]> {
 
 /// Whether a value of `LD_PRELOAD` names this library.
 fn loads_us(value: usize) -> bool {
-    let len = LIBRARY_LEN.load(Ordering::Relaxed);
-    // SAFETY: leaked by `carry`.
-    let own = unsafe { std::slice::from_raw_parts(LIBRARY.load(Ordering::Relaxed) as *const u8, len) };
     let mut part = [0u8; 1024];
     let Some(n) = peek_text(value, part.as_mut_ptr(), part.len() - 1) else { return false };
-    names(&part[..n], own)
+    names(&part[..n], library())
 }
 
 /// Whether a list as ld.so reads it, divided by colons or spaces, has this path.
@@ -145,15 +174,12 @@ fn names(list: &[u8], own: &[u8]) -> bool {
 
 /// Takes this library out of a value of `LD_PRELOAD`, a near string of our own.
 fn leave_out(value: usize) {
-    let len = LIBRARY_LEN.load(Ordering::Relaxed);
-    // SAFETY: leaked by `carry`.
-    let own = unsafe { std::slice::from_raw_parts(LIBRARY.load(Ordering::Relaxed) as *const u8, len) };
     // SAFETY: a string that was just copied.
     let list = unsafe {
         let len = (0..).take_while(|&i| *(value as *const u8).add(i) != 0).count();
         std::slice::from_raw_parts_mut(value as *mut u8, len)
     };
-    blank_out(list, own);
+    blank_out(list, library());
 }
 
 /// Spaces divide the list, and more than one do as well as one.

@@ -1,8 +1,10 @@
-//! What a file is that is to be executed, as far as it matters to those that the loader would give this library.
+//! What kind of file an exec names: whether its loader will load this library, and if not, why.
 //!
-//! musl's loader ends a program whose preloaded library it cannot load, and a 32-bit program's says so on standard error;
-//! both run as they are if they are not told of it.
+//! musl's loader ends a program whose preloaded library it cannot load, and a 32-bit program's loader complains on
+//! standard error. Both programs run as they are if the library is taken out of their environment. Static and
+//! set-user-ID programs ignore it by themselves; they are only noted, for the run's summary.
 
+use farmem_protocol::counters::Near;
 use farmem_sys::raw::checked;
 
 /// Scripts may name scripts as their interpreters; the kernel follows five.
@@ -11,30 +13,79 @@ const INTERPRETERS: usize = 5;
 const HEAD: usize = 4096;
 const PT_INTERP: u32 = 3;
 
-/// Whether the library cannot be loaded into what this call executes. What cannot be read is taken for what it can.
-pub fn is_foreign(directory: usize, path: usize) -> bool {
+/// Why the library is not loaded into the file that an exec of this process names; `None` where it is. A file that
+/// cannot be read counts as one that loads it.
+pub fn stays_near(directory: usize, path: usize) -> Option<Near> {
     let mut head = [0u8; HEAD];
-    let Some(mut len) = read(directory, path, &mut head) else { return false };
+    let mut file = read(directory, path, &mut head)?;
+    // The path as given is what is known of the file's name; a script's interpreter has one of its own.
+    let mut name = [0u8; 257];
+    let mut own_name = path;
     for _ in 0..INTERPRETERS {
-        let mut name = [0u8; 257];
-        let Some(interpreter) = script(&head[..len]) else { return is_foreign_image(&head[..len]) };
+        let Some(interpreter) = script(&head[..file.len]) else {
+            let kind = kind(&head[..file.len]);
+            // SAFETY: a near string, ended by NUL.
+            let is_loader = kind == Some(Near::Static) && is_loader(unsafe { text_at(own_name) });
+            return kind.filter(|_| !is_loader).or(file.is_privileged().then_some(Near::Privileged));
+        };
+        name.fill(0);
         name[..interpreter.len()].copy_from_slice(interpreter);
-        match read(libc::AT_FDCWD as usize, name.as_ptr() as usize, &mut head) {
-            Some(read) => len = read,
-            None => return false,
-        }
+        own_name = name.as_ptr() as usize;
+        file = read(libc::AT_FDCWD as usize, own_name, &mut head)?;
     }
-    false
+    None
 }
 
-fn read(directory: usize, path: usize, to: &mut [u8; HEAD]) -> Option<usize> {
-    // SAFETY: a near string, ended by NUL; a live buffer of that length.
+/// A string of the caller's.
+///
+/// # Safety
+/// It is near memory, ended by NUL, and lives as long as the result is used.
+unsafe fn text_at<'t>(at: usize) -> &'t [u8] {
+    // SAFETY: the caller's word.
+    unsafe {
+        std::slice::from_raw_parts(at as *const u8, (0..).take_while(|&i| *(at as *const u8).add(i) != 0).count())
+    }
+}
+
+/// Whether a file is glibc's loader by its name. It is executed by itself to load another program, and loads this
+/// library too.
+fn is_loader(path: &[u8]) -> bool {
+    let last = path.rsplit(|&b| b == b'/').next().unwrap_or_default();
+    last.starts_with(b"ld-") || last.starts_with(b"ld.so")
+}
+
+/// What was asked of a file beside its beginning.
+struct Looked {
+    /// Bytes of its beginning.
+    len: usize,
+    mode: u32,
+    user: u32,
+    group: u32,
+}
+
+impl Looked {
+    /// Whether executing it changes user or group, so that the loader ignores the library.
+    fn is_privileged(&self) -> bool {
+        // SAFETY: queries.
+        let ask = |nr, arg| unsafe { checked(nr, [arg, 0, 0, 0, 0, 0]) }.unwrap_or(1) as u32;
+        let by = |bit, owner, own| self.mode & bit != 0 && owner != ask(own, 0);
+        self.mode & (libc::S_ISUID | libc::S_ISGID) != 0
+            && ask(libc::SYS_prctl, libc::PR_GET_NO_NEW_PRIVS as usize) == 0
+            && (by(libc::S_ISUID, self.user, libc::SYS_geteuid) || by(libc::S_ISGID, self.group, libc::SYS_getegid))
+    }
+}
+
+fn read(directory: usize, path: usize, to: &mut [u8; HEAD]) -> Option<Looked> {
+    // SAFETY: a near string, ended by NUL; a live buffer of that length, and a stat's.
     unsafe {
         let flags = (libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK) as usize;
         let fd = checked(libc::SYS_openat, [directory, path, flags, 0, 0, 0]).ok()?;
         let read = checked(libc::SYS_pread64, [fd, to.as_mut_ptr() as usize, HEAD, 0, 0, 0]);
+        let mut about: libc::stat = std::mem::zeroed();
+        let known = checked(libc::SYS_fstat, [fd, &raw mut about as usize, 0, 0, 0, 0]);
         farmem_sys::descriptors::close(fd as i32);
-        read.ok()
+        known.ok()?;
+        Some(Looked { len: read.ok()?, mode: about.st_mode, user: about.st_uid, group: about.st_gid })
     }
 }
 
@@ -48,31 +99,30 @@ fn script(head: &[u8]) -> Option<&[u8]> {
     Some(&name[..name.iter().position(|b| blank(b) || matches!(b, b'\n' | 0)).unwrap_or(name.len())])
 }
 
-fn is_foreign_image(head: &[u8]) -> bool {
+/// Why an image does not load the library, by its headers.
+fn kind(head: &[u8]) -> Option<Near> {
     let word = |at: usize, len: usize| -> Option<usize> {
         let mut le = [0; 8];
         le[..len].copy_from_slice(head.get(at..at.checked_add(len)?)?);
         Some(u64::from_le_bytes(le) as usize)
     };
     if !head.starts_with(b"\x7fELF") {
-        return false;
+        return None;
     }
     if head.get(4) == Some(&1) {
-        return true;
+        return Some(Near::Machine);
     }
-    let (Some(at), Some(size), Some(count)) = (word(32, 8), word(54, 2), word(56, 2)) else { return false };
+    let (at, size, count) = (word(32, 8)?, word(54, 2)?, word(56, 2)?);
     for n in 0..count {
         let entry = at.saturating_add(n * size);
-        if word(entry, 4) == Some(PT_INTERP as usize) {
-            let (Some(from), Some(len)) = (word(entry.saturating_add(8), 8), word(entry.saturating_add(32), 8)) else {
-                return false;
-            };
+        if word(entry, 4)? == PT_INTERP as usize {
+            let (from, len) = (word(entry.saturating_add(8), 8)?, word(entry.saturating_add(32), 8)?);
             let name = head.get(from..from.saturating_add(len)).unwrap_or_default();
             let last = name.rsplit(|&b| b == b'/').next().unwrap_or_default();
-            return last.starts_with(b"ld-musl");
+            return last.starts_with(b"ld-musl").then_some(Near::Loader);
         }
     }
-    false
+    Some(Near::Static)
 }
 
 #[cfg(test)]
@@ -94,15 +144,19 @@ mod tests {
 
     #[test]
     fn other_loaders_are_known_by_name() {
-        assert!(is_foreign_image(&image(2, b"/lib/ld-musl-x86_64.so.1\0")));
-        assert!(is_foreign_image(&image(1, b"/lib/ld-linux.so.2\0")));
+        assert_eq!(kind(&image(2, b"/lib/ld-musl-x86_64.so.1\0")), Some(Near::Loader));
+        assert_eq!(kind(&image(1, b"/lib/ld-linux.so.2\0")), Some(Near::Machine));
         for loader in [&b"/lib64/ld-linux-x86-64.so.2\0"[..], b"/ld-musl/lib/ld-linux-x86-64.so.2\0", b"\0"] {
-            assert!(!is_foreign_image(&image(2, loader)));
+            assert_eq!(kind(&image(2, loader)), None);
         }
         let whole = image(2, b"/lib/ld-musl-x86_64.so.1\0");
         for len in 0..whole.len() - 30 {
-            assert!(!is_foreign_image(&whole[..len]), "cut at {len}");
+            assert!(kind(&whole[..len]).is_none(), "cut at {len}");
         }
+        let mut none = whole.clone();
+        none[64] = 1;
+        assert_eq!(kind(&none), Some(Near::Static));
+        assert!(is_loader(b"/lib64/ld-linux-x86-64.so.2") && is_loader(b"ld.so") && !is_loader(b"/bin/ldd"));
     }
 
     #[test]

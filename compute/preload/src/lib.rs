@@ -30,6 +30,7 @@
 //! | `sandbox`, `bpf`, `confined` | filters of the program's own; whether there are any |
 //! | `limits` | limits on addresses that the program sets |
 //! | `fork`, `vforks`, `exec`, `image` | children, and what they inherit |
+//! | `stays_near` | programs of the run without far memory are noted for its summary |
 //! | `exports` | libc functions that are interposed by name |
 //!
 //! Rules of this crate: it runs inside other people's programs, in signal
@@ -66,6 +67,7 @@ mod sandbox;
 mod signals;
 mod sites;
 mod start;
+mod stays_near;
 mod threads;
 mod vforks;
 

@@ -208,12 +208,19 @@ fn install(mut program: Vec<libc::sock_filter>) -> Result<(), Errno> {
         return Ok(());
     }
     let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+    let ask = [libc::PR_SET_SECCOMP as usize, 2, &filter as *const _ as usize, 0, 0, 0];
+    // A privileged user's programs keep set-user-ID bits in force, as without farmem. Others' must give them up first:
+    // the kernel demands it of whoever filters calls.
     // SAFETY: the program is live for the call; the kernel copies it.
     unsafe {
-        checked(libc::SYS_prctl, [libc::PR_SET_NO_NEW_PRIVS as usize, 1, 0, 0, 0, 0])?;
-        checked(libc::SYS_prctl, [libc::PR_SET_SECCOMP as usize, 2, &filter as *const _ as usize, 0, 0, 0])?;
+        match checked(libc::SYS_prctl, ask) {
+            Err(Errno(libc::EACCES)) => {
+                checked(libc::SYS_prctl, [libc::PR_SET_NO_NEW_PRIVS as usize, 1, 0, 0, 0, 0])?;
+                checked(libc::SYS_prctl, ask).map(drop)
+            }
+            installed => installed.map(drop),
+        }
     }
-    Ok(())
 }
 
 #[cfg(test)]

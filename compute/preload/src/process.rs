@@ -71,12 +71,16 @@ pub fn map_counters(path: &str) -> Option<&'static counters::File> {
     }
 }
 
+/// The run's file of counters, where it could be mapped.
+pub fn run_file() -> Option<&'static counters::File> {
+    // SAFETY: null or the mapped file, which stays.
+    unsafe { COUNTERS.load(Ordering::Relaxed).as_ref() }
+}
+
 /// A process's own counters: a slot of the run's file, or memory that nobody reads.
 pub fn claim_counters() -> &'static counters::Process {
-    // SAFETY: null or the mapped file, which stays.
-    let file = unsafe { COUNTERS.load(Ordering::Relaxed).as_ref() };
     let pid = farmem_sys::raw::getpid();
-    if let Some(file) = file {
+    if let Some(file) = run_file() {
         // An exec in the same process goes on in the same slot.
         let slots = || file.processes.iter();
         if let Some(own) = slots().find(|p| p.pid.load(Ordering::Relaxed) == pid) {

@@ -299,7 +299,13 @@ fn conditions(nr: i64, needs: Needs) -> Vec<libc::sock_filter> {
         libc::SYS_clone => one_of(0, ALL, &[THREAD_FLAGS as u32]),
         // The next image's filter; whether pages may be merged.
         libc::SYS_prctl => {
-            let asked = [libc::PR_SET_NO_NEW_PRIVS, libc::PR_SET_SECCOMP, libc::PR_GET_SECCOMP, GET_MEMORY_MERGE];
+            let asked = [
+                libc::PR_SET_NO_NEW_PRIVS,
+                libc::PR_GET_NO_NEW_PRIVS,
+                libc::PR_SET_SECCOMP,
+                libc::PR_GET_SECCOMP,
+                GET_MEMORY_MERGE,
+            ];
             one_of(0, ALL, &asked.map(|what| what as u32))
         }
         // A child's own memory, to read; the path cannot be told.

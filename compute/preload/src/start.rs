@@ -11,13 +11,16 @@
 
 use crate::gate::NotBuilt;
 use crate::run::{self, Run};
-use crate::{call, exec, fork, gate, go, limits, mappings, near, net, process, sandbox, signals, sites, threads};
+use crate::{
+    call, exec, fork, gate, go, limits, mappings, near, net, process, sandbox, signals, sites, stays_near, threads,
+};
 use farmem_fabric::session::REFUSED_NS;
 use farmem_fabric::{ConnectError, NodeAddr, Session};
 use farmem_pager::ending::{die, say};
 use farmem_pager::{Config, FaultMode, StartError, ending};
 use farmem_pool::Pool;
 use farmem_protocol::addr::{FAR_END, FAR_START};
+use farmem_protocol::counters::Near;
 use farmem_protocol::{counters, exit};
 use farmem_sys::clock;
 use farmem_sys::thread::{COMPANIONS, UNSEEN};
@@ -55,8 +58,8 @@ extern "C" fn start(_: i32, _: Pointers, variables: Pointers) {
 }
 
 /// A socket of whoever started the run, and this program is another user's: root ran `su`, or a server that gives up
-/// its rights and then starts programs. (Where the library lies in the run's own directory, the loader refuses it to
-/// them with a line of its own.) Over TCP the same number is a firewall's.
+/// its rights and then starts programs. (Where the library lies in the run's own directory, they do not come here: see
+/// [`stays_near`].) Over TCP the same number is a firewall's.
 fn is_anothers(failure: &ConnectError) -> bool {
     matches!(failure, ConnectError::Forbidden(_))
 }
@@ -100,6 +103,7 @@ fn without_gate(reason: NotBuilt, run: &Run) -> Result<(), String> {
             Err("this system maps memory at other addresses than it is asked to".into())
         }
         NotBuilt::Elsewhere => {
+            stays_near::note_self(Near::Kernel);
             say("an emulated program of the run has no far memory but its emulator's");
             Ok(())
         }
@@ -127,7 +131,8 @@ fn arm(text: &str) -> Result<(), String> {
         match reach(node, &run) {
             Ok(session) => sessions.push(session),
             Err(failure) if is_anothers(&failure) => {
-                say("a program of another user than the run's may not reach its node: its memory stays local");
+                stays_near::note_self(Near::User);
+                stays_near::say_another_user();
                 return Ok(());
             }
             Err(e) => die(exit::NODE_UNUSABLE, &e.to_string()),
@@ -154,6 +159,7 @@ fn arm(text: &str) -> Result<(), String> {
         Ok(pager) => pager,
         // The run has it, so this is somebody who stands between the program and the kernel: valgrind, a sandbox.
         Err(StartError::Userfaultfd(e)) if !is_first => {
+            stays_near::note_self(Near::Kernel);
             say(&format!("a program of the run stays local: {e}"));
             return Ok(());
         }
@@ -168,6 +174,10 @@ fn arm(text: &str) -> Result<(), String> {
     near::reserve().map_err(|e| format!("no address space for near stacks: {e}"))?;
     threads::create::resolve();
     exec::carry();
+    stays_near::begin(run.nodes.iter().filter_map(|node| match node {
+        NodeAddr::Shm(path) => Some(path.as_path()),
+        NodeAddr::Tcp(_) => None,
+    }));
     limits::begin();
     signals::actions::learn_cancellation();
     signals::install();

@@ -6,9 +6,13 @@ use farmem_pager::dirty::Dirty;
 use farmem_pager::{Config, FaultMode, Pager};
 use farmem_protocol::counters::Process;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 static PAGER: OnceLock<&'static Pager> = OnceLock::new();
+
+/// Faults that [`on_sigbus`] took to the pager.
+pub static FAULTS: AtomicU64 = AtomicU64::new(0);
 
 /// Takes a fault to the pager.
 pub extern "C" fn on_sigbus(_: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
@@ -17,6 +21,7 @@ pub extern "C" fn on_sigbus(_: i32, info: *mut libc::siginfo_t, context: *mut li
         let context = &*context.cast::<libc::ucontext_t>();
         ((*info).si_addr() as usize, context.uc_mcontext.gregs[libc::REG_ERR as usize] & 2 != 0)
     };
+    FAULTS.fetch_add(1, Ordering::Relaxed);
     if !PAGER.get().unwrap().fault(addr, write) {
         farmem_pager::ending::die(99, &format!("a fault at {addr:#x} that is not far"));
     }

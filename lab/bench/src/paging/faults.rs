@@ -44,9 +44,7 @@ macro_rules! far_counters {
 }
 
 far_counters! {
-    /// Faults served.
-    faults,
-    /// … fresh memory.
+    /// Faults on fresh memory.
     first_touch,
     /// … fetched while the program waited.
     demand,
