@@ -213,8 +213,14 @@ impl Network {
         }
         self.pass(2 * self.weather.least_delay_ns);
         let mut state = self.state.lock();
-        state.wires.push(Wire { engine: Some(Engine::new(Circumstances::default())), ..Wire::default() });
-        Ok(Stream { wire: state.wires.len() - 1, network: Arc::clone(self) })
+        let wire = Wire { engine: Some(Engine::new(Circumstances::default())), ..Wire::default() };
+        // One that both ends have closed is nobody's.
+        let over = state.wires.iter().position(|wire| wire.host_closed && wire.engine.is_none());
+        match over {
+            Some(at) => state.wires[at] = wire,
+            None => state.wires.push(wire),
+        }
+        Ok(Stream { wire: over.unwrap_or(state.wires.len() - 1), network: Arc::clone(self) })
     }
 }
 

@@ -12,6 +12,7 @@
 //!       + 48   mov $15,%rax; syscall the returns of the runtime's signal handlers (only where it is set)
 //! ```
 
+use crate::thread::COMPANIONS;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 core::arch::global_asm!(
@@ -200,10 +201,28 @@ pub fn settle() {
     HOME.store(getpid(), Ordering::Relaxed);
 }
 
-/// Whether the caller is another process in the same memory: a vfork child. Asks the system.
+/// Whether the caller is another process in the same memory with descriptors of its own: a vfork
+/// child. Asks the system.
+///
+/// A companion (`CLONE_VM` and `CLONE_FILES`) is another process, and what it connects is its
+/// maker's too.
 pub fn is_away() -> bool {
     let home = HOME.load(Ordering::Relaxed);
-    home != 0 && home != getpid()
+    home != 0 && {
+        let own = getpid();
+        home != own && !share_descriptors(home, own)
+    }
+}
+
+/// Whether two processes have one table of descriptors. False where the system does not tell.
+fn share_descriptors(one: u32, other: u32) -> bool {
+    const KCMP_FILES: usize = 2;
+    // Asked for only where there may be a companion: a filter of the program's may forbid it.
+    if COMPANIONS.load(Ordering::Relaxed) == 0 {
+        return false;
+    }
+    // SAFETY: no pointers.
+    unsafe { syscall(libc::SYS_kcmp, [one as usize, other as usize, KCMP_FILES, 0, 0, 0]) == 0 }
 }
 
 /// Nanoseconds of `CLOCK_MONOTONIC`.

@@ -42,7 +42,7 @@ macro_rules! cases {
 
 cases! {
     threads64 thread_churn no_descriptors
-    fork_live fork_guesses fork_threads noted_forks held_pages no_mappings vfork_beside vfork_forks companion newcomers first_thread half_clone clone_copies exec_family close_all gives_up confined confined_traps confined_grows confined_strict go_confined go_contained
+    fork_live fork_guesses fork_threads noted_forks held_pages no_mappings vfork_beside vfork_forks companion connects newcomers first_thread half_clone clone_copies exec_family close_all gives_up confined confined_traps confined_grows confined_strict go_confined go_contained
     own_handlers handler_masks signals_blocked go_signals far_stacks exits_far alt_stacks
     reservations insists jit remap remap_evicted remap_beside remap_unreadable advise program_break instructions wide
     kernel_words segments edges keys early_maps last_exit
@@ -256,11 +256,12 @@ fn many_threads() -> Result<()> {
     Ok(())
 }
 
-/// In shared memory more of them than the pager has contexts. Over tcp each would otherwise leave a connection.
+/// In shared memory more of them than the pager has contexts; over tcp more than a node has queue
+/// pairs for one program.
 #[test]
 fn threads_in_turn() -> Result<()> {
     for (way, threads) in
-        [(["--transport", "shm"], "5000"), (["--transport", "tcp"], "600"), (["--fault", "thread"], "600")]
+        [(["--transport", "shm"], "5000"), (["--transport", "tcp"], "9000"), (["--fault", "thread"], "600")]
     {
         let mut program = Command::new(compile::c("threads_in_turn", &[])?);
         program.arg(threads);

@@ -40,7 +40,7 @@ use farmem_sys::thread::THREAD_FLAGS;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// What the runtime calls after its start, its threads and children included.
-const OWN: [i64; 49] = [
+const OWN: [i64; 50] = [
     // Faults and evictions.
     libc::SYS_ioctl,
     libc::SYS_process_madvise,
@@ -86,6 +86,8 @@ const OWN: [i64; 49] = [
     libc::SYS_close,
     libc::SYS_prlimit64,
     libc::SYS_eventfd2,
+    // Whose descriptors they are, where processes share this memory.
+    libc::SYS_kcmp,
     // Threads, children, the next image.
     libc::SYS_clone,
     libc::SYS_userfaultfd,

@@ -43,7 +43,7 @@ pub const MAX_MEMBERS: usize = 8000;
 const LET_GO: usize = 64;
 /// How long a forked child's place is kept for its first hello before it may give way.
 const AWAITED_NS: u64 = 30_000_000_000;
-/// Queue pairs of one member, at most.
+/// Queue pairs of one member at a time, at most.
 pub const MAX_QUEUES: usize = 8192;
 /// The longest grace a member can have, in milliseconds: an hour.
 pub const MAX_GRACE_MS: u64 = 3_600_000;
@@ -91,7 +91,9 @@ pub(super) struct Presence {
     /// Announced by a ticket, and not yet here.
     awaited: bool,
     pub(super) absent_since: u64,
-    pub(super) queues: BTreeMap<u64, Arc<Turn>>,
+    /// Queue pairs with a connection, or with an older one that has not closed. Their connections
+    /// hold the turns.
+    pub(super) queues: BTreeMap<u64, Weak<Turn>>,
     pub(super) answered: Option<Answer>,
 }
 
@@ -175,6 +177,12 @@ impl Member {
     /// Whether it is absent and holds nothing.
     fn is_idle(&self, now_ns: u64) -> bool {
         self.presence.lock().is_idle(now_ns) && self.is_empty_handed()
+    }
+
+    /// Queue pairs that it has now.
+    #[cfg(test)]
+    pub(crate) fn queue_pairs(&self) -> usize {
+        self.presence.lock().queues.len() + self.wires.lock().count()
     }
 
     /// Whether a connection of its stands. If not, it is waited for until its grace is over.
@@ -410,15 +418,30 @@ impl Nic {
     /// Gives the queue pair's turn to the connection that asks. Returns its turn number.
     pub(crate) fn attach(&self, hello: &Hello) -> Result<(Arc<Member>, Arc<Turn>, u64), Verdict> {
         let member = self.present(hello)?;
+        let number = hello.queue.get();
         let mut presence = member.presence.lock();
-        if presence.queues.len() >= MAX_QUEUES && !presence.queues.contains_key(&hello.queue.get()) {
+        // Under the lock: the close of this turn's last connection comes before, or finds the turn
+        // in use.
+        let known = presence.queues.get(&number).and_then(Weak::upgrade);
+        if known.is_none() && presence.queues.len() >= MAX_QUEUES {
             presence.connections -= 1;
             return Err(Verdict::Full);
         }
-        let queue = Arc::clone(presence.queues.entry(hello.queue.get()).or_insert_with(Turn::new));
+        let queue = known.unwrap_or_else(Turn::new);
+        presence.queues.insert(number, Arc::downgrade(&queue));
         drop(presence);
         let ours = queue.pass();
         Ok((member, queue, ours))
+    }
+
+    /// A connection of a queue pair has closed. With its last one the queue pair is forgotten:
+    /// there is no older connection any more that could carry something out beside one to come.
+    pub(super) fn detach(&self, member: &Member, queue: u64, turn: Arc<Turn>) {
+        let mut presence = member.presence.lock();
+        drop(turn);
+        if presence.queues.get(&queue).is_some_and(|turn| turn.strong_count() == 0) {
+            presence.queues.remove(&queue);
+        }
     }
 
     /// A connection of the member has closed.

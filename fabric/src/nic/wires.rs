@@ -101,6 +101,12 @@ impl Wires {
         self.regions.contains_key(&slab)
     }
 
+    /// Queue pairs on it.
+    #[cfg(test)]
+    pub fn count(&self) -> usize {
+        self.queues.len()
+    }
+
     fn domain(&mut self, card: &Device) -> Result<Arc<Domain>, Errno> {
         if self.domain.is_none() {
             self.domain = Some(card.domain()?);
@@ -227,12 +233,12 @@ impl Nic {
         Ok(own)
     }
 
-    /// The stream of a queue pair has closed. Its place stays its own: a host that comes back finds it, however many
-    /// others have come meanwhile.
+    /// The stream of a queue pair has closed: it is destroyed and forgotten, unless another
+    /// connection has it by now.
     pub(super) fn cut_wire(&self, member: &Member, queue: u64, turn: u64) {
         let mut wires = member.wires.lock();
-        if let Some(wire) = wires.queues.get_mut(&queue).filter(|wire| wire.turn == turn) {
-            *wire = Wire { turn, carved: Vec::new(), queue: None };
+        if wires.queues.get(&queue).is_some_and(|wire| wire.turn == turn) {
+            wires.queues.remove(&queue);
         }
     }
 }

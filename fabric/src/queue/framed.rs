@@ -75,7 +75,7 @@ const HEAD: usize = size_of::<wire::Completion>();
 
 impl Framed {
     pub fn new(member: Arc<Membership>, number: u64) -> Result<Framed, Lost> {
-        let link = member.restore(Purpose::Attach, number)?;
+        let link = member.attach(Purpose::Attach, number)?;
         Ok(Framed {
             member,
             number,

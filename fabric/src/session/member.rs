@@ -176,6 +176,13 @@ impl Membership {
         Some((link, welcome.owner.get()))
     }
 
+    /// The first connection of a queue pair. At a node that has as many queue pairs of this member
+    /// as it can have none is made, and nothing else of the member is lost.
+    pub fn attach(&self, purpose: Purpose, queue: u64) -> Result<Link, Lost> {
+        let full = || self.lost_because("it has as many queue pairs of this program as one can have".into());
+        self.restore_unless(purpose, queue, self.secret, Some(&full)).map(|(link, _)| link)
+    }
+
     /// A new connection for `purpose` in place of one that was cut.
     pub fn restore(&self, purpose: Purpose, queue: u64) -> Result<Link, Lost> {
         self.restore_as(purpose, queue, self.secret).map(|(link, _)| link)
@@ -183,18 +190,28 @@ impl Membership {
 
     /// [`Membership::restore`], as the member of this secret. Its owner id with it.
     pub fn restore_as(&self, purpose: Purpose, queue: u64, secret: Secret) -> Result<(Link, u16), Lost> {
+        self.restore_unless(purpose, queue, secret, None)
+    }
+
+    /// `full`: the error when the node has no room for it. `None`: room is waited for until the
+    /// grace is over.
+    fn restore_unless(
+        &self,
+        purpose: Purpose,
+        queue: u64,
+        secret: Secret,
+        full: Option<&dyn Fn() -> Lost>,
+    ) -> Result<(Link, u16), Lost> {
         let cut_ns = self.reach.now_ns();
         let mut refused_ns = None;
         loop {
             self.check()?;
             match self.dial(purpose, queue, secret, SILENT_NS) {
                 Ok(found) => return Ok(found),
-                // Said of a queue pair that the node does not know yet: there is none more for this member, and nothing
-                // else of it is lost.
-                Err(NoDial::Verdict(Verdict::Full, _)) if matches!(purpose, Purpose::Attach | Purpose::Wire) => {
-                    return Err(self.lost_because("it has as many queue pairs of this program as one can have".into()));
-                }
-                Err(failure) => self.judge(failure, cut_ns, &mut refused_ns)?,
+                Err(failure) => match full {
+                    Some(full) if matches!(failure, NoDial::Verdict(Verdict::Full, _)) => return Err(full()),
+                    _ => self.judge(failure, cut_ns, &mut refused_ns)?,
+                },
             }
             self.reach.sleep_ns(RETRY_NS);
         }
@@ -278,43 +295,70 @@ mod tests {
     use crate::{ConnectOptions, Session};
     use farmem_protocol::addr::SLAB_BYTES;
 
-    /// What is full is the node's table of this member's queue pairs, by whichever way these go: one more is refused, and
-    /// nothing is lost by it, least of all those that there are.
+    fn session(network: &std::sync::Arc<Network>) -> Session {
+        let options = ConnectOptions {
+            timeout: Duration::from_secs(2),
+            grace: Duration::from_secs(5),
+            run: [1; 16],
+            pid: 1,
+            transport: Default::default(),
+        };
+        Session::simulated(network, &options).unwrap()
+    }
+
+    /// A node's table of a member's queue pairs is full while as many have connections. One more is
+    /// refused and loses nothing. When one closes there is room again, and one that was cut waits
+    /// for it.
     #[test]
     fn a_queue_pair_too_many_loses_nothing() {
         for purpose in [Purpose::Attach, Purpose::Wire] {
             let network = Network::new(Weather::default(), SLAB_BYTES);
-            let options = ConnectOptions {
-                timeout: Duration::from_secs(2),
-                grace: Duration::from_secs(5),
-                run: [1; 16],
-                pid: 1,
-                transport: Default::default(),
-            };
-            let session = Session::simulated(&network, &options).unwrap();
+            let session = session(&network);
             let member = &session.member;
-            let first = member.restore(purpose, 0).unwrap();
-            let attach = |queue: u64| {
+            let first = member.attach(purpose, 0).unwrap();
+            // As over connections that stand.
+            let standing = |queue: u64| {
                 let (secret, incarnation) = (member.secret, member.incarnation.into());
                 let hello = Hello { secret, incarnation, queue: queue.into(), ..hello(purpose) };
-                let attached = network.with_nic(|nic| match purpose {
-                    Purpose::Wire => nic.attach_wire(&hello).map(|_| ()),
-                    _ => nic.attach(&hello).map(|_| ()),
-                });
-                attached.unwrap()
+                network.with_nic(|nic| match purpose {
+                    Purpose::Wire => nic.attach_wire(&hello).map(|_| None).unwrap(),
+                    _ => nic.attach(&hello).map(Some).unwrap(),
+                })
             };
-            assert!((1..MAX_QUEUES as u64).all(|queue| attach(queue).is_ok()));
+            let others: Vec<_> = (1..MAX_QUEUES as u64).map(standing).collect();
             let begun = network.now_ns();
-            assert!(member.restore(purpose, MAX_QUEUES as u64).is_err(), "{purpose:?}");
+            assert!(member.attach(purpose, MAX_QUEUES as u64).is_err(), "{purpose:?}");
             assert!(network.now_ns() - begun < 1_000_000, "{purpose:?}: as long as a node that is away");
             assert!(!session.is_lost() && session.grant().is_ok(), "{purpose:?}");
-            // Nor does another get the place of one that is cut.
-            drop(first);
+            // One of them again, as after a cut, has the place that it had.
+            let again = member.restore(purpose, 0).unwrap();
+            assert!(member.attach(purpose, MAX_QUEUES as u64).is_err(), "{purpose:?}");
+            drop((first, again));
             network.pass(1_000_000);
-            assert_eq!(attach(MAX_QUEUES as u64), Err(Verdict::Full), "{purpose:?}");
-            assert!(member.restore(purpose, 0).is_ok(), "{purpose:?}");
+            assert!(member.attach(purpose, MAX_QUEUES as u64).is_ok(), "{purpose:?}");
             session.end_run([1; 16]).unwrap();
-            assert_eq!(attach(0), Err(Verdict::Unknown), "{purpose:?}: a member that is gone");
+            assert!(member.restore(purpose, 0).is_err(), "{purpose:?}: a member that is gone");
+            drop(others);
         }
+    }
+
+    /// However many queue pairs there were in turn: those that have closed take no place.
+    #[test]
+    fn queue_pairs_are_given_back() {
+        let network = Network::new(Weather::default(), SLAB_BYTES);
+        let session = session(&network);
+        let (slab, mut done) = (session.grant().unwrap().id, Vec::new());
+        for n in 0..MAX_QUEUES as u64 + 1024 {
+            let mut queue = session.queue_pair().unwrap();
+            if n % 1024 == 0 {
+                queue.faa(0, slab, 0, 1);
+                queue.doorbell().unwrap();
+                while queue.wait(&mut done, Duration::from_secs(1)).unwrap() == 0 {}
+            }
+        }
+        assert_eq!(done.last().unwrap().result, Ok(MAX_QUEUES as u64 / 1024));
+        network.pass(1_000_000);
+        let queues = network.with_nic(|nic| nic.members()[0].queue_pairs());
+        assert_eq!(queues, Some(0));
     }
 }

@@ -290,11 +290,11 @@ impl Session {
         }
     }
 
-    /// A queue pair of its own for a thread. The node keeps the turn of each for as long as the member is there, also
-    /// when it is dropped: of 8192 in all.
+    /// A queue pair of its own for a thread. A member can have 8192 at a time.
     ///
     /// # Errors
-    /// The member is lost, if [`Session::is_lost`] says so; else it has had as many as it can, and those work on.
+    /// The member is lost, if [`Session::is_lost`] says so; else it has as many as it can, and
+    /// those work on.
     pub fn queue_pair(&self) -> Result<QueuePair, Lost> {
         let number = self.member.next_queue.fetch_add(1, Ordering::Relaxed);
         QueuePair::new(Arc::clone(&self.member), number)

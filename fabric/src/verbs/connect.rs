@@ -29,11 +29,15 @@ enum NoWire {
     Card(String),
 }
 
-/// A queue pair, by the rules of a connection that was cut: until the grace is over.
-pub(super) fn establish(member: &Membership, host: &Host, number: u64) -> Result<(Link, RcQueue), Lost> {
+/// A queue pair, by the rules of a connection that was cut: until the grace is over. `new`: it is
+/// its first.
+pub(super) fn establish(member: &Membership, host: &Host, number: u64, new: bool) -> Result<(Link, RcQueue), Lost> {
     let begun = raw::now_ns();
     loop {
-        let link = member.restore(Purpose::Wire, number)?;
+        let link = match new {
+            true => member.attach(Purpose::Wire, number)?,
+            false => member.restore(Purpose::Wire, number)?,
+        };
         match connect(member, host, &link) {
             Ok(queue) => return Ok((link, queue)),
             Err(NoWire::Card(why)) if raw::now_ns() - begun >= member.grace.as_nanos() as u64 => {
@@ -47,7 +51,7 @@ pub(super) fn establish(member: &Membership, host: &Host, number: u64) -> Result
 /// Whether RDMA works between this machine and the node, tried once.
 pub(crate) fn try_once(member: &Membership, number: u64) -> Result<(), String> {
     let host = member.card.host().map_err(|e| e.to_string())?;
-    let link = member.restore(Purpose::Wire, number).map_err(|e| e.to_string())?;
+    let link = member.attach(Purpose::Wire, number).map_err(|e| e.to_string())?;
     match connect(member, &host, &link) {
         Ok(_) => Ok(()),
         Err(NoWire::Card(why)) => Err(why),

@@ -103,7 +103,7 @@ impl Wired {
         let no_card = |e: &dyn std::fmt::Display| member.give_up(format!("this machine cannot reach it by RDMA: {e}"));
         let host = member.card.host().map_err(|e| no_card(&e))?;
         let bounce = Bounce::new(&host.domain).map_err(|e| no_card(&e))?;
-        let (link, queue) = establish(&member, &host, number)?;
+        let (link, queue) = establish(&member, &host, number, true)?;
         Ok(Wired {
             member,
             number,
@@ -396,7 +396,7 @@ impl Wired {
         self.windows.clear();
         (self.next, self.confirmed) = (0, 0);
         self.silent_ns = 0;
-        let (link, queue) = establish(&self.member, &self.host, self.number)?;
+        let (link, queue) = establish(&self.member, &self.host, self.number, false)?;
         (self.link, self.queue) = (Some(link), Some(queue));
         Ok(())
     }

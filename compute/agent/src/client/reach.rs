@@ -61,8 +61,8 @@ impl From<Refusal> for ReachError {
 
 /// The program as a member of the node that its memory is at.
 pub(super) struct Member {
-    /// Queue pairs that no thread uses, with nothing under way. The node keeps the number of each for as long as the
-    /// member is there, so that a new one for every [`Reach`] would use them up. `None` as below.
+    /// Queue pairs that no thread uses, with nothing under way. A new one for every [`Reach`] would
+    /// be a connection for each. `None` as below.
     idle: Option<Lock<Vec<QueuePair>>>,
     /// `None` only while it is dropped.
     session: Option<Session>,

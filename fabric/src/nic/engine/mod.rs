@@ -516,9 +516,13 @@ impl Engine {
             count(&nic.tally.broken_connections, 1);
         }
         let by_node = why == Goodbye::Done;
-        match &self.phase {
+        match self.phase {
             Phase::Control(control) => nic.left(&control.member, true, by_node, now_ns),
-            Phase::Queue(serving) => nic.left(&serving.member, false, by_node, now_ns),
+            Phase::Queue(serving) => {
+                let (member, queue, turn) = (*serving).ended();
+                nic.detach(&member, queue, turn);
+                nic.left(&member, false, by_node, now_ns);
+            }
             Phase::Wire(wire) => {
                 nic.cut_wire(&wire.member, wire.queue, wire.ours);
                 nic.left(&wire.member, false, by_node, now_ns);

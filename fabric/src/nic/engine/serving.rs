@@ -54,6 +54,12 @@ impl Serving {
         Serving { member, turn, ours, queue, verbs, at: 0, writing: None, number: 0, last_key: LastKey::default() }
     }
 
+    /// Its member, number and turn, and nothing else of it any more.
+    pub fn ended(self) -> (Arc<Member>, u64, Arc<Turn>) {
+        let Serving { member, queue, turn, .. } = self;
+        (member, queue, turn)
+    }
+
     /// Where the next bytes may go without a copy: memory that a WRITE under way is admitted to.
     pub fn straight(&mut self, nic: &Nic) -> Option<Part> {
         let writing = self.writing.as_mut()?;

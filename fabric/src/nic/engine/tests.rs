@@ -62,7 +62,7 @@ impl Node {
     }
 
     fn turn(&self, queue: u64) -> Arc<super::super::Turn> {
-        Arc::clone(&self.member.presence.lock().queues[&queue])
+        self.member.presence.lock().queues[&queue].upgrade().unwrap()
     }
 }
 
