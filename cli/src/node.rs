@@ -144,7 +144,7 @@ fn absolute(at: &NodeAddr) -> Result<NodeAddr, Failure> {
 
 /// Runs the node until it is told to stop and its members are gone.
 pub fn run(options: &Options) -> Result<(), Failure> {
-    let (ram, _) = size::machine_ram().map_err(Failure::usage)?;
+    let ram = size::ram().map_err(Failure::usage)?.total;
     let config = Config {
         lend: options.lend.bytes(ram),
         listen: options.listen.iter().map(absolute).collect::<Result<_, _>>()?,

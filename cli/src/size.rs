@@ -1,10 +1,15 @@
 //! Sizes as people write them: `512M`, `1.5G`, `64k`, `2GiB`, `4096`, `25%`.
 //!
 //! Units are powers of 1024, as in `ulimit`, `docker` and `systemd`. A percentage
-//! is of the machine's RAM (`MemTotal`): how much far memory a program will use
-//! is not known before it has used it.
+//! is of the machine's RAM (`MemTotal`), or of a memory group's limit where that
+//! is less: how much far memory a program will use is not known before it has used it.
 
+use std::fmt;
 use std::str::FromStr;
+
+use farmem_sys::group::{Groups, Limit};
+
+use crate::units;
 
 /// An amount of memory as given on the command line.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -76,17 +81,50 @@ impl Size {
     }
 }
 
-/// The machine's RAM and what of it is to be had without swapping, in bytes (`MemTotal`, `MemAvailable`).
-pub fn machine_ram() -> std::io::Result<(u64, u64)> {
+/// The memory that this process and what it starts can have, in bytes: the machine's, or less where a
+/// memory group (cgroup) has a limit.
+#[derive(Clone, Copy, Debug)]
+pub struct Ram {
+    /// All of it.
+    pub total: u64,
+    /// The part that can be had without swapping.
+    pub available: u64,
+    /// It is a group's limit.
+    pub is_group: bool,
+}
+
+impl fmt::Display for Ram {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let whose = if self.is_group { "this memory group's" } else { "this machine's" };
+        write!(f, "{whose} {}", units::bytes(self.total))
+    }
+}
+
+/// Reads it: `MemTotal`, `MemAvailable`, and the limits of memory groups.
+pub fn ram() -> std::io::Result<Ram> {
     let meminfo = std::fs::read_to_string("/proc/meminfo")
         .map_err(|e| std::io::Error::new(e.kind(), format!("cannot read /proc/meminfo: {e}; farmem needs /proc")))?;
     let field = |name: &str| {
         let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
         line.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
     };
-    match (field("MemTotal:"), field("MemAvailable:")) {
-        (Some(total), Some(available)) => Ok((total, available)),
-        _ => Err(std::io::Error::new(std::io::ErrorKind::InvalidData, "/proc/meminfo lacks MemTotal or MemAvailable")),
+    let (Some(total), Some(available)) = (field("MemTotal:"), field("MemAvailable:")) else {
+        let reason = "/proc/meminfo lacks MemTotal or MemAvailable";
+        return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, reason));
+    };
+    let machine = Ram { total, available, is_group: false };
+    Ok(match Groups::own().and_then(|groups| groups.limit()) {
+        Some(limit) => machine.within(limit),
+        None => machine,
+    })
+}
+
+impl Ram {
+    fn within(self, limit: Limit) -> Ram {
+        if limit.bytes >= self.total {
+            return self;
+        }
+        Ram { total: limit.bytes, available: self.available.min(limit.left), is_group: true }
     }
 }
 
@@ -132,6 +170,16 @@ mod tests {
         ] {
             assert_eq!(text.parse::<Size>(), Err(why), "{text}");
         }
+    }
+
+    #[test]
+    fn a_groups_limit_is_what_there_is() {
+        let machine = Ram { total: 24 << 30, available: 20 << 30, is_group: false };
+        let group = machine.within(Limit { bytes: 170 << 20, left: 150 << 20 });
+        assert_eq!((group.total, group.available), (170 << 20, 150 << 20));
+        assert_eq!(group.to_string(), "this memory group's 170 MiB");
+        let wide = machine.within(Limit { bytes: 32 << 30, left: 31 << 30 });
+        assert_eq!((wide.available, wide.to_string()), (20 << 30, "this machine's 24.0 GiB".into()));
     }
 
     proptest! {

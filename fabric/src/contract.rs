@@ -304,7 +304,7 @@ fn what_is_discarded_is_zero(subject: &Subject<'_>) {
     }
 }
 
-/// What is in a range stays, and what was discarded is zero still.
+/// Backing a range keeps the bytes in it; the others are zero still.
 fn what_is_backed_stays(subject: &Subject<'_>) {
     let session = subject.join(1);
     let mut queue = session.queue_pair().expect("queue pair");

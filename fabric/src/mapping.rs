@@ -255,7 +255,7 @@ impl Memfd {
         unsafe { syscall(libc::SYS_fallocate, [self.0 as usize, mode as usize, offset as usize, len as usize, 0, 0]) };
     }
 
-    /// Takes a range's memory from the system, for the caller's account: what is there already stays as it is.
+    /// Takes a range's memory from the system, for this process's account. Bytes that are there stay.
     pub fn back(&self, offset: u64, len: u64) -> Result<(), Errno> {
         loop {
             // SAFETY: no pointers.

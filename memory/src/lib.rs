@@ -29,6 +29,7 @@ use farmem_fabric::nic::{MAX_CONNECTIONS, Nic};
 use farmem_protocol::addr::SLAB_BYTES;
 use farmem_protocol::extent::place::BLOCK_BYTES;
 use farmem_protocol::units::bytes;
+use farmem_sys::group::Groups;
 use farmem_sys::process;
 use farmem_sys::verbs::{Absent, Device};
 use listen::Listener;
@@ -122,8 +123,10 @@ pub enum StartError {
     #[error("--lend is below {} MiB, the unit in which memory is lent", SLAB_BYTES >> 20)]
     TooLittle,
     /// More than there is.
-    #[error("--lend: {} is more than this machine's {}: lend less", bytes(lend_mib << 20), bytes(ram_mib << 20))]
+    #[error("--lend: {} is more than this {whose} {}: lend less", bytes(lend_mib << 20), bytes(ram_mib << 20))]
     TooMuch {
+        /// "machine's", or "memory group's".
+        whose: &'static str,
         /// Asked for, in MiB.
         lend_mib: u64,
         /// There, in MiB.
@@ -173,9 +176,10 @@ impl Node {
         if config.quota.is_some_and(|quota| quota < BLOCK_BYTES) {
             return Err(StartError::LittleQuota);
         }
-        let ram = status::machine_ram();
-        if ram.is_some_and(|ram| config.lend > ram) {
-            return Err(StartError::TooMuch { lend_mib: config.lend >> 20, ram_mib: ram.unwrap_or(0) >> 20 });
+        let machine = status::machine_ram().map(|ram| (ram, "machine's"));
+        let group = Groups::own().and_then(|groups| groups.limit()).map(|limit| (limit.bytes, "memory group's"));
+        if let Some((ram, whose)) = machine.into_iter().chain(group).find(|(ram, _)| config.lend > *ram) {
+            return Err(StartError::TooMuch { whose, lend_mib: config.lend >> 20, ram_mib: ram >> 20 });
         }
         let descriptors = process::raise_descriptor_limit();
         // The words of a node take a quarter per cent of what it lends.

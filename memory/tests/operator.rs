@@ -228,8 +228,7 @@ fn a_file_where_a_socket_is_to_be_is_left_alone() {
     std::fs::remove_dir_all(&dir).unwrap();
 }
 
-/// What is lent takes memory when it is used, block by block, and the node takes it: with a memory group of its own the
-/// node pays, whoever writes first.
+/// A slab takes memory block by block, as it is used, and the node takes it: its memory group pays.
 #[test]
 fn a_slab_takes_the_memory_of_the_blocks_that_were_asked_for() {
     let socket = std::env::temp_dir().join(format!("farmem-backed-{}.sock", std::process::id()));
@@ -240,7 +239,7 @@ fn a_slab_takes_the_memory_of_the_blocks_that_were_asked_for() {
     session.back(slab.id, 2 << 20, 2 << 20).unwrap();
     session.back(slab.id, SLAB_BYTES - 4096, 4096).unwrap();
     assert_eq!(node.nic().in_use(), (2 << 20) + 4096);
-    // What is in use already is taken once.
+    // A block is taken once.
     session.back(slab.id, 2 << 20, 2 << 20).unwrap();
     assert_eq!(node.nic().in_use(), (2 << 20) + 4096);
     assert!(session.discard(slab.id, 2 << 20, 2 << 20).unwrap());

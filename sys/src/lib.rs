@@ -3,6 +3,7 @@
 //! * [`clock`]: time without system calls.
 //! * [`descriptors`]: descriptors of the runtime's own, beside the program's.
 //! * [`epoll`]: waiting for many descriptors.
+//! * [`group`]: the memory group (cgroup) of this process.
 //! * [`holdings`]: what a runtime holds for itself, and how much of it is resident.
 //! * [`raw`]: system calls that no hook, filter or errno gets in the way of.
 //! * [`uffd`]: userfaultfd, with what the headers of old distributions lack.
@@ -27,6 +28,7 @@
 pub mod clock;
 pub mod descriptors;
 pub mod epoll;
+pub mod group;
 pub mod hold;
 pub mod holdings;
 pub mod lines;

@@ -121,14 +121,14 @@ pub fn run(options: &Options) -> Result<(), Failure> {
             if start::listens(&socket) {
                 return Err(refusal(StartError::Running(socket)));
             }
-            let (ram, _) = size::machine_ram().map_err(Failure::usage)?;
-            let lend = options.lend.bytes(ram);
+            let ram = size::ram().map_err(Failure::usage)?;
+            let lend = options.lend.bytes(ram.total);
             if lend < SLAB_BYTES {
                 return Err(Failure::usage(farmem_memory::StartError::TooLittle));
             }
-            if lend > ram {
-                let (lend, ram) = (units::bytes(lend), units::bytes(ram));
-                return Err(Failure::usage(format!("--lend: {lend} is more than this machine's {ram}: lend less")));
+            if lend > ram.total {
+                let lend = units::bytes(lend);
+                return Err(Failure::usage(format!("--lend: {lend} is more than {ram}: lend less")));
             }
             NodeAddr::Shm(node::at_hand(&dir, lend)?)
         }

@@ -34,7 +34,7 @@ impl FromStr for Quota {
 impl Quota {
     /// Adds it to others; a later one takes an earlier one's place.
     pub fn add_to(mut all: Quotas, quota: &Quota) -> Quotas {
-        let ram = size::machine_ram().map_or(u64::MAX, |(ram, _)| ram);
+        let ram = size::ram().map_or(u64::MAX, |ram| ram.total);
         let bytes = quota.most.bytes(ram);
         match &quota.of {
             None => all.each = Some(bytes),

@@ -88,10 +88,10 @@ pub fn run(options: &Options) -> Result<(), Failure> {
 }
 
 fn show(options: &Options, signals: &Signals) -> Result<(), Ended> {
-    let (ram, available) = size::machine_ram().map_err(|e| Failure::usage(e.to_string()))?;
-    let input_bytes = options.input.bytes(ram);
+    let ram = size::ram().map_err(|e| Failure::usage(e.to_string()))?;
+    let input_bytes = options.input.bytes(ram.total);
     // The input, its sorted copy, both processes' memory: six times the input is ample.
-    if available < 6 * input_bytes {
+    if ram.available < 6 * input_bytes {
         let needed = units::bytes(6 * input_bytes);
         return Err(Failure::usage(format!(
             "not enough memory for this demo: it needs {needed}; try a smaller --input"

@@ -14,6 +14,7 @@
 mod embedded;
 mod environment;
 mod far;
+mod group;
 pub mod keeper;
 mod stdio;
 mod summary;
@@ -33,7 +34,7 @@ use farmem_sys::process::{self, Signals};
 use crate::counters::{self, Beginning, Sample};
 use crate::failure::Failure;
 use crate::runtime_dir::{self, Scratch};
-use crate::size::{self, Size};
+use crate::size::{self, Ram, Size};
 use crate::{agent, library, program, units};
 use embedded::Embedded;
 use far::Far;
@@ -138,14 +139,18 @@ Exit status: the program's own, and its signals. 64 usage, 70 node lost, 71 far 
 exhausted, 72 no usable node, 73 farmem broken, 126 and 127 as in a shell.";
 
 /// What a node that is started for the run lends: said here in the words of `farmem run`, whose user knows of no node.
-fn lent(far: Option<Size>, ram: u64, available: u64) -> Result<u64, Failure> {
-    let Some(far) = far.map(|far| far.bytes(ram)) else { return Ok((available / 5 * 4).max(SLAB_BYTES)) };
+fn lent(far: Option<Size>, ram: Ram, local: u64) -> Result<u64, Failure> {
+    let Some(far) = far.map(|far| far.bytes(ram.total)) else {
+        // The node is in the program's memory group, and one limit holds for both.
+        let beside = if ram.is_group { local } else { 0 };
+        return Ok((ram.available.saturating_sub(beside) / 5 * 4).max(SLAB_BYTES));
+    };
     if far < SLAB_BYTES {
         return Err(Failure::usage(format!("--far is below {} MiB, the least that is lent", SLAB_BYTES >> 20)));
     }
-    if far > ram {
-        let (far, ram) = (units::bytes(far), units::bytes(ram));
-        return Err(Failure::usage(format!("--far is {far}, more than this machine's {ram}: give less")));
+    if far > ram.total {
+        let far = units::bytes(far);
+        return Err(Failure::usage(format!("--far is {far}, more than {ram}: give less")));
     }
     Ok(far)
 }
@@ -165,20 +170,20 @@ pub fn run(options: &Options) -> Result<Infallible, Failure> {
 
     let name = &options.command[0];
     let file = program::find(name)?;
-    let (ram, available) = size::machine_ram().map_err(Failure::usage)?;
-    let local = options.local.bytes(ram) & !4095;
+    let ram = size::ram().map_err(Failure::usage)?;
+    let local = options.local.bytes(ram.total) & !4095;
     if local < LEAST_LOCAL {
         return Err(Failure::usage(format!("--local is below {} MiB, the least that works", LEAST_LOCAL >> 20)));
     }
-    if local > ram {
-        let (local, ram) = (units::bytes(local), units::bytes(ram));
-        return Err(Failure::usage(format!("--local is {local}, more than this machine's {ram}: give less")));
+    if local > ram.total {
+        let local = units::bytes(local);
+        return Err(Failure::usage(format!("--local is {local}, more than {ram}: give less")));
     }
     if options.shape.is_some() && options.transport != Transport::Tcp {
         return Err(Failure::usage("--shape holds tcp to a rate: add --transport tcp"));
     }
     options.stats.prepare().map_err(Failure::usage)?;
-    let lend = lent(options.far, ram, available)?;
+    let lend = lent(options.far, ram, local)?;
     let library = library::place().map_err(Failure::usage)?;
     let dir = runtime_dir::own().map_err(Failure::usage)?;
     if !keeper::sweep(&dir) {
@@ -221,6 +226,7 @@ pub fn run(options: &Options) -> Result<Infallible, Failure> {
         eprintln!("farmem: run {run}: {} on {}, {local} local", file.display(), far.reached());
     }
     process::adopt_orphans();
+    let group = group::Watch::begin();
     let begun = Instant::now();
     let child = command.spawn().map_err(|e| Failure {
         status: if e.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 },
@@ -228,6 +234,9 @@ pub fn run(options: &Options) -> Result<Infallible, Failure> {
     })?;
     let (ending, mut peaks) = watch::until_end(&signals, child.id(), embedded.as_ref(), &counters);
     let elapsed = begun.elapsed();
+    if let Some(line) = group.told(ending, embedded.is_some()) {
+        eprintln!("farmem: {line}");
+    }
 
     let sample = Sample::read(&counters).map_err(|e| Failure::usage(format!("the run's counters are lost: {e}")))?;
     peaks.note(&sample);

@@ -10,9 +10,10 @@
 //! pager::space ── ensure(bytes) ─► grants up to what the program has mapped, or ENOMEM now
 //! ```
 //!
-//! *Whose memory a mapped slab is.* The kernel charges a page of a shared file to the memory group of the process that
-//! touches it first. So the node is asked to back each 2 MiB block before the first slot in it is used. Where a program
-//! runs in a container with a limit, its far pages must not count against that limit.
+//! *Whose memory a mapped slab is.* The kernel charges a page of a shared file to the memory group
+//! of the process that touches it first. Where a program runs in a container with a limit, its far
+//! pages must not count against that limit. So the node is asked to back each 2 MiB block before the
+//! first slot in it is used.
 //!
 //! *What the program frees* goes back: whole slabs ([`Pool::shrink`]), and of slabs that are still needed
 //! the 2 MiB blocks that stay without a live slot ([`Pool::give_back_idle`]).
@@ -207,8 +208,8 @@ impl Pool {
         let before = out.len();
         let mut cold = Cold::default();
         self.take(n, out, &mut cold)?;
-        // With the slabs' lock given back: other threads take slots meanwhile. One that writes to such a block before it
-        // is backed pays for the pages that it writes, and no harm is done.
+        // With the slabs' lock given back: other threads take slots meanwhile. One that writes to
+        // such a block before it is backed pays for the pages that it writes, and no harm is done.
         if let Err(e) = cold.iter().try_for_each(|&(node, slab, blocks)| self.back(node, slab, blocks)) {
             self.free(&out[before..]);
             out.truncate(before);

@@ -1,8 +1,8 @@
 //! The slots of one slab: a bitmap, and who else can reach them.
 //!
 //! Its 32 *blocks* of 2 MiB are what goes back to the node's system when a program frees memory: a block
-//! is *warm* from the first slot taken in it until it is given back, and *idle* while it has no live slot. A block that
-//! becomes warm is the node's to back with memory first ([`crate::Pool::alloc`]).
+//! is *warm* from the first slot taken in it until it is given back, and *idle* while it has no live slot.
+//! Before a block that becomes warm is used the node backs it with memory ([`crate::Pool::alloc`]).
 
 use farmem_protocol::addr::{FarSlot, SLOTS_PER_SLAB, SlabId};
 use std::ops::Range;

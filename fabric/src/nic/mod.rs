@@ -267,7 +267,7 @@ impl Nic {
         Status::Done
     }
 
-    /// Takes the memory of a range of a slab from the system. The error has the system's number, if it has one.
+    /// Takes the memory of a range of a slab from the system. The error has the system's number, or 0.
     fn back(&self, member: &Member, id: SlabId, detail: &[u8; 16]) -> Result<(), (Status, i32)> {
         let (offset, len) = range_of(detail);
         let slab = member.slab(id).ok_or((Status::NotHeld, 0))?;

@@ -270,9 +270,10 @@ impl Session {
         Ok(Status::of(answer.status) == Some(Status::Done))
     }
 
-    /// Has the node take the memory of a range of a slab from its system: [`MAX_BACKED`] bytes at most, in whole pages.
-    /// Where slabs are mapped, call this before the first write. The kernel charges a page to the memory group of the
-    /// process that touches it first, and this process's group may have a limit.
+    /// Has the node take the memory of a range of a slab from its system: [`MAX_BACKED`] bytes at
+    /// most, in whole pages. Where slabs are mapped, call this before the first write. The kernel
+    /// charges a page to the memory group of the process that touches it first, and this process's
+    /// group may have a limit.
     ///
     /// [`MAX_BACKED`]: farmem_protocol::wire::MAX_BACKED
     pub fn back(&self, id: SlabId, offset: u64, len: u64) -> Result<(), GrantError> {

@@ -47,7 +47,7 @@ pub const VERSION: u16 = 5;
 /// Bytes of a Unix socket's path, at most (`sun_path` less its end).
 pub const MAX_PATH: usize = 107;
 
-/// Bytes that one [`Ask::Back`] can name: a block's. The node answers nobody else on that connection's thread meanwhile.
+/// Bytes that one [`Ask::Back`] can name: a block's. It keeps one of the node's threads busy.
 pub const MAX_BACKED: u64 = 2 << 20;
 
 /// 128 bits that cannot be guessed: the name of a run, or the secret of one member.
@@ -221,8 +221,9 @@ pub enum Ask {
     /// The memory of neighbouring blocks that this member has claimed: over a Unix socket the answer carries a
     /// memfd of just these, the same one every time.
     Unit = 9,
-    /// The node takes the memory of a range of a slab from its system now, [`MAX_BACKED`] bytes at most; what is in the
-    /// range stays. For a member that maps the slab: the kernel charges a page to the memory group of its first user.
+    /// The node takes the memory of a range of a slab from its system now, [`MAX_BACKED`] bytes at
+    /// most. Bytes in the range stay. For a member that maps the slab: the kernel charges a page to
+    /// the memory group of the process that touches it first.
     Back = 10,
     /// A window, unbound. Answer: the key by which a BIND names it.
     Window = 16,
