@@ -3,8 +3,8 @@
 //! ```text
 //! byte 0        header    magic, the membership at the node, the next block's name
 //!      4096     applications, 256 × 128 bytes     token, user, process, job
-//!      36864    blocks, 32768 × 128 bytes         owner, name, place at the node, map of chunks
-//!      4231168  windows, 65536 × 16 bytes         key, what it is bound to
+//!      36864    blocks, 65536 × 128 bytes         owner, name, place at the node, map of chunks
+//!      8425472  windows, 65536 × 16 bytes         key, what it is bound to
 //! ```
 //! (All numbers are words of 8 bytes, of this machine's order: the file never leaves it.)
 //!
@@ -33,8 +33,9 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 /// Applications of an agent at once.
 pub const MAX_APPS: usize = 256;
-/// Blocks and runs of blocks that applications hold at once: 64 GiB at least.
-pub const MAX_ENTRIES: usize = 32_768;
+/// Blocks and runs of blocks that applications hold at once: 128 GiB at least, of which one user
+/// may have half.
+pub const MAX_ENTRIES: usize = 65_536;
 /// Bytes of a job's name.
 pub const MAX_JOB: usize = 32;
 /// Bytes of the file; sparse.
@@ -42,7 +43,7 @@ pub const BYTES: usize = WINDOWS + MAX_WINDOWS * WINDOW;
 /// Windows of one agent: as many as a node lets a member have.
 pub const MAX_WINDOWS: usize = 1 << 16;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"fmagent3");
+const MAGIC: u64 = u64::from_le_bytes(*b"fmagent4");
 const APPS: usize = 4096;
 const APP: usize = 128;
 const BLOCKS: usize = APPS + MAX_APPS * APP;
@@ -96,13 +97,16 @@ pub struct Owned {
     pub map: Map,
 }
 
-/// The record.
-pub struct Ledger(Shared);
+/// The record. `fresh`: nothing of a former agent is in it.
+pub struct Ledger {
+    shared: Shared,
+    fresh: bool,
+}
 
 impl Ledger {
     /// Over a file or memfd of [`BYTES`]. False with it: it held no record, and is empty now.
     pub fn open(fd: i32) -> Result<(Ledger, bool), Errno> {
-        let ledger = Ledger(Shared::map(fd, BYTES)?);
+        let ledger = Ledger { shared: Shared::map(fd, BYTES)?, fresh: false };
         let known = ledger.word(0) == MAGIC;
         if !known {
             ledger.clear();
@@ -110,9 +114,22 @@ impl Ledger {
         Ok((ledger, known))
     }
 
+    /// Over a memfd that was just made. Its entries are not looked at: to read a page of it takes
+    /// memory.
+    pub fn fresh(fd: i32) -> Result<Ledger, Errno> {
+        let ledger = Ledger { shared: Shared::map(fd, BYTES)?, fresh: true };
+        ledger.put(0, MAGIC);
+        Ok(ledger)
+    }
+
+    /// Whether there was nothing in it at the start.
+    pub fn is_fresh(&self) -> bool {
+        self.fresh
+    }
+
     /// Forgets everything.
     pub fn clear(&self) {
-        self.0
+        self.shared
             .words(0, BYTES / 8)
             .iter()
             .filter(|word| word.load(Relaxed) != 0)
@@ -121,17 +138,17 @@ impl Ledger {
     }
 
     fn word(&self, at: usize) -> u64 {
-        self.0.words(at, 1)[0].load(Acquire)
+        self.shared.words(at, 1)[0].load(Acquire)
     }
 
     fn put(&self, at: usize, value: u64) {
         // Release: whoever finds an entry's first word finds the rest; for a process that is killed and
         // one that comes after it, program order is enough.
-        self.0.words(at, 1)[0].store(value, Release);
+        self.shared.words(at, 1)[0].store(value, Release);
     }
 
     fn put_bytes(&self, at: usize, bytes: &[u8]) {
-        for (word, chunk) in self.0.words(at, bytes.len().div_ceil(8)).iter().zip(bytes.chunks(8)) {
+        for (word, chunk) in self.shared.words(at, bytes.len().div_ceil(8)).iter().zip(bytes.chunks(8)) {
             let mut padded = [0; 8];
             padded[..chunk.len()].copy_from_slice(chunk);
             word.store(u64::from_le_bytes(padded), Release);
@@ -139,7 +156,7 @@ impl Ledger {
     }
 
     fn bytes<const N: usize>(&self, at: usize) -> [u8; N] {
-        let words = self.0.words(at, N / 8);
+        let words = self.shared.words(at, N / 8);
         std::array::from_fn(|i| words[i / 8].load(Acquire).to_le_bytes()[i % 8])
     }
 
@@ -218,7 +235,7 @@ impl Ledger {
 
     /// Records which chunks of the block are the application's.
     pub fn set_map(&self, entry: usize, map: &Map) {
-        let words = self.0.words(BLOCKS + entry * BLOCK + 16, map.len());
+        let words = self.shared.words(BLOCKS + entry * BLOCK + 16, map.len());
         for (word, &bits) in words.iter().zip(map) {
             // A store that changes nothing would still touch the file's page.
             if word.load(Relaxed) != bits {

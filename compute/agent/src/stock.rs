@@ -25,6 +25,7 @@
 use crate::chunks::{self, EMPTY, Map};
 use crate::ledger::{Identity, Ledger, MAX_APPS, MAX_ENTRIES, Owned, Token};
 use crate::word::{BLOCK_BYTES, BLOCK_ORDER, BlockId, Piece, Refusal};
+use farmem_fabric::nic::shares::is_fair;
 use farmem_protocol::extent::policy;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -109,6 +110,8 @@ pub struct Stock {
     by_block: HashMap<BlockId, u32>,
     /// Blocks held by account.
     held: BTreeMap<Tenant, u64>,
+    /// Entries by user.
+    of_user: BTreeMap<u32, usize>,
 }
 
 impl Stock {
@@ -121,8 +124,12 @@ impl Stock {
             free_entries: Vec::new(),
             by_block: HashMap::new(),
             held: BTreeMap::new(),
+            of_user: BTreeMap::new(),
             ledger,
         };
+        if stock.ledger.is_fresh() {
+            return stock;
+        }
         for place in 0..MAX_APPS {
             if let Some(identity) = stock.ledger.app(place) {
                 stock.apps[place] = Some(App::new((identity.uid, identity.job)));
@@ -149,9 +156,14 @@ impl Stock {
         self.entries.iter().flatten().map(|entry| &entry.owned)
     }
 
-    /// Admits an application. Its place; `None` when there are [`MAX_APPS`].
+    /// Admits an application. Its place; `None` when there are [`MAX_APPS`], or its user has as many
+    /// as he leaves to others.
     pub fn admit(&mut self, identity: &Identity) -> Option<usize> {
         let place = self.apps.iter().position(Option::is_none)?;
+        let of_user = self.apps.iter().flatten().filter(|app| app.tenant.0 == identity.uid).count();
+        if !is_fair(of_user + 1, MAX_APPS - self.applications().count() - 1, MAX_APPS) {
+            return None;
+        }
         self.apps[place] = Some(App::new((identity.uid, identity.job.clone())));
         self.ledger.set_app(place, Some(identity));
         Some(place)
@@ -228,8 +240,10 @@ impl Stock {
             let held = self.held.get(&account).copied().unwrap_or(0);
             held + blocks <= self.quotas.blocks(&account)
         });
+        let of_user = self.of_user.get(&app.tenant.0).copied().unwrap_or(0);
+        let all = self.by_block.len();
         match fits {
-            true if self.by_block.len() < MAX_ENTRIES => Need::Block,
+            true if all < MAX_ENTRIES && is_fair(of_user + 1, MAX_ENTRIES - all - 1, MAX_ENTRIES) => Need::Block,
             true => Need::Refused(Refusal::Tables),
             false => Need::Refused(Refusal::Quota),
         }
@@ -268,6 +282,7 @@ impl Stock {
         for account in accounts(&app.tenant) {
             *self.held.entry(account).or_default() += owned.blocks as u64;
         }
+        *self.of_user.entry(app.tenant.0).or_default() += 1;
         let room = room(&owned.map);
         app.rooms[room.0].insert((room.1, at));
         app.empty += (room.0 == BLOCK_ORDER as usize) as u64;
@@ -296,6 +311,10 @@ impl Stock {
                 }
             }
             self.held.retain(|_, held| *held > 0);
+            if let Some(entries) = self.of_user.get_mut(&app.tenant.0) {
+                *entries -= 1;
+            }
+            self.of_user.retain(|_, entries| *entries > 0);
         }
         (entry.owned.block, entry.owned.blocks)
     }

@@ -1,7 +1,7 @@
 //! The stock against a plain model: chunks, one by one, and whose each is.
 
 use farmem_agent::chunks::{EMPTY, Map};
-use farmem_agent::ledger::{BYTES, Identity, Ledger, Owned};
+use farmem_agent::ledger::{BYTES, Identity, Ledger, MAX_APPS, MAX_ENTRIES, Owned};
 use farmem_agent::stock::{Need, Quotas, Stock, Violation};
 use farmem_agent::word::{BLOCK_BYTES, BLOCK_ORDER, BlockId, Piece, Refusal};
 use farmem_protocol::extent::policy::{KEPT_IDLE, kept_empty};
@@ -367,5 +367,44 @@ fn as_the_holding_shrinks_fewer_empty_blocks_are_kept() {
         take(&stock, freed, 1);
     }
     assert_eq!(take(&stock, Vec::new(), 0), 1);
+    descriptors::close(fd);
+}
+
+/// A user that takes all it can get leaves half of each table to others. All is had again when it is given back.
+#[test]
+fn a_user_leaves_half_of_the_tables_to_others() {
+    let fd = shared::memory(c"ledger", BYTES as u64).unwrap();
+    let mut stock = Stock::open(Arc::new(Ledger::fresh(fd).unwrap()), Quotas::default());
+    let of = |uid: u32| Identity { uid, job: String::new(), ..identity(0) };
+    let fill = |stock: &mut Stock, uid| std::iter::from_fn(|| stock.admit(&of(uid))).collect::<Vec<usize>>();
+    let (greedy, second) = (fill(&mut stock, 1), fill(&mut stock, 2));
+    assert_eq!((greedy.len(), second.len()), (MAX_APPS / 2, MAX_APPS / 4));
+    let third = stock.admit(&of(3)).unwrap();
+
+    let mut blocks = 0..;
+    let mut supply = |stock: &mut Stock, app| {
+        let block = blocks.next().unwrap();
+        stock.supply(app, BlockId(block), 1, block).and_then(|()| match stock.alloc(app, BLOCK_ORDER) {
+            Ok(_) => Ok(()),
+            Err(need) => panic!("{need:?}"),
+        })
+    };
+    let mut taken = 0;
+    let refused = loop {
+        match supply(&mut stock, greedy[taken % greedy.len()]) {
+            Ok(()) => taken += 1,
+            Err(refused) => break refused,
+        }
+    };
+    assert_eq!((refused, taken), (Refusal::Tables, MAX_ENTRIES / 2));
+    assert_eq!(stock.alloc(greedy[0], 0), Err(Need::Refused(Refusal::Tables)));
+    assert_eq!(supply(&mut stock, third), Ok(()));
+    // The record is full to there, and sound.
+    let next = Stock::open(Arc::new(Ledger::open(fd).unwrap().0), Quotas::default());
+    assert_eq!(next.owned().count(), taken + 1);
+    assert_eq!(stock.dismiss(greedy[0]).len(), taken / greedy.len());
+    assert_eq!(supply(&mut stock, greedy[1]), Ok(()));
+    assert_eq!(stock.dismiss(second[0]).len(), 0);
+    assert!(stock.admit(&of(2)).is_some());
     descriptors::close(fd);
 }

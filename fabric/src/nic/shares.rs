@@ -62,6 +62,12 @@ impl std::fmt::Display for Peer {
 /// A peer may have one part in `LITTLE` of a table while anything is left.
 const LITTLE: usize = 64;
 
+/// Whether a peer may have `has` entries of a table of `most`, when `left` are left beside all that
+/// are taken, these included.
+pub fn is_fair(has: usize, left: usize, most: usize) -> bool {
+    has <= left.max(most / LITTLE).max(1)
+}
+
 /// A bounded table, by what each peer has of it.
 #[derive(Debug)]
 pub struct Table {
@@ -115,7 +121,7 @@ impl Table {
         }
         let left = self.most - taken.all - 1;
         let has = taken.by.get(&peer).copied().unwrap_or(0) + 1;
-        if has > left.max(self.most / LITTLE).max(1) {
+        if !is_fair(has, left, self.most) {
             return Err(Full::Share);
         }
         taken.by.insert(peer, has);

@@ -44,9 +44,9 @@ impl Alone {
         let mut run = [0; 16];
         process::random_bytes(&mut run).map_err(|e| ConnectError::System(e.to_string()))?;
         let fd = shared::memory(c"farmem-ledger", ledger::BYTES as u64).map_err(system)?;
-        let ledger = Ledger::open(fd);
+        let ledger = Ledger::fresh(fd);
         descriptors::close(fd);
-        let ledger = Arc::new(ledger.map_err(system)?.0);
+        let ledger = Arc::new(ledger.map_err(system)?);
         let (transport, elsewhere) = match node {
             NodeAddr::Shm(_) => (Transport::Shm, None),
             NodeAddr::Tcp(at) => (Transport::Tcp, Some(format!("tcp {at}"))),

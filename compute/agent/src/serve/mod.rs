@@ -19,20 +19,20 @@ use crate::ledger::{Identity, Ledger};
 use crate::stock::Stock;
 use crate::word::{BLOCK_BYTES, BlockId};
 use farmem_sys::epoll::{Epoll, Waker};
-use farmem_sys::process;
 use farmem_sys::raw::{self, Errno};
 use farmem_sys::sync::Lock;
+use farmem_sys::{process, shared};
 use seat::Seat;
 use std::collections::{BTreeMap, HashMap};
+use std::net::Shutdown;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Applications of one user at once.
-pub const MAX_OF_USER: usize = 128;
-/// Connections that have not said who they are, at once.
+/// Connections that have not said who they are, at once. Beyond, the oldest of the user that has most
+/// of them is closed.
 const MAX_STRANGERS: usize = 32;
 /// How often the watcher looks at what nobody wakes it for.
 pub const TEND: Duration = Duration::from_millis(250);
@@ -53,6 +53,13 @@ pub enum End {
     Lost(String),
 }
 
+/// A connection that has not said who it is. Shutting its stream down ends the thread that hears it.
+struct Unheard {
+    number: u64,
+    uid: u32,
+    stream: UnixStream,
+}
+
 /// What is served, and to whom.
 pub struct Service {
     stock: Lock<Stock>,
@@ -62,7 +69,9 @@ pub struct Service {
     elsewhere: Option<String>,
     /// Wakes the watcher.
     waker: Waker,
-    strangers: AtomicUsize,
+    strangers: Lock<Vec<Unheard>>,
+    /// Number of the next stranger.
+    stranger: AtomicU64,
     stop: AtomicBool,
     /// Clerks are to end, also those that begin now.
     over: AtomicBool,
@@ -97,7 +106,8 @@ impl Service {
             seats: Lock::new(BTreeMap::new()),
             elsewhere,
             waker: Waker::new()?,
-            strangers: AtomicUsize::new(0),
+            strangers: Lock::new(Vec::new()),
+            stranger: AtomicU64::new(0),
             stop: AtomicBool::new(false),
             over: AtomicBool::new(false),
             violations: AtomicUsize::new(0),
@@ -162,8 +172,7 @@ impl Service {
                 }
                 each();
             }
-            let nobody =
-                self.stock.lock().applications().next().is_none() && self.strangers.load(Ordering::Relaxed) == 0;
+            let nobody = self.stock.lock().applications().next().is_none() && self.strangers.lock().is_empty();
             if !nobody {
                 last_seen = Instant::now();
             } else if idle.is_some_and(|idle| last_seen.elapsed() >= idle) {
@@ -186,22 +195,41 @@ impl Service {
 
     /// Serves whoever is at the other end, in a thread of its own.
     pub(crate) fn welcome(self: &Arc<Self>, stream: UnixStream) {
-        // More than this many who say nothing: dropped, and may come again.
-        if self.strangers.fetch_add(1, Ordering::Relaxed) >= MAX_STRANGERS {
-            self.strangers.fetch_sub(1, Ordering::Relaxed);
-            return;
-        }
+        // Without either it could not be let go of.
+        let (Ok(peer), Ok(other)) = (shared::peer_of(stream.as_raw_fd()), stream.try_clone()) else { return };
+        let number = self.stranger.fetch_add(1, Ordering::Relaxed);
+        self.make_room_for_a_stranger();
+        self.strangers.lock().push(Unheard { number, uid: peer.uid, stream: other });
         let service = Arc::clone(self);
         let serve = move || {
             let seat = service.receive(stream);
-            service.strangers.fetch_sub(1, Ordering::Relaxed);
+            service.forget_stranger(number);
             if let Some(seat) = seat {
                 service.attend(&seat);
             }
             service.waker.wake();
         };
         if std::thread::Builder::new().name("clerk".into()).stack_size(256 << 10).spawn(serve).is_err() {
-            self.strangers.fetch_sub(1, Ordering::Relaxed);
+            self.forget_stranger(number);
+        }
+    }
+
+    fn forget_stranger(&self, number: u64) {
+        self.strangers.lock().retain(|stranger| stranger.number != number);
+    }
+
+    /// Closes a stranger if there are as many as there may be.
+    fn make_room_for_a_stranger(&self) {
+        let mut strangers = self.strangers.lock();
+        if strangers.len() < MAX_STRANGERS {
+            return;
+        }
+        let mut by = BTreeMap::new();
+        strangers.iter().for_each(|stranger| *by.entry(stranger.uid).or_insert(0) += 1);
+        let most = by.into_iter().max_by_key(|(_, count)| *count).map(|(uid, _)| uid);
+        if let Some(oldest) = strangers.iter().position(|stranger| Some(stranger.uid) == most) {
+            // Its thread finds the end of the stream.
+            let _ = strangers.remove(oldest).stream.shutdown(Shutdown::Both);
         }
     }
 

@@ -1,6 +1,6 @@
 //! The handshake: who an application is, and what it holds if it comes again.
 
-use super::{MAX_OF_USER, Service, began};
+use super::{Service, began};
 use crate::chunks::Map;
 use crate::desk::{self, Desk};
 use crate::hello::{Declaration, Entry, Hello, MAGIC, Welcome};
@@ -10,16 +10,18 @@ use crate::word::BlockId;
 use farmem_protocol::wire::ANY_QUEUE;
 use farmem_sys::descriptors;
 use farmem_sys::{process, shared, socket};
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use zerocopy::{FromZeros, IntoBytes};
 
-/// How long a stranger may take over its first words.
+/// How long a stranger may take over its first words, all of them.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// How much longer it may take to declare what it holds.
+const DECLARING: Duration = Duration::from_secs(8);
 
 /// An application that is here.
 pub struct Seat {
@@ -72,9 +74,8 @@ impl Service {
     /// Hears a connection out. `None`: it was refused, or is gone.
     pub(super) fn receive(&self, mut stream: UnixStream) -> Option<Arc<Seat>> {
         let _ = stream.set_nonblocking(false);
-        let _ = stream.set_read_timeout(Some(PATIENCE));
         let _ = stream.set_write_timeout(Some(PATIENCE));
-        let seated = hear(&mut stream).and_then(|stranger| {
+        let seated = hear(&stream).and_then(|stranger| {
             if self.elsewhere.is_some() && stranger.user.owner == 0 {
                 return Err(Some(Entry::Elsewhere));
             }
@@ -117,10 +118,6 @@ impl Service {
                 (app, token, stock.declare(app, &declared).map_err(|_| Entry::NotHeld)?)
             }
             None => {
-                let theirs = |app: &usize| stock.tenant(*app).is_some_and(|tenant| tenant.0 == uid);
-                if stock.applications().filter(theirs).count() >= MAX_OF_USER {
-                    return Err(Entry::Full);
-                }
                 let mut token = [0; 16];
                 process::random_bytes(&mut token).map_err(|_| Entry::System)?;
                 let who = Identity { token, uid, pid, began, job };
@@ -137,10 +134,31 @@ impl Service {
     }
 }
 
+/// A stranger's first words, as they come. However slowly that is, they end at a time.
+struct Words<'a> {
+    stream: &'a UnixStream,
+    until: Instant,
+}
+
+impl Read for Words<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let left = self.until.saturating_duration_since(Instant::now());
+        // No time at all would mean no limit.
+        self.stream.set_read_timeout(Some(left.max(Duration::from_millis(1))))?;
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        let mut stream = self.stream;
+        stream.read(into)
+    }
+}
+
 /// Reads the first words. An error: the refusal, if the stranger is still listening.
-fn hear(stream: &mut UnixStream) -> Result<Stranger, Option<Entry>> {
+fn hear(stream: &UnixStream) -> Result<Stranger, Option<Entry>> {
     let mut hello = Hello::new_zeroed();
-    stream.read_exact(hello.as_mut_bytes()).map_err(|_| None)?;
+    let mut words = Words { stream, until: Instant::now() + PATIENCE };
+    words.read_exact(hello.as_mut_bytes()).map_err(|_| None)?;
+    words.until += DECLARING;
     let len = hello.job.iter().position(|&b| b == 0).unwrap_or(hello.job.len());
     let job = std::str::from_utf8(&hello.job[..len]).map_err(|_| Some(Entry::Malformed))?.to_owned();
     let owner = u16::try_from(hello.owner).map_err(|_| Some(Entry::Malformed))?;
@@ -151,7 +169,7 @@ fn hear(stream: &mut UnixStream) -> Result<Stranger, Option<Entry>> {
     let mut declared = Vec::new();
     for _ in 0..hello.declared {
         let mut one = Declaration::new_zeroed();
-        stream.read_exact(one.as_mut_bytes()).map_err(|_| None)?;
+        words.read_exact(one.as_mut_bytes()).map_err(|_| None)?;
         declared.push((BlockId(one.block), one.blocks, one.map));
     }
     let peer = shared::peer_of(stream.as_raw_fd()).map_err(|_| Some(Entry::System))?;
