@@ -57,6 +57,7 @@ Maintainer: The farmem developers
 Section: admin
 Priority: optional
 Depends: libc6 (>= ${libc:-2.31}), libgcc-s1
+Suggests: qemu-user, valgrind
 Installed-Size: $(du -sk "$tree" | cut -f1)
 Description: more memory than the machine has
  farmem gives unmodified programs more memory than their machine has, by

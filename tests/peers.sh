@@ -24,6 +24,7 @@ javac:default-jdk-headless
 gcc:gcc
 gdb:gdb
 valgrind:valgrind
+qemu-x86_64:qemu-user
 sort:coreutils
 mpirun:openmpi-bin
 mpicc:libopenmpi-dev

@@ -198,7 +198,7 @@ impl Command {
                 if let Some(name) = amat.program.first() {
                     program::there(name)?;
                 }
-                Ok(amat.run()?)
+                Ok(amat.run(RECORDER)?)
             }
             Command::Track(track) => {
                 if let Some(name) = track.command.first() {
@@ -215,6 +215,9 @@ impl Command {
         }
     }
 }
+
+/// `libfarmem_recorder.so`, which QEMU loads for `farmem amat`. Empty where `cargo check` made this binary.
+static RECORDER: &[u8] = include_bytes!(env!("FARMEM_RECORDER_SO"));
 
 fn myself() -> Result<std::path::PathBuf, Failure> {
     std::env::current_exe().map_err(|e| Failure::usage(format!("cannot find myself: {e}")))

@@ -108,6 +108,10 @@ impl<W: Write> Writer<W> {
 }
 
 impl<W: Write> Sink for Writer<W> {
+    fn check(&mut self) -> io::Result<()> {
+        self.failed.take().map_or(Ok(()), Err)
+    }
+
     fn take(&mut self, event: Event) {
         match event {
             Event::Instructions(n) => self.instructions += n,

@@ -5,14 +5,15 @@
 //! size, what that misses to far memory; how long does the average access take?
 //!
 //! ```text
-//! program ─ lackey ─┐
-//! trace ──── file ──┼─► reference ─► cpu ─► local (every size) ─► counts ─► model ─► report, plot
-//! pattern ─ generate┘                simulate: one pass for all systems
+//! program ─ qemu, lackey ┐
+//! trace ────────── file ─┼─► reference ─► cpu ─► local (every size) ─► counts ─► model ─► report, plot
+//! pattern ───── generate ┘                simulate: one pass for all systems
 //! ```
 //!
 //! | room | |
 //! |---|---|
-//! | [`mod@reference`], [`mod@file`], [`lackey`], [`generate`] | where references come from |
+//! | [`mod@record`], [`qemu`], [`mod@decode`], [`lackey`] | references of a program that runs |
+//! | [`mod@reference`], [`mod@file`], [`generate`] | what a reference is; recorded and made-up ones |
 //! | [`cpu`], [`local`], [`simulate`] | what hits where |
 //! | [`formula`], [`model`] | what that costs: as published, and with what it leaves out |
 //! | [`system`], [`calibrate`] | the systems compared |
@@ -23,6 +24,7 @@
 
 pub mod calibrate;
 pub mod cpu;
+pub mod decode;
 pub mod file;
 pub mod formula;
 pub mod generate;
@@ -30,6 +32,8 @@ pub mod lackey;
 pub mod local;
 pub mod model;
 pub mod plot;
+pub mod qemu;
+pub mod record;
 pub mod reference;
 pub mod report;
 pub mod simulate;
@@ -39,32 +43,39 @@ use anyhow::{Context, Result, bail};
 use file::End;
 use generate::{Generated, Pattern};
 use model::Setting;
+use record::{By, Progress, Recording};
 use reference::Sink;
 use report::{Caches, Report, Row};
 use simulate::{Footprint, Simulation};
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::{BufReader, BufWriter, IsTerminal, Seek};
-use std::path::{Path, PathBuf};
+use std::io::{BufReader, Seek};
+use std::path::PathBuf;
 use system::{Bytes, SHIPPED, System};
 
 /// Average memory access time of a program on far-memory systems
 ///
-/// Records a program's loads and stores (by valgrind: some hundred times slower than it runs), or reads
-/// such a recording, or makes up a pattern, and simulates CPU caches, local and far memory. One pass over
-/// the trace serves all systems and sizes; the same trace gives the same figures.
+/// Records a program's loads and stores (by QEMU, or by valgrind where there is none), or reads such a
+/// recording, or makes up a pattern, and simulates CPU caches, local and far memory. One pass over the
+/// trace serves all systems and sizes; the same trace gives the same figures.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Amat {
     /// Recorded traces
     #[arg(value_name = "TRACE", conflicts_with = "generate")]
     pub traces: Vec<PathBuf>,
-    /// The program to record, with its arguments. Its forked children are not followed
+    /// The program to record, with its arguments. Programs that it becomes by exec are recorded too
     #[arg(last = true, value_name = "PROGRAM", conflicts_with_all = ["traces", "generate"])]
     pub program: Vec<OsString>,
     /// Keep the program's recording here, to be read again
     #[arg(long, value_name = "FILE", requires = "program", conflicts_with_all = ["traces", "generate"])]
     pub record: Option<PathBuf>,
+    /// Record the program's children too, in the same trace
+    #[arg(long, requires = "program")]
+    pub follow: bool,
+    /// The tool that records. QEMU is in the package qemu-user; lackey takes 50 times as long
+    #[arg(long, value_name = "TOOL", value_enum, default_value = "auto", requires = "program")]
+    pub by: By,
     /// Make up references instead
     #[arg(long, value_name = "PATTERN")]
     pub generate: Option<Pattern>,
@@ -170,11 +181,11 @@ impl Origin {
 }
 
 impl Amat {
-    /// Simulates, and prints what came of it.
+    /// Simulates, and prints what came of it. `plugin` is the built library of `farmem-recorder`.
     ///
     /// # Errors
     /// When a system, a trace or the program makes no sense; the error says which and why.
-    pub fn run(self) -> Result<()> {
+    pub fn run(self, plugin: &[u8]) -> Result<()> {
         if let Some(name) = &self.show {
             let Some((_, text)) = SHIPPED.iter().find(|(shipped, _)| shipped == name) else {
                 bail!("no system '{name}' is shipped; there are {}", SHIPPED.map(|(name, _)| name).join(", "));
@@ -200,7 +211,8 @@ impl Amat {
             origins.push(Origin::Generated(Generated { pattern, bytes, references, seed: self.seed }));
         }
         if !self.program.is_empty() {
-            origins.push(record(&self.program, self.record.as_deref())?);
+            let recording = Recording { program: &self.program, by: self.by, follow: self.follow, plugin };
+            origins.push(recording.run(self.record.as_deref())?);
         }
         let mut reports = vec![];
         let mut drawn = Ok(());
@@ -258,7 +270,7 @@ impl Amat {
         let pairs: Vec<(&System, u64)> =
             systems.iter().flat_map(|system| blocks(system).into_iter().map(move |block| (system, block))).collect();
         let simulation = Simulation::new(pairs.iter().copied(), &sizes, self.sample);
-        let mut shown = Progress::new(simulation, footprint.references);
+        let mut shown = Progress::of(simulation, footprint.references);
         origin.tell(&mut shown)?;
         let simulation = shown.done();
 
@@ -282,66 +294,5 @@ impl Amat {
             sample: self.sample,
             rows,
         })
-    }
-}
-
-/// Records into a file of the user's, or into one that has no name any more: however this process ends, it is gone.
-fn record(program: &[OsString], kept: Option<&Path>) -> Result<Origin> {
-    let scratch = std::env::temp_dir().join(format!("farmem-amat-{}", std::process::id()));
-    let to = kept.unwrap_or(&scratch);
-    let mut options = File::options();
-    options.read(kept.is_none()).write(true);
-    match kept {
-        Some(_) => options.create(true).truncate(true),
-        None => options.create_new(true),
-    };
-    let file = options.open(to).with_context(|| to.display().to_string())?;
-    if kept.is_none() {
-        std::fs::remove_file(to).with_context(|| to.display().to_string())?;
-    }
-    let mut shown = Progress::new(file::Writer::new(BufWriter::new(file.try_clone()?))?, 0);
-    lackey::run(program, &mut shown)?;
-    shown.done().finish().with_context(|| to.display().to_string())?;
-    let name = Path::new(&program[0]).file_name().unwrap_or_default().to_string_lossy().into_owned();
-    Ok(match kept {
-        Some(path) => Origin::File(path.to_owned()),
-        None => Origin::Recorded(file, name),
-    })
-}
-
-/// Tells people how far a sink has come, on a terminal.
-struct Progress<S> {
-    sink: S,
-    done: u64,
-    /// 0: nobody knows.
-    all: u64,
-    terminal: bool,
-}
-
-impl<S: Sink> Progress<S> {
-    const STEP: u64 = 1 << 22;
-
-    fn new(sink: S, all: u64) -> Progress<S> {
-        Progress { sink, done: 0, all, terminal: std::io::stderr().is_terminal() }
-    }
-
-    fn done(self) -> S {
-        if self.terminal && self.done >= Self::STEP {
-            eprint!("\r\x1b[K");
-        }
-        self.sink
-    }
-}
-
-impl<S: Sink> Sink for Progress<S> {
-    fn take(&mut self, event: reference::Event) {
-        self.done += u64::from(matches!(event, reference::Event::Reference(_)));
-        if self.terminal && self.done.is_multiple_of(Self::STEP) && self.done > 0 {
-            match self.all {
-                0 => eprint!("\r{} M references recorded ", self.done / 1_000_000),
-                all => eprint!("\r{:3} % of {} M references ", self.done * 100 / all, all / 1_000_000),
-            }
-        }
-        self.sink.take(event);
     }
 }

@@ -51,6 +51,14 @@ pub enum Event {
 pub trait Sink {
     /// The next one.
     fn take(&mut self, event: Event);
+
+    /// Called now and then while a program is recorded, also when it does nothing.
+    ///
+    /// # Errors
+    /// The sink takes no more, so that there is no point in going on.
+    fn check(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
 }
 
 impl<F: FnMut(Event)> Sink for F {

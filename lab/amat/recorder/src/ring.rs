@@ -1,0 +1,492 @@
+//! Memory that the recorded processes and `farmem amat` map: chunks of references.
+//!
+//! ```text
+//! | control page | state of each chunk | chunk 0 | chunk 1 | …
+//!
+//!          producer takes it                producer fills it          consumer reads it
+//!   FREE ───────────────────► HELD (len grows) ──────────────► READY ──────────────────► FREE
+//! ```
+//! A thread of the program holds one chunk and writes into it. A full one becomes `READY` with the
+//! next *ticket*; the consumer reads the `READY` chunk of the lowest ticket, so the chunks of a thread
+//! are read in order. A producer waits while `MOST_READY` chunks are not yet read.
+//!
+//! A chunk states its length at every moment. What a process that ended, however it ended, still held
+//! is therefore read too: by the consumer at the end, or, after an exec, as soon as the new program
+//! starts in the same process.
+//!
+//! Nobody waits for ever. A consumer that is gone, or has read enough, is noticed within `WAIT_NS`;
+//! then chunks are overwritten and nobody reads them.
+
+#![allow(unsafe_code)] // Chunks are reached by pointers into shared memory, on the way of every reference.
+
+use farmem_sys::descriptors::close;
+use farmem_sys::process;
+use farmem_sys::raw::Errno;
+use farmem_sys::shared::{self, Shared};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// References in a chunk.
+pub const ROOM: u32 = ((CHUNK - HEAD) / 8) as u32;
+/// Chunks at most. A thread of the program holds one, so this limits threads alive at once.
+pub const CHUNKS: u32 = 4096;
+
+const CHUNK: usize = 64 << 10;
+const HEAD: usize = 64;
+const STATES: usize = 4096;
+const FIRST: usize = STATES + 4 * CHUNKS as usize;
+const LEN: usize = FIRST + CHUNKS as usize * CHUNK;
+/// Chunks filled and not yet read, at most: 2 MiB. Enough that neither side waits for the other's sleep.
+const MOST_READY: u32 = 32;
+/// After so long a waiting producer looks whether the consumer is still there.
+const WAIT_NS: u64 = 100_000_000;
+const MAGIC: u64 = u64::from_le_bytes(*b"fm refs1");
+
+const FREE: u32 = 0;
+const HELD: u32 = 1;
+const READY: u32 = 2;
+
+/// The control page. Any field may change at any time.
+#[repr(C)]
+struct Control {
+    magic: AtomicU64,
+    ticket: AtomicU64,
+    consumer: AtomicU32,
+    /// The consumer takes no more.
+    ended: AtomicU32,
+    ready: AtomicU32,
+    /// The consumer sleeps on `ready`.
+    asleep: AtomicU32,
+    /// Counts chunks given back; producers sleep on it.
+    given_back: AtomicU32,
+    waiting: AtomicU32,
+    /// Chunks from here on were never used.
+    high: AtomicU32,
+    /// Programs that began under the plugin.
+    begun: AtomicU32,
+    /// Programs that were executed without it.
+    unseen: AtomicU32,
+    too_many: AtomicU32,
+}
+
+/// What a chunk begins with.
+#[repr(C)]
+pub struct Chunk {
+    /// References written.
+    len: AtomicU32,
+    pid: AtomicU32,
+    ticket: AtomicU64,
+    /// Instructions carried out while the chunk was held.
+    instructions: AtomicU64,
+    /// `FRESH` if a block of code has begun since the last reference.
+    fresh: AtomicU64,
+    _rest: [u64; 4],
+}
+
+/// A reference as the plugin writes it: address, size, and which instruction made it.
+///
+/// ```text
+///  63    55   54    53    52     51    50  48 47       0
+/// | number | BOTH | REP | FRESH | STORE | log2 | address |
+/// ```
+pub mod word {
+    /// Bits of the address.
+    pub const ADDRESS: u64 = (1 << 48) - 1;
+    /// Where log2 of the bytes begins; three bits.
+    pub const SIZE: u32 = 48;
+    /// A store.
+    pub const STORE: u64 = 1 << 51;
+    /// The first reference since a block of code was entered.
+    pub const FRESH: u64 = 1 << 52;
+    /// Of an instruction that repeats: its references are never parts of a longer one.
+    pub const REP: u64 = 1 << 53;
+    /// Of an instruction that loads what it stores. QEMU may tell its store alone.
+    pub const BOTH: u64 = 1 << 54;
+    /// Where the number of the instruction in its block begins. A block has at most 512.
+    pub const NUMBER: u32 = 55;
+}
+
+impl Chunk {
+    /// A chunk without room, held by a thread that has made no reference yet.
+    pub const fn full() -> Chunk {
+        Chunk {
+            len: AtomicU32::new(ROOM),
+            pid: AtomicU32::new(0),
+            ticket: AtomicU64::new(0),
+            instructions: AtomicU64::new(0),
+            fresh: AtomicU64::new(0),
+            _rest: [0; 4],
+        }
+    }
+
+    /// Adds a reference. False if the chunk is full.
+    ///
+    /// # Safety
+    /// `chunk` is followed by the words of a chunk, unless it is full.
+    #[inline(always)]
+    pub unsafe fn add(chunk: *const Chunk, word: u64) -> bool {
+        // SAFETY: the caller's promise. `len` is below ROOM, so the word lies in the chunk, even if another
+        // thread (of a forked child that is not recorded) writes the same chunk.
+        unsafe {
+            let at = (*chunk).len.load(Ordering::Relaxed);
+            if at >= ROOM {
+                return false;
+            }
+            let fresh = (*chunk).fresh.load(Ordering::Relaxed);
+            (*chunk.add(1).cast::<AtomicU64>().add(at as usize)).store(word | fresh, Ordering::Relaxed);
+            (*chunk).fresh.store(0, Ordering::Relaxed);
+            (*chunk).len.store(at + 1, Ordering::Relaxed);
+        }
+        true
+    }
+
+    /// A block of `instructions` begins.
+    #[inline(always)]
+    pub fn enter(&self, instructions: u64) {
+        // One thread writes; the consumer reads when it no longer does.
+        self.instructions.store(self.instructions.load(Ordering::Relaxed) + instructions, Ordering::Relaxed);
+        self.fresh.store(word::FRESH, Ordering::Relaxed);
+    }
+
+    /// Forgets what is in it.
+    pub fn clear(&self) {
+        self.len.store(0, Ordering::Relaxed);
+        self.instructions.store(0, Ordering::Relaxed);
+    }
+}
+
+/// Where all chunks are. Both ends have one.
+pub struct Ring {
+    memory: Shared,
+    fd: i32,
+}
+
+/// Why a producer gets no chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoChunk {
+    /// Nobody reads any more.
+    Ended,
+    /// Every chunk is held by a thread.
+    TooManyThreads,
+}
+
+impl Ring {
+    /// A new one, of which this process is the consumer.
+    ///
+    /// # Errors
+    /// No memory, or no descriptor.
+    pub fn create() -> Result<Ring, Errno> {
+        const { assert!(size_of::<Chunk>() == HEAD && size_of::<Control>() <= STATES) };
+        let fd = shared::memory(c"farmem-refs", LEN as u64)?;
+        let memory = Shared::map(fd, LEN).inspect_err(|_| close(fd))?;
+        let ring = Ring { memory, fd };
+        let control = ring.control();
+        control.consumer.store(std::process::id(), Ordering::Relaxed);
+        control.magic.store(MAGIC, Ordering::Release);
+        Ok(ring)
+    }
+
+    /// The consumer's, in another process. The descriptor may be closed afterwards.
+    ///
+    /// # Errors
+    /// When `fd` is no ring.
+    pub fn open(fd: i32) -> Result<Ring, Errno> {
+        // SAFETY: all zeros is a `stat`, which the call fills in.
+        let len = unsafe {
+            let mut about: libc::stat = std::mem::zeroed();
+            if libc::fstat(fd, &mut about) == 0 { about.st_size } else { 0 }
+        };
+        if len != LEN as i64 {
+            return Err(Errno(libc::EINVAL));
+        }
+        let ring = Ring { memory: Shared::map(fd, LEN)?, fd: -1 };
+        match ring.control().magic.load(Ordering::Acquire) {
+            MAGIC => Ok(ring),
+            _ => Err(Errno(libc::EINVAL)),
+        }
+    }
+
+    /// Of the memfd, in the process that created it.
+    pub fn fd(&self) -> i32 {
+        self.fd
+    }
+
+    fn control(&self) -> &Control {
+        // SAFETY: at the start of the mapping, which is longer; all fields are atomics.
+        unsafe { self.memory.base().cast().as_ref() }
+    }
+
+    fn state(&self, chunk: u32) -> &AtomicU32 {
+        self.memory.word32(STATES + 4 * chunk as usize)
+    }
+
+    fn chunk(&self, chunk: u32) -> &Chunk {
+        assert!(chunk < CHUNKS);
+        // SAFETY: inside the mapping, aligned; all fields are atomics.
+        unsafe { self.memory.base().add(FIRST + chunk as usize * CHUNK).cast().as_ref() }
+    }
+
+    fn number(&self, chunk: &Chunk) -> u32 {
+        let offset = std::ptr::from_ref(chunk) as usize - self.memory.base().as_ptr() as usize - FIRST;
+        (offset / CHUNK) as u32
+    }
+
+    // The producers' half.
+
+    /// A program begins in process `pid`. What the process held under an earlier program is handed over.
+    pub fn begin(&self, pid: u32) {
+        let control = self.control();
+        control.begun.fetch_add(1, Ordering::Relaxed);
+        for chunk in 0..control.high.load(Ordering::Acquire).min(CHUNKS) {
+            let held = self.state(chunk).load(Ordering::Acquire) == HELD;
+            if held && self.chunk(chunk).pid.load(Ordering::Relaxed) == pid {
+                self.hand_over(self.chunk(chunk));
+            }
+        }
+    }
+
+    /// A program is executed that will not be recorded.
+    pub fn note_unseen(&self) {
+        self.control().unseen.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// An empty chunk for a thread of process `pid`. Waits while the consumer is behind.
+    ///
+    /// # Errors
+    /// Says why there is none, and never will be.
+    pub fn take(&self, pid: u32) -> Result<&Chunk, NoChunk> {
+        self.wait_for_room()?;
+        let control = self.control();
+        for chunk in 0..CHUNKS {
+            let taken = self.state(chunk).compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed);
+            if taken.is_err() {
+                continue;
+            }
+            control.high.fetch_max(chunk + 1, Ordering::Release);
+            let chunk = self.chunk(chunk);
+            chunk.clear();
+            chunk.fresh.store(word::FRESH, Ordering::Relaxed);
+            chunk.pid.store(pid, Ordering::Relaxed);
+            return Ok(chunk);
+        }
+        control.too_many.store(1, Ordering::Relaxed);
+        Err(NoChunk::TooManyThreads)
+    }
+
+    fn wait_for_room(&self) -> Result<(), NoChunk> {
+        let control = self.control();
+        loop {
+            let seen = control.given_back.load(Ordering::SeqCst);
+            if control.ended.load(Ordering::Relaxed) != 0 {
+                return Err(NoChunk::Ended);
+            }
+            if control.ready.load(Ordering::SeqCst) < MOST_READY {
+                return Ok(());
+            }
+            control.waiting.fetch_add(1, Ordering::SeqCst);
+            shared::futex_wait(&control.given_back, seen, WAIT_NS);
+            control.waiting.fetch_sub(1, Ordering::SeqCst);
+            if !process::exists(control.consumer.load(Ordering::Relaxed)) {
+                return Err(NoChunk::Ended);
+            }
+        }
+    }
+
+    /// Gives a chunk to the consumer.
+    pub fn hand_over(&self, chunk: &Chunk) {
+        let control = self.control();
+        chunk.ticket.store(control.ticket.fetch_add(1, Ordering::SeqCst), Ordering::Relaxed);
+        control.ready.fetch_add(1, Ordering::SeqCst);
+        self.state(self.number(chunk)).store(READY, Ordering::SeqCst);
+        if control.asleep.load(Ordering::SeqCst) != 0 {
+            shared::futex_wake(&control.ready);
+        }
+    }
+
+    // The consumer's half.
+
+    /// Programs that began under the plugin.
+    pub fn begun(&self) -> u32 {
+        self.control().begun.load(Ordering::Relaxed)
+    }
+
+    /// Programs that were executed and not recorded.
+    pub fn unseen(&self) -> u32 {
+        self.control().unseen.load(Ordering::Relaxed)
+    }
+
+    /// Whether a program had more threads than there are chunks, and was ended for it.
+    pub fn had_too_many_threads(&self) -> bool {
+        self.control().too_many.load(Ordering::Relaxed) != 0
+    }
+
+    /// Reads the chunk that was handed over first, if any was: its words, and instructions carried out.
+    pub fn read(&self, mut to: impl FnMut(&[AtomicU64], u64)) -> bool {
+        let control = self.control();
+        let all = 0..control.high.load(Ordering::Acquire).min(CHUNKS);
+        let ready = all.filter(|&chunk| self.state(chunk).load(Ordering::Acquire) == READY);
+        let Some(first) = ready.min_by_key(|&chunk| self.chunk(chunk).ticket.load(Ordering::Relaxed)) else {
+            return false;
+        };
+        self.read_one(first, &mut to);
+        control.ready.fetch_sub(1, Ordering::SeqCst);
+        self.state(first).store(FREE, Ordering::Release);
+        control.given_back.fetch_add(1, Ordering::SeqCst);
+        if control.waiting.load(Ordering::SeqCst) != 0 {
+            shared::futex_wake(&control.given_back);
+        }
+        true
+    }
+
+    fn read_one(&self, number: u32, to: &mut impl FnMut(&[AtomicU64], u64)) {
+        let chunk = self.chunk(number);
+        // A claim of the program's process: it can write anything here.
+        let len = chunk.len.load(Ordering::Relaxed).min(ROOM) as usize;
+        to(self.memory.words(FIRST + number as usize * CHUNK + HEAD, len), chunk.instructions.load(Ordering::Relaxed));
+    }
+
+    /// Sleeps until a chunk is handed over, at most `ns`.
+    pub fn wait(&self, ns: u64) {
+        let control = self.control();
+        control.asleep.store(1, Ordering::SeqCst);
+        shared::futex_wait(&control.ready, 0, ns);
+        control.asleep.store(0, Ordering::Relaxed);
+    }
+
+    /// Takes no more from programs that go on, and reads what is left, of ended threads too.
+    pub fn end(&self, mut to: impl FnMut(&[AtomicU64], u64)) {
+        self.control().ended.store(1, Ordering::SeqCst);
+        while self.read(&mut to) {}
+        for chunk in 0..self.control().high.load(Ordering::Acquire).min(CHUNKS) {
+            if self.state(chunk).load(Ordering::Acquire) == HELD {
+                self.read_one(chunk, &mut to);
+            }
+        }
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        if self.fd >= 0 {
+            close(self.fd);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pair() -> (Ring, Ring) {
+        let consumer = Ring::create().unwrap();
+        let producer = Ring::open(consumer.fd()).unwrap();
+        (consumer, producer)
+    }
+
+    fn add(chunk: &Chunk, word: u64) -> bool {
+        // SAFETY: a chunk of a ring.
+        unsafe { Chunk::add(chunk, word) }
+    }
+
+    /// What is read: the words of each chunk without their flags, and its instructions.
+    fn read(ring: &Ring) -> Vec<(Vec<u64>, u64)> {
+        let mut all = vec![];
+        while ring.read(|words, instructions| all.push((plain(words), instructions))) {}
+        all
+    }
+
+    fn plain(words: &[AtomicU64]) -> Vec<u64> {
+        words.iter().map(|word| word.load(Ordering::Relaxed) & !word::FRESH).collect()
+    }
+
+    #[test]
+    fn chunks_are_read_in_the_order_they_were_handed_over() {
+        let (consumer, producer) = pair();
+        let (a, b) = (producer.take(1).unwrap(), producer.take(1).unwrap());
+        a.enter(3);
+        assert!(add(a, 10) && add(b, 20) && add(a, 11));
+        producer.hand_over(b);
+        producer.hand_over(a);
+        assert_eq!(read(&consumer), [(vec![20], 0), (vec![10, 11], 3)]);
+        assert_eq!(producer.number(producer.take(1).unwrap()), 0, "chunks are used again");
+    }
+
+    #[test]
+    fn a_block_of_code_is_told_by_its_first_reference() {
+        let (consumer, producer) = pair();
+        let chunk = producer.take(1).unwrap();
+        let first = |chunk: &Chunk| {
+            chunk.enter(1);
+            add(chunk, 1) && add(chunk, 2)
+        };
+        assert!(first(chunk) && first(chunk));
+        producer.hand_over(chunk);
+        let mut fresh = vec![];
+        let is_fresh = |word: &AtomicU64| word.load(Ordering::Relaxed) & word::FRESH != 0;
+        consumer.read(|words, _| fresh.extend(words.iter().map(is_fresh)));
+        assert_eq!(fresh, [true, false, true, false]);
+    }
+
+    #[test]
+    fn a_full_chunk_takes_no_more() {
+        let (consumer, producer) = pair();
+        let chunk = producer.take(1).unwrap();
+        assert_eq!((0..).take_while(|&n| add(chunk, n)).count(), ROOM as usize);
+        assert!(!add(&Chunk::full(), 1));
+        producer.hand_over(chunk);
+        assert_eq!(read(&consumer)[0].0.len(), ROOM as usize);
+    }
+
+    #[test]
+    fn what_an_ended_program_held_is_read() {
+        let (consumer, producer) = pair();
+        let (a, b) = (producer.take(1).unwrap(), producer.take(2).unwrap());
+        assert!(add(a, 10) && add(b, 20));
+        // The first process execs another program.
+        producer.begin(1);
+        assert_eq!(read(&consumer), [(vec![10], 0)]);
+        let mut left = vec![];
+        consumer.end(|words, _| left.push(plain(words)));
+        assert_eq!(left, [[20]]);
+        assert_eq!(producer.take(2).err(), Some(NoChunk::Ended));
+    }
+
+    #[test]
+    fn who_fills_faster_than_is_read_waits() {
+        let (consumer, producer) = pair();
+        let all = 10 * u64::from(MOST_READY);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for n in 0..all {
+                    let chunk = producer.take(1).unwrap();
+                    assert!(add(chunk, n));
+                    producer.hand_over(chunk);
+                }
+            });
+            let mut expected = 0;
+            while expected < all {
+                assert!(consumer.control().high.load(Ordering::Relaxed) <= MOST_READY + 1);
+                let next = consumer.read(|words, _| assert_eq!(plain(words), [expected]));
+                expected += u64::from(next);
+                if !next {
+                    consumer.wait(WAIT_NS);
+                }
+            }
+        });
+    }
+
+    #[test]
+    fn more_threads_than_chunks_are_refused() {
+        let (consumer, producer) = pair();
+        assert!((0..CHUNKS).all(|_| producer.take(1).is_ok()));
+        assert_eq!(producer.take(1).err(), Some(NoChunk::TooManyThreads));
+        assert!(consumer.had_too_many_threads());
+    }
+
+    #[test]
+    fn a_file_that_is_no_ring_is_refused() {
+        let fd = shared::memory(c"other", LEN as u64).unwrap();
+        assert!(Ring::open(fd).is_err());
+        close(fd);
+        assert!(Ring::open(-1).is_err());
+    }
+}
