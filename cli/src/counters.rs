@@ -65,8 +65,6 @@ plain_counters! {
     evict_batches,
     /// Pages held by reference on their way out.
     held,
-    /// Pages moved out of their mapping.
-    taken_out,
     /// Calls that protected dirty pages.
     protecting_calls,
     /// Pages evicted by faulting threads.
@@ -77,8 +75,6 @@ plain_counters! {
     bytes_out,
     /// Lines found changed.
     lines_changed,
-    /// Bytes found changed, where bytes are compared.
-    bytes_changed,
     /// Lines written back by themselves.
     lines_sent,
     /// Pages written back whole.

@@ -168,8 +168,6 @@ pub struct Process {
     pub evict_batches: AtomicU64,
     /// Pages that were held by reference, and read when their mapping was gone.
     pub held: AtomicU64,
-    /// … that were moved out of their mapping, one by one, and read then: where they could not be held, nor protected.
-    pub taken_out: AtomicU64,
     /// Calls that write-protected dirty pages on their way out, where they could not be held.
     pub protecting_calls: AtomicU64,
     /// Pages that a thread evicted for want of room.
@@ -180,8 +178,6 @@ pub struct Process {
     pub bytes_out: AtomicU64,
     /// Lines found changed on pages that left, where the policy tells lines ([`crate::lines`]).
     pub lines_changed: AtomicU64,
-    /// Bytes found changed, where the policy is one that compares bytes; else 0.
-    pub bytes_changed: AtomicU64,
     /// Lines that went to their slots one by one.
     pub lines_sent: AtomicU64,
     /// Pages that went whole: fresh, changed for the most part, or of unknown lines.

@@ -199,23 +199,6 @@ pub unsafe fn copy_lines(from: *const u8, to: *mut u8, lines: usize) {
     }
 }
 
-/// Whether two pages hold the same bytes; stops at the first block that differs.
-///
-/// # Safety
-/// Both must be mapped and stay so, and 8-byte aligned.
-#[inline]
-pub unsafe fn same_page(a: *const u8, b: *const u8) -> bool {
-    let (a, b) = (a.cast::<u64>(), b.cast::<u64>());
-    (0..64).all(|block| {
-        let mut differ = 0;
-        for i in 0..8 {
-            // SAFETY: within the pages.
-            differ |= unsafe { a.add(block * 8 + i).read_volatile() ^ b.add(block * 8 + i).read_volatile() };
-        }
-        differ == 0
-    })
-}
-
 /// Copies `len` bytes that others may be writing, as [`copy_page`] does.
 ///
 /// # Safety

@@ -7,7 +7,7 @@
 //! [`WP_ASYNC`](crate::uffd::feature::WP_ASYNC) has registered. [`Pagemap::entries`]
 //! is the older interface, one word a page, with the soft-dirty bit.
 
-use crate::raw::{Errno, checked};
+use crate::raw::checked;
 use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
@@ -76,48 +76,6 @@ pub struct Run {
     pub categories: u64,
 }
 
-/// What a walk is to do and to tell.
-struct Ask {
-    flags: u64,
-    /// Pages of all these categories alone; of those, only what is in memory or in swap.
-    only: u64,
-    /// Categories that are told apart.
-    told: u64,
-}
-
-/// `PAGEMAP_SCAN` over a range, `N` runs a call. The runs come as the kernel fills them: to clear their places first would take as long as
-/// to ask about one page.
-#[inline]
-fn scan<const N: usize>(fd: i32, (start, end): (u64, u64), ask: Ask, mut found: impl FnMut(Run)) -> Result<(), Errno> {
-    let mut runs = [const { MaybeUninit::<Run>::uninit() }; N];
-    let mut from = start;
-    while from < end {
-        let mut arg = ScanArg {
-            size: size_of::<ScanArg>() as u64,
-            flags: ask.flags,
-            start: from,
-            end,
-            walk_end: 0,
-            vec: runs.as_mut_ptr() as u64,
-            vec_len: N as u64,
-            max_pages: 0,
-            category_inverted: 0,
-            category_mask: ask.only,
-            category_anyof_mask: category::PRESENT | category::SWAPPED,
-            return_mask: ask.told,
-        };
-        // SAFETY: `arg` and the vector that it names are live, with the sizes that it gives.
-        let n = unsafe { checked(libc::SYS_ioctl, [fd as usize, SCAN as usize, &raw mut arg as usize, 0, 0, 0])? };
-        // SAFETY: the kernel has filled the first `n`, of plain numbers.
-        runs[..n].iter().for_each(|run| found(unsafe { run.assume_init() }));
-        if arg.walk_end <= from {
-            break;
-        }
-        from = arg.walk_end;
-    }
-    Ok(())
-}
-
 /// The pages of one address space. Goes on meaning that one after an exec, and tells nothing once it is gone.
 #[derive(Debug)]
 pub struct Pagemap(File);
@@ -137,13 +95,40 @@ impl Pagemap {
     /// # Errors
     /// EPERM: with `protect`, part of the range is in no mapping that is registered for it. ENOTTY: Linux before 6.7.
     pub fn scan(&self, start: u64, end: u64, protect: bool, out: &mut Vec<Run>) -> io::Result<()> {
-        let ask = Ask {
-            flags: if protect { WP_MATCHING | CHECK_WPASYNC } else { 0 },
-            only: 0,
-            told: category::WRITTEN | category::FILE | category::PRESENT | category::SWAPPED | category::ZERO,
-        };
-        scan::<512>(self.0.as_raw_fd(), (start, end), ask, |run| out.push(run))
-            .map_err(|e| io::Error::from_raw_os_error(e.0))
+        // Filled by the kernel: to clear them first would take as long as to ask about one page.
+        let mut runs = [const { MaybeUninit::<Run>::uninit() }; 512];
+        let mut from = start;
+        while from < end {
+            let mut arg = ScanArg {
+                size: size_of::<ScanArg>() as u64,
+                flags: if protect { WP_MATCHING | CHECK_WPASYNC } else { 0 },
+                start: from,
+                end,
+                walk_end: 0,
+                vec: runs.as_mut_ptr() as u64,
+                vec_len: runs.len() as u64,
+                max_pages: 0,
+                category_inverted: 0,
+                category_mask: 0,
+                category_anyof_mask: category::PRESENT | category::SWAPPED,
+                return_mask: category::WRITTEN
+                    | category::FILE
+                    | category::PRESENT
+                    | category::SWAPPED
+                    | category::ZERO,
+            };
+            let fd = self.0.as_raw_fd() as usize;
+            // SAFETY: `arg` and the vector that it names are live, with the sizes that it gives.
+            let n = unsafe { checked(libc::SYS_ioctl, [fd, SCAN as usize, &raw mut arg as usize, 0, 0, 0]) };
+            let n = n.map_err(|e| io::Error::from_raw_os_error(e.0))?;
+            // SAFETY: the kernel has filled the first `n`, of plain numbers.
+            out.extend(runs[..n].iter().map(|run| unsafe { run.assume_init() }));
+            if arg.walk_end <= from {
+                break;
+            }
+            from = arg.walk_end;
+        }
+        Ok(())
     }
 
     /// Reads the entries of the pages from the one at address `start` on; fewer than asked at the end of the
@@ -158,36 +143,6 @@ impl Pagemap {
             *entry = u64::from_ne_bytes(bytes.try_into().expect("eight bytes"));
         }
         Ok(n / 8)
-    }
-}
-
-/// The calling process's own pages, for the runtime: without libc, and without allocating.
-#[derive(Debug)]
-pub struct OwnPages(i32);
-
-impl OwnPages {
-    /// Opens them. A forked child must open its own.
-    ///
-    /// # Errors
-    /// The system's: there is no /proc here, or the process may not look into it.
-    pub fn open() -> Result<OwnPages, Errno> {
-        crate::descriptors::open_own(c"/proc/self/pagemap").map(OwnPages)
-    }
-
-    /// Calls `found` with the first address of each run, and the one behind it, of pages in `[start, end)` that were written.
-    ///
-    /// # Errors
-    /// ENOTTY: Linux before 6.7.
-    #[inline]
-    pub fn written(&self, start: usize, end: usize, mut found: impl FnMut(usize, usize)) -> Result<(), Errno> {
-        let ask = Ask { flags: 0, only: category::WRITTEN, told: category::WRITTEN };
-        scan::<64>(self.0, (start as u64, end as u64), ask, |run| found(run.start as usize, run.end as usize))
-    }
-}
-
-impl Drop for OwnPages {
-    fn drop(&mut self) {
-        crate::descriptors::close(self.0);
     }
 }
 
@@ -239,11 +194,6 @@ mod tests {
         assert_eq!(told(category::WRITTEN), [3, 4, 5, 9], "never protected");
         assert_eq!(told(category::WRITTEN), []);
         [4, 20].into_iter().for_each(write);
-        let mut own = Vec::new();
-        let noted = OwnPages::open().unwrap().written(start as usize, end as usize, |from, to| {
-            own.extend((from..to).step_by(4096).map(|at| (at as u64 - start) / 4096));
-        });
-        assert_eq!((noted, own), (Ok(()), vec![4, 20]));
         assert_eq!(told(category::WRITTEN), [4, 20]);
         assert_eq!(told(category::PRESENT), [3, 4, 5, 9, 20]);
 

@@ -98,9 +98,6 @@ impl std::fmt::Display for OpenError {
                 if bits & feature::SIGBUS != 0 {
                     write!(f, " SIGBUS faults (Linux 4.14)")?;
                 }
-                if bits & feature::WP_ASYNC != 0 {
-                    write!(f, " write protection that the kernel lifts by itself (Linux 6.7; --dirty exact does without)")?;
-                }
                 Ok(())
             }
         }

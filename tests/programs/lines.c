@@ -1,6 +1,6 @@
 /* Changes so many lines of every page of an array, eight bytes in each, page after page in an order without
- * sequences; reads all of it in the end. With "beside" another thread waits meanwhile.
- * lines PAGES LINES PASSES [beside] */
+ * sequences; reads all of it in the end.
+ * lines PAGES LINES PASSES */
 #include "case.h"
 
 static uint64_t *array;
@@ -14,15 +14,8 @@ static uint64_t *word(uint64_t page, uint64_t line, uint64_t pass) {
 /* Which lines of a page: the same in every pass, spread over it. */
 static uint64_t nth(uint64_t page, uint64_t n) { return (n * 64 / lines + page) % 64; }
 
-static void *beside(void *unused) {
-    (void)unused;
-    for (;;) pause();
-}
-
 int main(int argc, char **argv) {
-    pthread_t other;
-    MUST(argc == 4 || argc == 5);
-    MUST(argc == 4 || pthread_create(&other, 0, beside, 0) == 0);
+    MUST(argc == 4);
     pages = strtoull(argv[1], 0, 10), lines = strtoull(argv[2], 0, 10), passes = strtoull(argv[3], 0, 10);
     MUST(pages % 4099 != 0 && lines >= 1 && lines <= 64);
     array = mmap(0, pages * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

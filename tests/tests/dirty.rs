@@ -18,12 +18,8 @@ const LOCAL: &str = "2M";
 /// Changes `lines` lines of every page, in every pass; all of them back in the end, in one pass more. A page
 /// leaves between two passes, but for those that are local when one ends and the next begins.
 fn run(lines: u64, transport: &str, dirty: &str) -> Result<Value> {
-    run_with(lines, transport, dirty, &[])
-}
-
-fn run_with(lines: u64, transport: &str, dirty: &str, more: &[&str]) -> Result<Value> {
     let mut program = Command::new(compile::c("lines", &[])?);
-    program.args([PAGES, lines, PASSES].map(|n| n.to_string())).args(more);
+    program.args([PAGES, lines, PASSES].map(|n| n.to_string()));
     let far = Far::local(LOCAL).with(&["--transport", transport, "--dirty", dirty]);
     let (outcome, stats) = far_run(&program, &far, LIMIT)?;
     outcome.success()?;
@@ -59,19 +55,6 @@ fn lines_are_told_and_sent_by_themselves() -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn copies_tell_bytes() -> Result<()> {
-    let stats = run(3, "shm", "shadow")?;
-    let told = counter(&stats, "lines_changed");
-    near("lines told", told, changes(3), &stats)?;
-    // Eight bytes a line; in the last pass of each line as many words as there were passes.
-    near("bytes told", counter(&stats, "bytes_changed"), PAGES * 3 * 8 * 2 * PASSES, &stats)?;
-    let stats = run(3, "tcp", "shadow")?;
-    let bytes = counter(&stats, "bytes_changed");
-    ensure!(bytes > 0 && bytes >= counter(&stats, "lines_changed") * 8, "{stats}");
-    Ok(())
-}
-
 /// Stores that leave a page as it was are stores: pages that see them come in writable.
 #[test]
 fn silent_stores_are_expected_again() -> Result<()> {
@@ -98,25 +81,29 @@ fn silent_stores_are_expected_again() -> Result<()> {
 
 #[test]
 fn pages_go_whole_where_lines_are_not_told() -> Result<()> {
-    for (transport, dirty, more) in [
-        ("shm", "none", &[][..]),
-        ("tcp", "none", &[]),
-        ("tcp", "exact", &[]),
-        ("tcp", "pages", &[]),
-        ("shm", "pages", &[]),
-        ("tcp", "pages", &["beside"]),
-        ("shm", "pages", &["beside"]),
-    ] {
-        let stats = run_with(3, transport, dirty, more)?;
+    for (transport, dirty) in [("shm", "none"), ("tcp", "none"), ("tcp", "exact")] {
+        let stats = run(3, transport, dirty)?;
         ensure!(counter(&stats, "lines_sent") == 0 && counter(&stats, "lines_changed") == 0, "{stats}");
         let [left, whole] = ["evicted", "pages_whole"].map(|name| counter(&stats, name));
         ensure!(whole >= PAGES * (PASSES + 1), "{stats}");
-        // The pass that only reads is told from the others by `exact` and `pages`.
+        // The pass that only reads is told from the others by `exact`.
         let clean = counter(&stats, "evicted_clean");
         ensure!(if dirty == "none" { clean == 0 } else { clean >= PAGES * 80 / 100 }, "{stats}");
         ensure!(left >= whole, "{stats}");
-        // Where the kernel notes a program's first writes, they are no faults.
-        ensure!(dirty != "pages" || counter(&stats, "upgrades") <= PAGES / 10, "{stats}");
+    }
+    Ok(())
+}
+
+/// Policies that were removed are refused by name, with the one to use instead.
+#[test]
+fn removed_policies_are_refused_in_a_line() -> Result<()> {
+    for (removed, instead) in [("shadow", "lines"), ("pages", "exact")] {
+        let mut command = Command::new(binary());
+        command.args(["run", "--dirty", removed, "--", "true"]);
+        let outcome = process::run(command, LIMIT)?;
+        let said = outcome.stderr.trim();
+        ensure!(outcome.code() == farmem_protocol::exit::USAGE, "{}: {said}", outcome.status);
+        ensure!(said.lines().count() == 1 && said.contains(removed) && said.contains(instead), "{said}");
     }
     Ok(())
 }
@@ -132,14 +119,7 @@ fn every_byte_is_right(threads: &str, mib: &str) -> Result<()> {
         ("auto", "shm", Some("hold")),
         ("auto", "shm", None),
         ("lines", "shm", None),
-        ("shadow", "tcp", None),
-        ("shadow", "shm", None),
         ("none", "tcp", None),
-        ("pages", "tcp", None),
-        ("pages", "shm", None),
-        // What is not held is moved.
-        ("pages", "tcp", Some("hold")),
-        ("pages", "shm", Some("hold")),
         ("exact", "tcp", None),
         // As before Linux 6.13: a call for each range.
         ("lines", "tcp", Some("process_madvise")),

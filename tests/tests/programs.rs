@@ -42,71 +42,15 @@ macro_rules! cases {
 
 cases! {
     threads64 thread_churn no_descriptors
-    fork_live fork_guesses fork_threads noted_forks held_pages no_mappings vfork_beside vfork_forks companion connects newcomers first_thread half_clone clone_copies exec_family close_all gives_up confined confined_traps confined_grows confined_strict go_confined go_contained
+    fork_live fork_guesses fork_threads fork_written held_pages no_mappings vfork_beside vfork_forks companion connects newcomers first_thread half_clone clone_copies exec_family close_all gives_up confined confined_traps confined_grows confined_strict go_confined go_contained
     own_handlers handler_masks signals_blocked go_signals far_stacks exits_far alt_stacks
     reservations insists jit remap remap_evicted remap_beside remap_unreadable advise program_break instructions wide
     kernel_words segments edges keys early_maps last_exit
     sync_far robust_locks robust_links vectors rings raw_threads syscalls_far bad_pointers barred memory_file big_io blocked_calls waiting_calls remapped_calls sent_faults left_stacks debugger emulated
 }
 
-/// Where the kernel notes first writes (`--dirty pages`), none is lost: of one thread and of many, in children of both kinds, where mappings
-/// move, where the kernel itself writes, and behind filters of the program's own. Pages that may be written on their way out are held, or else moved.
-#[test]
-fn noted_writes() -> Result<()> {
-    let cases = [
-        "newcomers",
-        "first_thread",
-        "companion",
-        "unseen_thread",
-        "threads64",
-        "noted_forks",
-        "no_descriptors",
-        "big_io",
-        "kernel_words",
-        "robust_locks",
-        "fork_live",
-        "fork_threads",
-        "vfork_beside",
-        "vfork_forks",
-        "clone_copies",
-        "raw_threads",
-        "remap",
-        "remap_evicted",
-        "exec_family",
-        "syscalls_far",
-    ];
-    cases.iter().try_for_each(|name| noted(name, &[("shm", ""), ("tcp", "")]))
-}
-
-/// The same where pages are moved, as where there is swap, and before Linux 6.13.
-#[test]
-fn noted_writes_of_pages_that_are_moved() -> Result<()> {
-    let cases =
-        ["held_pages", "noted_forks", "no_mappings", "remap_unreadable", "barred", "confined", "confined_grows"];
-    let ways = [("shm", ""), ("tcp", ""), ("shm", "hold"), ("tcp", "hold,process_madvise"), ("shm", "swapless")];
-    cases.iter().try_for_each(|name| noted(name, &ways))
-}
-
-fn noted(name: &str, ways: &[(&str, &str)]) -> Result<()> {
-    let program = Command::new(compile::c(name, &[])?);
-    let native = process::run(copy(&program), LIMIT)?.success()?;
-    for (transport, mask) in ways {
-        let flags = ["--transport", transport, "--dirty", "pages", "--mask", mask];
-        let (far, stats) = far_run(&program, &Far::local("4M").with(&flags), LIMIT)?;
-        let what = || format!("{name}, {transport}, {mask}");
-        compare(&native, &far).map_err(|e| e.context(what()))?;
-        let [protecting, held, moved] = ["protecting_calls", "held", "taken_out"].map(|name| counter(&stats, name));
-        ensure!(protecting == 0, "{}: {stats}", what());
-        let (much, few) = if mask.contains("hold") { (moved, held) } else { (held, moved) };
-        // Two threads and more, all the time.
-        let of_many = ["noted_forks", "held_pages"].contains(&name);
-        ensure!(!of_many || much > 1000 && few < much, "{}: {stats}", what());
-    }
-    Ok(())
-}
-
-/// The same where dirty pages cannot be held, and are protected; where no call takes many ranges (before Linux 6.13);
-/// and as where there is swap.
+/// The named case where dirty pages cannot be held, and are protected; where no call takes many
+/// ranges (before Linux 6.13); and as where there is swap.
 #[test]
 fn protected_pages() -> Result<()> {
     let program = Command::new(compile::c("held_pages", &[])?);

@@ -8,6 +8,10 @@ use std::ffi::{OsStr, OsString};
 use std::path::Path;
 use std::process::Command;
 
+use clap::ValueEnum;
+use clap::builder::{EnumValueParser, PossibleValue, TypedValueParser};
+use clap::error::ErrorKind;
+
 use super::Options;
 use super::far::{self, Far, RunName};
 use crate::failure::Failure;
@@ -39,12 +43,37 @@ pub enum Dirty {
     Exact,
     /// By line: 64 keyed bits of each, compared when the page leaves (misses one in 2^62)
     Lines,
-    /// By line: against a copy; over shared memory, against the node's own
-    Shadow,
-    /// By page, first writes noted by the kernel (WP_ASYNC, PAGEMAP_SCAN; Linux 6.7)
-    Pages,
     /// Not at all: every page that leaves is written back
     None,
+}
+
+impl std::fmt::Display for Dirty {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&word(*self))
+    }
+}
+
+/// Policies of `--dirty` that were removed, and those to use instead.
+const REMOVED: [(&str, &str); 2] = [("shadow", "lines"), ("pages", "exact")];
+
+/// Reads `--dirty`. A policy that was removed is refused with the name of another.
+#[derive(Clone)]
+pub struct DirtyParser;
+
+impl TypedValueParser for DirtyParser {
+    type Value = Dirty;
+
+    fn parse_ref(&self, command: &clap::Command, arg: Option<&clap::Arg>, value: &OsStr) -> Result<Dirty, clap::Error> {
+        if let Some((name, instead)) = REMOVED.iter().find(|(name, _)| value == *name) {
+            let told = format!("--dirty {name} was removed, for it was nowhere the fastest: use --dirty {instead}\n");
+            return Err(clap::Error::raw(ErrorKind::ValueValidation, told));
+        }
+        EnumValueParser::<Dirty>::new().parse_ref(command, arg, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        Some(Box::new(Dirty::value_variants().iter().filter_map(ValueEnum::to_possible_value)))
+    }
 }
 
 /// How bytes move.

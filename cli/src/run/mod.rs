@@ -75,7 +75,7 @@ pub struct Options {
     pub prefetch: Prefetch,
 
     /// How changed bytes of pages are told from unchanged ones
-    #[arg(long, value_enum, default_value_t = Dirty::Auto)]
+    #[arg(long, value_parser = environment::DirtyParser, default_value_t = Dirty::Auto)]
     pub dirty: Dirty,
 
     /// How bytes move

@@ -5,21 +5,23 @@
 //!  2 settle       no write to a dirty one is lost from now on ([`crate::settle`])
 //!  3 copy         to their far slot (mapped) or to the staging ring, WRITEs posted: what is not held
 //!  4 drop         all of them by one vectored process_madvise: one flush; then what is held is copied as in 3
-//!  5 done         words become Remote, Staged, or Untouched (all zero), or Resident again of what could not be moved; room is given back
+//!  5 done         words become Remote, Staged, or Untouched (all zero); room is given back
 //! ```
 //!
-//! *Why no write is lost.* A clean page is write-protected from its arrival on,
-//! so a write to it faults, finds it Leaving, and waits until step 5. A dirty
-//! page, or one whose protection the kernel may have lifted by itself ([`crate::marks`]), is read when nothing can write to it but
-//! through a fault, and faults wait: where the program's only thread evicts, at once ([`crate::still`]); else after the flush of step 4, which ends every earlier write, from what is held of it ([`crate::held`]);
-//! where it cannot be held, after that of a call that has write-protected or moved it. What the pager never does is decide by
-//! looking at a page that can still change.
+//! *Why no write is lost.* A clean page is write-protected from its arrival on. A write to it
+//! faults, finds it Leaving, and waits until step 5. A dirty page is read when nothing can write to
+//! it but through a fault, and faults wait. There are three ways:
 //!
-//! *Measured choices.* `UFFDIO_MOVE` would unmap and keep the bytes in one step,
-//! but flushes per run of adjacent pages: 1.1 µs a page alone, and 10 µs each
-//! once a second thread runs; vectored `process_madvise` is 0.25 µs a page in
-//! either case. `WP_ASYNC` spares the first write's signal but leaves no moment
-//! at which a page is known clean and cannot change, but to a program's only thread; others compare it ([`crate::marks`]).
+//! * The program's only thread evicts ([`crate::still`]): the page is read at once.
+//! * The page is held ([`crate::held`]): it is read after the flush of step 4, which ends every
+//!   earlier write.
+//! * It cannot be held: it is read after the flush of a call that has write-protected it.
+//!
+//! The pager never decides by looking at a page that can still change.
+//!
+//! *Rejected.* `UFFDIO_MOVE` unmaps and keeps the bytes in one step, but flushes for each run of
+//! adjacent pages. `WP_ASYNC` spares the first write's signal, but leaves no moment at which a page
+//! is known clean and cannot change (`docs/design/lines.md`, *Rejected policies*).
 //!
 //! When, and by whom: [`crate::headroom`].
 
@@ -35,7 +37,7 @@ use farmem_pool::NoRoom;
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES, PageId};
 use farmem_protocol::exit;
 use farmem_protocol::lines::LINE_BYTES;
-use farmem_sys::memory::{copy_page, discard_vectored, is_zero, prefetch, prefetch_second, same_page, try_discard};
+use farmem_sys::memory::{copy_page, discard_vectored, is_zero, prefetch, prefetch_second, try_discard};
 use farmem_sys::raw::Errno;
 use std::time::Duration;
 
@@ -54,19 +56,13 @@ impl Pager {
             return 0;
         }
         let still = self.is_still(evictor);
-        self.ask_marks(evictor, still);
         let any_held = self.settle(evictor, still);
         self.copy_out(evictor, false);
         self.drop_pages(evictor);
         if any_held {
             self.copy_out(evictor, true);
         }
-        let left = evictor.leaving.iter().filter(|l| !l.stays).count();
-        if left < evictor.leaving.len() {
-            // While they are Leaving nobody tells the policy that they are gone.
-            let mut policy = self.policy();
-            evictor.leaving.iter().filter(|l| l.stays).for_each(|l| policy.kept(l.page));
-        }
+        let left = evictor.leaving.len();
         for leaving in &evictor.leaving {
             let word = self.table.word(leaving.page);
             word.set(leaving.to);
@@ -148,34 +144,20 @@ impl Pager {
     fn count_batch(&self, left: u64, tally: Tally) {
         self.count(&self.counters.evicted, left);
         self.count(&self.counters.evict_batches, 1);
-        self.count(&self.counters.taken_out, tally.taken_out);
         self.count(&self.counters.evicted_clean, tally.clean);
         self.count(&self.counters.pages_whole, tally.whole);
         self.count(&self.counters.lines_changed, tally.lines_changed);
-        self.count(&self.counters.bytes_changed, tally.bytes_changed);
         self.count(&self.counters.lines_sent, tally.lines_sent);
         self.count(&self.counters.bytes_out, tally.bytes_out);
     }
 
     /// Step 3. Sets the next words of the pages that are held, or of the others.
     fn copy_out(&self, evictor: &mut Evictor, held: bool) {
-        let mut freed = Vec::new();
-        evictor.slots.clear();
         let mut leaving = std::mem::take(&mut evictor.leaving);
-        let fresh = leaving
-            .iter()
-            .filter(|l| l.held == held && l.from.dirty() && !l.from.slot().is_some_and(|s| self.pool.is_own(s)))
-            .count();
-        if fresh > 0
-            && let Err(e) = self.pool.alloc(fresh, &mut evictor.slots)
-        {
-            self.no_room(&e);
-        }
-        // Taken from the end below: neighbours in the program become neighbours in their slab, and
-        // come back by one install.
-        evictor.slots.reverse();
+        self.take_slots(evictor, leaving.iter().filter(|l| l.held == held));
         let in_place = |l: &&Leaving| !held && !l.held;
         let compares = self.tracker.compares();
+        let mut freed = Vec::new();
         leaving.first().filter(in_place).into_iter().for_each(|first| self.look_ahead(first));
         for at in 0..leaving.len() {
             leaving.get(at + 1).filter(in_place).into_iter().for_each(|next| self.look_ahead(next));
@@ -189,85 +171,19 @@ impl Pager {
             let next = leaving.get(at + 1).filter(|next| compares && next.held == held);
             let next = next.and_then(|next| self.compared_with(next));
             let l = &mut leaving[at];
-            let before = l.marked.then(|| self.held_before(evictor, l, at));
-            if !l.is_read() {
+            l.to = if l.from.dirty() {
+                let bytes = if held {
+                    Some(evictor.held.next())
+                } else {
+                    (!self.table.may_be_unreadable(l.page)).then(|| l.page.addr() as *const u8)
+                };
+                let compared = compares && l.from.guessed();
+                self.bring_out(evictor, l, bytes, compared.then_some(next), &mut freed)
+            } else {
                 self.rewrites.saw_clean(l.from);
                 evictor.tally.clean += 1;
-                l.to = l.from.to(State::Remote).with_written(false);
-                continue;
-            }
-            let bytes = match held {
-                true => evictor.held.next(),
-                false if l.moved => match evictor.take_out(l.page) {
-                    Ok(bytes) => {
-                        evictor.tally.taken_out += 1;
-                        bytes
-                    }
-                    Err(_) => {
-                        (l.stays, l.to) = (true, l.from.with_dirty(true));
-                        continue;
-                    }
-                },
-                false => l.page.addr() as *const u8,
+                l.from.to(State::Remote).with_written(false)
             };
-            let readable = held || l.moved || !self.table.may_be_unreadable(l.page);
-            if let Some(before) = before {
-                // SAFETY: the page's bytes cannot change any more, and what it held before is the evictor's, or in its slot.
-                if unsafe { same_page(bytes, before) } {
-                    evictor.tally.clean += 1;
-                    l.to = l.from.to(State::Remote).with_written(false);
-                    continue;
-                }
-                l.from = l.from.with_dirty(true);
-            }
-            let zero = if readable {
-                // SAFETY: the page is present and Leaving, or its bytes are held or moved: nobody can take it away or change it.
-                unsafe { is_zero(bytes) }
-            } else {
-                l.from.slot().is_none() && evictor.is_barred_zero(l.page)
-            };
-            if zero {
-                freed.extend(l.from.slot());
-                l.to = Word::UNTOUCHED;
-                continue;
-            }
-            let compared = compares && l.from.guessed() && readable;
-            let changed = if compared { self.changed(l.page, bytes, l.from, next) } else { None };
-            if let Some(changed) = changed {
-                let stored = self.rewrites.saw_compared(l.from, changed.lines != 0);
-                if changed.lines == 0 {
-                    evictor.tally.clean += 1;
-                    l.to = Word::UNTOUCHED.to(State::Remote).with_slot(l.from.slot()).with_written(stored);
-                    continue;
-                }
-                if changed.known {
-                    evictor.tally.lines_changed += changed.lines.count_ones() as u64;
-                }
-                evictor.tally.bytes_changed += changed.bytes;
-            }
-            let slot = match l.from.slot() {
-                Some(own) if self.pool.is_own(own) => own,
-                shared => {
-                    freed.extend(shared);
-                    // Marked pages are clean, nearly all: they have none ready, and take no other's.
-                    let other = if l.marked { self.one_slot() } else { evictor.slots.pop() };
-                    other.unwrap_or_else(|| broken("fewer slots than pages that need one"))
-                }
-            };
-            // Lines are laid onto what the slot holds: only where that is what the page came in with.
-            let few = changed.filter(|c| Some(slot) == l.from.slot() && evictor.log.takes(c.lines));
-            l.to = Word::UNTOUCHED.with_slot(Some(slot)).with_written(true);
-            l.to = self.send(evictor, l, slot, readable.then_some(bytes), few);
-            match few.map(|few| few.lines.count_ones() as u64) {
-                Some(lines) => {
-                    evictor.tally.lines_sent += lines;
-                    evictor.tally.bytes_out += lines * LINE_BYTES as u64;
-                }
-                None => {
-                    evictor.tally.whole += 1;
-                    evictor.tally.bytes_out += PAGE_BYTES as u64;
-                }
-            }
         }
         self.tracker.release(leaving.iter().filter(|l| l.held == held && l.from.guessed()).map(|l| l.page));
         freed.append(&mut evictor.slots);
@@ -279,18 +195,83 @@ impl Pager {
         self.ring_writes(evictor);
     }
 
-    #[cold]
-    fn one_slot(&self) -> Option<FarSlot> {
-        let mut slots = Vec::with_capacity(1);
-        self.pool.alloc(1, &mut slots).unwrap_or_else(|e| self.no_room(&e));
-        slots.pop()
+    /// Allocates slots for those of these pages that go to one and have none of their own.
+    fn take_slots<'a>(&self, evictor: &mut Evictor, leaving: impl Iterator<Item = &'a Leaving>) {
+        let has_own = |l: &Leaving| l.from.slot().is_some_and(|slot| self.pool.is_own(slot));
+        let fresh = leaving.filter(|l| l.from.dirty() && !has_own(l)).count();
+        evictor.slots.clear();
+        if fresh > 0
+            && let Err(e) = self.pool.alloc(fresh, &mut evictor.slots)
+        {
+            self.no_room(&e);
+        }
+        // Taken from the end: neighbours in the program become neighbours in their slab, and come
+        // back by one install.
+        evictor.slots.reverse();
+    }
+
+    /// Brings a dirty page to its slot, where it must; its next word. `bytes`: those of the page,
+    /// if it can be read. `compare`: whether it is compared, and with it the page to ask for, if
+    /// any ([`Tracker::changed`]). Slots that are needed no longer go to `freed`.
+    ///
+    /// [`Tracker::changed`]: crate::dirty::Tracker::changed
+    #[inline]
+    fn bring_out(
+        &self,
+        evictor: &mut Evictor,
+        l: &Leaving,
+        bytes: Option<*const u8>,
+        compare: Option<Option<Next>>,
+        freed: &mut Vec<FarSlot>,
+    ) -> Word {
+        let zero = match bytes {
+            // SAFETY: the page is present and Leaving, or its bytes are held: nobody can take it
+            // away or change it.
+            Some(bytes) => unsafe { is_zero(bytes) },
+            None => l.from.slot().is_none() && evictor.is_barred_zero(l.page),
+        };
+        if zero {
+            freed.extend(l.from.slot());
+            return Word::UNTOUCHED;
+        }
+        let changed = bytes.zip(compare).and_then(|(bytes, next)| self.changed(l.page, bytes, l.from, next));
+        if let Some(changed) = changed {
+            let stored = self.rewrites.saw_compared(l.from, changed.lines != 0);
+            if changed.lines == 0 {
+                evictor.tally.clean += 1;
+                return Word::UNTOUCHED.to(State::Remote).with_slot(l.from.slot()).with_written(stored);
+            }
+            if changed.known {
+                evictor.tally.lines_changed += changed.lines.count_ones() as u64;
+            }
+        }
+        let slot = match l.from.slot() {
+            Some(own) if self.pool.is_own(own) => own,
+            shared => {
+                freed.extend(shared);
+                evictor.slots.pop().unwrap_or_else(|| broken("fewer slots than pages that need one"))
+            }
+        };
+        // Lines are laid onto what the slot holds: only where that is what the page came in with.
+        let few = changed.filter(|c| Some(slot) == l.from.slot() && evictor.log.takes(c.lines));
+        match few.map(|few| few.lines.count_ones() as u64) {
+            Some(lines) => {
+                evictor.tally.lines_sent += lines;
+                evictor.tally.bytes_out += lines * LINE_BYTES as u64;
+            }
+            None => {
+                evictor.tally.whole += 1;
+                evictor.tally.bytes_out += PAGE_BYTES as u64;
+            }
+        }
+        self.send(evictor, l.page, slot, bytes, few).with_slot(Some(slot)).with_written(true)
     }
 
     /// Gets the first lines of a page that is to be copied or compared in its place into the CPU's cache, and of its slot: both are cold,
     /// in memory pages of their own, which is where a CPU's own looking ahead begins anew.
     #[inline]
     fn look_ahead(&self, l: &Leaving) {
-        if l.is_read() {
+        if l.from.dirty() {
             let slot = self.mapped_slot(l.from);
             for at in (0..LOOKED_AHEAD).map(|line| line * LINE_BYTES) {
                 prefetch(l.page.addr() + at);
@@ -308,12 +289,12 @@ impl Pager {
         }
     }
 
-    /// Brings a page's bytes to its slot, all of them or some lines; its next word.
-    /// `bytes`: those of the page, if it can be read.
+    /// Brings a page's bytes to its slot, all of them or some lines; its next word, but for the
+    /// slot. `bytes`: those of the page, if it can be read.
     fn send(
         &self,
         evictor: &mut Evictor,
-        l: &Leaving,
+        page: PageId,
         slot: FarSlot,
         bytes: Option<*const u8>,
         few: Option<Changed>,
@@ -321,14 +302,15 @@ impl Pager {
         let mapped = self.pool.place(slot).mapped as *mut u8;
         if !mapped.is_null() {
             match (few, bytes) {
-                // SAFETY: the page is present, readable and Leaving, or its bytes are held or moved; the slot mapped and this process's alone.
+                // SAFETY: the page is present, readable and Leaving, or its bytes are held; the
+                // slot mapped and this process's alone.
                 (Some(few), Some(bytes)) => unsafe { exact::copy_lines(bytes, mapped, few.lines) },
-                _ => self.read_page(evictor, l.page, mapped, bytes),
+                _ => self.read_page(evictor, page, mapped, bytes),
             }
-            return l.to.to(State::Remote);
+            return Word::UNTOUCHED.to(State::Remote);
         }
-        let index = self.claim_staged(evictor, l.page, slot);
-        self.read_page(evictor, l.page, self.staging.bytes(index), bytes);
+        let index = self.claim_staged(evictor, page, slot);
+        self.read_page(evictor, page, self.staging.bytes(index), bytes);
         match few {
             Some(few) => self.log_lines(evictor, index, slot, (few.lines, few.was)),
             None => self.post_write(evictor, index as u64, index, slot, 0, PAGE_BYTES),
@@ -337,7 +319,7 @@ impl Pager {
             self.ring_writes(evictor);
             self.collect_writes(evictor, Duration::ZERO);
         }
-        l.to.to(State::Staged).with_field(index as u64)
+        Word::UNTOUCHED.to(State::Staged).with_field(index as u64)
     }
 
     /// What changed of a compared page; its slot, its own or shared with a child, holds what it came in with.
@@ -362,7 +344,7 @@ impl Pager {
 
     fn read_page(&self, evictor: &mut Evictor, page: PageId, to: *mut u8, bytes: Option<*const u8>) {
         if let Some(bytes) = bytes {
-            // SAFETY: the source is present and Leaving (see `copy_out`), or held, or moved, the target ours.
+            // SAFETY: the source is present and Leaving (see `copy_out`), or held, the target ours.
             unsafe { copy_page(bytes, to) };
         } else if let Err(e) = evictor.read_leaving(page, to) {
             broken(&format!("page {:#x} cannot be read: {e}", page.addr()));
@@ -373,7 +355,7 @@ impl Pager {
     fn drop_pages(&self, evictor: &mut Evictor) {
         evictor.ranges.clear();
         let (mut last_end, mut leave) = (0, 0);
-        for l in evictor.leaving.iter().filter(|l| !l.stays) {
+        for l in &evictor.leaving {
             leave += PAGE_BYTES;
             let at = l.page.addr();
             match evictor.ranges.last_mut() {

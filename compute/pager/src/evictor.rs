@@ -3,7 +3,6 @@
 use crate::ending::broken;
 use crate::held::Held;
 use crate::log::Log;
-use crate::marks::Marks;
 use crate::thread::Thread;
 use crate::word::Word;
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES, PageId};
@@ -28,7 +27,8 @@ pub struct Evictor {
     pub(crate) tasks: Tasks,
     /// `/proc/self/mem`, for pages that the program itself may not read now.
     pub(crate) mem_fd: i32,
-    /// A page of ours to which one is copied that may not be read, or that could change where it is; 0 if there was no memory for it.
+    /// A page of ours to which one is copied that the program may not read; 0 if there was no
+    /// memory for it.
     bench: usize,
     /// Pages that are held by reference.
     pub(crate) held: Held,
@@ -36,8 +36,6 @@ pub struct Evictor {
     pub(crate) thread: Option<Box<Thread>>,
     /// Changed lines on their way.
     pub(crate) log: Log,
-    /// First writes that the kernel has noted ([`crate::marks`]).
-    pub(crate) marks: Option<Marks>,
     /// What the batch at hand is to be counted as.
     pub(crate) tally: Tally,
 }
@@ -46,14 +44,11 @@ pub struct Evictor {
 /// counters of a process that ended in the midst of a batch finds no parts of pages that are not among the whole.
 #[derive(Default)]
 pub(crate) struct Tally {
-    /// Pages that were moved to be read.
-    pub taken_out: u64,
     /// Pages that went without a transfer.
     pub clean: u64,
     /// Pages that went with all their bytes.
     pub whole: u64,
     pub lines_changed: u64,
-    pub bytes_changed: u64,
     pub lines_sent: u64,
     pub bytes_out: u64,
 }
@@ -72,29 +67,18 @@ pub(crate) struct Leaving {
     pub to: Word,
     /// It may be written to until its mapping has gone, and is read then, by reference.
     pub held: bool,
-    /// It may be written to until it is moved, and is read then.
-    pub moved: bool,
-    /// It could not be moved, and does not leave.
-    pub stays: bool,
-    /// It had not been written when that was asked ([`crate::marks`]), and is compared with what it held then.
-    pub marked: bool,
 }
 
 impl Leaving {
     /// A page as it was found.
     pub fn found(page: PageId, from: Word) -> Leaving {
-        Leaving { page, from, to: from, held: false, moved: false, stays: false, marked: false }
-    }
-
-    /// Whether it is read on its way out.
-    pub fn is_read(&self) -> bool {
-        self.from.dirty() || self.marked
+        Leaving { page, from, to: from, held: false }
     }
 }
 
 impl Evictor {
     /// `vectored`: try `process_madvise`.
-    pub(crate) fn new(vectored: bool, log: Log, marks: Option<Marks>) -> Evictor {
+    pub(crate) fn new(vectored: bool, log: Log) -> Evictor {
         Evictor {
             victims: Vec::with_capacity(BATCH),
             leaving: Vec::with_capacity(BATCH),
@@ -109,7 +93,6 @@ impl Evictor {
             held: Held::new(BATCH),
             thread: None,
             log,
-            marks,
             tally: Tally::default(),
         }
     }
@@ -122,23 +105,10 @@ impl Evictor {
         self.read_moved(page, to)
     }
 
-    /// Moves a leaving page out of its mapping, so that nobody can write to it any more; its bytes, until the next is moved.
-    ///
-    /// # Errors
-    /// It is where it was: the process may have no more mappings.
-    #[cold]
-    pub fn take_out(&mut self, page: PageId) -> Result<*const u8, Errno> {
-        if self.bench == 0 {
-            return Err(Errno(libc::ENOMEM));
-        }
-        let bytes = self.bench as *mut u8;
-        self.read_moved(page, bytes)?;
-        Ok(bytes)
-    }
-
-    /// Moves a page's memory out of its mapping, which stays as it is, and reads it: where the program may still write to it, or
-    /// `/proc/self/mem` is not to be had (a child that was forked after its parent had given up its user or its root directory). Other threads of
-    /// the program never see the page with another protection.
+    /// Moves a page's memory out of its mapping, which stays as it is, and reads it: where
+    /// `/proc/self/mem` is not to be had, as in a child that was forked after its parent had given
+    /// up its user or its root directory. Other threads of the program never see the page with
+    /// another protection.
     ///
     /// # Errors
     /// It is where it was.

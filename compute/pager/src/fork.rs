@@ -11,12 +11,12 @@
 //! A vfork child, or any clone with the same memory, needs none of this: it is
 //! one more thread of the pager.
 
-use crate::Pager;
 use crate::ending::{broken, die};
 use crate::regions::OnFork;
 use crate::space::pages;
 use crate::thread::Inside;
 use crate::word::State;
+use crate::{Pager, features};
 use farmem_pool::ForkShare;
 use farmem_protocol::addr::{PAGE_BYTES, PageId};
 use farmem_protocol::exit;
@@ -27,8 +27,6 @@ use std::sync::atomic::Ordering;
 pub struct Fork<'a> {
     inside: Inside<'a>,
     share: ForkShare,
-    /// The words of resident pages tell which are clean.
-    told: bool,
     _signals: SignalsBlocked,
 }
 
@@ -38,18 +36,14 @@ impl Pager {
         let signals = SignalsBlocked::new();
         let inside = self.threads.enter();
         self.threads.close(&inside);
-        let told = {
-            let mut evictor = self.evictor.lock();
-            self.drain_writes(&mut evictor);
-            self.ask_all_marks(&evictor)
-        };
+        self.drain_writes(&mut self.evictor.lock());
         let share = match self.pool.fork_prepare() {
             Ok(share) => share,
             Err(lost) => self.node_lost(&lost),
         };
         self.has_forked.store(true, Ordering::Relaxed);
         self.inheritable(true);
-        Fork { inside, share, told, _signals: signals }
+        Fork { inside, share, _signals: signals }
     }
 
     /// In the parent; `forked` false when the fork failed.
@@ -65,8 +59,9 @@ impl Pager {
     pub fn fork_child(&self, mut fork: Fork<'_>, counters: &'static farmem_protocol::counters::Process) {
         self.counters.switch(counters);
         self.forget_claims();
-        let features = self.renew_marks(&mut self.evictor.lock());
-        if let Err(e) = self.uffd.reopen(features) {
+        // Closed first: the child may have no descriptors left for both.
+        self.evictor.lock().tasks.reopen();
+        if let Err(e) = self.uffd.reopen(features(self.config.mode)) {
             die(exit::BROKEN, &format!("a forked child could not take over its far memory: {e}"));
         }
         self.inheritable(false);
@@ -75,7 +70,7 @@ impl Pager {
             if let Err(e) = self.uffd.register(start, region.end - start) {
                 die(exit::BROKEN, &format!("a forked child could not take over its far memory: {e}"));
             }
-            self.take_over(start, region.end, fork.told);
+            self.take_over(start, region.end);
         }
         drop(space);
         self.evictor.lock().renew_in_child();
@@ -96,15 +91,13 @@ impl Pager {
     }
 
     /// Clean pages of a region were write-protected by the parent's userfaultfd; the child's must
-    /// do it again, or first writes would go unseen. Which they are is `told` by their words; else those that would be are compared with what
-    /// they came in with, when they leave. Pins belong to threads that do not exist here.
-    fn take_over(&self, start: usize, end: usize, told: bool) {
+    /// do it again, or first writes would go unseen. Pins belong to threads that do not exist here.
+    fn take_over(&self, start: usize, end: usize) {
         let (first, last) = pages(start, end);
         self.table.walk(first, last, |_, word| {
             let seen = word.load();
             if seen.state() == State::Resident {
-                let compared = seen.with_dirty(true).with_guessed(true);
-                word.set(if told || seen.dirty() { seen } else { compared }.with_field(0));
+                word.set(seen.with_field(0));
             }
         });
         self.protect_clean(start, end);

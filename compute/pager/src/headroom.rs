@@ -64,8 +64,9 @@ impl Headroom {
 
 impl Pager {
     /// Reserves room for `n` pages, evicting if need be. The limit holds at every instant, but
-    /// where pins leave next to nothing of it ([`crate::crowd`]), where nothing can be brought out of its mapping ([`crate::settle`]), or all other local pages are being installed for so
-    /// long that nobody can tell why: then the fault goes ahead all the same.
+    /// where pins leave next to nothing of it ([`crate::crowd`]), or all other local pages are
+    /// being installed for so long that nobody can tell why: then the fault goes ahead all the
+    /// same.
     pub(crate) fn reserve(&self, n: u64) {
         let mut fruitless = 0;
         loop {

@@ -16,8 +16,9 @@
 //! | swap, while it is written there | the kernel does not begin to write what others refer to, and what it has begun is ended by making pages own; so they are referred to from before that on. What has taken long (as long as a page takes to become old) is protected |
 //! | the kernel's one page of zeros | pages come in by `UFFDIO_COPY`, which makes one for each, and are never parts of huge ones, whose zeros it may become |
 //!
-//! What cannot be made own (the program may not write there) or referred to is protected (or moved, [`crate::settle`]), as are all pages where a trial shows that writes do
-//! not go to what is held (kernels before 5.19). Before 6.13 pages are made own, and dropped, by a call for each range.
+//! What cannot be made own (the program may not write there) or referred to is protected
+//! ([`crate::settle`]), as are all pages where a trial shows that writes do not go to what is held
+//! (kernels before 5.19). Before 6.13 pages are made own, and dropped, by a call for each range.
 
 use crate::ending::broken;
 use farmem_protocol::addr::PAGE_BYTES;

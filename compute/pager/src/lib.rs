@@ -19,7 +19,6 @@
 //! | `settle` | … no write to them is lost meanwhile |
 //! | `held` | … for they are held by reference, and read when their mapping is gone |
 //! | `still` | … or the program's only thread evicts, and nobody can write |
-//! | `marks` | … whose first writes the kernel may note by itself |
 //! | `guess` | will a page be written this time too? |
 //! | `staging` | bytes on their way out, and back |
 //! | `pin` | pages that a system call is using |
@@ -60,7 +59,6 @@ mod handler;
 mod headroom;
 mod held;
 pub mod log;
-mod marks;
 mod moves;
 mod pin;
 mod reads;
@@ -98,7 +96,6 @@ use farmem_sys::uffd::{OpenError, Uffd, feature};
 use guess::Rewrites;
 use headroom::Headroom;
 use log::{By, Log};
-use marks::Marks;
 use pin::Lost;
 use record::Recorder;
 use space::Space;
@@ -163,9 +160,6 @@ pub enum StartError {
     /// No usable userfaultfd.
     #[error("{0}")]
     Userfaultfd(OpenError),
-    /// `/proc/self/pagemap` cannot be had, which `--dirty pages` asks.
-    #[error("/proc/self/pagemap: {0}; choose another --dirty")]
-    Marks(Errno),
     /// The kernel refuses the pager's own tables.
     #[error(
         "no address space for the runtime's tables ({0}): they reserve 128 GiB of addresses and take no memory before they are used; raise the limit (ulimit -v, ulimit -d)"
@@ -224,7 +218,8 @@ pub struct Pager {
     zeros: *const u8,
     /// Resident far pages, with those about to be.
     resident: AtomicU64,
-    /// The most that `resident` may be: `--local` less the staging ring, the log, and what is kept of pages.
+    /// The most that `resident` may be: `--local` less the staging ring and the log. Entries for
+    /// hashes count as resident.
     limit: u64,
     /// Of those, what long system calls have claimed for pins.
     long_pins: AtomicU64,
@@ -261,27 +256,25 @@ pub fn start(
     if recorder.is_some() {
         config.dirty = Dirty::Exact;
     }
-    let noted = config.dirty == Dirty::Pages;
-    let uffd = Uffd::open(features(config.mode, noted)).map_err(StartError::Userfaultfd)?;
+    let uffd = Uffd::open(features(config.mode)).map_err(StartError::Userfaultfd)?;
     let local = config.local / PAGE_BYTES as u64;
     let by = if config.write_lines || pool.any_wired() { By::Writes } else { By::Records };
     let beside = config.dirty.keeps_hashes() && by == By::Records;
     let part = if beside { STAGED_BESIDE_HASHES } else { STAGED };
     let staged = if pool.all_mapped() { 0 } else { (local / part).clamp(32, 8192) };
-    let logged = if config.dirty.tells_lines() { staged as usize } else { 0 };
+    let logged = if config.dirty.keeps_hashes() { staged as usize } else { 0 };
     let (mut log, log_bytes) = Log::new(logged, by).map_err(StartError::Memory)?;
     // A batch must find room in the ring without waiting for its own pages.
     let most = if staged == 0 { evictor::BATCH } else { evictor::BATCH.min(staged as usize / 2) };
-    let copies = if noted && !pool.all_mapped() { most } else { 0 };
-    let marks = if noted { Some(Marks::open(copies)?) } else { None };
-    let left = local - staged - (log_bytes / PAGE_BYTES + copies) as u64;
+    let left = local - staged - (log_bytes / PAGE_BYTES) as u64;
     let hashed = match by {
         By::Records => Hashed::InBrief { mask: if config.overlook { 0xC00 } else { WHOLE_TOP } },
         By::Writes => Hashed::InFull,
     };
-    let (tracker, mut limit) =
+    let tracker =
         Tracker::new(config.dirty, left, pool.all_mapped(), hashed, config.in_turns).map_err(StartError::Memory)?;
     log.confirm_by(tracker.seed());
+    let mut limit = left;
     let mut policy: fn(usize) -> Box<dyn Policy> = farmem_cache::recommended;
     if recorder.is_some() {
         limit = limit.min(record::LOCAL_PAGES);
@@ -311,7 +304,7 @@ pub fn start(
         reading: Lock::new(()),
         held_up: AtomicBool::new(false),
         has_forked: AtomicBool::new(false),
-        evictor: Lock::new(Evictor::new(config.vectored, log, marks)),
+        evictor: Lock::new(Evictor::new(config.vectored, log)),
         staging: Staging::new(staged as usize).map_err(StartError::Memory)?,
         space: Lock::new(Space::new()),
         pool,
@@ -345,11 +338,10 @@ pub fn start(
     Ok(pager)
 }
 
-/// Of the userfaultfd; whether the kernel is to note first writes.
-fn features(mode: FaultMode, marks: bool) -> u64 {
+/// Features of the userfaultfd.
+fn features(mode: FaultMode) -> u64 {
     let inline = if mode == FaultMode::Inline { feature::SIGBUS } else { 0 };
-    let noted = if marks { feature::WP_ASYNC } else { 0 };
-    feature::PAGEFAULT_FLAG_WP | inline | noted
+    feature::PAGEFAULT_FLAG_WP | inline
 }
 
 impl Pager {

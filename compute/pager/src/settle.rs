@@ -4,13 +4,10 @@
 //!  the program is still      nothing can be written ([`crate::still`])               read in place, then dropped
 //!  else                      what is written goes to what is held ([`crate::held`])  dropped, then read
 //!  where that cannot be      dirty pages are write-protected, by a call for each     read in place, then dropped
-//!   … and marks are asked    they are moved out of their mapping, one by one         read where they are then
 //! ```
 //!
-//! (Where marks are asked ([`crate::marks`]) nothing is protected: the kernel would lift that by itself.)
-//!
-//! The last but one is the dear one of the default: a call takes 0.5 to 0.7 µs, and 3 to 15 where it interrupts other CPUs that the program runs on. (Until 25 November 2026
-//! one call protected many pages, with what lay between, where calls were dear: what that cost is in `docs/design/pager.md`, *Dirty pages leave by reference*.)
+//! Write-protecting is the expensive way: 0.5 to 0.7 µs a call, and 3 to 15 where it interrupts
+//! other CPUs that run the program (`docs/design/pager.md`, *Dirty pages leave by reference*).
 
 use crate::Pager;
 use crate::ending::broken;
@@ -31,12 +28,12 @@ pub(crate) enum Settled {
     Still,
     /// Held: their mapping goes, and then they are read.
     Held,
-    /// Write-protected, or moved.
+    /// Write-protected.
     Protected,
 }
 
 fn is_unheld(l: &Leaving) -> bool {
-    l.is_read() && !l.held
+    l.from.dirty() && !l.held
 }
 
 /// What a call that protects can reach: from a run's first page that must be to its last.
@@ -60,7 +57,7 @@ impl Pager {
     /// Settles the pages of a batch that are read, the program being still or not; whether any are held.
     pub(crate) fn settle(&self, evictor: &mut Evictor, still: bool) -> bool {
         self.headroom.found(still);
-        let read = evictor.leaving.iter().filter(|l| l.is_read()).count();
+        let read = evictor.leaving.iter().filter(|l| l.from.dirty()).count();
         if read == 0 {
             return false;
         }
@@ -71,11 +68,7 @@ impl Pager {
             _ => Settled::Held,
         };
         if !still && held < read {
-            match evictor.marks {
-                // When they are read.
-                Some(_) => evictor.leaving.iter_mut().for_each(|l| l.moved = is_unheld(l)),
-                None => self.protect(&evictor.leaving),
-            }
+            self.protect(&evictor.leaving);
         }
         self.rewrites.leave(settled, self.pool.all_mapped());
         held > 0
@@ -90,7 +83,7 @@ impl Pager {
         if room == 0 {
             return 0;
         }
-        for l in evictor.leaving.iter_mut().filter(|l| l.is_read() && !self.table.may_be_unreadable(l.page)) {
+        for l in evictor.leaving.iter_mut().filter(|l| l.from.dirty() && !self.table.may_be_unreadable(l.page)) {
             l.held = room > 0;
             room = room.saturating_sub(1);
         }

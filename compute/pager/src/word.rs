@@ -7,7 +7,7 @@
 //! G  guessed    (with D) compared when it leaves: its slot holds the bytes it came in with, and
 //!               whether it was written to is not known yet ([`crate::dirty`])
 //! D  dirty      the page differs from its far slot, or has none; without D a
-//!               resident page is write-protected, and the first write faults (or is noted: [`crate::marks`])
+//!               resident page is write-protected, and the first write faults
 //! W  written    it was dirty when it last left
 //! H  has        the far slot is valid
 //! U  upgraded   (with D) it came in write-protected, and its first write faulted
@@ -20,7 +20,7 @@
 //!   Untouched ──► Busy ──────────► Resident ──► Leaving ──┬──► Remote      (clean, or written to a mapped slot)
 //!       ▲                ▲    ▲       │                   ├──► Staged ──► Remote   (bytes kept until the ring comes round)
 //!       │          fetch │    │rescue │ unmapped          └──► Untouched   (all zero)
-//!       │        Remote ─┘    └─ Staged                   (Resident again: what could neither be held nor moved, see [`crate::settle`])
+//!       │        Remote ─┘    └─ Staged
 //!       └──────────────────────────────────────────────────────────────── unmapped, discarded
 //! ```
 //!

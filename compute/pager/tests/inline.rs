@@ -14,7 +14,6 @@ use farmem_pager::{Config, FaultMode, Pager};
 use farmem_pool::Pool;
 use farmem_protocol::addr::PAGE_BYTES;
 use farmem_protocol::counters::Process;
-use farmem_sys::uffd::WriteTracker;
 use std::sync::atomic::Ordering;
 
 /// A member of a node in this very process, which lives as long as the test.
@@ -62,14 +61,7 @@ const WAYS: &[(&str, Way)] = &[
     ("tcp-overlooking", Way { mapped: false, overlook: true, ..PLAIN }),
     ("tcp-lines-overlooking", Way { mapped: false, dirty: Dirty::Lines, overlook: true, ..PLAIN }),
     ("shm-lines-in-turns", Way { dirty: Dirty::Lines, in_turns: true, ..PLAIN }),
-    ("shm-shadow", Way { dirty: Dirty::Shadow, ..PLAIN }),
-    ("tcp-shadow", Way { mapped: false, dirty: Dirty::Shadow, ..PLAIN }),
     ("tcp-exact", Way { mapped: false, dirty: Dirty::Exact, ..PLAIN }),
-    ("shm-pages", Way { dirty: Dirty::Pages, ..PLAIN }),
-    ("tcp-pages", Way { mapped: false, dirty: Dirty::Pages, ..PLAIN }),
-    ("shm-pages-moved", Way { dirty: Dirty::Pages, hold: false, ..PLAIN }),
-    ("tcp-pages-moved", Way { mapped: false, dirty: Dirty::Pages, hold: false, ..PLAIN }),
-    ("thread-pages", Way { mode: FaultMode::Thread, dirty: Dirty::Pages, ..PLAIN }),
     ("shm-none", Way { dirty: Dirty::None, ..PLAIN }),
     ("tcp-none", Way { mapped: false, dirty: Dirty::None, ..PLAIN }),
     ("tcp-one-by-one", Way { mapped: false, prefetch: false, vectored: false, ..PLAIN }),
@@ -147,21 +139,8 @@ fn by_lines_and_not_at_all_in_turns() {
 }
 
 #[test]
-fn by_copies() {
-    ["shm-shadow", "tcp-shadow"].iter().for_each(|way| in_its_own_process(way));
-}
-
-#[test]
 fn by_pages_and_not_at_all() {
     ["tcp-exact", "shm-none", "tcp-none"].iter().for_each(|way| in_its_own_process(way));
-}
-
-/// First writes noted by the kernel, of a program with several threads: pages are held, or moved, and compared.
-#[test]
-fn by_marks() {
-    ["shm-pages", "tcp-pages", "shm-pages-moved", "tcp-pages-moved", "thread-pages"]
-        .iter()
-        .for_each(|way| in_its_own_process(way));
 }
 
 /// What the tests above run; nothing by itself.
@@ -169,27 +148,15 @@ fn by_marks() {
 fn child() {
     let Ok(name) = std::env::var(WAY) else { return };
     let (_, way) = WAYS.iter().find(|(n, _)| *n == name).unwrap();
-    if way.dirty == Dirty::Pages && WriteTracker::of(farmem_sys::uffd::descriptor().unwrap()).is_err() {
-        eprintln!("skipped: no WP_ASYNC before Linux 6.7");
-        return;
-    }
     let program = Program::start(way);
     let counters = program.counters;
     let [lines, whole] = program.run();
-    // The harness's own thread beside: the program is not still. (Pages of a block that was barred are protected, or moved, in any case.)
+    // The harness's own thread beside: the program is not still. (Pages of a block that was barred
+    // are protected in any case.)
     let [held, protecting] =
         [&counters.held, &counters.protecting_calls].map(|counter| counter.load(Ordering::Relaxed));
-    match (way.hold, way.dirty) {
-        // What is not held is moved.
-        (hold, Dirty::Pages) => {
-            let moved = counters.taken_out.load(Ordering::Relaxed);
-            let (often, seldom) = if hold { (held, moved) } else { (moved, held) };
-            assert!(often > 100 && seldom < often / 2, "{name}: {held} pages held, {moved} moved");
-            assert!(protecting == 0, "{name}: {protecting} calls");
-        }
-        (true, _) => assert!(held > 100 && protecting < held / 2, "{name}: {held} pages held, {protecting} calls"),
-        (false, _) => assert!(protecting > 100 && held == 0, "{name}: {held} pages held, {protecting} calls"),
-    }
+    let as_told = if way.hold { held > 100 && protecting < held / 2 } else { protecting > 100 && held == 0 };
+    assert!(as_told, "{name}: {held} pages held, {protecting} calls");
     let refused = counters.pages_refused.load(Ordering::Relaxed);
     // (One line in 4096 is overlooked anyhow.)
     assert!(!way.overlook || refused > 100, "{name}: {refused} pages were refused");

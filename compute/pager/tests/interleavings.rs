@@ -34,14 +34,6 @@ enum Fault {
     ComparedTooSoon,
     /// What a page is compared with is taken when it is writable already.
     KeptTooLate,
-    /// A page is asked for its mark before it is copied.
-    AskedBeforeCopied,
-    /// A page that had its mark is taken for clean, whatever it holds in the end.
-    MarkedNotCompared,
-    /// … is neither held nor moved.
-    MarkedNotSettled,
-    /// A forked child believes words of pages that were asked about before, or never.
-    ChildBelieves,
 }
 
 /// How pages are written to, and leave.
@@ -51,8 +43,8 @@ enum Way {
     Exact,
     /// Pages come in writable, and are compared with what they came in with when they leave.
     Compared,
-    /// The kernel lifts protection by itself ([`farmem_pager`], `marks`).
-    Marks,
+    /// Clean pages are protected, and compared from their first write on.
+    Upgraded,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -103,8 +95,6 @@ struct World {
     kept: u8,
     /// The eviction's comparison found no change.
     same: bool,
-    /// The page had its mark when that was asked.
-    marked: bool,
     evict_at: u8,
     evict_left: u8,
     /// The word as the eviction found it needs to be settled, and a copy.
@@ -134,7 +124,7 @@ impl World {
         }
         match actor.at {
             Access::Try => match &mut self.entry {
-                Some((protected, value)) if !write || !*protected || self.way == Way::Marks => {
+                Some((protected, value)) if !write || !*protected => {
                     if write {
                         *protected = false;
                         if !self.own && self.held == Held::Mapped {
@@ -187,7 +177,8 @@ impl World {
             }
             Access::Settle => {
                 if self.word().state() == State::Busy {
-                    self.word = self.word().to(State::Resident).with_dirty(true).0;
+                    let upgraded = self.way == Way::Upgraded;
+                    self.word = self.word().to(State::Resident).with_dirty(true).with_guessed(upgraded).0;
                 } else if fault == Fault::UpgradeWithoutBusy && self.word().state() == State::Resident {
                     self.word = self.word().with_dirty(true).0;
                 }
@@ -208,9 +199,6 @@ impl World {
         }
         if self.evict_at == 0 && !self.takes() {
             return Ok(true);
-        }
-        if self.way == Way::Marks {
-            return self.evict_marked(fault);
         }
         match self.evict_at {
             0 => {
@@ -258,40 +246,6 @@ impl World {
         self.evict_left -= (self.evict_at == 0) as u8;
     }
 
-    fn evict_marked(&mut self, fault: Fault) -> Result<bool, String> {
-        let early = fault == Fault::AskedBeforeCopied;
-        let settled = self.evict_dirty || self.marked && fault != Fault::MarkedNotSettled;
-        match self.evict_at {
-            at @ (1 | 2) => match self.entry {
-                Some((_, value)) if (at == 1) != early => self.kept = value,
-                Some((protected, value)) => {
-                    self.marked = !self.evict_dirty && protected;
-                    self.evict_dirty |= !protected;
-                    self.same = value == self.kept;
-                }
-                None => return Err("a leaving page is not there".into()),
-            },
-            // By a write of the kernel's, which lifts the protection too.
-            3 if settled && self.holds && self.has_forked && fault != Fault::HeldWhileShared => {
-                self.own = true;
-                self.entry = self.entry.map(|(_, value)| (false, value));
-            }
-            4 if settled && self.holds => self.held = Held::Mapped,
-            4 if settled => {
-                self.held = Held::Mapped;
-                self.drop_entry();
-            }
-            5 if self.holds && fault == Fault::ReadBeforeDrop => self.copy(fault)?,
-            5 => self.drop_entry(),
-            6 if self.holds && fault == Fault::ReadBeforeDrop => self.drop_entry(),
-            6 if settled => self.copy(fault)?,
-            7 => self.leave(),
-            _ => {}
-        }
-        self.evicted_to(8);
-        Ok(true)
-    }
-
     /// A fork; `false` while somebody is in the pager. (Whether its child has ended makes no difference to the entry.)
     fn fork(&mut self, fault: Fault) -> Result<bool, String> {
         let outside = |actor: Actor| actor.at == Access::Try;
@@ -300,10 +254,8 @@ impl World {
         if forks {
             self.forks_left -= 1;
             (self.has_forked, self.own) = (true, false);
-            // Whoever writes beside is the other thread: the program is not still, and its child compares.
-            let believes = self.way == Way::Exact || fault == Fault::ChildBelieves;
             let clean = self.word().state() == State::Resident && !self.word().dirty();
-            if believes && clean && self.entry.is_some_and(|(_, value)| value != self.slot) {
+            if clean && self.entry.is_some_and(|(_, value)| value != self.slot) {
                 return Err("a forked child takes a page for clean that was written".into());
             }
         }
@@ -329,8 +281,7 @@ impl World {
         if fault != Fault::ComparedTooSoon {
             self.same = value == self.kept;
         }
-        let compared = self.word().guessed() || self.marked;
-        if !compared || !self.same && fault != Fault::MarkedNotCompared {
+        if !self.word().guessed() || !self.same {
             self.slot = value;
         }
         Ok(())
@@ -363,7 +314,6 @@ fn explore(fault: Fault, way: Way, holds: bool) -> Result<usize, String> {
         way,
         kept: 0,
         same: false,
-        marked: false,
         evict_at: 0,
         evict_left: 3,
         evict_dirty: false,
@@ -400,7 +350,7 @@ fn explore(fault: Fault, way: Way, holds: bool) -> Result<usize, String> {
 
 #[test]
 fn no_interleaving_loses_a_write_or_gets_stuck() {
-    for way in [Way::Exact, Way::Compared, Way::Marks] {
+    for way in [Way::Exact, Way::Compared, Way::Upgraded] {
         for holds in [false, true] {
             let worlds = explore(Fault::None, way, holds).unwrap_or_else(|e| panic!("{way:?}, holds: {holds}: {e}"));
             assert!(worlds > 500, "only {worlds} worlds");
@@ -417,18 +367,13 @@ fn every_seeded_fault_is_caught() {
         for fault in [Fault::UpgradeWithoutBusy, Fault::CleanAndWritable, Fault::RemoteBeforeDrop] {
             caught(fault, Way::Exact, holds);
         }
-        caught(Fault::ComparedTooSoon, Way::Compared, holds);
-        caught(Fault::KeptTooLate, Way::Compared, holds);
-        for fault in [Fault::AskedBeforeCopied, Fault::MarkedNotCompared, Fault::MarkedNotSettled, Fault::ChildBelieves]
-        {
-            caught(fault, Way::Marks, holds);
+        for way in [Way::Compared, Way::Upgraded] {
+            caught(Fault::ComparedTooSoon, way, holds);
+            caught(Fault::KeptTooLate, way, holds);
         }
     }
-    caught(Fault::ComparedTooSoon, Way::Marks, true);
-    for way in [Way::Exact, Way::Compared] {
+    for way in [Way::Exact, Way::Compared, Way::Upgraded] {
         caught(Fault::NoProtection, way, false);
-    }
-    for way in [Way::Exact, Way::Compared, Way::Marks] {
         caught(Fault::ReadBeforeDrop, way, true);
         caught(Fault::HeldWhileShared, way, true);
         caught(Fault::ForkInEviction, way, true);

@@ -23,8 +23,6 @@ pub struct Counts {
     pub evicted_clean: u64,
     /// Lines found changed.
     pub lines_changed: u64,
-    /// Bytes found changed, where bytes are compared.
-    pub bytes_changed: u64,
     /// Lines that went by themselves.
     pub lines_sent: u64,
     /// Pages that went whole.
@@ -52,7 +50,6 @@ impl Counts {
             evicted: self.evicted - before.evicted,
             evicted_clean: self.evicted_clean - before.evicted_clean,
             lines_changed: self.lines_changed - before.lines_changed,
-            bytes_changed: self.bytes_changed - before.bytes_changed,
             lines_sent: self.lines_sent - before.lines_sent,
             pages_whole: self.pages_whole - before.pages_whole,
             wire_out: self.wire_out - before.wire_out,
@@ -80,7 +77,6 @@ impl Counts {
             evicted: sum(offset_of!(Process, evicted))?,
             evicted_clean: sum(offset_of!(Process, evicted_clean))?,
             lines_changed: sum(offset_of!(Process, lines_changed))?,
-            bytes_changed: sum(offset_of!(Process, bytes_changed))?,
             lines_sent: sum(offset_of!(Process, lines_sent))?,
             pages_whole: sum(offset_of!(Process, pages_whole))?,
             wire_out: sum(offset_of!(Process, wire_out))?,

@@ -71,21 +71,6 @@ unsafe fn differing_by_sse2(a: *const u8, b: *const u8) -> u64 {
     lines
 }
 
-/// How many bytes of these lines differ.
-///
-/// # Safety
-/// As [`differing`].
-pub unsafe fn differing_bytes(a: *const u8, b: *const u8, lines: u64) -> u64 {
-    let mut bytes = 0;
-    for line in (0..LINES).filter(|line| lines >> line & 1 == 1) {
-        for at in line * LINE_BYTES..(line + 1) * LINE_BYTES {
-            // SAFETY: within the pages.
-            bytes += unsafe { a.add(at).read() != b.add(at).read() } as u64;
-        }
-    }
-    bytes
-}
-
 /// Copies some lines of a page to the same place in another.
 ///
 /// # Safety
@@ -128,7 +113,6 @@ mod tests {
                 let lines = differing(unit, after.as_ptr(), before.as_ptr(), next);
                 assert_eq!(lines, differing(unit, after.as_ptr(), before.as_ptr(), None));
                 assert_eq!(lines, 1 << (at / 64), "byte {at}");
-                assert_eq!(differing_bytes(after.as_ptr(), before.as_ptr(), lines), 1);
             }
             let (mut target, source) = ([7u8; 4096], [9u8; 4096]);
             copy_lines(source.as_ptr(), target.as_mut_ptr(), 1 << 63 | 6);

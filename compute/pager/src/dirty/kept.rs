@@ -1,7 +1,7 @@
 //! What is kept of pages as they arrived: one entry of a fixed size for each, found by the page.
 //!
 //! ```text
-//!  page ─► index (4 bytes a page, sparse): 0, or 1 + entry ─► entries: hashes (512 bytes, in brief 104) or copies (4096)
+//!  page ─► index (4 bytes a page, sparse): 0, or 1 + entry ─► entries: hashes (512 bytes, in brief 104)
 //! ```
 //!
 //! A page's index and entry belong to whoever owns the page: its word says who ([`crate::word`]), and its

@@ -8,15 +8,8 @@
 //!   auto      likely to be
 //!   (lines,   written: writable   as `lines`                as `lines`
 //!   guessing) others: protected   … at the first write      as `lines`
-//!   shadow    slot mapped:
-//!             writable            nothing: the slot         lines that differ from the slot
-//!             else: likely to be
-//!             written: writable   a copy                    lines that differ from the copy
-//!             others: protected   a copy at the first write lines that differ from the copy
 //!   exact     protected; where the slot is mapped, likely
 //!             written ones: writable, compared with it      all of a page that was written
-//!   pages     protected, and the  nothing                   all of a page whose mark is gone,
-//!             kernel lifts it                               or that differs ([`crate::marks`])
 //!   none      writable            nothing                   all of every page
 //! ```
 //!
@@ -39,10 +32,9 @@ pub mod turns;
 
 use crate::ending::broken;
 use exact::Next;
-use farmem_protocol::addr::{PAGE_BYTES, PageId};
+use farmem_protocol::addr::PageId;
 use farmem_protocol::lines::LINES;
 use farmem_sys::lines::{Brief, Found, Hasher, Hashes, SEED_BYTES, Seed, Unit, asks_along};
-use farmem_sys::memory::copy_page;
 use farmem_sys::raw::Errno;
 use kept::Kept;
 
@@ -57,34 +49,19 @@ pub enum Dirty {
     /// See the module.
     Lines,
     /// See the module.
-    Shadow,
-    /// See the module.
-    Pages,
-    /// See the module.
     None,
 }
 
 impl Dirty {
-    /// Whether it may tell which lines changed of a page whose slot is not mapped.
-    pub(crate) fn tells_lines(self) -> bool {
-        matches!(self, Dirty::Auto | Dirty::Lines | Dirty::Shadow)
-    }
-
-    /// Whether it tells them by hashes.
+    /// Whether it keeps line hashes of pages whose slots are not mapped.
     pub(crate) fn keeps_hashes(self) -> bool {
         matches!(self, Dirty::Auto | Dirty::Lines)
     }
 }
 
 /// All names, as `farmem run --dirty` has them.
-pub const NAMES: [(&str, Dirty); 6] = [
-    ("auto", Dirty::Auto),
-    ("exact", Dirty::Exact),
-    ("lines", Dirty::Lines),
-    ("shadow", Dirty::Shadow),
-    ("pages", Dirty::Pages),
-    ("none", Dirty::None),
-];
+pub const NAMES: [(&str, Dirty); 4] =
+    [("auto", Dirty::Auto), ("exact", Dirty::Exact), ("lines", Dirty::Lines), ("none", Dirty::None)];
 
 /// How a page comes in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -104,18 +81,16 @@ pub(crate) struct Changed {
     pub lines: u64,
     /// Whether `lines` are those that changed.
     pub known: bool,
-    /// Bytes that differ, under `shadow`; else 0: they are not known, or not counted.
-    pub bytes: u64,
     /// Where hashes are kept in brief: what is to be confirmed of these lines before others are laid onto them.
     pub was: u64,
 }
 
 impl Changed {
     /// In some line.
-    const SOMEWHERE: Changed = Changed { lines: u64::MAX, known: false, bytes: 0, was: 0 };
+    const SOMEWHERE: Changed = Changed { lines: u64::MAX, known: false, was: 0 };
 
     fn lines(lines: u64) -> Changed {
-        Changed { lines, known: true, bytes: 0, was: 0 }
+        Changed { lines, known: true, was: 0 }
     }
 }
 
@@ -131,9 +106,7 @@ pub(crate) enum Hashed {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Policy {
     Lines,
-    Shadow,
     Exact,
-    Pages,
     None,
 }
 
@@ -151,64 +124,38 @@ pub(crate) struct Tracker {
     in_turns: bool,
 }
 
-/// Of local memory that is not the staging ring, this part is for copies of pages whose slots are not mapped.
-const COPIES: u64 = 5;
-
 impl Tracker {
-    /// For `pages` of local memory, some of which is taken for what is kept: the tracker, and how many pages are
-    /// left. `mapped`: every slot is. `in_turns`: see [`turns`].
-    pub fn new(
-        choice: Dirty,
-        pages: u64,
-        mapped: bool,
-        hashed: Hashed,
-        in_turns: bool,
-    ) -> Result<(Tracker, u64), Errno> {
+    /// For `pages` of local memory. `mapped`: every slot is. `in_turns`: see [`turns`].
+    pub fn new(choice: Dirty, pages: u64, mapped: bool, hashed: Hashed, in_turns: bool) -> Result<Tracker, Errno> {
         let policy = match choice {
             Dirty::Auto | Dirty::Lines => Policy::Lines,
-            Dirty::Shadow => Policy::Shadow,
             Dirty::Exact => Policy::Exact,
-            Dirty::Pages => Policy::Pages,
             Dirty::None => Policy::None,
         };
-        // Copies have a part of local memory to themselves; what hashes take is reserved as they are made.
-        let (entry, entries, left) = match policy {
-            Policy::Lines if !mapped && hashed == Hashed::InFull => (size_of::<Hashes>(), pages, pages),
-            Policy::Lines if !mapped => (size_of::<Brief>(), pages, pages),
-            Policy::Shadow if !mapped => (PAGE_BYTES, pages / COPIES, pages - pages / COPIES),
-            _ => (0, 0, pages),
+        let entry = match hashed {
+            Hashed::InFull => size_of::<Hashes>(),
+            Hashed::InBrief { .. } => size_of::<Brief>(),
         };
-        let kept = if entries > 0 { Some(Kept::new(entries as usize, entry)?) } else { None };
+        let keeps = policy == Policy::Lines && !mapped;
+        let kept = if keeps { Some(Kept::new(pages as usize, entry)?) } else { None };
         let mut random = [0; SEED_BYTES];
         if policy == Policy::Lines && farmem_sys::process::random_bytes(&mut random).is_err() {
             broken("the system gives no random bytes for the key of the line hashes");
         }
         let guess = choice == Dirty::Auto;
-        Ok((
-            Tracker {
-                policy,
-                guess,
-                hasher: Hasher::new(&random, Unit::best()),
-                hashed,
-                kept,
-                asks_along: asks_along(),
-                in_turns,
-            },
-            left,
-        ))
+        let hasher = Hasher::new(&random, Unit::best());
+        Ok(Tracker { policy, guess, hasher, hashed, kept, asks_along: asks_along(), in_turns })
     }
 
     /// From what the key is made, where somebody is to confirm changed lines.
     pub fn seed(&self) -> Option<&Seed> {
-        let confirmed = self.policy == Policy::Lines && self.kept.is_some() && self.hashed != Hashed::InFull;
-        confirmed.then(|| self.hasher.seed())
+        (self.kept.is_some() && self.hashed != Hashed::InFull).then(|| self.hasher.seed())
     }
 
-    /// Pages of local memory that what is kept has taken since this was last asked, beyond those set apart by
-    /// [`Tracker::new`]: never given back.
+    /// Pages of local memory that hashes have taken since this was last asked: never given back.
     #[inline]
     pub fn grown(&self) -> u64 {
-        if self.policy == Policy::Lines { self.kept.as_ref().map_or(0, Kept::grown) } else { 0 }
+        self.kept.as_ref().map_or(0, Kept::grown)
     }
 
     /// Gets what is kept of a page into the CPU's cache.
@@ -225,13 +172,11 @@ impl Tracker {
         match self.policy {
             Policy::None => Comes::Writable,
             Policy::Lines if write || !self.guess => Comes::Compared,
-            Policy::Shadow if mapped || write => Comes::Compared,
-            Policy::Exact | Policy::Pages if write => Comes::Writable,
-            Policy::Pages => Comes::Protected,
+            Policy::Exact if write => Comes::Writable,
             // Where slots are not mapped a wrong guess is not seen on the way out, and would send the page over
             // the network: no guesses there.
             Policy::Exact if !mapped => Comes::Protected,
-            Policy::Lines | Policy::Shadow | Policy::Exact => {
+            Policy::Lines | Policy::Exact => {
                 if likely() {
                     Comes::Compared
                 } else {
@@ -268,21 +213,20 @@ impl Tracker {
     unsafe fn fill(&self, entry: *mut u8, source: *const u8) {
         // SAFETY: the caller's promises; entries are of this policy's size, aligned.
         unsafe {
-            match (self.policy, self.hashed) {
-                (Policy::Lines, Hashed::InFull) => self.hasher.hash(source, &mut *entry.cast::<Hashes>()),
-                (Policy::Lines, Hashed::InBrief { .. }) => (*entry.cast::<Brief>()).take(&self.hasher, source),
-                _ => copy_page(source, entry),
+            match self.hashed {
+                Hashed::InFull => self.hasher.hash(source, &mut *entry.cast::<Hashes>()),
+                Hashed::InBrief { .. } => (*entry.cast::<Brief>()).take(&self.hasher, source),
             }
         }
     }
 
-    /// [`Tracker::keep`], put off: the thread `by` keeps the bytes, and calls [`Tracker::keep_now`] before it puts off another.
-    /// A page that leaves before goes whole. False where there may be nothing to keep it in by then, for it is too late to
-    /// protect the page: copies run out, while there are as many entries for hashes as pages. The caller owns the page.
+    /// [`Tracker::keep`], put off: the thread `by` keeps the bytes, and calls [`Tracker::keep_now`]
+    /// before it puts off another. A page that leaves before goes whole. False where nothing is
+    /// kept of it. The caller owns the page.
     #[inline]
     pub fn keep_later(&self, page: PageId, mapped: bool, comes: Comes, by: u32) -> bool {
         match &self.kept {
-            Some(kept) if comes == Comes::Compared && !mapped && self.policy == Policy::Lines => {
+            Some(kept) if comes == Comes::Compared && !mapped => {
                 kept.promise(page, by);
                 true
             }
@@ -311,7 +255,7 @@ impl Tracker {
     /// Whether pages whose slots are mapped may be compared with them.
     #[inline]
     pub fn compares_with_slots(&self) -> bool {
-        matches!(self.policy, Policy::Lines | Policy::Shadow | Policy::Exact)
+        self.policy != Policy::None
     }
 
     /// The first write to a page that came in protected, still as it came, whose slot is not mapped: whether it is
@@ -345,37 +289,25 @@ impl Tracker {
         next: Option<Next>,
     ) -> Option<Changed> {
         let next = next.filter(|_| self.asks_along);
-        let kept = || self.kept.as_ref().and_then(|kept| kept.find(page)).map(<*mut u8>::cast_const);
-        match (slot, self.policy) {
-            (None, Policy::Lines) => {
-                let entry = kept()?;
-                // SAFETY: the entry was filled by `fill` and is the page's; the page is the caller's promise.
-                Some(unsafe {
-                    match self.hashed {
-                        Hashed::InFull => Changed::lines(self.hasher.changed(at, &*entry.cast::<Hashes>())),
-                        Hashed::InBrief { mask } => {
-                            match (*entry.cast::<Brief>()).compare(&self.hasher, at, next.map(|[page, _]| page), mask) {
-                                Found::Same => Changed::lines(0),
-                                Found::Lines { lines, was } => Changed { was, ..Changed::lines(lines) },
-                                Found::Somewhere => Changed::SOMEWHERE,
-                            }
-                        }
-                    }
-                })
-            }
-            (slot, policy) => {
-                let before = slot.or_else(kept)?;
-                // SAFETY: as above, or the slot, which the caller vouches for; the hasher has a unit of this CPU's.
-                Some(unsafe {
-                    let lines = exact::differing(self.hasher.unit(), at, before, next);
-                    let counted = policy == Policy::Shadow;
-                    Changed {
-                        bytes: if counted { exact::differing_bytes(at, before, lines) } else { 0 },
-                        ..Changed::lines(lines)
-                    }
-                })
-            }
+        if let Some(before) = slot {
+            // SAFETY: the caller vouches for both; the hasher has a unit of this CPU's.
+            return Some(Changed::lines(unsafe { exact::differing(self.hasher.unit(), at, before, next) }));
         }
+        let entry = self.kept.as_ref()?.find(page)?.cast_const();
+        // SAFETY: the entry was filled by `fill` and is the page's; the page is the caller's
+        // promise.
+        Some(unsafe {
+            match self.hashed {
+                Hashed::InFull => Changed::lines(self.hasher.changed(at, &*entry.cast::<Hashes>())),
+                Hashed::InBrief { mask } => {
+                    match (*entry.cast::<Brief>()).compare(&self.hasher, at, next.map(|[page, _]| page), mask) {
+                        Found::Same => Changed::lines(0),
+                        Found::Lines { lines, was } => Changed { was, ..Changed::lines(lines) },
+                        Found::Somewhere => Changed::SOMEWHERE,
+                    }
+                }
+            }
+        })
     }
 
     /// Pages leave, or are taken away: nothing is kept of them any more. The caller owns them.

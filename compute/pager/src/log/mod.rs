@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! a page leaves ─► its bytes to the staging ring ─┬─ much of it changed ─► WRITE of the page   (writes)
-//!                                                 ├─ tcp: little ─► log.pages ─► flush: by slab, in order of slots ─► LINES
+//!                                                 ├─ tcp: little ─► log.pages ─► flush: by slab, in order of slots ─► LINES_IF
 //!                                                 └─ RDMA: few runs ─► WRITE, WRITE, …  the last one's tag is the page's
 //! ```
 //!
@@ -13,20 +13,22 @@
 //! staging ring until the record is acknowledged, and a fault on it is served from there. No READ of its slot
 //! is posted before ([`crate::staging`]), so that no READ can overtake a record on another queue pair.
 //!
-//! *Torn pages.* A record changes all of its lines or none, with conditions all of a page's or none. Of the WRITEs of a page some may have been carried out when
-//! a connection breaks, or a host dies: its slot is then neither what it was nor what it shall be, as with a WRITE of
-//! a whole page. Nobody reads it so: a slot is its process's alone, which has the whole page in the ring until the last
-//! WRITE is acknowledged (completions come in the order posted: then all are), and sends all of them again.
+//! *Torn pages.* A record changes all of a page's lines or none. Of the WRITEs of a page some may
+//! have been carried out when a connection breaks, or a host dies: its slot is then neither what it
+//! was nor what it shall be, as with a WRITE of a whole page. Nobody reads it so: a slot is its
+//! process's alone, which has the whole page in the ring until the last WRITE is acknowledged
+//! (completions come in the order posted: then all are), and sends all of them again.
 //!
-//! *Refused pages.* Where hashes are kept in brief ([`crate::dirty`]), a record goes with conditions, and the node refuses
-//! a page whose lines are not what they are taken for: one was overlooked, or the record had been carried out when its connection
-//! was cut. Its slot is as it was, its bytes are in the ring: it goes whole, and stays Staged until that is acknowledged.
+//! *Refused pages.* A record goes with conditions, for hashes are kept in brief ([`crate::dirty`]).
+//! The node refuses a page whose lines are not what they are taken for: one was overlooked, or the
+//! record had been carried out when its connection was cut. Its slot is as it was, its bytes are in
+//! the ring: it goes whole, and stays Staged until that is acknowledged.
 //!
 //! *Order.* All write-back of a process goes by the evictor's own queue pairs, which carry it out in the order
 //! posted, records and WRITEs alike. A slot's next record or WRITE is posted after this one, and is applied after it.
 //!
 //! *Replay.* A record whose acknowledgement was lost goes again, with what was posted behind it, in order: the
-//! last one of each slot decides. With conditions it is refused the second time, and its pages go whole.
+//! last one of each slot decides. It is refused the second time, and its pages go whole.
 
 mod post;
 pub mod room;
@@ -62,7 +64,7 @@ pub struct Logged {
     pub lines: u64,
     /// Which of the copies of pages it is.
     pub copy: u32,
-    /// What is to be confirmed of these lines, where that is asked.
+    /// The node is to confirm this of these lines.
     pub was: u64,
 }
 
@@ -133,7 +135,7 @@ pub(crate) enum By {
 /// Records, under way and to come.
 pub(crate) struct Log {
     by: By,
-    /// Records go with conditions, by this key ([`crate::dirty`]).
+    /// The key of records' conditions ([`crate::dirty`]); none where no records are made.
     seed: Option<Seed>,
     /// WRITEs since the last doorbell, where lines go by them.
     chained: u32,
@@ -161,7 +163,7 @@ impl Log {
         Ok((Log { by, seed: None, chained: 0, pages, entries, bytes, room: Room::new(size) }, size))
     }
 
-    /// What records say of lines is to be confirmed.
+    /// Sets the key of records' conditions.
     pub fn confirm_by(&mut self, seed: Option<&Seed>) {
         self.seed = seed.copied();
     }

@@ -55,10 +55,8 @@ impl Pager {
             // SAFETY: the copy is held until its acknowledgement; whoever rescues its page reads it, too.
             unsafe { &*self.staging.bytes(pages[i].copy as usize).cast::<[u8; PAGE_BYTES]>() }
         });
-        let len = match (len, &log.seed) {
-            (Some(len), Some(seed)) => conditional::append(into, len, pages.iter().map(|page| page.was), seed),
-            (len, _) => len,
-        };
+        let len = len.zip(log.seed.as_ref());
+        let len = len.and_then(|(len, seed)| conditional::append(into, len, pages.iter().map(|page| page.was), seed));
         let Some(len) = len else { crate::ending::broken("a record of changed lines that cannot be") };
         let tag = RECORD_TAG | u64::from(taken.number);
         let thread = evictor.thread.get_or_insert_with(|| Thread::boxed(0));
@@ -67,12 +65,7 @@ impl Pager {
         }
         if let Some(link) = &mut thread.links[place.node] {
             // SAFETY: the buffer stays as it is until the record is acknowledged.
-            unsafe {
-                match evictor.log.seed {
-                    None => link.lines(tag, place.slab, buffer, len as u32),
-                    Some(_) => link.lines_if(tag, place.slab, buffer, len as u32),
-                }
-            }
+            unsafe { link.lines_if(tag, place.slab, buffer, len as u32) };
         }
         self.count(&self.counters.records, 1);
     }

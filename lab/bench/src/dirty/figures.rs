@@ -216,15 +216,15 @@ fn bytes(by: By, ready: &[Ready], ways: &[Way], measured: &Rounds<Setting, Run>)
 pub(super) mod tests {
     use super::*;
 
-    /// Two programs, the first of which is slower by half under `pages`.
+    /// Two programs, the first of which is slower by half under `exact`.
     pub fn measured() -> (Vec<Way>, Rounds<Setting, Run>) {
-        let ways: Vec<Way> = ["none", "lines", "pages"].map(|dirty| Way { by: By::Tcp, dirty }).into();
+        let ways: Vec<Way> = ["none", "lines", "exact"].map(|dirty| Way { by: By::Tcp, dirty }).into();
         let programs = [Program::Redis, Program::Sort];
         let settings: Vec<Setting> =
             programs.into_iter().flat_map(|program| ways.iter().map(move |&way| Setting { program, way })).collect();
         let rounds = Rounds::interleave(&settings, 3, |setting, round| {
             let wall = match (setting.program, setting.way.dirty) {
-                (Program::Redis, "pages") => 150_000u64,
+                (Program::Redis, "exact") => 150_000u64,
                 (Program::Redis, "lines") => 50_000,
                 _ => 100_000,
             };
@@ -241,7 +241,7 @@ pub(super) mod tests {
         let of = policies(&ready, &ways, &measured, Run::wall_ns);
         let by_cpu = policies(&ready, &ways, &measured, Run::cpu_ns);
         assert!((by_cpu[1].mean - of[1].mean).abs() < 1e-9, "half of it, under none too");
-        assert_eq!(of.iter().map(|of| of.way.dirty).collect::<Vec<_>>(), ["lines", "pages"]);
+        assert_eq!(of.iter().map(|of| of.way.dirty).collect::<Vec<_>>(), ["lines", "exact"]);
         assert!((of[0].mean - 0.5f64.sqrt()).abs() < 1e-9 && of[0].worst == (1.0, Program::Sort), "{of:?}");
         assert!((of[1].mean - 1.5f64.sqrt()).abs() < 1e-9 && of[1].worst == (1.5, Program::Redis), "{of:?}");
         let table = times(By::Tcp, &ready, &ways, &measured, ("Time", Run::wall_ns), &of).table.to_string();

@@ -92,7 +92,7 @@ pub enum By {
 pub const RATE: &str = "10G";
 
 /// The policies, in the order of the tables.
-pub const POLICIES: [&str; 6] = ["none", "lines", "shadow", "exact", "pages", "auto"];
+pub const POLICIES: [&str; 4] = ["none", "lines", "exact", "auto"];
 
 /// A link and a policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

@@ -12,13 +12,14 @@
 //! then have their turns, [`TURNS`] each, one at a time: a machine that slows down for a second does so for all of them, and what is left of its noise in a
 //! round's ratio is a fifth.
 //!
-//! That fifth is more than `none` and `lines` differ by over shared memory, where all that they do differently is to copy what leaves or to compare it with
-//! its slot. So where both are asked for there is one more server a round, which does each in its turn ([`super::turns`]): in it what is compared differs by
-//! nothing else, not by what memory a server was given. Counters are those of the overwriting alone: filling is over. *Sent* are the bytes of write-back with 90 for each 1448, as they would
-//! be on Ethernet: acknowledgements and fetches are not in it. *Changed* are the bytes of lines found changed, whole
-//! lines; how many bytes of a line did change is told apart, by `shadow`, which alone sees them. A page of which it
-//! is not known what changed (fresh, or back before its record was acknowledged) is sent and counts as nothing
-//! changed.
+//! That fifth is more than `none` and `lines` differ by over shared memory, where all that they do
+//! differently is to copy what leaves or to compare it with its slot. So where both are asked for
+//! there is one more server a round, which does each in its turn ([`super::turns`]): in it what is
+//! compared differs by nothing else, not by what memory a server was given. Counters are those of
+//! the overwriting alone: filling is over. *Sent* are the bytes of write-back with 90 for each
+//! 1448, as they would be on Ethernet: acknowledgements and fetches are not in it. *Changed* are
+//! the bytes of lines found changed, whole lines. A page of which it is not known what changed
+//! (fresh, or back before its record was acknowledged) is sent and counts as nothing changed.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -64,14 +65,13 @@ enum By {
 /// A link, and a policy.
 type System = (By, &'static str);
 
-const SYSTEMS: [System; 7] = [
+const SYSTEMS: [System; 6] = [
     (By::Shm, "none"),
     (By::Shm, "lines"),
     (By::Shm, "auto"),
     (By::Tcp, "none"),
     (By::Tcp, "lines"),
     (By::Tcp, "auto"),
-    (By::Tcp, "shadow"),
 ];
 
 /// They do the same but for comparing and copying.
@@ -99,11 +99,6 @@ impl Sample {
     /// Bytes sent for each byte of changed lines.
     fn sent(&self) -> Option<f64> {
         (self.counts.lines_changed > 0).then(|| on_the_wire(self.counts.wire_out) as f64 / self.changed())
-    }
-
-    /// Bytes of changed lines for each byte that changed.
-    fn rounded_up(&self) -> Option<f64> {
-        (self.counts.bytes_changed > 0).then(|| self.changed() / self.counts.bytes_changed as f64)
     }
 }
 
@@ -284,7 +279,6 @@ fn section(by: By, measured: &Rounds<System, Sample>) -> Section {
         "",
         "CPU a request",
         "sent/changed",
-        "lines/bytes",
         "lines/page",
         "fetches",
         "whole",
@@ -303,7 +297,6 @@ fn section(by: By, measured: &Rounds<System, Sample>) -> Section {
             none.filter(|of| of.rounds > 1).map_or(String::new(), |of| format!("({:.2} – {:.2})", of.min, of.max)),
             median(&|run| Some(run.cpu_seconds / run.requests as f64 * 1e9)).map_or("–".into(), duration),
             shown(median(&|run| run.sent().filter(|_| by == By::Tcp)), 2),
-            shown(median(&Sample::rounded_up), 2),
             shown(
                 median(&|run| {
                     let dirty = run.counts.evicted - run.counts.evicted_clean;
