@@ -27,6 +27,7 @@ mod pool;
 mod program;
 mod run;
 mod runtime_dir;
+mod settings;
 mod size;
 mod time;
 mod top;
@@ -239,12 +240,6 @@ fn explain(refused: &clap::Error) -> Failure {
         }
         kind => {
             let mut line = one_line(&refused.render().to_string());
-            // `farmem run` takes what it does not know for the program, and whatever follows for its arguments.
-            if kind == ErrorKind::MissingRequiredArgument
-                && let Some(unknown) = unknown_flag(std::env::args_os().skip(1))
-            {
-                line = format!("unexpected argument '{unknown}' found");
-            }
             // Where a value is wrong, its own message says how to write it.
             let unclear =
                 [ErrorKind::UnknownArgument, ErrorKind::InvalidSubcommand, ErrorKind::MissingRequiredArgument];
@@ -262,27 +257,6 @@ fn command_meant(first: Option<OsString>) -> String {
     let first = first.unwrap_or_default();
     let known = commands.get_subcommands().find(|command| first == command.get_name());
     known.map_or("farmem".to_owned(), |command| format!("farmem {}", command.get_name()))
-}
-
-/// The first argument of `farmem run` that looks like a flag and is none, as far as it stands where flags do.
-fn unknown_flag(mut arguments: impl Iterator<Item = OsString>) -> Option<String> {
-    let commands = Farmem::command();
-    let run =
-        commands.find_subcommand("run").filter(|run| arguments.next().is_some_and(|first| first == run.get_name()))?;
-    while let Some(argument) = arguments.next() {
-        let argument = argument.into_string().ok().filter(|argument| argument.starts_with('-') && argument != "--")?;
-        let (name, value) =
-            argument.split_once('=').map_or((argument.as_str(), None), |(name, value)| (name, Some(value)));
-        let is_named = |flag: &&clap::Arg| {
-            flag.get_long().is_some_and(|long| name.strip_prefix("--") == Some(long))
-                || flag.get_short().is_some_and(|short| name == format!("-{short}"))
-        };
-        let Some(flag) = run.get_arguments().find(is_named) else { return Some(name.to_owned()) };
-        if flag.get_action().takes_values() && value.is_none() {
-            arguments.next()?;
-        }
-    }
-    None
 }
 
 /// The first paragraph of a message, which names the mistake, and its tip, as one line.
@@ -324,17 +298,6 @@ mod tests {
             command.get_subcommands().for_each(look);
         }
         look(&Farmem::command());
-    }
-
-    #[test]
-    fn a_flag_that_run_does_not_know_is_named() {
-        let unknown = |line: &str| unknown_flag(line.split(' ').map(OsString::from));
-        assert_eq!(unknown("run --locla 1G -- true"), Some("--locla".into()));
-        assert_eq!(unknown("run -v --node a:1 -x --local 1G -- true"), Some("-x".into()));
-        assert_eq!(unknown("run --stats=none --loc=1G true"), Some("--loc".into()));
-        for none in ["run -- --what", "run --agent true --what", "run --node --what", "run", "node --what"] {
-            assert_eq!(unknown(none), None, "{none}");
-        }
     }
 
     #[test]

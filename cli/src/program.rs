@@ -20,8 +20,11 @@ use crate::failure::Failure;
 #[derive(Debug, thiserror::Error)]
 pub enum Unusable {
     /// There is no such file, or none of that name in `PATH`.
-    #[error("{0}: not found{hint}", hint = if .0.starts_with('-') { NO_FLAG } else { "" })]
+    #[error("{0}: not found")]
     NotFound(String),
+    /// It looks like a flag, and there is no program of that name either.
+    #[error("'{0}' is neither a flag nor a program; see farmem run --help")]
+    NoFlag(String),
     /// The file is no program, or we may not execute it.
     #[error("{0}: not executable")]
     NotExecutable(String),
@@ -52,9 +55,6 @@ impl Unusable {
     }
 }
 
-/// What begins with a dash and is no flag is taken for the program, which may be called so.
-const NO_FLAG: &str = ", neither as a program nor as a flag of farmem run; see farmem run --help";
-
 impl From<Unusable> for Failure {
     fn from(unusable: Unusable) -> Self {
         Failure { status: unusable.status(), line: unusable.to_string() }
@@ -67,7 +67,11 @@ const INTERPRETERS: usize = 5;
 /// Finds a program as `execvp` would and checks it, with the interpreters it names.
 /// Returns the file that will be executed.
 pub fn find(name: &OsStr) -> Result<PathBuf, Unusable> {
-    let found = locate(name)?;
+    let found = locate(name).map_err(|unusable| match unusable {
+        // What begins with a dash and is no flag is taken for the program, which may be called so.
+        Unusable::NotFound(name) if name.starts_with('-') => Unusable::NoFlag(name),
+        unusable => unusable,
+    })?;
     let mut file = found.clone();
     for _ in 0..=INTERPRETERS {
         match check(&file)? {

@@ -80,7 +80,6 @@ fn mistakes_are_one_line_and_a_status() {
     std::fs::write(&script, "x").unwrap();
     let plain = script.to_str().unwrap();
     let cases: &[(&[&str], i32, &str)] = &[
-        (&["run", "true"], 64, "--local"),
         (&["run", "--local"], 64, "--local"),
         (&["run", "--local", "1G"], 64, "PROGRAM"),
         (&["run", "--local", "lots", "--", "true"], 64, "512M"),
@@ -96,6 +95,8 @@ fn mistakes_are_one_line_and_a_status() {
         (&["run", "--local", "1G", "--node", "nowhere", "--", "true"], 64, "nowhere"),
         (&["run", "--local", "1G", "--node", "host:port", "--", "true"], 64, "host:port"),
         (&["run", "--local", "1G", "--node", "a:1", "--far", "1G", "--", "true"], 64, "--far"),
+        (&["run", "--local", "1G", "--node", "a:1,none", "--", "true"], 64, "none"),
+        (&["run", "--local", "1G", "--node", "a:1,", "--", "true"], 64, "--node"),
         (&["run", "--local", "4194304T", "--", "true"], 64, "more than this machine's"),
         (&["run", "--local", "1G", "--stats", "json:/nonexistent/stats", "--", "true"], 64, "/nonexistent/stats"),
         (&["run", "--local", "1G", "--trace", "a;b", "--", "true"], 64, "semicolon"),
@@ -125,10 +126,10 @@ fn mistakes_are_one_line_and_a_status() {
         (&["top", "--interval", "soon"], 64, "30s"),
         (&["nonsense"], 64, "nonsense"),
         (&["rum"], 64, "'run'"),
-        (&["run", "--locl", "1G", "--", "true"], 64, "'--locl' found; see farmem run --help"),
-        (&["run", "-x", "--local", "1G", "--", "true"], 64, "'-x' found"),
+        (&["run", "--locl", "1G", "--", "true"], 64, "'--locl' is neither a flag nor a program; see farmem run --help"),
+        (&["run", "-x", "--local", "1G", "--", "true"], 64, "'-x' is neither"),
         (&["node", "--lend", "1G", "--listen", "127.0.0.1:0", "--quota", "1M"], 64, "--quota is below 2 MiB"),
-        (&["run", "--local", "1G", "--prefech", "off", "--", "true"], 127, "nor as a flag"),
+        (&["run", "--local", "1G", "--prefech", "off", "--", "true"], 64, "'--prefech' is neither"),
     ];
     for (arguments, status, part) in cases {
         let (got, out, err) = outcome(place.farmem(*arguments));
@@ -137,6 +138,73 @@ fn mistakes_are_one_line_and_a_status() {
         assert!(err.contains(part), "{arguments:?}: {err}");
     }
     assert_eq!(place.left(), Vec::<String>::new());
+}
+
+/// A node that listens on this socket, until it is dropped.
+fn node(place: &Place, name: &str) -> (Killed, String) {
+    let socket = place.path().join(name);
+    let address = format!("unix:{}", socket.display());
+    let node = place.farmem(["node", "--lend", "128M", "--listen", &address]).stderr(Stdio::null()).spawn().unwrap();
+    let node = Killed(node);
+    eventually("the node listens", || socket.exists());
+    (node, address)
+}
+
+struct Killed(std::process::Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn what_flags_leave_open_is_taken_from_variables_then_files() {
+    let place = Place::new();
+    let ((_one, a), (_other, b)) = (node(&place, "a.sock"), node(&place, "b.sock"));
+    let run = |variables: &[(&str, &str)], flags: &[&str]| {
+        let mut command = place.farmem(["run"].iter().chain(flags).chain(&["--stats", "json", "--", "true"]));
+        command.envs(variables.iter().copied());
+        let (status, _, said) = outcome(command);
+        assert_eq!(status, Some(0), "{said}");
+        let stats: serde_json::Value = serde_json::from_str(&said).unwrap();
+        let text = |name: &str| stats[name].as_str().unwrap().to_owned();
+        (stats["local_limit"].as_u64().unwrap(), text("local_from"), text("nodes"))
+    };
+    let (local, from, nodes) = run(&[], &[]);
+    assert!(local >= 1 << 20 && from == "default" && nodes.contains("/run-"), "{local} {from} {nodes}");
+
+    let file = place.path().join("farmem/config.toml");
+    std::fs::write(&file, format!("local = \"16M\"\nnode = [\"{a}\", \"{b}\"]\n")).unwrap();
+    let by_file = file.to_str().unwrap().to_owned();
+    assert_eq!(run(&[], &[]), (16 << 20, by_file.clone(), format!("{a},{b}")));
+    let variables = [("FARMEM_LOCAL", "17M"), ("FARMEM_NODE", b.as_str())];
+    assert_eq!(run(&variables, &[]), (17 << 20, "FARMEM_LOCAL".into(), b.clone()));
+    assert_eq!(run(&variables, &["--local", "18M", "--node", &a]), (18 << 20, "--local".into(), a.clone()));
+    assert_eq!(run(&[], &["--node", &format!("{b},{a}")]).2, format!("{b},{a}"));
+    assert_eq!(run(&[], &["--node", &b, "--node", &a]).2, format!("{b},{a}"));
+    // A node of its own, whoever names others.
+    for flags in [&["--node", "none"][..], &["--far", "64M"], &["--no-settings"]] {
+        assert!(run(&variables, flags).2.contains("/run-"), "{flags:?}");
+    }
+    assert_eq!(run(&variables, &["--no-settings", "--local", "18M"]).0, 18 << 20);
+
+    std::fs::write(&file, "local = \"16M\"\nnodes = \"a:1\"\n").unwrap();
+    let (status, _, said) = outcome(place.farmem(["run", "true"]));
+    assert!(status == Some(64) && said.lines().count() == 1 && said.contains(&by_file), "{said}");
+    assert!(said.contains("unknown key 'nodes'; known are local, node"), "{said}");
+}
+
+#[test]
+fn the_summary_says_how_much_was_local_and_who_said_so() {
+    let place = Place::new();
+    let first = |flags: &[&str]| {
+        let (_, _, said) = outcome(place.farmem(["run", "--far", "64M"].iter().chain(flags).chain(&["--", "true"])));
+        said.lines().next().unwrap().to_owned()
+    };
+    assert!(first(&["--local", "16M"]).ends_with("; 16.0 MiB local (--local)"));
+    assert!(first(&[]).ends_with(" local (by default, half of what was available)"));
 }
 
 #[test]

@@ -69,7 +69,7 @@ impl Far {
     /// The command that runs `program` so. It reports its statistics as the last line of standard error.
     pub fn command(&self, program: &Command) -> Command {
         let mut command = Command::new(binary());
-        command.args(["run", "--local", &self.local, "--stats", "json"]).args(&self.options);
+        command.args(["run", "--no-settings", "--local", &self.local, "--stats", "json"]).args(&self.options);
         command.arg("--").arg(program.get_program()).args(program.get_args());
         if let Some(dir) = program.get_current_dir() {
             command.current_dir(dir);

@@ -206,7 +206,14 @@ impl Bench<'_> {
         let mut command = Command::new(own);
         // Sort has other memory beside its buffer. Were no more lent than that takes, it would be refused, and try again with
         // a smaller one: another sort than the native one.
-        command.args(["run", "--local", &local.to_string(), "--far", &(self.buffer + BESIDE).to_string()]);
+        command.args([
+            "run",
+            "--no-settings",
+            "--local",
+            &local.to_string(),
+            "--far",
+            &(self.buffer + BESIDE).to_string(),
+        ]);
         command.arg("--stats").arg(format!("json:{}", stats.display())).args(["--", "sort"]);
         // The native run made its file anew: to empty the last run's would be a part of this one's time.
         let _ = fs::remove_file(&output);

@@ -14,6 +14,7 @@ use clap::error::ErrorKind;
 
 use super::Options;
 use super::far::{self, Far, RunName};
+use super::plan::Plan;
 use crate::failure::Failure;
 
 /// Who serves page faults.
@@ -124,8 +125,8 @@ pub fn set(
     command: &mut Command,
     library: &Path,
     options: &Options,
+    plan: &Plan,
     run: RunName,
-    local: u64,
     far: &Far,
     counters: &Path,
 ) -> Result<(), Failure> {
@@ -137,15 +138,15 @@ pub fn set(
     let mut fields = vec![
         ("v", "1".to_owned()),
         ("run", run.to_string()),
-        ("local", local.to_string()),
+        ("local", plan.local.to_string()),
         ("node", far::list(far.nodes())),
         ("relayed", (far.is_relayed() as u8).to_string()),
-        ("transport", word(options.transport)),
+        ("transport", word(plan.transport)),
         ("fault", word(options.fault)),
         ("prefetch", word(options.prefetch)),
         ("dirty", word(options.dirty)),
         ("counters", counters.display().to_string()),
-        ("grace_ms", options.grace.as_millis().to_string()),
+        ("grace_ms", plan.grace.as_millis().to_string()),
     ];
     if let Some(rate) = options.shape {
         fields.push(("shape", rate.to_string()));

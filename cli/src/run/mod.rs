@@ -16,6 +16,7 @@ mod environment;
 mod far;
 mod group;
 pub mod keeper;
+mod plan;
 mod stdio;
 mod summary;
 mod watch;
@@ -27,25 +28,22 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant, SystemTime};
 
-use farmem_fabric::NodeAddr;
 use farmem_protocol::addr::SLAB_BYTES;
 use farmem_sys::process::{self, Signals};
 
 use crate::counters::{self, Beginning, Sample};
 use crate::failure::Failure;
 use crate::runtime_dir::{self, Scratch};
-use crate::size::{self, Ram, Size};
+use crate::size::{Ram, Size};
 use crate::{agent, library, program, units};
 use embedded::Embedded;
 use far::Far;
+use plan::{Nodes, Plan};
 use summary::Outcome;
 
 pub use environment::{Dirty, Faults, Prefetch, Transport};
 use far::RunName;
 pub use summary::Stats;
-
-/// The least local memory a run may have: below it, fetching would evict what the same instruction needs.
-const LEAST_LOCAL: u64 = 1 << 20;
 
 /// Run a program on far memory
 ///
@@ -54,16 +52,18 @@ const LEAST_LOCAL: u64 = 1 << 20;
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Options {
-    /// Local memory for far pages, at most, of each process: 512M, 1.5G, or a share of this machine's RAM, 25%
+    /// The most memory here for the far pages of each process: 512M, 1.5G, or 25% of this machine's RAM [default: half
+    /// of what is available]
     #[arg(long, value_name = "SIZE")]
-    pub local: Size,
+    pub local: Option<Size>,
 
-    /// A memory node, HOST:PORT or unix:PATH; may be repeated. Without it, a node is started for this run alone
-    #[arg(long, value_name = "ADDR", value_parser = far::node)]
-    pub node: Vec<NodeAddr>,
+    /// A node that lends memory: HOST:PORT or unix:PATH. Several: repeat the flag, or separate them by commas. With
+    /// none, a node is started on this machine for this run alone [default: none]
+    #[arg(long, value_name = "ADDR")]
+    pub node: Vec<Nodes>,
 
-    /// Far memory of the node started for this run [default: 80% of what is available]
-    #[arg(long, value_name = "SIZE", conflicts_with = "node")]
+    /// What a node that is started for this run lends [default: 80% of what is available]
+    #[arg(long, value_name = "SIZE")]
     pub far: Option<Size>,
 
     /// Who serves page faults
@@ -78,9 +78,9 @@ pub struct Options {
     #[arg(long, value_parser = environment::DirtyParser, default_value_t = Dirty::Auto)]
     pub dirty: Dirty,
 
-    /// How bytes move
-    #[arg(long, value_enum, default_value_t = Transport::Auto)]
-    pub transport: Transport,
+    /// How bytes move [default: auto]
+    #[arg(long, value_enum)]
+    pub transport: Option<Transport>,
 
     /// Hold each process's traffic over tcp to so many bits a second each way, as 10G: what a slower network would
     /// make of the program
@@ -91,18 +91,22 @@ pub struct Options {
     #[arg(long)]
     pub agent: bool,
 
-    /// How long a lost connection may take to come back before the program is ended
-    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = crate::time::parse)]
-    pub grace: Duration,
+    /// How long a lost connection may take to come back before the program is ended [default: 5s]
+    #[arg(long, value_name = "TIME", value_parser = crate::time::parse)]
+    pub grace: Option<Duration>,
 
-    /// The summary at the end: text, json, json:FILE or none
-    #[arg(long, value_name = "FORM", default_value = "text")]
-    pub stats: Stats,
+    /// The summary at the end: text, json, json:FILE or none [default: text]
+    #[arg(long, value_name = "FORM")]
+    pub stats: Option<Stats>,
 
     /// Record which pages the program uses, in order, for `farmem replay` (slow: nearly every step to another page
     /// faults, whatever --local says). Other processes of the run: FILE.PID
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
+
+    /// Ignore variables and configuration files (see Settings below)
+    #[arg(long)]
+    pub no_settings: bool,
 
     /// Say what is done
     #[arg(short, long)]
@@ -129,6 +133,17 @@ Examples:
 
   farmem run --local 25% --stats json:stats.json -- sort -S 8G big.txt
       A quarter of this machine's RAM local; figures for a script.
+
+Settings: a flag wins over a variable, a variable over your file, your file over the system's.
+
+  --local 1G          FARMEM_LOCAL=1G          local = \"1G\"
+  --node a:7411       FARMEM_NODE=a:7411       node = [\"a:7411\", \"b:7411\"]
+  --transport tcp     FARMEM_TRANSPORT=tcp     transport = \"tcp\"
+  --grace 10s         FARMEM_GRACE=10s         grace = \"10s\"
+  --stats none        FARMEM_STATS=none        stats = \"none\"
+
+Your file is $XDG_CONFIG_HOME/farmem/config.toml (else ~/.config/farmem/config.toml), the system's \
+/etc/farmem/config.toml. --node none undoes what they name.
 
 Choosing --local: run once with plenty (--local 90%). All stays local then, and the summary's line *far memory* \
 ends with how much that was at its peak. A quarter of that is a good first try. Then look at *waiting*.
@@ -170,20 +185,9 @@ pub fn run(options: &Options) -> Result<Infallible, Failure> {
 
     let name = &options.command[0];
     let file = program::find(name)?;
-    let ram = size::ram().map_err(Failure::usage)?;
-    let local = options.local.bytes(ram.total) & !4095;
-    if local < LEAST_LOCAL {
-        return Err(Failure::usage(format!("--local is below {} MiB, the least that works", LEAST_LOCAL >> 20)));
-    }
-    if local > ram.total {
-        let local = units::bytes(local);
-        return Err(Failure::usage(format!("--local is {local}, more than {ram}: give less")));
-    }
-    if options.shape.is_some() && options.transport != Transport::Tcp {
-        return Err(Failure::usage("--shape holds tcp to a rate: add --transport tcp"));
-    }
-    options.stats.prepare().map_err(Failure::usage)?;
-    let lend = lent(options.far, ram, local)?;
+    let plan = Plan::of(options)?;
+    plan.stats.prepare().map_err(Failure::usage)?;
+    let lend = lent(options.far, plan.ram, plan.local)?;
     let library = library::place().map_err(Failure::usage)?;
     let dir = runtime_dir::own().map_err(Failure::usage)?;
     if !keeper::sweep(&dir) {
@@ -191,22 +195,22 @@ pub fn run(options: &Options) -> Result<Infallible, Failure> {
     }
 
     let run = RunName::new().map_err(|e| Failure::usage(format!("no randomness for a run's name: {e}")))?;
-    let mut nodes = options.node.clone();
+    let mut nodes = plan.nodes.clone();
     let embedded = if nodes.is_empty() {
-        let node = Embedded::start(&dir, run, lend, options.transport, &signals)?;
+        let node = Embedded::start(&dir, run, lend, plan.transport, &signals)?;
         nodes.push(node.node().clone());
         Some(node)
     } else {
         None
     };
-    let far = Far::connect(&nodes, run, options.transport.into(), options.grace)?;
+    let far = Far::connect(&nodes, run, plan.transport.into(), plan.grace)?;
 
     let mut counters = Scratch::new(dir.join(format!("run-{run}.counters")));
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let beginning = Beginning {
         supervisor: std::process::id(),
         started_ns: now.as_nanos() as u64,
-        local_limit: local,
+        local_limit: plan.local,
         command: &environment::command_line(&options.command),
         nodes: &far::list(&nodes),
     };
@@ -215,15 +219,15 @@ pub fn run(options: &Options) -> Result<Infallible, Failure> {
 
     let mut command = Command::new(&file);
     command.arg0(name).args(&options.command[1..]);
-    environment::set(&mut command, &library, options, run, local, &far, &counters)?;
+    environment::set(&mut command, &library, options, &plan, run, &far, &counters)?;
     if let Some(socket) = agent {
         command.env("FARMEM_AGENT", socket);
     }
     signals.hand_back(&mut command, true);
     stdio::hand_back(&mut command);
     if options.verbose {
-        let local = units::bytes(local);
-        eprintln!("farmem: run {run}: {} on {}, {local} local", file.display(), far.reached());
+        let (local, from) = (units::bytes(plan.local), &plan.local_from);
+        eprintln!("farmem: run {run}: {} on {}, {local} local ({from})", file.display(), far.reached());
     }
     process::adopt_orphans();
     let group = group::Watch::begin();
@@ -249,6 +253,7 @@ pub fn run(options: &Options) -> Result<Infallible, Failure> {
         keeper::start(run, &nodes, &counters, &others, embedded)?;
         counters.keep();
     }
-    options.stats.tell(&Outcome { ending, elapsed, sample, peaks, others: others.len() });
+    let others = others.len();
+    plan.stats.tell(&Outcome { ending, elapsed, sample, peaks, local_from: plan.local_from, others });
     ending.imitate()
 }

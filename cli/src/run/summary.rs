@@ -23,6 +23,7 @@ use serde::Serialize;
 
 use super::watch::Ending;
 use crate::counters::{Counts, Latency, Near, Peaks, Sample};
+use crate::settings::Origin;
 use crate::units;
 
 /// What to tell at the end, and where.
@@ -71,6 +72,8 @@ pub struct Outcome {
     pub sample: Sample,
     /// The most memory held at once.
     pub peaks: Peaks,
+    /// Who set `--local`.
+    pub local_from: Origin,
     /// Processes of the run that still live.
     pub others: usize,
 }
@@ -88,6 +91,7 @@ struct Report<'a> {
     nodes: &'a str,
     near: &'a [Near],
     local_limit: u64,
+    local_from: String,
     hit_rate: Option<f64>,
     prefetch_accuracy: Option<f64>,
     prefetch_coverage: Option<f64>,
@@ -114,7 +118,7 @@ impl Stats {
 }
 
 fn json(outcome: &Outcome) -> String {
-    let Outcome { ending, elapsed, sample, peaks, others } = outcome;
+    let Outcome { ending, elapsed, sample, peaks, local_from, others } = outcome;
     let mut counts = sample.total();
     // One name, one meaning: the run's peaks, not the sums of its processes'.
     (counts.local_peak, counts.far_peak) = (peaks.local, peaks.far);
@@ -129,6 +133,7 @@ fn json(outcome: &Outcome) -> String {
         nodes: &sample.nodes,
         near: &sample.near,
         local_limit: sample.local_limit,
+        local_from: local_from.to_string(),
         hit_rate: (counts.returns() > 0).then(|| counts.hits() as f64 / counts.returns() as f64),
         prefetch_accuracy: counts.prefetch_accuracy(),
         prefetch_coverage: counts.prefetch_coverage(),
@@ -140,7 +145,7 @@ fn json(outcome: &Outcome) -> String {
 }
 
 fn text(outcome: &Outcome) -> String {
-    let Outcome { ending, elapsed, sample, peaks, others } = outcome;
+    let Outcome { ending, elapsed, sample, peaks, local_from, others } = outcome;
     let how = match ending {
         Ending::Exited(0) => String::new(),
         Ending::Exited(status) => format!(", status {status}"),
@@ -161,7 +166,11 @@ fn text(outcome: &Outcome) -> String {
         rows.push(("background", others.to_string(), "processes of the run go on; see farmem top".to_owned()));
     }
     let value_width = rows.iter().map(|(_, value, _)| value.chars().count()).max().unwrap_or(0);
-    let mut out = format!("farmem: {elapsed}{how}\n");
+    let limit = match local_from {
+        Origin::Default => "by default, half of what was available".to_owned(),
+        from => from.to_string(),
+    };
+    let mut out = format!("farmem: {elapsed}{how}; {} local ({limit})\n", units::bytes(sample.local_limit));
     for (name, value, more) in rows {
         out += &format!("  {name:<12} {value:>value_width$}   {more}\n");
     }
@@ -290,14 +299,21 @@ mod tests {
         };
         let mut peaks = Peaks::default();
         peaks.note(&sample);
-        Outcome { ending: Ending::Exited(0), elapsed: Duration::from_millis(12_300), sample, peaks, others: 0 }
+        Outcome {
+            ending: Ending::Exited(0),
+            elapsed: Duration::from_millis(12_300),
+            sample,
+            peaks,
+            local_from: Origin::Flag("local"),
+            others: 0,
+        }
     }
 
     #[test]
     fn people_get_aligned_lines() {
         let text = text(&outcome());
         let ends: Vec<usize> = text.lines().skip(1).map(|line| line.find("   ").unwrap()).collect();
-        assert!(text.starts_with("farmem: 12.3 s\n"), "{text}");
+        assert!(text.starts_with("farmem: 12.3 s; 1.00 GiB local (--local)\n"), "{text}");
         assert_eq!(ends.len(), 8, "{text}");
         assert!(
             text.contains("1.28 M   262 k first touches, 812 k fetches, 166 k rescues, 40.0 k first writes\n"),

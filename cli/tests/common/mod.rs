@@ -7,6 +7,9 @@ use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+/// Variables that `farmem run` takes settings from; empty, they say nothing.
+const SETTINGS: [&str; 5] = ["FARMEM_LOCAL", "FARMEM_NODE", "FARMEM_TRANSPORT", "FARMEM_GRACE", "FARMEM_STATS"];
+
 /// A place where `farmem` keeps its files, apart from every other test's.
 pub struct Place(PathBuf);
 
@@ -27,6 +30,8 @@ impl Place {
     pub fn farmem<A: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = A>) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_farmem"));
         command.args(arguments).env("XDG_RUNTIME_DIR", &self.0).env_remove("FARMEM_PRELOAD").stdin(Stdio::null());
+        // Whoever runs the tests may have settings of their own.
+        command.env("XDG_CONFIG_HOME", &self.0).envs(SETTINGS.map(|name| (name, "")));
         command
     }
 

@@ -132,7 +132,7 @@ impl Torture {
         let this = std::env::current_exe().context("cannot tell which program this is")?;
         let mut command = Command::new(&this);
         if !self.native {
-            command.args(["run", "--local", &self.local_bytes(&child)?]);
+            command.args(["run", "--no-settings", "--local", &self.local_bytes(&child)?]);
             command.args(["--transport", transport, "--fault", &self.fault, "--dirty", &self.dirty]);
             if let Some(mask) = &self.mask {
                 command.args(["--mask", mask]);

@@ -131,7 +131,7 @@ impl Runner<'_> {
         let stats = self.dir.join("stats.json");
         let _ = fs::remove_file(&stats);
         let mut command = Command::new(self.farmem);
-        command.args(["run", "--local", &local.to_string()]).args(options);
+        command.args(["run", "--no-settings", "--local", &local.to_string()]).args(options);
         command.arg("--stats").arg(format!("json:{}", stats.display())).arg("--").args(&job.command);
         let before = supervise::children_cpu();
         let (run, printed) = self.finish(job, command, expected)?;

@@ -237,7 +237,7 @@ impl Bench<'_> {
         let dir = place.path();
         let mut command = Command::new(self.farmem);
         command.env("XDG_RUNTIME_DIR", dir);
-        command.args(["run", "--stats", "none", "--local", &local.to_string(), "--dirty", dirty]);
+        command.args(["run", "--no-settings", "--stats", "none", "--local", &local.to_string(), "--dirty", dirty]);
         match by {
             By::Shm => command.args(["--transport", "shm"]),
             By::Tcp => command.args(["--transport", "tcp", "--shape", RATE]),

@@ -212,7 +212,7 @@ impl Runner<'_> {
     fn program(&self, system: System, local: u64, pinned: bool, arguments: &[String]) -> anyhow::Result<String> {
         let mut command = Command::new(self.farmem);
         if let System::Shm | System::Tcp | System::Rdma = system {
-            command.args(["run", "--local", &local.to_string()]);
+            command.args(["run", "--no-settings", "--local", &local.to_string()]);
             match (&self.node, system) {
                 (_, System::Shm) => command.args(["--transport", "shm"]),
                 (Some(node), System::Tcp) => command.args(["--transport", "tcp", "--node", &node.address]),

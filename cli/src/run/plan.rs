@@ -1,0 +1,124 @@
+//! What a run will be: its flags, completed by variables, files and defaults ([`crate::settings`]), and checked.
+
+use std::str::FromStr;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use farmem_fabric::NodeAddr;
+
+use super::environment::Transport;
+use super::summary::Stats;
+use super::{Options, far};
+use crate::failure::Failure;
+use crate::settings::{Origin, Settings};
+use crate::size::{self, Ram, Size};
+use crate::units;
+
+/// The least local memory a run may have: below it, fetching would evict what the same instruction needs.
+const LEAST_LOCAL: u64 = 1 << 20;
+
+/// How long a cut connection may take to come back.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// Nodes as one flag, variable or file names them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Nodes(pub Vec<NodeAddr>);
+
+impl FromStr for Nodes {
+    type Err = String;
+
+    /// Addresses, comma separated, or `none`: a node is started for the run.
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.trim() {
+            "none" => Ok(Nodes(Vec::new())),
+            list => list.split(',').map(|each| far::node(each.trim())).collect::<Result<_, _>>().map(Nodes),
+        }
+    }
+}
+
+/// A run's settings, complete.
+pub struct Plan {
+    /// The limit on each process's resident far memory, bytes.
+    pub local: u64,
+    /// Who set it.
+    pub local_from: Origin,
+    /// Its nodes. None: one is started.
+    pub nodes: Vec<NodeAddr>,
+    /// How bytes move.
+    pub transport: Transport,
+    /// How long a cut connection may take to come back.
+    pub grace: Duration,
+    /// What is told at the end.
+    pub stats: Stats,
+    /// The memory that it and a node started for it may have.
+    pub ram: Ram,
+}
+
+impl Plan {
+    /// Completes a run's flags.
+    pub fn of(options: &Options) -> Result<Plan, Failure> {
+        let settings = if options.no_settings { Settings::none() } else { Settings::load()? };
+        let ram = size::ram().map_err(Failure::usage)?;
+        let (local, local_from) = local(options.local, &settings, ram)?;
+        let flag = (!options.node.is_empty()).then(|| options.node.iter().flat_map(|nodes| nodes.0.clone()).collect());
+        let named = settings.choose("node", flag.map(Nodes), str::parse::<Nodes>)?;
+        // Far memory of a node of its own is asked for: that outweighs nodes that a variable or a file names.
+        let nodes = match named {
+            Some((Nodes(nodes), Origin::Flag(_))) if options.far.is_some() && !nodes.is_empty() => {
+                return Err(Failure::usage(
+                    "--far is for a node started for this run; with --node it is the node's --lend",
+                ));
+            }
+            Some((Nodes(nodes), _)) if options.far.is_none() => nodes,
+            _ => Vec::new(),
+        };
+        let transport = settings.choose("transport", options.transport, |text| Transport::from_str(text, false))?;
+        let transport = transport.map_or(Transport::Auto, |(transport, _)| transport);
+        if options.shape.is_some() && transport != Transport::Tcp {
+            return Err(Failure::usage("--shape holds tcp to a rate: add --transport tcp"));
+        }
+        let grace = settings.choose("grace", options.grace, crate::time::parse)?.map_or(GRACE, |(grace, _)| grace);
+        let stats = settings.choose("stats", options.stats.clone(), str::parse)?;
+        let stats = stats.map_or(Stats::Text, |(stats, _)| stats);
+        Ok(Plan { local, local_from, nodes, transport, grace, stats, ram })
+    }
+}
+
+/// The limit on local memory, in whole pages, and who set it.
+fn local(flag: Option<Size>, settings: &Settings, ram: Ram) -> Result<(u64, Origin), Failure> {
+    let Some((size, from)) = settings.choose("local", flag, str::parse::<Size>)? else {
+        return Ok(((ram.available / 2).max(LEAST_LOCAL) & !4095, Origin::Default));
+    };
+    let local = size.bytes(ram.total) & !4095;
+    if local < LEAST_LOCAL {
+        return Err(Failure::usage(format!("{from} is below {} MiB, the least that works", LEAST_LOCAL >> 20)));
+    }
+    if local > ram.total {
+        let local = units::bytes(local);
+        return Err(Failure::usage(format!("{from} is {local}, more than {ram}: give less")));
+    }
+    Ok((local, from))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_are_listed_by_commas() {
+        let nodes = |text: &str| text.parse::<Nodes>().map(|nodes| nodes.0.len());
+        assert_eq!(nodes("a:1"), Ok(1));
+        assert_eq!(nodes("a:1, b:2,unix:/s"), Ok(3));
+        assert_eq!(nodes("none"), Ok(0));
+        for bad in ["", "a:1,", "a:1,none", "a:1;b:2"] {
+            assert!(nodes(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn without_a_word_half_of_what_is_available_is_local() {
+        let (local, from) =
+            local(None, &Settings::none(), Ram { total: 8 << 30, available: 3 << 30, is_group: false }).unwrap();
+        assert_eq!((local, from), (3 << 29, Origin::Default));
+    }
+}
