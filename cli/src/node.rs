@@ -50,6 +50,10 @@ pub struct Options {
     #[arg(long, value_name = "SIZE")]
     pub quota: Option<Size>,
 
+    /// Log every connection and every slab, too, and not only who joins, leaves and is refused
+    #[arg(short, long)]
+    pub verbose: bool,
+
     /// Serve one run, and end when standard input ends
     #[arg(long, hide = true)]
     pub embedded: bool,
@@ -151,6 +155,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         metrics: options.metrics,
         grace: options.grace,
         huge: options.huge,
+        verbose: options.verbose,
         embedded: options.embedded,
         rdma: options.rdma.clone(),
         quota: options.quota.map(|quota| quota.bytes(ram)),

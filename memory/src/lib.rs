@@ -8,13 +8,14 @@
 //!
 //! * `worker`: connections and their sockets; when to spin and when to sleep.
 //! * `listen`: where the node listens.
-//! * `metrics`, `status`: what the operator sees.
+//! * `metrics`, `status`, [`log`]: what the operator sees.
 //! * [`run()`]: the daemon from start to SIGTERM; [`Node`]: the same inside another process.
 //!
 //! What a verb or a request does is not here but in [`farmem_fabric::nic`].
 
 mod hot;
 mod listen;
+pub mod log;
 mod metrics;
 mod run;
 mod status;
@@ -55,6 +56,8 @@ pub struct Config {
     pub grace: Duration,
     /// Back memory by huge pages where the system has them.
     pub huge: bool,
+    /// Log every connection and slab, too, and not only joins, leaves and refusals.
+    pub verbose: bool,
     /// Started for one run: says nothing, and ends when its standard input does.
     pub embedded: bool,
     /// Whether members may reach their memory by RDMA.
@@ -75,6 +78,7 @@ impl Config {
             metrics: None,
             grace: Duration::ZERO,
             huge: false,
+            verbose: false,
             embedded: false,
             rdma: Rdma::Off,
             quota: None,
@@ -242,6 +246,10 @@ impl Node {
 
     /// Its state.
     pub fn nic(&self) -> &Nic {
+        &self.nic
+    }
+
+    pub(crate) fn shared_nic(&self) -> &Arc<Nic> {
         &self.nic
     }
 

@@ -1,5 +1,6 @@
 //! The daemon, from its start to SIGTERM.
 
+use crate::log::{Log, name, programs};
 use crate::status::{StatusFile, available_ram};
 use crate::{Config, Node, StartError};
 use farmem_fabric::nic::Member;
@@ -27,11 +28,14 @@ pub fn run(config: Config) -> Result<(), StartError> {
         None => None,
     };
     let orphaned = Arc::new(AtomicBool::new(false));
-    if config.embedded {
+    // Ends after everything else that is said here.
+    let _log = if config.embedded {
         end_with_stdin(&orphaned)?;
+        None
     } else {
         announce(&config, &node);
-    }
+        Some(Log::start(node.shared_nic(), config.verbose, Box::new(std::io::stderr())).map_err(StartError::System)?)
+    };
 
     let mut ends: Option<Instant> = None;
     loop {
@@ -112,20 +116,17 @@ fn tell_who_is_left(node: &Node, grace: Option<Duration>) {
     if holders.is_empty() {
         return;
     }
-    let (programs, held) = (holders.len(), bytes(node.nic().lent()));
+    let (there, held) = (programs(holders.len()), bytes(node.nic().lent()));
     match grace {
-        Some(grace) => eprintln!(
-            "farmem: going down: waiting up to {} s for {programs} programs that hold {held}",
-            grace.as_secs()
-        ),
-        None => eprintln!("farmem: going down although {programs} programs still hold {held}, which they lose now:"),
+        Some(grace) => eprintln!("farmem: going down: waiting up to {} s for {there} holding {held}", grace.as_secs()),
+        None => eprintln!("farmem: going down with {held} still held by {there}, lost to them now:"),
     }
     holders.sort_by_key(|(held, _)| std::cmp::Reverse(*held));
     for (held, member) in holders.iter().take(NAMED) {
-        eprintln!("farmem:   process {} of {} holds {}", member.pid(), member.peer(), bytes(*held));
+        eprintln!("farmem:   {} holds {}", name(member), bytes(*held));
     }
-    if programs > NAMED {
+    if holders.len() > NAMED {
         // Forked programs hold the same memory: a sum would count it more than once.
-        eprintln!("farmem:   and {} more, none of which holds more than these", programs - NAMED);
+        eprintln!("farmem:   and {} more, none of which holds more than these", holders.len() - NAMED);
     }
 }

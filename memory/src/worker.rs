@@ -20,6 +20,7 @@ use crate::hot::Hot;
 use crate::listen::Listener;
 use farmem_fabric::nic::Nic;
 use farmem_fabric::nic::engine::{Circumstances, Engine, Goodbye};
+use farmem_fabric::nic::events::{self, Refused};
 use farmem_fabric::nic::shares::Place;
 use farmem_sys::epoll::{Epoll, Event, Waker};
 use farmem_sys::raw::{Errno, now_ns, thread_cpu_ns, yield_cpu};
@@ -364,7 +365,14 @@ impl Worker {
         let most = by.into_iter().max_by_key(|(_, count)| *count).map(|(peer, _)| peer);
         let oldest = self.strangers.iter().copied().find(|token| Some(peer_of(token)) == most);
         if let Some(token) = oldest {
+            self.tell_refused(token, Refused::Crowded);
             self.close(token, Goodbye::Done, now);
+        }
+    }
+
+    fn tell_refused(&self, token: usize, why: Refused) {
+        if let Some(connection) = &self.connections[token] {
+            self.shared.nic.tell(events::Event::Refused(connection.engine.peer(), why));
         }
     }
 
@@ -432,7 +440,10 @@ impl Worker {
         for token in 0..self.connections.len() {
             let Some(connection) = &self.connections[token] else { continue };
             let overdue = connection.engine.is_stranger() && now.saturating_sub(connection.since_ns) > STRANGER_NS;
-            if overdue || connection.engine.is_orphan() {
+            if overdue {
+                self.tell_refused(token, Refused::Silent);
+            }
+            if overdue || self.connections[token].as_ref().is_some_and(|other| other.engine.is_orphan()) {
                 self.close(token, Goodbye::Done, now);
             }
         }

@@ -24,13 +24,14 @@
 
 use super::Nic;
 use super::carved;
+use super::events::{Event, Leaving};
 use super::lending::Slab;
 use super::pool::leases::Lease;
 use super::shares::{Full, Peer, Place};
 use super::tally::{Who, count};
 use super::wires::Wires;
-use farmem_protocol::addr::SlabId;
-use farmem_protocol::wire::{Answer, Hello, Secret, Status, Verdict};
+use farmem_protocol::addr::{SLAB_BYTES, SlabId};
+use farmem_protocol::wire::{Answer, Hello, Secret, Status, Verdict, run_id};
 use farmem_sys::sync::Lock;
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -149,6 +150,11 @@ impl Holds {
 }
 
 impl Member {
+    /// The public name of its run.
+    pub fn run_id(&self) -> u64 {
+        run_id(&self.run)
+    }
+
     /// The host's process.
     pub fn pid(&self) -> u32 {
         self.pid
@@ -166,7 +172,7 @@ impl Member {
 
     /// Bytes held: slabs, and units that it claimed.
     pub fn held(&self) -> u64 {
-        self.holds.lock().slabs.len() as u64 * farmem_protocol::addr::SLAB_BYTES + self.lease.held()
+        self.holds.lock().slabs.len() as u64 * SLAB_BYTES + self.lease.held()
     }
 
     /// Whether nothing is lost with it: it holds no memory, and no window.
@@ -227,7 +233,7 @@ impl Nic {
             let until = presence.absent_since + member.grace_ns;
             drop(presence);
             if until <= now_ns {
-                self.part(&member);
+                self.part(&member, Leaving::Grace);
             } else {
                 next = Some(next.map_or(until, |n| n.min(until)));
             }
@@ -274,19 +280,26 @@ impl Nic {
         }
         let held = holds.end();
         drop((holds, presence));
-        self.take_back(member, held);
+        self.take_back(member, held, Leaving::GaveWay);
         true
     }
 
     /// Ends a membership.
-    pub(super) fn part(&self, member: &Arc<Member>) {
-        let held = member.holds.lock().end();
-        self.take_back(member, held);
+    pub(super) fn part(&self, member: &Arc<Member>, why: Leaving) {
+        let mut holds = member.holds.lock();
+        let was_here = !holds.gone;
+        let held = holds.end();
+        drop(holds);
+        if was_here {
+            self.take_back(member, held, why);
+        }
     }
 
     /// Takes back all that a member held whose end is marked.
-    fn take_back(&self, member: &Arc<Member>, held: Holds) {
+    fn take_back(&self, member: &Arc<Member>, held: Holds, why: Leaving) {
         self.members.lock().remove(&member.secret);
+        let bytes = held.slabs.len() as u64 * SLAB_BYTES + member.lease.held();
+        self.tell(Event::Left(member, why, bytes));
         drop(held.place);
         let until = carved::patience();
         for index in held.windows.into_keys() {
@@ -363,29 +376,18 @@ impl Nic {
         let new = Newcomer { run: hello.run, pid: hello.pid.get(), peer, local, grace_ns };
         let member = self.enrol(new, 1, now_ns).ok_or(Verdict::Full)?;
         let ours = member.control.pass();
+        self.tell(Event::Joined(&member));
         Ok((member, ours))
     }
 
     /// Who has an owner id now.
     pub fn who(&self, owner: u16) -> Option<Who> {
-        let tag = |run: &Secret| self.tag(run);
         if let Some(member) = self.member_of(owner) {
-            return Some(Who { pid: member.pid, run: tag(&member.run) });
+            return Some(Who { pid: member.pid, run: member.run_id() });
         }
         let runs = self.runs.lock();
         let found = runs.iter().find(|(_, lease)| lease.upgrade().is_some_and(|l| l.owner().slot() == owner));
-        found.map(|(run, _)| Who { pid: 0, run: tag(run) })
-    }
-
-    /// A number for a run that tells it from others, and not its name: that is the right to end it. Half of
-    /// the name's bits are gone before they are mixed with what only this node knows.
-    pub(super) fn tag(&self, run: &Secret) -> u64 {
-        let half = |from: usize| run[from..from + 8].iter().fold(0u64, |word, &byte| word << 8 | byte as u64);
-        let mut mixed = half(0) ^ half(8) ^ self.incarnation;
-        for _ in 0..3 {
-            mixed = (mixed ^ mixed >> 31).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        }
-        mixed
+        found.map(|(run, _)| Who { pid: 0, run: run_id(run) })
     }
 
     /// The member that has this owner id now.
@@ -454,9 +456,12 @@ impl Nic {
         presence.controls -= usize::from(was_control);
         presence.absent_since = now_ns;
         let ended = was_control && !by_node && member.local && presence.controls == 0;
+        let is_cut = presence.connections == 0;
         drop(presence);
         if ended {
-            self.part(member);
+            self.part(member, Leaving::Ended);
+        } else if is_cut && !member.is_gone() {
+            self.tell(Event::Cut(member, member.grace_ns / 1_000_000));
         }
     }
 
@@ -468,6 +473,7 @@ impl Nic {
         for slab in slabs {
             child.hold(slab);
         }
+        self.tell(Event::Announced(&child));
         Ok(child.secret)
     }
 
@@ -476,7 +482,7 @@ impl Nic {
             // A Unix socket that stands is a process that lives, whatever its supervisor believes; its
             // memory is mapped there, and to be free again as soon as the process ends.
             if !(member.local && member.presence.lock().connections > 0) {
-                self.part(member);
+                self.part(member, Leaving::Run);
             }
         }
     }

@@ -6,7 +6,7 @@
 //! * [`admit`]: from a key to memory, or a refusal; [`grip`]: what is admitted. [`windows`]: keys for parts of it.
 //! * [`pool`]: the words that say who owns what.
 //! * `wires`: what members reach by an RDMA card, past all this. `carved`: windows there; `budget`: how many.
-//! * [`tally`]: figures for operators.
+//! * [`tally`]: figures for operators. [`events`]: what they may want to read as it happens.
 //! * [`shares`]: bounded tables, and how much of them a peer may have.
 //! * [`epochs`]: when what was admitted under a revoked right has ended.
 //!
@@ -18,6 +18,7 @@ pub(crate) mod budget;
 pub(crate) mod carved;
 pub mod engine;
 pub mod epochs;
+pub mod events;
 pub mod grip;
 pub mod lending;
 pub mod members;
@@ -33,6 +34,7 @@ pub use members::{MAX_GRACE_MS, MAX_MEMBERS, MAX_QUEUES, Member};
 pub use tally::{Figure, Tally, Who};
 
 use epochs::{Epochs, Section};
+use events::Event;
 use farmem_protocol::addr::SlabId;
 use farmem_protocol::key::Key;
 use farmem_protocol::wire::{MAX_BACKED, REPLY_BYTES, Secret, Status};
@@ -55,6 +57,9 @@ use windows::Windows;
 pub const MAX_CONNECTIONS: usize = 32_768;
 /// Connections that have much output waiting, at most.
 const MAX_ROOMY: usize = 1024;
+
+/// Hears of events.
+type Listener = Box<dyn Fn(Event<'_>) + Send + Sync>;
 
 /// A node's state, shared by all its connections.
 pub struct Nic {
@@ -93,6 +98,7 @@ pub struct Nic {
     /// How much of it windows may take.
     budget: Arc<budget::Budget>,
     draining: AtomicBool,
+    listener: OnceLock<Listener>,
     draw: Box<dyn Fn() -> Secret + Send + Sync>,
 }
 
@@ -122,7 +128,20 @@ impl Nic {
             card: None,
             budget: budget::Budget::new(0, 0, None),
             draining: AtomicBool::new(false),
+            listener: OnceLock::new(),
             draw: Box::new(draw),
+        }
+    }
+
+    /// Has `listener` hear of events from now on. Only the first one does.
+    pub fn listen(&self, listener: impl Fn(Event<'_>) + Send + Sync + 'static) {
+        let _ = self.listener.set(Box::new(listener));
+    }
+
+    /// Tells the listener, if there is one.
+    pub fn tell(&self, event: Event<'_>) {
+        if let Some(listener) = self.listener.get() {
+            listener(event);
         }
     }
 
@@ -225,15 +244,23 @@ impl Nic {
         match self.lending.grant(&member.tenancy) {
             Ok(slab) if member.hold(Arc::clone(&slab)) => {
                 count(&self.tally.grants, 1);
+                self.tell(Event::Granted(member, Ok(())));
                 Ok(slab)
             }
             Ok(_) => Err((Status::NotHeld, 0)),
             Err(NoSlab::Exhausted) => {
                 count(&self.tally.exhausted, 1);
+                self.tell(Event::Granted(member, Err("all is lent")));
                 Err((Status::Exhausted, self.lending.limit()))
             }
-            Err(NoSlab::Quota(bytes)) => Err((Status::Quota, bytes)),
-            Err(NoSlab::System(e)) => Err((Status::System, e.0 as u64)),
+            Err(NoSlab::Quota(bytes)) => {
+                self.tell(Event::Granted(member, Err("its run has its quota")));
+                Err((Status::Quota, bytes))
+            }
+            Err(NoSlab::System(e)) => {
+                self.tell(Event::Granted(member, Err("this machine has no memory or descriptors left")));
+                Err((Status::System, e.0 as u64))
+            }
         }
     }
 
@@ -241,7 +268,11 @@ impl Nic {
         let slab = member.holds.lock().slabs.remove(&id);
         self.unbind_slab(member, id);
         member.wires.lock().withdraw(id, carved::patience());
-        if slab.is_some() { Status::Done } else { Status::NotHeld }
+        if slab.is_none() {
+            return Status::NotHeld;
+        }
+        self.tell(Event::Released(member));
+        Status::Done
     }
 
     /// Gives the memory of a range back to the system. Only a slab's sole holder may: to another, who

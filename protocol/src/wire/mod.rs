@@ -53,6 +53,17 @@ pub const MAX_BACKED: u64 = 2 << 20;
 /// 128 bits that cannot be guessed: the name of a run, or the secret of one member.
 pub type Secret = [u8; 16];
 
+/// The public name of a run. The run's own name is the right to end it, and cannot be told from this:
+/// half of its bits are gone.
+pub fn run_id(run: &Secret) -> u64 {
+    let half = |from: usize| run[from..from + 8].iter().fold(0u64, |word, &byte| word << 8 | byte as u64);
+    let mut mixed = half(0) ^ half(8);
+    for _ in 0..3 {
+        mixed = (mixed ^ mixed >> 31).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    }
+    mixed
+}
+
 /// What a connection is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]

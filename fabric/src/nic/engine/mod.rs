@@ -27,6 +27,7 @@ mod serving;
 mod tests;
 
 use super::epochs::Section;
+use super::events::{Event, Leaving, Refused};
 use super::shares::{Peer, Place};
 use super::{Figure, Member, Nic, count};
 use farmem_protocol::addr::SlabId;
@@ -340,6 +341,7 @@ impl Engine {
             Ok((member, phase)) => {
                 if Purpose::of(hello.purpose) != Some(Purpose::Join) {
                     count(&nic.tally.rejoined, 1);
+                    nic.tell(Event::Attached(&member));
                 }
                 self.phase = phase;
                 self.widen(if let Phase::Queue(_) = self.phase { INPUT } else { CONTROL_INPUT });
@@ -352,6 +354,7 @@ impl Engine {
 
     fn refuse(&mut self, nic: &Nic, verdict: Verdict) -> Result<bool, Goodbye> {
         count(&nic.tally.refused_hellos, 1);
+        nic.tell(Event::Refused(self.about.peer, Refused::Verdict(verdict)));
         self.welcome(nic, verdict, None);
         self.phase = Phase::Closing;
         Ok(false)
@@ -464,7 +467,7 @@ impl Engine {
             },
             Ask::Ping => {}
             Ask::Bye => {
-                nic.part(&member);
+                nic.part(&member, Leaving::Farewell);
                 return Err(Goodbye::Done);
             }
         }
@@ -512,8 +515,9 @@ impl Engine {
     /// The connection has closed. Returns its place in the table of connections: the caller keeps
     /// it while anything of the connection still takes a descriptor.
     pub fn close(self, nic: &Nic, why: Goodbye, now_ns: u64) -> Option<Place> {
-        if let Goodbye::Broken(_) = why {
+        if let Goodbye::Broken(rule) = why {
             count(&nic.tally.broken_connections, 1);
+            nic.tell(Event::Refused(self.about.peer, Refused::Broken(rule)));
         }
         let by_node = why == Goodbye::Done;
         match self.phase {

@@ -1,0 +1,57 @@
+//! Events at a node that its operator may want to read as they happen.
+//!
+//! The engine tells them to one listener, which the daemon sets ([`super::Nic::listen`]). Workers call
+//! it between verbs, so it must return at once.
+
+use super::Member;
+use super::shares::Peer;
+use farmem_protocol::wire::{Broken, Verdict};
+
+/// One event.
+#[derive(Clone, Copy)]
+pub enum Event<'a> {
+    /// A process became a member.
+    Joined(&'a Member),
+    /// A process that a member is about to fork will be a member.
+    Announced(&'a Member),
+    /// A member is gone. It held so many bytes.
+    Left(&'a Member, Leaving, u64),
+    /// A connection was refused.
+    Refused(Peer, Refused),
+    /// A connection of a member stands anew, or one more of its queue pairs.
+    Attached(&'a Member),
+    /// The last connection of a member has closed. It is kept for its grace, in milliseconds.
+    Cut(&'a Member, u64),
+    /// A member has one more slab, or has not, for this reason.
+    Granted(&'a Member, Result<(), &'static str>),
+    /// A member has given a slab back.
+    Released(&'a Member),
+}
+
+/// Why a member is gone.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Leaving {
+    /// It said goodbye.
+    Farewell,
+    /// Its process has ended, as its Unix socket shows.
+    Ended,
+    /// It had no connection for as long as it is kept.
+    Grace,
+    /// Its run is over.
+    Run,
+    /// It held nothing, and a newcomer needed its place.
+    GaveWay,
+}
+
+/// Why a connection was refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Refused {
+    /// The answer to its Hello.
+    Verdict(Verdict),
+    /// It broke a rule of the stream.
+    Broken(Broken),
+    /// It did not say who it is in time.
+    Silent,
+    /// It had not said who it is when there were too many such connections.
+    Crowded,
+}

@@ -1,0 +1,299 @@
+//! The node's log: who joins, leaves and is refused, one line each, and a flood as a count.
+//!
+//! ```text
+//!  worker ── event ─► is there a line for it? ──yes─► queue ─► the log's thread ─► standard error
+//!                         └─no─► counted ─────────────────────► "312 more joined in 5 s"
+//! ```
+//!
+//! Each kind of event has [`BURST`] lines, and one more each second. So a line a second is the most
+//! that anybody can have the node write for long, and a rare event is told however many others come.
+//! Only the log's own thread writes: whoever does not read standard error holds up nobody else. It
+//! sleeps while nothing is to be written.
+
+use farmem_fabric::nic::events::{Event, Leaving, Refused};
+use farmem_fabric::nic::{MAX_MEMBERS, Member, Nic};
+use farmem_protocol::units::bytes;
+use farmem_protocol::wire::Verdict;
+use std::collections::VecDeque;
+use std::io::{self, Write};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Lines of one kind that may come at once.
+const BURST: u32 = 10;
+/// Until one more line of a kind may come.
+const EVERY: Duration = Duration::from_secs(1);
+/// How often counts are told.
+const COUNTS_EVERY: Duration = Duration::from_secs(5);
+/// Lines that wait to be written, at most.
+const WAITING: usize = 256;
+/// How long the end of the node waits for its last lines to be written.
+const FAREWELL: Duration = Duration::from_millis(500);
+
+/// Kinds of events, each with a limit of its own.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    Joined,
+    Left,
+    Refused,
+    /// What is told with `-v` alone.
+    Other,
+}
+
+/// As counts are told.
+const COUNTED: [&str; 4] = ["joined", "left", "were refused", "other events"];
+
+/// Lines that may still be written of one kind.
+#[derive(Clone, Copy)]
+struct Allowance {
+    lines: u32,
+    /// When the last one was added.
+    since: Instant,
+    /// Events without a line since counts were last told.
+    untold: u64,
+}
+
+impl Allowance {
+    /// Takes a line; false: there is none, and the event is counted.
+    fn take(&mut self, now: Instant) -> bool {
+        let more = now.saturating_duration_since(self.since).as_millis() / EVERY.as_millis();
+        if more > 0 {
+            self.lines = self.lines.saturating_add(more.min(BURST as u128) as u32).min(BURST);
+            self.since = now;
+        }
+        let may = self.lines > 0;
+        self.lines -= u32::from(may);
+        self.untold += u64::from(!may);
+        may
+    }
+}
+
+/// What waits to be written, and what may be.
+struct Pending {
+    allowances: [Allowance; COUNTED.len()],
+    lines: VecDeque<String>,
+    /// When counts were last told.
+    told: Instant,
+    ends: bool,
+    ended: bool,
+}
+
+impl Pending {
+    fn new(now: Instant) -> Pending {
+        let full = Allowance { lines: BURST, since: now, untold: 0 };
+        Pending { allowances: [full; COUNTED.len()], lines: VecDeque::new(), told: now, ends: false, ended: false }
+    }
+
+    fn add(&mut self, kind: Kind, now: Instant, line: impl FnOnce() -> String) {
+        let allowance = &mut self.allowances[kind as usize];
+        if self.lines.len() >= WAITING {
+            allowance.untold += 1;
+        } else if allowance.take(now) {
+            self.lines.push_back(line());
+        }
+    }
+
+    fn is_untold(&self) -> bool {
+        self.allowances.iter().any(|allowance| allowance.untold > 0)
+    }
+
+    /// How many events there were without a line.
+    fn counts(&mut self, now: Instant) -> String {
+        let counts: Vec<String> = self
+            .allowances
+            .iter_mut()
+            .zip(COUNTED)
+            .filter(|(allowance, _)| allowance.untold > 0)
+            .map(|(allowance, what)| format!("{} more {what}", std::mem::take(&mut allowance.untold)))
+            .collect();
+        let seconds = now.saturating_duration_since(self.told).as_secs().max(1);
+        self.told = now;
+        format!("{} in {seconds} s", counts.join(", "))
+    }
+}
+
+struct Shared {
+    pending: Mutex<Pending>,
+    changed: Condvar,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Pending> {
+        // A panic elsewhere leaves nothing half done here.
+        self.pending.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+/// The log of a node. Dropping it writes what waits.
+pub struct Log {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Log {
+    /// Writes what happens at `nic` from now on. `verbose`: every connection and slab, too.
+    pub fn start(nic: &Nic, verbose: bool, out: Box<dyn Write + Send>) -> io::Result<Log> {
+        let shared = Arc::new(Shared { pending: Mutex::new(Pending::new(Instant::now())), changed: Condvar::new() });
+        let writes = Arc::clone(&shared);
+        let thread = std::thread::Builder::new().name("log".into()).spawn(move || writes.write(out))?;
+        let hears = Arc::clone(&shared);
+        nic.listen(move |event| {
+            let (kind, line) = said(event);
+            if kind == Kind::Other && !verbose {
+                return;
+            }
+            hears.lock().add(kind, Instant::now(), line);
+            hears.changed.notify_all();
+        });
+        Ok(Log { shared, thread: Some(thread) })
+    }
+}
+
+impl Drop for Log {
+    fn drop(&mut self) {
+        let mut pending = self.shared.lock();
+        pending.ends = true;
+        self.shared.changed.notify_all();
+        // Not for ever: nobody may be reading.
+        let waited = self.shared.changed.wait_timeout_while(pending, FAREWELL, |pending| !pending.ended);
+        if waited.is_ok_and(|(_, timeout)| !timeout.timed_out())
+            && let Some(thread) = self.thread.take()
+        {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    /// Writes lines as they come, and counts now and then.
+    fn write(&self, mut out: Box<dyn Write + Send>) {
+        let mut pending = self.lock();
+        loop {
+            let (now, due) = (Instant::now(), pending.told + COUNTS_EVERY);
+            if let Some(line) = pending.lines.pop_front() {
+                drop(pending);
+                let _ = writeln!(out, "farmem: {line}");
+                pending = self.lock();
+            } else if pending.is_untold() && (now >= due || pending.ends) {
+                let line = pending.counts(now);
+                pending.lines.push_back(line);
+            } else if pending.ends {
+                break;
+            } else if pending.is_untold() {
+                pending = match self.changed.wait_timeout(pending, due - now) {
+                    Ok((pending, _)) => pending,
+                    Err(poisoned) => poisoned.into_inner().0,
+                };
+            } else {
+                // Counts are of the time since the first event that they count.
+                pending.told = now;
+                pending = self.changed.wait(pending).unwrap_or_else(|poisoned| poisoned.into_inner());
+            }
+        }
+        pending.ended = true;
+        self.changed.notify_all();
+    }
+}
+
+/// `1 program`, `2 programs`.
+pub(crate) fn programs(n: usize) -> String {
+    if n == 1 { "1 program".into() } else { format!("{n} programs") }
+}
+
+/// A member, as operators know it.
+pub(crate) fn name(member: &Member) -> String {
+    format!("process {} of {}", member.pid(), member.peer())
+}
+
+/// An event's kind, and its line.
+fn said(event: Event<'_>) -> (Kind, impl FnOnce() -> String) {
+    let kind = match event {
+        Event::Joined(_) | Event::Announced(_) => Kind::Joined,
+        Event::Left(..) => Kind::Left,
+        Event::Refused(..) => Kind::Refused,
+        Event::Attached(_) | Event::Cut(..) | Event::Granted(..) | Event::Released(_) => Kind::Other,
+    };
+    (kind, move || line(event))
+}
+
+fn line(event: Event<'_>) -> String {
+    match event {
+        Event::Joined(member) => format!("joined: {}, run {:016x}", name(member), member.run_id()),
+        Event::Announced(member) => format!("joined: a child of {}, run {:016x}", name(member), member.run_id()),
+        Event::Left(member, why, held) => {
+            let why = match why {
+                Leaving::Farewell => "it said goodbye",
+                Leaving::Ended => "it has ended",
+                Leaving::Grace => "its connection did not come back within its grace",
+                Leaving::Run => "its run is over",
+                Leaving::GaveWay => "it was away, held nothing, and a newcomer needed its place",
+            };
+            let held = if held > 0 { format!("; it held {}", bytes(held)) } else { String::new() };
+            format!("left: {}: {why}{held}", name(member))
+        }
+        Event::Refused(peer, why) => format!("refused: {peer}: {}", refused(why)),
+        Event::Attached(member) => format!("connected: {}", name(member)),
+        Event::Cut(member, grace_ms) => {
+            format!("cut off: {}: kept for {}.{} s", name(member), grace_ms / 1000, grace_ms / 100 % 10)
+        }
+        Event::Granted(member, Ok(())) => format!("granted: {}: holds {}", name(member), bytes(member.held())),
+        Event::Granted(member, Err(why)) => format!("not granted: {}: {why}", name(member)),
+        Event::Released(member) => format!("released: {}: holds {}", name(member), bytes(member.held())),
+    }
+}
+
+fn refused(why: Refused) -> String {
+    match why {
+        Refused::Verdict(verdict) => match verdict {
+            Verdict::Welcome => "no reason".into(),
+            Verdict::Version => "it speaks another version of the protocol".into(),
+            Verdict::Draining => "this node is going down".into(),
+            Verdict::Unknown => "it is no member any more: its grace or its run was over".into(),
+            Verdict::Incarnation => "it is a member of a node that was here before".into(),
+            Verdict::Full => {
+                format!("no place is left for it, of {MAX_MEMBERS} programs and their connections, or it has its share")
+            }
+            Verdict::Malformed => "its hello makes no sense".into(),
+        },
+        Refused::Broken(rule) => rule.to_string(),
+        Refused::Silent => "it did not say who it is within 10 s".into(),
+        Refused::Crowded => "it had not said who it is, and others came".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn add(pending: &mut Pending, kind: Kind, n: u32, now: Instant) {
+        (0..n).for_each(|i| pending.add(kind, now, || format!("{kind:?} {i}")));
+    }
+
+    #[test]
+    fn a_flood_of_one_kind_is_a_count_and_hides_no_other() {
+        let begun = Instant::now();
+        let mut pending = Pending::new(begun);
+        add(&mut pending, Kind::Joined, 1000, begun);
+        add(&mut pending, Kind::Refused, 1, begun);
+        assert_eq!((pending.lines.len() as u32, pending.lines.back().unwrap().as_str()), (BURST + 1, "Refused 0"));
+        let later = begun + Duration::from_secs(5);
+        assert_eq!(pending.counts(later), format!("{} more joined in 5 s", 1000 - BURST));
+        assert!(!pending.is_untold());
+        // One line a second is added, to no more than there were.
+        add(&mut pending, Kind::Joined, 1000, later);
+        assert_eq!(pending.lines.len() as u32, BURST + 1 + 5);
+        add(&mut pending, Kind::Joined, 1000, later + Duration::from_secs(3600));
+        assert_eq!(pending.lines.len() as u32, BURST + 1 + 5 + BURST);
+    }
+
+    #[test]
+    fn lines_that_nobody_takes_are_few() {
+        let begun = Instant::now();
+        let mut pending = Pending::new(begun);
+        for second in 0..100 {
+            add(&mut pending, Kind::Left, 10, begun + Duration::from_secs(second * 60));
+        }
+        assert_eq!((pending.lines.len(), pending.is_untold()), (WAITING, true));
+    }
+}
