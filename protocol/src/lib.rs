@@ -6,6 +6,7 @@
 //! * [`counters`]: the counters page that a run shares with `farmem run` and `farmem top`.
 //! * [`lines`]: records of the eviction log, which carry changed lines of many pages.
 //! * [`extent`]: the words by which a node's memory is claimed, given back and recovered.
+//! * [`placement`]: which node to ask for memory.
 //! * [`exit`]: the exit statuses by which a run says how it ended.
 
 #![forbid(unsafe_code)]
@@ -16,5 +17,6 @@ pub mod exit;
 pub mod extent;
 pub mod key;
 pub mod lines;
+pub mod placement;
 pub mod units;
 pub mod wire;

@@ -1,0 +1,146 @@
+//! Which node to ask for a slab: a pure function of what is known.
+//!
+//! ```text
+//! open nodes outside the domains to avoid
+//!   ─► two drawn, each in proportion to what it lends   the one with the smaller share used is asked first
+//!   ─► all others, by the share used                    asked in turn while nodes refuse
+//! ```
+//!
+//! Two choices, not the emptiest node: news of use is old when it arrives, and everybody who acts on the same old
+//! news goes to the same node. Of two drawn at random the better one balances nearly as well and never herds
+//! (Mitzenmacher, IEEE TPDS 2001). Drawing in proportion to what is lent keeps small nodes from filling first.
+
+/// What is known of one node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Candidate {
+    /// What it lends, in any unit that all candidates share. 0: not known, taken for the smallest that is.
+    pub lends: u64,
+    /// What is used of that, as far as the caller knows.
+    pub used: u64,
+    /// Its failure domain: nodes of one domain may be lost together.
+    pub domain: u32,
+    /// Whether slabs may come from it.
+    pub open: bool,
+}
+
+impl Candidate {
+    /// Whether a smaller share of `self` than of `other` is used.
+    fn has_less_used(&self, other: &Candidate, unknown: u64) -> bool {
+        let share = |one: &Candidate, of: &Candidate| u128::from(one.used) * u128::from(of.weight(unknown));
+        share(self, other) < share(other, self)
+    }
+
+    fn weight(&self, unknown: u64) -> u64 {
+        if self.lends == 0 { unknown } else { self.lends }
+    }
+}
+
+/// The order in which to ask nodes for a slab, by their indices: `asked` is cleared and filled. Empty if no candidate
+/// is open and outside the domains to `avoid`. `random` is drawn anew for each call.
+pub fn order(candidates: &[Candidate], avoid: &[u32], random: u64, asked: &mut Vec<usize>) {
+    asked.clear();
+    let may = |node: &Candidate| node.open && !avoid.contains(&node.domain);
+    asked.extend((0..candidates.len()).filter(|&node| may(&candidates[node])));
+    let unknown = asked.iter().map(|&node| candidates[node].lends).filter(|&lends| lends > 0).min().unwrap_or(1);
+    let total: u128 = asked.iter().map(|&node| u128::from(candidates[node].weight(unknown))).sum();
+    if total == 0 {
+        return;
+    }
+    // The place in `asked` of a node drawn by 32 random bits.
+    let draw = |bits: u64| {
+        let mut left = u128::from(bits & u64::from(u32::MAX)) * total >> 32;
+        let weight = |&node: &usize| u128::from(candidates[node].weight(unknown));
+        let drawn = asked.iter().map(weight).position(|weight| match left.checked_sub(weight) {
+            Some(rest) => {
+                left = rest;
+                false
+            }
+            None => true,
+        });
+        drawn.unwrap_or(asked.len() - 1)
+    };
+    let (a, b) = (draw(random >> 32), draw(random));
+    let less = |a: usize, b: usize| candidates[a].has_less_used(&candidates[b], unknown);
+    let first = if less(asked[b], asked[a]) { b } else { a };
+    let second = if first == a { b } else { a };
+    let drawn = [asked[first], asked[second]];
+    asked.sort_by(|&a, &b| match (less(a, b), less(b, a)) {
+        (true, _) => std::cmp::Ordering::Less,
+        (_, true) => std::cmp::Ordering::Greater,
+        _ => a.cmp(&b),
+    });
+    for &node in drawn.iter().rev() {
+        if let Some(at) = asked.iter().position(|&other| other == node) {
+            asked[..=at].rotate_right(1);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn node(lends: u64, used: u64) -> Candidate {
+        Candidate { lends, used, domain: 0, open: true }
+    }
+
+    /// Splitmix64.
+    fn next(state: &mut u64) -> u64 {
+        *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let z = (*state ^ *state >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let z = (z ^ z >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ z >> 31
+    }
+
+    #[test]
+    fn use_is_spread_by_what_nodes_lend() {
+        let mut nodes = [node(16, 0), node(64, 0), node(160, 0), node(16, 0)];
+        let (mut random, mut asked) = (1, Vec::new());
+        for _ in 0..200 {
+            order(&nodes, &[], next(&mut random), &mut asked);
+            nodes[asked[0]].used += 1;
+        }
+        for node in nodes {
+            let share = node.used as f64 / node.lends as f64;
+            assert!((0.55..1.0).contains(&share), "{nodes:?}");
+        }
+    }
+
+    #[test]
+    fn nothing_known_is_an_even_draw() {
+        let (mut random, mut asked, mut used) = (1, Vec::new(), [0u64; 3]);
+        for _ in 0..300 {
+            let nodes = used.map(|used| node(0, used));
+            order(&nodes, &[], next(&mut random), &mut asked);
+            used[asked[0]] += 1;
+        }
+        assert!(used.iter().all(|used| (80..120).contains(used)), "{used:?}");
+    }
+
+    proptest! {
+        /// Every open node outside the domains to avoid is asked once, and no other. Behind the two that were drawn they
+        /// come by their shares. The first of all has no larger share than the second.
+        #[test]
+        fn each_usable_node_is_asked_once(
+            nodes in prop::collection::vec((0..5u64, 0..50u64, 0..3u32, any::<bool>()), 0..12),
+            avoid in prop::collection::vec(0..3u32, 0..2),
+            random: u64,
+        ) {
+            let candidate = |&(lends, used, domain, open): &_| Candidate { lends, used, domain, open };
+            let nodes: Vec<Candidate> = nodes.iter().map(candidate).collect();
+            let mut asked = vec![99];
+            order(&nodes, &avoid, random, &mut asked);
+            let usable = |n: &usize| nodes[*n].open && !avoid.contains(&nodes[*n].domain);
+            let mut sorted = asked.clone();
+            sorted.sort_unstable();
+            prop_assert_eq!(sorted, (0..nodes.len()).filter(usable).collect::<Vec<_>>());
+            let least = asked.iter().map(|&n| nodes[n].lends).filter(|&lends| lends > 0).min().unwrap_or(1);
+            let share = |n: usize| nodes[n].used as f64 / if nodes[n].lends == 0 { least } else { nodes[n].lends } as f64;
+            let from = asked.len().min(2);
+            prop_assert!(asked[from..].windows(2).all(|w| share(w[0]) <= share(w[1])), "{asked:?}");
+            // Where one node was drawn twice the second is the least used of the others.
+            prop_assert!(from < 2 || share(asked[0]) <= share(asked[1]) || asked[1..].iter().all(|&n| share(asked[1]) <= share(n)));
+        }
+    }
+}
