@@ -47,5 +47,5 @@ pub mod words;
 pub use address::{BadAddress, NodeAddr};
 pub use error::{ConnectError, GrantError, Lost, Refusal, WindowError};
 pub use fork::ForkTicket;
-pub use queue::{Bind, Completion, QueuePair, any_away};
+pub use queue::{Bind, Completion, QueuePair, Waiter, any_away};
 pub use session::{ConnectOptions, Identity, RunId, Session, Slab, Transport};

@@ -136,6 +136,14 @@ impl Link {
         }
     }
 
+    /// The process at the other end of a Unix socket; 0 where that is in no namespace of this one's.
+    pub fn peer_process(&self) -> u32 {
+        match self {
+            Link::Socket(fd) => farmem_sys::shared::peer_of(*fd).map_or(0, |peer| peer.pid),
+            _ => 0,
+        }
+    }
+
     pub fn peer_address(&self) -> Option<SocketAddr> {
         match self {
             Link::Socket(fd) | Link::Shaped(fd, _) => socket::peer_address(*fd),

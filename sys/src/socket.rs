@@ -306,6 +306,26 @@ pub fn wait(fd: i32, read: bool, write: bool, timeout_ns: u64) -> i16 {
         .map_or(0, |_| wanted.revents)
 }
 
+/// Sleeps until one of several descriptors is readable, or writable where that is asked; at most `timeout_ns`.
+/// Of more than [`MOST_AWAITED`] the first are looked at.
+pub fn wait_any(wanted: impl Iterator<Item = (i32, bool)>, timeout_ns: u64) {
+    let nothing = libc::pollfd { fd: -1, events: 0, revents: 0 };
+    let mut polled = [nothing; MOST_AWAITED];
+    let mut n = 0;
+    for (at, (fd, write)) in polled.iter_mut().zip(wanted) {
+        *at = libc::pollfd { fd, events: libc::POLLIN | if write { libc::POLLOUT } else { 0 }, revents: 0 };
+        n += 1;
+    }
+    let limit =
+        libc::timespec { tv_sec: (timeout_ns / 1_000_000_000) as _, tv_nsec: (timeout_ns % 1_000_000_000) as _ };
+    // SAFETY: `n` live pollfds and a live timespec; no signal mask.
+    let _ =
+        unsafe { checked(libc::SYS_ppoll, [polled.as_mut_ptr() as usize, n, &limit as *const _ as usize, 0, 0, 0]) };
+}
+
+/// Descriptors that [`wait_any`] looks at, at most.
+pub const MOST_AWAITED: usize = 64;
+
 /// Makes the kernel give up a TCP connection whose peer has been silent, data or none, for about `ms`.
 pub fn notice_silence(fd: i32, ms: u32) {
     set_option(fd, libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1);

@@ -378,6 +378,37 @@ impl Framed {
         }
     }
 
+    /// The socket that brings the next completion, and whether it is to take more, for a wait over several. `None`:
+    /// there is none, or its clock is its own.
+    pub fn descriptor(&self) -> Option<(i32, bool)> {
+        match &self.link {
+            Some(Link::Socket(fd)) => Some((*fd, !self.outgoing.is_empty())),
+            _ => None,
+        }
+    }
+
+    /// Sleeps until something may have come by this connection, at most so long.
+    pub fn nap(&self, ns: u64) {
+        if let Some(link) = &self.link {
+            link.wait(!self.outgoing.is_empty(), ns);
+        }
+    }
+
+    /// Counts time that a wait over several queue pairs has spent without a completion of this one.
+    pub fn note_silence(&mut self, waited_ns: u64) -> Result<(), Lost> {
+        self.silent_ns += waited_ns.min(2 * SLEEP_NS);
+        if self.silent_ns > SILENT_NS { Err(self.member.silent()) } else { Ok(()) }
+    }
+
+    /// A completion has come.
+    pub fn end_silence(&mut self) {
+        self.silent_ns = 0;
+    }
+
+    pub fn now_ns(&self) -> u64 {
+        self.reach().now_ns()
+    }
+
     /// A new connection; what had no completion goes again, in order.
     #[cold]
     fn restore(&mut self) -> Result<(), Lost> {

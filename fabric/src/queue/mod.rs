@@ -25,10 +25,12 @@
 // The buffers of READ and WRITE are the caller's raw memory.
 #![allow(unsafe_code)]
 
+mod any;
 mod away;
 mod framed;
 mod mapped;
 
+pub use any::Waiter;
 pub use away::any_away;
 pub(crate) use framed::Framed;
 

@@ -44,11 +44,15 @@ pub(crate) struct Membership {
     pub direct: bool,
     /// Slabs are mapped rather than reached by frames.
     pub mapped: bool,
+    /// The node's process, where slabs are mapped and it can be seen from here; else 0.
+    pub process: u32,
     /// RDMA, if slabs are reached by it.
     pub card: Card,
     pub control: Lock<Control>,
     pub slabs: Lock<BTreeMap<SlabId, Mapping>>,
     pub next_queue: AtomicU64,
+    /// It counts as lost because it did not answer, on a connection that stands.
+    pub fell_silent: AtomicBool,
     /// Once lost, lost for all that belongs to the member.
     pub lost: Lock<Option<Lost>>,
     pub is_lost: AtomicBool,
@@ -73,10 +77,12 @@ impl Membership {
             grace: self.grace,
             direct: self.direct,
             mapped: self.mapped,
+            process: self.process,
             card: self.card.of_child(),
             control: Lock::new(Control { link: Some(link), number: 1, cut_ns: 0 }),
             slabs: Lock::new(slabs),
             next_queue: AtomicU64::new(1),
+            fell_silent: AtomicBool::new(false),
             lost: Lock::new(None),
             is_lost: AtomicBool::new(false),
         }
@@ -165,6 +171,7 @@ impl Membership {
 
     /// A connection stands but has been silent for [`SILENT_NS`].
     pub fn silent(&self) -> Lost {
+        self.fell_silent.store(true, Ordering::Release);
         self.give_up(format!("it has not answered for {} s", SILENT_NS / 1_000_000_000))
     }
 

@@ -22,6 +22,7 @@
 mod connect;
 mod dial;
 mod member;
+mod outlive;
 
 pub(crate) use dial::{receive_all, send_now};
 pub(crate) use member::{Control, Membership};
@@ -335,13 +336,7 @@ impl Session {
     /// In a forked child, which inherited its parent's session: closes the descriptors and says
     /// nothing on them. Mappings of slabs stay, for the child's own session owns them now.
     pub fn forget_in_child(self) {
-        let control = self.member.control.try_lock().unwrap_or_else(|| {
-            // Its holder was another thread at the moment of the fork and does not exist here.
-            self.member.control.release_after_fork();
-            self.member.control.lock()
-        });
-        { control }.link = None;
-        self.member.card.forget_in_child();
+        self.close_in_child();
         std::mem::forget(self);
     }
 }

@@ -215,6 +215,26 @@ impl Wired {
         }
     }
 
+    /// Sleeps a little, unless the stream that the queue pair lives with has ended: then restores it.
+    pub fn nap(&mut self, ns: u64) -> Result<(), Lost> {
+        match &self.link {
+            Some(link) if !link.is_cut() => link.wait(false, NAP_NS.min(ns)),
+            _ => self.restore()?,
+        }
+        Ok(())
+    }
+
+    /// Counts time that a wait over several queue pairs has spent without a completion of this one.
+    pub fn note_silence(&mut self, waited_ns: u64) -> Result<(), Lost> {
+        self.silent_ns += waited_ns.min(2 * NAP_NS);
+        if self.silent_ns > SILENT_NS { Err(self.member.silent()) } else { Ok(()) }
+    }
+
+    /// A completion has come.
+    pub fn end_silence(&mut self) {
+        self.silent_ns = 0;
+    }
+
     /// In a forked child: closes the descriptors, does nothing else.
     pub fn forget_in_child(mut self) {
         self.link = None;

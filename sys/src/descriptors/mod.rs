@@ -25,8 +25,13 @@ pub fn socket_pair() -> Result<(i32, i32), Errno> {
 
 /// A pidfd of this process, ours.
 pub fn pidfd_of_self() -> Result<i32, Errno> {
+    pidfd_of(getpid())
+}
+
+/// A pidfd of a process, ours: it is readable when the process has ended.
+pub fn pidfd_of(process: u32) -> Result<i32, Errno> {
     // SAFETY: no pointers.
-    unsafe { spare::made(libc::SYS_pidfd_open, [getpid() as usize, 0, 0, 0, 0, 0]) }.and_then(|fd| own_fd(fd as i32))
+    unsafe { spare::made(libc::SYS_pidfd_open, [process as usize, 0, 0, 0, 0, 0]) }.and_then(|fd| own_fd(fd as i32))
 }
 
 /// How [`open_own`] opens.
