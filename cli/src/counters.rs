@@ -81,6 +81,8 @@ plain_counters! {
     pages_whole,
     /// … because a node refused their lines.
     pages_refused,
+    /// Nodes lost without an end.
+    nodes_lost,
     /// Records of lines.
     records,
     /// Bytes on the wire for write-back.

@@ -12,7 +12,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// First word of a counters file: `farmem` and the layout's version.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"farmem\x00\x06");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"farmem\x00\x07");
 /// Process slots in a counters file.
 pub const PROCESSES: usize = 64;
 /// Near programs that a counters file names; others are counted together.
@@ -184,6 +184,8 @@ pub struct Process {
     pub pages_whole: AtomicU64,
     /// Pages whose lines a node refused, since they are others than they were taken for: they went whole after that.
     pub pages_refused: AtomicU64,
+    /// Nodes that were lost, while the process went on: it had no page there alone, or their memory stayed mapped.
+    pub nodes_lost: AtomicU64,
     /// Records of lines posted.
     pub records: AtomicU64,
     /// Bytes handed to the network for write-back, with all heads of farmem's; not shm.

@@ -215,6 +215,10 @@ fn rows(sample: &Sample, peaks: &Peaks) -> Vec<Line> {
     if let Some((times, which)) = near(sample) {
         rows.push(("near", units::count(times), format!("programs of the run had no far memory: {which}")));
     }
+    if counts.nodes_lost > 0 {
+        let more = "times a process of the run lost a node and went on";
+        rows.push(("nodes lost", units::count(counts.nodes_lost), more.to_owned()));
+    }
     if counts.syscalls_unknown > 0 {
         let more = "with far pointers, of numbers farmem does not know";
         rows.push(("system calls", units::count(counts.syscalls_unknown), more.to_owned()));

@@ -7,8 +7,10 @@
 //! execs, and a program that fits, have none.
 
 use crate::Pager;
-use crate::ending::say;
-use farmem_protocol::addr::PAGE_BYTES;
+use crate::ending::{or_end, say};
+use farmem_pool::Loss;
+use farmem_protocol::addr::{PAGE_BYTES, SLAB_BYTES};
+use farmem_protocol::units::bytes;
 use farmem_sys::raw::{futex_wait, futex_wake, getpid, now_ns, syscall};
 use farmem_sys::thread;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -178,10 +180,9 @@ impl Pager {
             }
             if now_ns() - last_tended > TEND_NS {
                 let _inside = self.threads.enter();
-                if let Err(lost) = self.pool.tend() {
-                    self.node_lost(&lost);
-                }
-                self.give_back();
+                or_end(self.pool.tend());
+                self.tell_losses();
+                self.pool.give_back_idle();
                 self.take_stock();
                 last_tended = now_ns();
             }
@@ -203,10 +204,18 @@ impl Pager {
         }
     }
 
-    /// Far memory that the program has freed goes back to the nodes: within two rounds of [`TEND_NS`].
-    fn give_back(&self) {
-        if let Err(lost) = self.pool.give_back_idle() {
-            self.node_lost(&lost);
+    /// Says which nodes were lost without the end of the process, each in a line.
+    pub(crate) fn tell_losses(&self) {
+        for Loss { lost, slabs, kept } in self.pool.losses() {
+            self.count(&self.counters.nodes_lost, 1);
+            let bytes = bytes(u64::from(slabs) * SLAB_BYTES);
+            match (slabs, kept) {
+                (0, _) => say(&format!("{lost}; the program had nothing there and goes on")),
+                (_, true) => say(&format!(
+                    "{lost}; the program goes on: the {bytes} that it has there are mapped here and stay, and no more is taken there"
+                )),
+                (_, false) => say(&format!("{lost}; the program goes on: no page was there alone")),
+            }
         }
     }
 
@@ -216,9 +225,7 @@ impl Pager {
         self.also.get().iter().for_each(|also| also());
         farmem_sys::descriptors::spare::keep();
         self.pool.end_shares();
-        if let Err(lost) = self.pool.shrink(self.far_needed(self.space.lock().committed())) {
-            self.node_lost(&lost);
-        }
+        self.pool.shrink(self.far_needed(self.space.lock().committed()));
         self.publish_levels();
     }
 

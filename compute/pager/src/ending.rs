@@ -1,5 +1,6 @@
 //! Ends that a load instruction cannot report: one line, one status, no return.
 
+use farmem_fabric::Lost;
 use farmem_protocol::{counters, exit};
 use farmem_sys::raw::{Errno, sleep_ns, syscall, write_all};
 use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
@@ -46,6 +47,13 @@ pub fn die(status: i32, line: &str) -> ! {
         // SAFETY: no pointers; does not return.
         unsafe { syscall(libc::SYS_exit_group, [status as usize, 0, 0, 0, 0, 0]) };
     }
+}
+
+/// What came of asking for far memory; the end of a process whose page is lost with its node. The one place where that
+/// is decided.
+#[inline]
+pub fn or_end<T>(had: Result<T, Lost>) -> T {
+    had.unwrap_or_else(|lost| die(exit::NODE_LOST, &lost.to_string()))
 }
 
 /// The process ends now by its own will: what other threads find out from here on is of no interest.

@@ -29,7 +29,7 @@ use crate::Pager;
 use crate::crowd::Reach;
 use crate::dirty::exact::Next;
 use crate::dirty::{Changed, exact};
-use crate::ending::{broken, die};
+use crate::ending::{broken, die, or_end};
 use crate::evictor::{BATCH, Evictor, Leaving, Tally};
 use crate::held::PIECE;
 use crate::word::{State, Word};
@@ -77,9 +77,9 @@ impl Pager {
         self.background.begin(self);
         evictor.leaving.clear();
         self.collect_writes(evictor, Duration::ZERO);
-        if farmem_fabric::any_away() && evictor.thread.as_ref().is_some_and(|thread| thread.has_away()) {
+        if farmem_fabric::any_away() && evictor.thread.as_ref().is_some_and(|thread| thread.lane.has_away()) {
             self.drain_writes(evictor);
-            evictor.thread.iter_mut().for_each(|thread| thread.leave_away());
+            evictor.thread.iter_mut().for_each(|thread| thread.lane.leave_away());
         }
         left
     }
@@ -299,8 +299,7 @@ impl Pager {
         bytes: Option<*const u8>,
         few: Option<Changed>,
     ) -> Word {
-        let mapped = self.pool.place(slot).mapped as *mut u8;
-        if !mapped.is_null() {
+        if let Some(mapped) = self.pool.writable_in_place(slot) {
             match (few, bytes) {
                 // SAFETY: the page is present, readable and Leaving, or its bytes are held; the
                 // slot mapped and this process's alone.
@@ -338,8 +337,7 @@ impl Pager {
     }
 
     pub(crate) fn mapped_slot(&self, from: Word) -> Option<*const u8> {
-        let slot = from.slot().map_or(0, |slot| self.pool.place(slot).mapped);
-        (slot != 0).then_some(slot as *const u8)
+        from.slot().and_then(|slot| self.pool.readable_in_place(slot))
     }
 
     fn read_page(&self, evictor: &mut Evictor, page: PageId, to: *mut u8, bytes: Option<*const u8>) {
@@ -388,13 +386,16 @@ impl Pager {
 
     fn no_room(&self, e: &NoRoom) -> ! {
         match e {
-            NoRoom::Lost(lost) => self.node_lost(lost),
-            NoRoom::Exhausted(why) => die(
-                exit::FAR_EXHAUSTED,
-                &format!(
-                    "far memory is exhausted and a page has nowhere to go: {why}; lend more (farmem node --lend, farmem run --far) or raise --local"
-                ),
-            ),
+            NoRoom::Lost(lost) => or_end(Err(lost.clone())),
+            NoRoom::Exhausted(why) => {
+                self.tell_losses();
+                die(
+                    exit::FAR_EXHAUSTED,
+                    &format!(
+                        "far memory is exhausted and a page has nowhere to go: {why}; lend more (farmem node --lend, farmem run --far) or raise --local"
+                    ),
+                )
+            }
         }
     }
 }

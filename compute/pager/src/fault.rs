@@ -155,10 +155,10 @@ impl Pager {
     /// A page from its far slot, and the window ahead of it.
     fn fetch(&self, thread: &mut Thread, page: PageId, seen: Word, write: bool, begun: u64) -> Served {
         let Some(slot) = seen.slot() else { broken("a remote page without a far slot") };
-        let place = self.pool.place(slot);
-        let mapped = place.mapped != 0;
+        let in_place = self.pool.readable_in_place(slot);
+        let mapped = in_place.is_some();
         if !mapped {
-            self.post_demand(thread, place);
+            self.post_demand(thread, slot);
         }
         // All that follows is done while the READ is under way, if there is one.
         self.reserve(1);
@@ -168,14 +168,12 @@ impl Pager {
         self.post_window(thread);
         // Should the policy name the page at once, it is Busy and stays.
         self.arrived(page, Arrival::Demand);
-        let source = if mapped {
-            place.mapped as *const u8
-        } else {
+        let source = in_place.unwrap_or_else(|| {
             self.keep_now(thread);
             self.send_on();
             self.await_read(thread, |tag| tag == DEMAND);
             thread.demand(thread.lands_last).cast_const()
-        };
+        });
         let comes = if self.tracker.keep_later(page, mapped, comes, thread.number) {
             thread.unkept = Some(page);
             comes
@@ -281,7 +279,7 @@ impl Pager {
 
     /// Whether a clean page, about to be written, is compared from now on.
     fn keep_late(&self, page: PageId, seen: Word) -> bool {
-        let mapped = seen.slot().is_some_and(|slot| self.pool.place(slot).mapped != 0);
+        let mapped = seen.slot().is_some_and(|slot| self.pool.readable_in_place(slot).is_some());
         if mapped || !self.tracker.keeps_late() {
             // A slot that is mapped holds the page as it came in.
             return mapped && self.tracker.compares_with_slots();

@@ -11,7 +11,7 @@
 //! A vfork child, or any clone with the same memory, needs none of this: it is
 //! one more thread of the pager.
 
-use crate::ending::{broken, die};
+use crate::ending::{broken, die, or_end};
 use crate::regions::OnFork;
 use crate::space::pages;
 use crate::thread::Inside;
@@ -37,10 +37,7 @@ impl Pager {
         let inside = self.threads.enter();
         self.threads.close(&inside);
         self.drain_writes(&mut self.evictor.lock());
-        let share = match self.pool.fork_prepare() {
-            Ok(share) => share,
-            Err(lost) => self.node_lost(&lost),
-        };
+        let share = or_end(self.pool.fork_prepare());
         self.has_forked.store(true, Ordering::Relaxed);
         self.inheritable(true);
         Fork { inside, share, _signals: signals }
@@ -80,9 +77,7 @@ impl Pager {
         if let Some(recorder) = &self.recorder {
             recorder.start_in_child();
         }
-        if let Err(e) = self.pool.fork_child(fork.share) {
-            die(exit::NODE_LOST, &format!("a forked child could not reach its memory node: {e}"));
-        }
+        or_end(self.pool.fork_child(fork.share));
         self.forget_on_fork();
         farmem_sys::descriptors::spare::keep();
         self.threads.open();

@@ -21,6 +21,7 @@
 //! finds no far memory at all, where absent pages would read as zeros.
 
 use crate::Pager;
+use crate::ending::or_end;
 use crate::regions::{OnFork, Region, Regions};
 use crate::word::{AtomicWord, State, Word};
 use farmem_pool::NoRoom;
@@ -496,7 +497,7 @@ impl Pager {
     /// Memory that the program has committed must fit in local memory, or else in far memory.
     pub(crate) fn commit(&self, total: u64) -> Result<(), NoRoom> {
         match self.pool.ensure(self.far_needed(total)) {
-            Err(NoRoom::Lost(lost)) => self.node_lost(&lost),
+            Err(NoRoom::Lost(lost)) => or_end(Err(lost)),
             other => other,
         }
     }

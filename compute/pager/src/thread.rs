@@ -1,4 +1,4 @@
-//! What a thread keeps for its faults: queue pairs, detectors, buffers.
+//! What a thread keeps for its faults: its lane to far memory, detectors, buffers.
 //!
 //! Found by the thread pointer (`%fs:0`), not by a thread-local of ours: those
 //! go through a table that glibc allocates with the program's malloc, hence in
@@ -12,7 +12,7 @@
 
 use crate::word::Word;
 use farmem_cache::prefetch::{FirstTouch, Prefetcher, Window};
-use farmem_fabric::{Completion, QueuePair};
+use farmem_pool::{Done, Lane};
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES, PageId};
 use farmem_sys::holdings::Lots;
 use farmem_sys::raw::{Errno, sleep_ns, yield_cpu};
@@ -36,18 +36,24 @@ pub const WINDOW: usize = 64;
 pub struct Claimed {
     /// Which.
     pub page: PageId,
-    /// Where its bytes are.
+    /// Its slot.
     pub slot: FarSlot,
+    /// Where its bytes are, or will be: in the slot, or in the landing buffer. Asked once: the slab may move meanwhile.
+    pub source: *const u8,
+    /// In the slot.
+    pub in_place: bool,
     /// Its word before.
     pub seen: Word,
 }
 
 /// One thread's belongings in the pager.
 pub struct Thread {
-    /// Queue pairs, by node; made on first use.
-    pub links: Vec<Option<QueuePair>>,
-    /// Completions of the last poll.
-    pub done: Vec<Completion>,
+    /// Its way to slots that are not mapped.
+    pub lane: Lane,
+    /// What the last look found done.
+    pub done: Vec<Done>,
+    /// Cards know of the landing buffer.
+    pub is_told: bool,
     /// Prefetch decisions.
     pub prefetcher: Prefetcher,
     /// First-touch batching.
@@ -86,24 +92,10 @@ impl Thread {
         }
     }
 
-    /// Whether a vfork child has made one of the queue pairs.
-    #[cold]
-    pub fn has_away(&self) -> bool {
-        self.links.iter().flatten().any(QueuePair::is_away)
-    }
-
-    /// Ends what a vfork child has made, on its way back to its own code. Nothing is under way there.
-    #[cold]
-    pub fn leave_away(&mut self) {
-        for link in &mut self.links {
-            link.take_if(|link| link.is_away());
-        }
-    }
-
     /// In a forked child: its queue pairs are the parent's.
     pub fn forget_links(&mut self) {
         self.unkept = None;
-        self.links.drain(..).flatten().for_each(QueuePair::forget_in_child);
+        self.lane.forget_in_child();
     }
 
     /// Where a demand page's READ lands: in the last page, or the first.
@@ -116,8 +108,9 @@ impl Thread {
 
     fn new(longest: u32) -> Result<Self, Errno> {
         Ok(Thread {
-            links: Vec::new(),
+            lane: Lane::new(),
             done: Vec::with_capacity(2 * WINDOW),
+            is_told: false,
             prefetcher: Prefetcher::with_longest(longest),
             first: FirstTouch::new(),
             window: Window::new(),
@@ -327,7 +320,7 @@ impl Drop for Inside<'_> {
     #[inline]
     fn drop(&mut self) {
         if farmem_fabric::any_away() {
-            self.thread.leave_away();
+            self.thread.lane.leave_away();
         }
         self.context.inside.store(0, Ordering::Release);
     }

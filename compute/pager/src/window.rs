@@ -49,7 +49,8 @@ impl Pager {
             }
             if self.table.word(next).shift(seen, seen.to(State::Busy)) {
                 room -= 1;
-                thread.claimed.push(Claimed { page: next, slot, seen });
+                let source = std::ptr::null();
+                thread.claimed.push(Claimed { page: next, slot, source, in_place: true, seen });
             }
         }
         thread.prefetcher.fetched(thread.claimed.len() as u32);
@@ -73,17 +74,10 @@ impl Pager {
         let mut installed = 0;
         let mut from = 0;
         while from < claimed.len() {
-            let Claimed { page, slot, .. } = claimed[from];
-            let place = self.pool.place(slot);
-            let mapped = place.mapped != 0;
-            let source = if place.mapped != 0 {
-                place.mapped as *const u8
-            } else {
+            let Claimed { page, source, in_place: mapped, .. } = claimed[from];
+            if !mapped {
                 self.await_window(thread);
-                // Demand page first, at index 0; the window after it, in order.
-                // SAFETY: the landing buffer has WINDOW pages and the window at most WINDOW - 1.
-                unsafe { thread.landing.add((1 + from) * PAGE_BYTES) }
-            };
+            }
             let guess = |one: &Claimed| self.tracker.comes(mapped, false, || self.rewrites.likely(one.seen));
             let guessed = guess(&claimed[from]);
             let keep = |i: usize| {
@@ -95,7 +89,7 @@ impl Pager {
                 }
             };
             let comes = keep(0);
-            // Pages next to each other whose slots are next to each other, and that come in alike, go in one call.
+            // Pages next to each other whose bytes are next to each other, and that come in alike, go in one call.
             let neighbours = claimed[from..].windows(2).take_while(|w| follows(w[0], w[1]) && guess(&w[1]) == guessed);
             let mut run = 1 + neighbours.enumerate().take_while(|(i, _)| keep(1 + i) == comes).count();
             let dirty = comes != Comes::Protected;
@@ -132,5 +126,5 @@ impl Pager {
 
 /// Whether two claimed pages are neighbours in both memories.
 fn follows(a: Claimed, b: Claimed) -> bool {
-    b.page.0 == a.page.0 + 1 && b.slot.bits() == a.slot.bits() + 1 && b.slot.slab_index() == a.slot.slab_index()
+    b.page.0 == a.page.0 + 1 && b.in_place == a.in_place && b.source == a.source.wrapping_add(PAGE_BYTES)
 }

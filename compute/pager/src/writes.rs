@@ -7,20 +7,21 @@
 //! (Pages of which few lines changed go another way: [`crate::log`].) A place in the ring is held until its acknowledgement has come ([`crate::staging`]).
 
 use crate::Pager;
-use crate::ending::die;
+use crate::ending::{broken, or_end};
 use crate::evictor::Evictor;
 use crate::log::{PART_TAG, RECORD_TAG};
 use crate::thread::Thread;
 use crate::word::{State, Word};
-use farmem_fabric::QueuePair;
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES, PageId};
-use farmem_protocol::exit;
 use farmem_protocol::lines::conditional::Refused;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 impl Pager {
     pub(crate) fn claim_staged(&self, evictor: &mut Evictor, page: PageId, slot: FarSlot) -> usize {
+        if self.staging.is_empty() {
+            broken("a page leaves for a slot that is not mapped, and there is no staging ring");
+        }
         loop {
             let evicted = |index: usize, page: PageId, slot: FarSlot| {
                 let word = self.table.word(page);
@@ -50,27 +51,19 @@ impl Pager {
         len: usize,
     ) {
         debug_assert!(from + len <= PAGE_BYTES);
-        let place = self.pool.place(slot);
         let thread = evictor.thread.get_or_insert_with(|| Thread::boxed(0));
-        if let Err(lost) = self.link(thread, place.node) {
-            self.node_lost(&lost);
-        }
-        if let Some(link) = &mut thread.links[place.node] {
-            // SAFETY: the entry's bytes stay as they are until its WRITE is acknowledged, and are a page.
-            unsafe {
-                let bytes = self.staging.bytes(index).add(from);
-                link.write(tag, place.slab, place.offset + from as u64, bytes, len as u32);
-            }
+        // SAFETY: the entry's bytes stay as they are until its WRITE is acknowledged, and are a page.
+        unsafe {
+            let bytes = self.staging.bytes(index).add(from);
+            thread.lane.write(&self.pool, tag, slot, from as u32, bytes, len as u32);
         }
         evictor.log.posted();
     }
 
     pub(crate) fn ring_writes(&self, evictor: &mut Evictor) {
-        for link in evictor.thread.iter_mut().flat_map(|t| t.links.iter_mut().flatten()) {
-            if let Err(lost) = link.doorbell() {
-                self.node_lost(&lost);
-            }
-            self.count(&self.counters.wire_out, link.take_sent());
+        if let Some(thread) = &mut evictor.thread {
+            thread.lane.doorbell(&self.pool);
+            self.count(&self.counters.wire_out, thread.lane.take_sent());
         }
     }
 
@@ -78,37 +71,27 @@ impl Pager {
     pub(crate) fn collect_writes(&self, evictor: &mut Evictor, patience: Duration) {
         let Some(thread) = &mut evictor.thread else { return };
         let (mut freed, mut refused) = (Vec::new(), Vec::new());
-        for link in thread.links.iter_mut().flatten().filter(|l| l.in_flight() > 0) {
-            thread.done.clear();
-            let polled =
-                if patience.is_zero() { link.poll(&mut thread.done) } else { link.wait(&mut thread.done, patience) };
-            if let Err(lost) = polled {
-                self.node_lost(&lost);
+        match patience.is_zero() {
+            true => thread.lane.poll(&self.pool, &mut thread.done),
+            false => thread.lane.wait(&self.pool, &mut thread.done, patience),
+        };
+        for done in thread.done.drain(..) {
+            let value = or_end(done.result);
+            if done.tag == PART_TAG {
+                continue;
             }
-            for done in &thread.done {
-                let value = match &done.result {
-                    Ok(value) => *value,
-                    Err(refusal) => die(
-                        exit::NODE_LOST,
-                        &format!("a memory node refused to store a page in a slab it granted: {refusal}"),
-                    ),
-                };
-                if done.tag == PART_TAG {
-                    continue;
-                }
-                if done.tag & RECORD_TAG == 0 {
-                    freed.extend(self.staging.written(done.tag as usize));
-                    continue;
-                }
-                evictor.log.acknowledged(done.tag, Refused(value), |index, again| {
-                    // Of one that went back meanwhile nobody needs what is in its slot.
-                    if again && !self.staging.is_orphan(index as usize) {
-                        refused.push(index as usize);
-                    } else {
-                        freed.extend(self.staging.written(index as usize));
-                    }
-                });
+            if done.tag & RECORD_TAG == 0 {
+                freed.extend(self.staging.written(done.tag as usize));
+                continue;
             }
+            evictor.log.acknowledged(done.tag, Refused(value), |index, again| {
+                // Of one that went back meanwhile nobody needs what is in its slot.
+                if again && !self.staging.is_orphan(index as usize) {
+                    refused.push(index as usize);
+                } else {
+                    freed.extend(self.staging.written(index as usize));
+                }
+            });
         }
         if !freed.is_empty() {
             self.pool.free(&freed);
@@ -116,7 +99,7 @@ impl Pager {
         if !refused.is_empty() {
             self.send_whole(evictor, &refused);
         }
-        let held_up = evictor.thread.iter().flat_map(|t| t.links.iter().flatten()).any(QueuePair::is_held_up);
+        let held_up = evictor.thread.as_ref().is_some_and(|thread| thread.lane.is_held_up());
         self.held_up.store(held_up, Ordering::Relaxed);
     }
 
@@ -154,7 +137,7 @@ impl Pager {
 
     /// WRITEs and records that are not acknowledged yet.
     pub(crate) fn writes_in_flight(evictor: &Evictor) -> usize {
-        evictor.thread.iter().flat_map(|t| t.links.iter().flatten()).map(|link| link.in_flight()).sum()
+        evictor.thread.as_ref().map_or(0, |thread| thread.lane.in_flight())
     }
 
     /// Waits until every WRITE is acknowledged.

@@ -22,16 +22,16 @@
 //! ```
 
 use crate::{Pool, SlabSlots, Slabs};
-use farmem_fabric::{ConnectError, ForkTicket, Lost, Session};
-use farmem_protocol::addr::SlabId;
+use farmem_fabric::{ForkTicket, Lost, Session};
 use farmem_sys::descriptors;
 use farmem_sys::raw;
 
 /// One fork's sharing, as one of its sides keeps it.
 pub(crate) struct Share {
     fd: i32,
-    /// The slabs shared: their indices, nodes, names. One that was given back meanwhile has left its index to another.
-    slabs: Vec<(u32, usize, SlabId)>,
+    /// The slabs shared: their indices, and serial numbers. One that was given back meanwhile has left its index to
+    /// another.
+    slabs: Vec<(u32, u64)>,
 }
 
 impl Share {
@@ -42,7 +42,9 @@ impl Share {
 
 /// What [`Pool::fork_prepare`] made; goes to exactly one of the three ends.
 pub struct ForkShare {
-    tickets: Vec<ForkTicket>,
+    /// By node; none for those that are lost or left. Of a lost one whose memory is mapped the child inherits the
+    /// mappings, and needs no more.
+    tickets: Vec<Option<ForkTicket>>,
     parent_fd: i32,
     child_fd: i32,
 }
@@ -50,8 +52,22 @@ pub struct ForkShare {
 impl Pool {
     /// Before a fork: tells the nodes and makes the socket pair. From here until one of the two
     /// calls below, no other thread may use the pool (the pager has stopped them).
+    ///
+    /// # Errors
+    /// A node is lost, and a page with it. Nothing is prepared.
     pub fn fork_prepare(&self) -> Result<ForkShare, Lost> {
-        let tickets = self.sessions.lock().iter().map(Session::fork_ticket).collect::<Result<Vec<_>, _>>()?;
+        let mut tickets = Vec::new();
+        for (number, node) in self.nodes.all().iter().enumerate() {
+            let ticket = node.is_there().then(|| node.session().fork_ticket());
+            if let Some(Err(lost)) = &ticket {
+                self.lose(number, lost);
+                if let Err(lost) = self.anything_lost() {
+                    tickets.into_iter().flatten().for_each(ForkTicket::abandon);
+                    return Err(lost);
+                }
+            }
+            tickets.push(ticket.and_then(Result::ok));
+        }
         farmem_sys::verbs::before_fork();
         // Without a socket pair (no descriptors left) neither side ever learns that the other is
         // gone, and what is shared stays shared: more far memory is used, nothing is lost.
@@ -66,24 +82,39 @@ impl Pool {
     pub fn fork_parent(&self, share: ForkShare, forked: bool) {
         farmem_sys::verbs::after_fork();
         descriptors::close(share.child_fd);
+        let tickets = share.tickets.into_iter().flatten();
         if forked {
-            share.tickets.into_iter().for_each(ForkTicket::handed_over);
+            tickets.for_each(ForkTicket::handed_over);
             self.share(share.parent_fd);
         } else {
-            share.tickets.into_iter().for_each(ForkTicket::abandon);
+            tickets.for_each(ForkTicket::abandon);
             descriptors::close(share.parent_fd);
         }
     }
 
     /// In the child: sessions of its own, and everything inherited is shared.
-    pub fn fork_child(&self, share: ForkShare) -> Result<(), ConnectError> {
+    ///
+    /// # Errors
+    /// A node is lost to the child, and a page with it.
+    pub fn fork_child(&self, share: ForkShare) -> Result<(), Lost> {
         farmem_sys::verbs::after_fork();
         descriptors::close(share.parent_fd);
-        let sessions = share.tickets.into_iter().map(Session::from_ticket).collect::<Result<Vec<_>, _>>()?;
-        let inherited = std::mem::replace(&mut *self.sessions.lock(), sessions);
-        inherited.into_iter().for_each(Session::forget_in_child);
+        for (number, ticket) in share.tickets.into_iter().enumerate() {
+            let Some(ticket) = ticket else { continue };
+            let node = &self.nodes.all()[number];
+            let inherited = node.session();
+            match Session::from_ticket(ticket) {
+                Ok(session) => node.renew(session),
+                Err(e) => {
+                    let lost = Lost { node: inherited.node().to_owned(), reason: e.to_string() };
+                    self.lose(number, &lost);
+                }
+            }
+            // Not dropped: it names the mappings that the child's own session has now.
+            inherited.close_in_child();
+        }
         self.share(share.child_fd);
-        Ok(())
+        self.anything_lost()
     }
 
     fn share(&self, fd: i32) {
@@ -93,11 +124,15 @@ impl Pool {
         for (index, slab) in slabs.list.iter_mut().enumerate() {
             if let Some(slab) = slab {
                 slab.sharers += 1;
-                self.set_shared(index, true);
-                held.push((index as u32, slab.node, slab.id));
+                self.set_shared(index as u32, true);
+                held.push((index as u32, slab.serial));
             }
         }
         slabs.shares.push(Share { fd, slabs: held });
+    }
+
+    fn set_shared(&self, index: u32, shared: bool) {
+        self.extents.update(index, |word| Some(word.with_shared(shared)));
     }
 
     /// Looks whether other sides have gone, and makes what was shared with them own again.
@@ -113,12 +148,12 @@ impl Pool {
             let gone = share.other_side_gone();
             if gone {
                 descriptors::close(share.fd);
-                for &(index, node, id) in &share.slabs {
-                    let same = |slab: &&mut SlabSlots| (slab.node, slab.id) == (node, id);
+                for &(index, serial) in &share.slabs {
+                    let same = |slab: &&mut SlabSlots| slab.serial == serial;
                     if let Some(slab) = list[index as usize].as_mut().filter(same) {
                         slab.sharers -= 1;
                         freed |= slab.sharers == 0;
-                        self.set_shared(index as usize, slab.sharers > 0);
+                        self.set_shared(index, slab.sharers > 0);
                     }
                 }
             }

@@ -1,58 +1,52 @@
-//! The far memory that a process holds.
+//! The far memory that a process holds: the seam between its consumers and the nodes.
 //!
-//! Nodes grant memory by the slab; pages leave by the page. The pool stands
-//! between: it keeps the table of slabs ([`FarSlot`] is an index into it), hands
-//! out slots, asks nodes for slabs ahead of need, and gives empty ones back.
+//! Nodes grant memory by the slab; consumers (the pager, and whatever else uses far memory) move it by the slot of a
+//! page. The pool stands between. It knows which *homes* hold a slab's bytes, and no consumer does.
 //!
 //! ```text
-//! pager::evict ── alloc(n) ─► slots, contiguous where it can be ─► one WRITE for many pages
-//! pager::fault ── place(slot) ─► node, slab, offset, and the address if the slab is mapped (shm)
-//! pager::space ── ensure(bytes) ─► grants up to what the program has mapped, or ENOMEM now
+//!  alloc(n)      ─► slots, contiguous where it can be ─► one message for many pages
+//!  lane          ─► read, write, lines; doorbell; poll, wait       queue pairs, retries and losses are its own (`lane`)
+//!  questions     ─► readable_in_place, writable_in_place, takes_lines
+//!  ensure(bytes) ─► grants up to what the program has mapped, or a refusal now
+//!  nodes         ─► they join, are taken out, are lost (`nodes`)
 //! ```
 //!
-//! *Whose memory a mapped slab is.* The kernel charges a page of a shared file to the memory group
-//! of the process that touches it first. Where a program runs in a container with a limit, its far
-//! pages must not count against that limit. So the node is asked to back each 2 MiB block before the
-//! first slot in it is used.
+//! *Whose memory a mapped slab is.* The kernel charges a page of a shared file to the memory group of the process that
+//! touches it first. So the node is asked to back each 2 MiB block before the first slot in it is used. Where a program
+//! runs in a container with a limit, its far pages must not count against that limit.
 //!
-//! *What the program frees* goes back: whole slabs ([`Pool::shrink`]), and of slabs that are still needed
-//! the 2 MiB blocks that stay without a live slot ([`Pool::give_back_idle`]).
+//! *What is freed* goes back: whole slabs ([`Pool::shrink`]), and of slabs that are still needed the 2 MiB blocks that
+//! stay without a live slot ([`Pool::give_back_idle`]).
 //!
-//! *Which slab from which node*: of two nodes drawn at random, the one on which
-//! this process holds less (power of two choices; Mitzenmacher, IEEE TPDS 2001).
+//! *Locks.* `changing` is held while nodes change or a slab is published, `slabs` inside it or alone, and neither while
+//! a node is asked for anything. Faults take none.
 //!
-//! *Fork* (`fork.rs`): slots that a parent and its child can both reach belong to
-//! neither while the other lives; see there.
+//! *Fork* (`fork.rs`): slots that a parent and its child can both reach belong to neither while the other lives.
+//! `docs/design/pool.md` has the reasons.
 
+mod copies;
+pub mod extent;
 mod fork;
+pub mod lane;
+mod nodes;
+mod questions;
 mod slab;
 
+pub use extent::MAX_SLABS;
 pub use fork::ForkShare;
-use slab::{SlabSlots, each_of};
+pub use lane::{Done, Lane};
+pub use nodes::{Loss, MAX_NODES, NoPlace, Standing};
+pub use questions::By;
 
-use farmem_fabric::{GrantError, Lost, QueuePair, Session};
-use farmem_protocol::addr::{FarSlot, SLAB_BYTES, SLOTS_PER_SLAB, SlabId};
+use extent::{Extents, HOMES, Home, State, Word};
+use farmem_fabric::{GrantError, Lost, Session};
+use farmem_protocol::addr::{FarSlot, SLAB_BYTES, SLOTS_PER_SLAB};
 use farmem_protocol::wire::MAX_BACKED;
-use farmem_sys::memory::SparseArray;
 use farmem_sys::raw::Errno;
 use farmem_sys::sync::Lock;
+use nodes::Nodes;
+use slab::{SlabSlots, each_of};
 use std::sync::atomic::{AtomicU64, Ordering};
-
-/// Slabs that one process can hold: 4 TiB. Bounded by `vm.max_map_count` (65 530) on shm.
-pub const MAX_SLABS: usize = 1 << 16;
-
-/// Where a slot is.
-#[derive(Clone, Copy, Debug)]
-pub struct Place {
-    /// Index of the node, in the order given to [`Pool::new`].
-    pub node: usize,
-    /// The slab's name there.
-    pub slab: SlabId,
-    /// Byte offset in the slab.
-    pub offset: u64,
-    /// The slot's address in this process, where the slab is mapped. Zero otherwise.
-    pub mapped: usize,
-}
 
 /// Why no far memory can be had.
 #[derive(Debug, thiserror::Error)]
@@ -60,71 +54,86 @@ pub enum NoRoom {
     /// The nodes lend no more.
     #[error("{0}")]
     Exhausted(String),
-    /// A node is gone.
+    /// A node is gone, and a page with it.
     #[error("{0}")]
     Lost(#[from] Lost),
 }
 
 /// The pool. One per process.
 pub struct Pool {
-    sessions: Lock<Vec<Session>>,
-    /// Per slab index: `base`, `id`, `node`, `shared`; the first three are written before the index
-    /// is published in any slot, the last only while no other thread is in the pager (fork) or
-    /// under the slabs' lock.
-    table: SparseArray<AtomicU64>,
+    nodes: Nodes,
+    extents: Extents,
+    changing: Lock<Changing>,
+    /// Losses that nobody has taken yet, to be asked without a lock.
+    untold: AtomicU64,
     slabs: Lock<Slabs>,
+    /// Bytes of slabs that take pages.
     capacity: AtomicU64,
     used: AtomicU64,
+    /// Of random numbers.
+    drawn: AtomicU64,
+}
+
+/// What changes with the nodes.
+struct Changing {
+    losses: Vec<Loss>,
+    /// Memory of consumers that cards will reach.
+    arenas: Vec<(usize, usize)>,
 }
 
 struct Slabs {
     list: Vec<Option<SlabSlots>>,
+    /// Slabs so far.
+    serial: u64,
     /// Where the last allocation ended: the next one goes on from there, so that pages that leave
     /// together lie together.
     cursor: usize,
-    random: u64,
     /// Runs of idle blocks on their way back to a node: their slots are taken, and free soon.
     returning: u32,
     shares: Vec<fork::Share>,
+    /// Homes that no word names any more, oldest first, with the number of each.
+    dropped: std::collections::VecDeque<(u64, copies::Dropped)>,
+    drops: u64,
 }
 
-/// Blocks that have just become warm: of which node, which slab, bit k for block k.
-type Cold = Vec<(usize, SlabId, u32)>;
+/// Blocks of slabs that have just become warm: of which slab index, bit k for block k.
+type Cold = Vec<(u32, u32)>;
 
-const TABLE_STRIDE: usize = 4;
 const BLOCK_BYTES: u64 = MAX_BACKED;
 const _: () = assert!(BLOCK_BYTES == 2 << 20);
 
 impl Pool {
-    /// A pool over sessions with one or more nodes.
+    /// A pool over sessions with nodes, of which it can have [`MAX_NODES`].
+    ///
+    /// # Panics
+    /// If there are more, or none.
     pub fn new(sessions: Vec<Session>) -> Result<Pool, Errno> {
         assert!(!sessions.is_empty());
-        Ok(Pool {
-            sessions: Lock::new(sessions),
-            table: SparseArray::new(MAX_SLABS * TABLE_STRIDE)?,
+        let pool = Pool {
+            nodes: Nodes::new(),
+            extents: Extents::new()?,
+            changing: Lock::new(Changing { losses: Vec::new(), arenas: Vec::new() }),
+            untold: AtomicU64::new(0),
             slabs: Lock::new(Slabs {
                 list: Vec::new(),
+                serial: 0,
                 cursor: 0,
-                random: 0x9E37_79B9_7F4A_7C15,
                 returning: 0,
                 shares: Vec::new(),
+                dropped: Default::default(),
+                drops: 0,
             }),
             capacity: AtomicU64::new(0),
             used: AtomicU64::new(0),
-        })
+            drawn: AtomicU64::new(0),
+        };
+        for session in sessions {
+            pool.add_node(session).unwrap_or_else(|e| panic!("{e}"));
+        }
+        Ok(pool)
     }
 
-    /// Whether every node's memory is mapped (shm).
-    pub fn all_mapped(&self) -> bool {
-        self.sessions.lock().iter().all(Session::is_mapped)
-    }
-
-    /// Whether some node's memory is reached by its card (RDMA).
-    pub fn any_wired(&self) -> bool {
-        self.sessions.lock().iter().any(Session::is_wired)
-    }
-
-    /// Bytes of the slabs held.
+    /// Bytes of the slabs held that take pages.
     pub fn capacity(&self) -> u64 {
         self.capacity.load(Ordering::Relaxed)
     }
@@ -134,73 +143,77 @@ impl Pool {
         self.used.load(Ordering::Relaxed) * 4096
     }
 
-    /// How many nodes there are.
-    pub fn nodes(&self) -> usize {
-        self.sessions.lock().len()
-    }
-
-    /// This process is about to end; see [`Session::farewell`].
-    pub fn farewell(&self) {
-        // Held: another thread is asking a node something, and may be for long.
-        if let Some(sessions) = self.sessions.try_lock() {
-            sessions.iter().for_each(Session::farewell);
-        }
-    }
-
-    /// Looks whether the nodes are still there; see [`Session::tend`].
-    pub fn tend(&self) -> Result<(), Lost> {
-        self.sessions.lock().iter().try_for_each(Session::tend)
-    }
-
     /// Sees to it that slabs of at least `bytes` are held, by asking the nodes for more.
     pub fn ensure(&self, bytes: u64) -> Result<(), NoRoom> {
-        if self.capacity() >= bytes {
-            return Ok(());
-        }
-        let mut slabs = self.slabs.lock();
         while self.capacity() < bytes {
-            self.grow(&mut slabs)?;
+            self.grow()?;
         }
         Ok(())
     }
 
-    fn grow(&self, slabs: &mut Slabs) -> Result<(), NoRoom> {
-        let sessions = self.sessions.lock();
-        let index = match slabs.list.iter().position(Option::is_none) {
-            Some(hole) => hole,
-            None if slabs.list.len() < MAX_SLABS => {
-                slabs.list.push(None);
-                slabs.list.len() - 1
-            }
-            None => {
-                return Err(NoRoom::Exhausted(format!(
-                    "this process holds {MAX_SLABS} slabs of 64 MiB, which is the limit"
-                )));
-            }
-        };
-        let held = |node| slabs.list.iter().flatten().filter(|s| s.node == node).count();
-        slabs.random = slabs.random.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(1);
-        let n = sessions.len();
-        let (a, b) = ((slabs.random >> 33) as usize % n, (slabs.random >> 13) as usize % n);
-        let first = if held(a) <= held(b) { a } else { b };
+    /// One more slab.
+    fn grow(&self) -> Result<(), NoRoom> {
+        let home = self.granted(&[])?;
+        self.adopt(home)
+    }
+
+    /// A slab that a node grants, of one whose number is not among `but`. No lock is held while nodes are asked.
+    fn granted(&self, but: &[u32]) -> Result<Home, NoRoom> {
+        let mut asked = Vec::new();
+        self.to_ask(but, &mut asked);
         let mut refusal = None;
-        for node in (0..n).map(|i| (first + i) % n) {
-            match sessions[node].grant() {
+        for node in asked {
+            match self.nodes.all()[node].session().grant() {
                 Ok(slab) => {
-                    let base = slab.base.map_or(0, |p| p.as_ptr() as u64);
-                    self.table[index * TABLE_STRIDE].store(base, Ordering::Relaxed);
-                    self.table[index * TABLE_STRIDE + 1].store(slab.id.0, Ordering::Relaxed);
-                    self.table[index * TABLE_STRIDE + 2].store(node as u64, Ordering::Release);
-                    self.set_shared(index, false);
-                    slabs.list[index] = Some(SlabSlots::new(node, slab.id));
-                    self.capacity.fetch_add(SLAB_BYTES, Ordering::Relaxed);
-                    return Ok(());
+                    let base = slab.base.map_or(0, |at| at.as_ptr() as usize);
+                    return Ok(Home { node: node as u32, slab: slab.id, base });
                 }
-                Err(GrantError::Lost(lost)) => return Err(NoRoom::Lost(lost)),
+                Err(GrantError::Lost(lost)) => {
+                    self.lose(node, &lost);
+                    self.anything_lost()?;
+                    refusal = Some(lost.to_string());
+                }
                 Err(other) => refusal = Some(other.to_string()),
             }
         }
-        Err(NoRoom::Exhausted(refusal.unwrap_or_default()))
+        let none = || match self.nodes.all().iter().find_map(|node| node.session().loss()) {
+            Some(lost) => format!("{lost}; no other node is left to take more pages"),
+            None => "no node is left to take more pages".to_owned(),
+        };
+        Err(NoRoom::Exhausted(refusal.unwrap_or_else(none)))
+    }
+
+    /// Makes a slab that was granted one of ours.
+    fn adopt(&self, home: Home) -> Result<(), NoRoom> {
+        let changing = self.changing.lock();
+        let node = &self.nodes.all()[home.node as usize];
+        // Lost or taken out since it answered: to be asked again, of another.
+        let is_in = node.standing() == Standing::In;
+        let mut slabs = self.slabs.lock();
+        let hole = slabs.list.iter().position(Option::is_none);
+        let index = hole.or_else(|| (slabs.list.len() < MAX_SLABS).then_some(slabs.list.len())).filter(|_| is_in);
+        let record = index.and_then(|_| self.extents.record([home, Home::NONE]));
+        let (Some(index), Some(record)) = (index, record) else {
+            drop(slabs);
+            drop(changing);
+            let _ = node.session().release(home.slab);
+            return match is_in {
+                false => Ok(()),
+                true => Err(NoRoom::Exhausted(format!(
+                    "this process holds {MAX_SLABS} slabs of 64 MiB, which is the limit"
+                ))),
+            };
+        };
+        slabs.serial += 1;
+        let slab = Some(SlabSlots::new(slabs.serial));
+        match slabs.list.get_mut(index) {
+            Some(hole) => *hole = slab,
+            None => slabs.list.push(slab),
+        }
+        node.held.fetch_add(1, Ordering::Relaxed);
+        self.extents.publish(index as u32, Word::of(record));
+        self.capacity.fetch_add(SLAB_BYTES, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Appends `n` free slots to `out`; all or none.
@@ -208,9 +221,9 @@ impl Pool {
         let before = out.len();
         let mut cold = Cold::default();
         self.take(n, out, &mut cold)?;
-        // With the slabs' lock given back: other threads take slots meanwhile. One that writes to
-        // such a block before it is backed pays for the pages that it writes, and no harm is done.
-        if let Err(e) = cold.iter().try_for_each(|&(node, slab, blocks)| self.back(node, slab, blocks)) {
+        // Other threads take slots meanwhile. One that writes to such a block before it is backed pays for the pages
+        // that it writes, and no harm is done.
+        if let Err(e) = cold.iter().try_for_each(|&(index, blocks)| self.back(index, blocks)) {
             self.free(&out[before..]);
             out.truncate(before);
             return Err(e);
@@ -229,11 +242,12 @@ impl Pool {
                 let index = (from + step) % count;
                 if let Some(slots) = &mut slabs.list[index]
                     && slots.may_allocate()
+                    && !self.extents.word(index as u32).is_lost()
                 {
                     let blocks = slots.take(index as u32, n - (out.len() - before), out);
                     slabs.cursor = index;
                     if blocks != 0 {
-                        cold.push((slots.node, slots.id, blocks));
+                        cold.push((index as u32, blocks));
                     }
                     if out.len() - before == n {
                         self.used.fetch_add(n as u64, Ordering::Relaxed);
@@ -247,146 +261,173 @@ impl Pool {
                 continue;
             }
             // What is on its way back to a node is free again in a moment; the node may have no more.
-            if slabs.returning > 0 {
-                drop(held);
-                farmem_sys::raw::sleep_ns(50_000);
-                held = self.slabs.lock();
-                continue;
-            }
-            let grown = self.leave_shared(slabs).map_err(NoRoom::Lost).and_then(|()| self.grow(slabs));
-            if let Err(e) = grown {
-                for slot in out.drain(before..) {
-                    if let Some(slots) = &mut slabs.list[slot.slab_index() as usize] {
-                        slots.give_back(slot.place());
-                    }
+            let soon = slabs.returning > 0;
+            let left = if soon { None } else { self.leave_shared(slabs) };
+            drop(held);
+            if soon {
+                self.pause(50_000);
+            } else {
+                left.into_iter().for_each(|homes| self.release(homes));
+                if let Err(e) = self.grow() {
+                    self.give_back(&mut self.slabs.lock(), &out[before..]);
+                    out.truncate(before);
+                    return Err(e);
                 }
-                return Err(e);
             }
+            held = self.slabs.lock();
         }
     }
 
-    /// Has the node take the memory of blocks of a slab from its system, if this process maps them.
-    fn back(&self, node: usize, slab: SlabId, blocks: u32) -> Result<(), NoRoom> {
-        let sessions = self.sessions.lock();
-        let session = &sessions[node];
-        if !session.is_mapped() {
-            return Ok(());
-        }
-        each_of(blocks).try_for_each(|block| {
-            session.back(slab, block as u64 * BLOCK_BYTES, BLOCK_BYTES).map_err(|e| match e {
-                GrantError::Lost(lost) => NoRoom::Lost(lost),
-                other => NoRoom::Exhausted(other.to_string()),
-            })
-        })
-    }
-
-    /// Takes slots back. Their content is of no more use to this process.
-    pub fn free(&self, slots: &[FarSlot]) {
-        let mut slabs = self.slabs.lock();
-        for slot in slots {
-            if let Some(s) = &mut slabs.list[slot.slab_index() as usize]
-                && s.give_back(slot.place())
-            {
-                self.used.fetch_sub(1, Ordering::Relaxed);
-            }
-        }
-    }
-
-    /// Whether a slot may be overwritten: nobody else can reach it. Takes no lock.
-    #[inline]
-    pub fn is_own(&self, slot: FarSlot) -> bool {
-        self.table[slot.slab_index() as usize * TABLE_STRIDE + 3].load(Ordering::Relaxed) == 0
-    }
-
-    fn set_shared(&self, index: usize, shared: bool) {
-        self.table[index * TABLE_STRIDE + 3].store(shared as u64, Ordering::Relaxed);
-    }
-
-    /// Gives slabs that hold nothing back to their nodes, as long as `keep` bytes remain.
-    pub fn shrink(&self, keep: u64) -> Result<(), Lost> {
-        let mut slabs = self.slabs.lock();
-        for index in (0..slabs.list.len()).rev() {
-            if self.capacity() < keep + SLAB_BYTES {
-                break;
-            }
-            if slabs.list[index].as_ref().is_some_and(SlabSlots::is_idle) {
-                self.release(&mut slabs, index)?;
+    /// Has nodes take the memory of blocks of a slab from their systems, where this process maps them.
+    fn back(&self, index: u32, blocks: u32) -> Result<(), NoRoom> {
+        let word = self.extents.word(index);
+        for home in (0..HOMES).filter(|&home| word.takes_pages(home)).map(|home| self.extents.home(word, home)) {
+            let node = &self.nodes.all()[home.node as usize];
+            // Of a node that has ended what is mapped is this process's to pay for.
+            let mapped = home.base != 0 && node.is_there();
+            for block in each_of(blocks).filter(|_| mapped) {
+                match node.session().back(home.slab, block as u64 * BLOCK_BYTES, BLOCK_BYTES) {
+                    Ok(()) => {}
+                    Err(GrantError::Lost(lost)) => {
+                        self.lose(home.node as usize, &lost);
+                        self.anything_lost()?;
+                        break;
+                    }
+                    Err(other) => return Err(NoRoom::Exhausted(other.to_string())),
+                }
             }
         }
         Ok(())
     }
 
+    /// Takes slots back. Their content is of no more use to this process.
+    pub fn free(&self, slots: &[FarSlot]) {
+        let given = self.give_back(&mut self.slabs.lock(), slots);
+        self.used.fetch_sub(given, Ordering::Relaxed);
+    }
+
+    fn give_back(&self, slabs: &mut Slabs, slots: &[FarSlot]) -> u64 {
+        let mut given = 0;
+        for slot in slots {
+            if let Some(slab) = &mut slabs.list[slot.slab_index() as usize]
+                && slab.give_back(slot.place())
+            {
+                given += 1;
+            }
+        }
+        given
+    }
+
+    /// Gives slabs that hold nothing back to their nodes, as long as `keep` bytes remain; of nodes that are being left,
+    /// all that hold nothing.
+    pub fn shrink(&self, keep: u64) {
+        let mut released = Vec::new();
+        let mut slabs = self.slabs.lock();
+        for index in (0..slabs.list.len()).rev() {
+            let Some(slab) = slabs.list[index].as_ref().filter(|slab| slab.is_idle()) else { continue };
+            if slab.closed || self.capacity() >= keep + SLAB_BYTES {
+                released.extend(self.remove(&mut slabs, index));
+            }
+        }
+        drop(slabs);
+        released.into_iter().for_each(|homes| self.release(homes));
+        self.leave_empty();
+    }
+
     /// Leaves one slab that holds nothing of ours to those it is shared with, as one more is about to be asked for. It
     /// takes no pages while they live, so that a program that forks often and rewrites its memory in between would
     /// otherwise take a slab for each fork. (One for one: what was promised to the program stays promised.)
-    fn leave_shared(&self, slabs: &mut Slabs) -> Result<(), Lost> {
+    fn leave_shared(&self, slabs: &mut Slabs) -> Option<[Home; HOMES]> {
         let left = |slab: &SlabSlots| slab.is_idle() && !slab.may_allocate();
-        match slabs.list.iter().position(|slab| slab.as_ref().is_some_and(left)) {
-            Some(index) => self.release(slabs, index),
-            None => Ok(()),
-        }
+        let index = slabs.list.iter().position(|slab| slab.as_ref().is_some_and(left))?;
+        self.remove(slabs, index)
     }
 
-    fn release(&self, slabs: &mut Slabs, index: usize) -> Result<(), Lost> {
-        let Some(gone) = slabs.list[index].take() else { return Ok(()) };
-        self.capacity.fetch_sub(SLAB_BYTES, Ordering::Relaxed);
-        self.sessions.lock()[gone.node].release(gone.id)
+    /// Forgets a slab without a live slot: nobody can hold what its record says. Its homes are the caller's to release,
+    /// without the lock.
+    fn remove(&self, slabs: &mut Slabs, index: usize) -> Option<[Home; HOMES]> {
+        let slab = slabs.list[index].take()?;
+        if !slab.closed {
+            self.capacity.fetch_sub(SLAB_BYTES, Ordering::Relaxed);
+        }
+        let word = self.extents.word(index as u32);
+        let there = |home: usize| word.state(home) != State::Absent;
+        let homes = std::array::from_fn(|home| if there(home) { self.extents.home(word, home) } else { Home::NONE });
+        self.extents.publish(index as u32, Word::FREE);
+        self.extents.free(word.number());
+        Some(homes)
+    }
+
+    /// Gives homes back to their nodes. A node that is lost needs not be told.
+    fn release(&self, homes: [Home; HOMES]) {
+        for home in homes.into_iter().filter(|home| *home != Home::NONE) {
+            let number = home.node as usize;
+            let node = &self.nodes.all()[number];
+            let released = node.session().release(home.slab);
+            node.held.fetch_sub(1, Ordering::Relaxed);
+            if let Err(lost) = released {
+                self.lose(number, &lost);
+            }
+        }
     }
 
     /// Gives the memory of idle blocks back to their nodes' systems. The slabs stay held: what the program has mapped it may
     /// touch at any time.
     ///
     /// Call it a few times a second, from one thread: a block goes when two calls in a row find it idle.
-    pub fn give_back_idle(&self) -> Result<(), Lost> {
+    pub fn give_back_idle(&self) {
         let mut index = 0;
         loop {
             let mut slabs = self.slabs.lock();
-            let Some(slot) = slabs.list.get_mut(index) else { return Ok(()) };
+            let Some(slot) = slabs.list.get_mut(index) else { return };
             let Some((slab, run)) = slot.as_mut().and_then(|slab| slab.take_idle().map(|run| (slab, run))) else {
                 slot.iter_mut().for_each(SlabSlots::note_idle);
                 index += 1;
                 continue;
             };
-            let (node, id) = (slab.node, slab.id);
+            let serial = slab.serial;
             slabs.returning += 1;
             drop(slabs);
-            // No lock but the sessions': a fault that needs slots gets them elsewhere meanwhile. No verb
-            // is under way on these slots: a page's slots are freed when it is nobody's.
+            // No lock is held: a fault that needs slots gets them elsewhere meanwhile. No verb is under way on these
+            // slots: a page's slots are freed when it is nobody's.
             let (offset, len) = (run.start as u64 * BLOCK_BYTES, run.len() as u64 * BLOCK_BYTES);
-            let given = self.sessions.lock()[node].discard(id, offset, len);
+            let given = self.discard(index as u32, offset, len);
             let mut slabs = self.slabs.lock();
             slabs.returning -= 1;
-            if let Some(slab) = &mut slabs.list[index] {
-                slab.end_idle(run, matches!(given, Ok(true)));
+            if let Some(slab) = slabs.list[index].as_mut().filter(|slab| slab.serial == serial) {
+                slab.end_idle(run, given);
             }
-            drop(slabs);
-            given?;
         }
     }
 
-    /// Where a slot is. Takes no lock: a slot's slab stays in the table while the slot is taken.
-    #[inline]
-    pub fn place(&self, slot: FarSlot) -> Place {
-        let at = slot.slab_index() as usize * TABLE_STRIDE;
-        let node = self.table[at + 2].load(Ordering::Acquire) as usize;
-        let base = self.table[at].load(Ordering::Relaxed) as usize;
-        let slab = SlabId(self.table[at + 1].load(Ordering::Relaxed));
-        Place { node, slab, offset: slot.offset(), mapped: if base == 0 { 0 } else { base + slot.offset() as usize } }
+    /// Gives a range of a slab back to the systems of all its homes. False where one has not.
+    fn discard(&self, index: u32, offset: u64, len: u64) -> bool {
+        let word = self.extents.word(index);
+        let homes = (0..HOMES).filter(|&home| word.state(home) != State::Absent);
+        homes.fold(true, |all, home| {
+            let home = self.extents.home(word, home);
+            match self.nodes.all()[home.node as usize].session().discard(home.slab, offset, len) {
+                Ok(given) => all & given,
+                Err(lost) => {
+                    self.lose(home.node as usize, &lost);
+                    false
+                }
+            }
+        })
     }
 
-    /// See [`Session::arena`].
+    /// See [`Session::arena`]: of the nodes there are, and of those to come.
     ///
     /// # Safety
     /// As there.
     #[allow(unsafe_code)]
     pub unsafe fn arena(&self, at: *mut u8, len: usize) {
+        let mut changing = self.changing.lock();
+        if !changing.arenas.contains(&(at as usize, len)) {
+            changing.arenas.push((at as usize, len));
+        }
         // SAFETY: passed on to the caller.
-        self.sessions.lock().iter().for_each(|session| unsafe { session.arena(at, len) });
-    }
-
-    /// A queue pair to a node, for one thread.
-    pub fn queue_pair(&self, node: usize) -> Result<QueuePair, Lost> {
-        self.sessions.lock()[node].queue_pair()
+        self.nodes.all().iter().for_each(|node| unsafe { node.session().arena(at, len) });
     }
 }
 

@@ -4,7 +4,7 @@
 //! is *warm* from the first slot taken in it until it is given back, and *idle* while it has no live slot.
 //! Before a block that becomes warm is used the node backs it with memory ([`crate::Pool::alloc`]).
 
-use farmem_protocol::addr::{FarSlot, SLOTS_PER_SLAB, SlabId};
+use farmem_protocol::addr::{FarSlot, SLOTS_PER_SLAB};
 use std::ops::Range;
 
 const WORDS: usize = SLOTS_PER_SLAB as usize / 64;
@@ -16,12 +16,12 @@ const BLOCK_WORDS: usize = BLOCK_SLOTS / 64;
 
 /// One slab's slots, as this process sees them.
 pub(crate) struct SlabSlots {
-    /// Which node granted it.
-    pub node: usize,
-    /// Its name there.
-    pub id: SlabId,
+    /// Of no other slab that this process has had.
+    pub serial: u64,
     /// Forks since which another process may reach slots of this slab.
     pub sharers: u32,
+    /// A node of its homes is being left: it takes no new pages.
+    pub closed: bool,
     /// Bit set: taken by this process.
     taken: [u64; WORDS],
     live: u32,
@@ -36,11 +36,11 @@ pub(crate) struct SlabSlots {
 }
 
 impl SlabSlots {
-    pub fn new(node: usize, id: SlabId) -> Self {
+    pub fn new(serial: u64) -> Self {
         SlabSlots {
-            node,
-            id,
+            serial,
             sharers: 0,
+            closed: false,
             taken: [0; WORDS],
             live: 0,
             block_live: [0; BLOCKS],
@@ -52,7 +52,7 @@ impl SlabSlots {
 
     /// A shared slab takes no new pages and lets none be overwritten.
     pub fn may_allocate(&self) -> bool {
-        self.sharers == 0
+        self.sharers == 0 && !self.closed
     }
 
     /// Nothing of ours is in it. Others that share it hold it themselves.
@@ -84,6 +84,14 @@ impl SlabSlots {
             }
         }
         self.warm & !were_warm
+    }
+
+    /// Places of slots that are taken.
+    pub fn taken(&self) -> impl Iterator<Item = u32> {
+        let words = self.taken.iter().enumerate();
+        words.flat_map(|(at, &bits)| {
+            (0..64).filter(move |bit| bits >> bit & 1 != 0).map(move |bit| at as u32 * 64 + bit)
+        })
     }
 
     /// Marks a slot free. False when it was so already.
@@ -163,7 +171,7 @@ mod tests {
 
     #[test]
     fn every_slot_is_handed_out_once_and_comes_back() {
-        let mut slab = SlabSlots::new(0, SlabId(1));
+        let mut slab = SlabSlots::new(1);
         let mut out = Vec::new();
         slab.take(3, 10_000, &mut out);
         slab.take(3, 10_000, &mut out);
@@ -180,7 +188,7 @@ mod tests {
     /// `live` and the bitmap, told apart by nobody but these two (run it optimized, too).
     #[test]
     fn what_is_counted_is_what_is_taken() {
-        let mut slab = SlabSlots::new(0, SlabId(1));
+        let mut slab = SlabSlots::new(1);
         let (mut held, mut random) = (Vec::new(), 1u64);
         for _ in 0..2000 {
             random = random.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(1);
@@ -201,7 +209,7 @@ mod tests {
 
     #[test]
     fn blocks_that_stay_idle_are_given_back_once() {
-        let mut slab = SlabSlots::new(0, SlabId(1));
+        let mut slab = SlabSlots::new(1);
         let mut out = Vec::new();
         slab.take(0, 4 * BLOCK_SLOTS, &mut out);
         let free =
@@ -241,7 +249,7 @@ mod tests {
     /// A block is named when its first slot is taken, and again after it was given back.
     #[test]
     fn blocks_are_backed_before_their_first_use() {
-        let mut slab = SlabSlots::new(0, SlabId(1));
+        let mut slab = SlabSlots::new(1);
         let mut out = Vec::new();
         assert_eq!(slab.take(0, BLOCK_SLOTS, &mut out), 0b1);
         assert_eq!(slab.take(0, 1, &mut out), 0b10);
@@ -260,7 +268,7 @@ mod tests {
 
     #[test]
     fn fresh_slots_are_contiguous() {
-        let mut slab = SlabSlots::new(0, SlabId(1));
+        let mut slab = SlabSlots::new(1);
         let mut out = Vec::new();
         slab.take(0, 256, &mut out);
         assert!(out.windows(2).all(|w| w[1].place() == w[0].place() + 1));

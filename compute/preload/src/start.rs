@@ -127,6 +127,7 @@ fn arm(text: &str) -> Result<(), String> {
     let is_first = is_first(file);
     ending::prepare(file);
     let mut sessions = Vec::new();
+    let mut lost = None;
     for node in &run.nodes {
         match reach(node, &run) {
             Ok(session) => sessions.push(session),
@@ -135,11 +136,16 @@ fn arm(text: &str) -> Result<(), String> {
                 stays_near::say_another_user();
                 return Ok(());
             }
+            // The run has reached it, and lost it since. Others may do.
+            Err(e) if !is_first => lost = Some(e.to_string()),
             Err(e) => die(exit::NODE_UNUSABLE, &e.to_string()),
         }
     }
-    if sessions.is_empty() {
-        return Err("FARMEM_RUN names no node".into());
+    match (sessions.is_empty(), lost) {
+        (true, Some(why)) => die(exit::NODE_UNUSABLE, &why),
+        (true, None) => return Err("FARMEM_RUN names no node".into()),
+        (false, Some(why)) => say(&format!("{why}; a program of the run goes on without it")),
+        (false, None) => {}
     }
     let pool = Pool::new(sessions).map_err(|e| e.to_string())?;
     let config = Config {

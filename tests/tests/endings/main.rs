@@ -106,6 +106,24 @@ impl Work {
         Ok(outcome)
     }
 
+    /// [`Work::sound`] of a program whose node is gone: each process may say so in a line.
+    fn sound_without(self, node: &str) -> Result<()> {
+        let processes = 1 + (self.child != 0) as usize;
+        process::send(self.program, libc::SIGUSR1);
+        let outcome = self.run.wait(LIMIT)?;
+        let said = String::from_utf8_lossy(&outcome.stdout).into_owned();
+        let (stats, rest) = split_stats(&outcome.stderr);
+        ensure!(outcome.code() == 0 && said.contains("\nsound ") && said.contains(" child 0"), "{outcome:?}");
+        ensure!((1..=processes).contains(&rest.lines().count()), "not one line each: {rest}");
+        for line in rest.lines() {
+            let told = line.contains(node) && line.contains("its process has ended; the program goes on");
+            ensure!(line.starts_with("farmem: ") && told, "{line}");
+        }
+        let lost = stats.as_ref().and_then(|stats| stats["nodes_lost"].as_u64());
+        ensure!(lost == Some(rest.lines().count() as u64), "{stats:?}");
+        Ok(())
+    }
+
     /// Waits for the end that the runtime makes because of its node: within `limit` after `since`, with
     /// this status, and one line that names `node` and `reason` from each process that there was.
     fn ended(self, since: Instant, limit: Duration, status: i32, node: &str, reason: &str) -> Result<Duration> {

@@ -34,8 +34,10 @@ impl Pager {
 
     fn post_record(&self, evictor: &mut Evictor, pages: &[Logged]) {
         let most = lines::record_bytes() + CONDITIONS_BYTES + pages.iter().map(page_bytes).sum::<usize>();
+        // One for each home: a record's checksum is of the slab's name there.
+        let copies = self.pool.copies(pages[0].slot).max(1);
         let taken = loop {
-            match evictor.log.room.take(most, pages.iter().map(|page| page.copy)) {
+            match evictor.log.room.take(copies * most, pages.iter().map(|page| page.copy)) {
                 Some(taken) => break taken,
                 None => {
                     self.ring_writes(evictor);
@@ -47,26 +49,26 @@ impl Pager {
         log.entries.clear();
         let entry = |page: &Logged| Entry { place: (page.slot.place() as u16).into(), lines: page.lines.into() };
         log.entries.extend(pages.iter().map(entry));
-        let place = self.pool.place(pages[0].slot);
+        let (entries, seed) = (&log.entries, log.seed);
         // SAFETY: the room's bytes are there, and these the record's until it is acknowledged.
-        let into = unsafe { std::slice::from_raw_parts_mut(log.bytes.add(taken.from), most) };
-        let buffer = into.as_mut_ptr();
-        let len = lines::encode(place.slab, &log.entries, into, |i| {
-            // SAFETY: the copy is held until its acknowledgement; whoever rescues its page reads it, too.
-            unsafe { &*self.staging.bytes(pages[i].copy as usize).cast::<[u8; PAGE_BYTES]>() }
-        });
-        let len = len.zip(log.seed.as_ref());
-        let len = len.and_then(|(len, seed)| conditional::append(into, len, pages.iter().map(|page| page.was), seed));
-        let Some(len) = len else { crate::ending::broken("a record of changed lines that cannot be") };
+        let into = unsafe { std::slice::from_raw_parts_mut(log.bytes.add(taken.from), copies * most) };
+        let mut buffers = into.chunks_exact_mut(most);
+        let encode = |slab| {
+            let into = buffers.next()?;
+            let len = lines::encode(slab, entries, into, |i| {
+                // SAFETY: the copy is held until its acknowledgement; whoever rescues its page reads it, too.
+                unsafe { &*self.staging.bytes(pages[i].copy as usize).cast::<[u8; PAGE_BYTES]>() }
+            });
+            let len = len.zip(seed.as_ref());
+            let len = len.and_then(|(len, seed)| conditional::append(into, len, pages.iter().map(|page| page.was), seed));
+            let Some(len) = len else { crate::ending::broken("a record of changed lines that cannot be") };
+            Some((into.as_ptr(), len as u32))
+        };
         let tag = RECORD_TAG | u64::from(taken.number);
         let thread = evictor.thread.get_or_insert_with(|| Thread::boxed(0));
-        if let Err(lost) = self.link(thread, place.node) {
-            self.node_lost(&lost);
-        }
-        if let Some(link) = &mut thread.links[place.node] {
-            // SAFETY: the buffer stays as it is until the record is acknowledged.
-            unsafe { link.lines_if(tag, place.slab, buffer, len as u32) };
-        }
+        let slots = pages.iter().map(|page| page.slot);
+        // SAFETY: the buffers stay as they are until the record is acknowledged.
+        unsafe { thread.lane.lines(&self.pool, tag, slots, true, encode) };
         self.count(&self.counters.records, 1);
     }
 }

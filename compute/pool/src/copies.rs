@@ -1,0 +1,133 @@
+//! Homes of a slab that are added, filled and dropped: what a mirror, a repair and a drain are made of.
+//!
+//! ```text
+//!  add_home ─► [whole, filling]  every thread leaves once ─► fill, slot by slot ─► [whole, whole]
+//!  drop_home ─► [whole, absent]  every thread leaves once ─► the home goes back to its node
+//! ```
+//!
+//! A thread may use what it has read of a record until it leaves the consumer. So a home that is dropped waits until
+//! every thread has left once since ([`Pool::dropped`], [`Pool::all_have_left`]).
+
+use crate::extent::{HOMES, Home, State, Word};
+use crate::{Lane, NoRoom, Pool, Slabs, Standing};
+use farmem_protocol::addr::FarSlot;
+use std::sync::atomic::Ordering;
+
+/// What no word names any more.
+pub(crate) struct Dropped {
+    /// A record that is free, if it is to be.
+    record: Option<u32>,
+    home: Option<Home>,
+}
+
+impl Slabs {
+    fn drop_later(&mut self, dropped: Dropped) {
+        self.drops += 1;
+        self.dropped.push_back((self.drops, dropped));
+    }
+}
+
+impl Pool {
+    /// Gives a slab with one home another, at another node, that has none of its live slots yet. The slab is not written
+    /// in place from here on.
+    ///
+    /// Before a slot is filled ([`crate::Lane::fill`]), every thread is to have left the consumer once: one may be
+    /// writing in place just now.
+    ///
+    /// # Errors
+    /// No other node grants a slab; or the slab has gone, or has two homes.
+    pub fn add_home(&self, index: u32) -> Result<(), NoRoom> {
+        let gone = || NoRoom::Exhausted("the slab has gone, or has two homes".to_owned());
+        let single = |word: Word| (word.homes() == 1 && word.state(0) == State::Whole).then_some(word);
+        let word = single(self.extents.word(index)).ok_or_else(gone)?;
+        let second = self.granted(&[self.extents.home(word, 0).node])?;
+        let changing = self.changing.lock();
+        let node = &self.nodes.all()[second.node as usize];
+        let mut slabs = self.slabs.lock();
+        let word = single(self.extents.word(index)).filter(|_| node.standing() == Standing::In);
+        let slab = slabs.list.get(index as usize).and_then(Option::as_ref);
+        let added = word.zip(slab).and_then(|(word, slab)| {
+            let record = self.extents.record([self.extents.home(word, 0), second])?;
+            let next = word.with_number(record).with_state(1, State::Filling);
+            slab.taken().for_each(|place| {
+                self.extents.set_stale(next, 1, place, true);
+            });
+            self.extents.publish(index, next);
+            Some(Dropped { record: Some(word.number()), home: None })
+        });
+        match added {
+            Some(dropped) => {
+                node.held.fetch_add(1, Ordering::Relaxed);
+                slabs.drop_later(dropped);
+                Ok(())
+            }
+            None => {
+                drop(slabs);
+                drop(changing);
+                let _ = node.session().release(second.slab);
+                Err(gone())
+            }
+        }
+    }
+
+    /// Takes one of two whole homes of a slab away; false where that is not what it has. The home goes back to its node
+    /// when every thread has left once.
+    ///
+    /// By the owner of the lane of all write-back, with nothing under way on it: a write is decided by one record.
+    pub fn drop_home(&self, writes: &mut Lane, index: u32, home: usize) -> bool {
+        if writes.in_flight() > 0 {
+            return false;
+        }
+        let mut slabs = self.slabs.lock();
+        let whole = |word: Word| (0..HOMES).all(|home| word.state(home) == State::Whole);
+        let seen = self.extents.word(index);
+        if !whole(seen) {
+            return false;
+        }
+        // The one that stays comes first, where questions look first.
+        let stays = self.extents.home(seen, 1 - home);
+        let Some(record) = self.extents.record([stays, Home::NONE]) else { return false };
+        let single = |word: Word| word.with_number(record).with_state(0, State::Whole).with_state(1, State::Absent);
+        let moved =
+            self.extents.update(index, |word| (whole(word) && word.number() == seen.number()).then(|| single(word)));
+        if moved.is_none() {
+            self.extents.free(record);
+            return false;
+        }
+        slabs.drop_later(Dropped { record: Some(seen.number()), home: Some(self.extents.home(seen, home)) });
+        true
+    }
+
+    /// A filling home that lacks nothing any more is whole; whether it is now.
+    pub fn end_filling(&self, index: u32, home: usize) -> bool {
+        // No slot is taken meanwhile: the first write of a fresh one goes to both homes.
+        let _slabs = self.slabs.lock();
+        let full = |word: Word| word.state(home) == State::Filling && self.extents.next_stale(word, home, 0).is_none();
+        self.extents.update(index, |word| full(word).then(|| word.with_state(home, State::Whole))).is_some()
+    }
+
+    /// The slots of a slab that a home lacks, from a place on: the next.
+    pub fn next_stale(&self, index: u32, home: usize, from: u32) -> Option<FarSlot> {
+        let word = self.extents.word(index);
+        let stale = (word.state(home) == State::Filling).then(|| self.extents.next_stale(word, home, from))?;
+        stale.map(|place| FarSlot::new(index, place))
+    }
+
+    /// Whether homes or records wait until every thread has left the consumer once: the number of the last of them.
+    pub fn dropped(&self) -> Option<u64> {
+        self.slabs.lock().dropped.back().map(|(number, _)| *number)
+    }
+
+    /// Every thread has left once since [`Pool::dropped`] gave this number.
+    pub fn all_have_left(&self, since: u64) {
+        loop {
+            let mut slabs = self.slabs.lock();
+            let Some((_, Dropped { record, home })) = slabs.dropped.pop_front_if(|(number, _)| *number <= since) else {
+                return;
+            };
+            drop(slabs);
+            record.into_iter().for_each(|record| self.extents.free(record));
+            home.into_iter().for_each(|home| self.release([home, Home::NONE]));
+        }
+    }
+}

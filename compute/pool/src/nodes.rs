@@ -1,0 +1,334 @@
+//! The nodes of a pool: they come, are left, and die, while threads use their slabs.
+//!
+//! ```text
+//!                    ┌── taken out ──► Leaving ── its last slab given back ──► Left
+//!  joined ──► In ────┤
+//!                    └── lost ──┬─ its memory stays mapped here ──► Orphaned: slabs are used in place, and for good
+//!                               └─ else ─────────────────────────► Lost: its homes are absent from their words
+//! ```
+//!
+//! A node keeps its number for the life of the process, and its session is never freed. So whoever finds a number in a
+//! record can use the session without a lock, and a node is asked for something with no lock of the pool held.
+
+// Sessions are reached by pointers that are never freed.
+#![allow(unsafe_code)]
+
+use crate::extent::{HOMES, State, Word};
+use crate::{Pool, Slabs};
+use farmem_fabric::{Lost, QueuePair, Session};
+use farmem_protocol::placement::{self, Candidate};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+
+/// Nodes that a pool can have over the life of its process.
+pub const MAX_NODES: usize = 256;
+
+/// What a node is to the pool.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub enum Standing {
+    /// Slabs come from it.
+    In = 1,
+    /// Its slabs are given back as they empty.
+    Leaving = 2,
+    /// The pool has nothing there any more, and has said goodbye.
+    Left = 3,
+    /// It is lost, and what is mapped of it stays.
+    Orphaned = 4,
+    /// It is lost, with its memory.
+    Lost = 5,
+}
+
+pub(crate) struct Node {
+    /// Never freed. Another one in a forked child.
+    session: AtomicPtr<Session>,
+    standing: AtomicU32,
+    /// Slabs of this process there.
+    pub held: AtomicU32,
+}
+
+impl Node {
+    fn empty() -> Node {
+        let session = AtomicPtr::new(std::ptr::null_mut());
+        Node { session, standing: AtomicU32::new(0), held: AtomicU32::new(0) }
+    }
+
+    pub fn session(&self) -> &'static Session {
+        // SAFETY: set before the node is counted, from a leaked box.
+        unsafe { &*self.session.load(Ordering::Acquire) }
+    }
+
+    /// In a forked child: its own session in place of the parent's.
+    pub fn renew(&self, session: Session) {
+        self.session.store(Box::into_raw(Box::new(session)), Ordering::Release);
+    }
+
+    pub fn standing(&self) -> Standing {
+        match self.standing.load(Ordering::Acquire) {
+            1 => Standing::In,
+            2 => Standing::Leaving,
+            3 => Standing::Left,
+            4 => Standing::Orphaned,
+            _ => Standing::Lost,
+        }
+    }
+
+    fn set(&self, standing: Standing) {
+        self.standing.store(standing as u32, Ordering::Release);
+    }
+
+    /// Whether it lays records of lines onto slabs: its software NIC does, a card does not.
+    pub fn takes_records(&self) -> bool {
+        !self.session().is_wired() && !self.session().is_mapped()
+    }
+
+    /// Whether it answers, as far as is known.
+    pub fn is_there(&self) -> bool {
+        matches!(self.standing(), Standing::In | Standing::Leaving)
+    }
+}
+
+/// A node that was lost, and what that means.
+#[derive(Clone, Debug)]
+pub struct Loss {
+    /// Which, and why.
+    pub lost: Lost,
+    /// Slabs of this process there.
+    pub slabs: u32,
+    /// Their bytes stay: they are mapped here.
+    pub kept: bool,
+}
+
+/// Why a node cannot join.
+#[derive(Debug, thiserror::Error)]
+pub enum NoPlace {
+    /// The table of nodes is full.
+    #[error("this process has had {MAX_NODES} nodes, which is the limit: start it anew")]
+    TooMany,
+}
+
+/// All nodes, by their numbers.
+pub(crate) struct Nodes {
+    list: Box<[Node]>,
+    count: AtomicUsize,
+}
+
+impl Nodes {
+    pub fn new() -> Nodes {
+        Nodes { list: (0..MAX_NODES).map(|_| Node::empty()).collect(), count: AtomicUsize::new(0) }
+    }
+
+    pub fn all(&self) -> &[Node] {
+        &self.list[..self.count.load(Ordering::Acquire)]
+    }
+
+    /// Who adds holds the pool's lock of nodes.
+    fn add(&self, session: Session) -> Result<usize, NoPlace> {
+        let number = self.count.load(Ordering::Relaxed);
+        let node = self.list.get(number).ok_or(NoPlace::TooMany)?;
+        node.renew(session);
+        node.set(Standing::In);
+        self.count.store(number + 1, Ordering::Release);
+        Ok(number)
+    }
+}
+
+impl Pool {
+    /// A node joins: slabs may come from it at once. Returns its number.
+    ///
+    /// The consumer is to be ready for it before: if its memory is not mapped, for pages that travel.
+    ///
+    /// # Errors
+    /// [`NoPlace`]; the session is dropped.
+    pub fn add_node(&self, session: Session) -> Result<usize, NoPlace> {
+        let changing = self.changing.lock();
+        for &(at, len) in &changing.arenas {
+            // SAFETY: `Pool::arena` has the promise that its memory is never unmapped.
+            unsafe { session.arena(at as *mut u8, len) };
+        }
+        self.nodes.add(session)
+    }
+
+    /// A node is taken out: no slab comes from it any more, its slabs are not overwritten, and go back as they empty
+    /// ([`Pool::shrink`]). With the last one the pool says goodbye. False if it is not in.
+    pub fn take_out(&self, node: usize) -> bool {
+        // Nothing is published meanwhile.
+        let _changing = self.changing.lock();
+        let Some(one) = self.nodes.all().get(node).filter(|node| node.standing() == Standing::In) else { return false };
+        one.set(Standing::Leaving);
+        self.close_slabs_of(&mut self.slabs.lock(), node);
+        true
+    }
+
+    /// Slabs of a node that is being left take no new pages, and are not overwritten.
+    pub(crate) fn close_slabs_of(&self, slabs: &mut Slabs, node: usize) {
+        for index in 0..slabs.list.len() as u32 {
+            let word = self.extents.word(index);
+            let there = (0..HOMES)
+                .any(|home| word.state(home) != State::Absent && self.extents.home(word, home).node as usize == node);
+            if let Some(slab) = slabs.list[index as usize].as_mut().filter(|slab| there && !slab.closed) {
+                slab.closed = true;
+                self.capacity.fetch_sub(farmem_protocol::addr::SLAB_BYTES, Ordering::Relaxed);
+                self.extents.update(index, |word| Some(word.with_leaving(true)));
+            }
+        }
+    }
+
+    /// Says goodbye to nodes that are being left and hold nothing of this process any more.
+    pub(crate) fn leave_empty(&self) {
+        for node in self.nodes.all() {
+            if node.standing() == Standing::Leaving && node.held.load(Ordering::Relaxed) == 0 {
+                node.set(Standing::Left);
+                node.session().leave();
+            }
+        }
+    }
+
+    /// What a node is to the pool; `None`: there is no such node.
+    pub fn standing(&self, node: usize) -> Option<Standing> {
+        self.nodes.all().get(node).map(Node::standing)
+    }
+
+    /// The number of the node at an address, as it was given, of those that are in.
+    pub fn node_at(&self, address: &str) -> Option<usize> {
+        let is = |node: &Node| node.standing() == Standing::In && node.session().node() == address;
+        self.nodes.all().iter().position(is)
+    }
+
+    /// Nodes that are in, or being left.
+    pub fn nodes(&self) -> usize {
+        self.nodes.all().iter().filter(|node| node.is_there()).count()
+    }
+
+    /// Whether every slab there is or can be is mapped (shm), as long as no node joins.
+    pub fn all_mapped(&self) -> bool {
+        let mut nodes = self.nodes.all().iter();
+        nodes.all(|node| matches!(node.standing(), Standing::Left | Standing::Lost) || node.session().is_mapped())
+    }
+
+    /// Whether some node's memory is reached by its card (RDMA).
+    pub fn any_wired(&self) -> bool {
+        self.nodes.all().iter().any(|node| node.is_there() && node.session().is_wired())
+    }
+
+    /// This process is about to end; see [`Session::farewell`].
+    pub fn farewell(&self) {
+        self.nodes.all().iter().filter(|node| node.is_there()).for_each(|node| node.session().farewell());
+    }
+
+    /// Looks whether the nodes are still there; see [`Session::tend`]. For a background thread, a few times a second.
+    ///
+    /// # Errors
+    /// A node is lost, and with it a page: no other home has it. Losses without that are told by [`Pool::losses`].
+    pub fn tend(&self) -> Result<(), Lost> {
+        for (number, node) in self.nodes.all().iter().enumerate().filter(|(_, node)| node.is_there()) {
+            if let Err(lost) = node.session().tend() {
+                self.lose(number, &lost);
+            }
+        }
+        self.anything_lost()
+    }
+
+    /// Takes the losses of nodes that were not told yet.
+    pub fn losses(&self) -> Vec<Loss> {
+        if self.untold.load(Ordering::Relaxed) == 0 {
+            return Vec::new();
+        }
+        let mut changing = self.changing.lock();
+        self.untold.store(0, Ordering::Relaxed);
+        std::mem::take(&mut changing.losses)
+    }
+
+    /// A node was found lost. When this returns no word names a home there, but those whose memory stays mapped.
+    #[cold]
+    pub(crate) fn lose(&self, number: usize, lost: &Lost) {
+        let node = &self.nodes.all()[number];
+        // Whoever comes second waits until the words are changed.
+        let mut changing = self.changing.lock();
+        if !node.is_there() {
+            return;
+        }
+        let kept = node.session().keeps_memory();
+        let slabs = node.held.load(Ordering::Relaxed);
+        node.set(if kept { Standing::Orphaned } else { Standing::Lost });
+        if !kept {
+            // Slabs are published under the lock that is held here: none is missed.
+            let indices = 0..self.slabs.lock().list.len() as u32;
+            indices.for_each(|index| self.forsake(index, number));
+        }
+        changing.losses.push(Loss { lost: lost.clone(), slabs, kept });
+        self.untold.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A slab has no home at a node any more.
+    pub(crate) fn forsake(&self, index: u32, node: usize) {
+        let there = |word: Word, home: usize| {
+            word.state(home) != State::Absent && self.extents.home(word, home).node as usize == node
+        };
+        let gone = self.extents.update(index, |word| {
+            let homes = (0..HOMES).filter(|&home| there(word, home));
+            let gone = homes.fold(word, |word, home| word.with_state(home, State::Absent));
+            (gone != word).then_some(gone)
+        });
+        if gone.is_some() {
+            self.nodes.all()[node].held.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// The loss of a node that has taken a page with it, if there is one. Slabs that had none are forgotten.
+    pub(crate) fn anything_lost(&self) -> Result<(), Lost> {
+        if !self.nodes.all().iter().any(|node| node.standing() == Standing::Lost) {
+            return Ok(());
+        }
+        let mut slabs = self.slabs.lock();
+        for index in 0..slabs.list.len() {
+            let word = self.extents.word(index as u32);
+            let Some(slab) = slabs.list[index].as_ref().filter(|_| word.is_lost()) else { continue };
+            if !slab.is_idle() {
+                return Err(self.why_lost(word));
+            }
+            // No home is there to be given back.
+            let _ = self.remove(&mut slabs, index);
+        }
+        Ok(())
+    }
+
+    /// Why the homes that a word's record names are of no use.
+    pub(crate) fn why_lost(&self, word: Word) -> Lost {
+        let sessions =
+            || (0..HOMES).map(|home| self.nodes.all()[self.extents.home(word, home).node as usize].session());
+        let unsaid = || {
+            let node = sessions().next().map_or_else(String::new, |session| session.node().to_owned());
+            Lost { node, reason: "it has not kept a page that it was given".to_owned() }
+        };
+        sessions().find_map(Session::loss).unwrap_or_else(unsaid)
+    }
+
+    /// The order in which to ask nodes for a slab, but those of these numbers.
+    pub(crate) fn to_ask(&self, but: &[u32], asked: &mut Vec<usize>) {
+        let candidate = |(number, node): (usize, &Node)| Candidate {
+            lends: 0,
+            used: u64::from(node.held.load(Ordering::Relaxed)),
+            domain: number as u32,
+            open: node.standing() == Standing::In,
+        };
+        let candidates: Vec<Candidate> = self.nodes.all().iter().enumerate().map(candidate).collect();
+        // Splitmix64: each call has a number of its own.
+        let z = self.drawn.fetch_add(0x9E37_79B9_7F4A_7C15, Ordering::Relaxed);
+        let z = (z ^ z >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let z = (z ^ z >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+        placement::order(&candidates, but, z ^ z >> 31, asked);
+    }
+
+    /// A queue pair to a node, for one thread.
+    pub(crate) fn queue_pair(&self, node: usize) -> Result<QueuePair, Lost> {
+        self.nodes.all()[node].session().queue_pair()
+    }
+
+    /// Lets time pass: the simulator's where the first node is.
+    pub(crate) fn pause(&self, ns: u64) {
+        match self.nodes.all().first() {
+            Some(node) => node.session().sleep_ns(ns),
+            None => farmem_sys::raw::sleep_ns(ns),
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! What a consumer asks of a slot. One question, one answer for one transfer: the answer to the next may be another.
+
+use crate::Pool;
+use crate::extent::{HOMES, Home, State, Word};
+use farmem_protocol::addr::FarSlot;
+
+/// How changed lines of a page travel.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum By {
+    /// Gathered with other pages' in records ([`crate::Lane::lines`]).
+    Records,
+    /// By a WRITE for each run of neighbouring lines: to a card, which takes no records.
+    Writes,
+}
+
+impl Pool {
+    /// The slot's bytes in this process, if they may be read where they are. They stay there, and stay readable, until
+    /// every thread has left the consumer once; they change only by the consumer's own write-backs.
+    #[inline]
+    pub fn readable_in_place(&self, slot: FarSlot) -> Option<*const u8> {
+        let word = self.extents.word(slot.slab_index());
+        if word.is_single() {
+            return in_place(self.extents.home(word, 0), slot).map(<*mut u8>::cast_const);
+        }
+        self.one_readable_in_place(word, slot)
+    }
+
+    #[cold]
+    fn one_readable_in_place(&self, word: Word, slot: FarSlot) -> Option<*const u8> {
+        let (_, home) = self.extents.reader(word, slot, |home| home.base != 0)?;
+        in_place(home, slot).map(<*mut u8>::cast_const)
+    }
+
+    /// The slot's bytes in this process, if a page that leaves may be laid there and needs to go nowhere else. Asked by
+    /// the thread that writes, for each page, and used before it leaves the consumer.
+    #[inline]
+    pub fn writable_in_place(&self, slot: FarSlot) -> Option<*mut u8> {
+        let word = self.extents.word(slot.slab_index());
+        if word.is_single() {
+            return in_place(self.extents.home(word, 0), slot);
+        }
+        self.only_one_in_place(word, slot)
+    }
+
+    #[cold]
+    fn only_one_in_place(&self, word: Word, slot: FarSlot) -> Option<*mut u8> {
+        let mut homes = (0..HOMES).filter(|&home| word.state(home) != State::Absent);
+        let only = homes.next().filter(|&home| homes.next().is_none() && word.state(home) == State::Whole)?;
+        in_place(self.extents.home(word, only), slot)
+    }
+
+    /// How changed lines may be laid onto what the slot holds: every home that takes pages has it. `None`: the page goes
+    /// whole.
+    #[inline]
+    pub fn takes_lines(&self, slot: FarSlot) -> Option<By> {
+        let word = self.extents.word(slot.slab_index());
+        let taking = || (0..HOMES).filter(|&home| word.takes_pages(home));
+        let has = |home| word.reads(home, || self.extents.is_stale(word, home, slot.place()));
+        let records = |home| self.nodes.all()[self.extents.home(word, home).node as usize].takes_records();
+        match taking().all(has) {
+            true if taking().all(records) => Some(By::Records),
+            true => Some(By::Writes),
+            false => None,
+        }
+    }
+
+    /// Homes that a record of lines of this slot's slab may go to.
+    pub fn copies(&self, slot: FarSlot) -> usize {
+        self.extents.word(slot.slab_index()).homes()
+    }
+
+    /// The homes of a slab, each by its node, as they are now.
+    pub fn homes(&self, index: u32) -> [Option<(usize, State)>; HOMES] {
+        let word = self.extents.word(index);
+        std::array::from_fn(|home| {
+            let there = word.number() != 0 && word.state(home) != State::Absent;
+            there.then(|| (self.extents.home(word, home).node as usize, word.state(home)))
+        })
+    }
+
+    /// Whether a slot may be overwritten: nobody else can reach it, and its node is not being left. Takes no lock.
+    #[inline]
+    pub fn is_own(&self, slot: FarSlot) -> bool {
+        self.extents.word(slot.slab_index()).is_own()
+    }
+}
+
+/// Where a slot is in this process, at a home that is mapped.
+#[inline]
+fn in_place(home: Home, slot: FarSlot) -> Option<*mut u8> {
+    (home.base != 0).then(|| (home.base + slot.offset() as usize) as *mut u8)
+}
