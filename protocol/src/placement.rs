@@ -6,14 +6,16 @@
 //!   ─► all others, by the share used                    asked in turn while nodes refuse
 //! ```
 //!
-//! Two choices, not the emptiest node: news of use is old when it arrives, and everybody who acts on the same old
-//! news goes to the same node. Of two drawn at random the better one balances nearly as well and never herds
-//! (Mitzenmacher, IEEE TPDS 2001). Drawing in proportion to what is lent keeps small nodes from filling first.
+//! Two choices, not the emptiest node: news of use is old when it arrives, and everybody who acts
+//! on the same old news goes to the same node. Of two drawn at random the better one balances
+//! nearly as well and never herds (Mitzenmacher, IEEE TPDS 2001). Drawing in proportion to what is
+//! lent keeps small nodes from filling first.
 
 /// What is known of one node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Candidate {
-    /// What it lends, in any unit that all candidates share. 0: not known, taken for the smallest that is.
+    /// What it lends, in any unit that all candidates share. 0: not known, taken for the smallest
+    /// that is.
     pub lends: u64,
     /// What is used of that, as far as the caller knows.
     pub used: u64,
@@ -35,8 +37,9 @@ impl Candidate {
     }
 }
 
-/// The order in which to ask nodes for a slab, by their indices: `asked` is cleared and filled. Empty if no candidate
-/// is open and outside the domains to `avoid`. `random` is drawn anew for each call.
+/// The order in which to ask nodes for a slab, by their indices: `asked` is cleared and filled.
+/// Empty if no candidate is open and outside the domains to `avoid`. `random` is drawn anew for
+/// each call.
 pub fn order(candidates: &[Candidate], avoid: &[u32], random: u64, asked: &mut Vec<usize>) {
     asked.clear();
     let may = |node: &Candidate| node.open && !avoid.contains(&node.domain);
@@ -48,7 +51,7 @@ pub fn order(candidates: &[Candidate], avoid: &[u32], random: u64, asked: &mut V
     }
     // The place in `asked` of a node drawn by 32 random bits.
     let draw = |bits: u64| {
-        let mut left = u128::from(bits & u64::from(u32::MAX)) * total >> 32;
+        let mut left = (u128::from(bits & u64::from(u32::MAX)) * total) >> 32;
         let weight = |&node: &usize| u128::from(candidates[node].weight(unknown));
         let drawn = asked.iter().map(weight).position(|weight| match left.checked_sub(weight) {
             Some(rest) => {
@@ -119,8 +122,9 @@ mod tests {
     }
 
     proptest! {
-        /// Every open node outside the domains to avoid is asked once, and no other. Behind the two that were drawn they
-        /// come by their shares. The first of all has no larger share than the second.
+        /// Every open node outside the domains to avoid is asked once, and no other. Behind the two
+        /// that were drawn they come by their shares. The first of all has no larger share than the
+        /// second.
         #[test]
         fn each_usable_node_is_asked_once(
             nodes in prop::collection::vec((0..5u64, 0..50u64, 0..3u32, any::<bool>()), 0..12),

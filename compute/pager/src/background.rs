@@ -179,6 +179,8 @@ impl Pager {
                 sleep = until_next_look(sleep, Self::writes_in_flight(&evictor));
             }
             if now_ns() - last_tended > TEND_NS {
+                self.tick.get().iter().for_each(|tick| tick(self));
+                self.free_dropped();
                 let _inside = self.threads.enter();
                 or_end(self.pool.tend());
                 self.tell_losses();

@@ -101,12 +101,12 @@ impl Crowd {
 impl Pager {
     /// Whether pins leave next to nothing.
     pub(crate) fn is_crowded(&self) -> bool {
-        self.crowd.counted.load(Ordering::Relaxed) && self.crowd.taken() + FEWEST > self.limit
+        self.crowd.counted.load(Ordering::Relaxed) && self.crowd.taken() + FEWEST > self.limit()
     }
 
     /// The most pages that may be resident now.
     pub(crate) fn most_resident(&self) -> u64 {
-        if self.is_crowded() { self.limit.max(self.crowd.taken() + self.room_beside()) } else { self.limit }
+        if self.is_crowded() { self.limit().max(self.crowd.taken() + self.room_beside()) } else { self.limit() }
     }
 
     /// Room beside pins that leave none.

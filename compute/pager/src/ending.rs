@@ -49,8 +49,8 @@ pub fn die(status: i32, line: &str) -> ! {
     }
 }
 
-/// What came of asking for far memory; the end of a process whose page is lost with its node. The one place where that
-/// is decided.
+/// The result of asking for far memory, or the end of the process if a page is lost with its node.
+/// This is the one place where that is decided.
 #[inline]
 pub fn or_end<T>(had: Result<T, Lost>) -> T {
     had.unwrap_or_else(|lost| die(exit::NODE_LOST, &lost.to_string()))

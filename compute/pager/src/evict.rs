@@ -25,7 +25,6 @@
 //!
 //! When, and by whom: [`crate::headroom`].
 
-use crate::Pager;
 use crate::crowd::Reach;
 use crate::dirty::exact::Next;
 use crate::dirty::{Changed, exact};
@@ -33,6 +32,7 @@ use crate::ending::{broken, die, or_end};
 use crate::evictor::{BATCH, Evictor, Leaving, Tally};
 use crate::held::PIECE;
 use crate::word::{State, Word};
+use crate::{Pager, most_at_once};
 use farmem_pool::NoRoom;
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES, PageId};
 use farmem_protocol::exit;
@@ -51,7 +51,7 @@ impl Pager {
     }
 
     pub(crate) fn evict_from(&self, evictor: &mut Evictor, n: usize, reach: Reach) -> usize {
-        self.choose(evictor, n.min(BATCH), reach);
+        self.choose(evictor, n.min(most_at_once(self.staging.len())), reach);
         if evictor.leaving.is_empty() {
             return 0;
         }
@@ -134,7 +134,7 @@ impl Pager {
         drop(policy);
         if reach != Reach::Named {
             evictor.victims.shrink_to(BATCH);
-            self.crowd.end(all_named.then_some(pinned), self.limit);
+            self.crowd.end(all_named.then_some(pinned), self.limit());
         } else if !evictor.leaving.is_empty() && !self.is_crowded() {
             // Pages leave as ever.
             self.crowd.forget();
@@ -253,7 +253,9 @@ impl Pager {
             }
         };
         // Lines are laid onto what the slot holds: only where that is what the page came in with.
+        let in_place = self.pool.writable_in_place(slot);
         let few = changed.filter(|c| Some(slot) == l.from.slot() && evictor.log.takes(c.lines));
+        let few = few.filter(|_| in_place.is_some() || evictor.log.goes_to(self.pool.takes_lines(slot)));
         match few.map(|few| few.lines.count_ones() as u64) {
             Some(lines) => {
                 evictor.tally.lines_sent += lines;
@@ -264,7 +266,7 @@ impl Pager {
                 evictor.tally.bytes_out += PAGE_BYTES as u64;
             }
         }
-        self.send(evictor, l.page, slot, bytes, few).with_slot(Some(slot)).with_written(true)
+        self.send(evictor, l.page, (slot, in_place), bytes, few).with_slot(Some(slot)).with_written(true)
     }
 
     /// Gets the first lines of a page that is to be copied or compared in its place into the CPU's cache, and of its slot: both are cold,
@@ -289,17 +291,17 @@ impl Pager {
         }
     }
 
-    /// Brings a page's bytes to its slot, all of them or some lines; its next word, but for the
-    /// slot. `bytes`: those of the page, if it can be read.
+    /// Brings a page's bytes to its slot, where that is in place if it can be written there, all of
+    /// them or some lines; its next word, but for the slot. `bytes`: those of the page, if it can be read.
     fn send(
         &self,
         evictor: &mut Evictor,
         page: PageId,
-        slot: FarSlot,
+        (slot, in_place): (FarSlot, Option<*mut u8>),
         bytes: Option<*const u8>,
         few: Option<Changed>,
     ) -> Word {
-        if let Some(mapped) = self.pool.writable_in_place(slot) {
+        if let Some(mapped) = in_place {
             match (few, bytes) {
                 // SAFETY: the page is present, readable and Leaving, or its bytes are held; the
                 // slot mapped and this process's alone.

@@ -71,8 +71,8 @@ impl Pager {
         let mut fruitless = 0;
         loop {
             let before = self.resident.fetch_add(n, Ordering::Relaxed);
-            if before + n <= self.limit {
-                if before + n > self.limit - self.low_room && before + n > self.limit - self.little() {
+            if before + n <= self.limit() {
+                if before + n > self.limit() - self.low_room && before + n > self.limit() - self.little() {
                     self.make_room();
                 }
                 self.count_peak(before + n);
@@ -140,7 +140,7 @@ impl Pager {
     ///
     /// Evicts a batch if there is too little and nobody else is at it: windows cut short cost more than they spare.
     pub(crate) fn reserve_ahead(&self, n: u64) -> u64 {
-        let most = self.limit - self.little() / 2;
+        let most = self.limit() - self.little() / 2;
         let mut tried = false;
         loop {
             let before = self.resident.load(Ordering::Relaxed);
@@ -173,7 +173,7 @@ impl Pager {
         if grown > 0 {
             self.crowd.keep(grown);
             let before = self.resident.fetch_add(grown, Ordering::Relaxed);
-            self.count_peak((before + grown).min(self.limit));
+            self.count_peak((before + grown).min(self.limit()));
         }
     }
 

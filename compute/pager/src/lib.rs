@@ -21,6 +21,7 @@
 //! | `still` | … or the program's only thread evicts, and nobody can write |
 //! | `guess` | will a page be written this time too? |
 //! | `staging` | bytes on their way out, and back |
+//! | `nodes` | nodes that join and leave while the program runs |
 //! | `pin` | pages that a system call is using |
 //! | `crowd` | … nearly all that are local |
 //! | `space`, `moves`, `regions` | mmap and its kin |
@@ -60,6 +61,7 @@ mod headroom;
 mod held;
 pub mod log;
 mod moves;
+mod nodes;
 mod pin;
 mod reads;
 mod record;
@@ -75,6 +77,7 @@ pub mod word;
 mod writes;
 
 pub use fork::Fork;
+pub use nodes::NotJoined;
 pub use record::RECORD_FLAGS;
 pub use space::Mapped;
 
@@ -85,7 +88,7 @@ use dirty::{Dirty, Hashed, Tracker};
 use evictor::Evictor;
 use farmem_cache::Policy;
 use farmem_cache::prefetch::longest_for;
-use farmem_pool::Pool;
+use farmem_pool::{By, Pool};
 use farmem_protocol::addr::PAGE_BYTES;
 use farmem_protocol::counters;
 use farmem_sys::clock;
@@ -95,7 +98,7 @@ use farmem_sys::sync::Lock;
 use farmem_sys::uffd::{OpenError, Uffd, feature};
 use guess::Rewrites;
 use headroom::Headroom;
-use log::{By, Log};
+use log::Log;
 use pin::Lost;
 use record::Recorder;
 use space::Space;
@@ -210,6 +213,10 @@ pub struct Pager {
     background: Background,
     /// See [`Pager::each_second`].
     also: OnceLock<fn()>,
+    /// See [`Pager::each_tick`].
+    tick: OnceLock<fn(&Pager)>,
+    /// See [`Pager::before_waiting`].
+    before_waiting: OnceLock<fn()>,
     counters: Counters,
     recorder: Option<Recorder>,
     /// The runtime's mappings that were resident when they were last counted, bytes.
@@ -220,7 +227,7 @@ pub struct Pager {
     resident: AtomicU64,
     /// The most that `resident` may be: `--local` less the staging ring and the log. Entries for
     /// hashes count as resident.
-    limit: u64,
+    limit: AtomicU64,
     /// Of those, what long system calls have claimed for pins.
     long_pins: AtomicU64,
     /// What pins leave of it.
@@ -261,11 +268,12 @@ pub fn start(
     let by = if config.write_lines || pool.any_wired() { By::Writes } else { By::Records };
     let beside = config.dirty.keeps_hashes() && by == By::Records;
     let part = if beside { STAGED_BESIDE_HASHES } else { STAGED };
-    let staged = if pool.all_mapped() { 0 } else { (local / part).clamp(32, 8192) };
+    let ring = (local / part).clamp(32, 8192);
+    // Where all memory is mapped it opens when a node comes that is not ([`nodes`]).
+    let staged = if pool.all_mapped() { 0 } else { ring };
     let logged = if config.dirty.keeps_hashes() { staged as usize } else { 0 };
     let (mut log, log_bytes) = Log::new(logged, by).map_err(StartError::Memory)?;
-    // A batch must find room in the ring without waiting for its own pages.
-    let most = if staged == 0 { evictor::BATCH } else { evictor::BATCH.min(staged as usize / 2) };
+    let most = most_at_once(staged as usize);
     let left = local - staged - (log_bytes / PAGE_BYTES) as u64;
     let hashed = match by {
         By::Records => Hashed::InBrief { mask: if config.overlook { 0xC00 } else { WHOLE_TOP } },
@@ -305,11 +313,13 @@ pub fn start(
         held_up: AtomicBool::new(false),
         has_forked: AtomicBool::new(false),
         evictor: Lock::new(Evictor::new(config.vectored, log)),
-        staging: Staging::new(staged as usize).map_err(StartError::Memory)?,
+        staging: Staging::new(ring as usize, staged > 0).map_err(StartError::Memory)?,
         space: Lock::new(Space::new()),
         pool,
         background: Background::new(),
         also: OnceLock::new(),
+        tick: OnceLock::new(),
+        before_waiting: OnceLock::new(),
         counters: Counters(AtomicPtr::new(std::ptr::from_ref(counters).cast_mut())),
         recorder,
         holdings: AtomicU64::new(0),
@@ -319,7 +329,7 @@ pub fn start(
         crowd: Crowd::new(),
         losses: AtomicU64::new(0),
         losing: Lock::new(Lost::new()),
-        limit,
+        limit: AtomicU64::new(limit),
         low_room,
         batch,
         batch_of_many,
@@ -336,6 +346,12 @@ pub fn start(
     pager.counters.mode.store(1 + (pager.config.mode == FaultMode::Thread) as u32, Ordering::Relaxed);
     pager.start_handler();
     Ok(pager)
+}
+
+/// Pages that may leave together, where the staging ring has room for `staged`: they must find room
+/// in it without waiting for one another.
+fn most_at_once(staged: usize) -> usize {
+    if staged == 0 { evictor::BATCH } else { evictor::BATCH.min(staged / 2) }
 }
 
 /// Features of the userfaultfd.
@@ -360,6 +376,23 @@ impl Pager {
     /// What the background thread does, too, when it begins, at the first eviction, and when it keeps house: once a second then.
     pub fn each_second(&self, also: fn()) {
         let _ = self.also.set(also);
+    }
+
+    /// Has the background thread call `tick` four times a second, outside the pager. It may call
+    /// [`Pager::add_node`] and [`Pager::take_out`].
+    pub fn each_tick(&self, tick: fn(&Pager)) {
+        let _ = self.tick.set(tick);
+    }
+
+    /// Has `before` called before faults begin to wait for a node, if they have waited for none so far.
+    pub fn before_waiting(&self, before: fn()) {
+        let _ = self.before_waiting.set(before);
+    }
+
+    /// Pages of local memory that may be resident now.
+    #[inline]
+    pub(crate) fn limit(&self) -> u64 {
+        self.limit.load(Ordering::Relaxed)
     }
 
     /// Where the program break starts in the far range.

@@ -65,7 +65,7 @@ fn pages_of(addr: usize, len: usize) -> impl Iterator<Item = PageId> {
 impl Pager {
     /// The most pages that are pinned for long calls, of those that take turns.
     pub fn most_pins(&self) -> u64 {
-        self.limit / PINNED_PART
+        self.limit() / PINNED_PART
     }
 
     /// Whether a long call may pin so many pages now; then they are claimed.

@@ -5,8 +5,9 @@
 //!                                                                      the window's by one doorbell when it is planned
 //! ```
 //!
-//! Demand pages land in turn at either end where something is still to be kept of the one before ([`crate::dirty`]): hashing a
-//! page takes a fifth to one µs of a fault, or none, while the next fault waits for its answer.
+//! Demand pages land in turn at either end where something is still to be kept of the one before
+//! ([`crate::dirty`]): hashing a page takes a fifth to one µs of a fault, or none, while the next
+//! fault waits for its answer.
 
 use crate::Pager;
 use crate::ending::or_end;
@@ -27,15 +28,18 @@ impl Pager {
         thread.lane.doorbell(&self.pool);
     }
 
-    /// Keeps what was put off when the last demand page came in, from where it landed. After [`Pager::post_demand`].
+    /// Keeps what was put off when the last demand page came in, from where it landed. After
+    /// [`Pager::post_demand`].
     pub(crate) fn keep_now(&self, thread: &mut Thread) {
         if let Some(page) = thread.unkept.take() {
-            // SAFETY: the READ that was posted goes to the other end, and so no other came here since the page did.
+            // SAFETY: the READ that was posted goes to the other end, and so no other came here
+            // since the page did.
             unsafe { self.tracker.keep_now(page, thread.number, thread.demand(!thread.lands_last)) };
         }
     }
 
-    /// Finds where the pages of the window that was planned are, and sends the READs of those that are not mapped.
+    /// Finds where the pages of the window that was planned are, and sends the READs of those that
+    /// are not mapped.
     pub(crate) fn post_window(&self, thread: &mut Thread) {
         let mut posted = false;
         for i in 0..thread.claimed.len() {

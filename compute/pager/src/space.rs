@@ -488,7 +488,7 @@ impl Pager {
     /// Far memory that so much committed memory needs: none if it fits in nine tenths of local memory; else as much, for a
     /// page keeps its slot while it is local, and on its way out again may hold two.
     pub(crate) fn far_needed(&self, committed: u64) -> u64 {
-        if committed <= self.limit * PAGE_BYTES as u64 / 10 * 9 {
+        if committed <= self.limit() * PAGE_BYTES as u64 / 10 * 9 {
             return 0;
         }
         committed + (self.staging.len() * PAGE_BYTES) as u64

@@ -23,6 +23,7 @@ use crate::word::MAX_STAGED;
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES, PageId};
 use farmem_sys::raw::Errno;
 use farmem_sys::sync::Lock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Use {
@@ -49,8 +50,11 @@ pub struct Taken {
 /// The ring.
 pub struct Staging {
     bytes: *mut u8,
-    /// Without the lock: who asks may be beside a fork, whose child must not find it held.
-    len: usize,
+    /// Copies that there can be.
+    most: usize,
+    /// Copies that there are: `most`, or none while it is closed. Without the lock: the caller may be
+    /// beside a fork, whose child must not find it held.
+    len: AtomicUsize,
     ring: Lock<Ring>,
 }
 
@@ -65,25 +69,41 @@ unsafe impl Send for Staging {}
 unsafe impl Sync for Staging {}
 
 impl Staging {
-    /// A ring of `pages` copies; zero where all far memory is mapped.
-    pub fn new(pages: usize) -> Result<Staging, Errno> {
-        assert!(pages <= MAX_STAGED);
+    /// A ring of `pages` copies, at least one, open or not yet. A closed one takes addresses only.
+    pub fn new(pages: usize, open: bool) -> Result<Staging, Errno> {
+        assert!(0 < pages && pages <= MAX_STAGED);
+        let ring = Staging {
+            most: pages,
+            len: AtomicUsize::new(0),
+            bytes: farmem_sys::holdings::reserve(pages * PAGE_BYTES)?,
+            ring: Lock::new(Ring { entries: Vec::new(), next: 0 }),
+        };
+        if open {
+            ring.open();
+        }
+        Ok(ring)
+    }
+
+    /// Opens the ring. Its memory is the caller's to have set apart.
+    pub fn open(&self) {
         let free = Entry { page: PageId(0), slot: FarSlot::new(0, 0), state: Use::Free };
-        Ok(Staging {
-            len: pages,
-            bytes: farmem_sys::holdings::reserve((pages * PAGE_BYTES).max(PAGE_BYTES))?,
-            ring: Lock::new(Ring { entries: vec![free; pages], next: 0 }),
-        })
+        self.ring.lock().entries = vec![free; self.most];
+        self.len.store(self.most, Ordering::Release);
+    }
+
+    /// How many copies there is room for once it is open.
+    pub fn most(&self) -> usize {
+        self.most
     }
 
     /// How many copies there is room for.
     pub fn len(&self) -> usize {
-        self.len
+        self.len.load(Ordering::Acquire)
     }
 
-    /// Whether all far memory is mapped: there is no ring.
+    /// Whether the ring is closed: all far memory is mapped.
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.len() == 0
     }
 
     /// A copy's bytes.
@@ -201,7 +221,7 @@ mod tests {
 
     #[test]
     fn a_copy_is_reused_only_after_its_write_and_with_its_pages_consent() {
-        let ring = Staging::new(2).unwrap();
+        let ring = Staging::new(2, true).unwrap();
         let none = |_, _, _| panic!("nothing to evict");
         assert_eq!(ring.claim(PageId(1), slot(1), none), Some(0));
         assert_eq!(ring.claim(PageId(2), slot(2), none), Some(1));
@@ -213,7 +233,7 @@ mod tests {
 
     #[test]
     fn a_slot_whose_write_is_under_way_comes_free_with_the_acknowledgement() {
-        let ring = Staging::new(1).unwrap();
+        let ring = Staging::new(1, true).unwrap();
         ring.claim(PageId(1), slot(9), |_, _, _| false);
         assert_eq!(ring.take(0, PageId(1)), Taken { written: false });
         assert_eq!(ring.release(0, false), None);
@@ -225,7 +245,7 @@ mod tests {
 
     #[test]
     fn an_acknowledgement_during_a_rescue_frees_the_slot_at_its_end() {
-        let ring = Staging::new(1).unwrap();
+        let ring = Staging::new(1, true).unwrap();
         ring.claim(PageId(1), slot(9), |_, _, _| false);
         let taken = ring.take(0, PageId(1));
         assert_eq!(ring.written(0), None);

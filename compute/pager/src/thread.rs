@@ -1,4 +1,4 @@
-//! What a thread keeps for its faults: its lane to far memory, detectors, buffers.
+//! A thread's belongings for its faults: its lane to far memory, detectors, buffers.
 //!
 //! Found by the thread pointer (`%fs:0`), not by a thread-local of ours: those
 //! go through a table that glibc allocates with the program's malloc, hence in
@@ -15,7 +15,7 @@ use farmem_cache::prefetch::{FirstTouch, Prefetcher, Window};
 use farmem_pool::{Done, Lane};
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES, PageId};
 use farmem_sys::holdings::Lots;
-use farmem_sys::raw::{Errno, sleep_ns, yield_cpu};
+use farmem_sys::raw::{Errno, now_ns, sleep_ns, yield_cpu};
 use farmem_sys::sync::Lock;
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -38,7 +38,8 @@ pub struct Claimed {
     pub page: PageId,
     /// Its slot.
     pub slot: FarSlot,
-    /// Where its bytes are, or will be: in the slot, or in the landing buffer. Asked once: the slab may move meanwhile.
+    /// Address of its bytes, once they are there: in the slot, or in the landing buffer. Asked
+    /// once, because the slab may move meanwhile.
     pub source: *const u8,
     /// In the slot.
     pub in_place: bool,
@@ -50,7 +51,7 @@ pub struct Claimed {
 pub struct Thread {
     /// Its way to slots that are not mapped.
     pub lane: Lane,
-    /// What the last look found done.
+    /// Operations that the last look found done.
     pub done: Vec<Done>,
     /// Cards know of the landing buffer.
     pub is_told: bool,
@@ -129,8 +130,31 @@ impl Thread {
 struct Context {
     /// Thread pointer of its thread; 0: never used. Only says where to look: whoever has set `inside` may use it.
     owner: AtomicUsize,
+    /// Odd: a thread is in the pager by it. Each entry and each exit adds one, so that a wait for a
+    /// thread to leave does not take its next entry for this one.
     inside: AtomicU32,
     thread: UnsafeCell<Option<Box<Thread>>>,
+}
+
+/// Whether a thread is in the pager, by its context's count.
+#[inline]
+fn is_in(inside: u32) -> bool {
+    inside & 1 != 0
+}
+
+impl Context {
+    /// By who is in.
+    #[inline]
+    fn leave(&self) {
+        // While it is odd no other thread changes it.
+        self.inside.store(self.inside.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
+    }
+
+    fn enter_again(&self) -> bool {
+        let outside = self.inside.load(Ordering::Relaxed);
+        let entered = outside.wrapping_add(1);
+        !is_in(outside) && self.inside.compare_exchange(outside, entered, Ordering::SeqCst, Ordering::Relaxed).is_ok()
+    }
 }
 
 /// All contexts of a process.
@@ -237,24 +261,28 @@ impl Threads {
                     self.spare.lock().push(thread);
                 }
                 context.owner.store(GIVEN_BACK, Ordering::Relaxed);
-                context.inside.store(0, Ordering::Release);
+                context.leave();
             }
         }
     }
 
     #[inline]
     fn try_enter(&self, context: &Context) -> bool {
-        while context.inside.compare_exchange(0, 1, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
+        loop {
+            let outside = context.inside.load(Ordering::Relaxed);
+            let enters = || context.inside.compare_exchange(outside, outside + 1, Ordering::SeqCst, Ordering::Relaxed);
+            if is_in(outside) || enters().is_err() {
+                return false;
+            }
             // SeqCst on both sides: either this thread sees `closed`, or the closer sees `inside`.
             if !self.closed.load(Ordering::SeqCst) {
                 return true;
             }
-            context.inside.store(0, Ordering::Release);
+            context.leave();
             while self.closed.load(Ordering::Relaxed) {
                 sleep_ns(20_000);
             }
         }
-        false
     }
 
     #[inline]
@@ -274,19 +302,38 @@ impl Threads {
     pub fn close(&self, own: &Inside<'_>) {
         while self.closed.swap(true, Ordering::SeqCst) {
             // Another thread forks. Step aside, so that it does not wait for us.
-            own.context.inside.store(0, Ordering::SeqCst);
+            own.context.inside.fetch_add(1, Ordering::SeqCst);
             while self.closed.load(Ordering::Relaxed) {
                 sleep_ns(20_000);
             }
-            while own.context.inside.compare_exchange(0, 1, Ordering::SeqCst, Ordering::Relaxed).is_err() {
+            while !own.context.enter_again() {
                 yield_cpu();
             }
         }
         for context in &self.contexts {
-            while !std::ptr::eq(context, own.context) && context.inside.load(Ordering::SeqCst) != 0 {
+            while !std::ptr::eq(context, own.context) && is_in(context.inside.load(Ordering::SeqCst)) {
                 sleep_ns(5_000);
             }
         }
+    }
+
+    /// Waits until every thread that is in the pager now has left it once, at most `within_ns`.
+    /// Returns whether all have. The caller is not in it.
+    pub fn all_leave_once(&self, within_ns: u64) -> bool {
+        let until = now_ns() + within_ns;
+        self.contexts.iter().all(|context| {
+            // SeqCst: a thread that enters after this look sees all that the caller published before.
+            let seen = context.inside.load(Ordering::SeqCst);
+            loop {
+                if !is_in(seen) || context.inside.load(Ordering::SeqCst) != seen {
+                    return true;
+                }
+                if now_ns() > until {
+                    return false;
+                }
+                sleep_ns(20_000);
+            }
+        })
     }
 
     /// Lets others in again.
@@ -322,7 +369,7 @@ impl Drop for Inside<'_> {
         if farmem_fabric::any_away() {
             self.thread.lane.leave_away();
         }
-        self.context.inside.store(0, Ordering::Release);
+        self.context.leave();
     }
 }
 
@@ -351,6 +398,25 @@ mod tests {
         assert_eq!((own == again, different), (true, CONTEXTS));
     }
 
+    /// A thread that has left and come back is not waited for, and none that comes later.
+    #[test]
+    fn every_thread_is_waited_for_once() {
+        let threads = Threads::new(8);
+        drop(threads.enter_as(tp(1)));
+        assert!(threads.all_leave_once(0), "nobody is in");
+        let inside = threads.enter_as(tp(2));
+        assert!(!threads.all_leave_once(1_000_000));
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| threads.all_leave_once(60_000_000_000));
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            drop(inside);
+            // It may be seen outside, or in again.
+            let again = threads.enter_as(tp(2));
+            assert!(waits.join().unwrap());
+            drop(again);
+        });
+    }
+
     /// A thread that comes while a fork is under way may have set its flag when the child begins: the child has no such
     /// thread, and its own next fork would wait for it.
     #[test]
@@ -363,7 +429,7 @@ mod tests {
         threads.contexts.iter().find(late).unwrap().inside.store(1, Ordering::Relaxed);
         threads.forget_links(&mut own);
         threads.open();
-        let inside = threads.contexts.iter().filter(|context| context.inside.load(Ordering::Relaxed) != 0).count();
+        let inside = threads.contexts.iter().filter(|context| is_in(context.inside.load(Ordering::Relaxed))).count();
         assert_eq!(inside, 1, "the child itself");
     }
 }

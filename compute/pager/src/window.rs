@@ -89,7 +89,8 @@ impl Pager {
                 }
             };
             let comes = keep(0);
-            // Pages next to each other whose bytes are next to each other, and that come in alike, go in one call.
+            // Pages next to each other whose bytes are next to each other, and that come in alike, go in
+            // one call.
             let neighbours = claimed[from..].windows(2).take_while(|w| follows(w[0], w[1]) && guess(&w[1]) == guessed);
             let mut run = 1 + neighbours.enumerate().take_while(|(i, _)| keep(1 + i) == comes).count();
             let dirty = comes != Comes::Protected;

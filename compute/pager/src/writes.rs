@@ -4,7 +4,8 @@
 //! claim_staged ─► bytes copied in ─► post_write ─► ring_writes (a doorbell a batch; for a card, more) ─► collect_writes
 //! ```
 //!
-//! (Pages of which few lines changed go another way: [`crate::log`].) A place in the ring is held until its acknowledgement has come ([`crate::staging`]).
+//! (Pages of which few lines changed go another way: [`crate::log`].) A place in the ring is held
+//! until its acknowledgement has come ([`crate::staging`]).
 
 use crate::Pager;
 use crate::ending::{broken, or_end};
@@ -52,7 +53,8 @@ impl Pager {
     ) {
         debug_assert!(from + len <= PAGE_BYTES);
         let thread = evictor.thread.get_or_insert_with(|| Thread::boxed(0));
-        // SAFETY: the entry's bytes stay as they are until its WRITE is acknowledged, and are a page.
+        // SAFETY: the entry's bytes stay as they are until its WRITE is acknowledged, and are a
+        // page.
         unsafe {
             let bytes = self.staging.bytes(index).add(from);
             thread.lane.write(&self.pool, tag, slot, from as u32, bytes, len as u32);
@@ -67,7 +69,8 @@ impl Pager {
         }
     }
 
-    /// Takes in the acknowledgements of WRITEs that have come, waiting at most `patience` for the first.
+    /// Takes in the acknowledgements of WRITEs that have come, waiting at most `patience` for the
+    /// first.
     pub(crate) fn collect_writes(&self, evictor: &mut Evictor, patience: Duration) {
         let Some(thread) = &mut evictor.thread else { return };
         let (mut freed, mut refused) = (Vec::new(), Vec::new());
@@ -103,8 +106,9 @@ impl Pager {
         self.held_up.store(held_up, Ordering::Relaxed);
     }
 
-    /// Sends on what the network did not take at once (a full socket, a shaped link). In the waits of faults that follow: nobody else looks at
-    /// it soon, and pages whose bytes are not acknowledged hold their places in the staging ring.
+    /// Sends on what the network did not take at once (a full socket, a shaped link). In the waits
+    /// of faults that follow: nobody else looks at it soon, and pages whose bytes are not
+    /// acknowledged hold their places in the staging ring.
     #[inline]
     pub(crate) fn send_on(&self) {
         if self.held_up.load(Ordering::Relaxed)
@@ -125,8 +129,8 @@ impl Pager {
         self.ring_writes(evictor);
     }
 
-    /// A staged page comes back. Its write-back may have been acknowledged without anybody having looked: then the
-    /// page keeps its slot, and what it came back with is known to be in it.
+    /// A staged page comes back. Its write-back may have been acknowledged without anybody having
+    /// looked: then the page keeps its slot, and what it came back with is known to be in it.
     pub(crate) fn hear_of_write(&self, page: PageId, seen: Word) {
         if !self.staging.is_written(seen.staged(), page)
             && let Some(mut evictor) = self.evictor.try_lock()

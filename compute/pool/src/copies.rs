@@ -1,19 +1,20 @@
-//! Homes of a slab that are added, filled and dropped: what a mirror, a repair and a drain are made of.
+//! Homes of a slab that are added, filled and dropped: the parts of a mirror, a repair and a drain.
 //!
 //! ```text
 //!  add_home ─► [whole, filling]  every thread leaves once ─► fill, slot by slot ─► [whole, whole]
 //!  drop_home ─► [whole, absent]  every thread leaves once ─► the home goes back to its node
 //! ```
 //!
-//! A thread may use what it has read of a record until it leaves the consumer. So a home that is dropped waits until
-//! every thread has left once since ([`Pool::dropped`], [`Pool::all_have_left`]).
+//! A thread may use what it has read of a record until it leaves the consumer. So a home that is
+//! dropped waits until every thread has left once since ([`Pool::dropped`],
+//! [`Pool::all_have_left`]).
 
 use crate::extent::{HOMES, Home, State, Word};
 use crate::{Lane, NoRoom, Pool, Slabs, Standing};
 use farmem_protocol::addr::FarSlot;
 use std::sync::atomic::Ordering;
 
-/// What no word names any more.
+/// A record and a home that no word names any more.
 pub(crate) struct Dropped {
     /// A record that is free, if it is to be.
     record: Option<u32>,
@@ -28,11 +29,11 @@ impl Slabs {
 }
 
 impl Pool {
-    /// Gives a slab with one home another, at another node, that has none of its live slots yet. The slab is not written
-    /// in place from here on.
+    /// Gives a slab with one home another, at another node, that has none of its live slots yet.
+    /// The slab is not written in place from here on.
     ///
-    /// Before a slot is filled ([`crate::Lane::fill`]), every thread is to have left the consumer once: one may be
-    /// writing in place just now.
+    /// Before a slot is filled ([`crate::Lane::fill`]), every thread is to have left the consumer
+    /// once: one may be writing in place just now.
     ///
     /// # Errors
     /// No other node grants a slab; or the slab has gone, or has two homes.
@@ -70,10 +71,11 @@ impl Pool {
         }
     }
 
-    /// Takes one of two whole homes of a slab away; false where that is not what it has. The home goes back to its node
-    /// when every thread has left once.
+    /// Takes one of two whole homes of a slab away; false where that is not what it has. The home
+    /// goes back to its node when every thread has left once.
     ///
-    /// By the owner of the lane of all write-back, with nothing under way on it: a write is decided by one record.
+    /// By the owner of the lane of all write-back, with nothing under way on it: a write is decided
+    /// by one record.
     pub fn drop_home(&self, writes: &mut Lane, index: u32, home: usize) -> bool {
         if writes.in_flight() > 0 {
             return false;
@@ -113,7 +115,8 @@ impl Pool {
         stale.map(|place| FarSlot::new(index, place))
     }
 
-    /// Whether homes or records wait until every thread has left the consumer once: the number of the last of them.
+    /// Whether homes or records wait until every thread has left the consumer once: the number of
+    /// the last of them.
     pub fn dropped(&self) -> Option<u64> {
         self.slabs.lock().dropped.back().map(|(number, _)| *number)
     }

@@ -1,4 +1,5 @@
-//! Which homes a slab of the host's table has: one atomic word for each slab index, into a table of records.
+//! Which homes a slab of the host's table has: one atomic word for each slab index, into a table of
+//! records.
 //!
 //! ```text
 //! 63 62          55 54  53 52   31         0
@@ -6,15 +7,18 @@
 //!                 └─ states ─┘                  L  a home's node is being left                 nothing is overwritten
 //! ```
 //!
-//! The *number* names a record: two homes, each a node, the slab's name there, and its address if it is mapped. A
-//! record does not change while a word names it, so that one load of the word gives a consistent view of the slab, and
-//! moving the slab is one store. Number 0 is none: the index is free.
+//! The *number* names a record: two homes, each a node, the slab's name there, and its address if
+//! it is mapped. A record does not change while a word names it, so that one load of the word gives
+//! a consistent view of the slab, and moving the slab is one store. Number 0 is none: the index is
+//! free.
 //!
-//! *Stale bits*: one a slot and home, set where a home that is not whole lacks the slot's bytes. They lie in reserved
-//! addresses, a memory page for each record, which takes memory when its first bit is set.
+//! *Stale bits*: one a slot and home, set where a home that is not whole lacks the slot's bytes.
+//! They lie in reserved addresses, a memory page for each record, which takes memory when its first
+//! bit is set.
 //!
-//! What a state allows is said here once ([`Word::reads`], [`Word::takes_pages`], [`Word::misses`]), for the lanes and
-//! for the model that walks every interleaving (`tests/two_homes.rs`). `docs/design/pool.md` has the argument.
+//! Each state's meaning is defined here once ([`Word::reads`], [`Word::takes_pages`],
+//! [`Word::misses`]), for the lanes and for the model that walks every interleaving
+//! (`tests/two_homes.rs`). `docs/design/pool.md` has the argument.
 
 use farmem_protocol::addr::{FarSlot, SLOTS_PER_SLAB, SlabId};
 use farmem_sys::memory::SparseArray;
@@ -92,7 +96,8 @@ impl Word {
         self.0 >> STATE_SHIFT & 0xF == State::Whole as u64
     }
 
-    /// Whether a READ of a slot may go to a home. `stale`: the slot's bit there, asked only where it matters.
+    /// Whether a READ of a slot may go to a home. `stale`: the slot's bit there, asked only where
+    /// it matters.
     #[inline(always)]
     pub fn reads(self, home: usize, stale: impl FnOnce() -> bool) -> bool {
         match self.state(home) {
@@ -102,14 +107,16 @@ impl Word {
         }
     }
 
-    /// Whether a page that leaves is written to a home. Where that is filling, the slot's bit is cleared as the WRITE of
-    /// the whole page is posted, and lines are laid onto it only if the bit is clear.
+    /// Whether a page that leaves is written to a home. Where that is filling, the slot's bit is
+    /// cleared as the WRITE of the whole page is posted, and lines are laid onto it only if the bit
+    /// is clear.
     #[inline(always)]
     pub fn takes_pages(self, home: usize) -> bool {
         matches!(self.state(home), State::Whole | State::Filling)
     }
 
-    /// Whether a home misses what is written now, so that its bit must be set before the write counts as done.
+    /// Whether a home misses what is written now, so that its bit must be set before the write
+    /// counts as done.
     #[inline(always)]
     pub fn misses(self, home: usize) -> bool {
         self.state(home) == State::Behind
@@ -125,7 +132,8 @@ impl Word {
         self.number() != 0 && !(0..HOMES).any(|home| self.takes_pages(home))
     }
 
-    /// Whether its slots may be overwritten: no other process can reach them, and no home is being left.
+    /// Whether its slots may be overwritten: no other process can reach them, and no home is being
+    /// left.
     #[inline(always)]
     pub fn is_own(self) -> bool {
         self.0 & (SHARED | LEAVING) == 0
@@ -154,7 +162,7 @@ pub struct Home {
 }
 
 impl Home {
-    /// What stands in a record for a home that there is not.
+    /// Stands in a record for a home that there is not.
     pub const NONE: Home = Home { node: 0, slab: SlabId(0), base: 0 };
 }
 

@@ -29,8 +29,8 @@ use farmem_sys::raw;
 /// One fork's sharing, as one of its sides keeps it.
 pub(crate) struct Share {
     fd: i32,
-    /// The slabs shared: their indices, and serial numbers. One that was given back meanwhile has left its index to
-    /// another.
+    /// The slabs shared: their indices, and serial numbers. One that was given back meanwhile has
+    /// left its index to another.
     slabs: Vec<(u32, u64)>,
 }
 
@@ -42,8 +42,8 @@ impl Share {
 
 /// What [`Pool::fork_prepare`] made; goes to exactly one of the three ends.
 pub struct ForkShare {
-    /// By node; none for those that are lost or left. Of a lost one whose memory is mapped the child inherits the
-    /// mappings, and needs no more.
+    /// By node; none for those that are lost or left. Of a lost one whose memory is mapped the
+    /// child inherits the mappings, and needs no more.
     tickets: Vec<Option<ForkTicket>>,
     parent_fd: i32,
     child_fd: i32,
@@ -70,8 +70,8 @@ impl Pool {
         }
         farmem_sys::verbs::before_fork();
         // Without a socket pair (no descriptors left) neither side ever learns that the other is
-        // gone, and what is shared stays shared: more far memory is used, nothing is lost.
-        // Nor where a vfork child forks: its parent names the same slots and has neither end, so that
+        // gone, and what is shared stays shared: more far memory is used, nothing is lost. Nor
+        // where a vfork child forks: its parent names the same slots and has neither end, so that
         // the child's exit would look like the end of all who do.
         let pair = if raw::is_away() { None } else { descriptors::socket_pair().ok() };
         let (parent_fd, child_fd) = pair.unwrap_or((-1, -1));

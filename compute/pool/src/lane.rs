@@ -7,17 +7,19 @@
 //!                           a write is done there; `Lost` only when no home is left
 //! ```
 //!
-//! Posting and ringing cannot fail: what becomes of an operation is told by its [`Done`] alone.
+//! Posting and ringing cannot fail: the end of an operation is told by its [`Done`] alone.
 //!
-//! *Order.* Verbs of one lane take effect at a home in the order posted (but READs may see what is posted behind them).
-//! All write-back of a consumer goes by one lane, so that a slot's next write is applied after this one at every home.
+//! *Order.* Verbs of one lane take effect at a home in the order posted (but READs may see what is
+//! posted behind them). All write-back of a consumer goes by one lane, so that a slot's next write
+//! is applied after this one at every home.
 //!
-//! *A home that is mapped* is copied from and to as the operation is posted. Nobody is asked, so that it works when the
-//! node has ended, too.
+//! *A home that is mapped* is copied from and to as the operation is posted. Nobody is asked, so
+//! that it works when the node has ended, too.
 //!
-//! *Bits before completions.* A home that an operation has not reached is absent from the slab's word, or its stale bit
-//! is set, before the operation counts as done. The consumer publishes the page's word after that, and readers load the
-//! page's word before the slab's. So no READ goes to a home that missed a write.
+//! *Bits before completions.* A home that an operation has not reached is absent from the slab's
+//! word, or its stale bit is set, before the operation counts as done. The consumer publishes the
+//! page's word after that, and readers load the page's word before the slab's. So no READ goes to a
+//! home that missed a write.
 
 // Buffers are the caller's raw memory, and mapped homes are copied to.
 #![allow(unsafe_code)]
@@ -34,8 +36,8 @@ use std::time::Duration;
 pub struct Done {
     /// As given when it was posted.
     pub tag: u64,
-    /// Of a record of lines with conditions, the pages refused by some home; else 0. `Lost`: no home has done it, and
-    /// none is left.
+    /// Of a record of lines with conditions, the pages refused by some home; else 0. `Lost`: no
+    /// home has done it, and none is left.
     pub result: Result<u64, Lost>,
 }
 
@@ -77,7 +79,8 @@ pub struct Lane {
     waiter: Waiter,
 }
 
-// SAFETY: the pointers are buffers of operations under way, which the caller leaves to the lane wherever it goes.
+// SAFETY: the pointers are buffers of operations under way, which the caller leaves to the lane
+// wherever it goes.
 unsafe impl Send for Lane {}
 
 const HOME_BIT: u32 = 32;
@@ -118,7 +121,8 @@ impl Lane {
         self.links.iter().flatten().any(QueuePair::is_away)
     }
 
-    /// Ends what a vfork child has made, on its way back to its own code. Nothing is under way there.
+    /// Ends what a vfork child has made, on its way back to its own code. Nothing is under way
+    /// there.
     pub fn leave_away(&mut self) {
         for link in &mut self.links {
             link.take_if(|link| link.is_away());
@@ -138,7 +142,8 @@ impl Lane {
     /// Posts a READ of a part of a slot.
     ///
     /// # Safety
-    /// `into` must be writable for `len` bytes, near, and left alone until the operation is done, or the lane dropped.
+    /// `into` must be writable for `len` bytes, near, and left alone until the operation is done,
+    /// or the lane dropped.
     #[inline]
     pub unsafe fn read(&mut self, pool: &Pool, tag: u64, slot: FarSlot, from: u32, into: *mut u8, len: u32) {
         let number = self.begin(tag, slot, from, len, Verb::Read { into });
@@ -148,7 +153,8 @@ impl Lane {
     /// Posts a WRITE of a part of a slot, to each home that takes pages.
     ///
     /// # Safety
-    /// `bytes` must be readable for `len` bytes, near, and stay so until the operation is done, or the lane dropped.
+    /// `bytes` must be readable for `len` bytes, near, and stay so until the operation is done, or
+    /// the lane dropped.
     pub unsafe fn write(&mut self, pool: &Pool, tag: u64, slot: FarSlot, from: u32, bytes: *const u8, len: u32) {
         let number = self.begin(tag, slot, from, len, Verb::Write);
         let word = pool.extents.word(slot.slab_index());
@@ -167,8 +173,8 @@ impl Lane {
             }
             let home = pool.extents.home(word, nth);
             if home.base != 0 {
-                // SAFETY: a slab of ours, mapped, of a slot that this process writes by this lane alone; the source is
-                // the caller's promise.
+                // SAFETY: a slab of ours, mapped, of a slot that this process writes by this lane
+                // alone; the source is the caller's promise.
                 unsafe { copy_bytes(bytes, in_place(&home, slot, from), len as usize) };
                 self.operations[number as usize].done += 1;
             } else if let Some(link) = self.link(pool, home.node) {
@@ -183,14 +189,14 @@ impl Lane {
         self.end_if_done(pool, number);
     }
 
-    /// Posts a record of changed lines of slots of one slab, to each home that takes pages and has all of them; a home
-    /// that does not lacks them from now on. `encode` makes the record for the slab of a name, and is asked for each
-    /// home; `None`: it has no room, and that home lacks the slots. `conditional`: as
-    /// [`QueuePair::lines_if`].
+    /// Posts a record of changed lines of slots of one slab, to each home that takes pages and has
+    /// all of them; a home that does not lacks them from now on. `encode` makes the record for the
+    /// slab of a name, and is asked for each home; `None`: it has no room, and that home lacks the
+    /// slots. `conditional`: as [`QueuePair::lines_if`].
     ///
     /// # Safety
-    /// What `encode` gives must be readable for so many bytes, near, and stay as it is until the operation is done, or
-    /// the lane dropped.
+    /// What `encode` gives must be readable for so many bytes, near, and stay as it is until the
+    /// operation is done, or the lane dropped.
     pub unsafe fn lines(
         &mut self,
         pool: &Pool,
@@ -233,7 +239,8 @@ impl Lane {
         self.end_if_done(pool, number);
     }
 
-    /// A home does not get what is written to slots now, whose pages nobody reads before the operation is done.
+    /// A home does not get what is written to slots now, whose pages nobody reads before the
+    /// operation is done.
     #[cold]
     fn misses(&mut self, pool: &Pool, nth: usize, slots: impl Iterator<Item = FarSlot> + Clone) {
         let Some(first) = slots.clone().next() else { return };
@@ -247,14 +254,17 @@ impl Lane {
         });
     }
 
-    /// Fills slots that a filling home lacks, from a place of the slab on, with what the other home has: at most as many
-    /// as `buffers` has pages. Waits until they are done. Returns the place behind the last, or `None` at the end.
+    /// Fills slots that a filling home lacks, from a place of the slab on, with what the other home
+    /// has: at most as many as `buffers` has pages. Waits until they are done. Returns the place
+    /// behind the last, or `None` at the end.
     ///
-    /// By the lane of all write-back, while nobody else posts: its READs come behind every WRITE posted before, and what
-    /// leaves meanwhile is not overwritten, for its bit is clear. See [`Pool::add_home`] for what must be done before.
+    /// By the lane of all write-back, while nobody else posts: its READs come behind every WRITE
+    /// posted before, and what leaves meanwhile is not overwritten, for its bit is clear. See
+    /// [`Pool::add_home`] for what must be done before.
     ///
     /// # Safety
-    /// `buffers` must be so many pages, writable and near. No other operation may be under way on the lane.
+    /// `buffers` must be so many pages, writable and near. No other operation may be under way on
+    /// the lane.
     pub unsafe fn fill(
         &mut self,
         pool: &Pool,
@@ -376,7 +386,7 @@ impl Lane {
         }
     }
 
-    /// The queue pair to a node, made if there is none. `None`: there can be none; what goes there is lost to it.
+    /// The queue pair to a node, made if there is none. `None`: there can be none.
     #[inline]
     fn link(&mut self, pool: &Pool, node: u32) -> Option<&mut QueuePair> {
         let node = node as usize;
@@ -417,7 +427,7 @@ impl Lane {
             });
             match rung {
                 Ok(()) => return,
-                // What goes elsewhere now is rung for, too.
+                // READs that go elsewhere now are rung for, too.
                 Err((node, lost)) => self.fail(pool, node, lost),
             }
         }
@@ -431,7 +441,8 @@ impl Lane {
         done.len() - before
     }
 
-    /// Waits until an operation is done, at most about `limit`, if any is under way; appends what is. How many.
+    /// Waits until an operation is done, at most about `limit`, if any is under way; appends what
+    /// is. How many.
     pub fn wait(&mut self, pool: &Pool, done: &mut Vec<Done>, limit: Duration) -> usize {
         let before = done.len();
         done.append(&mut self.ready);
@@ -491,7 +502,8 @@ impl Lane {
         }
     }
 
-    /// A node can be reached no more by this lane: whatever was under way there goes elsewhere, or is done without it.
+    /// A node can be reached no more by this lane: whatever was under way there goes elsewhere, or
+    /// is done without it.
     #[cold]
     fn fail(&mut self, pool: &Pool, node: usize, lost: Lost) {
         self.abandon(pool, node, lost);
@@ -512,8 +524,8 @@ impl Lane {
         }
     }
 
-    /// Drops the queue pair to a node. If the node is lost, words name no home there when this returns, but homes whose
-    /// memory is mapped.
+    /// Drops the queue pair to a node. If the node is lost, words name no home there when this
+    /// returns, but homes whose memory is mapped.
     #[cold]
     fn abandon(&mut self, pool: &Pool, node: usize, lost: Lost) {
         self.links[node] = None;

@@ -1,7 +1,8 @@
 //! The far memory that a process holds: the seam between its consumers and the nodes.
 //!
-//! Nodes grant memory by the slab; consumers (the pager, and whatever else uses far memory) move it by the slot of a
-//! page. The pool stands between. It knows which *homes* hold a slab's bytes, and no consumer does.
+//! Nodes grant memory by the slab; consumers (the pager, and whatever else uses far memory) move it
+//! by the slot of a page. The pool stands between. It knows which *homes* hold a slab's bytes, and
+//! no consumer does.
 //!
 //! ```text
 //!  alloc(n)      ─► slots, contiguous where it can be ─► one message for many pages
@@ -11,18 +12,19 @@
 //!  nodes         ─► they join, are taken out, are lost (`nodes`)
 //! ```
 //!
-//! *Whose memory a mapped slab is.* The kernel charges a page of a shared file to the memory group of the process that
-//! touches it first. So the node is asked to back each 2 MiB block before the first slot in it is used. Where a program
-//! runs in a container with a limit, its far pages must not count against that limit.
+//! *Whose memory a mapped slab is.* The kernel charges a page of a shared file to the memory group
+//! of the process that touches it first. So the node is asked to back each 2 MiB block before the
+//! first slot in it is used. Where a program runs in a container with a limit, its far pages must
+//! not count against that limit.
 //!
-//! *What is freed* goes back: whole slabs ([`Pool::shrink`]), and of slabs that are still needed the 2 MiB blocks that
-//! stay without a live slot ([`Pool::give_back_idle`]).
+//! *What is freed* goes back: whole slabs ([`Pool::shrink`]), and of slabs that are still needed
+//! the 2 MiB blocks that stay without a live slot ([`Pool::give_back_idle`]).
 //!
-//! *Locks.* `changing` is held while nodes change or a slab is published, `slabs` inside it or alone, and neither while
-//! a node is asked for anything. Faults take none.
+//! *Locks.* `changing` is held while nodes change or a slab is published, `slabs` inside it or
+//! alone, and neither while a node is asked for anything. Faults take none.
 //!
-//! *Fork* (`fork.rs`): slots that a parent and its child can both reach belong to neither while the other lives.
-//! `docs/design/pool.md` has the reasons.
+//! *Fork* (`fork.rs`): slots that a parent and its child can both reach belong to neither while the
+//! other lives. `docs/design/pool.md` has the reasons.
 
 mod copies;
 pub mod extent;
@@ -157,7 +159,8 @@ impl Pool {
         self.adopt(home)
     }
 
-    /// A slab that a node grants, of one whose number is not among `but`. No lock is held while nodes are asked.
+    /// A slab that a node grants, of one whose number is not among `but`. No lock is held while
+    /// nodes are asked.
     fn granted(&self, but: &[u32]) -> Result<Home, NoRoom> {
         let mut asked = Vec::new();
         self.to_ask(but, &mut asked);
@@ -221,8 +224,8 @@ impl Pool {
         let before = out.len();
         let mut cold = Cold::default();
         self.take(n, out, &mut cold)?;
-        // Other threads take slots meanwhile. One that writes to such a block before it is backed pays for the pages
-        // that it writes, and no harm is done.
+        // Other threads take slots meanwhile. One that writes to such a block before it is backed
+        // pays for the pages that it writes, and no harm is done.
         if let Err(e) = cold.iter().try_for_each(|&(index, blocks)| self.back(index, blocks)) {
             self.free(&out[before..]);
             out.truncate(before);
@@ -231,7 +234,8 @@ impl Pool {
         Ok(())
     }
 
-    /// [`Pool::alloc`], but for the memory behind the slots: the blocks that need it are added to `cold`.
+    /// [`Pool::alloc`], but for the memory behind the slots: the blocks that need it are added to
+    /// `cold`.
     fn take(&self, n: usize, out: &mut Vec<FarSlot>, cold: &mut Cold) -> Result<(), NoRoom> {
         let before = out.len();
         let mut held = self.slabs.lock();
@@ -255,12 +259,13 @@ impl Pool {
                     }
                 }
             }
-            // A child that has ended leaves its parent's slabs to the parent: now, and not at the next
-            // housekeeping, or a program that forks often would take a slab for each fork.
+            // A child that has ended leaves its parent's slabs to the parent: now, and not at the
+            // next housekeeping, or a program that forks often would take a slab for each fork.
             if self.end_shares_of(slabs) {
                 continue;
             }
-            // What is on its way back to a node is free again in a moment; the node may have no more.
+            // What is on its way back to a node is free again in a moment; the node may have no
+            // more.
             let soon = slabs.returning > 0;
             let left = if soon { None } else { self.leave_shared(slabs) };
             drop(held);
@@ -278,7 +283,8 @@ impl Pool {
         }
     }
 
-    /// Has nodes take the memory of blocks of a slab from their systems, where this process maps them.
+    /// Has nodes take the memory of blocks of a slab from their systems, where this process maps
+    /// them.
     fn back(&self, index: u32, blocks: u32) -> Result<(), NoRoom> {
         let word = self.extents.word(index);
         for home in (0..HOMES).filter(|&home| word.takes_pages(home)).map(|home| self.extents.home(word, home)) {
@@ -318,8 +324,8 @@ impl Pool {
         given
     }
 
-    /// Gives slabs that hold nothing back to their nodes, as long as `keep` bytes remain; of nodes that are being left,
-    /// all that hold nothing.
+    /// Gives slabs that hold nothing back to their nodes, as long as `keep` bytes remain; of nodes
+    /// that are being left, all that hold nothing.
     pub fn shrink(&self, keep: u64) {
         let mut released = Vec::new();
         let mut slabs = self.slabs.lock();
@@ -334,17 +340,18 @@ impl Pool {
         self.leave_empty();
     }
 
-    /// Leaves one slab that holds nothing of ours to those it is shared with, as one more is about to be asked for. It
-    /// takes no pages while they live, so that a program that forks often and rewrites its memory in between would
-    /// otherwise take a slab for each fork. (One for one: what was promised to the program stays promised.)
+    /// Leaves one slab that holds nothing of ours to those it is shared with, as one more is about
+    /// to be asked for. It takes no pages while they live, so that a program that forks often and
+    /// rewrites its memory in between would otherwise take a slab for each fork. (One for one: what
+    /// was promised to the program stays promised.)
     fn leave_shared(&self, slabs: &mut Slabs) -> Option<[Home; HOMES]> {
         let left = |slab: &SlabSlots| slab.is_idle() && !slab.may_allocate();
         let index = slabs.list.iter().position(|slab| slab.as_ref().is_some_and(left))?;
         self.remove(slabs, index)
     }
 
-    /// Forgets a slab without a live slot: nobody can hold what its record says. Its homes are the caller's to release,
-    /// without the lock.
+    /// Forgets a slab without a live slot: nobody can hold what its record says. Its homes are the
+    /// caller's to release, without the lock.
     fn remove(&self, slabs: &mut Slabs, index: usize) -> Option<[Home; HOMES]> {
         let slab = slabs.list[index].take()?;
         if !slab.closed {
@@ -371,10 +378,11 @@ impl Pool {
         }
     }
 
-    /// Gives the memory of idle blocks back to their nodes' systems. The slabs stay held: what the program has mapped it may
-    /// touch at any time.
+    /// Gives the memory of idle blocks back to their nodes' systems. The slabs stay held: what the
+    /// program has mapped it may touch at any time.
     ///
-    /// Call it a few times a second, from one thread: a block goes when two calls in a row find it idle.
+    /// Call it a few times a second, from one thread: a block goes when two calls in a row find it
+    /// idle.
     pub fn give_back_idle(&self) {
         let mut index = 0;
         loop {
@@ -388,8 +396,8 @@ impl Pool {
             let serial = slab.serial;
             slabs.returning += 1;
             drop(slabs);
-            // No lock is held: a fault that needs slots gets them elsewhere meanwhile. No verb is under way on these
-            // slots: a page's slots are freed when it is nobody's.
+            // No lock is held: a fault that needs slots gets them elsewhere meanwhile. No verb is
+            // under way on these slots: a page's slots are freed when it is nobody's.
             let (offset, len) = (run.start as u64 * BLOCK_BYTES, run.len() as u64 * BLOCK_BYTES);
             let given = self.discard(index as u32, offset, len);
             let mut slabs = self.slabs.lock();

@@ -7,8 +7,9 @@
 //!                               └─ else ─────────────────────────► Lost: its homes are absent from their words
 //! ```
 //!
-//! A node keeps its number for the life of the process, and its session is never freed. So whoever finds a number in a
-//! record can use the session without a lock, and a node is asked for something with no lock of the pool held.
+//! A node keeps its number for the life of the process, and its session is never freed. So whoever
+//! finds a number in a record can use the session without a lock, and a node is asked for something
+//! with no lock of the pool held.
 
 // Sessions are reached by pointers that are never freed.
 #![allow(unsafe_code)]
@@ -135,7 +136,8 @@ impl Nodes {
 impl Pool {
     /// A node joins: slabs may come from it at once. Returns its number.
     ///
-    /// The consumer is to be ready for it before: if its memory is not mapped, for pages that travel.
+    /// The consumer is to be ready for it before: if its memory is not mapped, for pages that
+    /// travel.
     ///
     /// # Errors
     /// [`NoPlace`]; the session is dropped.
@@ -148,8 +150,9 @@ impl Pool {
         self.nodes.add(session)
     }
 
-    /// A node is taken out: no slab comes from it any more, its slabs are not overwritten, and go back as they empty
-    /// ([`Pool::shrink`]). With the last one the pool says goodbye. False if it is not in.
+    /// A node is taken out: no slab comes from it any more, its slabs are not overwritten, and go
+    /// back as they empty ([`Pool::shrink`]). With the last one the pool says goodbye. False if it
+    /// is not in.
     pub fn take_out(&self, node: usize) -> bool {
         // Nothing is published meanwhile.
         let _changing = self.changing.lock();
@@ -215,10 +218,12 @@ impl Pool {
         self.nodes.all().iter().filter(|node| node.is_there()).for_each(|node| node.session().farewell());
     }
 
-    /// Looks whether the nodes are still there; see [`Session::tend`]. For a background thread, a few times a second.
+    /// Looks whether the nodes are still there; see [`Session::tend`]. For a background thread, a
+    /// few times a second.
     ///
     /// # Errors
-    /// A node is lost, and with it a page: no other home has it. Losses without that are told by [`Pool::losses`].
+    /// A node is lost, and with it a page: no other home has it. Losses without that are told by
+    /// [`Pool::losses`].
     pub fn tend(&self) -> Result<(), Lost> {
         for (number, node) in self.nodes.all().iter().enumerate().filter(|(_, node)| node.is_there()) {
             if let Err(lost) = node.session().tend() {
@@ -238,7 +243,8 @@ impl Pool {
         std::mem::take(&mut changing.losses)
     }
 
-    /// A node was found lost. When this returns no word names a home there, but those whose memory stays mapped.
+    /// A node was found lost. When this returns no word names a home there, but those whose memory
+    /// stays mapped.
     #[cold]
     pub(crate) fn lose(&self, number: usize, lost: &Lost) {
         let node = &self.nodes.all()[number];
@@ -274,7 +280,8 @@ impl Pool {
         }
     }
 
-    /// The loss of a node that has taken a page with it, if there is one. Slabs that had none are forgotten.
+    /// The loss of a node that has taken a page with it, if there is one. Slabs that had none are
+    /// forgotten.
     pub(crate) fn anything_lost(&self) -> Result<(), Lost> {
         if !self.nodes.all().iter().any(|node| node.standing() == Standing::Lost) {
             return Ok(());

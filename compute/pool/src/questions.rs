@@ -1,4 +1,5 @@
-//! What a consumer asks of a slot. One question, one answer for one transfer: the answer to the next may be another.
+//! What a consumer asks of a slot. One question, one answer for one transfer: the answer to the
+//! next may be another.
 
 use crate::Pool;
 use crate::extent::{HOMES, Home, State, Word};
@@ -14,8 +15,9 @@ pub enum By {
 }
 
 impl Pool {
-    /// The slot's bytes in this process, if they may be read where they are. They stay there, and stay readable, until
-    /// every thread has left the consumer once; they change only by the consumer's own write-backs.
+    /// The slot's bytes in this process, if they may be read where they are. They stay there, and
+    /// stay readable, until every thread has left the consumer once; they change only by the
+    /// consumer's own write-backs.
     #[inline]
     pub fn readable_in_place(&self, slot: FarSlot) -> Option<*const u8> {
         let word = self.extents.word(slot.slab_index());
@@ -31,8 +33,9 @@ impl Pool {
         in_place(home, slot).map(<*mut u8>::cast_const)
     }
 
-    /// The slot's bytes in this process, if a page that leaves may be laid there and needs to go nowhere else. Asked by
-    /// the thread that writes, for each page, and used before it leaves the consumer.
+    /// The slot's bytes in this process, if a page that leaves may be laid there and needs to go
+    /// nowhere else. Asked by the thread that writes, for each page, and used before it leaves the
+    /// consumer.
     #[inline]
     pub fn writable_in_place(&self, slot: FarSlot) -> Option<*mut u8> {
         let word = self.extents.word(slot.slab_index());
@@ -49,8 +52,8 @@ impl Pool {
         in_place(self.extents.home(word, only), slot)
     }
 
-    /// How changed lines may be laid onto what the slot holds: every home that takes pages has it. `None`: the page goes
-    /// whole.
+    /// How changed lines may be laid onto what the slot holds: every home that takes pages has it.
+    /// `None`: the page goes whole.
     #[inline]
     pub fn takes_lines(&self, slot: FarSlot) -> Option<By> {
         let word = self.extents.word(slot.slab_index());
@@ -78,7 +81,8 @@ impl Pool {
         })
     }
 
-    /// Whether a slot may be overwritten: nobody else can reach it, and its node is not being left. Takes no lock.
+    /// Whether a slot may be overwritten: nobody else can reach it, and its node is not being left.
+    /// Takes no lock.
     #[inline]
     pub fn is_own(&self, slot: FarSlot) -> bool {
         self.extents.word(slot.slab_index()).is_own()

@@ -1,5 +1,5 @@
-//! Lanes over simulated nodes: one completion for each operation, whichever home served it, and `Lost` only when no home
-//! is left. At the end a plain model: a map from slots to numbers.
+//! Lanes over simulated nodes: one completion for each operation, whichever home served it, and
+//! `Lost` only when no home is left. At the end a plain model: a map from slots to numbers.
 
 #![allow(unsafe_code)] // Buffers of reads and writes.
 
@@ -373,7 +373,8 @@ impl Model {
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
-    /// Whatever happens to nodes, as long as one home of each slab is left: a slot holds what was written to it last.
+    /// Whatever happens to nodes, as long as one home of each slab is left: a slot holds what was
+    /// written to it last.
     #[test]
     fn slots_hold_what_was_written_whatever_nodes_do(steps in prop::collection::vec(step(), 1..80)) {
         let mut model = Model::new();

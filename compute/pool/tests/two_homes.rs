@@ -1,12 +1,14 @@
-//! Every interleaving of write-backs, a reader, a slab that moves, and a home that is lost, on the real words of a slab.
+//! Every interleaving of write-backs, a reader, a slab that moves, and a home that is lost, on the
+//! real words of a slab.
 //!
-//! One slot. A slab has one home, is given a second, is filled, and loses the first: what a mirror, a repair and a drain
-//! are made of. Meanwhile its page is read and written back. A home dies, or the writer's lane alone is cut off from one
-//! that others can still read. Verbs of the write-back lane take effect at each home in the order posted; every other
-//! step is atomic. Which home is read, written and missed is decided by [`Word`], as the lanes decide it.
+//! One slot. A slab has one home, is given a second, is filled, and loses the first: what a mirror,
+//! a repair and a drain are made of. Meanwhile its page is read and written back. A home dies, or
+//! the writer's lane alone is cut off from one that others can still read. Verbs of the write-back
+//! lane take effect at each home in the order posted; every other step is atomic. Which home is
+//! read, written and missed is decided by [`Word`], as the lanes decide it.
 //!
-//! Whatever the order: a read gives the value stored last, or there is no home left that has it; and nobody is stuck.
-//! Seeded mistakes are each caught by the same check.
+//! Whatever the order: a read gives the value stored last, or there is no home left that has it;
+//! and nobody is stuck. Seeded mistakes are each caught by the same check.
 
 use farmem_pool::extent::{State, Word};
 use std::collections::HashSet;
@@ -64,7 +66,8 @@ const ALL: [Mistake; 14] = [
 
 const GARBAGE: u8 = 99;
 
-/// Which homes a record names, in its order: of the slab before it moves, while it has two, and after.
+/// Which homes a record names, in its order: of the slab before it moves, while it has two, and
+/// after.
 const RECORDS: [[Option<usize>; 2]; 4] = [[None, None], [Some(0), None], [Some(0), Some(1)], [Some(1), None]];
 
 /// What the consumer's word says of the page.
@@ -242,7 +245,8 @@ impl World {
         Ok(true)
     }
 
-    /// The consumer is told that the page is lost, and ends: which is right only where a loss has left no other home.
+    /// The consumer is told that the page is lost, and ends: which is right only where a loss has
+    /// left no other home.
     fn end(&mut self, what: &str) -> Result<bool, String> {
         if self.losses_left > 0 {
             return Err(format!("{what} although none is lost"));

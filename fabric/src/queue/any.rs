@@ -1,8 +1,8 @@
 //! Waiting for the first of several queue pairs, to one node or to several.
 //!
-//! With one that has verbs under way this is its own [`QueuePair::wait`]. With several: a look at each in turn for a
-//! short while, then one system call that sleeps for all of them. A node that is silent counts as lost after the same
-//! time as in a wait for it alone.
+//! With one that has verbs under way this is its own [`QueuePair::wait`]. With several: a look at
+//! each in turn for a short while, then one system call that sleeps for all of them. A node that is
+//! silent counts as lost after the same time as in a wait for it alone.
 
 use super::{Completion, Path, QueuePair};
 use crate::Lost;
@@ -34,7 +34,8 @@ impl Waiter {
     /// Takes the completions that are there, without waiting.
     ///
     /// # Errors
-    /// The index of a queue pair whose member is lost, and why. What others completed before it has come all the same.
+    /// The index of a queue pair whose member is lost, and why. What others completed before it has
+    /// come all the same.
     pub fn poll(&mut self, queues: &mut [Option<QueuePair>]) -> Result<(), (usize, Lost)> {
         for (at, queue) in in_flight(queues) {
             let polled = queue.poll(&mut self.done);
@@ -47,8 +48,8 @@ impl Waiter {
         Ok(())
     }
 
-    /// Waits until a verb of any of these queue pairs has completed, at most `limit`, if any is under way. Takes the
-    /// completions that are there.
+    /// Waits until a verb of any of these queue pairs has completed, at most `limit`, if any is
+    /// under way. Takes the completions that are there.
     ///
     /// # Errors
     /// As [`Waiter::poll`].
@@ -80,7 +81,8 @@ impl Waiter {
                 continue;
             }
             let now = now_ns(queues);
-            // Time in which this process itself was stopped does not count: only a bounded part of each step does.
+            // Time in which this process itself was stopped does not count: only a bounded part of
+            // each step does.
             for (at, queue) in in_flight(queues) {
                 queue.note_silence(now.saturating_sub(looked_ns)).map_err(|lost| (at, lost))?;
             }

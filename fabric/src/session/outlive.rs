@@ -13,10 +13,10 @@ const ENDS_WITHIN_NS: u64 = 1_000_000_000;
 impl Session {
     /// After a loss: whether the memory that is mapped here stays this member's, byte for byte.
     ///
-    /// It does if the node's process has ended: a node that ends leaves what is mapped alone, and the kernel keeps it
-    /// until the last mapping goes. It does, too, if the node has merely not answered, while the control connection
-    /// stands: the node counts the member as long. In every other case the node may give the memory to another. Waits
-    /// a second at most.
+    /// It does if the node's process has ended: a node that ends leaves what is mapped alone, and
+    /// the kernel keeps it until the last mapping goes. It does, too, if the node has merely not
+    /// answered, while the control connection stands: the node counts the member as long. In every
+    /// other case the node may give the memory to another. Waits a second at most.
     pub fn keeps_memory(&self) -> bool {
         if !self.member.mapped {
             return false;
@@ -34,8 +34,8 @@ impl Session {
         self.member.check().err()
     }
 
-    /// Leaves the node for good: says goodbye, and every queue pair is lost from here on. The node takes back what the
-    /// member still holds.
+    /// Leaves the node for good: says goodbye, and every queue pair is lost from here on. The node
+    /// takes back what the member still holds.
     pub fn leave(&self) {
         self.member.give_up("this program has left it".into());
         say_bye(&mut self.member.control.lock());
@@ -51,7 +51,8 @@ impl Session {
         self.member.reach.sleep_ns(ns);
     }
 
-    /// [`Session::forget_in_child`] of a session that is not to be dropped either: it is of no more use.
+    /// [`Session::forget_in_child`] of a session that is not to be dropped either: it is of no more
+    /// use.
     pub fn close_in_child(&self) {
         let control = self.member.control.try_lock().unwrap_or_else(|| {
             // Its holder was another thread at the moment of the fork and does not exist here.
@@ -63,8 +64,8 @@ impl Session {
     }
 }
 
-/// Whether a process has ended, or does within [`ENDS_WITHIN_NS`]. False where that cannot be known. (If its number is
-/// another's by now, that one lives.)
+/// Whether a process has ended, or does within [`ENDS_WITHIN_NS`]. False where that cannot be
+/// known. (If its number is another's by now, that one lives.)
 fn has_ended(process: u32) -> bool {
     if process == 0 {
         return false;

@@ -33,6 +33,7 @@
 mod post;
 pub mod room;
 
+use farmem_pool::By;
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES};
 use farmem_protocol::lines::conditional::{CONDITIONS_BYTES, Refused, WAS_BYTES};
 use farmem_protocol::lines::{self, Entry, MAX_RECORD_BYTES, Runs, WHOLE_FROM};
@@ -125,13 +126,6 @@ fn page_bytes(page: &Logged) -> usize {
     lines::page_bytes(page.lines.count_ones()) + WAS_BYTES
 }
 
-/// How changed lines go.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum By {
-    Records,
-    Writes,
-}
-
 /// Records, under way and to come.
 pub(crate) struct Log {
     by: By,
@@ -174,6 +168,16 @@ impl Log {
         match self.by {
             By::Records => lines.count_ones() < WHOLE_FROM,
             By::Writes => lines.count_ones() < WHOLE_FROM && Runs(lines).count() <= MOST_RUNS,
+        }
+    }
+
+    /// Whether lines may go to a slot that takes them in this way. Brief hashes must be confirmed, and
+    /// a card does not confirm: a page compared by these goes to it whole.
+    pub fn goes_to(&self, taken: Option<By>) -> bool {
+        match (self.by, taken) {
+            (_, None) => false,
+            (By::Writes, Some(_)) => true,
+            (By::Records, Some(by)) => by == By::Records && self.seed.is_some(),
         }
     }
 

@@ -1,9 +1,10 @@
 //! What a batch has logged, on its way to the fabric.
 
-use super::{By, Logged, PART_TAG, RECORD_TAG, page_bytes};
+use super::{Logged, PART_TAG, RECORD_TAG, page_bytes};
 use crate::Pager;
 use crate::evictor::Evictor;
 use crate::thread::Thread;
+use farmem_pool::By;
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES};
 use farmem_protocol::lines::conditional::{self, CONDITIONS_BYTES};
 use farmem_protocol::lines::{self, Entry, LINE_BYTES, Runs};
@@ -60,7 +61,8 @@ impl Pager {
                 unsafe { &*self.staging.bytes(pages[i].copy as usize).cast::<[u8; PAGE_BYTES]>() }
             });
             let len = len.zip(seed.as_ref());
-            let len = len.and_then(|(len, seed)| conditional::append(into, len, pages.iter().map(|page| page.was), seed));
+            let len =
+                len.and_then(|(len, seed)| conditional::append(into, len, pages.iter().map(|page| page.was), seed));
             let Some(len) = len else { crate::ending::broken("a record of changed lines that cannot be") };
             Some((into.as_ptr(), len as u32))
         };
