@@ -14,7 +14,8 @@
 use std::path::{Path, PathBuf};
 
 fn main() {
-    println!("cargo:rerun-if-changed=build.rs");
+    // Not at every change of the package: only the script itself decides.
+    println!("cargo:rerun-if-env-changed=OUT_DIR");
     let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     // OUT_DIR is PROFILE/build/farmem-cli-HASH/out.
     let profile = out.ancestors().nth(3).unwrap_or(Path::new("."));

@@ -19,9 +19,6 @@ use farmem_sys::process;
 
 use crate::runtime_dir;
 
-/// `libfarmem_preload.so` as it was when this binary was linked.
-static EMBEDDED: &[u8] = include_bytes!(env!("FARMEM_PRELOAD_SO"));
-
 /// What the names of files that are laid down begin with.
 const PREFIX: &str = "libfarmem_preload-";
 
@@ -77,10 +74,11 @@ pub fn place() -> Result<Placed, Unplaced> {
         let path = named.canonicalize().map_err(|e| Unplaced::Named(named, e))?;
         return Ok(Placed { path, dir: None });
     }
-    if EMBEDDED.is_empty() {
+    let embedded = crate::carried().preload;
+    if embedded.is_empty() {
         return Err(Unplaced::NotBuilt);
     }
-    if holds(Path::new(PACKAGED), EMBEDDED) {
+    if holds(Path::new(PACKAGED), embedded) {
         return Ok(Placed { path: PACKAGED.into(), dir: None });
     }
     let dir = runtime_dir::own_that(|dir| !process::is_noexec(dir).unwrap_or(false))?;
@@ -90,7 +88,7 @@ pub fn place() -> Result<Placed, Unplaced> {
     if dir.as_os_str().as_bytes().iter().any(|b| matches!(b, b' ' | b':' | b'\t' | b'\n' | b';')) {
         return Err(Unplaced::Unloadable(dir, "LD_PRELOAD cannot name it"));
     }
-    Ok(Placed { path: lay_down(&dir, EMBEDDED)?, dir: Some(dir) })
+    Ok(Placed { path: lay_down(&dir, embedded)?, dir: Some(dir) })
 }
 
 fn lay_down(dir: &Path, bytes: &[u8]) -> Result<PathBuf, Unplaced> {
@@ -163,11 +161,6 @@ fn fnv1a(bytes: &[u8]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_library_is_embedded() {
-        assert!(EMBEDDED.starts_with(b"\x7fELF"));
-    }
 
     #[test]
     fn a_broken_copy_is_replaced() {

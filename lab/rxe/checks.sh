@@ -76,9 +76,9 @@ held() {
 }
 
 # What a page costs over verbs, by the same benchmark and the same arithmetic as over shared memory and TCP
-# (lab/amat/systems/farmem-rdma.toml). Over shared memory beside it: what of that is emulation.
+# (tools/amat/systems/farmem-rdma.toml). Over shared memory beside it: what of that is emulation.
 pages() {
-    farmem bench paging --systems shm,rdma --array 24 --local 8 --accesses "${1:-400}" --rounds "${2:-1}" --no-small \
+    farmem-lab bench paging --systems shm,rdma --array 24 --local 8 --accesses "${1:-400}" --rounds "${2:-1}" --no-small \
         --json /tmp/paging.json >/tmp/paging || { cat /tmp/paging; return 1; }
     grep -q 'random read' /tmp/paging &&
         farmem amat --calibrate /tmp/paging.json --system farmem-shm,farmem-rdma --generate zipf --array 1M \

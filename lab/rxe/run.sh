@@ -39,7 +39,10 @@ PATH=$PATH:/usr/sbin:/sbin
 
 target=$(cargo metadata --no-deps --format-version 1 | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')
 profile=${FARMEM_RXE_PROFILE:-debug}
-cargo build --locked --quiet -p farmem-rxe -p farmem-cli $([ "$profile" = debug ] || echo "--$profile")
+programs=(farmem farmem-rxe)
+# Only the check that measures needs the lab's binary.
+case " $* " in *" pages "*) programs+=(farmem-lab) ;; esac
+cargo build --locked --quiet -p farmem-rxe -p farmem-cli -p farmem-lab $([ "$profile" = debug ] || echo "--$profile")
 
 # The guest's own packages: a kernel with its modules, and rdma-core's libraries.
 cache=$target/rxe
@@ -109,7 +112,7 @@ fi
 new=$(mktemp -d)
 trap 'rm -rf "$new"' EXIT
 mkdir -p "$new/usr/bin"
-for program in farmem farmem-rxe; do
+for program in "${programs[@]}"; do
     strip --strip-debug -o "$new/usr/bin/$program" "$target/$profile/$program"
     put "$new/libraries" "$target/$profile/$program"
 done

@@ -34,7 +34,7 @@ pub const LINES: usize = PAGE_BYTES / LINE_BYTES;
 pub const MAX_RECORD_BYTES: usize = 32 << 10;
 
 /// From so many changed lines on a page goes whole: beyond, gathering at one end, taking apart at the other, and two
-/// checksums cost about what the bytes that are spared do (`docs/design/lines.md`, by `farmem bench evict`).
+/// checksums cost about what the bytes that are spared do (`docs/design/lines.md`, by `farmem-lab bench evict`).
 pub const WHOLE_FROM: u32 = 32;
 
 /// First bytes of a record.

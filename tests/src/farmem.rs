@@ -25,6 +25,18 @@ pub fn binary() -> &'static Path {
     })
 }
 
+/// The `farmem-lab` binary: `$FARMEM_LAB_BIN`, or the workspace's release build, built first.
+///
+/// # Panics
+/// As [`binary`].
+pub fn lab() -> &'static Path {
+    static BINARY: OnceLock<PathBuf> = OnceLock::new();
+    BINARY.get_or_init(|| match std::env::var_os("FARMEM_LAB_BIN") {
+        Some(path) => PathBuf::from(path),
+        None => built("farmem-lab", "farmem-lab").expect("cargo build --release -p farmem-lab"),
+    })
+}
+
 /// Builds one of the workspace's binaries in release mode and says where it is.
 pub fn built(package: &str, name: &str) -> Result<PathBuf> {
     let out = Command::new(env!("CARGO"))

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use farmem_tests::compile;
-use farmem_tests::farmem::{Far, binary, counter, far_run};
+use farmem_tests::farmem::{Far, binary, counter, far_run, lab};
 use farmem_tests::process;
 use serde_json::Value;
 
@@ -127,7 +127,7 @@ fn every_byte_is_right(threads: &str, mib: &str) -> Result<()> {
         // As where there is swap.
         ("auto", "shm", Some("swapless")),
     ] {
-        let mut command = Command::new(binary());
+        let mut command = Command::new(lab());
         command.args(["torture", "--seconds", "3", "--mib", mib, "--threads", threads, "--seed", "11"]);
         command.args(["--transport", transport, "--dirty", dirty]);
         command.args(mask.iter().flat_map(|mask| ["--mask", mask]));

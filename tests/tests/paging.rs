@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use farmem_tests::compile;
-use farmem_tests::farmem::{Far, binary, counter, far_run};
+use farmem_tests::farmem::{Far, counter, far_run, lab};
 use farmem_tests::process::{self, TempDir, eventually};
 use serde_json::Value;
 
@@ -108,7 +108,7 @@ fn record(arguments: &[&str], to: &Path, kill: bool) -> Result<()> {
 }
 
 fn replay(traces: &[&Path]) -> Result<Value> {
-    let mut command = Command::new(binary());
+    let mut command = Command::new(lab());
     command.args(["replay", "--json", "--local", "10%"]).args(traces);
     let outcome = process::run(command, LIMIT)?.success()?;
     Ok(serde_json::from_slice(&outcome.stdout)?)
@@ -166,7 +166,7 @@ fn a_trace_that_cannot_be_is_refused_before_the_program_starts() -> Result<()> {
             process::run(Far::local("64M").with(&["--trace", path]).command(&patterns(&["up", "9", "1"])?), LIMIT)?;
         ensure!(outcome.code() == 64 && outcome.stdout.is_empty(), "{outcome:?}");
     }
-    let mut command = Command::new(binary());
+    let mut command = Command::new(lab());
     command.args(["replay", "/proc/self/exe"]);
     let outcome = process::run(command, LIMIT)?;
     ensure!(outcome.code() != 0 && outcome.stderr.contains("no page trace"), "{outcome:?}");

@@ -36,7 +36,7 @@ pub use start::reached_or_started;
 ///
 /// Programs that use farmem's allocation library get pieces of 4 KiB to 2 MiB, and runs
 /// of them, from this service through shared memory, mostly without a system call.
-/// It is started on demand (farmem run --agent, farmem malloc-bench) and ends when idle.
+/// It is started on demand (farmem run --agent) and ends when idle.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Options {

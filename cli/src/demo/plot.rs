@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use farmem_bench::chart::escaped;
+use farmem_kit::chart::escaped;
 
 /// A measured point.
 pub struct Point {

@@ -99,7 +99,7 @@ pub struct Options {
     #[arg(long, value_name = "FORM")]
     pub stats: Option<Stats>,
 
-    /// Record which pages the program uses, in order, for `farmem replay` (slow: nearly every step to another page
+    /// Record which pages the program uses, in order, for `farmem-lab replay` (slow: nearly every step to another page
     /// faults, whatever --local says). Other processes of the run: FILE.PID
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,

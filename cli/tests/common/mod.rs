@@ -10,6 +10,13 @@ use std::time::{Duration, Instant};
 /// Variables that `farmem run` takes settings from; empty, they say nothing.
 const SETTINGS: [&str; 5] = ["FARMEM_LOCAL", "FARMEM_NODE", "FARMEM_TRANSPORT", "FARMEM_GRACE", "FARMEM_STATS"];
 
+/// The binary under test. `farmem-lab` has the commands of `farmem` as well.
+const BINARY: &str = match (option_env!("CARGO_BIN_EXE_farmem"), option_env!("CARGO_BIN_EXE_farmem-lab")) {
+    (Some(farmem), _) => farmem,
+    (None, Some(lab)) => lab,
+    (None, None) => panic!("cargo names the binary under test"),
+};
+
 /// A place where `farmem` keeps its files, apart from every other test's.
 pub struct Place(PathBuf);
 
@@ -28,7 +35,7 @@ impl Place {
 
     /// `farmem` with these arguments.
     pub fn farmem<A: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = A>) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_farmem"));
+        let mut command = Command::new(BINARY);
         command.args(arguments).env("XDG_RUNTIME_DIR", &self.0).env_remove("FARMEM_PRELOAD").stdin(Stdio::null());
         // Whoever runs the tests may have settings of their own.
         command.env("XDG_CONFIG_HOME", &self.0).envs(SETTINGS.map(|name| (name, "")));

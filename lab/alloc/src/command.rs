@@ -1,9 +1,9 @@
-//! `farmem bench alloc …`
+//! `farmem-lab bench alloc …`
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
-use farmem_bench::report;
+use farmem_kit::report;
 use serde::Serialize;
 
 use crate::found::{Report, Row, Skipped, size_name};
@@ -16,15 +16,15 @@ use crate::traces::{self, Lifetime, Trace};
 
 const EXAMPLES: &str = "\
 Examples:
-  farmem bench alloc --quick
+  farmem-lab bench alloc --quick
       Three sizes, three numbers of clients: a look, in a minute or two.
-  farmem bench alloc --sizes 4K --clients 512 --json alloc.json --svg alloc.svg
+  farmem-lab bench alloc --sizes 4K --clients 512 --json alloc.json --svg alloc.svg
       The published setting.
-  farmem bench alloc --print-rnic > mine.toml
-  farmem bench alloc --rnic mine.toml
+  farmem-lab bench alloc --print-rnic > mine.toml
+  farmem-lab bench alloc --rnic mine.toml
       With latencies of your own.
 
-  farmem bench alloc --real
+  farmem-lab bench alloc --real
       1 to 8 processes at a real node, over shm and tcp: verbs, latency, the
       node's CPU.
 

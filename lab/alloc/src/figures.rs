@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-use farmem_bench::chart::Chart;
-use farmem_bench::pairs::Spread;
-use farmem_bench::table::{Table, duration};
+use farmem_kit::chart::Chart;
+use farmem_kit::pairs::Spread;
+use farmem_kit::table::{Table, duration};
 use serde::Serialize;
 
 use crate::found::{Report, Row, Skipped, size_name};
@@ -181,7 +181,7 @@ impl fmt::Display for Report<'_> {
         let (verb, host) = (&self.costs.verb, &self.costs.host);
         writeln!(
             f,
-            "simulated in virtual time · READ, WRITE {} µs, CAS {} µs · {} clients to a host · seed {} · all of it: farmem bench alloc --print-rnic",
+            "simulated in virtual time · READ, WRITE {} µs, CAS {} µs · {} clients to a host · seed {} · all of it: farmem-lab bench alloc --print-rnic",
             verb.read, verb.cas, host.clients, self.seed
         )?;
         writeln!(

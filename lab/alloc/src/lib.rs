@@ -1,4 +1,4 @@
-//! `farmem bench alloc`: what allocating far memory costs, by farmem's protocol and by those it is measured against.
+//! `farmem-lab bench alloc`: what allocating far memory costs, by farmem's protocol and by those it is measured against.
 //!
 //! Real cards for all of them are not to be had, so that clients, network cards and the memory node's core are
 //! simulated in virtual time, with published latencies; the allocators are not: each is implemented in full, farmem's

@@ -2,7 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 
-use farmem_bench::histogram::Histogram;
+use farmem_kit::histogram::Histogram;
 use serde::Serialize;
 
 use crate::allocators::Client;

@@ -1,6 +1,6 @@
 //! What was to be reached, and whether it is.
 
-use farmem_bench::table::duration;
+use farmem_kit::table::duration;
 use serde::Serialize;
 
 use crate::found::{Report, Row};

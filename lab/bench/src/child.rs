@@ -1,4 +1,4 @@
-//! `farmem bench-child`: the programs that benchmarks measure.
+//! `farmem-lab bench-child`: the programs that benchmarks measure.
 //!
 //! One binary under every system, so that nothing but the system differs. Each
 //! prints one line of JSON when it ends.
@@ -15,7 +15,7 @@ use crate::kona;
 use crate::paging::{floor, roundtrip, small, workload};
 use crate::swap;
 
-/// `farmem bench-child …`
+/// `farmem-lab bench-child …`
 #[derive(clap::Args, Debug)]
 pub struct Options {
     #[command(subcommand)]

@@ -8,45 +8,31 @@
 //!
 //! | file | |
 //! |---|---|
-//! | [`paging`] | `farmem bench paging`: what one access to far memory costs |
-//! | [`evict`] | `farmem bench evict`: what it costs to bring changed lines to a node |
-//! | [`apps`] | `farmem bench apps`: what far memory costs real programs |
-//! | [`dirty`] | `farmem bench dirty`: the policies of `--dirty` over many programs |
-//! | [`kona`] | `farmem bench kona`: dirty bytes, lines, pages of programs, and what seeing them costs |
-//! | [`pairs`] | rounds, and ratios within them |
+//! | [`paging`] | `farmem-lab bench paging`: what one access to far memory costs |
+//! | [`evict`] | `farmem-lab bench evict`: what it costs to bring changed lines to a node |
+//! | [`apps`] | `farmem-lab bench apps`: what far memory costs real programs |
+//! | [`dirty`] | `farmem-lab bench dirty`: the policies of `--dirty` over many programs |
+//! | [`kona`] | `farmem-lab bench kona`: dirty bytes, lines, pages of programs, and what seeing them costs |
 //! | [`counters`] | farmem's own, of a run under way |
 //! | [`redis`] | a server whose values are overwritten |
-//! | [`report`], [`table`], [`chart`] | what is printed, and the same as JSON and SVG |
-//! | [`histogram`] | the distribution of one phase's samples |
-//! | [`environment`] | the machine that the figures are of |
-//! | [`supervise`], [`affinity`] | programs under measurement: started, pinned, ended |
 //! | [`swap`] | swap areas and memory groups, for the baselines |
-//! | [`alone`] | one benchmark at a time |
 //!
+//! Rounds and their ratios, programs under measurement, and reports are in `farmem_kit`.
 //! How to read and trust the figures: `docs/design/bench.md`.
 
-pub mod affinity;
-pub mod alone;
 pub mod apps;
-pub mod chart;
 pub mod child;
 pub mod counters;
 pub mod dirty;
-pub mod environment;
 pub mod evict;
-pub mod histogram;
 pub mod kona;
 pub mod paging;
-pub mod pairs;
 pub mod redis;
-pub mod report;
-pub mod supervise;
 pub mod swap;
-pub mod table;
 
 use std::path::Path;
 
-/// `farmem bench …`
+/// `farmem-lab bench …`
 #[derive(clap::Subcommand, Debug)]
 pub enum Bench {
     /// What an access to far memory costs, against its floor and against swap

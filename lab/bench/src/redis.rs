@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use crate::apps::redis::{self, Load};
 use crate::paging::array::Draw;
-use crate::supervise::{self, Group};
+use farmem_kit::supervise::{self, Group};
 
 /// Bytes of a value.
 pub const VALUE: usize = 300;

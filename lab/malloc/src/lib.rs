@@ -1,4 +1,4 @@
-//! `farmem malloc-bench`: an allocator on far memory in pieces, against the system's.
+//! `farmem-lab malloc-bench`: an allocator on far memory in pieces, against the system's.
 //!
 //! ```text
 //! malloc-bench ──► farmem agent-node, farmem agent      of its own, in a private directory
@@ -25,9 +25,9 @@ mod service;
 
 use anyhow::{Context, Result};
 use child::Found;
-use farmem_bench::alone::Alone;
-use farmem_bench::supervise;
 use farmem_fabric::NodeAddr;
+use farmem_kit::alone::Alone;
+use farmem_kit::supervise;
 use patterns::Pattern;
 use report::{Report, Row};
 use service::Service;
@@ -82,11 +82,11 @@ pub struct Options {
 
 const EXAMPLES: &str = "\
 Examples:
-  farmem malloc-bench --quick
+  farmem-lab malloc-bench --quick
       threadtest, shbench and larson in a few seconds: a look.
-  farmem malloc-bench --node bighost:7411 --ops 50000
+  farmem-lab malloc-bench --node bighost:7411 --ops 50000
       On memory of another machine, by verbs over tcp.
-  farmem malloc-bench --trace trace.je.larson.16.gz --trace trace.mi.lean.16.gz
+  farmem-lab malloc-bench --trace trace.je.larson.16.gz --trace trace.mi.lean.16.gz
       What jemalloc and mimalloc asked for, of FineMem's traces
       (github.com/MemoryDisaggregation/FineMem, microbench/traces; one of them
       is in lab/malloc/traces).
@@ -109,7 +109,7 @@ impl Options {
         }
         anyhow::ensure!(!self.pattern.contains(&Pattern::Trace), "--pattern trace: name the file: --trace FILE");
         if self.json.as_deref() != Some(Path::new("-")) {
-            farmem_bench::report::can_be_written([&self.json])?;
+            farmem_kit::report::can_be_written([&self.json])?;
         }
         let _alone = Alone::take()?;
         supervise::note_interrupts();
@@ -145,7 +145,7 @@ impl Options {
         let report = Report::new(threads, self.node.as_ref().map(NodeAddr::to_string), rows, &chunks);
         match &self.json {
             Some(path) if path == Path::new("-") => println!("{}", report.json()?),
-            _ => farmem_bench::report::tell(&report, &[(&self.json, &|| Ok(report.json()? + "\n"))])?,
+            _ => farmem_kit::report::tell(&report, &[(&self.json, &|| Ok(report.json()? + "\n"))])?,
         }
         Ok(())
     }

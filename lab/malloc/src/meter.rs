@@ -1,6 +1,6 @@
 //! What is counted while a thread works: how long calls take, and what is asked for.
 
-use farmem_bench::histogram::Histogram;
+use farmem_kit::histogram::Histogram;
 use farmem_sys::clock;
 use std::sync::atomic::{AtomicI64, Ordering};
 

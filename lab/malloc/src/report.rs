@@ -2,7 +2,7 @@
 
 use crate::child::{Found, WRITTEN};
 use crate::patterns::Pattern;
-use farmem_bench::table::{Table, duration};
+use farmem_kit::table::{Table, duration};
 use serde::Serialize;
 use std::fmt;
 use std::path::PathBuf;

@@ -1,8 +1,8 @@
 //! A node and an agent for the benchmark alone, as processes of their own.
 
 use anyhow::{Context, Result, ensure};
-use farmem_bench::supervise::{Group, interrupted};
 use farmem_fabric::NodeAddr;
+use farmem_kit::supervise::{Group, interrupted};
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};

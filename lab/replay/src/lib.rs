@@ -1,4 +1,4 @@
-//! Replays page traces through the production cache code: `farmem replay`.
+//! Replays page traces through the production cache code: `farmem-lab replay`.
 //!
 //! ```text
 //! trace (file, or generated) ─► Trace ─┬─► machine: a policy, the pager's batches and staging, the prefetcher

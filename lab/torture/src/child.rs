@@ -13,7 +13,7 @@ use crate::sys;
 /// No step takes longer than this but on a machine that is lost.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The tortured program. `farmem torture` starts it under `farmem run`.
+/// The tortured program. `farmem-lab torture` starts it under `farmem run`.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Child {
     /// The streams' seed.

@@ -1,4 +1,4 @@
-//! `farmem torture`: starts the tortured program under `farmem run`, and says how it ended.
+//! `farmem-lab torture`: starts the tortured program under `farmem run`, and says how it ended.
 
 use std::process::Command;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -98,7 +98,7 @@ impl Torture {
 
     fn replay(&self, seed: u64, transport: &str) -> String {
         let mut line = format!(
-            "farmem torture --seed {seed} --seconds {} --threads {} --mib {}",
+            "farmem-lab torture --seed {seed} --seconds {} --threads {} --mib {}",
             self.seconds, self.threads, self.mib
         );
         match self.native {

@@ -2,7 +2,7 @@
 //! compares every byte with a model that lies elsewhere.
 //!
 //! ```text
-//! farmem torture ──► farmem run --local 5% -- farmem torture-child
+//! farmem-lab torture ──► farmem run --local 5% -- farmem-lab torture-child
 //!   drive.rs            child.rs: starts the threads, watches that each gets on
 //!                         └─ thread k: ops.rs, one stream of operations.rs from (seed, k)
 //!                              ├─ estate.rs   its own pages, and the model of them

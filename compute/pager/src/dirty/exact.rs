@@ -27,7 +27,7 @@ pub unsafe fn differing(unit: Unit, a: *const u8, b: *const u8, next: Option<Nex
 }
 
 /// Half as many instructions as by SSE2, so that the CPU sees twice as many lines ahead: what counts where both pages are in
-/// memory (`farmem bench evict`, last table).
+/// memory (`farmem-lab bench evict`, last table).
 ///
 /// # Safety
 /// Both pages must be mapped, and stay as they are; the CPU must have AVX2.

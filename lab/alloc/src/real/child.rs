@@ -1,4 +1,4 @@
-//! `farmem bench-alloc-child`: one process that claims blocks at a node and gives them back.
+//! `farmem-lab bench-alloc-child`: one process that claims blocks at a node and gives them back.
 //!
 //! ```text
 //!   join, fill, check each block ─► "filled" ─► (the parent says go) ─► rounds: give half back, wait, claim as many
@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::sim::random::Random;
 
-/// `farmem bench-alloc-child …`
+/// `farmem-lab bench-alloc-child …`
 #[derive(clap::Args, Debug)]
 pub struct Options {
     /// The node

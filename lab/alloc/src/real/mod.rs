@@ -1,4 +1,4 @@
-//! `farmem bench alloc --real`: the same claims and releases, by processes, at a node, on this machine.
+//! `farmem-lab bench alloc --real`: the same claims and releases, by processes, at a node, on this machine.
 //!
 //! Nothing is simulated: 1 to 8 processes, each a member with a queue pair of its own, change the words of a real
 //! `farmem node` by its software NIC, over the node's Unix socket (shm) and over TCP. Each does the papers' workload with
@@ -16,11 +16,11 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use farmem_bench::environment::Environment;
-use farmem_bench::supervise::Group;
-use farmem_bench::table::{Table, duration};
 use farmem_fabric::nic::Figure;
 use farmem_fabric::{ConnectOptions, NodeAddr, RunId, Session, Transport};
+use farmem_kit::environment::Environment;
+use farmem_kit::supervise::Group;
+use farmem_kit::table::{Table, duration};
 use serde::Serialize;
 
 use child::{Found, Samples};

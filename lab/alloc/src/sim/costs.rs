@@ -57,7 +57,7 @@ impl Costs {
     /// # Errors
     /// No TOML of this form, or a figure that cannot be: negative, or a rate of nothing.
     pub fn parse(text: &str) -> Result<Costs> {
-        let costs: Costs = toml::from_str(text).context("not the form of `farmem bench alloc --print-rnic`")?;
+        let costs: Costs = toml::from_str(text).context("not the form of `farmem-lab bench alloc --print-rnic`")?;
         let (verb, core) = (&costs.verb, &costs.core);
         ensure!((0.0..1.0).contains(&verb.jitter), "verb.jitter is {}: a share from 0 to below 1", verb.jitter);
         ensure!(verb.bytes_per_us > 0.0, "verb.bytes_per_us is {}: above 0 is needed", verb.bytes_per_us);

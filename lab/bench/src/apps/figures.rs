@@ -10,10 +10,10 @@ use super::programs::Program;
 use super::runs::Run;
 use super::slowdown::Figure;
 use super::{Measured, Setting, Size, System};
-use crate::environment::Environment;
-use crate::pairs::Spread;
-use crate::report::{Report, Section, Skipped};
-use crate::table::Table;
+use farmem_kit::environment::Environment;
+use farmem_kit::pairs::Spread;
+use farmem_kit::report::{Report, Section, Skipped};
+use farmem_kit::table::Table;
 
 /// Everything measured, for machines.
 #[derive(Serialize)]
@@ -226,7 +226,7 @@ pub fn draw(all: &[Measured], dir: &Path) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pairs::Rounds;
+    use farmem_kit::pairs::Rounds;
 
     fn measured() -> Measured {
         let run = |wall_ns| Run::Ended { wall_ns, cpu_ns: 0, stats: serde_json::Value::Null };

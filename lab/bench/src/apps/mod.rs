@@ -1,4 +1,4 @@
-//! `farmem bench apps`: what less and less local memory costs real programs.
+//! `farmem-lab bench apps`: what less and less local memory costs real programs.
 //!
 //! ```text
 //! for each program:  native ─► all local ─► native in a memory group
@@ -26,11 +26,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 use serde::{Deserialize, Serialize};
 
-use crate::alone::Alone;
-use crate::environment::Environment;
-use crate::pairs::Rounds;
-use crate::report::{self, Skipped};
-use crate::{supervise, swap};
+use crate::swap;
+use farmem_kit::alone::Alone;
+use farmem_kit::environment::Environment;
+use farmem_kit::pairs::Rounds;
+use farmem_kit::report::{self, Skipped};
+use farmem_kit::supervise;
 use programs::{Job, Program, Work};
 use runs::{Allowance, Run, Runner};
 
@@ -77,10 +78,10 @@ pub struct Options {
 
 const EXAMPLES: &str = "\
 Examples:
-  farmem bench apps --quick --svg .
+  farmem-lab bench apps --quick --svg .
       A look: small inputs, one round. As root it also shows swap to zram.
 
-  farmem bench apps --programs redis,sort --shares 50,25 --tcp --json apps.json
+  farmem-lab bench apps --programs redis,sort --shares 50,25 --tcp --json apps.json
       Two programs, two shares, TCP beside shared memory, all figures in a file.";
 
 impl Options {

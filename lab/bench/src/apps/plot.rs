@@ -7,7 +7,7 @@ use std::fmt::{self, Write};
 
 use super::System;
 use super::slowdown::Figure;
-use crate::chart::{COLOURS, escaped};
+use farmem_kit::chart::{COLOURS, escaped};
 
 /// One panel.
 #[derive(Clone, Debug)]

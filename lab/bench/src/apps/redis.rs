@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 
 use crate::paging::array::Draw;
-use crate::supervise;
+use farmem_kit::supervise;
 
 /// Requests under way at once.
 const PIPELINE: usize = 50;

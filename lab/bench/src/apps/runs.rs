@@ -12,7 +12,8 @@ use serde::Serialize;
 
 use super::System;
 use super::programs::Job;
-use crate::{supervise, swap};
+use crate::swap;
+use farmem_kit::supervise;
 
 /// Short against the shortest run, long against what looking costs.
 const LOOK_EVERY: Duration = Duration::from_millis(2);

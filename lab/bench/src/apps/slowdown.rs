@@ -1,6 +1,6 @@
 //! A slowdown: one figure of the tables and plots.
 
-use crate::pairs::Spread;
+use farmem_kit::pairs::Spread;
 
 /// A figure, or what is known instead.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -7,10 +7,10 @@ use serde::Serialize;
 use super::{By, POLICIES, RATE, Ready, Setting, Way};
 use crate::apps::programs::Program;
 use crate::apps::runs::Run;
-use crate::environment::Environment;
-use crate::pairs::{Rounds, Spread};
-use crate::report::{Report, Section, Skipped};
-use crate::table::Table;
+use farmem_kit::environment::Environment;
+use farmem_kit::pairs::{Rounds, Spread};
+use farmem_kit::report::{Report, Section, Skipped};
+use farmem_kit::table::Table;
 
 /// Everything measured, for machines.
 #[derive(Serialize)]

@@ -1,4 +1,4 @@
-//! `farmem bench dirty`: which policy of `--dirty` is to be the default?
+//! `farmem-lab bench dirty`: which policy of `--dirty` is to be the default?
 //!
 //! ```text
 //! for each program:  native ─► all local           round: every program ─► every link and policy, in turns
@@ -24,14 +24,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 use serde::{Deserialize, Serialize};
 
-use crate::alone::Alone;
 use crate::apps::programs::{Job, Program, Work};
 use crate::apps::runs::{Allowance, Run, Runner};
 use crate::apps::{System, Workplace};
-use crate::environment::Environment;
-use crate::pairs::Rounds;
-use crate::report::{self, Skipped};
-use crate::supervise;
+use farmem_kit::alone::Alone;
+use farmem_kit::environment::Environment;
+use farmem_kit::pairs::Rounds;
+use farmem_kit::report::{self, Skipped};
+use farmem_kit::supervise;
 
 /// The policies of --dirty over many programs: time against `none`, and bytes sent
 ///
@@ -72,10 +72,10 @@ pub struct Options {
 
 const EXAMPLES: &str = "\
 Examples:
-  farmem bench dirty --svg dirty.svg
+  farmem-lab bench dirty --svg dirty.svg
       All programs, as many rounds as twelve minutes allow.
 
-  farmem bench dirty --only redis,sort --ways shm:none,shm:auto,shm:lines
+  farmem-lab bench dirty --only redis,sort --ways shm:none,shm:auto,shm:lines
       Two programs, three policies over shared memory.";
 
 /// How far memory is reached.

@@ -5,8 +5,8 @@ use std::fmt::{self, Write};
 use super::figures::{self, Policy, of_none};
 use super::{By, POLICIES, RATE, Ready, Setting, Way};
 use crate::apps::runs::Run;
-use crate::chart::{COLOURS, text};
-use crate::pairs::{Rounds, Spread};
+use farmem_kit::chart::{COLOURS, text};
+use farmem_kit::pairs::{Rounds, Spread};
 
 const LEFT: f64 = 130.0;
 const WIDTH: f64 = 560.0;

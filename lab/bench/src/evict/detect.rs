@@ -13,8 +13,8 @@ use farmem_sys::memory::copy_page;
 use serde::Serialize;
 use std::hint::black_box;
 
-use crate::pairs::Spread;
-use crate::supervise;
+use farmem_kit::pairs::Spread;
+use farmem_kit::supervise;
 
 /// Bytes of a page.
 const PAGE: usize = 4096;

@@ -7,10 +7,10 @@ use serde::Serialize;
 use super::detect::Cost;
 use super::drive::{Arrangement, Method, Sample};
 use super::{Cell, METHODS, Setting};
-use crate::environment::Environment;
-use crate::pairs::Spread;
-use crate::report::{Bound, Report, Section, Target};
-use crate::table::{Table, duration};
+use farmem_kit::environment::Environment;
+use farmem_kit::pairs::Spread;
+use farmem_kit::report::{Bound, Report, Section, Target};
+use farmem_kit::table::{Table, duration};
 
 /// Everything, for machines.
 #[derive(Serialize)]

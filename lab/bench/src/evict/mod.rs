@@ -1,4 +1,4 @@
-//! `farmem bench evict`: what it costs to bring changed lines to a node.
+//! `farmem-lab bench evict`: what it costs to bring changed lines to a node.
 //!
 //! | file | |
 //! |---|---|
@@ -26,15 +26,15 @@ use anyhow::{bail, ensure};
 use farmem_fabric::{ConnectOptions, NodeAddr, Session, Transport};
 use serde::Serialize;
 
-use crate::alone::Alone;
-use crate::environment::Environment;
 use crate::paging::array::Draw;
 use crate::paging::systems::Node;
-use crate::pairs::Rounds;
-use crate::{affinity, report, supervise};
 use drive::{Arrangement, Host, Method, Sample};
+use farmem_kit::alone::Alone;
+use farmem_kit::environment::Environment;
+use farmem_kit::pairs::Rounds;
+use farmem_kit::{affinity, report, supervise};
 
-/// `farmem bench evict …`
+/// `farmem-lab bench evict …`
 #[derive(clap::Args, Debug, Clone)]
 pub struct Options {
     /// Few pages and rounds: a look, not a figure to quote

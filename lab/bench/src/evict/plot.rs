@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use super::drive::{Arrangement, Method};
 use super::{Cell, figures};
-use crate::chart::{COLOURS, text};
+use farmem_kit::chart::{COLOURS, text};
 
 const LEFT: f64 = 60.0;
 const RIGHT: f64 = 620.0;

@@ -1,4 +1,4 @@
-//! `farmem bench evict --redis`: a whole program instead of pages on their own.
+//! `farmem-lab bench evict --redis`: a whole program instead of pages on their own.
 //!
 //! ```text
 //! redis, filled ─► a quarter of its far memory local ─► values overwritten at random ─┬─ requests a second
@@ -34,14 +34,14 @@ use serde::Serialize;
 
 use super::Options;
 use super::turns::Turns;
-use crate::alone::Alone;
 use crate::counters::{self, Counts};
-use crate::environment::Environment;
-use crate::pairs::{Rounds, Spread, in_turn};
 use crate::redis::{EACH, Order, Place, Server};
-use crate::report::{self, Bound, Report, Section, Target};
-use crate::supervise;
-use crate::table::{Table, duration};
+use farmem_kit::alone::Alone;
+use farmem_kit::environment::Environment;
+use farmem_kit::pairs::{Rounds, Spread, in_turn};
+use farmem_kit::report::{self, Bound, Report, Section, Target};
+use farmem_kit::supervise;
+use farmem_kit::table::{Table, duration};
 
 /// Held to.
 const RATE: &str = "10G";

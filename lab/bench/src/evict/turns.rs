@@ -2,7 +2,7 @@
 
 use farmem_pager::dirty::turns::{Turn, turn};
 
-use crate::pairs::Spread;
+use farmem_kit::pairs::Spread;
 
 /// Batches of requests that were made one after the other, by whose turn they fell into.
 #[derive(Default)]

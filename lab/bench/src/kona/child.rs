@@ -1,4 +1,4 @@
-//! `farmem bench-child kona`: one of the programs, for somebody to look at.
+//! `farmem-lab bench-child kona`: one of the programs, for somebody to look at.
 
 use std::io::Write;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! `farmem bench kona`: what Kona's authors measured about dirty memory, again.
+//! `farmem-lab bench kona`: what Kona's authors measured about dirty memory, again.
 //!
 //! ```text
 //! own stores:  a program of ours notes its every store ─► exact bytes, lines, pages, blocks
@@ -26,13 +26,13 @@ use std::path::{Path, PathBuf};
 use anyhow::ensure;
 use serde::Serialize;
 
-use crate::alone::Alone;
-use crate::environment::Environment;
-use crate::pairs::{Rounds, Spread};
 use crate::redis::{self, Order, Place};
-use crate::report::{self, Report, Section, Skipped};
-use crate::supervise;
-use crate::table::Table;
+use farmem_kit::alone::Alone;
+use farmem_kit::environment::Environment;
+use farmem_kit::pairs::{Rounds, Spread};
+use farmem_kit::report::{self, Report, Section, Skipped};
+use farmem_kit::supervise;
+use farmem_kit::table::Table;
 use stores::Touched;
 use tracked::{Cost, Dirtied, Program, Tracker};
 use workloads::{Name, Workload};
@@ -69,9 +69,9 @@ pub struct Options {
 
 const EXAMPLES: &str = "\
 Examples:
-  farmem bench kona --quick
+  farmem-lab bench kona --quick
       All tables, in some two minutes; without --quick in less than six.
-  farmem bench kona --parts stores
+  farmem-lab bench kona --parts stores
       The programs' own stores alone: no tracker, no clock, the same figures
       everywhere.";
 

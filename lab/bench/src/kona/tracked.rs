@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::child::{Speed, hold};
 use super::workloads::Name;
 use crate::redis::{Order, Server};
-use crate::supervise::{self, Group};
+use farmem_kit::supervise::{self, Group};
 
 /// What the tracker said of all its pooled windows.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]

@@ -7,11 +7,11 @@ use super::small::Which;
 use super::systems::System;
 use super::workload::Outcome;
 use super::{Measured, Setting, Size};
-use crate::chart::Chart;
-use crate::environment::Environment;
-use crate::pairs::Spread;
-use crate::report::{Bound, Report, Section, Skipped, Target};
-use crate::table::{Table, duration};
+use farmem_kit::chart::Chart;
+use farmem_kit::environment::Environment;
+use farmem_kit::pairs::Spread;
+use farmem_kit::report::{Bound, Report, Section, Skipped, Target};
+use farmem_kit::table::{Table, duration};
 
 /// Everything measured, for machines.
 #[derive(Serialize)]

@@ -14,8 +14,8 @@ use std::time::Instant;
 use farmem_sys::clock;
 use serde::{Deserialize, Serialize};
 
-use crate::affinity;
-use crate::histogram::Histogram;
+use farmem_kit::affinity;
+use farmem_kit::histogram::Histogram;
 
 /// Who runs besides the measured thread.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

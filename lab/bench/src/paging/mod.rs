@@ -1,4 +1,4 @@
-//! `farmem bench paging`: what an access to far memory costs.
+//! `farmem-lab bench paging`: what an access to far memory costs.
 //!
 //! | file | |
 //! |---|---|
@@ -27,17 +27,17 @@ use std::path::{Path, PathBuf};
 use anyhow::{bail, ensure};
 use serde::Serialize;
 
-use crate::alone::Alone;
-use crate::environment::Environment;
-use crate::pairs::Rounds;
-use crate::report::{self, Report, Skipped};
-use crate::{affinity, supervise};
+use farmem_kit::alone::Alone;
+use farmem_kit::environment::Environment;
+use farmem_kit::pairs::Rounds;
+use farmem_kit::report::{self, Report, Skipped};
+use farmem_kit::{affinity, supervise};
 use measure::Threads;
 use small::{Which, Work};
 use systems::{Node, Runner, Swap, System};
 use workload::Outcome;
 
-/// `farmem bench paging …`
+/// `farmem-lab bench paging …`
 #[derive(clap::Args, Debug, Clone)]
 pub struct Options {
     /// Small and short: a look, not a figure to quote

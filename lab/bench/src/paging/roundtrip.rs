@@ -15,7 +15,7 @@ use super::faults::{Faults, Meter};
 use super::footprint::Footprint;
 use super::measure::{self, Placement, Threads, What};
 use super::workload::Outcome;
-use crate::{affinity, supervise};
+use farmem_kit::{affinity, supervise};
 
 const REQUEST: usize = 32;
 const ANSWER: usize = 4096;

@@ -14,7 +14,8 @@ use super::measure::Threads;
 use super::small::{Which, Work};
 use super::workload::Outcome;
 use super::{Options, Size};
-use crate::{affinity, supervise, swap};
+use crate::swap;
+use farmem_kit::{affinity, supervise};
 
 /// Whatever memory can be under the program.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

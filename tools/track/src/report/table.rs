@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use farmem_bench::table::Table;
+use farmem_kit::table::Table;
 
 use super::{Report, sent};
 use crate::count::{LeftOut, Pooled, Tally, Window};
@@ -225,7 +225,7 @@ fn times(ratio: Option<f64>) -> String {
 }
 
 fn seconds(s: f64) -> String {
-    farmem_bench::table::duration(s * 1e9)
+    farmem_kit::table::duration(s * 1e9)
 }
 
 fn count(n: u64) -> String {

@@ -1,7 +1,7 @@
 //! What came out, for people and for machines.
 
 use crate::model::{Front, Outcome};
-use farmem_bench::table::Table;
+use farmem_kit::table::Table;
 use serde::Serialize;
 
 /// One figure.

@@ -1,6 +1,7 @@
-//! `farmem bench apps` and `bench dirty`, with small programs: what they print, what fails them, what they leave behind.
+//! `farmem-lab bench apps` and `bench dirty`, with small programs: what they print, what fails them, what they leave behind.
 
 #[allow(dead_code)] // The other tests use the rest of it.
+#[path = "../../../cli/tests/common/mod.rs"]
 mod common;
 
 use std::fs;
@@ -18,7 +19,7 @@ fn bench(place: &Place, arguments: &[&str]) -> Command {
     command
 }
 
-/// `farmem bench dirty` with such a directory.
+/// `farmem-lab bench dirty` with such a directory.
 fn dirty(place: &Place, arguments: &[&str]) -> Command {
     let mut command = place.farmem(["bench", "dirty", "--rounds", "1"]);
     command.args(arguments).env("TMPDIR", place.path());
@@ -43,7 +44,7 @@ fn patiently_by(command: impl Fn() -> Command, path: &str) -> (Option<i32>, Stri
     }
 }
 
-const TAKEN: &str = "another farmem bench";
+const TAKEN: &str = "another farmem-lab bench";
 
 fn left(place: &Place) -> Vec<String> {
     let names = fs::read_dir(place.path()).unwrap().flatten().map(|entry| entry.file_name().into_string().unwrap());

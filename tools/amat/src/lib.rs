@@ -106,7 +106,7 @@ pub struct Amat {
     /// The published formula alone: no prefetch, write-back, bandwidth or queueing, and fresh memory is fetched
     #[arg(long)]
     pub published: bool,
-    /// Take latencies of this machine from a report of `farmem bench paging --json`
+    /// Take latencies of this machine from a report of `farmem-lab bench paging --json`
     #[arg(long, value_name = "FIGURES.json")]
     pub calibrate: Option<PathBuf>,
     /// Print JSON

@@ -222,7 +222,7 @@ impl Track {
 }
 
 fn machine_memory() -> u64 {
-    farmem_bench::environment::Environment::read().memory_bytes
+    farmem_kit::environment::Environment::read().memory_bytes
 }
 
 fn name(pid: u32) -> String {

@@ -41,7 +41,7 @@ impl Alone {
         match file.try_lock() {
             Ok(()) => Ok(Alone { _locked: file }),
             Err(TryLockError::WouldBlock) => bail!(
-                "another farmem bench is running on this machine; the two would measure each other: start this one when it has ended"
+                "another farmem-lab bench is running on this machine; the two would measure each other: start this one when it has ended"
             ),
             Err(TryLockError::Error(error)) => Err(error).with_context(|| format!("locking {}", path.display())),
         }
@@ -57,7 +57,7 @@ mod tests {
         let path = std::env::temp_dir().join(format!("farmem-alone-{}", std::process::id()));
         let first = Alone::take_at(&path).unwrap();
         let refused = Alone::take_at(&path).unwrap_err().to_string();
-        assert!(refused.contains("another farmem bench"), "{refused}");
+        assert!(refused.contains("another farmem-lab bench"), "{refused}");
         drop(first);
         // A child that another test forks has the lock, too, until it executes its program.
         let until = std::time::Instant::now() + std::time::Duration::from_secs(60);

@@ -110,7 +110,8 @@ fn power(ns: f64) -> String {
     }
 }
 
-pub(crate) fn text(out: &mut String, x: f64, y: f64, anchor: &str, text: &str) -> fmt::Result {
+/// A line of text, `anchor`ed at `start`, `middle` or `end`.
+pub fn text(out: &mut String, x: f64, y: f64, anchor: &str, text: &str) -> fmt::Result {
     writeln!(out, r#"<text x="{x:.1}" y="{y:.1}" text-anchor="{anchor}">{}</text>"#, escaped(text))
 }
 

@@ -1,4 +1,4 @@
-//! Latencies of this machine, from the figures of `farmem bench paging --json`.
+//! Latencies of this machine, from the figures of `farmem-lab bench paging --json`.
 //!
 //! A random read of the benchmark hits local memory or fetches one page:
 //! `mean = (1 - f)·hit + f·miss`, f the share of accesses that fetched. A read in
@@ -28,7 +28,7 @@ const NAMES: [(&str, &str, f64); 5] = [
 pub fn calibrate(systems: &mut [System], figures: &str) -> Result<Vec<String>> {
     let report: Value = serde_json::from_str(figures).context("not JSON")?;
     if report["bench"] != "paging" {
-        bail!("not a report of: farmem bench paging --json");
+        bail!("not a report of: farmem-lab bench paging --json");
     }
     let mut told = vec![];
     for system in systems.iter_mut() {

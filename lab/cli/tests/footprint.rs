@@ -1,6 +1,7 @@
 //! The runtime's own memory: what it says of itself against what `smaps` says of it.
 
 #[allow(dead_code)] // The other tests use the rest of it.
+#[path = "../../../cli/tests/common/mod.rs"]
 mod common;
 
 use common::{Place, outcome};
@@ -32,7 +33,7 @@ fn check(transport: &str, local: u64) {
     let stats = place.path().join("stats.json");
     let mut arguments = vec!["run".to_owned(), "--local".into(), format!("{local}M"), "--far".into(), "1G".into()];
     arguments.extend(["--transport".into(), transport.into(), "--stats".into(), format!("json:{}", stats.display())]);
-    arguments.extend(["--".into(), env!("CARGO_BIN_EXE_farmem").into()]);
+    arguments.extend(["--".into(), env!("CARGO_BIN_EXE_farmem-lab").into()]);
     arguments.extend(program());
     let (status, far, complaint) = outcome(place.farmem(arguments));
     assert_eq!(status, Some(0), "{complaint}");

@@ -1,7 +1,7 @@
 //! AMAT against local memory, and against block size, as SVG: one panel each.
 
 use crate::report::{Report, Row, size};
-use farmem_bench::chart::COLOURS;
+use farmem_kit::chart::COLOURS;
 use std::fmt::Write;
 
 /// A line and its points.

@@ -1,0 +1,152 @@
+//! The commands of `farmem`: more memory than the machine has.
+//!
+//! | command | file |
+//! |---|---|
+//! | `farmem run`: a program on far memory | `run/` |
+//! | `farmem node`: lend this machine's memory | `node.rs` |
+//! | `farmem agent`: far memory in pieces, for this user's programs | `agent/` |
+//! | `farmem track`: which lines a running program dirties | tools/track |
+//! | `farmem amat`: how long a program's accesses take on far memory | tools/amat |
+//! | `farmem demo`: a program with less and less local memory | `demo/` |
+//! | `farmem status`: what a node lends, to whom; `farmem check`: whether that adds up | `pool/` |
+//! | `farmem top`: what runs and nodes are doing | `top/` |
+//! | `farmem manual`: man pages and completions, for packages | `manual.rs` |
+//! | `farmem keep`: what `run` leaves behind for daemons | `run/keeper.rs` |
+//!
+//! A library, because two binaries have these commands. `farmem` (`main.rs`) has nothing else.
+//! `farmem-lab` (`lab/cli`) has what measures and proves as well, so that it measures the code that it
+//! was built with.
+
+mod agent;
+mod counters;
+mod demo;
+pub mod failure;
+mod library;
+mod manual;
+mod node;
+mod pool;
+mod program;
+mod run;
+mod runtime_dir;
+mod settings;
+mod size;
+mod start;
+mod time;
+mod top;
+mod units;
+
+use std::sync::OnceLock;
+
+use clap::Parser;
+use failure::Failure;
+pub use start::Program;
+
+/// Libraries that the binary carries. Empty where `cargo check` made it.
+#[derive(Clone, Copy, Debug)]
+pub struct Libraries {
+    /// `libfarmem_preload.so`, which `farmem run` loads into programs.
+    pub preload: &'static [u8],
+    /// `libfarmem_recorder.so`, which QEMU loads for `farmem amat`.
+    pub recorder: &'static [u8],
+}
+
+static CARRIED: OnceLock<Libraries> = OnceLock::new();
+
+fn carried() -> Libraries {
+    CARRIED.get().copied().unwrap_or(Libraries { preload: &[], recorder: &[] })
+}
+
+/// The main function of `farmem`.
+pub fn main(libraries: Libraries) {
+    main_of::<Farmem>(libraries);
+}
+
+/// The main function of a binary that has these commands and more.
+pub fn main_of<P: Program>(libraries: Libraries) {
+    CARRIED.get_or_init(|| libraries);
+    start::start::<P>();
+}
+
+/// More memory than the machine has: programs borrow RAM from other machines, unchanged
+#[derive(Parser, Debug)]
+#[command(name = "farmem", version, disable_help_subcommand = true, after_help = EXAMPLES)]
+struct Farmem {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const EXAMPLES: &str = "\
+To begin with, on one machine:
+  farmem demo
+      Half a minute: a program with less and less of its memory local.
+  farmem run --local 512M -- python3 analysis.py
+      A program of yours; its far memory is lent by a second process.
+
+On two:
+  bighost$ farmem node --lend 8G --listen 0.0.0.0:7411
+  here$    farmem run --local 1G --node bighost:7411 -- redis-server
+  here$    farmem top
+
+Sizes are 512M, 1.5G (powers of 1024), or 25% of this machine's RAM.
+Times are 500ms, 5s, 2m.
+Each command has examples of its own: farmem run --help";
+
+/// What `farmem` can be told to do.
+#[derive(clap::Subcommand, Debug)]
+#[allow(missing_docs)] // What a command does is said above its options: clap shows that.
+pub enum Command {
+    Run(run::Options),
+    Node(node::Options),
+    Agent(agent::Options),
+    #[command(hide = true)]
+    AgentNode(agent::NodeOptions),
+    Amat(farmem_amat::Amat),
+    Track(farmem_track::Track),
+    Status(pool::status::Options),
+    Check(pool::check::Options),
+    Top(top::Options),
+    Demo(demo::Options),
+    #[command(hide = true)]
+    Manual(manual::Options),
+    #[command(hide = true)]
+    Keep(run::keeper::Options),
+}
+
+impl Program for Farmem {
+    fn execute(self) -> Result<(), Failure> {
+        self.command.execute()
+    }
+}
+
+impl Command {
+    /// Does it.
+    ///
+    /// # Errors
+    /// Says what is wrong, and the status to end with.
+    pub fn execute(self) -> Result<(), Failure> {
+        match self {
+            Command::Run(options) => run::run(&options).map(|never| match never {}),
+            Command::Node(options) => node::run(&options),
+            Command::Agent(options) => agent::run(&options),
+            Command::AgentNode(options) => agent::run_node(&options),
+            Command::Amat(amat) => {
+                if let Some(name) = amat.program.first() {
+                    program::there(name)?;
+                }
+                Ok(amat.run(carried().recorder)?)
+            }
+            Command::Track(track) => {
+                if let Some(name) = track.command.first() {
+                    program::there(name)?;
+                }
+                Ok(track.run()?)
+            }
+            Command::Status(options) => pool::status::run(&options),
+            Command::Check(options) => pool::check::run(&options),
+            Command::Top(options) => top::run(&options),
+            Command::Manual(options) => manual::write(&options),
+            Command::Demo(options) => demo::run(&options),
+            Command::Keep(options) => run::keeper::keep(&options),
+        }
+    }
+}
