@@ -21,6 +21,7 @@ mod agent;
 mod counters;
 mod demo;
 pub mod failure;
+mod leftovers;
 mod library;
 mod manual;
 mod node;

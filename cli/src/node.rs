@@ -15,6 +15,7 @@ use farmem_sys::process;
 use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
+use crate::leftovers;
 use crate::runtime_dir;
 use crate::size::{self, Size};
 
@@ -92,6 +93,9 @@ fn rdma(text: &str) -> Result<Rdma, &'static str> {
 pub struct Status {
     /// Its pid.
     pub pid: u32,
+    /// When its process began, in ticks since the machine did: another may have the pid by now.
+    #[serde(default)]
+    pub began: Option<u64>,
     /// Where it listens.
     pub listen: Vec<String>,
     /// Where it tells its counters.
@@ -125,8 +129,12 @@ impl Status {
         let status: Status = serde_json::from_slice(&text).ok()?;
         // Its own, if it made one (`farmem_memory::Config::status_dir`).
         let socket = path.with_extension("sock");
-        // Seen from another pid namespace, as a container's, its number says nothing; that it listens does.
-        if process::exists(status.pid) || UnixStream::connect(&socket).is_ok() {
+        let lives = match status.began {
+            Some(began) => process::began(status.pid) == Some(began),
+            None => process::exists(status.pid),
+        };
+        // In another pid namespace, as a container's, the number says nothing. A socket that answers does.
+        if lives || UnixStream::connect(&socket).is_ok() {
             return Some(status);
         }
         let _ = fs::remove_file(path);
@@ -163,5 +171,9 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         // same, and top does not show it.
         status_dir: std::env::var_os("RUNTIME_DIRECTORY").map(PathBuf::from).or_else(|| runtime_dir::own().ok()),
     };
+    // Of nodes that were killed here. A run sweeps before it starts a node.
+    if let Some(dir) = config.status_dir.as_ref().filter(|_| !options.embedded) {
+        leftovers::sweep(dir);
+    }
     farmem_memory::run(config).map_err(Failure::usage)
 }

@@ -187,3 +187,35 @@ fn every_damage_is_told_by_its_name() {
     let (status, said, _) = outcome(place.farmem(["check", &address.to_string()]));
     assert!(status == Some(0) && said.contains("sound"), "{said}");
 }
+
+/// A node that is killed says goodbye to nobody, and leaves files. The next command that looks removes them, even while
+/// the process is a zombie.
+#[test]
+fn files_of_a_killed_node_go_with_the_next_look() {
+    let place = Place::new();
+    let node = || {
+        let mut command = place.farmem(["node", "--lend", "128M", "--listen", "127.0.0.1:0"]);
+        Killed(command.stderr(Stdio::null()).spawn().unwrap())
+    };
+    let of = |pid: u32| vec![format!("node-{pid}.json"), format!("node-{pid}.sock")];
+    let left = || {
+        let mut left = place.left();
+        left.sort();
+        left
+    };
+    for look in [vec!["status"], vec!["top", "--once", "--interval", "100ms"], vec!["node"]] {
+        let mut killed = node();
+        let pid = killed.0.id();
+        eventually("the node listens", || left() == of(pid));
+        killed.0.kill().unwrap();
+        eventually("it is a zombie", || !common::runs(pid));
+        assert_eq!(left(), of(pid));
+        if look == ["node"] {
+            let next = node();
+            eventually("the next node listens", || left() == of(next.0.id()));
+        } else {
+            let (status, _, complaint) = outcome(place.farmem(&look));
+            assert_eq!((status, complaint, left()), (Some(0), String::new(), vec![]), "{look:?}");
+        }
+    }
+}

@@ -1,6 +1,7 @@
 //! The status file by which `farmem top` finds the nodes of a machine, and what the machine has.
 
 use crate::{Node, StartError};
+use farmem_sys::process;
 use std::fmt::Write as _;
 use std::fs;
 use std::io::{self, Write};
@@ -51,9 +52,10 @@ fn text(node: &Node) -> String {
     let nic = node.nic();
     let members = nic.members();
     let absent = members.iter().filter(|member| !member.is_present()).count();
+    let began = process::began(std::process::id()).map_or("null".into(), |ticks| ticks.to_string());
     let moved = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     format!(
-        "{{\"pid\":{},\"listen\":[{}],\"metrics\":{metrics},\"lend\":{},\"lent\":{},\"used\":{},\"clients\":{},\"absent\":{},\
+        "{{\"pid\":{},\"began\":{began},\"listen\":[{}],\"metrics\":{metrics},\"lend\":{},\"lent\":{},\"used\":{},\"clients\":{},\"absent\":{},\
          \"bytes_read\":{},\"bytes_written\":{},\"draining\":{}}}\n",
         std::process::id(),
         listen.join(","),

@@ -213,6 +213,15 @@ pub fn exists(pid: u32) -> bool {
     send(pid, 0).is_ok() || io::Error::last_os_error().raw_os_error() == Some(libc::EPERM)
 }
 
+/// When a process began, in ticks since the machine did; `None` when it is gone, or a zombie. With it a pid names one
+/// process for good.
+pub fn began(pid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let mut fields = stat.rsplit_once(") ")?.1.split(' ');
+    let state = fields.next()?;
+    fields.nth(18)?.parse().ok().filter(|_| !matches!(state, "Z" | "X"))
+}
+
 /// Stops this process until somebody continues it, as job control stops a whole job.
 pub fn stop_self() {
     // SAFETY: no memory is involved.

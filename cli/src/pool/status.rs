@@ -9,7 +9,7 @@ use super::snapshot::{Reader, lasting};
 use crate::agent::report::Agent;
 use crate::failure::Failure;
 use crate::node::Status as NodeStatus;
-use crate::{runtime_dir, units};
+use crate::{leftovers, runtime_dir, units};
 
 /// Show what nodes lend, to whom, and how fragmented the rest is
 #[derive(clap::Args, Debug)]
@@ -116,7 +116,11 @@ fn all(nodes: Vec<(u32, NodeAddr)>) -> (Vec<View>, Option<Failure>) {
 
 /// The nodes that have a status file in the runtime directory.
 fn here() -> Vec<(u32, NodeAddr)> {
-    let files = runtime_dir::own().ok().and_then(|dir| std::fs::read_dir(dir).ok());
+    let dir = runtime_dir::own().ok();
+    if let Some(dir) = &dir {
+        leftovers::sweep(dir);
+    }
+    let files = dir.and_then(|dir| std::fs::read_dir(dir).ok());
     let paths = files.into_iter().flatten().flatten().map(|file| file.path());
     let nodes = paths.filter(|path| path.file_name().is_some_and(|n| n.to_string_lossy().starts_with("node-")));
     let known = nodes.filter_map(|path| NodeStatus::read_living(&path));

@@ -13,7 +13,6 @@
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -27,7 +26,6 @@ use super::embedded::Embedded;
 use super::far::{self, Far, RunName};
 use crate::counters::{self, Sample};
 use crate::failure::Failure;
-use crate::node::Status;
 
 /// How often the keeper looks whether its run still lives.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
@@ -55,7 +53,7 @@ pub fn left_behind(counters: &Path, sample: &Sample, node: Option<u32>) -> Vec<u
 }
 
 /// The living processes of a run that its counters know.
-fn living(counters: &Path, sample: &Sample) -> Vec<u32> {
+pub fn living(counters: &Path, sample: &Sample) -> Vec<u32> {
     let mut pids: Vec<u32> = sample.processes.iter().map(|process| process.pid).collect();
     if pids.len() == PROCESSES {
         // More processes than slots: the file no longer names them all.
@@ -128,62 +126,4 @@ pub fn keep(options: &Options) -> Result<(), Failure> {
     let _ = fs::remove_file(&options.counters);
     let _ = fs::remove_file(options.counters.with_extension("sock"));
     Ok(())
-}
-
-/// Removes what runs left behind whose supervisor was killed, and what nodes did that were: a new node may get
-/// the pid of one of them, and whoever waits for it would read the old one's address. Returns whether a run is under way.
-pub fn sweep(dir: &Path) -> bool {
-    let mut under_way = false;
-    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
-        let path = entry.path();
-        if entry.file_name().to_string_lossy().starts_with("node-") {
-            Status::read_living(&path);
-            continue;
-        }
-        if path.extension().is_none_or(|end| end != "counters") {
-            continue;
-        }
-        // A file that cannot be read is being made at this moment, or another build's.
-        let Ok(sample) = Sample::read(&path) else {
-            under_way = true;
-            continue;
-        };
-        // A node of its own that listens ends with it: numbers say nothing across pid namespaces.
-        let socket = path.with_extension("sock");
-        let is_over = || UnixStream::connect(&socket).is_err();
-        if !process::exists(sample.supervisor) && living(&path, &sample).is_empty() && is_over() {
-            let _ = fs::remove_file(&path);
-            let _ = fs::remove_file(&socket);
-        } else {
-            under_way = true;
-        }
-    }
-    under_way
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_dead_nodes_said_goes_and_what_living_ones_say_stays() {
-        let dir = std::env::temp_dir().join(format!("farmem-sweep-{}", std::process::id()));
-        fs::create_dir(&dir).unwrap();
-        let mut gone = Command::new("true").spawn().unwrap();
-        gone.wait().unwrap();
-        let say = |pid: u32| {
-            let path = Status::path(&dir, pid);
-            fs::write(&path, serde_json::to_vec(&Status { pid, ..Status::default() }).unwrap()).unwrap();
-            path
-        };
-        let (dead, living) = (say(gone.id()), say(std::process::id()));
-        // Being written at this moment, as it may seem.
-        let torn = dir.join("node-7.json");
-        fs::write(&torn, "{\"pid\":").unwrap();
-        assert!(!sweep(&dir));
-        fs::write(dir.join("run-1.counters"), "another build's").unwrap();
-        assert!(sweep(&dir));
-        assert_eq!([dead, living, torn].map(|path| path.exists()), [false, true, true]);
-        fs::remove_dir_all(&dir).unwrap();
-    }
 }

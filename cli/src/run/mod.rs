@@ -35,7 +35,7 @@ use crate::counters::{self, Beginning, Sample};
 use crate::failure::Failure;
 use crate::runtime_dir::{self, Scratch};
 use crate::size::{Ram, Size};
-use crate::{agent, library, program, units};
+use crate::{agent, leftovers, library, program, units};
 use embedded::Embedded;
 use far::Far;
 use plan::{Nodes, Plan};
@@ -190,7 +190,7 @@ pub fn run(options: &Options) -> Result<Infallible, Failure> {
     let lend = lent(options.far, plan.ram, plan.local)?;
     let library = library::place().map_err(Failure::usage)?;
     let dir = runtime_dir::own().map_err(Failure::usage)?;
-    if !keeper::sweep(&dir) {
+    if !leftovers::sweep(&dir) {
         library.sweep_others(&dir, keeper::is_mapped);
     }
 

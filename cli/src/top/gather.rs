@@ -8,8 +8,8 @@ use std::time::{Duration, Instant, SystemTime};
 use serde::Serialize;
 
 use crate::counters::{Counts, Latency, Sample};
+use crate::leftovers;
 use crate::node::Status;
-use crate::run::keeper;
 use crate::runtime_dir;
 
 /// A run as it is now, with rates since the look before. Bytes, ns, per second.
@@ -97,7 +97,7 @@ impl Gatherer {
         let mut runs = HashMap::new();
         let mut nodes = HashMap::new();
         for dir in runtime_dir::visible() {
-            keeper::sweep(&dir);
+            leftovers::sweep(&dir);
             view.agents.extend(Agent::living(&dir));
             for entry in fs::read_dir(&dir).into_iter().flatten().flatten() {
                 let path = entry.path();

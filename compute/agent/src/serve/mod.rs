@@ -289,15 +289,7 @@ impl Service {
 
 /// Whether an application's process lives, and is the one that it was.
 fn is_there(who: &Identity) -> bool {
-    process::exists(who.pid) && began(who.pid) == Some(who.began)
-}
-
-/// When a process began, in ticks since the machine did; `None` when it is gone, or a zombie.
-pub(crate) fn began(pid: u32) -> Option<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let mut fields = stat.rsplit_once(") ")?.1.split(' ');
-    let state = fields.next()?;
-    fields.nth(18)?.parse().ok().filter(|_| !matches!(state, "Z" | "X"))
+    process::began(who.pid) == Some(who.began)
 }
 
 /// The descriptors of seats that the watcher waits for.

@@ -1,6 +1,6 @@
 //! The handshake: who an application is, and what it holds if it comes again.
 
-use super::{Service, began};
+use super::Service;
 use crate::chunks::Map;
 use crate::desk::{self, Desk};
 use crate::hello::{Declaration, Entry, Hello, MAGIC, Welcome};
@@ -175,7 +175,7 @@ fn hear(stream: &UnixStream) -> Result<Stranger, Option<Entry>> {
     let peer = shared::peer_of(stream.as_raw_fd()).map_err(|_| Some(Entry::System))?;
     let pidfd = Pidfd(shared::pidfd(peer.pid).map_err(|_| None)?);
     // After the pidfd: whose beginning this is, the pidfd is of, or the process is gone and that is seen.
-    let began = began(peer.pid).ok_or(None)?;
+    let began = process::began(peer.pid).ok_or(None)?;
     let user = User { uid: peer.uid, owner, queue: (hello.queue != ANY_QUEUE).then_some(hello.queue) };
     let again = (hello.again == 1).then_some(hello.token);
     Ok(Stranger { again, declared, job, user, uid: peer.uid, pid: peer.pid, began, pidfd })
