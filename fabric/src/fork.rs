@@ -20,7 +20,7 @@ use crate::mapping::Mapping;
 use crate::session::Membership;
 use crate::{ConnectError, Lost, Session};
 use farmem_protocol::addr::SlabId;
-use farmem_protocol::wire::{Ask, Purpose, Secret, Status};
+use farmem_protocol::wire::{Ask, Purpose, Secret, Status, variant};
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -42,7 +42,7 @@ impl Session {
     /// Before a fork: a membership for the child, holding what this member holds at this moment.
     pub fn fork_ticket(&self) -> Result<ForkTicket, Lost> {
         let (answer, passed) = self.member.ask(Ask::Ticket, SlabId(0), [0; 16])?;
-        if Status::of(answer.status) != Some(Status::Done) {
+        if variant::<Status>(answer.status) != Some(Status::Done) {
             return Err(self.member.give_up("it takes no more programs, and so no forked child".into()));
         }
         let slabs = self.member.slabs.lock().iter().map(|(id, mapping)| (*id, mapping.extent())).collect();

@@ -8,6 +8,7 @@ use crate::nic::offer::{Strategy, USED_UP};
 use crate::{Lost, QueuePair, Refusal};
 use farmem_protocol::key::Key;
 use farmem_protocol::wire::REPLY_BYTES;
+use farmem_protocol::wire::variant;
 use std::time::Duration;
 
 /// The service that says what is offered.
@@ -72,7 +73,7 @@ impl Chunks {
     pub fn open(queue: &mut QueuePair) -> Result<Chunks, ChunkError> {
         let reply = say(queue, DESCRIBE, &[])?;
         let field = |n| word(&reply, n);
-        let Some(strategy) = Strategy::of(field(0)) else { return Err(ChunkError::Refused(Refusal::Access)) };
+        let Some(strategy) = variant::<Strategy>(field(0)) else { return Err(ChunkError::Refused(Refusal::Access)) };
         let map = vec![0; field(2).div_ceil(64) as usize];
         let cursor = queue.number().wrapping_mul(0x9E37_79B9_7F4A_7C15) % field(2).max(1);
         Ok(Chunks {

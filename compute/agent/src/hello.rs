@@ -14,7 +14,7 @@
 //! Numbers are of this machine's order: the socket does not leave it.
 
 use crate::chunks::Map;
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes};
 
 /// First bytes, both ways; the last is the version.
 pub const MAGIC: [u8; 8] = *b"fmagent\x02";
@@ -74,7 +74,7 @@ pub struct Welcome {
 pub const MAX_NODE: usize = 300;
 
 /// How an application is received.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, TryFromBytes, KnownLayout, Immutable)]
 #[repr(u32)]
 pub enum Entry {
     /// Come in.
@@ -91,16 +91,6 @@ pub enum Entry {
     System = 5,
     /// The memory is on another machine: join that node, and say who you are there.
     Elsewhere = 6,
-}
-
-impl Entry {
-    /// From its number.
-    pub fn of(status: u32) -> Option<Entry> {
-        use Entry::*;
-        [Welcome, Malformed, Full, Unknown, NotHeld, System, Elsewhere]
-            .into_iter()
-            .find(|entry| *entry as u32 == status)
-    }
 }
 
 /// Where a block's memory is; the descriptor comes along.

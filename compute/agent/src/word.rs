@@ -19,6 +19,9 @@
 //! other than the forms above. Whether its sender holds what it names is for
 //! [`crate::stock`] to say.
 
+use farmem_protocol::wire::variant;
+use zerocopy::{Immutable, KnownLayout, TryFromBytes};
+
 /// Chunks of a block.
 pub const BLOCK_CHUNKS: u16 = 512;
 /// Bytes of a chunk.
@@ -70,7 +73,7 @@ impl Piece {
 }
 
 /// Why a WANT, RUN or MAP was not answered in full.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, TryFromBytes, KnownLayout, Immutable)]
 #[repr(u8)]
 pub enum Refusal {
     /// The tenant holds all that its quota allows.
@@ -87,21 +90,6 @@ pub enum Refusal {
     Share = 6,
     /// The memory is on another machine, and its node does not know the member that is to reach it.
     Stranger = 7,
-}
-
-impl Refusal {
-    fn of(code: u64) -> Option<Refusal> {
-        Some(match code {
-            1 => Refusal::Quota,
-            2 => Refusal::Exhausted,
-            3 => Refusal::Tables,
-            4 => Refusal::Lost,
-            5 => Refusal::System,
-            6 => Refusal::Share,
-            7 => Refusal::Stranger,
-            _ => return None,
-        })
-    }
 }
 
 /// What an application says.
@@ -204,7 +192,7 @@ impl Down {
         match kind {
             1 if n == 0 && piece.is_sound() => Some(Down::Grant(piece)),
             2 if n == 0 && piece == NOTHING => Some(Down::Done(None)),
-            2 if piece == NOTHING => Refusal::of(n).map(|refusal| Down::Done(Some(refusal))),
+            2 if piece == NOTHING => u8::try_from(n).ok().and_then(variant).map(|refusal| Down::Done(Some(refusal))),
             3 if is_run(n, piece) => Some(Down::Run(piece.block, n as u32)),
             _ => None,
         }

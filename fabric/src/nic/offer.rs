@@ -22,9 +22,10 @@ use farmem_protocol::key::{Key, KeyKind, Rights};
 use farmem_protocol::wire::{ANY_QUEUE, Status};
 use farmem_sys::sync::Lock;
 use std::sync::Arc;
+use zerocopy::{Immutable, KnownLayout, TryFromBytes};
 
 /// Who binds windows, and when.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, TryFromBytes, KnownLayout, Immutable)]
 #[repr(u64)]
 pub enum Strategy {
     /// The NIC, by prepared work requests.
@@ -33,18 +34,6 @@ pub enum Strategy {
     Prebound = 2,
     /// The node's CPU, on demand.
     Rpc = 3,
-}
-
-impl Strategy {
-    /// From its number.
-    pub const fn of(number: u64) -> Option<Strategy> {
-        match number {
-            1 => Some(Strategy::Offloaded),
-            2 => Some(Strategy::Prebound),
-            3 => Some(Strategy::Rpc),
-            _ => None,
-        }
-    }
 }
 
 /// What is to be offered.

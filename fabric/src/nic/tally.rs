@@ -1,6 +1,7 @@
 //! What a node counts, and figures that operators ask for.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use zerocopy::{Immutable, KnownLayout, TryFromBytes};
 
 /// What a node counts, for its operator.
 #[derive(Debug, Default)]
@@ -44,7 +45,7 @@ pub struct Who {
 }
 
 /// Figures that a member can ask for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, TryFromBytes, KnownLayout, Immutable)]
 #[repr(u64)]
 pub enum Figure {
     /// Windows that members have.
@@ -61,20 +62,4 @@ pub enum Figure {
     Reclaimed = 6,
     /// Bytes of memory really taken from the system.
     InUse = 7,
-}
-
-impl Figure {
-    /// From its number.
-    pub const fn of(number: u64) -> Option<Figure> {
-        Some(match number {
-            1 => Figure::Windows,
-            2 => Figure::WindowsBound,
-            3 => Figure::DrainNs,
-            4 => Figure::ScrubNs,
-            5 => Figure::ScrubbedBytes,
-            6 => Figure::Reclaimed,
-            7 => Figure::InUse,
-            _ => return None,
-        })
-    }
 }

@@ -17,7 +17,7 @@ use super::{Completion, Pending, Verb};
 use crate::link::{Link, Reach};
 use crate::session::{Membership, SILENT_NS};
 use crate::{Lost, Refusal};
-use farmem_protocol::wire::{self, Batch, Binding, MAX_VERBS, Op, Purpose, Status};
+use farmem_protocol::wire::{self, Batch, Binding, MAX_VERBS, Op, Purpose, Status, variant};
 use farmem_sys::raw::Errno;
 use farmem_sys::socket::Part;
 use farmem_sys::spin::Spin;
@@ -309,7 +309,7 @@ impl Framed {
             if head.number != self.due as u32 {
                 return Err(Errno(libc::EBADMSG));
             }
-            let result = match Status::of(head.status) {
+            let result = match variant::<Status>(head.status) {
                 Some(Status::Done) => Ok(head.value.get()),
                 Some(Status::NotHeld) => Err(Refusal::NotHeld),
                 Some(Status::Range) => Err(Refusal::Range),

@@ -3,7 +3,9 @@
 use crate::ConnectError;
 use crate::link::{Link, Reach};
 use farmem_protocol::addr::SlabId;
-use farmem_protocol::wire::{Answer, Ask, Hello, MAGIC, MAX_PATH, Purpose, Request, VERSION, Verdict, Welcome};
+use farmem_protocol::wire::{
+    Answer, Ask, Hello, MAGIC, MAX_PATH, Purpose, Request, VERSION, Verdict, Welcome, variant,
+};
 use farmem_sys::raw::Errno;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -106,7 +108,7 @@ pub(super) fn greet(
     }
     receive_until(reach, &link, &mut welcome.as_mut_bytes()[8..], until)?;
     let len = welcome.path_len.get() as usize;
-    match Verdict::of(welcome.verdict) {
+    match variant::<Verdict>(welcome.verdict) {
         Some(Verdict::Welcome) if len <= MAX_PATH => {}
         Some(Verdict::Welcome) | None => return Err(NoDial::NotFarmem),
         Some(verdict) => return Err(NoDial::Verdict(verdict, VERSION)),

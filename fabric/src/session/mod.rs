@@ -34,7 +34,7 @@ use crate::{GrantError, Lost, QueuePair, WindowError};
 use dial::request;
 use farmem_protocol::addr::{SLAB_BYTES, SlabId};
 use farmem_protocol::key::Key;
-use farmem_protocol::wire::{Ask, Secret, Status};
+use farmem_protocol::wire::{Ask, Secret, Status, variant};
 use farmem_sys::descriptors;
 use farmem_sys::raw::Errno;
 use std::ptr::NonNull;
@@ -131,7 +131,7 @@ impl Session {
         detail[..8].copy_from_slice(&(blocks as u64).to_le_bytes());
         let (answer, passed) = self.member.ask(Ask::Unit, SlabId(first.0), detail)?;
         let system = |reason| Err(GrantError::System { node: self.member.node.clone(), reason });
-        match (Status::of(answer.status), passed) {
+        match (variant::<Status>(answer.status), passed) {
             (Some(Status::Done), Some(fd)) => Ok(fd),
             // The node passed one; this process had no room for it.
             (Some(Status::Done), None) => system(format!("here: {}", Errno(libc::EMFILE))),
@@ -175,7 +175,7 @@ impl Session {
     /// A window, unbound; the key by which a BIND names it. A member has 65 536 at most.
     pub fn window(&self) -> Result<Key, WindowError> {
         let (answer, _) = self.member.ask(Ask::Window, SlabId(0), [0; 16])?;
-        match Status::of(answer.status) {
+        match variant::<Status>(answer.status) {
             Some(Status::Done) => Ok(Key(answer.value.get())),
             _ => Err(WindowError::Exhausted(self.member.node.clone())),
         }
@@ -185,7 +185,7 @@ impl Session {
     pub fn who(&self, owner: u16) -> Result<Option<Who>, Lost> {
         let (answer, _) = self.member.ask(Ask::Who, SlabId(owner as u64), [0; 16])?;
         let run = answer.secret.iter().take(8).rev().fold(0u64, |word, &byte| word << 8 | byte as u64);
-        let done = Status::of(answer.status) == Some(Status::Done);
+        let done = variant::<Status>(answer.status) == Some(Status::Done);
         Ok(done.then_some(Who { pid: answer.value.get() as u32, run }))
     }
 
@@ -203,7 +203,7 @@ impl Session {
     pub fn grant(&self) -> Result<Slab, GrantError> {
         let (answer, passed) = self.member.ask(Ask::Grant, SlabId(0), [0; 16])?;
         let system = |reason| GrantError::System { node: self.member.node.clone(), reason };
-        match Status::of(answer.status) {
+        match variant::<Status>(answer.status) {
             Some(Status::Done) => {}
             Some(Status::Exhausted) => {
                 return Err(GrantError::Exhausted {
@@ -268,7 +268,7 @@ impl Session {
         detail[..8].copy_from_slice(&offset.to_le_bytes());
         detail[8..].copy_from_slice(&len.to_le_bytes());
         let (answer, _) = self.member.ask(Ask::Discard, id, detail)?;
-        Ok(Status::of(answer.status) == Some(Status::Done))
+        Ok(variant::<Status>(answer.status) == Some(Status::Done))
     }
 
     /// Has the node take the memory of a range of a slab from its system: [`MAX_BACKED`] bytes at
@@ -282,7 +282,7 @@ impl Session {
         detail[..8].copy_from_slice(&offset.to_le_bytes());
         detail[8..].copy_from_slice(&len.to_le_bytes());
         let (answer, _) = self.member.ask(Ask::Back, id, detail)?;
-        match Status::of(answer.status) {
+        match variant::<Status>(answer.status) {
             Some(Status::Done) => Ok(()),
             Some(Status::System) => Err(GrantError::System {
                 node: self.member.node.clone(),

@@ -8,7 +8,7 @@ use crate::Lost;
 use crate::link::Link;
 use crate::nic::wires::{from_wire, to_wire};
 use crate::session::{Membership, SILENT_NS, receive_all, send_now};
-use farmem_protocol::wire::{Endpoint, Purpose, Status};
+use farmem_protocol::wire::{Endpoint, Purpose, Status, variant};
 use farmem_sys::process::random_bytes;
 use farmem_sys::raw::{self, Errno};
 use farmem_sys::verbs::{Done, Outcome, RcQueue, Work, WorkRequest};
@@ -69,7 +69,7 @@ fn connect(member: &Membership, host: &Host, link: &Link) -> Result<RcQueue, NoW
     let mut peer = Endpoint::new_zeroed();
     let until = member.reach.now_ns() + SILENT_NS;
     receive_all(&member.reach, link, peer.as_mut_bytes(), until).map_err(|_| NoWire::Cut)?;
-    if Status::of(peer.status) != Some(Status::Done) {
+    if variant::<Status>(peer.status) != Some(Status::Done) {
         return Err(NoWire::Card(format!("the node's card: {}", Errno(peer.error.get() as i32))));
     }
     queue.accept(&from_wire(&peer)).map_err(here)?;

@@ -6,7 +6,7 @@
 use crate::session::Membership;
 use crate::{Lost, Refusal, Session};
 use farmem_protocol::addr::SlabId;
-use farmem_protocol::wire::{Ask, Status};
+use farmem_protocol::wire::{Ask, Status, variant};
 use farmem_sys::raw::Errno;
 use farmem_sys::sync::Lock;
 use farmem_sys::verbs::{Absent, Device, Domain, Region, Rights};
@@ -157,7 +157,7 @@ impl Host {
             return Ok(Ok(key));
         }
         let (answer, _) = member.ask(Ask::Expose, slab, [0; 16])?;
-        match Status::of(answer.status) {
+        match variant::<Status>(answer.status) {
             Some(Status::Done) => {
                 let key = answer.value.get() as u32;
                 self.keys.lock().insert(slab, key);

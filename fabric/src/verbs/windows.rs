@@ -7,7 +7,7 @@ use super::queue::{Fate, Flight, Wired};
 use crate::Lost;
 use farmem_protocol::addr::SlabId;
 use farmem_protocol::key::Key;
-use farmem_protocol::wire::{Ask, Status};
+use farmem_protocol::wire::{Ask, Status, variant};
 
 /// Windows whose keys on the card are remembered.
 const KNOWN_WINDOWS: usize = 4096;
@@ -36,7 +36,7 @@ impl Wired {
         let (answer, _) = self.member.ask(Ask::ExposeWindow, SlabId(Key::window(index, generation).0), detail)?;
         let value = answer.value.get();
         let right = Right { rkey: value as u32, base: value >> 32 & 0xfff };
-        let right = (Status::of(answer.status) == Some(Status::Done)).then_some(right);
+        let right = (variant::<Status>(answer.status) == Some(Status::Done)).then_some(right);
         if self.windows.len() >= KNOWN_WINDOWS {
             self.windows.clear();
         }

@@ -3,7 +3,7 @@
 // Each test binary uses some of it.
 #![allow(dead_code)]
 
-use farmem_protocol::wire::{Answer, Ask, Hello, MAGIC, Purpose, Request, VERSION, Verdict, Welcome};
+use farmem_protocol::wire::{Answer, Ask, Hello, MAGIC, Purpose, Request, VERSION, Verdict, Welcome, variant};
 use std::io::{Read, Write};
 use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
@@ -36,7 +36,7 @@ pub fn greet(stream: &mut (impl Read + Write), hello: &Hello) -> Option<Welcome>
 
 /// How the node took a Hello.
 pub fn verdict(welcome: Option<Welcome>) -> Option<Verdict> {
-    welcome.and_then(|welcome| Verdict::of(welcome.verdict))
+    welcome.and_then(|welcome| variant::<Verdict>(welcome.verdict))
 }
 
 /// Asks for something, and waits for the answer.

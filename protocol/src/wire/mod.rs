@@ -38,7 +38,7 @@ pub use verb::{
 };
 
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes, Unaligned};
 
 /// First bytes of every connection, both ways.
 pub const MAGIC: [u8; 6] = *b"farmem";
@@ -53,6 +53,12 @@ pub const MAX_BACKED: u64 = 2 << 20;
 /// 128 bits that cannot be guessed: the name of a run, or the secret of one member.
 pub type Secret = [u8; 16];
 
+/// The variant of a fieldless enum that has this number in a frame; `None` if none has.
+#[inline]
+pub fn variant<T: TryFromBytes>(number: impl IntoBytes + Immutable) -> Option<T> {
+    T::try_read_from_bytes(number.as_bytes()).ok()
+}
+
 /// The public name of a run. The run's own name is the right to end it, and cannot be told from this:
 /// half of its bits are gone.
 pub fn run_id(run: &Secret) -> u64 {
@@ -65,7 +71,7 @@ pub fn run_id(run: &Secret) -> u64 {
 }
 
 /// What a connection is for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, TryFromBytes, KnownLayout, Immutable)]
 #[repr(u8)]
 pub enum Purpose {
     /// A new member of a run. The Welcome carries its secret.
@@ -80,19 +86,6 @@ pub enum Purpose {
     /// silent, and the queue pair lives as long as it stands. The same `queue` again takes the place of the
     /// one before, as with Attach; the two kinds are counted apart.
     Wire = 4,
-}
-
-impl Purpose {
-    /// From its byte.
-    pub const fn of(byte: u8) -> Option<Self> {
-        match byte {
-            1 => Some(Purpose::Join),
-            2 => Some(Purpose::Rejoin),
-            3 => Some(Purpose::Attach),
-            4 => Some(Purpose::Wire),
-            _ => None,
-        }
-    }
 }
 
 /// The host's first words.
@@ -130,7 +123,7 @@ pub struct Hello {
 }
 
 /// How a node takes a Hello.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, TryFromBytes, KnownLayout, Immutable)]
 #[repr(u8)]
 pub enum Verdict {
     /// Come in.
@@ -147,22 +140,6 @@ pub enum Verdict {
     Full = 5,
     /// The Hello made no sense.
     Malformed = 6,
-}
-
-impl Verdict {
-    /// From its byte.
-    pub const fn of(byte: u8) -> Option<Self> {
-        match byte {
-            0 => Some(Verdict::Welcome),
-            1 => Some(Verdict::Version),
-            2 => Some(Verdict::Draining),
-            3 => Some(Verdict::Unknown),
-            4 => Some(Verdict::Incarnation),
-            5 => Some(Verdict::Full),
-            6 => Some(Verdict::Malformed),
-            _ => None,
-        }
-    }
 }
 
 /// The node's first words; `path_len` bytes follow: the path of a Unix socket at which the same
@@ -207,7 +184,7 @@ pub struct Welcome {
 }
 
 /// What a member asks on its control connection.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, TryFromBytes, KnownLayout, Immutable)]
 #[repr(u8)]
 pub enum Ask {
     /// One more slab. Answer: its id.
@@ -251,31 +228,6 @@ pub enum Ask {
     /// A window bound for this member is to be used by RDMA, through the queue pair in `detail`. Answer: bits 0 to
     /// 31 its key there, 32 to 43 the offset of its first byte. Any refusal: the window's verbs go in frames.
     ExposeWindow = 25,
-}
-
-impl Ask {
-    /// From its byte.
-    pub const fn of(byte: u8) -> Option<Self> {
-        match byte {
-            1 => Some(Ask::Grant),
-            2 => Some(Ask::Release),
-            3 => Some(Ask::Ticket),
-            4 => Some(Ask::EndRun),
-            5 => Some(Ask::Ping),
-            6 => Some(Ask::Bye),
-            7 => Some(Ask::Discard),
-            8 => Some(Ask::Again),
-            9 => Some(Ask::Unit),
-            10 => Some(Ask::Back),
-            16 => Some(Ask::Window),
-            17 => Some(Ask::DropWindow),
-            18 => Some(Ask::Who),
-            19 => Some(Ask::Figure),
-            24 => Some(Ask::Expose),
-            25 => Some(Ask::ExposeWindow),
-            _ => None,
-        }
-    }
 }
 
 /// A member's request.
@@ -326,7 +278,7 @@ pub struct Answer {
 }
 
 /// How a request or a verb ended.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, TryFromBytes, KnownLayout, Immutable)]
 #[repr(u8)]
 pub enum Status {
     /// Done.
@@ -351,25 +303,6 @@ pub enum Status {
     Window = 17,
     /// The node's queue is out of what was asked of it.
     Empty = 18,
-}
-
-impl Status {
-    /// From its byte.
-    pub const fn of(byte: u8) -> Option<Self> {
-        match byte {
-            0 => Some(Status::Done),
-            1 => Some(Status::Exhausted),
-            2 => Some(Status::NotHeld),
-            3 => Some(Status::Range),
-            4 => Some(Status::System),
-            5 => Some(Status::Shared),
-            6 => Some(Status::Quota),
-            16 => Some(Status::Access),
-            17 => Some(Status::Window),
-            18 => Some(Status::Empty),
-            _ => None,
-        }
-    }
 }
 
 /// A rule of the stream that a peer broke. The connection is of no more use.

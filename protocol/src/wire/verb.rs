@@ -1,10 +1,10 @@
 //! The frames of a queue pair: batches of verbs one way, completions the other.
 
-use super::Broken;
+use super::{Broken, variant};
 use crate::key::{Key, Rights};
 use crate::lines::MAX_RECORD_BYTES;
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes, Unaligned};
 
 /// Verbs in a [`Batch`], at most.
 pub const MAX_VERBS: usize = 128;
@@ -35,7 +35,7 @@ pub struct Batch {
 }
 
 /// What a verb does.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, TryFromBytes, KnownLayout, Immutable)]
 #[repr(u8)]
 pub enum Op {
     /// Bytes to the host.
@@ -60,22 +60,6 @@ pub enum Op {
 }
 
 impl Op {
-    /// From its byte.
-    pub const fn of(byte: u8) -> Option<Self> {
-        match byte {
-            1 => Some(Op::Read),
-            2 => Some(Op::Write),
-            3 => Some(Op::Cas),
-            4 => Some(Op::Faa),
-            5 => Some(Op::Bind),
-            6 => Some(Op::Invalidate),
-            7 => Some(Op::Send),
-            16 => Some(Op::Lines),
-            17 => Some(Op::LinesIf),
-            _ => None,
-        }
-    }
-
     /// The right that it takes.
     pub const fn right(self) -> Rights {
         match self {
@@ -111,7 +95,7 @@ impl Verb {
     /// What it does, if its form is right: a known op and an admissible length. Where it points is not judged here.
     pub fn shape(&self) -> Result<(Op, u32), Broken> {
         let len = self.len.get();
-        match Op::of(self.op) {
+        match variant(self.op) {
             Some(op @ (Op::Read | Op::Write)) if len <= MAX_VERB_BYTES => Ok((op, len)),
             Some(op @ (Op::Cas | Op::Faa)) if len == 8 => Ok((op, len)),
             Some(op @ (Op::Bind | Op::Invalidate)) if len == 0 => Ok((op, len)),

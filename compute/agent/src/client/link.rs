@@ -10,6 +10,7 @@ use crate::ring::{Consumer, Producer};
 use crate::word::{BlockId, Down, Up};
 use farmem_protocol::key::Key;
 use farmem_protocol::wire::ANY_QUEUE;
+use farmem_protocol::wire::variant;
 use farmem_sys::descriptors;
 use farmem_sys::raw::{self, Errno};
 use farmem_sys::{shared, socket};
@@ -284,7 +285,7 @@ fn greet(
     let until = raw::now_ns() + FRAME_NS.max(options.patience.as_nanos() as u64);
     let fd = receive(&stream, welcome.as_mut_bytes(), until).map_err(|_| Greeting::Gone)?;
     let at = options.socket.display().to_string();
-    let refused = match Entry::of(welcome.status) {
+    let refused = match variant::<Entry>(welcome.status) {
         Some(Entry::Welcome) if welcome.magic == MAGIC => None,
         Some(Entry::Full) => Some(ConnectError::Full),
         Some(Entry::Unknown) => Some(ConnectError::Unknown),

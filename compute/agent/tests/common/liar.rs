@@ -5,6 +5,7 @@ use farmem_agent::desk::Desk;
 use farmem_agent::hello::{Declaration, Entry, Hello, MAGIC, Reached, Welcome};
 use farmem_agent::word::{Down, Piece, Up};
 use farmem_protocol::key::Key;
+use farmem_protocol::wire::variant;
 use farmem_sys::descriptors;
 use farmem_sys::{shared, socket};
 use std::io::{Read, Write};
@@ -35,7 +36,7 @@ impl Liar {
         let mut welcome = Welcome::new_zeroed();
         socket::wait(stream.as_raw_fd(), true, false, 10_000_000_000);
         let (n, fd) = socket::receive_with_descriptor(stream.as_raw_fd(), welcome.as_mut_bytes()).map_err(|_| None)?;
-        match Entry::of(welcome.status) {
+        match variant::<Entry>(welcome.status) {
             Some(Entry::Welcome) if n == size_of::<Welcome>() => {
                 let desk = Desk::map(fd.unwrap()).unwrap();
                 descriptors::close(fd.unwrap());

@@ -35,6 +35,7 @@ use farmem_protocol::key::Key;
 use farmem_protocol::lines::MAX_RECORD_BYTES;
 use farmem_protocol::wire::{
     Answer, Ask, Broken, Endpoint, Hello, MAGIC, OFFERS_RDMA, Purpose, Request, Status, VERSION, Verdict, Welcome,
+    variant,
 };
 use farmem_sys::raw::Errno;
 use farmem_sys::socket::Part;
@@ -321,7 +322,7 @@ impl Engine {
         let Ok(place) = nic.connections.take(self.about.peer) else { return self.refuse(nic, Verdict::Full) };
         self.place = Some(place);
         let from = (self.about.peer, self.about.local);
-        let entered = match Purpose::of(hello.purpose) {
+        let entered = match variant::<Purpose>(hello.purpose) {
             _ if hello.zero != [0; 2] || hello.lasting > 1 => Err(Verdict::Malformed),
             Some(purpose @ (Purpose::Join | Purpose::Rejoin)) => {
                 let joined = if purpose == Purpose::Join { nic.join(&hello, from, now_ns) } else { nic.rejoin(&hello) };
@@ -339,7 +340,7 @@ impl Engine {
         };
         match entered {
             Ok((member, phase)) => {
-                if Purpose::of(hello.purpose) != Some(Purpose::Join) {
+                if variant::<Purpose>(hello.purpose) != Some(Purpose::Join) {
                     count(&nic.tally.rejoined, 1);
                     nic.tell(Event::Attached(&member));
                 }
@@ -390,7 +391,7 @@ impl Engine {
         let Phase::Control(control) = &self.phase else { return Ok(false) };
         let member = Arc::clone(&control.member);
         let Some(request) = self.take::<Request>() else { return Ok(false) };
-        let Some(ask) = Ask::of(request.ask) else { return Err(Goodbye::Broken(Broken::Control)) };
+        let Some(ask) = variant::<Ask>(request.ask) else { return Err(Goodbye::Broken(Broken::Control)) };
         if request.zero != [0; 7] {
             return Err(Goodbye::Broken(Broken::Control));
         }
@@ -453,7 +454,7 @@ impl Engine {
                 }
                 None => answer.status = Status::NotHeld as u8,
             },
-            Ask::Figure => match Figure::of(request.slab.get()) {
+            Ask::Figure => match variant::<Figure>(request.slab.get()) {
                 Some(figure) => answer.value = nic.figure(figure).into(),
                 None => answer.status = Status::NotHeld as u8,
             },

@@ -4,7 +4,7 @@ use super::*;
 use crate::nic::lending::{Backing, Lending};
 use farmem_protocol::addr::SLAB_BYTES;
 use farmem_protocol::key::KeyKind;
-use farmem_protocol::wire::{Batch, Completion, Op, Verb};
+use farmem_protocol::wire::{Batch, Completion, Op, Verb, variant};
 use farmem_sys::sync::Lock;
 use std::sync::atomic::{AtomicBool, AtomicU8};
 use std::time::{Duration, Instant};
@@ -195,7 +195,7 @@ impl Node {
         let hello = Hello { secret: self.secret, incarnation, ..hello(Purpose::Rejoin) };
         pull(&mut engine, &self.nic, hello.as_bytes()).unwrap();
         let welcome = Welcome::read_from_bytes(&pushed(&mut engine, &self.nic)).unwrap();
-        assert_eq!(Verdict::of(welcome.verdict), Some(Verdict::Welcome));
+        assert_eq!(variant::<Verdict>(welcome.verdict), Some(Verdict::Welcome));
         engine
     }
 
@@ -343,7 +343,7 @@ fn a_local_member_outlives_a_superseded_connection_that_the_node_closes() {
     let mut third = local();
     pull(&mut third, &node.nic, again.as_bytes()).unwrap();
     let welcome = Welcome::read_from_bytes(&pushed(&mut third, &node.nic)).unwrap();
-    assert_eq!(Verdict::of(welcome.verdict), Some(Verdict::Welcome));
+    assert_eq!(variant::<Verdict>(welcome.verdict), Some(Verdict::Welcome));
     third.close(&node.nic, Goodbye::Cut, 0);
     assert_eq!(node.nic.members().len(), 1, "its process has ended");
 }

@@ -252,7 +252,7 @@ impl Machine {
             Op::Read => {
                 let mut from = request.remote;
                 for part in request.parts.iter().flatten() {
-                    let bytes = self.load(chain, Region::of(request.key)?, from, part.len)?;
+                    let bytes = self.load(chain, Region::named(request.key)?, from, part.len)?;
                     self.store(chain, part.region, part.address, &bytes)?;
                     from += part.len as u64;
                 }
@@ -264,13 +264,13 @@ impl Machine {
                         self.wipe(to, part.len)?;
                     } else {
                         let bytes = self.load(chain, part.region, part.address, part.len)?;
-                        self.store(chain, Region::of(request.key)?, to, &bytes)?;
+                        self.store(chain, Region::named(request.key)?, to, &bytes)?;
                     }
                     to += part.len as u64;
                 }
             }
             Op::Faa => {
-                let region = Region::of(request.key)?;
+                let region = Region::named(request.key)?;
                 let old = self.word(chain, region, request.remote)?;
                 let new = add_within(old, request.operand, request.second);
                 self.store(chain, region, request.remote, &new.to_le_bytes())?;

@@ -19,6 +19,9 @@
 //! another: a BIND's key and start are neighbours, so that one part of a READ fills
 //! both. All numbers are little-endian here; a card's requests are big-endian.
 
+use farmem_protocol::wire::variant;
+use zerocopy::{Immutable, KnownLayout, TryFromBytes};
+
 /// Bytes of a request.
 pub const REQUEST_BYTES: u64 = 128;
 /// Parts of a request, at most.
@@ -61,7 +64,7 @@ pub enum Op {
 pub const CHECK_QUEUE: u8 = 1;
 
 /// Which memory an address may be in.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, TryFromBytes, KnownLayout, Immutable)]
 #[repr(u32)]
 pub enum Region {
     /// The work queues of the chain itself.
@@ -82,17 +85,8 @@ pub enum Region {
 
 impl Region {
     /// From its number; `None` if there is none: a protection error.
-    pub const fn of(number: u64) -> Option<Region> {
-        Some(match number {
-            1 => Region::Requests,
-            2 => Region::Table,
-            3 => Region::Everything,
-            4 => Region::Reply,
-            5 => Region::Zeros,
-            6 => Region::Chunks,
-            7 => Region::Entries,
-            _ => return None,
-        })
+    pub fn named(number: u64) -> Option<Region> {
+        u32::try_from(number).ok().and_then(variant)
     }
 }
 
@@ -183,7 +177,7 @@ impl Request {
         let mut parts = [None; PARTS];
         for n in 0..bytes[2] as usize {
             let at = PART + 16 * n as u64;
-            let (len, region) = (word(at + 8) as u32, Region::of(word(at + 8) >> 32)?);
+            let (len, region) = (word(at + 8) as u32, Region::named(word(at + 8) >> 32)?);
             *parts.get_mut(n)? = Some(Part { address: word(at), len, region });
         }
         let (target, remote, key) = (word(TARGET), word(REMOTE), word(KEY));
