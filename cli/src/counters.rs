@@ -319,6 +319,27 @@ pub fn hand_over(path: &Path, supervisor: u32) -> io::Result<()> {
     file.write_all_at(&supervisor.to_le_bytes(), offset_of!(counters::File, supervisor) as u64)
 }
 
+/// Tells the processes of a run its nodes from now on.
+///
+/// # Errors
+/// The file cannot be mapped, or the list is too long for it.
+pub fn tell_roster(path: &Path, nodes: &str) -> io::Result<()> {
+    let file = fs::OpenOptions::new().read(true).write(true).open(path)?;
+    if nodes.len() > size_of::<[AtomicU64; 128]>() {
+        return Err(io::Error::other("the list is longer than 1024 bytes"));
+    }
+    // Processes that look meanwhile find an odd number. The only writer is the run's supervisor.
+    let mut word = [0; 8];
+    file.read_exact_at(&mut word, offset_of!(counters::File, roster_changes) as u64)?;
+    let before = u64::from_le_bytes(word);
+    let change = |now: u64| file.write_all_at(&now.to_le_bytes(), offset_of!(counters::File, roster_changes) as u64);
+    change(before + 1)?;
+    let mut text = [0; size_of::<[AtomicU64; 128]>()];
+    text[..nodes.len()].copy_from_slice(nodes.as_bytes());
+    file.write_all_at(&text, offset_of!(counters::File, roster) as u64)?;
+    change(before + 2)
+}
+
 /// As much of a text as a field of `words` words holds, cut between characters.
 fn fitted(text: &str, words: usize) -> &[u8] {
     &text.as_bytes()[..text.floor_char_boundary(words * size_of::<AtomicU64>())]

@@ -12,7 +12,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// First word of a counters file: `farmem` and the layout's version.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"farmem\x00\x07");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"farmem\x00\x08");
 /// Process slots in a counters file.
 pub const PROCESSES: usize = 64;
 /// Near programs that a counters file names; others are counted together.
@@ -34,6 +34,10 @@ pub struct File {
     pub command: [AtomicU64; 32],
     /// Node addresses, comma separated, UTF-8, zero padded.
     pub nodes: [AtomicU64; 16],
+    /// Changes of the run's nodes since it began, twice; odd while `roster` is being written.
+    pub roster_changes: AtomicU64,
+    /// The nodes since the last change, as addresses that need no resolver, comma separated.
+    pub roster: [AtomicU64; 128],
     /// How the run ended when the runtime ended it: the one line that was printed, zero padded.
     pub last_words: [AtomicU64; 64],
     /// Programs of the run that have no far memory.
@@ -281,6 +285,19 @@ pub fn get_text(field: &[AtomicU64]) -> String {
     let bytes: Vec<u8> =
         field.iter().flat_map(|w| w.load(Ordering::Relaxed).to_le_bytes()).take_while(|&b| b != 0).collect();
     String::from_utf8_lossy(&bytes).into_owned()
+}
+
+impl File {
+    /// The nodes since a change that is not `seen`, and the number of that change. `None`: there is none.
+    pub fn roster(&self, seen: u64) -> Option<(u64, String)> {
+        let change = self.roster_changes.load(Ordering::Acquire);
+        if change == seen || !change.is_multiple_of(2) {
+            return None;
+        }
+        let nodes = get_text(&self.roster);
+        std::sync::atomic::fence(Ordering::Acquire);
+        (self.roster_changes.load(Ordering::Relaxed) == change).then_some((change, nodes))
+    }
 }
 
 #[cfg(test)]

@@ -148,6 +148,9 @@ pub fn set(
         ("counters", counters.display().to_string()),
         ("grace_ms", plan.grace.as_millis().to_string()),
     ];
+    if options.node_file.is_some() {
+        fields.push(("changes", "1".to_owned()));
+    }
     if let Some(rate) = options.shape {
         fields.push(("shape", rate.to_string()));
     }

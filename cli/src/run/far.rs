@@ -7,6 +7,7 @@
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
+use std::net::ToSocketAddrs;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -77,6 +78,20 @@ impl Far {
         let options = ConnectOptions { timeout: ANSWER_WITHIN, grace, run: run.0, pid: std::process::id(), transport };
         let sessions = nodes.iter().map(|node| Session::connect(node, &options).map_err(Failure::no_node));
         Ok(Far { run, nodes: nodes.to_vec(), sessions: sessions.collect::<Result<_, _>>()? })
+    }
+
+    /// Reaches one more, and says how the run's processes are to call it: by an address that needs no resolver.
+    pub fn join(&mut self, node: &NodeAddr, transport: Transport, grace: Duration) -> Result<String, Failure> {
+        let options =
+            ConnectOptions { timeout: ANSWER_WITHIN, grace, run: self.run.0, pid: std::process::id(), transport };
+        let told = match node {
+            NodeAddr::Tcp(host) => host.to_socket_addrs().ok().and_then(|mut at| at.next()).map(|at| at.to_string()),
+            NodeAddr::Shm(_) => None,
+        };
+        let told = told.unwrap_or_else(|| node.to_string());
+        let at = told.parse::<NodeAddr>().map_err(Failure::usage)?;
+        self.sessions.push(Session::connect(&at, &options).map_err(Failure::no_node)?);
+        Ok(told)
     }
 
     /// Their addresses.

@@ -17,6 +17,7 @@ mod far;
 mod group;
 pub mod keeper;
 mod plan;
+mod roster;
 mod stdio;
 mod summary;
 mod watch;
@@ -43,6 +44,7 @@ use summary::Outcome;
 
 pub use environment::{Dirty, Faults, Prefetch, Transport};
 use far::RunName;
+use roster::Roster;
 pub use summary::Stats;
 
 /// Run a program on far memory
@@ -61,6 +63,11 @@ pub struct Options {
     /// none, a node is started on this machine for this run alone [default: none]
     #[arg(long, value_name = "ADDR")]
     pub node: Vec<Nodes>,
+
+    /// A file of nodes, one address a line, in place of --node. It is read again when it changes: nodes join the run
+    /// while it goes on, or are taken out
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["node", "far"])]
+    pub node_file: Option<PathBuf>,
 
     /// What a node that is started for this run lends [default: 80% of what is available]
     #[arg(long, value_name = "SIZE")]
@@ -203,7 +210,7 @@ pub fn run(options: &Options) -> Result<Infallible, Failure> {
     } else {
         None
     };
-    let far = Far::connect(&nodes, run, plan.transport.into(), plan.grace)?;
+    let mut far = Far::connect(&nodes, run, plan.transport.into(), plan.grace)?;
 
     let mut counters = Scratch::new(dir.join(format!("run-{run}.counters")));
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
@@ -236,7 +243,12 @@ pub fn run(options: &Options) -> Result<Infallible, Failure> {
         status: if e.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 },
         line: format!("{}: {e}", file.display()),
     })?;
-    let (ending, mut peaks) = watch::until_end(&signals, child.id(), embedded.as_ref(), &counters);
+    let mut roster = options
+        .node_file
+        .as_deref()
+        .map(|file| Roster::begin(file, &counters, &far, plan.transport.into(), plan.grace));
+    let look = || roster.iter_mut().for_each(|roster| roster.look(&mut far));
+    let (ending, mut peaks) = watch::until_end(&signals, child.id(), embedded.as_ref(), &counters, look);
     let elapsed = begun.elapsed();
     if let Some(line) = group.told(ending, embedded.is_some()) {
         eprintln!("farmem: {line}");

@@ -8,7 +8,7 @@ use farmem_fabric::NodeAddr;
 
 use super::environment::Transport;
 use super::summary::Stats;
-use super::{Options, far};
+use super::{Options, far, roster};
 use crate::failure::Failure;
 use crate::settings::{Origin, Settings};
 use crate::size::{self, Ram, Size};
@@ -60,7 +60,11 @@ impl Plan {
         let settings = if options.no_settings { Settings::none() } else { Settings::load()? };
         let ram = size::ram().map_err(Failure::usage)?;
         let (local, local_from) = local(options.local, &settings, ram)?;
-        let flag = (!options.node.is_empty()).then(|| options.node.iter().flat_map(|nodes| nodes.0.clone()).collect());
+        let flag = match &options.node_file {
+            Some(file) => Some(roster::read(file).map_err(Failure::usage)?),
+            None if options.node.is_empty() => None,
+            None => Some(options.node.iter().flat_map(|nodes| nodes.0.clone()).collect()),
+        };
         let named = settings.choose("node", flag.map(Nodes), str::parse::<Nodes>)?;
         // Far memory of a node of its own is asked for: that outweighs nodes that a variable or a file names.
         let nodes = match named {

@@ -35,8 +35,15 @@ impl Ending {
     }
 }
 
-/// Waits for the program's end, forwarding signals to it; gives the greatest memory seen meanwhile.
-pub fn until_end(signals: &Signals, program: u32, embedded: Option<&Embedded>, counters: &Path) -> (Ending, Peaks) {
+/// Waits for the program's end, forwarding signals to it; gives the greatest memory seen meanwhile. Calls `look` twice a
+/// second.
+pub fn until_end(
+    signals: &Signals,
+    program: u32,
+    embedded: Option<&Embedded>,
+    counters: &Path,
+    mut look: impl FnMut(),
+) -> (Ending, Peaks) {
     let mut peaks = Peaks::default();
     loop {
         match signals.next(SAMPLE_EVERY) {
@@ -44,6 +51,7 @@ pub fn until_end(signals: &Signals, program: u32, embedded: Option<&Embedded>, c
                 if let Ok(sample) = Sample::read(counters) {
                     peaks.note(&sample);
                 }
+                look();
             }
             Some(arrived) if arrived.sent && arrived.number != libc::SIGCHLD => {
                 let _ = process::send(program, arrived.number);

@@ -7,7 +7,7 @@
 //! execs, and a program that fits, have none.
 
 use crate::Pager;
-use crate::ending::{or_end, say};
+use crate::ending::{is_orphaned, or_end, say};
 use farmem_pool::Loss;
 use farmem_protocol::addr::{PAGE_BYTES, SLAB_BYTES};
 use farmem_protocol::units::bytes;
@@ -209,6 +209,10 @@ impl Pager {
     /// Says which nodes were lost without the end of the process, each in a line.
     pub(crate) fn tell_losses(&self) {
         for Loss { lost, slabs, kept } in self.pool.losses() {
+            // The node was started for the run, and has ended with its supervisor: so does the run.
+            if kept && is_orphaned() {
+                return or_end(Err(lost));
+            }
             self.count(&self.counters.nodes_lost, 1);
             let bytes = bytes(u64::from(slabs) * SLAB_BYTES);
             match (slabs, kept) {

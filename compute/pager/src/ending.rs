@@ -3,6 +3,7 @@
 use farmem_fabric::Lost;
 use farmem_protocol::{counters, exit};
 use farmem_sys::raw::{Errno, sleep_ns, syscall, write_all};
+use farmem_sys::{descriptors, socket};
 use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
 
 static STDERR: AtomicI32 = AtomicI32::new(2);
@@ -46,6 +47,21 @@ pub fn die(status: i32, line: &str) -> ! {
     loop {
         // SAFETY: no pointers; does not return.
         unsafe { syscall(libc::SYS_exit_group, [status as usize, 0, 0, 0, 0, 0]) };
+    }
+}
+
+/// Whether the run's supervisor has been killed, as far as that can be seen: then nobody is left to end the run.
+#[cold]
+pub(crate) fn is_orphaned() -> bool {
+    // SAFETY: null or the counters file, which stays mapped for the life of the process.
+    let Some(file) = (unsafe { LAST_WORDS.load(Ordering::Relaxed).as_ref() }) else { return false };
+    match descriptors::pidfd_of(file.supervisor.load(Ordering::Relaxed)) {
+        Ok(pidfd) => {
+            let ended = socket::wait(pidfd, true, false, 0) != 0;
+            descriptors::close(pidfd);
+            ended
+        }
+        Err(e) => e == Errno(libc::ESRCH),
     }
 }
 

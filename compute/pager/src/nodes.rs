@@ -69,6 +69,11 @@ impl Pager {
         self.pool.node_at(address).is_some_and(|node| self.pool.take_out(node))
     }
 
+    /// The addresses of the nodes that are in, as they were given.
+    pub fn nodes_in(&self) -> Vec<String> {
+        self.pool.addresses()
+    }
+
     /// Whether a node at this address is in.
     pub fn has_node(&self, address: &str) -> bool {
         self.pool.node_at(address).is_some_and(|node| self.pool.standing(node) == Some(Standing::In))

@@ -197,6 +197,12 @@ impl Pool {
         self.nodes.all().iter().position(is)
     }
 
+    /// The addresses of the nodes that are in, as they were given.
+    pub fn addresses(&self) -> Vec<String> {
+        let is_in = self.nodes.all().iter().filter(|node| node.standing() == Standing::In);
+        is_in.map(|node| node.session().node().to_owned()).collect()
+    }
+
     /// Nodes that are in, or being left.
     pub fn nodes(&self) -> usize {
         self.nodes.all().iter().filter(|node| node.is_there()).count()

@@ -62,6 +62,7 @@ mod near;
 mod net;
 mod process;
 mod robust;
+mod roster;
 mod run;
 mod sandbox;
 mod signals;

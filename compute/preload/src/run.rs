@@ -23,6 +23,8 @@ pub struct Run {
     pub prefetch: bool,
     pub dirty: Dirty,
     pub counters: Option<String>,
+    /// Its nodes may change.
+    pub changes: bool,
     pub vectored: bool,
     pub hold: bool,
     pub swap: bool,
@@ -58,6 +60,7 @@ pub fn parse(text: &str) -> Result<Run, String> {
         prefetch: true,
         dirty: Dirty::Auto,
         counters: None,
+        changes: false,
         vectored: true,
         hold: true,
         swap: false,
@@ -98,6 +101,7 @@ pub fn parse(text: &str) -> Result<Run, String> {
                 None => return Err(format!("FARMEM_RUN: dirty={value} is no policy")),
             },
             "counters" => run.counters = Some(value.to_owned()),
+            "changes" => run.changes = value == "1",
             "trace" => run.trace = Some(value.to_owned()),
             "mask" => {
                 let masked = |feature| value.split(',').any(|f| f == feature);

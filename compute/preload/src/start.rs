@@ -12,7 +12,8 @@
 use crate::gate::NotBuilt;
 use crate::run::{self, Run};
 use crate::{
-    call, exec, fork, gate, go, limits, mappings, near, net, process, sandbox, signals, sites, stays_near, threads,
+    call, exec, fork, gate, go, limits, mappings, near, net, process, roster, sandbox, signals, sites, stays_near,
+    threads,
 };
 use farmem_fabric::session::REFUSED_NS;
 use farmem_fabric::{ConnectError, NodeAddr, Session};
@@ -113,9 +114,9 @@ fn without_gate(reason: NotBuilt, run: &Run) -> Result<(), String> {
 fn arm(text: &str) -> Result<(), String> {
     // The pager goes on with it.
     clock::begin();
-    let run = run::parse(text)?;
+    let mut run = run::parse(text)?;
     sandbox::will_need(sandbox::Needs {
-        network: !run.nodes.iter().all(|node| matches!(node, NodeAddr::Shm(_))),
+        network: run.changes || !run.nodes.iter().all(|node| matches!(node, NodeAddr::Shm(_))),
         records: run.trace.is_some(),
     });
     if let Err(reason) = gate::build() {
@@ -126,6 +127,9 @@ fn arm(text: &str) -> Result<(), String> {
     let file = run.counters.as_deref().and_then(process::map_counters);
     let is_first = is_first(file);
     ending::prepare(file);
+    if let Some(nodes) = roster::begin(&run, file) {
+        run.nodes = nodes;
+    }
     let mut sessions = Vec::new();
     let mut lost = None;
     for node in &run.nodes {
@@ -171,6 +175,10 @@ fn arm(text: &str) -> Result<(), String> {
         }
         Err(e) => return Err(e.to_string()),
     };
+    if run.changes {
+        pager.before_waiting(signals::open::end);
+        pager.each_tick(roster::look);
+    }
     pager.take_stock();
     for (at, end) in mapped_far() {
         // Pages of its own the pager has none yet: nothing is unmapped, and the addresses are taken. (Their protection only

@@ -109,6 +109,8 @@ impl Work {
     /// [`Work::sound`] of a program whose node is gone: each process may say so in a line.
     fn sound_without(self, node: &str) -> Result<()> {
         let processes = 1 + (self.child != 0) as usize;
+        let told = || self.run.stderr().contains("the program goes on") || !self.run.alive();
+        ensure!(eventually(LIMIT, told), "nobody says that the node is gone");
         process::send(self.program, libc::SIGUSR1);
         let outcome = self.run.wait(LIMIT)?;
         let said = String::from_utf8_lossy(&outcome.stdout).into_owned();

@@ -1,0 +1,72 @@
+//! The nodes of a run that change while it goes on.
+//!
+//! The supervisor writes the list into the run's file of counters ([`File::roster`]), as addresses
+//! that need no resolver. The background thread of each process looks four times a second. It joins
+//! nodes that are new, one after the other, and takes those out that are gone from the list. A
+//! program that the run starts later begins with the list as it is then.
+//!
+//! No lock of the program's and nothing of libc's that could take one: this runs beside the
+//! program.
+
+use crate::process;
+use crate::run::Run;
+use farmem_fabric::{ConnectOptions, NodeAddr, Session};
+use farmem_pager::Pager;
+use farmem_pager::ending::say;
+use farmem_protocol::counters::File;
+use farmem_sys::raw::getpid;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// How long a node that joins may take to answer: the background thread does nothing else
+/// meanwhile.
+const ANSWER_WITHIN: Duration = Duration::from_secs(2);
+
+/// How this process joins a node.
+static JOIN: OnceLock<(ConnectOptions, Option<u64>)> = OnceLock::new();
+/// The change that has been seen to, and the one whose failure was told.
+static SEEN: AtomicU64 = AtomicU64::new(0);
+static TOLD: AtomicU64 = AtomicU64::new(0);
+
+/// Keeps what joining takes. The nodes to begin with, if they have changed since the run began.
+pub fn begin(run: &Run, file: Option<&File>) -> Option<Vec<NodeAddr>> {
+    let options = ConnectOptions { timeout: ANSWER_WITHIN, ..run.join.clone() };
+    let _ = JOIN.set((options, run.shape));
+    let (change, nodes) = file.filter(|_| run.changes)?.roster(0)?;
+    SEEN.store(change, Ordering::Relaxed);
+    Some(addresses(&nodes).filter_map(|node| node.parse().ok()).collect())
+}
+
+fn addresses(nodes: &str) -> impl Iterator<Item = &str> {
+    nodes.split(',').filter(|node| !node.is_empty())
+}
+
+/// Sees to a change of the nodes, if there is one. What has failed is tried again by the next look.
+pub fn look(pager: &Pager) {
+    let Some((change, nodes)) = process::run_file().and_then(|file| file.roster(SEEN.load(Ordering::Relaxed))) else {
+        return;
+    };
+    for address in addresses(&nodes).filter(|address| !pager.has_node(address)) {
+        if let Err(why) = join(pager, address) {
+            if TOLD.swap(change, Ordering::Relaxed) != change {
+                say(&format!("{why}; tried again until it joins or is taken from the list"));
+            }
+            return;
+        }
+    }
+    for address in pager.nodes_in() {
+        if !addresses(&nodes).any(|node| node == address) {
+            pager.take_out(&address);
+        }
+    }
+    SEEN.store(change, Ordering::Relaxed);
+}
+
+fn join(pager: &Pager, address: &str) -> Result<(), String> {
+    let node = address.parse::<NodeAddr>().map_err(|e| e.to_string())?;
+    let Some((options, shape)) = JOIN.get() else { return Ok(()) };
+    let options = ConnectOptions { pid: getpid(), ..options.clone() };
+    let session = Session::connect_at_rate(&node, &options, *shape).map_err(|e| e.to_string())?;
+    pager.add_node(session).map_err(|e| format!("node {address}: cannot join: {e}"))
+}
