@@ -219,3 +219,32 @@ fn files_of_a_killed_node_go_with_the_next_look() {
         }
     }
 }
+
+/// A run of this machine is named by host, user and program, and by the pid that `top` shows.
+#[test]
+fn status_names_runs_as_top_does() {
+    let place = Place::new();
+    let socket = place.path().join("node.sock");
+    let at = format!("unix:{}", socket.display());
+    let mut node = place.farmem(["node", "--lend", "256M", "--listen", &at]);
+    let _node = Killed(node.stderr(Stdio::null()).spawn().unwrap());
+    eventually("the node listens", || socket.exists());
+    let script = "x=$(printf '%09000000d' 1); sleep 60";
+    let mut run = place.farmem(["run", "--local", "16M", "--node", &at, "--stats", "none", "--", "sh", "-c", script]);
+    let _run = Killed(run.spawn().unwrap());
+    let json = |arguments: &[&str]| {
+        let (status, said, complaint) = outcome(place.farmem(arguments));
+        assert_eq!(status, Some(0), "{complaint}");
+        serde_json::from_str::<serde_json::Value>(&said).unwrap()
+    };
+    let holder = || json(&["status", "--json", &at])[0]["holders"][0].clone();
+    eventually("the run holds a slab", || holder()["slabs"].as_u64().is_some_and(|slabs| slabs > 0));
+    let holder = holder();
+    let seen = json(&["top", "--json", "--interval", "100ms"])["runs"][0].clone();
+    assert_eq!((&holder["supervisor"], &holder["program"]), (&seen["supervisor"], &seen["program"]));
+    assert!(holder["program"].as_str().unwrap().starts_with("sh -c"), "{holder}");
+    assert_eq!(holder["user"], farmem_sys::process::user_name(farmem_sys::process::user()));
+    assert_eq!(holder["host"], farmem_sys::process::host_name());
+    let (_, said, _) = outcome(place.farmem(["status", &at]));
+    assert!(said.contains(&format!("run {}", seen["supervisor"])), "{said}");
+}

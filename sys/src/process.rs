@@ -222,6 +222,20 @@ pub fn began(pid: u32) -> Option<u64> {
     fields.nth(18)?.parse().ok().filter(|_| !matches!(state, "Z" | "X"))
 }
 
+/// The name of this machine, as the kernel has it.
+pub fn host_name() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    name.trim().to_owned()
+}
+
+/// A user's name by `/etc/passwd`; the number if it has none there.
+pub fn user_name(uid: u32) -> String {
+    let passwd = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
+    let mut users = passwd.lines().map(|line| line.split(':').collect::<Vec<_>>());
+    let known = users.find(|fields| fields.get(2).is_some_and(|number| number.parse() == Ok(uid)));
+    known.map_or_else(|| uid.to_string(), |fields| fields[0].to_owned())
+}
+
 /// Stops this process until somebody continues it, as job control stops a whole job.
 pub fn stop_self() {
     // SAFETY: no memory is involved.

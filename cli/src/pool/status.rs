@@ -4,11 +4,16 @@ use farmem_fabric::NodeAddr;
 use farmem_fabric::nic::Figure;
 use farmem_sys::process;
 use serde::Serialize;
+use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt;
 
 use super::snapshot::{Reader, lasting};
 use crate::agent::report::Agent;
+use crate::counters::Sample;
 use crate::failure::Failure;
 use crate::node::Status as NodeStatus;
+use crate::run::RunName;
+use crate::top::short_program;
 use crate::{leftovers, runtime_dir, units};
 
 /// Show what nodes lend, to whom, and how fragmented the rest is
@@ -29,8 +34,8 @@ Examples:
   farmem status bighost:7411
   farmem status --json | jq '.[].free'
 
-A run's slabs stand under the run; what a process claims itself, in pieces from 4 KiB on, under \
-its pid, or as agent if it is this user's. \"Used\" is what of it was touched and not freed by programs since. \
+A run's slabs stand under the run, by the pid that farmem top shows if it is of this machine; what a \
+process claims itself, in pieces from 4 KiB on, under its pid, or as agent if it is this user's. \"Used\" is what of it was touched and not freed by programs since. \
 \"Cleaning\" was given back and is drained and scrubbed before it is free.";
 
 /// What is known of a node. Bytes, unless it says otherwise.
@@ -75,8 +80,39 @@ struct Holder {
     agent: bool,
     /// The same for all of a run; not the run's name.
     run: String,
+    /// The run, if it is of this machine: as `farmem top` shows it.
+    #[serde(flatten)]
+    here: Option<Here>,
     held: u64,
     slabs: u64,
+}
+
+/// A run of this machine, by its counters.
+#[derive(Clone, Debug, Serialize)]
+struct Here {
+    host: String,
+    /// By name, or by number if it has none.
+    user: String,
+    /// The pid by which `farmem top` shows the run.
+    supervisor: u32,
+    program: String,
+}
+
+/// The runs of this machine whose counters this user may see, by their public ids. A node knows runs by these alone.
+fn runs_here() -> BTreeMap<u64, Here> {
+    let host = process::host_name();
+    let mut runs = BTreeMap::new();
+    for entry in runtime_dir::visible().iter().filter_map(|dir| std::fs::read_dir(dir).ok()).flatten().flatten() {
+        let (path, name) = (entry.path(), entry.file_name());
+        let id = name.to_str().and_then(|name| name.strip_prefix("run-")?.strip_suffix(".counters"));
+        let Some(Ok(run)) = id.map(str::parse::<RunName>) else { continue };
+        if let (Ok(sample), Ok(about)) = (Sample::read(&path), entry.metadata()) {
+            let user = process::user_name(about.uid());
+            let (host, supervisor, program) = (host.clone(), sample.supervisor, sample.command);
+            runs.insert(run.id(), Here { host, user, supervisor, program });
+        }
+    }
+    runs
 }
 
 /// Shows it.
@@ -133,13 +169,15 @@ fn view(node: &NodeAddr) -> Result<View, Failure> {
     let bytes = |chunks: u64| chunks * 4096;
     let mut holders = Vec::new();
     let agent = runtime_dir::own().ok().and_then(|dir| Agent::living(&dir)).map(|agent| agent.pid);
+    let runs = runs_here();
     for (&owner, &chunks) in &recount.held {
         let who = reader.session.who(owner.slot()).map_err(Failure::no_node)?;
         let slabs = bytes(snapshot.slab_chunks(owner));
         let run = who.map_or_else(String::new, |who| format!("{:016x}", who.run));
         let pid = who.map(|who| who.pid).filter(|&pid| pid != 0);
         let agent = pid.is_some() && pid == agent;
-        holders.push(Holder { owner: owner.slot(), pid, agent, run, held: bytes(chunks), slabs });
+        let here = who.and_then(|who| runs.get(&who.run).cloned());
+        holders.push(Holder { owner: owner.slot(), pid, agent, run, here, held: bytes(chunks), slabs });
     }
     holders.sort_by_key(|holder| std::cmp::Reverse(holder.held));
     let runs = snapshot.free_runs();
@@ -191,12 +229,20 @@ fn text(view: &View) -> String {
         out += &format!("\n{}", units::aligned(&rows));
     }
     if !view.holders.is_empty() {
-        let mut rows = vec![["holder", "run", "held", "of it slabs"].map(str::to_owned)];
+        let mut rows = vec![["holder", "run", "host", "user", "program", "held", "of it slabs"].map(str::to_owned)];
         for holder in &view.holders {
             let kind = if holder.agent { "agent" } else { "pid" };
-            let name = holder.pid.map_or_else(|| "run".to_owned(), |pid| format!("{kind} {pid}"));
+            let supervisor = holder.here.as_ref().map(|here| here.supervisor);
+            let name = match (holder.pid, supervisor) {
+                (Some(pid), _) => format!("{kind} {pid}"),
+                (None, Some(pid)) => format!("run {pid}"),
+                (None, None) => "run".to_owned(),
+            };
             let run = holder.run.get(..8).unwrap_or("-").to_owned();
-            rows.push([name, run, size(holder.held), size(holder.slabs)]);
+            let told = |what: fn(&Here) -> String| holder.here.as_ref().map_or_else(|| "-".to_owned(), what);
+            let program = told(|here| short_program(&here.program, 30));
+            let (host, user) = (told(|here| here.host.clone()), told(|here| here.user.clone()));
+            rows.push([name, run, host, user, program, size(holder.held), size(holder.slabs)]);
         }
         out += &format!("\n{}", units::aligned(&rows));
     }

@@ -47,6 +47,11 @@ impl RunName {
         File::open("/dev/urandom")?.read_exact(&mut bits)?;
         Ok(RunName(bits))
     }
+
+    /// The public name of the run.
+    pub fn id(self) -> u64 {
+        farmem_protocol::wire::run_id(&self.0)
+    }
 }
 
 impl fmt::Display for RunName {

@@ -43,7 +43,7 @@ use plan::{Nodes, Plan};
 use summary::Outcome;
 
 pub use environment::{Dirty, Faults, Prefetch, Transport};
-use far::RunName;
+pub use far::RunName;
 use roster::Roster;
 pub use summary::Stats;
 

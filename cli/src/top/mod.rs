@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use crate::failure::Failure;
 use gather::Gatherer;
+pub use gather::short_program;
 
 /// Watch runs, nodes and agents on this machine
 ///
