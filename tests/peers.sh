@@ -35,7 +35,12 @@ missing_packages() {
     for peer in $PEERS; do
         command -v "${peer%%:*}" >/dev/null 2>&1 || echo "${peer##*:}"
     done
+    # A compiler without headers is found and cannot compile: what it needs is tried, not looked for by name.
     echo 'int main(void){return 0;}' | gcc -x c -static -o /dev/null - 2>/dev/null || echo libc6-dev
+    printf '#include <stdio.h>\n#include <linux/userfaultfd.h>\nint main(void){return 0;}\n' |
+        gcc -x c -o /dev/null - 2>/dev/null || echo libc6-dev linux-libc-dev
+    printf '#include <mpi.h>\nint main(void){return 0;}\n' |
+        mpicc -x c -o /dev/null - 2>/dev/null || echo libopenmpi-dev openmpi-bin
     /usr/bin/python3 -c 'import numpy' 2>/dev/null || echo python3-numpy
 }
 

@@ -89,6 +89,8 @@ plain_counters! {
     wire_out,
     /// Time in the fault path, ns.
     wait_ns,
+    /// … on sampled pages.
+    sampling_ns,
     /// Guarded calls.
     syscalls_guarded,
     /// … by the filter.

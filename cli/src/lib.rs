@@ -3,6 +3,7 @@
 //! | command | file |
 //! |---|---|
 //! | `farmem run`: a program on far memory | `run/` |
+//! | `farmem size`: how much local memory a program needs | `sizing/` |
 //! | `farmem node`: lend this machine's memory | `node.rs` |
 //! | `farmem agent`: far memory in pieces, for this user's programs | `agent/` |
 //! | `farmem track`: which lines a running program dirties | tools/track |
@@ -31,6 +32,7 @@ mod run;
 mod runtime_dir;
 mod settings;
 mod size;
+mod sizing;
 mod start;
 mod time;
 mod top;
@@ -97,6 +99,7 @@ Each command has examples of its own: farmem run --help";
 #[allow(missing_docs)] // What a command does is said above its options: clap shows that.
 pub enum Command {
     Run(run::Options),
+    Size(sizing::Options),
     Node(node::Options),
     Agent(agent::Options),
     #[command(hide = true)]
@@ -127,6 +130,7 @@ impl Command {
     pub fn execute(self) -> Result<(), Failure> {
         match self {
             Command::Run(options) => run::run(&options).map(|never| match never {}),
+            Command::Size(options) => sizing::run(&options).map(|never| match never {}),
             Command::Node(options) => node::run(&options),
             Command::Agent(options) => agent::run(&options),
             Command::AgentNode(options) => agent::run_node(&options),

@@ -196,6 +196,8 @@ pub struct Process {
     pub wire_out: AtomicU64,
     /// Time that threads of the program spent in the fault path, ns.
     pub wait_ns: AtomicU64,
+    /// … of that, in faults on sampled pages and in their eviction (`farmem size`).
+    pub sampling_ns: AtomicU64,
     /// System calls guarded: some argument was far.
     pub syscalls_guarded: AtomicU64,
     /// … of which caught by the seccomp filter, the slow way.

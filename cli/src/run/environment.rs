@@ -163,6 +163,9 @@ pub fn set(
         make_way(&trace).map_err(|e| Failure::usage(format!("cannot record to {}: {e}", trace.display())))?;
         fields.push(("trace", trace.display().to_string()));
     }
+    if let Some(sample) = &plan.sample {
+        fields.extend([("trace", sample.display().to_string()), ("sample", "1".to_owned())]);
+    }
     for (key, value) in &fields {
         if value.contains([';', '\0']) {
             return Err(Failure::usage(format!("{key} '{value}' contains a semicolon, which farmem cannot pass on")));

@@ -25,10 +25,11 @@ mod watch;
 use std::convert::Infallible;
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant, SystemTime};
 
+use farmem_fabric::NodeAddr;
 use farmem_protocol::addr::SLAB_BYTES;
 use farmem_sys::process::{self, Signals};
 
@@ -39,13 +40,14 @@ use crate::size::{Ram, Size};
 use crate::{agent, leftovers, library, program, units};
 use embedded::Embedded;
 use far::Far;
-use plan::{Nodes, Plan};
-use summary::Outcome;
+pub use plan::{Nodes, Plan};
+pub use summary::Outcome;
 
 pub use environment::{Dirty, Faults, Prefetch, Transport};
 pub use far::RunName;
 use roster::Roster;
 pub use summary::Stats;
+pub use watch::Ending;
 
 /// Run a program on far memory
 ///
@@ -128,6 +130,31 @@ pub struct Options {
     pub command: Vec<OsString>,
 }
 
+impl Options {
+    /// A run of this program of which nothing else is asked.
+    pub fn plain(command: Vec<OsString>) -> Options {
+        Options {
+            local: None,
+            node: Vec::new(),
+            node_file: None,
+            far: None,
+            fault: Faults::Inline,
+            prefetch: Prefetch::On,
+            dirty: Dirty::Auto,
+            transport: None,
+            shape: None,
+            agent: false,
+            grace: None,
+            stats: None,
+            trace: None,
+            no_settings: false,
+            verbose: false,
+            mask: None,
+            command,
+        }
+    }
+}
+
 const EXAMPLES: &str = "\
 Examples:
   farmem run --local 1G -- python3 analysis.py
@@ -152,8 +179,8 @@ Settings: a flag wins over a variable, a variable over your file, your file over
 Your file is $XDG_CONFIG_HOME/farmem/config.toml (else ~/.config/farmem/config.toml), the system's \
 /etc/farmem/config.toml. --node none undoes what they name.
 
-Choosing --local: run once with plenty (--local 90%). All stays local then, and the summary's line *far memory* \
-ends with how much that was at its peak. A quarter of that is a good first try. Then look at *waiting*.
+Choosing --local: farmem size -- PROGRAM runs a program once and suggests one. Then look at *waiting* in the summary \
+or in farmem top.
 
 Sizes: 64k, 512M, 1.5G (powers of 1024), or 25%. Times: 500ms, 5s, 2m.
 
@@ -179,6 +206,15 @@ fn lent(far: Option<Size>, ram: Ram, local: u64) -> Result<u64, Failure> {
 
 /// Runs the program; returns only if it could not be started. Otherwise this process ends as the program ended.
 pub fn run(options: &Options) -> Result<Infallible, Failure> {
+    let plan = Plan::of(options)?;
+    plan.stats.prepare().map_err(Failure::usage)?;
+    let outcome = carry_out(options, &plan)?;
+    plan.stats.tell(&outcome);
+    outcome.ending.imitate()
+}
+
+/// Runs the program to its end. What has to be told of it is left to the caller.
+pub fn carry_out(options: &Options, plan: &Plan) -> Result<Outcome, Failure> {
     // First, so that it starts with the signals that we were started with, and is no descendant of the run's.
     let agent = match options.agent {
         true => {
@@ -192,8 +228,6 @@ pub fn run(options: &Options) -> Result<Infallible, Failure> {
 
     let name = &options.command[0];
     let file = program::find(name)?;
-    let plan = Plan::of(options)?;
-    plan.stats.prepare().map_err(Failure::usage)?;
     let lend = lent(options.far, plan.ram, plan.local)?;
     let library = library::place().map_err(Failure::usage)?;
     let dir = runtime_dir::own().map_err(Failure::usage)?;
@@ -211,22 +245,11 @@ pub fn run(options: &Options) -> Result<Infallible, Failure> {
         None
     };
     let mut far = Far::connect(&nodes, run, plan.transport.into(), plan.grace)?;
-
-    let mut counters = Scratch::new(dir.join(format!("run-{run}.counters")));
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    let beginning = Beginning {
-        supervisor: std::process::id(),
-        started_ns: now.as_nanos() as u64,
-        local_limit: plan.local,
-        command: &environment::command_line(&options.command),
-        nodes: &far::list(&nodes),
-    };
-    counters::create(&counters, &beginning)
-        .map_err(|e| Failure::usage(format!("cannot make {}: {e}", counters.display())))?;
+    let mut counters = begin_counters(&dir, run, options, plan, &nodes)?;
 
     let mut command = Command::new(&file);
     command.arg0(name).args(&options.command[1..]);
-    environment::set(&mut command, &library, options, &plan, run, &far, &counters)?;
+    environment::set(&mut command, &library, options, plan, run, &far, &counters)?;
     if let Some(socket) = agent {
         command.env("FARMEM_AGENT", socket);
     }
@@ -265,7 +288,27 @@ pub fn run(options: &Options) -> Result<Infallible, Failure> {
         keeper::start(run, &nodes, &counters, &others, embedded)?;
         counters.keep();
     }
-    let others = others.len();
-    plan.stats.tell(&Outcome { ending, elapsed, sample, peaks, local_from: plan.local_from, others });
-    ending.imitate()
+    Ok(Outcome { ending, elapsed, sample, peaks, local_from: plan.local_from.clone(), others: others.len() })
+}
+
+/// Makes the run's counters file, by which `farmem top` sees it too.
+fn begin_counters(
+    dir: &Path,
+    run: RunName,
+    options: &Options,
+    plan: &Plan,
+    nodes: &[NodeAddr],
+) -> Result<Scratch, Failure> {
+    let counters = Scratch::new(dir.join(format!("run-{run}.counters")));
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let beginning = Beginning {
+        supervisor: std::process::id(),
+        started_ns: now.as_nanos() as u64,
+        local_limit: plan.local,
+        command: &environment::command_line(&options.command),
+        nodes: &far::list(nodes),
+    };
+    counters::create(&counters, &beginning)
+        .map_err(|e| Failure::usage(format!("cannot make {}: {e}", counters.display())))?;
+    Ok(counters)
 }

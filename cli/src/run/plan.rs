@@ -1,5 +1,6 @@
 //! What a run will be: its flags, completed by variables, files and defaults ([`crate::settings`]), and checked.
 
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -50,6 +51,8 @@ pub struct Plan {
     pub grace: Duration,
     /// What is told at the end.
     pub stats: Stats,
+    /// Where a sample of its page uses is to be recorded, if at all; other processes of the run: FILE.PID.
+    pub sample: Option<PathBuf>,
     /// The memory that it and a node started for it may have.
     pub ram: Ram,
 }
@@ -84,7 +87,7 @@ impl Plan {
         let grace = settings.choose("grace", options.grace, crate::time::parse)?.map_or(GRACE, |(grace, _)| grace);
         let stats = settings.choose("stats", options.stats.clone(), str::parse)?;
         let stats = stats.map_or(Stats::Text, |(stats, _)| stats);
-        Ok(Plan { local, local_from, nodes, transport, grace, stats, ram })
+        Ok(Plan { local, local_from, nodes, transport, grace, stats, sample: None, ram })
     }
 }
 

@@ -259,7 +259,7 @@ fn near(sample: &Sample) -> Option<(u64, String)> {
 impl Outcome {
     /// Whether the program came to nothing that could be told of: the runtime ended it before `main` and said why, or
     /// the loader could not load it and said so.
-    fn never_ran(&self) -> bool {
+    pub fn never_ran(&self) -> bool {
         let by_loader = self.sample.processes.is_empty() && matches!(self.ending, Ending::Exited(126 | 127));
         by_loader || !self.sample.last_words.is_empty()
     }

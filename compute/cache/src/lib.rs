@@ -24,6 +24,7 @@
 pub mod fifo;
 pub mod ghosts;
 pub mod prefetch;
+pub mod sample;
 pub mod segments;
 pub mod trace;
 
@@ -72,6 +73,11 @@ pub trait Policy: Send {
 
     /// The program unmapped the page: it is not local, and its past means nothing.
     fn gone(&mut self, page: PageId);
+
+    /// Pages that should leave now, whatever room there is.
+    fn overdue(&self) -> usize {
+        0
+    }
 
     /// Pages it takes for local.
     fn len(&self) -> usize;

@@ -15,6 +15,10 @@ use farmem_protocol::addr::PageId;
 /// First bytes of a trace.
 pub const HEADER: [u8; 9] = *b"farmemPT\x01";
 
+/// First bytes of a trace of sampled pages ([`crate::sample`]). A Touch record in it is no use of a page: its page number
+/// is the shift of the rate from there on.
+pub const SAMPLED_HEADER: [u8; 9] = *b"farmemPS\x01";
+
 /// Bytes a record takes at most.
 pub const RECORD_BYTES: usize = 20;
 

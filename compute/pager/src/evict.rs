@@ -68,6 +68,7 @@ impl Pager {
             word.set(leaving.to);
             if leaving.to == Word::UNTOUCHED {
                 self.table.cleared(leaving.page);
+                self.record_zero(leaving.page);
             }
         }
         self.headroom.left();

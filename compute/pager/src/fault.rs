@@ -75,6 +75,9 @@ impl Pager {
         if served == Served::Unmapped {
             self.count(&self.counters.unmapped, 1);
         }
+        if self.samples(page) {
+            self.end_sampled(begun);
+        }
         served
     }
 

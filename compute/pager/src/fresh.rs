@@ -128,7 +128,7 @@ impl Pager {
             let next = PageId(page.0.wrapping_add_signed(step * (more as i64 + 1)));
             // Whether it can be read need not be asked: it comes in with the touched page's mapping, or not at all.
             self.table.touched(next);
-            if !self.table.word(next).shift(Word::UNTOUCHED, Word::UNTOUCHED.to(State::Busy)) {
+            if self.samples(next) || !self.table.word(next).shift(Word::UNTOUCHED, Word::UNTOUCHED.to(State::Busy)) {
                 self.table.cleared(next);
                 break;
             }

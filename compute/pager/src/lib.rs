@@ -88,6 +88,7 @@ use dirty::{Dirty, Hashed, Tracker};
 use evictor::Evictor;
 use farmem_cache::Policy;
 use farmem_cache::prefetch::longest_for;
+use farmem_cache::sample::{Rate, Sampled};
 use farmem_pool::{By, Pool};
 use farmem_protocol::addr::PAGE_BYTES;
 use farmem_protocol::counters;
@@ -152,6 +153,8 @@ pub struct Config {
     pub dirty: Dirty,
     /// Where to record the page trace, if at all; see `record`.
     pub trace: Option<String>,
+    /// Record a sample of the pages only, and keep all others local ([`farmem_cache::sample`]).
+    pub sample: bool,
 }
 
 /// Why the pager cannot start.
@@ -259,8 +262,10 @@ pub fn start(
         return Err(StartError::TooLittleLocal(config.local));
     }
     clock::calibrate();
-    let recorder = config.trace.as_deref().map(Recorder::new);
-    if recorder.is_some() {
+    let rate: Option<&'static Rate> = config.sample.then(|| &*Box::leak(Box::new(Rate::new())));
+    let recorder = config.trace.as_deref().map(|file| Recorder::new(file, rate));
+    let records_all = recorder.is_some() && rate.is_none();
+    if records_all {
         config.dirty = Dirty::Exact;
     }
     let uffd = Uffd::open(features(config.mode)).map_err(StartError::Userfaultfd)?;
@@ -283,12 +288,15 @@ pub fn start(
         Tracker::new(config.dirty, left, pool.all_mapped(), hashed, config.in_turns).map_err(StartError::Memory)?;
     log.confirm_by(tracker.seed());
     let mut limit = left;
-    let mut policy: fn(usize) -> Box<dyn Policy> = farmem_cache::recommended;
-    if recorder.is_some() {
+    if records_all {
         limit = limit.min(record::LOCAL_PAGES);
-        policy = |capacity| Box::new(farmem_cache::fifo::Fifo::new(capacity));
         config.prefetch = false;
     }
+    let policy: Box<dyn Policy> = match rate {
+        _ if records_all => Box::new(farmem_cache::fifo::Fifo::new(limit as usize)),
+        Some(rate) => Box::new(Sampled::new(rate, farmem_cache::recommended(limit as usize))),
+        None => farmem_cache::recommended(limit as usize),
+    };
     let zeros = farmem_sys::memory::reserve(WINDOW * PAGE_BYTES).map_err(StartError::Memory)?;
     for page in 0..WINDOW {
         // Reading maps the kernel's one page of zeros, so that all of this costs no memory.
@@ -299,7 +307,6 @@ pub fn start(
     // Room kept free is local memory that the program does not have: half a batch on the average.
     let batch = batch_of_many.min((limit as usize / 64).max(32));
     let low_room = (limit / 64).clamp(8, 2 * WINDOW as u64);
-    let policy = policy(limit as usize);
     let pager = Pager {
         uffd,
         table: Table::new().map_err(StartError::Memory)?,

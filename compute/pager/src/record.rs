@@ -10,6 +10,9 @@
 //! belongs to. Nothing is buffered, so the file is whole up to the last fault
 //! however the process ends, and an exit needs no hook.
 //!
+//! `farmem size` asks for a sample instead ([`farmem_cache::sample`]): all pages stay local, as `--local` allows, but
+//! a few, and the faults of those are recorded.
+//!
 //! Every process of a run, and every program it execs, has a file of its own:
 //! encoders cannot share one. The first is FILE, the others FILE.PID, or
 //! FILE.PID.2 and so on where that exists; none is ever overwritten. A process
@@ -19,8 +22,10 @@
 use crate::Pager;
 use crate::ending::say;
 use crate::thread::Thread;
-use farmem_cache::trace::{Encoder, HEADER, Kind, RECORD_BYTES, Record};
+use farmem_cache::sample::{LEAST, MOST, Rate};
+use farmem_cache::trace::{Encoder, HEADER, Kind, RECORD_BYTES, Record, SAMPLED_HEADER};
 use farmem_protocol::addr::PageId;
+use farmem_sys::clock;
 use farmem_sys::descriptors;
 use farmem_sys::raw::{Errno, checked};
 use farmem_sys::sync::Lock;
@@ -31,6 +36,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub(crate) const LOCAL_PAGES: u64 = 64;
 /// Bytes of records held back at most before there is a file: of pages that are still local.
 const HELD: usize = 4096;
+/// Faults on sampled pages after which it is asked how much of the time they take.
+const LOOKED_AT: u64 = 8192;
+/// Sampled pages that leave together, at least.
+const SAMPLED_BATCH: usize = 8;
 /// Names tried for one process.
 const NAMES: u32 = 1000;
 
@@ -40,12 +49,20 @@ pub(crate) struct Recorder {
     file: String,
     /// A fork of a process that has, or may yet have, that file.
     forked: AtomicBool,
+    /// Of the sample, if it is one that is recorded.
+    rate: Option<&'static Rate>,
     out: Lock<Out>,
 }
 
 struct Out {
     state: State,
     encoder: Encoder,
+    /// Sampled pages in use.
+    live: u64,
+    /// Faults on sampled pages since the time they take was last looked at, what they took, and when that was: ticks.
+    faults: u64,
+    spent: u64,
+    looked: u64,
 }
 
 enum State {
@@ -56,21 +73,60 @@ enum State {
 }
 
 impl Out {
-    fn new() -> Out {
-        Out { state: State::Held(HEADER.to_vec()), encoder: Encoder::new() }
+    fn new(rate: Option<&Rate>) -> Out {
+        let state = State::Held(HEADER.to_vec());
+        let mut out = Out { state, encoder: Encoder::new(), live: 0, faults: 0, spent: 0, looked: clock::ticks() };
+        if let Some(rate) = rate {
+            let mut bytes = [0; RECORD_BYTES];
+            let n = out.encoder.encode(at_rate(rate), &mut bytes);
+            out.state = State::Held([&SAMPLED_HEADER, &bytes[..n]].concat());
+        }
+        out
+    }
+
+    /// Counts a sampled page in or out.
+    fn note(&mut self, kind: Kind) {
+        match kind {
+            Kind::Fresh => self.live += 1,
+            Kind::Gone => self.live = self.live.saturating_sub(1),
+            Kind::Fault | Kind::Touch => {}
+        }
+    }
+
+    /// Whether sampled pages' faults, of which one more took so long, take more than half of the time.
+    fn is_slow(&mut self, ticks: u64) -> bool {
+        self.spent += ticks;
+        self.faults += 1;
+        if self.faults < LOOKED_AT {
+            return false;
+        }
+        let now = clock::ticks();
+        let slow = self.live > LEAST && self.spent > (now - self.looked) / 2;
+        (self.faults, self.spent, self.looked) = (0, 0, now);
+        slow
     }
 }
 
+/// The record that says from which rate on what follows is sampled.
+fn at_rate(rate: &Rate) -> Record {
+    Record { page: PageId(rate.shift().into()), kind: Kind::Touch, thread: 0 }
+}
+
 impl Recorder {
-    /// Starts the trace of this process.
-    pub fn new(file: &str) -> Recorder {
-        Recorder { file: file.to_owned(), forked: AtomicBool::new(false), out: Lock::new(Out::new()) }
+    /// Starts the trace of this process: of all pages, or of a sample.
+    pub fn new(file: &str, rate: Option<&'static Rate>) -> Recorder {
+        Recorder { file: file.to_owned(), forked: AtomicBool::new(false), rate, out: Lock::new(Out::new(rate)) }
+    }
+
+    /// Whether this page's uses are recorded, and those of most others are not.
+    fn samples(&self, page: PageId) -> bool {
+        self.rate.is_some_and(|rate| rate.takes(page))
     }
 
     /// In a forked child: a file of its own. Its memory is its parent's, so its trace begins with
     /// pages that were never fresh.
     pub fn start_in_child(&self) {
-        let before = std::mem::replace(&mut *self.out.lock(), Out::new());
+        let before = std::mem::replace(&mut *self.out.lock(), Out::new(self.rate));
         if let State::Open(fd) = before.state {
             descriptors::close(fd);
         }
@@ -78,32 +134,53 @@ impl Recorder {
     }
 
     fn write(&self, kind: Kind, thread: u32, pages: &mut dyn Iterator<Item = PageId>) {
-        let Out { state, encoder } = &mut *self.out.lock();
+        let out = &mut *self.out.lock();
         for page in pages {
-            let mut bytes = [0; RECORD_BYTES];
-            let n = encoder.encode(Record { page, kind, thread }, &mut bytes);
-            let written = match state {
-                State::Held(held) => {
-                    held.extend_from_slice(&bytes[..n]);
-                    if kind != Kind::Fault && held.len() < HELD {
-                        continue;
-                    }
-                    let held = std::mem::take(held);
-                    create(&self.file, !self.forked.load(Ordering::Relaxed)).and_then(|fd| {
-                        *state = State::Open(fd);
-                        append(fd, &held)
-                    })
-                }
-                State::Open(fd) => append(*fd, &bytes[..n]),
-                State::Failed => return,
-            };
-            if let Err(e) = written {
-                say(&format!("the trace of process {} ends here: {}: {e}", std::process::id(), self.file));
-                if let State::Open(fd) = state {
-                    descriptors::close(*fd);
-                }
-                *state = State::Failed;
+            if self.rate.is_some() && !self.samples(page) {
+                continue;
             }
+            self.put(out, Record { page, kind, thread });
+            out.note(kind);
+            if out.live > MOST {
+                self.halve(out);
+            }
+        }
+    }
+
+    /// Halves the sample.
+    fn halve(&self, out: &mut Out) {
+        if let Some(rate) = self.rate {
+            rate.halve();
+            out.live /= 2;
+            self.put(out, at_rate(rate));
+        }
+    }
+
+    fn put(&self, out: &mut Out, record: Record) {
+        let Out { state, encoder, .. } = out;
+        let mut bytes = [0; RECORD_BYTES];
+        let n = encoder.encode(record, &mut bytes);
+        let written = match state {
+            State::Held(held) => {
+                held.extend_from_slice(&bytes[..n]);
+                if record.kind != Kind::Fault && held.len() < HELD {
+                    return;
+                }
+                let held = std::mem::take(held);
+                create(&self.file, !self.forked.load(Ordering::Relaxed)).and_then(|fd| {
+                    *state = State::Open(fd);
+                    append(fd, &held)
+                })
+            }
+            State::Open(fd) => append(*fd, &bytes[..n]),
+            State::Failed => return,
+        };
+        if let Err(e) = written {
+            say(&format!("the trace of process {} ends here: {}: {e}", std::process::id(), self.file));
+            if let State::Open(fd) = state {
+                descriptors::close(*fd);
+            }
+            *state = State::Failed;
         }
     }
 }
@@ -155,6 +232,39 @@ impl Pager {
     pub(crate) fn record(&self, thread: &Thread, page: PageId, kind: Kind) {
         if let Some(recorder) = &self.recorder {
             recorder.write(kind, thread.number, &mut [page].into_iter());
+        }
+    }
+
+    /// Whether a page is one of a sample that is recorded.
+    #[inline(always)]
+    pub(crate) fn samples(&self, page: PageId) -> bool {
+        self.recorder.as_ref().is_some_and(|recorder| recorder.samples(page))
+    }
+
+    /// A fault on a sampled page is served. Older ones leave although there is room, some together.
+    pub(crate) fn end_sampled(&self, begun: u64) {
+        let overdue = self.policy().overdue();
+        if overdue >= SAMPLED_BATCH
+            && let Some(mut evictor) = self.evictor.try_lock()
+        {
+            self.evict(&mut evictor, overdue);
+        }
+        let took = clock::ticks() - begun;
+        self.count(&self.counters.sampling_ns, clock::ns(took));
+        if let Some(recorder) = &self.recorder {
+            let out = &mut *recorder.out.lock();
+            if out.is_slow(took) {
+                recorder.halve(out);
+            }
+        }
+    }
+
+    /// A page of zeros left, and will be fresh once more.
+    #[inline(always)]
+    pub(crate) fn record_zero(&self, page: PageId) {
+        if let Some(recorder) = self.recorder.as_ref().filter(|recorder| recorder.samples(page)) {
+            let out = &mut *recorder.out.lock();
+            out.live = out.live.saturating_sub(1);
         }
     }
 

@@ -10,7 +10,7 @@
 use crate::Pager;
 use crate::dirty::Comes;
 use crate::thread::{Claimed, Thread};
-use crate::word::State;
+use crate::word::{State, Word};
 use farmem_cache::Arrival;
 use farmem_protocol::addr::{PAGE_BYTES, PageId};
 use farmem_sys::raw::Errno;
@@ -19,7 +19,8 @@ impl Pager {
     /// Decides which pages to fetch with `page` and claims them.
     pub(crate) fn plan_window(&self, thread: &mut Thread, page: PageId) {
         thread.claimed.clear();
-        if !self.config.prefetch {
+        // A sampled page comes in when it is used, not before.
+        if !self.config.prefetch || self.samples(page) {
             return;
         }
         let before = thread.prefetcher.tally();
@@ -38,7 +39,8 @@ impl Pager {
     }
 
     fn claim_window(&self, thread: &mut Thread) {
-        let away = |page| Some(self.table.word(page).load()).filter(|seen| seen.state() == State::Remote);
+        let is_away = |seen: &Word, page| seen.state() == State::Remote && !self.samples(page);
+        let away = |page| Some(self.table.word(page).load()).filter(|seen| is_away(seen, page));
         let wanted = thread.window.pages().filter(|&page| away(page).is_some()).count() as u64;
         let mut room = self.reserve_ahead(wanted);
         for (index, next) in thread.window.pages().enumerate() {

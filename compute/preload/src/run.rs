@@ -36,6 +36,8 @@ pub struct Run {
     /// The program's signals stay open in faults, where they can.
     pub open: bool,
     pub trace: Option<String>,
+    /// Of a sample of the pages.
+    pub sample: bool,
 }
 
 /// Reads it.
@@ -70,6 +72,7 @@ pub fn parse(text: &str) -> Result<Run, String> {
         resume: true,
         open: true,
         trace: None,
+        sample: false,
     };
     for pair in text.split(';').filter(|p| !p.is_empty()) {
         let (key, value) = pair.split_once('=').ok_or_else(|| format!("FARMEM_RUN: {pair:?} is not key=value"))?;
@@ -102,6 +105,7 @@ pub fn parse(text: &str) -> Result<Run, String> {
             },
             "counters" => run.counters = Some(value.to_owned()),
             "changes" => run.changes = value == "1",
+            "sample" => run.sample = value == "1",
             "trace" => run.trace = Some(value.to_owned()),
             "mask" => {
                 let masked = |feature| value.split(',').any(|f| f == feature);

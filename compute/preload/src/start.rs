@@ -164,6 +164,7 @@ fn arm(text: &str) -> Result<(), String> {
         in_turns: run.in_turns,
         dirty: run.dirty,
         trace: run.trace,
+        sample: run.sample,
     };
     let pager = match farmem_pager::start(config, pool, process::claim_counters()) {
         Ok(pager) => pager,

@@ -79,5 +79,6 @@ pub fn config(local: u64) -> Config {
         in_turns: false,
         dirty: Dirty::Auto,
         trace: None,
+        sample: false,
     }
 }
