@@ -253,13 +253,13 @@ impl Node {
         &self.nic
     }
 
-    /// Takes no new runs, and waits at most `grace` for members that hold something. Returns how
+    /// Takes no new runs, and waits at most `grace` for members that hold something or are connected. Returns how
     /// many of these are left.
     pub fn drain(&self, grace: Duration) -> usize {
         self.nic.drain();
         let until = Instant::now() + grace;
         loop {
-            let left = self.nic.holders().len();
+            let left = self.nic.awaited().len();
             if left == 0 || Instant::now() >= until {
                 return left;
             }

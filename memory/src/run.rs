@@ -58,7 +58,7 @@ pub fn run(config: Config) -> Result<(), StartError> {
             Some(_) => return Ok(()),
         }
         match ends {
-            Some(_) if node.nic().holders().is_empty() => return Ok(()),
+            Some(_) if node.nic().awaited().is_empty() => return Ok(()),
             Some(end) if Instant::now() >= end => {
                 tell_who_is_left(&node, None);
                 return Ok(());
@@ -112,7 +112,7 @@ fn announce(config: &Config, node: &Node) {
 /// Names the members that hold most, and counts the others: a thousand of them are one line.
 fn tell_who_is_left(node: &Node, grace: Option<Duration>) {
     let mut holders: Vec<(u64, Arc<Member>)> =
-        node.nic().holders().into_iter().map(|member| (member.held(), member)).collect();
+        node.nic().awaited().into_iter().map(|member| (member.held(), member)).collect();
     if holders.is_empty() {
         return;
     }

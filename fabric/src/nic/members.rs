@@ -241,10 +241,11 @@ impl Nic {
         next
     }
 
-    /// Members that hold something. A node that goes down waits for these.
-    pub fn holders(&self) -> Vec<Arc<Member>> {
+    /// Members that a node waits for when it goes down: those that hold something, and those that
+    /// are still connected. A shell that holds nothing may start a program that needs the node.
+    pub fn awaited(&self) -> Vec<Arc<Member>> {
         let mut all = self.members();
-        all.retain(|member| !member.is_empty_handed());
+        all.retain(|member| member.is_present() || !member.is_empty_handed());
         all
     }
 
