@@ -3,6 +3,7 @@
 //! * [`clock`]: time without system calls.
 //! * [`descriptors`]: descriptors of the runtime's own, beside the program's.
 //! * [`epoll`]: waiting for many descriptors.
+//! * [`errno`]: what the kernel's error numbers mean.
 //! * [`group`]: the memory group (cgroup) of this process.
 //! * [`holdings`]: what a runtime holds for itself, and how much of it is resident.
 //! * [`raw`]: system calls that no hook, filter or errno gets in the way of.
@@ -19,6 +20,7 @@
 //! * [`spin`]: how often a thread that spins offers its CPU to others.
 //! * [`sync`]: a lock for code that runs in signal handlers.
 //! * [`thread`]: threads that libc does not know of.
+//! * [`vdso`]: the clock that the kernel maps into each process.
 //! * [`verbs`]: RDMA by libibverbs, if it is there.
 //!
 //! Nothing here knows what farmem does with it.
@@ -28,6 +30,7 @@
 pub mod clock;
 pub mod descriptors;
 pub mod epoll;
+pub mod errno;
 pub mod group;
 pub mod hold;
 pub mod holdings;
@@ -44,4 +47,5 @@ pub mod spin;
 pub mod sync;
 pub mod thread;
 pub mod uffd;
+pub mod vdso;
 pub mod verbs;

@@ -5,6 +5,7 @@
 //! blocked or ignored before must reach the program unchanged: [`Signals::hand_back`]
 //! arranges that for a child.
 
+use crate::raw::{Errno, checked};
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::unix::process::CommandExt;
@@ -288,15 +289,10 @@ fn raised(resource: libc::__rlimit_resource_t, beyond: bool) -> u64 {
 pub fn random_bytes(mut into: &mut [u8]) -> io::Result<()> {
     while !into.is_empty() {
         // SAFETY: a live slice.
-        let n = unsafe { libc::getrandom(into.as_mut_ptr().cast(), into.len(), 0) };
-        match usize::try_from(n) {
+        match unsafe { checked(libc::SYS_getrandom, [into.as_mut_ptr() as usize, into.len(), 0, 0, 0, 0]) } {
             Ok(n) => into = &mut into[n..],
-            Err(_) => {
-                let e = io::Error::last_os_error();
-                if e.kind() != io::ErrorKind::Interrupted {
-                    return Err(e);
-                }
-            }
+            Err(Errno(libc::EINTR)) => {}
+            Err(e) => return Err(io::Error::from_raw_os_error(e.0)),
         }
     }
     Ok(())

@@ -13,6 +13,7 @@
 //! ```
 
 use crate::thread::COMPANIONS;
+use crate::{errno, vdso};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 core::arch::global_asm!(
@@ -66,7 +67,10 @@ pub struct Errno(pub i32);
 
 impl std::fmt::Display for Errno {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        std::io::Error::from_raw_os_error(self.0).fmt(f)
+        match errno::text(self.0) {
+            Some(text) => write!(f, "{text} (os error {})", self.0),
+            None => write!(f, "Unknown error {0} (os error {0})", self.0),
+        }
     }
 }
 
@@ -225,11 +229,18 @@ fn share_descriptors(one: u32, other: u32) -> bool {
     unsafe { syscall(libc::SYS_kcmp, [one as usize, other as usize, KCMP_FILES, 0, 0, 0]) == 0 }
 }
 
-/// Nanoseconds of `CLOCK_MONOTONIC`.
+/// Nanoseconds of `CLOCK_MONOTONIC`. The vDSO reads it without entering the kernel.
 pub fn now_ns() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `time` is live. The vDSO serves this without entering the kernel.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
+    let told = vdso::clock_gettime().is_some_and(|read| {
+        // SAFETY: `time` is live.
+        unsafe { read(libc::CLOCK_MONOTONIC, &mut time) == 0 }
+    });
+    if !told {
+        let time = &raw mut time as usize;
+        // SAFETY: the kernel writes to `time` alone, which is live for the length of the call.
+        unsafe { syscall(libc::SYS_clock_gettime, [libc::CLOCK_MONOTONIC as usize, time, 0, 0, 0, 0]) };
+    }
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
@@ -254,6 +265,32 @@ pub fn recv_nowait(fd: i32, into: &mut [u8]) -> Result<usize, Errno> {
             [fd as usize, into.as_mut_ptr() as usize, into.len(), libc::MSG_DONTWAIT as usize, 0, 0],
         )
     }
+}
+
+/// Everything that a file holds, of whatever length it says it is: for files of /proc.
+///
+/// # Errors
+/// What open(2) or read(2) says.
+pub fn read_file(path: &std::ffi::CStr) -> Result<Vec<u8>, Errno> {
+    let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as usize;
+    // SAFETY: a live path.
+    let fd = unsafe { checked(libc::SYS_openat, [libc::AT_FDCWD as usize, path.as_ptr() as usize, flags, 0, 0, 0]) }?;
+    let mut held = Vec::new();
+    let ended = loop {
+        held.reserve(16 << 10);
+        let room = held.spare_capacity_mut();
+        // SAFETY: live room of that length.
+        match unsafe { checked(libc::SYS_read, [fd, room.as_mut_ptr() as usize, room.len(), 0, 0, 0]) } {
+            Ok(0) => break Ok(()),
+            // SAFETY: the kernel has filled so many bytes.
+            Ok(n) => unsafe { held.set_len(held.len() + n) },
+            Err(Errno(libc::EINTR)) => {}
+            Err(e) => break Err(e),
+        }
+    };
+    // SAFETY: no memory is involved; the descriptor is ours.
+    unsafe { syscall(libc::SYS_close, [fd, 0, 0, 0, 0, 0]) };
+    ended.map(|()| held)
 }
 
 /// Reads `len` bytes at `from` through a descriptor of [`open_self_mem`](crate::descriptors::open_self_mem), whatever their protection.
@@ -333,6 +370,15 @@ pub fn write_all(fd: i32, mut bytes: &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_is_read_to_its_end() {
+        assert_eq!(read_file(c"/proc/self/maps/none"), Err(Errno(libc::ENOTDIR)));
+        // Longer than one read gives.
+        let own = std::env::current_exe().unwrap();
+        assert!(read_file(c"/proc/self/exe").unwrap() == std::fs::read(own).unwrap());
+        assert!(read_file(c"/proc/self/status").unwrap().starts_with(b"Name:"));
+    }
 
     #[test]
     fn errors_come_back_as_errno() {

@@ -176,7 +176,7 @@ impl Recorder {
             State::Failed => return,
         };
         if let Err(e) = written {
-            say(&format!("the trace of process {} ends here: {}: {e}", std::process::id(), self.file));
+            say(&format!("the trace of process {} ends here: {}: {e}", farmem_sys::raw::getpid(), self.file));
             if let State::Open(fd) = state {
                 descriptors::close(*fd);
             }
@@ -190,7 +190,7 @@ pub const RECORD_FLAGS: i32 = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL | li
 
 /// Creates a file that was not there before. `first`: under the name itself, if it is free.
 fn create(file: &str, first: bool) -> Result<i32, Errno> {
-    let pid = std::process::id();
+    let pid = farmem_sys::raw::getpid();
     for name in (if first { 0 } else { 1 })..NAMES {
         let path = match name {
             0 => format!("{file}\0"),

@@ -169,3 +169,58 @@ pub(super) fn exchange(
     let passed = receive_all(reach, link, answer.as_mut_bytes(), until)?;
     Ok((answer, passed))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farmem_sys::raw::{futex_wait, futex_wake, sleep_ns, syscall};
+    use std::fmt::Write;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    /// Counts letters.
+    struct Letters(u32);
+
+    impl Write for Letters {
+        fn write_str(&mut self, text: &str) -> std::fmt::Result {
+            self.0 += text.len() as u32;
+            Ok(())
+        }
+    }
+
+    /// Letters of all failures; 0: not formatted yet.
+    static LETTERS: AtomicU32 = AtomicU32::new(0);
+
+    fn failures() -> impl Iterator<Item = NoDial> {
+        let others = [NoDial::Silent, NoDial::Closed, NoDial::NotFarmem, NoDial::Verdict(Verdict::Full, 1)];
+        (0..200).map(|number| NoDial::System(Errno(number))).chain(others)
+    }
+
+    fn count() -> u32 {
+        let mut letters = Letters(0);
+        failures().for_each(|failure| drop(write!(letters, "{failure} {failure:?}")));
+        letters.0
+    }
+
+    fn format_all(_: usize) -> ! {
+        const ARCH_SET_FS: usize = 0x1002;
+        // SAFETY: from here on the thread reads no thread-local, or faults: that is the test.
+        #[allow(unsafe_code)]
+        unsafe {
+            syscall(libc::SYS_arch_prctl, [ARCH_SET_FS, 0, 0, 0, 0, 0])
+        };
+        LETTERS.store(count(), Ordering::Release);
+        futex_wake(&LETTERS, 1);
+        loop {
+            sleep_ns(1_000_000_000);
+        }
+    }
+
+    #[test]
+    fn every_failure_is_formatted_without_a_thread_pointer() {
+        farmem_sys::thread::spawn(format_all, 0).unwrap();
+        while LETTERS.load(Ordering::Acquire) == 0 {
+            futex_wait(&LETTERS, 0, 1_000_000_000);
+        }
+        assert_eq!(LETTERS.load(Ordering::Acquire), count());
+    }
+}
