@@ -26,6 +26,8 @@ gdb:gdb
 valgrind:valgrind
 qemu-x86_64:qemu-user
 sort:coreutils
+nm:binutils
+faketime:faketime
 mpirun:openmpi-bin
 mpicc:libopenmpi-dev
 /usr/bin/python3:python3

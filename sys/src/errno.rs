@@ -1,7 +1,8 @@
-//! What the kernel's error numbers mean, by a table of ours.
+//! The meanings of the kernel's error numbers, by a table of ours.
 //!
-//! libc's `strerror` looks for a translation: it takes locks and reads thread-locals. The runtime names errors in signal
-//! handlers and in threads that have no thread-locals, so it never asks libc.
+//! libc's `strerror` looks for a translation: it takes locks and reads thread-locals. The runtime
+//! names errors in signal handlers and in threads that have no thread-locals, so it never asks
+//! libc.
 
 /// Texts by number, as glibc has them in English; empty where Linux has no such number.
 const TEXTS: [&str; 134] = [

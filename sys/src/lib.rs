@@ -3,7 +3,7 @@
 //! * [`clock`]: time without system calls.
 //! * [`descriptors`]: descriptors of the runtime's own, beside the program's.
 //! * [`epoll`]: waiting for many descriptors.
-//! * [`errno`]: what the kernel's error numbers mean.
+//! * [`errno`]: the meanings of the kernel's error numbers.
 //! * [`group`]: the memory group (cgroup) of this process.
 //! * [`holdings`]: what a runtime holds for itself, and how much of it is resident.
 //! * [`raw`]: system calls that no hook, filter or errno gets in the way of.

@@ -270,7 +270,7 @@ pub fn recv_nowait(fd: i32, into: &mut [u8]) -> Result<usize, Errno> {
 /// Everything that a file holds, of whatever length it says it is: for files of /proc.
 ///
 /// # Errors
-/// What open(2) or read(2) says.
+/// The error of open(2) or read(2).
 pub fn read_file(path: &std::ffi::CStr) -> Result<Vec<u8>, Errno> {
     let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as usize;
     // SAFETY: a live path.

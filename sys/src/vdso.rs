@@ -1,11 +1,13 @@
-//! The vDSO: the piece of code that the kernel maps into each process, which reads the clock without a system call.
+//! The vDSO: the piece of code that the kernel maps into each process, which reads the clock
+//! without a system call.
 //!
-//! libc has a function for it, which other libraries may replace (libfaketime does), by code that needs thread-locals.
-//! So the vDSO is looked through here: it is a small ELF library, all of whose parts lie in one mapping.
+//! libc has a function for it, which other libraries may replace (libfaketime does), by code that
+//! needs thread-locals. So the vDSO is looked through here: it is a small ELF library, all of whose
+//! parts lie in one mapping.
 //!
 //! ```text
 //! AT_SYSINFO_EHDR ─► ELF header ─► program headers ─┬─ PT_LOAD: address minus offset is the displacement
-//!                                                   └─ PT_DYNAMIC ─► symbols, their names, a hash table (their number)
+//!                                                   └─ PT_DYNAMIC ─► symbols, names, a hash table
 //! ```
 
 use std::ffi::CStr;
@@ -16,15 +18,15 @@ pub type ClockGettime = unsafe extern "C" fn(libc::clockid_t, *mut libc::timespe
 
 /// The function's address; [`UNKNOWN`] or [`NONE`].
 static CLOCK_GETTIME: AtomicUsize = AtomicUsize::new(UNKNOWN);
-/// Nobody has looked yet.
+/// Not looked for yet.
 const UNKNOWN: usize = 0;
 /// There is none.
 const NONE: usize = 1;
 
 /// The vDSO's `clock_gettime`. `None`: this system has no vDSO (an emulator, valgrind, `vdso=0`).
 ///
-/// The first call asks libc where the vDSO is. Every process that has threads without thread-locals reads the clock
-/// before it starts them.
+/// The first call asks libc where the vDSO is. Every process that has threads without thread-locals
+/// reads the clock before it starts them.
 #[inline]
 pub fn clock_gettime() -> Option<ClockGettime> {
     match CLOCK_GETTIME.load(Ordering::Relaxed) {
@@ -63,7 +65,8 @@ const MOST_SYMBOLS: usize = 1 << 10;
 /// # Safety
 /// `header` is 0, or the address of such a library.
 unsafe fn symbol(header: usize, name: &CStr) -> Option<usize> {
-    // SAFETY (all reads below): the caller vouches for the library, and what is read is where its headers say.
+    // SAFETY (all reads below): the caller vouches for the library, and what is read is where its
+    // headers say.
     let word = |at: usize| unsafe { (at as *const usize).read_unaligned() };
     let half = |at: usize| unsafe { (at as *const u32).read_unaligned() };
     let short = |at: usize| unsafe { (at as *const u16).read_unaligned() };

@@ -9,6 +9,7 @@
 
 use crate::call::{Call, issue};
 use crate::guard::peek::{BAD_ADDRESS, peek, peek_text};
+use crate::start::{Pointers, variable};
 use crate::stays_near::{self, Note};
 use crate::{confined, threads};
 use farmem_protocol::addr::is_far;
@@ -28,16 +29,14 @@ static LIBRARY_LEN: AtomicUsize = AtomicUsize::new(0);
 const LARGEST: usize = 16 << 20;
 
 /// Keeps this process's own two variables. At start.
-pub fn carry() {
+pub fn carry(variables: Pointers) {
     for (slot, name) in CARRIED.iter().zip(NAMES) {
-        let key = &name[..name.len() - 1];
-        let Some(value) = std::env::var_os(std::str::from_utf8(key).unwrap_or_default()) else { continue };
-        let mut text = name.to_vec();
-        text.extend(std::os::unix::ffi::OsStrExt::as_bytes(value.as_os_str()));
+        let Some(value) = variable(variables, name) else { continue };
+        let mut text = [name, value].concat();
         let len = text.iter().position(|b| matches!(b, b':' | b' ')).unwrap_or(text.len()) - name.len().min(text.len());
         text.push(0);
         let text: &'static mut [u8] = Box::leak(text.into_boxed_slice());
-        if key == b"LD_PRELOAD" {
+        if name == b"LD_PRELOAD=" {
             LIBRARY.store(text.as_ptr() as usize + name.len(), Ordering::Relaxed);
             LIBRARY_LEN.store(len, Ordering::Relaxed);
         }

@@ -3,13 +3,13 @@
 use crate::call::{ALWAYS, Call, issue};
 use crate::guard::peek::peek;
 use crate::process::{pager, started};
-use crate::{dispatch, fork, near, threads};
+use crate::{bound, dispatch, fork, near, threads};
 use farmem_protocol::addr::is_far;
 
 fn result(ret: isize) -> isize {
     if (-4095..0).contains(&ret) {
-        // SAFETY: libc's own errno of this thread.
-        unsafe { *libc::__errno_location() = -ret as i32 };
+        // SAFETY: the program's own call, on its thread: libc's errno of this thread.
+        unsafe { *bound::find_errno()() = -ret as i32 };
         -1
     } else {
         ret

@@ -16,6 +16,7 @@
 //! | `start` | the constructor: everything below is armed, in this order |
 //! | `run`, `process` | what run it is in; this process's pager and counters |
 //! | `arena` | the runtime's own memory, never the program's malloc |
+//! | `bound` | libc's names that are bound within the library: nothing of the program's answers to them |
 //! | `gate` | the one place from which system calls pass the filter |
 //! | `sites` | libc's own `syscall` instructions, patched |
 //! | `net`, `filter` | the seccomp filter behind them, and of what filters are made |
@@ -36,13 +37,15 @@
 //! Rules of this crate: it runs inside other people's programs, in signal
 //! handlers, before `main`, after `exit`. No thread-local (`__tls_get_addr`
 //! reads memory that glibc allocates with the program's malloc), no std lock or
-//! thread, no `dlsym` in a hook, no unwinding.
+//! thread, no `dlsym` in a hook, no unwinding. Nothing imported, but for what
+//! `tests/tests/imports.rs` lists with its reasons.
 
 // Tests leave the exports out, for they would hook the test runner itself.
 #![cfg_attr(test, allow(dead_code))]
 #![allow(unsafe_code)] // This crate *is* the unsafe border with the program; each block says why it holds.
 
 mod arena;
+mod bound;
 mod bpf;
 mod call;
 mod confined;
@@ -72,5 +75,5 @@ mod stays_near;
 mod threads;
 mod vforks;
 
-#[cfg_attr(not(test), global_allocator)]
+#[global_allocator]
 static ARENA: arena::Arena = arena::Arena::new();

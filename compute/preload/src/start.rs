@@ -7,13 +7,13 @@
 //! loader keeps this promise to one library only, the last that asks: where there is another (libpthread before glibc
 //! 2.34), others' constructors run before.
 //!
-//! What libc's constructor would have done by then and the runtime needs is its `environ`.
+//! libc's constructor has not run then. Looking up a node's name needs its `environ`, which is set here.
 
 use crate::gate::NotBuilt;
 use crate::run::{self, Run};
 use crate::{
-    call, exec, fork, gate, go, limits, mappings, near, net, process, roster, sandbox, signals, sites, stays_near,
-    threads,
+    bound, call, exec, fork, gate, go, limits, mappings, near, net, process, roster, sandbox, signals, sites,
+    stays_near, threads,
 };
 use farmem_fabric::session::REFUSED_NS;
 use farmem_fabric::{ConnectError, NodeAddr, Session};
@@ -24,19 +24,21 @@ use farmem_protocol::addr::{FAR_END, FAR_START};
 use farmem_protocol::counters::Near;
 use farmem_protocol::{counters, exit};
 use farmem_sys::clock;
+use farmem_sys::raw::{now_ns, read_file, sleep_ns};
 use farmem_sys::thread::{COMPANIONS, UNSEEN};
+use std::ffi::CStr;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-/// Between attempts to reach a node.
-const RETRY: Duration = Duration::from_millis(50);
+/// Nanoseconds between attempts to reach a node.
+const RETRY_NS: u64 = 50_000_000;
 
 #[used]
 #[unsafe(link_section = ".init_array")]
 static CONSTRUCTOR: extern "C" fn(i32, Pointers, Pointers) = start;
 
 /// Strings, to a null.
-type Pointers = *const *const libc::c_char;
+pub type Pointers = *const *const libc::c_char;
 
 // SAFETY: libc has it, of this type.
 unsafe extern "C" {
@@ -52,10 +54,19 @@ extern "C" fn start(_: i32, _: Pointers, variables: Pointers) {
             environ = variables;
         }
     }
-    let Ok(text) = std::env::var("FARMEM_RUN") else { return };
-    if let Err(line) = arm(&text) {
+    let Some(Ok(text)) = variable(variables, b"FARMEM_RUN=").map(std::str::from_utf8) else { return };
+    bound::begin();
+    if let Err(line) = arm(text, variables) {
         die(exit::USAGE, &line);
     }
+}
+
+/// The value of a variable, whose `name` ends in `=`. By no function of libc's: other libraries replace them.
+pub fn variable(variables: Pointers, name: &[u8]) -> Option<&'static [u8]> {
+    // SAFETY: the loader passes strings, to a null.
+    let all = (0..).map_while(|n| unsafe { variables.add(n).read().as_ref() });
+    // SAFETY: … which end in NUL. Those that are there when a constructor runs stay for good.
+    all.map(|text| unsafe { CStr::from_ptr(text) }.to_bytes()).find_map(|text| text.strip_prefix(name))
 }
 
 /// A socket of whoever started the run, and this program is another user's: root ran `su`, or a server that gives up
@@ -68,7 +79,7 @@ fn is_anothers(failure: &ConnectError) -> bool {
 /// Joins a node of the run. The run has reached it before, so that a failure may be a cut: the same
 /// rules as for a connection that stood and was cut.
 fn reach(node: &NodeAddr, run: &Run) -> Result<Session, ConnectError> {
-    let begun = Instant::now();
+    let begun = now_ns();
     let grace = run.join.grace;
     loop {
         let failure = match Session::connect_at_rate(node, &run.join, run.shape) {
@@ -82,10 +93,10 @@ fn reach(node: &NodeAddr, run: &Run) -> Result<Session, ConnectError> {
             ConnectError::Refused(_) | ConnectError::NotFarmem(_) => grace.min(Duration::from_nanos(REFUSED_NS)),
             _ => return Err(failure),
         };
-        if begun.elapsed() >= patience {
+        if u128::from(now_ns() - begun) >= patience.as_nanos() {
             return Err(failure);
         }
-        std::thread::sleep(RETRY);
+        sleep_ns(RETRY_NS);
     }
 }
 
@@ -111,7 +122,7 @@ fn without_gate(reason: NotBuilt, run: &Run) -> Result<(), String> {
     }
 }
 
-fn arm(text: &str) -> Result<(), String> {
+fn arm(text: &str, variables: Pointers) -> Result<(), String> {
     // The pager goes on with it.
     clock::begin();
     let mut run = run::parse(text)?;
@@ -188,7 +199,7 @@ fn arm(text: &str) -> Result<(), String> {
     }
     near::reserve().map_err(|e| format!("no address space for near stacks: {e}"))?;
     threads::create::resolve();
-    exec::carry();
+    exec::carry(variables);
     stays_near::begin(run.nodes.iter().filter_map(|node| match node {
         NodeAddr::Shm(path) => Some(path.as_path()),
         NodeAddr::Tcp(_) => None,
@@ -242,10 +253,15 @@ fn arm(text: &str) -> Result<(), String> {
     Ok(())
 }
 
+/// This process's mappings, a line each. Names of files may be anything.
+fn mappings() -> String {
+    read_file(c"/proc/self/maps").map_or_else(|_| String::new(), |maps| String::from_utf8_lossy(&maps).into_owned())
+}
+
 /// What is mapped at far addresses already: an allocator that a library's constructor, run before ours, has asked for
 /// memory may have named addresses by chance (PartitionAlloc does). It stays as it is, near.
 fn mapped_far() -> Vec<(usize, usize)> {
-    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    let maps = mappings();
     let bounds = maps.lines().filter_map(|line| {
         let (from, to) = line.split_whitespace().next()?.split_once('-')?;
         Some((usize::from_str_radix(from, 16).ok()?, usize::from_str_radix(to, 16).ok()?))
@@ -255,8 +271,7 @@ fn mapped_far() -> Vec<(usize, usize)> {
 
 /// Where libc's code is.
 fn libc_text() -> Option<(usize, usize)> {
-    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
-    maps.lines().filter(|l| l.contains("/libc.so.6") || l.contains("/libc-2.")).find_map(|line| {
+    mappings().lines().filter(|l| l.contains("/libc.so.6") || l.contains("/libc-2.")).find_map(|line| {
         let mut fields = line.split_whitespace();
         let (from, to) = fields.next()?.split_once('-')?;
         let bounds = (usize::from_str_radix(from, 16).ok()?, usize::from_str_radix(to, 16).ok()?);

@@ -51,11 +51,7 @@ impl Bus {
     /// The page is there now; or it is not ours.
     #[inline(always)]
     fn serve(&self) -> bool {
-        // SAFETY: libc's own errno of this thread, in its static TLS.
-        let errno = unsafe { *libc::__errno_location() };
         let served = pager().fault(self.addr, self.write);
-        // SAFETY: as above.
-        unsafe { *libc::__errno_location() = errno };
         if served {
             note_stack(self.register(libc::REG_RSP));
         }

@@ -76,16 +76,14 @@ pub extern "C" fn on_sys(signal: i32, info: *mut libc::siginfo_t, context: *mut 
     // The call may wait, and the program's signals must reach it meanwhile, as they would have. And it
     // may change the mask itself: what it leaves goes into the frame.
     let mask = (&raw mut ucontext.uc_sigmask).cast::<u64>();
-    // SAFETY: uc_sigmask begins with the kernel's 64-bit set. errno is libc's own, in static TLS.
+    // SAFETY: uc_sigmask begins with the kernel's 64-bit set.
     unsafe {
-        let errno = *libc::__errno_location();
         let record = threads::current();
         let outer = record.trapped_at.swap(call.sp, Ordering::Relaxed);
         let handler = masks::change(libc::SIG_SETMASK, mask.read() & !OURS);
         let result = dispatch(&call);
         mask.write(masks::change(libc::SIG_SETMASK, handler));
         record.trapped_at.store(outer, Ordering::Relaxed);
-        *libc::__errno_location() = errno;
         ucontext.uc_mcontext.gregs[libc::REG_RAX as usize] = result as i64;
     }
 }
