@@ -30,6 +30,8 @@ nm:binutils
 faketime:faketime
 mpirun:openmpi-bin
 mpicc:libopenmpi-dev
+ip:iproute2
+iptables:iptables
 /usr/bin/python3:python3
 "
 

@@ -3,6 +3,7 @@
 // Passing on parts that the callers vouch for.
 #![allow(unsafe_code)]
 
+use crate::session::DOUBT_NS;
 use crate::shape::Shaper;
 use crate::sim;
 use farmem_sys::descriptors;
@@ -129,10 +130,39 @@ impl Link {
         }
     }
 
-    /// Makes a dead path known after about `ms` of silence.
-    pub fn notice_silence(&self, ms: u32) {
+    /// Has the peer's kernel acknowledge something when the connection is idle for `idle_s`
+    /// seconds.
+    pub fn ask_when_idle(&self, idle_s: i32) {
         if let Link::Socket(fd) | Link::Shaped(fd, _) = self {
-            socket::notice_silence(*fd, ms);
+            socket::ask_when_idle(*fd, idle_s);
+        }
+    }
+
+    /// The same, and gives the connection up after about `ms` of silence.
+    pub fn notice_silence(&self, idle_s: i32, ms: u32) {
+        if let Link::Socket(fd) | Link::Shaped(fd, _) = self {
+            socket::notice_silence(*fd, idle_s, ms);
+        }
+    }
+
+    /// How long the peer's machine has not been heard on this connection; 0 where it cannot go
+    /// silent.
+    pub fn mute_ns(&self) -> u64 {
+        match self {
+            Link::Socket(fd) | Link::Shaped(fd, _) => {
+                socket::acknowledged(*fd).map_or(0, |last| u64::from(last.before_ms) * 1_000_000)
+            }
+            Link::Sim(stream) => stream.mute_ns(),
+        }
+    }
+
+    /// Whether something that was sent has not been acknowledged for [`DOUBT_NS`]. Its next
+    /// retransmission may be seconds away.
+    pub fn is_stalled(&self) -> bool {
+        match self {
+            Link::Socket(fd) | Link::Shaped(fd, _) => socket::acknowledged(*fd)
+                .is_some_and(|last| last.missing > 0 && u64::from(last.before_ms) * 1_000_000 >= DOUBT_NS),
+            Link::Sim(stream) => stream.mute_ns() >= DOUBT_NS,
         }
     }
 

@@ -49,6 +49,8 @@ struct State {
     nic: Option<Nic>,
     /// The node does nothing until then.
     stopped_until_ns: u64,
+    /// Nothing arrives until then, and nobody says so.
+    silent_until_ns: u64,
     /// Connecting fails with this.
     connecting: Result<(), Errno>,
     /// When connections will be cut, the next first, and how late the node then has what is on its way to it. `None`:
@@ -65,6 +67,8 @@ struct Wire {
     to_host: Way,
     cut: bool,
     host_closed: bool,
+    /// Nothing of it arrives between these, retransmissions included.
+    mute: (u64, u64),
 }
 
 /// One direction: pieces and when they arrive, in order.
@@ -84,6 +88,7 @@ impl Network {
                 random: weather.seed | 1,
                 nic: None,
                 stopped_until_ns: 0,
+                silent_until_ns: 0,
                 connecting: Ok(()),
                 cuts: VecDeque::new(),
                 wires: Vec::new(),
@@ -160,6 +165,23 @@ impl Network {
         state.stopped_until_ns = state.now_ns + ns;
     }
 
+    /// Packets vanish for a while. Bytes on connections that exist arrive as late again, because
+    /// TCP doubles the time between retransmissions.
+    pub fn go_silent(&self, ns: u64) {
+        let mut state = self.state.lock();
+        let now = state.now_ns;
+        state.silent_until_ns = now.saturating_add(ns);
+        let until = now.saturating_add(ns).saturating_add(ns);
+        state.wires.iter_mut().for_each(|wire| wire.quiet(now, until));
+    }
+
+    /// A middlebox drops all packets of the connections that exist, but of the `but` oldest.
+    pub fn forget_connections(&self, but: usize) {
+        let mut state = self.state.lock();
+        let now = state.now_ns;
+        state.wires.iter_mut().skip(but).for_each(|wire| wire.quiet(now, u64::MAX));
+    }
+
     /// Bytes the node has lent.
     pub fn lent(&self) -> u64 {
         self.state.lock().nic.as_ref().map_or(0, |nic| nic.lent())
@@ -211,6 +233,10 @@ impl Network {
             self.pass(if e.0 == libc::ECONNREFUSED { self.weather.most_delay_ns } else { timeout_ns });
             return Err(e);
         }
+        if self.state.lock().is_silent() {
+            self.pass(timeout_ns);
+            return Err(Errno(libc::ETIMEDOUT));
+        }
         self.pass(2 * self.weather.least_delay_ns);
         let mut state = self.state.lock();
         let wire = Wire { engine: Some(Engine::new(Circumstances::default())), ..Wire::default() };
@@ -233,6 +259,10 @@ fn next(random: &mut u64) -> u64 {
 }
 
 impl State {
+    fn is_silent(&self) -> bool {
+        self.now_ns < self.silent_until_ns
+    }
+
     fn cut(&mut self) {
         let State { wires, nic, now_ns, .. } = self;
         for wire in wires.iter_mut() {
@@ -275,7 +305,7 @@ impl State {
             return;
         }
         for wire in wires.iter_mut() {
-            let Wire { engine: slot, to_node, to_host, cut, host_closed } = wire;
+            let Wire { engine: slot, to_node, to_host, cut, host_closed, .. } = wire;
             let Some(engine) = slot else { continue };
             let mut goodbye = None;
             while goodbye.is_none() {
@@ -300,6 +330,17 @@ impl State {
         }
         nic.expire(now);
         while nic.keep(&|| 0) {}
+    }
+}
+
+impl Wire {
+    /// Nothing of it arrives for a while.
+    fn quiet(&mut self, from: u64, until: u64) {
+        self.mute = (from, until);
+        for way in [&mut self.to_node, &mut self.to_host] {
+            way.last_ns = way.last_ns.max(until);
+            way.pieces.iter_mut().for_each(|(at, _)| *at = (*at).max(until));
+        }
     }
 }
 
@@ -375,6 +416,13 @@ impl Stream {
             Err(_) if wire.cut && wire.to_host.pieces.is_empty() => Ok(0),
             other => other,
         }
+    }
+
+    /// How long the node's machine has not been heard on it.
+    pub fn mute_ns(&self) -> u64 {
+        let state = self.network.state.lock();
+        let (from, until) = state.wires[self.wire].mute;
+        if (from..until).contains(&state.now_ns) { state.now_ns - from } else { 0 }
     }
 
     pub fn is_cut(&self) -> bool {

@@ -3,8 +3,9 @@
 use farmem_fabric::contract::conditions::record_if;
 use farmem_fabric::contract::{finish, get, put, record};
 use farmem_fabric::nic::Figure;
+use farmem_fabric::session::BOUND_NS;
 use farmem_fabric::sim::{Network, Weather};
-use farmem_fabric::{Bind, Completion, ConnectOptions, QueuePair, Refusal, Session};
+use farmem_fabric::{Bind, Completion, ConnectOptions, Lost, QueuePair, Refusal, Session};
 use farmem_protocol::addr::{SLAB_BYTES, SlabId};
 use farmem_protocol::key::{Key, Rights};
 use farmem_protocol::lines::conditional::Refused;
@@ -352,6 +353,88 @@ fn a_stopped_node_is_waited_for_up_to_half_a_minute() {
         };
         assert_eq!(outcome.is_ok(), survives, "stopped for {stop} s");
     }
+}
+
+/// Ways in which a member needs its node, or only looks whether it is there: each until it has an
+/// outcome.
+type Need = fn(&Network, &Session, &mut QueuePair, SlabId) -> Result<(), Lost>;
+
+const NEEDS: [(&str, Need); 3] = [
+    ("a word is awaited", |_, _, queue, slab| {
+        let mut done = Vec::new();
+        queue.faa(9, slab, 4096, 1);
+        queue.doorbell()?;
+        while queue.wait(&mut done, Duration::from_secs(1))? == 0 {}
+        Ok(())
+    }),
+    ("a request is awaited", |_, session, _, _| session.figure(Figure::Windows).map(|_| ())),
+    ("nothing is awaited", |network, session, _, _| {
+        // As long as any silence here.
+        let until = network.now_ns() + 8_000_000_000;
+        while network.now_ns() < until {
+            session.tend()?;
+            network.pass(250_000_000);
+        }
+        Ok(())
+    }),
+];
+
+/// Connections that there were come to life again as late after the silence as it was long; the
+/// node is reached before.
+#[test]
+fn a_silence_shorter_than_the_grace_is_over_soon_after_its_end() {
+    for (what, need) in NEEDS {
+        for ms in [200, 1_000, 1_600, 3_000, 4_900] {
+            let (network, session, slab, mut queue, _) = setting(11);
+            assert!(put(&mut queue, slab, 0, b"kept").is_ok());
+            let begun = network.now_ns();
+            network.go_silent(ms * 1_000_000);
+            assert_eq!(need(&network, &session, &mut queue, slab), Ok(()), "{what}, {ms} ms");
+            let over = (network.now_ns() - begun) / 1_000_000;
+            let waits = what != "nothing is awaited";
+            assert!(!waits || (ms..=(2 * ms).min(ms + 1_700)).contains(&over), "{what}, {ms} ms: over after {over}");
+            assert_eq!(get(&mut queue, slab, 0, 4), Ok(b"kept".to_vec()), "{what}, {ms} ms");
+        }
+    }
+}
+
+#[test]
+fn a_silence_that_lasts_ends_the_member_soon_after_the_grace() {
+    for (what, need) in NEEDS {
+        for stopped in [false, true] {
+            let (network, session, slab, mut queue, _) = setting(13);
+            assert!(put(&mut queue, slab, 0, b"kept").is_ok());
+            if stopped {
+                // Its kernel acknowledges, until it is not heard either.
+                network.stop_node(60_000_000_000);
+                for _ in 0..10 {
+                    network.pass(250_000_000);
+                    session.tend().unwrap();
+                }
+            }
+            let begun = network.now_ns();
+            network.go_silent(60_000_000_000);
+            let lost = need(&network, &session, &mut queue, slab).unwrap_err();
+            let took = network.now_ns() - begun;
+            let grace = GRACE.as_nanos() as u64;
+            assert!((grace..grace + BOUND_NS).contains(&took), "{what}: {took}");
+            assert!(lost.reason.contains("nothing has come"), "{what}: {lost}");
+        }
+    }
+}
+
+/// One connection is mute, because a middlebox has forgotten it: it is made anew.
+#[test]
+fn a_connection_that_is_mute_by_itself_is_made_anew() {
+    let (network, session, slab, mut queue, _) = setting(17);
+    assert!(put(&mut queue, slab, 0, b"kept").is_ok());
+    // All but the first, which is the one for control.
+    network.forget_connections(1);
+    let begun = network.now_ns();
+    assert_eq!(get(&mut queue, slab, 0, 4), Ok(b"kept".to_vec()));
+    let took = network.now_ns() - begun;
+    assert!((1_000_000_000..2_000_000_000).contains(&took), "{took}");
+    assert!(!session.is_lost());
 }
 
 #[test]

@@ -43,6 +43,9 @@ impl Listener {
                 let listener = TcpListener::bind(at).map_err(failed)?;
                 listener.set_nonblocking(true).map_err(failed)?;
                 socket::send_at_once(listener.as_raw_fd());
+                // A node that is stopped accepts none, and what finds no room looks like a silent
+                // network.
+                socket::let_many_wait(listener.as_raw_fd());
                 Listener::Tcp(listener)
             }
             NodeAddr::Shm(path) => {

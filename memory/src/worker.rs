@@ -60,6 +60,9 @@ const WAITING: usize = 256;
 const TOGETHER: usize = 64;
 /// A TCP peer that is silent on the wire for so long, in milliseconds, has no connection any more.
 const SILENT_MS: u32 = 15_000;
+/// How long a TCP connection may be idle before the kernel asks whether its peer is there, in
+/// seconds.
+const IDLE_S: i32 = 2;
 
 const WAKER: u64 = u64::MAX;
 const LISTENERS: u64 = 1 << 32;
@@ -326,7 +329,7 @@ impl Worker {
 
     fn admit(&mut self, socket: OwnedFd, about: Circumstances, now: u64) {
         if !about.local {
-            socket::notice_silence(socket.as_raw_fd(), SILENT_MS);
+            socket::notice_silence(socket.as_raw_fd(), IDLE_S, SILENT_MS);
         }
         self.make_room_for_a_stranger(now);
         let token = match self.connections.iter().position(Option::is_none) {

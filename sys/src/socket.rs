@@ -326,13 +326,53 @@ pub fn wait_any(wanted: impl Iterator<Item = (i32, bool)>, timeout_ns: u64) {
 /// Descriptors that [`wait_any`] looks at, at most.
 pub const MOST_AWAITED: usize = 64;
 
-/// Makes the kernel give up a TCP connection whose peer has been silent, data or none, for about `ms`.
-pub fn notice_silence(fd: i32, ms: u32) {
-    set_option(fd, libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1);
-    set_option(fd, libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 2);
-    set_option(fd, libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, 1);
+/// Makes the kernel give up a TCP connection whose peer has been silent, data or none, for about
+/// `ms`. It asks for an acknowledgement when the connection has been idle for `idle_s` seconds.
+pub fn notice_silence(fd: i32, idle_s: i32, ms: u32) {
+    ask_when_idle(fd, idle_s);
     set_option(fd, libc::IPPROTO_TCP, libc::TCP_KEEPCNT, (ms / 1000).clamp(3, 100) as i32);
     set_option(fd, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, ms as i32);
+}
+
+/// Has the kernel ask for an acknowledgement when a TCP connection has been idle for `idle_s`
+/// seconds, and each second from then on until it has one.
+pub fn ask_when_idle(fd: i32, idle_s: i32) {
+    set_option(fd, libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1);
+    set_option(fd, libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, idle_s);
+    set_option(fd, libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, 1);
+}
+
+/// The peer's acknowledgements on a TCP connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Acknowledged {
+    /// Milliseconds since its last acknowledgement of anything.
+    pub before_ms: u32,
+    /// Packets that were sent and that it has not acknowledged.
+    pub missing: u32,
+}
+
+/// The acknowledgements of a TCP connection's peer. `None` of any other socket.
+pub fn acknowledged(fd: i32) -> Option<Acknowledged> {
+    // The head of the kernel's `struct tcp_info`: eight bytes, then words.
+    const MISSING: usize = 6;
+    const LAST_ACKNOWLEDGED: usize = 14;
+    let mut about = [0u32; LAST_ACKNOWLEDGED + 1];
+    let len = size_of_val(&about) as u32;
+    let mut told = len;
+    let [level, option] = [libc::IPPROTO_TCP, libc::TCP_INFO].map(|n| n as usize);
+    // SAFETY: live words and their length in bytes.
+    unsafe {
+        let (about, told) = (about.as_mut_ptr() as usize, &mut told as *mut u32 as usize);
+        checked(libc::SYS_getsockopt, [fd as usize, level, option, about, told, 0]).ok()?;
+    }
+    (told == len).then_some(Acknowledged { before_ms: about[LAST_ACKNOWLEDGED], missing: about[MISSING] })
+}
+
+/// Lets more connections wait at a listener that nobody has accepted yet: as many as the system
+/// allows, 4096 at most.
+pub fn let_many_wait(fd: i32) {
+    // SAFETY: no pointers.
+    let _ = unsafe { checked(libc::SYS_listen, [fd as usize, 4096, 0, 0, 0, 0]) };
 }
 
 /// Sets an integer option, best effort.

@@ -20,6 +20,10 @@ use std::time::Duration;
 /// killed is to end.
 const TEND_NS: u64 = 250_000_000;
 
+/// How often they are while one is out of reach: the grace is to end the process soon after it is
+/// over.
+const SEEK_NS: u64 = 50_000_000;
+
 /// The first look for acknowledgements after an eviction; each that finds none is followed by a sleep twice as long. A page
 /// that comes back before its own is heard of leaves whole, and cards go on only when somebody looks.
 const LOOK_NS: u64 = 1_000_000;
@@ -170,7 +174,7 @@ impl Pager {
     fn run_background(&self) -> ! {
         self.also.get().iter().for_each(|also| also());
         let mut sleep = (TEND_NS, 0);
-        let (mut last_housekeeping, mut last_tended) = (now_ns(), now_ns());
+        let (mut last_housekeeping, mut last_tended, mut near) = (now_ns(), now_ns(), true);
         loop {
             if !self.staging.is_empty() {
                 let _inside = self.threads.enter();
@@ -178,11 +182,12 @@ impl Pager {
                 self.collect_writes(&mut evictor, Duration::ZERO);
                 sleep = until_next_look(sleep, Self::writes_in_flight(&evictor));
             }
-            if now_ns() - last_tended > TEND_NS {
+            if !near || now_ns() - last_tended > TEND_NS {
                 self.tick.get().iter().for_each(|tick| tick(self));
                 self.free_dropped();
                 let _inside = self.threads.enter();
                 or_end(self.pool.tend());
+                near = self.pool.all_near();
                 self.tell_losses();
                 self.pool.give_back_idle();
                 self.take_stock();
@@ -193,7 +198,7 @@ impl Pager {
                 self.keep_house();
             }
             let seen = self.background.asked.load(Ordering::Acquire);
-            let mut longest = sleep.0;
+            let mut longest = if near { sleep.0 } else { sleep.0.min(SEEK_NS) };
             if self.background.first.load(Ordering::Relaxed) != 0 {
                 self.end_with_the_last();
                 if now_ns() < self.background.watches.load(Ordering::Relaxed) {

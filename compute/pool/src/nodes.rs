@@ -239,6 +239,11 @@ impl Pool {
         self.anything_lost()
     }
 
+    /// Whether every node is within reach, by the last look. If not, the next one should be soon.
+    pub fn all_near(&self) -> bool {
+        self.nodes.all().iter().filter(|node| node.is_there()).all(|node| node.session().is_near())
+    }
+
     /// Takes the losses of nodes that were not told yet.
     pub fn losses(&self) -> Vec<Loss> {
         if self.untold.load(Ordering::Relaxed) == 0 {

@@ -15,10 +15,10 @@
 use super::away::Away;
 use super::{Completion, Pending, Verb};
 use crate::link::{Link, Reach};
-use crate::session::{Membership, SILENT_NS};
+use crate::session::{DOUBT_NS, Membership, SILENT_NS};
 use crate::{Lost, Refusal};
 use farmem_protocol::wire::{self, Batch, Binding, MAX_VERBS, Op, Purpose, Status, variant};
-use farmem_sys::raw::Errno;
+use farmem_sys::raw::{self, Errno};
 use farmem_sys::socket::Part;
 use farmem_sys::spin::Spin;
 use std::collections::VecDeque;
@@ -28,6 +28,8 @@ use zerocopy::{FromBytes, IntoBytes};
 
 /// The longest sleep of [`Framed::wait`] between looks whether the member is lost.
 const SLEEP_NS: u64 = 100_000_000;
+/// How long `wait` waits before it looks whether the node's machine is still heard.
+const LISTEN_NS: u64 = 1_000_000_000;
 /// Completions received by one call, at most.
 const SCATTER: usize = 32;
 /// Parts sent by one call, at most.
@@ -60,6 +62,8 @@ pub(crate) struct Framed {
     /// How long `wait` has waited without a byte coming. Time in which this process itself was
     /// stopped does not count.
     silent_ns: u64,
+    /// At how much of it the next look around is due.
+    listen_ns: u64,
     spin: Spin,
     /// Bytes sent since [`Framed::take_sent`].
     sent: u64,
@@ -90,6 +94,7 @@ impl Framed {
             heads: [[0; HEAD]; SCATTER],
             got: 0,
             silent_ns: 0,
+            listen_ns: LISTEN_NS,
             spin: Spin::new(),
             sent: 0,
             settled: VecDeque::new(),
@@ -342,7 +347,7 @@ impl Framed {
         loop {
             let got_before = self.got;
             if self.poll(done)? > 0 || self.under_way.is_empty() {
-                self.silent_ns = 0;
+                self.end_silence();
                 self.spin.came(waited_ns);
                 return Ok(done.len() - before);
             }
@@ -352,14 +357,11 @@ impl Framed {
                 continue;
             }
             let now = self.reach().now_ns();
-            self.silent_ns += (now - looked_ns).min(2 * SLEEP_NS);
-            looked_ns = now;
             if self.got != got_before {
-                self.silent_ns = 0;
+                self.end_silence();
             }
-            if self.silent_ns > SILENT_NS {
-                return Err(self.member.silent());
-            }
+            self.note_silence(now - looked_ns)?;
+            looked_ns = now;
             if now >= until {
                 return Ok(0);
             }
@@ -394,19 +396,41 @@ impl Framed {
         }
     }
 
-    /// Counts time that a wait over several queue pairs has spent without a completion of this one.
+    /// Counts time that was spent without a completion. When it is long, looks whether the node can
+    /// still be reached.
     pub fn note_silence(&mut self, waited_ns: u64) -> Result<(), Lost> {
         self.silent_ns += waited_ns.min(2 * SLEEP_NS);
-        if self.silent_ns > SILENT_NS { Err(self.member.silent()) } else { Ok(()) }
+        if self.silent_ns > SILENT_NS {
+            return Err(self.member.silent());
+        }
+        if self.silent_ns >= self.listen_ns {
+            self.listen_ns = self.silent_ns + SLEEP_NS;
+            self.look_around()?;
+        }
+        Ok(())
     }
 
     /// A completion has come.
     pub fn end_silence(&mut self) {
-        self.silent_ns = 0;
+        (self.silent_ns, self.listen_ns) = (0, LISTEN_NS);
     }
 
     pub fn now_ns(&self) -> u64 {
         self.reach().now_ns()
+    }
+
+    /// The answer is late. Ends the wait for a node that is lost, and restores a connection that is
+    /// mute by itself: a middlebox has forgotten it, or its next retransmission is far off.
+    #[cold]
+    fn look_around(&mut self) -> Result<(), Lost> {
+        self.member.watch()?;
+        let Some(link) = &self.link else { return Ok(()) };
+        let mute = match raw::is_away() {
+            // A vfork child's control connection is its parent's to tend. The dial tells.
+            true => link.mute_ns() >= DOUBT_NS,
+            false => link.is_stalled() && self.member.is_near(),
+        };
+        if mute { self.restore() } else { Ok(()) }
     }
 
     /// A new connection; what had no completion goes again, in order.
@@ -416,7 +440,7 @@ impl Framed {
             self.withdraw();
             self.link = Some(self.member.restore(Purpose::Attach, self.number)?);
             self.away = Away::noted();
-            self.silent_ns = 0;
+            self.end_silence();
             self.frame();
             if self.flush().is_ok() {
                 return Ok(());

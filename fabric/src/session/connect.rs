@@ -1,6 +1,7 @@
 //! Joining a node: the first connection, and by what transport slabs are reached from then on.
 
 use super::dial::{NoDial, Patience, dial, hello};
+use super::silence::Ear;
 use super::{ConnectOptions, Control, Identity, Membership, Session, Transport};
 use crate::link::{Link, Reach};
 use crate::shape::Shaper;
@@ -15,6 +16,9 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// The time that a first connection is given, however short the grace.
+const LEAST_CONNECT_NS: u64 = 1_000_000_000;
 
 /// The session, the node's Unix path, and what else it offers.
 type Joined = (Session, Option<PathBuf>, u8);
@@ -80,12 +84,11 @@ impl Session {
         let hello = Hello { secret, incarnation: incarnation.into(), ..hello(Purpose::Rejoin) };
         let patience = Patience::both(options.timeout.as_nanos() as u64);
         first_of(node, |reach| {
-            let (link, welcome, _) =
-                dial(&reach, &hello, patience).map_err(|e| at_start(e, &reach, &node.to_string()))?;
+            let (link, welcome, _) = dial(Ear::at(&reach, &AtomicU64::new(0)), &hello, patience)
+                .map_err(|e| at_start(e, &reach, &node.to_string()))?;
             let member = member_of(reach, node.to_string(), options, &link, &welcome);
             let member = Membership { secret, incarnation, ..member };
-            member.watch_silence(&link);
-            *member.control.lock() = Control { link: Some(link), number, cut_ns: 0 };
+            member.controlled_by(link, number);
             Ok(Session { member: Arc::new(member) })
         })
     }
@@ -102,11 +105,15 @@ impl Session {
     fn join_as(reach: Reach, node: String, options: &ConnectOptions, lasting: u8) -> Result<Joined, ConnectError> {
         let (run, pid, grace_ms) = (options.run, options.pid.into(), (options.grace.as_millis() as u64).into());
         let hello = Hello { run, pid, grace_ms, lasting, ..hello(Purpose::Join) };
-        let patience = Patience::both(options.timeout.as_nanos() as u64);
-        let (link, welcome, path) = dial(&reach, &hello, patience).map_err(|e| at_start(e, &reach, &node))?;
+        // A stopped node's kernel takes the connection. A machine that does not is away, and waited
+        // for no longer.
+        let answer_ns = options.timeout.as_nanos() as u64;
+        let connect_ns = answer_ns.min((options.grace.as_nanos() as u64).max(LEAST_CONNECT_NS));
+        let patience = Patience { connect_ns, answer_ns };
+        let (link, welcome, path) =
+            dial(Ear::at(&reach, &AtomicU64::new(0)), &hello, patience).map_err(|e| at_start(e, &reach, &node))?;
         let member = member_of(reach, node, options, &link, &welcome);
-        member.watch_silence(&link);
-        member.control.lock().link = Some(link);
+        member.controlled_by(link, 1);
         Ok((Session { member: Arc::new(member) }, path, welcome.offers))
     }
 
@@ -197,10 +204,12 @@ fn member_of(reach: Reach, node: String, options: &ConnectOptions, link: &Link, 
         mapped,
         process: if mapped { link.peer_process() } else { 0 },
         card: Card::default(),
-        control: Lock::new(Control { link: None, number: 1, cut_ns: 0 }),
+        control: Lock::new(Control::new(None, 1)),
         slabs: Lock::new(BTreeMap::new()),
         next_queue: AtomicU64::new(1),
         fell_silent: AtomicBool::new(false),
+        heard_ns: AtomicU64::new(0),
+        watched_ns: AtomicU64::new(0),
         lost: Lock::new(None),
         is_lost: AtomicBool::new(false),
         reach,

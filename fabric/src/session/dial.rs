@@ -1,7 +1,8 @@
 //! One attempt to connect, and one exchange over a connection that stands.
 
+use super::silence::{DOUBT_NS, Ear, KEEP_S};
 use crate::ConnectError;
-use crate::link::{Link, Reach};
+use crate::link::Link;
 use farmem_protocol::addr::SlabId;
 use farmem_protocol::wire::{
     Answer, Ask, Hello, MAGIC, MAX_PATH, Purpose, Request, VERSION, Verdict, Welcome, variant,
@@ -56,6 +57,26 @@ impl std::fmt::Display for NoDial {
     }
 }
 
+/// Why what was awaited did not come whole.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Broken {
+    /// The time is over.
+    Late,
+    /// The peer's machine is not heard any more.
+    Mute,
+    /// The connection has ended.
+    Cut(Errno),
+}
+
+impl From<Errno> for Broken {
+    fn from(e: Errno) -> Broken {
+        Broken::Cut(e)
+    }
+}
+
+/// Between looks whether the peer's machine is still heard.
+const LISTEN_NS: u64 = 250_000_000;
+
 /// How long an attempt may take.
 #[derive(Clone, Copy)]
 pub(super) struct Patience {
@@ -79,34 +100,35 @@ pub(super) fn request(ask: Ask, number: u64, slab: SlabId, detail: [u8; 16]) -> 
 
 /// Connects, says hello, and reads the welcome.
 pub(super) fn dial(
-    reach: &Reach,
+    ear: Ear<'_>,
     hello: &Hello,
     patience: Patience,
 ) -> Result<(Link, Welcome, Option<PathBuf>), NoDial> {
-    let link = reach.connect(patience.connect_ns).map_err(NoDial::System)?;
-    greet(reach, link, hello, patience.answer_ns)
+    let link = ear.reach.connect(patience.connect_ns).map_err(NoDial::System)?;
+    link.ask_when_idle(KEEP_S);
+    greet(ear, link, hello, patience.answer_ns)
 }
 
 /// [`dial`] over a connection that stands.
 pub(super) fn greet(
-    reach: &Reach,
+    ear: Ear<'_>,
     link: Link,
     hello: &Hello,
     answer_ns: u64,
 ) -> Result<(Link, Welcome, Option<PathBuf>), NoDial> {
-    let until = reach.now_ns() + answer_ns;
+    let until = ear.reach.now_ns() + answer_ns;
     send_now(&link, hello.as_bytes()).map_err(|_| NoDial::Closed)?;
     let mut welcome = Welcome::new_zeroed();
     let bytes = welcome.as_mut_bytes();
     // Magic and version first: of another version nothing more is known.
-    receive_until(reach, &link, &mut bytes[..8], until)?;
+    receive_until(ear, &link, &mut bytes[..8], until)?;
     if welcome.magic != MAGIC {
         return Err(NoDial::NotFarmem);
     }
     if welcome.version != VERSION {
         return Err(NoDial::Verdict(Verdict::Version, welcome.version.get()));
     }
-    receive_until(reach, &link, &mut welcome.as_mut_bytes()[8..], until)?;
+    receive_until(ear, &link, &mut welcome.as_mut_bytes()[8..], until)?;
     let len = welcome.path_len.get() as usize;
     match variant::<Verdict>(welcome.verdict) {
         Some(Verdict::Welcome) if len <= MAX_PATH => {}
@@ -114,7 +136,7 @@ pub(super) fn greet(
         Some(verdict) => return Err(NoDial::Verdict(verdict, VERSION)),
     }
     let mut path = [0; MAX_PATH];
-    receive_until(reach, &link, &mut path[..len], until)?;
+    receive_until(ear, &link, &mut path[..len], until)?;
     let path = (len > 0).then(|| PathBuf::from(OsStr::from_bytes(&path[..len])));
     Ok((link, welcome, path))
 }
@@ -129,10 +151,11 @@ pub(crate) fn send_now(link: &Link, bytes: &[u8]) -> Result<(), Errno> {
     }
 }
 
-fn receive_until(reach: &Reach, link: &Link, into: &mut [u8], until: u64) -> Result<(), NoDial> {
-    match receive_all(reach, link, into, until) {
+fn receive_until(ear: Ear<'_>, link: &Link, into: &mut [u8], until: u64) -> Result<(), NoDial> {
+    match receive_all(ear, link, into, until) {
         Ok(_) => Ok(()),
-        Err(Errno(libc::ETIMEDOUT)) if reach.now_ns() >= until => Err(NoDial::Silent),
+        Err(Broken::Late) => Err(NoDial::Silent),
+        Err(Broken::Mute) => Err(NoDial::System(Errno(libc::ETIMEDOUT))),
         // What begins like nothing of ours and ends there is not a node.
         Err(_) if into[0] != 0 && !MAGIC.starts_with(&into[..1]) => Err(NoDial::NotFarmem),
         Err(_) => Err(NoDial::Closed),
@@ -140,33 +163,40 @@ fn receive_until(reach: &Reach, link: &Link, into: &mut [u8], until: u64) -> Res
 }
 
 /// Receives exactly `into`, and a descriptor if one came along.
-pub(crate) fn receive_all(reach: &Reach, link: &Link, into: &mut [u8], until: u64) -> Result<Option<i32>, Errno> {
+///
+/// The kernel asks the peer's for an acknowledgement at least each [`KEEP_S`] on this connection.
+pub(crate) fn receive_all(ear: Ear<'_>, link: &Link, into: &mut [u8], until: u64) -> Result<Option<i32>, Broken> {
     let mut got = 0;
     let mut passed = None;
     while got < into.len() {
         match link.receive_passed(&mut into[got..]) {
-            Ok((0, _)) => return Err(Errno(libc::ECONNRESET)),
+            Ok((0, _)) => return Err(Errno(libc::ECONNRESET).into()),
             Ok((n, fd)) => (got, passed) = (got + n, passed.or(fd)),
-            Err(Errno(libc::EAGAIN)) => match until.saturating_sub(reach.now_ns()) {
-                0 => return Err(Errno(libc::ETIMEDOUT)),
-                left => link.wait(false, left),
-            },
-            Err(e) => return Err(e),
+            Err(Errno(libc::EAGAIN)) => {
+                if ear.listen(link) >= DOUBT_NS {
+                    return Err(Broken::Mute);
+                }
+                match until.saturating_sub(ear.reach.now_ns()) {
+                    0 => return Err(Broken::Late),
+                    left => link.wait(false, left.min(LISTEN_NS)),
+                }
+            }
+            Err(e) => return Err(e.into()),
         }
     }
     Ok(passed)
 }
 
 pub(super) fn exchange(
-    reach: &Reach,
+    ear: Ear<'_>,
     link: &Link,
     request: &[u8],
     within_ns: u64,
-) -> Result<(Answer, Option<i32>), Errno> {
+) -> Result<(Answer, Option<i32>), Broken> {
     send_now(link, request)?;
     let mut answer = Answer::new_zeroed();
-    let until = reach.now_ns() + within_ns;
-    let passed = receive_all(reach, link, answer.as_mut_bytes(), until)?;
+    let until = ear.reach.now_ns() + within_ns;
+    let passed = receive_all(ear, link, answer.as_mut_bytes(), until)?;
     Ok((answer, passed))
 }
 

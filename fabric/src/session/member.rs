@@ -1,7 +1,8 @@
 //! What a session and its queue pairs share, and how a connection of theirs that was cut is restored: the
 //! rules at the top of [`super`].
 
-use super::dial::{NoDial, Patience, dial, exchange, greet, hello, request};
+use super::dial::{Broken, NoDial, Patience, dial, exchange, greet, hello, request};
+use super::silence::{DOUBT_NS, Ear, KEEP_S, Outage};
 use crate::Lost;
 use crate::link::{Link, Reach};
 use crate::mapping::Mapping;
@@ -22,12 +23,25 @@ pub const SILENT_NS: u64 = 30_000_000_000;
 /// refusal to be an accident (a firewall being loaded), short enough to end a program within two
 /// seconds on a machine that is busy with other things.
 pub const REFUSED_NS: u64 = 500_000_000;
-/// The least time of silence on the wire after which the kernel gives a connection up, in
-/// milliseconds: more than the stop of a node that programs are promised to survive (5 s), for a
-/// stopped node whose buffers are full looks silent too.
-const UNACKNOWLEDGED_MS: u64 = 15_000;
+/// The least time of silence on the wire after which the kernel gives a connection up by itself, in
+/// milliseconds: as long as a stopped node is waited for. To the kernel one whose buffers are full
+/// looks silent, too.
+const UNACKNOWLEDGED_MS: u64 = SILENT_NS / 1_000_000;
+/// How long a queue pair's connection is idle before the kernel asks whether it still stands, in
+/// seconds. It is the control connection that tells of a silence; this keeps middleboxes from
+/// forgetting the connection.
+const IDLE_S: i32 = 30;
 /// Between attempts to restore a connection.
 const RETRY_NS: u64 = 50_000_000;
+/// How often threads that wait look after the control connection.
+const WATCH_NS: u64 = 100_000_000;
+/// How long a connection may take to be made.
+const CONNECT_NS: u64 = 500_000_000;
+/// The same, and how long the node may then take to answer, of an attempt that a look around makes.
+const LOOK: Patience = Patience { connect_ns: 200_000_000, answer_ns: 250_000_000 };
+/// The longest that a node which accepts connections and does not answer is left alone between
+/// attempts.
+const LEAVE_NS: u64 = 4_000_000_000;
 /// How long a node may take to answer that a run is over.
 pub const FAREWELL_NS: u64 = 1_000_000_000;
 
@@ -53,6 +67,10 @@ pub(crate) struct Membership {
     pub next_queue: AtomicU64,
     /// It counts as lost because it did not answer, on a connection that stands.
     pub fell_silent: AtomicBool,
+    /// When the node's machine was last known to be within reach.
+    pub heard_ns: AtomicU64,
+    /// When a thread that waits last looked after the control connection.
+    pub watched_ns: AtomicU64,
     /// Once lost, lost for all that belongs to the member.
     pub lost: Lock<Option<Lost>>,
     pub is_lost: AtomicBool,
@@ -61,8 +79,23 @@ pub(crate) struct Membership {
 pub(crate) struct Control {
     pub link: Option<Link>,
     pub number: u64,
-    /// When the connection was first found cut; 0 while it stands.
-    pub cut_ns: u64,
+    /// Of the connection, until it is restored.
+    outage: Option<Outage>,
+    /// When a node that accepts connections and does not answer is dialled again.
+    dial_ns: u64,
+}
+
+impl Control {
+    /// A connection, or none yet, and the number of the last request.
+    pub fn new(link: Option<Link>, number: u64) -> Control {
+        Control { link, number, outage: None, dial_ns: 0 }
+    }
+
+    /// The connection is of no more use: it has ended, or has been mute for too long.
+    fn lose(&mut self, now_ns: u64) {
+        let mute_ns = self.link.take().map_or(0, |link| link.mute_ns());
+        self.outage.get_or_insert_with(|| Outage::begun(now_ns, mute_ns));
+    }
 }
 
 impl Membership {
@@ -79,10 +112,12 @@ impl Membership {
             mapped: self.mapped,
             process: self.process,
             card: self.card.of_child(),
-            control: Lock::new(Control { link: Some(link), number: 1, cut_ns: 0 }),
+            control: Lock::new(Control::new(Some(link), 1)),
             slabs: Lock::new(slabs),
             next_queue: AtomicU64::new(1),
             fell_silent: AtomicBool::new(false),
+            heard_ns: AtomicU64::new(0),
+            watched_ns: AtomicU64::new(0),
             lost: Lock::new(None),
             is_lost: AtomicBool::new(false),
         }
@@ -111,8 +146,30 @@ impl Membership {
         lost
     }
 
-    pub fn watch_silence(&self, link: &Link) {
-        link.notice_silence((self.grace.as_millis() as u64).max(UNACKNOWLEDGED_MS).min(u32::MAX as u64) as u32);
+    /// Has the kernel ask for signs of life, and give the connection up in the end.
+    fn watch_silence(&self, link: &Link, purpose: Purpose) {
+        // A vfork child judges by its own connections.
+        let often = purpose != Purpose::Attach || raw::is_away();
+        let ms = (self.grace.as_millis() as u64).max(UNACKNOWLEDGED_MS).min(u32::MAX as u64) as u32;
+        link.notice_silence(if often { KEEP_S } else { IDLE_S }, ms);
+    }
+
+    /// Takes a connection that was just made for control.
+    pub fn controlled_by(&self, link: Link, number: u64) {
+        self.watch_silence(&link, Purpose::Join);
+        self.heard_ns.store(self.reach.now_ns(), Ordering::Relaxed);
+        *self.control.lock() = Control::new(Some(link), number);
+    }
+
+    /// Listens for the node's machine while it waits for an answer.
+    pub fn ear(&self) -> Ear<'_> {
+        Ear { reach: &self.reach, heard_ns: &self.heard_ns }
+    }
+
+    /// Whether the node's machine was within reach a moment ago, by the control connection.
+    pub fn is_near(&self) -> bool {
+        let heard = self.heard_ns.load(Ordering::Relaxed);
+        heard != 0 && self.reach.now_ns().saturating_sub(heard) < DOUBT_NS
     }
 
     /// Sends a request and waits for its answer, over as many connections as it takes.
@@ -126,7 +183,7 @@ impl Membership {
         let mut restored = false;
         loop {
             if let Some(link) = &control.link {
-                match exchange(&self.reach, link, request.as_bytes(), SILENT_NS) {
+                match exchange(self.ear(), link, request.as_bytes(), SILENT_NS) {
                     Ok((answer, passed)) if answer.number == request.number => {
                         // A vfork child's descriptor is nothing to the process whose memory this is.
                         if restored && raw::is_away() {
@@ -135,14 +192,21 @@ impl Membership {
                         return Ok((answer, passed));
                     }
                     Ok(_) => return Err(self.give_up("it answers what was not asked".into())),
-                    Err(Errno(libc::ETIMEDOUT)) => return Err(self.silent()),
-                    Err(_) => control.link = None,
+                    Err(Broken::Late) => return Err(self.silent()),
+                    Err(Broken::Mute | Broken::Cut(_)) => control.lose(self.reach.now_ns()),
                 }
             }
-            let link = self.restore(Purpose::Rejoin, 0)?;
+            self.rejoin(&mut control)?;
             restored = true;
-            (control.link, control.cut_ns) = (Some(link), 0);
         }
+    }
+
+    /// Restores the control connection, however long it takes.
+    fn rejoin(&self, control: &mut Control) -> Result<(), Lost> {
+        let mut outage = control.outage.take().unwrap_or_else(|| Outage::cut(self.reach.now_ns()));
+        let (link, _) = self.redial(Purpose::Rejoin, 0, self.secret, &mut outage, None)?;
+        *control = Control::new(Some(link), control.number);
+        Ok(())
     }
 
     /// See [`super::Session::end_run`].
@@ -151,21 +215,23 @@ impl Membership {
         let mut control = self.control.lock();
         control.number += 1;
         let request = request(Ask::EndRun, control.number, SlabId(0), run);
-        let said = |link: &Link| exchange(&self.reach, link, request.as_bytes(), FAREWELL_NS).map(|_| ());
+        let said = |link: &Link| exchange(self.ear(), link, request.as_bytes(), FAREWELL_NS).map(|_| ());
         if let Some(link) = &control.link {
             match said(link) {
-                Ok(()) | Err(Errno(libc::ETIMEDOUT)) => return Ok(()),
-                Err(_) => control.link = None,
+                // Nor is a machine waited for that is not heard.
+                Ok(()) | Err(Broken::Late | Broken::Mute) => return Ok(()),
+                Err(Broken::Cut(_)) => control.link = None,
             }
         }
-        let dialled = self.dial(Purpose::Rejoin, 0, self.secret, FAREWELL_NS);
+        let patience = Patience { connect_ns: CONNECT_NS, answer_ns: FAREWELL_NS };
+        let dialled = self.dial(Purpose::Rejoin, 0, self.secret, patience);
         let (link, _) = dialled.map_err(|failure| self.give_up(format!("its connection was cut: {failure}")))?;
         match said(&link) {
-            Ok(()) | Err(Errno(libc::ETIMEDOUT)) => {
+            Ok(()) | Err(Broken::Late | Broken::Mute) => {
                 control.link = Some(link);
                 Ok(())
             }
-            Err(e) => Err(self.give_up(format!("its connection was cut: {e}"))),
+            Err(Broken::Cut(e)) => Err(self.give_up(format!("its connection was cut: {e}"))),
         }
     }
 
@@ -179,7 +245,7 @@ impl Membership {
     /// that has come to nothing.
     pub fn present(&self, passed: i32, secret: Secret) -> Option<(Link, u16)> {
         let hello = Hello { secret, incarnation: self.incarnation.into(), ..hello(Purpose::Rejoin) };
-        let (link, welcome, _) = greet(&self.reach, Link::Socket(passed), &hello, SILENT_NS).ok()?;
+        let (link, welcome, _) = greet(self.ear(), Link::Socket(passed), &hello, SILENT_NS).ok()?;
         Some((link, welcome.owner.get()))
     }
 
@@ -187,7 +253,8 @@ impl Membership {
     /// as it can have none is made, and nothing else of the member is lost.
     pub fn attach(&self, purpose: Purpose, queue: u64) -> Result<Link, Lost> {
         let full = || self.lost_because("it has as many queue pairs of this program as one can have".into());
-        self.restore_unless(purpose, queue, self.secret, Some(&full)).map(|(link, _)| link)
+        let mut outage = Outage::cut(self.reach.now_ns());
+        self.redial(purpose, queue, self.secret, &mut outage, Some(&full)).map(|(link, _)| link)
     }
 
     /// A new connection for `purpose` in place of one that was cut.
@@ -197,43 +264,65 @@ impl Membership {
 
     /// [`Membership::restore`], as the member of this secret. Its owner id with it.
     pub fn restore_as(&self, purpose: Purpose, queue: u64, secret: Secret) -> Result<(Link, u16), Lost> {
-        self.restore_unless(purpose, queue, secret, None)
+        self.redial(purpose, queue, secret, &mut Outage::cut(self.reach.now_ns()), None)
     }
 
+    /// Dials until the node answers, or is lost.
+    ///
     /// `full`: the error when the node has no room for it. `None`: room is waited for until the
     /// grace is over.
-    fn restore_unless(
+    fn redial(
         &self,
         purpose: Purpose,
         queue: u64,
         secret: Secret,
+        outage: &mut Outage,
         full: Option<&dyn Fn() -> Lost>,
     ) -> Result<(Link, u16), Lost> {
-        let cut_ns = self.reach.now_ns();
-        let mut refused_ns = None;
+        let patience = Patience { connect_ns: CONNECT_NS, answer_ns: SILENT_NS };
+        let by_itself = purpose == Purpose::Rejoin || raw::is_away();
         loop {
             self.check()?;
-            match self.dial(purpose, queue, secret, SILENT_NS) {
+            let over = self.is_over(outage);
+            match self.dial(purpose, queue, secret, patience) {
                 Ok(found) => return Ok(found),
+                Err(NoDial::Silent) => return Err(self.silent()),
                 Err(failure) => match full {
                     Some(full) if matches!(failure, NoDial::Verdict(Verdict::Full, _)) => return Err(full()),
-                    _ => self.judge(failure, cut_ns, &mut refused_ns)?,
+                    _ => self.judge(failure, outage, over)?,
                 },
             }
-            self.reach.sleep_ns(RETRY_NS);
+            // The attempt that decides begins when the grace is over.
+            if over || !self.is_over(outage) {
+                self.reach.sleep_ns(RETRY_NS);
+            }
+            // Whether the node's machine is away the control connection tells, which may have been
+            // longer.
+            while !by_itself {
+                self.watch()?;
+                if self.is_near() {
+                    break;
+                }
+                self.reach.sleep_ns(RETRY_NS);
+            }
         }
     }
 
     /// One attempt.
-    fn dial(&self, purpose: Purpose, queue: u64, secret: Secret, answer_ns: u64) -> Result<(Link, u16), NoDial> {
+    fn dial(&self, purpose: Purpose, queue: u64, secret: Secret, patience: Patience) -> Result<(Link, u16), NoDial> {
         let hello = Hello { secret, incarnation: self.incarnation.into(), queue: queue.into(), ..hello(purpose) };
-        let (link, welcome, _) = dial(&self.reach, &hello, Patience { connect_ns: 500_000_000, answer_ns })?;
-        self.watch_silence(&link);
+        let (link, welcome, _) = dial(self.ear(), &hello, patience)?;
+        self.heard_ns.store(self.reach.now_ns(), Ordering::Relaxed);
+        self.watch_silence(&link, purpose);
         Ok((link, welcome.owner.get()))
     }
 
-    /// Whether a failed attempt leaves hope.
-    fn judge(&self, failure: NoDial, cut_ns: u64, refused_ns: &mut Option<u64>) -> Result<(), Lost> {
+    fn is_over(&self, outage: &mut Outage) -> bool {
+        outage.lasts(self.reach.now_ns()) >= self.grace.as_nanos() as u64
+    }
+
+    /// Whether a failed attempt leaves hope. `over`: the grace was over when it began.
+    fn judge(&self, failure: NoDial, outage: &mut Outage, over: bool) -> Result<(), Lost> {
         let now = self.reach.now_ns();
         let refused = matches!(failure, NoDial::System(Errno(libc::ECONNREFUSED | libc::ENOENT)));
         match failure {
@@ -254,43 +343,85 @@ impl Membership {
             NoDial::System(_) | NoDial::Silent | NoDial::Closed | NoDial::Verdict(..) => {}
         }
         if refused {
-            let since = *refused_ns.get_or_insert(now);
+            let since = *outage.refused_ns.get_or_insert(now);
             if self.direct && now - since >= REFUSED_NS {
                 return Err(self.give_up("its process has ended: nobody listens at its address any more".into()));
             }
         } else {
-            *refused_ns = None;
+            outage.refused_ns = None;
         }
-        if now - cut_ns >= self.grace.as_nanos() as u64 {
-            let grace = self.grace;
-            return Err(
-                self.give_up(format!("the connection was cut and could not be restored within {grace:?}: {failure}"))
-            );
+        // A stopped node's kernel has no room for more connections, and acknowledges on the one for
+        // control.
+        if matches!(failure, NoDial::System(Errno(libc::ETIMEDOUT))) && self.is_near() {
+            return if outage.unanswered(now) < SILENT_NS { Ok(()) } else { Err(self.silent()) };
         }
-        Ok(())
+        let grace = self.grace;
+        match over {
+            true if outage.silent => {
+                Err(self
+                    .give_up(format!("nothing has come from its machine for {grace:?}, nor is it reached: {failure}")))
+            }
+            true => {
+                Err(self
+                    .give_up(format!("the connection was cut and could not be restored within {grace:?}: {failure}")))
+            }
+            false => Ok(()),
+        }
     }
 
+    /// For a thread that waits for an answer: [`Membership::tend`], unless another thread has the
+    /// control connection.
+    pub fn watch(&self) -> Result<(), Lost> {
+        // A vfork child's connections are nothing to the process whose memory this is.
+        let (now, before) = (self.reach.now_ns(), self.watched_ns.load(Ordering::Relaxed));
+        if now.saturating_sub(before) < WATCH_NS || raw::is_away() {
+            return self.check();
+        }
+        match self.control.try_lock() {
+            Some(mut control) => {
+                self.watched_ns.store(now, Ordering::Relaxed);
+                self.tend(&mut control)
+            }
+            None => self.check(),
+        }
+    }
+
+    /// Looks after the control connection.
     pub fn tend(&self, control: &mut Control) -> Result<(), Lost> {
         self.check()?;
-        if control.link.as_ref().is_some_and(|link| !link.is_cut()) {
-            return Ok(());
-        }
-        control.link = None;
         let now = self.reach.now_ns();
-        if control.cut_ns == 0 {
-            control.cut_ns = now;
-        }
-        // One attempt a call. A refusal is repeated by the calls to come; it counts from the cut.
-        let mut refused_ns = Some(control.cut_ns);
-        match self.dial(Purpose::Rejoin, 0, self.secret, 250_000_000) {
-            Ok((link, _)) => {
-                (control.link, control.cut_ns) = (Some(link), 0);
-                Ok(())
+        if let Some(link) = &control.link {
+            let mute_ns = self.ear().listen(link);
+            if mute_ns < DOUBT_NS && !link.is_cut() {
+                return Ok(());
             }
-            // Connected and silent: stopped, perhaps. As long as a stopped node is waited for.
-            Err(NoDial::Silent) if now - control.cut_ns < SILENT_NS => Ok(()),
-            Err(failure) => self.judge(failure, control.cut_ns, &mut refused_ns),
+            control.lose(now);
         }
+        let Control { link, outage, dial_ns, .. } = control;
+        let outage = outage.get_or_insert_with(|| Outage::cut(now));
+        while now >= *dial_ns {
+            let over = self.is_over(outage);
+            match self.dial(Purpose::Rejoin, 0, self.secret, LOOK) {
+                Ok((restored, _)) => {
+                    *link = Some(restored);
+                    control.outage = None;
+                    return Ok(());
+                }
+                // Connected and silent: stopped, perhaps. As long as a stopped node is waited for.
+                Err(NoDial::Silent) => {
+                    let now = self.reach.now_ns();
+                    let unanswered = outage.unanswered(now);
+                    *dial_ns = now + unanswered.min(LEAVE_NS);
+                    return if unanswered < SILENT_NS { Ok(()) } else { Err(self.silent()) };
+                }
+                Err(failure) => self.judge(failure, outage, over)?,
+            }
+            // The attempt that decides begins when the grace is over.
+            if over || !self.is_over(outage) {
+                break;
+            }
+        }
+        Ok(())
     }
 }
 

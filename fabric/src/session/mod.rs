@@ -13,6 +13,8 @@
 //!          └─ connected, silent ────────────────► wait: a stopped node answers when it continues
 //! ```
 //!
+//! A connection whose peer's machine is not heard any more counts as cut, too: [`silence`].
+//!
 //! Whether a middlebox is between is known from the first Welcome: the node says
 //! which address of its own the connection came in at. The reasoning behind these
 //! rules is in `docs/design/fabric.md`.
@@ -23,10 +25,13 @@ mod connect;
 mod dial;
 mod member;
 mod outlive;
+mod silence;
 
 pub(crate) use dial::{receive_all, send_now};
 pub(crate) use member::{Control, Membership};
 pub use member::{FAREWELL_NS, REFUSED_NS, SILENT_NS};
+pub use silence::BOUND_NS;
+pub(crate) use silence::DOUBT_NS;
 
 use crate::mapping::Mapping;
 use crate::nic::{Figure, Who};
@@ -302,15 +307,20 @@ impl Session {
         QueuePair::new(Arc::clone(&self.member), number)
     }
 
-    /// Looks whether the node is still there, and restores the control connection if it was cut. For
-    /// a background thread, a few times a second: a queue pair over shared memory would never know.
-    /// Waits half a second at most.
+    /// Looks whether the node is still there, and restores the control connection if it was cut or
+    /// is silent. For a background thread, a few times a second: a queue pair over shared memory
+    /// would never know, and one over TCP not while nothing is under way. Waits a second at most.
     pub fn tend(&self) -> Result<(), Lost> {
-        // Held: somebody is asking the node something, and will notice.
+        // Held: another thread asks the node something, and notices.
         match self.member.control.try_lock() {
             Some(mut control) => self.member.tend(&mut control),
             None => self.member.check(),
         }
+    }
+
+    /// Whether the node's machine was within reach when it was looked after last.
+    pub fn is_near(&self) -> bool {
+        self.member.is_near()
     }
 
     /// The run is over: its members' slabs are free now. For the run's supervisor.

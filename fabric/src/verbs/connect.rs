@@ -68,7 +68,7 @@ fn connect(member: &Membership, host: &Host, link: &Link) -> Result<RcQueue, NoW
     send_now(link, to_wire(&queue.endpoint()).as_bytes()).map_err(|_| NoWire::Cut)?;
     let mut peer = Endpoint::new_zeroed();
     let until = member.reach.now_ns() + SILENT_NS;
-    receive_all(&member.reach, link, peer.as_mut_bytes(), until).map_err(|_| NoWire::Cut)?;
+    receive_all(member.ear(), link, peer.as_mut_bytes(), until).map_err(|_| NoWire::Cut)?;
     if variant::<Status>(peer.status) != Some(Status::Done) {
         return Err(NoWire::Card(format!("the node's card: {}", Errno(peer.error.get() as i32))));
     }

@@ -42,6 +42,8 @@ use std::time::Duration;
 pub(super) const UNTOLD: u64 = 16;
 /// Sleep between looks, when spinning was in vain.
 const NAP_NS: u64 = 100_000;
+/// How long it waits before it looks whether the node's machine is still heard.
+const LISTEN_NS: u64 = 1_000_000_000;
 /// Times in a row that a queue pair may break without any verb having completed in between.
 const FAILURES: u32 = 8;
 
@@ -186,11 +188,8 @@ impl Wired {
             }
             let now = raw::now_ns();
             // Only time that this process ran.
-            self.silent_ns += (now - looked_ns).min(2 * NAP_NS);
+            self.note_silence(now - looked_ns)?;
             looked_ns = now;
-            if self.silent_ns > SILENT_NS {
-                return Err(self.member.silent());
-            }
             if now >= until {
                 return Ok(0);
             }
@@ -224,10 +223,15 @@ impl Wired {
         Ok(())
     }
 
-    /// Counts time that a wait over several queue pairs has spent without a completion of this one.
+    /// Counts time that was spent without a completion. When it is long, looks whether the node can
+    /// still be reached.
     pub fn note_silence(&mut self, waited_ns: u64) -> Result<(), Lost> {
         self.silent_ns += waited_ns.min(2 * NAP_NS);
-        if self.silent_ns > SILENT_NS { Err(self.member.silent()) } else { Ok(()) }
+        match self.silent_ns {
+            ..LISTEN_NS => Ok(()),
+            ..SILENT_NS => self.member.watch(),
+            _ => Err(self.member.silent()),
+        }
     }
 
     /// A completion has come.

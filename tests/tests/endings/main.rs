@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `start.rs` | no node that could be used |
 //! | `lost.rs` | the node dies, is cut off, is stopped, is started anew, while the program works |
+//! | `silent.rs` | the network between goes silent |
 //! | `memory.rs` | far memory runs out; nobody takes more than was promised |
 //! | `programs.rs` | the program's own ends, and what they leave behind |
 //! | `nodes.rs` | the node's own ends, its other clients, its idleness |
@@ -18,6 +19,7 @@ mod memory;
 mod nodes;
 mod programs;
 mod proxy;
+mod silent;
 mod start;
 
 use std::process::Command;
