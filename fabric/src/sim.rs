@@ -11,6 +11,7 @@
 use crate::nic::Nic;
 use crate::nic::engine::{Circumstances, Engine, Goodbye};
 use crate::nic::lending::{Backing, Lending};
+use farmem_protocol::random::Random;
 use farmem_sys::raw::Errno;
 use farmem_sys::socket::Part;
 use farmem_sys::sync::Lock;
@@ -45,7 +46,7 @@ pub struct Network {
 
 struct State {
     now_ns: u64,
-    random: u64,
+    random: Random,
     nic: Option<Nic>,
     /// The node does nothing until then.
     stopped_until_ns: u64,
@@ -85,7 +86,7 @@ impl Network {
             weather,
             state: Lock::new(State {
                 now_ns: 1,
-                random: weather.seed | 1,
+                random: Random::new(weather.seed),
                 nic: None,
                 stopped_until_ns: 0,
                 silent_until_ns: 0,
@@ -102,12 +103,10 @@ impl Network {
     pub fn start_node(&self, lend: u64) {
         self.kill_node();
         let mut state = self.state.lock();
-        let mut random = state.random ^ 0xA5A5_5A5A_1234_4321;
-        state.random = next(&mut random);
-        let secrets = Lock::new(random);
+        let secrets = Lock::new(Random::new(state.random.bits()));
         let draw = move || {
             let mut random = secrets.lock();
-            (next(&mut random) as u128 | (next(&mut random) as u128) << 64).to_le_bytes()
+            (random.bits() as u128 | (random.bits() as u128) << 64).to_le_bytes()
         };
         state.nic = Some(Nic::new(Lending::new(lend, Backing::Small), draw));
         state.connecting = Ok(());
@@ -250,14 +249,6 @@ impl Network {
     }
 }
 
-fn next(random: &mut u64) -> u64 {
-    // splitmix64 (Steele, Lea and Flood, OOPSLA 2014).
-    *random = random.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    let z = (*random ^ *random >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    let z = (z ^ z >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ z >> 31
-}
-
 impl State {
     fn is_silent(&self) -> bool {
         self.now_ns < self.silent_until_ns
@@ -349,16 +340,16 @@ impl Way {
         self.pieces.front().is_some_and(|p| p.0 <= now)
     }
 
-    fn put(&mut self, now: u64, weather: &Weather, random: &mut u64, parts: &[Part]) -> usize {
+    fn put(&mut self, now: u64, weather: &Weather, random: &mut Random, parts: &[Part]) -> usize {
         let mut bytes = Vec::new();
         for part in parts {
             // SAFETY: whoever offers parts to send vouches for them.
             bytes.extend_from_slice(unsafe { part.bytes() });
         }
         let taken = bytes.len();
-        for piece in bytes.chunks(1 + next(random) as usize % weather.segment.max(1)) {
+        for piece in bytes.chunks(1 + random.index(weather.segment.max(1))) {
             let spread = weather.most_delay_ns.saturating_sub(weather.least_delay_ns) + 1;
-            let at = (now + weather.least_delay_ns + next(random) % spread).max(self.last_ns);
+            let at = (now + weather.least_delay_ns + random.below(spread)).max(self.last_ns);
             self.last_ns = at;
             self.pieces.push_back((at, piece.to_vec()));
         }

@@ -9,6 +9,7 @@ use farmem_fabric::{Bind, Completion, ConnectOptions, Lost, QueuePair, Refusal, 
 use farmem_protocol::addr::{SLAB_BYTES, SlabId};
 use farmem_protocol::key::{Key, Rights};
 use farmem_protocol::lines::conditional::Refused;
+use farmem_protocol::random::Random;
 use farmem_sys::raw::Errno;
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,11 +37,8 @@ fn setting(seed: u64) -> (Arc<Network>, Session, SlabId, QueuePair, impl FnMut()
     let session = session(&network);
     let slab = session.grant().unwrap().id;
     let queue = session.queue_pair().unwrap();
-    let mut random = seed;
-    let next = move || {
-        random = random.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F);
-        random >> 33
-    };
+    let mut random = Random::new(seed);
+    let next = move || random.bits() >> 33;
     (network, session, slab, queue, next)
 }
 

@@ -8,6 +8,7 @@
 //! * [`extent`]: the words by which a node's memory is claimed, given back and recovered.
 //! * [`placement`]: which node to ask for memory.
 //! * [`exit`]: the exit statuses by which a run says how it ended.
+//! * [`random`]: numbers that follow from a seed, the same for everybody who draws any.
 
 #![forbid(unsafe_code)]
 
@@ -18,5 +19,6 @@ pub mod extent;
 pub mod key;
 pub mod lines;
 pub mod placement;
+pub mod random;
 pub mod units;
 pub mod wire;

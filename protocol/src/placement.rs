@@ -82,26 +82,19 @@ pub fn order(candidates: &[Candidate], avoid: &[u32], random: u64, asked: &mut V
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::random::Random;
     use proptest::prelude::*;
 
     fn node(lends: u64, used: u64) -> Candidate {
         Candidate { lends, used, domain: 0, open: true }
     }
 
-    /// Splitmix64.
-    fn next(state: &mut u64) -> u64 {
-        *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let z = (*state ^ *state >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let z = (z ^ z >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ z >> 31
-    }
-
     #[test]
     fn use_is_spread_by_what_nodes_lend() {
         let mut nodes = [node(16, 0), node(64, 0), node(160, 0), node(16, 0)];
-        let (mut random, mut asked) = (1, Vec::new());
+        let (mut random, mut asked) = (Random::new(1), Vec::new());
         for _ in 0..200 {
-            order(&nodes, &[], next(&mut random), &mut asked);
+            order(&nodes, &[], random.bits(), &mut asked);
             nodes[asked[0]].used += 1;
         }
         for node in nodes {
@@ -112,10 +105,10 @@ mod tests {
 
     #[test]
     fn nothing_known_is_an_even_draw() {
-        let (mut random, mut asked, mut used) = (1, Vec::new(), [0u64; 3]);
+        let (mut random, mut asked, mut used) = (Random::new(1), Vec::new(), [0u64; 3]);
         for _ in 0..300 {
             let nodes = used.map(|used| node(0, used));
-            order(&nodes, &[], next(&mut random), &mut asked);
+            order(&nodes, &[], random.bits(), &mut asked);
             used[asked[0]] += 1;
         }
         assert!(used.iter().all(|used| (80..120).contains(used)), "{used:?}");

@@ -5,6 +5,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
+use farmem_protocol::random::Random;
 use farmem_sys::ptrace::{self, Follow, Told};
 use farmem_tests::compile;
 use farmem_tests::farmem::binary;
@@ -139,7 +140,7 @@ fn before_any_request_while_it_waits_for_a_signal() -> Result<()> {
 fn at_any_time() -> Result<()> {
     let ways: [&[&str]; 5] =
         [&["registers", "3"], &["asleep", "sleep"], &["asleep", "poll"], &["asleep", "read"], &["asleep", "suspend"]];
-    let mut random = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut random = Random::new(1);
     for way in ways {
         let program = intact(way)?;
         for round in 0..60 {
@@ -150,11 +151,8 @@ fn at_any_time() -> Result<()> {
                 ensure!(Instant::now() < until, "not attached: {}", tracking.stderr());
                 std::thread::yield_now();
             }
-            random ^= random << 13;
-            random ^= random >> 7;
-            random ^= random << 17;
             // Most of these are in the middle of it, and on a busy machine all.
-            let moment = Instant::now() + Duration::from_micros(random % 3000);
+            let moment = Instant::now() + Duration::from_micros(random.below(3000));
             while Instant::now() < moment {
                 std::hint::spin_loop();
             }

@@ -4,6 +4,8 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
+use farmem_protocol::random::Random;
+
 /// What the lines are, and in what order.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq)]
 pub enum Lines {
@@ -19,13 +21,13 @@ const MACHINES: u64 = 24;
 /// Writes about `bytes` of lines.
 pub fn write(path: &Path, bytes: u64, lines: Lines) -> io::Result<()> {
     let mut out = BufWriter::with_capacity(1 << 20, File::create(path)?);
-    let mut random = Random(0x9e37_79b9_7f4a_7c15);
+    let mut random = Random::new(1);
     let sources = if lines == Lines::Logs { MACHINES } else { 1 };
     for source in 0..sources {
         let mut clock_us: u64 = 0;
         let mut written = 0;
         while written < bytes / sources {
-            let dice = random.next();
+            let dice = random.bits();
             clock_us += dice % 20_000;
             let (seconds, micros) = (clock_us / 1_000_000, clock_us % 1_000_000);
             let (order, status) = (dice >> 44, if dice.is_multiple_of(50) { 500 } else { 200 });
@@ -44,16 +46,4 @@ pub fn write(path: &Path, bytes: u64, lines: Lines) -> io::Result<()> {
         }
     }
     out.flush()
-}
-
-/// xorshift64* (Vigna, "An experimental exploration of Marsaglia's xorshift generators"): small, the same everywhere.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
 }

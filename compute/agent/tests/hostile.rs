@@ -10,6 +10,7 @@ use common::{Host, be_agent, child};
 use farmem_agent::client::{AllocError, Chunk, Client};
 use farmem_agent::hello::{Declaration, Entry, Hello, MAGIC};
 use farmem_agent::word::{BlockId, Piece, Up};
+use farmem_protocol::random::Random;
 use farmem_sys::{shared, socket};
 use std::io::Write;
 use std::os::fd::AsRawFd;
@@ -252,11 +253,8 @@ fn any_words_at_all() {
 }
 
 fn write_anything(host: &Host, seed: u64) {
-    let mut random = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    let mut draw = |below: u64| {
-        random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (random >> 33) % below
-    };
+    let mut random = Random::new(seed);
+    let mut draw = |below: u64| random.below(below);
     let mut liar = Liar::new(host);
     let own = liar.chunk();
     for _ in 0..40 {

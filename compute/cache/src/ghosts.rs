@@ -112,6 +112,7 @@ const PRINT: u32 = !((1 << 18) - 1);
 #[cfg(test)]
 mod tests {
     use super::*;
+    use farmem_protocol::random::Random;
 
     #[test]
     fn a_ghost_knows_how_long_ago_it_left() {
@@ -157,17 +158,13 @@ mod tests {
         prints.sort_unstable();
         prints.dedup();
         assert_eq!(prints.len(), 24);
-        let mut random = 88_172_645_463_325_252u64;
+        let mut random = Random::new(1);
         for _ in 0..200_000 {
-            random ^= random << 13;
-            random ^= random >> 7;
-            random ^= random << 17;
-            let (page, hits) = (random >> 8 & 0xFF, (random >> 20 & 3) as u8);
-            let page = page % 24;
+            let (page, hits) = (random.below(24), random.below(4) as u8);
             // A page that leaves was local, and its ghost gone.
             let back = (ghosts.take(PageId(page)), plain.take(page));
             assert_eq!(back.0, back.1);
-            if random & 3 != 0 {
+            if random.below(4) != 0 {
                 ghosts.left(PageId(page), hits);
                 plain.left(page, hits);
             }

@@ -10,6 +10,7 @@ use farmem_memory::Node;
 use farmem_pager::Pager;
 use farmem_pool::Pool;
 use farmem_protocol::addr::PAGE_BYTES;
+use farmem_protocol::random::Random;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -27,20 +28,17 @@ fn eventually(what: &str, is: impl Fn() -> bool) {
 
 /// Writes and checks words of its own in pages drawn at random, until it is told to stop.
 fn work(base: usize, thread: usize, stop: &AtomicBool, rounds: &AtomicU64) {
-    let mut random = 88_172_645_463_325_252 + thread as u64;
+    let mut random = Random::nth(1, thread as u64);
     let mut mine = vec![0u64; PAGES];
     let at = |page: usize| (base + page * PAGE_BYTES + page % 128 * 8 + 1024 * thread) as *mut u64;
     while !stop.load(Ordering::Relaxed) {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        let page = random as usize % PAGES;
+        let page = random.index(PAGES);
         // SAFETY: within the mapping; no other thread touches this word.
         unsafe {
             assert_eq!(at(page).read_volatile(), mine[page], "page {page}");
-            if random >> 60 != 0 {
-                mine[page] = random;
-                at(page).write_volatile(random);
+            if random.below(16) != 0 {
+                mine[page] = random.bits();
+                at(page).write_volatile(mine[page]);
             }
         }
         rounds.fetch_add(1, Ordering::Relaxed);

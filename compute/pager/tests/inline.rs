@@ -14,6 +14,7 @@ use farmem_pager::{Config, FaultMode, Pager};
 use farmem_pool::Pool;
 use farmem_protocol::addr::PAGE_BYTES;
 use farmem_protocol::counters::Process;
+use farmem_protocol::random::Random;
 use std::sync::atomic::Ordering;
 
 /// A member of a node in this very process, which lives as long as the test.
@@ -200,7 +201,7 @@ struct Program {
     model: Vec<u64>,
     /// Of the second word.
     echo: Vec<u64>,
-    random: u64,
+    random: Random,
 }
 
 impl Program {
@@ -217,15 +218,8 @@ impl Program {
             base: at as usize,
             model: vec![0; PAGES],
             echo: vec![0; PAGES],
-            random: 88_172_645_463_325_252,
+            random: Random::new(1),
         }
-    }
-
-    fn next(&mut self) -> u64 {
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        self.random
     }
 
     fn word(&self, page: usize) -> *mut u64 {
@@ -364,7 +358,7 @@ impl Program {
 
     fn touch_at_random(&mut self) {
         for _ in 0..40_000 {
-            let (page, value) = (self.next() as usize % PAGES, self.next());
+            let (page, value) = (self.random.index(PAGES), self.random.bits());
             assert_eq!(self.read(page), self.model[page]);
             if value % 2 == 0 {
                 self.write(page, value);
@@ -434,13 +428,10 @@ impl Program {
     fn share_with_threads(self) {
         let base = self.base;
         let work = move |thread: usize| {
-            let mut random = 88_172_645_463_325_252 + thread as u64;
+            let mut random = Random::nth(2, thread as u64);
             let mut mine = vec![0u64; PAGES];
             for n in 1..20_000u64 {
-                random ^= random << 13;
-                random ^= random >> 7;
-                random ^= random << 17;
-                let page = random as usize % PAGES;
+                let page = random.index(PAGES);
                 let word = (base + page * PAGE_BYTES + 512 + 8 * thread) as *mut u64;
                 // SAFETY: within the mapping; no other thread touches this word.
                 unsafe {

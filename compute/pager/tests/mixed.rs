@@ -11,6 +11,7 @@ use farmem_pager::Pager;
 use farmem_pool::Pool;
 use farmem_protocol::addr::{PAGE_BYTES, SLOTS_PER_SLAB};
 use farmem_protocol::counters::Process;
+use farmem_protocol::random::Random;
 use std::sync::atomic::Ordering;
 
 /// A slab of each node, full.
@@ -21,7 +22,7 @@ struct Program {
     counters: &'static Process,
     tcp: &'static Node,
     base: usize,
-    random: u64,
+    random: Random,
 }
 
 impl Program {
@@ -36,14 +37,7 @@ impl Program {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         let base = pager.mmap(0, PAGES * PAGE_BYTES, libc::PROT_READ | libc::PROT_WRITE, flags);
         assert!(base > 0, "{base}");
-        (Program { counters, tcp, base: base as usize, random: 88_172_645_463_325_252 }, pager)
-    }
-
-    fn next(&mut self) -> u64 {
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        self.random
+        (Program { counters, tcp, base: base as usize, random: Random::new(1) }, pager)
     }
 
     fn word(&self, page: usize) -> *mut u64 {
@@ -72,14 +66,11 @@ fn windows_and_demand_pages_come_from_slots_of_both_kinds() {
     (0..PAGES).for_each(|page| program.write(page, 0));
     // Half of all pages, drawn at random, give their slots back, and take others in an order drawn at random: first all
     // that are free in one slab, then in the other.
-    let mut drawn: Vec<usize> = (0..PAGES).filter(|_| program.next() >> 20 & 1 == 0).collect();
+    let mut drawn: Vec<usize> = (0..PAGES).filter(|_| program.random.below(2) == 0).collect();
     for &page in &drawn {
         assert_eq!(pager.madvise(program.base + page * PAGE_BYTES, PAGE_BYTES, libc::MADV_DONTNEED), 0);
     }
-    for i in (1..drawn.len()).rev() {
-        let other = program.next() as usize % (i + 1);
-        drawn.swap(i, other);
-    }
+    program.random.shuffle(&mut drawn);
     drawn.iter().for_each(|&page| program.write(page, 0));
     for round in 0..3 {
         let before = program.reads();
@@ -91,7 +82,7 @@ fn windows_and_demand_pages_come_from_slots_of_both_kinds() {
         assert!(reads > pages / 8 && reads < pages * 7 / 8, "{reads} READs for {pages} pages");
         assert!(demand < pages / 8, "{demand} pages of {pages} were waited for");
         for _ in 0..20_000 {
-            let page = program.next() as usize % PAGES;
+            let page = program.random.index(PAGES);
             program.check(page, round);
         }
         // Written in order: pages come in for writing, their windows for reading.

@@ -18,6 +18,7 @@ use crate::extent::{HOMES, State, Word};
 use crate::{Pool, Slabs};
 use farmem_fabric::{Lost, QueuePair, Session};
 use farmem_protocol::placement::{self, Candidate};
+use farmem_protocol::random::hash;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
 /// Nodes that a pool can have over the life of its process.
@@ -330,11 +331,8 @@ impl Pool {
             open: node.standing() == Standing::In,
         };
         let candidates: Vec<Candidate> = self.nodes.all().iter().enumerate().map(candidate).collect();
-        // Splitmix64: each call has a number of its own.
-        let z = self.drawn.fetch_add(0x9E37_79B9_7F4A_7C15, Ordering::Relaxed);
-        let z = (z ^ z >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let z = (z ^ z >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-        placement::order(&candidates, but, z ^ z >> 31, asked);
+        let random = hash(self.drawn.fetch_add(1, Ordering::Relaxed));
+        placement::order(&candidates, but, random, asked);
     }
 
     /// A queue pair to a node, for one thread.

@@ -27,9 +27,10 @@ use farmem_fabric::nic::engine::Goodbye;
 use farmem_protocol::extent::State;
 use farmem_protocol::extent::check::recount;
 use farmem_protocol::key::Key;
+use farmem_protocol::random::Random;
 use farmem_protocol::wire::{Answer, Ask, MAGIC, Op, Purpose, Status, Welcome};
 use frames::{ask, batch, batch_of, hello};
-use mutation::{Random, mutate};
+use mutation::mutate;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
@@ -57,16 +58,16 @@ fn attack(random: &mut Random, bytes: &[u8], incarnation: u64) -> Vec<bool> {
     let write = [hello(Purpose::Attach, 2, incarnation), batch(0, &[(Op::Write, 1, 0, 64)]), claim].concat();
     victims_queue.feed(&write, 1000, now);
 
-    let local = random.below(2) == 0;
+    let local = random.index(2) == 0;
     let mut hostile: Vec<Wire<'_>> = Vec::new();
     let turns = turns(bytes);
     for &(connection, bytes) in &turns {
         if connection == hostile.len() {
             hostile.push(if local { Wire::local(&nic) } else { Wire::new(&nic) });
         }
-        hostile[connection].feed(bytes, 1 + random.below(5000), now);
+        hostile[connection].feed(bytes, 1 + random.index(5000), now);
         assert!(nic.lent() <= nic.lending.limit());
-        if random.below(4) == 0 {
+        if random.index(4) == 0 {
             nic.keep(&|| 0);
         }
     }
@@ -79,7 +80,7 @@ fn attack(random: &mut Random, bytes: &[u8], incarnation: u64) -> Vec<bool> {
         hostile.close(Goodbye::Cut, now);
     }
     // Not always: it looks at every word.
-    if random.below(32) == 0 {
+    if random.index(32) == 0 {
         let counted = recount(&geometry, &*nic.pool);
         assert!(counted.problems.is_empty() && counted.lost == 0, "{:?}", counted.problems);
     }
@@ -160,7 +161,7 @@ fn hostile_bytes_do_no_harm() {
     let mut files: Vec<_> = std::fs::read_dir(&corpus).into_iter().flatten().flatten().map(|f| f.path()).collect();
     files.sort();
     pool.extend(files.iter().filter_map(|file| std::fs::read(file).ok().map(of_today)));
-    let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
+    let mut random = Random::new(seed);
     let mut seen = BTreeSet::new();
     for conversation in &pool {
         seen.insert(attack(&mut random, conversation, incarnation));
@@ -168,8 +169,8 @@ fn hostile_bytes_do_no_harm() {
     let begun = Instant::now();
     let mut runs = 0u64;
     while begun.elapsed() < Duration::from_secs(seconds) {
-        let mut bytes = pool[random.below(pool.len())].clone();
-        let other = pool[random.below(pool.len())].clone();
+        let mut bytes = pool[random.index(pool.len())].clone();
+        let other = pool[random.index(pool.len())].clone();
         mutate(&mut random, &mut bytes, &other);
         runs += 1;
         if seen.insert(attack(&mut random, &bytes, incarnation)) && pool.len() < 4096 {

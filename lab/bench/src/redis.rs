@@ -1,5 +1,6 @@
 //! A redis server whose values one client overwrites, at random or in order: the program by which Kona is remembered.
 
+use farmem_protocol::random::Random;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -10,7 +11,6 @@ use anyhow::{Context, ensure};
 use serde::Serialize;
 
 use crate::apps::redis::{self, Load};
-use crate::paging::array::Draw;
 use farmem_kit::supervise::{self, Group};
 
 /// Bytes of a value.
@@ -39,7 +39,7 @@ pub struct Server {
     client: UnixStream,
     keys: usize,
     order: Order,
-    draw: Draw,
+    draw: Random,
     at: usize,
 }
 
@@ -58,7 +58,7 @@ impl Server {
         load.connect(|| matches!(group.process().try_wait(), Ok(None)))?;
         let client = UnixStream::connect(&socket)?;
         client.set_read_timeout(Some(SILENCE))?;
-        let mut server = Server { group, client, keys, order, draw: Draw::new(7), at: 0 };
+        let mut server = Server { group, client, keys, order, draw: Random::new(7), at: 0 };
         let all: Vec<usize> = (0..keys).collect();
         all.chunks(PIPELINE).try_for_each(|batch| server.set(batch))?;
         Ok(server)
@@ -78,7 +78,7 @@ impl Server {
         while more(done) {
             supervise::interrupted()?;
             let batch: [usize; PIPELINE] = std::array::from_fn(|nth| match self.order {
-                Order::Random => self.draw.below(self.keys),
+                Order::Random => self.draw.index(self.keys),
                 Order::InOrder => (self.at + nth) % self.keys,
             });
             self.at += PIPELINE;

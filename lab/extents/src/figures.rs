@@ -4,6 +4,7 @@ use farmem_protocol::extent::{
     Actor, Block, Claimant, Claimer, Generation, Geometry, Level, Operation, Owner, Place, Recover, State, Step, Table,
     Verb, Want, Word, block,
 };
+use farmem_protocol::random::Random;
 use std::hint::black_box;
 use std::time::Instant;
 
@@ -33,12 +34,11 @@ fn inside_a_block() {
         while inside.in_use() + (1 << order) <= block::CHUNKS * 7 / 10 {
             held.push(inside.take(order).expect("room"));
         }
-        let mut random = 1u64;
+        let mut random = Random::new(1);
         let rounds = 2_000_000;
         let started = Instant::now();
         for _ in 0..rounds {
-            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            let at = (random >> 33) as usize % held.len();
+            let at = random.index(held.len());
             black_box(inside.give(held[at])).expect("held");
             held[at] = black_box(inside.take(order)).expect("room");
         }

@@ -11,6 +11,7 @@ use crate::scenario::{Action, Scenario};
 use crate::world::{Violation, World};
 use farmem_protocol::extent::rules::Rules;
 use farmem_protocol::extent::{Geometry, Level};
+use farmem_protocol::random::Random;
 
 /// What a simulation went through.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -40,7 +41,7 @@ const OWNERS: u16 = 48;
 
 /// Runs the history of a seed; `actions` for each client.
 pub fn simulate(seed: u64, actions: usize, rules: Rules) -> Result<Summary, (Violation, Summary)> {
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     let scenario = scenario(&mut random, actions, rules);
     let mut world = World::new(&scenario);
     let mut summary = Summary::default();
@@ -144,33 +145,11 @@ fn action(random: &mut Random) -> Action {
         34..37 => Action::Some(Level::Block, 3),
         37..39 => Action::Claim(Level::Giant),
         39..68 => Action::Release,
-        68..78 => Action::Publish(random.next()),
+        68..78 => Action::Publish(random.bits()),
         78..79 => Action::Split(Level::Giant),
         79..80 => Action::Split(Level::Block),
         80..81 => Action::Merge(Level::Block),
         81..94 => Action::Write,
         _ => Action::WriteAfterFree,
-    }
-}
-
-/// SplitMix64 (Steele et al., OOPSLA 2014).
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut hash = self.0;
-        hash = (hash ^ hash >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        hash = (hash ^ hash >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        hash ^ hash >> 31
-    }
-
-    fn below(&mut self, end: u64) -> u64 {
-        ((self.next() as u128 * end as u128) >> 64) as u64
-    }
-
-    /// Between 0 and 1.
-    fn unit(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }
 }

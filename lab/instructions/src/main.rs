@@ -23,6 +23,7 @@ use farmem_pager::word::{State, Word};
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES, PageId, SLAB_BYTES, SLOTS_PER_SLAB, SlabId};
 use farmem_protocol::lines::conditional::{self, Conditional};
 use farmem_protocol::lines::{Entry, MAX_RECORD_BYTES, Record, encode, runs_of};
+use farmem_protocol::random::Random;
 use farmem_protocol::wire::{Batch, Op, Verb};
 use farmem_sys::lines::{Brief, Hasher, Unit, WHOLE_TOP};
 use zerocopy::{FromBytes, IntoBytes};
@@ -50,16 +51,10 @@ fn main() {
     }
 }
 
-/// Pages in no order, below a bound (splitmix64).
+/// Pages in no order, below a bound.
 fn draw(below: u64) -> impl Iterator<Item = PageId> {
-    let mut state = 7u64;
-    std::iter::repeat_with(move || {
-        state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut x = state;
-        x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        PageId((x ^ (x >> 31)) % below)
-    })
+    let mut random = Random::new(7);
+    std::iter::repeat_with(move || PageId(random.below(below)))
 }
 
 /// Pages of which the policy hears together.

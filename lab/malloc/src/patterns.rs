@@ -14,6 +14,7 @@
 use crate::memory::Malloc;
 use crate::meter::Meter;
 use anyhow::{Context, Result, ensure};
+use farmem_protocol::random::Random;
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, Sender};
 
@@ -28,21 +29,6 @@ pub enum Pattern {
     Shbench,
     Larson,
     Trace,
-}
-
-/// Pseudo-random numbers (splitmix64).
-pub struct Draw(pub u64);
-
-impl Draw {
-    /// A number below a bound.
-    #[inline]
-    pub fn below(&mut self, bound: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut x = self.0;
-        x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        ((x ^ (x >> 31)) % bound as u64) as usize
-    }
 }
 
 struct Object {
@@ -80,13 +66,13 @@ pub fn threadtest(malloc: &mut impl Malloc, meter: &mut Meter<'_>, ops: u64) -> 
 
 /// `ops` allocations, of which some thousand are live.
 pub fn shbench(malloc: &mut impl Malloc, meter: &mut Meter<'_>, ops: u64, seed: u64) -> Result<()> {
-    let mut draw = Draw(seed);
+    let mut draw = Random::new(seed);
     let mut objects: Vec<Object> = Vec::with_capacity(6_000);
     let mut left = ops;
     while left > 0 {
         for _ in 0..2_000.min(left) {
             // Small sizes oftener: the product of two evenly drawn numbers.
-            let size = 8 + draw.below(32) * draw.below(32) * 992 / 961;
+            let size = 8 + draw.index(32) * draw.index(32) * 992 / 961;
             objects.push(get(malloc, meter, size)?);
         }
         left -= 2_000.min(left);
@@ -102,7 +88,7 @@ pub fn shbench(malloc: &mut impl Malloc, meter: &mut Meter<'_>, ops: u64, seed: 
         }
         objects = stay;
         while objects.len() > 4_000 {
-            let at = draw.below(objects.len());
+            let at = draw.index(objects.len());
             let object = objects.swap_remove(at);
             give(malloc, meter, object)?;
         }
@@ -125,8 +111,8 @@ pub fn larson(
     seed: u64,
     (to, from): (&Sender<Array>, &Receiver<Array>),
 ) -> Result<()> {
-    let mut draw = Draw(seed);
-    let size = |draw: &mut Draw| 16 + draw.below(1009);
+    let mut draw = Random::new(seed);
+    let size = |draw: &mut Random| 16 + draw.index(1009);
     let mut array = Array::default();
     for _ in 0..5_000 {
         let bytes = size(&mut draw);
@@ -134,7 +120,7 @@ pub fn larson(
     }
     for _ in 0..10 {
         for _ in 0..ops / 10 {
-            let at = draw.below(array.0.len());
+            let at = draw.index(array.0.len());
             let bytes = size(&mut draw);
             let new = get(malloc, meter, bytes)?;
             give(malloc, meter, std::mem::replace(&mut array.0[at], new))?;

@@ -7,8 +7,9 @@ use farmem_fabric::{NodeAddr, Transport};
 use farmem_malloc::heap::Heap;
 use farmem_malloc::memory::{Malloc, is_stamped, stamp};
 use farmem_malloc::meter::Meter;
-use farmem_malloc::patterns::{self, Draw};
+use farmem_malloc::patterns;
 use farmem_memory::Node;
+use farmem_protocol::random::Random;
 use std::sync::atomic::AtomicI64;
 use std::sync::mpsc;
 use std::time::Duration;
@@ -84,19 +85,19 @@ fn objects_of_all_sizes_do_not_overlap() {
     with_client(1024, false, |client| {
         let heap = Heap::new(client).unwrap();
         let mut malloc = heap.thread().unwrap();
-        let (mut held, mut draw): (Vec<(usize, usize)>, _) = (Vec::new(), Draw(7));
+        let (mut held, mut draw): (Vec<(usize, usize)>, _) = (Vec::new(), Random::new(7));
         for step in 0..40_000 {
             // Now and then of the large kinds: pieces, and runs above 2 MiB.
             let most =
-                [64, 64, 1024, 32 << 10, 70_000, 3 << 20][if step % 97 == 0 { draw.below(6) } else { draw.below(4) }];
-            let size = 8 + draw.below(most);
-            if held.len() < 1500 && draw.below(100) < 55 {
+                [64, 64, 1024, 32 << 10, 70_000, 3 << 20][if step % 97 == 0 { draw.index(6) } else { draw.index(4) }];
+            let size = 8 + draw.index(most);
+            if held.len() < 1500 && draw.index(100) < 55 {
                 let address = Malloc::alloc(&mut malloc, size).unwrap();
                 assert!(address.is_multiple_of(16));
                 stamp(address, size);
                 held.push((address, size));
             } else if !held.is_empty() {
-                let (address, size) = held.swap_remove(draw.below(held.len()));
+                let (address, size) = held.swap_remove(draw.index(held.len()));
                 assert!(is_stamped(address, size), "an object of {size} bytes was overwritten");
                 Malloc::free(&mut malloc, address);
             }

@@ -1,26 +1,11 @@
 //! Traces by formula, from a seed: each is one question to a policy.
 
 use crate::trace::Trace;
+use farmem_protocol::random::Random;
 
 /// Pages of every generated trace, about.
 const PAGES: u64 = 8192;
 const ACCESSES: u64 = 400_000;
-
-/// xorshift64*, good enough to scatter pages and the same everywhere.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D)
-    }
-
-    fn below(&mut self, n: u64) -> u64 {
-        ((self.next() >> 32) * n) >> 32
-    }
-}
 
 /// Ranks by Zipf's law with exponent `s`, hot ranks scattered over the address space.
 struct Zipf {
@@ -40,7 +25,7 @@ impl Zipf {
 
     fn page(&self, random: &mut Random) -> u64 {
         let n = self.cumulative.len() as u64;
-        let point = random.next() as f64 / u64::MAX as f64 * self.cumulative[n as usize - 1];
+        let point = random.unit() * self.cumulative[n as usize - 1];
         let rank = self.cumulative.partition_point(|c| *c < point) as u64;
         // An odd factor and a power of two: a permutation.
         rank.wrapping_mul(0x9E37_79B1).wrapping_add(self.scatter) % n
@@ -49,7 +34,7 @@ impl Zipf {
 
 /// All of them.
 pub fn all(seed: u64) -> Vec<Trace> {
-    let random = || Random(seed | 1);
+    let random = || Random::new(seed);
     let zipf = Zipf::new(PAGES, 0.9, 7);
     let mut traces = Vec::new();
     let mut put = |name, pages: Vec<u64>| traces.push(Trace::from_pages(name, pages));

@@ -10,6 +10,7 @@
 //! farmem-rxe lines N     N lines in no order, the same every time: input for programs under test
 //! ```
 
+use farmem_protocol::random::Random;
 use std::io::Write;
 use std::process::ExitCode;
 
@@ -51,13 +52,9 @@ fn number() -> Result<u64, String> {
 fn lines() -> Result<(), String> {
     let n = number()?;
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
-    let mut word = 0x9E37_79B9_7F4A_7C15u64;
+    let mut random = Random::new(1);
     for i in 0..n {
-        // xorshift64 (Marsaglia 2003).
-        word ^= word << 13;
-        word ^= word >> 7;
-        word ^= word << 17;
-        writeln!(out, "{word:016x} {i}").map_err(|e| e.to_string())?;
+        writeln!(out, "{:016x} {i}", random.bits()).map_err(|e| e.to_string())?;
     }
     out.flush().map_err(|e| e.to_string())
 }

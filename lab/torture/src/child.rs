@@ -7,8 +7,9 @@ use crate::commons::Commons;
 use crate::operations::NAMES;
 use crate::ops::Worker;
 use crate::report::{self, STUCK};
-use crate::stamp::{PAGE, mix};
+use crate::stamp::PAGE;
 use crate::sys;
+use farmem_protocol::random::hash;
 
 /// No step takes longer than this but on a machine that is lost.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -102,7 +103,7 @@ impl Child {
         while Instant::now() < end {
             std::thread::sleep(Duration::from_millis(if self.signals { 1 } else { 100 }));
             turn += 1;
-            let thread = mix(turn) as usize % self.threads;
+            let thread = hash(turn) as usize % self.threads;
             let handle = HANDLES[thread].load(Ordering::Acquire);
             if self.signals && handle != 0 {
                 sys::signal_thread(handle as libc::pthread_t);

@@ -10,8 +10,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::report::{self, Mismatch};
-use crate::stamp::{LINE, LINES, PAGE, Random, Stamp};
+use crate::stamp::{LINE, LINES, PAGE, Stamp};
 use crate::sys;
+use farmem_protocol::random::Random;
 
 const COUNTER_PAGES: usize = 512;
 const SHARED_PAGES: usize = 64;
@@ -57,8 +58,8 @@ impl Commons {
     /// Adds to some counters, with nobody's leave.
     pub fn add(&self, random: &mut Random) {
         for _ in 0..24 {
-            let word = random.below(COUNTER_PAGES * PAGE / 8);
-            let amount = random.next() % 1000;
+            let word = random.index(COUNTER_PAGES * PAGE / 8);
+            let amount = random.bits() % 1000;
             sys::atomic(self.counters + word * 8).fetch_add(amount, Ordering::Relaxed);
             ADDED.fetch_add(amount, Ordering::Relaxed);
         }
@@ -66,7 +67,7 @@ impl Commons {
 
     /// Verifies a shared page and writes some of its lines, under its lock.
     pub fn page(&self, random: &mut Random, thread: usize, operation: u8, step: u64) {
-        let page = random.below(SHARED_PAGES);
+        let page = random.index(SHARED_PAGES);
         let at = self.shared + page * PAGE;
         let Ok(mut lines) = SHARED[page].lock() else { report::broken("a lock is poisoned") };
         for (line, (stamp, _)) in lines.iter().enumerate() {
@@ -85,8 +86,8 @@ impl Commons {
                 });
             }
         }
-        for _ in 0..1 + random.below(6) {
-            let line = random.below(LINES);
+        for _ in 0..1 + random.index(6) {
+            let line = random.index(LINES);
             let stamp = Stamp::new(thread, page, step + 1);
             sys::write_line(at + line * LINE, &stamp.words(line));
             lines[line] = (stamp, step);

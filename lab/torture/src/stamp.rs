@@ -2,13 +2,15 @@
 //!
 //! ```text
 //! word 0     word 1            words 2–6          word 7
-//! | stamp   | !stamp ^ line   | mix(stamp, k)    | checksum of 0–6 |
+//! | stamp   | !stamp ^ line   | hash(stamp, k)    | checksum of 0–6 |
 //!
 //! 63      58 57            38 37                       0
 //! | thread  | page           | generation             |   Stamp
 //! ```
 //! Stamp 0 is a line never written: 64 zero bytes. A copied line keeps its
 //! stamp, so that a wrong line always names the write that made it.
+
+use farmem_protocol::random::hash;
 
 /// Bytes of a line.
 pub const LINE: usize = 64;
@@ -41,7 +43,7 @@ impl Stamp {
         words[0] = self.0;
         words[1] = !self.0 ^ line as u64;
         for (k, word) in words.iter_mut().enumerate().take(7).skip(2) {
-            *word = mix(self.0 ^ (k as u64) << 56);
+            *word = hash(self.0 ^ (k as u64) << 56);
         }
         words[7] = checksum(&words);
         words
@@ -76,39 +78,7 @@ impl std::fmt::Display for Stamp {
 }
 
 fn checksum(words: &[u64; 8]) -> u64 {
-    words[..7].iter().fold(0x5bd1_e995, |sum, &word| mix(sum ^ word))
-}
-
-/// splitmix64's finalizer: every bit of the result depends on every bit of `x`.
-#[inline]
-pub fn mix(x: u64) -> u64 {
-    let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
-}
-
-/// A stream of random numbers that follows from its seed (splitmix64).
-pub struct Random(u64);
-
-impl Random {
-    /// The stream of one thread under a seed.
-    pub fn new(seed: u64, thread: usize) -> Random {
-        Random(mix(seed ^ mix(thread as u64 + 1)))
-    }
-
-    /// The next number.
-    #[inline]
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        mix(self.0)
-    }
-
-    /// A number below `n`.
-    #[inline]
-    pub fn below(&mut self, n: usize) -> usize {
-        (self.next() % n as u64) as usize
-    }
+    words[..7].iter().fold(0x5bd1_e995, |sum, &word| hash(sum ^ word))
 }
 
 #[cfg(test)]
@@ -125,13 +95,5 @@ mod tests {
         let mut torn = words;
         torn[4] = 0;
         assert!(Stamp::describe(&torn, 5).contains("torn"));
-    }
-
-    #[test]
-    fn streams_follow_from_seed_and_thread() {
-        let draw = |seed, thread| Random::new(seed, thread).next();
-        assert_eq!(draw(1, 2), draw(1, 2));
-        assert_ne!(draw(1, 2), draw(1, 3));
-        assert_ne!(draw(1, 2), draw(2, 2));
     }
 }

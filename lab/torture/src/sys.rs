@@ -244,7 +244,7 @@ pub static SIGNALS: AtomicU64 = AtomicU64::new(0);
 extern "C" fn on_signal(_: i32) {
     let n = SIGNALS.fetch_add(1, Ordering::Relaxed);
     let at = SIGNALS_PAGE.load(Ordering::Relaxed) as usize;
-    atomic(at + (crate::stamp::mix(n) as usize % 4096) * 512).fetch_add(1, Ordering::Relaxed);
+    atomic(at + (farmem_protocol::random::hash(n) as usize % 4096) * 512).fetch_add(1, Ordering::Relaxed);
 }
 
 /// Installs a SIGUSR1 handler that itself adds to far counters: 512 pages at `at`.

@@ -21,6 +21,7 @@ use super::geometry::{Geometry, Hint, LINE, Target};
 use super::place::{Level, Place};
 use super::step::Verb;
 use super::word::{Claimant, Owner, State, Word};
+use crate::random::hash;
 
 /// Neighbouring words as they were when last seen.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -144,7 +145,7 @@ impl Route {
     pub fn new(geometry: &Geometry, level: Level, about: Option<Hint>, owner: Owner, claimant: Claimant) -> Route {
         let lines = geometry.lines(level);
         let windows = lines.div_ceil(LINE);
-        let hash = mix((owner.slot() as u64) << 16 | claimant.number() as u64);
+        let hash = hash((owner.slot() as u64) << 16 | claimant.number() as u64);
         let mut stride = 1 + (hash >> 40) as u32 % windows;
         while gcd(stride, windows) != 1 {
             stride = stride % windows + 1;
@@ -248,14 +249,6 @@ impl Route {
         }
         self.mask &= !self.visited;
     }
-}
-
-/// A hash that spreads neighbouring numbers (the finalizer of SplitMix64; Steele et al., OOPSLA 2014).
-fn mix(number: u64) -> u64 {
-    let mut hash = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    hash = (hash ^ hash >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    hash = (hash ^ hash >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    hash ^ hash >> 31
 }
 
 fn gcd(a: u32, b: u32) -> u32 {

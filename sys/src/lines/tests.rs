@@ -1,6 +1,7 @@
 //! All ways of computing agree; what changed is named; sums miss nothing.
 
 use super::*;
+use farmem_protocol::random::Random;
 use proptest::prelude::*;
 
 fn hashes(unit: Unit, key: &[u8; SEED_BYTES], page: &[u8; 4096]) -> Hashes {
@@ -11,14 +12,9 @@ fn hashes(unit: Unit, key: &[u8; SEED_BYTES], page: &[u8; 4096]) -> Hashes {
 }
 
 fn filled(seed: u64, len: usize) -> Vec<u8> {
-    let mut random = seed | 1;
-    let mut next = || {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        random as u8
-    };
-    (0..len).map(|_| next()).collect()
+    let mut bytes = vec![0; len];
+    Random::new(seed).fill(&mut bytes);
+    bytes
 }
 
 proptest! {

@@ -9,36 +9,22 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use farmem_protocol::key::Key;
+use farmem_protocol::random::Random;
 use farmem_protocol::wire::{Batch, Hello, MAGIC, Purpose, Request, VERSION, Verb, Welcome};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 trait Stream: Read + Write {}
 impl<S: Read + Write> Stream for S {}
 
-/// Splitmix64.
-struct Chance(u64);
-
-impl Chance {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
-    }
-
-    fn bytes(&mut self, n: u64) -> Vec<u8> {
-        (0..n).map(|_| self.next() as u8).collect()
-    }
+fn noise(chance: &mut Random, n: u64) -> Vec<u8> {
+    let mut bytes = vec![0; n as usize];
+    chance.fill(&mut bytes);
+    bytes
 }
 
 /// Talks nonsense to a node until told to stop, and counts its conversations.
 pub fn attack(seed: u64, tcp: SocketAddr, unix: &Path, conversations: &AtomicU64, stop: &AtomicBool) {
-    let mut chance = Chance(seed);
+    let mut chance = Random::new(seed);
     while !stop.load(Ordering::Relaxed) {
         // A refused connection, a cut one: that is the node's right.
         let _ = conversation(&mut chance, tcp, unix);
@@ -46,7 +32,7 @@ pub fn attack(seed: u64, tcp: SocketAddr, unix: &Path, conversations: &AtomicU64
     }
 }
 
-fn dial(chance: &mut Chance, tcp: SocketAddr, unix: &Path) -> std::io::Result<Box<dyn Stream>> {
+fn dial(chance: &mut Random, tcp: SocketAddr, unix: &Path) -> std::io::Result<Box<dyn Stream>> {
     let patience = Some(Duration::from_millis(50));
     if chance.below(3) == 0 {
         let stream = UnixStream::connect(unix)?;
@@ -74,19 +60,19 @@ fn greet(stream: &mut dyn Stream, hello: &Hello) -> std::io::Result<Welcome> {
     Ok(welcome)
 }
 
-fn conversation(chance: &mut Chance, tcp: SocketAddr, unix: &Path) -> std::io::Result<()> {
+fn conversation(chance: &mut Random, tcp: SocketAddr, unix: &Path) -> std::io::Result<()> {
     let mut control = dial(chance, tcp, unix)?;
     match chance.below(4) {
         0 => {
             let n = chance.below(300);
-            control.write_all(&chance.bytes(n))?;
+            control.write_all(&noise(chance, n))?;
             return Ok(());
         }
         1 => {
             let mut bytes = hello(Purpose::Join).as_bytes().to_vec();
             for _ in 0..=chance.below(4) {
                 let at = chance.below(bytes.len() as u64) as usize;
-                bytes[at] = chance.next() as u8;
+                bytes[at] = chance.bits() as u8;
             }
             control.write_all(&bytes)?;
             let _ = control.read(&mut [0; 256]);
@@ -101,7 +87,7 @@ fn conversation(chance: &mut Chance, tcp: SocketAddr, unix: &Path) -> std::io::R
         request.number = chance.below(6).into();
         request.slab = chance.below(12).into();
         if chance.below(8) == 0 {
-            request.zero = [chance.next() as u8; 7];
+            request.zero = [chance.bits() as u8; 7];
         }
         control.write_all(request.as_bytes())?;
     }
@@ -117,26 +103,26 @@ fn conversation(chance: &mut Chance, tcp: SocketAddr, unix: &Path) -> std::io::R
 }
 
 /// Reads, writes and worse in slabs of other people.
-fn batch(chance: &mut Chance) -> Vec<u8> {
+fn batch(chance: &mut Random) -> Vec<u8> {
     let count = 1 + chance.below(4);
     let (mut verbs, mut operands) = (Vec::new(), Vec::new());
     for _ in 0..count {
         let mut verb = Verb::new_zeroed();
         verb.op = 1 + chance.below(5) as u8;
         verb.len = [8, 4096, 1 << 20, u32::MAX][chance.below(4) as usize].into();
-        verb.key = [chance.below(12), Key::window(chance.below(12) as u32, 1).0, Key::WORDS.0, chance.next()]
+        verb.key = [chance.below(12), Key::window(chance.below(12) as u32, 1).0, Key::WORDS.0, chance.bits()]
             [chance.below(4) as usize]
             .into();
-        verb.offset = [0, 4096, (64 << 20) - 8, u64::MAX - 7, chance.next()][chance.below(5) as usize].into();
+        verb.offset = [0, 4096, (64 << 20) - 8, u64::MAX - 7, chance.bits()][chance.below(5) as usize].into();
         operands.extend(match verb.op {
-            2 => chance.bytes(verb.len.get().min(1 << 16) as u64),
-            3 => chance.bytes(16),
-            4 => chance.bytes(8),
+            2 => noise(chance, verb.len.get().min(1 << 16) as u64),
+            3 => noise(chance, 16),
+            4 => noise(chance, 8),
             _ => Vec::new(),
         });
         verbs.extend_from_slice(verb.as_bytes());
     }
-    let lie = if chance.below(4) == 0 { chance.next() as u32 } else { operands.len() as u32 };
+    let lie = if chance.below(4) == 0 { chance.bits() as u32 } else { operands.len() as u32 };
     let head = Batch { count: (count as u16).into(), zero: 0.into(), bytes: lie.into(), first: 0.into() };
     [head.as_bytes(), &verbs, &operands].concat()
 }

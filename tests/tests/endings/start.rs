@@ -7,6 +7,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
+use farmem_protocol::random::Random;
 use farmem_protocol::wire::VERSION;
 use farmem_tests::farmem::{Far, Node, free_port};
 use farmem_tests::process;
@@ -56,12 +57,11 @@ fn something_that_is_no_node() -> Result<()> {
     let closes = listener(drop)?;
     let version = says([b"farmem".as_slice(), &[42, 0], &[0; 120]].concat())?;
     let garbage = listener(|mut stream| {
-        let mut state = 1u64;
-        let mut noise = || {
-            state = state.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(1);
-            (state >> 56) as u8
-        };
-        while stream.write_all(&[0; 4096].map(|_| noise())).is_ok() {}
+        let (mut random, mut noise) = (Random::new(1), [0; 4096]);
+        random.fill(&mut noise);
+        while stream.write_all(&noise).is_ok() {
+            random.fill(&mut noise);
+        }
     })?;
     let welcomes_nobody = says([b"farmem".as_slice(), &VERSION.to_le_bytes(), &[0xFF; 256]].concat())?;
     refused(&http, "not a farmem node", hello)?;

@@ -7,6 +7,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use farmem_protocol::random::Random;
 use farmem_tests::compile::sources;
 use farmem_tests::farmem::{built, counter, far_run};
 use farmem_tests::process::{self, TempDir};
@@ -25,11 +26,9 @@ fn script(interpreter: &[&str], name: &str) -> Command {
 /// A text file of lines in no order.
 fn lines(path: &Path, count: usize) -> Result<()> {
     let mut file = BufWriter::new(File::create(path)?);
-    let mut x = 0x1234_5678_9abc_def0_u64;
+    let mut random = Random::new(1);
     for _ in 0..count {
-        x ^= x << 13;
-        x ^= x >> 7;
-        x ^= x << 17;
+        let x = random.bits();
         writeln!(file, "{x:016x} item {} of a list", x % 9973)?;
     }
     Ok(file.flush()?)

@@ -4,6 +4,7 @@
 //! (no stack, no code), so its rates are those of its data alone.
 
 use crate::reference::{Event, Kind, Reference, Sink};
+use farmem_protocol::random::{Random, mix};
 
 /// What is done to the array.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,31 +40,6 @@ const RECORD: u64 = 64;
 /// Instructions for each reference; programs make one of two to four.
 const INSTRUCTIONS: u64 = 3;
 
-/// SplitMix64 (Steele, Lea, Flood; OOPSLA 2014).
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        mix(self.0)
-    }
-    /// Below `n`, which is at least 1.
-    fn below(&mut self, n: u64) -> u64 {
-        ((u128::from(self.next()) * u128::from(n)) >> 64) as u64
-    }
-    /// In [0, 1).
-    fn unit(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1u64 << 53) as f64
-    }
-}
-
-/// Scatters numbers over 64 bits.
-pub fn mix(n: u64) -> u64 {
-    let n = (n ^ (n >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    let n = (n ^ (n >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    n ^ (n >> 31)
-}
-
 /// A rank from 0 to `n` - 1 by Zipf's law, by the inverse of the continuous distribution: near enough to
 /// the discrete one for n ≥ 100, at no table.
 fn zipf(random: &mut Random, n: u64, exponent: f64) -> u64 {
@@ -75,7 +51,7 @@ fn zipf(random: &mut Random, n: u64, exponent: f64) -> u64 {
 impl Generated {
     /// Tells `sink` all references.
     pub fn run(self, sink: &mut dyn Sink) {
-        let mut random = Random(self.seed);
+        let mut random = Random::new(self.seed);
         let records = (self.bytes / RECORD).max(1);
         let mut refer = |record: u64, offset: u64, bytes: u16, kind| {
             let address = BASE + record % records * RECORD + offset;
@@ -150,7 +126,7 @@ mod tests {
 
     #[test]
     fn zipf_prefers_few() {
-        let mut random = Random(1);
+        let mut random = Random::new(1);
         let n = 100_000u64;
         let first = (0..n).filter(|_| zipf(&mut random, 1000, 0.99) == 0).count();
         // The discrete law has 1 / H(1000, 0.99) = 13 %; the continuous one a little less.

@@ -41,6 +41,7 @@ pub fn page(before: &[u8; PAGE], after: &[u8; PAGE]) -> Change {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use farmem_protocol::random::Random;
     use proptest::prelude::*;
 
     /// The plain model: byte by byte.
@@ -56,13 +57,9 @@ mod tests {
     }
 
     fn filled(seed: u64) -> [u8; PAGE] {
-        let mut state = seed | 1;
-        std::array::from_fn(|_| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            state as u8
-        })
+        let mut page = [0; PAGE];
+        Random::new(seed).fill(&mut page);
+        page
     }
 
     proptest! {

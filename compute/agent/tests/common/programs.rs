@@ -5,6 +5,7 @@
 
 use super::{LIMIT, be_agent, child, tell};
 use farmem_agent::client::{AllocError, Chunk, Client, Options};
+use farmem_protocol::random::Random;
 use std::path::{Path, PathBuf};
 
 /// What a test's binary does as a child: an agent, or a program of one.
@@ -77,16 +78,15 @@ pub fn churn_by(
     checked: impl Fn(&Chunk, u64),
 ) {
     let mut held: Vec<(Chunk, u64)> = Vec::new();
-    let mut random = std::process::id() as u64;
+    let mut random = Random::new(std::process::id() as u64);
     let mut steps = 0u64;
     while !steps.is_multiple_of(1000) || !dir.join("enough").exists() {
         steps += 1;
-        random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        let order = if random >> 40 & 7 == 0 { (random >> 33) as u8 % 10 } else { 0 };
-        if held.len() < churn.most && random >> 60 < 9 {
+        let order = if random.below(8) == 0 { random.below(10) as u8 } else { 0 };
+        if held.len() < churn.most && random.below(16) < 9 {
             held.push((stamped(order, steps), steps));
         } else if !held.is_empty() {
-            let (chunk, stamp) = held.swap_remove((random >> 20) as usize % held.len());
+            let (chunk, stamp) = held.swap_remove(random.index(held.len()));
             checked(&chunk, stamp);
             client.free(chunk);
         }

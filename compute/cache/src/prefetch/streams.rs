@@ -151,16 +151,12 @@ impl Reach {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use farmem_protocol::random::Random;
 
     #[test]
     fn no_fault_is_told_too_early_that_it_follows_none() {
-        let mut random = 88_172_645_463_325_252u64;
-        let mut next = |below: u64| {
-            random ^= random << 13;
-            random ^= random >> 7;
-            random ^= random << 17;
-            random % below
-        };
+        let mut random = Random::new(1);
+        let mut next = |below: u64| random.below(below);
         let mut streams = Streams::new();
         let mut followed = 0;
         for _ in 0..100_000 {

@@ -20,8 +20,7 @@ fn faults(accesses: impl IntoIterator<Item = u64>) -> (usize, Tally) {
 }
 
 fn noise(n: u64) -> u64 {
-    let x = (n + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    (x ^ x >> 29).wrapping_mul(0xBF58_476D_1CE4_E5B9) >> 32
+    farmem_protocol::random::hash(n) >> 32
 }
 
 #[test]

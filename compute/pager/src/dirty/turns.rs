@@ -7,6 +7,7 @@
 //!                              └──── a pair ─────┴──── a pair ─────┴──── a pair ─────┘
 //! ```
 
+use farmem_protocol::random::hash;
 use std::time::Duration;
 
 /// How long one of them is in its turn: long beside the millisecond that it takes to have what a program works with in the CPU's first caches again. Turns of 200 ms and
@@ -27,9 +28,7 @@ pub enum Turn {
 pub fn turn(ns: u64) -> (u64, Turn) {
     let nth = ns / TURN.as_nanos() as u64;
     let pair = nth / 2;
-    const ODD: u64 = 0x9E37_79B9_7F4A_7C15;
-    let spread = pair.wrapping_mul(ODD);
-    let drawn = (spread ^ spread >> 32).wrapping_mul(ODD) >> 63;
+    let drawn = hash(pair) >> 63;
     (pair, if nth % 2 == drawn { Turn::Compares } else { Turn::Copies })
 }
 

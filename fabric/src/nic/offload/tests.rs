@@ -5,6 +5,7 @@ use super::*;
 use crate::nic::lending::{Backing, Lending};
 use crate::nic::pool::leases::Lease;
 use farmem_protocol::addr::SLAB_BYTES;
+use farmem_protocol::random::Random;
 use farmem_protocol::wire::Op;
 use std::sync::Arc;
 
@@ -174,13 +175,6 @@ fn the_head_overshoots_as_published_and_is_mended() {
     assert_eq!(bench.take(9).unwrap().start, held[0].start);
 }
 
-fn next(random: &mut u64) -> u64 {
-    *random ^= *random << 13;
-    *random ^= *random >> 7;
-    *random ^= *random << 17;
-    *random
-}
-
 /// Three members take and give, their chains interleaved request by request. What becomes of the entries:
 /// `Err` when one is held twice, or lost at the end.
 fn interleaved(design: Design, count: u64, seed: u64) -> Result<(), String> {
@@ -191,22 +185,22 @@ fn interleaved(design: Design, count: u64, seed: u64) -> Result<(), String> {
         Giving(Taken),
     }
     let mut bench = Bench::new(design, count);
-    let mut random = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut random = Random::new(seed);
     let mut doing = [Doing::Nothing; 3];
     let mut held: [Vec<Taken>; 3] = Default::default();
     let mut broken = false;
     let mut who = 0;
     for step in 0..2000 {
         // In bursts, so that one chain can be overtaken by whole others.
-        if next(&mut random).is_multiple_of(16) {
-            who = next(&mut random) as usize % 3;
+        if random.below(16) == 0 {
+            who = random.index(3);
         }
         let member = who as u64 + 1;
         match doing[who] {
             // A ring that broke is mended when all are at rest; nothing new is begun before.
             Doing::Nothing if broken || step > 1000 => {}
             Doing::Nothing => {
-                let gives = held[who].len() > 1 || next(&mut random).is_multiple_of(2);
+                let gives = held[who].len() > 1 || random.below(2) == 0;
                 let given = if gives { held[who].pop() } else { None };
                 let (which, said, now) = match given {
                     Some(taken) => (Which::Give, bench.name(taken.entry), Doing::Giving(taken)),

@@ -3,6 +3,7 @@
 //! What a program prints must be the same on every run, whatever the machine does:
 //! no clocks, no addresses, no order that threads decide.
 
+use farmem_protocol::random::Random;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -12,7 +13,6 @@ use anyhow::Context;
 use serde::{Deserialize, Serialize};
 
 use super::redis;
-use crate::paging::array::Draw;
 
 /// Which.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -329,7 +329,7 @@ SELECT id, name FROM item ORDER BY name LIMIT 50;
 /// Lines in no order.
 fn text(path: &Path, lines: usize) -> io::Result<()> {
     let mut out = BufWriter::with_capacity(1 << 20, File::create(path)?);
-    let mut draw = Draw::new(7);
+    let mut draw = Random::new(7);
     for _ in 0..lines {
         let dice = draw.bits();
         writeln!(out, "{dice:016x} order {} of customer {} item {}", dice >> 44, dice % 9_999_991, dice % 9973)?;

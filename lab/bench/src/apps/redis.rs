@@ -5,6 +5,7 @@
 //! Every reply is compared with what the server must hold, byte for byte, and in
 //! the end every key is read back.
 
+use farmem_protocol::random::Random;
 use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -14,7 +15,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 
-use crate::paging::array::Draw;
 use farmem_kit::supervise;
 
 /// Requests under way at once.
@@ -114,14 +114,14 @@ impl Load {
         let mut written = vec![0u32; self.keys];
         let all: Vec<Request> = (0..self.keys).map(|key| Request { key, write: true }).collect();
         client.pipelined(&all, &mut written)?;
-        let mut draw = Draw::new(11);
+        let mut draw = Random::new(11);
         let drawn: Vec<Request> = (0..self.keys * 3)
             .map(|_| {
-                let rank = draw.below(1 << 20) as f64 / f64::from(1 << 20);
+                let rank = draw.index(1 << 20) as f64 / f64::from(1 << 20);
                 // The fourth power: rank r is drawn with density ~ r^(-3/4).
                 let rank = (rank.powi(4) * self.keys as f64) as usize;
                 let key = rank.wrapping_mul(0x9E37_79B1) % self.keys;
-                Request { key, write: draw.below(10) == 0 }
+                Request { key, write: draw.index(10) == 0 }
             })
             .collect();
         client.pipelined(&drawn, &mut written)?;
@@ -143,8 +143,8 @@ struct Request {
 
 /// 96 to 800 bytes: half of it text that compresses, half of it none.
 fn value(key: usize, times: u32, into: &mut String) {
-    let mut draw = Draw::new((key as u64) << 32 | u64::from(times));
-    for part in 0..2 + draw.below(14) {
+    let mut draw = Random::new((key as u64) << 32 | u64::from(times));
+    for part in 0..2 + draw.index(14) {
         let (one, other) = (draw.bits(), draw.bits());
         let _ = write!(into, "{one:016x}{:08x} field-{part}: of customer ", other as u32);
     }

@@ -11,6 +11,7 @@
 
 #![allow(unsafe_code)] // Buffers handed to verbs.
 
+use farmem_protocol::random::Random;
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -23,8 +24,6 @@ use farmem_protocol::lines::{self, Entry, LINE_BYTES, LINES, MAX_RECORD_BYTES, R
 use farmem_sys::clock;
 use farmem_sys::lines::{Hasher, Hashes, Unit};
 use serde::Serialize;
-
-use crate::paging::array::Draw;
 
 /// Pages that leave together.
 const BATCH: usize = 256;
@@ -66,17 +65,17 @@ pub enum Arrangement {
 
 impl Arrangement {
     /// A bitmap of `lines` lines.
-    pub fn draw(self, lines: u32, draw: &mut Draw) -> u64 {
+    pub fn draw(self, lines: u32, draw: &mut Random) -> u64 {
         if lines as usize >= LINES {
             return u64::MAX;
         }
         if self == Arrangement::Contiguous {
-            return ((1u64 << lines) - 1) << draw.below(LINES - lines as usize + 1);
+            return ((1u64 << lines) - 1) << draw.index(LINES - lines as usize + 1);
         }
         let mut bits = 0u64;
         while bits.count_ones() < lines {
             // Even lines first: as long as these are enough, no two lie together.
-            let line = if lines as usize <= LINES / 2 { 2 * draw.below(LINES / 2) } else { draw.below(LINES) };
+            let line = if lines as usize <= LINES / 2 { 2 * draw.index(LINES / 2) } else { draw.index(LINES) };
             bits |= 1 << line;
         }
         bits
@@ -161,8 +160,8 @@ impl Host {
     pub fn new(session: Session, seed: u64) -> anyhow::Result<Host> {
         let slabs = (0..SLABS).map(|_| session.grant().map(|slab| slab.id)).collect::<Result<Vec<_>, _>>()?;
         let queue = session.queue_pair()?;
-        let mut draw = Draw::new(seed);
-        let copies: Vec<_> = (0..RING).map(|_| std::array::from_fn(|_| draw.below(256) as u8)).collect();
+        let mut draw = Random::new(seed);
+        let copies: Vec<_> = (0..RING).map(|_| std::array::from_fn(|_| draw.index(256) as u8)).collect();
         let slots = Slots::new(&copies);
         let mut host = Host {
             queue,
@@ -195,13 +194,13 @@ impl Host {
     ///
     /// # Errors
     /// A node that is lost, or refuses.
-    pub fn run(&mut self, method: Method, bitmaps: &[u64], draw: &mut Draw) -> anyhow::Result<Sample> {
+    pub fn run(&mut self, method: Method, bitmaps: &[u64], draw: &mut Random) -> anyhow::Result<Sample> {
         let mut batches = Vec::new();
         for chunk in bitmaps.chunks(BATCH) {
             let pages = chunk.iter().map(|&lines| {
-                let slot = draw.below(SLABS * SLOTS_PER_SLAB as usize);
+                let slot = draw.index(SLABS * SLOTS_PER_SLAB as usize);
                 let slot = FarSlot::new((slot % SLABS) as u32, (slot / SLABS) as u32);
-                (slot, lines, draw.below(RING))
+                (slot, lines, draw.index(RING))
             });
             let mut pages: Vec<_> = pages.collect();
             // Slots are each page's own: drawn twice, the second is left out. The order is a page's, not a slot's.
@@ -372,7 +371,7 @@ mod tests {
 
     #[test]
     fn as_many_lines_as_asked_for_lie_as_asked_for() {
-        let mut draw = Draw::new(7);
+        let mut draw = Random::new(7);
         for lines in 1..=64 {
             let run = Arrangement::Contiguous.draw(lines, &mut draw);
             assert_eq!((run.count_ones(), Runs(run).count()), (lines, 1));

@@ -19,6 +19,7 @@ pub mod plot;
 pub mod redis;
 pub mod turns;
 
+use farmem_protocol::random::Random;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -26,7 +27,6 @@ use anyhow::{bail, ensure};
 use farmem_fabric::{ConnectOptions, NodeAddr, Session, Transport};
 use serde::Serialize;
 
-use crate::paging::array::Draw;
 use crate::paging::systems::Node;
 use drive::{Arrangement, Host, Method, Sample};
 use farmem_kit::alone::Alone;
@@ -185,7 +185,7 @@ fn measure(host: &mut Host, setting: Setting, pages: usize, rounds: usize, seed:
     let slices = if setting.lines >= CLOSE_FROM { SLICES.min(pages / 256) } else { 1 };
     let (pages, rounds) = (pages / slices, rounds * slices);
     let bitmaps = |round: u64, pages: usize| -> Vec<u64> {
-        let mut draw = Draw::new(seed + round);
+        let mut draw = Random::new(seed + round);
         (0..pages).map(|_| setting.arrangement.draw(setting.lines, &mut draw)).collect()
     };
     for method in METHODS {
@@ -196,7 +196,7 @@ fn measure(host: &mut Host, setting: Setting, pages: usize, rounds: usize, seed:
             supervise::interrupted()?;
             let round = (from + round) as u64;
             // Slots of its own: those that another method of the round has just written to would be in the node's cache.
-            let mut draw = Draw::new(seed ^ round << 32 ^ (method as u64) << 24);
+            let mut draw = Random::new(seed ^ round << 32 ^ (method as u64) << 24);
             host.run(method, &bitmaps(round, pages), &mut draw).map(Some)
         })
     };

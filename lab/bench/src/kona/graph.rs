@@ -5,7 +5,7 @@
 //! edges a vertex. Kona's runs had Twitter's and other graphs, which are not ours
 //! to hand out.
 
-use crate::paging::array::Draw;
+use farmem_protocol::random::Random;
 
 /// Edges for each vertex, before each is put down in both directions.
 const EDGES: usize = 16;
@@ -22,7 +22,7 @@ impl Graph {
     /// Of 2^scale vertices.
     pub fn rmat(scale: u32, seed: u64) -> Graph {
         let vertices = 1_usize << scale;
-        let mut draw = Draw::new(seed);
+        let mut draw = Random::new(seed);
         let edges: Vec<(u32, u32)> = (0..vertices * EDGES).map(|_| edge(scale, &mut draw)).collect();
         let mut starts = vec![0_u32; vertices + 1];
         for &(a, b) in &edges {
@@ -57,10 +57,10 @@ impl Graph {
 
 /// Descends into a quadrant of the matrix for each bit. Names are scrambled, so that being busy and being a
 /// neighbour in memory are not the same.
-fn edge(scale: u32, draw: &mut Draw) -> (u32, u32) {
+fn edge(scale: u32, draw: &mut Random) -> (u32, u32) {
     let (mut a, mut b) = (0_u32, 0_u32);
     for _ in 0..scale {
-        let (down, right) = match draw.below(100) {
+        let (down, right) = match draw.index(100) {
             0..57 => (0, 0),
             57..76 => (0, 1),
             76..95 => (1, 0),

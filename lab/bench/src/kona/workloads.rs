@@ -14,7 +14,7 @@
 
 use super::graph::Graph;
 use super::stores::Note;
-use crate::paging::array::Draw;
+use farmem_protocol::random::Random;
 
 /// Which program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, clap::ValueEnum)]
@@ -86,7 +86,7 @@ const _: () = assert!(VERTEX == 32);
 /// A program at work.
 pub struct Workload {
     name: Name,
-    draw: Draw,
+    draw: Random,
     /// How far the pass is.
     at: usize,
     passes: u64,
@@ -109,7 +109,7 @@ impl Workload {
     /// A program over memory of about 2^scale KiB.
     pub fn new(name: Name, scale: u32, seed: u64) -> Workload {
         let bytes = 1024_usize << scale;
-        let mut draw = Draw::new(seed);
+        let mut draw = Random::new(seed);
         let mut workload = Workload {
             name,
             at: 0,
@@ -121,7 +121,7 @@ impl Workload {
             graph: Graph { starts: vec![0], neighbours: Vec::new() },
             vertices: Vec::new(),
             order: Vec::new(),
-            draw: Draw::new(seed + 1),
+            draw: Random::new(seed + 1),
         };
         match name {
             Name::KvRandom | Name::KvSequential => workload.table = vec![[1; VALUE / 8]; bytes / VALUE],
@@ -149,7 +149,7 @@ impl Workload {
 
     fn shuffle(&mut self) {
         for at in (1..self.order.len()).rev() {
-            self.order.swap(at, self.draw.below(at + 1));
+            self.order.swap(at, self.draw.index(at + 1));
         }
     }
 
@@ -189,7 +189,7 @@ impl Workload {
         const BATCH: usize = 256;
         for nth in 0..BATCH {
             let keys = self.table.len();
-            let key = if self.name == Name::KvRandom { self.draw.below(keys) } else { (self.at + nth) % keys };
+            let key = if self.name == Name::KvRandom { self.draw.index(keys) } else { (self.at + nth) % keys };
             let with = self.draw.bits();
             self.table[key].iter_mut().enumerate().for_each(|(word, to)| *to = with ^ word as u64);
             note.store(TABLE, key * VALUE, VALUE);
@@ -256,7 +256,7 @@ impl Workload {
         }
         if self.turn(len) {
             // A rank that is settled to its last bit is a silent store: nudge it, as a changing graph would.
-            let nudge = 1.0 + self.draw.below(1000) as f64 * 1e-9;
+            let nudge = 1.0 + self.draw.index(1000) as f64 * 1e-9;
             for (vertex, record) in self.vertices.iter_mut().enumerate() {
                 record.value = record.next * nudge;
                 note.store(VERTICES, vertex * VERTEX, 8);

@@ -9,6 +9,8 @@
 
 use std::io;
 
+use farmem_protocol::random::mix;
+
 /// Words of 64 bits in a page.
 pub const WORDS: usize = 512;
 /// Words that threads 0 and 1 count in when they write; in lines of their own.
@@ -104,38 +106,6 @@ pub fn sampled_word(seed: u64, page: usize) -> usize {
     if COUNTING.contains(&word) { word + 1 } else { word }
 }
 
-/// The finaliser of splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA 2014).
-#[inline(always)]
-fn mix(mut bits: u64) -> u64 {
-    bits = (bits ^ (bits >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    bits ^ (bits >> 31)
-}
-
-/// A stream of pseudo-random numbers: splitmix64.
-#[derive(Clone)]
-pub struct Draw(u64);
-
-impl Draw {
-    /// The stream of a seed.
-    pub fn new(seed: u64) -> Draw {
-        Draw(seed)
-    }
-
-    /// The next number below `bound`, which must be far below 2^32 for the bias to be nil.
-    #[inline(always)]
-    pub fn below(&mut self, bound: usize) -> usize {
-        ((self.bits() >> 32).wrapping_mul(bound as u64) >> 32) as usize
-    }
-
-    /// The next 64 bits.
-    #[inline(always)]
-    pub fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        mix(self.0)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -147,12 +117,5 @@ mod tests {
         assert!((0..WORDS).all(|word| array.read(2, word) == array.content(2, word)));
         assert_ne!(array.content(0, 0), array.content(1, 0));
         assert!((0..10_000).all(|page| !COUNTING.contains(&sampled_word(7, page)) && sampled_word(7, page) < WORDS));
-    }
-
-    #[test]
-    fn draws_stay_below_their_bound_and_reach_it() {
-        let mut draw = Draw::new(1);
-        let drawn: Vec<usize> = (0..1000).map(|_| draw.below(10)).collect();
-        assert_eq!((drawn.iter().min(), drawn.iter().max()), (Some(&0), Some(&9)));
     }
 }

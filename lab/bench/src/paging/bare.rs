@@ -13,13 +13,14 @@
 
 #![allow(unsafe_code)] // As the floor's.
 
+use farmem_protocol::random::Random;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::ensure;
 
-use super::array::{Array, COUNTING, Draw, sampled_word};
+use super::array::{Array, COUNTING, sampled_word};
 use super::faults::Meter;
 use super::floor::{Floor, INSTALLED, LEAVING, Mechanism, PAGE};
 use super::measure::{self, Phase, Placement, Samples, Threads, What};
@@ -50,11 +51,11 @@ impl Floor<'_> {
         let before = meter.now();
         let (faults, asked) = (AtomicU64::new(0), AtomicU64::new(0));
         let samples = measure::run(threads, placement, |_, samples, _| {
-            let mut draw = Draw::new(seed);
+            let mut draw = Random::new(seed);
             let mut resident: VecDeque<u32> = VecDeque::with_capacity(local + 1);
             let mut leaving: Vec<u32> = Vec::with_capacity(LEAVING);
             let mut access = |samples: Option<&mut Samples>| {
-                let page = draw.below(pages);
+                let page = draw.index(pages);
                 let earlier = INSTALLED.load(Ordering::Relaxed);
                 let word = if writes { COUNTING[0] } else { sampled_word(seed, page) };
                 let touch = || {

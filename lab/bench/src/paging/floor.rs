@@ -16,6 +16,7 @@
 
 #![allow(unsafe_code)] // userfaultfd by its ABI, a signal handler, and memory that faults.
 
+use farmem_protocol::random::Random;
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
@@ -23,7 +24,7 @@ use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
 use anyhow::{Context, ensure};
 use farmem_sys::clock;
 
-use super::array::{Array, Draw, WORDS, sampled_word};
+use super::array::{Array, WORDS, sampled_word};
 use super::faults::{Faults, Meter};
 use super::footprint::Footprint;
 use super::measure::{self, Phase, Placement, Threads, What};
@@ -104,12 +105,12 @@ impl Floor<'_> {
         // Solo or with a spinner: one thread runs this, and what it counts is handed out through a cell.
         let counted = std::sync::Mutex::new((&mut faults, &mut asked));
         let samples = measure::run(threads, placement, |_, samples, _| {
-            let mut draw = Draw::new(self.options.seed);
+            let mut draw = Random::new(self.options.seed);
             let mut resident: Vec<u32> = Vec::with_capacity(self.options.local + STRETCH as usize);
             self.mechanism.drop_pages(&self.array, &(0..pages as u32).collect::<Vec<_>>())?;
             let least = self.options.local.saturating_sub(STRETCH as usize / 2);
             while resident.len() < least {
-                self.touch(draw.below(pages), &mut resident)?;
+                self.touch(draw.index(pages), &mut resident)?;
             }
             let mut left = self.options.accesses;
             while left > 0 {
@@ -117,7 +118,7 @@ impl Floor<'_> {
                 let begun = INSTALLED.load(Ordering::Relaxed);
                 samples.timed(|samples| {
                     while left > 0 && INSTALLED.load(Ordering::Relaxed) < until {
-                        let page = draw.below(pages);
+                        let page = draw.index(pages);
                         let word = sampled_word(self.options.seed, page);
                         let earlier = INSTALLED.load(Ordering::Relaxed);
                         let got = samples.take(|| self.array.read(page, word));
@@ -132,7 +133,7 @@ impl Floor<'_> {
                 *counted.lock().expect("one thread").0 += INSTALLED.load(Ordering::Relaxed) - begun;
                 let mut leaving = Vec::new();
                 while resident.len() > least {
-                    leaving.push(resident.swap_remove(draw.below(resident.len())));
+                    leaving.push(resident.swap_remove(draw.index(resident.len())));
                 }
                 self.mechanism.drop_pages(&self.array, &leaving)?;
             }

@@ -9,13 +9,12 @@
 //! | sort | sort numbers: streaming access, one allocation |
 //! | churn | a list of a million nodes, walked, thinned and refilled: allocator and pointers |
 
+use farmem_protocol::random::Random;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
-
-use super::array::Draw;
 
 /// Which.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,7 +60,7 @@ pub struct Work {
 /// None today.
 pub fn run(options: &Options) -> anyhow::Result<Work> {
     let begun = Instant::now();
-    let mut draw = Draw::new(options.seed);
+    let mut draw = Random::new(options.seed);
     let checksum = match options.which {
         Which::Join => join(options.bytes, &mut draw),
         Which::Sort => sort(options.bytes, &mut draw),
@@ -86,36 +85,36 @@ impl Hasher for Multiply {
     }
 }
 
-fn join(bytes: usize, draw: &mut Draw) -> u64 {
+fn join(bytes: usize, draw: &mut Random) -> u64 {
     let rows = bytes / 24;
     let mut table: HashMap<u64, u64, BuildHasherDefault<Multiply>> = HashMap::default();
     for row in 0..rows {
-        table.insert(draw.below(rows) as u64, row as u64);
+        table.insert(draw.index(rows) as u64, row as u64);
     }
-    (0..rows * 2).map(|_| table.get(&(draw.below(rows) as u64)).copied().unwrap_or(1)).fold(0, u64::wrapping_add)
+    (0..rows * 2).map(|_| table.get(&(draw.index(rows) as u64)).copied().unwrap_or(1)).fold(0, u64::wrapping_add)
 }
 
-fn sort(bytes: usize, draw: &mut Draw) -> u64 {
+fn sort(bytes: usize, draw: &mut Random) -> u64 {
     let mut numbers: Vec<u64> = (0..bytes / 8).map(|_| draw.bits()).collect();
     numbers.sort_unstable();
     numbers.iter().enumerate().fold(0, |sum, (at, number)| sum ^ number.rotate_left(at as u32))
 }
 
-fn churn(bytes: usize, draw: &mut Draw) -> u64 {
+fn churn(bytes: usize, draw: &mut Random) -> u64 {
     /// Nodes of 32 to 288 bytes, so that freed ones rarely fit the next.
     struct Node {
         next: usize,
         payload: Box<[u8]>,
     }
     let nodes = (bytes / 200).max(2);
-    let node = |next, draw: &mut Draw| {
-        let len = 32 + draw.below(256);
+    let node = |next, draw: &mut Random| {
+        let len = 32 + draw.index(256);
         Some(Box::new(Node { next, payload: vec![next as u8; len].into_boxed_slice() }))
     };
     // One cycle through all of them, in random order (Sattolo's shuffle).
     let mut next: Vec<usize> = (0..nodes).collect();
     for at in (1..nodes).rev() {
-        next.swap(at, draw.below(at));
+        next.swap(at, draw.index(at));
     }
     let mut list: Vec<Option<Box<Node>>> = next.iter().map(|&next| node(next, draw)).collect();
     let mut sum = 0u64;
@@ -127,7 +126,7 @@ fn churn(bytes: usize, draw: &mut Draw) -> u64 {
             at = node.next;
         }
         for _ in 0..nodes / 2 {
-            let at = draw.below(nodes);
+            let at = draw.index(nodes);
             list[at] = None;
             list[at] = node(next[at], draw);
         }

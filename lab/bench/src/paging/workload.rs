@@ -10,10 +10,11 @@
 //! loses one write, or mixes up two pages, yields no figure.
 
 use anyhow::{Context, ensure};
+use farmem_protocol::random::Random;
 use farmem_sys::clock;
 use serde::{Deserialize, Serialize};
 
-use super::array::{Array, COUNTING, Draw, WORDS, sampled_word};
+use super::array::{Array, COUNTING, WORDS, sampled_word};
 use super::faults::{Faults, Meter};
 use super::footprint::Footprint;
 use super::measure::{self, Phase, Placement, Threads, What};
@@ -119,13 +120,13 @@ impl Program<'_> {
         Ok(samples.into_phase(What::Fill, Threads::Solo, self.meter.now().since(&before)))
     }
 
-    fn draw(&self, kind: u64, turn: usize, thread: usize) -> Draw {
-        Draw::new(self.options.seed ^ kind << 56 ^ (turn as u64) << 48 ^ (thread as u64) << 40)
+    fn draw(&self, kind: u64, turn: usize, thread: usize) -> Random {
+        Random::new(self.options.seed ^ kind << 56 ^ (turn as u64) << 48 ^ (thread as u64) << 40)
     }
 
     fn random_read(&self, threads: Threads, turn: usize) -> anyhow::Result<Phase> {
-        let read = |draw: &mut Draw, samples: Option<&mut measure::Samples>| {
-            let page = draw.below(self.array.pages());
+        let read = |draw: &mut Random, samples: Option<&mut measure::Samples>| {
+            let page = draw.index(self.array.pages());
             let word = sampled_word(self.options.seed, page);
             let got = match samples {
                 Some(samples) => samples.take(|| self.array.read(page, word)),
@@ -146,8 +147,8 @@ impl Program<'_> {
     }
 
     fn random_write(&self, threads: Threads, turn: usize, written: &mut [u64; 2]) -> anyhow::Result<Phase> {
-        let write = |thread: usize, draw: &mut Draw, samples: Option<&mut measure::Samples>| {
-            let page = draw.below(self.array.pages());
+        let write = |thread: usize, draw: &mut Random, samples: Option<&mut measure::Samples>| {
+            let page = draw.index(self.array.pages());
             let word = COUNTING[thread];
             let increment = || {
                 let old = self.array.read(page, word);

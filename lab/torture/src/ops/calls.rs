@@ -43,7 +43,7 @@ impl Worker {
     pub(super) fn through_file(&mut self) {
         let Some((from, to, count)) = self.two_runs(64) else { return };
         let (source, sink, bytes) = (self.estate.at(from), self.estate.at(to), count * PAGE);
-        let (file, offset) = (self.channels.file, self.random.below(1 << 20) as i64);
+        let (file, offset) = (self.channels.file, self.random.index(1 << 20) as i64);
         self.transfer("pwrite", bytes, |n| sys::write_at(file, source + n, bytes - n, Some(offset + n as i64)));
         self.transfer("pread", bytes, |n| sys::read_at(file, sink + n, bytes - n, Some(offset + n as i64)));
         for k in 0..count {
@@ -63,15 +63,15 @@ impl Worker {
     fn scatter(&mut self, into: i32, out: i32, messages: bool) {
         let (mut gather, mut spread, mut moves) = (Vec::new(), Vec::new(), Vec::<(usize, usize, usize, usize)>::new());
         let mut bytes = 0;
-        for _ in 0..1 + self.random.below(12) {
+        for _ in 0..1 + self.random.index(12) {
             let (Some(from), Some(to)) = (self.page_in(State::Read), self.page_in(State::Write)) else { continue };
-            let first = self.random.below(LINES);
-            let lines = 1 + self.random.below(LINES - first);
+            let first = self.random.index(LINES);
+            let lines = 1 + self.random.index(LINES - first);
             // A page read after it was written to in the same call would not be as the model has it.
             if moves.iter().any(|&(f, t, ..)| f == to || t == from || t == to) || from == to {
                 continue;
             }
-            let cut = 1 + self.random.below(lines * LINE);
+            let cut = 1 + self.random.index(lines * LINE);
             let (source, sink) = (self.estate.at(from) + first * LINE, self.estate.at(to) + first * LINE);
             gather.push(sys::iovec(source, lines * LINE));
             spread.push(sys::iovec(sink, cut));

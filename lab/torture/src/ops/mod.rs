@@ -11,8 +11,9 @@ use crate::commons::Commons;
 use crate::estate::{Estate, SCRATCH, State};
 use crate::operations::operations;
 use crate::report::{self, WRONG};
-use crate::stamp::{LINE, LINES, PAGE, Random, mix};
+use crate::stamp::{LINE, LINES, PAGE};
 use crate::sys::{self, Channels};
+use farmem_protocol::random::{Random, hash};
 
 type Operation = fn(&mut Worker);
 
@@ -46,7 +47,7 @@ impl Worker {
         Ok(Worker {
             estate: Estate::new(thread, pages)?,
             commons,
-            random: Random::new(seed, thread),
+            random: Random::nth(seed, thread as u64),
             channels: Channels::open()?,
             step: 0,
             far_stacks,
@@ -59,7 +60,7 @@ impl Worker {
     pub fn step(&mut self, progress: &AtomicU64) {
         self.step += 1;
         let total: usize = WEIGHTS.iter().map(|(weight, _)| weight).sum();
-        let mut draw = self.random.below(total);
+        let mut draw = self.random.index(total);
         let mut index = 0;
         while draw >= WEIGHTS[index].0 {
             draw -= WEIGHTS[index].0;
@@ -80,7 +81,7 @@ impl Worker {
     }
 
     fn any_page(&mut self) -> usize {
-        SCRATCH + self.random.below(self.estate.pages - SCRATCH)
+        SCRATCH + self.random.index(self.estate.pages - SCRATCH)
     }
 
     /// A page whose state is good, if a few draws find one.
@@ -102,7 +103,7 @@ impl Worker {
     /// A run of up to `most` pages that are all in exactly one of the states.
     fn run_in(&mut self, most: usize, good: impl Fn(State) -> bool) -> Option<(usize, usize)> {
         let first = self.draw(&good)?;
-        let most = 1 + self.random.below(most);
+        let most = 1 + self.random.index(most);
         Some((first, self.estate.run(first, most, good)))
     }
 
@@ -112,8 +113,8 @@ impl Worker {
 
     fn write_lines(&mut self) {
         let Some(page) = self.page_in(State::Write) else { return };
-        for _ in 0..1 + self.random.below(8) {
-            let line = self.random.below(LINES);
+        for _ in 0..1 + self.random.index(8) {
+            let line = self.random.index(LINES);
             self.estate.write(page, line);
         }
     }
@@ -143,8 +144,8 @@ impl Worker {
     }
 
     fn verify_strided(&mut self) {
-        let (start, stride) = (self.any_page(), 1 + self.random.below(9));
-        let backward = self.random.next() & 1 == 0;
+        let (start, stride) = (self.any_page(), 1 + self.random.index(9));
+        let backward = self.random.bits() & 1 == 0;
         for k in 0..24 {
             let page = if backward { start.wrapping_sub(k * stride) } else { start + k * stride };
             if (SCRATCH..self.estate.pages).contains(&page) && self.estate.state(page) >= State::Read {
@@ -161,8 +162,8 @@ impl Worker {
 
     fn copy_lines(&mut self) {
         let (Some(from), Some(to)) = (self.page_in(State::Read), self.page_in(State::Write)) else { return };
-        let first = self.random.below(LINES);
-        let lines = 1 + self.random.below(LINES - first);
+        let first = self.random.index(LINES);
+        let lines = 1 + self.random.index(LINES - first);
         sys::copy(self.estate.at(from) + first * LINE, self.estate.at(to) + first * LINE, lines * LINE);
         self.estate.copied(from, to, first, lines);
     }
@@ -188,18 +189,18 @@ impl Worker {
 
     /// Allocations of sizes around malloc's threshold, verified when they are replaced.
     fn heap(&mut self) {
-        let slot = self.random.below(4);
+        let slot = self.random.index(4);
         let old = std::mem::take(&mut self.heap[slot]);
         if let Some(&key) = old.first()
-            && let Some(at) = (1..old.len()).find(|&k| old[k] != mix(key + k as u64))
+            && let Some(at) = (1..old.len()).find(|&k| old[k] != hash(key + k as u64))
         {
             report::broken(&format!("word {at} of a heap block of {} at step {}", old.len(), self.step));
         }
         drop(old);
-        let most = 64 << self.random.below(13);
-        let words = 16 + self.random.below(most);
-        let key = self.random.next() >> 1;
-        self.heap[slot] = (0..words as u64).map(|k| if k == 0 { key } else { mix(key + k) }).collect();
+        let most = 64 << self.random.index(13);
+        let words = 16 + self.random.index(most);
+        let key = self.random.bits() >> 1;
+        self.heap[slot] = (0..words as u64).map(|k| if k == 0 { key } else { hash(key + k) }).collect();
     }
 
     fn far_stack(&mut self) {

@@ -17,7 +17,7 @@ impl Worker {
         let Some((first, count)) = self.run_in(16, |s| s == State::Write) else { return };
         self.must("MADV_FREE", sys::advise(self.estate.at(first), count * PAGE, libc::MADV_FREE));
         // A write takes each page back: what it held before may be gone, all of it or none.
-        let line = self.random.below(LINES);
+        let line = self.random.index(LINES);
         for page in first..first + count {
             self.estate.write(page, line);
         }
@@ -28,7 +28,7 @@ impl Worker {
 
     pub(super) fn protect(&mut self) {
         // Towards writable more often than away from it.
-        let state = [State::Closed, State::Read, State::Write, State::Write][self.random.below(4)];
+        let state = [State::Closed, State::Read, State::Write, State::Write][self.random.index(4)];
         let Some((first, count)) = self.run_in(24, |s| s != State::Gone) else { return };
         self.must("mprotect", sys::protect(self.estate.at(first), count * PAGE, state.prot()));
         self.estate.set_state(first, count, state);

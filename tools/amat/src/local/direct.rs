@@ -279,10 +279,9 @@ mod tests {
     }
 
     fn uniform(below: &mut dyn Below, blocks: u64, uses: u64) {
-        let mut random = 1u64;
+        let mut random = farmem_protocol::random::Random::new(1);
         for _ in 0..uses {
-            random = random.wrapping_add(0x9E37_79B9_7F4A_7C15);
-            below.fetch((crate::generate::mix(random) % blocks) << 6, false);
+            below.fetch(random.below(blocks) << 6, false);
         }
     }
 

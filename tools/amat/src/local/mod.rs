@@ -14,7 +14,7 @@ pub mod direct;
 pub mod stack;
 
 use crate::formula::Count;
-use crate::generate::mix;
+use farmem_protocol::random::mix;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
