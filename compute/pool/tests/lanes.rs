@@ -259,10 +259,13 @@ impl Model {
         (!self.slots.is_empty()).then(|| self.slots[at % self.slots.len()])
     }
 
-    /// Whether every slab with a live slot has a whole home at another node.
+    /// Whether every slab with a live slot has a whole home at another node that lives.
     fn can_do_without(&self, node: usize) -> bool {
         self.slots.iter().map(|slot| slot.slab_index()).collect::<std::collections::BTreeSet<_>>().into_iter().all(
-            |index| self.pool.homes(index).iter().flatten().any(|(at, state)| *at != node && *state == State::Whole),
+            |index| {
+                let lives = |at: usize| at != node && !self.dead[at];
+                self.pool.homes(index).iter().flatten().any(|(at, state)| lives(*at) && *state == State::Whole)
+            },
         )
     }
 
@@ -300,6 +303,11 @@ impl Model {
             }
             Step::DropHome(at, home) => {
                 let Some(slot) = self.slot(at) else { return };
+                // The pool may not have noticed yet that the other home's node is dead.
+                let node = self.pool.homes(slot.slab_index())[home].map(|(node, _)| node);
+                if node.is_some_and(|node| !self.can_do_without(node)) {
+                    return;
+                }
                 self.pool.drop_home(&mut self.writes, slot.slab_index(), home);
                 leave_once(&self.pool);
             }
