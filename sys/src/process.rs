@@ -205,8 +205,12 @@ pub fn children() -> Vec<u32> {
 
 /// Sends a signal to a process. An error means that it is gone, or not ours to signal.
 pub fn send(pid: u32, signal: i32) -> io::Result<()> {
+    // To `kill`, 0 and negative numbers are groups, and -1 is everybody: what a `getpid` that a filter
+    // forbids has answered must not get there.
+    let one = i32::try_from(pid).ok().filter(|&pid| pid > 0);
+    let one = one.ok_or_else(|| io::Error::from_raw_os_error(libc::ESRCH))?;
     // SAFETY: no memory is involved.
-    if unsafe { libc::kill(pid as i32, signal) } == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    if unsafe { libc::kill(one, signal) } == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Whether a process of this number exists (perhaps as a zombie).
@@ -366,5 +370,7 @@ mod tests {
     fn a_process_exists_while_it_runs() {
         assert!(exists(std::process::id()));
         assert!(!exists(i32::MAX as u32));
+        // To the kernel these are everybody, and this process's group.
+        assert!(!exists(-1i32 as u32) && !exists(0));
     }
 }
