@@ -1,8 +1,13 @@
-//! What the program points to, near or far: read and written by the runtime.
+//! Memory that the program points to, near or far: read and written by the runtime.
+//!
+//! A near pointer may lead nowhere, and the program expects EFAULT then. So the kernel copies
+//! (`process_vm_readv` on this process). Some container profiles forbid that: then the kernel is asked
+//! about each page first, and the runtime copies ([`near`]).
+
+mod near;
 
 use super::pins::Pins;
 use farmem_protocol::addr::{PAGE_BYTES, is_far};
-use farmem_sys::raw::syscall;
 
 /// The error for a pointer that leads nowhere.
 pub const BAD_ADDRESS: isize = -(libc::EFAULT as isize);
@@ -31,17 +36,8 @@ pub fn peek_into(addr: usize, to: *mut u8, len: usize) -> bool {
         unsafe { std::ptr::copy_nonoverlapping(addr as *const u8, to, len) };
         return true;
     }
-    // Near, and perhaps nowhere: the kernel tells.
-    let local = libc::iovec { iov_base: to.cast(), iov_len: len };
-    let remote = libc::iovec { iov_base: addr as *mut _, iov_len: len };
-    // SAFETY: one live iovec each; the kernel checks the remote one.
-    let got = unsafe {
-        syscall(
-            libc::SYS_process_vm_readv,
-            [farmem_sys::raw::getpid() as usize, &local as *const _ as usize, 1, &remote as *const _ as usize, 1, 0],
-        )
-    };
-    got == len as isize
+    // SAFETY: `to` is the caller's.
+    unsafe { near::read(addr, to, len) }
 }
 
 /// Copies at most `most` bytes of a string that the program points to, without its NUL; only counts
@@ -81,12 +77,7 @@ pub fn poke_from(addr: usize, from: &[u8]) -> bool {
         }
         return pinned;
     }
-    let local = libc::iovec { iov_base: from.as_ptr().cast_mut().cast(), iov_len: from.len() };
-    let remote = libc::iovec { iov_base: addr as *mut _, iov_len: from.len() };
-    let at = |one: &libc::iovec| std::ptr::from_ref(one) as usize;
-    let own = farmem_sys::raw::getpid() as usize;
-    // SAFETY: one live iovec each; the kernel checks the remote one.
-    unsafe { syscall(libc::SYS_process_vm_writev, [own, at(&local), 1, at(&remote), 1, 0]) == from.len() as isize }
+    near::write(addr, from)
 }
 
 /// Writes a `T` where the program points to.
