@@ -11,10 +11,11 @@ use std::time::Duration;
 
 use farmem_fabric::NodeAddr;
 use farmem_memory::{Config, Rdma};
-use farmem_sys::process;
+use farmem_sys::{probe, process};
 use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
+use crate::forbidden;
 use crate::leftovers;
 use crate::runtime_dir;
 use crate::size::{self, Size};
@@ -156,6 +157,10 @@ fn absolute(at: &NodeAddr) -> Result<NodeAddr, Failure> {
 
 /// Runs the node until it is told to stop and its members are gone.
 pub fn run(options: &Options) -> Result<(), Failure> {
+    // The run that has started it has made sure.
+    if !options.embedded {
+        forbidden::check(&[probe::COMMON, probe::NODE])?;
+    }
     let ram = size::ram().map_err(Failure::usage)?.total;
     let config = Config {
         lend: options.lend.bytes(ram),

@@ -13,6 +13,7 @@
 //! * [`memory`]: reservations, vectored madvise, copies of raced bytes.
 //! * [`notes`]: what many threads tell one, without waiting for it.
 //! * [`pagemap`]: which pages a process has, and which were written.
+//! * [`probe`]: which system calls are forbidden from outside.
 //! * [`process`]: what a supervisor needs: signals as values, children, its own end.
 //! * [`ptrace`]: another process: stopped, looked into, let go.
 //! * [`shared`]: memory that two processes map, and sleeping on its words.
@@ -38,6 +39,7 @@ pub mod lines;
 pub mod memory;
 pub mod notes;
 pub mod pagemap;
+pub mod probe;
 pub mod process;
 pub mod ptrace;
 pub mod raw;

@@ -31,13 +31,14 @@ use std::time::{Duration, Instant, SystemTime};
 
 use farmem_fabric::NodeAddr;
 use farmem_protocol::addr::SLAB_BYTES;
+use farmem_sys::probe;
 use farmem_sys::process::{self, Signals};
 
 use crate::counters::{self, Beginning, Sample};
 use crate::failure::Failure;
 use crate::runtime_dir::{self, Scratch};
 use crate::size::{Ram, Size};
-use crate::{agent, leftovers, library, program, units};
+use crate::{agent, forbidden, leftovers, library, program, units};
 use embedded::Embedded;
 use far::Far;
 pub use plan::{Nodes, Plan};
@@ -215,6 +216,7 @@ pub fn run(options: &Options) -> Result<Infallible, Failure> {
 
 /// Runs the program to its end. What has to be told of it is left to the caller.
 pub fn carry_out(options: &Options, plan: &Plan) -> Result<Outcome, Failure> {
+    forbidden::check(&[probe::COMMON, probe::RUN])?;
     // First, so that it starts with the signals that we were started with, and is no descendant of the run's.
     let agent = match options.agent {
         true => {
@@ -238,6 +240,7 @@ pub fn carry_out(options: &Options, plan: &Plan) -> Result<Outcome, Failure> {
     let run = RunName::new().map_err(|e| Failure::usage(format!("no randomness for a run's name: {e}")))?;
     let mut nodes = plan.nodes.clone();
     let embedded = if nodes.is_empty() {
+        forbidden::check(&[probe::NODE])?;
         let node = Embedded::start(&dir, run, lend, plan.transport, &signals)?;
         nodes.push(node.node().clone());
         Some(node)
