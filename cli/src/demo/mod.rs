@@ -126,11 +126,12 @@ fn show(options: &Options, signals: &Signals) -> Result<(), Ended> {
 
     print!("\n{}", table(&rows));
     let baseline = rows[0].elapsed.as_secs_f64();
-    let points: Vec<plot::Point> = rows
+    let points: Vec<plot::Measured> = rows
         .iter()
         .filter_map(|row| {
             let share = row.share?;
-            Some(plot::Point { share, slowdown: row.elapsed.as_secs_f64() / baseline, label: units::bytes(row.local) })
+            let (slowdown, local) = (row.elapsed.as_secs_f64() / baseline, units::bytes(row.local));
+            Some(plot::Measured { share, slowdown, local })
         })
         .collect();
     let title = format!("GNU sort, {} of memory", units::bytes(footprint));

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
+use farmem_kit::chart::sheet;
 use farmem_kit::report;
 use serde::Serialize;
 
@@ -219,7 +220,7 @@ pub fn run(options: &Options, farmem: &Path) -> Result<()> {
     let recovery = options.systems.contains(&System::Farmem).then(|| recovery::measure(16, 8));
     let report = Report { rows, skipped, replays, recovery, costs: &costs, seed: options.seed };
     let json = || Ok(serde_json::to_string_pretty(&report.json())?);
-    report::tell(&report, &[(&options.json, &json), (&options.svg, &|| Ok(report.chart().to_string()))])
+    report::tell(&report, &[(&options.json, &json), (&options.svg, &|| Ok(sheet("", &[report.chart()], 1)))])
 }
 
 fn write_json(path: &Path, figures: &impl Serialize) -> Result<()> {

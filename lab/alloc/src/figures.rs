@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use farmem_kit::chart::Chart;
+use farmem_kit::chart::rows::power;
+use farmem_kit::chart::{Axis, COLOURS, Rows, Style};
 use farmem_kit::pairs::Spread;
 use farmem_kit::table::{Table, duration};
 use serde::Serialize;
@@ -153,7 +154,7 @@ impl Report<'_> {
     }
 
     /// Latencies of the smallest size.
-    pub fn chart(&self) -> Chart {
+    pub fn chart(&self) -> Rows {
         let order = self.orders().first().copied().unwrap_or(0);
         let mut clients: Vec<u32> = self.rows.iter().filter(|row| row.order == order).map(|row| row.clients).collect();
         clients.dedup();
@@ -162,16 +163,22 @@ impl Report<'_> {
             let spread = Spread::of([take.median as f64, take.p99 as f64])?;
             Some(Spread { median: take.mean, rounds: 1, ..spread })
         };
-        Chart {
+        let group = |count| {
+            let name = if count == 1 { "1 client".into() } else { format!("{count} clients") };
+            (name, System::ALL.map(|system| bar(system, count)).to_vec())
+        };
+        let groups: Vec<_> = clients.into_iter().map(group).collect();
+        Rows {
             title: format!("Allocating {}: mean latency; lines from median to 99 % (simulated)", size_name(order)),
-            series: System::ALL.map(|system| system.name().to_owned()).to_vec(),
-            groups: clients
-                .into_iter()
-                .map(|count| {
-                    let name = if count == 1 { "1 client".into() } else { format!("{count} clients") };
-                    (name, System::ALL.map(|system| bar(system, count)).to_vec())
-                })
+            series: System::ALL
+                .iter()
+                .map(|system| system.name().to_owned())
+                .zip(COLOURS.into_iter().cycle())
                 .collect(),
+            axis: Axis::decades(Rows::all(&groups), power),
+            groups,
+            style: Style::Bar,
+            show: duration,
         }
     }
 }

@@ -5,11 +5,12 @@ use std::path::Path;
 use anyhow::Context;
 use serde::Serialize;
 
-use super::plot::{self, Curve, Plot, Point};
+use super::plot;
 use super::programs::Program;
 use super::runs::Run;
 use super::slowdown::Figure;
 use super::{Measured, Setting, Size, System};
+use farmem_kit::chart::Panel;
 use farmem_kit::environment::Environment;
 use farmem_kit::pairs::Spread;
 use farmem_kit::report::{Report, Section, Skipped};
@@ -80,20 +81,17 @@ impl Measured {
         shares
     }
 
-    fn plot(&self) -> Plot {
-        let curves = self.systems().into_iter().map(|system| {
-            let points = self.shares().into_iter().filter_map(|share| {
+    fn panel(&self) -> Panel {
+        let systems = self.systems().into_iter().map(|system| {
+            let figures = self.shares().into_iter().filter_map(|share| {
                 let figure = self.slowdown(Setting { system, share })?;
-                Some(Point { share: f64::from(share) / 100.0, figure })
+                Some((f64::from(share) / 100.0, figure))
             });
-            Curve { name: system.name(), colour: plot::colour(system), points: points.collect() }
+            (system, figures.collect())
         });
         let native = self.rounds.spread(Measured::NATIVE, Run::wall_ns).map_or(0.0, |spread| spread.median / 1e9);
-        Plot {
-            title: self.program.name().to_owned(),
-            subtitle: format!("{} MiB of far memory, {native:.1} s natively", self.size.far >> 20),
-            curves: curves.collect(),
-        }
+        let subtitle = format!("{} MiB of far memory, {native:.1} s natively", self.size.far >> 20);
+        plot::panel(self.program.name().to_owned(), subtitle, systems.collect())
     }
 }
 
@@ -216,11 +214,11 @@ pub fn draw(all: &[Measured], dir: &Path) -> anyhow::Result<()> {
         let path = dir.join(name);
         std::fs::write(&path, svg).with_context(|| format!("writing {}", path.display()))
     };
-    let plots: Vec<Plot> = all.iter().map(Measured::plot).collect();
-    for (one, plot) in all.iter().zip(&plots) {
-        write(format!("apps-{}.svg", one.program.file_stem()), plot::sheet(std::slice::from_ref(plot)))?;
+    let panels: Vec<Panel> = all.iter().map(Measured::panel).collect();
+    for (one, panel) in all.iter().zip(&panels) {
+        write(format!("apps-{}.svg", one.program.file_stem()), plot::draw(std::slice::from_ref(panel)))?;
     }
-    write("apps.svg".into(), plot::sheet(&plots))
+    write("apps.svg".into(), plot::draw(&panels))
 }
 
 #[cfg(test)]
@@ -263,7 +261,7 @@ mod tests {
 
     #[test]
     fn every_curve_is_drawn() {
-        let svg = plot::sheet(&[measured().plot()]);
+        let svg = plot::draw(&[measured().panel()]);
         assert_eq!(svg.matches("<polyline").count(), 2, "{svg}");
         assert!(svg.contains("GNU sort") && svg.contains("&gt; 20.0×"), "{svg}");
     }

@@ -7,7 +7,8 @@ use super::small::Which;
 use super::systems::System;
 use super::workload::Outcome;
 use super::{Measured, Setting, Size};
-use farmem_kit::chart::Chart;
+use farmem_kit::chart::rows::power;
+use farmem_kit::chart::{Axis, COLOURS, Rows, Style};
 use farmem_kit::environment::Environment;
 use farmem_kit::pairs::Spread;
 use farmem_kit::report::{Bound, Report, Section, Skipped, Target};
@@ -259,7 +260,7 @@ fn targets(all: &Measured) -> Vec<Target> {
 }
 
 /// Costs, pinned.
-pub fn chart(all: &Measured) -> Chart {
+pub fn chart(all: &Measured) -> Rows {
     let settings: Vec<Setting> = all.paging.systems().filter(|setting| setting.pinned).collect();
     let group = |&(what, threads): &(What, Threads)| {
         let bars = settings.iter().map(|&setting| {
@@ -268,10 +269,15 @@ pub fn chart(all: &Measured) -> Chart {
         });
         (label(what, threads), bars.collect::<Vec<_>>())
     };
-    Chart {
+    let groups: Vec<_> = ROWS.iter().map(group).filter(|(_, bars)| bars.iter().any(Option::is_some)).collect();
+    let names = settings.iter().map(|setting| setting.system.name().to_owned());
+    Rows {
         title: format!("Cost of an access, mean: {} MiB, {} MiB local", all.size.array >> 20, all.size.local >> 20),
-        series: settings.iter().map(|setting| setting.system.name().to_owned()).collect(),
-        groups: ROWS.iter().map(group).filter(|(_, bars)| bars.iter().any(Option::is_some)).collect(),
+        series: names.zip(COLOURS.into_iter().cycle()).collect(),
+        axis: Axis::decades(Rows::all(&groups), power),
+        groups,
+        style: Style::Bar,
+        show: duration,
     }
 }
 

@@ -28,6 +28,7 @@ use anyhow::{bail, ensure};
 use serde::Serialize;
 
 use farmem_kit::alone::Alone;
+use farmem_kit::chart::sheet;
 use farmem_kit::environment::Environment;
 use farmem_kit::pairs::Rounds;
 use farmem_kit::report::{self, Report, Skipped};
@@ -191,7 +192,7 @@ pub fn run(options: &Options, farmem: &Path) -> anyhow::Result<()> {
     drop(runner);
 
     let report = figures::report(method, environment, skipped, &measured);
-    let plot = || Ok(figures::chart(&measured).to_string());
+    let plot = || Ok(sheet("", &[figures::chart(&measured)], 1));
     report::tell(&report, &[(&options.json, &|| Ok(report.json()?)), (&options.svg, &plot)])?;
     fail_on_wrong_bytes(&report)
 }
