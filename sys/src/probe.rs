@@ -168,7 +168,9 @@ pub fn first_failed(calls: &[Call]) -> Option<(Call, Refused)> {
 /// The first of these calls that cannot be made.
 pub fn first_refused(calls: &[&[Call]]) -> Option<(Call, Refused)> {
     let calls: Vec<Call> = calls.iter().flat_map(|some| some.iter().copied()).collect();
-    if is_filtered() && let Ok(refused) = by_child(&calls) {
+    if is_filtered()
+        && let Ok(refused) = by_child(&calls)
+    {
         return refused;
     }
     first_failed(&calls)

@@ -65,10 +65,12 @@ const MOST_SYMBOLS: usize = 1 << 10;
 /// # Safety
 /// `header` is 0, or the address of such a library.
 unsafe fn symbol(header: usize, name: &CStr) -> Option<usize> {
-    // SAFETY (all reads below): the caller vouches for the library, and what is read is where its
-    // headers say.
+    // The caller vouches for the library, and every address below is one that its headers name.
+    // SAFETY: as said above.
     let word = |at: usize| unsafe { (at as *const usize).read_unaligned() };
+    // SAFETY: as said above.
     let half = |at: usize| unsafe { (at as *const u32).read_unaligned() };
+    // SAFETY: as said above.
     let short = |at: usize| unsafe { (at as *const u16).read_unaligned() };
     if header == 0 || half(header) != u32::from_le_bytes(*b"\x7fELF") {
         return None;
@@ -108,6 +110,7 @@ unsafe fn symbol(header: usize, name: &CStr) -> Option<usize> {
 /// `hash` is such a table of a loaded library.
 unsafe fn counted(hash: usize) -> usize {
     // SAFETY: the caller's table, of this form: four numbers, a filter, buckets, chains.
+    // SAFETY: as said above.
     let half = |at: usize| unsafe { (at as *const u32).read_unaligned() as usize };
     let (buckets, first, filter) = (half(hash), half(hash + 4), half(hash + 8));
     let bucket = hash + 16 + 8 * filter;
