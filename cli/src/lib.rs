@@ -22,6 +22,7 @@ mod agent;
 mod counters;
 mod demo;
 pub mod failure;
+mod forbidden;
 mod leftovers;
 mod library;
 mod manual;

@@ -296,15 +296,21 @@ impl Membership {
             if over || !self.is_over(outage) {
                 self.reach.sleep_ns(RETRY_NS);
             }
-            // Whether the node's machine is away the control connection tells, which may have been
-            // longer.
-            while !by_itself {
-                self.watch()?;
-                if self.is_near() {
-                    break;
-                }
-                self.reach.sleep_ns(RETRY_NS);
+            if !by_itself {
+                self.await_machine()?;
             }
+        }
+    }
+
+    /// Waits until the node's machine can be reached. The control connection tells, because it may
+    /// have been silent for longer than this one.
+    fn await_machine(&self) -> Result<(), Lost> {
+        loop {
+            self.watch()?;
+            if self.is_near() {
+                return Ok(());
+            }
+            self.reach.sleep_ns(RETRY_NS);
         }
     }
 

@@ -227,10 +227,12 @@ impl Wired {
     /// still be reached.
     pub fn note_silence(&mut self, waited_ns: u64) -> Result<(), Lost> {
         self.silent_ns += waited_ns.min(2 * NAP_NS);
-        match self.silent_ns {
-            ..LISTEN_NS => Ok(()),
-            ..SILENT_NS => self.member.watch(),
-            _ => Err(self.member.silent()),
+        if self.silent_ns < LISTEN_NS {
+            Ok(())
+        } else if self.silent_ns < SILENT_NS {
+            self.member.watch()
+        } else {
+            Err(self.member.silent())
         }
     }
 

@@ -53,7 +53,7 @@ fn copied(nr: i64, addr: usize, own: *mut u8, len: usize) -> Option<bool> {
 /// An address in each page of a range, a multiple of 8.
 fn pages(addr: usize, len: usize) -> impl Iterator<Item = usize> {
     // At the end of all addresses there is nothing of a program's.
-    let end = addr.checked_add(len).unwrap_or(usize::MAX);
+    let end = addr.saturating_add(len);
     (addr / PAGE_BYTES * PAGE_BYTES..end).step_by(PAGE_BYTES)
 }
 
