@@ -88,7 +88,7 @@ fn how_it_is_reached_is_said() {
     for (transport, way) in [("auto", "mapped"), ("tcp", "tcp")] {
         let options = ["-v", "--local", "4M", "--stats", "none", "--transport", transport, "--node", &node.address];
         let (_, _, said) = outcome(place.farmem(["run"].into_iter().chain(options).chain(["--", "true"])));
-        assert!(said.ends_with(&format!("{} ({way}), 4.00 MiB local\n", node.address)), "{said}");
+        assert!(said.ends_with(&format!("{} ({way}), 4.00 MiB local (--local)\n", node.address)), "{said}");
     }
 }
 
