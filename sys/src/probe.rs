@@ -160,6 +160,18 @@ pub const NODE: &[Call] = &[
     call("eventfd2", libc::SYS_eventfd2, [0, UNKNOWN, 0, 0, 0, 0], &[libc::EINVAL]),
 ];
 
+/// An allocation service, beside [`COMMON`] and [`NODE`].
+pub const AGENT: &[Call] = &[
+    call("flock", libc::SYS_flock, [NONE, libc::LOCK_UN as usize, 0, 0, 0, 0], &[libc::EBADF]),
+    call("pidfd_open", libc::SYS_pidfd_open, [0; 6], &[libc::EINVAL]),
+    on_none("dup2", libc::SYS_dup2),
+    call("pipe2", libc::SYS_pipe2, [0, UNKNOWN, 0, 0, 0, 0], &[libc::EINVAL]),
+    call("ppoll", libc::SYS_ppoll, [0, 0, ZEROS, 0, 8, 0], &[]),
+    call("setpgid", libc::SYS_setpgid, [0, NONE, 0, 0, 0, 0], &[libc::EINVAL]),
+    call("wait4", libc::SYS_wait4, [NONE, 0, 1 << 20, 0, 0, 0], &[libc::EINVAL]),
+    call("execve", libc::SYS_execve, [0; 6], &[libc::EFAULT]),
+];
+
 /// The first of these calls that fails as no kernel answers it. Makes them here and now.
 pub fn first_failed(calls: &[Call]) -> Option<(Call, Refused)> {
     calls.iter().find_map(|call| call.refusal().map(|e| (*call, Refused::By(e))))
@@ -284,7 +296,7 @@ fn end() -> ! {
 mod tests {
     use super::*;
 
-    const ALL: [&[Call]; 4] = [EARLY, COMMON, RUN, NODE];
+    const ALL: [&[Call]; 5] = [EARLY, COMMON, RUN, NODE, AGENT];
 
     #[test]
     fn the_kernel_answers_every_call_as_the_tables_say() {

@@ -317,10 +317,15 @@ pub fn group() -> u32 {
 /// Whether this process may make files in a directory, as the user it acts for. A read-only file system refuses root, too.
 pub fn may_write(directory: &Path) -> io::Result<()> {
     let path = c_path(directory)?;
-    // SAFETY: a terminated path, which the call only reads.
-    match unsafe { libc::faccessat(libc::AT_FDCWD, path.as_ptr(), libc::W_OK | libc::X_OK, libc::AT_EACCESS) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
+    let said = |answer: i32| if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) };
+    let wanted = libc::W_OK | libc::X_OK;
+    // SAFETY: a terminated path, which the calls only read.
+    unsafe {
+        match said(libc::faccessat(libc::AT_FDCWD, path.as_ptr(), wanted, libc::AT_EACCESS)) {
+            // Older container profiles do not know `faccessat2`, and libc does not take that for an answer.
+            Err(e) if e.raw_os_error() == Some(libc::EPERM) => said(libc::access(path.as_ptr(), wanted)),
+            answer => answer,
+        }
     }
 }
 

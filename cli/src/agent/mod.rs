@@ -22,11 +22,12 @@ use farmem_agent::stock::Quotas;
 use farmem_fabric::{ConnectError, NodeAddr, Transport};
 use farmem_protocol::addr::SLAB_BYTES;
 use farmem_protocol::exit;
+use farmem_sys::probe;
 use farmem_sys::process::Signals;
 
 use crate::failure::Failure;
 use crate::size::{self, Size};
-use crate::{runtime_dir, units};
+use crate::{forbidden, runtime_dir, units};
 pub use node::Options as NodeOptions;
 pub use node::run as run_node;
 use quota::Quota;
@@ -101,6 +102,9 @@ for --grace, and are served by the next agent.";
 
 /// Serves until idle, or told to end.
 pub fn run(options: &Options) -> Result<(), Failure> {
+    if !options.status {
+        forbidden::check(&[probe::COMMON, probe::NODE, probe::AGENT])?;
+    }
     let dir = match &options.dir {
         Some(dir) => dir.clone(),
         None => runtime_dir::own().map_err(Failure::usage)?,
