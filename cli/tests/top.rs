@@ -61,9 +61,9 @@ fn runs_and_nodes_are_shown_while_they_live() {
     agent.kill().unwrap();
     agent.wait().unwrap();
     assert_eq!(top()["agents"].as_array().unwrap().len(), 0);
-    ["json", "sock", "lock", "ledger"]
-        .iter()
-        .for_each(|end| std::fs::remove_file(dir.join(format!("agent.{end}"))).unwrap());
+    // Its report is gone with it. The rest stays, because programs that it served may live.
+    assert!(!dir.join("agent.json").exists());
+    ["sock", "lock", "ledger"].iter().for_each(|end| std::fs::remove_file(dir.join(format!("agent.{end}"))).unwrap());
 
     let (_, table, _) = outcome(place.farmem(["top", "--once", "--interval", "100ms"]));
     assert!(table.contains("sleep 60") && table.contains("faults/s") && table.contains("16.0 MiB"), "{table}");
