@@ -227,13 +227,14 @@ fn every_error_is_formatted_without_a_thread_pointer() {
 }
 
 /// Types that are errors and are not the runtime's, or are tested where they can be named.
-const ELSEWHERE: [&str; 6] = [
+const ELSEWHERE: [&str; 7] = [
     "NoDial",      // fabric's own, tested there
     "BadGeometry", // the node's, and the agent's
     "NotHeld",     // the agent's
     "Denied",      // the model of extents
     "Failed",      // the agent's
     "Problem",     // the model of extents
+    "Refused",     // what the commands try at start
 ];
 
 #[test]
