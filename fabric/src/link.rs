@@ -156,6 +156,17 @@ impl Link {
         }
     }
 
+    /// Packets with data that came on this connection, and bytes by which it went on in either
+    /// direction. Zeros where it cannot go silent.
+    pub fn traffic(&self) -> (u32, u64) {
+        match self {
+            Link::Socket(fd) | Link::Shaped(fd, _) => {
+                socket::acknowledged(*fd).map_or((0, 0), |last| (last.segments, last.progress))
+            }
+            Link::Sim(_) => (0, 0),
+        }
+    }
+
     /// Whether something that was sent has not been acknowledged for [`DOUBT_NS`]. Its next
     /// retransmission may be seconds away.
     pub fn is_stalled(&self) -> bool {

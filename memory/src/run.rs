@@ -122,7 +122,7 @@ fn tell_who_is_left(node: &Node, grace: Option<Duration>) {
         None => eprintln!("farmem: going down with {held} still held by {there}, lost to them now:"),
     }
     holders.sort_by_key(|(held, _)| std::cmp::Reverse(*held));
-    for (held, member) in holders.iter().take(NAMED) {
+    for (held, member) in holders.iter().filter(|(held, _)| *held > 0).take(NAMED) {
         eprintln!("farmem:   {} holds {}", name(member), bytes(*held));
     }
     if holders.len() > NAMED {

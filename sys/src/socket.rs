@@ -349,6 +349,10 @@ pub struct Acknowledged {
     pub before_ms: u32,
     /// Packets that were sent and that it has not acknowledged.
     pub missing: u32,
+    /// Packets with data that came, repeated ones too. Wraps.
+    pub segments: u32,
+    /// Bytes that it has acknowledged, and bytes that came for the first time.
+    pub progress: u64,
 }
 
 /// The acknowledgements of a TCP connection's peer. `None` of any other socket.
@@ -356,7 +360,10 @@ pub fn acknowledged(fd: i32) -> Option<Acknowledged> {
     // The head of the kernel's `struct tcp_info`: eight bytes, then words.
     const MISSING: usize = 6;
     const LAST_ACKNOWLEDGED: usize = 14;
-    let mut about = [0u32; LAST_ACKNOWLEDGED + 1];
+    const BYTES_ACKNOWLEDGED: usize = 30;
+    const BYTES_RECEIVED: usize = 32;
+    const DATA_SEGMENTS: usize = 38;
+    let mut about = [0u32; DATA_SEGMENTS + 1];
     let len = size_of_val(&about) as u32;
     let mut told = len;
     let [level, option] = [libc::IPPROTO_TCP, libc::TCP_INFO].map(|n| n as usize);
@@ -365,7 +372,13 @@ pub fn acknowledged(fd: i32) -> Option<Acknowledged> {
         let (about, told) = (about.as_mut_ptr() as usize, &mut told as *mut u32 as usize);
         checked(libc::SYS_getsockopt, [fd as usize, level, option, about, told, 0]).ok()?;
     }
-    (told == len).then_some(Acknowledged { before_ms: about[LAST_ACKNOWLEDGED], missing: about[MISSING] })
+    let wide = |at: usize| u64::from(about[at]) | u64::from(about[at + 1]) << 32;
+    (told == len).then(|| Acknowledged {
+        before_ms: about[LAST_ACKNOWLEDGED],
+        missing: about[MISSING],
+        segments: about[DATA_SEGMENTS],
+        progress: wide(BYTES_ACKNOWLEDGED).wrapping_add(wide(BYTES_RECEIVED)),
+    })
 }
 
 /// Lets more connections wait at a listener that nobody has accepted yet: as many as the system

@@ -1,7 +1,7 @@
 //! Joining a node: the first connection, and by what transport slabs are reached from then on.
 
 use super::dial::{NoDial, Patience, dial, hello};
-use super::silence::Ear;
+use super::silence::{Ear, Heard};
 use super::{ConnectOptions, Control, Identity, Membership, Session, Transport};
 use crate::link::{Link, Reach};
 use crate::shape::Shaper;
@@ -84,7 +84,7 @@ impl Session {
         let hello = Hello { secret, incarnation: incarnation.into(), ..hello(Purpose::Rejoin) };
         let patience = Patience::both(options.timeout.as_nanos() as u64);
         first_of(node, |reach| {
-            let (link, welcome, _) = dial(Ear::at(&reach, &AtomicU64::new(0)), &hello, patience)
+            let (link, welcome, _) = dial(Ear::at(&reach, &Heard::default()), &hello, patience)
                 .map_err(|e| at_start(e, &reach, &node.to_string()))?;
             let member = member_of(reach, node.to_string(), options, &link, &welcome);
             let member = Membership { secret, incarnation, ..member };
@@ -111,7 +111,7 @@ impl Session {
         let connect_ns = answer_ns.min((options.grace.as_nanos() as u64).max(LEAST_CONNECT_NS));
         let patience = Patience { connect_ns, answer_ns };
         let (link, welcome, path) =
-            dial(Ear::at(&reach, &AtomicU64::new(0)), &hello, patience).map_err(|e| at_start(e, &reach, &node))?;
+            dial(Ear::at(&reach, &Heard::default()), &hello, patience).map_err(|e| at_start(e, &reach, &node))?;
         let member = member_of(reach, node, options, &link, &welcome);
         member.controlled_by(link, 1);
         Ok((Session { member: Arc::new(member) }, path, welcome.offers))
@@ -208,7 +208,7 @@ fn member_of(reach: Reach, node: String, options: &ConnectOptions, link: &Link, 
         slabs: Lock::new(BTreeMap::new()),
         next_queue: AtomicU64::new(1),
         fell_silent: AtomicBool::new(false),
-        heard_ns: AtomicU64::new(0),
+        heard: Heard::default(),
         watched_ns: AtomicU64::new(0),
         lost: Lock::new(None),
         is_lost: AtomicBool::new(false),

@@ -2,7 +2,7 @@
 //! rules at the top of [`super`].
 
 use super::dial::{Broken, NoDial, Patience, dial, exchange, greet, hello, request};
-use super::silence::{DOUBT_NS, Ear, KEEP_S, Outage};
+use super::silence::{DOUBT_NS, Ear, Heard, KEEP_S, Outage};
 use crate::Lost;
 use crate::link::{Link, Reach};
 use crate::mapping::Mapping;
@@ -67,8 +67,8 @@ pub(crate) struct Membership {
     pub next_queue: AtomicU64,
     /// It counts as lost because it did not answer, on a connection that stands.
     pub fell_silent: AtomicBool,
-    /// When the node's machine was last known to be within reach.
-    pub heard_ns: AtomicU64,
+    /// The last sign that the node's machine was within reach.
+    pub heard: Heard,
     /// When a thread that waits last looked after the control connection.
     pub watched_ns: AtomicU64,
     /// Once lost, lost for all that belongs to the member.
@@ -92,8 +92,8 @@ impl Control {
     }
 
     /// The connection is of no more use: it has ended, or has been mute for too long.
-    fn lose(&mut self, now_ns: u64) {
-        let mute_ns = self.link.take().map_or(0, |link| link.mute_ns());
+    fn lose(&mut self, now_ns: u64, mute_ns: u64) {
+        self.link = None;
         self.outage.get_or_insert_with(|| Outage::begun(now_ns, mute_ns));
     }
 }
@@ -116,7 +116,7 @@ impl Membership {
             slabs: Lock::new(slabs),
             next_queue: AtomicU64::new(1),
             fell_silent: AtomicBool::new(false),
-            heard_ns: AtomicU64::new(0),
+            heard: Heard::default(),
             watched_ns: AtomicU64::new(0),
             lost: Lock::new(None),
             is_lost: AtomicBool::new(false),
@@ -157,18 +157,18 @@ impl Membership {
     /// Takes a connection that was just made for control.
     pub fn controlled_by(&self, link: Link, number: u64) {
         self.watch_silence(&link, Purpose::Join);
-        self.heard_ns.store(self.reach.now_ns(), Ordering::Relaxed);
+        self.heard.ns.store(self.reach.now_ns(), Ordering::Relaxed);
         *self.control.lock() = Control::new(Some(link), number);
     }
 
     /// Listens for the node's machine while it waits for an answer.
     pub fn ear(&self) -> Ear<'_> {
-        Ear { reach: &self.reach, heard_ns: &self.heard_ns }
+        Ear::at(&self.reach, &self.heard)
     }
 
     /// Whether the node's machine was within reach a moment ago, by the control connection.
     pub fn is_near(&self) -> bool {
-        let heard = self.heard_ns.load(Ordering::Relaxed);
+        let heard = self.heard.ns.load(Ordering::Relaxed);
         heard != 0 && self.reach.now_ns().saturating_sub(heard) < DOUBT_NS
     }
 
@@ -193,7 +193,10 @@ impl Membership {
                     }
                     Ok(_) => return Err(self.give_up("it answers what was not asked".into())),
                     Err(Broken::Late) => return Err(self.silent()),
-                    Err(Broken::Mute | Broken::Cut(_)) => control.lose(self.reach.now_ns()),
+                    Err(Broken::Mute | Broken::Cut(_)) => {
+                        let mute_ns = self.ear().listen(link);
+                        control.lose(self.reach.now_ns(), mute_ns);
+                    }
                 }
             }
             self.rejoin(&mut control)?;
@@ -318,7 +321,7 @@ impl Membership {
     fn dial(&self, purpose: Purpose, queue: u64, secret: Secret, patience: Patience) -> Result<(Link, u16), NoDial> {
         let hello = Hello { secret, incarnation: self.incarnation.into(), queue: queue.into(), ..hello(purpose) };
         let (link, welcome, _) = dial(self.ear(), &hello, patience)?;
-        self.heard_ns.store(self.reach.now_ns(), Ordering::Relaxed);
+        self.heard.ns.store(self.reach.now_ns(), Ordering::Relaxed);
         self.watch_silence(&link, purpose);
         Ok((link, welcome.owner.get()))
     }
@@ -401,7 +404,7 @@ impl Membership {
             if mute_ns < DOUBT_NS && !link.is_cut() {
                 return Ok(());
             }
-            control.lose(now);
+            control.lose(now, mute_ns);
         }
         let Control { link, outage, dial_ns, .. } = control;
         let outage = outage.get_or_insert_with(|| Outage::cut(now));

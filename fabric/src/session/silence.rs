@@ -16,11 +16,14 @@
 //!      └──── DOUBT ────────► dial again, and again …
 //! ```
 //!
+//! Only what answers *us* is a sign. A node that hears nothing any more sends its last answer again and again, and the
+//! kernel counts each copy as an acknowledgement. So a packet with data that brings nothing new is no sign.
+//!
 //! The network may have gone silent up to [`LATEST_NS`] after the last sign. The grace counts from there: a cut that
 //! is shorter is survived, and a longer one ends the membership within the grace and [`BOUND_NS`].
 
 use crate::link::{Link, Reach};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// How long the control connection is idle before the kernel asks for an acknowledgement, in
 /// seconds.
@@ -37,25 +40,48 @@ pub const BOUND_NS: u64 = 2_000_000_000;
 /// meanwhile.
 const STEP_NS: u64 = 1_000_000_000;
 
+/// The last sign of life of a node's machine, and what was known of its connection then.
+///
+/// Threads that listen at once may mix their looks. A look that is lost for it comes again, within
+/// [`KEEP_S`].
+#[derive(Debug, Default)]
+pub(crate) struct Heard {
+    /// When; 0 before the first.
+    pub ns: AtomicU64,
+    segments: AtomicU32,
+    progress: AtomicU64,
+}
+
+impl Heard {
+    /// Whether packets with data came since the last look, and brought nothing new.
+    fn repeats(&self, (segments, progress): (u32, u64)) -> bool {
+        let more = self.segments.swap(segments, Ordering::Relaxed) != segments;
+        self.progress.swap(progress, Ordering::Relaxed) == progress && more
+    }
+}
+
 /// What listens for a node's machine where something is awaited from it.
 #[derive(Clone, Copy)]
 pub(crate) struct Ear<'a> {
     pub reach: &'a Reach,
-    /// When it was last within reach.
-    pub heard_ns: &'a AtomicU64,
+    pub heard: &'a Heard,
 }
 
 impl<'a> Ear<'a> {
-    /// `heard_ns` learns when the machine was heard.
-    pub fn at(reach: &'a Reach, heard_ns: &'a AtomicU64) -> Ear<'a> {
-        Ear { reach, heard_ns }
+    /// `heard` learns when the machine was heard.
+    pub fn at(reach: &'a Reach, heard: &'a Heard) -> Ear<'a> {
+        Ear { reach, heard }
     }
 
     /// Listens on a connection of which an acknowledgement is asked each [`KEEP_S`]. How long it
     /// has been mute.
     pub fn listen(&self, link: &Link) -> u64 {
-        let mute_ns = link.mute_ns();
-        self.heard_ns.fetch_max(self.reach.now_ns().saturating_sub(mute_ns), Ordering::Relaxed);
+        let (mute_ns, now_ns) = (link.mute_ns(), self.reach.now_ns());
+        let before_ns = self.heard.ns.load(Ordering::Relaxed);
+        if self.heard.repeats(link.traffic()) && before_ns != 0 {
+            return mute_ns.max(now_ns.saturating_sub(before_ns));
+        }
+        self.heard.ns.fetch_max(now_ns.saturating_sub(mute_ns), Ordering::Relaxed);
         mute_ns
     }
 }
@@ -115,6 +141,17 @@ mod tests {
         let mut outage = Outage::begun(10, 1600 * MS);
         assert_eq!((outage.silent, outage.lasts(10 + 300 * MS)), (true, 750 * MS));
         assert!(!Outage::cut(10).silent && !Outage::begun(10, 1400 * MS).silent);
+    }
+
+    #[test]
+    fn what_is_said_again_is_no_sign() {
+        let heard = Heard::default();
+        assert!(!heard.repeats((3, 200)), "the first look");
+        assert!(!heard.repeats((3, 200)), "an acknowledgement without data");
+        assert!(!heard.repeats((4, 260)), "an answer");
+        assert!(heard.repeats((5, 260)), "the same answer");
+        assert!(!heard.repeats((5, 260)));
+        assert!(!heard.repeats((5, 300)), "an acknowledgement of ours");
     }
 
     #[test]

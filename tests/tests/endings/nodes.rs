@@ -62,8 +62,8 @@ fn a_node_told_to_end_says_what_is_left() -> Result<()> {
             let took = since.elapsed();
             ensure!(outcome.code() == 0 && took >= Duration::from_millis(1500), "{took:?}: {outcome:?}");
             let said = &outcome.stderr;
-            ensure!(said.contains("going down: waiting up to 1 s for 1 program holding 64.0 MiB"), "{said}");
-            ensure!(said.contains("going down with 64.0 MiB still held by 1 program"), "{said}");
+            ensure!(said.contains("going down: waiting up to 1 s for 2 programs holding 64.0 MiB"), "{said}");
+            ensure!(said.contains("going down with 64.0 MiB still held by 2 programs"), "{said}");
             let named =
                 |line: &str| line.contains(&format!("process {program} of ")) && line.contains("holds 64.0 MiB");
             ensure!(said.lines().any(named), "{said}");
