@@ -221,7 +221,7 @@ impl Pager {
             self.count(&self.counters.nodes_lost, 1);
             let bytes = bytes(u64::from(slabs) * SLAB_BYTES);
             match (slabs, kept) {
-                (0, _) => say(&format!("{lost}; the program had nothing there and goes on")),
+                (0, _) => say(&format!("{lost}; the program goes on: it had nothing there")),
                 (_, true) => say(&format!(
                     "{lost}; the program goes on: the {bytes} that it has there are mapped here and stay, and no more is taken there"
                 )),

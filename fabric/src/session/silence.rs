@@ -34,8 +34,9 @@ pub(crate) const DOUBT_NS: u64 = 1_500_000_000;
 /// an eighth late.
 const LATEST_NS: u64 = 1_150_000_000;
 /// The longest that a membership may take beyond its grace to be lost, where its process has the
-/// CPU.
-pub const BOUND_NS: u64 = 2_000_000_000;
+/// CPU. A node that hears nothing repeats its last answer for up to 1.4 s, which may hide when the
+/// silence began from a process that did not listen then.
+pub const BOUND_NS: u64 = 4_000_000_000;
 /// What one look adds to an outage, at most. A host that was stopped or suspended has not waited
 /// meanwhile.
 const STEP_NS: u64 = 1_000_000_000;

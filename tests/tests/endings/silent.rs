@@ -16,7 +16,7 @@ use farmem_tests::process::{self, Running, TempDir, eventually};
 use crate::{By, LIMIT, Scenario, Work, checker, scenario, together};
 
 /// The longest that a program may take beyond its grace to end when its network is silent.
-const BOUND: Duration = Duration::from_secs(2);
+const BOUND: Duration = Duration::from_secs(4);
 const PORT: u16 = 7601;
 
 /// Ways in which packets vanish.
