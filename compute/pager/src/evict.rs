@@ -392,6 +392,10 @@ impl Pager {
             NoRoom::Lost(lost) => or_end(Err(lost.clone())),
             NoRoom::Exhausted(why) => {
                 self.tell_losses();
+                // Not for want of memory, but of nodes.
+                if let Some(lost) = self.pool.without_nodes() {
+                    or_end::<()>(Err(lost));
+                }
                 die(
                     exit::FAR_EXHAUSTED,
                     &format!(

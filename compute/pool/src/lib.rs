@@ -179,11 +179,20 @@ impl Pool {
                 Err(other) => refusal = Some(other.to_string()),
             }
         }
-        let none = || match self.nodes.all().iter().find_map(|node| node.session().loss()) {
+        let none = || match self.without_nodes() {
             Some(lost) => format!("{lost}; no other node is left to take more pages"),
             None => "no node is left to take more pages".to_owned(),
         };
         Err(NoRoom::Exhausted(refusal.unwrap_or_else(none)))
+    }
+
+    /// The loss of a node, if no node is left.
+    pub fn without_nodes(&self) -> Option<Lost> {
+        let nodes = self.nodes.all();
+        match nodes.iter().any(|node| node.is_there()) {
+            true => None,
+            false => nodes.iter().find_map(|node| node.session().loss()),
+        }
     }
 
     /// Makes a slab that was granted one of ours.

@@ -17,7 +17,7 @@ use crate::{BOTH, By, LIMIT, Work, hostile, scenario, together};
 fn nodes_change_while_a_program_works() -> Result<()> {
     let dir = process::TempDir::new("node-file")?;
     let file = dir.path().join("nodes");
-    let nodes = [Node::start("2G", &[])?, Node::start("2G", &[])?, Node::start("2G", &[])?];
+    let nodes = [Node::start("8G", &[])?, Node::start("8G", &[])?, Node::start("8G", &[])?];
     let lists = |nodes: &[String]| std::fs::write(&file, nodes.join("\n"));
     let lent = |node: &Node| node.metric("farmem_node_lent_bytes");
     // It begins with mapped memory alone.
