@@ -41,7 +41,7 @@ target=$(cargo metadata --no-deps --format-version 1 | sed 's/.*"target_director
 profile=${FARMEM_RXE_PROFILE:-debug}
 programs=(farmem farmem-rxe)
 # Only the check that measures needs the lab's binary.
-case " $* " in *" pages "*) programs+=(farmem-lab) ;; esac
+case " ${*:-pages} " in *" pages "*) programs+=(farmem-lab) ;; esac
 cargo build --locked --quiet -p farmem-rxe -p farmem-cli -p farmem-lab $([ "$profile" = debug ] || echo "--$profile")
 
 # The guest's own packages: a kernel with its modules, and rdma-core's libraries.
