@@ -28,6 +28,7 @@
 
 #![allow(unsafe_code)]
 
+pub mod arena;
 pub mod clock;
 pub mod descriptors;
 pub mod epoll;

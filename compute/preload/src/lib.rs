@@ -44,7 +44,6 @@
 #![cfg_attr(test, allow(dead_code))]
 #![allow(unsafe_code)] // This crate *is* the unsafe border with the program; each block says why it holds.
 
-mod arena;
 mod bound;
 mod bpf;
 mod call;
@@ -76,4 +75,4 @@ mod threads;
 mod vforks;
 
 #[global_allocator]
-static ARENA: arena::Arena = arena::Arena::new();
+static ARENA: farmem_sys::arena::Arena = farmem_sys::arena::Arena::new();

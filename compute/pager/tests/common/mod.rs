@@ -9,6 +9,10 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+/// As in a program: the pager's background thread has no thread-locals, which libc's malloc uses.
+#[global_allocator]
+static ARENA: farmem_sys::arena::Arena = farmem_sys::arena::Arena::new();
+
 static PAGER: OnceLock<&'static Pager> = OnceLock::new();
 
 /// Faults that [`on_sigbus`] took to the pager.

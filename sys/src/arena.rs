@@ -1,14 +1,18 @@
-//! The runtime's own memory: power-of-two size classes over chunks of raw mmap.
+//! The runtime's own memory: size classes of powers of two, in chunks that are mapped by raw calls.
 //!
-//! The program's malloc cannot be used: its memory is far, and the runtime
-//! allocates while it serves faults. Memory freed goes to its class's list and
-//! stays there; what is larger than [`LARGEST`] is mapped and unmapped by itself. When the process may have no more mappings
-//! ([`SPARE`]) both come from a mapping that is made at first.
+//! The program's malloc cannot be used. Its memory is far, and the runtime allocates while it serves
+//! faults. It also has thread-locals, which the background thread has not.
+//!
+//! Memory that is freed goes to the list of its class and stays there. What is larger than [`LARGEST`]
+//! is mapped and unmapped by itself. When the process may have no more mappings, both come from a
+//! mapping that is made at first ([`SPARE`]).
+//!
+//! The pager's tests use it as the runtime does, for the same reasons.
 
-use farmem_sys::holdings;
-use farmem_sys::memory::try_discard;
-use farmem_sys::raw::checked;
-use farmem_sys::sync::Lock;
+use crate::holdings;
+use crate::memory::try_discard;
+use crate::raw::checked;
+use crate::sync::Lock;
 use std::alloc::{GlobalAlloc, Layout};
 
 /// Largest class; above it every allocation is a mapping of its own.
