@@ -7,6 +7,7 @@
 #![allow(unsafe_code)]
 
 pub mod conditions;
+mod regions;
 pub mod strategies;
 mod units;
 mod windows;
@@ -36,7 +37,7 @@ pub const SLABS: usize = 4;
 /// # Panics
 /// When the back end breaks the contract.
 pub fn hold(subject: &Subject<'_>) {
-    let tests: [fn(&Subject<'_>); 25] = [
+    let tests: [fn(&Subject<'_>); 30] = [
         bytes_come_back,
         slabs_are_fresh_and_bounded,
         atomics_are_atomic,
@@ -62,6 +63,11 @@ pub fn hold(subject: &Subject<'_>) {
         units::a_window_ends_with_its_unit,
         units::blocks_can_be_mapped,
         units::no_write_outlives_its_unit,
+        regions::members_share_a_region,
+        regions::only_who_has_opened_it_reaches_a_region,
+        regions::a_region_outlives_its_members,
+        regions::members_that_grow_a_region_at_once_get_the_same_slab,
+        regions::a_removed_region_lives_until_it_is_closed,
     ];
     for test in tests {
         test(subject);

@@ -1,5 +1,6 @@
 //! What can go wrong, told so that the caller knows what to do.
 
+use farmem_protocol::region::RegionName;
 use farmem_protocol::units::bytes;
 use farmem_protocol::wire::VERSION;
 use farmem_sys::raw::Errno;
@@ -137,6 +138,26 @@ pub enum WindowError {
     /// The member, or the node, has as many as there can be.
     #[error("memory node {0} has no more windows: drop some, or use fewer")]
     Exhausted(String),
+    /// The node is gone.
+    #[error(transparent)]
+    Lost(#[from] Lost),
+}
+
+/// Why a region was not opened.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RegionError {
+    /// There is none of this name.
+    #[error("memory node {node} has no region {name}: check the name, or create it")]
+    Unknown {
+        /// Its address.
+        node: String,
+        /// The name.
+        name: RegionName,
+    },
+    /// The node has as many regions as there can be, or as many as it makes for one peer; or this member has
+    /// as many open as it may.
+    #[error("memory node {0} can have no more regions, or this process can open no more: farmem region rm some")]
+    Full(String),
     /// The node is gone.
     #[error(transparent)]
     Lost(#[from] Lost),

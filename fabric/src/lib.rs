@@ -45,7 +45,7 @@ mod verbs;
 pub mod words;
 
 pub use address::{BadAddress, NodeAddr};
-pub use error::{ConnectError, GrantError, Lost, Refusal, WindowError};
+pub use error::{ConnectError, GrantError, Lost, Refusal, RegionError, WindowError};
 pub use fork::ForkTicket;
 pub use queue::{Bind, Completion, QueuePair, Waiter, any_away};
-pub use session::{ConnectOptions, Identity, RunId, Session, Slab, Transport};
+pub use session::{ConnectOptions, Identity, Region, RunId, Session, Slab, Transport};

@@ -20,5 +20,6 @@ pub mod key;
 pub mod lines;
 pub mod placement;
 pub mod random;
+pub mod region;
 pub mod units;
 pub mod wire;

@@ -77,7 +77,7 @@ impl Nic {
         // Against the release of the slab, which unbinds what it finds: either it finds this, or we see it gone.
         let holds = member.holds.lock();
         if let KeyKind::Slab(id) = parent.kind()
-            && !holds.slabs.contains_key(&id)
+            && holds.slab(id).is_none()
         {
             return Err(Status::Window);
         }

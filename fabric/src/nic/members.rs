@@ -27,6 +27,7 @@ use super::carved;
 use super::events::{Event, Leaving};
 use super::lending::Slab;
 use super::pool::leases::Lease;
+use super::regions::Shared;
 use super::shares::{Full, Peer, Place};
 use super::tally::{Who, count};
 use super::wires::Wires;
@@ -103,7 +104,10 @@ pub(super) struct Holds {
     pub(super) gone: bool,
     /// Its part of the table of members, while it is in it.
     pub(super) place: Option<Place>,
+    /// Granted to it, or to the member that it was forked from.
     pub(super) slabs: BTreeMap<SlabId, Arc<Slab>>,
+    /// Regions that it has opened, and what it holds of them.
+    pub(super) shared: Shared,
     /// By their indexes; the generation of the first key that each had.
     pub(super) windows: BTreeMap<u32, (u32, Place)>,
 }
@@ -140,7 +144,16 @@ impl Presence {
 
 impl Holds {
     fn is_empty(&self) -> bool {
-        self.slabs.is_empty() && self.windows.is_empty()
+        self.slabs.is_empty() && self.shared.is_empty() && self.windows.is_empty()
+    }
+
+    /// The slab, its own or a region's.
+    pub(super) fn slab(&self, id: SlabId) -> Option<Arc<Slab>> {
+        self.slabs.get(&id).cloned().or_else(|| self.shared.slab(id))
+    }
+
+    pub(super) fn let_go(&mut self, id: SlabId) -> Option<Arc<Slab>> {
+        self.slabs.remove(&id).or_else(|| self.shared.let_go(id))
     }
 
     /// Marks the member's end: it is granted nothing more. Returns all that it held.
@@ -170,7 +183,7 @@ impl Member {
         self.peer
     }
 
-    /// Bytes held: slabs, and units that it claimed.
+    /// Bytes held: slabs, and units that it claimed. Not what regions hold.
     pub fn held(&self) -> u64 {
         self.holds.lock().slabs.len() as u64 * SLAB_BYTES + self.lease.held()
     }
@@ -203,7 +216,7 @@ impl Member {
 
     /// The slab, if this member holds it.
     pub(super) fn slab(&self, id: SlabId) -> Option<Arc<Slab>> {
-        self.holds.lock().slabs.get(&id).cloned()
+        self.holds.lock().slab(id)
     }
 
     /// False when the member is gone already.
@@ -313,7 +326,7 @@ impl Nic {
             self.departed.lock().push(member.serial);
         }
         // Scrubbing takes milliseconds a slab: no lock is held here.
-        drop(held.slabs);
+        drop((held.slabs, held.shared));
     }
 
     /// The owner of a run's slabs.
@@ -388,7 +401,12 @@ impl Nic {
         }
         let runs = self.runs.lock();
         let found = runs.iter().find(|(_, lease)| lease.upgrade().is_some_and(|l| l.owner().slot() == owner));
-        found.map(|(run, _)| Who { pid: 0, run: run_id(run) })
+        if let Some((run, _)) = found {
+            return Some(Who { pid: 0, run: run_id(run) });
+        }
+        drop(runs);
+        let region = self.regions().into_iter().find(|region| region.owner == owner)?;
+        Some(Who { pid: 0, run: run_id(&region.name.to_wire()) })
     }
 
     /// The member that has this owner id now.
@@ -470,10 +488,17 @@ impl Nic {
     pub(super) fn ticket(&self, parent: &Arc<Member>, now_ns: u64) -> Result<Secret, Status> {
         let Member { run, pid, peer, local, grace_ns, .. } = **parent;
         let child = self.enrol(Newcomer { run, pid, peer, local, grace_ns }, 0, now_ns).ok_or(Status::System)?;
-        let slabs: Vec<Arc<Slab>> = parent.holds.lock().slabs.values().cloned().collect();
-        for slab in slabs {
+        let holds = parent.holds.lock();
+        let (slabs, shared) = (holds.slabs.clone(), holds.shared.inherited());
+        drop(holds);
+        for slab in slabs.into_values() {
             child.hold(slab);
         }
+        let mut holds = child.holds.lock();
+        if !holds.gone {
+            holds.shared = shared;
+        }
+        drop(holds);
         self.tell(Event::Announced(&child));
         Ok(child.secret)
     }

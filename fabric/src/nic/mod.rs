@@ -7,6 +7,7 @@
 //! * [`pool`]: the words that say who owns what.
 //! * `wires`: what members reach by an RDMA card, past all this. `carved`: windows there; `budget`: how many.
 //! * [`tally`]: figures for operators. [`events`]: what they may want to read as it happens.
+//! * [`regions`]: memory with a name, which outlives its members.
 //! * [`shares`]: bounded tables, and how much of them a peer may have.
 //! * [`epochs`]: when what was admitted under a revoked right has ended.
 //!
@@ -25,6 +26,7 @@ pub mod members;
 pub mod offer;
 pub mod offload;
 pub mod pool;
+pub mod regions;
 pub mod shares;
 pub mod tally;
 pub mod windows;
@@ -37,15 +39,17 @@ use epochs::{Epochs, Section};
 use events::Event;
 use farmem_protocol::addr::SlabId;
 use farmem_protocol::key::Key;
+use farmem_protocol::region::RegionName;
 use farmem_protocol::wire::{MAX_BACKED, REPLY_BYTES, Secret, Status};
 use farmem_sys::sync::Lock;
 use farmem_sys::verbs::Device;
-use lending::{Lending, NoSlab, Slab};
+use lending::{Lending, Slab};
 use members::Turn;
 use offload::Which;
 use pool::Pool;
 use pool::files::File;
 use pool::leases::Lease;
+use regions::{MAX_REGIONS, Region};
 use shares::Table;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -93,6 +97,10 @@ pub struct Nic {
     roomy: Arc<Table>,
     /// Owners in whose names the slabs of runs are held.
     runs: Lock<BTreeMap<Secret, Weak<Lease>>>,
+    /// Memory with a name.
+    regions: Lock<BTreeMap<RegionName, Arc<Region>>>,
+    /// Places of regions.
+    region_places: Arc<Table>,
     /// By which members may reach their slabs past this software.
     card: Option<Device>,
     /// How much of it windows may take.
@@ -125,6 +133,8 @@ impl Nic {
             connections: Table::new(MAX_CONNECTIONS),
             window_places: Table::new(farmem_protocol::key::WINDOWS as usize),
             roomy: Table::new(MAX_ROOMY),
+            regions: Lock::new(BTreeMap::new()),
+            region_places: Table::new(MAX_REGIONS),
             card: None,
             budget: budget::Budget::new(0, 0, None),
             draining: AtomicBool::new(false),
@@ -248,24 +258,12 @@ impl Nic {
                 Ok(slab)
             }
             Ok(_) => Err((Status::NotHeld, 0)),
-            Err(NoSlab::Exhausted) => {
-                count(&self.tally.exhausted, 1);
-                self.tell(Event::Granted(member, Err("all is lent")));
-                Err((Status::Exhausted, self.lending.limit()))
-            }
-            Err(NoSlab::Quota(bytes)) => {
-                self.tell(Event::Granted(member, Err("its run has its quota")));
-                Err((Status::Quota, bytes))
-            }
-            Err(NoSlab::System(e)) => {
-                self.tell(Event::Granted(member, Err("this machine has no memory or descriptors left")));
-                Err((Status::System, e.0 as u64))
-            }
+            Err(why) => Err(self.refused(member, &why)),
         }
     }
 
     fn release(&self, member: &Arc<Member>, id: SlabId) -> Status {
-        let slab = member.holds.lock().slabs.remove(&id);
+        let slab = member.holds.lock().let_go(id);
         self.unbind_slab(member, id);
         member.wires.lock().withdraw(id, carved::patience());
         if slab.is_none() {
@@ -283,7 +281,8 @@ impl Nic {
         if !offset.is_multiple_of(4096) || !len.is_multiple_of(4096) || slab.mapping.at(offset, len).is_none() {
             return Status::Range;
         }
-        if self.members().iter().any(|other| !Arc::ptr_eq(other, member) && other.slab(id).is_some()) {
+        let of_region = !member.holds.lock().slabs.contains_key(&id);
+        if of_region || self.members().iter().any(|other| !Arc::ptr_eq(other, member) && other.slab(id).is_some()) {
             return Status::Shared;
         }
         let exposed = member.wires.lock().exposes(id);
@@ -324,8 +323,10 @@ impl Nic {
     pub fn in_use(&self) -> u64 {
         let mut slabs = BTreeMap::new();
         for member in self.members() {
-            slabs.extend(member.holds.lock().slabs.iter().map(|(id, slab)| (*id, Arc::clone(slab))));
+            let holds = member.holds.lock();
+            slabs.extend(holds.slabs.values().chain(holds.shared.slabs()).map(|slab| (slab.id, Arc::clone(slab))));
         }
+        slabs.extend(self.region_slabs().into_iter().map(|slab| (slab.id, slab)));
         slabs.values().map(|slab| slab.taken()).sum::<u64>() + self.pool.taken()
     }
 }

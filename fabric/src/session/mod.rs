@@ -25,11 +25,13 @@ mod connect;
 mod dial;
 mod member;
 mod outlive;
+mod regions;
 mod silence;
 
 pub(crate) use dial::{receive_all, send_now};
 pub(crate) use member::{Control, Membership};
 pub use member::{FAREWELL_NS, REFUSED_NS, SILENT_NS};
+pub use regions::Region;
 pub use silence::BOUND_NS;
 pub(crate) use silence::DOUBT_NS;
 
@@ -39,7 +41,7 @@ use crate::{GrantError, Lost, QueuePair, WindowError};
 use dial::request;
 use farmem_protocol::addr::{SLAB_BYTES, SlabId};
 use farmem_protocol::key::Key;
-use farmem_protocol::wire::{Ask, Secret, Status, variant};
+use farmem_protocol::wire::{Answer, Ask, Secret, Status, variant};
 use farmem_sys::descriptors;
 use farmem_sys::raw::Errno;
 use std::ptr::NonNull;
@@ -207,6 +209,11 @@ impl Session {
     /// One more slab, zero.
     pub fn grant(&self) -> Result<Slab, GrantError> {
         let (answer, passed) = self.member.ask(Ask::Grant, SlabId(0), [0; 16])?;
+        self.granted(&answer, passed)
+    }
+
+    /// The slab that an answer grants, mapped if slabs are mapped here.
+    fn granted(&self, answer: &Answer, passed: Option<i32>) -> Result<Slab, GrantError> {
         let system = |reason| GrantError::System { node: self.member.node.clone(), reason };
         match variant::<Status>(answer.status) {
             Some(Status::Done) => {}

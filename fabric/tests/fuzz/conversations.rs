@@ -1,6 +1,6 @@
 //! Conversations: valid ones to begin with, and which connection says what of one.
 
-use crate::frames::{ask, ask_unit, batch, batch_of, hello, lines_batch, lines_if_batch};
+use crate::frames::{ask, ask_region, ask_unit, batch, batch_of, hello, lines_batch, lines_if_batch};
 use crate::wire::nic;
 use farmem_protocol::addr::SLAB_BYTES;
 use farmem_protocol::extent::{Claimant, Generation, Geometry, Owner, Place, State, Target, Word};
@@ -175,7 +175,12 @@ pub fn seeds(incarnation: u64) -> Vec<Vec<u8>> {
         ask(Ask::Unit, 11, Key::unit(2, 0, 2).0),
         ask(Ask::Expose, 12, 1),
         ask(Ask::ExposeWindow, 13, Key::window(0, 1).0),
-        ask(Ask::Bye, 14, 0),
+        ask_region(Ask::Region, 14, 1),
+        ask_region(Ask::RegionGrow, 15, 0),
+        ask_region(Ask::RegionSlab, 16, 0),
+        ask_region(Ask::RegionAt, 17, 0),
+        ask_region(Ask::RegionRemove, 18, 0),
+        ask(Ask::Bye, 19, 0),
     ];
     let queue = [
         hello(Purpose::Attach, 3, incarnation),

@@ -4,6 +4,7 @@ use crate::wire::secret;
 use farmem_fabric::contract::conditions::record_if;
 use farmem_protocol::addr::SlabId;
 use farmem_protocol::key::Key;
+use farmem_protocol::region::RegionName;
 use farmem_protocol::wire::{Ask, Batch, Hello, MAGIC, Op, Purpose, Request, VERSION, Verb};
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -22,6 +23,13 @@ pub fn hello(purpose: Purpose, member: u64, incarnation: u64) -> Vec<u8> {
 
 pub fn ask(ask: Ask, number: u64, slab: u64) -> Vec<u8> {
     let request = Request { ask: ask as u8, number: number.into(), slab: slab.into(), ..Request::new_zeroed() };
+    request.as_bytes().to_vec()
+}
+
+/// A request about a region.
+pub fn ask_region(ask: Ask, number: u64, slab: u64) -> Vec<u8> {
+    let detail = "region".parse::<RegionName>().unwrap().to_wire();
+    let request = Request { ask: ask as u8, number: number.into(), slab: slab.into(), detail, ..Request::new_zeroed() };
     request.as_bytes().to_vec()
 }
 

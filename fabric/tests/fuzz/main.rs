@@ -122,6 +122,8 @@ fn attack(random: &mut Random, bytes: &[u8], incarnation: u64) -> Vec<bool> {
     }
     now += 4_000_000_000_000;
     nic.expire(now);
+    let regions = nic.regions();
+    assert!(regions.iter().all(|region| nic.remove_region(region.name)), "they outlive who made them");
     while nic.keep(&|| 0) {}
     assert_eq!((nic.lent(), nic.members().len()), (0, 0), "all is given back");
     features

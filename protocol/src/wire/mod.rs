@@ -228,6 +228,19 @@ pub enum Ask {
     /// A window bound for this member is to be used by RDMA, through the queue pair in `detail`. Answer: bits 0 to
     /// 31 its key there, 32 to 43 the offset of its first byte. Any refusal: the window's verbs go in frames.
     ExposeWindow = 25,
+    /// Opens the region that `detail` names ([`RegionName`](crate::region::RegionName)), for this member; with 1
+    /// in `slab` it is made if there is none. Answer: how many slabs it has.
+    Region = 32,
+    /// This member is to hold slab number `slab`, from 0, of a region that it has opened. Answer: the slab's id;
+    /// over a Unix socket it carries the memfd. Not held: the region has no such slab.
+    RegionSlab = 33,
+    /// As RegionSlab; the region gets one more slab if the number is the next.
+    RegionGrow = 34,
+    /// The name names no region any more. The memory is free when no member has the region open.
+    RegionRemove = 35,
+    /// The region whose place in the order of names is in `slab`. Answer: its name in `secret`, and in
+    /// `value` how many slabs it has, with its owner id from bit 48 on. Not held: there are not so many.
+    RegionAt = 36,
 }
 
 /// A member's request.
@@ -247,11 +260,12 @@ pub struct Request {
     /// connection swallowed the answer, is answered again and not carried out again.
     pub number: U64,
     /// The slab (Release, Discard, Back, Again, Expose), the window's key (DropWindow, ExposeWindow), the first block's
-    /// (Unit), a number (Who, Figure).
+    /// (Unit), a number (Who, Figure, RegionSlab, RegionGrow, RegionAt), 1 or 0 (Region).
     pub slab: U64,
     /// EndRun: the run; knowing its name is the right to end it. Discard, Back: offset and length of the
     /// range in bytes, 8 bytes each, multiples of 4096. Unit: how many blocks, 8 bytes, 1 to 32.
-    /// ExposeWindow: the queue pair's number, 8 bytes. Zero otherwise.
+    /// ExposeWindow: the queue pair's number, 8 bytes. Region, RegionSlab, RegionGrow, RegionRemove: the name.
+    /// Zero otherwise.
     pub detail: [u8; 16],
 }
 

@@ -28,11 +28,13 @@ mod tests;
 
 use super::epochs::Section;
 use super::events::{Event, Leaving, Refused};
+use super::lending::Slab;
 use super::shares::{Peer, Place};
 use super::{Figure, Member, Nic, count};
 use farmem_protocol::addr::SlabId;
 use farmem_protocol::key::Key;
 use farmem_protocol::lines::MAX_RECORD_BYTES;
+use farmem_protocol::region::RegionName;
 use farmem_protocol::wire::{
     Answer, Ask, Broken, Endpoint, Hello, MAGIC, OFFERS_RDMA, Purpose, Request, Status, VERSION, Verdict, Welcome,
     variant,
@@ -466,6 +468,10 @@ impl Engine {
                 Ok(value) => answer.value = value.into(),
                 Err(status) => answer.status = status as u8,
             },
+            Ask::Region | Ask::RegionSlab | Ask::RegionGrow | Ask::RegionRemove | Ask::RegionAt => {
+                let slab = answer_of_regions(nic, &member, ask, &request, &mut answer);
+                passed = slab.filter(|_| self.about.local).map(Passed::Slab);
+            }
             Ask::Ping => {}
             Ask::Bye => {
                 nic.part(&member, Leaving::Farewell);
@@ -536,6 +542,42 @@ impl Engine {
         }
         self.place
     }
+}
+
+/// Answers what is asked of regions. The slab that a member on this machine is to map.
+fn answer_of_regions(
+    nic: &Nic,
+    member: &Member,
+    ask: Ask,
+    request: &Request,
+    answer: &mut Answer,
+) -> Option<Arc<Slab>> {
+    let (name, number) = (&request.detail, request.slab.get());
+    match ask {
+        Ask::RegionSlab | Ask::RegionGrow => match nic.region_slab(member, name, number, ask == Ask::RegionGrow) {
+            Ok(slab) => {
+                answer.value = slab.id.0.into();
+                return Some(slab);
+            }
+            Err((status, value)) => (answer.status, answer.value) = (status as u8, value.into()),
+        },
+        Ask::RegionRemove => {
+            let removed = RegionName::from_wire(*name).is_some_and(|name| nic.remove_region(name));
+            answer.status = if removed { Status::Done } else { Status::NotHeld } as u8;
+        }
+        Ask::RegionAt => match nic.region_at(number) {
+            Some(region) => {
+                answer.value = (region.slabs | u64::from(region.owner) << 48).into();
+                answer.secret = region.name.to_wire();
+            }
+            None => answer.status = Status::NotHeld as u8,
+        },
+        _ => match nic.open_region(member, name, number) {
+            Ok(slabs) => answer.value = slabs.into(),
+            Err(status) => answer.status = status as u8,
+        },
+    }
+    None
 }
 
 fn ipv6_octets(ip: IpAddr) -> [u8; 16] {

@@ -247,6 +247,11 @@ fn requests_of_a_control_connection_that_was_superseded_are_not_carried_out() {
         Ask::Ping,
         Ask::Who,
         Ask::Figure,
+        Ask::Region,
+        Ask::RegionSlab,
+        Ask::RegionGrow,
+        Ask::RegionRemove,
+        Ask::RegionAt,
     ];
     for ask in asks {
         // Not at all, in part, or nearly whole it had come when the next connection did.
