@@ -16,11 +16,11 @@
 #![allow(unsafe_code)]
 
 use crate::link::Link;
-use crate::mapping::Mapping;
 use crate::session::Membership;
 use crate::{ConnectError, Lost, Session};
 use farmem_protocol::addr::SlabId;
 use farmem_protocol::wire::{Ask, Purpose, Secret, Status, variant};
+use farmem_sys::mapping::Mapping;
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
 use std::sync::Arc;

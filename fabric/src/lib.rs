@@ -17,7 +17,6 @@
 //! * [`session`]: joining a node, and staying joined when the connection is cut.
 //! * [`queue`]: queue pairs.
 //! * [`fork`]: how a forked child becomes a member.
-//! * [`nic`]: the other end: the software NIC that a node runs, without its sockets.
 //! * [`shape`]: a network slower than loopback, for measuring.
 //! * [`strategy`]: chunks with windows, whoever binds them.
 //! * [`words`]: operations on the words that say who owns what.
@@ -26,16 +25,13 @@
 //! The host's half runs inside signal handlers of other people's programs: no
 //! thread-locals, no panics, no locks held on the data path, system calls through
 //! the gate of [`farmem_sys::raw`], descriptors out of the program's way. `verbs` is
-//! the host's half of RDMA; what a node does for it is `nic::wires`.
+//! the host's half of RDMA. The node's half of all this is the crate `farmem-nic`.
 
 mod address;
 pub mod contract;
 mod error;
 pub mod fork;
-mod lay;
 mod link;
-mod mapping;
-pub mod nic;
 pub mod queue;
 pub mod session;
 pub mod shape;

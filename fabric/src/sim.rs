@@ -8,9 +8,9 @@
 // Copies between the parts of transfers and the wire.
 #![allow(unsafe_code)]
 
-use crate::nic::Nic;
-use crate::nic::engine::{Circumstances, Engine, Goodbye};
-use crate::nic::lending::{Backing, Lending};
+use farmem_nic::Nic;
+use farmem_nic::engine::{Circumstances, Engine, Goodbye};
+use farmem_nic::lending::{Backing, Lending};
 use farmem_protocol::random::Random;
 use farmem_sys::raw::Errno;
 use farmem_sys::socket::Part;
@@ -196,7 +196,7 @@ impl Network {
     ///
     /// # Panics
     /// If it cannot.
-    pub fn offer(&self, offer: crate::nic::offer::Offer) {
+    pub fn offer(&self, offer: farmem_nic::offer::Offer) {
         if let Some(nic) = &self.state.lock().nic {
             nic.offer(offer).expect("an offer that fits");
         }

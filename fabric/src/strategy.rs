@@ -1,11 +1,11 @@
 //! Chunks with windows from a node that offers them, by whichever strategy it does
-//! ([`crate::nic::offer`]): one interface, so that they can be compared.
+//! ([`farmem_nic::offer`]): one interface, so that they can be compared.
 
 // READs and replies go to buffers here.
 #![allow(unsafe_code)]
 
-use crate::nic::offer::{Strategy, USED_UP};
 use crate::{Lost, QueuePair, Refusal};
+use farmem_nic::offer::{Strategy, USED_UP};
 use farmem_protocol::key::Key;
 use farmem_protocol::wire::REPLY_BYTES;
 use farmem_protocol::wire::variant;

@@ -2,8 +2,8 @@
 
 use farmem_fabric::Session;
 use farmem_fabric::contract::{self, Subject};
-use farmem_fabric::nic::offer::Strategy;
 use farmem_fabric::sim::{Network, Weather};
+use farmem_nic::offer::Strategy;
 use farmem_protocol::addr::SLAB_BYTES;
 
 #[test]

@@ -2,7 +2,6 @@
 
 use farmem_fabric::contract::conditions::record_if;
 use farmem_fabric::contract::{finish, get, put, record};
-use farmem_fabric::nic::Figure;
 use farmem_fabric::session::BOUND_NS;
 use farmem_fabric::sim::{Network, Weather};
 use farmem_fabric::{Bind, Completion, ConnectOptions, Lost, QueuePair, Refusal, Session};
@@ -10,6 +9,7 @@ use farmem_protocol::addr::{SLAB_BYTES, SlabId};
 use farmem_protocol::key::{Key, Rights};
 use farmem_protocol::lines::conditional::Refused;
 use farmem_protocol::random::Random;
+use farmem_protocol::wire::Figure;
 use farmem_sys::raw::Errno;
 use std::sync::Arc;
 use std::time::Duration;

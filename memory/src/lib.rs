@@ -1,8 +1,8 @@
 //! The memory node: a daemon that lends RAM.
 //!
 //! ```text
-//! listeners ─► worker 0 ─┬─► worker 0: its connections, by epoll     each connection: a farmem_fabric::nic::Engine
-//!                        └─► worker 1: its connections, by epoll     all of them: one farmem_fabric::nic::Nic
+//! listeners ─► worker 0 ─┬─► worker 0: its connections, by epoll     each connection: a farmem_nic::Engine
+//!                        └─► worker 1: its connections, by epoll     all of them: one farmem_nic::Nic
 //! operator ──► metrics (HTTP), status file, SIGTERM
 //! ```
 //!
@@ -11,7 +11,7 @@
 //! * `metrics`, `status`, [`log`]: what the operator sees.
 //! * [`run()`]: the daemon from start to SIGTERM; [`Node`]: the same inside another process.
 //!
-//! What a verb or a request does is not here but in [`farmem_fabric::nic`].
+//! What a verb or a request does is not here but in [`farmem_nic`].
 
 mod hot;
 mod listen;
@@ -24,9 +24,9 @@ mod worker;
 pub use run::run;
 
 use farmem_fabric::NodeAddr;
-use farmem_fabric::nic::lending::{Backing, Lending};
-use farmem_fabric::nic::shares::Table;
-use farmem_fabric::nic::{MAX_CONNECTIONS, Nic};
+use farmem_nic::lending::{Backing, Lending};
+use farmem_nic::shares::Table;
+use farmem_nic::{MAX_CONNECTIONS, Nic};
 use farmem_protocol::addr::SLAB_BYTES;
 use farmem_protocol::extent::place::BLOCK_BYTES;
 use farmem_protocol::units::bytes;
@@ -206,8 +206,8 @@ impl Node {
         let most = usize::try_from(descriptors / 2).unwrap_or(usize::MAX);
         nic.connections = Table::new(most.clamp(FEW_CONNECTIONS, MAX_CONNECTIONS));
         let nic = Arc::new(nic);
-        nic.pool.set_quota(config.quota.unwrap_or(u64::MAX));
-        nic.pool.set_descriptors(descriptors);
+        nic.units.set_quota(config.quota.unwrap_or(u64::MAX));
+        nic.units.set_descriptors(descriptors);
         // First: whoever can reach the node can ask for its counters.
         let metrics = config.metrics.map(metrics::bind).transpose()?;
         let mut listeners = config.listen.iter().map(Listener::bind).collect::<Result<Vec<_>, _>>()?;

@@ -2,8 +2,8 @@
 
 use crate::StartError;
 use farmem_fabric::NodeAddr;
-use farmem_fabric::nic::engine::Circumstances;
-use farmem_fabric::nic::shares::Peer;
+use farmem_nic::engine::Circumstances;
+use farmem_nic::shares::Peer;
 use farmem_sys::{shared, socket};
 use std::io;
 use std::net::TcpListener;

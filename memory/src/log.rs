@@ -10,8 +10,8 @@
 //! Only the log's own thread writes: whoever does not read standard error holds up nobody else. It
 //! sleeps while nothing is to be written.
 
-use farmem_fabric::nic::events::{Event, Leaving, Refused};
-use farmem_fabric::nic::{MAX_MEMBERS, Member, Nic};
+use farmem_nic::events::{Event, Leaving, Refused};
+use farmem_nic::{MAX_MEMBERS, Member, Nic};
 use farmem_protocol::units::bytes;
 use farmem_protocol::wire::Verdict;
 use std::collections::VecDeque;

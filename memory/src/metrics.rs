@@ -6,7 +6,7 @@
 //! there are too many. It sleeps in epoll.
 
 use crate::StartError;
-use farmem_fabric::nic::Nic;
+use farmem_nic::Nic;
 use farmem_sys::epoll::{Epoll, Event};
 use std::collections::VecDeque;
 use std::fmt::Write as _;
@@ -194,7 +194,7 @@ pub fn text(nic: &Nic) -> String {
         now(&tally.refused_records),
     );
     tell("counter", "refused_verbs_total", "", "Verbs on memory not held, or out of range.", now(&tally.refused_verbs));
-    let kept = nic.pool.kept();
+    let kept = nic.units.kept();
     tell("counter", "reclaimed_total", "", "Units made clean after they were given back.", now(&kept.reclaimed));
     tell("counter", "retired_total", "", "Units whose generations are used up.", now(&kept.retired));
     tell("counter", "merged_total", "", "Shared blocks put together again.", now(&kept.merged));

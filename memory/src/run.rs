@@ -3,7 +3,7 @@
 use crate::log::{Log, name, programs};
 use crate::status::{StatusFile, available_ram};
 use crate::{Config, Node, StartError};
-use farmem_fabric::nic::Member;
+use farmem_nic::Member;
 use farmem_protocol::units::bytes;
 use farmem_sys::process::{Arrived, Signals};
 use std::io::Read;

@@ -18,10 +18,10 @@
 use crate::StartError;
 use crate::hot::Hot;
 use crate::listen::Listener;
-use farmem_fabric::nic::Nic;
-use farmem_fabric::nic::engine::{Circumstances, Engine, Goodbye};
-use farmem_fabric::nic::events::{self, Refused};
-use farmem_fabric::nic::shares::Place;
+use farmem_nic::Nic;
+use farmem_nic::engine::{Circumstances, Engine, Goodbye};
+use farmem_nic::events::{self, Refused};
+use farmem_nic::shares::Place;
 use farmem_sys::epoll::{Epoll, Event, Waker};
 use farmem_sys::raw::{Errno, now_ns, thread_cpu_ns, yield_cpu};
 use farmem_sys::socket;

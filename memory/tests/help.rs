@@ -91,7 +91,7 @@ fn give_back_at_once(node: &Node, run: u8) -> Vec<u64> {
     let others = &Worker::all()[1..];
     within("all workers but the first sleep", || others.iter().all(Worker::sleeps));
     let before: Vec<u64> = others.iter().map(Worker::ran).collect();
-    let scrubbed = || node.nic().pool.kept().scrubbed_bytes.load(Ordering::Relaxed);
+    let scrubbed = || node.nic().units.kept().scrubbed_bytes.load(Ordering::Relaxed);
     let due = scrubbed() + held.len() as u64 * BLOCK as u64;
     drop(session);
     within("all of it is scrubbed", || scrubbed() >= due && !node.nic().is_unkept());
@@ -110,7 +110,7 @@ fn a_sleeping_worker_is_called_to_scrub() {
     }
     // They take their names themselves.
     within("all workers run", || Worker::all().len() == workers);
-    let kept = node.nic().pool.kept();
+    let kept = node.nic().units.kept();
     let scrub_ns = || kept.scrub_ns.load(Ordering::Relaxed);
     let mut seen = Vec::new();
     for run in 0..TRIES as u8 {

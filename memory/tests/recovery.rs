@@ -29,7 +29,7 @@ fn join(node: &Node, run: u8) -> Session {
 fn tens_of_thousands_of_words_are_recovered() {
     let socket = std::env::temp_dir().join(format!("farmem-recovery-{}.sock", std::process::id()));
     let node = Node::start(&Config::new(8 << 30, vec![NodeAddr::Shm(socket)])).unwrap();
-    let pool = &node.nic().pool;
+    let pool = &node.nic().units;
     let other = join(&node, 2);
     let bystander = other.grant().unwrap();
     let theirs = node.nic().lent();

@@ -3,9 +3,9 @@
 mod common;
 
 use common::{FOR_EVER_MS, ask, greet, hello, say, verdict, within};
-use farmem_fabric::nic::MAX_MEMBERS;
 use farmem_fabric::{ConnectError, ConnectOptions, NodeAddr, Session, Transport};
 use farmem_memory::{Config, Node};
+use farmem_nic::MAX_MEMBERS;
 use farmem_protocol::addr::SLAB_BYTES;
 use farmem_protocol::wire::{Ask, Hello, Purpose, Status, Verdict};
 use std::io::{Read, Write};

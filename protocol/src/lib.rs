@@ -6,6 +6,7 @@
 //! * [`counters`]: the counters page that a run shares with `farmem run` and `farmem top`.
 //! * [`lines`]: records of the eviction log, which carry changed lines of many pages.
 //! * [`extent`]: the words by which a node's memory is claimed, given back and recovered.
+//! * [`fairness`]: how much of a bounded table one peer may take.
 //! * [`placement`]: which node to ask for memory.
 //! * [`exit`]: the exit statuses by which a run says how it ended.
 //! * [`random`]: numbers that follow from a seed, the same for everybody who draws any.
@@ -16,6 +17,7 @@ pub mod addr;
 pub mod counters;
 pub mod exit;
 pub mod extent;
+pub mod fairness;
 pub mod key;
 pub mod lines;
 pub mod placement;

@@ -215,6 +215,12 @@ impl<'a> Record<'a> {
     pub fn runs(self) -> impl Iterator<Item = (u64, &'a [u8])> {
         self.by_page().flat_map(|(base, lines, bytes)| runs_of(base, lines, bytes))
     }
+
+    /// Lays its lines down by `write(offset, lines)`, which says when they would be outside. Then the rest stays
+    /// unwritten, and this is `None`.
+    pub fn lay(self, mut write: impl FnMut(u64, &[u8]) -> bool) -> Option<()> {
+        self.runs().all(|(offset, bytes)| write(offset, bytes)).then_some(())
+    }
 }
 
 /// The same of one page of [`Record::by_page`].

@@ -86,6 +86,12 @@ impl Lists {
 /// The allocator.
 pub struct Arena(Lock<Lists>);
 
+impl Default for Arena {
+    fn default() -> Arena {
+        Arena::new()
+    }
+}
+
 impl Arena {
     /// Empty; maps its first chunk at the first allocation.
     pub const fn new() -> Arena {

@@ -10,6 +10,7 @@
 //! * [`uffd`]: userfaultfd, with what the headers of old distributions lack.
 //! * [`hold`]: pages whose memory stays while their mapping goes.
 //! * [`lines`]: keyed hashes of a page's lines.
+//! * [`mapping`]: memory that two processes map, and files of it.
 //! * [`memory`]: reservations, vectored madvise, copies of raced bytes.
 //! * [`notes`]: what many threads tell one, without waiting for it.
 //! * [`pagemap`]: which pages a process has, and which were written.
@@ -37,6 +38,7 @@ pub mod group;
 pub mod hold;
 pub mod holdings;
 pub mod lines;
+pub mod mapping;
 pub mod memory;
 pub mod notes;
 pub mod pagemap;

@@ -9,7 +9,7 @@ use farmem_protocol::extent::check::{Problem, Recount, recount};
 use farmem_protocol::extent::geometry::Target;
 use farmem_protocol::extent::guard::{self, Words as _};
 use farmem_protocol::extent::owner::{OwnerField, OwnerWord};
-use farmem_protocol::extent::{Geometry, Level, Owner, Place, State, Word};
+use farmem_protocol::extent::{Claimant, Geometry, Level, Owner, Place, State, Word};
 
 use crate::failure::Failure;
 
@@ -95,7 +95,7 @@ fn random_name() -> Result<[u8; 16], Failure> {
 
 /// Whether a block is part of a granted slab.
 pub fn is_slab(word: Word) -> bool {
-    word.is(State::Owned) && word.claimant() == farmem_fabric::nic::pool::SLAB_CLAIMANT
+    word.is(State::Owned) && word.claimant() == Claimant::SLAB
 }
 
 impl Snapshot {

@@ -1,7 +1,7 @@
 //! `farmem status`: what a node lends, to whom, and in what pieces.
 
 use farmem_fabric::NodeAddr;
-use farmem_fabric::nic::Figure;
+use farmem_protocol::wire::Figure;
 use farmem_sys::process;
 use serde::Serialize;
 use std::collections::BTreeMap;

@@ -25,8 +25,8 @@
 use crate::chunks::{self, EMPTY, Map};
 use crate::ledger::{Identity, Ledger, MAX_APPS, MAX_ENTRIES, Owned, Token};
 use crate::word::{BLOCK_BYTES, BLOCK_ORDER, BlockId, Piece, Refusal};
-use farmem_fabric::nic::shares::is_fair;
 use farmem_protocol::extent::policy;
+use farmem_protocol::fairness::is_fair;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 

@@ -192,7 +192,7 @@ fn nobody_is_refused_for_what_it_keeps() {
     for (lend_mib, arguments, share) in causes {
         let mut host = Host::new(lend_mib);
         if let Some(share) = share {
-            host.node.nic().pool.set_quota(share);
+            host.node.nic().units.set_quota(share);
         }
         host.agent(arguments);
         let client = host.client();

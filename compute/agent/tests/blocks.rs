@@ -47,7 +47,7 @@ fn a_giant_beyond_the_share_is_not_a_node_lost() {
     for _ in 0..512 {
         claim(&mut other, 1).unwrap();
     }
-    host.node.nic().pool.set_quota(512 << 20);
+    host.node.nic().units.set_quota(512 << 20);
     let mut small = Blocks::join(&node, &options, ledger(&host, "small")).unwrap();
     assert_eq!(claim(&mut small, 1), Err(Refusal::Exhausted));
     // Nor did it take anything.
@@ -94,7 +94,7 @@ fn what_a_killed_agent_was_splitting_its_successor_splits() {
         let session = Session::connect_lasting(&node, &options).unwrap();
         let mut queue = session.queue_pair().unwrap();
         let mut words = Words::open(&mut queue).unwrap();
-        let pool = &host.node.nic().pool;
+        let pool = &host.node.nic().units;
         let giants = (0..pool.geometry().count(Level::Giant)).map(Place::giant);
         let giant = giants.into_iter().find(|&giant| pool.word(giant).is(State::Free)).unwrap();
         let actor = Actor::new(Owner::new(session.owner()), Claimant::new(0));

@@ -1,9 +1,9 @@
 //! Chunks with windows: what every strategy must give, and where they differ.
 
 use super::{Subject, await_that, get, options, put};
-use crate::nic::offer::{Offer, Strategy};
 use crate::strategy::{Chunk, ChunkError, Chunks};
 use crate::{QueuePair, Refusal, Session};
+use farmem_nic::offer::{Offer, Strategy};
 use farmem_protocol::addr::SLAB_BYTES;
 
 /// What the subject's node must have been made to offer.

@@ -1,7 +1,6 @@
 //! Units of the pool: their descriptor words are the right, and only their owner moves them, by the rules.
 
 use super::{SLABS, Subject, await_that, finish, get, pattern, put};
-use crate::mapping::Mapping;
 use crate::words::{self, Words};
 use crate::{Bind, GrantError, QueuePair, Refusal, Session};
 use farmem_protocol::addr::SLAB_BYTES;
@@ -12,6 +11,7 @@ use farmem_protocol::extent::reshape::{Reshape, Reshaped};
 use farmem_protocol::extent::{Actor, Claimant, Claimer, Generation, Level, Owner, Place, Release, State, Want, Word};
 use farmem_protocol::extent::{Geometry, Grant, Key as UnitKey};
 use farmem_protocol::key::{Key, Rights};
+use farmem_sys::mapping::Mapping;
 
 const REFUSED: Result<u64, Refusal> = Err(Refusal::Access);
 

@@ -4,14 +4,14 @@
 #![allow(unsafe_code)]
 
 use super::{Completion, Framed, Pending, Verb};
-use crate::lay::{LastKey, lay, lay_if};
-use crate::mapping::Mapping;
 use crate::session::Membership;
 use crate::{Lost, Refusal};
 use farmem_protocol::addr::SlabId;
 use farmem_protocol::lines::Record;
-use farmem_protocol::lines::conditional::Conditional;
+use farmem_protocol::lines::conditional::{Conditional, lay_if};
 use farmem_protocol::wire::MAX_VERB_BYTES;
+use farmem_sys::lines::{Hasher, Unit};
+use farmem_sys::mapping::Mapping;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
@@ -153,11 +153,14 @@ impl Pending {
                 let bytes = unsafe { std::slice::from_raw_parts(record, self.len as usize) };
                 let slab = SlabId(self.key.0);
                 if !conditional {
-                    return lay(Record::check(slab, bytes).ok()?, mapping).map(|()| 0);
+                    let record = Record::check(slab, bytes).ok()?;
+                    return record.lay(|at, lines| mapping.write_lines(at, lines)).map(|()| 0);
                 }
                 let Conditional { record, was, seed } = Conditional::split(bytes).ok()?;
                 let record = Record::check(slab, record).ok()?;
-                lay_if(record, was, seed, &mut LastKey::default(), mapping).map(|refused| refused.0)
+                let hasher = Hasher::new(seed, Unit::best());
+                let sum = |at, lines| mapping.sum_lines(&hasher, at, lines);
+                lay_if(record, was, sum, |at, lines| mapping.write_lines(at, lines)).map(|refused| refused.0)
             }
             Verb::Cas { expected, new } => mapping.cas(self.offset, expected, new),
             Verb::Faa { add } => mapping.faa(self.offset, add),

@@ -5,10 +5,10 @@ use super::dial::{Broken, NoDial, Patience, dial, exchange, greet, hello, reques
 use super::silence::{DOUBT_NS, Ear, Heard, KEEP_S, Outage};
 use crate::Lost;
 use crate::link::{Link, Reach};
-use crate::mapping::Mapping;
 use crate::verbs::Card;
 use farmem_protocol::addr::SlabId;
 use farmem_protocol::wire::{Answer, Ask, Hello, Purpose, Secret, Verdict};
+use farmem_sys::mapping::Mapping;
 use farmem_sys::raw::{self, Errno, SignalsBlocked};
 use farmem_sys::sync::Lock;
 use std::collections::BTreeMap;
@@ -437,9 +437,9 @@ impl Membership {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::nic::MAX_QUEUES;
     use crate::sim::{Network, Weather};
     use crate::{ConnectOptions, Session};
+    use farmem_nic::MAX_QUEUES;
     use farmem_protocol::addr::SLAB_BYTES;
 
     fn session(network: &std::sync::Arc<Network>) -> Session {

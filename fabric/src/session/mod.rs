@@ -35,14 +35,13 @@ pub use regions::Region;
 pub use silence::BOUND_NS;
 pub(crate) use silence::DOUBT_NS;
 
-use crate::mapping::Mapping;
-use crate::nic::{Figure, Who};
 use crate::{GrantError, Lost, QueuePair, WindowError};
 use dial::request;
 use farmem_protocol::addr::{SLAB_BYTES, SlabId};
 use farmem_protocol::key::Key;
-use farmem_protocol::wire::{Answer, Ask, Secret, Status, variant};
+use farmem_protocol::wire::{Answer, Ask, Figure, Secret, Status, Who, variant};
 use farmem_sys::descriptors;
+use farmem_sys::mapping::Mapping;
 use farmem_sys::raw::Errno;
 use std::ptr::NonNull;
 use std::sync::Arc;

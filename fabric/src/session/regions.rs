@@ -1,4 +1,4 @@
-//! Regions of a node, as a member uses them. What they are: `nic::regions`.
+//! Regions of a node, as a member uses them. What they are: `memory/nic/src/regions.rs`.
 
 use super::{Session, Slab};
 use crate::{GrantError, Lost, RegionError};

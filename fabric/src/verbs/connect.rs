@@ -6,12 +6,11 @@
 use super::host::Host;
 use crate::Lost;
 use crate::link::Link;
-use crate::nic::wires::{from_wire, to_wire};
 use crate::session::{Membership, SILENT_NS, receive_all, send_now};
 use farmem_protocol::wire::{Endpoint, Purpose, Status, variant};
 use farmem_sys::process::random_bytes;
 use farmem_sys::raw::{self, Errno};
-use farmem_sys::verbs::{Done, Outcome, RcQueue, Work, WorkRequest};
+use farmem_sys::verbs::{self, Done, Outcome, RcQueue, Work, WorkRequest};
 use zerocopy::{FromZeros, IntoBytes};
 
 /// Verbs on the card at once, of one queue pair.
@@ -65,14 +64,23 @@ fn connect(member: &Membership, host: &Host, link: &Link) -> Result<RcQueue, NoW
     let mut bits = [0; 4];
     random_bytes(&mut bits).map_err(|e| NoWire::Card(e.to_string()))?;
     let mut queue = RcQueue::new(&host.domain, DEPTH as u32, u32::from_le_bytes(bits)).map_err(here)?;
-    send_now(link, to_wire(&queue.endpoint()).as_bytes()).map_err(|_| NoWire::Cut)?;
+    let own = queue.endpoint();
+    let said = Endpoint::ready(own.mtu, own.lid, own.number, own.sequence, own.gid);
+    send_now(link, said.as_bytes()).map_err(|_| NoWire::Cut)?;
     let mut peer = Endpoint::new_zeroed();
     let until = member.reach.now_ns() + SILENT_NS;
     receive_all(member.ear(), link, peer.as_mut_bytes(), until).map_err(|_| NoWire::Cut)?;
     if variant::<Status>(peer.status) != Some(Status::Done) {
         return Err(NoWire::Card(format!("the node's card: {}", Errno(peer.error.get() as i32))));
     }
-    queue.accept(&from_wire(&peer)).map_err(here)?;
+    let peer = verbs::Endpoint {
+        number: peer.qpn.get(),
+        sequence: peer.psn.get(),
+        gid: peer.gid,
+        lid: peer.lid.get(),
+        mtu: peer.mtu,
+    };
+    queue.accept(&peer).map_err(here)?;
     // A WRITE of nothing: it needs no key, and proves that packets get there and back.
     let nothing = Work::Write { from: std::ptr::null(), lkey: 0, len: 0, offset: 0, rkey: 0 };
     // SAFETY: it touches no memory.

@@ -1,6 +1,6 @@
 //! Windows on the node's card, as the host sees them: asked for when first used, refused by the card when they end.
 //!
-//! The node's half, and who binds what for whom: `nic/carved.rs`.
+//! The node's half, and who binds what for whom: `memory/nic/src/carved.rs`.
 
 use super::host::Right;
 use super::queue::{Fate, Flight, Wired};

@@ -130,7 +130,7 @@ impl Node {
                     }
                     verb => panic!("{verb:?}"),
                 },
-                // No verb of an owner is under way when it gives a unit back here. Others': `nic/epochs.rs`.
+                // No verb of an owner is under way when it gives a unit back here. Others': `memory/nic/src/epochs.rs`.
                 Step::Drain => operation.complete(Answer::Ready),
                 Step::Scrub(place, word) => {
                     if self.word(place) == word {

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! The user is no host of ours, whose WRITEs end: it speaks the protocol by itself. (soft-RoCE of Linux 6.1 judges each
-//! packet by its key, and so does not wait; a card that does is played in `nic/carved.rs`.)
+//! packet by its key, and so does not wait; a card that does is played in `memory/nic/src/carved.rs`.)
 
 // It plays the caller of READ and WRITE, and a host's side of RDMA.
 #![allow(unsafe_code)]

@@ -137,6 +137,9 @@ impl Claimant {
     /// Bits in a word.
     pub const BITS: u32 = 10;
 
+    /// Marks words of granted slabs, which only the node changes. No queue pair of a member may use it.
+    pub const SLAB: Claimant = Claimant::new((1 << Claimant::BITS) - 1);
+
     /// The claimant of this number.
     ///
     /// # Panics

@@ -13,7 +13,7 @@
 //!
 //! The record's checksum does not cover was and seed: if these are others than were sent, pages are refused.
 
-use super::{ENTRY_BYTES, HEAD_BYTES, Head, LINE_BYTES, MAX_RECORD_BYTES};
+use super::{ENTRY_BYTES, HEAD_BYTES, Head, LINE_BYTES, MAX_RECORD_BYTES, Record, runs_of};
 use crate::wire::Broken;
 use zerocopy::byteorder::little_endian::U64;
 use zerocopy::{FromBytes, IntoBytes};
@@ -102,12 +102,35 @@ impl Refused {
     }
 }
 
+/// Lays the lines of those pages down whose lines are as they `was`. Returns the other pages. `None` when some lines lie
+/// outside.
+///
+/// `sum(offset, lines)` gives the sum that is in the slot at an offset, `write(offset, lines)` changes lines there; both
+/// say when they would be outside. Only lines that are about to be written are read: they are on their way into the
+/// cache anyhow.
+pub fn lay_if(
+    record: Record<'_>,
+    was: &[U64],
+    mut sum: impl FnMut(u64, u64) -> Option<u64>,
+    mut write: impl FnMut(u64, &[u8]) -> bool,
+) -> Option<Refused> {
+    let mut refused = Refused::default();
+    for (nth, ((base, lines, bytes), was)) in record.by_page().zip(was).enumerate() {
+        if sum(base, lines)? != was.get() {
+            refused.add(nth);
+        } else if !runs_of(base, lines, bytes).all(|(offset, bytes)| write(offset, bytes)) {
+            return None;
+        }
+    }
+    Some(refused)
+}
+
 /// Every page that fits has a number: the least takes an entry, a line and a condition.
 const _: () = assert!(MAX_RECORD_BYTES / (ENTRY_BYTES + LINE_BYTES + WAS_BYTES) < 0xFFFF - 1);
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Entry, Record, encode, page_bytes, record_bytes};
+    use super::super::{Entry, encode, page_bytes, record_bytes};
     use super::*;
     use crate::addr::SlabId;
 

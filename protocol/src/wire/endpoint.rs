@@ -35,6 +35,12 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
+    /// One end that can be connected to.
+    pub fn ready(mtu: u8, lid: u16, qpn: u32, psn: u32, gid: [u8; 16]) -> Endpoint {
+        let (qpn, psn) = (qpn.into(), psn.into());
+        Endpoint { status: Status::Done as u8, mtu, lid: lid.into(), qpn, psn, error: 0.into(), zero: 0.into(), gid }
+    }
+
     /// Where there is none.
     pub fn refused(errno: i32) -> Endpoint {
         Endpoint {

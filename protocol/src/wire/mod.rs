@@ -30,9 +30,11 @@
 //! verdict [`Verdict::Version`]; the rest of that Welcome is not to be read.
 
 mod endpoint;
+mod figure;
 mod verb;
 
 pub use endpoint::{Endpoint, OFFERS_RDMA};
+pub use figure::{Figure, Who};
 pub use verb::{
     ANY_QUEUE, Batch, Binding, Completion, MAX_SEND_BYTES, MAX_VERB_BYTES, MAX_VERBS, Op, REPLY_BYTES, Verb,
 };

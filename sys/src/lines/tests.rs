@@ -2,6 +2,7 @@
 
 use super::*;
 use farmem_protocol::random::Random;
+use farmem_protocol::wire::VERSION;
 use proptest::prelude::*;
 
 fn hashes(unit: Unit, key: &[u8; SEED_BYTES], page: &[u8; 4096]) -> Hashes {
@@ -161,4 +162,17 @@ fn sums_tell_lines_apart() {
         after[..64].copy_from_slice(&before[64 * distance..][..64]);
         assert_eq!(found(&hasher, &brief(&hasher, &before), &after, 0), Found::Somewhere);
     }
+}
+
+/// Both ends compute these sums, so they belong to the protocol: a change of these numbers is a change of [`VERSION`].
+#[test]
+fn conditions_are_the_same_in_all_builds_of_a_version() {
+    let seed = std::array::from_fn(|i| i as u8);
+    let page = std::array::from_fn(|i| (i * 7 + i / 64 * 13) as u8);
+    let hasher = Hasher::new(&seed, Unit::Scalar);
+    let sums = [1, 1 << 63 | 6, u64::MAX].map(|lines| hasher.sum_in(&page, lines));
+    assert_eq!(
+        (VERSION, sums),
+        (5, [11_445_477_771_047_710_088, 1_958_720_322_299_808_386, 2_808_434_593_707_523_677])
+    );
 }

@@ -1,9 +1,9 @@
 //! Who reaches a node's memory by verbs of his own, and not through an agent.
 
 use super::{Host, LIMIT};
-use farmem_fabric::nic::Figure;
 use farmem_fabric::{ConnectOptions, QueuePair, Refusal, Session, Transport};
 use farmem_protocol::key::Key;
+use farmem_protocol::wire::Figure;
 use std::time::Duration;
 
 /// Somebody who has joined the node without an agent.

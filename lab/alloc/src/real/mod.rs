@@ -16,11 +16,11 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use farmem_fabric::nic::Figure;
 use farmem_fabric::{ConnectOptions, NodeAddr, RunId, Session, Transport};
 use farmem_kit::environment::Environment;
 use farmem_kit::supervise::Group;
 use farmem_kit::table::{Table, duration};
+use farmem_protocol::wire::Figure;
 use serde::Serialize;
 
 use child::{Found, Samples};

@@ -1,0 +1,354 @@
+//! An attached queue pair: batches of verbs, carried out in order.
+
+use super::output::Output;
+use crate::epochs::Section;
+use crate::grip::Grip;
+use crate::{Member, Nic, Turn, count};
+use farmem_protocol::addr::SlabId;
+use farmem_protocol::key::{Key, KeyKind};
+use farmem_protocol::lines::Record;
+use farmem_protocol::lines::conditional::{Conditional, lay_if};
+use farmem_protocol::wire::{Batch, Binding, Broken, Completion, Op, REPLY_BYTES, Status, Verb};
+use farmem_sys::lines::LastHasher;
+use farmem_sys::socket::Part;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use zerocopy::{FromBytes, IntoBytes};
+
+pub(super) struct Serving {
+    pub member: Arc<Member>,
+    pub turn: Arc<Turn>,
+    /// Which of the queue pair's connections this is.
+    pub ours: u64,
+    /// The queue pair's number.
+    queue: u64,
+    /// The batch being carried out, and how far.
+    verbs: Vec<Verb>,
+    at: usize,
+    /// A WRITE whose operand has not all come.
+    writing: Option<Writing>,
+    number: u32,
+    last_hasher: LastHasher,
+}
+
+/// A WRITE whose bytes are still coming.
+struct Writing {
+    into: Into,
+    left: u32,
+}
+
+enum Into {
+    Memory(Grip),
+    /// A word of the word table: gathered, and judged when whole.
+    Heartbeat {
+        offset: u64,
+        bytes: [u8; 8],
+    },
+    /// Refused: its bytes are dropped.
+    Nothing(Status),
+}
+
+impl Serving {
+    pub fn new(member: Arc<Member>, queue: u64, turn: Arc<Turn>, ours: u64) -> Serving {
+        let verbs = Vec::with_capacity(farmem_protocol::wire::MAX_VERBS);
+        Serving {
+            member,
+            turn,
+            ours,
+            queue,
+            verbs,
+            at: 0,
+            writing: None,
+            number: 0,
+            last_hasher: LastHasher::default(),
+        }
+    }
+
+    /// Its member, number and turn, and nothing else of it any more.
+    pub fn ended(self) -> (Arc<Member>, u64, Arc<Turn>) {
+        let Serving { member, queue, turn, .. } = self;
+        (member, queue, turn)
+    }
+
+    /// Where the next bytes may go without a copy: memory that a WRITE under way is admitted to.
+    pub fn straight(&mut self, nic: &Nic) -> Option<Part> {
+        let writing = self.writing.as_mut()?;
+        writing.look_again(nic);
+        match &writing.into {
+            Into::Memory(grip) => {
+                let at = grip.memory.mapping().at(grip.offset, writing.left as u64)?;
+                Some(Part::new(at, writing.left as usize))
+            }
+            _ => None,
+        }
+    }
+
+    /// So many bytes went to [`Serving::straight`].
+    pub fn went_straight(&mut self, bytes: usize) {
+        if let Some(Writing { into: Into::Memory(grip), left }) = &mut self.writing {
+            grip.offset += bytes as u64;
+            *left -= bytes as u32;
+        }
+    }
+
+    /// Does the next piece of work with what `input` has. Returns how much of it was used; `None`
+    /// when it is not enough.
+    pub fn step(
+        &mut self,
+        nic: &Nic,
+        section: &mut Section<'_>,
+        input: &[u8],
+        output: &mut Output,
+    ) -> Result<Option<usize>, Broken> {
+        if let Some(writing) = &mut self.writing {
+            let n = writing.take(nic, input);
+            if writing.left > 0 {
+                return Ok(if n > 0 { Some(n) } else { None });
+            }
+            if let Some(writing) = self.writing.take() {
+                let status = match writing.into {
+                    Into::Memory(_) => Status::Done,
+                    Into::Heartbeat { offset, bytes } => match nic.units.heartbeat(&self.member.lease, offset) {
+                        Ok(word) => {
+                            word.store(u64::from_le_bytes(bytes), Ordering::Release);
+                            Status::Done
+                        }
+                        Err(status) => status,
+                    },
+                    Into::Nothing(status) => status,
+                };
+                self.complete(nic, output, status, 0);
+            }
+            return Ok(Some(n));
+        }
+        if self.at == self.verbs.len() {
+            return self.begin(input);
+        }
+        let verb = self.verbs[self.at];
+        let (op, len) = verb.shape()?;
+        let (key, offset) = (verb.key(), verb.offset.get());
+        match op {
+            Op::Read => {
+                self.read(nic, output, key, offset, len);
+                Ok(Some(0))
+            }
+            Op::Write => {
+                count(&nic.tally.writes, 1);
+                count(&nic.tally.write_bytes, len as u64);
+                let into = if key == Key::WORDS && len == 8 {
+                    Into::Heartbeat { offset, bytes: [0; 8] }
+                } else {
+                    match nic.admit(&self.member, self.queue, (key, op), offset, len as u64) {
+                        Ok(grip) => Into::Memory(grip),
+                        Err(status) => Into::Nothing(status),
+                    }
+                };
+                self.writing = Some(Writing { into, left: len });
+                Ok(Some(0))
+            }
+            Op::Lines | Op::LinesIf => {
+                // Whole before any of it is applied: a torn record changes nothing.
+                let Some(bytes) = input.get(..len as usize) else { return Ok(None) };
+                let grip = if key.is_slab() {
+                    nic.admit(&self.member, self.queue, (key, op), 0, 0)
+                } else {
+                    Err(Status::Access)
+                };
+                let (record, conditions) = match op {
+                    Op::Lines => (bytes, None),
+                    _ => Conditional::split(bytes).map(|split| (split.record, Some((split.was, split.seed))))?,
+                };
+                let record = Record::parse(SlabId(key.0), record)?;
+                if let Ok(grip) = &grip {
+                    // They are anywhere in the slab: on their way while the checksum is computed.
+                    record.places().for_each(|offset| grip.memory.mapping().prefetch(offset));
+                }
+                let record = record.check()?;
+                count(&nic.tally.records, 1);
+                count(&nic.tally.record_bytes, len as u64);
+                let applied = grip.and_then(|grip| {
+                    let memory = grip.memory.mapping();
+                    let laid = match conditions {
+                        None => record.lay(|at, lines| memory.write_lines(at, lines)).map(|()| 0),
+                        Some((was, seed)) => {
+                            let hasher = self.last_hasher.of(seed);
+                            let sum = |at, lines| memory.sum_lines(hasher, at, lines);
+                            let refused = lay_if(record, was, sum, |at, lines| memory.write_lines(at, lines));
+                            count(&nic.tally.refused_records, refused.is_some_and(|refused| !refused.is_none()) as u64);
+                            refused.map(|refused| refused.0)
+                        }
+                    };
+                    laid.ok_or(Status::Range)
+                });
+                self.settle(nic, output, applied);
+                Ok(Some(len as usize))
+            }
+            Op::Cas => {
+                let Some([expected, new]) = operands(input) else { return Ok(None) };
+                count(&nic.tally.cas, 1);
+                let old = if key == Key::WORDS {
+                    nic.units.cas(&self.member.lease, offset, expected, new)
+                } else {
+                    self.word(nic, key, op, offset, |grip| grip.memory.mapping().cas(grip.offset, expected, new))
+                };
+                self.settle(nic, output, old);
+                Ok(Some(16))
+            }
+            Op::Faa => {
+                let Some([add]) = operands(input) else { return Ok(None) };
+                count(&nic.tally.faa, 1);
+                // Not on descriptor words: an addition cannot be judged by what it leads to.
+                let old = if key == Key::WORDS {
+                    nic.units.heartbeat(&self.member.lease, offset).map(|word| word.fetch_add(add, Ordering::AcqRel))
+                } else {
+                    self.word(nic, key, op, offset, |grip| grip.memory.mapping().faa(grip.offset, add))
+                };
+                self.settle(nic, output, old);
+                Ok(Some(8))
+            }
+            Op::Bind => {
+                let Ok((binding, _)) = Binding::read_from_prefix(input) else { return Ok(None) };
+                count(&nic.tally.binds, 1);
+                if nic.is_ending(key) {
+                    section.renew_after(|| nic.settle(key));
+                }
+                let bound = nic.bind(&self.member, self.queue, key, &binding);
+                self.settle(nic, output, bound.map(|key| key.0));
+                Ok(Some(size_of::<Binding>()))
+            }
+            Op::Invalidate => {
+                count(&nic.tally.invalidates, 1);
+                let unbound = nic.invalidate(&self.member, self.queue, key);
+                // Unbound already: by somebody who waits for the same end, and this answer is one to count on, too.
+                if !matches!(unbound, Err(Status::Access)) {
+                    section.renew_after(|| nic.settle(key));
+                }
+                self.settle(nic, output, unbound.map(|key| key.0));
+                Ok(Some(0))
+            }
+            Op::Send => {
+                let Some(said) = input.get(..len as usize) else { return Ok(None) };
+                count(&nic.tally.sends, 1);
+                let mut reply = [0; REPLY_BYTES as usize];
+                let done = match key.kind() {
+                    KeyKind::Service(service) => {
+                        nic.send((&self.member, self.queue), service, said, &mut reply, section)
+                    }
+                    _ => Err(Status::Access),
+                };
+                self.settle(nic, output, done.map(|()| 0));
+                output.bytes(&reply);
+                Ok(Some(len as usize))
+            }
+        }
+    }
+
+    fn read(&mut self, nic: &Nic, output: &mut Output, key: Key, offset: u64, len: u32) {
+        count(&nic.tally.reads, 1);
+        count(&nic.tally.read_bytes, len as u64);
+        if key == Key::WORDS {
+            // Copied word by word: the socket's copy need not be atomic.
+            if nic.units.is_readable(offset, len) {
+                self.complete(nic, output, Status::Done, 0);
+                output.words(nic, offset, len);
+            } else {
+                self.complete(nic, output, Status::Access, 0);
+                output.zeros(len);
+            }
+            return;
+        }
+        match nic.admit(&self.member, self.queue, (key, Op::Read), offset, len as u64) {
+            Ok(grip) => {
+                self.complete(nic, output, Status::Done, 0);
+                output.memory(grip, len);
+            }
+            Err(status) => {
+                self.complete(nic, output, status, 0);
+                output.zeros(len);
+            }
+        }
+    }
+
+    /// CAS and FAA on memory.
+    fn word(
+        &self,
+        nic: &Nic,
+        key: Key,
+        op: Op,
+        offset: u64,
+        change: impl FnOnce(&Grip) -> Option<u64>,
+    ) -> Result<u64, Status> {
+        let grip = nic.admit(&self.member, self.queue, (key, op), offset, 8)?;
+        change(&grip).ok_or(if key.is_slab() { Status::Range } else { Status::Access })
+    }
+
+    /// The head of a batch and its verbs.
+    fn begin(&mut self, input: &[u8]) -> Result<Option<usize>, Broken> {
+        let Ok((batch, rest)) = Batch::read_from_prefix(input) else { return Ok(None) };
+        let n = batch.verbs()?;
+        let Ok((verbs, _)) = <[Verb]>::ref_from_prefix_with_elems(rest, n) else { return Ok(None) };
+        batch.check(verbs)?;
+        if batch.first.get() as u32 != self.number {
+            return Err(Broken::Step);
+        }
+        self.verbs.clear();
+        self.verbs.extend_from_slice(verbs);
+        self.at = 0;
+        Ok(Some(size_of::<Batch>() + n * size_of::<Verb>()))
+    }
+
+    fn settle(&mut self, nic: &Nic, output: &mut Output, ended: Result<u64, Status>) {
+        match ended {
+            Ok(value) => self.complete(nic, output, Status::Done, value),
+            Err(status) => self.complete(nic, output, status, 0),
+        }
+    }
+
+    fn complete(&mut self, nic: &Nic, output: &mut Output, status: Status, value: u64) {
+        if status != Status::Done {
+            count(&nic.tally.refused_verbs, 1);
+        }
+        let done = Completion { number: self.number.into(), status: status as u8, zero: [0; 3], value: value.into() };
+        output.bytes(done.as_bytes());
+        self.number = self.number.wrapping_add(1);
+        self.at += 1;
+    }
+}
+
+impl Writing {
+    /// Drops the rest when the right has ended meanwhile.
+    fn look_again(&mut self, nic: &Nic) {
+        if let Into::Memory(grip) = &self.into
+            && !nic.stands(&grip.right)
+        {
+            self.into = Into::Nothing(Status::Access);
+        }
+    }
+
+    /// Takes operand bytes from the input. Returns how many.
+    fn take(&mut self, nic: &Nic, input: &[u8]) -> usize {
+        let n = input.len().min(self.left as usize);
+        self.look_again(nic);
+        match &mut self.into {
+            Into::Memory(grip) => {
+                // SAFETY: the source is `n` bytes of the input buffer, which is no node's memory.
+                unsafe { grip.memory.mapping().write(grip.offset, input.as_ptr(), n as u32) };
+                // Inside what was admitted. A refused WRITE's offset may be anything, and is not counted on.
+                grip.offset += n as u64;
+            }
+            Into::Heartbeat { bytes, .. } => {
+                let from = bytes.len() - self.left as usize;
+                bytes[from..from + n].copy_from_slice(&input[..n]);
+            }
+            Into::Nothing(_) => {}
+        }
+        self.left -= n as u32;
+        n
+    }
+}
+
+/// The operands of an atomic verb, if they have come.
+fn operands<const N: usize>(input: &[u8]) -> Option<[u64; N]> {
+    let (words, _) = <[[u8; 8]; N]>::read_from_prefix(input).ok()?;
+    Some(words.map(u64::from_le_bytes))
+}

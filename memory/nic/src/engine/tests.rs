@@ -1,0 +1,439 @@
+//! Attaching: when a connection may carry out verbs, and when it must not.
+
+use super::*;
+use crate::lending::{Backing, Lending};
+use farmem_protocol::addr::SLAB_BYTES;
+use farmem_protocol::key::KeyKind;
+use farmem_protocol::wire::{Batch, Completion, Op, Verb, variant};
+use farmem_sys::sync::Lock;
+use std::sync::atomic::{AtomicBool, AtomicU8};
+use std::time::{Duration, Instant};
+use zerocopy::FromZeros;
+
+struct Node {
+    nic: Nic,
+    secret: [u8; 16],
+    slab: SlabId,
+    member: Arc<Member>,
+}
+
+impl Node {
+    fn new() -> Node {
+        let draw = AtomicU8::new(1);
+        let nic =
+            Nic::new(Lending::new(SLAB_BYTES, Backing::Small), move || [draw.fetch_add(1, Ordering::Relaxed); 16]);
+        let mut control = Engine::new(Circumstances::default());
+        pull(&mut control, &nic, hello(Purpose::Join).as_bytes()).unwrap();
+        let welcome = Welcome::read_from_bytes(&pushed(&mut control, &nic)).unwrap();
+        let grant = Request { ask: Ask::Grant as u8, number: 2.into(), ..Request::new_zeroed() };
+        pull(&mut control, &nic, grant.as_bytes()).unwrap();
+        let slab = SlabId(Answer::read_from_bytes(&pushed(&mut control, &nic)).unwrap().value.get());
+        let member = nic.members().remove(0);
+        // The control connection stands as long as nobody closes it.
+        std::mem::forget(control);
+        Node { nic, secret: welcome.secret, slab, member }
+    }
+
+    fn attach(&self, queue: u64) -> Vec<u8> {
+        let incarnation = self.nic.incarnation.into();
+        let hello = Hello { secret: self.secret, incarnation, queue: queue.into(), ..hello(Purpose::Attach) };
+        hello.as_bytes().to_vec()
+    }
+
+    /// FAAs of 1 on the slab's first word.
+    fn additions(&self, count: u16, first: u64) -> Vec<u8> {
+        let verb = Verb {
+            op: Op::Faa as u8,
+            zero: [0; 3],
+            len: 8.into(),
+            key: Key::from(self.slab).0.into(),
+            offset: 0.into(),
+        };
+        let bytes = (count as u32 * 8).into();
+        let batch = Batch { count: count.into(), zero: 0.into(), bytes, first: first.into() };
+        let mut all = batch.as_bytes().to_vec();
+        (0..count).for_each(|_| all.extend(verb.as_bytes()));
+        (0..count).for_each(|_| all.extend(1u64.to_le_bytes()));
+        all
+    }
+
+    fn word(&self) -> u64 {
+        self.member.slab(self.slab).unwrap().mapping.faa(0, 0).unwrap()
+    }
+
+    fn turn(&self, queue: u64) -> Arc<super::super::Turn> {
+        self.member.presence.lock().queues[&queue].upgrade().unwrap()
+    }
+}
+
+fn hello(purpose: Purpose) -> Hello {
+    Hello { magic: MAGIC, version: VERSION.into(), purpose: purpose as u8, ..Hello::new_zeroed() }
+}
+
+/// Feeds all bytes, as many at a time as there is room for. Returns the last result.
+fn pull(engine: &mut Engine, nic: &Nic, bytes: &[u8]) -> Result<usize, Goodbye> {
+    let mut rest = bytes;
+    loop {
+        let pulled = engine.pull(nic, 0, |parts| {
+            let n = rest.len().min(parts[0].len());
+            // SAFETY: the engine's own buffer.
+            unsafe { parts[0].fill(0, &rest[..n]) };
+            rest = &rest[n..];
+            Ok(n)
+        });
+        if pulled.is_err() || rest.is_empty() {
+            return pulled;
+        }
+    }
+}
+
+fn pushed(engine: &mut Engine, nic: &Nic) -> Vec<u8> {
+    let mut out = Vec::new();
+    let sent = engine.push(nic, |parts, _| {
+        let len: usize = parts.iter().map(Part::len).sum();
+        for part in parts {
+            // SAFETY: the engine's own bytes, alive for the call.
+            out.extend(unsafe { part.bytes() });
+        }
+        Ok(len)
+    });
+    sent.unwrap();
+    out
+}
+
+/// Values that the FAAs found, behind a Welcome.
+fn found(bytes: &[u8]) -> Vec<u64> {
+    let done = bytes[size_of::<Welcome>()..].chunks_exact(size_of::<Completion>());
+    done.map(|one| Completion::read_from_bytes(one).unwrap().value.get()).collect()
+}
+
+#[test]
+fn verbs_that_come_with_the_hello_are_carried_out_at_once() {
+    let node = Node::new();
+    let mut engine = Engine::new(Circumstances::default());
+    let bytes = [node.attach(7), node.additions(3, 0), node.additions(2, 3)].concat();
+    pull(&mut engine, &node.nic, &bytes).unwrap();
+    assert_eq!(found(&pushed(&mut engine, &node.nic)), [0, 1, 2, 3, 4]);
+    assert_eq!(node.word(), 5);
+}
+
+#[test]
+fn verbs_of_a_connection_whose_turn_is_over_are_not() {
+    let node = Node::new();
+    let (mut first, mut second) = (Engine::new(Circumstances::default()), Engine::new(Circumstances::default()));
+    // Half of a verb has come when the next connection attaches.
+    let verbs = node.additions(3, 0);
+    pull(&mut first, &node.nic, &[&node.attach(7)[..], &verbs[..20]].concat()).unwrap();
+    pull(&mut second, &node.nic, &[node.attach(7), node.additions(1, 0)].concat()).unwrap();
+    assert_eq!(pull(&mut first, &node.nic, &verbs[20..]), Err(Goodbye::Done));
+    assert_eq!((found(&pushed(&mut second, &node.nic)), node.word()), (vec![0], 1));
+}
+
+/// Verbs that came with a Hello wait for the turn as all do: whoever has it carries out his own first, and until then
+/// sees none of theirs.
+#[test]
+fn verbs_that_come_with_the_hello_wait_for_the_turn() {
+    let node = Node::new();
+    let mut engine = Engine::new(Circumstances::default());
+    pull(&mut engine, &node.nic, &node.attach(7)).unwrap();
+    let turn = node.turn(7);
+    let (done, node) = (AtomicBool::new(false), &node);
+    std::thread::scope(|scope| {
+        let held = turn.0.lock();
+        scope.spawn(|| {
+            let mut next = Engine::new(Circumstances::default());
+            pull(&mut next, &node.nic, &[node.attach(7), node.additions(1, 0)].concat()).unwrap();
+            done.store(true, Ordering::SeqCst);
+        });
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(!done.load(Ordering::SeqCst) && node.word() == 0, "carried out beside the one whose turn it was");
+        drop(held);
+    });
+    assert_eq!((done.into_inner(), node.word()), (true, 1));
+}
+
+/// Whoever has the turn may wait until all sections are over (an INVALIDATE does): an Attach that waits for that turn
+/// is in none, or both would wait for good.
+#[test]
+fn an_attach_waits_for_its_turn_in_no_section() {
+    let node = Node::new();
+    let mut engine = Engine::new(Circumstances::default());
+    pull(&mut engine, &node.nic, &node.attach(7)).unwrap();
+    let turn = node.turn(7);
+    let node = &node;
+    std::thread::scope(|scope| {
+        let held: farmem_sys::sync::Held<'_, u64> = Lock::lock(&turn.0);
+        scope.spawn(|| {
+            let mut next = Engine::new(Circumstances::default());
+            pull(&mut next, &node.nic, &node.attach(7)).unwrap();
+        });
+        std::thread::sleep(Duration::from_millis(50));
+        let (revoked, begun) = (node.nic.epochs.now(), Instant::now());
+        let mut over = false;
+        while !over && begun.elapsed() < Duration::from_secs(10) {
+            over = node.nic.epochs.is_over(revoked);
+        }
+        // Before the verdict, so that a failure is one, and no hang.
+        drop(held);
+        assert!(over, "an Attach that waits for its turn holds up everybody's revocations");
+    });
+}
+
+/// What a member holds, and what its slab's first word says.
+#[derive(Debug, PartialEq)]
+struct Holding {
+    members: usize,
+    slabs: Vec<SlabId>,
+    windows: (u64, u64),
+    word: Option<u64>,
+}
+
+impl Node {
+    fn rejoin(&self) -> Engine {
+        let mut engine = Engine::new(Circumstances::default());
+        let incarnation = self.nic.incarnation.into();
+        let hello = Hello { secret: self.secret, incarnation, ..hello(Purpose::Rejoin) };
+        pull(&mut engine, &self.nic, hello.as_bytes()).unwrap();
+        let welcome = Welcome::read_from_bytes(&pushed(&mut engine, &self.nic)).unwrap();
+        assert_eq!(variant::<Verdict>(welcome.verdict), Some(Verdict::Welcome));
+        engine
+    }
+
+    fn holding(&self) -> Holding {
+        let slabs = self.member.holds.lock().slabs.keys().copied().collect();
+        let word = self.member.slab(self.slab).map(|slab| slab.mapping.faa(0, 0).unwrap());
+        Holding { members: self.nic.members().len(), slabs, windows: self.nic.windows.count(), word }
+    }
+}
+
+fn request(ask: Ask, number: u64, slab: u64) -> Request {
+    let mut request = Request { ask: ask as u8, number: number.into(), slab: slab.into(), ..Request::new_zeroed() };
+    if matches!(ask, Ask::Discard | Ask::Back) {
+        request.detail[8..].copy_from_slice(&4096u64.to_le_bytes());
+    }
+    request
+}
+
+fn index(key: u64) -> u32 {
+    match Key(key).kind() {
+        KeyKind::Window { index, .. } => index,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn answered(engine: &mut Engine, nic: &Nic, request: &Request) -> Answer {
+    pull(engine, nic, request.as_bytes()).unwrap();
+    Answer::read_from_bytes(&pushed(engine, nic)).unwrap()
+}
+
+/// A request is on its way when the connection is cut. The member dials anew, has it carried out there, and goes on: what
+/// the request named may be something else by the time it comes.
+#[test]
+fn requests_of_a_control_connection_that_was_superseded_are_not_carried_out() {
+    let asks = [
+        Ask::Grant,
+        Ask::Release,
+        Ask::Ticket,
+        Ask::EndRun,
+        Ask::Bye,
+        Ask::Discard,
+        Ask::Back,
+        Ask::Window,
+        Ask::DropWindow,
+        Ask::Unit,
+        Ask::Again,
+        Ask::Expose,
+        Ask::ExposeWindow,
+        Ask::Ping,
+        Ask::Who,
+        Ask::Figure,
+        Ask::Region,
+        Ask::RegionSlab,
+        Ask::RegionGrow,
+        Ask::RegionRemove,
+        Ask::RegionAt,
+    ];
+    for ask in asks {
+        // Not at all, in part, or nearly whole it had come when the next connection did.
+        for there in [0, 1, 39] {
+            let node = Node::new();
+            let mut first = node.rejoin();
+            let window = answered(&mut first, &node.nic, &request(Ask::Window, 3, 0)).value.get();
+            let named = if ask == Ask::DropWindow || ask == Ask::ExposeWindow { window } else { node.slab.0 };
+            let late = request(ask, 4, named);
+            if there > 0 {
+                pull(&mut first, &node.nic, &late.as_bytes()[..there]).unwrap();
+            }
+
+            let mut second = node.rejoin();
+            if ask == Ask::DropWindow {
+                answered(&mut second, &node.nic, &late);
+                let again = answered(&mut second, &node.nic, &request(Ask::Window, 5, 0)).value.get();
+                assert_eq!(index(window), index(again), "the index again");
+            }
+            answered(&mut second, &node.nic, &request(Ask::Ping, 6, 0));
+            node.member.slab(node.slab).unwrap().mapping.faa(0, 7).unwrap();
+            let before = node.holding();
+            let pulled = pull(&mut first, &node.nic, &late.as_bytes()[there..]);
+            assert_eq!((pulled, node.holding()), (Err(Goodbye::Done), before), "{ask:?}");
+            assert_eq!(pushed(&mut first, &node.nic), [], "{ask:?}");
+            first.close(&node.nic, Goodbye::Done, 0);
+            assert!(!node.member.is_gone());
+            answered(&mut second, &node.nic, &request(Ask::Ping, 7, 0));
+        }
+    }
+}
+
+/// A member that dials anew while the node is at its request waits for that: it is asked again, and must be known by then.
+#[test]
+fn who_dials_anew_waits_for_the_request_that_is_being_carried_out() {
+    let node = Node::new();
+    let mut first = node.rejoin();
+    let done = AtomicBool::new(false);
+    let node = &node;
+    std::thread::scope(|scope| {
+        // An INVALIDATE or a DropWindow waits for sections to end: this one does not, as yet.
+        let section = node.nic.epochs.enter(0);
+        let window = answered(&mut first, &node.nic, &request(Ask::Window, 3, 0)).value.get();
+        let dropping = request(Ask::DropWindow, 4, window);
+        let (first, done) = (&mut first, &done);
+        scope.spawn(move || pull(first, &node.nic, dropping.as_bytes()).unwrap());
+        while node.nic.windows.count().0 > 0 {
+            std::thread::yield_now();
+        }
+        let second = scope.spawn(move || {
+            let mut second = node.rejoin();
+            done.store(true, Ordering::SeqCst);
+            answered(&mut second, &node.nic, &dropping).status
+        });
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(!done.load(Ordering::SeqCst), "welcome while a request is being carried out");
+        drop(section);
+        assert_eq!(second.join().unwrap(), Status::Done as u8, "not carried out a second time");
+    });
+}
+
+/// By a Unix socket's end a process is known to have ended, if no other of its stands.
+#[test]
+fn a_local_member_that_dialled_anew_outlives_its_older_connection() {
+    let node = Node::new();
+    let local = || Engine::new(Circumstances { local: true, ..Circumstances::default() });
+    let mut first = local();
+    pull(&mut first, &node.nic, hello(Purpose::Join).as_bytes()).unwrap();
+    let secret = Welcome::read_from_bytes(&pushed(&mut first, &node.nic)).unwrap().secret;
+    let mut second = local();
+    let again = Hello { secret, incarnation: node.nic.incarnation.into(), ..hello(Purpose::Rejoin) };
+    pull(&mut second, &node.nic, again.as_bytes()).unwrap();
+    first.close(&node.nic, Goodbye::Cut, 0);
+    assert_eq!(node.nic.members().len(), 2, "its process lives");
+    second.close(&node.nic, Goodbye::Cut, 0);
+    assert_eq!(node.nic.members().len(), 1);
+}
+
+/// The later connection ends first (a child's, say, that dialled for itself), and then the earlier is used, by a process
+/// that knows of no other: the node closes it, which says nothing of the process.
+#[test]
+fn a_local_member_outlives_a_superseded_connection_that_the_node_closes() {
+    let node = Node::new();
+    let local = || Engine::new(Circumstances { local: true, ..Circumstances::default() });
+    let mut first = local();
+    pull(&mut first, &node.nic, hello(Purpose::Join).as_bytes()).unwrap();
+    let secret = Welcome::read_from_bytes(&pushed(&mut first, &node.nic)).unwrap().secret;
+    let again = Hello { secret, incarnation: node.nic.incarnation.into(), ..hello(Purpose::Rejoin) };
+    let mut second = local();
+    pull(&mut second, &node.nic, again.as_bytes()).unwrap();
+    second.close(&node.nic, Goodbye::Cut, 0);
+    let why = pull(&mut first, &node.nic, request(Ask::Grant, 1, 0).as_bytes()).unwrap_err();
+    first.close(&node.nic, why, 0);
+    let mut third = local();
+    pull(&mut third, &node.nic, again.as_bytes()).unwrap();
+    let welcome = Welcome::read_from_bytes(&pushed(&mut third, &node.nic)).unwrap();
+    assert_eq!(variant::<Verdict>(welcome.verdict), Some(Verdict::Welcome));
+    third.close(&node.nic, Goodbye::Cut, 0);
+    assert_eq!(node.nic.members().len(), 1, "its process has ended");
+}
+
+/// What waits for a peer that takes nothing is bounded in memory, not only in bytes to send: of a READ of one byte most is
+/// what the node must remember of it.
+#[test]
+fn small_reads_that_nobody_takes_are_few() {
+    let node = Node::new();
+    let mut engine = Engine::new(Circumstances::default());
+    pull(&mut engine, &node.nic, &node.attach(7)).unwrap();
+    let pieces = pieces_until_it_waits(&mut engine, &node);
+    assert!(pieces <= output::LARGE.pieces + 2, "{pieces} pieces of output");
+    // And all of it is right in the end.
+    let said = pushed(&mut engine, &node.nic);
+    let went = (said.len() - size_of::<Welcome>()) / (size_of::<Completion>() + 1);
+    assert!(went > output::LARGE.pieces / 2 - 128 && !engine.is_backed_up(), "{went}");
+}
+
+/// Much output may wait on a few connections at once; where those places are taken, little may.
+#[test]
+fn who_finds_no_room_for_much_output_has_a_little() {
+    let node = Node::new();
+    let strangers: Vec<_> = (0..=255u8).map(|n| Peer::V4([10, 0, 0, n])).collect();
+    let taken: Vec<_> = (0..1024).filter_map(|n| node.nic.roomy.take(strangers[n % 256]).ok()).collect();
+    assert_eq!(taken.len(), 1024);
+    let mut engine = Engine::new(Circumstances::default());
+    pull(&mut engine, &node.nic, &node.attach(7)).unwrap();
+    let first = pieces_until_it_waits(&mut engine, &node);
+    assert!(first <= output::SMALL.pieces + 2, "{first}");
+    drop(taken);
+    // It goes on, with room by now.
+    pushed(&mut engine, &node.nic);
+    assert!(!engine.is_backed_up());
+    let mut other = Engine::new(Circumstances::default());
+    pull(&mut other, &node.nic, &node.attach(8)).unwrap();
+    let second = pieces_until_it_waits(&mut other, &node);
+    assert!(second > output::SMALL.pieces * 2 && node.nic.roomy.taken() == 1, "{second}");
+    pushed(&mut other, &node.nic);
+    assert_eq!(node.nic.roomy.taken(), 0);
+}
+
+/// READs of a byte until input waits for output. Pieces that wait then.
+fn pieces_until_it_waits(engine: &mut Engine, node: &Node) -> usize {
+    let verb =
+        Verb { op: Op::Read as u8, zero: [0; 3], len: 1.into(), key: Key::from(node.slab).0.into(), offset: 0.into() };
+    let mut first = 0u64;
+    while !engine.is_backed_up() {
+        let batch = Batch { count: 128.into(), zero: 0.into(), bytes: 0.into(), first: first.into() };
+        let bytes = [batch.as_bytes(), verb.as_bytes().repeat(128).as_slice()].concat();
+        pull(engine, &node.nic, &bytes).unwrap();
+        first += 128;
+    }
+    engine.output.pieces()
+}
+
+/// Many words are read as they go, some at a time; and each of them whole, however the socket takes them.
+#[test]
+fn a_long_read_of_words_takes_little_memory() {
+    let node = Node::new();
+    let mut engine = Engine::new(Circumstances::default());
+    pull(&mut engine, &node.nic, &node.attach(7)).unwrap();
+    pushed(&mut engine, &node.nic);
+    let len = node.nic.units.geometry().table_bytes().min(1 << 20) as u32 & !7;
+    let verb = Verb { op: Op::Read as u8, zero: [0; 3], len: len.into(), key: Key::WORDS.0.into(), offset: 0.into() };
+    let batch = Batch { count: 1.into(), zero: 0.into(), bytes: 0.into(), first: 0.into() };
+    pull(&mut engine, &node.nic, &[batch.as_bytes(), verb.as_bytes()].concat()).unwrap();
+    let mut out: Vec<u8> = Vec::new();
+    while engine.has_output() {
+        let mut sent = false;
+        let pushed = engine.push(&node.nic, |parts, _| {
+            // A socket that takes an odd number of bytes, and then none for a while.
+            if std::mem::replace(&mut sent, true) {
+                return Err(Errno(libc::EAGAIN));
+            }
+            let before = out.len();
+            // SAFETY: the engine's own bytes, alive for the call.
+            parts.iter().for_each(|part| out.extend(unsafe { part.bytes() }));
+            out.truncate(before + 7777);
+            Ok(out.len() - before)
+        });
+        pushed.unwrap();
+        assert!(engine.output.own_bytes() < 64 << 10);
+    }
+    let mut words = Vec::new();
+    node.nic.units.read_into(0, len as usize, &mut words);
+    assert!(len > 100_000 && out[size_of::<Completion>()..] == words, "{} of {len}", out.len());
+}

@@ -1,0 +1,203 @@
+//! The memory that a node lends, slab by slab.
+//!
+//! A slab is a sealed memfd of its own, made when it is granted and never granted
+//! twice: a member that kept the descriptor, against the rules, reads its own old
+//! slab and nobody else's. Its memory is taken as it is touched, and given back,
+//! scrubbed, when the last holder lets go *and* the last verb on it has ended:
+//! both hold the slab by reference, so neither has to know of the other.
+
+use super::units::Units;
+use super::units::leases::Lease;
+use farmem_protocol::addr::{SLAB_BYTES, SlabId};
+use farmem_sys::mapping::{Mapping, Memfd};
+use farmem_sys::raw::Errno;
+use farmem_sys::sync::Lock;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// How a node's memory is backed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Backing {
+    /// Pages of 4 KiB.
+    Small,
+    /// Huge pages from the system's reserve; where there are none, transparent ones; where these are
+    /// off, small pages.
+    Huge,
+}
+
+/// What is lent, of how much.
+#[derive(Debug)]
+pub struct Lending {
+    units: Arc<Units>,
+    lent: AtomicU64,
+    peak: AtomicU64,
+    next: AtomicU64,
+    backing: Backing,
+    reserve_empty: AtomicBool,
+    left_alone: AtomicBool,
+}
+
+/// Why there is no slab.
+#[derive(Debug, PartialEq, Eq)]
+pub enum NoSlab {
+    /// Everything is lent.
+    Exhausted,
+    /// The owner has as many bytes as it may.
+    Quota(u64),
+    /// The system refused.
+    System(Errno),
+}
+
+impl Lending {
+    /// Lends up to `limit` bytes, in whole slabs.
+    pub fn new(limit: u64, backing: Backing) -> Lending {
+        Lending {
+            units: Arc::new(Units::new(limit, backing == Backing::Huge)),
+            lent: AtomicU64::new(0),
+            peak: AtomicU64::new(0),
+            next: AtomicU64::new(1),
+            backing,
+            reserve_empty: AtomicBool::new(false),
+            left_alone: AtomicBool::new(false),
+        }
+    }
+
+    /// The node ends, perhaps before its members: from now on slabs are let go without a scrub. What a
+    /// member has mapped is then its own until it finds out, byte for byte, and the kernel's after that.
+    pub fn leave_alone(&self) {
+        self.left_alone.store(true, Ordering::Relaxed);
+    }
+
+    /// Bytes it lends, in all.
+    pub fn limit(&self) -> u64 {
+        self.units.bytes()
+    }
+
+    /// The words that say who owns what.
+    pub fn units(&self) -> &Arc<Units> {
+        &self.units
+    }
+
+    /// Bytes lent now as slabs.
+    pub fn lent(&self) -> u64 {
+        self.lent.load(Ordering::Relaxed)
+    }
+
+    /// The most that was ever lent.
+    pub fn peak(&self) -> u64 {
+        self.peak.load(Ordering::Relaxed)
+    }
+
+    /// Whether huge pages were wanted and the system's reserve had none.
+    pub fn reserve_was_empty(&self) -> bool {
+        self.reserve_empty.load(Ordering::Relaxed)
+    }
+
+    /// A fresh slab, zero, in an owner's name.
+    pub fn grant(self: &Arc<Self>, lease: &Arc<Lease>) -> Result<Arc<Slab>, NoSlab> {
+        let first = self.units.claim_slab(lease.owner())?;
+        let (memfd, mapping) = self.memory().map_err(|e| {
+            self.units.free_slab(first);
+            NoSlab::System(e)
+        })?;
+        let id = SlabId(self.next.fetch_add(1, Ordering::Relaxed));
+        let before = self.lent.fetch_add(SLAB_BYTES, Ordering::Relaxed);
+        self.peak.fetch_max(before + SLAB_BYTES, Ordering::Relaxed);
+        let (lending, lease) = (Arc::clone(self), Arc::clone(lease));
+        Ok(Arc::new(Slab { id, mapping, memfd, pins: Lock::new(0), first, lending, _lease: lease }))
+    }
+
+    /// Whether the system would give a slab's memory now.
+    pub fn try_memory(&self) -> Result<(), Errno> {
+        self.memory().map(|_| ())
+    }
+
+    fn memory(&self) -> Result<(Memfd, Mapping), Errno> {
+        if self.backing == Backing::Huge && !self.reserve_was_empty() {
+            // A hugetlb mapping takes its pages from the reserve when it is made: it fails here or never.
+            let reserved =
+                Memfd::new(SLAB_BYTES, true).and_then(|m| Ok((Mapping::new(m.fd(), SLAB_BYTES as usize)?, m)));
+            if let Ok((mapping, memfd)) = reserved {
+                return Ok((memfd, mapping));
+            }
+            self.reserve_empty.store(true, Ordering::Relaxed);
+        }
+        let memfd = Memfd::new(SLAB_BYTES, false)?;
+        let mapping = Mapping::new(memfd.fd(), SLAB_BYTES as usize)?;
+        if self.backing == Backing::Huge {
+            mapping.prefer_huge();
+        }
+        Ok((memfd, mapping))
+    }
+}
+
+/// One slab. Its last reference gives the memory back.
+#[derive(Debug)]
+pub struct Slab {
+    /// Its name.
+    pub id: SlabId,
+    /// Its bytes.
+    pub mapping: Mapping,
+    memfd: Memfd,
+    /// Windows by which a card has some of its pages locked: none of them is given back meanwhile.
+    pub(super) pins: Lock<u32>,
+    /// The first of its blocks in the word table.
+    first: u32,
+    lending: Arc<Lending>,
+    /// Its words name this owner, who lives as long.
+    _lease: Arc<Lease>,
+}
+
+impl Slab {
+    /// The descriptor that a member on this machine maps.
+    pub fn fd(&self) -> i32 {
+        self.memfd.fd()
+    }
+
+    /// Gives a range's memory back to the system; it reads as zero.
+    pub fn discard(&self, offset: u64, len: u64) {
+        self.memfd.discard(offset, len);
+    }
+
+    /// Takes a range's memory from the system.
+    pub fn back(&self, offset: u64, len: u64) -> Result<(), Errno> {
+        self.memfd.back(offset, len)
+    }
+
+    /// Bytes of memory it has taken from the system.
+    pub fn taken(&self) -> u64 {
+        self.memfd.taken()
+    }
+}
+
+impl Drop for Slab {
+    fn drop(&mut self) {
+        // Before it counts as free, so that memory in use never exceeds the limit.
+        if !self.lending.left_alone.load(Ordering::Relaxed) {
+            self.memfd.discard(0, SLAB_BYTES);
+        }
+        self.lending.units.free_slab(self.first);
+        self.lending.lent.fetch_sub(SLAB_BYTES, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_limit_holds_and_freed_slabs_can_be_had_again() {
+        let lending = Arc::new(Lending::new(3 * SLAB_BYTES - 1, Backing::Small));
+        let lease = Arc::new(Lease::new(lending.units()).unwrap());
+        let (a, b) = (lending.grant(&lease).unwrap(), lending.grant(&lease).unwrap());
+        assert_ne!(a.id, b.id);
+        assert_eq!(lending.grant(&lease).unwrap_err(), NoSlab::Exhausted);
+        a.mapping.faa(0, 1).unwrap();
+        let verb_under_way = Arc::clone(&a);
+        drop(a);
+        assert_eq!(lending.grant(&lease).unwrap_err(), NoSlab::Exhausted);
+        drop(verb_under_way);
+        let c = lending.grant(&lease).unwrap();
+        assert_eq!((c.mapping.faa(0, 0), lending.lent()), (Some(0), 2 * SLAB_BYTES));
+    }
+}

@@ -1,0 +1,338 @@
+//! The software NIC: everything a node does except its sockets and its clock.
+//!
+//! * This file: the state that all connections share. [`members`]: their owners, and what these hold.
+//! * [`lending`]: slabs and the limit.
+//! * [`engine`]: one connection. Bytes come in, verbs are carried out, bytes go out.
+//! * [`admit`]: from a key to memory, or a refusal. [`grip`]: admitted memory. [`windows`]: keys for parts of it.
+//! * [`units`]: the words that say who owns each unit.
+//! * `wires`: memory that members reach by an RDMA card, past all this. `carved`: windows there. `budget`: their limit.
+//! * [`tally`]: figures for operators. [`events`]: events for their log.
+//! * [`regions`]: memory with a name, which outlives its members.
+//! * [`shares`]: bounded tables, and how much of them a peer may have.
+//! * [`epochs`]: when the last transfer under a revoked right has ended.
+//!
+//! The daemon runs it over epoll, the simulator in virtual time, the fuzzer on
+//! garbage; it is the same code. Time is an argument.
+
+pub mod admit;
+pub(crate) mod budget;
+pub(crate) mod carved;
+pub mod engine;
+pub mod epochs;
+pub mod events;
+pub mod grip;
+pub mod lending;
+pub mod members;
+pub mod offer;
+pub mod offload;
+pub mod regions;
+pub mod shares;
+pub mod tally;
+pub mod units;
+pub mod windows;
+pub(crate) mod wires;
+
+pub use members::{MAX_GRACE_MS, MAX_MEMBERS, MAX_QUEUES, Member};
+pub use tally::Tally;
+
+use epochs::{Epochs, Section};
+use events::Event;
+use farmem_protocol::addr::SlabId;
+use farmem_protocol::key::Key;
+use farmem_protocol::region::RegionName;
+use farmem_protocol::wire::{Figure, MAX_BACKED, REPLY_BYTES, Secret, Status};
+use farmem_sys::sync::Lock;
+use farmem_sys::verbs::Device;
+use lending::{Lending, Slab};
+use members::Turn;
+use offload::Which;
+use regions::{MAX_REGIONS, Region};
+use shares::Table;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use tally::count;
+use units::Units;
+use units::files::File;
+use units::leases::Lease;
+use windows::Windows;
+
+/// Connections of a node, at most.
+pub const MAX_CONNECTIONS: usize = 32_768;
+/// Connections that have much output waiting, at most.
+const MAX_ROOMY: usize = 1024;
+
+/// Hears of events.
+type Listener = Box<dyn Fn(Event<'_>) + Send + Sync>;
+
+/// A node's state, shared by all its connections.
+pub struct Nic {
+    /// The memory.
+    pub lending: Arc<Lending>,
+    /// What was done so far.
+    pub tally: Tally,
+    /// Drawn at start; see [`farmem_protocol::wire::Welcome`].
+    pub incarnation: u64,
+    /// Windows bound and unbound.
+    pub windows: Windows,
+    /// The memory that is owned unit by unit.
+    pub units: Arc<Units>,
+    /// Chunks with windows, if the node offers any.
+    offered: OnceLock<offer::Offered>,
+    /// Members that are gone and may have taken some.
+    departed: Lock<Vec<u64>>,
+    /// Transfers under way.
+    pub(crate) epochs: Epochs,
+    /// Serial numbers given to members.
+    serials: AtomicU64,
+    members: Lock<BTreeMap<Secret, Arc<Member>>>,
+    /// Places of members.
+    places: Arc<Table>,
+    /// Places of connections that have said who they are. The daemon sets it at start, by the
+    /// descriptors that the process may have.
+    pub connections: Arc<Table>,
+    /// Places of windows.
+    window_places: Arc<Table>,
+    /// Places of connections with much output waiting.
+    roomy: Arc<Table>,
+    /// Owners in whose names the slabs of runs are held.
+    runs: Lock<BTreeMap<Secret, Weak<Lease>>>,
+    /// Memory with a name.
+    regions: Lock<BTreeMap<RegionName, Arc<Region>>>,
+    /// Places of regions.
+    region_places: Arc<Table>,
+    /// By which members may reach their slabs past this software.
+    card: Option<Device>,
+    /// How much of it windows may take.
+    budget: Arc<budget::Budget>,
+    draining: AtomicBool,
+    listener: OnceLock<Listener>,
+    draw: Box<dyn Fn() -> Secret + Send + Sync>,
+}
+
+impl Nic {
+    /// A node's state. `draw` gives 128 unguessable bits, anew each time.
+    pub fn new(lending: Lending, draw: impl Fn() -> Secret + Send + Sync + 'static) -> Nic {
+        let bits = draw();
+        let incarnation = bits.iter().take(8).fold(0, |word, &b| word << 8 | b as u64);
+        let units = Arc::clone(lending.units());
+        units.inscribe(incarnation.max(1));
+        Nic {
+            units,
+            lending: Arc::new(lending),
+            runs: Lock::new(BTreeMap::new()),
+            tally: Tally::default(),
+            incarnation: incarnation.max(1),
+            windows: Windows::default(),
+            offered: OnceLock::new(),
+            departed: Lock::new(Vec::new()),
+            epochs: Epochs::default(),
+            serials: AtomicU64::new(0),
+            members: Lock::new(BTreeMap::new()),
+            places: Table::new(MAX_MEMBERS),
+            connections: Table::new(MAX_CONNECTIONS),
+            window_places: Table::new(farmem_protocol::key::WINDOWS as usize),
+            roomy: Table::new(MAX_ROOMY),
+            regions: Lock::new(BTreeMap::new()),
+            region_places: Table::new(MAX_REGIONS),
+            card: None,
+            budget: budget::Budget::new(0, 0, None),
+            draining: AtomicBool::new(false),
+            listener: OnceLock::new(),
+            draw: Box::new(draw),
+        }
+    }
+
+    /// Has `listener` hear of events from now on. Only the first one does.
+    pub fn listen(&self, listener: impl Fn(Event<'_>) + Send + Sync + 'static) {
+        let _ = self.listener.set(Box::new(listener));
+    }
+
+    /// Tells the listener, if there is one.
+    pub fn tell(&self, event: Event<'_>) {
+        if let Some(listener) = self.listener.get() {
+            listener(event);
+        }
+    }
+
+    /// From now on takes no new runs.
+    pub fn drain(&self) {
+        self.draining.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether [`Nic::drain`] was called.
+    pub fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Relaxed)
+    }
+
+    /// Does a piece of what the node does by itself: drains, scrubs, buries. False when there was
+    /// nothing to do now. `cpu_ns` is the caller's clock of CPU time.
+    pub fn keep(&self, cpu_ns: &dyn Fn() -> u64) -> bool {
+        if let Some(offered) = self.offered.get() {
+            for member in std::mem::take(&mut *self.departed.lock()) {
+                offered.recover(member, &self.windows, &mut || self.drained());
+            }
+            let made = offered.regenerate(&self.windows);
+            count(&self.tally.regenerated, made);
+        }
+        self.units.keep(&self.epochs, cpu_ns)
+    }
+
+    /// Whether [`Nic::keep`] should be called soon; else now and then will do.
+    #[inline]
+    pub fn is_unkept(&self) -> bool {
+        self.units.is_unkept()
+    }
+
+    /// Units that wait for a thread with time to call [`Nic::keep`], beyond those at work on it.
+    #[inline]
+    pub fn unscrubbed(&self) -> usize {
+        self.units.unscrubbed()
+    }
+
+    /// Bytes lent now: slabs, and units that somebody holds or that are not clean yet.
+    pub fn lent(&self) -> u64 {
+        self.lending.lent() + self.units.held()
+    }
+
+    /// One of the node's figures.
+    pub fn figure(&self, figure: Figure) -> u64 {
+        let kept = self.units.kept();
+        match figure {
+            Figure::Windows => self.windows.count().0,
+            Figure::WindowsBound => self.windows.count().1,
+            Figure::DrainNs => kept.drain_ns.load(Ordering::Relaxed),
+            Figure::ScrubNs => kept.scrub_ns.load(Ordering::Relaxed),
+            Figure::ScrubbedBytes => kept.scrubbed_bytes.load(Ordering::Relaxed),
+            Figure::Reclaimed => kept.reclaimed.load(Ordering::Relaxed),
+            Figure::InUse => self.in_use(),
+        }
+    }
+
+    /// Offers chunks with windows to every member, by a strategy. Once in a node's life.
+    pub fn offer(&self, offer: offer::Offer) -> Result<(), offer::NoOffer> {
+        let offered = offer::Offered::new(offer, &self.lending, &self.windows)?;
+        // What is offered already stays.
+        let _ = self.offered.set(offered);
+        Ok(())
+    }
+
+    /// A SEND to one of the node's own queues.
+    fn send(
+        &self,
+        (member, queue): (&Member, u64),
+        service: u32,
+        said: &[u8],
+        reply: &mut [u8; REPLY_BYTES as usize],
+        section: &mut Section<'_>,
+    ) -> Result<(), Status> {
+        let offered = self.offered.get().ok_or(Status::Access)?;
+        let which = match service {
+            1 => Which::Take,
+            2 => Which::Give,
+            3 => {
+                for (field, word) in reply.chunks_exact_mut(8).zip(offered.describe()) {
+                    field.copy_from_slice(&word.to_le_bytes());
+                }
+                return Ok(());
+            }
+            _ => return Err(Status::Access),
+        };
+        *reply = offered.send((member.serial, queue), which, said, &self.windows, section)?;
+        Ok(())
+    }
+
+    /// Waits, outside of any section, until what is under way now has ended.
+    fn drained(&self) {
+        let since = self.epochs.now();
+        while !self.epochs.is_over(since) {
+            std::thread::yield_now();
+        }
+    }
+
+    fn grant(&self, member: &Arc<Member>) -> Result<Arc<Slab>, (Status, u64)> {
+        match self.lending.grant(&member.tenancy) {
+            Ok(slab) if member.hold(Arc::clone(&slab)) => {
+                count(&self.tally.grants, 1);
+                self.tell(Event::Granted(member, Ok(())));
+                Ok(slab)
+            }
+            Ok(_) => Err((Status::NotHeld, 0)),
+            Err(why) => Err(self.refused(member, &why)),
+        }
+    }
+
+    fn release(&self, member: &Arc<Member>, id: SlabId) -> Status {
+        let slab = member.holds.lock().let_go(id);
+        self.unbind_slab(member, id);
+        member.wires.lock().withdraw(id, carved::patience());
+        if slab.is_none() {
+            return Status::NotHeld;
+        }
+        self.tell(Event::Released(member));
+        Status::Done
+    }
+
+    /// Gives the memory of a range back to the system. Only a slab's sole holder may: to another, who
+    /// forked or was forked, the bytes may still mean something.
+    fn discard(&self, member: &Arc<Member>, id: SlabId, detail: &[u8; 16]) -> Status {
+        let (offset, len) = range_of(detail);
+        let Some(slab) = member.slab(id) else { return Status::NotHeld };
+        if !offset.is_multiple_of(4096) || !len.is_multiple_of(4096) || slab.mapping.at(offset, len).is_none() {
+            return Status::Range;
+        }
+        let of_region = !member.holds.lock().slabs.contains_key(&id);
+        if of_region || self.members().iter().any(|other| !Arc::ptr_eq(other, member) && other.slab(id).is_some()) {
+            return Status::Shared;
+        }
+        let exposed = member.wires.lock().exposes(id);
+        // Held until the hole is punched: no window takes the pages to the card meanwhile.
+        let pins = slab.pins.lock();
+        if exposed || *pins > 0 {
+            // Its pages are the card's until it ends: they are not given back, but they do read as zero.
+            return if slab.mapping.zero(offset, len) { Status::Done } else { Status::Range };
+        }
+        slab.discard(offset, len);
+        count(&self.tally.discarded_bytes, len);
+        Status::Done
+    }
+
+    /// Takes the memory of a range of a slab from the system. The error has the system's number, or 0.
+    fn back(&self, member: &Member, id: SlabId, detail: &[u8; 16]) -> Result<(), (Status, i32)> {
+        let (offset, len) = range_of(detail);
+        let slab = member.slab(id).ok_or((Status::NotHeld, 0))?;
+        if !offset.is_multiple_of(4096) || !len.is_multiple_of(4096) || len == 0 || len > MAX_BACKED {
+            return Err((Status::Range, 0));
+        }
+        slab.mapping.at(offset, len).ok_or((Status::Range, 0))?;
+        slab.back(offset, len).map_err(|e| (Status::System, e.0))
+    }
+
+    /// A file of blocks that a member on this machine has claimed, for it to map.
+    fn unit(&self, member: &Member, key: Key, detail: &[u8; 16], local: bool) -> Result<Arc<File>, (Status, i32)> {
+        let (count, rest) = detail.split_at(8);
+        let count = count.iter().rev().fold(0u64, |word, &b| word << 8 | b as u64);
+        if !local || rest != [0; 8] {
+            return Err((Status::System, libc::EOPNOTSUPP));
+        }
+        self.units.file((&member.lease, member.peer), key, count.min(u32::MAX as u64) as u32)
+    }
+
+    /// Bytes of memory that slabs have really taken: pages touched and not given back. At most what is
+    /// lent. A system call for each slab: for an operator's view, not for a hot path.
+    pub fn in_use(&self) -> u64 {
+        let mut slabs = BTreeMap::new();
+        for member in self.members() {
+            let holds = member.holds.lock();
+            slabs.extend(holds.slabs.values().chain(holds.shared.slabs()).map(|slab| (slab.id, Arc::clone(slab))));
+        }
+        slabs.extend(self.region_slabs().into_iter().map(|slab| (slab.id, slab)));
+        slabs.values().map(|slab| slab.taken()).sum::<u64>() + self.units.taken()
+    }
+}
+
+/// Offset and length, as a request's detail has them.
+fn range_of(detail: &[u8; 16]) -> (u64, u64) {
+    let number = u128::from_le_bytes(*detail);
+    (number as u64, (number >> 64) as u64)
+}

@@ -1,0 +1,194 @@
+//! Regions: memory that has a name and outlives the members that use it.
+//!
+//! ```text
+//!  region "sessions" ── owner ── slab 0, slab 1, …
+//!       ▲ opened by                ▲ held by
+//!  member, member, …  ─────────────┘   as a forked child holds its parent's
+//! ```
+//!
+//! A region is an owner like a run, with slabs of its own. A member that knows the name opens it,
+//! and may then hold its slabs beside those that were granted to it. So admission, transports and
+//! atomics are those of any slab.
+//!
+//! *Life.* The node's table of names and each member that has opened it hold a region by reference.
+//! Removing the name takes the node's reference. The last one gives the slabs back.
+//!
+//! *Growth.* A slab is added only under the number that is next, under the region's lock. Two members
+//! that ask for the same number get the same slab.
+
+use super::lending::{NoSlab, Slab};
+use super::shares::Place;
+use super::tally::count;
+use super::units::leases::Lease;
+use super::{Event, Member, Nic};
+use farmem_protocol::addr::SlabId;
+use farmem_protocol::region::RegionName;
+use farmem_protocol::wire::Status;
+use farmem_sys::sync::Lock;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Regions of one node, at most. Each takes one of the owner ids that members leave over.
+pub const MAX_REGIONS: usize = 256;
+/// Regions that one member may have open, at most.
+pub const MAX_OPEN: usize = 64;
+/// Slabs of one region, at most (4 TiB).
+pub const MAX_SLABS: usize = 65_535;
+
+/// One region. Its last reference gives its memory back.
+pub(super) struct Region {
+    lease: Arc<Lease>,
+    slabs: Lock<Vec<Arc<Slab>>>,
+    /// Its part of the table of regions.
+    _place: Place,
+}
+
+/// What is known of a region.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RegionInfo {
+    /// Its name.
+    pub name: RegionName,
+    /// Slabs that it has.
+    pub slabs: u64,
+    /// The owner id by which descriptor words name it.
+    pub owner: u16,
+}
+
+/// What a member has of regions.
+#[derive(Default)]
+pub(super) struct Shared {
+    opened: BTreeMap<RegionName, Arc<Region>>,
+    slabs: BTreeMap<SlabId, Arc<Slab>>,
+}
+
+impl Shared {
+    pub fn is_empty(&self) -> bool {
+        self.opened.is_empty()
+    }
+
+    pub fn slab(&self, id: SlabId) -> Option<Arc<Slab>> {
+        self.slabs.get(&id).cloned()
+    }
+
+    pub fn slabs(&self) -> impl Iterator<Item = &Arc<Slab>> {
+        self.slabs.values()
+    }
+
+    /// The member no longer needs the slab. It can ask for it again.
+    pub fn let_go(&mut self, id: SlabId) -> Option<Arc<Slab>> {
+        self.slabs.remove(&id)
+    }
+
+    /// As a forked child has it.
+    pub fn inherited(&self) -> Shared {
+        Shared { opened: self.opened.clone(), slabs: self.slabs.clone() }
+    }
+}
+
+impl Nic {
+    /// Has a member open a region. Returns how many slabs it has.
+    pub(super) fn open_region(&self, member: &Member, name: &[u8; 16], make: u64) -> Result<u64, Status> {
+        let name = RegionName::from_wire(*name).filter(|_| make <= 1).ok_or(Status::Range)?;
+        let region = {
+            let mut regions = self.regions.lock();
+            match regions.get(&name) {
+                Some(region) => Arc::clone(region),
+                None if make == 1 => {
+                    let place = self.region_places.take(member.peer).map_err(|_| Status::Exhausted)?;
+                    let lease = Arc::new(Lease::new(&self.units).ok_or(Status::Exhausted)?);
+                    let region = Arc::new(Region { lease, slabs: Lock::new(Vec::new()), _place: place });
+                    regions.insert(name, Arc::clone(&region));
+                    region
+                }
+                None => return Err(Status::NotHeld),
+            }
+        };
+        let slabs = region.slabs.lock().len() as u64;
+        let mut holds = member.holds.lock();
+        if holds.gone {
+            return Err(Status::NotHeld);
+        }
+        if holds.shared.opened.len() >= MAX_OPEN && !holds.shared.opened.contains_key(&name) {
+            return Err(Status::Exhausted);
+        }
+        // One of this name that was removed since stays another's, or goes.
+        let before = holds.shared.opened.insert(name, region);
+        drop(holds);
+        drop(before);
+        Ok(slabs)
+    }
+
+    /// Has a member hold a slab of a region that it has opened. `grow`: one that is not there is added, if it is
+    /// the next.
+    pub(super) fn region_slab(
+        &self,
+        member: &Member,
+        name: &[u8; 16],
+        number: u64,
+        grow: bool,
+    ) -> Result<Arc<Slab>, (Status, u64)> {
+        let name = RegionName::from_wire(*name).ok_or((Status::Range, 0))?;
+        let opened = member.holds.lock().shared.opened.get(&name).cloned();
+        let region = opened.ok_or((Status::NotHeld, 0))?;
+        let mut slabs = region.slabs.lock();
+        if grow && number == slabs.len() as u64 {
+            if slabs.len() >= MAX_SLABS {
+                return Err((Status::Range, 0));
+            }
+            slabs.push(self.lending.grant(&region.lease).map_err(|e| self.refused(member, &e))?);
+            count(&self.tally.grants, 1);
+        }
+        let found = usize::try_from(number).ok().and_then(|number| slabs.get(number)).cloned();
+        drop(slabs);
+        let slab = found.ok_or((Status::NotHeld, 0))?;
+        let mut holds = member.holds.lock();
+        if holds.gone {
+            return Err((Status::NotHeld, 0));
+        }
+        holds.shared.slabs.insert(slab.id, Arc::clone(&slab));
+        Ok(slab)
+    }
+
+    /// Why a slab was not granted, as an answer says it. Told to the listener, too.
+    pub(super) fn refused(&self, member: &Member, why: &NoSlab) -> (Status, u64) {
+        let (status, value, told) = match why {
+            NoSlab::Exhausted => {
+                count(&self.tally.exhausted, 1);
+                (Status::Exhausted, self.lending.limit(), "all is lent")
+            }
+            NoSlab::Quota(bytes) => (Status::Quota, *bytes, "its owner has its quota"),
+            NoSlab::System(e) => (Status::System, e.0 as u64, "this machine has no memory or descriptors left"),
+        };
+        self.tell(Event::Granted(member, Err(told)));
+        (status, value)
+    }
+
+    /// Takes a region's name away. False: there is none of this name.
+    pub fn remove_region(&self, name: RegionName) -> bool {
+        let removed = self.regions.lock().remove(&name);
+        // Scrubbing takes milliseconds a slab: the lock is not held here.
+        removed.is_some()
+    }
+
+    /// The regions that have names, in the order of these.
+    pub fn regions(&self) -> Vec<RegionInfo> {
+        let regions = self.regions.lock();
+        let info = |(name, region): (&RegionName, &Arc<Region>)| RegionInfo {
+            name: *name,
+            slabs: region.slabs.lock().len() as u64,
+            owner: region.lease.owner().slot(),
+        };
+        regions.iter().map(info).collect()
+    }
+
+    /// The region at a place in the order of names.
+    pub(super) fn region_at(&self, place: u64) -> Option<RegionInfo> {
+        usize::try_from(place).ok().and_then(|place| self.regions().into_iter().nth(place))
+    }
+
+    /// Their slabs, by name.
+    pub(super) fn region_slabs(&self) -> Vec<Arc<Slab>> {
+        let regions: Vec<Arc<Region>> = self.regions.lock().values().cloned().collect();
+        regions.iter().flat_map(|region| region.slabs.lock().clone()).collect()
+    }
+}

@@ -1,0 +1,271 @@
+//! Blocks that processes map: each grant in a memfd of its own.
+//!
+//! A descriptor cannot be called back, and whoever maps a file sees all of it. So
+//! what a member on this machine may map is a file that holds nothing but one grant
+//! of its own (a block, or neighbouring blocks as one), made when it is first asked
+//! for, and never another's:
+//!
+//! ```text
+//!  arena, as the node maps it     │ D0 │ D1 │ D2 │ D3 │ D4 │ D5 │        verbs by key go here, whatever lies behind
+//!                                   │    └────┬──┘    │    │    │
+//!  behind it                   the arena's   file    the arena's memfd
+//!                                 memfd     (D1 D2)
+//!  claimed ──► asked for: a file is put beneath ──► given back ──► scrub: the arena's own is put back, the file let go
+//! ```
+//!
+//! The file is put in place, and taken away, under one lock, under which the words
+//! are looked at: a unit passes from one owner to the next only through the scrub,
+//! so a file is never beneath another grant than its own. A unit that is mapped is
+//! not published: its chunks would be others', and the file is not.
+//!
+//! *What is punched.* Of a unit that its owner gave back nothing is needed any more:
+//! its memory returns at once, even if a program forgot to unmap it. Of an owner that
+//! was *fenced* programs may live that know nothing of it; a hole would give them
+//! zeros for what they wrote. Their file is let go as it is, and is the kernel's to
+//! free with the last of them.
+
+use super::Units;
+use super::leases::Lease;
+use crate::shares::Peer;
+use farmem_protocol::extent::guard::Words;
+use farmem_protocol::extent::place::{BLOCK_BYTES, Level, Place};
+use farmem_protocol::extent::word::{Claimant, Owner, Word};
+use farmem_protocol::key::{Key, KeyKind};
+use farmem_protocol::wire::Status;
+use farmem_sys::mapping::Memfd;
+use farmem_sys::raw::Errno;
+use farmem_sys::sync::{Held, Lock};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Blocks with a file beneath them at once, at most: each can take up to two of the 65 530 mappings that a process
+/// may have. Files may be fewer: see [`Units::set_descriptors`].
+pub const MAX_MAPPED: usize = 28_000;
+/// Blocks that one file can have, at most. What they have is copied under the lock: no more than 64 MiB of it.
+pub const MAX_BLOCKS: u32 = 32;
+
+/// The memory of one grant.
+#[derive(Debug)]
+pub struct File {
+    memfd: Memfd,
+    /// Its blocks in the arena.
+    blocks: Range<u32>,
+}
+
+impl File {
+    /// What a process on this machine maps: as many blocks of 2 MiB, from the beginning.
+    pub fn fd(&self) -> i32 {
+        self.memfd.fd()
+    }
+
+    fn offset(&self, block: u32) -> u64 {
+        (block - self.blocks.start) as u64 * BLOCK_BYTES
+    }
+}
+
+/// What lies beneath a block.
+#[derive(Debug)]
+struct Beneath {
+    file: Arc<File>,
+    owner: Owner,
+    peer: Peer,
+    /// Its owner was fenced: programs may still use it.
+    orphan: bool,
+}
+
+/// What lies beneath which block.
+#[derive(Default)]
+struct Mapped {
+    blocks: BTreeMap<u32, Beneath>,
+    /// By peer: blocks, and files.
+    shares: BTreeMap<Peer, Share>,
+    /// The sum of them.
+    all: Share,
+}
+
+/// How much one peer has, or all of them together.
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+struct Share {
+    blocks: usize,
+    files: usize,
+}
+
+impl Share {
+    fn is_within(self, blocks: usize, files: usize) -> bool {
+        self.blocks <= blocks && self.files <= files
+    }
+
+    fn and(self, more: Share) -> Share {
+        Share { blocks: self.blocks + more.blocks, files: self.files + more.files }
+    }
+
+    fn less(self, gone: Share) -> Share {
+        Share { blocks: self.blocks - gone.blocks, files: self.files - gone.files }
+    }
+}
+
+impl Mapped {
+    fn insert(&mut self, file: &Arc<File>, (owner, peer): (Owner, Peer)) {
+        for block in file.blocks.clone() {
+            self.blocks.insert(block, Beneath { file: Arc::clone(file), owner, peer, orphan: false });
+        }
+        let more = Share { blocks: file.blocks.len(), files: 1 };
+        let share = self.shares.entry(peer).or_default();
+        (*share, self.all) = (share.and(more), self.all.and(more));
+    }
+
+    fn remove(&mut self, block: u32) -> Option<Beneath> {
+        let gone = self.blocks.remove(&block)?;
+        let mut rest = self.blocks.range(gone.file.blocks.clone());
+        let last = !rest.any(|(_, other)| Arc::ptr_eq(&other.file, &gone.file));
+        let less = Share { blocks: 1, files: last as usize };
+        self.all = self.all.less(less);
+        if let Some(share) = self.shares.get_mut(&gone.peer) {
+            *share = share.less(less);
+            if *share == Share::default() {
+                self.shares.remove(&gone.peer);
+            }
+        }
+        Some(gone)
+    }
+
+    /// Whether a peer may have one more file, of `blocks` blocks. A peer may have half of all: so
+    /// one user leaves the others half, and the node keeps its own descriptors and mappings.
+    fn has_room(&self, peer: Peer, blocks: usize, files: usize) -> bool {
+        let more = Share { blocks, files: 1 };
+        let share = self.shares.get(&peer).copied().unwrap_or_default().and(more);
+        share.is_within(MAX_MAPPED / 2, files / 2) && self.all.and(more).is_within(MAX_MAPPED, files)
+    }
+}
+
+/// Blocks with files of their own.
+pub struct Files {
+    mapped: Lock<Mapped>,
+    /// Files at once, at most.
+    most: AtomicUsize,
+}
+
+/// Keeps mapped blocks from being published, and published ones from being mapped.
+pub(super) struct Publishing<'a> {
+    _locked: Held<'a, Mapped>,
+}
+
+impl Default for Files {
+    fn default() -> Files {
+        Files { mapped: Lock::new(Mapped::default()), most: AtomicUsize::new(MAX_MAPPED) }
+    }
+}
+
+impl Files {
+    /// Bytes of memory that they have taken from the system.
+    pub fn taken(&self) -> u64 {
+        let files: BTreeMap<*const File, Arc<File>> =
+            self.mapped.lock().blocks.values().map(|b| (Arc::as_ptr(&b.file), Arc::clone(&b.file))).collect();
+        // A system call each, with the lock given back: claims and scrubs go on.
+        files.values().map(|file| file.memfd.taken()).sum()
+    }
+
+    /// For the length of a publication's CAS. `None`: the block is mapped.
+    pub(super) fn publishing(&self, place: Place) -> Option<Publishing<'_>> {
+        let mapped = self.mapped.lock();
+        let is_mapped = place.level == Level::Block && mapped.blocks.contains_key(&place.index);
+        (!is_mapped).then_some(Publishing { _locked: mapped })
+    }
+
+    /// An owner is fenced.
+    pub(super) fn orphan(&self, owner: Owner) {
+        self.mapped.lock().blocks.values_mut().filter(|b| b.owner == owner).for_each(|b| b.orphan = true);
+    }
+}
+
+impl Units {
+    /// How many descriptors this process may have: files take half of them at most.
+    pub fn set_descriptors(&self, limit: u64) {
+        let most = usize::try_from(limit / 2).unwrap_or(usize::MAX).min(MAX_MAPPED);
+        self.files.most.store(most, Ordering::Relaxed);
+    }
+
+    /// A file with the memory of `count` neighbouring blocks that the member owns, the first by this key; the
+    /// same one whenever it is asked for. Bytes that were written by verbs before are in it; verbs on the
+    /// blocks must not be under way.
+    pub(crate) fn file(&self, (who, peer): (&Lease, Peer), key: Key, count: u32) -> Result<Arc<File>, (Status, i32)> {
+        let KeyKind::Unit { level: 2, index: first, generation } = key.kind() else {
+            return Err((Status::Access, 0));
+        };
+        if count == 0 || count > MAX_BLOCKS || first as u64 + count as u64 > self.geometry.count(Level::Block) as u64 {
+            return Err((Status::Range, 0));
+        }
+        let blocks = first..first + count;
+        let mut mapped = self.files.mapped.lock();
+        let beneath = &mapped.blocks;
+        let words = || blocks.clone().map(|block| self.word(Place::block(block)));
+        let seen: Vec<Word> = words().collect();
+        let held = |word: &Word| word.is_held_by(who.owner()) && word.claimant() != Claimant::SLAB;
+        if !self.is_live(who) || !seen.iter().all(held) || seen[0].generation().0 != generation {
+            return Err((Status::Access, 0));
+        }
+        // A block's word counts in an open giant only; in one that is held whole its owner may write words that
+        // mean nothing yet, and what ends such a block is the giant's scrub. The words are looked at before and
+        // after: they have not moved meanwhile, and a giant that is open stays so over a block that is held.
+        let giant_is_open =
+            |block| self.geometry.parent(Place::block(block)).is_none_or(|giant| self.word(giant).state().is_open());
+        if !blocks.clone().all(giant_is_open) || !words().eq(seen.iter().copied()) {
+            return Err((Status::Access, 0));
+        }
+        let same = |there: &&Beneath| there.file.blocks == blocks && there.owner == who.owner();
+        if let Some(there) = beneath.get(&first).filter(same) {
+            let whole = |block| beneath.get(&block).is_some_and(|other| Arc::ptr_eq(&other.file, &there.file));
+            // Else one of them was given back meanwhile, and claimed anew.
+            return if blocks.clone().all(whole) { Ok(Arc::clone(&there.file)) } else { Err((Status::Shared, 0)) };
+        }
+        // Part of it is mapped already, otherwise cut.
+        if beneath.range(blocks.clone()).next().is_some() {
+            return Err((Status::Shared, 0));
+        }
+        if !mapped.has_room(peer, blocks.len(), self.files.most.load(Ordering::Relaxed)) {
+            return Err((Status::System, libc::EMFILE));
+        }
+        let refused = |e: Errno| (Status::System, e.0);
+        let arena = self.arena().map_err(refused)?;
+        let (at, len) = (first as u64 * BLOCK_BYTES, count as u64 * BLOCK_BYTES);
+        let memfd = Memfd::new(len, false).map_err(refused)?;
+        arena.carry_over(at, len, &memfd).map_err(refused)?;
+        arena.put_beneath(at, len, memfd.fd(), 0, self.huge).map_err(refused)?;
+        // What the arena had there is in the file now.
+        arena.discard(at, len);
+        let file = Arc::new(File { memfd, blocks });
+        mapped.insert(&file, (who.owner(), peer));
+        Ok(file)
+    }
+
+    /// Empties a unit that was drained. False when the system refused: to be tried again.
+    pub(super) fn empty(&self, place: Place) -> bool {
+        let Some(arena) = self.arena.get() else { return true };
+        let bytes = self.geometry.bytes(place);
+        // Of a chunk none: its block is open, and was not mapped when it was opened.
+        let blocks = (bytes.start.div_ceil(BLOCK_BYTES) as u32)..(bytes.end / BLOCK_BYTES) as u32;
+        let mut gone = Vec::new();
+        if !blocks.is_empty() {
+            let mut mapped = self.files.mapped.lock();
+            let found: Vec<u32> = mapped.blocks.range(blocks).map(|(&block, _)| block).collect();
+            for block in found {
+                // Before the entry goes: until then nobody else's file can be put here.
+                let at = block as u64 * BLOCK_BYTES;
+                let (own, from) = arena.own(at);
+                if arena.put_beneath(at, BLOCK_BYTES, own.fd(), from, self.huge).is_err() {
+                    return false;
+                }
+                gone.extend(mapped.remove(block).map(|there| (there, block)));
+            }
+        }
+        // With the lock given back: others' units are emptied meanwhile, and mapped. Nor can a file come beneath this one
+        // now: no word in it is an owner's, and the drain is over.
+        for (there, block) in gone.iter().filter(|(there, _)| !there.orphan) {
+            there.file.memfd.discard(there.file.offset(*block), BLOCK_BYTES);
+        }
+        arena.discard(bytes.start, bytes.end - bytes.start);
+        true
+    }
+}

@@ -1,0 +1,451 @@
+//! What the node does itself: it makes units clean again, and buries owners.
+//!
+//! ```text
+//!  a CAS made a unit QUARANTINE ─► drain ─► scrub ─► FREE                        extent::reclaim
+//!  a lease ended (FENCED) ─► drain ─► DEAD ─► its words recovered ─► clean ─► VACANT    extent::recover
+//!  every chunk of a block is FREE again ─► MERGING ─► the block is FREE          extent::reshape
+//!  every block of a giant, while few giants are whole ─► the same
+//! ```
+//!
+//! None of it is on anybody's way: allocation finds units that are clean already.
+//! [`Units::keep`] does a bounded piece of it and waits for nothing; whoever runs
+//! the node calls it between other things, from as many threads as there are. How large a piece, and which giants:
+//! `extent::policy`. One of them at a time goes on with operations, many units' by turns, and two of one unit among
+//! them. What they scrub they scrub side by side, outside of that lock: [`scrubbing`].
+
+mod scrubbing;
+
+use super::Units;
+use crate::epochs::Epochs;
+use farmem_protocol::extent::geometry::{Hint, LINE, Target};
+use farmem_protocol::extent::guard::Words;
+use farmem_protocol::extent::owner::OwnerWord;
+use farmem_protocol::extent::place::{Level, Place};
+use farmem_protocol::extent::policy::{self, Supply};
+use farmem_protocol::extent::reclaim::{Reclaim, Reclaimed};
+use farmem_protocol::extent::recover::Recover;
+use farmem_protocol::extent::reshape::Reshape;
+use farmem_protocol::extent::step::{MAX_READ, Verb};
+use farmem_protocol::extent::word::{Owner, State, Word};
+use farmem_protocol::extent::{Actor, Answer, Operation, Step};
+use farmem_sys::raw::yield_cpu;
+use farmem_sys::sync::Lock;
+use scrubbing::{Scrubbed, Scrubbing};
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
+
+/// Pieces of work that one call takes up, at most.
+const JOBS: usize = 1024;
+/// Verbs on words that one call carries out, at most, each a CAS or a READ of 64: a millisecond of a core.
+const VERBS: usize = 16 << 10;
+/// How often a thread asks for the lock on what is at work, and offers its CPU between, before it goes back to its verbs.
+/// It is held for some ten microseconds as a rule.
+const ASKED: u32 = 16;
+
+/// What the keeper has done.
+#[derive(Debug, Default)]
+#[allow(missing_docs)]
+pub struct Kept {
+    pub reclaimed: AtomicU64,
+    pub retired: AtomicU64,
+    pub merged: AtomicU64,
+    pub buried: AtomicU64,
+    pub scrubbed_bytes: AtomicU64,
+    /// Words read for dead owners, words of theirs changed, and the CPU time that it took.
+    pub scanned_words: AtomicU64,
+    pub recovered_words: AtomicU64,
+    pub recover_ns: AtomicU64,
+    /// CPU time of scrubbing, and of all else here, in nanoseconds.
+    pub scrub_ns: AtomicU64,
+    pub drain_ns: AtomicU64,
+}
+
+/// What waits for the keeper.
+#[derive(Default)]
+pub(super) struct Keeping {
+    inbox: Inbox,
+    at_work: Work,
+    scrubbing: Scrubbing,
+    /// Something waits, or is at work.
+    pub busy: AtomicBool,
+    /// Units that were drained and that nobody has taken up to scrub, when that was last looked at.
+    pub waiting: AtomicUsize,
+    pub kept: Kept,
+}
+
+struct Inbox(Lock<Vec<Job>>);
+struct Work(Lock<VecDeque<(u64, Job)>>, AtomicU64);
+impl Default for Inbox {
+    fn default() -> Self {
+        Inbox(Lock::new(Vec::new()))
+    }
+}
+
+impl Default for Work {
+    fn default() -> Self {
+        Work(Lock::new(VecDeque::new()), AtomicU64::new(0))
+    }
+}
+
+enum Job {
+    /// A unit that went into quarantine.
+    Reclaim(Place, Task<Reclaim>),
+    /// A unit that was published: children may be in quarantine.
+    LookInto(Place),
+    /// A block whose chunks, or a giant whose blocks, may all be free.
+    Merge(Place, Task<Reshape>),
+    /// A fenced owner: since which epoch, whether it ever claimed.
+    Bury {
+        owner: Owner,
+        claimed: bool,
+        fenced: Option<u64>,
+    },
+    Recover {
+        owner: Owner,
+        task: Task<Recover>,
+    },
+    /// A recovered owner: when all that was reclaimed before is clean, nothing names it any more.
+    Vacate(Owner),
+}
+
+/// An operation and its verbs.
+struct Task<T> {
+    operation: Box<T>,
+    posted: VecDeque<Verb>,
+    draining: Option<u64>,
+}
+
+impl<T> Task<T> {
+    fn new(operation: T) -> Task<T> {
+        Task { operation: Box::new(operation), posted: VecDeque::new(), draining: None }
+    }
+}
+
+/// What one call may do and has.
+struct Turn<'a> {
+    epochs: &'a Epochs,
+    cpu_ns: &'a dyn Fn() -> u64,
+    scrubs: usize,
+    verbs: usize,
+    scrub_ns: u64,
+    /// Drained units that were left to others, or to the next call.
+    waiting: usize,
+    /// The operation that has just stopped did so because its unit is this call's to scrub.
+    claimed: bool,
+    claims: Vec<(u64, Place, Task<Reclaim>)>,
+}
+
+impl<'a> Turn<'a> {
+    fn new(epochs: &'a Epochs, cpu_ns: &'a dyn Fn() -> u64, scrubs: usize, verbs: usize) -> Turn<'a> {
+        Turn { epochs, cpu_ns, scrubs, verbs, scrub_ns: 0, waiting: 0, claimed: false, claims: Vec::new() }
+    }
+}
+
+impl Keeping {
+    fn give(&self, job: Job) {
+        self.inbox.0.lock().push(job);
+        self.busy.store(true, Ordering::Release);
+    }
+
+    pub fn look_into(&self, place: Place) {
+        self.give(Job::LookInto(place));
+    }
+
+    pub fn bury(&self, owner: Owner, claimed: bool) {
+        self.give(Job::Bury { owner, claimed, fenced: None });
+    }
+}
+
+impl Units {
+    pub(super) fn reclaim(&self, place: Place) {
+        self.keeping.give(Job::Reclaim(place, Task::new(Reclaim::new(Actor::NODE, self.geometry, place))));
+    }
+
+    /// What the keeper has done so far.
+    pub fn kept(&self) -> &Kept {
+        &self.keeping.kept
+    }
+
+    /// Whether anything waits to be made clean.
+    #[inline]
+    pub fn is_unkept(&self) -> bool {
+        self.keeping.busy.load(Ordering::Acquire)
+    }
+
+    /// Units that wait for somebody with time to scrub them: another thread that calls [`Units::keep`] would be of use.
+    #[inline]
+    pub fn unscrubbed(&self) -> usize {
+        self.keeping.waiting.load(Ordering::Relaxed)
+    }
+
+    /// Does a piece of what waits. False when it found nothing that could be done now. `cpu_ns` is the
+    /// caller's clock. Not to be called in a section.
+    pub fn keep(&self, epochs: &Epochs, cpu_ns: &dyn Fn() -> u64) -> bool {
+        if !self.is_unkept() {
+            return false;
+        }
+        let at_work = (0..ASKED).find_map(|asked| {
+            if asked > 0 {
+                yield_cpu();
+            }
+            self.keeping.at_work.0.try_lock()
+        });
+        let Some(mut work) = at_work else { return false };
+        let begun = cpu_ns();
+        // Before the look into the inbox, so that what comes after it is not forgotten.
+        self.keeping.busy.store(false, Ordering::Release);
+        for job in std::mem::take(&mut *self.keeping.inbox.0.lock()) {
+            let number = self.keeping.at_work.1.fetch_add(1, Ordering::Relaxed);
+            work.push_back((number, job));
+        }
+        for again in self.refused() {
+            work.push_back(again);
+        }
+        // Ahead of need, but no more than the need is: verbs wait for a scrub.
+        let scrubs = policy::scrubs(self.supply().1);
+        let mut turn = Turn::new(epochs, cpu_ns, scrubs, VERBS);
+        let mut moved = false;
+        for _ in 0..work.len().min(JOBS) {
+            let Some((number, job)) = work.pop_front() else { break };
+            match self.work_at(job, number, &work, &mut turn) {
+                Some(job) => work.push_back((number, job)),
+                None => moved = true,
+            }
+        }
+        self.keeping.waiting.store(turn.waiting, Ordering::Relaxed);
+        if !work.is_empty() {
+            self.keeping.busy.store(true, Ordering::Release);
+        }
+        drop(work);
+        for (number, place, task) in std::mem::take(&mut turn.claims) {
+            moved |= self.scrub_and_free(number, place, task, &mut turn);
+        }
+        self.keeping.kept.scrub_ns.fetch_add(turn.scrub_ns, Ordering::Relaxed);
+        let all = cpu_ns().saturating_sub(begun);
+        self.keeping.kept.drain_ns.fetch_add(all.saturating_sub(turn.scrub_ns), Ordering::Relaxed);
+        moved || turn.verbs == 0
+    }
+
+    fn has_reclaimed(&self, place: Place, ended: <Reclaim as Operation>::Outcome) {
+        let kept = &self.keeping.kept;
+        match ended {
+            Ok(Reclaimed::Freed(_)) => {
+                kept.reclaimed.fetch_add(1, Ordering::Relaxed);
+                self.merge_around(place);
+            }
+            Ok(Reclaimed::Retired) => drop(kept.retired.fetch_add(1, Ordering::Relaxed)),
+            // When the unit around it is published it is looked into; when that is reclaimed this is gone.
+            Ok(Reclaimed::NotYet | Reclaimed::Nothing(_)) | Err(_) => {}
+        }
+    }
+
+    /// Goes on with a job. What is left of it.
+    fn work_at(&self, job: Job, number: u64, others: &VecDeque<(u64, Job)>, turn: &mut Turn<'_>) -> Option<Job> {
+        let kept = &self.keeping.kept;
+        match job {
+            Job::Reclaim(place, mut task) => match self.advance(&mut task, turn) {
+                None if std::mem::take(&mut turn.claimed) => {
+                    self.keeping.scrubbing.0.lock().push(Scrubbed { number, place, refused: None });
+                    turn.claims.push((number, place, task));
+                }
+                None => return Some(Job::Reclaim(place, task)),
+                Some(ended) => self.has_reclaimed(place, ended),
+            },
+            Job::LookInto(place) => {
+                let (first, count) = self.geometry.children(place)?;
+                for child in (0..count).map(|n| first.plus(n)).filter(|&c| self.word(c).is(State::Quarantine)) {
+                    self.reclaim(child);
+                }
+            }
+            Job::Merge(place, mut task) => match self.advance(&mut task, turn) {
+                None => return Some(Job::Merge(place, task)),
+                Some(_) => {
+                    kept.merged.fetch_add(1, Ordering::Relaxed);
+                    self.merge_around(place);
+                }
+            },
+            Job::Bury { owner, claimed, fenced } => {
+                let fenced = fenced.unwrap_or_else(|| turn.epochs.now());
+                if !turn.epochs.is_over(fenced) {
+                    return Some(Job::Bury { owner, claimed, fenced: Some(fenced) });
+                }
+                kept.buried.fetch_add(1, Ordering::Relaxed);
+                // Before anybody may recover it.
+                self.files.orphan(owner);
+                self.lease_word(owner, OwnerWord::died);
+                if claimed {
+                    let task = Task::new(Recover::new(Actor::NODE, self.geometry, owner));
+                    return Some(Job::Recover { owner, task });
+                }
+                self.vacate(owner);
+            }
+            Job::Recover { owner, mut task } => match self.recover(&mut task, turn) {
+                None => return Some(Job::Recover { owner, task }),
+                Some(recovered) => {
+                    recovered.into_iter().flat_map(|sum| sum.quarantined).for_each(|place| self.reclaim(place));
+                    // Behind these.
+                    self.keeping.give(Job::Vacate(owner));
+                }
+            },
+            Job::Vacate(owner) => {
+                let earlier = |(n, job): &(u64, Job)| *n < number && matches!(job, Job::Reclaim(..) | Job::LookInto(_));
+                let scrubbed = || self.keeping.scrubbing.0.lock().iter().any(|other| other.number < number);
+                // In this order: what is refused goes from there to here, and only under this lock.
+                if others.iter().any(earlier) || scrubbed() {
+                    return Some(Job::Vacate(owner));
+                }
+                self.vacate(owner);
+            }
+        }
+        None
+    }
+
+    fn recover(&self, task: &mut Task<Recover>, turn: &mut Turn<'_>) -> Option<<Recover as Operation>::Outcome> {
+        let begun = (turn.cpu_ns)();
+        let outcome = self.advance(task, turn);
+        let kept = &self.keeping.kept;
+        kept.recover_ns.fetch_add((turn.cpu_ns)().saturating_sub(begun), Ordering::Relaxed);
+        if let Some(Ok(sum)) = &outcome {
+            kept.scanned_words.fetch_add(sum.scanned, Ordering::Relaxed);
+            kept.recovered_words.fetch_add(sum.quarantined.len() as u64 + sum.finished as u64, Ordering::Relaxed);
+        }
+        outcome
+    }
+
+    /// An operation's next steps, up to a drain that is not over. Its outcome when it ends.
+    fn advance<T: Operation>(&self, task: &mut Task<T>, turn: &mut Turn<'_>) -> Option<T::Outcome> {
+        let mut room = [0; MAX_READ];
+        loop {
+            match task.operation.step() {
+                Step::Verb(verb) => task.posted.push_back(verb),
+                Step::Wait => {
+                    if turn.verbs == 0 {
+                        return None;
+                    }
+                    turn.verbs -= 1;
+                    let verb = task.posted.pop_front()?;
+                    let answer = self.carry_out(&verb, &mut room);
+                    task.operation.complete(answer);
+                }
+                Step::Drain => {
+                    let since = *task.draining.get_or_insert_with(|| turn.epochs.now());
+                    if !turn.epochs.is_over(since) {
+                        return None;
+                    }
+                    task.draining = None;
+                    task.operation.complete(Answer::Ready);
+                }
+                // A unit can wait here twice: its quarantine queues it, and so does the opening of the unit around
+                // it. The first to come by scrubs and frees it, and then it is the next owner's. First whether it is
+                // scrubbed by somebody, then whether its word is the one that was drained: see above.
+                Step::Scrub(place, word) => {
+                    if turn.scrubs == 0 {
+                        turn.waiting += 1;
+                        return None;
+                    }
+                    if self.is_scrubbed(place) {
+                        return None;
+                    }
+                    if self.word(place) != word {
+                        task.operation.complete(Answer::Ready);
+                        continue;
+                    }
+                    turn.scrubs -= 1;
+                    turn.claimed = true;
+                    return None;
+                }
+                Step::Done(outcome) => return Some(outcome),
+            }
+        }
+    }
+
+    /// A verb of the node's own, through the same words as everybody's.
+    fn carry_out<'a>(&self, verb: &Verb, room: &'a mut [u64; MAX_READ]) -> Answer<'a> {
+        match *verb {
+            Verb::Read { at, words } => {
+                let from = self.offset(at);
+                let room = &mut room[..words as usize];
+                for (n, word) in room.iter_mut().enumerate() {
+                    *word = self.at(from + 8 * n as u64).load(Ordering::SeqCst);
+                }
+                Answer::Words(room)
+            }
+            Verb::Cas { at: Target::Word(place), old, new } => Answer::Found(self.swap(place, Word(old), Word(new))),
+            // Operations change descriptor words only.
+            Verb::Cas { .. } => Answer::Refused,
+        }
+    }
+
+    /// Splits a giant, unless somebody is faster.
+    pub(super) fn split(&self, giant: Place) {
+        let epochs = Epochs::default();
+        let mut turn = Turn::new(&epochs, &|| 0, 0, usize::MAX);
+        // It drains and scrubs nothing.
+        self.advance(&mut Task::new(Reshape::split(Actor::NODE, self.geometry, giant)), &mut turn);
+    }
+
+    /// A unit has become free: the one around it may be wholly so, and is put together; a giant if there are few.
+    pub(super) fn merge_around(&self, place: Place) {
+        let Some(around) = self.geometry.parent(place) else { return };
+        let about = if place.level == Level::Chunk { Hint::FreeChunks } else { Hint::FreeBlocks };
+        let Some((first, count)) = self.geometry.children(around) else { return };
+        let mut lines = first.index / LINE..(first.index + count).div_ceil(LINE);
+        // What was freed is in its hint before the others' are looked at: of two threads that free the last two units at
+        // once, one sees both.
+        fence(Ordering::SeqCst);
+        let whole = lines.all(|line| self.load(Target::Hint { about, line }) == u64::MAX);
+        if !whole || !self.geometry.is_whole(around) || !self.word(around).is(State::Shared) {
+            return;
+        }
+        if around.level == Level::Giant {
+            let (giants, blocks) = self.supply();
+            if !policy::gathers(giants, blocks, self.geometry.fanout(Level::Giant)) {
+                return;
+            }
+        }
+        self.keeping.give(Job::Merge(around, Task::new(Reshape::merge(Actor::NODE, self.geometry, around))));
+    }
+
+    /// Giants, and of these those in one piece and free; blocks of the others, and of these the free ones, by the hints.
+    fn supply(&self) -> (Supply, Supply) {
+        let free_giants =
+            (0..self.geometry.count(Level::Giant)).filter(|&n| self.word(Place::giant(n)).is(State::Free));
+        let giants = Supply { all: self.geometry.count(Level::Giant), free: free_giants.count() as u32 };
+        let hints = (0..self.geometry.lines(Level::Block)).map(|line| Target::Hint { about: Hint::FreeBlocks, line });
+        let free = hints.map(|hint| self.load(hint).count_ones()).sum();
+        let whole = giants.free * self.geometry.fanout(Level::Giant);
+        let blocks = Supply { all: self.geometry.count(Level::Block).saturating_sub(whole), free };
+        (giants, blocks)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::units::SLAB_BLOCKS;
+    use crate::units::leases::Lease;
+    use std::sync::Arc;
+
+    fn giants(units: &Units) -> u32 {
+        units.supply().0.free
+    }
+
+    /// Slabs split a node's last giant; when they are gone it comes together again, and no more than half do.
+    #[test]
+    fn giants_that_slabs_have_split_come_together() {
+        let units = Arc::new(Units::new(4 << 30, false));
+        let lease = Lease::new(&units).expect("nobody else is there");
+        let owner = lease.owner();
+        assert_eq!(giants(&units), 2, "half of them begin in one piece");
+        let slabs: Vec<u32> = std::iter::from_fn(|| units.claim_slab(owner).ok()).collect();
+        assert_eq!((slabs.len() as u32 * SLAB_BLOCKS, giants(&units)), (units.geometry().count(Level::Block), 0));
+        let epochs = Epochs::default();
+        for first in slabs {
+            units.free_slab(first);
+            while units.keep(&epochs, &|| 0) {}
+        }
+        assert_eq!((giants(&units), units.is_unkept()), (2, false));
+        let again = std::iter::from_fn(|| units.claim_slab(owner).ok()).count() as u32;
+        assert_eq!(again * SLAB_BLOCKS, units.geometry().count(Level::Block), "nothing is lost by it");
+    }
+}

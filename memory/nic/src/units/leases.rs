@@ -1,0 +1,128 @@
+//! Owners: every member has an owner id of its own, given by the node; so has every run, in whose
+//! name its slabs are held (a fork makes a slab two members', but it stays one run's).
+//!
+//! ```text
+//!  lease ─► LIVE ── member gone, or the run's last slab and member ─► FENCED ── [`super::keeper`] ─► VACANT
+//! ```
+
+use super::Units;
+use farmem_protocol::extent::geometry::Target;
+use farmem_protocol::extent::guard::Words;
+use farmem_protocol::extent::owner::{OwnerField, OwnerWord};
+use farmem_protocol::extent::place::CHUNK_BYTES;
+use farmem_protocol::extent::word::Owner;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Slots that are nobody's.
+#[derive(Debug)]
+pub(super) struct Vacant {
+    /// Used before.
+    slots: Vec<u16>,
+    /// The first never used.
+    fresh: u16,
+    end: u16,
+}
+
+impl Vacant {
+    pub fn new(owners: u16) -> Vacant {
+        Vacant { slots: Vec::new(), fresh: 1, end: owners }
+    }
+
+    fn take(&mut self) -> Option<u16> {
+        self.slots.pop().or_else(|| {
+            let fresh = self.fresh;
+            (fresh < self.end).then(|| {
+                self.fresh += 1;
+                fresh
+            })
+        })
+    }
+}
+
+/// One incarnation of an owner. Ends when dropped, at the latest.
+#[derive(Debug)]
+pub struct Lease {
+    units: Arc<Units>,
+    owner: Owner,
+    incarnation: u32,
+    claimed: AtomicBool,
+    ended: AtomicBool,
+}
+
+impl Lease {
+    /// A new one. `None` when all slots are taken.
+    pub fn new(units: &Arc<Units>) -> Option<Lease> {
+        // A slot whose incarnations are used up is nobody's for good.
+        let (owner, word) = std::iter::from_fn(|| units.vacant.lock().take())
+            .find_map(|slot| Some((Owner::new(slot), units.owner(Owner::new(slot)).registered()?)))?;
+        for (field, value) in [
+            (OwnerField::Heartbeat, 0),
+            (OwnerField::Quota, units.quota.load(Ordering::Relaxed)),
+            (OwnerField::Held, 0),
+        ] {
+            units.at(units.offset(Target::Owner(owner, field))).store(value, Ordering::SeqCst);
+        }
+        // Last: from here on its verbs are admitted.
+        units.at(units.offset(Target::Owner(owner, OwnerField::Word))).store(word.0, Ordering::SeqCst);
+        Some(Lease {
+            units: Arc::clone(units),
+            owner,
+            incarnation: word.incarnation(),
+            claimed: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
+        })
+    }
+
+    /// The owner.
+    #[inline]
+    pub fn owner(&self) -> Owner {
+        self.owner
+    }
+
+    /// Which one of those that have had this slot.
+    #[inline]
+    pub fn incarnation(&self) -> u32 {
+        self.incarnation
+    }
+
+    /// Bytes of units that it holds: a run's slabs, or what a member claimed itself.
+    pub fn held(&self) -> u64 {
+        self.units.load(Target::Owner(self.owner, OwnerField::Held)) * CHUNK_BYTES
+    }
+
+    /// Words may name it that only a scan finds.
+    pub(super) fn has_claimed(&self) {
+        self.claimed.store(true, Ordering::Relaxed);
+    }
+
+    /// Its verbs are admitted no more; the rest is the keeper's.
+    pub fn end(&self) {
+        if !self.ended.swap(true, Ordering::AcqRel) {
+            self.units.lease_word(self.owner, OwnerWord::fenced);
+            self.units.keeping.bury(self.owner, self.claimed.load(Ordering::Relaxed));
+        }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl Units {
+    /// A step of an owner's word, by the node, who alone makes them.
+    pub(super) fn lease_word(&self, owner: Owner, step: impl FnOnce(OwnerWord) -> Option<OwnerWord>) {
+        if let Some(next) = step(self.owner(owner)) {
+            self.at(self.offset(Target::Owner(owner, OwnerField::Word))).store(next.0, Ordering::SeqCst);
+        }
+    }
+
+    /// The slot can be leased again.
+    pub(super) fn vacate(&self, owner: Owner) {
+        self.lease_word(owner, OwnerWord::died);
+        self.lease_word(owner, OwnerWord::vacated);
+        self.vacant.lock().slots.push(owner.slot());
+    }
+}
