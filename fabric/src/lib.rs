@@ -10,17 +10,17 @@
 //!  program ─┤
 //!            QueuePair ── READ WRITE CAS FAA ─────────► node   one per thread
 //!               ├─ mapped   shm: the slab is mapped here; a verb is a copy, and nobody is asked
-//!               ├─ framed   tcp: `protocol::wire` frames; also sim, the same frames in virtual time
+//!               ├─ framed   tcp: `protocol::wire` frames; also a `network`, the same frames in virtual time
 //!               └─ wired    RDMA: slabs are reached by the node's card; the node's processor sees nothing
 //! ```
 //!
 //! * [`session`]: joining a node, and staying joined when the connection is cut.
 //! * [`queue`]: queue pairs.
 //! * [`fork`]: how a forked child becomes a member.
+//! * [`network`]: a network in this process, such as a simulator's, in place of sockets.
 //! * [`shape`]: a network slower than loopback, for measuring.
 //! * [`strategy`]: chunks with windows, whoever binds them.
 //! * [`words`]: operations on the words that say who owns what.
-//! * [`sim`]: a network and a node in virtual time, by a seed.
 //!
 //! The host's half runs inside signal handlers of other people's programs: no
 //! thread-locals, no panics, no locks held on the data path, system calls through
@@ -28,14 +28,13 @@
 //! the host's half of RDMA. The node's half of all this is the crate `farmem-nic`.
 
 mod address;
-pub mod contract;
 mod error;
 pub mod fork;
 mod link;
+pub mod network;
 pub mod queue;
 pub mod session;
 pub mod shape;
-pub mod sim;
 pub mod strategy;
 mod verbs;
 pub mod words;

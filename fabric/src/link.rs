@@ -1,11 +1,11 @@
-//! A stream of bytes to a node, and the clock it lives by: a socket, or the simulator's.
+//! A stream of bytes to a node, and the clock it lives by: a socket, or a stream of a [`Network`] in this process.
 
 // Passing on parts that the callers vouch for.
 #![allow(unsafe_code)]
 
+use crate::network::{Network, Stream};
 use crate::session::DOUBT_NS;
 use crate::shape::Shaper;
-use crate::sim;
 use farmem_sys::descriptors;
 use farmem_sys::raw::{self, Errno};
 use farmem_sys::socket::{self, Part, Peer};
@@ -19,7 +19,7 @@ pub(crate) enum Reach {
     Tcp(SocketAddr),
     Shaped(SocketAddr, Arc<Shaper>),
     Unix(PathBuf),
-    Sim(Arc<sim::Network>),
+    Inside(Arc<dyn Network>),
 }
 
 impl Reach {
@@ -28,20 +28,20 @@ impl Reach {
             Reach::Tcp(at) => Link::Socket(socket::connect(Peer::Tcp(*at), timeout_ns)?),
             Reach::Shaped(at, shaper) => Link::Shaped(socket::connect(Peer::Tcp(*at), timeout_ns)?, Arc::clone(shaper)),
             Reach::Unix(path) => Link::Socket(socket::connect(Peer::Unix(path), timeout_ns)?),
-            Reach::Sim(network) => Link::Sim(network.connect(timeout_ns)?),
+            Reach::Inside(network) => Link::Inside(Arc::clone(network).connect(timeout_ns)?),
         })
     }
 
     pub fn now_ns(&self) -> u64 {
         match self {
-            Reach::Sim(network) => network.now_ns(),
+            Reach::Inside(network) => network.now_ns(),
             _ => raw::now_ns(),
         }
     }
 
     pub fn sleep_ns(&self, ns: u64) {
         match self {
-            Reach::Sim(network) => network.pass(ns),
+            Reach::Inside(network) => network.pass(ns),
             _ => raw::sleep_ns(ns),
         }
     }
@@ -52,7 +52,7 @@ pub(crate) enum Link {
     Socket(i32),
     /// A socket whose traffic is held to a rate.
     Shaped(i32, Arc<Shaper>),
-    Sim(sim::Stream),
+    Inside(Box<dyn Stream>),
 }
 
 impl Link {
@@ -66,7 +66,7 @@ impl Link {
             // SAFETY: as above.
             Link::Shaped(fd, shaper) => unsafe { shaper.send(*fd, parts) },
             // SAFETY: as above.
-            Link::Sim(stream) => unsafe { stream.send(parts) },
+            Link::Inside(stream) => unsafe { stream.send(parts) },
         }
     }
 
@@ -80,7 +80,7 @@ impl Link {
             // SAFETY: as above.
             Link::Shaped(fd, shaper) => unsafe { shaper.receive(*fd, parts) },
             // SAFETY: as above.
-            Link::Sim(stream) => unsafe { stream.receive(parts) },
+            Link::Inside(stream) => unsafe { stream.receive(parts) },
         }
     }
 
@@ -94,7 +94,7 @@ impl Link {
     pub fn receive_passed(&self, into: &mut [u8]) -> Result<(usize, Option<i32>), Errno> {
         match self {
             Link::Socket(fd) | Link::Shaped(fd, _) => socket::receive_with_descriptor(*fd, into),
-            Link::Sim(stream) => {
+            Link::Inside(stream) => {
                 let part = Part::new(into.as_mut_ptr(), into.len());
                 // SAFETY: a live slice of the caller's.
                 Ok((unsafe { stream.receive(&[part]) }?, None))
@@ -106,7 +106,7 @@ impl Link {
     pub fn is_cut(&self) -> bool {
         match self {
             Link::Socket(fd) | Link::Shaped(fd, _) => socket::is_cut(*fd),
-            Link::Sim(stream) => stream.is_cut(),
+            Link::Inside(stream) => stream.is_cut(),
         }
     }
 
@@ -117,7 +117,7 @@ impl Link {
                 socket::wait(*fd, true, write, timeout_ns);
             }
             Link::Shaped(fd, shaper) => shaper.wait(*fd, write, timeout_ns),
-            Link::Sim(stream) => stream.wait(timeout_ns),
+            Link::Inside(stream) => stream.wait(timeout_ns),
         }
     }
 
@@ -126,7 +126,7 @@ impl Link {
     pub fn pause(&self) {
         match self {
             Link::Socket(_) | Link::Shaped(..) => raw::yield_cpu(),
-            Link::Sim(stream) => stream.wait(1_000),
+            Link::Inside(stream) => stream.wait(1_000),
         }
     }
 
@@ -152,7 +152,7 @@ impl Link {
             Link::Socket(fd) | Link::Shaped(fd, _) => {
                 socket::acknowledged(*fd).map_or(0, |last| u64::from(last.before_ms) * 1_000_000)
             }
-            Link::Sim(stream) => stream.mute_ns(),
+            Link::Inside(stream) => stream.mute_ns(),
         }
     }
 
@@ -163,7 +163,7 @@ impl Link {
             Link::Socket(fd) | Link::Shaped(fd, _) => {
                 socket::acknowledged(*fd).map_or((0, 0), |last| (last.segments, last.progress))
             }
-            Link::Sim(_) => (0, 0),
+            Link::Inside(_) => (0, 0),
         }
     }
 
@@ -173,7 +173,7 @@ impl Link {
         match self {
             Link::Socket(fd) | Link::Shaped(fd, _) => socket::acknowledged(*fd)
                 .is_some_and(|last| last.missing > 0 && u64::from(last.before_ms) * 1_000_000 >= DOUBT_NS),
-            Link::Sim(stream) => stream.mute_ns() >= DOUBT_NS,
+            Link::Inside(stream) => stream.mute_ns() >= DOUBT_NS,
         }
     }
 
@@ -188,7 +188,7 @@ impl Link {
     pub fn peer_address(&self) -> Option<SocketAddr> {
         match self {
             Link::Socket(fd) | Link::Shaped(fd, _) => socket::peer_address(*fd),
-            Link::Sim(_) => None,
+            Link::Inside(_) => None,
         }
     }
 }

@@ -1,10 +1,10 @@
 //! The contract over the simulated network.
 
+use farmem_contract::{self as contract, Subject};
 use farmem_fabric::Session;
-use farmem_fabric::contract::{self, Subject};
-use farmem_fabric::sim::{Network, Weather};
 use farmem_nic::offer::Strategy;
 use farmem_protocol::addr::SLAB_BYTES;
+use farmem_sim::{Network, Weather};
 
 #[test]
 fn sim_holds_every_strategy() {

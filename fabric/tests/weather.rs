@@ -1,15 +1,15 @@
 //! Bad weather, in virtual time and by seed: cuts, stops and deaths at any moment.
 
-use farmem_fabric::contract::conditions::record_if;
-use farmem_fabric::contract::{finish, get, put, record};
+use farmem_contract::conditions::record_if;
+use farmem_contract::{finish, get, put, record};
 use farmem_fabric::session::BOUND_NS;
-use farmem_fabric::sim::{Network, Weather};
 use farmem_fabric::{Bind, Completion, ConnectOptions, Lost, QueuePair, Refusal, Session};
 use farmem_protocol::addr::{SLAB_BYTES, SlabId};
 use farmem_protocol::key::{Key, Rights};
 use farmem_protocol::lines::conditional::Refused;
 use farmem_protocol::random::Random;
 use farmem_protocol::wire::Figure;
+use farmem_sim::{Network, Weather};
 use farmem_sys::raw::Errno;
 use std::sync::Arc;
 use std::time::Duration;

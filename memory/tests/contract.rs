@@ -1,6 +1,6 @@
 //! The fabric's contract over a real node: shm, tcp, and tcp that turns out to be shm.
 
-use farmem_fabric::contract::{self, Subject};
+use farmem_contract::{self as contract, Subject};
 use farmem_fabric::{ConnectOptions, NodeAddr, Session, Transport};
 use farmem_memory::{Config, Node};
 use farmem_nic::offer::Strategy;

@@ -1,7 +1,7 @@
 //! How things end, with a node that is a process of its own: killed, stopped, cut
 //! off, filled, lied to. Each ending within the time that was promised for it.
 
-use farmem_fabric::contract::{get, put};
+use farmem_contract::{get, put};
 use farmem_fabric::{ConnectError, ConnectOptions, GrantError, NodeAddr, Session, Transport};
 use farmem_protocol::addr::SLAB_BYTES;
 use farmem_sys::process;

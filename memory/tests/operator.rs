@@ -3,7 +3,7 @@
 // Mapped memory is looked at as a program would.
 #![allow(unsafe_code)]
 
-use farmem_fabric::contract::put;
+use farmem_contract::put;
 use farmem_fabric::words::Words;
 use farmem_fabric::{ConnectError, ConnectOptions, GrantError, NodeAddr, Session, Transport};
 use farmem_memory::{Config, Node, StartError};

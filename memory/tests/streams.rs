@@ -1,6 +1,6 @@
 //! Peers whose READs never end leave a node's workers no pause: who asks seldom, and who comes anew, is answered all the same.
 
-use farmem_fabric::contract::get;
+use farmem_contract::get;
 use farmem_fabric::{ConnectOptions, NodeAddr, Session, Transport};
 use farmem_memory::{Config, Node};
 use farmem_protocol::addr::{SLAB_BYTES, SlabId};

@@ -6,11 +6,11 @@
 mod common;
 
 use common::{all_done, alloc, fill, leave_once, mirror, node, page, pool, read, write};
-use farmem_fabric::sim::Network;
 use farmem_pool::extent::State;
 use farmem_pool::{By, Lane, Pool, Standing};
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES, SLAB_BYTES};
 use farmem_protocol::lines::{self, Entry};
+use farmem_sim::Network;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -4,6 +4,7 @@ use super::dial::{NoDial, Patience, dial, hello};
 use super::silence::{Ear, Heard};
 use super::{ConnectOptions, Control, Identity, Membership, Session, Transport};
 use crate::link::{Link, Reach};
+use crate::network::Network;
 use crate::shape::Shaper;
 use crate::verbs::{Card, connect::try_once};
 use crate::{ConnectError, NodeAddr};
@@ -93,9 +94,13 @@ impl Session {
         })
     }
 
-    /// Joins the node of a simulated network.
-    pub fn simulated(network: &Arc<crate::sim::Network>, options: &ConnectOptions) -> Result<Session, ConnectError> {
-        Session::join(Reach::Sim(Arc::clone(network)), "sim".into(), options).map(|(session, ..)| session)
+    /// Joins the node of a network in this process, in its time.
+    pub fn simulated<N: Network + 'static>(
+        network: &Arc<N>,
+        options: &ConnectOptions,
+    ) -> Result<Session, ConnectError> {
+        let network: Arc<dyn Network> = Arc::clone(network) as _;
+        Session::join(Reach::Inside(network), "sim".into(), options).map(|(session, ..)| session)
     }
 
     fn join(reach: Reach, node: String, options: &ConnectOptions) -> Result<Joined, ConnectError> {
@@ -199,7 +204,7 @@ fn member_of(reach: Reach, node: String, options: &ConnectOptions, link: &Link, 
         incarnation: welcome.incarnation.get(),
         owner: welcome.owner.get(),
         grace: options.grace,
-        direct: matches!(reach, Reach::Sim(_))
+        direct: matches!(reach, Reach::Inside(_))
             || dialled == Some(SocketAddr::new(canonical(own_end.ip()), own_end.port())),
         mapped,
         process: if mapped { link.peer_process() } else { 0 },

@@ -437,12 +437,14 @@ impl Membership {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::sim::{Network, Weather};
+    use crate::session::simulated::Simulated;
     use crate::{ConnectOptions, Session};
     use farmem_nic::MAX_QUEUES;
     use farmem_protocol::addr::SLAB_BYTES;
+    use farmem_sim::{Network, Weather};
+    use std::sync::Arc;
 
-    fn session(network: &std::sync::Arc<Network>) -> Session {
+    fn session(network: &Arc<Network>) -> Session {
         let options = ConnectOptions {
             timeout: Duration::from_secs(2),
             grace: Duration::from_secs(5),
@@ -450,7 +452,7 @@ mod tests {
             pid: 1,
             transport: Default::default(),
         };
-        Session::simulated(network, &options).unwrap()
+        Session::simulated(&Arc::new(Simulated(Arc::clone(network))), &options).unwrap()
     }
 
     /// A node's table of a member's queue pairs is full while as many have connections. One more is

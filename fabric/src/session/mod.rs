@@ -27,6 +27,8 @@ mod member;
 mod outlive;
 mod regions;
 mod silence;
+#[cfg(all(test, not(loom)))]
+mod simulated;
 
 pub(crate) use dial::{receive_all, send_now};
 pub(crate) use member::{Control, Membership};

@@ -2,7 +2,7 @@
 //! process.
 
 use crate::{half, revoked};
-use farmem_fabric::contract::{self, Subject};
+use farmem_contract::{self as contract, Subject};
 use farmem_fabric::{ConnectOptions, NodeAddr, Session, Transport};
 use farmem_memory::{Config, Node, Rdma};
 use farmem_protocol::addr::SLAB_BYTES;

@@ -3,10 +3,10 @@
 #![allow(unsafe_code)] // Buffers of reads and writes.
 #![allow(dead_code)] // Each test uses a part.
 
-use farmem_fabric::sim::{Network, Weather};
 use farmem_fabric::{ConnectOptions, Lost, Session};
 use farmem_pool::{Lane, Pool};
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES, SLAB_BYTES};
+use farmem_sim::{Network, Weather};
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
 //! Frames, one by one, as hosts send them.
 
 use crate::wire::secret;
-use farmem_fabric::contract::conditions::record_if;
+use farmem_contract::conditions::record_if;
 use farmem_protocol::addr::SlabId;
 use farmem_protocol::key::Key;
 use farmem_protocol::region::RegionName;
@@ -62,7 +62,7 @@ pub fn batch(first: u64, verbs: &[(Op, u64, u64, u32)]) -> Vec<u8> {
 /// A batch of one record of lines, of a slab's pages by their slots.
 pub fn lines_batch(first: u64, slab: u64, at: &[(u16, u64)]) -> Vec<u8> {
     let pages: Vec<[u8; 4096]> = (0..at.len()).map(|i| [i as u8 + 1; 4096]).collect();
-    record_batch(first, slab, Op::Lines, &farmem_fabric::contract::record(SlabId(slab), at, &pages))
+    record_batch(first, slab, Op::Lines, &farmem_contract::record(SlabId(slab), at, &pages))
 }
 
 /// The same on the condition that pages of zeros are there.

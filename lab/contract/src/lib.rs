@@ -1,7 +1,7 @@
 //! The contract of the fabric, executable: every back end passes the same suite.
 //!
-//! `tests/contract.rs` runs it over the simulator, the memory node's tests run it
-//! over shm and tcp. A new back end begins here.
+//! `fabric/tests/contract.rs` runs it over the simulator, the memory node's tests run it
+//! over shm and tcp, `lab/rxe` over RDMA. A new back end begins here. Only tests use this crate.
 
 // It plays the caller of READ and WRITE.
 #![allow(unsafe_code)]
@@ -12,7 +12,7 @@ pub mod strategies;
 mod units;
 mod windows;
 
-use crate::{Completion, ConnectError, ConnectOptions, GrantError, QueuePair, Refusal, Session};
+use farmem_fabric::{Completion, ConnectError, ConnectOptions, GrantError, QueuePair, Refusal, Session};
 use farmem_protocol::addr::{SLAB_BYTES, SlabId};
 use farmem_protocol::key::Key;
 use farmem_protocol::lines::{self, Entry, MAX_RECORD_BYTES};

@@ -1,8 +1,8 @@
 //! Chunks with windows: what every strategy must give, and where they differ.
 
 use super::{Subject, await_that, get, options, put};
-use crate::strategy::{Chunk, ChunkError, Chunks};
-use crate::{QueuePair, Refusal, Session};
+use farmem_fabric::strategy::{Chunk, ChunkError, Chunks};
+use farmem_fabric::{QueuePair, Refusal, Session};
 use farmem_nic::offer::{Offer, Strategy};
 use farmem_protocol::addr::SLAB_BYTES;
 

@@ -1,7 +1,7 @@
 //! Windows: what a key gives, to whom, and until when.
 
 use super::{Subject, await_that, finish, get, pattern, put};
-use crate::{Bind, QueuePair, Refusal, Session};
+use farmem_fabric::{Bind, QueuePair, Refusal, Session};
 use farmem_protocol::addr::{SLAB_BYTES, SlabId};
 use farmem_protocol::key::{Key, Rights};
 

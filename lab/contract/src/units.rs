@@ -1,8 +1,8 @@
 //! Units of the pool: their descriptor words are the right, and only their owner moves them, by the rules.
 
 use super::{SLABS, Subject, await_that, finish, get, pattern, put};
-use crate::words::{self, Words};
-use crate::{Bind, GrantError, QueuePair, Refusal, Session};
+use farmem_fabric::words::{self, Words};
+use farmem_fabric::{Bind, GrantError, QueuePair, Refusal, Session};
 use farmem_protocol::addr::SLAB_BYTES;
 use farmem_protocol::extent::geometry::Target;
 use farmem_protocol::extent::owner::OwnerField;

@@ -1,7 +1,7 @@
 //! Regions: memory of a node that several members reach, and that outlives them.
 
 use super::{SLABS, Subject, await_that, finish, get, pattern, put};
-use crate::{GrantError, QueuePair, Refusal, RegionError, Session};
+use farmem_fabric::{GrantError, QueuePair, Refusal, RegionError, Session};
 use farmem_protocol::addr::{SLAB_BYTES, SlabId};
 use farmem_protocol::region::RegionName;
 

@@ -8,6 +8,7 @@
 // Copies between the parts of transfers and the wire.
 #![allow(unsafe_code)]
 
+use farmem_fabric::network;
 use farmem_nic::Nic;
 use farmem_nic::engine::{Circumstances, Engine, Goodbye};
 use farmem_nic::lending::{Backing, Lending};
@@ -186,9 +187,8 @@ impl Network {
         self.state.lock().nic.as_ref().map_or(0, |nic| nic.lent())
     }
 
-    /// The node itself.
-    #[cfg(test)]
-    pub(crate) fn with_nic<T>(&self, look: impl FnOnce(&Nic) -> T) -> Option<T> {
+    /// Has a look at the node itself. `None`: it is dead.
+    pub fn with_nic<T>(&self, look: impl FnOnce(&Nic) -> T) -> Option<T> {
         self.state.lock().nic.as_ref().map(look)
     }
 
@@ -225,7 +225,8 @@ impl Network {
         state.run_node(&self.weather);
     }
 
-    pub(crate) fn connect(self: &Arc<Self>, timeout_ns: u64) -> Result<Stream, Errno> {
+    /// Makes a connection to the node, or fails as the weather has it.
+    pub fn connect(self: &Arc<Self>, timeout_ns: u64) -> Result<Stream, Errno> {
         let connecting = self.state.lock().connecting;
         if let Err(e) = connecting {
             // A refusal comes at once, silence after all the time there is.
@@ -378,12 +379,14 @@ impl Way {
 }
 
 /// The host's end of a connection.
-pub(crate) struct Stream {
+pub struct Stream {
     network: Arc<Network>,
     wire: usize,
 }
 
 impl Stream {
+    /// Sends all of it.
+    ///
     /// # Safety
     /// As [`farmem_sys::socket::send`].
     pub unsafe fn send(&self, parts: &[Part]) -> Result<usize, Errno> {
@@ -396,6 +399,8 @@ impl Stream {
         Ok(wire.to_node.put(*now_ns, &self.network.weather, random, parts))
     }
 
+    /// Receives what has arrived.
+    ///
     /// # Safety
     /// As [`farmem_sys::socket::receive`].
     pub unsafe fn receive(&self, parts: &[Part]) -> Result<usize, Errno> {
@@ -416,6 +421,7 @@ impl Stream {
         if (from..until).contains(&state.now_ns) { state.now_ns - from } else { 0 }
     }
 
+    /// Whether it is cut.
     pub fn is_cut(&self) -> bool {
         self.network.state.lock().wires[self.wire].cut
     }
@@ -426,6 +432,44 @@ impl Stream {
         let until = state.next_event().unwrap_or(u64::MAX).saturating_sub(state.now_ns);
         drop(state);
         self.network.pass(until.min(timeout_ns));
+    }
+}
+
+impl network::Network for Network {
+    fn connect(self: Arc<Self>, timeout_ns: u64) -> Result<Box<dyn network::Stream>, Errno> {
+        Ok(Box::new(Network::connect(&self, timeout_ns)?))
+    }
+
+    fn now_ns(&self) -> u64 {
+        Network::now_ns(self)
+    }
+
+    fn pass(&self, ns: u64) {
+        Network::pass(self, ns);
+    }
+}
+
+impl network::Stream for Stream {
+    unsafe fn send(&self, parts: &[Part]) -> Result<usize, Errno> {
+        // SAFETY: passed on to the caller.
+        unsafe { Stream::send(self, parts) }
+    }
+
+    unsafe fn receive(&self, parts: &[Part]) -> Result<usize, Errno> {
+        // SAFETY: passed on to the caller.
+        unsafe { Stream::receive(self, parts) }
+    }
+
+    fn is_cut(&self) -> bool {
+        Stream::is_cut(self)
+    }
+
+    fn mute_ns(&self) -> u64 {
+        Stream::mute_ns(self)
+    }
+
+    fn wait(&self, timeout_ns: u64) {
+        Stream::wait(self, timeout_ns);
     }
 }
 
