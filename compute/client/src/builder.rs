@@ -1,0 +1,185 @@
+//! Connecting: which nodes, and what is shared there.
+//!
+//! *A region on several nodes* consists of regions of the same name, one at each. The word at [`IDENTITY`] of
+//! each one's first slab says which:
+//!
+//! ```text
+//! 63                 16 15      8 7       0
+//! |     id, random     | nodes   | number  |      0: not made yet
+//! ```
+//! Who makes it swaps the id into the first node's word, and then, with the id that stands there, into the others'.
+//! So several can make it at once, and one that was killed meanwhile is finished by the next.
+
+use crate::lane::Lane;
+use crate::memory::{IDENTITY, Inner};
+use crate::shard::Shard;
+use crate::{Addr, Error, Memory, Result};
+use farmem_fabric::{ConnectOptions, NodeAddr, Session, Transport};
+use farmem_protocol::region::RegionName;
+use farmem_sys::{process, shared};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What a [`Memory`] is to consist of.
+#[derive(Clone, Debug)]
+#[must_use = "nothing is done before connect"]
+pub struct Builder {
+    nodes: Vec<String>,
+    region: Option<String>,
+    create: bool,
+    transport: Transport,
+    timeout: Duration,
+    grace: Duration,
+}
+
+impl Default for Builder {
+    fn default() -> Builder {
+        Builder {
+            nodes: Vec::new(),
+            region: None,
+            create: false,
+            transport: Transport::Auto,
+            timeout: Duration::from_secs(5),
+            grace: Duration::from_secs(10),
+        }
+    }
+}
+
+impl Builder {
+    /// Adds a node: `host:7411`, or `unix:/path` on this machine.
+    pub fn node(mut self, address: impl Into<String>) -> Builder {
+        self.nodes.push(address.into());
+        self
+    }
+
+    /// The memory is the region of this name: 1 to 16 letters, digits, `.`, `_` and `-`. Without: it is private.
+    pub fn region(mut self, name: impl Into<String>) -> Builder {
+        self.region = Some(name.into());
+        self
+    }
+
+    /// Whether the region is made if there is none. Usually not.
+    pub fn create(mut self, create: bool) -> Builder {
+        self.create = create;
+        self
+    }
+
+    /// How bytes are to move. Usually the fastest way that works.
+    pub fn transport(mut self, transport: Transport) -> Builder {
+        self.transport = transport;
+        self
+    }
+
+    /// How long a node may take to answer at first. Usually 5 s.
+    pub fn timeout(mut self, timeout: Duration) -> Builder {
+        self.timeout = timeout;
+        self
+    }
+
+    /// How long a connection that was cut is tried again before the node counts as lost. Usually 10 s.
+    pub fn grace(mut self, grace: Duration) -> Builder {
+        self.grace = grace;
+        self
+    }
+
+    /// Connects to all nodes. Opens, or makes, the region.
+    ///
+    /// # Errors
+    /// Nothing is left behind after an error, but that a region may have been made on some of the nodes.
+    pub fn connect(self) -> Result<Memory> {
+        if self.nodes.is_empty() || self.nodes.len() > Addr::MAX_NODES {
+            return Err(Error::Nodes(self.nodes.len()));
+        }
+        let region = self.region.as_deref().map(str::parse::<RegionName>).transpose()?;
+        let mut run = [0; 16];
+        process::random_bytes(&mut run).map_err(|e| Error::System(e.to_string()))?;
+        let here = shared::wiped_on_fork().map_err(|e| Error::System(e.to_string()))?;
+        let shards = self.nodes.iter().map(|node| self.shard(node, region, run)).collect::<Result<Vec<_>>>()?;
+        let memory = Memory { inner: Arc::new(Inner::new(shards, region, here)) };
+        match region {
+            Some(name) => self.identified(memory, name, run),
+            None => Ok(memory),
+        }
+    }
+
+    fn shard(&self, node: &str, region: Option<RegionName>, run: [u8; 16]) -> Result<Shard> {
+        let address: NodeAddr = node.parse()?;
+        let options = ConnectOptions {
+            timeout: self.timeout,
+            grace: self.grace,
+            run,
+            pid: std::process::id(),
+            transport: self.transport,
+        };
+        let session = Session::connect(&address, &options)?;
+        if let Some(name) = region {
+            session.open_region(name, self.create)?;
+        }
+        let shard = Shard::new(session, region);
+        if region.is_some() && shard.up_to(1)?.is_empty() && self.create {
+            shard.grow(0)?;
+        }
+        Ok(shard)
+    }
+
+    /// The memory with its nodes in the order that the region has, made if need be.
+    fn identified(&self, memory: Memory, name: RegionName, run: [u8; 16]) -> Result<Memory> {
+        let nodes = memory.nodes();
+        let random = run.iter().take(6).fold(0u64, |word, &byte| word << 8 | byte as u64) | 1;
+        let mut words = Vec::new();
+        let mut lane = memory.lane()?;
+        for number in 0..nodes {
+            let id = words.first().map_or(random, |first| first >> 16);
+            let fresh = id << 16 | (nodes as u64) << 8 | number as u64;
+            words.push(self.identity(&mut lane, number, fresh)?);
+        }
+        drop(lane);
+        let foreign = |number: usize, reason: String| {
+            let node = memory.node(number).unwrap_or_default().to_owned();
+            Err(Error::Foreign { region: name.to_string(), node, reason })
+        };
+        let mut order = vec![None; nodes];
+        for (at, &word) in words.iter().enumerate() {
+            let (id, count, number) = (word >> 16, (word >> 8 & 0xff) as usize, (word & 0xff) as usize);
+            if word == 0 {
+                return foreign(at, "it was not made to the end: connect with create(true)".into());
+            }
+            if id != words[0] >> 16 {
+                let reason = "it is another region of the same name: remove one of them, or choose another name";
+                return foreign(at, reason.into());
+            }
+            if count != nodes {
+                return foreign(at, format!("it lies on {count} nodes, and {nodes} are named: name just these"));
+            }
+            match order.get_mut(number) {
+                Some(place @ None) => *place = Some(at),
+                _ => return foreign(at, "it is named twice".into()),
+            }
+        }
+        let order: Vec<usize> = order.into_iter().flatten().collect();
+        match order.is_sorted() {
+            true => Ok(memory),
+            false => {
+                let in_order =
+                    Builder { nodes: order.iter().map(|&at| self.nodes[at].clone()).collect(), ..self.clone() };
+                drop(memory);
+                in_order.connect()
+            }
+        }
+    }
+
+    /// The identity that stands at a node; a fresh one if there is none and it is to be made.
+    fn identity(&self, lane: &mut Lane, node: usize, fresh: u64) -> Result<u64> {
+        let at = Addr::of(node, 1, IDENTITY);
+        let found = match self.create {
+            true => lane.compare_swap(at, 0, fresh),
+            false => lane.load(at),
+        };
+        match found {
+            Ok(0) if self.create => Ok(fresh),
+            // The region has no slab yet.
+            Err(Error::Range { .. }) => Ok(0),
+            other => other,
+        }
+    }
+}

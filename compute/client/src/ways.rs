@@ -1,0 +1,360 @@
+//! One thread's queue pairs to the nodes of a memory, and the operations under way on them.
+//!
+//! ```text
+//!  start(operation) ─► verbs of at most 1 MiB on the node's queue pair ── ring ─► completions ─► the operation has ended
+//!                                └─ the node is lost: its queue pair is dropped; all of its operations end so
+//! ```
+//! An operation goes to one node. It has ended when each of its verbs has, or when the node's queue pair is gone:
+//! from then on nobody touches its buffer. Starting and ringing cannot fail; the operation's result tells.
+
+// Verbs get the callers' buffers as raw memory.
+#![allow(unsafe_code)]
+
+use crate::memory::Inner;
+use crate::{Addr, Error, Result};
+use farmem_fabric::{QueuePair, Refusal, Waiter};
+use farmem_protocol::addr::{SLAB_BYTES, SlabId};
+use farmem_protocol::wire::MAX_VERB_BYTES;
+use std::time::{Duration, Instant};
+
+/// The longest wait for one look at all nodes.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// What an operation does with the bytes at its address.
+#[derive(Clone, Copy)]
+pub(crate) enum Verb {
+    Read { into: *mut u8, len: usize },
+    Write { from: *const u8, len: usize },
+    CompareSwap { expected: u64, new: u64 },
+    FetchAdd { add: u64 },
+}
+
+impl Verb {
+    fn bytes(self) -> u64 {
+        match self {
+            Verb::Read { len, .. } | Verb::Write { len, .. } => len as u64,
+            Verb::CompareSwap { .. } | Verb::FetchAdd { .. } => 8,
+        }
+    }
+
+    fn is_atomic(self) -> bool {
+        matches!(self, Verb::CompareSwap { .. } | Verb::FetchAdd { .. })
+    }
+}
+
+/// The number of an operation among those of its lane.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Number(u32);
+
+struct Operation {
+    tag: u64,
+    node: usize,
+    /// Verbs that have not completed.
+    left: u32,
+    result: Result<u64>,
+    buffer: Vec<u8>,
+    /// Told by a completion; else its caller waits for it.
+    posted: bool,
+}
+
+/// An operation that has ended.
+pub(crate) struct Ended {
+    pub tag: u64,
+    pub result: Result<u64>,
+    pub buffer: Vec<u8>,
+}
+
+pub(crate) struct Ways {
+    /// By node.
+    links: Vec<Option<QueuePair>>,
+    /// By node: why there is no queue pair, and will be none.
+    barred: Vec<Option<Error>>,
+    /// By node: as many as were known when they were last needed.
+    slabs: Vec<Vec<SlabId>>,
+    operations: Vec<Operation>,
+    idle: Vec<Number>,
+    /// Posted, ended, and not told yet.
+    ready: Vec<Number>,
+    under_way: usize,
+    waiter: Waiter,
+}
+
+impl Ways {
+    pub fn new(nodes: usize) -> Ways {
+        Ways {
+            links: (0..nodes).map(|_| None).collect(),
+            barred: vec![None; nodes],
+            slabs: vec![Vec::new(); nodes],
+            operations: Vec::new(),
+            idle: Vec::new(),
+            ready: Vec::new(),
+            under_way: 0,
+            waiter: Waiter::new(),
+        }
+    }
+
+    /// Operations that were posted and not told of.
+    pub fn in_flight(&self) -> usize {
+        self.under_way + self.ready.len()
+    }
+
+    /// Whether nothing is under way: another caller may have it.
+    pub fn is_quiet(&self) -> bool {
+        self.in_flight() == 0 && self.links.iter().flatten().all(|link| link.in_flight() == 0)
+    }
+
+    /// In a forked child: the queue pairs are the parent's.
+    pub fn forget_in_child(&mut self) {
+        self.links.iter_mut().filter_map(Option::take).for_each(QueuePair::forget_in_child);
+    }
+
+    /// Drops all queue pairs: from here on nobody touches a buffer.
+    pub fn abandon(&mut self) {
+        self.links.iter_mut().for_each(|link| *link = None);
+    }
+
+    /// Starts an operation that is told by a completion.
+    ///
+    /// # Safety
+    /// What the verb points to must be `buffer`'s memory.
+    pub unsafe fn post(&mut self, inner: &Inner, tag: u64, at: Addr, verb: Verb, buffer: Vec<u8>) {
+        let number = self.begin(tag, at, buffer, true);
+        // SAFETY: the operation keeps the buffer until it has ended.
+        unsafe { self.start(inner, number, at, verb) };
+    }
+
+    /// Starts an operation that the caller awaits by [`Ways::finish`].
+    ///
+    /// # Safety
+    /// What the verb points to must be valid for it, near and left alone until then, or until [`Ways::abandon`].
+    pub unsafe fn begin_waited(&mut self, inner: &Inner, at: Addr, verb: Verb) -> Number {
+        let number = self.begin(0, at, Vec::new(), false);
+        // SAFETY: the caller's promise.
+        unsafe { self.start(inner, number, at, verb) };
+        number
+    }
+
+    /// Waits for an operation of [`Ways::begin_waited`]. Its result.
+    pub fn finish(&mut self, inner: &Inner, number: Number) -> Result<u64> {
+        while self.operations[number.0 as usize].left > 0 {
+            self.look(inner, Some(LOOK));
+        }
+        self.end(number).result
+    }
+
+    /// Starts one operation, rings and waits for it.
+    ///
+    /// # Safety
+    /// What the verb points to must be valid for it and near, until this returns.
+    pub unsafe fn run(&mut self, inner: &Inner, at: Addr, verb: Verb) -> Result<u64> {
+        let ways = AbandonOnUnwind(self);
+        // SAFETY: the caller's promise; it is awaited here, or the queue pairs are dropped.
+        let number = unsafe { ways.0.begin_waited(inner, at, verb) };
+        ways.0.ring(inner);
+        let result = ways.0.finish(inner, number);
+        std::mem::forget(ways);
+        result
+    }
+
+    fn begin(&mut self, tag: u64, at: Addr, buffer: Vec<u8>, posted: bool) -> Number {
+        let operation = Operation { tag, node: at.node(), left: 0, result: Ok(0), buffer, posted };
+        match self.idle.pop() {
+            Some(number) => {
+                self.operations[number.0 as usize] = operation;
+                number
+            }
+            None => {
+                self.operations.push(operation);
+                Number(self.operations.len() as u32 - 1)
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`Ways::begin_waited`].
+    unsafe fn start(&mut self, inner: &Inner, number: Number, at: Addr, verb: Verb) {
+        let placed = match self.place(inner, at, verb) {
+            Ok(slab) => self.link(inner, at.node()).map(|link| (slab, link)),
+            Err(e) => Err(e),
+        };
+        let (slab, link) = match placed {
+            Ok(placed) => placed,
+            Err(e) => return self.fail(number, e),
+        };
+        let (tag, mut verbs) = (number.0 as u64, 1);
+        // SAFETY: the caller's promise; each part is within the buffer.
+        unsafe {
+            match verb {
+                Verb::Read { into, len } => {
+                    let part =
+                        |from: usize, len: u32| link.read(tag, slab, at.offset() + from as u64, into.add(from), len);
+                    verbs = parts(len, part);
+                }
+                Verb::Write { from, len } => {
+                    let part =
+                        |skip: usize, len: u32| link.write(tag, slab, at.offset() + skip as u64, from.add(skip), len);
+                    verbs = parts(len, part);
+                }
+                Verb::CompareSwap { expected, new } => link.cas(tag, slab, at.offset(), expected, new),
+                Verb::FetchAdd { add } => link.faa(tag, slab, at.offset(), add),
+            }
+        }
+        self.operations[number.0 as usize].left = verbs;
+        self.under_way += usize::from(verbs > 0);
+        if verbs == 0 {
+            self.ended(number);
+        }
+    }
+
+    /// The slab of an address, if the range lies within it and suits the verb.
+    fn place(&mut self, inner: &Inner, at: Addr, verb: Verb) -> Result<SlabId> {
+        let (len, range) = (verb.bytes(), Error::Range { at, len: verb.bytes() });
+        if inner.is_forked() {
+            return Err(Error::Forked);
+        }
+        let Some(number) = at.slab().checked_sub(1).filter(|_| at.node() < self.slabs.len()) else { return Err(range) };
+        if at.offset() + len > SLAB_BYTES {
+            return Err(range);
+        }
+        if verb.is_atomic() && !at.offset().is_multiple_of(8) {
+            return Err(Error::Unaligned(at));
+        }
+        if let Some(&slab) = self.slabs[at.node()].get(number) {
+            return Ok(slab);
+        }
+        self.slabs[at.node()] = inner.shards[at.node()].up_to(number + 1)?;
+        self.slabs[at.node()].get(number).copied().ok_or(range)
+    }
+
+    fn link(&mut self, inner: &Inner, node: usize) -> Result<&mut QueuePair> {
+        let link = &mut self.links[node];
+        if link.is_none() {
+            if let Some(lost) = &self.barred[node] {
+                return Err(lost.clone());
+            }
+            let session = inner.shards[node].session();
+            let made = session.queue_pair();
+            *link = Some(made.map_err(|lost| match session.is_lost() {
+                true => lost.into(),
+                false => Error::Lanes(session.node().to_owned()),
+            })?);
+        }
+        link.as_mut().ok_or(Error::Forked)
+    }
+
+    /// Sends what was started.
+    pub fn ring(&mut self, inner: &Inner) {
+        for node in 0..self.links.len() {
+            if let Some(link) = &mut self.links[node]
+                && let Err(lost) = link.doorbell()
+            {
+                self.lose(inner, node, lost.into());
+            }
+        }
+    }
+
+    /// Takes the completions that are there; with a limit, waits for one so long, if any operation is under way.
+    pub fn look(&mut self, inner: &Inner, limit: Option<Duration>) {
+        let looked = match limit {
+            Some(limit) => self.waiter.wait(&mut self.links, limit),
+            None => self.waiter.poll(&mut self.links),
+        };
+        for (_, completion) in std::mem::take(&mut self.waiter.came) {
+            self.came(Number(completion.tag as u32), completion.result);
+        }
+        if let Err((node, lost)) = looked {
+            self.lose(inner, node, lost.into());
+        }
+    }
+
+    fn came(&mut self, number: Number, result: std::result::Result<u64, Refusal>) {
+        let operation = &mut self.operations[number.0 as usize];
+        let result = result.map_err(|refusal| match refusal {
+            Refusal::Unknown => Error::Unknown,
+            other => Error::Refused(other),
+        });
+        if operation.result.is_ok() {
+            operation.result = result;
+        }
+        operation.left -= 1;
+        if operation.left == 0 {
+            self.under_way -= 1;
+            self.ended(number);
+        }
+    }
+
+    fn fail(&mut self, number: Number, why: Error) {
+        self.operations[number.0 as usize].result = Err(why);
+        self.ended(number);
+    }
+
+    fn ended(&mut self, number: Number) {
+        if self.operations[number.0 as usize].posted {
+            self.ready.push(number);
+        }
+    }
+
+    /// A node is lost: all operations there end.
+    #[cold]
+    fn lose(&mut self, _inner: &Inner, node: usize, why: Error) {
+        self.links[node] = None;
+        self.barred[node] = Some(why.clone());
+        for at in 0..self.operations.len() {
+            let operation = &mut self.operations[at];
+            if operation.left > 0 && operation.node == node {
+                operation.left = 0;
+                self.under_way -= 1;
+                self.fail(Number(at as u32), why.clone());
+            }
+        }
+    }
+
+    fn end(&mut self, number: Number) -> Ended {
+        let operation = &mut self.operations[number.0 as usize];
+        self.idle.push(number);
+        let result = std::mem::replace(&mut operation.result, Ok(0));
+        Ended { tag: operation.tag, result, buffer: std::mem::take(&mut operation.buffer) }
+    }
+
+    /// Posted operations that have ended, in the order in which they did.
+    pub fn take_ended(&mut self, mut told: impl FnMut(Ended)) -> usize {
+        let ready = std::mem::take(&mut self.ready);
+        let count = ready.len();
+        for number in ready {
+            told(self.end(number));
+        }
+        count
+    }
+
+    /// Waits until a posted operation has ended, at most so long, if any is under way.
+    pub fn wait(&mut self, inner: &Inner, limit: Duration) {
+        let begun = Instant::now();
+        self.look(inner, None);
+        while self.ready.is_empty() && self.under_way > 0 {
+            let left = limit.saturating_sub(begun.elapsed());
+            if left.is_zero() {
+                return;
+            }
+            self.look(inner, Some(left.min(LOOK)));
+        }
+    }
+}
+
+/// Keeps buffers that are borrowed for a call from being touched after it has unwound.
+pub(crate) struct AbandonOnUnwind<'a>(pub &'a mut Ways);
+
+impl Drop for AbandonOnUnwind<'_> {
+    fn drop(&mut self) {
+        self.0.abandon();
+    }
+}
+
+/// Calls `part` with the beginning and the length of each verb that it takes. How many.
+fn parts(len: usize, mut part: impl FnMut(usize, u32)) -> u32 {
+    let mut verbs = 0;
+    for from in (0..len).step_by(MAX_VERB_BYTES as usize) {
+        part(from, (len - from).min(MAX_VERB_BYTES as usize) as u32);
+        verbs += 1;
+    }
+    verbs
+}
