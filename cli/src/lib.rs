@@ -10,6 +10,7 @@
 //! | `farmem amat`: how long a program's accesses take on far memory | tools/amat |
 //! | `farmem demo`: a program with less and less local memory | `demo/` |
 //! | `farmem status`: what a node lends, to whom; `farmem check`: whether that adds up | `pool/` |
+//! | `farmem controller`, `drain`, `undrain`, `forget`: many machines as one rack | `rack/` |
 //! | `farmem top`: what runs and nodes are doing | `top/` |
 //! | `farmem manual`: man pages and completions, for packages | `manual.rs` |
 //! | `farmem keep`: what `run` leaves behind for daemons | `run/keeper.rs` |
@@ -29,6 +30,7 @@ mod manual;
 mod node;
 mod pool;
 mod program;
+mod rack;
 mod run;
 mod runtime_dir;
 mod settings;
@@ -103,6 +105,10 @@ pub enum Command {
     Size(sizing::Options),
     Node(node::Options),
     Agent(agent::Options),
+    Controller(rack::controller::Options),
+    Drain(rack::orders::Drain),
+    Undrain(rack::orders::Undrain),
+    Forget(rack::orders::Forget),
     #[command(hide = true)]
     AgentNode(agent::NodeOptions),
     Amat(farmem_amat::Amat),
@@ -134,6 +140,10 @@ impl Command {
             Command::Size(options) => sizing::run(&options).map(|never| match never {}),
             Command::Node(options) => node::run(&options),
             Command::Agent(options) => agent::run(&options),
+            Command::Controller(options) => rack::controller::run(&options),
+            Command::Drain(options) => rack::orders::drain(&options),
+            Command::Undrain(options) => rack::orders::undrain(&options),
+            Command::Forget(options) => rack::orders::forget(&options),
             Command::AgentNode(options) => agent::run_node(&options),
             Command::Amat(amat) => {
                 if let Some(name) = amat.program.first() {

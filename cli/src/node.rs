@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use crate::failure::Failure;
 use crate::forbidden;
 use crate::leftovers;
+use crate::rack;
 use crate::runtime_dir;
 use crate::size::{self, Size};
 
@@ -51,6 +52,10 @@ pub struct Options {
     /// What one run, or one process that claims by itself (an agent), may hold of it: 2G, or a share of RAM
     #[arg(long, value_name = "SIZE")]
     pub quota: Option<Size>,
+
+    /// The rack it belongs to
+    #[command(flatten)]
+    pub rack: rack::member::Rack,
 
     /// Log every connection and every slab, too, and not only who joins, leaves and is refused
     #[arg(short, long)]
@@ -180,5 +185,6 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     if let Some(dir) = config.status_dir.as_ref().filter(|_| !options.embedded) {
         leftovers::sweep(dir);
     }
-    farmem_memory::run(config).map_err(Failure::usage)
+    options.rack.check(&config.listen)?;
+    farmem_memory::run_with(config, |node| options.rack.begin(node)).map_err(Failure::usage)
 }

@@ -19,7 +19,7 @@ use toml::{Table, Value};
 use crate::failure::Failure;
 
 /// Keys that a file may have. A variable's name is `FARMEM_` and the key in capitals.
-pub const KEYS: [&str; 5] = ["local", "node", "transport", "grace", "stats"];
+pub const KEYS: [&str; 6] = ["local", "node", "controller", "transport", "grace", "stats"];
 
 /// The system's file.
 const SYSTEM: &str = "/etc/farmem/config.toml";

@@ -21,7 +21,7 @@ mod run;
 mod status;
 mod worker;
 
-pub use run::run;
+pub use run::{run, run_with};
 
 use farmem_fabric::NodeAddr;
 use farmem_nic::lending::{Backing, Lending};
@@ -249,7 +249,8 @@ impl Node {
         &self.nic
     }
 
-    pub(crate) fn shared_nic(&self) -> &Arc<Nic> {
+    /// Its state, for a thread that outlives the borrow.
+    pub fn shared_nic(&self) -> &Arc<Nic> {
         &self.nic
     }
 

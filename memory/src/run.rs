@@ -6,7 +6,7 @@ use crate::{Config, Node, StartError};
 use farmem_nic::Member;
 use farmem_protocol::units::bytes;
 use farmem_sys::process::{Arrived, Signals};
-use std::io::Read;
+use std::io::{self, Read};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -21,6 +21,11 @@ const STATUS_EVERY: Duration = Duration::from_secs(1);
 ///
 /// An embedded node ends as soon as its standard input does: whoever started it holds the other end.
 pub fn run(config: Config) -> Result<(), StartError> {
+    run_with(config, |_| Ok(()))
+}
+
+/// As [`run`]; `begun` is called once the node serves.
+pub fn run_with(config: Config, begun: impl FnOnce(&Node) -> io::Result<()>) -> Result<(), StartError> {
     let signals = Signals::take().map_err(StartError::System)?;
     let node = Node::start(&config)?;
     let mut status = match &config.status_dir {
@@ -37,6 +42,7 @@ pub fn run(config: Config) -> Result<(), StartError> {
         Some(Log::start(node.shared_nic(), config.verbose, Box::new(std::io::stderr())).map_err(StartError::System)?)
     };
 
+    begun(&node).map_err(StartError::System)?;
     let mut ends: Option<Instant> = None;
     loop {
         let signal = signals.next(if ends.is_some() { Duration::from_millis(50) } else { STATUS_EVERY });

@@ -24,6 +24,10 @@ pub struct Options {
     #[arg(value_name = "NODE")]
     pub node: Option<NodeAddr>,
 
+    /// The controller of a rack: show its nodes instead
+    #[arg(long, value_name = "HOST:PORT", value_parser = crate::rack::address, conflicts_with = "node")]
+    pub controller: Option<String>,
+
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -117,6 +121,9 @@ fn runs_here() -> BTreeMap<u64, Here> {
 
 /// Shows it.
 pub fn run(options: &Options) -> Result<(), Failure> {
+    if let Some(controller) = &options.controller {
+        return crate::rack::table::show(controller, options.json);
+    }
     let (views, failed) = match &options.node {
         Some(node) => (vec![view(node)?], None),
         None => all(here()),

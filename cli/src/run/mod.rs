@@ -38,14 +38,15 @@ use crate::counters::{self, Beginning, Sample};
 use crate::failure::Failure;
 use crate::runtime_dir::{self, Scratch};
 use crate::size::{Ram, Size};
-use crate::{agent, forbidden, leftovers, library, program, units};
+use crate::{agent, forbidden, leftovers, library, program, rack, units};
 use embedded::Embedded;
 use far::Far;
 pub use plan::{Nodes, Plan};
 pub use summary::Outcome;
 
 pub use environment::{Dirty, Faults, Prefetch, Transport};
-pub use far::RunName;
+pub use far::{RunName, node as node_named};
+use crate::rack::nodes::Asker;
 use roster::Roster;
 pub use summary::Stats;
 pub use watch::Ending;
@@ -71,6 +72,10 @@ pub struct Options {
     /// while it goes on, or are taken out
     #[arg(long, value_name = "FILE", conflicts_with_all = ["node", "far"])]
     pub node_file: Option<PathBuf>,
+
+    /// The controller of a rack, in place of --node: it says which nodes the run has, while it goes on, too
+    #[arg(long, value_name = "HOST:PORT", value_parser = rack::address, conflicts_with_all = ["node", "node_file", "far"])]
+    pub controller: Option<String>,
 
     /// What a node that is started for this run lends [default: 80% of what is available]
     #[arg(long, value_name = "SIZE")]
@@ -138,6 +143,7 @@ impl Options {
             local: None,
             node: Vec::new(),
             node_file: None,
+            controller: None,
             far: None,
             fault: Faults::Inline,
             prefetch: Prefetch::On,
@@ -173,6 +179,7 @@ Settings: a flag wins over a variable, a variable over your file, your file over
 
   --local 1G          FARMEM_LOCAL=1G          local = \"1G\"
   --node a:7411       FARMEM_NODE=a:7411       node = [\"a:7411\", \"b:7411\"]
+  --controller r:7400 FARMEM_CONTROLLER=r:7400 controller = \"r:7400\"
   --transport tcp     FARMEM_TRANSPORT=tcp     transport = \"tcp\"
   --grace 10s         FARMEM_GRACE=10s         grace = \"10s\"
   --stats none        FARMEM_STATS=none        stats = \"none\"
@@ -239,6 +246,10 @@ pub fn carry_out(options: &Options, plan: &Plan) -> Result<Outcome, Failure> {
 
     let run = RunName::new().map_err(|e| Failure::usage(format!("no randomness for a run's name: {e}")))?;
     let mut nodes = plan.nodes.clone();
+    let mut asker = plan.controller.as_deref().map(|at| Asker::new(at, run, 1));
+    if let Some(asker) = &mut asker {
+        nodes = asker.first()?;
+    }
     let embedded = if nodes.is_empty() {
         forbidden::check(&[probe::NODE])?;
         let node = Embedded::start(&dir, run, lend, plan.transport, &signals)?;
@@ -269,10 +280,13 @@ pub fn carry_out(options: &Options, plan: &Plan) -> Result<Outcome, Failure> {
         status: if e.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 },
         line: format!("{}: {e}", file.display()),
     })?;
-    let mut roster = options
-        .node_file
-        .as_deref()
-        .map(|file| Roster::begin(file, &counters, &far, plan.transport.into(), plan.grace));
+    let source = match (&options.node_file, asker) {
+        (Some(file), _) => Some(roster::Source::file(file)),
+        (None, Some(asker)) => Some(roster::Source::Rack(asker.follow())),
+        (None, None) => None,
+    };
+    let mut roster =
+        source.map(|source| Roster::begin(source, &counters, &far, plan.transport.into(), plan.grace));
     let look = || roster.iter_mut().for_each(|roster| roster.look(&mut far));
     let (ending, mut peaks) = watch::until_end(&signals, child.id(), embedded.as_ref(), &counters, look);
     let elapsed = begun.elapsed();

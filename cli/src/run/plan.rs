@@ -45,6 +45,8 @@ pub struct Plan {
     pub local_from: Origin,
     /// Its nodes. None: one is started.
     pub nodes: Vec<NodeAddr>,
+    /// The controller that says which nodes it has.
+    pub controller: Option<String>,
     /// How bytes move.
     pub transport: Transport,
     /// How long a cut connection may take to come back.
@@ -68,6 +70,9 @@ impl Plan {
             None if options.node.is_empty() => None,
             None => Some(options.node.iter().flat_map(|nodes| nodes.0.clone()).collect()),
         };
+        let names_none = flag.is_none() && options.far.is_none();
+        let controller = settings.choose("controller", options.controller.clone(), crate::rack::address)?;
+        let controller = controller.map(|(at, _)| at).filter(|_| names_none);
         let named = settings.choose("node", flag.map(Nodes), str::parse::<Nodes>)?;
         // Far memory of a node of its own is asked for: that outweighs nodes that a variable or a file names.
         let nodes = match named {
@@ -76,7 +81,7 @@ impl Plan {
                     "--far is for a node started for this run; with --node it is the node's --lend",
                 ));
             }
-            Some((Nodes(nodes), _)) if options.far.is_none() => nodes,
+            Some((Nodes(nodes), _)) if options.far.is_none() && controller.is_none() => nodes,
             _ => Vec::new(),
         };
         let transport = settings.choose("transport", options.transport, |text| Transport::from_str(text, false))?;
@@ -87,7 +92,7 @@ impl Plan {
         let grace = settings.choose("grace", options.grace, crate::time::parse)?.map_or(GRACE, |(grace, _)| grace);
         let stats = settings.choose("stats", options.stats.clone(), str::parse)?;
         let stats = stats.map_or(Stats::Text, |(stats, _)| stats);
-        Ok(Plan { local, local_from, nodes, transport, grace, stats, sample: None, ram })
+        Ok(Plan { local, local_from, nodes, controller, transport, grace, stats, sample: None, ram })
     }
 }
 

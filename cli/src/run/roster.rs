@@ -1,4 +1,7 @@
-//! The nodes of a run from a file that may change while the run goes on (`--node-file`).
+//! The nodes of a run that may change while it goes on: from a file (`--node-file`), or as the
+//! controller of a rack says (`--controller`).
+//!
+//! The file:
 //!
 //! One address a line; empty lines and those that begin with `#` are passed over. When the file has
 //! changed, nodes that are new are reached first, here, so that what is wrong is said once and not
@@ -13,6 +16,7 @@ use farmem_fabric::{NodeAddr, Transport};
 
 use super::far::{self, Far};
 use crate::counters;
+use crate::rack::nodes::Followed;
 
 /// Reads the file.
 ///
@@ -29,11 +33,44 @@ pub fn read(file: &Path) -> Result<Vec<NodeAddr>, String> {
     Ok(nodes)
 }
 
-/// The file as it was read last.
+/// Who says which nodes the run has.
+pub enum Source {
+    /// A file, and its age when it was read last.
+    File(PathBuf, Option<SystemTime>),
+    /// A controller.
+    Rack(Followed),
+}
+
+fn age(file: &Path) -> Option<SystemTime> {
+    fs::metadata(file).and_then(|about| about.modified()).ok()
+}
+
+impl Source {
+    /// A file that was just read.
+    pub fn file(file: &Path) -> Source {
+        Source::File(file.to_owned(), age(file))
+    }
+
+    /// The nodes, if they have changed since the last look.
+    fn changed(&mut self) -> Option<Result<Vec<NodeAddr>, String>> {
+        match self {
+            Source::File(file, read_at) => {
+                let now = age(file);
+                if now.is_none() || now == *read_at {
+                    return None;
+                }
+                *read_at = now;
+                Some(read(file))
+            }
+            Source::Rack(followed) => followed.changed().map(Ok),
+        }
+    }
+}
+
+/// The list as it was told last.
 pub struct Roster {
-    file: PathBuf,
+    source: Source,
     counters: PathBuf,
-    changed: Option<SystemTime>,
     /// How the run's processes call each node that has joined since the run began.
     told: HashMap<NodeAddr, String>,
     transport: Transport,
@@ -42,34 +79,22 @@ pub struct Roster {
 
 impl Roster {
     /// As the run begins with it.
-    pub fn begin(file: &Path, counters: &Path, far: &Far, transport: Transport, grace: Duration) -> Roster {
+    pub fn begin(source: Source, counters: &Path, far: &Far, transport: Transport, grace: Duration) -> Roster {
         let told = far.nodes().iter().map(|node| (node.clone(), node.to_string())).collect();
-        let (file, counters) = (file.to_owned(), counters.to_owned());
-        let mut roster = Roster { file, counters, changed: None, told, transport, grace };
-        roster.changed = roster.age();
-        roster
+        Roster { source, counters: counters.to_owned(), told, transport, grace }
     }
 
-    fn age(&self) -> Option<SystemTime> {
-        fs::metadata(&self.file).and_then(|about| about.modified()).ok()
-    }
-
-    /// Sees to a change of the file, if there is one. What is wrong is said, and the run goes on as
+    /// Sees to a change of the list, if there is one. What is wrong is said, and the run goes on as
     /// before.
     pub fn look(&mut self, far: &mut Far) {
-        let now = self.age();
-        if now.is_none() || now == self.changed {
-            return;
-        }
-        self.changed = now;
-        if let Err(why) = self.change(far) {
+        let Some(nodes) = self.source.changed() else { return };
+        if let Err(why) = nodes.and_then(|nodes| self.change(&nodes, far)) {
             eprintln!("farmem: {why}; the run goes on with the nodes that it has");
         }
     }
 
-    fn change(&mut self, far: &mut Far) -> Result<(), String> {
-        let nodes = read(&self.file)?;
-        for node in &nodes {
+    fn change(&mut self, nodes: &[NodeAddr], far: &mut Far) -> Result<(), String> {
+        for node in nodes {
             if !self.told.contains_key(node) {
                 let told = far.join(node, self.transport, self.grace).map_err(|e| e.line)?;
                 self.told.insert(node.clone(), told);

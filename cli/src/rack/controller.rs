@@ -1,0 +1,71 @@
+//! `farmem controller`: knows the rack's nodes and gives runs some of them.
+
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::path::PathBuf;
+
+use farmem_control::serve::{Controller, serve};
+use farmem_control::store::Store;
+
+use crate::failure::Failure;
+
+/// Know the nodes of a rack, and give runs some of them
+///
+/// Nodes say that they are there (farmem node --controller). Runs ask for nodes and name none
+/// (farmem run --controller). The controller is not on the way of any page: while it is away, runs
+/// go on with the nodes that they have.
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Options {
+    /// Where to serve nodes, runs, and the page: IP:PORT
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:7400")]
+    pub listen: String,
+
+    /// A file that keeps which nodes there are and which are to be drained; without it, a restart
+    /// knows the nodes again by their beats, and no drain
+    #[arg(long, value_name = "FILE")]
+    pub store: Option<PathBuf>,
+
+    /// Listen off loopback although whoever reaches the port may give orders
+    #[arg(long)]
+    pub open: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  farmem controller --store /var/lib/farmem/rack.redb --listen 10.0.0.5:7400 --open
+      The rack's controller. Its page is http://10.0.0.5:7400/
+  bighost$ farmem node --lend 32G --listen 0.0.0.0:7411 --controller 10.0.0.5:7400 --domain rack7/shelf2
+  here$    farmem run --local 4G --controller 10.0.0.5:7400 -- ./job
+  farmem status --controller 10.0.0.5:7400
+  farmem drain bighost --controller 10.0.0.5:7400
+
+It asks nobody who they are: keep its port in a trusted network. Prometheus reads /metrics.";
+
+fn listen(text: &str, open: bool) -> Result<TcpListener, Failure> {
+    let wrong = |e: &dyn std::fmt::Display| Failure::usage(format!("--listen {text}: {e}"));
+    let all: Vec<SocketAddr> = text.to_socket_addrs().map_err(|e| wrong(&e))?.collect();
+    if !open && all.iter().any(|at| !at.ip().is_loopback()) {
+        return Err(wrong(
+            &"other machines could give orders, and the controller asks nobody who they are: add --open if the \
+              network is trusted",
+        ));
+    }
+    TcpListener::bind(&all[..]).map_err(|e| wrong(&e))
+}
+
+/// Serves until it is told to end.
+pub fn run(options: &Options) -> Result<(), Failure> {
+    let (store, kept) = match &options.store {
+        None => (Store::Memory, Vec::new()),
+        Some(file) => {
+            Store::open(file).map_err(|e| Failure::usage(format!("--store {}: {e}", file.display())))?
+        }
+    };
+    let listener = listen(&options.listen, options.open)?;
+    let at = listener.local_addr().map_err(Failure::usage)?;
+    eprintln!("farmem: the rack's controller is at {at}; its page: http://{at}/");
+    let seed = super::random().map_err(Failure::usage)?;
+    let controller = Controller::new(store, kept, seed, |line| eprintln!("farmem: {line}"));
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    runtime.map_err(Failure::usage)?.block_on(serve(listener, controller)).map_err(Failure::usage)
+}

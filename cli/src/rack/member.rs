@@ -1,0 +1,107 @@
+//! A node of a rack: it says that it is there, twice a second, and what it lends.
+//!
+//! A controller that is away costs the node nothing. What it says then is said once, and once more
+//! when the controller is back.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use farmem_control::api::Beat;
+use farmem_control::client::Client;
+use farmem_fabric::NodeAddr;
+use farmem_nic::Nic;
+use farmem_memory::Node;
+use farmem_sys::process;
+
+use crate::failure::Failure;
+
+/// Where a node belongs.
+#[derive(clap::Args, Clone, Debug)]
+pub struct Rack {
+    /// The controller of the rack that this node belongs to
+    #[arg(long, value_name = "HOST:PORT", value_parser = super::address)]
+    pub controller: Option<String>,
+
+    /// What can be lost together with this node, as rack7/shelf2: copies lie in different ones [default: the host]
+    #[arg(long, value_name = "DOMAIN", requires = "controller")]
+    pub domain: Option<String>,
+
+    /// What the rack calls this node [default: the host's name]
+    #[arg(long, value_name = "NAME", requires = "controller")]
+    pub name: Option<String>,
+
+    /// Where other machines reach this node, if not where it listens
+    #[arg(long, value_name = "HOST:PORT", requires = "controller", value_parser = super::address)]
+    pub advertise: Option<String>,
+}
+
+impl Rack {
+    /// Refuses what a rack cannot use.
+    pub fn check(&self, listen: &[NodeAddr]) -> Result<(), Failure> {
+        let by_tcp = listen.iter().any(|at| matches!(at, NodeAddr::Tcp(_)));
+        match self.controller {
+            Some(_) if !by_tcp => Err(Failure::usage("--controller: other machines need a --listen HOST:PORT")),
+            _ => Ok(()),
+        }
+    }
+
+    /// Begins to say that the node is there, for as long as the process lives.
+    pub fn begin(&self, node: &Node) -> std::io::Result<()> {
+        let Some(controller) = &self.controller else { return Ok(()) };
+        let tcp = node.addresses().iter().filter(|at| matches!(at, NodeAddr::Tcp(_))).map(ToString::to_string);
+        let listen = self.advertise.clone().map_or_else(|| tcp.collect(), |at| vec![at]);
+        let host = process::host_name();
+        let about = Beat {
+            name: self.name.clone().unwrap_or_else(|| host.clone()),
+            incarnation: super::random()?,
+            domain: self.domain.clone().unwrap_or(host),
+            listen,
+            lends: 0,
+            lent: 0,
+            members: 0,
+            bytes_read: 0,
+            bytes_written: 0,
+            leaving: false,
+        };
+        let (client, nic) = (Client::new(controller), Arc::clone(node.shared_nic()));
+        std::thread::Builder::new().name("beats".into()).spawn(move || say(&client, &nic, about))?;
+        Ok(())
+    }
+}
+
+fn say(client: &Client, nic: &Arc<Nic>, mut about: Beat) {
+    let (mut trouble, mut drain, mut is_known) = (None::<String>, false, false);
+    loop {
+        let moved = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+        about.lends = nic.lending.limit();
+        about.lent = nic.lent();
+        about.members = nic.members().len() as u64;
+        about.bytes_read = moved(&nic.tally.read_bytes);
+        about.bytes_written = moved(&nic.tally.write_bytes) + moved(&nic.tally.record_bytes);
+        about.leaving = nic.is_draining();
+        let mut next = farmem_control::state::BEAT_EVERY;
+        match client.beat(&about) {
+            Ok(orders) => {
+                if trouble.take().is_some() || !is_known {
+                    eprintln!("farmem: {} is of the rack at {}, in {}", about.name, client.address(), about.domain);
+                }
+                is_known = true;
+                if orders.drain != drain {
+                    drain = orders.drain;
+                    let what = if drain { "is to be emptied: runs are given other nodes" } else { "is open again" };
+                    eprintln!("farmem: {} {what}", about.name);
+                }
+                next = Duration::from_millis(orders.next_ms.clamp(100, 5_000));
+            }
+            Err(e) => {
+                let why = e.to_string();
+                if trouble.as_ref() != Some(&why) {
+                    eprintln!("farmem: {why}; this node lends on, and asks again");
+                }
+                trouble = Some(why);
+            }
+        }
+        std::thread::sleep(next);
+    }
+}

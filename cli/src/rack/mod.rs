@@ -1,0 +1,49 @@
+//! A rack with a controller: `farmem controller`, `farmem drain`, `farmem undrain`, `farmem forget`,
+//! and what `farmem node`, `farmem run` and `farmem status` say to it.
+//!
+//! The controller itself is [`farmem_control`]. Here are:
+//!
+//! * [`controller`]: the command that serves it.
+//! * [`member`]: a node's beats.
+//! * [`nodes`]: a run's nodes, as the controller gives them.
+//! * [`orders`]: what an operator tells it.
+//! * [`table`]: the rack as `farmem status --controller` prints it.
+
+pub mod controller;
+pub mod member;
+pub mod nodes;
+pub mod orders;
+pub mod table;
+
+/// A random number of the kernel's.
+fn random() -> std::io::Result<u64> {
+    let mut bytes = [0; 8];
+    std::io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut bytes)?;
+    Ok(u64::from_ne_bytes(bytes))
+}
+
+/// Reads the address of a controller: `HOST:PORT`.
+pub fn address(text: &str) -> Result<String, String> {
+    let wrong = || format!("'{text}' is no address of a controller: write HOST:PORT, as rack:7400");
+    let (host, port) = text.rsplit_once(':').ok_or_else(wrong)?;
+    let is_host = |c: char| c.is_ascii_alphanumeric() || "-._:[]".contains(c);
+    if host.is_empty() || !host.chars().all(is_host) || port.parse::<u16>().is_err() {
+        return Err(wrong());
+    }
+    Ok(text.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::address;
+
+    #[test]
+    fn a_controller_is_a_host_and_a_port() {
+        for good in ["rack:7400", "10.0.0.1:1", "[::1]:7400"] {
+            assert_eq!(address(good), Ok(good.to_owned()));
+        }
+        for bad in ["", "rack", ":7400", "rack:", "rack:70000", "http://rack:7400", "a b:1", "a/b:1", "u@h:1"] {
+            assert!(address(bad).is_err(), "{bad}");
+        }
+    }
+}

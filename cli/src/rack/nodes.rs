@@ -1,0 +1,101 @@
+//! The nodes of a run as the rack's controller gives them: asked for at the start, and each second
+//! again, because nodes come and go.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use farmem_control::api::Want;
+use farmem_control::client::{AskError, Client};
+use farmem_fabric::NodeAddr;
+use farmem_sys::process;
+
+use crate::failure::Failure;
+use crate::run::{RunName, node_named};
+
+/// How often a run asks.
+const ASK_EVERY: Duration = Duration::from_secs(1);
+
+/// A run's place at a controller.
+#[derive(Clone)]
+pub struct Asker {
+    client: Client,
+    want: Want,
+}
+
+impl Asker {
+    /// For a run that wants its memory in so many failure domains.
+    pub fn new(controller: &str, run: RunName, domains: u32) -> Asker {
+        let (run, host) = (format!("{:016x}", run.id()), process::host_name());
+        Asker { client: Client::new(controller), want: Want { run, host, domains, held: Vec::new() } }
+    }
+
+    /// The run's first nodes.
+    ///
+    /// # Errors
+    /// No controller, or it has none to give.
+    pub fn first(&mut self) -> Result<Vec<NodeAddr>, Failure> {
+        self.ask().map_err(|e| Failure::no_node(format!("--controller: {e}")))?.ok_or_else(|| {
+            Failure::no_node(format!("--controller {}: it gave no address that can be used", self.client.address()))
+        })
+    }
+
+    /// Asks, and gives the nodes as they are now. None: an answer that makes no sense.
+    fn ask(&mut self) -> Result<Option<Vec<NodeAddr>>, AskError> {
+        let given = self.client.want(&self.want)?.nodes;
+        let nodes: Result<Vec<_>, _> = given.iter().map(|at| node_named(at)).collect();
+        let nodes = nodes.ok().filter(|nodes| {
+            !nodes.is_empty() && nodes.iter().all(|at| matches!(at, NodeAddr::Tcp(_)))
+        });
+        if nodes.is_some() {
+            self.want.held = given;
+        }
+        Ok(nodes)
+    }
+
+    /// Asks on, in a thread of its own.
+    pub fn follow(self) -> Followed {
+        let latest = Arc::new(Mutex::new(None));
+        let list = Arc::clone(&latest);
+        // Without the thread the run goes on with what it has.
+        let _ = std::thread::Builder::new().name("rack".into()).spawn(move || self.keep_asking(&list));
+        Followed { latest }
+    }
+
+    fn keep_asking(mut self, latest: &Mutex<Option<Vec<NodeAddr>>>) {
+        let mut trouble = None::<String>;
+        loop {
+            std::thread::sleep(ASK_EVERY);
+            let before = self.want.held.clone();
+            match self.ask() {
+                Ok(Some(nodes)) => {
+                    if trouble.take().is_some() {
+                        eprintln!("farmem: the controller at {} answers again", self.client.address());
+                    }
+                    if self.want.held != before {
+                        *latest.lock().unwrap_or_else(PoisonError::into_inner) = Some(nodes);
+                    }
+                }
+                Ok(None) => {}
+                Err(e) => {
+                    let why = e.to_string();
+                    if trouble.as_ref() != Some(&why) {
+                        eprintln!("farmem: {why}; the run goes on with the nodes that it has");
+                    }
+                    trouble = Some(why);
+                }
+            }
+        }
+    }
+}
+
+/// What the controller says while the run goes on.
+pub struct Followed {
+    latest: Arc<Mutex<Option<Vec<NodeAddr>>>>,
+}
+
+impl Followed {
+    /// The nodes, if they have changed since the last look.
+    pub fn changed(&self) -> Option<Vec<NodeAddr>> {
+        self.latest.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}

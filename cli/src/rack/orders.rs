@@ -1,0 +1,124 @@
+//! `farmem drain`, `farmem undrain`, `farmem forget`.
+
+use std::io::{IsTerminal, Write};
+use std::time::Duration;
+
+use farmem_control::api::{NodeView, Rack};
+use farmem_control::client::{AskError, Client};
+
+use crate::failure::Failure;
+use crate::settings::Settings;
+use crate::units;
+
+/// Empty a node of a rack while programs run
+///
+/// No run is given the node any more; runs that have it are given others in its place, and what
+/// they write goes there. Waits until nothing is lent.
+#[derive(clap::Args, Debug)]
+pub struct Drain {
+    /// The node's name, as farmem status --controller shows it
+    pub node: String,
+
+    /// The rack's controller
+    #[arg(long, value_name = "HOST:PORT", value_parser = super::address)]
+    pub controller: Option<String>,
+
+    /// Give the order, and do not wait
+    #[arg(long)]
+    pub no_wait: bool,
+}
+
+/// Open a node again that was drained
+#[derive(clap::Args, Debug)]
+pub struct Undrain {
+    /// The node's name, as farmem status --controller shows it
+    pub node: String,
+
+    /// The rack's controller
+    #[arg(long, value_name = "HOST:PORT", value_parser = super::address)]
+    pub controller: Option<String>,
+}
+
+/// Forget a node of a rack that will not come back
+#[derive(clap::Args, Debug)]
+pub struct Forget {
+    /// The node's name, as farmem status --controller shows it
+    pub node: String,
+
+    /// The rack's controller
+    #[arg(long, value_name = "HOST:PORT", value_parser = super::address)]
+    pub controller: Option<String>,
+}
+
+/// The controller that a flag, a variable or a file names.
+fn controller(flag: &Option<String>) -> Result<Client, Failure> {
+    let named = Settings::load()?.choose("controller", flag.clone(), super::address)?;
+    let (at, _) = named.ok_or_else(|| Failure::usage("which rack? Name its --controller HOST:PORT"))?;
+    Ok(Client::new(&at))
+}
+
+fn failed(e: AskError) -> Failure {
+    match e {
+        AskError::Refused(_) => Failure::usage(e),
+        AskError::Away { .. } | AskError::Stranger { .. } => Failure::no_node(e),
+    }
+}
+
+fn find<'a>(rack: &'a Rack, node: &str) -> Result<&'a NodeView, Failure> {
+    let found = rack.nodes.iter().find(|each| each.name == node);
+    found.ok_or_else(|| Failure::usage(format!("no node of this rack is called {node}")))
+}
+
+/// Gives the order and waits until the node is empty.
+pub fn drain(options: &Drain) -> Result<(), Failure> {
+    let client = controller(&options.controller)?;
+    let rack = client.order(&options.node, "drain").map_err(failed)?;
+    let had = find(&rack, &options.node)?.lent;
+    if options.no_wait {
+        println!("{} is to be emptied", options.node);
+        return Ok(());
+    }
+    let shows = std::io::stderr().is_terminal();
+    loop {
+        let rack = client.rack().map_err(failed)?;
+        let node = find(&rack, &options.node)?;
+        if shows {
+            let gone = had.saturating_sub(node.lent);
+            let done = (20 * gone).checked_div(had).unwrap_or(20).min(20) as usize;
+            let bar = "#".repeat(done) + &".".repeat(20 - done);
+            eprint!("\r[{bar}] {} of {} left  ", units::bytes(node.lent), units::bytes(had));
+            let _ = std::io::stderr().flush();
+        }
+        let end = match node.standing.as_str() {
+            "empty" => Some(Ok(())),
+            "draining" => None,
+            "down" => Some(Err(Failure::no_node(format!("{} is down: it cannot be emptied", options.node)))),
+            "up" => Some(Err(Failure::usage(format!("{} was opened again by somebody else", options.node)))),
+            _ => None,
+        };
+        if let Some(end) = end {
+            if shows {
+                eprintln!();
+            }
+            if end.is_ok() {
+                println!("{} is empty: stop it, or open it again by farmem undrain {}", options.node, options.node);
+            }
+            return end;
+        }
+        std::thread::sleep(Duration::from_millis(500));
+    }
+}
+
+/// Opens it again.
+pub fn undrain(options: &Undrain) -> Result<(), Failure> {
+    controller(&options.controller)?.order(&options.node, "undrain").map_err(failed)?;
+    println!("{} is open again", options.node);
+    Ok(())
+}
+
+/// Forgets it.
+pub fn forget(options: &Forget) -> Result<(), Failure> {
+    controller(&options.controller)?.order(&options.node, "forget").map_err(failed)?;
+    println!("{} is forgotten", options.node);
+    Ok(())
+}

@@ -1,0 +1,137 @@
+//! What is said to a controller and what it answers: JSON over HTTP/1.1.
+//!
+//! | request | body | answer |
+//! |---|---|---|
+//! | `POST /v1/beat` | [`Beat`] | [`Orders`] |
+//! | `POST /v1/want` | [`Want`] | [`Given`] |
+//! | `POST /v1/nodes/NAME/drain`, `…/undrain`, `…/forget` | – | [`Rack`] |
+//! | `GET /v1/rack` | – | [`Rack`] |
+//!
+//! A refusal has a status of 4xx and a body of [`Refused`].
+
+use serde::{Deserialize, Serialize};
+
+/// The header that an operator's order has, with any value.
+pub const ORDER_HEADER: &str = "x-farmem-order";
+/// The most characters of a name, a domain or an address.
+pub const LONGEST: usize = 200;
+/// The most addresses that a node listens at, and the most nodes of a run.
+pub const MOST: usize = 64;
+
+/// A node says that it is there, and what it lends.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Beat {
+    /// What operators call it. One node of a rack has it.
+    pub name: String,
+    /// Differs between two processes of the same name.
+    pub incarnation: u64,
+    /// Where it can be lost together with others: `rack7/shelf2`.
+    pub domain: String,
+    /// Where programs reach it. An address of no particular host (`0.0.0.0:7411`) is completed by
+    /// the address that the beat came from.
+    pub listen: Vec<String>,
+    /// Bytes it lends at most.
+    pub lends: u64,
+    /// Bytes it has lent.
+    pub lent: u64,
+    /// Processes that borrow.
+    pub members: u64,
+    /// Bytes read from it since its start.
+    pub bytes_read: u64,
+    /// Bytes written to it since its start.
+    pub bytes_written: u64,
+    /// It is going down, and waits for its members to leave.
+    pub leaving: bool,
+}
+
+/// What the controller answers a node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Orders {
+    /// It is to be emptied.
+    pub drain: bool,
+    /// When to say the next beat.
+    pub next_ms: u64,
+}
+
+/// A run asks for nodes: at its start, and each second again.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Want {
+    /// The run's public name.
+    pub run: String,
+    /// The host it runs on.
+    pub host: String,
+    /// In how many failure domains its memory is to be: 1, or 2 for a mirror.
+    pub domains: u32,
+    /// The addresses that it has. Those that can stay are given again.
+    pub held: Vec<String>,
+}
+
+/// The nodes of a run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Given {
+    /// Where they are reached.
+    pub nodes: Vec<String>,
+}
+
+/// The rack as a whole.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rack {
+    /// By name.
+    pub nodes: Vec<NodeView>,
+    /// Runs that asked within the last seconds.
+    pub runs: Vec<RunView>,
+    /// The last things that happened, newest first.
+    pub events: Vec<EventView>,
+}
+
+/// A node, as an operator sees it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeView {
+    /// What it is called.
+    pub name: String,
+    /// Where it can be lost together with others.
+    pub domain: String,
+    /// Where programs reach it.
+    pub address: String,
+    /// `up`, `suspect`, `down`, `leaving`, `draining`, or `empty`: drained, and nothing is left.
+    pub standing: String,
+    /// Bytes.
+    pub lends: u64,
+    /// Bytes.
+    pub lent: u64,
+    /// Processes that borrow.
+    pub members: u64,
+    /// Bytes a second, by the last two beats.
+    pub read_rate: u64,
+    /// Bytes a second, by the last two beats.
+    pub write_rate: u64,
+    /// Milliseconds since its last beat. None: not heard of since the controller began.
+    pub heard_ms: Option<u64>,
+}
+
+/// A run, as an operator sees it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunView {
+    /// Its public name.
+    pub run: String,
+    /// Where it runs.
+    pub host: String,
+    /// The names of its nodes.
+    pub nodes: Vec<String>,
+}
+
+/// Something that happened.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EventView {
+    /// Seconds ago.
+    pub ago_s: u64,
+    /// What, in one line.
+    pub what: String,
+}
+
+/// Why not.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Refused {
+    /// One line for whoever asked.
+    pub why: String,
+}

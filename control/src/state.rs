@@ -1,0 +1,462 @@
+//! What a controller knows, and what follows from it. Pure: time and randomness are arguments.
+//!
+//! ```text
+//!            beat                  1 s without a beat        2 s
+//!  (unknown) ────► Up ◄──────────────► Suspect ───────────────► Down
+//!                  │ ▲ beat                                      │ beat
+//!                  │ └───────────────────────────────────────────┘
+//!                  └─ drain asked, or the node says that it is leaving: no run is given it, and
+//!                     runs that have it are given others in its place. Empty when nothing is lent.
+//! ```
+//!
+//! What a node lends and to whom is known by its beats alone. What outlives the controller is
+//! [`Intent`]: that a node is a member, and that it is to be drained. An action to keep an intent
+//! is carried out before the answer is given.
+//!
+//! A node that is down is given to no run. Runs that have it keep it until they find out by
+//! themselves: the host process has the last word about its bytes.
+
+use crate::api::{Beat, EventView, Given, LONGEST, MOST, NodeView, Orders, Rack, RunView, Want};
+use farmem_protocol::placement::{self, Candidate};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+/// How often a node says that it is there.
+pub const BEAT_EVERY: Duration = Duration::from_millis(500);
+/// Without a beat for so long a node is given to no run.
+pub const SUSPECT_AFTER: Duration = Duration::from_secs(1);
+/// Without a beat for so long it counts as down.
+pub const DOWN_AFTER: Duration = Duration::from_secs(2);
+/// A run that has not asked for so long is over, as far as is known.
+const RUN_LASTS: Duration = Duration::from_secs(10);
+/// What a run's nodes have free together, at least, where the rack has it: before a run needs more
+/// it has one more node.
+pub const HEADROOM: u64 = 1 << 30;
+/// A node with less is full: nothing smaller than a slab is lent to a run.
+pub const LEAST_FREE: u64 = farmem_protocol::addr::SLAB_BYTES as u64;
+/// Events that are kept to be shown.
+const EVENTS: usize = 100;
+/// Members that a rack has at most.
+const MOST_NODES: usize = 20_000;
+
+/// What outlives the controller.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Intent {
+    /// A node belongs to the rack, in this failure domain.
+    Member {
+        /// What it is called.
+        name: String,
+        /// Its failure domain.
+        domain: String,
+    },
+    /// It belongs to it no longer.
+    Forgotten {
+        /// What it was called.
+        name: String,
+    },
+    /// It is to be emptied, or no longer.
+    Drain {
+        /// What it is called.
+        name: String,
+        /// Whether it is to be.
+        wanted: bool,
+    },
+}
+
+/// What is to be done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// To be kept before the answer is given.
+    Keep(Intent),
+    /// A line for the log.
+    Say(String),
+}
+
+/// Why a request is refused: one line for whoever asked.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// Something in the request cannot be.
+    #[error("{0}")]
+    Malformed(String),
+    /// Two processes call themselves the same.
+    #[error("another node of this rack calls itself {0} and is up: give this one a --name of its own")]
+    NameTaken(String),
+    /// No such node.
+    #[error("no node of this rack is called {0}")]
+    Unknown(String),
+    /// It is there.
+    #[error("{0} is up: drain it and stop it first")]
+    IsUp(String),
+    /// Nothing to give.
+    #[error("{0}")]
+    NoNode(String),
+}
+
+struct Node {
+    domain: String,
+    incarnation: u64,
+    address: String,
+    lends: u64,
+    lent: u64,
+    members: u64,
+    /// Bytes read and written by the last beat, and a second by the last two.
+    moved: (u64, u64),
+    rates: (u64, u64),
+    leaving: bool,
+    drain: bool,
+    /// Whether it was said that it is empty.
+    told_empty: bool,
+    /// Bytes that runs may take since they were given it after its last beat. A guess: it decides
+    /// which node is drawn, never whether one is full.
+    placed: u64,
+    heard: Option<Duration>,
+    standing: Standing,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Standing {
+    Up,
+    Suspect,
+    Down,
+}
+
+impl Node {
+    fn unheard(domain: String) -> Node {
+        Node {
+            domain,
+            incarnation: 0,
+            address: String::new(),
+            lends: 0,
+            lent: 0,
+            members: 0,
+            moved: (0, 0),
+            rates: (0, 0),
+            leaving: false,
+            drain: false,
+            told_empty: false,
+            placed: 0,
+            heard: None,
+            standing: Standing::Down,
+        }
+    }
+
+    fn free(&self) -> u64 {
+        self.lends.saturating_sub(self.lent)
+    }
+
+    /// Whether runs may have it, be it full.
+    fn is_open(&self) -> bool {
+        self.standing == Standing::Up && !self.drain && !self.leaving
+    }
+
+    fn shown(&self) -> &'static str {
+        match self.standing {
+            Standing::Down => "down",
+            Standing::Suspect => "suspect",
+            Standing::Up if self.drain && self.lent == 0 => "empty",
+            Standing::Up if self.drain => "draining",
+            Standing::Up if self.leaving => "leaving",
+            Standing::Up => "up",
+        }
+    }
+}
+
+struct Run {
+    host: String,
+    nodes: Vec<String>,
+    asked: Duration,
+}
+
+/// The rack.
+#[derive(Default)]
+pub struct State {
+    nodes: BTreeMap<String, Node>,
+    runs: BTreeMap<String, Run>,
+    events: VecDeque<(Duration, String)>,
+}
+
+impl State {
+    /// As the intents say that were kept, in their order. No node is up before it says so.
+    pub fn of(kept: impl IntoIterator<Item = Intent>) -> State {
+        let mut state = State::default();
+        for intent in kept {
+            match intent {
+                Intent::Member { name, domain } => {
+                    state.nodes.entry(name).or_insert_with(|| Node::unheard(String::new())).domain = domain;
+                }
+                Intent::Forgotten { name } => {
+                    state.nodes.remove(&name);
+                }
+                Intent::Drain { name, wanted } => {
+                    if let Some(node) = state.nodes.get_mut(&name) {
+                        node.drain = wanted;
+                    }
+                }
+            }
+        }
+        state
+    }
+
+    /// The intents of now: what [`State::of`] needs to know the same.
+    pub fn intents(&self) -> Vec<Intent> {
+        let member = |(name, node): (&String, &Node)| {
+            let of = Intent::Member { name: name.clone(), domain: node.domain.clone() };
+            let drain = node.drain.then(|| Intent::Drain { name: name.clone(), wanted: true });
+            [Some(of), drain].into_iter().flatten()
+        };
+        self.nodes.iter().flat_map(member).collect()
+    }
+
+    fn say(&mut self, now: Duration, line: String, actions: &mut Vec<Action>) {
+        self.events.push_front((now, line.clone()));
+        self.events.truncate(EVENTS);
+        actions.push(Action::Say(line));
+    }
+
+    /// A node's beat. Its addresses are complete.
+    ///
+    /// # Errors
+    /// [`Refusal::Malformed`], [`Refusal::NameTaken`].
+    pub fn beat(&mut self, now: Duration, beat: Beat, actions: &mut Vec<Action>) -> Result<Orders, Refusal> {
+        name_is_good("name", &beat.name)?;
+        name_is_good("domain", &beat.domain)?;
+        let address = beat.listen.first().filter(|at| is_text(at)).cloned();
+        let Some(address) = address.filter(|_| beat.listen.len() <= MOST) else {
+            return Err(Refusal::Malformed("a node needs an address that other machines reach it by".into()));
+        };
+        let known = self.nodes.get(&beat.name);
+        if known.is_none() && self.nodes.len() >= MOST_NODES {
+            return Err(Refusal::Malformed(format!("a rack has {MOST_NODES} nodes at most: forget some")));
+        }
+        let is_other = known.is_some_and(|node| node.heard.is_some() && node.incarnation != beat.incarnation);
+        if is_other && known.is_some_and(|node| node.standing == Standing::Up && !node.leaving) {
+            return Err(Refusal::NameTaken(beat.name));
+        }
+        let (was, is_new) = (known.map(|node| node.standing), known.is_none_or(|node| node.domain != beat.domain));
+        let node = self.nodes.entry(beat.name.clone()).or_insert_with(|| Node::unheard(beat.domain.clone()));
+        let moved = (beat.bytes_read, beat.bytes_written);
+        node.rates = match node.heard.filter(|&heard| !is_other && heard < now) {
+            Some(heard) => {
+                let a_second =
+                    |is: u64, was: u64| (is.saturating_sub(was) as f64 / (now - heard).as_secs_f64()) as u64;
+                (a_second(moved.0, node.moved.0), a_second(moved.1, node.moved.1))
+            }
+            None => (0, 0),
+        };
+        node.moved = moved;
+        node.incarnation = beat.incarnation;
+        node.domain.clone_from(&beat.domain);
+        node.address = address;
+        (node.lends, node.lent, node.members) = (beat.lends, beat.lent, beat.members);
+        node.placed = 0;
+        node.standing = Standing::Up;
+        node.heard = Some(now);
+        let begins_to_leave = beat.leaving && !node.leaving;
+        node.leaving = beat.leaving;
+        let is_emptied = node.drain && node.lent == 0 && !node.told_empty;
+        node.told_empty = node.drain && node.lent == 0;
+        let drain = node.drain;
+        let name = &beat.name;
+        if is_new {
+            actions.push(Action::Keep(Intent::Member { name: name.clone(), domain: beat.domain.clone() }));
+        }
+        match was {
+            None => self.say(now, format!("{name} joins, in {}", beat.domain), actions),
+            Some(Standing::Down) => self.say(now, format!("{name} is back"), actions),
+            Some(Standing::Suspect) => self.say(now, format!("{name} is heard again"), actions),
+            Some(Standing::Up) if is_other => self.say(now, format!("{name} was started anew"), actions),
+            Some(Standing::Up) => {}
+        }
+        if begins_to_leave {
+            self.say(now, format!("{name} is going down: its runs are given other nodes"), actions);
+        }
+        if is_emptied {
+            self.say(now, format!("{name} is empty"), actions);
+        }
+        Ok(Orders { drain, next_ms: BEAT_EVERY.as_millis() as u64 })
+    }
+
+    /// Time goes by: nodes that are not heard of are suspect, then down; runs that do not ask are
+    /// over. Call it several times a second.
+    pub fn tick(&mut self, now: Duration, actions: &mut Vec<Action>) {
+        let mut said = Vec::new();
+        for (name, node) in &mut self.nodes {
+            let silent = node.heard.map_or(Duration::MAX, |heard| now.saturating_sub(heard));
+            let standing = match silent {
+                silent if silent >= DOWN_AFTER => Standing::Down,
+                silent if silent >= SUSPECT_AFTER => Standing::Suspect,
+                _ => Standing::Up,
+            };
+            if standing == node.standing {
+                continue;
+            }
+            // One that said that it goes is not missed.
+            match standing {
+                Standing::Down if node.leaving => said.push(format!("{name} has left")),
+                Standing::Down => said.push(format!("{name} is down: no word for {} s", DOWN_AFTER.as_secs())),
+                Standing::Suspect if !node.leaving => said.push(format!("{name} is late")),
+                _ => {}
+            }
+            node.standing = standing;
+        }
+        for line in said {
+            self.say(now, line, actions);
+        }
+        self.runs.retain(|_, run| now.saturating_sub(run.asked) < RUN_LASTS);
+    }
+
+    /// Nodes for a run: those that it has and may keep, then others until they lie in as many
+    /// domains as it wants and have [`HEADROOM`] free together, as far as there are such nodes.
+    /// `random` is drawn anew for each call.
+    ///
+    /// # Errors
+    /// [`Refusal::Malformed`]; [`Refusal::NoNode`] where not one can be given, or fewer domains
+    /// than are wanted.
+    pub fn want(&mut self, now: Duration, want: &Want, random: u64) -> Result<Given, Refusal> {
+        name_is_good("run", &want.run)?;
+        name_is_good("host", &want.host)?;
+        if want.held.len() > MOST || want.domains == 0 || want.domains > 2 {
+            return Err(Refusal::Malformed("a run has at most 64 nodes, in 1 or 2 domains".into()));
+        }
+        let mut chosen: Vec<String> = Vec::new();
+        for at in &want.held {
+            let open = self.nodes.iter().find(|(_, node)| node.address == *at && node.is_open());
+            chosen.extend(open.map(|(name, _)| name.clone()).filter(|name| !chosen.contains(name)));
+        }
+        let mut free: u64 = chosen.iter().map(|name| self.nodes[name].free()).sum();
+        let mut asked = Vec::new();
+        while chosen.len() < MOST {
+            let domains: BTreeSet<&str> = chosen.iter().map(|name| self.nodes[name].domain.as_str()).collect();
+            let lacks_domains = domains.len() < want.domains as usize;
+            if !lacks_domains && !chosen.is_empty() && free >= HEADROOM {
+                break;
+            }
+            let may = |name: &String, node: &Node| {
+                node.is_open()
+                    && node.free() >= LEAST_FREE
+                    && !chosen.contains(name)
+                    && !(lacks_domains && domains.contains(node.domain.as_str()))
+            };
+            let candidates: Vec<Candidate> = self
+                .nodes
+                .iter()
+                .map(|(name, node)| Candidate {
+                    lends: node.lends,
+                    used: node.lent.saturating_add(node.placed),
+                    domain: 0,
+                    open: may(name, node),
+                })
+                .collect();
+            placement::order(&candidates, &[], random.rotate_left(chosen.len() as u32 * 7), &mut asked);
+            let Some(&first) = asked.first() else { break };
+            let (name, node) = self.nodes.iter_mut().nth(first).expect("an index into the nodes");
+            free += node.free();
+            node.placed = node.placed.saturating_add(HEADROOM);
+            chosen.push(name.clone());
+        }
+        let domains: BTreeSet<&str> = chosen.iter().map(|name| self.nodes[name].domain.as_str()).collect();
+        if chosen.is_empty() || domains.len() < want.domains as usize {
+            return Err(Refusal::NoNode(self.why_none(domains.len(), want.domains)));
+        }
+        let nodes = chosen.iter().map(|name| self.nodes[name].address.clone()).collect();
+        self.runs.insert(want.run.clone(), Run { host: want.host.clone(), nodes: chosen, asked: now });
+        Ok(Given { nodes })
+    }
+
+    fn why_none(&self, domains: usize, wanted: u32) -> String {
+        let count = |is: fn(&Node) -> bool| self.nodes.values().filter(|node| is(node)).count();
+        let up = count(Node::is_open);
+        let full = count(|node| node.is_open() && node.free() < LEAST_FREE);
+        let drained = count(|node| node.standing == Standing::Up && !node.is_open());
+        let lost = count(|node| node.standing != Standing::Up);
+        let of = format!("{up} up, of these {full} full; {drained} being emptied; {lost} not heard of");
+        match domains {
+            0 => format!("the rack has no node with room: {of}"),
+            has => format!("the run wants nodes in {wanted} failure domains, and {has} of the rack has room: {of}"),
+        }
+    }
+
+    /// A node is to be emptied, or no longer.
+    ///
+    /// # Errors
+    /// [`Refusal::Unknown`].
+    pub fn drain(
+        &mut self,
+        now: Duration,
+        name: &str,
+        wanted: bool,
+        actions: &mut Vec<Action>,
+    ) -> Result<(), Refusal> {
+        let node = self.nodes.get_mut(name).ok_or_else(|| Refusal::Unknown(name.into()))?;
+        if node.drain != wanted {
+            (node.drain, node.told_empty) = (wanted, false);
+            actions.push(Action::Keep(Intent::Drain { name: name.into(), wanted }));
+            let line = if wanted { "is to be emptied" } else { "is open again" };
+            self.say(now, format!("{name} {line}"), actions);
+        }
+        Ok(())
+    }
+
+    /// A node that will not come back belongs to the rack no longer.
+    ///
+    /// # Errors
+    /// [`Refusal::Unknown`]; [`Refusal::IsUp`].
+    pub fn forget(&mut self, now: Duration, name: &str, actions: &mut Vec<Action>) -> Result<(), Refusal> {
+        let node = self.nodes.get(name).ok_or_else(|| Refusal::Unknown(name.into()))?;
+        if node.standing != Standing::Down {
+            return Err(Refusal::IsUp(name.into()));
+        }
+        self.nodes.remove(name);
+        actions.push(Action::Keep(Intent::Forgotten { name: name.into() }));
+        self.say(now, format!("{name} is forgotten"), actions);
+        Ok(())
+    }
+
+    /// The rack as an operator sees it.
+    pub fn view(&self, now: Duration) -> Rack {
+        let node = |(name, node): (&String, &Node)| NodeView {
+            name: name.clone(),
+            domain: node.domain.clone(),
+            address: node.address.clone(),
+            standing: node.shown().into(),
+            lends: node.lends,
+            lent: node.lent,
+            members: node.members,
+            read_rate: node.rates.0,
+            write_rate: node.rates.1,
+            heard_ms: node.heard.map(|heard| now.saturating_sub(heard).as_millis() as u64),
+        };
+        let run = |(run, of): (&String, &Run)| RunView {
+            run: run.clone(),
+            host: of.host.clone(),
+            nodes: of.nodes.clone(),
+        };
+        let event = |(when, what): &(Duration, String)| EventView {
+            ago_s: now.saturating_sub(*when).as_secs(),
+            what: what.clone(),
+        };
+        Rack {
+            nodes: self.nodes.iter().map(node).collect(),
+            runs: self.runs.iter().map(run).collect(),
+            events: self.events.iter().map(event).collect(),
+        }
+    }
+}
+
+/// Printable, and neither empty nor too long.
+fn is_text(text: &str) -> bool {
+    !text.is_empty() && text.len() <= LONGEST && !text.chars().any(|c| c.is_control() || c == ',')
+}
+
+fn name_is_good(what: &str, text: &str) -> Result<(), Refusal> {
+    if is_text(text) && !text.contains(char::is_whitespace) {
+        return Ok(());
+    }
+    Err(Refusal::Malformed(format!(
+        "a {what} is 1 to {LONGEST} characters, without spaces, commas and control characters"
+    )))
+}
+
+#[cfg(test)]
+mod tests;

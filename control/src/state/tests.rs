@@ -1,0 +1,245 @@
+use super::*;
+use farmem_protocol::random::Random;
+use proptest::prelude::*;
+
+const GIB: u64 = 1 << 30;
+
+fn beat(name: &str, domain: &str, lends: u64, lent: u64) -> Beat {
+    Beat {
+        name: name.into(),
+        incarnation: 1,
+        domain: domain.into(),
+        listen: vec![format!("{name}:7411")],
+        lends,
+        lent,
+        members: 0,
+        bytes_read: 0,
+        bytes_written: 0,
+        leaving: false,
+    }
+}
+
+fn want(run: &str, domains: u32, held: &[&str]) -> Want {
+    Want { run: run.into(), host: "h".into(), domains, held: held.iter().map(|&at| at.into()).collect() }
+}
+
+const fn s(tenths: u64) -> Duration {
+    Duration::from_millis(tenths * 100)
+}
+
+fn rack(nodes: &[(&str, &str)]) -> State {
+    let mut state = State::default();
+    for (name, domain) in nodes {
+        state.beat(s(0), beat(name, domain, 8 * GIB, 0), &mut Vec::new()).unwrap();
+    }
+    state
+}
+
+fn standing(state: &State, name: &str) -> String {
+    state.view(s(0)).nodes.into_iter().find(|node| node.name == name).unwrap().standing
+}
+
+#[test]
+fn a_node_that_falls_silent_is_late_then_down_then_back() {
+    let mut state = rack(&[("a", "1")]);
+    let mut said = Vec::new();
+    for (at, shown) in [(9, "up"), (10, "suspect"), (19, "suspect"), (20, "down")] {
+        state.tick(s(at), &mut said);
+        assert_eq!(standing(&state, "a"), shown, "{at}");
+    }
+    assert!(matches!(state.want(s(20), &want("r", 1, &[]), 1), Err(Refusal::NoNode(_))));
+    state.beat(s(21), beat("a", "1", 8 * GIB, 0), &mut said).unwrap();
+    assert_eq!(state.want(s(21), &want("r", 1, &[]), 1).unwrap().nodes, ["a:7411"]);
+    let lines = said.iter().filter_map(|a| if let Action::Say(line) = a { Some(line.as_str()) } else { None });
+    assert_eq!(lines.collect::<Vec<_>>(), ["a is late", "a is down: no word for 2 s", "a is back"]);
+}
+
+#[test]
+fn a_mirror_lies_in_two_domains_or_is_refused() {
+    let mut state = rack(&[("a", "1"), ("b", "1"), ("c", "2")]);
+    for random in 0..64u64 {
+        let given = state.want(s(1), &want("r", 2, &[]), random.wrapping_mul(0x9E37_79B9_7F4A_7C15)).unwrap();
+        assert!(given.nodes.contains(&"c:7411".to_owned()) && given.nodes.len() == 2, "{given:?}");
+    }
+    let mut state = rack(&[("a", "1"), ("b", "1")]);
+    let refused = state.want(s(1), &want("r", 2, &[]), 5).unwrap_err().to_string();
+    assert!(refused.contains("2 failure domains, and 1"), "{refused}");
+}
+
+#[test]
+fn a_run_keeps_its_node_and_gets_one_more_before_it_is_full() {
+    let mut state = rack(&[("a", "1"), ("b", "2")]);
+    assert_eq!(state.want(s(1), &want("r", 1, &["b:7411"]), 1).unwrap().nodes, ["b:7411"]);
+    state.beat(s(2), beat("b", "2", 8 * GIB, 8 * GIB - HEADROOM + 1), &mut Vec::new()).unwrap();
+    assert_eq!(state.want(s(2), &want("r", 1, &["b:7411"]), 1).unwrap().nodes, ["b:7411", "a:7411"]);
+}
+
+#[test]
+fn a_node_that_is_drained_is_given_to_nobody_and_says_when_it_is_empty() {
+    let mut state = rack(&[("a", "1"), ("b", "2")]);
+    let mut actions = Vec::new();
+    state.beat(s(1), beat("a", "1", 8 * GIB, GIB), &mut actions).unwrap();
+    state.drain(s(1), "a", true, &mut actions).unwrap();
+    assert!(actions.contains(&Action::Keep(Intent::Drain { name: "a".into(), wanted: true })));
+    assert_eq!(state.want(s(1), &want("r", 1, &["a:7411"]), 1).unwrap().nodes, ["b:7411"]);
+    assert_eq!(standing(&state, "a"), "draining");
+    for lent in [GIB, 0, 0] {
+        actions.clear();
+        assert!(state.beat(s(2), beat("a", "1", 8 * GIB, lent), &mut actions).unwrap().drain);
+    }
+    assert_eq!((standing(&state, "a").as_str(), actions.len()), ("empty", 0), "it is said once");
+    // After a restart it is drained still.
+    let mut state = State::of(state.intents());
+    state.beat(s(0), beat("a", "1", 8 * GIB, 0), &mut actions).unwrap();
+    assert_eq!(standing(&state, "a"), "empty");
+    state.drain(s(1), "a", false, &mut actions).unwrap();
+    assert_eq!(state.want(s(1), &want("r", 1, &[]), 1).unwrap().nodes, ["a:7411"]);
+    assert_eq!(state.drain(s(1), "z", true, &mut actions), Err(Refusal::Unknown("z".into())));
+}
+
+#[test]
+fn two_nodes_of_one_name_are_not_taken_for_one() {
+    let mut state = rack(&[("a", "1")]);
+    let other = Beat { incarnation: 2, ..beat("a", "1", GIB, 0) };
+    assert_eq!(state.beat(s(5), other.clone(), &mut Vec::new()), Err(Refusal::NameTaken("a".into())));
+    // Once the first is late, or said that it goes, the name is free.
+    state.tick(s(10), &mut Vec::new());
+    state.beat(s(11), other, &mut Vec::new()).unwrap();
+    let leaves = Beat { incarnation: 2, leaving: true, ..beat("a", "1", GIB, 0) };
+    state.beat(s(12), leaves, &mut Vec::new()).unwrap();
+    state.beat(s(13), beat("a", "1", GIB, 0), &mut Vec::new()).unwrap();
+    assert_eq!(standing(&state, "a"), "up");
+    assert_eq!(state.forget(s(13), "a", &mut Vec::new()), Err(Refusal::IsUp("a".into())));
+    state.tick(s(40), &mut Vec::new());
+    state.forget(s(40), "a", &mut Vec::new()).unwrap();
+    assert!(state.view(s(40)).nodes.is_empty() && state.intents().is_empty());
+}
+
+#[test]
+fn what_cannot_be_is_refused() {
+    let mut state = State::default();
+    let mut refused = |beat: Beat| matches!(state.beat(s(0), beat, &mut Vec::new()), Err(Refusal::Malformed(_)));
+    assert!(refused(beat("", "1", 1, 0)));
+    assert!(refused(beat("a b", "1", 1, 0)));
+    assert!(refused(beat(&"a".repeat(LONGEST + 1), "1", 1, 0)));
+    assert!(refused(beat("a", "x\ny", 1, 0)));
+    assert!(refused(Beat { listen: vec![], ..beat("a", "1", 1, 0) }));
+    assert!(refused(Beat { listen: vec!["a:1".into(); MOST + 1], ..beat("a", "1", 1, 0) }));
+    assert!(state.want(s(0), &want("r", 0, &[]), 1).is_err());
+    assert!(state.want(s(0), &want("r", 3, &[]), 1).is_err());
+}
+
+#[test]
+fn runs_that_ask_between_two_beats_are_spread() {
+    let names: Vec<String> = (0..100).map(|n| format!("n{n}")).collect();
+    let mut state = State::default();
+    for name in &names {
+        state.beat(s(0), beat(name, name, 64 * GIB, 0), &mut Vec::new()).unwrap();
+    }
+    let (mut random, mut given) = (Random::new(7), BTreeMap::<String, u32>::new());
+    for run in 0..400 {
+        let nodes = state.want(s(1), &want(&format!("r{run}"), 1, &[]), random.bits()).unwrap().nodes;
+        nodes.into_iter().for_each(|node| *given.entry(node).or_default() += 1);
+    }
+    let most = given.values().max().copied().unwrap();
+    assert!(most <= 7 && given.len() >= 97, "{most} of 400 on one of 100 nodes, {} used", given.len());
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Beat { node: usize, incarnation: u64, lent: u64, leaving: bool },
+    Wait(u64),
+    Want { run: usize, domains: u32, random: u64 },
+    Drain { node: usize, wanted: bool },
+    Forget(usize),
+    Restart,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        6 => (0..5usize, 1..3u64, 0..9u64, prop::bool::weighted(0.1))
+            .prop_map(|(node, incarnation, lent, leaving)| Step::Beat { node, incarnation, lent: lent * GIB, leaving }),
+        4 => (1..15u64).prop_map(Step::Wait),
+        5 => (0..3usize, 1..3u32, any::<u64>()).prop_map(|(run, domains, random)| Step::Want { run, domains, random }),
+        2 => (0..5usize, any::<bool>()).prop_map(|(node, wanted)| Step::Drain { node, wanted }),
+        1 => (0..5usize).prop_map(Step::Forget),
+        1 => Just(Step::Restart),
+    ];
+    prop::collection::vec(step, 1..120)
+}
+
+proptest! {
+    /// Whatever happens: nodes that are given were heard of within a second, are not drained, and
+    /// lie in as many domains as are wanted; a restart from what was kept knows the same members
+    /// and drains; what an operator asked stands until it is taken back.
+    #[test]
+    fn no_run_is_given_a_node_that_it_may_not_have(steps in steps()) {
+        let mut state = State::default();
+        let (mut now, mut kept) = (s(0), Vec::<Intent>::new());
+        // The plain model: last accepted beat, domain, drain, leaving.
+        let mut model = BTreeMap::<String, (Option<Duration>, String, bool, bool)>::new();
+        let mut held = vec![Vec::<String>::new(); 3];
+        for step in steps {
+            let mut actions = Vec::new();
+            state.tick(now, &mut actions);
+            match step {
+                Step::Beat { node, incarnation, lent, leaving } => {
+                    let (name, domain) = (format!("n{node}"), format!("d{}", node % 3));
+                    let beat = Beat { incarnation, leaving, ..beat(&name, &domain, 8 * GIB, lent) };
+                    if state.beat(now, beat, &mut actions).is_ok() {
+                        let of = model.entry(name).or_insert((None, domain, false, false));
+                        (of.0, of.3) = (Some(now), leaving);
+                    }
+                }
+                Step::Wait(tenths) => now += s(tenths),
+                Step::Want { run, domains, random } => {
+                    let held = &mut held[run];
+                    let asks = Want { held: held.clone(), ..want(&format!("r{run}"), domains, &[]) };
+                    match state.want(now, &asks, random) {
+                        Ok(given) => {
+                            let mut seen = BTreeSet::new();
+                            for at in &given.nodes {
+                                let (heard, domain, drain, leaving) = &model[at.strip_suffix(":7411").unwrap()];
+                                prop_assert!(now - heard.unwrap() < SUSPECT_AFTER && !drain && !leaving, "{at}");
+                                seen.insert(domain.clone());
+                            }
+                            prop_assert!(seen.len() >= domains as usize);
+                            *held = given.nodes;
+                        }
+                        Err(_) => {
+                            let open = |of: &&(Option<Duration>, String, bool, bool)| {
+                                of.0.is_some_and(|heard| now - heard < SUSPECT_AFTER) && !of.2 && !of.3
+                            };
+                            let domains_there: BTreeSet<_> =
+                                model.values().filter(open).map(|of| of.1.clone()).collect();
+                            let full = state.nodes.values().any(|node| node.free() < LEAST_FREE);
+                            prop_assert!(full || domains_there.len() < domains as usize);
+                        }
+                    }
+                }
+                Step::Drain { node, wanted } => {
+                    let known = model.get_mut(&format!("n{node}"));
+                    let done = state.drain(now, &format!("n{node}"), wanted, &mut actions);
+                    prop_assert_eq!(done.is_ok(), known.is_some());
+                    known.into_iter().for_each(|of| of.2 = wanted);
+                }
+                Step::Forget(node) => {
+                    if state.forget(now, &format!("n{node}"), &mut actions).is_ok() {
+                        model.remove(&format!("n{node}"));
+                    }
+                }
+                Step::Restart => {
+                    state = State::of(kept.clone());
+                    model.values_mut().for_each(|of| of.0 = None);
+                }
+            }
+            kept.extend(actions.into_iter().filter_map(|action| match action {
+                Action::Keep(intent) => Some(intent),
+                Action::Say(_) => None,
+            }));
+            prop_assert_eq!(State::of(kept.clone()).intents(), state.intents());
+            let drains: Vec<bool> = state.nodes.values().map(|node| node.drain).collect();
+            prop_assert_eq!(drains, model.values().map(|of| of.2).collect::<Vec<_>>());
+        }
+    }
+}
