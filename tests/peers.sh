@@ -31,6 +31,7 @@ faketime:faketime
 mpirun:openmpi-bin
 mpicc:libopenmpi-dev
 ip:iproute2
+chromium-headless-shell:chromium-headless-shell
 iptables:iptables
 /usr/bin/python3:python3
 "

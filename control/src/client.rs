@@ -87,7 +87,9 @@ impl Client {
     /// See [`AskError`].
     pub fn order(&self, node: &str, order: &str) -> Result<Rack, AskError> {
         let name: String = node.bytes().map(|b| encoded(b).unwrap_or_else(|| char::from(b).to_string())).collect();
-        self.answered(self.agent.post(self.url(&format!("/v1/nodes/{name}/{order}"))).header(ORDER_HEADER, "1").send_empty())
+        self.answered(
+            self.agent.post(self.url(&format!("/v1/nodes/{name}/{order}"))).header(ORDER_HEADER, "1").send_empty(),
+        )
     }
 
     fn url(&self, path: &str) -> String {

@@ -206,7 +206,10 @@ fn exposition(rack: &Rack) -> String {
         }
     }
     let runs = "farmem_rack_runs";
-    text + &format!("# HELP {runs} Runs that asked for nodes lately.\n# TYPE {runs} gauge\n{runs} {}\n", rack.runs.len())
+    text + &format!(
+        "# HELP {runs} Runs that asked for nodes lately.\n# TYPE {runs} gauge\n{runs} {}\n",
+        rack.runs.len()
+    )
 }
 
 #[cfg(test)]

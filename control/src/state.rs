@@ -238,8 +238,7 @@ impl State {
         let moved = (beat.bytes_read, beat.bytes_written);
         node.rates = match node.heard.filter(|&heard| !is_other && heard < now) {
             Some(heard) => {
-                let a_second =
-                    |is: u64, was: u64| (is.saturating_sub(was) as f64 / (now - heard).as_secs_f64()) as u64;
+                let a_second = |is: u64, was: u64| (is.saturating_sub(was) as f64 / (now - heard).as_secs_f64()) as u64;
                 (a_second(moved.0, node.moved.0), a_second(moved.1, node.moved.1))
             }
             None => (0, 0),
@@ -381,13 +380,7 @@ impl State {
     ///
     /// # Errors
     /// [`Refusal::Unknown`].
-    pub fn drain(
-        &mut self,
-        now: Duration,
-        name: &str,
-        wanted: bool,
-        actions: &mut Vec<Action>,
-    ) -> Result<(), Refusal> {
+    pub fn drain(&mut self, now: Duration, name: &str, wanted: bool, actions: &mut Vec<Action>) -> Result<(), Refusal> {
         let node = self.nodes.get_mut(name).ok_or_else(|| Refusal::Unknown(name.into()))?;
         if node.drain != wanted {
             (node.drain, node.told_empty) = (wanted, false);
@@ -427,11 +420,8 @@ impl State {
             write_rate: node.rates.1,
             heard_ms: node.heard.map(|heard| now.saturating_sub(heard).as_millis() as u64),
         };
-        let run = |(run, of): (&String, &Run)| RunView {
-            run: run.clone(),
-            host: of.host.clone(),
-            nodes: of.nodes.clone(),
-        };
+        let run =
+            |(run, of): (&String, &Run)| RunView { run: run.clone(), host: of.host.clone(), nodes: of.nodes.clone() };
         let event = |(when, what): &(Duration, String)| EventView {
             ago_s: now.saturating_sub(*when).as_secs(),
             what: what.clone(),

@@ -181,6 +181,11 @@ impl Node {
         Ok(values.iter().sum())
     }
 
+    /// Where it tells its counters.
+    pub fn metrics_address(&self) -> String {
+        self.metrics.to_string()
+    }
+
     /// Everything it publishes.
     pub fn metrics(&self) -> Result<String> {
         use std::io::{Read, Write};

@@ -57,9 +57,7 @@ fn listen(text: &str, open: bool) -> Result<TcpListener, Failure> {
 pub fn run(options: &Options) -> Result<(), Failure> {
     let (store, kept) = match &options.store {
         None => (Store::Memory, Vec::new()),
-        Some(file) => {
-            Store::open(file).map_err(|e| Failure::usage(format!("--store {}: {e}", file.display())))?
-        }
+        Some(file) => Store::open(file).map_err(|e| Failure::usage(format!("--store {}: {e}", file.display())))?,
     };
     let listener = listen(&options.listen, options.open)?;
     let at = listener.local_addr().map_err(Failure::usage)?;

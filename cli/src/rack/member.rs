@@ -10,8 +10,8 @@ use std::time::Duration;
 use farmem_control::api::Beat;
 use farmem_control::client::Client;
 use farmem_fabric::NodeAddr;
-use farmem_nic::Nic;
 use farmem_memory::Node;
+use farmem_nic::Nic;
 use farmem_sys::process;
 
 use crate::failure::Failure;

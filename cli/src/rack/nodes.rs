@@ -43,9 +43,8 @@ impl Asker {
     fn ask(&mut self) -> Result<Option<Vec<NodeAddr>>, AskError> {
         let given = self.client.want(&self.want)?.nodes;
         let nodes: Result<Vec<_>, _> = given.iter().map(|at| node_named(at)).collect();
-        let nodes = nodes.ok().filter(|nodes| {
-            !nodes.is_empty() && nodes.iter().all(|at| matches!(at, NodeAddr::Tcp(_)))
-        });
+        let nodes =
+            nodes.ok().filter(|nodes| !nodes.is_empty() && nodes.iter().all(|at| matches!(at, NodeAddr::Tcp(_))));
         if nodes.is_some() {
             self.want.held = given;
         }

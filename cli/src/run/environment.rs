@@ -148,7 +148,7 @@ pub fn set(
         ("counters", counters.display().to_string()),
         ("grace_ms", plan.grace.as_millis().to_string()),
     ];
-    if options.node_file.is_some() {
+    if options.node_file.is_some() || plan.controller.is_some() {
         fields.push(("changes", "1".to_owned()));
     }
     if let Some(rate) = options.shape {

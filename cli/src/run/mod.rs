@@ -44,9 +44,9 @@ use far::Far;
 pub use plan::{Nodes, Plan};
 pub use summary::Outcome;
 
+use crate::rack::nodes::Asker;
 pub use environment::{Dirty, Faults, Prefetch, Transport};
 pub use far::{RunName, node as node_named};
-use crate::rack::nodes::Asker;
 use roster::Roster;
 pub use summary::Stats;
 pub use watch::Ending;
@@ -285,8 +285,7 @@ pub fn carry_out(options: &Options, plan: &Plan) -> Result<Outcome, Failure> {
         (None, Some(asker)) => Some(roster::Source::Rack(asker.follow())),
         (None, None) => None,
     };
-    let mut roster =
-        source.map(|source| Roster::begin(source, &counters, &far, plan.transport.into(), plan.grace));
+    let mut roster = source.map(|source| Roster::begin(source, &counters, &far, plan.transport.into(), plan.grace));
     let look = || roster.iter_mut().for_each(|roster| roster.look(&mut far));
     let (ending, mut peaks) = watch::until_end(&signals, child.id(), embedded.as_ref(), &counters, look);
     let elapsed = begun.elapsed();

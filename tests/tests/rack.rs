@@ -1,0 +1,189 @@
+//! A rack: a controller, nodes that say that they are there, runs that name none.
+//!
+//! Real processes, a real kill, and the page in a real browser.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use farmem_tests::compile;
+use farmem_tests::farmem::{Node, binary, free_port};
+use farmem_tests::process::{self, Running, TempDir, eventually};
+use serde_json::Value;
+
+/// Longer than anything here takes on a machine that is busy with other things.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A controller in a process of its own.
+struct Controller {
+    running: Running,
+    at: String,
+    store: std::path::PathBuf,
+    _dir: TempDir,
+}
+
+impl Controller {
+    fn start() -> Result<Controller> {
+        let dir = TempDir::new("rack")?;
+        let (at, store) = (free_port()?.to_string(), dir.path().join("rack.redb"));
+        let running = Controller::spawn(&at, &store)?;
+        Ok(Controller { running, at, store, _dir: dir })
+    }
+
+    fn spawn(at: &str, store: &std::path::Path) -> Result<Running> {
+        let mut command = Command::new(binary());
+        command.args(["controller", "--listen", at, "--store"]).arg(store);
+        let running = process::spawn(command)?;
+        let serves = || running.stderr().contains("its page") || !running.alive();
+        ensure!(eventually(LIMIT, serves) && running.alive(), "{}", running.stderr());
+        Ok(running)
+    }
+
+    /// Killed, and started anew with what it had kept.
+    fn again(&mut self) -> Result<()> {
+        self.running.signal(libc::SIGKILL);
+        ensure!(eventually(LIMIT, || !self.running.alive()));
+        self.running = Controller::spawn(&self.at, &self.store)?;
+        Ok(())
+    }
+
+    fn node(&self, name: &str, domain: &str) -> Result<Node> {
+        let node = Node::start("1G", &["--controller", &self.at, "--name", name, "--domain", domain])?;
+        self.until(name, "up")?;
+        Ok(node)
+    }
+
+    fn farmem(&self, arguments: &[&str]) -> Result<process::Outcome> {
+        let mut command = Command::new(binary());
+        command.args(arguments).args(["--controller", &self.at]);
+        process::run(command, LIMIT)
+    }
+
+    fn rack(&self) -> Result<Value> {
+        let shown = self.farmem(&["status", "--json"])?.success()?;
+        serde_json::from_slice(&shown.stdout).context("status is no JSON")
+    }
+
+    fn of(&self, name: &str, field: &str) -> Result<Value> {
+        let rack = self.rack()?;
+        let nodes = rack["nodes"].as_array().context("no nodes")?;
+        let node = nodes.iter().find(|node| node["name"] == name);
+        Ok(node.map_or(Value::Null, |node| node[field].clone()))
+    }
+
+    fn until(&self, name: &str, standing: &str) -> Result<()> {
+        let is = || self.of(name, "standing").is_ok_and(|shown| shown == standing);
+        ensure!(eventually(LIMIT, is), "{name} is not {standing}: {}", self.rack()?);
+        Ok(())
+    }
+
+    /// A program that checks and rewrites its memory until SIGUSR1.
+    fn work(&self) -> Result<Running> {
+        let mut command = Command::new(binary());
+        command.args(["run", "--no-settings", "--local", "8M", "--stats", "none", "--controller", &self.at, "--"]);
+        command.arg(compile::c("keeps_checking", &[])?).args(["48", "2"]);
+        process::spawn(command)
+    }
+}
+
+#[test]
+fn a_node_is_drained_while_a_program_works_and_its_controller_dies() -> Result<()> {
+    let mut rack = Controller::start()?;
+    let (first, second) = (rack.node("first", "shelf1")?, rack.node("second", "shelf2")?);
+    let work = rack.work()?;
+    let ready = || String::from_utf8_lossy(&work.stdout()).contains("ready");
+    ensure!(eventually(LIMIT, ready), "{}", work.stderr());
+    let lent = |rack: &Controller, name: &str| rack.of(name, "lent").is_ok_and(|lent| lent.as_u64() > Some(0));
+    ensure!(eventually(LIMIT, || lent(&rack, "first") || lent(&rack, "second")), "{}", work.stderr());
+    let (full, other) = if lent(&rack, "first") { ("first", "second") } else { ("second", "first") };
+    rack.farmem(&["drain", full, "--no-wait"])?.success()?;
+    // What was ordered stands, although whoever took the order is dead.
+    rack.again()?;
+    rack.until(full, "draining")?;
+    // What the program writes goes elsewhere. What it never writes again stays until it ends.
+    ensure!(eventually(LIMIT, || lent(&rack, other)), "{}", rack.rack()?);
+    work.signal(libc::SIGUSR1);
+    let outcome = work.wait(LIMIT)?.success()?;
+    ensure!(outcome.stdout_tail().contains("sound"), "{outcome:?}");
+    rack.until(full, "empty")?;
+    rack.farmem(&["undrain", full])?.success()?;
+    rack.until(full, "up")?;
+    drop((first, second));
+    Ok(())
+}
+
+#[test]
+fn a_rack_says_who_is_there_and_why_nothing_is_given() -> Result<()> {
+    let rack = Controller::start()?;
+    let none = rack.work()?.wait(LIMIT)?;
+    ensure!(none.code() == 72 && none.stderr.contains("has no node with room"), "{none:?}");
+    let node = rack.node("only", "shelf")?;
+    // Another of its name, at another port, is told so and lends on.
+    let twin = Node::start("64M", &["--controller", &rack.at, "--name", "only"])?;
+    ensure!(
+        eventually(LIMIT, || twin.running.stderr().contains("give this one a --name")),
+        "{}",
+        twin.running.stderr()
+    );
+    ensure!(twin.running.alive());
+    drop(twin);
+    // A node that is stopped is late, then down, then back.
+    let begun = Instant::now();
+    node.running.signal(libc::SIGSTOP);
+    rack.until("only", "down")?;
+    ensure!(begun.elapsed() >= Duration::from_millis(1500), "{:?}", begun.elapsed());
+    node.running.signal(libc::SIGCONT);
+    rack.until("only", "up")?;
+    // One that is there is not forgotten; one that is killed may be.
+    let refused = rack.farmem(&["forget", "only"])?;
+    ensure!(refused.code() == 64 && refused.stderr.contains("is up"), "{refused:?}");
+    node.running.signal(libc::SIGKILL);
+    rack.until("only", "down")?;
+    rack.farmem(&["forget", "only"])?.success()?;
+    ensure!(rack.rack()?["nodes"].as_array().is_some_and(Vec::is_empty));
+    let unknown = rack.farmem(&["drain", "only"])?;
+    ensure!(unknown.code() == 64 && unknown.stderr.contains("no node of this rack"), "{unknown:?}");
+    Ok(())
+}
+
+#[test]
+fn a_controller_takes_orders_from_the_network_only_if_told() -> Result<()> {
+    let mut command = Command::new(binary());
+    command.args(["controller", "--listen", "0.0.0.0:0"]);
+    let refused = process::run(command, LIMIT)?;
+    ensure!(refused.code() == 64 && refused.stderr.contains("--open"), "{refused:?}");
+    // What is no controller is named as such; what is not there, too.
+    let node = Node::start("64M", &[])?;
+    for (at, why) in
+        [(node.metrics_address(), "is not a farmem controller"), ("127.0.0.1:1".into(), "cannot be reached")]
+    {
+        let mut command = Command::new(binary());
+        command.args(["status", "--controller", &at]);
+        let refused = process::run(command, LIMIT)?;
+        ensure!(refused.code() == 72 && refused.stderr.contains(why), "{at}: {refused:?}");
+        ensure!(refused.stderr.lines().count() == 1, "{refused:?}");
+    }
+    Ok(())
+}
+
+/// Its page, in a browser: what it shows is what its nodes say; names are text, never markup.
+#[test]
+fn the_page_shows_the_rack() -> Result<()> {
+    let rack = Controller::start()?;
+    let _node = rack.node("<b>shelf1</b>", "rack7")?;
+    rack.farmem(&["drain", "<b>shelf1</b>"])?.success()?;
+    let browser = ["chromium-headless-shell", "chromium"]
+        .into_iter()
+        .find(|name| Command::new(name).arg("--version").output().is_ok_and(|out| out.status.success()));
+    let dir = TempDir::new("browser")?;
+    let mut command = Command::new(browser.context("no browser: tests/peers.sh installs chromium-headless-shell")?);
+    command.args(["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=4000", "--dump-dom"]);
+    command.arg(format!("--user-data-dir={}", dir.path().display())).arg(format!("http://{}/", rack.at));
+    let shown = process::run(command, LIMIT)?.success()?;
+    let page = String::from_utf8_lossy(&shown.stdout);
+    for text in ["1 of 1 nodes up", "rack7", "&lt;b&gt;shelf1&lt;/b&gt;", "Open again", "1.0 GiB", "is to be emptied"] {
+        ensure!(page.contains(text), "{text} is not on the page:\n{page}\n{}", shown.stderr);
+    }
+    ensure!(!page.contains("<b>shelf1"), "{page}");
+    Ok(())
+}
