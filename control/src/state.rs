@@ -34,7 +34,7 @@ const RUN_LASTS: Duration = Duration::from_secs(10);
 /// it has one more node.
 pub const HEADROOM: u64 = 1 << 30;
 /// A node with less is full: nothing smaller than a slab is lent to a run.
-pub const LEAST_FREE: u64 = farmem_protocol::addr::SLAB_BYTES as u64;
+pub const LEAST_FREE: u64 = farmem_protocol::addr::SLAB_BYTES;
 /// Events that are kept to be shown.
 const EVENTS: usize = 100;
 /// Members that a rack has at most.
