@@ -11,6 +11,7 @@
 //! * [`hold`]: pages whose memory stays while their mapping goes.
 //! * [`lines`]: keyed hashes of a page's lines.
 //! * [`mapping`]: memory that two processes map, and files of it.
+//! * [`members`]: processes that share this memory, and whether one has ended in the midst of something.
 //! * [`memory`]: reservations, vectored madvise, copies of raced bytes.
 //! * [`notes`]: what many threads tell one, without waiting for it.
 //! * [`pagemap`]: which pages a process has, and which were written.
@@ -29,6 +30,8 @@
 
 #![allow(unsafe_code)]
 
+// Its lock is made at compile time, as no lock is under loom.
+#[cfg(not(loom))]
 pub mod arena;
 pub mod clock;
 pub mod descriptors;
@@ -39,6 +42,7 @@ pub mod hold;
 pub mod holdings;
 pub mod lines;
 pub mod mapping;
+pub mod members;
 pub mod memory;
 pub mod notes;
 pub mod pagemap;

@@ -12,7 +12,7 @@
 //!       + 48   mov $15,%rax; syscall the returns of the runtime's signal handlers (only where it is set)
 //! ```
 
-use crate::thread::COMPANIONS;
+use crate::members::any_companion;
 use crate::{errno, vdso};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
@@ -205,6 +205,11 @@ pub fn settle() {
     HOME.store(getpid(), Ordering::Relaxed);
 }
 
+/// The process whose memory this is; 0: nobody has said.
+pub(crate) fn home() -> u32 {
+    HOME.load(Ordering::Relaxed)
+}
+
 /// Whether the caller is another process in the same memory with descriptors of its own: a vfork
 /// child. Asks the system.
 ///
@@ -222,7 +227,7 @@ pub fn is_away() -> bool {
 fn share_descriptors(one: u32, other: u32) -> bool {
     const KCMP_FILES: usize = 2;
     // Asked for only where there may be a companion: a filter of the program's may forbid it.
-    if COMPANIONS.load(Ordering::Relaxed) == 0 {
+    if !any_companion() {
         return false;
     }
     // SAFETY: no pointers.

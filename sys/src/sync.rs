@@ -5,6 +5,9 @@
 //! discipline: the handler interrupts only code that touches far memory, and no
 //! holder of such a lock does.
 //!
+//! A holder that shares this memory from another process may be killed. So the lock's word names the
+//! holder, and whoever has waited a second asks whether it still is ([`crate::members`]).
+//!
 //! [`Lock::hold_across_fork`] takes it before a fork; [`Lock::release_after_fork`]
 //! gives it back on both sides.
 //!
@@ -24,6 +27,7 @@ mod word {
     use std::sync::atomic::{AtomicU32, Ordering};
 
     pub const SPINS: usize = 100;
+    pub use crate::members::{judge, own_name};
     pub use std::hint::spin_loop;
 
     pub struct Word(AtomicU32);
@@ -36,6 +40,10 @@ mod word {
         #[inline(always)]
         pub fn compare_exchange(&self, from: u32, to: u32, success: Ordering, failure: Ordering) -> Result<u32, u32> {
             self.0.compare_exchange(from, to, success, failure)
+        }
+
+        pub fn load(&self) -> u32 {
+            self.0.load(Ordering::Relaxed)
         }
 
         #[inline(always)]
@@ -64,6 +72,12 @@ mod word {
     pub const SPINS: usize = 1;
     pub use loom::hint::spin_loop;
 
+    pub fn own_name() -> u32 {
+        crate::members::UNNAMED
+    }
+
+    pub fn judge(_: u32) {}
+
     pub struct Word {
         value: AtomicU32,
         queue: Mutex<()>,
@@ -77,6 +91,10 @@ mod word {
 
         pub fn compare_exchange(&self, from: u32, to: u32, success: Ordering, failure: Ordering) -> Result<u32, u32> {
             self.value.compare_exchange(from, to, success, failure)
+        }
+
+        pub fn load(&self) -> u32 {
+            self.value.load(Ordering::Relaxed)
         }
 
         pub fn swap(&self, value: u32, order: Ordering) -> u32 {
@@ -97,9 +115,12 @@ mod word {
     }
 }
 
+/// In a lock's word: some thread may sleep until it is free.
+const AWAITED: u32 = 1 << 31;
+
 /// A mutual exclusion lock around a `T`.
 pub struct Lock<T> {
-    /// 0 free, 1 held, 2 held and perhaps awaited.
+    /// 0: free. Otherwise the holder's name, and [`AWAITED`].
     state: Word,
     value: UnsafeCell<T>,
 }
@@ -135,8 +156,9 @@ impl<T> Lock<T> {
     /// Waits for the lock.
     #[inline]
     pub fn lock(&self) -> Held<'_, T> {
-        if self.state.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_err() {
-            self.lock_slowly();
+        let own = word::own_name();
+        if self.state.compare_exchange(0, own, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            self.lock_slowly(own);
         }
         Held(self)
     }
@@ -144,24 +166,38 @@ impl<T> Lock<T> {
     /// Takes the lock if it is free.
     #[inline]
     pub fn try_lock(&self) -> Option<Held<'_, T>> {
-        self.state.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).ok().map(|_| Held(self))
+        let own = word::own_name();
+        self.state.compare_exchange(0, own, Ordering::Acquire, Ordering::Relaxed).ok().map(|_| Held(self))
     }
 
     #[cold]
-    fn lock_slowly(&self) {
+    fn lock_slowly(&self, own: u32) {
         for _ in 0..word::SPINS {
             word::spin_loop();
-            if self.state.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+            if self.state.compare_exchange(0, own, Ordering::Acquire, Ordering::Relaxed).is_ok() {
                 return;
             }
         }
-        while self.state.swap(2, Ordering::Acquire) != 0 {
-            self.state.sleep_while(2);
+        loop {
+            let seen = self.state.load();
+            // Others may sleep as well: the next holder wakes one at its end.
+            let to = if seen == 0 { own | AWAITED } else { seen | AWAITED };
+            if seen != to && self.state.compare_exchange(seen, to, Ordering::Acquire, Ordering::Relaxed).is_err() {
+                continue;
+            }
+            if seen == 0 {
+                return;
+            }
+            // At most a second.
+            self.state.sleep_while(to);
+            if self.state.load() == to {
+                word::judge(to & !AWAITED);
+            }
         }
     }
 
     fn unlock(&self) {
-        if self.state.swap(0, Ordering::Release) == 2 {
+        if self.state.swap(0, Ordering::Release) & AWAITED != 0 {
             self.state.wake_one();
         }
     }

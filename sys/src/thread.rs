@@ -8,19 +8,12 @@
 
 use crate::descriptors::open_own;
 use crate::holdings::reserve;
+use crate::members::{COMPANION, SHARERS};
 use crate::raw::{Errno, checked, syscall};
-use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// How many of them this process has. They do not end.
 static STARTED: AtomicU32 = AtomicU32::new(0);
-
-/// Not 0 once a process was made that has this one's memory, and runs beside it ([`ONE`]): no thread of this process's, so that nothing
-/// counts it. Set by whoever makes it. Or nobody sees who makes one ([`UNSEEN`]).
-pub static COMPANIONS: AtomicU8 = AtomicU8::new(0);
-/// There is one, or was: not in a forked child.
-pub const ONE: u8 = 1;
-/// There may be: in a forked child too.
-pub const UNSEEN: u8 = 2;
 
 /// How many threads this process has beside the calling one and these. `None` where /proc does not tell.
 pub fn others() -> Option<u32> {
@@ -102,7 +95,7 @@ fn is_zombie(stat: &[u8]) -> bool {
 /// In a forked child, which has none of them.
 pub fn forget_in_child() {
     STARTED.store(0, Ordering::Relaxed);
-    let _ = COMPANIONS.compare_exchange(ONE, 0, Ordering::Relaxed, Ordering::Relaxed);
+    SHARERS.fetch_and(!COMPANION, Ordering::Relaxed);
 }
 
 const STACK_BYTES: usize = 256 << 10;

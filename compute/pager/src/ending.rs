@@ -9,6 +9,8 @@ use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
 static STDERR: AtomicI32 = AtomicI32::new(2);
 /// The process that is ending. Not a flag: a vfork child that ends shares this word with its parent.
 static ENDING: AtomicI32 = AtomicI32::new(0);
+/// … and its status.
+static STATUS: AtomicI32 = AtomicI32::new(0);
 static LAST_WORDS: AtomicPtr<counters::File> = AtomicPtr::new(std::ptr::null_mut());
 
 /// Keeps a copy of standard error (the program may close its own) and the place for last words.
@@ -44,10 +46,25 @@ pub fn die(status: i32, line: &str) -> ! {
     if let Some(file) = unsafe { LAST_WORDS.load(Ordering::Relaxed).as_ref() } {
         counters::put_text(&file.last_words, line);
     }
+    STATUS.store(status, Ordering::Relaxed);
     loop {
         // SAFETY: no pointers; does not return.
         unsafe { syscall(libc::SYS_exit_group, [status as usize, 0, 0, 0, 0, 0]) };
     }
+}
+
+/// A process that shares this memory has ended in the midst of the runtime's work: what it held stays as it is for ever,
+/// and somebody here waits for it. Ends with the same status, if the other ended with one of these.
+pub fn member_gone(process: u32) {
+    let died = ENDING.load(Ordering::Relaxed) == process as i32;
+    let status = if died { STATUS.load(Ordering::Relaxed) } else { exit::BROKEN };
+    die(
+        status,
+        &format!(
+            "process {process}, which shared this program's memory, has ended while far memory came or went for it: \
+             what it held cannot be used any more"
+        ),
+    )
 }
 
 /// Whether the run's supervisor has been killed, as far as that can be seen: then nobody is left to end the run.

@@ -18,7 +18,7 @@ use crate::dirty::Comes;
 use crate::ending::{broken, die};
 use crate::guess;
 use crate::reads::DEMAND;
-use crate::thread::{Inside, Thread};
+use crate::thread::{Inside, LOOK_ROUNDS, Thread};
 use crate::word::{State, Word};
 use farmem_cache::Arrival;
 use farmem_cache::trace::Kind;
@@ -152,6 +152,9 @@ impl Pager {
             0..SPINS => std::hint::spin_loop(),
             SPINS..YIELDS => yield_cpu(),
             _ => sleep_ns(20_000),
+        }
+        if rounds.is_multiple_of(LOOK_ROUNDS) {
+            self.threads.look();
         }
     }
 

@@ -380,6 +380,11 @@ impl Pager {
         self.pool.all_mapped() && self.recorder.is_none()
     }
 
+    /// Ends the process if one that shares this memory has ended inside the pager.
+    pub fn look_for_members(&self) {
+        self.threads.look();
+    }
+
     /// What the background thread does, too, when it begins, at the first eviction, and when it keeps house: once a second then.
     pub fn each_second(&self, also: fn()) {
         let _ = self.also.set(also);

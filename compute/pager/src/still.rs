@@ -4,22 +4,19 @@
 //! *Why one look is enough.* The kernel is asked how many threads there are, once a batch. If the asker is the only one, none can come
 //! to be before it has left the pager, for who should make it? One that is just ending counts until it has given its memory up.
 //! What shares the memory and is no thread of the process is counted by nobody, and noted when it is made
-//! ([`farmem_sys::thread::COMPANIONS`]); a vfork child stands in for its parent, which waits for it. Signals are blocked, or kept to the fault's
+//! ([`any_companion`]); a vfork child stands in for its parent, which waits for it. Signals are blocked, or kept to the fault's
 //! end, so that no handler of the program's runs in between. What the kernel writes for the program, it writes into pinned pages.
 //! (Another process that writes by `process_vm_writev` to a page on its way out writes in vain either way: `docs/design/limits.md`.)
 
 use crate::evictor::Evictor;
 use crate::{FaultMode, Pager};
-use farmem_sys::thread::COMPANIONS;
-use std::sync::atomic::Ordering;
+use farmem_sys::members::any_companion;
 
 impl Pager {
     /// Whether nothing of the program's runs before the calling thread, which is one of its, has left the pager.
     ///
     /// Not where a handler thread serves faults: who has its page goes on, while more is done for it.
     pub(crate) fn is_still(&self, evictor: &Evictor) -> bool {
-        self.config.mode == FaultMode::Inline
-            && COMPANIONS.load(Ordering::Relaxed) == 0
-            && evictor.tasks.others() == Some(0)
+        self.config.mode == FaultMode::Inline && !any_companion() && evictor.tasks.others() == Some(0)
     }
 }

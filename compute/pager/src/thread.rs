@@ -9,12 +9,17 @@
 //!
 //! A context's `inside` flag is also the pager's gate: a thread sets it when it
 //! enters the pager and a fork waits until all are clear.
+//!
+//! A thread that shares this memory from another process may be killed while it is inside. So it
+//! leaves its name in its context, and whoever has waited long for a page, a lock or a fork looks
+//! whether all those inside still are ([`Threads::look`]).
 
 use crate::word::Word;
 use farmem_cache::prefetch::{FirstTouch, Prefetcher, Window};
 use farmem_pool::{Done, Lane};
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES, PageId};
 use farmem_sys::holdings::Lots;
+use farmem_sys::members;
 use farmem_sys::raw::{Errno, now_ns, sleep_ns, yield_cpu};
 use farmem_sys::sync::Lock;
 use std::cell::UnsafeCell;
@@ -22,6 +27,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 /// Threads that can be in the pager at once; more wait for one another.
 const CONTEXTS: usize = 4096;
+/// Rounds of waiting between looks whether those who are waited for exist: about a second, by the
+/// timers of an unchanged Linux.
+pub const LOOK_ROUNDS: u32 = 4096;
+/// No name.
+const NOBODY: u32 = 0;
 /// A context's owner that was, and is none. Not 0, at which a search ends: others may lie behind.
 const GIVEN_BACK: usize = 1;
 static NUMBERS: AtomicU32 = AtomicU32::new(0);
@@ -133,6 +143,8 @@ struct Context {
     /// Odd: a thread is in the pager by it. Each entry and each exit adds one, so that a wait for a
     /// thread to leave does not take its next entry for this one.
     inside: AtomicU32,
+    /// Whose, soon after it is odd and until it is even ([`members::own_name`]); else [`NOBODY`].
+    name: AtomicU32,
     thread: UnsafeCell<Option<Box<Thread>>>,
 }
 
@@ -146,6 +158,7 @@ impl Context {
     /// By who is in.
     #[inline]
     fn leave(&self) {
+        self.name.store(NOBODY, Ordering::Relaxed);
         // While it is odd no other thread changes it.
         self.inside.store(self.inside.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
     }
@@ -164,6 +177,8 @@ pub struct Threads {
     #[expect(clippy::vec_box, reason = "they go from context to context as they are")]
     spare: Lock<Vec<Box<Thread>>>,
     closed: AtomicBool,
+    /// Who closed it.
+    closer: AtomicU32,
     /// Longest prefetch window of a thread.
     longest: u32,
 }
@@ -191,9 +206,15 @@ impl Threads {
     /// No contexts yet; prefetch windows of at most `longest` pages.
     pub fn new(longest: u32) -> Threads {
         let contexts = (0..CONTEXTS)
-            .map(|_| Context { owner: AtomicUsize::new(0), inside: AtomicU32::new(0), thread: UnsafeCell::new(None) })
+            .map(|_| Context {
+                owner: AtomicUsize::new(0),
+                inside: AtomicU32::new(0),
+                name: AtomicU32::new(NOBODY),
+                thread: UnsafeCell::new(None),
+            })
             .collect();
-        Threads { contexts, spare: Lock::new(Vec::new()), closed: AtomicBool::new(false), longest }
+        let (closed, closer) = (AtomicBool::new(false), AtomicU32::new(NOBODY));
+        Threads { contexts, spare: Lock::new(Vec::new()), closed, closer, longest }
     }
 
     /// Enters the pager, waiting while a fork is under way.
@@ -276,12 +297,11 @@ impl Threads {
             }
             // SeqCst on both sides: either this thread sees `closed`, or the closer sees `inside`.
             if !self.closed.load(Ordering::SeqCst) {
+                context.name.store(members::own_name(), Ordering::Relaxed);
                 return true;
             }
             context.leave();
-            while self.closed.load(Ordering::Relaxed) {
-                sleep_ns(20_000);
-            }
+            self.wait_for_closer();
         }
     }
 
@@ -302,18 +322,55 @@ impl Threads {
     pub fn close(&self, own: &Inside<'_>) {
         while self.closed.swap(true, Ordering::SeqCst) {
             // Another thread forks. Step aside, so that it does not wait for us.
+            own.context.name.store(NOBODY, Ordering::Relaxed);
             own.context.inside.fetch_add(1, Ordering::SeqCst);
-            while self.closed.load(Ordering::Relaxed) {
-                sleep_ns(20_000);
-            }
+            self.wait_for_closer();
             while !own.context.enter_again() {
                 yield_cpu();
             }
+            own.context.name.store(members::own_name(), Ordering::Relaxed);
         }
+        self.closer.store(members::own_name(), Ordering::Relaxed);
+        let mut rounds = 0;
         for context in &self.contexts {
             while !std::ptr::eq(context, own.context) && is_in(context.inside.load(Ordering::SeqCst)) {
                 sleep_ns(5_000);
+                self.look_at_times(&mut rounds);
             }
+        }
+    }
+
+    /// Waits while another thread forks.
+    fn wait_for_closer(&self) {
+        let mut rounds = 0;
+        while self.closed.load(Ordering::Relaxed) {
+            sleep_ns(20_000);
+            self.look_at_times(&mut rounds);
+        }
+    }
+
+    /// A round of a wait that sleeps some microseconds each time. Every so often it is seen to that
+    /// those who are waited for exist ([`Threads::look`]).
+    pub fn look_at_times(&self, rounds: &mut u32) {
+        *rounds = rounds.wrapping_add(1);
+        if rounds.is_multiple_of(LOOK_ROUNDS) {
+            self.look();
+        }
+    }
+
+    /// Ends the process if a thread that is in the pager, or has closed it, is gone with its process.
+    #[cold]
+    pub fn look(&self) {
+        for context in &self.contexts {
+            let seen = context.inside.load(Ordering::Acquire);
+            let name = context.name.load(Ordering::Acquire);
+            // Else it has left meanwhile, and the name may be the next one's.
+            if is_in(seen) && context.inside.load(Ordering::Acquire) == seen {
+                members::judge(name);
+            }
+        }
+        if self.closed.load(Ordering::Acquire) {
+            members::judge(self.closer.load(Ordering::Relaxed));
         }
     }
 
@@ -338,6 +395,7 @@ impl Threads {
 
     /// Lets others in again.
     pub fn open(&self) {
+        self.closer.store(NOBODY, Ordering::Relaxed);
         self.closed.store(false, Ordering::SeqCst);
     }
 
@@ -345,6 +403,7 @@ impl Threads {
     /// which belong to the parent, and who was on his way in. (A thread that has set `inside` after [`Threads::close`]
     /// looked takes it back in the parent alone.)
     pub fn forget_links(&self, own: &mut Inside<'_>) {
+        own.context.name.store(members::own_name(), Ordering::Relaxed);
         own.thread.forget_links();
         self.spare.lock().iter_mut().for_each(|thread| thread.forget_links());
         for context in &self.contexts {

@@ -11,7 +11,7 @@ use crate::Pager;
 use crate::ending::{broken, or_end};
 use crate::evictor::Evictor;
 use crate::log::{PART_TAG, RECORD_TAG};
-use crate::thread::Thread;
+use crate::thread::{LOOK_ROUNDS, Thread};
 use crate::word::{State, Word};
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES, PageId};
 use farmem_protocol::lines::conditional::Refused;
@@ -23,6 +23,7 @@ impl Pager {
         if self.staging.is_empty() {
             broken("a page leaves for a slot that is not mapped, and there is no staging ring");
         }
+        let mut rounds = 0u32;
         loop {
             let evicted = |index: usize, page: PageId, slot: FarSlot| {
                 let word = self.table.word(page);
@@ -38,6 +39,11 @@ impl Pager {
             self.flush_log(evictor);
             self.ring_writes(evictor);
             self.collect_writes(evictor, Duration::from_secs(1));
+            // Copies may be held by threads that are gone.
+            rounds += 1;
+            if rounds.is_multiple_of(LOOK_ROUNDS) {
+                self.threads.look();
+            }
         }
     }
 

@@ -102,6 +102,8 @@ struct Slabs {
 type Cold = Vec<(u32, u32)>;
 
 const BLOCK_BYTES: u64 = MAX_BACKED;
+/// Pauses between looks whether who is waited for exists: some half a second.
+const LOOK_ROUNDS: u32 = 4096;
 const _: () = assert!(BLOCK_BYTES == 2 << 20);
 
 impl Pool {
@@ -247,6 +249,7 @@ impl Pool {
     /// `cold`.
     fn take(&self, n: usize, out: &mut Vec<FarSlot>, cold: &mut Cold) -> Result<(), NoRoom> {
         let before = out.len();
+        let mut rounds = 0u32;
         let mut held = self.slabs.lock();
         loop {
             let slabs = &mut *held;
@@ -280,6 +283,11 @@ impl Pool {
             drop(held);
             if soon {
                 self.pause(50_000);
+                // By a process that shares this memory, and may be gone.
+                rounds += 1;
+                if rounds.is_multiple_of(LOOK_ROUNDS) {
+                    farmem_sys::members::look();
+                }
             } else {
                 left.into_iter().for_each(|homes| self.release(homes));
                 if let Err(e) = self.grow() {

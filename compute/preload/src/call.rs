@@ -56,6 +56,8 @@ pub const ALWAYS: &[i64] = &[
     libc::SYS_clone,
     libc::SYS_fork,
     libc::SYS_mlockall,
+    libc::SYS_unshare,
+    libc::SYS_setns,
     libc::SYS_prctl,
     libc::SYS_ptrace,
     libc::SYS_futex_waitv,

@@ -12,6 +12,7 @@ use crate::signals::{actions, masks, stacks};
 use crate::{confined, exec, fork, guard, limits, mappings, near, robust, sandbox, threads};
 use farmem_protocol::addr::is_far;
 use farmem_sys::descriptors::owns_fd;
+use farmem_sys::members;
 use farmem_sys::raw::{SignalsBlocked, syscall, syscall_for_program};
 use std::sync::atomic::Ordering;
 
@@ -91,6 +92,11 @@ pub fn dispatch(call: &Call) -> isize {
             0
         }
         libc::SYS_fork => fork::fork(call),
+        libc::SYS_unshare | libc::SYS_setns => {
+            // Children may share this memory, and count processes otherwise.
+            members::count_elsewhere();
+            issue(call)
+        }
         libc::SYS_clone3 if fork::copies(call) => fork::by_clone3(call),
         // The runtime's clock is the time stamp counter, also in its handlers.
         libc::SYS_prctl if a == libc::PR_SET_TSC as usize && b == libc::PR_TSC_SIGSEGV as usize => EINVAL,

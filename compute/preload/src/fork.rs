@@ -14,7 +14,7 @@ use crate::near;
 use crate::process::{claim_counters, is_this_process, pager, take_over};
 use crate::signals::{actions, open};
 use crate::threads;
-use farmem_sys::thread::{COMPANIONS, ONE};
+use farmem_sys::members::{COMPANION, SHARERS};
 use std::sync::atomic::Ordering;
 
 /// The flags of a clone that say what the child shares with the thread that makes it, as far as matters here.
@@ -41,7 +41,7 @@ pub fn company_begins(flags: usize) {
     }
     // Nothing counts a process of its own, nor a vfork child's threads.
     if flags & libc::CLONE_THREAD as usize == 0 || !is_this_process() {
-        let _ = COMPANIONS.compare_exchange(0, ONE, Ordering::Relaxed, Ordering::Relaxed);
+        SHARERS.fetch_or(COMPANION, Ordering::Relaxed);
     }
 }
 

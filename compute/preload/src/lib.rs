@@ -30,7 +30,7 @@
 //! | `near` | stacks for work that begins on a far one |
 //! | `sandbox`, `bpf`, `confined` | filters of the program's own; whether there are any |
 //! | `limits` | limits on addresses that the program sets |
-//! | `fork`, `vforks`, `exec`, `image` | children, and what they inherit |
+//! | `fork`, `exec`, `image` | children, and what they inherit |
 //! | `stays_near` | programs of the run without far memory are noted for its summary |
 //! | `exports` | libc functions that are interposed by name |
 //!
@@ -72,7 +72,6 @@ mod sites;
 mod start;
 mod stays_near;
 mod threads;
-mod vforks;
 
 #[global_allocator]
 static ARENA: farmem_sys::arena::Arena = farmem_sys::arena::Arena::new();

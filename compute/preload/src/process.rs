@@ -1,7 +1,8 @@
 //! This process on far memory: its pager, and its counters in the run's file.
 
-use farmem_pager::Pager;
+use farmem_pager::{Pager, ending};
 use farmem_protocol::counters;
+use farmem_sys::members;
 use farmem_sys::raw::checked;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
@@ -10,6 +11,7 @@ static PAGER: AtomicPtr<Pager> = AtomicPtr::new(std::ptr::null_mut());
 /// From now on the process is on far memory.
 pub fn begin(pager: &'static Pager) {
     PAGER.store(std::ptr::from_ref(pager).cast_mut(), Ordering::Release);
+    members::watch(ending::member_gone, || self::pager().look_for_members());
 }
 
 /// The pager. Only after [`started`].

@@ -24,8 +24,8 @@ use farmem_protocol::addr::{FAR_END, FAR_START};
 use farmem_protocol::counters::Near;
 use farmem_protocol::{counters, exit};
 use farmem_sys::clock;
+use farmem_sys::members::{SHARERS, UNSEEN};
 use farmem_sys::raw::{now_ns, read_file, sleep_ns};
-use farmem_sys::thread::{COMPANIONS, UNSEEN};
 use std::ffi::CStr;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -220,7 +220,7 @@ fn arm(text: &str, variables: Pointers) -> Result<(), String> {
         );
     }
     if !sites::sees_clones() {
-        COMPANIONS.store(UNSEEN, Ordering::Relaxed);
+        SHARERS.fetch_or(UNSEEN, Ordering::Relaxed);
     }
     let own = go::mark();
     let sees_libc = missed.is_some();

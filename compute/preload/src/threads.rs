@@ -23,6 +23,7 @@ use crate::near;
 use crate::process::pager;
 use farmem_pager::ending;
 use farmem_protocol::exit;
+use farmem_sys::members;
 use farmem_sys::raw::{SignalsBlocked, syscall};
 use farmem_sys::sync::Lock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -46,6 +47,10 @@ static CHANGES: Lock<()> = Lock::new(());
 static OWNED: AtomicUsize = AtomicUsize::new(0);
 /// A bit for each record that ever had one, so that a forked child looks at these only.
 static EVER: [AtomicU64; RECORDS / 64] = [const { AtomicU64::new(0) }; RECORDS / 64];
+
+/// In [`Record::serving`], by who knows that no other process has this memory.
+const SERVES: usize = 1;
+const UNNAMED: usize = members::UNNAMED as usize;
 
 const HOLDS: usize = 1;
 const HELD: usize = 2;
@@ -88,7 +93,7 @@ pub struct Record {
     pub wait_at: AtomicUsize,
     /// See `wait_at`.
     pub wait_mask: AtomicUsize,
-    /// Non-zero while the thread serves a fault.
+    /// Non-zero while the thread serves a fault: [`SERVES`], or its name ([`members::own_name`]).
     pub serving: AtomicUsize,
     /// Non-zero while it has the table of the program's actions.
     pub at_actions: AtomicUsize,
@@ -174,6 +179,16 @@ impl Record {
             |of| &of.scratch_len,
         ];
         fields.iter().for_each(|of| of(self).store(of(other).swap(0, Ordering::Relaxed), Ordering::Relaxed));
+    }
+
+    /// Whether the thread serves a fault. A vfork child has its parent's record, and may have been killed in one.
+    pub fn is_serving(&self) -> bool {
+        let name = self.serving.load(Ordering::Relaxed);
+        let own = matches!(name, SERVES | UNNAMED) || name != 0 && name == own_number();
+        if name != 0 && !own {
+            self.serving.store(0, Ordering::Relaxed);
+        }
+        own
     }
 
     /// Makes a call that the program's filter may trap, where the program's handler must not run yet. `None`: it has

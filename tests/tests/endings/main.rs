@@ -7,12 +7,14 @@
 //! | `silent.rs` | the network between goes silent |
 //! | `memory.rs` | far memory runs out; nobody takes more than was promised |
 //! | `programs.rs` | the program's own ends, and what they leave behind |
+//! | `beside.rs` | a process that shares the program's memory is killed |
 //! | `nodes.rs` | the node's own ends, its other clients, its idleness |
 //!
 //! The program is `programs/keeps_checking.c`, which knows what every word of its
 //! memory must be and looks all the time. Endings that take their time run side by
 //! side within one test.
 
+mod beside;
 mod hostile;
 mod lost;
 mod memory;

@@ -43,7 +43,7 @@ impl Drop for Program {
 /// The thread has the table no more: what came meanwhile comes now, or at the end of the fault that it is in.
 fn left(record: &Record) {
     record.at_actions.store(0, Ordering::Relaxed);
-    if record.serving.load(Ordering::Relaxed) == 0 {
+    if !record.is_serving() {
         open::send_kept();
     }
 }

@@ -7,6 +7,7 @@ use crate::process::pager;
 use crate::threads::{self, Record};
 use farmem_pager::ending::broken;
 use farmem_protocol::addr::is_far;
+use farmem_sys::members;
 use std::sync::atomic::Ordering;
 
 /// What a SIGBUS says.
@@ -87,12 +88,12 @@ pub extern "C" fn on_bus(signal: i32, info: *mut libc::siginfo_t, context: *mut 
         // The record is this thread's own: no need of a locked instruction. (On another stack it may be that of one
         // whose thread pointer this thread shares.)
         let own = record.is_alternate(context as usize);
-        if own && record.serving.load(Ordering::Relaxed) != 0 {
+        if own && record.is_serving() {
             let (addr, ip) = (bus.addr, bus.register(libc::REG_RIP));
             broken(&format!("the runtime touched far memory at {addr:#x}, from {ip:#x}"));
         }
         let mark = |serving: usize| own.then(|| record.serving.store(serving, Ordering::Relaxed));
-        mark(1);
+        mark(members::own_name() as usize);
         let served = bus.serve();
         mark(0);
         if own {
@@ -107,7 +108,7 @@ pub extern "C" fn on_bus(signal: i32, info: *mut libc::siginfo_t, context: *mut 
             }
             return;
         }
-    } else if record.serving.load(Ordering::Relaxed) == 0 {
+    } else if !record.is_serving() {
         // What came before all was blocked, in the stub.
         open::send_kept();
     }

@@ -37,7 +37,7 @@ use super::kernel::{ALL, KernelAction, is_ours, own_action, set_action};
 use super::{actions, deliver, faults, masks, resume};
 use crate::gate::GATE;
 use crate::threads::{self, Info, Kept, Record};
-use crate::vforks::VFORKS;
+use farmem_sys::members::{SHARERS, VFORKS};
 use farmem_sys::raw::{GATE_THREAD, getpid, syscall};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -59,7 +59,7 @@ core::arch::global_asm!(
     "mov eax, [rip + {state}]",
     "test eax, eax", "jz 4f",
     "cmp eax, {open}", "jne 3f",
-    "cmp dword ptr [rip + {vforks}], 0", "jne 3f",
+    "test dword ptr [rip + {sharers}], {vforks}", "jne 3f",
     // The thread's record, if it is where the search for it begins.
     "mov r8, fs:[0]",
     "movabs rcx, {hash}",
@@ -99,7 +99,8 @@ core::arch::global_asm!(
     "jmp {on_bus}",
     ".size farmem_on_bus, .-farmem_on_bus",
     state = sym STATE,
-    vforks = sym VFORKS,
+    sharers = sym SHARERS,
+    vforks = const VFORKS,
     open = const OPEN,
     all = sym ALL,
     hash = const threads::HASH,
@@ -185,7 +186,7 @@ pub fn watch() {
 
 /// In a forked child, which has no others.
 pub fn forget_in_child() {
-    VFORKS.store(0, Ordering::Relaxed);
+    SHARERS.fetch_and(!VFORKS, Ordering::Relaxed);
     threads::current().kept.signal.store(0, Ordering::Relaxed);
 }
 
@@ -210,7 +211,7 @@ unsafe fn place(record: &Record, context: usize) -> Place {
         let on_near = record.is_alternate(rsp);
         let kept = record.kept.signal.load(Ordering::Relaxed) != 0;
         if record.at_actions.load(Ordering::Relaxed) != 0
-            || on_near && (record.serving.load(Ordering::Relaxed) != 0 || kept && resume::is_over(rip))
+            || on_near && (record.is_serving() || kept && resume::is_over(rip))
         {
             return Place::Midst;
         }

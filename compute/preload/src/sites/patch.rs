@@ -5,7 +5,7 @@ use super::standing::{STUBS, Stub};
 use super::text::{COMPARE32, COMPARE64, Kind, SYSCALL, find, instructions, missed};
 use crate::filter::Missed;
 use crate::fork;
-use crate::vforks::VFORKS;
+use farmem_sys::members::SHARERS;
 use farmem_sys::raw::{checked, syscall};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -218,8 +218,8 @@ fn announced(code: &mut Vec<u8>, at: usize, clone3: bool, stubs: usize) {
 /// kernel leaves in rcx nobody needs.)
 fn counted(code: &mut Vec<u8>, at: usize, place: usize, nr: i64) {
     let count = |code: &mut Vec<u8>, instruction: u8| {
-        code.extend([0x48, 0xb9]); // mov rcx,VFORKS
-        code.extend((VFORKS.as_ptr() as usize).to_le_bytes());
+        code.extend([0x48, 0xb9]); // mov rcx,SHARERS
+        code.extend((SHARERS.as_ptr() as usize).to_le_bytes());
         code.extend([0xf0, 0xff, instruction]); // lock inc, or dec, [rcx]
     };
     count(code, 0x01);
