@@ -19,7 +19,6 @@
 //! * [`fork`]: how a forked child becomes a member.
 //! * [`network`]: a network in this process, such as a simulator's, in place of sockets.
 //! * [`shape`]: a network slower than loopback, for measuring.
-//! * [`strategy`]: chunks with windows, whoever binds them.
 //! * [`words`]: operations on the words that say who owns what.
 //!
 //! The host's half runs inside signal handlers of other people's programs: no
@@ -35,7 +34,6 @@ pub mod network;
 pub mod queue;
 pub mod session;
 pub mod shape;
-pub mod strategy;
 mod verbs;
 pub mod words;
 

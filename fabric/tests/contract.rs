@@ -2,23 +2,8 @@
 
 use farmem_contract::{self as contract, Subject};
 use farmem_fabric::Session;
-use farmem_nic::offer::Strategy;
 use farmem_protocol::addr::SLAB_BYTES;
 use farmem_sim::{Network, Weather};
-
-#[test]
-fn sim_holds_every_strategy() {
-    for strategy in [Strategy::Offloaded, Strategy::Prebound, Strategy::Rpc] {
-        let network = Network::new(Weather::default(), contract::SLABS as u64 * SLAB_BYTES);
-        network.offer(contract::strategies::offer(strategy));
-        let subject = Subject {
-            connect: &|options| Session::simulated(&network, options),
-            lent: &|| network.lent(),
-            pass: &|| network.pass(1_000_000),
-        };
-        contract::strategies::holds(&subject, strategy);
-    }
-}
 
 #[test]
 fn sim_holds_the_contract() {

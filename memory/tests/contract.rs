@@ -3,7 +3,6 @@
 use farmem_contract::{self as contract, Subject};
 use farmem_fabric::{ConnectOptions, NodeAddr, Session, Transport};
 use farmem_memory::{Config, Node};
-use farmem_nic::offer::Strategy;
 use farmem_protocol::addr::SLAB_BYTES;
 use std::time::Duration;
 
@@ -27,24 +26,6 @@ fn holds(node: &Node, addr: &NodeAddr, transport: Transport, mapped: bool) {
         lent: &|| node.nic().lent(),
         pass: &|| std::thread::sleep(Duration::from_millis(1)),
     });
-}
-
-#[test]
-fn every_strategy_holds_over_tcp_and_shm() {
-    for strategy in [Strategy::Offloaded, Strategy::Prebound, Strategy::Rpc] {
-        for (at, transport) in [(0, Transport::Tcp), (1, Transport::Shm)] {
-            let node = node(&format!("{strategy:?}-{at}"));
-            node.nic().offer(contract::strategies::offer(strategy)).unwrap();
-            let subject = Subject {
-                connect: &|options| {
-                    Session::connect(&node.addresses()[at], &ConnectOptions { transport, ..options.clone() })
-                },
-                lent: &|| node.nic().lent(),
-                pass: &|| std::thread::sleep(Duration::from_millis(1)),
-            };
-            contract::strategies::holds(&subject, strategy);
-        }
-    }
 }
 
 #[test]

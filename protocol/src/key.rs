@@ -55,10 +55,6 @@ const INDEX: u32 = 32;
 impl Key {
     /// The word table of the node: READ by every member, CAS by the owner and within the rules.
     pub const WORDS: Key = Key::service(0);
-    /// The node's queue that takes SENDs asking for a chunk with its windows (OneSidedMW's allocation chain).
-    pub const ALLOC: Key = Key::service(1);
-    /// The node's queue that takes SENDs giving a chunk back.
-    pub const FREE: Key = Key::service(2);
 
     /// A window's key.
     pub const fn window(index: u32, generation: u32) -> Key {

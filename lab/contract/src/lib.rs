@@ -8,7 +8,6 @@
 
 pub mod conditions;
 mod regions;
-pub mod strategies;
 mod units;
 mod windows;
 
@@ -75,7 +74,8 @@ pub fn hold(subject: &Subject<'_>) {
     }
 }
 
-fn options(run: u8) -> ConnectOptions {
+/// What the suite asks of a session: of this run, with a short grace.
+pub fn options(run: u8) -> ConnectOptions {
     ConnectOptions {
         timeout: Duration::from_secs(5),
         grace: Duration::from_millis(200),
@@ -91,7 +91,11 @@ impl Subject<'_> {
     }
 }
 
-fn await_that(subject: &Subject<'_>, what: &str, condition: impl Fn() -> bool) {
+/// Lets time pass until it is so.
+///
+/// # Panics
+/// When it is not so within 10 s.
+pub fn await_that(subject: &Subject<'_>, what: &str, condition: impl Fn() -> bool) {
     let begun = Instant::now();
     while !condition() {
         assert!(begun.elapsed() < Duration::from_secs(10), "not so after 10 s: {what}");

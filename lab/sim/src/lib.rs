@@ -192,16 +192,6 @@ impl Network {
         self.state.lock().nic.as_ref().map(look)
     }
 
-    /// Makes the node offer chunks with windows.
-    ///
-    /// # Panics
-    /// If it cannot.
-    pub fn offer(&self, offer: farmem_nic::offer::Offer) {
-        if let Some(nic) = &self.state.lock().nic {
-            nic.offer(offer).expect("an offer that fits");
-        }
-    }
-
     /// The time, in nanoseconds.
     pub fn now_ns(&self) -> u64 {
         self.state.lock().now_ns

@@ -8,6 +8,7 @@
 //! * `wires`: memory that members reach by an RDMA card, past all this. `carved`: windows there. `budget`: their limit.
 //! * [`tally`]: figures for operators. [`events`]: events for their log.
 //! * [`regions`]: memory with a name, which outlives its members.
+//! * [`service`]: a hook for services that members ask by SEND.
 //! * [`shares`]: bounded tables, and how much of them a peer may have.
 //! * [`epochs`]: when the last transfer under a revoked right has ended.
 //!
@@ -23,9 +24,8 @@ pub mod events;
 pub mod grip;
 pub mod lending;
 pub mod members;
-pub mod offer;
-pub mod offload;
 pub mod regions;
+pub mod service;
 pub mod shares;
 pub mod tally;
 pub mod units;
@@ -35,18 +35,18 @@ pub(crate) mod wires;
 pub use members::{MAX_GRACE_MS, MAX_MEMBERS, MAX_QUEUES, Member};
 pub use tally::Tally;
 
-use epochs::{Epochs, Section};
+use epochs::Epochs;
 use events::Event;
 use farmem_protocol::addr::SlabId;
 use farmem_protocol::key::Key;
 use farmem_protocol::region::RegionName;
-use farmem_protocol::wire::{Figure, MAX_BACKED, REPLY_BYTES, Secret, Status};
+use farmem_protocol::wire::{Figure, MAX_BACKED, Secret, Status};
 use farmem_sys::sync::Lock;
 use farmem_sys::verbs::Device;
 use lending::{Lending, Slab};
 use members::Turn;
-use offload::Which;
 use regions::{MAX_REGIONS, Region};
+use service::Service;
 use shares::Table;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -77,9 +77,9 @@ pub struct Nic {
     pub windows: Windows,
     /// The memory that is owned unit by unit.
     pub units: Arc<Units>,
-    /// Chunks with windows, if the node offers any.
-    offered: OnceLock<offer::Offered>,
-    /// Members that are gone and may have taken some.
+    /// Answers SENDs, if anything does.
+    service: OnceLock<Box<dyn Service>>,
+    /// Members that are gone, of which the service does not know yet.
     departed: Lock<Vec<u64>>,
     /// Transfers under way.
     pub(crate) epochs: Epochs,
@@ -124,7 +124,7 @@ impl Nic {
             tally: Tally::default(),
             incarnation: incarnation.max(1),
             windows: Windows::default(),
-            offered: OnceLock::new(),
+            service: OnceLock::new(),
             departed: Lock::new(Vec::new()),
             epochs: Epochs::default(),
             serials: AtomicU64::new(0),
@@ -168,12 +168,11 @@ impl Nic {
     /// Does a piece of what the node does by itself: drains, scrubs, buries. False when there was
     /// nothing to do now. `cpu_ns` is the caller's clock of CPU time.
     pub fn keep(&self, cpu_ns: &dyn Fn() -> u64) -> bool {
-        if let Some(offered) = self.offered.get() {
+        if let Some(service) = self.service.get() {
             for member in std::mem::take(&mut *self.departed.lock()) {
-                offered.recover(member, &self.windows, &mut || self.drained());
+                service.departed(member, &self.windows, &mut || self.drained());
             }
-            let made = offered.regenerate(&self.windows);
-            count(&self.tally.regenerated, made);
+            service.keep(&self.windows);
         }
         self.units.keep(&self.epochs, cpu_ns)
     }
@@ -209,37 +208,9 @@ impl Nic {
         }
     }
 
-    /// Offers chunks with windows to every member, by a strategy. Once in a node's life.
-    pub fn offer(&self, offer: offer::Offer) -> Result<(), offer::NoOffer> {
-        let offered = offer::Offered::new(offer, &self.lending, &self.windows)?;
-        // What is offered already stays.
-        let _ = self.offered.set(offered);
-        Ok(())
-    }
-
-    /// A SEND to one of the node's own queues.
-    fn send(
-        &self,
-        (member, queue): (&Member, u64),
-        service: u32,
-        said: &[u8],
-        reply: &mut [u8; REPLY_BYTES as usize],
-        section: &mut Section<'_>,
-    ) -> Result<(), Status> {
-        let offered = self.offered.get().ok_or(Status::Access)?;
-        let which = match service {
-            1 => Which::Take,
-            2 => Which::Give,
-            3 => {
-                for (field, word) in reply.chunks_exact_mut(8).zip(offered.describe()) {
-                    field.copy_from_slice(&word.to_le_bytes());
-                }
-                return Ok(());
-            }
-            _ => return Err(Status::Access),
-        };
-        *reply = offered.send((member.serial, queue), which, said, &self.windows, section)?;
-        Ok(())
+    /// Has `service` answer SENDs from now on. Only the first one does.
+    pub fn serve(&self, service: impl Service + 'static) {
+        let _ = self.service.set(Box::new(service));
     }
 
     /// Waits, outside of any section, until what is under way now has ended.

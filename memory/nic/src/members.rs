@@ -321,7 +321,7 @@ impl Nic {
         // Off the card before anything of it is anybody else's.
         drop(member.wires.lock().end());
         member.lease.end();
-        if self.offered.get().is_some() {
+        if self.service.get().is_some() {
             self.departed.lock().push(member.serial);
         }
         // Scrubbing takes milliseconds a slab: no lock is held here.

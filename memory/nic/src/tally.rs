@@ -14,7 +14,6 @@ pub struct Tally {
     pub invalidates: AtomicU64,
     pub carved: AtomicU64,
     pub sends: AtomicU64,
-    pub regenerated: AtomicU64,
     pub read_bytes: AtomicU64,
     pub write_bytes: AtomicU64,
     pub records: AtomicU64,

@@ -229,15 +229,15 @@ impl Serving {
             Op::Send => {
                 let Some(said) = input.get(..len as usize) else { return Ok(None) };
                 count(&nic.tally.sends, 1);
-                let mut reply = [0; REPLY_BYTES as usize];
-                let done = match key.kind() {
-                    KeyKind::Service(service) => {
-                        nic.send((&self.member, self.queue), service, said, &mut reply, section)
+                let from = (self.member.serial, self.queue);
+                let answer = match (key.kind(), nic.service.get()) {
+                    (KeyKind::Service(number), Some(service)) => {
+                        service.send(from, number, said, &nic.windows, section)
                     }
                     _ => Err(Status::Access),
                 };
-                self.settle(nic, output, done.map(|()| 0));
-                output.bytes(&reply);
+                self.settle(nic, output, answer.map(|_| 0));
+                output.bytes(&answer.unwrap_or([0; REPLY_BYTES as usize]));
                 Ok(Some(len as usize))
             }
         }

@@ -88,8 +88,8 @@ pub fn of_units(geometry: &Geometry) -> Vec<Vec<u8>> {
         batch_of(
             15,
             &[
-                (Op::Send, Key::ALLOC, 0, vec![3; 40]),
-                (Op::Send, Key::FREE, 0, vec![]),
+                (Op::Send, Key::service(1), 0, vec![3; 40]),
+                (Op::Send, Key::service(2), 0, vec![]),
                 (Op::Faa, Key::WORDS, 64, vec![1; 8]),
             ],
         ),

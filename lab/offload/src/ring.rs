@@ -1,22 +1,12 @@
-//! Windows bound and unbound by the NIC itself, asked by one SEND: no daemon on the path.
-//!
-//! * `request`: work requests in memory. `machine`: what runs them. `chains`: the two
-//!   that take a chunk and give it back, as OneSidedMW has them, and mended.
-//! * This file: chunks with their windows, for every member, and the node's part: what
-//!   it does when a chain breaks and when a member is gone.
-//!
-//! `docs/design/offload.md` has the chains drawn, and how a card would run them.
+//! Chunks with their windows, for every member, and the node's part: what it does when a chain breaks and when a member
+//! is gone.
 
-pub mod chains;
-pub mod machine;
-pub mod request;
-
-use super::grip::Memory;
-use super::windows::Windows;
-use chains::{Design, GROUP, Layout, OWNER};
+use crate::chains::{self, Design, GROUP, Layout, OWNER};
+use crate::machine::{self, ChainId, Machine, NODE};
+use farmem_nic::grip::Memory;
+use farmem_nic::windows::Windows;
 use farmem_protocol::key::{Key, KeyKind};
 use farmem_protocol::wire::Status;
-use machine::{ChainId, Machine, NODE};
 use std::collections::BTreeMap;
 
 /// Which chain.

@@ -6,17 +6,19 @@
 //! | [`Strategy::Prebound`] | the node, beforehand and behind (FineMem) | CAS, READ | READ, CAS, CAS | until the node has come by |
 //! | [`Strategy::Rpc`] | the node's CPU, asked (the baseline) | one SEND | one SEND | never again |
 //!
-//! Beside them stands farmem's own: the descriptor word is the right ([`super::units`]),
-//! and nothing is bound at all. The host's half is `farmem_fabric::strategy`.
+//! The host's half is [`crate::host`].
 
-use super::epochs::Section;
-use super::grip::Memory;
-use super::lending::{Lending, NoSlab};
-use super::offload::chains::Design;
-use super::offload::machine::NODE;
-use super::offload::{Offload, Which};
-use super::units::leases::Lease;
-use super::windows::{ANY_MEMBER, Bound, Windows};
+use crate::chains::Design;
+use crate::host::{DESCRIBE, GIVE, TAKE};
+use crate::machine::NODE;
+use crate::ring::{Offload, Which};
+use farmem_nic::Nic;
+use farmem_nic::epochs::Section;
+use farmem_nic::grip::Memory;
+use farmem_nic::lending::{Lending, NoSlab};
+use farmem_nic::service::Service;
+use farmem_nic::units::leases::Lease;
+use farmem_nic::windows::{ANY_MEMBER, Bound, Windows};
 use farmem_protocol::addr::SLAB_BYTES;
 use farmem_protocol::key::{Key, KeyKind, Rights};
 use farmem_protocol::wire::{ANY_QUEUE, Status};
@@ -61,8 +63,17 @@ pub enum NoOffer {
     Windows,
 }
 
+/// Has a node offer chunks with windows to every member. Once in its life.
+///
+/// # Errors
+/// The node has no memory or windows for them.
+pub fn offer(nic: &Nic, offer: Offer) -> Result<(), NoOffer> {
+    nic.serve(Offered::new(offer, &nic.lending, &nic.windows)?);
+    Ok(())
+}
+
 /// What a node offers.
-pub(super) struct Offered {
+struct Offered {
     offer: Offer,
     how: How,
 }
@@ -101,7 +112,7 @@ struct Prebound {
 pub const USED_UP: u32 = u32::MAX;
 
 impl Offered {
-    pub fn new(offer: Offer, lending: &Arc<Lending>, windows: &Windows) -> Result<Offered, NoOffer> {
+    fn new(offer: Offer, lending: &Arc<Lending>, windows: &Windows) -> Result<Offered, NoOffer> {
         let chunks_at = match offer.strategy {
             Strategy::Prebound => (8 * offer.count.div_ceil(64) + 16 * offer.count).next_multiple_of(4096),
             _ => 0,
@@ -129,7 +140,7 @@ impl Offered {
     }
 
     /// What a host is told: strategy, bytes of a chunk, chunks, key of the table, where keys and windows are in it.
-    pub fn describe(&self) -> [u64; 6] {
+    fn describe(&self) -> [u64; 6] {
         let (table, keys, windows) = match &self.how {
             How::Prebound(prebound) => (prebound.table.0, prebound.keys_at, prebound.windows_at),
             _ => (0, 0, 0),
@@ -138,7 +149,7 @@ impl Offered {
     }
 
     /// A SEND that takes a chunk or gives one back.
-    pub fn send(
+    fn run(
         &self,
         who: (u64, u64),
         which: Which,
@@ -175,19 +186,45 @@ impl Offered {
 
     /// A member is gone. What it had of prebound chunks only the others know: FineMem's recovery goes by a log
     /// that is not kept here.
-    pub fn recover(&self, member: u64, windows: &Windows, drain: &mut dyn FnMut()) {
+    fn recover(&self, member: u64, windows: &Windows, drain: &mut dyn FnMut()) {
         match &self.how {
             How::Offloaded(offload) => offload.lock().recover(member, windows, drain),
             How::Rpc(rpc) => rpc.lock().recover(member, &self.offer, windows, drain),
             How::Prebound(_) => {}
         }
     }
+}
 
-    /// Makes keys anew that were used up: FineMem's scan. How many.
-    pub fn regenerate(&self, windows: &Windows) -> u64 {
-        match &self.how {
-            How::Prebound(prebound) => prebound.regenerate(&self.offer, windows),
-            _ => 0,
+impl Service for Offered {
+    fn send(
+        &self,
+        from: (u64, u64),
+        number: u32,
+        said: &[u8],
+        windows: &Windows,
+        section: &mut Section<'_>,
+    ) -> Result<[u8; 64], Status> {
+        match Key::service(number) {
+            TAKE => self.run(from, Which::Take, said, windows, section),
+            GIVE => self.run(from, Which::Give, said, windows, section),
+            DESCRIBE => {
+                let mut reply = [0; 64];
+                for (field, word) in reply.chunks_exact_mut(8).zip(self.describe()) {
+                    field.copy_from_slice(&word.to_le_bytes());
+                }
+                Ok(reply)
+            }
+            _ => Err(Status::Access),
+        }
+    }
+
+    fn departed(&self, member: u64, windows: &Windows, drain: &mut dyn FnMut()) {
+        self.recover(member, windows, drain);
+    }
+
+    fn keep(&self, windows: &Windows) {
+        if let How::Prebound(prebound) = &self.how {
+            prebound.regenerate(&self.offer, windows);
         }
     }
 }
@@ -317,8 +354,7 @@ impl Prebound {
     }
 
     /// A backup that was used up is the window that was in use before the last give: unbound, and bound anew.
-    fn regenerate(&self, offer: &Offer, windows: &Windows) -> u64 {
-        let mut made = 0;
+    fn regenerate(&self, offer: &Offer, windows: &Windows) {
         for chunk in 0..offer.count {
             let at = self.keys_at + 8 * chunk;
             let keys = self.get(at);
@@ -332,8 +368,8 @@ impl Prebound {
             let Ok(free) = windows.invalidate(NODE, 0, (index, generation(Key(old)))) else { continue };
             let Ok(key) = windows.bind(NODE, (index, generation(free)), self.chunk(offer, chunk)) else { continue };
             let fresh = keys & !(USED_UP as u64) | (which << 31 | generation(key)) as u64;
-            made += (self.memory.mapping().cas(at, keys, fresh) == Some(keys)) as u64;
+            // One that changed meanwhile is looked at again next time.
+            let _ = self.memory.mapping().cas(at, keys, fresh);
         }
-        made
     }
 }

@@ -14,8 +14,8 @@
 //! runs a chain to its end, a test interleaves them in every way.
 
 use super::request::{CHECK_QUEUE, Op, REQUEST_BYTES, Region, Request};
-use crate::grip::Memory;
-use crate::windows::{Bound, Windows};
+use farmem_nic::grip::Memory;
+use farmem_nic::windows::{Bound, Windows};
 use farmem_protocol::key::{Key, KeyKind, Rights};
 use std::collections::VecDeque;
 

@@ -1,9 +1,9 @@
 //! The chains as published, with their defects shown, and mended.
 
-use super::machine::{CHUNKS_AT, Stepped};
 use super::*;
-use crate::lending::{Backing, Lending};
-use crate::units::leases::Lease;
+use crate::machine::{CHUNKS_AT, Stepped};
+use farmem_nic::lending::{Backing, Lending};
+use farmem_nic::units::leases::Lease;
 use farmem_protocol::addr::SLAB_BYTES;
 use farmem_protocol::random::Random;
 use farmem_protocol::wire::Op;

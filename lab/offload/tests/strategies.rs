@@ -1,13 +1,18 @@
 //! Chunks with windows: what every strategy must give, and where they differ.
 
-use super::{Subject, await_that, get, options, put};
-use farmem_fabric::strategy::{Chunk, ChunkError, Chunks};
-use farmem_fabric::{QueuePair, Refusal, Session};
-use farmem_nic::offer::{Offer, Strategy};
+use farmem_contract::{self as contract, Subject, await_that, get, options, put};
+use farmem_fabric::{ConnectOptions, NodeAddr, QueuePair, Refusal, Session, Transport};
+use farmem_memory::{Config, Node};
+use farmem_offload::host::{Chunk, ChunkError, Chunks};
+use farmem_offload::offer::{Offer, Strategy};
 use farmem_protocol::addr::SLAB_BYTES;
+use farmem_sim::{Network, Weather};
+use std::time::Duration;
+
+const ALL: [Strategy; 3] = [Strategy::Offloaded, Strategy::Prebound, Strategy::Rpc];
 
 /// What the subject's node must have been made to offer.
-pub const fn offer(strategy: Strategy) -> Offer {
+const fn offer(strategy: Strategy) -> Offer {
     Offer { strategy, chunk_bytes: 64 << 10, count: 8 }
 }
 
@@ -35,10 +40,7 @@ impl Client {
 }
 
 /// Takes, uses, gives back, through the strategy that the node offers ([`offer`]).
-///
-/// # Panics
-/// When the back end breaks the contract.
-pub fn holds(subject: &Subject<'_>, strategy: Strategy) {
+fn holds(subject: &Subject<'_>, strategy: Strategy) {
     let (mut a, mut b) = (Client::new(subject, 1), Client::new(subject, 2));
     assert_eq!(a.chunks.strategy(), strategy);
     let mut old = Vec::new();
@@ -109,4 +111,39 @@ pub fn holds(subject: &Subject<'_>, strategy: Strategy) {
         a.give(chunk).expect("given back");
     }
     assert_eq!((subject.lent)(), SLAB_BYTES, "the chunks' own slab");
+}
+
+#[test]
+fn every_strategy_holds_over_sim() {
+    for strategy in ALL {
+        let network = Network::new(Weather::default(), contract::SLABS as u64 * SLAB_BYTES);
+        network.with_nic(|nic| farmem_offload::offer::offer(nic, offer(strategy)).unwrap());
+        let subject = Subject {
+            connect: &|options| Session::simulated(&network, options),
+            lent: &|| network.lent(),
+            pass: &|| network.pass(1_000_000),
+        };
+        holds(&subject, strategy);
+    }
+}
+
+#[test]
+fn every_strategy_holds_over_tcp_and_shm() {
+    for strategy in ALL {
+        for (at, transport) in [(0, Transport::Tcp), (1, Transport::Shm)] {
+            let name = format!("farmem-strategy-{strategy:?}-{at}-{}.sock", std::process::id());
+            let path = std::env::temp_dir().join(name);
+            let listen = vec![NodeAddr::Tcp("127.0.0.1:0".into()), NodeAddr::Shm(path)];
+            let node = Node::start(&Config::new(contract::SLABS as u64 * SLAB_BYTES, listen)).unwrap();
+            farmem_offload::offer::offer(node.nic(), offer(strategy)).unwrap();
+            let subject = Subject {
+                connect: &|options| {
+                    Session::connect(&node.addresses()[at], &ConnectOptions { transport, ..options.clone() })
+                },
+                lent: &|| node.nic().lent(),
+                pass: &|| std::thread::sleep(Duration::from_millis(1)),
+            };
+            holds(&subject, strategy);
+        }
+    }
 }

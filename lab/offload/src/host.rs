@@ -1,16 +1,20 @@
 //! Chunks with windows from a node that offers them, by whichever strategy it does
-//! ([`farmem_nic::offer`]): one interface, so that they can be compared.
+//! ([`crate::offer`]): one interface, so that they can be compared.
 
 // READs and replies go to buffers here.
 #![allow(unsafe_code)]
 
-use crate::{Lost, QueuePair, Refusal};
-use farmem_nic::offer::{Strategy, USED_UP};
+use crate::offer::{Strategy, USED_UP};
+use farmem_fabric::{Lost, QueuePair, Refusal};
 use farmem_protocol::key::Key;
 use farmem_protocol::wire::REPLY_BYTES;
 use farmem_protocol::wire::variant;
 use std::time::Duration;
 
+/// The node's queue that takes SENDs asking for a chunk with its windows.
+pub const TAKE: Key = Key::service(1);
+/// The node's queue that takes SENDs giving a chunk back.
+pub const GIVE: Key = Key::service(2);
 /// The service that says what is offered.
 pub const DESCRIBE: Key = Key::service(3);
 /// How often a lost CAS is tried again.
@@ -102,7 +106,7 @@ impl Chunks {
         self.verbs += 1;
         let mine = queue.number();
         let said: Vec<u8> = [mine; 3].iter().flat_map(|n| n.to_le_bytes()).collect();
-        let reply = say(queue, Key::ALLOC, &said)?;
+        let reply = say(queue, TAKE, &said)?;
         // Of the group that a chain binds, the second is for access; an RPC binds one.
         let (key, name) = match self.strategy {
             Strategy::Offloaded => (Key(word(&reply, 2)), (word(&reply, 6) & 0xff_ffff_ffff) >> 8),
@@ -117,7 +121,7 @@ impl Chunks {
             return self.give_prebound(queue, chunk);
         }
         self.verbs += 1;
-        say(queue, Key::FREE, &(chunk.name as u32).to_le_bytes())?;
+        say(queue, GIVE, &(chunk.name as u32).to_le_bytes())?;
         Ok(())
     }
 
