@@ -19,6 +19,8 @@ install -Dm755 "$binary" "$tree/usr/bin/farmem"
 strip --strip-debug "$tree/usr/bin/farmem" 2>/dev/null || true
 # The same bytes as in the binary, which then writes no copy of its own.
 install -Dm644 "$target/release/deps/libfarmem_preload.so" "$tree/usr/lib/farmem/libfarmem_preload.so"
+install -Dm644 bindings/c/farmem.h "$tree/usr/include/farmem.h"
+install -Dm644 bindings/python/farmem/hints.py "$tree/usr/lib/python3/dist-packages/farmem/hints.py"
 install -Dm644 packaging/farmem-node.service "$tree/lib/systemd/system/farmem-node.service"
 install -Dm644 packaging/farmem-node.default "$tree/etc/default/farmem-node"
 

@@ -22,6 +22,7 @@ node:nodejs
 java:default-jdk-headless
 javac:default-jdk-headless
 gcc:gcc
+g++:g++
 gdb:gdb
 valgrind:valgrind
 qemu-x86_64:qemu-user

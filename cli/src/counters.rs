@@ -57,6 +57,10 @@ plain_counters! {
     prefetch_used,
     /// Continued windows.
     prefetch_windows,
+    /// Pages brought in by hints.
+    hinted,
+    /// Pages sent away by hints.
+    paged_out,
     /// Pages that left.
     evicted,
     /// … clean.

@@ -12,7 +12,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// First word of a counters file: `farmem` and the layout's version.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"farmem\x00\x08");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"farmem\x00\x09");
 /// Process slots in a counters file.
 pub const PROCESSES: usize = 64;
 /// Near programs that a counters file names; others are counted together.
@@ -164,6 +164,10 @@ pub struct Process {
     pub prefetch_used: AtomicU64,
     /// Windows named.
     pub prefetch_windows: AtomicU64,
+    /// Pages brought in because the program said that it will use them.
+    pub hinted: AtomicU64,
+    /// Pages that left because the program told them to.
+    pub paged_out: AtomicU64,
     /// Pages that left local memory.
     pub evicted: AtomicU64,
     /// … of which clean: dropped without a transfer.

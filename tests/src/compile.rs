@@ -23,7 +23,7 @@ pub fn sources() -> PathBuf {
 pub fn c(name: &str, flags: &[&str]) -> Result<PathBuf> {
     let source = sources().join(format!("{name}.c"));
     let mut hash = DefaultHasher::new();
-    for file in [source.clone(), sources().join("case.h")] {
+    for file in [source.clone(), sources().join("case.h"), sources().join("../../bindings/c/farmem.h")] {
         std::fs::read(&file).with_context(|| file.display().to_string())?.hash(&mut hash);
     }
     flags.hash(&mut hash);

@@ -195,6 +195,10 @@ fn rows(sample: &Sample, peaks: &Peaks) -> Vec<Line> {
         let more = format!("of {pages} pages fetched ahead were used; they spared {spared} of all fetches");
         rows.push(("prefetch", units::share(counts.prefetch_used, counts.prefetched), more));
     }
+    if counts.hinted + counts.paged_out > 0 {
+        let more = format!("pages came in ahead, {} left, as the program said", units::count(counts.paged_out));
+        rows.push(("hints", units::count(counts.hinted), more));
+    }
     if counts.evicted > 0 {
         let clean = units::share(counts.evicted_clean, counts.evicted);
         let (came, went) = (units::bytes(counts.bytes_in), units::bytes(counts.bytes_out));

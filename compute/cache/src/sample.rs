@@ -125,6 +125,10 @@ impl Policy for Sampled {
         }
     }
 
+    fn demote(&mut self, page: PageId) {
+        self.rest.demote(page);
+    }
+
     fn gone(&mut self, page: PageId) {
         // It may have come when the rate was another.
         self.sample.gone(page);

@@ -24,6 +24,9 @@
 //! replaced. Where protected pages do so less than a third as often as those on probation, victims are protected
 //! pages. (ARC, FAST '03, weighs its queues by such returns too, but would hear nothing of protected pages here.)
 //!
+//! *Cold.* Pages that the program has called cold wait in a queue of their own, which victims come from first. They
+//! leave no ghost: their leaving says nothing about the other queues.
+//!
 //! *Credit.* A protected page that keeps coming back soon is in steady use: each
 //! return earns it one more round in the protected queue than the last, up to
 //! [`Shape::credit`], and it leaves only when it has spent them. It is what
@@ -59,6 +62,7 @@ pub const RECOMMENDED: Shape = Shape { probation: 5, soon: 25, credit: 3, look: 
 
 const PROBATION: usize = 0;
 const PROTECTED: usize = 1;
+const COLD: usize = 2;
 /// A page's four bits of credit: returns in a row, 0–3, above the rounds it has left, 0–3.
 const ROUNDS: u8 = 3;
 const MOST_RETURNS: u8 = 3;
@@ -208,6 +212,10 @@ impl Policy for Segments {
         self.ghosts.expect(self.pages.iter(queue).take(n).map(|(page, _)| page));
         let from = out.len();
         while out.len() - from < n && self.pages.len() > 0 {
+            if let Some((cold, _)) = self.pages.pop(COLD) {
+                out.push(cold);
+                continue;
+            }
             if self.takes_probation() {
                 self.leaves(PROBATION, out);
                 continue;
@@ -230,6 +238,8 @@ impl Policy for Segments {
         let probation = n - protected.min(self.pages.queue_len(PROTECTED));
         let spare = |(page, credit)| (credit == 0 || stale && credit & ROUNDS == 0).then_some(page);
         let from = out.len();
+        out.extend(self.pages.iter(COLD).take(n).map(|(page, _)| page));
+        let probation = probation.min(n - (out.len() - from));
         out.extend(self.pages.iter(PROBATION).take(probation).map(|(page, _)| page));
         let rest = n - (out.len() - from);
         out.extend(self.pages.iter(PROTECTED).take(rest).filter_map(spare));
@@ -241,6 +251,12 @@ impl Policy for Segments {
                 self.fates[queue_of(ghost.hits)].stays();
             }
             self.pages.push(page, PROTECTED, 0);
+        }
+    }
+
+    fn demote(&mut self, page: PageId) {
+        if self.pages.remove(page) {
+            self.pages.push(page, COLD, 0);
         }
     }
 
@@ -308,6 +324,27 @@ mod tests {
             }
         }
         assert!(named < 2 * left, "{named} named, {left} left");
+    }
+
+    #[test]
+    fn cold_pages_leave_first_in_the_order_in_which_they_were_called_so() {
+        let mut policy = Segments::new(100, RECOMMENDED);
+        (0..100).for_each(|page| policy.arrived(PageId(page), Arrival::Demand));
+        [70, 3, 90, 500].into_iter().for_each(|page| policy.demote(PageId(page)));
+        assert_eq!(policy.len(), 100, "a page that is not local stays unknown");
+        let mut out = Vec::new();
+        policy.upcoming(2, &mut out);
+        assert_eq!(out, [70, 3].map(PageId));
+        out.clear();
+        policy.victims(2, &mut out);
+        assert_eq!(out, [3, 70].map(PageId));
+        // One cannot leave, and is in use.
+        policy.kept(PageId(3));
+        out.clear();
+        policy.victims(2, &mut out);
+        assert_eq!(out, [0, 90].map(PageId));
+        (0..98).for_each(|_| policy.victims(1, &mut out));
+        assert!(policy.is_empty() && out.len() == 99);
     }
 
     #[test]

@@ -52,6 +52,11 @@ impl Pager {
 
     pub(crate) fn evict_from(&self, evictor: &mut Evictor, n: usize, reach: Reach) -> usize {
         self.choose(evictor, n.min(most_at_once(self.staging.len())), reach);
+        self.evict_chosen(evictor)
+    }
+
+    /// Steps 2 to 5, for pages that are Leaving and that the policy takes for gone; returns how many left.
+    pub(crate) fn evict_chosen(&self, evictor: &mut Evictor) -> usize {
         if evictor.leaving.is_empty() {
             return 0;
         }

@@ -19,6 +19,7 @@ use crate::ending::{broken, die};
 use crate::guess;
 use crate::reads::DEMAND;
 use crate::thread::{Inside, LOOK_ROUNDS, Thread};
+use crate::window::Why;
 use crate::word::{State, Word};
 use farmem_cache::Arrival;
 use farmem_cache::trace::Kind;
@@ -213,7 +214,8 @@ impl Pager {
         self.count(&self.counters.demand, 1);
         self.count(&self.counters.bytes_in, PAGE_BYTES as u64);
         self.counters.latency.record(clock::ns(clock::ticks() - begun));
-        self.fetch_window(thread);
+        let ahead = self.fetch_window(thread, Why::Guessed);
+        self.count(&self.counters.prefetched, ahead as u64);
         self.reserve_kept();
         Served::Here
     }

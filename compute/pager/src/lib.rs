@@ -25,6 +25,7 @@
 //! | `pin` | pages that a system call is using |
 //! | `crowd` | … nearly all that are local |
 //! | `space`, `moves`, `regions` | mmap and its kin |
+//! | `hints` | what the program says of its pages |
 //! | `foreign` | what else lies at far addresses |
 //! | `handler` | faults by event instead, for kernels where inline cannot be |
 //! | `fork` | parent and child both go on |
@@ -59,6 +60,7 @@ mod guess;
 mod handler;
 mod headroom;
 mod held;
+mod hints;
 pub mod log;
 mod moves;
 mod nodes;
@@ -77,6 +79,7 @@ pub mod word;
 mod writes;
 
 pub use fork::Fork;
+pub use hints::STEP;
 pub use nodes::NotJoined;
 pub use record::RECORD_FLAGS;
 pub use space::Mapped;

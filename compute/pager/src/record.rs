@@ -241,6 +241,11 @@ impl Pager {
         self.recorder.as_ref().is_some_and(|recorder| recorder.samples(page))
     }
 
+    /// Whether all pages are recorded: then the program is to fault on what it uses, whatever it says of it.
+    pub(crate) fn records_all(&self) -> bool {
+        self.recorder.as_ref().is_some_and(|recorder| recorder.rate.is_none())
+    }
+
     /// A fault on a sampled page is served. Older ones leave although there is room, some together.
     pub(crate) fn end_sampled(&self, begun: u64) {
         let overdue = self.policy().overdue();

@@ -23,6 +23,7 @@
 use crate::Pager;
 use crate::ending::or_end;
 use crate::regions::{OnFork, Region, Regions};
+use crate::table::Pattern;
 use crate::word::{AtomicWord, State, Word};
 use farmem_pool::NoRoom;
 use farmem_protocol::addr::{FAR_END, FAR_START, FarSlot, PAGE_BYTES, PageId, is_far};
@@ -41,6 +42,20 @@ pub const HEAP_BYTES: usize = 1 << 40;
 pub(crate) const EINVAL: isize = -(libc::EINVAL as isize);
 pub(crate) const ENOMEM: isize = -(libc::ENOMEM as isize);
 const EEXIST: isize = -(libc::EEXIST as isize);
+/// What `madvise` may say that changes no page's content.
+const HINTS: [i32; 11] = [
+    libc::MADV_NORMAL,
+    libc::MADV_RANDOM,
+    libc::MADV_SEQUENTIAL,
+    libc::MADV_WILLNEED,
+    libc::MADV_HUGEPAGE,
+    libc::MADV_NOHUGEPAGE,
+    libc::MADV_MERGEABLE,
+    libc::MADV_UNMERGEABLE,
+    libc::MADV_COLD,
+    libc::MADV_PAGEOUT,
+    libc::MADV_COLLAPSE,
+];
 
 /// Whether the pager serves a fresh mapping's faults from the start, or the caller sees to that.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -314,7 +329,7 @@ impl Pager {
         const DONTDUMP: i32 = libc::MADV_DONTDUMP;
         const DODUMP: i32 = libc::MADV_DODUMP;
         let Some(len) = page_up(len) else { return EINVAL };
-        if !addr.is_multiple_of(PAGE_BYTES) {
+        if !addr.is_multiple_of(PAGE_BYTES) || addr.checked_add(len).is_none() {
             return EINVAL;
         }
         if len == 0 {
@@ -322,6 +337,9 @@ impl Pager {
         }
         if !in_range(addr, len) {
             return ENOMEM;
+        }
+        if HINTS.contains(&advice) {
+            return self.hint(addr, len, advice);
         }
         let _signals = SignalsBlocked::new();
         let mut inside = self.threads.enter();
@@ -381,18 +399,6 @@ impl Pager {
                 // SAFETY: the program's own request.
                 unsafe { syscall(libc::SYS_madvise, [addr, len, advice as usize, 0, 0, 0]) }
             }
-            // Hints whose effect the runtime has by other means, or which do not apply to far pages.
-            libc::MADV_NORMAL
-            | libc::MADV_RANDOM
-            | libc::MADV_SEQUENTIAL
-            | libc::MADV_WILLNEED
-            | libc::MADV_HUGEPAGE
-            | libc::MADV_NOHUGEPAGE
-            | libc::MADV_MERGEABLE
-            | libc::MADV_UNMERGEABLE
-            | libc::MADV_COLD
-            | libc::MADV_PAGEOUT
-            | libc::MADV_COLLAPSE => 0,
             libc::MADV_DOFORK | libc::MADV_KEEPONFORK | libc::MADV_DONTFORK | libc::MADV_WIPEONFORK => {
                 let mut space = self.space.lock();
                 let regions = space.regions(addr);
@@ -559,6 +565,7 @@ impl Pager {
             let late = self.claim(at, region.end);
             self.disown(&late);
             let (first, last) = pages(at, region.end);
+            self.table.declare(first, last, Pattern::Normal);
             self.table.release(first, last);
             self.tracker.forget(first, last);
             space.mapped -= (region.end - at) as u64;

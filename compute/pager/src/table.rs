@@ -18,8 +18,23 @@ const UNREADABLE: u32 = 1 << 31;
 const TABLED: u32 = 1 << 30;
 /// In a block's count: the right to read part of it was taken away while nothing of it was in use.
 const TAKEN: u32 = 1 << 29;
+/// In a block's count: the program has said that it uses its pages in no order ([`Pattern::Random`]).
+const RANDOM: u32 = 1 << 28;
+/// In a block's count: … in ascending order ([`Pattern::InOrder`]).
+const IN_ORDER: u32 = 1 << 27;
 /// The rest of a block's count: words that are not zero.
-const WORDS: u32 = TAKEN - 1;
+const WORDS: u32 = IN_ORDER - 1;
+
+/// How the program says that it uses a range (`madvise`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Pattern {
+    /// It has said nothing: its faults tell.
+    Normal,
+    /// In no order: nothing is fetched ahead.
+    Random,
+    /// In ascending order: as much as can be is fetched ahead.
+    InOrder,
+}
 
 /// The table.
 pub struct Table {
@@ -109,6 +124,52 @@ impl Table {
         }
     }
 
+    /// How the program uses the pages `from..to`, as it says. Blocks of which less than half lies among them stay as they
+    /// are: a block has one pattern, and a wrong one costs only time.
+    pub fn declare(&self, from: PageId, to: PageId, pattern: Pattern) {
+        let nearest = |page: PageId| (page.0 + BLOCK_PAGES / 2) / BLOCK_PAGES;
+        let bits = match pattern {
+            Pattern::Normal => 0,
+            Pattern::Random => RANDOM,
+            Pattern::InOrder => IN_ORDER,
+        };
+        for block in nearest(from)..nearest(to) {
+            let block = &self.blocks[block as usize];
+            // An untouched block of a large reservation is only read, which costs no memory.
+            if block.load(Ordering::Relaxed) & (RANDOM | IN_ORDER) != bits {
+                block.fetch_and(!(RANDOM | IN_ORDER), Ordering::Relaxed);
+                block.fetch_or(bits, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// What was last declared of a page's block.
+    #[inline]
+    pub fn pattern(&self, page: PageId) -> Pattern {
+        match self.block(page).load(Ordering::Relaxed) & (RANDOM | IN_ORDER) {
+            0 => Pattern::Normal,
+            IN_ORDER => Pattern::InOrder,
+            _ => Pattern::Random,
+        }
+    }
+
+    /// The first page of `from..to` whose block holds a non-zero word.
+    pub fn next_used(&self, from: PageId, to: PageId) -> Option<PageId> {
+        let mut page = from.0;
+        while page < to.0 {
+            if self.block(PageId(page)).load(Ordering::Relaxed) & WORDS != 0 {
+                return Some(PageId(page));
+            }
+            page = (page / BLOCK_PAGES + 1) * BLOCK_PAGES;
+        }
+        None
+    }
+
+    /// Where the words begin: that of the far range's first page.
+    pub fn words(&self) -> *const AtomicU64 {
+        &raw const self.words[0]
+    }
+
     fn blocks_of(&self, from: PageId, to: PageId) -> impl Iterator<Item = &AtomicU32> {
         (from.0 / BLOCK_PAGES..to.0.div_ceil(BLOCK_PAGES)).map(|block| &self.blocks[block as usize])
     }
@@ -183,6 +244,25 @@ mod tests {
         table.release(PageId(0), PageId(1 << 20));
         assert_eq!(table.bytes(), 0);
         table.walk(PageId(0), PageId(1 << 28), |_, _| panic!("nothing is left"));
+    }
+
+    #[test]
+    fn a_pattern_holds_for_the_blocks_that_are_mostly_in_its_range() {
+        let table = Table::of(4 * BLOCK_PAGES as usize).unwrap();
+        let patterns = || [0, 1, 2, 3].map(|block| table.pattern(PageId(block * BLOCK_PAGES + 9)));
+        let (normal, random, in_order) = (Pattern::Normal, Pattern::Random, Pattern::InOrder);
+        table.declare(PageId(BLOCK_PAGES / 2), PageId(3 * BLOCK_PAGES - 1), random);
+        assert_eq!(patterns(), [normal, random, random, normal]);
+        table.touched(PageId(BLOCK_PAGES));
+        table.declare(PageId(BLOCK_PAGES), PageId(2 * BLOCK_PAGES), in_order);
+        table.declare(PageId(0), PageId(BLOCK_PAGES / 2 - 1), in_order);
+        assert_eq!(patterns(), [normal, in_order, random, normal]);
+        assert_eq!(table.next_used(PageId(0), PageId(4 * BLOCK_PAGES)), Some(PageId(BLOCK_PAGES)));
+        table.cleared(PageId(BLOCK_PAGES));
+        assert_eq!(table.next_used(PageId(7), PageId(4 * BLOCK_PAGES)), None, "a pattern is no use");
+        table.declare(PageId(0), PageId(2 * BLOCK_PAGES), normal);
+        table.release(PageId(BLOCK_PAGES), PageId(4 * BLOCK_PAGES));
+        assert_eq!(patterns(), [normal; 4]);
     }
 
     #[test]

@@ -9,11 +9,21 @@
 
 use crate::Pager;
 use crate::dirty::Comes;
+use crate::table::Pattern;
 use crate::thread::{Claimed, Thread};
 use crate::word::{State, Word};
 use farmem_cache::Arrival;
 use farmem_protocol::addr::{PAGE_BYTES, PageId};
 use farmem_sys::raw::Errno;
+
+/// Why pages come in that no thread waits for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Why {
+    /// The program's faults suggest that it goes on there.
+    Guessed,
+    /// It has said that it will use them ([`crate::hints`]), which the policy takes for a use.
+    Hinted { write: bool },
+}
 
 impl Pager {
     /// Decides which pages to fetch with `page` and claims them.
@@ -25,7 +35,11 @@ impl Pager {
         }
         let before = thread.prefetcher.tally();
         let local = |page| self.table.word(page).load().state() == State::Resident;
-        thread.prefetcher.fault(page, &mut thread.window, local);
+        match self.table.pattern(page) {
+            Pattern::Normal => thread.prefetcher.fault(page, &mut thread.window, local),
+            Pattern::InOrder => thread.prefetcher.fault_in_order(page, &mut thread.window, local),
+            Pattern::Random => return,
+        }
         if !thread.window.is_empty() {
             self.claim_window(thread);
         }
@@ -67,11 +81,15 @@ impl Pager {
         }
     }
 
-    /// Fetches and installs what [`Pager::plan_window`] claimed.
-    pub(crate) fn fetch_window(&self, thread: &mut Thread) {
+    /// Fetches and installs what [`Pager::plan_window`] claimed, or a hint; how many are here.
+    pub(crate) fn fetch_window(&self, thread: &mut Thread, why: Why) -> usize {
         if thread.claimed.is_empty() {
-            return;
+            return 0;
         }
+        let (how, write) = match why {
+            Why::Guessed => (Arrival::Prefetch, false),
+            Why::Hinted { write } => (Arrival::Demand, write),
+        };
         let claimed = std::mem::take(&mut thread.claimed);
         let mut installed = 0;
         let mut from = 0;
@@ -80,14 +98,14 @@ impl Pager {
             if !mapped {
                 self.await_window(thread);
             }
-            let guess = |one: &Claimed| self.tracker.comes(mapped, false, || self.rewrites.likely(one.seen));
+            let guess = |one: &Claimed| self.tracker.comes(mapped, write, || self.rewrites.likely(one.seen));
             let guessed = guess(&claimed[from]);
             let keep = |i: usize| {
                 // SAFETY: the source holds the pages of the run, as they follow each other in both memories, and
                 // stays as it is; the pages are Busy, hence ours.
                 unsafe {
                     let source = source.add(i * PAGE_BYTES);
-                    self.tracker.keep(claimed[from + i].page, source, mapped, false, guessed)
+                    self.tracker.keep(claimed[from + i].page, source, mapped, write, guessed)
                 }
             };
             let comes = keep(0);
@@ -109,7 +127,7 @@ impl Pager {
                 let here = one.seen.to(State::Resident).with_dirty(dirty).with_guessed(comes == Comes::Compared);
                 self.table.word(one.page).settle(here);
             }
-            self.all_arrived(claimed[from..from + done].iter().map(|c| c.page), Arrival::Prefetch);
+            self.all_arrived(claimed[from..from + done].iter().map(|c| c.page), how);
             installed += done;
             from += done;
             if done < run {
@@ -120,10 +138,10 @@ impl Pager {
                 from += 1;
             }
         }
-        self.count(&self.counters.prefetched, installed as u64);
         self.count(&self.counters.bytes_in, (claimed.len() * PAGE_BYTES) as u64);
         thread.claimed = claimed;
         thread.claimed.clear();
+        installed
     }
 }
 

@@ -268,6 +268,7 @@ impl Program {
             let (faults, counted) = (common::FAULTS.load(Ordering::Relaxed), counted(counters));
             assert_eq!(counted, faults, "every fault is counted once, as one kind");
         }
+        self.hint();
         self.pin();
         self.fork();
         self.share_with_threads();
@@ -377,6 +378,66 @@ impl Program {
         assert_eq!(self.pager.madvise(self.base + 100 * PAGE_BYTES, 50 * PAGE_BYTES, libc::MADV_DONTNEED), 0);
         self.model[100..150].fill(0);
         self.echo[100..150].fill(0);
+        self.verify();
+    }
+
+    /// What is said of pages, right or wrong, between accesses that are checked: no byte changes, and pages move as told.
+    fn hint(&mut self) {
+        let (pager, counters) = (self.pager, self.counters);
+        let [hinted, paged_out] = [&counters.hinted, &counters.paged_out];
+        let advices = [
+            libc::MADV_NORMAL,
+            libc::MADV_RANDOM,
+            libc::MADV_SEQUENTIAL,
+            libc::MADV_WILLNEED,
+            libc::MADV_COLD,
+            libc::MADV_PAGEOUT,
+        ];
+        for round in 0..4000 {
+            let (page, value) = (self.random.index(PAGES), self.random.bits());
+            let count = (value as usize / 8 % 100).min(PAGES - page);
+            let at = self.base + page * PAGE_BYTES;
+            match value % 8 {
+                0 | 1 => {
+                    let advice = advices[value as usize / 1024 % advices.len()];
+                    assert_eq!(pager.madvise(at, count * PAGE_BYTES, advice), 0);
+                }
+                2 => pager.will_use(at + 77, count % 30, round % 2 == 0),
+                3 => {
+                    let some: Vec<usize> = (0..20).map(|_| self.base + self.random.index(PAGES) * PAGE_BYTES).collect();
+                    pager.will_use_each(&some, round % 2 == 0);
+                }
+                4 | 5 => self.write(page, value),
+                _ => assert_eq!(self.read(page), self.model[page]),
+            }
+        }
+        let moved = [hinted, paged_out].map(|counter| counter.load(Ordering::Relaxed));
+        assert!(moved.iter().all(|&pages| pages > 300), "{moved:?}");
+        self.verify();
+        // What is said of one run of pages is done with it, and not with others.
+        let (at, pages) = (self.base + 4096 * PAGE_BYTES, 30);
+        let present = |pager: &Pager| {
+            let mut present = [0u8; 30];
+            // SAFETY: a byte a page.
+            assert_eq!(unsafe { pager.mincore(at, pages * PAGE_BYTES, present.as_mut_ptr()) }, 0);
+            present.iter().map(|&is| is as usize).sum::<usize>()
+        };
+        assert_eq!(pager.madvise(at, pages * PAGE_BYTES, libc::MADV_PAGEOUT), 0);
+        assert_eq!(present(pager), 0);
+        assert_eq!(pager.madvise(at, pages * PAGE_BYTES, libc::MADV_WILLNEED), 0);
+        assert_eq!(present(pager), pages);
+        let before = [&counters.demand, &counters.upgrades].map(|counter| counter.load(Ordering::Relaxed));
+        pager.will_use(at, pages, true);
+        let upgraded = counters.upgrades.load(Ordering::Relaxed) - before[1];
+        (4096..4096 + pages).for_each(|page| self.write(page, page as u64));
+        let after = [&counters.demand, &counters.upgrades].map(|counter| counter.load(Ordering::Relaxed));
+        assert_eq!(after, [before[0], before[1] + upgraded], "no fault in what was said to be written to");
+        let hole = self.base + PAGES * PAGE_BYTES;
+        assert_eq!(pager.madvise(hole - PAGE_BYTES, 2 * PAGE_BYTES, libc::MADV_WILLNEED), -(libc::ENOMEM as isize));
+        pager.will_use(hole, 1000, true);
+        pager.will_use(usize::MAX, usize::MAX, true);
+        pager.will_use_each(&[0, hole, usize::MAX], true);
+        assert_eq!(pager.madvise(self.base, PAGES * PAGE_BYTES, libc::MADV_NORMAL), 0);
         self.verify();
     }
 

@@ -32,6 +32,7 @@
 //! | `limits` | limits on addresses that the program sets |
 //! | `fork`, `exec`, `image` | children, and what they inherit |
 //! | `stays_near` | programs of the run without far memory are noted for its summary |
+//! | `hints` | what programs that know of farmem find: the table of `farmem.h` |
 //! | `exports` | libc functions that are interposed by name |
 //!
 //! Rules of this crate: it runs inside other people's programs, in signal
@@ -57,6 +58,7 @@ mod fork;
 mod gate;
 mod go;
 mod guard;
+mod hints;
 mod image;
 mod limits;
 mod mappings;

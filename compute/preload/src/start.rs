@@ -12,7 +12,7 @@
 use crate::gate::NotBuilt;
 use crate::run::{self, Run};
 use crate::{
-    bound, call, exec, fork, gate, go, limits, mappings, near, net, process, roster, sandbox, signals, sites,
+    bound, call, exec, fork, gate, go, hints, limits, mappings, near, net, process, roster, sandbox, signals, sites,
     stays_near, threads,
 };
 use farmem_fabric::session::REFUSED_NS;
@@ -209,6 +209,7 @@ fn arm(text: &str, variables: Pointers) -> Result<(), String> {
     signals::install();
     process::take_over();
     process::begin(pager);
+    hints::publish();
     for &nr in call::ALWAYS.iter().chain(&fork::COMPANY) {
         sites::always(nr);
     }

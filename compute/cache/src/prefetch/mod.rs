@@ -176,6 +176,29 @@ impl Prefetcher {
         }
     }
 
+    /// [`Prefetcher::fault`] where the program has said that it uses pages in ascending order: the longest window at
+    /// once, whatever came of earlier ones.
+    pub fn fault_in_order(&mut self, page: PageId, window: &mut Window, local: impl Fn(PageId) -> bool) {
+        window.clear();
+        self.tally.faults += 1;
+        if self.longest == 0 {
+            return;
+        }
+        let next = self.streams.follow(page, self.longest, MOST_SLACK, local).filter(|next| next.stride == 1);
+        let slot = match next {
+            Some(next) => {
+                *if next.lost { &mut self.tally.wasted } else { &mut self.tally.used } += next.fetched as u64;
+                next.slot
+            }
+            None => {
+                let (slot, replaced) = self.streams.open(page, 1);
+                self.waste(replaced);
+                slot
+            }
+        };
+        self.issue(slot, page, 1, self.longest, window);
+    }
+
     /// Pages of the last window that were not fetched after all, from `from` on (no room): the
     /// stream expects its next fault there.
     pub fn shortened(&mut self, window: &mut Window, from: usize) {

@@ -1,0 +1,261 @@
+//! What the program says of its pages, by `madvise` and by the calls of `farmem.h`.
+//!
+//! | said | done |
+//! |---|---|
+//! | will need, will read, will write | those that are away come in, up to 63 by one batch of READs, without a signal |
+//! | cold | they are the next to leave ([`farmem_cache::Policy::demote`]) |
+//! | page out | they leave now |
+//! | random, sequential, normal | how much comes in ahead of a fault ([`crate::table::Pattern`]) |
+//!
+//! *A hint costs time, never bytes.* Pages move by the transitions of the page word that faults and evictions use, so a
+//! hint may be wrong, late or hostile, and may race with anything. The region lock is held only for the look that decides
+//! the call's result. A page that was unmapped since is Untouched, and is passed by.
+//!
+//! *A hint is bounded.* One call brings in at most [`MOST_AHEAD`] of local memory: what it brings must not be evicted
+//! before it is used. What leaves by a hint must find room in far memory that nothing else is promised: where far memory
+//! is nearly full, nothing leaves. Each step enters the pager anew, so that forks and signals do not wait for a long range.
+
+use crate::Pager;
+use crate::evictor::{Evictor, Leaving};
+use crate::most_at_once;
+use crate::space::pages;
+use crate::table::{BLOCK_PAGES, Pattern};
+use crate::thread::{Claimed, Inside, WINDOW};
+use crate::window::Why;
+use crate::word::{State, Word};
+use farmem_protocol::addr::{PAGE_BYTES, PageId, is_far};
+use farmem_sys::clock;
+use farmem_sys::raw::{SignalsBlocked, syscall};
+use std::sync::atomic::AtomicU64;
+
+/// Of local memory, what one call brings in at most is this part.
+const MOST_AHEAD: u64 = 32;
+/// … but at least so many pages.
+const LEAST_AHEAD: u64 = 8;
+/// Pages that one step brings in: a window's.
+pub const STEP: usize = WINDOW - 1;
+/// Batches that one step is brought in by, at most, where a batch of evictions makes less room than it needs.
+const ROUNDS: usize = 8;
+/// Blocks of the page table that one step of an eviction looks at, at most.
+const LOOKED_AT: u64 = 16;
+/// Of far memory, the part that stays free where pages leave by a hint.
+const KEPT_FREE: u64 = 16;
+
+impl Pager {
+    /// The hints of `madvise`, for a range that is page-aligned and in the far range. As the kernel: parts that are not
+    /// mapped are passed by, and told of at the end.
+    pub(crate) fn hint(&self, addr: usize, len: usize, advice: i32) -> isize {
+        let end = addr + len;
+        let regions = {
+            let _signals = SignalsBlocked::new();
+            let _inside = self.threads.enter();
+            self.space.lock().regions(addr).within(addr, end)
+        };
+        let (mut next, mut whole) = (addr, true);
+        let mut most = self.most_ahead();
+        for (at, region) in regions {
+            whole &= at == next;
+            next = region.end;
+            if region.foreign {
+                // SAFETY: the program's own request about its own mapping.
+                let ret = unsafe { syscall(libc::SYS_madvise, [at, region.end - at, advice as usize, 0, 0, 0]) };
+                if ret < 0 {
+                    return ret;
+                }
+                continue;
+            }
+            let range = pages(at, region.end);
+            match advice {
+                libc::MADV_WILLNEED => most -= self.bring_range(range, false, most),
+                libc::MADV_COLD => self.demote(range),
+                libc::MADV_PAGEOUT => self.page_out(range),
+                libc::MADV_RANDOM => self.table.declare(range.0, range.1, Pattern::Random),
+                libc::MADV_SEQUENTIAL => self.table.declare(range.0, range.1, Pattern::InOrder),
+                libc::MADV_NORMAL => self.table.declare(range.0, range.1, Pattern::Normal),
+                // Huge pages and merged ones do not apply to far memory.
+                _ => {}
+            }
+        }
+        if whole && next == end { 0 } else { super::space::ENOMEM }
+    }
+
+    /// The program is about to use `count` pages from the one at `addr` on, and to write to them if `write`. Brings in those
+    /// that are away.
+    ///
+    /// Not from a signal handler of the runtime's. No far memory may be in use by the caller.
+    pub fn will_use(&self, addr: usize, count: usize, write: bool) {
+        if is_far(addr) {
+            let first = PageId::of(addr);
+            let last = first.0.saturating_add(count as u64).min(farmem_protocol::addr::FAR_PAGES as u64);
+            self.bring_range((first, PageId(last)), write, self.most_ahead());
+        }
+    }
+
+    /// [`Pager::will_use`] for up to [`STEP`] addresses, a page each, by one batch.
+    pub fn will_use_each(&self, addrs: &[usize], write: bool) {
+        let mut pages = [PageId(0); STEP];
+        let wanted = addrs.iter().filter(|&&addr| is_far(addr)).map(|&addr| PageId::of(addr));
+        let n = pages.iter_mut().zip(wanted).map(|(place, page)| *place = page).count();
+        self.bring_step(&pages[..n], write);
+    }
+
+    /// The page words, for callers that look at one before they call: the address of the far range's first page's.
+    pub fn words(&self) -> *const AtomicU64 {
+        self.table.words()
+    }
+
+    fn most_ahead(&self) -> u64 {
+        (self.limit() / MOST_AHEAD).max(LEAST_AHEAD)
+    }
+
+    /// Whether a use would fault on a page that can be had without installing fresh memory.
+    fn is_wanting(seen: Word, write: bool) -> bool {
+        match seen.state() {
+            State::Remote | State::Staged => true,
+            State::Resident => write && !seen.dirty(),
+            _ => false,
+        }
+    }
+
+    /// Brings in the pages of a range that are away, at most `most`; how many it tried.
+    fn bring_range(&self, (first, last): (PageId, PageId), write: bool, most: u64) -> u64 {
+        let (mut at, mut tried) = (first, 0);
+        let mut step = [PageId(0); STEP];
+        while tried < most
+            && let Some(from) = self.table.next_used(at, last)
+        {
+            let most_now = (most - tried).min(STEP as u64) as usize;
+            let block_end = (from.0 / BLOCK_PAGES + 1) * BLOCK_PAGES;
+            let mut n = 0;
+            at = from;
+            while at.0 < block_end.min(last.0) && n < most_now {
+                if Self::is_wanting(self.table.word(at).load(), write) {
+                    step[n] = at;
+                    n += 1;
+                }
+                at.0 += 1;
+            }
+            if n > 0 && !self.bring_step(&step[..n], write) {
+                break;
+            }
+            tried += n as u64;
+        }
+        tried
+    }
+
+    /// Brings in some of [`STEP`] pages; false where there is no room.
+    fn bring_step(&self, step: &[PageId], write: bool) -> bool {
+        if self.records_all() {
+            return false;
+        }
+        let begun = clock::ticks();
+        let _signals = SignalsBlocked::new();
+        let mut inside = self.threads.enter();
+        let is_away = |page: &&PageId| self.table.word(**page).load().state() == State::Remote && !self.samples(**page);
+        let mut room = true;
+        for _ in 0..ROUNDS {
+            let away = step.iter().filter(is_away).count();
+            if away == 0 || !room {
+                break;
+            }
+            room = self.bring_away(&mut inside, step, away, write);
+        }
+        for &page in step {
+            let seen = self.table.word(page).load();
+            // What is staged is as good as here; a clean page needs its protection lifted.
+            if seen.state() != State::Remote && Self::is_wanting(seen, write) {
+                self.serve(&mut inside, page, write, begun);
+            }
+        }
+        drop(inside);
+        self.count(&self.counters.wait_ns, clock::ns(clock::ticks() - begun));
+        room
+    }
+
+    /// Those that are Remote, by one batch, as many as there is room for; false where there is none.
+    fn bring_away(&self, inside: &mut Inside<'_>, step: &[PageId], away: usize, write: bool) -> bool {
+        let thread = &mut *inside.thread;
+        thread.claimed.clear();
+        let reserved = self.reserve_ahead(away as u64);
+        let mut room = reserved;
+        for &page in step {
+            if room == 0 {
+                break;
+            }
+            let seen = self.table.word(page).load();
+            let slot = seen.slot().filter(|_| seen.state() == State::Remote && !self.samples(page));
+            if let Some(slot) = slot
+                && self.table.word(page).shift(seen, seen.to(State::Busy))
+            {
+                room -= 1;
+                thread.claimed.push(Claimed { page, slot, source: std::ptr::null(), in_place: true, seen });
+            }
+        }
+        self.unreserve(room);
+        self.post_window(thread);
+        self.send_on();
+        let brought = self.fetch_window(thread, Why::Hinted { write });
+        self.count(&self.counters.hinted, brought as u64);
+        self.reserve_kept();
+        reserved > 0
+    }
+
+    /// The pages of a range are the next to leave.
+    fn demote(&self, (first, last): (PageId, PageId)) {
+        let mut at = first;
+        while let Some(from) = self.table.next_used(at, last) {
+            at = PageId(((from.0 / BLOCK_PAGES + 1) * BLOCK_PAGES).min(last.0));
+            let _signals = SignalsBlocked::new();
+            let _inside = self.threads.enter();
+            let mut policy = self.policy();
+            self.table.walk(from, at, |page, word| {
+                if word.load().state() == State::Resident {
+                    policy.demote(page);
+                }
+            });
+        }
+    }
+
+    /// The pages of a range leave, but for those that are pinned or that a thread is at, and as far as far memory has room.
+    fn page_out(&self, (first, last): (PageId, PageId)) {
+        let mut at = first;
+        while let Some(from) = self.table.next_used(at, last) {
+            let _signals = SignalsBlocked::new();
+            let _inside = self.threads.enter();
+            let mut evictor = self.evictor.lock();
+            // Slots are taken with the evictor's lock held: what is free now stays so for this batch.
+            let most = most_at_once(self.staging.len());
+            let used = self.pool.used() + (2 * most * PAGE_BYTES) as u64;
+            if self.pool.ensure(used + used / KEPT_FREE).is_err() {
+                return;
+            }
+            at = self.choose_within(&mut evictor, from, last, most);
+            let left = self.evict_chosen(&mut evictor);
+            self.count(&self.counters.paged_out, left as u64);
+        }
+    }
+
+    /// Step 1 of an eviction by a hint: pages of a range become Leaving. Returns where to go on.
+    fn choose_within(&self, evictor: &mut Evictor, from: PageId, last: PageId, most: usize) -> PageId {
+        evictor.victims.clear();
+        evictor.leaving.clear();
+        let until = last.0.min((from.0 / BLOCK_PAGES + LOOKED_AT) * BLOCK_PAGES);
+        let mut next = until;
+        self.table.walk(from, PageId(until), |page, word| {
+            let seen = word.load();
+            if seen.state() != State::Resident || seen.pins() > 0 || self.samples(page) {
+                return;
+            }
+            if evictor.leaving.len() == most {
+                next = next.min(page.0);
+            } else if word.shift(seen, seen.to(State::Leaving)) {
+                evictor.leaving.push(Leaving::found(page, seen));
+            }
+        });
+        if !evictor.leaving.is_empty() {
+            let mut policy = self.policy();
+            evictor.leaving.iter().for_each(|leaving| policy.gone(leaving.page));
+        }
+        PageId(next)
+    }
+}

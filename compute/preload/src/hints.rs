@@ -1,0 +1,100 @@
+//! What `farmem.h` and its like find by the symbol `farmem_v1`: where the page words are, and whom to call for a page
+//! that is away.
+//!
+//! A caller looks at the page's word itself and calls nothing while the page is local. Layout and meaning are
+//! `bindings/c/farmem.h`'s, and stay: programs are compiled against them.
+
+use crate::near;
+use crate::process::{pager, started};
+use farmem_pager::STEP;
+use farmem_protocol::addr::{FAR_PAGES, FAR_START};
+use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+
+/// The table. Functions may be called from any thread, on any stack, and from signal handlers of the program's.
+#[repr(C)]
+pub struct Hints {
+    /// Bytes of this table: what is added to it later lies behind.
+    bytes: usize,
+    /// The far range's first address.
+    far_start: usize,
+    /// Its pages; 0 until the process is on far memory.
+    far_pages: AtomicUsize,
+    /// The page words.
+    words: AtomicPtr<AtomicU64>,
+    /// Brings in pages: the first one's address, how many, whether they will be written to.
+    use_range: extern "C" fn(usize, usize, i32),
+    /// Brings in the pages of so many addresses.
+    use_each: extern "C" fn(*const usize, usize, i32),
+    /// `madvise` of whole pages.
+    advise: extern "C" fn(usize, usize, i32),
+}
+
+/// Named for its version.
+#[unsafe(no_mangle)]
+#[allow(non_upper_case_globals)]
+pub static farmem_v1: Hints = Hints {
+    bytes: size_of::<Hints>(),
+    far_start: FAR_START,
+    far_pages: AtomicUsize::new(0),
+    words: AtomicPtr::new(std::ptr::null_mut()),
+    use_range,
+    use_each,
+    advise,
+};
+
+/// The process is on far memory.
+pub fn publish() {
+    farmem_v1.words.store(pager().words().cast_mut(), Ordering::Relaxed);
+    farmem_v1.far_pages.store(FAR_PAGES, Ordering::Release);
+}
+
+struct Range {
+    addr: usize,
+    /// Pages, or bytes.
+    len: usize,
+    /// Whether to write, or `MADV_*`.
+    how: i32,
+}
+
+extern "C" fn use_range(addr: usize, pages: usize, write: i32) {
+    extern "C" fn decided(range: &mut Range) {
+        pager().will_use(range.addr, range.len, range.how != 0);
+    }
+    if started() {
+        near::call(decided, &mut Range { addr, len: pages, how: write });
+    }
+}
+
+extern "C" fn advise(addr: usize, len: usize, advice: i32) {
+    extern "C" fn decided(range: &mut Range) {
+        // Not by the program's system call, which would set errno and may be filtered.
+        pager().madvise(range.addr, range.len, range.how);
+    }
+    if started() && farmem_protocol::addr::is_far(addr) {
+        near::call(decided, &mut Range { addr, len, how: advice });
+    }
+}
+
+struct Each {
+    addrs: *const usize,
+    n: usize,
+    write: bool,
+}
+
+extern "C" fn use_each(addrs: *const usize, n: usize, write: i32) {
+    extern "C" fn decided(each: &mut Each) {
+        for from in (0..each.n).step_by(STEP) {
+            // The array may be far: it is read before the pager is entered, and may fault like the program.
+            let mut step = [0; STEP];
+            let n = STEP.min(each.n - from);
+            for (at, addr) in step.iter_mut().take(n).enumerate() {
+                // SAFETY: the caller's array.
+                *addr = unsafe { each.addrs.add(from + at).read_volatile() };
+            }
+            pager().will_use_each(&step[..n], each.write);
+        }
+    }
+    if started() {
+        near::call(decided, &mut Each { addrs, n, write: write != 0 });
+    }
+}
