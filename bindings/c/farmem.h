@@ -1,12 +1,14 @@
-/* farmem.h: what a program can say about its memory under `farmem run`.
+/* farmem.h: a program tells `farmem run` about its use of memory.
  *
- * Header only, C99 and C++, nothing to link. Without `farmem run` every function is a test of a pointer that is null.
- * A hint may be wrong, late, or about memory that is not far or not mapped. It costs time then, and changes nothing.
+ * Header only, C99 and C++, nothing to link. Without `farmem run` every function only tests a null
+ * pointer. A hint may be wrong, late, or about memory that is not far or not mapped. Then it costs
+ * time, and changes nothing.
  *
  *     farmem_read(next, 4);    I will read the page of `next`, and 4 pages behind it
  *
- * If the page is local, that is one look at its word. If not, it comes in at once, in this thread, without a signal, and
- * the pages behind it come with it in one batch. For pages all over the place use farmem_read_each.
+ * If the page is local, that is one look at its word. If not, it comes in at once, in this thread,
+ * without a signal, and the pages behind it come with it in one batch. For pages that are not
+ * neighbours use farmem_read_each.
  */
 #ifndef FARMEM_H
 #define FARMEM_H
@@ -34,8 +36,8 @@ struct farmem_v1 {
     void (*advise)(uintptr_t addr, size_t bytes, int advice);
 };
 
-/* The table, or null. By a weak symbol, always through the global offset table: a plain reference to a weak symbol is
- * null for good in a program that is not position-independent. */
+/* The table, or null. By a weak symbol, always through the global offset table: in a program that
+ * is not position-independent the linker makes a plain reference to a weak symbol null for good. */
 static inline const struct farmem_v1 *farmem_table(void) {
 #if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__)
     const struct farmem_v1 *table;

@@ -1,4 +1,4 @@
-//! What a Rust program can say about its memory under `farmem run`.
+//! Hints: a Rust program tells `farmem run` about its use of memory.
 //!
 //! ```
 //! let orders = vec![0u64; 1 << 16];
@@ -8,9 +8,10 @@
 //! farmem_hints::cold(&orders); // they leave before all others
 //! ```
 //!
-//! Without `farmem run` every function is a test of a pointer that is null. A hint may be wrong, late, or about memory
-//! that is not far: it costs time then, and changes nothing. While a page is local, a hint is one look at its word.
-//! No dependencies, no std. The C header `farmem.h` says the same in C.
+//! Without `farmem run` every function is a test of a pointer that is null. A hint may be wrong,
+//! late, or about memory that is not far: it costs time then, and changes nothing. While a page is
+//! local, a hint is one look at its word. No dependencies, no std. The C header `farmem.h` says the
+//! same in C.
 
 #![no_std]
 #![allow(unsafe_code)] // Calls the runtime by a table of functions that `farmem_v1` leads to.
@@ -102,8 +103,8 @@ pub fn is_near<T: ?Sized>(value: &T) -> bool {
     table().is_none_or(|table| !table.needs(core::ptr::from_ref(value).addr(), false))
 }
 
-/// I will read a value, or a slice. Looks at the first page alone; if that is away, all that are come in, as far as one
-/// call may (a 32nd of local memory).
+/// I will read a value, or a slice. Looks at the first page alone; if that is away, all that are
+/// come in, as far as one call may (a 32nd of local memory).
 #[inline]
 pub fn read<T: ?Sized>(value: &T) {
     if let Some(table) = table() {
@@ -119,7 +120,8 @@ pub fn write<T: ?Sized>(value: &mut T) {
     }
 }
 
-/// I will read the pages where these values begin. Those that are away come in by batches of up to 63.
+/// I will read the pages where these values begin. Those that are away come in by batches of up to
+/// 63.
 pub fn read_each<T: ?Sized>(values: &[&T]) {
     let Some(table) = table() else { return };
     let mut away = [0; STEP];
@@ -162,7 +164,8 @@ pub fn page_out<T: ?Sized>(value: &T) {
     advise(value, PAGEOUT);
 }
 
-/// How I will use a value. Holds for its blocks of 2 MiB, until it is unmapped or another pattern is said.
+/// How I will use a value. Holds for its blocks of 2 MiB, until it is unmapped or another pattern
+/// is said.
 pub fn pattern<T: ?Sized>(value: &T, pattern: Pattern) {
     advise(value, pattern as i32);
 }

@@ -1,4 +1,4 @@
-//! What the program says of its pages, by `madvise` and by the calls of `farmem.h`.
+//! Hints: the program tells about its pages, by `madvise` and by the calls of `farmem.h`.
 //!
 //! | said | done |
 //! |---|---|
@@ -7,13 +7,15 @@
 //! | page out | they leave now |
 //! | random, sequential, normal | how much comes in ahead of a fault ([`crate::table::Pattern`]) |
 //!
-//! *A hint costs time, never bytes.* Pages move by the transitions of the page word that faults and evictions use, so a
-//! hint may be wrong, late or hostile, and may race with anything. The region lock is held only for the look that decides
-//! the call's result. A page that was unmapped since is Untouched, and is passed by.
+//! *A hint costs time, never bytes.* Pages move by the transitions of the page word that faults and
+//! evictions use, so a hint may be wrong, late or hostile, and may race with anything. The region
+//! lock is held only for the look that decides the call's result. A page that was unmapped since is
+//! Untouched, and is passed by.
 //!
-//! *A hint is bounded.* One call brings in at most [`MOST_AHEAD`] of local memory: what it brings must not be evicted
-//! before it is used. What leaves by a hint must find room in far memory that nothing else is promised: where far memory
-//! is nearly full, nothing leaves. Each step enters the pager anew, so that forks and signals do not wait for a long range.
+//! *A hint is bounded.* One call brings in at most [`MOST_AHEAD`] of local memory: what it brings
+//! must not be evicted before it is used. What leaves by a hint must find room in far memory that
+//! nothing else is promised: where far memory is nearly full, nothing leaves. Each step enters the
+//! pager anew, so that forks and signals do not wait for a long range.
 
 use crate::Pager;
 use crate::evictor::{Evictor, Leaving};
@@ -30,11 +32,12 @@ use std::sync::atomic::AtomicU64;
 
 /// Of local memory, what one call brings in at most is this part.
 const MOST_AHEAD: u64 = 32;
-/// … but at least so many pages.
+/// … but at least this number of pages.
 const LEAST_AHEAD: u64 = 8;
 /// Pages that one step brings in: a window's.
 pub const STEP: usize = WINDOW - 1;
-/// Batches that one step is brought in by, at most, where a batch of evictions makes less room than it needs.
+/// Batches that one step is brought in by, at most, where a batch of evictions makes less room than
+/// it needs.
 const ROUNDS: usize = 8;
 /// Blocks of the page table that one step of an eviction looks at, at most.
 const LOOKED_AT: u64 = 16;
@@ -42,8 +45,8 @@ const LOOKED_AT: u64 = 16;
 const KEPT_FREE: u64 = 16;
 
 impl Pager {
-    /// The hints of `madvise`, for a range that is page-aligned and in the far range. As the kernel: parts that are not
-    /// mapped are passed by, and told of at the end.
+    /// The hints of `madvise`, for a range that is page-aligned and in the far range. As the
+    /// kernel: parts that are not mapped are passed by, and told of at the end.
     pub(crate) fn hint(&self, addr: usize, len: usize, advice: i32) -> isize {
         let end = addr + len;
         let regions = {
@@ -79,8 +82,8 @@ impl Pager {
         if whole && next == end { 0 } else { super::space::ENOMEM }
     }
 
-    /// The program is about to use `count` pages from the one at `addr` on, and to write to them if `write`. Brings in those
-    /// that are away.
+    /// The program is about to use `count` pages from the one at `addr` on, and to write to them if
+    /// `write`. Brings in those that are away.
     ///
     /// Not from a signal handler of the runtime's. No far memory may be in use by the caller.
     pub fn will_use(&self, addr: usize, count: usize, write: bool) {
@@ -99,7 +102,8 @@ impl Pager {
         self.bring_step(&pages[..n], write);
     }
 
-    /// The page words, for callers that look at one before they call: the address of the far range's first page's.
+    /// The page words, for callers that look at one before they call: the address of the far
+    /// range's first page's.
     pub fn words(&self) -> *const AtomicU64 {
         self.table.words()
     }
@@ -172,7 +176,8 @@ impl Pager {
         room
     }
 
-    /// Those that are Remote, by one batch, as many as there is room for; false where there is none.
+    /// Those that are Remote, by one batch, as many as there is room for; false where there is
+    /// none.
     fn bring_away(&self, inside: &mut Inside<'_>, step: &[PageId], away: usize, write: bool) -> bool {
         let thread = &mut *inside.thread;
         thread.claimed.clear();
@@ -216,14 +221,16 @@ impl Pager {
         }
     }
 
-    /// The pages of a range leave, but for those that are pinned or that a thread is at, and as far as far memory has room.
+    /// The pages of a range leave, but for those that are pinned or that a thread is at, and as far
+    /// as far memory has room.
     fn page_out(&self, (first, last): (PageId, PageId)) {
         let mut at = first;
         while let Some(from) = self.table.next_used(at, last) {
             let _signals = SignalsBlocked::new();
             let _inside = self.threads.enter();
             let mut evictor = self.evictor.lock();
-            // Slots are taken with the evictor's lock held: what is free now stays so for this batch.
+            // Slots are taken with the evictor's lock held: what is free now stays so for this
+            // batch.
             let most = most_at_once(self.staging.len());
             let used = self.pool.used() + (2 * most * PAGE_BYTES) as u64;
             if self.pool.ensure(used + used / KEPT_FREE).is_err() {

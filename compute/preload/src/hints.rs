@@ -1,8 +1,8 @@
-//! What `farmem.h` and its like find by the symbol `farmem_v1`: where the page words are, and whom to call for a page
-//! that is away.
+//! What `farmem.h` and its like find by the symbol `farmem_v1`: where the page words are, and whom
+//! to call for a page that is away.
 //!
-//! A caller looks at the page's word itself and calls nothing while the page is local. Layout and meaning are
-//! `bindings/c/farmem.h`'s, and stay: programs are compiled against them.
+//! A caller looks at the page's word itself and calls nothing while the page is local. Layout and
+//! meaning are `bindings/c/farmem.h`'s, and stay: programs are compiled against them.
 
 use crate::near;
 use crate::process::{pager, started};
@@ -10,7 +10,8 @@ use farmem_pager::STEP;
 use farmem_protocol::addr::{FAR_PAGES, FAR_START};
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
-/// The table. Functions may be called from any thread, on any stack, and from signal handlers of the program's.
+/// The table. Functions may be called from any thread, on any stack, and from signal handlers of
+/// the program's.
 #[repr(C)]
 pub struct Hints {
     /// Bytes of this table: what is added to it later lies behind.
@@ -84,7 +85,8 @@ struct Each {
 extern "C" fn use_each(addrs: *const usize, n: usize, write: i32) {
     extern "C" fn decided(each: &mut Each) {
         for from in (0..each.n).step_by(STEP) {
-            // The array may be far: it is read before the pager is entered, and may fault like the program.
+            // The array may be far: it is read before the pager is entered, and may fault like the
+            // program.
             let mut step = [0; STEP];
             let n = STEP.min(each.n - from);
             for (at, addr) in step.iter_mut().take(n).enumerate() {
