@@ -11,6 +11,7 @@
 //! | `farmem demo`: a program with less and less local memory | `demo/` |
 //! | `farmem status`: what a node lends, to whom; `farmem check`: whether that adds up | `pool/` |
 //! | `farmem controller`, `drain`, `undrain`, `forget`: many machines as one rack | `rack/` |
+//! | `farmem region`: memory with a name, that programs share | `region.rs` |
 //! | `farmem top`: what runs and nodes are doing | `top/` |
 //! | `farmem manual`: man pages and completions, for packages | `manual.rs` |
 //! | `farmem keep`: what `run` leaves behind for daemons | `run/keeper.rs` |
@@ -31,6 +32,7 @@ mod node;
 mod pool;
 mod program;
 mod rack;
+mod region;
 mod run;
 mod runtime_dir;
 mod settings;
@@ -115,6 +117,7 @@ pub enum Command {
     Track(farmem_track::Track),
     Status(pool::status::Options),
     Check(pool::check::Options),
+    Region(region::Options),
     Top(top::Options),
     Demo(demo::Options),
     #[command(hide = true)]
@@ -159,6 +162,7 @@ impl Command {
             }
             Command::Status(options) => pool::status::run(&options),
             Command::Check(options) => pool::check::run(&options),
+            Command::Region(options) => region::run(&options),
             Command::Top(options) => top::run(&options),
             Command::Manual(options) => manual::write(&options),
             Command::Demo(options) => demo::run(&options),

@@ -38,7 +38,7 @@ Examples:
   farmem status bighost:7411
   farmem status --json | jq '.[].free'
 
-A run's slabs stand under the run, by the pid that farmem top shows if it is of this machine; what a \
+A region's slabs stand under its name; a run's under the run, by the pid that farmem top shows if it is of this machine; what a \
 process claims itself, in pieces from 4 KiB on, under its pid, or as agent if it is this user's. \"Used\" is what of it was touched and not freed by programs since. \
 \"Cleaning\" was given back and is drained and scrubbed before it is free.";
 
@@ -78,8 +78,10 @@ struct Runs {
 #[derive(Debug, Serialize)]
 struct Holder {
     owner: u16,
-    /// `None`: a run, which holds slabs.
+    /// `None`: a run or a region, which hold slabs.
     pid: Option<u32>,
+    /// It is a region of this name.
+    region: Option<String>,
     /// It is this user's agent, which holds it for others.
     agent: bool,
     /// The same for all of a run; not the run's name.
@@ -177,14 +179,16 @@ fn view(node: &NodeAddr) -> Result<View, Failure> {
     let mut holders = Vec::new();
     let agent = runtime_dir::own().ok().and_then(|dir| Agent::living(&dir)).map(|agent| agent.pid);
     let runs = runs_here();
+    let regions = reader.session.regions().map_err(Failure::no_node)?;
     for (&owner, &chunks) in &recount.held {
         let who = reader.session.who(owner.slot()).map_err(Failure::no_node)?;
         let slabs = bytes(snapshot.slab_chunks(owner));
-        let run = who.map_or_else(String::new, |who| format!("{:016x}", who.run));
+        let region = regions.iter().find(|region| region.owner == owner.slot()).map(|region| region.name.to_string());
+        let run = who.filter(|_| region.is_none()).map_or_else(String::new, |who| format!("{:016x}", who.run));
         let pid = who.map(|who| who.pid).filter(|&pid| pid != 0);
         let agent = pid.is_some() && pid == agent;
         let here = who.and_then(|who| runs.get(&who.run).cloned());
-        holders.push(Holder { owner: owner.slot(), pid, agent, run, here, held: bytes(chunks), slabs });
+        holders.push(Holder { owner: owner.slot(), pid, region, agent, run, here, held: bytes(chunks), slabs });
     }
     holders.sort_by_key(|holder| std::cmp::Reverse(holder.held));
     let runs = snapshot.free_runs();
@@ -241,6 +245,7 @@ fn text(view: &View) -> String {
             let kind = if holder.agent { "agent" } else { "pid" };
             let supervisor = holder.here.as_ref().map(|here| here.supervisor);
             let name = match (holder.pid, supervisor) {
+                _ if holder.region.is_some() => format!("region {}", holder.region.as_deref().unwrap_or_default()),
                 (Some(pid), _) => format!("{kind} {pid}"),
                 (None, Some(pid)) => format!("run {pid}"),
                 (None, None) => "run".to_owned(),
