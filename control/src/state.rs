@@ -17,7 +17,8 @@
 //! themselves: the host process has the last word about its bytes.
 
 use crate::api::{Beat, EventView, Given, LONGEST, MOST, NodeView, Orders, Rack, RunView, Want};
-use farmem_protocol::placement::{self, Candidate};
+use farmem_protocol::placement::Weights;
+use farmem_protocol::random::Random;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -35,6 +36,8 @@ const RUN_LASTS: Duration = Duration::from_secs(10);
 pub const HEADROOM: u64 = 1 << 30;
 /// A node with less is full: nothing smaller than a slab is lent to a run.
 pub const LEAST_FREE: u64 = farmem_protocol::addr::SLAB_BYTES;
+/// Draws before all nodes are looked at.
+const TRIES: u32 = 8;
 /// Events that are kept to be shown.
 const EVENTS: usize = 100;
 /// Members that a rack has at most.
@@ -94,6 +97,8 @@ pub enum Refusal {
 }
 
 struct Node {
+    /// Its place in [`State::seats`].
+    seat: usize,
     domain: String,
     incarnation: u64,
     address: String,
@@ -122,8 +127,9 @@ enum Standing {
 }
 
 impl Node {
-    fn unheard(domain: String) -> Node {
+    fn unheard(seat: usize, domain: String) -> Node {
         Node {
+            seat,
             domain,
             incarnation: 0,
             address: String::new(),
@@ -150,6 +156,11 @@ impl Node {
         self.standing == Standing::Up && !self.drain && !self.leaving
     }
 
+    /// Whether a run may be given it anew.
+    fn has_room(&self) -> bool {
+        self.is_open() && self.free() >= LEAST_FREE
+    }
+
     fn shown(&self) -> &'static str {
         match self.standing {
             Standing::Down => "down",
@@ -172,6 +183,12 @@ struct Run {
 #[derive(Default)]
 pub struct State {
     nodes: BTreeMap<String, Node>,
+    /// Node names by their seats. A seat that is empty has no weight, and is taken again.
+    seats: Vec<Option<String>>,
+    /// What the nodes lend that a run may be given for the room in them; by seat.
+    open: Weights,
+    /// Names by addresses.
+    at: BTreeMap<String, String>,
     runs: BTreeMap<String, Run>,
     events: VecDeque<(Duration, String)>,
 }
@@ -183,11 +200,10 @@ impl State {
         for intent in kept {
             match intent {
                 Intent::Member { name, domain } => {
-                    state.nodes.entry(name).or_insert_with(|| Node::unheard(String::new())).domain = domain;
+                    state.seat(&name);
+                    state.nodes.entry(name).and_modify(|node| node.domain = domain);
                 }
-                Intent::Forgotten { name } => {
-                    state.nodes.remove(&name);
-                }
+                Intent::Forgotten { name } => state.unseat(&name),
                 Intent::Drain { name, wanted } => {
                     if let Some(node) = state.nodes.get_mut(&name) {
                         node.drain = wanted;
@@ -206,6 +222,39 @@ impl State {
             [Some(of), drain].into_iter().flatten()
         };
         self.nodes.iter().flat_map(member).collect()
+    }
+
+    /// Gives a node a seat, if it has none.
+    fn seat(&mut self, name: &str) {
+        if self.nodes.contains_key(name) {
+            return;
+        }
+        let free = self.seats.iter().position(Option::is_none);
+        let seat = free.unwrap_or(self.seats.len());
+        match free {
+            Some(seat) => self.seats[seat] = Some(name.to_owned()),
+            None => self.seats.push(Some(name.to_owned())),
+        }
+        self.nodes.insert(name.to_owned(), Node::unheard(seat, String::new()));
+    }
+
+    fn unseat(&mut self, name: &str) {
+        if let Some(node) = self.nodes.remove(name) {
+            self.seats[node.seat] = None;
+            self.open.set(node.seat, 0);
+            if self.at.get(&node.address).is_some_and(|of| of == name) {
+                self.at.remove(&node.address);
+            }
+        }
+    }
+
+    /// After every change of what [`Node::has_room`] looks at.
+    fn weigh(&mut self, name: &str) {
+        if let Some(node) = self.nodes.get(name) {
+            // The sum of all nodes must fit: beyond 2⁴⁸ bytes a node counts as that.
+            let weight = if node.has_room() { (node.lends >> 20).clamp(1, 1 << 28) } else { 0 };
+            self.open.set(node.seat, weight);
+        }
     }
 
     fn say(&mut self, now: Duration, line: String, actions: &mut Vec<Action>) {
@@ -234,7 +283,8 @@ impl State {
             return Err(Refusal::NameTaken(beat.name));
         }
         let (was, is_new) = (known.map(|node| node.standing), known.is_none_or(|node| node.domain != beat.domain));
-        let node = self.nodes.entry(beat.name.clone()).or_insert_with(|| Node::unheard(beat.domain.clone()));
+        self.seat(&beat.name);
+        let node = self.nodes.get_mut(&beat.name).expect("it has a seat");
         let moved = (beat.bytes_read, beat.bytes_written);
         node.rates = match node.heard.filter(|&heard| !is_other && heard < now) {
             Some(heard) => {
@@ -246,7 +296,14 @@ impl State {
         node.moved = moved;
         node.incarnation = beat.incarnation;
         node.domain.clone_from(&beat.domain);
-        node.address = address;
+        if node.address != address {
+            // Of two nodes that say the same the later is meant.
+            if self.at.get(&node.address) == Some(&beat.name) {
+                self.at.remove(&node.address);
+            }
+            self.at.insert(address.clone(), beat.name.clone());
+            node.address = address;
+        }
         (node.lends, node.lent, node.members) = (beat.lends, beat.lent, beat.members);
         node.placed = 0;
         node.standing = Standing::Up;
@@ -257,6 +314,7 @@ impl State {
         node.told_empty = node.drain && node.lent == 0;
         let drain = node.drain;
         let name = &beat.name;
+        self.weigh(name);
         if is_new {
             actions.push(Action::Keep(Intent::Member { name: name.clone(), domain: beat.domain.clone() }));
         }
@@ -279,7 +337,7 @@ impl State {
     /// Time goes by: nodes that are not heard of are suspect, then down; runs that do not ask are
     /// over. Call it several times a second.
     pub fn tick(&mut self, now: Duration, actions: &mut Vec<Action>) {
-        let mut said = Vec::new();
+        let (mut said, mut changed) = (Vec::new(), Vec::new());
         for (name, node) in &mut self.nodes {
             let silent = node.heard.map_or(Duration::MAX, |heard| now.saturating_sub(heard));
             let standing = match silent {
@@ -298,7 +356,9 @@ impl State {
                 _ => {}
             }
             node.standing = standing;
+            changed.push(name.clone());
         }
+        changed.iter().for_each(|name| self.weigh(name));
         for line in said {
             self.say(now, line, actions);
         }
@@ -320,39 +380,24 @@ impl State {
         }
         let mut chosen: Vec<String> = Vec::new();
         for at in &want.held {
-            let open = self.nodes.iter().find(|(_, node)| node.address == *at && node.is_open());
-            chosen.extend(open.map(|(name, _)| name.clone()).filter(|name| !chosen.contains(name)));
+            let open = self.at.get(at).filter(|name| self.nodes[*name].is_open() && !chosen.contains(name));
+            chosen.extend(open.cloned());
         }
         let mut free: u64 = chosen.iter().map(|name| self.nodes[name].free()).sum();
-        let mut asked = Vec::new();
+        let mut random = Random::new(random);
         while chosen.len() < MOST {
             let domains: BTreeSet<&str> = chosen.iter().map(|name| self.nodes[name].domain.as_str()).collect();
             let lacks_domains = domains.len() < want.domains as usize;
             if !lacks_domains && !chosen.is_empty() && free >= HEADROOM {
                 break;
             }
-            let may = |name: &String, node: &Node| {
-                node.is_open()
-                    && node.free() >= LEAST_FREE
-                    && !chosen.contains(name)
-                    && !(lacks_domains && domains.contains(node.domain.as_str()))
-            };
-            let candidates: Vec<Candidate> = self
-                .nodes
-                .iter()
-                .map(|(name, node)| Candidate {
-                    lends: node.lends,
-                    used: node.lent.saturating_add(node.placed),
-                    domain: 0,
-                    open: may(name, node),
-                })
-                .collect();
-            placement::order(&candidates, &[], random.rotate_left(chosen.len() as u32 * 7), &mut asked);
-            let Some(&first) = asked.first() else { break };
-            let (name, node) = self.nodes.iter_mut().nth(first).expect("an index into the nodes");
+            let avoided = if lacks_domains { domains } else { BTreeSet::new() };
+            let may = |name: &String| !chosen.contains(name) && !avoided.contains(self.nodes[name].domain.as_str());
+            let Some(name) = self.drawn(&mut random, may) else { break };
+            let node = self.nodes.get_mut(&name).expect("drawn from the nodes");
             free += node.free();
             node.placed = node.placed.saturating_add(HEADROOM);
-            chosen.push(name.clone());
+            chosen.push(name);
         }
         let domains: BTreeSet<&str> = chosen.iter().map(|name| self.nodes[name].domain.as_str()).collect();
         if chosen.is_empty() || domains.len() < want.domains as usize {
@@ -361,6 +406,25 @@ impl State {
         let nodes = chosen.iter().map(|name| self.nodes[name].address.clone()).collect();
         self.runs.insert(want.run.clone(), Run { host: want.host.clone(), nodes: chosen, asked: now });
         Ok(Given { nodes })
+    }
+
+    /// A node with room, by the rule of two draws, that `may` be given.
+    fn drawn(&self, random: &mut Random, may: impl Fn(&String) -> bool) -> Option<String> {
+        let name = |seat: usize| self.seats[seat].as_ref().expect("a seat with a weight is taken");
+        let used = |seat: usize| {
+            let node = &self.nodes[name(seat)];
+            node.lent.saturating_add(node.placed) >> 20
+        };
+        for _ in 0..TRIES {
+            let seat = self.open.better_of_two(|| random.bits(), used)?;
+            if may(name(seat)) {
+                return Some(name(seat).clone());
+            }
+        }
+        // Few may: the least used of all of them.
+        let shares = |(_, node): &(&String, &Node)| (u128::from(used(node.seat)) << 20) / u128::from((node.lends >> 20).max(1));
+        let all = self.nodes.iter().filter(|(name, node)| node.has_room() && may(name));
+        all.min_by_key(shares).map(|(name, _)| name.clone())
     }
 
     fn why_none(&self, domains: usize, wanted: u32) -> String {
@@ -384,6 +448,7 @@ impl State {
         let node = self.nodes.get_mut(name).ok_or_else(|| Refusal::Unknown(name.into()))?;
         if node.drain != wanted {
             (node.drain, node.told_empty) = (wanted, false);
+            self.weigh(name);
             actions.push(Action::Keep(Intent::Drain { name: name.into(), wanted }));
             let line = if wanted { "is to be emptied" } else { "is open again" };
             self.say(now, format!("{name} {line}"), actions);
@@ -400,7 +465,7 @@ impl State {
         if node.standing != Standing::Down {
             return Err(Refusal::IsUp(name.into()));
         }
-        self.nodes.remove(name);
+        self.unseat(name);
         actions.push(Action::Keep(Intent::Forgotten { name: name.into() }));
         self.say(now, format!("{name} is forgotten"), actions);
         Ok(())

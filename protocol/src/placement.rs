@@ -79,6 +79,74 @@ pub fn order(candidates: &[Candidate], avoid: &[u32], random: u64, asked: &mut V
     }
 }
 
+/// What many nodes lend, kept so that a draw in proportion to it takes a step for each doubling of
+/// the nodes: a binary indexed tree (Fenwick, *Software: Practice and Experience*, 1994).
+///
+/// For whoever places often among many nodes; [`order`] looks at all of them.
+#[derive(Clone, Debug, Default)]
+pub struct Weights {
+    each: Vec<u64>,
+    /// `sums[i - 1]` is the sum of the `i & -i` weights that end at weight `i - 1`.
+    sums: Vec<u64>,
+}
+
+impl Weights {
+    /// Sets the weight of a node. 0: it is not drawn. Unit: any, the same for all; the sum of all
+    /// is below 2⁶⁴.
+    pub fn set(&mut self, node: usize, weight: u64) {
+        while self.each.len() <= node {
+            let last = self.each.len() + 1;
+            let below = last & last.wrapping_neg();
+            let sum = self.each[last - below..].iter().sum();
+            self.each.push(0);
+            self.sums.push(sum);
+        }
+        let was = std::mem::replace(&mut self.each[node], weight);
+        let mut at = node + 1;
+        while at <= self.sums.len() {
+            self.sums[at - 1] = self.sums[at - 1].wrapping_sub(was).wrapping_add(weight);
+            at += at & at.wrapping_neg();
+        }
+    }
+
+    /// The sum of all.
+    pub fn total(&self) -> u64 {
+        let mut at = self.sums.len();
+        let mut total = 0u64;
+        while at > 0 {
+            total = total.wrapping_add(self.sums[at - 1]);
+            at &= at - 1;
+        }
+        total
+    }
+
+    /// A node, each in proportion to its weight. None where all are 0.
+    pub fn draw(&self, random: u64) -> Option<usize> {
+        let total = self.total();
+        let mut left = ((u128::from(random) * u128::from(total)) >> 64) as u64;
+        let (mut node, mut step) = (0, self.sums.len().next_power_of_two());
+        while step > 0 {
+            if let Some(&sum) = self.sums.get((node + step).wrapping_sub(1))
+                && sum <= left
+            {
+                left -= sum;
+                node += step;
+            }
+            step /= 2;
+        }
+        (total > 0).then_some(node)
+    }
+
+    /// Of two nodes drawn the one with the smaller share used: the first of [`order`]'s. `used`
+    /// tells a node's use, in the unit of the weights. None where all weights are 0.
+    pub fn better_of_two(&self, mut random: impl FnMut() -> u64, used: impl Fn(usize) -> u64) -> Option<usize> {
+        let (a, b) = (self.draw(random())?, self.draw(random())?);
+        let b_has_less =
+            u128::from(used(b)) * u128::from(self.each[a]) < u128::from(used(a)) * u128::from(self.each[b]);
+        Some(if b_has_less { b } else { a })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -114,7 +182,48 @@ mod tests {
         assert!(used.iter().all(|used| (80..120).contains(used)), "{used:?}");
     }
 
+    #[test]
+    fn many_nodes_are_drawn_in_proportion() {
+        let mut weights = Weights::default();
+        for node in (0..1000).rev() {
+            weights.set(node, if node % 3 == 0 { 0 } else { node as u64 });
+        }
+        let (mut random, mut drawn) = (Random::new(3), vec![0u32; 1000]);
+        for _ in 0..2_000_000 {
+            drawn[weights.draw(random.bits()).unwrap()] += 1;
+        }
+        for node in [1usize, 100, 500, 998] {
+            let due = 2e6 * node as f64 / weights.total() as f64;
+            assert!((f64::from(drawn[node]) - due).abs() <= 6.0 * due.sqrt(), "{node}: {} for {due}", drawn[node]);
+        }
+        assert!(drawn.iter().step_by(3).all(|&drawn| drawn == 0));
+    }
+
     proptest! {
+        /// Draws are as by a plain sum over a list, whatever was set in which order.
+        #[test]
+        fn a_draw_is_the_one_of_a_plain_list(
+            sets in prop::collection::vec((0..40usize, 0..5u64), 0..80),
+            random: u64,
+        ) {
+            let (mut weights, mut list) = (Weights::default(), Vec::new());
+            for (node, weight) in sets {
+                weights.set(node, weight);
+                if list.len() <= node {
+                    list.resize(node + 1, 0);
+                }
+                list[node] = weight;
+            }
+            let total: u64 = list.iter().sum();
+            prop_assert_eq!(weights.total(), total);
+            let mut left = ((u128::from(random) * u128::from(total)) >> 64) as u64;
+            let due = list.iter().position(|&weight| match left.checked_sub(weight) {
+                Some(rest) => { left = rest; false }
+                None => true,
+            });
+            prop_assert_eq!(weights.draw(random), due.filter(|_| total > 0));
+        }
+
         /// Every open node outside the domains to avoid is asked once, and no other. Behind the two
         /// that were drawn they come by their shares. The first of all has no larger share than the
         /// second.
