@@ -6,6 +6,7 @@
 //! | `farmem-lab malloc-bench`: an allocator on pieces of far memory | lab/malloc |
 //! | `farmem-lab torture`: everything programs do to memory, verified | lab/torture |
 //! | `farmem-lab replay`: which cache policy would have done how well | lab/replay |
+//! | `farmem-lab placement`: how evenly slabs lie on the nodes of a rack | lab/placement |
 //!
 //! It has the commands of `farmem` too, hidden: benchmarks start runs, nodes and agents of this very
 //! binary, so that what is measured is never another build.
@@ -72,6 +73,7 @@ enum Command {
     #[command(hide = true)]
     TortureChild(farmem_torture::Child),
     Replay(farmem_replay::Replay),
+    Placement(farmem_placement::Placement),
     #[command(flatten)]
     Product(farmem_cli::Command),
 }
@@ -123,6 +125,7 @@ impl Program for Lab {
             Command::Torture(torture) => std::process::exit(torture.run()?),
             Command::TortureChild(child) => child.run()?,
             Command::Replay(replay) => replay.run()?,
+            Command::Placement(placement) => placement.run()?,
             Command::Product(command) => command.execute()?,
         }
         Ok(())
