@@ -422,7 +422,8 @@ impl State {
             }
         }
         // Few may: the least used of all of them.
-        let shares = |(_, node): &(&String, &Node)| (u128::from(used(node.seat)) << 20) / u128::from((node.lends >> 20).max(1));
+        let shares =
+            |(_, node): &(&String, &Node)| (u128::from(used(node.seat)) << 20) / u128::from((node.lends >> 20).max(1));
         let all = self.nodes.iter().filter(|(name, node)| node.has_room() && may(name));
         all.min_by_key(shares).map(|(name, _)| name.clone())
     }
