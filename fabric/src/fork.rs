@@ -19,7 +19,7 @@ use crate::link::Link;
 use crate::session::Membership;
 use crate::{ConnectError, Lost, Session};
 use farmem_protocol::addr::SlabId;
-use farmem_protocol::wire::{Ask, Purpose, Secret, Status, variant};
+use farmem_protocol::wire::{Ask, Reply, Secret};
 use farmem_sys::mapping::Mapping;
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
@@ -41,17 +41,17 @@ unsafe impl Send for ForkTicket {}
 impl Session {
     /// Before a fork: a membership for the child, holding what this member holds at this moment.
     pub fn fork_ticket(&self) -> Result<ForkTicket, Lost> {
-        let (answer, passed) = self.member.ask(Ask::Ticket, SlabId(0), [0; 16])?;
-        if variant::<Status>(answer.status) != Some(Status::Done) {
+        let (answer, passed) = self.member.ask(Ask::Ticket)?;
+        let Ok(Reply::Child(secret)) = answer else {
             return Err(self.member.give_up("it takes no more programs, and so no forked child".into()));
-        }
+        };
         let slabs = self.member.slabs.lock().iter().map(|(id, mapping)| (*id, mapping.extent())).collect();
         // A node on this machine passes the connection: its socket's file may be out of reach by now.
-        let (link, owner) = match passed.and_then(|fd| self.member.present(fd, answer.secret)) {
+        let (link, owner) = match passed.and_then(|fd| self.member.present(fd, secret)) {
             Some(present) => present,
-            None => self.member.restore_as(Purpose::Rejoin, 0, answer.secret)?,
+            None => self.member.restore_as(secret)?,
         };
-        Ok(ForkTicket { parent: Arc::clone(&self.member), secret: answer.secret, owner, link, slabs })
+        Ok(ForkTicket { parent: Arc::clone(&self.member), secret, owner, link, slabs })
     }
 
     /// In the child.

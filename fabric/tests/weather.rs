@@ -22,7 +22,7 @@ fn session(network: &Arc<Network>) -> Session {
         grace: GRACE,
         run: [1; 16],
         pid: 1,
-        transport: Default::default(),
+        ..ConnectOptions::default()
     };
     Session::simulated(network, &options).unwrap()
 }

@@ -39,6 +39,7 @@ fn main() {
         run: [1; 16],
         pid: std::process::id(),
         transport: Transport::Tcp,
+        ..ConnectOptions::default()
     };
     let session = Session::connect(&NodeAddr::Tcp(farmem.into()), &options).expect("connect");
     let slab = session.grant().expect("grant").id;

@@ -13,7 +13,7 @@
 use farmem_nic::events::{Event, Leaving, Refused};
 use farmem_nic::{MAX_MEMBERS, Member, Nic};
 use farmem_protocol::units::bytes;
-use farmem_protocol::wire::Verdict;
+use farmem_protocol::wire::{VERSION, Verdict};
 use std::collections::VecDeque;
 use std::io::{self, Write};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -206,6 +206,19 @@ pub(crate) fn name(member: &Member) -> String {
     format!("process {} of {}", member.pid(), member.peer())
 }
 
+/// What a member says of itself, where it says anything.
+fn says(member: &Member) -> String {
+    let names = member.names();
+    let or = |text: &str| if text.is_empty() { "?".to_owned() } else { text.to_owned() };
+    match names.host.is_empty() && names.user.is_empty() && names.program.is_empty() {
+        true => String::new(),
+        false => {
+            let (program, user, host) = (or(names.program.as_str()), or(names.user.as_str()), or(names.host.as_str()));
+            format!(": {program}, of {user} at {host}")
+        }
+    }
+}
+
 /// An event's kind, and its line.
 fn said(event: Event<'_>) -> (Kind, impl FnOnce() -> String) {
     let kind = match event {
@@ -219,7 +232,9 @@ fn said(event: Event<'_>) -> (Kind, impl FnOnce() -> String) {
 
 fn line(event: Event<'_>) -> String {
     match event {
-        Event::Joined(member) => format!("joined: {}, run {:016x}", name(member), member.run_id()),
+        Event::Joined(member) => {
+            format!("joined: {}, run {:016x}{}", name(member), member.run_id(), says(member))
+        }
         Event::Announced(member) => format!("joined: a child of {}, run {:016x}", name(member), member.run_id()),
         Event::Left(member, why, held) => {
             let why = match why {
@@ -245,8 +260,8 @@ fn line(event: Event<'_>) -> String {
 
 fn refused(why: Refused) -> String {
     match why {
+        Refused::Version(theirs) => format!("it speaks version {theirs} of the protocol, this node version {VERSION}"),
         Refused::Verdict(verdict) => match verdict {
-            Verdict::Welcome => "no reason".into(),
             Verdict::Version => "it speaks another version of the protocol".into(),
             Verdict::Draining => "this node is going down".into(),
             Verdict::Unknown => "it is no member any more: its grace or its run was over".into(),

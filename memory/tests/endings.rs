@@ -1,6 +1,8 @@
 //! How things end, with a node that is a process of its own: killed, stopped, cut
 //! off, filled, lied to. Each ending within the time that was promised for it.
 
+mod common;
+
 use farmem_contract::{get, put};
 use farmem_fabric::{ConnectError, ConnectOptions, GrantError, NodeAddr, Session, Transport};
 use farmem_protocol::addr::SLAB_BYTES;
@@ -103,6 +105,7 @@ fn options(transport: Transport) -> ConnectOptions {
         run: [7; 16],
         pid: std::process::id(),
         transport,
+        ..ConnectOptions::default()
     }
 }
 
@@ -374,19 +377,9 @@ fn a_killed_host_gives_its_memory_back_at_once() {
 
 /// Joins and takes one slab, by hand.
 fn hello_as_member<S: Read + Write>(mut stream: S) -> S {
-    use farmem_protocol::wire::{Answer, Ask, Hello, MAGIC, Purpose, Request, VERSION, Welcome};
-    use zerocopy::{FromZeros, IntoBytes};
-    let hello = Hello {
-        magic: MAGIC,
-        version: VERSION.into(),
-        purpose: Purpose::Join as u8,
-        grace_ms: 60_000.into(),
-        ..Hello::new_zeroed()
-    };
-    let request = Request { ask: Ask::Grant as u8, number: 1.into(), ..Request::new_zeroed() };
-    stream.write_all(hello.as_bytes()).unwrap();
-    stream.write_all(request.as_bytes()).unwrap();
-    stream.read_exact(&mut [0; size_of::<Welcome>() + size_of::<Answer>()]).unwrap();
+    let welcome = common::greet(&mut stream, &common::hello([0; 16], 60_000));
+    welcome.expect("it is let in");
+    common::ask(&mut stream, 1, farmem_protocol::wire::Ask::Grant).expect("a slab");
     stream
 }
 
@@ -407,6 +400,8 @@ fn whoever_listens_there_is_told_apart() {
     assert!(matches!(says(b"-ERR\r\n"), Some(ConnectError::NotFarmem(_))));
     assert!(matches!(says(b""), Some(ConnectError::NotFarmem(_))));
     assert!(matches!(says(b"farmem\x09\x00"), Some(ConnectError::Version { theirs: 9, .. })));
+    let named = says(b"farmem\x04\x00\x01\x00").unwrap().to_string();
+    assert!(named.contains("speaks version 4 of the protocol, this farmem version 5"), "{named}");
     // As above: no other test gets the port when it is free.
     let silent = TcpListener::bind("127.0.0.3:0").unwrap();
     assert!(matches!(connect(silent.local_addr().unwrap()), Some(ConnectError::Silent(_))));
@@ -422,6 +417,7 @@ fn whoever_listens_there_is_told_apart() {
 #[test]
 fn the_node_tells_wrong_peers_apart() {
     let node = Process::start(128);
+    use farmem_protocol::wire::{Greeting, VERSION, Verdict};
     let send = |bytes: &[u8]| {
         let mut stream = TcpStream::connect(node.address()).unwrap();
         stream.write_all(bytes).unwrap();
@@ -432,10 +428,9 @@ fn the_node_tells_wrong_peers_apart() {
     };
     assert_eq!(send(b"GET / HTTP/1.1\r\n\r\n"), b"");
     let answer = send(b"farmem\xff\x7fwhat a later version may say");
-    assert_eq!(
-        (&answer[..6], answer[6..9].to_vec()),
-        (&b"farmem"[..], vec![farmem_protocol::wire::VERSION as u8, 0, 1])
-    );
+    let refused = Greeting::Refused(Verdict::Version).frame();
+    assert_eq!(answer, refused.as_bytes());
+    assert_eq!(answer[6..8], VERSION.to_le_bytes());
     // And goes on.
     assert!(Session::connect(&node.tcp, &options(Transport::Tcp)).unwrap().grant().is_ok());
     assert_eq!(SLAB_BYTES, 64 << 20);

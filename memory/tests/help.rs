@@ -62,6 +62,7 @@ fn give_back_at_once(node: &Node, run: u8) -> Vec<u64> {
         run: [run; 16],
         pid: std::process::id(),
         transport: Transport::Shm,
+        ..ConnectOptions::default()
     };
     let session = Session::connect(&node.addresses()[0], &options).unwrap();
     let mut queue = session.queue_pair().unwrap();

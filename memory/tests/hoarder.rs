@@ -9,8 +9,9 @@ mod common;
 use common::{greet, hello, say, within};
 use farmem_fabric::{ConnectOptions, NodeAddr, Session, Transport};
 use farmem_memory::{Config, Node};
-use farmem_protocol::addr::SLAB_BYTES;
-use farmem_protocol::wire::{Answer, Ask};
+use farmem_protocol::addr::{SLAB_BYTES, SlabId};
+use farmem_protocol::wire::control::MAX_REQUEST;
+use farmem_protocol::wire::{Answer, Ask, Reply};
 use farmem_sys::descriptors;
 use farmem_sys::socket;
 use std::io::{Read, Write};
@@ -19,7 +20,6 @@ use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-use zerocopy::FromBytes;
 
 /// More than a connection may have waiting, in the node and on their way.
 const ASKED: u64 = 100;
@@ -31,27 +31,37 @@ fn start(name: &str) -> (Node, PathBuf) {
 }
 
 /// Joins, and has one slab, whose descriptor it takes.
-fn join(path: &Path) -> (UnixStream, u64) {
+fn join(path: &Path) -> (UnixStream, SlabId) {
     let mut stream = UnixStream::connect(path).unwrap();
     greet(&mut stream, &hello([9; 16], 0)).unwrap();
-    say(&mut stream, Ask::Grant, 2, 0);
+    say(&mut stream, 2, Ask::Grant);
     let (answer, descriptor) = take(&stream);
     descriptors::close(descriptor.expect("a slab's descriptor"));
-    (stream, answer.value.get())
+    match answer.result {
+        Ok(Reply::Slab(slab)) => (stream, slab),
+        other => panic!("{other:?}"),
+    }
 }
 
 fn take(stream: &UnixStream) -> (Answer, Option<i32>) {
-    let mut bytes = [0; size_of::<Answer>()];
+    let mut bytes = [0; MAX_REQUEST];
     assert_ne!(socket::wait(stream.as_raw_fd(), true, false, 10_000_000_000), 0, "nothing came in 10 s");
     let (n, descriptor) = socket::receive_with_descriptor(stream.as_raw_fd(), &mut bytes).unwrap();
-    assert_eq!(n, bytes.len());
-    (Answer::read_from_bytes(&bytes).unwrap(), descriptor)
+    // A frame with a descriptor goes alone.
+    let (answer, used) = Answer::read(&bytes[..n]).unwrap().expect("a whole answer");
+    assert_eq!(used, n);
+    (answer, descriptor)
+}
+
+/// Bytes of an answer of small number that says no more than that it was done.
+fn answered() -> usize {
+    Answer { number: 3, epoch: 0, result: Ok(Reply::Done) }.frame().as_bytes().len()
 }
 
 fn take_all(stream: &UnixStream, first: u64) {
     for number in first..first + ASKED {
         let (answer, descriptor) = take(stream);
-        assert_eq!(answer.number.get(), number);
+        assert_eq!(answer.number, number);
         descriptors::close(descriptor.expect("a slab's descriptor"));
     }
 }
@@ -68,7 +78,7 @@ fn what_is_not_taken_is_not_sent() {
     let (node, path) = start("takes-none");
     let (mut hoarder, slab) = join(&path);
     for number in 0..ASKED {
-        say(&mut hoarder, Ask::Again, 3 + number, slab);
+        say(&mut hoarder, 3 + number, Ask::Again(slab));
     }
     let until = Instant::now() + Duration::from_secs(10);
     while waiting(&hoarder) == 0 {
@@ -82,12 +92,13 @@ fn what_is_not_taken_is_not_sent() {
         run: [1; 16],
         pid: std::process::id(),
         transport: Transport::Shm,
+        ..ConnectOptions::default()
     };
     let session = Session::connect(&node.addresses()[0], &options).unwrap();
     let granted = session.grant().unwrap();
     session.release(granted.id).unwrap();
     std::thread::sleep(Duration::from_millis(50));
-    assert_eq!(waiting(&hoarder), size_of::<Answer>());
+    assert_eq!(waiting(&hoarder), answered());
     // It changes its mind: nothing is lost.
     take_all(&hoarder, 3);
     // Nor where it takes them as fast as they come, so that all that waits is gone at once: what it has asked besides is
@@ -95,7 +106,7 @@ fn what_is_not_taken_is_not_sent() {
     for round in 1..200 {
         let first = 3 + round * ASKED;
         for number in 0..ASKED {
-            say(&mut hoarder, Ask::Again, first + number, slab);
+            say(&mut hoarder, first + number, Ask::Again(slab));
         }
         take_all(&hoarder, first);
     }
@@ -111,14 +122,14 @@ fn what_is_not_taken_counts_as_a_connection_until_it_is() {
     let (node, path) = start("ends");
     let ends: [fn(&mut UnixStream); 3] = [
         |stream| stream.shutdown(Shutdown::Write).unwrap(),
-        |stream| say(stream, Ask::Bye, 4, 0),
+        |stream| say(stream, 4, Ask::Bye),
         |stream| stream.write_all(&[0xEE; 40]).unwrap(),
     ];
     let mut hoarded: Vec<UnixStream> = Vec::new();
     for end in ends {
         let (mut stream, slab) = join(&path);
-        say(&mut stream, Ask::Again, 3, slab);
-        within("the descriptor is on its way", || waiting(&stream) == size_of::<Answer>());
+        say(&mut stream, 3, Ask::Again(slab));
+        within("the descriptor is on its way", || waiting(&stream) == answered());
         end(&mut stream);
         hoarded.push(stream);
         within("the member is gone", || node.nic().members().is_empty());

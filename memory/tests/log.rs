@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{ask, greet, hello, within};
+use common::{ask, greet, hello, status, within};
 use farmem_fabric::{ConnectOptions, NodeAddr, Session, Transport};
 use farmem_memory::log::Log;
 use farmem_memory::{Config, Node};
@@ -52,6 +52,7 @@ fn join(node: &Node) -> Session {
         run: [1; 16],
         pid: 77,
         transport: Transport::Tcp,
+        ..ConnectOptions::default()
     };
     Session::connect(&node.addresses()[0], &options).unwrap()
 }
@@ -91,9 +92,9 @@ fn with_v_slabs_and_connections_have_lines_too() {
     let mut cut = TcpStream::connect(at).unwrap();
     greet(&mut cut, &hello([2; 16], 60_000)).unwrap();
     for number in 1..=4 {
-        ask(&mut cut, Ask::Grant, number, 0);
+        ask(&mut cut, number, Ask::Grant).unwrap();
     }
-    assert_eq!(ask(&mut cut, Ask::Grant, 5, 0).status, Status::Exhausted as u8);
+    assert_eq!(status(&mut cut, 5, Ask::Grant), Status::Exhausted);
     drop(cut);
     for line in ["connected: ", "granted: ", "released: ", "not granted: ", "cut off: "] {
         within(line, || read.has(&format!("farmem: {line}process ")));

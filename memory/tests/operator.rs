@@ -32,6 +32,7 @@ fn join_run(node: &Node, run: [u8; 16]) -> Result<Session, ConnectError> {
         run,
         pid: std::process::id(),
         transport: if matches!(node.addresses()[0], NodeAddr::Shm(_)) { Transport::Shm } else { Transport::Tcp },
+        ..ConnectOptions::default()
     };
     Session::connect(&node.addresses()[0], &options)
 }

@@ -21,6 +21,7 @@ fn join(node: &Node, run: u8) -> Session {
         run: [run; 16],
         pid: std::process::id(),
         transport: Transport::Shm,
+        ..ConnectOptions::default()
     };
     Session::connect(&node.addresses()[0], &options).unwrap()
 }

@@ -2,12 +2,13 @@
 
 mod common;
 
-use common::{FOR_EVER_MS, ask, greet, hello, say, verdict, within};
+use common::{FOR_EVER_MS, greet, hello, refused, say, status, within};
 use farmem_fabric::{ConnectError, ConnectOptions, NodeAddr, Session, Transport};
 use farmem_memory::{Config, Node};
 use farmem_nic::MAX_MEMBERS;
 use farmem_protocol::addr::SLAB_BYTES;
-use farmem_protocol::wire::{Ask, Hello, Purpose, Status, Verdict};
+use farmem_protocol::wire::control::MAX_HELLO;
+use farmem_protocol::wire::{Answer, Ask, Hello, Known, Purpose, Status, Verdict};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
@@ -50,6 +51,7 @@ impl Fixture {
             run: [1; 16],
             pid: std::process::id(),
             transport: Transport::Tcp,
+            ..ConnectOptions::default()
         };
         Session::connect(&self.node.addresses()[0], &options)
     }
@@ -66,8 +68,7 @@ fn run(n: usize) -> [u8; 16] {
 fn who_joins_and_goes_keeps_nobody_out() {
     let here = Fixture::new("away", 4);
     for n in 0..MAX_MEMBERS + 100 {
-        let welcome = greet(&mut here.stranger(), &hello(run(n), FOR_EVER_MS));
-        assert_eq!(verdict(welcome), Some(Verdict::Welcome), "the {n}th");
+        assert_eq!(refused(&mut here.stranger(), &hello(run(n), FOR_EVER_MS)), None, "the {n}th");
     }
     within("they are gone", || here.node.nic().members().iter().all(|member| !member.is_present()));
     assert!(here.node.nic().members().len() <= MAX_MEMBERS / 2, "no more than they leave to others");
@@ -87,9 +88,9 @@ fn who_holds_something_does_not_give_way() {
     let here = Fixture::new("holds", 4);
     let (mut holder, mut windowed) = (here.stranger(), here.stranger());
     let held = greet(&mut holder, &hello(run(0), FOR_EVER_MS)).unwrap();
-    assert_eq!(ask(&mut holder, Ask::Grant, 2, 0).status, Status::Done as u8);
+    assert_eq!(status(&mut holder, 2, Ask::Grant), Status::Done);
     let bound = greet(&mut windowed, &hello(run(1), FOR_EVER_MS)).unwrap();
-    assert_eq!(ask(&mut windowed, Ask::Window, 2, 0).status, Status::Done as u8);
+    assert_eq!(status(&mut windowed, 2, Ask::Window), Status::Done);
     drop((holder, windowed));
     let first = greet(&mut here.stranger(), &hello(run(2), FOR_EVER_MS)).unwrap();
     within("they are absent", || here.node.nic().members().iter().all(|member| !member.is_present()));
@@ -99,13 +100,12 @@ fn who_holds_something_does_not_give_way() {
     }
     let rejoin = |secret: [u8; 16]| {
         let incarnation = held.incarnation;
-        let again = Hello { purpose: Purpose::Rejoin as u8, secret, incarnation, ..hello([0; 16], 0) };
-        verdict(greet(&mut here.stranger(), &again))
+        refused(&mut here.stranger(), &Hello::new(Purpose::Rejoin(Known { secret, incarnation })))
     };
-    assert_eq!(rejoin(held.secret), Some(Verdict::Welcome), "it holds a slab");
-    assert_eq!(rejoin(bound.secret), Some(Verdict::Welcome), "it holds a window");
+    assert_eq!(rejoin(held.secret), None, "it holds a slab");
+    assert_eq!(rejoin(bound.secret), None, "it holds a window");
     assert_eq!(rejoin(first.secret), Some(Verdict::Unknown), "it held nothing, and was absent longest");
-    assert_eq!(rejoin(last.unwrap().secret), Some(Verdict::Welcome), "it has just been here");
+    assert_eq!(rejoin(last.unwrap().secret), None, "it has just been here");
 }
 
 /// A peer whose members stay has its share. Then the others have theirs.
@@ -116,19 +116,36 @@ fn who_stays_has_his_share_and_no_more() {
     // Tickets are members, too, and take no connection.
     let mut first = here.stranger();
     greet(&mut first, &hello(run(0), FOR_EVER_MS)).unwrap();
-    assert_eq!(ask(&mut first, Ask::Grant, 2, 0).status, Status::Done as u8);
+    assert_eq!(status(&mut first, 2, Ask::Grant), Status::Done);
     let mut tickets = 0;
-    while ask(&mut first, Ask::Ticket, 3 + tickets, 0).status == Status::Done as u8 {
+    while status(&mut first, 3 + tickets, Ask::Ticket) == Status::Done {
         tickets += 1;
     }
     strangers.push(first);
     assert_eq!(tickets as usize, MAX_MEMBERS / 2 - 1);
-    assert_eq!(verdict(greet(&mut here.stranger(), &hello(run(1), 0))), Some(Verdict::Full));
+    assert_eq!(refused(&mut here.stranger(), &hello(run(1), 0)), Some(Verdict::Full));
     assert!(matches!(here.program(), Err(ConnectError::Full(_))), "told as what it is");
     for n in 0..MAX_MEMBERS / 4 {
         let mut neighbour = here.neighbour();
-        assert_eq!(verdict(greet(&mut neighbour, &hello(run(n), 0))), Some(Verdict::Welcome), "the {n}th");
+        assert_eq!(refused(&mut neighbour, &hello(run(n), 0)), None, "the {n}th");
     }
+}
+
+/// Of so many answers, those that gave something.
+fn windows_made(stream: &mut impl Read, answers: usize) -> u64 {
+    let (mut had, mut given, mut seen) = (0, 0, Vec::new());
+    let mut piece = vec![0; 64 << 10];
+    while had < answers {
+        let n = stream.read(&mut piece).unwrap();
+        assert!(n > 0, "the node closed the connection");
+        seen.extend_from_slice(&piece[..n]);
+        let mut at = 0;
+        while let Some((answer, used)) = Answer::read(&seen[at..]).unwrap() {
+            (had, given, at) = (had + 1, given + u64::from(answer.result.is_ok()), at + used);
+        }
+        seen.drain(..at);
+    }
+    given
 }
 
 /// Windows are another such table.
@@ -143,28 +160,26 @@ fn who_makes_windows_leaves_as_many() {
         let before = made;
         let mut batch = Vec::new();
         for number in 0..1u64 << 16 {
-            say(&mut batch, Ask::Window, number + 1, 0);
+            say(&mut batch, number + 1, Ask::Window);
         }
-        let mut answers = vec![0; 40 << 16];
         std::thread::scope(|scope| {
             let mut sender = stranger.try_clone().unwrap();
             scope.spawn(move || sender.write_all(&batch).unwrap());
-            stranger.read_exact(&mut answers).unwrap();
+            made += windows_made(&mut stranger, 1 << 16);
         });
-        made += answers.chunks(40).filter(|answer| answer[0] == Status::Done as u8).count() as u64;
         full.push(stranger);
         assert!(made > before, "{made}");
     }
     let mut one_more = here.stranger();
     greet(&mut one_more, &hello(run(0), 0)).unwrap();
-    assert_eq!(ask(&mut one_more, Ask::Window, 1, 0).status, Status::Exhausted as u8);
+    assert_eq!(status(&mut one_more, 1, Ask::Window), Status::Exhausted);
     let mut neighbour = here.neighbour();
     greet(&mut neighbour, &hello(run(0), 0)).unwrap();
-    assert_eq!(ask(&mut neighbour, Ask::Window, 1, 0).status, Status::Done as u8);
+    assert_eq!(status(&mut neighbour, 1, Ask::Window), Status::Done);
     // Windows of members that are gone are free again.
     drop(full);
     within("the strangers' grace is over", || here.node.nic().windows.count().0 <= 1);
-    assert_eq!(ask(&mut one_more, Ask::Window, 2, 0).status, Status::Done as u8);
+    assert_eq!(status(&mut one_more, 2, Ask::Window), Status::Done);
 }
 
 /// Connections on which a Hello never comes whole give way to those on which it does.
@@ -174,8 +189,11 @@ fn who_says_nothing_keeps_nobody_out() {
     let silent: Vec<TcpStream> = (0..2000)
         .map(|n| {
             let mut stranger = here.stranger();
-            let begun = hello(run(n), 0);
-            stranger.write_all(&zerocopy::IntoBytes::as_bytes(&begun)[..n % 72]).unwrap();
+            // The longest that may be begun, and any shorter one.
+            let mut begun = hello(run(n), 0).frame().as_bytes()[..8].to_vec();
+            begun.extend(1024u16.to_le_bytes());
+            begun.resize(MAX_HELLO, 7);
+            stranger.write_all(&begun[..n % MAX_HELLO]).unwrap();
             stranger
         })
         .collect();

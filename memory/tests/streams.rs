@@ -1,18 +1,19 @@
 //! Peers whose READs never end leave a node's workers no pause: who asks seldom, and who comes anew, is answered all the same.
 
+mod common;
+
+use common::{ask, greet, hello};
 use farmem_contract::get;
 use farmem_fabric::{ConnectOptions, NodeAddr, Session, Transport};
 use farmem_memory::{Config, Node};
 use farmem_protocol::addr::{SLAB_BYTES, SlabId};
 use farmem_protocol::key::Key;
-use farmem_protocol::wire::{
-    Answer, Ask, Batch, Hello, MAGIC, MAX_VERBS, Op, Purpose, Request, VERSION, Verb, Welcome,
-};
+use farmem_protocol::wire::{Ask, Batch, Hello, Known, MAX_VERBS, Op, Purpose, Reply, Verb};
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use zerocopy::{FromBytes, FromZeros, IntoBytes};
+use zerocopy::IntoBytes;
 
 /// As many as a worker looks at without asking epoll.
 const STREAMS_A_WORKER: usize = 4;
@@ -28,7 +29,7 @@ const ROUNDS: usize = 4;
 /// A member by hand: the library's queue pairs wait for their answers.
 struct Member {
     node: String,
-    hello: Hello,
+    known: Known,
     slab: SlabId,
     _control: TcpStream,
 }
@@ -36,41 +37,21 @@ struct Member {
 impl Member {
     fn join(node: &Node) -> Member {
         let node = node.addresses()[0].to_string();
-        let hello = Hello {
-            magic: MAGIC,
-            version: VERSION.into(),
-            purpose: Purpose::Join as u8,
-            run: [3; 16],
-            ..Hello::new_zeroed()
-        };
-        let (mut control, welcome) = greet(&node, &hello);
-        let grant = Request { ask: Ask::Grant as u8, number: 2.into(), ..Request::new_zeroed() };
-        control.write_all(grant.as_bytes()).unwrap();
-        let mut answer = [0; size_of::<Answer>()];
-        control.read_exact(&mut answer).unwrap();
-        let slab = SlabId(Answer::read_from_bytes(&answer).unwrap().value.get());
-        let purpose = Purpose::Attach as u8;
-        let hello = Hello { purpose, secret: welcome.secret, incarnation: welcome.incarnation, ..hello };
-        Member { node, hello, slab, _control: control }
+        let mut control = TcpStream::connect(&node).unwrap();
+        let welcome = greet(&mut control, &hello([3; 16], 0)).unwrap();
+        let Ok(Reply::Slab(slab)) = ask(&mut control, 2, Ask::Grant) else { panic!() };
+        let known = Known { secret: welcome.secret, incarnation: welcome.incarnation };
+        Member { node, known, slab, _control: control }
     }
 
     fn stream(&self, queue: usize) -> Stream {
-        let (socket, _) = greet(&self.node, &Hello { queue: (queue as u64).into(), ..self.hello });
+        let mut socket = TcpStream::connect(&self.node).unwrap();
+        greet(&mut socket, &Hello::new(Purpose::Attach(self.known, queue as u64))).unwrap();
         socket.set_nonblocking(true).unwrap();
         let key = Key::from(self.slab).0.into();
         let verb = Verb { op: Op::Read as u8, zero: [0; 3], len: 8.into(), key, offset: 0.into() };
         Stream { socket, verbs: verb.as_bytes().repeat(MAX_VERBS), batches: 0, going: Vec::new() }
     }
-}
-
-fn greet(node: &str, hello: &Hello) -> (TcpStream, Welcome) {
-    let mut socket = TcpStream::connect(node).unwrap();
-    socket.write_all(hello.as_bytes()).unwrap();
-    let mut welcome = [0; size_of::<Welcome>()];
-    socket.read_exact(&mut welcome).unwrap();
-    let welcome = Welcome::read_from_bytes(&welcome).unwrap();
-    socket.read_exact(&mut vec![0; welcome.path_len.get() as usize]).unwrap();
-    (socket, welcome)
 }
 
 /// READs without an end: as many as the sockets hold.
@@ -115,6 +96,7 @@ fn join(node: &Node) -> Session {
         run: [4; 16],
         pid: std::process::id(),
         transport: Transport::Tcp,
+        ..ConnectOptions::default()
     };
     Session::connect(&node.addresses()[0], &options).unwrap()
 }

@@ -55,7 +55,7 @@ impl PageId {
 }
 
 /// A slab's name at its node. Node-wide, never reused while the node lives.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, serde::Serialize, serde::Deserialize)]
 pub struct SlabId(pub u64);
 
 /// A page-sized place in far memory, by the host's own slab table.

@@ -16,7 +16,7 @@
 use crate::addr::SlabId;
 
 /// The right by which a verb reaches memory, as it stands in the verb.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, serde::Serialize, serde::Deserialize)]
 pub struct Key(pub u64);
 
 /// What a key names.

@@ -1,5 +1,7 @@
 //! Names of regions: memory of a node that outlives the members that use it.
 
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
 use std::str::FromStr;
 
@@ -35,6 +37,19 @@ impl RegionName {
         let len = self.0.iter().position(|&byte| byte == 0).unwrap_or(MAX_NAME);
         // They are ASCII.
         std::str::from_utf8(&self.0[..len]).unwrap_or_default()
+    }
+}
+
+impl Serialize for RegionName {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.0.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for RegionName {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<RegionName, D::Error> {
+        let bytes = <[u8; MAX_NAME]>::deserialize(deserializer)?;
+        RegionName::from_wire(bytes).ok_or_else(|| D::Error::custom("no name for a region"))
     }
 }
 

@@ -3,8 +3,9 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use farmem_fabric::session::names_of;
 use farmem_fabric::words::{self, Words};
-use farmem_fabric::{ConnectOptions, NodeAddr, QueuePair, Session, Transport};
+use farmem_fabric::{ConnectOptions, NodeAddr, QueuePair, Session};
 use farmem_protocol::extent::check::{Problem, Recount, recount};
 use farmem_protocol::extent::geometry::Target;
 use farmem_protocol::extent::guard::{self, Words as _};
@@ -44,7 +45,8 @@ impl Reader {
             grace: Duration::from_secs(1),
             run: random_name()?,
             pid: std::process::id(),
-            transport: Transport::Auto,
+            names: names_of("farmem status"),
+            ..ConnectOptions::default()
         };
         let session = Session::connect(addr, &options).map_err(Failure::no_node)?;
         let mut queue = session.queue_pair().map_err(Failure::no_node)?;

@@ -1,7 +1,7 @@
 //! `farmem status`: what a node lends, to whom, and in what pieces.
 
 use farmem_fabric::NodeAddr;
-use farmem_protocol::wire::Figure;
+use farmem_protocol::wire::{Figure, Names, Who};
 use farmem_sys::process;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -86,26 +86,40 @@ struct Holder {
     agent: bool,
     /// The same for all of a run; not the run's name.
     run: String,
-    /// The run, if it is of this machine: as `farmem top` shows it.
+    /// Who it is.
     #[serde(flatten)]
-    here: Option<Here>,
+    about: Option<About>,
     held: u64,
     slabs: u64,
 }
 
-/// A run of this machine, by its counters.
+/// Who a holder is: of a run of this machine, by its counters; of any other, as it told the node.
 #[derive(Clone, Debug, Serialize)]
-struct Here {
+struct About {
     host: String,
     /// By name, or by number if it has none.
     user: String,
-    /// The pid by which `farmem top` shows the run.
+    /// The pid by which `farmem top` shows the run, on its machine.
     supervisor: u32,
     program: String,
 }
 
+impl About {
+    /// As it told the node; `None` if it told nothing.
+    fn told(who: &Who) -> Option<About> {
+        let Names { host, user, program } = who.names;
+        let about = About {
+            host: host.to_string(),
+            user: user.to_string(),
+            supervisor: who.leader,
+            program: program.to_string(),
+        };
+        (!host.is_empty() || !user.is_empty() || !program.is_empty()).then_some(about)
+    }
+}
+
 /// The runs of this machine whose counters this user may see, by their public ids. A node knows runs by these alone.
-fn runs_here() -> BTreeMap<u64, Here> {
+fn runs_here() -> BTreeMap<u64, About> {
     let host = process::host_name();
     let mut runs = BTreeMap::new();
     for entry in runtime_dir::visible().iter().filter_map(|dir| std::fs::read_dir(dir).ok()).flatten().flatten() {
@@ -115,7 +129,7 @@ fn runs_here() -> BTreeMap<u64, Here> {
         if let (Ok(sample), Ok(about)) = (Sample::read(&path), entry.metadata()) {
             let user = process::user_name(about.uid());
             let (host, supervisor, program) = (host.clone(), sample.supervisor, sample.command);
-            runs.insert(run.id(), Here { host, user, supervisor, program });
+            runs.insert(run.id(), About { host, user, supervisor, program });
         }
     }
     runs
@@ -187,8 +201,8 @@ fn view(node: &NodeAddr) -> Result<View, Failure> {
         let run = who.filter(|_| region.is_none()).map_or_else(String::new, |who| format!("{:016x}", who.run));
         let pid = who.map(|who| who.pid).filter(|&pid| pid != 0);
         let agent = pid.is_some() && pid == agent;
-        let here = who.and_then(|who| runs.get(&who.run).cloned());
-        holders.push(Holder { owner: owner.slot(), pid, region, agent, run, here, held: bytes(chunks), slabs });
+        let about = who.and_then(|who| runs.get(&who.run).cloned().or_else(|| About::told(&who)));
+        holders.push(Holder { owner: owner.slot(), pid, region, agent, run, about, held: bytes(chunks), slabs });
     }
     holders.sort_by_key(|holder| std::cmp::Reverse(holder.held));
     let runs = snapshot.free_runs();
@@ -243,7 +257,7 @@ fn text(view: &View) -> String {
         let mut rows = vec![["holder", "run", "host", "user", "program", "held", "of it slabs"].map(str::to_owned)];
         for holder in &view.holders {
             let kind = if holder.agent { "agent" } else { "pid" };
-            let supervisor = holder.here.as_ref().map(|here| here.supervisor);
+            let supervisor = holder.about.as_ref().map(|about| about.supervisor);
             let name = match (holder.pid, supervisor) {
                 _ if holder.region.is_some() => format!("region {}", holder.region.as_deref().unwrap_or_default()),
                 (Some(pid), _) => format!("{kind} {pid}"),
@@ -251,9 +265,11 @@ fn text(view: &View) -> String {
                 (None, None) => "run".to_owned(),
             };
             let run = holder.run.get(..8).unwrap_or("-").to_owned();
-            let told = |what: fn(&Here) -> String| holder.here.as_ref().map_or_else(|| "-".to_owned(), what);
-            let program = told(|here| short_program(&here.program, 30));
-            let (host, user) = (told(|here| here.host.clone()), told(|here| here.user.clone()));
+            let told = |what: fn(&About) -> String| {
+                holder.about.as_ref().map(what).filter(|text| !text.is_empty()).unwrap_or_else(|| "-".to_owned())
+            };
+            let program = told(|about| short_program(&about.program, 30));
+            let (host, user) = (told(|about| about.host.clone()), told(|about| about.user.clone()));
             rows.push([name, run, host, user, program, size(holder.held), size(holder.slabs)]);
         }
         out += &format!("\n{}", units::aligned(&rows));

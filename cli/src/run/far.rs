@@ -4,13 +4,16 @@
 //! say at the end that the run is over: then the nodes free everything at once
 //! instead of waiting for members that might come back.
 
+use std::ffi::OsStr;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
 use std::net::ToSocketAddrs;
+use std::path::Path;
 use std::str::FromStr;
 use std::time::Duration;
 
+use farmem_fabric::session::names_of;
 use farmem_fabric::{ConnectOptions, NodeAddr, Session, Transport};
 
 use crate::failure::Failure;
@@ -72,30 +75,44 @@ impl FromStr for RunName {
 
 /// A run's nodes, reached.
 pub struct Far {
-    run: RunName,
+    options: ConnectOptions,
     nodes: Vec<NodeAddr>,
     sessions: Vec<Session>,
 }
 
 impl Far {
-    /// Reaches every node, or says which one cannot be used and why.
-    pub fn connect(nodes: &[NodeAddr], run: RunName, transport: Transport, grace: Duration) -> Result<Far, Failure> {
-        let options = ConnectOptions { timeout: ANSWER_WITHIN, grace, run: run.0, pid: std::process::id(), transport };
+    /// Reaches every node, or says which one cannot be used and why. `program`: its command, of which nodes are told
+    /// the name alone.
+    pub fn connect(
+        nodes: &[NodeAddr],
+        run: RunName,
+        transport: Transport,
+        grace: Duration,
+        program: &Path,
+    ) -> Result<Far, Failure> {
+        let name = program.file_name().map(OsStr::to_string_lossy).unwrap_or_default();
+        let options = ConnectOptions {
+            timeout: ANSWER_WITHIN,
+            grace,
+            run: run.0,
+            pid: std::process::id(),
+            transport,
+            names: names_of(&name),
+        };
         let sessions = nodes.iter().map(|node| Session::connect(node, &options).map_err(Failure::no_node));
-        Ok(Far { run, nodes: nodes.to_vec(), sessions: sessions.collect::<Result<_, _>>()? })
+        let sessions = sessions.collect::<Result<_, _>>()?;
+        Ok(Far { options, nodes: nodes.to_vec(), sessions })
     }
 
     /// Reaches one more, and says how the run's processes are to call it: by an address that needs no resolver.
-    pub fn join(&mut self, node: &NodeAddr, transport: Transport, grace: Duration) -> Result<String, Failure> {
-        let options =
-            ConnectOptions { timeout: ANSWER_WITHIN, grace, run: self.run.0, pid: std::process::id(), transport };
+    pub fn join(&mut self, node: &NodeAddr) -> Result<String, Failure> {
         let told = match node {
             NodeAddr::Tcp(host) => host.to_socket_addrs().ok().and_then(|mut at| at.next()).map(|at| at.to_string()),
             NodeAddr::Shm(_) => None,
         };
         let told = told.unwrap_or_else(|| node.to_string());
         let at = told.parse::<NodeAddr>().map_err(Failure::usage)?;
-        self.sessions.push(Session::connect(&at, &options).map_err(Failure::no_node)?);
+        self.sessions.push(Session::connect(&at, &self.options).map_err(Failure::no_node)?);
         Ok(told)
     }
 
@@ -124,7 +141,7 @@ impl Far {
     /// Tells the nodes that no process of the run is left. A node that is gone needs no telling.
     pub fn end_run(self) {
         for session in &self.sessions {
-            let _ = session.end_run(self.run.0);
+            let _ = session.end_run(self.options.run);
         }
     }
 }

@@ -112,7 +112,7 @@ pub fn start(
 
 /// Waits until the run is over, and ends it.
 pub fn keep(options: &Options) -> Result<(), Failure> {
-    let far = Far::connect(&options.node, options.run, Transport::Auto, Duration::ZERO);
+    let far = Far::connect(&options.node, options.run, Transport::Auto, Duration::ZERO, Path::new("farmem"));
     while let Ok(sample) = Sample::read(&options.counters) {
         // A number of the list that is reused keeps the run longer than need be, at worst.
         if !options.process.iter().any(|&pid| process::exists(pid)) && living(&options.counters, &sample).is_empty() {

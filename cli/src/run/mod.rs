@@ -258,7 +258,7 @@ pub fn carry_out(options: &Options, plan: &Plan) -> Result<Outcome, Failure> {
     } else {
         None
     };
-    let mut far = Far::connect(&nodes, run, plan.transport.into(), plan.grace)?;
+    let mut far = Far::connect(&nodes, run, plan.transport.into(), plan.grace, Path::new(name))?;
     let mut counters = begin_counters(&dir, run, options, plan, &nodes)?;
 
     let mut command = Command::new(&file);
@@ -285,7 +285,7 @@ pub fn carry_out(options: &Options, plan: &Plan) -> Result<Outcome, Failure> {
         (None, Some(asker)) => Some(roster::Source::Rack(asker.follow())),
         (None, None) => None,
     };
-    let mut roster = source.map(|source| Roster::begin(source, &counters, &far, plan.transport.into(), plan.grace));
+    let mut roster = source.map(|source| Roster::begin(source, &counters, &far));
     let look = || roster.iter_mut().for_each(|roster| roster.look(&mut far));
     let (ending, mut peaks) = watch::until_end(&signals, child.id(), embedded.as_ref(), &counters, look);
     let elapsed = begun.elapsed();

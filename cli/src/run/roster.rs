@@ -10,9 +10,9 @@
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
-use farmem_fabric::{NodeAddr, Transport};
+use farmem_fabric::NodeAddr;
 
 use super::far::{self, Far};
 use crate::counters;
@@ -73,15 +73,13 @@ pub struct Roster {
     counters: PathBuf,
     /// How the run's processes call each node that has joined since the run began.
     told: HashMap<NodeAddr, String>,
-    transport: Transport,
-    grace: Duration,
 }
 
 impl Roster {
     /// As the run begins with it.
-    pub fn begin(source: Source, counters: &Path, far: &Far, transport: Transport, grace: Duration) -> Roster {
+    pub fn begin(source: Source, counters: &Path, far: &Far) -> Roster {
         let told = far.nodes().iter().map(|node| (node.clone(), node.to_string())).collect();
-        Roster { source, counters: counters.to_owned(), told, transport, grace }
+        Roster { source, counters: counters.to_owned(), told }
     }
 
     /// Sees to a change of the list, if there is one. What is wrong is said, and the run goes on as
@@ -96,7 +94,7 @@ impl Roster {
     fn change(&mut self, nodes: &[NodeAddr], far: &mut Far) -> Result<(), String> {
         for node in nodes {
             if !self.told.contains_key(node) {
-                let told = far.join(node, self.transport, self.grace).map_err(|e| e.line)?;
+                let told = far.join(node).map_err(|e| e.line)?;
                 self.told.insert(node.clone(), told);
             }
         }

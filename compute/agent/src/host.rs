@@ -10,6 +10,7 @@ use crate::blocks::{Blocks, Claimed, JoinError, Recorded};
 use crate::ledger::{self, Ledger};
 use crate::serve::{End, Report, Service};
 use crate::stock::{Quotas, Stock};
+use farmem_fabric::session::names_of;
 use farmem_fabric::words::WordsError;
 use farmem_fabric::{ConnectError, ConnectOptions, NodeAddr, Transport};
 use farmem_protocol::extent::Failed;
@@ -113,6 +114,7 @@ impl Agent {
             run: random()?,
             pid: std::process::id(),
             transport: config.transport,
+            names: names_of("farmem agent"),
         };
         let mut stock = Stock::open(Arc::clone(&ledger), config.quotas.clone());
         let resumed = match ledger.membership() {

@@ -24,7 +24,14 @@ fn ledger(host: &Host, name: &str) -> Arc<Ledger> {
 
 fn options() -> ConnectOptions {
     let (timeout, grace) = (Duration::from_secs(20), Duration::from_secs(20));
-    ConnectOptions { timeout, grace, run: [7; 16], pid: std::process::id(), transport: Transport::Shm }
+    ConnectOptions {
+        timeout,
+        grace,
+        run: [7; 16],
+        pid: std::process::id(),
+        transport: Transport::Shm,
+        ..ConnectOptions::default()
+    }
 }
 
 fn claim(blocks: &mut Blocks, count: u32) -> Result<Claimed, Refusal> {

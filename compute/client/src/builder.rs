@@ -110,6 +110,7 @@ impl Builder {
             run,
             pid: std::process::id(),
             transport: self.transport,
+            ..ConnectOptions::default()
         };
         let session = Session::connect(&address, &options)?;
         if let Some(name) = region {

@@ -46,6 +46,13 @@ fn session(node: &str) -> Result<Session> {
     let mut run = [0; 16];
     process::random_bytes(&mut run).map_err(|e| Error::System(e.to_string()))?;
     let transport = Transport::Auto;
-    let options = ConnectOptions { timeout: TIMEOUT, grace: TIMEOUT, run, pid: std::process::id(), transport };
+    let options = ConnectOptions {
+        timeout: TIMEOUT,
+        grace: TIMEOUT,
+        run,
+        pid: std::process::id(),
+        transport,
+        ..ConnectOptions::default()
+    };
     Ok(Session::connect(&address, &options)?)
 }

@@ -4,6 +4,8 @@ use farmem_fabric::session::SILENT_NS;
 use farmem_fabric::{BadAddress, ConnectOptions, NodeAddr, Transport};
 use farmem_pager::FaultMode;
 use farmem_pager::dirty::{self, Dirty};
+use farmem_protocol::wire::{Names, Text};
+use farmem_sys::raw;
 use std::time::Duration;
 
 /// How long a node may take to answer: as long as one that is stopped is waited for in mid-run, for the
@@ -40,6 +42,20 @@ pub struct Run {
     pub sample: bool,
 }
 
+/// What a node is told of this process: its machine, its user by number, and the name of its image. By raw system
+/// calls: the program's libc is not asked.
+fn names() -> Names {
+    let read = |path| raw::read_file(path).unwrap_or_default();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end().to_owned();
+    // SAFETY: no memory is involved.
+    let user = unsafe { raw::syscall(libc::SYS_geteuid, [0; 6]) };
+    Names {
+        host: Text::new(&text(&read(c"/proc/sys/kernel/hostname"))),
+        user: Text::new(&user.to_string()),
+        program: Text::new(&text(&read(c"/proc/self/comm"))),
+    }
+}
+
 /// Reads it.
 ///
 /// # Errors
@@ -49,8 +65,9 @@ pub fn parse(text: &str) -> Result<Run, String> {
         timeout: ANSWER_WITHIN,
         grace: Duration::from_secs(5),
         run: [0; 16],
-        pid: farmem_sys::raw::getpid(),
-        transport: Transport::Auto,
+        pid: raw::getpid(),
+        names: names(),
+        ..ConnectOptions::default()
     };
     let mut run = Run {
         local: 0,

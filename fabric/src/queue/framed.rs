@@ -79,7 +79,7 @@ const HEAD: usize = size_of::<wire::Completion>();
 
 impl Framed {
     pub fn new(member: Arc<Membership>, number: u64) -> Result<Framed, Lost> {
-        let link = member.attach(Purpose::Attach, number)?;
+        let link = member.attach(Purpose::Attach(member.known(), number))?;
         Ok(Framed {
             member,
             number,
@@ -438,7 +438,7 @@ impl Framed {
     fn restore(&mut self) -> Result<(), Lost> {
         loop {
             self.withdraw();
-            self.link = Some(self.member.restore(Purpose::Attach, self.number)?);
+            self.link = Some(self.member.restore(Purpose::Attach(self.member.known(), self.number))?);
             self.away = Away::noted();
             self.end_silence();
             self.frame();

@@ -1,6 +1,6 @@
 //! Joining a node: the first connection, and by what transport slabs are reached from then on.
 
-use super::dial::{NoDial, Patience, dial, hello};
+use super::dial::{NoDial, Patience, dial};
 use super::silence::{Ear, Heard};
 use super::{ConnectOptions, Control, Identity, Membership, Session, Transport};
 use crate::link::{Link, Reach};
@@ -8,12 +8,14 @@ use crate::network::Network;
 use crate::shape::Shaper;
 use crate::verbs::{Card, connect::try_once};
 use crate::{ConnectError, NodeAddr};
-use farmem_protocol::wire::{Hello, OFFERS_RDMA, Purpose, Welcome};
+use farmem_protocol::wire::{Hello, Join, Known, OFFERS_RDMA, Purpose, Welcome};
 use farmem_sys::raw::Errno;
 use farmem_sys::sync::Lock;
 use farmem_sys::verbs::Device;
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -75,17 +77,17 @@ impl Session {
     /// keeps what the member holds for the grace, and [`Session::resume`] has it again. Of a node on this machine,
     /// by its Unix socket, memory can be mapped; any other is reached in frames.
     pub fn connect_lasting(node: &NodeAddr, options: &ConnectOptions) -> Result<Session, ConnectError> {
-        first_of(node, |reach| Session::join_as(reach, node.to_string(), options, 1).map(|(session, ..)| session))
+        first_of(node, |reach| Session::join_as(reach, node.to_string(), options, true).map(|(session, ..)| session))
     }
 
     /// The member again, in another process: what the last one said [`Session::identity`] was. It holds
     /// the slabs that it held; none is mapped here.
     pub fn resume(node: &NodeAddr, options: &ConnectOptions, identity: &Identity) -> Result<Session, ConnectError> {
         let Identity { secret, incarnation, number } = *identity;
-        let hello = Hello { secret, incarnation: incarnation.into(), ..hello(Purpose::Rejoin) };
+        let hello = Hello::new(Purpose::Rejoin(Known { secret, incarnation }));
         let patience = Patience::both(options.timeout.as_nanos() as u64);
         first_of(node, |reach| {
-            let (link, welcome, _) = dial(Ear::at(&reach, &Heard::default()), &hello, patience)
+            let (link, welcome) = dial(Ear::at(&reach, &Heard::default()), &hello, patience)
                 .map_err(|e| at_start(e, &reach, &node.to_string()))?;
             let member = member_of(reach, node.to_string(), options, &link, &welcome);
             let member = Membership { secret, incarnation, ..member };
@@ -104,21 +106,24 @@ impl Session {
     }
 
     fn join(reach: Reach, node: String, options: &ConnectOptions) -> Result<Joined, ConnectError> {
-        Session::join_as(reach, node, options, 0)
+        Session::join_as(reach, node, options, false)
     }
 
-    fn join_as(reach: Reach, node: String, options: &ConnectOptions, lasting: u8) -> Result<Joined, ConnectError> {
-        let (run, pid, grace_ms) = (options.run, options.pid.into(), (options.grace.as_millis() as u64).into());
-        let hello = Hello { run, pid, grace_ms, lasting, ..hello(Purpose::Join) };
+    fn join_as(reach: Reach, node: String, options: &ConnectOptions, lasting: bool) -> Result<Joined, ConnectError> {
+        let ConnectOptions { run, pid, names, .. } = *options;
+        let join = Join { run, pid, grace_ms: options.grace.as_millis() as u64, lasting, names };
+        let hello = Hello::new(Purpose::Join(join));
         // A stopped node's kernel takes the connection. A machine that does not is away, and waited
         // for no longer.
         let answer_ns = options.timeout.as_nanos() as u64;
         let connect_ns = answer_ns.min((options.grace.as_nanos() as u64).max(LEAST_CONNECT_NS));
         let patience = Patience { connect_ns, answer_ns };
-        let (link, welcome, path) =
+        let (link, welcome) =
             dial(Ear::at(&reach, &Heard::default()), &hello, patience).map_err(|e| at_start(e, &reach, &node))?;
         let member = member_of(reach, node, options, &link, &welcome);
         member.controlled_by(link, 1);
+        let path = welcome.path.as_bytes();
+        let path = (!path.is_empty()).then(|| PathBuf::from(OsStr::from_bytes(path)));
         Ok((Session { member: Arc::new(member) }, path, welcome.offers))
     }
 
@@ -195,14 +200,14 @@ fn at_start(failure: NoDial, reach: &Reach, node: &str) -> ConnectError {
 
 /// What is known of a member from its Welcome. Without a control connection yet.
 fn member_of(reach: Reach, node: String, options: &ConnectOptions, link: &Link, welcome: &Welcome) -> Membership {
-    let own_end = SocketAddr::new(IpAddr::V6(Ipv6Addr::from(welcome.address)), welcome.port.get());
+    let own_end = SocketAddr::new(IpAddr::V6(Ipv6Addr::from(welcome.address)), welcome.port);
     let dialled = link.peer_address().map(|at| SocketAddr::new(canonical(at.ip()), at.port()));
     let mapped = matches!(reach, Reach::Unix(_));
     Membership {
         node,
         secret: welcome.secret,
-        incarnation: welcome.incarnation.get(),
-        owner: welcome.owner.get(),
+        incarnation: welcome.incarnation,
+        owner: welcome.owner,
         grace: options.grace,
         direct: matches!(reach, Reach::Inside(_))
             || dialled == Some(SocketAddr::new(canonical(own_end.ip()), own_end.port())),

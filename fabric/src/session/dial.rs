@@ -3,15 +3,9 @@
 use super::silence::{DOUBT_NS, Ear, KEEP_S};
 use crate::ConnectError;
 use crate::link::Link;
-use farmem_protocol::addr::SlabId;
-use farmem_protocol::wire::{
-    Answer, Ask, Hello, MAGIC, MAX_PATH, Purpose, Request, VERSION, Verdict, Welcome, variant,
-};
+use farmem_protocol::wire::control::{MAX_HELLO, MAX_REQUEST};
+use farmem_protocol::wire::{Answer, Greeting, Hello, NoHello, Verdict, Welcome};
 use farmem_sys::raw::Errno;
-use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
-use zerocopy::{FromZeros, IntoBytes};
 
 /// Why an attempt to connect failed.
 #[derive(Debug)]
@@ -22,7 +16,9 @@ pub(super) enum NoDial {
     /// Connected, and closed without an answer.
     Closed,
     NotFarmem,
-    Verdict(Verdict, u16),
+    /// It speaks this version.
+    Version(u16),
+    Verdict(Verdict),
 }
 
 impl NoDial {
@@ -36,11 +32,11 @@ impl NoDial {
             }
             NoDial::System(reason) => ConnectError::Unreachable { node, reason },
             NoDial::Closed | NoDial::NotFarmem => ConnectError::NotFarmem(node),
-            NoDial::Verdict(Verdict::Version, theirs) => ConnectError::Version { node, theirs },
-            NoDial::Verdict(Verdict::Draining, _) => ConnectError::Draining(node),
-            NoDial::Verdict(Verdict::Full, _) => ConnectError::Full(node),
-            NoDial::Verdict(Verdict::Unknown | Verdict::Incarnation, _) => ConnectError::Unknown(node),
-            NoDial::Verdict(..) => ConnectError::NotFarmem(node),
+            NoDial::Version(theirs) => ConnectError::Version { node, theirs },
+            NoDial::Verdict(Verdict::Draining) => ConnectError::Draining(node),
+            NoDial::Verdict(Verdict::Full) => ConnectError::Full(node),
+            NoDial::Verdict(Verdict::Unknown | Verdict::Incarnation) => ConnectError::Unknown(node),
+            NoDial::Verdict(Verdict::Version | Verdict::Malformed) => ConnectError::NotFarmem(node),
         }
     }
 }
@@ -52,7 +48,8 @@ impl std::fmt::Display for NoDial {
             NoDial::Silent => f.write_str("no answer"),
             NoDial::Closed => f.write_str("closed at once"),
             NoDial::NotFarmem => f.write_str("not a farmem node"),
-            NoDial::Verdict(verdict, _) => write!(f, "{verdict:?}"),
+            NoDial::Version(theirs) => write!(f, "it speaks version {theirs} of the protocol"),
+            NoDial::Verdict(verdict) => write!(f, "{verdict:?}"),
         }
     }
 }
@@ -66,6 +63,8 @@ pub(crate) enum Broken {
     Mute,
     /// The connection has ended.
     Cut(Errno),
+    /// What came is not what can come here.
+    Nonsense,
 }
 
 impl From<Errno> for Broken {
@@ -90,55 +89,35 @@ impl Patience {
     }
 }
 
-pub(super) fn hello(purpose: Purpose) -> Hello {
-    Hello { magic: MAGIC, version: VERSION.into(), purpose: purpose as u8, ..Hello::new_zeroed() }
-}
-
-pub(super) fn request(ask: Ask, number: u64, slab: SlabId, detail: [u8; 16]) -> Request {
-    Request { ask: ask as u8, zero: [0; 7], number: number.into(), slab: slab.0.into(), detail }
-}
-
 /// Connects, says hello, and reads the welcome.
-pub(super) fn dial(
-    ear: Ear<'_>,
-    hello: &Hello,
-    patience: Patience,
-) -> Result<(Link, Welcome, Option<PathBuf>), NoDial> {
+pub(super) fn dial(ear: Ear<'_>, hello: &Hello, patience: Patience) -> Result<(Link, Welcome), NoDial> {
     let link = ear.reach.connect(patience.connect_ns).map_err(NoDial::System)?;
     link.ask_when_idle(KEEP_S);
     greet(ear, link, hello, patience.answer_ns)
 }
 
 /// [`dial`] over a connection that stands.
-pub(super) fn greet(
-    ear: Ear<'_>,
-    link: Link,
-    hello: &Hello,
-    answer_ns: u64,
-) -> Result<(Link, Welcome, Option<PathBuf>), NoDial> {
+pub(super) fn greet(ear: Ear<'_>, link: Link, hello: &Hello, answer_ns: u64) -> Result<(Link, Welcome), NoDial> {
     let until = ear.reach.now_ns() + answer_ns;
-    send_now(&link, hello.as_bytes()).map_err(|_| NoDial::Closed)?;
-    let mut welcome = Welcome::new_zeroed();
-    let bytes = welcome.as_mut_bytes();
-    // Magic and version first: of another version nothing more is known.
-    receive_until(ear, &link, &mut bytes[..8], until)?;
-    if welcome.magic != MAGIC {
-        return Err(NoDial::NotFarmem);
+    send_now(&link, hello.frame().as_bytes()).map_err(|_| NoDial::Closed)?;
+    let mut room = [0; MAX_HELLO];
+    let received = receive_frame(ear, &link, &mut room, until, |seen| match Greeting::read(seen) {
+        Ok(Some((greeting, used))) if used == seen.len() => Ok(Some(greeting)),
+        Ok(None) => Ok(None),
+        // Of another version nothing more is known.
+        Err(NoHello::Version(theirs)) => Err(NoDial::Version(theirs)),
+        // A node says nothing more before it is asked.
+        Ok(Some(_)) | Err(NoHello::Magic | NoHello::Malformed) => Err(NoDial::NotFarmem),
+    });
+    match received {
+        Ok((Greeting::Welcome(welcome), _)) => Ok((link, welcome)),
+        Ok((Greeting::Refused(verdict), _)) => Err(NoDial::Verdict(verdict)),
+        Err(NoFrame::Refused(why)) => Err(why),
+        Err(NoFrame::Broken(Broken::Late)) => Err(NoDial::Silent),
+        Err(NoFrame::Broken(Broken::Mute)) => Err(NoDial::System(Errno(libc::ETIMEDOUT))),
+        Err(NoFrame::Broken(Broken::Nonsense)) => Err(NoDial::NotFarmem),
+        Err(NoFrame::Broken(Broken::Cut(_))) => Err(NoDial::Closed),
     }
-    if welcome.version != VERSION {
-        return Err(NoDial::Verdict(Verdict::Version, welcome.version.get()));
-    }
-    receive_until(ear, &link, &mut welcome.as_mut_bytes()[8..], until)?;
-    let len = welcome.path_len.get() as usize;
-    match variant::<Verdict>(welcome.verdict) {
-        Some(Verdict::Welcome) if len <= MAX_PATH => {}
-        Some(Verdict::Welcome) | None => return Err(NoDial::NotFarmem),
-        Some(verdict) => return Err(NoDial::Verdict(verdict, VERSION)),
-    }
-    let mut path = [0; MAX_PATH];
-    receive_until(ear, &link, &mut path[..len], until)?;
-    let path = (len > 0).then(|| PathBuf::from(OsStr::from_bytes(&path[..len])));
-    Ok((link, welcome, path))
 }
 
 /// Sends a frame that fits any socket's buffer.
@@ -151,27 +130,52 @@ pub(crate) fn send_now(link: &Link, bytes: &[u8]) -> Result<(), Errno> {
     }
 }
 
-fn receive_until(ear: Ear<'_>, link: &Link, into: &mut [u8], until: u64) -> Result<(), NoDial> {
-    match receive_all(ear, link, into, until) {
-        Ok(_) => Ok(()),
-        Err(Broken::Late) => Err(NoDial::Silent),
-        Err(Broken::Mute) => Err(NoDial::System(Errno(libc::ETIMEDOUT))),
-        // What begins like nothing of ours and ends there is not a node.
-        Err(_) if into[0] != 0 && !MAGIC.starts_with(&into[..1]) => Err(NoDial::NotFarmem),
-        Err(_) => Err(NoDial::Closed),
+/// Why a frame did not come.
+enum NoFrame<E> {
+    Broken(Broken),
+    /// What came is none, says the reader.
+    Refused(E),
+}
+
+/// Receives until `read` has a frame of what came, and a descriptor if one came along.
+fn receive_frame<T, E>(
+    ear: Ear<'_>,
+    link: &Link,
+    room: &mut [u8],
+    until: u64,
+    read: impl Fn(&[u8]) -> Result<Option<T>, E>,
+) -> Result<(T, Option<i32>), NoFrame<E>> {
+    let (mut got, mut passed) = (0, None);
+    loop {
+        let (n, fd) = receive_some(ear, link, &mut room[got..], until).map_err(NoFrame::Broken)?;
+        (got, passed) = (got + n, passed.or(fd));
+        match read(&room[..got]).map_err(NoFrame::Refused)? {
+            Some(frame) => return Ok((frame, passed)),
+            // No frame is that long.
+            None if got == room.len() => return Err(NoFrame::Broken(Broken::Nonsense)),
+            None => {}
+        }
     }
 }
 
 /// Receives exactly `into`, and a descriptor if one came along.
+pub(crate) fn receive_all(ear: Ear<'_>, link: &Link, into: &mut [u8], until: u64) -> Result<Option<i32>, Broken> {
+    let (mut got, mut passed) = (0, None);
+    while got < into.len() {
+        let (n, fd) = receive_some(ear, link, &mut into[got..], until)?;
+        (got, passed) = (got + n, passed.or(fd));
+    }
+    Ok(passed)
+}
+
+/// Receives what comes next, at least a byte, and a descriptor if one came along.
 ///
 /// The kernel asks the peer's for an acknowledgement at least each [`KEEP_S`] on this connection.
-pub(crate) fn receive_all(ear: Ear<'_>, link: &Link, into: &mut [u8], until: u64) -> Result<Option<i32>, Broken> {
-    let mut got = 0;
-    let mut passed = None;
-    while got < into.len() {
-        match link.receive_passed(&mut into[got..]) {
+fn receive_some(ear: Ear<'_>, link: &Link, into: &mut [u8], until: u64) -> Result<(usize, Option<i32>), Broken> {
+    loop {
+        match link.receive_passed(into) {
             Ok((0, _)) => return Err(Errno(libc::ECONNRESET).into()),
-            Ok((n, fd)) => (got, passed) = (got + n, passed.or(fd)),
+            Ok(received) => return Ok(received),
             Err(Errno(libc::EAGAIN)) => {
                 if ear.listen(link) >= DOUBT_NS {
                     return Err(Broken::Mute);
@@ -184,9 +188,9 @@ pub(crate) fn receive_all(ear: Ear<'_>, link: &Link, into: &mut [u8], until: u64
             Err(e) => return Err(e.into()),
         }
     }
-    Ok(passed)
 }
 
+/// Asks, and waits for the answer. The node answers one request before it reads the next.
 pub(super) fn exchange(
     ear: Ear<'_>,
     link: &Link,
@@ -194,10 +198,17 @@ pub(super) fn exchange(
     within_ns: u64,
 ) -> Result<(Answer, Option<i32>), Broken> {
     send_now(link, request)?;
-    let mut answer = Answer::new_zeroed();
     let until = ear.reach.now_ns() + within_ns;
-    let passed = receive_all(ear, link, answer.as_mut_bytes(), until)?;
-    Ok((answer, passed))
+    let mut room = [0; MAX_REQUEST];
+    receive_frame(ear, link, &mut room, until, |seen| match Answer::read(seen) {
+        Ok(Some((answer, used))) if used == seen.len() => Ok(Some(answer)),
+        Ok(None) => Ok(None),
+        Ok(Some(_)) | Err(_) => Err(()),
+    })
+    .map_err(|e| match e {
+        NoFrame::Broken(broken) => broken,
+        NoFrame::Refused(()) => Broken::Nonsense,
+    })
 }
 
 #[cfg(test)]
@@ -221,7 +232,8 @@ mod tests {
     static LETTERS: AtomicU32 = AtomicU32::new(0);
 
     fn failures() -> impl Iterator<Item = NoDial> {
-        let others = [NoDial::Silent, NoDial::Closed, NoDial::NotFarmem, NoDial::Verdict(Verdict::Full, 1)];
+        let others =
+            [NoDial::Silent, NoDial::Closed, NoDial::NotFarmem, NoDial::Version(9), NoDial::Verdict(Verdict::Full)];
         (0..200).map(|number| NoDial::System(Errno(number))).chain(others)
     }
 

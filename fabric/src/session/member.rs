@@ -1,20 +1,19 @@
 //! What a session and its queue pairs share, and how a connection of theirs that was cut is restored: the
 //! rules at the top of [`super`].
 
-use super::dial::{Broken, NoDial, Patience, dial, exchange, greet, hello, request};
+use super::dial::{Broken, NoDial, Patience, dial, exchange, greet};
 use super::silence::{DOUBT_NS, Ear, Heard, KEEP_S, Outage};
 use crate::Lost;
 use crate::link::{Link, Reach};
 use crate::verbs::Card;
 use farmem_protocol::addr::SlabId;
-use farmem_protocol::wire::{Answer, Ask, Hello, Purpose, Secret, Verdict};
+use farmem_protocol::wire::{Ask, Hello, Known, Purpose, Refused, Reply, Request, Secret, Verdict};
 use farmem_sys::mapping::Mapping;
 use farmem_sys::raw::{self, Errno, SignalsBlocked};
 use farmem_sys::sync::Lock;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
-use zerocopy::IntoBytes;
 
 /// How long a connection that stands may be silent while an answer is due, before its node counts as
 /// lost. A stopped node (SIGSTOP, a suspended machine) is waited for this long.
@@ -147,16 +146,16 @@ impl Membership {
     }
 
     /// Has the kernel ask for signs of life, and give the connection up in the end.
-    fn watch_silence(&self, link: &Link, purpose: Purpose) {
+    fn watch_silence(&self, link: &Link, is_queue: bool) {
         // A vfork child judges by its own connections.
-        let often = purpose != Purpose::Attach || raw::is_away();
+        let often = !is_queue || raw::is_away();
         let ms = (self.grace.as_millis() as u64).max(UNACKNOWLEDGED_MS).min(u32::MAX as u64) as u32;
         link.notice_silence(if often { KEEP_S } else { IDLE_S }, ms);
     }
 
     /// Takes a connection that was just made for control.
     pub fn controlled_by(&self, link: Link, number: u64) {
-        self.watch_silence(&link, Purpose::Join);
+        self.watch_silence(&link, false);
         self.heard.ns.store(self.reach.now_ns(), Ordering::Relaxed);
         *self.control.lock() = Control::new(Some(link), number);
     }
@@ -173,25 +172,28 @@ impl Membership {
     }
 
     /// Sends a request and waits for its answer, over as many connections as it takes.
-    pub fn ask(&self, ask: Ask, slab: SlabId, detail: [u8; 16]) -> Result<(Answer, Option<i32>), Lost> {
+    pub fn ask(&self, ask: Ask) -> Result<(Result<Reply, Refused>, Option<i32>), Lost> {
         // Where the caller's are open, in a fault over shm, one would end the wait early, and that looks like a cut.
         let _signals = SignalsBlocked::new();
         self.check()?;
         let mut control = self.control.lock();
         control.number += 1;
-        let request = request(ask, control.number, slab, detail);
+        let request = Request::new(control.number, ask).frame();
+        let number = control.number;
         let mut restored = false;
         loop {
             if let Some(link) = &control.link {
                 match exchange(self.ear(), link, request.as_bytes(), SILENT_NS) {
-                    Ok((answer, passed)) if answer.number == request.number => {
+                    Ok((answer, passed)) if answer.number == number => {
                         // A vfork child's descriptor is nothing to the process whose memory this is.
                         if restored && raw::is_away() {
                             control.link = None;
                         }
-                        return Ok((answer, passed));
+                        return Ok((answer.result, passed));
                     }
-                    Ok(_) => return Err(self.give_up("it answers what was not asked".into())),
+                    Ok(_) | Err(Broken::Nonsense) => {
+                        return Err(self.give_up("it answers what was not asked".into()));
+                    }
                     Err(Broken::Late) => return Err(self.silent()),
                     Err(Broken::Mute | Broken::Cut(_)) => {
                         let mute_ns = self.ear().listen(link);
@@ -207,7 +209,7 @@ impl Membership {
     /// Restores the control connection, however long it takes.
     fn rejoin(&self, control: &mut Control) -> Result<(), Lost> {
         let mut outage = control.outage.take().unwrap_or_else(|| Outage::cut(self.reach.now_ns()));
-        let (link, _) = self.redial(Purpose::Rejoin, 0, self.secret, &mut outage, None)?;
+        let (link, _) = self.redial(Purpose::Rejoin(self.known()), &mut outage, None)?;
         *control = Control::new(Some(link), control.number);
         Ok(())
     }
@@ -217,23 +219,24 @@ impl Membership {
         self.check()?;
         let mut control = self.control.lock();
         control.number += 1;
-        let request = request(Ask::EndRun, control.number, SlabId(0), run);
+        let request = Request::new(control.number, Ask::EndRun(run)).frame();
         let said = |link: &Link| exchange(self.ear(), link, request.as_bytes(), FAREWELL_NS).map(|_| ());
         if let Some(link) = &control.link {
             match said(link) {
                 // Nor is a machine waited for that is not heard.
                 Ok(()) | Err(Broken::Late | Broken::Mute) => return Ok(()),
-                Err(Broken::Cut(_)) => control.link = None,
+                Err(Broken::Cut(_) | Broken::Nonsense) => control.link = None,
             }
         }
         let patience = Patience { connect_ns: CONNECT_NS, answer_ns: FAREWELL_NS };
-        let dialled = self.dial(Purpose::Rejoin, 0, self.secret, patience);
+        let dialled = self.dial(Purpose::Rejoin(self.known()), patience);
         let (link, _) = dialled.map_err(|failure| self.give_up(format!("its connection was cut: {failure}")))?;
         match said(&link) {
             Ok(()) | Err(Broken::Late | Broken::Mute) => {
                 control.link = Some(link);
                 Ok(())
             }
+            Err(Broken::Nonsense) => Err(self.give_up("it answers what was not asked".into())),
             Err(Broken::Cut(e)) => Err(self.give_up(format!("its connection was cut: {e}"))),
         }
     }
@@ -247,27 +250,33 @@ impl Membership {
     /// The control connection of the member of this secret, over a connection that its node has passed. `None` where
     /// that has come to nothing.
     pub fn present(&self, passed: i32, secret: Secret) -> Option<(Link, u16)> {
-        let hello = Hello { secret, incarnation: self.incarnation.into(), ..hello(Purpose::Rejoin) };
-        let (link, welcome, _) = greet(self.ear(), Link::Socket(passed), &hello, SILENT_NS).ok()?;
-        Some((link, welcome.owner.get()))
+        let hello = Hello::new(Purpose::Rejoin(Known { secret, ..self.known() }));
+        let (link, welcome) = greet(self.ear(), Link::Socket(passed), &hello, SILENT_NS).ok()?;
+        Some((link, welcome.owner))
     }
 
     /// The first connection of a queue pair. At a node that has as many queue pairs of this member
     /// as it can have none is made, and nothing else of the member is lost.
-    pub fn attach(&self, purpose: Purpose, queue: u64) -> Result<Link, Lost> {
+    pub fn attach(&self, purpose: Purpose) -> Result<Link, Lost> {
         let full = || self.lost_because("it has as many queue pairs of this program as one can have".into());
         let mut outage = Outage::cut(self.reach.now_ns());
-        self.redial(purpose, queue, self.secret, &mut outage, Some(&full)).map(|(link, _)| link)
+        self.redial(purpose, &mut outage, Some(&full)).map(|(link, _)| link)
     }
 
     /// A new connection for `purpose` in place of one that was cut.
-    pub fn restore(&self, purpose: Purpose, queue: u64) -> Result<Link, Lost> {
-        self.restore_as(purpose, queue, self.secret).map(|(link, _)| link)
+    pub fn restore(&self, purpose: Purpose) -> Result<Link, Lost> {
+        self.redial(purpose, &mut Outage::cut(self.reach.now_ns()), None).map(|(link, _)| link)
     }
 
-    /// [`Membership::restore`], as the member of this secret. Its owner id with it.
-    pub fn restore_as(&self, purpose: Purpose, queue: u64, secret: Secret) -> Result<(Link, u16), Lost> {
-        self.redial(purpose, queue, secret, &mut Outage::cut(self.reach.now_ns()), None)
+    /// The control connection of the member of this secret, and its owner id.
+    pub fn restore_as(&self, secret: Secret) -> Result<(Link, u16), Lost> {
+        let purpose = Purpose::Rejoin(Known { secret, ..self.known() });
+        self.redial(purpose, &mut Outage::cut(self.reach.now_ns()), None)
+    }
+
+    /// By what the node knows this member.
+    pub fn known(&self) -> Known {
+        Known { secret: self.secret, incarnation: self.incarnation }
     }
 
     /// Dials until the node answers, or is lost.
@@ -277,21 +286,19 @@ impl Membership {
     fn redial(
         &self,
         purpose: Purpose,
-        queue: u64,
-        secret: Secret,
         outage: &mut Outage,
         full: Option<&dyn Fn() -> Lost>,
     ) -> Result<(Link, u16), Lost> {
         let patience = Patience { connect_ns: CONNECT_NS, answer_ns: SILENT_NS };
-        let by_itself = purpose == Purpose::Rejoin || raw::is_away();
+        let by_itself = matches!(purpose, Purpose::Rejoin(_)) || raw::is_away();
         loop {
             self.check()?;
             let over = self.is_over(outage);
-            match self.dial(purpose, queue, secret, patience) {
+            match self.dial(purpose, patience) {
                 Ok(found) => return Ok(found),
                 Err(NoDial::Silent) => return Err(self.silent()),
                 Err(failure) => match full {
-                    Some(full) if matches!(failure, NoDial::Verdict(Verdict::Full, _)) => return Err(full()),
+                    Some(full) if matches!(failure, NoDial::Verdict(Verdict::Full)) => return Err(full()),
                     _ => self.judge(failure, outage, over)?,
                 },
             }
@@ -318,12 +325,11 @@ impl Membership {
     }
 
     /// One attempt.
-    fn dial(&self, purpose: Purpose, queue: u64, secret: Secret, patience: Patience) -> Result<(Link, u16), NoDial> {
-        let hello = Hello { secret, incarnation: self.incarnation.into(), queue: queue.into(), ..hello(purpose) };
-        let (link, welcome, _) = dial(self.ear(), &hello, patience)?;
+    fn dial(&self, purpose: Purpose, patience: Patience) -> Result<(Link, u16), NoDial> {
+        let (link, welcome) = dial(self.ear(), &Hello::new(purpose), patience)?;
         self.heard.ns.store(self.reach.now_ns(), Ordering::Relaxed);
-        self.watch_silence(&link, purpose);
-        Ok((link, welcome.owner.get()))
+        self.watch_silence(&link, matches!(purpose, Purpose::Attach(..)));
+        Ok((link, welcome.owner))
     }
 
     fn is_over(&self, outage: &mut Outage) -> bool {
@@ -335,14 +341,14 @@ impl Membership {
         let now = self.reach.now_ns();
         let refused = matches!(failure, NoDial::System(Errno(libc::ECONNREFUSED | libc::ENOENT)));
         match failure {
-            NoDial::Verdict(Verdict::Incarnation, _) => {
+            NoDial::Verdict(Verdict::Incarnation) => {
                 return Err(self.give_up("it was started anew and no longer has this program's memory".into()));
             }
-            NoDial::Verdict(Verdict::Unknown, _) => {
+            NoDial::Verdict(Verdict::Unknown) => {
                 return Err(self
                     .give_up("it has given this program's memory back: the grace period or the run was over".into()));
             }
-            NoDial::NotFarmem | NoDial::Verdict(Verdict::Version | Verdict::Malformed, _) => {
+            NoDial::NotFarmem | NoDial::Version(_) | NoDial::Verdict(Verdict::Version | Verdict::Malformed) => {
                 return Err(self.give_up("something else listens at its address now".into()));
             }
             NoDial::System(Errno(libc::EACCES)) if self.mapped => {
@@ -410,7 +416,7 @@ impl Membership {
         let outage = outage.get_or_insert_with(|| Outage::cut(now));
         while now >= *dial_ns {
             let over = self.is_over(outage);
-            match self.dial(Purpose::Rejoin, 0, self.secret, LOOK) {
+            match self.dial(Purpose::Rejoin(self.known()), LOOK) {
                 Ok((restored, _)) => {
                     *link = Some(restored);
                     control.outage = None;
@@ -450,7 +456,7 @@ mod tests {
             grace: Duration::from_secs(5),
             run: [1; 16],
             pid: 1,
-            transport: Default::default(),
+            ..ConnectOptions::default()
         };
         Session::simulated(&Arc::new(Simulated(Arc::clone(network))), &options).unwrap()
     }
@@ -460,33 +466,32 @@ mod tests {
     /// for it.
     #[test]
     fn a_queue_pair_too_many_loses_nothing() {
-        for purpose in [Purpose::Attach, Purpose::Wire] {
+        for (kind, purpose) in [("framed", Purpose::Attach as fn(_, _) -> _), ("by RDMA", Purpose::Wire)] {
             let network = Network::new(Weather::default(), SLAB_BYTES);
             let session = session(&network);
             let member = &session.member;
-            let first = member.attach(purpose, 0).unwrap();
+            let purpose = |queue| purpose(member.known(), queue);
+            let first = member.attach(purpose(0)).unwrap();
             // As over connections that stand.
             let standing = |queue: u64| {
-                let (secret, incarnation) = (member.secret, member.incarnation.into());
-                let hello = Hello { secret, incarnation, queue: queue.into(), ..hello(purpose) };
-                network.with_nic(|nic| match purpose {
-                    Purpose::Wire => nic.attach_wire(&hello).map(|_| None).unwrap(),
-                    _ => nic.attach(&hello).map(Some).unwrap(),
+                network.with_nic(|nic| match purpose(queue) {
+                    Purpose::Wire(known, queue) => nic.attach_wire(&known, queue).map(|_| None).unwrap(),
+                    _ => nic.attach(&member.known(), queue).map(Some).unwrap(),
                 })
             };
             let others: Vec<_> = (1..MAX_QUEUES as u64).map(standing).collect();
             let begun = network.now_ns();
-            assert!(member.attach(purpose, MAX_QUEUES as u64).is_err(), "{purpose:?}");
-            assert!(network.now_ns() - begun < 1_000_000, "{purpose:?}: as long as a node that is away");
-            assert!(!session.is_lost() && session.grant().is_ok(), "{purpose:?}");
+            assert!(member.attach(purpose(MAX_QUEUES as u64)).is_err(), "{kind:?}");
+            assert!(network.now_ns() - begun < 1_000_000, "{kind:?}: as long as a node that is away");
+            assert!(!session.is_lost() && session.grant().is_ok(), "{kind:?}");
             // One of them again, as after a cut, has the place that it had.
-            let again = member.restore(purpose, 0).unwrap();
-            assert!(member.attach(purpose, MAX_QUEUES as u64).is_err(), "{purpose:?}");
+            let again = member.restore(purpose(0)).unwrap();
+            assert!(member.attach(purpose(MAX_QUEUES as u64)).is_err(), "{kind:?}");
             drop((first, again));
             network.pass(1_000_000);
-            assert!(member.attach(purpose, MAX_QUEUES as u64).is_ok(), "{purpose:?}");
+            assert!(member.attach(purpose(MAX_QUEUES as u64)).is_ok(), "{kind:?}");
             session.end_run([1; 16]).unwrap();
-            assert!(member.restore(purpose, 0).is_err(), "{purpose:?}: a member that is gone");
+            assert!(member.restore(purpose(0)).is_err(), "{kind:?}: a member that is gone");
             drop(others);
         }
     }

@@ -38,18 +38,18 @@ pub use silence::BOUND_NS;
 pub(crate) use silence::DOUBT_NS;
 
 use crate::{GrantError, Lost, QueuePair, WindowError};
-use dial::request;
 use farmem_protocol::addr::{SLAB_BYTES, SlabId};
 use farmem_protocol::key::Key;
-use farmem_protocol::wire::{Answer, Ask, Figure, Secret, Status, Who, variant};
+use farmem_protocol::wire::control::Range;
+use farmem_protocol::wire::{Ask, Figure, Names, Refused, Reply, Request, Secret, Status, Text, Who};
 use farmem_sys::descriptors;
 use farmem_sys::mapping::Mapping;
+use farmem_sys::process;
 use farmem_sys::raw::Errno;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use zerocopy::IntoBytes;
 
 /// The name of a run: 128 bits that only its members know.
 pub type RunId = Secret;
@@ -69,8 +69,9 @@ pub enum Transport {
     Verbs,
 }
 
-/// What a member is, and what it wants.
-#[derive(Clone, Debug)]
+/// What a member is, and what it wants. By default it waits for nothing and has the run of all zeros: name at
+/// least these.
+#[derive(Clone, Debug, Default)]
 pub struct ConnectOptions {
     /// How long the first connection may take.
     pub timeout: Duration,
@@ -82,6 +83,18 @@ pub struct ConnectOptions {
     pub pid: u32,
     /// How bytes are to move.
     pub transport: Transport,
+    /// Who it is, for the node's records.
+    pub names: Names,
+}
+
+/// This process's machine and user, and the program that it says it runs. For processes that may use the standard
+/// library: it reads files.
+pub fn names_of(program: &str) -> Names {
+    Names {
+        host: Text::new(&process::host_name()),
+        user: Text::new(&process::user_name(process::user())),
+        program: Text::new(program),
+    }
 }
 
 /// One slab, as granted: zero.
@@ -123,7 +136,7 @@ impl Session {
     /// Another descriptor of a slab that is held, for a process to map that the caller answers for. The
     /// caller closes it. `None`: the slab is not held, or not shared.
     pub fn descriptor(&self, id: SlabId) -> Result<Option<i32>, Lost> {
-        self.member.ask(Ask::Again, id, [0; 16]).map(|(_, passed)| passed)
+        self.member.ask(Ask::Again(id)).map(|(_, passed)| passed)
     }
 
     /// The memory of `blocks` neighbouring blocks (of 2 MiB, 1 to 32) that this member claimed through the
@@ -135,17 +148,17 @@ impl Session {
     /// [`GrantError::System`], too, when the blocks are not this member's, the node is not on this machine, or
     /// has no descriptors left for this member's files (of which it may have half, EMFILE): give some blocks back.
     pub fn unit(&self, first: Key, blocks: u32) -> Result<i32, GrantError> {
-        let mut detail = [0; 16];
-        detail[..8].copy_from_slice(&(blocks as u64).to_le_bytes());
-        let (answer, passed) = self.member.ask(Ask::Unit, SlabId(first.0), detail)?;
+        let (answer, passed) = self.member.ask(Ask::Unit(first, blocks))?;
         let system = |reason| Err(GrantError::System { node: self.member.node.clone(), reason });
-        match (variant::<Status>(answer.status), passed) {
-            (Some(Status::Done), Some(fd)) => Ok(fd),
+        match (answer, passed) {
+            (Ok(_), Some(fd)) => Ok(fd),
             // The node passed one; this process had no room for it.
-            (Some(Status::Done), None) => system(format!("here: {}", Errno(libc::EMFILE))),
-            (Some(Status::System), _) => system(format!("there: {}", Errno(answer.value.get() as i32))),
-            (Some(Status::Shared), _) => system("some of these blocks were mapped together with others".into()),
-            _ => system("these blocks are not this program's".into()),
+            (Ok(_), None) => system(format!("here: {}", Errno(libc::EMFILE))),
+            (Err(refused), _) => match refused.status {
+                Status::System => system(format!("there: {}", Errno(refused.value as i32))),
+                Status::Shared => system("some of these blocks were mapped together with others".into()),
+                _ => system("these blocks are not this program's".into()),
+            },
         }
     }
 
@@ -182,59 +195,59 @@ impl Session {
 
     /// A window, unbound; the key by which a BIND names it. A member has 65 536 at most.
     pub fn window(&self) -> Result<Key, WindowError> {
-        let (answer, _) = self.member.ask(Ask::Window, SlabId(0), [0; 16])?;
-        match variant::<Status>(answer.status) {
-            Some(Status::Done) => Ok(Key(answer.value.get())),
+        match self.member.ask(Ask::Window)? {
+            (Ok(Reply::Window(key)), _) => Ok(key),
             _ => Err(WindowError::Exhausted(self.member.node.clone())),
         }
     }
 
     /// Who has an owner id at the node now; `None`: nobody.
     pub fn who(&self, owner: u16) -> Result<Option<Who>, Lost> {
-        let (answer, _) = self.member.ask(Ask::Who, SlabId(owner as u64), [0; 16])?;
-        let run = answer.secret.iter().take(8).rev().fold(0u64, |word, &byte| word << 8 | byte as u64);
-        let done = variant::<Status>(answer.status) == Some(Status::Done);
-        Ok(done.then_some(Who { pid: answer.value.get() as u32, run }))
+        match self.member.ask(Ask::Who(owner))? {
+            (Ok(Reply::Who(who)), _) => Ok(Some(who)),
+            _ => Ok(None),
+        }
     }
 
     /// A figure of the node's.
     pub fn figure(&self, figure: Figure) -> Result<u64, Lost> {
-        self.member.ask(Ask::Figure, SlabId(figure as u64), [0; 16]).map(|(answer, _)| answer.value.get())
+        match self.member.ask(Ask::Figure(figure))? {
+            (Ok(Reply::Figure(value)), _) => Ok(value),
+            _ => Ok(0),
+        }
     }
 
     /// The window, bound or not, by any key it ever had, is no longer needed.
     pub fn drop_window(&self, key: Key) -> Result<(), Lost> {
-        self.member.ask(Ask::DropWindow, SlabId(key.0), [0; 16]).map(|_| ())
+        self.member.ask(Ask::DropWindow(key)).map(|_| ())
     }
 
     /// One more slab, zero.
     pub fn grant(&self) -> Result<Slab, GrantError> {
-        let (answer, passed) = self.member.ask(Ask::Grant, SlabId(0), [0; 16])?;
-        self.granted(&answer, passed)
+        let (answer, passed) = self.member.ask(Ask::Grant)?;
+        self.granted(answer, passed)
     }
 
     /// The slab that an answer grants, mapped if slabs are mapped here.
-    fn granted(&self, answer: &Answer, passed: Option<i32>) -> Result<Slab, GrantError> {
-        let system = |reason| GrantError::System { node: self.member.node.clone(), reason };
-        match variant::<Status>(answer.status) {
-            Some(Status::Done) => {}
-            Some(Status::Exhausted) => {
-                return Err(GrantError::Exhausted {
-                    node: self.member.node.clone(),
-                    lend_mib: answer.value.get() >> 20,
-                });
+    fn granted(&self, answer: Result<Reply, Refused>, passed: Option<i32>) -> Result<Slab, GrantError> {
+        let node = || self.member.node.clone();
+        let system = |reason| GrantError::System { node: node(), reason };
+        let id = match answer {
+            Ok(Reply::Slab(id)) => id,
+            Err(refused) if refused.status == Status::Exhausted => {
+                return Err(GrantError::Exhausted { node: node(), lend_mib: refused.value >> 20 });
             }
-            Some(Status::Quota) => {
-                let quota_mib = answer.value.get() >> 20;
-                return Err(GrantError::Quota { node: self.member.node.clone(), quota_mib });
+            Err(refused) if refused.status == Status::Quota => {
+                return Err(GrantError::Quota { node: node(), quota_mib: refused.value >> 20 });
             }
-            Some(Status::System) => return Err(system(format!("there: {}", Errno(answer.value.get() as i32)))),
+            Err(refused) if refused.status == Status::System => {
+                return Err(system(format!("there: {}", Errno(refused.value as i32))));
+            }
             _ => {
                 let reason = "it no longer knows this program".to_owned();
                 return Err(self.member.give_up(reason).into());
             }
-        }
-        let id = SlabId(answer.value.get());
+        };
         if !self.member.mapped {
             return Ok(Slab { id, base: None });
         }
@@ -265,7 +278,7 @@ impl Session {
         let mapping = self.member.slabs.lock().remove(&id);
         drop(mapping);
         self.member.card.forget_key(id);
-        self.member.ask(Ask::Release, id, [0; 16]).map(|_| ())
+        self.member.ask(Ask::Release(id)).map(|_| ())
     }
 
     /// Gives the memory of a range of a slab back to the node's system: it reads as zero from now on.
@@ -277,11 +290,8 @@ impl Session {
         if self.member.mapped {
             return Ok(self.member.slabs.lock().get(&id).is_some_and(|mapping| mapping.discard(offset, len)));
         }
-        let mut detail = [0; 16];
-        detail[..8].copy_from_slice(&offset.to_le_bytes());
-        detail[8..].copy_from_slice(&len.to_le_bytes());
-        let (answer, _) = self.member.ask(Ask::Discard, id, detail)?;
-        Ok(variant::<Status>(answer.status) == Some(Status::Done))
+        let (answer, _) = self.member.ask(Ask::Discard(Range { slab: id, offset, len }))?;
+        Ok(answer.is_ok())
     }
 
     /// Has the node take the memory of a range of a slab from its system: [`MAX_BACKED`] bytes at
@@ -291,17 +301,14 @@ impl Session {
     ///
     /// [`MAX_BACKED`]: farmem_protocol::wire::MAX_BACKED
     pub fn back(&self, id: SlabId, offset: u64, len: u64) -> Result<(), GrantError> {
-        let mut detail = [0; 16];
-        detail[..8].copy_from_slice(&offset.to_le_bytes());
-        detail[8..].copy_from_slice(&len.to_le_bytes());
-        let (answer, _) = self.member.ask(Ask::Back, id, detail)?;
-        match variant::<Status>(answer.status) {
-            Some(Status::Done) => Ok(()),
-            Some(Status::System) => Err(GrantError::System {
+        let (answer, _) = self.member.ask(Ask::Back(Range { slab: id, offset, len }))?;
+        match answer {
+            Ok(_) => Ok(()),
+            Err(refused) if refused.status == Status::System => Err(GrantError::System {
                 node: self.member.node.clone(),
-                reason: format!("there: {}", Errno(answer.value.get() as i32)),
+                reason: format!("there: {}", Errno(refused.value as i32)),
             }),
-            _ => Err(self.member.give_up("it no longer knows this program".to_owned()).into()),
+            Err(_) => Err(self.member.give_up("it no longer knows this program".to_owned()).into()),
         }
     }
 
@@ -368,7 +375,7 @@ impl Drop for Session {
 /// Best effort: a node that does not read it sees the connection close.
 fn say_bye(control: &mut Control) {
     if let Some(link) = control.link.take() {
-        let bye = request(Ask::Bye, control.number + 1, SlabId(0), [0; 16]);
-        let _ = send_now(&link, bye.as_bytes());
+        let bye = Request::new(control.number + 1, Ask::Bye);
+        let _ = send_now(&link, bye.frame().as_bytes());
     }
 }

@@ -32,10 +32,11 @@ enum NoWire {
 /// its first.
 pub(super) fn establish(member: &Membership, host: &Host, number: u64, new: bool) -> Result<(Link, RcQueue), Lost> {
     let begun = raw::now_ns();
+    let purpose = Purpose::Wire(member.known(), number);
     loop {
         let link = match new {
-            true => member.attach(Purpose::Wire, number)?,
-            false => member.restore(Purpose::Wire, number)?,
+            true => member.attach(purpose)?,
+            false => member.restore(purpose)?,
         };
         match connect(member, host, &link) {
             Ok(queue) => return Ok((link, queue)),
@@ -50,7 +51,7 @@ pub(super) fn establish(member: &Membership, host: &Host, number: u64, new: bool
 /// Whether RDMA works between this machine and the node, tried once.
 pub(crate) fn try_once(member: &Membership, number: u64) -> Result<(), String> {
     let host = member.card.host().map_err(|e| e.to_string())?;
-    let link = member.attach(Purpose::Wire, number).map_err(|e| e.to_string())?;
+    let link = member.attach(Purpose::Wire(member.known(), number)).map_err(|e| e.to_string())?;
     match connect(member, &host, &link) {
         Ok(_) => Ok(()),
         Err(NoWire::Card(why)) => Err(why),

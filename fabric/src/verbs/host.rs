@@ -6,7 +6,7 @@
 use crate::session::Membership;
 use crate::{Lost, Refusal, Session};
 use farmem_protocol::addr::SlabId;
-use farmem_protocol::wire::{Ask, Status, variant};
+use farmem_protocol::wire::{Ask, Reply, Status};
 use farmem_sys::raw::Errno;
 use farmem_sys::sync::Lock;
 use farmem_sys::verbs::{Absent, Device, Domain, Region, Rights};
@@ -156,15 +156,13 @@ impl Host {
         if let Some(&key) = self.keys.lock().get(&slab) {
             return Ok(Ok(key));
         }
-        let (answer, _) = member.ask(Ask::Expose, slab, [0; 16])?;
-        match variant::<Status>(answer.status) {
-            Some(Status::Done) => {
-                let key = answer.value.get() as u32;
+        match member.ask(Ask::Expose(slab))?.0 {
+            Ok(Reply::Exposed(key, _)) => {
                 self.keys.lock().insert(slab, key);
                 Ok(Ok(key))
             }
-            Some(Status::System) => {
-                let reason = Errno(answer.value.get() as i32);
+            Err(refused) if refused.status == Status::System => {
+                let reason = Errno(refused.value as i32);
                 Err(member.give_up(format!(
                     "its RDMA card cannot take a slab: {reason} (memory that a card reaches is locked: raise its limit, `ulimit -l`)"
                 )))

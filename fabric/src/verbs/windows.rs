@@ -5,9 +5,8 @@
 use super::host::Right;
 use super::queue::{Fate, Flight, Wired};
 use crate::Lost;
-use farmem_protocol::addr::SlabId;
 use farmem_protocol::key::Key;
-use farmem_protocol::wire::{Ask, Status, variant};
+use farmem_protocol::wire::{Ask, Reply};
 
 /// Windows whose keys on the card are remembered.
 const KNOWN_WINDOWS: usize = 4096;
@@ -31,12 +30,11 @@ impl Wired {
         if let Some((_, right)) = self.windows.get(&index).filter(|(known, _)| *known == generation) {
             return Ok(*right);
         }
-        let mut detail = [0; 16];
-        detail[..8].copy_from_slice(&self.number.to_le_bytes());
-        let (answer, _) = self.member.ask(Ask::ExposeWindow, SlabId(Key::window(index, generation).0), detail)?;
-        let value = answer.value.get();
-        let right = Right { rkey: value as u32, base: value >> 32 & 0xfff };
-        let right = (variant::<Status>(answer.status) == Some(Status::Done)).then_some(right);
+        let (answer, _) = self.member.ask(Ask::ExposeWindow(Key::window(index, generation), self.number))?;
+        let right = match answer {
+            Ok(Reply::Exposed(rkey, base)) => Some(Right { rkey, base: base.into() }),
+            _ => None,
+        };
         if self.windows.len() >= KNOWN_WINDOWS {
             self.windows.clear();
         }

@@ -81,7 +81,7 @@ pub fn options(run: u8) -> ConnectOptions {
         grace: Duration::from_millis(200),
         run: [run; 16],
         pid: std::process::id(),
-        transport: Default::default(),
+        ..ConnectOptions::default()
     }
 }
 

@@ -167,6 +167,7 @@ fn read_shm(times: u64) {
         run: [1; 16],
         pid: std::process::id(),
         transport: Transport::Shm,
+        ..ConnectOptions::default()
     };
     let session = Session::connect(&node.addresses()[0], &options).expect("the node answers");
     let slab = session.grant().expect("a slab").id;

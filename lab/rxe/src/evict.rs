@@ -33,6 +33,7 @@ pub fn measure() -> Result<(), String> {
         run: [3; 16],
         pid: std::process::id(),
         transport: Transport::Verbs,
+        ..ConnectOptions::default()
     };
     let session = Session::connect(&node.addresses()[0], &options).map_err(|e| e.to_string())?;
     let slab = session.grant().map_err(|e| e.to_string())?.id;

@@ -18,7 +18,9 @@ use farmem_fabric::{Bind, QueuePair, Refusal, Session};
 use farmem_memory::Node;
 use farmem_protocol::addr::SlabId;
 use farmem_protocol::key::{Key, Rights};
-use farmem_protocol::wire::{Answer, Ask, Endpoint, Hello, MAGIC, Purpose, Request, Status, VERSION, Verdict, Welcome};
+use farmem_protocol::wire::{
+    Answer, Ask, Endpoint, Greeting, Hello, Join, Known, Purpose, Reply, Request, Status, Welcome,
+};
 use farmem_sys::verbs::{self, Device, Domain, RcQueue, Region, Work, WorkRequest};
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -38,7 +40,7 @@ const SOON: Duration = Duration::from_secs(15);
 /// A member that ends nothing that it begins.
 struct Rude {
     address: String,
-    hello: Hello,
+    known: Known,
     owner: u16,
     control: TcpStream,
     asked: u64,
@@ -57,24 +59,32 @@ fn get<T: FromZeros + FromBytes + IntoBytes>(stream: &mut TcpStream) -> Result<T
     Ok(frame)
 }
 
+/// Receives a frame of a length of its own, byte by byte.
+fn receive<T, E>(stream: &mut TcpStream, read: impl Fn(&[u8]) -> Result<Option<(T, usize)>, E>) -> Result<T, String> {
+    let mut seen = Vec::new();
+    loop {
+        seen.push(get::<u8>(stream)?);
+        if let Some((frame, _)) = read(&seen).map_err(|_| "a frame makes no sense")? {
+            return Ok(frame);
+        }
+    }
+}
+
 fn enter(address: &str, hello: &Hello) -> Result<(TcpStream, Welcome), String> {
     let mut stream = TcpStream::connect(address).map_err(text)?;
     stream.set_read_timeout(Some(Duration::from_secs(60))).map_err(text)?;
-    stream.write_all(hello.as_bytes()).map_err(text)?;
-    let welcome: Welcome = get(&mut stream)?;
-    stream.read_exact(&mut vec![0; welcome.path_len.get() as usize]).map_err(text)?;
-    is("verdict", welcome.verdict, Verdict::Welcome as u8)?;
-    Ok((stream, welcome))
+    stream.write_all(hello.frame().as_bytes()).map_err(text)?;
+    match receive(&mut stream, Greeting::read)? {
+        Greeting::Welcome(welcome) => Ok((stream, welcome)),
+        Greeting::Refused(verdict) => Err(format!("refused: {verdict:?}")),
+    }
 }
 
 impl Rude {
     fn new(address: &str, run: u8) -> Result<Rude, String> {
-        let mut hello = Hello::new_zeroed();
-        (hello.magic, hello.version, hello.purpose) = (MAGIC, VERSION.into(), Purpose::Join as u8);
-        (hello.run, hello.grace_ms) = ([run; 16], 20_000.into());
-        let (control, welcome) = enter(address, &hello)?;
-        (hello.secret, hello.incarnation) = (welcome.secret, welcome.incarnation);
-        (hello.purpose, hello.queue) = (Purpose::Wire as u8, QUEUE.into());
+        let join = Join { run: [run; 16], grace_ms: 20_000, ..Join::default() };
+        let (control, welcome) = enter(address, &Hello::new(Purpose::Join(join)))?;
+        let known = Known { secret: welcome.secret, incarnation: welcome.incarnation };
         let domain = Device::open(None).map_err(text)?.domain().map_err(text)?;
         let at = farmem_sys::memory::reserve(BYTES).map_err(text)?;
         // SAFETY: mapped for good, and touched by raw writes only.
@@ -82,13 +92,13 @@ impl Rude {
             at.write_bytes(0xEE, BYTES);
             domain.region(at, BYTES, verbs::Rights::Local).map_err(text)?
         };
-        let owner = welcome.owner.get();
-        Ok(Rude { address: address.into(), hello, owner, control, asked: 0, domain, buffer, at })
+        let owner = welcome.owner;
+        Ok(Rude { address: address.into(), known, owner, control, asked: 0, domain, buffer, at })
     }
 
     /// A queue pair, and the stream by which it lives.
     fn wire(&self) -> Result<(TcpStream, RcQueue), String> {
-        let (mut stream, _) = enter(&self.address, &self.hello)?;
+        let (mut stream, _) = enter(&self.address, &Hello::new(Purpose::Wire(self.known, QUEUE)))?;
         let mut queue = RcQueue::new(&self.domain, 16, 0x4242).map_err(text)?;
         let own = queue.endpoint();
         let said = Endpoint {
@@ -112,13 +122,12 @@ impl Rude {
     /// A window's key on the card, and where it begins there. `None`: the card did not bind it in time.
     fn expose(&mut self, key: Key) -> Result<Option<(u32, u64)>, String> {
         self.asked += 1;
-        let mut request = Request::new_zeroed();
-        (request.ask, request.number, request.slab) = (Ask::ExposeWindow as u8, self.asked.into(), key.0.into());
-        request.detail[..8].copy_from_slice(&QUEUE.to_le_bytes());
-        self.control.write_all(request.as_bytes()).map_err(text)?;
-        let answer: Answer = get(&mut self.control)?;
-        let value = answer.value.get();
-        Ok((answer.status == Status::Done as u8).then_some((value as u32, value >> 32 & 0xfff)))
+        let request = Request::new(self.asked, Ask::ExposeWindow(key, QUEUE));
+        self.control.write_all(request.frame().as_bytes()).map_err(text)?;
+        Ok(match receive(&mut self.control, Answer::read)?.result {
+            Ok(Reply::Exposed(rkey, base)) => Some((rkey, base.into())),
+            _ => None,
+        })
     }
 
     /// Begins a WRITE of everything and stops when its first bytes are there.

@@ -43,6 +43,7 @@ pub fn join(node: &Node, run: u8) -> Result<Session, String> {
         run: [run; 16],
         pid: std::process::id(),
         transport: Transport::Verbs,
+        ..ConnectOptions::default()
     };
     Session::connect(&node.addresses()[0], &options).map_err(|e| e.to_string())
 }

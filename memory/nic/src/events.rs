@@ -48,6 +48,8 @@ pub enum Leaving {
 pub enum Refused {
     /// The answer to its Hello.
     Verdict(Verdict),
+    /// It speaks this version of the protocol.
+    Version(u16),
     /// It broke a rule of the stream.
     Broken(Broken),
     /// It did not say who it is in time.

@@ -40,7 +40,8 @@ use events::Event;
 use farmem_protocol::addr::SlabId;
 use farmem_protocol::key::Key;
 use farmem_protocol::region::RegionName;
-use farmem_protocol::wire::{Figure, MAX_BACKED, Secret, Status};
+use farmem_protocol::wire::control::Range;
+use farmem_protocol::wire::{Figure, MAX_BACKED, Refused, Secret, Status};
 use farmem_sys::sync::Lock;
 use farmem_sys::verbs::Device;
 use lending::{Lending, Slab};
@@ -221,14 +222,14 @@ impl Nic {
         }
     }
 
-    fn grant(&self, member: &Arc<Member>) -> Result<Arc<Slab>, (Status, u64)> {
+    fn grant(&self, member: &Arc<Member>) -> Result<Arc<Slab>, Refused> {
         match self.lending.grant(&member.tenancy) {
             Ok(slab) if member.hold(Arc::clone(&slab)) => {
                 count(&self.tally.grants, 1);
                 self.tell(Event::Granted(member, Ok(())));
                 Ok(slab)
             }
-            Ok(_) => Err((Status::NotHeld, 0)),
+            Ok(_) => Err(Status::NotHeld.into()),
             Err(why) => Err(self.refused(member, &why)),
         }
     }
@@ -246,8 +247,7 @@ impl Nic {
 
     /// Gives the memory of a range back to the system. Only a slab's sole holder may: to another, who
     /// forked or was forked, the bytes may still mean something.
-    fn discard(&self, member: &Arc<Member>, id: SlabId, detail: &[u8; 16]) -> Status {
-        let (offset, len) = range_of(detail);
+    fn discard(&self, member: &Arc<Member>, Range { slab: id, offset, len }: Range) -> Status {
         let Some(slab) = member.slab(id) else { return Status::NotHeld };
         if !offset.is_multiple_of(4096) || !len.is_multiple_of(4096) || slab.mapping.at(offset, len).is_none() {
             return Status::Range;
@@ -268,25 +268,23 @@ impl Nic {
         Status::Done
     }
 
-    /// Takes the memory of a range of a slab from the system. The error has the system's number, or 0.
-    fn back(&self, member: &Member, id: SlabId, detail: &[u8; 16]) -> Result<(), (Status, i32)> {
-        let (offset, len) = range_of(detail);
-        let slab = member.slab(id).ok_or((Status::NotHeld, 0))?;
+    /// Takes the memory of a range of a slab from the system.
+    fn back(&self, member: &Member, Range { slab: id, offset, len }: Range) -> Result<(), Refused> {
+        let slab = member.slab(id).ok_or(Status::NotHeld)?;
         if !offset.is_multiple_of(4096) || !len.is_multiple_of(4096) || len == 0 || len > MAX_BACKED {
-            return Err((Status::Range, 0));
+            return Err(Status::Range.into());
         }
-        slab.mapping.at(offset, len).ok_or((Status::Range, 0))?;
-        slab.back(offset, len).map_err(|e| (Status::System, e.0))
+        slab.mapping.at(offset, len).ok_or(Status::Range)?;
+        slab.back(offset, len).map_err(|e| Refused { status: Status::System, value: e.0 as u64 })
     }
 
     /// A file of blocks that a member on this machine has claimed, for it to map.
-    fn unit(&self, member: &Member, key: Key, detail: &[u8; 16], local: bool) -> Result<Arc<File>, (Status, i32)> {
-        let (count, rest) = detail.split_at(8);
-        let count = count.iter().rev().fold(0u64, |word, &b| word << 8 | b as u64);
-        if !local || rest != [0; 8] {
-            return Err((Status::System, libc::EOPNOTSUPP));
+    fn unit(&self, member: &Member, key: Key, blocks: u32, local: bool) -> Result<Arc<File>, Refused> {
+        let refused = |(status, error): (Status, i32)| Refused { status, value: error as u64 };
+        if !local {
+            return Err(refused((Status::System, libc::EOPNOTSUPP)));
         }
-        self.units.file((&member.lease, member.peer), key, count.min(u32::MAX as u64) as u32)
+        self.units.file((&member.lease, member.peer), key, blocks).map_err(refused)
     }
 
     /// Bytes of memory that slabs have really taken: pages touched and not given back. At most what is
@@ -300,10 +298,4 @@ impl Nic {
         slabs.extend(self.region_slabs().into_iter().map(|slab| (slab.id, slab)));
         slabs.values().map(|slab| slab.taken()).sum::<u64>() + self.units.taken()
     }
-}
-
-/// Offset and length, as a request's detail has them.
-fn range_of(detail: &[u8; 16]) -> (u64, u64) {
-    let number = u128::from_le_bytes(*detail);
-    (number as u64, (number >> 64) as u64)
 }

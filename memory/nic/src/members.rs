@@ -32,7 +32,7 @@ use super::tally::count;
 use super::units::leases::Lease;
 use super::wires::Wires;
 use farmem_protocol::addr::{SLAB_BYTES, SlabId};
-use farmem_protocol::wire::{Answer, Hello, Secret, Status, Verdict, Who, run_id};
+use farmem_protocol::wire::{Join, Known, Names, Secret, Status, Verdict, Who, run_id};
 use farmem_sys::sync::Lock;
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -57,6 +57,8 @@ const GRACE_MARGIN_NS: u64 = 1_000_000_000;
 pub struct Member {
     pub(super) run: Secret,
     pub(super) pid: u32,
+    /// As it said itself; of a forked child, as its parent did.
+    pub(super) names: Names,
     /// Where it joined from.
     pub(super) peer: Peer,
     pub(super) secret: Secret,
@@ -81,6 +83,7 @@ pub struct Member {
 struct Newcomer {
     run: Secret,
     pid: u32,
+    names: Names,
     peer: Peer,
     local: bool,
     grace_ns: u64,
@@ -96,7 +99,8 @@ pub(super) struct Presence {
     /// Queue pairs with a connection, or with an older one that has not closed. Their connections
     /// hold the turns.
     pub(super) queues: BTreeMap<u64, Weak<Turn>>,
-    pub(super) answered: Option<Answer>,
+    /// Number of the last request that was carried out, and its answer as it went out.
+    pub(super) answered: Option<(u64, Box<[u8]>)>,
 }
 
 #[derive(Default)]
@@ -171,6 +175,11 @@ impl Member {
     /// The host's process.
     pub fn pid(&self) -> u32 {
         self.pid
+    }
+
+    /// Who it says it is.
+    pub fn names(&self) -> &Names {
+        &self.names
     }
 
     /// The id by which descriptor words name it.
@@ -342,13 +351,14 @@ impl Nic {
 
     /// `None` when there are no more places or owners.
     fn enrol(&self, new: Newcomer, controls: usize, now_ns: u64) -> Option<Arc<Member>> {
-        let Newcomer { run, pid, peer, local, grace_ns } = new;
+        let Newcomer { run, pid, names, peer, local, grace_ns } = new;
         let place = self.place(peer, now_ns)?;
         let (lease, tenancy) = (Lease::new(&self.units)?, self.tenancy(run)?);
         let serial = self.serials.fetch_add(1, Ordering::Relaxed) + 1;
         let member = Arc::new(Member {
             run,
             pid,
+            names,
             peer,
             secret: (self.draw)(),
             serial,
@@ -375,18 +385,18 @@ impl Nic {
     /// A new member, and the turn of its control connection.
     pub(super) fn join(
         &self,
-        hello: &Hello,
+        join: &Join,
         (peer, local): (Peer, bool),
         now_ns: u64,
     ) -> Result<(Arc<Member>, u64), Verdict> {
         // A run that is here goes on, and its programs start programs.
-        if self.is_draining() && !self.members.lock().values().any(|member| member.run == hello.run) {
+        if self.is_draining() && !self.members.lock().values().any(|member| member.run == join.run) {
             return Err(Verdict::Draining);
         }
-        let grace_ns = hello.grace_ms.get().min(MAX_GRACE_MS) * 1_000_000 + GRACE_MARGIN_NS;
+        let grace_ns = join.grace_ms.min(MAX_GRACE_MS) * 1_000_000 + GRACE_MARGIN_NS;
         count(&self.tally.joined, 1);
-        let local = local && hello.lasting == 0;
-        let new = Newcomer { run: hello.run, pid: hello.pid.get(), peer, local, grace_ns };
+        let local = local && !join.lasting;
+        let new = Newcomer { run: join.run, pid: join.pid, names: join.names, peer, local, grace_ns };
         let member = self.enrol(new, 1, now_ns).ok_or(Verdict::Full)?;
         let ours = member.control.pass();
         self.tell(Event::Joined(&member));
@@ -396,16 +406,28 @@ impl Nic {
     /// Who has an owner id now.
     pub fn who(&self, owner: u16) -> Option<Who> {
         if let Some(member) = self.member_of(owner) {
-            return Some(Who { pid: member.pid, run: member.run_id() });
+            let leader = self.leader(&member.run).map_or(0, |leader| leader.pid);
+            return Some(Who { pid: member.pid, run: member.run_id(), leader, names: member.names });
         }
         let runs = self.runs.lock();
-        let found = runs.iter().find(|(_, lease)| lease.upgrade().is_some_and(|l| l.owner().slot() == owner));
-        if let Some((run, _)) = found {
-            return Some(Who { pid: 0, run: run_id(run) });
+        let is_owner = |lease: &Weak<Lease>| lease.upgrade().is_some_and(|lease| lease.owner().slot() == owner);
+        if let Some(run) = runs.iter().find(|(_, lease)| is_owner(lease)).map(|(run, _)| *run) {
+            drop(runs);
+            let leader = self.leader(&run);
+            let names = leader.as_ref().map_or_else(Names::default, |leader| leader.names);
+            let leader = leader.map_or(0, |leader| leader.pid);
+            return Some(Who { pid: 0, run: run_id(&run), leader, names });
         }
         drop(runs);
         let region = self.regions().into_iter().find(|region| region.owner == owner)?;
-        Some(Who { pid: 0, run: run_id(&region.name.to_wire()) })
+        let run = run_id(&region.name.to_wire());
+        Some(Who { pid: 0, run, leader: 0, names: Names::default() })
+    }
+
+    /// The member of a run that joined first, of those that are here: its supervisor, as long as that lives.
+    fn leader(&self, run: &Secret) -> Option<Arc<Member>> {
+        let members = self.members.lock();
+        members.values().filter(|member| member.run == *run).min_by_key(|member| member.serial).cloned()
     }
 
     /// The member that has this owner id now.
@@ -414,8 +436,8 @@ impl Nic {
     }
 
     /// Gives the turn of its control connection to the one that asks. Returns its turn number.
-    pub(super) fn rejoin(&self, hello: &Hello) -> Result<(Arc<Member>, u64), Verdict> {
-        let member = self.present(hello)?;
+    pub(super) fn rejoin(&self, known: &Known) -> Result<(Arc<Member>, u64), Verdict> {
+        let member = self.present(known)?;
         let mut presence = member.presence.lock();
         (presence.controls, presence.awaited) = (presence.controls + 1, false);
         drop(presence);
@@ -424,11 +446,11 @@ impl Nic {
     }
 
     /// Finds a member by its secret and counts a connection in.
-    pub(super) fn present(&self, hello: &Hello) -> Result<Arc<Member>, Verdict> {
-        if hello.incarnation.get() != self.incarnation {
+    pub(super) fn present(&self, known: &Known) -> Result<Arc<Member>, Verdict> {
+        if known.incarnation != self.incarnation {
             return Err(Verdict::Incarnation);
         }
-        let found = self.members.lock().get(&hello.secret).cloned();
+        let found = self.members.lock().get(&known.secret).cloned();
         let member = found.ok_or(Verdict::Unknown)?;
         member.presence.lock().connections += 1;
         // It may have parted between the two lines above.
@@ -436,9 +458,8 @@ impl Nic {
     }
 
     /// Gives the queue pair's turn to the connection that asks. Returns its turn number.
-    pub fn attach(&self, hello: &Hello) -> Result<(Arc<Member>, Arc<Turn>, u64), Verdict> {
-        let member = self.present(hello)?;
-        let number = hello.queue.get();
+    pub fn attach(&self, known: &Known, number: u64) -> Result<(Arc<Member>, Arc<Turn>, u64), Verdict> {
+        let member = self.present(known)?;
         let mut presence = member.presence.lock();
         // Under the lock: the close of this turn's last connection comes before, or finds the turn
         // in use.
@@ -485,8 +506,8 @@ impl Nic {
 
     /// A member for a child about to be forked, holding what its parent holds.
     pub(super) fn ticket(&self, parent: &Arc<Member>, now_ns: u64) -> Result<Secret, Status> {
-        let Member { run, pid, peer, local, grace_ns, .. } = **parent;
-        let child = self.enrol(Newcomer { run, pid, peer, local, grace_ns }, 0, now_ns).ok_or(Status::System)?;
+        let Member { run, pid, names, peer, local, grace_ns, .. } = **parent;
+        let child = self.enrol(Newcomer { run, pid, names, peer, local, grace_ns }, 0, now_ns).ok_or(Status::System)?;
         let holds = parent.holds.lock();
         let (slabs, shared) = (holds.slabs.clone(), holds.shared.inherited());
         drop(holds);

@@ -23,7 +23,7 @@ use super::units::leases::Lease;
 use super::{Event, Member, Nic};
 use farmem_protocol::addr::SlabId;
 use farmem_protocol::region::RegionName;
-use farmem_protocol::wire::Status;
+use farmem_protocol::wire::{Refused, Status};
 use farmem_sys::sync::Lock;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -87,13 +87,12 @@ impl Shared {
 
 impl Nic {
     /// Has a member open a region. Returns how many slabs it has.
-    pub(super) fn open_region(&self, member: &Member, name: &[u8; 16], make: u64) -> Result<u64, Status> {
-        let name = RegionName::from_wire(*name).filter(|_| make <= 1).ok_or(Status::Range)?;
+    pub(super) fn open_region(&self, member: &Member, name: RegionName, make: bool) -> Result<u64, Status> {
         let region = {
             let mut regions = self.regions.lock();
             match regions.get(&name) {
                 Some(region) => Arc::clone(region),
-                None if make == 1 => {
+                None if make => {
                     let place = self.region_places.take(member.peer).map_err(|_| Status::Exhausted)?;
                     let lease = Arc::new(Lease::new(&self.units).ok_or(Status::Exhausted)?);
                     let region = Arc::new(Region { lease, slabs: Lock::new(Vec::new()), _place: place });
@@ -123,34 +122,33 @@ impl Nic {
     pub(super) fn region_slab(
         &self,
         member: &Member,
-        name: &[u8; 16],
+        name: RegionName,
         number: u64,
         grow: bool,
-    ) -> Result<Arc<Slab>, (Status, u64)> {
-        let name = RegionName::from_wire(*name).ok_or((Status::Range, 0))?;
+    ) -> Result<Arc<Slab>, Refused> {
         let opened = member.holds.lock().shared.opened.get(&name).cloned();
-        let region = opened.ok_or((Status::NotHeld, 0))?;
+        let region = opened.ok_or(Status::NotHeld)?;
         let mut slabs = region.slabs.lock();
         if grow && number == slabs.len() as u64 {
             if slabs.len() >= MAX_SLABS {
-                return Err((Status::Range, 0));
+                return Err(Status::Range.into());
             }
             slabs.push(self.lending.grant(&region.lease).map_err(|e| self.refused(member, &e))?);
             count(&self.tally.grants, 1);
         }
         let found = usize::try_from(number).ok().and_then(|number| slabs.get(number)).cloned();
         drop(slabs);
-        let slab = found.ok_or((Status::NotHeld, 0))?;
+        let slab = found.ok_or(Status::NotHeld)?;
         let mut holds = member.holds.lock();
         if holds.gone {
-            return Err((Status::NotHeld, 0));
+            return Err(Status::NotHeld.into());
         }
         holds.shared.slabs.insert(slab.id, Arc::clone(&slab));
         Ok(slab)
     }
 
     /// Why a slab was not granted, as an answer says it. Told to the listener, too.
-    pub(super) fn refused(&self, member: &Member, why: &NoSlab) -> (Status, u64) {
+    pub(super) fn refused(&self, member: &Member, why: &NoSlab) -> Refused {
         let (status, value, told) = match why {
             NoSlab::Exhausted => {
                 count(&self.tally.exhausted, 1);
@@ -160,7 +158,7 @@ impl Nic {
             NoSlab::System(e) => (Status::System, e.0 as u64, "this machine has no memory or descriptors left"),
         };
         self.tell(Event::Granted(member, Err(told)));
-        (status, value)
+        Refused { status, value }
     }
 
     /// Takes a region's name away. False: there is none of this name.

@@ -28,7 +28,7 @@ use super::windows::Bound;
 use super::{MAX_QUEUES, Member, Nic};
 use farmem_protocol::addr::{SLAB_BYTES, SlabId};
 use farmem_protocol::key::{Key, KeyKind};
-use farmem_protocol::wire::{self, Hello, Status, Verdict};
+use farmem_protocol::wire::{self, Known, Refused, Reply, Status, Verdict};
 use farmem_sys::raw::Errno;
 use farmem_sys::sync::Lock;
 use farmem_sys::verbs::{Device, Domain, Endpoint, RcQueue, Region, Rights};
@@ -131,15 +131,15 @@ impl Nic {
     }
 
     /// Puts a slab of the member's on the card. Its key there.
-    pub(super) fn expose(&self, member: &Member, id: SlabId) -> Result<u32, (Status, i32)> {
-        let Some(card) = &self.card else { return Err((Status::System, libc::ENODEV)) };
+    pub(super) fn expose(&self, member: &Member, id: SlabId) -> Result<u32, Refused> {
+        let refused = |e: Errno| Refused { status: Status::System, value: e.0 as u64 };
+        let Some(card) = &self.card else { return Err(refused(Errno(libc::ENODEV))) };
         let mut wires = member.wires.lock();
         // Under the lock that a release takes after it has taken the slab: it finds the region, or we no slab.
-        let slab = member.slab(id).filter(|_| !wires.gone).ok_or((Status::NotHeld, 0))?;
+        let slab = member.slab(id).filter(|_| !wires.gone).ok_or(Status::NotHeld)?;
         if let Some(exposed) = wires.regions.get(&id) {
             return Ok(exposed.region.rkey());
         }
-        let refused = |e: Errno| (Status::System, e.0);
         let domain = wires.domain(card).map_err(refused)?;
         let at = slab.mapping.extent().0.as_ptr();
         // SAFETY: mapped as long as the slab, which the entry holds beside the region; accessed raw.
@@ -150,15 +150,13 @@ impl Nic {
     }
 
     /// Puts a window that is bound for the member on the card, for one of its queue pairs. Its key there and where
-    /// it begins, as [`wire::Ask::ExposeWindow`] has them.
-    pub(super) fn expose_window(&self, member: &Member, key: Key, detail: &[u8; 16]) -> Result<u64, Status> {
+    /// it begins.
+    pub(super) fn expose_window(&self, member: &Member, key: Key, number: u64) -> Result<Reply, Status> {
         let KeyKind::Window { index, generation } = key.kind() else { return Err(Status::Access) };
         let card = self.card.as_ref().filter(|card| card.abilities().windows).ok_or(Status::System)?;
-        let (number, rest) = detail.split_at(8);
-        let number = number.iter().rev().fold(0u64, |word, &b| word << 8 | b as u64);
         // Held to the end: the queue pair stays.
         let mut wires = member.wires.lock();
-        if wires.gone || rest != [0; 8] {
+        if wires.gone {
             return Err(Status::Access);
         }
         let domain = wires.domain(card).map_err(|_| Status::System)?;
@@ -181,14 +179,14 @@ impl Nic {
             wire.carved.push(Arc::clone(&carved));
             count(&self.tally.carved, 1);
         }
-        Ok(carved.rkey() as u64 | carved.base() << 32)
+        Ok(Reply::Exposed(carved.rkey(), carved.base() as u16))
     }
 
     /// The turn of a queue pair goes to the connection that asks; the one before is destroyed.
-    pub fn attach_wire(&self, hello: &Hello) -> Result<(Arc<Member>, u64), Verdict> {
-        let member = self.present(hello)?;
+    pub fn attach_wire(&self, known: &Known, queue: u64) -> Result<(Arc<Member>, u64), Verdict> {
+        let member = self.present(known)?;
         let mut wires = member.wires.lock();
-        let known = wires.queues.contains_key(&hello.queue.get());
+        let known = wires.queues.contains_key(&queue);
         let refused = match (wires.gone, known || wires.queues.len() < MAX_QUEUES) {
             (true, _) => Some(Verdict::Unknown),
             (false, false) => Some(Verdict::Full),
@@ -202,7 +200,7 @@ impl Nic {
         wires.turns += 1;
         let turn = wires.turns;
         // The one before is destroyed here: nothing of it reaches memory after the welcome.
-        wires.queues.insert(hello.queue.get(), Wire { turn, carved: Vec::new(), queue: None });
+        wires.queues.insert(queue, Wire { turn, carved: Vec::new(), queue: None });
         drop(wires);
         Ok((member, turn))
     }

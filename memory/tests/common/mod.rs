@@ -3,54 +3,71 @@
 // Each test binary uses some of it.
 #![allow(dead_code)]
 
-use farmem_protocol::wire::{Answer, Ask, Hello, MAGIC, Purpose, Request, VERSION, Verdict, Welcome, variant};
+use farmem_protocol::wire::{
+    Answer, Ask, Greeting, Hello, Join, Purpose, Refused, Reply, Request, Status, Verdict, Welcome,
+};
 use std::io::{Read, Write};
 use std::time::{Duration, Instant};
-use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 /// The longest grace that anybody can ask for.
 pub const FOR_EVER_MS: u64 = 1 << 40;
 
 /// A Hello that joins a run.
 pub fn hello(run: [u8; 16], grace_ms: u64) -> Hello {
-    Hello {
-        magic: MAGIC,
-        version: VERSION.into(),
-        purpose: Purpose::Join as u8,
-        pid: 4711.into(),
-        run,
-        grace_ms: grace_ms.into(),
-        ..Hello::new_zeroed()
+    Hello::new(Purpose::Join(Join { run, pid: 4711, grace_ms, ..Join::default() }))
+}
+
+/// Receives one frame, byte by byte; `None`: the connection ends, or it is none.
+pub fn receive<T, E>(stream: &mut impl Read, read: impl Fn(&[u8]) -> Result<Option<(T, usize)>, E>) -> Option<T> {
+    let mut seen = Vec::new();
+    loop {
+        let mut byte = [0];
+        stream.read_exact(&mut byte).ok()?;
+        seen.push(byte[0]);
+        match read(&seen) {
+            Ok(Some((frame, _))) => return Some(frame),
+            Ok(None) => {}
+            Err(_) => return None,
+        }
     }
 }
 
-/// Says hello. Returns the node's Welcome; `None` if it closes the connection.
-pub fn greet(stream: &mut (impl Read + Write), hello: &Hello) -> Option<Welcome> {
-    stream.write_all(hello.as_bytes()).ok()?;
-    let mut bytes = [0; size_of::<Welcome>()];
-    stream.read_exact(&mut bytes).ok()?;
-    let welcome = Welcome::read_from_bytes(&bytes).ok()?;
-    stream.read_exact(&mut vec![0; welcome.path_len.get() as usize]).ok()?;
-    Some(welcome)
+/// Says hello. Returns how the node takes it; `None` if it closes the connection.
+pub fn greeted(stream: &mut (impl Read + Write), hello: &Hello) -> Option<Greeting> {
+    stream.write_all(hello.frame().as_bytes()).ok()?;
+    receive(stream, Greeting::read)
 }
 
-/// How the node took a Hello.
-pub fn verdict(welcome: Option<Welcome>) -> Option<Verdict> {
-    welcome.and_then(|welcome| variant::<Verdict>(welcome.verdict))
+/// Says hello. Returns the node's Welcome; `None` if it has none.
+pub fn greet(stream: &mut (impl Read + Write), hello: &Hello) -> Option<Welcome> {
+    match greeted(stream, hello)? {
+        Greeting::Welcome(welcome) => Some(welcome),
+        Greeting::Refused(_) => None,
+    }
+}
+
+/// Says hello. Returns why the node refuses; `None`: it does not.
+pub fn refused(stream: &mut (impl Read + Write), hello: &Hello) -> Option<Verdict> {
+    match greeted(stream, hello).expect("an answer") {
+        Greeting::Welcome(_) => None,
+        Greeting::Refused(verdict) => Some(verdict),
+    }
 }
 
 /// Asks for something, and waits for the answer.
-pub fn ask(stream: &mut (impl Read + Write), ask: Ask, number: u64, slab: u64) -> Answer {
-    say(stream, ask, number, slab);
-    let mut bytes = [0; size_of::<Answer>()];
-    stream.read_exact(&mut bytes).unwrap();
-    Answer::read_from_bytes(&bytes).unwrap()
+pub fn ask(stream: &mut (impl Read + Write), number: u64, ask: Ask) -> Result<Reply, Refused> {
+    say(stream, number, ask);
+    receive(stream, Answer::read).expect("an answer").result
+}
+
+/// Asks for something. Returns the status of the answer.
+pub fn status(stream: &mut (impl Read + Write), number: u64, what: Ask) -> Status {
+    ask(stream, number, what).map_or_else(|refused| refused.status, |_| Status::Done)
 }
 
 /// Asks for something.
-pub fn say(stream: &mut impl Write, ask: Ask, number: u64, slab: u64) {
-    let request = Request { ask: ask as u8, number: number.into(), slab: slab.into(), ..Request::new_zeroed() };
-    stream.write_all(request.as_bytes()).unwrap();
+pub fn say(stream: &mut impl Write, number: u64, ask: Ask) {
+    stream.write_all(Request::new(number, ask).frame().as_bytes()).unwrap();
 }
 
 /// Waits until it is so.

@@ -8,10 +8,12 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use farmem_protocol::addr::SlabId;
 use farmem_protocol::key::Key;
 use farmem_protocol::random::Random;
-use farmem_protocol::wire::{Batch, Hello, MAGIC, Purpose, Request, VERSION, Verb, Welcome};
-use zerocopy::{FromBytes, FromZeros, IntoBytes};
+use farmem_protocol::wire::control::Range;
+use farmem_protocol::wire::{Ask, Batch, Greeting, Hello, Join, Known, Purpose, Request, Verb, Welcome};
+use zerocopy::{FromZeros, IntoBytes};
 
 trait Stream: Read + Write {}
 impl<S: Read + Write> Stream for S {}
@@ -46,18 +48,23 @@ fn dial(chance: &mut Random, tcp: SocketAddr, unix: &Path) -> std::io::Result<Bo
     Ok(Box::new(stream))
 }
 
-fn hello(purpose: Purpose) -> Hello {
-    let run = [0xBA; 16];
-    Hello { magic: MAGIC, version: VERSION.into(), purpose: purpose as u8, run, ..Hello::new_zeroed() }
+fn join() -> Hello {
+    Hello::new(Purpose::Join(Join { run: [0xBA; 16], ..Join::default() }))
 }
 
 fn greet(stream: &mut dyn Stream, hello: &Hello) -> std::io::Result<Welcome> {
-    stream.write_all(hello.as_bytes())?;
-    let mut bytes = [0; size_of::<Welcome>()];
-    stream.read_exact(&mut bytes)?;
-    let welcome = Welcome::read_from_bytes(&bytes).map_err(|_| std::io::ErrorKind::InvalidData)?;
-    stream.read_exact(&mut vec![0; welcome.path_len.get() as usize])?;
-    Ok(welcome)
+    stream.write_all(hello.frame().as_bytes())?;
+    let mut seen = Vec::new();
+    loop {
+        let mut byte = [0];
+        stream.read_exact(&mut byte)?;
+        seen.push(byte[0]);
+        match Greeting::read(&seen) {
+            Ok(None) => {}
+            Ok(Some((Greeting::Welcome(welcome), _))) => return Ok(welcome),
+            _ => return Err(std::io::ErrorKind::InvalidData.into()),
+        }
+    }
 }
 
 fn conversation(chance: &mut Random, tcp: SocketAddr, unix: &Path) -> std::io::Result<()> {
@@ -69,7 +76,7 @@ fn conversation(chance: &mut Random, tcp: SocketAddr, unix: &Path) -> std::io::R
             return Ok(());
         }
         1 => {
-            let mut bytes = hello(Purpose::Join).as_bytes().to_vec();
+            let mut bytes = join().frame().as_bytes().to_vec();
             for _ in 0..=chance.below(4) {
                 let at = chance.below(bytes.len() as u64) as usize;
                 bytes[at] = chance.bits() as u8;
@@ -80,21 +87,33 @@ fn conversation(chance: &mut Random, tcp: SocketAddr, unix: &Path) -> std::io::R
         }
         _ => {}
     }
-    let welcome = greet(&mut *control, &hello(Purpose::Join))?;
+    let welcome = greet(&mut *control, &join())?;
     for _ in 0..chance.below(8) {
-        let mut request = Request::new_zeroed();
-        request.ask = chance.below(9) as u8;
-        request.number = chance.below(6).into();
-        request.slab = chance.below(12).into();
+        let slab = SlabId(chance.below(12));
+        let range = Range { slab, offset: chance.below(2) * chance.bits(), len: 4096 };
+        let asks = [
+            Ask::Grant,
+            Ask::Release(slab),
+            Ask::Ticket,
+            Ask::EndRun([0; 16]),
+            Ask::Ping,
+            Ask::Bye,
+            Ask::Discard(range),
+            Ask::Again(slab),
+            Ask::Back(range),
+        ];
+        let ask = asks[chance.below(asks.len() as u64) as usize];
+        let mut bytes = Request::new(chance.below(6), ask).frame().as_bytes().to_vec();
         if chance.below(8) == 0 {
-            request.zero = [chance.bits() as u8; 7];
+            let at = chance.below(bytes.len() as u64) as usize;
+            bytes[at] = chance.bits() as u8;
         }
-        control.write_all(request.as_bytes())?;
+        control.write_all(&bytes)?;
     }
     let _ = control.read(&mut [0; 512]);
     let mut verbs = dial(chance, tcp, unix)?;
-    let (secret, incarnation) = (welcome.secret, welcome.incarnation);
-    greet(&mut *verbs, &Hello { secret, incarnation, ..hello(Purpose::Attach) })?;
+    let known = Known { secret: welcome.secret, incarnation: welcome.incarnation };
+    greet(&mut *verbs, &Hello::new(Purpose::Attach(known, 0)))?;
     for _ in 0..chance.below(6) {
         verbs.write_all(&batch(chance))?;
         let _ = verbs.read(&mut [0; 4096]);

@@ -51,7 +51,14 @@ impl Alone {
             NodeAddr::Shm(_) => (Transport::Shm, None),
             NodeAddr::Tcp(at) => (Transport::Tcp, Some(format!("tcp {at}"))),
         };
-        let options = ConnectOptions { timeout: patience, grace: GRACE, run, pid: std::process::id(), transport };
+        let options = ConnectOptions {
+            timeout: patience,
+            grace: GRACE,
+            run,
+            pid: std::process::id(),
+            transport,
+            ..ConnectOptions::default()
+        };
         let blocks = Blocks::join_alone(node, &options, Arc::clone(&ledger));
         let blocks = blocks.map_err(|e| ConnectError::Node(e.to_string()))?;
         let stock = Stock::open(Arc::clone(&ledger), Quotas::default());

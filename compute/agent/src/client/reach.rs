@@ -81,7 +81,14 @@ impl Member {
         let node: NodeAddr = at.parse().map_err(|_| nonsense())?;
         let mut run = [0; 16];
         farmem_sys::process::random_bytes(&mut run).map_err(|e| ConnectError::System(e.to_string()))?;
-        let options = ConnectOptions { timeout: patience, grace: GRACE, run, pid: std::process::id(), transport };
+        let options = ConnectOptions {
+            timeout: patience,
+            grace: GRACE,
+            run,
+            pid: std::process::id(),
+            transport,
+            ..ConnectOptions::default()
+        };
         let session = Session::connect(&node, &options).map_err(|e| ConnectError::Node(e.to_string()))?;
         Ok(Member { idle: Some(Lock::new(Vec::new())), session: Some(session) })
     }

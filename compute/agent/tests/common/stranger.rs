@@ -11,7 +11,14 @@ pub struct Stranger(pub Session, pub QueuePair);
 
 impl Stranger {
     pub fn new(host: &Host) -> Stranger {
-        let options = ConnectOptions { timeout: LIMIT, grace: LIMIT, run: [9; 16], pid: 1, transport: Transport::Tcp };
+        let options = ConnectOptions {
+            timeout: LIMIT,
+            grace: LIMIT,
+            run: [9; 16],
+            pid: 1,
+            transport: Transport::Tcp,
+            ..ConnectOptions::default()
+        };
         let session = Session::connect(&host.node.addresses()[1], &options).unwrap();
         let queue = session.queue_pair().unwrap();
         Stranger(session, queue)

@@ -59,6 +59,7 @@ pub fn member(lend: u64, listens: Vec<NodeAddr>, transport: Transport) -> (&'sta
         run: [1; 16],
         pid: std::process::id(),
         transport,
+        ..ConnectOptions::default()
     };
     (node, Session::connect(&node.addresses()[0], &options).unwrap())
 }

@@ -16,7 +16,7 @@ pub fn options() -> ConnectOptions {
         grace: Duration::from_secs(2),
         run: [1; 16],
         pid: std::process::id(),
-        transport: Default::default(),
+        ..ConnectOptions::default()
     }
 }
 

@@ -107,7 +107,10 @@ impl Host {
         let run: RunId = u128::from(pid).to_le_bytes();
         let transport = if matches!(node, NodeAddr::Tcp(_)) { Transport::Tcp } else { Transport::Shm };
         let (timeout, grace) = (Duration::from_secs(30), Duration::from_secs(30));
-        let session = Session::connect(node, &ConnectOptions { timeout, grace, run, pid, transport })?;
+        let session = Session::connect(
+            node,
+            &ConnectOptions { timeout, grace, run, pid, transport, ..ConnectOptions::default() },
+        )?;
         let mut queue = session.queue_pair()?;
         let words = Words::open(&mut queue)?;
         let actor = Actor::new(Owner::new(session.owner()), Claimant::new(0));

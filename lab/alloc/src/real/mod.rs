@@ -133,7 +133,8 @@ impl Node {
         let transport = if matches!(self.address, NodeAddr::Tcp(_)) { Transport::Tcp } else { Transport::Shm };
         let (timeout, grace) = (Duration::from_secs(2), Duration::from_secs(2));
         let run: RunId = u128::from(std::process::id()).to_le_bytes();
-        let options = ConnectOptions { timeout, grace, run, pid: std::process::id(), transport };
+        let options =
+            ConnectOptions { timeout, grace, run, pid: std::process::id(), transport, ..ConnectOptions::default() };
         Ok(Session::connect(&self.address, &options)?)
     }
 

@@ -169,6 +169,7 @@ fn connect(address: &str, link: Link) -> anyhow::Result<Session> {
         run: [0xE7; 16],
         pid: std::process::id(),
         transport: Transport::Tcp,
+        ..ConnectOptions::default()
     };
     Ok(Session::connect_at_rate(&address, &options, link.0)?)
 }

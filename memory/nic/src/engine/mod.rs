@@ -28,16 +28,13 @@ mod tests;
 
 use super::epochs::Section;
 use super::events::{Event, Leaving, Refused};
-use super::lending::Slab;
 use super::shares::{Peer, Place};
 use super::{Member, Nic, count};
-use farmem_protocol::addr::SlabId;
-use farmem_protocol::key::Key;
 use farmem_protocol::lines::MAX_RECORD_BYTES;
-use farmem_protocol::region::RegionName;
+use farmem_protocol::wire::control::{MAX_HELLO, MAX_REQUEST, Path};
 use farmem_protocol::wire::{
-    Answer, Ask, Broken, Endpoint, Figure, Hello, MAGIC, OFFERS_RDMA, Purpose, Request, Status, VERSION, Verdict,
-    Welcome, variant,
+    self, Answer, Ask, Broken, Endpoint, Greeting, Hello, NoHello, OFFERS_RDMA, Purpose, Reply, Request, Status,
+    Verdict, Welcome,
 };
 use farmem_sys::raw::Errno;
 use farmem_sys::socket::Part;
@@ -51,10 +48,11 @@ use zerocopy::{FromBytes, IntoBytes};
 
 /// Input of a queue pair, at most: more than the largest head of a batch, and enough for one receive.
 const INPUT: usize = 64 << 10;
-/// Input of a connection that has not said who it is: more than one Hello.
-const STRANGERS_INPUT: usize = 256;
-/// Input of a control connection: more than one request.
+/// Input of a connection that has not said who it is: one Hello.
+const STRANGERS_INPUT: usize = MAX_HELLO;
+/// Input of a control connection: more than one request, also when half of it is used.
 const CONTROL_INPUT: usize = 4096;
+const _: () = assert!(MAX_REQUEST <= CONTROL_INPUT / 2 && MAX_HELLO <= CONTROL_INPUT);
 // A record is looked at whole, and what is left of the input is moved to the front when half of it is used.
 const _: () = assert!(MAX_RECORD_BYTES <= INPUT / 2);
 
@@ -311,179 +309,177 @@ impl Engine {
     }
 
     fn greet(&mut self, nic: &Nic, now_ns: u64) -> Result<bool, Goodbye> {
-        let seen = &self.input[self.start..self.end];
-        let known = seen.len().min(MAGIC.len());
-        if seen[..known] != MAGIC[..known] {
-            return Err(Goodbye::Broken(Broken::Magic));
-        }
-        // Magic and version are all that another version's Hello is sure to have.
-        if seen.len() >= 8 && u16::from_le_bytes([seen[6], seen[7]]) != VERSION {
-            return self.refuse(nic, Verdict::Version);
-        }
-        let Some(hello) = self.take::<Hello>() else { return Ok(false) };
-        let Ok(place) = nic.connections.take(self.about.peer) else { return self.refuse(nic, Verdict::Full) };
+        let hello = match Hello::read(&self.input[self.start..self.end]) {
+            Ok(Some((hello, used))) => {
+                self.start += used;
+                hello
+            }
+            Ok(None) => return Ok(false),
+            Err(NoHello::Magic) => return Err(Goodbye::Broken(Broken::Magic)),
+            Err(NoHello::Version(theirs)) => {
+                return self.refuse(nic, Verdict::Version, Refused::Version(theirs));
+            }
+            Err(NoHello::Malformed) => return self.turn_away(nic, Verdict::Malformed),
+        };
+        let Ok(place) = nic.connections.take(self.about.peer) else { return self.turn_away(nic, Verdict::Full) };
         self.place = Some(place);
         let from = (self.about.peer, self.about.local);
-        let entered = match variant::<Purpose>(hello.purpose) {
-            _ if hello.zero != [0; 2] || hello.lasting > 1 => Err(Verdict::Malformed),
-            Some(purpose @ (Purpose::Join | Purpose::Rejoin)) => {
-                let joined = if purpose == Purpose::Join { nic.join(&hello, from, now_ns) } else { nic.rejoin(&hello) };
-                joined.map(|(member, ours)| (Arc::clone(&member), Phase::Control(Control { member, ours })))
-            }
-            Some(Purpose::Attach) => nic.attach(&hello).map(|(member, turn, ours)| {
-                let serving = Serving::new(Arc::clone(&member), hello.queue.get(), turn, ours);
+        let control =
+            |(member, ours): (Arc<Member>, u64)| (Arc::clone(&member), Phase::Control(Control { member, ours }));
+        let entered = match &hello.purpose {
+            Purpose::Join(join) => nic.join(join, from, now_ns).map(control),
+            Purpose::Rejoin(known) => nic.rejoin(known).map(control),
+            Purpose::Attach(known, queue) => nic.attach(known, *queue).map(|(member, turn, ours)| {
+                let serving = Serving::new(Arc::clone(&member), *queue, turn, ours);
                 (member, Phase::Queue(Box::new(serving)))
             }),
-            Some(Purpose::Wire) => nic.attach_wire(&hello).map(|(member, ours)| {
-                let wire = Wire { member: Arc::clone(&member), queue: hello.queue.get(), ours, connected: false };
+            Purpose::Wire(known, queue) => nic.attach_wire(known, *queue).map(|(member, ours)| {
+                let wire = Wire { member: Arc::clone(&member), queue: *queue, ours, connected: false };
                 (member, Phase::Wire(wire))
             }),
-            None => Err(Verdict::Malformed),
         };
         match entered {
             Ok((member, phase)) => {
-                if variant::<Purpose>(hello.purpose) != Some(Purpose::Join) {
+                if !matches!(hello.purpose, Purpose::Join(_)) {
                     count(&nic.tally.rejoined, 1);
                     nic.tell(Event::Attached(&member));
                 }
                 self.phase = phase;
                 self.widen(if let Phase::Queue(_) = self.phase { INPUT } else { CONTROL_INPUT });
-                self.welcome(nic, Verdict::Welcome, Some(&member));
+                self.welcome(nic, &member);
                 Ok(true)
             }
-            Err(verdict) => self.refuse(nic, verdict),
+            Err(verdict) => self.turn_away(nic, verdict),
         }
     }
 
-    fn refuse(&mut self, nic: &Nic, verdict: Verdict) -> Result<bool, Goodbye> {
+    fn turn_away(&mut self, nic: &Nic, verdict: Verdict) -> Result<bool, Goodbye> {
+        self.refuse(nic, verdict, Refused::Verdict(verdict))
+    }
+
+    fn refuse(&mut self, nic: &Nic, verdict: Verdict, why: Refused) -> Result<bool, Goodbye> {
         count(&nic.tally.refused_hellos, 1);
-        nic.tell(Event::Refused(self.about.peer, Refused::Verdict(verdict)));
-        self.welcome(nic, verdict, None);
+        nic.tell(Event::Refused(self.about.peer, why));
+        self.output.bytes(Greeting::Refused(verdict).frame().as_bytes());
         self.phase = Phase::Closing;
         Ok(false)
     }
 
-    fn welcome(&mut self, nic: &Nic, verdict: Verdict, member: Option<&Member>) {
-        let path: &[u8] = if verdict == Verdict::Welcome { &self.about.path } else { &[] };
+    fn welcome(&mut self, nic: &Nic, member: &Member) {
         let (address, port) = match self.about.own_end {
             Some(end) => (ipv6_octets(end.ip()), end.port()),
             None => ([0; 16], 0),
         };
         let welcome = Welcome {
-            magic: MAGIC,
-            version: VERSION.into(),
-            verdict: verdict as u8,
-            zero: [0; 3],
-            path_len: (path.len() as u16).into(),
-            owner: member.map_or(0, Member::owner).into(),
-            secret: member.map_or([0; 16], |member| member.secret),
-            incarnation: nic.incarnation.into(),
-            lend: nic.lending.limit().into(),
-            free: (nic.lending.limit() - nic.lending.lent().min(nic.lending.limit())).into(),
+            owner: member.owner(),
+            secret: member.secret,
+            incarnation: nic.incarnation,
+            epoch: 0,
+            lend: nic.lending.limit(),
+            free: nic.lending.limit() - nic.lending.lent().min(nic.lending.limit()),
             address,
-            port: port.into(),
+            port,
             offers: if nic.card.is_some() { OFFERS_RDMA } else { 0 },
-            zero_last: [0; 5],
+            path: Path::new(&self.about.path).unwrap_or_default(),
         };
-        self.output.bytes(welcome.as_bytes());
-        self.output.bytes(path);
+        self.output.bytes(Greeting::Welcome(welcome).frame().as_bytes());
     }
 
     fn answer(&mut self, nic: &Nic, now_ns: u64) -> Result<bool, Goodbye> {
         let Phase::Control(control) = &self.phase else { return Ok(false) };
         let member = Arc::clone(&control.member);
-        let Some(request) = self.take::<Request>() else { return Ok(false) };
-        let Some(ask) = variant::<Ask>(request.ask) else { return Err(Goodbye::Broken(Broken::Control)) };
-        if request.zero != [0; 7] {
-            return Err(Goodbye::Broken(Broken::Control));
-        }
-        let said = member.presence.lock().answered;
-        if let Some(said) = said.filter(|said| said.number == request.number) {
-            self.output.bytes(said.as_bytes());
+        let request = match Request::read(&self.input[self.start..self.end]) {
+            Ok(Some((request, used))) => {
+                self.start += used;
+                request
+            }
+            Ok(None) => return Ok(false),
+            Err(rule) => return Err(Goodbye::Broken(rule)),
+        };
+        if let Some((number, said)) = &member.presence.lock().answered
+            && *number == request.number
+        {
+            self.output.bytes(said);
             return Ok(true);
         }
-        let mut answer = Answer {
-            status: Status::Done as u8,
-            zero: [0; 7],
-            number: request.number,
-            value: 0.into(),
-            secret: [0; 16],
-        };
-        let mut passed = None;
-        match ask {
-            Ask::Grant => match nic.grant(&member) {
-                Ok(slab) => {
-                    answer.value = slab.id.0.into();
-                    passed = self.about.local.then_some(Passed::Slab(slab));
-                }
-                Err((status, value)) => (answer.status, answer.value) = (status as u8, value.into()),
-            },
-            Ask::Release => answer.status = nic.release(&member, SlabId(request.slab.get())) as u8,
-            Ask::Ticket => match nic.ticket(&member, now_ns) {
-                Ok(secret) => {
-                    answer.secret = secret;
-                    passed = self.open().map(Passed::Stream);
-                }
-                Err(status) => answer.status = status as u8,
-            },
-            Ask::EndRun => nic.end_run(&request.detail),
-            Ask::Discard => answer.status = nic.discard(&member, SlabId(request.slab.get()), &request.detail) as u8,
-            Ask::Back => {
-                if let Err((status, error)) = nic.back(&member, SlabId(request.slab.get()), &request.detail) {
-                    (answer.status, answer.value) = (status as u8, (error as u64).into());
-                }
-            }
-            Ask::Again => match member.slab(SlabId(request.slab.get())) {
-                Some(slab) => passed = self.about.local.then_some(Passed::Slab(slab)),
-                None => answer.status = Status::NotHeld as u8,
-            },
-            Ask::Unit => match nic.unit(&member, Key(request.slab.get()), &request.detail, self.about.local) {
-                Ok(file) => passed = Some(Passed::Unit(file)),
-                Err((status, error)) => (answer.status, answer.value) = (status as u8, (error as u64).into()),
-            },
-            Ask::Window => match nic.make_window(&member) {
-                Ok(key) => answer.value = key.0.into(),
-                Err(status) => answer.status = status as u8,
-            },
-            Ask::DropWindow => {
-                answer.status = nic.drop_window(&member, Key(request.slab.get())) as u8;
-                nic.drained();
-            }
-            Ask::Who => match u16::try_from(request.slab.get()).ok().and_then(|owner| nic.who(owner)) {
-                Some(who) => {
-                    answer.value = (who.pid as u64).into();
-                    answer.secret[..8].copy_from_slice(&who.run.to_le_bytes());
-                }
-                None => answer.status = Status::NotHeld as u8,
-            },
-            Ask::Figure => match variant::<Figure>(request.slab.get()) {
-                Some(figure) => answer.value = nic.figure(figure).into(),
-                None => answer.status = Status::NotHeld as u8,
-            },
-            Ask::Expose => match nic.expose(&member, SlabId(request.slab.get())) {
-                Ok(rkey) => answer.value = u64::from(rkey).into(),
-                Err((status, error)) => (answer.status, answer.value) = (status as u8, (error as u64).into()),
-            },
-            Ask::ExposeWindow => match nic.expose_window(&member, Key(request.slab.get()), &request.detail) {
-                Ok(value) => answer.value = value.into(),
-                Err(status) => answer.status = status as u8,
-            },
-            Ask::Region | Ask::RegionSlab | Ask::RegionGrow | Ask::RegionRemove | Ask::RegionAt => {
-                let slab = answer_of_regions(nic, &member, ask, &request, &mut answer);
-                passed = slab.filter(|_| self.about.local).map(Passed::Slab);
-            }
-            Ask::Ping => {}
-            Ask::Bye => {
-                nic.part(&member, Leaving::Farewell);
-                return Err(Goodbye::Done);
-            }
+        if let Ask::Bye = request.ask {
+            nic.part(&member, Leaving::Farewell);
+            return Err(Goodbye::Done);
         }
-        member.presence.lock().answered = Some(answer);
+        let mut passed = None;
+        let result = self.carry_out(nic, &member, &request.ask, &mut passed, now_ns);
+        let answer = Answer { number: request.number, epoch: 0, result }.frame();
+        member.presence.lock().answered = Some((request.number, answer.as_bytes().into()));
         match passed {
             Some(passed) => self.output.passing(answer.as_bytes(), passed),
             None => self.output.bytes(answer.as_bytes()),
         }
         Ok(true)
+    }
+
+    /// Does what a member asks. `passed`: the descriptor that goes with the answer.
+    fn carry_out(
+        &mut self,
+        nic: &Nic,
+        member: &Arc<Member>,
+        ask: &Ask,
+        passed: &mut Option<Passed>,
+        now_ns: u64,
+    ) -> Result<Reply, wire::Refused> {
+        let done = |status: Status| if status == Status::Done { Ok(Reply::Done) } else { Err(status.into()) };
+        let local = self.about.local;
+        match *ask {
+            Ask::Ping | Ask::Bye => Ok(Reply::Done),
+            Ask::Grant => {
+                let slab = nic.grant(member)?;
+                let id = slab.id;
+                *passed = local.then_some(Passed::Slab(slab));
+                Ok(Reply::Slab(id))
+            }
+            Ask::Release(slab) => done(nic.release(member, slab)),
+            Ask::Again(slab) => {
+                let slab = member.slab(slab).ok_or(Status::NotHeld)?;
+                *passed = local.then_some(Passed::Slab(slab));
+                Ok(Reply::Done)
+            }
+            Ask::Discard(range) => done(nic.discard(member, range)),
+            Ask::Back(range) => nic.back(member, range).map(|()| Reply::Done),
+            Ask::Ticket => {
+                let secret = nic.ticket(member, now_ns)?;
+                *passed = self.open().map(Passed::Stream);
+                Ok(Reply::Child(secret))
+            }
+            Ask::EndRun(run) => {
+                nic.end_run(&run);
+                Ok(Reply::Done)
+            }
+            Ask::Unit(first, blocks) => {
+                *passed = Some(Passed::Unit(nic.unit(member, first, blocks, local)?));
+                Ok(Reply::Done)
+            }
+            Ask::Window => Ok(nic.make_window(member).map(Reply::Window)?),
+            Ask::DropWindow(key) => {
+                let status = nic.drop_window(member, key);
+                nic.drained();
+                done(status)
+            }
+            Ask::Who(owner) => Ok(nic.who(owner).map(Reply::Who).ok_or(Status::NotHeld)?),
+            Ask::Figure(figure) => Ok(Reply::Figure(nic.figure(figure))),
+            Ask::Expose(slab) => nic.expose(member, slab).map(|rkey| Reply::Exposed(rkey, 0)),
+            Ask::ExposeWindow(key, queue) => Ok(nic.expose_window(member, key, queue)?),
+            Ask::Region(name, make) => Ok(nic.open_region(member, name, make).map(Reply::Slabs)?),
+            Ask::RegionSlab(name, number) | Ask::RegionGrow(name, number) => {
+                let slab = nic.region_slab(member, name, number, matches!(ask, Ask::RegionGrow(..)))?;
+                let id = slab.id;
+                *passed = local.then_some(Passed::Slab(slab));
+                Ok(Reply::Slab(id))
+            }
+            Ask::RegionRemove(name) => done(if nic.remove_region(name) { Status::Done } else { Status::NotHeld }),
+            Ask::RegionAt(place) => {
+                let region = nic.region_at(place).ok_or(Status::NotHeld)?;
+                Ok(Reply::Region(region.name, region.slabs, region.owner))
+            }
+        }
     }
 
     /// One more connection to a peer on this machine; its end. `None` where none can be had.
@@ -542,42 +538,6 @@ impl Engine {
         }
         self.place
     }
-}
-
-/// Answers what is asked of regions. The slab that a member on this machine is to map.
-fn answer_of_regions(
-    nic: &Nic,
-    member: &Member,
-    ask: Ask,
-    request: &Request,
-    answer: &mut Answer,
-) -> Option<Arc<Slab>> {
-    let (name, number) = (&request.detail, request.slab.get());
-    match ask {
-        Ask::RegionSlab | Ask::RegionGrow => match nic.region_slab(member, name, number, ask == Ask::RegionGrow) {
-            Ok(slab) => {
-                answer.value = slab.id.0.into();
-                return Some(slab);
-            }
-            Err((status, value)) => (answer.status, answer.value) = (status as u8, value.into()),
-        },
-        Ask::RegionRemove => {
-            let removed = RegionName::from_wire(*name).is_some_and(|name| nic.remove_region(name));
-            answer.status = if removed { Status::Done } else { Status::NotHeld } as u8;
-        }
-        Ask::RegionAt => match nic.region_at(number) {
-            Some(region) => {
-                answer.value = (region.slabs | u64::from(region.owner) << 48).into();
-                answer.secret = region.name.to_wire();
-            }
-            None => answer.status = Status::NotHeld as u8,
-        },
-        _ => match nic.open_region(member, name, number) {
-            Ok(slabs) => answer.value = slabs.into(),
-            Err(status) => answer.status = status as u8,
-        },
-    }
-    None
 }
 
 fn ipv6_octets(ip: IpAddr) -> [u8; 16] {

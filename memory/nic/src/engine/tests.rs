@@ -2,13 +2,14 @@
 
 use super::*;
 use crate::lending::{Backing, Lending};
-use farmem_protocol::addr::SLAB_BYTES;
-use farmem_protocol::key::KeyKind;
-use farmem_protocol::wire::{Batch, Completion, Op, Verb, variant};
+use farmem_protocol::addr::{SLAB_BYTES, SlabId};
+use farmem_protocol::key::{Key, KeyKind};
+use farmem_protocol::wire::control::{Figure, Range};
+use farmem_protocol::wire::{Batch, Completion, Join, Known, Op, Verb};
 use farmem_sys::sync::Lock;
 use std::sync::atomic::{AtomicBool, AtomicU8};
 use std::time::{Duration, Instant};
-use zerocopy::FromZeros;
+use zerocopy::FromBytes;
 
 struct Node {
     nic: Nic,
@@ -23,11 +24,8 @@ impl Node {
         let nic =
             Nic::new(Lending::new(SLAB_BYTES, Backing::Small), move || [draw.fetch_add(1, Ordering::Relaxed); 16]);
         let mut control = Engine::new(Circumstances::default());
-        pull(&mut control, &nic, hello(Purpose::Join).as_bytes()).unwrap();
-        let welcome = Welcome::read_from_bytes(&pushed(&mut control, &nic)).unwrap();
-        let grant = Request { ask: Ask::Grant as u8, number: 2.into(), ..Request::new_zeroed() };
-        pull(&mut control, &nic, grant.as_bytes()).unwrap();
-        let slab = SlabId(Answer::read_from_bytes(&pushed(&mut control, &nic)).unwrap().value.get());
+        let welcome = entered(&mut control, &nic, Purpose::Join(Join::default()));
+        let Ok(Reply::Slab(slab)) = answered(&mut control, &nic, &Request::new(2, Ask::Grant)) else { panic!() };
         let member = nic.members().remove(0);
         // The control connection stands as long as nobody closes it.
         std::mem::forget(control);
@@ -35,9 +33,11 @@ impl Node {
     }
 
     fn attach(&self, queue: u64) -> Vec<u8> {
-        let incarnation = self.nic.incarnation.into();
-        let hello = Hello { secret: self.secret, incarnation, queue: queue.into(), ..hello(Purpose::Attach) };
-        hello.as_bytes().to_vec()
+        Hello::new(Purpose::Attach(self.known(), queue)).frame().as_bytes().to_vec()
+    }
+
+    fn known(&self) -> Known {
+        Known { secret: self.secret, incarnation: self.nic.incarnation }
     }
 
     /// FAAs of 1 on the slab's first word.
@@ -66,8 +66,21 @@ impl Node {
     }
 }
 
-fn hello(purpose: Purpose) -> Hello {
-    Hello { magic: MAGIC, version: VERSION.into(), purpose: purpose as u8, ..Hello::new_zeroed() }
+/// Says hello, and is welcome.
+fn entered(engine: &mut Engine, nic: &Nic, purpose: Purpose) -> Welcome {
+    pull(engine, nic, Hello::new(purpose).frame().as_bytes()).unwrap();
+    let said = pushed(engine, nic);
+    let (welcome, used) = welcomed(&said);
+    assert_eq!(used, said.len());
+    welcome
+}
+
+/// The Welcome at the front of what a node said, and its bytes.
+fn welcomed(said: &[u8]) -> (Welcome, usize) {
+    match Greeting::read(said) {
+        Ok(Some((Greeting::Welcome(welcome), used))) => (welcome, used),
+        other => panic!("{other:?}"),
+    }
 }
 
 /// Feeds all bytes, as many at a time as there is room for. Returns the last result.
@@ -103,7 +116,7 @@ fn pushed(engine: &mut Engine, nic: &Nic) -> Vec<u8> {
 
 /// Values that the FAAs found, behind a Welcome.
 fn found(bytes: &[u8]) -> Vec<u64> {
-    let done = bytes[size_of::<Welcome>()..].chunks_exact(size_of::<Completion>());
+    let done = bytes[welcomed(bytes).1..].chunks_exact(size_of::<Completion>());
     done.map(|one| Completion::read_from_bytes(one).unwrap().value.get()).collect()
 }
 
@@ -191,11 +204,7 @@ struct Holding {
 impl Node {
     fn rejoin(&self) -> Engine {
         let mut engine = Engine::new(Circumstances::default());
-        let incarnation = self.nic.incarnation.into();
-        let hello = Hello { secret: self.secret, incarnation, ..hello(Purpose::Rejoin) };
-        pull(&mut engine, &self.nic, hello.as_bytes()).unwrap();
-        let welcome = Welcome::read_from_bytes(&pushed(&mut engine, &self.nic)).unwrap();
-        assert_eq!(variant::<Verdict>(welcome.verdict), Some(Verdict::Welcome));
+        entered(&mut engine, &self.nic, Purpose::Rejoin(self.known()));
         engine
     }
 
@@ -206,81 +215,137 @@ impl Node {
     }
 }
 
-fn request(ask: Ask, number: u64, slab: u64) -> Request {
-    let mut request = Request { ask: ask as u8, number: number.into(), slab: slab.into(), ..Request::new_zeroed() };
-    if matches!(ask, Ask::Discard | Ask::Back) {
-        request.detail[8..].copy_from_slice(&4096u64.to_le_bytes());
-    }
-    request
-}
-
-fn index(key: u64) -> u32 {
-    match Key(key).kind() {
+fn index(key: Key) -> u32 {
+    match key.kind() {
         KeyKind::Window { index, .. } => index,
         other => panic!("{other:?}"),
     }
 }
 
-fn answered(engine: &mut Engine, nic: &Nic, request: &Request) -> Answer {
-    pull(engine, nic, request.as_bytes()).unwrap();
-    Answer::read_from_bytes(&pushed(engine, nic)).unwrap()
+fn answered(engine: &mut Engine, nic: &Nic, request: &Request) -> Result<Reply, wire::Refused> {
+    pull(engine, nic, request.frame().as_bytes()).unwrap();
+    let (answer, _) = Answer::read(&pushed(engine, nic)).unwrap().unwrap();
+    assert_eq!(answer.number, request.number);
+    answer.result
+}
+
+fn window(engine: &mut Engine, nic: &Nic, number: u64) -> Key {
+    match answered(engine, nic, &Request::new(number, Ask::Window)) {
+        Ok(Reply::Window(key)) => key,
+        other => panic!("{other:?}"),
+    }
 }
 
 /// A request is on its way when the connection is cut. The member dials anew, has it carried out there, and goes on: what
 /// the request named may be something else by the time it comes.
 #[test]
 fn requests_of_a_control_connection_that_was_superseded_are_not_carried_out() {
-    let asks = [
-        Ask::Grant,
-        Ask::Release,
-        Ask::Ticket,
-        Ask::EndRun,
-        Ask::Bye,
-        Ask::Discard,
-        Ask::Back,
-        Ask::Window,
-        Ask::DropWindow,
-        Ask::Unit,
-        Ask::Again,
-        Ask::Expose,
-        Ask::ExposeWindow,
-        Ask::Ping,
-        Ask::Who,
-        Ask::Figure,
-        Ask::Region,
-        Ask::RegionSlab,
-        Ask::RegionGrow,
-        Ask::RegionRemove,
-        Ask::RegionAt,
-    ];
-    for ask in asks {
+    // Every ask, of the member's slab, of a window of its, of its run.
+    let asks = |slab: SlabId, window: Key| {
+        let region = "region".parse().unwrap();
+        let range = Range { slab, offset: 0, len: 4096 };
+        [
+            Ask::Grant,
+            Ask::Release(slab),
+            Ask::Ticket,
+            Ask::EndRun([0; 16]),
+            Ask::Bye,
+            Ask::Discard(range),
+            Ask::Back(range),
+            Ask::Window,
+            Ask::DropWindow(window),
+            Ask::Unit(Key(slab.0), 1),
+            Ask::Again(slab),
+            Ask::Expose(slab),
+            Ask::ExposeWindow(window, 0),
+            Ask::Ping,
+            Ask::Who(1),
+            Ask::Figure(Figure::InUse),
+            Ask::Region(region, true),
+            Ask::RegionSlab(region, 0),
+            Ask::RegionGrow(region, 0),
+            Ask::RegionRemove(region),
+            Ask::RegionAt(0),
+        ]
+    };
+    for which in 0..asks(SlabId(0), Key(0)).len() {
         // Not at all, in part, or nearly whole it had come when the next connection did.
-        for there in [0, 1, 39] {
+        for there in 0..3 {
             let node = Node::new();
             let mut first = node.rejoin();
-            let window = answered(&mut first, &node.nic, &request(Ask::Window, 3, 0)).value.get();
-            let named = if ask == Ask::DropWindow || ask == Ask::ExposeWindow { window } else { node.slab.0 };
-            let late = request(ask, 4, named);
-            if there > 0 {
-                pull(&mut first, &node.nic, &late.as_bytes()[..there]).unwrap();
+            let window_before = window(&mut first, &node.nic, 3);
+            let ask = asks(node.slab, window_before)[which];
+            let late = Request::new(4, ask);
+            let frame = late.frame();
+            let (early, rest) = frame.as_bytes().split_at([0, 1, frame.as_bytes().len() - 1][there]);
+            if !early.is_empty() {
+                pull(&mut first, &node.nic, early).unwrap();
             }
 
             let mut second = node.rejoin();
-            if ask == Ask::DropWindow {
-                answered(&mut second, &node.nic, &late);
-                let again = answered(&mut second, &node.nic, &request(Ask::Window, 5, 0)).value.get();
-                assert_eq!(index(window), index(again), "the index again");
+            if let Ask::DropWindow(_) = ask {
+                answered(&mut second, &node.nic, &late).unwrap();
+                let again = window(&mut second, &node.nic, 5);
+                assert_eq!(index(window_before), index(again), "the index again");
             }
-            answered(&mut second, &node.nic, &request(Ask::Ping, 6, 0));
+            answered(&mut second, &node.nic, &Request::new(6, Ask::Ping)).unwrap();
             node.member.slab(node.slab).unwrap().mapping.faa(0, 7).unwrap();
             let before = node.holding();
-            let pulled = pull(&mut first, &node.nic, &late.as_bytes()[there..]);
+            let pulled = pull(&mut first, &node.nic, rest);
             assert_eq!((pulled, node.holding()), (Err(Goodbye::Done), before), "{ask:?}");
             assert_eq!(pushed(&mut first, &node.nic), [], "{ask:?}");
             first.close(&node.nic, Goodbye::Done, 0);
             assert!(!node.member.is_gone());
-            answered(&mut second, &node.nic, &request(Ask::Ping, 7, 0));
+            answered(&mut second, &node.nic, &Request::new(7, Ask::Ping)).unwrap();
         }
+    }
+}
+
+/// A request that is repeated under its number has the same answer, byte for byte, and is carried out once.
+#[test]
+fn a_repeated_request_is_answered_and_not_carried_out() {
+    let node = Node::new();
+    let mut engine = node.rejoin();
+    let grant = Request::new(3, Ask::Window).frame();
+    pull(&mut engine, &node.nic, grant.as_bytes()).unwrap();
+    let said = pushed(&mut engine, &node.nic);
+    let before = node.holding();
+    let mut second = node.rejoin();
+    pull(&mut second, &node.nic, grant.as_bytes()).unwrap();
+    assert_eq!((pushed(&mut second, &node.nic), node.holding()), (said, before));
+}
+
+/// A Hello byte by byte: as long as a Hello may be, and no longer.
+#[test]
+fn a_stranger_may_send_one_hello_and_no_more() {
+    let node = Node::new();
+    let mut engine = Engine::new(Circumstances::default());
+    let mut bytes = Hello::new(Purpose::Join(Join::default())).frame().as_bytes()[..8].to_vec();
+    bytes.extend(1024u16.to_le_bytes());
+    bytes.extend([0xFF; 1024]);
+    for byte in &bytes[..bytes.len() - 1] {
+        assert_eq!(pull(&mut engine, &node.nic, &[*byte]), Ok(1));
+        assert!(engine.is_stranger() && engine.input.len() == MAX_HELLO);
+    }
+    pull(&mut engine, &node.nic, &[0xFF]).unwrap();
+    assert_eq!(refused(&mut engine, &node.nic), Verdict::Malformed);
+    // One that says it will be longer is not waited for.
+    let mut engine = Engine::new(Circumstances::default());
+    bytes[8..10].copy_from_slice(&1025u16.to_le_bytes());
+    pull(&mut engine, &node.nic, &bytes[..10]).unwrap();
+    assert_eq!(refused(&mut engine, &node.nic), Verdict::Malformed);
+}
+
+fn refused(engine: &mut Engine, nic: &Nic) -> Verdict {
+    let mut out = Vec::new();
+    let pushed = engine.push(nic, |parts, _| {
+        // SAFETY: the engine's own bytes, alive for the call.
+        parts.iter().for_each(|part| out.extend(unsafe { part.bytes() }));
+        Ok(out.len())
+    });
+    match (pushed, Greeting::read(&out)) {
+        (Err(Goodbye::Done), Ok(Some((Greeting::Refused(verdict), _)))) => verdict,
+        other => panic!("{other:?}"),
     }
 }
 
@@ -294,22 +359,21 @@ fn who_dials_anew_waits_for_the_request_that_is_being_carried_out() {
     std::thread::scope(|scope| {
         // An INVALIDATE or a DropWindow waits for sections to end: this one does not, as yet.
         let section = node.nic.epochs.enter(0);
-        let window = answered(&mut first, &node.nic, &request(Ask::Window, 3, 0)).value.get();
-        let dropping = request(Ask::DropWindow, 4, window);
+        let dropping = Request::new(4, Ask::DropWindow(window(&mut first, &node.nic, 3)));
         let (first, done) = (&mut first, &done);
-        scope.spawn(move || pull(first, &node.nic, dropping.as_bytes()).unwrap());
+        scope.spawn(move || pull(first, &node.nic, dropping.frame().as_bytes()).unwrap());
         while node.nic.windows.count().0 > 0 {
             std::thread::yield_now();
         }
         let second = scope.spawn(move || {
             let mut second = node.rejoin();
             done.store(true, Ordering::SeqCst);
-            answered(&mut second, &node.nic, &dropping).status
+            answered(&mut second, &node.nic, &dropping)
         });
         std::thread::sleep(Duration::from_millis(50));
         assert!(!done.load(Ordering::SeqCst), "welcome while a request is being carried out");
         drop(section);
-        assert_eq!(second.join().unwrap(), Status::Done as u8, "not carried out a second time");
+        assert_eq!(second.join().unwrap(), Ok(Reply::Done), "not carried out a second time");
     });
 }
 
@@ -319,11 +383,10 @@ fn a_local_member_that_dialled_anew_outlives_its_older_connection() {
     let node = Node::new();
     let local = || Engine::new(Circumstances { local: true, ..Circumstances::default() });
     let mut first = local();
-    pull(&mut first, &node.nic, hello(Purpose::Join).as_bytes()).unwrap();
-    let secret = Welcome::read_from_bytes(&pushed(&mut first, &node.nic)).unwrap().secret;
+    let secret = entered(&mut first, &node.nic, Purpose::Join(Join::default())).secret;
     let mut second = local();
-    let again = Hello { secret, incarnation: node.nic.incarnation.into(), ..hello(Purpose::Rejoin) };
-    pull(&mut second, &node.nic, again.as_bytes()).unwrap();
+    let again = Purpose::Rejoin(Known { secret, ..node.known() });
+    entered(&mut second, &node.nic, again);
     first.close(&node.nic, Goodbye::Cut, 0);
     assert_eq!(node.nic.members().len(), 2, "its process lives");
     second.close(&node.nic, Goodbye::Cut, 0);
@@ -337,18 +400,15 @@ fn a_local_member_outlives_a_superseded_connection_that_the_node_closes() {
     let node = Node::new();
     let local = || Engine::new(Circumstances { local: true, ..Circumstances::default() });
     let mut first = local();
-    pull(&mut first, &node.nic, hello(Purpose::Join).as_bytes()).unwrap();
-    let secret = Welcome::read_from_bytes(&pushed(&mut first, &node.nic)).unwrap().secret;
-    let again = Hello { secret, incarnation: node.nic.incarnation.into(), ..hello(Purpose::Rejoin) };
+    let secret = entered(&mut first, &node.nic, Purpose::Join(Join::default())).secret;
+    let again = Purpose::Rejoin(Known { secret, ..node.known() });
     let mut second = local();
-    pull(&mut second, &node.nic, again.as_bytes()).unwrap();
+    entered(&mut second, &node.nic, again);
     second.close(&node.nic, Goodbye::Cut, 0);
-    let why = pull(&mut first, &node.nic, request(Ask::Grant, 1, 0).as_bytes()).unwrap_err();
+    let why = pull(&mut first, &node.nic, Request::new(1, Ask::Grant).frame().as_bytes()).unwrap_err();
     first.close(&node.nic, why, 0);
     let mut third = local();
-    pull(&mut third, &node.nic, again.as_bytes()).unwrap();
-    let welcome = Welcome::read_from_bytes(&pushed(&mut third, &node.nic)).unwrap();
-    assert_eq!(variant::<Verdict>(welcome.verdict), Some(Verdict::Welcome));
+    entered(&mut third, &node.nic, again);
     third.close(&node.nic, Goodbye::Cut, 0);
     assert_eq!(node.nic.members().len(), 1, "its process has ended");
 }
@@ -364,7 +424,7 @@ fn small_reads_that_nobody_takes_are_few() {
     assert!(pieces <= output::LARGE.pieces + 2, "{pieces} pieces of output");
     // And all of it is right in the end.
     let said = pushed(&mut engine, &node.nic);
-    let went = (said.len() - size_of::<Welcome>()) / (size_of::<Completion>() + 1);
+    let went = (said.len() - welcomed(&said).1) / (size_of::<Completion>() + 1);
     assert!(went > output::LARGE.pieces / 2 - 128 && !engine.is_backed_up(), "{went}");
 }
 

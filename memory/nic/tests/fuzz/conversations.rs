@@ -1,11 +1,12 @@
 //! Conversations: valid ones to begin with, and which connection says what of one.
 
-use crate::frames::{ask, ask_region, ask_unit, batch, batch_of, hello, lines_batch, lines_if_batch};
+use crate::frames::{ask, attach, batch, batch_of, hello, join, known, lines_batch, lines_if_batch};
 use crate::wire::nic;
-use farmem_protocol::addr::SLAB_BYTES;
+use farmem_protocol::addr::{SLAB_BYTES, SlabId};
 use farmem_protocol::extent::{Claimant, Generation, Geometry, Owner, Place, State, Target, Word};
 use farmem_protocol::key::{Key, Rights};
-use farmem_protocol::wire::{ANY_QUEUE, Ask, Binding, MAGIC, MAX_VERB_BYTES, Op, Purpose, VERSION};
+use farmem_protocol::wire::control::Range;
+use farmem_protocol::wire::{ANY_QUEUE, Ask, Binding, Figure, MAGIC, MAX_VERB_BYTES, Op, Purpose, VERSION};
 use zerocopy::IntoBytes;
 
 /// Who joins after the victim and the attacker: its secret, and the slot that it owns units as.
@@ -107,22 +108,22 @@ pub fn of_files(geometry: &Geometry, incarnation: u64) -> Vec<u8> {
     };
     let (one, other) = (Key::unit(2, 2, 2), Key::unit(2, 3, 2));
     [
-        hello(Purpose::Join, 0, 0),
-        hello(Purpose::Attach, NEWCOMERS_SECRET, incarnation),
+        join(),
+        attach(NEWCOMERS_SECRET, incarnation),
         batch_of(0, &[claim(2, 1), claim(3, 1), (Op::Write, one, 0, vec![5; 100])]),
         turn(0),
-        ask_unit(1, one, 1),
-        ask_unit(2, other, 1),
-        ask_unit(3, one, 2),
+        ask(1, Ask::Unit(one, 1)),
+        ask(2, Ask::Unit(other, 1)),
+        ask(3, Ask::Unit(one, 2)),
         turn(1),
         batch_of(3, &[(Op::Write, one, 4096, vec![6; 64]), (Op::Read, one, 0, vec![]), give(2, 2)]),
         turn(0),
-        ask_unit(4, one, 1),
-        ask_unit(5, other, 33),
+        ask(4, Ask::Unit(one, 1)),
+        ask(5, Ask::Unit(other, 33)),
         turn(1),
         batch_of(6, &[give(3, 2)]),
         turn(0),
-        ask(Ask::Bye, 6, 0),
+        ask(6, Ask::Bye),
     ]
     .concat()
 }
@@ -130,60 +131,62 @@ pub fn of_files(geometry: &Geometry, incarnation: u64) -> Vec<u8> {
 /// A member's control connection is superseded, and goes on all the same; so does the second, and a queue pair of it.
 fn of_superseded(incarnation: u64) -> Vec<u8> {
     let turn = |connection: u8| [TURN, &[connection]].concat();
-    let window = Key::window(1, 0).0;
+    let window = Key::window(1, 0);
+    let range = Range { slab: SlabId(3), offset: 0, len: 4096 };
     [
-        hello(Purpose::Join, 0, 0),
-        ask(Ask::Grant, 1, 0),
-        ask(Ask::Window, 2, 0),
-        hello(Purpose::Rejoin, NEWCOMERS_SECRET, incarnation),
-        ask(Ask::Window, 2, 0),
-        ask(Ask::DropWindow, 3, window),
-        ask(Ask::Window, 4, 0),
-        hello(Purpose::Attach, NEWCOMERS_SECRET, incarnation),
+        join(),
+        ask(1, Ask::Grant),
+        ask(2, Ask::Window),
+        hello(Purpose::Rejoin(known(NEWCOMERS_SECRET, incarnation))),
+        ask(2, Ask::Window),
+        ask(3, Ask::DropWindow(window)),
+        ask(4, Ask::Window),
+        attach(NEWCOMERS_SECRET, incarnation),
         batch(0, &[(Op::Write, 3, 0, 64), (Op::Read, 3, 0, 64)]),
         turn(0),
-        ask(Ask::DropWindow, 3, window),
-        ask(Ask::Discard, 5, 3),
-        ask(Ask::Back, 5, 3),
-        ask(Ask::Bye, 6, 0),
+        ask(3, Ask::DropWindow(window)),
+        ask(5, Ask::Discard(range)),
+        ask(5, Ask::Back(range)),
+        ask(6, Ask::Bye),
         turn(1),
-        ask(Ask::Ping, 7, 0),
-        hello(Purpose::Attach, NEWCOMERS_SECRET, incarnation),
+        ask(7, Ask::Ping),
+        attach(NEWCOMERS_SECRET, incarnation),
         batch(0, &[(Op::Read, 3, 0, 64)]),
         turn(2),
         batch(2, &[(Op::Write, 3, 0, 64)]),
         turn(1),
-        ask(Ask::Bye, 8, 0),
+        ask(8, Ask::Bye),
     ]
     .concat()
 }
 
 /// Valid conversations to begin with. The incarnation of [`nic`] is fixed by its first secret.
 pub fn seeds(incarnation: u64) -> Vec<Vec<u8>> {
+    let region = "region".parse().unwrap();
     let control = [
-        hello(Purpose::Join, 0, 0),
-        ask(Ask::Grant, 1, 0),
-        ask(Ask::Grant, 2, 0),
-        ask(Ask::Ticket, 3, 0),
-        ask(Ask::Release, 4, 2),
-        ask(Ask::Ping, 5, 0),
-        ask(Ask::Window, 6, 0),
-        ask(Ask::DropWindow, 7, Key::window(0, 0).0),
-        ask(Ask::Who, 8, 3),
-        ask(Ask::Figure, 9, 7),
-        ask(Ask::EndRun, 10, 0),
-        ask(Ask::Unit, 11, Key::unit(2, 0, 2).0),
-        ask(Ask::Expose, 12, 1),
-        ask(Ask::ExposeWindow, 13, Key::window(0, 1).0),
-        ask_region(Ask::Region, 14, 1),
-        ask_region(Ask::RegionGrow, 15, 0),
-        ask_region(Ask::RegionSlab, 16, 0),
-        ask_region(Ask::RegionAt, 17, 0),
-        ask_region(Ask::RegionRemove, 18, 0),
-        ask(Ask::Bye, 19, 0),
+        join(),
+        ask(1, Ask::Grant),
+        ask(2, Ask::Grant),
+        ask(3, Ask::Ticket),
+        ask(4, Ask::Release(SlabId(2))),
+        ask(5, Ask::Ping),
+        ask(6, Ask::Window),
+        ask(7, Ask::DropWindow(Key::window(0, 0))),
+        ask(8, Ask::Who(3)),
+        ask(9, Ask::Figure(Figure::InUse)),
+        ask(10, Ask::EndRun([0; 16])),
+        ask(11, Ask::Unit(Key::unit(2, 0, 2), 0)),
+        ask(12, Ask::Expose(SlabId(1))),
+        ask(13, Ask::ExposeWindow(Key::window(0, 1), 0)),
+        ask(14, Ask::Region(region, true)),
+        ask(15, Ask::RegionGrow(region, 0)),
+        ask(16, Ask::RegionSlab(region, 0)),
+        ask(17, Ask::RegionAt(0)),
+        ask(18, Ask::RegionRemove(region)),
+        ask(19, Ask::Bye),
     ];
     let queue = [
-        hello(Purpose::Attach, 3, incarnation),
+        attach(3, incarnation),
         batch(0, &[(Op::Read, 2, 0, 4096), (Op::Write, 2, 8192, 5000), (Op::Read, 1, 0, 64)]),
         batch(3, &[(Op::Cas, 2, 0, 8), (Op::Faa, 2, 8, 8), (Op::Faa, 2, SLAB_BYTES - 4, 8)]),
         batch(
@@ -192,13 +195,13 @@ pub fn seeds(incarnation: u64) -> Vec<Vec<u8>> {
         ),
     ];
     let records = [
-        hello(Purpose::Attach, 3, incarnation),
+        attach(3, incarnation),
         lines_batch(0, 2, &[(0, 1), (5, 0xF0F0), (16383, u64::MAX)]),
         lines_batch(1, 1, &[(0, u64::MAX)]),
         batch(2, &[(Op::Read, 2, 0, 64)]),
     ];
     let conditional = [
-        hello(Purpose::Attach, 3, incarnation),
+        attach(3, incarnation),
         lines_if_batch(0, 2, &[(0, 1), (5, 0xF0F0), (16383, u64::MAX)]),
         lines_if_batch(1, 2, &[(0, 1), (7, 3)]),
         lines_if_batch(2, 1, &[(0, u64::MAX)]),
@@ -207,12 +210,12 @@ pub fn seeds(incarnation: u64) -> Vec<Vec<u8>> {
     vec![
         records.concat(),
         conditional.concat(),
-        [vec![hello(Purpose::Attach, 3, incarnation)], of_units(nic().units.geometry())].concat().concat(),
+        [vec![attach(3, incarnation)], of_units(nic().units.geometry())].concat().concat(),
         of_files(nic().units.geometry(), incarnation),
         of_superseded(incarnation),
         control.concat(),
         queue.concat(),
-        hello(Purpose::Rejoin, 3, incarnation),
+        hello(Purpose::Rejoin(known(3, incarnation))),
         b"GET / HTTP/1.1\r\n\r\n".to_vec(),
     ]
 }

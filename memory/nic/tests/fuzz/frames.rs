@@ -4,41 +4,30 @@ use crate::wire::secret;
 use farmem_contract::conditions::record_if;
 use farmem_protocol::addr::SlabId;
 use farmem_protocol::key::Key;
-use farmem_protocol::region::RegionName;
-use farmem_protocol::wire::{Ask, Batch, Hello, MAGIC, Op, Purpose, Request, VERSION, Verb};
-use zerocopy::{FromZeros, IntoBytes};
+use farmem_protocol::wire::{Ask, Batch, Hello, Join, Known, Op, Purpose, Request, Verb};
+use zerocopy::IntoBytes;
 
-pub fn hello(purpose: Purpose, member: u64, incarnation: u64) -> Vec<u8> {
-    let hello = Hello {
-        magic: MAGIC,
-        version: VERSION.into(),
-        purpose: purpose as u8,
-        secret: secret(member),
-        incarnation: incarnation.into(),
-        grace_ms: 1000.into(),
-        ..Hello::new_zeroed()
-    };
-    hello.as_bytes().to_vec()
+pub fn hello(purpose: Purpose) -> Vec<u8> {
+    Hello::new(purpose).frame().as_bytes().to_vec()
 }
 
-pub fn ask(ask: Ask, number: u64, slab: u64) -> Vec<u8> {
-    let request = Request { ask: ask as u8, number: number.into(), slab: slab.into(), ..Request::new_zeroed() };
-    request.as_bytes().to_vec()
+/// Joins a run.
+pub fn join() -> Vec<u8> {
+    hello(Purpose::Join(Join { grace_ms: 1000, ..Join::default() }))
 }
 
-/// A request about a region.
-pub fn ask_region(ask: Ask, number: u64, slab: u64) -> Vec<u8> {
-    let detail = "region".parse::<RegionName>().unwrap().to_wire();
-    let request = Request { ask: ask as u8, number: number.into(), slab: slab.into(), detail, ..Request::new_zeroed() };
-    request.as_bytes().to_vec()
+/// One more queue pair of the member of a number.
+pub fn attach(member: u64, incarnation: u64) -> Vec<u8> {
+    hello(Purpose::Attach(known(member, incarnation), 0))
 }
 
-/// Asks for the file of so many blocks.
-pub fn ask_unit(number: u64, key: Key, blocks: u64) -> Vec<u8> {
-    let mut request =
-        Request { ask: Ask::Unit as u8, number: number.into(), slab: key.0.into(), ..Request::new_zeroed() };
-    request.detail[..8].copy_from_slice(&blocks.to_le_bytes());
-    request.as_bytes().to_vec()
+/// The member of a number, as the node knows it.
+pub fn known(member: u64, incarnation: u64) -> Known {
+    Known { secret: secret(member), incarnation }
+}
+
+pub fn ask(number: u64, ask: Ask) -> Vec<u8> {
+    Request::new(number, ask).frame().as_bytes().to_vec()
 }
 
 pub fn batch(first: u64, verbs: &[(Op, u64, u64, u32)]) -> Vec<u8> {

@@ -1,11 +1,11 @@
 //! Records of changed lines that are not what was sent.
 
-use crate::frames::{ask, batch, batch_of, hello, lines_batch, lines_if_batch};
+use crate::frames::{ask, attach, batch, batch_of, join, lines_batch, lines_if_batch};
 use crate::wire::{Wire, nic};
 use farmem_nic::engine::Goodbye;
 use farmem_protocol::key::Key;
 use farmem_protocol::lines::conditional::Refused;
-use farmem_protocol::wire::{Ask, Batch, Op, Purpose, Verb};
+use farmem_protocol::wire::{Ask, Batch, Op, Verb};
 use std::sync::atomic::Ordering;
 
 /// Any one byte of a record changed on its way: the connection is closed, and the slab as it was.
@@ -13,14 +13,14 @@ use std::sync::atomic::Ordering;
 fn records_that_lie_change_nothing() {
     let nic = nic();
     let mut owner = Wire::new(&nic);
-    owner.feed(&[hello(Purpose::Join, 0, 0), ask(Ask::Grant, 1, 0)].concat(), 1000, 1);
+    owner.feed(&[join(), ask(1, Ask::Grant)].concat(), 1000, 1);
     let good = lines_batch(0, 1, &[(0, 0b11), (1, 1 << 63)]);
     let record_at = size_of::<Batch>() + size_of::<Verb>();
     for at in record_at..good.len() {
         let mut bad = good.clone();
         bad[at] ^= 1 << (at % 8);
         let mut wire = Wire::new(&nic);
-        wire.feed(&[hello(Purpose::Attach, 2, nic.incarnation), bad].concat(), 100, 1);
+        wire.feed(&[attach(2, nic.incarnation), bad].concat(), 100, 1);
         assert!(wire.engine.is_none(), "byte {at} went unnoticed");
     }
     assert_eq!(nic.tally.records.load(Ordering::Relaxed), 0);
@@ -30,7 +30,7 @@ fn records_that_lie_change_nothing() {
         let mut bad = good.clone();
         bad[at] ^= 1 << (at % 8);
         let mut wire = Wire::new(&nic);
-        wire.feed(&[hello(Purpose::Attach, 2, nic.incarnation), bad].concat(), 100, 1);
+        wire.feed(&[attach(2, nic.incarnation), bad].concat(), 100, 1);
         // The record's own bytes end 32 before its last, two conditions and the seed.
         assert_eq!(wire.engine.is_some(), at >= good.len() - 32, "byte {at}");
         if wire.engine.is_some() {
@@ -44,7 +44,7 @@ fn records_that_lie_change_nothing() {
         wire.close(Goodbye::Cut, 1);
     }
     let mut wire = Wire::new(&nic);
-    wire.feed(&[hello(Purpose::Attach, 2, nic.incarnation), batch(0, &[(Op::Read, 1, 0, 8192)])].concat(), 100, 1);
+    wire.feed(&[attach(2, nic.incarnation), batch(0, &[(Op::Read, 1, 0, 8192)])].concat(), 100, 1);
     let read = &wire.said[wire.said.len() - 8192..];
     assert!(read.iter().all(|&byte| byte == 0));
     for wire in [wire, owner] {

@@ -1,0 +1,477 @@
+//! Control frames: Hello and Greeting begin every connection; Request and Answer go over a member's own.
+//!
+//! ```text
+//!            0               6         8        10
+//! Hello,     ┌───────────────┬─────────┬────────┬───────────────────────────┐
+//! Greeting   │ "farmem"      │ version │ length │ body: `length` bytes      │  length at most 1024
+//!            └───────────────┴─────────┴────────┴───────────────────────────┘
+//!            0        2
+//! Request,   ┌────────┬───────────────────────────┐
+//! Answer     │ length │ body: `length` bytes      │                             length at most 254
+//!            └────────┴───────────────────────────┘
+//! ```
+//!
+//! A body is what `postcard` makes of the type of that name here: fields in their order, numbers of more
+//! than 8 bits as varints, a variant as its place in its enum, a text as its length and its bytes. So the
+//! order of fields and variants here *is* the format: new variants go to the end of an enum, and nothing is
+//! reordered without another version. A body must be decoded to its last byte.
+//!
+//! Encoding and decoding allocate nothing and use no thread-local: the runtime does both in a fault.
+
+use super::{Broken, MAGIC, MAX_PATH, Names, Secret, Status, Text, VERSION};
+use crate::addr::SlabId;
+use crate::key::Key;
+use crate::region::RegionName;
+use serde::{Deserialize, Serialize};
+
+/// Bytes of the body of a Hello or Greeting, at most.
+pub const MAX_HELLO_BODY: usize = 1024;
+/// Bytes of a Hello or Greeting, at most.
+pub const MAX_HELLO: usize = HEAD + LENGTH + MAX_HELLO_BODY;
+/// Bytes of a Request or Answer, at most, its length included.
+pub const MAX_REQUEST: usize = 256;
+/// Magic and version.
+const HEAD: usize = 8;
+/// The length itself.
+const LENGTH: usize = 2;
+
+/// An encoded frame.
+#[derive(Clone, Copy)]
+pub struct Frame<const N: usize> {
+    len: usize,
+    bytes: [u8; N],
+}
+
+impl<const N: usize> Frame<N> {
+    /// `head`, the body's length, the body. Every type here fits its frame, whatever is in it
+    /// (`the_longest_of_everything_fits`).
+    fn encode(head: &[u8], body: &impl Serialize) -> Frame<N> {
+        let mut frame = Frame { len: head.len(), bytes: [0; N] };
+        frame.bytes[..head.len()].copy_from_slice(head);
+        let at = head.len() + LENGTH;
+        let len = postcard::to_slice(body, &mut frame.bytes[at..]).map_or(0, |body| body.len());
+        frame.bytes[head.len()..at].copy_from_slice(&(len as u16).to_le_bytes());
+        frame.len = at + len;
+        frame
+    }
+
+    /// What goes over the stream.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+}
+
+/// The body of a frame whose length stands at the front of `input`, and the bytes of both; `None`: it has
+/// not come whole.
+fn decode<'de, T: Deserialize<'de>>(input: &'de [u8], most: usize) -> Result<Option<(T, usize)>, Broken> {
+    let Some((length, rest)) = input.split_first_chunk::<LENGTH>() else { return Ok(None) };
+    let length = u16::from_le_bytes(*length) as usize;
+    if length > most {
+        return Err(Broken::Control);
+    }
+    let Some(body) = rest.get(..length) else { return Ok(None) };
+    match postcard::take_from_bytes(body) {
+        Ok((read, [])) => Ok(Some((read, LENGTH + length))),
+        _ => Err(Broken::Control),
+    }
+}
+
+/// Why the first bytes of a stream are no Hello, or no Greeting.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NoHello {
+    /// They are not farmem's.
+    Magic,
+    /// They are of this version.
+    Version(u16),
+    /// The body makes no sense, or is too long.
+    Malformed,
+}
+
+fn magic_and_version() -> [u8; HEAD] {
+    let mut head = [0; HEAD];
+    head[..MAGIC.len()].copy_from_slice(&MAGIC);
+    head[MAGIC.len()..].copy_from_slice(&VERSION.to_le_bytes());
+    head
+}
+
+fn first_frame<'de, T: Deserialize<'de>>(input: &'de [u8]) -> Result<Option<(T, usize)>, NoHello> {
+    let known = input.len().min(MAGIC.len());
+    if input[..known] != MAGIC[..known] {
+        return Err(NoHello::Magic);
+    }
+    let Some((head, rest)) = input.split_first_chunk::<HEAD>() else { return Ok(None) };
+    match u16::from_le_bytes([head[6], head[7]]) {
+        VERSION => {}
+        other => return Err(NoHello::Version(other)),
+    }
+    let read = decode(rest, MAX_HELLO_BODY).map_err(|_| NoHello::Malformed)?;
+    Ok(read.map(|(body, used)| (body, HEAD + used)))
+}
+
+/// The host's first words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hello {
+    /// What the connection is for.
+    pub purpose: Purpose,
+    /// For whom the memory is; empty: nobody in particular.
+    pub tenant: Text<64>,
+    /// The configuration of the pool that the host knows; 0 where there is no controller.
+    pub epoch: u64,
+}
+
+impl Hello {
+    /// One for this purpose, of no tenant.
+    pub fn new(purpose: Purpose) -> Hello {
+        Hello { purpose, tenant: Text::EMPTY, epoch: 0 }
+    }
+
+    /// As it goes over the stream.
+    pub fn frame(&self) -> Frame<MAX_HELLO> {
+        Frame::encode(&magic_and_version(), self)
+    }
+
+    /// The Hello at the front of `input`, and its bytes; `None`: it has not come whole.
+    pub fn read(input: &[u8]) -> Result<Option<(Hello, usize)>, NoHello> {
+        first_frame(input)
+    }
+}
+
+/// What a connection is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Purpose {
+    /// A new member of a run. The Welcome carries its secret.
+    Join(Join),
+    /// A member again, after its control connection was lost, or a forked child that an
+    /// [`Ask::Ticket`] announced.
+    Rejoin(Known),
+    /// One queue pair of a member, by a number of the member's choice. The same number again takes the place of the
+    /// connection before: nothing of what is still under way there will be carried out.
+    Attach(Known, u64),
+    /// One queue pair of a member over RDMA: two [`super::Endpoint`]s are exchanged, after which the stream is
+    /// silent, and the queue pair lives as long as it stands. The same number again takes the place of the
+    /// one before, as with Attach; the two kinds are counted apart.
+    Wire(Known, u64),
+}
+
+/// A new member.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Join {
+    /// The run that it belongs to.
+    pub run: Secret,
+    /// The host's process, for the node's records only.
+    pub pid: u32,
+    /// How long the node keeps the member's memory while no connection stands, in milliseconds.
+    pub grace_ms: u64,
+    /// The member outlives its process, and its memory is kept for `grace_ms` even if it joined through a
+    /// Unix socket. For a service that is started again: the agent of a host.
+    pub lasting: bool,
+    /// Who it is, for the node's records only.
+    pub names: Names,
+}
+
+/// A member that the node knows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Known {
+    /// The member.
+    pub secret: Secret,
+    /// The node's incarnation as the member knows it.
+    pub incarnation: u64,
+}
+
+/// The node's first words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Greeting {
+    /// Come in.
+    Welcome(Welcome),
+    /// Why not.
+    Refused(Verdict),
+}
+
+impl Greeting {
+    /// As it goes over the stream.
+    pub fn frame(&self) -> Frame<MAX_HELLO> {
+        Frame::encode(&magic_and_version(), self)
+    }
+
+    /// The Greeting at the front of `input`, and its bytes; `None`: it has not come whole.
+    pub fn read(input: &[u8]) -> Result<Option<(Greeting, usize)>, NoHello> {
+        first_frame(input)
+    }
+}
+
+/// Why a node refuses a Hello.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Verdict {
+    /// The node speaks another version: its own is in the Greeting's first bytes.
+    Version,
+    /// The node is going down and takes no new members.
+    Draining,
+    /// No such member: its time was over, or its run.
+    Unknown,
+    /// The node was started anew since; what it held is gone.
+    Incarnation,
+    /// The node serves as many connections or members as it can.
+    Full,
+    /// The Hello made no sense.
+    Malformed,
+}
+
+/// How a member is let in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Welcome {
+    /// The member's owner id, by which descriptor words name it: 1 to 16 383, the node's choice.
+    pub owner: u16,
+    /// The member's secret.
+    pub secret: Secret,
+    /// Drawn by the node when it starts: tells it from whatever listens there later.
+    pub incarnation: u64,
+    /// The configuration of the pool that the node knows; 0 where there is no controller.
+    pub epoch: u64,
+    /// Bytes that the node lends, in all.
+    pub lend: u64,
+    /// Bytes of these not lent.
+    pub free: u64,
+    /// The node's own end of this connection, as IPv6 (IPv4 mapped). A host that dialled just this
+    /// address has no middlebox before the node. Zero over Unix sockets.
+    pub address: [u8; 16],
+    /// See `address`.
+    pub port: u16,
+    /// Ways to reach memory beside this connection: [`super::OFFERS_RDMA`].
+    pub offers: u8,
+    /// A Unix socket at which the same node serves the same host through shared memory; empty: none.
+    pub path: Path,
+}
+
+/// The path of a Unix socket: bytes, of which none is zero.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Path {
+    len: u8,
+    bytes: [u8; MAX_PATH],
+}
+
+impl Path {
+    /// The path; `None` if it is longer than [`MAX_PATH`].
+    pub fn new(path: &[u8]) -> Option<Path> {
+        let mut made = Path { len: path.len().try_into().ok()?, bytes: [0; MAX_PATH] };
+        made.bytes.get_mut(..path.len())?.copy_from_slice(path);
+        Some(made)
+    }
+
+    /// Its bytes.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..self.len as usize]
+    }
+}
+
+impl Default for Path {
+    fn default() -> Path {
+        Path { len: 0, bytes: [0; MAX_PATH] }
+    }
+}
+
+impl Serialize for Path {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_bytes(self.as_bytes())
+    }
+}
+
+impl<'de> Deserialize<'de> for Path {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Path, D::Error> {
+        let bytes = <&'de [u8]>::deserialize(deserializer)?;
+        let fits = Path::new(bytes).filter(|_| !bytes.contains(&0));
+        fits.ok_or_else(|| serde::de::Error::custom("not the path of a socket"))
+    }
+}
+
+/// A member's request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Request {
+    /// Counts a member's requests. A request that is repeated under its number, because a cut
+    /// connection swallowed the answer, is answered again and not carried out again.
+    pub number: u64,
+    /// The configuration of the pool that the host knows; 0 where there is no controller.
+    pub epoch: u64,
+    /// What it asks.
+    pub ask: Ask,
+}
+
+impl Request {
+    /// One where there is no controller.
+    pub fn new(number: u64, ask: Ask) -> Request {
+        Request { number, epoch: 0, ask }
+    }
+
+    /// As it goes over the stream.
+    pub fn frame(&self) -> Frame<MAX_REQUEST> {
+        Frame::encode(&[], self)
+    }
+
+    /// The Request at the front of `input`, and its bytes; `None`: it has not come whole.
+    pub fn read(input: &[u8]) -> Result<Option<(Request, usize)>, Broken> {
+        decode(input, MAX_REQUEST - LENGTH)
+    }
+}
+
+/// What a member asks on its control connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Ask {
+    /// Are you there?
+    Ping,
+    /// This member is gone. No answer.
+    Bye,
+    /// One more slab. Answer: [`Reply::Slab`].
+    Grant,
+    /// The slab is no longer needed by this member.
+    Release(SlabId),
+    /// A slab that is held, once more: over a Unix socket the answer carries its memfd.
+    Again(SlabId),
+    /// A range of a slab is of no more use: its memory goes back to the node's system, and reads as
+    /// zero from now on. The slab stays held. Only its sole holder may.
+    Discard(Range),
+    /// The node takes the memory of a range of a slab from its system now, [`super::MAX_BACKED`] bytes at
+    /// most. Bytes in the range stay. For a member that maps the slab: the kernel charges a page to
+    /// the memory group of the process that touches it first.
+    Back(Range),
+    /// A member for a child about to be forked, holding every slab that this one holds.
+    /// Answer: [`Reply::Child`]. Over a Unix socket it carries a connection, on which that member may say hello: one
+    /// that has given up the rights to the socket's file, or cannot see it any more, forks all the same.
+    Ticket,
+    /// Every member of the run is gone. Knowing the run's name is the right to end it.
+    EndRun(Secret),
+    /// The memory of so many (1 to 32) neighbouring blocks that this member has claimed, the first by its key: over a
+    /// Unix socket the answer carries a memfd of just these, the same one every time.
+    Unit(Key, u32),
+    /// A window, unbound. Answer: [`Reply::Window`], the key by which a BIND names it.
+    Window,
+    /// The window with this key, bound or not, is no longer needed: it ceases to be.
+    DropWindow(Key),
+    /// Who has this owner id? Answer: [`Reply::Who`]. Not held: nobody.
+    Who(u16),
+    /// A figure of the node. Answer: [`Reply::Figure`].
+    Figure(Figure),
+    /// A slab that is held is to be reached by RDMA. Answer: [`Reply::Exposed`], the key of its memory, for this
+    /// member's queue pairs; offsets count from its first byte.
+    Expose(SlabId),
+    /// A window bound for this member is to be used by RDMA, through the queue pair of this number. Answer:
+    /// [`Reply::Exposed`]. Any refusal: the window's verbs go in frames.
+    ExposeWindow(Key, u64),
+    /// Opens a region for this member; `true`: it is made if there is none. Answer: [`Reply::Slabs`].
+    Region(RegionName, bool),
+    /// This member is to hold the slab of this number, from 0, of a region that it has opened. Answer:
+    /// [`Reply::Slab`]; over a Unix socket it carries the memfd. Not held: the region has no such slab.
+    RegionSlab(RegionName, u64),
+    /// As RegionSlab; the region gets one more slab if the number is the next.
+    RegionGrow(RegionName, u64),
+    /// The name names no region any more. The memory is free when no member has the region open.
+    RegionRemove(RegionName),
+    /// The region of this place in the order of names. Answer: [`Reply::Region`]. Not held: there are not so many.
+    RegionAt(u64),
+}
+
+/// Bytes of a slab, in whole pages of 4096 bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Range {
+    /// Of this slab.
+    pub slab: SlabId,
+    /// From this byte.
+    pub offset: u64,
+    /// So many.
+    pub len: u64,
+}
+
+/// Figures of a node that a member can ask for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Figure {
+    /// Windows that members have.
+    Windows,
+    /// Of these, bound.
+    WindowsBound,
+    /// CPU time of draining and of the words, in nanoseconds.
+    DrainNs,
+    /// CPU time of scrubbing, in nanoseconds.
+    ScrubNs,
+    /// Bytes scrubbed.
+    ScrubbedBytes,
+    /// Units made clean.
+    Reclaimed,
+    /// Bytes of memory really taken from the system.
+    InUse,
+}
+
+/// The node's answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Answer {
+    /// The request's.
+    pub number: u64,
+    /// The configuration of the pool that the node knows; 0 where there is no controller.
+    pub epoch: u64,
+    /// What was done, or why not.
+    pub result: Result<Reply, Refused>,
+}
+
+impl Answer {
+    /// As it goes over the stream.
+    pub fn frame(&self) -> Frame<MAX_REQUEST> {
+        Frame::encode(&[], self)
+    }
+
+    /// The Answer at the front of `input`, and its bytes; `None`: it has not come whole.
+    pub fn read(input: &[u8]) -> Result<Option<(Answer, usize)>, Broken> {
+        decode(input, MAX_REQUEST - LENGTH)
+    }
+}
+
+/// What was done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Reply {
+    /// What was asked, and there is nothing to say of it.
+    Done,
+    /// The slab's id.
+    Slab(SlabId),
+    /// The child's secret.
+    Child(Secret),
+    /// The window's key.
+    Window(Key),
+    /// Who has the owner id.
+    Who(Who),
+    /// The figure.
+    Figure(u64),
+    /// The key on the node's card, and the offset of the first byte there.
+    Exposed(u32, u16),
+    /// How many slabs a region has.
+    Slabs(u64),
+    /// A region's name, how many slabs it has, and its owner id.
+    Region(RegionName, u64, u16),
+}
+
+/// Who has an owner id.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Who {
+    /// The process; 0: a run, which holds slabs.
+    pub pid: u32,
+    /// The same for all of a run; its name cannot be told from this.
+    pub run: u64,
+    /// Of a run: the process that began it at this node, on its machine.
+    pub leader: u32,
+    /// As it said itself; of a run, as the process that began it said.
+    pub names: Names,
+}
+
+/// Why nothing was done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Refused {
+    /// Never [`Status::Done`].
+    pub status: Status,
+    /// Exhausted: bytes that the node lends in all. Quota: bytes that one owner may hold. System: the system's
+    /// number. Zero otherwise.
+    pub value: u64,
+}
+
+impl From<Status> for Refused {
+    fn from(status: Status) -> Refused {
+        Refused { status, value: 0 }
+    }
+}
+
+#[cfg(test)]
+mod tests;
