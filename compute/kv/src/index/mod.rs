@@ -1,0 +1,475 @@
+//! The index: extendible hashing by one-sided verbs.
+//!
+//! ```text
+//!  first tables (8)         a table: 126 buckets of 8 slots     a split table: frozen, forwards to two
+//!   ├─ table ── forward ─► pair ─┬─ table                        key's bit 0 ─► first, 1 ─► second;
+//!   └─ table                     └─ table ── forward ─► pair     every slot keeps its place
+//! ```
+//!
+//! A key's object is referred to by one slot of the two buckets that its hash names. A slot changes
+//! by one CAS, which is when the operation takes effect:
+//!
+//! * GET reads the slot, then the object. The object is immutable, so the GET takes effect when the
+//!   slot is read.
+//! * UPDATE and DELETE replace the very slot that they saw.
+//! * INSERT must not make a key's second slot. It CASes a *pending* slot, which readers pass over, and
+//!   reads both buckets again behind it. If no other insert of the key is there it makes its slot plain.
+//!   Of two inserts, the one whose pending slot came second sees the other, and undoes or yields to it.
+//!
+//! The buckets hold nothing but slots. A front end that knows a key's slot and finds it unchanged needs
+//! no bucket: [`Cache`]. A front end that knows an outdated table finds it frozen: [`split`].
+
+mod cache;
+mod split;
+pub(crate) use split::slots;
+mod trie;
+
+pub use cache::{Cache, Known};
+pub use trie::Trie;
+
+use crate::layout::{At, Hash, LARGE, LARGE_FIRST, SLOTS, Slot, UNIT, class_bytes, word};
+use crate::object::{self, Header, Object, Value};
+use crate::rules::Bug;
+use crate::shard::{ATTEMPTS, Section, Shard, Trouble};
+use crate::task::{Answer, Io, Verb};
+use std::rc::Rc;
+
+/// A key's object and the slot that referred to it.
+#[derive(Debug)]
+pub struct Found {
+    /// The slot's address.
+    pub slot_at: At,
+    /// The slot, not frozen.
+    pub slot: Slot,
+    /// The object.
+    pub object: Object,
+    table: At,
+    /// While it lives nothing of this is reused.
+    #[allow(dead_code)]
+    section: Section,
+}
+
+/// How an insert ended.
+#[derive(Debug)]
+pub enum Inserted {
+    /// The key is there now.
+    Done,
+    /// It was there already.
+    Exists(Found),
+}
+
+/// What a look at two buckets showed.
+enum Seen {
+    /// The key: its slot and object.
+    Key(At, Slot, Object),
+    /// No such key. Plain slots with its fingerprint, which are other keys'.
+    Absent(Vec<(At, Slot)>),
+    /// The table was split, or the objects changed under the look.
+    Again,
+}
+
+/// Slots with their addresses.
+type Slots = Vec<(At, Slot)>;
+
+impl Shard {
+    fn remember(&self, key: &[u8], hash: Hash, table: At, slot_at: At, slot: Slot, len: u32, expiry: u64, epoch: u64) {
+        let known = Known { table, slot_at, slot, len, expiry, epoch };
+        self.cache.borrow_mut().put(key, hash, known);
+    }
+
+    fn known(&self, key: &[u8], hash: Hash) -> Option<Known> {
+        let known = self.cache.borrow_mut().get(key, hash)?;
+        (known.table == self.trie.borrow().table(hash)).then_some(known)
+    }
+
+    fn bucket_verbs(&self, table: At, hash: Hash) -> [Verb; 2] {
+        let buckets = hash.buckets(self.geometry.buckets);
+        buckets.map(|bucket| Verb::Read { at: self.geometry.bucket(table, bucket), len: UNIT as u32 })
+    }
+
+    /// The slots of the last two answers, which [`Shard::bucket_verbs`] asked for.
+    fn slots(&self, table: At, hash: Hash, answers: &[Answer]) -> Slots {
+        let buckets = hash.buckets(self.geometry.buckets);
+        let mut slots = Vec::with_capacity(2 * SLOTS);
+        for (bucket, answer) in buckets.into_iter().zip(&answers[answers.len().saturating_sub(2)..]) {
+            let Answer::Bytes(bytes) = answer else { continue };
+            let at = self.geometry.bucket(table, bucket);
+            slots.extend((0..SLOTS).map(|n| (at + n as u64 * 8, Slot(word(bytes, n)))));
+        }
+        slots
+    }
+
+    /// Reads objects by their slots. `None`: it is not what the slot refers to any more.
+    pub(crate) async fn objects(&self, io: &Io, slots: &[Slot]) -> Vec<Option<Object>> {
+        if slots.is_empty() {
+            return Vec::new();
+        }
+        let first = |slot: &Slot| Verb::Read { at: slot.at(self.node), len: class_bytes(slot.class()) as u32 };
+        let answers = self.verbs(io, slots.iter().map(first).collect()).await;
+        let mut objects = Vec::with_capacity(slots.len());
+        for (slot, answer) in slots.iter().zip(answers) {
+            let Answer::Bytes(mut bytes) = answer else {
+                objects.push(None);
+                continue;
+            };
+            let len = Header::peek(&bytes).map_or(0, |header| header.len);
+            if slot.class() == LARGE && len > u64::from(LARGE_FIRST) && len <= crate::layout::MAX_OBJECT {
+                let (at, rest) = (slot.at(self.node) + u64::from(LARGE_FIRST), len as u32 - LARGE_FIRST);
+                bytes.extend(self.read(io, at, rest).await);
+            }
+            objects.push(Object::decode(bytes));
+        }
+        objects
+    }
+
+    /// What the slots of both buckets show of a key.
+    async fn look(&self, io: &Io, key: &[u8], hash: Hash, table: At, slots: &Slots) -> Seen {
+        if slots.iter().any(|(_, slot)| slot.is_frozen()) && !self.rules.broken(Bug::TrustFrozen) {
+            // Frozen slots are the truth until the table forwards, which is looked at after them.
+            let forward = word(&self.read(io, table, 8).await, 0);
+            if forward != 0 {
+                self.trie.borrow_mut().learn(table, forward);
+                return Seen::Again;
+            }
+        }
+        let alike: Slots = slots
+            .iter()
+            .filter(|(_, slot)| slot.is_used() && !slot.is_pending() && slot.fingerprint() == hash.fingerprint())
+            .copied()
+            .collect();
+        let referred: Vec<Slot> = alike.iter().map(|&(_, slot)| slot).collect();
+        for (&(at, slot), object) in alike.iter().zip(self.objects(io, &referred).await) {
+            match object {
+                None => return Seen::Again,
+                Some(object) if object.key() == key || self.rules.broken(Bug::SkipKey) => {
+                    return Seen::Key(at, slot.thawed(), object);
+                }
+                Some(_) => {}
+            }
+        }
+        Seen::Absent(alike)
+    }
+
+    /// The key's object: one round trip if its slot is known, else two.
+    pub async fn find(self: &Rc<Shard>, io: &Io, key: &[u8]) -> Result<Option<Found>, Trouble> {
+        let (hash, section) = (Hash::of(key), self.section());
+        if let Some(known) = self.known(key, hash) {
+            self.counters.warm.set(self.counters.warm.get() + 1);
+            let object = Verb::Read { at: known.slot.at(self.node), len: known.len };
+            let answers = self.verbs(io, vec![Verb::Read { at: known.slot_at, len: 8 }, object]).await;
+            if let [Answer::Bytes(slot), Answer::Bytes(object)] = &answers[..]
+                && Slot(word(slot, 0)) == known.slot
+                && let Some(object) = Object::decode(object.clone())
+                && object.key() == key
+            {
+                let Known { table, slot_at, slot, len, expiry, .. } = known;
+                self.remember(key, hash, table, slot_at, slot, len, expiry, section.epoch);
+                return Ok(Some(Found { slot_at, slot, object, table, section }));
+            }
+            self.cache.borrow_mut().forget(key, hash);
+        }
+        self.counters.cold.set(self.counters.cold.get() + 1);
+        for attempt in 0..ATTEMPTS {
+            let table = self.trie.borrow().table(hash);
+            let answers = self.verbs(io, self.bucket_verbs(table, hash).into()).await;
+            let slots = self.slots(table, hash, &answers);
+            match self.look(io, key, hash, table, &slots).await {
+                Seen::Key(slot_at, slot, object) => {
+                    let (len, expiry) = (object.len(), object.expiry().unwrap_or(0));
+                    self.remember(key, hash, table, slot_at, slot, len, expiry, section.epoch);
+                    return Ok(Some(Found { slot_at, slot, object, table, section }));
+                }
+                Seen::Absent(_) => return Ok(None),
+                Seen::Again => self.hesitate(io, attempt).await?,
+            }
+        }
+        Err(Trouble::Corrupt)
+    }
+
+    /// Before another attempt. The first few come at once: what changed is known now.
+    async fn hesitate(&self, io: &Io, attempt: u32) -> Result<(), Trouble> {
+        if self.shut_out.get() {
+            return Err(Trouble::ShutOut);
+        }
+        if attempt > 40 {
+            io.pause(1 + attempt / 100).await;
+        }
+        Ok(())
+    }
+
+    /// Stores the value if the key is absent: three round trips.
+    pub async fn insert(self: &Rc<Shard>, io: &Io, key: &[u8], value: &Value) -> Result<Inserted, Trouble> {
+        let (hash, section) = (Hash::of(key), self.section());
+        let held = self.hold(io, object::len(key, &value.bytes)).await?;
+        let (write, slot) = self.made(hash, key, value, &held);
+        let ended = self.insert_slot(io, key, hash, write, slot, section).await;
+        match ended {
+            Ok(Inserted::Done) => {
+                self.heap.borrow_mut().linked(held.at, hash.0);
+                self.cache.borrow_mut().expires(key, hash, value.expiry.unwrap_or(0));
+            }
+            // Whether the slot is there is not known: the place stays held.
+            Err(Trouble::Unsettled) => {}
+            Ok(Inserted::Exists(_)) | Err(_) => self.heap.borrow_mut().give_back(held.at),
+        }
+        ended
+    }
+
+    async fn insert_slot(
+        self: &Rc<Shard>,
+        io: &Io,
+        key: &[u8],
+        hash: Hash,
+        write: Verb,
+        slot: Slot,
+        section: Section,
+    ) -> Result<Inserted, Trouble> {
+        let len = match &write {
+            Verb::Write { bytes, .. } => bytes.len() as u32,
+            _ => 0,
+        };
+        let mut write = Some(write);
+        for attempt in 0..ATTEMPTS {
+            self.hesitate(io, attempt).await?;
+            let table = self.trie.borrow().table(hash);
+            let batch = write.take().into_iter().chain(self.bucket_verbs(table, hash)).collect();
+            let answers = self.verbs(io, batch).await;
+            let slots = self.slots(table, hash, &answers);
+            let others = match self.look(io, key, hash, table, &slots).await {
+                Seen::Key(slot_at, slot, object) => {
+                    return Ok(Inserted::Exists(Found { slot_at, slot, object, table, section }));
+                }
+                Seen::Absent(others) => others,
+                Seen::Again => continue,
+            };
+            let frozen = slots.iter().any(|(_, slot)| slot.is_frozen());
+            let Some(at) = empty(&slots).filter(|_| !frozen) else {
+                self.split(io, table, hash).await?;
+                continue;
+            };
+            let mut batch = vec![Verb::Cas { at, old: 0, new: slot.pending().0 }];
+            batch.extend(self.bucket_verbs(table, hash));
+            let mut answers = self.verbs(io, batch).await;
+            let first = std::mem::replace(&mut answers[0], Answer::Done);
+            match self.settle(io, at, 0, slot.pending().0, first).await {
+                // Undecided, it cannot have become visible.
+                Err(Trouble::Unsettled) | Ok(Err(_)) => continue,
+                Err(trouble) => return Err(trouble),
+                Ok(Ok(())) => {}
+            }
+            let slots = self.slots(table, hash, &answers);
+            if !self.alone(io, key, hash, at, &slots, &others).await? {
+                self.withdraw(io, at, slot).await?;
+                self.cool(io, attempt).await;
+                continue;
+            }
+            match self.swap(io, at, slot.pending().0, slot.0).await? {
+                Ok(()) => {
+                    self.remember(key, hash, table, at, slot, len, 0, section.epoch);
+                    return Ok(Inserted::Done);
+                }
+                // Undone by another insert of this key, or frozen.
+                Err(_) => self.cool(io, attempt).await,
+            }
+        }
+        Err(Trouble::Corrupt)
+    }
+
+    /// Two inserts of a key may undo each other for ever if both are equally quick.
+    async fn cool(&self, io: &Io, attempt: u32) {
+        if attempt > 2 {
+            io.pause((u32::from(self.me.line) + attempt) % 7).await;
+        }
+    }
+
+    /// Whether no other insert of the key is, or can come, before ours. `slots` were read behind our pending slot.
+    async fn alone(
+        self: &Rc<Shard>,
+        io: &Io,
+        key: &[u8],
+        hash: Hash,
+        ours: At,
+        slots: &Slots,
+        others: &Slots,
+    ) -> Result<bool, Trouble> {
+        if self.rules.broken(Bug::CommitUnchecked) {
+            return Ok(true);
+        }
+        let mut new = Vec::new();
+        for &(at, slot) in slots.iter().filter(|(at, _)| *at != ours) {
+            if !slot.is_used() || slot.fingerprint() != hash.fingerprint() || others.contains(&(at, slot)) {
+                continue;
+            }
+            if slot.is_frozen() {
+                return Ok(false);
+            }
+            if !slot.is_pending() {
+                new.push(slot);
+                continue;
+            }
+            if self.rules.broken(Bug::SparePending) {
+                continue;
+            }
+            // Whosever it is: undone it will begin again, and see ours.
+            if let Err(found) = self.swap(io, at, slot.0, 0).await? {
+                let found = Slot(found);
+                if found.is_frozen() {
+                    return Ok(false);
+                }
+                if found.is_used() {
+                    new.push(found);
+                }
+            }
+        }
+        let objects = self.objects(io, &new).await;
+        Ok(objects.iter().all(|object| object.as_ref().is_some_and(|object| object.key() != key)))
+    }
+
+    /// Takes a pending slot back. One that is frozen meanwhile is passed over by the split.
+    async fn withdraw(&self, io: &Io, at: At, slot: Slot) -> Result<(), Trouble> {
+        match self.swap(io, at, slot.pending().0, 0).await {
+            Err(Trouble::Unsettled) | Ok(_) => Ok(()),
+            Err(trouble) => Err(trouble),
+        }
+    }
+
+    /// Replaces what was found by a value, or by nothing; false if it is not there any more. One round trip.
+    pub async fn replace(
+        self: &Rc<Shard>,
+        io: &Io,
+        key: &[u8],
+        found: &Found,
+        value: Option<&Value>,
+    ) -> Result<bool, Trouble> {
+        let hash = Hash::of(key);
+        let epoch = found.section.epoch;
+        let known = Known {
+            table: found.table,
+            slot_at: found.slot_at,
+            slot: found.slot,
+            len: found.object.len(),
+            expiry: found.object.expiry().unwrap_or(0),
+            epoch,
+        };
+        self.exchange(io, key, hash, known, value).await
+    }
+
+    async fn exchange(
+        self: &Rc<Shard>,
+        io: &Io,
+        key: &[u8],
+        hash: Hash,
+        known: Known,
+        value: Option<&Value>,
+    ) -> Result<bool, Trouble> {
+        let section = self.section();
+        let mut made = None;
+        if let Some(value) = value {
+            let held = self.hold(io, object::len(key, &value.bytes)).await?;
+            let (write, slot) = self.made(hash, key, value, &held);
+            made = Some((held, write, slot));
+        }
+        let Known { slot_at: at, slot: old, table, .. } = known;
+        let new = made.as_ref().map_or(0, |(_, _, slot)| slot.0);
+        let write = made.as_ref().map(|(_, write, _)| write.clone());
+        let batch = write.into_iter().chain([Verb::Cas { at, old: old.0, new }]).collect();
+        let answer = self.verbs(io, batch).await.pop().unwrap_or(Answer::Unknown);
+        let ended = self.settle(io, at, old.0, new, answer).await;
+        match ended {
+            Ok(Ok(())) => {
+                self.retire(old);
+                self.cache.borrow_mut().forget(key, hash);
+                if let (Some((held, _, slot)), Some(value)) = (made, value) {
+                    self.heap.borrow_mut().linked(held.at, hash.0);
+                    let (len, expiry) = (object::len(key, &value.bytes) as u32, value.expiry.unwrap_or(0));
+                    self.remember(key, hash, table, at, slot, len, expiry, section.epoch);
+                }
+                Ok(true)
+            }
+            Ok(Err(found)) => {
+                if let Some((held, ..)) = made {
+                    self.heap.borrow_mut().give_back(held.at);
+                }
+                self.cache.borrow_mut().forget(key, hash);
+                if Slot(found).is_frozen() {
+                    self.split(io, table, hash).await?;
+                }
+                Ok(false)
+            }
+            Err(trouble) => Err(trouble),
+        }
+    }
+
+    /// A key's slot as it is known here, if it may be replaced unseen: it was verified so lately that its object's
+    /// place cannot have been used for another since.
+    fn fresh(&self, key: &[u8], hash: Hash, section: &Section) -> Option<Known> {
+        let known = self.known(key, hash)?;
+        let fresh = known.epoch + 1 >= section.epoch || self.rules.broken(Bug::BlindForever);
+        (fresh && known.expiry == 0).then_some(known)
+    }
+
+    /// Stores the value whatever is there: one round trip if the key's slot is known.
+    pub async fn put(self: &Rc<Shard>, io: &Io, key: &[u8], value: &Value) -> Result<(), Trouble> {
+        let (hash, section) = (Hash::of(key), self.section());
+        if let Some(known) = self.fresh(key, hash, &section)
+            && self.exchange(io, key, hash, known, Some(value)).await?
+        {
+            return Ok(());
+        }
+        for attempt in 0..ATTEMPTS {
+            self.hesitate(io, attempt).await?;
+            if self.cache.borrow_mut().get(key, hash).is_some()
+                && let Some(found) = self.find(io, key).await?
+                && self.replace(io, key, &found, Some(value)).await?
+            {
+                return Ok(());
+            }
+            match self.insert(io, key, value).await? {
+                Inserted::Done => return Ok(()),
+                Inserted::Exists(found) => {
+                    if self.replace(io, key, &found, Some(value)).await? {
+                        return Ok(());
+                    }
+                }
+            }
+        }
+        Err(Trouble::Corrupt)
+    }
+
+    /// Takes the key out; what it was, unless that was of no interest because the slot was known: one round trip then.
+    pub async fn remove(self: &Rc<Shard>, io: &Io, key: &[u8]) -> Result<Removed, Trouble> {
+        let (hash, section) = (Hash::of(key), self.section());
+        if let Some(known) = self.fresh(key, hash, &section)
+            && self.exchange(io, key, hash, known, None).await?
+        {
+            return Ok(Removed::Unseen);
+        }
+        for attempt in 0..ATTEMPTS {
+            self.hesitate(io, attempt).await?;
+            let Some(found) = self.find(io, key).await? else { return Ok(Removed::Absent) };
+            if self.replace(io, key, &found, None).await? {
+                return Ok(Removed::Was(found));
+            }
+        }
+        Err(Trouble::Corrupt)
+    }
+}
+
+/// What a DELETE took out.
+#[derive(Debug)]
+pub enum Removed {
+    /// Nothing: there was no such key.
+    Absent,
+    /// A key without an expiry, whose object was not read.
+    Unseen,
+    /// This.
+    Was(Found),
+}
+
+/// An empty slot of the emptier bucket.
+fn empty(slots: &Slots) -> Option<At> {
+    let (first, second) = slots.split_at(slots.len().min(SLOTS));
+    let free = |bucket: &[(At, Slot)]| bucket.iter().filter(|(_, slot)| slot.0 == 0).count();
+    let fuller_last = if free(first) >= free(second) { [first, second] } else { [second, first] };
+    fuller_last.into_iter().flatten().find(|(_, slot)| slot.0 == 0).map(|&(at, _)| at)
+}

@@ -1,0 +1,132 @@
+//! A full table is split into two.
+//!
+//! ```text
+//!  freeze: CAS of every slot, s ─► s frozen      no operation can change the table any more
+//!  read the objects' hashes
+//!  WRITE a pair of tables, each slot in the same place of one of them, undecided inserts in neither
+//!  CAS table's forward word 0 ─► pair            the split takes effect
+//! ```
+//!
+//! Whoever meets a frozen slot may finish the split: every step can be done again by another. Two that
+//! do it at once each write a pair, and the CAS decides. So a front end that dies in the middle holds
+//! nobody up. Readers go on: a frozen slot is the truth as long as the table does not forward.
+
+use crate::layout::{At, Hash, Kind, Owner, PIECE_HEADER, SLOTS, Slot, UNIT, word};
+use crate::object::Header;
+use crate::rules::Bug;
+use crate::shard::{Shard, Trouble};
+use crate::task::{Answer, Io, Verb};
+use std::rc::Rc;
+
+/// How long another's split is left to it, in ms.
+const PATIENCE_MS: u32 = 3;
+
+/// A table of this front end's that is being split.
+struct Mark<'a>(&'a Shard, At);
+
+impl Drop for Mark<'_> {
+    fn drop(&mut self) {
+        self.0.splitting.borrow_mut().remove(&self.1);
+    }
+}
+
+impl Shard {
+    /// Splits a table that is full, or frozen. The caller looks for its key anew afterwards.
+    pub(crate) async fn split(self: &Rc<Shard>, io: &Io, table: At, hash: Hash) -> Result<(), Trouble> {
+        let leaf = self.trie.borrow().leaf(hash.path());
+        if leaf.table != table {
+            return Ok(());
+        }
+        if !self.splitting.borrow_mut().insert(table) {
+            io.pause(1).await;
+            return Ok(());
+        }
+        let _mark = Mark(self, table);
+        let mut bytes = self.read(io, table, self.geometry.table() as u32).await;
+        if slots(&bytes).iter().any(|slot| slot.is_frozen()) && word(&bytes, 0) == 0 {
+            io.pause(PATIENCE_MS).await;
+            bytes = self.read(io, table, self.geometry.table() as u32).await;
+        }
+        if word(&bytes, 0) != 0 {
+            self.trie.borrow_mut().learn(table, word(&bytes, 0));
+            return Ok(());
+        }
+        if leaf.depth >= crate::layout::MAX_DEPTH {
+            return Err(Trouble::Deep);
+        }
+        // Memory first: a front end that has none must not leave a table frozen.
+        let (node, size) = (self.node, self.geometry.pair_bytes());
+        let Some(Answer::Word(pair)) = self.verbs(io, vec![Verb::Alloc { node, bytes: size }]).await.pop() else {
+            return Err(Trouble::Full);
+        };
+        let frozen = match self.freeze(io, table, slots(&bytes)).await {
+            Ok(frozen) => frozen,
+            Err(trouble) => {
+                self.release(io, pair).await;
+                return Err(trouble);
+            }
+        };
+        let written = self.pair(io, &frozen, leaf.depth, table, pair).await;
+        let batch = vec![Verb::Write { at: pair, bytes: written.into() }, Verb::Cas { at: table, old: 0, new: pair }];
+        let answer = self.verbs(io, batch).await.pop().unwrap_or(Answer::Unknown);
+        match self.settle(io, table, 0, pair, answer).await? {
+            Ok(()) => {
+                self.counters.splits.set(self.counters.splits.get() + 1);
+                self.trie.borrow_mut().learn(table, pair);
+            }
+            Err(found) => {
+                self.trie.borrow_mut().learn(table, found);
+                self.release(io, pair).await;
+            }
+        }
+        Ok(())
+    }
+
+    /// Freezes every slot; what they are from then on.
+    async fn freeze(&self, io: &Io, table: At, mut slots: Vec<Slot>) -> Result<Vec<Slot>, Trouble> {
+        loop {
+            let warm: Vec<usize> = (0..slots.len()).filter(|&n| !slots[n].is_frozen()).collect();
+            if warm.is_empty() {
+                return Ok(slots);
+            }
+            let at = |n: usize| table + UNIT + n as u64 * 8;
+            let cas = |&n: &usize| Verb::Cas { at: at(n), old: slots[n].0, new: slots[n].frozen().0 };
+            let answers = self.verbs(io, warm.iter().map(cas).collect()).await;
+            for (&n, answer) in warm.iter().zip(answers) {
+                match answer {
+                    Answer::Word(found) if found == slots[n].0 => slots[n] = slots[n].frozen(),
+                    Answer::Word(found) => slots[n] = Slot(found),
+                    // Given again, it finds itself done or not.
+                    _ => {}
+                }
+            }
+            if self.rules.broken(Bug::CopyWarm) {
+                return Ok(slots);
+            }
+        }
+    }
+
+    /// The bytes of the pair.
+    async fn pair(&self, io: &Io, frozen: &[Slot], depth: u32, table: At, pair: At) -> Vec<u8> {
+        let moves = |slot: &Slot| slot.is_used() && (!slot.is_pending() || self.rules.broken(Bug::CopyPending));
+        let moved: Vec<usize> = (0..frozen.len()).filter(|&n| moves(&frozen[n])).collect();
+        let read = |&n: &usize| Verb::Read { at: frozen[n].at(self.node), len: UNIT as u32 };
+        let answers = self.verbs(io, moved.iter().map(read).collect()).await;
+        let mut bytes = vec![0; (PIECE_HEADER + 2 * self.geometry.table()) as usize];
+        let header = [self.owner(Kind::Tables, 0).word(self.secret, pair), Owner::second(self.secret, pair), table];
+        bytes[..24].copy_from_slice(header.map(u64::to_le_bytes).as_flattened());
+        for (&n, answer) in moved.iter().zip(answers) {
+            let Answer::Bytes(object) = answer else { continue };
+            let Some(header) = Header::peek(&object) else { continue };
+            let second = header.hash.path() >> (crate::layout::MAX_DEPTH - 1 - depth) & 1;
+            let at = PIECE_HEADER + u64::from(second) * self.geometry.table() + UNIT + n as u64 * 8;
+            bytes[at as usize..][..8].copy_from_slice(&frozen[n].plain().0.to_le_bytes());
+        }
+        bytes
+    }
+}
+
+/// The slots of a table.
+pub(crate) fn slots(table: &[u8]) -> Vec<Slot> {
+    (SLOTS..table.len() / 8).map(|n| Slot(word(table, n))).collect()
+}

@@ -1,0 +1,70 @@
+//! The tables of a shard, as far as a front end knows them.
+//!
+//! What is missing here is found by the `forward` words: an outdated table is frozen and says where its
+//! keys went. Split tables stay where they are, so that anyone who knows an old one finds the way.
+
+use crate::layout::{At, Geometry, Hash, MAX_DEPTH, PIECE_HEADER, ROOT_BITS};
+use std::collections::HashMap;
+
+/// See the module.
+#[derive(Debug)]
+pub struct Trie {
+    root: At,
+    geometry: Geometry,
+    /// Where the pair is that a table forwards to: its first table.
+    forward: HashMap<At, At>,
+}
+
+/// A table on its path.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Leaf {
+    /// Where it is.
+    pub table: At,
+    /// Splits above it.
+    pub depth: u32,
+    /// Its first path.
+    pub path: u32,
+}
+
+const PATH_BITS: u32 = ROOT_BITS + MAX_DEPTH;
+
+impl Trie {
+    /// Knows the first tables.
+    pub fn new(root: At, geometry: Geometry) -> Trie {
+        Trie { root, geometry, forward: HashMap::new() }
+    }
+
+    /// The table that is to have a key.
+    pub fn table(&self, hash: Hash) -> At {
+        self.leaf(hash.path()).table
+    }
+
+    /// The table that is to have the keys of a path, and what it has of others.
+    pub fn leaf(&self, path: u32) -> Leaf {
+        let (mut table, mut depth) = (self.geometry.first(self.root, path), 0);
+        while let Some(&pair) = self.forward.get(&table) {
+            let second = path >> (MAX_DEPTH - 1 - depth) & 1;
+            table = pair + u64::from(second) * self.geometry.table();
+            depth += 1;
+        }
+        let below = PATH_BITS - ROOT_BITS - depth;
+        Leaf { table, depth, path: path >> below << below }
+    }
+
+    /// A table was seen to forward to the piece at `pair`.
+    pub fn learn(&mut self, table: At, pair: At) {
+        self.forward.insert(table, pair + PIECE_HEADER);
+    }
+
+    /// The first path behind a leaf; `None` behind the last.
+    pub fn after(leaf: Leaf) -> Option<u32> {
+        let below = PATH_BITS - ROOT_BITS - leaf.depth;
+        let next = u64::from(leaf.path) + (1 << below);
+        u32::try_from(next).ok().filter(|&next| next < 1 << PATH_BITS)
+    }
+
+    /// Tables that are known to be split.
+    pub fn splits(&self) -> usize {
+        self.forward.len()
+    }
+}

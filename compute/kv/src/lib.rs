@@ -1,0 +1,34 @@
+//! A key-value store on disaggregated memory that redis clients can use.
+//!
+//! ```text
+//!  redis client ── RESP ──► serve ─► command ─► Store ─► Shard: index, heap, members   (pure: steps, no I/O)
+//!                             │                            │ verbs
+//!                             └────────── drive ◄──────────┘
+//!                                           │ READ, WRITE, CAS on a region of the nodes' memory
+//!                                           ▼
+//!                                       farmem node, unaware of keys
+//! ```
+//!
+//! Any number of front ends serve one store. None is its owner, and one that dies takes nothing along.
+//! `docs/design/store.md` has the protocol, each operation by its verbs, and what a crash leaves.
+//!
+//! * [`task`]: operations as steps that ask for verbs.
+//! * [`layout`], [`object`]: the words and bytes of the store.
+//! * [`shard`], [`index`], [`heap`], [`member`], [`recover`]: the protocol on one node's memory.
+//! * [`store`]: the shards of all nodes as one store.
+//! * [`resp`]: the redis protocol. [`command`]: what clients may ask for.
+
+#![forbid(unsafe_code)]
+
+pub mod command;
+pub mod heap;
+pub mod index;
+pub mod layout;
+pub mod member;
+pub mod object;
+pub mod recover;
+pub mod resp;
+pub mod rules;
+pub mod shard;
+pub mod store;
+pub mod task;

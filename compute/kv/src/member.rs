@@ -1,0 +1,263 @@
+//! Front ends of a store: how one joins, shows that it is alive, and lets the epoch go on.
+//!
+//! Each has a line in the root piece: *state*, *heartbeat*, *epoch*, *bytes held*. Only its owner
+//! writes to it, but anyone may CAS the state of a member from alive to dead, when its heartbeat has
+//! stood still for [`LEASE_MS`]. A front end that finds itself dead stops.
+//!
+//! *Epochs* say when a place may be used again. The store's epoch goes on by one when every member
+//! that is alive has published it. A member publishes an epoch when all of its operations under way
+//! began in it or later. Hence, while an operation that began in epoch *e* is under way, the store's
+//! epoch is at most *e* + 1. An object that was retired in epoch *r* was seen only by operations that
+//! began in *r* or earlier. [`crate::heap::GRACE`] is one more than is needed for that: a slot that
+//! was verified in epoch *e* still refers to the same object for an operation that began in *e* + 1.
+
+use crate::layout::{
+    At, Geometry, HEAD_BYTES, Kind, MAGIC, MEMBERS, Member, Owner, PIECE_HEADER, ROOT_BITS, State, UNIT, head, word,
+};
+use crate::shard::{Shard, Trouble};
+use crate::task::{Answer, Io, Verb};
+use std::rc::Rc;
+
+/// A member whose heartbeat stands still for so long is taken for dead.
+pub const LEASE_MS: u64 = 5000;
+/// A front end that could not show itself for so long must do that before anything else.
+pub const STALE_MS: u64 = 2000;
+
+/// What a front end saw of another's line last.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Watched {
+    state: u64,
+    heartbeat: u64,
+    since_ms: u64,
+}
+
+/// Why a store cannot be opened.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotOpened {
+    /// Something else is there, or another version of it.
+    #[error("the region holds no store of this version of farmem: use the same farmem everywhere, or another name")]
+    Foreign,
+    /// Another number of nodes, or of buckets.
+    #[error("the store is spread over another number of nodes: name the nodes that it was made with")]
+    Shape,
+    /// No memory for its root.
+    #[error("the node has no memory left for the store's root: lend more")]
+    Full,
+    /// All lines are taken.
+    #[error("{MEMBERS} front ends serve this store, which is the limit: stop one")]
+    Crowded,
+}
+
+/// Where a shard is, and what it is to be.
+#[derive(Clone, Copy, Debug)]
+pub struct Opening {
+    /// Its node's number in the region, and the shard's.
+    pub node: u8,
+    /// Shards of the store.
+    pub shards: u8,
+    /// The word that every opener finds.
+    pub root_word: At,
+    /// A random number for a store that is made now.
+    pub secret: u64,
+    /// Tables of a store that is made now.
+    pub geometry: Geometry,
+    /// Slots to remember.
+    pub entries: usize,
+}
+
+impl Opening {
+    fn shape(&self) -> u64 {
+        u64::from(self.geometry.buckets) << 16 | u64::from(self.shards) << 8 | u64::from(self.node)
+    }
+
+    /// Opens a shard, or makes it, and joins it.
+    ///
+    /// # Errors
+    /// It is another's, or has no room.
+    pub async fn join(self, io: Io) -> Result<Shard, NotOpened> {
+        let (root, secret) = self.find(&io, true).await?;
+        let me = self.line(&io, root).await?;
+        Ok(Shard::new(root, secret, self.geometry, me, self.entries))
+    }
+
+    /// Opens a shard to look at it, without joining. It must be there.
+    ///
+    /// # Errors
+    /// There is no store, or it is another's.
+    pub async fn look(self, io: Io) -> Result<Shard, NotOpened> {
+        let (root, secret) = self.find(&io, false).await?;
+        Ok(Shard::new(root, secret, self.geometry, Member { line: u16::MAX, incarnation: 0 }, 0))
+    }
+
+    async fn find(&self, io: &Io, make: bool) -> Result<(At, u64), NotOpened> {
+        let mut root = word(&io.read(self.root_word, 8).await, 0);
+        if root == 0 && make {
+            root = self.make(io).await?;
+        }
+        if root == 0 {
+            return Err(NotOpened::Foreign);
+        }
+        let bytes = io.read(root, HEAD_BYTES as u32).await;
+        let at = |offset: u64| word(&bytes, offset as usize / 8);
+        if at(head::MAGIC) != MAGIC {
+            return Err(NotOpened::Foreign);
+        }
+        if at(head::SHAPE) != self.shape() {
+            return Err(NotOpened::Shape);
+        }
+        Ok((root, at(head::SECRET)))
+    }
+
+    /// A new root piece; another's, if that came first.
+    async fn make(&self, io: &Io) -> Result<At, NotOpened> {
+        let (node, bytes) = (self.node, self.geometry.root_bytes());
+        let Answer::Word(at) = io.verb(Verb::Alloc { node, bytes }).await else { return Err(NotOpened::Full) };
+        let used = self.geometry.first(0, (1 << (31 - ROOT_BITS)) * ((1 << ROOT_BITS) - 1)) + self.geometry.table();
+        let mut zero = vec![0u8; used as usize];
+        let owner = Owner { kind: Kind::Root, class: 0, member: Member::default() };
+        let words = [owner.word(self.secret, at), Owner::second(self.secret, at)];
+        zero[..16].copy_from_slice(words.map(u64::to_le_bytes).as_flattened());
+        let words = [MAGIC, self.shape(), 1, self.secret];
+        zero[PIECE_HEADER as usize..][..32].copy_from_slice(words.map(u64::to_le_bytes).as_flattened());
+        io.verb(Verb::Write { at, bytes: zero.into() }).await;
+        loop {
+            match io.verb(Verb::Cas { at: self.root_word, old: 0, new: at }).await {
+                Answer::Word(0) => return Ok(at),
+                Answer::Word(found) if found == at => return Ok(at),
+                Answer::Word(found) => {
+                    io.verbs(vec![Verb::Write { at, bytes: [0; 16].into() }, Verb::Free { at }]).await;
+                    return Ok(found);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Takes a line that nobody has.
+    async fn line(&self, io: &Io, root: At) -> Result<Member, NotOpened> {
+        loop {
+            let bytes = io.read(root, HEAD_BYTES as u32).await;
+            let free = |line: &usize| !state(&bytes, *line).is_alive();
+            let unused = (0..MEMBERS).find(|line| state(&bytes, *line).0 == 0);
+            let line = unused.or_else(|| (0..MEMBERS).find(free)).ok_or(NotOpened::Crowded)?;
+            let (old, at) = (state(&bytes, line), member_at(root, line));
+            let incarnation = old.incarnation().wrapping_add(1);
+            let new = State::alive(incarnation).0;
+            if io.verb(Verb::Cas { at, old: old.0, new }).await == Answer::Word(old.0) {
+                return Ok(Member { line: line as u16, incarnation });
+            }
+        }
+    }
+}
+
+fn member_at(root: At, line: usize) -> At {
+    root + head::MEMBERS + line as u64 * UNIT
+}
+
+/// The state of a line, from the root piece's first bytes.
+pub(crate) fn state(bytes: &[u8], line: usize) -> State {
+    State(word(bytes, (head::MEMBERS as usize + line * UNIT as usize) / 8))
+}
+
+fn line_word(bytes: &[u8], line: usize, n: usize) -> u64 {
+    word(bytes, (head::MEMBERS as usize + line * UNIT as usize) / 8 + n)
+}
+
+/// Whether a piece's owner is there.
+pub(crate) fn is_there(bytes: &[u8], member: Member) -> bool {
+    let line = usize::from(member.line);
+    line < MEMBERS && state(bytes, line) == State::alive(member.incarnation)
+}
+
+/// What a tick found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Ticked {
+    /// A member was there before and is no longer: its pieces can be taken over.
+    pub deaths: bool,
+    /// Whether others serve the store too.
+    pub company: bool,
+    /// The store's epoch went on.
+    pub advanced: bool,
+}
+
+impl Shard {
+    /// Shows that this front end is alive, learns the store's epoch and lets it go on.
+    /// `now_ms` is of a clock that never goes back.
+    ///
+    /// # Errors
+    /// [`Trouble::ShutOut`]: it was taken for dead.
+    pub async fn tick(self: &Rc<Shard>, io: &Io, now_ms: u64) -> Result<Ticked, Trouble> {
+        let bytes = self.read(io, self.root, HEAD_BYTES as u32).await;
+        if !is_there(&bytes, self.me) {
+            self.shut_out.set(true);
+            return Err(Trouble::ShutOut);
+        }
+        let (me, epoch) = (usize::from(self.me.line), word(&bytes, head::EPOCH as usize / 8));
+        let oldest = {
+            let mut epochs = self.epochs.borrow_mut();
+            epochs.now = epochs.now.max(epoch);
+            epochs.under_way.keys().next().copied().unwrap_or(epoch).min(epoch)
+        };
+        let others = (0..MEMBERS).filter(|&line| line != me && state(&bytes, line).is_alive());
+        let mut ticked = Ticked::default();
+        let (mut all, mut held) = (oldest == epoch, 0);
+        for line in others {
+            ticked.company = true;
+            all &= line_word(&bytes, line, 2) == epoch;
+            held += line_word(&bytes, line, 3);
+        }
+        self.others.set(held);
+        let words = [line_word(&bytes, me, 1) + 1, oldest, self.heap.borrow().bytes()];
+        let line = Verb::Write {
+            at: member_at(self.root, me) + 8,
+            bytes: words.map(u64::to_le_bytes).as_flattened().into(),
+        };
+        let mut batch = vec![line];
+        if all && self.heap.borrow().retired_bytes() > 0 {
+            batch.push(Verb::Cas { at: self.root + head::EPOCH, old: epoch, new: epoch + 1 });
+        }
+        let answers = self.verbs(io, batch).await;
+        if answers.get(1) == Some(&Answer::Word(epoch)) {
+            let mut epochs = self.epochs.borrow_mut();
+            epochs.now = epochs.now.max(epoch + 1);
+            ticked.advanced = true;
+        }
+        self.heap.borrow_mut().reap(self.epoch());
+        ticked.deaths = self.watch(io, &bytes, now_ms).await;
+        Ok(ticked)
+    }
+
+    /// Looks after the others; whether one is gone.
+    async fn watch(&self, io: &Io, bytes: &[u8], now_ms: u64) -> bool {
+        let mut silent = Vec::new();
+        let mut deaths = false;
+        {
+            let mut watch = self.watch.borrow_mut();
+            // A front end that has just come takes over what was left before.
+            deaths |= watch.is_empty();
+            watch.resize(MEMBERS, Watched::default());
+            for (line, watched) in watch.iter_mut().enumerate().filter(|(line, _)| *line != usize::from(self.me.line)) {
+                let (state, heartbeat) = (state(bytes, line), line_word(bytes, line, 1));
+                let was_there = State(watched.state).is_alive();
+                deaths |= was_there && state.0 != watched.state;
+                if state.0 != watched.state || heartbeat != watched.heartbeat {
+                    *watched = Watched { state: state.0, heartbeat, since_ms: now_ms };
+                } else if state.is_alive() && now_ms.saturating_sub(watched.since_ms) > LEASE_MS {
+                    silent.push((line, state));
+                }
+            }
+        }
+        for (line, state) in silent {
+            let at = member_at(self.root, line);
+            self.verbs(io, vec![Verb::Cas { at, old: state.0, new: state.dead().0 }]).await;
+        }
+        deaths
+    }
+
+    /// Leaves the store: what it holds is another's to take over.
+    pub async fn leave(&self, io: &Io) {
+        let state = State::alive(self.me.incarnation);
+        let at = member_at(self.root, usize::from(self.me.line));
+        self.verbs(io, vec![Verb::Cas { at, old: state.0, new: state.dead().0 }]).await;
+    }
+}

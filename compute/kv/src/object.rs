@@ -1,0 +1,186 @@
+//! Objects: a key with its value, written once, out of place, and never changed.
+//!
+//! ```text
+//!  0  checksum of all that follows     8  hash     16  expiry, ms since 1970, 0 never
+//! 24  bytes of the key │ of the value (4 each)      32  kind │ … │ version (2) │ seconds at writing (4)
+//! 40  key, value
+//! ```
+//!
+//! The checksum tells a reader that the object is not the one its slot referred to any more, or
+//! that it has not all of it. The key is compared in full.
+
+use crate::layout::{Hash, word};
+use std::rc::Rc;
+
+/// Bytes before the key.
+pub const HEADER: usize = 40;
+
+/// What a value is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Type {
+    /// A string of bytes.
+    String = 1,
+    /// A list.
+    List = 2,
+    /// A set.
+    Set = 3,
+    /// A hash.
+    Hash = 4,
+    /// A sorted set.
+    SortedSet = 5,
+}
+
+impl Type {
+    fn of(byte: u8) -> Option<Type> {
+        use Type::{Hash, List, Set, SortedSet, String};
+        [String, List, Set, Hash, SortedSet].into_iter().find(|kind| *kind as u8 == byte)
+    }
+}
+
+/// What is to be stored.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Value {
+    /// What it is.
+    pub kind: Type,
+    /// When it ends, in ms since 1970.
+    pub expiry: Option<u64>,
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+}
+
+impl Value {
+    /// A string without an end.
+    pub fn string(bytes: impl Into<Vec<u8>>) -> Value {
+        Value { kind: Type::String, expiry: None, bytes: bytes.into() }
+    }
+}
+
+/// An object as it was read.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Object {
+    bytes: Vec<u8>,
+    kind: Type,
+    key: usize,
+    value: usize,
+}
+
+/// What an object's first bytes say.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Header {
+    /// The key's hash.
+    pub hash: Hash,
+    /// Bytes of the whole object.
+    pub len: u64,
+    /// How often its place was used.
+    pub version: u16,
+}
+
+impl Header {
+    /// Reads one. Whether it is sound only [`Object::decode`] knows.
+    pub fn peek(bytes: &[u8]) -> Option<Header> {
+        let lens = word(bytes, 3);
+        let len = HEADER as u64 + (lens & 0xffff_ffff) + (lens >> 32);
+        let version = (word(bytes, 4) >> 16) as u16;
+        (bytes.len() >= HEADER).then_some(Header { hash: Hash(word(bytes, 1)), len, version })
+    }
+}
+
+/// Bytes of an object.
+pub fn len(key: &[u8], value: &[u8]) -> u64 {
+    (HEADER + key.len() + value.len()) as u64
+}
+
+/// The object's bytes.
+pub fn encode(hash: Hash, key: &[u8], value: &Value, version: u16, now_s: u32) -> Rc<[u8]> {
+    let mut bytes = Vec::with_capacity(HEADER + key.len() + value.bytes.len());
+    bytes.extend_from_slice(&[0; 8]);
+    bytes.extend_from_slice(&hash.0.to_le_bytes());
+    bytes.extend_from_slice(&value.expiry.unwrap_or(0).to_le_bytes());
+    bytes.extend_from_slice(&(key.len() as u32).to_le_bytes());
+    bytes.extend_from_slice(&(value.bytes.len() as u32).to_le_bytes());
+    bytes.extend_from_slice(&[value.kind as u8, 0]);
+    bytes.extend_from_slice(&version.to_le_bytes());
+    bytes.extend_from_slice(&now_s.to_le_bytes());
+    bytes.extend_from_slice(key);
+    bytes.extend_from_slice(&value.bytes);
+    let checksum = xxhash_rust::xxh3::xxh3_64(&bytes[8..]);
+    bytes[..8].copy_from_slice(&checksum.to_le_bytes());
+    bytes.into()
+}
+
+impl Object {
+    /// The object at the start of `bytes`, if it is whole and sound.
+    pub fn decode(mut bytes: Vec<u8>) -> Option<Object> {
+        let len = usize::try_from(Header::peek(&bytes)?.len).ok()?;
+        if len > bytes.len() {
+            return None;
+        }
+        bytes.truncate(len);
+        let kind = Type::of(bytes[32])?;
+        let (key, value) = (word(&bytes, 3) as u32 as usize, (word(&bytes, 3) >> 32) as usize);
+        let sound = xxhash_rust::xxh3::xxh3_64(&bytes[8..]) == word(&bytes, 0);
+        sound.then_some(Object { bytes, kind, key, value })
+    }
+
+    /// What the value is.
+    pub fn kind(&self) -> Type {
+        self.kind
+    }
+
+    /// The key's hash.
+    pub fn hash(&self) -> Hash {
+        Hash(word(&self.bytes, 1))
+    }
+
+    /// When it ends, in ms since 1970.
+    pub fn expiry(&self) -> Option<u64> {
+        Some(word(&self.bytes, 2)).filter(|&at| at != 0)
+    }
+
+    /// When it was written, in seconds since 1970.
+    pub fn written_s(&self) -> u32 {
+        (word(&self.bytes, 4) >> 32) as u32
+    }
+
+    /// The key.
+    pub fn key(&self) -> &[u8] {
+        &self.bytes[HEADER..HEADER + self.key]
+    }
+
+    /// The value.
+    pub fn value(&self) -> &[u8] {
+        &self.bytes[HEADER + self.key..HEADER + self.key + self.value]
+    }
+
+    /// Bytes of the whole.
+    pub fn len(&self) -> u32 {
+        self.bytes.len() as u32
+    }
+
+    /// Never: an object has a header.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_object_is_what_was_written() {
+        let value = Value { kind: Type::Hash, expiry: Some(77), bytes: b"value".to_vec() };
+        let bytes = encode(Hash::of(b"key"), b"key", &value, 5, 9).to_vec();
+        let object = Object::decode([&bytes[..], &[1; 30]].concat()).expect("sound");
+        assert_eq!((object.key(), object.value(), object.kind()), (&b"key"[..], &b"value"[..], Type::Hash));
+        assert_eq!((object.expiry(), object.written_s(), object.hash()), (Some(77), 9, Hash::of(b"key")));
+        assert_eq!(Header::peek(&bytes).map(|header| header.version), Some(5));
+        for at in 0..bytes.len() {
+            let mut torn = bytes.clone();
+            torn[at] ^= 1;
+            assert_eq!(Object::decode(torn), None, "byte {at}");
+        }
+        assert_eq!(Object::decode(bytes[..bytes.len() - 1].to_vec()), None);
+    }
+}

@@ -1,0 +1,277 @@
+//! What dead front ends have left, and what others have made garbage.
+//!
+//! An object is live exactly when the index refers to it. So a piece whose owner is gone is *adopted*:
+//! one CAS of its owner word, then each of its objects is looked up. What nothing refers to is reused
+//! after the grace, whether it was never linked, or taken out of the index by whomever.
+//!
+//! The same lookup tells an owner which of its objects others have replaced or deleted: *scavenging*.
+
+use crate::heap::{Place, Use};
+use crate::index::Trie;
+use crate::layout::{
+    At, HEAD_BYTES, Hash, Kind, LARGE, Owner, PIECE_HEADER, SLOTS, Slot, UNIT, class_bytes, word,
+};
+use crate::member::{LEASE_MS, is_there};
+use crate::object::{Header, Object};
+use crate::shard::{Shard, Trouble};
+use crate::task::{Answer, Io, Verb, join};
+use std::collections::{BTreeMap, HashMap};
+use std::pin::Pin;
+use std::rc::Rc;
+
+/// Objects that are looked up at once.
+const AT_ONCE: usize = 64;
+
+impl Shard {
+    /// The slot that refers to the object at `at`, plain or pending.
+    async fn referrer(&self, io: &Io, hash: Hash, at: At) -> Option<(At, Slot)> {
+        loop {
+            let table = self.trie.borrow().table(hash);
+            let buckets = hash.buckets(self.geometry.buckets).map(|bucket| self.geometry.bucket(table, bucket));
+            let mut verbs: Vec<Verb> = buckets.map(|at| Verb::Read { at, len: UNIT as u32 }).into();
+            // Behind the slots: if the table does not forward, they were the truth.
+            verbs.push(Verb::Read { at: table, len: 8 });
+            let answers = self.verbs(io, verbs).await;
+            let [Answer::Bytes(first), Answer::Bytes(second), Answer::Bytes(forward)] = &answers[..] else { continue };
+            let slots = [first, second].into_iter().zip(buckets).flat_map(|(bytes, bucket)| {
+                (0..SLOTS).map(move |n| (bucket + n as u64 * 8, Slot(word(bytes, n))))
+            });
+            let slots: Vec<(At, Slot)> = slots.collect();
+            if slots.iter().any(|(_, slot)| slot.is_frozen()) {
+                // A READ may be earlier than one before it: ask again, alone.
+                let forward = word(&self.read(io, table, 8).await, 0).max(word(forward, 0));
+                if forward != 0 {
+                    self.trie.borrow_mut().learn(table, forward);
+                    continue;
+                }
+            }
+            return slots.into_iter().find(|(_, slot)| slot.is_used() && slot.at(self.node) == at);
+        }
+    }
+
+    /// Whether the object at `at` is live. An insert of it that was never decided is undone.
+    async fn is_live(&self, io: &Io, hash: Hash, at: At) -> bool {
+        loop {
+            match self.referrer(io, hash, at).await {
+                None => return false,
+                Some((_, slot)) if !slot.is_pending() => return true,
+                Some((slot_at, slot)) if !slot.is_frozen() => {
+                    self.verbs(io, vec![Verb::Cas { at: slot_at, old: slot.0, new: 0 }]).await;
+                }
+                // The split passes over it.
+                Some(_) => return false,
+            }
+        }
+    }
+
+    async fn are_live(&self, io: &Io, objects: &[(At, u64)]) -> Vec<bool> {
+        let look = |&(at, hash): &(At, u64)| -> Pin<Box<dyn Future<Output = bool> + '_>> {
+            Box::pin(self.is_live(io, Hash(hash), at))
+        };
+        join(objects.iter().map(look).collect()).await
+    }
+
+    /// Finds own objects that others took out of the index; how many.
+    pub async fn scavenge(self: &Rc<Shard>, io: &Io) -> usize {
+        let mut found = 0;
+        let linked = self.heap.borrow().all_linked();
+        for some in linked.chunks(AT_ONCE) {
+            // While it lives no place is used again, so what was looked up is what is retired.
+            let _section = self.section();
+            let mine = |&(at, hash): &(At, u64)| self.heap.borrow_mut().is_linked(at, hash);
+            let some: Vec<(At, u64)> = some.iter().filter(|object| mine(object)).copied().collect();
+            let live = self.are_live(io, &some).await;
+            let epoch = self.epoch() + 1;
+            for ((at, _), _) in some.iter().zip(&live).filter(|(_, live)| !**live) {
+                self.heap.borrow_mut().retire(*at, epoch);
+                found += 1;
+            }
+        }
+        found
+    }
+
+    /// Takes over the pieces of front ends that are gone; how many. `now_ms` is of a clock that never goes back.
+    pub async fn adopt(self: &Rc<Shard>, io: &Io, now_ms: u64) -> Result<usize, Trouble> {
+        let members = self.read(io, self.root, HEAD_BYTES as u32).await;
+        let (mut adopted, mut strange) = (0, BTreeMap::new());
+        for (at, bytes, owner, third) in self.pieces(io).await {
+            match owner {
+                Some(owner) if owner.kind == Kind::Root || is_there(&members, owner.member) => {}
+                Some(owner) => adopted += usize::from(self.adopt_piece(io, at, bytes, owner, third).await?),
+                None => {
+                    let first = self.suspects.borrow().get(&at).copied().unwrap_or(now_ms);
+                    strange.insert(at, first);
+                    // Nobody takes that long from taking a piece to writing whose it is.
+                    if now_ms.saturating_sub(first) > 2 * LEASE_MS {
+                        self.verbs(io, vec![Verb::Free { at }]).await;
+                        strange.remove(&at);
+                        adopted += 1;
+                    }
+                }
+            }
+        }
+        self.suspects.replace(strange);
+        self.counters.adopted.set(self.counters.adopted.get() + adopted as u64);
+        Ok(adopted)
+    }
+
+    /// Whether pieces without an owner were seen, which a later [`Shard::adopt`] frees.
+    pub fn has_suspects(&self) -> bool {
+        !self.suspects.borrow().is_empty()
+    }
+
+    /// The node's pieces, but for those that begin before the root: first byte, length, owner, third word.
+    async fn pieces(&self, io: &Io) -> Vec<(At, u32, Option<Owner>, u64)> {
+        let Answer::Pieces(pieces) = io.verb(Verb::Pieces { node: self.node }).await else { return Vec::new() };
+        let mut all = Vec::with_capacity(pieces.len());
+        for some in pieces.chunks(256) {
+            let reads = some.iter().map(|&(at, _)| Verb::Read { at, len: 24 }).collect();
+            for (&(at, len), answer) in some.iter().zip(self.verbs(io, reads).await) {
+                let Answer::Bytes(bytes) = answer else { continue };
+                all.push((at, len, Owner::of(word(&bytes, 0), word(&bytes, 1), self.secret, at), word(&bytes, 2)));
+            }
+        }
+        all
+    }
+
+    async fn adopt_piece(
+        self: &Rc<Shard>,
+        io: &Io,
+        at: At,
+        bytes: u32,
+        owner: Owner,
+        third: u64,
+    ) -> Result<bool, Trouble> {
+        if owner.kind == Kind::Tables && word(&self.read(io, third, 8).await, 0) == at {
+            // In use, and nobody's in particular.
+            return Ok(false);
+        }
+        let mine = Owner { member: self.me, ..owner };
+        let (old, new) = (owner.word(self.secret, at), mine.word(self.secret, at));
+        if self.swap(io, at, old, new).await?.is_err() {
+            return Ok(false);
+        }
+        if owner.kind == Kind::Tables {
+            self.release(io, at).await;
+            return Ok(true);
+        }
+        let step = if owner.class == LARGE { u64::from(bytes) - PIECE_HEADER } else { class_bytes(owner.class) };
+        let content = self.read(io, at, bytes).await;
+        let count = (u64::from(bytes) - PIECE_HEADER) / step;
+        let place_at = |n: u64| at + PIECE_HEADER + n * step;
+        let mut places = Vec::new();
+        let mut sound = Vec::new();
+        for n in 0..count {
+            let start = (PIECE_HEADER + n * step) as usize;
+            let object = content.get(start..start + step as usize).unwrap_or_default();
+            let header = Header::peek(object);
+            let version = header.map_or(0, |header| header.version);
+            let hash = Object::decode(object.to_vec()).map(|object| object.hash().0);
+            sound.extend(hash.map(|hash| (place_at(n), hash)));
+            places.push(Place { used: Use::Linked, version, hash: hash.unwrap_or(0) });
+        }
+        let mut live = HashMap::new();
+        for some in sound.chunks(AT_ONCE) {
+            let answers = self.are_live(io, some).await;
+            live.extend(some.iter().map(|(at, _)| *at).zip(answers));
+        }
+        let epoch = self.epoch() + 1;
+        let mut heap = self.heap.borrow_mut();
+        heap.adopt(at, bytes, owner.class, places);
+        // Others may still read what nothing refers to.
+        (0..count).map(place_at).filter(|at| live.get(at) != Some(&true)).for_each(|at| heap.retire(at, epoch));
+        Ok(true)
+    }
+
+    /// Counts the shard. While others write to it, what is said wrong may only have changed under the look.
+    pub async fn count(self: &Rc<Shard>, io: &Io) -> Count {
+        let mut count = Count::default();
+        let members = self.read(io, self.root, HEAD_BYTES as u32).await;
+        let referred = self.count_index(io, &mut count).await;
+        for (at, bytes, owner, third) in self.pieces(io).await {
+            count.bytes += u64::from(bytes);
+            let Some(owner) = owner else {
+                count.problems.push(format!("the piece at {at:#x} is nobody's"));
+                continue;
+            };
+            let there = owner.kind == Kind::Root || is_there(&members, owner.member);
+            match owner.kind {
+                Kind::Root => {}
+                Kind::Tables => {
+                    let linked = word(&self.read(io, third, 8).await, 0) == at;
+                    count.index += u64::from(bytes);
+                    if !linked && !there {
+                        count.problems.push(format!("the tables at {at:#x} are nobody's"));
+                    }
+                }
+                Kind::Objects => {
+                    let live: u64 = referred.range(at..at + u64::from(bytes)).map(|(_, len)| u64::from(*len)).sum();
+                    count.live += live;
+                    if !there {
+                        count.problems.push(format!("the piece at {at:#x} was a front end's that is gone"));
+                    }
+                }
+            }
+        }
+        count
+    }
+
+    /// Objects that the index refers to, with their lengths.
+    async fn count_index(self: &Rc<Shard>, io: &Io, count: &mut Count) -> BTreeMap<At, u32> {
+        let mut referred: BTreeMap<At, u32> = BTreeMap::new();
+        let mut keys = HashMap::new();
+        let mut path = Some(0);
+        while let Some(from) = path {
+            let leaf = self.trie.borrow().leaf(from);
+            let table = self.read(io, leaf.table, self.geometry.table() as u32).await;
+            let forward = word(&self.read(io, leaf.table, 8).await, 0);
+            if forward != 0 {
+                self.trie.borrow_mut().learn(leaf.table, forward);
+                continue;
+            }
+            path = Trie::after(leaf);
+            let slots: Vec<Slot> = crate::index::slots(&table);
+            count.pending += slots.iter().filter(|slot| slot.is_pending()).count() as u64;
+            let plain: Vec<Slot> = slots.into_iter().filter(|slot| slot.is_used() && !slot.is_pending()).collect();
+            for some in plain.chunks(AT_ONCE) {
+                let _section = self.section();
+                for (slot, object) in some.iter().zip(self.objects(io, some).await) {
+                    let at = slot.at(self.node);
+                    let Some(object) = object else {
+                        count.problems.push(format!("the object at {at:#x} does not match its checksum"));
+                        continue;
+                    };
+                    count.keys += 1;
+                    let misplaced = self.trie.borrow().leaf(object.hash().path()).table != leaf.table;
+                    if misplaced || object.hash() != Hash::of(object.key()) {
+                        count.problems.push(format!("the object at {at:#x} is in a table that is not its key's"));
+                    }
+                    if referred.insert(at, object.len()).is_some() {
+                        count.problems.push(format!("two slots refer to the object at {at:#x}"));
+                    }
+                    if keys.insert(object.key().to_vec(), at).is_some() {
+                        count.problems.push(format!("two objects have the key of the one at {at:#x}"));
+                    }
+                }
+            }
+        }
+        referred
+    }
+}
+
+/// What a shard has.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Count {
+    /// Keys, expired ones too.
+    pub keys: u64,
+    /// Inserts that are not decided.
+    pub pending: u64,
+    /// Bytes of all pieces.
+    pub bytes: u64,
+    /// Bytes of live objects.
+    pub live: u64,
+    /// Bytes of the index beyond its first tables.
+    pub index: u64,
+    /// What cannot be.
+    pub problems: Vec<String>,
+}

@@ -1,0 +1,53 @@
+//! Rules that the protocol keeps, and mistakes that its tests must notice.
+
+/// A mistake, named by the rule that it breaks.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Bug {
+    /// An insert is made visible without a second look for the same key.
+    CommitUnchecked,
+    /// A second look passes over inserts that are not decided yet.
+    SparePending,
+    /// A split hands on inserts that are not decided as if they were.
+    CopyPending,
+    /// A frozen slot is believed although its table may have been split since.
+    TrustFrozen,
+    /// A table is copied before all of its slots are frozen.
+    CopyWarm,
+    /// An object's place is used again at once.
+    ReuseAtOnce,
+    /// An object is not compared with the key in full.
+    SkipKey,
+    /// A slot is replaced unseen however long ago it was verified.
+    BlindForever,
+}
+
+/// All of the above, for tests.
+pub const BUGS: [Bug; 8] = [
+    Bug::CommitUnchecked,
+    Bug::SparePending,
+    Bug::CopyPending,
+    Bug::TrustFrozen,
+    Bug::CopyWarm,
+    Bug::ReuseAtOnce,
+    Bug::SkipKey,
+    Bug::BlindForever,
+];
+
+/// The rules in force.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Rules(Option<Bug>);
+
+impl Rules {
+    /// All of them.
+    pub const SOUND: Rules = Rules(None);
+
+    /// All but one.
+    pub const fn without(bug: Bug) -> Rules {
+        Rules(Some(bug))
+    }
+
+    /// Whether this one is broken.
+    pub fn broken(self, bug: Bug) -> bool {
+        self.0 == Some(bug)
+    }
+}

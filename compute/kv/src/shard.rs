@@ -1,0 +1,282 @@
+//! What a front end knows of one node's shard.
+
+use crate::heap::{Heap, Held};
+use crate::index::{Cache, Trie};
+use crate::layout::{At, Geometry, Hash, Kind, Member, Owner, Slot, class_of};
+use crate::member::Watched;
+use crate::object::{self, Value};
+use crate::rules::{Bug, Rules};
+use crate::task::{Answer, Io, Verb};
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, HashSet};
+use std::rc::Rc;
+
+/// Why an operation did not do what it was asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Trouble {
+    /// The node has no memory left for it.
+    #[error("OOM the store's memory is used up: delete keys, raise --maxmemory, or lend more")]
+    Full,
+    /// The object is larger than [`object::len`] may be.
+    #[error("ERR the value is too large: key and value may have 2097048 bytes together")]
+    TooLarge,
+    /// An object does not match its checksum.
+    #[error("IOERR an object in remote memory does not match its checksum")]
+    Corrupt,
+    /// A connection broke, and whether the operation took effect cannot be told any more.
+    #[error("IOERR the connection to a memory node broke: the command may have taken effect or not")]
+    Unsettled,
+    /// The index cannot grow any further there.
+    #[error("OOM the index cannot grow any further")]
+    Deep,
+    /// This front end was taken for dead. It must join anew.
+    #[error("IOERR this front end was silent for too long and was shut out of the store")]
+    ShutOut,
+}
+
+/// How often an operation begins again before it is given up as [`Trouble::Corrupt`].
+pub(crate) const ATTEMPTS: u32 = 1000;
+
+/// Epochs, as far as they matter to this front end.
+#[derive(Debug, Default)]
+pub(crate) struct Epochs {
+    /// The store's, as last read.
+    pub now: u64,
+    /// Operations under way, by the epoch in which they began.
+    pub under_way: BTreeMap<u64, u32>,
+}
+
+/// Counters of a shard.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Batches of verbs that an operation waited for.
+    pub trips: Cell<u64>,
+    /// Verbs.
+    pub verbs: Cell<u64>,
+    /// Splits of tables that this front end finished.
+    pub splits: Cell<u64>,
+    /// Looks into the index that a cached slot saved.
+    pub warm: Cell<u64>,
+    /// Looks into the index.
+    pub cold: Cell<u64>,
+    /// Pieces taken over from dead front ends.
+    pub adopted: Cell<u64>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Shard {
+    /// Its node's number in the region.
+    pub node: u8,
+    /// Its root piece.
+    pub root: At,
+    /// By which its pieces' headers are told from data.
+    pub secret: u64,
+    /// The size of its tables.
+    pub geometry: Geometry,
+    /// The rules it keeps.
+    pub rules: Rules,
+    /// This front end.
+    pub me: Member,
+    /// Milliseconds since 1970; the driver keeps it.
+    pub now_ms: Cell<u64>,
+    /// Bytes of pieces that all front ends together may hold.
+    pub limit: Cell<u64>,
+    /// Bytes of pieces that the others held when they last said so.
+    pub others: Cell<u64>,
+    /// Whether this front end was found to be taken for dead.
+    pub shut_out: Cell<bool>,
+    /// Counters.
+    pub counters: Counters,
+    pub(crate) heap: RefCell<Heap>,
+    pub(crate) trie: RefCell<Trie>,
+    pub(crate) cache: RefCell<Cache>,
+    pub(crate) epochs: RefCell<Epochs>,
+    pub(crate) splitting: RefCell<HashSet<At>>,
+    pub(crate) watch: RefCell<Vec<Watched>>,
+    pub(crate) suspects: RefCell<BTreeMap<At, u64>>,
+}
+
+/// An operation under way: what it has seen is not reused before it ends.
+#[derive(Debug)]
+pub struct Section {
+    shard: Rc<Shard>,
+    /// The epoch in which it began.
+    pub epoch: u64,
+}
+
+impl Drop for Section {
+    fn drop(&mut self) {
+        let mut epochs = self.shard.epochs.borrow_mut();
+        if let Some(count) = epochs.under_way.get_mut(&self.epoch) {
+            *count -= 1;
+            if *count == 0 {
+                epochs.under_way.remove(&self.epoch);
+            }
+        }
+    }
+}
+
+impl Shard {
+    /// Knows nothing yet but where it is and whose.
+    pub fn new(root: At, secret: u64, geometry: Geometry, me: Member, entries: usize) -> Shard {
+        Shard {
+            node: (root >> crate::layout::NODE_SHIFT) as u8,
+            root,
+            secret,
+            geometry,
+            rules: Rules::SOUND,
+            me,
+            now_ms: Cell::new(0),
+            limit: Cell::new(u64::MAX),
+            others: Cell::new(0),
+            shut_out: Cell::new(false),
+            counters: Counters::default(),
+            heap: RefCell::default(),
+            trie: RefCell::new(Trie::new(root, geometry)),
+            cache: RefCell::new(Cache::new(entries)),
+            epochs: RefCell::default(),
+            splitting: RefCell::default(),
+            watch: RefCell::default(),
+            suspects: RefCell::default(),
+        }
+    }
+
+    /// Begins an operation.
+    pub fn section(self: &Rc<Shard>) -> Section {
+        let mut epochs = self.epochs.borrow_mut();
+        let epoch = epochs.now;
+        *epochs.under_way.entry(epoch).or_default() += 1;
+        Section { shard: Rc::clone(self), epoch }
+    }
+
+    pub(crate) async fn verbs(&self, io: &Io, verbs: Vec<Verb>) -> Vec<Answer> {
+        self.counters.trips.set(self.counters.trips.get() + 1);
+        self.counters.verbs.set(self.counters.verbs.get() + verbs.len() as u64);
+        io.verbs(verbs).await
+    }
+
+    pub(crate) async fn read(&self, io: &Io, at: At, len: u32) -> Vec<u8> {
+        match self.verbs(io, vec![Verb::Read { at, len }]).await.pop() {
+            Some(Answer::Bytes(bytes)) => bytes,
+            _ => Vec::new(),
+        }
+    }
+
+    /// Carries out a CAS; what it found if that was not `old`.
+    pub(crate) async fn swap(&self, io: &Io, at: At, old: u64, new: u64) -> Result<Result<(), u64>, Trouble> {
+        let answer = self.verbs(io, vec![Verb::Cas { at, old, new }]).await.pop();
+        self.settle(io, at, old, new, answer.unwrap_or(Answer::Unknown)).await
+    }
+
+    /// What became of a CAS. One whose answer was lost is given again until it is answered: either copy succeeds
+    /// once, and the other finds `new`.
+    pub(crate) async fn settle(
+        &self,
+        io: &Io,
+        at: At,
+        old: u64,
+        new: u64,
+        answer: Answer,
+    ) -> Result<Result<(), u64>, Trouble> {
+        let mut answer = answer;
+        let mut lost = false;
+        loop {
+            match answer {
+                Answer::Word(found) if found == old => return Ok(Ok(())),
+                Answer::Word(found) if lost && found == new => return Ok(Ok(())),
+                Answer::Word(_) if lost => return Err(Trouble::Unsettled),
+                Answer::Word(found) => return Ok(Err(found)),
+                _ => {
+                    lost = true;
+                    answer = self.verbs(io, vec![Verb::Cas { at, old, new }]).await.pop().unwrap_or(Answer::Unknown);
+                }
+            }
+        }
+    }
+
+    /// Holds a place for an object of `bytes`.
+    pub(crate) async fn hold(&self, io: &Io, bytes: u64) -> Result<Held, Trouble> {
+        if bytes > crate::layout::MAX_OBJECT {
+            return Err(Trouble::TooLarge);
+        }
+        let class = class_of(bytes);
+        self.heap.borrow_mut().reap(self.epochs.borrow().now);
+        loop {
+            if let Some(held) = self.heap.borrow_mut().take(class, bytes) {
+                return Ok(held);
+            }
+            let wanted = self.heap.borrow().piece_for(class, bytes);
+            let smallest = Heap::default().piece_for(class, bytes);
+            let mut taken = None;
+            for size in [wanted, smallest] {
+                taken = self.claim(io, Kind::Objects, class, size).await;
+                if taken.is_some() {
+                    break;
+                }
+            }
+            let (at, size) = taken.ok_or(Trouble::Full)?;
+            self.heap.borrow_mut().add(at, size, class);
+        }
+    }
+
+    /// Takes a piece from the node and writes down whose it is.
+    async fn claim(&self, io: &Io, kind: Kind, class: u8, bytes: u32) -> Option<(At, u32)> {
+        if self.heap.borrow().bytes() + self.others.get() + u64::from(bytes) > self.limit.get() {
+            return None;
+        }
+        let node = self.node;
+        let Some(Answer::Word(at)) = self.verbs(io, vec![Verb::Alloc { node, bytes }]).await.pop() else {
+            return None;
+        };
+        let words = [self.owner(kind, class).word(self.secret, at), Owner::second(self.secret, at)];
+        self.verbs(io, vec![Verb::Write { at, bytes: words.map(u64::to_le_bytes).as_flattened().into() }]).await;
+        Some((at, bytes))
+    }
+
+    pub(crate) fn owner(&self, kind: Kind, class: u8) -> Owner {
+        Owner { kind, class, member: self.me }
+    }
+
+    /// Gives a piece back to the node. Its header goes first, so that nobody takes it for one any more.
+    pub(crate) async fn release(&self, io: &Io, at: At) {
+        self.verbs(io, vec![Verb::Write { at, bytes: [0; 16].into() }, Verb::Free { at }]).await;
+    }
+
+    /// Gives pieces of which nothing is used back to the node.
+    pub async fn trim(&self, io: &Io) {
+        loop {
+            let spare = self.heap.borrow_mut().spare();
+            let Some((at, _)) = spare else { return };
+            self.release(io, at).await;
+        }
+    }
+
+    /// The object for a value, and its slot.
+    pub(crate) fn made(&self, hash: Hash, key: &[u8], value: &Value, held: &Held) -> (Verb, Slot) {
+        let bytes = object::encode(hash, key, value, held.version, (self.now_ms.get() / 1000) as u32);
+        let slot = Slot::new(hash.fingerprint(), held.class, held.version, held.at);
+        (Verb::Write { at: held.at, bytes }, slot)
+    }
+
+    /// The slot's object is not in the index any more.
+    pub(crate) fn retire(&self, slot: Slot) {
+        // The store's epoch may be one ahead of what was read.
+        let epoch = self.epochs.borrow().now + 1;
+        let mut heap = self.heap.borrow_mut();
+        heap.retire(slot.at(self.node), epoch);
+        if self.rules.broken(Bug::ReuseAtOnce) {
+            heap.reap(u64::MAX);
+        }
+    }
+
+    /// Bytes of pieces that this front end holds.
+    pub fn bytes(&self) -> u64 {
+        self.heap.borrow().bytes()
+    }
+
+    /// The epoch as last read.
+    pub fn epoch(&self) -> u64 {
+        self.epochs.borrow().now
+    }
+}

@@ -1,0 +1,211 @@
+//! The protocol's steps in every order on the real words, and mistakes that this must notice.
+
+mod world;
+
+use farmem_kv::index::{Inserted, Removed};
+use farmem_kv::layout::Geometry;
+use farmem_kv::object::Value;
+use farmem_kv::rules::{Bug, Rules};
+use farmem_kv::shard::{Shard, Trouble};
+use farmem_kv::task::{Io, Task};
+use std::rc::Rc;
+use world::linear::{Call, Register, Step, check};
+use world::{Chooser, Ended, Every, Memory, Random, interleave};
+
+/// Two buckets a table: every key may be in both.
+const TINY: Geometry = Geometry { buckets: 2 };
+
+#[derive(Clone, Copy, Debug)]
+enum Op {
+    Get,
+    Set(u64),
+    SetIfAbsent(u64),
+    Delete,
+    Add,
+}
+
+fn value(n: u64) -> Value {
+    Value::string(n.to_le_bytes())
+}
+
+fn number(bytes: &[u8]) -> u64 {
+    u64::from_le_bytes(bytes.try_into().expect("eight bytes"))
+}
+
+async fn perform(shard: Rc<Shard>, io: Io, key: Vec<u8>, op: Op) -> Result<Step, Trouble> {
+    Ok(match op {
+        Op::Get => Step::Get(shard.find(&io, &key).await?.map(|found| number(found.object.value()))),
+        Op::Set(n) => {
+            shard.put(&io, &key, &value(n)).await?;
+            Step::Set(n)
+        }
+        Op::SetIfAbsent(n) => {
+            Step::SetIfAbsent(n, matches!(shard.insert(&io, &key, &value(n)).await?, Inserted::Done))
+        }
+        Op::Delete => Step::Delete(Some(!matches!(shard.remove(&io, &key).await?, Removed::Absent))),
+        Op::Add => loop {
+            let found = shard.find(&io, &key).await?;
+            let sum = found.as_ref().map_or(0, |found| number(found.object.value())) + 1;
+            let done = match found {
+                Some(found) => shard.replace(&io, &key, &found, Some(&value(sum))).await?,
+                None => matches!(shard.insert(&io, &key, &value(sum)).await?, Inserted::Done),
+            };
+            if done {
+                break Step::Add(1, Some(sum));
+            }
+        },
+    })
+}
+
+fn task(shard: &Rc<Shard>, key: &[u8], op: Op) -> Task<Result<Step, Trouble>> {
+    let (shard, key) = (Rc::clone(shard), key.to_vec());
+    Task::new(|io| perform(shard, io, key, op))
+}
+
+/// What operations did, as a history; those without an outcome as they might have.
+fn history(ops: &[Op], ended: &[Ended<Result<Step, Trouble>>]) -> Vec<Call<Step>> {
+    let call = |(op, one): (&Op, &Ended<Result<Step, Trouble>>)| {
+        let guess = match *op {
+            Op::Get => return one.outcome.clone().map(|step| (step.expect("sound"), one.ended)),
+            Op::Set(n) => Step::Set(n),
+            Op::SetIfAbsent(n) => Step::SetIfAbsent(n, true),
+            Op::Delete => Step::Delete(None),
+            Op::Add => Step::Add(1, None),
+        };
+        Some((one.outcome.clone().map_or(guess, |step| step.expect("sound")), one.ended))
+    };
+    let calls = ops.iter().zip(ended).filter_map(|pair| call(pair).map(|step| (step, pair.1)));
+    let calls = calls.filter(|(_, one)| one.begun != usize::MAX);
+    calls
+        .map(|((operation, ended), one)| Call {
+            operation,
+            begun: one.begun as u64 * 2,
+            ended: ended.map(|at| at as u64 * 2 + 1),
+        })
+        .collect()
+}
+
+/// A store in which each of `fronts` front ends may know the key.
+struct Scene {
+    memory: Memory,
+    fronts: Vec<Rc<Shard>>,
+    start: Option<u64>,
+}
+
+const KEY: &[u8] = b"key";
+
+fn scene(rules: Rules, fronts: usize, present: bool, fill: usize) -> Scene {
+    let mut memory = Memory::default();
+    let fronts: Vec<Rc<Shard>> = (0..fronts).map(|_| memory.join(TINY, rules, 100)).collect();
+    for n in 0..fill {
+        // Keys of the same first table fill it.
+        memory.run(task(&fronts[0], &sibling(n), Op::Set(n as u64))).expect("sound");
+    }
+    if present {
+        memory.run(task(&fronts[0], KEY, Op::Set(7))).expect("sound");
+        for front in &fronts {
+            memory.run(task(front, KEY, Op::Get)).expect("sound");
+        }
+    }
+    Scene { memory, fronts, start: present.then_some(7) }
+}
+
+/// The `n`th key of the key's first table.
+fn sibling(n: usize) -> Vec<u8> {
+    use farmem_kv::layout::{Hash, MAX_DEPTH};
+    let first = |hash: Hash| hash.path() >> MAX_DEPTH;
+    let wanted = first(Hash::of(KEY));
+    (0..).map(|n: u32| format!("s{n}").into_bytes()).filter(|key| first(Hash::of(key)) == wanted).nth(n).expect("some")
+}
+
+/// Runs the operations in one order, looks at the key, and says whether that is sound.
+fn sound(scene: Scene, ops: &[Op], chooser: &mut dyn Chooser) -> bool {
+    let Scene { mut memory, fronts, start } = scene;
+    let tasks = ops.iter().enumerate().map(|(n, &op)| task(&fronts[n % fronts.len()], KEY, op)).collect();
+    let ended = interleave(&mut memory, tasks, chooser);
+    let mut calls = history(ops, &ended);
+    // Then everyone looks, twice: from what it knows, and anew.
+    for (n, front) in fronts.iter().enumerate() {
+        let seen = memory.run(task(front, KEY, Op::Get)).expect("sound");
+        calls.push(Call { operation: seen, begun: u64::MAX - 20 + n as u64 * 2, ended: Some(u64::MAX - 19 + n as u64 * 2) });
+    }
+    let fresh = memory.join(TINY, Rules::SOUND, 0);
+    let (one, other) = (Rc::clone(&fresh), Rc::clone(&fresh));
+    let count = memory.run(Task::new(|io| async move { one.count(&io).await }));
+    let seen = memory.run(task(&other, KEY, Op::Get)).expect("sound");
+    calls.push(Call { operation: seen, begun: u64::MAX - 2, ended: Some(u64::MAX - 1) });
+    let doubled = count.problems.iter().any(|problem| !problem.contains("nobody's"));
+    check::<Register>(start, &calls) && !doubled
+}
+
+const OPS: [Op; 5] = [Op::Get, Op::Set(1), Op::SetIfAbsent(2), Op::Delete, Op::Add];
+
+/// Every order of two operations; the number of orders, or the first that is not sound.
+fn every_order(rules: Rules, present: bool, fill: usize, switches: usize, pairs: &[[Op; 2]]) -> Result<usize, String> {
+    let mut orders = 0;
+    for ops in pairs {
+        let mut every = Every::new(switches);
+        loop {
+            orders += 1;
+            if !sound(scene(rules, 2, present, fill), ops, &mut every) {
+                return Err(format!("{ops:?}, present {present}"));
+            }
+            if !every.next() {
+                break;
+            }
+        }
+    }
+    Ok(orders)
+}
+
+fn pairs() -> Vec<[Op; 2]> {
+    OPS.iter().flat_map(|&one| OPS.iter().map(move |&other| [one, other])).collect()
+}
+
+#[test]
+fn two_operations_in_every_order() {
+    let mut orders = 0;
+    for present in [false, true] {
+        orders += every_order(Rules::SOUND, present, 0, 4, &pairs()).expect("linearizable");
+    }
+    assert!(orders > 5000, "{orders}");
+}
+
+/// Three operations and a split of their table, in any order, one of them dropped in the middle.
+fn at_random(rules: Rules, seeds: std::ops::Range<u64>) -> Result<(), String> {
+    for seed in seeds {
+        let mut chooser = Random::new(seed);
+        let ops: Vec<Op> = (0..3)
+            .map(|n| match OPS[chooser.numbers.index(OPS.len())] {
+                Op::Set(_) => Op::Set(10 + n),
+                Op::SetIfAbsent(_) => Op::SetIfAbsent(20 + n),
+                op => op,
+            })
+            .collect();
+        let (present, fill) = (chooser.numbers.below(2) == 0, if seed % 2 == 0 { 15 + seed as usize / 2 % 2 } else { 2 });
+        if chooser.numbers.below(3) == 0 {
+            chooser.kill = Some((chooser.numbers.index(60), chooser.numbers.index(3)));
+        }
+        if !sound(scene(rules, 3, present, fill), &ops, &mut chooser) {
+            return Err(format!("seed {seed}: {ops:?}, present {present}, {fill} others"));
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn three_operations_with_splits_and_crashes() {
+    at_random(Rules::SOUND, 0..4000).expect("linearizable");
+}
+
+#[test]
+fn mistakes_are_noticed() {
+    for bug in [Bug::CommitUnchecked, Bug::SparePending] {
+        let wrong = every_order(Rules::without(bug), false, 0, 4, &[[Op::SetIfAbsent(1), Op::SetIfAbsent(2)]]);
+        assert!(wrong.is_err(), "{bug:?} went unnoticed");
+    }
+    for bug in [Bug::CopyPending, Bug::TrustFrozen, Bug::CopyWarm] {
+        let noticed = std::panic::catch_unwind(|| at_random(Rules::without(bug), 0..40_000));
+        assert!(!matches!(noticed, Ok(Ok(()))), "{bug:?} went unnoticed");
+    }
+}

@@ -1,0 +1,285 @@
+//! A memory in a map, and operations on it in every order.
+
+#![allow(dead_code)]
+
+pub mod linear;
+
+use farmem_kv::layout::{Geometry, NODE_SHIFT};
+use farmem_kv::member::Opening;
+use farmem_kv::rules::Rules;
+use farmem_kv::shard::Shard;
+use farmem_kv::task::{Answer, Ask, Io, Task, Verb};
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::rc::Rc;
+
+/// Where the root words are.
+pub const ROOT_WORDS: u64 = 8;
+
+/// Words by address, and pieces.
+#[derive(Clone, Default)]
+pub struct Memory {
+    words: HashMap<u64, u64>,
+    pub pieces: BTreeMap<u64, u32>,
+    free: BTreeMap<u32, Vec<u64>>,
+    next: [u64; 4],
+    /// Pieces in bytes, at most.
+    pub limit: Option<u64>,
+    /// Verbs, and batches.
+    pub verbs: u64,
+    pub trips: u64,
+}
+
+impl Memory {
+    pub fn word(&self, at: u64) -> u64 {
+        self.words.get(&at).copied().unwrap_or(0)
+    }
+
+    fn set(&mut self, at: u64, word: u64) {
+        if word == 0 {
+            self.words.remove(&at);
+        } else {
+            self.words.insert(at, word);
+        }
+    }
+
+    fn bytes(&self, at: u64, len: u64) -> Vec<u8> {
+        let words = at / 8..(at + len).div_ceil(8);
+        let all: Vec<u8> = words.flat_map(|n| self.word(n * 8).to_le_bytes()).collect();
+        all[(at % 8) as usize..][..len as usize].to_vec()
+    }
+
+    pub fn execute(&mut self, verb: &Verb) -> Answer {
+        self.verbs += 1;
+        match verb {
+            Verb::Read { at, len } => Answer::Bytes(self.bytes(*at, u64::from(*len))),
+            Verb::Write { at, bytes } => {
+                assert_eq!(at % 8, 0);
+                let whole = self.bytes(*at, (bytes.len() as u64).next_multiple_of(8));
+                let mut whole = whole;
+                whole[..bytes.len()].copy_from_slice(bytes);
+                for (n, word) in whole.chunks(8).enumerate() {
+                    self.set(at + n as u64 * 8, u64::from_le_bytes(word.try_into().unwrap()));
+                }
+                Answer::Done
+            }
+            Verb::Cas { at, old, new } => {
+                let found = self.word(*at);
+                if found == *old {
+                    self.set(*at, *new);
+                }
+                Answer::Word(found)
+            }
+            Verb::Alloc { node, bytes } => {
+                let held: u64 = self.pieces.values().map(|&bytes| u64::from(bytes)).sum();
+                if self.limit.is_some_and(|limit| held + u64::from(*bytes) > limit) {
+                    return Answer::Full;
+                }
+                let base = u64::from(*node) << NODE_SHIFT;
+                let kept = self.free.entry(*bytes).or_default();
+                let at = match kept.iter().position(|at| at >> NODE_SHIFT == u64::from(*node)) {
+                    Some(place) => kept.swap_remove(place),
+                    None => {
+                        let next = &mut self.next[usize::from(*node)];
+                        let first = (*next).max(4096).next_multiple_of(u64::from(*bytes));
+                        *next = first + u64::from(*bytes);
+                        base + first
+                    }
+                };
+                self.pieces.insert(at, *bytes);
+                Answer::Word(at)
+            }
+            Verb::Free { at } => {
+                let bytes = self.pieces.remove(at).expect("a piece that is there");
+                self.free.entry(bytes).or_default().push(*at);
+                Answer::Done
+            }
+            Verb::Pieces { node } => {
+                let of = |at: &u64| at >> NODE_SHIFT == u64::from(*node);
+                Answer::Pieces(self.pieces.iter().filter(|(at, _)| of(at)).map(|(&at, &len)| (at, len)).collect())
+            }
+        }
+    }
+
+    /// Carries out a task alone.
+    pub fn run<T>(&mut self, mut task: Task<T>) -> T {
+        loop {
+            if let Some(outcome) = task.step() {
+                return outcome;
+            }
+            for (id, ask) in task.asks() {
+                let answers = match ask {
+                    Ask::Verbs(verbs) => {
+                        self.trips += 1;
+                        verbs.iter().map(|verb| self.execute(verb)).collect()
+                    }
+                    Ask::Pause(_) => Vec::new(),
+                };
+                task.answer(id, answers);
+            }
+        }
+    }
+
+    /// Runs an operation alone, and says what it took: verbs and round trips.
+    pub fn ledger<T, F: Future<Output = T> + 'static>(&mut self, operation: impl FnOnce(Io) -> F) -> (T, u64, u64) {
+        let before = (self.verbs, self.trips);
+        let outcome = self.run(Task::new(operation));
+        (outcome, self.verbs - before.0, self.trips - before.1)
+    }
+
+    /// A front end.
+    pub fn join(&mut self, geometry: Geometry, rules: Rules, entries: usize) -> Rc<Shard> {
+        let opening = Opening { node: 0, shards: 1, root_word: ROOT_WORDS, secret: 77, geometry, entries };
+        let shard = self.run(Task::new(|io| opening.join(io))).expect("a store");
+        let mut shard = shard;
+        shard.rules = rules;
+        Rc::new(shard)
+    }
+}
+
+/// What is under way of a task.
+struct Running<T> {
+    task: Task<T>,
+    asked: VecDeque<(u32, VecDeque<Verb>, Vec<Answer>)>,
+    outcome: Option<T>,
+    begun: Option<usize>,
+    ended: Option<usize>,
+}
+
+impl<T> Running<T> {
+    /// Carries out its next verb; whether it has ended.
+    fn advance(&mut self, memory: &mut Memory, now: usize) {
+        self.begun.get_or_insert(now);
+        if let Some((id, verbs, answers)) = self.asked.front_mut() {
+            if let Some(verb) = verbs.pop_front() {
+                answers.push(memory.execute(&verb));
+            }
+            if verbs.is_empty() {
+                let (id, answers) = (*id, std::mem::take(answers));
+                self.asked.pop_front();
+                self.task.answer(id, answers);
+            }
+        }
+        if self.asked.is_empty() {
+            match self.task.step() {
+                Some(outcome) => (self.outcome, self.ended) = (Some(outcome), Some(now)),
+                None => {
+                    for (id, ask) in self.task.asks() {
+                        let verbs = match ask {
+                            Ask::Verbs(verbs) => verbs.into(),
+                            Ask::Pause(_) => VecDeque::new(),
+                        };
+                        self.asked.push_back((id, verbs, Vec::new()));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// An operation's outcome, and between which steps it took place.
+#[derive(Clone, Debug)]
+pub struct Ended<T> {
+    pub outcome: Option<T>,
+    pub begun: usize,
+    pub ended: Option<usize>,
+}
+
+/// Who goes on at each step.
+pub trait Chooser {
+    /// One of `ready`, the first of which went on last if it can.
+    fn choose(&mut self, ready: &[usize]) -> Option<usize>;
+}
+
+/// Runs tasks in the order of a chooser, until all have ended or are dropped.
+pub fn interleave<T>(memory: &mut Memory, tasks: Vec<Task<T>>, chooser: &mut dyn Chooser) -> Vec<Ended<T>> {
+    let running = |task| Running { task, asked: VecDeque::new(), outcome: None, begun: None, ended: None };
+    let mut all: Vec<Running<T>> = tasks.into_iter().map(running).collect();
+    let (mut last, mut now) = (0, 0);
+    loop {
+        let mut ready: Vec<usize> = (0..all.len()).filter(|&n| all[n].outcome.is_none()).collect();
+        if let Some(place) = ready.iter().position(|&n| n == last) {
+            ready.swap(0, place);
+        }
+        if ready.is_empty() {
+            break;
+        }
+        assert!(now < 200_000, "it does not end");
+        let Some(next) = chooser.choose(&ready) else { break };
+        all[next].advance(memory, now);
+        (last, now) = (next, now + 1);
+    }
+    all.into_iter()
+        .map(|one| Ended { outcome: one.outcome, begun: one.begun.unwrap_or(usize::MAX), ended: one.ended })
+        .collect()
+}
+
+/// Every order with so many switches at most between tasks that could go on.
+pub struct Every {
+    switches: usize,
+    /// Choices so far: which of how many.
+    path: Vec<(usize, usize)>,
+    at: usize,
+    used: usize,
+}
+
+impl Every {
+    pub fn new(switches: usize) -> Every {
+        Every { switches, path: Vec::new(), at: 0, used: 0 }
+    }
+
+    /// The next order; false when there is none.
+    pub fn next(&mut self) -> bool {
+        (self.at, self.used) = (0, 0);
+        while let Some((choice, of)) = self.path.pop() {
+            if choice + 1 < of {
+                self.path.push((choice + 1, of));
+                return true;
+            }
+        }
+        false
+    }
+}
+
+impl Chooser for Every {
+    fn choose(&mut self, ready: &[usize]) -> Option<usize> {
+        let of = if self.used < self.switches { ready.len() } else { 1 };
+        if self.at == self.path.len() {
+            self.path.push((0, of));
+        }
+        let choice = self.path[self.at].0;
+        self.at += 1;
+        self.used += usize::from(choice != 0);
+        Some(ready[choice])
+    }
+}
+
+/// Any order.
+pub struct Random {
+    pub numbers: farmem_protocol::random::Random,
+    /// One in so many steps is another's.
+    pub switch: u64,
+    /// After so many steps this task is dropped.
+    pub kill: Option<(usize, usize)>,
+    pub steps: usize,
+}
+
+impl Random {
+    pub fn new(seed: u64) -> Random {
+        let mut numbers = farmem_protocol::random::Random::new(seed);
+        let switch = 1 + numbers.below(6);
+        Random { numbers, switch, kill: None, steps: 0 }
+    }
+}
+
+impl Chooser for Random {
+    fn choose(&mut self, ready: &[usize]) -> Option<usize> {
+        self.steps += 1;
+        let gone = self.kill.filter(|(step, _)| self.steps > *step).map(|(_, task)| task);
+        let ready: Vec<usize> = ready.iter().copied().filter(|&task| Some(task) != gone).collect();
+        match ready.len() {
+            0 => None,
+            _ if self.numbers.below(self.switch) != 0 => Some(ready[0]),
+            n => Some(ready[self.numbers.index(n)]),
+        }
+    }
+}
