@@ -1,0 +1,423 @@
+//! The shards of all nodes as one store, with keys that end.
+
+use crate::index::{Found, Inserted, Removed, Trie};
+use crate::layout::{Hash, MAX_DEPTH, ROOT_BITS, SLOTS, Slot, UNIT, word};
+use crate::object::{Object, Type, Value};
+use crate::shard::{Shard, Trouble};
+use crate::task::{Answer, Io, Verb};
+use farmem_protocol::random::Random;
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+/// Figures of a front end since its start.
+#[derive(Debug, Default)]
+pub struct Figures {
+    /// Commands.
+    pub commands: Cell<u64>,
+    /// Connections.
+    pub connections: Cell<u64>,
+    /// Reads that found their key.
+    pub hits: Cell<u64>,
+    /// Reads that did not.
+    pub misses: Cell<u64>,
+    /// Keys that ended.
+    pub expired: Cell<u64>,
+    /// Keys that were evicted.
+    pub evicted: Cell<u64>,
+}
+
+/// A store as one front end serves it.
+#[derive(Debug)]
+pub struct Store {
+    /// Its name.
+    pub name: String,
+    /// One for each node.
+    pub shards: Vec<Rc<Shard>>,
+    /// Whether keys are evicted when memory is used up.
+    pub evicts: bool,
+    /// Milliseconds since 1970 at the start.
+    pub begun_ms: u64,
+    /// Figures.
+    pub figures: Figures,
+    random: RefCell<Random>,
+}
+
+/// What becomes of a key.
+#[derive(Debug)]
+pub enum Change<T> {
+    /// Nothing.
+    Keep(T),
+    /// It has this value now.
+    Put(Value, T),
+    /// It is gone.
+    Delete(T),
+}
+
+/// A place in the order of all keys, by which a scan goes on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Cursor {
+    shard: u8,
+    path: u32,
+    bucket: u8,
+}
+
+const PATH_BITS: u32 = ROOT_BITS + MAX_DEPTH;
+const BUCKET_BITS: u32 = 7;
+
+impl Cursor {
+    /// As clients see it: 0 is the start.
+    pub fn word(self) -> u64 {
+        u64::from(self.shard) << (PATH_BITS + BUCKET_BITS)
+            | u64::from(self.path) << BUCKET_BITS
+            | u64::from(self.bucket)
+    }
+
+    /// From a client's.
+    pub fn of(word: u64) -> Cursor {
+        Cursor {
+            shard: (word >> (PATH_BITS + BUCKET_BITS)) as u8,
+            path: (word >> BUCKET_BITS) as u32 & ((1 << PATH_BITS) - 1),
+            bucket: word as u8 & ((1 << BUCKET_BITS) - 1),
+        }
+    }
+}
+
+impl Store {
+    /// A store of these shards.
+    pub fn new(name: &str, shards: Vec<Rc<Shard>>, evicts: bool, begun_ms: u64, seed: u64) -> Store {
+        let random = RefCell::new(Random::new(seed));
+        Store { name: name.into(), shards, evicts, begun_ms, figures: Figures::default(), random }
+    }
+
+    /// Milliseconds since 1970.
+    pub fn now_ms(&self) -> u64 {
+        self.shards[0].now_ms.get()
+    }
+
+    /// Tells the time.
+    pub fn set_now_ms(&self, now_ms: u64) {
+        self.shards.iter().for_each(|shard| shard.now_ms.set(now_ms));
+    }
+
+    /// A number below `bound`.
+    pub fn random(&self, bound: usize) -> usize {
+        self.random.borrow_mut().index(bound.max(1))
+    }
+
+    fn shard(&self, key: &[u8]) -> &Rc<Shard> {
+        &self.shards[Hash::of(key).shard(self.shards.len())]
+    }
+
+    fn has_ended(&self, object: &Object) -> bool {
+        object.expiry().is_some_and(|at| at <= self.now_ms())
+    }
+
+    fn count(figure: &Cell<u64>) {
+        figure.set(figure.get() + 1);
+    }
+
+    /// The key's object, unless it has ended.
+    pub async fn find(&self, io: &Io, key: &[u8]) -> Result<Option<Found>, Trouble> {
+        let shard = self.shard(key);
+        let found = shard.find(io, key).await?;
+        match found {
+            Some(found) if self.has_ended(&found.object) => {
+                if shard.replace(io, key, &found, None).await? {
+                    Store::count(&self.figures.expired);
+                }
+                Ok(None)
+            }
+            found => Ok(found),
+        }
+    }
+
+    /// [`Store::find`] for a command that reads: counted.
+    pub async fn get(&self, io: &Io, key: &[u8]) -> Result<Option<Found>, Trouble> {
+        let found = self.find(io, key).await?;
+        Store::count(if found.is_some() { &self.figures.hits } else { &self.figures.misses });
+        Ok(found)
+    }
+
+    /// Stores a value, whatever is there.
+    pub async fn put(&self, io: &Io, key: &[u8], value: &Value) -> Result<(), Trouble> {
+        loop {
+            match self.shard(key).put(io, key, value).await {
+                Err(Trouble::Full) => self.make_room(io, self.shard(key)).await?,
+                ended => return ended,
+            }
+        }
+    }
+
+    /// Takes a key out; whether it was there.
+    pub async fn remove(&self, io: &Io, key: &[u8]) -> Result<bool, Trouble> {
+        Ok(match self.shard(key).remove(io, key).await? {
+            Removed::Absent => false,
+            Removed::Unseen => true,
+            Removed::Was(found) => !self.has_ended(&found.object),
+        })
+    }
+
+    /// Changes a key by what it is, as often as it takes for nobody to come between.
+    ///
+    /// # Errors
+    /// Those of the change, which is not made then, and those of the store.
+    pub async fn update<T, E: From<Trouble>>(
+        &self,
+        io: &Io,
+        key: &[u8],
+        mut change: impl FnMut(Option<&Object>) -> Result<Change<T>, E>,
+    ) -> Result<T, E> {
+        let shard = self.shard(key);
+        let mut lost = 0u32;
+        loop {
+            let found = shard.find(io, key).await?;
+            let there = found.as_ref().filter(|found| !self.has_ended(&found.object));
+            let (value, outcome) = match change(there.map(|found| &found.object))? {
+                Change::Keep(outcome) => return Ok(outcome),
+                Change::Put(value, outcome) => (Some(value), outcome),
+                Change::Delete(outcome) => (None, outcome),
+            };
+            let done = match (&found, &value) {
+                (Some(found), value) => shard.replace(io, key, found, value.as_ref()).await,
+                (None, Some(value)) => {
+                    shard.insert(io, key, value).await.map(|inserted| matches!(inserted, Inserted::Done))
+                }
+                (None, None) => Ok(true),
+            };
+            match done {
+                Ok(true) => return Ok(outcome),
+                Ok(false) => {
+                    lost += 1;
+                    if lost > 8 {
+                        io.pause(self.random(lost.min(20) as usize) as u32).await;
+                    }
+                }
+                Err(Trouble::Full) => {
+                    drop(found);
+                    self.make_room(io, shard).await?;
+                }
+                Err(trouble) => return Err(trouble.into()),
+            }
+        }
+    }
+
+    /// Keys of the shard from a place on, about `count`, and where to go on.
+    async fn some(
+        &self,
+        io: &Io,
+        shard: &Rc<Shard>,
+        from: (u32, u8),
+        count: usize,
+    ) -> Result<(Vec<Object>, Option<(u32, u8)>), Trouble> {
+        loop {
+            let leaf = shard.trie.borrow().leaf(from.0);
+            let all = shard.geometry.buckets as u8;
+            // A table that was split since is gone on with in its first half.
+            let first = if leaf.path == from.0 { from.1.min(all) } else { 0 };
+            let buckets = count.div_ceil(4).clamp(1, 16).min(usize::from(all - first)) as u8;
+            let _section = shard.section();
+            let at = shard.geometry.bucket(leaf.table, u16::from(first));
+            let bytes = shard.read(io, at, u32::from(buckets) * UNIT as u32).await;
+            let slots: Vec<Slot> = (0..usize::from(buckets) * SLOTS).map(|n| Slot(word(&bytes, n))).collect();
+            if slots.iter().any(|slot| slot.is_frozen()) {
+                let forward = word(&shard.read(io, leaf.table, 8).await, 0);
+                if forward != 0 {
+                    shard.trie.borrow_mut().learn(leaf.table, forward);
+                    continue;
+                }
+            }
+            let plain: Vec<Slot> = slots.into_iter().filter(|slot| slot.is_used() && !slot.is_pending()).collect();
+            let objects = shard.objects(io, &plain).await.into_iter().collect::<Option<Vec<Object>>>();
+            let objects = objects.ok_or(Trouble::Corrupt)?;
+            let next = first + buckets;
+            let next = if next < all { Some((leaf.path, next)) } else { Trie::after(leaf).map(|path| (path, 0)) };
+            return Ok((objects, next));
+        }
+    }
+
+    /// About `count` keys from a place on, and where to go on; `None` at the end. A key that is there from the first
+    /// call to the last is among them.
+    pub async fn scan(
+        &self,
+        io: &Io,
+        from: Cursor,
+        count: usize,
+    ) -> Result<(Vec<Object>, Option<Cursor>), Trouble> {
+        let (mut found, mut at) = (Vec::new(), Some(from));
+        let mut looks = 0;
+        while let Some(cursor) = at.filter(|_| found.len() < count && looks < 10 * count.max(10)) {
+            let Some(shard) = self.shards.get(usize::from(cursor.shard)) else { return Ok((found, None)) };
+            looks += 1;
+            let (objects, next) = self.some(io, shard, (cursor.path, cursor.bucket), count - found.len()).await?;
+            found.extend(objects.into_iter().filter(|object| !self.has_ended(object)));
+            at = match next {
+                Some((path, bucket)) => Some(Cursor { path, bucket, ..cursor }),
+                None if usize::from(cursor.shard) + 1 < self.shards.len() => {
+                    Some(Cursor { shard: cursor.shard + 1, path: 0, bucket: 0 })
+                }
+                None => None,
+            };
+        }
+        Ok((found, at))
+    }
+
+    /// Some keys from any place.
+    pub async fn sample(&self, io: &Io, shard: &Rc<Shard>) -> Result<Vec<Object>, Trouble> {
+        for _ in 0..64 {
+            let path = self.random(1 << PATH_BITS) as u32;
+            let leaf = shard.trie.borrow().leaf(path);
+            let bucket = self.random(usize::from(shard.geometry.buckets)) as u8;
+            let (objects, _) = self.some(io, shard, (leaf.path, bucket), 16).await?;
+            if !objects.is_empty() {
+                return Ok(objects);
+            }
+        }
+        let (objects, _) = self.some(io, shard, (0, 0), 16).await?;
+        Ok(objects)
+    }
+
+    /// A key of any, if there is one.
+    pub async fn random_key(&self, io: &Io) -> Result<Option<Vec<u8>>, Trouble> {
+        let first = self.random(self.shards.len());
+        for n in 0..self.shards.len() {
+            let shard = &self.shards[(first + n) % self.shards.len()];
+            let mut some = self.sample(io, shard).await?;
+            some.retain(|object| !self.has_ended(object));
+            if !some.is_empty() {
+                return Ok(Some(some[self.random(some.len())].key().to_vec()));
+            }
+        }
+        let (objects, _) = self.scan(io, Cursor::default(), 1 << 30).await?;
+        Ok(objects.first().map(|object| object.key().to_vec()))
+    }
+
+    /// Number of keys, those that have ended and were not noticed among them.
+    pub async fn size(&self, io: &Io) -> Result<u64, Trouble> {
+        let mut keys = 0;
+        for shard in &self.shards {
+            shard
+                .each_table(io, |slots| {
+                    keys += slots.iter().filter(|(_, slot)| slot.is_used() && !slot.is_pending()).count() as u64;
+                    Vec::new()
+                })
+                .await?;
+        }
+        Ok(keys)
+    }
+
+    /// Takes every key out.
+    pub async fn clear(&self, io: &Io) -> Result<(), Trouble> {
+        for shard in &self.shards {
+            shard
+                .each_table(io, |slots| {
+                    slots.iter().filter(|(_, slot)| slot.is_used() && !slot.is_pending()).copied().collect()
+                })
+                .await?;
+        }
+        Ok(())
+    }
+
+    /// Takes keys out until there is room again: of each sample those that have ended, else the one that was written
+    /// longest ago and was not used here lately.
+    async fn make_room(&self, io: &Io, shard: &Rc<Shard>) -> Result<(), Trouble> {
+        if shard.heap.borrow().retired_bytes() > 0 {
+            // Memory is on its way back: the epoch has to go on.
+            let before = shard.heap.borrow().retired_bytes();
+            for _ in 0..400 {
+                io.pause(5).await;
+                if shard.heap.borrow().retired_bytes() < before {
+                    return Ok(());
+                }
+            }
+        }
+        if !self.evicts {
+            return Err(Trouble::Full);
+        }
+        let mut evicted = 0;
+        for _ in 0..32 {
+            let sampled = self.sample(io, shard).await?;
+            let hot = |object: &Object| shard.cache.borrow().is_hot(object.key(), object.hash());
+            let oldest = |object: &&Object| (!self.has_ended(object), hot(object), object.written_s());
+            let Some(victim) = sampled.iter().min_by_key(oldest) else { break };
+            if !matches!(shard.remove(io, victim.key()).await?, Removed::Absent) {
+                Store::count(&self.figures.evicted);
+                evicted += 1;
+            }
+            if evicted >= 8 {
+                break;
+            }
+        }
+        if evicted == 0 { Err(Trouble::Full) } else { Ok(()) }
+    }
+
+    /// Looks at some keys for those that have ended, from a place on; where to go on.
+    pub async fn sweep(&self, io: &Io, from: Cursor, looks: usize) -> Result<Cursor, Trouble> {
+        let mut at = from;
+        for _ in 0..looks {
+            let Some(shard) = self.shards.get(usize::from(at.shard)) else { return Ok(Cursor::default()) };
+            let (objects, next) = self.some(io, shard, (at.path, at.bucket), 32).await?;
+            for object in objects.iter().filter(|object| self.has_ended(object)) {
+                self.find(io, object.key()).await?;
+            }
+            at = match next {
+                Some((path, bucket)) => Cursor { path, bucket, ..at },
+                None => Cursor { shard: at.shard + 1, path: 0, bucket: 0 },
+            };
+        }
+        Ok(at)
+    }
+}
+
+impl Shard {
+    /// Shows each table's slots, and takes those out that are answered.
+    async fn each_table(
+        self: &Rc<Shard>,
+        io: &Io,
+        mut see: impl FnMut(&[(u64, Slot)]) -> Vec<(u64, Slot)>,
+    ) -> Result<(), Trouble> {
+        let mut path = Some(0);
+        while let Some(from) = path {
+            let leaf = self.trie.borrow().leaf(from);
+            let _section = self.section();
+            let table = self.read(io, leaf.table, self.geometry.table() as u32).await;
+            let slots = crate::index::slots(&table);
+            let mut forward = word(&table, 0);
+            if slots.iter().any(|slot| slot.is_frozen()) {
+                forward = forward.max(word(&self.read(io, leaf.table, 8).await, 0));
+            }
+            if forward != 0 {
+                self.trie.borrow_mut().learn(leaf.table, forward);
+                continue;
+            }
+            let placed: Vec<(u64, Slot)> =
+                slots.into_iter().enumerate().map(|(n, slot)| (leaf.table + UNIT + n as u64 * 8, slot)).collect();
+            let out = see(&placed);
+            if out.iter().any(|(_, slot)| slot.is_frozen()) {
+                self.split(io, leaf.table, Hash(u64::from(leaf.path) << 33)).await?;
+                continue;
+            }
+            let cas = |&(at, slot): &(u64, Slot)| Verb::Cas { at, old: slot.0, new: 0 };
+            if !out.is_empty() {
+                let answers = self.verbs(io, out.iter().map(cas).collect()).await;
+                for ((_, slot), answer) in out.iter().zip(answers) {
+                    if answer == Answer::Word(slot.0) {
+                        self.retire(*slot);
+                    }
+                }
+            }
+            path = Trie::after(leaf);
+        }
+        Ok(())
+    }
+}
+
+/// The name of a type.
+pub fn name(kind: Type) -> &'static str {
+    match kind {
+        Type::String => "string",
+        Type::List => "list",
+        Type::Set => "set",
+        Type::Hash => "hash",
+        Type::SortedSet => "zset",
+    }
+}

@@ -1,0 +1,163 @@
+//! What clients may ask for.
+//!
+//! A command is an `async` function of the store, the client and its arguments, and ends with a
+//! reply. Commands on one key take effect at once, at one moment, for every front end. Commands on
+//! several keys take effect key by key: MSET and DEL are no exception.
+
+mod args;
+mod keys;
+mod server;
+mod strings;
+mod table;
+
+use crate::resp::{Reply, Request};
+use crate::shard::Trouble;
+use crate::store::Store;
+use crate::task::Io;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+pub use table::{COMMANDS, Command, find};
+
+/// Why a command ends early: the reply that says it.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Fail(pub Reply);
+
+impl From<Trouble> for Fail {
+    fn from(trouble: Trouble) -> Fail {
+        Fail(Reply::Error(trouble.to_string()))
+    }
+}
+
+impl Fail {
+    /// An error of the common kind.
+    pub fn new(text: impl std::fmt::Display) -> Fail {
+        Fail(Reply::error(text))
+    }
+
+    /// A key of another type.
+    pub fn wrong_type() -> Fail {
+        Fail(Reply::Error("WRONGTYPE Operation against a key holding the wrong kind of value".into()))
+    }
+
+    /// Arguments that do not fit together.
+    pub fn syntax() -> Fail {
+        Fail::new("syntax error")
+    }
+}
+
+/// What a command ends with.
+pub type Answered = Result<Reply, Fail>;
+
+/// A client's connection.
+#[derive(Debug)]
+pub struct Client {
+    /// Its number.
+    pub id: u64,
+    /// Where it comes from.
+    pub address: String,
+    /// When it came, in ms since 1970.
+    pub since_ms: u64,
+    /// Version of the protocol that it speaks.
+    pub version: Cell<u8>,
+    /// What it calls itself.
+    pub name: RefCell<Vec<u8>>,
+    /// Library and version that it calls itself.
+    pub library: RefCell<[Vec<u8>; 2]>,
+    /// Its last command.
+    pub last: Cell<&'static str>,
+    /// To be closed when it has been answered.
+    pub closing: Cell<bool>,
+}
+
+impl Client {
+    /// One that has just come.
+    pub fn new(id: u64, address: String, since_ms: u64) -> Client {
+        Client {
+            id,
+            address,
+            since_ms,
+            version: Cell::new(2),
+            name: RefCell::default(),
+            library: RefCell::default(),
+            last: Cell::new("NULL"),
+            closing: Cell::new(false),
+        }
+    }
+}
+
+/// What commands of a front end share.
+#[derive(Debug)]
+pub struct Front {
+    /// The store.
+    pub store: Rc<Store>,
+    /// Connections by their numbers.
+    pub clients: RefCell<BTreeMap<u64, Rc<Client>>>,
+    /// Where it listens.
+    pub port: u16,
+    /// Bytes of front ends' pieces at most, as given.
+    pub maxmemory: u64,
+}
+
+/// A command with all that it may use.
+#[derive(Clone, Debug)]
+pub struct Call {
+    /// The front end.
+    pub front: Rc<Front>,
+    /// The client.
+    pub client: Rc<Client>,
+    /// The way to the memory.
+    pub io: Io,
+    /// The command's name and arguments.
+    pub args: Rc<Request>,
+}
+
+impl Call {
+    fn store(&self) -> &Store {
+        &self.front.store
+    }
+
+    fn arg(&self, n: usize) -> &[u8] {
+        self.args.get(n).map_or(&[], |arg| arg)
+    }
+
+    fn count(&self) -> usize {
+        self.args.len()
+    }
+}
+
+/// Carries out a request.
+pub async fn execute(call: Call) -> Reply {
+    let figures = &call.front.store.figures;
+    figures.commands.set(figures.commands.get() + 1);
+    let Some(command) = find(call.arg(0)) else { return unknown(&call.args) };
+    call.client.last.set(command.name);
+    let (given, wanted) = (call.count() as i64, i64::from(command.arity));
+    if (wanted > 0 && given != wanted) || given < -wanted {
+        return wrong_number(command.name);
+    }
+    let answered = match command.group {
+        table::Group::Strings => strings::run(command.name, &call).await,
+        table::Group::Keys => keys::run(command.name, &call).await,
+        table::Group::Server => server::run(command.name, &call).await,
+    };
+    answered.unwrap_or_else(|fail| fail.0)
+}
+
+fn wrong_number(name: &str) -> Reply {
+    Reply::error(format!("wrong number of arguments for '{name}' command"))
+}
+
+/// The error for a command that is not supported. It names the command.
+fn unknown(args: &Request) -> Reply {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(&bytes[..bytes.len().min(128)]).into_owned();
+    let mut beginning = String::new();
+    for arg in args.iter().skip(1) {
+        if beginning.len() > 128 {
+            break;
+        }
+        beginning += &format!("'{}' ", text(arg));
+    }
+    Reply::error(format!("unknown command '{}', with args beginning with: {beginning}", text(&args[0])))
+}

@@ -1,0 +1,9 @@
+//! The redis protocol, RESP2 and RESP3, as bytes: requests in, replies out. No I/O.
+
+mod glob;
+mod reply;
+mod request;
+
+pub use glob::matches;
+pub use reply::{Reply, double};
+pub use request::{Limits, Parser, Request};

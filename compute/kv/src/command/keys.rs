@@ -1,0 +1,240 @@
+//! Commands on keys of any type.
+
+use super::args::{self, Unit, int, is};
+use super::{Answered, Call, Fail};
+use crate::object::{Object, Value};
+use crate::resp::{Reply, matches};
+use crate::store::{Change, Cursor, name};
+
+pub async fn run(command: &str, call: &Call) -> Answered {
+    match command {
+        "copy" => copy(call).await,
+        "dbsize" => Ok(Reply::Int(call.store().size(&call.io).await? as i64)),
+        "del" | "unlink" => del(call).await,
+        "exists" | "touch" => exists(call).await,
+        "expire" => expire(call, "expire", Unit::Seconds).await,
+        "expireat" => expire(call, "expireat", Unit::AtSeconds).await,
+        "pexpire" => expire(call, "pexpire", Unit::Milliseconds).await,
+        "pexpireat" => expire(call, "pexpireat", Unit::AtMilliseconds).await,
+        "expiretime" => ends(call, |at, _| at.div_euclid(1000)).await,
+        "pexpiretime" => ends(call, |at, _| at).await,
+        "ttl" => ends(call, |at, now| (at - now + 500) / 1000).await,
+        "pttl" => ends(call, |at, now| at - now).await,
+        "flushall" | "flushdb" => flush(call).await,
+        "keys" => keys(call).await,
+        "memory" => memory(call).await,
+        "object" => object(call).await,
+        "persist" => persist(call).await,
+        "randomkey" => Ok(Reply::maybe(call.store().random_key(&call.io).await?)),
+        "rename" | "renamenx" => rename(call, command == "renamenx").await,
+        "scan" => scan(call).await,
+        _ => {
+            let found = call.store().find(&call.io, call.arg(1)).await?;
+            Ok(Reply::Line(found.map_or("none", |found| name(found.object.kind())).into()))
+        }
+    }
+}
+
+async fn del(call: &Call) -> Answered {
+    let mut deleted = 0;
+    for key in &call.args[1..] {
+        deleted += i64::from(call.store().remove(&call.io, key).await?);
+    }
+    Ok(Reply::Int(deleted))
+}
+
+async fn exists(call: &Call) -> Answered {
+    let mut there = 0;
+    for key in &call.args[1..] {
+        there += i64::from(call.store().get(&call.io, key).await?.is_some());
+    }
+    Ok(Reply::Int(there))
+}
+
+async fn flush(call: &Call) -> Answered {
+    let known = call.count() == 1 || call.count() == 2 && (is(call.arg(1), "async") || is(call.arg(1), "sync"));
+    if !known {
+        return Err(Fail::syntax());
+    }
+    call.store().clear(&call.io).await?;
+    Ok(Reply::Ok)
+}
+
+/// The same object, ending at another time.
+fn ending(object: &Object, expiry: Option<u64>) -> Value {
+    Value { kind: object.kind(), expiry, bytes: object.value().to_vec() }
+}
+
+async fn expire(call: &Call, command: &str, unit: Unit) -> Answered {
+    let at = args::moment(call, command, call.arg(2), unit)?;
+    let (mut if_none, mut if_some, mut if_later, mut if_sooner) = (false, false, false, false);
+    for option in &call.args[3..] {
+        match option.to_ascii_lowercase().as_slice() {
+            b"nx" => if_none = true,
+            b"xx" => if_some = true,
+            b"gt" => if_later = true,
+            b"lt" => if_sooner = true,
+            _ => return Err(Fail::new(format!("Unsupported option {}", String::from_utf8_lossy(option)))),
+        }
+    }
+    if if_none && (if_some || if_later || if_sooner) {
+        return Err(Fail::new("NX and XX, GT or LT options at the same time are not compatible"));
+    }
+    if if_later && if_sooner {
+        return Err(Fail::new("GT and LT options at the same time are not compatible"));
+    }
+    let now = call.store().now_ms() as i64;
+    let change = |there: Option<&Object>| -> Result<Change<Reply>, Fail> {
+        let Some(object) = there else { return Ok(Change::Keep(Reply::Int(0))) };
+        let old = object.expiry().map(|at| at as i64);
+        let wanted = !(if_none && old.is_some()
+            || if_some && old.is_none()
+            || if_later && old.is_none_or(|old| at <= old)
+            || if_sooner && old.is_some_and(|old| at >= old));
+        if !wanted {
+            return Ok(Change::Keep(Reply::Int(0)));
+        }
+        Ok(if at <= now {
+            Change::Delete(Reply::Int(1))
+        } else {
+            Change::Put(ending(object, Some(at as u64)), Reply::Int(1))
+        })
+    };
+    call.store().update(&call.io, call.arg(1), change).await
+}
+
+async fn persist(call: &Call) -> Answered {
+    let change = |there: Option<&Object>| -> Result<Change<Reply>, Fail> {
+        Ok(match there {
+            Some(object) if object.expiry().is_some() => Change::Put(ending(object, None), Reply::Int(1)),
+            _ => Change::Keep(Reply::Int(0)),
+        })
+    };
+    call.store().update(&call.io, call.arg(1), change).await
+}
+
+async fn ends(call: &Call, say: impl Fn(i64, i64) -> i64) -> Answered {
+    let found = call.store().find(&call.io, call.arg(1)).await?;
+    let now = call.store().now_ms() as i64;
+    Ok(Reply::Int(match found.map(|found| found.object.expiry()) {
+        None => -2,
+        Some(None) => -1,
+        Some(Some(at)) => say(at as i64, now),
+    }))
+}
+
+async fn keys(call: &Call) -> Answered {
+    let (mut all, mut at) = (std::collections::HashSet::new(), Some(Cursor::default()));
+    while let Some(cursor) = at {
+        let (objects, next) = call.store().scan(&call.io, cursor, 64).await?;
+        let wanted = objects.iter().filter(|object| matches(call.arg(1), object.key()));
+        all.extend(wanted.map(|object| object.key().to_vec()));
+        at = next;
+    }
+    Ok(Reply::Array(all.into_iter().map(Reply::Bulk).collect()))
+}
+
+async fn scan(call: &Call) -> Answered {
+    let invalid = || Fail::new("invalid cursor");
+    let cursor = std::str::from_utf8(call.arg(1)).ok().and_then(|text| text.parse().ok()).ok_or_else(invalid)?;
+    let (mut pattern, mut count, mut kind, mut n) = (None, 10, None, 2);
+    while n < call.count() {
+        let value = call.args.get(n + 1).ok_or_else(Fail::syntax)?;
+        match call.arg(n).to_ascii_lowercase().as_slice() {
+            b"match" => pattern = Some(value),
+            b"count" => {
+                count = int(value)?;
+                if count < 1 {
+                    return Err(Fail::syntax());
+                }
+            }
+            b"type" => kind = Some(value.to_ascii_lowercase()),
+            _ => return Err(Fail::syntax()),
+        }
+        n += 2;
+    }
+    let (objects, next) = call.store().scan(&call.io, Cursor::of(cursor), count.min(10_000) as usize).await?;
+    let wanted = |object: &&Object| {
+        pattern.is_none_or(|pattern| matches(pattern, object.key()))
+            && kind.as_ref().is_none_or(|kind| name(object.kind()).as_bytes() == kind.as_slice())
+    };
+    let found = objects.iter().filter(wanted).map(|object| Reply::bulk(object.key())).collect();
+    let next = next.map_or(0, Cursor::word).to_string();
+    Ok(Reply::Array(vec![Reply::bulk(next), Reply::Array(found)]))
+}
+
+async fn rename(call: &Call, if_absent: bool) -> Answered {
+    let (from, to) = (call.arg(1), call.arg(2));
+    let found = call.store().find(&call.io, from).await?;
+    let found = found.ok_or_else(|| Fail::new("no such key"))?;
+    if from == to {
+        return Ok(if if_absent { Reply::Int(0) } else { Reply::Ok });
+    }
+    let value = ending(&found.object, found.object.expiry());
+    if !put_at(call, to, &value, if_absent).await? {
+        return Ok(Reply::Int(0));
+    }
+    call.store().remove(&call.io, from).await?;
+    Ok(if if_absent { Reply::Int(1) } else { Reply::Ok })
+}
+
+/// Stores a value; not if something is there and that is not wanted.
+async fn put_at(call: &Call, key: &[u8], value: &Value, if_absent: bool) -> Result<bool, Fail> {
+    let change = |there: Option<&Object>| -> Result<Change<bool>, Fail> {
+        Ok(if if_absent && there.is_some() { Change::Keep(false) } else { Change::Put(value.clone(), true) })
+    };
+    call.store().update(&call.io, key, change).await
+}
+
+async fn copy(call: &Call) -> Answered {
+    let mut replace = false;
+    for option in &call.args[3..] {
+        if !is(option, "replace") {
+            return Err(Fail::syntax());
+        }
+        replace = true;
+    }
+    if call.arg(1) == call.arg(2) {
+        return Err(Fail::new("source and destination objects are the same"));
+    }
+    let Some(found) = call.store().find(&call.io, call.arg(1)).await? else { return Ok(Reply::Int(0)) };
+    let value = ending(&found.object, found.object.expiry());
+    Ok(Reply::Int(i64::from(put_at(call, call.arg(2), &value, !replace).await?)))
+}
+
+async fn object(call: &Call) -> Answered {
+    if call.count() == 2 && is(call.arg(1), "help") {
+        return Ok(Reply::Array(vec![Reply::Line("OBJECT ENCODING|REFCOUNT|IDLETIME key".into())]));
+    }
+    let what = call.arg(1).to_ascii_lowercase();
+    if call.count() != 3 {
+        return Err(Fail::new(format!("unknown subcommand '{}'", String::from_utf8_lossy(&what))));
+    }
+    let Some(found) = call.store().find(&call.io, call.arg(2)).await? else { return Ok(Reply::Null) };
+    match what.as_slice() {
+        b"encoding" => Ok(Reply::bulk(match name(found.object.kind()) {
+            "string" if args::parse_int(found.object.value()).is_some() => "int",
+            "string" if found.object.value().len() <= 44 => "embstr",
+            "string" => "raw",
+            _ => "listpack",
+        })),
+        b"refcount" => Ok(Reply::Int(1)),
+        b"idletime" | b"freq" => Ok(Reply::Int(0)),
+        _ => Err(Fail::new(format!("unknown subcommand '{}'", String::from_utf8_lossy(&what)))),
+    }
+}
+
+async fn memory(call: &Call) -> Answered {
+    if is(call.arg(1), "usage") && call.count() >= 3 {
+        let found = call.store().find(&call.io, call.arg(2)).await?;
+        let bytes = |found: crate::index::Found| {
+            let len = u64::from(found.object.len());
+            match crate::layout::class_of(len) {
+                crate::layout::LARGE => (len + 64).next_power_of_two() as i64,
+                class => crate::layout::class_bytes(class) as i64,
+            }
+        };
+        return Ok(found.map_or(Reply::Null, |found| Reply::Int(bytes(found))));
+    }
+    Err(Fail::new(format!("unknown subcommand '{}' of 'memory'", String::from_utf8_lossy(call.arg(1)))))
+}

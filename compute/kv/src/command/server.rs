@@ -1,0 +1,290 @@
+//! Commands on the front end and its connections.
+
+use super::args::{float, int, is, parse_int};
+use super::table::COMMANDS;
+use super::{Answered, Call, Client, Command, Fail};
+use crate::resp::{Reply, matches};
+
+pub async fn run(name: &str, call: &Call) -> Answered {
+    match name {
+        "auth" => Err(Fail::new(
+            "AUTH <password> called without any password configured for the default user. Are you sure your \
+             configuration is correct?",
+        )),
+        "client" => client(call),
+        "command" => Ok(command(call)),
+        "config" => config(call),
+        "debug" => debug(call).await,
+        "echo" => Ok(Reply::bulk(call.arg(1))),
+        "function" => function(call),
+        "hello" => hello(call),
+        "info" => Ok(Reply::Text(info(call))),
+        "latency" => Ok(Reply::Array(Vec::new())),
+        "ping" => match call.count() {
+            1 => Ok(Reply::Line("PONG".into())),
+            2 => Ok(Reply::bulk(call.arg(1))),
+            _ => Err(Fail(super::wrong_number("ping"))),
+        },
+        "quit" => {
+            call.client.closing.set(true);
+            Ok(Reply::Ok)
+        }
+        "reset" => {
+            call.client.version.set(2);
+            call.client.name.borrow_mut().clear();
+            Ok(Reply::Line("RESET".into()))
+        }
+        "select" => match int(call.arg(1)) {
+            Ok(0) => Ok(Reply::Ok),
+            Ok(_) => Err(Fail::new("DB index is out of range")),
+            Err(_) => Err(Fail::new("invalid DB index")),
+        },
+        "slowlog" => slowlog(call),
+        "time" => {
+            let now = call.store().now_ms();
+            Ok(Reply::Array(vec![
+                Reply::bulk((now / 1000).to_string()),
+                Reply::bulk((now % 1000 * 1000).to_string()),
+            ]))
+        }
+        // Nothing is replicated.
+        _ => Ok(Reply::Int(0)),
+    }
+}
+
+fn unknown(call: &Call, of: &str) -> Fail {
+    let what = String::from_utf8_lossy(call.arg(1)).into_owned();
+    Fail::new(format!("unknown subcommand '{what}'. farmem kv does not support it for '{of}'"))
+}
+
+/// A version that libraries take as leave to use what this supports.
+const REDIS_VERSION: &str = "7.0.15";
+
+fn hello(call: &Call) -> Answered {
+    let mut n = 1;
+    let mut version = call.client.version.get();
+    if call.count() > 1 {
+        version = match parse_int(call.arg(1)) {
+            Some(wanted @ 2..=3) => wanted as u8,
+            Some(_) => return Err(Fail(Reply::Error("NOPROTO unsupported protocol version".into()))),
+            None => return Err(Fail::new("Protocol version is not an integer or out of range")),
+        };
+        n = 2;
+    }
+    while n < call.count() {
+        if is(call.arg(n), "setname") && n + 1 < call.count() {
+            *call.client.name.borrow_mut() = named(call.arg(n + 1))?;
+            n += 2;
+        } else if is(call.arg(n), "auth") && n + 2 < call.count() {
+            return Err(Fail(Reply::Error(
+                "WRONGPASS invalid username-password pair or user is disabled.".into(),
+            )));
+        } else {
+            return Err(Fail::new(format!("Syntax error in HELLO option '{}'", String::from_utf8_lossy(call.arg(n)))));
+        }
+    }
+    call.client.version.set(version);
+    let pair = |key: &str, value: Reply| (Reply::bulk(key), value);
+    Ok(Reply::Map(vec![
+        pair("server", Reply::bulk("redis")),
+        pair("version", Reply::bulk(REDIS_VERSION)),
+        pair("proto", Reply::Int(i64::from(version))),
+        pair("id", Reply::Int(call.client.id as i64)),
+        pair("mode", Reply::bulk("standalone")),
+        pair("role", Reply::bulk("master")),
+        pair("modules", Reply::Array(Vec::new())),
+    ]))
+}
+
+fn named(name: &[u8]) -> Result<Vec<u8>, Fail> {
+    if name.iter().all(|byte| (b'!'..=b'~').contains(byte)) {
+        return Ok(name.to_vec());
+    }
+    Err(Fail::new("Client names cannot contain spaces, newlines or special characters."))
+}
+
+fn line(client: &Client, now_ms: u64) -> String {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let library = client.library.borrow();
+    format!(
+        "id={} addr={} laddr= fd=0 name={} age={} idle=0 flags=N db=0 sub=0 psub=0 multi=-1 cmd={} user=default \
+         resp={} lib-name={} lib-ver={}\n",
+        client.id,
+        client.address,
+        text(&client.name.borrow()),
+        now_ms.saturating_sub(client.since_ms) / 1000,
+        client.last.get(),
+        client.version.get(),
+        text(&library[0]),
+        text(&library[1]),
+    )
+}
+
+fn client(call: &Call) -> Answered {
+    let clients = call.front.clients.borrow();
+    let now = call.store().now_ms();
+    match (call.arg(1).to_ascii_lowercase().as_slice(), call.count()) {
+        (b"id", 2) => Ok(Reply::Int(call.client.id as i64)),
+        (b"getname", 2) => {
+            Ok(Reply::maybe(Some(call.client.name.borrow().clone()).filter(|name| !name.is_empty())))
+        }
+        (b"setname", 3) => {
+            *call.client.name.borrow_mut() = named(call.arg(2))?;
+            Ok(Reply::Ok)
+        }
+        (b"setinfo", 4) => {
+            let place = usize::from(is(call.arg(2), "lib-ver"));
+            if place == 0 && !is(call.arg(2), "lib-name") {
+                return Err(Fail::new(format!("Unrecognized option '{}'", String::from_utf8_lossy(call.arg(2)))));
+            }
+            call.client.library.borrow_mut()[place] = named(call.arg(3))?;
+            Ok(Reply::Ok)
+        }
+        (b"info", 2) => Ok(Reply::Text(line(&call.client, now))),
+        (b"list", _) => Ok(Reply::Text(clients.values().map(|client| line(client, now)).collect())),
+        (b"kill", 4) if is(call.arg(2), "id") => {
+            let id = int(call.arg(3))? as u64;
+            clients.get(&id).inspect(|client| client.closing.set(true));
+            Ok(Reply::Int(i64::from(clients.contains_key(&id))))
+        }
+        (b"no-evict" | b"no-touch", 3) => Ok(Reply::Ok),
+        _ => Err(unknown(call, "client")),
+    }
+}
+
+fn described(command: &Command) -> Reply {
+    let flags = [if command.writes { "write" } else { "readonly" }, "fast"].map(|flag| Reply::Line(flag.into()));
+    let (first, last, step) = command.keys;
+    Reply::Array(vec![
+        Reply::bulk(command.name),
+        Reply::Int(i64::from(command.arity)),
+        Reply::Set(flags.into()),
+        Reply::Int(i64::from(first)),
+        Reply::Int(i64::from(last)),
+        Reply::Int(i64::from(step)),
+        Reply::Set(Vec::new()),
+        Reply::Set(Vec::new()),
+        Reply::Set(Vec::new()),
+        Reply::Set(Vec::new()),
+    ])
+}
+
+fn command(call: &Call) -> Reply {
+    match call.arg(1).to_ascii_lowercase().as_slice() {
+        b"" => Reply::Array(COMMANDS.iter().map(described).collect()),
+        b"count" => Reply::Int(COMMANDS.len() as i64),
+        b"list" => Reply::Array(COMMANDS.iter().map(|command| Reply::bulk(command.name)).collect()),
+        b"info" => {
+            let named = |name: &Vec<u8>| super::find(name).map_or(Reply::NullArray, described);
+            Reply::Array(call.args[2..].iter().map(named).collect())
+        }
+        b"docs" => Reply::Map(Vec::new()),
+        _ => unknown(call, "command").0,
+    }
+}
+
+/// What clients ask for before they begin.
+fn settings(call: &Call) -> Vec<(&'static str, String)> {
+    let evicts = call.store().evicts;
+    vec![
+        ("save", String::new()),
+        ("appendonly", "no".into()),
+        ("databases", "1".into()),
+        ("maxmemory", call.front.maxmemory.to_string()),
+        ("maxmemory-policy", if evicts { "allkeys-random" } else { "noeviction" }.into()),
+        ("proto-max-bulk-len", (16 << 20).to_string()),
+        ("port", call.front.port.to_string()),
+        ("timeout", "0".into()),
+        ("cluster-enabled", "no".into()),
+    ]
+}
+
+fn config(call: &Call) -> Answered {
+    match call.arg(1).to_ascii_lowercase().as_slice() {
+        b"get" if call.count() >= 3 => {
+            let wanted = |name: &str| {
+                call.args[2..].iter().any(|pattern| matches(&pattern.to_ascii_lowercase(), name.as_bytes()))
+            };
+            let settings = settings(call).into_iter().filter(|(name, _)| wanted(name));
+            Ok(Reply::Map(settings.map(|(name, value)| (Reply::bulk(name), Reply::bulk(value))).collect()))
+        }
+        b"resetstat" => {
+            let figures = &call.store().figures;
+            [&figures.hits, &figures.misses, &figures.expired, &figures.evicted].iter().for_each(|one| one.set(0));
+            Ok(Reply::Ok)
+        }
+        b"set" => Err(Fail::new("CONFIG SET is not supported: a front end is configured by its flags")),
+        _ => Err(unknown(call, "config")),
+    }
+}
+
+fn function(call: &Call) -> Answered {
+    match call.arg(1).to_ascii_lowercase().as_slice() {
+        // There are none.
+        b"flush" => Ok(Reply::Ok),
+        b"list" => Ok(Reply::Array(Vec::new())),
+        _ => Err(unknown(call, "function")),
+    }
+}
+
+fn slowlog(call: &Call) -> Answered {
+    match call.arg(1).to_ascii_lowercase().as_slice() {
+        b"get" => Ok(Reply::Array(Vec::new())),
+        b"len" => Ok(Reply::Int(0)),
+        b"reset" => Ok(Reply::Ok),
+        _ => Err(unknown(call, "slowlog")),
+    }
+}
+
+async fn debug(call: &Call) -> Answered {
+    match call.arg(1).to_ascii_lowercase().as_slice() {
+        b"sleep" if call.count() == 3 => {
+            let seconds = float(call.arg(2))?.clamp(0.0, 60.0);
+            call.io.pause((seconds * 1000.0) as u32).await;
+            Ok(Reply::Ok)
+        }
+        _ => Err(unknown(call, "debug")),
+    }
+}
+
+fn info(call: &Call) -> String {
+    let (store, front) = (call.store(), &call.front);
+    let figures = &store.figures;
+    let all = |of: fn(&crate::shard::Shard) -> u64| store.shards.iter().map(|shard| of(shard)).sum::<u64>();
+    let verbs = all(|shard| shard.counters.verbs.get());
+    let uptime = store.now_ms().saturating_sub(store.begun_ms) / 1000;
+    format!(
+        "# Server\r\nredis_version:{REDIS_VERSION}\r\nserver_name:farmem\r\nfarmem_version:{}\r\nredis_mode:standalone\r\n\
+         os:Linux\r\narch_bits:64\r\nprocess_id:{}\r\ntcp_port:{}\r\nuptime_in_seconds:{uptime}\r\n\r\n\
+         # Clients\r\nconnected_clients:{}\r\n\r\n\
+         # Memory\r\nused_memory:{}\r\nfarmem_memory_of_others:{}\r\nmaxmemory:{}\r\n\r\n\
+         # Persistence\r\nloading:0\r\n\r\n\
+         # Stats\r\ntotal_connections_received:{}\r\ntotal_commands_processed:{}\r\nexpired_keys:{}\r\n\
+         evicted_keys:{}\r\nkeyspace_hits:{}\r\nkeyspace_misses:{}\r\n\r\n\
+         # Replication\r\nrole:master\r\nconnected_slaves:0\r\n\r\n\
+         # Cluster\r\ncluster_enabled:0\r\n\r\n\
+         # Farmem\r\nstore:{}\r\nnodes:{}\r\nverbs:{verbs}\r\nround_trips:{}\r\nlookups_warm:{}\r\nlookups_cold:{}\r\n\
+         splits:{}\r\npieces_adopted:{}\r\nepoch:{}\r\n",
+        env!("CARGO_PKG_VERSION"),
+        std::process::id(),
+        front.port,
+        front.clients.borrow().len(),
+        all(|shard| shard.bytes()),
+        all(|shard| shard.others.get()),
+        front.maxmemory,
+        figures.connections.get(),
+        figures.commands.get(),
+        figures.expired.get(),
+        figures.evicted.get(),
+        figures.hits.get(),
+        figures.misses.get(),
+        store.name,
+        store.shards.len(),
+        all(|shard| shard.counters.trips.get()),
+        all(|shard| shard.counters.warm.get()),
+        all(|shard| shard.counters.cold.get()),
+        all(|shard| shard.counters.splits.get()),
+        all(|shard| shard.counters.adopted.get()),
+        all(|shard| shard.epoch()),
+    )
+}

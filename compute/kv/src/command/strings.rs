@@ -1,0 +1,351 @@
+//! Commands on strings.
+
+use super::args::{self, Unit, float, int, is, parse_float, parse_int};
+use super::{Answered, Call, Fail};
+use crate::object::{Object, Type, Value};
+use crate::resp::{Reply, double};
+use crate::store::Change;
+use crate::task::join;
+use std::future::Future;
+use std::pin::Pin;
+
+/// Bytes of a string, at most.
+pub const MAX_STRING: usize = crate::layout::MAX_OBJECT as usize - crate::object::HEADER;
+
+pub async fn run(name: &str, call: &Call) -> Answered {
+    match name {
+        "append" => append(call).await,
+        "bitcount" => bitcount(call).await,
+        "decr" => add(call, -1).await,
+        "decrby" => {
+            let by = int(call.arg(2))?.checked_neg().ok_or_else(|| Fail::new("decrement would overflow"))?;
+            add(call, by).await
+        }
+        "get" => Ok(Reply::maybe(string(call, call.arg(1)).await?)),
+        "getbit" => getbit(call).await,
+        "getdel" => getdel(call).await,
+        "getex" => getex(call).await,
+        "getrange" | "substr" => getrange(call).await,
+        "getset" => getset(call).await,
+        "incr" => add(call, 1).await,
+        "incrby" => add(call, int(call.arg(2))?).await,
+        "incrbyfloat" => add_float(call).await,
+        "mget" => mget(call).await,
+        "mset" | "msetnx" => mset(call, name == "msetnx").await,
+        "psetex" => setex(call, "psetex", Unit::Milliseconds).await,
+        "set" => set(call).await,
+        "setbit" => setbit(call).await,
+        "setex" => setex(call, "setex", Unit::Seconds).await,
+        "setnx" => setnx(call).await,
+        "setrange" => setrange(call).await,
+        _ => Ok(Reply::Int(string(call, call.arg(1)).await?.map_or(0, |bytes| bytes.len() as i64))),
+    }
+}
+
+/// The string in an object, if it is one.
+fn text(object: &Object) -> Result<&[u8], Fail> {
+    if object.kind() == Type::String { Ok(object.value()) } else { Err(Fail::wrong_type()) }
+}
+
+/// A key's string.
+async fn string(call: &Call, key: &[u8]) -> Result<Option<Vec<u8>>, Fail> {
+    let found = call.store().get(&call.io, key).await?;
+    found.map(|found| text(&found.object).map(<[u8]>::to_vec)).transpose()
+}
+
+fn like(object: Option<&Object>, bytes: Vec<u8>) -> Value {
+    Value { kind: Type::String, expiry: object.and_then(Object::expiry), bytes }
+}
+
+/// What SET is to do beside setting.
+#[derive(Clone, Copy, Default)]
+struct Options {
+    if_absent: bool,
+    if_there: bool,
+    get: bool,
+    keep: bool,
+    expiry: Option<u64>,
+}
+
+async fn set(call: &Call) -> Answered {
+    let mut options = Options::default();
+    let mut n = 3;
+    while n < call.count() {
+        let arg = call.arg(n);
+        match Unit::of(arg) {
+            Some(unit) if options.expiry.is_none() && !options.keep && n + 1 < call.count() => {
+                options.expiry = Some(args::expiry(call, "set", call.arg(n + 1), unit)?);
+                n += 1;
+            }
+            None if is(arg, "nx") && !options.if_there => options.if_absent = true,
+            None if is(arg, "xx") && !options.if_absent => options.if_there = true,
+            None if is(arg, "get") => options.get = true,
+            None if is(arg, "keepttl") && options.expiry.is_none() => options.keep = true,
+            _ => return Err(Fail::syntax()),
+        }
+        n += 1;
+    }
+    let value = Value { kind: Type::String, expiry: options.expiry, bytes: call.arg(2).to_vec() };
+    if !options.if_absent && !options.if_there && !options.get && !options.keep {
+        call.store().put(&call.io, call.arg(1), &value).await?;
+        return Ok(Reply::Ok);
+    }
+    let change = |there: Option<&Object>| -> Result<Change<Reply>, Fail> {
+        let old = match there {
+            Some(object) if options.get => Reply::bulk(text(object)?),
+            _ => Reply::Null,
+        };
+        if options.if_absent && there.is_some() || options.if_there && there.is_none() {
+            return Ok(Change::Keep(old));
+        }
+        let mut value = value.clone();
+        if options.keep {
+            value.expiry = there.and_then(Object::expiry);
+        }
+        Ok(Change::Put(value, if options.get { old } else { Reply::Ok }))
+    };
+    call.store().update(&call.io, call.arg(1), change).await
+}
+
+async fn setex(call: &Call, command: &str, unit: Unit) -> Answered {
+    let expiry = args::expiry(call, command, call.arg(2), unit)?;
+    let value = Value { kind: Type::String, expiry: Some(expiry), bytes: call.arg(3).to_vec() };
+    call.store().put(&call.io, call.arg(1), &value).await?;
+    Ok(Reply::Ok)
+}
+
+async fn setnx(call: &Call) -> Answered {
+    let change = |there: Option<&Object>| -> Result<Change<Reply>, Fail> {
+        Ok(match there {
+            Some(_) => Change::Keep(Reply::Int(0)),
+            None => Change::Put(Value::string(call.arg(2)), Reply::Int(1)),
+        })
+    };
+    call.store().update(&call.io, call.arg(1), change).await
+}
+
+async fn getset(call: &Call) -> Answered {
+    let change = |there: Option<&Object>| -> Result<Change<Reply>, Fail> {
+        let old = there.map(text).transpose()?;
+        Ok(Change::Put(Value::string(call.arg(2)), Reply::maybe(old)))
+    };
+    call.store().update(&call.io, call.arg(1), change).await
+}
+
+async fn getdel(call: &Call) -> Answered {
+    let change = |there: Option<&Object>| -> Result<Change<Reply>, Fail> {
+        match there {
+            None => Ok(Change::Keep(Reply::Null)),
+            Some(object) => Ok(Change::Delete(Reply::bulk(text(object)?))),
+        }
+    };
+    call.store().update(&call.io, call.arg(1), change).await
+}
+
+async fn getex(call: &Call) -> Answered {
+    let new = match (call.count(), Unit::of(call.arg(2))) {
+        (2, _) => None,
+        (3, _) if is(call.arg(2), "persist") => Some(None),
+        (4, Some(unit)) => Some(Some(args::expiry(call, "getex", call.arg(3), unit)?)),
+        _ => return Err(Fail::syntax()),
+    };
+    let Some(expiry) = new else { return Ok(Reply::maybe(string(call, call.arg(1)).await?)) };
+    let change = |there: Option<&Object>| -> Result<Change<Reply>, Fail> {
+        let Some(object) = there else { return Ok(Change::Keep(Reply::Null)) };
+        let bytes = text(object)?.to_vec();
+        if expiry == object.expiry() {
+            return Ok(Change::Keep(Reply::bulk(bytes)));
+        }
+        Ok(Change::Put(Value { kind: Type::String, expiry, bytes: bytes.clone() }, Reply::bulk(bytes)))
+    };
+    call.store().update(&call.io, call.arg(1), change).await
+}
+
+async fn mget(call: &Call) -> Answered {
+    let get = |key: &Vec<u8>| -> Pin<Box<dyn Future<Output = Answered>>> {
+        let (call, key) = (call.clone(), key.clone());
+        // A key of another type counts as absent.
+        Box::pin(async move {
+            match string(&call, &key).await {
+                Ok(bytes) => Ok(Reply::maybe(bytes)),
+                Err(fail) if fail == Fail::wrong_type() => Ok(Reply::Null),
+                Err(fail) => Err(fail),
+            }
+        })
+    };
+    let mut all = Vec::new();
+    for keys in call.args[1..].chunks(128) {
+        for answered in join(keys.iter().map(get).collect()).await {
+            all.push(answered?);
+        }
+    }
+    Ok(Reply::Array(all))
+}
+
+async fn mset(call: &Call, if_absent: bool) -> Answered {
+    if call.count() % 2 == 0 {
+        return Err(Fail(super::wrong_number(if if_absent { "msetnx" } else { "mset" })));
+    }
+    if if_absent {
+        for key in call.args[1..].iter().step_by(2) {
+            if call.store().find(&call.io, key).await?.is_some() {
+                return Ok(Reply::Int(0));
+            }
+        }
+    }
+    // Of a key that is given twice the last value counts.
+    let mut last = std::collections::HashMap::new();
+    for (n, pair) in call.args[1..].chunks(2).enumerate() {
+        last.insert(&pair[0], n);
+    }
+    let once = |(n, pair): &(usize, &[Vec<u8>])| last.get(&pair[0]) == Some(n);
+    let pairs: Vec<&[Vec<u8>]> =
+        call.args[1..].chunks(2).enumerate().filter(once).map(|(_, pair)| pair).collect();
+    let put = |pair: &&[Vec<u8>]| -> Pin<Box<dyn Future<Output = Result<(), Fail>>>> {
+        let (call, key, value) = (call.clone(), pair[0].clone(), Value::string(pair[1].clone()));
+        Box::pin(async move { Ok(call.store().put(&call.io, &key, &value).await?) })
+    };
+    for some in pairs.chunks(128) {
+        for done in join(some.iter().map(put).collect()).await {
+            done?;
+        }
+    }
+    Ok(if if_absent { Reply::Int(1) } else { Reply::Ok })
+}
+
+fn too_long() -> Fail {
+    Fail::new("string exceeds maximum allowed size (proto-max-bulk-len)")
+}
+
+async fn append(call: &Call) -> Answered {
+    let change = |there: Option<&Object>| -> Result<Change<Reply>, Fail> {
+        let mut bytes = there.map(text).transpose()?.unwrap_or_default().to_vec();
+        bytes.extend_from_slice(call.arg(2));
+        if bytes.len() > MAX_STRING {
+            return Err(too_long());
+        }
+        let len = bytes.len() as i64;
+        Ok(Change::Put(like(there, bytes), Reply::Int(len)))
+    };
+    call.store().update(&call.io, call.arg(1), change).await
+}
+
+async fn getrange(call: &Call) -> Answered {
+    let (first, last) = (int(call.arg(2))?, int(call.arg(3))?);
+    let bytes = string(call, call.arg(1)).await?.unwrap_or_default();
+    if first < 0 && last < 0 && first > last {
+        return Ok(Reply::bulk(""));
+    }
+    // An end before the first byte is the first byte's, as in redis.
+    let last = if last < 0 { (bytes.len() as i64 + last).max(0) } else { last };
+    Ok(Reply::bulk(args::range(first, last, bytes.len()).map_or(&[][..], |(from, to)| &bytes[from..to])))
+}
+
+async fn setrange(call: &Call) -> Answered {
+    let offset = usize::try_from(int(call.arg(2))?).map_err(|_| Fail::new("offset is out of range"))?;
+    let new = call.arg(3);
+    let change = |there: Option<&Object>| -> Result<Change<Reply>, Fail> {
+        let mut bytes = there.map(text).transpose()?.unwrap_or_default().to_vec();
+        if new.is_empty() {
+            return Ok(Change::Keep(Reply::Int(bytes.len() as i64)));
+        }
+        let end = offset.saturating_add(new.len());
+        if end > MAX_STRING {
+            return Err(too_long());
+        }
+        bytes.resize(bytes.len().max(end), 0);
+        bytes[offset..end].copy_from_slice(new);
+        let len = bytes.len() as i64;
+        Ok(Change::Put(like(there, bytes), Reply::Int(len)))
+    };
+    call.store().update(&call.io, call.arg(1), change).await
+}
+
+async fn add(call: &Call, by: i64) -> Answered {
+    let change = |there: Option<&Object>| -> Result<Change<Reply>, Fail> {
+        let old = match there {
+            None => 0,
+            Some(object) => parse_int(text(object)?)
+                .ok_or_else(|| Fail::new("value is not an integer or out of range"))?,
+        };
+        let new = old.checked_add(by).ok_or_else(|| Fail::new("increment or decrement would overflow"))?;
+        Ok(Change::Put(like(there, new.to_string().into_bytes()), Reply::Int(new)))
+    };
+    call.store().update(&call.io, call.arg(1), change).await
+}
+
+async fn add_float(call: &Call) -> Answered {
+    let by = float(call.arg(2))?;
+    let change = |there: Option<&Object>| -> Result<Change<Reply>, Fail> {
+        let old = match there {
+            None => 0.0,
+            Some(object) => parse_float(text(object)?).ok_or_else(|| Fail::new("value is not a valid float"))?,
+        };
+        let new = old + by;
+        if !new.is_finite() {
+            return Err(Fail::new("increment would produce NaN or Infinity"));
+        }
+        let bytes = plain(new).into_bytes();
+        Ok(Change::Put(like(there, bytes.clone()), Reply::bulk(bytes)))
+    };
+    call.store().update(&call.io, call.arg(1), change).await
+}
+
+/// A number without an exponent.
+fn plain(number: f64) -> String {
+    if number.abs() < 1e17 { format!("{number}") } else { double(number).replace("e+", "e+") }
+}
+
+async fn getbit(call: &Call) -> Answered {
+    let offset = bit_offset(call.arg(2))?;
+    let bytes = string(call, call.arg(1)).await?.unwrap_or_default();
+    Ok(Reply::Int(bytes.get(offset / 8).map_or(0, |byte| i64::from(byte >> (7 - offset % 8) & 1))))
+}
+
+fn bit_offset(arg: &[u8]) -> Result<usize, Fail> {
+    let wrong = || Fail::new("bit offset is not an integer or out of range");
+    let offset = parse_int(arg).and_then(|offset| usize::try_from(offset).ok()).ok_or_else(wrong)?;
+    if offset / 8 < MAX_STRING { Ok(offset) } else { Err(wrong()) }
+}
+
+async fn setbit(call: &Call) -> Answered {
+    let offset = bit_offset(call.arg(2))?;
+    let bit = match call.arg(3) {
+        b"0" => 0,
+        b"1" => 1,
+        _ => return Err(Fail::new("bit is not an integer or out of range")),
+    };
+    let change = |there: Option<&Object>| -> Result<Change<Reply>, Fail> {
+        let mut bytes = there.map(text).transpose()?.unwrap_or_default().to_vec();
+        bytes.resize(bytes.len().max(offset / 8 + 1), 0);
+        let shift = 7 - offset % 8;
+        let old = bytes[offset / 8] >> shift & 1;
+        bytes[offset / 8] = bytes[offset / 8] & !(1 << shift) | bit << shift;
+        Ok(Change::Put(like(there, bytes), Reply::Int(i64::from(old))))
+    };
+    call.store().update(&call.io, call.arg(1), change).await
+}
+
+async fn bitcount(call: &Call) -> Answered {
+    let ones = |bytes: &[u8]| bytes.iter().map(|byte| i64::from(byte.count_ones())).sum::<i64>();
+    let by_bit = call.count() == 5 && is(call.arg(4), "bit");
+    match call.count() {
+        2 => Ok(Reply::Int(ones(&string(call, call.arg(1)).await?.unwrap_or_default()))),
+        4 | 5 => {
+            if call.count() == 5 && !by_bit && !is(call.arg(4), "byte") {
+                return Err(Fail::syntax());
+            }
+            let (first, last) = (int(call.arg(2))?, int(call.arg(3))?);
+            let bytes = string(call, call.arg(1)).await?.unwrap_or_default();
+            let len = if by_bit { bytes.len() * 8 } else { bytes.len() };
+            Ok(Reply::Int(match args::range(first, last, len) {
+                None => 0,
+                Some((from, to)) if by_bit => {
+                    (from..to).map(|n| i64::from(bytes[n / 8] >> (7 - n % 8) & 1)).sum()
+                }
+                Some((from, to)) => ones(&bytes[from..to]),
+            }))
+        }
+        _ => Err(Fail::syntax()),
+    }
+}

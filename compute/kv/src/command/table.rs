@@ -1,0 +1,124 @@
+//! The commands that there are.
+
+/// Where a command is carried out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Group {
+    /// On strings.
+    Strings,
+    /// On keys of any type.
+    Keys,
+    /// On the front end.
+    Server,
+}
+
+/// A command.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Command {
+    /// Its name, in small letters.
+    pub name: &'static str,
+    /// Words that it takes, its name among them; at least so many if negative.
+    pub arity: i8,
+    /// First key, last key, step between keys.
+    pub keys: (i8, i8, i8),
+    /// Whether it changes the store.
+    pub writes: bool,
+    /// Where it is carried out.
+    pub group: Group,
+}
+
+const fn command(name: &'static str, arity: i8, keys: (i8, i8, i8), writes: bool, group: Group) -> Command {
+    Command { name, arity, keys, writes, group }
+}
+
+const ONE: (i8, i8, i8) = (1, 1, 1);
+const NONE: (i8, i8, i8) = (0, 0, 0);
+const ALL: (i8, i8, i8) = (1, -1, 1);
+
+use Group::{Keys, Server, Strings};
+
+/// All of them, by name.
+pub const COMMANDS: &[Command] = &[
+    command("append", 3, ONE, true, Strings),
+    command("auth", -2, NONE, false, Server),
+    command("bitcount", -2, ONE, false, Strings),
+    command("client", -2, NONE, false, Server),
+    command("command", -1, NONE, false, Server),
+    command("config", -2, NONE, false, Server),
+    command("copy", -3, (1, 2, 1), true, Keys),
+    command("dbsize", 1, NONE, false, Keys),
+    command("debug", -2, NONE, false, Server),
+    command("decr", 2, ONE, true, Strings),
+    command("decrby", 3, ONE, true, Strings),
+    command("del", -2, ALL, true, Keys),
+    command("echo", 2, NONE, false, Server),
+    command("exists", -2, ALL, false, Keys),
+    command("expire", -3, ONE, true, Keys),
+    command("expireat", -3, ONE, true, Keys),
+    command("expiretime", 2, ONE, false, Keys),
+    command("flushall", -1, NONE, true, Keys),
+    command("flushdb", -1, NONE, true, Keys),
+    command("function", -2, NONE, false, Server),
+    command("get", 2, ONE, false, Strings),
+    command("getbit", 3, ONE, false, Strings),
+    command("getdel", 2, ONE, true, Strings),
+    command("getex", -2, ONE, true, Strings),
+    command("getrange", 4, ONE, false, Strings),
+    command("getset", 3, ONE, true, Strings),
+    command("hello", -1, NONE, false, Server),
+    command("incr", 2, ONE, true, Strings),
+    command("incrby", 3, ONE, true, Strings),
+    command("incrbyfloat", 3, ONE, true, Strings),
+    command("info", -1, NONE, false, Server),
+    command("keys", 2, NONE, false, Keys),
+    command("latency", -2, NONE, false, Server),
+    command("memory", -2, NONE, false, Keys),
+    command("mget", -2, ALL, false, Strings),
+    command("mset", -3, (1, -1, 2), true, Strings),
+    command("msetnx", -3, (1, -1, 2), true, Strings),
+    command("object", -2, (2, 2, 1), false, Keys),
+    command("persist", 2, ONE, true, Keys),
+    command("pexpire", -3, ONE, true, Keys),
+    command("pexpireat", -3, ONE, true, Keys),
+    command("pexpiretime", 2, ONE, false, Keys),
+    command("ping", -1, NONE, false, Server),
+    command("psetex", 4, ONE, true, Strings),
+    command("pttl", 2, ONE, false, Keys),
+    command("quit", -1, NONE, false, Server),
+    command("randomkey", 1, NONE, false, Keys),
+    command("rename", 3, (1, 2, 1), true, Keys),
+    command("renamenx", 3, (1, 2, 1), true, Keys),
+    command("reset", 1, NONE, false, Server),
+    command("scan", -2, NONE, false, Keys),
+    command("select", 2, NONE, false, Server),
+    command("set", -3, ONE, true, Strings),
+    command("setbit", 4, ONE, true, Strings),
+    command("setex", 4, ONE, true, Strings),
+    command("setnx", 3, ONE, true, Strings),
+    command("setrange", 4, ONE, true, Strings),
+    command("slowlog", -2, NONE, false, Server),
+    command("strlen", 2, ONE, false, Strings),
+    command("substr", 4, ONE, false, Strings),
+    command("time", 1, NONE, false, Server),
+    command("touch", -2, ALL, false, Keys),
+    command("ttl", 2, ONE, false, Keys),
+    command("type", 2, ONE, false, Keys),
+    command("unlink", -2, ALL, true, Keys),
+    command("wait", 3, NONE, false, Server),
+];
+
+/// The command of this name, in any case.
+pub fn find(name: &[u8]) -> Option<&'static Command> {
+    let mut lower = [0; 24];
+    let lower = lower.get_mut(..name.len())?;
+    lower.copy_from_slice(name);
+    lower.make_ascii_lowercase();
+    let place = COMMANDS.binary_search_by(|command| command.name.as_bytes().cmp(lower)).ok()?;
+    Some(&COMMANDS[place])
+}
+
+#[test]
+fn names_are_in_order() {
+    assert!(COMMANDS.windows(2).all(|pair| pair[0].name < pair[1].name));
+    assert_eq!(find(b"GeT").map(|command| command.name), Some("get"));
+    assert_eq!(find(&[b'x'; 99]), None);
+}

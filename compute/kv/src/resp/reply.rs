@@ -1,0 +1,141 @@
+//! Replies, in either version of the protocol.
+
+/// What a client is answered.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Reply {
+    /// `+OK`.
+    Ok,
+    /// A line.
+    Line(String),
+    /// An error: a code in capitals and a text.
+    Error(String),
+    /// A number.
+    Int(i64),
+    /// Bytes.
+    Bulk(Vec<u8>),
+    /// Nothing.
+    Null,
+    /// Nothing, where RESP2 expects an array.
+    NullArray,
+    /// A sequence.
+    Array(Vec<Reply>),
+    /// Pairs; a flat sequence in RESP2.
+    Map(Vec<(Reply, Reply)>),
+    /// A set; a sequence in RESP2.
+    Set(Vec<Reply>),
+    /// A number with a fraction; bytes in RESP2.
+    Double(f64),
+    /// Text; bytes in RESP2.
+    Text(String),
+    /// No reply at all.
+    Silence,
+}
+
+impl Reply {
+    /// Bytes.
+    pub fn bulk(bytes: impl Into<Vec<u8>>) -> Reply {
+        Reply::Bulk(bytes.into())
+    }
+
+    /// Bytes, or nothing.
+    pub fn maybe(bytes: Option<impl Into<Vec<u8>>>) -> Reply {
+        bytes.map_or(Reply::Null, |bytes| Reply::Bulk(bytes.into()))
+    }
+
+    /// An error of the common kind.
+    pub fn error(text: impl std::fmt::Display) -> Reply {
+        Reply::Error(format!("ERR {text}"))
+    }
+
+    /// Appends it to what goes to a client that speaks this version.
+    pub fn write(&self, version: u8, out: &mut Vec<u8>) {
+        match self {
+            Reply::Ok => out.extend_from_slice(b"+OK\r\n"),
+            Reply::Line(text) => line(out, b'+', text),
+            Reply::Error(text) => line(out, b'-', &text.replace(['\r', '\n'], " ")),
+            Reply::Int(number) => line(out, b':', &number.to_string()),
+            Reply::Bulk(bytes) => {
+                line(out, b'$', &bytes.len().to_string());
+                out.extend_from_slice(bytes);
+                out.extend_from_slice(b"\r\n");
+            }
+            Reply::Null | Reply::NullArray if version >= 3 => out.extend_from_slice(b"_\r\n"),
+            Reply::Null => out.extend_from_slice(b"$-1\r\n"),
+            Reply::NullArray => out.extend_from_slice(b"*-1\r\n"),
+            Reply::Array(items) => sequence(items, b'*', version, out),
+            Reply::Set(items) => sequence(items, if version >= 3 { b'~' } else { b'*' }, version, out),
+            Reply::Map(pairs) => {
+                let (sign, count) = if version >= 3 { (b'%', pairs.len()) } else { (b'*', 2 * pairs.len()) };
+                line(out, sign, &count.to_string());
+                for (key, value) in pairs {
+                    key.write(version, out);
+                    value.write(version, out);
+                }
+            }
+            Reply::Double(number) if version >= 3 => line(out, b',', &double(*number)),
+            Reply::Double(number) => Reply::bulk(double(*number)).write(version, out),
+            Reply::Text(text) if version >= 3 => {
+                line(out, b'=', &(text.len() + 4).to_string());
+                out.extend_from_slice(format!("txt:{text}\r\n").as_bytes());
+            }
+            Reply::Text(text) => Reply::bulk(text.as_bytes()).write(version, out),
+            Reply::Silence => {}
+        }
+    }
+}
+
+fn line(out: &mut Vec<u8>, sign: u8, text: &str) {
+    out.push(sign);
+    out.extend_from_slice(text.as_bytes());
+    out.extend_from_slice(b"\r\n");
+}
+
+fn sequence(items: &[Reply], sign: u8, version: u8, out: &mut Vec<u8>) {
+    line(out, sign, &items.len().to_string());
+    items.iter().for_each(|item| item.write(version, out));
+}
+
+/// A number as redis writes it: as short as it can be read back, `inf` and `-inf`.
+pub fn double(number: f64) -> String {
+    if number.is_infinite() {
+        return if number > 0.0 { "inf".into() } else { "-inf".into() };
+    }
+    if number != 0.0 && !(1e-5..1e17).contains(&number.abs()) {
+        let text = format!("{number:e}");
+        // Two digits of exponent and its sign, as C has it.
+        let (digits, exponent) = text.split_once('e').unwrap_or((&text, "0"));
+        let (sign, exponent) = exponent.strip_prefix('-').map_or(('+', exponent), |rest| ('-', rest));
+        return format!("{digits}e{sign}{exponent:0>2}");
+    }
+    format!("{number}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_versions() {
+        let reply = Reply::Array(vec![
+            Reply::Null,
+            Reply::Map(vec![(Reply::bulk("a"), Reply::Int(-1))]),
+            Reply::Double(1.5),
+            Reply::Set(vec![Reply::Ok]),
+            Reply::Text("x".into()),
+        ]);
+        let written = |version| {
+            let mut out = Vec::new();
+            reply.write(version, &mut out);
+            String::from_utf8(out).unwrap()
+        };
+        assert_eq!(written(2), "*5\r\n$-1\r\n*2\r\n$1\r\na\r\n:-1\r\n$3\r\n1.5\r\n*1\r\n+OK\r\n$1\r\nx\r\n");
+        assert_eq!(written(3), "*5\r\n_\r\n%1\r\n$1\r\na\r\n:-1\r\n,1.5\r\n~1\r\n+OK\r\n=5\r\ntxt:x\r\n");
+    }
+
+    #[test]
+    fn numbers_are_short() {
+        for (number, text) in [(3.0, "3"), (0.1, "0.1"), (f64::NEG_INFINITY, "-inf"), (1e20, "1e+20"), (0.0, "0")] {
+            assert_eq!(double(number), text);
+        }
+    }
+}

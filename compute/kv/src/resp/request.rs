@@ -1,0 +1,220 @@
+//! Requests: arrays of bulk strings, or lines.
+
+/// What a client may send.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Bytes of one argument.
+    pub argument: usize,
+    /// Arguments of one command.
+    pub arguments: usize,
+    /// Bytes of one command.
+    pub command: usize,
+}
+
+impl Limits {
+    /// As redis has them, but for the size of an argument.
+    pub const STORE: Limits = Limits { argument: 16 << 20, arguments: 1 << 20, command: 64 << 20 };
+}
+
+/// Bytes of a line, and of the count in front of an argument.
+const LINE: usize = 64 << 10;
+
+/// A command and its arguments.
+pub type Request = Vec<Vec<u8>>;
+
+/// Takes requests out of a stream of bytes.
+#[derive(Debug, Default)]
+pub struct Parser {
+    bytes: Vec<u8>,
+    /// Bytes of it that were taken.
+    at: usize,
+    /// The request that is being read: arguments to come, and those that are there.
+    open: Option<(usize, Request)>,
+    size: usize,
+}
+
+impl Parser {
+    /// More bytes came.
+    pub fn feed(&mut self, bytes: &[u8]) {
+        if self.at > 0 && (self.at == self.bytes.len() || self.at > 1 << 16) {
+            self.bytes.drain(..self.at);
+            self.at = 0;
+        }
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    /// Bytes that are waiting to be taken.
+    pub fn waiting(&self) -> usize {
+        self.bytes.len() - self.at
+    }
+
+    /// The next request that has come in full.
+    ///
+    /// # Errors
+    /// What the client is told before its connection is closed.
+    pub fn next(&mut self, limits: &Limits) -> Result<Option<Request>, String> {
+        loop {
+            if let Some((left, request)) = &mut self.open {
+                if *left == 0 {
+                    let request = std::mem::take(request);
+                    (self.open, self.size) = (None, 0);
+                    return Ok(Some(request));
+                }
+                let Some((line, after)) = line(&self.bytes, self.at, "too big bulk count string")? else {
+                    return Ok(None);
+                };
+                if line.first() != Some(&b'$') {
+                    let got = line.first().map_or(' ', |&byte| char::from(byte));
+                    return Err(format!("Protocol error: expected '$', got '{got}'"));
+                }
+                let len = number(&line[1..]).filter(|&len| len >= 0 && len as usize <= limits.argument);
+                let len = len.ok_or("Protocol error: invalid bulk length")? as usize;
+                self.size += len;
+                if self.size > limits.command {
+                    return Err("Protocol error: the command is too long".into());
+                }
+                let Some(argument) = self.bytes.get(after..after + len + 2) else { return Ok(None) };
+                request.push(argument[..len].to_vec());
+                *left -= 1;
+                self.at = after + len + 2;
+                continue;
+            }
+            let Some(&first) = self.bytes.get(self.at) else { return Ok(None) };
+            let what = if first == b'*' { "too big mbulk count string" } else { "too big inline request" };
+            let Some((line, after)) = line(&self.bytes, self.at, what)? else { return Ok(None) };
+            if first == b'*' {
+                let count = number(&line[1..]).filter(|&count| count <= limits.arguments as i64);
+                let count = count.ok_or("Protocol error: invalid multibulk length")?;
+                self.at = after;
+                if count > 0 {
+                    self.open = Some((count as usize, Vec::with_capacity((count as usize).min(1024))));
+                }
+                continue;
+            }
+            let request = words(line).ok_or("Protocol error: unbalanced quotes in request")?;
+            self.at = after;
+            if !request.is_empty() {
+                return Ok(Some(request));
+            }
+        }
+    }
+}
+
+/// The line that begins at `at`, and where the next begins.
+fn line<'a>(bytes: &'a [u8], at: usize, too_long: &str) -> Result<Option<(&'a [u8], usize)>, String> {
+    let rest = &bytes[at.min(bytes.len())..];
+    match rest.iter().take(LINE).position(|&byte| byte == b'\n') {
+        Some(end) => {
+            let line = rest[..end].strip_suffix(b"\r").unwrap_or(&rest[..end]);
+            Ok(Some((line, at + end + 1)))
+        }
+        None if rest.len() >= LINE => Err(format!("Protocol error: {too_long}")),
+        None => Ok(None),
+    }
+}
+
+fn number(text: &[u8]) -> Option<i64> {
+    std::str::from_utf8(text).ok()?.parse().ok()
+}
+
+/// The words of a line, as a shell would quote them; `None` if a quote is open.
+fn words(line: &[u8]) -> Option<Vec<Vec<u8>>> {
+    let (mut words, mut at) = (Vec::new(), 0);
+    while at < line.len() {
+        if line[at].is_ascii_whitespace() || line[at] == 0 {
+            at += 1;
+            continue;
+        }
+        let mut word = Vec::new();
+        let mut quote = None;
+        while at < line.len() {
+            let byte = line[at];
+            at += 1;
+            match (quote, byte) {
+                (None, byte) if byte.is_ascii_whitespace() => break,
+                (None, b'"' | b'\'') => quote = Some(byte),
+                (Some(b'"'), b'\\') if line.get(at) == Some(&b'x') && hex(line.get(at + 1..at + 3)).is_some() => {
+                    word.extend(hex(line.get(at + 1..at + 3)));
+                    at += 3;
+                }
+                (Some(b'"'), b'\\') if at < line.len() => {
+                    word.push(match line[at] {
+                        b'n' => b'\n',
+                        b'r' => b'\r',
+                        b't' => b'\t',
+                        b'b' => 8,
+                        b'a' => 7,
+                        other => other,
+                    });
+                    at += 1;
+                }
+                (Some(b'\''), b'\\') if line.get(at) == Some(&b'\'') => {
+                    word.push(b'\'');
+                    at += 1;
+                }
+                (Some(open), byte) if byte == open => {
+                    if line.get(at).is_some_and(|next| !next.is_ascii_whitespace()) {
+                        return None;
+                    }
+                    quote = None;
+                }
+                (_, byte) => word.push(byte),
+            }
+        }
+        if quote.is_some() {
+            return None;
+        }
+        words.push(word);
+    }
+    Some(words)
+}
+
+fn hex(digits: Option<&[u8]>) -> Option<u8> {
+    u8::from_str_radix(std::str::from_utf8(digits?).ok()?, 16).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all(stream: &[u8], step: usize) -> (Vec<Request>, Option<String>) {
+        let (mut parser, mut requests) = (Parser::default(), Vec::new());
+        for bytes in stream.chunks(step) {
+            parser.feed(bytes);
+            loop {
+                match parser.next(&Limits::STORE) {
+                    Ok(Some(request)) => requests.push(request),
+                    Ok(None) => break,
+                    Err(wrong) => return (requests, Some(wrong)),
+                }
+            }
+        }
+        (requests, None)
+    }
+
+    #[test]
+    fn requests_come_in_any_pieces() {
+        let stream = b"*2\r\n$3\r\nGET\r\n$4\r\na\r\nb\r\n\r\nPING \"a\\x41 \\n\" 'it\\'s'\r\n*0\r\n*1\r\n$0\r\n\r\n";
+        let expected: Vec<Request> = vec![
+            vec![b"GET".to_vec(), b"a\r\nb".to_vec()],
+            vec![b"PING".to_vec(), b"aA \n".to_vec(), b"it's".to_vec()],
+            vec![b"".to_vec()],
+        ];
+        for step in 1..stream.len() {
+            assert_eq!(all(stream, step), (expected.clone(), None), "{step}");
+        }
+    }
+
+    #[test]
+    fn nonsense_is_named() {
+        let wrong = |stream: &[u8]| all(stream, 7).1.unwrap_or_default();
+        assert_eq!(wrong(b"*1\r\nGET\r\n"), "Protocol error: expected '$', got 'G'");
+        assert_eq!(wrong(b"*x\r\n"), "Protocol error: invalid multibulk length");
+        assert_eq!(wrong(b"*9999999\r\n"), "Protocol error: invalid multibulk length");
+        assert_eq!(wrong(b"*1\r\n$629145600\r\n"), "Protocol error: invalid bulk length");
+        assert_eq!(wrong(b"*1\r\n$-3\r\n"), "Protocol error: invalid bulk length");
+        assert_eq!(wrong(b"SET a \"b\r\n"), "Protocol error: unbalanced quotes in request");
+        assert_eq!(wrong(&[b'x'; 70_000]), "Protocol error: too big inline request");
+        assert_eq!(wrong(&[b"*", &[b'1'; 70_000][..]].concat()), "Protocol error: too big mbulk count string");
+    }
+}
