@@ -17,10 +17,12 @@
 //! * [`shard`], [`index`], [`heap`], [`member`], [`recover`]: the protocol on one node's memory.
 //! * [`store`]: the shards of all nodes as one store.
 //! * [`resp`]: the redis protocol. [`command`]: what clients may ask for.
+//! * [`drive`]: verbs on a region of the nodes' memory. [`serve`]: the event loop.
 
 #![forbid(unsafe_code)]
 
 pub mod command;
+pub mod drive;
 pub mod heap;
 pub mod index;
 pub mod layout;
@@ -29,6 +31,7 @@ pub mod object;
 pub mod recover;
 pub mod resp;
 pub mod rules;
+pub mod serve;
 pub mod shard;
 pub mod store;
 pub mod task;

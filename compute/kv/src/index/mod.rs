@@ -24,7 +24,7 @@ mod split;
 pub(crate) use split::slots;
 mod trie;
 
-pub use cache::{Cache, Known};
+pub use cache::{Cache, ENTRY_BYTES, Known};
 pub use trie::Trie;
 
 use crate::layout::{At, Hash, LARGE, LARGE_FIRST, SLOTS, Slot, UNIT, class_bytes, word};

@@ -1,0 +1,184 @@
+//! What a front end does beside commands: it shows that it is alive, lets the epoch go on, takes over
+//! what dead front ends have left, finds what others have made garbage, and looks for ended keys.
+
+use super::schedule::Schedule;
+use crate::member::{LEASE_MS, STALE_MS, Ticked};
+use crate::shard::{Shard, Trouble};
+use crate::store::{Cursor, Store};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+/// Between ticks of an idle front end.
+const CALM: Duration = Duration::from_millis(500);
+/// Between ticks while the epoch goes on.
+const BRISK: Duration = Duration::from_millis(10);
+/// Between ticks while memory waits for the epoch.
+const HURRIED: Duration = Duration::from_micros(500);
+/// Retired bytes that call for the epoch to go on.
+const PILE: u64 = 256 << 10;
+/// Between looks for ended keys.
+const SWEEP: Duration = Duration::from_millis(500);
+/// Buckets' groups that one look goes through.
+const LOOKS: usize = 8;
+
+/// How a task of the background ended.
+#[derive(Debug)]
+pub enum Ended {
+    /// A shard's tick.
+    Tick(usize, Result<Ticked, Trouble>),
+    /// A shard was looked through for others' leavings and own garbage.
+    Tidied(usize),
+    /// Where the next look for ended keys begins.
+    Swept(Cursor),
+}
+
+#[derive(Debug)]
+struct State {
+    shard: Rc<Shard>,
+    ticking: bool,
+    tidying: bool,
+    next: Instant,
+    /// When a tick that succeeded was begun.
+    renewed: Instant,
+    begun: Instant,
+    adopt: Option<Instant>,
+    trim: Instant,
+    company: bool,
+    /// Bytes held after the last search for garbage.
+    searched: u64,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Background {
+    store: Rc<Store>,
+    /// The tasks.
+    pub tasks: Schedule<Ended>,
+    shards: Vec<State>,
+    start: Instant,
+    sweeping: bool,
+    sweep: (Instant, Cursor),
+}
+
+impl Background {
+    /// Of a store that was just joined.
+    pub fn new(store: &Rc<Store>, now: Instant) -> Background {
+        let state = |shard: &Rc<Shard>| State {
+            shard: Rc::clone(shard),
+            ticking: false,
+            tidying: false,
+            next: now,
+            renewed: now,
+            begun: now,
+            adopt: None,
+            trim: now,
+            company: false,
+            searched: 1 << 20,
+        };
+        Background {
+            store: Rc::clone(store),
+            tasks: Schedule::new(1 << 63),
+            shards: store.shards.iter().map(state).collect(),
+            start: now,
+            sweeping: false,
+            sweep: (now + SWEEP, Cursor::default()),
+        }
+    }
+
+    /// Whether this front end must show that it is alive before it does anything else.
+    pub fn is_stale(&self, now: Instant) -> bool {
+        self.shards.iter().any(|state| now.duration_since(state.renewed) > Duration::from_millis(STALE_MS))
+    }
+
+    /// Begins what is due.
+    pub fn begin(&mut self, now: Instant) {
+        let now_ms = now.duration_since(self.start).as_millis() as u64;
+        for (n, state) in self.shards.iter_mut().enumerate() {
+            let retired = state.shard.heap.borrow().retired_bytes();
+            let pile = PILE.max(state.shard.bytes() / 16);
+            let due = if retired > pile { state.next.min(state.begun + HURRIED) } else { state.next };
+            if !state.ticking && due <= now {
+                (state.ticking, state.begun) = (true, now);
+                let (shard, trims) = (Rc::clone(&state.shard), state.trim <= now);
+                if trims {
+                    state.trim = now + CALM;
+                }
+                self.tasks.begin(|io| async move {
+                    let ticked = shard.tick(&io, now_ms).await;
+                    if trims && ticked.is_ok() {
+                        shard.trim(&io).await;
+                    }
+                    Ended::Tick(n, ticked)
+                });
+            }
+            let adopts = state.adopt.is_some_and(|at| at <= now);
+            let searches = state.company && state.shard.bytes() > state.searched + state.searched / 4;
+            if !state.tidying && (adopts || searches) {
+                state.tidying = true;
+                if adopts {
+                    state.adopt = None;
+                }
+                let shard = Rc::clone(&state.shard);
+                self.tasks.begin(|io| async move {
+                    if adopts {
+                        // What it cannot do now it does the next time.
+                        let _ = shard.adopt(&io, now_ms).await;
+                    }
+                    if searches {
+                        shard.scavenge(&io).await;
+                    }
+                    Ended::Tidied(n)
+                });
+            }
+        }
+        if !self.sweeping && self.sweep.0 <= now {
+            self.sweeping = true;
+            let (store, from) = (Rc::clone(&self.store), self.sweep.1);
+            self.tasks.begin(|io| async move {
+                // A table that changes under the look is looked at the next time.
+                Ended::Swept(store.sweep(&io, from, LOOKS).await.unwrap_or_default())
+            });
+        }
+    }
+
+    /// A task has ended.
+    ///
+    /// # Errors
+    /// This front end was shut out.
+    pub fn ended(&mut self, ended: Ended, now: Instant) -> Result<(), Trouble> {
+        match ended {
+            Ended::Tick(n, ticked) => {
+                let ticked = ticked?;
+                let state = &mut self.shards[n];
+                (state.ticking, state.renewed, state.company) = (false, state.begun, ticked.company);
+                let waits = state.shard.heap.borrow().retired_bytes() > 0;
+                // Others wait for this front end's epoch as it waits for theirs.
+                state.next = now + if waits || ticked.advanced { BRISK } else { CALM };
+                if ticked.deaths {
+                    state.adopt = Some(now);
+                }
+            }
+            Ended::Tidied(n) => {
+                let state = &mut self.shards[n];
+                state.tidying = false;
+                state.searched = state.shard.bytes().max(1 << 20);
+                if state.shard.has_suspects() && state.adopt.is_none() {
+                    state.adopt = Some(now + Duration::from_millis(2 * LEASE_MS + 500));
+                }
+            }
+            Ended::Swept(next) => {
+                self.sweeping = false;
+                self.sweep = (now + SWEEP, next);
+            }
+        }
+        Ok(())
+    }
+
+    /// When something is due next.
+    pub fn wakes(&self) -> Instant {
+        let ticks = self.shards.iter().filter(|state| !state.ticking).map(|state| state.next);
+        let adopts = self.shards.iter().filter_map(|state| state.adopt);
+        let sweep = (!self.sweeping).then_some(self.sweep.0);
+        ticks.chain(adopts).chain(sweep).chain(self.tasks.wakes()).min().unwrap_or(self.start)
+    }
+}

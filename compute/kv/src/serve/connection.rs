@@ -1,0 +1,172 @@
+//! A client's connection: bytes in, requests, replies in order, bytes out.
+
+use crate::command::Client;
+use crate::resp::{Limits, Parser, Reply, Request};
+use std::collections::VecDeque;
+use std::io::{ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::rc::Rc;
+
+/// Bytes of replies that a client may leave unread before its requests wait.
+const UNREAD: usize = 1 << 20;
+/// Commands of one connection that run side by side.
+pub const AT_ONCE: usize = 128;
+/// Bytes that are read at once.
+const READ: usize = 64 << 10;
+
+/// A command that was begun: its keys' hash, and its reply.
+#[derive(Debug)]
+pub struct Begun {
+    /// The task.
+    pub task: u64,
+    /// Hash of its only key; `None`: nothing may run beside it.
+    pub key: Option<u64>,
+    /// Whether it changes the key.
+    pub writes: bool,
+    /// Its reply.
+    pub reply: Option<Reply>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Connection {
+    /// The client.
+    pub client: Rc<Client>,
+    /// The socket.
+    pub stream: TcpStream,
+    /// Commands that were begun, in order.
+    pub begun: VecDeque<Begun>,
+    /// The request that comes next, if it had to wait.
+    pub next: Option<Request>,
+    /// What epoll was asked for.
+    pub watched: (bool, bool),
+    parser: Parser,
+    out: Vec<u8>,
+    sent: usize,
+    /// Nothing more is read: what is to be answered is, then it is closed.
+    ended: bool,
+    /// The socket is of no more use.
+    pub broken: bool,
+    /// There may be bytes to read.
+    pub readable: bool,
+}
+
+impl Connection {
+    /// With a client that has just come.
+    pub fn new(client: Rc<Client>, stream: TcpStream) -> Connection {
+        Connection {
+            client,
+            stream,
+            begun: VecDeque::new(),
+            next: None,
+            watched: (true, false),
+            parser: Parser::default(),
+            out: Vec::new(),
+            sent: 0,
+            ended: false,
+            broken: false,
+            readable: true,
+        }
+    }
+
+    fn unread(&self) -> usize {
+        self.out.len() - self.sent
+    }
+
+    /// The next request. Reads from the socket if need be.
+    pub fn request(&mut self) -> Option<Request> {
+        if self.unread() > UNREAD || self.client.closing.get() {
+            return None;
+        }
+        if let Some(request) = self.next.take() {
+            return Some(request);
+        }
+        loop {
+            if self.broken {
+                return None;
+            }
+            match self.parser.next(&Limits::STORE) {
+                Ok(Some(request)) => return Some(request),
+                Ok(None) => {}
+                Err(wrong) => {
+                    // After what was asked before.
+                    let reply = Some(Reply::Error(format!("ERR {wrong}")));
+                    self.begun.push_back(Begun { task: u64::MAX, key: None, writes: false, reply });
+                    self.client.closing.set(true);
+                    return None;
+                }
+            }
+            if !self.readable || self.ended {
+                return None;
+            }
+            self.fill();
+        }
+    }
+
+    fn fill(&mut self) {
+        let mut bytes = [0; READ];
+        match self.stream.read(&mut bytes) {
+            Ok(0) => (self.ended, self.readable) = (true, false),
+            Ok(n) => {
+                self.readable = n == READ;
+                self.parser.feed(&bytes[..n]);
+            }
+            Err(e) if e.kind() == ErrorKind::WouldBlock => self.readable = false,
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            Err(_) => self.broken = true,
+        }
+    }
+
+    /// A command has ended.
+    pub fn answer(&mut self, task: u64, reply: Reply) {
+        if let Some(begun) = self.begun.iter_mut().find(|begun| begun.task == task) {
+            begun.reply = Some(reply);
+        }
+        self.collect();
+    }
+
+    /// Moves replies that are next in order to what is sent.
+    pub fn collect(&mut self) {
+        let version = self.client.version.get();
+        while self.begun.front().is_some_and(|begun| begun.reply.is_some()) {
+            if let Some(reply) = self.begun.pop_front().and_then(|begun| begun.reply) {
+                reply.write(version, &mut self.out);
+            }
+        }
+    }
+
+    /// Sends what the socket takes.
+    pub fn flush(&mut self) {
+        while self.unread() > 0 && !self.broken {
+            match self.stream.write(&self.out[self.sent..]) {
+                Ok(n) => self.sent += n,
+                Err(e) if e.kind() == ErrorKind::WouldBlock => break,
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(_) => self.broken = true,
+            }
+        }
+        if self.sent == self.out.len() {
+            self.out.clear();
+            self.sent = 0;
+            if self.out.capacity() > 4 * UNREAD {
+                self.out = Vec::new();
+            }
+        } else if self.sent > UNREAD {
+            self.out.drain(..self.sent);
+            self.sent = 0;
+        }
+    }
+
+    /// What epoll is to watch: reading, writing.
+    pub fn wants(&self) -> (bool, bool) {
+        let reads = self.unread() <= UNREAD && !self.ended && self.begun.len() < AT_ONCE && self.next.is_none();
+        (reads, self.unread() > 0)
+    }
+
+    /// Whether it is over.
+    pub fn is_over(&self) -> bool {
+        let answered = self.begun.is_empty() && self.unread() == 0;
+        let asked_to_end = self.client.closing.get() && answered;
+        self.broken && self.begun.is_empty() || asked_to_end || self.ended && answered && self.next.is_none()
+    }
+}

@@ -1,0 +1,19 @@
+//! A front end: one thread that serves redis clients from the store.
+//!
+//! ```text
+//!  epoll ─► read ─► requests of a connection ─► tasks ─► verbs of all tasks ─► one doorbell
+//!             ▲                                   │                                │
+//!             └───── write ◄── replies in order ◄─┘◄──────────── answers ◄─────────┘
+//! ```
+//!
+//! Commands of one connection are answered in their order. Those on different keys run side by side,
+//! so that a pipeline costs few round trips. Two commands that change one key do not run side by
+//! side here: one would undo the other's work. A connection whose replies are not read is not read
+//! either.
+
+mod background;
+mod connection;
+mod run;
+mod schedule;
+
+pub use run::{Config, Failed, check, run};

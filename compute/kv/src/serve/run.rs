@@ -1,0 +1,459 @@
+//! Opens a store, serves it until told to end, and leaves it.
+
+use super::background::Background;
+use super::connection::{AT_ONCE, Begun, Connection};
+use super::schedule::Schedule;
+use crate::command::{Call, Client, Front, execute, find};
+use crate::drive::Drive;
+use crate::index::ENTRY_BYTES;
+use crate::layout::{Geometry, Hash};
+use crate::member::{NotOpened, Opening};
+use crate::recover::Count;
+use crate::resp::{Reply, Request};
+use crate::shard::{Shard, Trouble};
+use crate::store::Store;
+use crate::task::{Ask, Io, Task};
+use farmem::{Memory, Transport};
+use farmem_sys::epoll::{Epoll, Event};
+use farmem_sys::process::{self, Signals};
+use farmem_sys::socket::send_at_once;
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::future::Future;
+use std::io::ErrorKind;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::AsRawFd;
+use std::rc::Rc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// Connections at a time.
+const CLIENTS: usize = 10_000;
+/// Rounds of tasks between looks at the sockets.
+const ROUNDS: usize = 16;
+/// How long answers of nodes are waited for before the sockets are looked at.
+const GLANCE: Duration = Duration::from_micros(100);
+/// Between looks for signals, and for commands that wait in vain.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// What to serve.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The store's name.
+    pub name: String,
+    /// Its nodes.
+    pub nodes: Vec<String>,
+    /// How bytes move.
+    pub transport: Transport,
+    /// How long a node may be away.
+    pub grace: Duration,
+    /// Where to listen.
+    pub listen: Vec<SocketAddr>,
+    /// Bytes for what is remembered of keys.
+    pub local: u64,
+    /// Bytes that all front ends together hold at most; keys are evicted beyond.
+    pub maxmemory: Option<u64>,
+}
+
+/// Why a front end ended.
+#[derive(Debug, thiserror::Error)]
+pub enum Failed {
+    /// The nodes cannot be reached, or hold something else.
+    #[error(transparent)]
+    Memory(#[from] farmem::Error),
+    /// The store cannot be opened.
+    #[error("store {name}: {reason}")]
+    Store {
+        /// Its name.
+        name: String,
+        /// Why.
+        reason: NotOpened,
+    },
+    /// It cannot listen there.
+    #[error("cannot listen at {at}: {reason}")]
+    Listen {
+        /// Where.
+        at: SocketAddr,
+        /// What the system said.
+        reason: std::io::Error,
+    },
+    /// It was silent for too long.
+    #[error("this front end was silent for more than 5 s, and the others have shut it out: start it again")]
+    ShutOut,
+    /// The system refused something.
+    #[error("the system refused {what}: {reason}")]
+    System {
+        /// What.
+        what: &'static str,
+        /// What it said.
+        reason: String,
+    },
+}
+
+impl Failed {
+    /// Whether a node was lost while the store was served.
+    pub fn is_loss(&self) -> bool {
+        matches!(self, Failed::Memory(farmem::Error::Lost { .. } | farmem::Error::Refused(_)))
+    }
+}
+
+fn wall_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+}
+
+fn system(what: &'static str) -> impl Fn(farmem_sys::raw::Errno) -> Failed {
+    move |reason| Failed::System { what, reason: reason.to_string() }
+}
+
+/// Carries out an operation while nothing else is under way.
+fn alone<T, F: Future<Output = T> + 'static>(
+    drive: &mut Drive,
+    operation: impl FnOnce(Io) -> F,
+) -> Result<T, farmem::Error> {
+    let mut task = Task::new(operation);
+    let mut ended = Vec::new();
+    loop {
+        if let Some(outcome) = task.step() {
+            return Ok(outcome);
+        }
+        for (id, ask) in task.asks() {
+            match ask {
+                Ask::Verbs(verbs) => drive.post(u64::from(id), verbs)?,
+                Ask::Pause(ms) => {
+                    std::thread::sleep(Duration::from_millis(u64::from(ms)));
+                    task.answer(id, Vec::new());
+                }
+            }
+        }
+        if drive.under_way() > 0 {
+            drive.advance(Duration::from_millis(100), &mut ended)?;
+        }
+        ended.drain(..).for_each(|(id, answers)| task.answer(id as u32, answers));
+    }
+}
+
+fn random() -> Result<u64, Failed> {
+    let mut bytes = [0; 8];
+    process::random_bytes(&mut bytes)
+        .map_err(|e| Failed::System { what: "random numbers", reason: e.to_string() })?;
+    Ok(u64::from_le_bytes(bytes))
+}
+
+/// The region's memory, and its shards, joined or only looked at.
+fn open(config: &Config, join: bool) -> Result<(Drive, Vec<Rc<Shard>>), Failed> {
+    let builder = config.nodes.iter().fold(Memory::builder(), |builder, node| builder.node(node));
+    let builder = builder.transport(config.transport).grace(config.grace).region(&config.name).create(join);
+    let mut drive = Drive::new(builder.connect()?)?;
+    let nodes = drive.nodes();
+    let entries = (config.local / ENTRY_BYTES) as usize / nodes;
+    let mut shards = Vec::new();
+    for node in 0..nodes {
+        let opening = Opening {
+            node: node as u8,
+            shards: nodes as u8,
+            root_word: drive.root_word(node),
+            secret: random()? | 1,
+            geometry: Geometry::STORE,
+            entries,
+        };
+        let opened = match join {
+            true => alone(&mut drive, |io| opening.join(io))?,
+            false => alone(&mut drive, |io| opening.look(io))?,
+        };
+        let shard = opened.map_err(|reason| Failed::Store { name: config.name.clone(), reason })?;
+        shard.limit.set(config.maxmemory.map_or(u64::MAX, |most| most / nodes as u64));
+        shards.push(Rc::new(shard));
+    }
+    Ok((drive, shards))
+}
+
+/// Counts a store, live or not: each node's shard.
+///
+/// # Errors
+/// It cannot be opened.
+pub fn check(config: &Config) -> Result<Vec<(String, Count)>, Failed> {
+    let (mut drive, shards) = open(config, false)?;
+    let mut counts = Vec::new();
+    for shard in &shards {
+        let mut last: Option<Count> = None;
+        // What is wrong in earnest is wrong twice.
+        let count = loop {
+            let looked = Rc::clone(shard);
+            let mut count = alone(&mut drive, |io| async move { looked.count(&io).await })?;
+            match last {
+                Some(before) => {
+                    count.problems.retain(|problem| before.problems.contains(problem));
+                    break count;
+                }
+                None if count.problems.is_empty() => break count,
+                None => last = Some(count),
+            }
+            std::thread::sleep(Duration::from_millis(300));
+        };
+        counts.push((config.nodes.get(usize::from(shard.node)).cloned().unwrap_or_default(), count));
+    }
+    Ok(counts)
+}
+
+struct Server {
+    drive: Drive,
+    front: Rc<Front>,
+    epoll: Epoll,
+    listeners: Vec<TcpListener>,
+    connections: HashMap<u64, Connection>,
+    next_client: u64,
+    commands: Schedule<Reply>,
+    /// Connection and key of each command under way; the key only of one that writes.
+    running: HashMap<u64, (u64, Option<u64>)>,
+    /// Keys that a command under way writes.
+    writing: HashSet<u64>,
+    /// Connections whose next command waits for a key.
+    waiting: HashMap<u64, VecDeque<u64>>,
+    /// Connections that may go on.
+    active: Vec<u64>,
+    background: Background,
+}
+
+/// Serves the store until SIGTERM or SIGINT. Calls `ready` with the addresses when it listens.
+/// Call it before any other thread exists.
+///
+/// # Errors
+/// It could not begin, or a node was lost.
+pub fn run(config: &Config, ready: impl FnOnce(&[SocketAddr])) -> Result<(), Failed> {
+    let signals =
+        Signals::take().map_err(|e| Failed::System { what: "signals", reason: e.to_string() })?;
+    process::raise_descriptor_limit();
+    let listeners = config.listen.iter().map(listen).collect::<Result<Vec<_>, _>>()?;
+    let (drive, shards) = open(config, true)?;
+    let now_ms = wall_ms();
+    shards.iter().for_each(|shard| shard.now_ms.set(now_ms));
+    let store = Rc::new(Store::new(&config.name, shards, config.maxmemory.is_some(), now_ms, random()?));
+    let at: Vec<SocketAddr> = listeners.iter().filter_map(|listener| listener.local_addr().ok()).collect();
+    let front = Front {
+        store: Rc::clone(&store),
+        clients: BTreeMap::new().into(),
+        port: at.first().map_or(0, SocketAddr::port),
+        maxmemory: config.maxmemory.unwrap_or(0),
+    };
+    let epoll = Epoll::new().map_err(system("epoll"))?;
+    for (n, listener) in listeners.iter().enumerate() {
+        epoll.add(listener.as_raw_fd(), n as u64, true, false).map_err(system("epoll"))?;
+    }
+    let mut server = Server {
+        drive,
+        front: Rc::new(front),
+        epoll,
+        next_client: listeners.len() as u64,
+        listeners,
+        connections: HashMap::new(),
+        commands: Schedule::new(0),
+        running: HashMap::new(),
+        writing: HashSet::new(),
+        waiting: HashMap::new(),
+        active: Vec::new(),
+        background: Background::new(&store, Instant::now()),
+    };
+    ready(&at);
+    let served = server.serve(&signals);
+    if served.is_ok() {
+        for shard in store.shards.clone() {
+            alone(&mut server.drive, |io| async move { shard.leave(&io).await })?;
+        }
+    }
+    served
+}
+
+fn listen(at: &SocketAddr) -> Result<TcpListener, Failed> {
+    let listener = TcpListener::bind(at).map_err(|reason| Failed::Listen { at: *at, reason })?;
+    listener.set_nonblocking(true).map_err(|reason| Failed::Listen { at: *at, reason })?;
+    Ok(listener)
+}
+
+impl Server {
+    fn serve(&mut self, signals: &Signals) -> Result<(), Failed> {
+        let mut events = Vec::new();
+        let mut looked = Instant::now();
+        loop {
+            let now = Instant::now();
+            self.front.store.set_now_ms(wall_ms());
+            if now.duration_since(looked) >= LOOK {
+                looked = now;
+                while let Some(signal) = signals.next(Duration::ZERO) {
+                    if signals.asks_to_end(signal) {
+                        return Ok(());
+                    }
+                }
+                self.active.extend(self.waiting.drain().flat_map(|(_, connections)| connections));
+                if self.drive.under_way() == 0 {
+                    self.drive.check()?;
+                }
+            }
+            self.background.begin(now);
+            self.work()?;
+            let busy = self.drive.under_way() > 0 || self.commands.is_ready() || !self.active.is_empty();
+            let until = self.background.wakes().min(looked + LOOK);
+            let until = self.commands.wakes().map_or(until, |wakes| until.min(wakes));
+            let idle = until.saturating_duration_since(Instant::now());
+            let timeout = if busy { 0 } else { idle.as_micros().div_ceil(1000) as i32 };
+            self.epoll.wait(&mut events, timeout).map_err(system("epoll"))?;
+            for event in events.drain(..) {
+                self.happened(event);
+            }
+        }
+    }
+
+    /// Goes on with connections and tasks for some rounds.
+    fn work(&mut self) -> Result<(), Failed> {
+        let mut touched = HashSet::new();
+        for round in 0..ROUNDS {
+            let mut active = std::mem::take(&mut self.active);
+            active.sort_unstable();
+            active.dedup();
+            for id in active {
+                touched.insert(id);
+                self.begin_commands(id);
+            }
+            let now = Instant::now();
+            let mut ended = Vec::new();
+            self.background.tasks.step(&mut self.drive, &mut ended)?;
+            for (_, ended) in ended {
+                self.background.ended(ended, now).map_err(|_: Trouble| Failed::ShutOut)?;
+            }
+            // Who was away for long might have been taken for dead.
+            if !self.background.is_stale(now) {
+                let mut ended = Vec::new();
+                self.commands.step(&mut self.drive, &mut ended)?;
+                ended.into_iter().for_each(|(task, reply)| self.ended(task, reply));
+            }
+            let rest = self.active.is_empty() && !self.commands.is_ready() && !self.background.tasks.is_ready();
+            let mut answers = Vec::new();
+            let limit = if rest && round > 0 { GLANCE } else { Duration::ZERO };
+            self.drive.advance(limit, &mut answers)?;
+            let told = !answers.is_empty();
+            self.commands.take(&mut answers);
+            self.background.tasks.take(&mut answers);
+            if rest && !told && (round > 0 || self.drive.under_way() == 0) {
+                break;
+            }
+        }
+        touched.extend(self.active.iter().copied());
+        touched.into_iter().for_each(|id| self.flush(id));
+        Ok(())
+    }
+
+    fn happened(&mut self, event: Event) {
+        if let Some(listener) = self.listeners.get(event.token as usize) {
+            match listener.accept() {
+                Ok((stream, from)) => self.greet(stream, from),
+                // No descriptor is free: those that are there go on.
+                Err(e) if e.kind() != ErrorKind::WouldBlock => std::thread::sleep(Duration::from_millis(1)),
+                Err(_) => {}
+            }
+            return;
+        }
+        if let Some(connection) = self.connections.get_mut(&event.token) {
+            connection.readable |= event.readable;
+            self.active.push(event.token);
+        }
+    }
+
+    fn greet(&mut self, stream: std::net::TcpStream, from: SocketAddr) {
+        if stream.set_nonblocking(true).is_err() {
+            return;
+        }
+        if self.connections.len() >= CLIENTS {
+            let _ = std::io::Write::write(&mut &stream, b"-ERR max number of clients reached\r\n");
+            return;
+        }
+        send_at_once(stream.as_raw_fd());
+        let id = self.next_client;
+        self.next_client += 1;
+        if self.epoll.add(stream.as_raw_fd(), id, true, false).is_err() {
+            return;
+        }
+        let client = Rc::new(Client::new(id, from.to_string(), self.front.store.now_ms()));
+        self.front.clients.borrow_mut().insert(id, Rc::clone(&client));
+        let figures = &self.front.store.figures;
+        figures.connections.set(figures.connections.get() + 1);
+        self.connections.insert(id, Connection::new(client, stream));
+        self.active.push(id);
+    }
+
+    /// Begins what a connection asks for, as far as it can run beside what is under way.
+    fn begin_commands(&mut self, id: u64) {
+        loop {
+            let Some(connection) = self.connections.get_mut(&id) else { return };
+            if connection.begun.len() >= AT_ONCE {
+                return;
+            }
+            let Some(request) = connection.request() else {
+                connection.collect();
+                return;
+            };
+            let (key, writes) = key_of(&request);
+            let open = || connection.begun.iter().filter(|begun| begun.reply.is_none());
+            let clashes = match key {
+                None => open().next().is_some(),
+                Some(key) => open().any(|begun| {
+                    begun.key.is_none() || begun.key == Some(key) && (writes || begun.writes)
+                }),
+            };
+            let taken = key.filter(|key| writes && self.writing.contains(key));
+            if clashes || taken.is_some() {
+                connection.next = Some(request);
+                if let Some(key) = taken.filter(|_| !clashes) {
+                    self.waiting.entry(key).or_default().push_back(id);
+                }
+                return;
+            }
+            let (front, client) = (Rc::clone(&self.front), Rc::clone(&connection.client));
+            let task = self.commands.begin(|io| execute(Call { front, client, io, args: Rc::new(request) }));
+            connection.begun.push_back(Begun { task, key, writes, reply: None });
+            let writes = key.filter(|_| writes);
+            self.writing.extend(writes);
+            self.running.insert(task, (id, writes));
+        }
+    }
+
+    fn ended(&mut self, task: u64, reply: Reply) {
+        let Some((id, key)) = self.running.remove(&task) else { return };
+        if let Some(key) = key {
+            self.writing.remove(&key);
+            if let Some(waiting) = self.waiting.get_mut(&key) {
+                self.active.extend(waiting.pop_front());
+                if waiting.is_empty() {
+                    self.waiting.remove(&key);
+                }
+            }
+        }
+        if let Some(connection) = self.connections.get_mut(&id) {
+            connection.answer(task, reply);
+            self.active.push(id);
+        }
+    }
+
+    fn flush(&mut self, id: u64) {
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        connection.flush();
+        let fd = connection.stream.as_raw_fd();
+        if connection.is_over() {
+            self.epoll.forget(fd);
+            self.connections.remove(&id);
+            self.front.clients.borrow_mut().remove(&id);
+            return;
+        }
+        let wants = connection.wants();
+        if wants != connection.watched && self.epoll.change(fd, id, wants.0, wants.1).is_ok() {
+            connection.watched = wants;
+        }
+    }
+}
+
+/// The hash of a command's only key, and whether the command changes it.
+fn key_of(request: &Request) -> (Option<u64>, bool) {
+    match find(&request[0]) {
+        Some(command) if command.keys == (1, 1, 1) && request.len() > 1 => {
+            (Some(Hash::of(&request[1]).0), command.writes)
+        }
+        Some(command) => (None, command.writes),
+        None => (None, false),
+    }
+}

@@ -1,0 +1,121 @@
+//! Tasks under way and what they wait for.
+
+use crate::drive::Drive;
+use crate::task::{Answer, Ask, Io, Task};
+use farmem::Error;
+use std::collections::{BTreeMap, HashMap};
+use std::future::Future;
+use std::time::{Duration, Instant};
+
+/// Runs tasks with outcomes of type `T`.
+#[derive(Debug)]
+pub struct Schedule<T> {
+    tasks: HashMap<u64, Task<T>>,
+    next: u64,
+    ready: Vec<u64>,
+    /// Task and ask of each batch under way.
+    asked: HashMap<u64, (u64, u32)>,
+    next_batch: u64,
+    pauses: BTreeMap<(Instant, u64), (u64, u32)>,
+}
+
+impl<T> Schedule<T> {
+    /// One whose batches are numbered from `first` on.
+    pub fn new(first: u64) -> Schedule<T> {
+        Schedule {
+            tasks: HashMap::new(),
+            next: 0,
+            ready: Vec::new(),
+            asked: HashMap::new(),
+            next_batch: first,
+            pauses: BTreeMap::new(),
+        }
+    }
+
+    /// Begins a task; its number.
+    pub fn begin<F: Future<Output = T> + 'static>(&mut self, start: impl FnOnce(Io) -> F) -> u64 {
+        let id = self.next;
+        self.next += 1;
+        self.tasks.insert(id, Task::new(start));
+        self.ready.push(id);
+        id
+    }
+
+    /// Moves tasks on as far as they go, and posts what they ask for. Those that have ended are told.
+    ///
+    /// # Errors
+    /// A node is lost.
+    pub fn step(&mut self, drive: &mut Drive, ended: &mut Vec<(u64, T)>) -> Result<(), Error> {
+        if !self.pauses.is_empty() {
+            let now = Instant::now();
+            while let Some((&(until, batch), &(task, ask))) = self.pauses.first_key_value()
+                && until <= now
+            {
+                self.pauses.remove(&(until, batch));
+                self.answer(task, ask, Vec::new());
+            }
+        }
+        while let Some(id) = self.ready.pop() {
+            let Some(task) = self.tasks.get_mut(&id) else { continue };
+            if let Some(outcome) = task.step() {
+                self.tasks.remove(&id);
+                ended.push((id, outcome));
+                continue;
+            }
+            for (ask, wanted) in task.asks() {
+                let batch = self.next_batch;
+                self.next_batch += 1;
+                match wanted {
+                    Ask::Verbs(verbs) => {
+                        self.asked.insert(batch, (id, ask));
+                        drive.post(batch, verbs)?;
+                    }
+                    Ask::Pause(ms) => {
+                        let until = Instant::now() + Duration::from_millis(u64::from(ms));
+                        self.pauses.insert((until, batch), (id, ask));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn answer(&mut self, id: u64, ask: u32, answers: Vec<Answer>) {
+        if let Some(task) = self.tasks.get_mut(&id) {
+            task.answer(ask, answers);
+            self.ready.push(id);
+        }
+    }
+
+    /// Hands answers to their tasks; leaves those that are not this schedule's.
+    pub fn take(&mut self, answers: &mut Vec<(u64, Vec<Answer>)>) {
+        let mut others = Vec::new();
+        for (batch, answers) in answers.drain(..) {
+            match self.asked.remove(&batch) {
+                Some((task, ask)) => self.answer(task, ask, answers),
+                None => others.push((batch, answers)),
+            }
+        }
+        *answers = others;
+    }
+
+    /// Whether a task can go on at once.
+    pub fn is_ready(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
+    /// When the next pause is over.
+    pub fn wakes(&self) -> Option<Instant> {
+        self.pauses.first_key_value().map(|(&(until, _), _)| until)
+    }
+
+    /// Tasks under way.
+    pub fn len(&self) -> usize {
+        self.tasks.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.tasks.is_empty()
+    }
+}
