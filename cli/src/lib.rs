@@ -6,6 +6,7 @@
 //! | `farmem size`: how much local memory a program needs | `sizing/` |
 //! | `farmem node`: lend this machine's memory | `node.rs` |
 //! | `farmem agent`: far memory in pieces, for this user's programs | `agent/` |
+//! | `farmem kv`: a key-value store for redis clients | `kv.rs` |
 //! | `farmem track`: which lines a running program dirties | tools/track |
 //! | `farmem amat`: how long a program's accesses take on far memory | tools/amat |
 //! | `farmem demo`: a program with less and less local memory | `demo/` |
@@ -25,6 +26,7 @@ mod counters;
 mod demo;
 pub mod failure;
 mod forbidden;
+mod kv;
 mod leftovers;
 mod library;
 mod manual;
@@ -111,6 +113,7 @@ pub enum Command {
     Drain(rack::orders::Drain),
     Undrain(rack::orders::Undrain),
     Forget(rack::orders::Forget),
+    Kv(kv::Options),
     #[command(hide = true)]
     AgentNode(agent::NodeOptions),
     Amat(farmem_amat::Amat),
@@ -147,6 +150,7 @@ impl Command {
             Command::Drain(options) => rack::orders::drain(&options),
             Command::Undrain(options) => rack::orders::undrain(&options),
             Command::Forget(options) => rack::orders::forget(&options),
+            Command::Kv(options) => kv::run(&options),
             Command::AgentNode(options) => agent::run_node(&options),
             Command::Amat(amat) => {
                 if let Some(name) = amat.program.first() {

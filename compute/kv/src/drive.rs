@@ -74,53 +74,63 @@ impl Drive {
     /// # Errors
     /// A node is lost.
     pub fn post(&mut self, id: u64, verbs: Vec<Verb>) -> Result<(), Error> {
-        let mut batch = Batch { left: 0, answers: vec![Answer::Done; verbs.len()] };
+        // It is there before its verbs: one of them may wait for those before it. One more is left than verbs.
+        self.batches.insert(id, Batch { left: 1, answers: vec![Answer::Done; verbs.len()] });
         for (place, verb) in verbs.into_iter().enumerate() {
-            match verb {
-                Verb::Alloc { node, bytes } => {
-                    batch.answers[place] = match self.memory.alloc_on(usize::from(node), u64::from(bytes)) {
-                        Ok(at) => Answer::Word(at.bits()),
-                        Err(Error::Full(_)) => Answer::Full,
-                        Err(e) => return Err(e),
-                    };
-                }
+            let answer = match verb {
+                Verb::Alloc { node, bytes } => match self.memory.alloc_on(usize::from(node), u64::from(bytes)) {
+                    Ok(at) => Answer::Word(at.bits()),
+                    Err(Error::Full(_)) => Answer::Full,
+                    Err(e) => return Err(e),
+                },
                 // What was posted before must have taken effect when another can take the piece.
                 Verb::Free { at } => {
                     self.settle()?;
                     match self.memory.free(address(at)) {
-                        Ok(()) | Err(Error::NotAPiece(_)) => {}
+                        Ok(()) | Err(Error::NotAPiece(_)) => Answer::Done,
                         Err(e) => return Err(e),
                     }
                 }
                 Verb::Pieces { node } => {
                     let pieces = self.memory.pieces()?;
                     let of_node = pieces.iter().filter(|piece| piece.at.node() == usize::from(node));
-                    batch.answers[place] =
-                        Answer::Pieces(of_node.map(|piece| (piece.at.bits(), piece.bytes as u32)).collect());
+                    Answer::Pieces(of_node.map(|piece| (piece.at.bits(), piece.bytes as u32)).collect())
                 }
-                Verb::Read { at, len } => {
-                    let tag = self.tag(id, place as u32);
-                    batch.left += 1;
-                    self.lane.post_read(tag, address(at), vec![0; len as usize]);
+                posted => {
+                    self.post_one(id, place as u32, posted);
+                    continue;
                 }
-                Verb::Write { at, bytes } => {
-                    let tag = self.tag(id, place as u32);
-                    batch.left += 1;
-                    self.lane.post_write(tag, address(at), bytes.to_vec());
-                }
-                Verb::Cas { at, old, new } => {
-                    let tag = self.tag(id, place as u32);
-                    batch.left += 1;
-                    self.lane.post_compare_swap(tag, address(at), old, new);
-                }
+            };
+            if let Some(batch) = self.batches.get_mut(&id) {
+                batch.answers[place] = answer;
             }
         }
-        if batch.left == 0 {
-            self.ended.push((id, batch.answers));
-        } else {
-            self.batches.insert(id, batch);
-        }
+        self.answered(id);
         Ok(())
+    }
+
+    fn post_one(&mut self, id: u64, place: u32, verb: Verb) {
+        let tag = self.tag(id, place);
+        if let Some(batch) = self.batches.get_mut(&id) {
+            batch.left += 1;
+        }
+        match verb {
+            Verb::Read { at, len } => self.lane.post_read(tag, address(at), vec![0; len as usize]),
+            Verb::Write { at, bytes } => self.lane.post_write(tag, address(at), bytes.to_vec()),
+            Verb::Cas { at, old, new } => self.lane.post_compare_swap(tag, address(at), old, new),
+            Verb::Alloc { .. } | Verb::Free { .. } | Verb::Pieces { .. } => {}
+        }
+    }
+
+    /// One less is left of a batch.
+    fn answered(&mut self, id: u64) {
+        let Some(batch) = self.batches.get_mut(&id) else { return };
+        batch.left -= 1;
+        if batch.left == 0
+            && let Some(batch) = self.batches.remove(&id)
+        {
+            self.ended.push((id, batch.answers));
+        }
     }
 
     /// Sends what was posted, and tells of batches that have been answered; waits for one at most `limit` if none has.
@@ -164,12 +174,7 @@ impl Drive {
                 (Err(Error::Unknown), _) => Answer::Unknown,
                 (Err(e), _) => return Err(e),
             };
-            batch.left -= 1;
-            if batch.left == 0
-                && let Some(batch) = self.batches.remove(&id)
-            {
-                self.ended.push((id, batch.answers));
-            }
+            self.answered(id);
         }
         Ok(())
     }

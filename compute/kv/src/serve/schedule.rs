@@ -108,14 +108,4 @@ impl<T> Schedule<T> {
     pub fn wakes(&self) -> Option<Instant> {
         self.pauses.first_key_value().map(|(&(until, _), _)| until)
     }
-
-    /// Tasks under way.
-    pub fn len(&self) -> usize {
-        self.tasks.len()
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.tasks.is_empty()
-    }
 }

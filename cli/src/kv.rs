@@ -1,0 +1,174 @@
+//! `farmem kv`: a front end of a key-value store, for redis clients.
+//!
+//! The store itself is [`farmem_kv`]; here are its flags and what it says.
+
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::time::Duration;
+
+use farmem_fabric::NodeAddr;
+use farmem_kv::serve::{self, Config, Failed};
+use farmem_protocol::exit;
+
+use crate::failure::Failure;
+use crate::run::Transport;
+use crate::size::{self, Size};
+use crate::units;
+
+/// Serve a key-value store in the nodes' memory to redis clients
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+pub struct Options {
+    #[command(subcommand)]
+    check: Option<Sub>,
+
+    #[command(flatten)]
+    store: Store,
+
+    /// The store's name: 1 to 16 of A-Z a-z 0-9 . _ -. It is made if it is not there
+    #[arg(long, value_name = "NAME", required = true)]
+    name: Option<String>,
+
+    /// Where to listen: HOST:PORT; may be repeated
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:6379")]
+    listen: Vec<String>,
+
+    /// Local memory for remembering where keys are
+    #[arg(long, value_name = "SIZE", default_value = "64M")]
+    local: Size,
+
+    /// What all front ends of the store may take from the nodes. Beyond it, keys are evicted. Without it, a store takes
+    /// what the nodes lend, and then refuses to write
+    #[arg(long, value_name = "SIZE")]
+    maxmemory: Option<Size>,
+
+    /// How long a node may be out of reach
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = crate::time::parse)]
+    grace: Duration,
+}
+
+/// Which store.
+#[derive(clap::Args, Debug)]
+struct Store {
+    /// A node that holds a part of the store: HOST:PORT or unix:PATH; may be repeated, or separated by commas
+    #[arg(long, value_name = "ADDR", required = true, value_delimiter = ',')]
+    node: Vec<NodeAddr>,
+
+    /// How bytes move
+    #[arg(long, value_enum, value_name = "HOW", default_value = "auto")]
+    transport: Transport,
+}
+
+#[derive(clap::Subcommand, Debug)]
+enum Sub {
+    /// Recount a store: whether every object and every piece of memory is accounted for
+    Check {
+        /// The store
+        #[arg(value_name = "NAME")]
+        name: String,
+
+        #[command(flatten)]
+        store: Store,
+    },
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  farmem kv --name sessions --node bighost:7411 --listen 0.0.0.0:6379
+      redis-cli, redis-benchmark and every redis client talk to it.
+
+  farmem kv --name sessions --node bighost:7411 --listen 0.0.0.0:6380
+      A second front end, on this machine or another: the same data.
+
+  farmem kv --name cache --node a:7411,b:7411 --maxmemory 4G
+      Keys are spread over two nodes, and evicted when 4 GiB are used.
+
+  farmem kv check sessions --node bighost:7411
+      Looks whether all of it adds up, while it is served.
+
+The data stays at the nodes when the last front end ends, and until they end. `farmem region rm` removes it.
+Whoever can reach the port can read and write: keep it in a trusted network.";
+
+/// Serves, or checks.
+pub fn run(options: &Options) -> Result<(), Failure> {
+    if let Some(Sub::Check { name, store }) = &options.check {
+        return check(name, store);
+    }
+    let ram = size::ram().map_err(Failure::usage)?;
+    let mut listen = Vec::new();
+    for at in &options.listen {
+        let found: Vec<SocketAddr> = at
+            .to_socket_addrs()
+            .map_err(|e| Failure::usage(format!("--listen {at}: {e}: write HOST:PORT, as 127.0.0.1:6379")))?
+            .collect();
+        listen.extend(found.first());
+    }
+    let name = options.name.clone().unwrap_or_default();
+    let config = Config {
+        listen,
+        grace: options.grace,
+        local: options.local.bytes(ram.total),
+        maxmemory: options.maxmemory.map(|size| size.bytes(ram.total)),
+        ..config(&name, &options.store)
+    };
+    let nodes = config.nodes.join(", ");
+    let ready = |at: &[SocketAddr]| {
+        for at in at {
+            eprintln!("farmem: store {name} on {nodes} is served at {at}");
+        }
+    };
+    serve::run(&config, ready).map_err(refusal)
+}
+
+fn config(name: &str, store: &Store) -> Config {
+    Config {
+        name: name.to_owned(),
+        nodes: store.node.iter().map(ToString::to_string).collect(),
+        transport: store.transport.into(),
+        grace: Duration::from_secs(5),
+        listen: Vec::new(),
+        local: 0,
+        maxmemory: None,
+    }
+}
+
+fn refusal(failed: Failed) -> Failure {
+    let status = match &failed {
+        failed if failed.is_loss() => exit::NODE_LOST,
+        Failed::ShutOut => exit::NODE_LOST,
+        Failed::Memory(_) => exit::NODE_UNUSABLE,
+        Failed::Store { .. } | Failed::Listen { .. } | Failed::System { .. } => exit::USAGE,
+    };
+    Failure { status, line: failed.to_string() }
+}
+
+/// Problems named one by one, at most.
+const SHOWN: usize = 20;
+
+fn check(name: &str, store: &Store) -> Result<(), Failure> {
+    let counts = serve::check(&config(name, store)).map_err(refusal)?;
+    let mut wrong = 0;
+    for (node, count) in &counts {
+        for problem in count.problems.iter().take(SHOWN) {
+            println!("node {node}: {problem}");
+        }
+        wrong += count.problems.len();
+        println!(
+            "node {node}: {} keys, {} of objects, {} of index, {} in all",
+            count.keys,
+            units::bytes(count.live),
+            units::bytes(count.index),
+            units::bytes(count.bytes),
+        );
+    }
+    if wrong > 0 {
+        return Err(Failure {
+            status: 1,
+            line: format!(
+                "store {name}: {wrong} things do not add up; what front ends that are gone have left is taken over \
+                 within seconds by one that serves the store"
+            ),
+        });
+    }
+    println!("store {name}: sound");
+    Ok(())
+}
