@@ -1,0 +1,324 @@
+//! Front ends as processes, with clients, on a node that is a process: what they answer, whether that is
+//! linearizable while one of them is killed, and whether anything is left behind.
+
+mod world;
+
+use farmem::Transport;
+use farmem_fabric::NodeAddr;
+use farmem_kv::serve::{Config, check, run};
+use farmem_memory::{Config as NodeConfig, Node};
+use farmem_protocol::random::Random;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use world::linear::{Call, Register, Step, check as linearizable};
+
+const ROLE: &str = "FARMEM_TEST_ROLE";
+
+/// A process of this test's binary. Killed when dropped.
+struct Process {
+    child: Child,
+    at: String,
+}
+
+impl Process {
+    fn start(role: &str) -> Process {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["another_process", "--exact", "--nocapture"])
+            .env(ROLE, role)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let said = lines.map_while(Result::ok).find_map(|line| line.split("ready at ").nth(1).map(str::to_owned));
+        Process { child, at: said.expect("it is ready") }
+    }
+
+    fn node(way: Transport) -> Process {
+        let socket = std::env::temp_dir().join(format!("farmem-kv-{}-{way:?}.sock", std::process::id()));
+        match way {
+            Transport::Shm => Process::start(&format!("node unix:{}", socket.display())),
+            _ => Process::start("node 127.0.0.1:0"),
+        }
+    }
+
+    fn front(name: &str, nodes: &str) -> Process {
+        Process::start(&format!("front {name} {nodes}"))
+    }
+
+    fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    fn client(&self) -> Client {
+        Client::connect(&self.at)
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+fn config(name: &str, nodes: &str) -> Config {
+    Config {
+        name: name.into(),
+        nodes: nodes.split(',').map(str::to_owned).collect(),
+        transport: Transport::Auto,
+        grace: Duration::from_secs(1),
+        listen: vec!["127.0.0.1:0".parse().unwrap()],
+        local: 16 << 20,
+        maxmemory: None,
+    }
+}
+
+#[test]
+fn another_process() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    let words: Vec<&str> = role.split(' ').collect();
+    let parent = std::os::unix::process::parent_id();
+    let orphaned = move || std::os::unix::process::parent_id() != parent;
+    match words[..] {
+        ["node", at] => {
+            let listen: Vec<NodeAddr> = vec![at.parse().unwrap()];
+            let node = Node::start(&NodeConfig::new(16 * (64 << 20), listen)).unwrap();
+            println!("ready at {}", node.addresses()[0]);
+            while !orphaned() {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        }
+        ["front", name, nodes] => {
+            std::thread::spawn(move || {
+                while !orphaned() {
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+                std::process::exit(0);
+            });
+            let served = run(&config(name, nodes), |at| println!("ready at {}", at[0]));
+            eprintln!("{served:?}");
+        }
+        _ => panic!("{role}"),
+    }
+    std::process::exit(0);
+}
+
+/// A redis client, as small as can be.
+struct Client {
+    stream: BufReader<TcpStream>,
+}
+
+/// A reply: its first byte and its text; arrays in brackets.
+type Said = Option<String>;
+
+impl Client {
+    fn connect(at: &str) -> Client {
+        let stream = TcpStream::connect(at).unwrap();
+        stream.set_nodelay(true).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        Client { stream: BufReader::new(stream) }
+    }
+
+    fn send(&mut self, words: &[&str]) -> std::io::Result<()> {
+        let mut bytes = format!("*{}\r\n", words.len());
+        words.iter().for_each(|word| bytes += &format!("${}\r\n{word}\r\n", word.len()));
+        self.stream.get_mut().write_all(bytes.as_bytes())
+    }
+
+    fn reply(&mut self) -> Said {
+        let mut line = String::new();
+        self.stream.read_line(&mut line).ok().filter(|&n| n > 0)?;
+        let line = line.trim_end().to_owned();
+        let len = || line[1..].parse::<i64>().unwrap();
+        match line.as_bytes()[0] {
+            b'$' if len() < 0 => Some("nil".into()),
+            b'$' => {
+                let mut bytes = vec![0; len() as usize + 2];
+                self.stream.read_exact(&mut bytes).ok()?;
+                bytes.truncate(bytes.len() - 2);
+                Some(String::from_utf8_lossy(&bytes).into_owned())
+            }
+            b'*' => {
+                let items: Option<Vec<String>> = (0..len()).map(|_| self.reply()).collect();
+                Some(format!("[{}]", items?.join(" ")))
+            }
+            _ => Some(line),
+        }
+    }
+
+    fn ask(&mut self, line: &str) -> String {
+        let words: Vec<&str> = line.split(' ').collect();
+        self.send(&words).unwrap();
+        self.reply().expect("a reply")
+    }
+}
+
+#[test]
+fn clients_are_served() {
+    let (one, other) = (Process::node(Transport::Tcp), Process::node(Transport::Tcp));
+    let nodes = format!("{},{}", one.at, other.at);
+    let fronts = [Process::front("words", &nodes), Process::front("words", &nodes)];
+    let [mut a, mut b] = [fronts[0].client(), fronts[1].client()];
+    for (said, expected) in [
+        ("PING", "+PONG"),
+        ("SET greeting hello", "+OK"),
+        ("GET greeting", "hello"),
+        ("APPEND greeting !", ":6"),
+        ("GETRANGE greeting 1 -2", "ello"),
+        ("SET greeting x NX", "nil"),
+        ("SET greeting bye XX GET", "hello!"),
+        ("INCRBY n 41", ":41"),
+        ("INCR n", ":42"),
+        ("INCR greeting", "-ERR value is not an integer or out of range"),
+        ("INCRBYFLOAT f 1.5", "1.5"),
+        ("MSET x 1 y 2 z 3", "+OK"),
+        ("MGET x none y z", "[1 nil 2 3]"),
+        ("EXISTS x x none", ":2"),
+        ("DEL x none", ":1"),
+        ("TTL y", ":-1"),
+        ("EXPIRE y 100", ":1"),
+        ("TTL y", ":100"),
+        ("PERSIST y", ":1"),
+        ("SETEX t 1 v", "+OK"),
+        ("TYPE n", "+string"),
+        ("RENAME y w", "+OK"),
+        ("GET w", "2"),
+        ("DBSIZE", ":6"),
+        ("SELECT 0", "+OK"),
+        ("SELECT 3", "-ERR DB index is out of range"),
+        ("SUBSCRIBE news", "-ERR unknown command 'SUBSCRIBE', with args beginning with: 'news' "),
+        ("GET", "-ERR wrong number of arguments for 'get' command"),
+        ("CONFIG GET save", "[save ]"),
+    ] {
+        assert_eq!(a.ask(said), expected.trim_end(), "{said}");
+    }
+    // The other front end serves the same.
+    assert_eq!((b.ask("GET n"), b.ask("INCR n"), a.ask("GET n")), ("42".into(), ":43".into(), "43".into()));
+    std::thread::sleep(Duration::from_millis(1100));
+    assert_eq!((a.ask("GET t"), b.ask("GET t")), ("nil".into(), "nil".into()));
+    // A pipeline is answered in its order.
+    for n in 0..2000 {
+        a.send(&["SET", &format!("key{n}"), &format!("{n}")]).unwrap();
+        a.send(&["GET", &format!("key{n}")]).unwrap();
+    }
+    for n in 0..2000 {
+        assert_eq!((a.reply(), a.reply()), (Some("+OK".into()), Some(format!("{n}"))));
+    }
+    let mut found = std::collections::HashSet::new();
+    let mut cursor = "0".to_owned();
+    loop {
+        let said = b.ask(&format!("SCAN {cursor} MATCH key* COUNT 100"));
+        let mut words = said.trim_matches(['[', ']']).split([' ', '[']).filter(|word| !word.is_empty());
+        cursor = words.next().unwrap().to_owned();
+        found.extend(words.map(str::to_owned));
+        if cursor == "0" {
+            break;
+        }
+    }
+    assert_eq!(found.len(), 2000);
+    // Large values, and too large ones.
+    let large = "v".repeat(2_000_000);
+    a.send(&["SET", "large", &large]).unwrap();
+    assert_eq!(a.reply().as_deref(), Some("+OK"));
+    assert!(b.ask("GET large") == large);
+    a.send(&["SET", "large", &"v".repeat(3_000_000)]).unwrap();
+    assert!(a.reply().unwrap().contains("too large"), "the value is refused, and all goes on");
+    // Nonsense costs its sender the connection, and nobody else.
+    let mut nonsense = fronts[0].client();
+    nonsense.stream.get_mut().write_all(b"*3\r\n$3\r\nSET\r\n:1\r\n").unwrap();
+    assert_eq!(nonsense.reply().as_deref(), Some("-ERR Protocol error: expected '$', got ':'"));
+    assert_eq!(nonsense.reply(), None);
+    assert_eq!((a.ask("FLUSHALL"), b.ask("DBSIZE")), ("+OK".into(), ":0".into()));
+    let counts = check(&config("words", &nodes)).unwrap();
+    assert!(counts.iter().all(|(_, count)| count.keys == 0 && count.problems.is_empty()), "{counts:?}");
+}
+
+/// What a client did, until its front end was gone.
+fn clients(front: &Process, seed: u64, moment: &Arc<AtomicU64>, stop: &Arc<AtomicBool>) -> Vec<(usize, Call<Step>)> {
+    let (mut client, mut numbers, mut calls) = (front.client(), Random::new(seed), Vec::new());
+    let now = || moment.fetch_add(1, Ordering::SeqCst);
+    while !stop.load(Ordering::Relaxed) {
+        let (key, unique) = (numbers.index(KEYS), now());
+        let name = format!("k{key}");
+        let begun = now();
+        let (words, guess): (Vec<String>, Step) = match numbers.below(10) {
+            0..4 => (vec!["GET".into(), name], Step::Get(None)),
+            4..7 => (vec!["SET".into(), name, unique.to_string()], Step::Set(unique)),
+            7 => (vec!["SETNX".into(), name, unique.to_string()], Step::SetIfAbsent(unique, true)),
+            8 => (vec!["DEL".into(), name], Step::Delete(None)),
+            _ => (vec!["INCRBY".into(), name, "3".into()], Step::Add(3, None)),
+        };
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        let said = client.send(&words).ok().and_then(|()| client.reply());
+        let Some(said) = said else {
+            if !matches!(guess, Step::Get(_)) {
+                calls.push((key, Call { operation: guess, begun, ended: None }));
+            }
+            return calls;
+        };
+        let number = said.trim_start_matches(':').parse::<u64>().ok();
+        let operation = match guess {
+            Step::Get(_) => Step::Get(number),
+            Step::SetIfAbsent(unique, _) => Step::SetIfAbsent(unique, said == ":1"),
+            Step::Delete(_) => Step::Delete(Some(said == ":1")),
+            Step::Add(by, _) => Step::Add(by, number),
+            set => set,
+        };
+        assert!(!said.starts_with('-'), "{words:?}: {said}");
+        calls.push((key, Call { operation, begun, ended: Some(now()) }));
+    }
+    calls
+}
+
+const KEYS: usize = 6;
+
+/// Two front ends under load, one of which is killed in the middle.
+fn histories(way: Transport, seed: u64) {
+    let node = Process::node(way);
+    let mut victim = Process::front("load", &node.at);
+    let stays = Process::front("load", &node.at);
+    let (moment, stop) = (Arc::new(AtomicU64::new(1)), Arc::new(AtomicBool::new(false)));
+    let calls: Vec<(usize, Call<Step>)> = std::thread::scope(|scope| {
+        let (moment, stop) = (&moment, &stop);
+        let begin = |front, n| scope.spawn(move || clients(front, seed + n, moment, stop));
+        let threads: Vec<_> = [(&victim, 1), (&stays, 2), (&victim, 3), (&stays, 4), (&victim, 5)]
+            .map(|(front, n)| begin(front, n))
+            .into();
+        std::thread::sleep(Duration::from_millis(900));
+        farmem_sys::process::send(victim.child.id(), 9).unwrap();
+        std::thread::sleep(Duration::from_millis(600));
+        stop.store(true, Ordering::Relaxed);
+        threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+    });
+    victim.kill();
+    assert!(calls.len() > 500, "{} calls in 1.5 s", calls.len());
+    for key in 0..KEYS {
+        let of_key: Vec<Call<Step>> =
+            calls.iter().filter(|(which, _)| *which == key).map(|(_, call)| call.clone()).collect();
+        assert!(linearizable::<Register>(None, &of_key), "seed {seed}, key {key}: {of_key:?}");
+    }
+    // What the dead front end held is taken over by the other.
+    let begun = Instant::now();
+    loop {
+        let counts = check(&config("load", &node.at)).unwrap();
+        if counts.iter().all(|(_, count)| count.problems.is_empty() && count.pending == 0) {
+            break;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(30), "after 30 s: {counts:?}");
+        std::thread::sleep(Duration::from_millis(300));
+    }
+}
+
+#[test]
+fn histories_with_a_kill_are_linearizable_over_tcp() {
+    histories(Transport::Tcp, 100);
+}
+
+#[test]
+fn histories_with_a_kill_are_linearizable_over_shm() {
+    histories(Transport::Shm, 200);
+}

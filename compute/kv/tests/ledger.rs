@@ -1,0 +1,146 @@
+//! What each operation costs in verbs and round trips, exactly. A change that costs more fails here.
+
+mod world;
+
+use farmem_kv::layout::Geometry;
+use farmem_kv::object::Value;
+use farmem_kv::rules::Rules;
+use farmem_kv::shard::Shard;
+use farmem_kv::task::Task;
+use std::rc::Rc;
+use world::Memory;
+
+/// Two front ends with room in their pieces, and the key `known`, which both have just seen.
+fn scene() -> (Memory, Rc<Shard>, Rc<Shard>) {
+    let mut memory = Memory::default();
+    let [one, other] = [(), ()].map(|()| memory.join(Geometry::STORE, Rules::SOUND, 1000));
+    for shard in [&one, &other] {
+        // Takes a piece, so that what follows is not charged for it.
+        let held = Rc::clone(shard);
+        memory.run(Task::new(|io| async move { held.put(&io, b"room", &value("x")).await })).expect("room");
+    }
+    let first = Rc::clone(&one);
+    memory.run(Task::new(|io| async move { first.put(&io, b"known", &value("1")).await })).expect("room");
+    for shard in [&one, &other] {
+        let shard = Rc::clone(shard);
+        memory.run(Task::new(|io| async move { shard.find(&io, b"known").await.map(drop) })).expect("sound");
+    }
+    (memory, one, other)
+}
+
+fn value(text: &str) -> Value {
+    Value::string(text)
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Op {
+    Get(&'static str),
+    Set(&'static str),
+    Delete(&'static str),
+}
+
+fn cost(memory: &mut Memory, shard: &Rc<Shard>, op: Op) -> (u64, u64) {
+    let shard = Rc::clone(shard);
+    let (done, verbs, trips) = memory.ledger(|io| async move {
+        match op {
+            Op::Get(key) => shard.find(&io, key.as_bytes()).await.map(drop),
+            Op::Set(key) => shard.put(&io, key.as_bytes(), &value("2")).await,
+            Op::Delete(key) => shard.remove(&io, key.as_bytes()).await.map(drop),
+        }
+    });
+    done.expect("sound");
+    (verbs, trips)
+}
+
+#[test]
+fn each_operation_costs_what_it_should() {
+    // verbs, round trips
+    for (known, op, expected) in [
+        (true, Op::Get("known"), (2, 1)),
+        (false, Op::Get("known"), (3, 2)),
+        (false, Op::Get("absent"), (2, 1)),
+        (true, Op::Set("known"), (2, 1)),
+        (false, Op::Set("known"), (6, 3)),
+        (false, Op::Set("absent"), (7, 3)),
+        (true, Op::Delete("known"), (1, 1)),
+        (false, Op::Delete("known"), (4, 3)),
+        (false, Op::Delete("absent"), (2, 1)),
+    ] {
+        let (mut memory, one, _) = scene();
+        let shard = if known {
+            one
+        } else {
+            // One that knows no slot and has room.
+            let cold = memory.join(Geometry::STORE, Rules::SOUND, 0);
+            cost(&mut memory, &cold, Op::Set("cold"));
+            cold
+        };
+        assert_eq!(cost(&mut memory, &shard, op), expected, "{op:?}, slot known: {known}");
+    }
+}
+
+#[test]
+fn what_another_changed_costs_one_look_more() {
+    let (mut memory, one, other) = scene();
+    assert_eq!(cost(&mut memory, &other, Op::Set("known")), (2, 1));
+    // The slot is not what it was: both buckets, then the object.
+    assert_eq!(cost(&mut memory, &one, Op::Get("known")), (5, 3));
+    assert_eq!(cost(&mut memory, &one, Op::Get("known")), (2, 1));
+}
+
+#[test]
+fn updates_for_ever_take_no_more_memory() {
+    let mut memory = Memory::default();
+    let shard = memory.join(Geometry::STORE, Rules::SOUND, 100);
+    let mut most = 0;
+    for round in 0..3000u64 {
+        cost(&mut memory, &shard, Op::Set("known"));
+        if round % 20 == 0 {
+            let ticks = Rc::clone(&shard);
+            memory.run(Task::new(|io| async move { ticks.tick(&io, round).await })).expect("alive");
+        }
+        most = most.max(shard.bytes());
+    }
+    assert!(most <= 16 << 10, "{most} bytes for one key");
+}
+
+#[test]
+fn a_dead_front_ends_memory_is_taken_over() {
+    let (mut memory, one, other) = scene();
+    for n in 0..200 {
+        let (shard, key) = (Rc::clone(&one), format!("key{n}"));
+        memory.run(Task::new(|io| async move { shard.put(&io, key.as_bytes(), &value("v")).await })).expect("room");
+    }
+    // An insert that its front end does not live to decide, at each of its verbs.
+    for verbs in 0..7 {
+        let shard = Rc::clone(&one);
+        let mut task = Task::new(|io| async move { shard.put(&io, b"torn", &value("v")).await });
+        let mut left = verbs;
+        while left > 0 && task.step().is_none() {
+            for (id, ask) in task.asks() {
+                let farmem_kv::task::Ask::Verbs(verbs) = ask else { continue };
+                let answers: Vec<_> = verbs.iter().take(left).map(|verb| memory.execute(verb)).collect();
+                left -= answers.len();
+                if answers.len() == verbs.len() {
+                    task.answer(id, answers);
+                }
+            }
+        }
+        let shard = Rc::clone(&other);
+        memory.run(Task::new(|io| async move { shard.remove(&io, b"torn").await.map(drop) })).expect("sound");
+    }
+    let before = one.bytes();
+    // The other sees its heartbeat stand still.
+    for now_ms in [0, 1000, 7000, 7500] {
+        let shard = Rc::clone(&other);
+        memory.run(Task::new(|io| async move { shard.tick(&io, now_ms).await })).expect("alive");
+    }
+    let shard = Rc::clone(&one);
+    assert!(memory.run(Task::new(|io| async move { shard.tick(&io, 8000).await })).is_err(), "it was shut out");
+    let shard = Rc::clone(&other);
+    let adopted = memory.run(Task::new(|io| async move { shard.adopt(&io, 8000).await })).expect("sound");
+    assert!(adopted > 0 && other.bytes() >= before);
+    let shard = Rc::clone(&other);
+    let count = memory.run(Task::new(|io| async move { shard.count(&io).await }));
+    assert_eq!((count.problems, count.keys), (Vec::<String>::new(), 202));
+}
