@@ -208,10 +208,8 @@ impl Shard {
         }
         self.others.set(held);
         let words = [line_word(&bytes, me, 1) + 1, oldest, self.heap.borrow().bytes()];
-        let line = Verb::Write {
-            at: member_at(self.root, me) + 8,
-            bytes: words.map(u64::to_le_bytes).as_flattened().into(),
-        };
+        let line =
+            Verb::Write { at: member_at(self.root, me) + 8, bytes: words.map(u64::to_le_bytes).as_flattened().into() };
         let mut batch = vec![line];
         if all && self.heap.borrow().retired_bytes() > 0 {
             batch.push(Verb::Cas { at: self.root + head::EPOCH, old: epoch, new: epoch + 1 });

@@ -8,9 +8,7 @@
 
 use crate::heap::{Place, Use};
 use crate::index::Trie;
-use crate::layout::{
-    At, HEAD_BYTES, Hash, Kind, LARGE, Owner, PIECE_HEADER, SLOTS, Slot, UNIT, class_bytes, word,
-};
+use crate::layout::{At, HEAD_BYTES, Hash, Kind, LARGE, Owner, PIECE_HEADER, SLOTS, Slot, UNIT, class_bytes, word};
 use crate::member::{LEASE_MS, is_there};
 use crate::object::{Header, Object};
 use crate::shard::{Shard, Trouble};
@@ -33,9 +31,10 @@ impl Shard {
             verbs.push(Verb::Read { at: table, len: 8 });
             let answers = self.verbs(io, verbs).await;
             let [Answer::Bytes(first), Answer::Bytes(second), Answer::Bytes(forward)] = &answers[..] else { continue };
-            let slots = [first, second].into_iter().zip(buckets).flat_map(|(bytes, bucket)| {
-                (0..SLOTS).map(move |n| (bucket + n as u64 * 8, Slot(word(bytes, n))))
-            });
+            let slots = [first, second]
+                .into_iter()
+                .zip(buckets)
+                .flat_map(|(bytes, bucket)| (0..SLOTS).map(move |n| (bucket + n as u64 * 8, Slot(word(bytes, n)))));
             let slots: Vec<(At, Slot)> = slots.collect();
             if slots.iter().any(|(_, slot)| slot.is_frozen()) {
                 // A READ may be earlier than one before it: ask again, alone.

@@ -237,12 +237,7 @@ impl Store {
 
     /// About `count` keys from a place on, and where to go on; `None` at the end. A key that is there from the first
     /// call to the last is among them.
-    pub async fn scan(
-        &self,
-        io: &Io,
-        from: Cursor,
-        count: usize,
-    ) -> Result<(Vec<Object>, Option<Cursor>), Trouble> {
+    pub async fn scan(&self, io: &Io, from: Cursor, count: usize) -> Result<(Vec<Object>, Option<Cursor>), Trouble> {
         let (mut found, mut at) = (Vec::new(), Some(from));
         let mut looks = 0;
         while let Some(cursor) = at.filter(|_| found.len() < count && looks < 10 * count.max(10)) {

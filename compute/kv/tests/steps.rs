@@ -39,9 +39,7 @@ async fn perform(shard: Rc<Shard>, io: Io, key: Vec<u8>, op: Op) -> Result<Step,
             shard.put(&io, &key, &value(n)).await?;
             Step::Set(n)
         }
-        Op::SetIfAbsent(n) => {
-            Step::SetIfAbsent(n, matches!(shard.insert(&io, &key, &value(n)).await?, Inserted::Done))
-        }
+        Op::SetIfAbsent(n) => Step::SetIfAbsent(n, matches!(shard.insert(&io, &key, &value(n)).await?, Inserted::Done)),
         Op::Delete => Step::Delete(Some(!matches!(shard.remove(&io, &key).await?, Removed::Absent))),
         Op::Add => loop {
             let found = shard.find(&io, &key).await?;
@@ -127,7 +125,11 @@ fn sound(scene: Scene, ops: &[Op], chooser: &mut dyn Chooser) -> bool {
     // Then everyone looks, twice: from what it knows, and anew.
     for (n, front) in fronts.iter().enumerate() {
         let seen = memory.run(task(front, KEY, Op::Get)).expect("sound");
-        calls.push(Call { operation: seen, begun: u64::MAX - 20 + n as u64 * 2, ended: Some(u64::MAX - 19 + n as u64 * 2) });
+        calls.push(Call {
+            operation: seen,
+            begun: u64::MAX - 20 + n as u64 * 2,
+            ended: Some(u64::MAX - 19 + n as u64 * 2),
+        });
     }
     let fresh = memory.join(TINY, Rules::SOUND, 0);
     let (one, other) = (Rc::clone(&fresh), Rc::clone(&fresh));
@@ -182,7 +184,8 @@ fn at_random(rules: Rules, seeds: std::ops::Range<u64>) -> Result<(), String> {
                 op => op,
             })
             .collect();
-        let (present, fill) = (chooser.numbers.below(2) == 0, if seed % 2 == 0 { 15 + seed as usize / 2 % 2 } else { 2 });
+        let (present, fill) =
+            (chooser.numbers.below(2) == 0, if seed % 2 == 0 { 15 + seed as usize / 2 % 2 } else { 2 });
         if chooser.numbers.below(3) == 0 {
             chooser.kill = Some((chooser.numbers.index(60), chooser.numbers.index(3)));
         }

@@ -27,9 +27,8 @@ pub fn float(text: &[u8]) -> Result<f64, Fail> {
 pub fn parse_float(text: &[u8]) -> Option<f64> {
     let text = std::str::from_utf8(text).ok()?;
     let word = text.trim_start_matches(['-', '+']).to_ascii_lowercase();
-    let honest = word.starts_with(|first: char| first.is_ascii_digit() || first == '.')
-        || word == "inf"
-        || word == "infinity";
+    let honest =
+        word.starts_with(|first: char| first.is_ascii_digit() || first == '.') || word == "inf" || word == "infinity";
     text.parse().ok().filter(|number: &f64| honest && !number.is_nan())
 }
 
@@ -73,9 +72,7 @@ pub fn moment(call: &Call, command: &str, arg: &[u8], unit: Unit) -> Result<i64,
         Unit::Milliseconds | Unit::AtMilliseconds => number,
     };
     match unit {
-        Unit::Seconds | Unit::Milliseconds => {
-            ms.checked_add(call.store().now_ms() as i64).ok_or_else(invalid)
-        }
+        Unit::Seconds | Unit::Milliseconds => ms.checked_add(call.store().now_ms() as i64).ok_or_else(invalid),
         Unit::AtSeconds | Unit::AtMilliseconds => Ok(ms),
     }
 }
@@ -101,7 +98,11 @@ pub fn range(first: i64, last: i64, len: usize) -> Option<(usize, usize)> {
 #[test]
 fn numbers() {
     assert_eq!(parse_int(b"-12"), Some(-12));
-    assert!([&b""[..], b"-", b"+1", b"01", b" 1", b"1 ", b"-0", b"9223372036854775808"].iter().all(|text| parse_int(text).is_none()));
+    assert!(
+        [&b""[..], b"-", b"+1", b"01", b" 1", b"1 ", b"-0", b"9223372036854775808"]
+            .iter()
+            .all(|text| parse_int(text).is_none())
+    );
     assert_eq!(parse_float(b"-1.5e3"), Some(-1500.0));
     assert!([&b"nan"[..], b"", b"1 ", b"x"].iter().all(|text| parse_float(text).is_none()));
     assert_eq!((range(0, -1, 5), range(-3, -2, 5), range(2, 9, 5)), (Some((0, 5)), Some((2, 4)), Some((2, 5))));

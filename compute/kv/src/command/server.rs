@@ -42,10 +42,7 @@ pub async fn run(name: &str, call: &Call) -> Answered {
         "slowlog" => slowlog(call),
         "time" => {
             let now = call.store().now_ms();
-            Ok(Reply::Array(vec![
-                Reply::bulk((now / 1000).to_string()),
-                Reply::bulk((now % 1000 * 1000).to_string()),
-            ]))
+            Ok(Reply::Array(vec![Reply::bulk((now / 1000).to_string()), Reply::bulk((now % 1000 * 1000).to_string())]))
         }
         // Nothing is replicated.
         _ => Ok(Reply::Int(0)),
@@ -76,9 +73,7 @@ fn hello(call: &Call) -> Answered {
             *call.client.name.borrow_mut() = named(call.arg(n + 1))?;
             n += 2;
         } else if is(call.arg(n), "auth") && n + 2 < call.count() {
-            return Err(Fail(Reply::Error(
-                "WRONGPASS invalid username-password pair or user is disabled.".into(),
-            )));
+            return Err(Fail(Reply::Error("WRONGPASS invalid username-password pair or user is disabled.".into())));
         } else {
             return Err(Fail::new(format!("Syntax error in HELLO option '{}'", String::from_utf8_lossy(call.arg(n)))));
         }
@@ -125,9 +120,7 @@ fn client(call: &Call) -> Answered {
     let now = call.store().now_ms();
     match (call.arg(1).to_ascii_lowercase().as_slice(), call.count()) {
         (b"id", 2) => Ok(Reply::Int(call.client.id as i64)),
-        (b"getname", 2) => {
-            Ok(Reply::maybe(Some(call.client.name.borrow().clone()).filter(|name| !name.is_empty())))
-        }
+        (b"getname", 2) => Ok(Reply::maybe(Some(call.client.name.borrow().clone()).filter(|name| !name.is_empty()))),
         (b"setname", 3) => {
             *call.client.name.borrow_mut() = named(call.arg(2))?;
             Ok(Reply::Ok)

@@ -199,8 +199,7 @@ async fn mset(call: &Call, if_absent: bool) -> Answered {
         last.insert(&pair[0], n);
     }
     let once = |(n, pair): &(usize, &[Vec<u8>])| last.get(&pair[0]) == Some(n);
-    let pairs: Vec<&[Vec<u8>]> =
-        call.args[1..].chunks(2).enumerate().filter(once).map(|(_, pair)| pair).collect();
+    let pairs: Vec<&[Vec<u8>]> = call.args[1..].chunks(2).enumerate().filter(once).map(|(_, pair)| pair).collect();
     let put = |pair: &&[Vec<u8>]| -> Pin<Box<dyn Future<Output = Result<(), Fail>>>> {
         let (call, key, value) = (call.clone(), pair[0].clone(), Value::string(pair[1].clone()));
         Box::pin(async move { Ok(call.store().put(&call.io, &key, &value).await?) })
@@ -265,8 +264,9 @@ async fn add(call: &Call, by: i64) -> Answered {
     let change = |there: Option<&Object>| -> Result<Change<Reply>, Fail> {
         let old = match there {
             None => 0,
-            Some(object) => parse_int(text(object)?)
-                .ok_or_else(|| Fail::new("value is not an integer or out of range"))?,
+            Some(object) => {
+                parse_int(text(object)?).ok_or_else(|| Fail::new("value is not an integer or out of range"))?
+            }
         };
         let new = old.checked_add(by).ok_or_else(|| Fail::new("increment or decrement would overflow"))?;
         Ok(Change::Put(like(there, new.to_string().into_bytes()), Reply::Int(new)))
@@ -340,9 +340,7 @@ async fn bitcount(call: &Call) -> Answered {
             let len = if by_bit { bytes.len() * 8 } else { bytes.len() };
             Ok(Reply::Int(match args::range(first, last, len) {
                 None => 0,
-                Some((from, to)) if by_bit => {
-                    (from..to).map(|n| i64::from(bytes[n / 8] >> (7 - n % 8) & 1)).sum()
-                }
+                Some((from, to)) if by_bit => (from..to).map(|n| i64::from(bytes[n / 8] >> (7 - n % 8) & 1)).sum(),
                 Some((from, to)) => ones(&bytes[from..to]),
             }))
         }

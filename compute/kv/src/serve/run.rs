@@ -132,8 +132,7 @@ fn alone<T, F: Future<Output = T> + 'static>(
 
 fn random() -> Result<u64, Failed> {
     let mut bytes = [0; 8];
-    process::random_bytes(&mut bytes)
-        .map_err(|e| Failed::System { what: "random numbers", reason: e.to_string() })?;
+    process::random_bytes(&mut bytes).map_err(|e| Failed::System { what: "random numbers", reason: e.to_string() })?;
     Ok(u64::from_le_bytes(bytes))
 }
 
@@ -218,8 +217,7 @@ struct Server {
 /// # Errors
 /// It could not begin, or a node was lost.
 pub fn run(config: &Config, ready: impl FnOnce(&[SocketAddr])) -> Result<(), Failed> {
-    let signals =
-        Signals::take().map_err(|e| Failed::System { what: "signals", reason: e.to_string() })?;
+    let signals = Signals::take().map_err(|e| Failed::System { what: "signals", reason: e.to_string() })?;
     process::raise_descriptor_limit();
     let listeners = config.listen.iter().map(listen).collect::<Result<Vec<_>, _>>()?;
     let (drive, shards) = open(config, true)?;
@@ -392,9 +390,9 @@ impl Server {
             let open = || connection.begun.iter().filter(|begun| begun.reply.is_none());
             let clashes = match key {
                 None => open().next().is_some(),
-                Some(key) => open().any(|begun| {
-                    begun.key.is_none() || begun.key == Some(key) && (writes || begun.writes)
-                }),
+                Some(key) => {
+                    open().any(|begun| begun.key.is_none() || begun.key == Some(key) && (writes || begun.writes))
+                }
             };
             let taken = key.filter(|key| writes && self.writing.contains(key));
             if clashes || taken.is_some() {

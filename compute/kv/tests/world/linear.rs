@@ -107,9 +107,11 @@ impl Model for Register {
 #[test]
 fn a_history_is_judged() {
     let call = |operation, begun, ended| Call { operation, begun, ended };
-    let sound = [call(Step::Set(1), 0, Some(9)), call(Step::Get(Some(1)), 1, Some(2)), call(Step::Get(Some(1)), 3, Some(4))];
+    let sound =
+        [call(Step::Set(1), 0, Some(9)), call(Step::Get(Some(1)), 1, Some(2)), call(Step::Get(Some(1)), 3, Some(4))];
     assert!(check::<Register>(None, &sound));
-    let back = [call(Step::Set(1), 0, Some(9)), call(Step::Get(Some(1)), 1, Some(2)), call(Step::Get(None), 3, Some(4))];
+    let back =
+        [call(Step::Set(1), 0, Some(9)), call(Step::Get(Some(1)), 1, Some(2)), call(Step::Get(None), 3, Some(4))];
     assert!(!check::<Register>(None, &back));
     let lost = [call(Step::Set(1), 0, None), call(Step::Get(None), 1, Some(2)), call(Step::Get(Some(1)), 3, Some(4))];
     assert!(check::<Register>(None, &lost));
