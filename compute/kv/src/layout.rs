@@ -132,7 +132,7 @@ impl Slot {
 
     /// The object's address at the node.
     pub fn at(self, node: u8) -> At {
-        u64::from(node) << NODE_SHIFT | self.unit() * UNIT
+        (u64::from(node) << NODE_SHIFT) | (self.unit() * UNIT)
     }
 }
 
@@ -153,7 +153,7 @@ impl Hash {
 
     /// Its shard among so many.
     pub fn shard(self, shards: usize) -> usize {
-        ((self.0 & 0xffff_ffff) * shards as u64 >> 32) as usize
+        (((self.0 & 0xffff_ffff) * shards as u64) >> 32) as usize
     }
 
     /// Its path through the tables: the first table in the upper [`ROOT_BITS`] of 31 bits, then one bit a split.

@@ -301,7 +301,8 @@ fn histories(way: Transport, seed: u64) {
             calls.iter().filter(|(which, _)| *which == key).map(|(_, call)| call.clone()).collect();
         assert!(linearizable::<Register>(None, &of_key), "seed {seed}, key {key}: {of_key:?}");
     }
-    // What the dead front end held is taken over by the other.
+    // What the dead front end held is taken over by the other, when its lease is over.
+    std::thread::sleep(Duration::from_millis(farmem_kv::member::LEASE_MS + 1000));
     let begun = Instant::now();
     loop {
         let counts = check(&config("load", &node.at)).unwrap();

@@ -198,7 +198,7 @@ fn at_random(rules: Rules, seeds: std::ops::Range<u64>) -> Result<(), String> {
 
 #[test]
 fn three_operations_with_splits_and_crashes() {
-    at_random(Rules::SOUND, 0..4000).expect("linearizable");
+    at_random(Rules::SOUND, 0..1500).expect("linearizable");
 }
 
 #[test]

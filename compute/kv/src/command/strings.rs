@@ -3,7 +3,7 @@
 use super::args::{self, Unit, float, int, is, parse_float, parse_int};
 use super::{Answered, Call, Fail};
 use crate::object::{Object, Type, Value};
-use crate::resp::{Reply, double};
+use crate::resp::Reply;
 use crate::store::Change;
 use crate::task::join;
 use std::future::Future;
@@ -183,7 +183,7 @@ async fn mget(call: &Call) -> Answered {
 }
 
 async fn mset(call: &Call, if_absent: bool) -> Answered {
-    if call.count() % 2 == 0 {
+    if call.count().is_multiple_of(2) {
         return Err(Fail(super::wrong_number(if if_absent { "msetnx" } else { "mset" })));
     }
     if if_absent {
@@ -293,7 +293,7 @@ async fn add_float(call: &Call) -> Answered {
 
 /// A number without an exponent.
 fn plain(number: f64) -> String {
-    if number.abs() < 1e17 { format!("{number}") } else { double(number).replace("e+", "e+") }
+    if number.abs() < 1e17 { format!("{number}") } else { format!("{number:.0}") }
 }
 
 async fn getbit(call: &Call) -> Answered {

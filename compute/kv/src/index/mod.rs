@@ -72,8 +72,7 @@ enum Seen {
 type Slots = Vec<(At, Slot)>;
 
 impl Shard {
-    fn remember(&self, key: &[u8], hash: Hash, table: At, slot_at: At, slot: Slot, len: u32, expiry: u64, epoch: u64) {
-        let known = Known { table, slot_at, slot, len, expiry, epoch };
+    fn remember(&self, key: &[u8], hash: Hash, known: Known) {
         self.cache.borrow_mut().put(key, hash, known);
     }
 
@@ -162,8 +161,8 @@ impl Shard {
                 && let Some(object) = Object::decode(object.clone())
                 && object.key() == key
             {
-                let Known { table, slot_at, slot, len, expiry, .. } = known;
-                self.remember(key, hash, table, slot_at, slot, len, expiry, section.epoch);
+                let Known { table, slot_at, slot, .. } = known;
+                self.remember(key, hash, Known { epoch: section.epoch, ..known });
                 return Ok(Some(Found { slot_at, slot, object, table, section }));
             }
             self.cache.borrow_mut().forget(key, hash);
@@ -176,7 +175,7 @@ impl Shard {
             match self.look(io, key, hash, table, &slots).await {
                 Seen::Key(slot_at, slot, object) => {
                     let (len, expiry) = (object.len(), object.expiry().unwrap_or(0));
-                    self.remember(key, hash, table, slot_at, slot, len, expiry, section.epoch);
+                    self.remember(key, hash, Known { table, slot_at, slot, len, expiry, epoch: section.epoch });
                     return Ok(Some(Found { slot_at, slot, object, table, section }));
                 }
                 Seen::Absent(_) => return Ok(None),
@@ -265,7 +264,8 @@ impl Shard {
             }
             match self.swap(io, at, slot.pending().0, slot.0).await? {
                 Ok(()) => {
-                    self.remember(key, hash, table, at, slot, len, 0, section.epoch);
+                    let epoch = section.epoch;
+                    self.remember(key, hash, Known { table, slot_at: at, slot, len, expiry: 0, epoch });
                     return Ok(Inserted::Done);
                 }
                 // Undone by another insert of this key, or frozen.
@@ -382,7 +382,7 @@ impl Shard {
                 if let (Some((held, _, slot)), Some(value)) = (made, value) {
                     self.heap.borrow_mut().linked(held.at, hash.0);
                     let (len, expiry) = (object::len(key, &value.bytes) as u32, value.expiry.unwrap_or(0));
-                    self.remember(key, hash, table, at, slot, len, expiry, section.epoch);
+                    self.remember(key, hash, Known { table, slot_at: at, slot, len, expiry, epoch: section.epoch });
                 }
                 Ok(true)
             }

@@ -69,6 +69,6 @@ fn patterns() {
     let no = ["", "h", "h?", "h[x]llo", "h[^e]llo", "*x", "hello?", "h\\*o"];
     assert!(no.iter().all(|pattern| !matches(pattern.as_bytes(), b"hello")));
     assert!(matches(b"a\\*b", b"a*b") && matches(b"", b"") && matches(b"*", b""));
-    // No more than quadratic.
-    assert!(!matches("a*".repeat(30).as_bytes(), "a".repeat(2000).replace("aaaaaaaa", "aaaaaaab").as_bytes()) || true);
+    // In no more than quadratic time.
+    assert!(!matches(("a*".repeat(30) + "b").as_bytes(), "a".repeat(2000).as_bytes()));
 }

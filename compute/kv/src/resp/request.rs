@@ -69,13 +69,13 @@ impl Parser {
                 }
                 let len = number(&line[1..]).filter(|&len| len >= 0 && len as usize <= limits.argument);
                 let len = len.ok_or("Protocol error: invalid bulk length")? as usize;
-                self.size += len;
-                if self.size > limits.command {
+                if self.size + len > limits.command {
                     return Err("Protocol error: the command is too long".into());
                 }
                 let Some(argument) = self.bytes.get(after..after + len + 2) else { return Ok(None) };
                 request.push(argument[..len].to_vec());
                 *left -= 1;
+                self.size += len;
                 self.at = after + len + 2;
                 continue;
             }
@@ -203,6 +203,13 @@ mod tests {
         for step in 1..stream.len() {
             assert_eq!(all(stream, step), (expected.clone(), None), "{step}");
         }
+    }
+
+    #[test]
+    fn a_long_argument_may_come_in_many_pieces() {
+        let argument = [&b"*1\r\n$9000000\r\n"[..], &vec![b'v'; 9_000_000], b"\r\n"].concat();
+        let (requests, wrong) = all(&argument, 16 << 10);
+        assert_eq!((requests.len(), wrong), (1, None));
     }
 
     #[test]
