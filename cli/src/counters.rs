@@ -113,6 +113,8 @@ plain_counters! {
     mapped_bytes,
     /// The runtime's own memory now.
     runtime_bytes,
+    /// Far memory with one copy where two were asked for, now.
+    single_bytes,
 }
 
 impl Counts {

@@ -19,7 +19,7 @@ use toml::{Table, Value};
 use crate::failure::Failure;
 
 /// Keys that a file may have. A variable's name is `FARMEM_` and the key in capitals.
-pub const KEYS: [&str; 6] = ["local", "node", "controller", "transport", "grace", "stats"];
+pub const KEYS: [&str; 7] = ["local", "node", "controller", "protect", "transport", "grace", "stats"];
 
 /// The system's file.
 const SYSTEM: &str = "/etc/farmem/config.toml";
@@ -197,7 +197,10 @@ mod tests {
     #[test]
     fn what_is_wrong_is_named_with_its_place() {
         for (file, says) in [
-            ("nodes = 'a:1'", ": unknown key 'nodes'; known are local, node, transport, grace, stats"),
+            (
+                "nodes = 'a:1'",
+                ": unknown key 'nodes'; known are local, node, controller, protect, transport, grace, stats",
+            ),
             ("local = 1", ": local must be a text, in quotes"),
             ("node = [1]", ": node must be a text or a list of texts"),
             ("\nlocal = 1G", ", line 2: "),

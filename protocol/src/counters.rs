@@ -220,6 +220,8 @@ pub struct Process {
     pub mapped_bytes: AtomicU64,
     /// Level: memory of the runtime itself, bytes.
     pub runtime_bytes: AtomicU64,
+    /// Level: far memory that has one copy where two were asked for, in whole slabs, bytes.
+    pub single_bytes: AtomicU64,
     /// Latency of demand faults, in ns.
     pub latency: Histogram,
 }

@@ -4,19 +4,27 @@
  *   keeps_checking MIB THREADS [fork] [idle] [noreserve] [crash]
  *
  * Says "ready PID" when every page is written, and works until SIGUSR1. Then
- * every thread checks all of its pages once more, and the program says "sound"
- * and ends with 0. A word that is not what was written last: "WRONG", and 99.
+ * every thread checks all of its pages once more, and the program says "sound",
+ * with the longest time that the work on one page took, and ends with 0. A word that is not what was written last: "WRONG", and 99.
  * With `fork`, a child does the same to its copy, which the parent waits for.
  * With `idle`, nothing is touched between "ready" and SIGUSR1.
  * With `noreserve`, the map is one that nobody promised memory for. With `crash`,
  * a thread writes to address 16 while the others work. SIGINT is counted. */
 #include "case.h"
+#include <stdatomic.h>
 
 enum { MOST = 64 };
 static size_t pages, threads;
 static uint64_t *map;
 static uint32_t *written; /* how often each page was: local, so that nothing far vouches for far */
 static volatile sig_atomic_t finish, interrupts;
+static _Atomic uint64_t longest; /* ns */
+
+static uint64_t now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1000000000ull + t.tv_nsec;
+}
 
 static void on_finish(int s) { (void)s, finish = 1; }
 static void on_interrupt(int s) { (void)s, interrupts++; }
@@ -51,8 +59,11 @@ static void *work(void *arg) {
         /* One page, or a few in a row, so that there is something to fetch ahead. */
         size_t end = page + (random % 4 ? 1 : random >> 8 & 63);
         for (; page < end && page < own; page++) {
+            uint64_t begun = now_ns();
             check_page(me * own + page);
             if (random % 3 == 0) write_page(me * own + page);
+            uint64_t took = now_ns() - begun, most = longest;
+            while (took > most && !atomic_compare_exchange_weak(&longest, &most, took)) {}
         }
     }
     for (size_t i = 0; i < own; i++) check_page(me * own + i);
@@ -113,6 +124,7 @@ int main(int argc, char **argv) {
         kill(child, SIGUSR1);
         MUST(waitpid(child, &ended, 0) == child);
     }
-    printf("sound interrupts %d child %d\n", (int)interrupts, WIFEXITED(ended) ? WEXITSTATUS(ended) : -WTERMSIG(ended));
+    printf("sound interrupts %d child %d", (int)interrupts, WIFEXITED(ended) ? WEXITSTATUS(ended) : -WTERMSIG(ended));
+    printf(" longest_us %llu\n", (unsigned long long)longest / 1000);
     return 0;
 }

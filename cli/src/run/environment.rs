@@ -77,6 +77,15 @@ impl TypedValueParser for DirtyParser {
     }
 }
 
+/// How far memory is protected against the loss of a node.
+#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq)]
+pub enum Protect {
+    /// One copy of each page
+    None,
+    /// Two copies, at different nodes
+    Mirror,
+}
+
 /// How bytes move.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq)]
 pub enum Transport {
@@ -148,6 +157,9 @@ pub fn set(
         ("counters", counters.display().to_string()),
         ("grace_ms", plan.grace.as_millis().to_string()),
     ];
+    if plan.protect != Protect::None {
+        fields.push(("protect", word(plan.protect)));
+    }
     if options.node_file.is_some() || plan.controller.is_some() {
         fields.push(("changes", "1".to_owned()));
     }

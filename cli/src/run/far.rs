@@ -138,6 +138,21 @@ impl Far {
         !self.sessions.iter().all(Session::is_direct)
     }
 
+    /// Refuses two addresses of the same node.
+    pub fn are_different(&self) -> Result<(), Failure> {
+        let same = |at: usize| {
+            (0..at)
+                .find(|&other| self.sessions[other].identity().incarnation == self.sessions[at].identity().incarnation)
+        };
+        match (0..self.sessions.len()).find_map(|at| same(at).map(|other| (other, at))) {
+            Some((one, other)) => Err(Failure::usage(format!(
+                "{} and {} are the same node: --protect mirror needs two",
+                self.nodes[one], self.nodes[other]
+            ))),
+            None => Ok(()),
+        }
+    }
+
     /// Tells the nodes that no process of the run is left. A node that is gone needs no telling.
     pub fn end_run(self) {
         for session in &self.sessions {

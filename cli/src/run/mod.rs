@@ -45,7 +45,7 @@ pub use plan::{Nodes, Plan};
 pub use summary::Outcome;
 
 use crate::rack::nodes::Asker;
-pub use environment::{Dirty, Faults, Prefetch, Transport};
+pub use environment::{Dirty, Faults, Prefetch, Protect, Transport};
 pub use far::{RunName, node as node_named};
 use roster::Roster;
 pub use summary::Stats;
@@ -80,6 +80,10 @@ pub struct Options {
     /// What a node that is started for this run lends [default: 80% of what is available]
     #[arg(long, value_name = "SIZE")]
     pub far: Option<Size>,
+
+    /// Copies of far memory, so that a node may be lost [default: none]
+    #[arg(long, value_enum)]
+    pub protect: Option<Protect>,
 
     /// Who serves page faults
     #[arg(long, value_enum, default_value_t = Faults::Inline)]
@@ -145,6 +149,7 @@ impl Options {
             node_file: None,
             controller: None,
             far: None,
+            protect: None,
             fault: Faults::Inline,
             prefetch: Prefetch::On,
             dirty: Dirty::Auto,
@@ -172,6 +177,9 @@ Examples:
       Far memory lies on bighost, where this runs:
       farmem node --lend 8G --listen 0.0.0.0:7411
 
+  farmem run --local 1G --node a:7411 --node b:7411 --protect mirror -- ./job
+      Every page is on both nodes: the job goes on when one is lost.
+
   farmem run --local 25% --stats json:stats.json -- sort -S 8G big.txt
       A quarter of this machine's RAM local; figures for a script.
 
@@ -180,6 +188,7 @@ Settings: a flag wins over a variable, a variable over your file, your file over
   --local 1G          FARMEM_LOCAL=1G          local = \"1G\"
   --node a:7411       FARMEM_NODE=a:7411       node = [\"a:7411\", \"b:7411\"]
   --controller r:7400 FARMEM_CONTROLLER=r:7400 controller = \"r:7400\"
+  --protect mirror    FARMEM_PROTECT=mirror    protect = \"mirror\"
   --transport tcp     FARMEM_TRANSPORT=tcp     transport = \"tcp\"
   --grace 10s         FARMEM_GRACE=10s         grace = \"10s\"
   --stats none        FARMEM_STATS=none        stats = \"none\"
@@ -246,7 +255,9 @@ pub fn carry_out(options: &Options, plan: &Plan) -> Result<Outcome, Failure> {
 
     let run = RunName::new().map_err(|e| Failure::usage(format!("no randomness for a run's name: {e}")))?;
     let mut nodes = plan.nodes.clone();
-    let mut asker = plan.controller.as_deref().map(|at| Asker::new(at, run, 1));
+    // Two copies in two failure domains.
+    let domains = if plan.protect == Protect::Mirror { 2 } else { 1 };
+    let mut asker = plan.controller.as_deref().map(|at| Asker::new(at, run, domains));
     if let Some(asker) = &mut asker {
         nodes = asker.first()?;
     }
@@ -259,6 +270,12 @@ pub fn carry_out(options: &Options, plan: &Plan) -> Result<Outcome, Failure> {
         None
     };
     let mut far = Far::connect(&nodes, run, plan.transport.into(), plan.grace, Path::new(name))?;
+    if plan.protect == Protect::Mirror {
+        if nodes.len() < 2 {
+            return Err(Failure::no_node("--protect mirror needs two nodes, and the controller has given one"));
+        }
+        far.are_different()?;
+    }
     let mut counters = begin_counters(&dir, run, options, plan, &nodes)?;
 
     let mut command = Command::new(&file);

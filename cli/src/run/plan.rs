@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use farmem_fabric::NodeAddr;
 
-use super::environment::Transport;
+use super::environment::{Protect, Transport};
 use super::summary::Stats;
 use super::{Options, far, roster};
 use crate::failure::Failure;
@@ -47,6 +47,8 @@ pub struct Plan {
     pub nodes: Vec<NodeAddr>,
     /// The controller that says which nodes it has.
     pub controller: Option<String>,
+    /// How its far memory is protected.
+    pub protect: Protect,
     /// How bytes move.
     pub transport: Transport,
     /// How long a cut connection may take to come back.
@@ -84,6 +86,14 @@ impl Plan {
             Some((Nodes(nodes), _)) if options.far.is_none() && controller.is_none() => nodes,
             _ => Vec::new(),
         };
+        let protect = settings.choose("protect", options.protect, |text| Protect::from_str(text, false))?;
+        let protect = protect.map_or(Protect::None, |(protect, _)| protect);
+        if protect == Protect::Mirror && nodes.len() < 2 && controller.is_none() {
+            return Err(Failure::usage(format!(
+                "--protect mirror keeps two copies at different nodes: name at least two with --node ({} named)",
+                nodes.len()
+            )));
+        }
         let transport = settings.choose("transport", options.transport, |text| Transport::from_str(text, false))?;
         let transport = transport.map_or(Transport::Auto, |(transport, _)| transport);
         if options.shape.is_some() && transport != Transport::Tcp {
@@ -92,7 +102,7 @@ impl Plan {
         let grace = settings.choose("grace", options.grace, crate::time::parse)?.map_or(GRACE, |(grace, _)| grace);
         let stats = settings.choose("stats", options.stats.clone(), str::parse)?;
         let stats = stats.map_or(Stats::Text, |(stats, _)| stats);
-        Ok(Plan { local, local_from, nodes, controller, transport, grace, stats, sample: None, ram })
+        Ok(Plan { local, local_from, nodes, controller, protect, transport, grace, stats, sample: None, ram })
     }
 }
 

@@ -223,6 +223,10 @@ fn rows(sample: &Sample, peaks: &Peaks) -> Vec<Line> {
         let more = "times a process of the run lost a node and went on";
         rows.push(("nodes lost", units::count(counts.nodes_lost), more.to_owned()));
     }
+    if counts.single_bytes > 0 {
+        let more = "had one copy at the end, where two were asked for";
+        rows.push(("one copy", units::bytes(counts.single_bytes), more.to_owned()));
+    }
     if counts.syscalls_unknown > 0 {
         let more = "with far pointers, of numbers farmem does not know";
         rows.push(("system calls", units::count(counts.syscalls_unknown), more.to_owned()));

@@ -33,6 +33,10 @@ pub struct Run {
     pub local_limit: u64,
     /// Bytes in far slots.
     pub far: u64,
+    /// … of which one copy is left, where two were asked for.
+    pub single: u64,
+    /// Times one of its processes lost a node and went on.
+    pub nodes_lost: u64,
     /// Far memory mapped.
     pub mapped: u64,
     /// What farmem itself takes in the run's processes.
@@ -150,6 +154,8 @@ fn as_run(name: &str, sample: &Sample, before: Option<(Duration, &Counts, &[u64;
         local: total.local_bytes,
         local_limit: sample.local_limit,
         far: total.far_bytes,
+        single: total.single_bytes,
+        nodes_lost: total.nodes_lost,
         mapped: total.mapped_bytes,
         runtime: total.runtime_bytes,
         faults_per_s: since.faults() as f64 / seconds,

@@ -223,10 +223,11 @@ impl Screen {
         let lines = vec![
             Line::from(format!(" {}", run.program)).style(Style::new().add_modifier(Modifier::BOLD)),
             Line::from(format!(
-                " for {}, {} processes, faults {mode}, nodes {}",
+                " for {}, {} processes, faults {mode}, nodes {}{}",
                 units::nanos((run.age_s.max(0.0) * 1e9) as u64),
                 run.processes,
-                run.nodes
+                run.nodes,
+                table::losses(run)
             )),
             Line::from(format!(
                 " {} mapped; prefetch accuracy {}, coverage {}; fetches p50 {}  p90 {}  p99 {}  p99.9 {}",

@@ -3,6 +3,15 @@
 use super::gather::{self, Agent, Node, Run, View};
 use crate::units;
 
+/// The losses of a run, for the end of a line. Empty if there were none.
+pub fn losses(run: &Run) -> String {
+    match (run.nodes_lost, run.single) {
+        (0, 0) => String::new(),
+        (lost, 0) => format!("; {lost} lost"),
+        (lost, single) => format!("; {lost} lost, {} with one copy", units::bytes(single)),
+    }
+}
+
 /// Columns of a run, the program first.
 pub const RUN_COLUMNS: [&str; 12] =
     ["program", "pid", "local", "limit", "far", "faults/s", "hits", "p50", "p99", "in/s", "out/s", "waiting"];

@@ -8,6 +8,7 @@
 
 use crate::Pager;
 use crate::ending::{is_orphaned, or_end, say};
+use crate::repair::Repair;
 use farmem_pool::Loss;
 use farmem_protocol::addr::{PAGE_BYTES, SLAB_BYTES};
 use farmem_protocol::units::bytes;
@@ -175,6 +176,7 @@ impl Pager {
         self.also.get().iter().for_each(|also| also());
         let mut sleep = (TEND_NS, 0);
         let (mut last_housekeeping, mut last_tended, mut near) = (now_ns(), now_ns(), true);
+        let mut repair = Repair::default();
         loop {
             if !self.staging.is_empty() {
                 let _inside = self.threads.enter();
@@ -197,8 +199,9 @@ impl Pager {
                 last_housekeeping = now_ns();
                 self.keep_house();
             }
+            let pause = self.repair(&mut repair).unwrap_or(TEND_NS);
             let seen = self.background.asked.load(Ordering::Acquire);
-            let mut longest = if near { sleep.0 } else { sleep.0.min(SEEK_NS) };
+            let mut longest = if near { sleep.0.min(pause) } else { sleep.0.min(SEEK_NS).min(pause) };
             if self.background.first.load(Ordering::Relaxed) != 0 {
                 self.end_with_the_last();
                 if now_ns() < self.background.watches.load(Ordering::Relaxed) {
@@ -213,7 +216,7 @@ impl Pager {
 
     /// Says which nodes were lost without the end of the process, each in a line.
     pub(crate) fn tell_losses(&self) {
-        for Loss { lost, slabs, kept } in self.pool.losses() {
+        for Loss { lost, slabs, kept, single } in self.pool.losses() {
             // The node was started for the run, and has ended with its supervisor: so does the run.
             if kept && is_orphaned() {
                 return or_end(Err(lost));
@@ -225,6 +228,10 @@ impl Pager {
                 (_, true) => say(&format!(
                     "{lost}; the program goes on: the {bytes} that it has there are mapped here and stay, and no more is taken there"
                 )),
+                (_, false) if single > 0 => {
+                    let left = farmem_protocol::units::bytes(u64::from(single) * SLAB_BYTES);
+                    say(&format!("{lost}; the program goes on with one copy of {left}"));
+                }
                 (_, false) => say(&format!("{lost}; the program goes on: no page was there alone")),
             }
         }
@@ -259,6 +266,7 @@ impl Pager {
         let far = self.pool.used();
         self.counters.far_bytes.store(far, Ordering::Relaxed);
         self.counters.far_peak.fetch_max(far, Ordering::Relaxed);
+        self.counters.single_bytes.store(self.pool.single_bytes(), Ordering::Relaxed);
         self.publish_runtime();
     }
 }

@@ -22,6 +22,7 @@
 //! | `guess` | will a page be written this time too? |
 //! | `staging` | bytes on their way out, and back |
 //! | `nodes` | nodes that join and leave while the program runs |
+//! | `repair` | … and what they leave undone: slabs that lack a copy |
 //! | `pin` | pages that a system call is using |
 //! | `crowd` | … nearly all that are local |
 //! | `space`, `moves`, `regions` | mmap and its kin |
@@ -68,6 +69,7 @@ mod pin;
 mod reads;
 mod record;
 mod regions;
+mod repair;
 mod settle;
 mod space;
 mod staging;

@@ -110,15 +110,17 @@ impl Pager {
     }
 
     /// Frees what no word of a slab names any more, once every thread has left the pager, and what
-    /// was posted is done. By the background thread, which is not in it.
-    pub(crate) fn free_dropped(&self) {
-        let Some(dropped) = self.pool.dropped() else { return };
+    /// was posted is done; whether nothing is left to be freed. By the background thread, which is not
+    /// in it.
+    pub(crate) fn free_dropped(&self) -> bool {
+        let Some(dropped) = self.pool.dropped() else { return true };
         if !self.threads.all_leave_once(1_000_000) {
-            return;
+            return false;
         }
         let _inside = self.threads.enter();
         let mut evictor = self.evictor.lock();
         self.drain_writes(&mut evictor);
         self.pool.all_have_left(dropped);
+        true
     }
 }

@@ -39,22 +39,30 @@ impl Pool {
     /// No other node grants a slab; or the slab has gone, or has two homes.
     pub fn add_home(&self, index: u32) -> Result<(), NoRoom> {
         let gone = || NoRoom::Exhausted("the slab has gone, or has two homes".to_owned());
-        let single = |word: Word| (word.homes() == 1 && word.state(0) == State::Whole).then_some(word);
-        let word = single(self.extents.word(index)).ok_or_else(gone)?;
-        let second = self.granted(&[self.extents.home(word, 0).node])?;
+        let only = |word: Word| {
+            let only = (0..HOMES).find(|&nth| word.state(nth) == State::Whole).filter(|_| word.homes() == 1);
+            only.map(|nth| (word, self.extents.home(word, nth)))
+        };
+        let (_, first) = only(self.extents.word(index)).ok_or_else(gone)?;
+        let second = self.granted(&[first.node])?;
         let changing = self.changing.lock();
         let node = &self.nodes.all()[second.node as usize];
         let mut slabs = self.slabs.lock();
-        let word = single(self.extents.word(index)).filter(|_| node.standing() == Standing::In);
+        let found = only(self.extents.word(index)).filter(|_| node.standing() == Standing::In);
         let slab = slabs.list.get(index as usize).and_then(Option::as_ref);
-        let added = word.zip(slab).and_then(|(word, slab)| {
-            let record = self.extents.record([self.extents.home(word, 0), second])?;
-            let next = word.with_number(record).with_state(1, State::Filling);
+        let added = found.zip(slab).and_then(|((word, first), slab)| {
+            // The one that is whole comes first, where questions look first.
+            let record = self.extents.record([first, second])?;
+            let next = word.with_number(record).with_state(0, State::Whole).with_state(1, State::Filling);
             slab.taken().for_each(|place| {
                 self.extents.set_stale(next, 1, place, true);
             });
-            self.extents.publish(index, next);
-            Some(Dropped { record: Some(word.number()), home: None })
+            // Another thread may be cut off from the first just now, and take it out of the word.
+            let swapped = self.extents.update(index, |seen| (seen == word).then_some(next));
+            swapped.map(|_| Dropped { record: Some(word.number()), home: None }).or_else(|| {
+                self.extents.free(record);
+                None
+            })
         });
         match added {
             Some(dropped) => {
@@ -65,7 +73,7 @@ impl Pool {
             None => {
                 drop(slabs);
                 drop(changing);
-                let _ = node.session().release(second.slab);
+                self.decline(second);
                 Err(gone())
             }
         }
@@ -89,12 +97,21 @@ impl Pool {
         // The one that stays comes first, where questions look first.
         let stays = self.extents.home(seen, 1 - home);
         let Some(record) = self.extents.record([stays, Home::NONE]) else { return false };
-        let single = |word: Word| word.with_number(record).with_state(0, State::Whole).with_state(1, State::Absent);
+        // Pages may be overwritten again, unless the node of this one is being left, too.
+        let left = self.nodes.all()[stays.node as usize].standing() == Standing::Leaving;
+        let single = |word: Word| {
+            let word = word.with_number(record).with_leaving(word.is_leaving() && left);
+            word.with_state(0, State::Whole).with_state(1, State::Absent)
+        };
         let moved =
             self.extents.update(index, |word| (whole(word) && word.number() == seen.number()).then(|| single(word)));
         if moved.is_none() {
             self.extents.free(record);
             return false;
+        }
+        if let Some(slab) = slabs.list[index as usize].as_mut().filter(|slab| slab.closed && !left) {
+            slab.closed = false;
+            self.capacity.fetch_add(farmem_protocol::addr::SLAB_BYTES, Ordering::Relaxed);
         }
         slabs.drop_later(Dropped { record: Some(seen.number()), home: Some(self.extents.home(seen, home)) });
         true

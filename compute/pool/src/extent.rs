@@ -139,6 +139,11 @@ impl Word {
         self.0 & (SHARED | LEAVING) == 0
     }
 
+    /// Whether a node of its homes is being left.
+    pub fn is_leaving(self) -> bool {
+        self.0 & LEAVING != 0
+    }
+
     /// The same, shared or not.
     pub fn with_shared(self, on: bool) -> Word {
         Word(if on { self.0 | SHARED } else { self.0 & !SHARED })

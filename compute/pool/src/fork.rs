@@ -104,7 +104,10 @@ impl Pool {
             let node = &self.nodes.all()[number];
             let inherited = node.session();
             match Session::from_ticket(ticket) {
-                Ok(session) => node.renew(session),
+                Ok(session) => {
+                    node.renew(session);
+                    self.watch_over(number);
+                }
                 Err(e) => {
                     let lost = Lost { node: inherited.node().to_owned(), reason: e.to_string() };
                     self.lose(number, &lost);

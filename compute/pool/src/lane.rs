@@ -26,8 +26,10 @@
 
 use crate::Pool;
 use crate::extent::{HOMES, Home, State, Word};
+use crate::paces::Paces;
 use farmem_fabric::{Lost, QueuePair, Waiter};
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES, SlabId};
+use farmem_sys::clock;
 use farmem_sys::memory::copy_bytes;
 use std::time::Duration;
 
@@ -62,6 +64,8 @@ struct Operation {
     value: u64,
     /// Of a READ: homes that refused it.
     refused: [bool; HOMES],
+    /// Of a READ of which the home was chosen: when it was posted, in ticks; else 0.
+    begun: u64,
     reason: Option<Lost>,
 }
 
@@ -77,6 +81,7 @@ pub struct Lane {
     ready: Vec<Done>,
     under_way: usize,
     waiter: Waiter,
+    paces: Paces,
 }
 
 // SAFETY: the pointers are buffers of operations under way, which the caller leaves to the lane
@@ -97,6 +102,7 @@ impl Lane {
             ready: Vec::new(),
             under_way: 0,
             waiter: Waiter::new(),
+            paces: Paces::default(),
         }
     }
 
@@ -343,6 +349,7 @@ impl Lane {
             done: 0,
             value: 0,
             refused: [false; HOMES],
+            begun: 0,
             reason: None,
         };
         match self.idle.pop() {
@@ -367,9 +374,18 @@ impl Lane {
             let usable = |(nth, home): &(usize, Home)| !refused[*nth] && (home.base != 0 || !barred(home.node));
             let reads = |nth: &usize| word.reads(*nth, || pool.extents.is_stale(word, *nth, slot.place()));
             let homes = (0..HOMES).filter(reads).map(|nth| (nth, pool.extents.home(word, nth)));
-            let Some((nth, home)) = homes.into_iter().find(usable) else {
+            let mut homes = homes.filter(usable);
+            let (first, other) = (homes.next(), homes.next());
+            let chosen = match (first, other) {
+                (Some(first), Some(other)) => Some(self.paces.quicker(first, other)),
+                _ => first,
+            };
+            let Some((nth, home)) = chosen else {
                 return self.end_if_done(pool, number);
             };
+            if other.is_some() {
+                self.operations[number as usize].begun = clock::ticks();
+            }
             if home.base != 0 {
                 // SAFETY: a slab of ours, mapped; the target is the verb's.
                 unsafe { copy_bytes(in_place(&home, slot, from), into, len as usize) };
@@ -468,6 +484,9 @@ impl Lane {
                 Ok(value) => {
                     operation.done += 1;
                     operation.value |= value;
+                    if operation.begun != 0 {
+                        self.paces.took(node, operation.begun);
+                    }
                     self.end_if_done(pool, number);
                 }
                 Err(refusal) => self.refused(pool, number, nth, node, &refusal),

@@ -31,6 +31,8 @@ pub mod extent;
 mod fork;
 pub mod lane;
 mod nodes;
+mod paces;
+mod protect;
 mod questions;
 mod slab;
 
@@ -38,6 +40,7 @@ pub use extent::MAX_SLABS;
 pub use fork::ForkShare;
 pub use lane::{Done, Lane};
 pub use nodes::{Loss, MAX_NODES, NoPlace, Standing};
+pub use protect::{Lacks, Protect};
 pub use questions::By;
 
 use extent::{Extents, HOMES, Home, State, Word};
@@ -74,6 +77,7 @@ pub struct Pool {
     used: AtomicU64,
     /// Of random numbers.
     drawn: AtomicU64,
+    protection: protect::Protection,
 }
 
 /// What changes with the nodes.
@@ -130,6 +134,7 @@ impl Pool {
             capacity: AtomicU64::new(0),
             used: AtomicU64::new(0),
             drawn: AtomicU64::new(0),
+            protection: Default::default(),
         };
         for session in sessions {
             pool.add_node(session).unwrap_or_else(|e| panic!("{e}"));
@@ -157,8 +162,9 @@ impl Pool {
 
     /// One more slab.
     fn grow(&self) -> Result<(), NoRoom> {
-        let home = self.granted(&[])?;
-        self.adopt(home)
+        let first = self.granted(&[])?;
+        let second = self.second_for(first)?;
+        self.adopt([first, second])
     }
 
     /// A slab that a node grants, of one whose number is not among `but`. No lock is held while
@@ -197,20 +203,21 @@ impl Pool {
         }
     }
 
-    /// Makes a slab that was granted one of ours.
-    fn adopt(&self, home: Home) -> Result<(), NoRoom> {
+    /// Makes a slab that was granted, with all its homes, one of ours.
+    fn adopt(&self, homes: [Home; HOMES]) -> Result<(), NoRoom> {
         let changing = self.changing.lock();
-        let node = &self.nodes.all()[home.node as usize];
-        // Lost or taken out since it answered: to be asked again, of another.
-        let is_in = node.standing() == Standing::In;
+        let nodes = self.nodes.all();
+        let there = || (0..HOMES).filter(|&nth| homes[nth] != Home::NONE);
+        // Lost or taken out since they answered: to be asked again, of others.
+        let is_in = there().all(|nth| nodes[homes[nth].node as usize].standing() == Standing::In);
         let mut slabs = self.slabs.lock();
         let hole = slabs.list.iter().position(Option::is_none);
         let index = hole.or_else(|| (slabs.list.len() < MAX_SLABS).then_some(slabs.list.len())).filter(|_| is_in);
-        let record = index.and_then(|_| self.extents.record([home, Home::NONE]));
+        let record = index.and_then(|_| self.extents.record(homes));
         let (Some(index), Some(record)) = (index, record) else {
             drop(slabs);
             drop(changing);
-            let _ = node.session().release(home.slab);
+            there().for_each(|nth| self.decline(homes[nth]));
             return match is_in {
                 false => Ok(()),
                 true => Err(NoRoom::Exhausted(format!(
@@ -224,10 +231,18 @@ impl Pool {
             Some(hole) => *hole = slab,
             None => slabs.list.push(slab),
         }
-        node.held.fetch_add(1, Ordering::Relaxed);
-        self.extents.publish(index as u32, Word::of(record));
+        there().for_each(|nth| {
+            nodes[homes[nth].node as usize].held.fetch_add(1, Ordering::Relaxed);
+        });
+        let word = there().fold(Word::of(record), |word, nth| word.with_state(nth, State::Whole));
+        self.extents.publish(index as u32, word);
         self.capacity.fetch_add(SLAB_BYTES, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Gives a slab that was granted, and is nobody's yet, back to its node.
+    fn decline(&self, home: Home) {
+        let _ = self.nodes.all()[home.node as usize].session().release(home.slab);
     }
 
     /// Appends `n` free slots to `out`; all or none.

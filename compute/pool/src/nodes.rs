@@ -15,7 +15,7 @@
 #![allow(unsafe_code)]
 
 use crate::extent::{HOMES, State, Word};
-use crate::{Pool, Slabs};
+use crate::{Changing, Pool, Slabs};
 use farmem_fabric::{Lost, QueuePair, Session};
 use farmem_protocol::placement::{self, Candidate};
 use farmem_protocol::random::hash;
@@ -98,6 +98,8 @@ pub struct Loss {
     pub slabs: u32,
     /// Their bytes stay: they are mapped here.
     pub kept: bool,
+    /// Slabs of which one copy is left, and was not the only one.
+    pub single: u32,
 }
 
 /// Why a node cannot join.
@@ -148,7 +150,9 @@ impl Pool {
             // SAFETY: `Pool::arena` has the promise that its memory is never unmapped.
             unsafe { session.arena(at as *mut u8, len) };
         }
-        self.nodes.add(session)
+        let number = self.nodes.add(session)?;
+        self.watch_over(number);
+        Ok(number)
     }
 
     /// A node is taken out: no slab comes from it any more, its slabs are not overwritten, and go
@@ -237,6 +241,8 @@ impl Pool {
                 self.lose(number, &lost);
             }
         }
+        let given_up = self.nodes.all().iter().filter(|node| node.standing() == Standing::Lost);
+        given_up.for_each(|node| node.session().hang_up());
         self.anything_lost()
     }
 
@@ -266,14 +272,24 @@ impl Pool {
             return;
         }
         let kept = node.session().keeps_memory();
-        let slabs = node.held.load(Ordering::Relaxed);
+        let slabs = self.slabs.lock();
+        self.let_go(&mut changing, &slabs, number, lost, kept);
+    }
+
+    /// A node is lost. No slab is published meanwhile: none is missed.
+    pub(crate) fn let_go(&self, changing: &mut Changing, slabs: &Slabs, number: usize, lost: &Lost, kept: bool) {
+        let node = &self.nodes.all()[number];
+        let held = node.held.load(Ordering::Relaxed);
         node.set(if kept { Standing::Orphaned } else { Standing::Lost });
+        let mut single = 0;
         if !kept {
-            // Slabs are published under the lock that is held here: none is missed.
-            let indices = 0..self.slabs.lock().list.len() as u32;
-            indices.for_each(|index| self.forsake(index, number));
+            for index in 0..slabs.list.len() as u32 {
+                let word = self.extents.word(index);
+                self.forsake(index, number);
+                single += (word != self.extents.word(index) && !self.extents.word(index).is_lost()) as u32;
+            }
         }
-        changing.losses.push(Loss { lost: lost.clone(), slabs, kept });
+        changing.losses.push(Loss { lost: lost.clone(), slabs: held, kept, single });
         self.untold.fetch_add(1, Ordering::Relaxed);
     }
 

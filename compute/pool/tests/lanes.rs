@@ -5,9 +5,9 @@
 
 mod common;
 
-use common::{all_done, alloc, fill, leave_once, mirror, node, page, pool, read, write};
+use common::{all_done, alloc, fill, leave_once, mirror, node, page, pool, read, repaired, write};
 use farmem_pool::extent::State;
-use farmem_pool::{By, Lane, Pool, Standing};
+use farmem_pool::{By, Lane, Pool, Protect, Standing};
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES, SLAB_BYTES};
 use farmem_protocol::lines::{self, Entry};
 use farmem_sim::Network;
@@ -217,6 +217,8 @@ enum Step {
     TakeOut(usize),
     Kill(usize),
     Cut(usize),
+    Stop(usize),
+    Repair,
     KeepHouse,
 }
 
@@ -232,13 +234,15 @@ fn step() -> impl Strategy<Value = Step> {
         1 => any::<usize>().prop_map(Step::TakeOut),
         2 => any::<usize>().prop_map(Step::Kill),
         2 => any::<usize>().prop_map(Step::Cut),
+        2 => any::<usize>().prop_map(Step::Stop),
+        2 => Just(Step::Repair),
         2 => Just(Step::KeepHouse),
     ]
 }
 
 /// A pool, and what is in its slots. 0: nothing was written yet.
 struct Model {
-    pool: Pool,
+    pool: &'static Pool,
     networks: Vec<Arc<Network>>,
     dead: Vec<bool>,
     writes: Lane,
@@ -248,8 +252,10 @@ struct Model {
 }
 
 impl Model {
-    fn new() -> Model {
+    fn new(protect: Protect) -> Model {
         let (networks, pool) = pool(&[2, 2, 2]);
+        let pool: &'static Pool = Box::leak(Box::new(pool));
+        pool.protect(protect);
         let dead = vec![false; networks.len()];
         let (writes, reads) = (Lane::new(), Lane::new());
         Model { pool, networks, dead, writes, reads, slots: Vec::new(), values: BTreeMap::new() }
@@ -290,7 +296,7 @@ impl Model {
             Step::Write(at, value) => {
                 // As the pager does it: what may not be overwritten takes another slot.
                 let Some(slot) = self.slot(at).filter(|&slot| self.pool.is_own(slot)) else { return };
-                assert_eq!(write(&self.pool, &mut self.writes, slot, value), Ok(0));
+                assert_eq!(write(self.pool, &mut self.writes, slot, value), Ok(0));
                 self.values.insert(slot, value);
             }
             Step::Read(at) => {
@@ -299,7 +305,7 @@ impl Model {
             }
             Step::Mirror(at) => {
                 let Some(slot) = self.slot(at) else { return };
-                mirror(&self.pool, &mut self.writes, slot.slab_index());
+                mirror(self.pool, &mut self.writes, slot.slab_index());
             }
             Step::DropHome(at, home) => {
                 let Some(slot) = self.slot(at) else { return };
@@ -309,7 +315,7 @@ impl Model {
                     return;
                 }
                 self.pool.drop_home(&mut self.writes, slot.slab_index(), home);
-                leave_once(&self.pool);
+                leave_once(self.pool);
             }
             Step::AddNode if self.networks.len() < 8 => {
                 let (network, session) = node(self.networks.len() as u64 + 1, 2);
@@ -334,6 +340,15 @@ impl Model {
                     self.networks[at].cut_and_lose();
                 }
             }
+            Step::Stop(at) => {
+                let at = at % self.networks.len();
+                if !self.dead[at] {
+                    self.networks[at].stop_node(5_000_000_000);
+                }
+            }
+            Step::Repair => {
+                repaired(self.pool, &mut self.writes);
+            }
             Step::KeepHouse => {
                 for _ in 0..3 {
                     assert_eq!(self.pool.tend(), Ok(()));
@@ -345,11 +360,15 @@ impl Model {
             }
             Step::Free(..) | Step::AddNode => {}
         }
+        // A node that was given up is as good as dead.
+        for number in 0..self.dead.len() {
+            self.dead[number] |= self.pool.standing(number) == Some(Standing::Lost);
+        }
     }
 
     fn check(&mut self, slot: FarSlot) {
         let expected = self.values[&slot];
-        let found = read(&self.pool, &mut self.reads, slot);
+        let found = read(self.pool, &mut self.reads, slot);
         if expected != 0 {
             assert_eq!(found, Ok(expected));
         }
@@ -366,7 +385,7 @@ impl Model {
         // Nothing is left anywhere when nothing is needed.
         let slots = std::mem::take(&mut self.slots);
         self.pool.free(&slots);
-        leave_once(&self.pool);
+        leave_once(self.pool);
         self.pool.shrink(0);
         for (network, dead) in self.networks.iter().zip(&self.dead).filter(|(_, dead)| !**dead) {
             assert_eq!((network.lent(), dead), (0, &false));
@@ -384,8 +403,11 @@ proptest! {
     /// Whatever happens to nodes, as long as one home of each slab is left: a slot holds what was
     /// written to it last.
     #[test]
-    fn slots_hold_what_was_written_whatever_nodes_do(steps in prop::collection::vec(step(), 1..80)) {
-        let mut model = Model::new();
+    fn slots_hold_what_was_written_whatever_nodes_do(
+        steps in prop::collection::vec(step(), 1..80),
+        mirrored in any::<bool>(),
+    ) {
+        let mut model = Model::new(if mirrored { Protect::Mirror } else { Protect::None });
         steps.into_iter().for_each(|step| model.take(step));
         model.end();
     }

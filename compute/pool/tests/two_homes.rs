@@ -3,7 +3,8 @@
 //!
 //! One slot. A slab has one home, is given a second, is filled, and loses the first: what a mirror,
 //! a repair and a drain are made of. Meanwhile its page is read and written back. A home dies, or
-//! the writer's lane alone is cut off from one that others can still read. Verbs of the write-back
+//! the writer's lane alone is cut off from one that others can still read. Or a home does not answer
+//! for a while. A thread that waits for it gives it up if the other one is whole, and else waits on. Verbs of the write-back
 //! lane take effect at each home in the order posted; every other step is atomic. Which home is
 //! read, written and missed is decided by [`Word`], as the lanes decide it.
 //!
@@ -45,9 +46,13 @@ enum Mistake {
     DroppedTooSoon,
     /// A dropped home is given back while a thread may be reading it.
     FreedAtOnce,
+    /// A home that does not answer is given up although the other one lacks something.
+    GivenUpUnasked,
+    /// … by a thread that has asked before, when the other one was still there.
+    AskedBefore,
 }
 
-const ALL: [Mistake; 14] = [
+const ALL: [Mistake; 16] = [
     Mistake::FirstAnswerIsEnough,
     Mistake::DoneBeforeMarked,
     Mistake::AddedWhole,
@@ -62,6 +67,8 @@ const ALL: [Mistake; 14] = [
     Mistake::WholeTooSoon,
     Mistake::DroppedTooSoon,
     Mistake::FreedAtOnce,
+    Mistake::GivenUpUnasked,
+    Mistake::AskedBefore,
 ];
 
 const GARBAGE: u8 = 99;
@@ -108,6 +115,8 @@ enum Reader {
     Owns,
     /// … and has the slab's word. Homes that did not answer.
     Chose(Word, [bool; 2]),
+    /// It may give a home up, and has not yet (a mistake).
+    Asked(Word, [bool; 2], usize),
 }
 
 /// Who moves the slab.
@@ -151,6 +160,9 @@ struct World {
     /// Threads that were inside when the mover began to wait: the reader, the writer.
     inside: [bool; 2],
     losses_left: u8,
+    /// A home does not answer now.
+    silent: [bool; 2],
+    silences_left: u8,
     ended: bool,
     /// Home 0 is mapped: while it is the only one, pages are laid there in place.
     in_place: bool,
@@ -172,6 +184,17 @@ impl World {
                 self.word = self.word.with_state(nth, State::Absent);
             }
         }
+    }
+
+    /// Whether a home that does not answer is to be given up: the other one is whole.
+    fn can_spare(&self, home: usize, mistake: Mistake) -> bool {
+        let whole = |nth| self.word.state(nth) == State::Whole && World::home(self.word, nth) != Some(home);
+        mistake == Mistake::GivenUpUnasked || (0..2).any(whole)
+    }
+
+    /// Whether who waits for a home gives it up now.
+    fn gives_up(&self, home: usize, mistake: Mistake) -> bool {
+        self.silent[home] && self.can_spare(home, mistake)
     }
 
     /// Whether some home has the last value, by the words and in fact.
@@ -219,8 +242,9 @@ impl World {
             }
             Writer::Awaits(awaited, some) => {
                 let enough = some && mistake == Mistake::FirstAnswerIsEnough;
-                // A home that is lost to the lane.
-                let lost = (0..2).find(|&home| awaited[home] && !(self.alive[home] && self.reached[home]));
+                // A home that is lost to the lane, or too slow.
+                let gone = |home: usize| !(self.alive[home] && self.reached[home]) || self.gives_up(home, mistake);
+                let lost = (0..2).find(|&home| awaited[home] && gone(home));
                 match lost {
                     Some(home) if !enough => {
                         let mut awaited = awaited;
@@ -264,7 +288,7 @@ impl World {
 
     /// A home carries out what the lane has posted next.
     fn carry_out(&mut self, home: usize) -> bool {
-        if self.lane[home].is_empty() || !self.alive[home] || !self.reached[home] {
+        if self.lane[home].is_empty() || !self.alive[home] || !self.reached[home] || self.silent[home] {
             return false;
         }
         match self.lane[home].remove(0) {
@@ -297,6 +321,7 @@ impl World {
             Reader::Outside | Reader::LookedEarly(_) if self.page != Page::Remote => return Ok(false),
             Reader::Outside => (self.page, self.reader) = (Page::Busy, Reader::Owns),
             Reader::LookedEarly(word) => (self.page, self.reader) = (Page::Busy, Reader::Chose(word, [false; 2])),
+            Reader::Asked(_, silent, home) => self.give_up(home, silent),
             Reader::Owns => self.reader = Reader::Chose(self.word, [false; 2]),
             Reader::Chose(word, silent) => {
                 let stale = |nth| mistake != Mistake::BitsNotAsked && self.is_stale(word, nth);
@@ -304,25 +329,35 @@ impl World {
                     word.reads(*nth, || stale(*nth)) && World::home(word, *nth).is_some_and(|home| !silent[home])
                 };
                 match [prefers, 1 - prefers].into_iter().filter(usable).find_map(|nth| World::home(word, nth)) {
+                    Some(home) if self.gives_up(home, mistake) => {
+                        if mistake == Mistake::AskedBefore {
+                            self.reader = Reader::Asked(word, silent, home);
+                        } else {
+                            self.give_up(home, silent);
+                        }
+                    }
+                    Some(home) if self.silent[home] => return Ok(false),
                     Some(home) if self.alive[home] => {
                         if self.slots[home] != self.last {
                             return Err(format!("read {} from home {home}, stored {}", self.slots[home], self.last));
                         }
                         self.bring_in();
                     }
-                    Some(home) => {
-                        self.forsake(home);
-                        let mut silent = silent;
-                        silent[home] = true;
-                        // It looks again at the word, which may name others by now.
-                        self.reader = Reader::Chose(self.word, silent);
-                    }
+                    Some(home) => self.give_up(home, silent),
                     None if self.can_be_had() => return Err("told that the page is lost while a home has it".into()),
                     None => return self.end("no home has the page"),
                 }
             }
         }
         Ok(true)
+    }
+
+    /// The reader has no answer from a home, and goes elsewhere.
+    fn give_up(&mut self, home: usize, mut silent: [bool; 2]) {
+        self.forsake(home);
+        silent[home] = true;
+        // It looks again at the word, which may name others by now.
+        self.reader = Reader::Chose(self.word, silent);
     }
 
     fn bring_in(&mut self) {
@@ -389,7 +424,7 @@ impl World {
             }
             Mover::Reads(None) | Mover::Writes => {
                 let home = if self.mover == Mover::Writes { 1 } else { 0 };
-                if self.alive[home] && self.reached[home] {
+                if self.alive[home] && self.reached[home] && !self.gives_up(home, mistake) {
                     return false;
                 }
                 self.lane[home].clear();
@@ -430,6 +465,20 @@ impl World {
         true
     }
 
+    /// Home `home` does not answer from now on, or does again. One that is mapped is not asked.
+    fn fall_silent(&mut self, home: usize) -> bool {
+        if self.silent[home] || self.silences_left == 0 || !self.alive[home] || self.in_place && home == 0 {
+            return false;
+        }
+        self.silences_left -= 1;
+        self.silent[home] = true;
+        true
+    }
+
+    fn wake(&mut self, home: usize) -> bool {
+        std::mem::replace(&mut self.silent[home], false)
+    }
+
     /// Home `home` dies, or the lane is cut off from it.
     fn lose(&mut self, home: usize, dies: bool) -> bool {
         if self.losses_left == 0 || !self.alive[home] || !self.reached[home] {
@@ -437,7 +486,7 @@ impl World {
         }
         self.losses_left -= 1;
         if dies {
-            (self.alive[home], self.slots[home]) = (false, GARBAGE);
+            (self.alive[home], self.slots[home], self.silent[home]) = (false, GARBAGE, false);
         } else {
             self.reached[home] = false;
         }
@@ -464,6 +513,8 @@ fn explore(mistake: Mistake, in_place: bool) -> Result<usize, String> {
         mover: Mover::Begins,
         inside: [false; 2],
         losses_left: 1,
+        silent: [false; 2],
+        silences_left: 2,
         ended: false,
         in_place,
     };
@@ -474,17 +525,19 @@ fn explore(mistake: Mistake, in_place: bool) -> Result<usize, String> {
             continue;
         }
         let mut moved = false;
-        for who in 0..10 {
+        for who in 0..14 {
             let mut next = world.clone();
             let progressed = match who {
                 0 => next.write(mistake)?,
                 1 | 2 => next.read(mistake, who - 1)?,
                 3 => next.moves(mistake),
                 4 | 5 => next.carry_out(who - 4),
-                _ => next.lose(who % 2, who < 8),
+                6..10 => next.lose(who % 2, who < 8),
+                10 | 11 => next.fall_silent(who - 10),
+                _ => next.wake(who - 12),
             };
             if progressed {
-                moved |= who < 6;
+                moved |= !(6..12).contains(&who);
                 open.push(next);
             }
         }

@@ -13,10 +13,11 @@ use crate::run::Run;
 use farmem_fabric::{ConnectOptions, NodeAddr, Session};
 use farmem_pager::Pager;
 use farmem_pager::ending::say;
+use farmem_pool::Protect;
 use farmem_protocol::counters::File;
-use farmem_sys::raw::getpid;
+use farmem_sys::raw::{getpid, now_ns};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// How long a node that joins may take to answer: the background thread does nothing else
@@ -29,10 +30,28 @@ static JOIN: OnceLock<(ConnectOptions, Option<u64>)> = OnceLock::new();
 static SEEN: AtomicU64 = AtomicU64::new(0);
 static TOLD: AtomicU64 = AtomicU64::new(0);
 
+/// The nodes that the run began with, where one that was lost is to join again.
+static PROTECTED: OnceLock<String> = OnceLock::new();
+/// When nodes that were lost are looked for next, and how long after that.
+static SEEK_AT_NS: AtomicU64 = AtomicU64::new(0);
+static SEEK_NS: AtomicU64 = AtomicU64::new(SOON_NS);
+static SOUGHT: AtomicUsize = AtomicUsize::new(0);
+
+/// Between looks for a node that was lost: at first, and at most. A node that comes and goes costs a place in
+/// the table of nodes each time.
+const SOON_NS: u64 = 1_000_000_000;
+const LATE_NS: u64 = 60_000_000_000;
+/// How long such a node may take to answer.
+const SEEK_WITHIN: Duration = Duration::from_millis(300);
+
 /// Keeps what joining takes. The nodes to begin with, if they have changed since the run began.
 pub fn begin(run: &Run, file: Option<&File>) -> Option<Vec<NodeAddr>> {
     let options = ConnectOptions { timeout: ANSWER_WITHIN, ..run.join.clone() };
     let _ = JOIN.set((options, run.shape));
+    if run.protect != Protect::None {
+        let nodes: Vec<String> = run.nodes.iter().map(NodeAddr::to_string).collect();
+        let _ = PROTECTED.set(nodes.join(","));
+    }
     let (change, nodes) = file.filter(|_| run.changes)?.roster(0)?;
     SEEN.store(change, Ordering::Relaxed);
     Some(addresses(&nodes).filter_map(|node| node.parse().ok()).collect())
@@ -44,11 +63,12 @@ fn addresses(nodes: &str) -> impl Iterator<Item = &str> {
 
 /// Sees to a change of the nodes, if there is one. What has failed is tried again by the next look.
 pub fn look(pager: &Pager) {
+    seek(pager);
     let Some((change, nodes)) = process::run_file().and_then(|file| file.roster(SEEN.load(Ordering::Relaxed))) else {
         return;
     };
     for address in addresses(&nodes).filter(|address| !pager.has_node(address)) {
-        if let Err(why) = join(pager, address) {
+        if let Err(why) = join(pager, address, ANSWER_WITHIN) {
             if TOLD.swap(change, Ordering::Relaxed) != change {
                 say(&format!("{why}; tried again until it joins or is taken from the list"));
             }
@@ -63,10 +83,30 @@ pub fn look(pager: &Pager) {
     SEEN.store(change, Ordering::Relaxed);
 }
 
-fn join(pager: &Pager, address: &str) -> Result<(), String> {
+/// A node that the run has lost joins again when it is back, without what it had.
+fn seek(pager: &Pager) {
+    let Some(first) = PROTECTED.get() else { return };
+    let now = now_ns();
+    if now < SEEK_AT_NS.load(Ordering::Relaxed) {
+        return;
+    }
+    let listed = process::run_file().and_then(|file| file.roster(0)).map(|(_, nodes)| nodes);
+    let nodes = listed.as_ref().unwrap_or(first);
+    let lost: Vec<&str> = addresses(nodes).filter(|address| !pager.has_node(address)).collect();
+    // Of several, each in its turn.
+    let Some(lost) = lost.get(SOUGHT.fetch_add(1, Ordering::Relaxed) % lost.len().max(1)) else { return };
+    let wait = SEEK_NS.load(Ordering::Relaxed);
+    SEEK_NS.store((2 * wait).min(LATE_NS), Ordering::Relaxed);
+    if join(pager, lost, SEEK_WITHIN).is_ok() {
+        say(&format!("memory node {lost} is back, and used again"));
+    }
+    SEEK_AT_NS.store(now_ns() + wait, Ordering::Relaxed);
+}
+
+fn join(pager: &Pager, address: &str, within: Duration) -> Result<(), String> {
     let node = address.parse::<NodeAddr>().map_err(|e| e.to_string())?;
     let Some((options, shape)) = JOIN.get() else { return Ok(()) };
-    let options = ConnectOptions { pid: getpid(), ..options.clone() };
+    let options = ConnectOptions { pid: getpid(), timeout: within, ..options.clone() };
     let session = Session::connect_at_rate(&node, &options, *shape).map_err(|e| e.to_string())?;
     pager.add_node(session).map_err(|e| format!("node {address}: cannot join: {e}"))
 }

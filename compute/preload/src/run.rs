@@ -4,6 +4,7 @@ use farmem_fabric::session::SILENT_NS;
 use farmem_fabric::{BadAddress, ConnectOptions, NodeAddr, Transport};
 use farmem_pager::FaultMode;
 use farmem_pager::dirty::{self, Dirty};
+use farmem_pool::Protect;
 use farmem_protocol::wire::{Names, Text};
 use farmem_sys::raw;
 use std::time::Duration;
@@ -25,6 +26,8 @@ pub struct Run {
     pub prefetch: bool,
     pub dirty: Dirty,
     pub counters: Option<String>,
+    /// Copies of its far memory.
+    pub protect: Protect,
     /// Its nodes may change.
     pub changes: bool,
     pub vectored: bool,
@@ -79,6 +82,7 @@ pub fn parse(text: &str) -> Result<Run, String> {
         prefetch: true,
         dirty: Dirty::Auto,
         counters: None,
+        protect: Protect::None,
         changes: false,
         vectored: true,
         hold: true,
@@ -121,6 +125,7 @@ pub fn parse(text: &str) -> Result<Run, String> {
                 None => return Err(format!("FARMEM_RUN: dirty={value} is no policy")),
             },
             "counters" => run.counters = Some(value.to_owned()),
+            "protect" if value == "mirror" => run.protect = Protect::Mirror,
             "changes" => run.changes = value == "1",
             "sample" => run.sample = value == "1",
             "trace" => run.trace = Some(value.to_owned()),

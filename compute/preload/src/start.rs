@@ -19,7 +19,7 @@ use farmem_fabric::session::REFUSED_NS;
 use farmem_fabric::{ConnectError, NodeAddr, Session};
 use farmem_pager::ending::{die, say};
 use farmem_pager::{Config, FaultMode, StartError, ending};
-use farmem_pool::Pool;
+use farmem_pool::{Pool, Protect};
 use farmem_protocol::addr::{FAR_END, FAR_START};
 use farmem_protocol::counters::Near;
 use farmem_protocol::{counters, exit};
@@ -127,7 +127,9 @@ fn arm(text: &str, variables: Pointers) -> Result<(), String> {
     clock::begin();
     let mut run = run::parse(text)?;
     sandbox::will_need(sandbox::Needs {
-        network: run.changes || !run.nodes.iter().all(|node| matches!(node, NodeAddr::Shm(_))),
+        network: run.changes
+            || run.protect != Protect::None
+            || !run.nodes.iter().all(|node| matches!(node, NodeAddr::Shm(_))),
         records: run.trace.is_some(),
     });
     if let Err(reason) = gate::build() {
@@ -187,7 +189,8 @@ fn arm(text: &str, variables: Pointers) -> Result<(), String> {
         }
         Err(e) => return Err(e.to_string()),
     };
-    if run.changes {
+    pager.keep_copies(run.protect);
+    if run.changes || run.protect != Protect::None {
         pager.before_waiting(signals::open::end);
         pager.each_tick(roster::look);
     }

@@ -11,8 +11,6 @@ use farmem_sys::socket;
 use farmem_sys::spin::Spin;
 use std::time::Duration;
 
-/// The longest sleep between looks whether a member is lost.
-const SLEEP_NS: u64 = 100_000_000;
 /// … where one of the queue pairs has no socket to sleep for.
 const NAP_NS: u64 = 100_000;
 
@@ -38,7 +36,7 @@ impl Waiter {
     /// come all the same.
     pub fn poll(&mut self, queues: &mut [Option<QueuePair>]) -> Result<(), (usize, Lost)> {
         for (at, queue) in in_flight(queues) {
-            let polled = queue.poll(&mut self.done);
+            let polled = queue.not_spared().and_then(|()| queue.poll(&mut self.done));
             if !self.done.is_empty() {
                 queue.end_silence();
                 self.came.extend(self.done.drain(..).map(|completion| (at, completion)));
@@ -123,8 +121,9 @@ fn sleep(queues: &mut [Option<QueuePair>], most_ns: u64) -> Result<(), (usize, L
         queue.nap(NAP_NS.min(most_ns)).map_err(|lost| (at, lost))?;
     }
     if all_sockets {
+        let longest_ns = in_flight(queues).map(|(_, queue)| queue.longest_sleep()).min().unwrap_or(0);
         let sockets = in_flight(queues).filter_map(|(_, queue)| queue.descriptor());
-        socket::wait_any(sockets, SLEEP_NS.min(most_ns));
+        socket::wait_any(sockets, longest_ns.min(most_ns));
     }
     Ok(())
 }
@@ -142,6 +141,21 @@ impl QueuePair {
         match &self.path {
             Path::Framed(framed) => framed.now_ns(),
             Path::Mapped(_) | Path::Wired(_) => raw::now_ns(),
+        }
+    }
+
+    /// Another thread may have given the member up, and nothing comes any more.
+    fn not_spared(&self) -> Result<(), Lost> {
+        match &self.path {
+            Path::Framed(framed) => framed.not_spared(),
+            Path::Mapped(_) | Path::Wired(_) => Ok(()),
+        }
+    }
+
+    fn longest_sleep(&self) -> u64 {
+        match &self.path {
+            Path::Framed(framed) => framed.longest_sleep(),
+            Path::Mapped(_) | Path::Wired(_) => NAP_NS,
         }
     }
 

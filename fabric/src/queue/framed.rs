@@ -15,7 +15,7 @@
 use super::away::Away;
 use super::{Completion, Pending, Verb};
 use crate::link::{Link, Reach};
-use crate::session::{DOUBT_NS, Membership, SILENT_NS};
+use crate::session::{DOUBT_NS, Membership, SILENT_NS, SLOW, STEP_NS, Standstill};
 use crate::{Lost, Refusal};
 use farmem_protocol::wire::{self, Batch, Binding, MAX_VERBS, Op, Purpose, Status, variant};
 use farmem_sys::raw::{self, Errno};
@@ -64,6 +64,8 @@ pub(crate) struct Framed {
     silent_ns: u64,
     /// At how much of it the next look around is due.
     listen_ns: u64,
+    /// Where the member has a spare.
+    standstill: Standstill,
     spin: Spin,
     /// Bytes sent since [`Framed::take_sent`].
     sent: u64,
@@ -95,6 +97,7 @@ impl Framed {
             got: 0,
             silent_ns: 0,
             listen_ns: LISTEN_NS,
+            standstill: Standstill::default(),
             spin: Spin::new(),
             sent: 0,
             settled: VecDeque::new(),
@@ -370,7 +373,7 @@ impl Framed {
             if spins {
                 link.pause();
             } else {
-                link.wait(!self.outgoing.is_empty(), SLEEP_NS.min(until - now));
+                link.wait(!self.outgoing.is_empty(), self.longest_sleep().min(until - now));
             }
             let after = self.reach().now_ns();
             waited_ns = after - begun;
@@ -396,9 +399,26 @@ impl Framed {
         }
     }
 
+    /// Whether another thread has given the member up early.
+    pub fn not_spared(&self) -> Result<(), Lost> {
+        if self.member.has_spare() { self.member.check() } else { Ok(()) }
+    }
+
+    /// The longest sleep between looks.
+    pub fn longest_sleep(&self) -> u64 {
+        if self.member.has_spare() { STEP_NS } else { SLEEP_NS }
+    }
+
     /// Counts time that was spent without a completion. When it is long, looks whether the node can
     /// still be reached.
     pub fn note_silence(&mut self, waited_ns: u64) -> Result<(), Lost> {
+        if self.member.has_spare() {
+            self.member.check()?;
+            let link = &self.link;
+            if self.standstill.note(waited_ns, || link.as_ref().map_or(0, |link| link.traffic().1)) {
+                self.member.end_if_spared(|| SLOW.into())?;
+            }
+        }
         self.silent_ns += waited_ns.min(2 * SLEEP_NS);
         if self.silent_ns > SILENT_NS {
             return Err(self.member.silent());
@@ -413,6 +433,7 @@ impl Framed {
     /// A completion has come.
     pub fn end_silence(&mut self) {
         (self.silent_ns, self.listen_ns) = (0, LISTEN_NS);
+        self.standstill.end();
     }
 
     pub fn now_ns(&self) -> u64 {

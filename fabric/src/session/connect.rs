@@ -17,8 +17,8 @@ use std::ffi::OsStr;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 /// The time that a first connection is given, however short the grace.
 const LEAST_CONNECT_NS: u64 = 1_000_000_000;
@@ -220,6 +220,7 @@ fn member_of(reach: Reach, node: String, options: &ConnectOptions, link: &Link, 
         fell_silent: AtomicBool::new(false),
         heard: Heard::default(),
         watched_ns: AtomicU64::new(0),
+        spare: OnceLock::new(),
         lost: Lock::new(None),
         is_lost: AtomicBool::new(false),
         reach,

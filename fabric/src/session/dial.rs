@@ -22,6 +22,16 @@ pub(super) enum NoDial {
 }
 
 impl NoDial {
+    /// Whether it says something about the node or the way to it, and may pass: not about this process, and
+    /// no verdict of the node's.
+    pub fn is_the_nodes(&self) -> bool {
+        match self {
+            NoDial::System(e) => !matches!(e.0, libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS),
+            NoDial::Silent | NoDial::Closed => true,
+            NoDial::NotFarmem | NoDial::Version(_) | NoDial::Verdict(..) => false,
+        }
+    }
+
     pub fn at_start(self, node: &str) -> ConnectError {
         let node = node.to_owned();
         match self {

@@ -3,6 +3,7 @@
 
 use super::dial::{Broken, NoDial, Patience, dial, exchange, greet};
 use super::silence::{DOUBT_NS, Ear, Heard, KEEP_S, Outage};
+use super::spare::{SLOW_NS, Spare};
 use crate::Lost;
 use crate::link::{Link, Reach};
 use crate::verbs::Card;
@@ -12,6 +13,7 @@ use farmem_sys::mapping::Mapping;
 use farmem_sys::raw::{self, Errno, SignalsBlocked};
 use farmem_sys::sync::Lock;
 use std::collections::BTreeMap;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -38,6 +40,10 @@ const WATCH_NS: u64 = 100_000_000;
 const CONNECT_NS: u64 = 500_000_000;
 /// The same, and how long the node may then take to answer, of an attempt that a look around makes.
 const LOOK: Patience = Patience { connect_ns: 200_000_000, answer_ns: 250_000_000 };
+/// … of the first attempt for a member that its holder may be able to do without.
+const HASTE: Patience = Patience { connect_ns: SLOW_NS, answer_ns: SLOW_NS };
+/// Why such a member was given up.
+pub(crate) const SLOW: &str = "it has not answered for 200 ms";
 /// The longest that a node which accepts connections and does not answer is left alone between
 /// attempts.
 const LEAVE_NS: u64 = 4_000_000_000;
@@ -70,6 +76,8 @@ pub(crate) struct Membership {
     pub heard: Heard,
     /// When a thread that waits last looked after the control connection.
     pub watched_ns: AtomicU64,
+    /// Decides whether the member is given up early; see [`super::spare`].
+    pub spare: OnceLock<(&'static dyn Spare, usize)>,
     /// Once lost, lost for all that belongs to the member.
     pub lost: Lock<Option<Lost>>,
     pub is_lost: AtomicBool,
@@ -117,6 +125,7 @@ impl Membership {
             fell_silent: AtomicBool::new(false),
             heard: Heard::default(),
             watched_ns: AtomicU64::new(0),
+            spare: OnceLock::new(),
             lost: Lock::new(None),
             is_lost: AtomicBool::new(false),
         }
@@ -143,6 +152,26 @@ impl Membership {
         let lost = lost.get_or_insert_with(|| self.lost_because(reason)).clone();
         self.is_lost.store(true, Ordering::Release);
         lost
+    }
+
+    /// Whether the member may be given up early.
+    #[inline]
+    pub fn has_spare(&self) -> bool {
+        self.spare.get().is_some()
+    }
+
+    /// Gives the member up if its holder can do without it; see [`super::spare`].
+    ///
+    /// # Errors
+    /// It was given up.
+    #[cold]
+    pub fn end_if_spared(&self, reason: impl FnOnce() -> String) -> Result<(), Lost> {
+        let Some((holder, number)) = self.spare.get() else { return Ok(()) };
+        let lost = self.lost_because(reason());
+        match holder.can_spare(*number, &lost) {
+            true => Err(self.give_up(lost.reason)),
+            false => Ok(()),
+        }
     }
 
     /// Has the kernel ask for signs of life, and give the connection up in the end.
@@ -180,10 +209,11 @@ impl Membership {
         control.number += 1;
         let request = Request::new(control.number, ask).frame();
         let number = control.number;
-        let mut restored = false;
+        let (mut restored, mut hasty) = (false, self.has_spare());
         loop {
             if let Some(link) = &control.link {
-                match exchange(self.ear(), link, request.as_bytes(), SILENT_NS) {
+                let within_ns = if hasty { SLOW_NS } else { SILENT_NS };
+                match exchange(self.ear(), link, request.as_bytes(), within_ns) {
                     Ok((answer, passed)) if answer.number == number => {
                         // A vfork child's descriptor is nothing to the process whose memory this is.
                         if restored && raw::is_away() {
@@ -193,6 +223,12 @@ impl Membership {
                     }
                     Ok(_) | Err(Broken::Nonsense) => {
                         return Err(self.give_up("it answers what was not asked".into()));
+                    }
+                    Err(Broken::Late) if hasty => {
+                        hasty = false;
+                        self.end_if_spared(|| SLOW.into())?;
+                        // The same request again, on another connection: answered once.
+                        control.lose(self.reach.now_ns(), 0);
                     }
                     Err(Broken::Late) => return Err(self.silent()),
                     Err(Broken::Mute | Broken::Cut(_)) => {
@@ -289,13 +325,19 @@ impl Membership {
         outage: &mut Outage,
         full: Option<&dyn Fn() -> Lost>,
     ) -> Result<(Link, u16), Lost> {
-        let patience = Patience { connect_ns: CONNECT_NS, answer_ns: SILENT_NS };
         let by_itself = matches!(purpose, Purpose::Rejoin(_)) || raw::is_away();
+        let mut hasty = self.has_spare();
         loop {
             self.check()?;
             let over = self.is_over(outage);
+            let patience = if hasty { HASTE } else { Patience { connect_ns: CONNECT_NS, answer_ns: SILENT_NS } };
             match self.dial(purpose, patience) {
                 Ok(found) => return Ok(found),
+                Err(failure) if hasty && failure.is_the_nodes() => {
+                    hasty = false;
+                    self.end_if_spared(|| format!("its connection was cut and is not made again at once ({failure})"))?;
+                    continue;
+                }
                 Err(NoDial::Silent) => return Err(self.silent()),
                 Err(failure) => match full {
                     Some(full) if matches!(failure, NoDial::Verdict(Verdict::Full)) => return Err(full()),
@@ -424,12 +466,20 @@ impl Membership {
                 }
                 // Connected and silent: stopped, perhaps. As long as a stopped node is waited for.
                 Err(NoDial::Silent) => {
+                    self.end_if_spared(|| SLOW.into())?;
                     let now = self.reach.now_ns();
                     let unanswered = outage.unanswered(now);
                     *dial_ns = now + unanswered.min(LEAVE_NS);
                     return if unanswered < SILENT_NS { Ok(()) } else { Err(self.silent()) };
                 }
-                Err(failure) => self.judge(failure, outage, over)?,
+                Err(failure) => {
+                    if failure.is_the_nodes() {
+                        self.end_if_spared(|| {
+                            format!("its connection was cut and is not made again at once ({failure})")
+                        })?;
+                    }
+                    self.judge(failure, outage, over)?;
+                }
             }
             // The attempt that decides begins when the grace is over.
             if over || !self.is_over(outage) {

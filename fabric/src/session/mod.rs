@@ -29,13 +29,16 @@ mod regions;
 mod silence;
 #[cfg(all(test, not(loom)))]
 mod simulated;
+mod spare;
 
 pub(crate) use dial::{receive_all, send_now};
-pub(crate) use member::{Control, Membership};
+pub(crate) use member::{Control, Membership, SLOW};
 pub use member::{FAREWELL_NS, REFUSED_NS, SILENT_NS};
 pub use regions::Region;
 pub use silence::BOUND_NS;
 pub(crate) use silence::DOUBT_NS;
+pub use spare::{SLOW_NS, Spare};
+pub(crate) use spare::{STEP_NS, Standstill};
 
 use crate::{GrantError, Lost, QueuePair, WindowError};
 use farmem_protocol::addr::{SLAB_BYTES, SlabId};

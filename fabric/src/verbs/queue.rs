@@ -26,7 +26,7 @@ use super::connect::{DEPTH, establish};
 use super::host::{Host, Known, Right};
 use crate::link::Link;
 use crate::queue::{Framed, Pending, Verb};
-use crate::session::{Membership, SILENT_NS};
+use crate::session::{Membership, SILENT_NS, SLOW, Standstill};
 use crate::{Completion, Lost, Refusal};
 use farmem_protocol::addr::SlabId;
 use farmem_protocol::key::KeyKind;
@@ -92,6 +92,8 @@ pub(crate) struct Wired {
     pub(super) windows: BTreeMap<u32, (u32, Option<Right>)>,
     failures: u32,
     silent_ns: u64,
+    /// Where the member has a spare.
+    standstill: Standstill,
     spin: Spin,
     /// Bytes of operands since this was last asked.
     pub(super) sent: u64,
@@ -123,6 +125,7 @@ impl Wired {
             windows: BTreeMap::new(),
             failures: 0,
             silent_ns: 0,
+            standstill: Standstill::default(),
             spin: Spin::new(),
             sent: 0,
         })
@@ -178,7 +181,7 @@ impl Wired {
         loop {
             let n = self.poll(done)?;
             if n > 0 || self.in_flight() == 0 {
-                self.silent_ns = 0;
+                self.end_silence();
                 self.spin.came(waited_ns);
                 return Ok(n);
             }
@@ -226,6 +229,9 @@ impl Wired {
     /// Counts time that was spent without a completion. When it is long, looks whether the node can
     /// still be reached.
     pub fn note_silence(&mut self, waited_ns: u64) -> Result<(), Lost> {
+        if self.member.has_spare() && self.standstill.note(waited_ns, || 0) {
+            self.member.end_if_spared(|| SLOW.into())?;
+        }
         self.silent_ns += waited_ns.min(2 * NAP_NS);
         if self.silent_ns < LISTEN_NS {
             Ok(())
@@ -239,6 +245,7 @@ impl Wired {
     /// A completion has come.
     pub fn end_silence(&mut self) {
         self.silent_ns = 0;
+        self.standstill.end();
     }
 
     /// In a forked child: closes the descriptors, does nothing else.

@@ -9,6 +9,7 @@
 //! | `programs.rs` | the program's own ends, and what they leave behind |
 //! | `beside.rs` | a process that shares the program's memory is killed |
 //! | `nodes.rs` | the node's own ends, its other clients, its idleness |
+//! | `mirror.rs` | two copies of far memory, of which one is lost |
 //!
 //! The program is `programs/keeps_checking.c`, which knows what every word of its
 //! memory must be and looks all the time. Endings that take their time run side by
@@ -18,6 +19,7 @@ mod beside;
 mod hostile;
 mod lost;
 mod memory;
+mod mirror;
 mod nodes;
 mod programs;
 mod proxy;
@@ -42,6 +44,11 @@ enum By {
     Shm,
     Tcp,
 }
+
+/// How `keeps_checking` works.
+const BUSY: &[&str] = &["32", "4"];
+const FORKED: &[&str] = &["32", "2", "fork"];
+const IDLE: &[&str] = &["32", "1", "idle"];
 
 const BOTH: [By; 2] = [By::Shm, By::Tcp];
 

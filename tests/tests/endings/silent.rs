@@ -13,15 +13,17 @@ use anyhow::{Context, Result, bail, ensure};
 use farmem_tests::farmem::{Far, binary};
 use farmem_tests::process::{self, Running, TempDir, eventually};
 
-use crate::{By, LIMIT, Scenario, Work, checker, scenario, together};
+use crate::{BUSY, By, FORKED, IDLE, LIMIT, Scenario, Work, checker, scenario, together};
 
 /// The longest that a program may take beyond its grace to end when its network is silent.
 const BOUND: Duration = Duration::from_secs(4);
 const PORT: u16 = 7601;
+/// The address of the program's machine.
+pub const HERE: &str = "10.213.7.1";
 
 /// Ways in which packets vanish.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Silence {
+pub enum Silence {
     /// A firewall at the node drops everything.
     Dropped,
     /// A firewall at the node drops what goes to its port.
@@ -39,11 +41,11 @@ enum Silence {
 }
 
 /// Two network namespaces with a link between them. Removed when dropped.
-struct Pair {
-    host: String,
-    node: String,
+pub struct Pair {
+    pub host: String,
+    pub node: String,
     /// The node's address.
-    at: String,
+    pub at: String,
 }
 
 fn ip(arguments: &str) -> Result<()> {
@@ -59,7 +61,7 @@ fn tool(name: &str, arguments: &str) -> Result<()> {
 }
 
 /// Whether this process can make namespaces and filters. If not, says what is missing.
-fn can(test: &str) -> bool {
+pub fn can(test: &str) -> bool {
     let tried = Pair::new().and_then(|pair| pair.begin(Silence::Dropped));
     if let Err(missing) = &tried {
         eprintln!("skipped: {test}: {missing:#}");
@@ -68,14 +70,14 @@ fn can(test: &str) -> bool {
 }
 
 impl Pair {
-    fn new() -> Result<Pair> {
+    pub fn new() -> Result<Pair> {
         static SERIAL: AtomicU32 = AtomicU32::new(0);
         let name = format!("fm{}-{}", std::process::id(), SERIAL.fetch_add(1, Ordering::Relaxed));
         let pair = Pair { host: format!("{name}h"), node: format!("{name}n"), at: "10.213.7.2".into() };
         ip(&format!("netns add {}", pair.host))?;
         ip(&format!("netns add {}", pair.node))?;
         ip(&format!("-n {} link add wire type veth peer name wire netns {}", pair.host, pair.node))?;
-        for (end, address) in [(&pair.host, "10.213.7.1"), (&pair.node, &pair.at)] {
+        for (end, address) in [(&pair.host, HERE), (&pair.node, &pair.at)] {
             ip(&format!("-n {end} addr add {address}/24 dev wire"))?;
             ip(&format!("-n {end} link set lo up"))?;
             ip(&format!("-n {end} link set wire up"))?;
@@ -84,13 +86,13 @@ impl Pair {
     }
 
     /// The command, in one of the namespaces.
-    fn inside(namespace: &str, command: &Command) -> Command {
+    pub fn inside(namespace: &str, command: &Command) -> Command {
         let mut inside = Command::new("ip");
         inside.args(["netns", "exec", namespace]).arg(command.get_program()).args(command.get_args());
         inside
     }
 
-    fn begin(&self, silence: Silence) -> Result<()> {
+    pub fn begin(&self, silence: Silence) -> Result<()> {
         let Pair { host, node, at } = self;
         let filter =
             |chain: &str, what: &str| tool("ip", &format!("netns exec {node} iptables -w -I {chain} {what} -j DROP"));
@@ -135,7 +137,7 @@ struct Apart {
     _dir: TempDir,
 }
 
-fn serves(node: &Running, socket: &Path) -> Result<()> {
+pub fn serves(node: &Running, socket: &Path) -> Result<()> {
     // It listens there last.
     let up = eventually(LIMIT, || UnixStream::connect(socket).is_ok() || !node.alive());
     ensure!(up && node.alive(), "the node did not come up: {}", node.stderr());
@@ -154,11 +156,6 @@ fn apart(grace: Duration, arguments: &[&str]) -> Result<Apart> {
     let work = Work::of(process::spawn(Pair::inside(&pair.host, &far.command(&checker(arguments)?)))?)?;
     Ok(Apart { work, node, address, pair, _dir: dir })
 }
-
-/// How `keeps_checking` works meanwhile.
-const BUSY: &[&str] = &["32", "4"];
-const FORKED: &[&str] = &["32", "2", "fork"];
-const IDLE: &[&str] = &["32", "1", "idle"];
 
 fn ends(silence: Silence, arguments: &'static [&'static str]) -> Scenario {
     scenario(format!("{silence:?} {arguments:?}"), move || {

@@ -4,7 +4,7 @@
 #![allow(dead_code)] // Each test uses a part.
 
 use farmem_fabric::{ConnectOptions, Lost, Session};
-use farmem_pool::{Lane, Pool};
+use farmem_pool::{Lacks, Lane, Pool};
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES, SLAB_BYTES};
 use farmem_sim::{Network, Weather};
 use std::sync::Arc;
@@ -106,4 +106,21 @@ pub fn leave_once(pool: &Pool) {
     if let Some(number) = pool.dropped() {
         pool.all_have_left(number);
     }
+}
+
+/// Does what slabs lack, as a background thread does; whether nothing is left to do.
+pub fn repaired(pool: &Pool, lane: &mut Lane) -> bool {
+    for _ in 0..100 {
+        match pool.lacks() {
+            None => return true,
+            Some(Lacks::Home(index)) if pool.add_home(index).is_err() => return false,
+            Some(Lacks::Home(_)) => leave_once(pool),
+            Some(Lacks::Bytes(index)) => drop(fill(pool, lane, index)),
+            Some(Lacks::Way(index, home)) => {
+                assert!(pool.drop_home(lane, index, home));
+                leave_once(pool);
+            }
+        }
+    }
+    false
 }

@@ -1,0 +1,125 @@
+//! Slabs with two copies: so that a lost node costs a fetch, and not the program.
+//!
+//! ```text
+//!  grow ─► two grants, of different nodes ─► [whole, whole]
+//!                                               │ a node is lost, or too slow (`can_spare`)
+//!                                               ▼
+//!                          [whole, absent] ─── add_home ──► [whole, filling] ── filled ──► [whole, whole]
+//!                               the program runs on            repair, behind it  (`repair`)
+//! ```
+//!
+//! A slab that is mapped here needs no second copy: its memory outlives its node's process.
+//!
+//! *Giving a node up.* The session of a node asks at the first sign of a loss whether this pool can do
+//! without it ([`farmem_fabric::session::Spare`]). It can if every slab with a live slot there has a whole
+//! home elsewhere. The decision and the change of the words are one step under the pool's locks, so that of
+//! two nodes that fail together the second one is kept, and waited for like the only one.
+
+mod repair;
+
+pub use repair::Lacks;
+
+use crate::extent::{HOMES, Home, State};
+use crate::{NoRoom, Pool, Standing};
+use farmem_fabric::Lost;
+use farmem_fabric::session::Spare;
+use std::sync::OnceLock;
+
+/// How a pool's slabs are protected against the loss of a node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Protect {
+    /// One copy.
+    #[default]
+    None,
+    /// Two copies, at different nodes.
+    Mirror,
+}
+
+/// A pool's state for it.
+#[derive(Default)]
+pub(crate) struct Protection {
+    /// The pool itself, once slabs are to have two copies.
+    mirrored: OnceLock<&'static Pool>,
+}
+
+impl Pool {
+    /// From now on slabs that are not mapped here have two copies, and a node that fails is given up as soon
+    /// as that can be.
+    pub fn protect(&'static self, how: Protect) {
+        if how == Protect::None || self.protection.mirrored.set(self).is_err() {
+            return;
+        }
+        // A node that joins meanwhile sees to it itself.
+        let _changing = self.changing.lock();
+        (0..self.nodes.all().len()).for_each(|number| self.watch_over(number));
+    }
+
+    /// How slabs are protected.
+    pub fn protection(&self) -> Protect {
+        if self.protection.mirrored.get().is_some() { Protect::Mirror } else { Protect::None }
+    }
+
+    /// Has a node's session ask before it waits long.
+    pub(crate) fn watch_over(&self, number: usize) {
+        if let Some(pool) = self.protection.mirrored.get() {
+            self.nodes.all()[number].session().held_by(*pool, number);
+        }
+    }
+
+    /// The second home of a slab whose first was granted just now, or [`Home::NONE`].
+    ///
+    /// # Errors
+    /// It needs one, and no node grants it. The first is given back.
+    pub(crate) fn second_for(&self, first: Home) -> Result<Home, NoRoom> {
+        if self.protection() == Protect::None || first.base != 0 {
+            return Ok(Home::NONE);
+        }
+        match self.granted(&[first.node]) {
+            Ok(second) => Ok(second),
+            // A program that could go on with one copy does not end because there is no second.
+            Err(_) if self.is_degraded() => Ok(Home::NONE),
+            Err(why) => {
+                self.decline(first);
+                match why {
+                    NoRoom::Exhausted(why) => Err(NoRoom::Exhausted(format!("no second copy: {why}"))),
+                    lost => Err(lost),
+                }
+            }
+        }
+    }
+
+    /// Whether nodes have been lost, or too few are left for two copies.
+    fn is_degraded(&self) -> bool {
+        let standing = |standing| self.nodes.all().iter().filter(|node| node.standing() == standing).count();
+        standing(Standing::In) < 2 || standing(Standing::Lost) > 0
+    }
+}
+
+impl Spare for Pool {
+    fn can_spare(&self, number: usize, lost: &Lost) -> bool {
+        let mut changing = self.changing.lock();
+        let nodes = self.nodes.all();
+        if !nodes[number].is_there() {
+            // Another thread was first.
+            return true;
+        }
+        // Pages that leave need another node.
+        if !nodes.iter().enumerate().any(|(other, node)| other != number && node.standing() == Standing::In) {
+            return false;
+        }
+        // Held until the words are changed: no slot is taken meanwhile.
+        let slabs = self.slabs.lock();
+        let elsewhere = |index: usize| {
+            let word = self.extents.word(index as u32);
+            let at = |nth: usize| self.extents.home(word, nth).node as usize;
+            let there = |nth: usize| word.state(nth) != State::Absent && at(nth) == number;
+            !(0..HOMES).any(there) || (0..HOMES).any(|nth| word.state(nth) == State::Whole && at(nth) != number)
+        };
+        let live = |index: &usize| slabs.list[*index].as_ref().is_some_and(|slab| !slab.is_idle());
+        if !(0..slabs.list.len()).filter(live).all(elsewhere) {
+            return false;
+        }
+        self.let_go(&mut changing, &slabs, number, lost, false);
+        true
+    }
+}

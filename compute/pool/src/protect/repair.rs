@@ -1,0 +1,85 @@
+//! The steps of a repair and of a move. A slab that lost a copy gets another one. A slab whose node is
+//! being left gets another node. A background thread takes the steps; any of them may be the last.
+//!
+//! ```text
+//!  lacks ─► Home(index)      add_home; every thread leaves once
+//!        ─► Bytes(index)     fill, chunk by chunk; end_filling
+//!        ─► Way(index, nth)  drop_home: the other has all
+//! ```
+//!
+//! A slab that a fork has made another process's too is left alone: a WRITE of the one process could arrive
+//! after the other has made the slab its own again, and has overwritten the slot.
+
+use crate::extent::{HOMES, State, Word};
+use crate::{Pool, Protect, Slabs, Standing};
+
+/// A slab's next step.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Lacks {
+    /// A home ([`Pool::add_home`]).
+    Home(u32),
+    /// Bytes at the second home ([`crate::Lane::fill`], [`Pool::end_filling`]).
+    Bytes(u32),
+    /// Nothing but to leave the home of this number ([`Pool::drop_home`]).
+    Way(u32, usize),
+}
+
+impl Pool {
+    /// Whether it is worth asking [`Pool::lacks`].
+    pub fn may_lack(&self) -> bool {
+        self.protection() != Protect::None || self.nodes.all().iter().any(|node| node.standing() == Standing::Leaving)
+    }
+
+    /// The next step. Slabs that are being filled or left come first.
+    pub fn lacks(&self) -> Option<Lacks> {
+        let slabs = self.slabs.lock();
+        let all = || 0..slabs.list.len() as u32;
+        let filling = all().find_map(|index| self.lacks_of(&slabs, index).filter(|l| !matches!(l, Lacks::Home(_))));
+        filling.or_else(|| all().find_map(|index| self.lacks_of(&slabs, index)))
+    }
+
+    fn lacks_of(&self, slabs: &Slabs, index: u32) -> Option<Lacks> {
+        let slab = slabs.list[index as usize].as_ref().filter(|slab| slab.sharers == 0)?;
+        let word = self.extents.word(index);
+        let whole = |nth: usize| word.state(nth) == State::Whole;
+        let leaving = |nth: usize| word.state(nth) != State::Absent && self.is_left(word, nth);
+        if word.state(0) == State::Whole && word.state(1) == State::Filling {
+            return Some(Lacks::Bytes(index));
+        }
+        let way = (0..HOMES).find(|&nth| leaving(nth) && whole(nth) && whole(1 - nth));
+        if let Some(nth) = way {
+            return Some(Lacks::Way(index, nth));
+        }
+        let only = (0..HOMES).find(|&nth| whole(nth)).filter(|_| word.homes() == 1)?;
+        let protects = self.protection() == Protect::Mirror && self.extents.home(word, only).base == 0;
+        // An empty one of a node that is left goes back by itself.
+        let moves = leaving(only) && !slab.is_idle();
+        let elsewhere = |(number, standing): (usize, Standing)| {
+            standing == Standing::In && number as u32 != self.extents.home(word, only).node
+        };
+        let nodes = self.nodes.all().iter().map(|node| node.standing()).enumerate();
+        ((protects && !leaving(only) || moves) && nodes.into_iter().any(elsewhere)).then_some(Lacks::Home(index))
+    }
+
+    fn is_left(&self, word: Word, nth: usize) -> bool {
+        self.nodes.all()[self.extents.home(word, nth).node as usize].standing() == Standing::Leaving
+    }
+
+    /// Bytes of slabs with live slots that have one copy where there should be two.
+    pub fn single_bytes(&self) -> u64 {
+        if self.protection() == Protect::None {
+            return 0;
+        }
+        let slabs = self.slabs.lock();
+        let single = |index: &u32| {
+            let word = self.extents.word(*index);
+            let whole = (0..HOMES).filter(|&nth| word.state(nth) == State::Whole);
+            let mapped = || whole.clone().any(|nth| self.extents.home(word, nth).base != 0);
+            slabs.list[*index as usize].as_ref().is_some_and(|slab| !slab.is_idle())
+                && whole.clone().count() < HOMES
+                && !mapped()
+        };
+        let count = (0..slabs.list.len() as u32).filter(single).count();
+        count as u64 * farmem_protocol::addr::SLAB_BYTES
+    }
+}

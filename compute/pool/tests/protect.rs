@@ -1,0 +1,187 @@
+//! Slabs with two copies, over simulated nodes that are killed, stopped, silent, and come back.
+
+mod common;
+
+use common::{alloc, leave_once, node, page, read, repaired, write};
+use farmem_pool::extent::State;
+use farmem_pool::{Lane, Pool, Protect, Standing};
+use farmem_protocol::addr::{FarSlot, SLAB_BYTES};
+use farmem_sim::Network;
+use std::sync::Arc;
+
+const MS: u64 = 1_000_000;
+
+/// A pool that keeps two copies, over simulated nodes that lend this many slabs each.
+fn mirrored(slabs: &[u64]) -> (Vec<Arc<Network>>, &'static Pool) {
+    let (networks, pool) = common::pool(slabs);
+    let pool: &'static Pool = Box::leak(Box::new(pool));
+    pool.protect(Protect::Mirror);
+    (networks, pool)
+}
+
+/// Twenty slots with a number each, on two nodes or more.
+fn written(pool: &Pool, lane: &mut Lane) -> Vec<FarSlot> {
+    let slots = alloc(pool, 20);
+    slots.iter().enumerate().for_each(|(value, &slot)| assert_eq!(write(pool, lane, slot, value as u64 + 1), Ok(0)));
+    slots
+}
+
+fn all_there(pool: &Pool, lane: &mut Lane, slots: &[FarSlot]) {
+    slots.iter().enumerate().for_each(|(value, &slot)| assert_eq!(read(pool, lane, slot), Ok(value as u64 + 1)));
+}
+
+/// The latest of the clocks.
+fn now_ns(networks: &[Arc<Network>]) -> u64 {
+    networks.iter().map(|network| network.now_ns()).max().unwrap()
+}
+
+#[test]
+fn a_slab_has_two_copies_or_is_refused() {
+    let (networks, pool) = mirrored(&[1, 1]);
+    let mut lane = Lane::new();
+    let slots = written(pool, &mut lane);
+    let homes = pool.homes(slots[0].slab_index());
+    assert!(matches!(homes, [Some((a, State::Whole)), Some((b, State::Whole))] if a != b), "{homes:?}");
+    assert_eq!((pool.capacity(), pool.single_bytes(), pool.lacks()), (SLAB_BYTES, 0, None));
+    let refused = pool.ensure(2 * SLAB_BYTES).unwrap_err().to_string();
+    assert!(networks.iter().all(|network| network.lent() == SLAB_BYTES), "{refused}");
+    // One node has room, the other has none: nothing is kept of what was granted.
+    let (networks, pool) = mirrored(&[2, 1]);
+    pool.ensure(SLAB_BYTES).unwrap();
+    let refused = pool.ensure(2 * SLAB_BYTES).unwrap_err().to_string();
+    assert!(refused.contains("no second copy"), "{refused}");
+    assert!(networks.iter().all(|network| network.lent() == SLAB_BYTES));
+}
+
+#[test]
+fn a_killed_node_costs_no_wait() {
+    let (networks, pool) = mirrored(&[4, 4]);
+    let (mut writes, mut reads) = (Lane::new(), Lane::new());
+    let slots = written(pool, &mut writes);
+    all_there(pool, &mut reads, &slots);
+    networks[0].kill_node();
+    let begun = now_ns(&networks);
+    all_there(pool, &mut reads, &slots);
+    assert_eq!(write(pool, &mut writes, slots[0], 1), Ok(0));
+    assert!(now_ns(&networks) - begun < 20 * MS, "{} ms", (now_ns(&networks) - begun) / MS);
+    let losses = pool.losses();
+    assert!(losses.len() == 1 && losses[0].single == 1, "{losses:?}");
+    assert_eq!((pool.standing(0), pool.single_bytes()), (Some(Standing::Lost), SLAB_BYTES));
+    // New slabs have one copy while there is one node.
+    pool.ensure(3 * SLAB_BYTES).unwrap();
+    networks[1].kill_node();
+    assert!(read(pool, &mut reads, slots[3]).is_err() && pool.tend().is_err());
+}
+
+#[test]
+fn a_node_that_does_not_answer_is_given_up_soon() {
+    for asks in [false, true] {
+        let (networks, pool) = mirrored(&[4, 4]);
+        let mut lane = Lane::new();
+        let slots = written(pool, &mut lane);
+        networks[1].stop_node(60_000 * MS);
+        let begun = now_ns(&networks);
+        if asks {
+            // By a request for memory.
+            pool.ensure(2 * SLAB_BYTES).unwrap();
+        } else {
+            assert_eq!(write(pool, &mut lane, slots[7], 8), Ok(0));
+        }
+        all_there(pool, &mut lane, &slots);
+        let took = (now_ns(&networks) - begun) / MS;
+        assert!((150..450).contains(&took), "{took} ms");
+        assert_eq!(pool.standing(1), Some(Standing::Lost));
+    }
+}
+
+/// Where nothing answers it is this machine that is cut off: one node is kept, and waited for.
+#[test]
+fn of_two_silent_nodes_one_is_waited_for() {
+    let (networks, pool) = mirrored(&[2, 2]);
+    let mut lane = Lane::new();
+    let slots = written(pool, &mut lane);
+    networks.iter().for_each(|network| network.stop_node(3_000 * MS));
+    assert_eq!(write(pool, &mut lane, slots[2], 3), Ok(0));
+    all_there(pool, &mut lane, &slots);
+    let lost = (0..2).filter(|&node| pool.standing(node) == Some(Standing::Lost)).count();
+    assert_eq!((lost, pool.tend()), (1, Ok(())));
+}
+
+/// A second copy is made at a third node, while pages are written; then any of the two may go.
+#[test]
+fn a_lost_copy_is_made_again() {
+    let (networks, pool) = mirrored(&[2, 2]);
+    let mut lane = Lane::new();
+    let slots = written(pool, &mut lane);
+    networks[0].kill_node();
+    // Reads may go to the other one: housekeeping looks.
+    assert_eq!((pool.tend(), pool.standing(0)), (Ok(()), Some(Standing::Lost)));
+    all_there(pool, &mut lane, &slots);
+    assert_eq!(pool.lacks(), None, "there is no other node");
+    let (third, session) = node(9, 2);
+    assert_eq!(pool.add_node(session).unwrap(), 2);
+    assert!(pool.lacks().is_some());
+    assert!(repaired(pool, &mut lane));
+    assert_eq!((pool.single_bytes(), third.lent()), (0, SLAB_BYTES));
+    networks[1].kill_node();
+    all_there(pool, &mut lane, &slots);
+    // The first is back, without what it had.
+    let (_first, session) = node(10, 2);
+    pool.add_node(session).unwrap();
+    assert!(repaired(pool, &mut lane));
+    third.kill_node();
+    all_there(pool, &mut lane, &slots);
+}
+
+/// A repair may end at any chunk; the next goes on from the bits.
+#[test]
+fn a_repair_that_is_broken_off_goes_on() {
+    let (networks, pool) = mirrored(&[2, 2]);
+    let mut lane = Lane::new();
+    let slots = written(pool, &mut lane);
+    networks[1].kill_node();
+    assert_eq!(pool.tend(), Ok(()));
+    all_there(pool, &mut lane, &slots);
+    let (third, session) = node(9, 2);
+    pool.add_node(session).unwrap();
+    let index = slots[0].slab_index();
+    pool.add_home(index).unwrap();
+    leave_once(pool);
+    let mut buffers = page(0);
+    // SAFETY: the buffer is a page, and lives until the call returns.
+    #[allow(unsafe_code)]
+    unsafe {
+        lane.fill(pool, index, 1, 0, buffers.as_mut_ptr().cast(), 1)
+    };
+    // Lost in the middle: the other copies are there.
+    third.kill_node();
+    assert_eq!((pool.tend(), write(pool, &mut lane, slots[5], 6)), (Ok(()), Ok(0)));
+    all_there(pool, &mut lane, &slots);
+    let (_fourth, session) = node(11, 2);
+    pool.add_node(session).unwrap();
+    assert!(repaired(pool, &mut lane));
+    networks[0].kill_node();
+    all_there(pool, &mut lane, &slots);
+}
+
+/// A node that is taken out is left when its slabs have moved, whether pages are touched or not.
+#[test]
+fn a_node_that_is_taken_out_is_emptied() {
+    for protect in [Protect::None, Protect::Mirror] {
+        let (networks, pool) = common::pool(&[2, 2, 2]);
+        let pool: &'static Pool = Box::leak(Box::new(pool));
+        pool.protect(protect);
+        let mut lane = Lane::new();
+        let slots = written(pool, &mut lane);
+        let left = pool.homes(slots[0].slab_index())[0].unwrap().0;
+        assert!(pool.take_out(left));
+        assert!(!pool.is_own(slots[0]));
+        assert!(repaired(pool, &mut lane));
+        pool.shrink(SLAB_BYTES);
+        assert_eq!((pool.standing(left), networks[left].lent()), (Some(Standing::Left), 0), "{protect:?}");
+        assert!(pool.is_own(slots[0]) && pool.capacity() == SLAB_BYTES);
+        networks[left].kill_node();
+        all_there(pool, &mut lane, &slots);
+        assert_eq!((pool.single_bytes(), pool.tend()), (0, Ok(())));
+    }
+}
