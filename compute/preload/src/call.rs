@@ -23,6 +23,7 @@ pub const ALWAYS: &[i64] = &[
     libc::SYS_sigaltstack,
     libc::SYS_close,
     libc::SYS_close_range,
+    libc::SYS_getdents64,
     libc::SYS_dup2,
     libc::SYS_dup3,
     libc::SYS_io_uring_setup,

@@ -9,7 +9,7 @@ use crate::call::{Call, issue};
 use crate::guard::peek::peek;
 use crate::process::{is_this_process, pager};
 use crate::signals::{actions, masks, stacks};
-use crate::{confined, exec, fork, guard, limits, mappings, near, robust, sandbox, threads};
+use crate::{confined, exec, fork, guard, hidden, limits, mappings, near, robust, sandbox, threads};
 use farmem_protocol::addr::is_far;
 use farmem_sys::descriptors::owns_fd;
 use farmem_sys::members;
@@ -69,7 +69,8 @@ pub fn dispatch(call: &Call) -> isize {
         | libc::SYS_pselect6
         | libc::SYS_epoll_pwait
         | libc::SYS_epoll_pwait2 => masks::waiting(call),
-        libc::SYS_close if owns_fd(a as i32) => EBADF,
+        _ if hidden::names(call) => EBADF,
+        libc::SYS_getdents64 => hidden::list(call),
         libc::SYS_dup2 | libc::SYS_dup3 if owns_fd(b as i32) => EBADF,
         libc::SYS_close_range => close_range(a as u32, b as u32, c),
         // Its rings and buffers would be used by the kernel at times nobody is told of.

@@ -3,7 +3,7 @@
 use crate::call::{ALWAYS, Call, issue};
 use crate::guard::peek::peek;
 use crate::process::{pager, started};
-use crate::{bound, dispatch, fork, near, threads};
+use crate::{bound, dispatch, fork, hidden, near, threads};
 use farmem_protocol::addr::is_far;
 
 fn result(ret: isize) -> isize {
@@ -68,7 +68,8 @@ fn clone3(call: Call) -> isize {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn syscall(nr: i64, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> isize {
     let mut call = Call { nr, args: [a, b, c, d, e, f], sp: near::stack_pointer() };
-    let decided = started() && (call.args.iter().any(|&x| is_far(x)) || ALWAYS.contains(&nr));
+    let decides = |call: &Call| ALWAYS.contains(&nr) || call.args.iter().any(|&x| is_far(x)) || hidden::names(call);
+    let decided = started() && decides(&call);
     result(match nr {
         libc::SYS_clone3 if started() => clone3(call),
         _ if decided => near::result(guarded, &mut call),

@@ -26,6 +26,7 @@
 //! | `guard` | which memory each system call uses |
 //! | `signals` | SIGBUS and SIGSYS are the runtime's; the program does not notice |
 //! | `threads` | what each thread of the program needs |
+//! | `hidden` | the runtime's descriptors, which the program does not see |
 //! | `robust` | locks that a thread holds when it ends |
 //! | `near` | stacks for work that begins on a far one |
 //! | `sandbox`, `bpf`, `confined` | filters of the program's own; whether there are any |
@@ -58,6 +59,7 @@ mod fork;
 mod gate;
 mod go;
 mod guard;
+mod hidden;
 mod hints;
 mod image;
 mod limits;

@@ -9,7 +9,7 @@ mod numbers;
 pub mod spare;
 
 use crate::raw::{Errno, getpid};
-pub use numbers::{close, own_fd, own_fds, owns_fd};
+pub use numbers::{FDS, LOWEST, close, own_fd, own_fds, owns_fd};
 
 /// A connected pair of Unix stream sockets, close-on-exec, ours (see [`own_fd`]).
 pub fn socket_pair() -> Result<(i32, i32), Errno> {

@@ -16,10 +16,10 @@
 
 use super::lent;
 use crate::raw::{Errno, checked, is_away, syscall};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// Numbers that can be remembered; there are no more than that unless a system's administrator says so (`fs.nr_open`).
-const FDS: usize = 1 << 20;
+pub const FDS: usize = 1 << 20;
 /// Where numbers are looked for, the first range that the limit on descriptors allows.
 const RANGES: [i32; 4] = [1 << 19, 1 << 15, 900, 200];
 /// Lower numbers are nobody's to take, whether they are open or not.
@@ -63,6 +63,9 @@ impl Set {
     }
 }
 
+/// The lowest number that was ever claimed; [`FDS`]: none was. Lower ones are the program's.
+pub static LOWEST: AtomicUsize = AtomicUsize::new(FDS);
+
 static CLAIMED: Set = Set::empty();
 static AWAY: Set = Set::empty();
 
@@ -100,6 +103,7 @@ fn copied(fd: i32, least: i32) -> Option<i32> {
 
 fn claim(fd: i32) -> bool {
     let is_new = CLAIMED.insert(fd);
+    LOWEST.fetch_min(fd as u32 as usize, Ordering::Relaxed);
     if is_new && is_away() {
         AWAY.insert(fd);
     }

@@ -3,6 +3,7 @@
 use super::standing::Kept;
 use crate::dispatch;
 use crate::threads::{self, Record};
+use farmem_sys::descriptors::{FDS, LOWEST};
 
 /// Numbers that are dispatched whatever their arguments: mappings, masks, descriptors, and calls
 /// whose near arguments point to structures with far pointers in them.
@@ -20,6 +21,9 @@ core::arch::global_asm!(
     "mov rcx, r10", "shr rcx, 45", "cmp rcx, 1", "je 2f",
     "mov rcx, r8", "shr rcx, 45", "cmp rcx, 1", "je 2f",
     "mov rcx, r9", "shr rcx, 45", "cmp rcx, 1", "je 2f",
+    // A descriptor of the runtime's, perhaps: the program finds it closed.
+    "cmp rdi, [rip + {lowest}]", "jb 9f", "cmp rdi, {descriptors}", "jb 2f",
+    "9:",
     "cmp rax, 511", "ja 3f",
     "lea rcx, [rip + {always}]",
     "cmp byte ptr [rcx + rax], 0", "jne 2f",
@@ -93,6 +97,8 @@ core::arch::global_asm!(
     "ret",
     ".size farmem_site, .-farmem_site",
     always = sym ALWAYS,
+    lowest = sym LOWEST,
+    descriptors = const FDS,
     near = sym crate::near::farmem_near_call,
     from_site = sym from_site,
     hash = const threads::HASH,
