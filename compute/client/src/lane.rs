@@ -136,8 +136,8 @@ impl Lane {
 
     /// Appends the completions that are there. Returns how many. Does not wait.
     pub fn poll(&mut self, done: &mut Vec<Completion>) -> usize {
-        let (ways, inner) = self.parts();
-        ways.look(inner, None);
+        let (ways, _) = self.parts();
+        ways.look(None);
         told(ways, done)
     }
 
@@ -146,7 +146,7 @@ impl Lane {
     pub fn wait(&mut self, done: &mut Vec<Completion>, limit: Duration) -> usize {
         let (ways, inner) = self.parts();
         ways.ring(inner);
-        ways.wait(inner, limit);
+        ways.wait(limit);
         told(ways, done)
     }
 
@@ -233,7 +233,7 @@ impl<'b> Batch<'_, 'b> {
         };
         let numbers: Vec<_> = self.operations.into_iter().map(|operation| begin(ways.0, operation)).collect();
         ways.0.ring(inner);
-        let results = numbers.into_iter().map(|number| ways.0.finish(inner, number)).collect();
+        let results = numbers.into_iter().map(|number| ways.0.finish(number)).collect();
         std::mem::forget(ways);
         results
     }

@@ -68,10 +68,17 @@
 //! # }
 //! ```
 //!
+//! # By the host's agent
+//!
+//! Module [`agent`] is another way to memory: the host's agent (`farmem agent`) has it granted ahead, shares it out
+//! among the programs of the host, and holds users and jobs to their quotas.
+//!
 //! # Losses
 //!
 //! A node that ends takes its memory with it. Operations there return [`Error::Lost`], those on other nodes go on.
 //! Nothing here ends the process. A connection that is cut is restored within the grace ([`Builder::grace`]).
+//! A node on this machine leaves its memory mapped: private pieces can be read and written for good. A region there
+//! is lost within 0.1 s, since other processes may have made another one.
 //!
 //! # Limits
 //!
@@ -85,6 +92,12 @@
 //!
 //! Whoever has opened a region can write to all of it, its tables of pieces too. Processes that share one trust
 //! each other. What is behind each of these decisions is told in `docs/design/client.md`.
+
+/// Pieces by the host's agent: [`Client`](agent::Client) connects to it, or has one within the process.
+pub mod agent {
+    #[doc(inline)]
+    pub use farmem_agent::client::*;
+}
 
 mod addr;
 mod builder;

@@ -9,10 +9,13 @@ use farmem_protocol::region::RegionName;
 use farmem_sys::sync::Lock;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Instant;
 
 /// Lanes that wait for their next user, at most.
 const KEPT: usize = 64;
+/// How often nodes are looked after whose memory is mapped here.
+const WATCH_MS: u64 = 50;
 /// Words of a region that every process finds: see [`Memory::root`].
 pub const ROOTS: usize = 64;
 /// Where they begin in a region's first slab; the identity is the word at [`IDENTITY`].
@@ -37,12 +40,39 @@ pub(crate) struct Inner {
     pub region: Option<RegionName>,
     /// 1 in the process that connected, 0 in its forked children.
     here: &'static AtomicU32,
+    /// Whether nodes must be looked after that are reached without asking them.
+    is_watched: bool,
+    begun: Instant,
+    /// Milliseconds from `begun` to the last look.
+    watched_ms: AtomicU64,
 }
 
 impl Inner {
     pub fn new(shards: Vec<Shard>, region: Option<RegionName>, here: &'static AtomicU32) -> Inner {
         here.store(1, Ordering::Relaxed);
-        Inner { idle: Lock::new(Vec::new()), pieces: Pieces::new(shards.len()), shards, region, here }
+        let is_watched = region.is_some() && shards.iter().any(|shard| shard.session().is_mapped());
+        let (idle, pieces) = (Lock::new(Vec::new()), Pieces::new(shards.len()));
+        let (begun, watched_ms) = (Instant::now(), AtomicU64::new(0));
+        Inner { idle, pieces, shards, region, here, is_watched, begun, watched_ms }
+    }
+
+    /// Now and then, looks whether nodes are still there whose memory is mapped. What is mapped of one that has ended
+    /// can be used as before. Of a region that would be a mistake: other processes may have made another one since.
+    #[inline]
+    pub fn watch(&self) {
+        if !self.is_watched {
+            return;
+        }
+        let (now, before) = (self.begun.elapsed().as_millis() as u64, self.watched_ms.load(Ordering::Relaxed));
+        if now < before + WATCH_MS {
+            return;
+        }
+        if self.watched_ms.compare_exchange(before, now, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+            for shard in self.shards.iter().filter(|shard| shard.session().is_mapped()) {
+                // A loss is told by the next operation there.
+                let _ = shard.session().tend();
+            }
+        }
     }
 
     #[inline]

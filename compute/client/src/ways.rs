@@ -135,9 +135,9 @@ impl Ways {
     }
 
     /// Waits for an operation of [`Ways::begin_waited`]. Its result.
-    pub fn finish(&mut self, inner: &Inner, number: Number) -> Result<u64> {
+    pub fn finish(&mut self, number: Number) -> Result<u64> {
         while self.operations[number.0 as usize].left > 0 {
-            self.look(inner, Some(LOOK));
+            self.look(Some(LOOK));
         }
         self.end(number).result
     }
@@ -151,7 +151,7 @@ impl Ways {
         // SAFETY: the caller's promise; it is awaited here, or the queue pairs are dropped.
         let number = unsafe { ways.0.begin_waited(inner, at, verb) };
         ways.0.ring(inner);
-        let result = ways.0.finish(inner, number);
+        let result = ways.0.finish(number);
         std::mem::forget(ways);
         result
     }
@@ -244,26 +244,30 @@ impl Ways {
 
     /// Sends what was started.
     pub fn ring(&mut self, inner: &Inner) {
+        inner.watch();
         for node in 0..self.links.len() {
             if let Some(link) = &mut self.links[node]
                 && let Err(lost) = link.doorbell()
             {
-                self.lose(inner, node, lost.into());
+                self.lose(node, lost.into());
             }
         }
     }
 
     /// Takes the completions that are there; with a limit, waits for one so long, if any operation is under way.
-    pub fn look(&mut self, inner: &Inner, limit: Option<Duration>) {
+    pub fn look(&mut self, limit: Option<Duration>) {
         let looked = match limit {
             Some(limit) => self.waiter.wait(&mut self.links, limit),
             None => self.waiter.poll(&mut self.links),
         };
-        for (_, completion) in std::mem::take(&mut self.waiter.came) {
+        // The vector is kept: a call by which one operation ends makes none.
+        let mut came = std::mem::take(&mut self.waiter.came);
+        for (_, completion) in came.drain(..) {
             self.came(Number(completion.tag as u32), completion.result);
         }
+        self.waiter.came = came;
         if let Err((node, lost)) = looked {
-            self.lose(inner, node, lost.into());
+            self.lose(node, lost.into());
         }
     }
 
@@ -296,7 +300,7 @@ impl Ways {
 
     /// A node is lost: all operations there end.
     #[cold]
-    fn lose(&mut self, _inner: &Inner, node: usize, why: Error) {
+    fn lose(&mut self, node: usize, why: Error) {
         self.links[node] = None;
         self.barred[node] = Some(why.clone());
         for at in 0..self.operations.len() {
@@ -318,24 +322,25 @@ impl Ways {
 
     /// Posted operations that have ended, in the order in which they did.
     pub fn take_ended(&mut self, mut told: impl FnMut(Ended)) -> usize {
-        let ready = std::mem::take(&mut self.ready);
+        let mut ready = std::mem::take(&mut self.ready);
         let count = ready.len();
-        for number in ready {
+        for number in ready.drain(..) {
             told(self.end(number));
         }
+        self.ready = ready;
         count
     }
 
     /// Waits until a posted operation has ended, at most so long, if any is under way.
-    pub fn wait(&mut self, inner: &Inner, limit: Duration) {
+    pub fn wait(&mut self, limit: Duration) {
         let begun = Instant::now();
-        self.look(inner, None);
+        self.look(None);
         while self.ready.is_empty() && self.under_way > 0 {
             let left = limit.saturating_sub(begun.elapsed());
             if left.is_zero() {
                 return;
             }
-            self.look(inner, Some(left.min(LOOK)));
+            self.look(Some(left.min(LOOK)));
         }
     }
 }

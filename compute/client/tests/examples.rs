@@ -17,7 +17,8 @@ fn example(name: &str, args: &[&str]) -> String {
     let program: PathBuf = here.parent().unwrap().parent().unwrap().join("examples").join(name);
     let out = Command::new(&program).args(args).output();
     let out = out.unwrap_or_else(|e| panic!("{}: {e}: cargo build -p farmem --examples", program.display()));
-    assert!(out.status.success(), "{name}: {}", String::from_utf8_lossy(&out.stderr));
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success(), "{name}: {said} (if it is old: cargo build -p farmem --examples)");
     String::from_utf8(out.stdout).unwrap()
 }
 

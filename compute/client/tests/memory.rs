@@ -201,6 +201,22 @@ fn a_node_that_is_killed_is_an_error_and_the_others_go_on() {
     assert_eq!(nodes, [1; 4]);
 }
 
+/// Its memory stays mapped here. Nobody else has that of a private memory; of a region others may have another by now.
+#[test]
+fn a_node_of_this_machine_that_is_killed_keeps_private_memory_and_loses_regions() {
+    let mut node = Process::start(2);
+    let (private, shared) = (Memory::connect(&node.shm), Memory::builder().node(&node.shm).region("r").create(true));
+    let (private, shared) = (private.unwrap(), shared.connect().unwrap());
+    let pieces = [&private, &shared].map(|memory| memory.alloc_zeroed(8).unwrap());
+    let mut lane = shared.lane().unwrap();
+    node.kill();
+    private.write(pieces[0], b"ours").unwrap();
+    await_that("the region is lost", || matches!(shared.fetch_add(pieces[1], 1), Err(Error::Lost { .. })));
+    assert!(matches!(lane.load(pieces[1]), Err(Error::Lost { .. })));
+    let mut bytes = [0; 4];
+    assert_eq!((private.read(pieces[0], &mut bytes), &bytes), (Ok(()), b"ours"));
+}
+
 #[test]
 fn threads_take_and_free_pieces_at_once() {
     for way in WAYS {

@@ -44,6 +44,7 @@ pub fn builder(nodes: &[&Node], way: Transport) -> Builder {
 pub struct Process {
     child: Child,
     pub tcp: String,
+    pub shm: String,
 }
 
 impl Process {
@@ -56,8 +57,9 @@ impl Process {
             .spawn()
             .unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let tcp = lines.map(Result::unwrap).find_map(|line| line.split("node at ").nth(1).map(str::to_owned)).unwrap();
-        Process { child, tcp }
+        let line = lines.map(Result::unwrap).find(|line| line.contains("node at ")).unwrap();
+        let addresses: Vec<&str> = line.split("node at ").nth(1).unwrap().split(' ').collect();
+        Process { child, tcp: addresses[0].to_owned(), shm: addresses[1].to_owned() }
     }
 
     pub fn kill(&mut self) {
@@ -76,9 +78,8 @@ impl Drop for Process {
 /// In a process that [`Process::start`] has started: is the node, until it is killed.
 pub fn be_a_node() {
     let Ok(slabs) = std::env::var(IS_NODE) else { return };
-    let listen = vec![NodeAddr::Tcp("127.0.0.1:0".into())];
-    let node = Node::start(&Config::new(slabs.parse::<u64>().unwrap() * SLAB, listen)).unwrap();
-    println!("node at {}", node.addresses()[0]);
+    let node = node(slabs.parse::<u64>().unwrap());
+    println!("node at {} {}", node.addresses()[0], node.addresses()[1]);
     // With the test that started it.
     let parent = std::os::unix::process::parent_id();
     while std::os::unix::process::parent_id() == parent {
