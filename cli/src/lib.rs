@@ -8,6 +8,7 @@
 //! | `farmem agent`: far memory in pieces, for this user's programs | `agent/` |
 //! | `farmem kv`: a key-value store for redis clients | `kv.rs` |
 //! | `farmem track`: which lines a running program dirties | tools/track |
+//! | `farmem swap`: the kernel swaps to a node | `swap.rs` |
 //! | `farmem amat`: how long a program's accesses take on far memory | tools/amat |
 //! | `farmem demo`: a program with less and less local memory | `demo/` |
 //! | `farmem status`: what a node lends, to whom; `farmem check`: whether that adds up | `pool/` |
@@ -41,6 +42,7 @@ mod settings;
 mod size;
 mod sizing;
 mod start;
+mod swap;
 mod time;
 mod top;
 mod units;
@@ -118,6 +120,7 @@ pub enum Command {
     AgentNode(agent::NodeOptions),
     Amat(farmem_amat::Amat),
     Track(farmem_track::Track),
+    Swap(swap::Options),
     Status(pool::status::Options),
     Check(pool::check::Options),
     Region(region::Options),
@@ -164,6 +167,7 @@ impl Command {
                 }
                 Ok(track.run()?)
             }
+            Command::Swap(options) => swap::run(&options),
             Command::Status(options) => pool::status::run(&options),
             Command::Check(options) => pool::check::run(&options),
             Command::Region(options) => region::run(&options),

@@ -29,6 +29,7 @@ use farmem_nic::shares::Table;
 use farmem_nic::{MAX_CONNECTIONS, Nic};
 use farmem_protocol::addr::SLAB_BYTES;
 use farmem_protocol::extent::place::BLOCK_BYTES;
+use farmem_protocol::nbd;
 use farmem_protocol::units::bytes;
 use farmem_sys::group::Groups;
 use farmem_sys::process;
@@ -206,6 +207,7 @@ impl Node {
         let most = usize::try_from(descriptors / 2).unwrap_or(usize::MAX);
         nic.connections = Table::new(most.clamp(FEW_CONNECTIONS, MAX_CONNECTIONS));
         let nic = Arc::new(nic);
+        nic.volumes.set_machine(nbd::machine(&std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default()));
         nic.units.set_quota(config.quota.unwrap_or(u64::MAX));
         nic.units.set_descriptors(descriptors);
         // First: whoever can reach the node can ask for its counters.
@@ -260,7 +262,7 @@ impl Node {
         self.nic.drain();
         let until = Instant::now() + grace;
         loop {
-            let left = self.nic.awaited().len();
+            let left = self.nic.awaited().len() + self.nic.volumes.all().len();
             if left == 0 || Instant::now() >= until {
                 return left;
             }

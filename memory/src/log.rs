@@ -10,7 +10,8 @@
 //! Only the log's own thread writes: whoever does not read standard error holds up nobody else. It
 //! sleeps while nothing is to be written.
 
-use farmem_nic::events::{Event, Leaving, Refused};
+use farmem_nic::events::{Event, Leaving, Refused, VolumeEvent};
+use farmem_nic::volumes::Volume;
 use farmem_nic::{MAX_MEMBERS, Member, Nic};
 use farmem_protocol::units::bytes;
 use farmem_protocol::wire::{VERSION, Verdict};
@@ -219,12 +220,20 @@ fn says(member: &Member) -> String {
     }
 }
 
+/// A volume, as operators know it.
+pub(crate) fn volume_name(volume: &Volume) -> String {
+    format!("volume {:016x} of {} at {}", volume.name(), volume.names().host, volume.peer())
+}
+
 /// An event's kind, and its line.
 fn said(event: Event<'_>) -> (Kind, impl FnOnce() -> String) {
     let kind = match event {
         Event::Joined(_) | Event::Announced(_) => Kind::Joined,
         Event::Left(..) => Kind::Left,
         Event::Refused(..) => Kind::Refused,
+        Event::Volume(_, VolumeEvent::Made) => Kind::Joined,
+        Event::Volume(_, VolumeEvent::Freed | VolumeEvent::Forgotten) => Kind::Left,
+        Event::Volume(..) => Kind::Other,
         Event::Attached(_) | Event::Cut(..) | Event::Granted(..) | Event::Released(_) => Kind::Other,
     };
     (kind, move || line(event))
@@ -248,6 +257,16 @@ fn line(event: Event<'_>) -> String {
             format!("left: {}: {why}{held}", name(member))
         }
         Event::Refused(peer, why) => format!("refused: {peer}: {}", refused(why)),
+        Event::Volume(volume, what) => {
+            let name = volume_name(volume);
+            match what {
+                VolumeEvent::Made => format!("swap: {name} of {}", bytes(u64::from(volume.slots()) * 4096)),
+                VolumeEvent::Attached => format!("connected: {name}"),
+                VolumeEvent::Cut(kept_ms) => format!("cut off: {name}: kept for {} s", kept_ms / 1000),
+                VolumeEvent::Freed => format!("swap ended: {name}"),
+                VolumeEvent::Forgotten => format!("swap forgotten: {name}: no connection came back within its grace"),
+            }
+        }
         Event::Attached(member) => format!("connected: {}", name(member)),
         Event::Cut(member, grace_ms) => {
             format!("cut off: {}: kept for {}.{} s", name(member), grace_ms / 1000, grace_ms / 100 % 10)
@@ -269,6 +288,7 @@ fn refused(why: Refused) -> String {
             Verdict::Full => {
                 format!("no place is left for it, of {MAX_MEMBERS} programs and their connections, or it has its share")
             }
+            Verdict::NoRoom(_) => "it wants a larger volume than can be promised".into(),
             Verdict::Malformed => "its hello makes no sense".into(),
         },
         Refused::Broken(rule) => rule.to_string(),

@@ -1,6 +1,6 @@
 //! The daemon, from its start to SIGTERM.
 
-use crate::log::{Log, name, programs};
+use crate::log::{Log, name, programs, volume_name};
 use crate::status::{StatusFile, available_ram};
 use crate::{Config, Node, StartError};
 use farmem_nic::Member;
@@ -64,7 +64,7 @@ pub fn run_with(config: Config, begun: impl FnOnce(&Node) -> io::Result<()>) -> 
             Some(_) => return Ok(()),
         }
         match ends {
-            Some(_) if node.nic().awaited().is_empty() => return Ok(()),
+            Some(_) if node.nic().awaited().is_empty() && node.nic().volumes.is_empty() => return Ok(()),
             Some(end) if Instant::now() >= end => {
                 tell_who_is_left(&node, None);
                 return Ok(());
@@ -119,6 +119,10 @@ fn announce(config: &Config, node: &Node) {
 fn tell_who_is_left(node: &Node, grace: Option<Duration>) {
     let mut holders: Vec<(u64, Arc<Member>)> =
         node.nic().awaited().into_iter().map(|member| (member.held(), member)).collect();
+    for volume in node.nic().volumes.all() {
+        let held = bytes(u64::from(volume.usage().blocks) << 21);
+        eprintln!("farmem:   {} holds {held}", volume_name(&volume));
+    }
     if holders.is_empty() {
         return;
     }

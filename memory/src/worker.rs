@@ -47,6 +47,8 @@ const KEEP_NS: u64 = 1_000_000;
 const HELP: usize = 8;
 /// How long a worker sleeps while the pool waits for something to drain, in milliseconds.
 const DRAIN_MS: i32 = 1;
+/// Pieces of one connection's answers that are sent before others are served: some hundred KiB.
+const IN_PIECES: usize = 8;
 /// How often a worker looks whether a peer has taken the descriptor that was passed to it, in milliseconds.
 const PASS_MS: i32 = 5;
 /// How long a connection may take to say who it is.
@@ -392,7 +394,14 @@ impl Worker {
     fn serve(&mut self, token: usize, now: u64) -> bool {
         let Some(Some(connection)) = self.connections.get_mut(token) else { return false };
         let was_stranger = connection.engine.is_stranger();
-        let served = connection.serve(&self.shared.nic, now);
+        let mut served = connection.serve(&self.shared.nic, now);
+        // A long answer goes on while the socket takes it: nothing of the socket's would call us again.
+        for _ in 0..IN_PIECES {
+            if !connection.goes_on {
+                break;
+            }
+            served = served.and_then(|came| connection.serve(&self.shared.nic, now).map(|more| came || more));
+        }
         let opened = connection.engine.take_opened();
         let came = match served {
             Ok(came) => {

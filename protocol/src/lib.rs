@@ -7,6 +7,7 @@
 //! * [`lines`]: records of the eviction log, which carry changed lines of many pages.
 //! * [`extent`]: the words by which a node's memory is claimed, given back and recovered.
 //! * [`fairness`]: how much of a bounded table one peer may take.
+//! * [`nbd`]: requests and replies on the stream of a volume, which the kernel swaps to.
 //! * [`placement`]: which node to ask for memory.
 //! * [`exit`]: the exit statuses by which a run says how it ended.
 //! * [`random`]: numbers that follow from a seed, the same for everybody who draws any.
@@ -20,6 +21,7 @@ pub mod extent;
 pub mod fairness;
 pub mod key;
 pub mod lines;
+pub mod nbd;
 pub mod placement;
 pub mod random;
 pub mod region;

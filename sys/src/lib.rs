@@ -21,6 +21,7 @@
 //! * [`shared`]: memory that two processes map, and sleeping on its words.
 //! * [`socket`]: stream sockets that never block.
 //! * [`spin`]: how often a thread that spins offers its CPU to others.
+//! * [`swap`]: what swapping needs of the kernel: swapon, swapoff, its netlink.
 //! * [`sync`]: a lock for code that runs in signal handlers.
 //! * [`thread`]: threads that libc does not know of.
 //! * [`vdso`]: the clock that the kernel maps into each process.
@@ -53,6 +54,7 @@ pub mod raw;
 pub mod shared;
 pub mod socket;
 pub mod spin;
+pub mod swap;
 pub mod sync;
 pub mod thread;
 pub mod uffd;

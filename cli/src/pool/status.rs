@@ -1,6 +1,7 @@
 //! `farmem status`: what a node lends, to whom, and in what pieces.
 
 use farmem_fabric::NodeAddr;
+use farmem_protocol::extent::word::Owner;
 use farmem_protocol::wire::{Figure, Names, Who};
 use farmem_sys::process;
 use serde::Serialize;
@@ -60,6 +61,7 @@ struct View {
     /// Shared blocks, a count.
     shared_blocks: u64,
     holders: Vec<Holder>,
+    volumes: Vec<Volume>,
     /// Counts.
     windows: u64,
     windows_bound: u64,
@@ -73,6 +75,18 @@ struct View {
 struct Runs {
     at_least: u64,
     count: u64,
+}
+
+/// What a host's kernel swaps to.
+#[derive(Debug, Serialize)]
+struct Volume {
+    host: String,
+    size: u64,
+    /// Pages that are stored.
+    live: u64,
+    /// Pages that take no memory, for they repeat one word.
+    repeated: u64,
+    held: u64,
 }
 
 #[derive(Debug, Serialize)]
@@ -204,6 +218,7 @@ fn view(node: &NodeAddr) -> Result<View, Failure> {
         let about = who.and_then(|who| runs.get(&who.run).cloned().or_else(|| About::told(&who)));
         holders.push(Holder { owner: owner.slot(), pid, region, agent, run, about, held: bytes(chunks), slabs });
     }
+    let volumes = volumes(&reader, |owner| bytes(recount.held.get(&Owner::new(owner)).copied().unwrap_or(0)))?;
     holders.sort_by_key(|holder| std::cmp::Reverse(holder.held));
     let runs = snapshot.free_runs();
     let mut orders = std::collections::BTreeMap::new();
@@ -223,12 +238,23 @@ fn view(node: &NodeAddr) -> Result<View, Failure> {
         free_runs: orders.into_iter().map(|(at_least, count)| Runs { at_least, count }).collect(),
         shared_blocks: recount.shared_blocks,
         holders,
+        volumes,
         windows: figure(Figure::Windows)?,
         windows_bound: figure(Figure::WindowsBound)?,
         drain_cpu_ns: figure(Figure::DrainNs)?,
         scrub_cpu_ns: figure(Figure::ScrubNs)?,
         scrubbed: figure(Figure::ScrubbedBytes)?,
     })
+}
+
+/// The swap volumes of a node. `held`: by owner id.
+fn volumes(reader: &Reader, held: impl Fn(u16) -> u64) -> Result<Vec<Volume>, Failure> {
+    let mut volumes = Vec::new();
+    while let Some(info) = reader.session.volume(volumes.len() as u64).map_err(Failure::no_node)? {
+        let (host, held) = (info.host.to_string(), held(info.owner));
+        volumes.push(Volume { host, size: info.size, live: info.live, repeated: info.filled, held });
+    }
+    Ok(volumes)
 }
 
 fn text(view: &View) -> String {
@@ -251,6 +277,15 @@ fn text(view: &View) -> String {
     if !view.free_runs.is_empty() {
         let mut rows = vec![["free runs of at least".to_owned(), "count".to_owned()]];
         rows.extend(view.free_runs.iter().map(|runs| [size(runs.at_least), units::count(runs.count)]));
+        out += &format!("\n{}", units::aligned(&rows));
+    }
+    if !view.volumes.is_empty() {
+        let mut rows = vec![["swap volume of", "size", "live", "held", "of it live", "repeated"].map(str::to_owned)];
+        for volume in &view.volumes {
+            let used = units::share(volume.live, volume.held);
+            let Volume { host, size: whole, live, repeated, held } = volume;
+            rows.push([host.clone(), size(*whole), size(*live), size(*held), used, size(*repeated)]);
+        }
         out += &format!("\n{}", units::aligned(&rows));
     }
     if !view.holders.is_empty() {

@@ -46,7 +46,9 @@ impl NoDial {
             NoDial::Verdict(Verdict::Draining) => ConnectError::Draining(node),
             NoDial::Verdict(Verdict::Full) => ConnectError::Full(node),
             NoDial::Verdict(Verdict::Unknown | Verdict::Incarnation) => ConnectError::Unknown(node),
-            NoDial::Verdict(Verdict::Version | Verdict::Malformed) => ConnectError::NotFarmem(node),
+            NoDial::Verdict(Verdict::Version | Verdict::Malformed | Verdict::NoRoom(_)) => {
+                ConnectError::NotFarmem(node)
+            }
         }
     }
 }

@@ -390,7 +390,9 @@ impl Membership {
                 return Err(self
                     .give_up("it has given this program's memory back: the grace period or the run was over".into()));
             }
-            NoDial::NotFarmem | NoDial::Version(_) | NoDial::Verdict(Verdict::Version | Verdict::Malformed) => {
+            NoDial::NotFarmem
+            | NoDial::Version(_)
+            | NoDial::Verdict(Verdict::Version | Verdict::Malformed | Verdict::NoRoom(_)) => {
                 return Err(self.give_up("something else listens at its address now".into()));
             }
             NoDial::System(Errno(libc::EACCES)) if self.mapped => {

@@ -30,6 +30,7 @@ mod silence;
 #[cfg(all(test, not(loom)))]
 mod simulated;
 mod spare;
+mod volumes;
 
 pub(crate) use dial::{receive_all, send_now};
 pub(crate) use member::{Control, Membership, SLOW};

@@ -5,6 +5,7 @@
 
 use super::Member;
 use super::shares::Peer;
+use super::volumes::Volume;
 use farmem_protocol::wire::{Broken, Verdict};
 
 /// One event.
@@ -26,6 +27,23 @@ pub enum Event<'a> {
     Granted(&'a Member, Result<(), &'static str>),
     /// A member has given a slab back.
     Released(&'a Member),
+    /// A volume, and what became of it.
+    Volume(&'a Volume, VolumeEvent),
+}
+
+/// What became of a volume.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum VolumeEvent {
+    /// A host swaps to it from now on.
+    Made,
+    /// A stream of it stands.
+    Attached,
+    /// Its last stream has closed. It is kept for its grace, in milliseconds.
+    Cut(u64),
+    /// Its host needs it no longer.
+    Freed,
+    /// It had no stream for as long as it is kept.
+    Forgotten,
 }
 
 /// Why a member is gone.

@@ -9,6 +9,7 @@
 //! * [`tally`]: figures for operators. [`events`]: events for their log.
 //! * [`regions`]: memory with a name, which outlives its members.
 //! * [`service`]: a hook for services that members ask by SEND.
+//! * [`volumes`]: what a host's kernel swaps to.
 //! * [`shares`]: bounded tables, and how much of them a peer may have.
 //! * [`epochs`]: when the last transfer under a revoked right has ended.
 //!
@@ -29,6 +30,7 @@ pub mod service;
 pub mod shares;
 pub mod tally;
 pub mod units;
+pub mod volumes;
 pub mod windows;
 pub(crate) mod wires;
 
@@ -56,6 +58,7 @@ use tally::count;
 use units::Units;
 use units::files::File;
 use units::leases::Lease;
+use volumes::Volumes;
 use windows::Windows;
 
 /// Connections of a node, at most.
@@ -102,6 +105,8 @@ pub struct Nic {
     regions: Lock<BTreeMap<RegionName, Arc<Region>>>,
     /// Places of regions.
     region_places: Arc<Table>,
+    /// What hosts' kernels swap to.
+    pub volumes: Volumes,
     /// By which members may reach their slabs past this software.
     card: Option<Device>,
     /// How much of it windows may take.
@@ -136,6 +141,7 @@ impl Nic {
             roomy: Table::new(MAX_ROOMY),
             regions: Lock::new(BTreeMap::new()),
             region_places: Table::new(MAX_REGIONS),
+            volumes: Volumes::default(),
             card: None,
             budget: budget::Budget::new(0, 0, None),
             draining: AtomicBool::new(false),
@@ -175,13 +181,14 @@ impl Nic {
             }
             service.keep(&self.windows);
         }
-        self.units.keep(&self.epochs, cpu_ns)
+        let tidied = self.tidy_volumes();
+        self.units.keep(&self.epochs, cpu_ns) || tidied
     }
 
     /// Whether [`Nic::keep`] should be called soon; else now and then will do.
     #[inline]
     pub fn is_unkept(&self) -> bool {
-        self.units.is_unkept()
+        self.units.is_unkept() || self.volumes.are_sparse()
     }
 
     /// Units that wait for a thread with time to call [`Nic::keep`], beyond those at work on it.

@@ -259,7 +259,7 @@ impl Nic {
                 next = Some(next.map_or(until, |n| n.min(until)));
             }
         }
-        next
+        next.into_iter().chain(self.expire_volumes(now_ns)).min()
     }
 
     /// Members that a node waits for when it goes down: those that hold something, and those that
@@ -419,6 +419,9 @@ impl Nic {
             return Some(Who { pid: 0, run: run_id(&run), leader, names });
         }
         drop(runs);
+        if let Some(volume) = self.volume_of(owner) {
+            return Some(Who { pid: volume.pid(), run: volume.name(), leader: 0, names: *volume.names() });
+        }
         let region = self.regions().into_iter().find(|region| region.owner == owner)?;
         let run = run_id(&region.name.to_wire());
         Some(Who { pid: 0, run, leader: 0, names: Names::default() })

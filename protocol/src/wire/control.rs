@@ -151,6 +151,28 @@ pub enum Purpose {
     /// silent, and the queue pair lives as long as it stands. The same number again takes the place of the
     /// one before, as with Attach; the two kinds are counted apart.
     Wire(Known, u64),
+    /// A new swap volume, and a stream to ask by how it is doing ([`crate::nbd`]).
+    NewVolume(NewVolume),
+    /// A stream of a swap volume, whose id is the secret. `true`: one by which pages move. It takes the place of the one
+    /// before: nothing of what is still under way there will be carried out. `false`: one to ask by.
+    Volume(Known, bool),
+}
+
+/// A new swap volume.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct NewVolume {
+    /// Its id, of the host's choice, and the right to it.
+    pub id: Secret,
+    /// Bytes, in whole pages of 4096.
+    pub size: u64,
+    /// How long the node keeps it while no stream stands, in milliseconds.
+    pub kept_ms: u64,
+    /// It may be larger than what the node can promise.
+    pub overcommit: bool,
+    /// The host's process, for the node's records only.
+    pub pid: u32,
+    /// Whose it is, for the node's records only.
+    pub names: Names,
 }
 
 /// A new member.
@@ -214,6 +236,8 @@ pub enum Verdict {
     Full,
     /// The Hello made no sense.
     Malformed,
+    /// The node cannot promise so much memory. It can promise so many bytes.
+    NoRoom(u64),
 }
 
 /// How a member is let in.
@@ -366,6 +390,8 @@ pub enum Ask {
     RegionRemove(RegionName),
     /// The region of this place in the order of names. Answer: [`Reply::Region`]. Not held: there are not so many.
     RegionAt(u64),
+    /// The swap volume of this place in an order of the node's. Answer: [`Reply::Volume`]. Not held: there are not so many.
+    VolumeAt(u64),
 }
 
 /// Bytes of a slab, in whole pages of 4096 bytes.
@@ -442,6 +468,23 @@ pub enum Reply {
     Slabs(u64),
     /// A region's name, how many slabs it has, and its owner id.
     Region(RegionName, u64, u16),
+    /// A swap volume.
+    Volume(VolumeInfo),
+}
+
+/// What a node tells of a swap volume. Bytes, unless it says otherwise.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct VolumeInfo {
+    /// The owner id by which descriptor words name it.
+    pub owner: u16,
+    /// What it may hold at most.
+    pub size: u64,
+    /// Pages that are stored.
+    pub live: u64,
+    /// Pages that are one repeated word, and take no memory.
+    pub filled: u64,
+    /// The machine that swaps to it, as it said itself.
+    pub host: Text<64>,
 }
 
 /// Who has an owner id.

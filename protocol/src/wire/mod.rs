@@ -20,6 +20,10 @@
 //!  │   purpose Attach: one queue pair of the member
 //!  │── Batch, Verb…, operands… ───────────►│  as many as the sender likes, without waiting
 //!  │◄────────────────── Completion, data…──│  one per verb, in the order of the verbs
+//!  │                                       │
+//!  │   purpose NewVolume, Volume: a swap volume
+//!  │── nbd::Request, data… ───────────────►│  as the kernel's NBD client speaks (crate::nbd)
+//!  │◄──────────────────── nbd::Reply, data…│
 //! ```
 //!
 //! * [`control`]: Hello, Greeting, Request, Answer. They have a length, and bodies that `postcard` decodes.
@@ -37,8 +41,8 @@ pub mod text;
 mod verb;
 
 pub use control::{
-    Answer, Ask, Figure, Frame, Greeting, Hello, Join, Known, NoHello, Purpose, Refused, Reply, Request, Verdict,
-    Welcome, Who,
+    Answer, Ask, Figure, Frame, Greeting, Hello, Join, Known, NewVolume, NoHello, Purpose, Refused, Reply, Request,
+    Verdict, VolumeInfo, Welcome, Who,
 };
 pub use endpoint::{Endpoint, OFFERS_RDMA};
 pub use text::{Names, Text};

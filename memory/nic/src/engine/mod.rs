@@ -25,16 +25,18 @@ mod output;
 mod serving;
 #[cfg(all(test, not(loom)))]
 mod tests;
+mod volume;
 
 use super::epochs::Section;
 use super::events::{Event, Leaving, Refused};
 use super::shares::{Peer, Place};
+use super::volumes::Attached;
 use super::{Member, Nic, count};
 use farmem_protocol::lines::MAX_RECORD_BYTES;
 use farmem_protocol::wire::control::{MAX_HELLO, MAX_REQUEST, Path};
 use farmem_protocol::wire::{
-    self, Answer, Ask, Broken, Endpoint, Greeting, Hello, NoHello, OFFERS_RDMA, Purpose, Reply, Request, Status,
-    Verdict, Welcome,
+    self, Answer, Ask, Broken, Endpoint, Greeting, Hello, NoHello, OFFERS_RDMA, Purpose, Reply, Request, Secret,
+    Status, Verdict, Welcome,
 };
 use farmem_sys::raw::Errno;
 use farmem_sys::socket::Part;
@@ -90,6 +92,7 @@ enum Phase {
     Control(Control),
     Queue(Box<Serving>),
     Wire(Wire),
+    Volume(Box<volume::Stream>),
     Closing,
 }
 
@@ -164,6 +167,7 @@ impl Engine {
             Phase::Control(control) => control.member.is_gone(),
             Phase::Queue(serving) => serving.member.is_gone(),
             Phase::Wire(wire) => wire.member.is_gone(),
+            Phase::Volume(stream) => stream.attached.volume.is_gone(),
         }
     }
 
@@ -272,6 +276,12 @@ impl Engine {
                 Ok(used.is_some())
             }
             Phase::Wire(_) => self.connect_wire(nic),
+            Phase::Volume(stream) => {
+                let input = &self.input[self.start..self.end];
+                let used = stream.step(nic, input, &mut self.output)?;
+                self.start += used.unwrap_or(0);
+                Ok(used.is_some())
+            }
             Phase::Closing => Err(Goodbye::Done),
         }
     }
@@ -337,6 +347,13 @@ impl Engine {
                 let wire = Wire { member: Arc::clone(&member), queue: *queue, ours, connected: false };
                 (member, Phase::Wire(wire))
             }),
+            Purpose::NewVolume(new) => {
+                let made = nic.make_volume(new, self.about.peer, now_ns);
+                return self.enter_volume(nic, made.and_then(|volume| nic.attach_volume(volume, false)));
+            }
+            Purpose::Volume(known, data) => {
+                return self.enter_volume(nic, nic.volume(known).and_then(|volume| nic.attach_volume(volume, *data)));
+            }
         };
         match entered {
             Ok((member, phase)) => {
@@ -346,7 +363,20 @@ impl Engine {
                 }
                 self.phase = phase;
                 self.widen(if let Phase::Queue(_) = self.phase { INPUT } else { CONTROL_INPUT });
-                self.welcome(nic, &member);
+                self.welcome(nic, member.owner(), member.secret);
+                Ok(true)
+            }
+            Err(verdict) => self.turn_away(nic, verdict),
+        }
+    }
+
+    fn enter_volume(&mut self, nic: &Nic, attached: Result<Attached, Verdict>) -> Result<bool, Goodbye> {
+        match attached {
+            Ok(attached) => {
+                let owner = attached.volume.owner();
+                self.phase = Phase::Volume(Box::new(volume::Stream::new(attached)));
+                self.widen(INPUT);
+                self.welcome(nic, owner, [0; 16]);
                 Ok(true)
             }
             Err(verdict) => self.turn_away(nic, verdict),
@@ -365,14 +395,14 @@ impl Engine {
         Ok(false)
     }
 
-    fn welcome(&mut self, nic: &Nic, member: &Member) {
+    fn welcome(&mut self, nic: &Nic, owner: u16, secret: Secret) {
         let (address, port) = match self.about.own_end {
             Some(end) => (ipv6_octets(end.ip()), end.port()),
             None => ([0; 16], 0),
         };
         let welcome = Welcome {
-            owner: member.owner(),
-            secret: member.secret,
+            owner,
+            secret,
             incarnation: nic.incarnation,
             epoch: 0,
             lend: nic.lending.limit(),
@@ -475,6 +505,7 @@ impl Engine {
                 Ok(Reply::Slab(id))
             }
             Ask::RegionRemove(name) => done(if nic.remove_region(name) { Status::Done } else { Status::NotHeld }),
+            Ask::VolumeAt(place) => Ok(nic.volume_at(place).map(Reply::Volume).ok_or(Status::NotHeld)?),
             Ask::RegionAt(place) => {
                 let region = nic.region_at(place).ok_or(Status::NotHeld)?;
                 Ok(Reply::Region(region.name, region.slabs, region.owner))
@@ -534,6 +565,7 @@ impl Engine {
                 nic.cut_wire(&wire.member, wire.queue, wire.ours);
                 nic.left(&wire.member, false, by_node, now_ns);
             }
+            Phase::Volume(stream) => nic.left_volume(&stream.attached.volume, now_ns),
             Phase::Hello | Phase::Closing => {}
         }
         self.place

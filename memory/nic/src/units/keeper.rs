@@ -407,7 +407,7 @@ impl Units {
     }
 
     /// Giants, and of these those in one piece and free; blocks of the others, and of these the free ones, by the hints.
-    fn supply(&self) -> (Supply, Supply) {
+    pub(super) fn supply(&self) -> (Supply, Supply) {
         let free_giants =
             (0..self.geometry.count(Level::Giant)).filter(|&n| self.word(Place::giant(n)).is(State::Free));
         let giants = Supply { all: self.geometry.count(Level::Giant), free: free_giants.count() as u32 };

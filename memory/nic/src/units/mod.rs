@@ -13,12 +13,13 @@
 //!
 //! * This file: what verbs may do to words, and to the memory they stand for.
 //! * [`leases`]: who is an owner.
-//! * `slabs`: what a grant claims.
+//! * `slabs`: what a grant claims. `blocks`: what a volume claims.
 //! * `arena`: its memory, and the files behind it.
 //! * [`files`]: what processes on this machine may map of it.
 //! * [`keeper`]: what the node does itself: drain, scrub, recover.
 
 mod arena;
+mod blocks;
 pub mod files;
 pub mod keeper;
 pub mod leases;
@@ -70,6 +71,8 @@ pub struct Units {
     huge: bool,
     vacant: Lock<Vacant>,
     keeping: Keeping,
+    /// Bytes that volumes may still claim, by what was promised to them: nobody else may have them.
+    promised: AtomicU64,
 }
 
 impl std::fmt::Debug for Units {
@@ -100,6 +103,7 @@ impl Units {
             huge,
             vacant: Lock::new(Vacant::new(geometry.owners())),
             keeping: Keeping::default(),
+            promised: AtomicU64::new(0),
         };
         for level in [Level::Giant, Level::Block] {
             for index in 0..geometry.count(level) {
@@ -156,7 +160,7 @@ impl Units {
         self.arena.get().map_or(0, |arena| arena.taken()) + self.files.taken()
     }
 
-    fn arena(&self) -> Result<&Arc<Arena>, Errno> {
+    pub(crate) fn arena(&self) -> Result<&Arc<Arena>, Errno> {
         if let Some(arena) = self.arena.get() {
             return Ok(arena);
         }
@@ -297,7 +301,16 @@ impl Units {
         let charge = guard::permits(&self.geometry, place, old, new, who.owner(), self)
             .and_then(|charge| self.is_member_matter(old, new).map(|()| charge))
             .map_err(|_| Status::Access)?;
-        if !self.charge(charge.owner, charge.chunks) {
+        let takes = match place.level {
+            Level::Giant => new.is(State::Owned),
+            Level::Block => new.is(State::Owned) || new.is(State::Splitting),
+            Level::Chunk => false,
+        };
+        if old.is(State::Free)
+            && takes
+            && !self.is_unpromised(self.geometry.bytes(place).end - self.geometry.bytes(place).start)
+            || !self.charge(charge.owner, charge.chunks)
+        {
             return Err(Status::Quota);
         }
         let undo = || self.charge(charge.owner, -charge.chunks);

@@ -16,6 +16,9 @@ impl Units {
     /// Claims the words of a slab's blocks, for an owner. The first of them; none when no 32
     /// neighbours are free and no giant can be split, or the owner's quota is used up.
     pub(crate) fn claim_slab(&self, owner: Owner) -> Result<u32, NoSlab> {
+        if !self.is_unpromised(SLAB_BYTES) {
+            return Err(NoSlab::Exhausted);
+        }
         if !self.charge(owner, SLAB_CHUNKS) {
             return Err(NoSlab::Quota(self.quota_of(owner)));
         }

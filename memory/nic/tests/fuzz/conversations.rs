@@ -1,12 +1,13 @@
 //! Conversations: valid ones to begin with, and which connection says what of one.
 
 use crate::frames::{ask, attach, batch, batch_of, hello, join, known, lines_batch, lines_if_batch};
-use crate::wire::nic;
+use crate::wire::{nic, secret};
 use farmem_protocol::addr::{SLAB_BYTES, SlabId};
 use farmem_protocol::extent::{Claimant, Generation, Geometry, Owner, Place, State, Target, Word};
 use farmem_protocol::key::{Key, Rights};
+use farmem_protocol::nbd::{Asked, Command};
 use farmem_protocol::wire::control::Range;
-use farmem_protocol::wire::{ANY_QUEUE, Ask, Binding, Figure, MAGIC, MAX_VERB_BYTES, Op, Purpose, VERSION};
+use farmem_protocol::wire::{ANY_QUEUE, Ask, Binding, Figure, MAGIC, MAX_VERB_BYTES, NewVolume, Op, Purpose, VERSION};
 use zerocopy::IntoBytes;
 
 /// Who joins after the victim and the attacker: its secret, and the slot that it owns units as.
@@ -160,6 +161,36 @@ fn of_superseded(incarnation: u64) -> Vec<u8> {
     .concat()
 }
 
+/// A swap volume: made by one stream, used by another, gone on with by a third, ended by the first.
+fn of_volume(incarnation: u64) -> Vec<u8> {
+    let new = NewVolume { id: secret(77), size: 1 << 20, kept_ms: 1000, ..NewVolume::default() };
+    let ask = |command, offset, length| Asked::frame(command, 5, offset, length).as_bytes().to_vec();
+    let page: Vec<u8> = (0..4096).map(|i| (i / 3) as u8).collect();
+    [
+        hello(Purpose::NewVolume(new)),
+        ask(Command::Report, 0, 0),
+        hello(Purpose::Volume(known(77, incarnation), true)),
+        ask(Command::Write, 0, 8192),
+        page.clone(),
+        page.clone(),
+        ask(Command::Write, 1 << 19, 4096),
+        vec![7; 4096],
+        ask(Command::Read, 4096, 12288),
+        ask(Command::Trim, 0, 4096),
+        ask(Command::Zero, 0, 1 << 20),
+        ask(Command::Read, 1 << 20, 4096),
+        ask(Command::Write, 1 << 20, 4096),
+        page,
+        ask(Command::Flush, 0, 0),
+        hello(Purpose::Volume(known(77, incarnation), true)),
+        ask(Command::Read, 0, 4096),
+        ask(Command::Disconnect, 0, 0),
+        [TURN, &[0]].concat(),
+        ask(Command::Free, 0, 0),
+    ]
+    .concat()
+}
+
 /// Valid conversations to begin with. The incarnation of [`nic`] is fixed by its first secret.
 pub fn seeds(incarnation: u64) -> Vec<Vec<u8>> {
     let region = "region".parse().unwrap();
@@ -208,6 +239,7 @@ pub fn seeds(incarnation: u64) -> Vec<Vec<u8>> {
         batch(3, &[(Op::Read, 2, 0, 64)]),
     ];
     vec![
+        of_volume(incarnation),
         records.concat(),
         conditional.concat(),
         [vec![attach(3, incarnation)], of_units(nic().units.geometry())].concat().concat(),

@@ -17,7 +17,22 @@ fn names() -> Names {
 fn all_purposes() -> Vec<Purpose> {
     let known = Known { secret: [0xFF; 16], incarnation: u64::MAX };
     let join = Join { run: [0xFF; 16], pid: u32::MAX, grace_ms: u64::MAX, lasting: true, names: names() };
-    vec![Purpose::Join(join), Purpose::Rejoin(known), Purpose::Attach(known, u64::MAX), Purpose::Wire(known, u64::MAX)]
+    let volume = NewVolume {
+        id: [0xFF; 16],
+        size: u64::MAX,
+        kept_ms: u64::MAX,
+        overcommit: true,
+        pid: u32::MAX,
+        names: names(),
+    };
+    vec![
+        Purpose::Join(join),
+        Purpose::Rejoin(known),
+        Purpose::Attach(known, u64::MAX),
+        Purpose::Wire(known, u64::MAX),
+        Purpose::NewVolume(volume),
+        Purpose::Volume(known, true),
+    ]
 }
 
 fn all_asks() -> Vec<Ask> {
@@ -45,11 +60,13 @@ fn all_asks() -> Vec<Ask> {
         Ask::RegionGrow(region(), u64::MAX),
         Ask::RegionRemove(region()),
         Ask::RegionAt(u64::MAX),
+        Ask::VolumeAt(u64::MAX),
     ]
 }
 
 fn all_results() -> Vec<Result<Reply, Refused>> {
     let who = Who { pid: u32::MAX, run: u64::MAX, leader: u32::MAX, names: names() };
+    let volume = VolumeInfo { owner: u16::MAX, size: u64::MAX, live: u64::MAX, filled: u64::MAX, host: full() };
     let replies = [
         Reply::Done,
         Reply::Slab(SlabId(u64::MAX)),
@@ -60,6 +77,7 @@ fn all_results() -> Vec<Result<Reply, Refused>> {
         Reply::Exposed(u32::MAX, u16::MAX),
         Reply::Slabs(u64::MAX),
         Reply::Region(region(), u64::MAX, u16::MAX),
+        Reply::Volume(volume),
     ];
     let refused = Refused { status: Status::Empty, value: u64::MAX };
     replies.into_iter().map(Ok).chain([Err(refused)]).collect()
@@ -79,7 +97,7 @@ fn all_greetings() -> Vec<Greeting> {
         path: Path::new(&[b'/'; MAX_PATH]).unwrap(),
     };
     use Verdict::*;
-    let verdicts = [Version, Draining, Unknown, Incarnation, Full, Malformed].map(Greeting::Refused);
+    let verdicts = [Version, Draining, Unknown, Incarnation, Full, Malformed, NoRoom(u64::MAX)].map(Greeting::Refused);
     verdicts.into_iter().chain([Greeting::Welcome(welcome)]).collect()
 }
 

@@ -1,0 +1,121 @@
+//! `farmem swap`: the kernel of this machine swaps to a node.
+
+use std::time::Duration;
+
+use farmem_fabric::NodeAddr;
+use farmem_protocol::exit;
+use farmem_swap::Error;
+use farmem_swap::swap::{self, MAX_DEVICES, Over, Plan};
+use farmem_sys::process::{self, Signals};
+
+use crate::failure::Failure;
+use crate::size::{self, Size};
+use crate::time;
+
+/// Have this machine's kernel swap to a node: more memory for every program, as root
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Options {
+    /// How much: 32G, or a share of this machine's RAM
+    #[arg(long, required_unless_present = "off")]
+    pub size: Option<Size>,
+
+    /// The node: HOST:PORT, on another machine
+    #[arg(long, value_name = "HOST:PORT", required_unless_present = "off")]
+    pub node: Option<NodeAddr>,
+
+    /// Connections to the node, each with a swap device of its own; 1 to 16
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=MAX_DEVICES as i64))]
+    pub connections: u32,
+
+    /// Priority among swap devices, 0 to 32767: the highest is used first
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u16).range(0..=32767))]
+    pub priority: u16,
+
+    /// How long the node may be silent until its connection is given up
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = time::parse)]
+    pub timeout: Duration,
+
+    /// How long pages are waited for when the node cannot be reached
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = time::parse)]
+    pub grace: Duration,
+
+    /// Take more than the node can promise: pages that find no room there stay here
+    #[arg(long)]
+    pub overcommit: bool,
+
+    /// Swap no longer: bring everything back, and free the node's memory
+    #[arg(long, conflicts_with_all = ["size", "node"])]
+    pub off: bool,
+
+    /// Swap to a node on this machine, which may hang it: for tests below a memory group's limit
+    #[arg(long, hide = true)]
+    pub same_machine_may_hang: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  farmem swap --size 32G --node bighost:7411
+      A swap device of 32 GiB, until Ctrl-C. Every program of the machine may be swapped to it.
+  farmem swap --off
+      Swap no longer, whoever began it.
+
+No process is in the way of a page: the kernel speaks to the node by itself. If this one is killed, swapping goes on, \
+and the same command watches on.
+
+A program that needs a page of a node that is lost gets SIGBUS. The bytes go over the network as they are: use a network \
+that you trust.
+
+Without root, and faster for one program: farmem run";
+
+/// The lowest size that is of any use.
+const LEAST: u64 = 1 << 20;
+
+/// Swaps until it is told to end.
+pub fn run(options: &Options) -> Result<(), Failure> {
+    if process::user() != 0 {
+        return Err(Failure::usage("swapping needs root: without it, run one program on far memory by farmem run"));
+    }
+    if options.off {
+        return match swap::off().map_err(failed)? {
+            0 => Err(Failure::usage("this machine does not swap by farmem")),
+            _ => Ok(()),
+        };
+    }
+    let (Some(size), Some(node)) = (options.size, &options.node) else { return Ok(()) };
+    let NodeAddr::Tcp(node) = node else {
+        return Err(failed(Error::SameMachine(node.to_string())));
+    };
+    let size = size.bytes(size::ram().map_err(Failure::usage)?.total);
+    if size / u64::from(options.connections) < LEAST {
+        return Err(Failure::usage("--size is below 1 MiB for each connection"));
+    }
+    let plan = Plan {
+        node: node.clone(),
+        size,
+        devices: options.connections,
+        priority: options.priority,
+        timeout: options.timeout,
+        grace: options.grace,
+        overcommit: options.overcommit,
+        same_machine: options.same_machine_may_hang,
+    };
+    let signals = Signals::take().map_err(Failure::usage)?;
+    let mut watch = swap::on(&plan).map_err(failed)?;
+    let over = watch.run(&signals).map_err(failed)?;
+    match over {
+        Over::Undone => return Ok(()),
+        Over::NodeGoes => eprintln!("farmem: {node} is going down: bringing back what is swapped to it"),
+        Over::Asked => eprintln!("farmem: bringing back what is swapped to {node}"),
+    }
+    drop(watch);
+    swap::off().map(drop).map_err(failed)
+}
+
+fn failed(error: Error) -> Failure {
+    let status = match &error {
+        Error::Node(..) | Error::Refused(..) => exit::NODE_UNUSABLE,
+        _ => exit::USAGE,
+    };
+    Failure { status, line: error.to_string() }
+}

@@ -1,0 +1,66 @@
+//! What sysfs and procfs say of a device, and take.
+
+use std::fs;
+use std::path::PathBuf;
+
+/// `/dev/nbdN`.
+pub fn path(index: u32) -> PathBuf {
+    PathBuf::from(format!("/dev/nbd{index}"))
+}
+
+/// Whether the kernel has a stream for it, or waits for one.
+pub fn is_connected(index: u32) -> bool {
+    fs::metadata(format!("/sys/block/nbd{index}/pid")).is_ok()
+}
+
+/// Sets it up for pages: few at a time, in no order, without a scheduler that would wait for more. Best effort.
+pub fn tune(index: u32) {
+    for (name, value) in [("scheduler", "none"), ("max_sectors_kb", "128"), ("rotational", "0"), ("add_random", "0")] {
+        let _ = fs::write(format!("/sys/block/nbd{index}/queue/{name}"), value);
+    }
+}
+
+/// One line of `/proc/swaps`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Swap {
+    /// The device.
+    pub path: PathBuf,
+    /// Bytes.
+    pub size: u64,
+    /// Bytes in use.
+    pub used: u64,
+}
+
+/// What the kernel swaps to.
+pub fn swaps() -> Vec<Swap> {
+    fs::read_to_string("/proc/swaps").map(|text| parse(&text)).unwrap_or_default()
+}
+
+/// Whether it swaps to this device.
+pub fn is_swap(index: u32) -> bool {
+    swaps().iter().any(|swap| swap.path == path(index))
+}
+
+fn parse(text: &str) -> Vec<Swap> {
+    let line = |line: &str| {
+        let mut fields = line.split_whitespace();
+        let path = PathBuf::from(fields.next()?);
+        let mut numbers = fields.skip(1).map(|field| field.parse::<u64>().ok());
+        Some(Swap { path, size: numbers.next()?? << 10, used: numbers.next()?? << 10 })
+    };
+    text.lines().skip(1).filter_map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn proc_swaps_is_read() {
+        let text = "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n\
+                    /dev/nbd0                               partition\t131068\t\t1024\t\t10\n\
+                    nonsense\n";
+        let all = parse(text);
+        assert_eq!(all, [Swap { path: path(0), size: 131_068 << 10, used: 1 << 20 }]);
+    }
+}

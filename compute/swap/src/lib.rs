@@ -1,0 +1,66 @@
+//! The kernel of this machine swaps to a node.
+//!
+//! ```text
+//!  kernel: swap ── /dev/nbdN ── one TCP stream ────────────────► node: a volume
+//!             ▲ the stream's socket, by netlink                      ▲
+//!  farmem swap: sets up, watches ── a stream of its own ─────────────┘  how is the volume; it is no longer needed
+//! ```
+//!
+//! No process is in the way of a page. The kernel's own NBD client speaks to the node, and its sockets may use the
+//! kernel's reserves, so it goes on when no memory is left. A server in user space below a swap device may not, and hangs
+//! the machine. This crate only makes connections and hands them to the kernel. It may be killed at any instant: another
+//! one finds what there is in [`state`].
+//!
+//! A device has one stream. With two, the kernel would send a request again on the second when the first fails, while
+//! bytes of the first may still be on their way: an old page could overwrite a new one. Several connections are therefore
+//! several devices of equal priority, between which the kernel distributes its pages.
+//!
+//! * [`genl`]: messages of generic netlink. [`nbd`]: the kernel's NBD client by them.
+//! * [`stream`]: a stream of a volume, up to where the kernel takes over.
+//! * [`header`]: the page by which the kernel knows a swap device. [`device`]: what sysfs and procfs say of one.
+//! * [`state`]: what is to be known to undo it, in a file for each device.
+//! * [`swap`]: the whole of it, on, watched, off.
+
+#![forbid(unsafe_code)]
+
+pub mod device;
+pub mod genl;
+pub mod header;
+pub mod nbd;
+pub mod state;
+pub mod stream;
+pub mod swap;
+
+use std::io;
+
+/// Why something could not be done; a line for the user.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The kernel has no NBD client.
+    #[error(
+        "this kernel has no NBD client (modprobe nbd: {0}): install the kernel package that has the module nbd, on Debian \
+         linux-image-amd64, on Ubuntu linux-modules-extra-$(uname -r)"
+    )]
+    NoClient(String),
+    /// The kernel refused.
+    #[error("{0}: {1}")]
+    Kernel(&'static str, io::Error),
+    /// The node could not be reached, or ended the connection.
+    #[error("node {0}: {1}")]
+    Node(String, io::Error),
+    /// The node speaks, and refuses.
+    #[error("node {0} {1}")]
+    Refused(String, String),
+    /// It runs on this machine.
+    #[error(
+        "node {0} is on this machine: a page that is swapped out would need memory here, so the machine could hang when it \
+         has none left; name a node on another machine, or use farmem run"
+    )]
+    SameMachine(String),
+    /// A file of this machine.
+    #[error("{0}: {1}")]
+    File(String, io::Error),
+    /// There is something already.
+    #[error("{0}")]
+    Already(String),
+}

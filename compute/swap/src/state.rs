@@ -1,0 +1,144 @@
+//! What is to be known of a device to watch it and to undo it: one file for each, in a directory that only root reads.
+//!
+//! The file is written before the kernel is told anything, and removed last. Whoever watches a device holds a lock on its
+//! file, which ends with the process.
+
+use crate::Error;
+use serde::{Deserialize, Serialize};
+use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// Where the files are.
+pub const DIRECTORY: &str = "/run/farmem-swap";
+
+/// A device and its volume.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct State {
+    /// `/dev/nbdN`.
+    pub index: u32,
+    /// The node.
+    pub node: String,
+    /// The volume's id, which is the right to it: 32 hexadecimal digits.
+    pub volume: String,
+    /// The node's incarnation: of another one, the volume is not there.
+    pub incarnation: u64,
+    /// Bytes.
+    pub size: u64,
+    /// How long requests wait for another stream, in seconds.
+    pub grace_s: u64,
+}
+
+/// A device that this process watches.
+#[derive(Debug)]
+pub struct Held {
+    /// What is known of it.
+    pub state: State,
+    path: PathBuf,
+    locked: File,
+}
+
+impl State {
+    /// The volume's id.
+    pub fn id(&self) -> Option<[u8; 16]> {
+        let digits = self.volume.as_bytes();
+        let mut id = [0; 16];
+        for (byte, pair) in id.iter_mut().zip(digits.chunks(2)) {
+            *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
+        }
+        (digits.len() == 32).then_some(id)
+    }
+}
+
+/// A volume's id as the file has it.
+pub fn digits(id: &[u8; 16]) -> String {
+    id.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn file(directory: &Path, index: u32) -> PathBuf {
+    directory.join(format!("nbd{index}.json"))
+}
+
+/// Writes a new file, and holds it.
+///
+/// # Errors
+/// `AlreadyExists` when the device has one.
+pub fn create(directory: &Path, state: State) -> io::Result<Held> {
+    DirBuilder::new().mode(0o700).recursive(true).create(directory)?;
+    let path = file(directory, state.index);
+    let mut locked = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
+    let written = locked.lock().and_then(|()| locked.write_all(serde_json::to_string(&state)?.as_bytes()));
+    if let Err(e) = written {
+        let _ = fs::remove_file(&path);
+        return Err(e);
+    }
+    Ok(Held { state, path, locked })
+}
+
+/// All that there are; those that cannot be read are not.
+pub fn all(directory: &Path) -> Vec<State> {
+    let files = fs::read_dir(directory).into_iter().flatten().flatten();
+    let read = |path: PathBuf| serde_json::from_slice(&fs::read(path).ok()?).ok();
+    let mut states: Vec<State> = files.filter_map(|file| read(file.path())).collect();
+    states.sort_by_key(|state| state.index);
+    states
+}
+
+/// Takes over the watch of a device, if nobody has it. `None`: somebody has.
+pub fn adopt(directory: &Path, state: &State) -> Result<Option<Held>, Error> {
+    let path = file(directory, state.index);
+    let failed = |e| Error::File(path.display().to_string(), e);
+    let locked = File::open(&path).map_err(failed)?;
+    match locked.try_lock() {
+        Ok(()) => Ok(Some(Held { state: state.clone(), path, locked })),
+        Err(TryLockError::WouldBlock) => Ok(None),
+        Err(TryLockError::Error(e)) => Err(failed(e)),
+    }
+}
+
+/// Forgets a device that is undone.
+pub fn remove(directory: &Path, index: u32) {
+    let _ = fs::remove_file(file(directory, index));
+}
+
+impl Held {
+    /// Whether the file is still there: if not, somebody has undone the device. Another of the same name is another's.
+    pub fn stands(&self) -> bool {
+        let inode = |about: &fs::Metadata| (about.dev(), about.ino());
+        matches!((fs::metadata(&self.path), self.locked.metadata()), (Ok(a), Ok(b)) if inode(&a) == inode(&b))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_is_one_watchers_and_can_be_taken_over() {
+        let directory = std::env::temp_dir().join(format!("farmem-swap-state-{}", std::process::id()));
+        let id = std::array::from_fn(|i| i as u8 * 17);
+        let state = State {
+            index: 3,
+            node: "bighost:7411".into(),
+            volume: digits(&id),
+            incarnation: u64::MAX,
+            size: 1 << 30,
+            grace_s: 60,
+        };
+        assert_eq!(state.id(), Some(id));
+        let held = create(&directory, state.clone()).unwrap();
+        assert_eq!(create(&directory, state.clone()).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        assert!(all(&directory).iter().eq([&state]));
+        assert!(adopt(&directory, &state).unwrap().is_none() && held.stands());
+        drop(held);
+        let held = adopt(&directory, &state).unwrap().unwrap();
+        fs::write(directory.join("nbd9.json"), "{").unwrap();
+        assert_eq!(all(&directory).len(), 1);
+        remove(&directory, 3);
+        assert!(!held.stands());
+        let other = create(&directory, state).unwrap();
+        assert!(other.stands() && !held.stands());
+        fs::remove_dir_all(&directory).unwrap();
+    }
+}

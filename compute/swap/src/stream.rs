@@ -1,0 +1,165 @@
+//! A stream of a volume: dialled here, up to where NBD begins. Then the kernel has it, or this process asks by it how the
+//! volume is doing.
+
+use crate::Error;
+use farmem_protocol::nbd::{Asked, Command, REPLY_MAGIC, Reply, Report};
+use farmem_protocol::wire::control::MAX_HELLO;
+use farmem_protocol::wire::{
+    Greeting, Hello, Known, Names, NewVolume, NoHello, Purpose, Secret, Text, Verdict, Welcome,
+};
+use farmem_sys::socket;
+use std::io::{self, Read, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::os::fd::AsRawFd;
+use std::time::Duration;
+use zerocopy::{FromZeros, IntoBytes};
+
+/// How long the node may take to be reached, and to answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// A connection that has been idle for so long is asked whether its peer is there, in seconds.
+const IDLE_S: i32 = 2;
+
+/// A volume, and what is wanted of its node.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted<'a> {
+    /// `HOST:PORT`.
+    pub node: &'a str,
+    /// Random, and the right to the volume.
+    pub id: Secret,
+    /// The node's, of a volume that is there; 0: a new one.
+    pub incarnation: u64,
+    /// Bytes, of a new one.
+    pub size: u64,
+    /// How long the node keeps the volume while no stream stands.
+    pub kept: Duration,
+    /// A new one may be larger than what the node can promise.
+    pub overcommit: bool,
+    /// Pages are to be moved by it. Else it is one to ask by.
+    pub data: bool,
+    /// A name of this machine, for the node's operator.
+    pub host: &'a str,
+}
+
+/// A stream that stands.
+#[derive(Debug)]
+pub struct Stream {
+    socket: TcpStream,
+    node: String,
+    /// The node's.
+    pub incarnation: u64,
+    /// Whether it comes from this machine, as far as addresses tell.
+    pub is_near: bool,
+    cookie: u64,
+}
+
+/// Connects and says what for.
+pub fn dial(wanted: &Wanted<'_>, silent: Duration) -> Result<Stream, Error> {
+    let failed = |e| Error::Node(wanted.node.to_owned(), e);
+    let mut last = io::Error::new(io::ErrorKind::NotFound, "no such host");
+    for at in wanted.node.to_socket_addrs().map_err(failed)? {
+        match TcpStream::connect_timeout(&at, PATIENCE) {
+            Ok(socket) => return greet(socket, wanted, silent),
+            Err(e) => last = e,
+        }
+    }
+    Err(failed(last))
+}
+
+fn greet(mut socket: TcpStream, wanted: &Wanted<'_>, silent: Duration) -> Result<Stream, Error> {
+    let failed = |e| Error::Node(wanted.node.to_owned(), e);
+    let refused = |why: &str| Error::Refused(wanted.node.to_owned(), why.to_owned());
+    socket.set_nodelay(true).map_err(failed)?;
+    socket.set_read_timeout(Some(PATIENCE)).map_err(failed)?;
+    socket::notice_silence(socket.as_raw_fd(), IDLE_S, silent.as_millis().min(u32::MAX as u128) as u32);
+    let purpose = match wanted.incarnation {
+        0 => Purpose::NewVolume(NewVolume {
+            id: wanted.id,
+            size: wanted.size,
+            kept_ms: wanted.kept.as_millis() as u64,
+            overcommit: wanted.overcommit,
+            pid: std::process::id(),
+            names: Names { host: Text::new(wanted.host), user: Text::new("root"), program: Text::new("farmem swap") },
+        }),
+        incarnation => Purpose::Volume(Known { secret: wanted.id, incarnation }, wanted.data),
+    };
+    socket.write_all(Hello::new(purpose).frame().as_bytes()).map_err(failed)?;
+    let welcome = match greeting(&mut socket).map_err(failed)? {
+        Ok(Greeting::Welcome(welcome)) => welcome,
+        Ok(Greeting::Refused(verdict)) => return Err(refused(&why(verdict))),
+        Err(NoHello::Version(_)) => {
+            return Err(refused("speaks another version of the protocol: use the same farmem at both ends"));
+        }
+        Err(_) => return Err(refused("is not farmem's: something else listens there")),
+    };
+    let Welcome { incarnation, .. } = welcome;
+    let ends = (socket.local_addr().map_err(failed)?.ip(), socket.peer_addr().map_err(failed)?.ip());
+    let is_near = ends.0 == ends.1 || ends.1.to_canonical().is_loopback();
+    Ok(Stream { socket, node: wanted.node.to_owned(), incarnation, is_near, cookie: 0 })
+}
+
+/// The node's first words. It says nothing more before it is asked, so what comes is one frame.
+fn greeting(socket: &mut TcpStream) -> io::Result<Result<Greeting, NoHello>> {
+    let (mut room, mut got) = ([0; MAX_HELLO], 0);
+    loop {
+        match socket.read(&mut room[got..])? {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            n => got += n,
+        }
+        match Greeting::read(&room[..got]) {
+            Ok(None) => {}
+            Ok(Some((greeting, _))) => return Ok(Ok(greeting)),
+            Err(why) => return Ok(Err(why)),
+        }
+    }
+}
+
+fn why(verdict: Verdict) -> String {
+    match verdict {
+        Verdict::NoRoom(bytes) => format!(
+            "cannot promise that much: {} are left beside its reserve and what it has promised to others; ask for \
+             less, or for more than it can promise with --overcommit",
+            farmem_protocol::units::bytes(bytes)
+        ),
+        Verdict::Draining => "is going down".into(),
+        Verdict::Full => "has no place left for a volume".into(),
+        Verdict::Unknown => "no longer has the volume: it had no stream for longer than it is kept".into(),
+        Verdict::Incarnation => "was started anew, and what was swapped to it is gone".into(),
+        other => format!("refuses: {other:?}"),
+    }
+}
+
+impl Stream {
+    /// Its descriptor, for the kernel.
+    pub fn fd(&self) -> i32 {
+        self.socket.as_raw_fd()
+    }
+
+    /// How the volume is doing.
+    pub fn report(&mut self) -> Result<Report, Error> {
+        self.ask(Command::Report)?;
+        let mut report = Report::new_zeroed();
+        self.socket.read_exact(report.as_mut_bytes()).map_err(|e| Error::Node(self.node.clone(), e))?;
+        Ok(report)
+    }
+
+    /// The volume is no longer needed.
+    pub fn free(&mut self) -> Result<(), Error> {
+        self.ask(Command::Free)
+    }
+
+    fn ask(&mut self, command: Command) -> Result<(), Error> {
+        let failed = |e| Error::Node(self.node.clone(), e);
+        self.cookie += 1;
+        let request = Asked::frame(command, self.cookie, 0, 0);
+        self.socket.write_all(request.as_bytes()).map_err(failed)?;
+        let mut reply = Reply::new_zeroed();
+        self.socket.read_exact(reply.as_mut_bytes()).map_err(failed)?;
+        if reply.magic != REPLY_MAGIC || reply.cookie != self.cookie {
+            return Err(failed(io::ErrorKind::InvalidData.into()));
+        }
+        match reply.error.get() {
+            0 => Ok(()),
+            error => Err(failed(io::Error::from_raw_os_error(error as i32))),
+        }
+    }
+}

@@ -1,0 +1,382 @@
+//! Swapping to a node: on, watched, off.
+
+use crate::nbd::{Client, Deaths, Settings};
+use crate::state::{self, Held, State};
+use crate::stream::{Stream, Wanted, dial};
+use crate::{Error, device, header};
+use farmem_protocol::nbd::{GOING_DOWN, PAGE, Report};
+use farmem_protocol::units::bytes;
+use farmem_sys::process::{self, Signals};
+use farmem_sys::swap;
+use std::fs::OpenOptions;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// Devices of one node, at most: the kernel has room for 23 swap devices of all kinds.
+pub const MAX_DEVICES: u32 = 16;
+/// Indexes that are looked at for a device.
+const INDEXES: u32 = 64;
+/// The node keeps a volume without a stream for so much longer than requests wait.
+const KEPT_LONGER: Duration = Duration::from_secs(540);
+/// How often the watcher asks how the volumes are doing.
+const LOOKS_EVERY: Duration = Duration::from_secs(5);
+/// How often it tries to reach a node that it has lost.
+const TRIES_EVERY: Duration = Duration::from_secs(1);
+/// A volume that holds more of its size than this, where the node has less than that left for it, is near its end.
+const LITTLE: u64 = 64 << 20;
+
+/// What the user asks for.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// `HOST:PORT`.
+    pub node: String,
+    /// Bytes, of all devices together.
+    pub size: u64,
+    /// How many.
+    pub devices: u32,
+    /// Among swap devices.
+    pub priority: u16,
+    /// How long a request may be without an answer.
+    pub timeout: Duration,
+    /// How long requests wait for the node to come back.
+    pub grace: Duration,
+    /// The node may promise more than it has.
+    pub overcommit: bool,
+    /// The node may be on this machine: for tests below a memory group's limit.
+    pub same_machine: bool,
+}
+
+/// A device under watch.
+struct Watched {
+    held: Held,
+    /// To ask by. `None`: it was lost.
+    asked: Option<Stream>,
+    /// The kernel's stream is dead.
+    dead: bool,
+    tried: Option<Instant>,
+    /// Was told already.
+    warned: bool,
+}
+
+/// The watch over all devices of this machine.
+pub struct Watch {
+    client: Client,
+    devices: Vec<Watched>,
+    timeout: Duration,
+}
+
+/// Why the watch is over.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Over {
+    /// A signal asks for it.
+    Asked,
+    /// A node is going down.
+    NodeGoes,
+    /// Somebody else has undone all of it.
+    Undone,
+}
+
+/// Says a line to the user.
+fn say(line: impl std::fmt::Display) {
+    eprintln!("farmem: {line}");
+}
+
+/// A number of the running kernel, the same in all of its containers.
+pub fn machine() -> u64 {
+    let id = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    farmem_protocol::nbd::machine(&id)
+}
+
+/// Begins to swap, or takes over the watch of what another has begun.
+pub fn on(plan: &Plan) -> Result<Watch, Error> {
+    let mut client = Client::open()?;
+    if let Err(e) = swap::stay_resident() {
+        say(format_args!("the watcher's own memory may be swapped out: {e}"));
+    }
+    let _ = std::fs::write("/proc/self/oom_score_adj", "-1000");
+    let directory = Path::new(state::DIRECTORY);
+    let known = state::all(directory);
+    if !known.is_empty() {
+        return adopt(client, plan, &known);
+    }
+    let mut devices = Vec::new();
+    let each = plan.size / u64::from(plan.devices) / PAGE * PAGE;
+    for _ in 0..plan.devices {
+        match begin(&mut client, plan, each) {
+            Ok(watched) => devices.push(watched),
+            Err(e) => {
+                for begun in devices {
+                    let _ = end(&mut client, &begun.held.state);
+                }
+                return Err(e);
+            }
+        }
+    }
+    Ok(Watch { client, devices, timeout: plan.timeout })
+}
+
+/// Takes over what is there.
+fn adopt(client: Client, plan: &Plan, known: &[State]) -> Result<Watch, Error> {
+    if let Some(other) = known.iter().find(|state| state.node != plan.node) {
+        let already = format!("this machine swaps to {} already: first farmem swap --off", other.node);
+        return Err(Error::Already(already));
+    }
+    let mut devices = Vec::new();
+    for state in known {
+        let held = state::adopt(Path::new(state::DIRECTORY), state)?.ok_or_else(|| {
+            Error::Already(format!("another farmem swap watches {}: farmem swap --off undoes it", path(state)))
+        })?;
+        say(format_args!("watches {} on, {} at {}", path(state), bytes(state.size), state.node));
+        // Whatever has happened to the kernel's stream meanwhile: a new one shows.
+        devices.push(Watched { held, asked: None, dead: true, tried: None, warned: false });
+    }
+    Ok(Watch { client, devices, timeout: plan.timeout })
+}
+
+fn path(state: &State) -> String {
+    device::path(state.index).display().to_string()
+}
+
+fn wanted<'a>(state: &'a State, id: [u8; 16], host: &'a str, data: bool) -> Wanted<'a> {
+    Wanted {
+        node: &state.node,
+        id,
+        incarnation: state.incarnation,
+        size: state.size,
+        kept: Duration::from_secs(state.grace_s) + KEPT_LONGER,
+        overcommit: false,
+        data,
+        host,
+    }
+}
+
+/// One more device.
+fn begin(client: &mut Client, plan: &Plan, size: u64) -> Result<Watched, Error> {
+    let mut id = [0; 16];
+    process::random_bytes(&mut id).map_err(|e| Error::Kernel("random bytes", e))?;
+    let host = process::host_name();
+    let mut state = State {
+        index: 0,
+        node: plan.node.clone(),
+        volume: state::digits(&id),
+        incarnation: 0,
+        size,
+        grace_s: plan.grace.as_secs().max(1),
+    };
+    // A stream to ask by makes the volume: nothing is the kernel's yet.
+    let first = Wanted { overcommit: plan.overcommit, ..wanted(&state, id, &host, false) };
+    let mut asked = dial(&first, plan.timeout)?;
+    state.incarnation = asked.incarnation;
+    let begun = connect(client, plan, &mut state, id, &host, &mut asked);
+    if begun.is_err() {
+        let _ = asked.free();
+    }
+    Ok(Watched { held: begun?, asked: Some(asked), dead: false, tried: None, warned: false })
+}
+
+fn connect(
+    client: &mut Client,
+    plan: &Plan,
+    state: &mut State,
+    id: [u8; 16],
+    host: &str,
+    asked: &mut Stream,
+) -> Result<Held, Error> {
+    let report = asked.report()?;
+    let near = asked.is_near || report.machine == machine();
+    if near && !plan.same_machine {
+        return Err(Error::SameMachine(plan.node.clone()));
+    }
+    let data = dial(&wanted(state, id, host, true), plan.timeout)?;
+    let mut last = io::Error::from(io::ErrorKind::NotFound);
+    for index in (0..INDEXES).filter(|&index| !device::is_connected(index)) {
+        state.index = index;
+        let held = match state::create(Path::new(state::DIRECTORY), state.clone()) {
+            Ok(held) => held,
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => continue,
+            Err(e) => return Err(Error::File(state::DIRECTORY.into(), e)),
+        };
+        let settings = Settings { index, size: state.size, timeout: plan.timeout, grace: plan.grace };
+        match client.connect(&settings, data.fd()) {
+            Ok(()) => {
+                return swap_to(state, id, plan.priority).map(|()| held).inspect_err(|_| {
+                    let _ = client.disconnect(index);
+                    state::remove(Path::new(state::DIRECTORY), index);
+                });
+            }
+            Err(e) => {
+                state::remove(Path::new(state::DIRECTORY), index);
+                // Somebody else's, of whom sysfs did not tell yet.
+                if e.raw_os_error() != Some(libc::EBUSY) {
+                    return Err(Error::Kernel("the kernel's NBD client", e));
+                }
+                last = e;
+            }
+        }
+    }
+    Err(Error::Kernel("the kernel's NBD client", last))
+}
+
+/// Writes the header, and has the kernel swap.
+fn swap_to(state: &State, id: [u8; 16], priority: u16) -> Result<(), Error> {
+    let device = device::path(state.index);
+    let failed = |e| Error::File(device.display().to_string(), e);
+    device::tune(state.index);
+    // The id is the right to the volume, and a header can be read by more people.
+    let uuid = std::array::from_fn(|i| id[i] ^ id[(i + 7) % 16].rotate_left(3));
+    let page = header::page((state.size / PAGE) as u32, uuid, "farmem");
+    let file = OpenOptions::new().read(true).write(true).open(&device).map_err(failed)?;
+    file.write_all_at(&page, 0).and_then(|()| file.sync_all()).map_err(failed)?;
+    drop(file);
+    swap::swapon(&device, priority).map_err(|e| Error::Kernel("swapon", e))?;
+    say(format_args!("swaps to {}: {} at {}, priority {priority}", state.node, bytes(state.size), device.display()));
+    Ok(())
+}
+
+impl Watch {
+    /// Watches until it is to end. `signals` were taken before any thread existed.
+    pub fn run(&mut self, signals: &Signals) -> Result<Over, Error> {
+        let mut deaths = self.client.deaths().map_err(|e| Error::Kernel("netlink", e))?;
+        let (tell, died) = std::sync::mpsc::channel();
+        let listen = move || hear(&mut deaths, &tell);
+        std::thread::Builder::new().name("deaths".into()).spawn(listen).map_err(|e| Error::Kernel("a thread", e))?;
+        let mut looked: Option<Instant> = None;
+        loop {
+            for index in died.try_iter() {
+                let told = |watched: &&mut Watched| index == u32::MAX || watched.held.state.index == index;
+                self.devices.iter_mut().filter(told).for_each(|watched| watched.dead = true);
+            }
+            self.devices.retain(|watched| watched.held.stands());
+            if self.devices.is_empty() {
+                return Ok(Over::Undone);
+            }
+            let looks = looked.is_none_or(|at| at.elapsed() >= LOOKS_EVERY);
+            for watched in &mut self.devices {
+                if watched.dead && watched.tried.is_none_or(|at| at.elapsed() >= TRIES_EVERY) {
+                    watched.tried = Some(Instant::now());
+                    watched.revive(&mut self.client, self.timeout);
+                }
+                if looks && watched.look(self.timeout) {
+                    return Ok(Over::NodeGoes);
+                }
+            }
+            if looks {
+                looked = Some(Instant::now());
+            }
+            let dead = self.devices.iter().any(|watched| watched.dead);
+            let next = signals.next(if dead { TRIES_EVERY } else { LOOKS_EVERY });
+            if next.is_some_and(|arrived| signals.asks_to_end(arrived)) {
+                return Ok(Over::Asked);
+            }
+        }
+    }
+}
+
+/// Hears of streams that have died, and wakes the watcher.
+fn hear(deaths: &mut Deaths, tell: &std::sync::mpsc::Sender<u32>) {
+    while let Ok(index) = deaths.wait() {
+        if tell.send(index).is_err() {
+            return;
+        }
+        let _ = process::send(std::process::id(), libc::SIGUSR1);
+    }
+}
+
+impl Watched {
+    /// Gives the kernel another stream.
+    fn revive(&mut self, client: &mut Client, silent: Duration) {
+        let state = &self.held.state;
+        let Some(id) = state.id() else { return };
+        let host = process::host_name();
+        let dialled = dial(&wanted(state, id, &host, true), silent);
+        let done = dialled.and_then(|stream| {
+            // The node ends the stream before this one; the kernel may need a moment to see that.
+            let until = Instant::now() + TRIES_EVERY;
+            loop {
+                match client.reconfigure(state.index, stream.fd()) {
+                    Err(e) if e.raw_os_error() == Some(libc::ENOSPC) && Instant::now() < until => {
+                        std::thread::sleep(Duration::from_millis(20));
+                    }
+                    done => return done.map_err(|e| Error::Kernel("the kernel's NBD client", e)),
+                }
+            }
+        });
+        match done {
+            Ok(()) => {
+                if self.warned {
+                    say(format_args!("{}: {} is back", path(state), state.node));
+                }
+                (self.dead, self.warned, self.asked) = (false, false, None);
+            }
+            Err(e) if !self.warned => {
+                self.warned = true;
+                let until = state.grace_s;
+                say(format_args!(
+                    "{}: {e}; pages are waited for up to {until} s, then who needs them gets SIGBUS",
+                    path(state)
+                ));
+            }
+            Err(_) => {}
+        }
+    }
+
+    /// How the volume is doing. True: its node is going down.
+    fn look(&mut self, silent: Duration) -> bool {
+        let state = &self.held.state;
+        if self.asked.is_none() && !self.dead {
+            let host = process::host_name();
+            self.asked = state.id().and_then(|id| dial(&wanted(state, id, &host, false), silent).ok());
+        }
+        let Some(report) = self.asked.as_mut().map(Stream::report) else { return false };
+        let Ok(report) = report else {
+            self.asked = None;
+            return false;
+        };
+        if is_near_end(&report) && !std::mem::replace(&mut self.warned, true) {
+            let free = bytes(report.free.get());
+            say(format_args!(
+                "{}: {} has {free} left: pages that find no room there stay here",
+                path(state),
+                state.node
+            ));
+        }
+        report.flags.get() & GOING_DOWN != 0
+    }
+}
+
+/// Whether the node may soon have to refuse pages.
+fn is_near_end(report: &Report) -> bool {
+    let missing = report.size.get().saturating_sub(report.held.get());
+    report.free.get() < missing.min(LITTLE)
+}
+
+/// Undoes all that there is. Says what could not be.
+pub fn off() -> Result<u32, Error> {
+    let states = state::all(Path::new(state::DIRECTORY));
+    let mut client = if states.is_empty() { return Ok(0) } else { Client::open()? };
+    for state in &states {
+        end(&mut client, state)?;
+    }
+    Ok(states.len() as u32)
+}
+
+/// Brings back what is on a device, ends it, and frees its volume.
+fn end(client: &mut Client, state: &State) -> Result<(), Error> {
+    if device::is_swap(state.index) {
+        swap::swapoff(&device::path(state.index)).map_err(|e| Error::Kernel("swapoff", e))?;
+    }
+    // Before the device ends, so that a watcher does not take that for a cut.
+    state::remove(Path::new(state::DIRECTORY), state.index);
+    if device::is_connected(state.index) {
+        client.disconnect(state.index).map_err(|e| Error::Kernel("the kernel's NBD client", e))?;
+    }
+    let host = process::host_name();
+    let freed = state.id().map(|id| dial(&wanted(state, id, &host, false), KEPT_LONGER).and_then(|mut s| s.free()));
+    match freed {
+        Some(Err(e)) => say(format_args!("{}: swaps no longer; its volume could not be freed: {e}", path(state))),
+        _ => say(format_args!("{}: swaps no longer to {}", path(state), state.node)),
+    }
+    Ok(())
+}

@@ -1,0 +1,313 @@
+//! Volumes at a node's engine, over streams without sockets: what a kernel would do, and what a hostile peer might.
+
+// The engine names raw parts; the test plays the socket.
+#![allow(unsafe_code)]
+
+#[allow(dead_code)]
+#[path = "fuzz/wire.rs"]
+mod wire;
+
+use farmem_nic::Nic;
+use farmem_nic::engine::Goodbye;
+use farmem_protocol::addr::SLAB_BYTES;
+use farmem_protocol::extent::check::recount;
+use farmem_protocol::nbd::{Asked, Command, MAX_BYTES, Report};
+use farmem_protocol::random::Random;
+use farmem_protocol::wire::{Greeting, Hello, Known, NewVolume, Purpose, Verdict};
+use wire::{Wire, nic, secret};
+use zerocopy::{FromBytes, IntoBytes};
+
+const MIB: u64 = 1 << 20;
+const ID: u64 = 200;
+
+fn made(size: u64, overcommit: bool) -> Vec<u8> {
+    made_as(ID, size, overcommit)
+}
+
+/// Makes a volume; the stream only asks.
+fn made_as(id: u64, size: u64, overcommit: bool) -> Vec<u8> {
+    let new = NewVolume { id: secret(id), size, kept_ms: 1000, overcommit, ..NewVolume::default() };
+    Hello::new(Purpose::NewVolume(new)).frame().as_bytes().to_vec()
+}
+
+fn known(incarnation: u64, data: bool) -> Vec<u8> {
+    let known = Known { secret: secret(ID), incarnation };
+    Hello::new(Purpose::Volume(known, data)).frame().as_bytes().to_vec()
+}
+
+/// Why a stream was not taken in.
+fn refused(nic: &Nic, hello: &[u8]) -> Verdict {
+    let mut wire = Wire::new(nic);
+    wire.feed(hello, 1000, 1);
+    match Greeting::read(&wire.said) {
+        Ok(Some((Greeting::Refused(verdict), _))) => verdict,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A new volume, and a stream by which its pages move. The one that made it ends.
+fn volume(nic: &Nic, size: u64, overcommit: bool) -> Wire<'_> {
+    let mut making = stream(nic, &made(size, overcommit));
+    let moving = stream(nic, &known(nic.incarnation, true));
+    making.close(Goodbye::Cut, 1);
+    moving
+}
+
+/// A stream that was taken in.
+fn stream<'a>(nic: &'a Nic, hello: &[u8]) -> Wire<'a> {
+    let mut wire = Wire::new(nic);
+    wire.feed(hello, 1000, 1);
+    assert!(matches!(Greeting::read(&wire.said), Ok(Some((Greeting::Welcome(_), used))) if used == wire.said.len()));
+    wire.said.clear();
+    wire
+}
+
+fn request(command: Command, offset: u64, length: u32) -> Vec<u8> {
+    Asked::frame(command, offset ^ 77, offset, length).as_bytes().to_vec()
+}
+
+/// Sends a request with its bytes; the reply's error and what came with it.
+fn ask(wire: &mut Wire<'_>, command: Command, offset: u64, length: u32, bytes: &[u8]) -> (u32, Vec<u8>) {
+    wire.said.clear();
+    wire.feed(&[&request(command, offset, length), bytes].concat(), 3333, 1);
+    // What waits for room in the output goes on when there is some.
+    let mut before = 0;
+    while std::mem::replace(&mut before, wire.said.len()) < wire.said.len() {
+        wire.feed(&[], 1, 1);
+    }
+    let said = std::mem::take(&mut wire.said);
+    assert!(said.len() >= 16, "a reply");
+    assert_eq!(said[..4], 0x6744_6698u32.to_be_bytes());
+    assert_eq!(said[8..16], (offset ^ 77).to_be_bytes());
+    (u32::from_be_bytes(said[4..8].try_into().unwrap()), said[16..].to_vec())
+}
+
+fn report(wire: &mut Wire<'_>) -> Report {
+    let (error, bytes) = ask(wire, Command::Report, 0, 0, &[]);
+    assert_eq!(error, 0);
+    Report::read_from_bytes(&bytes).unwrap()
+}
+
+fn keep(nic: &Nic) {
+    let done = (0..100_000).any(|_| !nic.keep(&|| 0) && !nic.is_unkept());
+    assert!(done, "the keeper comes to an end");
+}
+
+/// Pages of no repeated word.
+fn pages(random: &mut Random, n: usize) -> Vec<u8> {
+    let mut bytes = vec![0; n * 4096];
+    random.fill(&mut bytes);
+    bytes
+}
+
+fn is_sound(nic: &Nic) {
+    let counted = recount(nic.units.geometry(), &*nic.units);
+    assert!(counted.problems.is_empty() && counted.lost == 0, "{:?}", counted.problems);
+}
+
+#[test]
+fn a_volume_reads_as_it_was_written() {
+    let nic = nic();
+    let size = 16 * MIB;
+    let mut wire = volume(&nic, size, false);
+    let mut random = Random::new(5);
+    let mut model = vec![0u8; size as usize];
+    for step in 0..600 {
+        let first = random.below(size / 4096) * 4096;
+        let most = ((size - first) / 4096).min(40);
+        let length = (1 + random.below(most)) * 4096;
+        let range = first as usize..(first + length) as usize;
+        match random.index(6) {
+            0 | 1 => {
+                let bytes = pages(&mut random, length as usize / 4096);
+                assert_eq!(ask(&mut wire, Command::Write, first, length as u32, &bytes), (0, vec![]));
+                model[range].copy_from_slice(&bytes);
+            }
+            2 => {
+                let bytes = vec![(random.bits() % 3) as u8; length as usize];
+                assert_eq!(ask(&mut wire, Command::Write, first, length as u32, &bytes), (0, vec![]));
+                model[range].copy_from_slice(&bytes);
+            }
+            3 => {
+                let command = if random.index(2) == 0 { Command::Trim } else { Command::Zero };
+                assert_eq!(ask(&mut wire, command, first, length as u32, &[]), (0, vec![]));
+                model[range].fill(0);
+            }
+            _ => {
+                let (error, bytes) = ask(&mut wire, Command::Read, first, length as u32, &[]);
+                assert!(error == 0 && bytes == model[range], "step {step}");
+            }
+        }
+        if random.index(8) == 0 {
+            keep(&nic);
+        }
+    }
+    assert_eq!(ask(&mut wire, Command::Flush, 0, 0, &[]), (0, vec![]));
+    let (error, bytes) = ask(&mut wire, Command::Read, 0, size as u32, &[]);
+    assert!(error == 0 && bytes == model);
+    is_sound(&nic);
+    let told = report(&mut wire);
+    assert_eq!((told.size.get(), told.held.get()), (size, nic.lent()));
+    assert_eq!(ask(&mut wire, Command::Trim, 0, size as u32, &[]), (0, vec![]));
+    keep(&nic);
+    let told = report(&mut wire);
+    assert_eq!((told.live.get(), told.filled.get(), told.held.get(), nic.lent()), (0, 0, 0, 0));
+    wire.close(Goodbye::Cut, 1);
+}
+
+#[test]
+fn memory_held_follows_what_is_live() {
+    let nic = nic();
+    let mut wire = volume(&nic, 64 * MIB, false);
+    let mut random = Random::new(9);
+    for at in (0..64 * MIB).step_by(MIB as usize) {
+        let bytes = pages(&mut random, 256);
+        ask(&mut wire, Command::Write, at, MIB as u32, &bytes);
+    }
+    assert_eq!(report(&mut wire).held.get(), 64 * MIB);
+    for page in (0..64 * MIB).step_by(4096).filter(|_| random.index(4) > 0).collect::<Vec<_>>() {
+        ask(&mut wire, Command::Trim, page, 4096, &[]);
+    }
+    keep(&nic);
+    let told = report(&mut wire);
+    assert!(told.live.get() * 10 >= told.held.get() * 9, "{told:?}");
+    assert_eq!(nic.lent(), told.held.get());
+    is_sound(&nic);
+    wire.close(Goodbye::Cut, 1);
+}
+
+/// What is left of a stream before must not be carried out after the next has begun.
+#[test]
+fn the_stream_that_came_last_has_the_turn() {
+    let nic = nic();
+    let mut first = volume(&nic, MIB, false);
+    let old = vec![1; 4096].iter().enumerate().map(|(i, _)| i as u8).collect::<Vec<u8>>();
+    let new: Vec<u8> = old.iter().map(|byte| !byte).collect();
+    ask(&mut first, Command::Write, 0, 4096, &old);
+    // Half of a WRITE is under way when the stream is given up.
+    first.feed(&[request(Command::Write, 0, 4096), old[..2000].to_vec()].concat(), 1000, 1);
+    let mut second = stream(&nic, &known(nic.incarnation, true));
+    let mut asks = stream(&nic, &known(nic.incarnation, false));
+    assert_eq!(ask(&mut second, Command::Write, 0, 4096, &new).0, 0);
+    first.feed(&old[2000..], 1000, 1);
+    assert!(first.engine.is_none(), "it is closed");
+    assert_eq!(ask(&mut second, Command::Read, 0, 4096, &[]), (0, new));
+    // One that only asks takes nobody's turn, and moves nothing.
+    assert_eq!(ask(&mut asks, Command::Read, 0, 4096, &[]).0, 22);
+    assert_eq!(ask(&mut asks, Command::Write, 0, 4096, &old).0, 22);
+    assert_eq!(report(&mut asks).live.get(), 4096);
+    // The host says that it is over: nothing can be reached, and the memory is the node's.
+    assert_eq!(ask(&mut asks, Command::Free, 0, 0, &[]).0, 0);
+    second.feed(&request(Command::Read, 0, 4096), 1000, 1);
+    assert!(second.engine.is_none());
+    asks.close(Goodbye::Cut, 1);
+    keep(&nic);
+    assert_eq!((nic.lent(), nic.volumes.all().len(), nic.units.promised()), (0, 0, 0));
+    assert_eq!(refused(&nic, &known(nic.incarnation, true)), Verdict::Unknown);
+}
+
+#[test]
+fn a_volume_outlives_its_streams_for_its_grace() {
+    let nic = nic();
+    let mut wire = volume(&nic, MIB, false);
+    ask(&mut wire, Command::Write, 4096, 4096, &[[3; 4095].as_slice(), &[4]].concat());
+    wire.close(Goodbye::Cut, 1000);
+    nic.expire(900_000_000);
+    let mut again = stream(&nic, &known(nic.incarnation, true));
+    assert_eq!(ask(&mut again, Command::Read, 4096, 4096, &[]).1[..4], [3; 4]);
+    // Another node, or this one started anew, has no such volume: it must not look like an empty one.
+    assert_eq!(refused(&nic, &known(nic.incarnation + 1, true)), Verdict::Incarnation);
+    again.close(Goodbye::Cut, 2_000_000_000);
+    nic.expire(2_900_000_000);
+    assert_eq!(nic.volumes.all().len(), 1);
+    nic.expire(3_000_000_001);
+    keep(&nic);
+    assert_eq!((nic.volumes.all().len(), nic.lent()), (0, 0));
+}
+
+#[test]
+fn a_node_promises_what_it_has() {
+    let nic = nic();
+    let lend = 4 * SLAB_BYTES;
+    assert_eq!(refused(&nic, &made(lend, false)), Verdict::NoRoom(nic.promisable()));
+    // What is promised to a volume is no slab's.
+    let size = nic.promisable();
+    let mut wire = volume(&nic, size, false);
+    assert_eq!((nic.promisable(), nic.units.promised()), (0, size));
+    let lease = std::sync::Arc::new(farmem_nic::units::leases::Lease::new(&nic.units).unwrap());
+    assert!(nic.lending.grant(&lease).is_err());
+    let mut random = Random::new(1);
+    let bytes = pages(&mut random, 512);
+    for at in (0..size).step_by(2 * MIB as usize) {
+        assert_eq!(ask(&mut wire, Command::Write, at, 2 * MIB as u32, &bytes), (0, vec![]), "{at}");
+    }
+    assert_eq!((report(&mut wire).held.get(), nic.units.promised()), (size, 0));
+    wire.close(Goodbye::Cut, 1);
+}
+
+/// More than there is: pages that find no room are refused, and the others are as they were.
+#[test]
+fn a_page_without_room_is_refused_and_none_is_lost() {
+    let nic = nic();
+    let lend = 4 * SLAB_BYTES;
+    let mut wire = volume(&nic, lend * 2, true);
+    let mut random = Random::new(2);
+    let bytes = pages(&mut random, 512);
+    let mut without_room = 0;
+    for at in (0..lend * 2).step_by(2 * MIB as usize) {
+        let (error, _) = ask(&mut wire, Command::Write, at, 2 * MIB as u32, &bytes);
+        assert!(error == if at < lend { 0 } else { 28 }, "{at}: {error}");
+        without_room += u32::from(error == 28);
+    }
+    assert_eq!(without_room as u64, lend / 2 / MIB);
+    // An old page can be written again, and one of a repeated word needs no room.
+    assert_eq!(ask(&mut wire, Command::Write, 4096, 4096, &bytes[8192..12288]).0, 0);
+    assert_eq!(ask(&mut wire, Command::Write, lend, 4096, &[7; 4096]).0, 0);
+    let (_, read) = ask(&mut wire, Command::Read, 0, 12288, &[]);
+    assert!(read[..4096] == bytes[..4096] && read[4096..8192] == bytes[8192..12288]);
+    assert_eq!(ask(&mut wire, Command::Read, lend - 4096, 8192, &[]).1[4096..], [7; 4096]);
+    is_sound(&nic);
+    wire.close(Goodbye::Cut, 1);
+    assert_eq!(refused(&nic, &made(1 << 30, true)), Verdict::Malformed, "the id is taken");
+    assert!(matches!(refused(&nic, &made_as(ID + 1, 1 << 41, true)), Verdict::NoRoom(_)));
+}
+
+#[test]
+fn nonsense_ends_its_own_stream_or_is_refused() {
+    let nic = nic();
+    let mut victim = volume(&nic, MIB, false);
+    for size in [0, 4095, 1 << 43] {
+        assert_eq!(refused(&nic, &made_as(ID + 1, size, true)), Verdict::Malformed, "{size}");
+    }
+    // Refused, and the stream goes on.
+    for (command, offset, length) in [
+        (Command::Read, MIB, 4096),
+        (Command::Read, MIB - 4096, 8192),
+        (Command::Read, u64::MAX - 4095, 4096),
+        (Command::Read, 0, 0),
+        (Command::Read, 0, 512),
+        (Command::Read, 512, 4096),
+        (Command::Trim, MIB, 4096),
+        (Command::Zero, 0, u32::MAX),
+    ] {
+        assert_eq!(ask(&mut victim, command, offset, length, &[]), (22, vec![]), "{command:?} {offset} {length}");
+    }
+    for (offset, length) in [(MIB, 8192), (512, 4096), (0, 512), (0, 3), (u64::MAX, 4096)] {
+        assert_eq!(ask(&mut victim, Command::Write, offset, length, &vec![9; length as usize]), (22, vec![]));
+    }
+    assert_eq!(ask(&mut victim, Command::Write, 0, 0, &[]), (22, vec![]));
+    let mut unknown = request(Command::Read, 0, 4096);
+    unknown[7] = 99;
+    victim.said.clear();
+    victim.feed(&unknown, 1000, 1);
+    assert_eq!(victim.said[4..8], 22u32.to_be_bytes());
+    assert_eq!(ask(&mut victim, Command::Read, 0, 4096, &[]), (0, vec![0; 4096]));
+    // Out of step.
+    for bytes in [b"GET / HTTP/1.1".to_vec(), request(Command::Write, 0, MAX_BYTES + 1), vec![0]] {
+        let mut wire = stream(&nic, &known(nic.incarnation, false));
+        wire.feed(&bytes, 1000, 1);
+        assert!(wire.engine.is_none());
+    }
+    assert_eq!(ask(&mut victim, Command::Read, 0, 4096, &[]).0, 0);
+    victim.close(Goodbye::Cut, 1);
+}

@@ -1,0 +1,55 @@
+//! What swapping needs of the kernel: swapon, swapoff, memory that stays, and a generic netlink socket.
+
+use crate::raw::{Errno, checked};
+use crate::socket::set_option;
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+/// The device's priority among swap devices: 0 to 32767, the highest is used first.
+const PRIORITY_MASK: u32 = 0x7fff;
+const PREFER: u32 = 0x8000;
+const DISCARD: u32 = 0x1_0000;
+const DISCARD_PAGES: u32 = 0x4_0000;
+
+fn call(number: i64, path: &Path, flags: u32) -> io::Result<()> {
+    let path = CString::new(path.as_os_str().as_bytes()).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
+    // SAFETY: a terminated path, which the call only reads.
+    let done = unsafe { checked(number, [path.as_ptr() as usize, flags as usize, 0, 0, 0, 0]) };
+    done.map(drop).map_err(|Errno(e)| io::Error::from_raw_os_error(e))
+}
+
+/// Has the kernel swap to a device that bears a swap header. It tells the device of clusters of slots that are free again.
+pub fn swapon(device: &Path, priority: u16) -> io::Result<()> {
+    call(libc::SYS_swapon, device, PREFER | priority as u32 & PRIORITY_MASK | DISCARD | DISCARD_PAGES)
+}
+
+/// Brings back every page that is on the device. Takes as long as that takes, and fails when there is no memory for it.
+pub fn swapoff(device: &Path) -> io::Result<()> {
+    call(libc::SYS_swapoff, device, 0)
+}
+
+/// No page of this process, now or later, leaves memory once it was touched.
+pub fn stay_resident() -> io::Result<()> {
+    let flags = libc::MCL_CURRENT | libc::MCL_FUTURE | libc::MCL_ONFAULT;
+    // SAFETY: no pointers.
+    let done = unsafe { checked(libc::SYS_mlockall, [flags as usize, 0, 0, 0, 0, 0]) };
+    done.map(drop).map_err(|Errno(e)| io::Error::from_raw_os_error(e))
+}
+
+/// A generic netlink socket. A write is one message to the kernel, a read one message of the kernel's.
+pub fn netlink() -> io::Result<OwnedFd> {
+    let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
+    let arguments = [libc::AF_NETLINK as usize, kind as usize, libc::NETLINK_GENERIC as usize, 0, 0, 0];
+    // SAFETY: no pointers.
+    let fd = unsafe { checked(libc::SYS_socket, arguments) }.map_err(|Errno(e)| io::Error::from_raw_os_error(e))?;
+    // SAFETY: a descriptor that was just made, and is nobody else's.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+}
+
+/// Has a netlink socket receive what is told to a multicast group.
+pub fn listen_to(fd: i32, group: u32) {
+    set_option(fd, libc::SOL_NETLINK, libc::NETLINK_ADD_MEMBERSHIP, group as i32);
+}
