@@ -12,30 +12,11 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 begun=$SECONDS
+. lab/guest/lib.sh
 
-skip() {
-    echo "skipped: $1" >&2
-    exit 77
-}
-
-lacking=()
-for tool in qemu-system-x86_64:qemu-system-x86 busybox:busybox-static cpio:cpio depmod:kmod ip:iproute2 rdma:iproute2 \
-    apt-get:apt dpkg-deb:dpkg; do
-    PATH=$PATH:/usr/sbin:/sbin command -v "${tool%%:*}" >/dev/null || lacking+=("${tool##*:}")
-done
-if [ ${#lacking[@]} -gt 0 ]; then
-    if [ -n "${CI:-}" ] && command -v apt-get >/dev/null; then
-        as_root=()
-        [ "$(id -u)" = 0 ] || as_root=(sudo -n)
-        "${as_root[@]}" apt-get update -qq >&2 &&
-            DEBIAN_FRONTEND=noninteractive "${as_root[@]}" apt-get install -y -qq --no-install-recommends "${lacking[@]}" >&2 ||
-            skip "${lacking[*]} cannot be installed"
-    else
-        skip "needs the packages ${lacking[*]}"
-    fi
-fi
-PATH=$PATH:/usr/sbin:/sbin
-[ "$(uname -m)" = x86_64 ] || skip "the guest is x86-64"
+need qemu-system-x86_64:qemu-system-x86 busybox:busybox-static cpio:cpio depmod:kmod ip:iproute2 rdma:iproute2 \
+    apt-get:apt dpkg-deb:dpkg
+release=$(kernel_release)
 
 target=$(cargo metadata --no-deps --format-version 1 | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')
 profile=${FARMEM_RXE_PROFILE:-debug}
@@ -46,59 +27,19 @@ cargo build --locked --quiet -p farmem-rxe -p farmem-cli -p farmem-lab $([ "$pro
 
 # The guest's own packages: a kernel with its modules, and rdma-core's libraries.
 cache=$target/rxe
-mkdir -p "$cache"
-kernel=$(apt-cache depends linux-image-amd64 2>/dev/null | sed -n 's/.*Depends: \(linux-image-[0-9.]*-[0-9]*-amd64\)$/\1/p' | head -1)
-[ -n "$kernel" ] || skip "apt knows no linux-image-amd64: not a Debian machine"
-packages=("$kernel" libibverbs1 ibverbs-providers libnl-3-200 libnl-route-3-200)
-if [ "$(cat "$cache/packages" 2>/dev/null)" != "${packages[*]}" ]; then
-    rm -rf "$cache"
-    mkdir -p "$cache/debs" "$cache/tree"
-    (cd "$cache/debs" && apt-get download -qq "${packages[@]}") >"$cache/log" 2>&1 ||
-        { tail -3 "$cache/log" >&2; skip "the guest's packages cannot be downloaded"; }
-    for package in "$cache"/debs/*.deb; do dpkg-deb --extract "$package" "$cache/tree"; done
-    echo "${packages[*]}" >"$cache/packages"
-    rm -f "$cache/base.cpio"
-fi
-release=${kernel#linux-image-}
+unpack "$cache" "linux-image-$release" libibverbs1 ibverbs-providers libnl-3-200 libnl-route-3-200 || true
+LIBRARIES=$cache/tree/usr/lib/x86_64-linux-gnu
 
-# Copies files into a tree, each with the libraries it needs, to the places they have here.
-put() {
-    local root=$1 file library
-    shift
-    for file in "$@"; do
-        install -D "$file" "$root$(realpath -s "$file")"
-        # What ldd prints for a file that is static is of no interest.
-        for library in $(LD_LIBRARY_PATH=$cache/tree/usr/lib/x86_64-linux-gnu ldd "$file" 2>/dev/null |
-            sed -n 's/.*=> \(\/[^ ]*\).*/\1/p; s/^\t\(\/[^ ]*ld-[^ ]*\).*/\1/p'); do
-            case $library in "$cache"/*) continue ;; esac
-            [ -e "$root$library" ] || install -D "$library" "$root$library"
-        done
-    done
-}
-
-pack() { (cd "$1" && find . -print0 | cpio --null -o -H newc --quiet); }
-
-# The script itself is part of what the base is made by.
-if [ ! -e "$cache/base.cpio" ] || [ lab/rxe/run.sh -nt "$cache/base.cpio" ]; then
+# The scripts themselves are part of what the base is made by.
+if [ ! -e "$cache/base.cpio" ] || [ lab/rxe/run.sh -nt "$cache/base.cpio" ] || [ lab/guest/lib.sh -nt "$cache/base.cpio" ]; then
     root=$cache/root
-    rm -rf "$root"
-    mkdir -p "$root"/{bin,dev,proc,sys,tmp,run,etc,usr/bin,usr/lib/x86_64-linux-gnu}
-    cp "$(command -v busybox)" "$root/bin/busybox"
-    for applet in $("$root/bin/busybox" --list | grep -vx busybox); do ln -s busybox "$root/bin/$applet"; done
+    base "$root"
     put "$root" "$(command -v ip)" "$(command -v rdma)"
     # Busybox has an ip of its own, which its shell prefers.
     ln -s "$(command -v ip)" "$root/usr/bin/ip-link"
     # The dynamic linker where a second link namespace looks for it.
     install -D /lib64/ld-linux-x86-64.so.2 "$root/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2"
-    depmod -b "$cache/tree" "$release"
-    for module in crc32_generic veth ib_uverbs rdma_rxe; do
-        modprobe -d "$cache/tree" -S "$release" --show-depends "$module"
-    done | sed -n 's/^insmod \([^ ]*\).*/\1/p' | sort -u | while read -r module; do
-        install -D "$module" "$root${module#"$cache/tree"}"
-    done
-    mkdir -p "$root/lib/modules/$release"
-    cp "$cache/tree/lib/modules/$release"/modules.{order,builtin,builtin.modinfo} "$root/lib/modules/$release/"
-    depmod -b "$root" "$release"
+    modules "$cache/tree" "$release" "$root" crc32_generic veth ib_uverbs rdma_rxe
     libraries=usr/lib/x86_64-linux-gnu
     find "$cache/tree" \( -name 'libibverbs.so.*' -o -name 'libnl-*.so.*' \) -exec cp -a {} "$root/$libraries/" \;
     mkdir -p "$root/$libraries/libibverbs" "$root/etc/libibverbs.d"
@@ -129,10 +70,8 @@ trap 'rm -rf "$new" "$new.img"' EXIT
 
 echo "guest: $release, image $(($(stat -c %s "$new.img") >> 20)) MiB, built after $((SECONDS - begun)) s"
 status=0
-timeout --foreground "${FARMEM_RXE_LIMIT:-300}" qemu-system-x86_64 -accel tcg,thread=multi -cpu max -smp 2 -m 1536 \
-    -kernel "$cache/tree/boot/vmlinuz-$release" -initrd "$new.img" \
-    -append "console=ttyS0 quiet panic=-1 rdinit=/init" -display none -serial stdio -monitor none -no-reboot -nic none \
-    </dev/null | tr -d '\r' | tee "$cache/console" || status=$?
+boot "${FARMEM_RXE_LIMIT:-300}" 1536 "$cache/tree/boot/vmlinuz-$release" "$new.img" -nic none |
+    tee "$cache/console" || status=$?
 echo "guest: $((SECONDS - begun)) s in all"
 [ $status -eq 0 ] || { echo "the virtual machine did not end by itself (status $status)" >&2; exit 1; }
 grep -q '^GUEST failed: 0$' "$cache/console" || { echo "checks failed, or did not all run" >&2; exit 1; }

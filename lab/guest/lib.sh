@@ -1,0 +1,107 @@
+#!/usr/bin/env bash
+# What virtual machines of the lab share: a Debian kernel with the modules that are wanted, busybox, and programs of ours.
+# To be sourced by bash in the repository's root.
+
+# Ends with 77, and the reason: the machine lacks what it takes.
+skip() {
+    echo "skipped: $1" >&2
+    exit 77
+}
+
+# need TOOL:PACKAGE...   Has tools installed in CI; elsewhere says which packages they need.
+need() {
+    local tool lacking=() as_root=()
+    PATH=$PATH:/usr/sbin:/sbin
+    for tool in "$@"; do
+        command -v "${tool%%:*}" >/dev/null || lacking+=("${tool##*:}")
+    done
+    [ ${#lacking[@]} -gt 0 ] || return 0
+    if [ -n "${CI:-}" ] && command -v apt-get >/dev/null; then
+        [ "$(id -u)" = 0 ] || as_root=(sudo -n)
+        "${as_root[@]}" apt-get update -qq >&2 &&
+            DEBIAN_FRONTEND=noninteractive "${as_root[@]}" apt-get install -y -qq --no-install-recommends "${lacking[@]}" >&2 ||
+            skip "${lacking[*]} cannot be installed"
+    else
+        skip "needs the packages ${lacking[*]}"
+    fi
+}
+
+# The release of the kernel that Debian's linux-image-amd64 stands for.
+kernel_release() {
+    [ "$(uname -m)" = x86_64 ] || skip "the guest is x86-64"
+    local image
+    image=$(apt-cache depends linux-image-amd64 2>/dev/null |
+        sed -n 's/.*Depends: \(linux-image-[0-9.]*-[0-9]*-amd64\)$/\1/p' | head -1)
+    [ -n "$image" ] || skip "apt knows no linux-image-amd64: not a Debian machine"
+    echo "${image#linux-image-}"
+}
+
+# unpack CACHE PACKAGE...   Downloads packages once, and extracts them to CACHE/tree. True if they are new.
+unpack() {
+    local cache=$1 package
+    shift
+    [ "$(cat "$cache/packages" 2>/dev/null)" != "$*" ] || return 1
+    rm -rf "$cache"
+    mkdir -p "$cache/debs" "$cache/tree"
+    (cd "$cache/debs" && apt-get download -qq "$@") >"$cache/log" 2>&1 ||
+        { tail -3 "$cache/log" >&2; skip "the guest's packages cannot be downloaded"; }
+    for package in "$cache"/debs/*.deb; do dpkg-deb --extract "$package" "$cache/tree"; done
+    echo "$*" >"$cache/packages"
+}
+
+# put ROOT FILE...   Copies files into a tree, each with the libraries it needs, to the places they have here.
+# Libraries that the guest's own packages bring (LIBRARIES) are left out.
+put() {
+    local root=$1 file library
+    shift
+    for file in "$@"; do
+        install -D "$file" "$root$(realpath -s "$file")"
+        # What ldd prints for a file that is static is of no interest.
+        for library in $(LD_LIBRARY_PATH=${LIBRARIES:-} ldd "$file" 2>/dev/null |
+            sed -n 's/.*=> \(\/[^ ]*\).*/\1/p; s/^\t\(\/[^ ]*ld-[^ ]*\).*/\1/p'); do
+            [ -z "${LIBRARIES:-}" ] || case $library in "$LIBRARIES"/*) continue ;; esac
+            [ -e "$root$library" ] || install -D "$library" "$root$library"
+        done
+    done
+}
+
+# base ROOT   A tree with busybox in it.
+base() {
+    local root=$1 applet
+    rm -rf "$root"
+    mkdir -p "$root"/{bin,dev,proc,sys,tmp,run,etc,usr/bin,usr/lib/x86_64-linux-gnu}
+    cp "$(command -v busybox)" "$root/bin/busybox"
+    for applet in $("$root/bin/busybox" --list | grep -vx busybox); do ln -s busybox "$root/bin/$applet"; done
+}
+
+# modules TREE RELEASE ROOT MODULE...   Copies modules, with those that they need, from a package's tree.
+modules() {
+    local tree=$1 release=$2 root=$3 module
+    shift 3
+    depmod -b "$tree" "$release"
+    for module in "$@"; do
+        modprobe -d "$tree" -S "$release" --show-depends "$module"
+    done | sed -n 's/^insmod \([^ ]*\).*/\1/p' | sort -u | while read -r module; do
+        install -D "$module" "$root${module#"$tree"}"
+    done
+    mkdir -p "$root/lib/modules/$release"
+    cp "$tree/lib/modules/$release"/modules.{order,builtin,builtin.modinfo} "$root/lib/modules/$release/"
+    depmod -b "$root" "$release"
+}
+
+# pack DIRECTORY   The archive that the kernel unpacks into its first file system.
+pack() { (cd "$1" && find . -print0 | cpio --null -o -H newc --quiet); }
+
+# How to run the guest: by the CPU's own virtualization where there is one, else by emulation.
+accelerator() {
+    if [ -w /dev/kvm ] && grep -qE '^flags.* (vmx|svm)' /proc/cpuinfo; then echo kvm; else echo tcg,thread=multi; fi
+}
+
+# boot SECONDS MEMORY_MIB KERNEL IMAGE [OPTION...]   Runs a guest. Its console is the output. APPEND: for its kernel.
+boot() {
+    local limit=$1 memory=$2 kernel=$3 image=$4
+    shift 4
+    timeout --foreground "$limit" qemu-system-x86_64 -accel "$(accelerator)" -cpu max -smp 2 -m "$memory" \
+        -kernel "$kernel" -initrd "$image" -append "console=ttyS0 quiet panic=-1 rdinit=/init ${APPEND:-}" \
+        -display none -serial stdio -monitor none -no-reboot "$@" </dev/null | tr -d '\r'
+}

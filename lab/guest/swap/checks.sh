@@ -1,0 +1,157 @@
+#!/bin/sh
+# What is checked in the virtual machine. Each check says ok or FAILED; the last line says how many failed. /wanted names
+# the checks to make; empty: all but the long ones.
+failed=0
+wanted=$(cat /wanted 2>/dev/null)
+node=10.0.2.2:$(cat /port)
+
+check() {
+    name=$1
+    long=$2
+    shift 2
+    case " $wanted " in *" $name "*) ;; "  ") [ "$long" = short ] || return ;; *) return ;; esac
+    begun=$(cut -d' ' -f1 /proc/uptime)
+    echo "CHECK $name"
+    if "$@"; then verdict=ok; else verdict=FAILED; failed=$((failed + 1)); tail -5 /tmp/swap.log; farmem swap --off; fi
+    echo "CHECK $name: $verdict ($(cut -d' ' -f1 /proc/uptime | awk -v b="$begun" '{ printf "%.1f", $1 - b }') s)"
+}
+
+# await SECONDS COMMAND...   Until it is true.
+await() {
+    tries=$(($1 * 10))
+    shift
+    until "$@"; do
+        tries=$((tries - 1))
+        [ $tries -gt 0 ] || return 1
+        sleep 0.1
+    done
+}
+
+swaps() { grep -c '^/dev/nbd' /proc/swaps; }
+has_swap() { [ "$(swaps)" = "${1:-1}" ]; }
+
+# on OPTION...   Swapping, when this returns.
+on() {
+    farmem swap --size 192M --node "$node" --timeout 3s --grace 30s "$@" >>/tmp/swap.log 2>&1 &
+    watcher=$!
+    await 20 has_swap || { cat /tmp/swap.log; return 1; }
+}
+
+off() {
+    kill -INT $watcher
+    wait $watcher || { echo "  the watcher ended with $?"; return 1; }
+    has_swap 0
+}
+
+# within MIB COMMAND...   In a memory group with that limit.
+within() {
+    mkdir -p /cg/small
+    echo "${1}M" >/cg/small/memory.max
+    shift
+    sh -c 'echo $$ >/cg/small/cgroup.procs; exec "$@"' sh "$@"
+}
+
+# A program has more memory than its group, and every word of it is right. Its volume is freed.
+verified() {
+    on || return 1
+    within 8 pages 20 600 || return 1
+    farmem status "$node" >/tmp/status || return 1
+    sed -n '/swap volume of/,/^$/p' /tmp/status | grep -A1 volume || { cat /tmp/status; return 1; }
+    off || return 1
+    ! farmem status "$node" | grep -q 'swap volume of'
+}
+
+# The node is silent for longer than the timeout: the kernel gives its stream up, the watcher gives it another, and
+# nothing is lost.
+cut_off() {
+    on || return 1
+    within 8 pages 20 600 "HOST stop" &
+    program=$!
+    wait $program || return 1
+    grep -q 'is back' /tmp/swap.log || { echo "  the watcher did not have to come back"; return 1; }
+    off
+}
+
+# Nothing waits for the watcher: without it swapping goes on, and another takes over.
+killed() {
+    on || return 1
+    within 8 pages 20 600 &
+    program=$!
+    sleep 2
+    kill -9 $watcher
+    wait $watcher 2>/dev/null
+    wait $program || return 1
+    farmem swap --size 192M --node "$node" >>/tmp/swap.log 2>&1 &
+    watcher=$!
+    sleep 3
+    within 8 pages 16 300 || return 1
+    kill -9 $watcher
+    wait $watcher 2>/dev/null
+    farmem swap --off >>/tmp/swap.log 2>&1 && has_swap 0
+}
+
+# Two connections are two devices.
+several() {
+    farmem swap --size 192M --node "$node" --connections 2 >>/tmp/swap.log 2>&1 &
+    watcher=$!
+    await 20 has_swap 2 || return 1
+    within 8 pages 20 600 || return 1
+    awk '/nbd/ { print "  " $1, $4 / 1024, "MiB used" } /nbd/ && $4 == 0 { bad = 1 } END { exit bad }' /proc/swaps || return 1
+    off
+}
+
+# What cannot be is refused, with a line that says why.
+refused() {
+    farmem swap --size 10G --node "$node" >/tmp/said 2>&1 && return 1
+    sed 's/^/  /' /tmp/said
+    grep -q 'cannot promise that much' /tmp/said || return 1
+    farmem node --lend 64M --listen 127.0.0.1:7411 >/tmp/node.log 2>&1 &
+    own=$!
+    await 10 grep -q 7411 /tmp/node.log || return 1
+    farmem swap --size 16M --node 127.0.0.1:7411 >/tmp/said 2>&1
+    status=$?
+    kill $own
+    wait $own 2>/dev/null
+    sed 's/^/  /' /tmp/said
+    [ $status -eq 64 ] && grep -q 'on this machine' /tmp/said && has_swap 0
+}
+
+# The machine has no memory left, and no other swap: it must neither hang nor lose a word.
+pressure() {
+    on || return 1
+    # A machine that hangs shows where.
+    (sleep 60; echo 8 >/proc/sys/kernel/printk; echo w >/proc/sysrq-trigger; echo l >/proc/sysrq-trigger) &
+    watchdog=$!
+    free=$(awk '/MemAvailable/ { print int($2 / 1024) }' /proc/meminfo)
+    echo "  $free MiB free, $((free + 32)) MiB wanted"
+    pages $((free + 32)) 200
+    held=$?
+    kill $watchdog 2>/dev/null
+    [ $held -eq 0 ] && off
+}
+
+# The node is gone for good: who needs its pages ends by SIGBUS within the grace, and the machine lives.
+lost() {
+    farmem swap --size 192M --node "$node" --timeout 2s --grace 3s >>/tmp/swap.log 2>&1 &
+    watcher=$!
+    await 20 has_swap || return 1
+    within 16 pages 40 100000 "HOST kill" &
+    program=$!
+    wait $program
+    status=$?
+    echo "  the program ended with $status"
+    [ $status -eq 135 ] || return 1
+    off
+    has_swap 0
+}
+
+check refused short refused
+check verified short verified
+check cut_off short cut_off
+check killed short killed
+check several long several
+check pressure short pressure
+check lost long lost
+
+echo "GUEST failed: $failed"
+exit $failed

@@ -1,0 +1,74 @@
+#!/usr/bin/env bash
+# farmem swap on a real kernel: boots a small machine in QEMU whose kernel swaps to a node on this side of its network,
+# runs lab/guest/swap/checks.sh there, and ends as it ended.
+#
+#   lab/guest/swap/run.sh [check...]      all checks but the long ones, or those named
+#
+# As lab/rxe/run.sh: nothing is installed and no privilege is needed, but for a first time without QEMU. Ends with 77,
+# naming the reason, where the machine lacks what it takes. FARMEM_GUEST_MEMORY: the machine's, in MiB.
+set -euo pipefail
+cd "$(dirname "$0")/../../.."
+begun=$SECONDS
+. lab/guest/lib.sh
+
+need qemu-system-x86_64:qemu-system-x86 busybox:busybox-static cpio:cpio depmod:kmod apt-get:apt dpkg-deb:dpkg cc:gcc
+release=$(kernel_release)
+target=$(cargo metadata --no-deps --format-version 1 | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')
+profile=${FARMEM_GUEST_PROFILE:-debug}
+[ -n "${FARMEM_GUEST_BUILT:-}" ] ||
+    cargo build --locked --quiet -p farmem-cli $([ "$profile" = debug ] || echo "--$profile")
+
+cache=$target/guest
+unpack "$cache" "linux-image-$release" || true
+new=$(mktemp -d)
+node=
+proxy=
+trap 'kill $node $proxy 2>/dev/null || true; rm -rf "$new" "$new.img"' EXIT
+
+root=$new/root
+base "$root"
+modules "$cache/tree" "$release" "$root" virtio_pci virtio_net nbd
+strip --strip-debug -o "$new/farmem" "$target/$profile/farmem"
+put "$new/libraries" "$target/$profile/farmem"
+rm -rf "$new/libraries$target"
+cp -a "$new/libraries/." "$root/"
+install -D "$new/farmem" "$root/usr/bin/farmem"
+cc -O2 -Wall -static -o "$root/usr/bin/pages" lab/guest/swap/pages.c
+install lab/guest/swap/init.sh "$root/init"
+install lab/guest/swap/checks.sh "$root/checks.sh"
+echo "$@" >"$root/wanted"
+
+# The node is outside of the guest, which sees this machine's loopback at 10.0.2.2.
+RUNTIME_DIRECTORY=$new "$target/$profile/farmem" node --lend 512M --listen 127.0.0.1:0 >"$new/node.log" 2>&1 &
+node=$!
+tries=0
+until port=$(sed -n 's/.* at 127.0.0.1:\([0-9]*\)$/\1/p' "$new/node.log") && [ -n "$port" ] || [ $tries -ge 100 ]; do
+    tries=$((tries + 1))
+    sleep 0.1
+done
+[ -n "$port" ] || { cat "$new/node.log" >&2; exit 1; }
+echo "$port" >"$root/port"
+pack "$root" >"$new.img"
+
+# What the guest asks of this side, by lines of its console.
+host() {
+    local line
+    while IFS= read -r line; do
+        echo "$line"
+        case $line in
+            "HOST stop") (kill -STOP $node; sleep 6; kill -CONT $node) & ;;
+            "HOST kill") kill -9 $node ;;
+        esac
+    done
+}
+
+echo "guest: $release by $(accelerator), image $(($(stat -c %s "$new.img") >> 20)) MiB, built after $((SECONDS - begun)) s"
+status=0
+# A file system of half of the memory would not hold what is under test.
+APPEND=rootfstype=ramfs boot "${FARMEM_GUEST_LIMIT:-300}" "${FARMEM_GUEST_MEMORY:-224}" "$cache/tree/boot/vmlinuz-$release" "$new.img" \
+    -netdev user,id=n -device virtio-net-pci,netdev=n,romfile= |
+    host | tee "$cache/console" || status=$?
+echo "guest: $((SECONDS - begun)) s in all; the node said:"
+sed 's/^/    /' "$new/node.log"
+[ $status -eq 0 ] || { echo "the virtual machine did not end by itself (status $status)" >&2; exit 1; }
+grep -q '^GUEST failed: 0$' "$cache/console" || { echo "checks failed, or did not all run" >&2; exit 1; }
