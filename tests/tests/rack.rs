@@ -99,13 +99,11 @@ fn a_node_is_drained_while_a_program_works_and_its_controller_dies() -> Result<(
     rack.farmem(&["drain", full, "--no-wait"])?.success()?;
     // What was ordered stands, although whoever took the order is dead.
     rack.again()?;
-    rack.until(full, "draining")?;
-    // What the program writes goes elsewhere. What it never writes again stays until it ends.
-    ensure!(eventually(LIMIT, || lent(&rack, other)), "{}", rack.rack()?);
+    rack.until(full, "empty")?;
+    ensure!(lent(&rack, other) && work.alive(), "{}", rack.rack()?);
     work.signal(libc::SIGUSR1);
     let outcome = work.wait(LIMIT)?.success()?;
     ensure!(outcome.stdout_tail().contains("sound"), "{outcome:?}");
-    rack.until(full, "empty")?;
     rack.farmem(&["undrain", full])?.success()?;
     rack.until(full, "up")?;
     drop((first, second));

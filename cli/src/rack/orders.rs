@@ -12,8 +12,8 @@ use crate::units;
 
 /// Empty a node of a rack while programs run
 ///
-/// No run is given the node any more; runs that have it are given others in its place, and what
-/// they write goes there. Waits until nothing is lent.
+/// No run is given the node any more. Runs that have it are given others in its place, and their
+/// pages move there. Waits until nothing is lent.
 #[derive(clap::Args, Debug)]
 pub struct Drain {
     /// The node's name, as farmem status --controller shows it
