@@ -18,7 +18,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 const ERRORS: [i32; 2] = [libc::EPERM, libc::ENOSYS];
 
 /// Calls that a run is better for, and does without.
-const SPARED: [(&str, i64); 13] = [
+const SPARED: [(&str, i64); 14] = [
     ("process_vm_readv", libc::SYS_process_vm_readv),
     ("process_vm_writev", libc::SYS_process_vm_writev),
     ("process_madvise", libc::SYS_process_madvise),
@@ -26,6 +26,7 @@ const SPARED: [(&str, i64); 13] = [
     ("sysinfo", libc::SYS_sysinfo),
     ("sched_yield", libc::SYS_sched_yield),
     ("pidfd_open", libc::SYS_pidfd_open),
+    ("kcmp", libc::SYS_kcmp),
     ("seccomp", libc::SYS_seccomp),
     ("personality", libc::SYS_personality),
     ("statx", libc::SYS_statx),
