@@ -17,7 +17,7 @@ pub use gather::short_program;
 
 /// Watch runs, nodes and agents on this machine
 ///
-/// Keys: q quits, s sorts by the next column, p pauses, up and down choose a run.
+/// Keys: ? helps, q quits, s sorts by the next column, p pauses, up and down choose a run.
 ///
 /// *local* is what all of a run's processes have local, *limit* what each may; *waiting* is of one thread's time, so that
 /// two that wait all the time are 200 %.

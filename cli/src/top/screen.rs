@@ -15,7 +15,9 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Paragraph, Row, Sparkline, Table};
 
 use super::gather::{Gatherer, Run, View};
-use super::table::{self, AGENT_COLUMNS, NODE_COLUMNS, RUN_COLUMNS, agent_cells, node_cells, run_cells};
+use super::table::{
+    self, AGENT_COLUMNS, NODE_COLUMNS, RUN_COLUMNS, agent_cells, hint, node_cells, run_cells, total_cells,
+};
 use crate::units;
 
 /// Samples that a run's history keeps.
@@ -38,6 +40,8 @@ struct Screen {
     view: View,
     sort: usize,
     paused: bool,
+    /// The help is shown, until a key is pressed.
+    helps: bool,
     /// The chosen run, by name: it stays chosen when the order changes.
     chosen: Option<String>,
     faults: HashMap<String, VecDeque<u64>>,
@@ -46,7 +50,7 @@ struct Screen {
 /// Draws until the user quits.
 pub fn show(gatherer: &mut Gatherer, interval: Duration) -> io::Result<()> {
     let mut terminal = ratatui::try_init()?;
-    let mut screen = Screen { view: gatherer.look(), sort: 0, paused: false, chosen: None, faults: HashMap::new() };
+    let mut screen = Screen::of(gatherer.look());
     let ended = loop {
         screen.arrange();
         if let Err(e) = terminal.draw(|frame| screen.draw(frame)) {
@@ -67,7 +71,31 @@ pub fn show(gatherer: &mut Gatherer, interval: Duration) -> io::Result<()> {
     ended
 }
 
+/// What `?` shows. At most 78 characters a line, and 20 lines.
+const HELP: &str = " q, Esc      quit
+ s           sort by the next column
+ p, space    pause
+ up, down    choose a run (also k and j)
+ ?           this page; any key closes it
+
+ local       what all of a run's processes have local; limit: what each may
+ far         what lies at nodes
+ faults/s    accesses that farmem served
+ hits        of these, the share that waited for no node
+ p50, p99    half of the fetches, 99 of 100, took at most so long
+ in, out     from nodes, to nodes
+ waiting     threads in faults: two that wait all the time are 200 %
+ mapped      by programs of this machine, which read and write a node's
+             memory in place: the node sees none of it, the runs' in and out do
+
+ Much waiting: give the program more --local. farmem size -- PROGRAM runs it
+ once and suggests how much.";
+
 impl Screen {
+    fn of(view: View) -> Screen {
+        Screen { view, sort: 0, paused: false, helps: false, chosen: None, faults: HashMap::new() }
+    }
+
     /// Takes keys until one changes the picture or it is time for the next look; `false` to end.
     fn keys_until(&mut self, then: Instant) -> io::Result<bool> {
         while let Some(left) = then.checked_duration_since(Instant::now()) {
@@ -76,9 +104,12 @@ impl Screen {
             }
             match event::read()? {
                 Event::Key(key) if key.kind != KeyEventKind::Release => {
+                    let helped = std::mem::take(&mut self.helps);
                     match key.code {
-                        KeyCode::Char('q') | KeyCode::Esc => return Ok(false),
                         KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => return Ok(false),
+                        _ if helped => {}
+                        KeyCode::Char('?' | 'h') => self.helps = true,
+                        KeyCode::Char('q') | KeyCode::Esc => return Ok(false),
                         KeyCode::Char('s') => self.sort = (self.sort + 1) % SORTS.len(),
                         KeyCode::Char('p') | KeyCode::Char(' ') => self.paused = !self.paused,
                         KeyCode::Down | KeyCode::Char('j') => self.choose(1),
@@ -139,6 +170,11 @@ impl Screen {
         ])
         .split(area);
         frame.render_widget(self.headline(), rows[0]);
+        if self.helps {
+            let rest = Rect { y: area.y + 1, height: area.height.saturating_sub(1), ..area };
+            frame.render_widget(Paragraph::new(HELP), rest);
+            return;
+        }
         self.draw_runs(frame, rows[1]);
         if detail > 0 {
             self.draw_detail(frame, rows[2]);
@@ -147,7 +183,8 @@ impl Screen {
         if agents > 0 {
             self.draw_agents(frame, rows[4]);
         }
-        let keys = Line::from(" q quit   s sort   p pause   up/down choose").style(Style::new().fg(Color::DarkGray));
+        let keys =
+            Line::from(" q quit   s sort   p pause   up/down choose   ? help").style(Style::new().fg(Color::DarkGray));
         frame.render_widget(keys, rows[5]);
     }
 
@@ -174,14 +211,16 @@ impl Screen {
         let plan = Columns::fitting(area.width);
         let header = plan.row(RUN_COLUMNS.map(String::from), Some(SORTS[self.sort].0));
         // The chosen run stays in sight on a small terminal.
-        let room = area.height.saturating_sub(1).max(1) as usize;
+        let total = total_cells(&self.view.runs).filter(|_| area.height > 3);
+        let room = area.height.saturating_sub(1 + u16::from(total.is_some())).max(1) as usize;
         let chosen = self.chosen_index().unwrap_or(0);
         let first = (chosen + 1).saturating_sub(room);
         let rows = self.view.runs.iter().enumerate().skip(first).take(room).map(|(index, run)| {
             let style = if index == chosen { Style::new().add_modifier(Modifier::REVERSED) } else { Style::new() };
             plan.row(run_cells(run, plan.program as usize), None).style(style)
         });
-        let table = Table::new(rows, plan.widths()).column_spacing(1);
+        let total = total.map(|cells| plan.row(cells, None).style(Style::new().add_modifier(Modifier::BOLD)));
+        let table = Table::new(rows.chain(total), plan.widths()).column_spacing(1);
         frame.render_widget(table.header(header.style(Style::new().fg(Color::Cyan))), area);
     }
 
@@ -198,7 +237,7 @@ impl Screen {
             let others = shown.iter().map(|&column| Line::from(cells[column].clone()).right_aligned());
             Row::new(std::iter::once(first).chain(others).collect::<Vec<Line<'static>>>())
         };
-        let rows: Vec<Row<'_>> = self.view.nodes.iter().map(|node| right(node_cells(node))).collect();
+        let rows: Vec<Row<'_>> = self.view.nodes.iter().map(|node| right(node_cells(node, &self.view.runs))).collect();
         let header = right(NODE_COLUMNS.map(String::from)).style(Style::new().fg(Color::Cyan));
         frame.render_widget(Table::new(rows, widths).header(header).column_spacing(1), area);
     }
@@ -239,7 +278,10 @@ impl Screen {
                 units::nanos(latency.p99),
                 units::nanos(latency.p999)
             )),
-            Line::from(" faults/s").style(Style::new().fg(Color::DarkGray)),
+            match hint(run) {
+                Some(hint) => Line::from(format!(" {hint}")).style(Style::new().fg(Color::Yellow)),
+                None => Line::from(" faults/s").style(Style::new().fg(Color::DarkGray)),
+            },
         ];
         frame.render_widget(Paragraph::new(lines), rows[0]);
         let history = self.faults.get(&run.run).map(|history| history.iter().copied().collect()).unwrap_or_default();
@@ -311,6 +353,83 @@ impl Columns {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::counters::Latency;
+    use crate::node::Status;
+    use crate::top::gather::Node;
+    use ratatui::{Terminal, backend::TestBackend};
+
+    fn run(supervisor: u32, program: &str, waiting: f64) -> Run {
+        Run {
+            run: format!("{supervisor:x}"),
+            supervisor,
+            processes: 1,
+            program: program.to_owned(),
+            nodes: "unix:/run/one.sock".into(),
+            age_s: 65.0,
+            local: 64 << 20,
+            local_limit: 64 << 20,
+            far: 300 << 20,
+            single: 0,
+            nodes_lost: 0,
+            mapped: 400 << 20,
+            runtime: 1 << 20,
+            faults_per_s: 120_000.0,
+            hit_rate: Some(0.75),
+            prefetch_accuracy: Some(0.9),
+            prefetch_coverage: Some(0.5),
+            in_per_s: f64::from(200 << 20),
+            out_per_s: f64::from(50 << 20),
+            waiting,
+            fetch_latency_ns: Latency::of(&[0; 160]),
+            by_thread: false,
+        }
+    }
+
+    /// The picture of two runs and two nodes, one of which is mapped.
+    fn picture(change: impl FnOnce(&mut Screen)) -> String {
+        let node = |pid, listen: &str| Status {
+            pid,
+            began: None,
+            listen: vec![listen.into()],
+            metrics: None,
+            lend: 1 << 30,
+            lent: 512 << 20,
+            clients: 2,
+            absent: 0,
+            draining: false,
+            bytes_read: 0,
+            bytes_written: 0,
+        };
+        let nodes = [node(7, "unix:/run/one.sock"), node(8, "127.0.0.1:7419")];
+        let nodes = nodes.map(|status| Node { status, read_per_s: 0.0, written_per_s: 0.0 }).into();
+        let runs = vec![run(100, "/usr/bin/sort -S 1G big.txt", 0.97), run(200, "redis-server", 0.2)];
+        let mut screen = Screen::of(View { runs, nodes, agents: Vec::new() });
+        screen.arrange();
+        change(&mut screen);
+        let mut terminal = Terminal::new(TestBackend::new(120, 24)).unwrap();
+        terminal.draw(|frame| screen.draw(frame)).unwrap();
+        let cells = terminal.backend().buffer().content();
+        let line = |cells: &[ratatui::buffer::Cell]| cells.iter().map(|cell| cell.symbol()).collect::<String>();
+        cells.chunks(120).map(|cells| line(cells).trim_end().to_owned() + "\n").collect()
+    }
+
+    /// `snapshot.txt` is the picture, then the help. `FARMEM_SNAPSHOT=1` writes it anew.
+    #[test]
+    fn the_picture_is_as_it_was() {
+        let now = picture(|_| ()) + &picture(|screen| screen.helps = true);
+        if std::env::var_os("FARMEM_SNAPSHOT").is_some() {
+            let file = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/top/snapshot.txt");
+            std::fs::write(file, &now).unwrap();
+        } else {
+            assert_eq!(now, include_str!("snapshot.txt"), "\n{now}");
+        }
+    }
+
+    #[test]
+    fn a_hint_is_for_runs_that_wait_with_their_local_memory_full() {
+        assert!(hint(&run(1, "a", 0.95)).is_some() && hint(&run(1, "a", 0.8)).is_none());
+        assert!(hint(&Run { local: 1 << 20, ..run(1, "a", 0.95) }).is_none());
+    }
 
     #[test]
     fn figures_of_nodes_are_whole_or_absent() {

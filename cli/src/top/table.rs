@@ -35,6 +35,44 @@ pub fn run_cells(run: &Run, program_width: usize) -> [String; 12] {
     ]
 }
 
+/// All runs together, where there are several, in the same columns. What cannot be added up is left out.
+pub fn total_cells(runs: &[Run]) -> Option<[String; 12]> {
+    let sum = |of: fn(&Run) -> u64| units::bytes(runs.iter().map(of).sum());
+    let rate = |of: fn(&Run) -> f64| runs.iter().map(of).sum::<f64>();
+    (runs.len() > 1).then(|| {
+        [
+            format!("all {}", runs.len()),
+            String::new(),
+            sum(|run| run.local),
+            String::new(),
+            sum(|run| run.far),
+            units::count(rate(|run| run.faults_per_s) as u64),
+            String::new(),
+            String::new(),
+            String::new(),
+            units::bytes(rate(|run| run.in_per_s) as u64),
+            units::bytes(rate(|run| run.out_per_s) as u64),
+            format!("{:.0} %", rate(|run| run.waiting) * 100.0),
+        ]
+    })
+}
+
+/// What to do about a run that does little but wait. `None`: it works, or more local memory would not help.
+pub fn hint(run: &Run) -> Option<String> {
+    let is_full = run.local >= run.local_limit / 10 * 8;
+    (run.waiting >= MUCH && is_full).then(|| {
+        format!(
+            "{} waits {:.0} % of a thread's time: give it more than --local {} (farmem size says)",
+            gather::short_program(&run.program, 24),
+            run.waiting * 100.0,
+            units::bytes(run.local_limit)
+        )
+    })
+}
+
+/// Waiting that is worth a word, in threads.
+const MUCH: f64 = 0.9;
+
 /// A share, 0–1, in percent.
 pub fn share(rate: Option<f64>) -> String {
     rate.map_or("-".into(), |rate| format!("{:.0} %", rate * 100.0))
@@ -43,8 +81,17 @@ pub fn share(rate: Option<f64>) -> String {
 /// Columns of a node, its addresses first.
 pub const NODE_COLUMNS: [&str; 7] = ["node", "pid", "lent", "of", "clients", "read/s", "written/s"];
 
-/// A node in those columns.
-pub fn node_cells(node: &Node) -> [String; 7] {
+/// A node in those columns. `runs` of this machine may map its memory: what they read and write there it does not see.
+pub fn node_cells(node: &Node, runs: &[Run]) -> [String; 7] {
+    let maps = |run: &Run| {
+        let mut addresses = run.nodes.split([',', ' ']).filter(|address| address.contains('/'));
+        addresses.any(|address| node.status.listen.iter().any(|own| own == address))
+    };
+    let is_mapped = runs.iter().any(maps);
+    let seen = |rate: f64| match is_mapped && rate < 1.0 {
+        true => "mapped".to_owned(),
+        false => units::bytes(rate as u64),
+    };
     [
         node.status.listen.join(" "),
         node.status.pid.to_string(),
@@ -55,8 +102,8 @@ pub fn node_cells(node: &Node) -> [String; 7] {
             // Their memory is still lent, until they are back or their grace is over.
             absent => format!("{}, {absent} away", node.status.clients),
         },
-        units::bytes(node.read_per_s as u64),
-        units::bytes(node.written_per_s as u64),
+        seen(node.read_per_s),
+        seen(node.written_per_s),
     ]
 }
 
@@ -82,14 +129,16 @@ pub fn text(view: &View) -> String {
     } else {
         let mut rows = vec![RUN_COLUMNS.map(String::from)];
         rows.extend(view.runs.iter().map(|run| run_cells(run, 40)));
+        rows.extend(total_cells(&view.runs));
         out += &units::aligned(&rows);
+        view.runs.iter().filter_map(hint).for_each(|hint| out += &(hint + "\n"));
     }
     if view.nodes.is_empty() {
         out += "no nodes on this machine\n";
     } else {
         out.push('\n');
         let mut rows = vec![NODE_COLUMNS.map(String::from)];
-        rows.extend(view.nodes.iter().map(node_cells));
+        rows.extend(view.nodes.iter().map(|node| node_cells(node, &view.runs)));
         out += &units::aligned(&rows);
     }
     if !view.agents.is_empty() {
