@@ -156,14 +156,16 @@ impl Heap {
 
     /// The object was linked.
     pub fn linked(&mut self, at: At, hash: u64) {
-        if let Some(place) = self.place(at) {
+        // It may have been taken out again before this front end has learned that it was linked.
+        if let Some(place) = self.place(at).filter(|place| place.used == Use::Held) {
             (place.used, place.hash) = (Use::Linked, hash);
         }
     }
 
     /// The object was taken out of the index, in or before this epoch. Nothing happens if the place is another's.
     pub fn retire(&mut self, at: At, epoch: u64) {
-        let Some(place) = self.place(at).filter(|place| place.used == Use::Linked) else { return };
+        let linked = |place: &&mut Place| matches!(place.used, Use::Linked | Use::Held);
+        let Some(place) = self.place(at).filter(linked) else { return };
         place.used = Use::Retired;
         self.retired_bytes += self.place_bytes(at);
         self.retired.push_back((epoch, at));
@@ -273,6 +275,18 @@ mod tests {
         heap.reap(13);
         assert_eq!(heap.take(0, 1), Some(Held { version: 2, ..all[5] }));
         assert!(heap.spare().is_none());
+    }
+
+    #[test]
+    fn a_place_that_is_retired_early_is_not_lost() {
+        let mut heap = Heap::default();
+        heap.add(1 << 20, 4096, 0);
+        let held = heap.take(0, 1).unwrap();
+        heap.retire(held.at, 10);
+        heap.linked(held.at, 7);
+        assert!(heap.all_linked().is_empty());
+        heap.reap(13);
+        assert_eq!(heap.take(0, 1), Some(Held { version: 2, ..held }));
     }
 
     #[test]

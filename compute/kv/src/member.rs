@@ -234,6 +234,10 @@ impl Shard {
             // A front end that has just come takes over what was left before.
             deaths |= watch.is_empty();
             watch.resize(MEMBERS, Watched::default());
+            // Who was held up itself, by a node that stood still, cannot tell who else was.
+            if now_ms.saturating_sub(self.watched_ms.replace(now_ms)) > STALE_MS {
+                watch.iter_mut().for_each(|watched| watched.since_ms = now_ms);
+            }
             for (line, watched) in watch.iter_mut().enumerate().filter(|(line, _)| *line != usize::from(self.me.line)) {
                 let (state, heartbeat) = (state(bytes, line), line_word(bytes, line, 1));
                 let was_there = State(watched.state).is_alive();

@@ -94,6 +94,8 @@ pub struct Shard {
     pub(crate) epochs: RefCell<Epochs>,
     pub(crate) splitting: RefCell<HashSet<At>>,
     pub(crate) watch: RefCell<Vec<Watched>>,
+    /// When this front end last looked after the others.
+    pub(crate) watched_ms: Cell<u64>,
     pub(crate) suspects: RefCell<BTreeMap<At, u64>>,
 }
 
@@ -138,6 +140,7 @@ impl Shard {
             epochs: RefCell::default(),
             splitting: RefCell::default(),
             watch: RefCell::default(),
+            watched_ms: Cell::new(0),
             suspects: RefCell::default(),
         }
     }

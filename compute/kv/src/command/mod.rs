@@ -9,6 +9,7 @@ mod keys;
 mod server;
 mod strings;
 mod table;
+mod types;
 
 use crate::resp::{Reply, Request};
 use crate::shard::Trouble;
@@ -139,6 +140,10 @@ pub async fn execute(call: Call) -> Reply {
     }
     let answered = match command.group {
         table::Group::Strings => strings::run(command.name, &call).await,
+        table::Group::Lists => types::lists(command.name, &call).await,
+        table::Group::Hashes => types::hashes(command.name, &call).await,
+        table::Group::Sets => types::sets(command.name, &call).await,
+        table::Group::SortedSets => types::sorted(command.name, &call).await,
         table::Group::Keys => keys::run(command.name, &call).await,
         table::Group::Server => server::run(command.name, &call).await,
     };

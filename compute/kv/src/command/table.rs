@@ -5,6 +5,14 @@
 pub enum Group {
     /// On strings.
     Strings,
+    /// On lists.
+    Lists,
+    /// On hashes.
+    Hashes,
+    /// On sets.
+    Sets,
+    /// On sorted sets.
+    SortedSets,
     /// On keys of any type.
     Keys,
     /// On the front end.
@@ -34,7 +42,7 @@ const ONE: (i8, i8, i8) = (1, 1, 1);
 const NONE: (i8, i8, i8) = (0, 0, 0);
 const ALL: (i8, i8, i8) = (1, -1, 1);
 
-use Group::{Keys, Server, Strings};
+use Group::{Hashes, Keys, Lists, Server, Sets, SortedSets, Strings};
 
 /// All of them, by name.
 pub const COMMANDS: &[Command] = &[
@@ -64,13 +72,38 @@ pub const COMMANDS: &[Command] = &[
     command("getex", -2, ONE, true, Strings),
     command("getrange", 4, ONE, false, Strings),
     command("getset", 3, ONE, true, Strings),
+    command("hdel", -3, ONE, true, Hashes),
     command("hello", -1, NONE, false, Server),
+    command("hexists", 3, ONE, false, Hashes),
+    command("hget", 3, ONE, false, Hashes),
+    command("hgetall", 2, ONE, false, Hashes),
+    command("hincrby", 4, ONE, true, Hashes),
+    command("hincrbyfloat", 4, ONE, true, Hashes),
+    command("hkeys", 2, ONE, false, Hashes),
+    command("hlen", 2, ONE, false, Hashes),
+    command("hmget", -3, ONE, false, Hashes),
+    command("hmset", -4, ONE, true, Hashes),
+    command("hscan", -3, ONE, false, Hashes),
+    command("hset", -4, ONE, true, Hashes),
+    command("hsetnx", 4, ONE, true, Hashes),
+    command("hstrlen", 3, ONE, false, Hashes),
+    command("hvals", 2, ONE, false, Hashes),
     command("incr", 2, ONE, true, Strings),
     command("incrby", 3, ONE, true, Strings),
     command("incrbyfloat", 3, ONE, true, Strings),
     command("info", -1, NONE, false, Server),
     command("keys", 2, NONE, false, Keys),
     command("latency", -2, NONE, false, Server),
+    command("lindex", 3, ONE, false, Lists),
+    command("linsert", 5, ONE, true, Lists),
+    command("llen", 2, ONE, false, Lists),
+    command("lpop", -2, ONE, true, Lists),
+    command("lpush", -3, ONE, true, Lists),
+    command("lpushx", -3, ONE, true, Lists),
+    command("lrange", 4, ONE, false, Lists),
+    command("lrem", 4, ONE, true, Lists),
+    command("lset", 4, ONE, true, Lists),
+    command("ltrim", 4, ONE, true, Lists),
     command("memory", -2, NONE, false, Keys),
     command("mget", -2, ALL, false, Strings),
     command("mset", -3, (1, -1, 2), true, Strings),
@@ -88,22 +121,55 @@ pub const COMMANDS: &[Command] = &[
     command("rename", 3, (1, 2, 1), true, Keys),
     command("renamenx", 3, (1, 2, 1), true, Keys),
     command("reset", 1, NONE, false, Server),
+    command("rpop", -2, ONE, true, Lists),
+    command("rpush", -3, ONE, true, Lists),
+    command("rpushx", -3, ONE, true, Lists),
+    command("sadd", -3, ONE, true, Sets),
     command("scan", -2, NONE, false, Keys),
+    command("scard", 2, ONE, false, Sets),
+    command("sdiff", -2, ALL, false, Sets),
     command("select", 2, NONE, false, Server),
     command("set", -3, ONE, true, Strings),
     command("setbit", 4, ONE, true, Strings),
     command("setex", 4, ONE, true, Strings),
     command("setnx", 3, ONE, true, Strings),
     command("setrange", 4, ONE, true, Strings),
+    command("sinter", -2, ALL, false, Sets),
+    command("sismember", 3, ONE, false, Sets),
     command("slowlog", -2, NONE, false, Server),
+    command("smembers", 2, ONE, false, Sets),
+    command("smismember", -3, ONE, false, Sets),
+    command("spop", -2, ONE, true, Sets),
+    command("srandmember", -2, ONE, false, Sets),
+    command("srem", -3, ONE, true, Sets),
+    command("sscan", -3, ONE, false, Sets),
     command("strlen", 2, ONE, false, Strings),
     command("substr", 4, ONE, false, Strings),
+    command("sunion", -2, ALL, false, Sets),
     command("time", 1, NONE, false, Server),
     command("touch", -2, ALL, false, Keys),
     command("ttl", 2, ONE, false, Keys),
     command("type", 2, ONE, false, Keys),
     command("unlink", -2, ALL, true, Keys),
     command("wait", 3, NONE, false, Server),
+    command("zadd", -4, ONE, true, SortedSets),
+    command("zcard", 2, ONE, false, SortedSets),
+    command("zcount", 4, ONE, false, SortedSets),
+    command("zincrby", 4, ONE, true, SortedSets),
+    command("zmscore", -3, ONE, false, SortedSets),
+    command("zpopmax", -2, ONE, true, SortedSets),
+    command("zpopmin", -2, ONE, true, SortedSets),
+    command("zrange", -4, ONE, false, SortedSets),
+    command("zrangebyscore", -4, ONE, false, SortedSets),
+    command("zrank", 3, ONE, false, SortedSets),
+    command("zrem", -3, ONE, true, SortedSets),
+    command("zremrangebyrank", 4, ONE, true, SortedSets),
+    command("zremrangebyscore", 4, ONE, true, SortedSets),
+    command("zrevrange", -4, ONE, false, SortedSets),
+    command("zrevrangebyscore", -4, ONE, false, SortedSets),
+    command("zrevrank", 3, ONE, false, SortedSets),
+    command("zscan", -3, ONE, false, SortedSets),
+    command("zscore", 3, ONE, false, SortedSets),
 ];
 
 /// The command of this name, in any case.

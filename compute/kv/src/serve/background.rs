@@ -43,6 +43,7 @@ struct State {
     begun: Instant,
     adopt: Option<Instant>,
     trim: Instant,
+    /// Whether there ever were others, who may have made objects of this front end garbage.
     company: bool,
     /// Bytes held after the last search for garbage.
     searched: u64,
@@ -150,7 +151,8 @@ impl Background {
             Ended::Tick(n, ticked) => {
                 let ticked = ticked?;
                 let state = &mut self.shards[n];
-                (state.ticking, state.renewed, state.company) = (false, state.begun, ticked.company);
+                (state.ticking, state.renewed) = (false, state.begun);
+                state.company |= ticked.company;
                 let waits = state.shard.heap.borrow().retired_bytes() > 0;
                 // Others wait for this front end's epoch as it waits for theirs.
                 state.next = now + if waits || ticked.advanced { BRISK } else { CALM };

@@ -1,0 +1,121 @@
+//! Commands on hashes.
+
+use super::{Items, bulks, change, read, scan};
+use crate::command::args::{float, int, parse_float, parse_int};
+use crate::command::{Answered, Call, Fail};
+use crate::object::Type;
+use crate::resp::{Reply, double};
+
+pub async fn run(name: &str, call: &Call) -> Answered {
+    match name {
+        "hdel" => delete(call).await,
+        "hexists" => Ok(Reply::Int(i64::from(get(call, call.arg(2)).await?.is_some()))),
+        "hget" => Ok(Reply::maybe(get(call, call.arg(2)).await?)),
+        "hgetall" => {
+            let items = read(call, call.arg(1), Type::Hash).await?;
+            let pair = |pair: &[Vec<u8>]| (Reply::bulk(pair[0].as_slice()), Reply::bulk(pair[1].as_slice()));
+            Ok(Reply::Map(items.chunks(2).map(pair).collect()))
+        }
+        "hincrby" => add(call).await,
+        "hincrbyfloat" => add_float(call).await,
+        "hkeys" => Ok(Reply::Array(bulks(read(call, call.arg(1), Type::Hash).await?.iter().step_by(2)))),
+        "hvals" => Ok(Reply::Array(bulks(read(call, call.arg(1), Type::Hash).await?.iter().skip(1).step_by(2)))),
+        "hlen" => Ok(Reply::Int(read(call, call.arg(1), Type::Hash).await?.len() as i64 / 2)),
+        "hmget" => {
+            let items = read(call, call.arg(1), Type::Hash).await?;
+            let one = |field: &Vec<u8>| Reply::maybe(place(&items, field).map(|at| items[at + 1].clone()));
+            Ok(Reply::Array(call.args[2..].iter().map(one).collect()))
+        }
+        "hmset" => set(call).await.map(|_| Reply::Ok),
+        "hscan" => scan(call, Type::Hash, 2).await,
+        "hset" => set(call).await,
+        "hsetnx" => set_if_absent(call).await,
+        _ => Ok(Reply::Int(get(call, call.arg(2)).await?.map_or(0, |value| value.len() as i64))),
+    }
+}
+
+/// Where a field is among fields and values.
+fn place(items: &Items, field: &[u8]) -> Option<usize> {
+    items.iter().step_by(2).position(|item| item == field).map(|n| 2 * n)
+}
+
+fn put(items: &mut Items, field: &[u8], value: Vec<u8>) -> bool {
+    match place(items, field) {
+        Some(at) => {
+            items[at + 1] = value;
+            false
+        }
+        None => {
+            items.extend([field.to_vec(), value]);
+            true
+        }
+    }
+}
+
+async fn get(call: &Call, field: &[u8]) -> Result<Option<Vec<u8>>, Fail> {
+    let items = read(call, call.arg(1), Type::Hash).await?;
+    Ok(place(&items, field).map(|at| items[at + 1].clone()))
+}
+
+async fn set(call: &Call) -> Answered {
+    if !call.count().is_multiple_of(2) {
+        let name = String::from_utf8_lossy(call.arg(0)).to_ascii_lowercase();
+        return Err(Fail::new(format!("wrong number of arguments for '{name}' command")));
+    }
+    let edit = |items: &mut Items| {
+        let new = call.args[2..].chunks(2).filter(|pair| put(items, &pair[0], pair[1].clone())).count();
+        Ok(Reply::Int(new as i64))
+    };
+    change(call, Type::Hash, edit).await
+}
+
+async fn set_if_absent(call: &Call) -> Answered {
+    let edit = |items: &mut Items| {
+        let absent = place(items, call.arg(2)).is_none();
+        if absent {
+            put(items, call.arg(2), call.arg(3).to_vec());
+        }
+        Ok(Reply::Int(i64::from(absent)))
+    };
+    change(call, Type::Hash, edit).await
+}
+
+async fn delete(call: &Call) -> Answered {
+    let edit = |items: &mut Items| {
+        let mut gone = 0;
+        for field in &call.args[2..] {
+            if let Some(at) = place(items, field) {
+                items.drain(at..at + 2);
+                gone += 1;
+            }
+        }
+        Ok(Reply::Int(gone))
+    };
+    change(call, Type::Hash, edit).await
+}
+
+async fn add(call: &Call) -> Answered {
+    let by = int(call.arg(3))?;
+    let edit = |items: &mut Items| {
+        let old = place(items, call.arg(2)).map_or(Some(0), |at| parse_int(&items[at + 1]));
+        let old = old.ok_or_else(|| Fail::new("hash value is not an integer"))?;
+        let new = old.checked_add(by).ok_or_else(|| Fail::new("increment or decrement would overflow"))?;
+        put(items, call.arg(2), new.to_string().into_bytes());
+        Ok(Reply::Int(new))
+    };
+    change(call, Type::Hash, edit).await
+}
+
+async fn add_float(call: &Call) -> Answered {
+    let by = float(call.arg(3))?;
+    let edit = |items: &mut Items| {
+        let old = place(items, call.arg(2)).map_or(Some(0.0), |at| parse_float(&items[at + 1]));
+        let new = old.ok_or_else(|| Fail::new("hash value is not a float"))? + by;
+        if !new.is_finite() {
+            return Err(Fail::new("increment would produce NaN or Infinity"));
+        }
+        put(items, call.arg(2), double(new).into_bytes());
+        Ok(Reply::bulk(double(new)))
+    };
+    change(call, Type::Hash, edit).await
+}

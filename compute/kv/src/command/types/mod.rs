@@ -1,0 +1,127 @@
+//! Commands on lists, hashes, sets and sorted sets.
+//!
+//! A value of these types is one object that holds all of its items: a change reads it and writes a new
+//! one. So every command on one key takes effect at one moment, as it does for strings, and costs as
+//! many bytes as the value has. A value has 2 MiB at most.
+
+mod hashes;
+mod lists;
+mod sets;
+mod sorted;
+
+pub use hashes::run as hashes;
+pub use lists::run as lists;
+pub use sets::run as sets;
+pub use sorted::run as sorted;
+
+use super::args::{is, parse_int};
+use super::{Call, Fail};
+use crate::object::{Object, Type, Value};
+use crate::resp::{Reply, matches};
+use crate::store::Change;
+
+/// The items of a value, in order. Of a hash fields and values in turn, of a sorted set scores and members.
+pub type Items = Vec<Vec<u8>>;
+
+/// The items of an object.
+fn decode(object: &Object, kind: Type) -> Result<Items, Fail> {
+    if object.kind() != kind {
+        return Err(Fail::wrong_type());
+    }
+    let (mut items, mut rest) = (Vec::new(), object.value());
+    while let Some((len, after)) = rest.split_first_chunk::<4>() {
+        let len = (u32::from_le_bytes(*len) as usize).min(after.len());
+        let (item, after) = after.split_at(len);
+        items.push(item.to_vec());
+        rest = after;
+    }
+    Ok(items)
+}
+
+fn encode(items: &Items) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(items.iter().map(|item| item.len() + 4).sum());
+    for item in items {
+        bytes.extend_from_slice(&(item.len() as u32).to_le_bytes());
+        bytes.extend_from_slice(item);
+    }
+    bytes
+}
+
+/// A key's items; none if it is absent.
+async fn read(call: &Call, key: &[u8], kind: Type) -> Result<Items, Fail> {
+    let found = call.store().get(&call.io, key).await?;
+    found.map_or(Ok(Items::new()), |found| decode(&found.object, kind))
+}
+
+/// Changes the items of the command's key. A key whose last item is gone is gone.
+async fn change(
+    call: &Call,
+    kind: Type,
+    mut edit: impl FnMut(&mut Items) -> Result<Reply, Fail>,
+) -> Result<Reply, Fail> {
+    let change = |there: Option<&Object>| -> Result<Change<Reply>, Fail> {
+        let before = there.map_or(Ok(Items::new()), |object| decode(object, kind))?;
+        let mut items = before.clone();
+        let reply = edit(&mut items)?;
+        Ok(match there {
+            _ if items == before => Change::Keep(reply),
+            _ if items.is_empty() => Change::Delete(reply),
+            there => {
+                let expiry = there.and_then(Object::expiry);
+                Change::Put(Value { kind, expiry, bytes: encode(&items) }, reply)
+            }
+        })
+    };
+    call.store().update(&call.io, call.arg(1), change).await
+}
+
+fn bulks<'a>(items: impl IntoIterator<Item = &'a Vec<u8>>) -> Vec<Reply> {
+    items.into_iter().map(|item| Reply::bulk(item.as_slice())).collect()
+}
+
+/// A count that must not be negative.
+fn count(arg: &[u8]) -> Result<usize, Fail> {
+    let wrong = || Fail::new("value is out of range, must be positive");
+    parse_int(arg).and_then(|count| usize::try_from(count).ok()).ok_or_else(wrong)
+}
+
+/// HSCAN, SSCAN and ZSCAN: everything at once, which a cursor of 0 says.
+async fn scan(call: &Call, kind: Type, step: usize) -> Result<Reply, Fail> {
+    if parse_int(call.arg(2)).is_none() {
+        return Err(Fail::new("invalid cursor"));
+    }
+    let (mut pattern, mut n) = (None, 3);
+    while n < call.count() {
+        let value = call.args.get(n + 1).ok_or_else(Fail::syntax)?;
+        match call.arg(n) {
+            arg if is(arg, "match") => pattern = Some(value),
+            arg if is(arg, "count") && parse_int(value).is_some_and(|count| count > 0) => {}
+            _ => return Err(Fail::syntax()),
+        }
+        n += 2;
+    }
+    let items = read(call, call.arg(1), kind).await?;
+    let mut found = Vec::new();
+    for item in items.chunks(step) {
+        let name = &item[if kind == Type::SortedSet { 1 } else { 0 }];
+        if pattern.is_some_and(|pattern| !matches(pattern, name)) {
+            continue;
+        }
+        match kind {
+            Type::SortedSet => found.extend([Reply::bulk(name.as_slice()), sorted::text(&item[0])]),
+            _ => found.extend(bulks(item)),
+        }
+    }
+    Ok(Reply::Array(vec![Reply::bulk("0"), Reply::Array(found)]))
+}
+
+#[test]
+fn items_are_what_was_written() {
+    use crate::layout::Hash;
+    let items: Items = vec![b"a".to_vec(), Vec::new(), vec![7; 300]];
+    let value = Value { kind: Type::List, expiry: None, bytes: encode(&items) };
+    let bytes = crate::object::encode(Hash::of(b"k"), b"k", &value, 0, 0).to_vec();
+    let object = Object::decode(bytes).expect("sound");
+    assert_eq!(decode(&object, Type::List), Ok(items));
+    assert_eq!(decode(&object, Type::Set), Err(Fail::wrong_type()));
+}
