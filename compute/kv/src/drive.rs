@@ -74,7 +74,7 @@ impl Drive {
     /// # Errors
     /// A node is lost.
     pub fn post(&mut self, id: u64, verbs: Vec<Verb>) -> Result<(), Error> {
-        // It is there before its verbs: one of them may wait for those before it. One more is left than verbs.
+        // Inserted before its verbs: a FREE waits for those before it. `left` counts one more than the verbs.
         self.batches.insert(id, Batch { left: 1, answers: vec![Answer::Done; verbs.len()] });
         for (place, verb) in verbs.into_iter().enumerate() {
             let answer = match verb {
@@ -83,7 +83,7 @@ impl Drive {
                     Err(Error::Full(_)) => Answer::Full,
                     Err(e) => return Err(e),
                 },
-                // What was posted before must have taken effect when another can take the piece.
+                // Earlier verbs must have taken effect before another can take the piece.
                 Verb::Free { at } => {
                     self.settle()?;
                     match self.memory.free(address(at)) {
@@ -133,7 +133,7 @@ impl Drive {
         }
     }
 
-    /// Sends what was posted, and tells of batches that have been answered; waits for one at most `limit` if none has.
+    /// Rings, and appends the batches that are answered. Waits for one at most `limit`.
     ///
     /// # Errors
     /// A node is lost.
@@ -184,7 +184,7 @@ impl Drive {
         self.batches.len() + self.ended.len()
     }
 
-    /// Whether every node is there, for an idle front end.
+    /// Looks whether every node is there.
     ///
     /// # Errors
     /// A node is lost.

@@ -18,7 +18,7 @@ pub const GRACE: u64 = 3;
 /// Pieces of a class grow with it up to this size.
 const LARGEST_SHARED: u32 = 256 << 10;
 
-/// What becomes of a place.
+/// The state of a place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Use {
     /// Nothing is there.
@@ -34,7 +34,7 @@ pub enum Use {
 /// A place of a piece.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
-    /// What becomes of it.
+    /// Its state.
     pub used: Use,
     /// How often it was used.
     pub version: u16,
@@ -85,7 +85,7 @@ impl Default for Heap {
 }
 
 impl Heap {
-    /// Takes a free place of the class, for an object of `bytes`.
+    /// Takes a free place of the class that holds `bytes`.
     pub fn take(&mut self, class: u8, bytes: u64) -> Option<Held> {
         let at = if class == LARGE {
             let wanted = self.piece_for(class, bytes);
@@ -106,7 +106,7 @@ impl Heap {
         Some(Held { at, class, version })
     }
 
-    /// Bytes of the piece to ask for when the class has no place left, for an object of `bytes`.
+    /// Bytes of the piece to allocate when the class has no free place that holds `bytes`.
     pub fn piece_for(&self, class: u8, bytes: u64) -> u32 {
         let least = (bytes.max(if class == LARGE { 0 } else { class_bytes(class) }) + PIECE_HEADER) as u32;
         let least = least.next_power_of_two().max(*PIECES.start());
@@ -162,7 +162,7 @@ impl Heap {
         }
     }
 
-    /// The object was taken out of the index, in or before this epoch. Nothing happens if the place is another's.
+    /// Records that the object left the index in or before this epoch. Ignores places of others.
     pub fn retire(&mut self, at: At, epoch: u64) {
         let linked = |place: &&mut Place| matches!(place.used, Use::Linked | Use::Held);
         let Some(place) = self.place(at).filter(linked) else { return };

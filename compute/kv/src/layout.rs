@@ -42,7 +42,7 @@ pub const LARGE: u8 = 63;
 /// Bytes that are read of a [`LARGE`] object before its length is known.
 pub const LARGE_FIRST: u32 = 32 << 10;
 
-/// The class of an object of so many bytes.
+/// The class of an object of `bytes`.
 pub fn class_of(bytes: u64) -> u8 {
     let units = bytes.div_ceil(UNIT);
     SIZES.iter().position(|&size| u64::from(size) >= units).map_or(LARGE, |class| class as u8)
@@ -151,12 +151,12 @@ impl Hash {
         Hash(xxhash_rust::xxh3::xxh3_64(key))
     }
 
-    /// Its shard among so many.
+    /// Its shard, of `shards`.
     pub fn shard(self, shards: usize) -> usize {
         (((self.0 & 0xffff_ffff) * shards as u64) >> 32) as usize
     }
 
-    /// Its path through the tables: the first table in the upper [`ROOT_BITS`] of 31 bits, then one bit a split.
+    /// Its path through the tables, 31 bits: [`ROOT_BITS`] for the first table, then one for each split.
     pub fn path(self) -> u32 {
         (self.0 >> 33) as u32
     }
@@ -243,7 +243,7 @@ const _: () = assert!(HEAD_BYTES <= FIRST_TABLES);
 /// Says that this is a store, and of which version.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"farmkv\x01\0");
 
-/// What a piece is for.
+/// The use of a piece.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Kind {
@@ -258,7 +258,7 @@ pub enum Kind {
 /// The first word of a piece: whose it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Owner {
-    /// What the piece is for.
+    /// The use of the piece.
     pub kind: Kind,
     /// Class of its objects.
     pub class: u8,

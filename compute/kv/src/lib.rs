@@ -16,7 +16,7 @@
 //! * [`layout`], [`object`]: the words and bytes of the store.
 //! * [`shard`], [`index`], [`heap`], [`member`], [`recover`]: the protocol on one node's memory.
 //! * [`store`]: the shards of all nodes as one store.
-//! * [`resp`]: the redis protocol. [`command`]: what clients may ask for.
+//! * [`resp`]: the redis protocol. [`command`]: the commands.
 //! * [`drive`]: verbs on a region of the nodes' memory. [`serve`]: the event loop.
 
 #![forbid(unsafe_code)]

@@ -234,7 +234,7 @@ impl Shard {
             // A front end that has just come takes over what was left before.
             deaths |= watch.is_empty();
             watch.resize(MEMBERS, Watched::default());
-            // Who was held up itself, by a node that stood still, cannot tell who else was.
+            // After a pause of the node, or of this front end, every heartbeat has stood still.
             if now_ms.saturating_sub(self.watched_ms.replace(now_ms)) > STALE_MS {
                 watch.iter_mut().for_each(|watched| watched.since_ms = now_ms);
             }

@@ -1,4 +1,4 @@
-//! What clients may ask for.
+//! The commands that clients can send.
 //!
 //! A command is an `async` function of the store, the client and its arguments, and ends with a
 //! reply. Commands on one key take effect at once, at one moment, for every front end. Commands on
@@ -48,7 +48,7 @@ impl Fail {
     }
 }
 
-/// What a command ends with.
+/// The end of a command.
 pub type Answered = Result<Reply, Fail>;
 
 /// A client's connection.
@@ -62,7 +62,7 @@ pub struct Client {
     pub since_ms: u64,
     /// Version of the protocol that it speaks.
     pub version: Cell<u8>,
-    /// What it calls itself.
+    /// The name that it gave itself.
     pub name: RefCell<Vec<u8>>,
     /// Library and version that it calls itself.
     pub library: RefCell<[Vec<u8>; 2]>,
@@ -88,7 +88,7 @@ impl Client {
     }
 }
 
-/// What commands of a front end share.
+/// The state that all commands of a front end share.
 #[derive(Debug)]
 pub struct Front {
     /// The store.

@@ -176,7 +176,7 @@ fn command(call: &Call) -> Reply {
     }
 }
 
-/// What clients ask for before they begin.
+/// Settings that clients read before they begin.
 fn settings(call: &Call) -> Vec<(&'static str, String)> {
     let evicts = call.store().evicts;
     vec![

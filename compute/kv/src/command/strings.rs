@@ -57,7 +57,7 @@ fn like(object: Option<&Object>, bytes: Vec<u8>) -> Value {
     Value { kind: Type::String, expiry: object.and_then(Object::expiry), bytes }
 }
 
-/// What SET is to do beside setting.
+/// Options of SET.
 #[derive(Clone, Copy, Default)]
 struct Options {
     if_absent: bool,

@@ -24,7 +24,7 @@ pub enum Group {
 pub struct Command {
     /// Its name, in small letters.
     pub name: &'static str,
-    /// Words that it takes, its name among them; at least so many if negative.
+    /// Number of words, with its name. Negative: the least number.
     pub arity: i8,
     /// First key, last key, step between keys.
     pub keys: (i8, i8, i8),

@@ -14,7 +14,7 @@ pub struct Known {
     pub table: At,
     /// Its address.
     pub slot_at: At,
-    /// What it was.
+    /// Its value.
     pub slot: Slot,
     /// Bytes of the object.
     pub len: u32,
@@ -44,12 +44,12 @@ pub struct Cache {
 pub const ENTRY_BYTES: u64 = 160;
 
 impl Cache {
-    /// For so many keys at most.
+    /// Holds at most `most` keys.
     pub fn new(most: usize) -> Cache {
         Cache { most, entries: HashMap::new(), clock: Vec::new(), hand: 0 }
     }
 
-    /// What is known of a key.
+    /// Looks a key up.
     pub fn get(&mut self, key: &[u8], hash: Hash) -> Option<Known> {
         let entry = self.entries.get_mut(&hash.0).filter(|entry| *entry.key == *key)?;
         entry.used = true;

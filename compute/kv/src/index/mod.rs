@@ -58,7 +58,7 @@ pub enum Inserted {
     Exists(Found),
 }
 
-/// What a look at two buckets showed.
+/// The result of a look at two buckets.
 enum Seen {
     /// The key: its slot and object.
     Key(At, Slot, Object),
@@ -121,7 +121,7 @@ impl Shard {
         objects
     }
 
-    /// What the slots of both buckets show of a key.
+    /// Searches the slots of both buckets for a key.
     async fn look(&self, io: &Io, key: &[u8], hash: Hash, table: At, slots: &Slots) -> Seen {
         if slots.iter().any(|(_, slot)| slot.is_frozen()) && !self.rules.broken(Bug::TrustFrozen) {
             // Frozen slots are the truth until the table forwards, which is looked at after them.
@@ -185,7 +185,7 @@ impl Shard {
         Err(Trouble::Corrupt)
     }
 
-    /// Before another attempt. The first few come at once: what changed is known now.
+    /// Called before another attempt. The first 40 come at once, later ones after a pause.
     async fn hesitate(&self, io: &Io, attempt: u32) -> Result<(), Trouble> {
         if self.shut_out.get() {
             return Err(Trouble::ShutOut);
@@ -282,7 +282,7 @@ impl Shard {
         }
     }
 
-    /// Whether no other insert of the key is, or can come, before ours. `slots` were read behind our pending slot.
+    /// Whether this insert is the only one of its key. `slots` were read behind its pending slot.
     async fn alone(
         self: &Rc<Shard>,
         io: &Io,
@@ -436,7 +436,7 @@ impl Shard {
         Err(Trouble::Corrupt)
     }
 
-    /// Takes the key out; what it was, unless that was of no interest because the slot was known: one round trip then.
+    /// Takes the key out. One round trip, without reading the object, if the slot is known.
     pub async fn remove(self: &Rc<Shard>, io: &Io, key: &[u8]) -> Result<Removed, Trouble> {
         let (hash, section) = (Hash::of(key), self.section());
         if let Some(known) = self.fresh(key, hash, &section)
@@ -455,7 +455,7 @@ impl Shard {
     }
 }
 
-/// What a DELETE took out.
+/// The result of a DELETE.
 #[derive(Debug)]
 pub enum Removed {
     /// Nothing: there was no such key.

@@ -7,7 +7,7 @@
 //!  CAS table's forward word 0 ─► pair            the split takes effect
 //! ```
 //!
-//! Whoever meets a frozen slot may finish the split: every step can be done again by another. Two that
+//! Any front end that meets a frozen slot may finish the split: every step can be repeated. Two that
 //! do it at once each write a pair, and the CAS decides. So a front end that dies in the middle holds
 //! nobody up. Readers go on: a frozen slot is the truth as long as the table does not forward.
 
@@ -31,7 +31,7 @@ impl Drop for Mark<'_> {
 }
 
 impl Shard {
-    /// Splits a table that is full, or frozen. The caller looks for its key anew afterwards.
+    /// Splits a table that is full or frozen. The caller then searches for its key again.
     pub(crate) async fn split(self: &Rc<Shard>, io: &Io, table: At, hash: Hash) -> Result<(), Trouble> {
         let leaf = self.trie.borrow().leaf(hash.path());
         if leaf.table != table {
@@ -82,7 +82,7 @@ impl Shard {
         Ok(())
     }
 
-    /// Freezes every slot; what they are from then on.
+    /// Freezes every slot. Returns their final values.
     async fn freeze(&self, io: &Io, table: At, mut slots: Vec<Slot>) -> Result<Vec<Slot>, Trouble> {
         loop {
             let warm: Vec<usize> = (0..slots.len()).filter(|&n| !slots[n].is_frozen()).collect();

@@ -1,6 +1,6 @@
 //! The tables of a shard, as far as a front end knows them.
 //!
-//! What is missing here is found by the `forward` words: an outdated table is frozen and says where its
+//! Missing tables are found by the `forward` words: an outdated table is frozen and says where its
 //! keys went. Split tables stay where they are, so that anyone who knows an old one finds the way.
 
 use crate::layout::{At, Geometry, Hash, MAX_DEPTH, PIECE_HEADER, ROOT_BITS};

@@ -43,7 +43,7 @@ struct State {
     begun: Instant,
     adopt: Option<Instant>,
     trim: Instant,
-    /// Whether there ever were others, who may have made objects of this front end garbage.
+    /// There were other front ends, which may have made objects of this one garbage.
     company: bool,
     /// Bytes held after the last search for garbage.
     searched: u64,
@@ -122,7 +122,7 @@ impl Background {
                 let shard = Rc::clone(&state.shard);
                 self.tasks.begin(|io| async move {
                     if adopts {
-                        // What it cannot do now it does the next time.
+                        // A failure is repeated by the next search.
                         let _ = shard.adopt(&io, now_ms).await;
                     }
                     if searches {
