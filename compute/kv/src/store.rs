@@ -345,13 +345,14 @@ impl Store {
         if evicted == 0 { Err(Trouble::Full) } else { Ok(()) }
     }
 
-    /// Looks at some keys for those that have ended, from a place on; where to go on.
-    pub async fn sweep(&self, io: &Io, from: Cursor, looks: usize) -> Result<Cursor, Trouble> {
-        let mut at = from;
+    /// Removes ended keys among some, from a place on. Returns where to go on, and whether there were any.
+    pub async fn sweep(&self, io: &Io, from: Cursor, looks: usize) -> Result<(Cursor, bool), Trouble> {
+        let (mut at, mut any) = (from, false);
         for _ in 0..looks {
-            let Some(shard) = self.shards.get(usize::from(at.shard)) else { return Ok(Cursor::default()) };
-            let (objects, next) = self.some(io, shard, (at.path, at.bucket), 32).await?;
+            let Some(shard) = self.shards.get(usize::from(at.shard)) else { return Ok((Cursor::default(), any)) };
+            let (objects, next) = self.some(io, shard, (at.path, at.bucket), 64).await?;
             for object in objects.iter().filter(|object| self.has_ended(object)) {
+                any = true;
                 self.find(io, object.key()).await?;
             }
             at = match next {
@@ -359,7 +360,7 @@ impl Store {
                 None => Cursor { shard: at.shard + 1, path: 0, bucket: 0 },
             };
         }
-        Ok(at)
+        Ok((at, any))
     }
 }
 

@@ -188,11 +188,19 @@ async fn put_at(call: &Call, key: &[u8], value: &Value, if_absent: bool) -> Resu
 
 async fn copy(call: &Call) -> Answered {
     let mut replace = false;
-    for option in &call.args[3..] {
-        if !is(option, "replace") {
+    let mut n = 3;
+    while n < call.count() {
+        if is(call.arg(n), "db") && n + 1 < call.count() {
+            if int(call.arg(n + 1))? != 0 {
+                return Err(Fail::new("DB index is out of range"));
+            }
+            n += 1;
+        } else if is(call.arg(n), "replace") {
+            replace = true;
+        } else {
             return Err(Fail::syntax());
         }
-        replace = true;
+        n += 1;
     }
     if call.arg(1) == call.arg(2) {
         return Err(Fail::new("source and destination objects are the same"));

@@ -17,7 +17,7 @@ const HURRIED: Duration = Duration::from_micros(500);
 /// Retired bytes that call for the epoch to go on.
 const PILE: u64 = 256 << 10;
 /// Between looks for ended keys.
-const SWEEP: Duration = Duration::from_millis(500);
+const SWEEP: Duration = Duration::from_millis(250);
 /// Buckets' groups that one look goes through.
 const LOOKS: usize = 8;
 
@@ -28,8 +28,8 @@ pub enum Ended {
     Tick(usize, Result<Ticked, Trouble>),
     /// A shard was looked through for others' leavings and own garbage.
     Tidied(usize),
-    /// Where the next look for ended keys begins.
-    Swept(Cursor),
+    /// Where the next look for ended keys begins, and whether this one found any.
+    Swept((Cursor, bool)),
 }
 
 #[derive(Debug)]
@@ -168,9 +168,10 @@ impl Background {
                     state.adopt = Some(now + Duration::from_millis(2 * LEASE_MS + 500));
                 }
             }
-            Ended::Swept(next) => {
+            Ended::Swept((next, any)) => {
                 self.sweeping = false;
-                self.sweep = (now + SWEEP, next);
+                // There may be more where some were.
+                self.sweep = (now + if any { BRISK } else { SWEEP }, next);
             }
         }
         Ok(())
