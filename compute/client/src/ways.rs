@@ -12,7 +12,7 @@
 
 use crate::memory::Inner;
 use crate::{Addr, Error, Result};
-use farmem_fabric::{QueuePair, Refusal, Waiter};
+use farmem_fabric::{Completion, QueuePair, Refusal, Waiter};
 use farmem_protocol::addr::{SLAB_BYTES, SlabId};
 use farmem_protocol::wire::MAX_VERB_BYTES;
 use std::time::{Duration, Instant};
@@ -77,6 +77,8 @@ pub(crate) struct Ways {
     ready: Vec<Number>,
     under_way: usize,
     waiter: Waiter,
+    /// Empty: its room is used again.
+    done: Vec<Completion>,
 }
 
 impl Ways {
@@ -90,6 +92,7 @@ impl Ways {
             ready: Vec::new(),
             under_way: 0,
             waiter: Waiter::new(),
+            done: Vec::new(),
         }
     }
 
@@ -148,11 +151,41 @@ impl Ways {
     /// What the verb points to must be valid for it and near, until this returns.
     pub unsafe fn run(&mut self, inner: &Inner, at: Addr, verb: Verb) -> Result<u64> {
         let ways = AbandonOnUnwind(self);
-        // SAFETY: the caller's promise; it is awaited here, or the queue pairs are dropped.
-        let number = unsafe { ways.0.begin_waited(inner, at, verb) };
-        ways.0.ring(inner);
-        let result = ways.0.finish(number);
+        let result = if ways.0.under_way == 0 {
+            // SAFETY: the caller's promise; it is awaited here, or the queue pairs are dropped.
+            unsafe { ways.0.run_alone(inner, at, verb) }
+        } else {
+            // SAFETY: as above.
+            let number = unsafe { ways.0.begin_waited(inner, at, verb) };
+            ways.0.ring(inner);
+            ways.0.finish(number)
+        };
         std::mem::forget(ways);
+        result
+    }
+
+    /// [`Ways::run`] with nothing else under way: the node's queue pair is waited for, and no operation is noted.
+    ///
+    /// # Safety
+    /// As [`Ways::run`].
+    unsafe fn run_alone(&mut self, inner: &Inner, at: Addr, verb: Verb) -> Result<u64> {
+        inner.watch();
+        let slab = self.place(inner, at, verb)?;
+        let mut done = std::mem::take(&mut self.done);
+        let link = self.link(inner, at.node())?;
+        // SAFETY: the caller's promise: all of its verbs are awaited here, or the queue pair is dropped.
+        let verbs = unsafe { post(link, 0, (slab, at.offset()), verb) } as usize;
+        let mut waited = link.doorbell();
+        while waited.is_ok() && done.len() < verbs {
+            waited = link.wait(&mut done, LOOK).map(drop);
+        }
+        let result = done.drain(..).try_fold(0, |_, one| one.result).map_err(refused);
+        self.done = done;
+        waited.map_err(|lost| {
+            let lost = Error::from(lost);
+            self.lose(at.node(), lost.clone());
+            lost
+        })?;
         result
     }
 
@@ -181,24 +214,8 @@ impl Ways {
             Ok(placed) => placed,
             Err(e) => return self.fail(number, e),
         };
-        let (tag, mut verbs) = (number.0 as u64, 1);
-        // SAFETY: the caller's promise; each part is within the buffer.
-        unsafe {
-            match verb {
-                Verb::Read { into, len } => {
-                    let part =
-                        |from: usize, len: u32| link.read(tag, slab, at.offset() + from as u64, into.add(from), len);
-                    verbs = parts(len, part);
-                }
-                Verb::Write { from, len } => {
-                    let part =
-                        |skip: usize, len: u32| link.write(tag, slab, at.offset() + skip as u64, from.add(skip), len);
-                    verbs = parts(len, part);
-                }
-                Verb::CompareSwap { expected, new } => link.cas(tag, slab, at.offset(), expected, new),
-                Verb::FetchAdd { add } => link.faa(tag, slab, at.offset(), add),
-            }
-        }
+        // SAFETY: the caller's promise.
+        let verbs = unsafe { post(link, number.0 as u64, (slab, at.offset()), verb) };
         self.operations[number.0 as usize].left = verbs;
         self.under_way += usize::from(verbs > 0);
         if verbs == 0 {
@@ -273,12 +290,8 @@ impl Ways {
 
     fn came(&mut self, number: Number, result: std::result::Result<u64, Refusal>) {
         let operation = &mut self.operations[number.0 as usize];
-        let result = result.map_err(|refusal| match refusal {
-            Refusal::Unknown => Error::Unknown,
-            other => Error::Refused(other),
-        });
         if operation.result.is_ok() {
-            operation.result = result;
+            operation.result = result.map_err(refused);
         }
         operation.left -= 1;
         if operation.left == 0 {
@@ -342,6 +355,39 @@ impl Ways {
             }
             self.look(Some(left.min(LOOK)));
         }
+    }
+}
+
+/// Posts the verbs of an operation. How many.
+///
+/// # Safety
+/// As [`Ways::begin_waited`].
+unsafe fn post(link: &mut QueuePair, tag: u64, (slab, offset): (SlabId, u64), verb: Verb) -> u32 {
+    // SAFETY: the caller's promise; each part is within the buffer.
+    unsafe {
+        match verb {
+            Verb::Read { into, len } => {
+                parts(len, |skip, len| link.read(tag, slab, offset + skip as u64, into.add(skip), len))
+            }
+            Verb::Write { from, len } => {
+                parts(len, |skip, len| link.write(tag, slab, offset + skip as u64, from.add(skip), len))
+            }
+            Verb::CompareSwap { expected, new } => {
+                link.cas(tag, slab, offset, expected, new);
+                1
+            }
+            Verb::FetchAdd { add } => {
+                link.faa(tag, slab, offset, add);
+                1
+            }
+        }
+    }
+}
+
+fn refused(refusal: Refusal) -> Error {
+    match refusal {
+        Refusal::Unknown => Error::Unknown,
+        other => Error::Refused(other),
     }
 }
 
