@@ -74,6 +74,11 @@ impl Pager {
         self.pool.addresses()
     }
 
+    /// Whether a node at this address was lost, and is not back.
+    pub fn has_lost(&self, address: &str) -> bool {
+        self.pool.has_lost(address)
+    }
+
     /// Whether a node at this address is in.
     pub fn has_node(&self, address: &str) -> bool {
         self.pool.node_at(address).is_some_and(|node| self.pool.standing(node) == Some(Standing::In))

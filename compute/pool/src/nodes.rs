@@ -202,6 +202,13 @@ impl Pool {
         self.nodes.all().iter().position(is)
     }
 
+    /// Whether a node at an address, as it was given, was lost, and none is in there now.
+    pub fn has_lost(&self, address: &str) -> bool {
+        let lost = |node: &Node| matches!(node.standing(), Standing::Lost | Standing::Orphaned);
+        let there = |node: &&Node| node.session().node() == address;
+        self.node_at(address).is_none() && self.nodes.all().iter().filter(there).any(lost)
+    }
+
     /// The addresses of the nodes that are in, as they were given.
     pub fn addresses(&self) -> Vec<String> {
         let is_in = self.nodes.all().iter().filter(|node| node.standing() == Standing::In);

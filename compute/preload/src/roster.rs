@@ -92,7 +92,7 @@ fn seek(pager: &Pager) {
     }
     let listed = process::run_file().and_then(|file| file.roster(0)).map(|(_, nodes)| nodes);
     let nodes = listed.as_ref().unwrap_or(first);
-    let lost: Vec<&str> = addresses(nodes).filter(|address| !pager.has_node(address)).collect();
+    let lost: Vec<&str> = addresses(nodes).filter(|address| pager.has_lost(address)).collect();
     // Of several, each in its turn.
     let Some(lost) = lost.get(SOUGHT.fetch_add(1, Ordering::Relaxed) % lost.len().max(1)) else { return };
     let wait = SEEK_NS.load(Ordering::Relaxed);
