@@ -10,6 +10,7 @@
 //! * [`nbd`]: requests and replies on the stream of a volume, which the kernel swaps to.
 //! * [`placement`]: which node to ask for memory.
 //! * [`exit`]: the exit statuses by which a run says how it ended.
+//! * [`waits`]: where in their code the programs of a run wait.
 //! * [`random`]: numbers that follow from a seed, the same for everybody who draws any.
 
 #![forbid(unsafe_code)]
@@ -26,4 +27,5 @@ pub mod placement;
 pub mod random;
 pub mod region;
 pub mod units;
+pub mod waits;
 pub mod wire;

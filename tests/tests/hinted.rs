@@ -110,3 +110,52 @@ fn rust_hints() -> Result<()> {
     }
     Ok(())
 }
+
+/// `--sites` names the functions that wait, with how they use memory; of a stripped program, places in its file.
+#[test]
+fn sites_name_the_functions_that_wait() -> Result<()> {
+    for (transport, flags) in [("shm", &[][..]), ("tcp", &["-no-pie"]), ("shm", &["-s"])] {
+        let program = Command::new(compile::c("waits", flags)?);
+        let far = Far::local("4M").with(&["--transport", transport, "--sites"]);
+        let (_, _, stats) = same_as_native(&program, &far, LIMIT)?;
+        let sites = &stats["sites"];
+        let most = sites["most"].as_array().context("no sites")?;
+        let by = |name: &str| {
+            let site = most.iter().find(|site| site["function"].as_str().is_some_and(|f| f.starts_with(name)));
+            site.with_context(|| format!("{transport}, {flags:?}: no {name}; {sites}"))
+        };
+        if flags == ["-s"] {
+            ensure!(by("waits-")?["function"].as_str().is_some_and(|name| name.contains("+0x")), "{sites}");
+            continue;
+        }
+        for (name, pattern) in [("jumps", "random"), ("walks", "sequential")] {
+            let site = by(name)?;
+            ensure!(site["pattern"] == pattern, "{name}: {sites}");
+            ensure!(site["line"].as_str().is_some_and(|line| line.starts_with("waits.c:")), "{name}: {sites}");
+        }
+        let (jumps, walks) = (by("jumps")?, by("walks")?);
+        let count = |site: &serde_json::Value, what: &str| site[what].as_u64().unwrap_or(0);
+        // In the parent and in the child; five sixths of the pages are away.
+        ensure!(count(jumps, "faults") > 2 * 6000 * 7 / 10, "{sites}");
+        ensure!(count(jumps, "faults") > 2 * count(walks, "faults"), "{sites}");
+        ensure!(count(by("writes")?, "writes") > 0 && count(walks, "writes") == 0, "{sites}");
+        let all: u64 = most.iter().map(|site| count(site, "wait_ns")).sum();
+        ensure!(all <= count(sites, "wait_ns") && count(sites, "faults") <= counter(&stats, "faults"), "{stats}");
+    }
+    Ok(())
+}
+
+#[test]
+fn sites_are_told_to_people() -> Result<()> {
+    let program = Command::new(compile::c("waits", &[])?);
+    let mut command = Command::new(farmem_tests::farmem::binary());
+    command.args(["run", "--no-settings", "--local", "4M", "--sites", "--"]).arg(program.get_program());
+    let said = process::run(command, LIMIT)?.success()?.stderr;
+    let told = |what: &str| said.lines().any(|line| line.contains(what));
+    ensure!(told("farmem: where the program waited: ") && told("random       jumps, waits.c:"), "{said}");
+    let mut command = Command::new(farmem_tests::farmem::binary());
+    command.args(["run", "--no-settings", "--sites", "--fault", "thread", "--", "true"]);
+    let refused = process::run(command, LIMIT)?;
+    ensure!(refused.code() == 64 && refused.stderr.lines().count() == 1, "{}", refused.stderr);
+    Ok(())
+}

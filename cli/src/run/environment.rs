@@ -137,7 +137,7 @@ pub fn set(
     plan: &Plan,
     run: RunName,
     far: &Far,
-    counters: &Path,
+    (counters, sites): (&Path, Option<&Path>),
 ) -> Result<(), Failure> {
     let mut preload = OsString::from(library);
     if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
@@ -162,6 +162,9 @@ pub fn set(
     }
     if options.node_file.is_some() || plan.controller.is_some() {
         fields.push(("changes", "1".to_owned()));
+    }
+    if let Some(sites) = sites {
+        fields.push(("sites", sites.display().to_string()));
     }
     if let Some(rate) = options.shape {
         fields.push(("shape", rate.to_string()));

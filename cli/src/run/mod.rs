@@ -18,6 +18,7 @@ mod group;
 pub mod keeper;
 mod plan;
 mod roster;
+mod sites;
 mod stdio;
 mod summary;
 mod watch;
@@ -123,6 +124,10 @@ pub struct Options {
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
 
+    /// Tell at the end which functions of the program waited most for pages: where hints would pay
+    #[arg(long)]
+    pub sites: bool,
+
     /// Ignore variables and configuration files (see Settings below)
     #[arg(long)]
     pub no_settings: bool,
@@ -159,6 +164,7 @@ impl Options {
             grace: None,
             stats: None,
             trace: None,
+            sites: false,
             no_settings: false,
             verbose: false,
             mask: None,
@@ -277,10 +283,11 @@ pub fn carry_out(options: &Options, plan: &Plan) -> Result<Outcome, Failure> {
         far.are_different()?;
     }
     let mut counters = begin_counters(&dir, run, options, plan, &nodes)?;
+    let sites = options.sites.then(|| begin_sites(&dir, run, options)).transpose()?;
 
     let mut command = Command::new(&file);
     command.arg0(name).args(&options.command[1..]);
-    environment::set(&mut command, &library, options, plan, run, &far, &counters)?;
+    environment::set(&mut command, &library, options, plan, run, &far, (&counters, sites.as_deref()))?;
     if let Some(socket) = agent {
         command.env("FARMEM_AGENT", socket);
     }
@@ -321,7 +328,21 @@ pub fn carry_out(options: &Options, plan: &Plan) -> Result<Outcome, Failure> {
         keeper::start(run, &nodes, &counters, &others, embedded)?;
         counters.keep();
     }
-    Ok(Outcome { ending, elapsed, sample, peaks, local_from: plan.local_from.clone(), others: others.len() })
+    let sites = sites.map(|file| sites::read(&file).map_err(|e| e.to_string()));
+    let (local_from, others) = (plan.local_from.clone(), others.len());
+    Ok(Outcome { ending, elapsed, sample, peaks, local_from, others, sites })
+}
+
+/// Makes the file in which the run's programs count where they wait.
+fn begin_sites(dir: &Path, run: RunName, options: &Options) -> Result<Scratch, Failure> {
+    if options.fault == Faults::Thread {
+        return Err(Failure::usage(
+            "--sites needs --fault inline: a handler thread does not see which instruction faults",
+        ));
+    }
+    let file = Scratch::new(dir.join(format!("run-{run}.sites")));
+    sites::create(&file).map_err(|e| Failure::usage(format!("cannot make {}: {e}", file.display())))?;
+    Ok(file)
 }
 
 /// Makes the run's counters file, by which `farmem top` sees it too.

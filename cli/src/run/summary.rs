@@ -21,6 +21,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use super::sites::Sites;
 use super::watch::Ending;
 use crate::counters::{Counts, Latency, Near, Peaks, Sample};
 use crate::settings::Origin;
@@ -76,6 +77,8 @@ pub struct Outcome {
     pub local_from: Origin,
     /// Processes of the run that still live.
     pub others: usize,
+    /// Where its programs waited, if that was asked; or why that is lost.
+    pub sites: Option<Result<Sites, String>>,
 }
 
 /// The machine form. Bytes, nanoseconds, counts; additions keep the names.
@@ -100,6 +103,8 @@ struct Report<'a> {
     faults: u64,
     #[serde(flatten)]
     counts: Counts,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sites: Option<&'a Sites>,
 }
 
 impl Stats {
@@ -118,7 +123,7 @@ impl Stats {
 }
 
 fn json(outcome: &Outcome) -> String {
-    let Outcome { ending, elapsed, sample, peaks, local_from, others } = outcome;
+    let Outcome { ending, elapsed, sample, peaks, local_from, others, sites } = outcome;
     let mut counts = sample.total();
     // One name, one meaning: the run's peaks, not the sums of its processes'.
     (counts.local_peak, counts.far_peak) = (peaks.local, peaks.far);
@@ -140,12 +145,13 @@ fn json(outcome: &Outcome) -> String {
         demand_latency_ns: Latency::of(&sample.latency()),
         faults: counts.faults(),
         counts,
+        sites: sites.as_ref().and_then(|sites| sites.as_ref().ok()),
     };
     serde_json::to_string(&report).map(|line| line + "\n").unwrap_or_default()
 }
 
 fn text(outcome: &Outcome) -> String {
-    let Outcome { ending, elapsed, sample, peaks, local_from, others } = outcome;
+    let Outcome { ending, elapsed, sample, peaks, local_from, others, sites } = outcome;
     let how = match ending {
         Ending::Exited(0) => String::new(),
         Ending::Exited(status) => format!(", status {status}"),
@@ -173,6 +179,11 @@ fn text(outcome: &Outcome) -> String {
     let mut out = format!("farmem: {elapsed}{how}; {} local ({limit})\n", units::bytes(sample.local_limit));
     for (name, value, more) in rows {
         out += &format!("  {name:<12} {value:>value_width$}   {more}\n");
+    }
+    match sites {
+        None => {}
+        Some(Ok(sites)) => out += &sites.text(),
+        Some(Err(why)) => out += &format!("farmem: where the program waited is lost: {why}\n"),
     }
     out
 }
@@ -318,6 +329,7 @@ mod tests {
             peaks,
             local_from: Origin::Flag("local"),
             others: 0,
+            sites: None,
         }
     }
 

@@ -34,6 +34,7 @@
 //! | `fork`, `exec`, `image` | children, and what they inherit |
 //! | `stays_near` | programs of the run without far memory are noted for its summary |
 //! | `hints` | what programs that know of farmem find: the table of `farmem.h` |
+//! | `waits` | at which instructions the program faults, if the run asks |
 //! | `exports` | libc functions that are interposed by name |
 //!
 //! Rules of this crate: it runs inside other people's programs, in signal
@@ -76,6 +77,7 @@ mod sites;
 mod start;
 mod stays_near;
 mod threads;
+mod waits;
 
 #[global_allocator]
 static ARENA: farmem_sys::arena::Arena = farmem_sys::arena::Arena::new();

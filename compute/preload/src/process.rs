@@ -42,10 +42,13 @@ pub fn started() -> bool {
 /// The run's file.
 static COUNTERS: AtomicPtr<counters::File> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Maps the run's file of counters, if it can be had.
-pub fn map_counters(path: &str) -> Option<&'static counters::File> {
+/// Maps a file of the run's, which all its processes share, for good.
+///
+/// # Safety
+/// Any bytes must be a T, and the file must be as long as one.
+pub unsafe fn map_shared<T>(path: &str) -> Option<&'static T> {
     let path = std::ffi::CString::new(path).ok()?;
-    // SAFETY: a live path; the mapping is the file's length, checked by its magic.
+    // SAFETY: a live path; the rest is the caller's promise.
     unsafe {
         let fd = checked(
             libc::SYS_openat,
@@ -54,23 +57,22 @@ pub fn map_counters(path: &str) -> Option<&'static counters::File> {
         .ok()?;
         let at = checked(
             libc::SYS_mmap,
-            [
-                0,
-                size_of::<counters::File>(),
-                (libc::PROT_READ | libc::PROT_WRITE) as usize,
-                libc::MAP_SHARED as usize,
-                fd,
-                0,
-            ],
+            [0, size_of::<T>(), (libc::PROT_READ | libc::PROT_WRITE) as usize, libc::MAP_SHARED as usize, fd, 0],
         );
         farmem_sys::descriptors::close(fd as i32);
-        let file: &'static counters::File = &*(at.ok()? as *const counters::File);
-        if file.magic.load(Ordering::Relaxed) != counters::MAGIC {
-            return None;
-        }
-        COUNTERS.store(std::ptr::from_ref(file).cast_mut(), Ordering::Relaxed);
-        Some(file)
+        Some(&*(at.ok()? as *const T))
     }
+}
+
+/// Maps the run's file of counters, if it can be had.
+pub fn map_counters(path: &str) -> Option<&'static counters::File> {
+    // SAFETY: atomics; `farmem run` makes the file of this length, and then writes its magic.
+    let file = unsafe { map_shared::<counters::File>(path) }?;
+    if file.magic.load(Ordering::Relaxed) != counters::MAGIC {
+        return None;
+    }
+    COUNTERS.store(std::ptr::from_ref(file).cast_mut(), Ordering::Relaxed);
+    Some(file)
 }
 
 /// The run's file of counters, where it could be mapped.

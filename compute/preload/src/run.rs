@@ -30,6 +30,8 @@ pub struct Run {
     pub protect: Protect,
     /// Its nodes may change.
     pub changes: bool,
+    /// Where faults are counted by place.
+    pub sites: Option<String>,
     pub vectored: bool,
     pub hold: bool,
     pub swap: bool,
@@ -84,6 +86,7 @@ pub fn parse(text: &str) -> Result<Run, String> {
         counters: None,
         protect: Protect::None,
         changes: false,
+        sites: None,
         vectored: true,
         hold: true,
         swap: false,
@@ -127,6 +130,7 @@ pub fn parse(text: &str) -> Result<Run, String> {
             "counters" => run.counters = Some(value.to_owned()),
             "protect" if value == "mirror" => run.protect = Protect::Mirror,
             "changes" => run.changes = value == "1",
+            "sites" => run.sites = Some(value.to_owned()),
             "sample" => run.sample = value == "1",
             "trace" => run.trace = Some(value.to_owned()),
             "mask" => {

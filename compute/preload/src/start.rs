@@ -13,7 +13,7 @@ use crate::gate::NotBuilt;
 use crate::run::{self, Run};
 use crate::{
     bound, call, exec, fork, gate, go, hints, limits, mappings, near, net, process, roster, sandbox, signals, sites,
-    stays_near, threads,
+    stays_near, threads, waits,
 };
 use farmem_fabric::session::REFUSED_NS;
 use farmem_fabric::{ConnectError, NodeAddr, Session};
@@ -213,6 +213,7 @@ fn arm(text: &str, variables: Pointers) -> Result<(), String> {
     process::take_over();
     process::begin(pager);
     hints::publish();
+    run.sites.as_deref().into_iter().for_each(waits::begin);
     for &nr in call::ALWAYS.iter().chain(&fork::COMPANY) {
         sites::always(nr);
     }

@@ -5,6 +5,7 @@ use super::stacks::note_stack;
 use super::{actions, deliver, masks, open, resume};
 use crate::process::pager;
 use crate::threads::{self, Record};
+use crate::waits;
 use farmem_pager::ending::broken;
 use farmem_protocol::addr::is_far;
 use farmem_sys::members;
@@ -52,7 +53,11 @@ impl Bus {
     /// The page is there now; or it is not ours.
     #[inline(always)]
     fn serve(&self) -> bool {
+        let counted = waits::fault_begins();
         let served = pager().fault(self.addr, self.write);
+        if counted != 0 {
+            waits::fault_ends(counted, self.register(libc::REG_RIP), self.addr, self.write);
+        }
         if served {
             note_stack(self.register(libc::REG_RSP));
         }
