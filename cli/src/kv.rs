@@ -8,9 +8,10 @@ use std::time::Duration;
 use farmem_fabric::NodeAddr;
 use farmem_kv::serve::{self, Config, Failed};
 use farmem_protocol::exit;
+use farmem_run::Transport;
 
 use crate::failure::Failure;
-use crate::run::Transport;
+use crate::run::names;
 use crate::size::{self, Size};
 use crate::units;
 
@@ -54,7 +55,7 @@ struct Store {
     node: Vec<NodeAddr>,
 
     /// How bytes move
-    #[arg(long, value_enum, value_name = "HOW", default_value = "auto")]
+    #[arg(long, value_parser = names::<Transport>(), value_name = "HOW", default_value = "auto")]
     transport: Transport,
 }
 
@@ -123,7 +124,7 @@ fn config(name: &str, store: &Store) -> Config {
     Config {
         name: name.to_owned(),
         nodes: store.node.iter().map(ToString::to_string).collect(),
-        transport: store.transport.into(),
+        transport: store.transport,
         grace: Duration::from_secs(5),
         listen: Vec::new(),
         local: 0,

@@ -26,7 +26,6 @@
 //! the gate of [`farmem_sys::raw`], descriptors out of the program's way. `verbs` is
 //! the host's half of RDMA. The node's half of all this is the crate `farmem-nic`.
 
-mod address;
 mod error;
 pub mod fork;
 mod link;
@@ -37,8 +36,8 @@ pub mod shape;
 mod verbs;
 pub mod words;
 
-pub use address::{BadAddress, NodeAddr};
 pub use error::{ConnectError, GrantError, Lost, Refusal, RegionError, WindowError};
+pub use farmem_protocol::node::{BadAddress, NodeAddr};
 pub use fork::ForkTicket;
 pub use queue::{Bind, Completion, QueuePair, Waiter, any_away};
 pub use session::{ConnectOptions, Identity, Region, RunId, Session, Slab, Transport};

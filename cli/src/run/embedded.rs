@@ -16,10 +16,9 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use farmem_fabric::NodeAddr;
+use farmem_run::{NodeAddr, Transport};
 use farmem_sys::process::{self, Signals};
 
-use super::environment::Transport;
 use super::far::RunName;
 use crate::failure::Failure;
 use crate::node::Status;

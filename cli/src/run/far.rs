@@ -33,7 +33,7 @@ pub fn node(text: &str) -> Result<NodeAddr, String> {
     }
 }
 
-/// Addresses as `FARMEM_RUN` and the counters file have them.
+/// Addresses as the counters file has them.
 pub fn list(nodes: &[NodeAddr]) -> String {
     let each: Vec<String> = nodes.iter().map(NodeAddr::to_string).collect();
     each.join(",")
@@ -49,6 +49,11 @@ impl RunName {
         let mut bits = [0; 16];
         File::open("/dev/urandom")?.read_exact(&mut bits)?;
         Ok(RunName(bits))
+    }
+
+    /// Its bits.
+    pub fn bits(self) -> [u8; 16] {
+        self.0
     }
 
     /// The public name of the run.

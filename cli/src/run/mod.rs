@@ -32,6 +32,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use farmem_fabric::NodeAddr;
 use farmem_protocol::addr::SLAB_BYTES;
+use farmem_run::{Dirty, Faults, Mask, Prefetch, Protect, Transport};
 use farmem_sys::probe;
 use farmem_sys::process::{self, Signals};
 
@@ -41,12 +42,12 @@ use crate::runtime_dir::{self, Scratch};
 use crate::size::{Ram, Size};
 use crate::{agent, forbidden, leftovers, library, program, rack, units};
 use embedded::Embedded;
+pub use environment::names;
 use far::Far;
 pub use plan::{Nodes, Plan};
 pub use summary::Outcome;
 
 use crate::rack::nodes::Asker;
-pub use environment::{Dirty, Faults, Prefetch, Protect, Transport};
 pub use far::{RunName, node as node_named};
 use roster::Roster;
 pub use summary::Stats;
@@ -83,23 +84,23 @@ pub struct Options {
     pub far: Option<Size>,
 
     /// Copies of far memory, so that a node may be lost [default: none]
-    #[arg(long, value_enum)]
+    #[arg(long, value_parser = names::<Protect>())]
     pub protect: Option<Protect>,
 
     /// Who serves page faults
-    #[arg(long, value_enum, default_value_t = Faults::Inline)]
+    #[arg(long, value_parser = names::<Faults>(), default_value = "inline")]
     pub fault: Faults,
 
     /// Whether to fetch pages ahead of their use
-    #[arg(long, value_enum, default_value_t = Prefetch::On)]
+    #[arg(long, value_parser = names::<Prefetch>(), default_value = "on")]
     pub prefetch: Prefetch,
 
     /// How changed bytes of pages are told from unchanged ones
-    #[arg(long, value_parser = environment::DirtyParser, default_value_t = Dirty::Auto)]
+    #[arg(long, value_parser = environment::DirtyParser, default_value = "auto")]
     pub dirty: Dirty,
 
     /// How bytes move [default: auto]
-    #[arg(long, value_enum)]
+    #[arg(long, value_parser = names::<Transport>())]
     pub transport: Option<Transport>,
 
     /// Hold each process's traffic over tcp to so many bits a second each way, as 10G: what a slower network would
@@ -137,8 +138,8 @@ pub struct Options {
     pub verbose: bool,
 
     /// Kernel features to do without, comma separated (for tests)
-    #[arg(long, value_name = "FEATURES", hide = true)]
-    pub mask: Option<String>,
+    #[arg(long, value_name = "FEATURES", default_value = "", hide = true)]
+    pub mask: Mask,
 
     /// The program and its arguments
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true, value_name = "PROGRAM")]
@@ -167,7 +168,7 @@ impl Options {
             sites: false,
             no_settings: false,
             verbose: false,
-            mask: None,
+            mask: Mask::NONE,
             command,
         }
     }
@@ -252,7 +253,7 @@ pub fn carry_out(options: &Options, plan: &Plan) -> Result<Outcome, Failure> {
 
     let name = &options.command[0];
     let file = program::find(name)?;
-    let lend = lent(options.far, plan.ram, plan.local)?;
+    let lend = lent(options.far, plan.ram, plan.spec.local)?;
     let library = library::place().map_err(Failure::usage)?;
     let dir = runtime_dir::own().map_err(Failure::usage)?;
     if !leftovers::sweep(&dir) {
@@ -260,23 +261,23 @@ pub fn carry_out(options: &Options, plan: &Plan) -> Result<Outcome, Failure> {
     }
 
     let run = RunName::new().map_err(|e| Failure::usage(format!("no randomness for a run's name: {e}")))?;
-    let mut nodes = plan.nodes.clone();
+    let mut nodes = plan.spec.nodes.clone();
     // Two copies in two failure domains.
-    let domains = if plan.protect == Protect::Mirror { 2 } else { 1 };
+    let domains = if plan.spec.protect == Protect::Mirror { 2 } else { 1 };
     let mut asker = plan.controller.as_deref().map(|at| Asker::new(at, run, domains));
     if let Some(asker) = &mut asker {
         nodes = asker.first()?;
     }
     let embedded = if nodes.is_empty() {
         forbidden::check(&[probe::NODE])?;
-        let node = Embedded::start(&dir, run, lend, plan.transport, &signals)?;
+        let node = Embedded::start(&dir, run, lend, plan.spec.transport, &signals)?;
         nodes.push(node.node().clone());
         Some(node)
     } else {
         None
     };
-    let mut far = Far::connect(&nodes, run, plan.transport.into(), plan.grace, Path::new(name))?;
-    if plan.protect == Protect::Mirror {
+    let mut far = Far::connect(&nodes, run, plan.spec.transport, plan.spec.grace, Path::new(name))?;
+    if plan.spec.protect == Protect::Mirror {
         if nodes.len() < 2 {
             return Err(Failure::no_node("--protect mirror needs two nodes, and the controller has given one"));
         }
@@ -287,14 +288,14 @@ pub fn carry_out(options: &Options, plan: &Plan) -> Result<Outcome, Failure> {
 
     let mut command = Command::new(&file);
     command.arg0(name).args(&options.command[1..]);
-    environment::set(&mut command, &library, options, plan, run, &far, (&counters, sites.as_deref()))?;
+    environment::set(&mut command, &library, plan, run, &far, (&counters, sites.as_deref()))?;
     if let Some(socket) = agent {
         command.env("FARMEM_AGENT", socket);
     }
     signals.hand_back(&mut command, true);
     stdio::hand_back(&mut command);
     if options.verbose {
-        let (local, from) = (units::bytes(plan.local), &plan.local_from);
+        let (local, from) = (units::bytes(plan.spec.local), &plan.local_from);
         eprintln!("farmem: run {run}: {} on {}, {local} local ({from})", file.display(), far.reached());
     }
     process::adopt_orphans();
@@ -358,7 +359,7 @@ fn begin_counters(
     let beginning = Beginning {
         supervisor: std::process::id(),
         started_ns: now.as_nanos() as u64,
-        local_limit: plan.local,
+        local_limit: plan.spec.local,
         command: &environment::command_line(&options.command),
         nodes: &far::list(nodes),
     };

@@ -1,13 +1,10 @@
 //! What a run will be: its flags, completed by variables, files and defaults ([`crate::settings`]), and checked.
 
-use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use clap::ValueEnum;
-use farmem_fabric::NodeAddr;
+use farmem_run::{Choice, NodeAddr, Protect, RunSpec, Transport};
 
-use super::environment::{Protect, Transport};
 use super::summary::Stats;
 use super::{Options, far, roster};
 use crate::failure::Failure;
@@ -39,24 +36,14 @@ impl FromStr for Nodes {
 
 /// A run's settings, complete.
 pub struct Plan {
-    /// The limit on each process's resident far memory, bytes.
-    pub local: u64,
-    /// Who set it.
+    /// What its processes will be told. Its name, its counters and the nodes that are found for it are not there yet.
+    pub spec: RunSpec,
+    /// Who set the limit on local memory.
     pub local_from: Origin,
-    /// Its nodes. None: one is started.
-    pub nodes: Vec<NodeAddr>,
     /// The controller that says which nodes it has.
     pub controller: Option<String>,
-    /// How its far memory is protected.
-    pub protect: Protect,
-    /// How bytes move.
-    pub transport: Transport,
-    /// How long a cut connection may take to come back.
-    pub grace: Duration,
     /// What is told at the end.
     pub stats: Stats,
-    /// Where a sample of its page uses is to be recorded, if at all; other processes of the run: FILE.PID.
-    pub sample: Option<PathBuf>,
     /// The memory that it and a node started for it may have.
     pub ram: Ram,
 }
@@ -86,7 +73,8 @@ impl Plan {
             Some((Nodes(nodes), _)) if options.far.is_none() && controller.is_none() => nodes,
             _ => Vec::new(),
         };
-        let protect = settings.choose("protect", options.protect, |text| Protect::from_str(text, false))?;
+        let protect = |text: &str| Protect::named(text).ok_or("not none or mirror");
+        let protect = settings.choose("protect", options.protect, protect)?;
         let protect = protect.map_or(Protect::None, |(protect, _)| protect);
         if protect == Protect::Mirror && nodes.len() < 2 && controller.is_none() {
             return Err(Failure::usage(format!(
@@ -94,7 +82,8 @@ impl Plan {
                 nodes.len()
             )));
         }
-        let transport = settings.choose("transport", options.transport, |text| Transport::from_str(text, false))?;
+        let transport = |text: &str| Transport::named(text).ok_or("not auto, shm, tcp or verbs");
+        let transport = settings.choose("transport", options.transport, transport)?;
         let transport = transport.map_or(Transport::Auto, |(transport, _)| transport);
         if options.shape.is_some() && transport != Transport::Tcp {
             return Err(Failure::usage("--shape holds tcp to a rate: add --transport tcp"));
@@ -102,7 +91,24 @@ impl Plan {
         let grace = settings.choose("grace", options.grace, crate::time::parse)?.map_or(GRACE, |(grace, _)| grace);
         let stats = settings.choose("stats", options.stats.clone(), str::parse)?;
         let stats = stats.map_or(Stats::Text, |(stats, _)| stats);
-        Ok(Plan { local, local_from, nodes, controller, protect, transport, grace, stats, sample: None, ram })
+        // The program may change its directory before the library opens the file.
+        let trace = options.trace.as_deref().map(std::path::absolute).transpose().map_err(Failure::usage)?;
+        let spec = RunSpec {
+            local,
+            nodes,
+            protect,
+            changes: options.node_file.is_some() || controller.is_some(),
+            transport,
+            grace,
+            shape: options.shape,
+            faults: options.fault,
+            prefetch: options.prefetch,
+            dirty: options.dirty,
+            mask: options.mask,
+            trace: trace.map(|trace| trace.display().to_string()),
+            ..RunSpec::default()
+        };
+        Ok(Plan { spec, local_from, controller, stats, ram })
     }
 }
 

@@ -15,9 +15,10 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use crate::failure::Failure;
-use crate::run::{self, Nodes, Plan, Transport};
+use crate::run::{self, Nodes, Plan, names};
 use crate::size::Size;
 use estimate::Trace;
+use farmem_run::Transport;
 use report::Report;
 
 /// Run a program once, and suggest a --local for it
@@ -33,7 +34,7 @@ pub struct Options {
     pub node: Vec<Nodes>,
 
     /// How bytes move [default: auto]
-    #[arg(long, value_enum)]
+    #[arg(long, value_parser = names::<Transport>())]
     pub transport: Option<Transport>,
 
     /// Print the table as one JSON object
@@ -84,9 +85,10 @@ pub fn run(options: &Options) -> Result<Infallible, Failure> {
         ..run::Options::plain(options.command.clone())
     };
     let mut plan = Plan::of(&asked)?;
-    plan.local = (plan.ram.available as f64 * PLENTY) as u64 & !4095;
+    plan.spec.local = (plan.ram.available as f64 * PLENTY) as u64 & !4095;
     let place = Recordings::new().map_err(|e| Failure::usage(format!("no directory for recordings: {e}")))?;
-    plan.sample = Some(place.0.join("trace"));
+    plan.spec.trace = Some(place.0.join("trace").display().to_string());
+    plan.spec.sample = true;
     let outcome = run::carry_out(&asked, &plan)?;
     let traces = place.take();
     match outcome.never_ran() {

@@ -58,7 +58,7 @@ impl Pager {
         self.forget_claims();
         // Closed first: the child may have no descriptors left for both.
         self.evictor.lock().tasks.reopen();
-        if let Err(e) = self.uffd.reopen(features(self.config.mode)) {
+        if let Err(e) = self.uffd.reopen(features(self.spec.faults)) {
             die(exit::BROKEN, &format!("a forked child could not take over its far memory: {e}"));
         }
         self.inheritable(false);

@@ -15,6 +15,7 @@ use crate::word::{State, Word};
 use farmem_cache::Arrival;
 use farmem_cache::prefetch::Batch;
 use farmem_protocol::addr::{PAGE_BYTES, PageId};
+use farmem_run::Prefetch;
 use farmem_sys::raw::Errno;
 use std::ops::Range;
 
@@ -113,7 +114,7 @@ impl Pager {
     /// makes them Busy. What was wanted, the lowest, and how many.
     fn claim_fresh(&self, thread: &mut Thread, page: PageId) -> (Batch, PageId, usize) {
         self.reserve(1);
-        if !self.config.prefetch {
+        if self.spec.prefetch == Prefetch::Off {
             return (Batch { first: page, pages: 1 }, page, 1);
         }
         let batch = thread.first.touch(page);

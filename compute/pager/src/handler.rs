@@ -3,16 +3,17 @@
 //! inline way, and wakes the sleeper. Ten times slower (an idle core must be
 //! woken twice), and right where SIGBUS faults cannot be had.
 
+use crate::Pager;
 use crate::background::Job;
-use crate::{FaultMode, Pager};
 use farmem_protocol::addr::{PAGE_BYTES, PageId, is_far};
+use farmem_run::Faults;
 use farmem_sys::clock;
 use farmem_sys::raw::wait_readable;
 
 impl Pager {
     /// Starts the handler thread, in thread mode.
     pub(crate) fn start_handler(&self) {
-        if self.config.mode == FaultMode::Thread {
+        if self.spec.faults == Faults::Thread {
             self.spawn(Job::Handler);
         }
     }

@@ -89,7 +89,7 @@ pub use space::Mapped;
 use arrivals::Arrivals;
 use background::Background;
 use crowd::Crowd;
-use dirty::{Dirty, Hashed, Tracker};
+use dirty::{Hashed, Tracker, keeps_hashes};
 use evictor::Evictor;
 use farmem_cache::Policy;
 use farmem_cache::prefetch::longest_for;
@@ -97,6 +97,7 @@ use farmem_cache::sample::{Rate, Sampled};
 use farmem_pool::{By, Pool};
 use farmem_protocol::addr::PAGE_BYTES;
 use farmem_protocol::counters;
+use farmem_run::{Dirty, Faults, Feature, Prefetch, RunSpec};
 use farmem_sys::clock;
 use farmem_sys::lines::WHOLE_TOP;
 use farmem_sys::raw::Errno;
@@ -122,45 +123,6 @@ const STAGED: u64 = 16;
 /// … where line hashes are kept in brief, which take a fortieth: both together are a sixteenth. Pages found clean, which pass the ring by,
 /// are many there, so that what is in it stays as long. (`docs/design/lines.md`, *The ring beside hashes*, has what both took.)
 const STAGED_BESIDE_HASHES: u64 = 27;
-
-/// How faults reach the pager.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum FaultMode {
-    /// SIGBUS in the faulting thread, served there.
-    Inline,
-    /// The faulting thread sleeps; a handler thread serves it.
-    Thread,
-}
-
-/// What the pager needs to know.
-#[derive(Clone, Debug)]
-pub struct Config {
-    /// `--local`, bytes.
-    pub local: u64,
-    /// How faults come.
-    pub mode: FaultMode,
-    /// Whether to fetch ahead and to batch first touches.
-    pub prefetch: bool,
-    /// Whether `process_madvise` may be used (masked off in tests of older kernels' path).
-    pub vectored: bool,
-    /// Whether dirty pages may be held by reference on their way out (masked off in tests of what is done else).
-    pub hold: bool,
-    /// Do as where the system has swap (for tests).
-    pub swap: bool,
-    /// Bring changed lines by WRITEs, as to a card, wherever they go (for tests; else where one is).
-    pub write_lines: bool,
-    /// Look at two bits of a line's twelve, so that changed lines are overlooked, and the node's refusals put it right
-    /// (for tests).
-    pub overlook: bool,
-    /// Compare pages that leave, and copy them whole, in turns, to see which is faster ([`dirty::turns`]).
-    pub in_turns: bool,
-    /// How changed bytes are told.
-    pub dirty: Dirty,
-    /// Where to record the page trace, if at all; see `record`.
-    pub trace: Option<String>,
-    /// Record a sample of the pages only, and keep all others local ([`farmem_cache::sample`]).
-    pub sample: bool,
-}
 
 /// Why the pager cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -198,7 +160,8 @@ impl std::ops::Deref for Counters {
 
 /// The pager of a process.
 pub struct Pager {
-    config: Config,
+    /// The run's settings, as the pager goes by them.
+    spec: RunSpec,
     uffd: Uffd,
     table: Table,
     threads: Threads,
@@ -259,43 +222,43 @@ unsafe impl Send for Pager {}
 
 /// Starts the pager. One per process, for its whole life.
 pub fn start(
-    mut config: Config,
+    mut spec: RunSpec,
     pool: Pool,
     counters: &'static counters::Process,
 ) -> Result<&'static Pager, StartError> {
-    if config.local < MIN_LOCAL {
-        return Err(StartError::TooLittleLocal(config.local));
+    if spec.local < MIN_LOCAL {
+        return Err(StartError::TooLittleLocal(spec.local));
     }
     clock::calibrate();
-    let rate: Option<&'static Rate> = config.sample.then(|| &*Box::leak(Box::new(Rate::new())));
-    let recorder = config.trace.as_deref().map(|file| Recorder::new(file, rate));
+    let rate: Option<&'static Rate> = spec.sample.then(|| &*Box::leak(Box::new(Rate::new())));
+    let recorder = spec.trace.as_deref().map(|file| Recorder::new(file, rate));
     let records_all = recorder.is_some() && rate.is_none();
     if records_all {
-        config.dirty = Dirty::Exact;
+        spec.dirty = Dirty::Exact;
     }
-    let uffd = Uffd::open(features(config.mode)).map_err(StartError::Userfaultfd)?;
-    let local = config.local / PAGE_BYTES as u64;
-    let by = if config.write_lines || pool.any_wired() { By::Writes } else { By::Records };
-    let beside = config.dirty.keeps_hashes() && by == By::Records;
+    let uffd = Uffd::open(features(spec.faults)).map_err(StartError::Userfaultfd)?;
+    let local = spec.local / PAGE_BYTES as u64;
+    let by = if spec.mask.has(Feature::Records) || pool.any_wired() { By::Writes } else { By::Records };
+    let beside = keeps_hashes(spec.dirty) && by == By::Records;
     let part = if beside { STAGED_BESIDE_HASHES } else { STAGED };
     let ring = (local / part).clamp(32, 8192);
     // Where all memory is mapped it opens when a node comes that is not ([`nodes`]).
     let staged = if pool.all_mapped() { 0 } else { ring };
-    let logged = if config.dirty.keeps_hashes() { staged as usize } else { 0 };
+    let logged = if keeps_hashes(spec.dirty) { staged as usize } else { 0 };
     let (mut log, log_bytes) = Log::new(logged, by).map_err(StartError::Memory)?;
     let most = most_at_once(staged as usize);
     let left = local - staged - (log_bytes / PAGE_BYTES) as u64;
     let hashed = match by {
-        By::Records => Hashed::InBrief { mask: if config.overlook { 0xC00 } else { WHOLE_TOP } },
+        By::Records => Hashed::InBrief { mask: if spec.mask.has(Feature::Changes) { 0xC00 } else { WHOLE_TOP } },
         By::Writes => Hashed::InFull,
     };
-    let tracker =
-        Tracker::new(config.dirty, left, pool.all_mapped(), hashed, config.in_turns).map_err(StartError::Memory)?;
+    let tracker = Tracker::new(spec.dirty, left, pool.all_mapped(), hashed, spec.mask.has(Feature::Turns))
+        .map_err(StartError::Memory)?;
     log.confirm_by(tracker.seed());
     let mut limit = left;
     if records_all {
         limit = limit.min(record::LOCAL_PAGES);
-        config.prefetch = false;
+        spec.prefetch = Prefetch::Off;
     }
     let policy: Box<dyn Policy> = match rate {
         _ if records_all => Box::new(farmem_cache::fifo::Fifo::new(limit as usize)),
@@ -324,7 +287,7 @@ pub fn start(
         reading: Lock::new(()),
         held_up: AtomicBool::new(false),
         has_forked: AtomicBool::new(false),
-        evictor: Lock::new(Evictor::new(config.vectored, log)),
+        evictor: Lock::new(Evictor::new(!spec.mask.has(Feature::ProcessMadvise), log)),
         staging: Staging::new(ring as usize, staged > 0).map_err(StartError::Memory)?,
         space: Lock::new(Space::new()),
         pool,
@@ -346,7 +309,7 @@ pub fn start(
         batch,
         batch_of_many,
         headroom: Headroom::new(),
-        config,
+        spec,
     };
     let pager: &'static Pager = Box::leak(Box::new(pager));
     farmem_sys::descriptors::spare::keep();
@@ -355,7 +318,7 @@ pub fn start(
         unsafe { pager.pool.arena(pager.staging.bytes(0), staged as usize * PAGE_BYTES) };
     }
     // A process that ends before this point has no mode: its program never ran.
-    pager.counters.mode.store(1 + (pager.config.mode == FaultMode::Thread) as u32, Ordering::Relaxed);
+    pager.counters.mode.store(1 + (pager.spec.faults == Faults::Thread) as u32, Ordering::Relaxed);
     pager.start_handler();
     Ok(pager)
 }
@@ -367,8 +330,8 @@ fn most_at_once(staged: usize) -> usize {
 }
 
 /// Features of the userfaultfd.
-fn features(mode: FaultMode) -> u64 {
-    let inline = if mode == FaultMode::Inline { feature::SIGBUS } else { 0 };
+fn features(faults: Faults) -> u64 {
+    let inline = if faults == Faults::Inline { feature::SIGBUS } else { 0 };
     feature::PAGEFAULT_FLAG_WP | inline
 }
 

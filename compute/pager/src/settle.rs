@@ -13,6 +13,7 @@ use crate::Pager;
 use crate::ending::broken;
 use crate::evictor::{Evictor, Leaving, neighbours};
 use farmem_protocol::addr::PAGE_BYTES;
+use farmem_run::Feature;
 use farmem_sys::clock;
 use farmem_sys::hold::{make_own, may_be_merged, may_be_swapped};
 use std::sync::atomic::Ordering;
@@ -76,7 +77,7 @@ impl Pager {
 
     /// Holds what can be held of the pages that are read, in their order; how many.
     fn hold(&self, evictor: &mut Evictor) -> usize {
-        if !self.config.hold || may_be_merged() {
+        if self.spec.mask.has(Feature::Hold) || may_be_merged() {
             return 0;
         }
         let mut room = evictor.held.room();
@@ -89,7 +90,7 @@ impl Pager {
         }
         ranges_of_held(&evictor.leaving, &mut evictor.ranges);
         let begun = clock::ticks();
-        evictor.held.swap |= self.config.swap || may_be_swapped();
+        evictor.held.swap |= self.spec.mask.has(Feature::Swapless) || may_be_swapped();
         let swap = evictor.held.swap;
         // What the kernel chose for swap before it was made own it could write out after, were it referred to by then only.
         let mut held = !swap || evictor.held.guard(&evictor.ranges);

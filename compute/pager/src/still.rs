@@ -8,8 +8,9 @@
 //! end, so that no handler of the program's runs in between. What the kernel writes for the program, it writes into pinned pages.
 //! (Another process that writes by `process_vm_writev` to a page on its way out writes in vain either way: `docs/design/limits.md`.)
 
+use crate::Pager;
 use crate::evictor::Evictor;
-use crate::{FaultMode, Pager};
+use farmem_run::Faults;
 use farmem_sys::members::any_companion;
 
 impl Pager {
@@ -17,6 +18,6 @@ impl Pager {
     ///
     /// Not where a handler thread serves faults: who has its page goes on, while more is done for it.
     pub(crate) fn is_still(&self, evictor: &Evictor) -> bool {
-        self.config.mode == FaultMode::Inline && !any_companion() && evictor.tasks.others() == Some(0)
+        self.spec.faults == Faults::Inline && !any_companion() && evictor.tasks.others() == Some(0)
     }
 }

@@ -14,6 +14,7 @@ use crate::thread::{Claimed, Thread};
 use crate::word::{State, Word};
 use farmem_cache::Arrival;
 use farmem_protocol::addr::{PAGE_BYTES, PageId};
+use farmem_run::Prefetch;
 use farmem_sys::raw::Errno;
 
 /// Why pages come in that no thread waits for.
@@ -30,7 +31,7 @@ impl Pager {
     pub(crate) fn plan_window(&self, thread: &mut Thread, page: PageId) {
         thread.claimed.clear();
         // A sampled page comes in when it is used, not before.
-        if !self.config.prefetch || self.samples(page) {
+        if self.spec.prefetch == Prefetch::Off || self.samples(page) {
             return;
         }
         let before = thread.prefetcher.tally();

@@ -115,8 +115,8 @@ fn held_back(pager: &'static Pager, bar: impl FnOnce(usize)) {
 fn a_page_that_was_made_unreadable_while_it_came_in_can_leave() {
     let path = std::env::temp_dir().join(format!("farmem-barred-{}.sock", std::process::id()));
     let (_, member) = common::member(256 << 20, vec![NodeAddr::Shm(path)], Transport::Shm);
-    let config = common::config(LOCAL as u64);
-    let pager = farmem_pager::start(config, Pool::new(vec![member]).unwrap(), common::counters()).unwrap();
+    let spec = common::spec(LOCAL as u64);
+    let pager = farmem_pager::start(spec, Pool::new(vec![member]).unwrap(), common::counters()).unwrap();
     common::serve_faults(pager);
     common::handle(libc::SIGBUS, on_access);
     common::handle(libc::SIGSEGV, on_access);

@@ -63,7 +63,7 @@ fn nodes_join_and_are_left_while_threads_work() {
     let path = std::env::temp_dir().join(format!("farmem-changing-{}.sock", std::process::id()));
     let (first, session) = common::member(256 << 20, vec![NodeAddr::Shm(path.clone())], Transport::Shm);
     let pool = Pool::new(vec![session]).unwrap();
-    let pager = farmem_pager::start(common::config(LOCAL), pool, counters).unwrap();
+    let pager = farmem_pager::start(common::spec(LOCAL), pool, counters).unwrap();
     common::serve_faults(pager);
     assert!(pager.waits_for_nobody());
     pager.before_waiting(|| {

@@ -30,8 +30,8 @@ fn forced<T>(pager: &Pager, at: usize, len: usize, write: bool, call: impl FnOnc
 fn reading_a_reservation_takes_no_far_memory() {
     let path = std::env::temp_dir().join(format!("farmem-forced-{}.sock", std::process::id()));
     let (_, member) = common::member(LENT, vec![NodeAddr::Shm(path)], Transport::Shm);
-    let config = common::config(4 << 20);
-    let pager = farmem_pager::start(config, Pool::new(vec![member]).unwrap(), common::counters()).unwrap();
+    let spec = common::spec(4 << 20);
+    let pager = farmem_pager::start(spec, Pool::new(vec![member]).unwrap(), common::counters()).unwrap();
     common::serve_faults(pager);
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     let reserved = pager.mmap(0, RESERVED, libc::PROT_NONE, flags);

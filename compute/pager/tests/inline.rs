@@ -9,12 +9,12 @@
 mod common;
 
 use farmem_fabric::{NodeAddr, Session, Transport};
-use farmem_pager::dirty::Dirty;
-use farmem_pager::{Config, FaultMode, Pager};
+use farmem_pager::Pager;
 use farmem_pool::Pool;
 use farmem_protocol::addr::PAGE_BYTES;
 use farmem_protocol::counters::Process;
 use farmem_protocol::random::Random;
+use farmem_run::{Dirty, Faults, Feature, Mask, Prefetch, RunSpec};
 use std::sync::atomic::Ordering;
 
 /// A member of a node in this very process, which lives as long as the test.
@@ -27,45 +27,41 @@ fn session(mapped: bool) -> Session {
 /// A way of running the pager.
 struct Way {
     mapped: bool,
-    mode: FaultMode,
-    prefetch: bool,
-    vectored: bool,
-    hold: bool,
-    write_lines: bool,
-    overlook: bool,
-    in_turns: bool,
+    faults: Faults,
+    prefetch: Prefetch,
+    mask: Mask,
     dirty: Dirty,
 }
 
-const PLAIN: Way = Way {
-    mapped: true,
-    mode: FaultMode::Inline,
-    prefetch: true,
-    vectored: true,
-    hold: true,
-    write_lines: false,
-    overlook: false,
-    in_turns: false,
-    dirty: Dirty::Auto,
-};
+impl Way {
+    /// With one more feature masked.
+    const fn without(self, feature: Feature) -> Way {
+        Way { mask: self.mask.with(feature), ..self }
+    }
+}
+
+const PLAIN: Way =
+    Way { mapped: true, faults: Faults::Inline, prefetch: Prefetch::On, mask: Mask::NONE, dirty: Dirty::Auto };
+const TCP: Way = Way { mapped: false, ..PLAIN };
+const TCP_LINES: Way = Way { dirty: Dirty::Lines, ..TCP };
 const WAYS: &[(&str, Way)] = &[
     ("shm", PLAIN),
-    ("tcp", Way { mapped: false, ..PLAIN }),
-    ("shm-protecting", Way { hold: false, ..PLAIN }),
-    ("tcp-protecting", Way { mapped: false, hold: false, ..PLAIN }),
-    ("thread", Way { mode: FaultMode::Thread, ..PLAIN }),
-    ("no-prefetch", Way { prefetch: false, ..PLAIN }),
+    ("tcp", TCP),
+    ("shm-protecting", PLAIN.without(Feature::Hold)),
+    ("tcp-protecting", TCP.without(Feature::Hold)),
+    ("thread", Way { faults: Faults::Thread, ..PLAIN }),
+    ("no-prefetch", Way { prefetch: Prefetch::Off, ..PLAIN }),
     ("shm-lines", Way { dirty: Dirty::Lines, ..PLAIN }),
-    ("tcp-lines", Way { mapped: false, dirty: Dirty::Lines, ..PLAIN }),
-    ("tcp-lines-protecting", Way { mapped: false, dirty: Dirty::Lines, hold: false, ..PLAIN }),
-    ("tcp-lines-writes", Way { mapped: false, dirty: Dirty::Lines, write_lines: true, ..PLAIN }),
-    ("tcp-overlooking", Way { mapped: false, overlook: true, ..PLAIN }),
-    ("tcp-lines-overlooking", Way { mapped: false, dirty: Dirty::Lines, overlook: true, ..PLAIN }),
-    ("shm-lines-in-turns", Way { dirty: Dirty::Lines, in_turns: true, ..PLAIN }),
-    ("tcp-exact", Way { mapped: false, dirty: Dirty::Exact, ..PLAIN }),
+    ("tcp-lines", TCP_LINES),
+    ("tcp-lines-protecting", TCP_LINES.without(Feature::Hold)),
+    ("tcp-lines-writes", TCP_LINES.without(Feature::Records)),
+    ("tcp-overlooking", TCP.without(Feature::Changes)),
+    ("tcp-lines-overlooking", TCP_LINES.without(Feature::Changes)),
+    ("shm-lines-in-turns", Way { dirty: Dirty::Lines, ..PLAIN }.without(Feature::Turns)),
+    ("tcp-exact", Way { dirty: Dirty::Exact, ..TCP }),
     ("shm-none", Way { dirty: Dirty::None, ..PLAIN }),
-    ("tcp-none", Way { mapped: false, dirty: Dirty::None, ..PLAIN }),
-    ("tcp-one-by-one", Way { mapped: false, prefetch: false, vectored: false, ..PLAIN }),
+    ("tcp-none", Way { dirty: Dirty::None, ..TCP }),
+    ("tcp-one-by-one", Way { prefetch: Prefetch::Off, ..TCP }.without(Feature::ProcessMadvise)),
 ];
 
 const WAY: &str = "FARMEM_PAGER_TEST";
@@ -156,31 +152,26 @@ fn child() {
     // are protected in any case.)
     let [held, protecting] =
         [&counters.held, &counters.protecting_calls].map(|counter| counter.load(Ordering::Relaxed));
-    let as_told = if way.hold { held > 100 && protecting < held / 2 } else { protecting > 100 && held == 0 };
+    let as_told =
+        if !way.mask.has(Feature::Hold) { held > 100 && protecting < held / 2 } else { protecting > 100 && held == 0 };
     assert!(as_told, "{name}: {held} pages held, {protecting} calls");
     let refused = counters.pages_refused.load(Ordering::Relaxed);
     // (One line in 4096 is overlooked anyhow.)
-    assert!(!way.overlook || refused > 100, "{name}: {refused} pages were refused");
-    assert!(!way.in_turns || lines.min(whole) > 1000, "{name}: {lines} lines and {whole} pages were sent");
+    assert!(!way.mask.has(Feature::Changes) || refused > 100, "{name}: {refused} pages were refused");
+    assert!(
+        !way.mask.has(Feature::Turns) || lines.min(whole) > 1000,
+        "{name}: {lines} lines and {whole} pages were sent"
+    );
 }
 
 const PAGES: usize = 8192;
 const LOCAL: u64 = 4 << 20;
 
 fn start(way: &Way, counters: &'static Process) -> &'static Pager {
-    let config = Config {
-        mode: way.mode,
-        prefetch: way.prefetch,
-        vectored: way.vectored,
-        hold: way.hold,
-        write_lines: way.write_lines,
-        overlook: way.overlook,
-        in_turns: way.in_turns,
-        dirty: way.dirty,
-        ..common::config(LOCAL)
-    };
+    let Way { faults, prefetch, mask, dirty, .. } = *way;
+    let spec = RunSpec { faults, prefetch, mask, dirty, ..common::spec(LOCAL) };
     let pool = Pool::new(vec![session(way.mapped)]).unwrap();
-    let pager = farmem_pager::start(config, pool, counters).unwrap();
+    let pager = farmem_pager::start(spec, pool, counters).unwrap();
     common::serve_faults(pager);
     pager
 }
@@ -214,7 +205,7 @@ impl Program {
         Program {
             pager,
             counters,
-            inline: way.mode == FaultMode::Inline,
+            inline: way.faults == Faults::Inline,
             base: at as usize,
             model: vec![0; PAGES],
             echo: vec![0; PAGES],

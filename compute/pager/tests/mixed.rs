@@ -31,8 +31,8 @@ impl Program {
         let path = std::env::temp_dir().join(format!("farmem-mixed-{}.sock", std::process::id()));
         let (_, mapped) = common::member(256 << 20, vec![NodeAddr::Shm(path)], Transport::Shm);
         let (tcp, wired) = common::member(256 << 20, vec![NodeAddr::Tcp("127.0.0.1:0".into())], Transport::Tcp);
-        let config = common::config(LOCAL);
-        let pager = farmem_pager::start(config, Pool::new(vec![mapped, wired]).unwrap(), counters).unwrap();
+        let spec = common::spec(LOCAL);
+        let pager = farmem_pager::start(spec, Pool::new(vec![mapped, wired]).unwrap(), counters).unwrap();
         common::serve_faults(pager);
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         let base = pager.mmap(0, PAGES * PAGE_BYTES, libc::PROT_READ | libc::PROT_WRITE, flags);

@@ -37,10 +37,11 @@ mod questions;
 mod slab;
 
 pub use extent::MAX_SLABS;
+pub use farmem_run::Protect;
 pub use fork::ForkShare;
 pub use lane::{Done, Lane};
 pub use nodes::{Loss, MAX_NODES, NoPlace, Standing};
-pub use protect::{Lacks, Protect};
+pub use protect::Lacks;
 pub use questions::By;
 
 use extent::{Extents, HOMES, Home, State, Word};

@@ -10,7 +10,7 @@
 //! libc's constructor has not run then. Looking up a node's name needs its `environ`, which is set here.
 
 use crate::gate::NotBuilt;
-use crate::run::{self, Run};
+use crate::run::joining;
 use crate::{
     bound, call, exec, fork, gate, go, hints, limits, mappings, near, net, process, roster, sandbox, signals, sites,
     stays_near, threads, waits,
@@ -18,11 +18,12 @@ use crate::{
 use farmem_fabric::session::REFUSED_NS;
 use farmem_fabric::{ConnectError, NodeAddr, Session};
 use farmem_pager::ending::{die, say};
-use farmem_pager::{Config, FaultMode, StartError, ending};
-use farmem_pool::{Pool, Protect};
+use farmem_pager::{StartError, ending};
+use farmem_pool::Pool;
 use farmem_protocol::addr::{FAR_END, FAR_START};
 use farmem_protocol::counters::Near;
 use farmem_protocol::{counters, exit};
+use farmem_run::{Faults, Feature, Protect, RunSpec};
 use farmem_sys::clock;
 use farmem_sys::members::{SHARERS, UNSEEN};
 use farmem_sys::raw::{now_ns, read_file, sleep_ns};
@@ -78,11 +79,11 @@ fn is_anothers(failure: &ConnectError) -> bool {
 
 /// Joins a node of the run. The run has reached it before, so that a failure may be a cut: the same
 /// rules as for a connection that stood and was cut.
-fn reach(node: &NodeAddr, run: &Run) -> Result<Session, ConnectError> {
+fn reach(node: &NodeAddr, run: &RunSpec) -> Result<Session, ConnectError> {
     let begun = now_ns();
-    let grace = run.join.grace;
+    let grace = run.grace;
     loop {
-        let failure = match Session::connect_at_rate(node, &run.join, run.shape) {
+        let failure = match Session::connect_at_rate(node, &joining(run), run.shape) {
             Ok(session) => return Ok(session),
             Err(failure) => failure,
         };
@@ -108,7 +109,7 @@ fn is_first(file: Option<&counters::File>) -> bool {
 /// Where mappings come elsewhere than they are asked to, and did not for the run's first program, this one is emulated
 /// (qemu-user): its memory is its emulator's, and far where the runtime is there. Nothing more is asked of an emulator,
 /// whose answers are of a process that is not this one.
-fn without_gate(reason: NotBuilt, run: &Run) -> Result<(), String> {
+fn without_gate(reason: NotBuilt, run: &RunSpec) -> Result<(), String> {
     match reason {
         NotBuilt::Refused(e) => Err(format!("the system-call gate cannot be built: {e}")),
         NotBuilt::Elsewhere if is_first(run.counters.as_deref().and_then(process::map_counters)) => {
@@ -125,7 +126,7 @@ fn without_gate(reason: NotBuilt, run: &Run) -> Result<(), String> {
 fn arm(text: &str, variables: Pointers) -> Result<(), String> {
     // The pager goes on with it.
     clock::begin();
-    let mut run = run::parse(text)?;
+    let mut run = RunSpec::parse(text).map_err(|e| e.to_string())?;
     sandbox::will_need(sandbox::Needs {
         network: run.changes
             || run.protect != Protect::None
@@ -165,21 +166,7 @@ fn arm(text: &str, variables: Pointers) -> Result<(), String> {
         (false, None) => {}
     }
     let pool = Pool::new(sessions).map_err(|e| e.to_string())?;
-    let config = Config {
-        local: run.local,
-        mode: run.mode,
-        prefetch: run.prefetch,
-        vectored: run.vectored,
-        hold: run.hold,
-        swap: run.swap,
-        write_lines: run.write_lines,
-        overlook: run.overlook,
-        in_turns: run.in_turns,
-        dirty: run.dirty,
-        trace: run.trace,
-        sample: run.sample,
-    };
-    let pager = match farmem_pager::start(config, pool, process::claim_counters()) {
+    let pager = match farmem_pager::start(run.clone(), pool, process::claim_counters()) {
         Ok(pager) => pager,
         // The run has it, so this is somebody who stands between the program and the kernel: valgrind, a sandbox.
         Err(StartError::Userfaultfd(e)) if !is_first => {
@@ -231,9 +218,9 @@ fn arm(text: &str, variables: Pointers) -> Result<(), String> {
     let sees_libc = missed.is_some();
     let complete = net::arm(&missed.unwrap_or_default(), &own.marked, &own.plain);
     let complete = complete.map_err(|e| format!("the system-call filter cannot be armed: {e}"))?;
-    if run.resume && run.mode == FaultMode::Inline && sees_libc && complete {
+    if !run.mask.has(Feature::Resume) && run.faults == Faults::Inline && sees_libc && complete {
         signals::actions::begin_resuming();
-        if run.open && pager.waits_for_nobody() {
+        if !run.mask.has(Feature::Open) && pager.waits_for_nobody() {
             pager.each_second(signals::open::watch);
             signals::open::begin(sites::counts_vforks());
         }

@@ -44,6 +44,7 @@ pub(crate) use spare::{STEP_NS, Standstill};
 use crate::{GrantError, Lost, QueuePair, WindowError};
 use farmem_protocol::addr::{SLAB_BYTES, SlabId};
 use farmem_protocol::key::Key;
+pub use farmem_protocol::node::Transport;
 use farmem_protocol::wire::control::Range;
 use farmem_protocol::wire::{Ask, Figure, Names, Refused, Reply, Request, Secret, Status, Text, Who};
 use farmem_sys::descriptors;
@@ -57,21 +58,6 @@ use std::time::Duration;
 
 /// The name of a run: 128 bits that only its members know.
 pub type RunId = Secret;
-
-/// How bytes are to move.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Transport {
-    /// Shared memory where the node is on this machine and offers it; RDMA where both have a card and
-    /// it works between them; else TCP.
-    #[default]
-    Auto,
-    /// TCP.
-    Tcp,
-    /// Shared memory.
-    Shm,
-    /// RDMA: slabs are reached past the node's processor.
-    Verbs,
-}
 
 /// What a member is, and what it wants. By default it waits for nothing and has the run of all zeros: name at
 /// least these.

@@ -34,34 +34,15 @@ use crate::ending::broken;
 use exact::Next;
 use farmem_protocol::addr::PageId;
 use farmem_protocol::lines::LINES;
+use farmem_run::Dirty;
 use farmem_sys::lines::{Brief, Found, Hasher, Hashes, SEED_BYTES, Seed, Unit, asks_along};
 use farmem_sys::raw::Errno;
 use kept::Kept;
 
-/// How changed bytes are told, as a user names it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Dirty {
-    /// What is fastest for the transport, by measurement.
-    #[default]
-    Auto,
-    /// See the module.
-    Exact,
-    /// See the module.
-    Lines,
-    /// See the module.
-    None,
+/// Whether a policy keeps line hashes of pages whose slots are not mapped.
+pub(crate) fn keeps_hashes(dirty: Dirty) -> bool {
+    matches!(dirty, Dirty::Auto | Dirty::Lines)
 }
-
-impl Dirty {
-    /// Whether it keeps line hashes of pages whose slots are not mapped.
-    pub(crate) fn keeps_hashes(self) -> bool {
-        matches!(self, Dirty::Auto | Dirty::Lines)
-    }
-}
-
-/// All names, as `farmem run --dirty` has them.
-pub const NAMES: [(&str, Dirty); 4] =
-    [("auto", Dirty::Auto), ("exact", Dirty::Exact), ("lines", Dirty::Lines), ("none", Dirty::None)];
 
 /// How a page comes in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

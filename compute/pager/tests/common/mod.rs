@@ -2,9 +2,9 @@
 
 use farmem_fabric::{ConnectOptions, NodeAddr, Session, Transport};
 use farmem_memory::Node;
-use farmem_pager::dirty::Dirty;
-use farmem_pager::{Config, FaultMode, Pager};
+use farmem_pager::Pager;
 use farmem_protocol::counters::Process;
+use farmem_run::RunSpec;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -71,19 +71,6 @@ pub fn counters() -> &'static Process {
 }
 
 /// As a run has it that names nothing but its local memory, bytes.
-pub fn config(local: u64) -> Config {
-    Config {
-        local,
-        mode: FaultMode::Inline,
-        prefetch: true,
-        vectored: true,
-        hold: true,
-        swap: false,
-        write_lines: false,
-        overlook: false,
-        in_turns: false,
-        dirty: Dirty::Auto,
-        trace: None,
-        sample: false,
-    }
+pub fn spec(local: u64) -> RunSpec {
+    RunSpec { local, ..RunSpec::default() }
 }

@@ -23,17 +23,8 @@ use crate::extent::{HOMES, Home, State};
 use crate::{NoRoom, Pool, Standing};
 use farmem_fabric::Lost;
 use farmem_fabric::session::Spare;
+use farmem_run::Protect;
 use std::sync::OnceLock;
-
-/// How a pool's slabs are protected against the loss of a node.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Protect {
-    /// One copy.
-    #[default]
-    None,
-    /// Two copies, at different nodes.
-    Mirror,
-}
 
 /// A pool's state for it.
 #[derive(Default)]

@@ -11,6 +11,8 @@ use farmem_pool::{NoPlace, NoRoom};
 use farmem_protocol::extent::geometry::BadGeometry;
 use farmem_protocol::region::{BadName, RegionName};
 use farmem_protocol::wire::Broken;
+use farmem_run::mask::NoFeature;
+use farmem_run::{BadSpec, Feature, Mask, RunSpec};
 use farmem_sys::raw::{Errno, futex_wait, futex_wake, sleep_ns, syscall};
 use farmem_sys::uffd::OpenError;
 use farmem_sys::verbs::{Absent, Outcome};
@@ -107,6 +109,12 @@ fn of_connections(list: &mut Vec<Box<dyn Shown>>) {
         Broken::Record => Broken::Record,
         Broken::Step => Broken::Step,
     );
+}
+
+fn of_runs(list: &mut Vec<Box<dyn Shown>>) {
+    every!(list, NoFeature: NoFeature(_) => NoFeature("a\nb".into()));
+    every!(list, Mask: _ => Mask::NONE.with(Feature::Hold).with(Feature::Open));
+    every!(list, BadSpec: _ => RunSpec::parse("v=2;mask=a").expect_err("no feature is called a"));
 }
 
 fn of_memory(list: &mut Vec<Box<dyn Shown>>) {
@@ -217,6 +225,7 @@ fn every_error_is_formatted_without_a_thread_pointer() {
     let mut errors = errnos();
     of_connections(&mut errors);
     of_memory(&mut errors);
+    of_runs(&mut errors);
     of_start(&mut errors);
     let none = AtomicU32::new(0);
     let job = Job { errors, formatted: none, failed: AtomicU32::new(0), ended: AtomicU32::new(0) };
@@ -229,7 +238,8 @@ fn every_error_is_formatted_without_a_thread_pointer() {
 }
 
 /// Types that are errors and are not the runtime's, or are tested where they can be named.
-const ELSEWHERE: [&str; 7] = [
+const ELSEWHERE: [&str; 8] = [
+    "Unwritable",  // farmem run's
     "NoDial",      // fabric's own, tested there
     "BadGeometry", // the node's, and the agent's
     "NotHeld",     // the agent's
@@ -244,7 +254,9 @@ fn no_error_type_of_the_runtime_is_left_out() {
     let workspace = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let here = include_str!("errors.rs");
     let mut found = 0;
-    for room in ["protocol", "sys", "fabric", "compute/cache", "compute/pool", "compute/pager", "compute/preload"] {
+    for room in
+        ["protocol", "run", "sys", "fabric", "compute/cache", "compute/pool", "compute/pager", "compute/preload"]
+    {
         for (file, text) in sources(&workspace.join(room).join("src")) {
             let lines: Vec<&str> = text.lines().map(str::trim).collect();
             for (n, line) in lines.iter().enumerate() {

@@ -12,6 +12,7 @@ use std::mem::{offset_of, size_of};
 use std::os::unix::fs::FileExt;
 
 use farmem_protocol::counters::{self, MAGIC, PROCESSES};
+use farmem_run::RunSpec;
 use serde::{Deserialize, Serialize};
 
 /// Counts, of a process so far or between two moments.
@@ -102,7 +103,7 @@ pub struct Meter {
 impl Meter {
     /// `run` is the value of `FARMEM_RUN`, if this program is on farmem.
     pub fn new(run: Option<&str>) -> Meter {
-        let path = run.and_then(|fields| fields.split(';').find_map(|field| field.strip_prefix("counters=")));
+        let path = run.and_then(|text| RunSpec::parse(text).ok()?.counters);
         Meter { counters: path.and_then(|path| File::open(path).ok()) }
     }
 

@@ -1,10 +1,25 @@
-//! Where a node listens, as people write it: `host:7411`, `[::1]:7411`, `unix:/run/farmem.sock`.
+//! How bytes get to a node, and where it listens, as people write it: `host:7411`, `[::1]:7411`, `unix:/run/farmem.sock`.
 
-use farmem_protocol::wire::MAX_PATH;
+use crate::wire::MAX_PATH;
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::str::FromStr;
+
+/// How bytes are to move.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Transport {
+    /// Shared memory where the node is on this machine and offers it; RDMA where both have a card and
+    /// it works between them; else TCP.
+    #[default]
+    Auto,
+    /// TCP.
+    Tcp,
+    /// Shared memory.
+    Shm,
+    /// RDMA: slabs are reached past the node's processor.
+    Verbs,
+}
 
 /// The address of a node.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
