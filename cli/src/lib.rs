@@ -14,6 +14,7 @@
 //! | `farmem status`: what a node lends, to whom; `farmem check`: whether that adds up | `pool/` |
 //! | `farmem controller`, `drain`, `undrain`, `forget`: many machines as one rack | `rack/` |
 //! | `farmem region`: memory with a name, that programs share | `region.rs` |
+//! | `farmem token`: who may borrow of a node | `token.rs` |
 //! | `farmem top`: what runs and nodes are doing | `top/` |
 //! | `farmem manual`: man pages and completions, for packages | `manual.rs` |
 //! | `farmem keep`: what `run` leaves behind for daemons | `run/keeper.rs` |
@@ -44,6 +45,7 @@ mod sizing;
 mod start;
 mod swap;
 mod time;
+mod token;
 mod top;
 mod units;
 
@@ -95,7 +97,7 @@ To begin with, on one machine:
       A program of yours; its far memory is lent by a second process.
 
 On two:
-  bighost$ farmem node --lend 8G --listen 0.0.0.0:7411
+  bighost$ farmem node --lend 8G --listen 0.0.0.0:7411 --open
   here$    farmem run --local 1G --node bighost:7411 -- redis-server
   here$    farmem top
 
@@ -124,6 +126,7 @@ pub enum Command {
     Status(pool::status::Options),
     Check(pool::check::Options),
     Region(region::Options),
+    Token(token::Options),
     Top(top::Options),
     Demo(demo::Options),
     #[command(hide = true)]
@@ -171,6 +174,7 @@ impl Command {
             Command::Status(options) => pool::status::run(&options),
             Command::Check(options) => pool::check::run(&options),
             Command::Region(options) => region::run(&options),
+            Command::Token(options) => token::run(&options),
             Command::Top(options) => top::run(&options),
             Command::Manual(options) => manual::write(&options),
             Command::Demo(options) => demo::run(&options),

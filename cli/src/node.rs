@@ -4,7 +4,7 @@
 //! the status file by which `farmem top` and `farmem run` find it.
 
 use std::fs;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -57,6 +57,14 @@ pub struct Options {
     #[command(flatten)]
     pub rack: rack::member::Rack,
 
+    /// The store of the tokens that programs must have, as `farmem token` makes it
+    #[arg(long, value_name = "FILE", conflicts_with = "open")]
+    pub tokens: Option<PathBuf>,
+
+    /// Let whoever reaches the node borrow, also from other machines
+    #[arg(long)]
+    pub open: bool,
+
     /// Log every connection and every slab, too, and not only who joins, leaves and is refused
     #[arg(short, long)]
     pub verbose: bool,
@@ -68,10 +76,12 @@ pub struct Options {
 
 const EXAMPLES: &str = "\
 Examples:
-  farmem node --lend 8G --listen 0.0.0.0:7411
+  farmem token create --tenant me --store tokens.toml > me.token
+  farmem node --lend 8G --listen 0.0.0.0:7411 --tokens tokens.toml
       Programs on other machines:
-      farmem run --local 1G --node THISHOST:7411 -- PROGRAM
-      Whoever can reach the port can borrow: keep it in a trusted network.
+      farmem run --local 1G --token me.token --node THISHOST:7411 -- PROGRAM
+      With --open instead of --tokens whoever can reach the port can borrow:
+      keep it in a trusted network.
 
   farmem node --lend 50% --listen unix:/run/node.sock --metrics 127.0.0.1:9411
       For programs on this machine only.
@@ -160,12 +170,34 @@ fn absolute(at: &NodeAddr) -> Result<NodeAddr, Failure> {
     }
 }
 
+/// A node that other machines can reach says who may borrow.
+fn refuse_strangers(options: &Options) -> Result<(), Failure> {
+    if options.tokens.is_some() || options.open || options.embedded {
+        return Ok(());
+    }
+    let is_near = |at: &NodeAddr| match at {
+        NodeAddr::Shm(_) => true,
+        // A name that means nothing here is told where it is listened on.
+        NodeAddr::Tcp(at) => {
+            at.to_socket_addrs().is_ok_and(|mut all| all.all(|at| at.ip().to_canonical().is_loopback()))
+        }
+    };
+    match options.listen.iter().find(|at| !is_near(at)) {
+        None => Ok(()),
+        Some(at) => Err(Failure::usage(format!(
+            "--listen {at}: other machines can reach this, and whoever does could borrow: name a store of tokens by \
+             --tokens FILE (farmem token create makes one), or say --open"
+        ))),
+    }
+}
+
 /// Runs the node until it is told to stop and its members are gone.
 pub fn run(options: &Options) -> Result<(), Failure> {
     // The run that has started it has made sure.
     if !options.embedded {
         forbidden::check(&[probe::COMMON, probe::NODE])?;
     }
+    refuse_strangers(options)?;
     let ram = size::ram().map_err(Failure::usage)?.total;
     let config = Config {
         lend: options.lend.bytes(ram),
@@ -174,6 +206,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         grace: options.grace,
         huge: options.huge,
         verbose: options.verbose,
+        tokens: options.tokens.clone(),
         embedded: options.embedded,
         rdma: options.rdma.clone(),
         quota: options.quota.map(|quota| quota.bytes(ram)),

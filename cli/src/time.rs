@@ -4,7 +4,7 @@ use std::time::Duration;
 
 /// Why a text is not a time.
 #[derive(Debug, PartialEq, thiserror::Error)]
-#[error("not a time; write for example 500ms, 30s or 2m")]
+#[error("not a time; write for example 500ms, 30s, 2m or 30d")]
 pub struct NotATime;
 
 /// Reads a time; at most a year.
@@ -18,6 +18,7 @@ pub fn parse(text: &str) -> Result<Duration, NotATime> {
         "" | "s" => number,
         "m" | "min" => number * 60.0,
         "h" => number * 3600.0,
+        "d" => number * 86400.0,
         _ => return Err(NotATime),
     };
     let year = 365.0 * 86400.0;

@@ -62,6 +62,17 @@ pub enum ConnectError {
     /// It serves as many as it can.
     #[error("node {0}: serves as many programs and connections as it can: end some, or use another node")]
     Full(String),
+    /// It wants a token, or does not take the one it was shown.
+    #[error("node {node}: {why}")]
+    Token {
+        /// The address as given.
+        node: String,
+        /// What is wrong, and what to do.
+        why: &'static str,
+    },
+    /// It did not prove that it knows the token.
+    #[error("node {0}: it did not prove that it knows this token: something else answers at this address")]
+    Unproven(String),
     /// It no longer knows the member.
     #[error("node {0}: no longer knows this program: it was started anew, or the run was ended")]
     Unknown(String),

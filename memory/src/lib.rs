@@ -19,6 +19,7 @@ pub mod log;
 mod metrics;
 mod run;
 mod status;
+pub mod tokens;
 mod worker;
 
 pub use run::{run, run_with};
@@ -37,8 +38,9 @@ use farmem_sys::verbs::{Absent, Device};
 use listen::Listener;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use tokens::{Followed, StoreError};
 use worker::Workers;
 
 /// Connections that a node has in any case, however few descriptors it may have.
@@ -59,6 +61,8 @@ pub struct Config {
     pub huge: bool,
     /// Log every connection and slab, too, and not only joins, leaves and refusals.
     pub verbose: bool,
+    /// The store of the tokens that are asked for; `None`: whoever reaches the node may borrow.
+    pub tokens: Option<PathBuf>,
     /// Started for one run: says nothing, and ends when its standard input does.
     pub embedded: bool,
     /// Whether members may reach their memory by RDMA.
@@ -80,6 +84,7 @@ impl Config {
             grace: Duration::ZERO,
             huge: false,
             verbose: false,
+            tokens: None,
             embedded: false,
             rdma: Rdma::Off,
             quota: None,
@@ -152,6 +157,9 @@ pub enum StartError {
     /// The RDMA card that was named cannot be used.
     #[error("{0}")]
     Rdma(Absent),
+    /// The store of tokens cannot be used.
+    #[error("--tokens {0}")]
+    Tokens(#[from] tokens::StoreError),
     /// The status file cannot be written.
     #[error("cannot write {0}: {1}")]
     Status(PathBuf, std::io::Error),
@@ -170,6 +178,7 @@ pub struct Node {
     workers: Workers,
     metrics: Option<SocketAddr>,
     unshared: Option<StartError>,
+    tokens: Option<Mutex<Followed>>,
 }
 
 impl Node {
@@ -210,6 +219,8 @@ impl Node {
         nic.volumes.set_machine(nbd::machine(&std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default()));
         nic.units.set_quota(config.quota.unwrap_or(u64::MAX));
         nic.units.set_descriptors(descriptors);
+        // Before anybody can reach it.
+        let tokens = config.tokens.as_deref().map(|path| Followed::begin(path, &nic)).transpose()?.map(Mutex::new);
         // First: whoever can reach the node can ask for its counters.
         let metrics = config.metrics.map(metrics::bind).transpose()?;
         let mut listeners = config.listen.iter().map(Listener::bind).collect::<Result<Vec<_>, _>>()?;
@@ -222,7 +233,7 @@ impl Node {
         listeners.extend(own_socket);
         let metrics = metrics.map(|listener| metrics::serve(listener, &nic)).transpose()?;
         let workers = Workers::start(&nic, listeners)?;
-        Ok(Node { nic, addresses, workers, metrics, unshared })
+        Ok(Node { nic, addresses, workers, metrics, unshared, tokens })
     }
 
     /// Where it listens: as configured, with the port that was given where 0 was asked for.
@@ -233,6 +244,12 @@ impl Node {
     /// Why programs on this machine cannot map its memory, if they cannot: it has no Unix socket.
     pub fn unshared(&self) -> Option<&StartError> {
         self.unshared.as_ref()
+    }
+
+    /// Reads the store of tokens again, if it has changed. To be called each second.
+    pub fn look_at_tokens(&self) -> Option<StoreError> {
+        let mut followed = self.tokens.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner);
+        followed.look(&self.nic)
     }
 
     /// Where it tells its counters.

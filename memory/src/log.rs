@@ -204,7 +204,8 @@ pub(crate) fn programs(n: usize) -> String {
 
 /// A member, as operators know it.
 pub(crate) fn name(member: &Member) -> String {
-    format!("process {} of {}", member.pid(), member.peer())
+    let tenant = member.tenant().map(|tenant| format!(" for {}", tenant.name)).unwrap_or_default();
+    format!("process {} of {}{tenant}", member.pid(), member.peer())
 }
 
 /// What a member says of itself, where it says anything.
@@ -251,6 +252,7 @@ fn line(event: Event<'_>) -> String {
                 Leaving::Ended => "it has ended",
                 Leaving::Grace => "its connection did not come back within its grace",
                 Leaving::Run => "its run is over",
+                Leaving::Revoked => "its token was revoked, or has expired",
                 Leaving::GaveWay => "it was away, held nothing, and a newcomer needed its place",
             };
             let held = if held > 0 { format!("; it held {}", bytes(held)) } else { String::new() };
@@ -290,6 +292,11 @@ fn refused(why: Refused) -> String {
             }
             Verdict::NoRoom(_) => "it wants a larger volume than can be promised".into(),
             Verdict::Malformed => "its hello makes no sense".into(),
+            Verdict::NoToken => "it named no token".into(),
+            Verdict::WrongToken => "its token is not known here, or its proof is wrong".into(),
+            Verdict::Revoked => "its token was revoked".into(),
+            Verdict::Expired => "its token has expired".into(),
+            Verdict::NoTokens => "it named a token, and this node has none (--tokens)".into(),
         },
         Refused::Broken(rule) => rule.to_string(),
         Refused::Silent => "it did not say who it is within 10 s".into(),

@@ -50,6 +50,9 @@ pub fn run_with(config: Config, begun: impl FnOnce(&Node) -> io::Result<()>) -> 
             // A full or vanished directory costs the view in `farmem top`, no more.
             let _ = status.update(&node);
         }
+        if let Some(wrong) = node.look_at_tokens() {
+            eprintln!("farmem: --tokens {wrong}; the node goes on with the tokens that it had");
+        }
         if orphaned.load(Ordering::Relaxed) {
             return Ok(());
         }

@@ -52,6 +52,8 @@ pub struct RunSpec {
     pub counters: Option<String>,
     /// Where to record the page trace, if at all; other processes of the run: FILE.PID.
     pub trace: Option<String>,
+    /// Path of the token by which it borrows, if its nodes ask for one.
+    pub token: Option<String>,
     /// Where faults are counted by place, if they are.
     pub sites: Option<String>,
     /// Record a sample of the pages only, and keep all others local.
@@ -77,6 +79,7 @@ impl Default for RunSpec {
             mask: Mask::NONE,
             counters: None,
             trace: None,
+            token: None,
             sites: None,
             sample: false,
         }
@@ -140,6 +143,7 @@ impl RunSpec {
         pairs.extend(self.shape.map(|rate| ("shape", rate.to_string())));
         pairs.extend(self.counters.clone().map(|path| ("counters", path)));
         pairs.extend(self.trace.clone().map(|path| ("trace", path)));
+        pairs.extend(self.token.clone().map(|path| ("token", path)));
         pairs.extend(self.sites.clone().map(|path| ("sites", path)));
         if let Some((key, value)) = pairs.iter().find(|(_, value)| value.contains([';', '\0'])) {
             return Err(Unwritable { key, value: value.clone() });
@@ -191,6 +195,7 @@ impl RunSpec {
             "mask" => self.mask = value.parse().map_err(|e| bad(format!("mask: {e}")))?,
             "counters" => self.counters = Some(value.to_owned()),
             "trace" => self.trace = Some(value.to_owned()),
+            "token" => self.token = Some(value.to_owned()),
             "sites" => self.sites = Some(value.to_owned()),
             "sample" => self.sample = truth(value).ok_or_else(|| wrong("not 0 or 1"))?,
             _ => return Err(bad(format!("{} is not a setting", quoted(key)))),

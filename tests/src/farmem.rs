@@ -142,7 +142,7 @@ impl Node {
         let unix = dir.path().join("node.sock");
         let metrics = free_port()?;
         let mut command = Command::new(binary());
-        command.args(["node", "--lend", lend, "--listen", &tcp.to_string()]);
+        command.args(["node", "--open", "--lend", lend, "--listen", &tcp.to_string()]);
         command.arg("--listen").arg(format!("unix:{}", unix.display()));
         command.args(["--metrics", &metrics.to_string()]).args(options);
         // A node under nohup does not end with its terminal; tests begun by it are to see the same node.

@@ -63,6 +63,9 @@ pub struct Options {
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = crate::time::parse)]
     pub grace: Duration,
 
+    #[command(flatten)]
+    pub token: crate::token::Flag,
+
     /// Tell who holds what of the service that runs, and end
     #[arg(long)]
     pub status: bool,
@@ -149,6 +152,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         quotas: options.quota.iter().fold(Quotas::default(), Quota::add_to),
         idle: (!options.idle.is_zero()).then_some(options.idle),
         grace: options.grace,
+        token: options.token.key()?,
     };
     let publisher = report::Publisher::new(&dir, config.node.to_string());
     let agent = Agent::start(config).map_err(refusal)?;

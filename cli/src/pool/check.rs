@@ -13,6 +13,9 @@ pub struct Options {
     /// The node: HOST:PORT or unix:PATH
     #[arg(value_name = "NODE")]
     pub node: NodeAddr,
+
+    #[command(flatten)]
+    pub token: crate::token::Flag,
 }
 
 const EXAMPLES: &str = "\
@@ -28,7 +31,7 @@ const SHOWN: usize = 20;
 
 /// Says what it found.
 pub fn run(options: &Options) -> Result<(), Failure> {
-    let mut reader = Reader::connect(&options.node)?;
+    let mut reader = Reader::connect(&options.node, options.token.key()?)?;
     let (snapshot, recount, problems) = lasting(&mut reader)?;
     for problem in problems.iter().take(SHOWN) {
         println!("{problem}");

@@ -12,6 +12,8 @@ use farmem_protocol::extent::guard::{self, Words as _};
 use farmem_protocol::extent::owner::{OwnerField, OwnerWord};
 use farmem_protocol::extent::{Claimant, Geometry, Level, Owner, Place, State, Word};
 
+use farmem_trust::Key;
+
 use crate::failure::Failure;
 
 /// Words that one READ asks for.
@@ -39,13 +41,14 @@ pub struct Snapshot {
 
 impl Reader {
     /// Joins the node.
-    pub fn connect(addr: &NodeAddr) -> Result<Reader, Failure> {
+    pub fn connect(addr: &NodeAddr, token: Option<Key>) -> Result<Reader, Failure> {
         let options = ConnectOptions {
             timeout: Duration::from_secs(5),
             grace: Duration::from_secs(1),
             run: random_name()?,
             pid: std::process::id(),
             names: names_of("farmem status"),
+            token,
             ..ConnectOptions::default()
         };
         let session = Session::connect(addr, &options).map_err(Failure::no_node)?;

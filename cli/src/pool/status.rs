@@ -4,6 +4,7 @@ use farmem_fabric::NodeAddr;
 use farmem_protocol::extent::word::Owner;
 use farmem_protocol::wire::{Figure, Names, Who};
 use farmem_sys::process;
+use farmem_trust::Key;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
@@ -24,6 +25,9 @@ pub struct Options {
     /// The node: HOST:PORT or unix:PATH; without it, every node of this user on this machine
     #[arg(value_name = "NODE")]
     pub node: Option<NodeAddr>,
+
+    #[command(flatten)]
+    pub token: crate::token::Flag,
 
     /// The controller of a rack: show its nodes instead
     #[arg(long, value_name = "HOST:PORT", value_parser = crate::rack::address, conflicts_with = "node")]
@@ -155,7 +159,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         return crate::rack::table::show(controller, options.json);
     }
     let (views, failed) = match &options.node {
-        Some(node) => (vec![view(node)?], None),
+        Some(node) => (vec![view(node, options.token.key()?)?], None),
         None => all(here()),
     };
     let text = if options.json {
@@ -173,7 +177,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
 fn all(nodes: Vec<(u32, NodeAddr)>) -> (Vec<View>, Option<Failure>) {
     let (mut views, mut failed) = (Vec::new(), None);
     for (pid, node) in nodes {
-        match view(&node) {
+        match view(&node, None) {
             Ok(view) => views.push(view),
             // It has ended since.
             Err(_) if !process::exists(pid) => {}
@@ -200,8 +204,8 @@ fn here() -> Vec<(u32, NodeAddr)> {
     known.filter_map(|status| Some((status.pid, status.listen.first()?.parse().ok()?))).collect()
 }
 
-fn view(node: &NodeAddr) -> Result<View, Failure> {
-    let mut reader = Reader::connect(node)?;
+fn view(node: &NodeAddr, token: Option<Key>) -> Result<View, Failure> {
+    let mut reader = Reader::connect(node, token)?;
     let (snapshot, recount, _) = lasting(&mut reader)?;
     let bytes = |chunks: u64| chunks * 4096;
     let mut holders = Vec::new();

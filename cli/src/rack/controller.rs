@@ -34,7 +34,7 @@ const EXAMPLES: &str = "\
 Examples:
   farmem controller --store /var/lib/farmem/rack.redb --listen 10.0.0.5:7400 --open
       The rack's controller. Its page is http://10.0.0.5:7400/
-  bighost$ farmem node --lend 32G --listen 0.0.0.0:7411 --controller 10.0.0.5:7400 --domain rack7/shelf2
+  bighost$ farmem node --lend 32G --listen 0.0.0.0:7411 --open --controller 10.0.0.5:7400 --domain rack7/shelf2
   here$    farmem run --local 4G --controller 10.0.0.5:7400 -- ./job
   farmem status --controller 10.0.0.5:7400
   farmem drain bighost --controller 10.0.0.5:7400

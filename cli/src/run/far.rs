@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use farmem_fabric::session::names_of;
 use farmem_fabric::{ConnectOptions, NodeAddr, Session, Transport};
+use farmem_trust::Key;
 
 use crate::failure::Failure;
 
@@ -94,6 +95,7 @@ impl Far {
         transport: Transport,
         grace: Duration,
         program: &Path,
+        token: Option<Key>,
     ) -> Result<Far, Failure> {
         let name = program.file_name().map(OsStr::to_string_lossy).unwrap_or_default();
         let options = ConnectOptions {
@@ -103,6 +105,7 @@ impl Far {
             pid: std::process::id(),
             transport,
             names: names_of(&name),
+            token,
         };
         let sessions = nodes.iter().map(|node| Session::connect(node, &options).map_err(Failure::no_node));
         let sessions = sessions.collect::<Result<_, _>>()?;

@@ -34,6 +34,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(250);
 #[derive(clap::Args, Debug)]
 pub struct Options {
     #[arg(long)]
+    pub token: Option<PathBuf>,
+    #[arg(long)]
     run: RunName,
     #[arg(long, value_parser = far::node)]
     node: Vec<NodeAddr>,
@@ -84,6 +86,7 @@ pub fn start(
     run: RunName,
     nodes: &[NodeAddr],
     counters: &Path,
+    token: Option<&Path>,
     processes: &[u32],
     embedded: Option<Embedded>,
 ) -> Result<(), Failure> {
@@ -91,6 +94,9 @@ pub fn start(
     command.arg0("farmem").arg("keep").args(["--run", &run.to_string()]).arg("--counters").arg(counters);
     for node in nodes {
         command.args(["--node", &node.to_string()]);
+    }
+    if let Some(token) = token {
+        command.arg("--token").arg(token);
     }
     for process in processes {
         command.args(["--process", &process.to_string()]);
@@ -112,7 +118,8 @@ pub fn start(
 
 /// Waits until the run is over, and ends it.
 pub fn keep(options: &Options) -> Result<(), Failure> {
-    let far = Far::connect(&options.node, options.run, Transport::Auto, Duration::ZERO, Path::new("farmem"));
+    let token = options.token.as_deref().and_then(|path| crate::token::key(path).ok());
+    let far = Far::connect(&options.node, options.run, Transport::Auto, Duration::ZERO, Path::new("farmem"), token);
     while let Ok(sample) = Sample::read(&options.counters) {
         // A number of the list that is reused keeps the run longer than need be, at worst.
         if !options.process.iter().any(|&pid| process::exists(pid)) && living(&options.counters, &sample).is_empty() {

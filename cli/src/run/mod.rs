@@ -40,6 +40,7 @@ use crate::counters::{self, Beginning, Sample};
 use crate::failure::Failure;
 use crate::runtime_dir::{self, Scratch};
 use crate::size::{Ram, Size};
+use crate::token;
 use crate::{agent, forbidden, leftovers, library, program, rack, units};
 use embedded::Embedded;
 pub use environment::names;
@@ -116,6 +117,9 @@ pub struct Options {
     #[arg(long, value_name = "TIME", value_parser = crate::time::parse)]
     pub grace: Option<Duration>,
 
+    #[command(flatten)]
+    pub token: token::Flag,
+
     /// The summary at the end: text, json, json:FILE or none [default: text]
     #[arg(long, value_name = "FORM")]
     pub stats: Option<Stats>,
@@ -163,6 +167,7 @@ impl Options {
             shape: None,
             agent: false,
             grace: None,
+            token: token::Flag::default(),
             stats: None,
             trace: None,
             sites: false,
@@ -182,7 +187,7 @@ Examples:
 
   farmem run --local 1G --node bighost:7411 -- redis-server
       Far memory lies on bighost, where this runs:
-      farmem node --lend 8G --listen 0.0.0.0:7411
+      farmem node --lend 8G --listen 0.0.0.0:7411 --open
 
   farmem run --local 1G --node a:7411 --node b:7411 --protect mirror -- ./job
       Every page is on both nodes: the job goes on when one is lost.
@@ -276,7 +281,7 @@ pub fn carry_out(options: &Options, plan: &Plan) -> Result<Outcome, Failure> {
     } else {
         None
     };
-    let mut far = Far::connect(&nodes, run, plan.spec.transport, plan.spec.grace, Path::new(name))?;
+    let mut far = Far::connect(&nodes, run, plan.spec.transport, plan.spec.grace, Path::new(name), plan.token()?)?;
     if plan.spec.protect == Protect::Mirror {
         if nodes.len() < 2 {
             return Err(Failure::no_node("--protect mirror needs two nodes, and the controller has given one"));
@@ -326,7 +331,7 @@ pub fn carry_out(options: &Options, plan: &Plan) -> Result<Outcome, Failure> {
         drop(embedded);
         drop(counters);
     } else {
-        keeper::start(run, &nodes, &counters, &others, embedded)?;
+        keeper::start(run, &nodes, &counters, plan.spec.token.as_deref().map(Path::new), &others, embedded)?;
         counters.keep();
     }
     let sites = sites.map(|file| sites::read(&file).map_err(|e| e.to_string()));

@@ -7,6 +7,8 @@ use farmem_run::{Choice, NodeAddr, Protect, RunSpec, Transport};
 
 use super::summary::Stats;
 use super::{Options, far, roster};
+use farmem_trust::Key;
+
 use crate::failure::Failure;
 use crate::settings::{Origin, Settings};
 use crate::size::{self, Ram, Size};
@@ -49,6 +51,11 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// What its token proves.
+    pub fn token(&self) -> Result<Option<Key>, Failure> {
+        self.spec.token.as_ref().map(|file| crate::token::key(file.as_ref())).transpose()
+    }
+
     /// Completes a run's flags.
     pub fn of(options: &Options) -> Result<Plan, Failure> {
         let settings = if options.no_settings { Settings::none() } else { Settings::load()? };
@@ -89,6 +96,8 @@ impl Plan {
             return Err(Failure::usage("--shape holds tcp to a rate: add --transport tcp"));
         }
         let grace = settings.choose("grace", options.grace, crate::time::parse)?.map_or(GRACE, |(grace, _)| grace);
+        // A node that is started for the run asks for none.
+        let token = options.token.file(&settings)?.filter(|_| !nodes.is_empty() || controller.is_some());
         let stats = settings.choose("stats", options.stats.clone(), str::parse)?;
         let stats = stats.map_or(Stats::Text, |(stats, _)| stats);
         // The program may change its directory before the library opens the file.
@@ -106,6 +115,7 @@ impl Plan {
             dirty: options.dirty,
             mask: options.mask,
             trace: trace.map(|trace| trace.display().to_string()),
+            token: token.map(|token| token.display().to_string()),
             ..RunSpec::default()
         };
         Ok(Plan { spec, local_from, controller, stats, ram })

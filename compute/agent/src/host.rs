@@ -17,6 +17,7 @@ use farmem_protocol::extent::Failed;
 use farmem_sys::process;
 use farmem_sys::raw::Errno;
 use farmem_sys::shared;
+use farmem_trust::Key;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
@@ -42,6 +43,8 @@ pub struct Config {
     pub idle: Option<Duration>,
     /// So long the node keeps its memory, should it be killed.
     pub grace: Duration,
+    /// The token by which it borrows, where the node asks for one.
+    pub token: Option<Key>,
 }
 
 /// Why an agent could not start.
@@ -115,6 +118,7 @@ impl Agent {
             pid: std::process::id(),
             transport: config.transport,
             names: names_of("farmem agent"),
+            token: config.token,
         };
         let mut stock = Stock::open(Arc::clone(&ledger), config.quotas.clone());
         let resumed = match ledger.membership() {

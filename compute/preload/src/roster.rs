@@ -9,7 +9,6 @@
 //! program.
 
 use crate::process;
-use crate::run::joining;
 use farmem_fabric::{ConnectOptions, NodeAddr, Session};
 use farmem_pager::Pager;
 use farmem_pager::ending::say;
@@ -46,8 +45,8 @@ const LATE_NS: u64 = 60_000_000_000;
 const SEEK_WITHIN: Duration = Duration::from_millis(300);
 
 /// Keeps what joining takes. The nodes to begin with, if they have changed since the run began.
-pub fn begin(run: &RunSpec, file: Option<&File>) -> Option<Vec<NodeAddr>> {
-    let options = ConnectOptions { timeout: ANSWER_WITHIN, ..joining(run) };
+pub fn begin(run: &RunSpec, join: &ConnectOptions, file: Option<&File>) -> Option<Vec<NodeAddr>> {
+    let options = ConnectOptions { timeout: ANSWER_WITHIN, ..join.clone() };
     let _ = JOIN.set((options, run.shape));
     if run.protect != Protect::None {
         let nodes: Vec<String> = run.nodes.iter().map(NodeAddr::to_string).collect();

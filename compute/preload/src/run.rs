@@ -5,6 +5,7 @@ use farmem_fabric::session::SILENT_NS;
 use farmem_protocol::wire::{Names, Text};
 use farmem_run::RunSpec;
 use farmem_sys::raw;
+use std::ffi::CString;
 use std::time::Duration;
 
 /// How long a node may take to answer: as long as one that is stopped is waited for in mid-run, for the
@@ -25,15 +26,27 @@ fn names() -> Names {
     }
 }
 
+/// The token in a file, which the supervisor has found in order.
+fn token(path: &str) -> Result<farmem_trust::Key, String> {
+    let name = CString::new(path).map_err(|_| "FARMEM_RUN: token= is no path".to_owned())?;
+    let text = raw::read_file(&name).map_err(|e| format!("the run's token {path} cannot be read: {e}"))?;
+    let token = String::from_utf8_lossy(&text).parse::<farmem_trust::Token>();
+    token.map(|token| token.key()).map_err(|e| format!("the run's token {path}: {e}"))
+}
+
 /// How this process joins a node of the run.
-pub fn joining(run: &RunSpec) -> ConnectOptions {
-    ConnectOptions {
+///
+/// # Errors
+/// One line: the run's token cannot be read.
+pub fn joining(run: &RunSpec) -> Result<ConnectOptions, String> {
+    Ok(ConnectOptions {
         timeout: ANSWER_WITHIN,
         grace: run.grace,
         run: run.run,
         pid: raw::getpid(),
         transport: run.transport,
         names: names(),
+        token: run.token.as_deref().map(token).transpose()?,
         ..ConnectOptions::default()
-    }
+    })
 }

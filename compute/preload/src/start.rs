@@ -16,7 +16,7 @@ use crate::{
     stays_near, threads, waits,
 };
 use farmem_fabric::session::REFUSED_NS;
-use farmem_fabric::{ConnectError, NodeAddr, Session};
+use farmem_fabric::{ConnectError, ConnectOptions, NodeAddr, Session};
 use farmem_pager::ending::{die, say};
 use farmem_pager::{StartError, ending};
 use farmem_pool::Pool;
@@ -79,11 +79,11 @@ fn is_anothers(failure: &ConnectError) -> bool {
 
 /// Joins a node of the run. The run has reached it before, so that a failure may be a cut: the same
 /// rules as for a connection that stood and was cut.
-fn reach(node: &NodeAddr, run: &RunSpec) -> Result<Session, ConnectError> {
+fn reach(node: &NodeAddr, run: &RunSpec, join: &ConnectOptions) -> Result<Session, ConnectError> {
     let begun = now_ns();
     let grace = run.grace;
     loop {
-        let failure = match Session::connect_at_rate(node, &joining(run), run.shape) {
+        let failure = match Session::connect_at_rate(node, join, run.shape) {
             Ok(session) => return Ok(session),
             Err(failure) => failure,
         };
@@ -127,6 +127,7 @@ fn arm(text: &str, variables: Pointers) -> Result<(), String> {
     // The pager goes on with it.
     clock::begin();
     let mut run = RunSpec::parse(text).map_err(|e| e.to_string())?;
+    let join = joining(&run)?;
     sandbox::will_need(sandbox::Needs {
         network: run.changes
             || run.protect != Protect::None
@@ -141,13 +142,13 @@ fn arm(text: &str, variables: Pointers) -> Result<(), String> {
     let file = run.counters.as_deref().and_then(process::map_counters);
     let is_first = is_first(file);
     ending::prepare(file);
-    if let Some(nodes) = roster::begin(&run, file) {
+    if let Some(nodes) = roster::begin(&run, &join, file) {
         run.nodes = nodes;
     }
     let mut sessions = Vec::new();
     let mut lost = None;
     for node in &run.nodes {
-        match reach(node, &run) {
+        match reach(node, &run, &join) {
             Ok(session) => sessions.push(session),
             Err(failure) if is_anothers(&failure) => {
                 stays_near::note_self(Near::User);

@@ -86,6 +86,7 @@ fn greet(mut socket: TcpStream, wanted: &Wanted<'_>, silent: Duration) -> Result
     let welcome = match greeting(&mut socket).map_err(failed)? {
         Ok(Greeting::Welcome(welcome)) => welcome,
         Ok(Greeting::Refused(verdict)) => return Err(refused(&why(verdict))),
+        Ok(Greeting::Challenge(_)) => return Err(refused("asks for a token that was not named")),
         Err(NoHello::Version(_)) => {
             return Err(refused("speaks another version of the protocol: use the same farmem at both ends"));
         }

@@ -8,7 +8,7 @@ use crate::network::Network;
 use crate::shape::Shaper;
 use crate::verbs::{Card, connect::try_once};
 use crate::{ConnectError, NodeAddr};
-use farmem_protocol::wire::{Hello, Join, Known, OFFERS_RDMA, Purpose, Welcome};
+use farmem_protocol::wire::{Join, Known, OFFERS_RDMA, Purpose, Welcome};
 use farmem_sys::raw::Errno;
 use farmem_sys::sync::Lock;
 use farmem_sys::verbs::Device;
@@ -84,10 +84,10 @@ impl Session {
     /// the slabs that it held; none is mapped here.
     pub fn resume(node: &NodeAddr, options: &ConnectOptions, identity: &Identity) -> Result<Session, ConnectError> {
         let Identity { secret, incarnation, number } = *identity;
-        let hello = Hello::new(Purpose::Rejoin(Known { secret, incarnation }));
+        let purpose = Purpose::Rejoin(Known { secret, incarnation });
         let patience = Patience::both(options.timeout.as_nanos() as u64);
         first_of(node, |reach| {
-            let (link, welcome) = dial(Ear::at(&reach, &Heard::default()), &hello, patience)
+            let (link, welcome) = dial(Ear::at(&reach, &Heard::default()), purpose, options.token.as_ref(), patience)
                 .map_err(|e| at_start(e, &reach, &node.to_string()))?;
             let member = member_of(reach, node.to_string(), options, &link, &welcome);
             let member = Membership { secret, incarnation, ..member };
@@ -112,14 +112,14 @@ impl Session {
     fn join_as(reach: Reach, node: String, options: &ConnectOptions, lasting: bool) -> Result<Joined, ConnectError> {
         let ConnectOptions { run, pid, names, .. } = *options;
         let join = Join { run, pid, grace_ms: options.grace.as_millis() as u64, lasting, names };
-        let hello = Hello::new(Purpose::Join(join));
+        let (purpose, token) = (Purpose::Join(join), options.token.as_ref());
         // A stopped node's kernel takes the connection. A machine that does not is away, and waited
         // for no longer.
         let answer_ns = options.timeout.as_nanos() as u64;
         let connect_ns = answer_ns.min((options.grace.as_nanos() as u64).max(LEAST_CONNECT_NS));
         let patience = Patience { connect_ns, answer_ns };
-        let (link, welcome) =
-            dial(Ear::at(&reach, &Heard::default()), &hello, patience).map_err(|e| at_start(e, &reach, &node))?;
+        let (link, welcome) = dial(Ear::at(&reach, &Heard::default()), purpose, token, patience)
+            .map_err(|e| at_start(e, &reach, &node))?;
         let member = member_of(reach, node, options, &link, &welcome);
         member.controlled_by(link, 1);
         let path = welcome.path.as_bytes();
@@ -209,6 +209,7 @@ fn member_of(reach: Reach, node: String, options: &ConnectOptions, link: &Link, 
         incarnation: welcome.incarnation,
         owner: welcome.owner,
         grace: options.grace,
+        token: options.token,
         direct: matches!(reach, Reach::Inside(_))
             || dialled == Some(SocketAddr::new(canonical(own_end.ip()), own_end.port())),
         mapped,

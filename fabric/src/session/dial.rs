@@ -4,8 +4,10 @@ use super::silence::{DOUBT_NS, Ear, KEEP_S};
 use crate::ConnectError;
 use crate::link::Link;
 use farmem_protocol::wire::control::{MAX_HELLO, MAX_REQUEST};
-use farmem_protocol::wire::{Answer, Greeting, Hello, NoHello, Verdict, Welcome};
+use farmem_protocol::wire::{Answer, Credential, Frame, Greeting, Hello, NoHello, Proof, Purpose, Verdict, Welcome};
+use farmem_sys::process::random_bytes;
 use farmem_sys::raw::Errno;
+use farmem_trust::Key;
 
 /// Why an attempt to connect failed.
 #[derive(Debug)]
@@ -19,6 +21,8 @@ pub(super) enum NoDial {
     /// It speaks this version.
     Version(u16),
     Verdict(Verdict),
+    /// It has not proven that it knows the token.
+    Unproven,
 }
 
 impl NoDial {
@@ -28,7 +32,7 @@ impl NoDial {
         match self {
             NoDial::System(e) => !matches!(e.0, libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS),
             NoDial::Silent | NoDial::Closed => true,
-            NoDial::NotFarmem | NoDial::Version(_) | NoDial::Verdict(..) => false,
+            NoDial::NotFarmem | NoDial::Version(_) | NoDial::Unproven | NoDial::Verdict(..) => false,
         }
     }
 
@@ -49,6 +53,8 @@ impl NoDial {
             NoDial::Verdict(Verdict::Version | Verdict::Malformed | Verdict::NoRoom(_)) => {
                 ConnectError::NotFarmem(node)
             }
+            NoDial::Unproven => ConnectError::Unproven(node),
+            NoDial::Verdict(verdict) => ConnectError::Token { node, why: token_refused(verdict) },
         }
     }
 }
@@ -61,6 +67,7 @@ impl std::fmt::Display for NoDial {
             NoDial::Closed => f.write_str("closed at once"),
             NoDial::NotFarmem => f.write_str("not a farmem node"),
             NoDial::Version(theirs) => write!(f, "it speaks version {theirs} of the protocol"),
+            NoDial::Unproven => f.write_str("it did not prove that it knows the token"),
             NoDial::Verdict(verdict) => write!(f, "{verdict:?}"),
         }
     }
@@ -102,18 +109,64 @@ impl Patience {
 }
 
 /// Connects, says hello, and reads the welcome.
-pub(super) fn dial(ear: Ear<'_>, hello: &Hello, patience: Patience) -> Result<(Link, Welcome), NoDial> {
+pub(super) fn dial(
+    ear: Ear<'_>,
+    purpose: Purpose,
+    token: Option<&Key>,
+    patience: Patience,
+) -> Result<(Link, Welcome), NoDial> {
     let link = ear.reach.connect(patience.connect_ns).map_err(NoDial::System)?;
     link.ask_when_idle(KEEP_S);
-    greet(ear, link, hello, patience.answer_ns)
+    greet(ear, link, purpose, token, patience.answer_ns)
 }
 
-/// [`dial`] over a connection that stands.
-pub(super) fn greet(ear: Ear<'_>, link: Link, hello: &Hello, answer_ns: u64) -> Result<(Link, Welcome), NoDial> {
+/// [`dial`] over a connection that stands. With a token, each end proves to the other that it knows it.
+pub(super) fn greet(
+    ear: Ear<'_>,
+    link: Link,
+    purpose: Purpose,
+    token: Option<&Key>,
+    answer_ns: u64,
+) -> Result<(Link, Welcome), NoDial> {
     let until = ear.reach.now_ns() + answer_ns;
-    send_now(&link, hello.frame().as_bytes()).map_err(|_| NoDial::Closed)?;
+    let mut hello = Hello::new(purpose);
+    if let Some(key) = token {
+        let mut nonce = [0; 32];
+        random_bytes(&mut nonce).map_err(|e| NoDial::System(Errno(e.raw_os_error().unwrap_or(libc::EIO))))?;
+        hello = Hello { tenant: key.tenant, credential: Some(Credential { id: key.id, nonce }), ..hello };
+    }
+    let said = hello.frame();
+    send_now(&link, said.as_bytes()).map_err(|_| NoDial::Closed)?;
+    let (answer, challenged) = match (greeting(ear, &link, until)?, token) {
+        (Greeting::Challenge(nonce), Some(key)) => {
+            let proof = Proof { mac: key.of_host(&nonce, said.as_bytes()) }.frame();
+            send_now(&link, proof.as_bytes()).map_err(|_| NoDial::Closed)?;
+            (greeting(ear, &link, until)?, Some(nonce))
+        }
+        (answer, _) => (answer, None),
+    };
+    match answer {
+        Greeting::Welcome(welcome) => match (token, challenged) {
+            (None, _) => Ok((link, welcome)),
+            (Some(key), Some(nonce)) if is_proven(key, &nonce, &said, &welcome) => Ok((link, welcome)),
+            (Some(_), _) => Err(NoDial::Unproven),
+        },
+        Greeting::Refused(verdict) => Err(NoDial::Verdict(verdict)),
+        // One that was not asked for, or a second one.
+        Greeting::Challenge(_) => Err(NoDial::NotFarmem),
+    }
+}
+
+/// Whether a Welcome is from a node that knows the token.
+fn is_proven(key: &Key, nonce: &[u8; 32], hello: &Frame<MAX_HELLO>, welcome: &Welcome) -> bool {
+    let bare = Greeting::Welcome(Welcome { proof: [0; 32], ..*welcome }).frame();
+    farmem_trust::same(&welcome.proof, &key.of_node(nonce, hello.as_bytes(), bare.as_bytes()))
+}
+
+/// What the node says to a Hello, or to a proof.
+fn greeting(ear: Ear<'_>, link: &Link, until: u64) -> Result<Greeting, NoDial> {
     let mut room = [0; MAX_HELLO];
-    let received = receive_frame(ear, &link, &mut room, until, |seen| match Greeting::read(seen) {
+    let received = receive_frame(ear, link, &mut room, until, |seen| match Greeting::read(seen) {
         Ok(Some((greeting, used))) if used == seen.len() => Ok(Some(greeting)),
         Ok(None) => Ok(None),
         // Of another version nothing more is known.
@@ -121,14 +174,25 @@ pub(super) fn greet(ear: Ear<'_>, link: Link, hello: &Hello, answer_ns: u64) -> 
         // A node says nothing more before it is asked.
         Ok(Some(_)) | Err(NoHello::Magic | NoHello::Malformed) => Err(NoDial::NotFarmem),
     });
-    match received {
-        Ok((Greeting::Welcome(welcome), _)) => Ok((link, welcome)),
-        Ok((Greeting::Refused(verdict), _)) => Err(NoDial::Verdict(verdict)),
-        Err(NoFrame::Refused(why)) => Err(why),
-        Err(NoFrame::Broken(Broken::Late)) => Err(NoDial::Silent),
-        Err(NoFrame::Broken(Broken::Mute)) => Err(NoDial::System(Errno(libc::ETIMEDOUT))),
-        Err(NoFrame::Broken(Broken::Nonsense)) => Err(NoDial::NotFarmem),
-        Err(NoFrame::Broken(Broken::Cut(_))) => Err(NoDial::Closed),
+    received.map(|(greeting, _)| greeting).map_err(|e| match e {
+        NoFrame::Refused(why) => why,
+        NoFrame::Broken(Broken::Late) => NoDial::Silent,
+        NoFrame::Broken(Broken::Mute) => NoDial::System(Errno(libc::ETIMEDOUT)),
+        NoFrame::Broken(Broken::Nonsense) => NoDial::NotFarmem,
+        NoFrame::Broken(Broken::Cut(_)) => NoDial::Closed,
+    })
+}
+
+/// Why a node does not take a token, and what to do.
+pub(super) fn token_refused(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::NoToken => "it serves holders of tokens alone: name yours by --token FILE",
+        Verdict::Revoked => "this token was revoked there: get another from the node's operator",
+        Verdict::Expired => "this token has expired: get another from the node's operator",
+        Verdict::NoTokens => {
+            "it was started without --tokens and cannot prove who it is: start it with --tokens, or leave --token out"
+        }
+        _ => "it does not know this token: it is another node's, or was changed",
     }
 }
 
@@ -244,8 +308,14 @@ mod tests {
     static LETTERS: AtomicU32 = AtomicU32::new(0);
 
     fn failures() -> impl Iterator<Item = NoDial> {
-        let others =
-            [NoDial::Silent, NoDial::Closed, NoDial::NotFarmem, NoDial::Version(9), NoDial::Verdict(Verdict::Full)];
+        let others = [
+            NoDial::Silent,
+            NoDial::Closed,
+            NoDial::NotFarmem,
+            NoDial::Version(9),
+            NoDial::Verdict(Verdict::Full),
+            NoDial::Unproven,
+        ];
         (0..200).map(|number| NoDial::System(Errno(number))).chain(others)
     }
 

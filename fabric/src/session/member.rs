@@ -1,17 +1,18 @@
 //! What a session and its queue pairs share, and how a connection of theirs that was cut is restored: the
 //! rules at the top of [`super`].
 
-use super::dial::{Broken, NoDial, Patience, dial, exchange, greet};
+use super::dial::{Broken, NoDial, Patience, dial, exchange, greet, token_refused};
 use super::silence::{DOUBT_NS, Ear, Heard, KEEP_S, Outage};
 use super::spare::{SLOW_NS, Spare};
 use crate::Lost;
 use crate::link::{Link, Reach};
 use crate::verbs::Card;
 use farmem_protocol::addr::SlabId;
-use farmem_protocol::wire::{Ask, Hello, Known, Purpose, Refused, Reply, Request, Secret, Verdict};
+use farmem_protocol::wire::{Ask, Known, Purpose, Refused, Reply, Request, Secret, Verdict};
 use farmem_sys::mapping::Mapping;
 use farmem_sys::raw::{self, Errno, SignalsBlocked};
 use farmem_sys::sync::Lock;
+use farmem_trust::Key;
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -59,6 +60,8 @@ pub(crate) struct Membership {
     /// The id by which descriptor words at the node name this member.
     pub owner: u16,
     pub grace: Duration,
+    /// By which it and the node know each other.
+    pub token: Option<Key>,
     /// No middlebox was between when the member joined.
     pub direct: bool,
     /// Slabs are mapped rather than reached by frames.
@@ -115,6 +118,7 @@ impl Membership {
             incarnation: self.incarnation,
             owner,
             grace: self.grace,
+            token: self.token,
             direct: self.direct,
             mapped: self.mapped,
             process: self.process,
@@ -286,8 +290,8 @@ impl Membership {
     /// The control connection of the member of this secret, over a connection that its node has passed. `None` where
     /// that has come to nothing.
     pub fn present(&self, passed: i32, secret: Secret) -> Option<(Link, u16)> {
-        let hello = Hello::new(Purpose::Rejoin(Known { secret, ..self.known() }));
-        let (link, welcome) = greet(self.ear(), Link::Socket(passed), &hello, SILENT_NS).ok()?;
+        let purpose = Purpose::Rejoin(Known { secret, ..self.known() });
+        let (link, welcome) = greet(self.ear(), Link::Socket(passed), purpose, self.token.as_ref(), SILENT_NS).ok()?;
         Some((link, welcome.owner))
     }
 
@@ -368,7 +372,7 @@ impl Membership {
 
     /// One attempt.
     fn dial(&self, purpose: Purpose, patience: Patience) -> Result<(Link, u16), NoDial> {
-        let (link, welcome) = dial(self.ear(), &Hello::new(purpose), patience)?;
+        let (link, welcome) = dial(self.ear(), purpose, self.token.as_ref(), patience)?;
         self.heard.ns.store(self.reach.now_ns(), Ordering::Relaxed);
         self.watch_silence(&link, matches!(purpose, Purpose::Attach(..)));
         Ok((link, welcome.owner))
@@ -389,6 +393,16 @@ impl Membership {
             NoDial::Verdict(Verdict::Unknown) => {
                 return Err(self
                     .give_up("it has given this program's memory back: the grace period or the run was over".into()));
+            }
+            NoDial::Verdict(
+                verdict @ (Verdict::NoToken
+                | Verdict::WrongToken
+                | Verdict::Revoked
+                | Verdict::Expired
+                | Verdict::NoTokens),
+            ) => return Err(self.give_up(token_refused(verdict).into())),
+            NoDial::Unproven => {
+                return Err(self.give_up("it does not know this run's token: it is another node".into()));
             }
             NoDial::NotFarmem
             | NoDial::Version(_)
@@ -527,8 +541,8 @@ mod tests {
             // As over connections that stand.
             let standing = |queue: u64| {
                 network.with_nic(|nic| match purpose(queue) {
-                    Purpose::Wire(known, queue) => nic.attach_wire(&known, queue).map(|_| None).unwrap(),
-                    _ => nic.attach(&member.known(), queue).map(Some).unwrap(),
+                    Purpose::Wire(known, queue) => nic.attach_wire(&known, queue, &None).map(|_| None).unwrap(),
+                    _ => nic.attach(&member.known(), queue, &None).map(Some).unwrap(),
                 })
             };
             let others: Vec<_> = (1..MAX_QUEUES as u64).map(standing).collect();

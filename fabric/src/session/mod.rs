@@ -51,6 +51,7 @@ use farmem_sys::descriptors;
 use farmem_sys::mapping::Mapping;
 use farmem_sys::process;
 use farmem_sys::raw::Errno;
+use farmem_trust::Key as TokenKey;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -75,6 +76,8 @@ pub struct ConnectOptions {
     pub transport: Transport,
     /// Who it is, for the node's records.
     pub names: Names,
+    /// The token by which it may borrow, where the node asks for one.
+    pub token: Option<TokenKey>,
 }
 
 /// This process's machine and user, and the program that it says it runs. For processes that may use the standard

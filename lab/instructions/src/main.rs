@@ -227,7 +227,7 @@ fn be_agent() {
     let _node = lends.expect("a node in this process");
     let grace = Duration::from_secs(20);
     let (node, transport) = (NodeAddr::Shm(node), Transport::Shm);
-    let config = host::Config { dir, node, transport, quotas: Quotas::default(), idle: None, grace };
+    let config = host::Config { dir, node, transport, quotas: Quotas::default(), idle: None, grace, token: None };
     let agent = Agent::start(config).expect("an agent in this process");
     let service = std::sync::Arc::clone(agent.service());
     std::thread::spawn(move || {

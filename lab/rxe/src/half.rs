@@ -76,7 +76,7 @@ fn enter(address: &str, hello: &Hello) -> Result<(TcpStream, Welcome), String> {
     stream.write_all(hello.frame().as_bytes()).map_err(text)?;
     match receive(&mut stream, Greeting::read)? {
         Greeting::Welcome(welcome) => Ok((stream, welcome)),
-        Greeting::Refused(verdict) => Err(format!("refused: {verdict:?}")),
+        other => Err(format!("refused: {other:?}")),
     }
 }
 

@@ -59,6 +59,8 @@ pub enum Leaving {
     Run,
     /// It held nothing, and a newcomer needed its place.
     GaveWay,
+    /// Its token was revoked, or its time is over.
+    Revoked,
 }
 
 /// Why a connection was refused.

@@ -29,6 +29,7 @@ pub mod regions;
 pub mod service;
 pub mod shares;
 pub mod tally;
+pub mod tenants;
 pub mod units;
 pub mod volumes;
 pub mod windows;
@@ -38,7 +39,7 @@ pub use members::{MAX_GRACE_MS, MAX_MEMBERS, MAX_QUEUES, Member};
 pub use tally::Tally;
 
 use epochs::Epochs;
-use events::Event;
+use events::{Event, Leaving};
 use farmem_protocol::addr::SlabId;
 use farmem_protocol::key::Key;
 use farmem_protocol::region::RegionName;
@@ -89,6 +90,8 @@ pub struct Nic {
     pub(crate) epochs: Epochs,
     /// Serial numbers given to members.
     serials: AtomicU64,
+    /// Who may borrow, and by which tokens.
+    pub tenants: tenants::Tenants,
     members: Lock<BTreeMap<Secret, Arc<Member>>>,
     /// Places of members.
     places: Arc<Table>,
@@ -134,6 +137,7 @@ impl Nic {
             departed: Lock::new(Vec::new()),
             epochs: Epochs::default(),
             serials: AtomicU64::new(0),
+            tenants: tenants::Tenants::default(),
             members: Lock::new(BTreeMap::new()),
             places: Table::new(MAX_MEMBERS),
             connections: Table::new(MAX_CONNECTIONS),

@@ -29,11 +29,13 @@ use super::lending::Slab;
 use super::regions::Shared;
 use super::shares::{Full, Peer, Place};
 use super::tally::count;
+use super::tenants::Tenant;
 use super::units::leases::Lease;
 use super::wires::Wires;
 use farmem_protocol::addr::{SLAB_BYTES, SlabId};
 use farmem_protocol::wire::{Join, Known, Names, Secret, Status, Verdict, Who, run_id};
 use farmem_sys::sync::Lock;
+use farmem_trust::TokenId;
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -68,6 +70,8 @@ pub struct Member {
     pub(super) lease: Lease,
     /// And its run's slabs.
     pub(super) tenancy: Arc<Lease>,
+    /// The token that it joined by.
+    pub(super) token: Option<TokenId>,
     /// Joined through a Unix socket, whose end is the process's end, and does not outlive it.
     pub(super) local: bool,
     pub(super) grace_ns: u64,
@@ -87,7 +91,11 @@ struct Newcomer {
     peer: Peer,
     local: bool,
     grace_ns: u64,
+    holder: Holder,
 }
+
+/// A tenant, and its token.
+pub(super) type Holder = Option<(Arc<Tenant>, TokenId)>;
 
 pub(super) struct Presence {
     pub(super) connections: usize,
@@ -180,6 +188,26 @@ impl Member {
     /// Who it says it is.
     pub fn names(&self) -> &Names {
         &self.names
+    }
+
+    /// For whom its memory is.
+    pub fn tenant(&self) -> Option<&Arc<Tenant>> {
+        self.lease.tenant()
+    }
+
+    /// The token that it joined by.
+    pub(super) fn token(&self) -> Option<&TokenId> {
+        self.token.as_ref()
+    }
+
+    /// Its tenant and its token.
+    fn holder(&self) -> Holder {
+        self.tenant().cloned().zip(self.token)
+    }
+
+    /// Whether its memory is for this tenant.
+    fn is_of(&self, holder: &Holder) -> bool {
+        self.tenant().map(|tenant| tenant.name) == holder.as_ref().map(|(tenant, _)| tenant.name)
     }
 
     /// The id by which descriptor words name it.
@@ -338,22 +366,23 @@ impl Nic {
     }
 
     /// The owner of a run's slabs.
-    pub(super) fn tenancy(&self, run: Secret) -> Option<Arc<Lease>> {
+    pub(super) fn tenancy(&self, run: Secret, tenant: Option<Arc<Tenant>>) -> Option<Arc<Lease>> {
         let mut runs = self.runs.lock();
         if let Some(lease) = runs.get(&run).and_then(Weak::upgrade) {
             return Some(lease);
         }
         runs.retain(|_, lease| lease.strong_count() > 0);
-        let lease = Arc::new(Lease::new(&self.units)?);
+        let lease = Arc::new(Lease::of(&self.units, tenant)?);
         runs.insert(run, Arc::downgrade(&lease));
         Some(lease)
     }
 
     /// `None` when there are no more places or owners.
     fn enrol(&self, new: Newcomer, controls: usize, now_ns: u64) -> Option<Arc<Member>> {
-        let Newcomer { run, pid, names, peer, local, grace_ns } = new;
+        let Newcomer { run, pid, names, peer, local, grace_ns, holder } = new;
+        let (tenant, token) = holder.unzip();
         let place = self.place(peer, now_ns)?;
-        let (lease, tenancy) = (Lease::new(&self.units)?, self.tenancy(run)?);
+        let (lease, tenancy) = (Lease::of(&self.units, tenant.clone())?, self.tenancy(run, tenant)?);
         let serial = self.serials.fetch_add(1, Ordering::Relaxed) + 1;
         let member = Arc::new(Member {
             run,
@@ -364,6 +393,7 @@ impl Nic {
             serial,
             lease,
             tenancy,
+            token,
             local,
             grace_ns,
             control: Turn::new(),
@@ -387,16 +417,21 @@ impl Nic {
         &self,
         join: &Join,
         (peer, local): (Peer, bool),
+        holder: Holder,
         now_ns: u64,
     ) -> Result<(Arc<Member>, u64), Verdict> {
         // A run that is here goes on, and its programs start programs.
         if self.is_draining() && !self.members.lock().values().any(|member| member.run == join.run) {
             return Err(Verdict::Draining);
         }
+        // Nor is a run two tenants'.
+        if self.members.lock().values().any(|member| member.run == join.run && !member.is_of(&holder)) {
+            return Err(Verdict::Unknown);
+        }
         let grace_ns = join.grace_ms.min(MAX_GRACE_MS) * 1_000_000 + GRACE_MARGIN_NS;
         count(&self.tally.joined, 1);
         let local = local && !join.lasting;
-        let new = Newcomer { run: join.run, pid: join.pid, names: join.names, peer, local, grace_ns };
+        let new = Newcomer { run: join.run, pid: join.pid, names: join.names, peer, local, grace_ns, holder };
         let member = self.enrol(new, 1, now_ns).ok_or(Verdict::Full)?;
         let ours = member.control.pass();
         self.tell(Event::Joined(&member));
@@ -439,8 +474,8 @@ impl Nic {
     }
 
     /// Gives the turn of its control connection to the one that asks. Returns its turn number.
-    pub(super) fn rejoin(&self, known: &Known) -> Result<(Arc<Member>, u64), Verdict> {
-        let member = self.present(known)?;
+    pub(super) fn rejoin(&self, known: &Known, holder: &Holder) -> Result<(Arc<Member>, u64), Verdict> {
+        let member = self.present(known, holder)?;
         let mut presence = member.presence.lock();
         (presence.controls, presence.awaited) = (presence.controls + 1, false);
         drop(presence);
@@ -449,20 +484,26 @@ impl Nic {
     }
 
     /// Finds a member by its secret and counts a connection in.
-    pub(super) fn present(&self, known: &Known) -> Result<Arc<Member>, Verdict> {
+    pub(super) fn present(&self, known: &Known, holder: &Holder) -> Result<Arc<Member>, Verdict> {
         if known.incarnation != self.incarnation {
             return Err(Verdict::Incarnation);
         }
         let found = self.members.lock().get(&known.secret).cloned();
-        let member = found.ok_or(Verdict::Unknown)?;
+        // Another tenant's is no member to this one.
+        let member = found.filter(|member| member.is_of(holder)).ok_or(Verdict::Unknown)?;
         member.presence.lock().connections += 1;
         // It may have parted between the two lines above.
         if member.is_gone() { Err(Verdict::Unknown) } else { Ok(member) }
     }
 
     /// Gives the queue pair's turn to the connection that asks. Returns its turn number.
-    pub fn attach(&self, known: &Known, number: u64) -> Result<(Arc<Member>, Arc<Turn>, u64), Verdict> {
-        let member = self.present(known)?;
+    pub fn attach(
+        &self,
+        known: &Known,
+        number: u64,
+        holder: &Holder,
+    ) -> Result<(Arc<Member>, Arc<Turn>, u64), Verdict> {
+        let member = self.present(known, holder)?;
         let mut presence = member.presence.lock();
         // Under the lock: the close of this turn's last connection comes before, or finds the turn
         // in use.
@@ -510,7 +551,9 @@ impl Nic {
     /// A member for a child about to be forked, holding what its parent holds.
     pub(super) fn ticket(&self, parent: &Arc<Member>, now_ns: u64) -> Result<Secret, Status> {
         let Member { run, pid, names, peer, local, grace_ns, .. } = **parent;
-        let child = self.enrol(Newcomer { run, pid, names, peer, local, grace_ns }, 0, now_ns).ok_or(Status::System)?;
+        let holder = parent.holder();
+        let child =
+            self.enrol(Newcomer { run, pid, names, peer, local, grace_ns, holder }, 0, now_ns).ok_or(Status::System)?;
         let holds = parent.holds.lock();
         let (slabs, shared) = (holds.slabs.clone(), holds.shared.inherited());
         drop(holds);
@@ -526,8 +569,9 @@ impl Nic {
         Ok(child.secret)
     }
 
-    pub(super) fn end_run(&self, run: &Secret) {
-        for member in self.members().iter().filter(|member| member.run == *run) {
+    pub(super) fn end_run(&self, asks: &Member, run: &Secret) {
+        let of_it = |member: &&Arc<Member>| member.run == *run && member.is_of(&asks.holder());
+        for member in self.members().iter().filter(of_it) {
             // A Unix socket that stands is a process that lives, whatever its supervisor believes; its
             // memory is mapped there, and to be free again as soon as the process ends.
             if !(member.local && member.presence.lock().connections > 0) {

@@ -94,7 +94,7 @@ impl Nic {
                 Some(region) => Arc::clone(region),
                 None if make => {
                     let place = self.region_places.take(member.peer).map_err(|_| Status::Exhausted)?;
-                    let lease = Arc::new(Lease::new(&self.units).ok_or(Status::Exhausted)?);
+                    let lease = Arc::new(Lease::of(&self.units, member.tenant().cloned()).ok_or(Status::Exhausted)?);
                     let region = Arc::new(Region { lease, slabs: Lock::new(Vec::new()), _place: place });
                     regions.insert(name, Arc::clone(&region));
                     region
@@ -102,6 +102,10 @@ impl Nic {
                 None => return Err(Status::NotHeld),
             }
         };
+        // Another tenant's is none to this one.
+        if region.lease.tenant().map(|tenant| tenant.name) != member.tenant().map(|tenant| tenant.name) {
+            return Err(Status::NotHeld);
+        }
         let slabs = region.slabs.lock().len() as u64;
         let mut holds = member.holds.lock();
         if holds.gone {

@@ -24,6 +24,7 @@ use super::Nic;
 use super::events::{Event, VolumeEvent};
 use super::shares::{Peer, Place, Table};
 use super::tally::count;
+use super::tenants::Tenant;
 use super::units::Units;
 use super::units::leases::Lease;
 use farmem_protocol::nbd::{GOING_DOWN, PAGE, Refusal, Report};
@@ -339,7 +340,13 @@ impl Nic {
     }
 
     /// A new volume, without a stream.
-    pub(super) fn make_volume(&self, new: &NewVolume, peer: Peer, now_ns: u64) -> Result<Arc<Volume>, Verdict> {
+    pub(super) fn make_volume(
+        &self,
+        new: &NewVolume,
+        peer: Peer,
+        tenant: Option<Arc<Tenant>>,
+        now_ns: u64,
+    ) -> Result<Arc<Volume>, Verdict> {
         let size = new.size;
         if size == 0 || !size.is_multiple_of(PAGE) || size / PAGE > MAX_SLOTS as u64 {
             return Err(Verdict::Malformed);
@@ -359,7 +366,7 @@ impl Nic {
             return Err(Verdict::NoRoom(self.promisable()));
         }
         let place = self.volumes.places.take(peer).map_err(|_| Verdict::Full)?;
-        let lease = Lease::new(&self.units).ok_or(Verdict::Full)?;
+        let lease = Lease::of(&self.units, tenant).ok_or(Verdict::Full)?;
         if promised && needed > self.units.quota_of(lease.owner()) {
             return Err(Verdict::NoRoom(self.units.quota_of(lease.owner())));
         }

@@ -23,6 +23,7 @@ use super::budget::{Budget, MEMBER_BYTES, MEMBER_WINDOWS};
 use super::carved::{self, Carved, MAX_CARVED};
 use super::grip::Memory;
 use super::lending::Slab;
+use super::members::Holder;
 use super::tally::count;
 use super::windows::Bound;
 use super::{MAX_QUEUES, Member, Nic};
@@ -183,8 +184,8 @@ impl Nic {
     }
 
     /// The turn of a queue pair goes to the connection that asks; the one before is destroyed.
-    pub fn attach_wire(&self, known: &Known, queue: u64) -> Result<(Arc<Member>, u64), Verdict> {
-        let member = self.present(known)?;
+    pub fn attach_wire(&self, known: &Known, queue: u64, holder: &Holder) -> Result<(Arc<Member>, u64), Verdict> {
+        let member = self.present(known, holder)?;
         let mut wires = member.wires.lock();
         let known = wires.queues.contains_key(&queue);
         let refused = match (wires.gone, known || wires.queues.len() < MAX_QUEUES) {

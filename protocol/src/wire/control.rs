@@ -115,6 +115,8 @@ pub struct Hello {
     pub purpose: Purpose,
     /// For whom the memory is; empty: nobody in particular.
     pub tenant: Text<64>,
+    /// The token that the host will prove it has; `None`: it names none.
+    pub credential: Option<Credential>,
     /// The configuration of the pool that the host knows; 0 where there is no controller.
     pub epoch: u64,
 }
@@ -122,7 +124,7 @@ pub struct Hello {
 impl Hello {
     /// One for this purpose, of no tenant.
     pub fn new(purpose: Purpose) -> Hello {
-        Hello { purpose, tenant: Text::EMPTY, epoch: 0 }
+        Hello { purpose, tenant: Text::EMPTY, credential: None, epoch: 0 }
     }
 
     /// As it goes over the stream.
@@ -133,6 +135,34 @@ impl Hello {
     /// The Hello at the front of `input`, and its bytes; `None`: it has not come whole.
     pub fn read(input: &[u8]) -> Result<Option<(Hello, usize)>, NoHello> {
         first_frame(input)
+    }
+}
+
+/// The token that a host says it has. What proves it: [`Proof`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Credential {
+    /// The public name of the token.
+    pub id: [u8; 8],
+    /// Random bits, anew for each connection.
+    pub nonce: [u8; 32],
+}
+
+/// The host's answer to a [`Greeting::Challenge`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Proof {
+    /// HMAC-SHA256 by the token's key over the challenge and the Hello.
+    pub mac: [u8; 32],
+}
+
+impl Proof {
+    /// As it goes over the stream.
+    pub fn frame(&self) -> Frame<MAX_REQUEST> {
+        Frame::encode(&[], self)
+    }
+
+    /// The Proof at the front of `input`, and its bytes; `None`: it has not come whole.
+    pub fn read(input: &[u8]) -> Result<Option<(Proof, usize)>, Broken> {
+        decode(input, MAX_REQUEST - LENGTH)
     }
 }
 
@@ -207,6 +237,8 @@ pub enum Greeting {
     Welcome(Welcome),
     /// Why not.
     Refused(Verdict),
+    /// Random bits: the host is to prove that it has the token that it named. Then the node welcomes or refuses it.
+    Challenge([u8; 32]),
 }
 
 impl Greeting {
@@ -238,6 +270,16 @@ pub enum Verdict {
     Malformed,
     /// The node cannot promise so much memory. It can promise so many bytes.
     NoRoom(u64),
+    /// The node serves holders of tokens alone, and none was named.
+    NoToken,
+    /// The node has no such token, or the proof is wrong.
+    WrongToken,
+    /// The token was revoked.
+    Revoked,
+    /// The token's time is over.
+    Expired,
+    /// The node knows no tokens, and cannot prove that it knows this one.
+    NoTokens,
 }
 
 /// How a member is let in.
@@ -264,6 +306,8 @@ pub struct Welcome {
     pub offers: u8,
     /// A Unix socket at which the same node serves the same host through shared memory; empty: none.
     pub path: Path,
+    /// The node's own proof that it knows the token that the host has proven; zeros where none was named.
+    pub proof: [u8; 32],
 }
 
 /// The path of a Unix socket: bytes, of which none is zero.

@@ -7,7 +7,9 @@
 //! ```text
 //! host                                    node
 //!  │── Hello ─────────────────────────────►│  what this connection is for
-//!  │◄──────────────────────────── Greeting─│  welcome, or why not
+//!  │◄──────────────────────────── Greeting─│  welcome, or why not; or a challenge:
+//!  │── Proof ─────────────────────────────►│  that the host has the token that it named
+//!  │◄──────────────────────────── Greeting─│
 //!  │                                       │
 //!  │   purpose Join, Rejoin: the member's control connection
 //!  │── Request ───────────────────────────►│  one at a time
@@ -41,8 +43,8 @@ pub mod text;
 mod verb;
 
 pub use control::{
-    Answer, Ask, Figure, Frame, Greeting, Hello, Join, Known, NewVolume, NoHello, Purpose, Refused, Reply, Request,
-    Verdict, VolumeInfo, Welcome, Who,
+    Answer, Ask, Credential, Figure, Frame, Greeting, Hello, Join, Known, NewVolume, NoHello, Proof, Purpose, Refused,
+    Reply, Request, Verdict, VolumeInfo, Welcome, Who,
 };
 pub use endpoint::{Endpoint, OFFERS_RDMA};
 pub use text::{Names, Text};

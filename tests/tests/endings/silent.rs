@@ -148,7 +148,7 @@ fn apart(grace: Duration, arguments: &[&str]) -> Result<Apart> {
     let (pair, dir) = (Pair::new()?, TempDir::new("apart")?);
     let (address, socket) = (format!("{}:{PORT}", pair.at), dir.path().join("node.sock"));
     let mut command = Command::new(binary());
-    command.args(["node", "--lend", "256M", "--listen", &address]);
+    command.args(["node", "--open", "--lend", "256M", "--listen", &address]);
     command.arg("--listen").arg(format!("unix:{}", socket.display()));
     let node = process::spawn(Pair::inside(&pair.node, &command))?;
     serves(&node, &socket)?;

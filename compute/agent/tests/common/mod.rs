@@ -202,7 +202,7 @@ pub fn be_agent(words: &[String]) {
             _ => panic!("{word}"),
         }
     }
-    let config = Config { dir: dir.clone(), node, transport: Transport::Tcp, quotas, idle, grace };
+    let config = Config { dir: dir.clone(), node, transport: Transport::Tcp, quotas, idle, grace, token: None };
     // A killed agent's lock is free as soon as the kernel has closed it.
     let until = Instant::now() + LIMIT;
     let agent = loop {

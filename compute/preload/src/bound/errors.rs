@@ -80,6 +80,8 @@ fn of_connections(list: &mut Vec<Box<dyn Shown>>) {
     every!(list, ConnectError:
         ConnectError::Name { .. } => ConnectError::Name { node: node(), reason: node() },
         ConnectError::Refused(_) => ConnectError::Refused(node()),
+        ConnectError::Token { .. } => ConnectError::Token { node: node(), why: "it has expired" },
+        ConnectError::Unproven(_) => ConnectError::Unproven(node()),
         ConnectError::Unreachable { .. } => ConnectError::Unreachable { node: node(), reason: reason() },
         ConnectError::Silent(_) => ConnectError::Silent(node()),
         ConnectError::NotFarmem(_) => ConnectError::NotFarmem(node()),

@@ -30,16 +30,18 @@ mod volume;
 use super::epochs::Section;
 use super::events::{Event, Leaving, Refused};
 use super::shares::{Peer, Place};
+use super::tenants::{Known, Standing};
 use super::volumes::Attached;
 use super::{Member, Nic, count};
 use farmem_protocol::lines::MAX_RECORD_BYTES;
 use farmem_protocol::wire::control::{MAX_HELLO, MAX_REQUEST, Path};
 use farmem_protocol::wire::{
-    self, Answer, Ask, Broken, Endpoint, Greeting, Hello, NoHello, OFFERS_RDMA, Purpose, Reply, Request, Secret,
+    self, Answer, Ask, Broken, Endpoint, Greeting, Hello, NoHello, OFFERS_RDMA, Proof, Purpose, Reply, Request, Secret,
     Status, Verdict, Welcome,
 };
 use farmem_sys::raw::Errno;
 use farmem_sys::socket::Part;
+use farmem_trust::Nonce;
 use output::{NotSent, Output, Passed};
 use serving::Serving;
 use std::net::{IpAddr, SocketAddr};
@@ -89,11 +91,21 @@ pub enum Goodbye {
 
 enum Phase {
     Hello,
+    /// It is to prove that it has the token that it named.
+    Proving(Box<Proving>),
     Control(Control),
     Queue(Box<Serving>),
     Wire(Wire),
     Volume(Box<volume::Stream>),
     Closing,
+}
+
+/// What was said before a proof.
+struct Proving {
+    hello: Hello,
+    /// The node's part of the challenge.
+    nonce: Nonce,
+    known: Known,
 }
 
 /// A member's requests.
@@ -157,13 +169,13 @@ impl Engine {
 
     /// Whether the peer has not yet said who it is.
     pub fn is_stranger(&self) -> bool {
-        matches!(self.phase, Phase::Hello)
+        matches!(self.phase, Phase::Hello | Phase::Proving(_))
     }
 
     /// Whether this is the connection of a member that is gone, and can be closed.
     pub fn is_orphan(&self) -> bool {
         match &self.phase {
-            Phase::Hello | Phase::Closing => false,
+            Phase::Hello | Phase::Proving(_) | Phase::Closing => false,
             Phase::Control(control) => control.member.is_gone(),
             Phase::Queue(serving) => serving.member.is_gone(),
             Phase::Wire(wire) => wire.member.is_gone(),
@@ -230,10 +242,24 @@ impl Engine {
                 entered = held.is_none() && matches!(self.phase, Phase::Queue(_) | Phase::Control(_));
             }
             // What came together with a Hello is carried out as all that comes later: in its turn, verbs in a section.
+            if !entered && self.is_refused_as_gone() {
+                return Err(Goodbye::Done);
+            }
             if !entered {
                 return Ok(n);
             }
         }
+    }
+
+    /// Whether a verb was just refused because the member is gone. Then nothing is answered: the host dials anew, and
+    /// is told why.
+    fn is_refused_as_gone(&mut self) -> bool {
+        let Phase::Queue(serving) = &mut self.phase else { return false };
+        let gone = std::mem::take(&mut serving.refused) && serving.member.is_gone();
+        if gone {
+            self.output = Output::default();
+        }
+        gone
     }
 
     fn fill(&mut self, nic: &Nic, receive: impl FnOnce(&[Part]) -> Result<usize, Errno>) -> Result<usize, Errno> {
@@ -267,6 +293,7 @@ impl Engine {
     fn step(&mut self, nic: &Nic, section: Option<&mut Section<'_>>, now_ns: u64) -> Result<bool, Goodbye> {
         match &mut self.phase {
             Phase::Hello => self.greet(nic, now_ns),
+            Phase::Proving(_) => self.prove(nic, now_ns),
             Phase::Control(_) => self.answer(nic, now_ns),
             Phase::Queue(serving) => {
                 let Some(section) = section else { return Ok(false) };
@@ -331,28 +358,94 @@ impl Engine {
             }
             Err(NoHello::Malformed) => return self.turn_away(nic, Verdict::Malformed),
         };
+        let (asked, known) = match &hello.credential {
+            Some(credential) => nic.tenants.token(&credential.id),
+            None => (nic.tenants.are_asked(), None),
+        };
+        match (asked, &hello.credential, known) {
+            (false, Some(_), _) => self.turn_away(nic, Verdict::NoTokens),
+            (true, Some(_), Some(known)) => self.challenge(nic, hello, known),
+            (true, Some(_), None) => self.turn_away(nic, Verdict::WrongToken),
+            // The node's own user can read its memory anyhow.
+            (true, None, _) if !self.is_own() => self.turn_away(nic, Verdict::NoToken),
+            (_, None, _) => self.enter(nic, &hello, None, now_ns),
+        }
+    }
+
+    /// Whether the peer is of the node's user, or root, through a Unix socket.
+    fn is_own(&self) -> bool {
+        self.about.local
+            && (self.about.peer == Peer::User(0) || self.about.peer == Peer::User(farmem_sys::process::user()))
+    }
+
+    fn challenge(&mut self, nic: &Nic, hello: Hello, known: Known) -> Result<bool, Goodbye> {
+        let mut nonce = [0; 32];
+        nonce[..16].copy_from_slice(&(nic.draw)());
+        nonce[16..].copy_from_slice(&(nic.draw)());
+        self.output.bytes(Greeting::Challenge(nonce).frame().as_bytes());
+        self.phase = Phase::Proving(Box::new(Proving { hello, nonce, known }));
+        Ok(true)
+    }
+
+    /// Looks at a proof, and lets the peer in or not.
+    fn prove(&mut self, nic: &Nic, now_ns: u64) -> Result<bool, Goodbye> {
+        let proof = match Proof::read(&self.input[self.start..self.end]) {
+            Ok(Some((proof, used))) => {
+                self.start += used;
+                proof
+            }
+            Ok(None) => return Ok(false),
+            Err(rule) => return Err(Goodbye::Broken(rule)),
+        };
+        let Phase::Proving(proving) = std::mem::replace(&mut self.phase, Phase::Hello) else { return Ok(false) };
+        let Proving { hello, nonce, known } = *proving;
+        let right = known.key.of_host(&nonce, hello.frame().as_bytes());
+        if !farmem_trust::same(&proof.mac, &right) || hello.tenant != known.key.tenant {
+            return self.turn_away(nic, Verdict::WrongToken);
+        }
+        // As it stands now: it may have been revoked since the challenge.
+        match nic.tenants.token(&known.key.id).1.map(|known| known.standing) {
+            Some(Standing::Good) => {}
+            Some(Standing::Expired) => return self.turn_away(nic, Verdict::Expired),
+            Some(Standing::Revoked) | None => return self.turn_away(nic, Verdict::Revoked),
+        }
+        self.enter(nic, &hello, Some((known, nonce)), now_ns)
+    }
+
+    /// Lets a peer in that may come in. `proven`: its token, and the challenge.
+    fn enter(
+        &mut self,
+        nic: &Nic,
+        hello: &Hello,
+        proven: Option<(Known, Nonce)>,
+        now_ns: u64,
+    ) -> Result<bool, Goodbye> {
         let Ok(place) = nic.connections.take(self.about.peer) else { return self.turn_away(nic, Verdict::Full) };
+        let holder = proven.as_ref().map(|(known, _)| (nic.tenants.of(known), known.key.id));
         self.place = Some(place);
         let from = (self.about.peer, self.about.local);
         let control =
             |(member, ours): (Arc<Member>, u64)| (Arc::clone(&member), Phase::Control(Control { member, ours }));
         let entered = match &hello.purpose {
-            Purpose::Join(join) => nic.join(join, from, now_ns).map(control),
-            Purpose::Rejoin(known) => nic.rejoin(known).map(control),
-            Purpose::Attach(known, queue) => nic.attach(known, *queue).map(|(member, turn, ours)| {
+            Purpose::Join(join) => nic.join(join, from, holder, now_ns).map(control),
+            Purpose::Rejoin(known) => nic.rejoin(known, &holder).map(control),
+            Purpose::Attach(known, queue) => nic.attach(known, *queue, &holder).map(|(member, turn, ours)| {
                 let serving = Serving::new(Arc::clone(&member), *queue, turn, ours);
                 (member, Phase::Queue(Box::new(serving)))
             }),
-            Purpose::Wire(known, queue) => nic.attach_wire(known, *queue).map(|(member, ours)| {
+            Purpose::Wire(known, queue) => nic.attach_wire(known, *queue, &holder).map(|(member, ours)| {
                 let wire = Wire { member: Arc::clone(&member), queue: *queue, ours, connected: false };
                 (member, Phase::Wire(wire))
             }),
             Purpose::NewVolume(new) => {
-                let made = nic.make_volume(new, self.about.peer, now_ns);
-                return self.enter_volume(nic, made.and_then(|volume| nic.attach_volume(volume, false)));
+                let tenant = holder.map(|(tenant, _)| tenant);
+                let made = nic.make_volume(new, self.about.peer, tenant, now_ns);
+                let attached = made.and_then(|volume| nic.attach_volume(volume, false));
+                return self.enter_volume(nic, attached, hello, proven);
             }
             Purpose::Volume(known, data) => {
-                return self.enter_volume(nic, nic.volume(known).and_then(|volume| nic.attach_volume(volume, *data)));
+                let attached = nic.volume(known).and_then(|volume| nic.attach_volume(volume, *data));
+                return self.enter_volume(nic, attached, hello, proven);
             }
         };
         match entered {
@@ -363,20 +456,26 @@ impl Engine {
                 }
                 self.phase = phase;
                 self.widen(if let Phase::Queue(_) = self.phase { INPUT } else { CONTROL_INPUT });
-                self.welcome(nic, member.owner(), member.secret);
+                self.welcome(nic, (member.owner(), member.secret), hello, proven);
                 Ok(true)
             }
             Err(verdict) => self.turn_away(nic, verdict),
         }
     }
 
-    fn enter_volume(&mut self, nic: &Nic, attached: Result<Attached, Verdict>) -> Result<bool, Goodbye> {
+    fn enter_volume(
+        &mut self,
+        nic: &Nic,
+        attached: Result<Attached, Verdict>,
+        hello: &Hello,
+        proven: Option<(Known, Nonce)>,
+    ) -> Result<bool, Goodbye> {
         match attached {
             Ok(attached) => {
                 let owner = attached.volume.owner();
                 self.phase = Phase::Volume(Box::new(volume::Stream::new(attached)));
                 self.widen(INPUT);
-                self.welcome(nic, owner, [0; 16]);
+                self.welcome(nic, (owner, [0; 16]), hello, proven);
                 Ok(true)
             }
             Err(verdict) => self.turn_away(nic, verdict),
@@ -395,12 +494,12 @@ impl Engine {
         Ok(false)
     }
 
-    fn welcome(&mut self, nic: &Nic, owner: u16, secret: Secret) {
+    fn welcome(&mut self, nic: &Nic, (owner, secret): (u16, Secret), hello: &Hello, proven: Option<(Known, Nonce)>) {
         let (address, port) = match self.about.own_end {
             Some(end) => (ipv6_octets(end.ip()), end.port()),
             None => ([0; 16], 0),
         };
-        let welcome = Welcome {
+        let mut welcome = Welcome {
             owner,
             secret,
             incarnation: nic.incarnation,
@@ -411,7 +510,12 @@ impl Engine {
             port,
             offers: if nic.card.is_some() { OFFERS_RDMA } else { 0 },
             path: Path::new(&self.about.path).unwrap_or_default(),
+            proof: [0; 32],
         };
+        if let Some((known, nonce)) = proven {
+            let said = Greeting::Welcome(welcome).frame();
+            welcome.proof = known.key.of_node(&nonce, hello.frame().as_bytes(), said.as_bytes());
+        }
         self.output.bytes(Greeting::Welcome(welcome).frame().as_bytes());
     }
 
@@ -426,6 +530,10 @@ impl Engine {
             Ok(None) => return Ok(false),
             Err(rule) => return Err(Goodbye::Broken(rule)),
         };
+        // The host dials anew, and is told why.
+        if member.is_gone() {
+            return Err(Goodbye::Done);
+        }
         if let Some((number, said)) = &member.presence.lock().answered
             && *number == request.number
         {
@@ -480,7 +588,7 @@ impl Engine {
                 Ok(Reply::Child(secret))
             }
             Ask::EndRun(run) => {
-                nic.end_run(&run);
+                nic.end_run(member, &run);
                 Ok(Reply::Done)
             }
             Ask::Unit(first, blocks) => {
@@ -566,7 +674,7 @@ impl Engine {
                 nic.left(&wire.member, false, by_node, now_ns);
             }
             Phase::Volume(stream) => nic.left_volume(&stream.attached.volume, now_ns),
-            Phase::Hello | Phase::Closing => {}
+            Phase::Hello | Phase::Proving(_) | Phase::Closing => {}
         }
         self.place
     }

@@ -28,6 +28,8 @@ pub(super) struct Serving {
     /// A WRITE whose operand has not all come.
     writing: Option<Writing>,
     number: u32,
+    /// A verb was refused since the last look.
+    pub refused: bool,
     last_hasher: LastHasher,
 }
 
@@ -60,6 +62,7 @@ impl Serving {
             at: 0,
             writing: None,
             number: 0,
+            refused: false,
             last_hasher: LastHasher::default(),
         }
     }
@@ -307,6 +310,7 @@ impl Serving {
     fn complete(&mut self, nic: &Nic, output: &mut Output, status: Status, value: u64) {
         if status != Status::Done {
             count(&nic.tally.refused_verbs, 1);
+            self.refused = true;
         }
         let done = Completion { number: self.number.into(), status: status as u8, zero: [0; 3], value: value.into() };
         output.bytes(done.as_bytes());

@@ -6,6 +6,7 @@
 //! ```
 
 use super::Units;
+use crate::tenants::Tenant;
 use farmem_protocol::extent::geometry::Target;
 use farmem_protocol::extent::guard::Words;
 use farmem_protocol::extent::owner::{OwnerField, OwnerWord};
@@ -46,13 +47,19 @@ pub struct Lease {
     units: Arc<Units>,
     owner: Owner,
     incarnation: u32,
+    tenant: Option<Arc<Tenant>>,
     claimed: AtomicBool,
     ended: AtomicBool,
 }
 
 impl Lease {
-    /// A new one. `None` when all slots are taken.
+    /// A new one, of no tenant. `None` when all slots are taken.
     pub fn new(units: &Arc<Units>) -> Option<Lease> {
+        Lease::of(units, None)
+    }
+
+    /// A new one, whose memory counts to a tenant's. `None` when all slots are taken.
+    pub fn of(units: &Arc<Units>, tenant: Option<Arc<Tenant>>) -> Option<Lease> {
         // A slot whose incarnations are used up is nobody's for good.
         let (owner, word) = std::iter::from_fn(|| units.vacant.lock().take())
             .find_map(|slot| Some((Owner::new(slot), units.owner(Owner::new(slot)).registered()?)))?;
@@ -63,12 +70,16 @@ impl Lease {
         ] {
             units.at(units.offset(Target::Owner(owner, field))).store(value, Ordering::SeqCst);
         }
+        if let Some(tenant) = &tenant {
+            units.tenants.lock().insert(owner.slot(), Arc::clone(tenant));
+        }
         // Last: from here on its verbs are admitted.
         units.at(units.offset(Target::Owner(owner, OwnerField::Word))).store(word.0, Ordering::SeqCst);
         Some(Lease {
             units: Arc::clone(units),
             owner,
             incarnation: word.incarnation(),
+            tenant,
             claimed: AtomicBool::new(false),
             ended: AtomicBool::new(false),
         })
@@ -78,6 +89,11 @@ impl Lease {
     #[inline]
     pub fn owner(&self) -> Owner {
         self.owner
+    }
+
+    /// For whom its memory is.
+    pub fn tenant(&self) -> Option<&Arc<Tenant>> {
+        self.tenant.as_ref()
     }
 
     /// Which one of those that have had this slot.
@@ -121,6 +137,11 @@ impl Units {
 
     /// The slot can be leased again.
     pub(super) fn vacate(&self, owner: Owner) {
+        // What it still counted was taken back by its words, one by one, and is its tenant's no more.
+        if let Some(tenant) = self.tenants.lock().remove(&owner.slot()) {
+            let left = self.load(Target::Owner(owner, OwnerField::Held)) * CHUNK_BYTES;
+            tenant.charge(-(left as i64));
+        }
         self.lease_word(owner, OwnerWord::died);
         self.lease_word(owner, OwnerWord::vacated);
         self.vacant.lock().slots.push(owner.slot());

@@ -27,6 +27,7 @@ mod slabs;
 #[cfg(test)]
 mod tests;
 
+use crate::tenants::Tenant;
 pub use arena::Arena;
 use farmem_protocol::addr::SLAB_BYTES;
 use farmem_protocol::extent::geometry::{Hint, MAX_BLOCKS, Target};
@@ -43,6 +44,7 @@ use farmem_sys::sync::Lock;
 use files::Files;
 use keeper::Keeping;
 use leases::{Lease, Vacant};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -70,6 +72,8 @@ pub struct Units {
     quota: AtomicU64,
     huge: bool,
     vacant: Lock<Vacant>,
+    /// Of owners that have one.
+    pub(super) tenants: Lock<BTreeMap<u16, Arc<Tenant>>>,
     keeping: Keeping,
     /// Bytes that volumes may still claim, by what was promised to them: nobody else may have them.
     promised: AtomicU64,
@@ -102,6 +106,7 @@ impl Units {
             quota: AtomicU64::new(u64::MAX),
             huge,
             vacant: Lock::new(Vacant::new(geometry.owners())),
+            tenants: Lock::new(BTreeMap::new()),
             keeping: Keeping::default(),
             promised: AtomicU64::new(0),
         };
@@ -149,10 +154,23 @@ impl Units {
         let before = held.fetch_add(chunks as u64, Ordering::AcqRel);
         let within =
             chunks <= 0 || before.saturating_add(chunks as u64) <= self.load(Target::Owner(owner, OwnerField::Quota));
+        let within = within && self.charge_tenant(owner, chunks);
         if !within {
             held.fetch_sub(chunks as u64, Ordering::AcqRel);
         }
         within
+    }
+
+    /// The same for the owner's tenant, whose other owners count, too.
+    fn charge_tenant(&self, owner: Owner, chunks: i64) -> bool {
+        let tenant = self.tenants.lock().get(&owner.slot()).cloned();
+        tenant.is_none_or(|tenant| tenant.charge(chunks * CHUNK_BYTES as i64))
+    }
+
+    /// Bytes that the owner may hold, or all owners of its tenant, whichever is less.
+    pub fn least_quota_of(&self, owner: Owner) -> u64 {
+        let tenant = self.tenants.lock().get(&owner.slot()).map_or(u64::MAX, |tenant| tenant.quota());
+        self.quota_of(owner).min(tenant)
     }
 
     /// Bytes that the system has given for units.

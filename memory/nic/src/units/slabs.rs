@@ -20,7 +20,7 @@ impl Units {
             return Err(NoSlab::Exhausted);
         }
         if !self.charge(owner, SLAB_CHUNKS) {
-            return Err(NoSlab::Quota(self.quota_of(owner)));
+            return Err(NoSlab::Quota(self.least_quota_of(owner)));
         }
         loop {
             if let Some(first) = self.claim_neighbours(owner) {

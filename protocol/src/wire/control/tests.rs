@@ -95,10 +95,25 @@ fn all_greetings() -> Vec<Greeting> {
         port: u16::MAX,
         offers: u8::MAX,
         path: Path::new(&[b'/'; MAX_PATH]).unwrap(),
+        proof: [0xFF; 32],
     };
     use Verdict::*;
-    let verdicts = [Version, Draining, Unknown, Incarnation, Full, Malformed, NoRoom(u64::MAX)].map(Greeting::Refused);
-    verdicts.into_iter().chain([Greeting::Welcome(welcome)]).collect()
+    let verdicts = [
+        Version,
+        Draining,
+        Unknown,
+        Incarnation,
+        Full,
+        Malformed,
+        NoRoom(u64::MAX),
+        NoToken,
+        WrongToken,
+        Revoked,
+        Expired,
+        NoTokens,
+    ];
+    let others = [Greeting::Welcome(welcome), Greeting::Challenge([0xFF; 32])];
+    verdicts.map(Greeting::Refused).into_iter().chain(others).collect()
 }
 
 /// Whether a frame is there whole; `None`: what is there is none.
@@ -112,7 +127,8 @@ fn all_frames() -> Vec<(Vec<u8>, Reader)> {
     let answer: Reader = |b| Answer::read(b).map(|read| read.is_some()).ok();
     let mut frames: Vec<(Vec<u8>, Reader)> = Vec::new();
     for purpose in all_purposes() {
-        let said = Hello { purpose, tenant: full(), epoch: u64::MAX };
+        let credential = Some(Credential { id: [0xFF; 8], nonce: [0xFF; 32] });
+        let said = Hello { purpose, tenant: full(), credential, epoch: u64::MAX };
         assert_eq!(Hello::read(said.frame().as_bytes()), Ok(Some((said, said.frame().len))));
         frames.push((said.frame().as_bytes().to_vec(), hello));
     }
@@ -120,6 +136,8 @@ fn all_frames() -> Vec<(Vec<u8>, Reader)> {
         assert_eq!(Greeting::read(said.frame().as_bytes()), Ok(Some((said, said.frame().len))));
         frames.push((said.frame().as_bytes().to_vec(), greeting));
     }
+    let proof = Proof { mac: [0xFF; 32] };
+    frames.push((proof.frame().as_bytes().to_vec(), |b| Proof::read(b).map(|read| read.is_some()).ok()));
     for ask in all_asks() {
         let said = Request { number: u64::MAX, epoch: u64::MAX, ask };
         assert_eq!(Request::read(said.frame().as_bytes()), Ok(Some((said, said.frame().len))));
@@ -194,9 +212,9 @@ fn an_unknown_variant_is_refused() {
         let read = behind(&[unknown]).iter().any(|body| matches!(Hello::read(&first(body)), Ok(Some(_))));
         assert_eq!(read, known, "purpose {unknown}");
         let read = behind(&[unknown]).iter().any(|body| matches!(Greeting::read(&first(body)), Ok(Some(_))));
-        assert_eq!(read, unknown < 2, "greeting {unknown}");
-        let read = matches!(Greeting::read(&first(&[1, unknown])), Ok(Some(_)));
-        assert_eq!(read, unknown < 6, "verdict {unknown}");
+        assert_eq!(read, unknown < 3, "greeting {unknown}");
+        let read = behind(&[1, unknown]).iter().any(|body| matches!(Greeting::read(&first(body)), Ok(Some(_))));
+        assert_eq!(read, unknown < 12, "verdict {unknown}");
         let read = behind(&[1, 0, unknown]).iter().any(|body| matches!(Request::read(&framed(body)), Ok(Some(_))));
         assert_eq!(read, unknown < all_asks().len() as u8, "ask {unknown}");
         let read = matches!(Request::read(&framed(&[1, 0, 13, unknown])), Ok(Some(_)));
@@ -213,7 +231,7 @@ fn an_unknown_variant_is_refused() {
 fn bytes_lie_where_the_drawings_say() {
     let known = Known { secret: [7; 16], incarnation: 300 };
     let hello = Hello { epoch: 2, tenant: Text::new("ab"), ..Hello::new(Purpose::Attach(known, 5)) };
-    let body = [&[2][..], &[7; 16], &[0xAC, 2], &[5], &[2, b'a', b'b'], &[2]].concat();
+    let body = [&[2][..], &[7; 16], &[0xAC, 2], &[5], &[2, b'a', b'b'], &[0], &[2]].concat();
     let head = [b'f', b'a', b'r', b'm', b'e', b'm', VERSION as u8, 0, body.len() as u8, 0];
     assert_eq!(hello.frame().as_bytes(), [&head[..], &body].concat());
     let request = Request::new(1, Ask::Release(SlabId(9)));

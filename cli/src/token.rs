@@ -1,0 +1,185 @@
+//! `farmem token`: who may borrow, and how much. And the token that a command borrows by.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use farmem_memory::tokens::{self, Entry, Store, StoreError};
+use farmem_nic::tenants::Standing;
+use farmem_sys::process;
+use farmem_trust::{Key, Token, is_tenant};
+
+use crate::failure::Failure;
+use crate::settings::Settings;
+use crate::size::{self, Size};
+use crate::units;
+
+/// Make, list and take back the tokens by which tenants borrow of nodes
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Options {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  farmem token create --tenant analytics --quota 64G --store tokens.toml > analytics.token
+  farmem node --lend 128G --listen 0.0.0.0:7411 --tokens tokens.toml
+  farmem run --token analytics.token --node bighost:7411 -- ./job
+
+A node reads its store again when it changes. A token that was revoked, or whose time is over, ends its \
+runs within 2 seconds.";
+
+#[derive(clap::Subcommand, Debug)]
+enum Command {
+    /// Make a token, print it, and keep its hash in the store
+    Create {
+        /// For whom: letters, digits, _ and -
+        #[arg(long, value_name = "NAME")]
+        tenant: String,
+        /// What all programs of the tenant may hold together at a node
+        #[arg(long, value_name = "SIZE")]
+        quota: Option<Size>,
+        /// How long it can be used, as 30d
+        #[arg(long, value_name = "TIME", value_parser = crate::time::parse)]
+        expires: Option<Duration>,
+        #[command(flatten)]
+        store: StoreFile,
+    },
+    /// List the tokens of a store
+    List {
+        #[command(flatten)]
+        store: StoreFile,
+    },
+    /// Take a token back: its runs end
+    Revoke {
+        /// The token's id, as list shows it, or a tenant's name for all of its tokens
+        #[arg(value_name = "ID|TENANT")]
+        which: String,
+        #[command(flatten)]
+        store: StoreFile,
+    },
+    /// Make another token for a tenant; the tokens that it has can be used until they are revoked
+    Rotate {
+        /// For whom
+        #[arg(long, value_name = "NAME")]
+        tenant: String,
+        /// How long the new one can be used, as 30d
+        #[arg(long, value_name = "TIME", value_parser = crate::time::parse)]
+        expires: Option<Duration>,
+        #[command(flatten)]
+        store: StoreFile,
+    },
+}
+
+#[derive(clap::Args, Debug)]
+struct StoreFile {
+    /// The store, which nodes read by --tokens
+    #[arg(long = "store", value_name = "FILE")]
+    path: PathBuf,
+}
+
+/// Does it.
+pub fn run(options: &Options) -> Result<(), Failure> {
+    let wrong = |e: StoreError| Failure::usage(e.to_string());
+    match &options.command {
+        Command::Create { tenant, quota, expires, store } => {
+            let ram = size::ram().map_err(Failure::usage)?.total;
+            let quota = quota.map(|quota| quota.bytes(ram));
+            create(tenant, *expires, &store.path, |store| {
+                let about = store.tenants.entry(tenant.clone()).or_default();
+                about.quota = quota.or(about.quota);
+                Ok(())
+            })
+        }
+        Command::Rotate { tenant, expires, store } => create(tenant, *expires, &store.path, |store| {
+            let known = store.tokens.iter().any(|entry| entry.tenant == *tenant);
+            if known { Ok(()) } else { Err(format!("it has no token of {tenant}: farmem token create makes one")) }
+        }),
+        Command::List { store } => {
+            print!("{}", table(&Store::read(&store.path).map_err(wrong)?));
+            Ok(())
+        }
+        Command::Revoke { which, store } => Store::change(&store.path, |store| {
+            let mut found = store.tokens.iter_mut().filter(|e| e.id == *which || e.tenant == *which).peekable();
+            if found.peek().is_none() {
+                return Err(format!("it has no token and no tenant {which}: see farmem token list"));
+            }
+            found.for_each(|entry| entry.revoked = true);
+            Ok(())
+        })
+        .map_err(wrong),
+    }
+}
+
+fn create(
+    tenant: &str,
+    expires: Option<Duration>,
+    store: &Path,
+    about: impl FnOnce(&mut Store) -> Result<(), String>,
+) -> Result<(), Failure> {
+    if !is_tenant(tenant) {
+        return Err(Failure::usage(format!("--tenant {tenant}: 1 to 64 letters, digits, '_' and '-'")));
+    }
+    let mut random = [0; 40];
+    process::random_bytes(&mut random).map_err(|e| Failure::usage(format!("no randomness for a token: {e}")))?;
+    let token = Token::new(tenant, &random).ok_or_else(|| Failure::usage("no tenant can be called so"))?;
+    let expires = expires.map(|time| tokens::now() + time.as_secs());
+    Store::change(store, |store| {
+        about(store)?;
+        store.tokens.push(Entry::new(&token, expires));
+        Ok(())
+    })
+    .map_err(|e| Failure::usage(e.to_string()))?;
+    println!("{token}");
+    Ok(())
+}
+
+fn table(store: &Store) -> String {
+    let mut rows = vec![["tenant", "token", "state", "expires", "quota"].map(str::to_owned)];
+    for entry in &store.tokens {
+        let state = match entry.standing() {
+            Standing::Good => "good",
+            Standing::Revoked => "revoked",
+            Standing::Expired => "expired",
+        };
+        let left = entry.expires.map(|end| end.saturating_sub(tokens::now()));
+        let expires = match left {
+            None => "never".to_owned(),
+            Some(0) => "past".to_owned(),
+            Some(left) if left >= 2 * 86400 => format!("in {} days", left / 86400),
+            Some(left) => format!("in {} h {} min", left / 3600, left / 60 % 60),
+        };
+        let quota = store.tenants.get(&entry.tenant).and_then(|tenant| tenant.quota);
+        let quota = quota.map_or_else(|| "none".to_owned(), units::bytes);
+        rows.push([entry.tenant.clone(), entry.id.clone(), state.to_owned(), expires, quota]);
+    }
+    units::aligned(&rows)
+}
+
+/// The token that a command borrows by.
+#[derive(clap::Args, Clone, Debug, Default)]
+pub struct Flag {
+    /// The file of the token by which to borrow, where a node asks for one
+    #[arg(long, value_name = "FILE")]
+    pub token: Option<PathBuf>,
+}
+
+impl Flag {
+    /// The file, by the flag, the variable FARMEM_TOKEN_FILE or a configuration file.
+    pub fn file(&self, settings: &Settings) -> Result<Option<PathBuf>, Failure> {
+        let read = |text: &str| Ok::<_, String>(PathBuf::from(text));
+        let named = settings.choose("token_file", self.token.clone(), read)?.map(|(path, _)| path);
+        named.map(std::path::absolute).transpose().map_err(Failure::usage)
+    }
+
+    /// What it proves.
+    pub fn key(&self) -> Result<Option<Key>, Failure> {
+        self.file(&Settings::load()?)?.as_deref().map(key).transpose()
+    }
+}
+
+/// What a token's file proves.
+pub fn key(path: &Path) -> Result<Key, Failure> {
+    tokens::read_token(path).map_err(|e| Failure::usage(format!("--token {e}")))
+}

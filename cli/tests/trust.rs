@@ -1,0 +1,176 @@
+//! Tokens from the command line: made, named, wrong, expired, revoked in mid-run, beyond the quota.
+
+#[allow(dead_code)] // Shared by test programs, each of which uses a part.
+mod common;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use common::{Place, eventually, outcome, text};
+
+/// Fills 48 MiB and says what is in it.
+const PROGRAM: &str = "import hashlib,sys\nparts=[bytes([i%251])*65536 for i in range(768)]\n\
+    print(hashlib.sha256(b''.join(parts)).hexdigest())";
+
+struct Guarded {
+    place: Place,
+    node: Child,
+    at: String,
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        let _ = self.node.kill();
+        let _ = self.node.wait();
+    }
+}
+
+impl Guarded {
+    /// A node on a free port with tokens of a tenant.
+    fn start(quota: &str) -> Guarded {
+        let place = Place::new();
+        create(&place, &["--tenant", "analytics", "--quota", quota], "analytics.token");
+        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let (at, store) = (port.to_string(), place.path().join("tokens.toml"));
+        let mut node = place.farmem(["node", "--lend", "512M", "--rdma", "off", "--listen", &at, "--tokens"]);
+        node.arg(&store).stderr(fs::File::create(place.path().join("node.log")).unwrap());
+        let node = node.spawn().unwrap();
+        eventually("the node listens", || std::net::TcpStream::connect(port).is_ok());
+        Guarded { place, node, at }
+    }
+
+    fn token(&self, name: &str) -> PathBuf {
+        self.place.path().join(name)
+    }
+
+    fn run(&self, token: Option<&str>, program: &str) -> std::process::Command {
+        let mut command = self.place.farmem(["run", "--local", "8M", "--stats", "none", "--transport", "tcp"]);
+        command.args(["--node", &self.at]);
+        if let Some(token) = token {
+            command.arg("--token").arg(self.token(token));
+        }
+        command.args(["--", "python3", "-c", program]);
+        command
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.place.path().join("node.log")).unwrap()
+    }
+}
+
+fn create(place: &Place, arguments: &[&str], name: &str) {
+    let store = place.path().join("tokens.toml");
+    let mut command = place.farmem(["token", "create", "--store"]);
+    command.arg(store).args(arguments);
+    let (status, token, complaint) = outcome(command);
+    assert_eq!((status, complaint.as_str()), (Some(0), ""));
+    let path = place.path().join(name);
+    fs::write(&path, token).unwrap();
+    fs::set_permissions(path, fs::Permissions::from_mode(0o600)).unwrap();
+}
+
+fn refused(command: std::process::Command, says: &str) {
+    let (status, said, complaint) = outcome(command);
+    assert!(status.is_some_and(|status| status != 0), "{said}");
+    assert!(complaint.lines().count() == 1 && complaint.contains(says), "{complaint}");
+}
+
+#[test]
+fn a_run_with_its_token_goes_as_without_far_memory() {
+    let here = Guarded::start("512M");
+    let native = std::process::Command::new("python3").args(["-c", PROGRAM]).output().unwrap();
+    let (status, said, complaint) = outcome(here.run(Some("analytics.token"), PROGRAM));
+    assert_eq!((status, said), (Some(0), text(&native.stdout)), "{complaint}");
+    // By the variable, too; and forked children and what they exec.
+    let mut command = here.run(None, "import os,sys; sys.exit(os.system('python3 -c \"x=[1]*10**7\"') >> 8)");
+    command.env("FARMEM_TOKEN_FILE", here.token("analytics.token"));
+    assert_eq!(outcome(command).0, Some(0));
+    let mut status = here.place.farmem(["check", &here.at, "--token"]);
+    status.arg(here.token("analytics.token"));
+    assert!(outcome(status).1.contains("sound"));
+    eventually("the log names the tenant", || here.log().contains("for analytics"));
+}
+
+#[test]
+fn a_run_without_the_right_token_is_refused_by_name() {
+    let here = Guarded::start("512M");
+    refused(here.run(None, PROGRAM), "--token FILE");
+    refused(here.place.farmem(["status", &here.at]), "--token FILE");
+    let other = Place::new();
+    create(&other, &["--tenant", "analytics"], "other.token");
+    fs::copy(other.path().join("other.token"), here.token("other.token")).unwrap();
+    refused(here.run(Some("other.token"), PROGRAM), "does not know this token");
+    create(&here.place, &["--tenant", "past", "--expires", "0s"], "past.token");
+    std::thread::sleep(Duration::from_millis(2500));
+    refused(here.run(Some("past.token"), PROGRAM), "has expired");
+    fs::set_permissions(here.token("analytics.token"), fs::Permissions::from_mode(0o644)).unwrap();
+    refused(here.run(Some("analytics.token"), PROGRAM), "chmod 600");
+    fs::write(here.token("past.token"), "nonsense").unwrap();
+    refused(here.run(Some("past.token"), PROGRAM), "holds no token");
+    refused(here.run(Some("nowhere"), PROGRAM), "No such file");
+    let log = here.log();
+    assert!(log.contains("it named no token") && log.contains("its token is not known here"), "{log}");
+}
+
+#[test]
+fn a_run_ends_when_its_token_is_revoked() {
+    let here = Guarded::start("512M");
+    let busy =
+        "x=[bytes([i%251])*65536 for i in range(768)]\nprint('busy',flush=True)\nwhile True: sum(p[0] for p in x)";
+    let mut run =
+        here.run(Some("analytics.token"), busy).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    let mut out = std::io::BufReader::new(run.stdout.take().unwrap());
+    std::io::BufRead::read_line(&mut out, &mut line).unwrap();
+    assert_eq!(line, "busy\n");
+    let store = here.token("tokens.toml");
+    let said = |arguments: &[&str]| {
+        let mut command = here.place.farmem(["token"]);
+        command.args(arguments).arg("--store").arg(&store);
+        let (status, said, complaint) = outcome(command);
+        assert_eq!(status, Some(0), "{complaint}");
+        said
+    };
+    assert!(said(&["list"]).contains("good"));
+    let begun = Instant::now();
+    said(&["revoke", "analytics"]);
+    let ended = run.wait_with_output().unwrap();
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    assert_eq!(ended.status.code(), Some(farmem_protocol::exit::NODE_LOST), "{}", text(&ended.stderr));
+    assert!(text(&ended.stderr).contains("was revoked"), "{}", text(&ended.stderr));
+    assert!(said(&["list"]).contains("revoked"));
+    refused(here.run(Some("analytics.token"), PROGRAM), "was revoked");
+    // A new one for the same tenant.
+    let token = said(&["rotate", "--tenant", "analytics"]);
+    fs::write(here.token("analytics.token"), token).unwrap();
+    eventually("the node has read its store", || outcome(here.run(Some("analytics.token"), "print(1)")).0 == Some(0));
+}
+
+#[test]
+fn a_tenant_that_has_its_quota_is_told() {
+    let here = Guarded::start("64M");
+    let (status, _, complaint) = outcome(here.run(Some("analytics.token"), "x=b'7'*(200<<20)\nprint(len(x))"));
+    assert_ne!(status, Some(0));
+    // As on any machine that has no more: the request fails, and the program says so.
+    assert!(complaint.contains("MemoryError"), "{complaint}");
+}
+
+#[test]
+fn a_node_that_others_can_reach_says_who_may_borrow() {
+    let place = Place::new();
+    refused(place.farmem(["node", "--lend", "64M", "--listen", "0.0.0.0:0"]), "--tokens FILE");
+    refused(place.farmem(["node", "--lend", "64M", "--listen", "127.0.0.1:0", "--listen", "[::]:0"]), "--open");
+    let store = place.path().join("tokens.toml");
+    create(&place, &["--tenant", "a"], "a.token");
+    fs::set_permissions(&store, fs::Permissions::from_mode(0o644)).unwrap();
+    let mut node = place.farmem(["node", "--lend", "64M", "--listen", "127.0.0.1:0", "--tokens"]);
+    node.arg(&store);
+    refused(node, "chmod 600");
+    let mut again = place.farmem(["token", "create", "--tenant", "b", "--store"]);
+    again.arg(&store);
+    refused(again, "chmod 600");
+    refused(place.farmem(["token", "create", "--tenant", "no name", "--store", "x"]), "letters, digits");
+}

@@ -1,0 +1,228 @@
+//! The store of tokens: a file of the operator's, which a node reads, and reads again when it changes.
+//!
+//! ```toml
+//! [tenant.analytics]
+//! quota = 68719476736
+//!
+//! [[token]]
+//! tenant = "analytics"
+//! id = "1f0c…"            # public: a token file has it, too
+//! key = "9b44…"           # SHA-256 of the secret
+//! created = 1795651200
+//! expires = 1798243200
+//! ```
+//!
+//! A key proves a token, so that whoever reads the store can borrow in every tenant's name at this node. Nobody but
+//! its owner may read it, or it is refused.
+
+use farmem_nic::Nic;
+use farmem_nic::tenants::{Known, Standing};
+use farmem_protocol::wire::Text;
+use farmem_trust::{Key, Token, TokenId, hex, is_tenant, unhex};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Why a store, or a token's file, cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// It cannot be read or written.
+    #[error("{0}: {1}")]
+    File(PathBuf, io::Error),
+    /// Others may read it.
+    #[error("{0}: others may read it, and it holds what proves a token: chmod 600 {0}")]
+    Mode(PathBuf),
+    /// It is not what it should be.
+    #[error("{0}: {1}")]
+    Content(PathBuf, String),
+    /// Another command is at it.
+    #[error("{0}: another farmem token is at work on it; if none is, remove {1}")]
+    Busy(PathBuf, PathBuf),
+}
+
+/// Reads a file that holds a secret.
+///
+/// # Errors
+/// [`StoreError::Mode`] if anybody but its owner may read it.
+pub fn read_secret(path: &Path) -> Result<String, StoreError> {
+    let failed = |e| StoreError::File(path.to_owned(), e);
+    let mut file = File::open(path).map_err(failed)?;
+    let about = file.metadata().map_err(failed)?;
+    if about.is_file() && about.mode() & 0o077 != 0 {
+        return Err(StoreError::Mode(path.to_owned()));
+    }
+    let mut text = String::new();
+    file.read_to_string(&mut text).map_err(failed)?;
+    Ok(text)
+}
+
+/// What a token's file proves.
+pub fn read_token(path: &Path) -> Result<Key, StoreError> {
+    let token = read_secret(path)?.parse::<Token>();
+    token.map(|token| token.key()).map_err(|e| StoreError::Content(path.to_owned(), e.to_string()))
+}
+
+/// The content of a store.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Store {
+    /// By name.
+    #[serde(default, rename = "tenant", skip_serializing_if = "BTreeMap::is_empty")]
+    pub tenants: BTreeMap<String, TenantEntry>,
+    /// In the order in which they were made.
+    #[serde(default, rename = "token", skip_serializing_if = "Vec::is_empty")]
+    pub tokens: Vec<Entry>,
+}
+
+/// What is said of a tenant.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TenantEntry {
+    /// Bytes that its programs may hold together at a node.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub quota: Option<u64>,
+}
+
+/// What is kept of a token.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Entry {
+    /// Whose.
+    pub tenant: String,
+    /// Its public name.
+    pub id: String,
+    key: String,
+    /// When it was made, in seconds since 1970.
+    pub created: u64,
+    /// When its time is over.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires: Option<u64>,
+    /// It was taken back.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub revoked: bool,
+}
+
+impl Entry {
+    /// What is kept of a new token.
+    pub fn new(token: &Token, expires: Option<u64>) -> Entry {
+        let key = token.key();
+        let (tenant, id) = (key.tenant.to_string(), hex(&key.id));
+        Entry { tenant, id, key: hex(key.bytes()), created: now(), expires, revoked: false }
+    }
+
+    /// Whether it can be used.
+    pub fn standing(&self) -> Standing {
+        match self.expires {
+            _ if self.revoked => Standing::Revoked,
+            Some(end) if end <= now() => Standing::Expired,
+            _ => Standing::Good,
+        }
+    }
+}
+
+/// Seconds since 1970.
+pub fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+impl Store {
+    /// Reads a store.
+    pub fn read(path: &Path) -> Result<Store, StoreError> {
+        let wrong = |why: String| StoreError::Content(path.to_owned(), why);
+        let store: Store = toml::from_str(&read_secret(path)?).map_err(|e| wrong(e.message().replace('\n', " ")))?;
+        for entry in &store.tokens {
+            let sound =
+                is_tenant(&entry.tenant) && unhex::<8>(&entry.id).is_some() && unhex::<32>(&entry.key).is_some();
+            if !sound {
+                return Err(wrong(format!("the token {:?} of {:?} is not one", entry.id, entry.tenant)));
+            }
+        }
+        Ok(store)
+    }
+
+    /// Has `change` change a store, which is made if it is not there. Readers see the old one or the new one.
+    pub fn change<T>(path: &Path, change: impl FnOnce(&mut Store) -> Result<T, String>) -> Result<T, StoreError> {
+        let draft = path.with_extension("toml.new");
+        let failed = |e: io::Error| match e.kind() {
+            io::ErrorKind::AlreadyExists => StoreError::Busy(path.to_owned(), draft.clone()),
+            _ => StoreError::File(draft.clone(), e),
+        };
+        // Only one command can make it: so nobody's change is lost.
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&draft).map_err(failed)?;
+        let changed = (|| {
+            let mut store = if path.exists() { Store::read(path)? } else { Store::default() };
+            let wrong = |why| StoreError::Content(path.to_owned(), why);
+            let made = change(&mut store).map_err(wrong)?;
+            let text = toml::to_string(&store).map_err(|e| wrong(e.to_string()))?;
+            let failed = |e| StoreError::File(draft.clone(), e);
+            file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(failed)?;
+            fs::rename(&draft, path).map_err(|e| StoreError::File(path.to_owned(), e))?;
+            Ok(made)
+        })();
+        if changed.is_err() {
+            let _ = fs::remove_file(&draft);
+        }
+        changed
+    }
+
+    /// As a node knows them.
+    fn known(&self) -> Vec<Known> {
+        let known = |entry: &Entry| {
+            let (id, bytes): (TokenId, [u8; 32]) = (unhex(&entry.id)?, unhex(&entry.key)?);
+            let quota = self.tenants.get(&entry.tenant).and_then(|tenant| tenant.quota).unwrap_or(u64::MAX);
+            Some(Known { key: Key::stored(Text::new(&entry.tenant), id, bytes), standing: entry.standing(), quota })
+        };
+        self.tokens.iter().filter_map(known).collect()
+    }
+
+    /// When the next token's time is over.
+    fn next_end(&self) -> Option<u64> {
+        self.tokens.iter().filter_map(|entry| entry.expires).filter(|&end| end > now()).min()
+    }
+}
+
+/// A store that a node follows.
+pub struct Followed {
+    path: PathBuf,
+    /// Of the file, when it was read last.
+    seen: Option<(u64, i64, i64, u64)>,
+    next_end: Option<u64>,
+}
+
+impl Followed {
+    /// Reads the store, and has the node serve holders of its tokens alone.
+    pub fn begin(path: &Path, nic: &Nic) -> Result<Followed, StoreError> {
+        let mut followed = Followed { path: path.to_owned(), seen: None, next_end: None };
+        followed.read(nic)?;
+        Ok(followed)
+    }
+
+    /// Reads it again, if it has changed or a token's time is over. What is wrong is returned once; the node goes on
+    /// with the tokens that it had.
+    pub fn look(&mut self, nic: &Nic) -> Option<StoreError> {
+        let ended = self.next_end.is_some_and(|end| end <= now());
+        if !ended && self.about() == self.seen {
+            return None;
+        }
+        self.read(nic).err()
+    }
+
+    fn read(&mut self, nic: &Nic) -> Result<(), StoreError> {
+        // Before its content: what changes meanwhile is read again.
+        self.seen = self.about();
+        self.next_end = None;
+        let store = Store::read(&self.path)?;
+        self.next_end = store.next_end();
+        nic.set_tokens(store.known());
+        Ok(())
+    }
+
+    fn about(&self) -> Option<(u64, i64, i64, u64)> {
+        let about = fs::metadata(&self.path).ok()?;
+        Some((about.ino(), about.mtime(), about.mtime_nsec(), about.len()))
+    }
+}

@@ -1,0 +1,284 @@
+//! Tokens at a node: who gets in, what a recording is worth, what a man in the middle can change, and what a tenant
+//! may hold.
+
+mod common;
+
+use common::receive;
+use farmem_fabric::{ConnectError, ConnectOptions, GrantError, NodeAddr, Session, Transport};
+use farmem_memory::tokens::{Entry, Store};
+use farmem_memory::{Config, Node};
+use farmem_protocol::addr::SLAB_BYTES;
+use farmem_protocol::wire::{Greeting, Hello, Join, Proof, Purpose, Text, Verdict};
+use farmem_trust::{Key, Token};
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// A node with a store of tokens.
+struct Guarded {
+    node: Node,
+    store: PathBuf,
+}
+
+impl Guarded {
+    fn start(quota: Option<u64>) -> (Guarded, Key) {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("farmem-trust-{}-{}.toml", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let store = std::env::temp_dir().join(name);
+        let key = issue(&store, "analytics", 1, None);
+        Store::change(&store, |store| {
+            store.tenants.entry("analytics".into()).or_default().quota = quota;
+            Ok(())
+        })
+        .unwrap();
+        let mut config = Config::new(8 * SLAB_BYTES, vec![NodeAddr::Tcp("127.0.0.1:0".into())]);
+        config.tokens = Some(store.clone());
+        (Guarded { node: Node::start(&config).unwrap(), store }, key)
+    }
+
+    fn at(&self) -> String {
+        self.node.addresses()[0].to_string()
+    }
+
+    fn connect(&self, run: u8, token: Option<Key>) -> Result<Session, ConnectError> {
+        connect(&self.at(), run, token)
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.store);
+    }
+}
+
+fn connect(at: &str, run: u8, token: Option<Key>) -> Result<Session, ConnectError> {
+    let options = ConnectOptions {
+        timeout: Duration::from_secs(10),
+        grace: Duration::from_secs(5),
+        run: [run; 16],
+        pid: std::process::id(),
+        transport: Transport::Tcp,
+        token,
+        ..ConnectOptions::default()
+    };
+    Session::connect(&NodeAddr::Tcp(at.to_owned()), &options)
+}
+
+fn issue(store: &std::path::Path, tenant: &str, seed: u8, expires: Option<u64>) -> Key {
+    let token = Token::new(tenant, &[seed; 40]).unwrap();
+    Store::change(store, |store| {
+        store.tokens.push(Entry::new(&token, expires));
+        Ok(())
+    })
+    .unwrap();
+    token.key()
+}
+
+fn why(refused: Result<Session, ConnectError>) -> String {
+    refused.err().expect("it is refused").to_string()
+}
+
+#[test]
+fn who_has_a_token_gets_in_and_nobody_else() {
+    let (here, key) = Guarded::start(None);
+    let session = here.connect(1, Some(key)).unwrap();
+    let slab = session.grant().unwrap().id;
+    let mut queue = session.queue_pair().unwrap();
+    farmem_contract::put(&mut queue, slab, 0, b"mine").unwrap();
+    assert_eq!(farmem_contract::get(&mut queue, slab, 0, 4).unwrap(), b"mine");
+    // Forked children and queue pairs prove it anew.
+    session.fork_ticket().unwrap().abandon();
+
+    assert!(why(here.connect(2, None)).contains("name yours by --token FILE"));
+    let other = Token::new("analytics", &[9; 40]).unwrap().key();
+    assert!(why(here.connect(2, Some(other))).contains("does not know this token"));
+    // The right name, and another secret.
+    let forged = Key::stored(key.tenant, key.id, [7; 32]);
+    assert!(why(here.connect(2, Some(forged))).contains("does not know this token"));
+    let renamed = Key::stored(Text::new("research"), key.id, *key.bytes());
+    assert!(why(here.connect(2, Some(renamed))).contains("does not know this token"));
+
+    let open = Node::start(&Config::new(SLAB_BYTES, vec![NodeAddr::Tcp("127.0.0.1:0".into())])).unwrap();
+    assert!(why(connect(&open.addresses()[0].to_string(), 2, Some(key))).contains("without --tokens"));
+}
+
+#[test]
+fn a_token_that_is_revoked_ends_its_members_and_others_go_on() {
+    let (here, key) = Guarded::start(None);
+    let other = issue(&here.store, "research", 2, None);
+    here.node.look_at_tokens();
+    let (first, second) = (here.connect(1, Some(key)).unwrap(), here.connect(2, Some(other)).unwrap());
+    first.grant().unwrap();
+    second.grant().unwrap();
+    Store::change(&here.store, |store| {
+        store.tokens[0].revoked = true;
+        Ok(())
+    })
+    .unwrap();
+    assert!(here.node.look_at_tokens().is_none());
+    common::within("its memory is free", || here.node.nic().lent() == SLAB_BYTES);
+    let lost = first.grant().unwrap_err();
+    assert!(matches!(&lost, GrantError::Lost(lost) if lost.reason.contains("was revoked")), "{lost}");
+    assert!(why(here.connect(3, Some(key))).contains("was revoked"));
+    second.grant().unwrap();
+}
+
+#[test]
+fn a_token_ends_with_its_time() {
+    let (here, _) = Guarded::start(None);
+    let key = issue(&here.store, "research", 3, Some(farmem_memory::tokens::now() + 2));
+    here.node.look_at_tokens();
+    let session = here.connect(1, Some(key)).unwrap();
+    session.grant().unwrap();
+    common::within("its time is over", || {
+        std::thread::sleep(Duration::from_millis(100));
+        here.node.look_at_tokens();
+        here.node.nic().lent() == 0
+    });
+    assert!(why(here.connect(2, Some(key))).contains("has expired"));
+}
+
+/// All of a tenant's runs together, exactly: also by forks, and with what was given back.
+#[test]
+fn a_tenants_quota_is_of_all_its_runs() {
+    let (here, key) = Guarded::start(Some(3 * SLAB_BYTES));
+    let other = issue(&here.store, "research", 2, None);
+    here.node.look_at_tokens();
+    let (first, second) = (here.connect(1, Some(key)).unwrap(), here.connect(2, Some(key)).unwrap());
+    let slab = first.grant().unwrap().id;
+    first.grant().unwrap();
+    second.grant().unwrap();
+    for session in [&first, &second] {
+        let full = session.grant().unwrap_err();
+        assert!(matches!(full, GrantError::Quota { quota_mib: 192, .. }), "{full}");
+    }
+    first.release(slab).unwrap();
+    second.grant().unwrap();
+    assert!(first.grant().is_err());
+    here.connect(3, Some(other)).unwrap().grant().unwrap();
+    drop(second);
+    common::within("what a run held is its tenant's again", || first.grant().is_ok());
+}
+
+/// Another tenant's token is no right to a member, a run, or a region's name.
+#[test]
+fn a_tenant_cannot_come_as_a_member_of_another() {
+    let (here, key) = Guarded::start(None);
+    let other = issue(&here.store, "research", 2, None);
+    here.node.look_at_tokens();
+    let session = here.connect(1, Some(key)).unwrap();
+    session.open_region("shared".parse().unwrap(), true).unwrap();
+    assert!(here.connect(1, Some(other)).is_err(), "the name of its run");
+    let options = ConnectOptions { token: Some(other), transport: Transport::Tcp, ..ConnectOptions::default() };
+    let options = ConnectOptions { timeout: Duration::from_secs(5), ..options };
+    let identity = session.identity();
+    assert!(Session::resume(&here.node.addresses()[0], &options, &identity).is_err(), "its secret");
+    let stranger = here.connect(2, Some(other)).unwrap();
+    assert!(stranger.open_region("shared".parse().unwrap(), false).is_err());
+    stranger.end_run([1; 16]).unwrap();
+    assert!(session.grant().is_ok());
+}
+
+/// A relay between a host and the node, which records and changes what the host says.
+fn relay(node: String, change: impl Fn(usize, Vec<u8>) -> Vec<u8> + Send + 'static) -> (String, Arc<Mutex<Vec<u8>>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (at, heard) = (listener.local_addr().unwrap().to_string(), Arc::new(Mutex::new(Vec::new())));
+    let hears = Arc::clone(&heard);
+    std::thread::spawn(move || {
+        let (mut host, _) = listener.accept().unwrap();
+        let mut node = TcpStream::connect(node).unwrap();
+        let (mut back, mut to_host) = (node.try_clone().unwrap(), host.try_clone().unwrap());
+        std::thread::spawn(move || std::io::copy(&mut back, &mut to_host));
+        let mut piece = [0; 4096];
+        let mut nth = 0;
+        while let Ok(n @ 1..) = host.read(&mut piece) {
+            hears.lock().unwrap().extend_from_slice(&piece[..n]);
+            if node.write_all(&change(nth, piece[..n].to_vec())).is_err() {
+                break;
+            }
+            nth += 1;
+        }
+        let _ = node.shutdown(std::net::Shutdown::Both);
+    });
+    (at, heard)
+}
+
+#[test]
+fn a_join_that_was_recorded_is_of_no_use() {
+    let (here, key) = Guarded::start(None);
+    let (at, heard) = relay(here.at(), |_, bytes| bytes);
+    drop(connect(&at, 1, Some(key)).unwrap());
+    let said = heard.lock().unwrap().clone();
+    let (hello, used) = Hello::read(&said).unwrap().unwrap();
+    let mut stream = TcpStream::connect(here.at()).unwrap();
+    stream.write_all(&said[..used]).unwrap();
+    assert!(matches!(receive(&mut stream, Greeting::read), Some(Greeting::Challenge(_))));
+    // The proof that was recorded.
+    let (proof, _) = Proof::read(&said[used..]).unwrap().unwrap();
+    stream.write_all(proof.frame().as_bytes()).unwrap();
+    assert_eq!(receive(&mut stream, Greeting::read), Some(Greeting::Refused(Verdict::WrongToken)));
+    assert_eq!(hello.tenant, key.tenant);
+    // Nor does any secret go over the wire.
+    assert!(!said.windows(16).any(|w| key.bytes().windows(16).any(|k| k == w)));
+}
+
+#[test]
+fn a_man_in_the_middle_changes_nothing_of_a_hello() {
+    let (here, key) = Guarded::start(None);
+    issue(&here.store, "research", 2, None);
+    here.node.look_at_tokens();
+    let changes: [fn(&mut Hello); 3] = [
+        |hello| hello.tenant = Text::new("research"),
+        |hello| hello.epoch = 7,
+        |hello| hello.purpose = Purpose::Join(Join { run: [3; 16], ..Join::default() }),
+    ];
+    for change in changes {
+        let (at, _) = relay(here.at(), move |nth, bytes| match Hello::read(&bytes) {
+            Ok(Some((mut hello, _))) if nth == 0 => {
+                change(&mut hello);
+                hello.frame().as_bytes().to_vec()
+            }
+            _ => bytes,
+        });
+        assert!(why(connect(&at, 1, Some(key))).contains("does not know this token"));
+    }
+    assert_eq!(here.node.nic().members().len(), 0);
+}
+
+/// Something that answers in the node's place, and does not know the token.
+#[test]
+fn a_host_does_not_take_another_for_its_node() {
+    let (_, key) = Guarded::start(None);
+    let lies = |greeting: fn() -> Greeting| {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = listener.local_addr().unwrap().to_string();
+        std::thread::spawn(move || {
+            let (mut host, _) = listener.accept().unwrap();
+            let _ = receive(&mut host, Hello::read);
+            let _ = host.write_all(Greeting::Challenge([1; 32]).frame().as_bytes());
+            let _ = receive(&mut host, Proof::read);
+            let _ = host.write_all(greeting().frame().as_bytes());
+        });
+        why(connect(&at, 1, Some(key)))
+    };
+    assert!(lies(|| Greeting::Welcome(Default::default())).contains("did not prove that it knows this token"));
+    assert!(lies(|| Greeting::Challenge([2; 32])).contains("not a farmem node"));
+}
+
+#[test]
+fn a_store_that_others_may_read_is_refused_and_one_that_goes_bad_changes_nothing() {
+    let (here, key) = Guarded::start(None);
+    std::fs::set_permissions(&here.store, std::fs::Permissions::from_mode(0o644)).unwrap();
+    let mut config = Config::new(SLAB_BYTES, vec![NodeAddr::Tcp("127.0.0.1:0".into())]);
+    config.tokens = Some(here.store.clone());
+    let refused = Node::start(&config).err().unwrap().to_string();
+    assert!(refused.contains("chmod 600"), "{refused}");
+    std::fs::set_permissions(&here.store, std::fs::Permissions::from_mode(0o600)).unwrap();
+    std::fs::write(&here.store, "[[token]]\ntenant = 7\n").unwrap();
+    assert!(here.node.look_at_tokens().is_some() && here.node.look_at_tokens().is_none(), "told once");
+    here.connect(1, Some(key)).unwrap();
+}

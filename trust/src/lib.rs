@@ -1,0 +1,212 @@
+//! Tokens: who may borrow, and how both ends prove that they know one.
+//!
+//! ```text
+//! token file   farmem-token-1.analytics.<id>.<secret>         32 random bytes, with the tenant's user alone
+//! key          SHA-256 of the secret                          what a node's store has; what proofs are made with
+//!
+//! host                                         node
+//!  │── Hello {…, tenant, id, host's nonce} ────►│
+//!  │◄────────────── Challenge {node's nonce} ───│
+//!  │── Proof = HMAC(key, "host", nonce, Hello) ►│  refuses, or lets in
+//!  │◄─── Welcome {proof = HMAC(key, "node", nonce, Hello, Welcome)}
+//! ```
+//!
+//! Neither the token nor its key goes over the wire. Both nonces are in both proofs, and so is every byte of the
+//! Hello: a recorded Hello is of no use later, and a changed one is refused. The host believes a node only after the
+//! node's proof.
+//!
+//! The runtime makes proofs in faults. HMAC-SHA256 of `ring` works on the stack, and neither it nor anything here
+//! allocates or uses a thread-local; reading and writing tokens as text does, and happens at start.
+
+#![forbid(unsafe_code)]
+
+use farmem_protocol::wire::Text;
+use ring::{digest, hmac};
+use std::fmt;
+use std::hint::black_box;
+use std::str::FromStr;
+
+/// The first word of a token's text.
+const FORM: &str = "farmem-token-1";
+
+/// The name of a tenant.
+pub type Tenant = Text<64>;
+/// The public name of a token.
+pub type TokenId = [u8; 8];
+/// Drawn anew for each connection, by each end.
+pub type Nonce = [u8; 32];
+/// HMAC-SHA256.
+pub type Mac = [u8; 32];
+
+/// Whether a tenant can be called so: 1 to 64 characters, letters, digits, `_` and `-`.
+pub fn is_tenant(name: &str) -> bool {
+    (1..=64).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'-'))
+}
+
+/// A token, as it stands in its file.
+#[derive(Clone)]
+pub struct Token {
+    tenant: Tenant,
+    id: TokenId,
+    secret: [u8; 32],
+}
+
+/// What is not a token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("it holds no token: make one by `farmem token create`")]
+pub struct NoToken;
+
+impl Token {
+    /// A token of a tenant, from 40 bytes that nobody can guess. `None`: no tenant can be called so.
+    pub fn new(tenant: &str, random: &[u8; 40]) -> Option<Token> {
+        let (mut id, mut secret) = ([0; 8], [0; 32]);
+        id.copy_from_slice(&random[..8]);
+        secret.copy_from_slice(&random[8..]);
+        is_tenant(tenant).then(|| Token { tenant: Text::new(tenant), id, secret })
+    }
+
+    /// What proofs are made with.
+    pub fn key(&self) -> Key {
+        let hash = digest::digest(&digest::SHA256, &self.secret);
+        let mut bytes = [0; 32];
+        bytes.copy_from_slice(hash.as_ref());
+        Key { tenant: self.tenant, id: self.id, bytes }
+    }
+}
+
+impl fmt::Display for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{FORM}.{}.{}.{}", self.tenant, hex(&self.id), hex(&self.secret))
+    }
+}
+
+impl FromStr for Token {
+    type Err = NoToken;
+
+    fn from_str(text: &str) -> Result<Token, NoToken> {
+        let mut words = text.trim().split('.');
+        match (words.next(), words.next(), words.next(), words.next(), words.next()) {
+            (Some(FORM), Some(tenant), Some(id), Some(secret), None) if is_tenant(tenant) => {
+                let (id, secret) = (unhex(id).ok_or(NoToken)?, unhex(secret).ok_or(NoToken)?);
+                Ok(Token { tenant: Text::new(tenant), id, secret })
+            }
+            _ => Err(NoToken),
+        }
+    }
+}
+
+/// What a token's holder proves it by: the hash of its secret.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Key {
+    /// For whom the memory is.
+    pub tenant: Tenant,
+    /// Which of the tenant's tokens.
+    pub id: TokenId,
+    bytes: [u8; 32],
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Key({} {})", self.tenant, hex(&self.id))
+    }
+}
+
+impl Key {
+    /// A key as a store has it.
+    pub fn stored(tenant: Tenant, id: TokenId, bytes: [u8; 32]) -> Key {
+        Key { tenant, id, bytes }
+    }
+
+    /// The hash, for a store.
+    pub fn bytes(&self) -> &[u8; 32] {
+        &self.bytes
+    }
+
+    /// The host's proof for a Hello, as it went over the stream.
+    pub fn of_host(&self, nonce: &Nonce, hello: &[u8]) -> Mac {
+        self.mac(&[b"farmem 5 host", nonce, hello])
+    }
+
+    /// The node's proof for a Hello and the Welcome that answers it, whose own proof is zeros.
+    pub fn of_node(&self, nonce: &Nonce, hello: &[u8], welcome: &[u8]) -> Mac {
+        self.mac(&[b"farmem 5 node", nonce, hello, welcome])
+    }
+
+    fn mac(&self, parts: &[&[u8]]) -> Mac {
+        let mut context = hmac::Context::with_key(&hmac::Key::new(hmac::HMAC_SHA256, &self.bytes));
+        for part in parts {
+            // Lengths first: no two lists of parts are the same bytes.
+            context.update(&(part.len() as u64).to_le_bytes());
+            context.update(part);
+        }
+        let mut mac = [0; 32];
+        mac.copy_from_slice(context.sign().as_ref());
+        mac
+    }
+}
+
+/// Whether two proofs are the same, in a time that does not depend on where they differ.
+pub fn same(a: &Mac, b: &Mac) -> bool {
+    black_box(a.iter().zip(b).fold(0, |differs, (x, y)| black_box(differs | (x ^ y)))) == 0
+}
+
+/// Bytes as hexadecimal digits.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Bytes from exactly so many hexadecimal digits.
+pub fn unhex<const N: usize>(text: &str) -> Option<[u8; N]> {
+    let digits = text.as_bytes();
+    let digit = |at: usize| (digits[at] as char).to_digit(16).map(|digit| digit as u8);
+    let mut bytes = [0; N];
+    for (at, byte) in bytes.iter_mut().enumerate().filter(|_| digits.len() == 2 * N) {
+        *byte = digit(2 * at)? << 4 | digit(2 * at + 1)?;
+    }
+    (digits.len() == 2 * N).then_some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn token() -> Token {
+        Token::new("analytics", &std::array::from_fn(|i| i as u8)).unwrap()
+    }
+
+    #[test]
+    fn a_token_reads_back_and_nothing_else_is_one() {
+        let text = token().to_string();
+        assert_eq!(text.parse::<Token>().unwrap().key(), token().key());
+        assert_eq!(format!("{text}\n").parse::<Token>().unwrap().to_string(), text);
+        for at in 0..text.len() {
+            assert!(text[..at].parse::<Token>().is_err(), "{at}");
+        }
+        for wrong in ["", "farmem-token-1.a b.00.00", &format!("{text}.x"), &text.replace("analytics", "ä")] {
+            assert!(wrong.parse::<Token>().is_err(), "{wrong}");
+        }
+        assert!(Token::new("a.b", &[0; 40]).is_none());
+    }
+
+    #[test]
+    fn a_proof_is_of_one_side_one_nonce_one_hello_and_one_key() {
+        let key = token().key();
+        let proof = key.of_host(&[1; 32], b"hello");
+        assert!(same(&proof, &key.of_host(&[1; 32], b"hello")));
+        let other = Token::new("analytics", &[9; 40]).unwrap().key();
+        let others = [
+            key.of_host(&[2; 32], b"hello"),
+            key.of_host(&[1; 32], b"hellp"),
+            other.of_host(&[1; 32], b"hello"),
+            key.of_node(&[1; 32], b"hello", b""),
+        ];
+        assert!(others.iter().all(|other| !same(&proof, other)));
+        // What a node says is of its Welcome, too, and no byte goes from one part to the other.
+        assert_ne!(key.of_node(&[1; 32], b"ab", b"c"), key.of_node(&[1; 32], b"a", b"bc"));
+    }
+
+    #[test]
+    fn a_secret_is_not_shown() {
+        assert!(!format!("{:?}", token().key()).contains(&hex(token().key().bytes())));
+    }
+}
