@@ -47,6 +47,5 @@ pub fn joining(run: &RunSpec) -> Result<ConnectOptions, String> {
         transport: run.transport,
         names: names(),
         token: run.token.as_deref().map(token).transpose()?,
-        ..ConnectOptions::default()
     })
 }

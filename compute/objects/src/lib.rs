@@ -1,0 +1,102 @@
+//! Far objects: collections whose elements lie in other machines' RAM, with a part of them local.
+//!
+//! A program that knows that its data is far does without page faults: it fetches what it names,
+//! many pieces by one round trip, and keeps local what it used last.
+//!
+//! ```no_run
+//! use farmem_objects::{FarVec, Heap};
+//!
+//! # fn main() -> farmem_objects::Result<()> {
+//! let heap = Heap::builder().local(512 << 20).node("a:7411").build()?;
+//! let mut prices: FarVec<u64> = heap.vec();
+//! for day in 0..1_000_000 {
+//!     prices.push(day * 7)?;
+//! }
+//!
+//! let scope = heap.scope();
+//! let price: &u64 = prices.get(17, &scope)?; // an ordinary reference
+//! let some: Vec<&u64> = prices.get_many(&[3, 500_000, 999_999], &scope)?; // one round trip
+//! assert_eq!((*price, *some[1]), (119, 3_500_000));
+//! drop(scope);
+//!
+//! let mut sum = 0;
+//! prices.scan(|_, part: &[u64]| sum += part.iter().sum::<u64>())?; // fetches ahead
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # References
+//!
+//! A reference is tied to its collection and to a [`Scope`]. While the scope lives, what was reached by it
+//! stays local and where it is. So the compiler refuses each misuse. A reference cannot outlive its scope:
+//!
+//! ```compile_fail,E0505
+//! fn keeps(heap: &farmem_objects::Heap, v: &farmem_objects::FarVec<u64>) -> u64 {
+//!     let scope = heap.scope();
+//!     let kept = v.get(0, &scope).unwrap();
+//!     drop(scope);
+//!     *kept
+//! }
+//! ```
+//!
+//! … nor a change of its collection:
+//!
+//! ```compile_fail,E0502
+//! fn changes(heap: &farmem_objects::Heap, v: &mut farmem_objects::FarVec<u64>) -> u64 {
+//!     let scope = heap.scope();
+//!     let kept = v.get(0, &scope).unwrap();
+//!     v.push(1).unwrap();
+//!     *kept
+//! }
+//! ```
+//!
+//! … and two cannot write to one collection:
+//!
+//! ```compile_fail,E0499
+//! fn writes(heap: &farmem_objects::Heap, v: &mut farmem_objects::FarVec<u64>) {
+//!     let scope = heap.scope();
+//!     let (a, b) = (v.get_mut(0, &scope).unwrap(), v.get_mut(0, &scope).unwrap());
+//!     *a = *b;
+//! }
+//! ```
+//!
+//! A heap, its scopes and its collections stay on their thread:
+//!
+//! ```compile_fail,E0277
+//! fn leaves(heap: farmem_objects::Heap) {
+//!     std::thread::spawn(move || heap.scope());
+//! }
+//! ```
+//!
+//! Elements are plain data: what holds a pointer cannot leave this machine.
+//!
+//! ```compile_fail,E0277
+//! fn holds(heap: &farmem_objects::Heap) {
+//!     let v: farmem_objects::FarVec<String> = heap.vec();
+//! }
+//! ```
+//!
+//! # Limits
+//!
+//! * One thread uses a heap. Other threads build heaps of their own.
+//! * An element is at most [`CHUNK`] bytes. Elements do not cross chunks.
+//! * A scope that reaches more than the heap's local memory gets [`Error::ScopeFull`]: open scopes in loops.
+//! * A scope that is leaked (`std::mem::forget`) keeps what it reached local for ever.
+//! * A lost node is an error of the call that needs it, and never ends the process.
+
+mod error;
+mod frames;
+mod heap;
+mod vec;
+
+pub use error::{Error, Result};
+pub use heap::{Builder, Heap, Scope};
+pub use vec::FarVec;
+
+/// Bytes that come and go together.
+pub const CHUNK: usize = 4096;
+
+/// Elements that can be far: plain data, by zerocopy's derives.
+pub trait Far: zerocopy::FromBytes + zerocopy::IntoBytes + zerocopy::Immutable + 'static {}
+
+impl<T: zerocopy::FromBytes + zerocopy::IntoBytes + zerocopy::Immutable + 'static> Far for T {}
