@@ -10,13 +10,14 @@ cargo build --release -p farmem-cli
 target=$(cargo metadata --no-deps --format-version 1 | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')
 binary=$target/release/farmem
 version=$("$binary" --version | cut -d' ' -f2)
+maintainer="The farmem developers <farmem@example.org>"
 
 tree=$(mktemp -d)
 trap 'rm -rf "$tree"' EXIT
 chmod 755 "$tree"
 install -Dm755 "$binary" "$tree/usr/bin/farmem"
-# Without debug information of the binary's own; the library inside it is data and stays as it is.
-strip --strip-debug "$tree/usr/bin/farmem" 2>/dev/null || true
+# Without symbols of the binary's own; the library inside it is data and stays as it is.
+strip "$tree/usr/bin/farmem" 2>/dev/null || true
 # The same bytes as in the binary, which then writes no copy of its own.
 install -Dm644 "$target/release/deps/libfarmem_preload.so" "$tree/usr/lib/farmem/libfarmem_preload.so"
 install -Dm644 bindings/c/farmem.h "$tree/usr/include/farmem.h"
@@ -44,11 +45,25 @@ Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/
 Upstream-Name: farmem
 
 Files: *
-Copyright: The farmem developers
+Copyright: 2026 The farmem developers
 License: MIT or Apache-2.0
  The full texts are LICENSE-MIT and LICENSE-APACHE in the source;
  Apache-2.0 is in /usr/share/common-licenses/Apache-2.0 as well.
 COPYRIGHT
+gzip -9nc >"$tree/usr/share/doc/farmem/changelog.gz" <<CHANGES
+farmem ($version) unstable; urgency=medium
+
+  * See CHANGELOG.md.
+
+ -- $maintainer  $(date -Ru -d "@${SOURCE_DATE_EPOCH:-$(date +%s)}")
+CHANGES
+# What lintian says and is meant.
+install -Dm644 /dev/stdin "$tree/usr/share/lintian/overrides/farmem" <<OVERRIDES
+# It must be the bytes that are in the binary, or the binary lays down a copy of its own.
+farmem: unstripped-binary-or-object [usr/lib/farmem/libfarmem_preload.so]
+# A module for Python programs that give hints: who has none of those needs no Python.
+farmem: python-package-missing-depends-on-python
+OVERRIDES
 
 # The C library symbols that the binary asks for decide where it runs.
 libc=$(objdump -T "$binary" 2>/dev/null | sed -n 's/.*GLIBC_\([0-9.]*\)).*/\1/p' | sort -Vu | tail -1)
@@ -57,7 +72,7 @@ cat >"$tree/DEBIAN/control" <<CONTROL
 Package: farmem
 Version: $version
 Architecture: amd64
-Maintainer: The farmem developers
+Maintainer: $maintainer
 Section: admin
 Priority: optional
 Depends: libc6 (>= ${libc:-2.31}), libgcc-s1
