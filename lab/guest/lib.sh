@@ -98,10 +98,11 @@ accelerator() {
 }
 
 # boot SECONDS MEMORY_MIB KERNEL IMAGE [OPTION...]   Runs a guest. Its console is the output. APPEND: for its kernel.
+# Lines come as they are said: what reads them may act on them.
 boot() {
     local limit=$1 memory=$2 kernel=$3 image=$4
     shift 4
     timeout --foreground "$limit" qemu-system-x86_64 -accel "$(accelerator)" -cpu max -smp 2 -m "$memory" \
         -kernel "$kernel" -initrd "$image" -append "console=ttyS0 quiet panic=-1 rdinit=/init ${APPEND:-}" \
-        -display none -serial stdio -monitor none -no-reboot "$@" </dev/null | tr -d '\r'
+        -display none -serial stdio -monitor none -no-reboot "$@" </dev/null | sed -u 's,\r,,g'
 }
