@@ -56,7 +56,7 @@ host() {
     while IFS= read -r line; do
         echo "$line"
         case $line in
-            "HOST stop") (kill -STOP $node; sleep 6; kill -CONT $node) & ;;
+            "HOST stop") (kill -STOP $node; sleep 14; kill -CONT $node) & ;;
             "HOST kill") kill -9 $node ;;
         esac
     done
