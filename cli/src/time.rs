@@ -1,4 +1,4 @@
-//! Times as people write them: `30s`, `500ms`, `2m`, `1.5s`; a bare number is seconds.
+//! Times as people write them: `30s`, `500ms`, `2m`, `1.5s`, `30d`; a bare number is seconds.
 
 use std::time::Duration;
 
@@ -36,7 +36,8 @@ mod tests {
         assert_eq!(parse("500ms"), Ok(Duration::from_millis(500)));
         assert_eq!(parse("1.5 m"), Ok(Duration::from_secs(90)));
         assert_eq!(parse("7"), Ok(Duration::from_secs(7)));
-        for bad in ["", "s", "-1s", "1d", "1e9", "9999999h"] {
+        assert_eq!(parse("30d"), Ok(Duration::from_secs(30 * 86400)));
+        for bad in ["", "s", "-1s", "1w", "1e9", "9999999h", "366d"] {
             assert_eq!(parse(bad), Err(NotATime), "{bad}");
         }
     }

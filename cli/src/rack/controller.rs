@@ -32,10 +32,16 @@ pub struct Options {
 
 const EXAMPLES: &str = "\
 Examples:
-  farmem controller --store /var/lib/farmem/rack.redb --listen 10.0.0.5:7400 --open
+  farmem controller --store rack.redb --listen 10.0.0.5:7400 --open
       The rack's controller. Its page is http://10.0.0.5:7400/
-  bighost$ farmem node --lend 32G --listen 0.0.0.0:7411 --open --controller 10.0.0.5:7400 --domain rack7/shelf2
-  here$    farmem run --local 4G --controller 10.0.0.5:7400 -- ./job
+
+  farmem node --lend 32G --listen 0.0.0.0:7411 --open \\
+      --controller 10.0.0.5:7400 --domain rack7/shelf2
+      A node of the rack, on each machine with RAM to spare.
+
+  farmem run --local 4G --controller 10.0.0.5:7400 -- ./job
+      A run that names no node.
+
   farmem status --controller 10.0.0.5:7400
   farmem drain bighost --controller 10.0.0.5:7400
 
