@@ -86,7 +86,7 @@ Examples:
   farmem kv check sessions --node bighost:7411
       Looks whether all of it adds up, while it is served.
 
-The data stays at the nodes when the last front end ends, and until they end. `farmem region rm` removes it.
+The data stays at the nodes when the last front end ends, and until they end. `farmem region rm` removes it. \
 Whoever can reach the port can read and write: keep it in a trusted network.";
 
 /// Serves, or checks.

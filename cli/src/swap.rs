@@ -56,7 +56,7 @@ pub struct Options {
 const EXAMPLES: &str = "\
 Examples:
   farmem swap --size 32G --node bighost:7411
-      A swap device of 32 GiB, until Ctrl-C. Every program of the machine may be swapped to it.
+      A swap device of 32 GiB, until Ctrl-C. Every program may be swapped to it.
   farmem swap --off
       Swap no longer, whoever began it.
 

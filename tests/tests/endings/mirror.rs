@@ -90,7 +90,7 @@ fn a_copy_that_is_cut_off_is_given_up_soon() -> Result<()> {
     let node = |namespace: &str, at: &str, name: &str| -> Result<(String, Running)> {
         let (address, socket) = (format!("{at}:7602"), dir.path().join(name));
         let mut command = Command::new(binary());
-        command.args(["node", "--lend", "256M", "--rdma", "off", "--listen", &address]);
+        command.args(["node", "--lend", "256M", "--rdma", "off", "--open", "--listen", &address]);
         command.arg("--listen").arg(format!("unix:{}", socket.display()));
         let node = process::spawn(Pair::inside(namespace, &command))?;
         silent::serves(&node, &socket)?;

@@ -80,10 +80,10 @@ fn something_that_keeps_us_waiting() -> Result<()> {
             std::thread::sleep(LIMIT);
         });
     })?;
-    // Begins like a node, and never comes to the point.
+    // Begins like a node, says that 100 bytes follow, and never comes to the point.
     let slow = listener(|mut stream| {
         std::thread::spawn(move || {
-            for byte in b"farmem".iter().copied().chain(VERSION.to_le_bytes()).chain([0; 120]) {
+            for byte in b"farmem".iter().copied().chain(VERSION.to_le_bytes()).chain([100, 0]).chain([0; 120]) {
                 let _ = stream.write_all(&[byte]);
                 std::thread::sleep(Duration::from_millis(200));
             }

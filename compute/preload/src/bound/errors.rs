@@ -10,12 +10,13 @@ use farmem_pager::{NotJoined, StartError};
 use farmem_pool::{NoPlace, NoRoom};
 use farmem_protocol::extent::geometry::BadGeometry;
 use farmem_protocol::region::{BadName, RegionName};
-use farmem_protocol::wire::Broken;
+use farmem_protocol::wire::{Broken, Text};
 use farmem_run::mask::NoFeature;
 use farmem_run::{BadSpec, Feature, Mask, RunSpec};
 use farmem_sys::raw::{Errno, futex_wait, futex_wake, sleep_ns, syscall};
 use farmem_sys::uffd::OpenError;
 use farmem_sys::verbs::{Absent, Outcome};
+use farmem_trust::NoToken;
 use std::fmt::{self, Debug, Display, Write};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -131,6 +132,8 @@ fn of_memory(list: &mut Vec<Box<dyn Shown>>) {
     every!(list, BadName: BadName(_) => BadName("a\nb".into()));
     let name = || RegionName::from_wire([b'a'; 16]).expect("a name");
     every!(list, RegionName: _ => name());
+    every!(list, Text<8>: _ => Text::<8>::new("a\nb"));
+    every!(list, NoToken: NoToken => NoToken);
     every!(list, RegionError:
         RegionError::Unknown { .. } => RegionError::Unknown { node: node(), name: name() },
         RegionError::Full(_) => RegionError::Full(node()),
@@ -240,8 +243,9 @@ fn every_error_is_formatted_without_a_thread_pointer() {
 }
 
 /// Types that are errors and are not the runtime's, or are tested where they can be named.
-const ELSEWHERE: [&str; 8] = [
+const ELSEWHERE: [&str; 9] = [
     "Unwritable",  // farmem run's
+    "Token",       // shown to whoever made it, by farmem token
     "NoDial",      // fabric's own, tested there
     "BadGeometry", // the node's, and the agent's
     "NotHeld",     // the agent's
@@ -256,9 +260,17 @@ fn no_error_type_of_the_runtime_is_left_out() {
     let workspace = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let here = include_str!("errors.rs");
     let mut found = 0;
-    for room in
-        ["protocol", "run", "sys", "fabric", "compute/cache", "compute/pool", "compute/pager", "compute/preload"]
-    {
+    for room in [
+        "protocol",
+        "run",
+        "trust",
+        "sys",
+        "fabric",
+        "compute/cache",
+        "compute/pool",
+        "compute/pager",
+        "compute/preload",
+    ] {
         for (file, text) in sources(&workspace.join(room).join("src")) {
             let lines: Vec<&str> = text.lines().map(str::trim).collect();
             for (n, line) in lines.iter().enumerate() {
@@ -272,8 +284,9 @@ fn no_error_type_of_the_runtime_is_left_out() {
                 let Some(name) = name.and_then(|name| name.split(|c: char| !c.is_alphanumeric()).next()) else {
                     continue;
                 };
-                let entered =
-                    here.contains(&format!("every!(list, {name}:")) || here.contains(&format!("Box::new({name}("));
+                let entered = here.contains(&format!("every!(list, {name}:"))
+                    || here.contains(&format!("every!(list, {name}<"))
+                    || here.contains(&format!("Box::new({name}("));
                 assert!(entered || ELSEWHERE.contains(&name), "{}: {name} is not entered here", file.display());
                 found += 1;
             }
