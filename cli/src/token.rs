@@ -23,9 +23,9 @@ pub struct Options {
 
 const EXAMPLES: &str = "\
 Examples:
-  farmem token create --tenant analytics --quota 64G --store tokens.toml > analytics.token
+  farmem token create --tenant lab --quota 64G --store tokens.toml > lab.token
   farmem node --lend 128G --listen 0.0.0.0:7411 --tokens tokens.toml
-  farmem run --token analytics.token --node bighost:7411 -- ./job
+  farmem run --token lab.token --node bighost:7411 -- ./job
 
 A node reads its store again when it changes. A token that was revoked, or whose time is over, ends its \
 runs within 2 seconds.";

@@ -14,11 +14,13 @@ use serde::{Deserialize, Serialize};
 /// Resident bytes of a process.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Footprint {
-    /// The array, and under farmem all else in the far range: the program's own memory.
+    /// The array and the heap, and under farmem all else in the far range: the program's own memory.
+    /// The heap is told natively too, because under farmem it is far: else a program with a larger
+    /// heap would make the runtime look smaller.
     pub program: u64,
     /// A node's memory, mapped by the shm transport.
     pub lent: u64,
-    /// Everything else: code, stacks, small heaps, and a runtime if there is one. By mapping.
+    /// Everything else: code, stacks, and a runtime if there is one. By mapping.
     pub rest: BTreeMap<String, u64>,
     /// Of `rest`: pages of files as they lie in the page cache, most of them code. How many of these are
     /// resident is the kernel's choice (it maps what is cached around a fault), not the program's.
@@ -45,7 +47,9 @@ impl Footprint {
             if let Some(kib) = line.strip_prefix("Rss:") {
                 let bytes = bytes(kib);
                 match mapping {
-                    Some((start, _)) if is_far(start) || array.contains(&start) => footprint.program += bytes,
+                    Some((start, name)) if is_far(start) || array.contains(&start) || name == "[heap]" => {
+                        footprint.program += bytes;
+                    }
                     Some((_, name)) if name.starts_with("/memfd:farmem") => footprint.lent += bytes,
                     Some((_, name)) if bytes > 0 => {
                         *footprint.rest.entry(name.to_owned()).or_default() += bytes;
@@ -99,9 +103,9 @@ Rss:                 100 kB
 Anonymous:             8 kB
 ";
         let footprint = Footprint::parse(smaps, 0x7f00_0000_0000..0x7f00_0010_0000);
-        assert_eq!(footprint.program, (262_144 + 64) << 10);
+        assert_eq!(footprint.program, (12 + 262_144 + 64) << 10);
         assert_eq!(footprint.lent, 64 << 20);
-        assert_eq!(footprint.rest_bytes(), 112 << 10);
+        assert_eq!(footprint.rest_bytes(), 100 << 10);
         assert_eq!(footprint.cached, 92 << 10);
     }
 }
