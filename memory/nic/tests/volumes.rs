@@ -3,7 +3,7 @@
 // The engine names raw parts; the test plays the socket.
 #![allow(unsafe_code)]
 
-#[allow(dead_code)]
+#[allow(dead_code)] // The fuzzer uses the rest of it.
 #[path = "fuzz/wire.rs"]
 mod wire;
 

@@ -1,7 +1,7 @@
 //! Connections that say what no library of ours would, frame by frame.
 
 // Each test binary uses some of it.
-#![allow(dead_code)]
+#![allow(dead_code)] // Each test file is a program of its own, and uses a part.
 
 use farmem_protocol::wire::{
     Answer, Ask, Greeting, Hello, Join, Purpose, Refused, Reply, Request, Status, Verdict, Welcome,

@@ -45,7 +45,6 @@ pub struct Found {
     pub object: Object,
     table: At,
     /// While it lives nothing of this is reused.
-    #[allow(dead_code)]
     section: Section,
 }
 

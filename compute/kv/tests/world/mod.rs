@@ -1,6 +1,6 @@
 //! A memory in a map, and operations on it in every order.
 
-#![allow(dead_code)]
+#![allow(dead_code)] // Each test file is a program of its own, and uses a part.
 
 pub mod linear;
 
