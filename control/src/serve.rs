@@ -4,7 +4,7 @@
 //! Nothing waits for another host with the lock held.
 
 use crate::api::{Beat, Given, NodeView, ORDER_HEADER, Orders, Rack, Refused, Want};
-use crate::state::{Action, Refusal, State};
+use crate::state::{Action, Intent, Refusal, State};
 use crate::store::{Store, StoreError};
 use axum::extract::{ConnectInfo, DefaultBodyLimit, Path, State as With};
 use axum::http::{HeaderMap, StatusCode, header};
@@ -25,6 +25,9 @@ const TICK: Duration = Duration::from_millis(100);
 pub struct Controller {
     state: State,
     store: Store,
+    /// Intents that the state has and the store has not: a disk was full. Each later change, and
+    /// each tick, tries again, so that an order that failed is not lost when it is repeated.
+    unsaved: Vec<Intent>,
     random: Random,
     begun: Instant,
     log: fn(&str),
@@ -33,8 +36,15 @@ pub struct Controller {
 impl Controller {
     /// With what a store held. `seed` is random: it decides which nodes are drawn. `log` takes a
     /// line for each thing that happens.
-    pub fn new(store: Store, kept: Vec<crate::state::Intent>, seed: u64, log: fn(&str)) -> Controller {
-        Controller { state: State::of(kept), store, random: Random::new(seed), begun: Instant::now(), log }
+    pub fn new(store: Store, kept: Vec<Intent>, seed: u64, log: fn(&str)) -> Controller {
+        Controller {
+            state: State::of(kept),
+            store,
+            unsaved: Vec::new(),
+            random: Random::new(seed),
+            begun: Instant::now(),
+            log,
+        }
     }
 
     fn now(&self) -> Duration {
@@ -43,14 +53,15 @@ impl Controller {
 
     /// Carries out what follows from a change. What cannot be kept is an error for whoever asked.
     fn carry_out(&mut self, actions: Vec<Action>) -> Result<(), StoreError> {
-        let mut intents = Vec::new();
         for action in actions {
             match action {
-                Action::Keep(intent) => intents.push(intent),
+                Action::Keep(intent) => self.unsaved.push(intent),
                 Action::Say(line) => (self.log)(&line),
             }
         }
-        self.store.keep(&intents)
+        self.store.keep(&self.unsaved)?;
+        self.unsaved.clear();
+        Ok(())
     }
 }
 
@@ -111,7 +122,7 @@ async fn tick(shared: Shared) {
         let mut controller = lock(&shared);
         let (now, mut actions) = (controller.now(), Vec::new());
         controller.state.tick(now, &mut actions);
-        // Time alone changes no intent.
+        // Time alone changes no intent. Whoever gave an order was told that it could not be kept.
         let _ = controller.carry_out(actions);
     }
 }
