@@ -2,7 +2,7 @@
 
 use crate::{Node, StartError};
 use farmem_sys::process;
-use std::fmt::Write as _;
+use serde_json::json;
 use std::fs;
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -45,43 +45,27 @@ impl Drop for StatusFile {
     }
 }
 
-/// As docs/design/interfaces.md has it.
+/// The file as docs/design/interfaces.md describes it.
 fn text(node: &Node) -> String {
-    let listen: Vec<String> = node.addresses().iter().map(|at| quoted(&at.to_string())).collect();
-    let metrics = node.metrics().map_or("null".into(), |at| quoted(&at.to_string()));
     let nic = node.nic();
     let members = nic.members();
     let absent = members.iter().filter(|member| !member.is_present()).count();
-    let began = process::began(std::process::id()).map_or("null".into(), |ticks| ticks.to_string());
     let moved = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-    format!(
-        "{{\"pid\":{},\"began\":{began},\"listen\":[{}],\"metrics\":{metrics},\"lend\":{},\"lent\":{},\"used\":{},\"clients\":{},\"absent\":{},\
-         \"bytes_read\":{},\"bytes_written\":{},\"draining\":{}}}\n",
-        std::process::id(),
-        listen.join(","),
-        nic.lending.limit(),
-        nic.lent(),
-        nic.in_use(),
-        members.len() - absent,
-        absent,
-        moved(&nic.tally.read_bytes),
-        moved(&nic.tally.write_bytes) + moved(&nic.tally.record_bytes),
-        nic.is_draining(),
-    )
-}
-
-fn quoted(text: &str) -> String {
-    let mut out = String::from("\"");
-    for c in text.chars() {
-        match c {
-            '"' | '\\' => out.extend(['\\', c]),
-            c if c.is_control() => {
-                let _ = write!(out, "\\u{:04x}", c as u32);
-            }
-            c => out.push(c),
-        }
-    }
-    out + "\""
+    let status = json!({
+        "pid": std::process::id(),
+        "began": process::began(std::process::id()),
+        "listen": node.addresses().iter().map(ToString::to_string).collect::<Vec<_>>(),
+        "metrics": node.metrics().map(|at| at.to_string()),
+        "lend": nic.lending.limit(),
+        "lent": nic.lent(),
+        "used": nic.in_use(),
+        "clients": members.len() - absent,
+        "absent": absent,
+        "bytes_read": moved(&nic.tally.read_bytes),
+        "bytes_written": moved(&nic.tally.write_bytes) + moved(&nic.tally.record_bytes),
+        "draining": nic.is_draining(),
+    });
+    format!("{status}\n")
 }
 
 /// Bytes of RAM this machine has, as /proc/meminfo tells.
@@ -105,8 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_are_quoted() {
-        assert_eq!(quoted("unix:/a\"b\\\n"), "\"unix:/a\\\"b\\\\\\u000a\"");
+    fn a_machine_has_more_memory_than_is_available() {
         assert!(machine_ram() > available_ram());
     }
 }

@@ -3,6 +3,7 @@
 //! | file | |
 //! |---|---|
 //! | [`mod@curves`] | curves over two axes: what happens as something grows |
+//! | [`mod@columns`] | a histogram: columns, and the share up to each |
 //! | [`mod@rows`] | bars or marks in groups, one below the other: many things compared |
 //! | [`mod@axis`] | from figures to places, with ticks |
 //! | `canvas.rs` | what SVG is made of |
@@ -12,11 +13,13 @@
 
 pub mod axis;
 mod canvas;
+pub mod columns;
 pub mod curves;
 pub mod rows;
 
 pub use axis::Axis;
 pub use canvas::Canvas;
+pub use columns::Columns;
 pub use curves::{Curve, Panel, Point};
 pub use rows::{Rows, Style};
 
