@@ -10,16 +10,25 @@ use crate::failure::Failure;
 use crate::settings::Settings;
 use crate::units;
 
+const DRAIN: &str = "\
+Examples:
+  farmem drain bighost --controller rack:7400
+      Then stop the node, mend the machine, start it again, and
+      farmem undrain bighost --controller rack:7400
+
+The order stands until undrain, also if this command is interrupted.";
+
 /// Empty a node of a rack while programs run
 ///
 /// No run is given the node any more. Runs that have it are given others in its place, and their
 /// pages move there. Waits until nothing is lent.
 #[derive(clap::Args, Debug)]
+#[command(after_help = DRAIN)]
 pub struct Drain {
     /// The node's name, as farmem status --controller shows it
     pub node: String,
 
-    /// The rack's controller
+    /// The rack's controller [default: FARMEM_CONTROLLER, or the configuration file's]
     #[arg(long, value_name = "HOST:PORT", value_parser = super::address)]
     pub controller: Option<String>,
 
@@ -34,18 +43,20 @@ pub struct Undrain {
     /// The node's name, as farmem status --controller shows it
     pub node: String,
 
-    /// The rack's controller
+    /// The rack's controller [default: FARMEM_CONTROLLER, or the configuration file's]
     #[arg(long, value_name = "HOST:PORT", value_parser = super::address)]
     pub controller: Option<String>,
 }
 
 /// Forget a node of a rack that will not come back
+///
+/// A node that beats again is a node of the rack again.
 #[derive(clap::Args, Debug)]
 pub struct Forget {
     /// The node's name, as farmem status --controller shows it
     pub node: String,
 
-    /// The rack's controller
+    /// The rack's controller [default: FARMEM_CONTROLLER, or the configuration file's]
     #[arg(long, value_name = "HOST:PORT", value_parser = super::address)]
     pub controller: Option<String>,
 }

@@ -208,7 +208,7 @@ Settings: a flag wins over a variable, a variable over your file, your file over
 Your file is $XDG_CONFIG_HOME/farmem/config.toml (else ~/.config/farmem/config.toml), the system's \
 /etc/farmem/config.toml. --node none undoes what they name.
 
-Choosing --local: farmem size -- PROGRAM runs a program once and suggests one. Then look at *waiting* in the summary \
+Choosing --local: farmem size -- PROGRAM runs a program once and suggests one. Then look at \"waiting\" in the summary \
 or in farmem top.
 
 Sizes: 64k, 512M, 1.5G (powers of 1024), or 25%. Times: 500ms, 5s, 2m.

@@ -67,7 +67,7 @@ The table goes to standard error, after the program's own output. Its columns:
   of the run   the same as a share of the time that the program took
 
 It is an estimate from a sample of the pages, for this input and this node. An input twice as \
-large needs about twice as much. Run it with the suggested --local and look at *waiting*: \
+large needs about twice as much. Run it with the suggested --local and look at \"waiting\": \
 farmem top shows it meanwhile, the summary at the end.
 
 Exit status: the program's own, as in farmem run.";

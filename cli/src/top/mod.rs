@@ -15,13 +15,25 @@ use crate::failure::Failure;
 use gather::Gatherer;
 pub use gather::short_program;
 
+const EXAMPLES: &str = "\
+Examples:
+  farmem top
+      What happens on this machine, until q.
+
+  farmem top --once
+      One sample, for a look or a log.
+
+  farmem top --json | jq '.runs[].local'
+      The same for a script.";
+
 /// Watch runs, nodes and agents on this machine
 ///
 /// Keys: ? helps, q quits, s sorts by the next column, p pauses, up and down choose a run.
 ///
-/// *local* is what all of a run's processes have local, *limit* what each may; *waiting* is of one thread's time, so that
-/// two that wait all the time are 200 %.
+/// Under "local" stands what all of a run's processes have local, under "limit" what each may have. "Waiting" is a share
+/// of one thread's time: two threads that wait all the time are 200 %.
 #[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
 pub struct Options {
     /// Print one sample and end
     #[arg(long)]

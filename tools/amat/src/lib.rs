@@ -79,13 +79,13 @@ pub struct Amat {
     /// Make up references instead
     #[arg(long, value_name = "PATTERN")]
     pub generate: Option<Pattern>,
-    /// Of generated traces: bytes of the array
+    /// The size of the array that the made-up references go to
     #[arg(long, default_value = "256M", requires = "generate")]
     pub array: Bytes,
-    /// Of generated traces: loads and stores, in millions
+    /// How many references to make up, in millions
     #[arg(long, value_name = "MILLIONS", default_value_t = 20, requires = "generate", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub references: u64,
-    /// Of generated traces
+    /// The seed of made-up references: the same seed gives the same references
     #[arg(long, default_value_t = 1, requires = "generate")]
     pub seed: u64,
     /// Systems: names of shipped ones, or files that describe them; all shipped ones if none
