@@ -1,11 +1,11 @@
 //! The runtime's own memory: size classes of powers of two, in chunks that are mapped by raw calls.
 //!
-//! The program's malloc cannot be used. Its memory is far, and the runtime allocates while it serves
-//! faults. It also has thread-locals, which the background thread has not.
+//! The program's malloc cannot be used. Its memory is far, and the runtime allocates while it
+//! serves faults. It also has thread-locals, which the background thread has not.
 //!
-//! Memory that is freed goes to the list of its class and stays there. What is larger than [`LARGEST`]
-//! is mapped and unmapped by itself. When the process may have no more mappings, both come from a
-//! mapping that is made at first ([`SPARE`]).
+//! Memory that is freed goes to the list of its class and stays there. An allocation larger than
+//! [`LARGEST`] is a mapping of its own. When the process may have no more mappings, both kinds come
+//! from a spare mapping that was made at the start ([`SPARE`]).
 //!
 //! The pager's tests use it as the runtime does, for the same reasons.
 
@@ -20,25 +20,26 @@ const LARGEST: usize = 256 << 10;
 const SMALLEST: usize = 16;
 const CLASSES: usize = (LARGEST / SMALLEST).trailing_zeros() as usize + 1;
 const CHUNK: usize = 1 << 20;
-/// Bytes that can be had without a new mapping: of addresses, for they take memory when they are used. A program with as many mappings as the
-/// system allows (`vm.max_map_count`) has lists of them made here, of 24 bytes each and twice that while they grow.
+/// Bytes for use when no new mapping can be made. They take addresses, and memory only when they
+/// are used. A program with as many mappings as the system allows (`vm.max_map_count`) has its
+/// lists of mappings here: 24 bytes a mapping, and twice that while a list grows.
 const SPARE: usize = 32 << 20;
 const SPARE_CLASSES: usize = (SPARE / 4096).trailing_zeros() as usize + 1;
 
 struct Lists {
     /// Per class, the first free block; its first word names the next.
     free: [usize; CLASSES],
-    /// What is left of the current chunk.
+    /// Bytes left of the current chunk.
     at: usize,
     end: usize,
-    /// What is left of the spare mapping.
+    /// Bytes left of the spare mapping.
     spare: usize,
     spare_end: usize,
-    /// What of it was given back, as `free` is: powers of two from a page on.
+    /// Freed parts of the spare mapping, in lists as `free` has them: powers of two from a page on.
     spares: [usize; SPARE_CLASSES],
 }
 
-/// The class of so many bytes of the spare mapping.
+/// The class of `len` bytes of the spare mapping.
 fn spare_class(len: usize) -> Option<usize> {
     let class = (len.next_power_of_two() / 4096).trailing_zeros() as usize;
     (class < SPARE_CLASSES).then_some(class)
@@ -165,8 +166,9 @@ unsafe impl GlobalAlloc for Arena {
         at as *mut u8
     }
 
-    /// What is a mapping of its own is zeroed by the kernel, page by page as it is used: tables that are made for all of local
-    /// memory, in each of a run's processes, take none before it is used.
+    /// The kernel zeroes an allocation that is a mapping of its own, page by page as it is used.
+    /// Tables that are made for all of local memory, in each process of a run, take no memory
+    /// before that.
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller's layout.
         let block = unsafe { self.alloc(layout) };

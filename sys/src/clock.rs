@@ -16,14 +16,16 @@ pub fn ticks() -> u64 {
 /// Ticks and time at [`begin`]; zero: it was not called.
 static BEGUN: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 
-/// Reads both clocks, for [`calibrate`] to read them again: what is done in between it need not wait for.
+/// Reads both clocks for the first time; [`calibrate`] reads them again. Work done in between is
+/// time that [`calibrate`] need not wait.
 pub fn begin() {
     let (ticks, ns) = together(readings());
     BEGUN[0].store(ticks, Ordering::Relaxed);
     BEGUN[1].store(ns, Ordering::Relaxed);
 }
 
-/// Measures the tick against the monotonic clock, from [`begin`] on, for 200 µs at least. Call once at start.
+/// Measures the tick against the monotonic clock, from [`begin`] on, for 200 µs at least. Call once
+/// at start.
 pub fn calibrate() {
     if BEGUN[1].load(Ordering::Relaxed) == 0 {
         begin();
@@ -35,7 +37,7 @@ pub fn calibrate() {
         if t1 > t0 {
             break (t1, n1);
         }
-        // A machine that slept, or was moved: its ticks may have begun anew.
+        // The machine slept or was moved: its tick counter may have started again.
         (t0, n0) = (t1, n1);
     };
     SCALE.store((((n1 - n0) as u128) << 32).div_ceil((t1 - t0).max(1) as u128) as u64, Ordering::Relaxed);
@@ -46,8 +48,9 @@ fn readings() -> impl Iterator<Item = (u64, u64, u64)> {
     (0..8).map(|_| (now_ns(), ticks(), now_ns()))
 }
 
-/// A number of ticks and the time at which they were read. A thread that loses its CPU between the two clocks would take
-/// the wait for a part of what it measures: of some readings that counts which took least.
+/// A number of ticks and the time at which they were read. A thread that loses its CPU between the
+/// two clocks would take the wait for a part of what it measures: of some readings that counts
+/// which took least.
 fn together(readings: impl Iterator<Item = (u64, u64, u64)>) -> (u64, u64) {
     let closest = readings.min_by_key(|(before, _, after)| after - before);
     closest.map_or((0, 0), |(before, ticks, after)| (ticks, before + (after - before) / 2))

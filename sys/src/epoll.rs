@@ -7,7 +7,7 @@ use crate::raw::{Errno, checked};
 #[derive(Debug)]
 pub struct Epoll(i32);
 
-/// What happened to a descriptor.
+/// An event of a descriptor.
 #[derive(Clone, Copy, Debug)]
 pub struct Event {
     /// As given to [`Epoll::add`].
@@ -58,7 +58,8 @@ impl Epoll {
         .map(|_| ())
     }
 
-    /// Replaces `out` by what happened; waits for something to happen at most `timeout_ms`, -1 for ever.
+    /// Replaces `out` by what happened; waits for something to happen at most `timeout_ms`, -1 for
+    /// ever.
     pub fn wait(&self, out: &mut Vec<Event>, timeout_ms: i32) -> Result<(), Errno> {
         out.clear();
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; BATCH];

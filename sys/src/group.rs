@@ -1,5 +1,5 @@
-//! The memory group (cgroup) of this process: its limit, what is left of it, whom the kernel has
-//! ended for it.
+//! The memory group (cgroup) of this process: its limit, what is left of it, and which processes
+//! the kernel killed because of it.
 //!
 //! ```text
 //!  /proc/self/cgroup     0::/app.slice/run            the group's path (v2; v1: 4:memory:/...)
@@ -34,7 +34,7 @@ pub struct Limit {
     pub left: u64,
 }
 
-/// What a version of the interface calls things.
+/// The names of files and fields in one version of the interface.
 #[derive(Debug, PartialEq, Eq)]
 struct Files {
     limit: &'static str,
@@ -71,10 +71,10 @@ pub struct Tally {
     hits: Vec<Option<u64>>,
 }
 
-/// What has happened between two tallies.
+/// The difference between two tallies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Killed {
-    /// Processes of the group that the kernel has ended for want of memory.
+    /// Processes of the group that the kernel killed because memory ran out.
     pub processes: u64,
     /// The limit for which it did; `None`: the machine's memory, or a limit that cannot be seen.
     pub limit: Option<u64>,
@@ -150,7 +150,7 @@ impl Groups {
         }
     }
 
-    /// Whom the kernel has ended since; `None`: nobody, as far as it tells.
+    /// The processes that the kernel killed since. `None`: none, as far as the kernel tells.
     pub fn killed_since(&self, before: &Tally) -> Option<Killed> {
         let now = self.tally();
         let processes = now.kills?.saturating_sub(before.kills?);

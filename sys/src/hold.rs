@@ -1,15 +1,17 @@
 //! Pages held by reference: their memory stays while their mapping goes.
 //!
-//! `vmsplice` puts pages into a pipe without copying them: the pipe has a reference to the memory of each. What is written through the
-//! mapping goes to that memory for as long as it is the mapping's; then the pages can be dropped (`DONTNEED`), and are read from the pipe.
+//! `vmsplice` puts pages into a pipe without copying them: the pipe has a reference to the memory
+//! of each. A write through the mapping goes to that memory as long as the mapping has it. Then the
+//! pages can be dropped (`DONTNEED`), and are read from the pipe.
 //!
 //! ```text
 //!  take ─► mapping ─┬─► memory      mapping ──┐ dropped      memory ─► read
 //!          pipe ────┘               pipe ─────┴─► memory     let go
 //! ```
 //!
-//! *Whose memory it is.* A write to memory that the mapping shares (with a forked child's, with others of the same content by KSM, with
-//! swap that is writing it out) goes to a copy, of which the pipe knows nothing. [`make_own`] ends sharing; who calls sees to it that none begins.
+//! *Whose memory it is.* The mapping may share memory: with a forked child, with equal pages by
+//! KSM, or with swap that is writing it out. A write then goes to a copy, of which the pipe knows
+//! nothing. [`make_own`] ends sharing; the caller ensures that none begins afterwards.
 
 use crate::descriptors::{close, own_fd};
 use crate::raw::{Errno, checked};
@@ -32,14 +34,15 @@ pub struct Hold {
 }
 
 impl Hold {
-    /// For so many pages, or fewer, as [`Hold::room`] says: users have a limit (`/proc/sys/fs/pipe-user-pages-soft`).
+    /// Opens a hold for `pages` pages, or fewer, as [`Hold::room`] says: users have a limit
+    /// (`/proc/sys/fs/pipe-user-pages-soft`).
     ///
     /// # Errors
-    /// No descriptors, or no memory, for a pipe.
+    /// A pipe could not be made: too few descriptors, or too little memory.
     pub fn open(pages: usize) -> Result<Hold, Errno> {
         let mut ends = [0i32; 2];
-        // SAFETY: two live numbers, to be filled in. No spare descriptors are given up for it: a thread without a connection cannot go on,
-        // and one without a pipe can.
+        // SAFETY: two live numbers, to be filled in. No spare descriptors are given up for it: a
+        // thread without a connection cannot go on, and one without a pipe can.
         unsafe {
             checked(libc::SYS_pipe2, [ends.as_mut_ptr() as usize, PIPE_FLAGS as usize, 0, 0, 0, 0])?;
         }
@@ -80,7 +83,7 @@ impl Hold {
         false
     }
 
-    /// Lets go of all that is held, so many pages at a time.
+    /// Drops everything that is held, `pages` pages at a time.
     ///
     /// # Safety
     /// `spare` has room for them.
@@ -95,7 +98,7 @@ impl Hold {
     /// `to` has room for them.
     ///
     /// # Errors
-    /// So many are not held.
+    /// Fewer than `pages` pages are held.
     pub unsafe fn read(&self, to: *mut u8, pages: usize) -> Result<(), Errno> {
         let mut done = 0;
         while done < pages * PAGE {
@@ -111,13 +114,14 @@ impl Hold {
         Ok(())
     }
 
-    /// Whether a write to a page that is held goes to what is held, although the page's entry was made read-only: tried. Before Linux 5.19
-    /// the kernel then copies whatever anybody else refers to, and the pipe keeps what was there before. `None`: it could not be tried,
-    /// for want of memory or mappings; the first page may stay read-only, and held.
+    /// Tries whether a write to a held page reaches the pipe's reference although the page table
+    /// entry was made read-only. Before Linux 5.19 the kernel copies every page that has another
+    /// reference, and the pipe keeps the old bytes. `None`: it could not be tried, because memory
+    /// or mappings ran out; the first page may stay read-only, and held.
     ///
     /// # Safety
-    /// Two pages of the caller's own, of private memory that nobody uses; the second writable, the first unless this said `None`. Nothing must
-    /// be held.
+    /// Two pages of the caller's own, of private memory that nobody uses; the second writable, the
+    /// first unless this said `None`. Nothing must be held.
     pub unsafe fn follows_writes(&self, pages: *mut u8) -> Option<bool> {
         let (tried, spare) = (pages.cast::<u64>(), pages.wrapping_add(PAGE));
         let range = [libc::iovec { iov_base: pages.cast(), iov_len: PAGE }];
@@ -135,7 +139,8 @@ impl Hold {
                 // Before Linux 5.14 there is no such call.
                 return Some(false);
             }
-            // Once read-only, an entry becomes writable by a write; or at once, if the kernel keeps account of who shares the page (6.0).
+            // Once read-only, an entry becomes writable by a write; or at once, if the kernel keeps
+            // account of who shares the page (6.0).
             let done = self.take(&range, spare) && protect(libc::PROT_READ) && protect(BOTH);
             if !done {
                 return None;
@@ -152,12 +157,13 @@ impl Hold {
     }
 }
 
-/// Ends that the memory of these ranges is anybody else's too: what is shared is copied, as a write would (Linux 5.14). How many bytes were
-/// done: ranges from the first on, before one that cannot be written to. `pidfd`: of this process, if one call may be tried for all of them
+/// Gives these ranges memory that nobody else refers to: a shared page is copied, as a write would
+/// copy it (Linux 5.14). Returns how many bytes were done, in ranges from the first on, up to one
+/// that cannot be written to. `pidfd`: this process's, if one call may be tried for all of them
 /// (Linux 6.13).
 ///
 /// # Safety
-/// The memory is the caller's to touch: what is not present of it comes to be.
+/// The caller may touch the memory. Pages of it that are not present are brought in.
 pub unsafe fn make_own(pidfd: Option<i32>, ranges: &[libc::iovec]) -> usize {
     let advice = libc::MADV_POPULATE_WRITE as usize;
     if let Some(pidfd) = pidfd {
@@ -263,7 +269,7 @@ mod tests {
         hold.close();
     }
 
-    /// What cannot be written to stays as it is, and what is behind it.
+    /// A range that cannot be written to stays as it is, and so do those after it.
     #[test]
     fn as_much_is_made_own_as_can_be() {
         let pages = reserve(3 * PAGE).unwrap();
@@ -281,7 +287,8 @@ mod tests {
         crate::descriptors::close(pidfd);
     }
 
-    /// What a forked child has too is not what writes go to, unless it was made the mapping's own.
+    /// Writes do not reach a reference to a page that a forked child shares, unless the page was
+    /// made the mapping's own.
     #[test]
     fn what_was_shared_by_a_fork_is_made_own() {
         let (page, spare) = (reserve(PAGE).unwrap().cast::<u64>(), reserve(PAGE).unwrap());

@@ -1,4 +1,5 @@
-//! What a runtime holds for itself inside somebody else's process, and how much of that is resident.
+//! The memory that a runtime holds for itself inside somebody else's process, and how much of that
+//! is resident.
 //!
 //! Mappings are entered here as they are made; the kernel says which of their
 //! pages are present. So what was reserved and never touched costs nothing in the
@@ -39,7 +40,7 @@ pub fn enter(at: usize, len: usize) {
             && entry.at.compare_exchange(0, CLAIMED, Ordering::Relaxed, Ordering::Relaxed).is_ok()
         {
             entry.len.store(len, Ordering::Relaxed);
-            // Release: whoever reads the address reads this length.
+            // Release: a thread that reads the address also reads this length.
             entry.at.store(at, Ordering::Release);
             return;
         }
@@ -47,7 +48,8 @@ pub fn enter(at: usize, len: usize) {
     BEYOND.fetch_add(len, Ordering::Relaxed);
 }
 
-/// Pieces of one length that are kept for good, many to a mapping: thousands of threads come to hundreds of entries.
+/// Pieces of one length that are kept for good, many to a mapping: thousands of threads come to
+/// hundreds of entries.
 pub struct Lots {
     len: usize,
     /// The last mapping's address, and below it how many of its pieces are taken.
@@ -90,7 +92,8 @@ impl Lots {
     }
 }
 
-/// Strikes a mapping out; before it is unmapped, for its addresses may be somebody else's right after.
+/// Strikes a mapping out. Call it before the mapping is unmapped: its addresses may belong to
+/// another one right after.
 pub fn strike(at: usize, len: usize) {
     match HELD.iter().find(|entry| entry.at.load(Ordering::Relaxed) == at) {
         Some(entry) => entry.at.store(0, Ordering::Relaxed),
@@ -100,7 +103,8 @@ pub fn strike(at: usize, len: usize) {
     }
 }
 
-/// Bytes of all entered mappings that are resident. Some 2 µs a mebibyte that is resident, less for what is not.
+/// Bytes of all entered mappings that are resident. Some 2 µs a mebibyte that is resident, less for
+/// what is not.
 pub fn resident() -> u64 {
     let mut bytes = BEYOND.load(Ordering::Relaxed);
     for entry in &HELD {

@@ -1,27 +1,28 @@
-//! The unsafe floor of farmem: what the kernel offers, as typed calls.
+//! The unsafe floor of farmem: the kernel's interfaces as typed calls.
 //!
 //! * [`clock`]: time without system calls.
 //! * [`descriptors`]: descriptors of the runtime's own, beside the program's.
 //! * [`epoll`]: waiting for many descriptors.
 //! * [`errno`]: the meanings of the kernel's error numbers.
 //! * [`group`]: the memory group (cgroup) of this process.
-//! * [`holdings`]: what a runtime holds for itself, and how much of it is resident.
+//! * [`holdings`]: the memory that a runtime holds for itself, and how much of it is resident.
 //! * [`raw`]: system calls that no hook, filter or errno gets in the way of.
 //! * [`uffd`]: userfaultfd, with what the headers of old distributions lack.
 //! * [`hold`]: pages whose memory stays while their mapping goes.
 //! * [`lines`]: keyed hashes of a page's lines.
 //! * [`mapping`]: memory that two processes map, and files of it.
-//! * [`members`]: processes that share this memory, and whether one has ended in the midst of something.
+//! * [`members`]: processes that share this memory, and whether one has ended in the midst of
+//!   something.
 //! * [`memory`]: reservations, vectored madvise, copies of raced bytes.
-//! * [`notes`]: what many threads tell one, without waiting for it.
+//! * [`notes`]: many threads leave notes for one, without waiting for it.
 //! * [`pagemap`]: which pages a process has, and which were written.
 //! * [`probe`]: which system calls are forbidden from outside.
-//! * [`process`]: what a supervisor needs: signals as values, children, its own end.
+//! * [`process`]: for supervisors: signals as values, children, the process's own end.
 //! * [`ptrace`]: another process: stopped, looked into, let go.
 //! * [`shared`]: memory that two processes map, and sleeping on its words.
 //! * [`socket`]: stream sockets that never block.
 //! * [`spin`]: how often a thread that spins offers its CPU to others.
-//! * [`swap`]: what swapping needs of the kernel: swapon, swapoff, its netlink.
+//! * [`swap`]: for swapping: swapon, swapoff, the kernel's netlink.
 //! * [`sync`]: a lock for code that runs in signal handlers.
 //! * [`thread`]: threads that libc does not know of.
 //! * [`vdso`]: the clock that the kernel maps into each process.

@@ -1,8 +1,8 @@
 //! Memory that two processes map: the one place where bytes of a slab are touched.
 //!
-//! Both ends may write at any time, so no Rust reference is ever made to these
-//! bytes: they are copied by an instruction the compiler does not reason about,
-//! or accessed as atomics. Offsets are checked here, whoever checked before.
+//! Both ends may write at any time, so no Rust reference is ever made to these bytes. They are
+//! copied by an instruction that the compiler does not reason about, or accessed as atomics.
+//! Offsets are checked here, even if a caller checked them before.
 
 use crate::descriptors::{close, own_fd};
 use crate::lines::Hasher;
@@ -40,7 +40,8 @@ impl Mapping {
     /// A mapping that this process inherited over a fork: [`Mapping::extent`] of the parent's.
     ///
     /// # Safety
-    /// The extent must be mapped in this process, and owned by no other `Mapping` of it that will drop.
+    /// The extent must be mapped in this process, and owned by no other `Mapping` of it that will
+    /// drop.
     pub unsafe fn inherited((base, len): (NonNull<u8>, usize)) -> Mapping {
         Mapping { base, len }
     }
@@ -68,10 +69,12 @@ impl Mapping {
         }
     }
 
-    /// Puts another file's bytes, from `from` on, behind a range of it, at once: there is never nothing there.
+    /// Puts another file's bytes, from `from` on, behind a range of it, at once: there is never
+    /// nothing there.
     ///
     /// # Safety
-    /// Whoever accesses the range copes with either bytes; the file is not shrunk while this is mapped.
+    /// Every user of the range accepts either file's bytes. The file is not shrunk while
+    /// this is mapped.
     pub unsafe fn replace(&self, offset: u64, len: u64, fd: i32, from: u64) -> Result<(), Errno> {
         let at = self.at(offset, len).ok_or(Errno(libc::EINVAL))? as usize;
         let prot = (libc::PROT_READ | libc::PROT_WRITE) as usize;
@@ -120,7 +123,8 @@ impl Mapping {
         to.is_some()
     }
 
-    /// [`Mapping::write`] of a slice, which cannot be part of a mapping: no reference to its bytes is ever made.
+    /// [`Mapping::write`] of a slice, which cannot be part of a mapping: no reference to its bytes
+    /// is ever made.
     #[inline]
     #[must_use]
     pub fn write_bytes(&self, offset: u64, bytes: &[u8]) -> bool {
@@ -140,7 +144,8 @@ impl Mapping {
         to.is_some() && lines.len().is_multiple_of(64)
     }
 
-    /// The sum over some lines of a page, bit k for line k, of their hashes. `None` when the page does not lie inside.
+    /// The sum over some lines of a page, bit k for line k, of their hashes. `None` when the page
+    /// does not lie inside.
     pub fn sum_lines(&self, hasher: &Hasher, offset: u64, lines: u64) -> Option<u64> {
         let page = self.at(offset, 4096)?;
         Some(hasher.sum_with(lines, |line| {
@@ -184,8 +189,8 @@ impl Mapping {
         true
     }
 
-    /// Gives a range's memory back to the system, for all who map it: it reads as zero. False when the
-    /// range does not lie inside, or the system refuses.
+    /// Gives a range's memory back to the system, for all who map it: it reads as zero. False when
+    /// the range does not lie inside, or the system refuses.
     pub fn discard(&self, offset: u64, len: u64) -> bool {
         let Some(at) = self.at(offset, len) else { return false };
         // SAFETY: inside our mapping, whose bytes are accessed by raw copies and atomics only.
@@ -196,8 +201,8 @@ impl Mapping {
     #[inline]
     pub fn word(&self, offset: u64) -> Option<&AtomicU64> {
         let at = self.at(offset, 8)?;
-        // SAFETY: mapped for the life of `self` and aligned; other processes use it as an atomic too,
-        // or get what they deserve: mixed values, no undefined behaviour of ours.
+        // SAFETY: mapped for the life of `self` and aligned; other processes use it as an atomic
+        // too, or get what they deserve: mixed values, no undefined behaviour of ours.
         at.cast::<AtomicU64>().is_aligned().then(|| unsafe { &*at.cast::<AtomicU64>() })
     }
 
@@ -261,7 +266,8 @@ impl Memfd {
         unsafe { syscall(libc::SYS_fallocate, [self.0 as usize, mode as usize, offset as usize, len as usize, 0, 0]) };
     }
 
-    /// Takes a range's memory from the system, for this process's account. Bytes that are there stay.
+    /// Takes a range's memory from the system, for this process's account. Bytes that are there
+    /// stay.
     pub fn back(&self, offset: u64, len: u64) -> Result<(), Errno> {
         loop {
             // SAFETY: no pointers.

@@ -1,28 +1,31 @@
 //! Processes that share this memory, and whether one of them has ended in the midst of something.
 //!
 //! Threads of one process end together. A process that shares the memory of another can be killed
-//! alone: a companion (`CLONE_VM` without `CLONE_THREAD`) or a vfork child. What it held, it holds
-//! for ever: a lock, a page on its way in. So each holder leaves a *name* with what it holds, and
-//! whoever has waited long asks whether that name is gone.
+//! alone: a companion (`CLONE_VM` without `CLONE_THREAD`) or a vfork child. A lock that it held, or
+//! a page that it was bringing in, would then be held for ever. So each holder leaves a *name* with
+//! what it holds, and a waiter that has waited long asks whether that name is gone.
 //!
-//! A name is a thread's number. Asking the kernel for it costs a system call, so it is asked for only
-//! while other processes may share this memory. Otherwise the name is [`UNNAMED`], which stands for
-//! the process whose memory this is ([`crate::raw::settle`]).
+//! A name is a thread's number. Asking the kernel for it costs a system call, so it is asked for
+//! only while other processes may share this memory. Otherwise the name is [`UNNAMED`], which
+//! stands for the process whose memory this is ([`crate::raw::settle`]).
 //!
-//! A name is never taken for gone where that cannot be known: in other PID namespaces, and where the
-//! calls that tell are forbidden.
+//! A name is never taken for gone where that cannot be known: in other PID namespaces, and where
+//! the calls that tell are forbidden.
 
 use crate::raw::{Errno, checked, getpid, home, syscall};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
-/// Other processes that may have this memory: [`VFORKS`], [`COMPANION`] and [`UNSEEN`]. One word, for each lock looks at it.
+/// Other processes that may have this memory: [`VFORKS`], [`COMPANION`] and [`UNSEEN`]. It is one
+/// word because each lock reads it.
 pub static SHARERS: AtomicU32 = AtomicU32::new(0);
-/// In [`SHARERS`]: vfork children that have this memory now. Counted by the stubs in libc's text, by ones.
+/// In [`SHARERS`]: vfork children that have this memory now. Counted by the stubs in libc's text,
+/// by ones.
 pub const VFORKS: u32 = (1 << 24) - 1;
-/// In [`SHARERS`]: a process was made that has this memory and runs beside the others. No thread of this process's, so that nothing
-/// counts it. Set by whoever makes it; not in a forked child.
+/// In [`SHARERS`]: a process was made that has this memory and runs beside the others. No thread of
+/// this process's, so that nothing counts it. Set by whoever makes it; not in a forked child.
 pub const COMPANION: u32 = 1 << 30;
-/// In [`SHARERS`]: nobody sees who makes one. In a forked child too.
+/// In [`SHARERS`]: processes may be made that the runtime does not see. It holds for forked
+/// children too.
 pub const UNSEEN: u32 = 1 << 31;
 
 /// A thread of the process whose memory this is. Above every thread number (2²²).
@@ -32,9 +35,9 @@ const FIRST: u32 = 1;
 
 /// A process that shares this memory may count processes in a namespace of its own.
 static ELSEWHERE: AtomicBool = AtomicBool::new(false);
-/// What is done once a member is gone: a `fn(u32)`, with its name. 0: nothing.
+/// Called when a member is gone: a `fn(u32)`, with the member's name. 0: nothing.
 static ENDED: AtomicUsize = AtomicUsize::new(0);
-/// What looks through all that members hold: a `fn()`. 0: nothing.
+/// Looks through everything that members hold: a `fn()`. 0: nothing.
 static LOOK: AtomicUsize = AtomicUsize::new(0);
 
 /// The calling thread's name.
@@ -78,7 +81,8 @@ pub fn judge(name: u32) {
     }
 }
 
-/// The caller has waited for long, and nothing says for whom: looks through all that members hold.
+/// Looks through everything that members hold. For a caller that has waited long and does not know
+/// for which member.
 #[cold]
 pub fn look() {
     let look = LOOK.load(Ordering::Relaxed);
@@ -89,7 +93,8 @@ pub fn look() {
     }
 }
 
-/// Whether the holder of that name has ended, or has another memory now. False where it cannot be told.
+/// Whether the holder of that name has ended, or has another memory now. False where it cannot be
+/// told.
 fn is_gone(name: u32) -> bool {
     if name <= FIRST || ELSEWHERE.load(Ordering::Relaxed) {
         return false;
@@ -147,7 +152,7 @@ mod tests {
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         assert!(is_gone(child.id()), "another memory");
         child.kill().unwrap();
-        // A zombie: nobody has asked for its status yet.
+        // It is a zombie: its status was not asked for yet.
         while has_ended(child.id()) != Some(true) {
             std::thread::yield_now();
         }

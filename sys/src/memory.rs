@@ -33,7 +33,7 @@ pub fn reserve(len: usize) -> Result<*mut u8, Errno> {
 /// Unmaps what [`reserve`] mapped.
 ///
 /// # Safety
-/// Nobody uses it any more.
+/// Nothing uses the memory any more.
 pub unsafe fn unmap(at: *mut u8, len: usize) {
     // SAFETY: the caller's promise.
     unsafe { syscall(libc::SYS_munmap, [at as usize, len, 0, 0, 0, 0]) };
@@ -51,7 +51,8 @@ unsafe impl ZeroValid for std::sync::atomic::AtomicU32 {}
 // SAFETY: as above.
 unsafe impl ZeroValid for std::sync::atomic::AtomicU16 {}
 
-/// A huge array, zero at first, of which only what is touched takes memory. Lives as long as the process.
+/// A huge array, zero at first, of which only what is touched takes memory. Lives as long as the
+/// process.
 pub struct SparseArray<T: ZeroValid> {
     at: *const T,
     len: usize,
@@ -69,8 +70,8 @@ impl<T: ZeroValid> SparseArray<T> {
         Ok(SparseArray { at: at.cast(), len })
     }
 
-    /// Gives whole memory pages that lie within the elements `from..to` back to the system: they become zero.
-    /// The caller sees to it that nobody counts on them.
+    /// Gives whole memory pages that lie within the elements `from..to` back to the system: they
+    /// become zero. The caller sees to it that nobody counts on them.
     pub fn clear(&self, from: usize, to: usize) {
         assert!(from <= to && to <= self.len);
         let start = (self.at as usize + from * size_of::<T>()).next_multiple_of(4096);
@@ -101,7 +102,7 @@ pub unsafe fn discard(at: *mut u8, len: usize) {
     let _ = unsafe { try_discard(at, len) };
 }
 
-/// [`discard`], for who must know: memory that is locked stays, for one.
+/// [`discard`] that tells whether it succeeded: locked memory stays, for example.
 ///
 /// # Safety
 /// As [`discard`].
@@ -132,7 +133,8 @@ pub fn prefetch(addr: usize) {
     unsafe { core::arch::x86_64::_mm_prefetch::<{ core::arch::x86_64::_MM_HINT_T0 }>(addr as *const i8) };
 }
 
-/// [`prefetch`], into the second cache alone: what is needed after so much else that it would not stay in the first.
+/// [`prefetch`] into the second-level cache only, for lines that are needed too late to stay in the
+/// first.
 #[inline(always)]
 pub fn prefetch_second(addr: usize) {
     // SAFETY: as above.
@@ -167,9 +169,10 @@ pub unsafe fn copy_page(from: *const u8, to: *mut u8) {
     }
 }
 
-/// Copies whole lines of 64 bytes that others may be writing: eight moves each, by an instruction at a time, which
-/// the compiler does not reason about. `rep movsb` takes some dozen cycles to begin, waits for a target that is not in
-/// cache, and lets no two copies overlap, which a few scattered lines do.
+/// Copies whole lines of 64 bytes that others may be writing: eight moves each, by an instruction
+/// at a time, which the compiler does not reason about. `rep movsb` takes some dozen cycles to
+/// begin, waits for a target that is not in cache, and lets no two copies overlap, which a few
+/// scattered lines do.
 ///
 /// # Safety
 /// Both must be mapped for `lines` lines, stay so, and not overlap.

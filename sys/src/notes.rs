@@ -7,8 +7,8 @@
 //!   └────────────── collected ──────┘      each that is there: swap ─► 0, the oldest first as far as that is known
 //! ```
 //!
-//! A note that was left before somebody begins to collect (one happens before the other) is collected: it stands in its place
-//! until it is. One that is left meanwhile may be seen or not.
+//! A note that was left before somebody begins to collect (one happens before the other) is
+//! collected: it stands in its place until it is. One that is left meanwhile may be seen or not.
 //!
 //! Every order of two that leave and one that collects is tried out by loom, as [`crate::sync`]'s.
 
@@ -31,7 +31,7 @@ impl<const N: usize> Notes<N> {
         Notes { next: AtomicUsize::new(0), places: std::array::from_fn(|_| AtomicU64::new(0)) }
     }
 
-    /// Leaves a note, which is not 0. False: there is no room; whoever collects makes some.
+    /// Leaves a note, which is not 0. Returns false if there is no room; collecting makes room.
     #[inline]
     pub fn leave(&self, note: u64) -> bool {
         debug_assert!(note != 0);
@@ -61,7 +61,8 @@ mod models {
     use loom::sync::Arc;
     use loom::thread;
 
-    /// Both leave a note; who finds no room collects, with the other's if it is there. What was left is collected once.
+    /// Both threads leave notes. A thread that finds no room collects all notes, the other's
+    /// included. Each note is collected once.
     fn all_are_collected_once<const N: usize>() {
         loom::model(|| {
             let notes = Arc::new(Notes::<N>::new());

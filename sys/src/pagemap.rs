@@ -1,4 +1,4 @@
-//! What the kernel knows of a process's pages: which are there, and which were written.
+//! The kernel's knowledge of a process's pages: which are present, and which were written.
 //!
 //! [`Pagemap::scan`] is `PAGEMAP_SCAN` (Linux 6.7): runs of pages by category, and
 //! in the same walk the pages it reports as written are write-protected again, so
@@ -76,7 +76,8 @@ pub struct Run {
     pub categories: u64,
 }
 
-/// The pages of one address space. Goes on meaning that one after an exec, and tells nothing once it is gone.
+/// The pages of one address space. Goes on meaning that one after an exec, and tells nothing once
+/// it is gone.
 #[derive(Debug)]
 pub struct Pagemap(File);
 
@@ -89,11 +90,12 @@ impl Pagemap {
         File::open(format!("/proc/{thread}/pagemap")).map(Pagemap)
     }
 
-    /// Appends the runs of pages in `[start, end)` that are in memory or in swap, in order of address. With
-    /// `protect`, the written ones among them are write-protected by the same walk.
+    /// Appends the runs of pages in `[start, end)` that are in memory or in swap, in order of
+    /// address. With `protect`, the written ones among them are write-protected by the same walk.
     ///
     /// # Errors
-    /// EPERM: with `protect`, part of the range is in no mapping that is registered for it. ENOTTY: Linux before 6.7.
+    /// EPERM: with `protect`, part of the range is in no mapping that is registered for it. ENOTTY:
+    /// Linux before 6.7.
     pub fn scan(&self, start: u64, end: u64, protect: bool, out: &mut Vec<Run>) -> io::Result<()> {
         // Filled by the kernel: to clear them first would take as long as to ask about one page.
         let mut runs = [const { MaybeUninit::<Run>::uninit() }; 512];
@@ -131,8 +133,8 @@ impl Pagemap {
         Ok(())
     }
 
-    /// Reads the entries of the pages from the one at address `start` on; fewer than asked at the end of the
-    /// address space.
+    /// Reads the entries of the pages from the one at address `start` on; fewer than asked at the
+    /// end of the address space.
     ///
     /// # Errors
     /// The process is gone, or the read failed.
@@ -197,7 +199,8 @@ mod tests {
         assert_eq!(told(category::WRITTEN), [4, 20]);
         assert_eq!(told(category::PRESENT), [3, 4, 5, 9, 20]);
 
-        // While nobody may write, what is told stays true: the one moment at which a page is known to be clean.
+        // While the page is write-protected the answer stays true. Only then is a page known to be
+        // clean.
         let allow = |how| {
             // SAFETY: the range above.
             assert_eq!(unsafe { libc::mprotect(at.cast(), PAGES * 4096, how) }, 0);

@@ -2,8 +2,8 @@
 //! `SystemCallFilter`, a sandbox.
 //!
 //! Each call is made once, with arguments that the kernel refuses by a known error, or that change
-//! nothing. Another error is the filter's. Where a filter is installed, a child makes the calls, for a
-//! filter may also kill:
+//! nothing. Another error comes from the filter. A filter may also kill the caller, so where one is
+//! installed a child process makes the calls:
 //!
 //! ```text
 //!  parent ─ fork ─► child: note n, make call n │ n+1 │ … │ exit_group
@@ -11,8 +11,8 @@
 //!     └─ waits for the child's end, reads the page ◄───────────────────────┘
 //! ```
 //!
-//! A filter that looks at arguments may allow these and forbid others: then the call fails where it is
-//! needed, with a line of its own.
+//! A filter that looks at arguments may allow these and forbid others: then the call fails where it
+//! is needed, with a line of its own.
 
 use crate::raw::{Errno, checked, syscall};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -115,7 +115,8 @@ pub const COMMON: &[Call] = &[
     on_none("recvfrom", libc::SYS_recvfrom),
 ];
 
-/// The three by which Rust's library begins, and ends a process that may not make them, before `main`.
+/// The three by which Rust's library begins, and ends a process that may not make them, before
+/// `main`.
 pub const EARLY: &[Call] = &[
     call("poll", libc::SYS_poll, [0; 6], &[]),
     call("rt_sigaction", libc::SYS_rt_sigaction, [0, 0, 0, 8, 0, 0], &[libc::EINVAL]),

@@ -1,9 +1,8 @@
-//! What a supervisor needs of the kernel: signals as values, children, one's own end.
+//! Processes for a supervisor: signals as values, children, and the supervisor's own end.
 //!
-//! Signals are blocked and taken one at a time by [`Signals::next`], so that a
-//! supervisor is an ordinary loop with no handler and no self-pipe. What was
-//! blocked or ignored before must reach the program unchanged: [`Signals::hand_back`]
-//! arranges that for a child.
+//! Signals are blocked and taken one at a time by [`Signals::next`], so that a supervisor is an
+//! ordinary loop with no handler and no self-pipe. Signals that were blocked or ignored before must
+//! be so in the program too: [`Signals::hand_back`] arranges that for a child.
 
 use crate::raw::{Errno, checked};
 use std::io;
@@ -26,16 +25,18 @@ pub struct Signals {
 pub struct Arrived {
     /// Its number.
     pub number: i32,
-    /// Whether a process sent it (`kill`, `sigqueue`); otherwise the kernel did: a terminal's keys, a child's change.
+    /// Whether a process sent it (`kill`, `sigqueue`); otherwise the kernel did: a terminal's keys,
+    /// a child's change.
     pub sent: bool,
 }
 
-/// Calls `begin` with every signal blocked, so that threads which it begins handle none: for those that a library has in
-/// somebody else's program.
+/// Calls `begin` with every signal blocked, so that threads which it starts handle none. A library
+/// uses it for its threads in somebody else's program.
 pub fn deaf<T>(begin: impl FnOnce() -> T) -> T {
     let mut all = MaybeUninit::<libc::sigset_t>::uninit();
     let mut before = MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: both sets are initialized by the calls that are given them, which do not fail with these arguments.
+    // SAFETY: both sets are initialized by the calls that are given them, which do not fail with
+    // these arguments.
     unsafe {
         libc::sigfillset(all.as_mut_ptr());
         libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
@@ -46,8 +47,8 @@ pub fn deaf<T>(begin: impl FnOnce() -> T) -> T {
     begun
 }
 
-/// However the calling thread ends, by SIGKILL too, the command is sent this signal. Whoever becomes somebody else (setuid)
-/// loses this.
+/// The command gets this signal when the calling thread ends in any way, by SIGKILL too. A command
+/// that changes its user (setuid) loses this.
 pub fn end_with_us(command: &mut Command, signal: i32) {
     let us = std::process::id();
     // SAFETY: between fork and exec the closure only makes system calls, on numbers copied before.
@@ -77,7 +78,8 @@ impl Signals {
     pub fn take() -> io::Result<Signals> {
         let mut taken = MaybeUninit::<libc::sigset_t>::uninit();
         let mut before = MaybeUninit::<libc::sigset_t>::uninit();
-        // SAFETY: sigfillset and pthread_sigmask initialize the sets they are given; of a sigaction zeros are valid.
+        // SAFETY: sigfillset and pthread_sigmask initialize the sets they are given; of a sigaction
+        // zeros are valid.
         unsafe {
             libc::sigfillset(taken.as_mut_ptr());
             for fault in [
@@ -105,8 +107,8 @@ impl Signals {
         }
     }
 
-    /// Whether a signal asks a daemon to end: SIGTERM, SIGINT, and SIGHUP unless it was ignored when the process began (a
-    /// blocked signal arrives even so).
+    /// Whether a signal asks a daemon to end: SIGTERM, SIGINT, and SIGHUP unless it was ignored
+    /// when the process began (a blocked signal arrives even so).
     pub fn asks_to_end(&self, arrived: Arrived) -> bool {
         match arrived.number {
             libc::SIGTERM | libc::SIGINT => true,
@@ -129,16 +131,18 @@ impl Signals {
         Some(Arrived { number, sent: info.si_code <= 0 })
     }
 
-    /// Lets a command start with the signal mask that this process was started with, and die with the
-    /// calling thread: by SIGKILL, if `with_parent`.
+    /// Lets a command start with the signal mask that this process was started with, and die with
+    /// the calling thread: by SIGKILL, if `with_parent`.
     pub fn hand_back(&self, command: &mut Command, with_parent: bool) {
         let before = self.before;
         let parent = std::process::id();
-        // SAFETY: between fork and exec the closure only makes system calls, on values copied before.
+        // SAFETY: between fork and exec the closure only makes system calls, on values copied
+        // before.
         unsafe {
             command.pre_exec(move || {
                 libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
-                // Mapped from below, a program's libraries would lie where its far memory is to be (`setarch -L`).
+                // Mapped from below, a program's libraries would lie where its far memory is to be
+                // (`setarch -L`).
                 let persona = libc::personality(0xffff_ffff);
                 if persona >= 0 && persona & libc::ADDR_COMPAT_LAYOUT != 0 {
                     libc::personality((persona & !libc::ADDR_COMPAT_LAYOUT) as libc::c_ulong);
@@ -152,7 +156,7 @@ impl Signals {
     }
 }
 
-/// What became of a child.
+/// A child's change of state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
     /// It ended with this status.
@@ -205,8 +209,8 @@ pub fn children() -> Vec<u32> {
 
 /// Sends a signal to a process. An error means that it is gone, or not ours to signal.
 pub fn send(pid: u32, signal: i32) -> io::Result<()> {
-    // To `kill`, 0 and negative numbers are groups, and -1 is everybody: what a `getpid` that a filter
-    // forbids has answered must not get there.
+    // For `kill`, 0 and negative numbers are groups, and -1 is every process. A filter that forbids
+    // `getpid` may have made it answer such a number.
     let one = i32::try_from(pid).ok().filter(|&pid| pid > 0);
     let one = one.ok_or_else(|| io::Error::from_raw_os_error(libc::ESRCH))?;
     // SAFETY: no memory is involved.
@@ -218,8 +222,8 @@ pub fn exists(pid: u32) -> bool {
     send(pid, 0).is_ok() || io::Error::last_os_error().raw_os_error() == Some(libc::EPERM)
 }
 
-/// When a process began, in ticks since the machine did; `None` when it is gone, or a zombie. With it a pid names one
-/// process for good.
+/// When a process began, in ticks since the machine did; `None` when it is gone, or a zombie. With
+/// it a pid names one process for good.
 pub fn began(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let mut fields = stat.rsplit_once(") ")?.1.split(' ');
@@ -247,7 +251,8 @@ pub fn stop_self() {
     unsafe { libc::raise(libc::SIGSTOP) };
 }
 
-/// Ends this process by a signal, without a core of its own: whoever waits sees how the program ended.
+/// Ends this process by a signal, without a core dump, so that the parent sees how the program
+/// ended.
 pub fn end_by(signal: i32) -> ! {
     let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: default dispositions and an own mask; the structures are live for their calls.
@@ -269,8 +274,8 @@ pub fn raise_descriptor_limit() -> u64 {
     raised(libc::RLIMIT_NOFILE, false)
 }
 
-/// Lets this process make files as long as may be; without any limit, where it has the privilege. Memory that is
-/// shared by descriptor (memfd) counts as a file. Returns the limit, bytes.
+/// Lets this process make files as long as may be; without any limit, where it has the privilege.
+/// Memory that is shared by descriptor (memfd) counts as a file. Returns the limit, bytes.
 pub fn raise_file_limit() -> u64 {
     raised(libc::RLIMIT_FSIZE, true)
 }
@@ -314,7 +319,8 @@ pub fn group() -> u32 {
     unsafe { libc::getegid() }
 }
 
-/// Whether this process may make files in a directory, as the user it acts for. A read-only file system refuses root, too.
+/// Whether this process may make files in a directory, as the user it acts for. A read-only file
+/// system refuses root, too.
 pub fn may_write(directory: &Path) -> io::Result<()> {
     let path = c_path(directory)?;
     let said = |answer: i32| if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) };
@@ -322,7 +328,8 @@ pub fn may_write(directory: &Path) -> io::Result<()> {
     // SAFETY: a terminated path, which the calls only read.
     unsafe {
         match said(libc::faccessat(libc::AT_FDCWD, path.as_ptr(), wanted, libc::AT_EACCESS)) {
-            // Older container profiles do not know `faccessat2`, and libc does not take that for an answer.
+            // Older container profiles do not know `faccessat2`, and libc does not take that for an
+            // answer.
             Err(e) if e.raw_os_error() == Some(libc::EPERM) => said(libc::access(path.as_ptr(), wanted)),
             answer => answer,
         }

@@ -10,7 +10,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-/// What [`seize`] asks to be told of, besides signals and ends.
+/// The events that [`seize`] asks for, besides signals and ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Follow {
     /// Trace children made by fork and vfork too.
@@ -20,7 +20,7 @@ pub struct Follow {
 /// General registers, as `struct user_regs_struct`.
 pub type Registers = libc::user_regs_struct;
 
-/// What a tracee tells.
+/// A report of a tracee.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Told {
     /// It ended with this status.
@@ -41,23 +41,24 @@ pub enum Told {
     Vforked,
     /// It has become another program.
     Execed,
-    /// It stands at its end: it runs none of the program's code any more, and its memory is there until it goes on.
-    /// One that SIGKILL ends may go on by itself.
+    /// It stands at its end: it runs none of the program's code any more, and its memory is there
+    /// until it goes on. One that SIGKILL ends may go on by itself.
     Exiting,
     /// It enters or leaves a system call, as [`resume_to_call`] asked.
     Call,
 }
 
 fn request(request: libc::c_uint, tid: u32, address: usize, data: usize) -> io::Result<()> {
-    // SAFETY: callers below pass as `data` numbers, or addresses of live values that the request fits.
+    // SAFETY: callers below pass as `data` numbers, or addresses of live values that the request
+    // fits.
     match unsafe { libc::ptrace(request, tid as libc::pid_t, address, data) } {
         -1 => Err(io::Error::last_os_error()),
         _ => Ok(()),
     }
 }
 
-/// Attaches to a thread, which runs on. It will tell of its new threads, its execs and its end; threads and processes
-/// that it is told to follow are attached by the kernel before they run.
+/// Attaches to a thread, which runs on. It will tell of its new threads, its execs and its end;
+/// threads and processes that it is told to follow are attached by the kernel before they run.
 ///
 /// # Errors
 /// EPERM: not allowed, or already traced. ESRCH: no such thread.
@@ -70,8 +71,8 @@ pub fn seize(tid: u32, follow: Follow) -> io::Result<()> {
     request(libc::PTRACE_SEIZE, tid, 0, options as usize)
 }
 
-/// Asks a running thread to stop. It will tell [`Told::Trap`], or [`Told::GroupStop`]; if it stops for another
-/// reason first, that is told, and the trap comes after it is resumed.
+/// Asks a running thread to stop. It will tell [`Told::Trap`], or [`Told::GroupStop`]; if it stops
+/// for another reason first, that is told, and the trap comes after it is resumed.
 pub fn interrupt(tid: u32) -> io::Result<()> {
     request(libc::PTRACE_INTERRUPT, tid, 0, 0)
 }
@@ -81,7 +82,8 @@ pub fn resume(tid: u32, signal: i32) -> io::Result<()> {
     request(libc::PTRACE_CONT, tid, 0, signal as usize)
 }
 
-/// Lets it run to its next entry to or return from a system call, taking this signal first (0: none).
+/// Lets it run to its next entry to or return from a system call, taking this signal first (0:
+/// none).
 pub fn resume_to_call(tid: u32, signal: i32) -> io::Result<()> {
     request(libc::PTRACE_SYSCALL, tid, 0, signal as usize)
 }
@@ -96,8 +98,8 @@ pub fn detach(tid: u32, signal: i32) -> io::Result<()> {
     request(libc::PTRACE_DETACH, tid, 0, signal as usize)
 }
 
-/// The number that came with [`Told::Cloned`], [`Told::Forked`] or [`Told::Vforked`] (who is new), or with
-/// [`Told::Execed`] (which thread it was before).
+/// The number that came with [`Told::Cloned`], [`Told::Forked`] or [`Told::Vforked`] (who is new),
+/// or with [`Told::Execed`] (which thread it was before).
 pub fn message(tid: u32) -> io::Result<u32> {
     let mut message: libc::c_ulong = 0;
     request(libc::PTRACE_GETEVENTMSG, tid, 0, &raw mut message as usize)?;
@@ -131,8 +133,8 @@ pub fn set_signal_mask(tid: u32, mask: u64) -> io::Result<()> {
 
 const NT_X86_XSTATE: usize = 0x202;
 
-/// A stopped thread's floating-point and vector registers, as XSAVE lays them out (not compacted). ENODEV where the
-/// processor has no XSAVE.
+/// A stopped thread's floating-point and vector registers, as XSAVE lays them out (not compacted).
+/// ENODEV where the processor has no XSAVE.
 pub fn extended_state(tid: u32) -> io::Result<Vec<u8>> {
     // Those of all that there is today, AMX's tiles among it, are 11008 bytes.
     let mut state = vec![0_u8; 1 << 15];
@@ -162,8 +164,8 @@ pub fn rseq_of(tid: u32) -> io::Result<Option<u64>> {
     Ok((configuration.pointer != 0).then_some(configuration.pointer))
 }
 
-/// Whether a stopped thread has its system calls dispatched to itself (`PR_SET_SYSCALL_USER_DISPATCH`). EIO before
-/// Linux 6.4.
+/// Whether a stopped thread has its system calls dispatched to itself
+/// (`PR_SET_SYSCALL_USER_DISPATCH`). EIO before Linux 6.4.
 pub fn dispatches_calls(tid: u32) -> io::Result<bool> {
     // `struct ptrace_sud_config`: mode, selector, offset, length.
     let mut configuration = [0_u64; 4];
@@ -171,10 +173,11 @@ pub fn dispatches_calls(tid: u32) -> io::Result<bool> {
     Ok(configuration[0] != 0)
 }
 
-/// What any child or tracee of this thread's process has to tell, if anything. Does not wait.
+/// The next report of any child or tracee of this thread's process, if there is one. Does not wait.
 ///
-/// A [`Told::Signal`] is told again and again until the thread is resumed: it is left to the kernel, which gives the
-/// signal to the thread if this process is killed before it does. (Waited for, a signal would be lost with us.)
+/// A [`Told::Signal`] is told again and again until the thread is resumed: it is left to the
+/// kernel, which gives the signal to the thread if this process is killed before it does. (Waited
+/// for, a signal would be lost with us.)
 ///
 /// # Errors
 /// ECHILD: there is nobody left to tell anything.
@@ -182,7 +185,7 @@ pub fn told() -> io::Result<Option<(u32, Told)>> {
     told_by(-1)
 }
 
-/// What this tracee has to tell, if anything.
+/// The next report of this tracee, if there is one.
 ///
 /// # Errors
 /// ECHILD: it is no tracee or child of ours.
@@ -254,8 +257,8 @@ pub struct Remote {
 /// Ranges that one call of [`read`] may take.
 pub const MOST_RANGES: usize = 1024;
 
-/// Reads ranges of another process's memory, one after the other, into `into`. Returns how many bytes came: fewer
-/// than asked where a page cannot be read, at which the reading ends.
+/// Reads ranges of another process's memory, one after the other, into `into`. Returns how many
+/// bytes came: fewer than asked where a page cannot be read, at which the reading ends.
 ///
 /// # Errors
 /// Nothing could be read: EFAULT (the first page is not there), ESRCH, EPERM.
@@ -266,7 +269,8 @@ pub fn read(thread: u32, ranges: &[Remote], into: &mut [u8]) -> io::Result<usize
         *slot = libc::iovec { iov_base: range.start as *mut libc::c_void, iov_len: range.len };
     }
     let here = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
-    // SAFETY: the kernel writes no more than `into` is long; the addresses there are the other process's affair.
+    // SAFETY: the kernel writes no more than `into` is long; the addresses there are the other
+    // process's affair.
     let n = unsafe {
         libc::process_vm_readv(thread as libc::pid_t, &here, 1, there.as_ptr(), ranges.len() as libc::c_ulong, 0)
     };
@@ -311,7 +315,7 @@ mod tests {
     fn a_child_is_stopped_read_and_let_go() {
         let mut child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let tid = child.id();
-        // What it says, it says after its exec.
+        // It writes only after its exec.
         child.stdin.as_mut().unwrap().write_all(b"x").unwrap();
         child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
         while !std::fs::read_to_string(format!("/proc/{tid}/stat")).unwrap().contains(") S ") {}

@@ -43,7 +43,8 @@ static GATE: AtomicUsize = AtomicUsize::new(0);
 pub const GATE_PROGRAM: usize = 16;
 /// … and threads.
 pub const GATE_THREAD: usize = 32;
-/// … and handlers' ends. libgcc recognises these instructions as a signal frame, and looks for it from a byte before.
+/// … and handlers' ends. libgcc recognises these instructions as a signal frame, and looks for it
+/// from a byte before.
 pub const GATE_RETURN: usize = 48;
 /// The gate's instructions, each at its offset.
 pub const GATE_CODE: [(usize, &[u8]); 4] = [
@@ -140,7 +141,8 @@ pub unsafe fn checked(nr: i64, args: [usize; 6]) -> Result<usize, Errno> {
     if (-4095..0).contains(&ret) { Err(Errno(-ret as i32)) } else { Ok(ret as usize) }
 }
 
-/// Sleeps while `*word == expected`, at most `timeout_ns`; may wake early. `word` is process-private.
+/// Sleeps while `*word == expected`, at most `timeout_ns`; may wake early. `word` is
+/// process-private.
 pub fn futex_wait(word: &std::sync::atomic::AtomicU32, expected: u32, timeout_ns: u64) {
     let limit =
         libc::timespec { tv_sec: (timeout_ns / 1_000_000_000) as _, tv_nsec: (timeout_ns % 1_000_000_000) as _ };
@@ -191,13 +193,13 @@ pub fn wait_readable(fd: i32, timeout_ms: i32) {
     unsafe { syscall(libc::SYS_poll, [&mut wanted as *mut _ as usize, 1, timeout_ms as usize, 0, 0, 0]) };
 }
 
-/// This process's id, asked for anew: in a vfork child, the child's.
+/// This process's id by a system call: in a vfork child, the child's.
 pub fn getpid() -> u32 {
     // SAFETY: no pointers.
     unsafe { syscall(libc::SYS_getpid, [0; 6]) as u32 }
 }
 
-/// The process whose memory this is; 0: nobody has said.
+/// The process that owns this memory. 0: not set.
 static HOME: AtomicU32 = AtomicU32::new(0);
 
 /// From now on this memory is the calling process's: at start, and in a forked child.
@@ -205,7 +207,7 @@ pub fn settle() {
     HOME.store(getpid(), Ordering::Relaxed);
 }
 
-/// The process whose memory this is; 0: nobody has said.
+/// The process that owns this memory. 0: not set.
 pub(crate) fn home() -> u32 {
     HOME.load(Ordering::Relaxed)
 }
@@ -249,8 +251,9 @@ pub fn now_ns() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// Nanoseconds of CPU time that the calling thread has had; 0 where the system does not say. A system call of ours: the vDSO would
-/// make it for this clock, by an instruction that a program's own filter may forbid.
+/// Nanoseconds of CPU time that the calling thread has had; 0 where the system does not say. A
+/// system call of ours: the vDSO would make it for this clock, by an instruction that a program's
+/// own filter may forbid.
 pub fn thread_cpu_ns() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the kernel writes to `time` alone, which is live for the length of the call.
@@ -298,7 +301,8 @@ pub fn read_file(path: &std::ffi::CStr) -> Result<Vec<u8>, Errno> {
     ended.map(|()| held)
 }
 
-/// Reads `len` bytes at `from` through a descriptor of [`open_self_mem`](crate::descriptors::open_self_mem), whatever their protection.
+/// Reads `len` bytes at `from` through a descriptor of
+/// [`open_self_mem`](crate::descriptors::open_self_mem), whatever protection they have.
 ///
 /// # Errors
 /// EIO when the range is not all present.
@@ -314,21 +318,23 @@ pub struct SignalsBlocked {
 }
 
 impl SignalsBlocked {
-    /// Blocks all signals of the calling thread but those that its faults and its filters' traps are.
+    /// Blocks all signals of the calling thread but those that its faults and its filters' traps
+    /// are.
     #[inline]
     #[allow(clippy::new_without_default)]
     pub fn new() -> Self {
-        // SIGBUS and SIGSYS stay open: the program's faults in this window would be fatal otherwise.
+        // SIGBUS and SIGSYS stay open: the program's faults in this window would be fatal
+        // otherwise.
         Self::of(!(1u64 << (libc::SIGBUS - 1) | 1 << (libc::SIGSYS - 1)))
     }
 
-    /// Those too, which may be sent by anybody: where nothing faults, and a handler of theirs must not come between. A
-    /// call that a filter traps ends the process there.
+    /// Those too, which may be sent by anybody: where nothing faults, and a handler of theirs must
+    /// not come between. A call that a filter traps ends the process there.
     pub fn all() -> Self {
         Self::of(u64::MAX)
     }
 
-    /// The mask that there was, for a call that waits with it.
+    /// The mask from before, for a call that waits with it.
     pub fn before(&self) -> u64 {
         self.before
     }

@@ -10,7 +10,8 @@ use std::ffi::CStr;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
-/// `len` bytes of a new memfd, close-on-exec, of this size for good: neither side can shrink it under the other.
+/// `len` bytes of a new memfd, close-on-exec, of this size for good: neither side can shrink it
+/// under the other.
 pub fn memory(name: &CStr, len: u64) -> Result<i32, Errno> {
     let flags = (libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) as usize;
     // SAFETY: the name ends with a zero byte.
@@ -38,8 +39,8 @@ unsafe impl Send for Shared {}
 unsafe impl Sync for Shared {}
 
 impl Shared {
-    /// Maps the first `len` bytes of a descriptor, which may be closed afterwards. The caller sees to it that
-    /// nobody shrinks the file: touching what is gone is a SIGBUS.
+    /// Maps the first `len` bytes of a descriptor, which may be closed afterwards. The caller
+    /// ensures that nobody shrinks the file: touching bytes beyond its end raises SIGBUS.
     pub fn map(fd: i32, len: usize) -> Result<Shared, Errno> {
         let prot = (libc::PROT_READ | libc::PROT_WRITE) as usize;
         // SAFETY: a new mapping at an address of the kernel's choice.
@@ -53,8 +54,8 @@ impl Shared {
         let free = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE) as usize;
         let prot = (libc::PROT_READ | libc::PROT_WRITE) as usize;
         let fixed = (libc::MAP_SHARED | libc::MAP_FIXED) as usize;
-        // SAFETY: room at an address of the kernel's choice; then the file inside it, and what is left on both
-        // sides given back.
+        // SAFETY: room at an address of the kernel's choice; then the file inside it, and what is
+        // left on both sides given back.
         unsafe {
             let room_at = checked(libc::SYS_mmap, [0, room, libc::PROT_NONE as usize, free, usize::MAX, 0])?;
             let at = room_at.next_multiple_of(align);
@@ -84,7 +85,8 @@ impl Shared {
     #[inline]
     pub fn word32(&self, offset: usize) -> &AtomicU32 {
         assert!(offset.is_multiple_of(4) && offset + 4 <= self.len);
-        // SAFETY: inside the mapping, which lives as long as `self`, and aligned, for the mapping is to a page.
+        // SAFETY: inside the mapping, which lives as long as `self`, and aligned, for the mapping
+        // is to a page.
         unsafe { &*self.base.as_ptr().add(offset).cast() }
     }
 
@@ -107,7 +109,8 @@ impl Drop for Shared {
     }
 }
 
-/// A page of this process alone, zero, that a forked child finds zero again: how code knows that it forked.
+/// A page of this process alone, zero, that a forked child finds zero again: how code knows that it
+/// forked.
 pub fn wiped_on_fork() -> Result<&'static AtomicU32, Errno> {
     let at = crate::memory::reserve(4096)?;
     // SAFETY: advice about our own fresh mapping.
@@ -116,7 +119,8 @@ pub fn wiped_on_fork() -> Result<&'static AtomicU32, Errno> {
     Ok(unsafe { &*at.cast() })
 }
 
-/// Sleeps while `*word == expected`, at most `timeout_ns`; may wake early. The word may be another process's too.
+/// Sleeps while `*word == expected`, at most `timeout_ns`; may wake early. The word may be another
+/// process's too.
 pub fn futex_wait(word: &AtomicU32, expected: u32, timeout_ns: u64) {
     let limit =
         libc::timespec { tv_sec: (timeout_ns / 1_000_000_000) as _, tv_nsec: (timeout_ns % 1_000_000_000) as _ };
@@ -134,7 +138,7 @@ pub fn futex_wake(word: &AtomicU32) {
     };
 }
 
-/// Who connected a Unix socket, as the kernel saw it then.
+/// The process that connected a Unix socket, as the kernel saw it then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Credentials {
     /// Process.
@@ -143,7 +147,7 @@ pub struct Credentials {
     pub uid: u32,
 }
 
-/// Who is at the other end of a Unix socket.
+/// The process at the other end of a Unix socket.
 pub fn peer_of(socket: i32) -> Result<Credentials, Errno> {
     let mut about = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut len = size_of::<libc::ucred>() as u32;
@@ -160,7 +164,8 @@ pub fn pidfd(pid: u32) -> Result<i32, Errno> {
     unsafe { checked(libc::SYS_pidfd_open, [pid as usize, 0, 0, 0, 0, 0]) }.map(|fd| fd as i32)
 }
 
-/// Takes the lock on a whole file for as long as the descriptor is open. False when somebody else has it.
+/// Takes the lock on a whole file for as long as the descriptor is open. False when somebody else
+/// has it.
 pub fn lock_file(fd: i32) -> Result<bool, Errno> {
     // SAFETY: no pointers.
     match unsafe { checked(libc::SYS_flock, [fd as usize, (libc::LOCK_EX | libc::LOCK_NB) as usize, 0, 0, 0, 0]) } {

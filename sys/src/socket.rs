@@ -1,4 +1,5 @@
-//! Stream sockets by descriptor: never blocking, gathered and scattered, with descriptors passed along.
+//! Stream sockets by descriptor: never blocking, gathered and scattered, with descriptors passed
+//! along.
 //!
 //! For code that runs inside other people's programs: every call goes through
 //! the gate ([`crate::raw`]), descriptors are ours ([`own_fd`]), nothing is
@@ -22,7 +23,8 @@ pub struct Part {
 }
 
 impl Part {
-    /// Names `len` bytes at `at`. Naming is harmless; [`send`] and [`receive`] state what must hold.
+    /// Names `len` bytes at `at`. Naming is harmless; [`send`] and [`receive`] state what must
+    /// hold.
     pub const fn new(at: *mut u8, len: usize) -> Part {
         Part { at, len }
     }
@@ -47,7 +49,8 @@ impl Part {
         if self.len == 0 { &[] } else { unsafe { std::slice::from_raw_parts(self.at, self.len) } }
     }
 
-    /// Copies `bytes` to the place `from` bytes into the part; what does not fit is left out.
+    /// Copies `bytes` into the part, starting `from` bytes into it. Bytes beyond its end are left
+    /// out.
     ///
     /// # Safety
     /// As [`receive`].
@@ -72,10 +75,11 @@ pub enum Peer<'a> {
     Unix(&'a Path),
 }
 
-/// Connects within `timeout_ns`. The descriptor is ours, non-blocking, close-on-exec, without delay.
+/// Connects within `timeout_ns`. The descriptor is ours, non-blocking, close-on-exec, without
+/// delay.
 ///
 /// # Errors
-/// ETIMEDOUT when the time is over; what connect(2) says otherwise.
+/// ETIMEDOUT when the time is over; otherwise the errors of connect(2).
 pub fn connect(peer: Peer<'_>, timeout_ns: u64) -> Result<i32, Errno> {
     let until = now_ns() + timeout_ns;
     let mut address = Address::of(peer)?;
@@ -120,14 +124,17 @@ pub fn connect(peer: Peer<'_>, timeout_ns: u64) -> Result<i32, Errno> {
     Ok(fd)
 }
 
-/// Has the kernel send what a TCP socket is given at once: short segments are not held back, and none is paced.
+/// Has the kernel send what a TCP socket is given at once: short segments are not held back, and
+/// none is paced.
 ///
-/// Before it is connected, or begins to listen (what it accepts is like it): a socket that was paced once stays so.
+/// Before it is connected, or begins to listen (what it accepts is like it): a socket that was
+/// paced once stays so.
 ///
-/// Where the system's congestion control is BBR, the kernel spreads segments by a timer, which it sets for each: 1.5 µs of
-/// the 10 that a page's round trip takes over loopback on a virtual machine (`memory/examples/roundtrip.rs`), and BBR's model
-/// is of paths of milliseconds. Far memory is as far as the next switch; there the plain ones do as well, and anybody may
-/// ask for Reno. A system that has any other keeps it.
+/// Where the system's congestion control is BBR, the kernel spreads segments by a timer, which it
+/// sets for each: 1.5 µs of the 10 that a page's round trip takes over loopback on a virtual
+/// machine (`memory/examples/roundtrip.rs`), and BBR's model is of paths of milliseconds. Far
+/// memory is as far as the next switch; there the plain ones do as well, and anybody may ask for
+/// Reno. A system that has any other keeps it.
 pub fn send_at_once(fd: i32) {
     set_option(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1);
     if congestion(fd).is_some_and(|name| name.starts_with(b"bbr")) {
@@ -210,10 +217,11 @@ pub fn receive_bytes(fd: i32, into: &mut [u8]) -> Result<usize, Errno> {
     unsafe { receive(fd, &[Part::new(into.as_mut_ptr(), into.len())]) }
 }
 
-/// Whether the peer has closed the stream, or it is broken, without taking anything from it: also when there are
-/// bytes before its end that nobody has taken.
+/// Whether the peer has closed the stream, or it is broken, without taking anything from it: also
+/// when there are bytes before its end that nobody has taken.
 pub fn is_cut(fd: i32) -> bool {
-    // (A look at the next byte would not do: who waits for something else than bytes would never see the end.)
+    // (Peeking at the next byte would not do: a caller that does not wait for bytes would never see
+    // the end.)
     let mut wanted = libc::pollfd { fd, events: libc::POLLRDHUP, revents: 0 };
     let limit = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: one live pollfd and a live timespec; no signal mask.
@@ -284,7 +292,8 @@ pub fn receive_with_descriptor(fd: i32, into: &mut [u8]) -> Result<(usize, Optio
     Ok((n?, came))
 }
 
-/// Bytes that were sent by a Unix socket and not taken yet, with what the kernel needs to hold them.
+/// Bytes that were sent by a Unix socket and not taken yet, with what the kernel needs to hold
+/// them.
 pub fn untaken(fd: i32) -> usize {
     let mut bytes = 0i32;
     // SAFETY: a live int.
@@ -306,8 +315,8 @@ pub fn wait(fd: i32, read: bool, write: bool, timeout_ns: u64) -> i16 {
         .map_or(0, |_| wanted.revents)
 }
 
-/// Sleeps until one of several descriptors is readable, or writable where that is asked; at most `timeout_ns`.
-/// Of more than [`MOST_AWAITED`] the first are looked at.
+/// Sleeps until one of several descriptors is readable, or writable where that is asked; at most
+/// `timeout_ns`. Of more than [`MOST_AWAITED`] the first are looked at.
 pub fn wait_any(wanted: impl Iterator<Item = (i32, bool)>, timeout_ns: u64) {
     let nothing = libc::pollfd { fd: -1, events: 0, revents: 0 };
     let mut polled = [nothing; MOST_AWAITED];

@@ -8,41 +8,47 @@
 //!                                                                 twice as many as the last time, up to 1024
 //! ```
 //!
-//! Whoever answers may share this CPU, and is then the one that must run; but an offer that nobody takes is a system
-//! call that looks at nothing, and what is waited for comes half a call later on the average.
+//! The thread that will answer may share this CPU, and must then get it. But an offer that nobody
+//! takes is a wasted system call, and the answer is seen half a call later on average.
 //!
-//! Where others compute, to offer is to give up one's turn: with ten of them on two CPUs a page took 400 µs by tcp, of which the
-//! node's and its own threads' offers were nearly all. Who sleeps is woken in the midst of their slices. One such offer by
-//! itself says nothing: a virtual machine's host took the CPU just then, or the thread that evicts did a batch. (Where the
-//! host took a quarter of the time, a fifth of a reader's was falling asleep for that reason.)
+//! Where other threads compute, an offer gives up a time slice: with ten computing threads on two
+//! CPUs a page took 400 µs over TCP, nearly all of it such offers by the node's threads and the
+//! program's. A sleeping thread, in contrast, is woken in the middle of the others' slices. A
+//! single long offer says nothing: a virtual machine's host took the CPU just then, or the thread
+//! that evicts did a batch. (Where the host took a quarter of the time, reacting to single ones
+//! cost a reader a fifth of its speed.)
 //!
-//! And how long it looks before it sleeps: [`SHORT_NS`], or [`LONG_NS`] while nobody wants the CPU and the last wait that was
-//! longer than the first was shorter than the second. Two ends that both fell asleep too early stay at that: each wakes the
-//! other only when it has been woken itself, and where a CPU that sleeps wakes slowly (a virtual machine's is another
-//! system's to run: 200 µs where a round trip was 12) neither finds the other awake again by itself.
+//! And how long it looks before it sleeps: [`SHORT_NS`], or [`LONG_NS`] while nobody wants the CPU
+//! and the last wait that was longer than the first was shorter than the second. Two ends that both
+//! fell asleep too early stay at that: each wakes the other only when it has been woken itself, and
+//! where a CPU that sleeps wakes slowly (a virtual machine's is another system's to run: 200 µs
+//! where a round trip was 12) neither finds the other awake again by itself.
 
 /// Looks between two offers, at first, and wherever the CPU is wanted.
 const LEAST: u32 = 2;
-/// … where it is not: some 8 µs of looks at a socket, which is what somebody who begins to want it waits at most.
+/// … where it is not: some 8 µs of looks at a socket, which is what somebody who begins to want it
+/// waits at most.
 const MOST: u32 = 32;
-/// An offer that takes longer was taken, ns. Two switches and what they were made for; alone, a call takes a fifth.
+/// An offer that takes longer was taken, ns. Two switches and what they were made for; alone, a
+/// call takes a fifth.
 const TAKEN_NS: u64 = 2_000;
 
-/// How long to look without sleeping, ns: an end that is awake answers within it, and falling asleep and being woken costs
-/// more than half of it.
+/// How long to look without sleeping, ns: an end that is awake answers within it, and falling
+/// asleep and being woken costs more than half of it.
 const SHORT_NS: u64 = 60_000;
 /// … where nobody else wants the CPU, and that was too short of late.
 const LONG_NS: u64 = 500_000;
-/// Looks between two offers above which nobody can be said to want the CPU: two offers in turn that were not taken.
+/// Looks between two offers above which nobody can be said to want the CPU: two offers in turn that
+/// were not taken.
 const ALONE: u32 = 4 * LEAST;
 
-/// An offer that takes longer, ns, gave up a turn to somebody who computes; whoever answers, or a thread of the kernel's, is
-/// done before.
+/// An offer that takes longer, ns, gave a time slice to a thread that computes. A thread that
+/// answers, or a kernel thread, is done earlier.
 const SLICE_NS: u64 = 400_000;
 /// Waits that sleep at once after the first such offer, and at most.
 const CROWDED: (u32, u32) = (16, 1024);
 
-/// What one spinning thread has learned.
+/// The state of one spinning thread.
 #[derive(Clone, Copy, Debug)]
 pub struct Spin {
     between: u32,

@@ -1,4 +1,4 @@
-//! What swapping needs of the kernel: swapon, swapoff, memory that stays, and a generic netlink socket.
+//! Kernel interfaces for swapping: swapon, swapoff, locked memory, and a generic netlink socket.
 
 use crate::raw::{Errno, checked};
 use crate::socket::set_option;
@@ -21,12 +21,14 @@ fn call(number: i64, path: &Path, flags: u32) -> io::Result<()> {
     done.map(drop).map_err(|Errno(e)| io::Error::from_raw_os_error(e))
 }
 
-/// Has the kernel swap to a device that bears a swap header. It tells the device of clusters of slots that are free again.
+/// Has the kernel swap to a device that bears a swap header. It tells the device of clusters of
+/// slots that are free again.
 pub fn swapon(device: &Path, priority: u16) -> io::Result<()> {
     call(libc::SYS_swapon, device, PREFER | priority as u32 & PRIORITY_MASK | DISCARD | DISCARD_PAGES)
 }
 
-/// Brings back every page that is on the device. Takes as long as that takes, and fails when there is no memory for it.
+/// Brings back every page that is on the device. Takes as long as that takes, and fails when there
+/// is no memory for it.
 pub fn swapoff(device: &Path) -> io::Result<()> {
     call(libc::SYS_swapoff, device, 0)
 }
@@ -39,7 +41,8 @@ pub fn stay_resident() -> io::Result<()> {
     done.map(drop).map_err(|Errno(e)| io::Error::from_raw_os_error(e))
 }
 
-/// A generic netlink socket. A write is one message to the kernel, a read one message of the kernel's.
+/// A generic netlink socket. A write is one message to the kernel, a read one message of the
+/// kernel's.
 pub fn netlink() -> io::Result<OwnedFd> {
     let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
     let arguments = [libc::AF_NETLINK as usize, kind as usize, libc::NETLINK_GENERIC as usize, 0, 0, 0];

@@ -5,8 +5,8 @@
 //! discipline: the handler interrupts only code that touches far memory, and no
 //! holder of such a lock does.
 //!
-//! A holder that shares this memory from another process may be killed. So the lock's word names the
-//! holder, and whoever has waited a second asks whether it still is ([`crate::members`]).
+//! A holder that shares this memory from another process may be killed. So the lock's word names
+//! the holder, and whoever has waited a second asks whether it still is ([`crate::members`]).
 //!
 //! [`Lock::hold_across_fork`] takes it before a fork; [`Lock::release_after_fork`]
 //! gives it back on both sides.
@@ -61,8 +61,9 @@ mod word {
     }
 }
 
-/// The same under loom. What a futex guarantees, and no more: a wake-up does not fall between the look at
-/// the value and the sleep. There is no time limit here, so that a lost wake-up is a deadlock, which loom reports.
+/// The same under loom: no more than a futex guarantees. A wake-up does not fall between the look
+/// at the value and the sleep. There is no time limit here, so that a lost wake-up is a deadlock,
+/// which loom reports.
 #[cfg(loom)]
 mod word {
     use loom::sync::atomic::AtomicU32;
@@ -135,7 +136,7 @@ pub struct Held<'a, T>(&'a Lock<T>);
 
 impl<T> std::fmt::Debug for Lock<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // What it guards is not looked at: another may hold it.
+        // The guarded value is not read: another thread may hold the lock.
         f.write_str("Lock")
     }
 }

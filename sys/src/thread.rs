@@ -1,10 +1,10 @@
 //! Threads of the runtime, which libc knows nothing of.
 //!
-//! `pthread_create` allocates with the program's malloc, and the runtime needs
-//! threads at moments when the program may be inside malloc (a fault). Also a
-//! process ends when the last thread that libc counts ends; the runtime's must
-//! not keep it alive. So: a bare clone with a stack and a thread pointer of its
-//! own. What runs there must use neither thread-locals nor libc functions that do.
+//! `pthread_create` allocates with the program's malloc, and the runtime needs threads at moments
+//! when the program may be inside malloc (a fault). Also, a process ends when the last thread that
+//! libc counts ends, and the runtime's threads must not keep it alive. So a thread here is a bare
+//! clone with its own stack and thread pointer. Its code must use neither thread-locals nor libc
+//! functions that use them.
 
 use crate::descriptors::open_own;
 use crate::holdings::reserve;
@@ -15,7 +15,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// How many of them this process has. They do not end.
 static STARTED: AtomicU32 = AtomicU32::new(0);
 
-/// How many threads this process has beside the calling one and these. `None` where /proc does not tell.
+/// How many threads this process has beside the calling one and these. `None` where /proc does not
+/// tell.
 pub fn others() -> Option<u32> {
     let path = c"/proc/self/task";
     // SAFETY: zero is valid for a stat.
@@ -28,7 +29,7 @@ pub fn others() -> Option<u32> {
     beside(&about)
 }
 
-/// What [`others`] says, by what the kernel says of the directory of the process's threads.
+/// The answer of [`others`], from the kernel's `stat` of the directory of the process's threads.
 fn beside(tasks: &libc::stat) -> Option<u32> {
     // A directory for each, and the two that every directory has.
     (tasks.st_nlink as u32).checked_sub(3 + STARTED.load(Ordering::Relaxed))
@@ -44,14 +45,15 @@ impl Tasks {
         Tasks(open_own(c"/proc/self/task").unwrap_or(-1))
     }
 
-    /// In a forked child. What was inherited is closed first.
+    /// Opens it again in a forked child. The inherited one is closed first.
     pub fn reopen(&mut self) {
         crate::descriptors::close(std::mem::replace(&mut self.0, -1));
         *self = Tasks::open();
     }
 
-    /// As [`others`], which may tell one too many (a thread of the runtime's that has just begun, one of the program's that is
-    /// just ending), and, asked by the program's only thread, none too few: who else could start another?
+    /// As [`others`], which may tell one too many (a thread of the runtime's that has just begun,
+    /// one of the program's that is just ending), and, asked by the program's only thread, none too
+    /// few: who else could start another?
     pub fn others(&self) -> Option<u32> {
         // SAFETY: zero is valid for a stat.
         let mut about: libc::stat = unsafe { std::mem::zeroed() };
@@ -87,7 +89,8 @@ pub fn first_has_ended() -> bool {
     is_zombie(&text[..read])
 }
 
-/// The number, the name in brackets (which may hold anything, brackets too; at most 15 bytes), the state.
+/// The number, the name in brackets (which may hold anything, brackets too; at most 15 bytes), the
+/// state.
 fn is_zombie(stat: &[u8]) -> bool {
     stat.iter().rposition(|&b| b == b')').is_some_and(|at| stat[at..].starts_with(b") Z"))
 }
@@ -99,14 +102,15 @@ pub fn forget_in_child() {
 }
 
 const STACK_BYTES: usize = 256 << 10;
-/// Room below the thread pointer for the thread-locals of libraries (errno, where little else is used), however
-/// many the program has: those of libraries that are loaded later lie farthest. Touched only where used.
+/// Room below the thread pointer for the thread-locals of libraries (errno, where little else is
+/// used), however many the program has: those of libraries that are loaded later lie farthest.
+/// Touched only where used.
 const BELOW: usize = 1 << 20;
 /// … and above it, for libc's own record of a thread: zero but for its address.
 const ABOVE: usize = 16 << 10;
 const TLS_BYTES: usize = BELOW + ABOVE;
 
-/// What a thread shares with those beside it: everything, and it has a thread pointer of its own.
+/// A thread shares everything with the others, and has a thread pointer of its own.
 pub const THREAD_FLAGS: i32 = libc::CLONE_VM
     | libc::CLONE_FS
     | libc::CLONE_FILES
@@ -121,12 +125,14 @@ pub fn spawn(job: fn(usize) -> !, argument: usize) -> Result<(), Errno> {
     let thread_pointer = reserve(TLS_BYTES)? as usize + BELOW;
     let _signals = crate::raw::SignalsBlocked::new();
     let ret: isize;
-    // SAFETY: the stack and the thread's TLS block are fresh and never freed (`job` does not return).
-    // The child starts with our registers on its own stack and goes to `entry`; the parent falls
-    // through. The gate's way for this returns by a register, for a `ret` would pop from the child's stack.
+    // SAFETY: the stack and the thread's TLS block are fresh and never freed (`job` does not
+    // return). The child starts with our registers on its own stack and goes to `entry`; the parent
+    // falls through. This variant of the gate returns by a register, because a `ret` would pop from
+    // the child's stack.
     unsafe {
-        // The thread pointer's first word names itself (x86-64 TLS ABI); its third too, by which libc finds its
-        // record of the thread: its cancellable calls look there (a second libc's: crate::verbs::library).
+        // The thread pointer's first word names itself (x86-64 TLS ABI); its third too, by which
+        // libc finds its record of the thread: its cancellable calls look there (a second libc's:
+        // crate::verbs::library).
         (thread_pointer as *mut usize).write(thread_pointer);
         (thread_pointer as *mut usize).add(2).write(thread_pointer);
         core::arch::asm!(
@@ -205,7 +211,8 @@ mod tests {
         let before = tasks.others().unwrap();
         let (tell, told) = std::sync::mpsc::channel::<()>();
         let thread = std::thread::spawn(move || told.recv());
-        // Other tests start and end threads meanwhile: three looks, of which two alike had none between.
+        // Other tests start and end threads meanwhile: three looks, of which two alike had none
+        // between.
         assert!((0..100).any(|_| {
             let seen = [tasks.others(), others(), tasks.others()];
             seen[0] == seen[2] && seen[0] == seen[1] && seen[0] > Some(0)

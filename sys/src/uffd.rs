@@ -66,8 +66,8 @@ pub mod feature {
     pub const PAGEFAULT_FLAG_WP: u64 = 1 << 0;
     /// A fault raises SIGBUS in the faulting thread instead of an event (4.14).
     pub const SIGBUS: u64 = 1 << 7;
-    /// A write to a protected page lifts the protection in the kernel, with no event: the page then counts as
-    /// written (6.7).
+    /// A write to a protected page lifts the protection in the kernel, with no event: the page then
+    /// counts as written (6.7).
     pub const WP_ASYNC: u64 = 1 << 15;
 }
 
@@ -121,14 +121,15 @@ pub fn descriptor() -> std::io::Result<OwnedFd> {
     }
 }
 
-/// Write tracking of an address space, this process's or another's: the kernel notes which pages are written, and
-/// nobody ever waits. Ends when dropped, also by the end of the process that holds it.
+/// Write tracking of an address space, this process's or another's. The kernel notes which pages
+/// are written, and nobody waits. It ends when it is dropped, or when the process that holds it
+/// ends.
 #[derive(Debug)]
 pub struct WriteTracker(OwnedFd);
 
 impl WriteTracker {
-    /// Agrees with the kernel on [`feature::WP_ASYNC`] over a new userfaultfd, whose address space is that of the
-    /// process that made it.
+    /// Agrees with the kernel on [`feature::WP_ASYNC`] over a new userfaultfd, whose address space
+    /// is that of the process that made it.
     ///
     /// # Errors
     /// EINVAL: the kernel has no `WP_ASYNC` (before Linux 6.7).
@@ -221,8 +222,9 @@ impl Uffd {
         self.fd.load(Ordering::Relaxed)
     }
 
-    /// Goes on with another userfaultfd, with which nothing is registered yet: in a forked child, while it has one
-    /// thread. The one before is closed first, for a program may have no descriptor left for both.
+    /// Continues with another userfaultfd, with which nothing is registered yet. For a forked child
+    /// while it has one thread. The old one is closed first, because the program may have no
+    /// descriptor left for both.
     pub fn reopen(&self, features: u64) -> Result<(), OpenError> {
         close(self.fd.swap(-1, Ordering::Relaxed));
         let own = Uffd::open(features)?;
@@ -237,9 +239,9 @@ impl Uffd {
         self.ioctl(REGISTER, &mut arg).map(drop)
     }
 
-    /// Installs pages at `dst` with the bytes at `src`, atomically per page, write-protected if asked.
-    /// Returns the bytes installed; fewer than `len` when a page was already
-    /// there or the range left its mapping, `Err` when not one page was installed.
+    /// Installs pages at `dst` with the bytes at `src`, atomically per page, write-protected if
+    /// asked. Returns the bytes installed; fewer than `len` when a page was already there or the
+    /// range left its mapping, `Err` when not one page was installed.
     ///
     /// # Safety
     /// `src` must be readable for `len` bytes; `dst` must be the caller's to fill.
@@ -292,7 +294,8 @@ impl Uffd {
     /// Reads the next fault (handler-thread mode); `None` when there is none now.
     pub fn next_fault(&self) -> Option<FaultEvent> {
         const EVENT_PAGEFAULT: u8 = 0x12;
-        // struct uffd_msg: 32 bytes, packed: event at 0, pagefault.flags at 8, pagefault.address at 16.
+        // struct uffd_msg: 32 bytes, packed: event at 0, pagefault.flags at 8, pagefault.address at
+        // 16.
         let mut message = [0u64; 4];
         // SAFETY: the buffer is 32 live bytes.
         let read = unsafe {

@@ -1,4 +1,5 @@
-//! Descriptors of the runtime's own, in the process of a program that may close what it likes, use up all it may have, and fork.
+//! Descriptors of the runtime's own, in the process of a program that may close what it likes, use
+//! up all it may have, and fork.
 //!
 //! * [`numbers`]: which are ours, and out of the program's way.
 //! * [`spare`]: one can be had when the program has used up all it may have.

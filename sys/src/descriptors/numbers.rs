@@ -1,13 +1,14 @@
 //! The numbers of the runtime's own descriptors.
 //!
-//! They lie above those that programs expect to get (`open` gives the lowest that is free), are closed on exec, and are
-//! remembered, so that the program cannot close them.
+//! They lie above those that programs expect to get (`open` gives the lowest that is free), are
+//! closed on exec, and are remembered, so that the program cannot close them.
 //!
-//! A vfork child has its parent's memory, hence the runtime's records, but descriptors of its own: a number that one of
-//! them has made is nothing in the other, or something else. So a number is given out once for all who share this
-//! memory: it is *claimed* by one bit, which is in this memory too. Who meets what another has made then has EBADF,
-//! never a connection of its own that is another's. (Ranges of numbers for each, as a rule instead of a claim, met each
-//! other where the limit on descriptors is low, and were one range for two children at once.)
+//! A vfork child has its parent's memory, and therefore the runtime's records, but its own table of
+//! descriptors. A number that one of them opened is closed in the other, or is another file. So a
+//! number is *claimed* by one bit, which is in the shared memory too, and is given out once for all
+//! processes that share it. A process that uses a number of the other's then gets EBADF, and never
+//! a connection that is not its own. (Giving each process a range of numbers does not work: where
+//! the limit on descriptors is low, ranges overlap, and two children at once had the same one.)
 //!
 //! ```text
 //!  CLAIMED   given out, to whom ever
@@ -18,7 +19,8 @@ use super::lent;
 use crate::raw::{Errno, checked, is_away, syscall};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-/// Numbers that can be remembered; there are no more than that unless a system's administrator says so (`fs.nr_open`).
+/// Numbers that can be remembered; there are no more than that unless a system's administrator says
+/// so (`fs.nr_open`).
 pub const FDS: usize = 1 << 20;
 /// Where numbers are looked for, the first range that the limit on descriptors allows.
 const RANGES: [i32; 4] = [1 << 19, 1 << 15, 900, 200];
@@ -40,7 +42,7 @@ impl Set {
         self.place(fd).is_some_and(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
     }
 
-    /// False if it was there already. What cannot be remembered never is.
+    /// Returns false if it was there already. A value that finds no room is never there.
     fn insert(&self, fd: i32) -> bool {
         self.place(fd).is_none_or(|(word, bit)| word.fetch_or(bit, Ordering::Relaxed) & bit == 0)
     }
@@ -69,11 +71,12 @@ pub static LOWEST: AtomicUsize = AtomicUsize::new(FDS);
 static CLAIMED: Set = Set::empty();
 static AWAY: Set = Set::empty();
 
-/// Makes a descriptor ours: moves it out of the low numbers, sets close-on-exec, and remembers it for [`owns_fd`].
-/// It keeps its number where the limit on descriptors leaves no room above.
+/// Makes a descriptor ours: moves it out of the low numbers, sets close-on-exec, and remembers it
+/// for [`owns_fd`]. It keeps its number where the limit on descriptors leaves no room above.
 ///
 /// # Errors
-/// EMFILE, the descriptor closed, where every number that it could have is that of another process in this memory.
+/// EMFILE, the descriptor closed, where every number that it could have is that of another process
+/// in this memory.
 pub fn own_fd(fd: i32) -> Result<i32, Errno> {
     let moved = RANGES.iter().find_map(|&least| copied(fd, least));
     if moved.is_none() && (claim(fd) || lent::is_lent(fd)) {
@@ -110,8 +113,8 @@ fn claim(fd: i32) -> bool {
     is_new
 }
 
-/// Whether a number that its owner has done with is to be closed by the caller: not by a parent that comes upon what a
-/// vfork child has left, where it may be the program's.
+/// Whether a number that its owner has done with is to be closed by the caller: not by a parent
+/// that comes upon what a vfork child has left, where it may be the program's.
 fn given_back(fd: i32) -> bool {
     let by_child = AWAY.remove(fd);
     let is_child = is_away();
@@ -170,7 +173,7 @@ mod tests {
         assert_ne!(first, second);
         close(second);
         assert!(!owns_fd(second));
-        // What a child has left is forgotten, and nothing is closed.
+        // The claims that a child left are forgotten, and nothing is closed.
         AWAY.insert(first);
         assert!(!given_back(first));
         assert!(!owns_fd(first) && !AWAY.has(first));

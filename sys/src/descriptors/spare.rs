@@ -1,8 +1,9 @@
-//! Spare descriptors: so that the runtime can have one when the program has used up all it may have.
+//! Spare descriptors: so that the runtime can have one when the program has used up all it may
+//! have.
 //!
-//! A fork needs a connection to each node, a socket pair, a userfaultfd; a thread's first fault over TCP a
-//! connection; a slab over shared memory the descriptor that it comes as. A program at its limit
-//! (`RLIMIT_NOFILE`) is within its rights, and must not be told that its node is lost.
+//! A fork needs a connection to each node, a socket pair, a userfaultfd; a thread's first fault
+//! over TCP a connection; a slab over shared memory the descriptor that it comes as. A program at
+//! its limit (`RLIMIT_NOFILE`) is within its rights, and must not be told that its node is lost.
 //!
 //! ```text
 //!  keep ─► spare: an eventfd that nobody uses ── EMFILE ─► closed; its number is the new descriptor's
@@ -16,13 +17,13 @@ use super::numbers::{close, own_fd};
 use crate::raw::{Errno, checked, is_away};
 use std::sync::atomic::Ordering;
 
-/// Of so many that a program may have, one is taken from it.
+/// One descriptor in `OF` that a program may have is taken from it.
 const OF: u64 = 32;
 /// Lower numbers are the program's: it would miss them (`open` gives the lowest that is free).
 const LEAST: i32 = 200;
 
-/// Lays in what is missing, as far as there is room. A vfork child gives back what was lent to it and is not in use; laid
-/// in, its numbers would stand where its parent looks.
+/// Lays in what is missing, as far as there is room. A vfork child gives back what was lent to it
+/// and is not in use; laid in, its numbers would stand where its parent looks.
 pub fn keep() {
     if is_away() {
         for spare in SPARE.iter().map(|place| place.load(Ordering::Relaxed)).filter(|&place| place < NONE).map(lent) {
@@ -51,7 +52,7 @@ pub fn keep() {
         if spare < 0 || (spare as u64) < limit.rlim_cur {
             continue;
         }
-        // Whatever lies there by now: what is taken out is closed.
+        // Takes the entry out and closes it, whatever it is by now.
         match place.swap(NONE, Ordering::Relaxed) {
             taken if taken < 0 => {}
             taken => close(taken),
@@ -93,7 +94,8 @@ pub fn give_up() -> bool {
     false
 }
 
-/// A system call that makes descriptors, with spare ones given up where the program has used up its own.
+/// A system call that makes descriptors, with spare ones given up where the program has used up its
+/// own.
 ///
 /// # Safety
 /// As for the call itself.

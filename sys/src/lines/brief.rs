@@ -6,10 +6,11 @@
 //!                      └ byte k: of line k below, of line k + 32 above
 //! ```
 //!
-//! Lines whose top, these twelve bits, differs have changed. One changed line in 4096 has its old top; then the sum is another. If no
-//! top differs that is seen at once. If some do, their old hashes are not known, and what the sum over the others
-//! should be is not, either: but what the sum over the changed ones *was*, if these were all, can be said
-//! ([`Found::Lines`]), and is for somebody to confirm who has their old bytes.
+//! Lines whose top, these twelve bits, differs have changed. One changed line in 4096 has its old
+//! top; then the sum is another. If no top differs that is seen at once. If some do, their old
+//! hashes are not known, and what the sum over the others should be is not, either: but what the
+//! sum over the changed ones *was*, if these were all, can be said ([`Found::Lines`]), and is for
+//! somebody to confirm who has their old bytes.
 
 use super::{Hasher, Hashes, LINES};
 use core::arch::x86_64::*;
@@ -39,19 +40,20 @@ pub const TOP_BITS: u32 = 12;
 /// All of a top, for [`Brief::compare`].
 pub const WHOLE_TOP: u16 = (1 << TOP_BITS) - 1;
 
-/// What a page is, beside what it was.
+/// How a page differs from its earlier state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Found {
     /// The same.
     Same,
-    /// Changed in these lines (bit k: line k), and in no others *if* the sum over these lines as they were is `was`.
+    /// Changed in these lines (bit k: line k), and in no others *if* the sum over these lines as
+    /// they were is `was`.
     Lines {
         /// Which.
         lines: u64,
         /// See [`Hasher::sum_in`].
         was: u64,
     },
-    /// Changed, nobody knows where.
+    /// Changed, and it is not known where.
     Somewhere,
 }
 
@@ -76,8 +78,9 @@ impl Brief {
         self.sum = sum;
     }
 
-    /// What became of the page. Of the tops, bits outside of `mask` are not looked at: all are ([`WHOLE_TOP`]), but for tests
-    /// that want lines to be overlooked. `next`, if any: see [`Hasher::hash_and_sum`].
+    /// Compares the page with the brief. Bits of the tops outside of `mask` are ignored. The
+    /// runtime ignores none ([`WHOLE_TOP`]); tests ignore some, to have lines overlooked. `next`:
+    /// see [`Hasher::hash_and_sum`].
     ///
     /// # Safety
     /// As [`Brief::take`].
@@ -105,7 +108,8 @@ fn tops(hashes: &Hashes, into: &mut Tops) {
         // Of sixteen hashes the highest 16 bits.
         let sixteen = |nth: usize| {
             let load = |i: usize| _mm_loadu_ps(hashes.as_ptr().cast::<__m128>().add(8 * nth + i).cast());
-            // The upper halves of four hashes, their own upper halves, signed so that packing leaves them as they are.
+            // The upper halves of four hashes, their own upper halves, signed so that packing
+            // leaves them as they are.
             let four = |i| _mm_srai_epi32::<16>(_mm_castps_si128(_mm_shuffle_ps::<0xDD>(load(i), load(i + 1))));
             [_mm_packs_epi32(four(0), four(2)), _mm_packs_epi32(four(4), four(6))]
         };
@@ -118,7 +122,8 @@ fn tops(hashes: &Hashes, into: &mut Tops) {
             let (near, far) = (sixteen(nth), sixteen(nth + 2));
             store(&mut into.upper, 16 * nth, upper(near));
             store(&mut into.upper, 16 * nth + 32, upper(far));
-            // Of a lower byte only its upper half is kept: in its place for the one, four bits further down for the other.
+            // Of a lower byte only its upper half is kept: in its place for the one, four bits
+            // further down for the other.
             let below = _mm_srli_epi16::<4>(_mm_and_si128(lower(near), high));
             store(&mut into.lower, 16 * nth, _mm_or_si128(_mm_and_si128(lower(far), high), below));
         }

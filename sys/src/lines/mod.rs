@@ -10,30 +10,34 @@
 //!   sum    S = Σ ki·hi  mod 2⁶⁴, over lines                                k: 64 words of 64 bits, one a line
 //! ```
 //!
-//! *How sure a hash is.* Two different lines have the same A with a probability of at most 2⁻³² (NH is universal:
-//! Black, Halevi, Krawczyk, Krovetz and Rogaway, CRYPTO '99, theorem 4.2), whatever they are, provided that they
-//! do not depend on the keys; two different A the same fold with 2⁻³² (multilinear hashing, its high half, is
-//! strongly universal: Lemire and Kaser, Computer Journal 57(11), 2014). A and B have keys of their own, so both
-//! halves agree with at most (2⁻³² + 2⁻³²)² = 2⁻⁶².
+//! *How sure a hash is.* Two different lines that do not depend on the keys have the same A with a
+//! probability of at most 2⁻³². NH is universal (Black, Halevi, Krawczyk, Krovetz and Rogaway,
+//! CRYPTO '99, theorem 4.2). Two different A have the same fold with a probability of 2⁻³². The
+//! high half of a multilinear hash is strongly universal (Lemire and Kaser, Computer Journal
+//! 57(11), 2014). A and B have keys of their own, so both halves agree with at most (2⁻³² + 2⁻³²)²
+//! = 2⁻⁶².
 //!
-//! *How sure a sum is.* Sums over the same lines agree although some hash differs with 2ᵗ⁻⁶⁴, t being the least number
-//! of zeros that a difference of hashes ends with (k is random, and a linear congruence has that many solutions).
-//! Where A differs, fold(A) differs by a value that is evenly distributed, so that t ≥ z with 2⁻ᶻ: together 2⁻⁶⁰; where
-//! fold(A) agrees (2⁻³¹), fold(B) decides likewise: 2⁻³¹ · 2⁻²⁸. So a sum misses a changed line with less than 2⁻⁵⁸.
-//! *And that it has the same top*, the highest 12 bits of fold(B), which neither of these cases asks for, comes to
-//! 2⁻⁷⁰: beside the 2⁻⁶² with which the hash itself is the same, nothing. That is what an owner of a page relies on who
-//! keeps the tops and the sum of it ([`Brief`]): a line that changed unseen has an old top, and the sum of those that
-//! seem unchanged is not what it was.
+//! *How sure a sum is.* Sums over the same lines agree although some hash differs with 2ᵗ⁻⁶⁴, t
+//! being the least number of zeros that a difference of hashes ends with (k is random, and a linear
+//! congruence has that many solutions). Where A differs, fold(A) differs by a value that is evenly
+//! distributed, so that t ≥ z with 2⁻ᶻ: together 2⁻⁶⁰; where fold(A) agrees (2⁻³¹), fold(B) decides
+//! likewise: 2⁻³¹ · 2⁻²⁸. So a sum misses a changed line with less than 2⁻⁵⁸. *And that it has the
+//! same top*, the highest 12 bits of fold(B), which neither of these cases asks for, comes to 2⁻⁷⁰:
+//! beside the 2⁻⁶² with which the hash itself is the same, nothing. That is what an owner of a page
+//! relies on who keeps the tops and the sum of it ([`Brief`]): a line that changed unseen has an
+//! old top, and the sum of those that seem unchanged is not what it was.
 //!
-//! Sums over disjoint lines add up to the sum over all of them. So whoever has the sum of a page as it was, and the page as
-//! it is, can say what the sum over some lines *was*, if the others are unchanged: and who has these lines as they were
-//! can say whether that is so.
+//! Sums over disjoint lines add up to the sum over all of them. So whoever has the sum of a page as
+//! it was, and the page as it is, can say what the sum over some lines *was*, if the others are
+//! unchanged: and who has these lines as they were can say whether that is so.
 //!
-//! The key is drawn from a seed of 128 bits by SipHash-2-4 (Aumasson and Bernstein, INDOCRYPT 2012), a pseudorandom
-//! function of a counter: what is said above holds as far as nobody who chooses bytes can tell it from random bits.
+//! The key is derived from a seed of 128 bits by SipHash-2-4 (Aumasson and Bernstein, INDOCRYPT
+//! 2012), a pseudorandom function of a counter. The bounds above hold as long as nobody who chooses
+//! bytes can tell it from random bits.
 //!
-//! The faster general hashes promise nothing for the commonest change of all, one small word of a line: their
-//! one 32-bit product per word misses it with 2⁻³² when its neighbour has the wrong value.
+//! The faster general hashes promise nothing for the commonest change of all, one small word of a
+//! line: their one 32-bit product per word misses it with 2⁻³² when its neighbour has the wrong
+//! value.
 
 mod brief;
 mod sip;
@@ -71,7 +75,7 @@ const _: () = assert!(std::mem::offset_of!(Key, nh) % 32 == 0 && std::mem::offse
 /// How the hashes are computed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Unit {
-    /// Word by word: what the others are tested against.
+    /// Word by word. The others are tested against it.
     Scalar,
     /// Two products at once: every x86-64.
     Sse2,
@@ -86,18 +90,20 @@ impl Unit {
     }
 }
 
-/// Whether it pays on this CPU to ask for the lines of a page that is looked at next while one is hashed, or compared with another,
-/// one for each line. Two pages out of cache compared, AMD Zen 5: 0.44 µs for 0.60 with the first lines of the next asked for alone; the pages
-/// in the third cache and the others in memory, 0.20 for 0.36. On an Intel Xeon 0.83 for 0.75: there its own looking ahead
-/// does as well, and is disturbed.
+/// Whether it pays on this CPU to ask for the lines of a page that is looked at next while one is
+/// hashed, or compared with another, one for each line. Two pages out of cache compared, AMD Zen 5:
+/// 0.44 µs for 0.60 with the first lines of the next asked for alone; the pages in the third cache
+/// and the others in memory, 0.20 for 0.36. On an Intel Xeon 0.83 for 0.75: there its own looking
+/// ahead does as well, and is disturbed.
 pub fn asks_along() -> bool {
     let leaf = core::arch::x86_64::__cpuid(0);
     let vendor = [leaf.ebx, leaf.edx, leaf.ecx].map(u32::to_le_bytes).concat();
     vendor == b"AuthenticAMD" || vendor == b"HygonGenuine"
 }
 
-/// The hasher that was used last. All records of a run have one seed. A peer that changes it each time makes the owner of
-/// this pay for a hundred words of SipHash, some microseconds, with each record.
+/// The hasher that was used last. All records of a run have one seed. A peer that changes it each
+/// time makes the owner of this pay for a hundred words of SipHash, some microseconds, with each
+/// record.
 #[derive(Default)]
 pub struct LastHasher(Option<Box<Hasher>>);
 
@@ -134,7 +140,7 @@ impl Hasher {
         Hasher { seed: *seed, key: Key { nh, fold, places }, unit }
     }
 
-    /// What it computes with.
+    /// The instructions that it computes with.
     pub fn unit(&self) -> Unit {
         self.unit
     }
@@ -161,8 +167,9 @@ impl Hasher {
         }
     }
 
-    /// [`Hasher::hash`], and the sum over all lines. `next`, if any: a page that is hashed next, whose lines are asked for meanwhile. That pays where
-    /// pages are out of cache, on CPUs that [`asks_along`] names. (Its address need not be mapped.)
+    /// [`Hasher::hash`], and the sum over all lines. `next`, if any: a page that is hashed next,
+    /// whose lines are asked for meanwhile. That pays where pages are out of cache, on CPUs that
+    /// [`asks_along`] names. (Its address need not be mapped.)
     ///
     /// # Safety
     /// As [`Hasher::hash`].
@@ -174,7 +181,8 @@ impl Hasher {
         into: &'a mut MaybeUninit<Hashes>,
     ) -> (&'a Hashes, u64) {
         let (key, room) = (&self.key, into.as_mut_ptr().cast::<u64>());
-        // SAFETY: the page is the caller's promise; AVX2 was found by `new`; all hashes are written.
+        // SAFETY: the page is the caller's promise; AVX2 was found by `new`; all hashes are
+        // written.
         unsafe {
             let summed = match (self.unit, next) {
                 (Unit::Avx2, Some(next)) => Some(units::avx2::<true, true>(key, page, next, room)),

@@ -1,4 +1,5 @@
-//! SipHash-2-4 of a counter of 64 bits, under a key of 128: as many words as are wanted, that look random.
+//! SipHash-2-4 of a counter of 64 bits, under a key of 128: as many words as are wanted, that look
+//! random.
 
 use super::Seed;
 

@@ -1,4 +1,4 @@
-//! All ways of computing agree; what changed is named; sums miss nothing.
+//! All ways of computing agree; changed lines are named; sums miss no change.
 
 use super::*;
 use farmem_protocol::random::Random;
@@ -56,9 +56,9 @@ proptest! {
     }
 }
 
-/// A counter that goes up in a line of zeros, the commonest change of all: 16 bits of its hash, wherever they
-/// are taken, collide no oftener than random ones do, over all keys. (Under a single key such hashes lie in a pattern, one more or
-/// less even.)
+/// A counter that goes up in a line of zeros, the commonest change of all: 16 bits of its hash,
+/// wherever they are taken, collide no oftener than random ones do, over all keys. (Under a single
+/// key such hashes lie in a pattern, one more or less even.)
 #[test]
 fn small_changes_are_spread() {
     const KEYS: u64 = 64;
@@ -114,8 +114,9 @@ fn found(hasher: &Hasher, was: &Brief, page: &[u8; 4096], mask: u16) -> Found {
 }
 
 proptest! {
-    /// With whole tops (2⁻¹² apart) what changed is named, and who has the old bytes confirms it. With two, lines are
-    /// overlooked in every case of some size: then nobody confirms it, and it is not called the same.
+    /// With whole tops (2⁻¹² apart) what changed is named, and who has the old bytes confirms it.
+    /// With two, lines are overlooked in every case of some size: then nobody confirms it, and it
+    /// is not called the same.
     #[test]
     fn what_is_overlooked_is_not_confirmed(seed in any::<u64>(), changes in prop::collection::vec(0..32768usize, 0..20)) {
         let key: Seed = filled(seed, SEED_BYTES).try_into().unwrap();
@@ -151,7 +152,8 @@ proptest! {
     }
 }
 
-/// Lines that trade places, and changes that take each other back, are other sums: each line has its own factor.
+/// Lines that trade places, and changes that take each other back, are other sums: each line has
+/// its own factor.
 #[test]
 fn sums_tell_lines_apart() {
     let hasher = Hasher::new(&filled(9, SEED_BYTES).try_into().unwrap(), Unit::best());
@@ -164,7 +166,8 @@ fn sums_tell_lines_apart() {
     }
 }
 
-/// Both ends compute these sums, so they belong to the protocol: a change of these numbers is a change of [`VERSION`].
+/// Both ends compute these sums, so they belong to the protocol: a change of these numbers is a
+/// change of [`VERSION`].
 #[test]
 fn conditions_are_the_same_in_all_builds_of_a_version() {
     let seed = std::array::from_fn(|i| i as u8);

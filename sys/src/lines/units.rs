@@ -31,7 +31,8 @@ pub unsafe fn scalar(key: &Key, page: *const u8, into: *mut u64) {
 /// # Safety
 /// As [`scalar`].
 pub unsafe fn sse2(key: &Key, page: *const u8, into: *mut u64) {
-    // SAFETY: loads within the page, stores within the room for hashes (the caller's promises), loads within the key; SSE2 is part of x86-64.
+    // SAFETY: loads within the page, stores within the room for hashes (the caller's promises),
+    // loads within the key; SSE2 is part of x86-64.
     unsafe {
         let nh = |half: usize, i: usize| _mm_load_si128(key.nh[half].as_ptr().cast::<__m128i>().add(i));
         for pair in 0..LINES / 2 {
@@ -66,10 +67,12 @@ pub unsafe fn sse2(key: &Key, page: *const u8, into: *mut u64) {
     }
 }
 
-/// Four lines at a time, and, if `SUM`, the sum over all, else 0. If `ASK`, the lines of `next` are asked for meanwhile.
+/// Four lines at a time, and, if `SUM`, the sum over all, else 0. If `ASK`, the lines of `next` are
+/// asked for meanwhile.
 ///
 /// # Safety
-/// `page` must be readable for a page, `into` be room for its hashes, and the CPU must have AVX2. (`next` need not be mapped.)
+/// `page` must be readable for a page, `into` be room for its hashes, and the CPU must have AVX2.
+/// (`next` need not be mapped.)
 #[target_feature(enable = "avx2")]
 pub unsafe fn avx2<const ASK: bool, const SUM: bool>(
     key: &Key,
@@ -77,7 +80,8 @@ pub unsafe fn avx2<const ASK: bool, const SUM: bool>(
     next: *const u8,
     into: *mut u64,
 ) -> u64 {
-    // SAFETY: loads within the page (the caller's promise), the key; stores within `into`; the CPU has AVX2 (the caller's promise).
+    // SAFETY: loads within the page (the caller's promise), the key; stores within `into`; the CPU
+    // has AVX2 (the caller's promise).
     unsafe {
         let [a, b] = [Half::of(key, 0), Half::of(key, 1)];
         let places = key.places.as_ptr().cast::<__m256i>();
@@ -88,13 +92,15 @@ pub unsafe fn avx2<const ASK: bool, const SUM: bool>(
             }
             let at = page.add(4 * four * LINE_BYTES).cast::<__m256i>();
             let ([lower_a, upper_a], [lower_b, upper_b]) = (a.fold(at), b.fold(at));
-            // Of each its high 32 bits, of A in the low ones' place: what is above them there is B's place.
+            // The high 32 bits of each. A's are moved to the low half, because B's are put into the
+            // high half.
             let low = _mm256_add_epi32(_mm256_srli_epi64::<32>(lower_a), upper_a);
             let high = _mm256_add_epi64(lower_b, _mm256_slli_epi64::<32>(upper_b));
             let hashes = _mm256_blend_epi32::<0b1010_1010>(low, high);
             _mm256_storeu_si256(into.cast::<__m256i>().add(four), hashes);
             if SUM {
-                // mod 2⁶⁴: the product of the low halves, and those of low and high ones above them, of which 32 bits are left.
+                // mod 2⁶⁴: the product of the low halves, and those of low and high ones above
+                // them, of which 32 bits are left.
                 let place = _mm256_load_si256(places.add(four));
                 let swapped = _mm256_shuffle_epi32::<0b10_11_00_01>(place);
                 sums = _mm256_add_epi64(sums, _mm256_mul_epu32(hashes, place));
@@ -136,7 +142,8 @@ impl Half {
         }
     }
 
-    /// Of the four lines at `at`: the constant and the low products of the fold, and its high products, whose low 32 bits belong above these.
+    /// Of the four lines at `at`: the constant and the low products of the fold, and its high
+    /// products, whose low 32 bits belong above these.
     ///
     /// # Safety
     /// They must be readable.

@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// GIDs of a port that are looked at, at most.
 const GIDS: i32 = 256;
 
-/// What may be done to a region or window by the other end. The owner may always read and write.
+/// The operations that the other end may do on a region or window. The owner may always read and
+/// write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Rights {
     /// Nothing: a buffer of one's own, from which is sent. It may be read-only memory.
@@ -44,10 +45,11 @@ impl Rights {
     }
 }
 
-/// What an open device can do.
+/// The abilities of an open device.
 #[derive(Clone, Copy, Debug)]
 pub struct Abilities {
-    /// Windows of type 2B: bound to one queue pair, of which the key's low byte changes at every bind.
+    /// Windows of type 2B: bound to one queue pair, of which the key's low byte changes at every
+    /// bind.
     pub windows: bool,
     /// Windows at once, at most.
     pub max_windows: u32,
@@ -149,12 +151,12 @@ impl Device {
         &self.open.name
     }
 
-    /// What it can do.
+    /// Its abilities.
     pub fn abilities(&self) -> Abilities {
         self.open.abilities
     }
 
-    /// A domain: what is made in one does not work with what is made in another.
+    /// A domain: objects of one do not work with objects of another.
     pub fn domain(&self) -> Result<Arc<Domain>, Errno> {
         let library = self.open.library;
         // SAFETY: a live context.
@@ -162,8 +164,9 @@ impl Device {
         Ok(Arc::new(Domain { pd, device: self.clone() }))
     }
 
-    /// In a forked child, which inherited its parent's device: closes the descriptors, and leaves the
-    /// rest. Everything made of the device in the parent must be forgotten too, without being dropped.
+    /// In a forked child, which inherited its parent's device: closes the descriptors, and leaves
+    /// the rest. Everything made of the device in the parent must be forgotten too, without being
+    /// dropped.
     pub fn forget_in_child(&self) {
         // SAFETY: nobody uses the context in this process any more.
         unsafe {
@@ -242,9 +245,9 @@ impl Domain {
         &self.device
     }
 
-    /// Lets the device touch `len` bytes at `at`. Work requests at this end name them by address and
-    /// [`Region::lkey`] if the other end has no rights; else those of the other end do, by offsets from 0
-    /// and [`Region::rkey`]. The pages are locked in memory, all of them, now.
+    /// Lets the device touch `len` bytes at `at`. Work requests at this end name them by address
+    /// and [`Region::lkey`] if the other end has no rights; else those of the other end do, by
+    /// offsets from 0 and [`Region::rkey`]. The pages are locked in memory, all of them, now.
     ///
     /// # Safety
     /// The bytes stay mapped, writable, and nobody's Rust reference, until the region is dropped.
@@ -264,8 +267,8 @@ impl Domain {
         Ok(Region { mr: library.made(mr)?, len: len as u64, waits: !own, domain: Arc::clone(self) })
     }
 
-    /// A region to bind windows to, and for nothing else: its own key gives the other end no right. Offsets
-    /// count from [`Domain::base`] of its first byte, which need not begin a page.
+    /// A region to bind windows to, and for nothing else: its own key gives the other end no right.
+    /// Offsets count from [`Domain::base`] of its first byte, which need not begin a page.
     ///
     /// # Safety
     /// As [`Domain::region`].
@@ -278,8 +281,8 @@ impl Domain {
         Ok(Region { mr: library.made(mr)?, len: len as u64, waits: true, domain: Arc::clone(self) })
     }
 
-    /// The offset that the first byte of a region for windows has: its place in its page, for the kernel wants
-    /// addresses and offsets to agree in that.
+    /// The offset of the first byte of a region for windows: its place in its page. The kernel
+    /// requires that addresses and offsets agree in that.
     pub fn base(at: *mut u8) -> u64 {
         at as u64 & 4095
     }
@@ -306,8 +309,9 @@ impl Drop for Domain {
     }
 }
 
-/// Memory that a device may touch, until dropped. When the drop has returned, it does not any more: it waits for
-/// messages of other machines that came half, until they end or [`super::RcQueue::break_off`] ends them.
+/// Memory that a device may touch, until dropped. When the drop has returned, it does not any more:
+/// it waits for messages of other machines that came half, until they end or
+/// [`super::RcQueue::break_off`] ends them.
 pub struct Region {
     pub(super) mr: *mut ffi::Mr,
     len: u64,
@@ -349,14 +353,15 @@ impl Drop for Region {
     fn drop(&mut self) {
         let entered = self.domain.device.open.library.enter();
         let dereg = entered.ibv_dereg_mr;
-        // What others reach waits for others, and so outside of the lock that the call needs which ends the waiting. That
-        // is a node's: its threads are the runtime's own, of which the library knows each, and it does not fork.
+        // Unregistering memory that peers reach waits for them. So it happens outside of the lock,
+        // which is needed by the call that ends the waiting. Such memory is a node's: its threads
+        // are all known to the library, and it does not fork.
         let alone = (!self.waits).then_some(entered);
         // SAFETY: live until here.
         let left = unsafe { dereg(self.mr) };
         drop(alone);
         if left != 0 {
-            // Windows are bound to it, or the card is broken: what was lent stays reachable. Only the
+            // Windows are bound to it, or the card is broken: lent memory stays reachable. Only the
             // end of the process, with which the kernel takes everything back, is safe now.
             raw::write_all(2, b"farmem: an RDMA region could not be taken back\n");
             std::process::abort();
@@ -381,14 +386,17 @@ impl Window {
         self.key().load(Ordering::Relaxed)
     }
 
-    /// Where the provider looks for the key of the latest bind: whoever posts a bind keeps it up to date.
+    /// The address where the provider looks for the key of the latest bind. The code that posts a
+    /// bind keeps it up to date.
     pub(super) fn key(&self) -> &AtomicU32 {
-        // SAFETY: live as long as `self`; in this process only the provider's post reads it otherwise.
+        // SAFETY: live as long as `self`; in this process only the provider's post reads it
+        // otherwise.
         unsafe { AtomicU32::from_ptr(&raw mut (*self.mw).rkey) }
     }
 
-    /// The key that the next bind is to give it: the low byte, which counts binds, one higher
-    /// (`ibv_inc_rkey`). It comes round after 256 binds; what must not see that is in `docs/design/verbs.md`.
+    /// The key that the next bind is to give: its low byte, which counts binds, is one higher
+    /// (`ibv_inc_rkey`). It repeats after 256 binds. `docs/design/verbs.md` says who must not see
+    /// that.
     pub fn next_rkey(&self) -> u32 {
         let rkey = self.rkey();
         rkey & !0xff | (rkey.wrapping_add(1) & 0xff)

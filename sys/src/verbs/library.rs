@@ -1,19 +1,17 @@
 //! Finding libibverbs, and keeping it to itself.
 //!
-//! The library is loaded by `dlmopen` into a link namespace of its own, together
-//! with a libc of its own. `farmem run` needs that: in a program on far memory,
-//! what the program's malloc returns is far, and a fault handler that touched the
-//! library's state there would fault in turn. The second libc never uses the heap
-//! break (glibc: *always fail morecore* outside the base namespace), is patched by
-//! nobody, and so its memory is near and its locks are held by none but the
-//! runtime. It also keeps the program's own use of libibverbs, if any, apart.
+//! The library is loaded by `dlmopen` into a link namespace of its own, together with a libc of its
+//! own. `farmem run` needs that. In a program on far memory, the program's malloc returns far
+//! memory, and a fault handler that touched the library's state there would fault in turn. The
+//! second libc never uses the heap break (glibc: *always fail morecore* outside the base
+//! namespace), and it is not patched. So its memory is near, and only the runtime holds its locks.
+//! It also keeps the program's own use of libibverbs, if any, apart.
 //!
-//! What a second libc lacks: its thread-local locale, by which text is parsed, is set
-//! for the loading thread only. [`Library::enter`] sets it for any other. It also
-//! lets one thread in at a time: threads that the program made by bare clones may
-//! share thread-locals, those of malloc among them, and a fork must not copy a
-//! malloc that is at work. (The end of a region that others reach is outside of that, for it may wait for them:
-//! `device.rs`.)
+//! A second libc lacks its thread-local locale, by which text is parsed, in all threads but the one
+//! that loaded it. [`Library::enter`] sets the locale for any other. It also lets in one thread at
+//! a time: threads that the program made by bare clones may share thread-locals, those of malloc
+//! among them, and a fork must not copy a malloc that is at work. (The end of a region that peers
+//! reach is outside of that lock, because it may wait for them: `device.rs`.)
 
 use super::ffi::{Device, Symbols};
 use crate::raw::Errno;
@@ -129,8 +127,8 @@ impl Library {
         if handle.is_null() {
             return Err(Absent::Library(dl_error()));
         }
-        // SAFETY: a live handle. dlsym finds the newest version of a symbol, which is that of the
-        // header of today; what is looked up in a library is looked up in what it needs as well.
+        // SAFETY: a live handle. dlsym finds the newest version of a symbol, which is that of
+        // today's header. It looks in the library and in those that the library needs.
         let find = |name: &CStr| unsafe { libc::dlsym(handle, name.as_ptr()) };
         // SAFETY: `find` asks libibverbs.
         let ibv = unsafe { Symbols::load(find) }.map_err(Absent::Symbol)?;

@@ -11,8 +11,8 @@
 //! * [`device`]: devices, ports, domains, regions, windows.
 //! * [`queue`]: queue pairs.
 //!
-//! Objects hold those they were made from, so that they are destroyed in the
-//! order that the library demands, whatever order they are dropped in.
+//! Objects hold those they were made from. So they are destroyed in the order that the library
+//! demands, in whatever order they are dropped.
 //!
 //! Completions and posting take no lock of ours and make no call but the
 //! provider's, so they may run in signal handlers, as long as a queue pair is used by

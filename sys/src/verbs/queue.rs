@@ -6,8 +6,8 @@
 //!                 says who may do what     answers the peer         posts work itself
 //! ```
 //!
-//! [`RcQueue::break_off`] ends it from any of these, for good (RESET): a message of the peer's of which a part has
-//! come is let go of, and with it the region that it goes to.
+//! [`RcQueue::break_off`] ends it from any of these, for good (RESET): a message of the peer's of
+//! which a part has come is let go of, and with it the region that it goes to.
 //!
 //! The two ends tell each other [`Endpoint`]s by some other way (farmem: the
 //! stream of a queue pair).
@@ -45,7 +45,7 @@ pub struct Endpoint {
     pub mtu: u8,
 }
 
-/// What one work request does. Offsets are those of the peer's region or window.
+/// The operation of a work request. Offsets are those of the peer's region or window.
 pub enum Work<'a> {
     /// Bytes from there.
     Read {
@@ -79,9 +79,9 @@ pub enum Work<'a> {
         into: *mut u64,
         /// Of the region that `into` lies in.
         lkey: u32,
-        /// What is expected there.
+        /// The expected value.
         expected: u64,
-        /// What is to be there.
+        /// The new value.
         new: u64,
         /// Of the word.
         offset: u64,
@@ -94,7 +94,7 @@ pub enum Work<'a> {
         into: *mut u64,
         /// Of the region that `into` lies in.
         lkey: u32,
-        /// What to add.
+        /// The number to add.
         add: u64,
         /// Of the word.
         offset: u64,
@@ -113,7 +113,7 @@ pub enum Work<'a> {
         offset: u64,
         /// Bytes of the range.
         len: u64,
-        /// What the peer may do.
+        /// The operations that the peer may do.
         rights: Rights,
     },
     /// Ends the validity of a window's key.
@@ -129,7 +129,7 @@ pub struct WorkRequest<'a> {
     pub id: u64,
     /// Whether a success is told. Failures always are; the success of a later one implies it.
     pub told: bool,
-    /// What.
+    /// The operation.
     pub work: Work<'a>,
 }
 
@@ -255,8 +255,9 @@ impl RcQueue {
         self.modify(sending, mask::STATE | rts)
     }
 
-    /// Breaks it for good. When this has returned, the device answers the peer no more, has let go of a message that
-    /// came half, and touches no memory for it; nothing can be posted. An error: the device refuses.
+    /// Breaks it for good. When this has returned, the device answers the peer no more, has let go
+    /// of a message that came half, and touches no memory for it; nothing can be posted. An error:
+    /// the device refuses.
     pub fn break_off(&mut self) -> Result<(), Errno> {
         self.broken = true;
         self.modify(ffi::QpAttr { qp_state: state::RESET, ..Default::default() }, mask::STATE)
@@ -270,13 +271,13 @@ impl RcQueue {
         }
     }
 
-    /// WRITEs of at most so many bytes leave their buffer when posted.
+    /// WRITEs of at most this many bytes leave their buffer when posted.
     pub fn inline_bytes(&self) -> u32 {
         self.inline
     }
 
-    /// Posts work, in order, in as few calls as possible. On an error, says how many were posted: there is no room
-    /// for more (ENOMEM), or the queue pair is broken.
+    /// Posts work, in order, in as few calls as possible. On an error, says how many were posted:
+    /// there is no room for more (ENOMEM), or the queue pair is broken.
     ///
     /// # Safety
     /// Buffers lie in the regions of their keys, and belong to the work until its completion (or a
@@ -407,8 +408,8 @@ impl RcQueue {
 impl Drop for RcQueue {
     fn drop(&mut self) {
         let ibv = self.domain.device.open.library.enter();
-        // SAFETY: live until here; the queue pair first, which uses the other. When this has returned,
-        // the device touches no buffer for it any more, and answers nobody.
+        // SAFETY: live until here; the queue pair first, which uses the other. When this has
+        // returned, the device touches no buffer for it any more, and answers nobody.
         unsafe {
             (ibv.ibv_destroy_qp)(self.qp);
             (ibv.ibv_destroy_cq)(self.cq);

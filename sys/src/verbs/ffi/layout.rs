@@ -1,4 +1,4 @@
-//! What is asserted of the ABI: sizes, offsets and numbers, by their names in C.
+//! Assertions about the ABI: sizes, offsets and numbers, by their names in C.
 
 use super::*;
 
@@ -30,8 +30,8 @@ layout! {
     "ibv_device_attr" DeviceAttr: device_cap_flags, max_qp_rd_atom, atomic_cap, max_mw, phys_port_cnt;
 }
 
-/// Sizes of the structures that are made here and read there, or the other way round, and the numbers of flags
-/// and states: as [`LAYOUT`].
+/// Sizes of the structures that are made here and read there, or the other way round, and the
+/// numbers of flags and states: as [`LAYOUT`].
 pub const SIZES: &[(&str, usize)] = &[
     ("sizeof(struct ibv_context_ops)", size_of::<ContextOps>()),
     ("sizeof(struct ibv_qp_init_attr)", size_of::<QpInitAttr>()),
