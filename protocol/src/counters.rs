@@ -1,10 +1,9 @@
 //! The counters of a run, in a file that several processes map.
 //!
-//! `farmem run` creates one [`File`] per run; the runtime in each process of
-//! the run claims one [`Process`] slot by writing its pid into it (CAS from 0)
-//! and counts there with relaxed atomics; `farmem run` (summary), `farmem top`
-//! and `--stats json` read. Nobody waits for anybody: a reader sees counters
-//! that are each correct and together nearly so.
+//! `farmem run` creates one [`File`] per run. The runtime in each process of the run claims one
+//! [`Process`] slot by writing its pid into it (CAS from 0), and counts there with relaxed atomics.
+//! `farmem run` (summary), `farmem top` and `--stats json` read. Nobody waits: a reader sees
+//! counters that are each correct and together nearly so.
 //!
 //! A slot outlives its process, so that the summary counts children that have
 //! ended; a slot is reused only when none is free, by folding it into the last.
@@ -85,8 +84,9 @@ impl Near {
 
 /// A program that ran near, and how often.
 ///
-/// A writer owns an entry once it has changed `why` from 0 to [`NearProgram::BEING_WRITTEN`]. It then writes the name,
-/// and publishes both by a second store to `why` (Release). Entries are never freed.
+/// A writer owns an entry once it has changed `why` from 0 to [`NearProgram::BEING_WRITTEN`]. It
+/// then writes the name, and publishes both by a second store to `why` (Release). Entries are never
+/// freed.
 #[repr(C)]
 pub struct NearProgram {
     /// A [`Near`] as a number, 0 where the entry is free.
@@ -121,8 +121,9 @@ impl NearProgram {
 }
 
 impl File {
-    /// Notes that a program is about to run near. The returned counter takes it back ([`AtomicU32::fetch_sub`]) if the
-    /// program does not start. No allocation, no lock: for the runtime, also between vfork and exec.
+    /// Notes that a program is about to run near. The returned counter takes it back
+    /// ([`AtomicU32::fetch_sub`]) if the program does not start. No allocation, no lock: for the
+    /// runtime, also between vfork and exec.
     pub fn note_near(&self, name: &[u8], why: Near) -> Option<&AtomicU32> {
         let mut words = [0u64; 7];
         for (word, bytes) in words.iter_mut().zip(name.chunks(8)) {
@@ -145,8 +146,9 @@ pub struct Process {
     pub pid: AtomicU32,
     /// `1` while faults are served inline, `2` for the handler thread.
     pub mode: AtomicU32,
-    /// Served faults, one of six kinds: a first touch of fresh memory. A fault is an access to a page that is absent
-    /// or protected, by the program itself or by a system call on its behalf. All faults are the sum of the six.
+    /// Served faults, one of six kinds: a first touch of fresh memory. A fault is an access to a
+    /// page that is absent or protected, by the program itself or by a system call on its behalf.
+    /// All faults are the sum of the six.
     pub first_touch: AtomicU64,
     /// … a page fetched from a node while the program waited.
     pub demand: AtomicU64,
@@ -178,7 +180,7 @@ pub struct Process {
     pub held: AtomicU64,
     /// Calls that write-protected dirty pages on their way out, where they could not be held.
     pub protecting_calls: AtomicU64,
-    /// Pages that a thread evicted for want of room.
+    /// Pages that a faulting thread evicted because there was no room.
     pub reclaimed_inline: AtomicU64,
     /// Bytes read from nodes.
     pub bytes_in: AtomicU64,
@@ -190,9 +192,11 @@ pub struct Process {
     pub lines_sent: AtomicU64,
     /// Pages that went whole: fresh, changed for the most part, or of unknown lines.
     pub pages_whole: AtomicU64,
-    /// Pages whose lines a node refused, since they are others than they were taken for: they went whole after that.
+    /// Pages whose lines a node refused, since they are others than they were taken for: they went
+    /// whole after that.
     pub pages_refused: AtomicU64,
-    /// Nodes that were lost, while the process went on: it had no page there alone, or their memory stayed mapped.
+    /// Nodes that were lost, while the process went on: it had no page there alone, or their memory
+    /// stayed mapped.
     pub nodes_lost: AtomicU64,
     /// Records of lines posted.
     pub records: AtomicU64,
@@ -296,7 +300,8 @@ pub fn get_text(field: &[AtomicU64]) -> String {
 }
 
 impl File {
-    /// The nodes since a change that is not `seen`, and the number of that change. `None`: there is none.
+    /// The nodes since a change that is not `seen`, and the number of that change. `None`: there is
+    /// none.
     pub fn roster(&self, seen: u64) -> Option<(u64, String)> {
         let change = self.roster_changes.load(Ordering::Acquire);
         if change == seen || !change.is_multiple_of(2) {

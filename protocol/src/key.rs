@@ -19,7 +19,7 @@ use crate::addr::SlabId;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, serde::Serialize, serde::Deserialize)]
 pub struct Key(pub u64);
 
-/// What a key names.
+/// The kind of thing that a key names.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum KeyKind {
     /// A slab.
@@ -71,7 +71,8 @@ impl Key {
         Key(OWN | SERVICE | service as u64)
     }
 
-    /// What it names. Any 64 bits name something; whether it exists is the node's to say.
+    /// The kind of thing that it names. Any 64 bits name something; the node knows whether it
+    /// exists.
     pub const fn kind(self) -> KeyKind {
         let index = (self.0 >> INDEX) as u32;
         let low = self.0 as u32;
@@ -98,7 +99,7 @@ impl From<SlabId> for Key {
     }
 }
 
-/// What a window lets its holder do.
+/// The operations that a window allows its holder.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Rights(u8);
 

@@ -1,4 +1,4 @@
-//! What both ends of farmem agree on. Pure: no I/O, no clock, no unsafe.
+//! The agreements between both ends of farmem. Pure: no I/O, no clock, no unsafe.
 //!
 //! * [`addr`]: pages of a program, slabs and slots of a node's memory.
 //! * [`key`]: by what right a verb reaches memory.

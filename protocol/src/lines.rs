@@ -8,13 +8,13 @@
 //!          | place | which lines   |      bit k of 64: line k of the page goes along
 //! ```
 //!
-//! Entries stand in ascending order of their *place* (the page's slot in its slab), each once; the lines
-//! follow in the order of the entries, and of the bits in each. So a record has one form for one content,
-//! and applying it twice changes nothing the second time.
+//! Entries stand in ascending order of their *place* (the page's slot in its slab), each once; the
+//! lines follow in the order of the entries, and of the bits in each. So a record has one form for
+//! one content, and applying it twice changes nothing the second time.
 //!
-//! The checksum is XXH3 (64 bits) of everything behind it, seeded with the slab's name and the head: bytes
-//! that were meant for another slab are not taken for this one's. A record is checked whole before a byte
-//! of it is applied, so that a torn one changes nothing.
+//! The checksum is XXH3 (64 bits) of everything behind it, seeded with the slab's name and the
+//! head: bytes that were meant for another slab are not taken for this one's. A record is checked
+//! whole before a byte of it is applied, so that a torn one changes nothing.
 //!
 //! [`conditional`]: records that are laid only onto what the sender takes for granted.
 
@@ -33,8 +33,9 @@ pub const LINES: usize = PAGE_BYTES / LINE_BYTES;
 /// Bytes of a record, at most: half of what a node buffers of a connection's input.
 pub const MAX_RECORD_BYTES: usize = 32 << 10;
 
-/// From so many changed lines on a page goes whole: beyond, gathering at one end, taking apart at the other, and two
-/// checksums cost about what the bytes that are spared do (`docs/design/lines.md`, by `farmem-lab bench evict`).
+/// From this many changed lines on, a page is sent whole. Beyond, gathering, taking apart and two
+/// checksums cost about as much as the bytes that are spared (`docs/design/lines.md`, by
+/// `farmem-lab bench evict`).
 pub const WHOLE_FROM: u32 = 32;
 
 /// First bytes of a record.
@@ -65,7 +66,7 @@ pub const fn record_bytes() -> usize {
     HEAD_BYTES
 }
 
-/// Bytes that a page with so many lines adds to a record.
+/// Bytes that a page with `lines` changed lines adds to a record.
 pub const fn page_bytes(lines: u32) -> usize {
     ENTRY_BYTES + lines as usize * LINE_BYTES
 }
@@ -74,8 +75,8 @@ fn checksum(slab: SlabId, pages: u16, lines: u16, body: &[u8]) -> u64 {
     xxh3_64_with_seed(body, slab.0 ^ (pages as u64) << 48 ^ (lines as u64) << 32)
 }
 
-/// Writes a record into `out`: for each entry, in order, `page(index)` gives the bytes of its page. Returns its
-/// length; `None` when it does not fit, or is none by the rules above.
+/// Writes a record into `out`: for each entry, in order, `page(index)` gives the bytes of its page.
+/// Returns its length; `None` when it does not fit, or is none by the rules above.
 pub fn encode<'a>(
     slab: SlabId,
     entries: &[Entry],
@@ -140,7 +141,8 @@ pub struct Unchecked<'a> {
 }
 
 impl<'a> Unchecked<'a> {
-    /// Where its lines belong, byte offsets in the slab, should it be what was sent: to get them into a cache.
+    /// Where its lines belong, byte offsets in the slab, should it be what was sent: to get them
+    /// into a cache.
     pub fn places(&self) -> impl Iterator<Item = u64> {
         self.record.entries.iter().flat_map(|entry| {
             let (base, mut bits) = (entry.place.get() as u64 * PAGE_BYTES as u64, entry.lines.get());
@@ -211,13 +213,13 @@ impl<'a> Record<'a> {
         })
     }
 
-    /// What to write where: byte offset in the slab, and bytes; neighbouring lines together.
+    /// The writes: byte offset in the slab, and bytes. Neighbouring lines are joined.
     pub fn runs(self) -> impl Iterator<Item = (u64, &'a [u8])> {
         self.by_page().flat_map(|(base, lines, bytes)| runs_of(base, lines, bytes))
     }
 
-    /// Lays its lines down by `write(offset, lines)`, which says when they would be outside. Then the rest stays
-    /// unwritten, and this is `None`.
+    /// Lays its lines down by `write(offset, lines)`, which says when they would be outside. Then
+    /// the rest stays unwritten, and this is `None`.
     pub fn lay(self, mut write: impl FnMut(u64, &[u8]) -> bool) -> Option<()> {
         self.runs().all(|(offset, bytes)| write(offset, bytes)).then_some(())
     }

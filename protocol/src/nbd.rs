@@ -1,8 +1,9 @@
-//! The transmission phase of NBD, as the kernel's client speaks it: what follows Hello and Welcome on the
-//! stream of a volume.
+//! The transmission phase of NBD, as the kernel's client speaks it. It follows Hello and Welcome on
+//! the stream of a volume.
 //!
-//! All numbers are big-endian. A request has 28 bytes, and the bytes of a WRITE follow it. A reply has 16 bytes, and the
-//! bytes of a READ that succeeded follow it. A reply that is an error has none.
+//! All numbers are big-endian. A request has 28 bytes, and the bytes of a WRITE follow it. A reply
+//! has 16 bytes, and the bytes of a READ that succeeded follow it. A reply that is an error has
+//! none.
 //!
 //! ```text
 //!            0       4       6      8        16       24       28
@@ -11,8 +12,8 @@
 //!  reply    | magic | error | cookie |  bytes of a READ…
 //! ```
 //!
-//! Two commands are farmem's own: [`Command::Report`] and [`Command::Free`]. The kernel never sends them; `farmem swap`
-//! does, on a stream of its own.
+//! Two commands are farmem's own: [`Command::Report`] and [`Command::Free`]. The kernel never sends
+//! them; `farmem swap` does, on a stream of its own.
 //!
 //! The format is that of the NBD project's protocol text and of `linux/nbd.h`.
 
@@ -23,12 +24,12 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub const REQUEST_MAGIC: u32 = 0x2560_9513;
 /// First word of a reply.
 pub const REPLY_MAGIC: u32 = 0x6744_6698;
-/// Bytes that a READ or a WRITE can name at most: what the kernel's block layer allows itself.
+/// The most bytes that a READ or a WRITE can name: the limit of the kernel's block layer.
 pub const MAX_BYTES: u32 = 32 << 20;
 /// Offsets and lengths are multiples of this.
 pub const PAGE: u64 = 4096;
 
-/// The device's flags, for the kernel: flags are valid, and TRIM is understood.
+/// The device's flags for the kernel: flags are valid, and TRIM is understood.
 pub const DEVICE_FLAGS: u64 = 1 | 1 << 5;
 
 /// A request's head.
@@ -61,7 +62,7 @@ pub struct Reply {
     pub cookie: U64,
 }
 
-/// What [`Command::Report`] is answered with, after the reply.
+/// The answer to [`Command::Report`], after the reply.
 ///
 /// ```text
 ///  0      8      16       24     32     40        48     56
@@ -80,13 +81,15 @@ pub struct Report {
     pub held: U64,
     /// Bytes of the node that nobody holds.
     pub free: U64,
-    /// A number of the running kernel beneath the node: the same for all that runs on it, containers too.
+    /// A number of the running kernel beneath the node: the same for all that runs on it,
+    /// containers too.
     pub machine: U64,
     /// Bit 0: the node is going down.
     pub flags: U64,
 }
 
-/// [`Report::machine`], of the text that the kernel calls its boot id. 0: there is none, and it is nobody's.
+/// [`Report::machine`], of the text that the kernel calls its boot id. 0: there is none, and it is
+/// nobody's.
 pub fn machine(boot_id: &[u8]) -> u64 {
     let mix = |sum: u64, &byte: &u8| (sum ^ byte as u64).wrapping_mul(0x100_0000_01B3);
     if boot_id.is_empty() { 0 } else { boot_id.iter().fold(0xCBF2_9CE4_8422_2325, mix) | 1 }
@@ -95,7 +98,7 @@ pub fn machine(boot_id: &[u8]) -> u64 {
 /// [`Report::flags`]: the node is going down.
 pub const GOING_DOWN: u64 = 1;
 
-/// What a request asks.
+/// The command of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Command {
     /// Bytes of the volume.
@@ -153,16 +156,19 @@ impl Command {
 pub enum Refusal {
     /// The volume was freed.
     Gone = 5,
-    /// A range that is not whole pages, or leaves the volume, or is too long; or a command that does not exist.
+    /// A range that is not whole pages, or leaves the volume, or is too long; or a command that
+    /// does not exist.
     Invalid = 22,
     /// The node has no memory for it, or the volume has its quota.
     NoSpace = 28,
 }
 
-/// A request that makes sense as a frame. Whether it can be carried out is another matter ([`Asked::range`]).
+/// A request that makes sense as a frame. Whether it can be carried out is another matter
+/// ([`Asked::range`]).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Asked {
-    /// What; `None`: a command that does not exist, and is refused. What follows on the stream is the next request.
+    /// The command. `None`: it does not exist and is refused, and the stream goes on with the next
+    /// request.
     pub command: Option<Command>,
     /// Names it.
     pub cookie: u64,
@@ -180,7 +186,8 @@ impl Asked {
     /// The request at the front of `input`; `None` when it is not there whole.
     ///
     /// # Errors
-    /// When the bytes are no request, or one whose end cannot be known: a WRITE of more than [`MAX_BYTES`].
+    /// When the bytes are no request, or one whose end cannot be known: a WRITE of more than
+    /// [`MAX_BYTES`].
     pub fn parse(input: &[u8]) -> Result<Option<Asked>, OutOfStep> {
         let known = input.len().min(4);
         if input[..known] != REQUEST_MAGIC.to_be_bytes()[..known] {
@@ -207,10 +214,11 @@ impl Asked {
         }
     }
 
-    /// The pages that it names, of a volume of so many: the first, and how many.
+    /// The pages that it names of a volume of `pages` pages: the first, and how many.
     pub fn range(&self, pages: u32) -> Result<(u32, u32), Refusal> {
         let (length, size) = (self.length as u64, pages as u64 * PAGE);
-        // TRIM has no bytes that would have to be held: a whole volume of 4 GiB less a page can be trimmed at once.
+        // TRIM has no bytes that would have to be held: a whole volume of 4 GiB less a page can be
+        // trimmed at once.
         let trims = self.command == Some(Command::Trim);
         let whole = self.offset.is_multiple_of(PAGE) && length.is_multiple_of(PAGE) && length > 0;
         let inside = self.offset.checked_add(length).is_some_and(|end| end <= size);

@@ -1,4 +1,5 @@
-//! How bytes get to a node, and where it listens, as people write it: `host:7411`, `[::1]:7411`, `unix:/run/farmem.sock`.
+//! How bytes get to a node, and where it listens, as people write it: `host:7411`, `[::1]:7411`,
+//! `unix:/run/farmem.sock`.
 
 use crate::wire::MAX_PATH;
 use std::fmt;
@@ -9,8 +10,8 @@ use std::str::FromStr;
 /// How bytes are to move.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Transport {
-    /// Shared memory where the node is on this machine and offers it; RDMA where both have a card and
-    /// it works between them; else TCP.
+    /// Shared memory where the node is on this machine and offers it; RDMA where both have a card
+    /// and it works between them; else TCP.
     #[default]
     Auto,
     /// TCP.

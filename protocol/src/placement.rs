@@ -11,13 +11,13 @@
 //! nearly as well and never herds (Mitzenmacher, IEEE TPDS 2001). Drawing in proportion to what is
 //! lent keeps small nodes from filling first.
 
-/// What is known of one node.
+/// The caller's knowledge of one node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Candidate {
-    /// What it lends, in any unit that all candidates share. 0: not known, taken for the smallest
-    /// that is.
+    /// The memory that it lends, in any unit that all candidates share. 0: not known; it counts as
+    /// the smallest known.
     pub lends: u64,
-    /// What is used of that, as far as the caller knows.
+    /// The used part of that, as far as the caller knows.
     pub used: u64,
     /// Its failure domain: nodes of one domain may be lost together.
     pub domain: u32,
@@ -37,8 +37,8 @@ impl Candidate {
     }
 }
 
-/// The order in which to ask nodes for a slab, by their indices: `asked` is cleared and filled.
-/// Empty if no candidate is open and outside the domains to `avoid`. `random` is drawn anew for
+/// The order in which to ask nodes for a slab, by their indices. `asked` is cleared and filled. It
+/// stays empty if no candidate is open and outside the domains to `avoid`. Draw a new `random` for
 /// each call.
 pub fn order(candidates: &[Candidate], avoid: &[u32], random: u64, asked: &mut Vec<usize>) {
     asked.clear();
@@ -79,8 +79,9 @@ pub fn order(candidates: &[Candidate], avoid: &[u32], random: u64, asked: &mut V
     }
 }
 
-/// What many nodes lend, kept so that a draw in proportion to it takes a step for each doubling of
-/// the nodes: a binary indexed tree (Fenwick, *Software: Practice and Experience*, 1994).
+/// The memory that many nodes lend, kept for draws in proportion to it. A draw takes one step for
+/// each doubling of the nodes: a binary indexed tree (Fenwick, *Software: Practice and Experience*,
+/// 1994).
 ///
 /// For whoever places often among many nodes; [`order`] looks at all of them.
 #[derive(Clone, Debug, Default)]
@@ -200,7 +201,7 @@ mod tests {
     }
 
     proptest! {
-        /// Draws are as by a plain sum over a list, whatever was set in which order.
+        /// Draws equal those by a plain sum over a list, in whatever order the weights were set.
         #[test]
         fn a_draw_is_the_one_of_a_plain_list(
             sets in prop::collection::vec((0..40usize, 0..5u64), 0..80),

@@ -13,7 +13,7 @@ pub const MAX_NAME: usize = 16;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RegionName([u8; MAX_NAME]);
 
-/// What is not a region's name.
+/// A text that is not a valid name of a region.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is no name for a region: 1 to {MAX_NAME} letters, digits, '.', '_' and '-'")]
 pub struct BadName(pub String);

@@ -1,9 +1,11 @@
-//! Where in their code the programs of a run wait for pages (`farmem run --sites`), in a file that they share.
+//! Where in their code the programs of a run wait for pages (`farmem run --sites`), in a file that
+//! they share.
 //!
-//! A *place* is one instruction that faults, named by its file and its offset there: processes of one program share its
-//! places, wherever they are mapped. Code that no file holds (compiled at run time) is named by its address.
+//! A *place* is one instruction that faults, named by its file and its offset there: processes of
+//! one program share its places, wherever they are mapped. Code that no file holds (compiled at run
+//! time) is named by its address.
 //!
-//! Places and files are claimed by one CAS and never freed. Counts are relaxed; nobody waits for anybody.
+//! Places and files are claimed by one CAS and never freed. Counts are relaxed; nobody waits.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use zerocopy::FromBytes;
@@ -18,7 +20,8 @@ pub const FILES: usize = 256;
 const OFFSET_BITS: u32 = 48;
 /// Words of a path.
 const PATH: usize = 32;
-/// Pages ahead or behind that still count as in order: a window of prefetched pages, and its trip-wire.
+/// Pages ahead or behind that still count as in order: a window of prefetched pages, and its
+/// trip-wire.
 const NEAR: i64 = 65;
 
 /// The file.
@@ -85,7 +88,7 @@ impl Code {
     }
 }
 
-/// What was counted at a place.
+/// The counts of a place.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Counted {
     /// Faults.

@@ -14,8 +14,8 @@
 //! upper end of a block tends to be empty. Coalescing costs nothing: there is
 //! nothing but the bits.
 //!
-//! Not shared between threads: whoever holds the block holds the `Block` too,
-//! under its own lock or by its own thread.
+//! Not shared between threads: the holder of the block also holds the `Block`, under its own lock
+//! or by its own thread.
 
 use std::ops::Range;
 
@@ -50,7 +50,7 @@ pub struct Block {
 #[error("no extent in use begins at chunk {0} of the block: a double free, or an address never given out")]
 pub struct NotHeld(pub u32);
 
-/// The order of the smallest extent that has room for so many bytes; None above 1 MiB. Zero bytes
+/// The order of the smallest extent that has room for `bytes` bytes; None above 1 MiB. Zero bytes
 /// take a chunk.
 pub const fn order_for(bytes: u64) -> Option<u8> {
     let chunks = bytes.div_ceil(super::place::CHUNK_BYTES);
@@ -170,7 +170,7 @@ impl Block {
         self.used == [0; WORDS]
     }
 
-    /// A bit for each chunk, set if it is in use: what a publication keeps.
+    /// A bit for each chunk, set if it is in use. A publication keeps these.
     pub fn live(&self) -> [u64; WORDS] {
         self.used
     }

@@ -8,9 +8,9 @@
 //! | SHARED | anything but ABSENT |
 //! | SPLITTING, MERGING | anything |
 //!
-//! Of a live pool the words cannot be read at one moment. What a moving pool
-//! shows wrongly is gone at the next look, so take as a problem what two recounts
-//! in a row show at the same place with the same words.
+//! The words of a live pool cannot be read at one moment. A false problem of a pool in use is gone
+//! at the next look. So take as a problem only what two recounts in a row show at the same place
+//! with the same words.
 
 use super::geometry::Geometry;
 use super::guard::Words;
@@ -26,11 +26,11 @@ pub struct Problem {
     pub place: Place,
     /// Its word.
     pub word: Word,
-    /// What is wrong.
+    /// The kind of problem.
     pub what: Wrong,
 }
 
-/// What is wrong with a place.
+/// A problem with a place.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Wrong {
     /// Fields that its state does not use are not zero.
@@ -75,7 +75,7 @@ pub struct Recount {
     pub lost: u64,
     /// Blocks that are SHARED.
     pub shared_blocks: u64,
-    /// What is wrong.
+    /// The problems found.
     pub problems: Vec<Problem>,
 }
 

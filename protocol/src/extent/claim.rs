@@ -14,18 +14,22 @@
 //!   over quota after a lost answer: the CAS is kept, and given again before the next claim looks for anything
 //! ```
 //!
-//! *Why the first chunk of a run alone*: runs of chunks lie at multiples of their length, so that all who want the same
-//! run begin with the same word, and whoever gets it meets only those who want something smaller in its midst. Posted
-//! at once, two claims of 256 words would each take some and each give all back.
+//! *Why the first chunk of a run alone*: runs of chunks lie at multiples of their length, so that
+//! all who want the same run begin with the same word, and whoever gets it meets only those who
+//! want something smaller in its midst. Posted at once, two claims of 256 words would each take
+//! some and each give all back.
 //!
-//! *Over quota after a lost answer*: the refusal says that the word was still FREE, so that the first copy of the CAS had
-//! not taken effect; it may yet, when the quota has room again, and the unit would be held by somebody who does not know.
-//! The claimer knows ([`Claimer::unsettled`]). Its next claim gives the same CAS again, until it is answered: what it takes
-//! goes back, what is another's by then cannot be taken by the copy either. While one is over quota still, nothing else is
-//! claimed, so that there are never more than one claim's.
+//! *Over quota after a lost answer*: the refusal says that the word was still FREE, so the first
+//! copy of the CAS had not taken effect. It may take effect later, when the quota has room again,
+//! and the owner would hold a unit without knowing. The claimer keeps it in mind
+//! ([`Claimer::unsettled`]). Its next claim repeats the same CAS until it is answered. A unit that
+//! this takes is given back. A unit that is another's by then cannot be taken by the late copy
+//! either. While the owner is still over quota, nothing else is claimed, so that unsettled units
+//! are never more than one claim's.
 //!
-//! Of single chunks those of the claimer's own lot come first (`lots`). Chunks are claimed only from blocks that
-//! somebody has published; the way to 4 KiB is otherwise a block of one's own, and [`super::block::Block`] in it.
+//! Single chunks of the claimer's own lot come first (`lots`). Chunks are claimed only from blocks
+//! that some owner has published. The usual way to 4 KiB is a block of the owner's own, with
+//! [`super::block::Block`] in it.
 
 mod look;
 
@@ -43,8 +47,9 @@ use super::{Pipe, word};
 /// Round trips of READs that a claim may make before it gives up.
 pub const MAX_READS: u32 = 4096;
 
-/// CAS that a claim posts at once on words that an earlier claim read. (All of a line may be others' by now: what was read
-/// in this claim is old by a round trip, what was read before by any time.)
+/// The CASes that a claim posts at once on words that an earlier claim read. (Those words may all
+/// be taken by now. Words read in this claim are one round trip old; words read before may have any
+/// age.)
 pub const MAX_BLIND: usize = 4;
 
 /// A READ for the next claim, posted beside the last CAS of this one.
@@ -88,13 +93,16 @@ pub struct Claimer {
     route: Route,
     /// Blocks' or giants' words.
     outer: Area,
-    /// What is read together with the CAS that takes the last FREE unit of `outer`, for the next claim.
+    /// Reads for the next claim, posted together with the CAS that takes the last FREE unit of
+    /// `outer`.
     ahead: Ahead,
     /// Chunks' words of one shared block: a line, or as many as a run has.
     inner: Area,
-    /// Blocks of `outer` whose chunks were looked at, as far as they were, in an order of the claimant's own.
+    /// Blocks of `outer` whose chunks were looked at, as far as they were, in an order of the
+    /// claimant's own.
     blocks_seen: u32,
-    /// Blocks and their lines still to read, of a longer run the first of each place for it; the last comes first.
+    /// Blocks and their lines still to read, of a longer run the first of each place for it; the
+    /// last comes first.
     inner_lines: Vec<(Place, u32)>,
     /// Blocks whose hints are read at once: twice as many each time that nothing came of it.
     looks: u32,
@@ -104,10 +112,11 @@ pub struct Claimer {
     unsettled: Vec<Swap>,
     retries: u32,
     reads: u32,
-    /// A race was lost: on to another line. (Going on with what is known costs a lost CAS for each word that others
-    /// took since, up to a whole line of them; reading the same line again keeps those together who meet in it.)
+    /// A race was lost: on to another line. (Going on with what is known costs a lost CAS for each
+    /// word that others took since, up to a whole line of them; reading the same line again keeps
+    /// those together who meet in it.)
     beaten: bool,
-    /// What is known was read in this claim.
+    /// The known words were read in this claim.
     fresh: bool,
     /// The last claim for single chunks lost a race: this one tries its own lot only.
     wary: bool,
@@ -116,8 +125,8 @@ pub struct Claimer {
 }
 
 impl Claimer {
-    /// For this actor. Of the units on each level a claimer of its own remembers where it was: who
-    /// claims chunks and blocks in turn had better keep two.
+    /// A claimer for this actor. It remembers its place among the units of each level. An actor
+    /// that claims chunks and blocks alternately should keep one for each.
     pub fn new(actor: Actor, geometry: Geometry) -> Claimer {
         Claimer {
             actor,
@@ -153,8 +162,8 @@ impl Claimer {
         Route::new(geometry, outer, about, actor.owner, actor.claimant)
     }
 
-    /// Units that a CAS under way may yet make the owner's, though no claim has ended with them. The next claim gives
-    /// them back, or sees that they are others'.
+    /// Units that a CAS under way may yet make the owner's, though no claim has ended with them.
+    /// The next claim gives them back, or sees that they are others'.
     pub fn unsettled(&self) -> impl Iterator<Item = Place> + '_ {
         self.unsettled.iter().map(|swap| swap.place)
     }
@@ -233,11 +242,11 @@ impl Claimer {
         None
     }
 
-    /// What was under way has ended: the outcome, or the next phase.
+    /// Called when the verbs under way have ended: the outcome, or the next phase.
     fn decide(&mut self) -> Option<Result<Vec<Grant>, Failed>> {
         let Some(want) = self.want else { return Some(Err(Failed::NoSpace)) };
         match (self.refused, &self.phase) {
-            // What was claimed before the quota was used up is of use if it need not be all.
+            // Units claimed before the quota was used up are of use if the claim need not be whole.
             (Some(Failed::OverQuota), Phase::Claim) => {}
             (Some(Failed::OverQuota), Phase::Rollback) => return Some(Err(Failed::OverQuota)),
             (Some(refused), _) => return Some(Err(refused)),
@@ -286,7 +295,8 @@ impl Claimer {
         }
     }
 
-    /// No CAS is posted that was not. Those whose answers were lost are given again: they may have taken effect.
+    /// No CAS is posted that was not. Those whose answers were lost are given again: they may have
+    /// taken effect.
     fn post_no_more(&mut self) {
         let swaps = &self.swaps;
         self.pipe.retain(|number| swaps.get(number).is_some_and(Swap::is_unsure));
@@ -347,10 +357,11 @@ impl Claimer {
 }
 
 /// Ends with the units in the order of their addresses. [`Failed::Contended`] after
-/// [`MAX_RETRIES`](super::want::MAX_RETRIES) lost races (of chunks after [`MAX_CHUNK_RETRIES`](super::want::MAX_CHUNK_RETRIES)), or when everything was
-/// read and some were lost; [`Failed::NoSpace`] when everything, or [`MAX_READS`] lines, was read.
-/// (A claim of single chunks after one that lost a race looks at its own lot only: it may end so
-/// while there are others, and the next one takes them.)
+/// [`MAX_RETRIES`](super::want::MAX_RETRIES) lost races (of chunks after
+/// [`MAX_CHUNK_RETRIES`](super::want::MAX_CHUNK_RETRIES)), or when everything was read and some
+/// were lost; [`Failed::NoSpace`] when everything, or [`MAX_READS`] lines, was read. (A claim of
+/// single chunks after one that lost a race looks at its own lot only: it may end so while there
+/// are others, and the next one takes them.)
 impl Operation for Claimer {
     type Outcome = Result<Vec<Grant>, Failed>;
 

@@ -1,4 +1,4 @@
-//! The word table at a node: what lies where, as arithmetic alone.
+//! The layout of a node's word table, as arithmetic alone.
 //!
 //! ```text
 //!  0         64        G           owners      hints                        D           C (page-aligned)
@@ -7,11 +7,11 @@
 //!                8 B/GiB  32 B each   8 B a line of 64 units    8 B/2 MiB     8 B/4 KiB
 //! ```
 //!
-//! A *line* is 64 words of one level, 512 B, what a search reads at once; a hint
-//! is one word for each line, bit `i` for its `i`-th unit. Of the memory lent the
-//! table takes 0.196 % for the chunks' words (whose pages stay untouched while
-//! no block is published), 0.003 % for chunk hints, and the owners, who are
-//! bounded so that all of it stays within 0.25 % ([`Geometry::new`]).
+//! A *line* is 64 words of one level, 512 B, which a search reads at once. A hint is one word for
+//! each line, bit `i` for its `i`-th unit. The table takes 0.196 % of the memory lent for the
+//! chunks' words (their pages stay untouched while no block is published) and 0.003 % for chunk
+//! hints. The number of owners is bounded so that everything stays within 0.25 %
+//! ([`Geometry::new`]).
 //!
 //! The header tells a client the geometry and the node's incarnation:
 //!
@@ -29,19 +29,19 @@ use std::ops::Range;
 pub const TABLE_MAGIC: u64 = u64::from_le_bytes(*b"extent\x01\0");
 /// Bytes of the header.
 pub const HEADER_BYTES: usize = 64;
-/// Units of a line: what one hint word speaks of.
+/// Units of a line, which one hint word describes.
 pub const LINE: u32 = 64;
 /// Blocks of a node, at most: 4 TiB, by the index of a [`super::key::Key`].
 pub const MAX_BLOCKS: u32 = 1 << 21;
 
-/// What is at a place of the word table. Every one is a u64.
+/// A place of the word table. Each is a u64.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Target {
     /// A unit's descriptor word.
     Word(Place),
     /// A hint: bit `i` set says that unit `64 × line + i` may be what `about` says. Never trusted.
     Hint {
-        /// What the bits say.
+        /// The meaning of the bits.
         about: Hint,
         /// Which line.
         line: u32,
@@ -50,7 +50,7 @@ pub enum Target {
     Owner(Owner, OwnerField),
 }
 
-/// What a hint's bits say.
+/// The meaning of a hint's bits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum Hint {
@@ -102,13 +102,14 @@ impl Geometry {
         Geometry::with_owners(blocks as u32, owners as u16)
     }
 
-    /// Of so many blocks and owners.
+    /// A geometry of `blocks` blocks and `owners` owners.
     pub fn with_owners(blocks: u32, owners: u16) -> Result<Geometry, BadGeometry> {
         Geometry::tiny(blocks, owners, 9, 9)
     }
 
-    /// With other numbers of blocks in a giant and chunks in a block (their log2, at most 9), so that
-    /// whole histories can be enumerated. Sizes in bytes are then not those of the levels' names.
+    /// With other numbers of blocks in a giant and chunks in a block (their log2, at most 9), so
+    /// that whole histories can be enumerated. Sizes in bytes are then not those of the levels'
+    /// names.
     pub fn tiny(blocks: u32, owners: u16, giant_shift: u8, block_shift: u8) -> Result<Geometry, BadGeometry> {
         if blocks == 0 {
             return Err(BadGeometry::Empty);
@@ -122,7 +123,7 @@ impl Geometry {
         Ok(Geometry { blocks, owners, giant_shift, block_shift })
     }
 
-    /// The header's bytes, for the node of this incarnation.
+    /// The header's bytes for a node of this incarnation.
     pub fn header(&self, incarnation: u64) -> [u8; HEADER_BYTES] {
         let mut header = [0; HEADER_BYTES];
         header[..8].copy_from_slice(&TABLE_MAGIC.to_le_bytes());
@@ -300,7 +301,8 @@ impl Geometry {
         }
     }
 
-    /// What is at a byte offset of the table; None for the header, gaps, and what is not aligned.
+    /// The target at a byte offset of the table; None for the header, for gaps, and for an offset
+    /// that is not aligned.
     pub fn target(&self, offset: u64) -> Option<Target> {
         if !offset.is_multiple_of(8) || offset < HEADER_BYTES as u64 || offset >= self.table_bytes() {
             return None;
@@ -323,8 +325,8 @@ impl Geometry {
         Some(Target::Owner(Owner::new((index / 4) as u16), field))
     }
 
-    /// The word that a unit has when the node starts, the first `whole` giants being FREE as they are
-    /// and the others split into FREE blocks. A giant that is not whole is always split.
+    /// The word that a unit has when the node starts, the first `whole` giants being FREE as they
+    /// are and the others split into FREE blocks. A giant that is not whole is always split.
     pub fn initial(&self, place: Place, whole: u32) -> Word {
         let giant = match place.level {
             Level::Giant => place.index,

@@ -1,4 +1,4 @@
-//! What a queue pair that nobody trusts may do: the guarded CAS, and admission.
+//! The rights of a queue pair that is not trusted: the guarded CAS, and admission.
 //!
 //! A node's NIC asks here. Of the verbs on the word table an owner may do READ
 //! (anything: the words are no secret), WRITE and FAA of its own heartbeat, and
@@ -15,11 +15,10 @@
 //! | ABSENT | FREE | its parent is SPLITTING(self) |
 //! | ABSENT | OWNED(self), QUARANTINE | its parent is OWNED(self), in an open giant |
 //!
-//! Every one raises the generation by exactly one. In place of *self*, an owner
-//! whose lease is DEAD will do for QUARANTINE, and for taking over what it was
-//! splitting (SPLITTING(dead) → SPLITTING(self)): recovery is open to all, since
-//! what it may do hurts nobody alive. Merging, retiring and QUARANTINE → FREE
-//! are the node's, whose own verbs do not come by here; a host's agent that the
+//! Each transition raises the generation by exactly one. An owner whose lease is DEAD may stand in
+//! place of *self* for QUARANTINE, and for taking over a split (SPLITTING(dead) → SPLITTING(self)).
+//! Recovery is open to all, because its transitions harm nobody alive. Merging, retiring and
+//! QUARANTINE → FREE are the node's, whose own verbs do not pass the guard. A host's agent that the
 //! node trusts may be exempted too.
 //!
 //! # How the NIC must ask

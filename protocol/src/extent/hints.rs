@@ -1,9 +1,9 @@
-//! What a word's change means for the hints.
+//! How a word's change changes the hints.
 //!
-//! Whoever carries out the CAS at the node (its NIC, where that is software) or
-//! frees units (the node itself) keeps the hints; claimants only read them. On a
-//! NIC of hardware, where the node sees only what it frees, bits of units that
-//! were claimed stay set until somebody looks: a READ in vain for each line.
+//! The hints are kept by the side that carries out the CAS at the node (its NIC, if that is
+//! software) or frees units (the node itself). Claimants only read them. With a hardware NIC the
+//! node sees only the units it frees. The bits of claimed units then stay set until a claimant
+//! looks: a useless READ for each line.
 
 use super::geometry::{Geometry, Hint, LINE, Target};
 use super::place::{Level, Place};

@@ -1,4 +1,4 @@
-//! The wire key: what a data verb shows to be admitted.
+//! The wire key, which a data verb shows to be admitted.
 //!
 //! ```text
 //! 63 62 61                    32 31                             0
@@ -10,11 +10,10 @@
 //! tag    the generation that the unit's word had when it was granted
 //! ```
 //!
-//! The tag is the whole generation, so that a key never works again: not even
-//! by wrapping, for a unit is retired before its generation does. (OneSidedMW
-//! and type-1 windows have eight bits here, which can be guessed and come round;
-//! the price is an index of 30 bits, 4 TiB of chunks a node.) The key is no
-//! secret: a verb is admitted only from a queue pair of the owner in the word.
+//! The tag is the whole generation, so that a key never works again. It does not wrap either,
+//! because a unit is retired before its generation does. (OneSidedMW and type-1 windows have eight
+//! bits here, which can be guessed and repeat. The price is an index of 30 bits: 4 TiB of chunks a
+//! node.) The key is no secret: a verb is admitted only from a queue pair of the owner in the word.
 //!
 //! A key opens its whole unit. An extent of several chunks in a shared block has
 //! one key for each; one that a host cut out of a block of its own goes by the
@@ -23,7 +22,7 @@
 use super::place::{Level, Place};
 use super::word::{Generation, State, Word};
 
-/// What a key is for.
+/// The thing that a key names.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Subject {
     /// A window, by its index in the node's window table.
@@ -61,7 +60,7 @@ impl Key {
         Key((index as u64) << 32 | tag as u64)
     }
 
-    /// What it is for.
+    /// The thing that it names.
     pub const fn subject(self) -> Subject {
         let index = (self.0 >> 32) as u32 & (MAX_INDEX - 1);
         let level = match self.0 >> 62 {

@@ -1,5 +1,6 @@
-//! A merge and a split whose answers are lost while others claim: whatever is lost, late or between, nobody loses what it
-//! claimed. (`lab/extents` goes through every history of small worlds; this is the same beside the code, by random.)
+//! A merge and a split lose answers while others claim. Whichever answers are lost or late, nobody
+//! loses a claimed unit. (`lab/extents` explores every history of small worlds. This is a random
+//! test beside the code.)
 
 use super::check::recount;
 use super::guard::Words;
@@ -8,7 +9,7 @@ use super::*;
 use proptest::prelude::*;
 use std::collections::VecDeque;
 
-/// What becomes of a verb, and what happens before it takes effect.
+/// The fate of a verb, and events before it takes effect.
 #[derive(Clone, Copy, Debug)]
 enum Fate {
     Answered,

@@ -1,11 +1,12 @@
 //! Lots: whose a chunk is first of all.
 //!
-//! Single chunks are claimed when memory is short, by all agents at once, who are after the same few words. So
-//! each chunk is first of all somebody's: by its number it is of one of 16 lots, and so is every owner. A claim takes what
-//! is of its own lot in the line that it reads, of another's one at most, and that only if its last claim lost no race.
-//! So whoever loses meets nobody next but those of its own lot, and who has found nothing of his own. Nobody is kept from
-//! anything: a claim that found nothing of its own in all lines is followed by one that takes what there is. Soft, hence
-//! without a word of its own: no state to recover, nobody to trust.
+//! Single chunks are claimed when memory is short, by all agents at once, and all want the same few
+//! words. So each chunk belongs to one of 16 lots, by its number, and so does each owner. A claim
+//! takes the chunks of its own lot in the line that it reads, and at most one of another lot, and
+//! that only if its last claim lost no race. So a claimer that lost a race meets only those of its
+//! own lot next, and those that found nothing in theirs. Nothing is forbidden: a claim that found
+//! nothing of its own lot in all lines is followed by one that takes any chunk. Lots are soft, so
+//! they need no word of their own, no recovery, and no trust.
 
 use super::geometry::LINE;
 use super::search::Area;
@@ -14,8 +15,8 @@ use super::step::Actor;
 /// Lots that chunks are dealt out in; every line has as many of each.
 const LOTS: u32 = 16;
 
-/// Which lot a chunk is of. (Lines begin with different ones, lest a block that is taken from its beginning have the same
-/// lots taken everywhere.)
+/// Which lot a chunk is of. (Lines begin with different ones, lest a block that is taken from its
+/// beginning have the same lots taken everywhere.)
 const fn lot(chunk: u32) -> u32 {
     (chunk + chunk / LINE * 5) % LOTS
 }

@@ -8,14 +8,13 @@
 //! tables. `docs/design/extents.md` has every step, every crash and what each
 //! verb costs.
 //!
-//! * [`word`], [`place`], [`owner`], [`key`], [`geometry`]: what lies in memory
-//!   and on the wire.
-//! * [`guard`]: what a queue pair that nobody trusts may do to these words, and
-//!   which data verbs they admit.
+//! * [`word`], [`place`], [`owner`], [`key`], [`geometry`]: the layout in memory and on the wire.
+//! * [`guard`]: what an untrusted queue pair may do to these words, and which data verbs they
+//!   admit.
 //! * [`step`]: how operations, which do no I/O, get their verbs carried out.
-//! * [`want`], [`claim`], [`release`]: taking and giving back; [`block`]: what needs no verb.
-//! * [`reclaim`]: what the node does before a unit is FREE again; [`hints`].
-//! * [`reshape`]: publish, split, merge; [`recover`]: what a dead owner left.
+//! * [`want`], [`claim`], [`release`]: taking and giving back; [`block`]: the part without verbs.
+//! * [`reclaim`]: the node's work before a unit is FREE again; [`hints`].
+//! * [`reshape`]: publish, split, merge; [`recover`]: units that a dead owner left.
 //! * [`policy`]: when to publish, to make clean, to put giants together.
 //! * [`check`]: recounting everything.
 //! * [`table`]: all of it in plain memory, for tests and simulations.

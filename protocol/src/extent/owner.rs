@@ -1,4 +1,4 @@
-//! The owner table: who may hold memory, as leased incarnations.
+//! The owner table: the leased incarnations that may hold memory.
 //!
 //! One entry of 32 bytes for each owner:
 //!
@@ -20,24 +20,24 @@
 //!                     └── goodbye ───────────────┘                           recovery, by anybody
 //! ```
 //!
-//! All by the node. From FENCED on no verb of a queue pair bound to (owner, k)
-//! is admitted; DEAD says that those admitted before have ended, and only then
-//! may others touch what the owner left. A client that was only slow finds
-//! its verbs refused and begins anew, as another incarnation with empty hands.
+//! The node makes all of these transitions. From FENCED on, no verb of a queue pair bound to
+//! (owner, k) is admitted. DEAD says that the verbs admitted before have ended. Only then may
+//! others touch the units that the owner left. A client that was only slow finds its verbs refused,
+//! and starts again as another incarnation that holds nothing.
 
 use super::word::Owner;
 
-/// What an owner's slot is.
+/// The state of an owner's slot.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum Lease {
-    /// Nobody's; no word names it.
+    /// Free; no word names it.
     Vacant = 0,
     /// Its verbs are admitted.
     Live = 1,
     /// Nothing new is admitted; verbs admitted before may be under way.
     Fenced = 2,
-    /// Nothing of it is under way: what its words name can be recovered.
+    /// None of its verbs is under way. The units that its words name can be recovered.
     Dead = 3,
 }
 
@@ -52,7 +52,7 @@ impl OwnerWord {
         OwnerWord((lease as u64) << 60 | incarnation as u64)
     }
 
-    /// The lease. What no lease has is Fenced: nobody's verbs pass, nobody's words are touched.
+    /// The lease. Bits that are no lease count as Fenced: no verbs pass, and no words are touched.
     pub const fn lease(self) -> Lease {
         match self.0 >> 60 {
             0 => Lease::Vacant,

@@ -1,6 +1,7 @@
-//! When: what the words permit and nothing forces. Who decides it asks here; pure, so that node, agent and simulator
-//! decide alike. Whether memory is short, and what to publish then, only the simulated agents ask: the real one publishes
-//! nothing, for its blocks are mapped, and what is mapped is never published (`docs/design/agent.md`).
+//! *When* to make the transitions that the words permit and nothing forces. Node, agent and
+//! simulator ask here, so that they decide alike; the code is pure. Only the simulated agents ask
+//! whether memory is short and what to publish then. The real agent publishes nothing: its blocks
+//! are mapped, and a mapped block is never published (`docs/design/agent.md`).
 //!
 //! | question | who asks | answer |
 //! |---|---|---|
@@ -12,10 +13,10 @@
 //! | how much do I make clean now? | the node, between verbs | [`scrubs`]: little while enough is clean, much when it is not |
 //! | do I put a giant together? | the node, when a block became free | [`gathers`]: while less than half are whole, and blocks enough stay |
 //!
-//! A block is *cold* when nothing was taken from it or given back to it for a whole heartbeat. What is hot stays
-//! exclusive: publishing it would cost a CAS a chunk now and another for each piece later, and its owner would claim it
-//! back as single chunks. Publishing is never on an allocation's way: it is the heartbeat's work, so that its 513 CAS
-//! delay nobody who asks.
+//! A block is *cold* when nothing was taken from it or given back to it for a whole heartbeat. A
+//! hot block stays exclusive: publishing it would cost a CAS per chunk now and another for each
+//! piece later, and its owner would claim it back as single chunks. The heartbeat publishes, never
+//! an allocation, so that its 513 CASes delay no request.
 
 /// Chunks and blocks: as counted, or by hints.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -26,20 +27,20 @@ pub struct Supply {
     pub free: u32,
 }
 
-/// Whether memory is short, with a distance between beginning and end: what was given back in a moment of need does not
-/// end it at once.
+/// Whether memory is short. The limits for the beginning and the end are apart, so that a few units
+/// given back do not end a shortage at once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Watermark {
     is_short: bool,
 }
 
-/// Memory becomes short when less than one unit in so many is free,
+/// Memory becomes short when less than one unit in `SHORT` is free.
 pub const SHORT: u32 = 16;
-/// and is no longer so when one in so many is.
+/// A shortage ends when one unit in `AMPLE` is free.
 pub const AMPLE: u32 = 8;
 
 impl Watermark {
-    /// What the hints say now. Whether memory is short.
+    /// Takes in what the hints say now. Returns whether memory is short.
     pub fn sees(&mut self, supply: Supply) -> bool {
         let least = if self.is_short { AMPLE } else { SHORT };
         self.is_short = u64::from(supply.free) * u64::from(least) < u64::from(supply.all);
@@ -47,7 +48,7 @@ impl Watermark {
     }
 }
 
-/// What an agent knows of one of its blocks.
+/// An agent's knowledge of one of its blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Kept {
     /// Chunks in use, of [`super::block::CHUNKS`].
@@ -66,19 +67,23 @@ impl Kept {
 /// How often an agent looks at what lies idle, in nanoseconds.
 pub const HEARTBEAT_NS: u64 = 10_000_000;
 
-/// Heartbeats for which an agent keeps empty blocks, and leaves with programs what it has granted them ahead, though
-/// nothing is taken: a program that frees and takes in turns does not move them to and fro.
+/// Heartbeats for which an agent keeps empty blocks, and leaves pieces granted ahead with programs,
+/// although nothing is taken. So a program that frees and takes alternately does not move them back
+/// and forth.
 pub const KEPT_IDLE: u32 = 10;
 
-/// Empty blocks that an agent keeps for an application that holds so many blocks: who frees and takes at a block's edge
-/// does not move it to and fro, and what is taken out of a kept one need not be zeroed, for it was the same application's.
+/// Empty blocks that an agent keeps for an application that holds `blocks` blocks. An application
+/// that frees and takes at a block's edge does not move the block back and forth. A piece of a kept
+/// block need not be zeroed, because it was the same application's.
 pub const fn kept_empty(blocks: u64) -> u64 {
     1 + blocks / 8
 }
 
-/// Blocks that an agent publishes in one heartbeat, at most: 4104 CAS, a tenth of a millisecond of a card.
+/// Blocks that an agent publishes in one heartbeat, at most: 4104 CAS, a tenth of a millisecond of
+/// a card.
 pub const PUBLISHED: usize = 8;
-/// And when less than one block in 64 is free: claims are about to find nothing, and of few hosts each must do more.
+/// And when less than one block in 64 is free: claims are about to find nothing, and of few hosts
+/// each must do more.
 pub const PUBLISHED_URGENTLY: usize = 32;
 
 /// How many it publishes.
@@ -86,8 +91,9 @@ const fn published(blocks: Supply) -> usize {
     if (blocks.free as u64) * 64 < blocks.all as u64 { PUBLISHED_URGENTLY } else { PUBLISHED }
 }
 
-/// Which of an agent's blocks to publish in this heartbeat, while memory is short: those that are cold and partly free,
-/// the emptiest first, for they give most for as many CAS. (An empty block is given back instead.)
+/// The blocks of an agent to publish in this heartbeat while memory is short: those that are cold
+/// and partly free, the emptiest first, because they yield most for the same number of CASes. (An
+/// empty block is given back instead.)
 pub fn to_publish<B: Ord + Copy>(blocks: impl Iterator<Item = (B, Kept)>, supply: Supply) -> Vec<B> {
     let partly = |kept: &Kept| (1..super::block::CHUNKS).contains(&kept.in_use);
     let mut chosen: Vec<(u32, B)> =
@@ -97,22 +103,24 @@ pub fn to_publish<B: Ord + Copy>(blocks: impl Iterator<Item = (B, Kept)>, supply
     chosen.into_iter().map(|(_, block)| block).collect()
 }
 
-/// What one claim of chunks takes, about: a READ and a CAS over a busy card, in nanoseconds.
+/// About the time of one claim of chunks: a READ and a CAS over a busy card, in nanoseconds.
 const CLAIM_NS: u64 = 8_000;
-/// Windows are doubled so many times at most: 8 ms.
+/// Windows are doubled at most `DOUBLINGS` times: 8 ms.
 const DOUBLINGS: u32 = 10;
 
-/// How long to wait after the `lost`-th race for chunks that was lost in a row, in nanoseconds; `draw` is any number that
-/// others do not draw. (Those who go on at once meet again: they are after the same few words, and their round trips take
-/// as long. With each race lost it becomes half as likely that another's claim falls into one's own.)
+/// How long to wait after the `lost`-th race for chunks that was lost in a row, in nanoseconds;
+/// `draw` is any number that others do not draw. (Those who go on at once meet again: they are
+/// after the same few words, and their round trips take as long. With each race lost it becomes
+/// half as likely that another's claim falls into one's own.)
 pub const fn pause(lost: u32, draw: u64) -> u64 {
     let doublings = if lost > DOUBLINGS { DOUBLINGS } else { lost };
     draw % (CLAIM_NS << doublings)
 }
 
-/// Units that one of the node's workers scrubs in one go between verbs. A scrub of 2 MiB takes a core some 100 µs, for which verbs wait:
-/// while an eighth of the blocks is clean there is no hurry, and the rest is done when the node is idle; below one in 32
-/// claims are about to find nothing.
+/// Units that one of the node's workers scrubs in one go between verbs. A scrub of 2 MiB takes a
+/// core some 100 µs, for which verbs wait: while an eighth of the blocks is clean there is no
+/// hurry, and the rest is done when the node is idle; below one in 32 claims are about to find
+/// nothing.
 pub const fn scrubs(blocks: Supply) -> usize {
     let (free, all) = (blocks.free as u64, blocks.all as u64);
     if free * 8 >= all {
@@ -124,9 +132,10 @@ pub const fn scrubs(blocks: Supply) -> usize {
     }
 }
 
-/// Whether the node makes one giant of blocks that are all free: while less than half of the giants are in one piece,
-/// which is how a node begins, and if as many blocks as go into it stay free elsewhere. (One is split again only when no
-/// run of blocks is left, so that a giant is not split and put together in turn.)
+/// Whether the node makes one giant of blocks that are all free: while less than half of the giants
+/// are in one piece, which is how a node begins, and if as many blocks as go into it stay free
+/// elsewhere. (One is split again only when no run of blocks is left, so that a giant is not split
+/// and put together in turn.)
 pub const fn gathers(giants: Supply, blocks: Supply, fanout: u32) -> bool {
     (giants.free as u64) * 2 < giants.all as u64 && blocks.free as u64 >= 2 * fanout as u64
 }
@@ -172,7 +181,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is left, the less is clean the more is made so; and something always is.
+        /// However much is left, the hurry grows as less of it is clean, and it is never zero.
         #[test]
         fn less_clean_is_more_hurry(all in 1u32..1 << 22, one: u32, other: u32) {
             let (one, other) = (one % (all + 1), other % (all + 1));

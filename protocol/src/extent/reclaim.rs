@@ -136,8 +136,9 @@ impl Reclaim {
                 for (child, &word) in self.children.words.iter().enumerate() {
                     if !matches!(word.state(), State::Absent | State::Bad) {
                         let place = self.children.first.plus(child as u32);
-                        // A worn one is retired: made ABSENT, an owner that lies could take it to its last
-                        // generation, where the guard refuses whoever publishes the unit next.
+                        // A worn one is retired: made ABSENT, an owner that lies could take it to
+                        // its last generation, where the guard refuses whoever publishes the unit
+                        // next.
                         let state = if word.generation().is_worn() { State::Bad } else { State::Absent };
                         self.swaps.push(Swap::new(place, word, self.actor.plain(word, state)));
                     }

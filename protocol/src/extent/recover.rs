@@ -1,4 +1,4 @@
-//! Recovery: what a dead owner left goes back, by the words alone.
+//! Recovery: the units of a dead owner go back, by the words alone.
 //!
 //! ```text
 //!   giants' words ─► words of blocks in open giants ─► words of chunks in open blocks
@@ -6,11 +6,10 @@
 //!      SPLITTING(dead), MERGING(dead) → finished (Reshape::finish)
 //! ```
 //!
-//! Begins when the owner's lease is DEAD: nothing of it is under way. From then on
-//! the words that name it can only become fewer, so that one pass, from the
-//! giants down, finds them all: what was opened by finishing it is looked into
-//! afterwards. Words inside a unit that is not open need no recovery; they go
-//! when that unit is reclaimed.
+//! Recovery begins when the owner's lease is DEAD: none of its verbs is under way. From then on,
+//! fewer and fewer words name it, so that one pass from the giants down finds them all. A unit that
+//! the pass opens by finishing a change is looked into afterwards. Words inside a unit that is not
+//! open need no recovery; they go when that unit is reclaimed.
 //!
 //! Any number of recoverers may work at once, die and begin again: each CAS
 //! succeeds once, and finishing is taken over by one. There is no list of what a
@@ -27,7 +26,7 @@ use super::step::{Actor, Answer, Failed, Operation, Step};
 use super::swap::{Swap, Swapped};
 use super::word::{Owner, State, Word};
 
-/// What a recovery did.
+/// The result of a recovery.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Recovered {
     /// Words read.
@@ -56,7 +55,7 @@ pub struct Recover {
     dead: Owner,
     phase: Phase,
     pipe: Pipe,
-    /// What is looked at now.
+    /// The area that is looked at now.
     area: Area,
     swaps: Vec<Swap>,
     half: Vec<(Place, Word)>,
@@ -112,7 +111,7 @@ impl Recover {
         Some(())
     }
 
-    /// What was read: what is to be given back, what to finish, what to look into.
+    /// Judges the words that were read: which units to give back, to finish, or to look into.
     fn judge(&mut self) {
         self.sum.scanned += self.area.words.len() as u64;
         self.swaps.clear();

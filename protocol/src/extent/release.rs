@@ -10,7 +10,7 @@ use super::step::{Actor, Answer, Failed, Operation, Step};
 use super::swap::{Swap, Swapped};
 use super::word::{State, Word};
 
-/// A unit held: what a claim ends with, and a release begins with.
+/// A held unit. A claim ends with it, and a release begins with it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Grant {
     /// The unit.
@@ -20,7 +20,7 @@ pub struct Grant {
 }
 
 impl Grant {
-    /// What a data verb on the unit shows.
+    /// The key that a data verb on the unit shows.
     ///
     /// # Panics
     /// If the word is not OWNED: no operation makes such a grant.

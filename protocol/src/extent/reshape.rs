@@ -10,9 +10,9 @@
 //!           MERGING(dead)   ─► MERGING(self): every ABSENT child back to FREE ─► CAS MERGING→SHARED
 //! ```
 //!
-//! *Publish* has no state of its own: until the last CAS the unit is OWNED, and
-//! its children's words mean nothing to anybody. Nobody can claim an unused child
-//! early, since it is in quarantine, and the node frees it only in an open unit.
+//! *Publish* has no state of its own. Until the last CAS the unit is OWNED, and its children's
+//! words mean nothing. An unused child cannot be claimed early: it is in quarantine, and the node
+//! frees it only in an open unit.
 //!
 //! *Split* and *merge* have, because FREE children can be claimed at once. From
 //! SPLITTING the only way is forward, from MERGING of the dead the only way is
@@ -90,10 +90,10 @@ pub struct Reshape {
 }
 
 impl Reshape {
-    /// Publishes a unit that the actor's owner holds. A bit of `in_use` for each child that stays its
-    /// own; of those that do not, no verb of its own should be under way. [`Failed::Lost`] if the unit
-    /// is not held by that grant, or its children were prepared before in another way: then give it
-    /// back as a whole.
+    /// Publishes a unit that the actor's owner holds. A bit of `in_use` for each child that stays
+    /// its own; of those that do not, no verb of its own should be under way. [`Failed::Lost`] if
+    /// the unit is not held by that grant, or its children were prepared before in another way:
+    /// then give it back as a whole.
     pub fn publish(actor: Actor, geometry: Geometry, grant: Grant, in_use: [u64; 8]) -> Reshape {
         let mut reshape = Reshape::new(actor, geometry, grant.place, Plan::Publish(in_use));
         reshape.word = grant.word;
@@ -110,14 +110,14 @@ impl Reshape {
         Reshape::looking(actor, geometry, place, Plan::Split)
     }
 
-    /// Makes a unit whose children are all FREE one FREE unit again. The node's, or an agent's that it
-    /// trusts: the guard lets no other.
+    /// Makes a unit whose children are all FREE one FREE unit again. The node's, or an agent's that
+    /// it trusts: the guard lets no other.
     pub fn merge(actor: Actor, geometry: Geometry, place: Place) -> Reshape {
         Reshape::looking(actor, geometry, place, Plan::Merge)
     }
 
-    /// Ends what an owner that is dead, or the same owner before it restarted, left half-way: a unit whose
-    /// word was seen to be this. If it has changed since, somebody else has taken over.
+    /// Finishes a change that an owner left half-way: one that is dead, or the same owner before it
+    /// restarted. `seen` is the unit's word. If it has changed since, another actor has taken over.
     pub fn finish(actor: Actor, geometry: Geometry, place: Place, seen: Word) -> Reshape {
         let mut reshape = Reshape::new(actor, geometry, place, Plan::Finish);
         reshape.word = seen;
@@ -155,8 +155,8 @@ impl Reshape {
         match (&self.plan, self.word.state()) {
             (Plan::Split, State::Free) if fresh => self.enter(State::Splitting),
             (Plan::Merge, State::Shared) if fresh && whole => self.enter_children(),
-            // Its own: there is nobody to take it over from, and the guard would refuse it. What its former
-            // incarnation still had under way does what this one does.
+            // Its own unit: there is no one to take it over from, and the guard would refuse that.
+            // Verbs of its former incarnation that are still under way do the same as this one.
             (Plan::Finish, State::Splitting) if self.word.owner() == self.actor.owner => self.enter_children(),
             (Plan::Finish, state @ (State::Splitting | State::Merging)) => self.enter(state),
             _ => self.not_now(),
@@ -184,7 +184,7 @@ impl Reshape {
         self.pipe.push(0);
     }
 
-    /// What a child's word shall become: None if it may stay; Err if it must not be as it is.
+    /// The word that a child shall get: None if it may stay; Err if it must not be as it is.
     fn wanted(&self, child: usize, word: Word) -> Result<Option<Word>, ()> {
         match &self.plan {
             Plan::Publish(in_use) => match (in_use[child / 64] >> (child % 64) & 1 == 1, word.state()) {
@@ -318,7 +318,7 @@ impl Reshape {
                 self.children.found(place, new);
                 self.changed.push((place.index - self.children.first.index) as u16);
             }
-            // Somebody claimed a thawed child before the answer came: as it should be.
+            // Another actor claimed a thawed child before the answer came: as it should be.
             (Ok(Swapped::Moved(_)), Phase::Undo) => {}
             // A child that was to be frozen and is now another's was never frozen: nobody but us
             // moves a frozen one. One that was split off may be anybody's: `wanted` knows.

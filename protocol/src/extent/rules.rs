@@ -37,9 +37,10 @@ pub enum Bug {
     RunWithoutRollback,
     /// A run of chunks that fails keeps its first chunk, and forgets it.
     RunKeepsLeader,
-    /// Whoever has the first chunk of a run takes the others for its own.
+    /// A claimer that has the first chunk of a run takes the others for its own.
     RunTrustsLeader,
-    /// A CAS whose answer was lost, and that is refused for the quota when it is given again, is forgotten.
+    /// A CAS whose answer was lost, and that is refused for the quota when it is given again, is
+    /// forgotten.
     ForgetOverQuota,
     /// Recovery passes over a unit that its owner was splitting.
     RecoverSkipsSplitting,

@@ -42,7 +42,8 @@ fn shared(taken: &[u32]) -> (Geometry, Table, Place) {
     (geometry, table, first)
 }
 
-/// Runs of several lines: where they are free, by as many CAS as they have chunks, and not beyond one that is taken.
+/// Runs of several lines: where they are free, by as many CAS as they have chunks, and not beyond
+/// one that is taken.
 #[test]
 fn long_runs_of_chunks_are_claimed_whole() {
     for hinted in [true, false] {
@@ -55,7 +56,7 @@ fn long_runs_of_chunks_are_claimed_whole() {
         for (length, places) in [(256, vec![]), (128, vec![128, 384]), (64, vec![64, 320]), (64, vec![])] {
             let mut found = Vec::new();
             for _ in 0..places.len() {
-                // What a smaller claim has not looked at yet is no place for a run.
+                // Words that a smaller claim has not looked at are no place for a run.
                 claimer.begin(Want::one(Level::Chunk));
                 let one = count(&mut table, &mut claimer).0.unwrap()[0];
                 table.set(one.place, Word::plain(State::Free, Generation(9)));
@@ -78,8 +79,9 @@ fn long_runs_of_chunks_are_claimed_whole() {
     }
 }
 
-/// Somebody takes a chunk between the look and the CAS: of the run's first, that costs one CAS; of another, what was
-/// taken goes back, whatever answers were lost, and no more is posted than was under way.
+/// Another client takes a chunk between the look and the CAS. If it is the run's first, that costs
+/// one CAS. If it is another, the chunks taken so far go back, whichever answers were lost, and no
+/// more verbs are posted than were under way.
 #[test]
 fn a_run_that_meets_another_gives_everything_back() {
     for (theirs, lost) in [(0, None), (200, None), (200, Some(7)), (70, Some(69))] {

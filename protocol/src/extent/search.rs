@@ -5,17 +5,15 @@
 //!    line  64 units: one READ of 64 words says which units are FREE, and what to expect in the CAS
 //! ```
 //!
-//! Windows are visited from hash(owner, claimant) on, by a stride that is
-//! coprime to their number; lines in a window, and units in a line, from other
-//! bits of the hash on, by an odd stride of 64. So claimants meet seldom, and
-//! when they do, not again: with neighbours in turn, those who had met once went
-//! on together, each taking what the other was after.
-//! What was read is kept and claimed from until it is used up: the next claim
+//! Windows are visited from hash(owner, claimant) on, by a stride that is coprime to their number.
+//! Lines in a window, and units in a line, are visited from other bits of the hash on, by an odd
+//! stride of 64. So claimants seldom meet, and those that met do not meet again. (If each took the
+//! next neighbour, two that had met once would go on together, each taking what the other wants
+//! next.) Words that were read are kept and claimed from until they are used up: the next claim
 //! usually begins with its CAS.
 //!
-//! Hints are never trusted. A bit that is wrongly set costs a READ; one that is
-//! wrongly clear hides a unit until no hint leads anywhere, for then every line
-//! is read once, whatever its hint.
+//! Hints are never trusted. A bit that is wrongly set costs a READ. One that is wrongly clear hides
+//! a unit until no hint leads anywhere: then every line is read once, whatever its hint.
 
 use super::geometry::{Geometry, Hint, LINE, Target};
 use super::place::{Level, Place};
@@ -54,7 +52,7 @@ impl Area {
         Verb::read(self.first.plus(from), words as u16)
     }
 
-    /// What the `number`-th READ brought. False if that is not what was asked for.
+    /// Takes in the words of the `number`-th READ. Returns false if their number is wrong.
     pub fn fill(&mut self, number: usize, words: &[u64]) -> bool {
         let from = number * LINE as usize;
         let there = (self.words.len() - from).min(LINE as usize);
@@ -81,7 +79,8 @@ impl Area {
         self.words[at].is(State::Free) && !self.words[at].generation().is_worn()
     }
 
-    /// The first of `count` neighbouring claimable units, aligned to `align`, from `start` on and round.
+    /// The first of `count` neighbouring claimable units, aligned to `align`, from `start` on and
+    /// round.
     pub fn run(&self, count: usize, align: usize, start: usize) -> Option<usize> {
         let len = self.words.len();
         if len < count {
@@ -125,12 +124,13 @@ pub(crate) struct Route {
     hinted: bool,
 }
 
-/// Lines that are visited by the same hints, in vain, before these are read again: when 512 clients use up what there
-/// is, a line that had something when a claim began has nothing a moment later, and READs of dozens of lines said so one
-/// by one. Of hints that an earlier claim has read one line is visited.
+/// Lines that are visited by the same hints, in vain, before these are read again: when 512 clients
+/// use up what there is, a line that had something when a claim began has nothing a moment later,
+/// and READs of dozens of lines said so one by one. Of hints that an earlier claim has read one
+/// line is visited.
 const BY_HINTS: u32 = 4;
 
-/// What to do for more candidates.
+/// The next step towards more candidates.
 pub(crate) enum Advance {
     /// Read the hints of a window: words from this target on.
     Hints(Verb),
@@ -167,8 +167,8 @@ impl Route {
         }
     }
 
-    /// A claim begins: everything may be looked at once more. What is left of the present window
-    /// comes first.
+    /// Starts a claim: everything may be looked at once more. The rest of the present window comes
+    /// first.
     pub fn begin(&mut self) {
         self.hinted = self.about.is_some();
         (self.visited, self.since) = (0, BY_HINTS - 1);
@@ -233,7 +233,7 @@ impl Route {
         Advance::Hints(Verb::Read { at, words: self.lines_here() as u16 })
     }
 
-    /// The next thing that hints lead to, for a claim to come.
+    /// The next place that hints lead to, for a later claim.
     pub fn ahead(&mut self) -> Option<Advance> {
         let may = self.hinted && (self.mask != 0 || self.left > 0);
         may.then(|| self.advance(1))

@@ -55,9 +55,9 @@ pub enum Verb {
     Cas {
         /// Which.
         at: Target,
-        /// What it is expected to be.
+        /// The expected word.
         old: u64,
-        /// What it shall be.
+        /// The new word.
         new: u64,
     },
 }
@@ -74,17 +74,17 @@ impl Verb {
     }
 }
 
-/// What became of a verb.
+/// The outcome of a verb.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Answer<'a> {
     /// A READ's words.
     Words(&'a [u64]),
-    /// What a CAS found; it succeeded if that is what it expected.
+    /// The word that a CAS found. It succeeded if that is the expected one.
     Found(u64),
-    /// Nobody knows: the connection broke. Repeating the very same CAS settles it, even when the
-    /// first is still on its way: whichever of the two comes first succeeds, the other finds the new
-    /// word and fails, and if somebody else's word is found neither can succeed any more. (Reading
-    /// the word back instead does not: the first may take effect after the READ.)
+    /// Unknown: the connection broke. Repeating the very same CAS settles it, even when the first
+    /// is still on its way. Whichever of the two comes first succeeds, and the other finds the new
+    /// word and fails. If another's word is found, neither can succeed any more. (Reading the word
+    /// back does not settle it: the first may take effect after the READ.)
     Unknown,
     /// Refused: the owner is fenced, or the guard denies it. Nothing changed.
     Refused,
@@ -99,14 +99,14 @@ pub trait Operation {
     /// How it ends.
     type Outcome;
 
-    /// What to do next.
+    /// The next thing to do.
     fn step(&mut self) -> Step<Self::Outcome>;
 
-    /// What became of the oldest verb not yet answered, or of the drain or scrub.
+    /// Takes in the answer to the oldest open verb, or the end of the drain or scrub.
     fn complete(&mut self, answer: Answer<'_>);
 }
 
-/// What an operation wants next.
+/// A request of an operation to its driver.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Step<T> {
     /// Post this verb, and ask again.
@@ -116,9 +116,9 @@ pub enum Step<T> {
     /// (Node) Wait until every verb, of data or words, that was admitted before now has ended; then
     /// answer [`Answer::Ready`].
     Drain,
-    /// (Node) Zero the unit's bytes if its word still is this one, then answer [`Answer::Ready`]; if it is not
-    /// any more, leave them: they are another's. Whoever does it sees to it that nobody else makes the unit FREE
-    /// between the look and the end.
+    /// (Node) Zero the unit's bytes if its word still is this one, then answer [`Answer::Ready`].
+    /// If it is not, leave the bytes: they are another's. The driver ensures that nothing else
+    /// makes the unit FREE between the look and the end.
     Scrub(Place, Word),
     /// It is over.
     Done(T),
@@ -140,7 +140,8 @@ impl<T> Step<T> {
 /// Why an operation ended without what was asked for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, thiserror::Error)]
 pub enum Failed {
-    /// A verb was refused: the lease has ended. Give up all that was held, register anew.
+    /// A verb was refused: the lease has ended. Give up everything that was held, and register
+    /// again.
     #[error("the lease at this node has ended: what it held is lost; register anew")]
     Fenced,
     /// The owner holds as much as it may. Give something back first.
@@ -159,7 +160,7 @@ pub enum Failed {
     Lost,
 }
 
-/// Who acts: an owner and one of its queue pairs.
+/// The acting party: an owner and one of its queue pairs.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Actor {
     /// In whose name.

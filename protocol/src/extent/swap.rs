@@ -1,4 +1,4 @@
-//! One CAS whose outcome is certain in the end, whatever becomes of the answers.
+//! One CAS whose outcome is certain in the end, whichever answers are lost.
 
 use super::place::Place;
 use super::rules::{Bug, Rules};
@@ -15,7 +15,7 @@ pub(crate) struct Swap {
     unsure: bool,
 }
 
-/// What is known after an answer.
+/// The knowledge after an answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Swapped {
     /// Still unknown: give [`Swap::verb`] again.
@@ -24,9 +24,9 @@ pub(crate) enum Swapped {
     Took,
     /// It never was and never will be: the word is another.
     Failed(Word),
-    /// The word is this one, changed by somebody; perhaps first by us. (Only after a lost answer, and
-    /// only if `new` names nobody: a word that names us by owner and claimant is ours alone to move on.)
-    /// Whoever asked must know whether others can have changed `old`, or `new`.
+    /// The word is this one. Another party changed it, perhaps after we did. (Only after a lost
+    /// answer, and only if `new` names nobody: only we may change a word that names us by owner and
+    /// claimant.) The caller must know whether others can have changed `old`, or `new`.
     Moved(Word),
 }
 

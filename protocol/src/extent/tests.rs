@@ -21,7 +21,8 @@ proptest! {
         prop_assert_eq!(word.generation().0, generation);
     }
 
-    /// Whatever bits a peer sends, canonical words are exactly those that the constructors make.
+    /// For all bits that a peer can send, canonical words are exactly those that the constructors
+    /// make.
     #[test]
     fn canonical_words_are_those_we_make(bits: u64) {
         let word = Word(bits);
@@ -326,7 +327,8 @@ mod claim_tests {
         }
     }
 
-    /// What was read is all taken by others since: a claim learns that from the first lost CAS, not from each.
+    /// Other claimers have taken everything that was read. A claim learns that from its first lost
+    /// CAS, and does not try each word.
     #[test]
     fn one_lost_race_is_enough_to_read_anew() {
         use super::geometry::LINE;
@@ -445,8 +447,9 @@ mod guard_tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(20_000))]
 
-        /// Whatever the table says, an owner can only do what the table of transitions has: its own
-        /// words, the next generation, nobody else's name, nothing that only the node may do.
+        /// However the table is set up, an owner can do only what the table of transitions has: its
+        /// own words, the next generation, no other owner's name, and nothing that only the node
+        /// may do.
         #[test]
         fn no_table_permits_more_than_the_rules(
             words in prop::collection::vec(any_word(), 24), leases in prop::collection::vec(0u8..4, 4),
@@ -504,7 +507,8 @@ mod guard_tests {
         }
     }
 
-    /// What an owner holds is what its charges add up to, through claim, publication and release.
+    /// An owner's charges add up to the units that it holds, through claim, publication and
+    /// release.
     #[test]
     fn charges_add_up_to_what_is_held() {
         let geometry = Geometry::tiny(2, 4, 1, 2).unwrap();

@@ -1,15 +1,15 @@
-//! What a claim can ask for.
+//! The requests that a claim can make.
 
 use super::geometry::{Geometry, LINE};
 use super::place::{CHUNK_BYTES, Level};
 
 /// CAS that a claim may lose to others before it gives up.
 pub const MAX_RETRIES: u32 = 8;
-/// And a claim of chunks: chunks are claimed when memory is short, by many who are after the same few. Whoever has lost
-/// waits ([`super::policy::pause`]) and begins anew, by reading.
+/// The same for a claim of chunks. Chunks are claimed when memory is short, and many want the same
+/// few. A claimer that lost waits ([`super::policy::pause`]) and starts again with a READ.
 pub const MAX_CHUNK_RETRIES: u32 = 1;
 
-/// What to claim.
+/// A request of a claim.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Want {
     pub(super) level: Level,
@@ -30,8 +30,8 @@ impl Want {
         Want { level, count: if count > LINE { LINE } else { count }, contiguous: false }
     }
 
-    /// `count` neighbours: up to the chunks of one block (a power of two, naturally aligned), up to the blocks of one
-    /// giant, up to 64 giants. None beyond.
+    /// `count` neighbours: up to the chunks of one block (a power of two, naturally aligned), up to
+    /// the blocks of one giant, up to 64 giants. None beyond.
     pub const fn run(geometry: &Geometry, level: Level, count: u32) -> Option<Want> {
         let possible = match level {
             Level::Chunk => count.is_power_of_two() && count <= geometry.fanout(Level::Block),
@@ -41,8 +41,9 @@ impl Want {
         if count == 0 || !possible { None } else { Some(Want { level, count, contiguous: true }) }
     }
 
-    /// The units for an extent of so many bytes: neighbours that have room for it, of blocks below a
-    /// giant and of giants above. Below a block there is no such thing: cut it from a block of your own.
+    /// The units for an extent of `bytes` bytes: neighbours with room for it, in blocks below a
+    /// giant and in giants above. An extent smaller than a block is no unit: cut it from a block of
+    /// your own.
     pub const fn bytes(geometry: &Geometry, bytes: u64) -> Option<Want> {
         let block = geometry.chunks_of(Level::Block) as u64 * CHUNK_BYTES;
         let blocks = bytes.div_ceil(block);

@@ -1,10 +1,12 @@
-//! Words near the end of their generations: no value comes back, and nobody's worn words stop somebody else's operations.
+//! Words near the end of their generations: no value comes back, and nobody's worn words stop
+//! somebody else's operations.
 
 use super::guard::{Words, permits};
 use super::*;
 use std::collections::{HashSet, VecDeque};
 
-/// One block of two chunks in an open giant, whose first chunk has been through so many transitions.
+/// One block of two chunks in an open giant. Its first chunk has been through `generation`
+/// transitions.
 fn table(block: State, chunk: State, generation: u32) -> (Geometry, Table) {
     let geometry = Geometry::tiny(1, 4, 0, 1).unwrap();
     let mut table = Table::new(geometry, 0);
@@ -64,8 +66,8 @@ fn a_worn_chunk_of_a_block_that_is_merged_and_split_never_looks_as_it_did() {
     }
 }
 
-/// An owner claims a block over and over, makes itself owner of a chunk in it, and gives the block back. What it leaves is
-/// somebody else's to publish, to split and to claim.
+/// An owner claims a block many times, makes itself owner of a chunk in it, and gives the block
+/// back. Others must be able to publish, split and claim what it leaves.
 #[test]
 fn a_chunk_that_a_liar_wears_out_is_retired_and_stops_nobody() {
     for start in [Generation::WORN.0 - 4, Generation::WORN.0 - 3, Generation::WORN.0 + 200] {

@@ -29,7 +29,7 @@
 //! whose generation is used up is retired ([`Generation::is_worn`]). Hence a CAS
 //! that was delayed for however long either still describes the present or fails.
 
-/// What a unit is.
+/// The state of a unit.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[repr(u8)]
 pub enum State {
@@ -41,7 +41,8 @@ pub enum State {
     Owned = 2,
     /// Given back, not yet drained and scrubbed. Only the node makes it FREE.
     Quarantine = 3,
-    /// Was FREE; its owner is making its children FREE. Ends as SHARED, whoever dies.
+    /// It was FREE; its owner is making its children FREE. It ends as SHARED, even if the owner
+    /// dies.
     Splitting = 4,
     /// Its children's words are the truth.
     Shared = 5,
@@ -52,7 +53,7 @@ pub enum State {
 }
 
 impl State {
-    /// From the word's top four bits; what no state has is [`State::Bad`].
+    /// The state of a word's top four bits. Bits that are no state give [`State::Bad`].
     #[inline(always)]
     pub const fn from_bits(bits: u64) -> State {
         match bits & 15 {
@@ -137,7 +138,8 @@ impl Claimant {
     /// Bits in a word.
     pub const BITS: u32 = 10;
 
-    /// Marks words of granted slabs, which only the node changes. No queue pair of a member may use it.
+    /// Marks words of granted slabs, which only the node changes. No queue pair of a member may use
+    /// it.
     pub const SLAB: Claimant = Claimant::new((1 << Claimant::BITS) - 1);
 
     /// The claimant of this number.
@@ -162,8 +164,8 @@ impl Claimant {
 pub struct Generation(pub u32);
 
 impl Generation {
-    /// From here on a unit starts nothing new; what is under way has room to end. At a million
-    /// grants a second of the one unit it takes 35 minutes to get here; then the node retires the
+    /// From here on a unit starts nothing new, and changes under way have room to end. At a million
+    /// grants a second of the one unit it takes 35 minutes to get here. Then the node retires the
     /// unit instead of freeing it.
     pub const WORN: Generation = Generation(u32::MAX - 255);
 
@@ -267,8 +269,8 @@ impl Word {
         self.is(State::Owned) && self.owner().0 == owner.0
     }
 
-    /// Whether every field that the state does not use is zero. Words that name nobody are
-    /// predictable because of it: who gives a unit back knows how it will look when it is FREE.
+    /// Whether every field that the state does not use is zero. Because of it, words that name
+    /// nobody are predictable: an owner that gives a unit back knows its word once it is FREE.
     pub const fn is_canonical(self) -> bool {
         let state = self.state();
         if self.0 >> STATE_SHIFT != state as u64 {

@@ -1,17 +1,19 @@
-//! A record on conditions: the lines of each of its pages are laid down only where the slot's same lines are still what
-//! the sender takes them for.
+//! A record on conditions: the lines of each of its pages are laid down only where the slot's same
+//! lines are still what the sender takes them for.
 //!
 //! ```text
 //!  | record | was: 8 bytes × pages | seed: 16 bytes |
 //! ```
 //!
-//! *Was* is the sum over the page's lines that go along, as they were before, of their hashes under the key of the seed
-//! (`farmem_sys::lines`). The node computes it from what is in the slot. Where it is another, the sender was wrong about which
-//! lines have changed, or the record is here for the second time: the page is *refused*, its slot stays as it is, and the
-//! completion's value names it ([`Refused`]). The sender then sends the page whole. So a refusal costs a WRITE and
-//! can never do harm.
+//! *Was* is the sum over the page's lines that go along, as they were before, of their hashes under
+//! the key of the seed (`farmem_sys::lines`). The node computes it from what is in the slot. Where
+//! it is another, the sender was wrong about which lines have changed, or the record is here for
+//! the second time: the page is *refused*, its slot stays as it is, and the completion's value
+//! names it ([`Refused`]). The sender then sends the page whole. So a refusal costs a WRITE and can
+//! never do harm.
 //!
-//! The record's checksum does not cover was and seed: if these are others than were sent, pages are refused.
+//! The record's checksum does not cover was and seed: if these are others than were sent, pages are
+//! refused.
 
 use super::{ENTRY_BYTES, HEAD_BYTES, Head, LINE_BYTES, MAX_RECORD_BYTES, Record, runs_of};
 use crate::wire::Broken;
@@ -25,8 +27,8 @@ pub const CONDITIONS_BYTES: usize = SEED_BYTES;
 /// Bytes of a page's condition.
 pub const WAS_BYTES: usize = size_of::<U64>();
 
-/// Appends conditions to the record that is the first `record` bytes of `out`: its pages' in order. Returns the length of
-/// all; `None` when it does not fit.
+/// Appends conditions to the record that is the first `record` bytes of `out`: its pages' in order.
+/// Returns the length of all; `None` when it does not fit.
 pub fn append(
     out: &mut [u8],
     record: usize,
@@ -68,7 +70,8 @@ impl<'a> Conditional<'a> {
     }
 }
 
-/// Pages of a record that were refused, as a completion's value: up to four by their numbers, else all.
+/// Pages of a record that were refused, as a completion's value: up to four by their numbers, else
+/// all.
 ///
 /// ```text
 ///  63       48       32       16       0
@@ -102,12 +105,12 @@ impl Refused {
     }
 }
 
-/// Lays the lines of those pages down whose lines are as they `was`. Returns the other pages. `None` when some lines lie
-/// outside.
+/// Lays the lines of those pages down whose lines are as they `was`. Returns the other pages.
+/// `None` when some lines lie outside.
 ///
-/// `sum(offset, lines)` gives the sum that is in the slot at an offset, `write(offset, lines)` changes lines there; both
-/// say when they would be outside. Only lines that are about to be written are read: they are on their way into the
-/// cache anyhow.
+/// `sum(offset, lines)` gives the sum that is in the slot at an offset, `write(offset, lines)`
+/// changes lines there; both say when they would be outside. Only lines that are about to be
+/// written are read: they are on their way into the cache anyhow.
 pub fn lay_if(
     record: Record<'_>,
     was: &[U64],

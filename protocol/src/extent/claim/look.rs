@@ -20,7 +20,7 @@ impl Claimer {
                 level => self.outer = Area::nothing(level),
             }
         }
-        // What an earlier claim has read is old; of another's lot it is more likely gone than not.
+        // Words that an earlier claim read are old. A chunk of another's lot is probably gone.
         if want.goes_by_lots()
             && !self.fresh
             && !self.inner.words.is_empty()
@@ -89,8 +89,8 @@ impl Claimer {
         }
     }
 
-    /// Beside the CAS that takes the last FREE blocks that are known of, what the next claim will look at first is read:
-    /// so a claim is one round trip, whichever of a line's blocks it takes.
+    /// Reads what the next claim will look at first, beside the CAS that takes the last known FREE
+    /// blocks. So a claim takes one round trip, whichever of a line's blocks it takes.
     fn read_ahead(&mut self, want: Want) {
         let left = self.outer.scattered(0, 1).count();
         let single = !want.contiguous || want.count == 1;
@@ -106,7 +106,7 @@ impl Claimer {
         self.pipe.push(self.swaps.len());
     }
 
-    /// The answer to what was read ahead. Whatever is wrong with it, the next claim reads anew.
+    /// The answer to the read ahead. If anything is wrong with it, the next claim reads again.
     pub(super) fn has_read_ahead(&mut self, answer: Answer<'_>) {
         let (Answer::Words(words), ahead) = (answer, std::mem::replace(&mut self.ahead, Ahead::Nothing)) else {
             return;
@@ -145,7 +145,7 @@ impl Claimer {
         if area.words.is_empty() {
             return false;
         }
-        // Giants from the lowest on, and not here and there: what is left should be runs.
+        // Giants are taken from the lowest on, so that the rest stays in runs.
         if want.contiguous && (want.count > 1 || want.level == Level::Giant) {
             let Some(first) = area.run(want.count as usize, align, start) else { return false };
             debug_assert!(
@@ -163,7 +163,7 @@ impl Claimer {
                 }
                 return !self.swaps.is_empty();
             }
-            // Whoever lost a whole batch goes on one by one.
+            // A claimer that lost a whole batch continues with one CAS at a time.
             let most = match (self.retries, self.fresh) {
                 (0, true) => free,
                 (0, false) => MAX_BLIND,
