@@ -72,6 +72,38 @@ fn links_lead_to_what_exists() {
     }
 }
 
+/// Crates without examples in their comments say so (`doctest = false`): rustdoc would read each of them to
+/// find none. An example that is written into one would not be run.
+#[test]
+fn crates_without_doctests_have_none() {
+    fn sources(dir: &Path, found: &mut Vec<PathBuf>) {
+        for path in fs::read_dir(dir).unwrap().flatten().map(|entry| entry.path()) {
+            if path.is_dir() {
+                sources(&path, found);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                found.push(path);
+            }
+        }
+    }
+    let without = |folder: &String| {
+        let manifest = fs::read_to_string(root().join(folder).join("Cargo.toml")).unwrap();
+        manifest.contains("doctest = false")
+    };
+    for folder in crates().into_iter().filter(without) {
+        let mut files = Vec::new();
+        sources(&root().join(&folder).join("src"), &mut files);
+        for file in files {
+            let text = fs::read_to_string(&file).unwrap();
+            let comments = text.lines().map(str::trim).filter_map(|line| line.strip_prefix("//"));
+            let mut fences = comments.filter_map(|line| line.trim_start_matches(['/', '!', ' ']).strip_prefix("```"));
+            while let Some(language) = fences.next() {
+                assert_eq!(language, "text", "{}: an example: remove `doctest = false`", file.display());
+                fences.next();
+            }
+        }
+    }
+}
+
 #[test]
 fn the_map_names_every_room() {
     let map = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();

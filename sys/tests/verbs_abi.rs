@@ -1,5 +1,5 @@
-//! The hand-written ABI of libibverbs against the header, where that is installed; and what is said where
-//! there is no RDMA.
+//! The hand-written ABI of libibverbs against the header, where that is installed; and what is said
+//! where there is no RDMA.
 
 use farmem_sys::verbs::{Absent, Device, ffi};
 use std::fmt::Write as _;

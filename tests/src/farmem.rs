@@ -37,10 +37,18 @@ pub fn lab() -> &'static Path {
     })
 }
 
-/// Builds one of the workspace's binaries in release mode and says where it is.
+/// Builds one of the workspace's binaries in release mode and returns its path.
+///
+/// The shipped commands are selected too, though only `name` is built: cargo enables the features that
+/// the selected packages need together. `package` alone would get others, and most crates of the
+/// release build would be compiled once more.
+///
+/// # Errors
+/// What cargo says, if the build fails.
 pub fn built(package: &str, name: &str) -> Result<PathBuf> {
     let out = Command::new(env!("CARGO"))
-        .args(["build", "--release", "--quiet", "--message-format=json", "-p", package, "--bin", name])
+        .args(["build", "--release", "--quiet", "--message-format=json", "-p", "farmem-cli", "-p", "farmem-lab"])
+        .args(["-p", package, "--bin", name])
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .output()?;
     if !out.status.success() {

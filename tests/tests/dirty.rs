@@ -108,8 +108,10 @@ fn removed_policies_are_refused_in_a_line() -> Result<()> {
     Ok(())
 }
 
-/// A short torture of each policy: other sizes, and longer, by hand.
+/// A torture of each policy, whose model says what every byte must be. A second of it evicts each page
+/// some hundred times.
 fn every_byte_is_right(threads: &str, mib: &str) -> Result<()> {
+    let seconds = if farmem_tests::long() { "20" } else { "1" };
     for (dirty, transport, mask) in [
         ("lines", "tcp", None),
         // A changed line in four is overlooked, and the node's refusals put it right.
@@ -128,7 +130,7 @@ fn every_byte_is_right(threads: &str, mib: &str) -> Result<()> {
         ("auto", "shm", Some("swapless")),
     ] {
         let mut command = Command::new(lab());
-        command.args(["torture", "--seconds", "3", "--mib", mib, "--threads", threads, "--seed", "11"]);
+        command.args(["torture", "--seconds", seconds, "--mib", mib, "--threads", threads, "--seed", "11"]);
         command.args(["--transport", transport, "--dirty", dirty]);
         command.args(mask.iter().flat_map(|mask| ["--mask", mask]));
         process::run(command, LIMIT)?.success()?;

@@ -1,18 +1,20 @@
 //! The program matrix: real programs on far memory, output equal to native.
 //!
-//! Each program runs natively first, which gives the expected bytes and the
-//! peak resident set; then with 25 % and 10 % of that peak local, in shared
-//! memory and over TCP (all programs' pages then lie on one node, a process of
-//! its own on the loopback device, which must have everything back at the end).
-//! One at a time, in the order of [`PROGRAMS`], so that the times mean something. A
-//! program that does not end is killed and fails.
+//! Each program runs natively first, which gives the expected bytes and the peak resident set. Then
+//! it runs with 10 % of that peak local in shared memory, and with 25 % over TCP. All pages of the runs
+//! over TCP lie on one node, a process of its own on the loopback device. It must have all of its
+//! memory back at the end.
 //!
-//! `FARMEM_TEST_SCALE=N` makes every program's work about N times as large (3: redis with 300 000 keys);
-//! `FARMEM_TEST_TRANSPORT=shm` or `tcp` leaves the other one out. Arguments are
-//! filters, as `cargo test` has them.
+//! Programs run one at a time, in the order of [`PROGRAMS`]: two at once would slow each other down, and
+//! the table tells slowdowns. A program that does not end is killed and fails.
 //!
-//! Not libtest's harness: it would start all programs at once, call those that
-//! wait for their turn slow, and know of no table at the end.
+//! * `FARMEM_TEST_LONG=1`: both shares over both transports.
+//! * `FARMEM_TEST_TRANSPORT=shm` or `tcp`: both shares over this one.
+//! * `FARMEM_TEST_SCALE=N`: every program's work is about N times as large (3: redis with 300 000 keys).
+//! * Arguments are filters, as `cargo test` has them.
+//!
+//! libtest's harness would start all programs at once, report those that wait for their turn as slow,
+//! and print no table.
 
 mod programs;
 mod run;

@@ -37,11 +37,15 @@ pub struct Cell {
     pub share: u64,
 }
 
-/// The columns, in order.
+/// The columns, in order: each share and each transport once, or every pair of them.
 pub fn cells() -> Vec<Cell> {
     let only = std::env::var("FARMEM_TEST_TRANSPORT").ok();
-    let transports = ["shm", "tcp"].into_iter().filter(|t| only.as_deref().is_none_or(|only| only == *t));
-    transports.flat_map(|transport| SHARES.map(|share| Cell { transport, share })).collect()
+    let wanted = |cell: &Cell| match &only {
+        Some(only) => only == cell.transport,
+        None => farmem_tests::long() || matches!((cell.transport, cell.share), ("shm", 10) | ("tcp", 25)),
+    };
+    let pairs = ["shm", "tcp"].into_iter().flat_map(|transport| SHARES.map(|share| Cell { transport, share }));
+    pairs.filter(wanted).collect()
 }
 
 impl std::fmt::Display for Cell {
