@@ -1,7 +1,8 @@
-//! Seccomp filters, run as the kernel runs them: to know what one will say before a call is made that cannot be undone.
+//! Seccomp filters, run as the kernel runs them: to know what one will say before a call is made
+//! that cannot be undone.
 //!
-//! Classic BPF (`linux/filter.h`): an accumulator, an index, 16 words of memory; jumps go forward only, so every filter
-//! ends.
+//! Classic BPF (`linux/filter.h`): an accumulator, an index, 16 words of memory; jumps go forward
+//! only, so every filter ends.
 
 use crate::filter::X86_64;
 use libc::sock_filter;
@@ -17,7 +18,8 @@ pub struct Seen {
 }
 
 impl Seen {
-    /// A word of `struct seccomp_data`: nr 0, arch 4, instruction_pointer 8, args 16 (64 bits each, low word first).
+    /// A word of `struct seccomp_data`: nr 0, arch 4, instruction_pointer 8, args 16 (64 bits each,
+    /// low word first).
     fn word(&self, at: u32) -> Option<u32> {
         let half = |value: u64| (value >> if at % 8 == 4 { 32 } else { 0 }) as u32;
         match at {
@@ -30,7 +32,8 @@ impl Seen {
     }
 }
 
-/// What a filter says; `None` where that hangs on an argument that is not known, or it is none that the kernel takes.
+/// The filter's verdict. `None` if it depends on an argument that is not known, or if the kernel
+/// would not take the filter.
 pub fn verdict(filter: &[sock_filter], call: Seen) -> Option<u32> {
     let (mut a, mut x, mut memory, mut at) = (0u32, 0u32, [0u32; 16], 0usize);
     loop {
@@ -77,7 +80,7 @@ pub fn verdict(filter: &[sock_filter], call: Seen) -> Option<u32> {
     }
 }
 
-/// What a filter says of a call of which everything is known.
+/// The filter's verdict on a call of which everything is known.
 #[cfg(test)]
 pub fn run(filter: &[sock_filter], nr: i64, from: u64, args: [u64; 6]) -> u32 {
     verdict(filter, Seen { nr, from, args: Some(args) }).unwrap()
@@ -109,7 +112,8 @@ mod tests {
 
     #[test]
     fn it_reckons_and_jumps() {
-        // x = 3; a = (4 + x) << 2 ^ 1 = 29; stored and loaded; not above 29, but at least; 29 & 4: jump over the first end.
+        // x = 3; a = (4 + x) << 2 ^ 1 = 29; stored and loaded; not above 29, but at least; 29 & 4:
+        // jump over the first end.
         let filter = [
             op(0x01, 3, 0, 0),
             op(0x00, 4, 0, 0),

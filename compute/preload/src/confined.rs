@@ -1,4 +1,5 @@
-//! Whether the program has confined itself by a filter of its own ([`crate::sandbox`]): what it forbids, the runtime does not do for it.
+//! Whether the program has confined itself by a filter of its own ([`crate::sandbox`]). The runtime
+//! does nothing on the program's behalf that this filter forbids.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -14,8 +15,8 @@ pub fn begin(alone: Option<bool>) {
     CONFINED.store(true, Ordering::Relaxed);
 }
 
-/// Whether the program has one thread, where a filter of its own may forbid to ask: then only strict mode, in which none
-/// can be made, is known to have one. `None`: it may be asked.
+/// Whether the program has one thread, where a filter of its own may forbid to ask: then only
+/// strict mode, in which none can be made, is known to have one. `None`: it may be asked.
 pub fn alone() -> Option<bool> {
     CONFINED.load(Ordering::Relaxed).then(|| ALONE.load(Ordering::Relaxed))
 }

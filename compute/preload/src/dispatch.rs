@@ -30,7 +30,8 @@ pub fn from_program(call: &Call) -> isize {
 pub fn dispatch(call: &Call) -> isize {
     let [a, b, c, d, ..] = call.args;
     if matches!(call.nr, libc::SYS_execve | libc::SYS_execveat | libc::SYS_exit | libc::SYS_exit_group) {
-        // Who does not come back is in no call any more. A vfork child has its parent's record.
+        // A thread that does not come back is in no call any more. A vfork child uses its parent's
+        // record.
         threads::current().site.store(0, Ordering::Relaxed);
     }
     match call.nr {
@@ -117,10 +118,11 @@ pub fn dispatch(call: &Call) -> isize {
     }
 }
 
-/// The end of the process. Its nodes hear of it, or they would keep its memory for its grace; over tcp a
-/// program that forks much, each child with slabs of its own, would soon find nothing left.
+/// The end of the process. Its nodes hear of it, or they would keep its memory for its grace; over
+/// tcp a program that forks much, each child with slabs of its own, would soon find nothing left.
 fn exit(call: &Call) -> isize {
-    // A filter of the program's may refuse it, or trap it: the process would go on without its nodes.
+    // A filter of the program's may refuse it, or trap it: the process would go on without its
+    // nodes.
     if !sandbox::may_end() {
         return issue(call);
     }
@@ -131,19 +133,21 @@ fn exit(call: &Call) -> isize {
     end(call)
 }
 
-/// The end of one thread. The runtime's own live as long as the process: with the program's only one it ends.
+/// The end of one thread. The runtime's own live as long as the process: with the program's only
+/// one it ends.
 fn exit_thread(call: &Call) -> isize {
-    // What was handed over may lie on a far stack, which is not touched after [`threads::end`].
+    // The arguments may lie on a far stack, which is not touched after [`threads::end`].
     let call = &{ *call };
     let _signals = SignalsBlocked::new();
     if is_this_process() && confined::alone().unwrap_or_else(threads::is_only_one) {
         if sandbox::may_end() {
             pager().farewell();
         }
-        // SAFETY: no pointers. In strict mode the program may not make this call, and the runtime may.
+        // SAFETY: no pointers. In strict mode the program may not make this call, and the runtime
+        // may.
         unsafe { syscall(libc::SYS_exit_group, call.args) };
     }
-    // A vfork child has its parent's record; what a filter may refuse or trap needs it.
+    // A vfork child uses its parent's record. A call that a filter may refuse or trap needs it.
     if is_this_process() && confined::alone().is_none() {
         pager().thread_ends(threads::is_first(), call.args[0] as i32);
         robust::let_go();
@@ -152,8 +156,8 @@ fn exit_thread(call: &Call) -> isize {
     end(call)
 }
 
-/// The call that ends a thread, or a vfork child, with what it holds of memory that others go on with. A filter of the
-/// program's may refuse it: then it must come back.
+/// The call that ends a thread, or a vfork child, with what it holds of memory that others go on
+/// with. A filter of the program's may refuse it: then it must come back.
 fn end(call: &Call) -> isize {
     if confined::alone().is_none() {
         near::end(call.nr, call.args[0]);

@@ -18,7 +18,8 @@ use farmem_sys::holdings::{reserve, strike};
 use farmem_sys::raw::syscall;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
-/// What must be in the environment of every program of the run: `NAME=value`, NUL-terminated.
+/// Settings that every program of the run must have in its environment: `NAME=value`,
+/// NUL-terminated.
 static CARRIED: [AtomicPtr<u8>; 2] = [const { AtomicPtr::new(std::ptr::null_mut()) }; 2];
 const NAMES: [&[u8]; 2] = [b"LD_PRELOAD=", b"FARMEM_RUN="];
 /// The library's own path, within `LD_PRELOAD`'s value.
@@ -104,8 +105,8 @@ fn exec_carrying(call: &Call, leaves_us: bool) -> isize {
     issue(&changed)
 }
 
-/// Whether the library must be taken out of what is executed, and the note of it if it has no far memory. A confined
-/// program may not be allowed to look.
+/// Whether the library must be taken out of what is executed, and the note of it if it has no far
+/// memory. A confined program may not be allowed to look.
 fn without_us(call: &Call) -> (bool, Option<Note>) {
     let (directory, path) = match call.nr {
         libc::SYS_execveat => (call.args[0], call.args[1]),
@@ -227,8 +228,8 @@ impl Copy {
         Some(to)
     }
 
-    /// The vector at `from` with `extra` strings added, in place of any of the same name; the library not preloaded
-    /// where it `leaves_us`.
+    /// The vector at `from` with `extra` strings added, in place of any of the same name; the
+    /// library not preloaded where it `leaves_us`.
     fn vector(&mut self, from: usize, extra: [usize; 2], leaves_us: bool) -> Option<usize> {
         let to = self.at.next_multiple_of(8);
         let count = vector(from).count() + 2;

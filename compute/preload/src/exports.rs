@@ -1,4 +1,5 @@
-//! libc functions interposed by name, where the patched sites do not reach; and what a debugger calls.
+//! libc functions interposed by name, where the patched sites do not reach; and what a debugger
+//! calls.
 
 use crate::call::{ALWAYS, Call, issue};
 use crate::guard::peek::peek;
@@ -23,9 +24,9 @@ extern "C" fn guarded(call: &mut Call) -> isize {
 /// A clone3 of the program's own.
 struct Clone3 {
     call: Call,
-    /// What it returned; `None`: it is still to be made.
+    /// Its result. `None`: the call is still to be made.
     ret: Option<isize>,
-    /// So much of its arguments is pinned meanwhile.
+    /// Bytes of its arguments that are pinned meanwhile.
     pinned: usize,
 }
 
@@ -46,8 +47,8 @@ extern "C" fn made(clone: &mut Clone3) {
     pager().unpin(clone.call.args[0], clone.pinned);
 }
 
-/// Decides on a near stack, for the caller's may be far and absent; but a clone that shares the memory must not return
-/// through frames of ours, and is made from here.
+/// Decides on a near stack, because the caller's may be far and absent. But a clone that shares the
+/// memory must not return through frames of ours, and is made from here.
 fn clone3(call: Call) -> isize {
     let mut clone = Clone3 { call, ret: None, pinned: 0 };
     near::call(decided, &mut clone);
@@ -104,8 +105,8 @@ extern "C" fn fetch(range: &mut Range) -> isize {
     here as isize
 }
 
-/// Brings far memory in, for a debugger, as `far ADDRESS BYTES` by docs/gdb.md's definition. The kernel does
-/// not fault on a debugger's behalf, so that only what is resident can be printed.
+/// Brings far memory in for a debugger: `far ADDRESS BYTES`, as docs/gdb.md defines it. The kernel
+/// does not fault on a debugger's behalf, so that only resident pages can be printed.
 ///
 /// Returns for how many bytes from the address this was done; pages stay at least until the program
 /// runs on. Not more than fits in local memory at once.

@@ -17,24 +17,28 @@ use crate::threads;
 use farmem_sys::members::{COMPANION, SHARERS};
 use std::sync::atomic::Ordering;
 
-/// The flags of a clone that say what the child shares with the thread that makes it, as far as matters here.
+/// The flags of a clone that say what the child shares with the thread that makes it, as far as
+/// matters here.
 pub const SHARING: u32 = (libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_THREAD | libc::CLONE_FILES) as u32;
 const CLEAR_SIGHAND: u64 = 1 << 32;
 const ENOSYS: isize = -(libc::ENOSYS as isize);
 
-/// A clone that shares the memory, runs beside its parent, and has descriptors of its own. It would share the thread's
-/// records by its thread pointer, and queue pairs whose descriptors mean something else in it: over tcp pages came back
-/// wrong. Refused with ENOSYS, before anything happens. (A vfork child shares them too, but its parent waits.)
+/// A clone that shares the memory, runs beside its parent, and has descriptors of its own. It would
+/// share the thread's records by its thread pointer, and queue pairs whose descriptors mean
+/// something else in it: over tcp pages came back wrong. Refused with ENOSYS, before anything
+/// happens. (A vfork child shares them too, but its parent waits.)
 pub fn is_half(flags: usize) -> bool {
     flags as u32 & SHARING == libc::CLONE_VM as u32
 }
 
-/// The flags of a clone that say whether what it makes has this memory and runs beside who makes it.
+/// The flags of a clone that say whether what it makes has this memory and runs beside who makes
+/// it.
 pub const BESIDE: u32 = (libc::CLONE_VM | libc::CLONE_VFORK) as u32;
-/// What the stubs of [`crate::sites`] dispatch before such a clone, and before such a clone3: numbers of no system call.
+/// Numbers of no system call, which the stubs of [`crate::sites`] dispatch before such a clone, and
+/// before such a clone3.
 pub const COMPANY: [i64; 2] = [500, 501];
 
-/// To be called before a clone of such flags is made, by who makes it: what will be counted by nobody is noted.
+/// Notes a companion that nothing will count. The maker of a clone with such flags calls it first.
 pub fn company_begins(flags: usize) {
     if flags as u32 & BESIDE != libc::CLONE_VM as u32 {
         return;
@@ -66,14 +70,15 @@ const LEAST: usize = 64;
 /// Namespaces that may be nested, each with a number for the child.
 const NAMESPACES: usize = 32;
 
-/// Whether a clone3 of the program's own copies the memory, and leaves on the stack that it comes on. (To a stack of
-/// its own it cannot go from `syscall()`.)
+/// Whether a clone3 of the program's own copies the memory, and leaves on the stack that it comes
+/// on. (To a stack of its own it cannot go from `syscall()`.)
 pub fn copies(call: &Call) -> bool {
     let shares = |flags: u64| flags & libc::CLONE_VM as u64 != 0;
     call.args[1] >= LEAST && peek::<[u64; LEAST / 8]>(call.args[0]).is_some_and(|args| !shares(args[0]) && args[5] == 0)
 }
 
-/// Makes such a clone3 call. Its arguments are brought near: when it is made, nothing far can come in.
+/// Makes such a clone3 call. Its arguments are brought near: when it is made, nothing far can come
+/// in.
 pub fn by_clone3(call: &Call) -> isize {
     let (at, len) = (call.args[0], call.args[1]);
     if len > size_of::<Args>() {
@@ -123,13 +128,13 @@ fn copied(call: &Call, flags: u32, words: [usize; 3]) -> isize {
     if ret != Some(0) {
         words.iter().zip(pinned).for_each(|(&at, len)| pager().unpin(at, len));
     }
-    // Again, now that the pager is open to the handler that makes it in the kernel's place: filters never come to allow
-    // what they have trapped.
+    // Makes the call again, now that the pager is open to the handler that makes it in the kernel's
+    // place: a filter never comes to allow a call that it has trapped.
     ret.unwrap_or_else(|| issue(call))
 }
 
-/// In a child, which has none of its parent's pins: where a thread's block lies at the top of a far stack, the handlers
-/// write errno there while they serve a fault.
+/// In a child, which has none of its parent's pins: where a thread's block lies at the top of a far
+/// stack, the handlers write errno there while they serve a fault.
 fn keep_thread_block() {
     const BELOW: usize = 4096;
     let tp: usize;

@@ -1,16 +1,17 @@
 //! The gate ([`farmem_sys::raw`]) on a page at a fixed address.
 //!
-//! The seccomp filter lets calls from here pass, and so do, for what the runtime needs, filters of
-//! the program's own ([`crate::sandbox`]). It is inherited over exec, and
-//! filters only add up, so the address must be the same in every image; hence
-//! fixed, just above the far range, where nothing else maps. (Below it, to its last page, some Lisps have their heap.)
+//! The seccomp filter lets calls from here pass. Filters of the program's own let those pass that
+//! the runtime needs ([`crate::sandbox`]). A filter is inherited over exec, and filters only add
+//! up, so the address must be the same in every image. It is fixed, just above the far range, where
+//! nothing else maps. (Some Lisps have their heap below the far range, up to its last page.)
 
 use farmem_protocol::addr::FAR_END;
 use farmem_sys::raw::{Errno, GATE_CODE, GATE_PROGRAM, GATE_RETURN, GATE_THREAD, checked, set_gate};
 
 /// Where the gate is.
 pub const GATE: usize = FAR_END + 0x1_0000;
-/// What a filter sees as instruction pointer of the runtime's own calls: the address after `syscall`.
+/// The address behind `syscall`: a filter sees it as the instruction pointer of the runtime's own
+/// calls.
 pub const AFTER_SYSCALL: usize = GATE + 2;
 /// … of the program's, made for it.
 pub const AFTER_PROGRAM: usize = AFTER_SYSCALL + GATE_PROGRAM;
@@ -26,8 +27,9 @@ pub const AFTER_RETURN: usize = RETURN + 9;
 pub enum NotBuilt {
     /// The kernel refuses it.
     Refused(Errno),
-    /// What was asked for at [`GATE`] and nowhere else was mapped elsewhere: whoever answers takes `MAP_FIXED_NOREPLACE`
-    /// for a hint. No kernel that has userfaultfd for user mode does; qemu-user 7.2 does.
+    /// The mapping was made elsewhere, though asked for at [`GATE`] only: something that answers
+    /// for the kernel takes `MAP_FIXED_NOREPLACE` for a hint. No kernel with userfaultfd for user
+    /// mode does so; qemu-user 7.2 does.
     Elsewhere,
 }
 
@@ -41,9 +43,9 @@ impl From<Errno> for NotBuilt {
 pub fn build() -> Result<(), NotBuilt> {
     let prot = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
-    // SAFETY: a fresh page at an address that is ours by convention; NOREPLACE refuses if it is not, and a page
-    // that came elsewhere is let go as it came.
-    // The code is written before the page becomes executable, and the gate is set after.
+    // SAFETY: a fresh page at an address that is ours by convention; NOREPLACE refuses if it is
+    // not, and a page that came elsewhere is let go as it came. The code is written before the page
+    // becomes executable, and the gate is set after.
     unsafe {
         let at = checked(libc::SYS_mmap, [GATE, 4096, prot as usize, flags as usize, usize::MAX, 0])?;
         if at != GATE {

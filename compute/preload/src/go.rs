@@ -1,9 +1,10 @@
 //! Go: the one widespread runtime that makes its calls about signals without libc.
 //!
-//! A Go program that is linked with C (cgo) takes its heap by libc's `mmap`, so that it is far, stacks of
-//! goroutines included, and its threads by `pthread_create`. But masks and alternate stacks it sets by
-//! instructions of its own: SIGBUS would come to be blocked, and the next fault end the process. These calls are
-//! *marked*, and the filter traps marked calls from there, like those of libc's that are not patched ([`crate::net`]).
+//! A Go program that is linked with C (cgo) takes its heap by libc's `mmap`, so that it is far,
+//! stacks of goroutines included, and its threads by `pthread_create`. But masks and alternate
+//! stacks it sets by instructions of its own: SIGBUS would come to be blocked, and the next fault
+//! end the process. These calls are *marked*, and the filter traps marked calls from there, like
+//! those of libc's that are not patched ([`crate::net`]).
 //!
 //! ```text
 //! b8 0e 00 00 00     mov $14,%eax        the runtime's: masks, actions, stacks, mappings
@@ -15,15 +16,18 @@
 //!                                                  01 f0 ff ff      makes the call and the comparison
 //! ```
 //!
-//! They do not call the runtime as libc's patched sites do: that would be some ns where a trap is 3 µs, but a
-//! goroutine's stack may have no room for it. Go without cgo is static, or never calls libc: it has no far memory, and
-//! needs none of this. A Go library in another program (`-buildmode=c-shared`) is not looked for.
+//! They do not call the runtime as libc's patched sites do: that would be some ns where a trap is 3
+//! µs, but a goroutine's stack may have no room for it. Go without cgo is static, or never calls
+//! libc: it has no far memory, and needs none of this. A Go library in another program
+//! (`-buildmode=c-shared`) is not looked for.
 //!
-//! *Why a mark.* A filter outlives its image, and an image without this library that a Go program executes (static, or
-//! another user's) has no handler for what the filter traps. Two Go programs at fixed addresses are often laid out
-//! alike at their beginning, where these instructions are: by its address alone the other's call would be trapped too,
-//! and the program die of SIGSYS. But it is not marked. (The mark is the bit of the x32 ABI, which the filter sees and
-//! nobody uses. Rejected: `int $0x80`, which the filter can tell, too, but not every kernel has.)
+//! *Why a mark.* A filter outlives its image. A Go program may execute an image without this
+//! library (static, or another user's), which has no handler for trapped calls. Two Go programs at
+//! fixed addresses often have the same layout at their beginning, where these instructions are. If
+//! calls were trapped by address alone, the other program's call would be trapped too, and SIGSYS
+//! would kill it. But its call is not marked. (The mark is the bit of the x32 ABI, which the filter
+//! sees and nothing uses. Rejected: `int $0x80`, which the filter can tell too, but not every
+//! kernel has.)
 
 use crate::call::{ALWAYS, MARK, NEVER};
 use crate::filter::{Missed, has_room};
@@ -33,14 +37,15 @@ use farmem_sys::raw::{SignalsBlocked, checked, syscall};
 /// The addresses behind such instructions, as the filter sees them.
 #[derive(Default)]
 pub struct Sites {
-    /// Their calls are marked: one filter must look for all of these, for the kernel knows no such calls.
+    /// Their calls are marked. One filter must look for all of these, because the kernel has no
+    /// calls of such numbers.
     pub marked: Missed,
     /// They are as they were: those for which that filter has no room, or no stub is near.
     pub plain: Missed,
 }
 
-/// Marks such calls where the program's own image is Go's. None where the image cannot be written to, as libc cannot
-/// then.
+/// Marks such calls where the program's own image is Go's. None where the image cannot be written
+/// to, as libc cannot then.
 pub fn mark() -> Sites {
     let mut sites = Sites::default();
     // SAFETY: the callback is given what it expects, for the time of this call.
@@ -48,9 +53,10 @@ pub fn mark() -> Sites {
     sites
 }
 
-/// Whether the filters that are there already let a trapped call be marked. Not those that kill for the numbers of
-/// another ABI (libseccomp's do, in a container or a service): that verdict goes before any trap. A child finds out,
-/// which shares everything, and does nothing else; whoever is not asked is trapped by address.
+/// Whether the filters that are there already let a trapped call be marked. A filter that kills for
+/// numbers of another ABI (libseccomp's do, in a container or a service) does not: that verdict
+/// comes before any trap. It is tried in a child that shares everything and does nothing else. If
+/// it cannot be tried, calls are trapped by address.
 fn may_mark() -> bool {
     const FILTERS: isize = 2;
     // SAFETY: no pointers.
@@ -61,16 +67,16 @@ fn may_mark() -> bool {
     let (all, mut before) = (u64::MAX, 0u64);
     let _signals = SignalsBlocked::new();
     let mut status = 0i32;
-    // SAFETY: live words. The child shares this stack while its parent waits, and uses nothing of it: two system calls,
-    // everything in registers, and the way back from the first. It sends no signal when it ends (the flags have none), so
-    // that the program hears nothing.
+    // SAFETY: live words. The child shares this stack while its parent waits, and uses nothing of
+    // it: two system calls, everything in registers, and the way back from the first. It sends no
+    // signal when it ends (the flags have none), so that the program hears nothing.
     unsafe {
         let set = libc::SIG_SETMASK as usize;
         syscall(libc::SYS_rt_sigprocmask, [set, &raw const all as usize, &raw mut before as usize, 8, 0, 0]);
         let mut child = libc::SYS_clone;
         core::arch::asm!(
-            // By the gate, whose calls a filter of the run's own lets pass more often. What it returns by stays on the
-            // stack.
+            // By the gate, because more filters of the run let its calls pass. The return address
+            // stays on the stack.
             "call {gate}",
             "test rax, rax",
             "jnz 2f",
@@ -110,11 +116,12 @@ unsafe extern "C" fn look(image: *mut libc::dl_phdr_info, _size: usize, sites: *
     let headers = unsafe { std::slice::from_raw_parts(image.dlpi_phdr, image.dlpi_phnum as usize) };
     let segment = |header: &libc::Elf64_Phdr| {
         let at = (image.dlpi_addr + header.p_vaddr) as usize;
-        // SAFETY: a segment that the loader has mapped, and that nobody writes to before the program starts.
+        // SAFETY: a segment that the loader has mapped, and that nobody writes to before the
+        // program starts.
         (at, unsafe { std::slice::from_raw_parts(at as *const u8, header.p_filesz as usize) })
     };
     let loaded = || headers.iter().filter(|h| h.p_type == libc::PT_LOAD);
-    // A note that no segment holds is not in memory, whatever the header says.
+    // A note outside of all segments is not in memory, even if the header names it.
     let is_there = |note: &libc::Elf64_Phdr| {
         let end = |h: &libc::Elf64_Phdr| h.p_vaddr.saturating_add(h.p_filesz);
         loaded().any(|h| h.p_flags & libc::PF_R != 0 && h.p_vaddr <= note.p_vaddr && end(note) <= end(h))
@@ -124,7 +131,8 @@ unsafe extern "C" fn look(image: *mut libc::dl_phdr_info, _size: usize, sites: *
         let may_mark = may_mark();
         for header in loaded().filter(|h| h.p_flags == READ_AND_RUN) {
             let (at, text) = segment(header);
-            // SAFETY: the image's text, before anything of it runs: constructors do, of no thread but this one.
+            // SAFETY: the image's text, before anything of it runs: constructors do, of no thread
+            // but this one.
             unsafe { mark_all(at, text.len(), instructions(text).collect(), may_mark, sites) };
         }
     }
@@ -162,7 +170,8 @@ unsafe fn mark_all(at: usize, len: usize, calls: Vec<(usize, Number)>, may_mark:
                 let code = stub_of(to, to & !(STUBS - 1), place + 8);
                 let mut jump = vec![0xe9];
                 jump.extend(sites::rel(place + 5, to));
-                // SAFETY: room in the stubs' memory; eight bytes of text that are the instruction and a comparison.
+                // SAFETY: room in the stubs' memory; eight bytes of text that are the instruction
+                // and a comparison.
                 unsafe {
                     std::ptr::copy_nonoverlapping(code.as_ptr(), to as *mut u8, code.len());
                     std::ptr::copy_nonoverlapping(jump.as_ptr(), place as *mut u8, jump.len());
@@ -184,13 +193,15 @@ unsafe fn mark_all(at: usize, len: usize, calls: Vec<(usize, Number)>, may_mark:
     }
 }
 
-/// Bytes of the stubs' memory: a table with a byte for each number, 1 if it is marked, and the stubs, 64 bytes each.
+/// Bytes of the stubs' memory: a table with a byte for each number, 1 if it is marked, and the
+/// stubs, 64 bytes each.
 const STUBS: usize = 4096;
 const TABLE: usize = 512;
 /// Where a stub's `syscall` is.
 const CALL: usize = 26;
 
-/// The stub at `at`, which goes on at `back`. It uses no stack, and of registers what a system call destroys.
+/// The stub at `at`, which goes on at `back`. It uses no stack, and of registers what a system call
+/// destroys.
 fn stub_of(at: usize, table: usize, back: usize) -> Vec<u8> {
     let mut code = vec![0x48, 0x3d]; // cmp rax,511
     code.extend((TABLE as u32 - 1).to_le_bytes());
@@ -271,7 +282,8 @@ mod tests {
         const TEXT: usize = 1 << 16;
         let prot = (libc::PROT_READ | libc::PROT_WRITE) as usize;
         let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE) as usize;
-        // Where the text lies, and which of its sites lie behind a boundary; more than a filter takes, too.
+        // Where the text lies, and which of its sites lie behind a boundary; more than a filter
+        // takes, too.
         for (at, step, many) in [(BOUNDARY - TEXT / 2, 2048, 32), (4 * BOUNDARY, 64, 200)] {
             // SAFETY: fresh memory at a free address.
             let text = unsafe {

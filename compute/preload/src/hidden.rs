@@ -1,7 +1,7 @@
 //! The runtime's descriptors, which the program does not see.
 //!
-//! They lie in the program's own table, above the numbers that it gets. Programs look for descriptors
-//! that they do not know: daemons before they close all, test suites to find leaks.
+//! They lie in the program's own table, above the numbers that it gets. Programs look for
+//! descriptors that they do not know: daemons before they close all, test suites to find leaks.
 //!
 //! * A call that names one as its first argument finds it closed ([`names`]).
 //! * A listing of `/proc/self/fd` leaves them out ([`list`]).
@@ -118,7 +118,8 @@ pub fn names(call: &Call) -> bool {
         }
 }
 
-/// getdents64. Where it lists this process's descriptors, ours are taken out of what the kernel tells.
+/// getdents64. Where it lists this process's descriptors, ours are taken out of what the kernel
+/// tells.
 pub fn list(call: &Call) -> isize {
     loop {
         pager().count_guarded_syscall();
@@ -134,8 +135,8 @@ pub fn list(call: &Call) -> isize {
     }
 }
 
-/// Whether a directory is `fd` or `fdinfo` of this process, or of a thread of its. Asked by calls that
-/// a program's filter may forbid: in a confined process, no directory is.
+/// Whether a directory is `fd` or `fdinfo` of this process, or of a thread of its. Asked by calls
+/// that a program's filter may forbid: in a confined process, no directory is.
 fn lists_descriptors(fd: usize) -> bool {
     const PROC: i64 = 0x9fa0;
     if confined::alone().is_some() {
@@ -183,14 +184,16 @@ struct Entry {
     name: [u8; 0],
 }
 
-/// Takes our descriptors out of `len` bytes of entries, in the program's buffer. Returns what is left.
+/// Takes our descriptors out of `len` bytes of entries, in the program's buffer. Returns what is
+/// left.
 fn without_own(at: usize, len: usize) -> usize {
     // Near memory was written by the kernel just now.
     let pinned = if is_far(at) { pager().pin(at, len, true) } else { 0 };
     let left = if is_far(at) && pinned < len {
         len
     } else {
-        // SAFETY: so many bytes of the program's, which are there, and which it has given to the kernel.
+        // SAFETY: so many bytes of the program's, which are there, and which it has given to the
+        // kernel.
         without(unsafe { std::slice::from_raw_parts_mut(at as *mut u8, len) }, |fd| owns_fd(fd as i32))
     };
     pager().unpin(at, pinned);
@@ -212,7 +215,8 @@ fn without(entries: &mut [u8], hidden: impl Fn(u32) -> bool) -> usize {
     to
 }
 
-/// The length of the first entry, if it is all there: another thread of the program's may write to the buffer.
+/// The length of the first entry, if it is all there: another thread of the program's may write to
+/// the buffer.
 fn entry_len(entries: &[u8]) -> Option<usize> {
     let at = offset_of!(Entry, len);
     let len = usize::from(u16::from_le_bytes([*entries.get(at)?, *entries.get(at + 1)?]));

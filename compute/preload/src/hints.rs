@@ -1,5 +1,5 @@
-//! What `farmem.h` and its like find by the symbol `farmem_v1`: where the page words are, and whom
-//! to call for a page that is away.
+//! The table that `farmem.h` and its like find by the symbol `farmem_v1`: where the page words are,
+//! and which functions to call for pages that are away.
 //!
 //! A caller looks at the page's word itself and calls nothing while the page is local. Layout and
 //! meaning are `bindings/c/farmem.h`'s, and stay: programs are compiled against them.
@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 /// the program's.
 #[repr(C)]
 pub struct Hints {
-    /// Bytes of this table: what is added to it later lies behind.
+    /// Bytes of this table. Later fields are added at its end.
     bytes: usize,
     /// The far range's first address.
     far_start: usize,
@@ -24,7 +24,7 @@ pub struct Hints {
     words: AtomicPtr<AtomicU64>,
     /// Brings in pages: the first one's address, how many, whether they will be written to.
     use_range: extern "C" fn(usize, usize, i32),
-    /// Brings in the pages of so many addresses.
+    /// Brings in the pages of these addresses.
     use_each: extern "C" fn(*const usize, usize, i32),
     /// `madvise` of whole pages.
     advise: extern "C" fn(usize, usize, i32),

@@ -1,24 +1,27 @@
-//! What kind of file an exec names: whether its loader will load this library, and if not, why.
+//! The kind of file that an exec names: whether its loader will load this library, and if not, why.
 //!
-//! musl's loader ends a program whose preloaded library it cannot load, and a 32-bit program's loader complains on
-//! standard error. Both programs run as they are if the library is taken out of their environment. Static and
-//! set-user-ID programs ignore it by themselves; they are only noted, for the run's summary.
+//! musl's loader ends a program if it cannot load a preloaded library, and a 32-bit program's
+//! loader complains on standard error. Both programs run as they are if the library is taken out of
+//! their environment. Static and set-user-ID programs ignore it by themselves; they are only noted,
+//! for the run's summary.
 
 use farmem_protocol::counters::Near;
 use farmem_sys::raw::checked;
 
 /// Scripts may name scripts as their interpreters; the kernel follows five.
 const INTERPRETERS: usize = 5;
-/// Of a file's beginning: the kernel reads 256 bytes of a script; headers and the loader's name come early.
+/// Of a file's beginning: the kernel reads 256 bytes of a script; headers and the loader's name
+/// come early.
 const HEAD: usize = 4096;
 const PT_INTERP: u32 = 3;
 
-/// Why the library is not loaded into the file that an exec of this process names; `None` where it is. A file that
-/// cannot be read counts as one that loads it.
+/// Why the library is not loaded into the file that an exec of this process names; `None` where it
+/// is. A file that cannot be read counts as one that loads it.
 pub fn stays_near(directory: usize, path: usize) -> Option<Near> {
     let mut head = [0u8; HEAD];
     let mut file = read(directory, path, &mut head)?;
-    // The path as given is what is known of the file's name; a script's interpreter has one of its own.
+    // The path as given is what is known of the file's name; a script's interpreter has one of its
+    // own.
     let mut name = [0u8; 257];
     let mut own_name = path;
     for _ in 0..INTERPRETERS {
@@ -47,14 +50,14 @@ unsafe fn text_at<'t>(at: usize) -> &'t [u8] {
     }
 }
 
-/// Whether a file is glibc's loader by its name. It is executed by itself to load another program, and loads this
-/// library too.
+/// Whether a file is glibc's loader by its name. It is executed by itself to load another program,
+/// and loads this library too.
 fn is_loader(path: &[u8]) -> bool {
     let last = path.rsplit(|&b| b == b'/').next().unwrap_or_default();
     last.starts_with(b"ld-") || last.starts_with(b"ld.so")
 }
 
-/// What was asked of a file beside its beginning.
+/// Facts about a file beyond its first bytes.
 struct Looked {
     /// Bytes of its beginning.
     len: usize,

@@ -43,7 +43,7 @@
 //! thread, no `dlsym` in a hook, no unwinding. Nothing imported, but for what
 //! `tests/tests/imports.rs` lists with its reasons.
 
-// Tests leave the exports out, for they would hook the test runner itself.
+// Tests leave the exports out, because they would hook the test runner itself.
 #![cfg_attr(test, allow(dead_code))]
 #![allow(unsafe_code)] // This crate *is* the unsafe border with the program; each block says why it holds.
 

@@ -1,12 +1,14 @@
-//! Limits on addresses that the program sets (`RLIMIT_AS`, `RLIMIT_DATA`), for itself or for what it executes.
+//! Limits on addresses that the program sets (`RLIMIT_AS`, `RLIMIT_DATA`), for itself or for what
+//! it executes.
 //!
-//! The runtime's tables reserve far more addresses than such limits allow, and take next to no memory: the kernel would
-//! refuse every mapping from then on, and what is executed could not start. So the kernel is told a limit that is higher
-//! by [`ABOVE`], and the program its own; far mappings are held to that here. (Near ones, files and stacks,
-//! are not counted.) The kernel keeps the number, over fork and exec, so nothing need be remembered; who has no runtime
-//! finds a limit that is none.
+//! The runtime's tables reserve far more addresses than such limits allow, and take next to no
+//! memory. Under the program's limit the kernel would refuse every mapping from then on, and no
+//! program could be executed. So the kernel is given a limit that is higher by [`ABOVE`], and the
+//! program is told its own. Far mappings are held to the program's limit here. (Near ones, files
+//! and stacks, are not counted.) The kernel keeps the number over fork and exec, so nothing need be
+//! remembered. An image without the runtime finds a limit too high to matter.
 //!
-//! A hard limit that was there before the run and is lower stays as it is, and so does what is set under it.
+//! A lower hard limit from before the run stays as it is, and so does a limit set under it.
 
 use crate::call::Call;
 use crate::guard;
@@ -23,7 +25,7 @@ const KINDS: [usize; 2] = [libc::RLIMIT_AS as usize, libc::RLIMIT_DATA as usize]
 /// The kernel's `rlimit`: soft, hard.
 type Limit = [u64; 2];
 
-/// Whether the program may be limited so: if not, nobody needs to be asked.
+/// Whether the program may have such limits. If not, the limits are not looked up.
 static LIMITED: AtomicBool = AtomicBool::new(false);
 
 fn raised(limit: u64) -> u64 {
@@ -34,7 +36,7 @@ fn told(limit: u64) -> u64 {
     if (ABOVE..NONE).contains(&limit) { limit - ABOVE } else { limit }
 }
 
-/// What the kernel has now.
+/// The kernel's present limit.
 fn kernels(kind: usize) -> Result<Limit, Errno> {
     let mut limit: Limit = [NONE; 2];
     // SAFETY: a live rlimit; nothing is set.
@@ -47,13 +49,14 @@ pub fn begin() {
     LIMITED.store(KINDS.iter().any(is_ours), Ordering::Relaxed);
 }
 
-/// Whether `len` bytes far may be mapped with such a protection, in place of what is in `replaced` (address, length).
+/// Whether `len` bytes far may be mapped with such a protection, in place of what is in `replaced`
+/// (address, length).
 pub fn allow(len: usize, prot: i32, replaced: (usize, usize)) -> bool {
     if !LIMITED.load(Ordering::Relaxed) {
         return true;
     }
     let (all, there) = pager().mapped(replaced.0, replaced.1);
-    // As Linux counts: what replaces a reservation is no more than there was, writable or not.
+    // As Linux counts: a mapping that replaces a reservation adds nothing, writable or not.
     let more = (len as u64).saturating_sub(there.bytes);
     let data = if prot & libc::PROT_WRITE != 0 { more } else { 0 };
     fits(libc::RLIMIT_AS, all.bytes, 0, more) && fits(libc::RLIMIT_DATA, all.writable, 0, data)
@@ -68,14 +71,15 @@ pub fn allow_protection(at: usize, len: usize, prot: i32) -> bool {
     fits(libc::RLIMIT_DATA, all.writable, there.writable, there.bytes)
 }
 
-/// Whether so many bytes may take the place of those `there`. What does not grow is never refused. (Data is what is
-/// writable; as Linux counts, in `may_expand_vm`.)
+/// Whether `bytes` may take the place of `there` bytes. A replacement that is not larger is never
+/// refused. (Writable bytes are data; Linux counts so in `may_expand_vm`.)
 fn fits(kind: u32, now: u64, there: u64, bytes: u64) -> bool {
     let after = (now - there).saturating_add(bytes);
     after <= now || after <= kernels(kind as usize).map_or(NONE, |[soft, _]| told(soft))
 }
 
-/// getrlimit, setrlimit and prlimit64, in the kernel's place where they are about such a limit of the caller's.
+/// getrlimit, setrlimit and prlimit64, in the kernel's place where they are about such a limit of
+/// the caller's.
 pub fn call(call: &Call) -> isize {
     let [a, b, c, d, ..] = call.args;
     let (mine, kind, new, old) = match call.nr {
@@ -121,7 +125,7 @@ mod tests {
         for limit in [0, 1, 1 << 30, ABOVE - 1, NONE] {
             assert_eq!(told(raised(limit)), limit);
         }
-        // What was there before stays readable, and the order stays.
+        // Entries from before stay readable, and the order stays.
         assert_eq!(told(1 << 40), 1 << 40);
         assert!(raised(5) < raised(6) && raised(6) < raised(NONE) && raised(NONE) == NONE);
     }

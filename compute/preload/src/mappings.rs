@@ -1,5 +1,5 @@
-//! Calls that change mappings: far ones go to the pager, near ones to the kernel, and those that reach across
-//! are made in parts.
+//! Calls that change mappings: far ones go to the pager, near ones to the kernel, and those that
+//! reach across are made in parts.
 
 use crate::call::{Call, issue};
 use crate::process::pager;
@@ -20,8 +20,8 @@ pub fn keep_near_break(at: usize) {
     NEAR_BREAK.store(at, Ordering::Relaxed);
 }
 
-/// brk. A near heap that was there before us shrinks as it likes; more is refused as the kernel does,
-/// by the break that is: libc takes whatever comes back for the break from then on.
+/// brk. A near heap that was there before us shrinks as it likes; more is refused as the kernel
+/// does, by the break that is: libc takes whatever comes back for the break from then on.
 pub fn brk(call: &Call, to: usize) -> isize {
     match NEAR_BREAK.load(Ordering::Relaxed) {
         0 => {
@@ -33,14 +33,16 @@ pub fn brk(call: &Call, to: usize) -> isize {
     }
 }
 
-/// Where the last mapping lies that was asked for elsewhere, by a hint; 0 once that is settled. And how long it is.
+/// Where the last mapping lies that was asked for elsewhere, by a hint; 0 once that is settled. And
+/// how long it is.
 static ELSEWHERE: AtomicUsize = AtomicUsize::new(0);
 static ELSEWHERE_BYTES: AtomicUsize = AtomicUsize::new(0);
-/// How many such the program has given back at once, one after the other, and taken none without a hint between them
-/// (as mimalloc does, to which a hint is only a hint).
+/// How many such the program has given back at once, one after the other, and taken none without a
+/// hint between them (as mimalloc does, to which a hint is only a hint).
 static GIVEN_BACK: AtomicUsize = AtomicUsize::new(0);
-/// After so many it gets what it hints at, and that is near. Java's ZGC hints at thousands of addresses and takes no
-/// other; Go gives up 32 before its hints are far ones.
+/// After this many hints the program gets the address that it hints at, which is near. Java's ZGC
+/// hints at thousands of addresses and takes no other; Go gives up 32 before its hints are far
+/// ones.
 const PATIENCE: usize = 40;
 
 /// Whether the program takes memory only where it hints at. Asked when it hints.
@@ -106,8 +108,9 @@ pub fn mprotect(call: &Call) -> isize {
 
 /// pkey_mprotect, in a process that has no key but the one that every page has.
 ///
-/// Keys are not to be had ([`crate::dispatch`]): a fault's handler starts with the right to key 0 alone, and would have to
-/// read the pages that it evicts all the same. What a library has allocated by an instruction of its own is unknown here.
+/// Keys cannot be had ([`crate::dispatch`]): a fault's handler starts with the right to key 0
+/// alone, and must read the pages that it evicts. A key that a library has allocated by a `syscall`
+/// instruction of its own is unknown here.
 pub fn pkey_mprotect(call: &Call) -> isize {
     match call.args[3] as i32 {
         -1 | 0 => mprotect(&Call { nr: libc::SYS_mprotect, ..*call }),
@@ -128,7 +131,8 @@ pub fn by_parts(call: &Call, far: impl Fn(usize, usize) -> isize) -> isize {
         return far(addr, len);
     }
     let end = addr.saturating_add(len);
-    // What leaves the address space is refused whole, by the kernel: not unmapped up to where we begin.
+    // The kernel refuses a range that leaves the address space as a whole: it does not unmap up to
+    // the start of the far range.
     if end <= FAR_START || addr >= FAR_END || end > guard::pins::USER_END {
         return issue(call);
     }
@@ -216,7 +220,7 @@ fn copied(old: usize, old_len: usize, new_len: usize, flags: i32, new: usize) ->
     to
 }
 
-/// shmat at a far address: there, and nowhere else. The kernel says what else is wrong with it.
+/// shmat at a far address: there, and nowhere else. The kernel reports other errors.
 pub fn shmat(call: &Call) -> isize {
     let [id, addr, flags, ..] = call.args;
     let flags = flags as i32;

@@ -1,14 +1,14 @@
 //! Near stacks, for work that begins on a far one.
 //!
-//! The runtime must not touch far memory while it holds locks, and a stack is
-//! memory: a dispatch that begins on a far stack (a coroutine's) goes on on a near
-//! one, taken from a pool and given back at the end; there are [`STACKS`]. Uppermost on it stands where the program's
-//! stack is, as long as it is used.
+//! The runtime must not touch far memory while it holds locks, and a stack is memory: a dispatch
+//! that begins on a far stack (a coroutine's) goes on on a near one, taken from a pool and given
+//! back at the end; there are [`STACKS`]. Uppermost on it stands where the program's stack is, as
+//! long as it is used.
 //!
-//! A signal handler of the program's that interrupts a dispatch there and leaves by `siglongjmp` keeps that stack, until
-//! another begins where that one stood: two cannot stand at one place of the same memory, so the first is gone. (Coroutines
-//! that copy their stacks away, in a handler, could; see [`crate::guard::held`].) A thread that is cancelled there gives it back
-//! when it ends.
+//! A signal handler of the program's that interrupts a dispatch there and leaves by `siglongjmp`
+//! keeps that stack, until another begins where that one stood: two cannot stand at one place of
+//! the same memory, so the first is gone. (Coroutines that copy their stacks away, in a handler,
+//! could; see [`crate::guard::held`].) A thread that is cancelled there gives it back when it ends.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -66,8 +66,8 @@ unsafe extern "C" {
 
 /// Calls `function(argument)` on a near stack; where the caller's is near, on that.
 pub fn call<T>(function: extern "C" fn(&mut T), argument: &mut T) {
-    // SAFETY: the function takes one pointer, which is live for the call; its frame holds nothing of
-    // the caller's but that.
+    // SAFETY: the function takes one pointer, which is live for the call; its frame holds nothing
+    // of the caller's but that.
     unsafe { farmem_near_call(function as usize, argument as *mut T as usize) };
 }
 
@@ -97,7 +97,7 @@ pub fn program_of(addr: usize) -> Option<usize> {
     Some(unsafe { ((base + (((offset >> SHIFT) + 1) << SHIFT) - 8) as *const usize).read() })
 }
 
-/// Gives back the stack of the pool that an address lies on, if any: what was done there is never gone on with.
+/// Gives back the pool's stack that an address lies on, if any: the code on it will never continue.
 pub fn abandon(addr: usize) {
     if program_of(addr).is_some() {
         // SAFETY: set once at start.
@@ -107,14 +107,15 @@ pub fn abandon(addr: usize) {
     }
 }
 
-/// Nobody's place stands on a stack that is given back: else who takes it next could be taken for who had it before.
+/// No record may name a place on a stack that is given back: its next user could be taken for the
+/// earlier one.
 fn forget_user(index: usize) {
     // SAFETY: set once at start; the uppermost word of a stack of the pool, which the caller has.
     unsafe { ((BASE + ((index + 1) << SHIFT) - 8) as *mut usize).write(0) };
 }
 
-/// Ends the calling thread or process by such a call, which must not be refused, and gives the stack back, if it is on
-/// one of the pool; else returns. All signals are blocked.
+/// Ends the calling thread or process by such a call, which must not be refused, and gives the
+/// stack back, if it is on one of the pool; else returns. All signals are blocked.
 pub fn end(nr: i64, status: usize) {
     // SAFETY: set once at start.
     let own = stack_pointer().wrapping_sub(unsafe { BASE }) >> SHIFT;
@@ -122,8 +123,8 @@ pub fn end(nr: i64, status: usize) {
         return;
     }
     forget_user(own);
-    // SAFETY: from the moment that the bit is clear the stack may be another's: nothing of it is used. The registers
-    // that a filter looks at are no far addresses.
+    // SAFETY: from the moment that the bit is clear the stack may be another's: nothing of it is
+    // used. The registers that a filter looks at are no far addresses.
     unsafe {
         core::arch::asm!(
             "lock btr dword ptr [{used}], {own:e}",

@@ -1,17 +1,19 @@
-//! The net behind the patched sites: a seccomp filter that traps every system
-//! call with a far argument, unless it comes from the gate; and, of the calls that
-//! are dispatched whatever their arguments, those from libc's sites that could not
-//! be patched, by their address. [`REFUSED`] it refuses by itself, wherever they come from: liburing makes
-//! its calls without libc, with arguments on near stacks.
+//! The net behind the patched sites: a seccomp filter that traps every system call with a far
+//! argument, unless it comes from the gate; and, of the calls that are dispatched whatever their
+//! arguments, those from libc's sites that could not be patched, by their address. [`REFUSED`] it
+//! refuses by itself, wherever they come from: liburing makes its calls without libc, with
+//! arguments on near stacks.
 //!
-//! It is inherited over exec, by images that have no handler yet or never will
-//! (static programs). So it traps for nothing but far arguments, which such an
-//! image does not have: memory that it hints at there it is told not to be had (ENOMEM), and takes elsewhere, as Go's runtime, whose
-//! heap begins at a random address since 1.26, one time in two among the far ones. It answers [`REFUSED`] without a trap, there too; and traps
-//! for a few exact addresses, at which it has no `syscall` instruction: where libc was in the image before, by chance of the layout. (Not
-//! by chance where both images are Go's and lie at fixed addresses: there calls are
-//! marked besides, see [`crate::go`].) A register that is no argument of the call may hold anything, and does not count
-//! (the loader has been seen to start with 0x2118_0000_0000 in one).
+//! The filter is inherited over exec, by images that have no handler yet or never will (static
+//! programs). So it traps nothing but far arguments, which such an image does not have. If such an
+//! image asks for memory at a far hint, the filter answers ENOMEM, and the image takes memory
+//! elsewhere. Go's runtime does so: since 1.26 its heap begins at a random address, one time in two
+//! a far one. The filter answers [`REFUSED`] without a trap in such an image too. It also traps at
+//! a few exact addresses, where libc was in an earlier image; a later image has a `syscall`
+//! instruction there only by chance of the layout. (Not by chance where both images are Go's at
+//! fixed addresses: there calls are marked too, see [`crate::go`].) A register that is no argument
+//! of the call may hold anything, and is not looked at. (The loader has been seen to start with
+//! 0x2118_0000_0000 in one.)
 //!
 //! Filters only add up, each costs time in every call, and the kernel allows some
 //! dozens of this size. So an image tries first whether it has inherited one.
@@ -27,7 +29,8 @@ use farmem_protocol::addr::{FAR_END, FAR_SHIFT};
 use farmem_sys::raw::{Errno, checked};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// Calls whose buffers the kernel uses at times nobody is told of: ENOSYS, as [`crate::dispatch`] says to libc's.
+/// Calls whose buffers the kernel uses at times nobody is told of: ENOSYS, as [`crate::dispatch`]
+/// says to libc's.
 const REFUSED: [i64; 2] = [libc::SYS_io_uring_setup, libc::SYS_io_setup];
 
 /// The sites of this image that are not patched: of libc's, and of its own.
@@ -55,7 +58,8 @@ pub fn is_missed(after: usize) -> bool {
 ///  one of NEVER?                yes → allow
 ///  trap
 /// ```
-/// `look_at_arguments`: without it only the missed sites are looked for. `mark`: a bit that is set in the numbers there.
+/// `look_at_arguments`: without it only the missed sites are looked for. `mark`: a bit that is set
+/// in the numbers there.
 fn program(look_at_arguments: bool, missed: &[usize], mark: u32) -> Vec<libc::sock_filter> {
     // Where the parts begin.
     let looked_at = if look_at_arguments { 6 } else { 0 };
@@ -104,8 +108,8 @@ fn program(look_at_arguments: bool, missed: &[usize], mark: u32) -> Vec<libc::so
     p
 }
 
-/// The part for a far value in register `i`, while those before it are near: calls that have no such argument
-/// may pass. Over all numbers that is a row of stretches, looked through from above.
+/// The part for a far value in register `i`, while those before it are near: calls that have no
+/// such argument may pass. Over all numbers that is a row of stretches, looked through from above.
 fn far_register(i: usize) -> Vec<libc::sock_filter> {
     let mut p = vec![
         op(LOAD, IP_HIGH, 0, 0),
@@ -117,7 +121,8 @@ fn far_register(i: usize) -> Vec<libc::sock_filter> {
         op(LOAD, NUMBER, 0, 0),
     ];
     if i == 0 {
-        // A mere hint. An image with a handler loses little by the answer: libc's calls do not come this way.
+        // A mere hint. An image with a handler loses little by the answer: libc's calls do not come
+        // this way.
         p.push(op(EQUAL, libc::SYS_mmap as u32, 0, 4));
         p.push(op(LOAD, arg_high(3) - 4, 0, 0));
         p.push(op(ANY_OF, (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) as u32, 1, 0));
@@ -142,16 +147,17 @@ const NOTHING: usize = 3;
 /// Where nothing is ever mapped.
 const NOWHERE: usize = FAR_END - 4096;
 static TRYING: AtomicBool = AtomicBool::new(false);
-/// What the handler returns from a trial.
+/// The handler's return value for a trial.
 pub const CAUGHT: i64 = 1;
 
-/// Whether a filter that looks at arguments is there already: a call is made that it would trap. The handler
-/// of SIGSYS is installed, and asks [`is_trial`].
+/// Whether a filter that looks at arguments is there already: a call is made that it would trap.
+/// The handler of SIGSYS is installed, and asks [`is_trial`].
 fn is_inherited() -> bool {
     let mut ret = libc::SYS_read;
     TRYING.store(true, Ordering::Relaxed);
-    // SAFETY: nothing is read, from no descriptor, to where nothing is mapped. Not by way of the gate, whence all may
-    // pass. (`read`, because an inherited filter of the program's own allows that, if anything.)
+    // SAFETY: nothing is read, from no descriptor, to where nothing is mapped. Not by way of the
+    // gate, whence all may pass. (`read`, because an inherited filter of the program's own allows
+    // that, if anything.)
     unsafe {
         core::arch::asm!("syscall", inout("rax") ret, in("rdi") usize::MAX, in("rsi") NOWHERE, in("rdx") 0, out("rcx") _, out("r11") _);
     }
@@ -164,9 +170,9 @@ pub fn is_trial(nr: i64, second: usize) -> bool {
     TRYING.load(Ordering::Relaxed) && nr == libc::SYS_read && second == NOWHERE
 }
 
-/// Arms the filter for this process and all that it starts. False where libc has more sites that are
-/// not patched than are looked for. `marked`, `others`: such sites of the program's own image, for filters of their own:
-/// all that are marked, and of the others as many as one can look for.
+/// Arms the filter for this process and all that it starts. False where libc has more sites that
+/// are not patched than are looked for. `marked`, `others`: such sites of the program's own image,
+/// for filters of their own: all that are marked, and of the others as many as one can look for.
 pub fn arm(missed: &Missed, marked: &Missed, others: &Missed) -> Result<bool, Errno> {
     let known = by_filter(missed);
     let mut plain = Missed::new();
@@ -189,8 +195,9 @@ pub fn arm(missed: &Missed, marked: &Missed, others: &Missed) -> Result<bool, Er
     Ok(known.iter().flatten().count() == missed.len())
 }
 
-/// libc's sites, at most [`MOST_MISSED`], as filters can look for them: one compares the upper halves of addresses once. Of
-/// some three thousand layouts one has a multiple of 4 GiB in the midst of libc's text, and needs two.
+/// libc's sites, at most [`MOST_MISSED`], as filters can look for them: one compares the upper
+/// halves of addresses once. Of some three thousand layouts one has a multiple of 4 GiB in the
+/// midst of libc's text, and needs two.
 fn by_filter(missed: &[usize]) -> Vec<Missed> {
     let mut filters: Vec<Missed> = Vec::new();
     for &after in missed.iter().take(MOST_MISSED) {
@@ -209,9 +216,9 @@ fn install(mut program: Vec<libc::sock_filter>) -> Result<(), Errno> {
     }
     let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
     let ask = [libc::PR_SET_SECCOMP as usize, 2, &filter as *const _ as usize, 0, 0, 0];
-    // A privileged user's programs keep set-user-ID bits in force, as without farmem. Others' must give them up first:
-    // the kernel demands it of whoever filters calls.
-    // SAFETY: the program is live for the call; the kernel copies it.
+    // A privileged user's programs keep set-user-ID bits in force, as without farmem. Others' must
+    // give them up first: the kernel demands it of whoever filters calls. SAFETY: the program is
+    // live for the call; the kernel copies it.
     unsafe {
         match checked(libc::SYS_prctl, ask) {
             Err(Errno(libc::EACCES)) => {

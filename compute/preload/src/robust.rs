@@ -1,9 +1,11 @@
 //! Robust locks that a thread holds when it ends.
 //!
-//! The kernel marks them, by a list that the thread keeps. Its own accesses do not fault: at the first lock or link that
-//! is far and absent it would stop, and whoever waits for that lock, or one behind it, would wait for ever. So the
-//! runtime walks the list before the thread ends, as the kernel does (`exit_robust_list`), and takes it from the kernel:
-//! whoever owns a marked lock by then writes to its link, which would lead a second walk into his list, or anywhere.
+//! The kernel marks the locks of a thread that ends, by a list that the thread keeps. The kernel's
+//! own accesses do not fault. At the first lock or link that is far and absent it would stop, and a
+//! thread that waits for that lock, or for one behind it, would wait for ever. So the runtime walks
+//! the list before the thread ends, as the kernel does (`exit_robust_list`), and takes the list
+//! from the kernel. A marked lock may have a new owner by then, which writes to its link, and a
+//! second walk would follow that link into another list, or anywhere.
 
 use crate::guard::peek::peek;
 use crate::process::pager;
@@ -13,7 +15,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 /// As many links as the kernel follows.
 const MOST: usize = 2048;
-/// The bit in a link that tells of priority inheritance: waiters are woken by the kernel, in another way.
+/// The bit in a link that tells of priority inheritance: waiters are woken by the kernel, in
+/// another way.
 const INHERITS: usize = 1;
 
 #[repr(C)]
@@ -34,7 +37,8 @@ pub fn let_go() {
     if unsafe { checked(libc::SYS_get_robust_list, args) }.is_err() || at == 0 || len != size_of::<Head>() {
         return;
     }
-    // The list of a thread of libc's is near, and nearly always empty; elsewhere it may be what it likes.
+    // The list of a thread of libc's is near, and nearly always empty; elsewhere it may be what it
+    // likes.
     let Some(head) = peek::<Head>(at) else { return };
     if head.first & !INHERITS == at && head.pending == 0 {
         return;
@@ -65,8 +69,8 @@ pub fn let_go() {
     unsafe { syscall(libc::SYS_set_robust_list, [0, size_of::<Head>(), 0, 0, 0, 0]) };
 }
 
-/// Whether the kernel could stop at an absent page. If not, it finds and marks all of them, and looks better than the
-/// runtime can whether near memory may be written to.
+/// Whether the kernel could stop at an absent page. If not, it finds and marks all of them, and
+/// looks better than the runtime can whether near memory may be written to.
 fn any_far(at: usize, head: &Head, lock: impl Fn(usize) -> usize) -> bool {
     let far = |link: usize| is_far(link) || is_far(lock(link));
     let mut link = head.first;
@@ -90,8 +94,8 @@ fn mark(lock: usize, own: u32, inherits: bool, pending: bool) {
     }
     let pinned = pager().pin(lock, 4, true);
     if !is_far(lock) || pinned == 4 {
-        // SAFETY: mapped, as was seen just now; far memory is pinned writable. A lock of the program's, which is written
-        // to by atomic instructions alone.
+        // SAFETY: mapped, as was seen just now; far memory is pinned writable. A lock of the
+        // program's, which is written to by atomic instructions alone.
         let word = unsafe { AtomicU32::from_ptr(lock as *mut u32) };
         mark_word(word, own, inherits, pending);
     }

@@ -37,8 +37,8 @@ static SEEK_AT_NS: AtomicU64 = AtomicU64::new(0);
 static SEEK_NS: AtomicU64 = AtomicU64::new(SOON_NS);
 static SOUGHT: AtomicUsize = AtomicUsize::new(0);
 
-/// Between looks for a node that was lost: at first, and at most. A node that comes and goes costs a place in
-/// the table of nodes each time.
+/// Between looks for a node that was lost: at first, and at most. A node that comes and goes costs
+/// a place in the table of nodes each time.
 const SOON_NS: u64 = 1_000_000_000;
 const LATE_NS: u64 = 60_000_000_000;
 /// How long such a node may take to answer.
@@ -61,7 +61,7 @@ fn addresses(nodes: &str) -> impl Iterator<Item = &str> {
     nodes.split(',').filter(|node| !node.is_empty())
 }
 
-/// Sees to a change of the nodes, if there is one. What has failed is tried again by the next look.
+/// Carries out a change of the nodes, if there is one. The next look tries failed parts again.
 pub fn look(pager: &Pager) {
     seek(pager);
     let Some((change, nodes)) = process::run_file().and_then(|file| file.roster(SEEN.load(Ordering::Relaxed))) else {

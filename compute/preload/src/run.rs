@@ -1,4 +1,5 @@
-//! The run that this process is in: `FARMEM_RUN` ([`farmem_run::RunSpec`]), and how its nodes are joined.
+//! The run that this process is in: `FARMEM_RUN` ([`farmem_run::RunSpec`]), and how its nodes are
+//! joined.
 
 use farmem_fabric::ConnectOptions;
 use farmem_fabric::session::SILENT_NS;
@@ -8,12 +9,12 @@ use farmem_sys::raw;
 use std::ffi::CString;
 use std::time::Duration;
 
-/// How long a node may take to answer: as long as one that is stopped is waited for in mid-run, for the
-/// run has reached it before.
+/// How long a node may take to answer: as long as the runtime waits for a stopped node during a
+/// run, because the run has reached this one before.
 const ANSWER_WITHIN: Duration = Duration::from_nanos(SILENT_NS);
 
-/// What a node is told of this process: its machine, its user by number, and the name of its image. By raw system
-/// calls: the program's libc is not asked.
+/// The names that a node is given of this process: its machine, its user by number, and its image.
+/// They come from raw system calls, not from the program's libc.
 fn names() -> Names {
     let read = |path| raw::read_file(path).unwrap_or_default();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end().to_owned();

@@ -1,8 +1,9 @@
 //! A seccomp filter of the program's own, with what the runtime needs put before it.
 //!
-//! A program that confines itself does not know of the calls that its loads and stores have become: `ioctl` of a
-//! userfaultfd, `process_madvise`, over TCP the traffic with its nodes. Its filter would forbid them: the program would
-//! be killed at its next fault, or fault for ever. So what it gives to the kernel is not its filter alone:
+//! A program that confines itself does not know of the calls that its loads and stores have become:
+//! `ioctl` of a userfaultfd, `process_madvise`, over TCP the traffic with its nodes. Its filter
+//! would forbid them: the program would be killed at its next fault, or fault for ever. So what it
+//! gives to the kernel is not its filter alone:
 //!
 //! ```text
 //!  marked ([`crate::go`]), from elsewhere?                       yes → trap, and it goes by the filter unmarked
@@ -11,14 +12,16 @@
 //!  the program's filter, as it is
 //! ```
 //!
-//! Calls of the program's that are made for it come from another part of the gate, and go by its filter; so do all
-//! that pass the runtime by. (Mappings, masks and actions, which the runtime looks after in the program's place, do
-//! not.) Filters are inherited over fork and exec, and the gate is at the same place in every image. What it costs
-//! the sandbox: who runs code of his own inside finds at a known address an instruction by which the calls of OWN
-//! can be made, as far as a filter cannot tell their arguments from the runtime's. Rejected: to refuse the filter, as by
-//! a kernel without them; some programs then end, others go on without.
+//! Calls that are made on the program's behalf come from another part of the gate, and are judged
+//! by its filter. So are all calls that bypass the runtime. (Mappings, masks and actions, which the
+//! runtime keeps for the program, are not.) Filters are inherited over fork and exec, and the gate
+//! is at the same place in every image. The cost for the sandbox: an intruder who runs code inside
+//! finds, at a known address, an instruction for making the calls of OWN, as far as a filter cannot
+//! tell their arguments from the runtime's. Rejected: refusing the filter, as a kernel without
+//! filters does. Some programs then end, and others go on without a sandbox.
 //!
-//! A filter that is installed by a system call which is not seen (inline, not libc's), or before the run, is as it is.
+//! A filter that is installed by a system call which is not seen (inline, not libc's), or before
+//! the run, is as it is.
 
 use crate::bpf::{self, Seen};
 use crate::call::{Call, MARK, issue};
@@ -39,7 +42,7 @@ use farmem_sys::raw::{SignalsBlocked, syscall};
 use farmem_sys::thread::THREAD_FLAGS;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What the runtime calls after its start, its threads and children included.
+/// The calls that the runtime makes after its start, its threads and children included.
 const OWN: [i64; 50] = [
     // Faults and evictions.
     libc::SYS_ioctl,
@@ -94,7 +97,7 @@ const OWN: [i64; 50] = [
     libc::SYS_pidfd_open,
     libc::SYS_openat,
     libc::SYS_prctl,
-    // What long transfers go to or come from, in images after this one.
+    // The kinds of files of long transfers, in images after this one.
     libc::SYS_fstat,
     // Last words.
     libc::SYS_write,
@@ -128,7 +131,7 @@ pub fn begins(call: &Call) -> bool {
     how(call).is_some()
 }
 
-/// What the run is like, as far as it matters here.
+/// The properties of the run that matter here.
 #[derive(Clone, Copy, Debug)]
 pub struct Needs {
     /// Some node is reached over the network.
@@ -140,7 +143,7 @@ pub struct Needs {
 static NETWORK: AtomicBool = AtomicBool::new(true);
 static RECORDS: AtomicBool = AtomicBool::new(true);
 
-/// What the runtime will need of the system, told before the program runs.
+/// Tells the runtime's needs of the system, before the program runs.
 pub fn will_need(needs: Needs) {
     NETWORK.store(needs.network, Ordering::Relaxed);
     RECORDS.store(needs.records, Ordering::Relaxed);
@@ -150,7 +153,8 @@ pub fn will_need(needs: Needs) {
 static MAY_STAY: AtomicBool = AtomicBool::new(false);
 static STRICT: AtomicBool = AtomicBool::new(false);
 
-/// Whether `exit_group` is the end, whatever filters the program has installed in this image.
+/// Whether `exit_group` ends the process, under all filters that the program has installed in this
+/// image.
 pub fn may_end() -> bool {
     !MAY_STAY.load(Ordering::Relaxed)
 }
@@ -160,12 +164,14 @@ pub fn is_strict() -> bool {
     STRICT.load(Ordering::Relaxed)
 }
 
-/// Makes such a call. A filter of nearly as many instructions as the kernel takes is refused (EINVAL).
+/// Makes such a call. A filter of nearly as many instructions as the kernel takes is refused
+/// (EINVAL).
 pub fn begin(call: &Call) -> isize {
     if how(call) == Some(How::Strict) {
         return begin_strict(call);
     }
-    // Which flags there are, libraries ask by a filter that is nowhere: the kernel's errors come in its order.
+    // Which flags there are, libraries ask by a filter that is nowhere: the kernel's errors come in
+    // its order.
     let Some(theirs) = peek::<libc::sock_fprog>(call.args[2]) else { return issue(call) };
     let _signals = SignalsBlocked::new();
     let mut filter = allowances(has_marked(), needs());
@@ -197,8 +203,9 @@ fn install(call: &mut Call, filter: &mut [libc::sock_filter]) -> isize {
     issue(call)
 }
 
-/// Strict mode (`read`, `write`, `exit`, `sigreturn`; else SIGKILL). The kernel has none for a process that has a filter, and
-/// each has the net's: here it is a filter that traps, and [`end_strictly`].
+/// Strict mode (`read`, `write`, `exit`, `sigreturn`; else SIGKILL). The kernel has none for a
+/// process that has a filter, and each has the net's: here it is a filter that traps, and
+/// [`end_strictly`].
 fn begin_strict(call: &Call) -> isize {
     if call.nr == libc::SYS_seccomp && (call.args[1] != 0 || call.args[2] != 0) {
         return -(libc::EINVAL as isize);
@@ -237,7 +244,7 @@ fn strict(pid: u32) -> Vec<libc::sock_filter> {
     p
 }
 
-/// What strict mode does with other calls. (The whole process ends, not the one thread.)
+/// Ends the process as strict mode ends a thread that makes another call. (The whole process ends.)
 pub fn end_strictly() {
     // SAFETY: no pointers.
     unsafe {
@@ -255,7 +262,8 @@ const fn low(i: u32) -> u32 {
     16 + 8 * i
 }
 
-/// The part for an argument's low word that, under a mask, must be one of these; goes to the program's filter else.
+/// The part for an argument's low word that, under a mask, must be one of these; goes to the
+/// program's filter else.
 fn one_of(argument: u32, mask: u32, values: &[u32]) -> Vec<libc::sock_filter> {
     let mut p = vec![op(LOAD, low(argument), 0, 0), op(AND, mask, 0, 0)];
     p.extend((0..).zip(values).map(|(i, &value)| op(EQUAL, value, (values.len() - i) as u8, 0)));
@@ -263,11 +271,12 @@ fn one_of(argument: u32, mask: u32, values: &[u32]) -> Vec<libc::sock_filter> {
     p
 }
 
-/// What must hold of a call's arguments, of those of [`OWN`] where that can be told.
+/// Conditions on the arguments of the calls of [`OWN`], where a filter can check them.
 fn conditions(nr: i64, needs: Needs) -> Vec<libc::sock_filter> {
     const ALL: u32 = u32::MAX;
     match nr {
-        // A userfaultfd's, which pages were written, and how much there is to read; none else of a terminal or a device.
+        // A userfaultfd's, which pages were written, and how much there is to read; none else of a
+        // terminal or a device.
         libc::SYS_ioctl => {
             vec![
                 op(LOAD, low(1), 0, 0),
@@ -281,9 +290,10 @@ fn conditions(nr: i64, needs: Needs) -> Vec<libc::sock_filter> {
         // A pipe that never waits, and what is put there by reference.
         libc::SYS_pipe2 => one_of(1, ALL, &[PIPE_FLAGS as u32]),
         libc::SYS_vmsplice => one_of(3, ALL, &[SPLICE_FLAGS]),
-        // To a thread of whoever's, but these two alone: a child has another pid, and its parent's filter.
+        // To a thread of whoever's, but these two alone: a child has another pid, and its parent's
+        // filter.
         libc::SYS_tgkill => one_of(2, ALL, &[libc::SIGBUS as u32, libc::SIGSYS as u32]),
-        // What makes code is the program's filter's to judge.
+        // Calls that make code executable are judged by the program's filter.
         libc::SYS_mmap | libc::SYS_mprotect => {
             vec![op(LOAD, low(2), 0, 0), op(ANY_OF, libc::PROT_EXEC as u32, 0, 1), op(GO, BEHIND, 0, 0)]
         }
@@ -329,7 +339,8 @@ fn needs() -> Needs {
     Needs { network: NETWORK.load(Ordering::Relaxed), records: RECORDS.load(Ordering::Relaxed) }
 }
 
-/// What goes before the program's filter. `has_marked`: some of the program's calls are marked.
+/// The instructions before the program's filter. `has_marked`: some of the program's calls are
+/// marked.
 fn allowances(has_marked: bool, needs: Needs) -> Vec<libc::sock_filter> {
     const ELSEWHERE: u32 = BEHIND - 1;
     let mut p = vec![

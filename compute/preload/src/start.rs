@@ -1,13 +1,15 @@
 //! The constructor: arms everything, in an order in which each step can rely on
 //! the ones before, before any code of the program runs.
 //!
-//! The library is linked with `-z initfirst` (`build.rs`): its constructor runs before those of all other libraries,
-//! libc's included, and before the program's `.preinit_array`. So no thread is there that waits in libc while its text is
-//! patched, that has blocked the runtime's signals, or has no filter; nothing is mapped where far memory will be. The
-//! loader keeps this promise to one library only, the last that asks: where there is another (libpthread before glibc
-//! 2.34), others' constructors run before.
+//! The library is linked with `-z initfirst` (`build.rs`): its constructor runs before those of all
+//! other libraries, libc's included, and before the program's `.preinit_array`. So no thread is
+//! there that waits in libc while its text is patched, that has blocked the runtime's signals, or
+//! has no filter; nothing is mapped where far memory will be. The loader keeps this promise to one
+//! library only, the last that asks: where there is another (libpthread before glibc 2.34), others'
+//! constructors run before.
 //!
-//! libc's constructor has not run then. Looking up a node's name needs its `environ`, which is set here.
+//! libc's constructor has not run then. Looking up a node's name needs its `environ`, which is set
+//! here.
 
 use crate::gate::NotBuilt;
 use crate::run::joining;
@@ -48,8 +50,8 @@ unsafe extern "C" {
 }
 
 extern "C" fn start(_: i32, _: Pointers, variables: Pointers) {
-    // SAFETY: glibc's loader passes the process's variables to constructors. Nobody else runs who could look; libc will
-    // set the same.
+    // SAFETY: glibc's loader passes the process's variables to constructors. Nobody else runs who
+    // could look; libc will set the same.
     unsafe {
         if environ.is_null() {
             environ = variables;
@@ -62,7 +64,8 @@ extern "C" fn start(_: i32, _: Pointers, variables: Pointers) {
     }
 }
 
-/// The value of a variable, whose `name` ends in `=`. By no function of libc's: other libraries replace them.
+/// The value of a variable, whose `name` ends in `=`. By no function of libc's: other libraries
+/// replace them.
 pub fn variable(variables: Pointers, name: &[u8]) -> Option<&'static [u8]> {
     // SAFETY: the loader passes strings, to a null.
     let all = (0..).map_while(|n| unsafe { variables.add(n).read().as_ref() });
@@ -70,9 +73,10 @@ pub fn variable(variables: Pointers, name: &[u8]) -> Option<&'static [u8]> {
     all.map(|text| unsafe { CStr::from_ptr(text) }.to_bytes()).find_map(|text| text.strip_prefix(name))
 }
 
-/// A socket of whoever started the run, and this program is another user's: root ran `su`, or a server that gives up
-/// its rights and then starts programs. (Where the library lies in the run's own directory, they do not come here: see
-/// [`stays_near`].) Over TCP the same number is a firewall's.
+/// A socket of whoever started the run, and this program is another user's: root ran `su`, or a
+/// server that gives up its rights and then starts programs. (Where the library lies in the run's
+/// own directory, they do not come here: see [`stays_near`].) Over TCP the same number is a
+/// firewall's.
 fn is_anothers(failure: &ConnectError) -> bool {
     matches!(failure, ConnectError::Forbidden(_))
 }
@@ -106,9 +110,10 @@ fn is_first(file: Option<&counters::File>) -> bool {
     file.is_none_or(|file| file.processes[0].pid.load(Ordering::Relaxed) == 0)
 }
 
-/// Where mappings come elsewhere than they are asked to, and did not for the run's first program, this one is emulated
-/// (qemu-user): its memory is its emulator's, and far where the runtime is there. Nothing more is asked of an emulator,
-/// whose answers are of a process that is not this one.
+/// Where mappings come elsewhere than they are asked to, and did not for the run's first program,
+/// this one is emulated (qemu-user): its memory is its emulator's, and far where the runtime is
+/// there. Nothing more is asked of an emulator, whose answers are of a process that is not this
+/// one.
 fn without_gate(reason: NotBuilt, run: &RunSpec) -> Result<(), String> {
     match reason {
         NotBuilt::Refused(e) => Err(format!("the system-call gate cannot be built: {e}")),
@@ -169,7 +174,8 @@ fn arm(text: &str, variables: Pointers) -> Result<(), String> {
     let pool = Pool::new(sessions).map_err(|e| e.to_string())?;
     let pager = match farmem_pager::start(run.clone(), pool, process::claim_counters()) {
         Ok(pager) => pager,
-        // The run has it, so this is somebody who stands between the program and the kernel: valgrind, a sandbox.
+        // The run has it, so this is somebody who stands between the program and the kernel:
+        // valgrind, a sandbox.
         Err(StartError::Userfaultfd(e)) if !is_first => {
             stays_near::note_self(Near::Kernel);
             say(&format!("a program of the run stays local: {e}"));
@@ -184,8 +190,8 @@ fn arm(text: &str, variables: Pointers) -> Result<(), String> {
     }
     pager.take_stock();
     for (at, end) in mapped_far() {
-        // Pages of its own the pager has none yet: nothing is unmapped, and the addresses are taken. (Their protection only
-        // matters for what is ours.)
+        // Pages of its own the pager has none yet: nothing is unmapped, and the addresses are
+        // taken. (Their protection only matters for what is ours.)
         pager.forget_range(at, end - at, libc::PROT_NONE);
     }
     near::reserve().map_err(|e| format!("no address space for near stacks: {e}"))?;
@@ -229,11 +235,11 @@ fn arm(text: &str, variables: Pointers) -> Result<(), String> {
     if !complete {
         say("this libc makes system calls in ways that farmem does not know: some may fail on far memory");
     }
-    // malloc's heap: from here on it grows in the far range. Libraries that are initialized before us
-    // may have used malloc already (libstdc++ does). To malloc, a break that moves to higher addresses is
-    // somebody else's sbrk; one that moves to lower addresses is fatal. So where the heap began above the
-    // far range, as in a position-independent program, it stays, at its size (mappings::keep_near_break): more
-    // of it is refused, and malloc takes mappings instead.
+    // malloc's heap: from here on it grows in the far range. Libraries that are initialized before
+    // us may have used malloc already (libstdc++ does). malloc takes a break that moves to higher
+    // addresses for somebody else's sbrk; one that moves to lower addresses is fatal. So where the
+    // heap began above the far range, as in a position-independent program, it stays, at its size
+    // (mappings::keep_near_break). More of it is refused, and malloc takes mappings instead.
     // SAFETY: queries; then moves libc's idea of the break to where our brk says it is.
     unsafe {
         let here = libc::sbrk(0) as usize;
@@ -251,8 +257,9 @@ fn mappings() -> String {
     read_file(c"/proc/self/maps").map_or_else(|_| String::new(), |maps| String::from_utf8_lossy(&maps).into_owned())
 }
 
-/// What is mapped at far addresses already: an allocator that a library's constructor, run before ours, has asked for
-/// memory may have named addresses by chance (PartitionAlloc does). It stays as it is, near.
+/// Mappings at far addresses that exist already. An allocator that a library's constructor used
+/// before ours may have named such addresses by chance (PartitionAlloc does). They stay as they
+/// are, near.
 fn mapped_far() -> Vec<(usize, usize)> {
     let maps = mappings();
     let bounds = maps.lines().filter_map(|line| {

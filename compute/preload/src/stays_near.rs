@@ -1,11 +1,11 @@
 //! Programs of the run that have no far memory are noted in the run's file, for its summary.
 //!
-//! Most are noted by the process that executes them, because they do not load this library: static programs, set-user-ID
-//! ones, those of another user ([`crate::image`], [`User`](Near::User)). A program that loads it and finds that the
-//! kernel refuses its pager notes itself.
+//! Most are noted by the process that executes them, because they do not load this library: static
+//! programs, set-user-ID ones, those of another user ([`crate::image`], [`User`](Near::User)). A
+//! program that loads it and finds that the kernel refuses its pager notes itself.
 //!
-//! A note is made before the exec and taken back if that fails. It uses no call that a filter of the program's own
-//! could punish: only those that [`crate::sandbox`] allows.
+//! A note is made before the exec and taken back if that fails. It uses no call that a filter of
+//! the program's own could punish: only those that [`crate::sandbox`] allows.
 
 use crate::{exec, image, process};
 use farmem_pager::ending::say;
@@ -18,7 +18,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
-/// Directories that a program of the run must be able to search: the library's first, then those of its nodes' sockets.
+/// Directories that a program of the run must be able to search: the library's first, then those of
+/// its nodes' sockets.
 static NEEDED: AtomicPtr<Vec<CString>> = AtomicPtr::new(std::ptr::null_mut());
 
 /// Bytes of a program's name that are kept.
@@ -51,8 +52,8 @@ fn about(fd: usize) -> Option<libc::stat> {
     }
 }
 
-/// Whether a program of this user may not search a directory. Capabilities that this process may still have (`setpriv`
-/// keeps them) do not count: an exec takes them away.
+/// Whether a program of this user may not search a directory. Capabilities that this process may
+/// still have (`setpriv` keeps them) do not count: an exec takes them away.
 fn is_barred(directory: &CString, user: u32) -> bool {
     // SAFETY: a live, terminated path.
     let opened = unsafe {
@@ -71,7 +72,8 @@ fn is_barred(directory: &CString, user: u32) -> bool {
     }
 }
 
-/// What keeps a program near, and whether the library must be taken out of its environment.
+/// The reason that keeps a program near, and whether the library must be taken out of its
+/// environment.
 #[derive(Clone, Copy)]
 pub struct Kept {
     /// Why.
@@ -90,7 +92,8 @@ fn as_another_user() -> Option<Kept> {
     barred.then_some(Kept { why: Near::User, leaves_us })
 }
 
-/// What keeps the program near that this exec names, if anything. The path is near memory, ended by NUL.
+/// The reason that keeps the program of this exec near, if any. The path is near memory, ended by
+/// NUL.
 pub fn stays_near(directory: usize, path: usize) -> Option<Kept> {
     match image::stays_near(directory, path) {
         Some(why) => Some(Kept { why, leaves_us: matches!(why, Near::Machine | Near::Loader) }),
@@ -98,8 +101,8 @@ pub fn stays_near(directory: usize, path: usize) -> Option<Kept> {
     }
 }
 
-/// What a program of another user is told, once: by the process that executes it, if it does not load the library, or
-/// by itself.
+/// Tells a program of another user once that it stays near: from the process that executes it, if
+/// it does not load the library, or from itself.
 pub fn say_another_user() {
     say("a program of another user than the run's may not reach its node: its memory stays local");
 }
@@ -125,7 +128,8 @@ impl Note {
 /// Notes this program itself.
 pub fn note_self(why: Near) {
     let (link, mut file) = (c"/proc/self/exe", [0u8; libc::PATH_MAX as usize]);
-    // SAFETY: a live path, and room of that length. By no function of std's, which would call libc's.
+    // SAFETY: a live path, and room of that length. By no function of std's, which would call
+    // libc's.
     let read = unsafe {
         let (link, to) = (link.as_ptr() as usize, file.as_mut_ptr() as usize);
         checked(libc::SYS_readlink, [link, to, file.len(), 0, 0, 0])

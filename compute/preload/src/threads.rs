@@ -1,4 +1,4 @@
-//! What the runtime keeps for each thread of the program, and how a thread gets it.
+//! The record that the runtime keeps for each thread of the program, and how a thread gets it.
 //!
 //! Found by the thread pointer (`%fs:0`): a thread-local would be read through a
 //! table that glibc allocates with the program's malloc, hence from far memory. A
@@ -28,20 +28,23 @@ use farmem_sys::raw::{SignalsBlocked, syscall};
 use farmem_sys::sync::Lock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-/// Threads at once, one more than can be. Two for a mapping of each (a stack and its guard) come to as many as Linux
-/// allows a process unless told otherwise.
+/// Threads at once, one more than can be. Two for a mapping of each (a stack and its guard) come to
+/// as many as Linux allows a process unless told otherwise.
 pub const RECORDS: usize = 1 << RECORDS_SHIFT;
-/// See [`RECORDS`]; known to the assembly in [`crate::sites`], as are [`HASH`] and what [`places`] says.
+/// See [`RECORDS`]; known to the assembly in [`crate::sites`], as are [`HASH`] and what [`places`]
+/// says.
 pub const RECORDS_SHIFT: u32 = 15;
 /// Spreads thread pointers over the records.
 pub const HASH: usize = 0x9E37_79B9_7F4A_7C15;
-/// A record's owner that was, and is none: nobody's thread pointer. Not 0, at which a search ends: others may lie behind.
-/// Where none do it becomes 0 again, or after enough threads no search would end.
+/// The owner of a record that was given back: no thread pointer has this value. It is not 0, at
+/// which a search ends, because others may lie behind. If none does, it becomes 0 again: otherwise,
+/// after enough threads, no search would end.
 const GIVEN_BACK: usize = 1;
-/// Held where owners change: a record that becomes 0 while another is taken behind it would hide that from its thread. A
-/// thread that looks for its own record needs no lock, for what lies on its way to that is never 0. All signals are
-/// blocked meanwhile, SIGBUS and SIGSYS too, which others may send and whose handlers look for the record; nothing is
-/// called that could fault.
+/// Held while owners change: a record that becomes 0 while another is taken behind it would hide
+/// that one from its thread. A thread that looks for its own record needs no lock, because the
+/// records on its way to it are never 0. All signals are blocked meanwhile, SIGBUS and SIGSYS too,
+/// which others may send and whose handlers look for the record. Nothing is called that could
+/// fault.
 static CHANGES: Lock<()> = Lock::new(());
 /// Records that have owners.
 static OWNED: AtomicUsize = AtomicUsize::new(0);
@@ -97,13 +100,13 @@ pub struct Record {
     pub serving: AtomicUsize,
     /// Non-zero while it has the table of the program's actions.
     pub at_actions: AtomicUsize,
-    /// What came meanwhile.
+    /// Signals that came meanwhile.
     pub kept: Kept,
     /// Where the program's stack is while a trapped call of its is served.
     pub trapped_at: AtomicUsize,
     /// See [`Record::without_traps`].
     held: AtomicUsize,
-    /// A `stack_t`: what is left of the near alternate stack.
+    /// A `stack_t`: the remaining part of the near alternate stack.
     narrower: [AtomicUsize; 3],
     /// Near memory for the strings of an exec.
     pub scratch: AtomicUsize,
@@ -111,14 +114,17 @@ pub struct Record {
     pub scratch_len: AtomicUsize,
     /// Of a long write that is under way.
     pub claim: Claim,
-    /// Of the other calls that are. Not its own thread's alone: of those, too, that share its thread pointer.
+    /// Of the other calls that are. Not its own thread's alone: of those, too, that share its
+    /// thread pointer.
     pub notes: Held,
-    /// The lowest address that is known to be of the thread's own stack, whose highest is by its thread pointer. 0: none is.
+    /// The lowest address that is known to be of the thread's own stack, whose highest is by its
+    /// thread pointer. 0: none is.
     stack_from: AtomicUsize,
-    /// Where [`crate::sites`] keeps the call of libc's that the runtime is making for the thread; 0: none, or a handler of
-    /// the program's has come between.
+    /// Where [`crate::sites`] keeps the call of libc's that the runtime is making for the thread;
+    /// 0: none, or a handler of the program's has come between.
     pub site: AtomicUsize,
-    /// Where the runtime stood when libc's handler came to cancel the thread; 0: that has returned, or none came.
+    /// Where the runtime stood when libc's handler came to cancel the thread; 0: that has returned,
+    /// or none came.
     pub cancelled_at: AtomicUsize,
 }
 
@@ -166,8 +172,8 @@ impl Record {
         fields.iter().chain(&more).for_each(|field| field.store(0, Ordering::Relaxed));
     }
 
-    /// What the same thread had in another record, by another thread pointer: the kernel goes on with its alternate stack
-    /// and its mask.
+    /// Takes over what the same thread had in another record, by another thread pointer: the kernel
+    /// keeps its alternate stack and its mask.
     fn take_from(&self, other: &Record) {
         let fields: [fn(&Record) -> &AtomicUsize; 7] = [
             |of| &of.alternate,
@@ -181,7 +187,8 @@ impl Record {
         fields.iter().for_each(|of| of(self).store(of(other).swap(0, Ordering::Relaxed), Ordering::Relaxed));
     }
 
-    /// Whether the thread serves a fault. A vfork child has its parent's record, and may have been killed in one.
+    /// Whether the thread serves a fault. A vfork child has its parent's record, and may have been
+    /// killed in one.
     pub fn is_serving(&self) -> bool {
         let name = self.serving.load(Ordering::Relaxed);
         let own = matches!(name, SERVES | UNNAMED) || name != 0 && name == own_number();
@@ -191,8 +198,8 @@ impl Record {
         own
     }
 
-    /// Makes a call that the program's filter may trap, where the program's handler must not run yet. `None`: it has
-    /// trapped it, and the call is not made.
+    /// Makes a call that the program's filter may trap, where the program's handler must not run
+    /// yet. `None`: it has trapped it, and the call is not made.
     pub fn without_traps(&self, call: impl FnOnce() -> isize) -> Option<isize> {
         self.held.store(HOLDS, Ordering::Relaxed);
         let ret = call();
@@ -220,7 +227,8 @@ impl Record {
         self.narrower.as_ptr() as usize
     }
 
-    /// Whether it is the calling thread's own, and not that of one whose thread pointer this shares.
+    /// Whether it is the calling thread's own, and not that of one whose thread pointer this
+    /// shares.
     pub fn is_of_caller(&self) -> bool {
         self.number.load(Ordering::Relaxed) == own_number()
     }
@@ -249,8 +257,8 @@ fn thread_pointer() -> usize {
 
 /// The calling thread's record.
 ///
-/// A thread pointer never has two: who takes one has seen every place where it could have been. Only its own thread
-/// looks for it (a vfork child's parent waits meanwhile).
+/// A thread pointer never has two records: a thread that takes one has seen every place where it
+/// could have been. Only its own thread looks for it (a vfork child's parent waits meanwhile).
 #[inline]
 pub fn current() -> &'static Record {
     let tp = thread_pointer();
@@ -326,7 +334,8 @@ pub fn release_after_fork() {
     CHANGES.release_after_fork();
 }
 
-/// Makes the calling thread ready for faults: a near alternate stack, nothing left of a predecessor.
+/// Makes the calling thread ready for faults: a near alternate stack, nothing left of a
+/// predecessor.
 ///
 /// Without memory for the stack the thread goes on: it needs one only when it runs on a far stack.
 pub fn begin(hidden: usize) {
@@ -348,21 +357,23 @@ pub fn begin(hidden: usize) {
     }
 }
 
-/// The calling thread was made with a stack of so many bytes, or more.
+/// The calling thread was made with a stack of at least `bytes` bytes.
 fn has_stack(bytes: usize) {
-    /// From the thread pointer to the top there is less, whatever the alignment of thread-locals.
+    /// The distance from the thread pointer to the top is less, with any alignment of
+    /// thread-locals.
     const ABOVE: usize = 16 << 10;
     if bytes > ABOVE {
         current().stack_from.store(thread_pointer() + ABOVE - bytes, Ordering::Relaxed);
     }
 }
 
-/// The calling thread is about to end, by a call that nobody refuses; all its signals are blocked. Its record and its
-/// alternate stack are the next thread's. Where it stands on that stack, it keeps both: the kernel says so. And where
-/// the record is another thread's, whose thread pointer it shares, it has nothing to give back.
+/// The calling thread is about to end, by a call that nobody refuses; all its signals are blocked.
+/// Its record and its alternate stack are the next thread's. Where it stands on that stack, it
+/// keeps both: the kernel says so. And where the record is another thread's, whose thread pointer
+/// it shares, it has nothing to give back.
 ///
-/// Once it has none, SIGBUS and SIGSYS are blocked too, to its end: a handler would take a record that nobody gives back.
-/// It must not touch far memory any more.
+/// Once it has none, SIGBUS and SIGSYS are blocked too, to its end: a handler would take a record
+/// that nobody gives back. It must not touch far memory any more.
 pub fn end() {
     let record = current();
     if !record.is_of_caller() {
@@ -401,8 +412,8 @@ fn give_back(record: &Record, _all: &SignalsBlocked) {
     OWNED.fetch_sub(1, Ordering::Relaxed);
 }
 
-/// In a forked child: the calling thread is the only one, and has a new number. `forker` is the record of the thread that
-/// made it; a clone can bring a thread pointer of its own.
+/// In a forked child: the calling thread is the only one, and has a new number. `forker` is the
+/// record of the thread that made it; a clone can bring a thread pointer of its own.
 pub fn forget_in_child(forker: &Record) {
     let own = current();
     own.number.store(own_number(), Ordering::Relaxed);
@@ -411,7 +422,8 @@ pub fn forget_in_child(forker: &Record) {
     }
     own.claim.forget();
     own.serving.store(0, Ordering::Relaxed);
-    // Calls that a handler forked in may be on the way back, and another thread's in the midst of a note.
+    // Calls that a handler forked in may be on the way back, and another thread's in the midst of a
+    // note.
     own.notes.forget();
     forker.notes.forget();
     // Its stack is free here, or another's by now ([`near::forget_in_child`]).
@@ -444,8 +456,9 @@ mod tests {
         unsafe { Box::<[Record; RECORDS]>::new_zeroed().assume_init() }
     }
 
-    /// As many thread pointers in turn as there are records, and more, some of which stay: each finds what is its own,
-    /// nobody has two, and when all have gone nothing is left at which a search would go on.
+    /// More thread pointers than there are records come one after the other, and some stay. Each
+    /// finds its own record, and no two have the same. When all have gone, no place is left at
+    /// which a search would go on.
     #[test]
     fn records_that_are_given_back_leave_no_trace() {
         let records = zeroed();

@@ -1,8 +1,8 @@
 //! `farmem run --sites`: at which instructions the program faults, and how long it waits there.
 //!
-//! Each fault looks its instruction up in a small table of this process. What is not there is found by
-//! `/proc/self/maps`, once for a mapping: file and offset, which all processes of a program share.
-//! Everything is counted in the run's file ([`farmem_protocol::waits`]).
+//! Each fault looks its instruction up in a small table of this process. An instruction that is not
+//! there is found by `/proc/self/maps`, once for a mapping: file and offset, which all processes of
+//! a program share. Everything is counted in the run's file ([`farmem_protocol::waits`]).
 
 use farmem_protocol::addr::PageId;
 use farmem_protocol::waits::{Code, File, MAGIC};

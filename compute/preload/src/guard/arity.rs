@@ -1,8 +1,8 @@
-//! How many arguments each system call has (x86-64). What lies in the other registers is left over
-//! from the program's code, and may look like a far address.
+//! The number of arguments of each system call (x86-64). The other registers hold leftovers of the
+//! program's code, which may look like far addresses.
 //!
-//! By the kernel's prototypes (`SYSCALL_DEFINEn`; `strace -e raw=all` prints as many). A number that
-//! is not here may have all six.
+//! By the kernel's prototypes (`SYSCALL_DEFINEn`; `strace -e raw=all` prints as many). A number
+//! that is not here may have all six.
 
 /// From 0 on, one digit each.
 const OLD: &[u8] = b"3331222336321440344332150533333312022130433366332323345550031421\

@@ -9,7 +9,8 @@ pub const FEW: usize = 64;
 /// No vector.
 pub const NONE: libc::iovec = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
 
-/// Calls `with` each vector of an array of the program's, as far as it can be read; returns whether all of it could.
+/// Calls `with` each vector of an array of the program's, as far as it can be read; returns whether
+/// all of it could.
 pub fn each(addr: usize, count: usize, mut with: impl FnMut(libc::iovec)) -> bool {
     let mut some = [NONE; FEW];
     let mut n = 0;

@@ -1,5 +1,5 @@
-//! Calls that mean something else with every request: what their structures point to in turn. The
-//! structure itself may be near, on the stack, and what is behind it far.
+//! Calls whose arguments mean something else with every request: the memory that their structures
+//! point to. The structure itself may be near, on the stack, and that memory far.
 
 use super::peek::peek;
 use super::pins::Pins;
@@ -14,8 +14,8 @@ pub fn ioctl(pins: &mut Pins<'_>, request: usize, addr: usize) {
         len: i32,
         at: usize,
     }
-    // _IOC_SIZE of the request, or a structure's worth for the old ones that do not encode it (which may lie on two
-    // pages: what of them is not mapped is not pinned).
+    // _IOC_SIZE of the request, or one structure's size for the old requests that do not encode it.
+    // (The structure may lie on two pages; a part that is not mapped is not pinned.)
     let size = (request >> 16) & 0x3fff;
     pins.add(addr, if size == 0 { 256 } else { size }, true);
     // FS_IOC_FIEMAP and FIDEDUPERANGE: a head that says how many follow it.
@@ -44,7 +44,7 @@ pub fn ioctl(pins: &mut Pins<'_>, request: usize, addr: usize) {
 
 /// semctl's last argument: a structure, or a number for each semaphore of the set.
 pub fn semaphores(pins: &mut Pins<'_>, call: &Call, addr: usize) {
-    /// What `IPC_64` adds to a command; the kernel takes it off on this architecture, too.
+    /// The bit that `IPC_64` adds to a command; the kernel removes it on this architecture, too.
     const NEW: i32 = 0x100;
     let bytes = match call.args[2] as i32 & !NEW {
         libc::GETALL | libc::SETALL => {
@@ -61,7 +61,7 @@ pub fn semaphores(pins: &mut Pins<'_>, call: &Call, addr: usize) {
     pins.add(addr, bytes, true);
 }
 
-/// What futex_waitv waits for.
+/// The words that futex_waitv waits for.
 pub fn waiters(pins: &mut Pins<'_>, addr: usize, count: usize) {
     /// `struct futex_waitv`.
     #[repr(C)]

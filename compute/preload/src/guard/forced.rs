@@ -1,10 +1,11 @@
-//! Calls with a far position: in `/proc/PID/mem` that is an address, and the kernel reads or writes there, whatever the program
-//! itself may do there.
+//! Calls with a far position. In `/proc/PID/mem` a position is an address, and the kernel reads or
+//! writes there even if the program itself may not.
 //!
-//! Nobody asks whether the descriptor is of such a file. No other that holds anything is so long; if one is, pages come in
-//! for nothing, and its vectors are transferred one by one.
+//! It is not checked whether the descriptor is of such a file. No other file that holds anything is
+//! so long. If one is, pages come in for nothing, and its vectors are transferred one by one.
 //!
-//! `read` and `write` at a position that `lseek` has set do not come by here: they find what is resident.
+//! `read` and `write` at a position that `lseek` has set do not come by here: they find what is
+//! resident.
 
 use super::array::each;
 use super::peek::BAD_ADDRESS;
@@ -17,7 +18,8 @@ const PIECE: usize = CHUNK / 2;
 /// The most vectors that one call takes.
 const MANY: usize = 1024;
 
-/// pread, pwrite and their vectored kin, as these files have them: vector by vector, each to its end.
+/// pread, pwrite and their vectored kin, as these files have them: vector by vector, each to its
+/// end.
 pub fn transfer(pager: &'static Pager, call: &Call) -> isize {
     let at = call.args[3];
     if matches!(call.nr, libc::SYS_pread64 | libc::SYS_pwrite64) {
@@ -36,7 +38,8 @@ pub fn transfer(pager: &'static Pager, call: &Call) -> isize {
             fits &= end.is_some_and(|end| end <= USER_END);
         });
     if !read || !fits || total == 0 || total > isize::MAX as usize {
-        // Refused before anything is transferred, or nothing is; of far vectors all are here that can be.
+        // Refused before anything is transferred, or nothing is; of far vectors all are here that
+        // can be.
         let mut pins = Pins::new(pager);
         pins.add(call.args[1], count.min(MANY) * size_of::<libc::iovec>(), false);
         return issue(call);
@@ -77,7 +80,8 @@ fn one(pager: &'static Pager, call: &Call, (addr, len): (usize, usize), at: usiz
         pins.add_forced(at + done, n, writes);
         pins.note(call);
         let got = issue(&piece);
-        // A buffer that ends is told of whatever was transferred before; memory that ends, only if nothing was.
+        // A buffer that ends is told of whatever was transferred before; memory that ends, only if
+        // nothing was.
         if got == BAD_ADDRESS || got < 0 && done == 0 {
             return got;
         }

@@ -1,7 +1,7 @@
 //! The guard: before a system call, the far pages that it will use are pinned; after it, unpinned.
 //!
-//! [`table`] says which memory a call uses. Long transfers are made as one call where others could come
-//! between two; else piece by piece ([`turn`]).
+//! [`table`] says which memory a call uses. Long transfers are made as one call where others could
+//! come between two; else piece by piece ([`turn`]).
 
 pub mod arity;
 mod array;
@@ -53,10 +53,12 @@ pub fn call(pager: &'static Pager, call: &Call) -> isize {
     }
 }
 
-/// read, write and their kin with a long far buffer: as one call, or piece by piece until something is short.
+/// read, write and their kin with a long far buffer: as one call, or piece by piece until something
+/// is short.
 ///
-/// Reading from a pipe or a socket does not go on: the next piece could wait for what one call would not have waited
-/// for. It takes what is there, as one call would: who is told of what comes by its edges waits for the next after a short one.
+/// Reading from a pipe or a socket stops after one piece: the next piece could wait, where the
+/// program's one call would not have. It takes all that is there, as one call would, because a
+/// program that uses edge-triggered epoll takes a short read to mean that no more is there.
 fn long(pager: &'static Pager, call: &Call) -> isize {
     let (fd, addr, len) = (call.args[0], call.args[1], call.args[2]);
     if addr.checked_add(len).is_none_or(|end| end > USER_END) {
@@ -95,8 +97,9 @@ fn random(pager: &'static Pager, call: &Call) -> isize {
     })
 }
 
-/// Makes pieces of a transfer of `len` bytes, of `most` each, until one is short or fails, or after the first; what they came
-/// to, or the first one's error. `piece` is told what is done and how much comes next.
+/// Makes pieces of at most `most` bytes of a transfer of `len` bytes, until one is short or fails,
+/// or after the first. Returns their sum, or the first one's error. `piece` is told how much is
+/// done and how much comes next.
 fn pieces(len: usize, most: usize, goes_on: bool, mut piece: impl FnMut(usize, usize) -> isize) -> isize {
     let mut done = 0;
     while done < len {

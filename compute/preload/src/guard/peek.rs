@@ -1,8 +1,8 @@
 //! Memory that the program points to, near or far: read and written by the runtime.
 //!
 //! A near pointer may lead nowhere, and the program expects EFAULT then. So the kernel copies
-//! (`process_vm_readv` on this process). Some container profiles forbid that: then the kernel is asked
-//! about each page first, and the runtime copies ([`near`]).
+//! (`process_vm_readv` on this process). Some container profiles forbid that: then the kernel is
+//! asked about each page first, and the runtime copies ([`near`]).
 
 mod near;
 
@@ -66,7 +66,8 @@ pub fn peek_text(addr: usize, to: *mut u8, most: usize) -> Option<usize> {
     Some(len)
 }
 
-/// Copies bytes to where the program points to. Near, and perhaps nowhere or not to be written: the kernel tells.
+/// Copies bytes to where the program points to. Near, and perhaps nowhere or not to be written: the
+/// kernel tells.
 pub fn poke_from(addr: usize, from: &[u8]) -> bool {
     let mut pins = Pins::new(crate::process::pager());
     if is_far(addr) {
@@ -86,7 +87,8 @@ pub fn poke<T: Copy>(addr: usize, value: T) -> bool {
     if !pins.add(addr, size_of::<T>(), true) {
         return false;
     }
-    // SAFETY: pinned writable if far; if near, the program's own pointer, as it gave it to the kernel.
+    // SAFETY: pinned writable if far; if near, the program's own pointer, as it gave it to the
+    // kernel.
     unsafe { (addr as *mut T).write_unaligned(value) };
     true
 }

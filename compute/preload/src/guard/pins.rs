@@ -1,4 +1,4 @@
-//! What is pinned for a call.
+//! The pins of a call.
 
 use crate::threads::notes::Note;
 use farmem_pager::Pager;
@@ -41,14 +41,15 @@ impl<'a> Pins<'a> {
         got == len
     }
 
-    /// Pins what is ours of a far range, for an access that asks nobody for the right to it.
+    /// Pins the far pages of a range, for an access that needs no right to them.
     pub(super) fn add_forced(&mut self, addr: usize, len: usize, write: bool) {
         let end = addr.saturating_add(len);
         let mut at = addr;
         while at < end {
             let got = self.pager.pin_forced(at, end - at, write);
             self.keep(at, got);
-            // Behind a mapping that is not ours there may be one that is; where nothing is mapped, the access ends.
+            // Behind a mapping that is not ours there may be one that is; where nothing is mapped,
+            // the access ends.
             if got == end - at || !self.pager.covers(at + got, 1) {
                 return;
             }
@@ -56,7 +57,7 @@ impl<'a> Pins<'a> {
         }
     }
 
-    /// What was pinned is to be unpinned.
+    /// Remembers pins that are to be undone.
     fn keep(&mut self, addr: usize, got: usize) {
         if got > 0 {
             if self.n < self.few.len() {

@@ -1,4 +1,5 @@
-//! Sending to stream sockets and receiving from them, where a far buffer is long: no more is pinned than moves.
+//! Sending to stream sockets and receiving from them, where a far buffer is long: no more is pinned
+//! than moves.
 //!
 //! ```text
 //! receive             one call, cut where nothing is there any more ([`turn::reach`])
@@ -6,11 +7,13 @@
 //! send                ─┘ for its socket's timeout together, and until a signal comes
 //! ```
 //!
-//! Of a call that has moved something errors are not told, as Linux has it. The difference that is left: each piece looks its
-//! descriptor up anew, and may find another file there if another thread closes it meanwhile; what several threads send,
-//! longer than a socket's buffer, or wait for with WAITALL, may be divided elsewhere. What of a call belongs to its bytes as
-//! a whole goes as one, all of it pinned: urgent bytes, control messages that are sent, notices that a buffer is free
-//! again, a connection's first bytes, a look at so much (`MSG_PEEK` with WAITALL). So do messages: those of other sockets.
+//! Errors of a call that has moved some bytes are not reported, as in Linux. Two differences are
+//! left. Each piece looks its descriptor up again, and finds another file if another thread has
+//! closed it meanwhile. And bytes of several threads, sent longer than a socket's buffer or awaited
+//! with WAITALL, may be divided at other places. A part of a call that belongs to its bytes as a
+//! whole goes in one call, with everything pinned: urgent bytes, control messages that are sent,
+//! notices that a buffer is free again, a connection's first bytes, and a look at a whole amount
+//! (`MSG_PEEK` with WAITALL). So do messages of other kinds of sockets.
 
 use super::array::FEW;
 use super::peek::{BAD_ADDRESS, poke_from};
@@ -25,7 +28,8 @@ use farmem_sys::raw::{SignalsBlocked, checked, now_ns};
 
 /// Flags of calls that are made as one.
 const AS_ONE: i32 = libc::MSG_OOB | libc::MSG_ERRQUEUE | libc::MSG_ZEROCOPY | libc::MSG_FASTOPEN;
-/// Sent or received by a call that waits itself, because nothing has moved yet: it may have to be begun again after a signal.
+/// Sent or received by a call that waits itself, because nothing has moved yet: it may have to be
+/// begun again after a signal.
 const FIRST: usize = 64 << 10;
 
 /// sendto and recvfrom.
@@ -83,7 +87,7 @@ pub fn message(pager: &'static Pager, call: &Call) -> isize {
         let mut cut = *call;
         cut.args[1] = &raw mut part as usize;
         let got = whole(pager, &cut);
-        // What the kernel says beside the bytes.
+        // The kernel's results beside the bytes.
         return if got < 0 || say(call.args[1], &part) { got } else { BAD_ADDRESS };
     }
     let mut advanced = 0;
@@ -100,7 +104,8 @@ pub fn message(pager: &'static Pager, call: &Call) -> isize {
         (piece.args[1], piece.args[2]) = (&raw mut part as usize, flags);
         (whole(pager, &piece), some.bytes)
     });
-    // A stream's bytes come from nobody by name, all of them were waited for, and nothing was said with them.
+    // A stream's bytes come from nobody by name, all of them were waited for, and nothing was said
+    // with them.
     let nothing = libc::msghdr { msg_namelen: 0, msg_flags: 0, ..message };
     if receives && got >= 0 && !say(call.args[1], &nothing) { BAD_ADDRESS } else { got }
 }
@@ -135,16 +140,17 @@ impl How {
         }
     }
 
-    /// What a wait is for, and the option that limits it.
+    /// The event that a wait is for, and the option that limits it.
     fn waits(self) -> (i16, i32) {
         if self == How::Sent { (libc::POLLOUT, libc::SO_SNDTIMEO) } else { (libc::POLLIN, libc::SO_RCVTIMEO) }
     }
 }
 
-/// Makes pieces of a transfer of `len` bytes. `piece` is told what is done, how much comes next at most, and its flags; it
-/// returns what came of it, and how much that could have been.
+/// Makes pieces of a transfer of `len` bytes. `piece` is told what is done, how much comes next at
+/// most, and its flags; it returns what came of it, and how much that could have been.
 ///
-/// Signals are blocked but while the thread waits: one that came between two pieces would be over by then, and not end the wait.
+/// Signals are blocked but while the thread waits: one that came between two pieces would be over
+/// by then, and not end the wait.
 fn pieces(
     how: How,
     fd: usize,
@@ -179,7 +185,7 @@ fn pieces(
             }
             continue;
         }
-        // The kernel knows whether a signal ends this wait or begins it anew.
+        // The kernel decides whether a signal ends this wait or restarts it.
         drop(blocked);
         let bytes = len.min(FIRST);
         let (got, asked) = piece(0, bytes, part_flags(flags, 0, bytes == len));
@@ -204,8 +210,8 @@ fn part_flags(mut flags: usize, done: usize, is_last: bool) -> usize {
     flags
 }
 
-/// Waits until a piece may move something: false when there was a signal, the time is over, or the connection has an end, of
-/// which the next call is to tell.
+/// Waits until a piece may move something: false when there was a signal, the time is over, or the
+/// connection has an end, of which the next call is to tell.
 fn becomes_ready(fd: usize, what: i16, until: Option<u64>, mask: u64) -> bool {
     let mut asked = libc::pollfd { fd: fd as i32, events: what, revents: 0 };
     let left = until.map(|until| until.saturating_sub(now_ns()));
@@ -254,7 +260,7 @@ mod tests {
         }
     }
 
-    /// What a transfer of two whole pieces and ten bytes comes to that stops at `end`, and its calls.
+    /// Result and calls of a transfer of two whole pieces and ten bytes that stops at `end`.
     fn made(flags: i32, end: usize, then: i32) -> (isize, Vec<(usize, usize, i32)>) {
         let (stream, _other) = UnixStream::pair().unwrap();
         let mut calls = Vec::new();
@@ -274,7 +280,8 @@ mod tests {
         let second = (CHUNK, CHUNK, quiet | at_once);
         let third = (2 * CHUNK, 10, eor | quiet | at_once);
         assert_eq!(made(eor, all, 0), (all as isize, vec![first, second, third]));
-        // Cut in the midst of the second, and between the two, by an error and for want of room.
+        // Cut in the middle of the second, and between the two: by an error, and because there is
+        // no room.
         assert_eq!(made(at_once, CHUNK + 5, 0), (CHUNK as isize + 5, vec![first, second]));
         assert_eq!(made(at_once, CHUNK, libc::EAGAIN), (CHUNK as isize, vec![first, second]));
         assert_eq!(made(0, CHUNK, libc::EPIPE), (CHUNK as isize, vec![first, second]));

@@ -6,11 +6,11 @@
 /// How much memory an argument points to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Extent {
-    /// So many bytes.
+    /// This number of bytes.
     Bytes(usize),
     /// As many bytes as another argument says.
     Arg(usize),
-    /// As many elements as another argument says, of so many bytes.
+    /// Elements: the argument that gives their number, and the bytes of each.
     Times(usize, usize),
     /// A bit set of as many bits as another argument says.
     Bits(usize),
@@ -28,19 +28,19 @@ pub enum Extent {
     Strings,
     /// As many bytes as another argument says, behind a word: a message of System V's.
     Typed(usize),
-    /// What a command on semaphores makes of its last argument.
+    /// The last argument of a command on semaphores.
     Semaphores,
     /// futex_waitv's elements, as many as another argument says, and the words that they name.
     Waiters(usize),
     /// futex_requeue's two.
     Pair,
-    /// What an ioctl request says of itself.
+    /// The size that an ioctl request encodes.
     Ioctl,
-    /// What a ptrace request makes of its last argument.
+    /// The last argument of a ptrace request.
     Ptrace,
     /// A `sock_fprog` and its instructions, where the call is one that takes them.
     Filter,
-    /// What a prctl makes of its first argument.
+    /// Depends on a prctl's first argument.
     Prctl,
 }
 
@@ -49,7 +49,7 @@ pub enum Extent {
 pub struct Use {
     /// Which argument, from 0.
     pub arg: usize,
-    /// What it points to.
+    /// The memory that it points to.
     pub extent: Extent,
     /// The kernel writes there.
     pub write: bool,
@@ -63,7 +63,7 @@ const fn out(arg: usize, extent: Extent) -> Use {
     Use { arg, extent, write: true }
 }
 
-/// What a call uses; `None` if the table does not know it.
+/// The memory that a call uses; `None` if the table does not know the call.
 pub fn uses(number: i64) -> Option<&'static [Use]> {
     Some(match number {
         nr::READ

@@ -1,4 +1,4 @@
-//! What one call must be, and what may be several.
+//! Which calls must be made as one, and which may be several.
 //!
 //! ```text
 //!                     read                                    write
@@ -11,11 +11,12 @@
 //! unknown             one piece                               pieces
 //! ```
 //!
-//! Linux lets a write to a file have its turn: others that append come before it or after it, and not between two parts
-//! of it. So such a write is made as one, all of it pinned; long ones of several threads take turns where they come to
-//! more together, for a while. What is longer goes in pieces, for to pin it would leave no local memory for anything else:
-//! there others can come between. So they can where threads read at one position, for buffers to read into are often
-//! far longer than what there is to read.
+//! Linux makes a write to a file whole: other appended bytes come before or after it, and never
+//! between two parts of it. So such a write is made as one call, with all of it pinned. Long writes
+//! of several threads take turns if they would pin too much together, but only for a limited time.
+//! A write that is longer than that goes in pieces, because pinning it would leave no local memory
+//! for anything else; other bytes can then come between. So they can where threads read at one
+//! shared position, because buffers for reading are often far longer than the data.
 
 use super::pins::{CHUNK, MOST, Pins};
 use crate::call::Call;
@@ -33,11 +34,14 @@ use std::sync::atomic::Ordering;
 pub enum Kind {
     /// A file.
     File,
-    /// `/dev/zero` and its like, block devices: bytes without an order of calls, for which nobody waits.
+    /// `/dev/zero` and similar, block devices: bytes without an order of calls, for which nothing
+    /// waits.
     Bytes,
-    /// A pipe, a stream socket, a terminal: bytes, for which a reader may have to wait. What is nothing, too.
+    /// A pipe, a stream socket, a terminal: bytes that a reader may have to wait for. Also a
+    /// descriptor that is not open.
     Stream,
-    /// A message a call: of a datagram socket, or one that keeps records; what a file system in user space is told.
+    /// One message a call: a datagram socket, or one that keeps records; also requests to a file
+    /// system in user space.
     Messages,
     /// Not to be asked: a filter of the program's could take it for the program's own question.
     Unknown,
@@ -46,7 +50,7 @@ pub enum Kind {
 /// Device numbers' major parts: memory, zeros, random numbers.
 const MEMORY: u32 = 1;
 
-/// What is behind a descriptor.
+/// The kind of file behind a descriptor.
 pub fn kind(fd: usize) -> Kind {
     if confined::alone().is_some() {
         return Kind::Unknown;
@@ -89,21 +93,23 @@ pub fn socket_option(fd: usize, option: i32) -> Option<i32> {
 /// How a long call is made.
 #[derive(Clone, Copy, Debug)]
 pub struct How {
-    /// What is behind its descriptor, as far as that matters.
+    /// The kind of file behind its descriptor, as far as it matters.
     pub kind: Kind,
-    /// The most that is transferred at once, but for a write that is one call. Whole blocks, as a descriptor past the
-    /// page cache wants them.
+    /// The most that is transferred at once, but for a write that is one call. Whole blocks, as a
+    /// descriptor past the page cache wants them.
     pub piece: usize,
     /// Whether a piece that was transferred whole is followed by the next.
     pub goes_on: bool,
 }
 
-/// Waited for by a receiving call where nothing is there, or less: all of it is pinned while the call waits.
+/// Waited for by a receiving call where nothing is there, or less: all of it is pinned while the
+/// call waits.
 const WAITED_FOR: usize = 64 << 10;
 
-/// How far into a buffer of `len` bytes a call that receives reaches at most: as far as there is something to receive, and
-/// somewhat further, for what may come meanwhile. Not less, for somebody may count on a short count to mean that no more was
-/// there; but no more than a piece where nobody says how much there is: mostly it is nothing, and the call fails.
+/// How far into a buffer of `len` bytes a receiving call reaches at most: as far as bytes wait, and
+/// some more for those that may come meanwhile. Not less, because a short count may be taken to
+/// mean that no more was there. If the number of waiting bytes is not known, one piece: mostly
+/// there are none, and the call fails.
 pub fn reach(fd: usize, len: usize) -> usize {
     let mut there = 0i32;
     // SAFETY: a live word.
@@ -138,11 +144,12 @@ pub struct One {
 
 /// Between looks whether it is this call's turn.
 const LOOK_NS: u64 = 50_000;
-/// So long in all: who has it may wait for somebody who waits here.
+/// The whole time that a write waits: the one that has the turn may itself wait for a thread that
+/// waits here.
 const PATIENCE_NS: u64 = 1_000_000_000;
 
-/// Waits for the turn of a write of `len` bytes that is to be made as one; `None`: it is to go in pieces. `buffers`: in so
-/// many, which need not begin and end with pages.
+/// Waits for the turn of a write of `len` bytes that is to be made as one; `None`: it is to go in
+/// pieces. `buffers`: in so many, which need not begin and end with pages.
 pub fn one(pager: &'static Pager, call: &Call, how: How, len: usize, buffers: usize) -> Option<One> {
     let pages = (len / PAGE_BYTES + 2 * buffers) as u64;
     if how.kind != Kind::File || pages > pager.most_pins() {

@@ -1,4 +1,5 @@
-//! Calls on vectors of buffers: where their far memory is long, as one call or in pieces, as `long` does for one buffer.
+//! Calls on vectors of buffers: where their far memory is long, as one call or in pieces, as `long`
+//! does for one buffer.
 
 use super::array::{FEW, MANY, NONE, each};
 use super::peek::{BAD_ADDRESS, peek};
@@ -9,7 +10,7 @@ use crate::call::{Call, issue};
 use farmem_pager::Pager;
 use farmem_protocol::addr::is_far;
 
-/// What is left of an array of vectors.
+/// The rest of an array of vectors.
 #[derive(Clone, Copy)]
 pub struct Rest {
     at: usize,
@@ -23,7 +24,7 @@ pub struct Rest {
 pub struct Piece {
     /// The vectors.
     pub vectors: [libc::iovec; FEW],
-    /// So many of them.
+    /// Their number.
     pub count: usize,
     /// Bytes in them.
     pub bytes: usize,
@@ -35,7 +36,8 @@ impl Rest {
         Rest { at, count, done: 0, read: peek }
     }
 
-    /// The next vectors: at most `vectors` of them, and `bytes` together. `None` where they cannot be read.
+    /// The next vectors: at most `vectors` of them, and `bytes` together. `None` where they cannot
+    /// be read.
     pub fn piece(&self, vectors: usize, bytes: usize) -> Option<Piece> {
         let mut piece = Piece { vectors: [NONE; FEW], count: 0, bytes: 0 };
         let mut done = self.done;
@@ -104,7 +106,8 @@ fn long(pager: &'static Pager, call: &Call, len: usize) -> isize {
         _ => false,
     };
     let how = turn::how(pager, fd, writes, positioned);
-    // What nobody may ask about goes whole too, for a read may not be cut short where a message is.
+    // A file whose kind is unknown is treated the same, because a read of a message may not be cut
+    // short.
     if matches!(how.kind, Kind::Unknown | Kind::Messages) {
         return whole(pager, call);
     }

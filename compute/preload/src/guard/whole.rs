@@ -87,8 +87,9 @@ fn pin_use(pins: &mut Pins<'_>, call: &Call, one: &Use) {
     }
 }
 
-/// The vectors' far bytes, as far as they come to no more than `most`; how much all come to, 0 if none is far. `None` where they
-/// cannot be read, or lead where no program has memory: the kernel refuses them.
+/// The vectors' far bytes, as far as they come to no more than `most`; how much all come to, 0 if
+/// none is far. `None` where they cannot be read, or lead where no program has memory: the kernel
+/// refuses them.
 fn pin_vectors(pins: &mut Pins<'_>, addr: usize, count: usize, write: bool, most: usize) -> Option<usize> {
     let (mut total, mut far, mut good) = (0usize, false, true);
     let read = each(addr, count, |vector| {
@@ -103,8 +104,9 @@ fn pin_vectors(pins: &mut Pins<'_>, addr: usize, count: usize, write: bool, most
     (read && good).then_some(if far { total } else { 0 })
 }
 
-/// A message and what it points to, but of vectors that come to more than `most`; and what it says, and the bytes of its
-/// vectors, 0 if none is far. `None` where it cannot be read, which the kernel is to say.
+/// A message and what it points to, but of vectors that come to more than `most`; and what it says,
+/// and the bytes of its vectors, 0 if none is far. `None` where it cannot be read, which the kernel
+/// is to say.
 pub fn pin_message(pins: &mut Pins<'_>, addr: usize, write: bool, most: usize) -> Option<(libc::msghdr, usize)> {
     pins.add(addr, size_of::<libc::msghdr>(), true);
     let message = peek::<libc::msghdr>(addr)?;

@@ -1,5 +1,5 @@
-//! What the program installed, by signal: reported back as it was given, while the
-//! kernel is told what serves the runtime.
+//! The actions that the program installed, by signal. They are reported back as they were given;
+//! the kernel is given actions that serve the runtime.
 
 use super::kernel::{CANCEL, KernelAction, OURS, is_ours, own_action, set_action};
 use super::stacks::far_stacks;
@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 const SIGNALS: usize = 65;
 
-/// By number. Taken with all signals blocked, for a handler of the program's may install another; SIGBUS and SIGSYS, which
-/// cannot be, are kept meanwhile ([`program`]).
+/// By number. Taken with all signals blocked, because a handler of the program's may install
+/// another. SIGBUS and SIGSYS, which cannot be blocked, are kept meanwhile ([`program`]).
 static PROGRAM: Lock<Actions> = Lock::new([KernelAction::DEFAULT; SIGNALS]);
 type Actions = [KernelAction; SIGNALS];
 
@@ -25,7 +25,8 @@ struct Program {
     record: &'static Record,
 }
 
-/// The table. A SIGBUS or SIGSYS that is sent to the thread meanwhile would want it as well: [`open`] keeps it.
+/// The table. A SIGBUS or SIGSYS that is sent to the thread meanwhile would want it as well:
+/// [`open`] keeps it.
 fn program() -> Program {
     let record = threads::current();
     record.at_actions.store(1, Ordering::Relaxed);
@@ -40,7 +41,8 @@ impl Drop for Program {
     }
 }
 
-/// The thread has the table no more: what came meanwhile comes now, or at the end of the fault that it is in.
+/// The thread no longer has the table. Kept signals come now, or at the end of the fault that it is
+/// in.
 fn left(record: &Record) {
     record.at_actions.store(0, Ordering::Relaxed);
     if !record.is_serving() {
@@ -87,7 +89,8 @@ pub fn release_after_fork() {
     left(threads::current());
 }
 
-/// What was in force before the runtime took a signal over, as far as a program can inherit it.
+/// The action that was in force before the runtime took a signal over, as far as a program can
+/// inherit it.
 pub fn inherit(signal: i32, before: KernelAction) {
     adopt();
     if !before.is_function() {
@@ -100,8 +103,8 @@ fn is_own() -> bool {
     pid() == PROCESS.load(Ordering::Relaxed)
 }
 
-/// What the program wants done with a signal that is being delivered; a one-shot action is used up. In a vfork child it is
-/// the child's that is used up, and the kernel has that.
+/// The program's action for a signal that is being delivered; a one-shot action is used up. In a
+/// vfork child it is the child's that is used up, and the kernel has that.
 pub fn take(signal: i32) -> KernelAction {
     let mut program = program();
     let action = program[signal as usize];
@@ -116,14 +119,14 @@ pub fn take(signal: i32) -> KernelAction {
     action
 }
 
-/// What the program has set.
+/// The action that the program has set.
 pub fn kept(signal: i32) -> KernelAction {
     let _signals = SignalsBlocked::new();
     program()[signal as usize]
 }
 
-/// Tells the kernel that the program wants the default, if that is so still; false if not, or if what is kept is the
-/// parent's. All signals are blocked.
+/// Tells the kernel that the program wants the default, if that is so still; false if not, or if
+/// what is kept is the parent's. All signals are blocked.
 pub fn set_default(signal: i32) -> bool {
     let program = program();
     is_own()
@@ -131,10 +134,11 @@ pub fn set_default(signal: i32) -> bool {
         && set_action(signal, Some(&KernelAction::DEFAULT), None) == 0
 }
 
-/// Whether libc has its handler for [`CANCEL`]: then every handler is delivered, by whom that one sees where libc stands
-/// ([`super::view`]).
+/// Whether libc has its handler for [`CANCEL`]: then every handler is delivered, by whom that one
+/// sees where libc stands ([`super::view`]).
 static CANCELS: AtomicBool = AtomicBool::new(false);
-/// libc cancels a waiting call by where the thread stands (glibc 2.41), which is not where libc looks.
+/// libc cancels a waiting call by where the thread stands (glibc 2.41), which is not where libc
+/// looks.
 static CANCEL_BY_PLACE: AtomicBool = AtomicBool::new(false);
 
 /// At start: how this libc cancels.
@@ -145,7 +149,8 @@ pub fn learn_cancellation() {
     CANCEL_BY_PLACE.store(minor.is_none_or(|minor: u32| minor >= 41), Ordering::Relaxed);
 }
 
-/// What the kernel is told, given what the program wants. `delivered`: whatever stack the handler wants.
+/// The action for the kernel, given the program's. `delivered`: on whichever stack the handler
+/// wants.
 fn for_kernel(signal: i32, action: &KernelAction, delivered: bool) -> KernelAction {
     let mut told = plainly(action, delivered);
     if signal == CANCEL && CANCEL_BY_PLACE.load(Ordering::Relaxed) {
@@ -169,8 +174,8 @@ pub fn begin_resuming() {
     resume::begin(deliver_all);
 }
 
-/// Every handler goes through [`deliver`] from now on, those too that libraries have set before the runtime started: a far
-/// stack has been seen, or faults are to return by [`resume`].
+/// Every handler goes through [`deliver`] from now on, those too that libraries have set before the
+/// runtime started: a far stack has been seen, or faults are to return by [`resume`].
 pub fn deliver_all() {
     let own = is_own();
     let _signals = SignalsBlocked::new();
@@ -230,8 +235,8 @@ pub fn rt_sigaction(signal: i32, new: usize, old: usize, size: usize) -> isize {
         if is_ours(signal) {
             before = *kept;
         } else {
-            // A vfork child's handler is not kept, for the memory is its parent's, so that it cannot be delivered: no fault
-            // may return by `resume` any more.
+            // A vfork child's handler is not kept, because the memory is its parent's. It therefore
+            // cannot be delivered: no fault may return by `resume` any more.
             if !own && wanted.is_some_and(|action| action.is_function()) {
                 resume::end();
             }
@@ -241,8 +246,9 @@ pub fn rt_sigaction(signal: i32, new: usize, old: usize, size: usize) -> isize {
             if ret < 0 {
                 return ret;
             }
-            // The kernel knows of functions only what it was told, and reports some flags of its own. The runtime's is
-            // never reported: it would be set as the program's, and call itself.
+            // The kernel knows of functions only what it was told, and reports some flags of its
+            // own. The runtime's is never reported: it would be set as the program's, and call
+            // itself.
             if before.handler == deliver::on_signal() || before.is_function() && kept.is_function() {
                 before = *kept;
             }

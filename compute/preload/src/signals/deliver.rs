@@ -31,13 +31,13 @@ use farmem_sys::raw::GATE_THREAD;
 use std::sync::atomic::Ordering;
 
 core::arch::global_asm!(
-    // Calls leave from the part of the gate that needs no stack: theirs may be absent, and a fault's frame would go over
-    // one on the near stack that is still needed.
-    // rdi: frame, rsi: handler, rdx: signal, rcx: its mask, r8: 0, or the address of a stack_t, near, r9: where the mask
-    // goes for the kernel to read, near.
-    // Leaves this stack for good, and only then lets other signals come: one that came earlier would be
-    // put on the stack where this frame is already, and destroy it. A stack that is still in use is made
-    // the rest of itself first, for which one must not stand on it.
+    // Calls leave from the part of the gate that needs no stack: theirs may be absent, and a
+    // fault's frame would go over one on the near stack that is still needed. rdi: frame, rsi:
+    // handler, rdx: signal, rcx: its mask, r8: 0, or the address of a stack_t, near, r9: where the
+    // mask goes for the kernel to read, near. Leaves this stack for good, and only then lets other
+    // signals come: one that came earlier would be put on the stack where this frame is already,
+    // and destroy it. A stack that is still in use is made the rest of itself first, for which one
+    // must not stand on it.
     ".globl farmem_enter_handler",
     ".hidden farmem_enter_handler",
     ".type farmem_enter_handler,@function",
@@ -54,8 +54,8 @@ core::arch::global_asm!(
     "lea r14, [rip + farmem_set_mask]",
     "movabs rcx, {gate}",
     "jmp rcx",
-    // From here to the call a signal may come that is never blocked, with a handler of its own, whose mask goes where
-    // this one's is: the place is written again ([`begin_mask_again`]).
+    // From here to the call a signal may come that is never blocked, with a handler of its own,
+    // whose mask goes where this one's is: the place is written again ([`begin_mask_again`]).
     ".globl farmem_set_mask",
     ".hidden farmem_set_mask",
     "farmem_set_mask:",
@@ -85,11 +85,12 @@ core::arch::global_asm!(
     "mov rcx, [rsp]",
     "jmp {handle}",
     ".size farmem_on_signal, .-farmem_on_signal",
-    // Where a handler on a far stack returns to: rsp is at the ucontext. Signals are blocked until the kernel restores the
-    // mask, and before the stack is left: until then they find the handler's.
-    // Who unwinds the handler (an exception, a backtrace, a cancellation) finds what it interrupted in the ucontext, as
-    // from libc's restorer: rsp is where the kernel's frame would have it. It looks for a return address from a byte
-    // before, hence the `nop`. (The gate's restorer is known by its bytes; these are others.)
+    // The return address of a handler on a far stack; rsp is at the ucontext. Signals are blocked
+    // until the kernel restores the mask, and before the stack is left: until then they find the
+    // handler's frame. An unwinder (an exception, a backtrace, a cancellation) finds the
+    // interrupted code in the ucontext, as from libc's restorer: rsp is where the kernel's frame
+    // would have it. Unwinders look a return address up from one byte before it, hence the `nop`.
+    // (The gate's restorer is recognized by its bytes; these are others.)
     ".macro farmem_at register, at",
     ".cfi_escape 0x10, \\register, 3, 0x77, (\\at) % 128 + 128, (\\at) / 128", // DW_CFA_expression: DW_OP_breg7 at
     ".endm",
@@ -168,7 +169,8 @@ unsafe extern "C" {
     fn farmem_mask_set();
     fn farmem_leave_handler();
     fn farmem_leave_call();
-    /// The kernel's handler for signals of the program's that must not come on the interrupted stack.
+    /// The kernel's handler for signals of the program's that must not come on the interrupted
+    /// stack.
     fn farmem_on_signal();
 }
 
@@ -180,8 +182,8 @@ pub fn on_signal() -> usize {
 /// `from`: where it returns to.
 extern "C" fn handle(signal: i32, info: usize, context: usize, from: usize) {
     if from != RETURN {
-        // A library has asked the kernel by itself what handles this signal, and its own handler calls that, as it would
-        // the program's: which it calls, then, and goes on.
+        // A library has asked the kernel by itself what handles this signal, and its own handler
+        // calls that, as it would the program's: which it calls, then, and goes on.
         let action = actions::kept(signal);
         if action.is_function() {
             // SAFETY: a handler of the program's, called as a handler calls another.
@@ -197,24 +199,27 @@ extern "C" fn handle(signal: i32, info: usize, context: usize, from: usize) {
     }
 }
 
-/// What the program has set for a signal is done, if it has set anything; else this returns.
+/// Does what the program has set for a signal; returns if it has set nothing.
 pub fn handle_now(signal: i32, info: usize, context: usize) {
     let action = actions::take(signal);
     if action.is_function() {
         // SAFETY: the kernel's arguments, on the near stack.
         unsafe { deliver(signal, &action, info, context) }
     } else if action.handler == libc::SIG_DFL && actions::set_default(signal) {
-        // A one-shot handler that another thread has used up since this signal came: it is too late for it.
+        // A one-shot handler that another thread has used up since this signal came: it is too late
+        // for it.
         masks::send_to_self(signal);
     }
 }
 
-/// A signal that came before the call that sets a handler's mask: that mask is put in its place again.
+/// A signal that came before the call that sets a handler's mask: that mask is put in its place
+/// again.
 ///
 /// # Safety
 /// `context` must be the kernel's, of a handler of the calling thread.
 unsafe fn begin_mask_again(context: usize) {
-    // SAFETY: the kernel's frame, by the caller's word. Nothing between the two places changes what the first needs.
+    // SAFETY: the kernel's frame, by the caller's word. Nothing between the two places changes what
+    // the first needs.
     unsafe {
         let (rip, next) = (read(context + RIP_AT), read(context + R14_AT));
         let (from, to) = (farmem_set_mask as *const () as usize, farmem_mask_set as *const () as usize);
@@ -224,8 +229,9 @@ unsafe fn begin_mask_again(context: usize) {
     }
 }
 
-/// A signal that came behind that call, when the handler before it was as good as entered: it is. Who unwinds this one's
-/// handler goes on from there to what the first has interrupted.
+/// A signal came right behind that call, when the handler before it was as good as entered; so it
+/// is entered first. An unwinder of this signal's handler continues from there to the code that the
+/// first has interrupted.
 ///
 /// # Safety
 /// As [`begin_mask_again`].
@@ -250,7 +256,8 @@ unsafe fn enter_first(context: usize) {
 /// The flag that `cld` clears.
 const DIRECTION: usize = 1 << 10;
 
-/// Runs a handler of the program's for the signal whose frame is `info`, `context`; it returns to the interrupted code.
+/// Runs a handler of the program's for the signal whose frame is `info`, `context`; it returns to
+/// the interrupted code.
 ///
 /// The frame stays where it is where a thread has no near stack, or was on it already.
 ///
@@ -270,11 +277,12 @@ pub unsafe fn deliver(signal: i32, action: &KernelAction, info: usize, context: 
     let (interrupted, vector, before) = unsafe {
         (read(context + RSP_AT), read(context + VECTOR_AT), (context as *const u8).add(MASK_AT).cast::<u64>().read())
     };
-    // In a wait with a mask of its own the frame has the mask from before it, and the handler begins in the wait's.
-    // SAFETY: the kernel's frame.
+    // In a wait with a mask of its own the frame has the mask from before it, and the handler
+    // begins in the wait's. SAFETY: the kernel's frame.
     let before = unsafe { masks::in_wait(record, context) }.unwrap_or(before);
     let blocked = before | action.mask | if action.has(libc::SA_NODEFER) { 0 } else { own };
-    // Interrupted in the runtime, at work for the program on another stack? The program is where it came from.
+    // Interrupted in the runtime, at work for the program on another stack? The program is where it
+    // came from.
     let in_trap = record.is_alternate(interrupted);
     let program = match in_trap {
         true => record.trapped_at.load(Ordering::Relaxed),
@@ -282,10 +290,10 @@ pub unsafe fn deliver(signal: i32, action: &KernelAction, info: usize, context: 
     };
     let asked = record.asked_size.load(Ordering::Relaxed);
     let wants_own = action.has(libc::SA_ONSTACK) && asked != 0;
-    // In a trapped call, on the near alternate stack: that frame is live, and from any other stack the next
-    // fault's frame would go to the top again. So the handler stays on this stack, below it; or, if it wants
-    // its own (Go's looks where it is), this stack ends below that frame until the handler returns, for with
-    // the frame the kernel restores what alternate stack there was.
+    // In a trapped call, on the near alternate stack: that frame is live, and from any other stack
+    // the next fault's frame would go to the top again. So the handler stays on this stack, below
+    // it; or, if it wants its own (Go's looks where it is), this stack ends below that frame until
+    // the handler returns, for with the frame the kernel restores what alternate stack there was.
     // (Below its red zone, too: onto an alternate stack the kernel goes without leaving one.)
     let rest = interrupted.wrapping_sub(RED_ZONE).wrapping_sub(record.alternate.load(Ordering::Relaxed)) & !15;
     // (What is neither was sent into the runtime's last instructions of something else.)
@@ -293,9 +301,10 @@ pub unsafe fn deliver(signal: i32, action: &KernelAction, info: usize, context: 
         if in_trap { wants_own && program != 0 && rest >= ROOM } else { record.is_alternate(near::stack_pointer()) };
     let (mask, slot) = (blocked & !OURS, record.handler_mask.as_ptr());
     if !moves {
-        // The frame stays where it is, and the handler starts on it as the kernel would have begun it: with nothing of
-        // the runtime's between the two, for it may unwind.
-        // SAFETY: the kernel's frame, which says to return to the gate; another signal's siginfo goes in its place.
+        // The frame stays where it is, and the handler starts on it as the kernel would have
+        // started it. Nothing of the runtime's is between the two, because the handler may unwind.
+        // SAFETY: the kernel's frame, which says to return to the gate; another signal's siginfo
+        // goes in its place.
         unsafe {
             if info != context + UCONTEXT_BYTES {
                 copy(info, context + UCONTEXT_BYTES, INFO_BYTES);
@@ -317,8 +326,8 @@ pub unsafe fn deliver(signal: i32, action: &KernelAction, info: usize, context: 
         0 => farmem_leave_handler as *const () as usize,
         _ => farmem_leave_call as *const () as usize,
     };
-    // SAFETY: the target is the program's stack, below what it uses, as the kernel would write it; the
-    // sources are the kernel's frame. User-mode writes: absent pages fault, on the near stack.
+    // SAFETY: the target is the program's stack, below what it uses, as the kernel would write it;
+    // the sources are the kernel's frame. User-mode writes: absent pages fault, on the near stack.
     unsafe {
         copy(vector, vector_copy, vector_bytes);
         copy(context, frame + 8, UCONTEXT_BYTES);
@@ -334,7 +343,8 @@ pub unsafe fn deliver(signal: i32, action: &KernelAction, info: usize, context: 
 
 /// Below its stack pointer a function may use so much without saying so (System V ABI).
 const RED_ZONE: usize = 128;
-/// What of the near alternate stack must be left for faults in a handler that runs while a trapped call is on it.
+/// The part of the near alternate stack that must be left for faults in a handler that runs while a
+/// trapped call is on it.
 const ROOM: usize = threads::ALTERNATE_BYTES / 2;
 
 /// Where below `top` the vector state goes, and below that the frame, with so much behind it.
@@ -348,8 +358,8 @@ fn places(top: usize, vector_bytes: usize, beside: usize) -> (usize, usize) {
 extern "C" fn bring_near(context: usize) -> usize {
     let frame = context - 8;
     let to = threads::current().return_area();
-    // SAFETY: `deliver` made the frame and the program's handler kept it (as it must for the kernel);
-    // the return area is this thread's, and large enough for any vector state of today.
+    // SAFETY: `deliver` made the frame and the program's handler kept it (as it must for the
+    // kernel); the return area is this thread's, and large enough for any vector state of today.
     unsafe {
         let vector = read(context + VECTOR_AT);
         copy(frame, to + 8, FRAME_BYTES);
@@ -407,7 +417,8 @@ mod tests {
         state[116] = EXTENDED_MAGIC;
         state[117] = 832;
         assert_eq!(vector_bytes(state.as_ptr() as usize), 832);
-        // What comes back to near memory must fit there beside the frame, with AVX-512's 2.7 KiB and AMX's 11 too.
+        // State that comes back to near memory must fit there beside the frame, with AVX-512's 2.7
+        // KiB and AMX's 11 too.
         const { assert!(11_008 + FRAME_BYTES + 64 <= threads::RETURN_BYTES - 1024) };
     }
 }

@@ -11,7 +11,7 @@ use farmem_protocol::addr::is_far;
 use farmem_sys::members;
 use std::sync::atomic::Ordering;
 
-/// What a SIGBUS says.
+/// The facts of a SIGBUS.
 struct Bus {
     signal: i32,
     /// 0 or below: some process sent it, and there is no address.
@@ -64,11 +64,12 @@ impl Bus {
         served
     }
 
-    /// What was not served. Last act of a handler; all signals are blocked.
+    /// Acts on a signal that was not served. The last act of a handler; all signals are blocked.
     fn refuse(&self, record: &Record) {
         if self.is_of_far_page() {
-            // Not mapped by us, or not any more. If the mapping has just gone, the access faults again, as
-            // SIGSEGV. If it comes back the same, it is a mapping of the program's own, beyond its file's end.
+            // Not mapped by us, or not any more. If the mapping has just gone, the access faults
+            // again, as SIGSEGV. If it comes back the same, it is a mapping of the program's own,
+            // beyond its file's end.
             if record.refused.swap(self.addr, Ordering::Relaxed) != self.addr {
                 return;
             }
@@ -78,20 +79,22 @@ impl Bus {
     }
 }
 
-/// Whether a SIGBUS of this code comes again with the access that made it: not what was sent, nor news of bad memory elsewhere.
+/// Whether a SIGBUS of this code comes again with the access that made it: not what was sent, nor
+/// news of bad memory elsewhere.
 pub fn is_by_access(code: i32) -> bool {
     const BUS_MCEERR_AO: i32 = 5;
     (1..BUS_MCEERR_AO).contains(&code)
 }
 
-/// The kernel's handler, by way of [`open`]'s stub: on the near stack, everything blocked but SIGBUS and SIGSYS.
+/// The kernel's handler, by way of [`open`]'s stub: on the near stack, everything blocked but
+/// SIGBUS and SIGSYS.
 pub extern "C" fn on_bus(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: the kernel's arguments.
     let bus = unsafe { Bus::of(signal, info, context) };
     let record = threads::current();
     if bus.is_of_far_page() {
-        // The record is this thread's own: no need of a locked instruction. (On another stack it may be that of one
-        // whose thread pointer this thread shares.)
+        // The record is this thread's own: no need of a locked instruction. (On another stack it
+        // may be that of one whose thread pointer this thread shares.)
         let own = record.is_alternate(context as usize);
         if own && record.is_serving() {
             let (addr, ip) = (bus.addr, bus.register(libc::REG_RIP));
@@ -105,7 +108,8 @@ pub extern "C" fn on_bus(signal: i32, info: *mut libc::siginfo_t, context: *mut 
             open::deliver_kept(context as usize);
         }
         if served {
-            // SAFETY: the kernel's frame; signals are blocked as ever in this handler, and this is its last act.
+            // SAFETY: the kernel's frame; signals are blocked as ever in this handler, and this is
+            // its last act.
             unsafe {
                 if resume::may(record, context as usize) {
                     resume::farmem_resume(context as usize);
@@ -114,13 +118,14 @@ pub extern "C" fn on_bus(signal: i32, info: *mut libc::siginfo_t, context: *mut 
             return;
         }
     } else if !record.is_serving() {
-        // What came before all was blocked, in the stub.
+        // Signals that came in the stub, before all were blocked.
         open::send_kept();
     }
     bus.refuse(record);
 }
 
-/// The same where the program's signals are open ([`open`]): `record` is the thread's own, and says `serving`.
+/// The same where the program's signals are open ([`open`]): `record` is the thread's own, and says
+/// `serving`.
 pub extern "C" fn on_bus_open(
     signal: i32,
     info: *mut libc::siginfo_t,
@@ -165,8 +170,8 @@ pub fn not_ours(signal: i32, code: i32, info: *mut libc::siginfo_t, context: *mu
     match action.handler {
         libc::SIG_IGN if sent => {}
         libc::SIG_DFL | libc::SIG_IGN => {
-            // The kernel's default from now on: the access is repeated and ends the process as it
-            // would have; what was sent is sent again.
+            // From now on the kernel's default holds. The access is repeated, and ends the process
+            // as it would have without farmem. A signal that was sent is sent again.
             set_action(signal, Some(&KernelAction::DEFAULT), None);
             if sent || signal == libc::SIGSYS {
                 masks::send_to_self(signal);

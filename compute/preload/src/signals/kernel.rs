@@ -1,4 +1,4 @@
-//! What the kernel is told of signals.
+//! The kernel's view of signals.
 
 use crate::gate::RETURN;
 use farmem_sys::raw::syscall;
@@ -17,9 +17,9 @@ pub struct KernelAction {
     pub handler: usize,
     /// SA_…
     pub flags: u64,
-    /// What the handler returns to.
+    /// The address that the handler returns to.
     pub restorer: usize,
-    /// What is blocked while it runs.
+    /// The signals that are blocked while it runs.
     pub mask: u64,
 }
 
@@ -46,7 +46,8 @@ pub fn own_action(handler: usize, flags: i32) -> KernelAction {
         handler,
         flags: (libc::SA_SIGINFO | libc::SA_ONSTACK | flags) as u32 as u64 | SA_RESTORER,
         restorer: RETURN,
-        // The whole word: libc's two own signals too, for a cancellation must not unwind through a fault.
+        // The whole word: libc's two own signals too, because a cancellation must not unwind
+        // through a fault.
         mask: !OURS,
     }
 }
@@ -55,7 +56,8 @@ pub fn own_action(handler: usize, flags: i32) -> KernelAction {
 pub fn set_action(signal: i32, new: Option<&KernelAction>, old: Option<&mut KernelAction>) -> isize {
     let new = new.map_or(0, |a| a as *const KernelAction as usize);
     let old = old.map_or(0, |a| a as *mut KernelAction as usize);
-    // SAFETY: null or live structures of the kernel's layout; the handlers are the runtime's or the program's.
+    // SAFETY: null or live structures of the kernel's layout; the handlers are the runtime's or the
+    // program's.
     unsafe { syscall(libc::SYS_rt_sigaction, [signal as usize, new, old, 8, 0, 0]) }
 }
 

@@ -104,7 +104,8 @@ struct SizedMask {
     size: usize,
 }
 
-/// A call that waits with a mask of its own: made with a copy of the mask without the runtime's signals.
+/// A call that waits with a mask of its own: made with a copy of the mask without the runtime's
+/// signals.
 pub fn waiting(call: &Call) -> isize {
     let mut changed = *call;
     let Some(arg) = waiting_mask(call.nr).filter(|&arg| call.args[arg] != 0) else {
@@ -126,7 +127,8 @@ pub fn waiting(call: &Call) -> isize {
         mask = set & !OURS;
         changed.args[arg] = &raw mut mask as usize;
     }
-    // A handler may come before the call is made, and wait as well: what it finds here is here again when it returns.
+    // A handler may come before the call is made, and may wait as well. It restores the values here
+    // when it returns.
     let record = threads::current();
     let outer = record.wait_mask.load(Ordering::Relaxed);
     let outer_at = record.wait_at.load(Ordering::Relaxed);
@@ -144,8 +146,8 @@ pub fn waiting(call: &Call) -> isize {
     result
 }
 
-/// If this ucontext is of a call that waited with a mask of its own, and was ended by this signal: that mask. Only the
-/// first handler begins in it. All signals are blocked.
+/// If this ucontext is of a call that waited with a mask of its own, and was ended by this signal:
+/// that mask. Only the first handler begins in it. All signals are blocked.
 ///
 /// # Safety
 /// It must be the kernel's, of a handler of the calling thread.
@@ -154,7 +156,8 @@ pub unsafe fn in_wait(record: &Record, context: usize) -> Option<u64> {
     // SAFETY: the kernel's frame, by the caller's word.
     let word = |offset: usize| unsafe { read(context + offset) };
     let ended = at != 0 && word(RIP_AT) == AFTER_PROGRAM && word(RAX_AT) as isize == -(libc::EINTR as isize);
-    // By the argument it is that call, and no other that a handler made before it or has left by a leap.
+    // By the argument it is that call, and no other that a handler made before it or has left by a
+    // leap.
     let arguments = [RDI_AT, R10_AT, REGISTERS_AT, REGISTERS_AT + 8];
     if !ended || !arguments.iter().any(|&register| word(register) == at) {
         return None;

@@ -1,11 +1,13 @@
 //! Faults in which the program's signals stay open.
 //!
-//! To block them costs nothing, for the kernel does it when it starts the handler; to open them again takes a call, 0.22 µs
-//! of a fault and what our filter adds to it. Where nothing in a fault waits for a socket (all nodes' memory is mapped) they stay
-//! open instead. What comes is *kept*: the handler, [`super::deliver`]'s as all are, sees that its thread is in the midst of a
-//! fault, notes number and siginfo, writes "all blocked" into the frame that it has interrupted, and returns. So one signal a
-//! fault is taken from the kernel at most, and none changes its place in a queue. At the fault's end it is delivered from the
-//! fault's own frame, as though it had come right after the return.
+//! Blocking signals costs nothing: the kernel does it when it starts the handler. Opening them
+//! again takes a call: 0.22 µs of a fault, and the time of our filter. Where nothing in a fault
+//! waits for a socket (all nodes' memory is mapped) they stay open instead, and a signal that comes
+//! is *kept*. Its handler, which is [`super::deliver`]'s as all are, sees that its thread is inside
+//! a fault. It notes number and siginfo, writes "all blocked" into the frame that it has
+//! interrupted, and returns. So at most one signal a fault is taken from the kernel, and none
+//! changes its place in a queue. At the fault's end it is delivered from the fault's own frame, as
+//! though it had come right after the return.
 //!
 //! ```text
 //! where a signal comes                          what becomes of it
@@ -16,21 +18,24 @@
 //!                                               which is over, as in [`super::resume`]'s window
 //! ```
 //!
-//! *In the midst of a fault* means: `serving`, and on the thread's near alternate stack. (Not the record alone: raw clones may
-//! share one, and have no such stack. For them, and for whoever is in a fault already, all is blocked by a call first.)
+//! *In the midst of a fault* means: `serving`, and on the thread's near alternate stack. (Not the
+//! record alone: raw clones may share one, and have no such stack. For them, and for whoever is in
+//! a fault already, all is blocked by a call first.)
 //!
-//! SIGBUS and SIGSYS, which are never blocked, are kept too where a process sends them into a fault, whatever the mask; then
-//! what is there already is sent again, and comes behind others of its number.
+//! SIGBUS and SIGSYS are never blocked. If a process sends them into a fault they are kept too,
+//! whatever the mask. A second one is sent again, and comes behind others of its number.
 //!
-//! What the pager holds is safe: only these handlers run in its midst, take no lock, and wait for nothing. A vfork child
-//! could be ended in a fault by a signal, and its parent, whose memory that is, go on: while there is one, all is blocked
-//! first ([`VFORKS`]). Calls that a signal
-//! ends early are begun again there, but for what is asked of a node by a socket, with all signals blocked ([`farmem_fabric`]).
+//! The pager's state is safe: only these handlers run inside it, and they take no lock and wait for
+//! nothing. A vfork child could be ended by a signal inside a fault, and its parent, whose memory
+//! that is, would go on. So while there is one, all signals are blocked first ([`VFORKS`]). A call
+//! in a fault that a signal ends early is repeated. Requests to a node by a socket are the
+//! exception: they are made with all signals blocked ([`farmem_fabric`]).
 //!
-//! *Who may not.* A handler that the runtime has not set must not run in the midst of a fault. So all that ends [`super::resume`]
-//! ends this; a filter of the program's, too, for it may forbid to send a signal again; and once a second the kernel is asked for all
-//! actions ([`watch`]): a handler set by a `syscall` instruction in a library's own text ends it for the process. What falls in that
-//! second is the price.
+//! *When it is not allowed.* A handler that the runtime has not set must not run inside a fault. So
+//! everything that ends [`super::resume`] ends this too. A filter of the program's ends it, because
+//! it may forbid sending a signal again. And once a second the kernel is asked for all actions
+//! ([`watch`]): a handler set by a `syscall` instruction in a library's own text ends it for the
+//! process. Signals within that second are the price.
 
 use super::frame::{MASK_AT, R14_AT, RIP_AT, RSP_AT, UCONTEXT_BYTES, read};
 use super::kernel::{ALL, KernelAction, is_ours, own_action, set_action};
@@ -50,8 +55,8 @@ const ENDED: u32 = 2;
 static STATE: AtomicU32 = AtomicU32::new(BLOCKED);
 
 core::arch::global_asm!(
-    // The kernel's handler of SIGBUS. rdi: signal, rsi: siginfo, rdx: ucontext; at rsp the frame, whose first word is where
-    // the handler returns to.
+    // The kernel's handler of SIGBUS. rdi: signal, rsi: siginfo, rdx: ucontext; at rsp the frame,
+    // whose first word is where the handler returns to.
     ".globl farmem_on_bus",
     ".hidden farmem_on_bus",
     ".type farmem_on_bus,@function",
@@ -118,7 +123,8 @@ core::arch::global_asm!(
     on_bus = sym faults::on_bus,
 );
 
-// SAFETY: defined by the assembly above: the kernel's handler, and places in it that are never called.
+// SAFETY: defined by the assembly above: the kernel's handler, and places in it that are never
+// called.
 unsafe extern "C" {
     fn farmem_on_bus();
     fn farmem_bus_begun();
@@ -134,7 +140,8 @@ pub fn on_bus() -> usize {
 fn add(kept: &Kept, signal: i32, info: Info) {
     match kept.signal.load(Ordering::Relaxed) as i32 {
         0 => {}
-        // Pending signals below the real-time ones are one, and these two cannot be made to wait for one another.
+        // Pending signals below the real-time ones are one, and these two cannot be made to wait
+        // for one another.
         there if is_ours(there) && is_ours(signal) => return,
         there if is_ours(there) || !is_ours(signal) => return send(signal, &info),
         _ => {
@@ -160,8 +167,9 @@ fn send(signal: i32, info: &Info) {
     }
 }
 
-/// From now on faults leave the program's signals open: in a process of one thread, for one that is in a fault with all
-/// blocked would leave them so. Every handler is delivered. `counts_vforks`: whether libc's vfork does ([`VFORKS`]).
+/// From now on faults leave the program's signals open: in a process of one thread, for one that is
+/// in a fault with all blocked would leave them so. Every handler is delivered. `counts_vforks`:
+/// whether libc's vfork does ([`VFORKS`]).
 pub fn begin(counts_vforks: bool) {
     if !threads::is_only_one() || !counts_vforks || actions::has_foreign() {
         return;
@@ -195,8 +203,8 @@ pub fn forget_in_child() {
 enum Place {
     /// Before a fault had begun: the ucontext of its SIGBUS.
     Before(usize),
-    /// On the thread's near alternate stack, in the midst of a fault, or of what is done with a SIGBUS that was sent; or
-    /// where the thread has the table of actions, whatever the stack.
+    /// On the thread's near alternate stack, inside a fault, or while a SIGBUS that was sent is
+    /// handled; or, on any stack, while the thread has the table of actions.
     Midst,
     Elsewhere,
 }
@@ -204,7 +212,8 @@ enum Place {
 /// # Safety
 /// `context` must be the kernel's, of a handler of the calling thread.
 unsafe fn place(record: &Record, context: usize) -> Place {
-    // SAFETY: the kernel's frame, by the caller's word; at the stub's rsp there is that of the SIGBUS.
+    // SAFETY: the kernel's frame, by the caller's word; at the stub's rsp there is that of the
+    // SIGBUS.
     unsafe {
         let (rip, next, rsp) = (read(context + RIP_AT), read(context + R14_AT), read(context + RSP_AT));
         let (begun, closed) = (farmem_bus_begun as *const () as usize, farmem_bus_closed as *const () as usize);
@@ -229,11 +238,12 @@ unsafe fn place(record: &Record, context: usize) -> Place {
     }
 }
 
-/// Keeps a signal that came in the midst of a fault; false: in none. All signals are blocked then, to the fault's end.
+/// Keeps a signal that came in the midst of a fault; false: in none. All signals are blocked then,
+/// to the fault's end.
 ///
 /// # Safety
-/// Both must be what the kernel gave to the handler that calls this, in which all signals are blocked, and which returns to
-/// the kernel if this is true.
+/// Both must be what the kernel gave to the handler that calls this, in which all signals are
+/// blocked, and which returns to the kernel if this is true.
 pub unsafe fn keep(signal: i32, info: usize, context: usize) -> bool {
     let record = threads::current();
     // SAFETY: the kernel's frame and siginfo; it restores the mask.
@@ -247,8 +257,8 @@ pub unsafe fn keep(signal: i32, info: usize, context: usize) -> bool {
     true
 }
 
-/// At a fault's end: delivers what was kept, from the fault's frame. Returns where there was nothing, or nobody handles it any
-/// more. All signals are blocked if there was.
+/// At a fault's end: delivers what was kept, from the fault's frame. Returns where there was
+/// nothing, or nobody handles it any more. All signals are blocked if there was.
 pub extern "C" fn deliver_kept(context: usize) {
     if let Some((signal, mut info)) = threads::current().kept.take() {
         match is_ours(signal) {
@@ -262,7 +272,8 @@ pub extern "C" fn deliver_kept(context: usize) {
     }
 }
 
-/// Where nothing comes back to what this SIGBUS has interrupted: what was kept is sent again, behind others of its number.
+/// Nothing returns to the code that this SIGBUS has interrupted: kept signals are sent again,
+/// behind others of their number.
 pub fn send_kept() {
     if let Some((signal, info)) = threads::current().kept.take() {
         send(signal, &info);
@@ -274,7 +285,8 @@ pub fn close() {
     masks::change(libc::SIG_SETMASK, ALL);
 }
 
-/// If this ucontext is of a signal that came before a fault had begun: the ucontext of the SIGBUS, if an access made it.
+/// If this ucontext is of a signal that came before a fault had begun: the ucontext of the SIGBUS,
+/// if an access made it.
 ///
 /// # Safety
 /// It must be the kernel's, of a handler of the calling thread.

@@ -1,7 +1,8 @@
 //! The way back from a served fault, without `rt_sigreturn`.
 //!
-//! That call restores what the kernel has written onto the near stack: vector state, registers, mask. It costs
-//! 0.5 µs of a fault, the mask alone half of that. All but the mask a thread can restore by itself:
+//! That call restores what the kernel has written onto the near stack: vector state, registers,
+//! mask. It costs 0.5 µs of a fault, the mask alone half of that. All but the mask a thread can
+//! restore by itself:
 //!
 //! ```text
 //! near alternate stack                 farmem_resume
@@ -13,20 +14,23 @@
 //! └────────────────────────┘
 //! ```
 //!
-//! *The window.* The mask must be restored by a call, and that call cannot be the last instruction. A signal that comes
-//! behind it finds registers that are half the pager's, and handlers look at registers: collectors search them for
-//! pointers, others by them judge where the thread stands. But nothing is left to do for the fault then, and the
-//! kernel's frame of it is whole until `iretq`: so the handler gets that frame, as though the signal had come right
-//! after a return ([`interrupted`], asked by [`super::deliver`]), and what the stub had left to do is done by the
-//! handler's own return. Most signals that come in a fault are delivered there, for the call lets them in.
+//! *The window.* The mask must be restored by a call, and that call cannot be the last instruction.
+//! A signal that comes behind it finds registers that are half the pager's, and handlers look at
+//! registers: collectors search them for pointers, and others judge by them where the thread
+//! stands. But nothing is left to do for the fault then, and the kernel's frame of it is whole
+//! until `iretq`. So the handler gets that frame, as though the signal had come right after a
+//! return ([`interrupted`], asked by [`super::deliver`]), and the handler's own return does the
+//! rest of the stub's work. Most signals that come in a fault are delivered there, because the call
+//! lets them in.
 //!
-//! So every handler of the program's must come by way of [`super::deliver`] ([`has_begun`],
-//! asked by [`super::actions`]): where some may not, nothing is resumed this way. (An action that a library sets by a `syscall`
-//! instruction of its own is not seen. Its handler runs in the window as it comes: on the near stack, with the
-//! stub's registers in its context; then the stub goes on.)
+//! So every handler of the program's must come by way of [`super::deliver`] ([`has_begun`], asked
+//! by [`super::actions`]): where some may not, nothing is resumed this way. (An action that a
+//! library sets by a `syscall` instruction of its own is not seen. Its handler runs in the window
+//! as it comes: on the near stack, with the stub's registers in its context; then the stub goes
+//! on.)
 //!
-//! Where signals stay open in faults there is no call, and the window is what comes behind the last look at what was kept
-//! ([`open`]).
+//! Where signals stay open in faults there is no call, and the window is what comes behind the last
+//! look at what was kept ([`open`]).
 //!
 //! Where anything about the frame is unusual ([`may`]), the kernel is asked as ever.
 
@@ -46,19 +50,22 @@ const IMAGE_BYTES: usize = 48;
 const FEATURES_AT: usize = SOFTWARE_AT + 8;
 /// The header of an extended state: features not in their initial state; the compacted format's.
 const HEADER_AT: usize = LEGACY_BYTES;
-/// MPX, which processors of 2015 to 2020 have and hardly any program uses: bounds registers, and their configuration.
+/// MPX, which processors of 2015 to 2020 have and hardly any program uses: bounds registers, and
+/// their configuration.
 const BOUNDS: usize = 1 << 3 | 1 << 4;
 const PKRU: u32 = 9;
-/// AMX: what a tile looks like, which every frame holds where the processor has it, and the tiles.
+/// AMX: the tiles, and their configuration, which every frame holds where the processor has it.
 const TILE_CONFIG: u32 = 17;
 #[cfg(test)]
 const TILE_DATA: u32 = 18;
-/// x87, SSE, AVX, bounds, AVX-512 in three parts, protection keys, and the tiles' configuration: features whose registers
-/// `xrstor` sets as the kernel would. (Not the tiles: the kernel may have disabled them until their first use.)
+/// x87, SSE, AVX, bounds, AVX-512 in three parts, protection keys, and the tiles' configuration:
+/// features whose registers `xrstor` sets as the kernel would. (Not the tiles: the kernel may have
+/// disabled them until their first use.)
 const FEATURES: usize = 1 << 0 | 1 << 1 | 1 << 2 | BOUNDS | 1 << 5 | 1 << 6 | 1 << 7 | 1 << PKRU | 1 << TILE_CONFIG;
 
-/// Flags that may be set: those of arithmetic, direction, interrupts, resume, identification, and bit 1, which always is.
-/// (Not single steps, nested tasks, with which `iretq` traps, or alignment checks.)
+/// Flags that may be set: those of arithmetic, direction, interrupts, resume, identification, and
+/// bit 1, which always is. (Not single steps, nested tasks, with which `iretq` traps, or alignment
+/// checks.)
 const FLAGS: usize = 0x1 | 0x2 | 0x4 | 0x10 | 0x40 | 0x80 | 0x200 | 0x400 | 0x800 | 0x1_0000 | 0x20_0000;
 
 core::arch::global_asm!(
@@ -98,7 +105,7 @@ core::arch::global_asm!(
     ".hidden farmem_resume",
     ".type farmem_resume,@function",
     "farmem_resume:",
-    // Above is the frame, which stays as it is; what is below is used up.
+    // Above is the frame, which stays as it is. The space below is used up.
     "farmem_restore_first",
     "lea rsi, [rdi + {mask}]",
     "mov edi, {setmask}",
@@ -126,7 +133,8 @@ core::arch::global_asm!(
     "movabs rcx, {by_kernel}",
     "jmp rcx",
     ".size farmem_resume, .-farmem_resume",
-    // The same where signals are open, and no call is due. rdi: the ucontext, rsi: the thread's record.
+    // The same where signals are open, and no call is due. rdi: the ucontext, rsi: the thread's
+    // record.
     ".globl farmem_resume_open",
     ".hidden farmem_resume_open",
     ".type farmem_resume_open,@function",
@@ -171,10 +179,11 @@ core::arch::global_asm!(
     deliver_kept = sym deliver_kept,
 );
 
-// SAFETY: defined by the assembly above, the function with these arguments; the other two are places in it, never called.
+// SAFETY: defined by the assembly above, the function with these arguments; the other two are
+// places in it, never called.
 unsafe extern "C" {
-    /// Returns to what the frame interrupted. All signals are blocked, [`may`] was true, and nothing on this stack below
-    /// the frame is needed any more.
+    /// Returns to what the frame interrupted. All signals are blocked, [`may`] was true, and
+    /// nothing on this stack below the frame is needed any more.
     pub fn farmem_resume(context: usize) -> !;
     /// As [`farmem_resume`], from a fault in which signals were open ([`super::open`]).
     pub fn farmem_resume_open(context: usize, record: *const ()) -> !;
@@ -195,10 +204,10 @@ pub fn has_begun() -> bool {
     BEGUN.load(Ordering::Relaxed)
 }
 
-/// From now on faults return this way. `deliver_all` sees to it that every handler that is set already is delivered: those
-/// set from now on are, and not before all are does a fault return so.
+/// From now on faults return this way. `deliver_all` sees to it that every handler that is set
+/// already is delivered: those set from now on are, and not before all are does a fault return so.
 pub fn begin(deliver_all: impl FnOnce()) {
-    // A leaf that every processor with an extended state has; without one, nobody asks for what it says.
+    // Every processor with an extended state has this leaf. On one without, it is not asked for.
     let leaf = core::arch::x86_64::__cpuid_count(0xD, PKRU);
     PKRU_AT.store(leaf.ebx as usize, Ordering::Relaxed);
     BEGUN.store(true, Ordering::Relaxed);
@@ -227,8 +236,8 @@ pub unsafe fn may(record: &Record, context: usize) -> bool {
             code = out(reg) code, stack = out(reg) stack, shadow = out(reg) shadow, options(nomem, nostack),
         );
     }
-    // On a stack of the program's the image would lie in what may be far; and what is delivered in the window must be
-    // told from what the program itself has called.
+    // On a stack of the program's the image would lie in what may be far; and what is delivered in
+    // the window must be told from what the program itself has called.
     ON.load(Ordering::Relaxed) && record.is_alternate(context) && shadow == 0
         // SAFETY: the caller's.
         && unsafe { is_plain(context, code, stack) }
@@ -253,7 +262,8 @@ unsafe fn is_plain(context: usize, code: u16, stack: u16) -> bool {
         {
             return false;
         }
-        // A program that has forbidden itself the key of plain memory could not read the frame any more.
+        // A program that has forbidden itself the key of plain memory could not read the frame any
+        // more.
         let present = read(vector + HEADER_AT) >> PKRU & 1 != 0;
         !present || {
             let at = PKRU_AT.load(Ordering::Relaxed);
@@ -262,7 +272,8 @@ unsafe fn is_plain(context: usize, code: u16, stack: u16) -> bool {
     }
 }
 
-/// If this ucontext is of a signal that came in the window: the ucontext of the fault that is about to return.
+/// If this ucontext is of a signal that came in the window: the ucontext of the fault that is about
+/// to return.
 ///
 /// # Safety
 /// It must be the kernel's, of a handler of the calling thread.
@@ -275,7 +286,8 @@ pub unsafe fn interrupted(context: usize) -> Option<usize> {
     (within || rip == AFTER_THREAD && next == opened).then_some(rsp + IMAGE_BYTES)
 }
 
-/// Whether it is one of the last instructions of a fault in which signals were open: nobody is in the pager any more.
+/// Whether it is one of the last instructions of a fault in which signals were open: the thread is
+/// out of the pager.
 pub fn is_over(rip: usize) -> bool {
     (farmem_resume_over as *const () as usize..farmem_resume_open_end as *const () as usize).contains(&rip)
 }

@@ -60,7 +60,8 @@ pub fn sigaltstack(new: usize, old: usize, sp: usize) -> isize {
             0 | libc::SS_ONSTACK => {
                 record.asked_at.store(wanted.ss_sp as usize, Ordering::Relaxed);
                 record.asked_size.store(wanted.ss_size, Ordering::Relaxed);
-                // Handlers on it are interrupted by others before any fault has shown where they stand.
+                // Handlers on it are interrupted by others before any fault has shown where they
+                // stand.
                 note_stack(wanted.ss_sp as usize);
             }
             _ => return -(libc::EINVAL as isize),

@@ -54,27 +54,29 @@ pub extern "C" fn on_sys(signal: i32, info: *mut libc::siginfo_t, context: *mut 
         ucontext.uc_mcontext.gregs[libc::REG_RAX as usize] = CAUGHT;
         return;
     }
-    // Our own filter lets the gate pass, whatever the arguments: there it is the program's filter that traps a call, which
-    // has been dispatched already. To do that again would trap again, without end.
+    // Our own filter lets the gate pass with any arguments. So a call that is trapped there was
+    // trapped by the program's filter, and has been dispatched already. Dispatching it again would
+    // trap again, without end.
     let for_itself = sys.addr == AFTER_SYSCALL || sys.addr == AFTER_THREAD;
     if sys.code == SYS_SECCOMP && (sys.addr == AFTER_PROGRAM || for_itself) {
-        // The runtime's own are made with locks held, on which the program's handler might come to wait: they are
-        // refused. (Far mappings that are to be executed, of which the filter is asked: [`crate::sandbox`].)
+        // The runtime's own are made with locks held, on which the program's handler might come to
+        // wait: they are refused. (Far mappings that are to be executed, of which the filter is
+        // asked: [`crate::sandbox`].)
         if for_itself || threads::current().holds_traps() {
             ucontext.uc_mcontext.gregs[libc::REG_RAX as usize] = -i64::from(libc::EPERM);
             return;
         }
         return others(signal, sys, info, context);
     }
-    // A filter of the program's may trap elsewhere, too, but what it makes of a far argument does not come to us: the
-    // kernel asks every filter, and one signal is sent.
+    // A filter of the program's may trap elsewhere, too, but what it makes of a far argument does
+    // not come to us: the kernel asks every filter, and one signal is sent.
     if sys.code != SYS_SECCOMP || !(call.args.iter().any(|&a| is_far(a)) || is_missed(sys.addr)) {
         return others(signal, sys, info, context);
     }
     note_stack(call.sp);
     pager().count_trapped_syscall();
-    // The call may wait, and the program's signals must reach it meanwhile, as they would have. And it
-    // may change the mask itself: what it leaves goes into the frame.
+    // The call may wait, and the program's signals must reach it meanwhile, as they would without
+    // farmem. It may also change the mask itself: the mask that it leaves goes into the frame.
     let mask = (&raw mut ucontext.uc_sigmask).cast::<u64>();
     // SAFETY: uc_sigmask begins with the kernel's 64-bit set.
     unsafe {
@@ -88,7 +90,8 @@ pub extern "C" fn on_sys(signal: i32, info: *mut libc::siginfo_t, context: *mut 
     }
 }
 
-/// A trap that is the program's: of its filter, or of its strict mode, which is a filter of the runtime's.
+/// A trap that is the program's: of its filter, or of its strict mode, which is a filter of the
+/// runtime's.
 fn others(signal: i32, sys: &SysInfo, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     if sys.code == SYS_SECCOMP && sandbox::is_strict() {
         sandbox::end_strictly();

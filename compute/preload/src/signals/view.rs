@@ -1,9 +1,10 @@
 //! A call of libc's that a signal interrupts, as the handler sees it.
 //!
-//! Natively the interrupted registers are libc's, at its `syscall` instruction. Here that instruction is the runtime's,
-//! behind code that nobody can unwind: a cancelled thread would end without its cleanups and its destructors, which glibc
-//! runs by unwinding from the handler of its signal, and its locks stay locked. So the frame that the handler gets stands
-//! where libc does ([`sites::standing`]).
+//! Natively the interrupted registers are libc's, at its `syscall` instruction. Here that
+//! instruction is the runtime's, behind code that nobody can unwind: a cancelled thread would end
+//! without its cleanups and its destructors, which glibc runs by unwinding from the handler of its
+//! signal, and its locks stay locked. So the frame that the handler gets stands where libc does
+//! ([`sites::standing`]).
 //!
 //! ```text
 //! interrupted                        handlers see              and return to
@@ -13,15 +14,18 @@
 //!                        the others' what is                   the same
 //! ```
 //!
-//! On the slow way libc's handler alone, of the signal that cancels: it goes to the thread's end or back. Another may keep a
-//! copy of the registers and go on with it later (threads of a program's own that are switched by a timer): behind a call that was not
-//! made yet, or whose result nobody knows.
+//! On the slow way libc's handler alone, of the signal that cancels: it goes to the thread's end or
+//! back. Another may keep a copy of the registers and go on with it later (threads of a program's
+//! own that are switched by a timer): behind a call that was not made yet, or whose result nobody
+//! knows.
 //!
-//! Where a handler is to return to what it did not see, the frame has the registers beside it ([`Beside`]), and returns by
-//! [`super::deliver`]'s `farmem_leave_call`. A handler that has set another place goes there, as natively. One
-//! that never returns leaves a call on the slow way as by a jump.
+//! Where a handler is to return to what it did not see, the frame has the registers beside it
+//! ([`Beside`]), and returns by [`super::deliver`]'s `farmem_leave_call`. A handler that has set
+//! another place goes there, as natively. One that never returns leaves a call on the slow way as
+//! by a jump.
 //!
-//! SIGSYS sees what is: those who trap their own calls compare the place with the one in the signal's information.
+//! SIGSYS sees what is: those who trap their own calls compare the place with the one in the
+//! signal's information.
 
 use super::frame::{FLAGS_AT, R12_AT, R13_AT, R14_AT, R15_AT, RAX_AT, RBP_AT, RBX_AT, RIP_AT, RSP_AT, read};
 use super::kernel::CANCEL;
@@ -43,13 +47,14 @@ pub struct Beside {
     registers: [usize; 8],
     /// [`Record::site`], which is none while the handler runs.
     site: usize,
-    /// Those of arithmetic are put back: the runtime may have been between a comparison and its branch.
+    /// Those of arithmetic are put back: the runtime may have been between a comparison and its
+    /// branch.
     flags: usize,
     /// Whether the handler is the one that cancels the thread.
     cancels: bool,
 }
 
-/// What a handler is to see.
+/// The state that a handler is to see.
 pub struct View {
     shown: Option<Standing>,
     back: bool,
@@ -58,7 +63,7 @@ pub struct View {
 }
 
 impl View {
-    /// What the kernel has written, to which the handler returns.
+    /// The frame as the kernel has written it, to which the handler returns.
     pub const PLAIN: View = View { shown: None, back: false, cancels: false };
 
     /// Of an interrupted ucontext; `below`: the program's stack pointer.
@@ -73,7 +78,7 @@ impl View {
         };
         match at {
             None => View::PLAIN,
-            // Whoever shares a thread's record could have named another call there.
+            // Another thread that shares the record could have named another call there.
             Some(at) if signal != libc::SIGSYS && (at.exact || signal == CANCEL && record.is_of_caller()) => {
                 View { shown: Some(at), back: !at.same, cancels: signal == CANCEL && !at.exact }
             }
@@ -81,15 +86,17 @@ impl View {
         }
     }
 
-    /// What the frame needs beside it.
+    /// The room that the frame needs beside it.
     pub fn beside(&self) -> usize {
         if self.back { size_of::<Beside>() } else { 0 }
     }
 
-    /// Changes the copy of the frame that the handler gets, and keeps what it was. The program's signals are blocked.
+    /// Changes the copy of the frame that the handler gets, and keeps what it was. The program's
+    /// signals are blocked.
     ///
     /// # Safety
-    /// `context` must be that copy's, and `beside` as many bytes of the handler's stack as asked for.
+    /// `context` must be that copy's, and `beside` as many bytes of the handler's stack as asked
+    /// for.
     pub unsafe fn apply(&self, record: &Record, context: usize, beside: usize) {
         let word = |at: usize| (context + at) as *mut usize;
         // SAFETY: the caller's.
@@ -133,8 +140,8 @@ fn compared(result: usize, bits: u32) -> usize {
     flags
 }
 
-/// The handler returns: its frame, of which `context` is a copy's, is as it was, unless it has another place now. All
-/// signals are blocked.
+/// The handler returns: its frame, of which `context` is a copy's, is as it was, unless it has
+/// another place now. All signals are blocked.
 ///
 /// # Safety
 /// `beside` must be what [`View::apply`] has left there.

@@ -1,4 +1,4 @@
-//! What a stub calls: the call itself, or the slow way into the runtime.
+//! The code that a stub calls: the call itself, or the slow way into the runtime.
 
 use super::standing::Kept;
 use crate::dispatch;

@@ -17,11 +17,11 @@
 //! 48 3d 00 f0 ff ff    cmp $-4096,%rax          f0 ff ff
 //! ```
 //!
-//! which is patched unless some branch in libc goes to the comparison. And where a
-//! `lea` of seven bytes lies between the load of the number and the instruction
-//! (the masks of pthread_create and of a thread's start), it is repeated in the
-//! stub, unless some branch goes behind the load. The instruction boundary before a `mov` cannot be mistaken except after a REX
-//! prefix (`41 b8` is `mov r8d`), which is checked.
+//! which is patched unless some branch in libc goes to the comparison. And where a `lea` of seven
+//! bytes lies between the load of the number and the instruction (the masks of pthread_create and
+//! of a thread's start), it is repeated in the stub, unless some branch goes behind the load. The
+//! instruction boundary before a `mov` cannot be mistaken except after a REX prefix (`41 b8` is
+//! `mov r8d`), which is checked.
 //!
 //! The end of a thread is a loop without end, which is replaced whole:
 //!
@@ -32,8 +32,8 @@
 //! eb f8            jmp to the first         eb f8
 //! ```
 //!
-//! What is left, some thirty sites, is told to the filter by address ([`crate::net`]): slower, and
-//! complete whatever libc it is.
+//! The remaining sites, some thirty, are given to the filter by address ([`crate::net`]). That is
+//! slower, and complete for every libc.
 //!
 //! The stub leaves the red zone alone, keeps all registers that a system call
 //! keeps, and does the call itself unless an argument is far or the number was given
@@ -43,8 +43,8 @@
 //! system call user dispatch (every call becomes a signal), a disassembler.
 //!
 //! * [`text`]: where they are.
-//! * [`mod@patch`]: what they become.
-//! * [`entry`]: what a stub calls.
+//! * [`mod@patch`]: the instructions that replace them.
+//! * [`entry`]: the code that a stub calls.
 //! * [`mod@standing`]: where libc stands meanwhile, for signals that come in a call.
 
 mod entry;

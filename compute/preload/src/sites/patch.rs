@@ -9,17 +9,19 @@ use farmem_sys::members::SHARERS;
 use farmem_sys::raw::{checked, syscall};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Room for the stubs of all sites: fewer than a thousand, of 48 bytes, and a few of up to 192 for clones.
+/// Room for the stubs of all sites: fewer than a thousand, of 48 bytes, and a few of up to 192 for
+/// clones.
 const STUB_BYTES: usize = 64 << 10;
 
-/// Takes memory for stubs within reach of the text that starts at `text`. To be done before anything
-/// large is mapped, because large mappings fill the addresses below libc.
+/// Takes memory for stubs within reach of the text that starts at `text`. To be done before
+/// anything large is mapped, because large mappings fill the addresses below libc.
 pub fn reserve_stubs(text: usize) -> Option<usize> {
     near(text, STUB_BYTES)
 }
 
-/// Patches every site in the executable mapping `start..end` of libc; the stubs go to `stubs`. What it leaves, the
-/// filter then looks for: of glibc 2.36 to 2.41, 20 to 30 of 420 to 570. None: libc's text cannot be patched.
+/// Patches every site in the executable mapping `start..end` of libc; the stubs go to `stubs`.
+/// Returns the sites that it leaves, for the filter: of glibc 2.36 to 2.41, 20 to 30 of 420 to 570.
+/// None: libc's text cannot be patched.
 ///
 /// # Safety
 /// The range must be libc's text, `stubs` from [`reserve_stubs`], and no other thread may run.
@@ -45,7 +47,8 @@ pub unsafe fn patch(start: usize, end: usize, stubs: usize) -> Option<Missed> {
     let put = |place: usize, at: usize, code: &[u8]| {
         let mut jump = vec![0xe9];
         jump.extend(rel(place + 5, at));
-        // SAFETY: the stub area is ours; the site is five bytes of libc's text that nobody runs now.
+        // SAFETY: the stub area is ours; the site is five bytes of libc's text that nobody runs
+        // now.
         unsafe {
             std::ptr::copy_nonoverlapping(code.as_ptr(), at as *mut u8, code.len());
             std::ptr::copy_nonoverlapping(jump.as_ptr(), place as *mut u8, 5);
@@ -58,7 +61,8 @@ pub unsafe fn patch(start: usize, end: usize, stubs: usize) -> Option<Missed> {
         let mut code: Vec<u8> = Vec::with_capacity(64);
         let clone3 = site.kind == Kind::Mov(libc::SYS_clone3 as u32);
         if clone3 || site.kind == Kind::Mov(libc::SYS_clone as u32) {
-            // What it makes would share this thread's records and not its descriptors (see [`fork::is_half`]).
+            // The child would share this thread's records and not its descriptors (see
+            // [`fork::is_half`]).
             shares_memory_alone(&mut code, clone3, fork::SHARING);
             code.extend([0x75, 0x0c]); // jne on
             code.extend([0x48, 0xc7, 0xc0]); // mov rax,-ENOSYS
@@ -66,13 +70,15 @@ pub unsafe fn patch(start: usize, end: usize, stubs: usize) -> Option<Missed> {
             code.push(0xe9); // jmp behind the syscall instruction
             code.extend(rel(at + code.len() + 4, place + 7));
             announced(&mut code, at, clone3, stubs);
-            // By clone3 libc makes threads, which the kernel counts; what it does not count its clone makes.
+            // libc makes threads by clone3, and the kernel counts those. The processes that it
+            // makes by clone are not counted.
             SEES_CLONES.fetch_or(!clone3, Ordering::Relaxed);
         }
         if clone3 {
-            // It takes the instruction that is still there, for the same reason as a clone below. But a
-            // child of posix_spawn that shares the memory and has its handlers cleared (glibc 2.38) could
-            // not fault on its arguments: refused as by an older kernel, and libc does it by hand.
+            // It uses the instruction that is still there, for the same reason as a clone below.
+            // But a child of posix_spawn that shares the memory and has its handlers cleared (glibc
+            // 2.38) could not fault on its arguments. It is refused as by an older kernel, and libc
+            // then does the work itself.
             code.extend([0xf7, 0x47, 0x04, 0x01, 0x00, 0x00, 0x00]); // test dword [rdi+4],CLONE_CLEAR_SIGHAND >> 32
             code.extend([0x74, 0x0c]); // jz native
             code.extend([0x48, 0xc7, 0xc0]); // mov rax,-EINVAL
@@ -102,7 +108,8 @@ pub unsafe fn patch(start: usize, end: usize, stubs: usize) -> Option<Missed> {
         }
         if let Kind::Mov(nr) | Kind::MovLea(nr) = site.kind {
             if nr as i64 == libc::SYS_clone {
-                // Behind a `lea` stands only what fork does; were it a thread, it would take the instruction there.
+                // Behind a `lea` stands only what fork does; were it a thread, it would take the
+                // instruction there.
                 code.extend([0xf7, 0xc7, 0x00, 0x01, 0x00, 0x00]); // test edi,CLONE_VM
                 code.extend([0x74, 0x0a]); // jz fork
                 code.push(0xb8);
@@ -159,9 +166,10 @@ pub unsafe fn patch(start: usize, end: usize, stubs: usize) -> Option<Missed> {
     Some(missed)
 }
 
-/// A clone: what copies the memory is a fork, which is dispatched. The stack that it may have asked for is not the
-/// kernel's to switch to, for the child has work to do before the program's code goes on: the stub does, then. All else
-/// (a thread) leaves on another stack than it came on, and takes the instruction that is still there.
+/// A clone that copies the memory is a fork, and is dispatched. If it asks for a stack, the kernel
+/// may not switch to it, because the child has work to do before the program's code goes on: the
+/// stub switches. Any other clone (a thread) leaves on another stack than it came on, and uses the
+/// instruction that is still there.
 fn clone(code: &mut Vec<u8>, at: usize, place: usize, stubs: usize) {
     code.extend([0xb8]); // mov eax,SYS_clone
     code.extend((libc::SYS_clone as u32).to_le_bytes());
@@ -214,8 +222,8 @@ fn announced(code: &mut Vec<u8>, at: usize, clone3: bool, stubs: usize) {
     code.extend([0x48, 0x8d, 0xa4, 0x24, 0x80, 0, 0, 0]); // lea rsp,[rsp+128]
 }
 
-/// A call that makes a vfork child, which goes on behind it, counted as long as its parent waits for it there. (What the
-/// kernel leaves in rcx nobody needs.)
+/// A call that makes a vfork child, which goes on behind it, counted as long as its parent waits
+/// for it there. (What the kernel leaves in rcx nobody needs.)
 fn counted(code: &mut Vec<u8>, at: usize, place: usize, nr: i64) {
     let count = |code: &mut Vec<u8>, instruction: u8| {
         code.extend([0x48, 0xb9]); // mov rcx,SHARERS
@@ -240,7 +248,8 @@ pub fn counts_vforks() -> bool {
 
 static COUNTS_VFORKS: AtomicBool = AtomicBool::new(false);
 
-/// Whether clones of libc's are among them, so that it is known when a process begins that shares the memory, and is counted by nobody.
+/// Whether clones of libc's are among them, so that it is known when a process begins that shares
+/// the memory, and is counted by nobody.
 pub fn sees_clones() -> bool {
     SEES_CLONES.load(Ordering::Relaxed)
 }

@@ -9,19 +9,21 @@ use std::sync::atomic::Ordering;
 
 unsafe extern "C" {
     fn farmem_site();
-    // Of [`super::entry`]; places, never called: where it begins, the call itself, the slow way, behind its work, and the slow way's last instruction.
+    // Of [`super::entry`]; places, never called: where it begins, the call itself, the slow way,
+    // behind its work, and the slow way's last instruction.
     fn farmem_site_call();
     fn farmem_site_slow();
     fn farmem_site_served();
     fn farmem_site_left();
 }
 
-/// What the slow way keeps of a call in its frame, for [`Record::site`] to name. Layout known to the assembly.
+/// The part of a call that the slow way keeps in its frame, for [`Record::site`] to name. The
+/// assembly knows its layout.
 #[repr(C)]
 pub(super) struct Kept {
     /// Its `sp` is where the caller's rbp is, and above it what the stub's call is to return to.
     pub call: Call,
-    /// rbx, r12, r13, r14, r15: of libc's, for who unwinds the call.
+    /// rbx, r12, r13, r14, r15 of libc's code, for unwinders.
     registers: [usize; 5],
     /// The record that names this; 0: none does.
     record: usize,
@@ -61,7 +63,8 @@ pub struct Standing {
     pub rbp: usize,
     /// rbx, r12, r13, r14, r15, where the runtime may have others in the registers.
     pub registers: Option<[usize; 5]>,
-    /// Bits of a comparison that belongs before it and is no more in libc, of the result with the first error; 0: none.
+    /// Bits of a comparison that belongs before it and is no more in libc, of the result with the
+    /// first error; 0: none.
     pub compared: u32,
     /// Whether the thread may go on there as well as where it is.
     pub same: bool,
@@ -81,13 +84,13 @@ impl Stub {
             }
     }
 
-    /// Nothing has happened yet. `at_call`: but that it was decided that the kernel may be asked as it stands; the number may
-    /// be that of a call which is to go on after a signal.
+    /// Nothing has happened yet. `at_call`: but that it was decided that the kernel may be asked as
+    /// it stands; the number may be that of a call which is to go on after a signal.
     fn before(&self, at_call: bool, rsp: usize, rbp: usize) -> Standing {
         let (rip, same) = match self.kind {
             // The load and what the stub does are done again.
             Kind::Mov(_) if !at_call => (self.place, true),
-            // What lies between is not to be done twice.
+            // The instructions between must not be executed twice.
             Kind::MovLea(_) if !at_call => (self.instruction(), false),
             _ => (self.instruction(), true),
         };
@@ -106,8 +109,8 @@ impl Stub {
     }
 }
 
-/// Where libc stands, if a thread that is at `rip` makes a call for it. `below`: the program's stack pointer, which is `rsp`
-/// but for what goes on on a near stack instead of a far one.
+/// Where libc stands, if a thread that is at `rip` makes a call for it. `below`: the program's
+/// stack pointer, which is `rsp` but for what goes on on a near stack instead of a far one.
 ///
 /// # Safety
 /// They must be a thread's that was interrupted, and its stack as it is.
@@ -144,9 +147,10 @@ pub unsafe fn standing(record: &Record, rip: usize, rsp: usize, rbp: usize, belo
         return Some(Standing { same: false, exact: false, ..standing });
     }
     let site = record.site.load(Ordering::Relaxed);
-    // Is it that call still? Handlers that interrupt it are told apart where they are delivered, and who leaves one by a jump
-    // leaves nothing in the record. But a vfork child has its parent's, and may have been killed in a call: the parent is no
-    // more in the runtime then, nor near that place on its stack. And who shares a thread's record has another stack.
+    // Is it that call still? Handlers that interrupt it are told apart where they are delivered,
+    // and who leaves one by a jump leaves nothing in the record. But a vfork child has its
+    // parent's, and may have been killed in a call: the parent is no more in the runtime then, nor
+    // near that place on its stack. And who shares a thread's record has another stack.
     let ours = |at: usize| is_runtimes(at) || at & !0xfff == GATE;
     if !(below + 1..below + DEPTH).contains(&site) || !ours(rip) && !ours(word(rsp)) {
         return None;
@@ -166,7 +170,7 @@ fn is_runtimes(at: usize) -> bool {
         static __ehdr_start: u8;
         static etext: u8;
     }
-    // What libc has of leaves, memcpy above all, is called from there.
+    // libc's leaf functions, memcpy above all, are called from there.
     (&raw const __ehdr_start as usize..&raw const etext as usize).contains(&at)
 }
 

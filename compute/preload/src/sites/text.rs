@@ -8,7 +8,7 @@ pub(super) const COMPARE64: [u8; 6] = [0x48, 0x3d, 0x00, 0xf0, 0xff, 0xff];
 /// cmp eax,-4096
 pub(super) const COMPARE32: [u8; 5] = [0x3d, 0x00, 0xf0, 0xff, 0xff];
 
-/// What is replaced.
+/// The instructions that are replaced.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kind {
     /// The load of this number, right before the instruction.
@@ -84,8 +84,8 @@ pub(crate) fn instructions(text: &[u8]) -> impl Iterator<Item = usize> {
     })
 }
 
-/// Where the opcodes of branches with a distance of four bytes stand (`call`, `jmp`; and `jcc`, of two bytes), or what looks
-/// like one.
+/// Where the opcodes of branches with a distance of four bytes stand (`call`, `jmp`; and `jcc`, of
+/// two bytes), or what looks like one.
 fn branches(text: &[u8]) -> impl Iterator<Item = usize> {
     positions(text, |bytes, next| {
         // SAFETY: as above.
@@ -103,16 +103,17 @@ fn equal(bytes: __m128i, to: u8) -> __m128i {
     unsafe { _mm_cmpeq_epi8(bytes, _mm_set1_epi8(to as i8)) }
 }
 
-/// Where bytes stand that `marks` fills with ones, by themselves and the bytes next to them; behind the last one come zeros.
-/// A program's start waits for this, and libc's text is a megabyte and a half: a loop over it takes several milliseconds, a
-/// `memchr` for each of its common bytes nearly two, and this 0.3: of 64 bytes at a time, for the end of each step's
-/// places is one that the CPU guesses wrong.
+/// The places of bytes that `marks` fills with ones, from the bytes themselves and those next to
+/// them. Zeros come behind the last byte. A program's start waits for this, and libc's text is a
+/// megabyte and a half: a loop over it takes several milliseconds, `memchr` for each of its common
+/// bytes nearly two, and this 0.3. It takes 64 bytes at a time, because the CPU mispredicts the end
+/// of each step's places.
 fn positions(text: &[u8], marks: impl Fn(__m128i, __m128i) -> __m128i) -> impl Iterator<Item = usize> {
     const STEP: usize = u64::BITS as usize;
     let whole = text.len().saturating_sub(1) / STEP * STEP;
     let mut end = [0; 2 * STEP];
     end[..text.len() - whole].copy_from_slice(&text[whole..]);
-    // What was found of the step that ends at `at`.
+    // The places found in the step that ends at `at`.
     let (mut found, mut at) = (0u64, 0);
     std::iter::from_fn(move || {
         while found == 0 {
@@ -122,7 +123,8 @@ fn positions(text: &[u8], marks: impl Fn(__m128i, __m128i) -> __m128i) -> impl I
                 _ => return None,
             };
             for part in (0..STEP).step_by(size_of::<__m128i>()) {
-                // SAFETY: in all 65 bytes, of the text (`whole` is less than its length) or of its end and zeros behind it.
+                // SAFETY: in all 65 bytes, of the text (`whole` is less than its length) or of its
+                // end and zeros behind it.
                 let marked = unsafe {
                     let (bytes, next) = (from.add(part), from.add(part + 1));
                     _mm_movemask_epi8(marks(_mm_loadu_si128(bytes.cast()), _mm_loadu_si128(next.cast())))
@@ -147,7 +149,8 @@ fn is_loop(bytes: &[u8]) -> bool {
     matches!(bytes, [0x31, 0xff, 0x89, from, 0x0f, 0x05, 0xeb, 0xf8] if from & 0xc7 == 0xc0)
 }
 
-/// The number that `mov $NR,%eax` loads right before `lea disp32(…),%r64`, which ends the bytes given.
+/// The number that `mov $NR,%eax` loads right before `lea disp32(…),%r64`, which ends the bytes
+/// given.
 fn number_before_lea(before: &[u8]) -> Option<u32> {
     let &[prefix, 0xb8, a, b, 0, 0, rex, 0x8d, mode, _, _, _, _] = before else { return None };
     let nr = u32::from_le_bytes([a, b, 0, 0]);
@@ -161,8 +164,8 @@ fn number_before_lea(before: &[u8]) -> Option<u32> {
     .then_some(nr)
 }
 
-/// Which of some offsets (sorted) a branch may go to. Every byte is taken for an opcode: too many are
-/// found rather than too few.
+/// Which of some offsets (sorted) a branch may go to. Every byte is taken for an opcode: too many
+/// are found rather than too few.
 fn branched_to(text: &[u8], offsets: &[usize]) -> Vec<usize> {
     let mut found = Vec::new();
     // Short branches start within 128 bytes of where they go: looked for from there.
@@ -235,7 +238,8 @@ mod tests {
         text[from - 1] = (51 - from as i8) as u8;
         text.extend([0x90; 8]);
         assert_eq!(find(&text), [munmap, mask, read, end]);
-        // A call to that of the one before, and a long conditional branch behind the load of the mask's number.
+        // A call to that of the one before, and a long conditional branch behind the load of the
+        // mask's number.
         for (code, target) in [(&[0xe8][..], 43), (&[0x0f, 0x85][..], 30)] {
             text.extend(code);
             text.extend((target - (text.len() as i32 + 4)).to_le_bytes());

@@ -12,8 +12,9 @@ pub const RETURN_BYTES: usize = 16 << 10;
 
 /// New alternate stacks.
 static STACKS: Lots = Lots::new(ALTERNATE_BYTES + RETURN_BYTES);
-/// Those of threads that have ended: the page number of the last, and below it a count of changes, which tells a stack
-/// that was taken and came back meanwhile. Never torn, so that a forked child may use it.
+/// Those of threads that have ended: the page number of the last, and below it a count of changes,
+/// which tells a stack that was taken and came back meanwhile. Never torn, so that a forked child
+/// may use it.
 static SPARE: AtomicU64 = AtomicU64::new(0);
 const COUNT_BITS: u32 = 29;
 /// Where a spare stack names the next: at its top, which is touched already.
@@ -30,7 +31,8 @@ fn spare(word: u64) -> usize {
 
 /// Keeps a near alternate stack for the next thread.
 pub fn put(at: usize) {
-    // SAFETY: a stack of ours that is nobody's; those that still look at its word take what they see for a guess.
+    // SAFETY: a stack of ours that is nobody's; those that still look at its word take what they
+    // see for a guess.
     let next = unsafe { AtomicUsize::from_ptr((at + NEXT_SPARE) as *mut usize) };
     let mut seen = SPARE.load(Ordering::Relaxed);
     loop {
@@ -52,7 +54,8 @@ fn take_spare() -> Option<usize> {
         if at == 0 {
             return None;
         }
-        // SAFETY: never unmapped. If it is another's by now, the count has changed and the exchange fails.
+        // SAFETY: never unmapped. If it is another's by now, the count has changed and the exchange
+        // fails.
         let next = unsafe { AtomicUsize::from_ptr((at + NEXT_SPARE) as *mut usize) }.load(Ordering::Relaxed);
         let now = after(seen, next);
         match SPARE.compare_exchange_weak(seen, now, Ordering::Acquire, Ordering::Acquire) {

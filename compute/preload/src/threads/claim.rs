@@ -1,13 +1,15 @@
-//! What a long write of a thread's holds while it is under way: [`crate::guard::turn`] says how.
+//! The pins of a thread's long write while it is under way: [`crate::guard::turn`] says how.
 
 use crate::process::pager;
 use farmem_sys::raw::SignalsBlocked;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-/// Ranges of a claim that are remembered; of more, those behind stay pinned where the call is left by a jump.
+/// Ranges of a claim that are remembered; of more, those behind stay pinned where the call is left
+/// by a jump.
 pub const RANGES: usize = 16;
 
-/// What a thread's long write has claimed of the pins that such writes may have together.
+/// The share that a thread's long write has claimed of the pins that all such writes may have
+/// together.
 pub struct Claim {
     /// 0: nothing.
     pub pages: AtomicU64,
@@ -37,7 +39,8 @@ impl Claim {
         self.count.store(0, Ordering::Relaxed);
     }
 
-    /// Its call was left by a jump out of a signal handler, or its thread ends: it is given back, and what is pinned for it.
+    /// Its call was left by a jump out of a signal handler, or its thread ends: it is given back,
+    /// and what is pinned for it.
     pub fn release(&self) {
         if self.pages.load(Ordering::Relaxed) == 0 {
             return;
@@ -54,9 +57,9 @@ impl Claim {
         pager().give_back_pins(self.pages.swap(0, Ordering::Relaxed));
     }
 
-    /// Whether the call that made it may be under way still, interrupted by a signal handler that stands at `sp` now. From
-    /// an equal or higher one of the same stack it cannot, and a handler on the program's alternate stack is interrupted
-    /// by none that is not.
+    /// Whether the call that made it may be under way still, interrupted by a signal handler that
+    /// stands at `sp` now. From an equal or higher one of the same stack it cannot, and a handler
+    /// on the program's alternate stack is interrupted by none that is not.
     pub fn is_interrupted(&self, sp: usize, on_alternate: impl Fn(usize) -> bool) -> bool {
         let before = self.sp.load(Ordering::Relaxed);
         self.pages.load(Ordering::Relaxed) != 0

@@ -14,19 +14,19 @@ pub struct Start {
     routine: usize,
     argument: usize,
     hidden: usize,
-    /// Bytes of its stack; 0: nobody knows.
+    /// Bytes of its stack. 0: not known.
     stack: usize,
 }
 
-/// What `thread_begin` hands to the assembly: in rax and rdx.
+/// The values that `thread_begin` hands to the assembly, in rax and rdx.
 #[repr(C)]
 pub struct Go {
     routine: usize,
     argument: usize,
 }
 
-// The program's start routine is jumped to, not called, so that no frame of ours is on the stack when
-// the thread unwinds (pthread_exit, cancellation).
+// The program's start routine is jumped to, not called, so that no frame of ours is on the stack
+// when the thread unwinds (pthread_exit, cancellation).
 core::arch::global_asm!(
     ".globl farmem_thread_start",
     ".hidden farmem_thread_start",
@@ -159,12 +159,12 @@ struct Pinning {
 
 /// Room that libc's `pthread_create` takes of its caller's stack, generously.
 const CREATE_DEPTH: usize = 16 << 10;
-/// What of a far thread stack is kept local: the thread's control block, in which the kernel writes
-/// when the thread ends, and its first frames, before it has an alternate stack.
+/// The part of a far thread stack that is kept local: the thread's control block, in which the
+/// kernel writes when the thread ends, and its first frames, before it has an alternate stack.
 const TOP_OF_STACK: usize = 64 << 10;
 
-/// `clone3` reads its arguments from the caller's stack, and the new thread starts on its own: where
-/// either is far, it must be there.
+/// `clone3` reads its arguments from the caller's stack, and the new thread starts on its own:
+/// where either is far, it must be there.
 extern "C" fn pin_far_stacks(job: &mut Pinning) {
     if is_far(job.stack) {
         pager().pin(job.stack - CREATE_DEPTH, CREATE_DEPTH, true);

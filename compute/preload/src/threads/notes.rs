@@ -1,9 +1,11 @@
-//! What the calls of a thread that are under way have pinned, or those had that were left: [`crate::guard::held`] says how it is used.
+//! The pins of a thread's calls, those under way and those that were left. [`crate::guard::held`]
+//! says how it is used.
 //!
 //! ```text
 //!  place     0 free ── CAS ─► odd: being written ── store ─► serial: noted ── CAS ─► 0, by whoever unpins
 //! ```
-//! The CAS to 0 succeeds once, so that nobody unpins twice: the call itself at its return, or a later one that finds it gone.
+//! The CAS to 0 succeeds once, so that nobody unpins twice: the call itself at its return, or a
+//! later one that finds it gone.
 
 use crate::process::pager;
 use farmem_sys::raw::SignalsBlocked;
@@ -43,7 +45,7 @@ impl Place {
     }
 }
 
-/// What the calls of a thread have noted.
+/// The notes of a thread's calls.
 pub struct Held {
     last: AtomicU64,
     places: [Place; PLACES],
@@ -74,8 +76,9 @@ impl Held {
         self.places.iter().for_each(|place| place.serial.store(0, Ordering::Relaxed));
     }
 
-    /// The record's thread ends: what its calls had whose frames lie on its own stack, `stack`, or its near alternate one. (Others
-    /// may be of threads that share the record, and go on.)
+    /// The record's thread ends: releases the pins of calls whose frames lie on its own stack,
+    /// `stack`, or its near alternate one. (Other calls may be of threads that share the record,
+    /// and go on.)
     pub fn end(&self, is_alternate: impl Fn(usize) -> bool, stack: std::ops::Range<usize>) {
         let within = |from: usize, to: usize| {
             stack.start <= from && to <= stack.end || is_alternate(from) && is_alternate(to - 1)
@@ -83,8 +86,8 @@ impl Held {
         self.places.iter().for_each(|place| release(place, within, &unpin_left));
     }
 
-    /// Notes what a call has pinned whose frames lie from `low` to `high`; `unpin` is for what calls had that are gone.
-    /// `None`: there is no place.
+    /// Notes what a call has pinned whose frames lie from `low` to `high`; `unpin` is for what
+    /// calls had that are gone. `None`: there is no place.
     pub fn add(
         &'static self,
         (low, high): (usize, usize),
@@ -114,7 +117,7 @@ impl Held {
     }
 }
 
-/// What a noted call had pinned, if from where its frames lie it is gone.
+/// Releases the pins of a noted call, if the place of its frames shows that it is gone.
 #[inline]
 fn release(place: &Place, is_gone: impl Fn(usize, usize) -> bool, unpin: &impl Fn(&[(usize, usize)], u64)) {
     let serial = place.serial.load(Ordering::Acquire);
@@ -135,7 +138,7 @@ fn release(place: &Place, is_gone: impl Fn(usize, usize) -> bool, unpin: &impl F
     }
 }
 
-/// What a call had pinned that is gone is so no more.
+/// Undoes the pins of a call that is gone.
 pub fn unpin_left(ranges: &[(usize, usize)], losses: u64) {
     pager().unpin_since(ranges.iter(), losses);
 }

@@ -5,7 +5,8 @@ use farmem_sys::memory::copy_bytes;
 use farmem_sys::raw::{getpid, syscall};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// `process_vm_readv`, or `process_vm_writev`, was refused as no kernel refuses it to a process on itself.
+/// `process_vm_readv`, or `process_vm_writev`, was refused as no kernel refuses it to a process on
+/// itself.
 static FORBIDDEN: AtomicBool = AtomicBool::new(false);
 
 /// Copies from the program's memory. False where not all of it can be read.
@@ -66,7 +67,8 @@ fn is_readable(word: usize) -> bool {
     said == -(libc::EINVAL as isize)
 }
 
-/// Whether the kernel can write a word: it adds nothing to it, as one atomic operation, and wakes nobody.
+/// Whether the kernel can write a word: it adds nothing to it, as one atomic operation, and wakes
+/// nobody.
 fn is_writable(word: usize) -> bool {
     const ADD_NOTHING: usize = (libc::FUTEX_OP_ADD as usize) << 28;
     let none = AtomicU32::new(0);
