@@ -1,4 +1,5 @@
-//! Settings that are one of several names: the same on the command line, in variables, and in the text of a run.
+//! Settings that are one of several names: the same on the command line, in variables, and in the
+//! text of a run.
 
 use farmem_protocol::node::Transport;
 
@@ -18,7 +19,7 @@ pub trait Choice: Copy + PartialEq + 'static {
     }
 }
 
-/// Who serves page faults.
+/// The thread that serves page faults.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Faults {
     /// SIGBUS in the faulting thread, served there.
@@ -55,7 +56,7 @@ impl Choice for Prefetch {
 /// How changed bytes of pages are told from unchanged ones.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Dirty {
-    /// What is fastest for the transport, by measurement.
+    /// The fastest for the transport, by measurement.
     #[default]
     Auto,
     /// Without any chance of missing a write.

@@ -1,4 +1,5 @@
-//! What `farmem run` and the processes of a run agree on. Pure: no I/O, no clock, no unsafe.
+//! The settings that `farmem run` and the processes of a run agree on. Pure: no I/O, no clock, no
+//! unsafe.
 //!
 //! * [`spec`]: a run's settings, and the text by which they reach its processes.
 //! * [`choice`]: settings that are one of several names.

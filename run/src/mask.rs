@@ -1,4 +1,5 @@
-//! Features that a run does without, or does in spite of what it finds. For tests, and for measuring what a feature gives.
+//! Features that a run does without, or does in spite of what it finds. For tests, and for
+//! measuring what a feature gives.
 
 use std::fmt;
 use std::str::FromStr;
@@ -15,9 +16,10 @@ pub enum Feature {
     Swapless,
     /// Changed lines go by WRITEs, as to a card, wherever they go.
     Records,
-    /// Two bits of a line's twelve are looked at. Changed lines are overlooked, and the node's refusals put it right.
+    /// Two bits of a line's twelve are looked at. Changed lines are overlooked, and the node's
+    /// refusals put it right.
     Changes,
-    /// Pages that leave are compared and copied whole in turns, to see which is faster.
+    /// Pages that leave are compared and copied whole alternately, to see which is faster.
     Turns,
     /// Faults return with the kernel's help.
     Resume,

@@ -1,11 +1,13 @@
-//! A run's settings, complete, and the text by which they reach its processes: the variable `FARMEM_RUN`.
+//! A run's settings, complete, and the text by which they reach its processes: the variable
+//! `FARMEM_RUN`.
 //!
 //! ```text
 //!  farmem run: flags, variables, files ─► RunSpec ─► to_text ─► FARMEM_RUN ─► parse ─► RunSpec: runtime, pager
 //! ```
 //!
-//! The text is `key=value` pairs separated by `;`. Both ends are of one build, for `farmem run` lays down the library that it
-//! carries. So nothing is guessed: a key or value that is not known is an error, and so is a key that comes twice.
+//! The text is `key=value` pairs separated by `;`. Both ends are of one build, for `farmem run`
+//! lays down the library that it carries. So nothing is guessed: a key or value that is not known
+//! is an error, and so is a key that comes twice.
 
 use crate::choice::{Choice, Dirty, Faults, Prefetch, Protect};
 use crate::mask::Mask;
@@ -40,7 +42,7 @@ pub struct RunSpec {
     pub grace: Duration,
     /// Bits a second to which TCP is held.
     pub shape: Option<u64>,
-    /// Who serves page faults.
+    /// The thread that serves page faults.
     pub faults: Faults,
     /// Whether pages are fetched ahead.
     pub prefetch: Prefetch,
@@ -61,7 +63,8 @@ pub struct RunSpec {
 }
 
 impl Default for RunSpec {
-    /// As a run has it of which nothing was asked. It has no name, no local memory and no nodes yet.
+    /// As a run has it of which nothing was asked. It has no name, no local memory and no nodes
+    /// yet.
     fn default() -> RunSpec {
         RunSpec {
             run: [0; 16],

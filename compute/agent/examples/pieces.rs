@@ -4,8 +4,9 @@
 //! cargo build -p farmem-agent --example pieces
 //! farmem run --local 64M --agent -- target/debug/examples/pieces
 //! ```
-//! The run starts this host's agent if need be, and tells the program its socket. An agent that somebody else started
-//! (`farmem agent --node bighost:7411`) does as well: `FARMEM_AGENT` is what it says it listens at.
+//! The run starts this host's agent if need be, and tells the program its socket. An agent that
+//! somebody else started (`farmem agent --node bighost:7411`) does as well: `FARMEM_AGENT` is what
+//! it says it listens at.
 
 use std::error::Error;
 use std::time::Duration;
@@ -32,7 +33,8 @@ fn work() -> Result<(), Box<dyn Error>> {
     let pages: Vec<_> = (0..1000).map(|_| client.alloc(0)).collect::<Result<_, _>>()?;
     let block = client.alloc(9)?;
 
-    // A thread's way to them, wherever they are: loads and stores if the node's memory is mapped, else verbs over tcp.
+    // A thread's way to them, wherever they are: loads and stores if the node's memory is mapped,
+    // else verbs over tcp.
     let mut reach = client.reach()?;
     for (n, page) in (0u64..).zip(&pages) {
         reach.write(page, 8 * (n % 512), &n.to_le_bytes())?;

@@ -1,9 +1,9 @@
 //! Where an agent's blocks come from: the words of a node.
 //!
 //! A block is claimed by one CAS of its word and given back by another
-//! ([`farmem_protocol::extent`]); a run by one for each of its blocks, in one batch.
-//! The words that name the agent are all that says what it holds. A claim that was
-//! never recorded, for the agent was killed, is found by reading them:
+//! ([`farmem_protocol::extent`]). A run takes one for each of its blocks, in one batch. The words
+//! that name the agent are the only record of what it holds. A claim that was never recorded,
+//! because the agent was killed, is found by reading them:
 //!
 //! ```text
 //!  claim:    CAS ─► recorded for an application                      killed between: held, and in no record
@@ -14,8 +14,8 @@
 //! The turn first: a CAS that the killed agent still had on its way is carried out
 //! before that, or never.
 //!
-//! Of a node on this machine each grant's memory is a file of its own ([`Session::unit`]), which
-//! is passed on to the one application that has it, and shows nothing else. Of any other, each block
+//! Of a node on this machine each grant's memory is a file of its own ([`Session::unit`]), which is
+//! passed on to the one application that has it, and shows nothing else. Of any other, each block
 //! is reached by a window that is bound for that application ([`crate::windows`]).
 
 use crate::ledger::{Ledger, Membership};
@@ -35,13 +35,15 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// How long a claim waits for what the agent itself gave back a moment ago, and the node is making clean.
+/// How long a claim waits for what the agent itself gave back a moment ago, and the node is making
+/// clean.
 const CLEANING_NS: u64 = 200_000_000;
 /// Between two looks.
 pub const LOOK_NS: u64 = 500_000;
 /// Words that one READ asks for.
 const TOGETHER: usize = 64 << 10;
-/// Requests that one agent makes of its node, at most: the next one's numbers begin so much further on.
+/// Requests that one agent makes of its node, at most: the next one's numbers begin so much further
+/// on.
 const REQUESTS: u64 = 1 << 32;
 
 /// A grant's memory.
@@ -72,7 +74,7 @@ pub struct Claimed {
 /// One entry of a former agent's record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Recorded {
-    /// What it is.
+    /// The block or run.
     pub claimed: Claimed,
     /// Of how many blocks.
     pub blocks: u32,
@@ -87,7 +89,7 @@ pub enum JoinError {
     /// Its words cannot be read.
     #[error(transparent)]
     Words(#[from] WordsError),
-    /// What a former agent was splitting cannot be split.
+    /// A block that a former agent was splitting cannot be split.
     #[error("a GiB that the former agent was splitting cannot be split to the end: {0}")]
     Split(#[from] Failed),
 }
@@ -109,14 +111,14 @@ pub struct Blocks {
     /// `None`: memory is mapped.
     windows: Option<Windows>,
     held: HashMap<BlockId, Vec<Grant>>,
-    /// Blocks in `held`, for who does not wait for the lock on this.
+    /// The number of blocks in `held`, for readers that do not wait for the lock.
     count: Arc<AtomicU64>,
     /// When something was last given back.
     released_ns: u64,
 }
 
 impl Blocks {
-    /// Joins a node anew. Nothing may be recorded as held.
+    /// Joins a node as a new member. Nothing may be recorded as held.
     pub fn join(node: &NodeAddr, options: &ConnectOptions, ledger: Arc<Ledger>) -> Result<Blocks, JoinError> {
         let session = Session::connect_lasting(node, options)?;
         let Identity { secret, incarnation, number } = session.identity();
@@ -124,13 +126,13 @@ impl Blocks {
         Blocks::of(session, ledger)
     }
 
-    /// Joins a node anew as a member that ends with this process: what it holds is nobody's to take over.
+    /// Joins a node as a new member that ends with this process: nobody takes over what it holds.
     pub fn join_alone(node: &NodeAddr, options: &ConnectOptions, ledger: Arc<Ledger>) -> Result<Blocks, JoinError> {
         Blocks::of(Session::connect(node, options)?, ledger)
     }
 
-    /// Is again the member that a former agent recorded, and holds what it recorded as applications' and the
-    /// words confirm.
+    /// Is again the member that a former agent recorded, and holds what it recorded as
+    /// applications' and the words confirm.
     pub fn resume(
         node: &NodeAddr,
         options: &ConnectOptions,
@@ -139,7 +141,7 @@ impl Blocks {
         recorded: impl Iterator<Item = Recorded>,
     ) -> Result<Blocks, JoinError> {
         let Membership { secret, incarnation, number } = *membership;
-        // What the former one asked last, under whichever number, is not what this one asks first.
+        // A request of this member must not repeat a number of the former one's last requests.
         let number = number + REQUESTS;
         ledger.set_membership(&Membership { number, ..*membership });
         let session = Session::resume(node, options, &Identity { secret, incarnation, number })?;
@@ -149,8 +151,8 @@ impl Blocks {
     }
 
     fn of(session: Session, ledger: Arc<Ledger>) -> Result<Blocks, JoinError> {
-        // The member's first queue pair, by the same number in every agent: its turn is this agent's from the
-        // first answer on.
+        // The member's first queue pair, by the same number in every agent: its turn is this
+        // agent's from the first answer on.
         let mut queue = session.queue_pair()?;
         let words = Words::open(&mut queue)?;
         let actor = Actor::new(Owner::new(session.owner()), Claimant::new(0));
@@ -213,9 +215,10 @@ impl Blocks {
         Ok(all.into_iter().map(Word).collect())
     }
 
-    /// So many neighbouring blocks, zero. `None`: not now, but what this agent gave back is about to be clean (or
-    /// others are in the way): to be asked again [`LOOK_NS`] later, without a lock on this meanwhile. `since_ns`:
-    /// when the claim was first tried, by [`raw::now_ns`]; after a fifth of a second it is refused.
+    /// Claims `blocks` neighbouring blocks, zeroed. `None`: not now, but blocks that this agent
+    /// gave back are about to be clean (or others are in the way). Ask again [`LOOK_NS`] later, and
+    /// do not hold the lock on this meanwhile. `since_ns`: when the claim was first tried, by
+    /// [`raw::now_ns`]; after a fifth of a second it is refused.
     pub fn claim(&mut self, blocks: u32, since_ns: u64) -> Result<Option<Claimed>, Refusal> {
         let Some(grants) = self.claim_units(blocks, since_ns)? else { return Ok(None) };
         let block = self.name();
@@ -236,7 +239,8 @@ impl Blocks {
                     if self.split_giant()? {
                         continue;
                     }
-                    // What was given back is drained and scrubbed first: that takes the node some microseconds.
+                    // Blocks that were given back are drained and scrubbed first: that takes the
+                    // node some microseconds.
                     let cleans = since_ns.saturating_sub(self.released_ns) <= CLEANING_NS;
                     return if cleans && in_time() { Ok(None) } else { Err(Refusal::Exhausted) };
                 }
@@ -247,8 +251,8 @@ impl Blocks {
         }
     }
 
-    /// Opens a GiB that is still in one piece. False: there is none, or it is more than the agent's share of the
-    /// node, which it counts against while it is being split.
+    /// Opens a GiB that is still in one piece. False: there is none, or it is more than the agent's
+    /// share of the node, which it counts against while it is being split.
     fn split_giant(&mut self) -> Result<bool, Refusal> {
         loop {
             let giants = self.read(Level::Giant).map_err(|_| Refusal::Lost)?;
@@ -257,7 +261,7 @@ impl Blocks {
             let mut split = Reshape::split(self.actor, self.words.geometry(), Place::giant(giant as u32));
             match self.run(&mut split) {
                 Ok(Ok(Reshaped::Done(_))) => return Ok(true),
-                // Somebody else was faster.
+                // Another member was faster.
                 Ok(Ok(_)) => {}
                 Ok(Err(Failed::OverQuota | Failed::NoSpace | Failed::Contended)) => return Ok(false),
                 Ok(Err(Failed::Fenced | Failed::Lost)) | Err(_) => return Err(Refusal::Lost),
@@ -277,8 +281,8 @@ impl Blocks {
         }
     }
 
-    /// Blocks and runs that nobody uses any more. Their memory goes back to the system at once, and what they were
-    /// reached by ends before.
+    /// Blocks and runs that nobody uses any more. Their memory goes back to the system at once, and
+    /// what they were reached by ends before.
     pub fn release(&mut self, blocks: &[BlockId]) {
         // Of a node that is lost nothing is left to give back.
         if let Some(windows) = &mut self.windows {

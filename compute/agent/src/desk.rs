@@ -57,7 +57,8 @@ impl Desk {
         }
     }
 
-    /// How often memory ran out: each time the application is asked to give back what it keeps and does not use.
+    /// How often memory ran out: each time the application is asked to give back what it keeps and
+    /// does not use.
     #[inline]
     pub fn recalls(&self) -> &AtomicU32 {
         self.0.word32(256)

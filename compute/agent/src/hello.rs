@@ -1,4 +1,4 @@
-//! What goes over the socket: the handshake, and descriptors.
+//! Messages over the socket: the handshake, and descriptors.
 //!
 //! ```text
 //! application                                  agent
@@ -8,10 +8,11 @@
 //!   │◄─────────────── Mapped + a block's memfd ───│   for each MAP, where memory is on this machine
 //!   │◄───────────────── Reached, a key or more ───│   for each MAP, where it is elsewhere
 //! ```
-//! An application that an agent of memory elsewhere does not know as a member of the node is told which node it is
-//! ([`Entry::Elsewhere`]). It joins that itself, and comes again with the id that the node knows it by. Whether the id
-//! is its own nobody asks: windows are bound for whom it names, and a liar has named somebody who does not know the keys.
-//! Numbers are of this machine's order: the socket does not leave it.
+//! An agent of memory elsewhere may not know an application as a member of the node. Then the
+//! application is told which node it is ([`Entry::Elsewhere`]), joins that itself, and comes again
+//! with the id that the node gave it. Whether the id is its own is not checked: windows are bound
+//! for the member named, and a liar has named one that does not know the keys. Numbers are of this
+//! machine's order: the socket does not leave it.
 
 use crate::chunks::Map;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes};
@@ -33,7 +34,8 @@ pub struct Hello {
     pub token: [u8; 16],
     /// The job it belongs to, filled up with zeros; empty: none.
     pub job: [u8; 32],
-    /// Where memory is elsewhere: the only queue pair that is to reach it; [`ANY_QUEUE`]: all of the member.
+    /// Where memory is elsewhere: the only queue pair that is to reach it; [`ANY_QUEUE`]: all of
+    /// the member.
     ///
     /// [`ANY_QUEUE`]: farmem_protocol::wire::ANY_QUEUE
     pub queue: u64,
@@ -63,10 +65,10 @@ pub struct Welcome {
     pub magic: [u8; 8],
     /// An [`Entry`].
     pub status: u32,
-    /// Bytes of text that follow, at most [`MAX_NODE`]: for [`Entry::Elsewhere`], how to reach the node, as
-    /// `tcp HOST:PORT`, or `verbs HOST:PORT`.
+    /// Bytes of text that follow, at most [`MAX_NODE`]: for [`Entry::Elsewhere`], how to reach the
+    /// node, as `tcp HOST:PORT`, or `verbs HOST:PORT`.
     pub text: u32,
-    /// What the application proves itself by when it comes again.
+    /// The token by which the application proves itself when it comes again.
     pub token: [u8; 16],
 }
 
@@ -83,9 +85,9 @@ pub enum Entry {
     Malformed = 1,
     /// It serves as many applications as it can, in all or of this user.
     Full = 2,
-    /// The token is nobody's: what was held is lost.
+    /// The token is unknown: what the application held is lost.
     Unknown = 3,
-    /// What was declared is not what the record has.
+    /// The declaration does not agree with the record.
     NotHeld = 4,
     /// The system refused the agent memory or descriptors.
     System = 5,
@@ -107,8 +109,8 @@ pub struct Mapped {
     pub offset: u64,
 }
 
-/// By what an application reaches a block, or the blocks of a run: so many keys of windows follow, 8 bytes each, one
-/// for each block.
+/// The way to a block, or to the blocks of a run, for an application. Keys of windows follow, 8
+/// bytes each, one for each block.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub struct Reached {

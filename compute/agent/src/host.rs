@@ -27,17 +27,17 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What an agent is to be.
+/// The settings of an agent.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// A private directory for its files.
     pub dir: PathBuf,
-    /// The node that it takes memory from. By its Unix socket, on this machine: memory is mapped by programs. By host and
-    /// port: programs reach it by verbs.
+    /// The node that it takes memory from. By its Unix socket, on this machine: memory is mapped by
+    /// programs. By host and port: programs reach it by verbs.
     pub node: NodeAddr,
     /// How programs reach a node by host and port: [`Transport::Tcp`] or [`Transport::Verbs`].
     pub transport: Transport,
-    /// What tenants may hold.
+    /// The quotas of tenants.
     pub quotas: Quotas,
     /// It ends when nobody has used it for so long; `None`: never.
     pub idle: Option<Duration>,
@@ -59,7 +59,7 @@ pub enum StartError {
     /// Its node's words cannot be read.
     #[error(transparent)]
     Words(#[from] WordsError),
-    /// What a former agent was splitting cannot be split.
+    /// A block that a former agent was splitting cannot be split.
     #[error("a GiB that the former agent was splitting cannot be split to the end ({0}): start again")]
     Split(Failed),
     /// A file cannot be used.
@@ -98,7 +98,7 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Takes up the memory of a former agent that was killed, or joins the node anew.
+    /// Takes over the memory of a former agent that was killed, or joins the node as a new member.
     pub fn start(config: Config) -> Result<Agent, StartError> {
         let lock_path = config.dir.join("agent.lock");
         let lock = private(&lock_path)?;
@@ -129,7 +129,7 @@ impl Agent {
                 });
                 match Blocks::resume(&config.node, &options, Arc::clone(&ledger), &member, recorded) {
                     Ok(blocks) => Some(blocks),
-                    // The node was started anew, or gave the memory back: nothing of it is left.
+                    // The node was restarted, or gave the memory back: nothing of it is left.
                     Err(JoinError::Node(ConnectError::Unknown(_))) => None,
                     Err(e) => return Err(e.into()),
                 }
@@ -158,12 +158,12 @@ impl Agent {
         Ok(Agent { config, service, ledger, listener, _lock: lock, recovered })
     }
 
-    /// What [`Service::stop`] is called on.
+    /// The service; [`Service::stop`] is called on it.
     pub fn service(&self) -> &Arc<Service> {
         &self.service
     }
 
-    /// What is going on.
+    /// The present state.
     pub fn report(&self) -> Report {
         self.service.report(&self.ledger)
     }
@@ -174,8 +174,8 @@ impl Agent {
         Ok(self.service.run(Some(&self.listener), &self.ledger, self.config.idle, &mut tell)?)
     }
 
-    /// After [`Agent::run`]. If applications are still there their memory stays theirs, and the process must
-    /// end now, for another agent to take over; else nothing is left.
+    /// After [`Agent::run`]. If applications are still there their memory stays theirs, and the
+    /// process must end now, for another agent to take over; else nothing is left.
     pub fn close(self) {
         let _ = std::fs::remove_file(socket(&self.config.dir));
         if self.report().applications.is_empty() {

@@ -56,10 +56,10 @@ const BOUND: u64 = 1 << 63;
 /// 128 bits that an application proves itself by when it comes back.
 pub type Token = [u8; 16];
 
-/// Who an application is.
+/// The identity of an application.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// What it proves itself by.
+    /// The token by which it proves itself.
     pub token: Token,
     /// Its user, as the kernel says.
     pub uid: u32,
@@ -142,8 +142,8 @@ impl Ledger {
     }
 
     fn put(&self, at: usize, value: u64) {
-        // Release: whoever finds an entry's first word finds the rest; for a process that is killed and
-        // one that comes after it, program order is enough.
+        // Release: a reader that finds an entry's first word finds the rest. For a process that is
+        // killed and its successor, program order is enough.
         self.shared.words(at, 1)[0].store(value, Release);
     }
 
@@ -244,8 +244,8 @@ impl Ledger {
         }
     }
 
-    /// A window that the agent has at its node: its key, and what it is bound to for certain: a block, or the block of
-    /// this number in a run.
+    /// A window that the agent has at its node: its key, and what it is bound to for certain: a
+    /// block, or the block of this number in a run.
     pub fn window(&self, slot: usize) -> Option<(Key, Option<(BlockId, u32)>)> {
         let at = WINDOWS + slot * WINDOW;
         let key = self.word(at);

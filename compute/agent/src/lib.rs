@@ -1,8 +1,7 @@
 //! The trusted allocation service of a host.
 //!
-//! Applications get far memory in pieces of 4 KiB to 2 MiB, and in runs of
-//! blocks, without a system call and without a word to any node, for what they
-//! will want next was granted ahead:
+//! Applications get far memory in pieces of 4 KiB to 2 MiB, and in runs of blocks, without a system
+//! call and without a message to any node, because their next pieces were granted ahead:
 //!
 //! ```text
 //!  application                                     agent                              node
@@ -22,8 +21,8 @@
 //! | [`serve`], [`host`] | the agent at work; as a process |
 //! | [`client`] | an application's side; an agent within it, where it is alone |
 //!
-//! Who trusts whom, what a lie costs, and what each crash leaves:
-//! `docs/design/agent.md`.
+//! `docs/design/agent.md` says which parts trust each other, what a lie costs, and what each crash
+//! leaves.
 
 pub mod chunks;
 pub mod desk;

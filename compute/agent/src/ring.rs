@@ -19,14 +19,13 @@
 //! (Acquire); head the same way back, so that an entry is not overwritten before
 //! it was read.
 //!
-//! *Sleeping.* Tail is also the futex word on which the consumer sleeps. It says
-//! so first, then looks again; the producer stores tail first, then looks whether
-//! the consumer sleeps. With a full fence between the two halves on both sides, at
-//! least one of them sees the other (Dekker), so that no wake-up is lost and none
-//! costs a system call unless somebody sleeps. Only the consumer writes what it says of itself: were the
-//! producer to take it back, to spare a second wake-up, it could take back the next sleep's (loom found
-//! that one). loom tries all orders:
-//! `RUSTFLAGS="--cfg loom" cargo test -p farmem-agent --lib --release ring`.
+//! *Sleeping.* Tail is also the futex word on which the consumer sleeps. It says so first, then
+//! looks again; the producer stores tail first, then looks whether the consumer sleeps. With a full
+//! fence between the two halves on both sides, at least one of them sees the other (Dekker), so
+//! that no wake-up is lost and none costs a system call unless somebody sleeps. Only the consumer
+//! writes what it says of itself: were the producer to take it back, to spare a second wake-up, it
+//! could take back the next sleep's (loom found that one). loom tries all orders: `RUSTFLAGS="--cfg
+//! loom" cargo test -p farmem-agent --lib --release ring`.
 
 use std::sync::atomic::Ordering;
 
@@ -71,8 +70,8 @@ impl Producer {
         words.entries.len().checked_sub(used).ok_or(Broken)
     }
 
-    /// Adds an entry, which the consumer does not see before [`Producer::publish`]. The caller knows that
-    /// there is room.
+    /// Adds an entry, which the consumer does not see before [`Producer::publish`]. The caller
+    /// knows that there is room.
     pub fn push(&mut self, words: Words<'_>, entry: u64) {
         words.entry(self.tail).store(entry, Ordering::Relaxed);
         self.tail = self.tail.wrapping_add(1);
@@ -126,7 +125,8 @@ impl Consumer {
         words.head.store(self.head, Ordering::Release);
     }
 
-    /// Says that this side goes to sleep. The value of the futex word to sleep on; `None`: something has come.
+    /// Says that this side goes to sleep. The value of the futex word to sleep on; `None`:
+    /// something has come.
     pub fn drowse(&self, words: Words<'_>) -> Option<u32> {
         words.sleeping.store(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
@@ -149,8 +149,9 @@ mod models {
     use super::*;
     use loom::sync::{Arc, Condvar, Mutex};
 
-    /// A ring of two entries, and a futex that promises what the kernel's does and no more: a wake-up does
-    /// not fall between the look at the word and the sleep. It has no time limit: a lost one is a deadlock.
+    /// A ring of two entries, and a futex that promises what the kernel's does and no more: a
+    /// wake-up does not fall between the look at the word and the sleep. It has no time limit: a
+    /// lost one is a deadlock.
     struct Ring {
         tail: AtomicU32,
         head: AtomicU32,
@@ -214,7 +215,7 @@ mod models {
         });
     }
 
-    /// A place is written anew only after it was read.
+    /// A place is written again only after it was read.
     #[test]
     fn places_are_reused_after_reading() {
         loom::model(|| {

@@ -1,4 +1,4 @@
-//! Who holds what: the agent's allocator. No I/O, no clock, no locks.
+//! The agent's allocator: it records which application holds what. No I/O, no clock, no locks.
 //!
 //! A block belongs to one application as long as it holds any chunk of it, so
 //! that whose a chunk is follows from two things that are looked up: the block's
@@ -30,7 +30,7 @@ use farmem_protocol::fairness::is_fair;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-/// What an application did that no honest one does. It is dismissed.
+/// An act that no honest application does. The application is dismissed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
     /// It frees what it does not hold.
@@ -59,7 +59,7 @@ pub enum Need {
 /// Whom blocks are isolated for: a user, or a job of a user.
 pub type Tenant = (u32, String);
 
-/// What tenants may hold.
+/// The quotas of tenants.
 #[derive(Clone, Debug, Default)]
 pub struct Quotas {
     /// Bytes that a user's programs may hold, where nothing else is said; `None`: no limit.
@@ -78,8 +78,8 @@ impl Quotas {
 
 struct App {
     tenant: Tenant,
-    /// Entries with room for a piece of this order and no larger, the fullest first: those that are thinned out empty
-    /// themselves, and go back. The last: those without room.
+    /// Entries with room for a piece of this order and no larger, the fullest first: those that are
+    /// thinned out empty themselves, and go back. The last: those without room.
     rooms: [BTreeSet<(Free, u32)>; BLOCK_ORDER as usize + 2],
     /// Blocks held, those of runs counted singly.
     blocks: u64,
@@ -115,7 +115,7 @@ pub struct Stock {
 }
 
 impl Stock {
-    /// What the ledger says.
+    /// The stock, as the ledger records it.
     pub fn open(ledger: Arc<Ledger>, quotas: Quotas) -> Stock {
         let mut stock = Stock {
             quotas,
@@ -156,8 +156,8 @@ impl Stock {
         self.entries.iter().flatten().map(|entry| &entry.owned)
     }
 
-    /// Admits an application. Its place; `None` when there are [`MAX_APPS`], or its user has as many
-    /// as he leaves to others.
+    /// Admits an application. Its place; `None` when there are [`MAX_APPS`], or its user has as
+    /// many as he leaves to others.
     pub fn admit(&mut self, identity: &Identity) -> Option<usize> {
         let place = self.apps.iter().position(Option::is_none)?;
         let of_user = self.apps.iter().flatten().filter(|app| app.tenant.0 == identity.uid).count();
@@ -179,7 +179,7 @@ impl Stock {
         self.applications().find(|&app| self.ledger.app(app).is_some_and(|who| who.token == *token && who.uid == uid))
     }
 
-    /// Who an application's memory is isolated for.
+    /// The tenant for whom an application's memory is isolated.
     pub fn tenant(&self, app: usize) -> Option<&Tenant> {
         self.apps.get(app)?.as_ref().map(|app| &app.tenant)
     }
@@ -257,12 +257,12 @@ impl Stock {
         }
     }
 
-    /// Gives the application a block, or a run of them (which is taken as a whole at once). `place`: the
-    /// (first) one's number at the node.
+    /// Gives the application a block, or a run of them (which is taken as a whole at once).
+    /// `place`: the (first) one's number at the node.
     ///
     /// # Errors
-    /// Another thread's application of the same tenant was faster to the last of the quota: the block stays
-    /// the caller's.
+    /// Another thread's application of the same tenant was faster to the last of the quota: the
+    /// block stays the caller's.
     pub fn supply(&mut self, app: usize, block: BlockId, blocks: u32, place: u32) -> Result<(), Refusal> {
         self.may_have(app, blocks)?;
         let at = self.free_entries.pop().unwrap_or_else(|| {
@@ -319,7 +319,7 @@ impl Stock {
         (entry.owned.block, entry.owned.blocks)
     }
 
-    /// An entry's map has changed: records it, and sorts it in anew.
+    /// An entry's map has changed: records it, and moves it to the right list.
     fn changed(&mut self, at: u32) {
         let Some(entry) = self.entries[at as usize].as_mut() else { return };
         self.ledger.set_map(at as usize, &entry.owned.map);
@@ -386,7 +386,8 @@ impl Stock {
         self.apps[app].as_ref().is_some_and(|app| app.empty > 0)
     }
 
-    /// A heartbeat has passed for an application. Its blocks that were empty for [`policy::KEPT_IDLE`] of them.
+    /// A heartbeat has passed for an application. Its blocks that were empty for
+    /// [`policy::KEPT_IDLE`] of them.
     pub fn beat(&mut self, app: usize) -> Vec<(BlockId, u32)> {
         let rooms = self.apps[app].iter().flat_map(|app| &app.rooms[BLOCK_ORDER as usize]);
         let mut idle = Vec::new();
@@ -412,9 +413,9 @@ impl Stock {
         Ok(back)
     }
 
-    /// The application has come back to an agent that was started anew, and declares what it holds: blocks
-    /// with their maps, and runs. What the record has beyond that never reached it, or was on its way back,
-    /// and is free. The blocks that nobody holds now.
+    /// The application has come back to an agent that was restarted, and declares what it holds:
+    /// blocks with their maps, and runs. Pieces that only the record has never reached it, or were
+    /// on their way back, and are free. Returns the blocks that nobody holds now.
     pub fn declare(&mut self, app: usize, declared: &[(BlockId, u32, Map)]) -> Result<Vec<(BlockId, u32)>, Violation> {
         let mut by_entry = BTreeMap::new();
         for &(block, blocks, map) in declared {

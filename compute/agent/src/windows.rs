@@ -1,16 +1,19 @@
-//! By what programs reach blocks of a node on another machine: windows of the agent's, one for each block.
+//! By what programs reach blocks of a node on another machine: windows of the agent's, one for each
+//! block.
 //!
 //! ```text
 //!  spare ── BIND: a block, for the program's member ──► bound ── INVALIDATE ──► spare
 //!    └──────────── in doubt (a cut connection, a program that gave it up itself): dropped ◄──┘
 //! ```
 //!
-//! A window is bound when the program that has the block first asks by what it is reached, and unbound before the
-//! block's word is given back: from then on its key works for nobody, and never will again.
+//! A window is bound when the program that has the block first asks by what it is reached, and
+//! unbound before the block's word is given back: from then on its key works for nobody, and never
+//! will again.
 //!
-//! The ledger records a window as bound when the node has said so, and strikes that out before it is unbound. So what an
-//! agent finds recorded as bound is bound; anything else it drops. (A window that was made and not recorded stays
-//! with the member until that ends: one for each kill at that moment, of 65 536.)
+//! The ledger records a window as bound when the node has said so, and strikes that out before it
+//! is unbound. So what an agent finds recorded as bound is bound; anything else it drops. (A window
+//! that was made and not recorded stays with the member until that ends: one for each kill at that
+//! moment, of 65 536.)
 
 use crate::ledger::{Ledger, MAX_WINDOWS};
 use crate::word::{BlockId, Refusal};
@@ -21,8 +24,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Who is to reach a program's blocks, as the program says. Nobody has to believe it: whoever it is, the keys are told to
-/// the program alone, and what they open is the program's.
+/// The member that is to reach a program's blocks, as the program says. It need not be believed:
+/// the keys are given to the program alone, and they open the program's own memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct User {
     /// Of this user of the machine, as the kernel says.
@@ -40,7 +43,8 @@ type Window = (usize, Key);
 pub struct Windows {
     ledger: Arc<Ledger>,
     spare: Vec<Window>,
-    /// One for each block of a grant, in their order; the user of the machine that they were bound for.
+    /// One for each block of a grant, in their order; the user of the machine that they were bound
+    /// for.
     bound: HashMap<BlockId, (Option<u32>, Vec<Window>)>,
     /// Of these, by user of the machine. Those of a former agent are nobody's here.
     of_user: HashMap<u32, usize>,
@@ -55,7 +59,8 @@ impl Windows {
         Windows { ledger, spare: Vec::new(), bound: HashMap::new(), of_user: HashMap::new(), empty }
     }
 
-    /// Those of a former agent that are bound to blocks which are still held; all others are dropped.
+    /// Those of a former agent that are bound to blocks which are still held; all others are
+    /// dropped.
     pub fn resume(
         ledger: Arc<Ledger>,
         session: &Session,
@@ -91,7 +96,8 @@ impl Windows {
         Ok(windows)
     }
 
-    /// The keys by which a grant's blocks are reached, one for each, bound for `user` if they are not yet for anybody.
+    /// The keys by which a grant's blocks are reached, one for each, bound for `user` if they are
+    /// not yet for anybody.
     pub fn keys(
         &mut self,
         (session, queue): (&Session, &mut QueuePair),
@@ -101,7 +107,8 @@ impl Windows {
         if let Some((_, bound)) = self.bound.get(&block) {
             return Ok(bound.iter().map(|(_, key)| *key).collect());
         }
-        // Nobody has more than are left: who comes next finds half of what there was before, whoever was greedy.
+        // Nobody has more windows than are left. So the next user finds half of what there was
+        // before, however greedy others are.
         let has = self.of_user.get(&user.uid).copied().unwrap_or(0);
         if !may_have(has, grants.len(), self.empty.len() + self.spare.len()) {
             return Err(Refusal::Tables);
@@ -122,12 +129,13 @@ impl Windows {
         for ((slot, key), result) in taken.into_iter().zip(results) {
             match result {
                 Ok(bound) => {
-                    // (Behind one that was refused its place is wrong, and it is dropped below, or by the next agent.)
+                    // (Behind one that was refused its place is wrong, and it is dropped below, or
+                    // by the next agent.)
                     self.ledger.bind_window(slot, Key(bound), block, had.len() as u32);
                     had.push((slot, Key(bound)));
                 }
-                // The node has no such member, and the window is what it was: of a program's lie nothing is to be made
-                // anew. Anything else is not for the program to mend.
+                // The node has no such member, and the window is unchanged: a program's lie must
+                // not make a window be replaced. Any other failure is not for the program to mend.
                 Err(farmem_fabric::Refusal::Window) => {
                     refusal = Some(Refusal::Stranger);
                     self.spare.push((slot, key));
@@ -150,7 +158,8 @@ impl Windows {
         Ok(keys)
     }
 
-    /// Unbinds what grants' blocks are reached by, if anything. When it returns, nothing is under way by the old keys.
+    /// Unbinds what grants' blocks are reached by, if anything. When it returns, nothing is under
+    /// way by the old keys.
     pub fn unbind(&mut self, (session, queue): (&Session, &mut QueuePair), blocks: &[BlockId]) -> Result<(), Lost> {
         let mut windows: Vec<Window> = Vec::new();
         for (uid, bound) in blocks.iter().filter_map(|block| self.bound.remove(block)) {
@@ -199,8 +208,8 @@ impl Windows {
     }
 }
 
-/// Whether a user that has so many windows may have so many more, of so many that are left: with them, no more than are left
-/// for the others.
+/// Whether a user that has `has` windows may have `more`, when `left` are left: with them it has no
+/// more than are left for the others.
 fn may_have(has: usize, more: usize, left: usize) -> bool {
     has + more <= left.saturating_sub(more)
 }
@@ -210,14 +219,14 @@ fn is_worn(key: Key) -> bool {
     matches!(key.kind(), KeyKind::Window { generation, .. } if generation > u32::MAX - 8)
 }
 
-/// Waits for so many verbs, tagged from 0 on, which are all that is under way.
+/// Waits for `verbs` verbs, tagged from 0 on, which are all that are under way.
 fn finish(queue: &mut QueuePair, verbs: usize) -> Result<Vec<Result<u64, farmem_fabric::Refusal>>, Lost> {
     queue.doorbell()?;
     let mut done: Vec<Completion> = Vec::with_capacity(verbs);
     while done.len() < verbs {
         queue.wait(&mut done, Duration::from_secs(1))?;
     }
-    // By their tags: after a cut, what is unknown comes first.
+    // By their tags: after a cut, the unknown ones come first.
     done.sort_by_key(|completion| completion.tag);
     Ok(done.into_iter().map(|completion| completion.result).collect())
 }

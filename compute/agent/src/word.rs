@@ -1,4 +1,4 @@
-//! What is said in the ring: words of 64 bits.
+//! The ring's language: words of 64 bits.
 //!
 //! ```text
 //!  63    60 59    48 47  44 43     37 36     28 27            0
@@ -35,7 +35,8 @@ pub const MAX_RUN: u32 = 32;
 /// Chunks or pieces that one WANT may ask for.
 pub const MAX_WANT: u32 = 128;
 
-/// A block's name. When the agent uses it again for another block, all other names have been used meanwhile.
+/// A block's name. When the agent uses it again for another block, all other names have been used
+/// meanwhile.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct BlockId(pub u32);
 
@@ -92,19 +93,20 @@ pub enum Refusal {
     Stranger = 7,
 }
 
-/// What an application says.
+/// A word of an application.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Up {
     /// It no longer needs a piece.
     Free(Piece),
-    /// It wants so many pieces of an order. For order 0: so many chunks, in pieces of any order.
+    /// It wants pieces of an order: this many. For order 0: this many chunks, in pieces of any
+    /// order.
     Want {
         /// The order.
         order: u8,
         /// How many, 1 to [`MAX_WANT`].
         count: u32,
     },
-    /// It wants so many adjacent blocks.
+    /// It wants this many adjacent blocks.
     Run(u32),
     /// It no longer needs a run.
     FreeRun(BlockId, u32),
@@ -112,14 +114,14 @@ pub enum Up {
     Map(BlockId),
 }
 
-/// What the agent says.
+/// A word of the agent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Down {
     /// A piece is the application's.
     Grant(Piece),
     /// The oldest WANT, RUN or MAP that has no answer yet is answered.
     Done(Option<Refusal>),
-    /// So many blocks from this one are the application's.
+    /// The application has these adjacent blocks: the first, and their number.
     Run(BlockId, u32),
 }
 
@@ -213,7 +215,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is understood is said in just one way.
+        /// Each word that can be parsed is the only one with its meaning.
         #[test]
         fn a_word_means_one_thing_or_nothing(word: u64, kind in 0u64..8, n in 0u64..200) {
             for word in [word, word & 0x0FFF_FFFF_FFFF_FFFF | kind << 60, kind << 60 | n << 48 | word & 0xF_F1FF_FFFF_FFFF] {

@@ -11,8 +11,8 @@ use farmem_agent::client::{AllocError, Chunk, Client, ConnectError, Options};
 use farmem_fabric::{NodeAddr, Transport};
 use std::time::{Duration, Instant};
 
-/// What is promised within a second is waited for so long, on a machine that is slow and busy; one try of [`TRIES`] must
-/// keep the promise.
+/// What is promised within a second is waited for so long, on a machine that is slow and busy; one
+/// try of [`TRIES`] must keep the promise.
 const SOON: Duration = Duration::from_secs(10);
 const TRIES: usize = 4;
 
@@ -83,14 +83,16 @@ fn the_common_allocation_asks_nobody() {
         assert!(after.words - before.words <= 200, "{before:?} {after:?}");
         after.bells - before.bells
     });
-    // A wake-up goes for fewer, but where the machine takes the CPU away just when there is a word: not most times.
+    // A wake-up goes for fewer, but where the machine takes the CPU away just when there is a word:
+    // not most times.
     let mut bells: Vec<u64> = rounds.collect();
     bells.sort_unstable();
     assert!(bells[2] <= 100, "{bells:?}");
     held.into_iter().for_each(|chunk| client.free(chunk));
 }
 
-/// Larger pieces come a few at a time; those above 128 KiB, and those of a size used once, one by one.
+/// Larger pieces come a few at a time; those above 128 KiB, and those of a size used once, one by
+/// one.
 #[test]
 fn larger_pieces_are_granted_ahead_by_a_few() {
     let mut host = Host::new(512);
@@ -112,8 +114,8 @@ fn larger_pieces_are_granted_ahead_by_a_few() {
     assert_eq!(client.held(), 0);
 }
 
-/// A program that frees what it had keeps at most as many bytes of each size as of chunks: one block, two pieces of half a
-/// block.
+/// A program that frees what it had keeps at most as many bytes of each size as of chunks: one
+/// block, two pieces of half a block.
 #[test]
 fn what_is_kept_is_bounded_by_bytes() {
     let mut host = Host::new(512);
@@ -136,8 +138,8 @@ fn what_is_kept_is_bounded_by_bytes() {
     }
 }
 
-/// Memory has run out: what the agent keeps for a program that is idle goes to who asks at once, what the program keeps
-/// itself when it next frees or asks.
+/// Memory has run out: what the agent keeps for a program that is idle goes to who asks at once,
+/// what the program keeps itself when it next frees or asks.
 #[test]
 fn what_lies_idle_is_recalled_when_memory_runs_out() {
     let mut host = Host::new(64);
@@ -169,8 +171,8 @@ fn what_lies_idle_is_recalled_when_memory_runs_out() {
     held.into_iter().for_each(|chunk| hungry.free(chunk));
 }
 
-/// What the agent keeps of blocks that are empty is the node's when nobody has used it for some heartbeats; what the
-/// program keeps stays the program's.
+/// What the agent keeps of blocks that are empty is the node's when nobody has used it for some
+/// heartbeats; what the program keeps stays the program's.
 #[test]
 fn an_empty_block_goes_back_when_it_lies_idle() {
     let mut host = Host::new(64);
@@ -184,8 +186,8 @@ fn an_empty_block_goes_back_when_it_lies_idle() {
     assert_eq!(client.held(), kept, "nobody asked for that");
 }
 
-/// What a program keeps, or the agent keeps for it, is charged like what is in use: before a program is refused it has
-/// gone back, whatever is missing, and whatever is asked for.
+/// What a program keeps, or the agent keeps for it, is charged like what is in use: before a
+/// program is refused it has gone back, whatever is missing, and whatever is asked for.
 #[test]
 fn nobody_is_refused_for_what_it_keeps() {
     let causes = [(64, "", None), (512, "quota=64", None), (512, "", Some(64 << 20))];

@@ -60,7 +60,8 @@ fn a_program_that_is_killed_leaves_nothing_within_a_second() {
         .collect();
     assert!(tries.len() < 4, "never within a second: {tries:?}");
     host.recount();
-    // Somebody wants an agent meanwhile: it is another member, and served by it are those who come now.
+    // Somebody wants an agent meanwhile: it is another member, and served by it are those who come
+    // now.
     let mut program = host.program(&format!("alone={node}"));
     within("it holds", || host.dir.join("holds").exists());
     host.agent("");

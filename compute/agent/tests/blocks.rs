@@ -44,7 +44,8 @@ fn claim(blocks: &mut Blocks, count: u32) -> Result<Claimed, Refusal> {
     }
 }
 
-/// An agent's share may be smaller than what it would have to split: then memory is exhausted, and no node lost.
+/// An agent's share may be smaller than what it would have to split: then memory is exhausted, and
+/// no node lost.
 #[test]
 fn a_giant_beyond_the_share_is_not_a_node_lost() {
     let host = Host::new(2048);

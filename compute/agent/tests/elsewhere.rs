@@ -1,5 +1,5 @@
-//! Memory of a node on another machine (so to speak: over tcp): pieces by the agent's word, their bytes by verbs of the
-//! program's own, under windows.
+//! Memory of a node on another machine (so to speak: over tcp): pieces by the agent's word, their
+//! bytes by verbs of the program's own, under windows.
 
 mod common;
 
@@ -156,7 +156,8 @@ fn keys_open_nothing_to_others_nor_after_their_time() {
     let (mut reach, mut others) = (client.reach().unwrap(), other.reach().unwrap());
     let bystander = stamped(&other, &mut others, 0, 5);
     let lent = host.lent();
-    // A run: it goes back as soon as it is freed. (Of pieces a program keeps an empty block for a while, with its key.)
+    // A run: it goes back as soon as it is freed. (Of pieces a program keeps an empty block for a
+    // while, with its key.)
     let mine = client.alloc_run(2).unwrap();
     let theirs = client.key(&mine, 0).unwrap().unwrap();
     assert_eq!(reach.write(&mine, 0, b"mine"), Ok(()));
@@ -193,8 +194,8 @@ fn keys_open_nothing_to_others_nor_after_their_time() {
     host.recount();
 }
 
-/// The node has 8192 queue pairs of a member at most. Threads that come and go give theirs back, and the one too many is
-/// refused alone.
+/// The node has 8192 queue pairs of a member at most. Threads that come and go give theirs back,
+/// and the one too many is refused alone.
 #[test]
 fn queue_pairs_are_used_again_and_one_too_many_harms_no_other() {
     let mut host = Host::new(64);
@@ -248,7 +249,8 @@ fn verbs_that_somebody_posted_by_the_queue_pair_are_not_taken_for_others() {
     assert_eq!(client.reach().unwrap().queue().unwrap().unwrap().in_flight(), 0);
 }
 
-/// A session that names this owner and this queue pair of his as the one who is to reach its memory.
+/// A session that names this owner and this queue pair of his as the one who is to reach its
+/// memory.
 fn liar(host: &Host, owner: u32, queue: u64) -> Result<Liar, Option<Entry>> {
     Liar::greeting(host, Hello { magic: MAGIC, owner, queue, ..Hello::new_zeroed() }, &[])
 }
@@ -334,7 +336,8 @@ fn a_killed_program_leaves_nothing() {
 #[test]
 fn agents_killed_at_any_moment_lose_neither_a_block_nor_a_key() {
     let mut host = Host::new(512);
-    // Longer than all that is held takes to be read while there is no agent, on a machine that is busy.
+    // Longer than all that is held takes to be read while there is no agent, on a machine that is
+    // busy.
     let grace = format!("grace={}", LIMIT.as_millis());
     host.agent_elsewhere(&grace);
     let (client, stranger) = (host.client(), Stranger::new(&host));

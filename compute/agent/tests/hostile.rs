@@ -156,7 +156,8 @@ fn a_flood_is_served_and_others_too() {
     });
 }
 
-/// What a liar held is nobody's while its process may still write to it, and is charged to its tenant.
+/// What a liar held is nobody's while its process may still write to it, and is charged to its
+/// tenant.
 #[test]
 fn what_a_liar_mapped_is_kept_from_others_until_it_is_gone() {
     let mut host = Host::new(512);
@@ -237,11 +238,13 @@ fn a_stranger_that_says_a_byte_at_a_time_is_not_heard_for_ever() {
     }
 }
 
-/// Whatever a desk holds, by a seed: the agent lives and serves others. `FARMEM_FUZZ_SEEDS=n` for more.
+/// Whatever a desk holds, by a seed: the agent lives and serves others. `FARMEM_FUZZ_SEEDS=n` for
+/// more.
 #[test]
 fn any_words_at_all() {
     let seeds: u64 = std::env::var("FARMEM_FUZZ_SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(120);
-    // Whoever was shown out keeps a place as long as its process lives, and all are this one: some at a time.
+    // Whoever was shown out keeps a place as long as its process lives, and all are this one: some
+    // at a time.
     for first in (0..seeds).step_by(100) {
         let mut host = Host::new(512);
         host.agent("");

@@ -1,5 +1,5 @@
-//! Hosts that die: agents and their programs, killed in the middle of their work. What they held goes back by the
-//! words alone, nobody else notices, and nobody finds wrong bytes.
+//! Hosts that die: agents and their programs, killed in the middle of their work. What they held
+//! goes back by the words alone, nobody else notices, and nobody finds wrong bytes.
 
 mod common;
 
@@ -76,8 +76,8 @@ fn a_host_that_dies_in_the_middle_of_its_work_leaves_nothing() {
     assert_eq!((host.recount().held.len(), quiet), (0, 0));
 }
 
-/// Its agent is dead, nobody took over in time, and the node has lent its blocks to others: a program that lives
-/// has the bytes that it wrote.
+/// Its agent is dead, nobody took over in time, and the node has lent its blocks to others: a
+/// program that lives has the bytes that it wrote.
 #[test]
 fn a_program_whose_agent_is_gone_for_good_keeps_its_bytes() {
     let host = Host::new(64);
@@ -95,8 +95,8 @@ fn a_program_whose_agent_is_gone_for_good_keeps_its_bytes() {
     assert!(is_zero(&run), "and none of it the program's");
 }
 
-/// A claim is made and not yet recorded, a record struck out and its block not yet given back: the next agent reads
-/// the words, and gives back what no record has.
+/// A claim is made and not yet recorded, a record struck out and its block not yet given back: the
+/// next agent reads the words, and gives back what no record has.
 #[test]
 fn agents_killed_at_any_moment_lose_no_block() {
     let mut host = Host::new(512);
@@ -116,8 +116,8 @@ fn agents_killed_at_any_moment_lose_no_block() {
     assert_eq!(host.recount().held.len(), 0);
 }
 
-/// What an agent keeps for a program beyond what that holds, the next one gives back at its start: whether the program
-/// comes back, it does not wait to see.
+/// What an agent keeps for a program beyond what that holds, the next one gives back at its start:
+/// whether the program comes back, it does not wait to see.
 #[test]
 fn what_a_killed_agent_kept_for_a_silent_program_goes_back() {
     let mut host = Host::new(512);

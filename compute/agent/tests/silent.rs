@@ -31,7 +31,8 @@ fn a_child() {
     }
 }
 
-/// Whether every thread of this process stands: the signal that stops it says so to none of them before it returns.
+/// Whether every thread of this process stands: the signal that stops it says so to none of them
+/// before it returns.
 fn is_stopped(pid: u32) -> bool {
     let mut threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
     threads.all(|thread| {
@@ -40,8 +41,8 @@ fn is_stopped(pid: u32) -> bool {
     })
 }
 
-/// Whether a clerk of this agent waits at its connection to the node: it has the blocks' lock then. (Clerks without
-/// anything to ask sleep on their program's ring, a futex.)
+/// Whether a clerk of this agent waits at its connection to the node: it has the blocks' lock then.
+/// (Clerks without anything to ask sleep on their program's ring, a futex.)
 fn a_clerk_asks_the_node(agent: u32) -> bool {
     let threads = std::fs::read_dir(format!("/proc/{agent}/task")).unwrap();
     threads.map(|thread| thread.unwrap().path()).any(|thread| {
@@ -52,8 +53,9 @@ fn a_clerk_asks_the_node(agent: u32) -> bool {
     })
 }
 
-/// The clerk of a program that keeps an empty block is to give it back after some heartbeats. While the node is silent,
-/// and another's clerk waits for it, it does not wait for that: its program's words come first.
+/// The clerk of a program that keeps an empty block is to give it back after some heartbeats. While
+/// the node is silent, and another's clerk waits for it, it does not wait for that: its program's
+/// words come first.
 #[test]
 fn a_clerk_that_keeps_an_empty_block_serves_beside_a_silent_node() {
     let host = Host::new(64);

@@ -29,7 +29,8 @@ enum Step {
     /// A piece that it may or may not have.
     FreeAnything(usize, u32, u16, u8),
     Dismiss(usize),
-    /// The agent is killed, and one application after the other comes back, having lost some of its answers.
+    /// The agent is killed, and one application after the other comes back, having lost some of its
+    /// answers.
     Restart(usize),
 }
 
@@ -295,7 +296,8 @@ fn quotas_are_exact_for_user_and_job() {
     descriptors::close(fd);
 }
 
-/// What is empty goes back after some heartbeats, unless it is used meanwhile; of blocks in use the fullest serves.
+/// What is empty goes back after some heartbeats, unless it is used meanwhile; of blocks in use the
+/// fullest serves.
 #[test]
 fn empty_blocks_go_back_when_they_are_idle_and_full_ones_are_filled_first() {
     let fd = shared::memory(c"ledger", BYTES as u64).unwrap();
@@ -330,7 +332,8 @@ fn empty_blocks_go_back_when_they_are_idle_and_full_ones_are_filled_first() {
     assert_eq!(stock.alloc(app, 6).unwrap().block, second);
 }
 
-/// Who frees nearly all at once keeps no more than if it had never held it; so does who frees a run.
+/// Who frees nearly all at once keeps no more than if it had never held it; so does who frees a
+/// run.
 #[test]
 fn as_the_holding_shrinks_fewer_empty_blocks_are_kept() {
     let fd = shared::memory(c"ledger", BYTES as u64).unwrap();
@@ -370,7 +373,8 @@ fn as_the_holding_shrinks_fewer_empty_blocks_are_kept() {
     descriptors::close(fd);
 }
 
-/// A user that takes all it can get leaves half of each table to others. All is had again when it is given back.
+/// A user that takes all it can get leaves half of each table to others. All is had again when it
+/// is given back.
 #[test]
 fn a_user_leaves_half_of_the_tables_to_others() {
     let fd = shared::memory(c"ledger", BYTES as u64).unwrap();

@@ -33,7 +33,7 @@ pub(crate) fn mix(page: PageId) -> u64 {
     (x ^ x >> 32).wrapping_mul(0xD6E8_FEB8_6659_FD93)
 }
 
-/// What is known of a page that has come back.
+/// The record of a page that has come back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ghost {
     /// Pages that left since, to a grain.

@@ -71,13 +71,14 @@ pub trait Policy: Send {
     /// A victim could not leave (pinned, or a thread is at it): it is local again, and in use.
     fn kept(&mut self, page: PageId);
 
-    /// The program says that it does not need the page soon: if it is local, it is named before all others.
+    /// The program says that it does not need the page soon: if it is local, it is named before all
+    /// others.
     fn demote(&mut self, _page: PageId) {}
 
     /// The program unmapped the page: it is not local, and its past means nothing.
     fn gone(&mut self, page: PageId);
 
-    /// Pages that should leave now, whatever room there is.
+    /// Pages that should leave now, however much room there is.
     fn overdue(&self) -> usize {
         0
     }

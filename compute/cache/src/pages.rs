@@ -73,8 +73,9 @@ struct Free {
 pub struct Pages {
     nodes: Vec<Node>,
     heads: Vec<u32>,
-    /// Nodes without a page, in the order in which they lost it: they are taken in that order, so that pages that came one after
-    /// another lie one after another, and a walk along a queue is one along memory.
+    /// Nodes without a page, in the order in which they lost it: they are taken in that order, so
+    /// that pages that came one after another lie one after another, and a walk along a queue is
+    /// one along memory.
     free: Free,
     queues: [Queue; 4],
 }
@@ -169,8 +170,9 @@ impl Pages {
         ((mix(page) as u128 * self.heads.len() as u128) >> 64) as usize
     }
 
-    /// Makes what leads to `from` in a chain lead to `to`. Who came last is its end, so that who leaves, who came first
-    /// mostly, is found at its beginning, and who comes goes where it was just looked for in vain.
+    /// Makes the link to `from` in a chain lead to `to`. New nodes are put at a chain's end. The
+    /// node that leaves is mostly the oldest, and is found at the beginning. A new one goes where
+    /// the search for it has just ended.
     fn relink(&mut self, head: usize, from: u32, to: u32) {
         let (mut before, mut next) = (NONE, self.heads[head]);
         while next != from {
@@ -195,7 +197,8 @@ impl Pages {
         None
     }
 
-    /// Reads where these pages are looked for, one independently of another: what is in no cache is waited for together.
+    /// Reads the places of these pages in the table, independently of one another, so that their
+    /// cache misses overlap.
     pub fn expect(&self, pages: impl Iterator<Item = PageId>) {
         let seen = pages.fold(0, |seen, page| seen ^ self.nodes[self.heads[self.head_of(page)] as usize].chain);
         std::hint::black_box(seen);

@@ -1,30 +1,32 @@
 //! Which pages a program uses, seen on a sample of them: for `farmem size`.
 //!
-//! A pager sees faults, and a page that stays local has none. So the pages of a sample leave soon after they came,
-//! whatever room there is, and each of their uses but the quickest repetitions is a fault, which is recorded. All
-//! other pages stay. The recorded uses, replayed with a cache as many times smaller as the sample is smaller than the
-//! whole, tell what the whole program would fetch with how much local memory.
+//! A pager sees faults, and a page that stays local has none. So the pages of a sample leave soon
+//! after they came, however much room there is. Each of their uses but the quickest repetitions is
+//! then a fault, which is recorded. All other pages stay. The recorded uses are replayed with a
+//! cache that is smaller by the sample's share of all pages. They tell how many pages the whole
+//! program would fetch with how much local memory.
 //!
 //! ```text
 //! page ─► block of 4 pages ─► hash ─┬─ among the first 2^-shift   sampled: a short queue, first in, first out
 //!                                   └─ others                     the usual policy
 //! ```
 //!
-//! *Why a hash.* A page is in the sample or not, for good: the uses between two uses of a page are then sampled like
-//! all others, so that distances shrink by the same factor as the cache (Waldspurger et al., SHARDS, FAST '15; miniature
-//! simulations, ATC '17). *Why blocks.* The pages of a block are neighbours: that a program goes through its memory in
-//! order can be seen within a block.
+//! *Why a hash.* A page is in the sample or not, for good: the uses between two uses of a page are
+//! then sampled like all others, so that distances shrink by the same factor as the cache
+//! (Waldspurger et al., SHARDS, FAST '15; miniature simulations, ATC '17). *Why blocks.* The pages
+//! of a block are neighbours: that a program goes through its memory in order can be seen within a
+//! block.
 //!
-//! *Rate.* It begins at a quarter. It is halved whenever more than [`MOST`] sampled pages are in use, or when their
-//! faults take more than half of the time, as long as [`LEAST`] stay. A page that is in the sample at the last rate was
-//! in it from the start, so a reader keeps these alone.
+//! *Rate.* It begins at a quarter. It is halved whenever more than [`MOST`] sampled pages are in
+//! use, or when their faults take more than half of the time, as long as [`LEAST`] stay. A page
+//! that is in the sample at the last rate was in it from the start, so a reader keeps these alone.
 
 use crate::fifo::Fifo;
 use crate::{Arrival, Policy};
 use farmem_protocol::addr::PageId;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Sampled pages that stay local. A use of one of the last so many is not seen.
+/// Sampled pages that stay local. A use of one of the last `KEPT` is not seen.
 pub const KEPT: usize = 16;
 
 /// Sampled pages in use, beyond which the rate is halved.
@@ -36,7 +38,7 @@ pub const LEAST: u64 = 512;
 /// One block of `1 << FIRST` is sampled at first.
 const FIRST: u32 = 2;
 
-/// Blocks are of so many pages, as a power of two.
+/// Pages of a block, as a power of two.
 pub const BLOCK: u32 = 2;
 
 /// The rate of a sample: one block of 2^shift. Several threads read it, one changes it.

@@ -17,15 +17,16 @@
 //! the protected queue. Victims come from probation while that has more than
 //! its share, and what is protected is worth it:
 //!
-//! *Balance.* A program that goes on to other pages leaves the protected queue full of what it needs no
-//! more. Hits of protected pages are unseen, so nothing would ever tell: the new pages push each other out
-//! of their small share of memory for ever. Therefore one victim in [`Shape::look`] is a protected page all the
-//! same, and it is counted, of both queues' victims, how many come back before all of local memory has been
-//! replaced. Where protected pages do so less than a third as often as those on probation, victims are protected
-//! pages. (ARC, FAST '03, weighs its queues by such returns too, but would hear nothing of protected pages here.)
+//! *Balance.* A program that goes on to other pages leaves the protected queue full of what it
+//! needs no more. Hits of protected pages are unseen, so nothing would ever tell: the new pages
+//! push each other out of their small share of memory for ever. Therefore one victim in
+//! [`Shape::look`] is a protected page all the same, and it is counted, of both queues' victims,
+//! how many come back before all of local memory has been replaced. Where protected pages do so
+//! less than a third as often as those on probation, victims are protected pages. (ARC, FAST '03,
+//! weighs its queues by such returns too, but would hear nothing of protected pages here.)
 //!
-//! *Cold.* Pages that the program has called cold wait in a queue of their own, which victims come from first. They
-//! leave no ghost: their leaving says nothing about the other queues.
+//! *Cold.* Pages that the program has called cold wait in a queue of their own, which victims come
+//! from first. They leave no ghost: their leaving says nothing about the other queues.
 //!
 //! *Credit.* A protected page that keeps coming back soon is in steady use: each
 //! return earns it one more round in the protected queue than the last, up to
@@ -46,8 +47,8 @@ pub struct Shape {
     pub soon: u32,
     /// Rounds that a page can earn at most, 0–3.
     pub credit: u8,
-    /// One turn in so many, victims are looked for in the queue that they do not come from now, to see what becomes
-    /// of them (where its front has a round left, that is what it loses); 0: never.
+    /// Once in `look` times, victims are looked for in the queue that they do not come from now, to
+    /// see what becomes of them (a page at its front that has a round left loses it). 0: never.
     pub look: u32,
 }
 
@@ -68,11 +69,12 @@ const ROUNDS: u8 = 3;
 const MOST_RETURNS: u8 = 3;
 /// Of how many victims the share that comes back is taken: a part of the capacity, and at least.
 const WINDOW: (usize, u64) = (16, 16);
-/// Of so many victims a share is taken at all: no more than half a window, which is what halving leaves.
+/// The least number of victims of which a share is taken: at most half a window, which is what
+/// halving leaves.
 const ENOUGH: u64 = 8;
 
-/// Of the pages that left a queue of late, how many were needed: came back before as many others had left as are
-/// local at once. All of memory would have kept those.
+/// Of the pages that left a queue of late, how many were needed: came back before as many others
+/// had left as are local at once. All of memory would have kept those.
 #[derive(Clone, Copy, Default)]
 struct Fate {
     left: u64,
@@ -89,13 +91,13 @@ impl Fate {
         }
     }
 
-    /// One came back. Never more of them than left: those that come may have left before the counts were halved, or
-    /// while victims came from this queue, which they do no more.
+    /// One came back. Never more of them than left: those that come may have left before the counts
+    /// were halved, or while victims came from this queue, which they do no more.
     fn comes_back(&mut self) {
         self.needed = self.left.min(self.needed + 1);
     }
 
-    /// One that was to leave stays, for it is in use.
+    /// A page that was to leave stays, because it is in use.
     fn stays(&mut self) {
         self.left = self.left.saturating_sub(1);
         self.needed = self.left.min(self.needed);
@@ -150,7 +152,7 @@ impl Segments {
         }
         let soon = ghost.filter(|g| g.distance < self.soon);
         let (queue, returns) = match (how, soon) {
-            // Nobody asked for it yet; and fresh memory has no past.
+            // Not asked for yet; and fresh memory has no past.
             (Arrival::Prefetch | Arrival::FirstTouch, _) => (PROBATION, 0),
             (Arrival::Rescue, _) => (PROTECTED, ghost.map_or(0, |g| g.hits + 1)),
             (Arrival::Demand, Some(Ghost { hits, .. })) => (PROTECTED, hits + 1),
@@ -188,7 +190,7 @@ impl Segments {
     }
 }
 
-/// Where a ghost left from: who comes back to be protected has a hit.
+/// The queue that a ghost left. A page that comes back to be protected has a hit.
 fn queue_of(hits: u8) -> usize {
     if hits > 0 { PROTECTED } else { PROBATION }
 }
@@ -230,8 +232,8 @@ impl Policy for Segments {
         out[from..].sort_unstable();
     }
 
-    /// Of both queues, in proportion to what they hold beyond the other's share: which one victims will
-    /// come from depends on who arrives meanwhile. Where what is protected is stale, of that.
+    /// Of both queues, in proportion to what they hold beyond the other's share: which one victims
+    /// will come from depends on who arrives meanwhile. Where what is protected is stale, of that.
     fn upcoming(&self, n: usize, out: &mut Vec<PageId>) {
         let stale = self.shape.look > 0 && self.protected_is_stale();
         let protected = if stale { n } else { n - n / 2 };
@@ -282,7 +284,8 @@ mod tests {
         let mut policy = Segments::new(CAPACITY, shape);
         let (mut local, mut out, mut faults) = (BTreeSet::new(), Vec::new(), 0);
         for step in 0..150_000u64 {
-            // 800 pages, and a scan beside them that pushes some out, which come back soon; then 800 others.
+            // 800 pages, and a scan beside them that pushes some out, which come back soon; then
+            // 800 others.
             let (old, scan) = (step < 50_000, step < 50_000 && step % 10 == 0);
             let page = if scan { 10_000 + step } else { step * 7 % 800 + 2_000 * (!old) as u64 };
             if local.insert(page) {
@@ -298,7 +301,8 @@ mod tests {
         faults
     }
 
-    /// Else what is pinned would look like pages that never come back, and be named again and again.
+    /// Else what is pinned would look like pages that never come back, and be named again and
+    /// again.
     #[test]
     fn pages_that_cannot_leave_tell_nothing() {
         const CAPACITY: u64 = 4000;

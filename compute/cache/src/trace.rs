@@ -15,8 +15,8 @@ use farmem_protocol::addr::PageId;
 /// First bytes of a trace.
 pub const HEADER: [u8; 9] = *b"farmemPT\x01";
 
-/// First bytes of a trace of sampled pages ([`crate::sample`]). A Touch record in it is no use of a page: its page number
-/// is the shift of the rate from there on.
+/// First bytes of a trace of sampled pages ([`crate::sample`]). A Touch record in it is no use of a
+/// page: its page number is the shift of the rate from there on.
 pub const SAMPLED_HEADER: [u8; 9] = *b"farmemPS\x01";
 
 /// Bytes a record takes at most.
@@ -25,7 +25,7 @@ pub const RECORD_BYTES: usize = 20;
 /// Threads that are told apart; more share names.
 const THREADS: usize = 64;
 
-/// What happened to the page.
+/// The event of a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// The program read or wrote it (instruments see this; the pager does not).
@@ -43,13 +43,13 @@ pub enum Kind {
 pub struct Record {
     /// Which page.
     pub page: PageId,
-    /// What happened.
+    /// The event.
     pub kind: Kind,
     /// By whom; small numbers.
     pub thread: u32,
 }
 
-/// What differs from one record to the next: both ends keep it alike.
+/// The values that a record is encoded against; both ends keep the same.
 #[derive(Clone)]
 struct Past {
     last: [u64; THREADS],

@@ -68,8 +68,8 @@ impl Addr {
     }
 }
 
-/// The address so many bytes on. It wraps within 48 bits; one outside of its piece is refused or
-/// somebody else's.
+/// The address `bytes` further on. It wraps within 48 bits. An address outside of its piece is
+/// refused, or is another piece's.
 impl Add<u64> for Addr {
     type Output = Addr;
 

@@ -1,14 +1,15 @@
 //! Connecting: which nodes, and what is shared there.
 //!
-//! *A region on several nodes* consists of regions of the same name, one at each. The word at [`IDENTITY`] of
-//! each one's first slab says which:
+//! *A region on several nodes* consists of regions of the same name, one at each. The word at
+//! [`IDENTITY`] of each one's first slab says which:
 //!
 //! ```text
 //! 63                 16 15      8 7       0
 //! |     id, random     | nodes   | number  |      0: not made yet
 //! ```
-//! Who makes it swaps the id into the first node's word, and then, with the id that stands there, into the others'.
-//! So several can make it at once, and one that was killed meanwhile is finished by the next.
+//! A process that makes it swaps the id into the first node's word. Then it swaps the id that
+//! stands there into the others' words. So several processes can make it at once. If one is killed
+//! meanwhile, the next one finishes it.
 
 use crate::lane::Lane;
 use crate::memory::{IDENTITY, Inner};
@@ -20,7 +21,7 @@ use farmem_sys::{process, shared};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What a [`Memory`] is to consist of.
+/// The description of a [`Memory`] to connect to.
 #[derive(Clone, Debug)]
 #[must_use = "nothing is done before connect"]
 pub struct Builder {
@@ -52,7 +53,8 @@ impl Builder {
         self
     }
 
-    /// The memory is the region of this name: 1 to 16 letters, digits, `.`, `_` and `-`. Without: it is private.
+    /// The memory is the region of this name: 1 to 16 letters, digits, `.`, `_` and `-`. Without:
+    /// it is private.
     pub fn region(mut self, name: impl Into<String>) -> Builder {
         self.region = Some(name.into());
         self
@@ -76,7 +78,8 @@ impl Builder {
         self
     }
 
-    /// How long a connection that was cut is tried again before the node counts as lost. Usually 10 s.
+    /// How long a connection that was cut is tried again before the node counts as lost. Usually 10
+    /// s.
     pub fn grace(mut self, grace: Duration) -> Builder {
         self.grace = grace;
         self
@@ -85,7 +88,8 @@ impl Builder {
     /// Connects to all nodes. Opens, or makes, the region.
     ///
     /// # Errors
-    /// Nothing is left behind after an error, but that a region may have been made on some of the nodes.
+    /// Nothing is left behind after an error, but that a region may have been made on some of the
+    /// nodes.
     pub fn connect(self) -> Result<Memory> {
         if self.nodes.is_empty() || self.nodes.len() > Addr::MAX_NODES {
             return Err(Error::Nodes(self.nodes.len()));

@@ -1,4 +1,4 @@
-//! What can go wrong, and what the caller should do.
+//! Errors, and what the caller should do about each.
 
 use crate::Addr;
 use farmem_fabric::{BadAddress, ConnectError, GrantError, Refusal, RegionError};
@@ -7,7 +7,7 @@ use farmem_protocol::region::BadName;
 /// The result of this library's calls.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// What went wrong. None of these ends the process; what each leaves is said with it.
+/// An error. None of these ends the process. Each says what state it leaves.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -33,13 +33,14 @@ pub enum Error {
         region: String,
         /// The node where that shows.
         node: String,
-        /// What is wrong, and what to do.
+        /// The reason, and what to do.
         reason: String,
     },
     /// A node has no memory left for this. Free some, or add a node.
     #[error("{0}")]
     Full(GrantError),
-    /// A node and all that it held are gone. Operations on other nodes work. Connect anew when it is back.
+    /// A node and all that it held are gone. Operations on other nodes work. Connect again when it
+    /// is back.
     #[error("{node} is lost: {reason}; what it held is gone")]
     Lost {
         /// The node's address.
@@ -64,17 +65,18 @@ pub enum Error {
     /// Pieces have 1 byte to 2 MiB.
     #[error("{0} bytes: a piece has 1 byte to 2 MiB; take several")]
     Size(u64),
-    /// The connection was cut while an atomic operation was under way. Whether it took effect is not known: read
-    /// the word.
+    /// The connection was cut while an atomic operation was under way. Whether it took effect is
+    /// not known: read the word.
     #[error("the connection was cut; whether the word was changed is unknown: read it")]
     Unknown,
-    /// The node refused the operation: it no longer counts this process as one that may reach the memory.
+    /// The node refused the operation: it no longer counts this process as one that may reach the
+    /// memory.
     #[error("the node refused it: {0}; connect anew")]
     Refused(Refusal),
     /// The node serves as many queue pairs for this process as one can have.
     #[error("{0} has as many connections of this process as one can have (8192): share lanes between threads")]
     Lanes(String),
-    /// This is a forked child of the process that connected. Connect anew.
+    /// This is a forked child of the process that connected. Connect again.
     #[error("a forked child has no remote memory of its own: connect anew")]
     Forked,
     /// The system refused memory or random numbers.

@@ -18,10 +18,11 @@ use std::time::Duration;
 
 /// A thread's own connections to the nodes of a [`Memory`]. One for each thread at a time.
 ///
-/// Operations on one node take effect in the order in which they were posted, but a read may see what was posted
-/// behind it. Operations on different nodes are not ordered.
+/// Operations on one node take effect in the order in which they were posted, but a read may see
+/// what was posted behind it. Operations on different nodes are not ordered.
 ///
-/// A lane over tcp has a connection to each node that it has used; 8192 lanes of a process can have one to a node.
+/// A lane over tcp has a connection to each node that it has used; 8192 lanes of a process can have
+/// one to a node.
 pub struct Lane {
     ways: Option<Ways>,
     memory: Memory,
@@ -35,7 +36,8 @@ pub struct Completion {
     pub tag: u64,
     /// The old value of `compare_swap` and `fetch_add`, else 0.
     pub result: Result<u64>,
-    /// The buffer of `post_read`, filled, and of `post_write`; else empty. After an error its bytes mean nothing.
+    /// The buffer of `post_read`, filled, and of `post_write`; else empty. After an error its bytes
+    /// mean nothing.
     pub buffer: Vec<u8>,
 }
 
@@ -128,7 +130,8 @@ impl Lane {
         unsafe { ways.post(inner, tag, at, Verb::FetchAdd { add }, Vec::new()) };
     }
 
-    /// Sends what was posted, one message to each node, and returns at once. A loss is told by completions.
+    /// Sends what was posted, one message to each node, and returns at once. A loss is told by
+    /// completions.
     pub fn ring(&mut self) {
         let (ways, inner) = self.parts();
         ways.ring(inner);
@@ -141,8 +144,8 @@ impl Lane {
         told(ways, done)
     }
 
-    /// Rings, and waits for a completion of any node, at most `limit`, if anything is under way. Appends those that
-    /// are there. Returns how many.
+    /// Rings, and waits for a completion of any node, at most `limit`, if anything is under way.
+    /// Appends those that are there. Returns how many.
     pub fn wait(&mut self, done: &mut Vec<Completion>, limit: Duration) -> usize {
         let (ways, inner) = self.parts();
         ways.ring(inner);
@@ -221,14 +224,15 @@ impl<'b> Batch<'_, 'b> {
         self
     }
 
-    /// Does all of it. Returns each operation's result in the order in which they were added: the old value of
-    /// `compare_swap` and `fetch_add`, else 0. One that fails keeps no other from being done.
+    /// Does all of it. Returns each operation's result in the order in which they were added: the
+    /// old value of `compare_swap` and `fetch_add`, else 0. One that fails keeps no other from
+    /// being done.
     pub fn run(self) -> Vec<Result<u64>> {
         let (ways, inner) = self.lane.parts();
         let ways = AbandonOnUnwind(ways);
         let begin = |ways: &mut Ways, (at, verb)| {
-            // SAFETY: the buffers are borrowed for `'b`, which outlives this call. Each operation is awaited below; if
-            // that unwinds, the queue pairs are dropped.
+            // SAFETY: the buffers are borrowed for `'b`, which outlives this call. Each operation
+            // is awaited below; if that unwinds, the queue pairs are dropped.
             unsafe { ways.begin_waited(inner, at, verb) }
         };
         let numbers: Vec<_> = self.operations.into_iter().map(|operation| begin(ways.0, operation)).collect();

@@ -1,7 +1,8 @@
 //! Remote memory for programs: RAM of other machines, by address.
 //!
-//! `farmem node` lends the memory of a machine. This library connects to one or more of these nodes, takes pieces
-//! of their memory, and reads, writes and swaps them, past the processes at the other end.
+//! `farmem node` lends the memory of a machine. This library connects to one or more of these
+//! nodes, takes pieces of their memory, and reads, writes and swaps them, past the processes at the
+//! other end.
 //!
 //! ```no_run
 //! use farmem::Memory;
@@ -23,8 +24,9 @@
 //!
 //! # Sharing
 //!
-//! Memory is private to the process, unless it is a *region*: memory with a name, that every process that names it
-//! reaches by the same addresses, and that outlives them all. Atomic operations are atomic among all of them.
+//! Memory is private to the process, unless it is a *region*: memory with a name, that every
+//! process that names it reaches by the same addresses, and that outlives them all. Atomic
+//! operations are atomic among all of them.
 //!
 //! ```no_run
 //! # fn main() -> farmem::Result<()> {
@@ -45,8 +47,9 @@
 //!
 //! # Speed
 //!
-//! A blocking call takes one round trip. A [`Lane`] is a thread's own way to the nodes: it does many operations in
-//! one round trip to each ([`Lane::batch`]), or has many under way while the thread does other work:
+//! A blocking call takes one round trip. A [`Lane`] is a thread's own way to the nodes: it does
+//! many operations in one round trip to each ([`Lane::batch`]), or has many under way while the
+//! thread does other work:
 //!
 //! ```no_run
 //! # fn main() -> farmem::Result<()> {
@@ -70,15 +73,16 @@
 //!
 //! # By the host's agent
 //!
-//! Module [`agent`] is another way to memory: the host's agent (`farmem agent`) has it granted ahead, shares it out
-//! among the programs of the host, and holds users and jobs to their quotas.
+//! Module [`agent`] is another way to memory: the host's agent (`farmem agent`) has it granted
+//! ahead, shares it out among the programs of the host, and holds users and jobs to their quotas.
 //!
 //! # Losses
 //!
-//! A node that ends takes its memory with it. Operations there return [`Error::Lost`], those on other nodes go on.
-//! Nothing here ends the process. A connection that is cut is restored within the grace ([`Builder::grace`]).
-//! A node on this machine leaves its memory mapped: private pieces can be read and written for good. A region there
-//! is lost within 0.1 s, since other processes may have made another one.
+//! A node that ends takes its memory with it. Operations there return [`Error::Lost`], those on
+//! other nodes go on. Nothing here ends the process. A connection that is cut is restored within
+//! the grace ([`Builder::grace`]). A node on this machine leaves its memory mapped: private pieces
+//! can be read and written for good. A region there is lost within 0.1 s, since other processes may
+//! have made another one.
 //!
 //! # Limits
 //!
@@ -90,10 +94,12 @@
 //! | regions of a node | 256; open in one connection: 1 |
 //! | lanes over tcp | 8192 to a node |
 //!
-//! Whoever has opened a region can write to all of it, its tables of pieces too. Processes that share one trust
-//! each other. What is behind each of these decisions is told in `docs/design/client.md`.
+//! A process that has opened a region can write to all of it, its tables of pieces too. Processes
+//! that share one trust each other. `docs/design/client.md` gives the reasons for each of these
+//! decisions.
 
-/// Pieces by the host's agent: [`Client`](agent::Client) connects to it, or has one within the process.
+/// Pieces by the host's agent: [`Client`](agent::Client) connects to it, or has one within the
+/// process.
 pub mod agent {
     #[doc(inline)]
     pub use farmem_agent::client::*;

@@ -1,4 +1,4 @@
-//! A connection to nodes: what it consists of, and its blocking verbs.
+//! A connection to nodes: its parts, and its blocking verbs.
 
 use crate::lane::Lane;
 use crate::pieces::{Piece, Pieces};
@@ -24,9 +24,9 @@ pub(crate) const IDENTITY: u64 = 4096;
 
 /// Remote memory: private to this process, or a region that others share.
 ///
-/// Cloning it gives another handle to the same connection. All methods can be called by any number of threads. When
-/// the last handle and the last [`Lane`] are dropped the nodes are told goodbye. Private memory is then theirs
-/// again; it also is when the process ends, however it does.
+/// Cloning it gives another handle to the same connection. All methods can be called by any number
+/// of threads. When the last handle and the last [`Lane`] are dropped the nodes are told goodbye.
+/// Private memory is then theirs again; it also is when the process ends, however it does.
 #[derive(Clone)]
 pub struct Memory {
     pub(crate) inner: Arc<Inner>,
@@ -56,8 +56,9 @@ impl Inner {
         Inner { idle, pieces, shards, region, here, is_watched, begun, watched_ms }
     }
 
-    /// Now and then, looks whether nodes are still there whose memory is mapped. What is mapped of one that has ended
-    /// can be used as before. Of a region that would be a mistake: other processes may have made another one since.
+    /// Checks, if it was not done lately, whether the nodes whose memory is mapped are still there.
+    /// Private memory of a node that has ended can be used as before. Using a region would be a
+    /// mistake: other processes may have made another one since.
     #[inline]
     pub fn watch(&self) {
         if !self.is_watched {
@@ -85,7 +86,8 @@ impl Inner {
         kept.unwrap_or_else(|| Ways::new(self.shards.len()))
     }
 
-    /// Keeps them for the next lane. With operations under way they are dropped: only then are the buffers free.
+    /// Keeps them for the next lane. With operations under way they are dropped: only then are the
+    /// buffers free.
     pub fn keep(&self, mut ways: Ways) {
         if self.is_forked() {
             ways.forget_in_child();
@@ -136,8 +138,8 @@ impl Memory {
         }
     }
 
-    /// A piece of at least so many bytes: a power of two from 4 KiB to 2 MiB, aligned to itself. Its bytes are not
-    /// cleared. Pieces come from the nodes in turns.
+    /// A piece of at least `bytes` bytes: a power of two from 4 KiB to 2 MiB, aligned to itself.
+    /// Its bytes are not cleared. Pieces come from the nodes alternately.
     ///
     /// # Errors
     /// [`Error::Full`] when no node has room. [`Error::Size`]
@@ -169,8 +171,9 @@ impl Memory {
         self.with_lane(|lane| lane.free(piece))
     }
 
-    /// All pieces that are taken, those of other processes with them. What is taken or freed meanwhile may be
-    /// missing. Those that nothing refers to, after a process was killed, can be freed.
+    /// All pieces that are taken, those of other processes included. Pieces taken or freed
+    /// meanwhile may be missing. After a process was killed, pieces that nothing refers to can be
+    /// freed.
     ///
     /// # Errors
     /// [`Error::Lost`]
@@ -178,8 +181,8 @@ impl Memory {
         self.with_lane(Lane::pieces)
     }
 
-    /// One of the [`ROOTS`] words of a region that every process finds without being told an address: zero at
-    /// first, changed by atomic operations. They lie on the region's first node.
+    /// One of the [`ROOTS`] words of a region that every process finds without being told an
+    /// address: zero at first, changed by atomic operations. They lie on the region's first node.
     ///
     /// # Panics
     /// When `n` is not below [`ROOTS`], or the memory is private.
@@ -204,8 +207,8 @@ impl Memory {
         self.with_lane(|lane| lane.write(at, bytes))
     }
 
-    /// Stores `new` in the aligned word at an address if it is `expected`. Returns what was there: if that is
-    /// `expected`, the word was changed.
+    /// Stores `new` in the aligned word at an address if it is `expected`. Returns what was there:
+    /// if that is `expected`, the word was changed.
     ///
     /// # Errors
     /// As [`Memory::read`]; [`Error::Unaligned`], [`Error::Unknown`].
@@ -229,7 +232,7 @@ impl Memory {
         self.with_lane(|lane| lane.load(at))
     }
 
-    /// Changes the aligned word at an address, whole, whatever it is.
+    /// Changes the aligned word at an address, whole, from any value.
     ///
     /// # Errors
     /// As [`Memory::compare_swap`].

@@ -31,8 +31,8 @@ pub fn regions(node: &str) -> Result<Vec<RegionInfo>> {
     Ok(regions.into_iter().map(info).collect())
 }
 
-/// Removes the region of this name from a node. Processes that have it open keep it; the memory is free when the
-/// last of them has left. False: there is none.
+/// Removes the region of this name from a node. Processes that have it open keep it; the memory is
+/// free when the last of them has left. False: there is none.
 ///
 /// # Errors
 /// As [`regions`].

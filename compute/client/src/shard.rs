@@ -47,7 +47,8 @@ impl Shard {
         Ok(slabs.clone())
     }
 
-    /// One more slab, zero or of other processes' making. `count`: as many as the caller knew. Returns all.
+    /// One more slab, zero or of other processes' making. `count`: as many as the caller knew.
+    /// Returns all.
     pub fn grow(&self, count: usize) -> Result<Vec<SlabId>> {
         let mut slabs = self.slabs.lock();
         if slabs.len() > count || slabs.len() >= MAX_SLABS {

@@ -4,8 +4,9 @@
 //!  start(operation) ─► verbs of at most 1 MiB on the node's queue pair ── ring ─► completions ─► the operation has ended
 //!                                └─ the node is lost: its queue pair is dropped; all of its operations end so
 //! ```
-//! An operation goes to one node. It has ended when each of its verbs has, or when the node's queue pair is gone:
-//! from then on nobody touches its buffer. Starting and ringing cannot fail; the operation's result tells.
+//! An operation goes to one node. It has ended when each of its verbs has, or when the node's queue
+//! pair is gone: from then on nobody touches its buffer. Starting and ringing cannot fail; the
+//! operation's result tells.
 
 // Verbs get the callers' buffers as raw memory.
 #![allow(unsafe_code)]
@@ -20,7 +21,7 @@ use std::time::{Duration, Instant};
 /// The longest wait for one look at all nodes.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// What an operation does with the bytes at its address.
+/// The operation on the bytes at its address.
 #[derive(Clone, Copy)]
 pub(crate) enum Verb {
     Read { into: *mut u8, len: usize },
@@ -119,7 +120,7 @@ impl Ways {
     /// Starts an operation that is told by a completion.
     ///
     /// # Safety
-    /// What the verb points to must be `buffer`'s memory.
+    /// The verb must point to `buffer`'s memory.
     pub unsafe fn post(&mut self, inner: &Inner, tag: u64, at: Addr, verb: Verb, buffer: Vec<u8>) {
         let number = self.begin(tag, at, buffer, true);
         // SAFETY: the operation keeps the buffer until it has ended.
@@ -129,7 +130,8 @@ impl Ways {
     /// Starts an operation that the caller awaits by [`Ways::finish`].
     ///
     /// # Safety
-    /// What the verb points to must be valid for it, near and left alone until then, or until [`Ways::abandon`].
+    /// The verb's pointers must be valid for it and near, and the memory left alone, until then or
+    /// until [`Ways::abandon`].
     pub unsafe fn begin_waited(&mut self, inner: &Inner, at: Addr, verb: Verb) -> Number {
         let number = self.begin(0, at, Vec::new(), false);
         // SAFETY: the caller's promise.
@@ -148,7 +150,7 @@ impl Ways {
     /// Starts one operation, rings and waits for it.
     ///
     /// # Safety
-    /// What the verb points to must be valid for it and near, until this returns.
+    /// The verb's pointers must be valid for it and near, until this returns.
     pub unsafe fn run(&mut self, inner: &Inner, at: Addr, verb: Verb) -> Result<u64> {
         let ways = AbandonOnUnwind(self);
         let result = if ways.0.under_way == 0 {
@@ -164,7 +166,8 @@ impl Ways {
         result
     }
 
-    /// [`Ways::run`] with nothing else under way: the node's queue pair is waited for, and no operation is noted.
+    /// [`Ways::run`] with nothing else under way: the node's queue pair is waited for, and no
+    /// operation is noted.
     ///
     /// # Safety
     /// As [`Ways::run`].
@@ -173,7 +176,8 @@ impl Ways {
         let slab = self.place(inner, at, verb)?;
         let mut done = std::mem::take(&mut self.done);
         let link = self.link(inner, at.node())?;
-        // SAFETY: the caller's promise: all of its verbs are awaited here, or the queue pair is dropped.
+        // SAFETY: the caller's promise: all of its verbs are awaited here, or the queue pair is
+        // dropped.
         let verbs = unsafe { post(link, 0, (slab, at.offset()), verb) } as usize;
         let mut waited = link.doorbell();
         while waited.is_ok() && done.len() < verbs {
@@ -271,7 +275,8 @@ impl Ways {
         }
     }
 
-    /// Takes the completions that are there; with a limit, waits for one so long, if any operation is under way.
+    /// Takes the completions that are there; with a limit, waits for one so long, if any operation
+    /// is under way.
     pub fn look(&mut self, limit: Option<Duration>) {
         let looked = match limit {
             Some(limit) => self.waiter.wait(&mut self.links, limit),

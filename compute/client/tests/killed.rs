@@ -1,4 +1,5 @@
-//! Programs that are killed at any moment: what was theirs is the node's again, and what they share stays whole.
+//! Programs that are killed at any moment: what was theirs is the node's again, and what they share
+//! stays whole.
 
 mod common;
 

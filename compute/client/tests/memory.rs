@@ -201,7 +201,8 @@ fn a_node_that_is_killed_is_an_error_and_the_others_go_on() {
     assert_eq!(nodes, [1; 4]);
 }
 
-/// Its memory stays mapped here. Nobody else has that of a private memory; of a region others may have another by now.
+/// Its memory stays mapped here. Nobody else has that of a private memory; of a region others may
+/// have another by now.
 #[test]
 fn a_node_of_this_machine_that_is_killed_keeps_private_memory_and_loses_regions() {
     let mut node = Process::start(2);

@@ -1,4 +1,5 @@
-//! Memory against a plain model: any sequence of operations, by any of several handles, over tcp and shm.
+//! Memory against a plain model: any sequence of operations, by any of several handles, over tcp
+//! and shm.
 
 mod common;
 

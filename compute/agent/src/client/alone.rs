@@ -1,16 +1,17 @@
-//! An agent within the program, for it alone: where no other is needed.
+//! An agent within the program, for it alone, where no other agent is needed.
 //!
 //! ```text
 //!  this process:  client ── ring, a socket pair ──► clerk (a thread) ── stock, blocks ──► node, as a member of its own
 //! ```
 //!
-//! The same clerk, stock and blocks as in [`crate::host`], with one program, and without what lets an agent be followed by
-//! another: the ledger is a memory of this process, and the member at the node ends with its connection. So there is
-//! nothing to take over: whoever else wants an agent starts one, which is another member of the node, and neither knows of
-//! the other. What this program holds is the node's again when it ends, by the words, as with any host that dies.
+//! The same clerk, stock and blocks as in [`crate::host`], with one program, and without the means
+//! of one agent to follow another. The ledger is a memory of this process, and the member at the
+//! node ends with its connection. So there is nothing to take over. Another program that wants an
+//! agent starts one, which is another member of the node, and neither knows of the other. When this
+//! program ends, its memory is the node's again, by the words, as with any host that dies.
 //!
-//! Nothing is lost in trust: a stray write of the program may harm its own agent, hence itself; the node lets that agent
-//! change the words of its own blocks and no others.
+//! Nothing is lost in trust: a stray write of the program may harm its own agent, hence itself; the
+//! node lets that agent change the words of its own blocks and no others.
 
 use super::ConnectError;
 use crate::blocks::Blocks;
@@ -64,7 +65,8 @@ impl Alone {
         let stock = Stock::open(Arc::clone(&ledger), Quotas::default());
         let service = Service::new(stock, blocks, elsewhere).map_err(system)?;
         let serving = Arc::clone(&service);
-        // Until it is stopped. That the node is lost the program learns with the next thing that it asks.
+        // Until it is stopped. That the node is lost the program learns with the next thing that it
+        // asks.
         let serve = move || drop(serving.run(None, &ledger, None, &mut || ()));
         // The program's signals are its own threads'.
         let spawn = || std::thread::Builder::new().name("agent".into()).stack_size(256 << 10).spawn(serve);
@@ -86,10 +88,12 @@ impl Drop for Alone {
     fn drop(&mut self) {
         let Some(service) = self.service.take() else { return };
         service.stop();
-        // Nobody watches sockets any more, and a clerk that does not know of the end would keep everything.
+        // Nobody watches sockets any more, and a clerk that does not learn of the end would keep
+        // everything.
         service.end_seats();
-        // What the program held is given back, and the node is told goodbye, before this returns and the program may end:
-        // else a node elsewhere would wait for it. Not for ever, for a node that does not answer.
+        // The program's memory is given back, and the node is told goodbye, before this returns and
+        // the program may end: otherwise a node elsewhere would wait for it. The wait is limited,
+        // because a node may not answer.
         let until = Instant::now() + FAREWELL;
         // Each of its threads has one.
         while Arc::strong_count(&service) > 1 && Instant::now() < until {

@@ -22,7 +22,8 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 use zerocopy::{FromZeros, IntoBytes};
 
-/// Looks at the ring before going to sleep: some microseconds, in which an agent that is awake answers.
+/// Looks at the ring before going to sleep: some microseconds, in which an agent that is awake
+/// answers.
 const SPINS: usize = 400;
 /// How often a sleeper looks whether the agent is still there.
 const LOOK_NS: u64 = 20_000_000;
@@ -77,7 +78,7 @@ impl Link {
         Ok(())
     }
 
-    /// Whether the agent has asked, since this was last looked at, for what is kept and not in use.
+    /// Whether the agent has asked, since the last call, for pieces that are kept and not in use.
     #[inline]
     pub fn is_recalled(&mut self) -> bool {
         let recalls = self.desk.recalls().load(Ordering::Relaxed);
@@ -89,7 +90,7 @@ impl Link {
         is_recalled
     }
 
-    /// Words that can be sent now. A ring that is broken takes none; whoever waits finds out why.
+    /// Words that can be sent now. A broken ring takes none; a waiter finds out why.
     pub fn room(&self) -> usize {
         self.up.room(self.desk.up()).unwrap_or(0)
     }
@@ -216,7 +217,8 @@ fn receive(stream: &UnixStream, into: &mut [u8], until: u64) -> Result<Option<i3
     Ok(passed)
 }
 
-/// Connects, anew or again, for as long as the options say; an agent is started once if there is none.
+/// Connects, for the first time or again, for as long as the options say. An agent is started once
+/// if there is none.
 fn reach(
     (options, alone): (&Options, &Option<Arc<Alone>>),
     owner: u16,

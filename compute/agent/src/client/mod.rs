@@ -12,10 +12,9 @@
 //! hundred chunks at once, and a system call only when the agent sleeps or nothing
 //! is left ([`Counts`] says how often).
 //!
-//! *The agent ends.* The library notices when it next waits: it connects again
-//! (the agent is started anew by [`Options::start`], if given), proves itself by
-//! its token and declares what it holds; what was under way is
-//! asked again. Memory that is held stays mapped and usable all the while.
+//! *The agent ends.* The library notices when it next waits. It connects again (the agent is
+//! started by [`Options::start`], if given), proves itself by its token and declares what it holds.
+//! Requests under way are repeated. Memory that is held stays mapped and usable all the while.
 //!
 //! *Fork.* A child is no application of the agent's: its calls are refused
 //! ([`AllocError::Forked`]). Memory is shared with the parent, not copied.
@@ -52,16 +51,18 @@ use std::time::Duration;
 const CACHE: usize = 512;
 /// With fewer pieces of an order than this, more are asked for ahead: of those up to 128 KiB.
 const LOW: [usize; BLOCK_ORDER as usize + 1] = [96, 2, 2, 2, 2, 2, 0, 0, 0, 0];
-/// So many chunks at once.
+/// Chunks requested at once.
 const AHEAD: u32 = 128;
-/// So many larger pieces at once, when some were asked for before and none given back since.
+/// Larger pieces requested at once, when some were requested before and none given back since.
 const FEW: u32 = 4;
-/// Bytes of each size that are kept for the next who asks, and not in use: as many as the chunks of a full cache.
+/// Bytes of each size that are kept for the next who asks, and not in use: as many as the chunks of
+/// a full cache.
 const KEPT: u64 = CACHE as u64 * CHUNK_BYTES;
 /// Pieces of a size above a chunk that are kept, however small they are.
 const MANY: u64 = 7;
-/// With so many of an order the older half goes back. Of pieces of 2 MiB one is kept, which is all that who takes and frees
-/// one in turns needs: a second would be a block more that an idle program withholds from everybody.
+/// With this many kept pieces of an order, the older half goes back. One piece of 2 MiB is kept:
+/// enough for a program that takes and frees one alternately. A second would be a block more that
+/// an idle program keeps from all others.
 const FULL: [usize; BLOCK_ORDER as usize + 1] = full();
 
 const fn full() -> [usize; BLOCK_ORDER as usize + 1] {
@@ -82,8 +83,8 @@ static CLIENTS: AtomicU32 = AtomicU32::new(0);
 pub struct Options {
     /// Its socket.
     pub socket: PathBuf,
-    /// The job that this program belongs to, of at most 32 bytes; empty: none. Jobs of a user have quotas
-    /// of their own, and memory apart.
+    /// The job that this program belongs to, of at most 32 bytes; empty: none. Jobs of a user have
+    /// quotas of their own, and memory apart.
     pub job: String,
     /// How long to try to reach it, at first and again.
     pub patience: Duration,
@@ -95,7 +96,7 @@ pub struct Options {
 /// Why the agent was not reached.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConnectError {
-    /// Nobody listens.
+    /// No agent listens.
     #[error("no agent answers at {0}: start one with farmem agent")]
     Nobody(String),
     /// It has no room.
@@ -104,7 +105,7 @@ pub enum ConnectError {
     /// It speaks another version.
     #[error("the agent at {0} is of another version of farmem: install the same on both")]
     Version(String),
-    /// What this program held before is not known any more.
+    /// The agent no longer knows what this program held before.
     #[error("the agent was started anew and its record of this program's memory is gone")]
     Unknown,
     /// It holds other things than the record says.
@@ -130,7 +131,7 @@ pub enum AllocError {
     /// A limit of the agent's.
     #[error("the agent's tables are full: free memory, or ask for larger pieces")]
     Tables,
-    /// The node is gone; what is held is gone or will be.
+    /// The node is gone; memory that is held is gone or will be.
     #[error("the agent has lost its memory node: end, and start again when the node is back")]
     Lost,
     /// The agent's share at its node is used up.
@@ -170,8 +171,8 @@ impl From<Refusal> for AllocError {
     }
 }
 
-/// A piece of far memory that this program has. To be given back by [`Client::free`]. Read and written by
-/// [`Client::reach`], wherever it is; where it is mapped, also by loads and stores.
+/// A piece of far memory that this program has. To be given back by [`Client::free`]. Read and
+/// written by [`Client::reach`], wherever it is; where it is mapped, also by loads and stores.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Chunk {
     /// Its block: an allocation does not work out its address, which may never be asked for.
@@ -186,19 +187,21 @@ pub struct Chunk {
     slot: u32,
     /// Whose it is: to no other client does it say anything, not even where something is mapped.
     client: u32,
-    /// Send, and not Sync: [`Reach`] copies from and to mapped pieces, which two threads must not do at once.
+    /// Send, and not Sync: [`Reach`] copies from and to mapped pieces, which two threads must not
+    /// do at once.
     one_thread: PhantomData<Cell<u8>>,
 }
 
-/// Where a block is, in one word, for every allocation carries it: the address that it is mapped at; or, told by a bit that
-/// no address has and every window's key, the key of its block (of a run: of the first).
+/// Where a block is, in one word, for every allocation carries it: the address that it is mapped
+/// at; or, told by a bit that no address has and every window's key, the key of its block (of a
+/// run: of the first).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct At(NonZeroU64);
 
 impl At {
     const IS_KEY: u64 = Key::window(0, 0).0;
 
-    /// So many bytes behind an address.
+    /// The place `behind` bytes after an address.
     fn here(address: NonNull<u8>, behind: u64) -> At {
         At(NonZeroU64::new(address.as_ptr() as u64 + behind).unwrap_or(NonZeroU64::MIN))
     }
@@ -221,13 +224,15 @@ impl At {
 }
 
 impl Chunk {
-    /// Where it is mapped: readable and writable, and zero unless this program had it before. `None`: it is elsewhere.
+    /// Where it is mapped: readable and writable, and zero unless this program had it before.
+    /// `None`: it is elsewhere.
     #[inline]
     pub fn address(&self) -> Option<NonNull<u8>> {
         self.at.address(self.offset())
     }
 
-    /// A number that no other piece held at this time has, and no byte of one: where it is, as if pieces lay in one range.
+    /// A number that no other piece held at this time has, and no byte of one: where it is, as if
+    /// pieces lay in one range.
     #[inline]
     pub fn number(&self) -> u64 {
         match self.address() {
@@ -281,9 +286,10 @@ impl Client {
         Client::connect_by(options, None)
     }
 
-    /// Reaches the agent if one listens. Else this process has one within itself, over this node and for this client alone:
-    /// what it holds goes back to the node when the client or the process ends, however it does. (A forked child that keeps
-    /// the client keeps the connection to the node, and all of it.) `options.start` is not used.
+    /// Reaches the agent if one listens. Otherwise makes one within this process, over this node
+    /// and for this client alone. Its memory goes back to the node when the client or the process
+    /// ends, in any way. (A forked child that keeps the client keeps the connection to the node,
+    /// and all of it.) `options.start` is not used.
     pub fn alone(node: &NodeAddr, options: Options) -> Result<Client, ConnectError> {
         let nobody = |e: &std::io::Error| matches!(e.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused);
         let is_alone = UnixStream::connect(&options.socket).err().is_some_and(|e| nobody(&e));
@@ -325,7 +331,7 @@ impl Client {
         state.alloc_slowly(order)
     }
 
-    /// So many adjacent blocks of 2 MiB, 1 to 32.
+    /// A run of `blocks` adjacent blocks of 2 MiB, 1 to 32.
     pub fn alloc_run(&self, blocks: u32) -> Result<Chunk, AllocError> {
         match blocks {
             1 => return self.alloc(BLOCK_ORDER),
@@ -372,7 +378,7 @@ impl Client {
         self.state.lock().trim();
     }
 
-    /// What has passed so far.
+    /// The counts so far.
     pub fn counts(&self) -> Counts {
         self.state.lock().link.counts
     }
@@ -386,7 +392,8 @@ impl Client {
         state.blocks.iter().flatten().map(held).sum::<u64>() * CHUNK_BYTES
     }
 
-    /// One chunk as it would be had without granting ahead: asked for, and waited for. For measuring.
+    /// One chunk as it would be had without granting ahead: asked for, and waited for. For
+    /// measuring.
     #[doc(hidden)]
     pub fn alloc_asking(&self) -> Result<Chunk, AllocError> {
         let mut state = self.state.lock();

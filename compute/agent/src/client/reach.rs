@@ -4,9 +4,9 @@
 //!  here       a load, a store                      the piece is mapped
 //!  elsewhere  READ, WRITE, CAS, FAA ── this thread's own queue pair ──► the node looks at the window, and does it
 //! ```
-//! A program whose agent serves a node on another machine is a member of that node itself: its bytes do not pass
-//! through the agent. Each thread has a queue pair of its own ([`super::Client::reach`]); the windows that the agent binds are
-//! for all of them.
+//! A program whose agent serves a node on another machine is a member of that node itself: its
+//! bytes do not pass through the agent. Each thread has a queue pair of its own
+//! ([`super::Client::reach`]); the windows that the agent binds are for all of them.
 
 // Loads and stores, and verbs whose buffers are slices.
 #![allow(unsafe_code)]
@@ -107,7 +107,8 @@ impl Member {
         session.queue_pair().map_err(|lost| if session.is_lost() { lost.into() } else { ReachError::Full })
     }
 
-    /// Keeps a queue pair for the next thread. With verbs under way it is dropped: only then are their buffers free.
+    /// Keeps a queue pair for the next thread. With verbs under way it is dropped: only then are
+    /// their buffers free.
     fn keep(&self, queue: QueuePair) {
         if let Some(idle) = &self.idle
             && queue.in_flight() == 0
@@ -143,8 +144,9 @@ pub struct Reach<'a> {
 }
 
 impl Client {
-    /// A way to this program's pieces for one thread. One for each thread at a time: over tcp each is a connection, which
-    /// serves the next when it is dropped. A member of a node has 8192 at most.
+    /// A way to this program's pieces for one thread. One for each thread at a time: over tcp each
+    /// is a connection, which serves the next when it is dropped. A member of a node has 8192 at
+    /// most.
     pub fn reach(&self) -> Result<Reach<'_>, ReachError> {
         self.is_here()?;
         let queue = self.member.as_ref().map(Member::queue_pair).transpose()?;
@@ -181,12 +183,14 @@ impl Reach<'_> {
     pub fn read(&mut self, chunk: &Chunk, from: u64, into: &mut [u8]) -> Result<(), ReachError> {
         let len = into.len() as u64;
         if let Some(at) = self.place(chunk, from, len)? {
-            // SAFETY: within the piece, which is mapped as long as the chunk lives; the slice is the caller's alone.
+            // SAFETY: within the piece, which is mapped as long as the chunk lives; the slice is
+            // the caller's alone.
             unsafe { std::ptr::copy_nonoverlapping(at.as_ptr(), into.as_mut_ptr(), into.len()) };
             return Ok(());
         }
         self.verbs(chunk, from, len, |queue, key, offset, done, len| {
-            // SAFETY: a part of the slice, which outlives the verb: it is awaited before `verbs` returns.
+            // SAFETY: a part of the slice, which outlives the verb: it is awaited before `verbs`
+            // returns.
             unsafe { queue.read(0, key, offset, into.as_mut_ptr().add(done as usize), len) };
         })
     }
@@ -205,7 +209,8 @@ impl Reach<'_> {
         })
     }
 
-    /// Stores `new` in the aligned word at byte `at` if it is `expected`. What was there.
+    /// Stores `new` in the aligned word at byte `at` if it is `expected`. Returns the word from
+    /// before.
     pub fn cas(&mut self, chunk: &Chunk, at: u64, expected: u64, new: u64) -> Result<u64, ReachError> {
         if let Some(word) = self.word(chunk, at)? {
             let swapped = word.compare_exchange(expected, new, Ordering::SeqCst, Ordering::SeqCst);
@@ -214,7 +219,7 @@ impl Reach<'_> {
         self.one(chunk, at, |queue, key, offset| queue.cas(0, key, offset, expected, new))
     }
 
-    /// Adds to the aligned word at byte `at`. What was there.
+    /// Adds to the aligned word at byte `at`. Returns the word from before.
     pub fn faa(&mut self, chunk: &Chunk, at: u64, add: u64) -> Result<u64, ReachError> {
         if let Some(word) = self.word(chunk, at)? {
             return Ok(word.fetch_add(add, Ordering::SeqCst));
@@ -222,9 +227,9 @@ impl Reach<'_> {
         self.one(chunk, at, |queue, key, offset| queue.faa(0, key, offset, add))
     }
 
-    /// The queue pair by which pieces elsewhere are reached, for those who post several verbs at once: by
-    /// [`Client::key`]. `None`: they are mapped. The next call here waits for what is under way, and drops its
-    /// completions.
+    /// The queue pair by which pieces elsewhere are reached, for those who post several verbs at
+    /// once: by [`Client::key`]. `None`: they are mapped. The next call here waits for what is
+    /// under way, and drops its completions.
     pub fn queue(&mut self) -> Result<Option<&mut QueuePair>, ReachError> {
         self.client.is_here()?;
         match &self.lost {
@@ -262,7 +267,7 @@ impl Reach<'_> {
         self.settle()?;
         let mut done = 0;
         while done < len {
-            // What was posted before is awaited below, whatever else.
+            // Earlier posts are awaited below in any case.
             let Ok(Some((key, offset))) = self.client.key(chunk, from + done) else { break };
             let part = (len - done).min(BLOCK_BYTES - offset).min(MAX_VERB_BYTES as u64);
             let Some(queue) = &mut self.queue else { return Err(self.gone()) };
@@ -286,7 +291,8 @@ impl Reach<'_> {
         self.lost.clone().map_or(ReachError::Range, ReachError::Lost)
     }
 
-    /// Waits until nothing is under way, whoever posted it: all its buffers are free, and no completion is to come.
+    /// Waits until nothing is under way, of any caller: all its buffers are free, and no completion
+    /// is to come.
     fn settle(&mut self) -> Result<(), ReachError> {
         let Some(queue) = &mut self.queue else { return Err(self.gone()) };
         self.done.clear();

@@ -1,4 +1,4 @@
-//! What a client keeps, and its conversation with the agent: under the client's lock.
+//! A client's state, and its conversation with the agent, under the client's lock.
 
 use super::link::Link;
 use super::{AHEAD, AllocError, At, Chunk, ConnectError, FEW, FULL, LOW};
@@ -77,8 +77,8 @@ impl State {
         }
     }
 
-    /// Takes in what has come, and asks for more pieces before they are needed. Waits for nothing. Does nothing while an
-    /// answer is due: what is kept is used up first.
+    /// Takes in answers, and asks for more pieces before they are needed. Does not wait. Does
+    /// nothing while an answer is due: kept pieces are used up first.
     #[cold]
     pub fn look_ahead(&mut self, order: u8) {
         if !self.asked.is_empty() {
@@ -90,7 +90,8 @@ impl State {
         // A broken ring is found by whoever next has to wait.
         let _ = self.collect();
         let count = self.at_once[order as usize];
-        // One piece of a larger order is what a program has that uses it now and then: none is kept for it.
+        // One piece of a larger order is what a program has that uses it now and then: none is kept
+        // for it.
         let few = self.kept[order as usize].len() < LOW[order as usize] && count > 1;
         if few && self.link.room() > 0 {
             self.asked.push_back(Asked::Pieces(order));
@@ -113,7 +114,7 @@ impl State {
                 let id = self.blocks[slot as usize].as_ref().map_or(BlockId(0), |block| block.id);
                 return Ok(chunk_of((base, self.client), slot, Piece { block: id, first, order }));
             }
-            // What was asked ahead may be enough.
+            // The pieces asked for ahead may be enough.
             if self.asked.contains(&Asked::Pieces(order)) {
                 self.await_answers()?;
                 if !self.kept[order as usize].is_empty() {
@@ -147,15 +148,15 @@ impl State {
                 None => return Err(refusal.map_or(AllocError::Tables, AllocError::from)),
             }
         };
-        // What cannot be mapped is of no use to anybody here.
+        // A piece that cannot be mapped is of no use here.
         let base = self.mapped(slot).inspect_err(|_| self.free_run(slot, blocks))?;
         let id = self.blocks[slot as usize].as_ref().map_or(BlockId(0), |block| block.id);
         let piece = Piece { block: id, first: 0, order: BLOCK_ORDER };
         Ok(Chunk { run: blocks as u8, ..chunk_of((base, self.client), slot, piece) })
     }
 
-    /// Whether something was kept here that may be what is missing: it has been given back. (What is kept of other
-    /// sizes is charged like what is in use.)
+    /// Whether something was kept here that may be what is missing: it has been given back. (What
+    /// is kept of other sizes is charged like what is in use.)
     fn is_worth_asking_again(&mut self, refusal: Option<Refusal>) -> bool {
         let short = matches!(refusal, Some(Refusal::Quota | Refusal::Exhausted | Refusal::Share));
         let worth = short && self.kept.iter().any(|kept| !kept.is_empty());
@@ -230,7 +231,8 @@ impl State {
         }
     }
 
-    /// A word that has no answer. Lost with its agent, it needs none: what is not declared is free.
+    /// Sends a word that has no answer. If it is lost with its agent, nothing is lost: memory that
+    /// is not declared is free.
     fn say(&mut self, word: Up) {
         while self.link.room() == 0 {
             self.link.ring();

@@ -1,10 +1,9 @@
-//! One application's clerk: what comes up the ring is done, what is due goes down.
+//! One application's clerk: it carries out the words that come up the ring, and sends answers down.
 //!
-//! A word of the application's is believed in nothing: its form is checked by
-//! [`Up::of`], what it names by the stock. The first that cannot be an honest
-//! mistake ends the session, for an honest library makes none: its author is told
-//! why, in the desk's verdict, and what it held is kept from others until its
-//! process has ended.
+//! The clerk believes no word of the application: [`Up::of`] checks its form, and the stock checks
+//! the things that it names. The first word that cannot be an honest mistake ends the session,
+//! because an honest library makes none. The application is told why, in the desk's verdict. Memory
+//! that it held is kept from others until its process has ended.
 
 use super::Service;
 use super::seat::{Seat, pass, tell};
@@ -24,8 +23,8 @@ use zerocopy::IntoBytes;
 const BATCH: usize = 128;
 /// How long a request that cannot be served waits for what others were asked to give back.
 const RECALLED_NS: u64 = 20_000_000;
-/// How long a clerk sleeps at most, should nobody wake it: an application that forgets to loses time,
-/// and an end that comes between its last look and its sleep is noticed this late.
+/// How long a clerk sleeps at most, should nobody wake it: an application that forgets to loses
+/// time, and an end that comes between its last look and its sleep is noticed this late.
 const SLEEP_NS: u64 = 250_000_000;
 
 impl Service {
@@ -42,8 +41,9 @@ impl Service {
         }
         let _ = seat.stream.shutdown(std::net::Shutdown::Both);
         if ending.is_err() && self.elsewhere.is_none() {
-            // It may go on writing to what it has mapped. Nobody else has that until it cannot, and its
-            // tenant's quota is charged for it. (What it reaches by keys it cannot reach once they are unbound.)
+            // It may go on writing to memory that it has mapped. No other application gets that
+            // until it has ended, and its tenant's quota is charged for it. (Memory that it reaches
+            // by keys is out of reach once they are unbound.)
             while socket::wait(seat.pidfd.0, true, false, u64::MAX / 2) == 0 {}
         }
         let mut seats = self.seats.lock();
@@ -83,16 +83,17 @@ impl Service {
         }
     }
 
-    /// Gives back, once a heartbeat, what is empty for long; whether anything is kept still. (A program that does nothing
-    /// costs its clerk a few heartbeats, and then none.)
+    /// Gives back, once a heartbeat, blocks that have been empty for long. Returns whether any
+    /// block is still kept. (A program that does nothing costs its clerk a few heartbeats, and then
+    /// none.)
     fn beat(&self, app: usize, beaten_ns: &mut u64) -> bool {
         let now = raw::now_ns();
         if now.saturating_sub(*beaten_ns) < policy::HEARTBEAT_NS {
             return self.stock.lock().keeps(app);
         }
         *beaten_ns = now;
-        // Before the beat, and let go of at once (`release` takes it again): while a node is silent whoever asks it keeps
-        // this lock, and this program's own words need not wait for that.
+        // Before the beat, and let go of at once (`release` takes it again): while a node is silent
+        // whoever asks it keeps this lock, and this program's own words need not wait for that.
         if self.blocks.try_lock().is_none() {
             return self.stock.lock().keeps(app);
         }
@@ -121,8 +122,8 @@ impl Service {
             Up::Run(_) => 2,
             Up::Map(_) => 1,
         };
-        // Answers that have no room are answers to questions that an honest application would not have asked
-        // yet. It has as many as fit, read or not; nothing is kept for it anywhere else.
+        // Answers that have no room are answers to questions that an honest application would not
+        // have asked yet. It has as many as fit, read or not; nothing is kept for it anywhere else.
         if answers.room(down).map_err(|_| Violation::Positions)? < due {
             return Err(Violation::Unread);
         }
@@ -137,7 +138,7 @@ impl Service {
         Ok(())
     }
 
-    /// So many chunks, in as few pieces as there is room for.
+    /// Grants `count` chunks, in as few pieces as there is room for.
     fn grant_chunks(&self, seat: &Seat, answers: &mut Producer, count: u32) -> Option<Refusal> {
         let mut left = count;
         while left > 0 {
@@ -203,7 +204,8 @@ impl Service {
     fn run_of(&self, seat: &Seat, blocks: u32) -> Result<BlockId, Refusal> {
         let may = self.stock.lock().may_have(seat.app, blocks);
         if may == Err(Refusal::Quota) {
-            // The program's empty blocks are charged to it, and no part of a run. (A piece would be had of them.)
+            // The program's empty blocks are charged to it, and no part of a run. (A piece would be
+            // had of them.)
             self.release_empty_of(seat.app);
             self.stock.lock().may_have(seat.app, blocks)?;
         } else {
@@ -218,13 +220,14 @@ impl Service {
         Ok(block)
     }
 
-    /// Claims blocks from the source for the application. The stock's lock is not held while the node is asked,
-    /// and the blocks' for one attempt at a time: who waits for the node to clean makes nobody else wait.
+    /// Claims blocks from the source for the application. The stock's lock is not held while the
+    /// node is asked, and the blocks' lock is held for one attempt at a time. So a claim that waits
+    /// for the node to clean makes no other wait.
     fn claim(&self, seat: &Seat, blocks: u32) -> Result<Claimed, Refusal> {
         let begun = raw::now_ns();
         let mut recalled_ns = None;
-        // Each look reads the table, with the blocks locked: they become rarer, some 45 in the fifth of a second that a
-        // claim may wait for what is being cleaned.
+        // Each look reads the table, with the blocks locked: they become rarer, some 45 in the
+        // fifth of a second that a claim may wait for what is being cleaned.
         let mut look_ns = LOOK_NS;
         loop {
             let claimed = self.blocks.lock().claim(blocks, begun);
@@ -234,7 +237,8 @@ impl Service {
                     raw::sleep_ns(look_ns);
                     look_ns = (look_ns * 2).min(RECALLED_NS / 4);
                 }
-                // What others leave lying may be enough. It comes when they next ask or free.
+                // Memory that other applications keep unused may be enough. It comes when they next
+                // ask or free.
                 (Err(Refusal::Exhausted | Refusal::Share), None) => {
                     recalled_ns = Some(raw::now_ns());
                     // Its own at once, however lately others were asked.

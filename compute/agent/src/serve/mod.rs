@@ -6,10 +6,10 @@
 //!  (epoll)    └ every 250 ms: processes that are absent and gone, idleness
 //! ```
 //!
-//! A clerk serves one application and sleeps on that application's ring: whoever
-//! floods its ring keeps its own clerk busy, and the system shares the processors
-//! among clerks. They share the stock and the source of blocks, each under a lock;
-//! the source's may be held while a node is asked, the stock's never.
+//! A clerk serves one application and sleeps on that application's ring. An application that floods
+//! its ring keeps its own clerk busy, and the system shares the processors among clerks. They share
+//! the stock and the source of blocks, each under a lock. The source's lock may be held while a
+//! node is asked, the stock's never.
 
 mod clerk;
 mod seat;
@@ -31,8 +31,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Connections that have not said who they are, at once. Beyond, the oldest of the user that has most
-/// of them is closed.
+/// Connections that have not said who they are, at once. Beyond, the oldest of the user that has
+/// most of them is closed.
 const MAX_STRANGERS: usize = 32;
 /// How often the watcher looks at what nobody wakes it for.
 pub const TEND: Duration = Duration::from_millis(250);
@@ -53,19 +53,21 @@ pub enum End {
     Lost(String),
 }
 
-/// A connection that has not said who it is. Shutting its stream down ends the thread that hears it.
+/// A connection that has not said who it is. Shutting its stream down ends the thread that hears
+/// it.
 struct Unheard {
     number: u64,
     uid: u32,
     stream: UnixStream,
 }
 
-/// What is served, and to whom.
+/// The service: the memory, and the applications that it serves.
 pub struct Service {
     stock: Lock<Stock>,
     blocks: Lock<Blocks>,
     seats: Lock<BTreeMap<usize, Arc<Seat>>>,
-    /// The node that applications reach their memory at, as [`crate::hello::Entry::Elsewhere`] has it; `None`: they map it.
+    /// The node that applications reach their memory at, as [`crate::hello::Entry::Elsewhere`] has
+    /// it; `None`: they map it.
     elsewhere: Option<String>,
     /// Wakes the watcher.
     waker: Waker,
@@ -77,13 +79,13 @@ pub struct Service {
     over: AtomicBool,
     /// Blocks taken from the node.
     taken: Arc<AtomicU64>,
-    /// What was found wanting in applications, and their number.
+    /// Violations by applications, and their number.
     violations: AtomicUsize,
     /// When applications were last asked to give back what lies idle.
     recalled_ns: AtomicU64,
 }
 
-/// What an operator may want to know.
+/// Facts for an operator.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     /// Applications: their process, tenant, and bytes held.
@@ -95,8 +97,8 @@ pub struct Report {
 }
 
 impl Service {
-    /// Over a stock and its source. The stock's applications are absent: each may come back as long as its
-    /// process lives. `elsewhere`: the node that they reach by verbs, if they map nothing.
+    /// Over a stock and its source. The stock's applications are absent: each may come back as long
+    /// as its process lives. `elsewhere`: the node that they reach by verbs, if they map nothing.
     pub fn new(stock: Stock, blocks: Blocks, elsewhere: Option<String>) -> Result<Arc<Service>, Errno> {
         let taken = blocks.count();
         Ok(Arc::new(Service {
@@ -121,7 +123,7 @@ impl Service {
         self.waker.wake();
     }
 
-    /// What is going on.
+    /// The present state.
     pub fn report(&self, ledger: &Ledger) -> Report {
         let taken = self.taken.load(Ordering::Relaxed) * BLOCK_BYTES;
         let stock = self.stock.lock();
@@ -130,8 +132,8 @@ impl Service {
         Report { applications, taken, violations: self.violations.load(Ordering::Relaxed) }
     }
 
-    /// Serves whoever connects (and whoever is brought, [`Service::welcome`]), until told to stop, or nobody has been there for `idle`. `each` is called
-    /// every [`TEND`].
+    /// Serves whoever connects (and whoever is brought, [`Service::welcome`]), until told to stop,
+    /// or nobody has been there for `idle`. `each` is called every [`TEND`].
     pub fn run(
         self: &Arc<Self>,
         listener: Option<&UnixListener>,
@@ -162,8 +164,8 @@ impl Service {
             watcher.follow(&self.seats.lock());
             if tended.elapsed() >= TEND {
                 tended = Instant::now();
-                // Locked: a clerk asks the node something, which may take as long as a node may be silent, and finds
-                // out what there is to find.
+                // Locked: a clerk asks the node something, which may take as long as a node may be
+                // silent, and finds out what there is to find.
                 let tended = self.blocks.try_lock().map(|mut blocks| blocks.tend());
                 match tended {
                     Some(Ok(())) => self.end_absent(ledger),
@@ -246,7 +248,7 @@ impl Service {
     }
 
     fn dismiss_absent(&self, app: usize) {
-        // A thread may be seating it this very moment: whoever has the seats' lock decides.
+        // A thread may be seating it this very moment: the seats' lock decides.
         let seats = self.seats.lock();
         if seats.contains_key(&app) {
             return;
@@ -256,9 +258,10 @@ impl Service {
         self.release(freed);
     }
 
-    /// Memory has run out. Empty blocks that are kept for applications go back, and applications are asked for what they
-    /// keep and do not use: each gives it back with what it next asks for or frees. Whoever floods the agent with
-    /// requests that cannot be served has the others give back no more often than every [`RECALL_NS`].
+    /// Memory has run out. Empty blocks that are kept for applications go back. Applications are
+    /// asked for pieces that they keep and do not use: each gives them back with its next request
+    /// or free. An application that floods the agent with requests that cannot be served triggers
+    /// this no more often than every [`RECALL_NS`].
     fn recall(&self) {
         let (now, last) = (raw::now_ns(), self.recalled_ns.load(Ordering::Relaxed));
         let is_due = last == 0 || now.saturating_sub(last) >= RECALL_NS;

@@ -1,4 +1,4 @@
-//! The handshake: who an application is, and what it holds if it comes again.
+//! The handshake: identifies an application, and takes in what it holds if it comes again.
 
 use super::Service;
 use crate::chunks::Map;
@@ -30,7 +30,7 @@ pub struct Seat {
     /// Readable when its process has ended.
     pub pidfd: Pidfd,
     pub desk: Desk,
-    /// Who reaches its memory, where that is elsewhere.
+    /// The user that reaches its memory, where that is elsewhere.
     pub user: User,
     /// The watcher knows it.
     pub watched: AtomicBool,
@@ -58,7 +58,7 @@ impl Seat {
     }
 }
 
-/// What a stranger has said, and what the kernel says of it.
+/// The claims of an unknown peer, and the kernel's facts about it.
 struct Stranger {
     again: Option<Token>,
     declared: Vec<(BlockId, u32, Map)>,
@@ -95,7 +95,8 @@ impl Service {
                 return None;
             }
         };
-        // The watcher is to see it before it is welcomed: an application that dies later is noticed at once.
+        // The watcher is to see it before it is welcomed: an application that dies later is noticed
+        // at once.
         self.waker.wake();
         let welcome = Welcome { magic: MAGIC, status: Entry::Welcome as u32, text: 0, token };
         if !pass(&stream, welcome.as_bytes(), fd) {
@@ -109,7 +110,7 @@ impl Service {
     fn seat(&self, stranger: Stranger, desk: Desk, stream: &UnixStream) -> Result<(Arc<Seat>, Token), Entry> {
         let Stranger { again, declared, job, user, uid, pid, began, pidfd } = stranger;
         let stream = stream.try_clone().map_err(|_| Entry::System)?;
-        // Held to the end: nobody may take an application for absent that is just being seated.
+        // Held to the end: an application that is just being seated must not be taken for absent.
         let mut seats = self.seats.lock();
         let mut stock = self.stock.lock();
         let (app, token, freed) = match again {
@@ -174,7 +175,8 @@ fn hear(stream: &UnixStream) -> Result<Stranger, Option<Entry>> {
     }
     let peer = shared::peer_of(stream.as_raw_fd()).map_err(|_| Some(Entry::System))?;
     let pidfd = Pidfd(shared::pidfd(peer.pid).map_err(|_| None)?);
-    // After the pidfd: whose beginning this is, the pidfd is of, or the process is gone and that is seen.
+    // After the pidfd: whose beginning this is, the pidfd is of, or the process is gone and that is
+    // seen.
     let began = process::began(peer.pid).ok_or(None)?;
     let user = User { uid: peer.uid, owner, queue: (hello.queue != ANY_QUEUE).then_some(hello.queue) };
     let again = (hello.again == 1).then_some(hello.token);

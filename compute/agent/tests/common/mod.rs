@@ -41,7 +41,8 @@ impl Host {
         Host { dir, node: node.unwrap(), agents: Vec::new() }
     }
 
-    /// Starts an agent in a process of its own, in place of the one before, if any; waits until it listens.
+    /// Starts an agent in a process of its own, in place of the one before, if any; waits until it
+    /// listens.
     pub fn agent(&mut self, arguments: &str) {
         let said = self.dir.join("agent.says");
         let _ = std::fs::remove_file(&said);
@@ -50,7 +51,8 @@ impl Host {
         self.agents.push(agent);
     }
 
-    /// An agent of the same node with files of its own, in a directory of this name: another host's, so to speak.
+    /// An agent of the same node with files of its own, in a directory of this name: another
+    /// host's, so to speak.
     pub fn beside(&self, name: &str, arguments: &str) -> Beside {
         let dir = self.dir.join(name);
         std::fs::create_dir_all(&dir).unwrap();
@@ -181,7 +183,8 @@ pub fn child() -> Option<Vec<String>> {
     Some(what.split_whitespace().map(str::to_owned).collect())
 }
 
-/// An agent until it is killed: `agent DIR [node=DIR | tcp=ADDR] [quota=MIB] [job=NAME:MIB] [idle=MS] [grace=MS]`.
+/// An agent until it is killed: `agent DIR [node=DIR | tcp=ADDR] [quota=MIB] [job=NAME:MIB]
+/// [idle=MS] [grace=MS]`.
 pub fn be_agent(words: &[String]) {
     let dir = PathBuf::from(&words[1]);
     let (mut quotas, mut idle) = (Quotas::default(), None);

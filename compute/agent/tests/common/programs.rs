@@ -69,7 +69,8 @@ pub struct Churn {
     pub told_after: u64,
 }
 
-/// Takes stamped pieces, checks and frees them, in an order of this process's own, until the file `enough` is there.
+/// Takes stamped pieces, checks and frees them, in an order of this process's own, until the file
+/// `enough` is there.
 pub fn churn_by(
     client: &Client,
     dir: &Path,

@@ -10,8 +10,8 @@ use farmem_protocol::addr::PageId;
 
 /// Pages of a batch at most.
 pub const MOST: usize = 64;
-/// No batch crosses from one block of so many pages into the next, where other mappings may begin, or be
-/// coming and going.
+/// Pages of a block. No batch crosses from one block into the next, where other mappings may begin,
+/// or be coming and going.
 pub const BLOCK: u64 = 512;
 const RUNS: usize = 8;
 
@@ -21,12 +21,13 @@ struct Run {
     above: u64,
     below: u64,
     pages: u32,
-    /// Pages filled since it was last cut short: what its mapping has grown by, where that grows in steps.
+    /// Pages filled since it was last cut short: the growth of its mapping, if that grows in steps.
     since: u32,
     used: u64,
 }
 
-/// Fresh pages to fill together: `first` and those after it. The touched one is the first or the last.
+/// Fresh pages to fill together: `first` and those after it. The touched one is the first or the
+/// last.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Batch {
     /// The lowest.
@@ -77,14 +78,15 @@ impl FirstTouch {
         Batch { first: PageId(first), pages: pages as usize }
     }
 
-    /// Of the last batch so many pages were filled, the touched one and those next to it: where the run goes on
-    /// is where these end, with about as many. Its mapping ended there, as a heap's does that grows a little at a
-    /// time, or room did.
+    /// Only `pages` pages of the last batch were filled: the touched one and those next to it. The
+    /// run continues where these end, with about as many. Its mapping ended there, like a heap's
+    /// that grows a little at a time, or the room did.
     pub fn shortened(&mut self, batch: Batch, pages: usize) {
         let missing = (batch.pages - pages) as u64;
         let Some(run) = self.runs.iter_mut().find(|run| run.used == self.clock) else { return };
-        // A mapping that grows by so many each time has at most three times as many claimed in vain. (Not by what this
-        // batch filled, which may be the last page of a step that had two batches.)
+        // A mapping that grows by equal steps has at most three times a step's pages claimed in
+        // vain. (The pages of this batch alone are no measure: they may be the last one of a step
+        // that had two batches.)
         run.pages = run.since.saturating_sub(missing as u32).next_power_of_two().min(run.pages);
         run.since = 0;
         if run.above == batch.first.0 + batch.pages as u64 {

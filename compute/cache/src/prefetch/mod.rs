@@ -89,13 +89,13 @@ impl Window {
 
 const MAX_PAGE: u64 = farmem_protocol::addr::FAR_PAGES as u64 - 1;
 
-/// The longest window that a local memory of `pages` bears: what it brings must not be evicted before
-/// it is used, nor push out more than the guess is worth (`docs/design/cache.md`, *Prefetch*).
+/// The longest window that a local memory of `pages` bears. Its pages must not be evicted before
+/// they are used, nor push out more than the guess is worth (`docs/design/cache.md`, *Prefetch*).
 pub fn longest_for(pages: u64) -> u32 {
     (pages / 32).min(LONGEST as u64) as u32
 }
 
-/// What became of the windows.
+/// The outcome of the windows.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Tally {
     /// Faults seen.
@@ -137,8 +137,8 @@ impl Prefetcher {
         Prefetcher::with_longest(LONGEST)
     }
 
-    /// With windows of at most `longest` pages, for little local memory: what a window brings must
-    /// not be evicted before it is used.
+    /// With windows of at most `longest` pages, for a small local memory: a window's pages must not
+    /// be evicted before they are used.
     pub fn with_longest(longest: u32) -> Prefetcher {
         Prefetcher {
             streams: Streams::new(),
@@ -149,8 +149,8 @@ impl Prefetcher {
         }
     }
 
-    /// The thread faulted on a page that is not local. Fills `window`, maybe with nothing. `local` says
-    /// which pages are.
+    /// The thread faulted on a page that is not local. Fills `window`, maybe with nothing. `local`
+    /// says which pages are.
     pub fn fault(&mut self, page: PageId, window: &mut Window, local: impl Fn(PageId) -> bool) {
         window.clear();
         self.tally.faults += 1;
@@ -176,8 +176,8 @@ impl Prefetcher {
         }
     }
 
-    /// [`Prefetcher::fault`] where the program has said that it uses pages in ascending order: the longest window at
-    /// once, whatever came of earlier ones.
+    /// [`Prefetcher::fault`] where the program has said that it uses pages in ascending order: the
+    /// longest window at once, however earlier ones did.
     pub fn fault_in_order(&mut self, page: PageId, window: &mut Window, local: impl Fn(PageId) -> bool) {
         window.clear();
         self.tally.faults += 1;
@@ -207,8 +207,8 @@ impl Prefetcher {
         self.streams.shorten_latest(window.pages);
     }
 
-    /// So many pages of the last window are being fetched; the others are local already, or do not
-    /// exist. Say so before the next fault: only what was fetched can have been worth it or wasted.
+    /// Only `pages` pages of the last window are being fetched; the others are local already, or do
+    /// not exist. Call it before the next fault: only fetched pages can have been useful or wasted.
     pub fn fetched(&mut self, pages: u32) {
         self.tally.issued += pages as u64;
         self.streams.fetched_latest(pages);

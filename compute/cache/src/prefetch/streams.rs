@@ -49,14 +49,16 @@ impl Streams {
         }
     }
 
-    /// If `page` goes on with a stream: what to do.
+    /// The window to fetch, if `page` continues a stream.
     ///
     /// The trip-wire itself may have been local, and then the fault comes somewhat behind it: a few
-    /// steps of `slack`, if what lies between is `local`. Were that not asked, a program that uses every
-    /// seventh page would keep a stream of every page at its longest. Random faults fall into a window of w pages and behind its wire in
-    /// proportion w : slack + 1, and what falls behind doubles the window: were the slack as long as the
-    /// window, chance alone would keep every stream at its longest.
-    // Most faults go on with none, and are told so by `may_hold`: as a call of its own it took 36 instructions more a fault.
+    /// steps of `slack`, if what lies between is `local`. Were that not asked, a program that uses
+    /// every seventh page would keep a stream of every page at its longest. Random faults fall into
+    /// a window of w pages and behind its wire in proportion w : slack + 1, and what falls behind
+    /// doubles the window: were the slack as long as the window, chance alone would keep every
+    /// stream at its longest.
+    // Most faults go on with none, and are told so by `may_hold`: as a call of its own it took 36
+    // instructions more a fault.
     #[inline(always)]
     pub fn follow(&self, page: PageId, longest: u32, slack: i64, local: impl Fn(PageId) -> bool) -> Option<Next> {
         debug_assert!(slack <= MOST_SLACK);
@@ -89,8 +91,8 @@ impl Streams {
         None
     }
 
-    /// A stream that begins at `page`. Returns its slot, and what the last window of the stream it replaced had
-    /// brought in.
+    /// A stream that begins at `page`. Returns its slot, and what the last window of the stream it
+    /// replaced had brought in.
     pub fn open(&mut self, page: PageId, stride: i64) -> (usize, u32) {
         let mut oldest = 0;
         for slot in 1..STREAMS {
@@ -123,8 +125,8 @@ impl Streams {
     }
 }
 
-/// Where a fault may go on with some stream, by the low halves of page numbers: most faults go on with none, and are
-/// told so by a few vector instructions.
+/// Where a fault may go on with some stream, by the low halves of page numbers: most faults go on
+/// with none, and are told so by a few vector instructions.
 struct Reach {
     first: [u32; STREAMS],
     /// Pages behind the first.

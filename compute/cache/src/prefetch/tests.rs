@@ -145,7 +145,8 @@ fn fresh_memory_is_filled_downwards_too() {
 #[test]
 fn a_run_goes_on_where_it_was_cut_short() {
     let mut first = FirstTouch::new();
-    // A heap that grows by so many pages, upwards or downwards, and is touched all over: dense before.
+    // A heap that grows by `step` pages, upwards or downwards, and is touched all over: dense
+    // before.
     for (step, down) in [33, 8, 3, 2, 1].into_iter().flat_map(|step| [(step, false), (step, true)]) {
         let (mut page, mut end, mut touches, mut in_vain) = (300_000u64, 300_512u64, 0, 0);
         let to_page = |at: u64| if down { 600_000 - at } else { at };

@@ -19,9 +19,9 @@ pub(super) struct History {
     lows: [u32; KEPT],
     len: usize,
     next: usize,
-    /// Bit i: the i-th last step equals the one before it. Among n steps of which more than half are
-    /// equal, two equal ones are neighbours; so where no bit is set there is no majority to look for,
-    /// and random faults pay for one test.
+    /// Bit i: the i-th last step equals the one before it. Among n steps of which more than half
+    /// are equal, two equal ones are neighbours; so where no bit is set there is no majority to
+    /// look for, and random faults pay for one test.
     repeats: u32,
 }
 
@@ -51,7 +51,8 @@ impl History {
     /// The step by which `page` continues recent faults: `steps` times for steps of one page, once
     /// more for longer ones.
     pub fn adjacent(&self, page: PageId, steps: u32) -> Option<i64> {
-        // Without order and by the low halves first: a loop that the compiler turns into a few vector instructions.
+        // Without order and by the low halves first: a loop that the compiler turns into a few
+        // vector instructions.
         let lowest = (page.0 as u32).wrapping_sub(NEAR as u32);
         let is_near = |low: &u32| low.wrapping_sub(lowest) <= 2 * NEAR as u32;
         if !self.lows.iter().fold(false, |near, fault| near | is_near(fault)) {

@@ -1,8 +1,8 @@
-//! Pieces of memory: who takes which.
+//! Pieces of memory: taking and freeing them.
 //!
-//! Each slab has a table of its chunks ([`table`]). That of private memory is in this process and is the truth.
-//! That of a region lies at the beginning of the slab itself, and is changed by CAS; what is here is a copy that
-//! says where to try:
+//! Each slab has a table of its chunks ([`table`]). That of private memory is in this process and
+//! is the truth. That of a region lies at the beginning of the slab itself, and is changed by CAS.
+//! The copy here only says where to try:
 //!
 //! ```text
 //!  alloc:  take in the copy ─► CAS each word ─┬─ all done ─► a piece
@@ -10,8 +10,8 @@
 //!          nothing is free in any copy ─► read all tables again ─► nothing ─► one more slab
 //!  free:   READ the words ─► the piece's end ─► CAS each word
 //! ```
-//! No process waits for another. One that is killed leaves words taken, never a lock, and no piece of others
-//! is changed.
+//! No process waits for another. One that is killed leaves words taken, never a lock, and no piece
+//! of others is changed.
 
 pub(crate) mod table;
 
@@ -24,9 +24,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use table::{CHUNK, MAX_ORDER, MOST_WORDS, Span, Table, WORDS};
 
-/// Chunks at the beginning of each slab of a region that are no pieces: the table, and in the first slab the roots.
+/// Chunks at the beginning of each slab of a region that are no pieces: the table, and in the first
+/// slab the roots.
 const RESERVED: usize = 2;
-/// What says that they are taken.
+/// The table's own chunks, which count as taken.
 const RESERVED_BITS: u64 = 0b1111;
 /// How long a node that had no memory left is not asked again, if others have some.
 const DRY: Duration = Duration::from_millis(100);
@@ -46,7 +47,7 @@ pub struct Piece {
     pub bytes: u64,
 }
 
-/// What is known of pieces.
+/// The known state of pieces.
 pub(crate) struct Pieces {
     nodes: Vec<Lock<Node>>,
     turn: AtomicUsize,
@@ -55,7 +56,7 @@ pub(crate) struct Pieces {
 #[derive(Default)]
 struct Node {
     tables: Vec<Table>,
-    /// Until when nothing more is to be had there.
+    /// The time until which nothing more can be had there.
     dry: Option<Instant>,
     /// Private memory: slabs and blocks in which all is free, and that may hold old bytes.
     emptied: BTreeSet<(usize, usize)>,
@@ -212,7 +213,8 @@ impl Lane {
         }
     }
 
-    /// Swaps the words of a piece from what they were to taken. False: one had changed; nothing is taken.
+    /// Swaps the words of a piece from what they were to taken. False: one had changed; nothing is
+    /// taken.
     fn claim(&mut self, node: usize, slab: usize, span: Span, found: &[u64]) -> Result<bool> {
         let mut batch = self.batch();
         for (word, &was) in span.words().zip(found) {
@@ -257,7 +259,8 @@ impl Lane {
         let mut words = words_of(&bytes);
         let span = table::piece_at(&words, chunk).ok_or(Error::NotAPiece(piece))?;
         let mut left: Vec<usize> = span.words().collect();
-        // Each round another process has changed what it had read: somebody gets on.
+        // In each round another process has changed a word that this one had read: some process
+        // makes progress.
         while !left.is_empty() {
             let mut batch = self.batch();
             for &word in &left {
@@ -291,7 +294,7 @@ impl Lane {
         self.add_tables(node, slabs)
     }
 
-    /// Has a table for each of so many slabs; a region's as they are now.
+    /// Makes tables for `slabs` slabs; a region's as they are now.
     fn add_tables(&mut self, node: usize, slabs: usize) -> Result<()> {
         let known = self.inner().pieces.nodes[node].lock().tables.len();
         let mut bytes = Vec::new();
@@ -318,11 +321,12 @@ impl Lane {
         Ok(())
     }
 
-    /// Gives the memory of blocks back to the node, if all in them is free still: they read as zero then.
+    /// Gives the memory of blocks back to the node, if all in them is free still: they read as zero
+    /// then.
     fn give_back(&self, node: usize, blocks: BTreeSet<(usize, usize)>) {
         let inner = self.inner();
         for (slab, block) in blocks {
-            // Taken meanwhile: nobody gets what is about to vanish.
+            // Taken meanwhile, so that nobody gets memory that is about to vanish.
             let span = Span { first: block * (BLOCK_BYTES / CHUNK) as usize, order: MAX_ORDER };
             let mut of = inner.pieces.nodes[node].lock();
             if block_of(&of.tables[slab], block).iter().any(|&word| word != 0) {

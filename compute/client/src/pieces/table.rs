@@ -5,8 +5,9 @@
 //!
 //!  a piece of 16 KiB at chunk 4:    … 00 │ 11 10 10 01 │ 00 00 00 00
 //! ```
-//! A piece has 2^order chunks, order 0 to 9, and begins at a multiple of that. Its end is told by its own last
-//! chunk. So who frees it never looks at words that others may be claiming or taking back.
+//! A piece has 2^order chunks, order 0 to 9, and begins at a multiple of that. Its end is told by
+//! its own last chunk. So who frees it never looks at words that others may be claiming or taking
+//! back.
 
 use std::ops::Range;
 
@@ -68,7 +69,7 @@ impl Span {
     }
 }
 
-/// A taken piece of so many chunks, fewer than a word's, from bit 0 on.
+/// A taken piece of `chunks` chunks, fewer than a word's, from bit 0 on.
 fn pattern(chunks: usize) -> u64 {
     if chunks == 1 {
         return LAST;
@@ -77,7 +78,7 @@ fn pattern(chunks: usize) -> u64 {
     inner & !3 | FIRST | LAST << (2 * (chunks - 1))
 }
 
-/// The order of the smallest piece that has so many bytes. `None`: there is none.
+/// The order of the smallest piece of at least `bytes` bytes. `None`: there is none.
 pub fn order_of(bytes: u64) -> Option<u32> {
     let order = bytes.div_ceil(CHUNK).checked_next_power_of_two()?.ilog2();
     (bytes > 0 && order <= MAX_ORDER).then_some(order)
@@ -87,11 +88,13 @@ fn state(words: &[u64], chunk: usize) -> u64 {
     words.get(chunk / PER_WORD).map_or(0, |word| word >> (2 * (chunk % PER_WORD)) & 3)
 }
 
-/// The piece that begins at a chunk, by words of which the first is the one that has it. `None`: none does.
+/// The piece that begins at a chunk, by words of which the first is the one that has it. `None`:
+/// none does.
 pub fn piece_at(words: &[u64], chunk: usize) -> Option<Span> {
     let at = chunk % PER_WORD;
     let length = match state(words, at) {
-        // A larger piece's last chunk has an odd number, and the one before it stands in the same word.
+        // A larger piece's last chunk has an odd number, and the one before it stands in the same
+        // word.
         LAST if at % 2 == 1 && matches!(state(words, at - 1), FIRST | INNER) => return None,
         LAST => 1,
         FIRST => 2 + (at + 1..).take(1 << MAX_ORDER).take_while(|&at| state(words, at) == INNER).count(),
@@ -212,7 +215,8 @@ mod tests {
     }
 
     proptest! {
-        /// Against a map of what is taken: no two pieces overlap, each is found where it begins and nowhere else.
+        /// Against a map of what is taken: no two pieces overlap, each is found where it begins and
+        /// nowhere else.
         #[test]
         fn a_table_is_a_set_of_pieces(steps in prop::collection::vec((0u32..=9, any::<prop::sample::Index>(), any::<bool>()), 1..400)) {
             let (mut table, mut model) = (Table::new(), BTreeMap::new());
