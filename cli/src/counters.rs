@@ -30,7 +30,7 @@ macro_rules! plain_counters {
             /// Adds another process's counters to these.
             pub fn add(&mut self, other: &Counts) { $(self.$field += other.$field;)* }
 
-            /// What was counted since an earlier sample. Levels go both ways; a fall is shown as zero.
+            /// The counts since an earlier sample. Levels go both ways; a fall is shown as zero.
             pub fn since(&self, earlier: &Counts) -> Counts {
                 Counts { $($field: self.$field.saturating_sub(earlier.$field),)* }
             }
@@ -133,8 +133,9 @@ impl Counts {
         self.rescued + self.prefetch_used
     }
 
-    /// Of the pages fetched ahead, the share that was worth it, 0–1, as far as can be seen: a use of a local page is
-    /// not; that the program went on behind a window is. `None`: none was fetched ahead.
+    /// Of the pages fetched ahead, the share that was worth it, 0–1, as far as can be seen: a use
+    /// of a local page is not; that the program went on behind a window is. `None`: none was
+    /// fetched ahead.
     pub fn prefetch_accuracy(&self) -> Option<f64> {
         (self.prefetched > 0).then(|| self.prefetch_used as f64 / self.prefetched as f64)
     }
@@ -154,7 +155,7 @@ pub struct Process {
     pub started: bool,
     /// Whether its faults go to a handler thread.
     pub by_thread: bool,
-    /// What it counted.
+    /// Its counts.
     pub counts: Counts,
     /// Latencies of its demand faults.
     pub latency: [u64; 160],
@@ -261,9 +262,9 @@ pub struct Peaks {
 impl Peaks {
     /// Takes a sample into account.
     ///
-    /// Processes keep their own peaks, which need not fall together: their sum is too much for processes that
-    /// followed each other, their greatest too little for those side by side. The sum of levels, sampled,
-    /// corrects the latter.
+    /// Processes keep their own peaks, which need not fall together: their sum is too much for
+    /// processes that followed each other, their greatest too little for those side by side. The
+    /// sum of levels, sampled, corrects the latter.
     pub fn note(&mut self, sample: &Sample) {
         let greatest = |of: fn(&Counts) -> u64| sample.processes.iter().map(|p| of(&p.counts)).max().unwrap_or(0);
         self.local = self.local.max(greatest(|c| c.local_peak));
@@ -293,7 +294,7 @@ impl Latency {
     }
 }
 
-/// What a run says of itself when it begins.
+/// The facts of a run at its beginning.
 pub struct Beginning<'a> {
     /// Pid of the supervisor.
     pub supervisor: u32,

@@ -9,7 +9,7 @@ use farmem_protocol::exit;
 pub struct Failure {
     /// Exit status: [`exit`]'s, or a shell's 126 and 127.
     pub status: i32,
-    /// What is wrong and what to do, without a newline.
+    /// The problem and its remedy, without a newline.
     pub line: String,
 }
 

@@ -1,7 +1,7 @@
 //! System calls that are forbidden from outside are told at the start, by their names.
 //!
-//! A container's seccomp profile answers by an error, deep inside of whatever needs the call. So each
-//! command that cannot do without some calls tries them first (`farmem_sys::probe`).
+//! A container's seccomp profile answers by an error, deep inside of whatever needs the call. So
+//! each command that cannot do without some calls tries them first (`farmem_sys::probe`).
 
 // A constructor: Rust's library makes three calls before `main`, and aborts where they fail.
 #![allow(unsafe_code)]

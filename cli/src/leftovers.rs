@@ -1,4 +1,5 @@
-//! Files in the runtime directory whose processes were killed: the next command that looks removes them.
+//! Files in the runtime directory whose processes were killed: the next command that looks removes
+//! them.
 //!
 //! | file | goes when |
 //! |---|---|
@@ -8,8 +9,8 @@
 //! | `node-PID.json`, `.json.new`, `.sock` | that process is gone, and the socket does not answer |
 //! | `agent.json`, `agent-PID.log` | that process is gone |
 //!
-//! A file that stays would do harm: a new node may get the old one's pid, and a reader would take the
-//! old address for its own. The agent's ledger stays: programs that it served may live.
+//! A file that stays would do harm: a new node may get the old one's pid, and a reader would take
+//! the old address for its own. The agent's ledger stays: programs that it served may live.
 
 use std::fs;
 use std::os::unix::net::UnixStream;
@@ -134,7 +135,7 @@ mod tests {
             fs::File::open(path).unwrap().set_modified(at).unwrap();
         }
 
-        /// A socket's file; whoever has the listener answers.
+        /// A socket's file, and its listener, which answers.
         fn socket(&self, name: &str) -> (PathBuf, UnixListener) {
             let path = self.0.join(name);
             let listener = UnixListener::bind(&path).unwrap();
@@ -183,7 +184,8 @@ mod tests {
         go.push(dir.put(&format!("node-{}.json", gone()), "{\"pid\":", 0));
         sweep(&dir.0);
         assert_eq!((there(&stay), there(&go)), (vec![true; 4], vec![false; 4]));
-        // The pid is another's by now. But for a socket that answers, as one of another pid namespace does.
+        // The pid is another's by now. But for a socket that answers, as one of another pid
+        // namespace does.
         let reused = dir.put(&format!("node-{own}.json"), &said(own, began.map(|ticks| ticks + 1)), 0);
         fs::remove_file(&stay[2]).unwrap();
         let (socket, listener) = dir.socket(&format!("node-{own}.sock"));

@@ -20,8 +20,8 @@
 //! | `farmem keep`: what `run` leaves behind for daemons | `run/keeper.rs` |
 //!
 //! A library, because two binaries have these commands. `farmem` (`main.rs`) has nothing else.
-//! `farmem-lab` (`lab/cli`) has what measures and proves as well, so that it measures the code that it
-//! was built with.
+//! `farmem-lab` (`lab/cli`) has what measures and proves as well, so that it measures the code that
+//! it was built with.
 
 mod agent;
 mod counters;
@@ -105,7 +105,7 @@ Sizes are 512M, 1.5G (powers of 1024), or 25% of this machine's RAM.
 Times are 500ms, 5s, 2m.
 Each command has examples of its own: farmem run --help";
 
-/// What `farmem` can be told to do.
+/// The commands of `farmem`.
 #[derive(clap::Subcommand, Debug)]
 #[allow(missing_docs)] // What a command does is said above its options: clap shows that.
 pub enum Command {

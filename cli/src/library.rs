@@ -6,8 +6,9 @@
 //! write nor a wrong build is ever loaded into a program. Where a package has
 //! installed the same bytes, those are used.
 //!
-//! Those of other builds go when no run has begun with them for a day, none is under way by the directory, and no
-//! process has them mapped: programs that a run executes later are loaded with the library it began with.
+//! Those of other builds go when no run has begun with them for a day, none is under way by the
+//! directory, and no process has them mapped: programs that a run executes later are loaded with
+//! the library it began with.
 
 use std::fs;
 use std::io;
@@ -19,11 +20,11 @@ use farmem_sys::process;
 
 use crate::runtime_dir;
 
-/// What the names of files that are laid down begin with.
+/// The names of laid-down files begin with this.
 const PREFIX: &str = "libfarmem_preload-";
 
-/// A library that no run has begun with for so long may go. In a much shorter time a run makes its counters, by which it is
-/// known to be under way.
+/// A library that no run has begun with for so long may go. In a much shorter time a run makes its
+/// counters, by which it is known to be under way.
 const UNUSED: Duration = Duration::from_secs(24 * 3600);
 /// The time of a library is renewed when it is older than this.
 const RENEWED: Duration = Duration::from_secs(3600);
@@ -37,7 +38,7 @@ pub enum Unplaced {
     /// `cargo check` made this binary.
     #[error("this farmem was built without its preload library; build it with cargo build")]
     NotBuilt,
-    /// The file named by FARMEM_PRELOAD is not to be had.
+    /// The file named by FARMEM_PRELOAD cannot be read.
     #[error("FARMEM_PRELOAD: {0}: {1}")]
     Named(PathBuf, io::Error),
     /// Files there cannot be executed, or the loader could not read the name.
@@ -97,7 +98,8 @@ fn lay_down(dir: &Path, bytes: &[u8]) -> Result<PathBuf, Unplaced> {
         renew(&path);
         return Ok(path);
     }
-    // Written aside and renamed: a program that starts at this moment loads the old file or the new one.
+    // Written aside and renamed: a program that starts at this moment loads the old file or the new
+    // one.
     let aside = dir.join(format!("{PREFIX}{}.tmp", std::process::id()));
     fs::write(&aside, bytes).and_then(|()| fs::rename(&aside, &path)).map_err(|e| {
         let _ = fs::remove_file(&aside);
@@ -109,7 +111,8 @@ fn lay_down(dir: &Path, bytes: &[u8]) -> Result<PathBuf, Unplaced> {
 /// A run begins with it: it is in use for another day.
 fn renew(path: &Path) {
     if is_older(path, RENEWED) {
-        // One that cannot be renewed goes a day after it was laid down, at worst, and is laid down again.
+        // One that cannot be renewed goes a day after it was laid down, at worst, and is laid down
+        // again.
         let _ = fs::File::open(path).and_then(|file| file.set_modified(SystemTime::now()));
     }
 }
@@ -120,8 +123,9 @@ fn is_older(path: &Path, than: Duration) -> bool {
 }
 
 impl Placed {
-    /// Removes what other builds laid down beside it, and interrupted writes, as long as `in_use` does not know of them: if it
-    /// lies in `dir`, where runs can be told, and none is under way there.
+    /// Removes what other builds laid down beside it, and interrupted writes, as long as `in_use`
+    /// does not know of them: if it lies in `dir`, where runs can be told, and none is under way
+    /// there.
     pub fn sweep_others(&self, dir: &Path, in_use: impl Fn(&Path) -> bool) {
         if self.dir.as_deref() != Some(dir) {
             return;
@@ -150,7 +154,8 @@ fn holds(path: &Path, bytes: &[u8]) -> bool {
     as_long && fs::read(path).is_ok_and(|there| there == bytes)
 }
 
-/// FNV-1a over words instead of bytes: names a build, proves nothing (the bytes are compared besides).
+/// FNV-1a over words instead of bytes: names a build, proves nothing (the bytes are compared
+/// besides).
 fn fnv1a(bytes: &[u8]) -> u64 {
     let (words, rest) = bytes.as_chunks::<8>();
     let words = words.iter().map(|word| u64::from_le_bytes(*word));

@@ -45,11 +45,13 @@ pub struct Options {
     #[arg(long)]
     pub huge: bool,
 
-    /// RDMA card to offer beside TCP: auto (the first that is up, if any), off, or a name as `ibv_devices` has it
+    /// RDMA card to offer beside TCP: auto (the first that is up, if any), off, or a name as
+    /// `ibv_devices` has it
     #[arg(long, value_name = "CARD", default_value = "auto", value_parser = rdma)]
     pub rdma: Rdma,
 
-    /// What one run, or one process that claims by itself (an agent), may hold of it: 2G, or a share of RAM
+    /// What one run, or one process that claims by itself (an agent), may hold of it: 2G, or a
+    /// share of RAM
     #[arg(long, value_name = "SIZE")]
     pub quota: Option<Size>,
 
@@ -104,7 +106,7 @@ fn rdma(text: &str) -> Result<Rdma, &'static str> {
     }
 }
 
-/// What a node says of itself, in `node-PID.json` in the runtime directory.
+/// The status of a node, in `node-PID.json` in the runtime directory.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Status {
     /// Its pid.
@@ -149,7 +151,8 @@ impl Status {
             Some(began) => process::began(status.pid) == Some(began),
             None => process::exists(status.pid),
         };
-        // In another pid namespace, as a container's, the number says nothing. A socket that answers does.
+        // In another pid namespace, as a container's, the number says nothing. A socket that
+        // answers does.
         if lives || UnixStream::connect(&socket).is_ok() {
             return Some(status);
         }
@@ -210,8 +213,8 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         embedded: options.embedded,
         rdma: options.rdma.clone(),
         quota: options.quota.map(|quota| quota.bytes(ram)),
-        // systemd gives a service a directory of its own. Where there is none the node works all the
-        // same, and top does not show it.
+        // systemd gives a service a directory of its own. Where there is none the node works all
+        // the same, and top does not show it.
         status_dir: std::env::var_os("RUNTIME_DIRECTORY").map(PathBuf::from).or_else(|| runtime_dir::own().ok()),
     };
     // Of nodes that were killed here. A run sweeps before it starts a node.

@@ -68,7 +68,8 @@ const INTERPRETERS: usize = 5;
 /// Returns the file that will be executed.
 pub fn find(name: &OsStr) -> Result<PathBuf, Unusable> {
     let found = locate(name).map_err(|unusable| match unusable {
-        // What begins with a dash and is no flag is taken for the program, which may be called so.
+        // An argument that begins with a dash and is no flag is taken for the program, which may
+        // have such a name.
         Unusable::NotFound(name) if name.starts_with('-') => Unusable::NoFlag(name),
         unusable => unusable,
     })?;
@@ -82,7 +83,8 @@ pub fn find(name: &OsStr) -> Result<PathBuf, Unusable> {
     Err(Unusable::NotExecutable(show(&found)))
 }
 
-/// Whether there is such a program, for commands that run any: of another C library, or linked statically.
+/// Whether there is such a program, for commands that run any: of another C library, or linked
+/// statically.
 pub fn there(name: &OsStr) -> Result<(), Unusable> {
     executable(&locate(name)?).map(drop)
 }
@@ -170,7 +172,7 @@ fn interpreter(line: &[u8]) -> Option<PathBuf> {
     Some(path.to_owned())
 }
 
-/// What the headers of an ELF file say about how it starts.
+/// The facts in an ELF file's headers about how it starts.
 #[derive(Debug, PartialEq)]
 enum Elf {
     LoadedBy(String),

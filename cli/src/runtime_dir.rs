@@ -1,8 +1,9 @@
 //! One directory per user for what lives as long as a run: counters, sockets, the library.
 //!
-//! `$XDG_RUNTIME_DIR/farmem`, else `/tmp/farmem-UID`; where `/tmp` cannot be used (read-only containers, even if the name is there), the same
-//! name in `/dev/shm` or `/var/tmp`. Others may write there: a directory counts only if it is a real directory, ours,
-//! and closed to others (0700), so that nobody can put a library or a socket there for us.
+//! `$XDG_RUNTIME_DIR/farmem`, else `/tmp/farmem-UID`; where `/tmp` cannot be used (read-only
+//! containers, even if the name is there), the same name in `/dev/shm` or `/var/tmp`. Others may
+//! write there: a directory counts only if it is a real directory, ours, and closed to others
+//! (0700), so that nobody can put a library or a socket there for us.
 //!
 //! | file | of |
 //! |---|---|
@@ -25,7 +26,7 @@ pub enum Unsafe {
     /// It could not be made or looked at.
     #[error("cannot use {0}: {1}; set XDG_RUNTIME_DIR to a directory of yours")]
     Io(PathBuf, io::Error),
-    /// Somebody else made it, or it is open to others.
+    /// Another user made it, or it is open to others.
     #[error("{0} is not a private directory of user {1}: remove it, or set XDG_RUNTIME_DIR to a directory of yours")]
     NotOurs(PathBuf, u32),
 }
@@ -42,7 +43,8 @@ pub fn own() -> Result<PathBuf, Unsafe> {
     own_that(|_| true)
 }
 
-/// The first of this user's directories that `will_do`. Where none will, but one could be made: that one.
+/// The first of this user's directories that `will_do`. Where none will, but one could be made:
+/// that one.
 pub fn own_that(will_do: impl Fn(&Path) -> bool) -> Result<PathBuf, Unsafe> {
     let under = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|dir| dir.is_absolute());
     // A leftover variable of another user (`su`, `sudo -E`) must not stop a run: go on to /tmp.

@@ -6,8 +6,9 @@
 //!                           (~/.config/farmem/config.toml)
 //! ```
 //!
-//! The first of these that names a key decides it; keys are decided one by one. Every value is text, as the flag takes
-//! it, and is read by the flag's own parser. What is wrong is refused with its origin, before anything is started.
+//! The first of these that names a key decides it; keys are decided one by one. Every value is
+//! text, as the flag takes it, and is read by the flag's own parser. A wrong value is refused with
+//! its origin, before anything is started.
 
 use std::fmt::{self, Display};
 use std::fs;
@@ -33,7 +34,7 @@ pub enum Origin {
     Variable(String),
     /// A file.
     File(PathBuf),
-    /// Nobody said anything.
+    /// Nothing set it.
     Default,
 }
 
@@ -48,7 +49,7 @@ impl Display for Origin {
     }
 }
 
-/// What variables and files say.
+/// The values from variables and files.
 #[derive(Default)]
 pub struct Settings {
     /// In order of precedence: where from, and the text of each key.
@@ -97,7 +98,8 @@ impl Settings {
         Ok(Settings { levels })
     }
 
-    /// A key's value and its origin; the flag's value if there is one. `None`: the default is to be used.
+    /// A key's value and its origin; the flag's value if there is one. `None`: the default is to be
+    /// used.
     pub fn choose<T, E: Display>(
         &self,
         key: &'static str,

@@ -14,7 +14,7 @@ use crate::units;
 /// An amount of memory as given on the command line.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Size {
-    /// So many bytes.
+    /// A number of bytes.
     Bytes(u64),
     /// A share of the machine's RAM, 0–1.
     OfRam(f64),
@@ -26,7 +26,7 @@ pub enum SizeError {
     /// No number at the front.
     #[error("not a size; write for example 512M, 1.5G or 25%")]
     NotANumber,
-    /// What follows the number is no unit.
+    /// The text after the number is no unit.
     #[error("unknown unit '{0}'; use k, M, G, T or %")]
     Unit(String),
     /// Zero, or less than one byte.
@@ -44,7 +44,8 @@ impl FromStr for Size {
         let text = text.trim();
         let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
         let (number, unit) = text.split_at(digits);
-        // `parse` would also take "inf", "1e9" and signs, but the split leaves only digits and points.
+        // `parse` would also take "inf", "1e9" and signs, but the split leaves only digits and
+        // points.
         let number: f64 = number.parse().map_err(|_| SizeError::NotANumber)?;
         let unit = unit.trim();
         if unit == "%" {
@@ -81,8 +82,8 @@ impl Size {
     }
 }
 
-/// The memory that this process and what it starts can have, in bytes: the machine's, or less where a
-/// memory group (cgroup) has a limit.
+/// The memory that this process and what it starts can have, in bytes: the machine's, or less where
+/// a memory group (cgroup) has a limit.
 #[derive(Clone, Copy, Debug)]
 pub struct Ram {
     /// All of it.

@@ -31,7 +31,7 @@ pub fn start<P: Program>() {
     let failure = match ended {
         Ok(Ok(())) => return,
         Ok(Err(failure)) => failure,
-        // What is left on the way here has been put back: files, processes, swap areas.
+        // The unwinding has put everything back: files, processes, swap areas.
         Err(panic) => match OUTPUT_ENDED.load(Ordering::Relaxed) {
             0 => std::panic::resume_unwind(panic),
             status => std::process::exit(status),
@@ -42,7 +42,8 @@ pub fn start<P: Program>() {
     std::process::exit(failure.status);
 }
 
-/// Has options take `-1` for a value, and refuse it by its name, where it would be taken for a flag that nobody knows.
+/// Has options take `-1` for a value, and refuse it by its name, where it would be taken for a flag
+/// that nobody knows.
 fn numbers_as_values(command: clap::Command) -> clap::Command {
     let option = |arg: &clap::Arg| !arg.is_positional() && arg.get_action().takes_values();
     command
@@ -53,9 +54,10 @@ fn numbers_as_values(command: clap::Command) -> clap::Command {
 /// The status to end with, once standard output takes no more.
 static OUTPUT_ENDED: AtomicI32 = AtomicI32::new(0);
 
-/// `println!` panics where standard output takes no more. A reader that went away (`| head`) has seen enough: the end,
-/// with the status that a shell has for SIGPIPE. A full disk is a line. The main thread unwinds, for what commands made
-/// is removed by values' `Drop`; another ends the process as it is.
+/// `println!` panics where standard output takes no more. If the reader went away (`| head`), it
+/// has seen enough: the process ends, with the status that a shell has for SIGPIPE. A full disk is
+/// reported in a line. The main thread unwinds, because values' `Drop` removes what commands made.
+/// Another thread ends the process as it is.
 fn end_with_output() {
     let default = std::panic::take_hook();
     let main = std::thread::current().id();
@@ -70,7 +72,8 @@ fn end_with_output() {
     }));
 }
 
-/// Says that standard output takes no more, unless its reader went away, and gives the status to end with.
+/// Says that standard output takes no more, unless its reader went away, and gives the status to
+/// end with.
 fn output_failed(reader_gone: bool, why: &dyn std::fmt::Display) -> i32 {
     if reader_gone {
         return 128 + libc::SIGPIPE;
@@ -110,7 +113,8 @@ fn explain(program: &clap::Command, refused: &clap::Error) -> Failure {
     }
 }
 
-/// Says where a command is that `farmem` does not have: what measures and proves has a binary of its own.
+/// Says where to find a command that `farmem` does not have: those that measure and prove are in a
+/// binary of their own.
 fn moved(program: &clap::Command, name: &str) -> Option<String> {
     let is_labs = ["bench", "malloc-bench", "replay", "torture"].contains(&name);
     (is_labs && program.find_subcommand(name).is_none()).then(|| {
@@ -152,8 +156,8 @@ mod tests {
 
     #[test]
     fn help_fits_a_terminal_of_eighty_columns() {
-        // Paragraphs are wrapped to any width; what is laid out, which is indented or has breaks of its own, would be
-        // torn.
+        // Paragraphs are wrapped to any width. Text with a layout, which is indented or has breaks
+        // of its own, would be torn.
         fn look(command: &clap::Command) {
             let after = command.get_after_help().map(ToString::to_string).unwrap_or_default();
             let lines: Vec<&str> = after.lines().collect();

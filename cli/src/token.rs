@@ -1,4 +1,5 @@
-//! `farmem token`: who may borrow, and how much. And the token that a command borrows by.
+//! `farmem token`: tokens say who may borrow, and how much. Also the token by which a command
+//! borrows.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -173,13 +174,13 @@ impl Flag {
         named.map(std::path::absolute).transpose().map_err(Failure::usage)
     }
 
-    /// What it proves.
+    /// The key that it gives.
     pub fn key(&self) -> Result<Option<Key>, Failure> {
         self.file(&Settings::load()?)?.as_deref().map(key).transpose()
     }
 }
 
-/// What a token's file proves.
+/// The key in a token's file.
 pub fn key(path: &Path) -> Result<Key, Failure> {
     tokens::read_token(path).map_err(|e| Failure::usage(format!("--token {e}")))
 }

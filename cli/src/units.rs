@@ -2,7 +2,8 @@
 
 pub use farmem_protocol::units::{bytes, count, nanos, share};
 
-/// A table: the first column to the left, the others to the right, two spaces between, the first row as header.
+/// A table: the first column to the left, the others to the right, two spaces between, the first
+/// row as header.
 pub fn aligned<const N: usize>(rows: &[[String; N]]) -> String {
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: [usize; N] = std::array::from_fn(width);

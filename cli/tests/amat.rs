@@ -34,8 +34,8 @@ fn a_program_is_recorded_and_its_recording_gives_the_same_figures() {
     assert!(!left.iter().any(|name| name.to_string_lossy().starts_with("farmem-amat")), "{left:?}");
 }
 
-/// Loads, stores, additions to memory, wide copies and string instructions, some 350,000 in all. No locked ones:
-/// lackey counts each of those twice.
+/// Loads, stores, additions to memory, wide copies and string instructions, some 350,000 in all. No
+/// locked ones: lackey counts each of those twice.
 const WORK: &str = r#"
 #include <string.h>
 static volatile long a[4096];

@@ -1,4 +1,5 @@
-//! What the documents say of the tree: links lead somewhere, and the map of the code names every room.
+//! The documents agree with the tree: links lead somewhere, and the map of the code names every
+//! room.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -16,7 +17,8 @@ fn crates() -> Vec<String> {
     members.split('"').skip(1).step_by(2).map(str::to_owned).collect()
 }
 
-/// The documents of the root, and of the folders that are part of the project: others may lie beside them.
+/// The documents of the root, and of the folders that are part of the project: others may lie
+/// beside them.
 fn documents() -> Vec<PathBuf> {
     fn search(dir: &Path, deep: bool, found: &mut Vec<PathBuf>) {
         for path in fs::read_dir(dir).unwrap().flatten().map(|entry| entry.path()) {
@@ -51,7 +53,7 @@ fn anchors(document: &Path) -> BTreeSet<String> {
     headings.map(|heading| heading.to_lowercase().chars().filter(kept).collect::<String>().replace(' ', "-")).collect()
 }
 
-/// What stands in the parentheses of `[…](…)`.
+/// The text in the parentheses of `[…](…)`.
 fn links(text: &str) -> impl Iterator<Item = &str> {
     text.split("](").skip(1).filter_map(|rest| rest.split_once(')').map(|(link, _)| link))
 }
@@ -72,8 +74,8 @@ fn links_lead_to_what_exists() {
     }
 }
 
-/// Crates without examples in their comments say so (`doctest = false`): rustdoc would read each of them to
-/// find none. An example that is written into one would not be run.
+/// Crates without examples in their comments say so (`doctest = false`): rustdoc would read each of
+/// them to find none. An example that is written into one would not be run.
 #[test]
 fn crates_without_doctests_have_none() {
     fn sources(dir: &Path, found: &mut Vec<PathBuf>) {

@@ -1,10 +1,10 @@
-//! The library that programs get: what it shows of itself to the dynamic linker.
+//! The library in programs: the symbols that the dynamic linker sees.
 
 use std::path::Path;
 use std::process::Command;
 
-/// libc functions that are interposed, and what debuggers call by name. Nothing else: any other name could shadow one
-/// of the program's.
+/// libc functions that are interposed, and what debuggers call by name. Nothing else: any other
+/// name could shadow one of the program's.
 const INTENDED: &[&str] = &["farmem_fetch", "farmem_v1", "pthread_create", "syscall"];
 
 #[test]

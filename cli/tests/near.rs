@@ -1,4 +1,5 @@
-//! A node on this machine that is named by HOST:PORT: its memory is mapped all the same, by a socket of its own.
+//! A node on this machine that is named by HOST:PORT: its memory is mapped all the same, by a
+//! socket of its own.
 
 #[allow(dead_code)] // Each test file uses a part.
 mod common;

@@ -1,4 +1,5 @@
-//! `farmem check` and `farmem status` on pools that live, that were damaged, and whose hosts have died.
+//! `farmem check` and `farmem status` on pools that live, that were damaged, and whose hosts have
+//! died.
 
 #[allow(dead_code)] // Shared by test programs, each of which uses a part.
 mod common;
@@ -56,7 +57,7 @@ struct Host {
 }
 
 impl Host {
-    /// An agent of this node, with so many programs at work.
+    /// An agent of this node, with `programs` programs at work.
     fn new(place: &Place, name: &str, node: &str, grace: &str, programs: usize) -> Host {
         let dir = place.path().join(name);
         std::fs::create_dir_all(&dir).unwrap();
@@ -188,8 +189,8 @@ fn every_damage_is_told_by_its_name() {
     assert!(status == Some(0) && said.contains("sound"), "{said}");
 }
 
-/// A node that is killed says goodbye to nobody, and leaves files. The next command that looks removes them, even while
-/// the process is a zombie.
+/// A node that is killed says goodbye to nobody, and leaves files. The next command that looks
+/// removes them, even while the process is a zombie.
 #[test]
 fn files_of_a_killed_node_go_with_the_next_look() {
     let place = Place::new();

@@ -1,4 +1,5 @@
-//! `farmem region`: what the library has made at a node is listed, shown by `status`, recounted and removed.
+//! `farmem region`: regions that the library has made at a node are listed, shown by `status`,
+//! recounted and removed.
 
 #[allow(dead_code)] // Shared by test programs, each of which uses a part.
 mod common;

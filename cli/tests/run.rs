@@ -39,7 +39,8 @@ fn a_signal_that_ends_the_program_ends_us_alike() {
 #[test]
 fn signals_go_on_to_the_program() {
     let place = Place::new();
-    // Not INT or HUP: whoever starts the tests in the background may have them ignored, and a shell then cannot trap them.
+    // Not INT or HUP: tests started in the background may have them ignored, and a shell then
+    // cannot trap them.
     for name in ["TERM", "USR1", "USR2"] {
         let script = format!("trap 'echo got {name}; exit 5' {name}; echo ready; while :; do sleep 0.05; done");
         let mut child = place.shell(&script).stdout(Stdio::piped()).spawn().unwrap();
@@ -184,7 +185,7 @@ fn what_flags_leave_open_is_taken_from_variables_then_files() {
     assert_eq!(run(&variables, &["--local", "18M", "--node", &a]), (18 << 20, "--local".into(), a.clone()));
     assert_eq!(run(&[], &["--node", &format!("{b},{a}")]).2, format!("{b},{a}"));
     assert_eq!(run(&[], &["--node", &b, "--node", &a]).2, format!("{b},{a}"));
-    // A node of its own, whoever names others.
+    // A node of its own, even if the settings name others.
     for flags in [&["--node", "none"][..], &["--far", "64M"], &["--no-settings"]] {
         assert!(run(&variables, flags).2.contains("/run-"), "{flags:?}");
     }
@@ -226,8 +227,8 @@ fn a_static_program_is_refused_before_it_runs() {
 fn a_set_user_id_program_is_refused() {
     let place = Place::new();
     let program = place.path().join("privileged");
-    // By a process of its own: what this one has open for writing, another test's child may inherit for a moment, and then
-    // it cannot be executed.
+    // Copied by a process of its own. A file that this process has open for writing may be
+    // inherited by another test's child for a moment, and cannot be executed then.
     assert!(Command::new("cp").arg("/bin/true").arg(&program).status().unwrap().success());
     let owner = Command::new("chown").arg("65534").arg(&program).status().unwrap().success();
     Command::new("chmod").arg("4755").arg(&program).status().unwrap();
@@ -316,7 +317,7 @@ fn a_program_that_never_started_has_no_summary() {
     assert!(status == Some(0) && said.contains("faults"), "{said}");
 }
 
-/// What system calls use counts as much as what the program touches itself.
+/// Faults of system calls count as much as those of the program's own accesses.
 #[test]
 fn the_summarys_faults_add_up() {
     let place = Place::new();
@@ -328,7 +329,8 @@ fn the_summarys_faults_add_up() {
     let count = |name: &str| stats[name].as_u64().unwrap();
     let kinds = ["first_touch", "demand", "rescued", "upgrades", "joined", "unmapped"];
     assert_eq!(count("faults"), kinds.into_iter().map(count).sum::<u64>(), "{stats}");
-    // 8192 pages: all fresh once; three times more they come back, of which each time a quarter at most is still there.
+    // 8192 pages: all fresh once; three times more they come back, of which each time a quarter at
+    // most is still there.
     let [fresh, back] = [count("first_touch"), count("demand") + count("rescued")];
     assert!(status == Some(0) && (8192..8192 + 300).contains(&fresh), "{stats}");
     assert!((3 * 6144..=3 * 8192 + 300).contains(&back), "{stats}");
@@ -367,9 +369,11 @@ fn other_preloaded_libraries_stay() {
     assert!(out.contains("libfarmem_preload") && out.trim_end().ends_with(":libc.so.6"), "{out}");
 }
 
-/// The program's pid, the embedded node's, and the supervisor's process. Who waits for that ends the program's input.
+/// The pids of the program and of the embedded node, and the supervisor's process. To wait for
+/// that, end the program's input first.
 fn started(place: &Place, script: &str) -> (u32, u32, std::process::Child, BufReader<std::process::ChildStdout>) {
-    // A process group of its own: in an orphaned one, as of a job that nobody waits for, nothing stops by SIGTSTP.
+    // A process group of its own: in an orphaned one, as of a job that nobody waits for, nothing
+    // stops by SIGTSTP.
     let mut command = place.shell(script);
     let mut child = command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let mut out = BufReader::new(child.stdout.take().unwrap());
@@ -409,7 +413,7 @@ fn the_node_ends_with_a_killed_program() {
 fn a_program_left_in_the_background_keeps_its_run() {
     let place = Place::new();
     let (_, node, mut farmem, mut out) = started(&place, "echo $$; sleep 0.5; (exec >&- 2>&-; sleep 5) & exit 4");
-    // Nobody who reads our output waits for the background.
+    // A reader of our output does not wait for the background.
     let mut rest = String::new();
     out.read_to_string(&mut rest).unwrap();
     assert_eq!(farmem.wait().unwrap().code(), Some(4));
@@ -477,7 +481,7 @@ fn a_leftover_runtime_directory_of_another_user_is_not_used() {
     assert!(!out.contains(open.to_str().unwrap()), "{out}");
 }
 
-/// What `ulimit` sets, and only root may undo.
+/// Limits that `ulimit` sets, and only root may undo.
 #[test]
 fn limits_are_lived_with_or_told_of() {
     let under = |limit: &str| {
@@ -493,7 +497,8 @@ fn limits_are_lived_with_or_told_of() {
     assert_eq!(under("-s 256"), (Some(0), "lives\n".into(), String::new()));
     let (status, _, line) = under("-v 4000000");
     assert!(status == Some(64) && line.contains("raise the limit"), "{status:?} {line}");
-    // In blocks of 512 bytes: more than the runtime's library, even unoptimized (33 MiB), less than a slab.
+    // In blocks of 512 bytes: more than the runtime's library, even unoptimized (33 MiB), less than
+    // a slab.
     let (status, out, line) = under("-f 130000");
     assert!(
         status == Some(0) && out == "lives\n" || status == Some(72) && line.contains("ulimit -f"),

@@ -1,4 +1,5 @@
-//! `farmem size` with a real program: its output, its status, a table that agrees with what runs show.
+//! `farmem size` with a real program: its output, its status, a table that agrees with what runs
+//! show.
 
 #[allow(dead_code)] // The other tests use the rest of it.
 mod common;

@@ -68,7 +68,7 @@ fn runs_and_nodes_are_shown_while_they_live() {
     let (_, table, _) = outcome(place.farmem(["top", "--once", "--interval", "100ms"]));
     assert!(table.contains("sleep 60") && table.contains("faults/s") && table.contains("16.0 MiB"), "{table}");
 
-    // Killed, they leave files behind; whoever looks next removes them.
+    // They were killed and leave files behind; the next look removes them.
     run.kill().unwrap();
     run.wait().unwrap();
     node.kill().unwrap();

@@ -41,8 +41,8 @@ pub use start::reached_or_started;
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Options {
-    /// The node whose memory is served: unix:PATH on this machine, which programs map, or HOST:PORT of any other, which
-    /// they reach over tcp, by keys of their own. Without it, a node is started
+    /// The node whose memory is served: unix:PATH on this machine, which programs map, or HOST:PORT
+    /// of any other, which they reach over tcp, by keys of their own. Without it, a node is started
     #[arg(long, value_name = "ADDR")]
     pub node: Option<NodeAddr>,
 
@@ -50,8 +50,8 @@ pub struct Options {
     #[arg(long, value_name = "SIZE", default_value = "25%", conflicts_with = "node")]
     pub lend: Size,
 
-    /// What a user's programs may hold: SIZE for each user, USER=SIZE for one, USER/JOB=SIZE for one job of a user;
-    /// may be repeated
+    /// What a user's programs may hold: SIZE for each user, USER=SIZE for one, USER/JOB=SIZE for
+    /// one job of a user; may be repeated
     #[arg(long, value_name = "QUOTA")]
     pub quota: Vec<Quota>,
 
@@ -59,7 +59,8 @@ pub struct Options {
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = crate::time::parse)]
     pub idle: Duration,
 
-    /// How long the node keeps everything, should this service be killed, for the next one to take over
+    /// How long the node keeps everything, should this service be killed, for the next one to take
+    /// over
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = crate::time::parse)]
     pub grace: Duration,
 

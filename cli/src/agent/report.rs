@@ -1,5 +1,5 @@
-//! What an agent tells of itself, in `agent.json` in its directory: for `farmem agent --status`, `farmem top` and
-//! `farmem status`, which ask nobody.
+//! The report of an agent about itself, in `agent.json` in its directory. `farmem agent --status`,
+//! `farmem top` and `farmem status` read it, and ask nobody.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ pub struct Agent {
     pub taken: u64,
     /// Programs that were shown out for breaking the protocol.
     pub violations: usize,
-    /// Who has memory of it.
+    /// The programs that have memory of it.
     pub applications: Vec<Program>,
 }
 
@@ -34,7 +34,7 @@ pub struct Program {
     pub uid: u32,
     /// Its job; empty: none.
     pub job: String,
-    /// What its blocks take.
+    /// The bytes of its blocks.
     pub held: u64,
 }
 
@@ -50,7 +50,7 @@ impl Agent {
         process::exists(agent.pid).then_some(agent)
     }
 
-    /// What its programs hold.
+    /// The bytes that its programs hold.
     pub fn held(&self) -> u64 {
         self.applications.iter().map(|program| program.held).sum()
     }
@@ -86,7 +86,7 @@ impl Publisher {
         Publisher { path: Agent::path(dir), node, last: None }
     }
 
-    /// What the agent calls a few times a second.
+    /// The function that the agent calls a few times a second.
     pub fn publish(mut self) -> impl FnMut(&Report) {
         move |report| {
             if self.last.as_ref() == Some(report) {

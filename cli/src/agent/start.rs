@@ -1,8 +1,7 @@
 //! The agent on demand: found if it runs, started if it does not.
 //!
-//! One that is started is nobody's child: it serves others, too, and ends when
-//! idle. So `farmem agent --detach` starts it, waits until it listens, and ends;
-//! whoever asked for it waits for that.
+//! A started agent is not the caller's child: it serves others, too, and ends when idle. So `farmem
+//! agent --detach` starts it, waits until it listens, and ends. The caller waits for that.
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -45,7 +44,7 @@ pub fn listens(socket: &Path) -> bool {
 pub fn detached(dir: &Path) -> Result<(), Failure> {
     let socket = host::socket(dir);
     if listens(&socket) {
-        // What was wanted of it beyond that it runs.
+        // Options beyond running it at all.
         if std::env::args_os().skip(2).any(|argument| argument != "--detach") {
             let who = Agent::living(dir).map(|agent| format!(" (process {}, memory of {})", agent.pid, agent.node));
             eprintln!("farmem: an agent is running already{}: it stays as it was started", who.unwrap_or_default());
@@ -67,7 +66,8 @@ pub fn detached(dir: &Path) -> Result<(), Failure> {
         if listens(&socket) {
             break Ok(());
         }
-        // Another may have been faster, and this one have ended because of it: that one is to listen soon.
+        // Another may have been faster, and this one have ended because of it: that one is to
+        // listen soon.
         if let Some(end) = agent.try_wait().map_err(failed)? {
             until = until.min(Instant::now() + AFTER_END);
             status = end.code().unwrap_or(status);

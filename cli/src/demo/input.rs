@@ -1,4 +1,5 @@
-//! The text to sort: the logs of several machines, one after the other, or lines in no order. The same everywhere.
+//! The text to sort: the logs of several machines, one after the other, or lines in no order. The
+//! same everywhere.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -6,7 +7,7 @@ use std::path::Path;
 
 use farmem_protocol::random::Random;
 
-/// What the lines are, and in what order.
+/// The kind of lines, and their order.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq)]
 pub enum Lines {
     /// Logs of 24 machines, each in order of time, to be merged into one

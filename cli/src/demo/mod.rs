@@ -29,7 +29,7 @@ const GIVE_UP_AFTER: Duration = Duration::from_secs(180);
 
 /// The least input that has a tenth to spare.
 const LEAST: u64 = 8 << 20;
-/// What is lent beside the buffer.
+/// Bytes lent beside the buffer.
 const BESIDE: u64 = 64 << 20;
 
 /// Sort a file with less and less local memory; compare outputs and times
@@ -113,7 +113,8 @@ fn show(options: &Options, signals: &Signals) -> Result<(), Ended> {
     input::write(&place.file("input"), input_bytes, options.lines).map_err(|e| failed("writing the input", &e))?;
 
     let mut rows = vec![bench.native()?];
-    // With more than enough local memory, the run shows how much far memory the program maps and touches.
+    // With more than enough local memory, the run shows how much far memory the program maps and
+    // touches.
     let all_local = bench.far(1.0, 4 * input_bytes)?;
     let footprint = all_local.stat("local_peak");
     if footprint == 0 {
@@ -205,8 +206,8 @@ impl Bench<'_> {
         let (output, stats) = (self.place.file("far"), self.place.file("stats"));
         let own = std::env::current_exe().map_err(|e| failed("finding this binary", &e))?;
         let mut command = Command::new(own);
-        // Sort has other memory beside its buffer. Were no more lent than that takes, it would be refused, and try again with
-        // a smaller one: another sort than the native one.
+        // Sort has other memory beside its buffer. Were no more lent than that takes, it would be
+        // refused, and try again with a smaller one: another sort than the native one.
         command.args([
             "run",
             "--no-settings",
@@ -216,7 +217,8 @@ impl Bench<'_> {
             &(self.buffer + BESIDE).to_string(),
         ]);
         command.arg("--stats").arg(format!("json:{}", stats.display())).args(["--", "sort"]);
-        // The native run made its file anew: to empty the last run's would be a part of this one's time.
+        // The native run then makes its file again: emptying the last run's file would be a part of
+        // this one's time.
         let _ = fs::remove_file(&output);
         let begun = Instant::now();
         let child = self.sort(&mut command, &output)?;
@@ -257,7 +259,8 @@ impl Bench<'_> {
                     ..
                 }) => {
                     told = Some(number);
-                    // The run takes its files along; a terminal's Ctrl-C has told it already, which does no harm.
+                    // The run takes its files along; a terminal's Ctrl-C has told it already, which
+                    // does no harm.
                     let _ = process::send(child.id(), libc::SIGTERM);
                 }
                 // The child has had the terminal's, too.

@@ -13,7 +13,8 @@ pub struct Measured {
     pub local: String,
 }
 
-/// The plot as an SVG document. Less local memory is to the right: the curve tells a story that way.
+/// The plot as an SVG document. Less local memory is to the right: the curve tells a story that
+/// way.
 pub fn svg(title: &str, measured: &[Measured]) -> String {
     let point =
         |one: &Measured| Point { label: format!("{:.2}×", one.slowdown), ..Point::at(one.share, one.slowdown) };

@@ -29,7 +29,7 @@ pub struct Reader {
 
 /// The words as they were read, one after the other.
 pub struct Snapshot {
-    /// What lies where.
+    /// The layout.
     pub geometry: Geometry,
     giants: Vec<u64>,
     blocks: Vec<u64>,
@@ -161,7 +161,8 @@ impl guard::Words for Snapshot {
     }
 }
 
-/// What two recounts in a row show alike: of a pool that moves, one alone may be mistaken.
+/// The problems that two recounts in a row show alike. One recount of a pool in use may be
+/// mistaken.
 pub fn lasting(reader: &mut Reader) -> Result<(Snapshot, Recount, Vec<Problem>), Failure> {
     let first = reader.snapshot()?.recount();
     let snapshot = reader.snapshot()?;

@@ -1,4 +1,4 @@
-//! `farmem status`: what a node lends, to whom, and in what pieces.
+//! `farmem status`: the memory that a node lends, its holders, and the pieces.
 
 use farmem_fabric::NodeAddr;
 use farmem_protocol::extent::word::Owner;
@@ -47,7 +47,7 @@ A region's slabs stand under its name; a run's under the run, by the pid that fa
 process claims itself, in pieces from 4 KiB on, under its pid, or as agent if it is this user's. \"Used\" is what of it was touched and not freed by programs since. \
 \"Cleaning\" was given back and is drained and scrubbed before it is free.";
 
-/// What is known of a node. Bytes, unless it says otherwise.
+/// The known facts of a node. Bytes, unless it says otherwise.
 #[derive(Debug, Serialize)]
 struct View {
     node: String,
@@ -81,14 +81,14 @@ struct Runs {
     count: u64,
 }
 
-/// What a host's kernel swaps to.
+/// A volume that a host's kernel swaps to.
 #[derive(Debug, Serialize)]
 struct Volume {
     host: String,
     size: u64,
     /// Pages that are stored.
     live: u64,
-    /// Pages that take no memory, for they repeat one word.
+    /// Pages that take no memory, because they repeat one word.
     repeated: u64,
     held: u64,
 }
@@ -104,14 +104,15 @@ struct Holder {
     agent: bool,
     /// The same for all of a run; not the run's name.
     run: String,
-    /// Who it is.
+    /// Its identity.
     #[serde(flatten)]
     about: Option<About>,
     held: u64,
     slabs: u64,
 }
 
-/// Who a holder is: of a run of this machine, by its counters; of any other, as it told the node.
+/// The identity of a holder: of a run of this machine, by its counters; of any other, as it told
+/// the node.
 #[derive(Clone, Debug, Serialize)]
 struct About {
     host: String,
@@ -136,7 +137,8 @@ impl About {
     }
 }
 
-/// The runs of this machine whose counters this user may see, by their public ids. A node knows runs by these alone.
+/// The runs of this machine whose counters this user may see, by their public ids. A node knows
+/// runs by these alone.
 fn runs_here() -> BTreeMap<u64, About> {
     let host = process::host_name();
     let mut runs = BTreeMap::new();
@@ -173,7 +175,8 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     failed.map_or(Ok(()), Err)
 }
 
-/// What can be told of each, and the last that cannot: one that is stopped does not keep the others from being told.
+/// The facts of each node that answers, and the last failure: one stopped node does not hide the
+/// others.
 fn all(nodes: Vec<(u32, NodeAddr)>) -> (Vec<View>, Option<Failure>) {
     let (mut views, mut failed) = (Vec::new(), None);
     for (pid, node) in nodes {

@@ -24,7 +24,8 @@ use crate::failure::Failure;
 use crate::node::Status;
 use crate::runtime_dir::Scratch;
 
-/// How long a node may take to listen. It reserves memory lazily, so this is for machines under load.
+/// How long a node may take to listen. It reserves memory lazily, so this is for machines under
+/// load.
 const READY_WITHIN: Duration = Duration::from_secs(10);
 
 /// A node that lives as long as this value.
@@ -54,7 +55,7 @@ impl Embedded {
             Transport::Tcp | Transport::Verbs => "127.0.0.1:0".to_owned(),
             Transport::Auto | Transport::Shm => format!("unix:{}", socket.display()),
         };
-        // What it says goes to a file without a name: a pipe would keep whoever reads our output waiting
+        // Its output goes to a file without a name. A pipe would make a reader of our output wait
         // for the node, and a terminal is the program's.
         let log = dir.join(format!("run-{run}.log"));
         let complaints =

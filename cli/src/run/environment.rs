@@ -1,4 +1,4 @@
-//! What the program's processes find in their environment.
+//! The environment of the program's processes.
 //!
 //! `LD_PRELOAD` brings the library in, `FARMEM_RUN` tells it what run it is in
 //! ([`RunSpec`]). Both are inherited, so that the program's
@@ -66,9 +66,10 @@ impl TypedValueParser for DirtyParser {
     }
 }
 
-/// What libraries of message passing are told unless the user tells them something else: that one process does not copy
-/// from another's memory by itself (`process_vm_readv`, *cross-memory attach*). The kernel copies resident pages only, and
-/// such libraries take that for an error, or try for ever. They copy through memory that they share instead.
+/// Settings for libraries of message passing, unless the user sets something else: no process
+/// copies from another's memory by itself (`process_vm_readv`, *cross-memory attach*). The kernel
+/// copies resident pages only. Such libraries take that for an error, or try for ever. They copy
+/// through memory that they share instead.
 const MESSAGES: [(&str, &str); 5] = [
     // Open MPI to release 4, and from 5 on.
     ("OMPI_MCA_btl_vader_single_copy_mechanism", "none"),
@@ -115,8 +116,8 @@ pub fn set(
     Ok(())
 }
 
-/// Sees to it that the library can create a trace at a path: an older one goes, and what stands against it is
-/// told now rather than by the program's end.
+/// Sees to it that the library can create a trace at a path: an older one goes, and what stands
+/// against it is told now rather than by the program's end.
 fn make_way(trace: &Path) -> std::io::Result<()> {
     if std::fs::metadata(trace).is_ok_and(|it| !it.is_file()) {
         return Err(std::io::Error::other("it exists and is not a file"));

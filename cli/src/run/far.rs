@@ -22,8 +22,8 @@ use crate::failure::Failure;
 /// How long a node may take to answer when a run starts.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 
-/// Reads the address of a node for a run: one that can stand in a list, and means the same wherever the
-/// program may go.
+/// Reads the address of a node for a run: one that can stand in a list, and means the same wherever
+/// the program may go.
 pub fn node(text: &str) -> Result<NodeAddr, String> {
     if text.contains([';', ',']) {
         return Err("an address with a comma or semicolon cannot be passed on".into());
@@ -87,8 +87,8 @@ pub struct Far {
 }
 
 impl Far {
-    /// Reaches every node, or says which one cannot be used and why. `program`: its command, of which nodes are told
-    /// the name alone.
+    /// Reaches every node, or says which one cannot be used and why. `program`: its command, of
+    /// which nodes are told the name alone.
     pub fn connect(
         nodes: &[NodeAddr],
         run: RunName,
@@ -112,7 +112,8 @@ impl Far {
         Ok(Far { options, nodes: nodes.to_vec(), sessions })
     }
 
-    /// Reaches one more, and says how the run's processes are to call it: by an address that needs no resolver.
+    /// Reaches one more, and says how the run's processes are to call it: by an address that needs
+    /// no resolver.
     pub fn join(&mut self, node: &NodeAddr) -> Result<String, Failure> {
         let told = match node {
             NodeAddr::Tcp(host) => host.to_socket_addrs().ok().and_then(|mut at| at.next()).map(|at| at.to_string()),
@@ -140,8 +141,8 @@ impl Far {
         each.collect::<Vec<_>>().join(", ")
     }
 
-    /// Whether something relays between this host and one of the nodes: then a refused connection may be
-    /// a cut that heals.
+    /// Whether something relays between this host and one of the nodes: then a refused connection
+    /// may be a cut that heals.
     pub fn is_relayed(&self) -> bool {
         !self.sessions.iter().all(Session::is_direct)
     }

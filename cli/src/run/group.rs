@@ -1,4 +1,4 @@
-//! Whom the kernel has ended for want of memory, and for which limit.
+//! Processes that the kernel killed because memory ran out, and the limit that was reached.
 //!
 //! A program that its memory group (cgroup) ends dies by SIGKILL, as if somebody had killed it. The
 //! kernel counts what it ends: the counts before and after a run tell the two apart.
@@ -20,7 +20,8 @@ impl Watch {
         }))
     }
 
-    /// One line if the kernel has ended something since. `has_own_node`: the run's node is in the group.
+    /// One line if the kernel has ended something since. `has_own_node`: the run's node is in the
+    /// group.
     pub fn told(&self, ending: Ending, has_own_node: bool) -> Option<String> {
         let (groups, before) = self.0.as_ref()?;
         Some(line(groups.killed_since(before)?, ending, has_own_node))

@@ -1,4 +1,4 @@
-//! What is left of a run when its first process has ended: daemons, background jobs.
+//! The processes of a run that outlive its first one: daemons, background jobs.
 //!
 //! They still need their far memory, so the run is not over. The supervisor must
 //! end now, for somebody waits for its status; a *keeper*, this binary again,
@@ -45,7 +45,8 @@ pub struct Options {
     process: Vec<u32>,
 }
 
-/// The processes of a run whose program has ended: known by its counters, or orphans of the program's.
+/// The processes of a run whose program has ended: known by its counters, or orphans of the
+/// program's.
 pub fn left_behind(counters: &Path, sample: &Sample, node: Option<u32>) -> Vec<u32> {
     let mut pids = living(counters, sample);
     let orphans = process::children().into_iter().filter(|&child| Some(child) != node && !pids.contains(&child));

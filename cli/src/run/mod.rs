@@ -61,22 +61,23 @@ pub use watch::Ending;
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Options {
-    /// The most memory here for the far pages of each process: 512M, 1.5G, or 25% of this machine's RAM [default: half
-    /// of what is available]
+    /// The most memory here for the far pages of each process: 512M, 1.5G, or 25% of this machine's
+    /// RAM [default: half of what is available]
     #[arg(long, value_name = "SIZE")]
     pub local: Option<Size>,
 
-    /// A node that lends memory: HOST:PORT or unix:PATH. Several: repeat the flag, or separate them by commas. With
-    /// none, a node is started on this machine for this run alone [default: none]
+    /// A node that lends memory: HOST:PORT or unix:PATH. Several: repeat the flag, or separate them
+    /// by commas. With none, a node is started on this machine for this run alone [default: none]
     #[arg(long, value_name = "ADDR")]
     pub node: Vec<Nodes>,
 
-    /// A file of nodes, one address a line, in place of --node. It is read again when it changes: nodes join the run
-    /// while it goes on, or are taken out
+    /// A file of nodes, one address a line, in place of --node. It is read again when it changes:
+    /// nodes join the run while it goes on, or are taken out
     #[arg(long, value_name = "FILE", conflicts_with_all = ["node", "far"])]
     pub node_file: Option<PathBuf>,
 
-    /// The controller of a rack, in place of --node: it says which nodes the run has, while it goes on, too
+    /// The controller of a rack, in place of --node: it says which nodes the run has, while it goes
+    /// on, too
     #[arg(long, value_name = "HOST:PORT", value_parser = rack::address, conflicts_with_all = ["node", "node_file", "far"])]
     pub controller: Option<String>,
 
@@ -104,12 +105,13 @@ pub struct Options {
     #[arg(long, value_parser = names::<Transport>())]
     pub transport: Option<Transport>,
 
-    /// Hold each process's traffic over tcp to so many bits a second each way, as 10G: what a slower network would
-    /// make of the program
+    /// Hold each process's traffic over tcp to so many bits a second each way, as 10G: what a
+    /// slower network would make of the program
     #[arg(long, value_name = "RATE", value_parser = farmem_fabric::shape::rate)]
     pub shape: Option<u64>,
 
-    /// Give the program the host's allocation service, too (FARMEM_AGENT names its socket); it is started if need be
+    /// Give the program the host's allocation service, too (FARMEM_AGENT names its socket); it is
+    /// started if need be
     #[arg(long)]
     pub agent: bool,
 
@@ -124,8 +126,8 @@ pub struct Options {
     #[arg(long, value_name = "FORM")]
     pub stats: Option<Stats>,
 
-    /// Record which pages the program uses, in order, for `farmem-lab replay` (slow: nearly every step to another page
-    /// faults, whatever --local says). Other processes of the run: FILE.PID
+    /// Record which pages the program uses, in order, for `farmem-lab replay` (slow: nearly every
+    /// step to another page faults, whatever --local says). Other processes of the run: FILE.PID
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
 
@@ -216,7 +218,8 @@ Sizes: 64k, 512M, 1.5G (powers of 1024), or 25%. Times: 500ms, 5s, 2m.
 Exit status: the program's own, and its signals. 64 usage, 70 node lost, 71 far memory \
 exhausted, 72 no usable node, 73 farmem broken, 126 and 127 as in a shell.";
 
-/// What a node that is started for the run lends: said here in the words of `farmem run`, whose user knows of no node.
+/// The bytes that a node lends which is started for the run. Errors are said in the words of
+/// `farmem run`, whose user knows of no node.
 fn lent(far: Option<Size>, ram: Ram, local: u64) -> Result<u64, Failure> {
     let Some(far) = far.map(|far| far.bytes(ram.total)) else {
         // The node is in the program's memory group, and one limit holds for both.
@@ -233,7 +236,8 @@ fn lent(far: Option<Size>, ram: Ram, local: u64) -> Result<u64, Failure> {
     Ok(far)
 }
 
-/// Runs the program; returns only if it could not be started. Otherwise this process ends as the program ended.
+/// Runs the program; returns only if it could not be started. Otherwise this process ends as the
+/// program ended.
 pub fn run(options: &Options) -> Result<Infallible, Failure> {
     let plan = Plan::of(options)?;
     plan.stats.prepare().map_err(Failure::usage)?;
@@ -242,10 +246,11 @@ pub fn run(options: &Options) -> Result<Infallible, Failure> {
     outcome.ending.imitate()
 }
 
-/// Runs the program to its end. What has to be told of it is left to the caller.
+/// Runs the program to its end. The caller reports on it.
 pub fn carry_out(options: &Options, plan: &Plan) -> Result<Outcome, Failure> {
     forbidden::check(&[probe::COMMON, probe::RUN])?;
-    // First, so that it starts with the signals that we were started with, and is no descendant of the run's.
+    // First, so that it starts with the signals that we were started with, and is no descendant of
+    // the run's.
     let agent = match options.agent {
         true => {
             let dir = runtime_dir::own().map_err(Failure::usage)?;

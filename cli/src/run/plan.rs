@@ -1,4 +1,5 @@
-//! What a run will be: its flags, completed by variables, files and defaults ([`crate::settings`]), and checked.
+//! The plan of a run: its flags, completed by variables, files and defaults ([`crate::settings`]),
+//! and checked.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -14,7 +15,8 @@ use crate::settings::{Origin, Settings};
 use crate::size::{self, Ram, Size};
 use crate::units;
 
-/// The least local memory a run may have: below it, fetching would evict what the same instruction needs.
+/// The least local memory a run may have: below it, fetching would evict what the same instruction
+/// needs.
 const LEAST_LOCAL: u64 = 1 << 20;
 
 /// How long a cut connection may take to come back.
@@ -38,20 +40,21 @@ impl FromStr for Nodes {
 
 /// A run's settings, complete.
 pub struct Plan {
-    /// What its processes will be told. Its name, its counters and the nodes that are found for it are not there yet.
+    /// The settings for its processes. Its name, its counters and the nodes found for it are not
+    /// there yet.
     pub spec: RunSpec,
-    /// Who set the limit on local memory.
+    /// The origin of the limit on local memory.
     pub local_from: Origin,
     /// The controller that says which nodes it has.
     pub controller: Option<String>,
-    /// What is told at the end.
+    /// The report at the end.
     pub stats: Stats,
     /// The memory that it and a node started for it may have.
     pub ram: Ram,
 }
 
 impl Plan {
-    /// What its token proves.
+    /// The key that its token gives.
     pub fn token(&self) -> Result<Option<Key>, Failure> {
         self.spec.token.as_ref().map(|file| crate::token::key(file.as_ref())).transpose()
     }
@@ -70,7 +73,8 @@ impl Plan {
         let controller = settings.choose("controller", options.controller.clone(), crate::rack::address)?;
         let controller = controller.map(|(at, _)| at).filter(|_| names_none);
         let named = settings.choose("node", flag.map(Nodes), str::parse::<Nodes>)?;
-        // Far memory of a node of its own is asked for: that outweighs nodes that a variable or a file names.
+        // Far memory of a node of its own is asked for: that outweighs nodes that a variable or a
+        // file names.
         let nodes = match named {
             Some((Nodes(nodes), Origin::Flag(_))) if options.far.is_some() && !nodes.is_empty() => {
                 return Err(Failure::usage(

@@ -33,7 +33,7 @@ pub fn read(file: &Path) -> Result<Vec<NodeAddr>, String> {
     Ok(nodes)
 }
 
-/// Who says which nodes the run has.
+/// The source of the run's list of nodes.
 pub enum Source {
     /// A file, and its age when it was read last.
     File(PathBuf, Option<SystemTime>),
@@ -82,8 +82,8 @@ impl Roster {
         Roster { source, counters: counters.to_owned(), told }
     }
 
-    /// Sees to a change of the list, if there is one. What is wrong is said, and the run goes on as
-    /// before.
+    /// Carries out a change of the list, if there is one. Errors are reported, and the run goes on
+    /// as before.
     pub fn look(&mut self, far: &mut Far) {
         let Some(nodes) = self.source.changed() else { return };
         if let Err(why) = nodes.and_then(|nodes| self.change(&nodes, far)) {

@@ -1,7 +1,8 @@
 //! `farmem run --sites`: which functions of the program wait most for pages.
 //!
-//! The runtime counts by instruction ([`farmem_protocol::waits`]). Here instructions get names: function, file and
-//! line from debugging information, else the function from the symbol table, else file and offset.
+//! The runtime counts by instruction ([`farmem_protocol::waits`]). Here instructions get names:
+//! function, file and line from debugging information, else the function from the symbol table,
+//! else file and offset.
 
 use std::collections::HashMap;
 use std::fs::{self, OpenOptions};
@@ -105,7 +106,7 @@ struct Name {
     file: String,
 }
 
-/// What is known of the run's files.
+/// The known names of the run's files.
 #[derive(Default)]
 struct Names {
     known: HashMap<usize, (String, Option<Object>)>,

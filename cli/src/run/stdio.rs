@@ -1,7 +1,8 @@
-//! Standard input, output and error that were closed when this process began are closed for the program, too.
+//! Standard input, output and error that were closed when this process began are closed for the
+//! program, too.
 //!
-//! Rust's runtime opens `/dev/null` in their place before `main`, so that nothing else comes to have these numbers by
-//! mistake; only who looks before the runtime can tell.
+//! Rust's runtime opens `/dev/null` in their place before `main`, so that nothing else comes to
+//! have these numbers by mistake; only who looks before the runtime can tell.
 #![allow(unsafe_code)] // What is called before `main`, and between fork and exec.
 
 use std::os::unix::process::CommandExt;
@@ -13,7 +14,8 @@ static CLOSED: AtomicU8 = AtomicU8::new(0);
 
 /// Called by the C library before `main`, and before Rust's runtime.
 #[used]
-// SAFETY: the section holds pointers to functions of this kind; this one needs nothing of Rust's runtime.
+// SAFETY: the section holds pointers to functions of this kind; this one needs nothing of Rust's
+// runtime.
 #[unsafe(link_section = ".init_array")]
 static LOOK: extern "C" fn() = look;
 

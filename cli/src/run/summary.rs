@@ -1,4 +1,4 @@
-//! What a run tells when it is over: a few lines for people, one object for machines.
+//! The summary of a run: a few lines for people, one object for machines.
 //!
 //! **Hit rate.** User space sees only faults: an access to a page that is local
 //! costs nothing and is not counted anywhere. So the rate is of *returns*, the
@@ -27,7 +27,7 @@ use crate::counters::{Counts, Latency, Near, Peaks, Sample};
 use crate::settings::Origin;
 use crate::units;
 
-/// What to tell at the end, and where.
+/// The kind of report at the end, and its place.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Stats {
     /// Nothing.
@@ -54,8 +54,8 @@ impl FromStr for Stats {
 }
 
 impl Stats {
-    /// Sees to it that the summary can be written where it is wanted, before a run that may take hours.
-    /// A file that is there keeps its content until the end.
+    /// Sees to it that the summary can be written where it is wanted, before a run that may take
+    /// hours. A file that is there keeps its content until the end.
     pub fn prepare(&self) -> Result<(), String> {
         let Stats::JsonFile(file) = self else { return Ok(()) };
         let opened = fs::OpenOptions::new().create(true).truncate(false).write(true).open(file);
@@ -73,7 +73,7 @@ pub struct Outcome {
     pub sample: Sample,
     /// The most memory held at once.
     pub peaks: Peaks,
-    /// Who set `--local`.
+    /// The origin of `--local`.
     pub local_from: Origin,
     /// Processes of the run that still live.
     pub others: usize,
@@ -108,7 +108,8 @@ struct Report<'a> {
 }
 
 impl Stats {
-    /// Tells how a run went. What cannot be written is lost: the program's status matters more.
+    /// Reports how a run went. Output that cannot be written is lost: the program's status matters
+    /// more.
     pub fn tell(&self, outcome: &Outcome) {
         let said = match self {
             Stats::None => Ok(()),
@@ -188,10 +189,10 @@ fn text(outcome: &Outcome) -> String {
     out
 }
 
-/// A line of the summary: a name, a figure, what it consists of.
+/// A line of the summary: a name, a figure, and its parts.
 type Line = (&'static str, String, String);
 
-/// What every run that had far memory is told. Lines about what did not happen are left out.
+/// The lines of every run with far memory. Lines about things that did not happen are left out.
 fn rows(sample: &Sample, peaks: &Peaks) -> Vec<Line> {
     let counts = sample.total();
     let mut rows = vec![("faults", units::count(counts.faults()), kinds(&counts))];
@@ -276,8 +277,8 @@ fn near(sample: &Sample) -> Option<(u64, String)> {
 }
 
 impl Outcome {
-    /// Whether the program came to nothing that could be told of: the runtime ended it before `main` and said why, or
-    /// the loader could not load it and said so.
+    /// Whether the program came to nothing that could be told of: the runtime ended it before
+    /// `main` and said why, or the loader could not load it and said so.
     pub fn never_ran(&self) -> bool {
         let by_loader = self.sample.processes.is_empty() && matches!(self.ending, Ending::Exited(126 | 127));
         by_loader || !self.sample.last_words.is_empty()

@@ -1,9 +1,8 @@
 //! The supervisor while the program runs: signals in, the program's end out.
 //!
-//! A signal that a process sent us is meant for the program and goes on to it.
-//! One that the terminal sent has reached the program already, for it is in the
-//! same process group. When job control stops the program, we stop with it, so
-//! that the shell sees the job stopped.
+//! A signal that a process sent us is meant for the program and is forwarded. One that the terminal
+//! sent has reached the program already, because it is in the same process group. When job control
+//! stops the program, we stop with it, so that the shell sees the job stopped.
 
 use std::path::Path;
 use std::time::Duration;
@@ -35,8 +34,8 @@ impl Ending {
     }
 }
 
-/// Waits for the program's end, forwarding signals to it; gives the greatest memory seen meanwhile. Calls `look` twice a
-/// second.
+/// Waits for the program's end, forwarding signals to it; gives the greatest memory seen meanwhile.
+/// Calls `look` twice a second.
 pub fn until_end(
     signals: &Signals,
     program: u32,
@@ -69,13 +68,14 @@ pub fn until_end(
                     let _ = process::send(program, libc::SIGCONT);
                 }
                 Change::Exited(_) | Change::Killed(_) => {
-                    // The runtime in the program says that its node is gone, and ends it at the next page
-                    // it needs. What the node itself complained of, only we know.
+                    // The runtime in the program reports that its node is gone, and ends the
+                    // program at the next page it needs. Only we know the node's own complaint.
                     if let Some(complaint) = embedded.and_then(|node| node.ended(child)) {
                         eprintln!("farmem: node: {complaint}");
                     }
                 }
-                // A plain SIGSTOP is somebody's who will continue the program himself, and does not know of us.
+                // A plain SIGSTOP is somebody's who will continue the program himself, and does not
+                // know of us.
                 Change::Stopped(_) | Change::Continued => {}
             }
         }

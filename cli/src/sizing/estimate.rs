@@ -1,4 +1,5 @@
-//! What a program would fetch with less local memory, by replaying a sample of its page uses.
+//! Estimates how much a program would fetch with less local memory, by replaying a sample of its
+//! page uses.
 //!
 //! ```text
 //! trace of a process ─► last rate: pages of the sample ─┬─► cache as small as the sample, for --local A ─► returns × 1/rate
@@ -6,9 +7,10 @@
 //!                                                       └─► most pages in use at once × 1/rate = the peak
 //! ```
 //!
-//! The caches run the policy that the pager runs ([`farmem_cache::recommended`]). They cannot run its prefetcher, for
-//! most of a page's neighbours are not in the sample. But the sample's blocks of four pages show which uses are in
-//! order. The policy hears of these as of pages fetched ahead, and they are counted apart, because they cost less.
+//! The caches run the policy that the pager runs ([`farmem_cache::recommended`]). They cannot run
+//! its prefetcher, for most of a page's neighbours are not in the sample. But the sample's blocks
+//! of four pages show which uses are in order. The policy hears of these as of pages fetched ahead,
+//! and they are counted apart, because they cost less.
 
 use std::collections::HashMap;
 
@@ -20,7 +22,7 @@ use farmem_protocol::addr::{PAGE_BYTES, PageId};
 /// Threads that are told apart, as traces do.
 const THREADS: usize = 64;
 
-/// Pages that a cache must have, for each that the recorder kept local, to be believed.
+/// A cache is believed if it has this many pages for each that the recorder kept local.
 const BELIEVED: u64 = 5;
 
 /// A recorded process.
@@ -29,7 +31,7 @@ pub struct Trace {
     shift: u32,
 }
 
-/// What a process would do with so much local memory.
+/// The behaviour of a process with one amount of local memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Returns {
     /// Pages that it would come back to after they had left.
@@ -81,7 +83,7 @@ impl Trace {
         (BELIEVED * sample::KEPT as u64 / 2) << self.shift << PAGE_BYTES.trailing_zeros()
     }
 
-    /// What the process would do with these amounts of local memory, in bytes.
+    /// The behaviour of the process with these amounts of local memory, in bytes.
     pub fn returns(&self, sizes: &[u64]) -> Vec<Returns> {
         let mut caches: Vec<Cache> = sizes.iter().map(|&local| Cache::new(local, self.shift)).collect();
         let mut pages = Pages::default();
@@ -99,8 +101,8 @@ impl Trace {
         caches.iter().map(|cache| Returns { all: whole(cache.returns), in_order: whole(cache.in_order) }).collect()
     }
 
-    /// Which uses follow the thread's use before in order, or, at a block's edge, are followed so by the next: the
-    /// page before that is not in the sample.
+    /// Which uses follow the thread's use before in order, or, at a block's edge, are followed so
+    /// by the next: the page before that is not in the sample.
     fn in_order(&self) -> Bits {
         let mut last = [(u64::MAX, 0); THREADS];
         let mut in_order = Bits(Vec::new());
@@ -149,7 +151,8 @@ struct Pages {
 }
 
 impl Pages {
-    /// The page's number, and whether it has bytes that would have to be fetched. `None`: it says nothing.
+    /// The page's number, and whether it has bytes that would have to be fetched. `None`: it says
+    /// nothing.
     fn put(&mut self, record: &Record) -> Option<(u32, bool)> {
         let next = self.numbers.len() as u32;
         let number = *self.numbers.entry(record.page.0).or_insert(next);
@@ -240,7 +243,8 @@ mod tests {
             let n = encoder.encode(Record { page: PageId(page), kind, thread: 0 }, &mut bytes);
             file.extend(&bytes[..n]);
         };
-        // At twice the rate at first: what was sampled then and is not any more must not count.
+        // At twice the rate at first: pages that were sampled then, and are not any more, must not
+        // count.
         put(u64::from(shift) - 1, Kind::Touch);
         let mut seen = std::collections::HashSet::new();
         for (n, page) in pages.enumerate() {

@@ -23,13 +23,14 @@ use report::Report;
 
 /// Run a program once, and suggest a --local for it
 ///
-/// The program runs with plenty of local memory. A table says how often it would wait for a node with less, and a line
-/// which --local would cost it little. Most programs take little longer than usual; one that jumps about in its memory
-/// all the time may take several times as long.
+/// The program runs with plenty of local memory. A table says how often it would wait for a node
+/// with less, and a line which --local would cost it little. Most programs take little longer than
+/// usual; one that jumps about in its memory all the time may take several times as long.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Options {
-    /// A node as for farmem run: what a fetch costs is measured there [default: one started on this machine]
+    /// A node as for farmem run: what a fetch costs is measured there [default: one started on this
+    /// machine]
     #[arg(long, value_name = "ADDR")]
     pub node: Vec<Nodes>,
 

@@ -1,4 +1,4 @@
-//! What `farmem size` says: the peak, a table by local memory, a suggestion.
+//! The output of `farmem size`: the peak, a table by local memory, a suggestion.
 
 use std::io::Write;
 
@@ -14,26 +14,26 @@ const SHARES: [u64; 9] = [100, 75, 50, 35, 25, 18, 12, 8, 5];
 /// A program that waits for this share of its time at most is said to lose little.
 const LITTLE: f64 = 0.1;
 
-/// What a page costs that is fetched ahead, in order, against one that is waited for: 1.46 µs for 4.11 over shared
-/// memory, 2.32 for 11.8 over tcp (README, *Paging*).
+/// The cost of a page that is fetched ahead, in order, against one that is waited for: about a
+/// third over shared memory, and less over TCP (docs/figures.md, *Paging*).
 const AHEAD: f64 = 1.0 / 3.0;
 
-/// What the kernel takes to bring a fault to the runtime and back. The runtime's clock does not see it.
+/// The kernel's time to bring a fault to the runtime and back. The runtime's clock does not see it.
 const SIGNAL_NS: u64 = 2000;
 
 const MIB: u64 = 1 << 20;
 
-/// What is known after the run. Bytes, nanoseconds, counts.
+/// The facts after the run. Bytes, nanoseconds, counts.
 #[derive(Serialize)]
 pub struct Report {
     program: String,
     status: Option<i32>,
     signal: Option<i32>,
     elapsed_ns: u64,
-    /// Of that, what measuring took.
+    /// The part of it that measuring took.
     measuring_ns: u64,
     processes: usize,
-    /// What a fetch took.
+    /// The time of a fetch.
     fetch_ns: u64,
     /// Far memory that the process used which used most, at once.
     peak: u64,
@@ -42,7 +42,7 @@ pub struct Report {
     suggested: Option<u64>,
 }
 
-/// What one size costs.
+/// The cost of one size.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 struct Row {
     local: u64,
@@ -58,7 +58,7 @@ impl Report {
         let faults: u64 = traces.iter().map(Trace::faults).sum();
         let fetch_ns = counts.sampling_ns.checked_div(faults).unwrap_or(0) + SIGNAL_NS;
         let measured = traces.iter().map(Trace::peak).max().unwrap_or(0);
-        // What the processes themselves counted as local is exact, but lacks what was recorded.
+        // The processes' own counts of local memory are exact, but lack the recorded pages.
         let peak = measured.max(outcome.peaks.local);
         let least = traces.iter().map(Trace::least).max().unwrap_or(0);
         let sizes: Vec<u64> = sizes(peak).into_iter().filter(|&size| size >= least).collect();
@@ -89,7 +89,8 @@ impl Report {
         }
     }
 
-    /// Says it on standard error. What cannot be written is lost: the program's status matters more.
+    /// Prints it on standard error. Output that cannot be written is lost: the program's status
+    /// matters more.
     pub fn tell(&self, json: bool) {
         let said = match json {
             true => serde_json::to_string(self).map(|line| line + "\n").unwrap_or_default(),

@@ -1,4 +1,5 @@
-//! What there is to see: one look at the files of runs, nodes and agents, and the rates between two looks.
+//! The data on the screen: one look at the files of runs, nodes and agents, and the rates between
+//! two looks.
 
 use std::collections::HashMap;
 use std::fs;
@@ -39,11 +40,12 @@ pub struct Run {
     pub nodes_lost: u64,
     /// Far memory mapped.
     pub mapped: u64,
-    /// What farmem itself takes in the run's processes.
+    /// The memory of farmem itself in the run's processes.
     pub runtime: u64,
     /// Faults a second.
     pub faults_per_s: f64,
-    /// Returns that waited for no node, 0–1, since the look before, or over the run if nothing returned.
+    /// Returns that waited for no node, 0–1, since the look before, or over the run if nothing
+    /// returned.
     pub hit_rate: Option<f64>,
     /// Pages fetched ahead that were worth it, 0–1, over the same time.
     pub prefetch_accuracy: Option<f64>,
@@ -64,7 +66,7 @@ pub struct Run {
 /// A node of this machine, with rates since the look before.
 #[derive(Clone, Serialize)]
 pub struct Node {
-    /// What it says of itself.
+    /// Its own status.
     #[serde(flatten)]
     pub status: Status,
     /// Bytes a second that it sent.
@@ -95,7 +97,8 @@ pub struct Gatherer {
 }
 
 impl Gatherer {
-    /// Looks at every run, node and agent that this user may see. Rates are zero at a run's first look.
+    /// Looks at every run, node and agent that this user may see. Rates are zero at a run's first
+    /// look.
     pub fn look(&mut self) -> View {
         let mut view = View::default();
         let mut runs = HashMap::new();

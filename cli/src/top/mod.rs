@@ -1,4 +1,4 @@
-//! `farmem top`: what every run, node and agent on this machine is doing.
+//! `farmem top`: the present activity of every run, node and agent on this machine.
 //!
 //! Reads the counters files that runs share and the status files that nodes and
 //! agents write ([`gather`]); asks nobody and stops nobody. On a terminal it draws

@@ -1,4 +1,5 @@
-//! The live view: tables of runs, nodes and agents, and the chosen run's last minutes where there is room.
+//! The live view: tables of runs, nodes and agents, and the chosen run's last minutes where there
+//! is room.
 //!
 //! Sixteen colours, no mouse, no box characters beyond what every font has, one
 //! redraw a sample: it is made to be used over ssh.
@@ -26,7 +27,7 @@ const HISTORY: usize = 240;
 /// A column, and the order of runs in it.
 type Sort = (usize, fn(&Run) -> f64);
 
-/// What runs can be sorted by.
+/// The columns by which runs can be sorted.
 const SORTS: [Sort; 6] = [
     (5, |run| run.faults_per_s),
     (2, |run| run.local as f64),
@@ -71,7 +72,7 @@ pub fn show(gatherer: &mut Gatherer, interval: Duration) -> io::Result<()> {
     ended
 }
 
-/// What `?` shows. At most 78 characters a line, and 20 lines.
+/// The help of `?`. At most 78 characters a line, and 20 lines.
 const HELP: &str = " q, Esc      quit
  s           sort by the next column
  p, space    pause
@@ -413,7 +414,7 @@ mod tests {
         cells.chunks(120).map(|cells| line(cells).trim_end().to_owned() + "\n").collect()
     }
 
-    /// `snapshot.txt` is the picture, then the help. `FARMEM_SNAPSHOT=1` writes it anew.
+    /// `snapshot.txt` is the picture, then the help. `FARMEM_SNAPSHOT=1` writes it again.
     #[test]
     fn the_picture_is_as_it_was() {
         let now = picture(|_| ()) + &picture(|screen| screen.helps = true);

@@ -35,7 +35,8 @@ pub fn run_cells(run: &Run, program_width: usize) -> [String; 12] {
     ]
 }
 
-/// All runs together, where there are several, in the same columns. What cannot be added up is left out.
+/// All runs together, if there are several, in the same columns. Values that cannot be added up are
+/// left out.
 pub fn total_cells(runs: &[Run]) -> Option<[String; 12]> {
     let sum = |of: fn(&Run) -> u64| units::bytes(runs.iter().map(of).sum());
     let rate = |of: fn(&Run) -> f64| runs.iter().map(of).sum::<f64>();
@@ -57,7 +58,8 @@ pub fn total_cells(runs: &[Run]) -> Option<[String; 12]> {
     })
 }
 
-/// What to do about a run that does little but wait. `None`: it works, or more local memory would not help.
+/// The advice for a run that does little but wait. `None`: it works, or more local memory would not
+/// help.
 pub fn hint(run: &Run) -> Option<String> {
     let is_full = run.local >= run.local_limit / 10 * 8;
     (run.waiting >= MUCH && is_full).then(|| {
@@ -81,7 +83,8 @@ pub fn share(rate: Option<f64>) -> String {
 /// Columns of a node, its addresses first.
 pub const NODE_COLUMNS: [&str; 7] = ["node", "pid", "lent", "of", "clients", "read/s", "written/s"];
 
-/// A node in those columns. `runs` of this machine may map its memory: what they read and write there it does not see.
+/// A node in those columns. `runs` of this machine may map its memory: the node does not see their
+/// reads and writes.
 pub fn node_cells(node: &Node, runs: &[Run]) -> [String; 7] {
     let maps = |run: &Run| {
         let mut addresses = run.nodes.split([',', ' ']).filter(|address| address.contains('/'));

@@ -1,4 +1,4 @@
-//! What the tests of the command line share: the binary, in a runtime directory of its own.
+//! Shared by the tests of the command line: the binary, in a runtime directory of its own.
 
 use std::ffi::OsStr;
 use std::os::unix::fs::DirBuilderExt;
@@ -37,7 +37,7 @@ impl Place {
     pub fn farmem<A: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = A>) -> Command {
         let mut command = Command::new(BINARY);
         command.args(arguments).env("XDG_RUNTIME_DIR", &self.0).env_remove("FARMEM_PRELOAD").stdin(Stdio::null());
-        // Whoever runs the tests may have settings of their own.
+        // The user who runs the tests may have settings.
         command.env("XDG_CONFIG_HOME", &self.0).envs(SETTINGS.map(|name| (name, "")));
         command
     }

@@ -11,8 +11,8 @@ use crate::system::{Latency, System};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-/// Which of the benchmark's systems stands for one of ours.
-/// What each takes longer than that: a card adds one READ of 4 KiB, as KCacheSim has it.
+/// The benchmark's system that stands for each of ours, and the extra time of ours: a card adds one
+/// READ of 4 KiB, as KCacheSim has it.
 const NAMES: [(&str, &str, f64); 5] = [
     ("farmem-shm", "shm", 0.0),
     ("farmem-tcp", "tcp", 0.0),
@@ -21,7 +21,8 @@ const NAMES: [(&str, &str, f64); 5] = [
     ("zram", "zram", 0.0),
 ];
 
-/// Sets the latencies of those of `systems` that `figures` measured. Returns what was set, in words.
+/// Sets the latencies of those of `systems` that `figures` measured. Returns what was set, in
+/// words.
 ///
 /// # Errors
 /// When `figures` is no report of that benchmark, or has none of them.
@@ -65,7 +66,7 @@ fn median(report: &Value, system: &str, what: &str, of: impl Fn(&Value) -> Optio
     costs.get(costs.len() / 2).copied()
 }
 
-/// What a fetched page costs.
+/// The cost of a fetched page.
 fn miss(phase: &Value, hit_ns: f64) -> Option<f64> {
     let (mean, accesses) = (phase["mean_ns"].as_f64()?, phase["accesses"].as_f64()?);
     let faults = &phase["faults"];

@@ -1,8 +1,8 @@
 //! The CPU's caches: set-associative, LRU, write-back, 64-byte lines.
 //!
-//! One trace drives all levels at once: what misses in one is looked up in the
-//! next, and what leaves one dirty is written to the next. Each level decides
-//! for itself (neither inclusive nor exclusive), as cachegrind has it.
+//! One trace drives all levels at once: a miss in one is looked up in the next, and a line that
+//! leaves one dirty is written to the next. Each level decides for itself (neither inclusive nor
+//! exclusive), as cachegrind has it.
 //!
 //! ```text
 //! reference ─► L1 ─ miss ─► L2 ─ miss ─► L3 ─ miss ─► below: fetch(line)
@@ -16,11 +16,11 @@ use crate::system::Level;
 /// log2 of a line's bytes.
 pub const LINE_SHIFT: u32 = 6;
 
-/// What lies below the caches. Lines are numbered.
+/// The memory below the caches. Lines are numbered.
 pub trait Below {
     /// A line that the CPU waits for, to read or to write.
     fn fetch(&mut self, line: u64, write: bool);
-    /// A line that left the last cache dirty. Nobody waits.
+    /// A line left the last cache dirty. Nothing waits for it.
     fn write_back(&mut self, line: u64);
 }
 
@@ -40,7 +40,8 @@ impl Cache {
         Cache { sets, ways: ways as usize, ways_of_sets: vec![0; (sets * ways) as usize] }
     }
 
-    /// Looks a line up, and brings it in if it is missing. Whether it was there, and a dirty line that had to go.
+    /// Looks a line up, and brings it in if it is missing. Whether it was there, and a dirty line
+    /// that had to go.
     #[inline]
     fn access(&mut self, line: u64, dirty: bool) -> (bool, Option<u64>) {
         let from = (line % self.sets) as usize * self.ways;

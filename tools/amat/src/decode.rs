@@ -1,9 +1,9 @@
 //! A chunk's words into references.
 //!
-//! QEMU makes of one instruction's reference several: 16 bytes are two of 8, a register set is dozens,
-//! and a load and a store of the same bytes are two. Words of one instruction stand together, so they are
-//! put together again: neighbours of the same direction become one, a load and then a store of the
-//! same bytes one that does both.
+//! QEMU makes of one instruction's reference several: 16 bytes are two of 8, a register set is
+//! dozens, and a load and a store of the same bytes are two. Words of one instruction stand
+//! together, so they are put together again: neighbours of the same direction become one, a load
+//! and then a store of the same bytes one that does both.
 
 use crate::reference::{Kind, MAX_BYTES, Reference};
 use farmem_recorder::ring::word;

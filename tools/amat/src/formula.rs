@@ -50,7 +50,8 @@ impl Rate {
 }
 
 /// The AMAT in nanoseconds of a program with `references`, on a first level that takes `first` ns;
-/// `beyond` has, level by level, the rate at which the one before it missed, and what it costs in ns.
+/// `beyond` has, level by level, the rate at which the one before it missed, and what it costs in
+/// ns.
 pub fn amat(references: Count, first: f64, beyond: &[(Rate, f64)]) -> f64 {
     let read: f64 = first + beyond.iter().map(|(rate, ns)| rate.read * ns).sum::<f64>();
     let write: f64 = first + beyond.iter().map(|(rate, ns)| rate.write * ns).sum::<f64>();

@@ -6,14 +6,15 @@
 use crate::reference::{Event, Kind, Reference, Sink};
 use farmem_protocol::random::{Random, mix};
 
-/// What is done to the array.
+/// The accesses to the array.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pattern {
     /// Reads in order, again and again
     Stream,
     /// Reads and writes (3 to 1) of 64-byte records, every record as likely as any
     Uniform,
-    /// Reads and writes (3 to 1) of 64-byte records by Zipf's law (exponent 0.99), as of keys in a store
+    /// Reads and writes (3 to 1) of 64-byte records by Zipf's law (exponent 0.99), as of keys in a
+    /// store
     Zipf,
     /// A chain of pointers through every line, in no order
     Chase,
@@ -24,7 +25,7 @@ pub enum Pattern {
 /// A generated trace.
 #[derive(Clone, Copy, Debug)]
 pub struct Generated {
-    /// What.
+    /// The pattern.
     pub pattern: Pattern,
     /// Of the array.
     pub bytes: u64,
@@ -40,8 +41,8 @@ const RECORD: u64 = 64;
 /// Instructions for each reference; programs make one of two to four.
 const INSTRUCTIONS: u64 = 3;
 
-/// A rank from 0 to `n` - 1 by Zipf's law, by the inverse of the continuous distribution: near enough to
-/// the discrete one for n ≥ 100, at no table.
+/// A rank from 0 to `n` - 1 by Zipf's law, by the inverse of the continuous distribution: near
+/// enough to the discrete one for n ≥ 100, at no table.
 fn zipf(random: &mut Random, n: u64, exponent: f64) -> u64 {
     let e = 1.0 - exponent;
     let rank = ((((n + 1) as f64).powf(e) - 1.0) * random.unit() + 1.0).powf(1.0 / e);

@@ -21,15 +21,16 @@ use std::process::{Command, Stdio};
 /// Instructions told together.
 const PER_EVENT: u64 = 4096;
 
-/// Runs `program` under lackey and tells `sink` its references. What the program prints goes to standard
-/// error. What it execs is followed (many a program begins as a script), what it forks is not, unless that execs:
-/// its references would then mix with its parent's.
+/// Runs `program` under lackey and tells `sink` its references. The program's output goes to
+/// standard error. Programs that it executes are followed (many a program begins as a script).
+/// Forked children are not, unless they exec: their references would mix with their parent's.
 ///
 /// # Errors
 /// When there is no valgrind, or the program cannot be started or fails: a trace of a failed run
 /// would be taken for one of the program.
 pub fn run(program: &[OsString], sink: &mut dyn Sink) -> Result<()> {
-    // The shell makes of descriptor 9 the pipe that is read here, and moves the program's output out of its way.
+    // The shell makes of descriptor 9 the pipe that is read here, and moves the program's output
+    // out of its way.
     let script = "exec valgrind --tool=lackey --trace-mem=yes --basic-counts=no \
                   --trace-children=yes --child-silent-after-fork=yes --log-fd=9 -- \"$@\" 9>&1 1>&2";
     let child = Command::new("sh").args(["-c", script, "valgrind"]).args(program).stdout(Stdio::piped()).spawn();

@@ -1,8 +1,8 @@
 //! Average memory access time on far-memory systems: `farmem amat`.
 //!
-//! What Kona's authors asked with KCacheSim (ASPLOS '21): a program's loads and
-//! stores go through a CPU's caches, what they miss through local memory of some
-//! size, what that misses to far memory; how long does the average access take?
+//! The question that Kona's authors asked with KCacheSim (ASPLOS '21). A program's loads and stores
+//! go through a CPU's caches. Their misses go to local memory of some size, and its misses to far
+//! memory. How long does the average access take?
 //!
 //! ```text
 //! program ─ qemu, lackey ┐
@@ -55,9 +55,9 @@ use system::{Bytes, SHIPPED, System};
 
 /// Average memory access time of a program on far-memory systems
 ///
-/// Records a program's loads and stores (by QEMU, or by valgrind where there is none), or reads such a
-/// recording, or makes up a pattern, and simulates CPU caches, local and far memory. One pass over the
-/// trace serves all systems and sizes; the same trace gives the same figures.
+/// Records a program's loads and stores (by QEMU, or by valgrind where there is none), or reads
+/// such a recording, or makes up a pattern, and simulates CPU caches, local and far memory. One
+/// pass over the trace serves all systems and sizes; the same trace gives the same figures.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Amat {
@@ -103,7 +103,8 @@ pub struct Amat {
     /// Threads that share the link
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub threads: u32,
-    /// The published formula alone: no prefetch, write-back, bandwidth or queueing, and fresh memory is fetched
+    /// The published formula alone: no prefetch, write-back, bandwidth or queueing, and fresh
+    /// memory is fetched
     #[arg(long)]
     pub published: bool,
     /// Take latencies of this machine from a report of `farmem-lab bench paging --json`
@@ -140,7 +141,8 @@ fn part(text: &str) -> Result<f64, &'static str> {
     share(text).ok().filter(|&part| part <= 1.0).ok_or("a share above 0% is needed, and at most 100%")
 }
 
-/// Where references come from. They are told twice: to see how much memory is touched, and to simulate.
+/// Where references come from. They are told twice: to see how much memory is touched, and to
+/// simulate.
 enum Origin {
     File(PathBuf),
     /// A recording that nobody keeps, and the name of the program.
@@ -218,7 +220,8 @@ impl Amat {
         let mut drawn = Ok(());
         for origin in &origins {
             let report = self.simulate(origin, &systems)?;
-            // Before the figures, for who reads these may want few of them (`| head`); if it fails, after them.
+            // Written before the figures, because a reader of these may want few of them (`|
+            // head`). If it fails, that is reported after them.
             if let Some(path) = &self.svg {
                 drawn = std::fs::write(path, plot::svg(&report)).with_context(|| path.display().to_string());
             }

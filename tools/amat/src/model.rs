@@ -3,7 +3,7 @@
 //! Against [`crate::formula`]:
 //! * *Fresh memory* is not fetched: a block's first use costs local memory only.
 //! * *Prefetched blocks* cost their installing, not a miss.
-//! * *Write-back*: what a dirty block's leaving costs the program, and its bytes.
+//! * *Write-back*: the cost for the program when a dirty block leaves, and its bytes.
 //! * *Queueing*: threads that miss wait for one another on the link. Mean value
 //!   analysis of a closed system of one queue and `threads` customers (Reiser and
 //!   Lavenberg, JACM 27(2), 1980): R(k) = s·(1 + Q(k−1)), Q(k) = k·R(k) / (Z + R(k)),
@@ -16,7 +16,7 @@ use crate::local::{Tally, part_bytes};
 use crate::system::{System, Unit};
 use serde::Serialize;
 
-/// What the CPU did: the same for all sizes of local memory.
+/// The CPU's part: the same for all sizes of local memory.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Front {
     /// Loads and stores.
@@ -27,7 +27,7 @@ pub struct Front {
     pub misses: Vec<Count>,
 }
 
-/// What is modelled.
+/// The modelled case.
 #[derive(Clone, Copy, Debug)]
 pub struct Setting {
     /// Threads that share the link.
@@ -36,7 +36,7 @@ pub struct Setting {
     pub published: bool,
 }
 
-/// What comes out, per reference.
+/// The result, per reference.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Outcome {
     /// Average memory access time, nanoseconds.
@@ -62,7 +62,7 @@ pub fn outcome(system: &System, block: u64, front: &Front, tally: &Tally, settin
     let references = front.references;
     let per_reference = |n: u64| n as f64 / references.total().max(1) as f64;
     let miss_ns = system.remote.ns.of(block);
-    // Each level's misses pay the level after it; what misses the last pays local memory.
+    // Each level's misses pay for the level after it; the misses of the last pay for local memory.
     let costs = system.cpu.iter().skip(1).map(|level| level.ns).chain([system.local.ns]);
     let mut beyond: Vec<(Rate, f64)> = front.misses.iter().map(|&m| Rate::of(m, references)).zip(costs).collect();
     // The published formula takes the first use of a block for a miss.
@@ -108,8 +108,8 @@ pub fn outcome(system: &System, block: u64, front: &Front, tally: &Tally, settin
     out
 }
 
-/// How long a miss waits: `between` ns from a thread's miss to its next when alone, `service` ns of it on the
-/// link, and `background` ns of link time for each miss that nobody waits for.
+/// How long a miss waits: `between` ns from a thread's miss to its next when alone, `service` ns of
+/// it on the link, and `background` ns of link time for each miss that nobody waits for.
 fn wait(between: f64, service: f64, background: f64, threads: f64) -> f64 {
     let think = (between - service).max(0.0);
     let mut slowed = service;

@@ -1,8 +1,9 @@
 //! References of a real program, by way of QEMU.
 //!
-//! `qemu-x86_64` translates the program's code and calls a plugin for each load and store. The plugin
-//! (`farmem-recorder`) fills chunks of shared memory, which are read here while the program runs.
-//! Its threads run at the same time; the trace has them in turns of a chunk, some 8,000 references.
+//! `qemu-x86_64` translates the program's code and calls a plugin for each load and store. The
+//! plugin (`farmem-recorder`) fills chunks of shared memory, which are read here while the program
+//! runs. Its threads run at the same time; in the trace they alternate by chunks of some 8,000
+//! references.
 
 use crate::decode::decode;
 use crate::reference::{Event, Sink};
@@ -27,7 +28,7 @@ pub struct Qemu {
     plan: Plan,
 }
 
-/// What came of a recording.
+/// The outcome of a recording.
 pub enum Outcome {
     /// The program ended, and its references were told.
     Recorded,
@@ -63,8 +64,9 @@ impl Qemu {
         Ok(Qemu { qemu, plan })
     }
 
-    /// Runs the program with the plugin, whose library is `plugin`, and tells `sink` its references. What
-    /// the program prints goes to standard error. What it execs is followed; children that it forks if `follow`.
+    /// Runs the program with the plugin, whose library is `plugin`, and tells `sink` its
+    /// references. The program's output goes to standard error. Programs that it executes are
+    /// followed; children that it forks only if `follow`.
     ///
     /// # Errors
     /// When the program cannot be started or fails, or the sink takes no more.

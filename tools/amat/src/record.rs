@@ -11,7 +11,7 @@ use std::io::{BufWriter, IsTerminal};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// What records.
+/// The recording program.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum By {
     /// QEMU where it can be used, otherwise lackey
@@ -26,7 +26,7 @@ pub enum By {
 pub struct Recording<'a> {
     /// With its arguments.
     pub program: &'a [OsString],
-    /// What records it.
+    /// The recording program.
     pub by: By,
     /// Whether its forked children are recorded.
     pub follow: bool,
@@ -35,7 +35,8 @@ pub struct Recording<'a> {
 }
 
 impl Recording<'_> {
-    /// Records into a file of the user's, or into one that has no name any more: however this process ends, it is gone.
+    /// Records into a file of the user's, or into one that has no name any more: however this
+    /// process ends, it is gone.
     ///
     /// # Errors
     /// When the program cannot be recorded, or its recording not be written.

@@ -1,4 +1,4 @@
-//! What a program did to memory, one reference at a time.
+//! A program's accesses to memory, one reference at a time.
 
 /// How a reference uses its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -7,8 +7,8 @@ pub enum Kind {
     Read,
     /// A store.
     Write,
-    /// A load and a store of the same bytes by one instruction. Counts as a read, as cachegrind has it, and leaves its
-    /// line dirty.
+    /// A load and a store of the same bytes by one instruction. Counts as a read, as cachegrind has
+    /// it, and leaves its line dirty.
     Modify,
 }
 
@@ -35,19 +35,19 @@ pub struct Reference {
     pub kind: Kind,
 }
 
-/// The longest reference: what one instruction saves of a CPU's state (XSAVE) is less.
+/// The longest reference. The state that one instruction saves of a CPU (XSAVE) is shorter.
 pub const MAX_BYTES: u16 = 16 * 1024;
 
-/// What a trace is told.
+/// An event of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A load or store.
     Reference(Reference),
-    /// So many instructions were carried out since the last such event.
+    /// This many instructions were carried out since the last such event.
     Instructions(u64),
 }
 
-/// Whoever takes a trace's events, in order.
+/// A consumer of a trace's events, in order.
 pub trait Sink {
     /// The next one.
     fn take(&mut self, event: Event);

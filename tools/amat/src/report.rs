@@ -1,4 +1,4 @@
-//! What came out, for people and for machines.
+//! The results, for people and for machines.
 
 use crate::model::{Front, Outcome};
 use farmem_kit::table::Table;
@@ -15,15 +15,16 @@ pub struct Row {
     pub local: f64,
     /// Local memory, bytes.
     pub local_bytes: u64,
-    /// What came out.
+    /// The result.
     #[serde(flatten)]
     pub outcome: Outcome,
 }
 
-/// What the CPU's caches made of a trace.
+/// The work of the CPU's caches on a trace.
 #[derive(Clone, Debug, Serialize)]
 pub struct Caches {
-    /// Names of the levels and shares of the references that missed them, with what all before missed.
+    /// Names of the levels and shares of the references that missed them, with what all before
+    /// missed.
     pub misses: Vec<(String, f64)>,
 }
 

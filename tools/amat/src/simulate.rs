@@ -17,7 +17,7 @@ use crate::system::{Level, System};
 use std::collections::HashSet;
 use std::hash::BuildHasherDefault;
 
-/// The pages a trace touches: what local memory is a share of.
+/// The pages that a trace touches: local memory is a share of them.
 #[derive(Default)]
 pub struct Footprint {
     pages: HashSet<u64, BuildHasherDefault<Mixed>>,
@@ -109,8 +109,8 @@ pub struct Simulation {
 }
 
 impl Simulation {
-    /// Of `systems`, each with these block sizes, at these sizes of local memory (bytes, ascending). Of local
-    /// memory that can be sampled, `share` is watched.
+    /// Of `systems`, each with these block sizes, at these sizes of local memory (bytes,
+    /// ascending). Of local memory that can be sampled, `share` is watched.
     pub fn new<'a>(systems: impl Iterator<Item = (&'a System, u64)>, sizes: &[u64], share: f64) -> Simulation {
         let mut machines: Vec<Machine> = vec![];
         for (system, block) in systems {
@@ -128,7 +128,7 @@ impl Simulation {
         Simulation { machines }
     }
 
-    /// What came of a system with that block size: the CPU's part, and local memory's by size.
+    /// The result of a system with that block size: the CPU's part, and local memory's by size.
     pub fn result(&self, system: &System, block: u64) -> (Front, Vec<Tally>) {
         let geometry = Geometry::of(system, block);
         let machine = self.machines.iter().find(|machine| machine.levels == system.cpu).expect("simulated");

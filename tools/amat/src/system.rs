@@ -1,7 +1,7 @@
 //! Descriptions of far-memory systems, in TOML.
 //!
-//! What a description says, `farmem amat --show NAME` prints with the ones that
-//! are shipped (`systems/`); every figure there names its source.
+//! `farmem amat --show NAME` prints the descriptions that are shipped (`systems/`), which show what
+//! one says. Every figure there names its source.
 
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
@@ -75,7 +75,7 @@ pub struct Level {
 pub struct Local {
     /// A hit, in nanoseconds.
     pub ns: f64,
-    /// What is fetched and evicted as one: a power of two, 64 bytes to 2 MiB.
+    /// The unit of fetching and evicting: a power of two, 64 bytes to 2 MiB.
     pub block: Bytes,
     /// Blocks of a set; 0: any block anywhere, as in a pager.
     #[serde(default)]
@@ -88,7 +88,7 @@ pub struct Local {
 pub struct Remote {
     /// A fetch of one block that a thread waits for, in nanoseconds; or by the block's bytes.
     pub ns: Latency,
-    /// What a block costs, in nanoseconds, that was fetched ahead.
+    /// The cost of a block that was fetched ahead, in nanoseconds.
     #[serde(default)]
     pub prefetched_ns: f64,
     /// Of the link, each way. None: no end to it.
@@ -109,7 +109,7 @@ pub enum Latency {
 }
 
 impl Latency {
-    /// For a block of so many bytes.
+    /// For a block of `bytes` bytes.
     pub fn of(&self, bytes: u64) -> f64 {
         match self {
             Latency::Any(ns) => *ns,
@@ -127,7 +127,7 @@ impl Latency {
     }
 }
 
-/// What is sent of a block that leaves dirty.
+/// The unit that is sent of a block that leaves dirty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Unit {
@@ -138,14 +138,14 @@ pub enum Unit {
     Lines,
 }
 
-/// What happens to blocks that leave.
+/// The cost of blocks that leave.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WriteBack {
-    /// What is sent.
+    /// The unit that is sent.
     #[serde(default)]
     pub unit: Unit,
-    /// What a dirty block's leaving costs the program, in nanoseconds, besides the link.
+    /// The cost for the program when a dirty block leaves, in nanoseconds, besides the link.
     #[serde(default)]
     pub ns: f64,
 }
@@ -163,7 +163,8 @@ pub struct System {
     /// The CPU's caches, from the first. None: [`default_cpu`].
     #[serde(default = "default_cpu")]
     pub cpu: Vec<Level>,
-    /// An instruction's share of time without memory, in nanoseconds: it tells how busy the link is.
+    /// An instruction's share of time without memory, in nanoseconds: it tells how busy the link
+    /// is.
     #[serde(default = "default_ns_per_instruction")]
     pub ns_per_instruction: f64,
     /// Local memory.

@@ -38,7 +38,8 @@ fn every_published_amat_follows_from_its_counts() {
         let count = |at: usize| Count { read: number(row[at]), write: number(row[at + 1]) };
         let references = count(4);
         let run = Run { references, first: Rate::of(count(6), references), last: Rate::of(count(8), references) };
-        // The rows of the CPU's levels are one per workload; those of local memory are told apart by its size.
+        // The rows of the CPU's levels are one per workload; those of local memory are told apart
+        // by its size.
         let which = if row[1] == "fmem" { (row[2], row[3]) } else { (row[1], "") };
         runs.insert((row[0], which), run);
     }

@@ -28,8 +28,8 @@ impl Alone {
     }
 
     fn take_at(path: &Path) -> anyhow::Result<Alone> {
-        // Opened before it is made: in /tmp the kernel may refuse even root to open somebody else's file
-        // when the call could also have made it. A lock needs no right to write.
+        // Opened before it is made: in /tmp the kernel may refuse even root to open somebody else's
+        // file when the call could also have made it. A lock needs no right to write.
         let file = match File::open(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 OpenOptions::new().write(true).create(true).truncate(false).open(path)

@@ -4,7 +4,7 @@ use std::fs;
 
 use serde::Serialize;
 
-/// What a reader must know to compare figures with those of another machine.
+/// Facts that a reader needs to compare figures with those of another machine.
 #[derive(Clone, Debug, Serialize)]
 pub struct Environment {
     /// Version and build of farmem.
@@ -15,7 +15,8 @@ pub struct Environment {
     pub cpu: String,
     /// CPUs that the benchmark may use.
     pub cpus: usize,
-    /// Frequency governor; `None` where the kernel does not choose frequencies (most virtual machines).
+    /// Frequency governor; `None` where the kernel does not choose frequencies (most virtual
+    /// machines).
     pub governor: Option<String>,
     /// Whether a hypervisor is below.
     pub virtual_machine: bool,
@@ -25,12 +26,13 @@ pub struct Environment {
     pub huge_pages: String,
     /// Swap readahead: 2^n pages.
     pub page_cluster: String,
-    /// Tasks running or waiting to, one-minute mean, at the start: above 1, somebody else is using the machine.
+    /// Tasks running or waiting to, one-minute mean, at the start. Above 1, other programs are
+    /// using the machine.
     pub load: String,
 }
 
 impl Environment {
-    /// Reads it from `/proc` and `/sys`; what cannot be read is said to be unknown.
+    /// Reads it from `/proc` and `/sys`. Values that cannot be read are said to be unknown.
     pub fn read() -> Environment {
         let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let field = |name: &str| {

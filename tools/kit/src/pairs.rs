@@ -1,12 +1,11 @@
 //! Rounds, and ratios within them.
 //!
-//! On a shared machine two runs of the same thing differ more than many an
-//! optimisation is worth, and they drift: a neighbour comes, and goes. So
-//! systems are interleaved (A B C, C B A, B C A, A C B, C A B, B A C: reversed every other
-//! round, which cancels a linear drift, and begun with another every second, so that
-//! none is always in the middle, or always behind the same one), a ratio is taken between two runs of one round,
-//! and what is reported is the median of the rounds' ratios with the least and
-//! the greatest.
+//! On a shared machine two runs of the same thing differ more than many an optimisation is worth,
+//! and they drift: a neighbour comes, and goes. So systems are interleaved (A B C, C B A, B C A, A
+//! C B, C A B, B A C: reversed every other round, which cancels a linear drift, and begun with
+//! another every second, so that none is always in the middle, or always behind the same one), a
+//! ratio is taken between two runs of one round, and what is reported is the median of the rounds'
+//! ratios with the least and the greatest.
 
 use serde::Serialize;
 
@@ -19,9 +18,11 @@ pub struct Spread {
     pub min: f64,
     /// The greatest.
     pub max: f64,
-    /// Where the median of very many rounds is, with 95 % and more; `None` of fewer than six, which do not tell.
+    /// Where the median of very many rounds is, with 95 % and more; `None` of fewer than six, which
+    /// do not tell.
     pub likely: Option<(f64, f64)>,
-    /// Between the quartiles, as a part of the median: what a machine's noise is in a typical round.
+    /// The distance between the quartiles, as a part of the median: a machine's noise in a typical
+    /// round.
     pub noise: f64,
     /// How many.
     pub rounds: usize,
@@ -42,8 +43,9 @@ impl Spread {
     }
 }
 
-/// Which of so many values, in order and counted from 0, is below the true median but for one case in forty at most; as that
-/// many from the end is above it. A sign test's interval, which supposes nothing of how values are spread.
+/// The index of the value, of `values` in order and counted from 0, that is below the true median
+/// in all but one case in forty. The value as far from the end is above it as surely. It is a sign
+/// test's interval, which supposes nothing of the distribution.
 fn below_median(values: usize) -> Option<usize> {
     let mut chance = 0.5f64.powi(values as i32);
     let (mut below, mut of_fewer) = (None, 0.0);
@@ -58,7 +60,7 @@ fn below_median(values: usize) -> Option<usize> {
     below
 }
 
-/// In which order so many systems run in a round.
+/// The order in which `places` systems run in a round.
 pub fn in_turn(places: usize, round: usize) -> impl Iterator<Item = usize> {
     (0..places).map(move |place| {
         let place = if round.is_multiple_of(2) { place } else { places - 1 - place };
@@ -66,7 +68,7 @@ pub fn in_turn(places: usize, round: usize) -> impl Iterator<Item = usize> {
     })
 }
 
-/// What every system did in every round.
+/// The results of every system in every round.
 #[derive(Clone, Debug)]
 pub struct Rounds<S, T> {
     /// By system, then by round. A system that failed a round has none for it.
@@ -90,8 +92,8 @@ impl<S: Copy + PartialEq, T> Rounds<S, T> {
         Ok(Rounds { runs: all })
     }
 
-    /// Where the systems of a round run beside one another, and see to it themselves that none is favoured ([`in_turn`]): `run` has an outcome
-    /// for each of them, in their order.
+    /// Where the systems of a round run beside one another, and see to it themselves that none is
+    /// favoured ([`in_turn`]): `run` has an outcome for each of them, in their order.
     pub fn together<E>(
         systems: &[S],
         rounds: usize,
@@ -126,7 +128,8 @@ impl<S: Copy + PartialEq, T> Rounds<S, T> {
         Spread::of(self.of(system).filter_map(figure))
     }
 
-    /// A figure made of the runs of several systems in the same round, over the rounds in which all of them ran.
+    /// A figure made of the runs of several systems in the same round, over the rounds in which all
+    /// of them ran.
     pub fn within<const N: usize>(&self, systems: [S; N], figure: impl Fn([&T; N]) -> Option<f64>) -> Option<Spread> {
         let mut columns = [const { None }; N];
         for (column, system) in columns.iter_mut().zip(systems) {

@@ -1,4 +1,4 @@
-//! What a benchmark says: for people as text, for machines as JSON.
+//! A benchmark's output: text for people, JSON for machines.
 
 use std::fmt;
 use std::fs::File;
@@ -27,8 +27,8 @@ pub fn can_be_written<'a>(files: impl IntoIterator<Item = &'a Option<PathBuf>>) 
 /// A file that is asked for, perhaps, and what is to stand there.
 pub type Asked<'a> = (&'a Option<PathBuf>, &'a dyn Fn() -> anyhow::Result<String>);
 
-/// Writes files and prints a report, in this order: who reads the report may want little of it, and goes away. What
-/// could not be written is told when the report is out.
+/// Writes files, then prints a report: a reader of the report may want little of it, and go away.
+/// Files that could not be written are reported after it.
 ///
 /// # Errors
 /// The file system's.
@@ -82,13 +82,14 @@ impl Bound {
 /// A target and what was measured.
 #[derive(Clone, Debug, Serialize)]
 pub struct Target {
-    /// What is compared with what.
+    /// The two things compared.
     pub what: String,
     /// From where on it will do.
     pub bound: Bound,
     /// The median of the rounds' ratios, with the extremes; `None` when a side did not run.
     pub ratio: Option<Spread>,
-    /// The same ratio with the bare mechanism in farmem's place: the most (or least) that there is to be had.
+    /// The same ratio with the bare mechanism in farmem's place: the most (or least) that can be
+    /// had.
     pub floor: Option<Spread>,
     /// The judgement of the median.
     pub standing: Option<Standing>,
@@ -138,11 +139,11 @@ pub struct Report<R> {
     pub method: Vec<String>,
     /// On what.
     pub environment: Environment,
-    /// What did not run.
+    /// The parts that did not run.
     pub skipped: Vec<Skipped>,
     /// The figures, for people.
     pub sections: Vec<Section>,
-    /// What was to be reached.
+    /// The targets.
     pub targets: Vec<Target>,
     /// Everything measured, for machines.
     pub raw: R,

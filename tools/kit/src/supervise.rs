@@ -51,8 +51,9 @@ pub fn interrupted() -> anyhow::Result<()> {
 pub struct Group(Child);
 
 impl Group {
-    /// Starts a command as a process group of its own, so that it can be ended with all it starts. Should the calling
-    /// thread end without dropping this value, as by SIGKILL, the process (not what it started) is killed.
+    /// Starts a command as a process group of its own, so that it can be ended with all it starts.
+    /// Should the calling thread end without dropping this value, as by SIGKILL, the process (not
+    /// what it started) is killed.
     pub fn start(command: &mut Command) -> std::io::Result<Group> {
         farmem_sys::process::end_with_us(command, libc::SIGKILL);
         command.process_group(0).spawn().map(Group)
@@ -65,13 +66,15 @@ impl Group {
 
     /// Asks the process itself, not those it started, to end.
     pub fn terminate(&self) {
-        // SAFETY: no memory is involved; its id is taken until it is waited for, which `&self` has not been used for.
+        // SAFETY: no memory is involved; its id is taken until it is waited for, which `&self` has
+        // not been used for.
         unsafe { libc::kill(self.0.id() as libc::pid_t, libc::SIGTERM) };
     }
 
     fn signal(&self, signal: libc::c_int) {
-        // SAFETY: no memory is involved. The leader has not been waited for, or this is the moment after: then
-        // the group's id is still taken by whoever is left of it, and unknown (ESRCH) if nobody is.
+        // SAFETY: no memory is involved. The leader has not been waited for, or this is the moment
+        // after: then the group's id is still taken by whoever is left of it, and unknown (ESRCH)
+        // if nobody is.
         unsafe { libc::kill(-(self.0.id() as libc::pid_t), signal) };
     }
 }
@@ -92,7 +95,8 @@ impl Drop for Group {
     }
 }
 
-/// Runs a program of the benchmark to its end and returns what it printed, which must be short (below 64 KiB).
+/// Runs a program of the benchmark to its end and returns what it printed, which must be short
+/// (below 64 KiB).
 pub fn output(command: &mut Command, within: Duration) -> anyhow::Result<String> {
     let shown = format!("{command:?}");
     let (status, printed, complaint) = ended(command, within)?;
@@ -103,8 +107,8 @@ pub fn output(command: &mut Command, within: Duration) -> anyhow::Result<String>
     Ok(printed)
 }
 
-/// Runs such a program to its end, whatever that is: its status, what it printed, and, if it failed, what it said on
-/// standard error.
+/// Runs such a program to its end, in whichever way it ends. Returns its status, its output, and,
+/// if it failed, its standard error.
 pub fn ended(command: &mut Command, within: Duration) -> anyhow::Result<(ExitStatus, String, String)> {
     interrupted()?;
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -123,7 +127,8 @@ pub fn ended(command: &mut Command, within: Duration) -> anyhow::Result<(ExitSta
     };
     let (mut printed, mut complaint) = (String::new(), String::new());
     if !status.success() {
-        // Whoever is left of a failed program may hold the pipe open: end the group before reading to its end.
+        // A surviving process of a failed program may hold the pipe open: end the group before
+        // reading to its end.
         let stderr = group.process().stderr.take();
         drop(group);
         if let Some(mut stderr) = stderr {
@@ -171,7 +176,7 @@ mod tests {
         let pid = std::thread::spawn(|| {
             let group = Group::start(Command::new("sleep").arg("1000")).unwrap();
             let pid = group.0.id();
-            // As by SIGKILL: nobody drops it.
+            // As after a SIGKILL: it is not dropped.
             std::mem::forget(group);
             pid
         });

@@ -19,7 +19,7 @@ use crate::sight::Look;
 use crate::snapshot::{BLOCK, Before, Snapshot};
 use crate::watch::Watch;
 
-/// What is known of a process.
+/// The known state of a process.
 #[derive(Default)]
 pub struct Process {
     cover: Cover,
@@ -27,7 +27,8 @@ pub struct Process {
 }
 
 impl Process {
-    /// Begins with a first look: what is there is recorded if it was read, and unknown otherwise; nothing is counted.
+    /// Begins with a first look. Pages that were read are recorded, and the others are unknown;
+    /// nothing is counted.
     pub fn begin(look: &Look) -> Process {
         let mut process = Process::default();
         process.cover.advance(look.mappings.clone());
@@ -134,7 +135,8 @@ impl Process {
 }
 
 impl Found {
-    /// Counts the pages that protection told of, whatever is in them now. They have no lines and no bytes.
+    /// Counts the pages that protection reported, whatever they hold now. They have no lines and no
+    /// bytes.
     pub fn pages_only(id: u32, look: &Look) -> Found {
         let mut found = Found::default();
         let mut blocks = BTreeSet::new();

@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::diff::{Change, LINE, LINES, PAGE};
 use crate::snapshot::BLOCK;
 
-/// What was dirtied.
+/// The amount dirtied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tally {
     /// Pages of which at least one byte changed.
@@ -50,8 +50,8 @@ impl Tally {
         self.by_lines.iter_mut().zip(other.by_lines).for_each(|(to, n)| *to += n);
     }
 
-    /// Bytes of dirty pages over bytes of dirty lines: what whole pages cost more than lines. `None` when nothing
-    /// is dirty.
+    /// Bytes of dirty pages over bytes of dirty lines: the cost of whole pages against lines.
+    /// `None` when nothing is dirty.
     pub fn pages_over_lines(&self) -> Option<f64> {
         ratio(self.pages * PAGE as u64, self.lines * LINE as u64)
     }
@@ -79,7 +79,7 @@ pub struct MappingId {
     pub far: bool,
 }
 
-/// What one look at one process found, compared with the look before.
+/// The findings of one look at one process, compared with the look before.
 #[derive(Clone, Debug, Default)]
 pub struct Found {
     /// By mapping. A block that two mappings share counts in both.
@@ -130,9 +130,9 @@ pub struct Window {
     pub pause: Pause,
     /// Threads that were alive at its end.
     pub threads: usize,
-    /// One block in so many is watched.
+    /// One block in `one_in` is watched.
     pub one_in: u64,
-    /// What was found, all processes together.
+    /// The findings, all processes together.
     pub found: Found,
     /// Not pooled, and why.
     pub left_out: Option<LeftOut>,
@@ -144,7 +144,7 @@ impl Window {
         self.sum(|_| true, self.found.blocks)
     }
 
-    /// What would be far memory.
+    /// The part that would be far memory.
     pub fn far(&self) -> Tally {
         self.sum(|id| id.far, self.found.far_blocks)
     }
@@ -179,7 +179,7 @@ pub struct Pooled {
     pub seconds: f64,
     /// All mappings.
     pub total: Tally,
-    /// What would be far memory.
+    /// The part that would be far memory.
     pub far: Tally,
     /// Each mapping.
     pub by_mapping: BTreeMap<MappingId, Tally>,

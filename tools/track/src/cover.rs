@@ -1,24 +1,23 @@
-//! What became of the address space between two looks at it.
+//! The changes of an address space between two looks at it.
 //!
-//! `maps` shows the mappings of a moment, and the kernel splits, joins and renames
-//! them as it likes: what was one line is three after an `mprotect`. So looks are
-//! compared by address, not by line. A range that has the same thing behind it as
-//! before is *kept*, and what is known of its pages stays true; a range that is
-//! *gone* takes its pages' baselines with it, so that whatever is mapped there
-//! later, perhaps at the same first address, begins anew; a *fresh* one begins with
-//! zeros if it is anonymous, and unknown otherwise.
+//! `maps` shows the mappings of a moment, and the kernel splits, joins and renames them as it
+//! likes: one line is three after an `mprotect`. So looks are compared by address, not by line. A
+//! range that has the same thing behind it as before is *kept*, and the records of its pages stay
+//! true. A range that is *gone* takes its pages' baselines with it: a later mapping there, perhaps
+//! at the same first address, begins without any. A *fresh* range begins with zeros if it is
+//! anonymous, and unknown otherwise.
 
 use crate::maps::{Behind, Mapping};
 
 /// Addresses, from the first to the one after the last.
 pub type Range = std::ops::Range<u64>;
 
-/// What a page holds of which nothing was recorded.
+/// The contents of a page without a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unseen {
     /// Zeros: it is anonymous, and was not there when it was last looked at.
     Zeros,
-    /// Nobody can tell.
+    /// Not known.
     Unknown,
 }
 
@@ -29,9 +28,9 @@ pub struct Part {
     pub range: Range,
     /// Index of its mapping among those of the look.
     pub mapping: usize,
-    /// What its unrecorded pages held at the look before.
+    /// The contents of its unrecorded pages at the look before.
     pub unseen: Unseen,
-    /// It is, or was at an earlier look, tracked: what was recorded of it holds.
+    /// It is, or was at an earlier look, tracked: its records hold.
     held: bool,
     readable: bool,
     behind: Behind,
@@ -44,10 +43,10 @@ pub struct Cover {
     mappings: Vec<Mapping>,
 }
 
-/// What [`Cover::advance`] found.
+/// The findings of [`Cover::advance`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Advanced {
-    /// What was recorded of these pages is void.
+    /// The records of these pages are void.
     pub gone: Vec<Range>,
     /// New anonymous memory, which may have been moved here from one that is gone.
     pub fresh: Vec<Range>,
@@ -109,8 +108,8 @@ impl Cover {
                 push(&mut advanced.gone, done.max(before.range.start)..at);
                 let end = before.range.end.min(new.end);
                 if before.behind.same(&new.behind) {
-                    // Never tracked until now: it may have been written before it became readable only if it
-                    // once was readable, or is not anonymous.
+                    // Never tracked until now: it may have been written before it became readable
+                    // only if it once was readable, or is not anonymous.
                     let unseen = match (before.held, before.readable) {
                         (true, _) => before.unseen,
                         (false, false) => new.behind.unseen(),
@@ -142,7 +141,8 @@ impl Behind {
         matches!(self, Behind::Anonymous | Behind::Stack)
     }
 
-    /// Names of anonymous memory change with what the program does beside it; a file's identity does not.
+    /// Names of anonymous memory change with what the program does beside it; a file's identity
+    /// does not.
     fn same(&self, other: &Behind) -> bool {
         self == other || self.is_anonymous() && other.is_anonymous()
     }

@@ -1,4 +1,4 @@
-//! What changed in a page: its lines, and how many of its bytes.
+//! The changes in a page: its lines, and the number of its bytes.
 
 /// Bytes of a page.
 pub const PAGE: usize = 4096;
@@ -7,7 +7,7 @@ pub const LINE: usize = 64;
 /// Lines of a page.
 pub const LINES: u32 = (PAGE / LINE) as u32;
 
-/// What differs between two states of a page.
+/// The difference between two states of a page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Change {
     /// Bit n: line n differs.
@@ -18,9 +18,9 @@ pub struct Change {
 
 /// Compares two states of a page.
 ///
-/// Most pages that are looked at without a hint are unchanged, and that is one `memcmp`. In a changed page most lines
-/// are equal: each costs one comparison of 64 bytes, which the compiler makes vector instructions of; only in lines
-/// that differ are bytes counted, again by vectors.
+/// Most pages that are looked at without a hint are unchanged, and that is one `memcmp`. In a
+/// changed page most lines are equal: each costs one comparison of 64 bytes, which the compiler
+/// makes vector instructions of; only in lines that differ are bytes counted, again by vectors.
 pub fn page(before: &[u8; PAGE], after: &[u8; PAGE]) -> Change {
     let mut change = Change::default();
     if before == after {

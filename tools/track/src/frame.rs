@@ -1,16 +1,18 @@
-//! A signal frame as the kernel would have pushed it, from which `rt_sigreturn` makes a thread what it was.
+//! A signal frame as the kernel would have pushed it, from which `rt_sigreturn` makes a thread what
+//! it was.
 //!
 //! Pure: bytes from registers. The layout is the kernel's promise to programs
 //! (`struct rt_sigframe` of x86-64, and XSAVE's standard form behind it).
 
 use farmem_sys::ptrace::Registers;
 
-/// Bytes before the floating-point state: the return address, `struct ucontext` with a mask of 8 bytes, siginfo.
+/// Bytes before the floating-point state: the return address, `struct ucontext` with a mask of 8
+/// bytes, siginfo.
 const HEAD: usize = 8 + 304 + 128;
 /// XSAVE's legacy area and header, the least that a frame holds of it.
 const LEAST: usize = 576;
-/// Where software may keep words of its own in it, and where its header says which components are not in their
-/// initial state.
+/// Where software may keep words of its own in it, and where its header says which components are
+/// not in their initial state.
 const SOFTWARE: usize = 464;
 const PRESENT: usize = 512;
 const MAGIC_1: u32 = 0x4650_5853;
@@ -18,17 +20,19 @@ const MAGIC_2: u32 = 0x4650_5845;
 
 /// UC_FP_XSTATE, UC_SIGCONTEXT_SS, UC_STRICT_RESTORE_SS.
 const FLAGS: u64 = 7;
-/// No mode that `sigaltstack` knows. A frame sets the alternate stack too, of which nothing is known from outside;
-/// that it refuses is the one error that `rt_sigreturn` does not mind, and leaves the thread's as it was.
+/// No mode that `sigaltstack` knows. A frame sets the alternate stack too, of which nothing is
+/// known from outside; that it refuses is the one error that `rt_sigreturn` does not mind, and
+/// leaves the thread's as it was.
 const NO_SUCH_STACK: u64 = 0x7fff;
 
-/// The first word of a frame, where a handler's return address would be: by it a place is known again.
+/// The first word of a frame, where a handler's return address would be: by it a place is known
+/// again.
 pub const MARK: u64 = u64::from_le_bytes(*b"farmem\0\x01");
 
 /// The most bytes that a frame takes.
 pub const MOST: u64 = 1 << 14;
 
-/// What a thread is to become again.
+/// The state that a thread is to return to.
 pub struct Thread<'a> {
     /// Its general registers.
     pub registers: &'a Registers,
@@ -38,16 +42,17 @@ pub struct Thread<'a> {
     pub extended: &'a [u8],
 }
 
-/// The frame for a thread at an address that is a multiple of 64. `ends` says where a component of the extended state
-/// ends. `None`: the state is none that fits.
+/// The frame for a thread at an address that is a multiple of 64. `ends` says where a component of
+/// the extended state ends. `None`: the state is none that fits.
 ///
 /// The stack pointer of the `rt_sigreturn` is 8 above the frame.
 pub fn build(thread: &Thread<'_>, at: u64, ends: impl Fn(u32) -> usize) -> Option<Vec<u8>> {
     assert!(at.is_multiple_of(64));
     let word = |at: usize| Some(u64::from_le_bytes(thread.extended.get(at..at + 8)?.try_into().ok()?));
-    // The kernel takes no more than the thread's own state has room for, which may be less than ptrace tells (AMX's
-    // tiles, if it never asked for them): so much, then, that every component is there that is not in its initial
-    // state. `word(SOFTWARE)` is which components there are at all; those not there become initial again.
+    // The kernel takes no more than the thread's own state has room for, which may be less than
+    // ptrace tells (AMX's tiles, if it never asked for them): so much, then, that every component
+    // is there that is not in its initial state. `word(SOFTWARE)` is which components there are at
+    // all; those not there become initial again.
     let (components, present) = (word(SOFTWARE)?, word(PRESENT)?);
     let size = (2..64).filter(|bit| present >> bit & 1 != 0).map(&ends).fold(LEAST, usize::max);
     let mut state = thread.extended.get(..size)?.to_vec();

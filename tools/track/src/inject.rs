@@ -33,9 +33,9 @@
 //!   registered with) if this is between `userfaultfd` and `close`.
 //! * *After `rt_sigreturn`*: it is as it was.
 //!
-//! Signals are blocked meanwhile, and pending ones arrive when the mask is back. What
-//! cannot be blocked is SIGSTOP, and passed on: the thread stops with its process and
-//! goes on with it, wherever it is. SIGKILL ends it.
+//! Signals are blocked meanwhile, and pending ones arrive when the mask is back. SIGSTOP cannot be
+//! blocked, and is passed on: the thread stops with its process and goes on with it, wherever it
+//! is. SIGKILL ends it.
 //!
 //! **Who is borrowed**: a thread between two instructions of the program, never one
 //! that is to restart a system call. `rt_sigreturn` forgets what `restart_syscall`
@@ -96,10 +96,12 @@ pub enum Refused {
 /// `cs` of 64-bit code.
 const CODE_64: u64 = 0x33;
 
-/// How far below a stack's lowest page the frame is; less where the program's limit on stacks says so.
+/// How far below a stack's lowest page the frame is; less where the program's limit on stacks says
+/// so.
 const DEPTHS: [u64; 2] = [512 << 10, APART];
 
-/// How much of the stack must be untouched above a frame's place (and its own bytes) for the place to be used again.
+/// How much of the stack must be untouched above a frame's place (and its own bytes) for the place
+/// to be used again.
 const APART: u64 = 128 << 10;
 
 /// How long a thread may take for an instruction or two, on a machine that has much else to do.
@@ -198,7 +200,8 @@ impl Borrowed<'_> {
         let thread = frame::Thread { registers: &registers, mask, extended: &extended };
         let at = push(tid, &thread, places)?;
 
-        // No flag but that interrupts are on: a program that traps its own single steps must not trap here.
+        // No flag but that interrupts are on: a program that traps its own single steps must not
+        // trap here.
         let way = Registers { rip: way_back, rsp: at + 8, orig_rax: u64::MAX, eflags: 0x202, ..registers };
         ptrace::set_registers(tid, &way)?;
         ptrace::set_signal_mask(tid, u64::MAX)?;
@@ -282,7 +285,8 @@ fn push(tid: u32, thread: &frame::Thread<'_>, places: &[u64]) -> Result<u64, Ref
 
 /// Where a thread goes on that is in a restartable sequence and loses its CPU.
 fn rseq_abort(tid: u32, rip: u64) -> io::Result<Option<u64>> {
-    // A kernel that cannot be asked has no such sequences: it can since 5.13, and protects asynchronously since 6.7.
+    // A kernel that cannot be asked has no such sequences: it can since 5.13, and protects
+    // asynchronously since 6.7.
     let Some(rseq) = ptrace::rseq_of(tid).unwrap_or(None) else { return Ok(None) };
     let words = |at: u64, count: usize| -> io::Result<Vec<u64>> {
         let mut bytes = vec![0; 8 * count];

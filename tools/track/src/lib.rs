@@ -1,11 +1,10 @@
 //! Which lines a running program dirties: `farmem track`.
 //!
-//! Whoever sends dirty pages over a network wants to know how much of a page is
-//! dirty. Kona's authors (ASPLOS '21) answered by a tool of theirs, KTracker:
-//! every second it stops a program, reads all of its memory, compares it with what
-//! it read before, and counts the lines that differ. This is such a tool for
-//! daily use: it reads only pages that the kernel says were written, it bounds its
-//! pauses, and it says what it cannot see.
+//! How much of a page is dirty matters for sending dirty pages over a network. Kona's authors
+//! (ASPLOS '21) measured it by a tool of theirs, KTracker. Every second it stops a program, reads
+//! all of its memory, compares it with the bytes read before, and counts the lines that differ.
+//! This is such a tool for daily use: it reads only pages that the kernel says were written, it
+//! bounds its pauses, and it says what it cannot see.
 //!
 //! | file | |
 //! |---|---|
@@ -54,10 +53,11 @@ use session::{Session, Settings};
 
 /// Which pages, lines and bytes a program dirties, and what moving them would cost
 ///
-/// Attaches to a running process or starts a program, and looks at its memory at the end of every window: dirty
-/// pages, dirty lines, bytes that changed, and how many bytes would move for each that changed if dirt were tracked in
-/// lines of 64 B, pages of 4 KiB or blocks of 2 MiB. The program stands still during a look, for no longer than
-/// --max-pause; otherwise it runs as ever, and goes on unharmed when tracking ends.
+/// Attaches to a running process or starts a program, and looks at its memory at the end of every
+/// window: dirty pages, dirty lines, bytes that changed, and how many bytes would move for each
+/// that changed if dirt were tracked in lines of 64 B, pages of 4 KiB or blocks of 2 MiB. The
+/// program stands still during a look, for no longer than --max-pause; otherwise it runs as ever,
+/// and goes on unharmed when tracking ends.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES, args_override_self = true)]
 pub struct Track {
@@ -73,12 +73,12 @@ pub struct Track {
     /// End after this time
     #[arg(long, value_name = "TIME", value_parser = time)]
     duration: Option<Duration>,
-    /// The longest that the program may stand still for a look; where that is too short for all of its memory, a
-    /// sample is watched
+    /// The longest that the program may stand still for a look; where that is too short for all of
+    /// its memory, a sample is watched
     #[arg(long, value_name = "TIME", default_value = "50ms", value_parser = time)]
     max_pause: Duration,
-    /// The most that may be copied of its memory, in MiB; beyond it a sample is watched [default: a quarter of this
-    /// machine's RAM]
+    /// The most that may be copied of its memory, in MiB; beyond it a sample is watched [default: a
+    /// quarter of this machine's RAM]
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=1 << 24))]
     max_memory: Option<u64>,
     /// A window with fewer dirty lines is idle and left out of the pooled figures
@@ -141,8 +141,8 @@ impl Track {
     /// Tracks, and prints what came of it.
     ///
     /// # Errors
-    /// This kernel cannot be asked as demanded, the process may not be traced, the program cannot be started, a file
-    /// cannot be written.
+    /// This kernel cannot be asked as demanded, the process may not be traced, the program cannot
+    /// be started, a file cannot be written.
     pub fn run(self) -> anyhow::Result<()> {
         let settings = self.settings()?;
         for file in self.json.iter().chain(&self.svg).filter(|file| file.as_os_str() != "-") {
@@ -160,7 +160,7 @@ impl Track {
         // A started program's own output is on standard output.
         let aside = !self.command.is_empty() || to_json;
         let show = |text: &str| {
-            // Nobody may be listening any more; the files are written all the same.
+            // The reader may be gone; the files are written all the same.
             let _ = if aside { writeln!(std::io::stderr(), "{text}") } else { writeln!(std::io::stdout(), "{text}") };
         };
         if std::io::stderr().is_terminal() && self.pid.is_some() {

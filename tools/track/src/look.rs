@@ -1,7 +1,7 @@
 //! A look at a process that stands: which pages are there, which were written, and their bytes.
 //!
-//! What costs time here costs it the program, so only what cannot wait is done:
-//! pages are found and copied; comparing comes after the program was let go.
+//! Time spent here stops the program, so only the necessary is done: pages are found and copied.
+//! Comparing comes after the program was let go.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -21,8 +21,8 @@ use crate::watch::Watch;
 
 const P: u64 = PAGE as u64;
 
-/// Bytes read by one system call: so many that its fixed cost does not show, so few that the clock is looked at
-/// between two of them (some 1 ms).
+/// Bytes read by one system call: enough that its fixed cost does not show, and few enough that the
+/// clock is looked at between two of them (some 1 ms).
 const BATCH: u64 = 4 << 20;
 
 /// Eyes on one address space.
@@ -30,12 +30,14 @@ pub struct Eyes {
     pages: Pagemap,
     way: Way,
     tracker: Option<WriteTracker>,
-    /// Kept from look to look: touching new memory in a pause would take longer than reading into it.
+    /// Kept from look to look: touching new memory in a pause would take longer than reading into
+    /// it.
     buffer: Vec<u8>,
 }
 
-/// How long all looks of one pause may last together. So many pages as the smallest sample has are read however long
-/// they take: on a machine that has no time for more, that much is true of each window, and no pause is for nothing.
+/// The time that all looks of one pause may take together. As many pages as the smallest sample has
+/// are read however long they take: a machine without time for more gets true figures of that part
+/// in each window, and no pause is for nothing.
 #[derive(Clone, Copy, Debug)]
 pub struct Limit {
     until: Instant,
@@ -57,7 +59,7 @@ impl Limit {
     }
 }
 
-/// What of the pages to read.
+/// Which of the pages to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Read {
     /// None: only find them.
@@ -77,7 +79,8 @@ impl Eyes {
         Ok(Eyes { pages: Pagemap::open(tid)?, way, tracker: None, buffer: Vec::new() })
     }
 
-    /// How written pages are found; [`Way::Read`] until [`Eyes::track`] if write protection is meant.
+    /// How written pages are found; [`Way::Read`] until [`Eyes::track`] if write protection is
+    /// meant.
     pub fn way(&self) -> Way {
         match (self.way, &self.tracker) {
             (Way::Protect, None) => Way::Read,
@@ -139,7 +142,8 @@ impl Eyes {
         Ok((look, took))
     }
 
-    /// Takes back a look's buffer, and makes it large enough for half as much again: while the program runs.
+    /// Takes back a look's buffer, and makes it large enough for half as much again: while the
+    /// program runs.
     pub fn give_back(&mut self, look: Look) {
         self.buffer = look.bytes;
         let want = (look.pages.len() + look.pages.len() / 2).max(256) * PAGE;
@@ -148,8 +152,8 @@ impl Eyes {
         }
     }
 
-    /// Runs of pages that are there. WRITTEN is set where they may have been written, which is known (`true`) or
-    /// only not excluded.
+    /// Runs of pages that are there. WRITTEN is set where they may have been written, which is
+    /// known (`true`) or only not excluded.
     fn scan(&self, mapping: &Mapping, range: &Range) -> io::Result<(Vec<Run>, bool)> {
         let mut runs = Vec::new();
         match (self.way, &self.tracker) {
@@ -216,7 +220,7 @@ impl Eyes {
     fn read(&mut self, tid: u32, wanted: Vec<(Range, bool)>, limit: &mut Limit, look: &mut Look) -> bool {
         look.bytes = std::mem::take(&mut self.buffer);
         let mut left = wanted.into_iter().peekable();
-        // Of the run in front, what is not yet in a batch begins here.
+        // The part of the first run that is not yet in a batch begins here.
         let mut from = left.peek().map_or(0, |(run, _)| run.start);
         while left.peek().is_some() {
             if limit.is_over() {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// What lies behind a mapping.
+/// The thing behind a mapping.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Behind {
     /// Private memory of the process; far memory, on farmem.
@@ -17,8 +17,8 @@ pub enum Behind {
     Kernel,
 }
 
-/// A file by what identifies it in `maps`, and where in it a mapping's address 0 would be (wrapping), which is the
-/// same for every part of one mapping.
+/// A file by what identifies it in `maps`, and where in it a mapping's address 0 would be
+/// (wrapping), which is the same for every part of one mapping.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FileId {
     device: String,
@@ -39,7 +39,7 @@ pub struct Mapping {
     pub write: bool,
     /// Code.
     pub execute: bool,
-    /// What is behind it.
+    /// The thing behind it.
     pub behind: Behind,
     /// As the kernel names it: a path, `[heap]`, `[stack]`; empty for anonymous memory.
     pub name: String,
@@ -63,7 +63,8 @@ impl fmt::Display for Mapping {
     }
 }
 
-/// Reads the text. Lines that do not have the form are left out: a line cut short is one at the very end.
+/// Reads the text. Lines that do not have the form are left out: a line cut short is one at the
+/// very end.
 pub fn parse(text: &str) -> Vec<Mapping> {
     text.lines().filter_map(line).collect()
 }

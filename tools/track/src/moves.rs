@@ -1,17 +1,17 @@
 //! Memory that `mremap` has moved, known again by its content.
 //!
-//! Nobody tells a tracker of an `mremap`. What it sees is a mapping that is gone
-//! and another that is fresh, full of bytes that, compared with zeros, would all
-//! count as written. So pages of fresh memory are looked up by content among
-//! recorded pages of memory that is gone. Pages that occur twice there prove
-//! nothing and are left out, as are zeros. Each distance between a fresh page and
-//! its like is a proposal, and the two pages are its witness. A proposal with
-//! enough witnesses is a move of everything between the first and the last, and
-//! of what adjoins and is gone here and fresh there: the first page of a buffer
-//! that `realloc` has moved always differs, for its length stands there.
+//! A tracker does not learn of an `mremap`. It sees a mapping that is gone and another that is
+//! fresh, full of bytes that would all count as written when compared with zeros. So pages of fresh
+//! memory are looked up by content among recorded pages of memory that is gone. Pages that occur
+//! twice there prove nothing and are left out, as are zeros. Each distance between a fresh page and
+//! its equal is a proposal, and the two pages are its witness. A proposal with enough witnesses is
+//! a move of everything between the first and the last. It includes adjoining pages that are gone
+//! here and fresh there: the first page of a buffer that `realloc` has moved always differs,
+//! because its length stands there.
 //!
-//! Not found is a move of which no page stayed as it was. A program that frees a buffer and fills a new one with the same bytes is taken
-//! to have moved it. Comparing contents cannot tell the two apart.
+//! Not found is a move of which no page stayed as it was. A program that frees a buffer and fills a
+//! new one with the same bytes is taken to have moved it. Comparing contents cannot tell the two
+//! apart.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;

@@ -108,7 +108,8 @@ pub fn start(command: &[OsString], follow: Follow) -> anyhow::Result<(Tracees, u
         bail!("{}", refusal(pid, &error));
     }
     release.write_all(&[1])?;
-    // Until it is known whether the exec failed, nobody else may wait for the child: `spawn` does so then.
+    // Until it is known whether the exec failed, no other code may wait for the child: `spawn` does
+    // so then.
     let until = Instant::now() + START_WITHIN;
     while !starting.is_finished() {
         ensure!(Instant::now() < until, "{name} does not start");

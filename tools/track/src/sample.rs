@@ -1,12 +1,13 @@
-//! How much of a program is watched: all of it, or so many of its blocks as can be looked at in a pause. Pure.
+//! The watched part of a program: all of it, or as many of its blocks as a look can take in a
+//! pause. Pure.
 //!
 //! Which blocks these are, [`crate::watch`] says by their *place* between 0 and 2^64.
 //!
-//! A sample only ever narrows: what is watched is a part of what was watched before,
-//! so that of every block in it is known what it held. Hence it must not become too
-//! narrow, for good, by one bad moment of the machine. Whatever a look seems to say,
-//! a sample keeps the blocks nearest to 0 that had [`LEAST`] pages to look at, and no
-//! look passes over as many ([`crate::look`]): it is always read, and never empty.
+//! A sample only ever narrows: the watched part is a part of the one before, so that the former
+//! contents of every block in it are known. It must therefore not become too narrow, for good, by
+//! one bad moment of the machine. Whatever a look seems to say, a sample keeps the blocks nearest
+//! to 0 that had [`LEAST`] pages to look at, and no look passes over as many ([`crate::look`]). So
+//! it is always read, and never empty.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,28 +18,29 @@ use crate::sight::{Look, Took};
 use crate::snapshot::BLOCK;
 use crate::watch::Watch;
 
-/// What a look costs a page at most, where it is only found, and where it is read: for the first guess of what fits
-/// into a pause.
+/// The greatest cost of a look per page, where it is only found, and where it is read: for the
+/// first guess of what fits into a pause.
 const FIND_NS: u64 = 60;
 const READ_NS: u64 = 1500;
 
-/// Looks in a row that are cut short although they should have fitted: fewer are taken for somebody else's use of the
-/// CPU.
+/// Looks in a row that are cut short although they should have fitted: fewer are taken for somebody
+/// else's use of the CPU.
 const CUTS: u32 = 3;
 
 /// Pages that a sample keeps: a block's.
 const LEAST: u64 = BLOCK / PAGE as u64;
 
-/// The most that a sample of [`LEAST`] pages has: the last of its blocks may have brought all but one of its own.
+/// The most that a sample of [`LEAST`] pages has: the last of its blocks may have brought all but
+/// one of its own.
 pub const LEAST_AT_MOST: u64 = 2 * LEAST - 1;
 
-/// Before anything was looked at, so many blocks' worth is kept: pages may lie unevenly.
+/// Before anything was looked at, this many pages are kept, because pages may lie unevenly.
 const AT_FIRST: u64 = 16 * LEAST;
 
 /// At some point a sample says nothing: a window without any dirty line is idle.
 const NARROWEST: u64 = 1 << 12;
 
-/// What one look at all processes saw, and what it took.
+/// The findings of one look at all processes, and its time.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
     /// Pages that are there, by their block's place.
@@ -70,7 +72,7 @@ impl Seen {
     }
 }
 
-/// What is watched of a program, within its limits.
+/// The watched part of a program, within its limits.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample {
     one_in: u64,
@@ -88,17 +90,18 @@ impl Sample {
         Sample { one_in: 1, limit: max_pause.as_nanos().max(1) as u64, memory: max_memory.max(1), cuts: 0 }
     }
 
-    /// One block in so many is watched.
+    /// One block in this many is watched.
     pub fn one_in(&self) -> u64 {
         self.one_in
     }
 
-    /// What is watched of a process.
+    /// The watched part of a process.
     pub fn of(&self, process: u32) -> Watch {
         Watch { one_in: self.one_in, process }
     }
 
-    /// A process with so many resident pages is begun with. `read`: all of it has to be read in each look.
+    /// Begins with a process of `resident` resident pages. `read`: all of it has to be read in each
+    /// look.
     pub fn begin(&mut self, resident: u64, read: bool) {
         let cost = resident * if read { READ_NS } else { 2 * FIND_NS };
         let fits = cost.div_ceil(self.limit).min(resident / AT_FIRST);
@@ -112,7 +115,8 @@ impl Sample {
         }
     }
 
-    /// Watches less where a look took too long, or what is recorded, bytes, is too much. Returns whether it does.
+    /// Watches less where a look took too long, or what is recorded, bytes, is too much. Returns
+    /// whether it does.
     pub fn fit(&mut self, seen: &Seen, recorded: u64) -> bool {
         let before = self.one_in;
         let [present, wanted] = [&seen.present, &seen.wanted].map(|by_place| by_place.values().sum::<u64>());
@@ -128,7 +132,8 @@ impl Sample {
             self.narrow_by(over.next_power_of_two().clamp(2, 16), by_place);
             self.cuts = 0;
         } else if self.cuts >= CUTS && finding + reading > self.limit / 2 {
-            // Less than that is not what takes the time: a smaller sample would be cut as well, and say nothing.
+            // Less than that is not what takes the time: a smaller sample would be cut as well, and
+            // say nothing.
             self.narrow_by(2, by_place);
             self.cuts = 0;
         } else if slow_to_find {
@@ -143,7 +148,7 @@ impl Sample {
         self.one_in = self.one_in.max(one_in).min(NARROWEST);
     }
 
-    /// Watches one block in so many of those watched, but keeps [`LEAST`] of these pages.
+    /// Watches one block in `factor` of those watched, but keeps [`LEAST`] of these pages.
     fn narrow_by(&mut self, factor: u64, pages: &BTreeMap<u64, u64>) {
         let mut kept = 0;
         let last = pages.iter().find(|(_, pages)| {

@@ -32,7 +32,7 @@ use crate::tracees::{Attended, Event, Tracees};
 pub struct Settings {
     /// Length of a window.
     pub window: Duration,
-    /// End after so many.
+    /// End after this many.
     pub windows: Option<usize>,
     /// End after this time.
     pub duration: Option<Duration>,
@@ -64,11 +64,11 @@ pub enum End {
 struct Tracked {
     eyes: Eyes,
     process: Process,
-    /// What was written since its memory was copied is copied again.
+    /// Pages written since its memory was copied are copied again.
     settled: bool,
 }
 
-/// Seen when a process had run its last instruction, for the window in which it ended.
+/// The sight of a process that had run its last instruction, for the window in which it ended.
 #[derive(Default)]
 struct LastWords {
     found: Found,
@@ -83,9 +83,9 @@ pub struct Session {
     settings: Settings,
     processes: BTreeMap<u32, Tracked>,
     sample: Sample,
-    /// Nobody could be looked at since.
+    /// No process could be looked at since.
     unseen_since: Option<Instant>,
-    /// What processes that have ended since the last look had written.
+    /// The writes of processes that have ended since the last look.
     last_words: Option<LastWords>,
     /// Threads at the last look.
     threads: usize,
@@ -119,7 +119,8 @@ impl Session {
 
     /// Lets the program go.
     pub fn leave(mut self) {
-        // Tracking ends with its descriptors, before the program runs on: nothing of it is left then.
+        // Tracking ends with its descriptors, before the program runs on: nothing of it is left
+        // then.
         self.tracees.leave();
         self.processes.clear();
     }
@@ -135,7 +136,7 @@ impl Session {
             self.react()?;
         } else {
             self.begin(self.program)?;
-            // The first look: what was written while its memory was copied. No window.
+            // The first look: pages written while its memory was copied. No window.
             self.look(Instant::now())?;
         }
         let mut windows = 0;
@@ -270,7 +271,7 @@ impl Session {
                 at += if n < len { (n / PAGE * PAGE + PAGE) as u64 } else { n as u64 };
                 match self.tracees.attend(Instant::now())? {
                     Attended::Time => {}
-                    // Whoever called looks into it.
+                    // The caller looks into it.
                     _ => return Ok(()),
                 }
             }
@@ -280,7 +281,8 @@ impl Session {
 
     /// Holds everybody, looks, lets go, and counts the window that began at `started`.
     fn look(&mut self, started: Instant) -> io::Result<Window> {
-        // Stores are told for the first time since this began, if nobody could be looked at when that was over.
+        // Stores are told for the first time since this began, if nobody could be looked at when
+        // that was over.
         let started = self.unseen_since.take().unwrap_or(started);
         let held = Instant::now();
         let stood = self.tracees.hold(self.settings.max_pause)?;
@@ -332,7 +334,7 @@ impl Session {
         Ok(window)
     }
 
-    /// Looks at a process that has run its last instruction, alone: nobody else stands for it.
+    /// Looks at a process that has run its last instruction, alone: no other process stops for it.
     fn last_look(&mut self, process: u32) -> io::Result<()> {
         let begun = Instant::now();
         let Some(tracked) = self.processes.get_mut(&process) else { return Ok(()) };
@@ -361,7 +363,7 @@ impl Session {
         Ok(())
     }
 
-    /// The window that nobody is left to be looked at after: what was seen at the end.
+    /// The window after which no process is left to be looked at: what was seen at the end.
     fn last_window(&mut self, started: Instant) -> Option<Window> {
         let LastWords { found, settled, cut, pause } = self.last_words.take()?;
         let (length, one_in) = (started.elapsed(), self.sample.one_in());

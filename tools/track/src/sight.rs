@@ -1,4 +1,4 @@
-//! What a look sees. Pure.
+//! The sight of a look. Pure.
 
 use std::time::Duration;
 
@@ -14,12 +14,13 @@ pub struct Page {
     pub told: bool,
 }
 
-/// What was seen of a process while it stood.
+/// The sight of a process while it stood.
 #[derive(Clone, Debug, Default)]
 pub struct Look {
     /// Its mappings.
     pub mappings: Vec<Mapping>,
-    /// Pages that are there, in memory or in swap, in the watched part of tracked mappings, in order.
+    /// Pages that are there, in memory or in swap, in the watched part of tracked mappings, in
+    /// order.
     pub present: Vec<Range>,
     /// Pages that were read, in order.
     pub pages: Vec<Page>,
@@ -36,6 +37,6 @@ pub struct Took {
     pub finding: Duration,
     /// Reading it.
     pub reading: Duration,
-    /// Not all was read for want of time.
+    /// Some pages were not read, because time ran out.
     pub cut: bool,
 }

@@ -1,4 +1,4 @@
-//! What each page held at the last look.
+//! The contents of each page at the last look.
 //!
 //! Pages are kept in blocks of 2 MiB, whose memory comes zeroed from the kernel
 //! and costs nothing until a page is recorded in it.
@@ -12,7 +12,7 @@ use crate::diff::PAGE;
 pub const BLOCK: u64 = 2 << 20;
 const PAGES: usize = BLOCK as usize / PAGE;
 
-/// What is recorded of an address space's pages.
+/// The records of an address space's pages.
 #[derive(Default)]
 pub struct Snapshot {
     blocks: BTreeMap<u64, Block>,
@@ -27,14 +27,14 @@ struct Block {
     unknown: [u64; PAGES / 64],
 }
 
-/// What a page held.
+/// The former contents of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Before<'a> {
     /// These bytes.
     Recorded(&'a [u8; PAGE]),
     /// It was there, unread.
     Unknown,
-    /// Nothing is recorded: whatever unseen pages of its mapping hold.
+    /// No record: the contents of unseen pages of its mapping.
     Unseen,
 }
 
@@ -55,7 +55,7 @@ fn place(address: u64) -> (u64, usize) {
 }
 
 impl Snapshot {
-    /// What the page at this address held.
+    /// The former contents of the page at this address.
     pub fn before(&self, address: u64) -> Before<'_> {
         let (block, page) = place(address);
         match self.blocks.get(&block) {
@@ -92,7 +92,8 @@ impl Snapshot {
         self.drop_empty(range);
     }
 
-    /// Forgets the pages of a range that are in none of these runs, which are in order: they are not there any more.
+    /// Forgets the pages of a range that are in none of these runs, which are in order: they are
+    /// not there any more.
     pub fn forget_absent(&mut self, range: &Range, present: &[Range]) {
         let mut runs = present.iter().peekable();
         for (at, page) in self.pages(range) {
@@ -116,7 +117,8 @@ impl Snapshot {
         });
     }
 
-    /// Takes out what is known of a range: pages by their distance from its start, with their bytes if recorded.
+    /// Takes out what is known of a range: pages by their distance from its start, with their bytes
+    /// if recorded.
     pub fn take(&mut self, range: &Range) -> Vec<(u64, Option<Box<[u8; PAGE]>>)> {
         let places = self.pages(range).into_iter().map(|(at, page)| at * BLOCK + (page * PAGE) as u64);
         let taken = places.map(|address| match self.before(address) {

@@ -1,12 +1,12 @@
-//! What the kernel says of a thread when it is asked: its process, its tracer, where it stands.
+//! The kernel's facts about a thread: its process, its tracer, where it stands.
 
 use std::io;
 use std::time::Duration;
 
 use farmem_sys::ptrace;
 
-/// Whether a stopped thread is in a system call that was interrupted, and that the kernel is to restart, or to let
-/// fail if a handler runs before.
+/// Whether a stopped thread is in a system call that was interrupted, and that the kernel is to
+/// restart, or to let fail if a handler runs before.
 pub fn is_in_call(tid: u32) -> io::Result<bool> {
     let registers = ptrace::registers(tid)?;
     // ERESTARTSYS, ERESTARTNOINTR, ERESTARTNOHAND, ERESTART_RESTARTBLOCK, which no program sees.
@@ -37,7 +37,7 @@ pub fn process_of(tid: u32) -> Option<u32> {
     status_of(tid, "Tgid")?.parse().ok()
 }
 
-/// Who traces a thread.
+/// The tracer of a thread.
 pub fn tracer_of(tid: u32) -> Option<u32> {
     status_of(tid, "TracerPid")?.split_whitespace().next()?.parse().ok().filter(|&tracer| tracer != 0)
 }

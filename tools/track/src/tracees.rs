@@ -38,16 +38,19 @@ use crate::threads::{cannot_run, is_in_call, is_zombie, process_of, tids, tracer
 pub enum Event {
     /// This process is another program now; it is stopped at its first instruction.
     Execed(u32),
-    /// This one has a child; it is stopped at its first instruction. `shares`: their memory, until it execs.
+    /// This one has a child; it is stopped at its first instruction. `shares`: their memory, until
+    /// it execs.
     Forked {
         /// The child.
         child: u32,
         /// It runs in its parent's memory.
         shares: bool,
     },
-    /// A system call of this process is over, after all had been asleep: [`Tracees::await_return`]. Its thread is held.
+    /// A system call of this process is over, after all had been asleep: [`Tracees::await_return`].
+    /// Its thread is held.
     Returned(u32),
-    /// Nobody will run this process's code any more, but its memory is there, until [`Tracees::let_end`].
+    /// The process's code will not run any more, but its memory is there, until
+    /// [`Tracees::let_end`].
     Ending(u32),
     /// This one is gone.
     Ended {
@@ -61,7 +64,8 @@ pub enum Event {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Running,
-    /// It will take this signal when it goes on (0: none). `inside`: within a system call, not at its end.
+    /// It will take this signal when it goes on (0: none). `inside`: within a system call, not at
+    /// its end.
     Stopped {
         signal: i32,
         inside: bool,
@@ -100,7 +104,7 @@ pub enum Edge {
     At(u32),
     /// All are in system calls that the kernel would have to restart.
     Asleep,
-    /// Nobody stands where it can be told.
+    /// No thread stands where it can be told.
     Nobody,
 }
 
@@ -126,9 +130,9 @@ pub enum Attended {
     Time,
     /// There are events to [take](Tracees::events).
     Event,
-    /// Somebody asked for the end: Ctrl-C, SIGTERM.
+    /// The end was asked for: Ctrl-C, SIGTERM.
     Interrupted,
-    /// Nobody is left to attend to.
+    /// No process is left to attend to.
     Nobody,
 }
 
@@ -139,7 +143,8 @@ const LOOK_EVERY: Duration = Duration::from_micros(200);
 const NOBODY_FOR: Duration = Duration::from_secs(1);
 
 impl Tracees {
-    /// Takes this process's signals, which tell of tracees too. `ours`: the program will be a child of ours.
+    /// Takes this process's signals, which tell of tracees too. `ours`: the program will be a child
+    /// of ours.
     ///
     /// # Errors
     /// The kernel's.
@@ -166,10 +171,10 @@ impl Tracees {
     /// Attaches to every thread of a process. Nothing is left attached on error.
     ///
     /// # Errors
-    /// The kernel's, for the process's first thread; threads that end meanwhile are none.
+    /// The kernel's, for the process's first thread. Threads that end meanwhile are no error.
     pub fn attach(&mut self, process: u32) -> io::Result<()> {
-        // New threads of a seized one are attached by the kernel, those of one not yet seized are found by
-        // looking once more, until a look finds none.
+        // New threads of a seized one are attached by the kernel, those of one not yet seized are
+        // found by looking once more, until a look finds none.
         loop {
             let mut new = 0;
             for tid in tids(process) {
@@ -210,7 +215,8 @@ impl Tracees {
         self.threads.is_empty()
     }
 
-    /// A living thread of a process, by which to look into its memory. The first thread may be dead, the others alive.
+    /// A living thread of a process, by which to look into its memory. The first thread may be
+    /// dead, the others alive.
     pub fn thread_of(&self, process: u32) -> Option<u32> {
         let of_it = self.threads.iter().filter(|(_, thread)| thread.process == process);
         let alive = of_it.filter(|(_, thread)| thread.state != State::Gone).map(|(&tid, _)| tid);
@@ -219,7 +225,7 @@ impl Tracees {
         alive.find(|tid| !is_zombie(*tid)).or(first)
     }
 
-    /// What happened since it was last asked.
+    /// The events since the last call.
     pub fn events(&mut self) -> Vec<Event> {
         std::mem::take(&mut self.events)
     }
@@ -253,9 +259,10 @@ impl Tracees {
         }
     }
 
-    /// Stops everybody, and keeps whoever stops from now on. Returns since when somebody has been standing, if all do
-    /// before that is longer than `limit`; threads that cannot run the program's code are not waited for. While nobody
-    /// stands, threads wait for a CPU, as they would have done without us, and the program loses nothing by it.
+    /// Stops everybody, and keeps whoever stops from now on. Returns since when somebody has been
+    /// standing, if all do before that is longer than `limit`; threads that cannot run the
+    /// program's code are not waited for. While nobody stands, threads wait for a CPU, as they
+    /// would have done without us, and the program loses nothing by it.
     ///
     /// # Errors
     /// The kernel's.
@@ -319,7 +326,7 @@ impl Tracees {
     /// Lets everybody go for good, with the signals that they were to take.
     pub fn leave(&mut self) {
         self.leaving = true;
-        // Who does not stop in this time is let go by the kernel when this process ends.
+        // A thread that does not stop in this time is let go by the kernel when this process ends.
         let _ = self.hold(Duration::from_secs(2));
         for (&tid, thread) in &self.threads {
             match thread.state {
@@ -331,8 +338,9 @@ impl Tracees {
         self.threads.clear();
     }
 
-    /// Finds a held thread of a process between two instructions of the program, with no signal to take and no
-    /// system call to be restarted; or brings one there, by the signal that it has to take if there is one.
+    /// Finds a held thread of a process between two instructions of the program, with no signal to
+    /// take and no system call to be restarted; or brings one there, by the signal that it has to
+    /// take if there is one.
     ///
     /// # Errors
     /// The kernel's.
@@ -358,7 +366,8 @@ impl Tracees {
         Ok(if asleep { Edge::Asleep } else { Edge::Nobody })
     }
 
-    /// The stack pointers of a process's threads; `None` if one of them does not stand where it can be asked.
+    /// The stack pointers of a process's threads; `None` if one of them does not stand where it can
+    /// be asked.
     pub fn stack_pointers(&self, process: u32) -> Option<Vec<u64>> {
         let of_it = self.threads.iter().filter(|(_, thread)| thread.process == process && thread.state != State::Gone);
         of_it.map(|(&tid, _)| Some(ptrace::registers(tid).ok()?.rsp)).collect()
@@ -380,18 +389,20 @@ impl Tracees {
         Ok(self.threads.get(&tid).is_some_and(|thread| thread.state == edge))
     }
 
-    /// Has [`Event::Returned`] told when one of a held process's threads, all of them asleep in system calls, returns
-    /// from its call.
+    /// Has [`Event::Returned`] told when one of a held process's threads, all of them asleep in
+    /// system calls, returns from its call.
     pub fn await_return(&mut self, process: u32) {
         for (&tid, thread) in self.threads.iter_mut().filter(|(_, thread)| thread.process == process) {
             thread.awaited = is_in_call(tid).unwrap_or(false);
         }
     }
 
-    /// Waits for what a held thread tells that was let go by somebody else; its end is taken note of here.
+    /// Waits for what a held thread tells that was let go by somebody else; its end is taken note
+    /// of here.
     ///
     /// # Errors
-    /// ESRCH: it has ended, or ends. ETIMEDOUT: it runs still. It is none of the held any more then.
+    /// ESRCH: it has ended, or ends. ETIMEDOUT: it runs still. It is none of the held any more
+    /// then.
     pub fn told_by(&mut self, tid: u32, until: Instant) -> io::Result<Told> {
         let error = loop {
             match ptrace::told_by(tid as i32) {
@@ -411,7 +422,7 @@ impl Tracees {
         Err(error)
     }
 
-    /// What a thread told was dealt with by somebody else, and it is in a group stop now.
+    /// A report of the thread was handled elsewhere, and it is in a group stop now.
     pub fn note_group_stop(&mut self, tid: u32) {
         if let Some(thread) = self.threads.get_mut(&tid) {
             let _ = ptrace::listen(tid);
@@ -423,7 +434,8 @@ impl Tracees {
         let Some(arrived) = self.signals.next(limit) else { return };
         match arrived.number {
             libc::SIGINT | libc::SIGTERM | libc::SIGHUP | libc::SIGQUIT => self.interrupted = true,
-            // The program that shares our terminal stops too; what it is stopped by we must pass on before.
+            // The program that shares our terminal stops too; the signal that stops it must be
+            // passed on before.
             libc::SIGTSTP if self.ours && !arrived.sent => {
                 let until = Instant::now() + Duration::from_millis(100);
                 while Instant::now() < until && self.drain().is_ok() {

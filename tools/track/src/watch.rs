@@ -8,11 +8,11 @@
 use crate::cover::Range;
 use crate::snapshot::BLOCK;
 
-/// Which blocks of a process are watched, chosen by a hash of their number, so that neither an array's stride nor its
-/// place decides.
+/// Which blocks of a process are watched, chosen by a hash of their number, so that neither an
+/// array's stride nor its place decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Watch {
-    /// About one block in so many; of neighbours, one in so many to within one or two.
+    /// One block in about this many; of neighbours, to within one or two.
     pub one_in: u64,
     /// Other blocks in each process: a child has its parent's addresses.
     pub(crate) process: u32,

@@ -155,11 +155,11 @@ impl Recorder {
         option
     }
 
-    /// QEMU's arguments and environment for a program. Variables that the dynamic loader heeds are meant for the
-    /// program: QEMU sets them there, and does not see them itself.
+    /// QEMU's arguments and environment for a program. Variables that the dynamic loader heeds are
+    /// meant for the program: QEMU sets them there, and does not see them itself.
     pub fn command_line(&self, plan: Plan, environment: &[OsString]) -> (Vec<OsString>, Vec<OsString>) {
         let mut arguments: Vec<OsString> = vec![self.qemu.clone().into_os_string()];
-        // What the processor can do is what QEMU can: programs choose their code by it.
+        // The emulated processor has everything that QEMU offers: programs choose their code by it.
         arguments.extend(["-cpu", "max", "-plugin"].map(OsString::from));
         arguments.push(self.plugin(&plan.file.canonicalize().unwrap_or_else(|_| plan.file.clone())));
         let mut given = plan.arguments.into_iter();
@@ -173,7 +173,7 @@ impl Recorder {
             arguments.push("-E".into());
             arguments.push(variable.clone());
         }
-        // What begins with a dash would be taken for an option.
+        // A name that begins with a dash would be taken for an option.
         arguments.push(match plan.file.as_os_str().as_bytes() {
             [b'-', ..] => Path::new(".").join(plan.file).into_os_string(),
             _ => plan.file.into_os_string(),

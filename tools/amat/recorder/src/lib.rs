@@ -1,7 +1,8 @@
-//! The plugin that records a program's loads and stores under QEMU, and its other end in `farmem amat`.
+//! The plugin that records a program's loads and stores under QEMU, and its other end in `farmem
+//! amat`.
 //!
-//! `farmem amat` starts `qemu-x86_64` with this library as a plugin. QEMU calls it for each load and
-//! store; it writes eight bytes a reference into memory that both processes map:
+//! `farmem amat` starts `qemu-x86_64` with this library as a plugin. QEMU calls it for each load
+//! and store; it writes eight bytes a reference into memory that both processes map:
 //!
 //! ```text
 //!  program under qemu-x86_64                          farmem amat

@@ -1,7 +1,7 @@
-//! QEMU's side: what it calls when it translates and runs the program.
+//! QEMU's side: the functions that it calls when it translates and runs the program.
 //!
-//! QEMU loads this library, looks for `qemu_plugin_version`, and calls `qemu_plugin_install`. From then
-//! on it calls
+//! QEMU loads this library, looks for `qemu_plugin_version`, and calls `qemu_plugin_install`. From
+//! then on it calls
 //!
 //! | callback | when | what it does |
 //! |---|---|---|
@@ -11,11 +11,11 @@
 //! | `called` | a system call begins | follows an exec |
 //! | `exited` | a thread ends | hands its chunk over |
 //!
-//! `CURRENT` has each thread's chunk, by QEMU's number of the thread. An entry is written only by its
-//! thread, or by the one thread that a fork leaves.
+//! `CURRENT` has each thread's chunk, by QEMU's number of the thread. An entry is written only by
+//! its thread, or by the one thread that a fork leaves.
 //!
-//! A forked child is not recorded unless `follow=on`: its entries then name one private chunk that is
-//! overwritten again and again, so that the callbacks need not ask.
+//! A forked child is not recorded unless `follow=on`: its entries then name one private chunk that
+//! is overwritten again and again, so that the callbacks need not ask.
 //!
 //! The plugin's interface is stable in C (`qemu-plugin.h`, versions 1 to 6 agree in what is used
 //! here). QEMU's functions are found by name at run time, so that this library links anywhere.
@@ -45,7 +45,8 @@ type OnThread = unsafe extern "C" fn(Id, c_uint);
 const NO_REGISTERS: c_int = 0;
 const LOADS_AND_STORES: c_int = 3;
 
-/// The version of the interface that QEMU is told: the oldest that it still takes. Set before QEMU reads it.
+/// The version of the interface that QEMU is told: the oldest that it still takes. Set before QEMU
+/// reads it.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals)]
 pub static qemu_plugin_version: AtomicI32 = AtomicI32::new(1);
@@ -105,7 +106,7 @@ static HIGH: AtomicU32 = AtomicU32::new(0);
 /// Nothing is recorded any more.
 static IS_SILENT: AtomicBool = AtomicBool::new(false);
 static PID: AtomicU32 = AtomicU32::new(0);
-/// What QEMU adds to the program's addresses.
+/// The offset that QEMU adds to the program's addresses.
 static BASE: AtomicI64 = AtomicI64::new(0);
 
 /// A chunk that nobody reads.
@@ -113,7 +114,8 @@ static BASE: AtomicI64 = AtomicI64::new(0);
 struct Waste(Chunk, [AtomicU64; ROOM as usize]);
 static WASTE: Waste = Waste(Chunk::full(), [const { AtomicU64::new(0) }; ROOM as usize]);
 
-/// Runs when the library is loaded. A QEMU from 8.2 on has no `qemu_plugin_n_vcpus`, and takes no version below 2.
+/// Runs when the library is loaded. A QEMU from 8.2 on has no `qemu_plugin_n_vcpus`, and takes no
+/// version below 2.
 extern "C" fn loaded_by() {
     if function(c"qemu_plugin_n_vcpus").is_null() {
         qemu_plugin_version.store(2, Ordering::Relaxed);
@@ -194,8 +196,8 @@ pub unsafe extern "C" fn qemu_plugin_install(
     if PLUGIN.set(Plugin { qemu, ring, recorder }).is_err() {
         return refuse("loaded twice");
     }
-    // SAFETY: this plugin's id, and callbacks of the types that QEMU calls them by. `forked` runs in the child
-    // before anything else of this library.
+    // SAFETY: this plugin's id, and callbacks of the types that QEMU calls them by. `forked` runs
+    // in the child before anything else of this library.
     unsafe {
         libc::pthread_atfork(None, None, Some(forked));
         on_translate(id, translated);
@@ -221,16 +223,18 @@ unsafe extern "C" fn translated(_: Id, block: Block) {
                 let bytes = (qemu.bytes)(instruction).min(15);
                 note |= kind_of(std::slice::from_raw_parts(code, bytes));
             }
-            // One callback for both: QEMU 7.2 takes loads for stores where only one of them is asked for.
+            // One callback for both: QEMU 7.2 takes loads for stores where only one of them is
+            // asked for.
             (qemu.on_access)(instruction, accessed, NO_REGISTERS, LOADS_AND_STORES, note as *mut c_void);
         }
     }
 }
 
-/// What the bytes of an instruction say about its references.
+/// The kind of references of an instruction, from its bytes.
 ///
-/// A string instruction (movs, cmps, stos, lods, scas) may repeat. One with a `lock` prefix, or `xchg` with memory,
-/// loads and stores the same bytes; QEMU calls that a store if other threads run.
+/// A string instruction (movs, cmps, stos, lods, scas) may repeat. One with a `lock` prefix, or
+/// `xchg` with memory, loads and stores the same bytes; QEMU calls that a store if other threads
+/// run.
 fn kind_of(code: &[u8]) -> u64 {
     let is_prefix =
         |byte: &&u8| matches!(byte, 0x26 | 0x2e | 0x36 | 0x3e | 0x40..=0x4f | 0x64..=0x67 | 0xf0 | 0xf2 | 0xf3);
@@ -262,7 +266,8 @@ unsafe extern "C" fn accessed(thread: c_uint, info: u32, address: u64, note: *mu
     let (size, is_store) = unsafe { ((qemu.size_shift)(info), (qemu.is_store)(info)) };
     let about = (u64::from(size & 7) << word::SIZE) | (u64::from(is_store) * word::STORE);
     let word = address & word::ADDRESS | about | note as u64;
-    // SAFETY: entries name chunks that live as long as the process, each with its words unless it is FULL.
+    // SAFETY: entries name chunks that live as long as the process, each with its words unless it
+    // is FULL.
     unsafe {
         if !Chunk::add(entry(thread).load(Ordering::Relaxed), word) {
             Chunk::add(next(thread), word);
@@ -319,8 +324,8 @@ unsafe extern "C" fn forked() {
     }
 }
 
-/// A system call begins. An exec is carried out here, with QEMU and this plugin in front of the program. Any
-/// other call, and an exec that would fail, is left to QEMU.
+/// A system call begins. An exec is carried out here, with QEMU and this plugin in front of the
+/// program. Any other call, and an exec that would fail, is left to QEMU.
 #[allow(clippy::too_many_arguments)]
 unsafe extern "C" fn called(
     _: Id,
@@ -354,7 +359,7 @@ unsafe extern "C" fn called(
     }
 }
 
-/// What a program asks to be executed.
+/// A program that is to be executed.
 struct Program {
     file: PathBuf,
     /// It is open, and executed as such.
@@ -397,7 +402,8 @@ impl Memory {
         self.0.read_at(into, at).ok().filter(|&n| n > 0)
     }
 
-    /// Up to the zero byte. Read page by page: what lies behind the string's last page may not be readable.
+    /// Up to the zero byte. Read page by page, because the page behind the string's last one may
+    /// not be readable.
     fn string(&self, mut at: u64) -> Option<OsString> {
         let mut all = vec![];
         while all.len() < Memory::LONGEST {
@@ -416,7 +422,8 @@ impl Memory {
         None
     }
 
-    /// An array of strings that ends with a null pointer. The kernel takes a null pointer for an empty one.
+    /// An array of strings that ends with a null pointer. The kernel takes a null pointer for an
+    /// empty one.
     fn strings(&self, array: u64) -> Option<Vec<OsString>> {
         let mut all = vec![];
         while array != 0 && all.len() < Memory::MOST {
@@ -455,7 +462,8 @@ impl Recorder {
         let pointers = |strings: &[CString]| {
             strings.iter().map(|string| string.as_ptr()).chain([std::ptr::null()]).collect::<Vec<_>>()
         };
-        // SAFETY: strings that end with a zero byte, in arrays that end with a null pointer, alive during the call.
+        // SAFETY: strings that end with a zero byte, in arrays that end with a null pointer, alive
+        // during the call.
         unsafe { libc::execve(qemu.as_ptr(), pointers(&argv).as_ptr(), pointers(&envp).as_ptr()) };
     }
 }

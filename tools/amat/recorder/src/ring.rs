@@ -7,15 +7,15 @@
 //!   FREE ───────────────────► HELD (len grows) ──────────────► READY ──────────────────► FREE
 //! ```
 //! A thread of the program holds one chunk and writes into it. A full one becomes `READY` with the
-//! next *ticket*; the consumer reads the `READY` chunk of the lowest ticket, so the chunks of a thread
-//! are read in order. A producer waits while `MOST_READY` chunks are not yet read.
+//! next *ticket*; the consumer reads the `READY` chunk of the lowest ticket, so the chunks of a
+//! thread are read in order. A producer waits while `MOST_READY` chunks are not yet read.
 //!
-//! A chunk states its length at every moment. What a process that ended, however it ended, still held
-//! is therefore read too: by the consumer at the end, or, after an exec, as soon as the new program
-//! starts in the same process.
+//! A chunk states its length at every moment. So chunks of a process that has ended, in any way,
+//! are read too: by the consumer at the end, or, after an exec, as soon as the new program starts
+//! in the same process.
 //!
-//! Nobody waits for ever. A consumer that is gone, or has read enough, is noticed within `WAIT_NS`;
-//! then chunks are overwritten and nobody reads them.
+//! No wait is endless. A consumer that is gone, or has read enough, is noticed within `WAIT_NS`;
+//! then chunks are overwritten unread.
 
 #![allow(unsafe_code)] // Chunks are reached by pointers into shared memory, on the way of every reference.
 
@@ -35,7 +35,8 @@ const HEAD: usize = 64;
 const STATES: usize = 4096;
 const FIRST: usize = STATES + 4 * CHUNKS as usize;
 const LEN: usize = FIRST + CHUNKS as usize * CHUNK;
-/// Chunks filled and not yet read, at most: 2 MiB. Enough that neither side waits for the other's sleep.
+/// Chunks filled and not yet read, at most: 2 MiB. Enough that neither side waits for the other's
+/// sleep.
 const MOST_READY: u32 = 32;
 /// After so long a waiting producer looks whether the consumer is still there.
 const WAIT_NS: u64 = 100_000_000;
@@ -68,7 +69,7 @@ struct Control {
     too_many: AtomicU32,
 }
 
-/// What a chunk begins with.
+/// The beginning of a chunk.
 #[repr(C)]
 pub struct Chunk {
     /// References written.
@@ -124,8 +125,8 @@ impl Chunk {
     /// `chunk` is followed by the words of a chunk, unless it is full.
     #[inline(always)]
     pub unsafe fn add(chunk: *const Chunk, word: u64) -> bool {
-        // SAFETY: the caller's promise. `len` is below ROOM, so the word lies in the chunk, even if another
-        // thread (of a forked child that is not recorded) writes the same chunk.
+        // SAFETY: the caller's promise. `len` is below ROOM, so the word lies in the chunk, even if
+        // another thread (of a forked child that is not recorded) writes the same chunk.
         unsafe {
             let at = (*chunk).len.load(Ordering::Relaxed);
             if at >= ROOM {
@@ -163,7 +164,7 @@ pub struct Ring {
 /// Why a producer gets no chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoChunk {
-    /// Nobody reads any more.
+    /// There is no reader any more.
     Ended,
     /// Every chunk is held by a thread.
     TooManyThreads,
@@ -232,7 +233,8 @@ impl Ring {
 
     // The producers' half.
 
-    /// A program begins in process `pid`. What the process held under an earlier program is handed over.
+    /// A program begins in process `pid`. The process's chunks of an earlier program are handed
+    /// over.
     pub fn begin(&self, pid: u32) {
         let control = self.control();
         control.begun.fetch_add(1, Ordering::Relaxed);
@@ -319,7 +321,8 @@ impl Ring {
         self.control().too_many.load(Ordering::Relaxed) != 0
     }
 
-    /// Reads the chunk that was handed over first, if any was: its words, and instructions carried out.
+    /// Reads the chunk that was handed over first, if any was: its words, and instructions carried
+    /// out.
     pub fn read(&self, mut to: impl FnMut(&[AtomicU64], u64)) -> bool {
         let control = self.control();
         let all = 0..control.high.load(Ordering::Acquire).min(CHUNKS);
@@ -387,7 +390,7 @@ mod tests {
         unsafe { Chunk::add(chunk, word) }
     }
 
-    /// What is read: the words of each chunk without their flags, and its instructions.
+    /// The words of each chunk without their flags, and its instructions, as they are read.
     fn read(ring: &Ring) -> Vec<(Vec<u64>, u64)> {
         let mut all = vec![];
         while ring.read(|words, instructions| all.push((plain(words), instructions))) {}

@@ -53,8 +53,9 @@ pub struct Direct {
 }
 
 impl Direct {
-    /// Empty, of `size` blocks of `1 << shift` bytes, `ways` to a set (0: one set). `share` of the sets is
-    /// watched, if they are many and nothing is fetched ahead: what is fetched ahead lies in other sets.
+    /// Empty, of `size` blocks of `1 << shift` bytes, `ways` to a set (0: one set). If the sets are
+    /// many and nothing is fetched ahead, only `share` of them is watched: blocks fetched ahead lie
+    /// in other sets.
     pub fn new(size: u64, shift: u32, ways: u32, prefetch: u32, share: f64) -> Direct {
         let ways = if ways == 0 { size } else { u64::from(ways).min(size) }.max(1);
         let sets = (size / ways).max(1);
@@ -81,7 +82,7 @@ impl Direct {
         }
     }
 
-    /// What came of it.
+    /// The result.
     pub fn tally(&self) -> Tally {
         let scale = 1.0 / self.share;
         let (misses, bound) = estimate(self.misses.iter().copied(), scale);
@@ -121,7 +122,8 @@ impl Direct {
         (block.newer, block.older) = (NONE, next);
     }
 
-    /// Makes a block the newest of its set; brings it in if it is not there. Its place, and whether it was.
+    /// Makes a block the newest of its set; brings it in if it is not there. Its place, and whether
+    /// it was.
     fn touch(&mut self, number: u64) -> (u32, bool) {
         let set = (number % self.sets.len() as u64) as usize;
         if let Some(&place) = self.index.get(&number) {

@@ -1,14 +1,13 @@
-//! Local memory: what of far memory is here, for many sizes of it at once.
+//! Local memory: the part of far memory that is here, for many sizes of it at once.
 //!
 //! * [`stack`]: any block anywhere, no prefetch. LRU's stack distances tell the
 //!   misses of every size in one pass.
 //! * [`direct`]: sets, or prefetch. One simulation for each size.
 //!
-//! *Sampling.* Both can watch a part only: `stack` blocks drawn by a hash of
-//! their number (distances then scale: SHARDS, Waldspurger et al., FAST '15),
-//! `direct` sets drawn likewise. What is watched falls into [`GROUPS`] groups by
-//! the same hash; how much they differ tells the error of their sum (random
-//! groups: Wolter, *Introduction to Variance Estimation*, ch. 2).
+//! *Sampling.* Both can watch a part only: `stack` watches blocks drawn by a hash of their number
+//! (distances then scale: SHARDS, Waldspurger et al., FAST '15), `direct` sets drawn likewise. The
+//! watched part falls into [`GROUPS`] groups by the same hash. The differences between groups give
+//! the error of their sum (random groups: Wolter, *Introduction to Variance Estimation*, ch. 2).
 
 pub mod direct;
 pub mod stack;
@@ -23,7 +22,7 @@ pub const GROUPS: usize = 32;
 /// Parts of a block whose dirtiness is told apart.
 pub const PARTS: usize = 64;
 
-/// What one size of local memory made of the trace. Scaled up from what was watched.
+/// The result of one size of local memory, scaled up from the watched part.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Tally {
     /// Blocks that the program waited for, by the kind of the reference.
@@ -34,7 +33,8 @@ pub struct Tally {
     pub bound: f64,
     /// First uses of blocks that had been fetched ahead.
     pub prefetched: u64,
-    /// Blocks fetched that nobody waited for: ahead, or for a line that the CPU wrote back to an absent block.
+    /// Blocks fetched that nobody waited for: ahead, or for a line that the CPU wrote back to an
+    /// absent block.
     pub unawaited: u64,
     /// Blocks that left dirty.
     pub dirty_blocks: u64,
@@ -65,7 +65,7 @@ impl Hasher for Mixed {
 
 type Table<V> = HashMap<u64, V, BuildHasherDefault<Mixed>>;
 
-/// What of blocks or sets is watched.
+/// The watched part of blocks or sets.
 #[derive(Clone, Copy, Debug)]
 struct Sample {
     threshold: u64,
@@ -84,8 +84,8 @@ impl Sample {
     }
 }
 
-/// The sum of `groups` scaled by `scale` = 1 / (share that is watched), and the half-width of its 95 %
-/// confidence interval: none if all is watched.
+/// The sum of `groups` scaled by `scale` = 1 / (share that is watched), and the half-width of its
+/// 95 % confidence interval: none if all is watched.
 fn estimate(groups: impl Iterator<Item = Count> + Clone, scale: f64) -> (Count, f64) {
     let sum = groups.clone().fold(Count::default(), |a, b| Count { read: a.read + b.read, write: a.write + b.write });
     let scaled = |n: u64| (n as f64 * scale).round() as u64;

@@ -116,7 +116,7 @@ impl Stack {
         self.sizes.partition_point(|&size| size < depth) as u8
     }
 
-    /// Times are numbered anew, in the same order, with room for as many again.
+    /// Times are numbered again, in the same order, with room for as many again.
     fn renumber(&mut self) {
         let mut order: Vec<u32> = (0..self.blocks.len() as u32).collect();
         order.sort_unstable_by_key(|&place| self.blocks[place as usize].time);
@@ -132,7 +132,7 @@ impl Stack {
     pub fn tallies(&self) -> Vec<Tally> {
         let scale = 1.0 / self.share;
         let scaled = |n: u64| (n as f64 * scale).round() as u64;
-        // What is still dirty here at the end has cost nothing, by class.
+        // Blocks that are still dirty here at the end have cost nothing, by class.
         let (mut here_blocks, mut here_parts) = (vec![0u64; self.sizes.len() + 1], vec![0u64; self.sizes.len() + 1]);
         for block in self.blocks.iter().filter(|block| block.level > 0) {
             let depth = self.blocks.len() as u64 - self.marks.up_to(block.time as usize) as u64 + 1;

@@ -16,7 +16,8 @@ pub struct Axis {
 const FEW_DECADES: f64 = 2.5;
 
 impl Axis {
-    /// Logarithmic, over all of these figures, which are positive. Ticks are 1, 2, 5 of each decade, or decades alone.
+    /// Logarithmic, over all of these figures, which are positive. Ticks are 1, 2, 5 of each
+    /// decade, or decades alone.
     pub fn logarithmic(figures: impl IntoIterator<Item = f64>, show: impl Fn(f64) -> String) -> Axis {
         let (least, greatest) = range(figures.into_iter().filter(|figure| *figure > 0.0)).unwrap_or((1.0, 10.0));
         let digits: &[f64] = if (greatest / least).log10() < FEW_DECADES { &[1.0, 2.0, 5.0] } else { &[1.0] };
@@ -52,7 +53,7 @@ impl Axis {
         Axis::between(0.0, f64::from(steps) * step, false, ticks, show)
     }
 
-    /// With these ticks, from the least to the greatest of them. What lies beyond stands at an end.
+    /// With these ticks, from the least to the greatest of them. Values beyond stand at an end.
     pub fn with_ticks(ticks: impl IntoIterator<Item = f64>, is_log: bool, show: impl Fn(f64) -> String) -> Axis {
         let mut ticks: Vec<f64> = ticks.into_iter().collect();
         ticks.sort_by(f64::total_cmp);
@@ -91,7 +92,7 @@ impl Axis {
         &self.label
     }
 
-    /// Ticks: where each stands, what it says, and whether it is the reference.
+    /// Ticks: the place of each, its label, and whether it is the reference.
     pub(super) fn ticks(&self) -> impl Iterator<Item = (f64, &str, bool)> {
         self.ticks.iter().map(|(tick, text)| (self.place(*tick), text.as_str(), self.is_reference(*tick)))
     }

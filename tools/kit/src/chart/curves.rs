@@ -9,7 +9,7 @@ use super::{Drawing, width_of};
 pub struct Panel {
     /// Above it.
     pub title: String,
-    /// Below the title: what the axis of heights measures, and what else a reader should know.
+    /// Below the title: the measure of the heights, and other facts that a reader should know.
     pub subtitle: String,
     /// From left to right.
     pub x: Axis,

@@ -8,8 +8,8 @@
 //! | [`mod@axis`] | from figures to places, with ticks |
 //! | `canvas.rs` | what SVG is made of |
 //!
-//! Several drawings make a [`sheet`]. Costs under different systems lie decades apart, so most axes are
-//! logarithmic. A figure is the median over rounds, a thin line its least and greatest.
+//! Several drawings make a [`sheet`]. Costs under different systems lie decades apart, so most axes
+//! are logarithmic. A figure is the median over rounds, a thin line its least and greatest.
 
 pub mod axis;
 mod canvas;
@@ -23,7 +23,8 @@ pub use columns::Columns;
 pub use curves::{Curve, Panel, Point};
 pub use rows::{Rows, Style};
 
-/// Distinct to colour-blind readers too (Okabe and Ito, 2008). The first is for what others are compared with.
+/// Distinct to colour-blind readers too (Okabe and Ito, 2008). The first is for what others are
+/// compared with.
 pub const COLOURS: [&str; 8] = ["#999999", "#000000", "#0072B2", "#56B4E9", "#D55E00", "#E69F00", "#009E73", "#CC79A7"];
 
 /// A part of a sheet.
@@ -34,7 +35,7 @@ pub trait Drawing {
     fn draw(&self, on: &mut Canvas);
 }
 
-/// An SVG document of drawings, so many beside each other, below a title if it is not empty.
+/// An SVG document of drawings in `columns` columns, below a title if it is not empty.
 pub fn sheet<D: Drawing>(title: &str, drawings: &[D], columns: usize) -> String {
     let head = if title.is_empty() { 0.0 } else { 36.0 };
     let mut canvas = Canvas::default();

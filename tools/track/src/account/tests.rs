@@ -11,7 +11,8 @@ use std::collections::BTreeMap;
 
 const P: u64 = PAGE as u64;
 
-/// A process of which everything is known: anonymous pages by number, `None` while nobody has touched them.
+/// A process of which everything is known: anonymous pages by number, `None` while nobody has
+/// touched them.
 #[derive(Clone, Default)]
 struct Model {
     pages: BTreeMap<u64, Memory>,
@@ -23,7 +24,7 @@ struct Model {
 #[derive(Clone, Default)]
 struct Memory {
     bytes: Option<Box<[u8; PAGE]>>,
-    /// What it held at the last look, wherever it was then.
+    /// Its bytes at the last look, wherever it was then.
     before: Option<Box<[u8; PAGE]>>,
     written: bool,
     /// By this page its move will be known: it stays as it is until the next look.
@@ -109,7 +110,8 @@ impl Model {
             }
             Step::Drop(page) => {
                 if let Some(memory) = self.pages.get_mut(&page).filter(|memory| !memory.witness) {
-                    // Touched again before the next look, it is compared with what it held at the last.
+                    // Touched again before the next look, it is compared with what it held at the
+                    // last.
                     memory.bytes = None;
                 }
             }
@@ -117,7 +119,7 @@ impl Model {
         }
     }
 
-    /// What changed since the last look, page by page, and what a tracker sees.
+    /// The changes since the last look, page by page, and a tracker's view of them.
     fn look(&mut self, told: bool) -> (Vec<Change>, u64, Look) {
         let mut look = Look::default();
         let (mut changes, mut silent) = (Vec::new(), 0);
@@ -160,7 +162,7 @@ impl Model {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
 
-    /// Any program's stores, with mappings that come, go and move: what is counted is what changed.
+    /// Any program's stores, with mappings that come, go and move: the count is of what changed.
     #[test]
     fn what_is_counted_is_what_changed(steps in prop::collection::vec(step(), 1..150), told: bool) {
         let mut model = Model::default();

@@ -1,4 +1,4 @@
-//! What tracking found: rows while it runs, a summary at its end, JSON, and a histogram.
+//! The findings of tracking: rows while it runs, a summary at its end, JSON, and a histogram.
 
 pub mod histogram;
 pub mod json;
@@ -13,7 +13,7 @@ use crate::session::{End, Settings};
 
 /// All that was found.
 pub struct Report<'a> {
-    /// What was tracked, for people.
+    /// The tracked program, for people.
     pub program: String,
     /// How.
     pub settings: &'a Settings,
@@ -21,12 +21,12 @@ pub struct Report<'a> {
     pub windows: &'a [Window],
     /// Why it ended.
     pub end: End,
-    /// What could not be done as meant.
+    /// Things that could not be done as meant.
     pub remarks: Vec<String>,
 }
 
-/// Bytes that farmem would send for these dirty pages: lines in records of the eviction log, or whole pages where
-/// most lines are dirty.
+/// Bytes that farmem would send for these dirty pages: lines in records of the eviction log, or
+/// whole pages where most lines are dirty.
 fn sent(tally: &Tally) -> u64 {
     let (few, many) = tally.by_lines.split_at(lines::WHOLE_FROM as usize);
     let logged: u64 = few.iter().enumerate().map(|(n, &pages)| pages * lines::page_bytes(n as u32) as u64).sum();
@@ -39,7 +39,7 @@ impl Report<'_> {
         Pooled::of(self.windows.iter())
     }
 
-    /// By number of threads alive: the pooled windows with so many.
+    /// By number of threads alive: the pooled windows with that number.
     fn by_threads(&self) -> Vec<(usize, Pooled)> {
         let mut counts: Vec<usize> = self.windows.iter().map(|window| window.threads).collect();
         counts.sort_unstable();
@@ -48,7 +48,7 @@ impl Report<'_> {
         counts.into_iter().map(|threads| (threads, of(threads))).filter(|(_, pooled)| pooled.windows > 0).collect()
     }
 
-    /// What tracking cannot see, in sentences.
+    /// Things that tracking cannot see, in sentences.
     fn caveats(&self) -> Vec<String> {
         let sum = |of: fn(&Window) -> u64| self.windows.iter().map(of).sum::<u64>();
         let mut caveats = Vec::new();

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 const P: u64 = PAGE as u64;
 
-/// A look at blocks with so many pages each, all of them written, of which so many were read.
+/// A look at blocks with these numbers of pages, all of them written, of which `most` were read.
 fn look(watch: Watch, blocks: &BTreeMap<u64, u64>, most: u64) -> (Look, u64) {
     let mut look = Look::default();
     for (&block, &pages) in blocks.iter().filter(|&(&block, _)| watch.watches(block)) {
@@ -24,7 +24,7 @@ fn array() -> impl Strategy<Value = BTreeMap<u64, u64>> {
     let array = (at, len, ends.clone()).prop_map(|(at, len, end)| {
         (at..at + len).map(move |block| (block, if block == at { end } else { LEAST })).collect::<Vec<_>>()
     });
-    // And what else a program has: a few pages here and there.
+    // The rest of a program: a few pages here and there.
     let others = prop::collection::vec((0..1_u64 << 26, 1..40_u64), 0..20);
     (array, others).prop_map(|(array, others)| others.into_iter().chain(array).collect())
 }
@@ -39,8 +39,8 @@ fn about_one_block_in_so_many_is_watched() {
 }
 
 proptest! {
-    /// Whatever a machine does, there is something left to look at, and it is no more than a look always reads where
-    /// more does not fit.
+    /// On any machine there is something left to look at. Where more does not fit, it is no more
+    /// than a look always reads.
     #[test]
     fn a_sample_is_never_empty_and_becomes_what_can_be_read(
         blocks in array(),
@@ -71,7 +71,8 @@ proptest! {
         prop_assert!(!always_slow || wanted <= LEAST_AT_MOST.max(limit_us * 1000 / READ_NS), "{wanted}");
     }
 
-    /// A machine on which a look costs much more than is guessed comes to a sample that is read whole in each.
+    /// A machine on which a look costs much more than is guessed comes to a sample that is read
+    /// whole in each.
     #[test]
     fn on_a_slow_machine_every_look_is_whole_in_the_end(blocks in array(), page_us in 2..60_u64) {
         let limit = Duration::from_millis(2);
@@ -95,7 +96,7 @@ fn memory_is_a_limit_whatever_was_left_out_before() {
     let mut sample = Sample::new(Duration::from_secs(1), 100 * BLOCK);
     sample.begin(400 * LEAST, false);
     assert_eq!(sample.one_in(), 4);
-    // What is watched has grown to twice as much as may be recorded.
+    // The watched part has grown to twice as much as may be recorded.
     assert!(sample.fit(&Seen::default(), 200 * BLOCK));
     assert_eq!(sample.one_in(), 8);
     assert!(!sample.fit(&Seen::default(), 100 * BLOCK));

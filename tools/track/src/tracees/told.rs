@@ -1,4 +1,4 @@
-//! What the kernel tells of traced threads, and what becomes of them by it.
+//! The kernel's reports of traced threads, and the state changes that follow.
 
 use std::io;
 
@@ -23,8 +23,8 @@ impl Tracees {
         }
     }
 
-    /// Asks each by itself: a held thread with a signal to take tells of it again and again, before others.
-    /// Threads that nobody knows of yet stand meanwhile, and tell when all go on.
+    /// Asks each by itself: a held thread with a signal to take tells of it again and again, before
+    /// others. Threads that nobody knows of yet stand meanwhile, and tell when all go on.
     fn drain_each(&mut self) -> io::Result<()> {
         for tid in self.threads.keys().copied().collect::<Vec<_>>() {
             // An error: it was ended by another's exec, without a word.
@@ -69,7 +69,8 @@ impl Tracees {
                 self.stopped(tid, 0, true);
             }
             Told::Execed => {
-                // The other threads are gone, some without a word; an exec by one of them took the first's id.
+                // The other threads are gone, some without a word; an exec by one of them took the
+                // first's id.
                 self.threads.retain(|&other, thread| thread.process != tid || other == tid);
                 self.events.push(Event::Execed(tid));
                 self.threads.insert(tid, Thread::new(tid, State::Stopped { signal: 0, inside: true }));
@@ -99,19 +100,21 @@ impl Tracees {
         }
     }
 
-    /// Whether nobody else will run the process's code, now that this thread stands at its end. To say so too early does no
-    /// harm: its memory is looked at once more than need be.
+    /// Whether nobody else will run the process's code, now that this thread stands at its end. To
+    /// say so too early does no harm: its memory is looked at once more than need be.
     fn is_last(&self, process: u32, ending: u32) -> bool {
         let gone = |tid: &u32| self.threads.get(tid).is_some_and(|thread| thread.state == State::Gone);
         // One that was made a moment ago may not have told of itself yet.
         let others: Vec<u32> = tids(process).into_iter().filter(|tid| *tid != ending && !gone(tid)).collect();
-        // A thread that ends by itself leaves its process to the others; one that is made to end may leave it to an exec.
+        // A thread that ends by itself leaves its process to the others; one that is made to end
+        // may leave it to an exec.
         let by_itself = || ptrace::registers(ending).is_ok_and(|of| of.orig_rax == libc::SYS_exit as u64);
         others.iter().all(|&tid| is_zombie(tid))
             || others.len() <= 2 && !by_itself() && others.iter().all(|&tid| is_zombie(tid) || is_in_exec(tid))
     }
 
-    /// Takes in a thread that the kernel has attached. A process that nobody wants to follow is let go.
+    /// Takes in a thread that the kernel has attached. A process that nobody wants to follow is let
+    /// go.
     fn adopt(&mut self, tid: u32) -> bool {
         let process = process_of(tid).unwrap_or(tid);
         let known = self.threads.values().any(|thread| thread.process == process);
