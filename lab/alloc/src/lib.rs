@@ -17,7 +17,7 @@
 //! | [`command`] | the command |
 //! | [`found`], [`figures`], [`targets`] | all that came out; tables, chart; what was to be reached |
 //!
-//! What the model leaves out: `docs/design/bench.md`, *Allocation*.
+//! What the model leaves out: `docs/design/alloc.md`.
 
 pub mod allocators;
 pub mod command;
