@@ -99,7 +99,8 @@ fn crates_without_doctests_have_none() {
             let comments = text.lines().map(str::trim).filter_map(|line| line.strip_prefix("//"));
             let mut fences = comments.filter_map(|line| line.trim_start_matches(['/', '!', ' ']).strip_prefix("```"));
             while let Some(language) = fences.next() {
-                assert_eq!(language, "text", "{}: an example: remove `doctest = false`", file.display());
+                let is_no_rust = matches!(language, "text" | "toml");
+                assert!(is_no_rust, "{}: an example: remove `doctest = false`", file.display());
                 fences.next();
             }
         }
