@@ -47,6 +47,11 @@ pub fn die(status: i32, line: &str) -> ! {
         counters::put_text(&file.last_words, line);
     }
     STATUS.store(status, Ordering::Relaxed);
+    exit_group(status)
+}
+
+/// Ends all threads of the process.
+pub(crate) fn exit_group(status: i32) -> ! {
     loop {
         // SAFETY: no pointers; does not return.
         unsafe { syscall(libc::SYS_exit_group, [status as usize, 0, 0, 0, 0, 0]) };

@@ -17,13 +17,17 @@
 //! nothing else is promised: where far memory is nearly full, nothing leaves. Each step enters the
 //! pager anew, so that forks and signals do not wait for a long range.
 
-use crate::Pager;
-use crate::evictor::{Evictor, Leaving};
-use crate::most_at_once;
-use crate::space::pages;
+use crate::base::Base;
+use crate::incoming::Incoming;
+use crate::incoming::window::Why;
+use crate::local::Local;
+use crate::maps::{ENOMEM, pages};
+use crate::out::Out;
+use crate::out::batch::{Evictor, Leaving};
+use crate::out::most_at_once;
+use crate::room::Room;
 use crate::table::{BLOCK_PAGES, Pattern};
 use crate::thread::{Claimed, Inside, WINDOW};
-use crate::window::Why;
 use crate::word::{State, Word};
 use farmem_protocol::addr::{PAGE_BYTES, PageId, is_far};
 use farmem_sys::clock;
@@ -44,15 +48,34 @@ const LOOKED_AT: u64 = 16;
 /// Of far memory, the part that stays free where pages leave by a hint.
 const KEPT_FREE: u64 = 16;
 
-impl Pager {
+/// What the program says of its pages.
+pub struct Hints {
+    base: &'static Base,
+    local: &'static Local,
+    out: &'static Out,
+    room: &'static Room,
+    incoming: &'static Incoming,
+}
+
+impl Hints {
+    pub(crate) fn new(
+        base: &'static Base,
+        local: &'static Local,
+        out: &'static Out,
+        room: &'static Room,
+        incoming: &'static Incoming,
+    ) -> Hints {
+        Hints { base, local, out, room, incoming }
+    }
+
     /// The hints of `madvise`, for a range that is page-aligned and in the far range. As the
     /// kernel: parts that are not mapped are passed by, and told of at the end.
     pub(crate) fn hint(&self, addr: usize, len: usize, advice: i32) -> isize {
         let end = addr + len;
         let regions = {
             let _signals = SignalsBlocked::new();
-            let _inside = self.threads.enter();
-            self.space.lock().regions(addr).within(addr, end)
+            let _inside = self.base.threads.enter();
+            self.base.maps.lock().regions(addr).within(addr, end)
         };
         let (mut next, mut whole) = (addr, true);
         let mut most = self.most_ahead();
@@ -72,14 +95,14 @@ impl Pager {
                 libc::MADV_WILLNEED => most -= self.bring_range(range, false, most),
                 libc::MADV_COLD => self.demote(range),
                 libc::MADV_PAGEOUT => self.page_out(range),
-                libc::MADV_RANDOM => self.table.declare(range.0, range.1, Pattern::Random),
-                libc::MADV_SEQUENTIAL => self.table.declare(range.0, range.1, Pattern::InOrder),
-                libc::MADV_NORMAL => self.table.declare(range.0, range.1, Pattern::Normal),
+                libc::MADV_RANDOM => self.base.table.declare(range.0, range.1, Pattern::Random),
+                libc::MADV_SEQUENTIAL => self.base.table.declare(range.0, range.1, Pattern::InOrder),
+                libc::MADV_NORMAL => self.base.table.declare(range.0, range.1, Pattern::Normal),
                 // Huge pages and merged ones do not apply to far memory.
                 _ => {}
             }
         }
-        if whole && next == end { 0 } else { super::space::ENOMEM }
+        if whole && next == end { 0 } else { ENOMEM }
     }
 
     /// The program is about to use `count` pages from the one at `addr` on, and to write to them if
@@ -94,7 +117,7 @@ impl Pager {
         }
     }
 
-    /// [`Pager::will_use`] for up to [`STEP`] addresses, a page each, by one batch.
+    /// [`Hints::will_use`] for up to [`STEP`] addresses, a page each, by one batch.
     pub fn will_use_each(&self, addrs: &[usize], write: bool) {
         let mut pages = [PageId(0); STEP];
         let wanted = addrs.iter().filter(|&&addr| is_far(addr)).map(|&addr| PageId::of(addr));
@@ -105,11 +128,11 @@ impl Pager {
     /// The page words, for callers that look at one before they call: the address of the far
     /// range's first page's.
     pub fn words(&self) -> *const AtomicU64 {
-        self.table.words()
+        self.base.table.words()
     }
 
     fn most_ahead(&self) -> u64 {
-        (self.limit() / MOST_AHEAD).max(LEAST_AHEAD)
+        (self.local.limit() / MOST_AHEAD).max(LEAST_AHEAD)
     }
 
     /// Whether a use would fault on a page that can be had without installing fresh memory.
@@ -126,14 +149,14 @@ impl Pager {
         let (mut at, mut tried) = (first, 0);
         let mut step = [PageId(0); STEP];
         while tried < most
-            && let Some(from) = self.table.next_used(at, last)
+            && let Some(from) = self.base.table.next_used(at, last)
         {
             let most_now = (most - tried).min(STEP as u64) as usize;
             let block_end = (from.0 / BLOCK_PAGES + 1) * BLOCK_PAGES;
             let mut n = 0;
             at = from;
             while at.0 < block_end.min(last.0) && n < most_now {
-                if Self::is_wanting(self.table.word(at).load(), write) {
+                if Self::is_wanting(self.base.table.word(at).load(), write) {
                     step[n] = at;
                     n += 1;
                 }
@@ -149,13 +172,14 @@ impl Pager {
 
     /// Brings in some of [`STEP`] pages; false where there is no room.
     fn bring_step(&self, step: &[PageId], write: bool) -> bool {
-        if self.records_all() {
+        if self.base.records_all() {
             return false;
         }
         let begun = clock::ticks();
         let _signals = SignalsBlocked::new();
-        let mut inside = self.threads.enter();
-        let is_away = |page: &&PageId| self.table.word(**page).load().state() == State::Remote && !self.samples(**page);
+        let mut inside = self.base.threads.enter();
+        let is_away =
+            |page: &&PageId| self.base.table.word(**page).load().state() == State::Remote && !self.base.samples(**page);
         let mut room = true;
         for _ in 0..ROUNDS {
             let away = step.iter().filter(is_away).count();
@@ -165,14 +189,14 @@ impl Pager {
             room = self.bring_away(&mut inside, step, away, write);
         }
         for &page in step {
-            let seen = self.table.word(page).load();
+            let seen = self.base.table.word(page).load();
             // What is staged is as good as here; a clean page needs its protection lifted.
             if seen.state() != State::Remote && Self::is_wanting(seen, write) {
-                self.serve(&mut inside, page, write, begun);
+                self.incoming.serve(&mut inside, page, write, begun);
             }
         }
         drop(inside);
-        self.count(&self.counters.wait_ns, clock::ns(clock::ticks() - begun));
+        self.base.count(&self.base.counters.wait_ns, clock::ns(clock::ticks() - begun));
         room
     }
 
@@ -181,39 +205,39 @@ impl Pager {
     fn bring_away(&self, inside: &mut Inside<'_>, step: &[PageId], away: usize, write: bool) -> bool {
         let thread = &mut *inside.thread;
         thread.claimed.clear();
-        let reserved = self.reserve_ahead(away as u64);
+        let reserved = self.room.reserve_ahead(away as u64);
         let mut room = reserved;
         for &page in step {
             if room == 0 {
                 break;
             }
-            let seen = self.table.word(page).load();
-            let slot = seen.slot().filter(|_| seen.state() == State::Remote && !self.samples(page));
+            let seen = self.base.table.word(page).load();
+            let slot = seen.slot().filter(|_| seen.state() == State::Remote && !self.base.samples(page));
             if let Some(slot) = slot
-                && self.table.word(page).shift(seen, seen.to(State::Busy))
+                && self.base.table.word(page).shift(seen, seen.to(State::Busy))
             {
                 room -= 1;
                 thread.claimed.push(Claimed { page, slot, source: std::ptr::null(), in_place: true, seen });
             }
         }
-        self.unreserve(room);
-        self.post_window(thread);
-        self.send_on();
-        let brought = self.fetch_window(thread, Why::Hinted { write });
-        self.count(&self.counters.hinted, brought as u64);
-        self.reserve_kept();
+        self.local.unreserve(room);
+        self.incoming.post_window(thread);
+        self.out.send_on();
+        let brought = self.incoming.fetch_window(thread, Why::Hinted { write });
+        self.base.count(&self.base.counters.hinted, brought as u64);
+        self.room.reserve_kept();
         reserved > 0
     }
 
     /// The pages of a range are the next to leave.
     fn demote(&self, (first, last): (PageId, PageId)) {
         let mut at = first;
-        while let Some(from) = self.table.next_used(at, last) {
+        while let Some(from) = self.base.table.next_used(at, last) {
             at = PageId(((from.0 / BLOCK_PAGES + 1) * BLOCK_PAGES).min(last.0));
             let _signals = SignalsBlocked::new();
-            let _inside = self.threads.enter();
-            let mut policy = self.policy();
-            self.table.walk(from, at, |page, word| {
+            let _inside = self.base.threads.enter();
+            let mut policy = self.local.policy();
+            self.base.table.walk(from, at, |page, word| {
                 if word.load().state() == State::Resident {
                     policy.demote(page);
                 }
@@ -225,20 +249,20 @@ impl Pager {
     /// as far memory has room.
     fn page_out(&self, (first, last): (PageId, PageId)) {
         let mut at = first;
-        while let Some(from) = self.table.next_used(at, last) {
+        while let Some(from) = self.base.table.next_used(at, last) {
             let _signals = SignalsBlocked::new();
-            let _inside = self.threads.enter();
-            let mut evictor = self.evictor.lock();
+            let _inside = self.base.threads.enter();
+            let mut evictor = self.out.evictor.lock();
             // Slots are taken with the evictor's lock held: what is free now stays so for this
             // batch.
-            let most = most_at_once(self.staging.len());
-            let used = self.pool.used() + (2 * most * PAGE_BYTES) as u64;
-            if self.pool.ensure(used + used / KEPT_FREE).is_err() {
+            let most = most_at_once(self.out.staging.len());
+            let used = self.base.pool.used() + (2 * most * PAGE_BYTES) as u64;
+            if self.base.pool.ensure(used + used / KEPT_FREE).is_err() {
                 return;
             }
             at = self.choose_within(&mut evictor, from, last, most);
-            let left = self.evict_chosen(&mut evictor);
-            self.count(&self.counters.paged_out, left as u64);
+            let left = self.out.evict_chosen(&mut evictor);
+            self.base.count(&self.base.counters.paged_out, left as u64);
         }
     }
 
@@ -248,9 +272,9 @@ impl Pager {
         evictor.leaving.clear();
         let until = last.0.min((from.0 / BLOCK_PAGES + LOOKED_AT) * BLOCK_PAGES);
         let mut next = until;
-        self.table.walk(from, PageId(until), |page, word| {
+        self.base.table.walk(from, PageId(until), |page, word| {
             let seen = word.load();
-            if seen.state() != State::Resident || seen.pins() > 0 || self.samples(page) {
+            if seen.state() != State::Resident || seen.pins() > 0 || self.base.samples(page) {
                 return;
             }
             if evictor.leaving.len() == most {
@@ -260,7 +284,7 @@ impl Pager {
             }
         });
         if !evictor.leaving.is_empty() {
-            let mut policy = self.policy();
+            let mut policy = self.local.policy();
             evictor.leaving.iter().for_each(|leaving| policy.gone(leaving.page));
         }
         PageId(next)

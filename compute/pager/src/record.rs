@@ -19,7 +19,7 @@
 //! that uses no more pages than are local anyway leaves none: shells and
 //! launchers would leave dozens.
 
-use crate::Pager;
+use crate::base::Base;
 use crate::ending::say;
 use crate::thread::Thread;
 use farmem_cache::sample::{LEAST, MOST, Rate};
@@ -38,8 +38,6 @@ pub(crate) const LOCAL_PAGES: u64 = 64;
 const HELD: usize = 4096;
 /// Faults on sampled pages after which it is asked how much of the time they take.
 const LOOKED_AT: u64 = 8192;
-/// Sampled pages that leave together, at least.
-const SAMPLED_BATCH: usize = 8;
 /// Names tried for one process.
 const NAMES: u32 = 1000;
 
@@ -51,10 +49,10 @@ pub(crate) struct Recorder {
     forked: AtomicBool,
     /// Of the sample, if it is one that is recorded.
     rate: Option<&'static Rate>,
-    out: Lock<Out>,
+    out: Lock<Sink>,
 }
 
-struct Out {
+struct Sink {
     state: State,
     encoder: Encoder,
     /// Sampled pages in use.
@@ -72,10 +70,10 @@ enum State {
     Failed,
 }
 
-impl Out {
-    fn new(rate: Option<&Rate>) -> Out {
+impl Sink {
+    fn new(rate: Option<&Rate>) -> Sink {
         let state = State::Held(HEADER.to_vec());
-        let mut out = Out { state, encoder: Encoder::new(), live: 0, faults: 0, spent: 0, looked: clock::ticks() };
+        let mut out = Sink { state, encoder: Encoder::new(), live: 0, faults: 0, spent: 0, looked: clock::ticks() };
         if let Some(rate) = rate {
             let mut bytes = [0; RECORD_BYTES];
             let n = out.encoder.encode(at_rate(rate), &mut bytes);
@@ -115,7 +113,7 @@ fn at_rate(rate: &Rate) -> Record {
 impl Recorder {
     /// Starts the trace of this process: of all pages, or of a sample.
     pub fn new(file: &str, rate: Option<&'static Rate>) -> Recorder {
-        Recorder { file: file.to_owned(), forked: AtomicBool::new(false), rate, out: Lock::new(Out::new(rate)) }
+        Recorder { file: file.to_owned(), forked: AtomicBool::new(false), rate, out: Lock::new(Sink::new(rate)) }
     }
 
     /// Whether this page's uses are recorded, and those of most others are not.
@@ -126,7 +124,7 @@ impl Recorder {
     /// In a forked child: a file of its own. Its memory is its parent's, so its trace begins with
     /// pages that were never fresh.
     pub fn start_in_child(&self) {
-        let before = std::mem::replace(&mut *self.out.lock(), Out::new(self.rate));
+        let before = std::mem::replace(&mut *self.out.lock(), Sink::new(self.rate));
         if let State::Open(fd) = before.state {
             descriptors::close(fd);
         }
@@ -147,8 +145,17 @@ impl Recorder {
         }
     }
 
+    /// A fault on a sampled page took so long: halves the sample where such faults take most of the
+    /// time.
+    pub fn took(&self, ticks: u64) {
+        let out = &mut *self.out.lock();
+        if out.is_slow(ticks) {
+            self.halve(out);
+        }
+    }
+
     /// Halves the sample.
-    fn halve(&self, out: &mut Out) {
+    fn halve(&self, out: &mut Sink) {
         if let Some(rate) = self.rate {
             rate.halve();
             out.live /= 2;
@@ -156,8 +163,8 @@ impl Recorder {
         }
     }
 
-    fn put(&self, out: &mut Out, record: Record) {
-        let Out { state, encoder, .. } = out;
+    fn put(&self, out: &mut Sink, record: Record) {
+        let Sink { state, encoder, .. } = out;
         let mut bytes = [0; RECORD_BYTES];
         let n = encoder.encode(record, &mut bytes);
         let written = match state {
@@ -226,7 +233,7 @@ fn append(fd: i32, mut bytes: &[u8]) -> Result<(), Errno> {
     Ok(())
 }
 
-impl Pager {
+impl Base {
     /// Records a fault, if that is wanted.
     #[inline(always)]
     pub(crate) fn record(&self, thread: &Thread, page: PageId, kind: Kind) {
@@ -244,24 +251,6 @@ impl Pager {
     /// Whether all pages are recorded: then the program is to fault on what it uses, whatever it says of it.
     pub(crate) fn records_all(&self) -> bool {
         self.recorder.as_ref().is_some_and(|recorder| recorder.rate.is_none())
-    }
-
-    /// A fault on a sampled page is served. Older ones leave although there is room, some together.
-    pub(crate) fn end_sampled(&self, begun: u64) {
-        let overdue = self.policy().overdue();
-        if overdue >= SAMPLED_BATCH
-            && let Some(mut evictor) = self.evictor.try_lock()
-        {
-            self.evict(&mut evictor, overdue);
-        }
-        let took = clock::ticks() - begun;
-        self.count(&self.counters.sampling_ns, clock::ns(took));
-        if let Some(recorder) = &self.recorder {
-            let out = &mut *recorder.out.lock();
-            if out.is_slow(took) {
-                recorder.halve(out);
-            }
-        }
     }
 
     /// A page of zeros left, and will be fresh once more.

@@ -74,7 +74,7 @@ pub struct Thread {
     /// Pages of the window that were claimed, with their slots.
     pub claimed: Vec<Claimed>,
     /// The page that a read brought in last, protected, with its word before: whether the next fault is the
-    /// write to it is the soonest that is heard of it ([`crate::guess`]).
+    /// write to it is the soonest that is heard of it ([`crate::dirty::guess`]).
     pub watched: Option<(PageId, Word)>,
     /// Guesses made.
     pub guesses: u32,

@@ -203,7 +203,7 @@ impl AtomicWord {
     }
 
     /// The value now. Pairs with the Release of the transition that made it. SeqCst, as [`AtomicWord::shift`]
-    /// is, for [`crate::crowd`]; on x86-64 neither costs more than Acquire would.
+    /// is, for [`crate::local::crowd`]; on x86-64 neither costs more than Acquire would.
     #[inline(always)]
     pub fn load(&self) -> Word {
         Word(self.0.load(Ordering::SeqCst))
@@ -242,7 +242,7 @@ impl AtomicWord {
     }
 
     /// Takes a pin back; returns the word before. `None`, and harmless, where there is none: the program unmapped the
-    /// page meanwhile. SeqCst for [`crate::crowd`].
+    /// page meanwhile. SeqCst for [`crate::local::crowd`].
     #[inline]
     pub fn unpin(&self) -> Option<Word> {
         let before = self.0.fetch_update(Ordering::SeqCst, Ordering::Relaxed, |now| {

@@ -66,7 +66,7 @@ extern "C" fn on_access(signal: i32, info: *mut libc::siginfo_t, context: *mut l
 }
 
 fn map(pager: &Pager, len: usize) -> usize {
-    let at = pager.mmap(0, len, RW, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE);
+    let at = pager.space.mmap(0, len, RW, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE);
     assert!(at > 0, "{at}");
     at as usize
 }
@@ -77,13 +77,13 @@ fn squeeze(pager: &Pager) {
     let at = map(pager, len);
     // SAFETY: the mapping just made.
     (0..len).step_by(PAGE_BYTES).for_each(|i| unsafe { ((at + i) as *mut u8).write_volatile(1) });
-    assert_eq!(pager.munmap(at, len), 0);
+    assert_eq!(pager.space.munmap(at, len), 0);
 }
 
 fn is_resident(pager: &Pager, page: usize) -> bool {
     let mut there = 0u8;
     // SAFETY: one byte for one page.
-    assert_eq!(unsafe { pager.mincore(page, PAGE_BYTES, &mut there) }, 0);
+    assert_eq!(unsafe { pager.space.mincore(page, PAGE_BYTES, &mut there) }, 0);
     there & 1 != 0
 }
 
@@ -105,10 +105,10 @@ fn held_back(pager: &'static Pager, bar: impl FnOnce(usize)) {
     assert!(is_resident(pager, page), "what came in is to leave");
     squeeze(pager);
     assert!(!is_resident(pager, page));
-    assert_eq!(pager.mprotect(block, BLOCK / 2, RW), 0);
+    assert_eq!(pager.space.mprotect(block, BLOCK / 2, RW), 0);
     reach(ALLOWED);
     assert_eq!(reader.join().unwrap(), 0);
-    assert_eq!(pager.munmap(mapping, len), 0);
+    assert_eq!(pager.space.munmap(mapping, len), 0);
 }
 
 #[test]
@@ -121,16 +121,16 @@ fn a_page_that_was_made_unreadable_while_it_came_in_can_leave() {
     common::handle(libc::SIGBUS, on_access);
     common::handle(libc::SIGSEGV, on_access);
 
-    held_back(pager, |block| assert_eq!(pager.mprotect(block, BLOCK / 2, libc::PROT_NONE), 0));
+    held_back(pager, |block| assert_eq!(pager.space.mprotect(block, BLOCK / 2, libc::PROT_NONE), 0));
     // Another page of the block is touched before the one that is held back.
     held_back(pager, |block| {
-        assert_eq!(pager.mprotect(block, BLOCK / 2, libc::PROT_NONE), 0);
+        assert_eq!(pager.space.mprotect(block, BLOCK / 2, libc::PROT_NONE), 0);
         // SAFETY: within the mapping.
         unsafe { ((block + BLOCK / 2) as *mut u8).write_volatile(1) };
     });
     // The call fails, and has done what it could.
     held_back(pager, |block| {
-        assert_eq!(pager.munmap(block + BLOCK / 2, BLOCK), 0);
-        assert_eq!(pager.mprotect(block, BLOCK, libc::PROT_NONE), -(libc::ENOMEM as isize));
+        assert_eq!(pager.space.munmap(block + BLOCK / 2, BLOCK), 0);
+        assert_eq!(pager.space.mprotect(block, BLOCK, libc::PROT_NONE), -(libc::ENOMEM as isize));
     });
 }

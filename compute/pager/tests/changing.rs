@@ -51,7 +51,7 @@ fn work(base: usize, thread: usize, stop: &AtomicBool, rounds: &AtomicU64) {
 
 fn map(pager: &Pager, pages: usize) -> usize {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    let at = pager.mmap(0, pages * PAGE_BYTES, libc::PROT_READ | libc::PROT_WRITE, flags);
+    let at = pager.space.mmap(0, pages * PAGE_BYTES, libc::PROT_READ | libc::PROT_WRITE, flags);
     assert!(at > 0, "{at}");
     at as usize
 }
@@ -66,7 +66,7 @@ fn nodes_join_and_are_left_while_threads_work() {
     let pager = farmem_pager::start(common::spec(LOCAL), pool, counters).unwrap();
     common::serve_faults(pager);
     assert!(pager.waits_for_nobody());
-    pager.before_waiting(|| {
+    pager.house.before_waiting(|| {
         WAITS.fetch_add(1, Ordering::Relaxed);
     });
     let base = map(pager, PAGES);
@@ -84,20 +84,20 @@ fn nodes_join_and_are_left_while_threads_work() {
         is_at_work();
         // Over tcp: the ring opens, and whoever relied on waiting for nobody is told.
         let (second, session) = common::member(512 << 20, vec![NodeAddr::Tcp("127.0.0.1:0".into())], Transport::Tcp);
-        pager.add_node(session).unwrap();
+        pager.house.add_node(session).unwrap();
         assert_eq!((WAITS.load(Ordering::Relaxed), pager.waits_for_nobody()), (1, false));
         // The first one is left: pages that are written to go elsewhere, until none is there.
         let address = format!("unix:{}", path.display());
-        assert!(pager.has_node(&address) && pager.take_out(&address) && !pager.take_out(&address));
+        assert!(pager.house.has_node(&address) && pager.house.take_out(&address) && !pager.house.take_out(&address));
         eventually("the first node is left", || lent(first) == 0 && first.nic().members().is_empty());
         assert!(lent(second) > 0 && second.nic().tally.writes.load(Ordering::Relaxed) > 1000);
         is_at_work();
         // One more that is mapped, and the one over tcp is left.
         let path = std::env::temp_dir().join(format!("farmem-changing-{}-2.sock", std::process::id()));
         let (third, session) = common::member(512 << 20, vec![NodeAddr::Shm(path)], Transport::Shm);
-        pager.add_node(session).unwrap();
+        pager.house.add_node(session).unwrap();
         assert_eq!(WAITS.load(Ordering::Relaxed), 1, "there is a ring");
-        assert!(pager.take_out(&second.addresses()[0].to_string()));
+        assert!(pager.house.take_out(&second.addresses()[0].to_string()));
         eventually("the second node is left", || lent(second) == 0);
         assert!(lent(third) > 0);
         is_at_work();

@@ -20,9 +20,9 @@ const WRITTEN: usize = 61;
 
 /// What `/proc/self/mem` is asked, with all of it here.
 fn forced<T>(pager: &Pager, at: usize, len: usize, write: bool, call: impl FnOnce() -> T) -> T {
-    assert_eq!(pager.pin_forced(at, len, write), len);
+    assert_eq!(pager.pins.pin_forced(at, len, write), len);
     let got = call();
-    pager.unpin(at, len);
+    pager.pins.unpin(at, len);
     got
 }
 
@@ -34,7 +34,7 @@ fn reading_a_reservation_takes_no_far_memory() {
     let pager = farmem_pager::start(spec, Pool::new(vec![member]).unwrap(), common::counters()).unwrap();
     common::serve_faults(pager);
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    let reserved = pager.mmap(0, RESERVED, libc::PROT_NONE, flags);
+    let reserved = pager.space.mmap(0, RESERVED, libc::PROT_NONE, flags);
     assert!(reserved > 0, "{reserved}");
     let memory = File::options().read(true).write(true).open("/proc/self/mem").unwrap();
     let mut bytes = vec![0u8; PIECE];

@@ -200,7 +200,7 @@ impl Program {
         let counters = common::counters();
         let pager = start(way, counters);
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        let at = pager.mmap(0, PAGES * PAGE_BYTES, libc::PROT_READ | libc::PROT_WRITE, flags);
+        let at = pager.space.mmap(0, PAGES * PAGE_BYTES, libc::PROT_READ | libc::PROT_WRITE, flags);
         assert!(at > 0, "{at}");
         Program {
             pager,
@@ -270,11 +270,11 @@ impl Program {
     /// another at a block's end.
     fn grow_a_heap(&self, step: usize) {
         const STEPS: usize = 20;
-        let start = self.pager.brk(0);
+        let start = self.pager.space.brk(0);
         let before = self.counters.first_touch.load(Ordering::Relaxed);
         for at in (0..step * STEPS).map(|page| start + page * PAGE_BYTES) {
             if ((at - start) / PAGE_BYTES).is_multiple_of(step) {
-                assert_eq!(self.pager.brk(at + step * PAGE_BYTES), at + step * PAGE_BYTES);
+                assert_eq!(self.pager.space.brk(at + step * PAGE_BYTES), at + step * PAGE_BYTES);
             }
             // SAFETY: within the break.
             unsafe {
@@ -285,7 +285,7 @@ impl Program {
         let faults = (self.counters.first_touch.load(Ordering::Relaxed) - before) as usize;
         let one_by_one = step * STEPS;
         assert!(faults == one_by_one || faults < 2 * STEPS, "{faults} faults");
-        assert_eq!(self.pager.brk(start), start);
+        assert_eq!(self.pager.space.brk(start), start);
     }
 
     /// Reserved memory of which parts are committed, as run times' heaps are: what is touched in order up to a part's end,
@@ -295,12 +295,12 @@ impl Program {
         const PARTS: usize = 6;
         const BYTES: usize = PART * PAGE_BYTES;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        let start = self.pager.mmap(0, PARTS * BYTES, libc::PROT_NONE, flags);
+        let start = self.pager.space.mmap(0, PARTS * BYTES, libc::PROT_NONE, flags);
         assert!(start > 0);
         let start = start as usize;
         for part in (1..PARTS).step_by(2) {
             let at = start + part * BYTES;
-            assert_eq!(self.pager.mprotect(at, BYTES, libc::PROT_READ | libc::PROT_WRITE), 0);
+            assert_eq!(self.pager.space.mprotect(at, BYTES, libc::PROT_READ | libc::PROT_WRITE), 0);
             for page in 0..PART {
                 let page = if part % 4 == 1 { page } else { PART - 1 - page };
                 // SAFETY: committed.
@@ -310,14 +310,14 @@ impl Program {
         for part in (0..PARTS).step_by(2) {
             let mut present = [0u8; PART];
             // SAFETY: a byte a page.
-            assert_eq!(unsafe { self.pager.mincore(start + part * BYTES, BYTES, present.as_mut_ptr()) }, 0);
+            assert_eq!(unsafe { self.pager.space.mincore(start + part * BYTES, BYTES, present.as_mut_ptr()) }, 0);
             assert_eq!(
                 present.iter().map(|&is| is as usize).sum::<usize>(),
                 0,
                 "of part {part}, which is reserved only"
             );
         }
-        assert_eq!(self.pager.munmap(start, PARTS * BYTES), 0);
+        assert_eq!(self.pager.space.munmap(start, PARTS * BYTES), 0);
     }
 
     fn touch_in_order(&mut self) {
@@ -332,7 +332,7 @@ impl Program {
         let protect = |prot: i32| {
             for part in (0..PAGES / PART).step_by(2) {
                 let at = self.base + part * PART * PAGE_BYTES;
-                assert_eq!(self.pager.mprotect(at, PART * PAGE_BYTES, prot), 0);
+                assert_eq!(self.pager.space.mprotect(at, PART * PAGE_BYTES, prot), 0);
             }
         };
         let demand = || self.counters.demand.load(Ordering::Relaxed);
@@ -362,11 +362,11 @@ impl Program {
     fn move_and_discard(&mut self) {
         let len = PAGES * PAGE_BYTES;
         let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
-        let moved = self.pager.mremap(self.base, len, len, flags, self.base + (1 << 35));
+        let moved = self.pager.space.mremap(self.base, len, len, flags, self.base + (1 << 35));
         assert_eq!(moved as usize, self.base + (1 << 35));
         self.base = moved as usize;
         self.verify();
-        assert_eq!(self.pager.madvise(self.base + 100 * PAGE_BYTES, 50 * PAGE_BYTES, libc::MADV_DONTNEED), 0);
+        assert_eq!(self.pager.space.madvise(self.base + 100 * PAGE_BYTES, 50 * PAGE_BYTES, libc::MADV_DONTNEED), 0);
         self.model[100..150].fill(0);
         self.echo[100..150].fill(0);
         self.verify();
@@ -391,12 +391,12 @@ impl Program {
             match value % 8 {
                 0 | 1 => {
                     let advice = advices[value as usize / 1024 % advices.len()];
-                    assert_eq!(pager.madvise(at, count * PAGE_BYTES, advice), 0);
+                    assert_eq!(pager.space.madvise(at, count * PAGE_BYTES, advice), 0);
                 }
-                2 => pager.will_use(at + 77, count % 30, round % 2 == 0),
+                2 => pager.hints.will_use(at + 77, count % 30, round % 2 == 0),
                 3 => {
                     let some: Vec<usize> = (0..20).map(|_| self.base + self.random.index(PAGES) * PAGE_BYTES).collect();
-                    pager.will_use_each(&some, round % 2 == 0);
+                    pager.hints.will_use_each(&some, round % 2 == 0);
                 }
                 4 | 5 => self.write(page, value),
                 _ => assert_eq!(self.read(page), self.model[page]),
@@ -410,32 +410,35 @@ impl Program {
         let present = |pager: &Pager| {
             let mut present = [0u8; 30];
             // SAFETY: a byte a page.
-            assert_eq!(unsafe { pager.mincore(at, pages * PAGE_BYTES, present.as_mut_ptr()) }, 0);
+            assert_eq!(unsafe { pager.space.mincore(at, pages * PAGE_BYTES, present.as_mut_ptr()) }, 0);
             present.iter().map(|&is| is as usize).sum::<usize>()
         };
-        assert_eq!(pager.madvise(at, pages * PAGE_BYTES, libc::MADV_PAGEOUT), 0);
+        assert_eq!(pager.space.madvise(at, pages * PAGE_BYTES, libc::MADV_PAGEOUT), 0);
         assert_eq!(present(pager), 0);
-        assert_eq!(pager.madvise(at, pages * PAGE_BYTES, libc::MADV_WILLNEED), 0);
+        assert_eq!(pager.space.madvise(at, pages * PAGE_BYTES, libc::MADV_WILLNEED), 0);
         assert_eq!(present(pager), pages);
         let before = [&counters.demand, &counters.upgrades].map(|counter| counter.load(Ordering::Relaxed));
-        pager.will_use(at, pages, true);
+        pager.hints.will_use(at, pages, true);
         let upgraded = counters.upgrades.load(Ordering::Relaxed) - before[1];
         (4096..4096 + pages).for_each(|page| self.write(page, page as u64));
         let after = [&counters.demand, &counters.upgrades].map(|counter| counter.load(Ordering::Relaxed));
         assert_eq!(after, [before[0], before[1] + upgraded], "no fault in what was said to be written to");
         let hole = self.base + PAGES * PAGE_BYTES;
-        assert_eq!(pager.madvise(hole - PAGE_BYTES, 2 * PAGE_BYTES, libc::MADV_WILLNEED), -(libc::ENOMEM as isize));
-        pager.will_use(hole, 1000, true);
-        pager.will_use(usize::MAX, usize::MAX, true);
-        pager.will_use_each(&[0, hole, usize::MAX], true);
-        assert_eq!(pager.madvise(self.base, PAGES * PAGE_BYTES, libc::MADV_NORMAL), 0);
+        assert_eq!(
+            pager.space.madvise(hole - PAGE_BYTES, 2 * PAGE_BYTES, libc::MADV_WILLNEED),
+            -(libc::ENOMEM as isize)
+        );
+        pager.hints.will_use(hole, 1000, true);
+        pager.hints.will_use(usize::MAX, usize::MAX, true);
+        pager.hints.will_use_each(&[0, hole, usize::MAX], true);
+        assert_eq!(pager.space.madvise(self.base, PAGES * PAGE_BYTES, libc::MADV_NORMAL), 0);
         self.verify();
     }
 
     /// The kernel's own accesses, to pages that are pinned, and refused where nothing is mapped.
     fn pin(&mut self) {
         let (pager, at) = (self.pager, self.base);
-        assert_eq!(pager.pin(at, 10 * PAGE_BYTES, true), 10 * PAGE_BYTES);
+        assert_eq!(pager.pins.pin(at, 10 * PAGE_BYTES, true), 10 * PAGE_BYTES);
         let mut pipe = [0; 2];
         // SAFETY: two live ints; ten pages that are pinned, eight bytes of each.
         unsafe {
@@ -448,26 +451,26 @@ impl Program {
             libc::close(pipe[0]);
             libc::close(pipe[1]);
         }
-        pager.unpin(at, 10 * PAGE_BYTES);
+        pager.pins.unpin(at, 10 * PAGE_BYTES);
         let end = at + PAGES * PAGE_BYTES;
-        assert_eq!(pager.pin(end - PAGE_BYTES, 3 * PAGE_BYTES, false), PAGE_BYTES);
-        pager.unpin(end - PAGE_BYTES, PAGE_BYTES);
+        assert_eq!(pager.pins.pin(end - PAGE_BYTES, 3 * PAGE_BYTES, false), PAGE_BYTES);
+        pager.pins.unpin(end - PAGE_BYTES, PAGE_BYTES);
         self.verify();
     }
 
     fn fork(&mut self) {
-        let fork = self.pager.fork_prepare();
+        let fork = self.pager.house.fork_prepare();
         // SAFETY: the child does what this block says and leaves by _exit.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
-            self.pager.fork_child(fork, common::counters());
+            self.pager.house.fork_child(fork, common::counters());
             self.verify();
             (0..PAGES).for_each(|page| self.write(page, page as u64 ^ 0x5555));
             self.verify();
             // SAFETY: ends the child without unwinding into the harness.
             unsafe { libc::_exit(0) }
         }
-        self.pager.fork_parent(fork, true);
+        self.pager.house.fork_parent(fork, true);
         (0..PAGES).rev().for_each(|page| self.write(page, page as u64 ^ 0x77));
         let mut status = 0;
         // SAFETY: a live int.

@@ -35,7 +35,7 @@ impl Program {
         let pager = farmem_pager::start(spec, Pool::new(vec![mapped, wired]).unwrap(), counters).unwrap();
         common::serve_faults(pager);
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        let base = pager.mmap(0, PAGES * PAGE_BYTES, libc::PROT_READ | libc::PROT_WRITE, flags);
+        let base = pager.space.mmap(0, PAGES * PAGE_BYTES, libc::PROT_READ | libc::PROT_WRITE, flags);
         assert!(base > 0, "{base}");
         (Program { counters, tcp, base: base as usize, random: Random::new(1) }, pager)
     }
@@ -68,7 +68,7 @@ fn windows_and_demand_pages_come_from_slots_of_both_kinds() {
     // that are free in one slab, then in the other.
     let mut drawn: Vec<usize> = (0..PAGES).filter(|_| program.random.below(2) == 0).collect();
     for &page in &drawn {
-        assert_eq!(pager.madvise(program.base + page * PAGE_BYTES, PAGE_BYTES, libc::MADV_DONTNEED), 0);
+        assert_eq!(pager.space.madvise(program.base + page * PAGE_BYTES, PAGE_BYTES, libc::MADV_DONTNEED), 0);
     }
     program.random.shuffle(&mut drawn);
     drawn.iter().for_each(|&page| program.write(page, 0));

@@ -42,14 +42,14 @@ pub fn dispatch(call: &Call) -> isize {
         libc::SYS_pkey_mprotect => mappings::pkey_mprotect(call),
         // As on processors without keys.
         libc::SYS_pkey_alloc => -(libc::ENOSPC as isize),
-        libc::SYS_madvise => mappings::by_parts(call, |at, len| pager().madvise(at, len, c as i32)),
+        libc::SYS_madvise => mappings::by_parts(call, |at, len| pager().space.madvise(at, len, c as i32)),
         libc::SYS_mremap => mappings::mremap(call),
         libc::SYS_shmat if is_far(b) => mappings::shmat(call),
         libc::SYS_shmdt if is_far(a) => mappings::shmdt(call),
         libc::SYS_mincore if is_far(a) => mappings::mincore(a, b, c),
         // Locked far memory is far all the same: there is nothing on disk to keep it from.
         libc::SYS_mlock | libc::SYS_munlock | libc::SYS_mlock2 if is_far(a) => {
-            if pager().covers(a, b) {
+            if pager().space.covers(a, b) {
                 0
             } else {
                 -(libc::ENOMEM as isize)
@@ -59,7 +59,7 @@ pub fn dispatch(call: &Call) -> isize {
         libc::SYS_mlockall => 0,
         // Where the kernel writes at the thread's end or whenever it likes: there for good.
         libc::SYS_set_tid_address | libc::SYS_rseq | libc::SYS_set_robust_list => {
-            pager().pin(a, 32, true);
+            pager().pins.pin(a, 32, true);
             issue(call)
         }
         libc::SYS_rt_sigaction => actions::rt_sigaction(a as i32, b, c, d),
@@ -149,7 +149,7 @@ fn exit_thread(call: &Call) -> isize {
     }
     // A vfork child uses its parent's record. A call that a filter may refuse or trap needs it.
     if is_this_process() && confined::alone().is_none() {
-        pager().thread_ends(threads::is_first(), call.args[0] as i32);
+        pager().house.thread_ends(threads::is_first(), call.args[0] as i32);
         robust::let_go();
         threads::end();
     }

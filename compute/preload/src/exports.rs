@@ -35,7 +35,7 @@ extern "C" fn decided(clone: &mut Clone3) {
     if fork::copies(&call) {
         clone.ret = Some(dispatch::from_program(&call));
     } else {
-        clone.pinned = pager().pin(call.args[0], call.args[1].min(MOST_ARGUMENTS), false);
+        clone.pinned = pager().pins.pin(call.args[0], call.args[1].min(MOST_ARGUMENTS), false);
         peek::<u64>(call.args[0]).iter().for_each(|&flags| fork::company_begins(flags as usize));
     }
 }
@@ -44,7 +44,7 @@ extern "C" fn decided(clone: &mut Clone3) {
 const MOST_ARGUMENTS: usize = 4096;
 
 extern "C" fn made(clone: &mut Clone3) {
-    pager().unpin(clone.call.args[0], clone.pinned);
+    pager().pins.unpin(clone.call.args[0], clone.pinned);
 }
 
 /// Decides on a near stack, because the caller's may be far and absent. But a clone that shares the
@@ -100,8 +100,8 @@ struct Range {
 }
 
 extern "C" fn fetch(range: &mut Range) -> isize {
-    let here = pager().pin(range.addr, range.len, false);
-    pager().unpin(range.addr, here);
+    let here = pager().pins.pin(range.addr, range.len, false);
+    pager().pins.unpin(range.addr, here);
     here as isize
 }
 

@@ -122,11 +122,11 @@ fn copied(call: &Call, flags: u32, words: [usize; 3]) -> isize {
     if flags & libc::CLONE_FILES as u32 != 0 {
         return ENOSYS;
     }
-    let pinned = words.map(|at| pager().pin(at, 4, true));
+    let pinned = words.map(|at| pager().pins.pin(at, 4, true));
     let ret = make(call);
     // A child has no pins.
     if ret != Some(0) {
-        words.iter().zip(pinned).for_each(|(&at, len)| pager().unpin(at, len));
+        words.iter().zip(pinned).for_each(|(&at, len)| pager().pins.unpin(at, len));
     }
     // Makes the call again, now that the pager is open to the handler that makes it in the kernel's
     // place: a filter never comes to allow a call that it has trapped.
@@ -140,12 +140,12 @@ fn keep_thread_block() {
     let tp: usize;
     // SAFETY: %fs:0 holds the thread pointer itself (x86-64 ELF TLS ABI).
     unsafe { core::arch::asm!("mov {}, fs:0", out(reg) tp, options(nostack, readonly, preserves_flags)) };
-    pager().pin(tp - BELOW, 2 * BELOW, true);
+    pager().pins.pin(tp - BELOW, 2 * BELOW, true);
 }
 
 /// `None`: a filter of the program's has trapped it.
 fn make(call: &Call) -> Option<isize> {
-    let fork = pager().fork_prepare();
+    let fork = pager().house.fork_prepare();
     // Before its lock is held: a raw clone may have none yet.
     let record = threads::current();
     actions::hold_across_fork();
@@ -163,10 +163,10 @@ fn make(call: &Call) -> Option<isize> {
         near::forget_in_child();
         threads::forget_in_child(record);
         actions::adopt();
-        pager().fork_child(fork, claim_counters());
+        pager().house.fork_child(fork, claim_counters());
         keep_thread_block();
     } else {
-        pager().fork_parent(fork, ret.is_some_and(|child| child > 0));
+        pager().house.fork_parent(fork, ret.is_some_and(|child| child > 0));
     }
     ret
 }

@@ -188,7 +188,7 @@ struct Entry {
 /// left.
 fn without_own(at: usize, len: usize) -> usize {
     // Near memory was written by the kernel just now.
-    let pinned = if is_far(at) { pager().pin(at, len, true) } else { 0 };
+    let pinned = if is_far(at) { pager().pins.pin(at, len, true) } else { 0 };
     let left = if is_far(at) && pinned < len {
         len
     } else {
@@ -196,7 +196,7 @@ fn without_own(at: usize, len: usize) -> usize {
         // kernel.
         without(unsafe { std::slice::from_raw_parts_mut(at as *mut u8, len) }, |fd| owns_fd(fd as i32))
     };
-    pager().unpin(at, pinned);
+    pager().pins.unpin(at, pinned);
     left
 }
 

@@ -45,7 +45,7 @@ pub static farmem_v1: Hints = Hints {
 
 /// The process is on far memory.
 pub fn publish() {
-    farmem_v1.words.store(pager().words().cast_mut(), Ordering::Relaxed);
+    farmem_v1.words.store(pager().hints.words().cast_mut(), Ordering::Relaxed);
     farmem_v1.far_pages.store(FAR_PAGES, Ordering::Release);
 }
 
@@ -59,7 +59,7 @@ struct Range {
 
 extern "C" fn use_range(addr: usize, pages: usize, write: i32) {
     extern "C" fn decided(range: &mut Range) {
-        pager().will_use(range.addr, range.len, range.how != 0);
+        pager().hints.will_use(range.addr, range.len, range.how != 0);
     }
     if started() {
         near::call(decided, &mut Range { addr, len: pages, how: write });
@@ -69,7 +69,7 @@ extern "C" fn use_range(addr: usize, pages: usize, write: i32) {
 extern "C" fn advise(addr: usize, len: usize, advice: i32) {
     extern "C" fn decided(range: &mut Range) {
         // Not by the program's system call, which would set errno and may be filtered.
-        pager().madvise(range.addr, range.len, range.how);
+        pager().space.madvise(range.addr, range.len, range.how);
     }
     if started() && farmem_protocol::addr::is_far(addr) {
         near::call(decided, &mut Range { addr, len, how: advice });
@@ -93,7 +93,7 @@ extern "C" fn use_each(addrs: *const usize, n: usize, write: i32) {
                 // SAFETY: the caller's array.
                 *addr = unsafe { each.addrs.add(from + at).read_volatile() };
             }
-            pager().will_use_each(&step[..n], each.write);
+            pager().hints.will_use_each(&step[..n], each.write);
         }
     }
     if started() {

@@ -55,7 +55,7 @@ pub fn allow(len: usize, prot: i32, replaced: (usize, usize)) -> bool {
     if !LIMITED.load(Ordering::Relaxed) {
         return true;
     }
-    let (all, there) = pager().mapped(replaced.0, replaced.1);
+    let (all, there) = pager().space.mapped(replaced.0, replaced.1);
     // As Linux counts: a mapping that replaces a reservation adds nothing, writable or not.
     let more = (len as u64).saturating_sub(there.bytes);
     let data = if prot & libc::PROT_WRITE != 0 { more } else { 0 };
@@ -67,7 +67,7 @@ pub fn allow_protection(at: usize, len: usize, prot: i32) -> bool {
     if prot & libc::PROT_WRITE == 0 || !LIMITED.load(Ordering::Relaxed) {
         return true;
     }
-    let (all, there) = pager().mapped(at, len);
+    let (all, there) = pager().space.mapped(at, len);
     fits(libc::RLIMIT_DATA, all.writable, there.writable, there.bytes)
 }
 

@@ -25,8 +25,8 @@ pub fn keep_near_break(at: usize) {
 pub fn brk(call: &Call, to: usize) -> isize {
     match NEAR_BREAK.load(Ordering::Relaxed) {
         0 => {
-            let now = pager().brk(0);
-            pager().brk(if to > now && !limits::allow(to - now, DATA, NOTHING) { 0 } else { to }) as isize
+            let now = pager().space.brk(0);
+            pager().space.brk(if to > now && !limits::allow(to - now, DATA, NOTHING) { 0 } else { to }) as isize
         }
         most if to <= most => issue(call),
         _ => issue(&Call { args: [0; 6], ..*call }),
@@ -70,13 +70,13 @@ pub fn mmap(call: &Call) -> isize {
     let (prot, flags) = (prot as i32, flags as i32);
     let fixed = flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) != 0;
     let hinted = addr != 0 && !fixed && !is_far(addr);
-    if pager().wants(addr, len, flags) && !(hinted && insists()) {
+    if pager().space.wants(addr, len, flags) && !(hinted && insists()) {
         let noreplace = flags & libc::MAP_FIXED_NOREPLACE == libc::MAP_FIXED_NOREPLACE;
         let replaced = if fixed && !noreplace { (addr, len) } else { NOTHING };
         if !limits::allow(len, prot, replaced) {
             return -(libc::ENOMEM as isize);
         }
-        let at = pager().mmap(addr, len, prot, flags);
+        let at = pager().space.mmap(addr, len, prot, flags);
         if hinted && at > 0 {
             ELSEWHERE_BYTES.store(len, Ordering::Relaxed);
             ELSEWHERE.store(at as usize, Ordering::Relaxed);
@@ -87,7 +87,7 @@ pub fn mmap(call: &Call) -> isize {
     }
     if fixed && is_far(addr) && len > 0 {
         // A file or shared memory over far addresses.
-        let ret = pager().forget_range(addr, len, prot);
+        let ret = pager().space.forget_range(addr, len, prot);
         if ret < 0 {
             return ret;
         }
@@ -102,7 +102,11 @@ pub fn mmap(call: &Call) -> isize {
 pub fn mprotect(call: &Call) -> isize {
     let prot = call.args[2] as i32;
     by_parts(call, |at, len| {
-        if limits::allow_protection(at, len, prot) { pager().mprotect(at, len, prot) } else { -(libc::ENOMEM as isize) }
+        if limits::allow_protection(at, len, prot) {
+            pager().space.mprotect(at, len, prot)
+        } else {
+            -(libc::ENOMEM as isize)
+        }
     })
 }
 
@@ -121,7 +125,7 @@ pub fn pkey_mprotect(call: &Call) -> isize {
 /// munmap.
 pub fn munmap(call: &Call) -> isize {
     refused_if_elsewhere(call.args[0], call.args[1]);
-    by_parts(call, |at, len| pager().munmap(at, len))
+    by_parts(call, |at, len| pager().space.munmap(at, len))
 }
 
 /// A call on a range, `args[0]` and `args[1]`, which may reach from near addresses into far ones.
@@ -156,21 +160,21 @@ pub fn mremap(call: &Call) -> isize {
     let [old, old_len, new_len, flags, new, _] = call.args;
     let flags = flags as i32;
     if is_far(old) {
-        if let Some(moved) = pager().mremap_foreign(old, old_len, new_len, flags, new) {
+        if let Some(moved) = pager().space.mremap_foreign(old, old_len, new_len, flags, new) {
             return moved;
         }
         let out = flags & libc::MREMAP_FIXED != 0 && !is_far(new);
         if out || flags & libc::MREMAP_DONTUNMAP != 0 {
             return copied(old, old_len, new_len, flags, new);
         }
-        if new_len > old_len && !limits::allow(new_len - old_len, pager().protection(old), NOTHING) {
+        if new_len > old_len && !limits::allow(new_len - old_len, pager().space.protection(old), NOTHING) {
             return -(libc::ENOMEM as isize);
         }
-        return pager().mremap(old, old_len, new_len, flags, new);
+        return pager().space.mremap(old, old_len, new_len, flags, new);
     }
     if flags & libc::MREMAP_FIXED != 0 && is_far(new) {
         // Near memory moves to far addresses and stays what it is.
-        let ret = pager().forget_range(new, new_len, libc::PROT_READ | libc::PROT_WRITE);
+        let ret = pager().space.forget_range(new, new_len, libc::PROT_READ | libc::PROT_WRITE);
         if ret < 0 {
             return ret;
         }
@@ -195,17 +199,17 @@ fn copied(old: usize, old_len: usize, new_len: usize, flags: i32, new: usize) ->
     {
         return EINVAL;
     }
-    if pager().pin(old, 1, false) == 0 {
+    if pager().pins.pin(old, 1, false) == 0 {
         return -(libc::EFAULT as isize);
     }
-    pager().unpin(old, 1);
+    pager().pins.unpin(old, 1);
     let prot = libc::PROT_READ | libc::PROT_WRITE;
     let private = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     let to = if fixed && !is_far(new) {
         let args = [new, len, prot as usize, (private | libc::MAP_FIXED) as usize, usize::MAX, 0];
         issue(&Call { nr: libc::SYS_mmap, args, sp: 0 })
     } else {
-        pager().mmap(new, len, prot, private | if fixed { libc::MAP_FIXED } else { 0 })
+        pager().space.mmap(new, len, prot, private | if fixed { libc::MAP_FIXED } else { 0 })
     };
     if to < 0 {
         return to;
@@ -213,9 +217,9 @@ fn copied(old: usize, old_len: usize, new_len: usize, flags: i32, new: usize) ->
     // SAFETY: both are mapped; user-mode accesses, which fault like the program's.
     unsafe { std::ptr::copy_nonoverlapping(old as *const u8, to as *mut u8, from.min(len)) };
     if stays {
-        pager().madvise(old, from, libc::MADV_DONTNEED);
+        pager().space.madvise(old, from, libc::MADV_DONTNEED);
     } else {
-        pager().munmap(old, from);
+        pager().space.munmap(old, from);
     }
     to
 }
@@ -238,24 +242,24 @@ pub fn shmat(call: &Call) -> isize {
     let write = if flags & libc::SHM_RDONLY == 0 { libc::PROT_WRITE } else { 0 };
     let execute = if flags & libc::SHM_EXEC != 0 { libc::PROT_EXEC } else { 0 };
     let over = flags & libc::SHM_REMAP != 0;
-    pager().attach(at, segment.shm_segsz, libc::PROT_READ | write | execute, over, || issue(call))
+    pager().space.attach(at, segment.shm_segsz, libc::PROT_READ | write | execute, over, || issue(call))
 }
 
 /// shmdt of what lies at a far address.
 pub fn shmdt(call: &Call) -> isize {
-    pager().detach(call.args[0], || issue(call))
+    pager().space.detach(call.args[0], || issue(call))
 }
 
 /// mincore of a far range.
 pub fn mincore(addr: usize, len: usize, vec: usize) -> isize {
     let pages = len.div_ceil(4096);
-    let pinned = pager().pin(vec, pages, true);
+    let pinned = pager().pins.pin(vec, pages, true);
     if is_far(vec) && pinned < pages {
-        pager().unpin(vec, pinned);
+        pager().pins.unpin(vec, pinned);
         return guard::peek::BAD_ADDRESS;
     }
     // SAFETY: pinned, or near and the program's own.
-    let ret = unsafe { pager().mincore(addr, len, vec as *mut u8) };
-    pager().unpin(vec, pinned);
+    let ret = unsafe { pager().space.mincore(addr, len, vec as *mut u8) };
+    pager().pins.unpin(vec, pinned);
     ret
 }

@@ -92,14 +92,14 @@ fn mark(lock: usize, own: u32, inherits: bool, pending: bool) {
     if !lock.is_multiple_of(4) || peek::<u32>(lock).is_none() {
         return;
     }
-    let pinned = pager().pin(lock, 4, true);
+    let pinned = pager().pins.pin(lock, 4, true);
     if !is_far(lock) || pinned == 4 {
         // SAFETY: mapped, as was seen just now; far memory is pinned writable. A lock of the
         // program's, which is written to by atomic instructions alone.
         let word = unsafe { AtomicU32::from_ptr(lock as *mut u32) };
         mark_word(word, own, inherits, pending);
     }
-    pager().unpin(lock, pinned);
+    pager().pins.unpin(lock, pinned);
 }
 
 fn mark_word(word: &AtomicU32, own: u32, inherits: bool, pending: bool) {

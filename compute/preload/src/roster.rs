@@ -10,7 +10,7 @@
 
 use crate::process;
 use farmem_fabric::{ConnectOptions, NodeAddr, Session};
-use farmem_pager::Pager;
+use farmem_pager::House;
 use farmem_pager::ending::say;
 use farmem_pool::Protect;
 use farmem_protocol::counters::File;
@@ -62,29 +62,29 @@ fn addresses(nodes: &str) -> impl Iterator<Item = &str> {
 }
 
 /// Carries out a change of the nodes, if there is one. The next look tries failed parts again.
-pub fn look(pager: &Pager) {
-    seek(pager);
+pub fn look(house: &House) {
+    seek(house);
     let Some((change, nodes)) = process::run_file().and_then(|file| file.roster(SEEN.load(Ordering::Relaxed))) else {
         return;
     };
-    for address in addresses(&nodes).filter(|address| !pager.has_node(address)) {
-        if let Err(why) = join(pager, address, ANSWER_WITHIN) {
+    for address in addresses(&nodes).filter(|address| !house.has_node(address)) {
+        if let Err(why) = join(house, address, ANSWER_WITHIN) {
             if TOLD.swap(change, Ordering::Relaxed) != change {
                 say(&format!("{why}; tried again until it joins or is taken from the list"));
             }
             return;
         }
     }
-    for address in pager.nodes_in() {
+    for address in house.nodes_in() {
         if !addresses(&nodes).any(|node| node == address) {
-            pager.take_out(&address);
+            house.take_out(&address);
         }
     }
     SEEN.store(change, Ordering::Relaxed);
 }
 
 /// A node that the run has lost joins again when it is back, without what it had.
-fn seek(pager: &Pager) {
+fn seek(house: &House) {
     let Some(first) = PROTECTED.get() else { return };
     let now = now_ns();
     if now < SEEK_AT_NS.load(Ordering::Relaxed) {
@@ -92,21 +92,21 @@ fn seek(pager: &Pager) {
     }
     let listed = process::run_file().and_then(|file| file.roster(0)).map(|(_, nodes)| nodes);
     let nodes = listed.as_ref().unwrap_or(first);
-    let lost: Vec<&str> = addresses(nodes).filter(|address| pager.has_lost(address)).collect();
+    let lost: Vec<&str> = addresses(nodes).filter(|address| house.has_lost(address)).collect();
     // Of several, each in its turn.
     let Some(lost) = lost.get(SOUGHT.fetch_add(1, Ordering::Relaxed) % lost.len().max(1)) else { return };
     let wait = SEEK_NS.load(Ordering::Relaxed);
     SEEK_NS.store((2 * wait).min(LATE_NS), Ordering::Relaxed);
-    if join(pager, lost, SEEK_WITHIN).is_ok() {
+    if join(house, lost, SEEK_WITHIN).is_ok() {
         say(&format!("memory node {lost} is back, and used again"));
     }
     SEEK_AT_NS.store(now_ns() + wait, Ordering::Relaxed);
 }
 
-fn join(pager: &Pager, address: &str, within: Duration) -> Result<(), String> {
+fn join(house: &House, address: &str, within: Duration) -> Result<(), String> {
     let node = address.parse::<NodeAddr>().map_err(|e| e.to_string())?;
     let Some((options, shape)) = JOIN.get() else { return Ok(()) };
     let options = ConnectOptions { pid: getpid(), timeout: within, ..options.clone() };
     let session = Session::connect_at_rate(&node, &options, *shape).map_err(|e| e.to_string())?;
-    pager.add_node(session).map_err(|e| format!("node {address}: cannot join: {e}"))
+    house.add_node(session).map_err(|e| format!("node {address}: cannot join: {e}"))
 }

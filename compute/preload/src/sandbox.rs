@@ -196,7 +196,7 @@ pub fn begin(call: &Call) -> isize {
 }
 
 fn install(call: &mut Call, filter: &mut [libc::sock_filter]) -> isize {
-    pager().forget_first_thread();
+    pager().house.forget_first_thread();
     open::end();
     let whole = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
     call.args[2] = &raw const whole as usize;

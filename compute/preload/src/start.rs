@@ -183,16 +183,16 @@ fn arm(text: &str, variables: Pointers) -> Result<(), String> {
         }
         Err(e) => return Err(e.to_string()),
     };
-    pager.keep_copies(run.protect);
+    pager.house.keep_copies(run.protect);
     if run.changes || run.protect != Protect::None {
-        pager.before_waiting(signals::open::end);
-        pager.each_tick(roster::look);
+        pager.house.before_waiting(signals::open::end);
+        pager.house.each_tick(roster::look);
     }
     pager.take_stock();
     for (at, end) in mapped_far() {
         // Pages of its own the pager has none yet: nothing is unmapped, and the addresses are
         // taken. (Their protection only matters for what is ours.)
-        pager.forget_range(at, end - at, libc::PROT_NONE);
+        pager.space.forget_range(at, end - at, libc::PROT_NONE);
     }
     near::reserve().map_err(|e| format!("no address space for near stacks: {e}"))?;
     threads::create::resolve();
@@ -228,7 +228,7 @@ fn arm(text: &str, variables: Pointers) -> Result<(), String> {
     if !run.mask.has(Feature::Resume) && run.faults == Faults::Inline && sees_libc && complete {
         signals::actions::begin_resuming();
         if !run.mask.has(Feature::Open) && pager.waits_for_nobody() {
-            pager.each_second(signals::open::watch);
+            pager.house.each_second(signals::open::watch);
             signals::open::begin(sites::counts_vforks());
         }
     }

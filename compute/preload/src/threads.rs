@@ -387,7 +387,7 @@ pub fn end() {
     };
     record.notes.end(|at| record.is_alternate(at), from..tp);
     near::abandon(record.cancelled_at.swap(0, Ordering::Relaxed));
-    pager().thread_is_gone();
+    pager().house.thread_is_gone();
     let none = libc::stack_t { ss_sp: std::ptr::null_mut(), ss_flags: libc::SS_DISABLE, ss_size: 0 };
     // SAFETY: the structure is live.
     let left = unsafe { syscall(libc::SYS_sigaltstack, [&raw const none as usize, 0, 0, 0, 0, 0]) };

@@ -15,7 +15,7 @@
 //!
 //! A page with G in its word ([`crate::word`]) is *compared*: its slot holds the bytes it came in with, and what is
 //! kept here tells which of its lines are no longer these. What is kept is looked at when the page is
-//! Leaving and nobody can write to it any more ([`crate::settle`]), never before: a page that can still change says nothing.
+//! Leaving and nobody can write to it any more ([`crate::out::settle`]), never before: a page that can still change says nothing.
 //!
 //! Hashes (`lines` and `auto`, of slots that are not mapped; [`farmem_sys::lines`]) are wrong with a
 //! probability that `docs/design/lines.md` works out; the others are exact. They are kept
@@ -23,10 +23,11 @@
 //! changed lines (a node's software NIC); where lines go to a card, 64 bits a line. When nothing more can be kept, a page comes in as `exact` has it.
 //!
 //! *When*: before a page is installed; but a demand page whose slot is not mapped is hashed while the thread's next fault
-//! waits for its answer, from where its bytes landed ([`crate::reads`]). One that leaves before that has nothing kept, and
+//! waits for its answer, from where its bytes landed ([`crate::incoming::reads`]). One that leaves before that has nothing kept, and
 //! goes whole.
 
 pub mod exact;
+pub(crate) mod guess;
 pub mod kept;
 pub mod turns;
 
@@ -37,11 +38,28 @@ use farmem_protocol::lines::LINES;
 use farmem_run::Dirty;
 use farmem_sys::lines::{Brief, Found, Hasher, Hashes, SEED_BYTES, Seed, Unit, asks_along};
 use farmem_sys::raw::Errno;
+use farmem_sys::sync::Lock;
+use guess::Rewrites;
 use kept::Kept;
 
 /// Whether a policy keeps line hashes of pages whose slots are not mapped.
 pub(crate) fn keeps_hashes(dirty: Dirty) -> bool {
     matches!(dirty, Dirty::Auto | Dirty::Lines)
+}
+
+/// What is known of changes to pages: which there were, and which there will be.
+pub(crate) struct Changes {
+    pub tracker: Tracker,
+    pub rewrites: Rewrites,
+    /// Held by upgrades that read pages, and by calls that make pages unreadable. Evictions hold the
+    /// evictor's lock instead.
+    pub reading: Lock<()>,
+}
+
+impl Changes {
+    pub fn new(tracker: Tracker) -> Changes {
+        Changes { tracker, rewrites: Rewrites::new(), reading: Lock::new(()) }
+    }
 }
 
 /// How a page comes in.

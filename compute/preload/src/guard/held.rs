@@ -25,7 +25,7 @@
 //! Pins are taken back once: by the call itself at its return, or by a later one that finds it gone
 //! ([`crate::threads::notes`]). A page that was unmapped meanwhile has lost its pins, and a new
 //! page at its address may have pins of others: those are left alone
-//! ([`farmem_pager::Pager::unpin_since`]).
+//! ([`farmem_pager::Pins::unpin_since`]).
 //!
 //! *A child* has no pins: a forked one forgets what is noted, so that a call that a handler forked
 //! in takes none back that the child has made since. A vfork child shares record, memory and pins.

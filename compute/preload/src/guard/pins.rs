@@ -28,7 +28,7 @@ pub struct Pins<'a> {
 impl<'a> Pins<'a> {
     /// None yet.
     pub fn new(pager: &'a Pager) -> Self {
-        Pins { pager, few: [(0, 0); 24], n: 0, more: Vec::new(), losses: pager.losses(), note: None }
+        Pins { pager, few: [(0, 0); 24], n: 0, more: Vec::new(), losses: pager.pins.losses(), note: None }
     }
 
     /// Pins the far part of a range; false when it is not all mapped.
@@ -36,7 +36,7 @@ impl<'a> Pins<'a> {
         if len == 0 || !is_far(addr) {
             return true;
         }
-        let got = self.pager.pin(addr, len, write);
+        let got = self.pager.pins.pin(addr, len, write);
         self.keep(addr, got);
         got == len
     }
@@ -46,11 +46,11 @@ impl<'a> Pins<'a> {
         let end = addr.saturating_add(len);
         let mut at = addr;
         while at < end {
-            let got = self.pager.pin_forced(at, end - at, write);
+            let got = self.pager.pins.pin_forced(at, end - at, write);
             self.keep(at, got);
             // Behind a mapping that is not ours there may be one that is; where nothing is mapped,
             // the access ends.
-            if got == end - at || !self.pager.covers(at + got, 1) {
+            if got == end - at || !self.pager.space.covers(at + got, 1) {
                 return;
             }
             at = ((at + got) | (PAGE_BYTES - 1)) + 1;
@@ -71,7 +71,7 @@ impl<'a> Pins<'a> {
     }
 
     fn unpin(&self) {
-        self.pager.unpin_since(self.few[..self.n].iter().chain(&self.more), self.losses);
+        self.pager.pins.unpin_since(self.few[..self.n].iter().chain(&self.more), self.losses);
     }
 
     /// Pins a NUL-terminated string, page by page; stops where it is not mapped.

@@ -126,7 +126,7 @@ const MESSAGE: usize = 16 << 20;
 pub fn how(pager: &Pager, fd: usize, writes: bool, positioned: bool) -> How {
     // To a position nobody else writes by accident.
     let kind = if writes && positioned { Kind::Bytes } else { kind(fd) };
-    let room = (pager.most_pins() as usize * PAGE_BYTES / CHUNK * CHUNK).max(CHUNK);
+    let room = (pager.pins.most_pins() as usize * PAGE_BYTES / CHUNK * CHUNK).max(CHUNK);
     let piece = match kind {
         Kind::Messages => MESSAGE.min(room),
         Kind::Stream if !writes => reach(fd, MOST),
@@ -152,7 +152,7 @@ const PATIENCE_NS: u64 = 1_000_000_000;
 /// pieces. `buffers`: in so many, which need not begin and end with pages.
 pub fn one(pager: &'static Pager, call: &Call, how: How, len: usize, buffers: usize) -> Option<One> {
     let pages = (len / PAGE_BYTES + 2 * buffers) as u64;
-    if how.kind != Kind::File || pages > pager.most_pins() {
+    if how.kind != Kind::File || pages > pager.pins.most_pins() {
         return None;
     }
     let record = threads::current();
@@ -166,11 +166,11 @@ pub fn one(pager: &'static Pager, call: &Call, how: How, len: usize, buffers: us
         {
             // No handler leaves between the claim and its note.
             let _signals = SignalsBlocked::new();
-            if pager.claim_pins(pages) {
+            if pager.pins.claim_pins(pages) {
                 let claim = &record.claim;
                 let serial = claim.serial.fetch_add(1, Ordering::Relaxed) + 1;
                 claim.sp.store(call.sp, Ordering::Relaxed);
-                claim.losses.store(pager.losses(), Ordering::Relaxed);
+                claim.losses.store(pager.pins.losses(), Ordering::Relaxed);
                 claim.pages.store(pages, Ordering::Relaxed);
                 return Some(One { record, serial, pins: ManuallyDrop::new(Pins::new(pager)) });
             }

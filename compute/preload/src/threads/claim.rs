@@ -20,7 +20,7 @@ pub struct Claim {
     /// Far ranges that are pinned: address and length.
     pub ranges: [(AtomicUsize, AtomicUsize); RANGES],
     pub count: AtomicUsize,
-    /// See [`farmem_pager::Pager::losses`].
+    /// See [`farmem_pager::Pins::losses`].
     pub losses: AtomicU64,
 }
 
@@ -52,9 +52,9 @@ impl Claim {
             for (to, (at, len)) in ranges.iter_mut().zip(&self.ranges) {
                 *to = (at.load(Ordering::Relaxed), len.load(Ordering::Relaxed));
             }
-            pager().unpin_since(ranges[..count].iter(), self.losses.load(Ordering::Relaxed));
+            pager().pins.unpin_since(ranges[..count].iter(), self.losses.load(Ordering::Relaxed));
         }
-        pager().give_back_pins(self.pages.swap(0, Ordering::Relaxed));
+        pager().pins.give_back_pins(self.pages.swap(0, Ordering::Relaxed));
     }
 
     /// Whether the call that made it may be under way still, interrupted by a signal handler that

@@ -167,7 +167,7 @@ const TOP_OF_STACK: usize = 64 << 10;
 /// where either is far, it must be there.
 extern "C" fn pin_far_stacks(job: &mut Pinning) {
     if is_far(job.stack) {
-        pager().pin(job.stack - CREATE_DEPTH, CREATE_DEPTH, true);
+        pager().pins.pin(job.stack - CREATE_DEPTH, CREATE_DEPTH, true);
     }
     if job.attributes != 0 {
         let (mut at, mut size) = (std::ptr::null_mut(), 0);
@@ -175,13 +175,13 @@ extern "C" fn pin_far_stacks(job: &mut Pinning) {
         unsafe { libc::pthread_attr_getstack(job.attributes as *const _, &mut at, &mut size) };
         let (at, top) = (at as usize, size.min(TOP_OF_STACK));
         if is_far(at) {
-            pager().pin(at + size - top, top, true);
+            pager().pins.pin(at + size - top, top, true);
         }
     }
 }
 
 extern "C" fn unpin_own_stack(job: &mut Pinning) {
     if is_far(job.stack) {
-        pager().unpin(job.stack - CREATE_DEPTH, CREATE_DEPTH);
+        pager().pins.unpin(job.stack - CREATE_DEPTH, CREATE_DEPTH);
     }
 }

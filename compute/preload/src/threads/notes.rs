@@ -22,7 +22,7 @@ struct Place {
     /// The frames' memory.
     low: AtomicUsize,
     high: AtomicUsize,
-    /// See [`farmem_pager::Pager::losses`].
+    /// See [`farmem_pager::Pins::losses`].
     losses: AtomicU64,
     count: AtomicUsize,
     ranges: [(AtomicUsize, AtomicUsize); RANGES],
@@ -140,7 +140,7 @@ fn release(place: &Place, is_gone: impl Fn(usize, usize) -> bool, unpin: &impl F
 
 /// Undoes the pins of a call that is gone.
 pub fn unpin_left(ranges: &[(usize, usize)], losses: u64) {
-    pager().unpin_since(ranges.iter(), losses);
+    pager().pins.unpin_since(ranges.iter(), losses);
 }
 
 #[cfg(test)]

@@ -1,0 +1,150 @@
+//! What every part of the pager uses: the run's settings, the kernel's userfaultfd, the page table,
+//! the record of mappings, the threads, far memory, and the counters.
+//!
+//! Nothing here knows how pages come and go.
+
+use crate::ending;
+use crate::ending::{broken, die, is_orphaned, or_end, say};
+use crate::maps::Maps;
+use crate::record::Recorder;
+use crate::table::Table;
+use crate::thread::{LOOK_ROUNDS, Threads};
+use crate::wake::Background;
+use crate::word::Word;
+use farmem_pool::{Loss, Pool};
+use farmem_protocol::addr::{PageId, SLAB_BYTES};
+use farmem_protocol::units::bytes;
+use farmem_protocol::{counters, exit};
+use farmem_run::RunSpec;
+use farmem_sys::raw::{Errno, sleep_ns, yield_cpu};
+use farmem_sys::sync::Lock;
+use farmem_sys::uffd::Uffd;
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+
+/// Rounds of waiting for another thread's Busy page before the CPU is given away.
+const SPINS: u32 = 200;
+/// Rounds of waiting before the thread sleeps.
+const YIELDS: u32 = 400;
+
+/// The process's counters. A forked child switches to its own.
+pub(crate) struct Counters(AtomicPtr<counters::Process>);
+
+impl Counters {
+    /// Counts in `into`.
+    pub fn new(into: &'static counters::Process) -> Counters {
+        Counters(AtomicPtr::new(std::ptr::from_ref(into).cast_mut()))
+    }
+
+    /// From now on counts in `into`.
+    pub fn switch(&self, into: &'static counters::Process) {
+        self.0.store(std::ptr::from_ref(into).cast_mut(), Ordering::Relaxed);
+    }
+}
+
+impl std::ops::Deref for Counters {
+    type Target = counters::Process;
+    #[inline(always)]
+    fn deref(&self) -> &counters::Process {
+        // SAFETY: only ever set from a &'static.
+        unsafe { &*self.0.load(Ordering::Relaxed) }
+    }
+}
+
+/// What all parts share.
+pub(crate) struct Base {
+    /// The run's settings, as this process follows them.
+    pub spec: RunSpec,
+    pub uffd: Uffd,
+    /// One word for each far page.
+    pub table: Table,
+    /// What is mapped where.
+    pub maps: Lock<Maps>,
+    pub threads: Threads,
+    pub pool: Pool,
+    pub counters: Counters,
+    /// The page trace, if one is recorded.
+    pub recorder: Option<Recorder>,
+    /// Wakes the background thread.
+    pub background: Background,
+}
+
+impl Base {
+    #[inline(always)]
+    pub fn count(&self, counter: &AtomicU64, n: u64) {
+        counter.fetch_add(n, Ordering::Relaxed);
+    }
+
+    /// The address of a page's slot, if this process can read it there.
+    pub fn mapped_slot(&self, from: Word) -> Option<*const u8> {
+        from.slot().and_then(|slot| self.pool.readable_in_place(slot))
+    }
+
+    /// One round of waiting for a page that another thread owns. The owner may need this CPU.
+    pub fn wait_for_owner(&self, rounds: u32) {
+        match rounds {
+            0..SPINS => std::hint::spin_loop(),
+            SPINS..YIELDS => yield_cpu(),
+            _ => sleep_ns(20_000),
+        }
+        if rounds.is_multiple_of(LOOK_ROUNDS) {
+            self.threads.look();
+        }
+    }
+
+    /// Marks the block of a page that the program cannot read, before the page is first touched:
+    /// where [`Table::touched`] asks for it, and before a forced access.
+    ///
+    /// It takes the mappings' lock. A call that takes the right to read away holds that lock from
+    /// the mark that it leaves until the mappings say so. The caller must own no page: a holder of
+    /// the lock may wait for one.
+    #[cold]
+    pub fn look_before_touch(&self, page: PageId) {
+        if self.maps.lock().is_unreadable(page.addr()) {
+            self.table.mark_unreadable_untouched(page, PageId(page.0 + 1));
+        }
+    }
+
+    /// Tells the nodes that the process makes an `exit_group` next. Not for a vfork child, whose
+    /// pager is its parent's.
+    pub fn farewell(&self) {
+        ending::leave();
+        self.pool.farewell();
+    }
+
+    /// Prints a line for each node that was lost without ending the process.
+    pub fn tell_losses(&self) {
+        for Loss { lost, slabs, kept, single } in self.pool.losses() {
+            // The node was started for the run and has ended with its supervisor. So does the run.
+            if kept && is_orphaned() {
+                return or_end(Err(lost));
+            }
+            self.count(&self.counters.nodes_lost, 1);
+            let there = bytes(u64::from(slabs) * SLAB_BYTES);
+            match (slabs, kept) {
+                (0, _) => say(&format!("{lost}; the program goes on: it had nothing there")),
+                (_, true) => say(&format!(
+                    "{lost}; the program goes on: the {there} that it has there are mapped here and stay, and no more is taken there"
+                )),
+                (_, false) if single > 0 => {
+                    let left = bytes(u64::from(single) * SLAB_BYTES);
+                    say(&format!("{lost}; the program goes on with one copy of {left}"));
+                }
+                (_, false) => say(&format!("{lost}; the program goes on: no page was there alone")),
+            }
+        }
+    }
+}
+
+/// The number of pages that are present although their install failed with `e`. Ends the process
+/// where the failure is the system's.
+pub(crate) fn not_installed(page: PageId, e: Errno) -> usize {
+    match e.0 {
+        // No mapping of ours is at the address, or it is being torn down.
+        libc::ENOENT | libc::ESRCH | libc::EINVAL => 0,
+        libc::ENOMEM => die(
+            exit::BROKEN,
+            "the system has no memory for a local page: --local is larger than this machine or its control group allows",
+        ),
+        _ => broken(&format!("page {:#x}: install failed with {e}", page.addr())),
+    }
+}

@@ -1,0 +1,163 @@
+//! Slabs that lack a copy get one, and slabs of a node that is being left move, behind the program.
+//!
+//! ```text
+//!  a slab lacks a home ─► add_home ─► every thread leaves once ─► fill, CHUNK pages at a time ─► whole
+//!                                                                     │ it was to leave a node: drop_home
+//! ```
+//!
+//! By the background thread, a little at a time: a chunk under the evictor's lock, then a pause of the
+//! same length. A fault waits for none of it but an eviction that comes during a chunk, for one round trip
+//! to each node. Nothing is kept between chunks but where to go on, so that a fork, a loss and the end of the
+//! process may come at any time. The slabs' words and stale bits have all that must be known.
+
+use super::House;
+use crate::ending::say;
+use crate::thread::Thread;
+use farmem_pool::{Lacks, Protect};
+use farmem_protocol::addr::PAGE_BYTES;
+use farmem_protocol::units::bytes;
+use farmem_sys::raw::now_ns;
+use std::time::Duration;
+
+/// Pages copied under the evictor's lock at a time.
+const CHUNK: u32 = 32;
+/// The longest that is copied without a pause.
+const SPELL_NS: u64 = 5_000_000;
+/// Between looks for a slab that lacks something, and for a node that takes it.
+const LOOK_NS: u64 = 250_000_000;
+const REFUSED_NS: u64 = 2_000_000_000;
+
+/// Where a repair is. Of the background thread.
+#[derive(Default)]
+pub(crate) struct Repair {
+    /// [`CHUNK`] pages of near memory, once there was something to copy.
+    buffers: Option<*mut u8>,
+    /// The slab that is being filled, and the place to go on from.
+    filling: Option<(u32, u32)>,
+    /// Pages copied since nothing was lacking, and when that was.
+    pages: u64,
+    begun_ns: u64,
+    /// When to look next.
+    look_ns: u64,
+    /// A refusal was told.
+    told: bool,
+}
+
+impl House {
+    /// From now on slabs have as many copies as this says.
+    pub fn keep_copies(&'static self, how: Protect) {
+        self.base.pool.protect(how);
+    }
+
+    /// Does some of what is to be done. How long to pause, if there is more.
+    pub(crate) fn repair(&self, repair: &mut Repair) -> Option<u64> {
+        let begun = now_ns();
+        if repair.filling.is_none() && begun < repair.look_ns {
+            return None;
+        }
+        repair.look_ns = begun + LOOK_NS;
+        while self.repair_step(repair) {
+            let spent = now_ns() - begun;
+            if spent > SPELL_NS {
+                return Some(spent);
+            }
+        }
+        // Threads may not have left yet.
+        repair.filling.map(|_| 1_000_000)
+    }
+
+    /// One step; whether another can follow at once.
+    fn repair_step(&self, repair: &mut Repair) -> bool {
+        if let Some((index, from)) = repair.filling {
+            return self.free_dropped() && self.fill_some(repair, index, from);
+        }
+        match self.base.pool.may_lack().then(|| self.base.pool.lacks()).flatten() {
+            None => {
+                self.tell_repaired(repair);
+                false
+            }
+            Some(Lacks::Bytes(index)) => {
+                repair.filling = Some((index, 0));
+                true
+            }
+            Some(Lacks::Home(index)) => {
+                let added = {
+                    let _inside = self.base.threads.enter();
+                    self.base.pool.add_home(index)
+                };
+                if let Err(why) = &added {
+                    repair.look_ns = now_ns() + REFUSED_NS;
+                    if !std::mem::replace(&mut repair.told, true) {
+                        say(&format!("no place for a copy of far memory: {why}; tried again until there is one"));
+                    }
+                    return false;
+                }
+                if repair.begun_ns == 0 {
+                    repair.begun_ns = now_ns();
+                }
+                repair.filling = Some((index, 0));
+                true
+            }
+            Some(Lacks::Way(index, home)) => {
+                let inside = self.base.threads.enter();
+                let mut evictor = self.out.evictor.lock();
+                self.nothing_under_way(&mut evictor);
+                let thread = evictor.thread.get_or_insert_with(|| Thread::boxed(0));
+                let dropped = self.base.pool.drop_home(&mut thread.lane, index, home);
+                drop(evictor);
+                drop(inside);
+                dropped && self.free_dropped()
+            }
+        }
+    }
+
+    /// Copies a chunk; whether more can follow at once.
+    fn fill_some(&self, repair: &mut Repair, index: u32, from: u32) -> bool {
+        let Some(buffers) = repair.buffers.or_else(|| self.repair_buffers()) else { return false };
+        repair.buffers = Some(buffers);
+        let _inside = self.base.threads.enter();
+        let mut evictor = self.out.evictor.lock();
+        self.nothing_under_way(&mut evictor);
+        let thread = evictor.thread.get_or_insert_with(|| Thread::boxed(0));
+        // SAFETY: the buffers are this thread's, and nothing is under way on the lane.
+        let next = unsafe { thread.lane.fill(&self.base.pool, index, 1, from, buffers, CHUNK) };
+        self.base.count(&self.base.counters.wire_out, thread.lane.take_sent());
+        if next.is_some() {
+            repair.pages += u64::from(CHUNK);
+        } else {
+            self.base.pool.end_filling(index, 1);
+        }
+        repair.filling = next.map(|next| (index, next));
+        true
+    }
+
+    fn repair_buffers(&self) -> Option<*mut u8> {
+        let bytes = CHUNK as usize * PAGE_BYTES;
+        let buffers = farmem_sys::holdings::reserve(bytes).ok()?;
+        // SAFETY: they are never unmapped.
+        unsafe { self.base.pool.arena(buffers, bytes) };
+        Some(buffers)
+    }
+
+    /// Waits until the lane of all write-back has nothing under way.
+    fn nothing_under_way(&self, evictor: &mut crate::out::batch::Evictor) {
+        self.out.drain_writes(evictor);
+        while evictor.writes_in_flight() > 0 {
+            self.out.collect_writes(evictor, Duration::from_secs(1));
+        }
+    }
+
+    fn tell_repaired(&self, repair: &mut Repair) {
+        let (pages, begun) = (std::mem::take(&mut repair.pages), std::mem::take(&mut repair.begun_ns));
+        repair.told = false;
+        if begun == 0 {
+            return;
+        }
+        let (copied, ms) = (bytes(pages * PAGE_BYTES as u64), (now_ns() - begun) / 1_000_000);
+        let whole = match self.base.pool.protection() {
+            Protect::Mirror => "every page has two copies again",
+            Protect::None => "what was on nodes taken out is elsewhere",
+        };
+        say(&format!("{whole}: {copied} copied in {ms} ms"));
+    }
+}

@@ -1,0 +1,240 @@
+//! Pins: pages that a system call is about to use stay present until it returns.
+//!
+//! The kernel's own access to an absent page fails with EFAULT instead of
+//! faulting, so the guard pins what a call will touch. For pages that are
+//! resident this takes no lock and blocks no signal; the others are served like
+//! faults, with signals blocked, because a handler of the program's that ran in
+//! between could fault on the locks held.
+
+use crate::base::Base;
+use crate::incoming::{Incoming, Served};
+use crate::local::Local;
+use crate::word::{AtomicWord, State, Word};
+use farmem_protocol::addr::{PAGE_BYTES, PageId, is_far};
+use farmem_sys::clock;
+use farmem_sys::raw::SignalsBlocked;
+use farmem_sys::sync::Lock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Of local memory, what long calls may pin together is the half: the other is for whoever faults meanwhile.
+const PINNED_PART: u64 = 2;
+
+/// Losses that are remembered by page.
+const REMEMBERED: usize = 128;
+
+/// Which pages went from under their pins of late. A call that had pinned some before, and takes its own back, must leave these
+/// alone: they may be mapped anew since, and pinned by another.
+struct Lost {
+    /// Losses so far.
+    number: u64,
+    /// The last of which not all are remembered.
+    forgotten: u64,
+    /// Loss `n` is at `n % REMEMBERED`.
+    pages: [PageId; REMEMBERED],
+}
+
+impl Lost {
+    /// None.
+    pub const fn new() -> Lost {
+        Lost { number: 0, forgotten: 0, pages: [PageId(0); REMEMBERED] }
+    }
+
+    fn add(&mut self, page: PageId) {
+        self.number += 1;
+        self.forgotten = self.forgotten.max(self.number.saturating_sub(REMEMBERED as u64));
+        self.pages[self.number as usize % REMEMBERED] = page;
+    }
+
+    /// Any page may have lost its pins.
+    fn add_all(&mut self) {
+        self.number += 1;
+        self.forgotten = self.number;
+    }
+
+    /// Whether a page may have lost its pins since there were so many losses.
+    fn since(&self, losses: u64, page: PageId) -> bool {
+        losses < self.forgotten || (losses + 1..=self.number).any(|n| self.pages[n as usize % REMEMBERED] == page)
+    }
+}
+
+/// The pages that a far range touches.
+fn pages_of(addr: usize, len: usize) -> impl Iterator<Item = PageId> {
+    let some = len > 0 && is_far(addr);
+    let (first, end) = if some { (PageId::of(addr).0, PageId::of(addr + len - 1).0 + 1) } else { (0, 0) };
+    (first..end).map(PageId)
+}
+
+/// Pages that system calls use.
+pub struct Pins {
+    base: &'static Base,
+    local: &'static Local,
+    incoming: &'static Incoming,
+    /// Pages that long calls have claimed for pins.
+    long_pins: AtomicU64,
+    /// How many times pages were taken away from under their pins.
+    losses: AtomicU64,
+    /// Which pages those were. Held while a page is taken away.
+    losing: Lock<Lost>,
+}
+
+impl Pins {
+    pub(crate) fn new(base: &'static Base, local: &'static Local, incoming: &'static Incoming) -> Pins {
+        let (long_pins, losses, losing) = (AtomicU64::new(0), AtomicU64::new(0), Lock::new(Lost::new()));
+        Pins { base, local, incoming, long_pins, losses, losing }
+    }
+
+    /// The most pages that are pinned for long calls, of those that take turns.
+    pub fn most_pins(&self) -> u64 {
+        self.local.limit() / PINNED_PART
+    }
+
+    /// Whether a long call may pin so many pages now; then they are claimed.
+    pub fn claim_pins(&self, pages: u64) -> bool {
+        let claim = |claimed: u64| (claimed + pages <= self.most_pins()).then_some(claimed + pages);
+        self.long_pins.fetch_update(Ordering::Relaxed, Ordering::Relaxed, claim).is_ok()
+    }
+
+    /// Its pages are unpinned.
+    pub fn give_back_pins(&self, pages: u64) {
+        let less = |claimed: u64| claimed.checked_sub(pages);
+        let _ = self.long_pins.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+    }
+
+    /// In a forked child: who has claimed or pinned pages does not exist here.
+    pub(crate) fn forget_claims(&self) {
+        self.long_pins.store(0, Ordering::Relaxed);
+        self.local.crowd.forget();
+        let mut lost = self.losing.lock();
+        lost.add_all();
+        self.losses.store(lost.number, Ordering::SeqCst);
+    }
+
+    /// Tells whether pins may have been lost since: pages were unmapped or moved from under them. Asked before the first of a
+    /// call is made.
+    #[inline]
+    pub fn losses(&self) -> u64 {
+        self.losses.load(Ordering::SeqCst)
+    }
+
+    /// Takes pins back that were made after `losses` was asked, but of pages that have lost theirs since: what is pinned
+    /// there now is another call's. (Or one's own, if it was lost between the asking and the pin: that stays.) None is lost between the look and the last page ([`Pins::take_page`]).
+    pub fn unpin_since<'r>(&self, ranges: impl Iterator<Item = &'r (usize, usize)>, losses: u64) {
+        if self.losses() == losses {
+            // (A page that loses its pins right now, and is another's before the next instruction, is not told from ours. A lock
+            // for each call would be, which all threads take.)
+            return ranges.for_each(|&(addr, len)| self.unpin(addr, len));
+        }
+        let _signals = SignalsBlocked::new();
+        // No fork while the lock is held.
+        let _inside = self.base.threads.enter();
+        let lost = self.losing.lock();
+        for &(addr, len) in ranges {
+            pages_of(addr, len).filter(|&page| !lost.since(losses, page)).for_each(|page| self.unpin_page(page));
+        }
+    }
+
+    /// Makes a page the caller's (Busy), whatever pins it; false when its word is not `seen` any more. Its pins are lost, and
+    /// that is told before anybody can pin what is there next.
+    pub(crate) fn take_page(&self, page: PageId, word: &AtomicWord, seen: Word) -> bool {
+        let to = Word::UNTOUCHED.to(State::Busy);
+        if seen.state() != State::Resident || seen.pins() == 0 {
+            return word.shift(seen, to);
+        }
+        let mut lost = self.losing.lock();
+        let taken = word.shift(seen, to);
+        if taken {
+            lost.add(page);
+            self.losses.store(lost.number, Ordering::SeqCst);
+            self.local.lost_pins();
+        }
+        taken
+    }
+
+    /// Makes the pages of `addr..addr + len` present (writable if `write`) and keeps them so until
+    /// [`Pins::unpin`]. Returns the number of bytes from `addr` for which this holds; fewer than
+    /// `len` where the range leaves the program's far mappings.
+    pub fn pin(&self, addr: usize, len: usize, write: bool) -> usize {
+        self.pin_for(addr, len, write, false)
+    }
+
+    /// [`Pins::pin`] for an access that the mapping's protection does not hinder, as the kernel's by `/proc/self/mem`.
+    pub fn pin_forced(&self, addr: usize, len: usize, write: bool) -> usize {
+        self.pin_for(addr, len, write, true)
+    }
+
+    fn pin_for(&self, addr: usize, len: usize, write: bool, forced: bool) -> usize {
+        if len == 0 || !is_far(addr) {
+            return 0;
+        }
+        let mut at = addr;
+        let end = addr.saturating_add(len);
+        while at < end && is_far(at) {
+            if !self.pin_page(PageId::of(at), write, forced) {
+                break;
+            }
+            at = (at | (PAGE_BYTES - 1)) + 1;
+        }
+        at.min(end) - addr
+    }
+
+    fn pin_page(&self, page: PageId, write: bool, forced: bool) -> bool {
+        let word = self.base.table.word(page);
+        loop {
+            let seen = word.load();
+            if seen.state() == State::Resident && (!write || seen.dirty()) {
+                if word.pin(seen) {
+                    return true;
+                }
+                if seen.pins() == crate::word::MAX_PINS {
+                    return false;
+                }
+                continue;
+            }
+            let _signals = SignalsBlocked::new();
+            let mut inside = self.base.threads.enter();
+            // The kernel says EFAULT of what nobody may read. To bring it in would be of no use, and eviction could not
+            // read it either: a block that is not in use is not marked (see `Table::mark_unreadable`).
+            if seen.state() == State::Untouched {
+                if forced {
+                    self.base.look_before_touch(page);
+                } else if self.base.maps.lock().is_barred(page.addr()) {
+                    return false;
+                }
+            }
+            if self.incoming.serve(&mut inside, page, write, clock::ticks()) == Served::Unmapped {
+                return false;
+            }
+        }
+    }
+
+    /// Takes back what [`Pins::pin`] pinned: the same address, and the length that it returned.
+    pub fn unpin(&self, addr: usize, len: usize) {
+        pages_of(addr, len).for_each(|page| self.unpin_page(page));
+    }
+
+    fn unpin_page(&self, page: PageId) {
+        if let Some(seen) = self.base.table.word(page).unpin() {
+            self.local.lost_pin(seen);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_that_lost_its_pins_is_known_for_a_while() {
+        let mut lost = Lost::new();
+        let seen = |lost: &Lost, since: u64| [1, 2, 3].map(|page| lost.since(since, PageId(page)));
+        lost.add(PageId(1));
+        lost.add(PageId(2));
+        assert_eq!([0, 1, 2].map(|since| seen(&lost, since)), [[true, true, false], [false, true, false], [false; 3]]);
+        (0..REMEMBERED as u64 - 1).for_each(|n| lost.add(PageId(100 + n)));
+        assert_eq!(seen(&lost, 1), [false, true, false], "the oldest that is remembered");
+        assert_eq!(seen(&lost, 0), [true; 3], "forgotten");
+        let now = lost.number;
+        lost.add_all();
+        assert_eq!([seen(&lost, now), seen(&lost, now + 1)], [[true; 3], [false; 3]], "a fork's child");
+    }
+}

@@ -1,0 +1,108 @@
+//! Mappings that are not ours at far addresses: files, shared memory, and near memory that the
+//! program has moved there. The kernel keeps what is in them; here is kept only that their addresses
+//! are taken, under the same lock as our own mappings.
+
+use super::Space;
+use crate::maps::regions::{OnFork, Region};
+use crate::maps::{EINVAL, in_range, page_up};
+use farmem_protocol::addr::{PAGE_BYTES, is_far};
+use farmem_sys::raw::{SignalsBlocked, syscall};
+
+fn region(end: usize, prot: i32) -> Region {
+    Region { end, prot, committed: false, noreserve: true, foreign: true, on_fork: OnFork::Copy }
+}
+
+impl Space {
+    /// The range is about to be replaced by a mapping that is not ours (a file, shared memory), which
+    /// the caller makes next with `MAP_FIXED`. Its addresses stay taken until they are unmapped.
+    pub fn forget_range(&self, addr: usize, len: usize, prot: i32) -> isize {
+        self.empty(addr, len, |space, end| space.regions(addr).insert(addr, region(end, prot)))
+    }
+
+    /// Shared memory comes to lie at far addresses, by `attach`, over what is there or only where nothing is. The lock is
+    /// held meanwhile: nobody may map there.
+    pub fn attach(&self, addr: usize, len: usize, prot: i32, over: bool, attach: impl FnOnce() -> isize) -> isize {
+        let Some(len) = page_up(len).filter(|&l| l > 0 && in_range(addr, l)) else { return EINVAL };
+        let _signals = SignalsBlocked::new();
+        let _inside = self.base.threads.enter();
+        let mut space = self.base.maps.lock();
+        if !over && !space.regions(addr).is_free(addr, len) {
+            return EINVAL;
+        }
+        self.take_away(&mut space, addr, addr + len);
+        let ret = attach();
+        if ret >= 0 {
+            space.regions(addr).insert(addr, region(addr + len, prot));
+            space.attached.retain(|&(at, _)| at != addr);
+            space.attached.push((addr, len));
+        }
+        ret
+    }
+
+    /// Shared memory at a far address goes, by `detach`: what of it is still there, and not what the program has mapped
+    /// between.
+    pub fn detach(&self, addr: usize, detach: impl FnOnce() -> isize) -> isize {
+        let _signals = SignalsBlocked::new();
+        let _inside = self.base.threads.enter();
+        let mut space = self.base.maps.lock();
+        let ret = detach();
+        if let Some(n) = space.attached.iter().position(|&(at, _)| at == addr && ret >= 0) {
+            let (_, len) = space.attached.swap_remove(n);
+            for (at, part) in space.regions(addr).within(addr, addr + len) {
+                if part.foreign {
+                    space.regions(addr).remove(at, part.end);
+                }
+            }
+        }
+        ret
+    }
+
+    /// mremap of a mapping at far addresses that is not ours. `None` where it is ours, or nothing.
+    ///
+    /// The kernel moves it, to near addresses unless the program names far ones. The lock is held
+    /// meanwhile: nobody may map where it grows.
+    pub fn mremap_foreign(&self, old: usize, old_len: usize, new_len: usize, flags: i32, new: usize) -> Option<isize> {
+        let (old_len, new_len) = (page_up(old_len)?, page_up(new_len)?);
+        if !old.is_multiple_of(PAGE_BYTES) || old_len == 0 || new_len == 0 || !in_range(old, old_len.max(new_len)) {
+            return None;
+        }
+        let _signals = SignalsBlocked::new();
+        let _inside = self.base.threads.enter();
+        let mut space = self.base.maps.lock();
+        let parts = space.regions(old).within(old, old + old_len);
+        let &[(_, kind)] = parts.as_slice() else { return None };
+        if kind.end != old + old_len || !kind.foreign {
+            return None;
+        }
+        if flags & libc::MREMAP_FIXED != 0 && is_far(new) {
+            if !new.is_multiple_of(PAGE_BYTES) || !in_range(new, new_len) {
+                return Some(EINVAL);
+            }
+            if new < old + old_len && old < new + new_len {
+                return Some(EINVAL);
+            }
+            self.take_away(&mut space, new, new + new_len);
+        }
+        // SAFETY: the program's own request about its own mapping; what it replaces is nobody's any more.
+        let ret = unsafe { syscall(libc::SYS_mremap, [old, old_len, new_len, flags as usize, new, 0]) };
+        if ret < 0 {
+            return Some(ret);
+        }
+        let at = ret as usize;
+        if at == old {
+            if new_len < old_len {
+                space.regions(old).remove(old + new_len, old + old_len);
+            } else if new_len > old_len {
+                space.regions(old).insert(old + old_len, region(old + new_len, kind.prot));
+            }
+            return Some(ret);
+        }
+        if flags & libc::MREMAP_DONTUNMAP == 0 {
+            space.regions(old).remove(old, old + old_len);
+        }
+        if is_far(at) {
+            space.regions(at).insert(at, region(at + new_len, kind.prot));
+        }
+        Some(ret)
+    }
+}
