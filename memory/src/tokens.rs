@@ -47,17 +47,24 @@ pub enum StoreError {
 /// Reads a file that holds a secret.
 ///
 /// # Errors
-/// [`StoreError::Mode`] if anybody but its owner may read it.
+/// [`StoreError::Mode`] if others may read it ([`is_private`]).
 pub fn read_secret(path: &Path) -> Result<String, StoreError> {
     let failed = |e| StoreError::File(path.to_owned(), e);
     let mut file = File::open(path).map_err(failed)?;
     let about = file.metadata().map_err(failed)?;
-    if about.is_file() && about.mode() & 0o077 != 0 {
+    if about.is_file() && !is_private(about.mode(), about.uid()) {
         return Err(StoreError::Mode(path.to_owned()));
     }
     let mut text = String::new();
     file.read_to_string(&mut text).map_err(failed)?;
     Ok(text)
+}
+
+/// Whether a file's mode keeps a secret: nobody but its owner has a right to it. A group may read it if root owns it:
+/// so Kubernetes and systemd hand secrets to a service, in a group of its own.
+fn is_private(mode: u32, owner: u32) -> bool {
+    let group = if owner == 0 { 0o040 } else { 0 };
+    mode & 0o077 & !group == 0
 }
 
 /// What a token's file proves.
@@ -224,5 +231,18 @@ impl Followed {
     fn about(&self) -> Option<(u64, i64, i64, u64)> {
         let about = fs::metadata(&self.path).ok()?;
         Some((about.ino(), about.mtime(), about.mtime_nsec(), about.len()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_secret_is_its_owners_alone_or_of_a_group_that_root_chose() {
+        assert!(is_private(0o100600, 1000) && is_private(0o100400, 0) && is_private(0o100440, 0));
+        for (mode, owner) in [(0o100440, 1000), (0o100604, 0), (0o100644, 0), (0o100660, 0), (0o100601, 1000)] {
+            assert!(!is_private(mode, owner), "{mode:o} of {owner}");
+        }
     }
 }
