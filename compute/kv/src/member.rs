@@ -225,6 +225,16 @@ impl Shard {
         Ok(ticked)
     }
 
+    /// Whether another member is alive now.
+    pub(crate) async fn has_company(&self, io: &Io) -> Result<bool, Trouble> {
+        let bytes = self.read(io, self.root, HEAD_BYTES as u32).await;
+        if !is_there(&bytes, self.me) {
+            return Err(Trouble::ShutOut);
+        }
+        let me = usize::from(self.me.line);
+        Ok((0..MEMBERS).any(|line| line != me && state(&bytes, line).is_alive()))
+    }
+
     /// Looks after the others; whether one is gone.
     async fn watch(&self, io: &Io, bytes: &[u8], now_ms: u64) -> bool {
         let mut silent = Vec::new();

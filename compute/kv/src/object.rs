@@ -123,6 +123,16 @@ impl Object {
         sound.then_some(Object { bytes, kind, key, value })
     }
 
+    /// The object of a value that is not stored yet.
+    pub fn of(key: &[u8], value: &Value) -> Option<Object> {
+        Object::decode(encode(Hash::of(key), key, value, 0, 0).to_vec())
+    }
+
+    /// The checksum of all else.
+    pub fn checksum(&self) -> u64 {
+        word(&self.bytes, 0)
+    }
+
     /// What the value is.
     pub fn kind(&self) -> Type {
         self.kind

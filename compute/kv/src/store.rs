@@ -167,12 +167,25 @@ impl Store {
         key: &[u8],
         mut change: impl FnMut(Option<&Object>) -> Result<Change<T>, E>,
     ) -> Result<T, E> {
+        self.update_found(io, key, |there| change(there.map(|found| &found.object))).await
+    }
+
+    /// [`Store::update`] for a change that asks for the slot, too.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn update_found<T, E: From<Trouble>>(
+        &self,
+        io: &Io,
+        key: &[u8],
+        mut change: impl FnMut(Option<&Found>) -> Result<Change<T>, E>,
+    ) -> Result<T, E> {
         let shard = self.shard(key);
         let mut lost = 0u32;
         loop {
             let found = shard.find(io, key).await?;
             let there = found.as_ref().filter(|found| !self.has_ended(&found.object));
-            let (value, outcome) = match change(there.map(|found| &found.object))? {
+            let (value, outcome) = match change(there)? {
                 Change::Keep(outcome) => return Ok(outcome),
                 Change::Put(value, outcome) => (Some(value), outcome),
                 Change::Delete(outcome) => (None, outcome),
@@ -199,6 +212,19 @@ impl Store {
                 Err(trouble) => return Err(trouble.into()),
             }
         }
+    }
+
+    /// Whether other front ends serve the store now.
+    ///
+    /// # Errors
+    /// This front end was shut out.
+    pub async fn has_company(&self, io: &Io) -> Result<bool, Trouble> {
+        for shard in &self.shards {
+            if shard.has_company(io).await? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Keys of the shard from a place on, about `count`, and where to go on.

@@ -4,157 +4,18 @@
 mod world;
 
 use farmem::Transport;
-use farmem_fabric::NodeAddr;
-use farmem_kv::serve::{Config, check, run};
-use farmem_memory::{Config as NodeConfig, Node};
+use farmem_kv::serve::check;
 use farmem_protocol::random::Random;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
-use std::process::{Child, Command, Stdio};
+use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use world::linear::{Call, Register, Step, check as linearizable};
-
-const ROLE: &str = "FARMEM_TEST_ROLE";
-
-/// A process of this test's binary. Killed when dropped.
-struct Process {
-    child: Child,
-    at: String,
-}
-
-impl Process {
-    fn start(role: &str) -> Process {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["another_process", "--exact", "--nocapture"])
-            .env(ROLE, role)
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let said = lines.map_while(Result::ok).find_map(|line| line.split("ready at ").nth(1).map(str::to_owned));
-        Process { child, at: said.expect("it is ready") }
-    }
-
-    fn node(way: Transport) -> Process {
-        let socket = std::env::temp_dir().join(format!("farmem-kv-{}-{way:?}.sock", std::process::id()));
-        match way {
-            Transport::Shm => Process::start(&format!("node unix:{}", socket.display())),
-            _ => Process::start("node 127.0.0.1:0"),
-        }
-    }
-
-    fn front(name: &str, nodes: &str) -> Process {
-        Process::start(&format!("front {name} {nodes}"))
-    }
-
-    fn kill(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-
-    fn client(&self) -> Client {
-        Client::connect(&self.at)
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        self.kill();
-    }
-}
-
-fn config(name: &str, nodes: &str) -> Config {
-    Config {
-        name: name.into(),
-        nodes: nodes.split(',').map(str::to_owned).collect(),
-        transport: Transport::Auto,
-        grace: Duration::from_secs(1),
-        listen: vec!["127.0.0.1:0".parse().unwrap()],
-        local: 16 << 20,
-        maxmemory: None,
-    }
-}
+use world::process::{Process, config};
 
 #[test]
 fn another_process() {
-    let Ok(role) = std::env::var(ROLE) else { return };
-    let words: Vec<&str> = role.split(' ').collect();
-    let parent = std::os::unix::process::parent_id();
-    let orphaned = move || std::os::unix::process::parent_id() != parent;
-    match words[..] {
-        ["node", at] => {
-            let listen: Vec<NodeAddr> = vec![at.parse().unwrap()];
-            let node = Node::start(&NodeConfig::new(16 * (64 << 20), listen)).unwrap();
-            println!("ready at {}", node.addresses()[0]);
-            while !orphaned() {
-                std::thread::sleep(Duration::from_millis(50));
-            }
-        }
-        ["front", name, nodes] => {
-            std::thread::spawn(move || {
-                while !orphaned() {
-                    std::thread::sleep(Duration::from_millis(50));
-                }
-                std::process::exit(0);
-            });
-            let served = run(&config(name, nodes), |at| println!("ready at {}", at[0]));
-            eprintln!("{served:?}");
-        }
-        _ => panic!("{role}"),
-    }
-    std::process::exit(0);
-}
-
-/// A redis client, as small as can be.
-struct Client {
-    stream: BufReader<TcpStream>,
-}
-
-/// A reply: its first byte and its text; arrays in brackets.
-type Said = Option<String>;
-
-impl Client {
-    fn connect(at: &str) -> Client {
-        let stream = TcpStream::connect(at).unwrap();
-        stream.set_nodelay(true).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-        Client { stream: BufReader::new(stream) }
-    }
-
-    fn send(&mut self, words: &[&str]) -> std::io::Result<()> {
-        let mut bytes = format!("*{}\r\n", words.len());
-        words.iter().for_each(|word| bytes += &format!("${}\r\n{word}\r\n", word.len()));
-        self.stream.get_mut().write_all(bytes.as_bytes())
-    }
-
-    fn reply(&mut self) -> Said {
-        let mut line = String::new();
-        self.stream.read_line(&mut line).ok().filter(|&n| n > 0)?;
-        let line = line.trim_end().to_owned();
-        let len = || line[1..].parse::<i64>().unwrap();
-        match line.as_bytes()[0] {
-            b'$' if len() < 0 => Some("nil".into()),
-            b'$' => {
-                let mut bytes = vec![0; len() as usize + 2];
-                self.stream.read_exact(&mut bytes).ok()?;
-                bytes.truncate(bytes.len() - 2);
-                Some(String::from_utf8_lossy(&bytes).into_owned())
-            }
-            b'*' => {
-                let items: Option<Vec<String>> = (0..len()).map(|_| self.reply()).collect();
-                Some(format!("[{}]", items?.join(" ")))
-            }
-            _ => Some(line),
-        }
-    }
-
-    fn ask(&mut self, line: &str) -> String {
-        let words: Vec<&str> = line.split(' ').collect();
-        self.send(&words).unwrap();
-        self.reply().expect("a reply")
-    }
+    world::process::another_process();
 }
 
 #[test]

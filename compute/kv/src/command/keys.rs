@@ -29,8 +29,8 @@ pub async fn run(command: &str, call: &Call) -> Answered {
         "rename" | "renamenx" => rename(call, command == "renamenx").await,
         "scan" => scan(call).await,
         _ => {
-            let found = call.store().find(&call.io, call.arg(1)).await?;
-            Ok(Reply::Line(found.map_or("none", |found| name(found.object.kind())).into()))
+            let found = call.find(call.arg(1)).await?;
+            Ok(Reply::Line(found.map_or("none", |found| name(found.kind())).into()))
         }
     }
 }
@@ -38,7 +38,7 @@ pub async fn run(command: &str, call: &Call) -> Answered {
 async fn del(call: &Call) -> Answered {
     let mut deleted = 0;
     for key in &call.args[1..] {
-        deleted += i64::from(call.store().remove(&call.io, key).await?);
+        deleted += i64::from(call.remove(key).await?);
     }
     Ok(Reply::Int(deleted))
 }
@@ -46,7 +46,7 @@ async fn del(call: &Call) -> Answered {
 async fn exists(call: &Call) -> Answered {
     let mut there = 0;
     for key in &call.args[1..] {
-        there += i64::from(call.store().get(&call.io, key).await?.is_some());
+        there += i64::from(call.get(key).await?.is_some());
     }
     Ok(Reply::Int(there))
 }
@@ -100,7 +100,7 @@ async fn expire(call: &Call, command: &str, unit: Unit) -> Answered {
             Change::Put(ending(object, Some(at as u64)), Reply::Int(1))
         })
     };
-    call.store().update(&call.io, call.arg(1), change).await
+    call.update(call.arg(1), change).await
 }
 
 async fn persist(call: &Call) -> Answered {
@@ -110,13 +110,13 @@ async fn persist(call: &Call) -> Answered {
             _ => Change::Keep(Reply::Int(0)),
         })
     };
-    call.store().update(&call.io, call.arg(1), change).await
+    call.update(call.arg(1), change).await
 }
 
 async fn ends(call: &Call, say: impl Fn(i64, i64) -> i64) -> Answered {
-    let found = call.store().find(&call.io, call.arg(1)).await?;
+    let found = call.find(call.arg(1)).await?;
     let now = call.store().now_ms() as i64;
-    Ok(Reply::Int(match found.map(|found| found.object.expiry()) {
+    Ok(Reply::Int(match found.map(|found| found.expiry()) {
         None => -2,
         Some(None) => -1,
         Some(Some(at)) => say(at as i64, now),
@@ -165,16 +165,16 @@ async fn scan(call: &Call) -> Answered {
 
 async fn rename(call: &Call, if_absent: bool) -> Answered {
     let (from, to) = (call.arg(1), call.arg(2));
-    let found = call.store().find(&call.io, from).await?;
+    let found = call.find(from).await?;
     let found = found.ok_or_else(|| Fail::new("no such key"))?;
     if from == to {
         return Ok(if if_absent { Reply::Int(0) } else { Reply::Ok });
     }
-    let value = ending(&found.object, found.object.expiry());
+    let value = ending(&found, found.expiry());
     if !put_at(call, to, &value, if_absent).await? {
         return Ok(Reply::Int(0));
     }
-    call.store().remove(&call.io, from).await?;
+    call.remove(from).await?;
     Ok(if if_absent { Reply::Int(1) } else { Reply::Ok })
 }
 
@@ -183,7 +183,7 @@ async fn put_at(call: &Call, key: &[u8], value: &Value, if_absent: bool) -> Resu
     let change = |there: Option<&Object>| -> Result<Change<bool>, Fail> {
         Ok(if if_absent && there.is_some() { Change::Keep(false) } else { Change::Put(value.clone(), true) })
     };
-    call.store().update(&call.io, key, change).await
+    call.update(key, change).await
 }
 
 async fn copy(call: &Call) -> Answered {
@@ -205,8 +205,8 @@ async fn copy(call: &Call) -> Answered {
     if call.arg(1) == call.arg(2) {
         return Err(Fail::new("source and destination objects are the same"));
     }
-    let Some(found) = call.store().find(&call.io, call.arg(1)).await? else { return Ok(Reply::Int(0)) };
-    let value = ending(&found.object, found.object.expiry());
+    let Some(found) = call.find(call.arg(1)).await? else { return Ok(Reply::Int(0)) };
+    let value = ending(&found, found.expiry());
     Ok(Reply::Int(i64::from(put_at(call, call.arg(2), &value, !replace).await?)))
 }
 
@@ -218,11 +218,11 @@ async fn object(call: &Call) -> Answered {
     if call.count() != 3 {
         return Err(Fail::new(format!("unknown subcommand '{}'", String::from_utf8_lossy(&what))));
     }
-    let Some(found) = call.store().find(&call.io, call.arg(2)).await? else { return Ok(Reply::Null) };
+    let Some(found) = call.find(call.arg(2)).await? else { return Ok(Reply::Null) };
     match what.as_slice() {
-        b"encoding" => Ok(Reply::bulk(match name(found.object.kind()) {
-            "string" if args::parse_int(found.object.value()).is_some() => "int",
-            "string" if found.object.value().len() <= 44 => "embstr",
+        b"encoding" => Ok(Reply::bulk(match name(found.kind()) {
+            "string" if args::parse_int(found.value()).is_some() => "int",
+            "string" if found.value().len() <= 44 => "embstr",
             "string" => "raw",
             _ => "listpack",
         })),
@@ -234,9 +234,9 @@ async fn object(call: &Call) -> Answered {
 
 async fn memory(call: &Call) -> Answered {
     if is(call.arg(1), "usage") && call.count() >= 3 {
-        let found = call.store().find(&call.io, call.arg(2)).await?;
-        let bytes = |found: crate::index::Found| {
-            let len = u64::from(found.object.len());
+        let found = call.find(call.arg(2)).await?;
+        let bytes = |found: Object| {
+            let len = u64::from(found.len());
             match crate::layout::class_of(len) {
                 crate::layout::LARGE => (len + 64).next_power_of_two() as i64,
                 class => crate::layout::class_bytes(class) as i64,

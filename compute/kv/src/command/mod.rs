@@ -4,8 +4,10 @@
 //! reply. Commands on one key take effect at once, at one moment, for every front end. Commands on
 //! several keys take effect key by key: MSET and DEL are no exception.
 
+mod access;
 mod args;
 mod keys;
+mod multi;
 mod server;
 mod strings;
 mod table;
@@ -19,7 +21,8 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-pub use table::{COMMANDS, Command, find};
+pub use multi::{Copy, Multi, Transaction, exec};
+pub use table::{COMMANDS, Command, Group, find};
 
 /// Why a command ends early: the reply that says it.
 #[derive(Clone, PartialEq, Debug)]
@@ -70,6 +73,10 @@ pub struct Client {
     pub last: Cell<&'static str>,
     /// To be closed when it has been answered.
     pub closing: Cell<bool>,
+    /// The transaction that it collects.
+    multi: RefCell<Option<Multi>>,
+    /// Keys that it watches, and what they were.
+    watched: RefCell<Vec<(Vec<u8>, Option<(u64, u64)>)>>,
 }
 
 impl Client {
@@ -84,6 +91,8 @@ impl Client {
             library: RefCell::default(),
             last: Cell::new("NULL"),
             closing: Cell::new(false),
+            multi: RefCell::default(),
+            watched: RefCell::default(),
         }
     }
 }
@@ -112,9 +121,19 @@ pub struct Call {
     pub io: Io,
     /// The command's name and arguments.
     pub args: Rc<Request>,
+    /// The copy on which it runs in a transaction on one key.
+    pub copy: Option<Rc<Copy>>,
+    /// Whether EXEC runs it, so that it must not wait.
+    pub in_exec: bool,
 }
 
 impl Call {
+    /// A request of a client.
+    pub fn new(front: &Rc<Front>, client: &Rc<Client>, io: Io, args: Request) -> Call {
+        let (front, client) = (Rc::clone(front), Rc::clone(client));
+        Call { front, client, io, args: Rc::new(args), copy: None, in_exec: false }
+    }
+
     fn store(&self) -> &Store {
         &self.front.store
     }
@@ -130,22 +149,26 @@ impl Call {
 
 /// Carries out a request.
 pub async fn execute(call: Call) -> Reply {
-    let figures = &call.front.store.figures;
-    figures.commands.set(figures.commands.get() + 1);
     let Some(command) = find(call.arg(0)) else { return unknown(&call.args) };
     call.client.last.set(command.name);
-    let (given, wanted) = (call.count() as i64, i64::from(command.arity));
-    if (wanted > 0 && given != wanted) || given < -wanted {
+    if !command.takes(call.count()) {
         return wrong_number(command.name);
     }
+    dispatch(command, &call).await
+}
+
+/// Carries out a command whose number of arguments is right.
+async fn dispatch(command: &Command, call: &Call) -> Reply {
+    let figures = &call.front.store.figures;
+    figures.commands.set(figures.commands.get() + 1);
     let answered = match command.group {
-        table::Group::Strings => strings::run(command.name, &call).await,
-        table::Group::Lists => types::lists(command.name, &call).await,
-        table::Group::Hashes => types::hashes(command.name, &call).await,
-        table::Group::Sets => types::sets(command.name, &call).await,
-        table::Group::SortedSets => types::sorted(command.name, &call).await,
-        table::Group::Keys => keys::run(command.name, &call).await,
-        table::Group::Server => server::run(command.name, &call).await,
+        Group::Strings => strings::run(command.name, call).await,
+        Group::Lists => types::lists(command.name, call).await,
+        Group::Hashes => types::hashes(command.name, call).await,
+        Group::Sets => types::sets(command.name, call).await,
+        Group::SortedSets => types::sorted(command.name, call).await,
+        Group::Keys => keys::run(command.name, call).await,
+        Group::Server => server::run(command.name, call).await,
     };
     answered.unwrap_or_else(|fail| fail.0)
 }

@@ -31,6 +31,7 @@ pub async fn run(name: &str, call: &Call) -> Answered {
         }
         "reset" => {
             call.client.version.set(2);
+            call.client.discard();
             call.client.name.borrow_mut().clear();
             Ok(Reply::Line("RESET".into()))
         }
@@ -44,6 +45,11 @@ pub async fn run(name: &str, call: &Call) -> Answered {
             let now = call.store().now_ms();
             Ok(Reply::Array(vec![Reply::bulk((now / 1000).to_string()), Reply::bulk((now % 1000 * 1000).to_string())]))
         }
+        "unwatch" => {
+            call.client.watched.borrow_mut().clear();
+            Ok(Reply::Ok)
+        }
+        "watch" => super::multi::watch(call).await,
         // Nothing is replicated.
         _ => Ok(Reply::Int(0)),
     }
@@ -102,12 +108,13 @@ fn line(client: &Client, now_ms: u64) -> String {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let library = client.library.borrow();
     format!(
-        "id={} addr={} laddr= fd=0 name={} age={} idle=0 flags=N db=0 sub=0 psub=0 multi=-1 cmd={} user=default \
+        "id={} addr={} laddr= fd=0 name={} age={} idle=0 flags=N db=0 sub=0 psub=0 multi={} cmd={} user=default \
          resp={} lib-name={} lib-ver={}\n",
         client.id,
         client.address,
         text(&client.name.borrow()),
         now_ms.saturating_sub(client.since_ms) / 1000,
+        client.collected(),
         client.last.get(),
         client.version.get(),
         text(&library[0]),

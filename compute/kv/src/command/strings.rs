@@ -49,8 +49,8 @@ fn text(object: &Object) -> Result<&[u8], Fail> {
 
 /// A key's string.
 async fn string(call: &Call, key: &[u8]) -> Result<Option<Vec<u8>>, Fail> {
-    let found = call.store().get(&call.io, key).await?;
-    found.map(|found| text(&found.object).map(<[u8]>::to_vec)).transpose()
+    let found = call.get(key).await?;
+    found.map(|found| text(&found).map(<[u8]>::to_vec)).transpose()
 }
 
 fn like(object: Option<&Object>, bytes: Vec<u8>) -> Value {
@@ -87,7 +87,7 @@ async fn set(call: &Call) -> Answered {
     }
     let value = Value { kind: Type::String, expiry: options.expiry, bytes: call.arg(2).to_vec() };
     if !options.if_absent && !options.if_there && !options.get && !options.keep {
-        call.store().put(&call.io, call.arg(1), &value).await?;
+        call.put(call.arg(1), &value).await?;
         return Ok(Reply::Ok);
     }
     let change = |there: Option<&Object>| -> Result<Change<Reply>, Fail> {
@@ -104,13 +104,13 @@ async fn set(call: &Call) -> Answered {
         }
         Ok(Change::Put(value, if options.get { old } else { Reply::Ok }))
     };
-    call.store().update(&call.io, call.arg(1), change).await
+    call.update(call.arg(1), change).await
 }
 
 async fn setex(call: &Call, command: &str, unit: Unit) -> Answered {
     let expiry = args::expiry(call, command, call.arg(2), unit)?;
     let value = Value { kind: Type::String, expiry: Some(expiry), bytes: call.arg(3).to_vec() };
-    call.store().put(&call.io, call.arg(1), &value).await?;
+    call.put(call.arg(1), &value).await?;
     Ok(Reply::Ok)
 }
 
@@ -121,7 +121,7 @@ async fn setnx(call: &Call) -> Answered {
             None => Change::Put(Value::string(call.arg(2)), Reply::Int(1)),
         })
     };
-    call.store().update(&call.io, call.arg(1), change).await
+    call.update(call.arg(1), change).await
 }
 
 async fn getset(call: &Call) -> Answered {
@@ -129,7 +129,7 @@ async fn getset(call: &Call) -> Answered {
         let old = there.map(text).transpose()?;
         Ok(Change::Put(Value::string(call.arg(2)), Reply::maybe(old)))
     };
-    call.store().update(&call.io, call.arg(1), change).await
+    call.update(call.arg(1), change).await
 }
 
 async fn getdel(call: &Call) -> Answered {
@@ -139,7 +139,7 @@ async fn getdel(call: &Call) -> Answered {
             Some(object) => Ok(Change::Delete(Reply::bulk(text(object)?))),
         }
     };
-    call.store().update(&call.io, call.arg(1), change).await
+    call.update(call.arg(1), change).await
 }
 
 async fn getex(call: &Call) -> Answered {
@@ -158,7 +158,7 @@ async fn getex(call: &Call) -> Answered {
         }
         Ok(Change::Put(Value { kind: Type::String, expiry, bytes: bytes.clone() }, Reply::bulk(bytes)))
     };
-    call.store().update(&call.io, call.arg(1), change).await
+    call.update(call.arg(1), change).await
 }
 
 async fn mget(call: &Call) -> Answered {
@@ -188,7 +188,7 @@ async fn mset(call: &Call, if_absent: bool) -> Answered {
     }
     if if_absent {
         for key in call.args[1..].iter().step_by(2) {
-            if call.store().find(&call.io, key).await?.is_some() {
+            if call.find(key).await?.is_some() {
                 return Ok(Reply::Int(0));
             }
         }
@@ -202,7 +202,7 @@ async fn mset(call: &Call, if_absent: bool) -> Answered {
     let pairs: Vec<&[Vec<u8>]> = call.args[1..].chunks(2).enumerate().filter(once).map(|(_, pair)| pair).collect();
     let put = |pair: &&[Vec<u8>]| -> Pin<Box<dyn Future<Output = Result<(), Fail>>>> {
         let (call, key, value) = (call.clone(), pair[0].clone(), Value::string(pair[1].clone()));
-        Box::pin(async move { Ok(call.store().put(&call.io, &key, &value).await?) })
+        Box::pin(async move { Ok(call.put(&key, &value).await?) })
     };
     for some in pairs.chunks(128) {
         for done in join(some.iter().map(put).collect()).await {
@@ -226,7 +226,7 @@ async fn append(call: &Call) -> Answered {
         let len = bytes.len() as i64;
         Ok(Change::Put(like(there, bytes), Reply::Int(len)))
     };
-    call.store().update(&call.io, call.arg(1), change).await
+    call.update(call.arg(1), change).await
 }
 
 async fn getrange(call: &Call) -> Answered {
@@ -257,7 +257,7 @@ async fn setrange(call: &Call) -> Answered {
         let len = bytes.len() as i64;
         Ok(Change::Put(like(there, bytes), Reply::Int(len)))
     };
-    call.store().update(&call.io, call.arg(1), change).await
+    call.update(call.arg(1), change).await
 }
 
 async fn add(call: &Call, by: i64) -> Answered {
@@ -271,7 +271,7 @@ async fn add(call: &Call, by: i64) -> Answered {
         let new = old.checked_add(by).ok_or_else(|| Fail::new("increment or decrement would overflow"))?;
         Ok(Change::Put(like(there, new.to_string().into_bytes()), Reply::Int(new)))
     };
-    call.store().update(&call.io, call.arg(1), change).await
+    call.update(call.arg(1), change).await
 }
 
 async fn add_float(call: &Call) -> Answered {
@@ -288,7 +288,7 @@ async fn add_float(call: &Call) -> Answered {
         let bytes = plain(new).into_bytes();
         Ok(Change::Put(like(there, bytes.clone()), Reply::bulk(bytes)))
     };
-    call.store().update(&call.io, call.arg(1), change).await
+    call.update(call.arg(1), change).await
 }
 
 /// A number without an exponent.
@@ -323,7 +323,7 @@ async fn setbit(call: &Call) -> Answered {
         bytes[offset / 8] = bytes[offset / 8] & !(1 << shift) | bit << shift;
         Ok(Change::Put(like(there, bytes), Reply::Int(i64::from(old))))
     };
-    call.store().update(&call.io, call.arg(1), change).await
+    call.update(call.arg(1), change).await
 }
 
 async fn bitcount(call: &Call) -> Answered {

@@ -34,6 +34,25 @@ pub struct Command {
     pub group: Group,
 }
 
+impl Command {
+    /// Whether it takes so many words, its name among them.
+    pub fn takes(&self, words: usize) -> bool {
+        let (given, wanted) = (words as i64, i64::from(self.arity));
+        if wanted > 0 { given == wanted } else { given >= -wanted }
+    }
+
+    /// The keys that a request names; `None`: it concerns keys that it does not name.
+    pub fn named<'a>(&self, request: &'a [Vec<u8>]) -> Option<Vec<&'a [u8]>> {
+        let (first, last, step) = self.keys;
+        if first == 0 {
+            return (self.group == Group::Server).then(Vec::new);
+        }
+        let last = if last < 0 { request.len() as i64 + i64::from(last) } else { i64::from(last) };
+        let places = (first as usize..=last.max(0) as usize).step_by(step.max(1) as usize);
+        Some(places.filter_map(|place| request.get(place).map(Vec::as_slice)).collect())
+    }
+}
+
 const fn command(name: &'static str, arity: i8, keys: (i8, i8, i8), writes: bool, group: Group) -> Command {
     Command { name, arity, keys, writes, group }
 }
@@ -58,7 +77,9 @@ pub const COMMANDS: &[Command] = &[
     command("decr", 2, ONE, true, Strings),
     command("decrby", 3, ONE, true, Strings),
     command("del", -2, ALL, true, Keys),
+    command("discard", 1, NONE, false, Server),
     command("echo", 2, NONE, false, Server),
+    command("exec", 1, NONE, true, Server),
     command("exists", -2, ALL, false, Keys),
     command("expire", -3, ONE, true, Keys),
     command("expireat", -3, ONE, true, Keys),
@@ -108,6 +129,7 @@ pub const COMMANDS: &[Command] = &[
     command("mget", -2, ALL, false, Strings),
     command("mset", -3, (1, -1, 2), true, Strings),
     command("msetnx", -3, (1, -1, 2), true, Strings),
+    command("multi", 1, NONE, false, Server),
     command("object", -2, (2, 2, 1), false, Keys),
     command("persist", 2, ONE, true, Keys),
     command("pexpire", -3, ONE, true, Keys),
@@ -151,7 +173,9 @@ pub const COMMANDS: &[Command] = &[
     command("ttl", 2, ONE, false, Keys),
     command("type", 2, ONE, false, Keys),
     command("unlink", -2, ALL, true, Keys),
+    command("unwatch", 1, NONE, false, Server),
     command("wait", 3, NONE, false, Server),
+    command("watch", -2, ALL, false, Server),
     command("zadd", -4, ONE, true, SortedSets),
     command("zcard", 2, ONE, false, SortedSets),
     command("zcount", 4, ONE, false, SortedSets),

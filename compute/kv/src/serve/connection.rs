@@ -1,6 +1,7 @@
 //! A client's connection: bytes in, requests, replies in order, bytes out.
 
-use crate::command::Client;
+use crate::command::{Client, find};
+use crate::layout::Hash;
 use crate::resp::{Limits, Parser, Reply, Request};
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
@@ -100,6 +101,37 @@ impl Connection {
                 return None;
             }
             self.fill();
+        }
+    }
+
+    /// What a request concerns: the key of the transaction that it ends; the hash of its own or the
+    /// transaction's only key, and whether that is changed.
+    pub fn concerns(&self, request: &Request) -> (Option<Vec<u8>>, (Option<u64>, bool)) {
+        if request[0].eq_ignore_ascii_case(b"exec") && self.client.collects() {
+            let only = self.client.only_key();
+            let hash = only.as_ref().map(|key| Hash::of(key).0);
+            return (only, (hash, true));
+        }
+        (
+            None,
+            match find(&request[0]) {
+                // What is collected only waits for what came before.
+                Some(_) if self.client.collects() => (None, false),
+                Some(command) if command.keys == (1, 1, 1) && request.len() > 1 => {
+                    (Some(Hash::of(&request[1]).0), command.writes)
+                }
+                Some(command) => (None, command.writes),
+                None => (None, false),
+            },
+        )
+    }
+
+    /// Whether a command has to wait for one that this connection began before.
+    pub fn clashes(&self, key: Option<u64>, writes: bool) -> bool {
+        let mut open = self.begun.iter().filter(|begun| begun.reply.is_none());
+        match key {
+            None => open.next().is_some(),
+            Some(key) => open.any(|begun| begun.key.is_none() || begun.key == Some(key) && (writes || begun.writes)),
         }
     }
 

@@ -3,13 +3,13 @@
 use super::background::Background;
 use super::connection::{AT_ONCE, Begun, Connection};
 use super::schedule::Schedule;
-use crate::command::{Call, Client, Front, execute, find};
+use crate::command::{Call, Client, Front, exec, execute};
 use crate::drive::Drive;
 use crate::index::ENTRY_BYTES;
-use crate::layout::{Geometry, Hash};
+use crate::layout::Geometry;
 use crate::member::{NotOpened, Opening};
 use crate::recover::Count;
-use crate::resp::{Reply, Request};
+use crate::resp::Reply;
 use crate::shard::{Shard, Trouble};
 use crate::store::Store;
 use crate::task::{Ask, Io, Task};
@@ -192,6 +192,15 @@ pub fn check(config: &Config) -> Result<Vec<(String, Count)>, Failed> {
     Ok(counts)
 }
 
+/// The connection whose transaction runs alone, and those that wait for its end.
+#[derive(Debug, Default)]
+struct Alone {
+    connection: Option<u64>,
+    held: Vec<u64>,
+    /// The last one, whose turn comes behind the others'.
+    last: u64,
+}
+
 struct Server {
     drive: Drive,
     front: Rc<Front>,
@@ -208,6 +217,8 @@ struct Server {
     waiting: HashMap<u64, VecDeque<u64>>,
     /// Connections that may go on.
     active: Vec<u64>,
+    /// A transaction on several keys, beside which no other client's command runs.
+    alone: Alone,
     background: Background,
 }
 
@@ -247,6 +258,7 @@ pub fn run(config: &Config, ready: impl FnOnce(&[SocketAddr])) -> Result<(), Fai
         writing: HashSet::new(),
         waiting: HashMap::new(),
         active: Vec::new(),
+        alone: Alone::default(),
         background: Background::new(&store, Instant::now()),
     };
     ready(&at);
@@ -303,7 +315,8 @@ impl Server {
         let mut touched = HashSet::new();
         for round in 0..ROUNDS {
             let mut active = std::mem::take(&mut self.active);
-            active.sort_unstable();
+            let last = self.alone.last;
+            active.sort_unstable_by_key(|&id| (id == last, id));
             active.dedup();
             for id in active {
                 touched.insert(id);
@@ -378,23 +391,28 @@ impl Server {
     /// Begins what a connection asks for, as far as it can run beside what is under way.
     fn begin_commands(&mut self, id: u64) {
         loop {
+            if self.alone.connection.is_some_and(|alone| alone != id) {
+                self.alone.held.push(id);
+                return;
+            }
             let Some(connection) = self.connections.get_mut(&id) else { return };
             if connection.begun.len() >= AT_ONCE {
-                return;
+                connection.collect();
+                if connection.begun.len() >= AT_ONCE {
+                    return;
+                }
             }
             let Some(request) = connection.request() else {
                 connection.collect();
+                if self.alone.connection == Some(id) {
+                    // It does not read its replies: the others must not wait for that.
+                    self.end_alone();
+                }
                 return;
             };
-            let (key, writes) = key_of(&request);
-            let open = || connection.begun.iter().filter(|begun| begun.reply.is_none());
-            let clashes = match key {
-                None => open().next().is_some(),
-                Some(key) => {
-                    open().any(|begun| begun.key.is_none() || begun.key == Some(key) && (writes || begun.writes))
-                }
-            };
+            let (only, (key, writes)) = connection.concerns(&request);
             let taken = key.filter(|key| writes && self.writing.contains(key));
+            let clashes = connection.clashes(key, writes);
             if clashes || taken.is_some() {
                 connection.next = Some(request);
                 if let Some(key) = taken.filter(|_| !clashes) {
@@ -402,17 +420,60 @@ impl Server {
                 }
                 return;
             }
-            let (front, client) = (Rc::clone(&self.front), Rc::clone(&connection.client));
-            let task = self.commands.begin(|io| execute(Call { front, client, io, args: Rc::new(request) }));
-            connection.begun.push_back(Begun { task, key, writes, reply: None });
+            if let Some(reply) = connection.client.collect(&request) {
+                connection.begun.push_back(Begun { task: u64::MAX, key: None, writes: false, reply: Some(reply) });
+                continue;
+            }
+            let client = Rc::clone(&connection.client);
+            let transaction = request[0].eq_ignore_ascii_case(b"exec") && client.collects();
+            if transaction && only.is_none() && !self.have_alone(id) {
+                if let Some(connection) = self.connections.get_mut(&id) {
+                    connection.next = Some(request);
+                }
+                return;
+            }
+            let transaction = if transaction { client.take_transaction() } else { None };
+            let front = Rc::clone(&self.front);
+            let task = self.commands.begin(|io| {
+                let call = Call::new(&front, &client, io, request);
+                async move {
+                    match transaction {
+                        Some(transaction) => exec(call, transaction, only).await,
+                        None => execute(call).await,
+                    }
+                }
+            });
+            if let Some(connection) = self.connections.get_mut(&id) {
+                connection.begun.push_back(Begun { task, key, writes, reply: None });
+            }
             let writes = key.filter(|_| writes);
             self.writing.extend(writes);
             self.running.insert(task, (id, writes));
         }
     }
 
+    /// Has a connection's transaction run alone: others begin nothing more. Whether nothing of theirs is under way.
+    fn have_alone(&mut self, id: u64) -> bool {
+        self.alone.connection = Some(id);
+        self.running.is_empty()
+    }
+
+    /// The transaction that ran alone has ended, or its connection has.
+    fn end_alone(&mut self) {
+        if let Some(last) = self.alone.connection.take() {
+            self.alone.last = last;
+            self.active.append(&mut self.alone.held);
+        }
+    }
+
     fn ended(&mut self, task: u64, reply: Reply) {
         let Some((id, key)) = self.running.remove(&task) else { return };
+        match self.alone.connection {
+            Some(alone) if alone == id => self.end_alone(),
+            // It may be its turn now.
+            Some(alone) => self.active.push(alone),
+            None => {}
+        }
         if let Some(key) = key {
             self.writing.remove(&key);
             if let Some(waiting) = self.waiting.get_mut(&key) {
@@ -434,6 +495,9 @@ impl Server {
         let fd = connection.stream.as_raw_fd();
         if connection.is_over() {
             self.epoll.forget(fd);
+            if self.alone.connection == Some(id) {
+                self.end_alone();
+            }
             self.connections.remove(&id);
             self.front.clients.borrow_mut().remove(&id);
             return;
@@ -442,16 +506,5 @@ impl Server {
         if wants != connection.watched && self.epoll.change(fd, id, wants.0, wants.1).is_ok() {
             connection.watched = wants;
         }
-    }
-}
-
-/// The hash of a command's only key, and whether the command changes it.
-fn key_of(request: &Request) -> (Option<u64>, bool) {
-    match find(&request[0]) {
-        Some(command) if command.keys == (1, 1, 1) && request.len() > 1 => {
-            (Some(Hash::of(&request[1]).0), command.writes)
-        }
-        Some(command) => (None, command.writes),
-        None => (None, false),
     }
 }

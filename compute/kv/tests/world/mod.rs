@@ -3,6 +3,7 @@
 #![allow(dead_code)] // Each test file is a program of its own, and uses a part.
 
 pub mod linear;
+pub mod process;
 
 use farmem_kv::layout::{Geometry, NODE_SHIFT};
 use farmem_kv::member::Opening;

@@ -49,8 +49,8 @@ fn encode(items: &Items) -> Vec<u8> {
 
 /// A key's items; none if it is absent.
 async fn read(call: &Call, key: &[u8], kind: Type) -> Result<Items, Fail> {
-    let found = call.store().get(&call.io, key).await?;
-    found.map_or(Ok(Items::new()), |found| decode(&found.object, kind))
+    let found = call.get(key).await?;
+    found.map_or(Ok(Items::new()), |found| decode(&found, kind))
 }
 
 /// Changes the items of the command's key. A key whose last item is gone is gone.
@@ -72,7 +72,7 @@ async fn change(
             }
         })
     };
-    call.store().update(&call.io, call.arg(1), change).await
+    call.update(call.arg(1), change).await
 }
 
 fn bulks<'a>(items: impl IntoIterator<Item = &'a Vec<u8>>) -> Vec<Reply> {

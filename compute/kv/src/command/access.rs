@@ -1,0 +1,73 @@
+//! How commands reach a key: in the store, or in the copy of a transaction on this key alone.
+
+use super::Call;
+use crate::object::{Object, Value};
+use crate::shard::Trouble;
+use crate::store::Change;
+
+impl Call {
+    /// The key's object, unless it has ended.
+    pub(super) async fn find(&self, key: &[u8]) -> Result<Option<Object>, Trouble> {
+        match &self.copy {
+            Some(copy) => Ok(copy.object(self.store().now_ms())),
+            None => Ok(self.store().find(&self.io, key).await?.map(|found| found.object)),
+        }
+    }
+
+    /// [`Call::find`] for a command that reads: counted.
+    pub(super) async fn get(&self, key: &[u8]) -> Result<Option<Object>, Trouble> {
+        match &self.copy {
+            Some(copy) => Ok(copy.object(self.store().now_ms())),
+            None => Ok(self.store().get(&self.io, key).await?.map(|found| found.object)),
+        }
+    }
+
+    /// Stores a value, whatever is there.
+    pub(super) async fn put(&self, key: &[u8], value: &Value) -> Result<(), Trouble> {
+        match &self.copy {
+            Some(copy) => {
+                copy.put(Some(value.clone()));
+                Ok(())
+            }
+            None => self.store().put(&self.io, key, value).await,
+        }
+    }
+
+    /// Takes a key out; whether it was there.
+    pub(super) async fn remove(&self, key: &[u8]) -> Result<bool, Trouble> {
+        match &self.copy {
+            Some(copy) => {
+                let there = copy.object(self.store().now_ms()).is_some();
+                if there {
+                    copy.put(None);
+                }
+                Ok(there)
+            }
+            None => self.store().remove(&self.io, key).await,
+        }
+    }
+
+    /// Changes a key by what it is.
+    ///
+    /// # Errors
+    /// Those of the change, which is not made then, and those of the store.
+    pub(super) async fn update<T, E: From<Trouble>>(
+        &self,
+        key: &[u8],
+        mut change: impl FnMut(Option<&Object>) -> Result<Change<T>, E>,
+    ) -> Result<T, E> {
+        let Some(copy) = &self.copy else { return self.store().update(&self.io, key, change).await };
+        let there = copy.object(self.store().now_ms());
+        match change(there.as_ref())? {
+            Change::Keep(outcome) => Ok(outcome),
+            Change::Put(value, outcome) => {
+                copy.put(Some(value));
+                Ok(outcome)
+            }
+            Change::Delete(outcome) => {
+                copy.put(None);
+                Ok(outcome)
+            }
+        }
+    }
+}

@@ -1,0 +1,247 @@
+//! MULTI, EXEC, DISCARD, WATCH and UNWATCH.
+//!
+//! A connection collects the commands of a transaction; EXEC carries them out. What is promised
+//! depends on the keys that the transaction names, those that it watches included:
+//!
+//! * **One key.** The commands run on a copy of the key's value, and one CAS puts the result in place of
+//!   the value that was copied. The transaction takes effect at one moment, for every front end, or
+//!   not at all. If another client was faster it runs again, or fails if it watches the key.
+//! * **Several keys.** The event loop lets nothing of this front end's other clients run meanwhile.
+//!   Other front ends' commands may come in between. So a transaction that watches keys is refused
+//!   while other front ends are alive.
+//!
+//! A watched key is remembered by its slot and its object's checksum, which every change replaces.
+
+use super::table::{self, Command};
+use super::{Answered, Call, Client, Fail, Group, dispatch};
+use crate::index::Found;
+use crate::object::{Object, Value};
+use crate::resp::{Reply, Request};
+use crate::store::Change;
+use std::cell::RefCell;
+use std::future::Future;
+use std::pin::pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+
+/// Bytes of the commands that one transaction may collect.
+const COLLECTED: usize = 64 << 20;
+
+/// What a key was when it was watched: its slot and its object's checksum; `None`: absent.
+type Seen = Option<(u64, u64)>;
+
+fn seen(found: Option<&Found>) -> Seen {
+    found.map(|found| (found.slot.0, found.object.checksum()))
+}
+
+/// What a connection has collected since MULTI.
+#[derive(Debug, Default)]
+pub struct Multi {
+    commands: Vec<(&'static Command, Rc<Request>)>,
+    bytes: usize,
+    /// A command was refused: EXEC will be, too.
+    failed: bool,
+}
+
+/// A transaction that EXEC begins.
+#[derive(Debug)]
+pub struct Transaction {
+    multi: Multi,
+    watched: Vec<(Vec<u8>, Seen)>,
+}
+
+impl Client {
+    /// Whether MULTI was given.
+    pub fn collects(&self) -> bool {
+        self.multi.borrow().is_some()
+    }
+
+    /// Commands that wait for EXEC, for CLIENT LIST; -1 without MULTI.
+    pub(super) fn collected(&self) -> i64 {
+        self.multi.borrow().as_ref().map_or(-1, |multi| multi.commands.len() as i64)
+    }
+
+    /// Forgets the transaction and what it watches.
+    pub(super) fn discard(&self) {
+        *self.multi.borrow_mut() = None;
+        self.watched.borrow_mut().clear();
+    }
+
+    /// The reply to a request that MULTI, DISCARD or a transaction under way answers at once; `None`: it is to be run.
+    pub fn collect(&self, request: &Request) -> Option<Reply> {
+        let name = request[0].to_ascii_lowercase();
+        match (name.as_slice(), self.collects()) {
+            (b"multi", false) if request.len() == 1 => {
+                *self.multi.borrow_mut() = Some(Multi::default());
+                Some(Reply::Ok)
+            }
+            (b"multi", true) => Some(Reply::error("MULTI calls can not be nested")),
+            (b"discard", true) if request.len() == 1 => {
+                self.discard();
+                Some(Reply::Ok)
+            }
+            (b"discard", false) => Some(Reply::error("DISCARD without MULTI")),
+            (b"exec", false) => Some(Reply::error("EXEC without MULTI")),
+            (b"watch", true) => Some(Reply::error("WATCH inside MULTI is not allowed")),
+            (b"exec" | b"quit" | b"reset", _) | (_, false) => None,
+            (_, true) => Some(self.queue(request)),
+        }
+    }
+
+    fn queue(&self, request: &Request) -> Reply {
+        let mut multi = self.multi.borrow_mut();
+        let Some(multi) = multi.as_mut() else { return Reply::Null };
+        let bytes = request.iter().map(|arg| arg.len() + 32).sum::<usize>();
+        let refused = match table::find(&request[0]) {
+            None => Some(super::unknown(request)),
+            Some(command) if !command.takes(request.len()) => Some(super::wrong_number(command.name)),
+            Some(_) if multi.bytes + bytes > COLLECTED => {
+                Some(Reply::error("the transaction is too large: its commands may have 64 MiB together"))
+            }
+            Some(command) => {
+                multi.bytes += bytes;
+                multi.commands.push((command, Rc::new(request.clone())));
+                None
+            }
+        };
+        multi.failed |= refused.is_some();
+        refused.unwrap_or_else(|| Reply::Line("QUEUED".into()))
+    }
+
+    /// The key of the transaction that EXEC would begin, if it names exactly one.
+    pub fn only_key(&self) -> Option<Vec<u8>> {
+        let (multi, watched) = (self.multi.borrow(), self.watched.borrow());
+        let multi = multi.as_ref()?;
+        let mut keys = watched.iter().map(|(key, _)| key.as_slice()).collect::<Vec<_>>();
+        for (command, request) in &multi.commands {
+            match command.named(request) {
+                Some(named) if command.runs_on_a_copy() => keys.extend(named),
+                _ => return None,
+            }
+        }
+        let first = *keys.first()?;
+        keys.iter().all(|key| *key == first).then(|| first.to_vec())
+    }
+
+    /// The transaction, which ends with this EXEC.
+    pub fn take_transaction(&self) -> Option<Transaction> {
+        let multi = self.multi.borrow_mut().take()?;
+        Some(Transaction { multi, watched: self.watched.take() })
+    }
+}
+
+/// WATCH.
+pub async fn watch(call: &Call) -> Answered {
+    for key in &call.args[1..] {
+        if call.client.watched.borrow().iter().any(|(watched, _)| watched == key) {
+            continue;
+        }
+        let found = call.store().find(&call.io, key).await?;
+        call.client.watched.borrow_mut().push((key.clone(), seen(found.as_ref())));
+    }
+    Ok(Reply::Ok)
+}
+
+/// EXEC of what was collected; `only` is its key if there is one.
+pub async fn exec(call: Call, transaction: Transaction, only: Option<Vec<u8>>) -> Reply {
+    call.client.last.set("exec");
+    if transaction.multi.failed {
+        return Reply::Error("EXECABORT Transaction discarded because of previous errors.".into());
+    }
+    let answered = match only {
+        Some(key) => on_one_key(&call, &transaction, &key).await,
+        None => on_several(&call, &transaction).await,
+    };
+    answered.unwrap_or_else(|fail| fail.0)
+}
+
+/// The reply of an EXEC whose watched keys have changed.
+const CHANGED: Reply = Reply::NullArray;
+
+async fn on_one_key(call: &Call, transaction: &Transaction, key: &[u8]) -> Answered {
+    let watched = transaction.watched.first().map(|(_, seen)| *seen);
+    let change = |there: Option<&Found>| -> Result<Change<Reply>, Fail> {
+        if watched.is_some_and(|watched| watched != seen(there)) {
+            return Ok(Change::Keep(CHANGED));
+        }
+        let copy = Rc::new(Copy::new(key, there.map(|found| found.object.clone())));
+        let mut replies = Vec::with_capacity(transaction.multi.commands.len());
+        for (command, args) in &transaction.multi.commands {
+            let call = Call { args: Rc::clone(args), copy: Some(Rc::clone(&copy)), ..call.clone() };
+            replies.push(at_once(dispatch(command, &call)).unwrap_or_else(|| Reply::error("not in a transaction")));
+        }
+        Ok(copy.changed(Reply::Array(replies)))
+    };
+    call.store().update_found(&call.io, key, change).await
+}
+
+/// The outcome of a command that waits for nothing.
+fn at_once<T>(command: impl Future<Output = T>) -> Option<T> {
+    match pin!(command).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(outcome) => Some(outcome),
+        Poll::Pending => None,
+    }
+}
+
+async fn on_several(call: &Call, transaction: &Transaction) -> Answered {
+    if !transaction.watched.is_empty() && call.store().has_company(&call.io).await? {
+        return Err(Fail::new(
+            "EXEC is refused: it watches keys and names several, and other front ends serve this store, which could \
+             change them meanwhile. Watch and change one key, or use one front end",
+        ));
+    }
+    for (key, before) in &transaction.watched {
+        if seen(call.store().find(&call.io, key).await?.as_ref()) != *before {
+            return Ok(CHANGED);
+        }
+    }
+    let mut replies = Vec::with_capacity(transaction.multi.commands.len());
+    for (command, args) in &transaction.multi.commands {
+        let call = Call { args: Rc::clone(args), in_exec: true, ..call.clone() };
+        // Boxed: EXEC runs commands, and is one.
+        replies.push(Box::pin(dispatch(command, &call)).await);
+    }
+    Ok(Reply::Array(replies))
+}
+
+impl Command {
+    /// Whether the command may run on a copy of its key: it does nothing but read and change it.
+    fn runs_on_a_copy(&self) -> bool {
+        self.group != Group::Server || matches!(self.name, "echo" | "ping" | "time")
+    }
+}
+
+/// A key's value while a transaction on this key alone runs.
+#[derive(Debug)]
+pub struct Copy {
+    key: Vec<u8>,
+    /// As the commands left it; `None`: absent.
+    object: RefCell<Option<Object>>,
+    /// What is to be written; `None`: nothing was changed.
+    change: RefCell<Option<Option<Value>>>,
+}
+
+impl Copy {
+    fn new(key: &[u8], object: Option<Object>) -> Copy {
+        Copy { key: key.to_vec(), object: object.into(), change: RefCell::default() }
+    }
+
+    /// The object, unless it has ended.
+    pub fn object(&self, now_ms: u64) -> Option<Object> {
+        self.object.borrow().clone().filter(|object| object.expiry().is_none_or(|at| at > now_ms))
+    }
+
+    /// Another value, or none.
+    pub fn put(&self, value: Option<Value>) {
+        *self.object.borrow_mut() = value.as_ref().and_then(|value| Object::of(&self.key, value));
+        *self.change.borrow_mut() = Some(value);
+    }
+
+    fn changed(&self, outcome: Reply) -> Change<Reply> {
+        match self.change.take() {
+            None => Change::Keep(outcome),
+            Some(None) => Change::Delete(outcome),
+            Some(Some(value)) => Change::Put(value, outcome),
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! Transactions: what is queued and refused, what runs beside them on their front end and on others.
+
+mod world;
+
+use farmem::Transport;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+use world::process::{Client, Process};
+
+#[test]
+fn another_process() {
+    world::process::another_process();
+}
+
+fn answers(client: &mut Client, lines: &[(&str, &str)]) {
+    for (said, expected) in lines {
+        assert_eq!(client.ask(said), expected.trim_end(), "{said}");
+    }
+}
+
+#[test]
+fn commands_are_collected_and_carried_out_together() {
+    let node = Process::node(Transport::Tcp);
+    let front = Process::front("multi", &node.at);
+    let [mut a, mut b] = [front.client(), front.client()];
+    let lines = [
+        ("EXEC", "-ERR EXEC without MULTI"),
+        ("DISCARD", "-ERR DISCARD without MULTI"),
+        ("MULTI", "+OK"),
+        ("MULTI", "-ERR MULTI calls can not be nested"),
+        ("WATCH x", "-ERR WATCH inside MULTI is not allowed"),
+        ("EXEC", "[]"),
+        // One key: on a copy.
+        ("MULTI", "+OK"),
+        ("SET x 1", "+QUEUED"),
+        ("INCR x", "+QUEUED"),
+        ("LPUSH x a", "+QUEUED"),
+        ("EXPIRE x 100", "+QUEUED"),
+        ("PING", "+QUEUED"),
+        ("GET x", "+QUEUED"),
+        ("EXEC", "[+OK :2 -WRONGTYPE Operation against a key holding the wrong kind of value :1 +PONG 2]"),
+        ("TTL x", ":100"),
+        ("MULTI", "+OK"),
+        ("DEL x", "+QUEUED"),
+        ("EXISTS x", "+QUEUED"),
+        ("RPUSH x a b", "+QUEUED"),
+        ("LRANGE x 0 -1", "+QUEUED"),
+        ("EXEC", "[:1 :0 :2 [a b]]"),
+        // Several.
+        ("MULTI", "+OK"),
+        ("MSET x 1 y 2", "+QUEUED"),
+        ("MGET x y", "+QUEUED"),
+        ("DBSIZE", "+QUEUED"),
+        ("EXEC", "[+OK [1 2] :2]"),
+        // What is refused.
+        ("MULTI", "+OK"),
+        ("SET x 7", "+QUEUED"),
+        ("NONSENSE", "-ERR unknown command 'NONSENSE', with args beginning with: "),
+        ("EXEC", "-EXECABORT Transaction discarded because of previous errors."),
+        ("MULTI", "+OK"),
+        ("SET x", "-ERR wrong number of arguments for 'set' command"),
+        ("EXEC", "-EXECABORT Transaction discarded because of previous errors."),
+        ("MULTI", "+OK"),
+        ("SET x 8", "+QUEUED"),
+        ("DISCARD", "+OK"),
+        ("MULTI", "+OK"),
+        ("SET x 9", "+QUEUED"),
+        ("RESET", "+RESET"),
+        ("GET x", "1"),
+        ("WATCH x", "+OK"),
+    ];
+    answers(&mut a, &lines);
+    assert_eq!(b.ask("SET x 2"), "+OK");
+    answers(&mut a, &[("MULTI", "+OK"), ("SET x 3", "+QUEUED"), ("EXEC", "*-1"), ("GET x", "2"), ("WATCH x y", "+OK")]);
+    assert_eq!(b.ask("DEL y"), ":1");
+    answers(&mut a, &[("MULTI", "+OK"), ("SET x 3", "+QUEUED"), ("EXEC", "*-1"), ("WATCH x", "+OK")]);
+    assert_eq!(b.ask("SET x 4"), "+OK");
+    answers(&mut a, &[("UNWATCH", "+OK"), ("MULTI", "+OK"), ("GET x", "+QUEUED"), ("EXEC", "[4]")]);
+    answers(&mut a, &[("WATCH x none", "+OK"), ("MULTI", "+OK"), ("GET x", "+QUEUED"), ("EXEC", "[4]")]);
+    // In one pipeline, with others before and behind it.
+    for line in ["SET p 1", "MULTI", "INCR p", "INCR q", "EXEC", "GET p", "MULTI", "INCR p", "EXEC", "GET p"] {
+        a.send(&line.split(' ').collect::<Vec<_>>()).unwrap();
+    }
+    let said: Vec<String> = (0..10).map(|_| a.reply().unwrap()).collect();
+    assert_eq!(said, ["+OK", "+OK", "+QUEUED", "+QUEUED", "[:2 :1]", "2", "+OK", "+QUEUED", "[:3]", "3"]);
+}
+
+/// Reads a number, and writes one more if nobody has written meanwhile; how often that succeeded.
+fn count_up(at: &str, key: &str, stop: &AtomicBool) -> u64 {
+    let (mut client, mut done) = (Client::connect(at), 0);
+    while !stop.load(Ordering::Relaxed) {
+        assert_eq!(client.ask(&format!("WATCH {key}")), "+OK");
+        let was: u64 = client.ask(&format!("GET {key}")).parse().unwrap_or(0);
+        assert_eq!(client.ask("MULTI"), "+OK");
+        client.ask(&format!("SET {key} {}", was + 1));
+        client.ask(&format!("GET {key}"));
+        match client.ask("EXEC").as_str() {
+            "*-1" => {}
+            said => {
+                assert_eq!(said, format!("[+OK {}]", was + 1));
+                done += 1;
+            }
+        }
+    }
+    done
+}
+
+#[test]
+fn a_watched_key_is_not_overwritten_by_any_front_end() {
+    let node = Process::node(Transport::Shm);
+    let fronts = [Process::front("count", &node.at), Process::front("count", &node.at)];
+    let stop = AtomicBool::new(false);
+    let done: u64 = std::thread::scope(|scope| {
+        let begin = |n: usize| {
+            let (front, stop) = (&fronts[n % 2], &stop);
+            scope.spawn(move || count_up(&front.at, "n", stop))
+        };
+        let threads: Vec<_> = (0..4).map(begin).collect();
+        std::thread::sleep(Duration::from_millis(700));
+        stop.store(true, Ordering::Relaxed);
+        threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+    });
+    assert!(done > 50, "{done}");
+    let mut client = fronts[0].client();
+    assert_eq!(client.ask("GET n"), done.to_string());
+    // Several keys cannot be watched while others might change them.
+    answers(&mut client, &[("WATCH n m", "+OK"), ("MULTI", "+OK"), ("SET n 1", "+QUEUED")]);
+    assert!(client.ask("EXEC").starts_with("-ERR EXEC is refused"));
+    assert_eq!(client.ask("GET n"), done.to_string());
+    answers(&mut client, &[("MULTI", "+OK"), ("SET n 1", "+QUEUED"), ("SET m 2", "+QUEUED"), ("EXEC", "[+OK +OK]")]);
+    let [stays, mut goes] = fronts;
+    goes.kill();
+    let begun = Instant::now();
+    loop {
+        let mut client = stays.client();
+        answers(&mut client, &[("WATCH n m", "+OK"), ("MULTI", "+OK"), ("GET n", "+QUEUED")]);
+        match client.ask("EXEC").as_str() {
+            "[1]" => break,
+            said => assert!(said.starts_with("-ERR EXEC is refused") && begun.elapsed().as_secs() < 20, "{said}"),
+        }
+        std::thread::sleep(Duration::from_millis(200));
+    }
+}
+
+#[test]
+fn nobody_at_the_front_end_sees_half_of_a_transaction() {
+    let node = Process::node(Transport::Shm);
+    let front = Process::front("sums", &node.at);
+    let (stop, seen) = (AtomicBool::new(false), AtomicUsize::new(0));
+    assert_eq!(front.client().ask("MSET a 0 b 0"), "+OK");
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                let mut client = front.client();
+                while !stop.load(Ordering::Relaxed) {
+                    for line in ["MULTI", "INCR a", "DECR b", "EXEC"] {
+                        client.send(&line.split(' ').collect::<Vec<_>>()).unwrap();
+                    }
+                    (0..3).for_each(|_| assert!(client.reply().unwrap().starts_with('+')));
+                    assert!(client.reply().unwrap().starts_with("[:"));
+                }
+            });
+            scope.spawn(|| {
+                let mut client = front.client();
+                while !stop.load(Ordering::Relaxed) {
+                    let said = client.ask("MGET a b");
+                    let (a, b) = said.trim_matches(['[', ']']).split_once(' ').unwrap();
+                    assert_eq!(a.parse::<i64>().unwrap(), -b.parse::<i64>().unwrap());
+                    seen.fetch_add(usize::from(a != "0"), Ordering::Relaxed);
+                }
+            });
+        }
+        std::thread::sleep(Duration::from_millis(500));
+        stop.store(true, Ordering::Relaxed);
+    });
+    assert!(seen.load(Ordering::Relaxed) > 20, "{seen:?}");
+}
