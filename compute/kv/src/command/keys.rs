@@ -28,6 +28,12 @@ pub async fn run(command: &str, call: &Call) -> Answered {
         "randomkey" => Ok(Reply::maybe(call.store().random_key(&call.io).await?)),
         "rename" | "renamenx" => rename(call, command == "renamenx").await,
         "scan" => scan(call).await,
+        "sort" | "sort_ro" => super::types::sort(command, call).await,
+        // There is one database.
+        "move" => match int(call.arg(2)) {
+            Ok(0) => Err(Fail::new("source and destination objects are the same")),
+            _ => Err(Fail::new("DB index is out of range")),
+        },
         _ => {
             let found = call.find(call.arg(1)).await?;
             Ok(Reply::Line(found.map_or("none", |found| name(found.kind())).into()))

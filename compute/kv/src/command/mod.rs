@@ -6,6 +6,7 @@
 
 mod access;
 mod args;
+mod bits;
 mod keys;
 mod multi;
 mod server;
@@ -73,10 +74,14 @@ pub struct Client {
     pub last: Cell<&'static str>,
     /// To be closed when it has been answered.
     pub closing: Cell<bool>,
+    /// Whether its command waits for an element.
+    pub blocked: Cell<bool>,
+    /// CLIENT UNBLOCK was given for it: with an error, or as if its time was over.
+    pub unblocked: Cell<Option<bool>>,
     /// The transaction that it collects.
     multi: RefCell<Option<Multi>>,
     /// Keys that it watches, and what they were.
-    watched: RefCell<Vec<(Vec<u8>, Option<(u64, u64)>)>>,
+    watched: RefCell<Vec<multi::Watched>>,
 }
 
 impl Client {
@@ -91,6 +96,8 @@ impl Client {
             library: RefCell::default(),
             last: Cell::new("NULL"),
             closing: Cell::new(false),
+            blocked: Cell::new(false),
+            unblocked: Cell::new(None),
             multi: RefCell::default(),
             watched: RefCell::default(),
         }
@@ -104,6 +111,10 @@ pub struct Front {
     pub store: Rc<Store>,
     /// Connections by their numbers.
     pub clients: RefCell<BTreeMap<u64, Rc<Client>>>,
+    /// Commands that wait for an element.
+    pub blocked: Cell<u64>,
+    /// A transaction runs alone, or is about to.
+    pub alone: Cell<bool>,
     /// Where it listens.
     pub port: u16,
     /// Bytes of front ends' pieces at most, as given.
@@ -163,10 +174,14 @@ async fn dispatch(command: &Command, call: &Call) -> Reply {
     figures.commands.set(figures.commands.get() + 1);
     let answered = match command.group {
         Group::Strings => strings::run(command.name, call).await,
+        Group::Bits => bits::run(command.name, call).await,
         Group::Lists => types::lists(command.name, call).await,
+        Group::Moves => types::moves(command.name, call).await,
         Group::Hashes => types::hashes(command.name, call).await,
         Group::Sets => types::sets(command.name, call).await,
         Group::SortedSets => types::sorted(command.name, call).await,
+        Group::Ranges => types::ranges(command.name, call).await,
+        Group::Combined => types::combined(command.name, call).await,
         Group::Keys => keys::run(command.name, call).await,
         Group::Server => server::run(command.name, call).await,
     };

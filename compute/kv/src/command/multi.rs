@@ -30,6 +30,9 @@ const COLLECTED: usize = 64 << 20;
 /// What a key was when it was watched: its slot and its object's checksum; `None`: absent.
 type Seen = Option<(u64, u64)>;
 
+/// A key that is watched.
+pub type Watched = (Vec<u8>, Seen);
+
 fn seen(found: Option<&Found>) -> Seen {
     found.map(|found| (found.slot.0, found.object.checksum()))
 }
@@ -47,7 +50,7 @@ pub struct Multi {
 #[derive(Debug)]
 pub struct Transaction {
     multi: Multi,
-    watched: Vec<(Vec<u8>, Seen)>,
+    watched: Vec<Watched>,
 }
 
 impl Client {

@@ -147,6 +147,17 @@ fn client(call: &Call) -> Answered {
             clients.get(&id).inspect(|client| client.closing.set(true));
             Ok(Reply::Int(i64::from(clients.contains_key(&id))))
         }
+        (b"unblock", 3 | 4) => {
+            let error = match call.arg(3).to_ascii_lowercase().as_slice() {
+                b"" | b"timeout" => false,
+                b"error" => true,
+                _ => return Err(Fail::new("CLIENT UNBLOCK reason should be TIMEOUT or ERROR")),
+            };
+            let id = int(call.arg(2))? as u64;
+            let blocked = clients.get(&id).filter(|client| client.blocked.get());
+            blocked.inspect(|client| client.unblocked.set(Some(error)));
+            Ok(Reply::Int(i64::from(blocked.is_some())))
+        }
         (b"no-evict" | b"no-touch", 3) => Ok(Reply::Ok),
         _ => Err(unknown(call, "client")),
     }
@@ -199,13 +210,33 @@ fn settings(call: &Call) -> Vec<(&'static str, String)> {
     ]
 }
 
+/// Settings of redis's own representations, which are accepted and mean nothing here.
+const LAYOUT: [&str; 15] = [
+    "hash-max-listpack-entries",
+    "hash-max-listpack-value",
+    "hash-max-ziplist-entries",
+    "hash-max-ziplist-value",
+    "list-compress-depth",
+    "list-max-listpack-size",
+    "list-max-ziplist-size",
+    "sanitize-dump-payload",
+    "set-max-intset-entries",
+    "set-max-listpack-entries",
+    "set-max-listpack-value",
+    "zset-max-listpack-entries",
+    "zset-max-listpack-value",
+    "zset-max-ziplist-entries",
+    "zset-max-ziplist-value",
+];
+
 fn config(call: &Call) -> Answered {
     match call.arg(1).to_ascii_lowercase().as_slice() {
         b"get" if call.count() >= 3 => {
             let wanted = |name: &str| {
                 call.args[2..].iter().any(|pattern| matches(&pattern.to_ascii_lowercase(), name.as_bytes()))
             };
-            let settings = settings(call).into_iter().filter(|(name, _)| wanted(name));
+            let layout = LAYOUT.iter().map(|&name| (name, "0".into()));
+            let settings = settings(call).into_iter().chain(layout).filter(|(name, _)| wanted(name));
             Ok(Reply::Map(settings.map(|(name, value)| (Reply::bulk(name), Reply::bulk(value))).collect()))
         }
         b"resetstat" => {
@@ -213,7 +244,17 @@ fn config(call: &Call) -> Answered {
             [&figures.hits, &figures.misses, &figures.expired, &figures.evicted].iter().for_each(|one| one.set(0));
             Ok(Reply::Ok)
         }
-        b"set" => Err(Fail::new("CONFIG SET is not supported: a front end is configured by its flags")),
+        b"set" if call.count() >= 4 && call.count().is_multiple_of(2) => {
+            // How redis lays values out has no counterpart here.
+            let layout = |name: &[u8]| LAYOUT.iter().any(|known| is(name, known));
+            match call.args[2..].iter().step_by(2).find(|name| !layout(name)) {
+                None => Ok(Reply::Ok),
+                Some(name) => {
+                    let name = String::from_utf8_lossy(name).into_owned();
+                    Err(Fail::new(format!("CONFIG SET '{name}' is not supported: a front end is set by its flags")))
+                }
+            }
+        }
         _ => Err(unknown(call, "config")),
     }
 }
@@ -256,7 +297,7 @@ fn info(call: &Call) -> String {
     format!(
         "# Server\r\nredis_version:{REDIS_VERSION}\r\nserver_name:farmem\r\nfarmem_version:{}\r\nredis_mode:standalone\r\n\
          os:Linux\r\narch_bits:64\r\nprocess_id:{}\r\ntcp_port:{}\r\nuptime_in_seconds:{uptime}\r\n\r\n\
-         # Clients\r\nconnected_clients:{}\r\n\r\n\
+         # Clients\r\nconnected_clients:{}\r\nblocked_clients:{}\r\n\r\n\
          # Memory\r\nused_memory:{}\r\nfarmem_memory_of_others:{}\r\nmaxmemory:{}\r\n\r\n\
          # Persistence\r\nloading:0\r\n\r\n\
          # Stats\r\ntotal_connections_received:{}\r\ntotal_commands_processed:{}\r\nexpired_keys:{}\r\n\
@@ -269,6 +310,7 @@ fn info(call: &Call) -> String {
         std::process::id(),
         front.port,
         front.clients.borrow().len(),
+        front.blocked.get(),
         all(|shard| shard.bytes()),
         all(|shard| shard.others.get()),
         front.maxmemory,

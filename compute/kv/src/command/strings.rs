@@ -15,14 +15,12 @@ pub const MAX_STRING: usize = crate::layout::MAX_OBJECT as usize - crate::object
 pub async fn run(name: &str, call: &Call) -> Answered {
     match name {
         "append" => append(call).await,
-        "bitcount" => bitcount(call).await,
         "decr" => add(call, -1).await,
         "decrby" => {
             let by = int(call.arg(2))?.checked_neg().ok_or_else(|| Fail::new("decrement would overflow"))?;
             add(call, by).await
         }
         "get" => Ok(Reply::maybe(string(call, call.arg(1)).await?)),
-        "getbit" => getbit(call).await,
         "getdel" => getdel(call).await,
         "getex" => getex(call).await,
         "getrange" | "substr" => getrange(call).await,
@@ -30,11 +28,11 @@ pub async fn run(name: &str, call: &Call) -> Answered {
         "incr" => add(call, 1).await,
         "incrby" => add(call, int(call.arg(2))?).await,
         "incrbyfloat" => add_float(call).await,
+        "lcs" => common(call).await,
         "mget" => mget(call).await,
         "mset" | "msetnx" => mset(call, name == "msetnx").await,
         "psetex" => setex(call, "psetex", Unit::Milliseconds).await,
         "set" => set(call).await,
-        "setbit" => setbit(call).await,
         "setex" => setex(call, "setex", Unit::Seconds).await,
         "setnx" => setnx(call).await,
         "setrange" => setrange(call).await,
@@ -43,17 +41,17 @@ pub async fn run(name: &str, call: &Call) -> Answered {
 }
 
 /// The string in an object, if it is one.
-fn text(object: &Object) -> Result<&[u8], Fail> {
+pub(super) fn text(object: &Object) -> Result<&[u8], Fail> {
     if object.kind() == Type::String { Ok(object.value()) } else { Err(Fail::wrong_type()) }
 }
 
 /// A key's string.
-async fn string(call: &Call, key: &[u8]) -> Result<Option<Vec<u8>>, Fail> {
+pub(super) async fn string(call: &Call, key: &[u8]) -> Result<Option<Vec<u8>>, Fail> {
     let found = call.get(key).await?;
     found.map(|found| text(&found).map(<[u8]>::to_vec)).transpose()
 }
 
-fn like(object: Option<&Object>, bytes: Vec<u8>) -> Value {
+pub(super) fn like(object: Option<&Object>, bytes: Vec<u8>) -> Value {
     Value { kind: Type::String, expiry: object.and_then(Object::expiry), bytes }
 }
 
@@ -296,54 +294,77 @@ fn plain(number: f64) -> String {
     if number.abs() < 1e17 { format!("{number}") } else { format!("{number:.0}") }
 }
 
-async fn getbit(call: &Call) -> Answered {
-    let offset = bit_offset(call.arg(2))?;
-    let bytes = string(call, call.arg(1)).await?.unwrap_or_default();
-    Ok(Reply::Int(bytes.get(offset / 8).map_or(0, |byte| i64::from(byte >> (7 - offset % 8) & 1))))
-}
-
-fn bit_offset(arg: &[u8]) -> Result<usize, Fail> {
-    let wrong = || Fail::new("bit offset is not an integer or out of range");
-    let offset = parse_int(arg).and_then(|offset| usize::try_from(offset).ok()).ok_or_else(wrong)?;
-    if offset / 8 < MAX_STRING { Ok(offset) } else { Err(wrong()) }
-}
-
-async fn setbit(call: &Call) -> Answered {
-    let offset = bit_offset(call.arg(2))?;
-    let bit = match call.arg(3) {
-        b"0" => 0,
-        b"1" => 1,
-        _ => return Err(Fail::new("bit is not an integer or out of range")),
-    };
-    let change = |there: Option<&Object>| -> Result<Change<Reply>, Fail> {
-        let mut bytes = there.map(text).transpose()?.unwrap_or_default().to_vec();
-        bytes.resize(bytes.len().max(offset / 8 + 1), 0);
-        let shift = 7 - offset % 8;
-        let old = bytes[offset / 8] >> shift & 1;
-        bytes[offset / 8] = bytes[offset / 8] & !(1 << shift) | bit << shift;
-        Ok(Change::Put(like(there, bytes), Reply::Int(i64::from(old))))
-    };
-    call.update(call.arg(1), change).await
-}
-
-async fn bitcount(call: &Call) -> Answered {
-    let ones = |bytes: &[u8]| bytes.iter().map(|byte| i64::from(byte.count_ones())).sum::<i64>();
-    let by_bit = call.count() == 5 && is(call.arg(4), "bit");
-    match call.count() {
-        2 => Ok(Reply::Int(ones(&string(call, call.arg(1)).await?.unwrap_or_default()))),
-        4 | 5 => {
-            if call.count() == 5 && !by_bit && !is(call.arg(4), "byte") {
-                return Err(Fail::syntax());
+/// LCS: the longest common subsequence of two strings.
+async fn common(call: &Call) -> Answered {
+    let (mut len, mut index, mut lens, mut least, mut n) = (false, false, false, 0, 3);
+    while n < call.count() {
+        match call.arg(n).to_ascii_lowercase().as_slice() {
+            b"len" => len = true,
+            b"idx" => index = true,
+            b"withmatchlen" => lens = true,
+            b"minmatchlen" if n + 1 < call.count() => {
+                n += 1;
+                least = int(call.arg(n))?.max(0) as usize;
             }
-            let (first, last) = (int(call.arg(2))?, int(call.arg(3))?);
-            let bytes = string(call, call.arg(1)).await?.unwrap_or_default();
-            let len = if by_bit { bytes.len() * 8 } else { bytes.len() };
-            Ok(Reply::Int(match args::range(first, last, len) {
-                None => 0,
-                Some((from, to)) if by_bit => (from..to).map(|n| i64::from(bytes[n / 8] >> (7 - n % 8) & 1)).sum(),
-                Some((from, to)) => ones(&bytes[from..to]),
-            }))
+            _ => return Err(Fail::syntax()),
         }
-        _ => Err(Fail::syntax()),
+        n += 1;
     }
+    if len && index {
+        return Err(Fail::new("If you want both the length and indexes, please just use IDX."));
+    }
+    let of = async |key: &[u8]| match string(call, key).await {
+        Err(fail) if fail == Fail::wrong_type() => Err(Fail::new("The specified keys must contain string values")),
+        other => Ok(other?.unwrap_or_default()),
+    };
+    let (one, other) = (of(call.arg(1)).await?, of(call.arg(2)).await?);
+    let width = other.len() + 1;
+    if (one.len() + 1).saturating_mul(width) > 1 << 26 {
+        return Err(Fail::new("Insufficient memory, transient memory for LCS exceeds proto-max-bulk-len"));
+    }
+    let mut longest = vec![0u32; (one.len() + 1) * width];
+    for a in 1..=one.len() {
+        for b in 1..=other.len() {
+            longest[a * width + b] = match one[a - 1] == other[b - 1] {
+                true => longest[(a - 1) * width + b - 1] + 1,
+                false => longest[(a - 1) * width + b].max(longest[a * width + b - 1]),
+            };
+        }
+    }
+    let total = longest.last().copied().unwrap_or(0);
+    if len {
+        return Ok(Reply::Int(i64::from(total)));
+    }
+    // Back from the end: runs of equal bytes, the last one first.
+    let (mut a, mut b, mut bytes, mut runs) = (one.len(), other.len(), Vec::new(), Vec::<(usize, usize, usize)>::new());
+    while a > 0 && b > 0 {
+        if one[a - 1] == other[b - 1] {
+            bytes.push(one[a - 1]);
+            (a, b) = (a - 1, b - 1);
+            match runs.last_mut() {
+                Some(run) if run.0 == a + 1 && run.1 == b + 1 => *run = (a, b, run.2 + 1),
+                _ => runs.push((a, b, 1)),
+            }
+        } else if longest[(a - 1) * width + b] > longest[a * width + b - 1] {
+            a -= 1;
+        } else {
+            b -= 1;
+        }
+    }
+    if !index {
+        bytes.reverse();
+        return Ok(Reply::bulk(bytes));
+    }
+    let range =
+        |from: usize, len: usize| Reply::Array(vec![Reply::Int(from as i64), Reply::Int((from + len - 1) as i64)]);
+    let run = |&(a, b, len): &(usize, usize, usize)| {
+        let mut run = vec![range(a, len), range(b, len)];
+        run.extend(lens.then_some(Reply::Int(len as i64)));
+        Reply::Array(run)
+    };
+    let matches = runs.iter().filter(|run| run.2 >= least).map(run).collect();
+    Ok(Reply::Map(vec![
+        (Reply::bulk("matches"), Reply::Array(matches)),
+        (Reply::bulk("len"), Reply::Int(i64::from(total))),
+    ]))
 }

@@ -195,6 +195,11 @@ impl Connection {
         (reads, self.unread() > 0)
     }
 
+    /// Whether the client is gone, or is to go.
+    pub fn is_lost(&self) -> bool {
+        self.ended || self.broken || self.client.closing.get()
+    }
+
     /// Whether it is over.
     pub fn is_over(&self) -> bool {
         let answered = self.begun.is_empty() && self.unread() == 0;

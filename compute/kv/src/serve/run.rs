@@ -239,6 +239,8 @@ pub fn run(config: &Config, ready: impl FnOnce(&[SocketAddr])) -> Result<(), Fai
     let front = Front {
         store: Rc::clone(&store),
         clients: BTreeMap::new().into(),
+        blocked: 0.into(),
+        alone: false.into(),
         port: at.first().map_or(0, SocketAddr::port),
         maxmemory: config.maxmemory.unwrap_or(0),
     };
@@ -455,12 +457,15 @@ impl Server {
     /// Has a connection's transaction run alone: others begin nothing more. Whether nothing of theirs is under way.
     fn have_alone(&mut self, id: u64) -> bool {
         self.alone.connection = Some(id);
-        self.running.is_empty()
+        self.front.alone.set(true);
+        // What waits for an element is not in the way, and goes on only afterwards.
+        self.running.len() as u64 == self.front.blocked.get()
     }
 
     /// The transaction that ran alone has ended, or its connection has.
     fn end_alone(&mut self) {
         if let Some(last) = self.alone.connection.take() {
+            self.front.alone.set(false);
             self.alone.last = last;
             self.active.append(&mut self.alone.held);
         }
@@ -492,6 +497,13 @@ impl Server {
     fn flush(&mut self, id: u64) {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         connection.flush();
+        if connection.is_lost() && connection.client.blocked.get() {
+            // Nobody is there to be given an element.
+            for begun in connection.begun.drain(..) {
+                self.commands.cancel(begun.task);
+                self.running.remove(&begun.task);
+            }
+        }
         let fd = connection.stream.as_raw_fd();
         if connection.is_over() {
             self.epoll.forget(fd);

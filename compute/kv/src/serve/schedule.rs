@@ -41,6 +41,12 @@ impl<T> Schedule<T> {
         id
     }
 
+    /// Ends a task that only waits for time to pass.
+    pub fn cancel(&mut self, id: u64) {
+        self.tasks.remove(&id);
+        self.pauses.retain(|_, (task, _)| *task != id);
+    }
+
     /// Moves tasks on as far as they go, and posts what they ask for. Those that have ended are told.
     ///
     /// # Errors

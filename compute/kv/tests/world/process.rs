@@ -88,14 +88,18 @@ pub fn another_process() {
                 std::thread::sleep(Duration::from_millis(50));
             }
         }
-        ["front", name, nodes] => {
+        ["front", name, nodes, ref at @ ..] => {
             std::thread::spawn(move || {
                 while !orphaned() {
                     std::thread::sleep(Duration::from_millis(50));
                 }
                 std::process::exit(0);
             });
-            let served = run(&config(name, nodes), |at| println!("ready at {}", at[0]));
+            let mut config = config(name, nodes);
+            if let [at] = at {
+                config.listen = vec![at.parse().unwrap()];
+            }
+            let served = run(&config, |at| println!("ready at {}", at[0]));
             eprintln!("{served:?}");
         }
         _ => panic!("{role}"),

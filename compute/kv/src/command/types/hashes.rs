@@ -1,7 +1,7 @@
 //! Commands on hashes.
 
-use super::{Items, bulks, change, read, scan};
-use crate::command::args::{float, int, parse_float, parse_int};
+use super::{Items, bulks, change, random_count, random_places, read, scan};
+use crate::command::args::{float, int, is, parse_float, parse_int};
 use crate::command::{Answered, Call, Fail};
 use crate::object::Type;
 use crate::resp::{Reply, double};
@@ -27,6 +27,7 @@ pub async fn run(name: &str, call: &Call) -> Answered {
             Ok(Reply::Array(call.args[2..].iter().map(one).collect()))
         }
         "hmset" => set(call).await.map(|_| Reply::Ok),
+        "hrandfield" => any(call).await,
         "hscan" => scan(call, Type::Hash, 2).await,
         "hset" => set(call).await,
         "hsetnx" => set_if_absent(call).await,
@@ -118,4 +119,25 @@ async fn add_float(call: &Call) -> Answered {
         Ok(Reply::bulk(double(new)))
     };
     change(call, Type::Hash, edit).await
+}
+
+/// HRANDFIELD.
+async fn any(call: &Call) -> Answered {
+    let values = match call.count() {
+        2 | 3 => false,
+        4 if is(call.arg(3), "withvalues") => true,
+        _ => return Err(Fail::syntax()),
+    };
+    let wanted = if call.count() > 2 { Some(random_count(call.arg(2))?) } else { None };
+    let items = read(call, call.arg(1), Type::Hash).await?;
+    let mut found = Vec::new();
+    for place in random_places(call, items.len() / 2, wanted.unwrap_or(1)) {
+        let [field, value] = [0, 1].map(|n| Reply::bulk(items[2 * place + n].as_slice()));
+        match values {
+            true if call.client.version.get() >= 3 => found.push(Reply::Array(vec![field, value])),
+            true => found.extend([field, value]),
+            false => found.push(field),
+        }
+    }
+    Ok(if wanted.is_some() { Reply::Array(found) } else { found.pop().unwrap_or(Reply::Null) })
 }

@@ -4,17 +4,26 @@
 //! one. So every command on one key takes effect at one moment, as it does for strings, and costs as
 //! many bytes as the value has. A value has 2 MiB at most.
 
+mod blocking;
+mod combine;
 mod hashes;
 mod lists;
+mod moves;
+mod ranges;
 mod sets;
+mod sort;
 mod sorted;
 
+pub use combine::run as combined;
 pub use hashes::run as hashes;
 pub use lists::run as lists;
+pub use moves::run as moves;
+pub use ranges::run as ranges;
 pub use sets::run as sets;
+pub use sort::run as sort;
 pub use sorted::run as sorted;
 
-use super::args::{is, parse_int};
+use super::args::{int, is, parse_int};
 use super::{Call, Fail};
 use crate::object::{Object, Type, Value};
 use crate::resp::{Reply, matches};
@@ -54,8 +63,14 @@ async fn read(call: &Call, key: &[u8], kind: Type) -> Result<Items, Fail> {
 }
 
 /// Changes the items of the command's key. A key whose last item is gone is gone.
-async fn change(
+async fn change(call: &Call, kind: Type, edit: impl FnMut(&mut Items) -> Result<Reply, Fail>) -> Result<Reply, Fail> {
+    change_at(call, call.arg(1), kind, edit).await
+}
+
+/// [`change`] of any key.
+async fn change_at(
     call: &Call,
+    key: &[u8],
     kind: Type,
     mut edit: impl FnMut(&mut Items) -> Result<Reply, Fail>,
 ) -> Result<Reply, Fail> {
@@ -72,7 +87,43 @@ async fn change(
             }
         })
     };
-    call.update(call.arg(1), change).await
+    call.update(key, change).await
+}
+
+/// Stores items, whatever is there; without items the key is gone.
+async fn put_at(call: &Call, key: &[u8], kind: Type, items: &Items) -> Result<(), Fail> {
+    if items.is_empty() {
+        call.remove(key).await?;
+        return Ok(());
+    }
+    Ok(call.put(key, &Value { kind, expiry: None, bytes: encode(items) }).await?)
+}
+
+/// Places of `wanted` items of `len`: each at most once, or, if the number is negative, any of them again.
+fn random_places(call: &Call, len: usize, wanted: i64) -> Vec<usize> {
+    let random = |bound: usize| call.store().random(bound);
+    if len == 0 {
+        return Vec::new();
+    }
+    if wanted < 0 {
+        return (0..wanted.unsigned_abs()).map(|_| random(len)).collect();
+    }
+    let mut places: Vec<usize> = (0..len).collect();
+    let wanted = usize::try_from(wanted).unwrap_or(usize::MAX).min(len);
+    for n in 0..wanted {
+        places.swap(n, n + random(len - n));
+    }
+    places.truncate(wanted);
+    places
+}
+
+/// The count of SRANDMEMBER, HRANDFIELD and ZRANDMEMBER.
+fn random_count(arg: &[u8]) -> Result<i64, Fail> {
+    let wanted = int(arg)?;
+    if wanted < -(1 << 24) {
+        return Err(Fail::new("value is out of range"));
+    }
+    Ok(wanted)
 }
 
 fn bulks<'a>(items: impl IntoIterator<Item = &'a Vec<u8>>) -> Vec<Reply> {

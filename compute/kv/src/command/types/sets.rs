@@ -1,7 +1,8 @@
 //! Commands on sets.
 
-use super::{Items, bulks, change, count, read, scan};
-use crate::command::args::int;
+use super::blocking::numbered;
+use super::{Items, bulks, change, change_at, count, decode, put_at, random_count, random_places, read, scan};
+use crate::command::args::{is, parse_int};
 use crate::command::{Answered, Call, Fail};
 use crate::object::Type;
 use crate::resp::Reply;
@@ -11,7 +12,10 @@ pub async fn run(name: &str, call: &Call) -> Answered {
     match name {
         "sadd" => add(call).await,
         "scard" => Ok(Reply::Int(read(call, call.arg(1), Type::Set).await?.len() as i64)),
-        "sdiff" | "sinter" | "sunion" => combine(call, name).await,
+        "sdiff" | "sinter" | "sunion" => Ok(Reply::Set(bulks(&combined(call, name, &call.args[1..]).await?))),
+        "sdiffstore" | "sinterstore" | "sunionstore" => store(call, name.trim_end_matches("store")).await,
+        "sintercard" => intersection(call).await,
+        "smove" => shift(call).await,
         "sismember" => {
             let items = read(call, call.arg(1), Type::Set).await?;
             Ok(Reply::Int(i64::from(items.iter().any(|item| item == call.arg(2)))))
@@ -71,33 +75,28 @@ async fn pop(call: &Call) -> Answered {
 }
 
 async fn any(call: &Call) -> Answered {
-    let mut items = read(call, call.arg(1), Type::Set).await?;
-    let random = |len: usize| call.store().random(len);
-    if call.count() == 2 {
-        return Ok(Reply::maybe((!items.is_empty()).then(|| items.swap_remove(random(items.len())))));
-    }
-    let wanted = int(call.arg(2))?;
-    if wanted.unsigned_abs() > 1 << 20 {
-        return Err(Fail::new("value is out of range"));
-    }
-    let mut taken = Items::new();
-    // A negative count asks for members that may come again.
-    for _ in 0..wanted.unsigned_abs() {
-        match items.len() {
-            0 => break,
-            len if wanted < 0 => taken.push(items[random(len)].clone()),
-            len => taken.push(items.swap_remove(random(len))),
-        }
-    }
-    Ok(Reply::Array(bulks(&taken)))
+    let wanted = match call.count() {
+        2 => None,
+        3 => Some(random_count(call.arg(2))?),
+        _ => return Err(Fail::syntax()),
+    };
+    let items = read(call, call.arg(1), Type::Set).await?;
+    let places = random_places(call, items.len(), wanted.unwrap_or(1));
+    let mut taken = places.into_iter().map(|place| Reply::bulk(items[place].as_slice())).collect::<Vec<_>>();
+    Ok(if wanted.is_some() { Reply::Array(taken) } else { taken.pop().unwrap_or(Reply::Null) })
 }
 
-async fn combine(call: &Call, name: &str) -> Answered {
-    let mut result = read(call, call.arg(1), Type::Set).await?;
-    for key in &call.args[2..] {
-        let other = read(call, key, Type::Set).await?;
+/// The members of SDIFF, SINTER or SUNION of some keys.
+async fn combined(call: &Call, how: &str, keys: &[Vec<u8>]) -> Result<Items, Fail> {
+    let mut all = Vec::with_capacity(keys.len());
+    for key in keys {
+        all.push(read(call, key, Type::Set).await?);
+    }
+    let mut all = all.into_iter();
+    let mut result = all.next().unwrap_or_default();
+    for other in all {
         let members: HashSet<&Vec<u8>> = other.iter().collect();
-        match name {
+        match how {
             "sdiff" => result.retain(|item| !members.contains(item)),
             "sinter" => result.retain(|item| members.contains(item)),
             _ => {
@@ -106,5 +105,58 @@ async fn combine(call: &Call, name: &str) -> Answered {
             }
         }
     }
-    Ok(Reply::Set(bulks(&result)))
+    Ok(result)
+}
+
+/// SDIFFSTORE, SINTERSTORE and SUNIONSTORE.
+async fn store(call: &Call, how: &str) -> Answered {
+    let result = combined(call, how, &call.args[2..]).await?;
+    put_at(call, call.arg(1), Type::Set, &result).await?;
+    Ok(Reply::Int(result.len() as i64))
+}
+
+async fn intersection(call: &Call) -> Answered {
+    let (keys, at) = numbered(call, 1)?;
+    let most = limit(&call.args[at..])?;
+    let found = combined(call, "sinter", keys).await?.len();
+    Ok(Reply::Int(found.min(most) as i64))
+}
+
+/// LIMIT of SINTERCARD and ZINTERCARD.
+pub fn limit(args: &[Vec<u8>]) -> Result<usize, Fail> {
+    match args {
+        [] => Ok(usize::MAX),
+        [word, number] if is(word, "limit") => match parse_int(number) {
+            Some(0) => Ok(usize::MAX),
+            number => number
+                .and_then(|number| usize::try_from(number).ok())
+                .ok_or_else(|| Fail::new("LIMIT can't be negative")),
+        },
+        _ => Err(Fail::syntax()),
+    }
+}
+
+/// SMOVE: into the other set, then out of this one, so that the member is never in neither.
+async fn shift(call: &Call) -> Answered {
+    let (from, to, member) = (call.arg(1), call.arg(2), call.arg(3));
+    let there = read(call, from, Type::Set).await?.iter().any(|item| item == member);
+    if let Some(object) = call.find(to).await? {
+        decode(&object, Type::Set)?;
+    }
+    if !there || from == to {
+        return Ok(Reply::Int(i64::from(there)));
+    }
+    let add = |items: &mut Items| {
+        if !items.iter().any(|item| item == member) {
+            items.push(member.to_vec());
+        }
+        Ok(Reply::Null)
+    };
+    change_at(call, to, Type::Set, add).await?;
+    let remove = |items: &mut Items| {
+        items.retain(|item| item != member);
+        Ok(Reply::Null)
+    };
+    change_at(call, from, Type::Set, remove).await?;
+    Ok(Reply::Int(1))
 }

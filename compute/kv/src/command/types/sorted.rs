@@ -1,42 +1,45 @@
 //! Commands on sorted sets. The items are scores and members in turn, in the order of the set.
 
-use super::{Items, change, count, read, scan};
-use crate::command::args::{float, int, is, parse_float, range};
+use super::ranges::Span;
+use super::{Items, change_at, count, random_count, random_places, read, scan};
+use crate::command::args::{float, int, is};
 use crate::command::{Answered, Call, Fail};
 use crate::object::Type;
 use crate::resp::{Reply, double};
 
-type Member = (f64, Vec<u8>);
+/// Score and name.
+pub type Member = (f64, Vec<u8>);
 
 pub async fn run(name: &str, call: &Call) -> Answered {
     match name {
         "zadd" => add(call).await,
-        "zcard" => Ok(Reply::Int(members(call).await?.len() as i64)),
+        "zcard" => Ok(Reply::Int(members(call, call.arg(1)).await?.len() as i64)),
         "zcount" => {
-            let bounds = (Bound::of(call.arg(2))?, Bound::of(call.arg(3))?);
-            let within = members(call).await?.iter().filter(|member| Bound::hold(bounds, member.0)).count();
-            Ok(Reply::Int(within as i64))
+            let span = Span::scores(call.arg(2), call.arg(3))?;
+            Ok(Reply::Int(span.count(&members(call, call.arg(1)).await?)))
         }
         "zincrby" => increase(call).await,
+        "zlexcount" => {
+            let span = Span::members(call.arg(2), call.arg(3))?;
+            Ok(Reply::Int(span.count(&members(call, call.arg(1)).await?)))
+        }
         "zmscore" => {
-            let all = members(call).await?;
+            let all = members(call, call.arg(1)).await?;
             let one = |name: &Vec<u8>| find(&all, name).map_or(Reply::Null, |at| Reply::Double(all[at].0));
             Ok(Reply::Array(call.args[2..].iter().map(one).collect()))
         }
         "zpopmax" => pop(call, true).await,
         "zpopmin" => pop(call, false).await,
-        "zrange" => by_rank(call, false, true).await,
-        "zrangebyscore" => by_score(call, false).await,
+        "zrandmember" => any(call).await,
         "zrank" => rank(call, false).await,
         "zrem" => remove(call).await,
-        "zremrangebyrank" => remove_ranks(call).await,
-        "zremrangebyscore" => remove_scores(call).await,
-        "zrevrange" => by_rank(call, true, false).await,
-        "zrevrangebyscore" => by_score(call, true).await,
+        "zremrangebylex" => remove_span(call, &Span::members(call.arg(2), call.arg(3))?).await,
+        "zremrangebyrank" => remove_span(call, &Span::Ranks(int(call.arg(2))?, int(call.arg(3))?)).await,
+        "zremrangebyscore" => remove_span(call, &Span::scores(call.arg(2), call.arg(3))?).await,
         "zrevrank" => rank(call, true).await,
         "zscan" => scan(call, Type::SortedSet, 2).await,
         _ => {
-            let all = members(call).await?;
+            let all = members(call, call.arg(1)).await?;
             Ok(find(&all, call.arg(2)).map_or(Reply::Null, |at| Reply::Double(all[at].0)))
         }
     }
@@ -55,8 +58,19 @@ fn of(items: &Items) -> Vec<Member> {
     items.chunks_exact(2).map(|pair| (score(&pair[0]), pair[1].clone())).collect()
 }
 
-async fn members(call: &Call) -> Result<Vec<Member>, Fail> {
-    Ok(of(&read(call, call.arg(1), Type::SortedSet).await?))
+/// A key's members, in order; none if it is absent.
+pub async fn members(call: &Call, key: &[u8]) -> Result<Vec<Member>, Fail> {
+    Ok(of(&read(call, key, Type::SortedSet).await?))
+}
+
+/// Brings members in order.
+pub fn sort(all: &mut [Member]) {
+    all.sort_by(|one, other| one.0.total_cmp(&other.0).then_with(|| one.1.cmp(&other.1)));
+}
+
+/// Members as items.
+pub fn flat(all: &[Member]) -> Items {
+    all.iter().flat_map(|(score, name)| [score.to_le_bytes().to_vec(), name.clone()]).collect()
 }
 
 fn find(all: &[Member], name: &[u8]) -> Option<usize> {
@@ -64,18 +78,23 @@ fn find(all: &[Member], name: &[u8]) -> Option<usize> {
 }
 
 /// Changes the members; they are sorted again afterwards.
-async fn edit(call: &Call, mut edit: impl FnMut(&mut Vec<Member>) -> Answered) -> Answered {
+async fn edit(call: &Call, edit: impl FnMut(&mut Vec<Member>) -> Answered) -> Answered {
+    edit_at(call, call.arg(1), edit).await
+}
+
+async fn edit_at(call: &Call, key: &[u8], mut edit: impl FnMut(&mut Vec<Member>) -> Answered) -> Answered {
     let whole = |items: &mut Items| {
         let mut all = of(items);
         let reply = edit(&mut all)?;
-        all.sort_by(|one, other| one.0.total_cmp(&other.0).then_with(|| one.1.cmp(&other.1)));
-        *items = all.into_iter().flat_map(|(score, name)| [score.to_le_bytes().to_vec(), name]).collect();
+        sort(&mut all);
+        *items = flat(&all);
         Ok(reply)
     };
-    change(call, Type::SortedSet, whole).await
+    change_at(call, key, Type::SortedSet, whole).await
 }
 
-fn shown(members: &[Member], scores: bool, version: u8) -> Reply {
+/// Members as a reply shows them.
+pub fn shown(members: &[Member], scores: bool, version: u8) -> Reply {
     let one = |(score, name): &Member| match (scores, version) {
         (false, _) => vec![Reply::bulk(name.as_slice())],
         (true, 3) => vec![Reply::Array(vec![Reply::bulk(name.as_slice()), Reply::Double(*score)])],
@@ -172,23 +191,32 @@ async fn remove(call: &Call) -> Answered {
     edit(call, apply).await
 }
 
-async fn remove_ranks(call: &Call) -> Answered {
-    let (first, last) = (int(call.arg(2))?, int(call.arg(3))?);
+async fn remove_span(call: &Call, span: &Span) -> Answered {
     let apply = |all: &mut Vec<Member>| {
-        let gone = range(first, last, all.len()).map_or(0, |(from, to)| all.drain(from..to).count());
-        Ok(Reply::Int(gone as i64))
+        let before = all.len();
+        let mut rank = 0;
+        all.retain(|member| {
+            rank += 1;
+            !span.holds(rank - 1, before, member)
+        });
+        Ok(Reply::Int((before - all.len()) as i64))
     };
     edit(call, apply).await
 }
 
-async fn remove_scores(call: &Call) -> Answered {
-    let bounds = (Bound::of(call.arg(2))?, Bound::of(call.arg(3))?);
+/// Takes the members with the lowest or the highest scores out of a key, the outermost first.
+pub async fn pop_from(call: &Call, key: &[u8], largest: bool, most: usize) -> Result<Vec<Member>, Fail> {
+    let mut taken = Vec::new();
     let apply = |all: &mut Vec<Member>| {
-        let before = all.len();
-        all.retain(|member| !Bound::hold(bounds, member.0));
-        Ok(Reply::Int((before - all.len()) as i64))
+        let n = most.min(all.len());
+        taken = if largest { all.split_off(all.len() - n) } else { all.drain(..n).collect() };
+        if largest {
+            taken.reverse();
+        }
+        Ok(Reply::Null)
     };
-    edit(call, apply).await
+    edit_at(call, key, apply).await?;
+    Ok(taken)
 }
 
 async fn pop(call: &Call, largest: bool) -> Answered {
@@ -197,96 +225,30 @@ async fn pop(call: &Call, largest: bool) -> Answered {
         3 => Some(count(call.arg(2))?),
         _ => return Err(Fail::syntax()),
     };
-    let version = call.client.version.get();
-    let apply = |all: &mut Vec<Member>| {
-        let n = most.unwrap_or(1).min(all.len());
-        let mut taken: Vec<Member> = if largest { all.split_off(all.len() - n) } else { all.drain(..n).collect() };
-        if largest {
-            taken.reverse();
-        }
-        // One that was not counted is not nested, in either version.
-        Ok(shown(&taken, true, if most.is_some() { version } else { 2 }))
+    let taken = pop_from(call, call.arg(1), largest, most.unwrap_or(1)).await?;
+    // One that was not counted is not nested, in either version.
+    Ok(shown(&taken, true, if most.is_some() { call.client.version.get() } else { 2 }))
+}
+
+/// ZRANDMEMBER.
+async fn any(call: &Call) -> Answered {
+    let scores = match call.count() {
+        2 | 3 => false,
+        4 if is(call.arg(3), "withscores") => true,
+        _ => return Err(Fail::syntax()),
     };
-    edit(call, apply).await
+    let wanted = if call.count() > 2 { Some(random_count(call.arg(2))?) } else { None };
+    let all = members(call, call.arg(1)).await?;
+    let places = random_places(call, all.len(), wanted.unwrap_or(1));
+    let mut taken: Vec<Member> = places.into_iter().map(|place| all[place].clone()).collect();
+    Ok(match wanted {
+        Some(_) => shown(&taken, scores, call.client.version.get()),
+        None => Reply::maybe(taken.pop().map(|(_, name)| name)),
+    })
 }
 
 async fn rank(call: &Call, reversed: bool) -> Answered {
-    let all = members(call).await?;
+    let all = members(call, call.arg(1)).await?;
     let at = find(&all, call.arg(2)).map(|at| if reversed { all.len() - 1 - at } else { at });
     Ok(at.map_or(Reply::Null, |at| Reply::Int(at as i64)))
-}
-
-/// A bound of scores: the number, and whether it is outside.
-#[derive(Clone, Copy)]
-struct Bound(f64, bool);
-
-impl Bound {
-    fn of(arg: &[u8]) -> Result<Bound, Fail> {
-        let (number, open) = arg.strip_prefix(b"(").map_or((arg, false), |rest| (rest, true));
-        let number = parse_float(number).ok_or_else(|| Fail::new("min or max is not a float"))?;
-        Ok(Bound(number, open))
-    }
-
-    fn hold((low, high): (Bound, Bound), score: f64) -> bool {
-        (score > low.0 || !low.1 && score == low.0) && (score < high.0 || !high.1 && score == high.0)
-    }
-}
-
-/// ZRANGE and ZREVRANGE.
-async fn by_rank(call: &Call, reversed: bool, options: bool) -> Answered {
-    let (mut scores, mut reversed, mut by_number) = (false, reversed, false);
-    for option in &call.args[4..] {
-        match option.to_ascii_lowercase().as_slice() {
-            b"withscores" => scores = true,
-            b"rev" if options => reversed = true,
-            b"byscore" if options => by_number = true,
-            _ => return Err(Fail::syntax()),
-        }
-    }
-    let version = call.client.version.get();
-    if by_number {
-        let (low, high) = if reversed { (call.arg(3), call.arg(2)) } else { (call.arg(2), call.arg(3)) };
-        let bounds = (Bound::of(low)?, Bound::of(high)?);
-        let mut all = members(call).await?;
-        all.retain(|member| Bound::hold(bounds, member.0));
-        if reversed {
-            all.reverse();
-        }
-        return Ok(shown(&all, scores, version));
-    }
-    let (first, last) = (int(call.arg(2))?, int(call.arg(3))?);
-    let mut all = members(call).await?;
-    if reversed {
-        all.reverse();
-    }
-    let some = range(first, last, all.len()).map_or(&[][..], |(from, to)| &all[from..to]);
-    Ok(shown(some, scores, version))
-}
-
-/// ZRANGEBYSCORE and ZREVRANGEBYSCORE.
-async fn by_score(call: &Call, reversed: bool) -> Answered {
-    let (low, high) = if reversed { (call.arg(3), call.arg(2)) } else { (call.arg(2), call.arg(3)) };
-    let bounds = (Bound::of(low)?, Bound::of(high)?);
-    let (mut scores, mut limit, mut n) = (false, None, 4);
-    while n < call.count() {
-        if is(call.arg(n), "withscores") {
-            scores = true;
-            n += 1;
-        } else if is(call.arg(n), "limit") && n + 2 < call.count() {
-            limit = Some((int(call.arg(n + 1))?, int(call.arg(n + 2))?));
-            n += 3;
-        } else {
-            return Err(Fail::syntax());
-        }
-    }
-    let mut all = members(call).await?;
-    all.retain(|member| Bound::hold(bounds, member.0));
-    if reversed {
-        all.reverse();
-    }
-    if let Some((skip, most)) = limit {
-        let skip = usize::try_from(skip).unwrap_or(usize::MAX);
-        all = all.into_iter().skip(skip).take(usize::try_from(most).unwrap_or(usize::MAX)).collect();
-    }
-    Ok(shown(&all, scores, call.client.version.get()))
 }

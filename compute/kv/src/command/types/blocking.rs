@@ -1,0 +1,90 @@
+//! Commands that wait for an element: BLPOP, BZPOPMIN and their relatives.
+//!
+//! A command that finds nothing looks again after a pause, which grows from 1 ms to [`LONGEST`]: the
+//! element may come from any front end, and nobody tells. It does not wait in a transaction. While it
+//! waits it holds nothing, and its connection may end it.
+
+use super::super::args::parse_float;
+use super::super::{Answered, Call, Fail};
+use super::count;
+use crate::resp::Reply;
+
+/// Between two looks, in ms.
+const LONGEST: u32 = 16;
+
+/// How long a command may wait, in ms; 0: for ever.
+pub fn timeout(arg: &[u8]) -> Result<u64, Fail> {
+    let seconds = parse_float(arg).ok_or_else(|| Fail::new("timeout is not a float or out of range"))?;
+    if seconds < 0.0 {
+        return Err(Fail::new("timeout is negative"));
+    }
+    let ms = (seconds * 1000.0).ceil();
+    if ms.is_finite() && ms < (1u64 << 62) as f64 { Ok(ms as u64) } else { Err(Fail::new("timeout is out of range")) }
+}
+
+/// Tries until there is a reply, or the time is over.
+pub async fn wait(
+    call: &Call,
+    timeout_ms: u64,
+    nothing: Reply,
+    attempt: impl AsyncFn() -> Result<Option<Reply>, Fail>,
+) -> Answered {
+    let until = call.store().now_ms().saturating_add(timeout_ms);
+    let mut pause = 1;
+    loop {
+        if let Some(reply) = attempt().await? {
+            return Ok(reply);
+        }
+        if call.in_exec || call.copy.is_some() {
+            return Ok(nothing);
+        }
+        let blocked = Blocked::new(call);
+        loop {
+            let now = call.store().now_ms();
+            if timeout_ms > 0 && now >= until {
+                return Ok(nothing);
+            }
+            match call.client.unblocked.take() {
+                Some(true) => return Err(Fail(Reply::Error("UNBLOCKED client unblocked via CLIENT UNBLOCK".into()))),
+                Some(false) => return Ok(nothing),
+                None => {}
+            }
+            call.io.pause(pause).await;
+            pause = (pause + 1).min(LONGEST);
+            // A transaction on several keys must not be disturbed.
+            if !call.front.alone.get() {
+                break;
+            }
+        }
+        drop(blocked);
+    }
+}
+
+/// Counts a command as waiting while it lives.
+struct Blocked<'a>(&'a Call);
+
+impl Blocked<'_> {
+    fn new(call: &Call) -> Blocked<'_> {
+        call.client.blocked.set(true);
+        call.front.blocked.set(call.front.blocked.get() + 1);
+        Blocked(call)
+    }
+}
+
+impl Drop for Blocked<'_> {
+    fn drop(&mut self) {
+        self.0.client.blocked.set(false);
+        self.0.front.blocked.set(self.0.front.blocked.get() - 1);
+    }
+}
+
+/// The keys behind their number, and where the arguments behind them begin.
+pub fn numbered(call: &Call, at: usize) -> Result<(&[Vec<u8>], usize), Fail> {
+    let wrong = || Fail::new("numkeys should be greater than 0");
+    let keys = count(call.arg(at)).map_err(|_| wrong())?;
+    if keys == 0 {
+        return Err(wrong());
+    }
+    let end = at.checked_add(1 + keys).filter(|&end| end <= call.count()).ok_or_else(Fail::syntax)?;
+    Ok((&call.args[at + 1..end], end))
+}

@@ -1,0 +1,184 @@
+//! Commands that move elements between lists, take them from the first of several, or look for them.
+
+use super::blocking::{numbered, timeout, wait};
+use super::{Items, bulks, change_at, count, decode, read};
+use crate::command::args::{is, parse_int};
+use crate::command::{Answered, Call, Fail};
+use crate::object::Type;
+use crate::resp::Reply;
+
+pub async fn run(name: &str, call: &Call) -> Answered {
+    match name {
+        "blmove" => {
+            let sides = (front(call.arg(3))?, front(call.arg(4))?);
+            let ms = timeout(call.arg(5))?;
+            wait(call, ms, Reply::Null, async || shift(call, sides).await).await
+        }
+        "blmpop" => {
+            let ms = timeout(call.arg(1))?;
+            let wanted = Popped::parse(call, 2)?;
+            wait(call, ms, Reply::NullArray, async || wanted.pop(call).await).await
+        }
+        "blpop" | "brpop" => {
+            let last = call.count() - 1;
+            let (ms, front) = (timeout(call.arg(last))?, name == "blpop");
+            wait(call, ms, Reply::NullArray, async || first(call, &call.args[1..last], front).await).await
+        }
+        "brpoplpush" => {
+            let ms = timeout(call.arg(3))?;
+            wait(call, ms, Reply::Null, async || shift(call, (false, true)).await).await
+        }
+        "lmove" => {
+            let sides = (front(call.arg(3))?, front(call.arg(4))?);
+            Ok(shift(call, sides).await?.unwrap_or(Reply::Null))
+        }
+        "lmpop" => Ok(Popped::parse(call, 1)?.pop(call).await?.unwrap_or(Reply::NullArray)),
+        "lpos" => position(call).await,
+        _ => Ok(shift(call, (false, true)).await?.unwrap_or(Reply::Null)),
+    }
+}
+
+/// LEFT or RIGHT.
+fn front(arg: &[u8]) -> Result<bool, Fail> {
+    match arg {
+        arg if is(arg, "left") => Ok(true),
+        arg if is(arg, "right") => Ok(false),
+        _ => Err(Fail::syntax()),
+    }
+}
+
+/// Takes elements from one end, the outermost first.
+fn take(items: &mut Items, front: bool, most: usize) -> Items {
+    let n = most.min(items.len());
+    if front {
+        return items.drain(..n).collect();
+    }
+    let mut taken = items.split_off(items.len() - n);
+    taken.reverse();
+    taken
+}
+
+fn put(items: &mut Items, front: bool, item: Vec<u8>) {
+    let at = if front { 0 } else { items.len() };
+    items.insert(at, item);
+}
+
+/// The elements taken from a key: one pop is one change.
+async fn taken(call: &Call, key: &[u8], front: bool, most: usize) -> Result<Items, Fail> {
+    let mut taken = Items::new();
+    let edit = |items: &mut Items| {
+        taken = take(items, front, most);
+        Ok(Reply::Null)
+    };
+    change_at(call, key, Type::List, edit).await?;
+    Ok(taken)
+}
+
+/// BLPOP and BRPOP: from the first key that has an element.
+async fn first(call: &Call, keys: &[Vec<u8>], front: bool) -> Result<Option<Reply>, Fail> {
+    for key in keys {
+        if let Some(item) = taken(call, key, front, 1).await?.pop() {
+            return Ok(Some(Reply::Array(vec![Reply::bulk(key.as_slice()), Reply::bulk(item)])));
+        }
+    }
+    Ok(None)
+}
+
+/// What LMPOP asks for: keys, from the front, elements at most.
+struct Popped<'a>(&'a [Vec<u8>], bool, usize);
+
+impl<'a> Popped<'a> {
+    fn parse(call: &'a Call, at: usize) -> Result<Popped<'a>, Fail> {
+        let (keys, at) = numbered(call, at)?;
+        let front = front(call.arg(at))?;
+        let most = match &call.args[at + 1..] {
+            [] => 1,
+            [word, number] if is(word, "count") => {
+                let wrong = || Fail::new("count should be greater than 0");
+                count(number).ok().filter(|&count| count > 0).ok_or_else(wrong)?
+            }
+            _ => return Err(Fail::syntax()),
+        };
+        Ok(Popped(keys, front, most))
+    }
+
+    async fn pop(&self, call: &Call) -> Result<Option<Reply>, Fail> {
+        for key in self.0 {
+            let taken = taken(call, key, self.1, self.2).await?;
+            if !taken.is_empty() {
+                return Ok(Some(Reply::Array(vec![Reply::bulk(key.as_slice()), Reply::Array(bulks(&taken))])));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// LMOVE: out of one list, then into the other. An element that the other cannot take goes back.
+async fn shift(call: &Call, (from_front, to_front): (bool, bool)) -> Result<Option<Reply>, Fail> {
+    let (from, to) = (call.arg(1), call.arg(2));
+    if from == to {
+        let edit = |items: &mut Items| {
+            let Some(item) = take(items, from_front, 1).pop() else { return Ok(Reply::Null) };
+            put(items, to_front, item.clone());
+            Ok(Reply::bulk(item))
+        };
+        let moved = change_at(call, from, Type::List, edit).await?;
+        return Ok(Some(moved).filter(|moved| *moved != Reply::Null));
+    }
+    if read(call, from, Type::List).await?.is_empty() {
+        return Ok(None);
+    }
+    if let Some(object) = call.find(to).await? {
+        decode(&object, Type::List)?;
+    }
+    let Some(item) = taken(call, from, from_front, 1).await?.pop() else { return Ok(None) };
+    let push = |items: &mut Items| {
+        put(items, to_front, item.clone());
+        Ok(Reply::bulk(item.clone()))
+    };
+    match change_at(call, to, Type::List, push).await {
+        Ok(moved) => Ok(Some(moved)),
+        Err(fail) => {
+            let back = |items: &mut Items| {
+                put(items, from_front, item.clone());
+                Ok(Reply::Null)
+            };
+            change_at(call, from, Type::List, back).await?;
+            Err(fail)
+        }
+    }
+}
+
+async fn position(call: &Call) -> Answered {
+    let (mut rank, mut most, mut compared, mut n) = (1, None, 0, 3);
+    while n < call.count() {
+        let number = parse_int(call.args.get(n + 1).ok_or_else(Fail::syntax)?);
+        let number = number.ok_or_else(|| Fail::new("value is not an integer or out of range"))?;
+        let negative = |what: &str| Fail::new(format!("{what} can't be negative"));
+        match call.arg(n).to_ascii_lowercase().as_slice() {
+            b"rank" if number == 0 => {
+                return Err(Fail::new(
+                    "RANK can't be zero: use 1 to start from the first match, 2 from the second ... or use negative \
+                     to start from the end of the list",
+                ));
+            }
+            b"rank" if number == i64::MIN => return Err(Fail::new("value is out of range")),
+            b"rank" => rank = number,
+            b"count" => most = Some(usize::try_from(number).map_err(|_| negative("COUNT"))?),
+            b"maxlen" => compared = usize::try_from(number).map_err(|_| negative("MAXLEN"))?,
+            _ => return Err(Fail::syntax()),
+        }
+        n += 2;
+    }
+    let items = read(call, call.arg(1), Type::List).await?;
+    let compared = if compared == 0 { items.len() } else { compared.min(items.len()) };
+    let wanted = match most {
+        Some(0) => usize::MAX,
+        most => most.unwrap_or(1),
+    };
+    let at = |n: usize| if rank > 0 { n } else { items.len() - 1 - n };
+    let found = (0..compared).map(at).filter(|&at| items[at] == call.arg(2));
+    let found = found.skip(rank.unsigned_abs() as usize - 1).take(wanted).map(|at| Reply::Int(at as i64));
+    let mut found: Vec<Reply> = found.collect();
+    Ok(if most.is_some() { Reply::Array(found) } else { found.pop().unwrap_or(Reply::Null) })
+}
