@@ -12,7 +12,7 @@ mod quota;
 pub mod report;
 mod start;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -121,26 +121,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     }
     // Before any thread, so that signals come to the one that waits for them.
     let signals = Signals::take().map_err(|e| Failure::usage(format!("cannot take over signals: {e}")))?;
-    let node = match &options.node {
-        Some(node) => node.clone(),
-        None => {
-            // No node for one that has to go at once.
-            let socket = host::socket(&dir);
-            if start::listens(&socket) {
-                return Err(refusal(StartError::Running(socket)));
-            }
-            let ram = size::ram().map_err(Failure::usage)?;
-            let lend = options.lend.bytes(ram.total);
-            if lend < SLAB_BYTES {
-                return Err(Failure::usage(farmem_memory::StartError::TooLittle));
-            }
-            if lend > ram.total {
-                let lend = units::bytes(lend);
-                return Err(Failure::usage(format!("--lend: {lend} is more than {ram}: lend less")));
-            }
-            NodeAddr::Shm(node::at_hand(&dir, lend)?)
-        }
-    };
+    let node = node_of(options, &dir)?;
     let transport = match &node {
         NodeAddr::Shm(_) => Transport::Shm,
         // Windows of blocks are not on RDMA cards: their verbs would go in frames all the same.
@@ -180,6 +161,33 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     let _ = std::fs::remove_file(report::Agent::path(&dir));
     let left = agent.report().applications.len();
     agent.close();
+    ended(end, left, options)
+}
+
+/// The node that the user names, or one on this machine.
+fn node_of(options: &Options, dir: &Path) -> Result<NodeAddr, Failure> {
+    if let Some(node) = &options.node {
+        return Ok(node.clone());
+    }
+    // No node is started for an agent that has to end at once.
+    let socket = host::socket(dir);
+    if start::listens(&socket) {
+        return Err(refusal(StartError::Running(socket)));
+    }
+    let ram = size::ram().map_err(Failure::usage)?;
+    let lend = options.lend.bytes(ram.total);
+    if lend < SLAB_BYTES {
+        return Err(Failure::usage(farmem_memory::StartError::TooLittle));
+    }
+    if lend > ram.total {
+        let lend = units::bytes(lend);
+        return Err(Failure::usage(format!("--lend: {lend} is more than {ram}: lend less")));
+    }
+    Ok(NodeAddr::Shm(node::at_hand(dir, lend)?))
+}
+
+/// Says how the agent ended. `left`: programs that still hold memory.
+fn ended(end: End, left: usize, options: &Options) -> Result<(), Failure> {
     match end {
         End::Told | End::Idle if options.quiet => Ok(()),
         End::Idle => {

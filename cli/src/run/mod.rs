@@ -246,6 +246,51 @@ pub fn run(options: &Options) -> Result<Infallible, Failure> {
     outcome.ending.imitate()
 }
 
+/// The nodes of a run, joined.
+struct Joined {
+    nodes: Vec<NodeAddr>,
+    /// Asks the controller for nodes, if the run has one.
+    asker: Option<Asker>,
+    /// The node that was started for this run, if none was named.
+    embedded: Option<Embedded>,
+    far: Far,
+}
+
+/// Finds the run's nodes, or starts one, and joins them.
+fn join(
+    options: &Options,
+    plan: &Plan,
+    run: RunName,
+    dir: &Path,
+    lend: u64,
+    signals: &Signals,
+) -> Result<Joined, Failure> {
+    let mut nodes = plan.spec.nodes.clone();
+    // Two copies in two failure domains.
+    let domains = if plan.spec.protect == Protect::Mirror { 2 } else { 1 };
+    let mut asker = plan.controller.as_deref().map(|at| Asker::new(at, run, domains));
+    if let Some(asker) = &mut asker {
+        nodes = asker.first()?;
+    }
+    let embedded = if nodes.is_empty() {
+        forbidden::check(&[probe::NODE])?;
+        let node = Embedded::start(dir, run, lend, plan.spec.transport, signals)?;
+        nodes.push(node.node().clone());
+        Some(node)
+    } else {
+        None
+    };
+    let far =
+        Far::connect(&nodes, run, plan.spec.transport, plan.spec.grace, Path::new(&options.command[0]), plan.token()?)?;
+    if plan.spec.protect == Protect::Mirror {
+        if nodes.len() < 2 {
+            return Err(Failure::no_node("--protect mirror needs two nodes, and the controller has given one"));
+        }
+        far.are_different()?;
+    }
+    Ok(Joined { nodes, asker, embedded, far })
+}
+
 /// Runs the program to its end. The caller reports on it.
 pub fn carry_out(options: &Options, plan: &Plan) -> Result<Outcome, Failure> {
     forbidden::check(&[probe::COMMON, probe::RUN])?;
@@ -271,28 +316,7 @@ pub fn carry_out(options: &Options, plan: &Plan) -> Result<Outcome, Failure> {
     }
 
     let run = RunName::new().map_err(|e| Failure::usage(format!("no randomness for a run's name: {e}")))?;
-    let mut nodes = plan.spec.nodes.clone();
-    // Two copies in two failure domains.
-    let domains = if plan.spec.protect == Protect::Mirror { 2 } else { 1 };
-    let mut asker = plan.controller.as_deref().map(|at| Asker::new(at, run, domains));
-    if let Some(asker) = &mut asker {
-        nodes = asker.first()?;
-    }
-    let embedded = if nodes.is_empty() {
-        forbidden::check(&[probe::NODE])?;
-        let node = Embedded::start(&dir, run, lend, plan.spec.transport, &signals)?;
-        nodes.push(node.node().clone());
-        Some(node)
-    } else {
-        None
-    };
-    let mut far = Far::connect(&nodes, run, plan.spec.transport, plan.spec.grace, Path::new(name), plan.token()?)?;
-    if plan.spec.protect == Protect::Mirror {
-        if nodes.len() < 2 {
-            return Err(Failure::no_node("--protect mirror needs two nodes, and the controller has given one"));
-        }
-        far.are_different()?;
-    }
+    let Joined { nodes, asker, embedded, mut far } = join(options, plan, run, &dir, lend, &signals)?;
     let mut counters = begin_counters(&dir, run, options, plan, &nodes)?;
     let sites = options.sites.then(|| begin_sites(&dir, run, options)).transpose()?;
 

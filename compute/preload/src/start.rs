@@ -20,7 +20,7 @@ use crate::{
 use farmem_fabric::session::REFUSED_NS;
 use farmem_fabric::{ConnectError, ConnectOptions, NodeAddr, Session};
 use farmem_pager::ending::{die, say};
-use farmem_pager::{StartError, ending};
+use farmem_pager::{Pager, StartError, ending};
 use farmem_pool::Pool;
 use farmem_protocol::addr::{FAR_END, FAR_START};
 use farmem_protocol::counters::Near;
@@ -128,6 +128,33 @@ fn without_gate(reason: NotBuilt, run: &RunSpec) -> Result<(), String> {
     }
 }
 
+/// Joins all nodes of the run that can be reached. `None`: they are another user's, and the program
+/// has no far memory.
+fn join_nodes(run: &RunSpec, join: &ConnectOptions, is_first: bool) -> Result<Option<Vec<Session>>, String> {
+    let mut sessions = Vec::new();
+    let mut lost = None;
+    for node in &run.nodes {
+        match reach(node, run, join) {
+            Ok(session) => sessions.push(session),
+            Err(failure) if is_anothers(&failure) => {
+                stays_near::note_self(Near::User);
+                stays_near::say_another_user();
+                return Ok(None);
+            }
+            // The run has reached it, and lost it since. Others may do.
+            Err(e) if !is_first => lost = Some(e.to_string()),
+            Err(e) => die(exit::NODE_UNUSABLE, &e.to_string()),
+        }
+    }
+    match (sessions.is_empty(), lost) {
+        (true, Some(why)) => die(exit::NODE_UNUSABLE, &why),
+        (true, None) => return Err("FARMEM_RUN names no node".into()),
+        (false, Some(why)) => say(&format!("{why}; a program of the run goes on without it")),
+        (false, None) => {}
+    }
+    Ok(Some(sessions))
+}
+
 fn arm(text: &str, variables: Pointers) -> Result<(), String> {
     // The pager goes on with it.
     clock::begin();
@@ -150,27 +177,7 @@ fn arm(text: &str, variables: Pointers) -> Result<(), String> {
     if let Some(nodes) = roster::begin(&run, &join, file) {
         run.nodes = nodes;
     }
-    let mut sessions = Vec::new();
-    let mut lost = None;
-    for node in &run.nodes {
-        match reach(node, &run, &join) {
-            Ok(session) => sessions.push(session),
-            Err(failure) if is_anothers(&failure) => {
-                stays_near::note_self(Near::User);
-                stays_near::say_another_user();
-                return Ok(());
-            }
-            // The run has reached it, and lost it since. Others may do.
-            Err(e) if !is_first => lost = Some(e.to_string()),
-            Err(e) => die(exit::NODE_UNUSABLE, &e.to_string()),
-        }
-    }
-    match (sessions.is_empty(), lost) {
-        (true, Some(why)) => die(exit::NODE_UNUSABLE, &why),
-        (true, None) => return Err("FARMEM_RUN names no node".into()),
-        (false, Some(why)) => say(&format!("{why}; a program of the run goes on without it")),
-        (false, None) => {}
-    }
+    let Some(sessions) = join_nodes(&run, &join, is_first)? else { return Ok(()) };
     let pool = Pool::new(sessions).map_err(|e| e.to_string())?;
     let pager = match farmem_pager::start(run.clone(), pool, process::claim_counters()) {
         Ok(pager) => pager,
@@ -211,6 +218,19 @@ fn arm(text: &str, variables: Pointers) -> Result<(), String> {
     for &nr in call::ALWAYS.iter().chain(&fork::COMPANY) {
         sites::always(nr);
     }
+    intercept(&run, pager, (from, to), stubs)?;
+    move_heap();
+    Ok(())
+}
+
+/// Has the program's system calls go through the runtime: patches libc, arms the filter, and lets
+/// faults return by themselves if every call is seen.
+fn intercept(
+    run: &RunSpec,
+    pager: &'static Pager,
+    (from, to): (usize, usize),
+    stubs: Option<usize>,
+) -> Result<(), String> {
     // SAFETY: the constructor runs before the program has threads.
     let missed = stubs.and_then(|stubs| unsafe { sites::patch(from, to, stubs) });
     if missed.is_none() {
@@ -235,11 +255,15 @@ fn arm(text: &str, variables: Pointers) -> Result<(), String> {
     if !complete {
         say("this libc makes system calls in ways that farmem does not know: some may fail on far memory");
     }
-    // malloc's heap: from here on it grows in the far range. Libraries that are initialized before
-    // us may have used malloc already (libstdc++ does). malloc takes a break that moves to higher
-    // addresses for somebody else's sbrk; one that moves to lower addresses is fatal. So where the
-    // heap began above the far range, as in a position-independent program, it stays, at its size
-    // (mappings::keep_near_break). More of it is refused, and malloc takes mappings instead.
+    Ok(())
+}
+
+/// malloc's heap: from here on it grows in the far range. Libraries that are initialized before
+/// us may have used malloc already (libstdc++ does). malloc takes a break that moves to higher
+/// addresses for somebody else's sbrk; one that moves to lower addresses is fatal. So where the
+/// heap began above the far range, as in a position-independent program, it stays, at its size
+/// (mappings::keep_near_break). More of it is refused, and malloc takes mappings instead.
+fn move_heap() {
     // SAFETY: queries; then moves libc's idea of the break to where our brk says it is.
     unsafe {
         let here = libc::sbrk(0) as usize;
@@ -249,7 +273,6 @@ fn arm(text: &str, variables: Pointers) -> Result<(), String> {
             mappings::keep_near_break(here);
         }
     }
-    Ok(())
 }
 
 /// This process's mappings, a line each. Names of files may be anything.

@@ -2,7 +2,7 @@
 
 use super::entry;
 use super::standing::{STUBS, Stub};
-use super::text::{COMPARE32, COMPARE64, Kind, SYSCALL, find, instructions, missed};
+use super::text::{COMPARE32, COMPARE64, Kind, SYSCALL, Site, find, instructions, missed};
 use crate::filter::Missed;
 use crate::fork;
 use farmem_sys::members::SHARERS;
@@ -59,101 +59,8 @@ pub unsafe fn patch(start: usize, end: usize, stubs: usize) -> Option<Missed> {
     for site in sites {
         let place = start + site.offset;
         let mut code: Vec<u8> = Vec::with_capacity(64);
-        let clone3 = site.kind == Kind::Mov(libc::SYS_clone3 as u32);
-        if clone3 || site.kind == Kind::Mov(libc::SYS_clone as u32) {
-            // The child would share this thread's records and not its descriptors (see
-            // [`fork::is_half`]).
-            shares_memory_alone(&mut code, clone3, fork::SHARING);
-            code.extend([0x75, 0x0c]); // jne on
-            code.extend([0x48, 0xc7, 0xc0]); // mov rax,-ENOSYS
-            code.extend((-libc::ENOSYS).to_le_bytes());
-            code.push(0xe9); // jmp behind the syscall instruction
-            code.extend(rel(at + code.len() + 4, place + 7));
-            announced(&mut code, at, clone3, stubs);
-            // libc makes threads by clone3, and the kernel counts those. The processes that it
-            // makes by clone are not counted.
-            SEES_CLONES.fetch_or(!clone3, Ordering::Relaxed);
-        }
-        if clone3 {
-            // It uses the instruction that is still there, for the same reason as a clone below.
-            // But a child of posix_spawn that shares the memory and has its handlers cleared (glibc
-            // 2.38) could not fault on its arguments. It is refused as by an older kernel, and libc
-            // then does the work itself.
-            code.extend([0xf7, 0x47, 0x04, 0x01, 0x00, 0x00, 0x00]); // test dword [rdi+4],CLONE_CLEAR_SIGHAND >> 32
-            code.extend([0x74, 0x0c]); // jz native
-            code.extend([0x48, 0xc7, 0xc0]); // mov rax,-EINVAL
-            code.extend((-libc::EINVAL).to_le_bytes());
-            code.push(0xe9); // jmp behind the syscall instruction
-            code.extend(rel(at + code.len() + 4, place + 7));
-            code.push(0xb8); // native: mov eax,SYS_clone3
-            code.extend((libc::SYS_clone3 as u32).to_le_bytes());
-            code.push(0xe9); // jmp to it
-            code.extend(rel(at + code.len() + 4, place + 5));
-            put(place, at, &code);
-            at = (at + code.len()).next_multiple_of(16);
-            continue;
-        }
-        if site.kind == Kind::Mov(libc::SYS_vfork as u32) {
-            counted(&mut code, at, place, libc::SYS_vfork);
-            put(place, at, &code);
-            COUNTS_VFORKS.store(true, Ordering::Relaxed);
-            at = (at + code.len()).next_multiple_of(16);
-            continue;
-        }
-        if site.kind == Kind::Mov(libc::SYS_clone as u32) {
-            clone(&mut code, at, place, stubs);
-            put(place, at, &code);
-            at = (at + code.len()).next_multiple_of(16);
-            continue;
-        }
-        if let Kind::Mov(nr) | Kind::MovLea(nr) = site.kind {
-            if nr as i64 == libc::SYS_clone {
-                // Behind a `lea` stands only what fork does; were it a thread, it would take the
-                // instruction there.
-                code.extend([0xf7, 0xc7, 0x00, 0x01, 0x00, 0x00]); // test edi,CLONE_VM
-                code.extend([0x74, 0x0a]); // jz fork
-                code.push(0xb8);
-                code.extend(nr.to_le_bytes());
-                code.push(0xe9); // jmp to what follows the load
-                code.extend(rel(at + code.len() + 4, place + 5));
-            }
-            code.push(0xb8);
-            code.extend(nr.to_le_bytes());
-        }
-        if let Kind::MovLea(_) = site.kind {
-            let lea = &text[site.offset + 5..site.offset + 12];
-            code.extend(&lea[..3]);
-            let by = i32::from_le_bytes([lea[3], lea[4], lea[5], lea[6]]);
-            if lea[2] & 0xc7 == 0x05 {
-                code.extend(rel(at + code.len() + 4, (place + 12).wrapping_add_signed(by as isize)));
-            } else {
-                code.extend(by.to_le_bytes());
-            }
-        }
-        if site.kind == Kind::Loop {
-            code.extend(&text[site.offset..site.offset + 4]);
-        }
-        code.extend([0x48, 0x8d, 0x64, 0x24, 0x80]); // lea rsp,[rsp-128]
-        let call = at + code.len();
-        code.extend([0xff, 0x15]); // call [rip+rel]
-        code.extend(rel(at + code.len() + 4, stubs));
-        let called = at + code.len();
-        code.extend([0x48, 0x8d, 0xa4, 0x24, 0x80, 0, 0, 0]); // lea rsp,[rsp+128]
-        let (compare, back): (&[u8], usize) = match site.kind {
-            Kind::Mov(_) => (&[], place + 7),
-            Kind::MovLea(_) => (&[], place + 14),
-            Kind::Compare64 => (&COMPARE64, place + 8),
-            Kind::Compare32 => (&COMPARE32, place + 7),
-            Kind::Loop => (&[], place),
-        };
-        code.extend(compare);
-        code.push(0xe9);
-        code.extend(rel(at + code.len() + 4, back));
+        known.extend(stub(&mut code, &Spot { at, place, stubs }, text, &site));
         put(place, at, &code);
-        let forks = matches!(site.kind, Kind::MovLea(nr) if nr as i64 == libc::SYS_clone);
-        if site.kind != Kind::Loop && !forks {
-            known.push(Stub { at, call, called, end: at + code.len(), place, kind: site.kind });
-        }
         at = (at + code.len()).next_multiple_of(16);
     }
     let _ = STUBS.set(known);
@@ -164,6 +71,124 @@ pub unsafe fn patch(start: usize, end: usize, stubs: usize) -> Option<Missed> {
         syscall(libc::SYS_mprotect, [stubs, (at - stubs).next_multiple_of(4096), run, 0, 0, 0]);
     }
     Some(missed)
+}
+
+/// Where a stub is written, which site jumps to it, and where all stubs begin.
+struct Spot {
+    at: usize,
+    place: usize,
+    stubs: usize,
+}
+
+/// Writes the stub of a site. Returns its places, if a signal handler can be shown libc's own
+/// instructions for them.
+fn stub(code: &mut Vec<u8>, spot: &Spot, text: &[u8], site: &Site) -> Option<Stub> {
+    let &Spot { at, place, stubs } = spot;
+    match site.kind {
+        Kind::Mov(nr) if nr == libc::SYS_clone3 as u32 => {
+            begin_clone(code, spot, true);
+            clone3(code, at, place);
+            None
+        }
+        Kind::Mov(nr) if nr == libc::SYS_clone as u32 => {
+            begin_clone(code, spot, false);
+            clone(code, at, place, stubs);
+            None
+        }
+        Kind::Mov(nr) if nr == libc::SYS_vfork as u32 => {
+            counted(code, at, place, libc::SYS_vfork);
+            COUNTS_VFORKS.store(true, Ordering::Relaxed);
+            None
+        }
+        _ => {
+            replaced(code, at, place, text, site);
+            call(code, spot, site.kind)
+        }
+    }
+}
+
+/// The beginning of a clone's stub: a child that would share this thread's records and not its
+/// descriptors is refused (see [`fork::is_half`]), and a companion is announced.
+fn begin_clone(code: &mut Vec<u8>, &Spot { at, place, stubs }: &Spot, clone3: bool) {
+    shares_memory_alone(code, clone3, fork::SHARING);
+    code.extend([0x75, 0x0c]); // jne on
+    code.extend([0x48, 0xc7, 0xc0]); // mov rax,-ENOSYS
+    code.extend((-libc::ENOSYS).to_le_bytes());
+    code.push(0xe9); // jmp behind the syscall instruction
+    code.extend(rel(at + code.len() + 4, place + 7));
+    announced(code, at, clone3, stubs);
+    // libc makes threads by clone3, and the kernel counts those. The processes that it makes by
+    // clone are not counted.
+    SEES_CLONES.fetch_or(!clone3, Ordering::Relaxed);
+}
+
+/// A clone3 uses the instruction that is still there, for the same reason as a clone below. But a
+/// child of posix_spawn that shares the memory and has its handlers cleared (glibc 2.38) could not
+/// fault on its arguments. It is refused as by an older kernel, and libc then does the work itself.
+fn clone3(code: &mut Vec<u8>, at: usize, place: usize) {
+    code.extend([0xf7, 0x47, 0x04, 0x01, 0x00, 0x00, 0x00]); // test dword [rdi+4],CLONE_CLEAR_SIGHAND >> 32
+    code.extend([0x74, 0x0c]); // jz native
+    code.extend([0x48, 0xc7, 0xc0]); // mov rax,-EINVAL
+    code.extend((-libc::EINVAL).to_le_bytes());
+    code.push(0xe9); // jmp behind the syscall instruction
+    code.extend(rel(at + code.len() + 4, place + 7));
+    code.push(0xb8); // native: mov eax,SYS_clone3
+    code.extend((libc::SYS_clone3 as u32).to_le_bytes());
+    code.push(0xe9); // jmp to it
+    code.extend(rel(at + code.len() + 4, place + 5));
+}
+
+/// The instructions of a site that its jump has overwritten and that come before the call.
+fn replaced(code: &mut Vec<u8>, at: usize, place: usize, text: &[u8], site: &Site) {
+    if let Kind::Mov(nr) | Kind::MovLea(nr) = site.kind {
+        if nr as i64 == libc::SYS_clone {
+            // Behind a `lea` stands only what fork does; were it a thread, it would take the
+            // instruction there.
+            code.extend([0xf7, 0xc7, 0x00, 0x01, 0x00, 0x00]); // test edi,CLONE_VM
+            code.extend([0x74, 0x0a]); // jz fork
+            code.push(0xb8);
+            code.extend(nr.to_le_bytes());
+            code.push(0xe9); // jmp to what follows the load
+            code.extend(rel(at + code.len() + 4, place + 5));
+        }
+        code.push(0xb8);
+        code.extend(nr.to_le_bytes());
+    }
+    if let Kind::MovLea(_) = site.kind {
+        let lea = &text[site.offset + 5..site.offset + 12];
+        code.extend(&lea[..3]);
+        let by = i32::from_le_bytes([lea[3], lea[4], lea[5], lea[6]]);
+        if lea[2] & 0xc7 == 0x05 {
+            code.extend(rel(at + code.len() + 4, (place + 12).wrapping_add_signed(by as isize)));
+        } else {
+            code.extend(by.to_le_bytes());
+        }
+    }
+    if site.kind == Kind::Loop {
+        code.extend(&text[site.offset..site.offset + 4]);
+    }
+}
+
+/// The call into the runtime, and the way back behind the site.
+fn call(code: &mut Vec<u8>, &Spot { at, place, stubs }: &Spot, kind: Kind) -> Option<Stub> {
+    code.extend([0x48, 0x8d, 0x64, 0x24, 0x80]); // lea rsp,[rsp-128]
+    let call = at + code.len();
+    code.extend([0xff, 0x15]); // call [rip+rel]
+    code.extend(rel(at + code.len() + 4, stubs));
+    let called = at + code.len();
+    code.extend([0x48, 0x8d, 0xa4, 0x24, 0x80, 0, 0, 0]); // lea rsp,[rsp+128]
+    let (compare, back): (&[u8], usize) = match kind {
+        Kind::Mov(_) => (&[], place + 7),
+        Kind::MovLea(_) => (&[], place + 14),
+        Kind::Compare64 => (&COMPARE64, place + 8),
+        Kind::Compare32 => (&COMPARE32, place + 7),
+        Kind::Loop => (&[], place),
+    };
+    code.extend(compare);
+    code.push(0xe9);
+    code.extend(rel(at + code.len() + 4, back));
+    let forks = matches!(kind, Kind::MovLea(nr) if nr as i64 == libc::SYS_clone);
+    (kind != Kind::Loop && !forks).then(|| Stub { at, call, called, end: at + code.len(), place, kind })
 }
 
 /// A clone that copies the memory is a fork, and is dispatched. If it asks for a stack, the kernel

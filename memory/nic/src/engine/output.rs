@@ -184,7 +184,7 @@ impl Output {
         }
     }
 
-    /// Offers the first pieces to `send` and takes off what it took. Within a section.
+    /// Offers the first pieces to `send`, and removes the bytes that it took. Within a section.
     pub fn send_once(
         &mut self,
         nic: &Nic,
@@ -196,6 +196,18 @@ impl Output {
             nic.units.read_into(*at, (*len).min(WORDS), &mut self.words);
         }
         let mut parts = [Part::new(std::ptr::null_mut(), 0); PARTS];
+        let (n, descriptor) = self.offer(nic, &mut parts)?;
+        let sent = send(&parts[..n], descriptor).map_err(NotSent::System)?;
+        self.backlog -= sent.min(self.backlog);
+        // It went with the first byte.
+        self.passing -= usize::from(descriptor.is_some() && sent > 0);
+        self.take_off(sent);
+        self.forget_sent();
+        Ok(())
+    }
+
+    /// The pieces that can go in one call: their number, and the descriptor that goes along.
+    fn offer(&self, nic: &Nic, parts: &mut [Part; PARTS]) -> Result<(usize, Option<i32>), NotSent> {
         let mut n = 0;
         let mut descriptor = None;
         for piece in &self.pieces {
@@ -242,10 +254,11 @@ impl Output {
                 break;
             }
         }
-        let mut sent = send(&parts[..n], descriptor).map_err(NotSent::System)?;
-        self.backlog -= sent.min(self.backlog);
-        // It went with the first byte.
-        self.passing -= usize::from(descriptor.is_some() && sent > 0);
+        Ok((n, descriptor))
+    }
+
+    /// Removes bytes that were sent from the first pieces.
+    fn take_off(&mut self, mut sent: usize) {
         while sent > 0 {
             let Some(front) = self.pieces.front_mut() else { break };
             let len = front.len();
@@ -266,8 +279,6 @@ impl Output {
             }
             sent = 0;
         }
-        self.forget_sent();
-        Ok(())
     }
 
     /// Drops own bytes that were sent: all at once when nothing waits, else now and then, since a

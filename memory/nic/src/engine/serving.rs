@@ -108,20 +108,7 @@ impl Serving {
             if writing.left > 0 {
                 return Ok(if n > 0 { Some(n) } else { None });
             }
-            if let Some(writing) = self.writing.take() {
-                let status = match writing.into {
-                    Into::Memory(_) => Status::Done,
-                    Into::Heartbeat { offset, bytes } => match nic.units.heartbeat(&self.member.lease, offset) {
-                        Ok(word) => {
-                            word.store(u64::from_le_bytes(bytes), Ordering::Release);
-                            Status::Done
-                        }
-                        Err(status) => status,
-                    },
-                    Into::Nothing(status) => status,
-                };
-                self.complete(nic, output, status, 0);
-            }
+            self.finish_writing(nic, output);
             return Ok(Some(n));
         }
         if self.at == self.verbs.len() {
@@ -136,76 +123,25 @@ impl Serving {
                 Ok(Some(0))
             }
             Op::Write => {
-                count(&nic.tally.writes, 1);
-                count(&nic.tally.write_bytes, len as u64);
-                let into = if key == Key::WORDS && len == 8 {
-                    Into::Heartbeat { offset, bytes: [0; 8] }
-                } else {
-                    match nic.admit(&self.member, self.queue, (key, op), offset, len as u64) {
-                        Ok(grip) => Into::Memory(grip),
-                        Err(status) => Into::Nothing(status),
-                    }
-                };
-                self.writing = Some(Writing { into, left: len });
+                self.begin_writing(nic, (key, op), offset, len);
                 Ok(Some(0))
             }
             Op::Lines | Op::LinesIf => {
                 // Whole before any of it is applied: a torn record changes nothing.
                 let Some(bytes) = input.get(..len as usize) else { return Ok(None) };
-                let grip = if key.is_slab() {
-                    nic.admit(&self.member, self.queue, (key, op), 0, 0)
-                } else {
-                    Err(Status::Access)
-                };
-                let (record, conditions) = match op {
-                    Op::Lines => (bytes, None),
-                    _ => Conditional::split(bytes).map(|split| (split.record, Some((split.was, split.seed))))?,
-                };
-                let record = Record::parse(SlabId(key.0), record)?;
-                if let Ok(grip) = &grip {
-                    // They are anywhere in the slab: on their way while the checksum is computed.
-                    record.places().for_each(|offset| grip.memory.mapping().prefetch(offset));
-                }
-                let record = record.check()?;
-                count(&nic.tally.records, 1);
-                count(&nic.tally.record_bytes, len as u64);
-                let applied = grip.and_then(|grip| {
-                    let memory = grip.memory.mapping();
-                    let laid = match conditions {
-                        None => record.lay(|at, lines| memory.write_lines(at, lines)).map(|()| 0),
-                        Some((was, seed)) => {
-                            let hasher = self.last_hasher.of(seed);
-                            let sum = |at, lines| memory.sum_lines(hasher, at, lines);
-                            let refused = lay_if(record, was, sum, |at, lines| memory.write_lines(at, lines));
-                            count(&nic.tally.refused_records, refused.is_some_and(|refused| !refused.is_none()) as u64);
-                            refused.map(|refused| refused.0)
-                        }
-                    };
-                    laid.ok_or(Status::Range)
-                });
+                let applied = self.lay(nic, (key, op), bytes)?;
                 self.settle(nic, output, applied);
                 Ok(Some(len as usize))
             }
             Op::Cas => {
                 let Some([expected, new]) = operands(input) else { return Ok(None) };
-                count(&nic.tally.cas, 1);
-                let old = if key == Key::WORDS {
-                    nic.units.cas(&self.member.lease, offset, expected, new)
-                } else {
-                    self.word(nic, key, op, offset, |grip| grip.memory.mapping().cas(grip.offset, expected, new))
-                };
+                let old = self.cas(nic, (key, op), offset, expected, new);
                 self.settle(nic, output, old);
                 Ok(Some(16))
             }
             Op::Faa => {
                 let Some([add]) = operands(input) else { return Ok(None) };
-                count(&nic.tally.faa, 1);
-                // Not on descriptor words: an addition cannot be judged by what it leads to.
-                let old = if key == Key::WORDS {
-                    nic.units.heartbeat(&self.member.lease, offset).map(|word| word.fetch_add(add, Ordering::AcqRel))
-                } else {
-                    self.word(nic, key, op, offset, |grip| grip.memory.mapping().faa(grip.offset, add))
-                };
+                let old = self.faa(nic, (key, op), offset, add);
                 self.settle(nic, output, old);
                 Ok(Some(8))
             }
@@ -231,18 +167,108 @@ impl Serving {
             }
             Op::Send => {
                 let Some(said) = input.get(..len as usize) else { return Ok(None) };
-                count(&nic.tally.sends, 1);
-                let from = (self.member.serial, self.queue);
-                let answer = match (key.kind(), nic.service.get()) {
-                    (KeyKind::Service(number), Some(service)) => {
-                        service.send(from, number, said, &nic.windows, section)
-                    }
-                    _ => Err(Status::Access),
-                };
+                let answer = self.send(nic, section, key, said);
                 self.settle(nic, output, answer.map(|_| 0));
                 output.bytes(&answer.unwrap_or([0; REPLY_BYTES as usize]));
                 Ok(Some(len as usize))
             }
+        }
+    }
+
+    /// A WRITE begins: where its bytes go, if anywhere.
+    fn begin_writing(&mut self, nic: &Nic, (key, op): (Key, Op), offset: u64, len: u32) {
+        count(&nic.tally.writes, 1);
+        count(&nic.tally.write_bytes, len as u64);
+        let into = if key == Key::WORDS && len == 8 {
+            Into::Heartbeat { offset, bytes: [0; 8] }
+        } else {
+            match nic.admit(&self.member, self.queue, (key, op), offset, len as u64) {
+                Ok(grip) => Into::Memory(grip),
+                Err(status) => Into::Nothing(status),
+            }
+        };
+        self.writing = Some(Writing { into, left: len });
+    }
+
+    /// All bytes of the WRITE under way have come.
+    fn finish_writing(&mut self, nic: &Nic, output: &mut Output) {
+        let Some(writing) = self.writing.take() else { return };
+        let status = match writing.into {
+            Into::Memory(_) => Status::Done,
+            Into::Heartbeat { offset, bytes } => match nic.units.heartbeat(&self.member.lease, offset) {
+                Ok(word) => {
+                    word.store(u64::from_le_bytes(bytes), Ordering::Release);
+                    Status::Done
+                }
+                Err(status) => status,
+            },
+            Into::Nothing(status) => status,
+        };
+        self.complete(nic, output, status, 0);
+    }
+
+    /// Lays the lines of a whole record down. Returns the pages that were refused, as their bits.
+    fn lay(&mut self, nic: &Nic, (key, op): (Key, Op), bytes: &[u8]) -> Result<Result<u64, Status>, Broken> {
+        let grip =
+            if key.is_slab() { nic.admit(&self.member, self.queue, (key, op), 0, 0) } else { Err(Status::Access) };
+        let (record, conditions) = match op {
+            Op::Lines => (bytes, None),
+            _ => Conditional::split(bytes).map(|split| (split.record, Some((split.was, split.seed))))?,
+        };
+        let record = Record::parse(SlabId(key.0), record)?;
+        if let Ok(grip) = &grip {
+            // They are anywhere in the slab: on their way while the checksum is computed.
+            record.places().for_each(|offset| grip.memory.mapping().prefetch(offset));
+        }
+        let record = record.check()?;
+        count(&nic.tally.records, 1);
+        count(&nic.tally.record_bytes, bytes.len() as u64);
+        Ok(grip.and_then(|grip| {
+            let memory = grip.memory.mapping();
+            let laid = match conditions {
+                None => record.lay(|at, lines| memory.write_lines(at, lines)).map(|()| 0),
+                Some((was, seed)) => {
+                    let hasher = self.last_hasher.of(seed);
+                    let sum = |at, lines| memory.sum_lines(hasher, at, lines);
+                    let refused = lay_if(record, was, sum, |at, lines| memory.write_lines(at, lines));
+                    count(&nic.tally.refused_records, refused.is_some_and(|refused| !refused.is_none()) as u64);
+                    refused.map(|refused| refused.0)
+                }
+            };
+            laid.ok_or(Status::Range)
+        }))
+    }
+
+    fn cas(&self, nic: &Nic, (key, op): (Key, Op), offset: u64, expected: u64, new: u64) -> Result<u64, Status> {
+        count(&nic.tally.cas, 1);
+        if key == Key::WORDS {
+            return nic.units.cas(&self.member.lease, offset, expected, new);
+        }
+        self.word(nic, key, op, offset, |grip| grip.memory.mapping().cas(grip.offset, expected, new))
+    }
+
+    fn faa(&self, nic: &Nic, (key, op): (Key, Op), offset: u64, add: u64) -> Result<u64, Status> {
+        count(&nic.tally.faa, 1);
+        // Not on descriptor words: an addition cannot be judged by what it leads to.
+        if key == Key::WORDS {
+            return nic.units.heartbeat(&self.member.lease, offset).map(|word| word.fetch_add(add, Ordering::AcqRel));
+        }
+        self.word(nic, key, op, offset, |grip| grip.memory.mapping().faa(grip.offset, add))
+    }
+
+    /// A SEND, to the node's service of that number.
+    fn send(
+        &self,
+        nic: &Nic,
+        section: &mut Section<'_>,
+        key: Key,
+        said: &[u8],
+    ) -> Result<[u8; REPLY_BYTES as usize], Status> {
+        count(&nic.tally.sends, 1);
+        let from = (self.member.serial, self.queue);
+        match (key.kind(), nic.service.get()) {
+            (KeyKind::Service(number), Some(service)) => service.send(from, number, said, &nic.windows, section),
+            _ => Err(Status::Access),
         }
     }
 
