@@ -1,7 +1,8 @@
 //! Admission: from a key in a verb to memory, or a refusal.
 //!
-//! What is admitted is a *grip* ([`super::grip`]). It may be held while bytes wait for a slow peer; its right is
-//! looked at again, one load and compare, before each transfer, within a section of [`super::epochs`].
+//! Admission gives a *grip* ([`super::grip`]). It may be held while bytes wait for a slow peer. Its
+//! right is checked again, one load and compare, before each transfer, within a section of
+//! [`super::epochs`].
 
 use super::carved;
 use super::grip::{Grip, Memory, Right};
@@ -74,7 +75,8 @@ impl Nic {
         let queue = binding.queue.get();
         let (memory, base, carved) = (grip.memory, grip.offset, Vec::new());
         let bound = Bound { memory, base, len, rights, user, queue, parent, under, carved };
-        // Against the release of the slab, which unbinds what it finds: either it finds this, or we see it gone.
+        // Against the release of the slab, which unbinds what it finds: either it finds this, or we
+        // see it gone.
         let holds = member.holds.lock();
         if let KeyKind::Slab(id) = parent.kind()
             && holds.slab(id).is_none()
@@ -87,14 +89,15 @@ impl Nic {
         self.windows.bind(member.serial, (index, generation), bound)
     }
 
-    /// INVALIDATE. The caller waits for what is under way: [`Nic::settle`], [`super::epochs`]; also when it is refused
-    /// because somebody else was quicker, whose wait may not be over.
+    /// INVALIDATE. The caller waits for what is under way: [`Nic::settle`], [`super::epochs`]; also
+    /// when it is refused because somebody else was quicker, whose wait may not be over.
     pub(super) fn invalidate(&self, member: &Member, queue: u64, key: Key) -> Result<Key, Status> {
         let KeyKind::Window { index, generation } = key.kind() else { return Err(Status::Window) };
         self.windows.invalidate(member.serial, queue, (index, generation))
     }
 
-    /// Waits until a window that was unbound is off the card. Outside of sections: it may take [`carved::PATIENCE_NS`].
+    /// Waits until a window that was unbound is off the card. Outside of sections: it may take
+    /// [`carved::PATIENCE_NS`].
     pub(super) fn settle(&self, key: Key) {
         if let KeyKind::Window { index, .. } = key.kind() {
             self.windows.settle(index, carved::patience());
@@ -120,8 +123,8 @@ impl Nic {
         Ok(key)
     }
 
-    /// The member no longer needs a window: by any key that it ever had. One of a window that had the index before, be it
-    /// this member's own, is not this one's.
+    /// The member no longer needs a window: by any key that it ever had. One of a window that had
+    /// the index before, be it this member's own, is not this one's.
     pub(super) fn drop_window(&self, member: &Member, key: Key) -> Status {
         let KeyKind::Window { index, generation } = key.kind() else { return Status::Window };
         let mut holds = member.holds.lock();

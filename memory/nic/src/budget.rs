@@ -1,8 +1,8 @@
 //! How much of a card windows may take: each member's, and all of them together.
 //!
-//! A window on the card is an entry in its tables, and its region locks pages and is counted against the
-//! process's limit on locked memory, once more for every window on the same bytes. What is not granted here goes
-//! by the node's processor, with the same answers.
+//! A window on the card is an entry in its tables. Its region locks pages and counts against the
+//! process's limit on locked memory, once more for every window on the same bytes. Windows that are
+//! not granted here go by the node's processor, with the same answers.
 
 use farmem_sys::sync::Lock;
 use std::sync::Arc;
@@ -30,12 +30,12 @@ pub struct Share {
 }
 
 impl Budget {
-    /// Of so many windows, and so many bytes.
+    /// A budget of `windows` windows and `bytes` bytes.
     pub fn new(windows: u64, bytes: u64, above: Option<Arc<Budget>>) -> Arc<Budget> {
         Arc::new(Budget { windows, bytes, used: Lock::new((0, 0)), above })
     }
 
-    /// For one window of so many bytes. `None`: that would be too much.
+    /// A share for one window of `bytes` bytes. `None`: that would be too much.
     pub fn take(self: &Arc<Self>, bytes: u64) -> Option<Share> {
         let above = match &self.above {
             Some(above) => Some(Box::new(above.take(bytes)?)),

@@ -13,12 +13,13 @@
 //! queue pair is; the region is of exactly the range, because soft-RoCE judges by the
 //! region's bounds, and its own key gives no right at all.
 //!
-//! The end waits: LOCAL_INV until the window's key is refused, and the region's end for a message that was
-//! begun under it, of which a part may have come and the rest may never. So the region is taken back by a thread of
-//! its own, and when that has not ended after [`PATIENCE_NS`] the user's queue pair is broken, which lets go of the
-//! message. (Verbs have no way to ask whether one is under way.) All this is outside of any section of
-//! [`super::epochs`] and without the window's lock: it holds up whoever asked for this end, and nobody else.
-//! Whichever comes first ends it, the binding or the queue pair, and the other waits for that.
+//! The end waits: LOCAL_INV until the window's key is refused, and the region's end for a message
+//! that was begun under it, of which a part may have come and the rest may never. So the region is
+//! taken back by a thread of its own, and when that has not ended after [`PATIENCE_NS`] the user's
+//! queue pair is broken, which lets go of the message. (Verbs have no way to ask whether one is
+//! under way.) All this is outside of any section of [`super::epochs`] and without the window's
+//! lock: it holds up whoever asked for this end, and nobody else. Whichever comes first ends it,
+//! the binding or the queue pair, and the other waits for that.
 
 // Regions of slabs: memory that stays mapped as long as the region.
 #![allow(unsafe_code)]
@@ -35,15 +36,15 @@ use std::time::Duration;
 
 /// How long the card may take to bind or invalidate: this end of the queue pair alone is concerned.
 const SOON_NS: u64 = 1_000_000_000;
-/// How long a message that was begun may take to end before its queue pair is broken. A message as long as a slab takes
-/// 50 ms at 10 Gbit/s. One that is broken off goes again, and is judged anew.
+/// How long a message under way may take to end before its queue pair is broken. A message as long
+/// as a slab takes 50 ms at 10 Gbit/s. One that is broken off is repeated, and judged again.
 pub const PATIENCE_NS: u64 = 250_000_000;
-/// What each of many has when that was used up waiting for others.
+/// The time that each of many has if the others have used up the whole.
 const AT_LEAST_NS: u64 = 5_000_000;
 /// Windows on the card that one queue pair may have.
 pub const MAX_CARVED: usize = 256;
 
-/// Takes something off the card; what is under way at the time it is given is broken off.
+/// Takes something off the card. Verbs under way at the given time are broken off.
 type Off = Box<dyn FnOnce(u64) + Send>;
 
 /// See the top of this file.
@@ -62,7 +63,8 @@ pub fn patience() -> u64 {
 }
 
 impl Carved {
-    /// Puts `len` bytes of a slab, from `start`, on the card, for the peer of `queue`. `None`: the card cannot, or must not.
+    /// Puts `len` bytes of a slab, from `start`, on the card, for the peer of `queue`. `None`: the
+    /// card cannot, or must not.
     pub fn new(
         domain: &Arc<Domain>,
         queue: &Arc<Lock<RcQueue>>,
@@ -88,7 +90,8 @@ impl Carved {
         let bind = Work::Bind { window: &window, rkey, region: &region, offset: base, len, rights };
         let mut posting = queue.lock();
         if carry_out(&mut posting, bind) != Some(Outcome::SUCCESS) {
-            // It may have been bound late, and used by who guesses the key: nothing to wait for is left. In this order.
+            // It may have been bound late, and used by who guesses the key: nothing to wait for is
+            // left. In this order.
             let _ = posting.break_off();
             drop(window);
             drop(region);
@@ -100,7 +103,8 @@ impl Carved {
         let (weak, slab) = (Arc::downgrade(queue), Arc::clone(slab));
         let theirs = Weak::clone(&weak);
         let off = move |until_ns| {
-            // A queue pair that ends does so behind its windows, and so behind our lock: this never is its last holder.
+            // A queue pair that ends does so behind its windows, and so behind our lock: this never
+            // is its last holder.
             let queue = theirs.upgrade();
             if let Some(queue) = &queue {
                 // A broken queue pair invalidates nothing; the window's end does.
@@ -144,8 +148,8 @@ impl Carved {
         self.over.load(Ordering::Acquire)
     }
 
-    /// Takes it off the card. When this returns, by whomever it was ended, nothing is under way by its key. What is
-    /// under way at `until_ns` is broken off.
+    /// Takes it off the card. When this returns, nothing is under way by its key, whoever ended it.
+    /// Verbs under way at `until_ns` are broken off.
     pub fn end(&self, until_ns: u64) {
         let mut on_card = self.on_card.lock();
         if let Some(off) = on_card.take() {
@@ -155,7 +159,8 @@ impl Carved {
     }
 }
 
-/// Takes a region off the card; breaks those queue pairs by which it is reached if that has not ended by `until_ns`.
+/// Takes a region off the card; breaks those queue pairs by which it is reached if that has not
+/// ended by `until_ns`.
 pub(super) fn take_back(region: Region, until_ns: u64, queues: &[Arc<Lock<RcQueue>>]) {
     let break_all = || {
         for queue in queues {
@@ -166,7 +171,8 @@ pub(super) fn take_back(region: Region, until_ns: u64, queues: &[Arc<Lock<RcQueu
     end_in_time(region, until_ns, break_all);
 }
 
-/// Drops something whose drop may wait for what `break_all` breaks; does so if it has not ended by `until_ns`.
+/// Drops something whose drop may wait for what `break_all` breaks; does so if it has not ended by
+/// `until_ns`.
 fn end_in_time<T: Send + 'static>(what: T, until_ns: u64, break_all: impl FnOnce()) {
     // It stays ours until there is a thread to wait for its end.
     let what = Arc::new(Lock::new(Some(what)));
@@ -200,7 +206,8 @@ impl std::fmt::Debug for Carved {
     }
 }
 
-/// Posts what touches no buffer, and waits for it. `None`: it could not be posted, or has not ended in time.
+/// Posts what touches no buffer, and waits for it. `None`: it could not be posted, or has not ended
+/// in time.
 fn carry_out(queue: &mut RcQueue, work: Work<'_>) -> Option<Outcome> {
     // One that was given up may still end: by its time it is told from this one.
     let id = raw::now_ns();
@@ -223,7 +230,7 @@ fn carry_out(queue: &mut RcQueue, work: Work<'_>) -> Option<Outcome> {
 mod tests {
     use super::*;
 
-    /// What ends only when told so, or never had to be told.
+    /// Ends only when told to, or need not be told.
     struct Waits(mpsc::Receiver<()>);
 
     impl Drop for Waits {

@@ -1,8 +1,8 @@
 //! When every verb that could have begun under an old right has ended.
 //!
-//! Whoever touches memory by a right that can be revoked does so within a
-//! *section*, and looks at the right within it. Whoever revokes a right first
-//! makes that visible, then waits until the sections of that moment are over:
+//! Code that touches memory by a revocable right does so within a *section*, and looks at the right
+//! within it. Code that revokes a right first makes that visible, then waits until the sections of
+//! that moment are over:
 //!
 //! ```text
 //!  epoch      r                r + 1              r + 2
@@ -16,9 +16,10 @@
 //! changed between reading it and counting itself in begins again, so one that
 //! began after the change sees what was revoked before it.
 //!
-//! Sections are short: one transfer to or from a socket, or the verbs that it brought. Bytes that wait for a
-//! slow peer are in none; their right is looked at again before they go on. Nor is whoever waits for what a card
-//! has under way, which is a peer's to end ([`Section::renew_after`]).
+//! Sections are short: one transfer to or from a socket, or the verbs that it brought. Bytes that
+//! wait for a slow peer are in none; their right is looked at again before they go on. Nor is
+//! whoever waits for what a card has under way, which is a peer's to end
+//! ([`Section::renew_after`]).
 //!
 //! Every order in which two or three threads can go through it is tried out by
 //! loom: `RUSTFLAGS="--cfg loom" cargo test -p farmem-nic --lib --release epochs`.
@@ -80,7 +81,8 @@ impl Epochs {
         self.now.load(Ordering::SeqCst)
     }
 
-    /// Whether all sections that may know a right revoked in `epoch` have ended. Helps that on, waits for nobody.
+    /// Whether all sections that may know a right revoked in `epoch` have ended. Helps that on,
+    /// waits for nobody.
     pub fn is_over(&self, epoch: u64) -> bool {
         while self.now() < epoch + 2 {
             if !self.advance() {
@@ -131,7 +133,8 @@ impl Drop for Section<'_> {
     }
 }
 
-/// Nothing: SeqCst accesses are in one order by themselves. Loom takes them for AcqRel, and is told so by a fence.
+/// Nothing: SeqCst accesses are in one order by themselves. Loom takes them for AcqRel, and is told
+/// so by a fence.
 #[inline(always)]
 fn in_one_order() {
     #[cfg(loom)]
@@ -237,7 +240,8 @@ mod tests {
         let late = epochs.enter(1);
         assert!(!epochs.is_over(revoked));
         drop(early);
-        // `late` began before the revocation could be known to be over, in the epoch after it or in it.
+        // `late` began before the revocation could be known to be over, in the epoch after it or in
+        // it.
         drop(late);
         assert!(epochs.is_over(revoked));
         let later = epochs.enter(0);
@@ -275,7 +279,8 @@ mod tests {
         assert!(epochs.is_over(epochs.now()));
     }
 
-    /// The word is a right; whoever sees it within a section may write. After the revocation is over nobody does.
+    /// The word is a right: a thread that sees it within a section may write. After the revocation
+    /// is over none does.
     #[test]
     fn nothing_is_written_after_a_revocation_is_over() {
         let (epochs, right, freed) = (Epochs::default(), AtomicU64::new(0), AtomicU64::new(u64::MAX));

@@ -1,7 +1,7 @@
 //! Events at a node that its operator may want to read as they happen.
 //!
-//! The engine tells them to one listener, which the daemon sets ([`super::Nic::listen`]). Workers call
-//! it between verbs, so it must return at once.
+//! The engine tells them to one listener, which the daemon sets ([`super::Nic::listen`]). Workers
+//! call it between verbs, so it must return at once.
 
 use super::Member;
 use super::shares::Peer;
@@ -15,11 +15,11 @@ pub enum Event<'a> {
     Joined(&'a Member),
     /// A process that a member is about to fork will be a member.
     Announced(&'a Member),
-    /// A member is gone. It held so many bytes.
+    /// A member is gone, with the bytes that it held.
     Left(&'a Member, Leaving, u64),
     /// A connection was refused.
     Refused(Peer, Refused),
-    /// A connection of a member stands anew, or one more of its queue pairs.
+    /// A member's connection stands again, or one more of its queue pairs.
     Attached(&'a Member),
     /// The last connection of a member has closed. It is kept for its grace, in milliseconds.
     Cut(&'a Member, u64),
@@ -31,7 +31,7 @@ pub enum Event<'a> {
     Volume(&'a Volume, VolumeEvent),
 }
 
-/// What became of a volume.
+/// The fate of a volume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum VolumeEvent {
     /// A host swaps to it from now on.

@@ -1,4 +1,4 @@
-//! What admission gives: memory, a place in it, and the right by which it is touched.
+//! The result of admission: memory, a place in it, and the right by which it is touched.
 
 use super::lending::Slab;
 use super::units::{Arena, WordRight};
@@ -38,7 +38,7 @@ pub enum Right {
         index: u32,
         /// Its binding.
         generation: u32,
-        /// What it was carved from, if that was an extent.
+        /// The extent that it was carved from, if any.
         under: Option<WordRight>,
     },
 }

@@ -20,12 +20,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 pub enum Backing {
     /// Pages of 4 KiB.
     Small,
-    /// Huge pages from the system's reserve; where there are none, transparent ones; where these are
-    /// off, small pages.
+    /// Huge pages from the system's reserve; where there are none, transparent ones; where these
+    /// are off, small pages.
     Huge,
 }
 
-/// What is lent, of how much.
+/// The memory that is lent, and how much of it.
 #[derive(Debug)]
 pub struct Lending {
     units: Arc<Units>,
@@ -62,8 +62,9 @@ impl Lending {
         }
     }
 
-    /// The node ends, perhaps before its members: from now on slabs are let go without a scrub. What a
-    /// member has mapped is then its own until it finds out, byte for byte, and the kernel's after that.
+    /// The node ends, perhaps before its members: from now on slabs are let go without a scrub.
+    /// Memory that a member has mapped is then its own until it finds out, byte for byte, and the
+    /// kernel's after that.
     pub fn leave_alone(&self) {
         self.left_alone.store(true, Ordering::Relaxed);
     }
@@ -114,7 +115,8 @@ impl Lending {
 
     fn memory(&self) -> Result<(Memfd, Mapping), Errno> {
         if self.backing == Backing::Huge && !self.reserve_was_empty() {
-            // A hugetlb mapping takes its pages from the reserve when it is made: it fails here or never.
+            // A hugetlb mapping takes its pages from the reserve when it is made: it fails here or
+            // never.
             let reserved =
                 Memfd::new(SLAB_BYTES, true).and_then(|m| Ok((Mapping::new(m.fd(), SLAB_BYTES as usize)?, m)));
             if let Ok((mapping, memfd)) = reserved {
@@ -144,7 +146,7 @@ pub struct Slab {
     /// The first of its blocks in the word table.
     first: u32,
     lending: Arc<Lending>,
-    /// Its words name this owner, who lives as long.
+    /// Its words name this owner, which lives as long.
     _lease: Arc<Lease>,
 }
 

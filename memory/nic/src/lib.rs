@@ -1,15 +1,18 @@
 //! The software NIC: everything a node does except its sockets and its clock.
 //!
-//! * This file: the state that all connections share. [`members`]: their owners, and what these hold.
+//! * This file: the state that all connections share. [`members`]: their owners, and what these
+//!   hold.
 //! * [`lending`]: slabs and the limit.
 //! * [`engine`]: one connection. Bytes come in, verbs are carried out, bytes go out.
-//! * [`admit`]: from a key to memory, or a refusal. [`grip`]: admitted memory. [`windows`]: keys for parts of it.
+//! * [`admit`]: from a key to memory, or a refusal. [`grip`]: admitted memory. [`windows`]: keys
+//!   for parts of it.
 //! * [`units`]: the words that say who owns each unit.
-//! * `wires`: memory that members reach by an RDMA card, past all this. `carved`: windows there. `budget`: their limit.
+//! * `wires`: memory that members reach by an RDMA card, past all this. `carved`: windows there.
+//!   `budget`: their limit.
 //! * [`tally`]: figures for operators. [`events`]: events for their log.
 //! * [`regions`]: memory with a name, which outlives its members.
 //! * [`service`]: a hook for services that members ask by SEND.
-//! * [`volumes`]: what a host's kernel swaps to.
+//! * [`volumes`]: the volumes that hosts' kernels swap to.
 //! * [`shares`]: bounded tables, and how much of them a peer may have.
 //! * [`epochs`]: when the last transfer under a revoked right has ended.
 //!
@@ -74,7 +77,7 @@ type Listener = Box<dyn Fn(Event<'_>) + Send + Sync>;
 pub struct Nic {
     /// The memory.
     pub lending: Arc<Lending>,
-    /// What was done so far.
+    /// The counts so far.
     pub tally: Tally,
     /// Drawn at start; see [`farmem_protocol::wire::Welcome`].
     pub incarnation: u64,
@@ -90,7 +93,7 @@ pub struct Nic {
     pub(crate) epochs: Epochs,
     /// Serial numbers given to members.
     serials: AtomicU64,
-    /// Who may borrow, and by which tokens.
+    /// The tenants that may borrow, and their tokens.
     pub tenants: tenants::Tenants,
     members: Lock<BTreeMap<Secret, Arc<Member>>>,
     /// Places of members.
@@ -108,7 +111,7 @@ pub struct Nic {
     regions: Lock<BTreeMap<RegionName, Arc<Region>>>,
     /// Places of regions.
     region_places: Arc<Table>,
-    /// What hosts' kernels swap to.
+    /// The volumes that hosts' kernels swap to.
     pub volumes: Volumes,
     /// By which members may reach their slabs past this software.
     card: Option<Device>,
@@ -120,7 +123,7 @@ pub struct Nic {
 }
 
 impl Nic {
-    /// A node's state. `draw` gives 128 unguessable bits, anew each time.
+    /// A node's state. `draw` gives 128 unguessable bits, new ones each time.
     pub fn new(lending: Lending, draw: impl Fn() -> Secret + Send + Sync + 'static) -> Nic {
         let bits = draw();
         let incarnation = bits.iter().take(8).fold(0, |word, &b| word << 8 | b as u64);
@@ -256,8 +259,8 @@ impl Nic {
         Status::Done
     }
 
-    /// Gives the memory of a range back to the system. Only a slab's sole holder may: to another, who
-    /// forked or was forked, the bytes may still mean something.
+    /// Gives the memory of a range back to the system. Only a slab's sole holder may: after a fork
+    /// the bytes may still mean something to the other holder.
     fn discard(&self, member: &Arc<Member>, Range { slab: id, offset, len }: Range) -> Status {
         let Some(slab) = member.slab(id) else { return Status::NotHeld };
         if !offset.is_multiple_of(4096) || !len.is_multiple_of(4096) || slab.mapping.at(offset, len).is_none() {
@@ -271,7 +274,8 @@ impl Nic {
         // Held until the hole is punched: no window takes the pages to the card meanwhile.
         let pins = slab.pins.lock();
         if exposed || *pins > 0 {
-            // Its pages are the card's until it ends: they are not given back, but they do read as zero.
+            // Its pages are the card's until it ends: they are not given back, but they do read as
+            // zero.
             return if slab.mapping.zero(offset, len) { Status::Done } else { Status::Range };
         }
         slab.discard(offset, len);
@@ -289,7 +293,7 @@ impl Nic {
         slab.back(offset, len).map_err(|e| Refused { status: Status::System, value: e.0 as u64 })
     }
 
-    /// A file of blocks that a member on this machine has claimed, for it to map.
+    /// A file of blocks that a member on this machine has claimed, for mapping.
     fn unit(&self, member: &Member, key: Key, blocks: u32, local: bool) -> Result<Arc<File>, Refused> {
         let refused = |(status, error): (Status, i32)| Refused { status, value: error as u64 };
         if !local {
@@ -298,8 +302,8 @@ impl Nic {
         self.units.file((&member.lease, member.peer), key, blocks).map_err(refused)
     }
 
-    /// Bytes of memory that slabs have really taken: pages touched and not given back. At most what is
-    /// lent. A system call for each slab: for an operator's view, not for a hot path.
+    /// Bytes of memory that slabs have really taken: pages touched and not given back. At most what
+    /// is lent. A system call for each slab: for an operator's view, not for a hot path.
     pub fn in_use(&self) -> u64 {
         let mut slabs = BTreeMap::new();
         for member in self.members() {

@@ -1,4 +1,4 @@
-//! Members of runs at this node: who they are, how long they stay, and what they hold.
+//! Members of runs at this node: their identity, how long they stay, and what they hold.
 //!
 //! A *member* is one process of a run at this node, known by a secret. It is
 //! present while any connection of its stands:
@@ -13,10 +13,12 @@
 //! ```
 //! (EndRun ends no member whose Unix socket stands.)
 //!
-//! It has one control connection, and one for each queue pair. A member that was cut dials anew, and what it sent before
-//! may still be under way, at the node even already received. None of that is carried out any more once the node has said
-//! welcome, for the newer connection has the *turn* ([`Turn`]): a request is repeated there, and what it names may be
-//! something else by the time the older copy comes (a window's index, a range of a slab, a member that took leave).
+//! A member has one control connection, and one for each queue pair. A member that was cut dials
+//! again, and requests that it sent before may still be under way, at the node even already
+//! received. None of them is carried out any more once the node has said welcome, because the newer
+//! connection has the *turn* ([`Turn`]). The request is repeated there. By the time the older copy
+//! comes, its target may be something else (a window's index, a range of a slab, a member that has
+//! left).
 //!
 //! A closed Unix socket proves that the process is gone, or has exec'ed; a closed
 //! TCP connection proves nothing. Gone: its slabs lose one holder, its queue
@@ -51,7 +53,7 @@ const AWAITED_NS: u64 = 30_000_000_000;
 pub const MAX_QUEUES: usize = 8192;
 /// The longest grace a member can have, in milliseconds: an hour.
 pub const MAX_GRACE_MS: u64 = 3_600_000;
-/// What the node adds to a member's grace: the host's clock for it starts later than ours when the
+/// Added by the node to a member's grace: the host's clock for it starts later than ours when the
 /// connection is closed here first.
 const GRACE_MARGIN_NS: u64 = 1_000_000_000;
 
@@ -124,16 +126,17 @@ pub(super) struct Holds {
     pub(super) windows: BTreeMap<u32, (u32, Place)>,
 }
 
-/// Which connection of a queue pair may carry out verbs, and which of a member's requests: the one that came last.
-/// Whoever carries something out holds the lock, so that after an Attach nothing of the connection before can still
-/// reach memory, and a Rejoin finds what was asked before either done and answered, or never to be done.
+/// The right to carry out the verbs of a queue pair, or a member's requests: the connection that
+/// came last has it. The lock is held while something is carried out. So after an Attach the
+/// connection before can reach memory no more, and a Rejoin finds earlier requests either done and
+/// answered, or never to be done.
 ///
-/// Who waits for it is in no section and holds no other lock of the member's: its holder may wait for the end of all
-/// sections.
+/// A thread that waits for it is in no section and holds no other lock of the member's: the holder
+/// may wait for the end of all sections.
 pub struct Turn(pub(super) Lock<u64>);
 
 impl Turn {
-    /// Nobody's yet.
+    /// No connection has it yet.
     fn new() -> Arc<Turn> {
         Arc::new(Turn(Lock::new(0)))
     }
@@ -185,12 +188,12 @@ impl Member {
         self.pid
     }
 
-    /// Who it says it is.
+    /// The names that it gives itself.
     pub fn names(&self) -> &Names {
         &self.names
     }
 
-    /// For whom its memory is.
+    /// The tenant that its memory is for.
     pub fn tenant(&self) -> Option<&Arc<Tenant>> {
         self.lease.tenant()
     }
@@ -438,7 +441,7 @@ impl Nic {
         Ok((member, ours))
     }
 
-    /// Who has an owner id now.
+    /// The present holder of an owner id.
     pub fn who(&self, owner: u16) -> Option<Who> {
         if let Some(member) = self.member_of(owner) {
             let leader = self.leader(&member.run).map_or(0, |leader| leader.pid);
@@ -462,7 +465,8 @@ impl Nic {
         Some(Who { pid: 0, run, leader: 0, names: Names::default() })
     }
 
-    /// The member of a run that joined first, of those that are here: its supervisor, as long as that lives.
+    /// The member of a run that joined first, of those that are here: its supervisor, as long as
+    /// that lives.
     fn leader(&self, run: &Secret) -> Option<Arc<Member>> {
         let members = self.members.lock();
         members.values().filter(|member| member.run == *run).min_by_key(|member| member.serial).cloned()
@@ -531,8 +535,9 @@ impl Nic {
 
     /// A connection of the member has closed.
     ///
-    /// The end of a local member's control connection is its process's end; but not that of one that was superseded, for it
-    /// has dialled anew since, nor if it was this node that closed it (`by_node`), as it does one that was superseded.
+    /// The end of a local member's control connection is its process's end. It is not if the
+    /// connection was superseded, because the member has dialled again, nor if this node closed it
+    /// (`by_node`), as it closes superseded ones.
     pub(super) fn left(&self, member: &Arc<Member>, was_control: bool, by_node: bool, now_ns: u64) {
         let mut presence = member.presence.lock();
         presence.connections -= 1;
@@ -572,8 +577,8 @@ impl Nic {
     pub(super) fn end_run(&self, asks: &Member, run: &Secret) {
         let of_it = |member: &&Arc<Member>| member.run == *run && member.is_of(&asks.holder());
         for member in self.members().iter().filter(of_it) {
-            // A Unix socket that stands is a process that lives, whatever its supervisor believes; its
-            // memory is mapped there, and to be free again as soon as the process ends.
+            // A Unix socket that stands is a process that lives, whatever its supervisor believes.
+            // Its memory is mapped there, and is free again as soon as the process ends.
             if !(member.local && member.presence.lock().connections > 0) {
                 self.part(member, Leaving::Run);
             }

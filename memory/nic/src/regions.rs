@@ -13,8 +13,8 @@
 //! *Life.* The node's table of names and each member that has opened it hold a region by reference.
 //! Removing the name takes the node's reference. The last one gives the slabs back.
 //!
-//! *Growth.* A slab is added only under the number that is next, under the region's lock. Two members
-//! that ask for the same number get the same slab.
+//! *Growth.* A slab is added only under the number that is next, under the region's lock. Two
+//! members that ask for the same number get the same slab.
 
 use super::lending::{NoSlab, Slab};
 use super::shares::Place;
@@ -43,7 +43,7 @@ pub(super) struct Region {
     _place: Place,
 }
 
-/// What is known of a region.
+/// The facts of a region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RegionInfo {
     /// Its name.
@@ -54,7 +54,7 @@ pub struct RegionInfo {
     pub owner: u16,
 }
 
-/// What a member has of regions.
+/// A member's share of regions.
 #[derive(Default)]
 pub(super) struct Shared {
     opened: BTreeMap<RegionName, Arc<Region>>,
@@ -121,8 +121,8 @@ impl Nic {
         Ok(slabs)
     }
 
-    /// Has a member hold a slab of a region that it has opened. `grow`: one that is not there is added, if it is
-    /// the next.
+    /// Has a member hold a slab of a region that it has opened. `grow`: one that is not there is
+    /// added, if it is the next.
     pub(super) fn region_slab(
         &self,
         member: &Member,

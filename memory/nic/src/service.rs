@@ -1,6 +1,7 @@
 //! The one hook of the NIC: a service of the node's own, which members ask by SEND.
 //!
-//! A node serves nothing by itself, and refuses every SEND. `lab/offload` serves chunks with windows that the NIC binds.
+//! A node serves nothing by itself, and refuses every SEND. `lab/offload` serves chunks with
+//! windows that the NIC binds.
 
 use super::epochs::Section;
 use super::windows::Windows;
@@ -8,11 +9,11 @@ use farmem_protocol::wire::{REPLY_BYTES, Status};
 
 /// Answers SENDs to the node's own queues.
 pub trait Service: Send + Sync {
-    /// A SEND of a member, by its serial number, through one of its queue pairs, to the queue of this number. Returns the
-    /// answer.
+    /// A SEND of a member, by its serial number, through one of its queue pairs, to the queue of
+    /// this number. Returns the answer.
     ///
-    /// The caller is in `section`. A service that waits renews it: in a section nobody is waited for that may wait for its
-    /// end.
+    /// The caller is in `section`. A service that waits renews it: in a section nobody is waited
+    /// for that may wait for its end.
     ///
     /// # Errors
     /// The completion's status.

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What a node counts, for its operator.
+/// The counts of a node, for its operator.
 #[derive(Debug, Default)]
 #[allow(missing_docs)]
 pub struct Tally {

@@ -1,4 +1,4 @@
-//! Tenants: who may borrow of this node, by which tokens, and how much all of a tenant's programs hold together.
+//! Tenants of this node: their tokens, and how much all programs of a tenant hold together.
 
 use crate::{Leaving, Nic};
 use farmem_sys::sync::Lock;
@@ -53,7 +53,7 @@ pub enum Standing {
 /// A token that the node knows.
 #[derive(Clone, Copy, Debug)]
 pub struct Known {
-    /// What proves it.
+    /// The key that proves it.
     pub key: Key,
     /// Whether it can be used now.
     pub standing: Standing,
@@ -98,7 +98,8 @@ impl Tenants {
 }
 
 impl Nic {
-    /// From now on serves holders of these tokens alone. Members whose token can be used no more are gone at once.
+    /// From now on serves holders of these tokens alone. Members whose token can be used no more
+    /// are gone at once.
     pub fn set_tokens(&self, tokens: Vec<Known>) {
         for known in &tokens {
             self.tenants.of(known).quota.store(known.quota, Ordering::Relaxed);

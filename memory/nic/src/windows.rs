@@ -10,10 +10,10 @@
 //! by name; no key is ever valid twice, here because the generation has 32 bits and
 //! an index whose generation is used up is retired (a card's key has a tag of 8).
 //!
-//! A binding ends in two steps. Its generation passes: from then on the node admits nothing by its key. Then,
-//! outside of any section ([`super::epochs`]), it is taken off the cards that it was put on, which is listed as
-//! *ending* meanwhile. Whoever tells anybody that it is unbound, be it that he found it so, waits for that list
-//! ([`Windows::settle`]).
+//! A binding ends in two steps. Its generation passes: from then on the node admits nothing by its
+//! key. Then, outside of any section ([`super::epochs`]), it is taken off the cards that it was put
+//! on, and is listed as *ending* meanwhile. Code that reports it as unbound, even if it only found
+//! it so, waits for that list ([`Windows::settle`]).
 //!
 //! A window ends with the right it was carved from: the slab's release unbinds it,
 //! the extent's word is looked at with every verb.
@@ -31,7 +31,7 @@ use std::sync::{Arc, OnceLock};
 const CHUNK: usize = 1024;
 /// Windows of one member, at most.
 pub const MAX_WINDOWS: usize = 1 << 16;
-/// Every member: whoever knows the key, as with a type-1 window. The node's own windows only.
+/// Every member that knows the key, as with a type-1 window. The node's own windows only.
 pub const ANY_MEMBER: u64 = 0;
 /// The last generation in which a window is unbound.
 const LAST: u32 = u32::MAX - 1;
@@ -58,7 +58,7 @@ struct Entry {
 
 #[derive(Debug, Default)]
 struct What {
-    /// Who may bind it: a member's serial number. 0: it is spare.
+    /// The member that may bind it, by serial number. 0: it is spare.
     holder: u64,
     bound: Option<Bound>,
     /// Of bindings before: not yet off the card.
@@ -66,7 +66,8 @@ struct What {
 }
 
 impl What {
-    /// Ends the binding. It refers to memory that may be scrubbed when it is dropped: not under the lock.
+    /// Ends the binding. It refers to memory that may be scrubbed when it is dropped: not under the
+    /// lock.
     fn unbind(&mut self) -> Option<Bound> {
         let mut bound = self.bound.take();
         self.ending.extend(bound.iter_mut().flat_map(|bound| bound.carved.drain(..)));
@@ -74,7 +75,7 @@ impl What {
     }
 }
 
-/// What a window is bound to.
+/// The target of a window.
 #[derive(Clone, Debug)]
 pub struct Bound {
     /// Where its bytes are.
@@ -83,13 +84,13 @@ pub struct Bound {
     pub base: u64,
     /// Bytes.
     pub len: u64,
-    /// What may be done with them.
+    /// The operations that are allowed.
     pub rights: Rights,
-    /// Who may: a member's serial number.
+    /// The member that may use it, by serial number.
     pub user: u64,
     /// Through which queue pair: its number, or [`ANY_QUEUE`].
     pub queue: u64,
-    /// What it was carved from.
+    /// The slab or window that it was carved from.
     pub parent: Key,
     /// The word that must stand as it did.
     pub under: Option<WordRight>,
@@ -144,12 +145,13 @@ impl Windows {
     }
 
     /// Unbinds a window, asked by `member` through `queue`. Returns its key from now on. Verbs that
-    /// began before may still be under way: those of the node's until [`super::epochs`] says otherwise, a card's
-    /// until [`Windows::settle`] has returned. So they may where it is refused because it is unbound already.
+    /// began before may still be under way: those of the node's until [`super::epochs`] says
+    /// otherwise, a card's until [`Windows::settle`] has returned. So they may where it is refused
+    /// because it is unbound already.
     pub fn invalidate(&self, member: u64, queue: u64, (index, generation): (u32, u32)) -> Result<Key, Status> {
         let entry = self.entry(index).ok_or(Status::Window)?;
         let mut what = entry.what.lock();
-        // What is everybody's is nobody's to unbind.
+        // A window for every member is unbound by none of them.
         let used = what.bound.as_ref().is_some_and(|b| b.user != ANY_MEMBER && b.is_for(member, queue));
         if what.bound.is_none() || entry.generation.load(Ordering::SeqCst) != generation {
             return Err(Status::Window);
@@ -164,8 +166,9 @@ impl Windows {
         Ok(Key::window(index, generation + 1))
     }
 
-    /// Waits until bindings of this window that have ended are off the card, whoever ended them: until `until_ns`, and
-    /// as long as it takes to break what holds it up then. Outside of sections.
+    /// Waits until bindings of this window that have ended are off the card, whoever ended them:
+    /// until `until_ns`, and then as long as it takes to break whatever holds it up. Outside of
+    /// sections.
     pub fn settle(&self, index: u32, until_ns: u64) {
         let Some(entry) = self.entry(index) else { return };
         let ending = entry.what.lock().ending.clone();
@@ -187,8 +190,8 @@ impl Windows {
         Some((Key::window(index, entry.generation.load(Ordering::SeqCst)), what.bound.is_some()))
     }
 
-    /// The window ceases to be, and is off the card, for which it waits as [`Windows::settle`] does. False when it is
-    /// not `holder`'s.
+    /// The window ceases to be, and is off the card, for which it waits as [`Windows::settle`]
+    /// does. False when it is not `holder`'s.
     pub fn discard(&self, holder: u64, index: u32, until_ns: u64) -> bool {
         let Some(entry) = self.entry(index) else { return false };
         let mut what = entry.what.lock();
@@ -197,7 +200,8 @@ impl Windows {
         }
         let generation = entry.generation.load(Ordering::SeqCst);
         let bound = what.unbind();
-        // Keys of its unbound state must not outlive it either: always on to an unbound one never seen.
+        // Keys of its unbound state must not outlive it either: always on to an unbound one never
+        // seen.
         let next = generation.saturating_add(if bound.is_some() { 1 } else { 2 });
         entry.generation.store(next, Ordering::SeqCst);
         what.holder = 0;
@@ -210,8 +214,8 @@ impl Windows {
         true
     }
 
-    /// Unbinds what `holder` bound to `parent`, if this window is such. Off the card it is after [`Windows::settle`],
-    /// whoever unbound it.
+    /// Unbinds what `holder` bound to `parent`, if this window is such a binding. It is off the
+    /// card after [`Windows::settle`].
     pub fn unbind_from(&self, holder: u64, index: u32, parent: Key) {
         let Some(entry) = self.entry(index) else { return };
         let generation = entry.generation.load(Ordering::SeqCst);
@@ -252,8 +256,8 @@ impl Windows {
         Ok(Grip { memory: bound.memory.clone(), offset: bound.base + offset, right })
     }
 
-    /// A window as a queue pair of a member's knows it on a card: the one there is, or else what `make` makes. The
-    /// window's lock is held meanwhile, so that it does not end unseen.
+    /// A window as a queue pair of a member's knows it on a card: the one there is, or else what
+    /// `make` makes. The window's lock is held meanwhile, so that it does not end unseen.
     pub fn carve(
         &self,
         (member, queue): (u64, u64),
@@ -276,7 +280,7 @@ impl Windows {
         Ok(carved)
     }
 
-    /// Windows made, and of these bound, for the operator.
+    /// Windows made, and how many of them are bound, for the operator.
     pub fn count(&self) -> (u64, u64) {
         let (mut made, mut bound) = (0, 0);
         for entry in self.chunks.iter().filter_map(OnceLock::get).flat_map(|chunk| chunk.iter()) {
@@ -346,7 +350,8 @@ mod tests {
         assert_eq!((distinct.len(), keys[0].0), (keys.len(), keys.last().unwrap().0));
     }
 
-    /// A card that does not let go: nobody is told that the window is unbound, least of all who finds it so.
+    /// A card that does not let go: no caller is told that the window is unbound, least of all one
+    /// that finds it so.
     #[test]
     fn unbound_is_told_when_it_is_off_the_card() {
         use std::sync::mpsc;

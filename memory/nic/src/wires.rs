@@ -1,9 +1,8 @@
 //! A member's memory and queue pairs on the node's RDMA card.
 //!
-//! Each member has a protection domain of its own: its queue pairs, and a region
-//! for each slab that it asked to expose. The card refuses a key in any other
-//! domain, so that a member reaches its own slabs and no others, whatever keys it
-//! makes up. What ends, ends on the card first:
+//! Each member has a protection domain of its own: its queue pairs, and a region for each slab that
+//! it asked to expose. The card refuses a key in any other domain, so that a member reaches only
+//! its own slabs, whatever keys it makes up. Everything ends on the card first:
 //!
 //! ```text
 //! release      windows, region taken back ─► slab let go
@@ -11,10 +10,10 @@
 //! parting      windows ─► queue pairs ─► regions ─► slabs
 //! ```
 //!
-//! Taking back waits, by the card's own promise, until nothing of it is under way; what does not end by itself is
-//! broken off, after a while or at once (`carved`).
-//! An exposed slab is locked in memory, all of it, and none of it is discarded
-//! before it ends (the card would go on using pages that are no longer the slab's).
+//! Taking back waits, by the card's own promise, until nothing is under way. Verbs that do not end
+//! by themselves are broken off, after a while or at once (`carved`). All of an exposed slab is
+//! locked in memory, and none of it is discarded before it ends: the card would go on using pages
+//! that are no longer the slab's.
 
 // Regions of slabs: memory that stays mapped as long as the region.
 #![allow(unsafe_code)]
@@ -39,18 +38,18 @@ use std::sync::Arc;
 /// Work requests of the node on a queue pair: none yet, but there is no queue without room.
 const DEPTH: u32 = 4;
 
-/// What a member has on the card.
+/// A member's objects on the card.
 #[derive(Default)]
 pub(super) struct Wires {
     /// Over, for good.
     gone: bool,
     /// Turns given so far.
     turns: u64,
-    /// Before the regions: what cannot be named any more need not be looked for.
+    /// Before the regions: a queue pair that cannot be named any more need not be looked for.
     queues: BTreeMap<u64, Wire>,
     regions: BTreeMap<SlabId, Exposed>,
     domain: Option<Arc<Domain>>,
-    /// What windows may take of it.
+    /// The part of it that windows may take.
     budget: Option<Arc<Budget>>,
 }
 
@@ -65,11 +64,13 @@ struct Wire {
 
 impl Drop for Wire {
     fn drop(&mut self) {
-        // A message that came half holds up its region, and so whoever ends its window: us, or who waits for us.
+        // A message that came half holds up its region, and so whoever ends its window: us, or who
+        // waits for us.
         if let Some(queue) = &self.queue {
             let _ = queue.lock().break_off();
         }
-        // Before the queue pair, which is destroyed here, by us: soft-RoCE waits 50 s for a window else.
+        // Before the queue pair, which is destroyed here, by us: soft-RoCE waits 50 s for a window
+        // else.
         let until = carved::patience();
         self.carved.iter().for_each(|carved| carved.end(until));
     }
@@ -88,8 +89,8 @@ impl Wires {
         (std::mem::take(&mut self.queues), std::mem::take(&mut self.regions), self.domain.take())
     }
 
-    /// Takes a slab off the card. Of the member's queue pairs those are broken by which it is used after `until_ns`;
-    /// which these are is not known, so all are.
+    /// Takes a slab off the card. Of the member's queue pairs those are broken by which it is used
+    /// after `until_ns`; which these are is not known, so all are.
     pub fn withdraw(&mut self, slab: SlabId, until_ns: u64) {
         if let Some(Exposed { region, _slab }) = self.regions.remove(&slab) {
             let queues: Vec<_> = self.queues.values().filter_map(|wire| wire.queue.clone()).collect();
@@ -118,8 +119,9 @@ impl Wires {
 impl Nic {
     /// Lets members reach their slabs by a card.
     pub fn over(mut self, card: Option<Device>) -> Nic {
-        // Half of what the card has: it may have other users. Regions count what they lock each for itself, so that more
-        // than is lent would be locked only where the same bytes are lent several times over.
+        // Half of what the card has: it may have other users. Regions count what they lock each for
+        // itself, so that more than is lent would be locked only where the same bytes are lent
+        // several times over.
         let windows = card.as_ref().map_or(0, |card| u64::from(card.abilities().max_windows) / 2);
         self.budget = Budget::new(windows, self.lending.limit(), None);
         self.card = card;
@@ -136,22 +138,24 @@ impl Nic {
         let refused = |e: Errno| Refused { status: Status::System, value: e.0 as u64 };
         let Some(card) = &self.card else { return Err(refused(Errno(libc::ENODEV))) };
         let mut wires = member.wires.lock();
-        // Under the lock that a release takes after it has taken the slab: it finds the region, or we no slab.
+        // Under the lock that a release takes after it has taken the slab: it finds the region, or
+        // we no slab.
         let slab = member.slab(id).filter(|_| !wires.gone).ok_or(Status::NotHeld)?;
         if let Some(exposed) = wires.regions.get(&id) {
             return Ok(exposed.region.rkey());
         }
         let domain = wires.domain(card).map_err(refused)?;
         let at = slab.mapping.extent().0.as_ptr();
-        // SAFETY: mapped as long as the slab, which the entry holds beside the region; accessed raw.
+        // SAFETY: mapped as long as the slab, which the entry holds beside the region; accessed
+        // raw.
         let region = unsafe { domain.region(at, SLAB_BYTES as usize, Rights::All) }.map_err(refused)?;
         let rkey = region.rkey();
         wires.regions.insert(id, Exposed { region, _slab: slab });
         Ok(rkey)
     }
 
-    /// Puts a window that is bound for the member on the card, for one of its queue pairs. Its key there and where
-    /// it begins.
+    /// Puts a window that is bound for the member on the card, for one of its queue pairs. Its key
+    /// there and where it begins.
     pub(super) fn expose_window(&self, member: &Member, key: Key, number: u64) -> Result<Reply, Status> {
         let KeyKind::Window { index, generation } = key.kind() else { return Err(Status::Access) };
         let card = self.card.as_ref().filter(|card| card.abilities().windows).ok_or(Status::System)?;
@@ -169,7 +173,7 @@ impl Nic {
         let full = wire.carved.len() >= MAX_CARVED;
         let ours = |carved: &Carved| carved.is_of(&queue);
         let make = |bound: &Bound| match &bound.memory {
-            // What an extent's word may end at any time cannot be the card's.
+            // Memory whose extent's word may end at any time cannot be the card's.
             Memory::Slab(slab) if !full && bound.under.is_none() => {
                 Carved::new(&domain, &queue, (slab, bound.base, bound.len), bound.rights, &budget)
             }

@@ -1,17 +1,18 @@
-//! Chunks of 4 KiB, in blocks of 2 MiB: which are taken, by which slots, and which block is next to be filled or emptied.
+//! Chunks of 4 KiB, in blocks of 2 MiB: which are taken, by which slots, and which block is next to
+//! be filled or emptied.
 //!
-//! A chunk's *number* is the block's place in this table times 512, plus its index in the block. The block's *name* is the
-//! caller's.
+//! A chunk's *number* is the block's place in this table times 512, plus its index in the block.
+//! The block's *name* is the caller's.
 
 use std::collections::BTreeSet;
 
 /// Chunks of a block.
 pub const BLOCK_CHUNKS: u32 = 512;
-/// Blocks with room are told apart by how many chunks are taken, to within so many.
+/// Blocks with room are told apart by their number of taken chunks, in steps of `CLASS`.
 const CLASS: u16 = 32;
 /// The class of full blocks; empty ones have class 0.
 const FULL: u8 = 1 + (BLOCK_CHUNKS as u16 / CLASS) as u8;
-/// One block in so many may be spare before pages move.
+/// One block in `SPARE` may be spare before pages move.
 const SPARE: u32 = 12;
 
 /// 4 KiB of a block.
@@ -145,7 +146,8 @@ impl Blocks {
         self.count() - empty > needed + needed / SPARE
     }
 
-    /// A chunk of the sparsest block, a new one for its slot in the fullest, and the slot. The old one is still taken.
+    /// A chunk of the sparsest block, a new one for its slot in the fullest, and the slot. The old
+    /// one is still taken.
     pub fn compact(&mut self) -> Option<(u32, u32, u32)> {
         if !self.is_sparse() {
             return None;

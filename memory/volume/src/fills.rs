@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-/// Different words that a volume can have, zero beside them. Bounded, because the table is memory that the host does not
-/// pay for.
+/// Different words that a volume can have, zero beside them. Bounded, because the table is memory
+/// that the host does not pay for.
 pub const MAX_FILLS: usize = 4096;
 
 /// The word that a page repeats, if it does so from end to end.

@@ -6,16 +6,17 @@
 //!       ──► At(chunk) ──► block, index    4 KiB in one of the blocks of 2 MiB that the volume holds
 //! ```
 //!
-//! The host names slots and nothing else, so the node may put a page wherever it likes, and move it later. Three rules
-//! keep the memory held close to the memory live:
+//! The host names slots and nothing else, so the node may put a page wherever it likes, and move it
+//! later. Three rules keep the memory held close to the memory live:
 //!
-//! * A new page goes to the fullest block that has room, so that sparse blocks run empty by themselves.
+//! * A new page goes to the fullest block that has room, so that sparse blocks run empty by
+//!   themselves.
 //! * An empty block is given back at once ([`Volume::empty`]).
-//! * When more than a twelfth of the blocks could be spared, pages of the sparsest block move to the fullest
-//!   ([`Volume::compact`]).
+//! * When more than a twelfth of the blocks could be spared, pages of the sparsest block move to
+//!   the fullest ([`Volume::compact`]).
 //!
-//! The caller holds the memory. It claims a block when [`Volume::place`] asks for one, copies what [`Volume::compact`]
-//! moves, and does both under the lock that guards the volume.
+//! The caller holds the memory. It claims a block when [`Volume::place`] asks for one, copies what
+//! [`Volume::compact`] moves, and does both under the lock that guards the volume.
 //!
 //! * This file: slots. `blocks`: chunks and blocks. `fills`: repeated words.
 
@@ -37,7 +38,7 @@ pub const MAX_SLOTS: u32 = 1 << 30;
 /// Marks an entry that names a repeated word.
 const FILLED: u32 = 1 << 31;
 
-/// What a slot holds.
+/// The content of a slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Content {
     /// Nothing: it reads as zero.
@@ -91,8 +92,8 @@ pub struct Volume {
 }
 
 impl Volume {
-    /// An empty volume of so many slots. Its tables take 4 bytes for each slot of a cluster that is in use, and 4 for
-    /// each chunk of a block that is held.
+    /// An empty volume of `slots` slots. Its tables take 4 bytes for each slot of a cluster that is
+    /// in use, and 4 for each chunk of a block that is held.
     ///
     /// # Panics
     /// With more than [`MAX_SLOTS`].
@@ -112,7 +113,7 @@ impl Volume {
         Usage { live: self.blocks.live(), filled: self.filled, blocks: self.blocks.count() }
     }
 
-    /// What a slot holds. A slot beyond the end is empty.
+    /// The content of a slot. A slot beyond the end is empty.
     pub fn look(&self, slot: u32) -> Content {
         match self.entry(slot) {
             0 => Content::Empty,
@@ -121,8 +122,8 @@ impl Volume {
         }
     }
 
-    /// Where the bytes of a slot are to be written: its own chunk if it has one. The slot then is that chunk, whose
-    /// old bytes are to be overwritten as a whole.
+    /// Where the bytes of a slot are to be written: its own chunk if it has one. The slot then is
+    /// that chunk, whose old bytes are to be overwritten as a whole.
     ///
     /// # Errors
     /// [`NoRoom`]; nothing has changed then.
@@ -140,8 +141,8 @@ impl Volume {
         Ok(self.blocks.chunk(number))
     }
 
-    /// The slot is a repeated word from now on. False when there are too many different words already: the page then
-    /// takes a chunk as any other.
+    /// The slot is a repeated word from now on. False when there are too many different words
+    /// already: the page then takes a chunk as any other.
     #[must_use]
     pub fn fill(&mut self, slot: u32, word: u64) -> bool {
         let Some(index) = self.fills.take(word) else { return false };
@@ -160,7 +161,8 @@ impl Volume {
         }
     }
 
-    /// The first slot from this one on, before `end`, that is not empty. Whole clusters of empty ones are stepped over.
+    /// The first slot from this one on, before `end`, that is not empty. Whole clusters of empty
+    /// ones are stepped over.
     pub fn next_used(&self, slot: u32, end: u32) -> Option<u32> {
         let (mut at, end) = (slot, end.min(self.slots));
         while at < end {
@@ -195,7 +197,8 @@ impl Volume {
         self.blocks.is_sparse()
     }
 
-    /// Moves one page of the sparsest block to the fullest with room, if that brings a block nearer to being spared.
+    /// Moves one page of the sparsest block to the fullest with room, if that brings a block nearer
+    /// to being spared.
     pub fn compact(&mut self) -> Option<Move> {
         let (old, new, slot) = self.blocks.compact()?;
         let moved = Move { from: self.blocks.chunk(old), to: self.blocks.chunk(new) };
@@ -233,7 +236,7 @@ impl Volume {
         }
     }
 
-    /// Every table against every other, for tests. What is wrong.
+    /// Checks every table against every other, for tests. An error says what is wrong.
     pub fn check(&self) -> Result<(), String> {
         let (mut live, mut filled) = (0, 0);
         for slot in 0..self.slots {

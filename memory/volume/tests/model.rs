@@ -1,4 +1,5 @@
-//! A volume against the plainest model there is: what each slot was last given. The test plays the memory, too.
+//! A volume against the plainest model: the last value given to each slot. The test plays the
+//! memory, too.
 
 use farmem_volume::{BLOCK_CHUNKS, Chunk, Content, Volume};
 use proptest::prelude::*;
@@ -12,7 +13,7 @@ enum Step {
     Write(u32, u32),
     Fill(u32, u32, u64),
     Trim(u32, u32),
-    /// Of every cluster, only one slot in so many stays.
+    /// Of every cluster, only one slot in this many stays.
     Thin(u32),
     Compact(usize),
 }
@@ -28,7 +29,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A node's memory: what was written to each chunk, by a number.
+/// A node's memory: the last write to each chunk, by a number.
 #[derive(Default)]
 struct Memory {
     bytes: BTreeMap<Chunk, u64>,
@@ -101,7 +102,7 @@ fn apply(step: &Step, volume: &mut Volume, memory: &mut Memory, model: &mut BTre
         }),
         Step::Compact(moves) => memory.tidy(volume, moves),
     }
-    // What was freed may be written by another: its old bytes are not to be read again.
+    // A freed chunk may be written by another: its old bytes must not be read again.
     memory.bytes.retain(|chunk, value| volume.look(*value as u32) == Content::At(*chunk));
 }
 
@@ -140,7 +141,7 @@ proptest! {
     }
 }
 
-/// A program of 64 MiB gives three pages of four back, at random: what is held follows.
+/// A program of 64 MiB gives three pages of four back, at random: the held memory follows.
 #[test]
 fn memory_held_follows_memory_live() {
     let slots = 16384;

@@ -13,7 +13,7 @@
 //! (`output` says how far), input waits, and through TCP so does the host. The memory of one
 //! connection in all: docs/design/tables.md.
 
-//! * This file: who is there, and what it asks.
+//! * This file: the connection's peer, and its requests.
 //! * `serving`: verbs. `output`: bytes on their way out.
 //!
 //! Transfers of queue pairs, and all that is decided with them, are sections of [`super::epochs`].
@@ -50,20 +50,22 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Input of a queue pair, at most: more than the largest head of a batch, and enough for one receive.
+/// Input of a queue pair, at most: more than the largest head of a batch, and enough for one
+/// receive.
 const INPUT: usize = 64 << 10;
 /// Input of a connection that has not said who it is: one Hello.
 const STRANGERS_INPUT: usize = MAX_HELLO;
 /// Input of a control connection: more than one request, also when half of it is used.
 const CONTROL_INPUT: usize = 4096;
 const _: () = assert!(MAX_REQUEST <= CONTROL_INPUT / 2 && MAX_HELLO <= CONTROL_INPUT);
-// A record is looked at whole, and what is left of the input is moved to the front when half of it is used.
+// A record is looked at whole, and what is left of the input is moved to the front when half of it
+// is used.
 const _: () = assert!(MAX_RECORD_BYTES <= INPUT / 2);
 
 /// Numbers connections, so that they spread over the counters of sections.
 static NEXT: AtomicUsize = AtomicUsize::new(0);
 
-/// What the node knows of a connection beside its bytes.
+/// The node's knowledge of a connection beside its bytes.
 #[derive(Clone, Debug, Default)]
 pub struct Circumstances {
     /// Through a Unix socket: descriptors can be passed.
@@ -83,7 +85,8 @@ pub enum Goodbye {
     Cut,
     /// The peer broke the rules.
     Broken(Broken),
-    /// A READ was promised whose right ended before its bytes went: the host asks again, and is refused.
+    /// A READ was promised whose right ended before its bytes went: the host asks again, and is
+    /// refused.
     Revoked,
     /// Its business is done, or was refused; close when the output is empty.
     Done,
@@ -100,7 +103,7 @@ enum Phase {
     Closing,
 }
 
-/// What was said before a proof.
+/// The Hello that came before a proof.
 struct Proving {
     hello: Hello,
     /// The node's part of the challenge.
@@ -216,7 +219,8 @@ impl Engine {
         let mut receive = Some(receive);
         let mut n = 0;
         loop {
-            // The turn is held while bytes go to memory and while verbs and requests are carried out.
+            // The turn is held while bytes go to memory and while verbs and requests are carried
+            // out.
             let (turn, verbs) = match &self.phase {
                 Phase::Queue(serving) => (Some((Arc::clone(&serving.turn), serving.ours)), true),
                 Phase::Control(control) => (Some((Arc::clone(&control.member.control), control.ours)), false),
@@ -226,8 +230,9 @@ impl Engine {
             if held.as_ref().is_some_and(|(now, ours)| **now != *ours) {
                 return Err(Goodbye::Done);
             }
-            // The section begins when no lock has to be waited for any more. A Hello waits for its turn, whose holder may
-            // wait for the end of all sections, as a request does: so they are in none.
+            // The section begins when no lock has to be waited for any more. A Hello waits for its
+            // turn, whose holder may wait for the end of all sections, as a request does: so they
+            // are in none.
             let mut section = verbs.then(|| nic.epochs.enter(self.shard));
             if let Some(receive) = receive.take() {
                 n = match self.fill(nic, receive) {
@@ -241,7 +246,8 @@ impl Engine {
             while !entered && !self.must_wait(nic) && self.step(nic, section.as_mut(), now_ns)? {
                 entered = held.is_none() && matches!(self.phase, Phase::Queue(_) | Phase::Control(_));
             }
-            // What came together with a Hello is carried out as all that comes later: in its turn, verbs in a section.
+            // Requests that came together with a Hello are carried out like all later ones: in
+            // their turn, verbs in a section.
             if !entered && self.is_refused_as_gone() {
                 return Err(Goodbye::Done);
             }
@@ -251,8 +257,8 @@ impl Engine {
         }
     }
 
-    /// Whether a verb was just refused because the member is gone. Then nothing is answered: the host dials anew, and
-    /// is told why.
+    /// Whether a verb was just refused because the member is gone. Then nothing is answered: the
+    /// host dials again, and is told why.
     fn is_refused_as_gone(&mut self) -> bool {
         let Phase::Queue(serving) = &mut self.phase else { return false };
         let gone = std::mem::take(&mut serving.refused) && serving.member.is_gone();
@@ -530,7 +536,7 @@ impl Engine {
             Ok(None) => return Ok(false),
             Err(rule) => return Err(Goodbye::Broken(rule)),
         };
-        // The host dials anew, and is told why.
+        // The host dials again, and is told why.
         if member.is_gone() {
             return Err(Goodbye::Done);
         }

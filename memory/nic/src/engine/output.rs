@@ -52,7 +52,7 @@ pub(super) enum NotSent {
 #[derive(Default)]
 pub(super) struct Output {
     own: Vec<u8>,
-    /// Where `own` begins in the stream of own bytes; what lies before has been sent.
+    /// Where `own` begins in the stream of own bytes. Bytes before it have been sent.
     base: usize,
     pieces: VecDeque<Piece>,
     pub backlog: usize,
@@ -61,7 +61,7 @@ pub(super) struct Output {
     words: Vec<u8>,
 }
 
-/// What a peer on this machine gets the descriptor of.
+/// The file whose descriptor a peer on this machine gets.
 pub(super) enum Passed {
     Slab(Arc<Slab>),
     Unit(Arc<File>),
@@ -229,7 +229,7 @@ impl Output {
                     break;
                 }
                 Piece::Memory { grip, .. } if !nic.stands(&grip.right) => {
-                    // What was promised as read may be another's by now.
+                    // The memory promised to this READ may be another's by now.
                     if n == 0 {
                         return Err(NotSent::Revoked);
                     }
@@ -249,7 +249,8 @@ impl Output {
                 Piece::Zeros { len } => parts[n] = Part::new(ZEROS.as_ptr() as *mut u8, (*len).min(ZEROS.len())),
             }
             n += 1;
-            // Only the first page of zeros is offered: what follows it may not be named before it is gone.
+            // Only the first page of zeros is offered: the next piece may not be named before all
+            // zeros are sent.
             if matches!(piece, Piece::Zeros { len } if *len > ZEROS.len()) {
                 break;
             }

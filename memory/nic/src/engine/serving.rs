@@ -86,7 +86,7 @@ impl Serving {
         }
     }
 
-    /// So many bytes went to [`Serving::straight`].
+    /// This many bytes went to [`Serving::straight`].
     pub fn went_straight(&mut self, bytes: usize) {
         if let Some(Writing { into: Into::Memory(grip), left }) = &mut self.writing {
             grip.offset += bytes as u64;
@@ -158,7 +158,8 @@ impl Serving {
             Op::Invalidate => {
                 count(&nic.tally.invalidates, 1);
                 let unbound = nic.invalidate(&self.member, self.queue, key);
-                // Unbound already: by somebody who waits for the same end, and this answer is one to count on, too.
+                // Unbound already: by somebody who waits for the same end, and this answer is one
+                // to count on, too.
                 if !matches!(unbound, Err(Status::Access)) {
                     section.renew_after(|| nic.settle(key));
                 }
@@ -363,7 +364,8 @@ impl Writing {
             Into::Memory(grip) => {
                 // SAFETY: the source is `n` bytes of the input buffer, which is no node's memory.
                 unsafe { grip.memory.mapping().write(grip.offset, input.as_ptr(), n as u32) };
-                // Inside what was admitted. A refused WRITE's offset may be anything, and is not counted on.
+                // Inside what was admitted. A refused WRITE's offset may be anything, and is not
+                // counted on.
                 grip.offset += n as u64;
             }
             Into::Heartbeat { bytes, .. } => {

@@ -142,8 +142,8 @@ fn verbs_of_a_connection_whose_turn_is_over_are_not() {
     assert_eq!((found(&pushed(&mut second, &node.nic)), node.word()), (vec![0], 1));
 }
 
-/// Verbs that came with a Hello wait for the turn as all do: whoever has it carries out his own first, and until then
-/// sees none of theirs.
+/// Verbs that came with a Hello wait for the turn as all do. The connection that has it carries out
+/// its own first, and sees no effect of theirs until then.
 #[test]
 fn verbs_that_come_with_the_hello_wait_for_the_turn() {
     let node = Node::new();
@@ -165,8 +165,8 @@ fn verbs_that_come_with_the_hello_wait_for_the_turn() {
     assert_eq!((done.into_inner(), node.word()), (true, 1));
 }
 
-/// Whoever has the turn may wait until all sections are over (an INVALIDATE does): an Attach that waits for that turn
-/// is in none, or both would wait for good.
+/// The holder of the turn may wait until all sections are over (an INVALIDATE does). An Attach that
+/// waits for that turn is in no section, or both would wait for good.
 #[test]
 fn an_attach_waits_for_its_turn_in_no_section() {
     let node = Node::new();
@@ -192,7 +192,7 @@ fn an_attach_waits_for_its_turn_in_no_section() {
     });
 }
 
-/// What a member holds, and what its slab's first word says.
+/// The memory that a member holds, and the first word of its slab.
 #[derive(Debug, PartialEq)]
 struct Holding {
     members: usize,
@@ -236,8 +236,8 @@ fn window(engine: &mut Engine, nic: &Nic, number: u64) -> Key {
     }
 }
 
-/// A request is on its way when the connection is cut. The member dials anew, has it carried out there, and goes on: what
-/// the request named may be something else by the time it comes.
+/// A request is on its way when the connection is cut. The member dials again, has it carried out
+/// there, and goes on. The request's target may be something else by the time the old copy comes.
 #[test]
 fn requests_of_a_control_connection_that_was_superseded_are_not_carried_out() {
     // Every ask, of the member's slab, of a window of its, of its run.
@@ -301,7 +301,8 @@ fn requests_of_a_control_connection_that_was_superseded_are_not_carried_out() {
     }
 }
 
-/// A request that is repeated under its number has the same answer, byte for byte, and is carried out once.
+/// A request that is repeated under its number has the same answer, byte for byte, and is carried
+/// out once.
 #[test]
 fn a_repeated_request_is_answered_and_not_carried_out() {
     let node = Node::new();
@@ -349,7 +350,8 @@ fn refused(engine: &mut Engine, nic: &Nic) -> Verdict {
     }
 }
 
-/// A member that dials anew while the node is at its request waits for that: it is asked again, and must be known by then.
+/// A member that dials again while the node is carrying out its request waits for that: the
+/// repeated request must be known by then.
 #[test]
 fn who_dials_anew_waits_for_the_request_that_is_being_carried_out() {
     let node = Node::new();
@@ -393,8 +395,9 @@ fn a_local_member_that_dialled_anew_outlives_its_older_connection() {
     assert_eq!(node.nic.members().len(), 1);
 }
 
-/// The later connection ends first (a child's, say, that dialled for itself), and then the earlier is used, by a process
-/// that knows of no other: the node closes it, which says nothing of the process.
+/// The later connection ends first (a child's, say, that dialled for itself), and then the earlier
+/// is used, by a process that knows of no other: the node closes it, which says nothing of the
+/// process.
 #[test]
 fn a_local_member_outlives_a_superseded_connection_that_the_node_closes() {
     let node = Node::new();
@@ -413,8 +416,8 @@ fn a_local_member_outlives_a_superseded_connection_that_the_node_closes() {
     assert_eq!(node.nic.members().len(), 1, "its process has ended");
 }
 
-/// What waits for a peer that takes nothing is bounded in memory, not only in bytes to send: of a READ of one byte most is
-/// what the node must remember of it.
+/// Answers that wait for a peer which takes nothing are bounded in memory, not only in bytes to
+/// send: of a READ of one byte most is the node's record of it.
 #[test]
 fn small_reads_that_nobody_takes_are_few() {
     let node = Node::new();
@@ -465,7 +468,8 @@ fn pieces_until_it_waits(engine: &mut Engine, node: &Node) -> usize {
     engine.output.pieces()
 }
 
-/// Many words are read as they go, some at a time; and each of them whole, however the socket takes them.
+/// Many words are read as they go, some at a time; and each of them whole, however the socket takes
+/// them.
 #[test]
 fn a_long_read_of_words_takes_little_memory() {
     let node = Node::new();

@@ -5,8 +5,8 @@
 //!       ─► WRITE ─► a page at a time as input comes ─► reply
 //!       ─► TRIM  ─► some thousand pages at a time ─► reply
 //! ```
-//! So a request of 32 MiB takes no more of the node's memory than one of 4 KiB. A request that is refused leaves the stream
-//! in step: the bytes of a refused WRITE are taken and dropped.
+//! So a request of 32 MiB takes no more of the node's memory than one of 4 KiB. A request that is
+//! refused leaves the stream in step: the bytes of a refused WRITE are taken and dropped.
 
 use super::Goodbye;
 use super::output::Output;
@@ -22,7 +22,7 @@ const PAGE_BYTES: usize = PAGE as usize;
 
 /// Why a stream is to be closed.
 pub(super) enum Ended {
-    /// What came is no request.
+    /// The bytes are no request.
     OutOfStep,
     /// It has said goodbye, or another stream has its place, or the volume is gone.
     Over,
@@ -98,7 +98,8 @@ impl Stream {
                 Ok(Some(0))
             }
             Doing::Writing { asked, left, slot, so_far } => {
-                // Of a WRITE that is refused the length may be anything: its bytes are dropped as they come.
+                // Of a WRITE that is refused the length may be anything: its bytes are dropped as
+                // they come.
                 let taken = input.len().min(*left as usize).min(PAGE_BYTES);
                 if taken == 0 || so_far.is_ok() && taken < PAGE_BYTES {
                     return Ok(None);

@@ -1,4 +1,5 @@
-//! The memory of units that hosts claim themselves: one range of addresses, and the files behind it.
+//! The memory of units that hosts claim themselves: one range of addresses, and the files behind
+//! it.
 
 // Replacing what lies behind parts of it.
 #![allow(unsafe_code)]
@@ -11,8 +12,8 @@ use farmem_sys::raw::Errno;
 #[derive(Debug)]
 pub struct Arena {
     mapping: Mapping,
-    /// Behind it, one after the other. More than one, for the kernel punches one hole in a file at a time, and several
-    /// threads scrub.
+    /// The files behind it, one after the other. They are several because the kernel punches one
+    /// hole in a file at a time, and several threads scrub.
     pub(super) own: Vec<Memfd>,
     /// Bytes of each but the last: whole slabs, so that no block has a part in two.
     pub(super) each: u64,
@@ -28,7 +29,8 @@ impl Arena {
         let own = lengths.map(|len| Memfd::new(len, false)).collect::<Result<Vec<_>, _>>()?;
         let mapping = Mapping::new(own.first().ok_or(Errno(libc::EINVAL))?.fd(), bytes as usize)?;
         for (memfd, at) in own.iter().zip((0..bytes).step_by(each as usize)).skip(1) {
-            // SAFETY: nobody has the mapping yet, of which all but the first file's part has nothing behind it.
+            // SAFETY: nobody has the mapping yet, of which all but the first file's part has
+            // nothing behind it.
             unsafe { mapping.replace(at, each.min(bytes - at), memfd.fd(), 0) }?;
         }
         if huge {
@@ -85,8 +87,9 @@ impl Arena {
 
     /// Has a range of the arena be that of a file from now on.
     pub(super) fn put_beneath(&self, at: u64, len: u64, fd: i32, from: u64, huge: bool) -> Result<(), Errno> {
-        // SAFETY: the arena's mapping is accessed by raw copies and atomics only, none of which assumes anything
-        // of the bytes' origin; there is memory behind every byte of it at all times.
+        // SAFETY: the arena's mapping is accessed by raw copies and atomics only, none of which
+        // assumes anything of the bytes' origin; there is memory behind every byte of it at all
+        // times.
         unsafe { self.mapping.replace(at, len, fd, from) }?;
         if huge {
             self.mapping.prefer_huge_in(at, len);

@@ -25,7 +25,7 @@ impl Units {
             self.charge(owner, -CHUNKS);
             return Err(NoSlab::System(e));
         }
-        // Before: who buries the owner looks for its words.
+        // Before the claim, because the burial of an owner looks for its words.
         lease.has_claimed();
         loop {
             for block in self.free_by_hint() {
@@ -64,7 +64,7 @@ impl Units {
             return;
         }
         let next = old.generation().next().unwrap_or(old.generation());
-        // Nobody else changes the word of a live owner.
+        // Only the owner changes the word of a live owner.
         if self.swap(place, old, Word::plain(State::Quarantine, next)) == old.0 {
             self.charge(lease.owner(), -CHUNKS);
             self.reclaim(place);
@@ -77,12 +77,12 @@ impl Units {
         self.promised.load(Ordering::Relaxed)
     }
 
-    /// So many bytes more are promised, or fewer.
+    /// Bytes that are promised in addition, or fewer.
     pub(crate) fn promise(&self, bytes: i64) {
         self.promised.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// Whether somebody who is no volume may claim so many bytes: what is promised stays free.
+    /// Whether anything but a volume may claim this many bytes: promised bytes stay free.
     #[inline]
     pub(crate) fn is_unpromised(&self, bytes: u64) -> bool {
         let promised = self.promised();

@@ -1,9 +1,8 @@
 //! Blocks that processes map: each grant in a memfd of its own.
 //!
-//! A descriptor cannot be called back, and whoever maps a file sees all of it. So
-//! what a member on this machine may map is a file that holds nothing but one grant
-//! of its own (a block, or neighbouring blocks as one), made when it is first asked
-//! for, and never another's:
+//! A descriptor cannot be called back, and its holder sees the whole file. So a file that a member
+//! on this machine may map holds nothing but one grant of its own: a block, or neighbouring blocks
+//! as one. It is made when it is first asked for, and is never another's:
 //!
 //! ```text
 //!  arena, as the node maps it     │ D0 │ D1 │ D2 │ D3 │ D4 │ D5 │        verbs by key go here, whatever lies behind
@@ -40,10 +39,10 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Blocks with a file beneath them at once, at most: each can take up to two of the 65 530 mappings that a process
-/// may have. Files may be fewer: see [`Units::set_descriptors`].
+/// Blocks with a file beneath them at once, at most: each can take up to two of the 65 530 mappings
+/// that a process may have. Files may be fewer: see [`Units::set_descriptors`].
 pub const MAX_MAPPED: usize = 28_000;
-/// Blocks that one file can have, at most. What they have is copied under the lock: no more than 64 MiB of it.
+/// Blocks of one file, at most. Their bytes are copied under the lock: no more than 64 MiB.
 pub const MAX_BLOCKS: u32 = 32;
 
 /// The memory of one grant.
@@ -55,7 +54,7 @@ pub struct File {
 }
 
 impl File {
-    /// What a process on this machine maps: as many blocks of 2 MiB, from the beginning.
+    /// The file that a process on this machine maps: this many blocks of 2 MiB, from its beginning.
     pub fn fd(&self) -> i32 {
         self.memfd.fd()
     }
@@ -65,7 +64,7 @@ impl File {
     }
 }
 
-/// What lies beneath a block.
+/// The file beneath a block.
 #[derive(Debug)]
 struct Beneath {
     file: Arc<File>,
@@ -75,7 +74,7 @@ struct Beneath {
     orphan: bool,
 }
 
-/// What lies beneath which block.
+/// The files beneath the blocks.
 #[derive(Default)]
 struct Mapped {
     blocks: BTreeMap<u32, Beneath>,
@@ -187,9 +186,9 @@ impl Units {
         self.files.most.store(most, Ordering::Relaxed);
     }
 
-    /// A file with the memory of `count` neighbouring blocks that the member owns, the first by this key; the
-    /// same one whenever it is asked for. Bytes that were written by verbs before are in it; verbs on the
-    /// blocks must not be under way.
+    /// A file with the memory of `count` neighbouring blocks that the member owns, the first by
+    /// this key; the same one whenever it is asked for. Bytes that were written by verbs before are
+    /// in it; verbs on the blocks must not be under way.
     pub(crate) fn file(&self, (who, peer): (&Lease, Peer), key: Key, count: u32) -> Result<Arc<File>, (Status, i32)> {
         let KeyKind::Unit { level: 2, index: first, generation } = key.kind() else {
             return Err((Status::Access, 0));
@@ -206,9 +205,10 @@ impl Units {
         if !self.is_live(who) || !seen.iter().all(held) || seen[0].generation().0 != generation {
             return Err((Status::Access, 0));
         }
-        // A block's word counts in an open giant only; in one that is held whole its owner may write words that
-        // mean nothing yet, and what ends such a block is the giant's scrub. The words are looked at before and
-        // after: they have not moved meanwhile, and a giant that is open stays so over a block that is held.
+        // A block's word counts in an open giant only; in one that is held whole its owner may
+        // write words that mean nothing yet, and what ends such a block is the giant's scrub. The
+        // words are looked at before and after: they have not moved meanwhile, and a giant that is
+        // open stays so over a block that is held.
         let giant_is_open =
             |block| self.geometry.parent(Place::block(block)).is_none_or(|giant| self.word(giant).state().is_open());
         if !blocks.clone().all(giant_is_open) || !words().eq(seen.iter().copied()) {
@@ -217,7 +217,7 @@ impl Units {
         let same = |there: &&Beneath| there.file.blocks == blocks && there.owner == who.owner();
         if let Some(there) = beneath.get(&first).filter(same) {
             let whole = |block| beneath.get(&block).is_some_and(|other| Arc::ptr_eq(&other.file, &there.file));
-            // Else one of them was given back meanwhile, and claimed anew.
+            // Otherwise one of them was given back meanwhile, and claimed again.
             return if blocks.clone().all(whole) { Ok(Arc::clone(&there.file)) } else { Err((Status::Shared, 0)) };
         }
         // Part of it is mapped already, otherwise cut.
@@ -233,7 +233,7 @@ impl Units {
         let memfd = Memfd::new(len, false).map_err(refused)?;
         arena.carry_over(at, len, &memfd).map_err(refused)?;
         arena.put_beneath(at, len, memfd.fd(), 0, self.huge).map_err(refused)?;
-        // What the arena had there is in the file now.
+        // The arena's bytes there are in the file now.
         arena.discard(at, len);
         let file = Arc::new(File { memfd, blocks });
         mapped.insert(&file, (who.owner(), peer));
@@ -260,8 +260,8 @@ impl Units {
                 gone.extend(mapped.remove(block).map(|there| (there, block)));
             }
         }
-        // With the lock given back: others' units are emptied meanwhile, and mapped. Nor can a file come beneath this one
-        // now: no word in it is an owner's, and the drain is over.
+        // With the lock given back: others' units are emptied meanwhile, and mapped. Nor can a file
+        // come beneath this one now: no word in it is an owner's, and the drain is over.
         for (there, block) in gone.iter().filter(|(there, _)| !there.orphan) {
             there.file.memfd.discard(there.file.offset(*block), BLOCK_BYTES);
         }

@@ -1,4 +1,4 @@
-//! What the node does itself: it makes units clean again, and buries owners.
+//! The node's own work: it makes units clean again, and buries owners.
 //!
 //! ```text
 //!  a CAS made a unit QUARANTINE ─► drain ─► scrub ─► FREE                        extent::reclaim
@@ -7,11 +7,11 @@
 //!  every block of a giant, while few giants are whole ─► the same
 //! ```
 //!
-//! None of it is on anybody's way: allocation finds units that are clean already.
-//! [`Units::keep`] does a bounded piece of it and waits for nothing; whoever runs
-//! the node calls it between other things, from as many threads as there are. How large a piece, and which giants:
-//! `extent::policy`. One of them at a time goes on with operations, many units' by turns, and two of one unit among
-//! them. What they scrub they scrub side by side, outside of that lock: [`scrubbing`].
+//! No verb waits for this work: allocation finds units that are clean already. [`Units::keep`] does
+//! a bounded piece of it and waits for nothing. The node's threads call it between other things.
+//! `extent::policy` decides how large a piece is, and which giants are put together. One thread at
+//! a time goes on with operations, those of many units in rotation, and perhaps two of one unit
+//! among them. Scrubbing runs side by side, outside of that lock: [`scrubbing`].
 
 mod scrubbing;
 
@@ -36,13 +36,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 
 /// Pieces of work that one call takes up, at most.
 const JOBS: usize = 1024;
-/// Verbs on words that one call carries out, at most, each a CAS or a READ of 64: a millisecond of a core.
+/// Verbs on words that one call carries out, at most, each a CAS or a READ of 64: a millisecond of
+/// a core.
 const VERBS: usize = 16 << 10;
-/// How often a thread asks for the lock on what is at work, and offers its CPU between, before it goes back to its verbs.
-/// It is held for some ten microseconds as a rule.
+/// How often a thread asks for the lock on what is at work, and offers its CPU between, before it
+/// goes back to its verbs. It is held for some ten microseconds as a rule.
 const ASKED: u32 = 16;
 
-/// What the keeper has done.
+/// The work that the keeper has done.
 #[derive(Debug, Default)]
 #[allow(missing_docs)]
 pub struct Kept {
@@ -60,7 +61,7 @@ pub struct Kept {
     pub drain_ns: AtomicU64,
 }
 
-/// What waits for the keeper.
+/// The work that waits for the keeper.
 #[derive(Default)]
 pub(super) struct Keeping {
     inbox: Inbox,
@@ -121,7 +122,7 @@ impl<T> Task<T> {
     }
 }
 
-/// What one call may do and has.
+/// The limits of one call, and what it has done.
 struct Turn<'a> {
     epochs: &'a Epochs,
     cpu_ns: &'a dyn Fn() -> u64,
@@ -161,7 +162,7 @@ impl Units {
         self.keeping.give(Job::Reclaim(place, Task::new(Reclaim::new(Actor::NODE, self.geometry, place))));
     }
 
-    /// What the keeper has done so far.
+    /// The keeper's work so far.
     pub fn kept(&self) -> &Kept {
         &self.keeping.kept
     }
@@ -172,14 +173,15 @@ impl Units {
         self.keeping.busy.load(Ordering::Acquire)
     }
 
-    /// Units that wait for somebody with time to scrub them: another thread that calls [`Units::keep`] would be of use.
+    /// Units that wait for somebody with time to scrub them: another thread that calls
+    /// [`Units::keep`] would be of use.
     #[inline]
     pub fn unscrubbed(&self) -> usize {
         self.keeping.waiting.load(Ordering::Relaxed)
     }
 
-    /// Does a piece of what waits. False when it found nothing that could be done now. `cpu_ns` is the
-    /// caller's clock. Not to be called in a section.
+    /// Does a piece of what waits. False when it found nothing that could be done now. `cpu_ns` is
+    /// the caller's clock. Not to be called in a section.
     pub fn keep(&self, epochs: &Epochs, cpu_ns: &dyn Fn() -> u64) -> bool {
         if !self.is_unkept() {
             return false;
@@ -234,12 +236,13 @@ impl Units {
                 self.merge_around(place);
             }
             Ok(Reclaimed::Retired) => drop(kept.retired.fetch_add(1, Ordering::Relaxed)),
-            // When the unit around it is published it is looked into; when that is reclaimed this is gone.
+            // When the unit around it is published it is looked into; when that is reclaimed this
+            // is gone.
             Ok(Reclaimed::NotYet | Reclaimed::Nothing(_)) | Err(_) => {}
         }
     }
 
-    /// Goes on with a job. What is left of it.
+    /// Goes on with a job. Returns the rest of it.
     fn work_at(&self, job: Job, number: u64, others: &VecDeque<(u64, Job)>, turn: &mut Turn<'_>) -> Option<Job> {
         let kept = &self.keeping.kept;
         match job {
@@ -290,7 +293,7 @@ impl Units {
             Job::Vacate(owner) => {
                 let earlier = |(n, job): &(u64, Job)| *n < number && matches!(job, Job::Reclaim(..) | Job::LookInto(_));
                 let scrubbed = || self.keeping.scrubbing.0.lock().iter().any(|other| other.number < number);
-                // In this order: what is refused goes from there to here, and only under this lock.
+                // In this order: refused jobs go from there to here, and only under this lock.
                 if others.iter().any(earlier) || scrubbed() {
                     return Some(Job::Vacate(owner));
                 }
@@ -335,9 +338,10 @@ impl Units {
                     task.draining = None;
                     task.operation.complete(Answer::Ready);
                 }
-                // A unit can wait here twice: its quarantine queues it, and so does the opening of the unit around
-                // it. The first to come by scrubs and frees it, and then it is the next owner's. First whether it is
-                // scrubbed by somebody, then whether its word is the one that was drained: see above.
+                // A unit can wait here twice: its quarantine queues it, and so does the opening of
+                // the unit around it. The first to come by scrubs and frees it, and then it is the
+                // next owner's. First whether it is scrubbed by somebody, then whether its word is
+                // the one that was drained: see above.
                 Step::Scrub(place, word) => {
                     if turn.scrubs == 0 {
                         turn.waiting += 1;
@@ -384,14 +388,15 @@ impl Units {
         self.advance(&mut Task::new(Reshape::split(Actor::NODE, self.geometry, giant)), &mut turn);
     }
 
-    /// A unit has become free: the one around it may be wholly so, and is put together; a giant if there are few.
+    /// A unit has become free: the one around it may be wholly so, and is put together; a giant if
+    /// there are few.
     pub(super) fn merge_around(&self, place: Place) {
         let Some(around) = self.geometry.parent(place) else { return };
         let about = if place.level == Level::Chunk { Hint::FreeChunks } else { Hint::FreeBlocks };
         let Some((first, count)) = self.geometry.children(around) else { return };
         let mut lines = first.index / LINE..(first.index + count).div_ceil(LINE);
-        // What was freed is in its hint before the others' are looked at: of two threads that free the last two units at
-        // once, one sees both.
+        // A freed unit is in its hint before the others' hints are looked at: of two threads that
+        // free the last two units at once, one sees both.
         fence(Ordering::SeqCst);
         let whole = lines.all(|line| self.load(Target::Hint { about, line }) == u64::MAX);
         if !whole || !self.geometry.is_whole(around) || !self.word(around).is(State::Shared) {
@@ -406,7 +411,8 @@ impl Units {
         self.keeping.give(Job::Merge(around, Task::new(Reshape::merge(Actor::NODE, self.geometry, around))));
     }
 
-    /// Giants, and of these those in one piece and free; blocks of the others, and of these the free ones, by the hints.
+    /// Giants, and of these those in one piece and free; blocks of the others, and of these the
+    /// free ones, by the hints.
     pub(super) fn supply(&self) -> (Supply, Supply) {
         let free_giants =
             (0..self.geometry.count(Level::Giant)).filter(|&n| self.word(Place::giant(n)).is(State::Free));
@@ -430,7 +436,8 @@ mod tests {
         units.supply().0.free
     }
 
-    /// Slabs split a node's last giant; when they are gone it comes together again, and no more than half do.
+    /// Slabs split a node's last giant; when they are gone it comes together again, and no more
+    /// than half do.
     #[test]
     fn giants_that_slabs_have_split_come_together() {
         let units = Arc::new(Units::new(4 << 30, false));

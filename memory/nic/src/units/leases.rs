@@ -91,7 +91,7 @@ impl Lease {
         self.owner
     }
 
-    /// For whom its memory is.
+    /// The tenant that its memory is for.
     pub fn tenant(&self) -> Option<&Arc<Tenant>> {
         self.tenant.as_ref()
     }
@@ -128,7 +128,7 @@ impl Drop for Lease {
 }
 
 impl Units {
-    /// A step of an owner's word, by the node, who alone makes them.
+    /// A step of an owner's word. Only the node makes these.
     pub(super) fn lease_word(&self, owner: Owner, step: impl FnOnce(OwnerWord) -> Option<OwnerWord>) {
         if let Some(next) = step(self.owner(owner)) {
             self.at(self.offset(Target::Owner(owner, OwnerField::Word))).store(next.0, Ordering::SeqCst);
@@ -137,7 +137,8 @@ impl Units {
 
     /// The slot can be leased again.
     pub(super) fn vacate(&self, owner: Owner) {
-        // What it still counted was taken back by its words, one by one, and is its tenant's no more.
+        // Units that it still counted were taken back by their words, one by one, and no longer
+        // count for its tenant.
         if let Some(tenant) = self.tenants.lock().remove(&owner.slot()) {
             let left = self.load(Target::Owner(owner, OwnerField::Held)) * CHUNK_BYTES;
             tenant.charge(-(left as i64));

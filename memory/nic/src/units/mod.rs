@@ -1,4 +1,4 @@
-//! The node's memory, as its word table has it: who owns which 4 KiB.
+//! The node's memory, as its word table has it: the owner of each 4 KiB.
 //!
 //! ```text
 //!            ┌──────────── word table (farmem_protocol::extent): one word a unit, owners, hints
@@ -6,17 +6,17 @@
 //!  extents ──┘  a host claims units itself, by CAS; their bytes are in the arena, one memfd
 //! ```
 //!
-//! Both draw on the same words, so that one table says who owns what, and the sum
-//! never exceeds what the node lends. Half of its giants begin in one piece, for
-//! extents of a GiB and more; slabs split them when the others are used up. The arena's place beneath a slab stays
-//! untouched, and takes no memory.
+//! Both draw on the same words, so that one table says who owns what, and the sum never exceeds
+//! what the node lends. Half of its giants begin in one piece, for extents of a GiB and more; slabs
+//! split them when the others are used up. The arena's place beneath a slab stays untouched, and
+//! takes no memory.
 //!
-//! * This file: what verbs may do to words, and to the memory they stand for.
-//! * [`leases`]: who is an owner.
-//! * `slabs`: what a grant claims. `blocks`: what a volume claims.
+//! * This file: verbs on words, and on the memory that the words stand for.
+//! * [`leases`]: the owners.
+//! * `slabs`: the claims of grants. `blocks`: the claims of volumes.
 //! * `arena`: its memory, and the files behind it.
-//! * [`files`]: what processes on this machine may map of it.
-//! * [`keeper`]: what the node does itself: drain, scrub, recover.
+//! * [`files`]: the parts of it that processes on this machine map.
+//! * [`keeper`]: the node's own work: drain, scrub, recover.
 
 mod arena;
 mod blocks;
@@ -56,7 +56,7 @@ pub const SLAB_BLOCKS: u32 = (SLAB_BYTES / BLOCK_BYTES) as u32;
 pub struct WordRight {
     /// The word's place in the table.
     pub word: u32,
-    /// What it must be.
+    /// The value that it must have.
     pub value: u64,
 }
 
@@ -75,7 +75,7 @@ pub struct Units {
     /// Of owners that have one.
     pub(super) tenants: Lock<BTreeMap<u16, Arc<Tenant>>>,
     keeping: Keeping,
-    /// Bytes that volumes may still claim, by what was promised to them: nobody else may have them.
+    /// Bytes that volumes may still claim by promise. No other owner may have them.
     promised: AtomicU64,
 }
 
@@ -127,7 +127,7 @@ impl Units {
         }
     }
 
-    /// What lies where in the table.
+    /// The layout of the table.
     pub fn geometry(&self) -> &Geometry {
         &self.geometry
     }
@@ -137,7 +137,8 @@ impl Units {
         self.geometry.lent_bytes()
     }
 
-    /// Bytes that one owner may hold, a run's slabs or what a process claims itself: of those who come from now on.
+    /// Bytes that one owner may hold, a run's slabs or what a process claims itself: of those who
+    /// come from now on.
     pub fn set_quota(&self, bytes: u64) {
         let chunks = if bytes == u64::MAX { u64::MAX } else { bytes / CHUNK_BYTES };
         self.quota.store(chunks, Ordering::Relaxed);
@@ -213,8 +214,8 @@ impl Units {
         self.follow(place, word);
     }
 
-    /// Makes a word what no sound history makes it, to test those who look for damage. There is no such door in
-    /// release builds.
+    /// Makes a word what no sound history makes it, to test those who look for damage. There is no
+    /// such door in release builds.
     #[cfg(debug_assertions)]
     #[doc(hidden)]
     pub fn damage(&self, place: Place, word: Word) {
@@ -234,7 +235,8 @@ impl Units {
         });
     }
 
-    /// An unguarded CAS of a descriptor word, for the node's own use. What it found.
+    /// An unguarded CAS of a descriptor word, for the node's own use. Returns the word that it
+    /// found.
     fn swap(&self, place: Place, old: Word, new: Word) -> u64 {
         let word = self.at(self.word_at(place));
         match word.compare_exchange(old.0, new.0, Ordering::SeqCst, Ordering::SeqCst) {
@@ -252,8 +254,8 @@ impl Units {
         self.at(right.word as u64 * 8).load(Ordering::SeqCst) == right.value
     }
 
-    /// Admits a verb on a unit, by its key: where its bytes begin in the arena, and the word that admits it. In a
-    /// section of the epochs.
+    /// Admits a verb on a unit, by its key: where its bytes begin in the arena, and the word that
+    /// admits it. In a section of the epochs.
     pub(super) fn admit(
         &self,
         who: &Lease,
@@ -302,7 +304,8 @@ impl Units {
         }
     }
 
-    /// A guarded CAS. What it found; it took effect if that is what was expected. In a section.
+    /// A guarded CAS. Returns the word that it found; it took effect if that is the expected one.
+    /// In a section.
     pub(super) fn cas(&self, who: &Lease, offset: u64, expected: u64, new: u64) -> Result<u64, Status> {
         if !self.is_live(who) {
             return Err(Status::Access);
@@ -332,7 +335,7 @@ impl Units {
             return Err(Status::Quota);
         }
         let undo = || self.charge(charge.owner, -charge.chunks);
-        // Until the word says so, nobody may map what is published.
+        // A block that is being published may not be mapped until the word says so.
         let publishing = match (old.state(), new.state()) {
             (State::Owned, State::Shared) => Some(self.files.publishing(place).ok_or_else(|| {
                 undo();
@@ -340,7 +343,7 @@ impl Units {
             })?),
             _ => None,
         };
-        // Before: who buries the owner looks for its words, or need not.
+        // Before the CAS: the burial of an owner looks for its words, if it has claimed any.
         who.has_claimed();
         let found = exchange(self.at(offset), old.0, new.0);
         drop(publishing);
@@ -363,7 +366,7 @@ impl Units {
         if slabs(old) || slabs(new) { Err(Denied::Transition) } else { Ok(()) }
     }
 
-    /// Bytes of units, slabs not among them, that somebody holds or that are not clean yet. Counted anew.
+    /// Bytes of units, slabs not included, that are held or not clean yet. Counted by each call.
     pub fn held(&self) -> u64 {
         let mut chunks = 0;
         for block in (0..self.geometry.count(Level::Block)).map(Place::block) {

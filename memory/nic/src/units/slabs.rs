@@ -13,8 +13,8 @@ const SLAB_CHUNKS: i64 = (SLAB_BYTES / CHUNK_BYTES) as i64;
 const SLAB_ORDER: u8 = 14;
 
 impl Units {
-    /// Claims the words of a slab's blocks, for an owner. The first of them; none when no 32
-    /// neighbours are free and no giant can be split, or the owner's quota is used up.
+    /// Claims the words of a slab's blocks for an owner. Returns the first of them. Fails if no 32
+    /// neighbours are free and no giant can be split, or if the owner's quota is used up.
     pub(crate) fn claim_slab(&self, owner: Owner) -> Result<u32, NoSlab> {
         if !self.is_unpromised(SLAB_BYTES) {
             return Err(NoSlab::Exhausted);
@@ -38,7 +38,8 @@ impl Units {
     }
 
     fn claim_neighbours(&self, owner: Owner) -> Option<u32> {
-        // From the end: hosts' own claims begin wherever their search does, and compact slabs leave them room.
+        // From the end: hosts' own claims begin wherever their search does, and compact slabs leave
+        // them room.
         let firsts = (0..self.geometry.count(Level::Block)).step_by(SLAB_BLOCKS as usize).rev();
         for first in firsts {
             let claimed = (first..first + SLAB_BLOCKS).take_while(|&block| self.claim_slab_block(block, owner)).count();
@@ -71,8 +72,9 @@ impl Units {
             let old = self.word(place);
             let next = old.generation().next().unwrap_or(old.generation());
             let state = if next.is_worn() { State::Bad } else { State::Free };
-            // Nobody else changes these. Not by way of a quarantine that others could see: they have nothing to
-            // clean here, and the keeper, who might begin to, counts on it that nobody else ends one.
+            // Only this thread changes these words. They do not go by a quarantine that others
+            // could see. There is nothing to clean, and the keeper, which might start to, relies on
+            // ending every quarantine itself.
             self.swap(place, old, Word::plain(state, next));
         }
     }

@@ -1,4 +1,4 @@
-//! One owner's bytes are never another's, whatever order the words take.
+//! One owner's bytes are never another's, in whatever order the words change.
 
 use super::files::File;
 use super::leases::Lease;
@@ -56,7 +56,7 @@ fn write_at(units: &Units, place: Place, bytes: &[u8]) {
     assert!(units.arena().unwrap().mapping().write_bytes(units.geometry().bytes(place).start, bytes));
 }
 
-/// What a process that maps the file sees of it.
+/// The bytes that a process sees in the file.
 fn seen(file: &File) -> Vec<u8> {
     Mapping::new(file.fd(), 16).unwrap().bytes(0, 16).unwrap()
 }
@@ -104,8 +104,8 @@ fn emptying_a_giant_takes_away_the_files_of_its_blocks() {
     assert_eq!((bytes_at(&units, block, 16), units.files.taken()), (b"the next owner's".to_vec(), 0));
 }
 
-/// A publication queues a chunk's cleaning twice: as it goes into quarantine, and when the block is opened. The
-/// second must not be of the next owner's bytes.
+/// A publication queues a chunk's cleaning twice: as it goes into quarantine, and when the block is
+/// opened. The second must not be of the next owner's bytes.
 #[test]
 fn a_unit_that_waits_twice_is_cleaned_once() {
     let (units, who) = units();
@@ -128,7 +128,7 @@ fn a_unit_that_waits_twice_is_cleaned_once() {
     drop(under_way);
     let next = Lease::new(&units).unwrap();
     let mut claimed = 0;
-    // Whatever becomes free is claimed and written at once.
+    // Every free unit is claimed and written at once.
     while units.is_unkept() {
         units.keep(&epochs, &|| 0);
         for chunk in chunks.clone().filter(|&chunk| units.word(chunk).is(State::Free)) {
@@ -157,7 +157,8 @@ fn published(units: &Units, who: &Lease) -> Vec<Place> {
     chunks
 }
 
-/// While a caller scrubs a unit, others make everything else clean, and leave this one alone, although it waits twice.
+/// While a caller scrubs a unit, others make everything else clean, and leave this one alone,
+/// although it waits twice.
 #[test]
 fn what_one_caller_scrubs_others_leave_alone() {
     let (units, who) = units();
@@ -214,7 +215,8 @@ fn an_owner_is_not_vacated_while_something_of_its_is_scrubbed() {
     assert!(is_vacant(), "{:?}", units.owner(owner));
 }
 
-/// Many threads keep units whose blocks go round among owners who look at what they get, and at what they have.
+/// Many threads keep units whose blocks go round among owners who look at what they get, and at
+/// what they have.
 #[test]
 fn blocks_that_many_threads_scrub_are_their_next_owners_alone() {
     let units = Arc::new(Units::new(2 << 30, false));
@@ -283,7 +285,8 @@ fn file(units: &Units, who: &Lease, key: Key, count: u32) -> Result<Arc<File>, (
     units.file((who, Peer::User(who.owner().slot() as u32)), key, count)
 }
 
-/// One user leaves the others half of the node's files, and has its own back when its blocks are given back.
+/// One user leaves the others half of the node's files, and has its own back when its blocks are
+/// given back.
 #[test]
 fn a_user_may_have_half_of_the_files() {
     let (units, who) = units();
@@ -312,7 +315,7 @@ fn a_user_may_have_half_of_the_files() {
     assert_eq!(file(&units, &who, mine[4].1, 33).err(), Some((Status::Range, 0)));
 }
 
-/// What a run has taken counts, whichever of its blocks was given back.
+/// A run's blocks count, whichever of them was given back.
 #[test]
 fn a_run_counts_without_its_first_block() {
     let (units, who) = units();
@@ -355,8 +358,8 @@ fn run_by<T>(units: &Units, who: &Lease, operation: &mut impl Operation<Outcome 
     }
 }
 
-/// The node is not needed to recover a dead host: any other member can, through the words alone, by verbs that the
-/// NIC admits, once the node has called it dead; and before that nobody can.
+/// The node is not needed to recover a dead host: any other member can, through the words alone, by
+/// verbs that the NIC admits, once the node has called it dead; and before that nobody can.
 #[test]
 fn another_member_recovers_who_is_dead_and_nobody_who_is_only_fenced() {
     let (units, dead) = units();
@@ -391,7 +394,7 @@ fn another_member_recovers_who_is_dead_and_nobody_who_is_only_fenced() {
     // Nothing names it any more, and what it was splitting is open.
     assert_eq!(run_by(&units, &peer, &mut recover()).map(|again| again.quarantined), Ok(vec![]));
     assert_eq!((units.word(giant).state(), units.word(bystander)), (State::Shared, kept));
-    // What the dead one still had on its way is refused.
+    // Verbs of the dead owner that were on their way are refused.
     let old = units.word(block);
     assert_eq!(units.cas(&dead, units.offset(Target::Word(block)), old.0, old.0), Err(Status::Access));
     // The rest is the node's: clean, together, free.

@@ -1,19 +1,21 @@
 //! Several threads scrub, each its own units.
 //!
-//! A scrub is not guarded by words, so it begins with a look, and each unit is *one thread's to scrub*:
+//! A scrub is not guarded by words, so it begins with a look, and each unit is *one thread's to
+//! scrub*:
 //!
 //! ```text
 //!  under the lock   nobody scrubs the unit? ─► its word is the quarantine that was drained? ─► written down as being scrubbed
 //!  outside          its memory emptied ─► CAS QUARANTINE(g) → FREE(g) ─► struck out
 //! ```
 //!
-//! * Two operations of one unit: the second finds it written down, and waits; or struck out, and then sees by the word
-//!   that it is free, or another's.
-//! * While it is scrubbed its word stands still: no owner's CAS leads out of quarantine, and the node's own that does is
-//!   the scrubber's, after it. So the unit around it stays open (it is merged only when all in it are free), and what
-//!   is inside it stays absent: nothing else that a scrub could be of comes to overlap it. It is refused all the same.
-//! * The node dies meanwhile: its memory is lost with it. A daemon at a table that outlives it finds QUARANTINE and begins
-//!   again from the drain, as if there had been one scrubber.
+//! * Two operations of one unit: the second finds it written down, and waits; or struck out, and
+//!   then sees by the word that it is free, or another's.
+//! * While it is scrubbed its word stands still: no owner's CAS leads out of quarantine, and the
+//!   node's own that does is the scrubber's, after it. So the unit around it stays open (it is
+//!   merged only when all in it are free), and what is inside it stays absent: nothing else that a
+//!   scrub could be of comes to overlap it. It is refused all the same.
+//! * The node dies meanwhile: its memory is lost with it. A daemon at a table that outlives it
+//!   finds QUARANTINE and begins again from the drain, as if there had been one scrubber.
 
 use super::{Job, Task, Turn, Units, VERBS};
 use farmem_protocol::extent::place::Place;
@@ -22,7 +24,8 @@ use farmem_protocol::extent::{Answer, Operation};
 use farmem_sys::sync::Lock;
 use std::sync::atomic::Ordering;
 
-/// Units that some thread scrubs. Added to by whoever holds the lock on what is at work, and by nobody else.
+/// Units that some thread scrubs. Added to by whoever holds the lock on what is at work, and by
+/// nobody else.
 pub struct Scrubbing(pub Lock<Vec<Scrubbed>>);
 
 pub struct Scrubbed {
@@ -39,14 +42,15 @@ impl Default for Scrubbing {
 }
 
 impl Units {
-    /// What was to be scrubbed, and the system refused.
+    /// Jobs whose scrub the system refused.
     pub(super) fn refused(&self) -> Vec<(u64, Job)> {
         let mut scrubbing = self.keeping.scrubbing.0.lock();
         let refused = scrubbing.extract_if(.., |scrubbed| scrubbed.refused.is_some());
         refused.filter_map(|s| Some((s.number, Job::Reclaim(s.place, s.refused?)))).collect()
     }
 
-    /// Scrubs a unit that was claimed for it, and goes on with its operation to the end. False: not now.
+    /// Scrubs a unit that was claimed for it, and goes on with its operation to the end. False: not
+    /// now.
     pub(super) fn scrub_and_free(
         &self,
         number: u64,
@@ -71,7 +75,7 @@ impl Units {
         turn.verbs = turn.verbs.max(VERBS);
         let ended = self.advance(&mut task, turn);
         debug_assert!(ended.is_some(), "a scrubbed unit is freed at once");
-        // After the CAS: who finds it struck out must see that it is free.
+        // After the CAS: a thread that finds it struck out must see that the unit is free.
         self.keeping.scrubbing.0.lock().retain(|scrubbed| scrubbed.number != number);
         if let Some(ended) = ended {
             self.has_reclaimed(place, ended);
