@@ -5,6 +5,7 @@
 //! block's state is these eight words, and nothing else has to survive a crash.
 
 use crate::word::{BLOCK_CHUNKS, BLOCK_ORDER};
+use farmem_protocol::extent::block::first_free;
 
 /// A block's map.
 pub type Map = [u64; 8];
@@ -12,33 +13,9 @@ pub type Map = [u64; 8];
 /// No chunk is taken.
 pub const EMPTY: Map = [0; 8];
 
-/// Within a word: the first bits of all aligned places of `2^order` bits.
-const STARTS: [u64; 6] = [
-    u64::MAX,
-    0x5555_5555_5555_5555,
-    0x1111_1111_1111_1111,
-    0x0101_0101_0101_0101,
-    0x0001_0001_0001_0001,
-    0x0000_0001_0000_0001,
-];
-
 /// The first free aligned place for a piece of this order.
 pub fn find(map: &Map, order: u8) -> Option<u16> {
-    if order >= 6 {
-        let words = 1 << (order - 6);
-        let at = map.chunks(words).position(|run| run.iter().all(|&word| word == 0))?;
-        return Some((at * words * 64) as u16);
-    }
-    map.iter().enumerate().find_map(|(at, &word)| {
-        let free = free_starts(word, order);
-        (free != 0).then(|| (at as u32 * 64 + free.trailing_zeros()) as u16)
-    })
-}
-
-/// Bit set: an aligned run of `2^order` free chunks starts here (order below 6).
-fn free_starts(word: u64, order: u8) -> u64 {
-    let free = (0..order).fold(!word, |free, k| free & (free >> (1u32 << k)));
-    free & STARTS[order as usize]
+    first_free(map, order).map(|first| first as u16)
 }
 
 /// The largest order that has a place; `None` when all is taken.

@@ -23,7 +23,8 @@ use std::ops::Range;
 pub const CHUNKS: u32 = 512;
 /// Largest order: 1 MiB. Above it, take blocks.
 pub const MAX_ORDER: u8 = 8;
-const WORDS: usize = (CHUNKS / 64) as usize;
+/// Words of a bit for each chunk of a block.
+pub const WORDS: usize = (CHUNKS / 64) as usize;
 
 /// Starts of aligned runs of 2^k chunks, as bits of a word.
 const ALIGNED: [u64; 7] = [
@@ -58,6 +59,28 @@ pub const fn order_for(bytes: u64) -> Option<u8> {
     if order > MAX_ORDER as u32 { None } else { Some(order as u8) }
 }
 
+/// The first chunk of the first free run of 2^`order` chunks, aligned to its length, in a block whose
+/// taken chunks are the bits of `used`.
+#[inline]
+pub fn first_free(used: &[u64; WORDS], order: u8) -> Option<u32> {
+    if order <= 6 {
+        for (at, &used) in used.iter().enumerate() {
+            let mut free = !used;
+            for fold in 0..order {
+                free &= free >> (1 << fold);
+            }
+            free &= ALIGNED[order as usize];
+            if free != 0 {
+                return Some(at as u32 * 64 + free.trailing_zeros());
+            }
+        }
+        return None;
+    }
+    let span = 1 << (order - 6);
+    let at = (0..WORDS).step_by(span).find(|&at| used[at..at + span].iter().all(|&used| used == 0))?;
+    Some(at as u32 * 64)
+}
+
 impl Block {
     /// All free.
     pub const fn new() -> Block {
@@ -74,7 +97,7 @@ impl Block {
         if order >= self.full_from {
             return None;
         }
-        let first = match self.find(order) {
+        let first = match first_free(&self.used, order) {
             Some(first) => first,
             None => {
                 self.full_from = order;
@@ -83,26 +106,6 @@ impl Block {
         };
         self.mark(first, order, true);
         Some(first)
-    }
-
-    #[inline]
-    fn find(&self, order: u8) -> Option<u32> {
-        if order <= 6 {
-            for (at, &used) in self.used.iter().enumerate() {
-                let mut free = !used;
-                for fold in 0..order {
-                    free &= free >> (1 << fold);
-                }
-                free &= ALIGNED[order as usize];
-                if free != 0 {
-                    return Some(at as u32 * 64 + free.trailing_zeros());
-                }
-            }
-            return None;
-        }
-        let span = 1 << (order - 6);
-        let at = (0..WORDS).step_by(span).find(|&at| self.used[at..at + span].iter().all(|&used| used == 0))?;
-        Some(at as u32 * 64)
     }
 
     #[inline]
@@ -177,6 +180,6 @@ impl Block {
 
     /// The largest order that [`Block::take`] would find now.
     pub fn largest(&self) -> Option<u8> {
-        (0..=MAX_ORDER).rev().find(|&order| self.find(order).is_some())
+        (0..=MAX_ORDER).rev().find(|&order| first_free(&self.used, order).is_some())
     }
 }
