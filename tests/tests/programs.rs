@@ -1,7 +1,8 @@
 //! The named cases: one small program each, its output equal to native.
 //!
-//! Nearly every case runs with 4 MiB local, less than any of them touches, in shared
-//! memory and over TCP, and once with faults served by a handler thread.
+//! Nearly every case runs with 4 MiB local, less than any of them touches, in shared memory and over TCP.
+//! Those whose faults, signals, threads or forks meet the handler thread run with it too. With
+//! `FARMEM_TEST_LONG=1` all of them do: a fault then wakes a thread, which takes ten times as long.
 
 use std::process::Command;
 use std::time::Duration;
@@ -16,6 +17,40 @@ const LIMIT: Duration = Duration::from_secs(300);
 /// The ways in which each case runs.
 const WAYS: [&[&str]; 3] = [&["--transport", "shm"], &["--transport", "tcp"], &["--fault", "thread"]];
 
+/// Cases that run with a handler thread in every test run.
+const WITH_A_HANDLER_THREAD: [&str; 24] = [
+    "threads64",
+    "thread_churn",
+    "raw_threads",
+    "fork_live",
+    "fork_threads",
+    "vfork_beside",
+    "vfork_first",
+    "exec_family",
+    "own_handlers",
+    "handler_masks",
+    "signals_blocked",
+    "go_signals",
+    "sent_faults",
+    "alt_stacks",
+    "exits_far",
+    "reservations",
+    "remap",
+    "advise",
+    "kernel_words",
+    "sync_far",
+    "bad_pointers",
+    "blocked_calls",
+    "confined_strict",
+    "debugger",
+];
+
+/// The ways in which a case runs now.
+fn ways(name: &str) -> impl Iterator<Item = &'static [&'static str]> {
+    let all = farmem_tests::long() || WITH_A_HANDLER_THREAD.contains(&name);
+    WAYS.into_iter().filter(move |way| all || way[0] != "--fault")
+}
+
 fn case(name: &str) -> Result<()> {
     built(name, &[])
 }
@@ -27,7 +62,7 @@ fn built(name: &str, flags: &[&str]) -> Result<()> {
 fn within(local: &str, name: &str, flags: &[&str]) -> Result<()> {
     let program = Command::new(compile::c(name, flags)?);
     let native = process::run(copy(&program), LIMIT)?.success()?;
-    for way in WAYS {
+    for way in ways(name) {
         let (far, stats) = far_run(&program, &Far::local(local).with(way), LIMIT)?;
         compare(&native, &far).map_err(|e| e.context(format!("{name}, {way:?}")))?;
         let served = counter(&stats, "faults");
@@ -55,16 +90,11 @@ cases! {
 fn protected_pages() -> Result<()> {
     let program = Command::new(compile::c("held_pages", &[])?);
     let native = process::run(copy(&program), LIMIT)?.success()?;
-    for (transport, mask) in [
-        ("shm", ""),
-        ("shm", "hold"),
-        ("tcp", "hold"),
-        ("shm", "process_madvise"),
-        ("tcp", "process_madvise"),
-        ("shm", "process_madvise,hold"),
-        ("shm", "swapless"),
-        ("tcp", "swapless,process_madvise"),
-    ] {
+    // Every mask, and both transports; the others of their pairs in the long form.
+    let short = [("shm", ""), ("tcp", "hold"), ("shm", "process_madvise,hold"), ("tcp", "swapless,process_madvise")];
+    let others = [("shm", "hold"), ("shm", "process_madvise"), ("tcp", "process_madvise"), ("shm", "swapless")];
+    let others = others.into_iter().filter(|_| farmem_tests::long());
+    for (transport, mask) in short.into_iter().chain(others) {
         let far = Far::local("4M").with(&["--transport", transport, "--mask", mask]);
         let (far, stats) = far_run(&program, &far, LIMIT)?;
         compare(&native, &far).map_err(|e| e.context(format!("{transport}, {mask}")))?;
