@@ -108,8 +108,8 @@ fn removed_policies_are_refused_in_a_line() -> Result<()> {
     Ok(())
 }
 
-/// A torture of each policy, whose model says what every byte must be. A second of it evicts each page
-/// some hundred times.
+/// A torture of each policy, whose model says what every byte must be. In a second each page leaves
+/// several times; the long form takes 20.
 fn every_byte_is_right(threads: &str, mib: &str) -> Result<()> {
     let seconds = if farmem_tests::long() { "20" } else { "1" };
     for (dirty, transport, mask) in [
