@@ -11,7 +11,7 @@
 //! | `farmem swap`: the kernel swaps to a node | `swap.rs` |
 //! | `farmem amat`: how long a program's accesses take on far memory | tools/amat |
 //! | `farmem demo`: a program with less and less local memory | `demo/` |
-//! | `farmem status`: what a node lends, to whom; `farmem check`: whether that adds up | `pool/` |
+//! | `farmem status`: what a node lends, to whom; `farmem check`: whether that adds up | `inspect/` |
 //! | `farmem controller`, `drain`, `undrain`, `forget`: many machines as one rack | `rack/` |
 //! | `farmem region`: memory with a name, that programs share | `region.rs` |
 //! | `farmem token`: who may borrow of a node | `token.rs` |
@@ -28,12 +28,12 @@ mod counters;
 mod demo;
 pub mod failure;
 mod forbidden;
+mod inspect;
 mod kv;
 mod leftovers;
 mod library;
 mod manual;
 mod node;
-mod pool;
 mod program;
 mod rack;
 mod region;
@@ -123,8 +123,8 @@ pub enum Command {
     Amat(farmem_amat::Amat),
     Track(farmem_track::Track),
     Swap(swap::Options),
-    Status(pool::status::Options),
-    Check(pool::check::Options),
+    Status(inspect::status::Options),
+    Check(inspect::check::Options),
     Region(region::Options),
     Token(token::Options),
     Top(top::Options),
@@ -171,8 +171,8 @@ impl Command {
                 Ok(track.run()?)
             }
             Command::Swap(options) => swap::run(&options),
-            Command::Status(options) => pool::status::run(&options),
-            Command::Check(options) => pool::check::run(&options),
+            Command::Status(options) => inspect::status::run(&options),
+            Command::Check(options) => inspect::check::run(&options),
             Command::Region(options) => region::run(&options),
             Command::Token(options) => token::run(&options),
             Command::Top(options) => top::run(&options),

@@ -1,4 +1,4 @@
-//! `farmem check` and `farmem status` on pools that live, that were damaged, and whose hosts have
+//! `farmem check` and `farmem status` on nodes whose memory is in use or was damaged, and whose hosts have
 //! died.
 
 #[allow(dead_code)] // Shared by test programs, each of which uses a part.
