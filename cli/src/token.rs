@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use farmem_fabric::Trust;
 use farmem_memory::tokens::{self, Entry, Store, StoreError};
 use farmem_nic::tenants::Standing;
 use farmem_sys::process;
@@ -164,6 +165,10 @@ pub struct Flag {
     /// The file of the token by which to borrow, where a node asks for one
     #[arg(long, value_name = "FILE")]
     pub token: Option<PathBuf>,
+
+    /// With a token, too, do not encrypt what goes over tcp: it can be read and changed on its way
+    #[arg(long)]
+    pub plain: bool,
 }
 
 impl Flag {
@@ -174,13 +179,22 @@ impl Flag {
         named.map(std::path::absolute).transpose().map_err(Failure::usage)
     }
 
-    /// The key that it gives.
-    pub fn key(&self) -> Result<Option<Key>, Failure> {
-        self.file(&Settings::load()?)?.as_deref().map(key).transpose()
+    /// What it proves, and whether what is said is encrypted then.
+    pub fn trust(&self) -> Result<Trust, Failure> {
+        let token = self.file(&Settings::load()?)?.as_deref().map(key).transpose()?;
+        Ok(trust(token, self.plain))
     }
 }
 
-/// The key in a token's file.
+/// A token, and whether it is used without encryption: then one line says what that gives up.
+pub fn trust(token: Option<Key>, plain: bool) -> Trust {
+    if plain && token.is_some() {
+        eprintln!("farmem: --plain: what goes over tcp can be read and changed on its way");
+    }
+    Trust { token, plain }
+}
+
+/// What a token's file proves.
 pub fn key(path: &Path) -> Result<Key, Failure> {
     tokens::read_token(path).map_err(|e| Failure::usage(format!("--token {e}")))
 }

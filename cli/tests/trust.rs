@@ -4,9 +4,12 @@
 mod common;
 
 use std::fs;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use common::{Place, eventually, outcome, text};
@@ -173,4 +176,77 @@ fn a_node_that_others_can_reach_says_who_may_borrow() {
     again.arg(&store);
     refused(again, "chmod 600");
     refused(place.farmem(["token", "create", "--tenant", "no name", "--store", "x"]), "letters, digits");
+}
+
+/// Pages go over the wire encrypted, and as they are with `--plain`, which says so.
+#[test]
+fn what_is_moved_is_encrypted_unless_it_is_to_be_plain() {
+    let here = Guarded::start("512M");
+    // What a program stores in far memory: somebody on the path looks for it.
+    let program = "parts=[b'nobody-is-to-read-this-'*3000 for i in range(512)]\nprint(sum(len(p) for p in parts))";
+    for plain in [false, true] {
+        let (at, heard) = listener(here.at.clone());
+        let mut command = here.place.farmem(["run", "--local", "8M", "--stats", "none", "--transport", "tcp"]);
+        command.args(["--node", &at, "--token"]).arg(here.token("analytics.token"));
+        command.args(plain.then_some("--plain")).args(["--", "python3", "-c", program]);
+        let (status, said, complaint) = outcome(command);
+        assert_eq!((status, said.trim()), (Some(0), "35328000"), "{complaint}");
+        assert_eq!(complaint.contains("can be read and changed on its way"), plain, "{complaint}");
+        let heard = heard.lock().unwrap();
+        assert!(heard.len() > 1 << 20, "{}", heard.len());
+        assert_eq!(heard.windows(23).any(|seen| seen == b"nobody-is-to-read-this-"), plain);
+    }
+}
+
+/// Somebody on the path to the node, who hears what is said both ways.
+fn listener(node: String) -> (String, Arc<Mutex<Vec<u8>>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (at, heard) = (listener.local_addr().unwrap().to_string(), Arc::new(Mutex::new(Vec::new())));
+    let hears = Arc::clone(&heard);
+    std::thread::spawn(move || {
+        for host in listener.incoming() {
+            let (Ok(host), Ok(node)) = (host, TcpStream::connect(&node)) else { return };
+            for (one, other) in [(host.try_clone(), node.try_clone()), (Ok(node), Ok(host))] {
+                let (Ok(mut one), Ok(mut other), hears) = (one, other, Arc::clone(&hears)) else { return };
+                std::thread::spawn(move || {
+                    let mut piece = [0; 65536];
+                    while let Ok(n @ 1..) = one.read(&mut piece) {
+                        hears.lock().unwrap().extend_from_slice(&piece[..n]);
+                        if other.write_all(&piece[..n]).is_err() {
+                            break;
+                        }
+                    }
+                    let _ = other.shutdown(std::net::Shutdown::Both);
+                });
+            }
+        }
+    });
+    (at, heard)
+}
+
+/// The cryptography that the runtime does in faults reads no thread-local: neither one of its own, nor the canary by which
+/// some compilers guard stacks.
+#[test]
+fn the_librarys_cryptography_has_no_thread_pointer() {
+    let place = Place::new();
+    let (_, maps, _) =
+        outcome(place.farmem(["run", "--local", "8M", "--stats", "none", "--", "cat", "/proc/self/maps"]));
+    let library = maps.lines().find_map(|line| line.find('/').map(|at| &line[at..]).filter(|f| f.contains("preload")));
+    let library = library.expect("the runtime is mapped");
+    let Ok(listing) = std::process::Command::new("objdump").args(["-d", "--no-show-raw-insn", library]).output() else {
+        println!("skipped: needs objdump");
+        return;
+    };
+    let (mut functions, mut inside) = (0, None);
+    for line in String::from_utf8_lossy(&listing.stdout).lines() {
+        if let Some(name) =
+            line.strip_suffix(">:").and_then(|line| line.split_once('<')).map(|(_, name)| name.to_owned())
+        {
+            inside = Some(name).filter(|name| name.contains("4ring") || name.contains("ring_core"));
+            functions += usize::from(inside.is_some());
+        }
+        let reads = inside.as_deref().filter(|_| line.contains("%fs:"));
+        assert!(reads.is_none(), "{reads:?} in {library}: build with CFLAGS=-fno-stack-protector");
+    }
+    assert!(functions > 20, "{functions}: a library without symbols?");
 }

@@ -18,6 +18,7 @@
 //! * [`queue`]: queue pairs.
 //! * [`fork`]: how a forked child becomes a member.
 //! * [`network`]: a network in this process, such as a simulator's, in place of sockets.
+//! * `sealed`: a stream whose bytes are encrypted and authenticated.
 //! * [`shape`]: a network slower than loopback, for measuring.
 //! * [`words`]: operations on the words that say who owns what.
 //!
@@ -31,6 +32,7 @@ pub mod fork;
 mod link;
 pub mod network;
 pub mod queue;
+mod sealed;
 pub mod session;
 pub mod shape;
 mod verbs;
@@ -40,4 +42,4 @@ pub use error::{ConnectError, GrantError, Lost, Refusal, RegionError, WindowErro
 pub use farmem_protocol::node::{BadAddress, NodeAddr};
 pub use fork::ForkTicket;
 pub use queue::{Bind, Completion, QueuePair, Waiter, any_away};
-pub use session::{ConnectOptions, Identity, Region, RunId, Session, Slab, Transport};
+pub use session::{ConnectOptions, Identity, Region, RunId, Session, Slab, Transport, Trust};

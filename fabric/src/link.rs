@@ -1,15 +1,19 @@
 //! A stream of bytes to a node, and the clock it lives by: a socket, or a stream of a [`Network`] in this process.
+//! What goes over it may go in records ([`Sealed`]).
 
 // Passing on parts that the callers vouch for.
 #![allow(unsafe_code)]
 
 use crate::network::{Network, Stream};
+use crate::sealed::Sealed;
 use crate::session::DOUBT_NS;
 use crate::shape::Shaper;
 use farmem_sys::descriptors;
 use farmem_sys::raw::{self, Errno};
 use farmem_sys::socket::{self, Part, Peer};
+use farmem_trust::record::Ends;
 use std::net::SocketAddr;
+use std::ops::Deref;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -25,11 +29,14 @@ pub(crate) enum Reach {
 impl Reach {
     pub fn connect(&self, timeout_ns: u64) -> Result<Link, Errno> {
         Ok(match self {
-            Reach::Tcp(at) => Link::Socket(socket::connect(Peer::Tcp(*at), timeout_ns)?),
-            Reach::Shaped(at, shaper) => Link::Shaped(socket::connect(Peer::Tcp(*at), timeout_ns)?, Arc::clone(shaper)),
-            Reach::Unix(path) => Link::Socket(socket::connect(Peer::Unix(path), timeout_ns)?),
-            Reach::Inside(network) => Link::Inside(Arc::clone(network).connect(timeout_ns)?),
-        })
+            Reach::Tcp(at) => Carrier::Socket(socket::connect(Peer::Tcp(*at), timeout_ns)?),
+            Reach::Shaped(at, shaper) => {
+                Carrier::Shaped(socket::connect(Peer::Tcp(*at), timeout_ns)?, Arc::clone(shaper))
+            }
+            Reach::Unix(path) => Carrier::Socket(socket::connect(Peer::Unix(path), timeout_ns)?),
+            Reach::Inside(network) => Carrier::Inside(Arc::clone(network).connect(timeout_ns)?),
+        }
+        .into())
     }
 
     pub fn now_ns(&self) -> u64 {
@@ -48,25 +55,42 @@ impl Reach {
 }
 
 /// An open stream. Closed when dropped.
-pub(crate) enum Link {
-    Socket(i32),
-    /// A socket whose traffic is held to a rate.
-    Shaped(i32, Arc<Shaper>),
-    Inside(Box<dyn Stream>),
+pub(crate) struct Link {
+    carrier: Carrier,
+    /// Its bytes go in records.
+    sealed: Option<Box<Sealed>>,
+}
+
+impl From<Carrier> for Link {
+    fn from(carrier: Carrier) -> Link {
+        Link { carrier, sealed: None }
+    }
+}
+
+/// What is not about the bytes themselves is the carrier's.
+impl Deref for Link {
+    type Target = Carrier;
+
+    fn deref(&self) -> &Carrier {
+        &self.carrier
+    }
 }
 
 impl Link {
+    /// From now on what goes over the stream goes in records.
+    pub fn seal(&mut self, ends: Ends) {
+        self.sealed = Some(Box::new(Sealed::new(ends)));
+    }
+
     /// # Safety
     /// As [`socket::send`].
     #[inline]
     pub unsafe fn send(&self, parts: &[Part]) -> Result<usize, Errno> {
-        match self {
+        match &self.sealed {
             // SAFETY: passed on to the caller.
-            Link::Socket(fd) => unsafe { socket::send(*fd, parts) },
+            None => unsafe { self.carrier.send(parts) },
             // SAFETY: as above.
-            Link::Shaped(fd, shaper) => unsafe { shaper.send(*fd, parts) },
-            // SAFETY: as above.
-            Link::Inside(stream) => unsafe { stream.send(parts) },
+            Some(sealed) => unsafe { sealed.send(&self.carrier, parts) },
         }
     }
 
@@ -74,13 +98,11 @@ impl Link {
     /// As [`socket::receive`].
     #[inline]
     pub unsafe fn receive(&self, parts: &[Part]) -> Result<usize, Errno> {
-        match self {
+        match &self.sealed {
             // SAFETY: passed on to the caller.
-            Link::Socket(fd) => unsafe { socket::receive(*fd, parts) },
+            None => unsafe { self.carrier.receive(parts) },
             // SAFETY: as above.
-            Link::Shaped(fd, shaper) => unsafe { shaper.receive(*fd, parts) },
-            // SAFETY: as above.
-            Link::Inside(stream) => unsafe { stream.receive(parts) },
+            Some(sealed) => unsafe { sealed.receive(&self.carrier, parts) },
         }
     }
 
@@ -92,32 +114,70 @@ impl Link {
 
     /// Receives bytes and the descriptor that came with them.
     pub fn receive_passed(&self, into: &mut [u8]) -> Result<(usize, Option<i32>), Errno> {
-        match self {
-            Link::Socket(fd) | Link::Shaped(fd, _) => socket::receive_with_descriptor(*fd, into),
-            Link::Inside(stream) => {
+        match (&self.carrier, &self.sealed) {
+            (Carrier::Socket(fd) | Carrier::Shaped(fd, _), None) => socket::receive_with_descriptor(*fd, into),
+            _ => {
                 let part = Part::new(into.as_mut_ptr(), into.len());
                 // SAFETY: a live slice of the caller's.
-                Ok((unsafe { stream.receive(&[part]) }?, None))
+                Ok((unsafe { self.receive(&[part]) }?, None))
             }
+        }
+    }
+}
+
+/// What carries a stream's bytes.
+pub(crate) enum Carrier {
+    Socket(i32),
+    /// A socket whose traffic is held to a rate.
+    Shaped(i32, Arc<Shaper>),
+    Inside(Box<dyn Stream>),
+}
+
+impl Carrier {
+    /// # Safety
+    /// As [`socket::send`].
+    #[inline]
+    pub unsafe fn send(&self, parts: &[Part]) -> Result<usize, Errno> {
+        match self {
+            // SAFETY: passed on to the caller.
+            Carrier::Socket(fd) => unsafe { socket::send(*fd, parts) },
+            // SAFETY: as above.
+            Carrier::Shaped(fd, shaper) => unsafe { shaper.send(*fd, parts) },
+            // SAFETY: as above.
+            Carrier::Inside(stream) => unsafe { stream.send(parts) },
+        }
+    }
+
+    /// # Safety
+    /// As [`socket::receive`].
+    #[inline]
+    pub unsafe fn receive(&self, parts: &[Part]) -> Result<usize, Errno> {
+        match self {
+            // SAFETY: passed on to the caller.
+            Carrier::Socket(fd) => unsafe { socket::receive(*fd, parts) },
+            // SAFETY: as above.
+            Carrier::Shaped(fd, shaper) => unsafe { shaper.receive(*fd, parts) },
+            // SAFETY: as above.
+            Carrier::Inside(stream) => unsafe { stream.receive(parts) },
         }
     }
 
     /// Whether the stream is at its end.
     pub fn is_cut(&self) -> bool {
         match self {
-            Link::Socket(fd) | Link::Shaped(fd, _) => socket::is_cut(*fd),
-            Link::Inside(stream) => stream.is_cut(),
+            Carrier::Socket(fd) | Carrier::Shaped(fd, _) => socket::is_cut(*fd),
+            Carrier::Inside(stream) => stream.is_cut(),
         }
     }
 
     /// Sleeps until there is something to receive, or room to send, or the time is over.
     pub fn wait(&self, write: bool, timeout_ns: u64) {
         match self {
-            Link::Socket(fd) => {
+            Carrier::Socket(fd) => {
                 socket::wait(*fd, true, write, timeout_ns);
             }
-            Link::Shaped(fd, shaper) => shaper.wait(*fd, write, timeout_ns),
-            Link::Inside(stream) => stream.wait(timeout_ns),
+            Carrier::Shaped(fd, shaper) => shaper.wait(*fd, write, timeout_ns),
+            Carrier::Inside(stream) => stream.wait(timeout_ns),
         }
     }
 
@@ -125,22 +185,22 @@ impl Link {
     #[inline]
     pub fn pause(&self) {
         match self {
-            Link::Socket(_) | Link::Shaped(..) => raw::yield_cpu(),
-            Link::Inside(stream) => stream.wait(1_000),
+            Carrier::Socket(_) | Carrier::Shaped(..) => raw::yield_cpu(),
+            Carrier::Inside(stream) => stream.wait(1_000),
         }
     }
 
     /// Has the peer's kernel acknowledge something when the connection is idle for `idle_s`
     /// seconds.
     pub fn ask_when_idle(&self, idle_s: i32) {
-        if let Link::Socket(fd) | Link::Shaped(fd, _) = self {
+        if let Carrier::Socket(fd) | Carrier::Shaped(fd, _) = self {
             socket::ask_when_idle(*fd, idle_s);
         }
     }
 
     /// The same, and gives the connection up after about `ms` of silence.
     pub fn notice_silence(&self, idle_s: i32, ms: u32) {
-        if let Link::Socket(fd) | Link::Shaped(fd, _) = self {
+        if let Carrier::Socket(fd) | Carrier::Shaped(fd, _) = self {
             socket::notice_silence(*fd, idle_s, ms);
         }
     }
@@ -149,10 +209,10 @@ impl Link {
     /// silent.
     pub fn mute_ns(&self) -> u64 {
         match self {
-            Link::Socket(fd) | Link::Shaped(fd, _) => {
+            Carrier::Socket(fd) | Carrier::Shaped(fd, _) => {
                 socket::acknowledged(*fd).map_or(0, |last| u64::from(last.before_ms) * 1_000_000)
             }
-            Link::Inside(stream) => stream.mute_ns(),
+            Carrier::Inside(stream) => stream.mute_ns(),
         }
     }
 
@@ -160,10 +220,10 @@ impl Link {
     /// direction. Zeros where it cannot go silent.
     pub fn traffic(&self) -> (u32, u64) {
         match self {
-            Link::Socket(fd) | Link::Shaped(fd, _) => {
+            Carrier::Socket(fd) | Carrier::Shaped(fd, _) => {
                 socket::acknowledged(*fd).map_or((0, 0), |last| (last.segments, last.progress))
             }
-            Link::Inside(_) => (0, 0),
+            Carrier::Inside(_) => (0, 0),
         }
     }
 
@@ -171,31 +231,31 @@ impl Link {
     /// retransmission may be seconds away.
     pub fn is_stalled(&self) -> bool {
         match self {
-            Link::Socket(fd) | Link::Shaped(fd, _) => socket::acknowledged(*fd)
+            Carrier::Socket(fd) | Carrier::Shaped(fd, _) => socket::acknowledged(*fd)
                 .is_some_and(|last| last.missing > 0 && u64::from(last.before_ms) * 1_000_000 >= DOUBT_NS),
-            Link::Inside(stream) => stream.mute_ns() >= DOUBT_NS,
+            Carrier::Inside(stream) => stream.mute_ns() >= DOUBT_NS,
         }
     }
 
     /// The process at the other end of a Unix socket; 0 where that is in no namespace of this one's.
     pub fn peer_process(&self) -> u32 {
         match self {
-            Link::Socket(fd) => farmem_sys::shared::peer_of(*fd).map_or(0, |peer| peer.pid),
+            Carrier::Socket(fd) => farmem_sys::shared::peer_of(*fd).map_or(0, |peer| peer.pid),
             _ => 0,
         }
     }
 
     pub fn peer_address(&self) -> Option<SocketAddr> {
         match self {
-            Link::Socket(fd) | Link::Shaped(fd, _) => socket::peer_address(*fd),
-            Link::Inside(_) => None,
+            Carrier::Socket(fd) | Carrier::Shaped(fd, _) => socket::peer_address(*fd),
+            Carrier::Inside(_) => None,
         }
     }
 }
 
-impl Drop for Link {
+impl Drop for Carrier {
     fn drop(&mut self) {
-        if let Link::Socket(fd) | Link::Shaped(fd, _) = self {
+        if let Carrier::Socket(fd) | Carrier::Shaped(fd, _) = self {
             descriptors::close(*fd);
         }
     }

@@ -3,7 +3,8 @@
 use farmem_contract::conditions::record_if;
 use farmem_contract::{finish, get, put, record};
 use farmem_fabric::session::BOUND_NS;
-use farmem_fabric::{Bind, Completion, ConnectOptions, Lost, QueuePair, Refusal, Session};
+use farmem_fabric::{Bind, Completion, ConnectOptions, Lost, QueuePair, Refusal, Session, Trust};
+use farmem_nic::tenants::{Known, Standing};
 use farmem_protocol::addr::{SLAB_BYTES, SlabId};
 use farmem_protocol::key::{Key, Rights};
 use farmem_protocol::lines::conditional::Refused;
@@ -11,17 +12,23 @@ use farmem_protocol::random::Random;
 use farmem_protocol::wire::Figure;
 use farmem_sim::{Network, Weather};
 use farmem_sys::raw::Errno;
+use farmem_trust::Token;
 use std::sync::Arc;
 use std::time::Duration;
 
 const GRACE: Duration = Duration::from_secs(5);
 
 fn session(network: &Arc<Network>) -> Session {
+    joined(network, Trust::default())
+}
+
+fn joined(network: &Arc<Network>, trust: Trust) -> Session {
     let options = ConnectOptions {
         timeout: Duration::from_secs(2),
         grace: GRACE,
         run: [1; 16],
         pid: 1,
+        trust,
         ..ConnectOptions::default()
     };
     Session::simulated(network, &options).unwrap()
@@ -31,10 +38,20 @@ fn weather(seed: u64) -> Weather {
     Weather { seed, segment: 1 + (seed as usize * 977) % 9000, ..Weather::default() }
 }
 
+/// By which a host of every second seed and its node know each other: then what they say is encrypted.
+fn trust(network: &Network, seed: u64) -> Trust {
+    if !seed.is_multiple_of(2) {
+        return Trust::default();
+    }
+    let key = Token::new("analytics", &[7; 40]).unwrap().key();
+    network.with_nic(|nic| nic.set_tokens(vec![Known { key, standing: Standing::Good, quota: u64::MAX }]));
+    key.into()
+}
+
 /// A queue pair on one slab, in weather of its own, and random numbers of 31 bits; all by the seed.
 fn setting(seed: u64) -> (Arc<Network>, Session, SlabId, QueuePair, impl FnMut() -> u64) {
     let network = Network::new(weather(seed), 8 * SLAB_BYTES);
-    let session = session(&network);
+    let session = joined(&network, trust(&network, seed));
     let slab = session.grant().unwrap().id;
     let queue = session.queue_pair().unwrap();
     let mut random = Random::new(seed);

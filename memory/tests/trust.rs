@@ -4,11 +4,11 @@
 mod common;
 
 use common::receive;
-use farmem_fabric::{ConnectError, ConnectOptions, GrantError, NodeAddr, Session, Transport};
+use farmem_fabric::{ConnectError, ConnectOptions, GrantError, NodeAddr, Session, Transport, Trust};
 use farmem_memory::tokens::{Entry, Store};
 use farmem_memory::{Config, Node};
 use farmem_protocol::addr::SLAB_BYTES;
-use farmem_protocol::wire::{Greeting, Hello, Join, Proof, Purpose, Text, Verdict};
+use farmem_protocol::wire::{Cipher, Greeting, Hello, Join, Proof, Purpose, Text, Verdict};
 use farmem_trust::{Key, Token};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -62,7 +62,7 @@ fn connect(at: &str, run: u8, token: Option<Key>) -> Result<Session, ConnectErro
         run: [run; 16],
         pid: std::process::id(),
         transport: Transport::Tcp,
-        token,
+        trust: Trust { token, plain: false },
         ..ConnectOptions::default()
     };
     Session::connect(&NodeAddr::Tcp(at.to_owned()), &options)
@@ -173,7 +173,7 @@ fn a_tenant_cannot_come_as_a_member_of_another() {
     let session = here.connect(1, Some(key)).unwrap();
     session.open_region("shared".parse().unwrap(), true).unwrap();
     assert!(here.connect(1, Some(other)).is_err(), "the name of its run");
-    let options = ConnectOptions { token: Some(other), transport: Transport::Tcp, ..ConnectOptions::default() };
+    let options = ConnectOptions { trust: other.into(), transport: Transport::Tcp, ..ConnectOptions::default() };
     let options = ConnectOptions { timeout: Duration::from_secs(5), ..options };
     let identity = session.identity();
     assert!(Session::resume(&here.node.addresses()[0], &options, &identity).is_err(), "its secret");
@@ -231,9 +231,11 @@ fn a_man_in_the_middle_changes_nothing_of_a_hello() {
     let (here, key) = Guarded::start(None);
     issue(&here.store, "research", 2, None);
     here.node.look_at_tokens();
-    let changes: [fn(&mut Hello); 3] = [
+    let changes: [fn(&mut Hello); 4] = [
         |hello| hello.tenant = Text::new("research"),
         |hello| hello.epoch = 7,
+        // Down to what it could read.
+        |hello| hello.credential.iter_mut().for_each(|named| named.cipher = Cipher::Plain),
         |hello| hello.purpose = Purpose::Join(Join { run: [3; 16], ..Join::default() }),
     ];
     for change in changes {

@@ -56,6 +56,8 @@ pub struct RunSpec {
     pub trace: Option<String>,
     /// Path of the token by which it borrows, if its nodes ask for one.
     pub token: Option<String>,
+    /// With a token, too, its bytes go over TCP as they are.
+    pub plain: bool,
     /// Where faults are counted by place, if they are.
     pub sites: Option<String>,
     /// Record a sample of the pages only, and keep all others local.
@@ -83,6 +85,7 @@ impl Default for RunSpec {
             counters: None,
             trace: None,
             token: None,
+            plain: false,
             sites: None,
             sample: false,
         }
@@ -142,6 +145,7 @@ impl RunSpec {
             ("dirty", self.dirty.name().to_owned()),
             ("mask", self.mask.to_string()),
             ("sample", flag(self.sample)),
+            ("plain", flag(self.plain)),
         ];
         pairs.extend(self.shape.map(|rate| ("shape", rate.to_string())));
         pairs.extend(self.counters.clone().map(|path| ("counters", path)));
@@ -199,6 +203,7 @@ impl RunSpec {
             "counters" => self.counters = Some(value.to_owned()),
             "trace" => self.trace = Some(value.to_owned()),
             "token" => self.token = Some(value.to_owned()),
+            "plain" => self.plain = truth(value).ok_or_else(|| wrong("not 0 or 1"))?,
             "sites" => self.sites = Some(value.to_owned()),
             "sample" => self.sample = truth(value).ok_or_else(|| wrong("not 0 or 1"))?,
             _ => return Err(bad(format!("{} is not a setting", quoted(key)))),

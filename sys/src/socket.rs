@@ -7,6 +7,7 @@
 
 use crate::descriptors::spare;
 use crate::descriptors::{close, own_fd};
+use crate::memory::copy_bytes;
 use crate::raw::{Errno, checked, now_ns};
 use std::ffi::CStr;
 use std::mem::{offset_of, zeroed};
@@ -47,6 +48,16 @@ impl Part {
     pub unsafe fn bytes(&self) -> &[u8] {
         // SAFETY: the caller's promise. An empty part may name nothing.
         if self.len == 0 { &[] } else { unsafe { std::slice::from_raw_parts(self.at, self.len) } }
+    }
+
+    /// Copies what lies `from` bytes into the part to all of `into`. Others may write to the part meanwhile.
+    ///
+    /// # Safety
+    /// As [`send`]; and the part is that long.
+    #[inline]
+    pub unsafe fn copy_out(&self, from: usize, into: &mut [u8]) {
+        // SAFETY: inside the part, which the caller vouches for; a slice of ours cannot overlap it.
+        unsafe { copy_bytes(self.at.add(from), into.as_mut_ptr(), into.len()) };
     }
 
     /// Copies `bytes` into the part, starting `from` bytes into it. Bytes beyond its end are left

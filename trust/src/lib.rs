@@ -17,6 +17,8 @@
 //!
 //! The runtime makes proofs in faults. HMAC-SHA256 of `ring` works on the stack, and neither it nor anything here
 //! allocates or uses a thread-local; reading and writing tokens as text does, and happens at start.
+//!
+//! After the proofs, what is said goes in [`record`]s.
 
 #![forbid(unsafe_code)]
 
@@ -25,6 +27,8 @@ use ring::{digest, hmac};
 use std::fmt;
 use std::hint::black_box;
 use std::str::FromStr;
+
+pub mod record;
 
 /// The first word of a token's text.
 const FORM: &str = "farmem-token-1";

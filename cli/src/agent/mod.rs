@@ -134,7 +134,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         quotas: options.quota.iter().fold(Quotas::default(), Quota::add_to),
         idle: (!options.idle.is_zero()).then_some(options.idle),
         grace: options.grace,
-        token: options.token.key()?,
+        trust: options.token.trust()?,
     };
     let publisher = report::Publisher::new(&dir, config.node.to_string());
     let agent = Agent::start(config).map_err(refusal)?;

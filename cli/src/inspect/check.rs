@@ -31,7 +31,7 @@ const SHOWN: usize = 20;
 
 /// Says what it found.
 pub fn run(options: &Options) -> Result<(), Failure> {
-    let mut reader = Reader::connect(&options.node, options.token.key()?)?;
+    let mut reader = Reader::connect(&options.node, options.token.trust()?)?;
     let (snapshot, recount, problems) = lasting(&mut reader)?;
     for problem in problems.iter().take(SHOWN) {
         println!("{problem}");

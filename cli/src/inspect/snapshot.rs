@@ -5,14 +5,12 @@ use std::time::Duration;
 
 use farmem_fabric::session::names_of;
 use farmem_fabric::words::{self, Words};
-use farmem_fabric::{ConnectOptions, NodeAddr, QueuePair, Session};
+use farmem_fabric::{ConnectOptions, NodeAddr, QueuePair, Session, Trust};
 use farmem_protocol::extent::check::{Problem, Recount, recount};
 use farmem_protocol::extent::geometry::Target;
 use farmem_protocol::extent::guard::{self, Words as _};
 use farmem_protocol::extent::owner::{OwnerField, OwnerWord};
 use farmem_protocol::extent::{Claimant, Geometry, Level, Owner, Place, State, Word};
-
-use farmem_trust::Key;
 
 use crate::failure::Failure;
 
@@ -41,14 +39,14 @@ pub struct Snapshot {
 
 impl Reader {
     /// Joins the node.
-    pub fn connect(addr: &NodeAddr, token: Option<Key>) -> Result<Reader, Failure> {
+    pub fn connect(addr: &NodeAddr, trust: Trust) -> Result<Reader, Failure> {
         let options = ConnectOptions {
             timeout: Duration::from_secs(5),
             grace: Duration::from_secs(1),
             run: random_name()?,
             pid: std::process::id(),
             names: names_of("farmem status"),
-            token,
+            trust,
             ..ConnectOptions::default()
         };
         let session = Session::connect(addr, &options).map_err(Failure::no_node)?;

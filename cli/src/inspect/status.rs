@@ -1,10 +1,9 @@
 //! `farmem status`: the memory that a node lends, its holders, and the pieces.
 
-use farmem_fabric::NodeAddr;
+use farmem_fabric::{NodeAddr, Trust};
 use farmem_protocol::extent::word::Owner;
 use farmem_protocol::wire::{Figure, Names, Who};
 use farmem_sys::process;
-use farmem_trust::Key;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
@@ -161,7 +160,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         return crate::rack::table::show(controller, options.json);
     }
     let (views, failed) = match &options.node {
-        Some(node) => (vec![view(node, options.token.key()?)?], None),
+        Some(node) => (vec![view(node, options.token.trust()?)?], None),
         None => all(here()),
     };
     let text = if options.json {
@@ -180,7 +179,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
 fn all(nodes: Vec<(u32, NodeAddr)>) -> (Vec<View>, Option<Failure>) {
     let (mut views, mut failed) = (Vec::new(), None);
     for (pid, node) in nodes {
-        match view(&node, None) {
+        match view(&node, Trust::default()) {
             Ok(view) => views.push(view),
             // It has ended since.
             Err(_) if !process::exists(pid) => {}
@@ -207,8 +206,8 @@ fn here() -> Vec<(u32, NodeAddr)> {
     known.filter_map(|status| Some((status.pid, status.listen.first()?.parse().ok()?))).collect()
 }
 
-fn view(node: &NodeAddr, token: Option<Key>) -> Result<View, Failure> {
-    let mut reader = Reader::connect(node, token)?;
+fn view(node: &NodeAddr, trust: Trust) -> Result<View, Failure> {
+    let mut reader = Reader::connect(node, trust)?;
     let (snapshot, recount, _) = lasting(&mut reader)?;
     let bytes = |chunks: u64| chunks * 4096;
     let mut holders = Vec::new();

@@ -14,8 +14,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use farmem_fabric::session::names_of;
-use farmem_fabric::{ConnectOptions, NodeAddr, Session, Transport};
-use farmem_trust::Key;
+use farmem_fabric::{ConnectOptions, NodeAddr, Session, Transport, Trust};
 
 use crate::failure::Failure;
 
@@ -95,7 +94,7 @@ impl Far {
         transport: Transport,
         grace: Duration,
         program: &Path,
-        token: Option<Key>,
+        trust: Trust,
     ) -> Result<Far, Failure> {
         let name = program.file_name().map(OsStr::to_string_lossy).unwrap_or_default();
         let options = ConnectOptions {
@@ -105,7 +104,7 @@ impl Far {
             pid: std::process::id(),
             transport,
             names: names_of(&name),
-            token,
+            trust,
         };
         let sessions = nodes.iter().map(|node| Session::connect(node, &options).map_err(Failure::no_node));
         let sessions = sessions.collect::<Result<_, _>>()?;
@@ -135,6 +134,7 @@ impl Far {
         let way = |session: &Session| match session.is_mapped() {
             true => "mapped",
             false if session.is_wired() => "RDMA",
+            false if session.is_sealed() => "tcp, encrypted",
             false => "tcp",
         };
         let each = self.sessions.iter().map(|session| format!("{} ({})", session.node(), way(session)));

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use farmem_fabric::{NodeAddr, Transport};
+use farmem_fabric::{NodeAddr, Transport, Trust};
 use farmem_protocol::counters::PROCESSES;
 use farmem_sys::process;
 
@@ -119,8 +119,10 @@ pub fn start(
 
 /// Waits until the run is over, and ends it.
 pub fn keep(options: &Options) -> Result<(), Failure> {
+    // Encrypted, whatever the run's own bytes are: it says one thing, once.
     let token = options.token.as_deref().and_then(|path| crate::token::key(path).ok());
-    let far = Far::connect(&options.node, options.run, Transport::Auto, Duration::ZERO, Path::new("farmem"), token);
+    let trust = Trust { token, plain: false };
+    let far = Far::connect(&options.node, options.run, Transport::Auto, Duration::ZERO, Path::new("farmem"), trust);
     while let Ok(sample) = Sample::read(&options.counters) {
         // A number of the list that is reused keeps the run longer than need be, at worst.
         if !options.process.iter().any(|&pid| process::exists(pid)) && living(&options.counters, &sample).is_empty() {

@@ -281,7 +281,7 @@ fn join(
         None
     };
     let far =
-        Far::connect(&nodes, run, plan.spec.transport, plan.spec.grace, Path::new(&options.command[0]), plan.token()?)?;
+        Far::connect(&nodes, run, plan.spec.transport, plan.spec.grace, Path::new(&options.command[0]), plan.trust()?)?;
     if plan.spec.protect == Protect::Mirror {
         if nodes.len() < 2 {
             return Err(Failure::no_node("--protect mirror needs two nodes, and the controller has given one"));

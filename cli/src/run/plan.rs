@@ -4,11 +4,11 @@
 use std::str::FromStr;
 use std::time::Duration;
 
+use farmem_fabric::Trust;
 use farmem_run::{Choice, NodeAddr, Protect, RunSpec, Transport};
 
 use super::summary::Stats;
 use super::{Options, far, roster};
-use farmem_trust::Key;
 
 use crate::failure::Failure;
 use crate::settings::{Origin, Settings};
@@ -54,9 +54,10 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// The key that its token gives.
-    pub fn token(&self) -> Result<Option<Key>, Failure> {
-        self.spec.token.as_ref().map(|file| crate::token::key(file.as_ref())).transpose()
+    /// By what it and its nodes know each other.
+    pub fn trust(&self) -> Result<Trust, Failure> {
+        let token = self.spec.token.as_ref().map(|file| crate::token::key(file.as_ref())).transpose()?;
+        Ok(crate::token::trust(token, self.spec.plain))
     }
 
     /// Completes a run's flags.
@@ -120,6 +121,7 @@ impl Plan {
             mask: options.mask,
             trace: trace.map(|trace| trace.display().to_string()),
             token: token.map(|token| token.display().to_string()),
+            plain: options.token.plain,
             ..RunSpec::default()
         };
         Ok(Plan { spec, local_from, controller, stats, ram })

@@ -12,12 +12,11 @@ use crate::serve::{End, Report, Service};
 use crate::stock::{Quotas, Stock};
 use farmem_fabric::session::names_of;
 use farmem_fabric::words::WordsError;
-use farmem_fabric::{ConnectError, ConnectOptions, NodeAddr, Transport};
+use farmem_fabric::{ConnectError, ConnectOptions, NodeAddr, Transport, Trust};
 use farmem_protocol::extent::Failed;
 use farmem_sys::process;
 use farmem_sys::raw::Errno;
 use farmem_sys::shared;
-use farmem_trust::Key;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
@@ -43,8 +42,8 @@ pub struct Config {
     pub idle: Option<Duration>,
     /// So long the node keeps its memory, should it be killed.
     pub grace: Duration,
-    /// The token by which it borrows, where the node asks for one.
-    pub token: Option<Key>,
+    /// By what it and its node know each other.
+    pub trust: Trust,
 }
 
 /// Why an agent could not start.
@@ -118,7 +117,7 @@ impl Agent {
             pid: std::process::id(),
             transport: config.transport,
             names: names_of("farmem agent"),
-            token: config.token,
+            trust: config.trust,
         };
         let mut stock = Stock::open(Arc::clone(&ledger), config.quotas.clone());
         let resumed = match ledger.membership() {

@@ -439,7 +439,7 @@ fn there_is_one_agent_at_most() {
         quotas: Default::default(),
         idle: None,
         grace: Duration::from_secs(1),
-        token: None,
+        trust: farmem_fabric::Trust::default(),
     };
     let second = farmem_agent::host::Agent::start(config);
     assert!(matches!(second.err(), Some(farmem_agent::host::StartError::Running(_))));

@@ -1,8 +1,8 @@
 //! The run that this process is in: `FARMEM_RUN` ([`farmem_run::RunSpec`]), and how its nodes are
 //! joined.
 
-use farmem_fabric::ConnectOptions;
 use farmem_fabric::session::SILENT_NS;
+use farmem_fabric::{ConnectOptions, Trust};
 use farmem_protocol::wire::{Names, Text};
 use farmem_run::RunSpec;
 use farmem_sys::raw;
@@ -47,6 +47,6 @@ pub fn joining(run: &RunSpec) -> Result<ConnectOptions, String> {
         pid: raw::getpid(),
         transport: run.transport,
         names: names(),
-        token: run.token.as_deref().map(token).transpose()?,
+        trust: Trust { token: run.token.as_deref().map(token).transpose()?, plain: run.plain },
     })
 }

@@ -14,7 +14,7 @@
 
 use super::away::Away;
 use super::{Completion, Pending, Verb};
-use crate::link::{Link, Reach};
+use crate::link::{Carrier, Link, Reach};
 use crate::session::{DOUBT_NS, Membership, SILENT_NS, SLOW, STEP_NS, Standstill};
 use crate::{Lost, Refusal};
 use farmem_protocol::wire::{self, Batch, Binding, MAX_VERBS, Op, Purpose, Status, variant};
@@ -386,8 +386,8 @@ impl Framed {
     /// The socket that brings the next completion, and whether it is to take more, for a wait over several. `None`:
     /// there is none, or its clock is its own.
     pub fn descriptor(&self) -> Option<(i32, bool)> {
-        match &self.link {
-            Some(Link::Socket(fd)) => Some((*fd, !self.outgoing.is_empty())),
+        match **self.link.as_ref()? {
+            Carrier::Socket(fd) => Some((fd, !self.outgoing.is_empty())),
             _ => None,
         }
     }

@@ -1,6 +1,6 @@
 //! Joining a node: the first connection, and by what transport slabs are reached from then on.
 
-use super::dial::{NoDial, Patience, dial};
+use super::dial::{NoDial, Pass, Patience, dial};
 use super::silence::{Ear, Heard};
 use super::{ConnectOptions, Control, Identity, Membership, Session, Transport};
 use crate::link::{Link, Reach};
@@ -87,7 +87,8 @@ impl Session {
         let purpose = Purpose::Rejoin(Known { secret, incarnation });
         let patience = Patience::both(options.timeout.as_nanos() as u64);
         first_of(node, |reach| {
-            let (link, welcome) = dial(Ear::at(&reach, &Heard::default()), purpose, options.token.as_ref(), patience)
+            let pass = Pass::of(options, &reach);
+            let (link, welcome) = dial(Ear::at(&reach, &Heard::default()), purpose, pass.as_ref(), patience)
                 .map_err(|e| at_start(e, &reach, &node.to_string()))?;
             let member = member_of(reach, node.to_string(), options, &link, &welcome);
             let member = Membership { secret, incarnation, ..member };
@@ -112,13 +113,13 @@ impl Session {
     fn join_as(reach: Reach, node: String, options: &ConnectOptions, lasting: bool) -> Result<Joined, ConnectError> {
         let ConnectOptions { run, pid, names, .. } = *options;
         let join = Join { run, pid, grace_ms: options.grace.as_millis() as u64, lasting, names };
-        let (purpose, token) = (Purpose::Join(join), options.token.as_ref());
+        let (purpose, pass) = (Purpose::Join(join), Pass::of(options, &reach));
         // A stopped node's kernel takes the connection. A machine that does not is away, and waited
         // for no longer.
         let answer_ns = options.timeout.as_nanos() as u64;
         let connect_ns = answer_ns.min((options.grace.as_nanos() as u64).max(LEAST_CONNECT_NS));
         let patience = Patience { connect_ns, answer_ns };
-        let (link, welcome) = dial(Ear::at(&reach, &Heard::default()), purpose, token, patience)
+        let (link, welcome) = dial(Ear::at(&reach, &Heard::default()), purpose, pass.as_ref(), patience)
             .map_err(|e| at_start(e, &reach, &node))?;
         let member = member_of(reach, node, options, &link, &welcome);
         member.controlled_by(link, 1);
@@ -159,8 +160,12 @@ impl Session {
 
     /// Goes over to RDMA, if that is wanted and works.
     fn by_card(mut self, offers: u8, transport: Transport) -> Result<Session, ConnectError> {
+        let sealed = self.is_sealed();
         let works = match transport {
             Transport::Tcp | Transport::Shm => return Ok(self),
+            // What a card moves nobody seals.
+            Transport::Auto if sealed => return Ok(self),
+            Transport::Verbs if sealed => Err("what goes by it cannot be encrypted: add --plain".into()),
             Transport::Auto if offers & OFFERS_RDMA == 0 => return Ok(self),
             Transport::Verbs if offers & OFFERS_RDMA == 0 => {
                 Err("it has no RDMA card, or was started with --rdma off".into())
@@ -209,7 +214,7 @@ fn member_of(reach: Reach, node: String, options: &ConnectOptions, link: &Link, 
         incarnation: welcome.incarnation,
         owner: welcome.owner,
         grace: options.grace,
-        token: options.token,
+        pass: Pass::of(options, &reach),
         direct: matches!(reach, Reach::Inside(_))
             || dialled == Some(SocketAddr::new(canonical(own_end.ip()), own_end.port())),
         mapped,

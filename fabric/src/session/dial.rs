@@ -1,13 +1,16 @@
 //! One attempt to connect, and one exchange over a connection that stands.
 
+use super::Trust;
 use super::silence::{DOUBT_NS, Ear, KEEP_S};
-use crate::ConnectError;
-use crate::link::Link;
+use crate::link::{Link, Reach};
+use crate::{ConnectError, ConnectOptions};
 use farmem_protocol::wire::control::{MAX_HELLO, MAX_REQUEST};
-use farmem_protocol::wire::{Answer, Credential, Frame, Greeting, Hello, NoHello, Proof, Purpose, Verdict, Welcome};
+use farmem_protocol::wire::{
+    Answer, Cipher, Credential, Frame, Greeting, Hello, NoHello, Proof, Purpose, Verdict, Welcome,
+};
 use farmem_sys::process::random_bytes;
 use farmem_sys::raw::Errno;
-use farmem_trust::Key;
+use farmem_trust::{Key, record};
 
 /// Why an attempt to connect failed.
 #[derive(Debug)]
@@ -108,37 +111,59 @@ impl Patience {
     }
 }
 
+/// By what both ends of a connection know each other, and what protects its bytes then.
+#[derive(Clone, Copy)]
+pub(crate) struct Pass {
+    key: Key,
+    cipher: Cipher,
+}
+
+impl Pass {
+    /// What the options name, for this way to a node. Through a Unix socket nobody is on the path.
+    pub fn of(options: &ConnectOptions, reach: &Reach) -> Option<Pass> {
+        let Trust { token, plain } = options.trust;
+        let plain = plain || matches!(reach, Reach::Unix(_));
+        token.map(|key| Pass { key, cipher: if plain { Cipher::Plain } else { record::fastest() } })
+    }
+
+    /// Whether bytes go in records.
+    pub fn is_sealed(&self) -> bool {
+        self.cipher != Cipher::Plain
+    }
+}
+
 /// Connects, says hello, and reads the welcome.
 pub(super) fn dial(
     ear: Ear<'_>,
     purpose: Purpose,
-    token: Option<&Key>,
+    pass: Option<&Pass>,
     patience: Patience,
 ) -> Result<(Link, Welcome), NoDial> {
     let link = ear.reach.connect(patience.connect_ns).map_err(NoDial::System)?;
     link.ask_when_idle(KEEP_S);
-    greet(ear, link, purpose, token, patience.answer_ns)
+    greet(ear, link, purpose, pass, patience.answer_ns)
 }
 
 /// [`dial`] over a connection that stands. With a token, each end proves to the other that it knows it.
 pub(super) fn greet(
     ear: Ear<'_>,
-    link: Link,
+    mut link: Link,
     purpose: Purpose,
-    token: Option<&Key>,
+    pass: Option<&Pass>,
     answer_ns: u64,
 ) -> Result<(Link, Welcome), NoDial> {
     let until = ear.reach.now_ns() + answer_ns;
     let mut hello = Hello::new(purpose);
-    if let Some(key) = token {
-        let mut nonce = [0; 32];
-        random_bytes(&mut nonce).map_err(|e| NoDial::System(Errno(e.raw_os_error().unwrap_or(libc::EIO))))?;
-        hello = Hello { tenant: key.tenant, credential: Some(Credential { id: key.id, nonce }), ..hello };
+    let mut ours = [0; 32];
+    if let Some(Pass { key, cipher }) = pass {
+        random_bytes(&mut ours).map_err(|e| NoDial::System(Errno(e.raw_os_error().unwrap_or(libc::EIO))))?;
+        let credential = Some(Credential { id: key.id, nonce: ours, cipher: *cipher });
+        hello = Hello { tenant: key.tenant, credential, ..hello };
     }
     let said = hello.frame();
     send_now(&link, said.as_bytes()).map_err(|_| NoDial::Closed)?;
-    let (answer, challenged) = match (greeting(ear, &link, until)?, token) {
-        (Greeting::Challenge(nonce), Some(key)) => {
+    let (answer, challenged) = match (greeting(ear, &link, until)?, pass) {
+        (Greeting::Challenge(nonce), Some(Pass { key, .. })) => {
             let proof = Proof { mac: key.of_host(&nonce, said.as_bytes()) }.frame();
             send_now(&link, proof.as_bytes()).map_err(|_| NoDial::Closed)?;
             (greeting(ear, &link, until)?, Some(nonce))
@@ -146,9 +171,14 @@ pub(super) fn greet(
         (answer, _) => (answer, None),
     };
     match answer {
-        Greeting::Welcome(welcome) => match (token, challenged) {
+        Greeting::Welcome(welcome) => match (pass, challenged) {
             (None, _) => Ok((link, welcome)),
-            (Some(key), Some(nonce)) if is_proven(key, &nonce, &said, &welcome) => Ok((link, welcome)),
+            (Some(Pass { key, cipher }), Some(nonce)) if is_proven(key, &nonce, &said, &welcome) => {
+                if let Some(ends) = key.host_ends(*cipher, &ours, &nonce) {
+                    link.seal(ends);
+                }
+                Ok((link, welcome))
+            }
             (Some(_), _) => Err(NoDial::Unproven),
         },
         Greeting::Refused(verdict) => Err(NoDial::Verdict(verdict)),

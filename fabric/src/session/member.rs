@@ -1,18 +1,17 @@
 //! What a session and its queue pairs share, and how a connection of theirs that was cut is restored: the
 //! rules at the top of [`super`].
 
-use super::dial::{Broken, NoDial, Patience, dial, exchange, greet, token_refused};
+use super::dial::{Broken, NoDial, Pass, Patience, dial, exchange, greet, token_refused};
 use super::silence::{DOUBT_NS, Ear, Heard, KEEP_S, Outage};
 use super::spare::{SLOW_NS, Spare};
 use crate::Lost;
-use crate::link::{Link, Reach};
+use crate::link::{Carrier, Link, Reach};
 use crate::verbs::Card;
 use farmem_protocol::addr::SlabId;
 use farmem_protocol::wire::{Ask, Known, Purpose, Refused, Reply, Request, Secret, Verdict};
 use farmem_sys::mapping::Mapping;
 use farmem_sys::raw::{self, Errno, SignalsBlocked};
 use farmem_sys::sync::Lock;
-use farmem_trust::Key;
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -61,7 +60,7 @@ pub(crate) struct Membership {
     pub owner: u16,
     pub grace: Duration,
     /// By which it and the node know each other.
-    pub token: Option<Key>,
+    pub pass: Option<Pass>,
     /// No middlebox was between when the member joined.
     pub direct: bool,
     /// Slabs are mapped rather than reached by frames.
@@ -118,7 +117,7 @@ impl Membership {
             incarnation: self.incarnation,
             owner,
             grace: self.grace,
-            token: self.token,
+            pass: self.pass,
             direct: self.direct,
             mapped: self.mapped,
             process: self.process,
@@ -291,7 +290,8 @@ impl Membership {
     /// that has come to nothing.
     pub fn present(&self, passed: i32, secret: Secret) -> Option<(Link, u16)> {
         let purpose = Purpose::Rejoin(Known { secret, ..self.known() });
-        let (link, welcome) = greet(self.ear(), Link::Socket(passed), purpose, self.token.as_ref(), SILENT_NS).ok()?;
+        let link = Carrier::Socket(passed).into();
+        let (link, welcome) = greet(self.ear(), link, purpose, self.pass.as_ref(), SILENT_NS).ok()?;
         Some((link, welcome.owner))
     }
 
@@ -372,7 +372,7 @@ impl Membership {
 
     /// One attempt.
     fn dial(&self, purpose: Purpose, patience: Patience) -> Result<(Link, u16), NoDial> {
-        let (link, welcome) = dial(self.ear(), purpose, self.token.as_ref(), patience)?;
+        let (link, welcome) = dial(self.ear(), purpose, self.pass.as_ref(), patience)?;
         self.heard.ns.store(self.reach.now_ns(), Ordering::Relaxed);
         self.watch_silence(&link, matches!(purpose, Purpose::Attach(..)));
         Ok((link, welcome.owner))

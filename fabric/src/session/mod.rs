@@ -76,8 +76,23 @@ pub struct ConnectOptions {
     pub transport: Transport,
     /// Who it is, for the node's records.
     pub names: Names,
-    /// The token by which it may borrow, where the node asks for one.
+    /// By what it and the node know each other.
+    pub trust: Trust,
+}
+
+/// By what a host and a node know each other, and whether others on the path are kept out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Trust {
+    /// The token by which the host may borrow, where the node asks for one. What goes over TCP is encrypted then.
     pub token: Option<TokenKey>,
+    /// With a token, too, what goes over TCP goes as it is: it can be read and changed on its way.
+    pub plain: bool,
+}
+
+impl From<TokenKey> for Trust {
+    fn from(token: TokenKey) -> Trust {
+        Trust { token: Some(token), plain: false }
+    }
 }
 
 /// This process's machine and user, and the program that it says it runs. For processes that may use the standard
@@ -158,6 +173,11 @@ impl Session {
     /// Whether verbs on slabs go by RDMA.
     pub fn is_wired(&self) -> bool {
         self.member.card.wanted
+    }
+
+    /// Whether what goes over the network is encrypted and authenticated.
+    pub fn is_sealed(&self) -> bool {
+        self.member.pass.is_some_and(|pass| pass.is_sealed())
     }
 
     /// Whether slabs are mapped in this process.

@@ -15,7 +15,7 @@ use farmem_agent::host::{self, Agent};
 use farmem_agent::stock::Quotas;
 use farmem_cache::prefetch::{Prefetcher, Window};
 use farmem_cache::{Arrival, recommended};
-use farmem_fabric::{ConnectOptions, NodeAddr, Session, Transport};
+use farmem_fabric::{ConnectOptions, NodeAddr, Session, Transport, Trust};
 use farmem_memory::{Config, Node};
 use farmem_pager::log::{Gathered, Logged};
 use farmem_pager::table::Table;
@@ -227,7 +227,8 @@ fn be_agent() {
     let _node = lends.expect("a node in this process");
     let grace = Duration::from_secs(20);
     let (node, transport) = (NodeAddr::Shm(node), Transport::Shm);
-    let config = host::Config { dir, node, transport, quotas: Quotas::default(), idle: None, grace, token: None };
+    let config =
+        host::Config { dir, node, transport, quotas: Quotas::default(), idle: None, grace, trust: Trust::default() };
     let agent = Agent::start(config).expect("an agent in this process");
     let service = std::sync::Arc::clone(agent.service());
     std::thread::spawn(move || {

@@ -30,7 +30,7 @@ fn with_client(lend_mib: u64, elsewhere: bool, work: impl FnOnce(&Client)) {
         quotas: Default::default(),
         idle: None,
         grace: Duration::ZERO,
-        token: None,
+        trust: farmem_fabric::Trust::default(),
     };
     let agent = Agent::start(of_agent).unwrap();
     let service = std::sync::Arc::clone(agent.service());

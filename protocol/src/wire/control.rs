@@ -145,6 +145,20 @@ pub struct Credential {
     pub id: [u8; 8],
     /// Random bits, anew for each connection.
     pub nonce: [u8; 32],
+    /// How all that follows the Welcome is protected, both ways. The host says, and the node does so. The proofs are
+    /// over this, too: nobody between them makes it weaker.
+    pub cipher: Cipher,
+}
+
+/// How the bytes of a connection are protected.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Cipher {
+    /// Not at all.
+    Plain,
+    /// In records sealed by AES-128-GCM.
+    Aes128Gcm,
+    /// In records sealed by ChaCha20-Poly1305: for a host whose CPU has no AES.
+    ChaCha20Poly1305,
 }
 
 /// The host's answer to a [`Greeting::Challenge`].

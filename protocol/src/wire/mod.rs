@@ -9,7 +9,7 @@
 //!  │── Hello ─────────────────────────────►│  what this connection is for
 //!  │◄──────────────────────────── Greeting─│  welcome, or why not; or a challenge:
 //!  │── Proof ─────────────────────────────►│  that the host has the token that it named
-//!  │◄──────────────────────────── Greeting─│
+//!  │◄──────────────────────────── Greeting─│  from here on in records, if the host says so (`Cipher`)
 //!  │                                       │
 //!  │   purpose Join, Rejoin: the member's control connection
 //!  │── Request ───────────────────────────►│  one at a time
@@ -43,8 +43,8 @@ pub mod text;
 mod verb;
 
 pub use control::{
-    Answer, Ask, Credential, Figure, Frame, Greeting, Hello, Join, Known, NewVolume, NoHello, Proof, Purpose, Refused,
-    Reply, Request, Verdict, VolumeInfo, Welcome, Who,
+    Answer, Ask, Cipher, Credential, Figure, Frame, Greeting, Hello, Join, Known, NewVolume, NoHello, Proof, Purpose,
+    Refused, Reply, Request, Verdict, VolumeInfo, Welcome, Who,
 };
 pub use endpoint::{Endpoint, OFFERS_RDMA};
 pub use text::{Names, Text};
@@ -134,4 +134,7 @@ pub enum Broken {
     /// A completion for another verb than the one that is due.
     #[error("a completion is out of step")]
     Step,
+    /// A record that does not open: it was changed, repeated or left out on its way.
+    #[error("what it sent was changed on its way")]
+    Changed,
 }

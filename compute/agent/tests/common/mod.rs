@@ -12,7 +12,7 @@ pub mod stranger;
 use farmem_agent::client::{Client, Options};
 use farmem_agent::host::{self, Agent, Config};
 use farmem_agent::stock::Quotas;
-use farmem_fabric::{NodeAddr, Transport};
+use farmem_fabric::{NodeAddr, Transport, Trust};
 use farmem_memory::Node;
 use farmem_protocol::extent::check::{Recount, recount};
 use std::path::{Path, PathBuf};
@@ -205,7 +205,8 @@ pub fn be_agent(words: &[String]) {
             _ => panic!("{word}"),
         }
     }
-    let config = Config { dir: dir.clone(), node, transport: Transport::Tcp, quotas, idle, grace, token: None };
+    let config =
+        Config { dir: dir.clone(), node, transport: Transport::Tcp, quotas, idle, grace, trust: Trust::default() };
     // A killed agent's lock is free as soon as the kernel has closed it.
     let until = Instant::now() + LIMIT;
     let agent = loop {

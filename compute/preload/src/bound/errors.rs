@@ -17,6 +17,7 @@ use farmem_sys::raw::{Errno, futex_wait, futex_wake, sleep_ns, syscall};
 use farmem_sys::uffd::OpenError;
 use farmem_sys::verbs::{Absent, Outcome};
 use farmem_trust::NoToken;
+use farmem_trust::record::BadRecord;
 use std::fmt::{self, Debug, Display, Write};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -111,6 +112,7 @@ fn of_connections(list: &mut Vec<Box<dyn Shown>>) {
         Broken::Verb => Broken::Verb,
         Broken::Record => Broken::Record,
         Broken::Step => Broken::Step,
+        Broken::Changed => Broken::Changed,
     );
 }
 
@@ -134,6 +136,7 @@ fn of_memory(list: &mut Vec<Box<dyn Shown>>) {
     every!(list, RegionName: _ => name());
     every!(list, Text<8>: _ => Text::<8>::new("a\nb"));
     every!(list, NoToken: NoToken => NoToken);
+    every!(list, BadRecord: BadRecord::Changed => BadRecord::Changed, BadRecord::UsedUp => BadRecord::UsedUp);
     every!(list, RegionError:
         RegionError::Unknown { .. } => RegionError::Unknown { node: node(), name: name() },
         RegionError::Full(_) => RegionError::Full(node()),

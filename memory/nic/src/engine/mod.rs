@@ -13,7 +13,7 @@
 //! (`output` says how far), input waits, and through TCP so does the host. The memory of one
 //! connection in all: docs/design/tables.md.
 
-//! * This file: the connection's peer, and its requests.
+//! * This file: the connection's peer, and its requests. `sealed`: bytes that go in records.
 //! * `serving`: verbs. `output`: bytes on their way out.
 //!
 //! Transfers of queue pairs, and all that is decided with them, are sections of [`super::epochs`].
@@ -22,6 +22,7 @@
 #![allow(unsafe_code)]
 
 mod output;
+mod sealed;
 mod serving;
 #[cfg(all(test, not(loom)))]
 mod tests;
@@ -43,6 +44,7 @@ use farmem_sys::raw::Errno;
 use farmem_sys::socket::Part;
 use farmem_trust::Nonce;
 use output::{NotSent, Output, Passed};
+use sealed::Sealed;
 use serving::Serving;
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::net::UnixStream;
@@ -135,6 +137,8 @@ pub struct Engine {
     start: usize,
     end: usize,
     output: Output,
+    /// What is said after the Welcome goes in records.
+    sealed: Option<Box<Sealed>>,
     opened: Vec<UnixStream>,
     /// Its part of the table of connections, once it has said who it is.
     place: Option<Place>,
@@ -153,6 +157,7 @@ impl Engine {
             start: 0,
             end: 0,
             output: Output::default(),
+            sealed: None,
             opened: Vec::new(),
             place: None,
             roomy: None,
@@ -188,7 +193,7 @@ impl Engine {
 
     /// Whether there is something to [`Engine::push`].
     pub fn has_output(&self) -> bool {
-        self.output.backlog > 0
+        self.output.backlog > 0 || self.sealed.as_ref().is_some_and(|sealed| sealed.has_output())
     }
 
     /// Whether input waits until output has gone.
@@ -239,6 +244,7 @@ impl Engine {
                     Ok(0) => return Err(Goodbye::Cut),
                     Ok(n) => n,
                     Err(Errno(libc::EAGAIN)) => 0,
+                    Err(Errno(libc::EBADMSG)) => return Err(Goodbye::Broken(Broken::Changed)),
                     Err(_) => return Err(Goodbye::Cut),
                 };
             }
@@ -269,6 +275,9 @@ impl Engine {
     }
 
     fn fill(&mut self, nic: &Nic, receive: impl FnOnce(&[Part]) -> Result<usize, Errno>) -> Result<usize, Errno> {
+        if self.sealed.is_some() {
+            return self.fill_sealed(receive);
+        }
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
         } else if self.input.len() - self.end < self.input.len() / 2 {
@@ -292,6 +301,29 @@ impl Engine {
         }
         let n = receive(&[room])?;
         self.end += n;
+        Ok(n)
+    }
+
+    /// [`Engine::fill`] where bytes come in records: EBADMSG if one does not open.
+    fn fill_sealed(&mut self, receive: impl FnOnce(&[Part]) -> Result<usize, Errno>) -> Result<usize, Errno> {
+        let Some(sealed) = &mut self.sealed else { return Err(Errno(libc::EAGAIN)) };
+        if self.start == self.end && sealed.raw.0 == sealed.raw.1 {
+            (self.start, self.end, sealed.raw) = (0, 0, (0, 0));
+        } else if self.input.len() - sealed.raw.1 < self.input.len() / 2 {
+            let (opened, (from, to)) = (self.end - self.start, sealed.raw);
+            self.input.copy_within(self.start..self.end, 0);
+            self.input.copy_within(from..to, opened);
+            (self.start, self.end, sealed.raw) = (0, opened, (opened, opened + to - from));
+        }
+        let room = &mut self.input[sealed.raw.1..];
+        if room.is_empty() {
+            return Err(Errno(libc::EAGAIN));
+        }
+        let n = receive(&[Part::new(room.as_mut_ptr(), room.len())])?;
+        sealed.raw.1 += n;
+        // What is open and not used yet takes half of the input at most, so that such a record comes whole.
+        let most = self.input.len() / 2;
+        self.end = sealed.open(&mut self.input, self.end, most).map_err(|_| Errno(libc::EBADMSG))?;
         Ok(n)
     }
 
@@ -518,11 +550,19 @@ impl Engine {
             path: Path::new(&self.about.path).unwrap_or_default(),
             proof: [0; 32],
         };
+        let mut ends = None;
         if let Some((known, nonce)) = proven {
             let said = Greeting::Welcome(welcome).frame();
             welcome.proof = known.key.of_node(&nonce, hello.frame().as_bytes(), said.as_bytes());
+            ends = hello.credential.and_then(|host| known.key.node_ends(host.cipher, &host.nonce, &nonce));
         }
         self.output.bytes(Greeting::Welcome(welcome).frame().as_bytes());
+        if let Some(ends) = ends {
+            // What came behind the proof is a record already.
+            let raw = (self.start, self.end);
+            self.end = self.start;
+            self.sealed = Some(Box::new(Sealed::new(ends, raw, self.output.backlog)));
+        }
     }
 
     fn answer(&mut self, nic: &Nic, now_ns: u64) -> Result<bool, Goodbye> {
@@ -645,10 +685,14 @@ impl Engine {
         nic: &Nic,
         mut send: impl FnMut(&[Part], Option<i32>) -> Result<usize, Errno>,
     ) -> Result<(), Goodbye> {
-        if self.output.backlog > 0 {
+        if self.has_output() {
             let _section = nic.epochs.enter(self.shard);
-            while self.output.backlog > 0 {
-                match self.output.send_once(nic, &mut send) {
+            while self.has_output() {
+                let sent = match &mut self.sealed {
+                    None => self.output.send_once(nic, &mut send),
+                    Some(sealed) => sealed.send_once(nic, &mut self.output, &mut send),
+                };
+                match sent {
                     Ok(()) => {}
                     Err(NotSent::System(Errno(libc::EAGAIN))) => return Ok(()),
                     Err(NotSent::System(_)) => return Err(Goodbye::Cut),

@@ -20,6 +20,7 @@ mod conversations;
 mod frames;
 mod mutation;
 mod records;
+mod sealed;
 mod wire;
 
 use conversations::{of_files, of_today, seeds, swap, turns, word};

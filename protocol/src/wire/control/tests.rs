@@ -127,7 +127,7 @@ fn all_frames() -> Vec<(Vec<u8>, Reader)> {
     let answer: Reader = |b| Answer::read(b).map(|read| read.is_some()).ok();
     let mut frames: Vec<(Vec<u8>, Reader)> = Vec::new();
     for purpose in all_purposes() {
-        let credential = Some(Credential { id: [0xFF; 8], nonce: [0xFF; 32] });
+        let credential = Some(Credential { id: [0xFF; 8], nonce: [0xFF; 32], cipher: Cipher::ChaCha20Poly1305 });
         let said = Hello { purpose, tenant: full(), credential, epoch: u64::MAX };
         assert_eq!(Hello::read(said.frame().as_bytes()), Ok(Some((said, said.frame().len))));
         frames.push((said.frame().as_bytes().to_vec(), hello));

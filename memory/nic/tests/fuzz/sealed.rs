@@ -1,0 +1,162 @@
+//! The same attacks by a holder of a token, inside sealed records; and records that were changed on their way.
+
+use crate::conversations::{seeds, turns};
+use crate::frames::{ask, batch, join};
+use crate::mutation::mutate;
+use crate::wire::{Wire, nic};
+use farmem_nic::Nic;
+use farmem_nic::engine::Goodbye;
+use farmem_nic::tenants::{Known, Standing};
+use farmem_protocol::random::Random;
+use farmem_protocol::wire::{
+    Ask, Cipher, Credential, Greeting, Hello, Known as Member, Op, Proof, Purpose, Secret, Welcome,
+};
+use farmem_trust::record::{Ends, HEAD, MOST, OVERHEAD, Opener};
+use farmem_trust::{Key, Token};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+fn key() -> Key {
+    Token::new("analytics", &[6; 40]).unwrap().key()
+}
+
+fn guarded() -> Nic {
+    let nic = nic();
+    nic.set_tokens(vec![Known { key: key(), standing: Standing::Good, quota: u64::MAX }]);
+    nic
+}
+
+/// A host of the token's on a connection: it says this Hello, and has proven its token.
+struct Host<'a> {
+    wire: Wire<'a>,
+    ends: Ends,
+    /// How much of what was said it has opened.
+    heard: usize,
+    /// The member's.
+    secret: Secret,
+}
+
+impl<'a> Host<'a> {
+    /// `None`: it was refused.
+    fn new(nic: &'a Nic, hello: &Hello) -> Option<Host<'a>> {
+        let (mut wire, key, nonce) = (Wire::new(nic), key(), [8; 32]);
+        let credential = Some(Credential { id: key.id, nonce, cipher: Cipher::Aes128Gcm });
+        let hello = Hello { tenant: key.tenant, credential, ..*hello };
+        wire.feed(hello.frame().as_bytes(), 1000, 1);
+        let Ok(Some((Greeting::Challenge(theirs), said))) = Greeting::read(&wire.said) else { return None };
+        let proof = Proof { mac: key.of_host(&theirs, hello.frame().as_bytes()) };
+        wire.feed(proof.frame().as_bytes(), 1000, 1);
+        let Ok(Some((Greeting::Welcome(Welcome { secret, .. }), welcome))) = Greeting::read(&wire.said[said..]) else {
+            return None;
+        };
+        let ends = key.host_ends(Cipher::Aes128Gcm, &nonce, &theirs)?;
+        Some(Host { wire, ends, heard: said + welcome, secret })
+    }
+
+    /// The bytes in records of random lengths.
+    fn seal(&mut self, random: &mut Random, bytes: &[u8]) -> Vec<u8> {
+        let (mut records, mut rest) = (Vec::new(), bytes);
+        while !rest.is_empty() {
+            let most = if random.index(3) == 0 { MOST } else { 100 };
+            let n = (1 + random.index(most)).min(rest.len());
+            let mut record = [&[0; HEAD], &rest[..n], &[0; OVERHEAD - HEAD]].concat();
+            self.ends.sealer.seal(&mut record).unwrap();
+            records.extend(record);
+            rest = &rest[n..];
+        }
+        records
+    }
+
+    /// What was answered since the last look: all of it is in records that open.
+    fn answers(&mut self) -> Vec<u8> {
+        let mut answers = Vec::new();
+        while let Some(len) = Opener::length(&self.wire.said[self.heard..]).unwrap() {
+            let Some(record) = self.wire.said.get(self.heard..self.heard + len) else { break };
+            let mut record = record.to_vec();
+            let n = self.ends.opener.open(&mut record, 0).unwrap();
+            answers.extend_from_slice(&record[..n]);
+            self.heard += len;
+        }
+        answers
+    }
+}
+
+fn limits() -> (Duration, Random) {
+    let number = |name: &str, default| std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(default);
+    let seconds = number("FARMEM_FUZZ_SECONDS", 3u64).div_ceil(3);
+    (Duration::from_secs(seconds), Random::new(number("FARMEM_FUZZ_SEED", 1u64)))
+}
+
+/// A tenant that knows its token may say what it likes: what it breaks is its own connection.
+#[test]
+fn hostile_bytes_inside_records_do_no_harm() {
+    let (time, mut random) = limits();
+    let pool = seeds(nic().incarnation);
+    let (begun, mut runs, mut inside) = (Instant::now(), 0, 0);
+    while begun.elapsed() < time {
+        let mut bytes = pool[random.index(pool.len())].clone();
+        let other = pool[random.index(pool.len())].clone();
+        mutate(&mut random, &mut bytes, &other);
+        let nic = guarded();
+        let mut hosts = Vec::new();
+        for (_, said) in turns(&bytes) {
+            let Ok(Some((mut hello, used))) = Hello::read(said) else { continue };
+            // It knows its own members' secrets alone.
+            if let Some(last) = hosts.last().map(|host: &Host<'_>| host.secret)
+                && let Purpose::Rejoin(known) | Purpose::Attach(known, _) | Purpose::Wire(known, _) = &mut hello.purpose
+            {
+                known.secret = last;
+            }
+            let Some(mut host) = Host::new(&nic, &hello) else { continue };
+            let records = host.seal(&mut random, &said[used..]);
+            host.wire.feed(&records, 1 + random.index(5000), 1);
+            host.answers();
+            inside += 1;
+            hosts.push(host);
+        }
+        assert!(nic.lent() <= nic.lending.limit());
+        hosts.iter_mut().for_each(|host| host.wire.close(Goodbye::Cut, 1));
+        nic.expire(4_000_000_000_000_000);
+        runs += 1;
+    }
+    println!("{runs} conversations, {inside} connections inside");
+    assert!(inside > runs / 2);
+}
+
+/// Whatever is done to records on their way, nothing is carried out that was said at the change or after it.
+#[test]
+fn nothing_behind_a_changed_record_is_carried_out() {
+    let (time, mut random) = limits();
+    let (begun, mut noticed) = (Instant::now(), 0u64);
+    while begun.elapsed() < time {
+        let nic = guarded();
+        let hello = |bytes: Vec<u8>| Hello::read(&bytes).unwrap().unwrap().0;
+        let mut control = Host::new(&nic, &hello(join())).unwrap();
+        let grant = control.seal(&mut random, &ask(1, Ask::Grant));
+        control.wire.feed(&grant, 1000, 1);
+        assert!(!control.answers().is_empty());
+        let member = Member { secret: control.secret, incarnation: nic.incarnation };
+        let mut queue = Host::new(&nic, &Hello::new(Purpose::Attach(member, 0))).unwrap();
+        // Adds one to a word a hundred times, each addition in records of its own.
+        let said: Vec<Vec<u8>> = (0..100).map(|n| batch(n, &[(Op::Faa, 1, 0, 8)])).collect();
+        let records: Vec<Vec<u8>> = said.iter().map(|bytes| queue.seal(&mut random, bytes)).collect();
+        let whole = records.concat();
+        let mut changed = whole.clone();
+        let others = whole.clone();
+        mutate(&mut random, &mut changed, &others);
+        let same = whole.iter().zip(&changed).take_while(|(a, b)| a == b).count();
+        queue.wire.feed(&changed, 1 + random.index(3000), 1);
+        let ends = records.iter().scan(0, |end, record| {
+            *end += record.len();
+            Some(*end)
+        });
+        let untouched = ends.filter(|end| *end <= same).count() as u64;
+        // What came together with the change may go unheard: the host says it again.
+        assert!(nic.tally.faa.load(Ordering::Relaxed) <= untouched);
+        noticed += nic.tally.broken_connections.load(Ordering::Relaxed);
+        queue.answers();
+        queue.wire.close(Goodbye::Cut, 1);
+        control.wire.close(Goodbye::Cut, 1);
+    }
+    assert!(noticed > 0);
+}
