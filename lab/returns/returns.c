@@ -1,5 +1,5 @@
 /* What the ways back from a fault cost: pages come in by SIGBUS and UFFDIO_COPY, nothing else is done for them, and the
- * handler returns in one of five ways (`docs/design/pager.md`, "The return from a fault").
+ * handler returns in one of five ways (`docs/design/signals.md`, "The return from a fault").
  *
  *   cc -O2 -o returns lab/returns/returns.c && taskset -c 1 ./returns [ROUNDS]
  *
