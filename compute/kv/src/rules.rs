@@ -19,12 +19,10 @@ pub enum Bug {
     SkipKey,
     /// A slot is replaced unseen however long ago it was verified.
     BlindForever,
-    /// A silent front end is declared dead although its verbs may still take effect.
-    DeclareUnfenced,
 }
 
 /// All of the above, for tests.
-pub const BUGS: [Bug; 9] = [
+pub const BUGS: [Bug; 8] = [
     Bug::CommitUnchecked,
     Bug::SparePending,
     Bug::CopyPending,
@@ -33,7 +31,6 @@ pub const BUGS: [Bug; 9] = [
     Bug::ReuseAtOnce,
     Bug::SkipKey,
     Bug::BlindForever,
-    Bug::DeclareUnfenced,
 ];
 
 /// The rules in force.

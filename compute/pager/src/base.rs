@@ -1,18 +1,21 @@
-//! What every part of the pager uses: the run's settings, the kernel's userfaultfd, the page table,
+//! Shared by every part of the pager: the run's settings, the kernel's userfaultfd, the page table,
 //! the record of mappings, the threads, far memory, and the counters.
 //!
 //! Nothing here knows how pages come and go.
 
+#![allow(unsafe_code)] // Slots in their place, and the counters.
+
 use crate::ending;
 use crate::ending::{broken, die, is_orphaned, or_end, say};
 use crate::maps::Maps;
+use crate::page::{Bytes, Target};
 use crate::record::Recorder;
 use crate::table::Table;
 use crate::thread::{LOOK_ROUNDS, Threads};
 use crate::wake::Background;
 use crate::word::Word;
 use farmem_pool::{Loss, Pool};
-use farmem_protocol::addr::{PageId, SLAB_BYTES};
+use farmem_protocol::addr::{FarSlot, PageId, SLAB_BYTES};
 use farmem_protocol::units::bytes;
 use farmem_protocol::{counters, exit};
 use farmem_run::RunSpec;
@@ -50,14 +53,14 @@ impl std::ops::Deref for Counters {
     }
 }
 
-/// What all parts share.
+/// The base of all parts.
 pub(crate) struct Base {
     /// The run's settings, as this process follows them.
     pub spec: RunSpec,
     pub uffd: Uffd,
     /// One word for each far page.
     pub table: Table,
-    /// What is mapped where.
+    /// The program's far mappings.
     pub maps: Lock<Maps>,
     pub threads: Threads,
     pub pool: Pool,
@@ -74,9 +77,25 @@ impl Base {
         counter.fetch_add(n, Ordering::Relaxed);
     }
 
-    /// The address of a page's slot, if this process can read it there.
-    pub fn mapped_slot(&self, from: Word) -> Option<*const u8> {
-        from.slot().and_then(|slot| self.pool.readable_in_place(slot))
+    /// The bytes of a slot, if this process can read them there. The caller is in the pager, and the
+    /// slab stays until it leaves.
+    #[inline]
+    pub fn readable_slot(&self, slot: FarSlot) -> Option<Bytes<'_>> {
+        // SAFETY: the pool says that it is mapped. It stays until every thread has left once.
+        self.pool.readable_in_place(slot).map(|at| unsafe { Bytes::at(at) })
+    }
+
+    /// The bytes of a page's slot, if this process can read them there.
+    #[inline]
+    pub fn mapped_slot(&self, page: Word) -> Option<Bytes<'_>> {
+        page.slot().and_then(|slot| self.readable_slot(slot))
+    }
+
+    /// A slot to be written in its place, if this process can. It is the caller's page's.
+    #[inline]
+    pub fn writable_slot(&self, slot: FarSlot) -> Option<Target<'_>> {
+        // SAFETY: as above; a slot belongs to one page, which is the caller's.
+        self.pool.writable_in_place(slot).map(|at| unsafe { Target::at(at) })
     }
 
     /// One round of waiting for a page that another thread owns. The owner may need this CPU.

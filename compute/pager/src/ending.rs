@@ -1,17 +1,20 @@
 //! Ends that a load instruction cannot report: one line, one status, no return.
 
+#![allow(unsafe_code)] // System calls that end the process.
+
 use farmem_fabric::Lost;
 use farmem_protocol::{counters, exit};
 use farmem_sys::raw::{Errno, sleep_ns, syscall, write_all};
 use farmem_sys::{descriptors, socket};
-use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicI32, Ordering};
 
 static STDERR: AtomicI32 = AtomicI32::new(2);
 /// The process that is ending. Not a flag: a vfork child that ends shares this word with its parent.
 static ENDING: AtomicI32 = AtomicI32::new(0);
 /// … and its status.
 static STATUS: AtomicI32 = AtomicI32::new(0);
-static LAST_WORDS: AtomicPtr<counters::File> = AtomicPtr::new(std::ptr::null_mut());
+static LAST_WORDS: OnceLock<&'static counters::File> = OnceLock::new();
 
 /// Keeps a copy of standard error (the program may close its own) and the place for last words.
 pub fn prepare(file: Option<&'static counters::File>) {
@@ -23,7 +26,7 @@ pub fn prepare(file: Option<&'static counters::File>) {
         STDERR.store(copy, Ordering::Relaxed);
     }
     if let Some(file) = file {
-        LAST_WORDS.store(std::ptr::from_ref(file).cast_mut(), Ordering::Relaxed);
+        let _ = LAST_WORDS.set(file);
     }
 }
 
@@ -42,8 +45,7 @@ pub fn die(status: i32, line: &str) -> ! {
     } else {
         say(line);
     }
-    // SAFETY: null or the counters file, which stays mapped for the life of the process.
-    if let Some(file) = unsafe { LAST_WORDS.load(Ordering::Relaxed).as_ref() } {
+    if let Some(file) = LAST_WORDS.get() {
         counters::put_text(&file.last_words, line);
     }
     STATUS.store(status, Ordering::Relaxed);
@@ -58,8 +60,9 @@ pub(crate) fn exit_group(status: i32) -> ! {
     }
 }
 
-/// A process that shares this memory has ended in the midst of the runtime's work: what it held stays as it is for ever,
-/// and somebody here waits for it. Ends with the same status, if the other ended with one of these.
+/// Ends this process because another one that shares its memory has ended inside the runtime. What
+/// that one held stays as it is for ever, and a thread here waits for it. The status is that of the
+/// other process, if the runtime ended it.
 pub fn member_gone(process: u32) {
     let died = ENDING.load(Ordering::Relaxed) == process as i32;
     let status = if died { STATUS.load(Ordering::Relaxed) } else { exit::BROKEN };
@@ -72,11 +75,11 @@ pub fn member_gone(process: u32) {
     )
 }
 
-/// Whether the run's supervisor has been killed, as far as that can be seen: then nobody is left to end the run.
+/// Whether the run's supervisor has been killed, as far as can be seen. Then no process is left
+/// that would end the run.
 #[cold]
 pub(crate) fn is_orphaned() -> bool {
-    // SAFETY: null or the counters file, which stays mapped for the life of the process.
-    let Some(file) = (unsafe { LAST_WORDS.load(Ordering::Relaxed).as_ref() }) else { return false };
+    let Some(file) = LAST_WORDS.get() else { return false };
     match descriptors::pidfd_of(file.supervisor.load(Ordering::Relaxed)) {
         Ok(pidfd) => {
             let ended = socket::wait(pidfd, true, false, 0) != 0;
@@ -94,7 +97,8 @@ pub fn or_end<T>(had: Result<T, Lost>) -> T {
     had.unwrap_or_else(|lost| die(exit::NODE_LOST, &lost.to_string()))
 }
 
-/// The process ends now by its own will: what other threads find out from here on is of no interest.
+/// The process ends now by its own will. Anything that other threads find out from here on is of no
+/// interest.
 pub(crate) fn leave() {
     ENDING.store(farmem_sys::raw::getpid() as i32, Ordering::Relaxed);
 }

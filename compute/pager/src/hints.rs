@@ -12,14 +12,15 @@
 //! lock is held only for the look that decides the call's result. A page that was unmapped since is
 //! Untouched, and is passed by.
 //!
-//! *A hint is bounded.* One call brings in at most [`MOST_AHEAD`] of local memory: what it brings
-//! must not be evicted before it is used. What leaves by a hint must find room in far memory that
-//! nothing else is promised: where far memory is nearly full, nothing leaves. Each step enters the
-//! pager anew, so that forks and signals do not wait for a long range.
+//! *A hint is bounded.* One call brings in at most one part in [`MOST_AHEAD`] of local memory,
+//! because pages must not be evicted before they are used. Pages leave by a hint only while far
+//! memory has room that is promised to no other. Each step enters the pager afresh, so that forks
+//! and signals do not wait for a long range.
 
 use crate::base::Base;
 use crate::incoming::Incoming;
 use crate::incoming::window::Why;
+use crate::kernel;
 use crate::local::Local;
 use crate::maps::{ENOMEM, pages};
 use crate::out::Out;
@@ -27,14 +28,14 @@ use crate::out::batch::{Evictor, Leaving};
 use crate::out::most_at_once;
 use crate::room::Room;
 use crate::table::{BLOCK_PAGES, Pattern};
-use crate::thread::{Claimed, Inside, WINDOW};
+use crate::thread::{Inside, WINDOW};
 use crate::word::{State, Word};
 use farmem_protocol::addr::{PAGE_BYTES, PageId, is_far};
 use farmem_sys::clock;
-use farmem_sys::raw::{SignalsBlocked, syscall};
+use farmem_sys::raw::SignalsBlocked;
 use std::sync::atomic::AtomicU64;
 
-/// Of local memory, what one call brings in at most is this part.
+/// One call brings in at most one part in this many of local memory.
 const MOST_AHEAD: u64 = 32;
 /// … but at least this number of pages.
 const LEAST_AHEAD: u64 = 8;
@@ -48,7 +49,7 @@ const LOOKED_AT: u64 = 16;
 /// Of far memory, the part that stays free where pages leave by a hint.
 const KEPT_FREE: u64 = 16;
 
-/// What the program says of its pages.
+/// Hints of the program about its pages.
 pub struct Hints {
     base: &'static Base,
     local: &'static Local,
@@ -68,8 +69,8 @@ impl Hints {
         Hints { base, local, out, room, incoming }
     }
 
-    /// The hints of `madvise`, for a range that is page-aligned and in the far range. As the
-    /// kernel: parts that are not mapped are passed by, and told of at the end.
+    /// Follows the hints of `madvise` for a range that is page-aligned and far. As in the kernel,
+    /// parts that are not mapped are passed by, and told of at the end.
     pub(crate) fn hint(&self, addr: usize, len: usize, advice: i32) -> isize {
         let end = addr + len;
         let regions = {
@@ -83,8 +84,7 @@ impl Hints {
             whole &= at == next;
             next = region.end;
             if region.foreign {
-                // SAFETY: the program's own request about its own mapping.
-                let ret = unsafe { syscall(libc::SYS_madvise, [at, region.end - at, advice as usize, 0, 0, 0]) };
+                let ret = kernel::advise(at, region.end - at, advice);
                 if ret < 0 {
                     return ret;
                 }
@@ -190,7 +190,7 @@ impl Hints {
         }
         for &page in step {
             let seen = self.base.table.word(page).load();
-            // What is staged is as good as here; a clean page needs its protection lifted.
+            // A staged page is as good as here. A clean page needs its protection lifted.
             if seen.state() != State::Remote && Self::is_wanting(seen, write) {
                 self.incoming.serve(&mut inside, page, write, begun);
             }
@@ -211,13 +211,8 @@ impl Hints {
             if room == 0 {
                 break;
             }
-            let seen = self.base.table.word(page).load();
-            let slot = seen.slot().filter(|_| seen.state() == State::Remote && !self.base.samples(page));
-            if let Some(slot) = slot
-                && self.base.table.word(page).shift(seen, seen.to(State::Busy))
-            {
-                room -= 1;
-                thread.claimed.push(Claimed { page, slot, source: std::ptr::null(), in_place: true, seen });
+            if let Some(away) = self.incoming.is_away(page) {
+                room -= self.incoming.claim(thread, page, away) as u64;
             }
         }
         self.local.unreserve(room);
@@ -253,8 +248,8 @@ impl Hints {
             let _signals = SignalsBlocked::new();
             let _inside = self.base.threads.enter();
             let mut evictor = self.out.evictor.lock();
-            // Slots are taken with the evictor's lock held: what is free now stays so for this
-            // batch.
+            // Slots are taken with the evictor's lock held, so room that is free now stays free for
+            // this batch.
             let most = most_at_once(self.out.staging.len());
             let used = self.base.pool.used() + (2 * most * PAGE_BYTES) as u64;
             if self.base.pool.ensure(used + used / KEPT_FREE).is_err() {
@@ -279,13 +274,13 @@ impl Hints {
             }
             if evictor.leaving.len() == most {
                 next = next.min(page.0);
-            } else if word.shift(seen, seen.to(State::Leaving)) {
-                evictor.leaving.push(Leaving::found(page, seen));
+            } else {
+                evictor.leaving.extend(Leaving::take(&self.base.table, page, seen));
             }
         });
         if !evictor.leaving.is_empty() {
             let mut policy = self.local.policy();
-            evictor.leaving.iter().for_each(|leaving| policy.gone(leaving.page));
+            evictor.leaving.iter().for_each(|leaving| policy.gone(leaving.page()));
         }
         PageId(next)
     }

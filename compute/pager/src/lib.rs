@@ -25,17 +25,17 @@
 //! blocks them itself ([`farmem_sys::raw::SignalsBlocked`]). This crate uses no thread-local, no
 //! allocator of the program's, and no libc call that could.
 
-#![allow(unsafe_code)] // Raw program memory: reads of pages it owns, installs into pages it owns.
-
 mod base;
 pub mod dirty;
 pub mod ending;
 mod hints;
 mod house;
 mod incoming;
+mod kernel;
 mod local;
 mod maps;
 mod out;
+mod page;
 mod pins;
 mod record;
 mod room;
@@ -68,7 +68,7 @@ pub struct Pager {
     incoming: &'static Incoming,
     /// Pages that system calls use.
     pub pins: &'static Pins,
-    /// What the program says of its pages.
+    /// Hints of the program about its pages.
     pub hints: &'static Hints,
     /// The program's far mappings.
     pub space: &'static Space,

@@ -16,14 +16,16 @@ use farmem_sys::raw::SignalsBlocked;
 use farmem_sys::sync::Lock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Of local memory, what long calls may pin together is the half: the other is for whoever faults meanwhile.
+/// Long calls may together pin one part in this many of local memory. The rest is for faults
+/// meanwhile.
 const PINNED_PART: u64 = 2;
 
 /// Losses that are remembered by page.
 const REMEMBERED: usize = 128;
 
-/// Which pages went from under their pins of late. A call that had pinned some before, and takes its own back, must leave these
-/// alone: they may be mapped anew since, and pinned by another.
+/// Pages that were taken away from under their pins recently. A call that had pinned some of them,
+/// and takes its own pins back, must leave these pages alone: they may be mapped again since, and
+/// pinned by another call.
 struct Lost {
     /// Losses so far.
     number: u64,
@@ -51,7 +53,7 @@ impl Lost {
         self.forgotten = self.number;
     }
 
-    /// Whether a page may have lost its pins since there were so many losses.
+    /// Whether a page may have lost its pins since `losses` losses.
     fn since(&self, losses: u64, page: PageId) -> bool {
         losses < self.forgotten || (losses + 1..=self.number).any(|n| self.pages[n as usize % REMEMBERED] == page)
     }
@@ -88,7 +90,7 @@ impl Pins {
         self.local.limit() / PINNED_PART
     }
 
-    /// Whether a long call may pin so many pages now; then they are claimed.
+    /// Claims `pages` pages for the pins of a long call. False if too many are claimed.
     pub fn claim_pins(&self, pages: u64) -> bool {
         let claim = |claimed: u64| (claimed + pages <= self.most_pins()).then_some(claimed + pages);
         self.long_pins.fetch_update(Ordering::Relaxed, Ordering::Relaxed, claim).is_ok()
@@ -100,7 +102,7 @@ impl Pins {
         let _ = self.long_pins.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
     }
 
-    /// In a forked child: who has claimed or pinned pages does not exist here.
+    /// In a forked child: the threads that claimed or pinned pages do not exist here.
     pub(crate) fn forget_claims(&self) {
         self.long_pins.store(0, Ordering::Relaxed);
         self.local.crowd.forget();
@@ -109,19 +111,22 @@ impl Pins {
         self.losses.store(lost.number, Ordering::SeqCst);
     }
 
-    /// Tells whether pins may have been lost since: pages were unmapped or moved from under them. Asked before the first of a
-    /// call is made.
+    /// The number of times that pages were unmapped or moved from under their pins. A call asks
+    /// before it makes its first pin, and again before it takes its pins back.
     #[inline]
     pub fn losses(&self) -> u64 {
         self.losses.load(Ordering::SeqCst)
     }
 
-    /// Takes pins back that were made after `losses` was asked, but of pages that have lost theirs since: what is pinned
-    /// there now is another call's. (Or one's own, if it was lost between the asking and the pin: that stays.) None is lost between the look and the last page ([`Pins::take_page`]).
+    /// Takes pins back that were made after `losses` was asked. Pages that have lost their pins
+    /// since are left out: a pin there is another call's now. (A pin made between the asking and a
+    /// loss may stay.) No page loses its pins between the look and the last page:
+    /// [`Pins::take_page`] takes the same lock.
     pub fn unpin_since<'r>(&self, ranges: impl Iterator<Item = &'r (usize, usize)>, losses: u64) {
         if self.losses() == losses {
-            // (A page that loses its pins right now, and is another's before the next instruction, is not told from ours. A lock
-            // for each call would be, which all threads take.)
+            // (A page that loses its pins right now, and is another's before the next instruction,
+            // is not told from ours. Telling it would take a lock in each call, which all threads
+            // share.)
             return ranges.for_each(|&(addr, len)| self.unpin(addr, len));
         }
         let _signals = SignalsBlocked::new();
@@ -133,8 +138,8 @@ impl Pins {
         }
     }
 
-    /// Makes a page the caller's (Busy), whatever pins it; false when its word is not `seen` any more. Its pins are lost, and
-    /// that is told before anybody can pin what is there next.
+    /// Makes a page the caller's (Busy), even if it is pinned. False when its word is not `seen`
+    /// any more. Its pins are lost, which is told before the page that comes next can be pinned.
     pub(crate) fn take_page(&self, page: PageId, word: &AtomicWord, seen: Word) -> bool {
         let to = Word::UNTOUCHED.to(State::Busy);
         if seen.state() != State::Resident || seen.pins() == 0 {
@@ -157,7 +162,8 @@ impl Pins {
         self.pin_for(addr, len, write, false)
     }
 
-    /// [`Pins::pin`] for an access that the mapping's protection does not hinder, as the kernel's by `/proc/self/mem`.
+    /// [`Pins::pin`] for an access that ignores the mapping's protection, as the kernel's by
+    /// `/proc/self/mem` does.
     pub fn pin_forced(&self, addr: usize, len: usize, write: bool) -> usize {
         self.pin_for(addr, len, write, true)
     }
@@ -192,8 +198,9 @@ impl Pins {
             }
             let _signals = SignalsBlocked::new();
             let mut inside = self.base.threads.enter();
-            // The kernel says EFAULT of what nobody may read. To bring it in would be of no use, and eviction could not
-            // read it either: a block that is not in use is not marked (see `Table::mark_unreadable`).
+            // The kernel says EFAULT for memory that nobody may read. Bringing it in would be of no
+            // use, and eviction could not read it either: a block that is not in use is not marked
+            // (see `Table::mark_unreadable`).
             if seen.state() == State::Untouched {
                 if forced {
                     self.base.look_before_touch(page);

@@ -1,23 +1,24 @@
 //! The page-trace recorder: which pages the program uses, in order, into a file.
 //!
-//! A pager sees faults, not uses. So a run that is recorded keeps [`LOCAL_PAGES`]
-//! pages local, whatever `--local` says, first in, first out, and fetches nothing
-//! ahead: every move to a page that was not among the last few dozen faults, and
-//! is recorded. What is not recorded is a use that any memory worth replaying
-//! would have kept anyway (`docs/design/cache.md`, *Traces*).
+//! A pager sees faults, not uses. So a recorded run keeps [`LOCAL_PAGES`] pages local whatever
+//! `--local` says, first in, first out, and fetches nothing ahead. Every move to a page that was
+//! not among the last few dozen faults is then a fault, and recorded. A use that is not recorded is
+//! one that any memory worth replaying would have kept (`docs/design/cache.md`, *Traces*).
 //!
 //! Each record is written by a system call of its own, a tenth of the fault it
 //! belongs to. Nothing is buffered, so the file is whole up to the last fault
 //! however the process ends, and an exit needs no hook.
 //!
-//! `farmem size` asks for a sample instead ([`farmem_cache::sample`]): all pages stay local, as `--local` allows, but
-//! a few, and the faults of those are recorded.
+//! `farmem size` asks for a sample instead ([`farmem_cache::sample`]). All pages stay local as far
+//! as `--local` allows, but for a few, and the faults of those are recorded.
 //!
 //! Every process of a run, and every program it execs, has a file of its own:
 //! encoders cannot share one. The first is FILE, the others FILE.PID, or
 //! FILE.PID.2 and so on where that exists; none is ever overwritten. A process
 //! that uses no more pages than are local anyway leaves none: shells and
 //! launchers would leave dozens.
+
+#![allow(unsafe_code)] // System calls on the trace.
 
 use crate::base::Base;
 use crate::ending::say;
@@ -43,7 +44,7 @@ const NAMES: u32 = 1000;
 
 /// Where a process's records go.
 pub(crate) struct Recorder {
-    /// What `--trace` named.
+    /// The file that `--trace` named.
     file: String,
     /// A fork of a process that has, or may yet have, that file.
     forked: AtomicBool,
@@ -57,7 +58,8 @@ struct Sink {
     encoder: Encoder,
     /// Sampled pages in use.
     live: u64,
-    /// Faults on sampled pages since the time they take was last looked at, what they took, and when that was: ticks.
+    /// Faults on sampled pages since the last look at their time; the time that they took; and when
+    /// that look was. Ticks.
     faults: u64,
     spent: u64,
     looked: u64,
@@ -248,7 +250,8 @@ impl Base {
         self.recorder.as_ref().is_some_and(|recorder| recorder.samples(page))
     }
 
-    /// Whether all pages are recorded: then the program is to fault on what it uses, whatever it says of it.
+    /// Whether all pages are recorded. Then the program is to fault on each that it uses, in spite
+    /// of hints.
     pub(crate) fn records_all(&self) -> bool {
         self.recorder.as_ref().is_some_and(|recorder| recorder.rate.is_none())
     }

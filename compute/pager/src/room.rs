@@ -75,7 +75,7 @@ impl Room {
         }
     }
 
-    /// Evicts a batch for want of room for `n` pages. `None` if another thread made room meanwhile.
+    /// Evicts a batch to have room for `n` pages. `None` if another thread made room meanwhile.
     fn evict_for(&self, n: u64, fruitless: u32) -> Option<usize> {
         let local = self.local;
         let mut evictor = self.out.evictor.try_lock().unwrap_or_else(|| {

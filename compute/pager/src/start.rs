@@ -66,7 +66,7 @@ pub(crate) fn features(faults: Faults) -> u64 {
     feature::PAGEFAULT_FLAG_WP | inline
 }
 
-/// A part, for the life of the process.
+/// Keeps a part for the life of the process.
 fn for_good<T>(part: T) -> &'static T {
     Box::leak(Box::new(part))
 }
@@ -97,7 +97,7 @@ impl Shares {
     }
 }
 
-/// The policy for so many local pages.
+/// The policy for `limit` local pages.
 fn policy(limit: u64, rate: Option<&'static Rate>, records_all: bool) -> Box<dyn Policy> {
     match rate {
         _ if records_all => Box::new(farmem_cache::fifo::Fifo::new(limit as usize)),
@@ -106,7 +106,7 @@ fn policy(limit: u64, rate: Option<&'static Rate>, records_all: bool) -> Box<dyn
     }
 }
 
-/// Starts the pager. One per process, for its whole life.
+/// Starts the pager of the process. It lives as long as the process does.
 ///
 /// # Errors
 /// See [`StartError`].
@@ -162,7 +162,7 @@ pub fn start(
     let pager = for_good(assemble(base, local, changes, out).map_err(StartError::Memory)?);
     farmem_sys::descriptors::spare::keep();
     if shares.staged > 0 {
-        out.tell_arena();
+        out.staging.tell(&base.pool);
     }
     // A process that ends before this point has no mode: its program never ran.
     base.counters.mode.store(1 + (base.spec.faults == Faults::Thread) as u32, Ordering::Relaxed);

@@ -10,7 +10,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Pages in a block: 2 MiB of addresses.
 pub const BLOCK_PAGES: u64 = 512;
-// The table is released by whole blocks: a first touch in a block that stays must not own words of one that goes.
+// The table is released by whole blocks. A first touch in a block that stays must not own words of
+// a block that goes.
 const _: () = assert!(BLOCK_PAGES == farmem_cache::prefetch::FIRST_TOUCH_BLOCK);
 /// In a block's count: some page of it may not be readable by the program (see [`Table::mark_unreadable`]).
 const UNREADABLE: u32 = 1 << 31;
@@ -38,7 +39,7 @@ pub enum Pattern {
 
 /// The table.
 pub struct Table {
-    words: SparseArray<AtomicU64>,
+    words: SparseArray<AtomicWord>,
     blocks: SparseArray<AtomicU32>,
     /// Blocks marked [`TABLED`].
     tabled: AtomicU64,
@@ -50,7 +51,8 @@ impl Table {
         Table::of(FAR_PAGES)
     }
 
-    /// A table for the first `pages` of the far range, for where 64 GiB of addresses cannot be had (valgrind).
+    /// A table for the first `pages` of the far range, where 64 GiB of addresses are not available
+    /// (valgrind).
     pub fn of(pages: usize) -> Result<Table, Errno> {
         Ok(Table {
             words: SparseArray::new(pages)?,
@@ -62,7 +64,7 @@ impl Table {
     /// A page's word.
     #[inline(always)]
     pub fn word(&self, page: PageId) -> &AtomicWord {
-        AtomicWord::of(&self.words[page.0 as usize])
+        &self.words[page.0 as usize]
     }
 
     /// Gets a page's word into the CPU's cache.
@@ -77,8 +79,8 @@ impl Table {
 
     /// Notes that a word became non-zero. Before it does, so that no walk overlooks it.
     ///
-    /// Whether the page may be one that the program cannot read, and its block is not marked: then, before it comes in,
-    /// [`Table::mark_unreadable_untouched`] is due if it is.
+    /// Returns whether the page may be one that the program cannot read while its block is not
+    /// marked. If it cannot, [`Table::mark_unreadable_untouched`] is due before the page comes in.
     #[inline]
     pub fn touched(&self, page: PageId) -> bool {
         let before = self.block(page).fetch_add(1, Ordering::Relaxed);
@@ -88,10 +90,10 @@ impl Table {
         before & (TAKEN | UNREADABLE) == TAKEN
     }
 
-    /// Resident memory of the table, bytes: a page for each block that was ever touched and not released. What
-    /// the blocks' counts take, a thousandth of that, is left out.
+    /// Resident memory of the table, bytes: a page for each block that was ever touched and not
+    /// released. The counts of blocks, a thousandth of that, are left out.
     pub fn bytes(&self) -> u64 {
-        self.tabled.load(Ordering::Relaxed) * BLOCK_PAGES * size_of::<AtomicU64>() as u64
+        self.tabled.load(Ordering::Relaxed) * BLOCK_PAGES * size_of::<AtomicWord>() as u64
     }
 
     /// Notes that a word became zero. After it did.
@@ -103,10 +105,12 @@ impl Table {
     /// Remembers that the program took its right to read away from part of the pages `from..to`
     /// (forgotten only when they are unmapped: the slower way of reading such a page is correct for all).
     ///
-    /// A block that is not in use is not marked: before one of its pages can become resident the program must make it
-    /// readable again, and most are never slow. But an access may be under way, found lawful by the kernel and not yet
-    /// known here. It and this call both change the block's count: if it is the first, this call sees a block in use; if it is
-    /// the second, it hears from [`Table::touched`], and so does who touches another page of the block before it.
+    /// A block that is not in use is not marked. Before one of its pages can become resident the
+    /// program must make it readable again, and most blocks are never slow. But an access may be
+    /// under way, found lawful by the kernel and not yet known here. It and this call both change
+    /// the block's count. If the access is first, this call sees a block in use. If it is second,
+    /// it hears from [`Table::touched`], and so does a thread that touches another page of the
+    /// block before it.
     pub fn mark_unreadable(&self, from: PageId, to: PageId) {
         for block in self.blocks_of(from, to) {
             if block.load(Ordering::Relaxed) & UNREADABLE == 0
@@ -124,8 +128,9 @@ impl Table {
         }
     }
 
-    /// How the program uses the pages `from..to`, as it says. Blocks of which less than half lies among them stay as they
-    /// are: a block has one pattern, and a wrong one costs only time.
+    /// Notes how the program says that it uses the pages `from..to`. A block of which less than
+    /// half lies among them stays as it is: a block has one pattern, and a wrong one costs only
+    /// time.
     pub fn declare(&self, from: PageId, to: PageId, pattern: Pattern) {
         let nearest = |page: PageId| (page.0 + BLOCK_PAGES / 2) / BLOCK_PAGES;
         let bits = match pattern {
@@ -143,7 +148,7 @@ impl Table {
         }
     }
 
-    /// What was last declared of a page's block.
+    /// The pattern that was last declared of a page's block.
     #[inline]
     pub fn pattern(&self, page: PageId) -> Pattern {
         match self.block(page).load(Ordering::Relaxed) & (RANDOM | IN_ORDER) {
@@ -167,7 +172,7 @@ impl Table {
 
     /// Where the words begin: that of the far range's first page.
     pub fn words(&self) -> *const AtomicU64 {
-        &raw const self.words[0]
+        std::ptr::from_ref(&self.words[0]).cast()
     }
 
     fn blocks_of(&self, from: PageId, to: PageId) -> impl Iterator<Item = &AtomicU32> {
@@ -199,7 +204,7 @@ impl Table {
     pub fn release(&self, from: PageId, to: PageId) {
         let (first, last) = (from.0.div_ceil(BLOCK_PAGES), to.0 / BLOCK_PAGES);
         if first < last {
-            // What is not whole blocks stays: a neighbour may be using the rest of the table's page.
+            // Parts of blocks stay: a neighbour may be using the rest of the table's page.
             self.words.clear((first * BLOCK_PAGES) as usize, (last * BLOCK_PAGES) as usize);
             let mut released = 0;
             for block in first..last {

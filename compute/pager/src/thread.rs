@@ -1,19 +1,21 @@
 //! A thread's belongings for its faults: its lane to far memory, detectors, buffers.
 //!
-//! Found by the thread pointer (`%fs:0`), not by a thread-local of ours: those
-//! go through a table that glibc allocates with the program's malloc, hence in
-//! far memory, which the fault path must not touch. A thread that ends gives its
-//! context back, and what is in it, queue pairs above all, is the next one's that
-//! needs any; of one whose end is not seen it is the next thread's at the same
-//! thread pointer.
+//! Found by the thread pointer (`%fs:0`), not by a thread-local. Thread-locals of a library go
+//! through a table that glibc allocates with the program's malloc, hence in far memory, which the
+//! fault path must not touch. A thread that ends gives its context back. Its belongings, queue
+//! pairs above all, go to the next thread that needs some. Where the end of a thread is not seen,
+//! they are the next thread's at the same thread pointer.
 //!
 //! A context's `inside` flag is also the pager's gate: a thread sets it when it
 //! enters the pager and a fork waits until all are clear.
 //!
 //! A thread that shares this memory from another process may be killed while it is inside. So it
-//! leaves its name in its context, and whoever has waited long for a page, a lock or a fork looks
-//! whether all those inside still are ([`Threads::look`]).
+//! leaves its name in its context. A thread that has waited long for a page, a lock or a fork looks
+//! whether all those inside still exist ([`Threads::look`]).
 
+#![allow(unsafe_code)] // Contexts, and the thread pointer.
+
+use crate::page::{Busy, Bytes, Frames};
 use crate::word::Word;
 use farmem_cache::prefetch::{FirstTouch, Prefetcher, Window};
 use farmem_pool::{Done, Lane};
@@ -43,18 +45,14 @@ pub const WINDOW: usize = 64;
 
 /// A page that a window will bring in: Busy, and so the thread's.
 #[derive(Clone, Copy)]
-pub struct Claimed {
-    /// Which.
-    pub page: PageId,
-    /// Its slot.
+pub(crate) struct Claimed {
+    pub busy: Busy,
     pub slot: FarSlot,
-    /// Address of its bytes, once they are there: in the slot, or in the landing buffer. Asked
-    /// once, because the slab may move meanwhile.
-    pub source: *const u8,
-    /// In the slot.
+    /// Its bytes, once they are there: in the slot, or in the landing buffer. Asked once, because the
+    /// slab may move meanwhile.
+    pub source: Option<Bytes<'static>>,
+    /// They are in the slot.
     pub in_place: bool,
-    /// Its word before.
-    pub seen: Word,
 }
 
 /// One thread's belongings in the pager.
@@ -72,7 +70,7 @@ pub struct Thread {
     /// The window being fetched.
     pub window: Window,
     /// Pages of the window that were claimed, with their slots.
-    pub claimed: Vec<Claimed>,
+    pub(crate) claimed: Vec<Claimed>,
     /// The page that a read brought in last, protected, with its word before: whether the next fault is the
     /// write to it is the soonest that is heard of it ([`crate::dirty::guess`]).
     pub watched: Option<(PageId, Word)>,
@@ -83,10 +81,10 @@ pub struct Thread {
     /// Its name in a trace.
     pub number: u32,
     /// Where tcp READs land: [`LANDING`] pages.
-    pub landing: *mut u8,
+    pub(crate) landing: Frames,
     /// Whether the demand page's landed in the last of them when it was last used, and not in the first.
     pub lands_last: bool,
-    /// The demand page that landed last, if what is to be kept of it still is to be taken from where it landed
+    /// The demand page that landed last, if bytes are still to be kept of it from where it landed
     /// ([`crate::dirty`]).
     pub unkept: Option<PageId>,
 }
@@ -109,12 +107,10 @@ impl Thread {
         self.lane.forget_in_child();
     }
 
-    /// Where a demand page's READ lands: in the last page, or the first.
+    /// The page of the landing buffer in which a demand page's READ lands: the last, or the first.
     #[inline]
-    pub fn demand(&self, last: bool) -> *mut u8 {
-        let index = if last { LANDING - 1 } else { 0 };
-        // SAFETY: within the landing buffer.
-        unsafe { self.landing.add(index * PAGE_BYTES) }
+    pub fn demand(&self, last: bool) -> usize {
+        if last { LANDING - 1 } else { 0 }
     }
 
     fn new(longest: u32) -> Result<Self, Errno> {
@@ -130,7 +126,8 @@ impl Thread {
             guesses: 0,
             groundless: (PageId(0), 0),
             number: NUMBERS.fetch_add(1, Ordering::Relaxed),
-            landing: LANDINGS.take()? as *mut u8,
+            // SAFETY: a lot is mapped for good, and given to one taker.
+            landing: unsafe { Frames::of(LANDINGS.take()?, LANDING) },
             lands_last: false,
             unkept: None,
         })
@@ -138,7 +135,8 @@ impl Thread {
 }
 
 struct Context {
-    /// Thread pointer of its thread; 0: never used. Only says where to look: whoever has set `inside` may use it.
+    /// Thread pointer of its thread; 0: never used. It only says where to look: the thread that has
+    /// set `inside` may use the context.
     owner: AtomicUsize,
     /// Odd: a thread is in the pager by it. Each entry and each exit adds one, so that a wait for a
     /// thread to leave does not take its next entry for this one.
@@ -163,6 +161,12 @@ impl Context {
         self.inside.store(self.inside.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
     }
 
+    /// Takes what is in it. By the thread that is in, or alone.
+    fn take(&self) -> Option<Box<Thread>> {
+        // SAFETY: `inside` is the caller's, or no other thread exists: so the cell is the caller's.
+        unsafe { &mut *self.thread.get() }.take()
+    }
+
     fn enter_again(&self) -> bool {
         let outside = self.inside.load(Ordering::Relaxed);
         let entered = outside.wrapping_add(1);
@@ -173,11 +177,11 @@ impl Context {
 /// All contexts of a process.
 pub struct Threads {
     contexts: Box<[Context]>,
-    /// What threads that have ended had.
+    /// Belongings of threads that have ended.
     #[expect(clippy::vec_box, reason = "they go from context to context as they are")]
     spare: Lock<Vec<Box<Thread>>>,
     closed: AtomicBool,
-    /// Who closed it.
+    /// The process of the thread that closed it.
     closer: AtomicU32,
     /// Longest prefetch window of a thread.
     longest: u32,
@@ -264,7 +268,8 @@ impl Threads {
         }
     }
 
-    /// The calling thread ends, and will not enter again: its context, and what is in it, may be the next thread's.
+    /// The calling thread ends, and will not enter again. Its context and its belongings may be the
+    /// next thread's.
     pub fn leave(&self) {
         self.leave_as(thread_pointer());
     }
@@ -277,10 +282,7 @@ impl Threads {
             }
             // Not if another that shares the thread pointer is in it.
             if owner == tp && self.try_enter(context) {
-                // SAFETY: `inside` is ours, so is the cell.
-                if let Some(thread) = unsafe { &mut *context.thread.get() }.take() {
-                    self.spare.lock().push(thread);
-                }
+                self.spare.lock().extend(context.take());
                 context.owner.store(GIVEN_BACK, Ordering::Relaxed);
                 context.leave();
             }
@@ -400,16 +402,16 @@ impl Threads {
     }
 
     /// In a forked child, where only the calling thread exists: forgets every thread's queue pairs,
-    /// which belong to the parent, and who was on his way in. (A thread that has set `inside` after [`Threads::close`]
-    /// looked takes it back in the parent alone.)
+    /// which belong to the parent, and threads that were on their way in. (A thread that has set
+    /// `inside` after [`Threads::close`] looked takes it back in the parent alone.)
     pub fn forget_links(&self, own: &mut Inside<'_>) {
         own.context.name.store(members::own_name(), Ordering::Relaxed);
         own.thread.forget_links();
         self.spare.lock().iter_mut().for_each(|thread| thread.forget_links());
         for context in &self.contexts {
             if !std::ptr::eq(context, own.context) {
-                // SAFETY: no other thread exists in the child, and this is not our own context.
-                if let Some(mut thread) = unsafe { &mut *context.thread.get() }.take() {
+                // No other thread exists in the child, so the context is ours.
+                if let Some(mut thread) = context.take() {
                     thread.forget_links();
                     self.spare.lock().push(thread);
                 }
@@ -440,8 +442,8 @@ mod tests {
         0x7f00_0000_0000 + n * 0x2_1040
     }
 
-    /// Threads in turn, more than there are contexts, pass one thread's belongings on; what is there at once is each
-    /// thread's own, however many came before.
+    /// Threads that come and go, more than there are contexts, pass one thread's belongings on.
+    /// Threads that exist together have their own, however many came before.
     #[test]
     fn what_a_thread_had_is_the_next_ones() {
         let threads = Threads::new(8);
@@ -476,8 +478,8 @@ mod tests {
         });
     }
 
-    /// A thread that comes while a fork is under way may have set its flag when the child begins: the child has no such
-    /// thread, and its own next fork would wait for it.
+    /// A thread that comes while a fork is under way may have set its flag when the child begins.
+    /// The child has no such thread, and its own next fork would wait for it.
     #[test]
     fn a_child_waits_for_no_thread_of_its_parents() {
         let threads = Threads::new(8);

@@ -1,4 +1,4 @@
-//! Starts the background thread and wakes it. What the thread does: [`crate::house`].
+//! Starts and wakes the background thread. The thread itself: [`crate::house`].
 
 use farmem_sys::raw::{futex_wait, futex_wake, getpid, now_ns};
 use farmem_sys::thread::spawn;

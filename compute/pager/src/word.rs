@@ -29,7 +29,10 @@
 //! may change under the owner (an `unpin`), hence owners leave Busy by
 //! [`AtomicWord::settle`].
 
+#![allow(unsafe_code)] // Zero is a word.
+
 use farmem_protocol::addr::FarSlot;
+use farmem_sys::memory::ZeroValid;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A page's state.
@@ -194,12 +197,13 @@ impl std::fmt::Debug for Word {
 #[repr(transparent)]
 pub struct AtomicWord(AtomicU64);
 
+// SAFETY: zero is a value of it, and it is an atomic.
+unsafe impl ZeroValid for AtomicWord {}
+
 impl AtomicWord {
-    /// Views an element of the page table.
-    #[inline(always)]
-    pub fn of(word: &AtomicU64) -> &AtomicWord {
-        // SAFETY: repr(transparent) over the same type.
-        unsafe { &*(word as *const AtomicU64).cast() }
+    /// With a value.
+    pub const fn new(word: Word) -> AtomicWord {
+        AtomicWord(AtomicU64::new(word.0))
     }
 
     /// The value now. Pairs with the Release of the transition that made it. SeqCst, as [`AtomicWord::shift`]
@@ -241,8 +245,8 @@ impl AtomicWord {
         seen.pins() < MAX_PINS && self.shift(seen, Word(seen.0 + PIN))
     }
 
-    /// Takes a pin back; returns the word before. `None`, and harmless, where there is none: the program unmapped the
-    /// page meanwhile. SeqCst for [`crate::local::crowd`].
+    /// Takes a pin back, and returns the word before. `None`, and harmless, where there is no pin:
+    /// the program unmapped the page meanwhile. SeqCst, as [`crate::local::crowd`] needs it.
     #[inline]
     pub fn unpin(&self) -> Option<Word> {
         let before = self.0.fetch_update(Ordering::SeqCst, Ordering::Relaxed, |now| {
@@ -275,8 +279,7 @@ mod tests {
 
     #[test]
     fn settling_keeps_pins_that_changed_meanwhile() {
-        let raw = AtomicU64::new(Word::UNTOUCHED.to(State::Busy).with_field(3).0);
-        let word = AtomicWord::of(&raw);
+        let word = AtomicWord::new(Word::UNTOUCHED.to(State::Busy).with_field(3));
         word.unpin();
         word.settle(Word::UNTOUCHED.to(State::Resident).with_dirty(true));
         assert_eq!(word.load(), Word::UNTOUCHED.to(State::Resident).with_dirty(true).with_field(2));

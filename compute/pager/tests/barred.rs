@@ -82,8 +82,7 @@ fn squeeze(pager: &Pager) {
 
 fn is_resident(pager: &Pager, page: usize) -> bool {
     let mut there = 0u8;
-    // SAFETY: one byte for one page.
-    assert_eq!(unsafe { pager.space.mincore(page, PAGE_BYTES, &mut there) }, 0);
+    assert_eq!(pager.space.mincore(page, PAGE_BYTES, |_, here| there = here as u8), 0);
     there & 1 != 0
 }
 

@@ -309,8 +309,10 @@ impl Program {
         }
         for part in (0..PARTS).step_by(2) {
             let mut present = [0u8; PART];
-            // SAFETY: a byte a page.
-            assert_eq!(unsafe { self.pager.space.mincore(start + part * BYTES, BYTES, present.as_mut_ptr()) }, 0);
+            assert_eq!(
+                self.pager.space.mincore(start + part * BYTES, BYTES, |page, here| present[page] = here as u8),
+                0
+            );
             assert_eq!(
                 present.iter().map(|&is| is as usize).sum::<usize>(),
                 0,
@@ -409,8 +411,7 @@ impl Program {
         let (at, pages) = (self.base + 4096 * PAGE_BYTES, 30);
         let present = |pager: &Pager| {
             let mut present = [0u8; 30];
-            // SAFETY: a byte a page.
-            assert_eq!(unsafe { pager.space.mincore(at, pages * PAGE_BYTES, present.as_mut_ptr()) }, 0);
+            assert_eq!(pager.space.mincore(at, pages * PAGE_BYTES, |page, here| present[page] = here as u8), 0);
             present.iter().map(|&is| is as usize).sum::<usize>()
         };
         assert_eq!(pager.space.madvise(at, pages * PAGE_BYTES, libc::MADV_PAGEOUT), 0);

@@ -258,8 +258,9 @@ pub fn mincore(addr: usize, len: usize, vec: usize) -> isize {
         pager().pins.unpin(vec, pinned);
         return guard::peek::BAD_ADDRESS;
     }
-    // SAFETY: pinned, or near and the program's own.
-    let ret = unsafe { pager().space.mincore(addr, len, vec as *mut u8) };
+    // SAFETY: one byte for each page, pinned, or near and the program's own.
+    let tell = |page, resident| unsafe { (vec as *mut u8).add(page).write(resident as u8) };
+    let ret = pager().space.mincore(addr, len, tell);
     pager().pins.unpin(vec, pinned);
     ret
 }

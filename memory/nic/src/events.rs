@@ -61,8 +61,6 @@ pub enum Leaving {
     GaveWay,
     /// Its token was revoked, or its time is over.
     Revoked,
-    /// Another opener of its region had it expelled.
-    Expelled,
 }
 
 /// Why a connection was refused.

@@ -40,6 +40,7 @@
 //! value.
 
 mod brief;
+pub mod exact;
 mod sip;
 mod units;
 

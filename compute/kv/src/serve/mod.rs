@@ -13,9 +13,7 @@
 
 mod background;
 mod connection;
-mod open;
 mod run;
 mod schedule;
 
-pub use open::{Config, Failed, check};
-pub use run::run;
+pub use run::{Config, Failed, check, run};

@@ -1,9 +1,10 @@
 //! Guesses, when a page is read, whether it will be stored to before it leaves.
 //!
-//! A page that comes in write-protected faults at its first store: an *upgrade*, 2 µs, and 15 where lifting
-//! the protection interrupts another CPU. A page that comes in writable costs what is kept of it at arrival and a
-//! comparison when it leaves ([`crate::out::settle`]). (`counter[i] += 1` reads first; so does most code that writes.)
-//! Writable pays from this share of stored-to pages on:
+//! A page that comes in write-protected faults at its first store: an *upgrade*. It takes 2 µs, and
+//! 15 where lifting the protection interrupts another CPU. A page that comes in writable costs what
+//! is kept of it at arrival, and a comparison when it leaves ([`crate::out::settle`]). (`counter[i]
+//! += 1` reads first; so does most code that writes.) Writable pays from this share of stored-to
+//! pages on:
 //!
 //! ```text
 //!           in vain                          in vain, ns    share where one thread runs    where several do
@@ -12,8 +13,9 @@
 //!                            takes   …       1300           one in 3                       one in 3 to 13
 //! ```
 //!
-//! Two shares are learned, one for pages that were stored to when they were last here (W), one for the others.
-//! Programs change from writing to reading in phases, so the last pages of a kind predict the next.
+//! Two shares are learned: one for pages that were stored to when they were last here (W), one for
+//! the others. Programs change from writing to reading in phases, so the last pages of a kind
+//! predict the next.
 //!
 //! ```text
 //! read fault ─┬─ likely ───► comes in writable, G ──► leaves ─┬─ differs from its slot ──► more
@@ -22,17 +24,20 @@
 //!                                                └─ leaves clean ────────────────────────► less
 //! ```
 //!
-//! *Silent stores.* A page that comes in writable and leaves equal may have been stored to all the same: a reference
-//! count goes up and down again. Only protected pages tell. `silent` is the share of pages stored to among those
-//! that came in protected and left equal, and an equal writable page moves its kind's share towards that.
+//! *Silent stores.* A page that comes in writable and leaves equal may have been stored to all the
+//! same: a reference count goes up and down again. Only protected pages tell. `silent` is the share
+//! of pages stored to among those that came in protected and left equal. An equal writable page
+//! moves its kind's share towards that.
 //!
-//! *Samples.* The outcome of a writable page is known when it leaves, which is late. So every 64th guess is a sample:
-//! it comes in protected. If its thread's next fault is not the store to it, the share falls by a quarter at once.
-//! A phase of reading is then noticed within some hundred faults. More samples cost writers more than readers won.
+//! *Samples.* The outcome of a writable page is known when it leaves, which is late. So every 64th
+//! guess is a sample: it comes in protected. If its thread's next fault is not the store to it, the
+//! share falls by a quarter at once. A phase of reading is then noticed within some hundred faults.
+//! More samples cost writers more than readers won.
 //!
-//! *Later.* Some programs store to what they read, but touch other pages first: a search in a tree faults its way down
-//! and changes nodes on its way up. Samples say nothing about them. So `later` is the share of protected pages that
-//! were stored to, but not at once. Samples are ignored while it is high.
+//! *Later.* Some programs store to what they read, but touch other pages first. A search in a tree
+//! faults its way down, and changes nodes on its way up. Samples say nothing about them. So `later`
+//! is the share of protected pages that were stored to, but not at once. Samples are ignored while
+//! it is high.
 //!
 //! A page that comes in by a write is no guess, and teaches nothing.
 
@@ -45,20 +50,22 @@ const ONE: u32 = 1 << 16;
 const SHIFT: u32 = 5;
 /// … in [`Learned::silent`], which learns from few pages while most come in writable: 1/8.
 const SILENT_SHIFT: u32 = 3;
-/// What a page costs that came in writable and was not written, ns, where it is protected on its way out.
+/// The cost of a page that came in writable and was not written, ns, where pages are protected on
+/// their way out.
 const IN_VAIN_NS: u32 = 1_300;
 /// … where it is held.
 const IN_VAIN_HELD_NS: u32 = 400;
-/// … where nobody else runs, and the slot is mapped: 300 ns. Less is said here, for an upgrade costs more than its own time, by what it
-/// leaves of the caches: random accesses of which 3 % write are as fast either way, and of which 10 % do by 3 % faster with pages that come
-/// in writable; with 500 sort and sqlite had taken 4 to 6 % longer.
+/// … where no other thread runs, and the slot is mapped. It takes 300 ns. Less is said here,
+/// because an upgrade costs more than its own time: it sweeps the caches. With 500, sort and sqlite
+/// took 4 to 6 % longer.
 const IN_VAIN_STILL_NS: u32 = 150;
 /// … and where hashes are kept of it.
 const IN_VAIN_HASHED_NS: u32 = 500;
-/// What an upgrade costs beside the call that lifts the protection: the signal, there and back, ns.
+/// The cost of an upgrade beside the call that lifts the protection: the signal, there and back,
+/// ns.
 const FAULT_NS: u32 = 1_200;
 
-/// One guess in so many is not acted upon.
+/// One guess in this many is a sample.
 const SAMPLE: u32 = 64;
 
 /// How most dirty pages of a batch were settled before they left ([`crate::out::settle`]).
@@ -79,12 +86,12 @@ pub(crate) fn is_sample(guesses: &mut u32) -> bool {
     (*guesses).is_multiple_of(SAMPLE)
 }
 
-/// Will a page that is read be written? Learned apart for pages that were written when they were last here (W),
-/// and for the others.
+/// Predicts whether a page that is read will be written. It learns apart for pages that were
+/// written when they were last here (W), and for the others.
 pub(crate) struct Rewrites {
     written: Learned,
     read: Learned,
-    /// What lifting a protection takes of late, ns.
+    /// The time that lifting a protection took recently, ns.
     lift_ns: AtomicU32,
     /// By how pages leave.
     in_vain_ns: AtomicU32,
@@ -100,8 +107,8 @@ struct Learned {
     silent: Share,
 }
 
-/// A moving average. Threads that change it at the same instant may overwrite one another: this is statistics,
-/// and not worth a locked instruction.
+/// A moving average. Threads that change it at the same instant may overwrite one another. This is
+/// statistics, and not worth a locked instruction.
 struct Share(AtomicU32);
 
 impl Share {
@@ -156,14 +163,15 @@ impl Rewrites {
         ONE * in_vain_ns / (in_vain_ns + FAULT_NS + self.lift_ns.load(Ordering::Relaxed))
     }
 
-    /// Whether a page with this word, now to be read, is so likely to be written that it had best be writable.
+    /// Whether a page with this word, now to be read, is so likely to be written that it should be
+    /// writable.
     #[inline]
     pub fn likely(&self, page: Word) -> bool {
         self.of(page).share.is_at_least(self.worth())
     }
 
-    /// What lifting a protection took. Follows the median, about: a mean would take one lost time slice for many
-    /// dear calls.
+    /// Lifting a protection took `ns`. The estimate follows about the median. A mean would take one
+    /// lost time slice for many expensive calls.
     #[inline]
     pub fn lifted(&self, ns: u64) {
         let of_late = self.lift_ns.load(Ordering::Relaxed);
@@ -172,8 +180,8 @@ impl Rewrites {
         self.lift_ns.store(next, Ordering::Relaxed);
     }
 
-    /// The thread that read a protected page in went on to another. Where pages come in protected anyhow, what
-    /// becomes of them says more, and is heard too.
+    /// The thread that read a protected page in went on to another. Where pages come in protected
+    /// anyhow, their fate says more, and is heard too.
     #[inline]
     pub fn not_at_once(&self, page: Word) {
         let (learned, worth) = (self.of(page), self.worth());
@@ -184,8 +192,8 @@ impl Rewrites {
         }
     }
 
-    /// What became of a page that was compared on its way out, `from` being its word there: whether it differs from
-    /// its slot. Returns whether it counts as stored to: its next W.
+    /// A page was compared on its way out, `from` being its word there. `differs`: from its slot.
+    /// Returns whether it counts as stored to: its next W.
     #[inline]
     pub fn saw_compared(&self, from: Word, differs: bool) -> bool {
         let learned = self.of(from);
@@ -262,7 +270,8 @@ mod tests {
             (0..200).for_each(|_| rewrites.lifted(lift_ns));
             let found = rewrites.lift_ns.load(Ordering::Relaxed) as f64;
             assert!((found / lift_ns as f64 - 1.0).abs() < 0.2, "{found} for {lift_ns}");
-            // One page in so many is written: worth it where upgrades are dear, by a half too few where they are not.
+            // One page in `every` is written: worth it where upgrades are expensive, and by a half
+            // too few where they are not.
             (0..1000u32).for_each(|visit| match visit % every {
                 0 => rewrites.saw_upgrade(page, false),
                 _ => rewrites.saw_clean(page),
@@ -295,11 +304,11 @@ mod tests {
         assert!(writable > 3800, "{writable} of 4000 came in writable");
     }
 
-    /// Pages that are local at once; an outcome is known so many pages later.
+    /// Pages that are local together. An outcome is known this many pages later.
     const LOCAL: usize = 500;
 
-    /// Visits of pages by reads that each store to with one probability, silently. How many came in protected and were
-    /// stored to, and how many came in writable and were not.
+    /// Visits of pages by reads, each stored to silently if `stored` says so. Returns how many came
+    /// in protected and were stored to, and how many came in writable and were not.
     fn visits(rewrites: &Rewrites, n: usize, stored: impl Fn(usize) -> bool) -> [usize; 2] {
         let (mut local, mut guesses, mut wrong) = (std::collections::VecDeque::new(), 0, [0, 0]);
         let mut word = Word::UNTOUCHED;

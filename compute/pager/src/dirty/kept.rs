@@ -1,15 +1,17 @@
-//! What is kept of pages as they arrived: one entry of a fixed size for each, found by the page.
+//! Kept of pages as they arrived: one entry of a fixed size for each, found by the page.
 //!
 //! ```text
 //!  page ─► index (4 bytes a page, sparse): 0, or 1 + entry ─► entries: hashes (512 bytes, in brief 104)
 //! ```
 //!
-//! A page's index and entry belong to whoever owns the page: its word says who ([`crate::word`]), and its
-//! transitions order these accesses. Only the list of free entries is shared, under its own lock. Entries that
-//! came free last are taken first: their memory is the warmest, and what was never needed takes none.
+//! A page's index and entry belong to the owner of the page. Its word says who that is
+//! ([`crate::word`]), and the word's transitions order these accesses. Only the list of free
+//! entries is shared, under its own lock. Entries that came free last are taken first: their memory
+//! is the warmest, and entries that were never needed take none.
 //!
-//! *Promises.* A thread that brings a page in may fill its entry later ([`Kept::promise`]), when the program uses the page
-//! already and others own it. The index then names the thread, until it fulfils what it promised or the page leaves:
+//! *Promises.* A thread that brings a page in may fill its entry later ([`Kept::promise`]), when
+//! the program uses the page already and other threads own it. The index then names the thread,
+//! until it fulfils its promise or the page leaves:
 //!
 //! ```text
 //!     31 | 30 … 0
@@ -21,18 +23,37 @@
 //!                      └── release, rename: broken ─────────────► 0
 //! ```
 //!
-//! A promise is fulfilled by one compare-and-swap from the thread's own name. That a page left meanwhile and has come back with other
-//! bytes is told by it, for every way out takes the name away, and a thread has one promise at a time: it puts its name
-//! down again only when it has done with the one before.
+//! A promise is fulfilled by one compare-and-swap from the thread's own name. That tells whether
+//! the page left meanwhile and came back with other bytes, because every way out takes the name
+//! away. A thread has one promise at a time: it puts its name down again only when it has done with
+//! the one before.
+
+#![allow(unsafe_code)] // Entries are of no type.
 
 use farmem_protocol::addr::{FAR_PAGES, PageId};
 use farmem_sys::memory::SparseArray;
 use farmem_sys::raw::Errno;
 use farmem_sys::sync::Lock;
+use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// In an index: the rest is a thread that will fill an entry.
 const PROMISED: u32 = 1 << 31;
+
+/// An entry that is the holder's, until the page is released.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Entry<'a> {
+    at: *mut u8,
+    of: PhantomData<&'a Kept>,
+}
+
+impl Entry<'_> {
+    /// Where its bytes are.
+    #[inline(always)]
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.at
+    }
+}
 
 /// The entries.
 pub struct Kept {
@@ -80,14 +101,13 @@ impl Kept {
     }
 
     #[inline(always)]
-    fn entry(&self, number: u32) -> *mut u8 {
-        // SAFETY: numbers are below `most`.
-        unsafe { self.entries.add(number as usize * self.entry_bytes) }
+    fn entry(&self, number: u32) -> Entry<'_> {
+        Entry { at: self.entries.wrapping_add(number as usize * self.entry_bytes), of: PhantomData }
     }
 
     /// The page's entry, if it has one. The caller owns the page.
     #[inline]
-    pub fn find(&self, page: PageId) -> Option<*mut u8> {
+    pub fn find(&self, page: PageId) -> Option<Entry<'_>> {
         // Acquire: the entry may have been filled by a thread that does not own the page.
         match self.index[page.0 as usize].load(Ordering::Acquire) {
             0 | PROMISED.. => None,
@@ -97,7 +117,7 @@ impl Kept {
 
     /// The page's entry, or a new one; `None` when all are in use. The caller owns the page.
     #[inline]
-    pub fn take(&self, page: PageId) -> Option<*mut u8> {
+    pub fn take(&self, page: PageId) -> Option<Entry<'_>> {
         if let Some(entry) = self.find(page) {
             return Some(entry);
         }
@@ -124,8 +144,9 @@ impl Kept {
         }
     }
 
-    /// The page has an entry as soon as the thread `by` fills one. The caller owns the page; the thread has no other promise
-    /// to fulfil. (An entry that the page has is one of a page that came in protected after all: nothing it says is wanted.)
+    /// The page has an entry as soon as the thread `by` fills one. The caller owns the page, and
+    /// the thread has no other promise to fulfil. (An entry that the page has is one of a page that
+    /// came in protected after all. It is not wanted.)
     pub fn promise(&self, page: PageId, by: u32) {
         debug_assert!(by < PROMISED);
         if let Some(number) = self.clear(page) {
@@ -134,8 +155,9 @@ impl Kept {
         self.index[page.0 as usize].store(PROMISED | by, Ordering::Relaxed);
     }
 
-    /// Fills an entry for a page as the thread `by` promised, unless the page has left since. Nobody needs to own the page.
-    pub fn fulfil(&self, page: PageId, by: u32, fill: impl FnOnce(*mut u8)) {
+    /// Fills an entry for a page as the thread `by` promised, unless the page has left since. The
+    /// caller need not own the page.
+    pub fn fulfil(&self, page: PageId, by: u32, fill: impl FnOnce(Entry<'_>)) {
         let (index, promised) = (&self.index[page.0 as usize], PROMISED | by);
         if index.load(Ordering::Relaxed) != promised {
             return;
@@ -146,7 +168,7 @@ impl Kept {
             return;
         };
         fill(self.entry(number));
-        // Release: whoever finds the entry finds it filled.
+        // Release: a thread that finds the entry finds it filled.
         if index.compare_exchange(promised, number + 1, Ordering::Release, Ordering::Relaxed).is_err() {
             self.free.lock().list.push(number);
         }
@@ -218,7 +240,8 @@ mod tests {
     #[test]
     fn a_promise_is_kept_unless_the_page_has_left() {
         const PAGE: PageId = PageId(1);
-        // What may happen between a promise and its fulfilment, and in the midst of that; whether it is fulfilled then.
+        // Events between a promise and its fulfilment, and in the midst of that; and whether it is
+        // fulfilled then.
         type Meanwhile = fn(&Kept);
         let all: [(Meanwhile, bool); 5] = [
             (|_| (), true),
@@ -249,14 +272,14 @@ mod tests {
                     meanwhile(&kept);
                 }
                 kept.fulfil(PAGE, 7, |entry| {
-                    filled = Some(entry);
+                    filled = Some(entry.as_ptr());
                     if midst {
                         meanwhile(&kept);
                     }
                 });
-                assert_eq!(filled.is_some() && kept.find(PAGE) == filled, fulfilled);
+                assert_eq!(filled.is_some() && kept.find(PAGE).map(|entry| entry.as_ptr()) == filled, fulfilled);
                 assert_eq!(kept.find(PageId(9)), None, "a promise does not move");
-                // Whatever happened, no entry is lost: both can be had.
+                // In every case no entry is lost: both are available.
                 kept.release([PAGE].into_iter());
                 assert_eq!([20, 21, 22].map(|page| kept.take(PageId(page)).is_some()), [true, true, false]);
             }
@@ -272,8 +295,8 @@ mod tests {
         assert_eq!(kept.find(PAGE), None);
     }
 
-    /// A page leaves and comes back while the thread that brought it in fills its entry: what is found of it is of the bytes
-    /// that it came with last, or nothing.
+    /// A page leaves and comes back while the thread that brought it in fills its entry. An entry
+    /// that is found is of the bytes that the page came with last.
     #[test]
     fn nothing_is_found_of_what_was_there_before() {
         const PAGE: PageId = PageId(3);
@@ -282,7 +305,7 @@ mod tests {
         const BUSY: u64 = u64::MAX;
         let kept = Kept::of(64, 8, 10).unwrap();
         // SAFETY: the entry is the caller's, 8 bytes, aligned.
-        let fill = |entry: *mut u8, bytes: u64| unsafe { entry.cast::<u64>().write(bytes) };
+        let fill = |entry: Entry<'_>, bytes: u64| unsafe { entry.as_ptr().cast::<u64>().write(bytes) };
         // The page's bytes, which are others each time.
         let page = AtomicU64::new(AWAY);
         let (mut found, mut promises) = (0, 0);
@@ -308,7 +331,7 @@ mod tests {
                 promises += bytes % 2;
                 if let Some(entry) = kept.find(PAGE) {
                     // SAFETY: filled before it was found, and the page's until it is released.
-                    assert_eq!(unsafe { entry.cast::<u64>().read() }, bytes);
+                    assert_eq!(unsafe { entry.as_ptr().cast::<u64>().read() }, bytes);
                     found += 1;
                 }
                 kept.release([PAGE].into_iter());

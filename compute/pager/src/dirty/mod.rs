@@ -1,5 +1,5 @@
-//! Which bytes of a page changed while it was local? Policies behind one interface: how a page comes in,
-//! what is kept of it, and what is found out when it leaves.
+//! Which bytes of a page changed while it was local? Policies behind one interface: how a page
+//! comes in, which bytes are kept of it, and what that tells when it leaves.
 //!
 //! ```text
 //!             comes in            what is kept              on its way out
@@ -13,41 +13,45 @@
 //!   none      writable            nothing                   all of every page
 //! ```
 //!
-//! A page with G in its word ([`crate::word`]) is *compared*: its slot holds the bytes it came in with, and what is
-//! kept here tells which of its lines are no longer these. What is kept is looked at when the page is
-//! Leaving and nobody can write to it any more ([`crate::out::settle`]), never before: a page that can still change says nothing.
+//! A page with G in its word ([`crate::word`]) is *compared*: its slot holds the bytes that it came in
+//! with, and what is kept here tells which of its lines differ from them. That is looked at when the
+//! page is Leaving and nothing can write to it any more ([`crate::out::settle`]), never before: a page
+//! that can still change says nothing.
 //!
-//! Hashes (`lines` and `auto`, of slots that are not mapped; [`farmem_sys::lines`]) are wrong with a
-//! probability that `docs/design/lines.md` works out; the others are exact. They are kept
-//! *in brief*, 12 bits a line and 64 for the page, where somebody is at the other end who confirms what is said of
-//! changed lines (a node's software NIC); where lines go to a card, 64 bits a line. When nothing more can be kept, a page comes in as `exact` has it.
+//! *Hashes* are for `lines` and `auto`, and for slots that are not mapped ([`farmem_sys::lines`]). They
+//! are wrong with a probability that `docs/design/lines.md` works out. Everything else is exact. Hashes
+//! are kept *in brief*, 12 bits a line and 64 for the page, where the other end confirms what is said of
+//! changed lines (a node's software NIC). Where lines go to a card they have 64 bits a line. When
+//! nothing more can be kept, a page comes in as `exact` has it.
 //!
-//! *When*: before a page is installed; but a demand page whose slot is not mapped is hashed while the thread's next fault
-//! waits for its answer, from where its bytes landed ([`crate::incoming::reads`]). One that leaves before that has nothing kept, and
-//! goes whole.
+//! *When*: before a page is installed. A demand page whose slot is not mapped is hashed later, from
+//! where its bytes landed, while the thread's next fault waits for its answer
+//! ([`crate::incoming::reads`]). A page that leaves before that has nothing kept, and goes whole.
 
-pub mod exact;
+#![allow(unsafe_code)] // Entries are filled and read.
+
 pub(crate) mod guess;
 pub mod kept;
 pub mod turns;
 
 use crate::ending::broken;
-use exact::Next;
+use crate::page::Bytes;
 use farmem_protocol::addr::PageId;
 use farmem_protocol::lines::LINES;
 use farmem_run::Dirty;
-use farmem_sys::lines::{Brief, Found, Hasher, Hashes, SEED_BYTES, Seed, Unit, asks_along};
+pub(crate) use farmem_sys::lines::exact::Next;
+use farmem_sys::lines::{Brief, Found, Hasher, Hashes, SEED_BYTES, Seed, Unit, asks_along, exact};
 use farmem_sys::raw::Errno;
 use farmem_sys::sync::Lock;
 use guess::Rewrites;
-use kept::Kept;
+use kept::{Entry, Kept};
 
 /// Whether a policy keeps line hashes of pages whose slots are not mapped.
 pub(crate) fn keeps_hashes(dirty: Dirty) -> bool {
     matches!(dirty, Dirty::Auto | Dirty::Lines)
 }
 
-/// What is known of changes to pages: which there were, and which there will be.
+/// Knowledge of changes to pages: those that there were, and those that there will be.
 pub(crate) struct Changes {
     pub tracker: Tracker,
     pub rewrites: Rewrites,
@@ -73,14 +77,15 @@ pub(crate) enum Comes {
     Compared,
 }
 
-/// What became of a compared page.
+/// The changes of a compared page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Changed {
     /// Bit k: line k. All, where it is only known that some did.
     pub lines: u64,
     /// Whether `lines` are those that changed.
     pub known: bool,
-    /// Where hashes are kept in brief: what is to be confirmed of these lines before others are laid onto them.
+    /// Where hashes are kept in brief: the value of these lines before, which is to be confirmed
+    /// before others are laid onto them.
     pub was: u64,
 }
 
@@ -98,7 +103,8 @@ impl Changed {
 pub(crate) enum Hashed {
     /// 64 bits a line.
     InFull,
-    /// 12 bits a line, of which those in the mask are looked at, and 64 of the page. Changed lines must be confirmed.
+    /// 12 bits a line, of which those in the mask are looked at, and 64 for the page. Changed lines
+    /// must be confirmed.
     InBrief { mask: u16 },
 }
 
@@ -119,7 +125,7 @@ pub(crate) struct Tracker {
     kept: Option<Kept>,
     /// [`asks_along`].
     asks_along: bool,
-    /// Comparing is taken in turns with copying ([`turns`]).
+    /// Comparing alternates with copying ([`turns`]).
     in_turns: bool,
 }
 
@@ -172,8 +178,8 @@ impl Tracker {
             Policy::None => Comes::Writable,
             Policy::Lines if write || !self.guess => Comes::Compared,
             Policy::Exact if write => Comes::Writable,
-            // Where slots are not mapped a wrong guess is not seen on the way out, and would send the page over
-            // the network: no guesses there.
+            // Where slots are not mapped a wrong guess is not seen on the way out, and would send
+            // the page over the network. So there are no guesses there.
             Policy::Exact if !mapped => Comes::Protected,
             Policy::Lines | Policy::Exact => {
                 if likely() {
@@ -185,20 +191,17 @@ impl Tracker {
         }
     }
 
-    /// Keeps what `comes` needs of a page that comes in with the bytes at `source`, those of its slot. Says how
-    /// it comes in after all, when nothing more can be kept. Twice is once.
-    ///
-    /// # Safety
-    /// The source must be mapped for a page and stay as it is; the caller owns the page.
+    /// Keeps what `comes` needs of a page that comes in with the bytes of `source`, those of its slot.
+    /// The caller owns the page. Returns how it comes in after all: otherwise, when nothing more can be
+    /// kept. Twice is once.
     #[inline]
-    pub unsafe fn keep(&self, page: PageId, source: *const u8, mapped: bool, write: bool, comes: Comes) -> Comes {
+    pub fn keep(&self, page: PageId, source: Bytes<'_>, mapped: bool, write: bool, comes: Comes) -> Comes {
         if comes != Comes::Compared || mapped {
             return comes;
         }
         match self.kept.as_ref().and_then(|kept| kept.take(page)) {
             Some(entry) => {
-                // SAFETY: the source is the caller's promise; the entry is the page's.
-                unsafe { self.fill(entry, source) };
+                self.fill(entry, source);
                 Comes::Compared
             }
             None if write => Comes::Writable,
@@ -206,15 +209,15 @@ impl Tracker {
         }
     }
 
-    /// # Safety
-    /// As [`Tracker::keep`]; the entry must be the caller's.
     #[inline]
-    unsafe fn fill(&self, entry: *mut u8, source: *const u8) {
-        // SAFETY: the caller's promises; entries are of this policy's size, aligned.
+    fn fill(&self, entry: Entry<'_>, source: Bytes<'_>) {
+        let entry = entry.as_ptr();
+        // SAFETY: the entry is the caller's, by its type; the source is mapped; entries are of this
+        // policy's size, aligned.
         unsafe {
             match self.hashed {
-                Hashed::InFull => self.hasher.hash(source, &mut *entry.cast::<Hashes>()),
-                Hashed::InBrief { .. } => (*entry.cast::<Brief>()).take(&self.hasher, source),
+                Hashed::InFull => self.hasher.hash(source.as_ptr(), &mut *entry.cast::<Hashes>()),
+                Hashed::InBrief { .. } => (*entry.cast::<Brief>()).take(&self.hasher, source.as_ptr()),
             }
         }
     }
@@ -233,15 +236,12 @@ impl Tracker {
         }
     }
 
-    /// What [`Tracker::keep_later`] put off, if the page has not left since. Nobody needs to own it.
-    ///
-    /// # Safety
-    /// The source must hold the bytes that the page came in with.
+    /// Does what [`Tracker::keep_later`] put off, if the page has not left since. `source` has the
+    /// bytes that the page came in with. The caller need not own the page.
     #[inline]
-    pub unsafe fn keep_now(&self, page: PageId, by: u32, source: *const u8) {
+    pub fn keep_now(&self, page: PageId, by: u32, source: Bytes<'_>) {
         if let Some(kept) = &self.kept {
-            // SAFETY: the source is the caller's promise; the entry is this call's until it is published.
-            kept.fulfil(page, by, |entry| unsafe { self.fill(entry, source) });
+            kept.fulfil(page, by, |entry| self.fill(entry, source));
         }
     }
 
@@ -257,44 +257,36 @@ impl Tracker {
         self.policy != Policy::None
     }
 
-    /// The first write to a page that came in protected, still as it came, whose slot is not mapped: whether it is
-    /// compared from now on.
-    ///
-    /// # Safety
-    /// As [`Tracker::keep`], of the page itself.
-    pub unsafe fn keep_late(&self, page: PageId) -> bool {
-        // SAFETY: passed on to the caller.
-        let comes = unsafe { self.keep(page, page.addr() as *const u8, false, true, Comes::Compared) };
-        comes == Comes::Compared
+    /// Keeps a page at its first write: one that came in protected, is still as it came, and whose slot
+    /// is not mapped. The caller owns it. Whether it is compared from now on.
+    pub fn keep_late(&self, page: PageId, bytes: Bytes<'_>) -> bool {
+        self.keep(page, bytes, false, true, Comes::Compared) == Comes::Compared
     }
 
-    /// Whether pages that are compared are compared now, or else copied, for it is the turn of that.
+    /// Whether compared pages are compared now, or copied because it is the turn of that.
     #[inline]
     pub fn compares(&self) -> bool {
         !self.in_turns || turns::turn(farmem_sys::raw::now_ns()).1 == turns::Turn::Compares
     }
 
-    /// What changed of a compared page; `None` if nothing was kept of it. `at`: its bytes. `slot`: its slot's address, where that is mapped.
-    /// `next`: a compared page that is asked about next, and its slot, or the page again.
-    ///
-    /// # Safety
-    /// The bytes must be there and stay as they are, and the slot's too; the caller owns the page.
+    /// The changes of a compared page with these bytes. `None` if nothing was kept of it. The
+    /// caller owns the page, and it can change no more. `slot`: its slot's bytes, where that is
+    /// mapped. `next`: a compared page that is asked about next, and its slot, or the page again.
     #[inline]
-    pub unsafe fn changed(
+    pub fn changed(
         &self,
         page: PageId,
-        at: *const u8,
-        slot: Option<*const u8>,
+        bytes: Bytes<'_>,
+        slot: Option<Bytes<'_>>,
         next: Option<Next>,
     ) -> Option<Changed> {
-        let next = next.filter(|_| self.asks_along);
+        let (at, next) = (bytes.as_ptr(), next.filter(|_| self.asks_along));
         if let Some(before) = slot {
-            // SAFETY: the caller vouches for both; the hasher has a unit of this CPU's.
-            return Some(Changed::lines(unsafe { exact::differing(self.hasher.unit(), at, before, next) }));
+            // SAFETY: both are mapped, by their type; the hasher has a unit of this CPU's.
+            return Some(Changed::lines(unsafe { exact::differing(self.hasher.unit(), at, before.as_ptr(), next) }));
         }
-        let entry = self.kept.as_ref()?.find(page)?.cast_const();
-        // SAFETY: the entry was filled by `fill` and is the page's; the page is the caller's
-        // promise.
+        let entry = self.kept.as_ref()?.find(page)?.as_ptr().cast_const();
+        // SAFETY: the entry was filled by `fill` and is the page's; the bytes are mapped.
         Some(unsafe {
             match self.hashed {
                 Hashed::InFull => Changed::lines(self.hasher.changed(at, &*entry.cast::<Hashes>())),

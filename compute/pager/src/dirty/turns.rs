@@ -1,5 +1,6 @@
-//! Comparing and copying, in turns of one process: so that a bench tells which of them is faster though they differ by less than two
-//! processes do that do the same. What memory a process was given is the same in all its turns, and what the machine does besides lasts longer than a turn.
+//! Comparing and copying, alternated in one process. A bench can then tell which is faster, though
+//! they differ by less than two processes that do the same. A process has the same memory in all
+//! its turns, and other work of the machine lasts longer than a turn.
 //!
 //! ```text
 //!   system's monotonic clock   ├─ TURN ─┼─ TURN ─┼─ TURN ─┼─ TURN ─┼─ TURN ─┼─ TURN ─┤
@@ -10,11 +11,12 @@
 use farmem_protocol::random::hash;
 use std::time::Duration;
 
-/// How long one of them is in its turn: long beside the millisecond that it takes to have what a program works with in the CPU's first caches again. Turns of 200 ms and
-/// of a second say the same, less finely (`docs/design/lines.md`, *In turns of one server*).
+/// The length of a turn: long beside the millisecond that it takes to have the program's memory in
+/// the CPU's first caches again. Turns of 200 ms and of a second say the same, less finely
+/// (`docs/design/lines.md`).
 pub const TURN: Duration = Duration::from_millis(20);
 
-/// What is done with pages that leave.
+/// The work on pages that leave.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Turn {
     /// Their bytes are copied to their slots, all of them, as under `none`.
@@ -23,8 +25,8 @@ pub enum Turn {
     Compares,
 }
 
-/// Which pair of turns it is at this time, ns of the system's monotonic clock, and which turn of it. Who is first in a pair is drawn, so that nothing
-/// that comes round falls on one of them.
+/// The pair of turns at this time, ns of the system's monotonic clock, and the turn in it. The
+/// order in a pair is drawn, so that no periodic event falls on one of them.
 pub fn turn(ns: u64) -> (u64, Turn) {
     let nth = ns / TURN.as_nanos() as u64;
     let pair = nth / 2;

@@ -13,6 +13,7 @@
 
 use super::House;
 use crate::ending::{broken, die, or_end};
+use crate::kernel;
 use crate::maps::pages;
 use crate::maps::regions::OnFork;
 use crate::start::features;
@@ -21,10 +22,10 @@ use crate::word::State;
 use farmem_pool::ForkShare;
 use farmem_protocol::addr::{PAGE_BYTES, PageId};
 use farmem_protocol::exit;
-use farmem_sys::raw::{SignalsBlocked, syscall};
+use farmem_sys::raw::SignalsBlocked;
 use std::sync::atomic::Ordering;
 
-/// What [`House::fork_prepare`] holds until the fork is over.
+/// Held by [`House::fork_prepare`] until the fork is over.
 pub struct Fork<'a> {
     inside: Inside<'a>,
     share: ForkShare,
@@ -99,7 +100,8 @@ impl House {
         self.protect_clean(start, end);
     }
 
-    /// Write-protects the clean pages of a region, by a userfaultfd that has just been opened. Nobody else is in the pager.
+    /// Write-protects the clean pages of a region, by a userfaultfd that has just been opened. No
+    /// other thread is in the pager.
     fn protect_clean(&self, start: usize, end: usize) {
         let mut run: Option<(PageId, usize)> = None;
         let protect = |run: Option<(PageId, usize)>| {
@@ -130,8 +132,7 @@ impl House {
         let advice = if on { libc::MADV_DOFORK } else { libc::MADV_DONTFORK };
         let space = self.base.maps.lock();
         for (start, region) in space.iter().filter(|(_, region)| region.on_fork != OnFork::Nothing) {
-            // SAFETY: advice about our own mappings.
-            unsafe { syscall(libc::SYS_madvise, [start, region.end - start, advice as usize, 0, 0, 0]) };
+            kernel::advise(start, region.end - start, advice);
         }
     }
 }

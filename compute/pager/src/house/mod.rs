@@ -25,7 +25,7 @@ use crate::wake::start_thread;
 use farmem_run::Faults;
 use std::sync::OnceLock;
 
-/// The process's, for the threads of the runtime.
+/// The process's house. The runtime's threads find it here.
 static HOUSE: OnceLock<&'static House> = OnceLock::new();
 
 /// The parts that housekeeping uses.

@@ -99,7 +99,7 @@ impl House {
                 // the limit that fell.
                 if self.local.resident.load(Ordering::SeqCst) <= after {
                     self.out.staging.open();
-                    self.out.tell_arena();
+                    self.out.staging.tell(&self.base.pool);
                     return Ok(());
                 }
                 self.out.evict_from(&mut evictor, self.local.sizes.batch_of_many, Reach::Found);

@@ -10,8 +10,11 @@
 //! to each node. Nothing is kept between chunks but where to go on, so that a fork, a loss and the end of the
 //! process may come at any time. The slabs' words and stale bits have all that must be known.
 
+#![allow(unsafe_code)] // Copies through buffers.
+
 use super::House;
 use crate::ending::say;
+use crate::page::Frames;
 use crate::thread::Thread;
 use farmem_pool::{Lacks, Protect};
 use farmem_protocol::addr::PAGE_BYTES;
@@ -31,7 +34,7 @@ const REFUSED_NS: u64 = 2_000_000_000;
 #[derive(Default)]
 pub(crate) struct Repair {
     /// [`CHUNK`] pages of near memory, once there was something to copy.
-    buffers: Option<*mut u8>,
+    buffers: Option<Frames>,
     /// The slab that is being filled, and the place to go on from.
     filling: Option<(u32, u32)>,
     /// Pages copied since nothing was lacking, and when that was.
@@ -120,7 +123,7 @@ impl House {
         self.nothing_under_way(&mut evictor);
         let thread = evictor.thread.get_or_insert_with(|| Thread::boxed(0));
         // SAFETY: the buffers are this thread's, and nothing is under way on the lane.
-        let next = unsafe { thread.lane.fill(&self.base.pool, index, 1, from, buffers, CHUNK) };
+        let next = unsafe { thread.lane.fill(&self.base.pool, index, 1, from, buffers.at(0), CHUNK) };
         self.base.count(&self.base.counters.wire_out, thread.lane.take_sent());
         if next.is_some() {
             repair.pages += u64::from(CHUNK);
@@ -131,11 +134,9 @@ impl House {
         true
     }
 
-    fn repair_buffers(&self) -> Option<*mut u8> {
-        let bytes = CHUNK as usize * PAGE_BYTES;
-        let buffers = farmem_sys::holdings::reserve(bytes).ok()?;
-        // SAFETY: they are never unmapped.
-        unsafe { self.base.pool.arena(buffers, bytes) };
+    fn repair_buffers(&self) -> Option<Frames> {
+        let buffers = Frames::reserve(CHUNK as usize).ok()?;
+        buffers.tell(&self.base.pool);
         Some(buffers)
     }
 

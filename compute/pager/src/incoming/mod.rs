@@ -1,4 +1,4 @@
-//! One fault, from the program's access to the page's installation.
+//! The way in: one fault, from the program's access to the page's installation.
 //!
 //! ```text
 //! fault ─► serve ─► Untouched: first_touch   zeros for this page and, if touches are sequential, the next
@@ -6,12 +6,13 @@
 //!                                            install (from the mapped slot, if it is one), then the window ahead
 //!                   Staged:    rescue        install from the staging ring
 //!                   Resident:  upgrade       write to a protected page: lift the protection
-//!                   Busy, Leaving: wait      some other thread is at it
+//!                   Busy, Leaving: wait      another thread owns the page
 //! ```
 //!
-//! Runs in the SIGBUS handler of the faulting thread, or in `pin` on
-//! behalf of a system call. Room for a page is reserved before it is installed,
-//! so the limit holds at every instant; evicting is [`crate::out`]'s.
+//! It runs in the SIGBUS handler of the faulting thread, or in [`crate::pins`] on behalf of a system
+//! call. Room for a page is reserved before the page is installed, so the limit holds at every instant.
+
+#![allow(unsafe_code)] // A look at a page that is Busy.
 
 pub(crate) mod fresh;
 pub(crate) mod reads;
@@ -22,6 +23,7 @@ use crate::dirty::{Changes, Comes, guess};
 use crate::ending::broken;
 use crate::local::Local;
 use crate::out::Out;
+use crate::page::{Busy, Bytes, Frames, Pages, Run};
 use crate::room::Room;
 use crate::thread::{Inside, Thread, WINDOW};
 use crate::word::{State, Word};
@@ -30,7 +32,6 @@ use farmem_cache::trace::Kind;
 use farmem_protocol::addr::{PAGE_BYTES, PageId, is_far};
 use farmem_sys::clock;
 use farmem_sys::raw::Errno;
-use reads::DEMAND;
 use window::Why;
 
 /// How a call of [`Incoming::serve`] ended.
@@ -38,7 +39,7 @@ use window::Why;
 pub(crate) enum Served {
     /// The page is resident, and writable if that was asked.
     Here,
-    /// No mapping of ours is there: let the kernel say what it says.
+    /// No mapping of ours is there. The kernel decides what follows.
     Unmapped,
 }
 
@@ -53,17 +54,12 @@ pub(crate) struct Incoming {
     out: &'static Out,
     room: &'static Room,
     /// [`WINDOW`] pages that read as zero.
-    zeros: *const u8,
+    zeros: Frames,
 }
-
-// SAFETY: `zeros` is never written; everything else synchronises itself.
-unsafe impl Sync for Incoming {}
-// SAFETY: as above.
-unsafe impl Send for Incoming {}
 
 impl Incoming {
     /// # Errors
-    /// There is no memory for pages of zeros.
+    /// There are no addresses for pages of zeros.
     pub fn new(
         base: &'static Base,
         local: &'static Local,
@@ -71,24 +67,20 @@ impl Incoming {
         out: &'static Out,
         room: &'static Room,
     ) -> Result<Incoming, Errno> {
-        let zeros = farmem_sys::memory::reserve(WINDOW * PAGE_BYTES)?;
-        for page in 0..WINDOW {
-            // Reading maps the kernel's one page of zeros, so that all of this costs no memory.
-            // SAFETY: our own mapping.
-            unsafe { zeros.add(page * PAGE_BYTES).read_volatile() };
-        }
+        let zeros = Frames::reserve(WINDOW)?;
+        // Reading maps the kernel's one page of zeros, so that all of this takes no memory.
+        (0..WINDOW).for_each(|page| assert!(zeros.page(page).is_zero()));
         Ok(Incoming { base, local, changes, out, room, zeros })
     }
 
     /// Serves a fault at `addr`. False when the address is not far: the signal is the program's.
-    ///
-    /// For the SIGBUS handler: all signals blocked or kept to its end, on a near stack.
+    #[inline]
     pub fn fault(&self, addr: usize, write: bool) -> bool {
         if !is_far(addr) {
             return false;
         }
         let page = PageId::of(addr);
-        // What this fault will look up one by one, each perhaps a miss: all at once.
+        // This fault will look these up one by one, and each may be a cache miss: all at once.
         self.base.table.prefetch(page);
         self.changes.tracker.prefetch(page);
         let begun = clock::ticks();
@@ -106,7 +98,7 @@ impl Incoming {
     }
 
     /// Makes a page resident, and writable if `write`. `begun`: since when it is wanted, ticks.
-    pub(crate) fn serve(&self, inside: &mut Inside<'_>, page: PageId, write: bool, begun: u64) -> Served {
+    pub fn serve(&self, inside: &mut Inside<'_>, page: PageId, write: bool, begun: u64) -> Served {
         let served = self.serve_uncounted(inside, page, write, begun);
         if served == Served::Unmapped {
             self.base.count(&self.base.counters.unmapped, 1);
@@ -117,47 +109,48 @@ impl Incoming {
         served
     }
 
-    /// [`Incoming::serve`]; every way to [`Served::Here`] counts its kind.
+    /// [`Incoming::serve`]. Every way to [`Served::Here`] counts its kind.
     fn serve_uncounted(&self, inside: &mut Inside<'_>, page: PageId, write: bool, begun: u64) -> Served {
-        let word = self.base.table.word(page);
+        let (base, table) = (self.base, &self.base.table);
+        let word = table.word(page);
         let mut rounds = 0;
         loop {
             let seen = word.load();
             match seen.state() {
                 State::Untouched => {
-                    if self.base.table.touched(page) {
-                        self.base.look_before_touch(page);
+                    if table.touched(page) {
+                        base.look_before_touch(page);
                     }
-                    if word.shift(seen, seen.to(State::Busy)) {
-                        self.base.record(inside.thread, page, Kind::Fresh);
-                        return self.first_touch(inside.thread, page);
+                    if let Some(busy) = Busy::take(table, page, seen) {
+                        base.record(inside.thread, page, Kind::Fresh);
+                        return self.first_touch(inside.thread, busy);
                     }
-                    self.base.table.cleared(page);
+                    table.cleared(page);
                 }
                 State::Remote => {
-                    if word.shift(seen, seen.to(State::Busy)) {
-                        self.base.record(inside.thread, page, Kind::Fault);
-                        return self.fetch(inside.thread, page, seen, write, begun);
+                    if let Some(busy) = Busy::take(table, page, seen) {
+                        base.record(inside.thread, page, Kind::Fault);
+                        return self.fetch(inside.thread, busy, write, begun);
                     }
                 }
                 State::Staged => {
-                    // Room first: making it may need the place in the ring that this page holds, and
-                    // a page held Busy does not give it up.
+                    // Room first: making it may need the place in the ring that this page holds, and a
+                    // page held Busy does not give it up.
                     self.room.reserve(1);
                     self.out.hear_of_write(page, seen);
-                    if word.shift(seen, seen.to(State::Busy).with_field(0)) {
-                        self.base.record(inside.thread, page, Kind::Fault);
-                        return self.rescue(page, seen, write);
+                    if let Some(busy) = Busy::take(table, page, seen) {
+                        base.record(inside.thread, page, Kind::Fault);
+                        return self.rescue(busy, write);
                     }
                     self.local.unreserve(1);
                 }
                 State::Resident if write && !seen.dirty() => {
-                    if word.shift(seen, seen.to(State::Busy)) {
-                        return self.upgrade(inside.thread, page, seen);
+                    if let Some(busy) = Busy::take(table, page, seen) {
+                        return self.upgrade(inside.thread, busy);
                     }
                 }
                 State::Resident => {
-                    self.base.count(&self.base.counters.joined, 1);
+                    base.count(&base.counters.joined, 1);
                     if rounds == 0 {
                         self.expect_present(inside.thread, page);
                     }
@@ -165,15 +158,15 @@ impl Incoming {
                 }
                 State::Busy | State::Leaving => {
                     rounds += 1;
-                    self.base.wait_for_owner(rounds);
+                    base.wait_for_owner(rounds);
                 }
             }
         }
     }
 
-    /// A fault on a page that is there: another thread has just brought it in, and the access will
-    /// succeed. If it faults again and again, the page was taken away behind the pager's back, and
-    /// the program would fault for ever.
+    /// A fault on a page that is there. Another thread has just brought it in, and the access will
+    /// succeed. If it faults again and again, the page was taken away behind the pager's back, and the
+    /// program would fault for ever.
     fn expect_present(&self, thread: &mut Thread, page: PageId) {
         let (last, times) = thread.groundless;
         thread.groundless = (page, if last == page { times + 1 } else { 0 });
@@ -183,9 +176,10 @@ impl Incoming {
     }
 
     /// A page from its far slot, and the window ahead of it.
-    fn fetch(&self, thread: &mut Thread, page: PageId, seen: Word, write: bool, begun: u64) -> Served {
+    fn fetch(&self, thread: &mut Thread, busy: Busy, write: bool, begun: u64) -> Served {
+        let (page, seen, tracker) = (busy.page(), busy.seen(), &self.changes.tracker);
         let Some(slot) = seen.slot() else { broken("a remote page without a far slot") };
-        let in_place = self.base.pool.readable_in_place(slot);
+        let in_place = self.base.readable_slot(slot);
         let mapped = in_place.is_some();
         if !mapped {
             self.post_demand(thread, slot);
@@ -193,86 +187,79 @@ impl Incoming {
         // All that follows is done while the READ is under way, if there is one.
         self.room.reserve(1);
         let likely = || self.changes.rewrites.likely(seen) && !guess::is_sample(&mut thread.guesses);
-        let comes = self.changes.tracker.comes(mapped, write, likely);
+        let comes = tracker.comes(mapped, write, likely);
         self.plan_window(thread, page);
         self.post_window(thread);
         // Should the policy name the page at once, it is Busy and stays.
         self.local.arrived(page, Arrival::Demand);
-        let source = in_place.unwrap_or_else(|| {
-            self.keep_now(thread);
-            self.out.send_on();
-            self.await_read(thread, |tag| tag == DEMAND);
-            thread.demand(thread.lands_last).cast_const()
-        });
-        let comes = if self.changes.tracker.keep_later(page, mapped, comes, thread.number) {
+        // A slot's bytes change only by our own write-backs, which need the page resident.
+        let source = in_place.unwrap_or_else(|| self.await_demand(thread));
+        let comes = if tracker.keep_later(page, mapped, comes, thread.number) {
             thread.unkept = Some(page);
             comes
         } else {
-            // SAFETY: the page's bytes, which stay as they are (see below); it is Busy, hence ours.
-            unsafe { self.changes.tracker.keep(page, source, mapped, write, comes) }
+            tracker.keep(page, source, mapped, write, comes)
         };
-        let dirty = comes != Comes::Protected;
-        // SAFETY: the landing buffer holds the page; or it is a slot of ours, mapped, whose bytes
-        // change only by our own write-backs, which need the page resident.
-        let installed = unsafe { self.base.uffd.copy(page.addr(), source, PAGE_BYTES, !dirty) };
-        let here = match installed {
-            Ok(_) => true,
-            Err(e) => not_installed(page, e) != 0,
-        };
-        if !here {
+        if !self.is_installed(&busy, source, comes) {
             self.local.unreserve(1);
             self.local.policy().gone(page);
-            self.changes.tracker.release([page].into_iter());
-            self.base.table.word(page).settle(seen);
+            tracker.release([page].into_iter());
+            busy.give_up();
             // Its READs land where those of the next fault will.
             self.await_window(thread);
             self.drop_window(thread);
             return Served::Unmapped;
         }
-        if !dirty {
+        if comes == Comes::Protected {
             thread.watched = Some((page, seen));
         }
-        let here = seen.to(State::Resident).with_dirty(dirty).with_guessed(comes == Comes::Compared).with_field(0);
-        self.base.table.word(page).settle(here);
-        self.base.count(&self.base.counters.demand, 1);
-        self.base.count(&self.base.counters.bytes_in, PAGE_BYTES as u64);
-        self.base.counters.latency.record(clock::ns(clock::ticks() - begun));
+        busy.settle(arrived_as(seen, comes).with_field(0));
+        let counters = &self.base.counters;
+        self.base.count(&counters.demand, 1);
+        self.base.count(&counters.bytes_in, PAGE_BYTES as u64);
+        counters.latency.record(clock::ns(clock::ticks() - begun));
         let ahead = self.fetch_window(thread, Why::Guessed);
-        self.base.count(&self.base.counters.prefetched, ahead as u64);
+        self.base.count(&counters.prefetched, ahead as u64);
         self.room.reserve_kept();
         Served::Here
     }
 
+    /// Installs a page. Whether it is there: false where no mapping of ours is.
+    #[inline]
+    fn is_installed(&self, busy: &Busy, source: Bytes<'_>, comes: Comes) -> bool {
+        let protect = comes == Comes::Protected;
+        match Run::of(busy).install(&self.base.uffd, Pages::of(source), protect) {
+            Ok(_) => true,
+            Err(e) => not_installed(busy.page(), e) != 0,
+        }
+    }
+
     /// A page whose bytes are still in the staging ring. Room is reserved.
-    fn rescue(&self, page: PageId, seen: Word, write: bool) -> Served {
+    fn rescue(&self, busy: Busy, write: bool) -> Served {
+        let (page, seen, tracker) = (busy.page(), busy.seen(), &self.changes.tracker);
         let index = seen.staged();
         let taken = self.out.staging.take(index, page);
-        // Not yet in its slot? Then it is dirty, and takes another slot later (see staging, Orphan).
+        // The copy is this call's until it is released.
+        let source = self.out.staging.page(index);
+        // Is it not in its slot yet? Then it is dirty, and takes another slot later (staging, *Orphan*).
         let comes = if taken.written {
-            let comes = self.changes.tracker.comes(false, write, || self.changes.rewrites.likely(seen));
-            // SAFETY: the copy is this call's until released; the page is Busy, hence ours.
-            unsafe { self.changes.tracker.keep(page, self.out.staging.bytes(index), false, write, comes) }
+            let comes = tracker.comes(false, write, || self.changes.rewrites.likely(seen));
+            tracker.keep(page, source, false, write, comes)
         } else {
             Comes::Writable
         };
-        let dirty = comes != Comes::Protected;
-        // SAFETY: the copy is this call's until released.
-        let installed = unsafe { self.base.uffd.copy(page.addr(), self.out.staging.bytes(index), PAGE_BYTES, !dirty) };
-        if let Err(e) = installed
-            && not_installed(page, e) == 0
-        {
+        if !self.is_installed(&busy, source, comes) {
             self.local.unreserve(1);
-            self.changes.tracker.release([page].into_iter());
+            tracker.release([page].into_iter());
             self.out.staging.put_back(index);
-            self.base.table.word(page).set(seen);
+            busy.give_up();
             return Served::Unmapped;
         }
         if let Some(slot) = self.out.staging.release(index, taken.written) {
             self.base.pool.free(&[slot]);
         }
         let slot = if taken.written { seen.slot() } else { None };
-        let here = seen.to(State::Resident).with_slot(slot).with_dirty(dirty).with_guessed(comes == Comes::Compared);
-        self.base.table.word(page).settle(here.with_field(0));
+        busy.settle(arrived_as(seen, comes).with_slot(slot).with_field(0));
         self.local.arrived(page, Arrival::Rescue);
         self.base.count(&self.base.counters.rescued, 1);
         self.room.reserve_kept();
@@ -281,19 +268,19 @@ impl Incoming {
 
     /// The first write to a page that is resident and clean.
     ///
-    /// The page stays Busy while its protection is lifted: otherwise an eviction could protect it
-    /// again, and this call lift that too, and a write be lost under the eviction's copy.
-    fn upgrade(&self, thread: &mut Thread, page: PageId, seen: Word) -> Served {
+    /// The page stays Busy while its protection is lifted. Otherwise an eviction could protect it
+    /// again, this call would lift that too, and a write could be lost under the eviction's copy.
+    fn upgrade(&self, thread: &mut Thread, busy: Busy) -> Served {
+        let (page, seen) = (busy.page(), busy.seen());
         let at_once = thread.watched.take().is_some_and(|(watched, _)| watched == page);
         let late = self.keep_late(page, seen);
         let begun = clock::ticks();
         let lifted = self.base.uffd.protect(page.addr(), PAGE_BYTES, false);
         self.changes.rewrites.lifted(clock::ns(clock::ticks() - begun));
-        let word = self.base.table.word(page);
         match lifted {
             Ok(()) => {
                 self.changes.rewrites.saw_upgrade(seen, at_once);
-                word.settle(seen.with_dirty(true).with_guessed(late).with_upgraded(true));
+                busy.settle(seen.with_dirty(true).with_guessed(late).with_upgraded(true));
                 self.base.count(&self.base.counters.upgrades, 1);
                 self.room.reserve_kept();
                 Served::Here
@@ -302,22 +289,31 @@ impl Incoming {
                 if late {
                     self.changes.tracker.release([page].into_iter());
                 }
-                word.settle(seen);
+                busy.settle(seen);
                 Served::Unmapped
             }
         }
     }
 
-    /// Whether a clean page, about to be written, is compared from now on.
+    /// Whether a clean page, about to be written, is compared from now on. It is Busy and
+    /// write-protected, so it stays as it is.
     fn keep_late(&self, page: PageId, seen: Word) -> bool {
-        let mapped = seen.slot().is_some_and(|slot| self.base.pool.readable_in_place(slot).is_some());
-        if mapped || !self.changes.tracker.keeps_late() {
+        let tracker = &self.changes.tracker;
+        let mapped = self.base.mapped_slot(seen).is_some();
+        if mapped || !tracker.keeps_late() {
             // A slot that is mapped holds the page as it came in.
-            return mapped && self.changes.tracker.compares_with_slots();
+            return mapped && tracker.compares_with_slots();
         }
-        // The program may take its right to read the page away just now: not while it is being read here.
+        // The program may take its right to read the page away just now: not while it is read here.
         let _reading = self.changes.reading.lock();
-        // SAFETY: the page is Busy and write-protected: it stays as it is; and it can be read.
-        !self.base.table.may_be_unreadable(page) && unsafe { self.changes.tracker.keep_late(page) }
+        // SAFETY: the page is Busy, ours, and was resident; the lock is held.
+        let bytes = unsafe { Bytes::in_place(&self.base.table, page) };
+        bytes.is_some_and(|bytes| tracker.keep_late(page, bytes))
     }
+}
+
+/// The word of a page that has come in like this.
+#[inline]
+fn arrived_as(seen: Word, comes: Comes) -> Word {
+    seen.to(State::Resident).with_dirty(comes != Comes::Protected).with_guessed(comes == Comes::Compared)
 }

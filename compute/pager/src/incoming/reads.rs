@@ -5,22 +5,25 @@
 //!                                                                      the window's by one doorbell when it is planned
 //! ```
 //!
-//! Demand pages land in turn at either end where something is still to be kept of the one before
-//! ([`crate::dirty`]): hashing a page takes a fifth to one µs of a fault, or none, while the next
+//! Demand pages land at either end in turn, where something is still to be kept of the one before
+//! ([`crate::dirty`]). Hashing a page takes a fifth to one µs of a fault. It takes none while the next
 //! fault waits for its answer.
+
+#![allow(unsafe_code)] // READs into the landing buffer.
 
 use super::Incoming;
 use crate::ending::or_end;
-use crate::thread::{LANDING, Thread};
+use crate::page::Bytes;
+use crate::thread::Thread;
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES};
 use std::time::Duration;
 
-/// The demand page's READ.
+/// The tag of the demand page's READ.
 pub(crate) const DEMAND: u64 = 0;
 
 impl Incoming {
-    /// Sends the READ of the demand page; its tag is [`DEMAND`].
-    pub(crate) fn post_demand(&self, thread: &mut Thread, slot: FarSlot) {
+    /// Sends the READ of the demand page. Its tag is [`DEMAND`].
+    pub(super) fn post_demand(&self, thread: &mut Thread, slot: FarSlot) {
         // Not onto what is still wanted of the last one.
         thread.lands_last ^= thread.unkept.is_some();
         let into = thread.demand(thread.lands_last);
@@ -28,34 +31,33 @@ impl Incoming {
         thread.lane.doorbell(&self.base.pool);
     }
 
-    /// Keeps what was put off when the last demand page came in, from where it landed. After
-    /// [`Incoming::post_demand`].
-    pub(crate) fn keep_now(&self, thread: &mut Thread) {
+    /// Waits for the demand page. Meanwhile keeps what was put off of the last one. Returns the bytes,
+    /// which stay until the thread's next READ.
+    pub(super) fn await_demand(&self, thread: &mut Thread) -> Bytes<'static> {
         if let Some(page) = thread.unkept.take() {
-            // SAFETY: the READ that was posted goes to the other end, and so no other came here
-            // since the page did.
-            unsafe { self.changes.tracker.keep_now(page, thread.number, thread.demand(!thread.lands_last)) };
+            // The READ that was posted goes to the other end: no other came here since the page did.
+            let landed = thread.landing.page(thread.demand(!thread.lands_last));
+            self.changes.tracker.keep_now(page, thread.number, landed);
         }
+        self.out.send_on();
+        self.await_read(thread, |tag| tag == DEMAND);
+        thread.landing.page(thread.demand(thread.lands_last))
     }
 
-    /// Finds where the pages of the window that was planned are, and sends the READs of those that
-    /// are not mapped.
+    /// Finds where the pages of the planned window are, and sends the READs of those that are not
+    /// mapped.
     pub(crate) fn post_window(&self, thread: &mut Thread) {
         let mut posted = false;
         for i in 0..thread.claimed.len() {
             let slot = thread.claimed[i].slot;
-            let source = match self.base.pool.readable_in_place(slot) {
-                Some(bytes) => bytes,
-                None => {
-                    // SAFETY: a window has a page less than the landing buffer's first WINDOW.
-                    let into = unsafe { thread.landing.add((1 + i) * PAGE_BYTES) };
-                    self.post_read(thread, slot, DEMAND + 1 + i as u64, into);
-                    posted = true;
-                    thread.claimed[i].in_place = false;
-                    into.cast_const()
-                }
-            };
-            thread.claimed[i].source = source;
+            let in_place = self.base.readable_slot(slot);
+            let source = in_place.unwrap_or_else(|| {
+                self.post_read(thread, slot, DEMAND + 1 + i as u64, 1 + i);
+                posted = true;
+                thread.landing.page(1 + i)
+            });
+            thread.claimed[i].in_place = in_place.is_some();
+            thread.claimed[i].source = Some(source);
         }
         if posted {
             thread.lane.doorbell(&self.base.pool);
@@ -63,25 +65,26 @@ impl Incoming {
     }
 
     /// Waits for the rest of the window.
-    pub(crate) fn await_window(&self, thread: &mut Thread) {
+    pub(super) fn await_window(&self, thread: &mut Thread) {
         while thread.lane.in_flight() > 0 {
             self.await_read(thread, |_| true);
         }
     }
 
-    fn post_read(&self, thread: &mut Thread, slot: FarSlot, tag: u64, into: *mut u8) {
+    /// Posts a READ into a page of the landing buffer.
+    fn post_read(&self, thread: &mut Thread, slot: FarSlot, tag: u64, into: usize) {
         if !thread.is_told {
-            // SAFETY: landing buffers are never unmapped: a thread's belongings outlive it.
-            unsafe { self.base.pool.arena(thread.landing, LANDING * PAGE_BYTES) };
+            thread.landing.tell(&self.base.pool);
             thread.is_told = true;
         }
-        // SAFETY: within the landing buffer, which outlives the operation: nobody leaves before
-        // all READs are complete.
+        let into = thread.landing.at(into);
+        // SAFETY: within the landing buffer, which outlives the operation: no thread leaves the pager
+        // before all its READs are complete.
         unsafe { thread.lane.read(&self.base.pool, tag, slot, 0, into, PAGE_BYTES as u32) };
     }
 
     /// Waits until a READ that is done satisfies `enough`, or none is under way.
-    pub(crate) fn await_read(&self, thread: &mut Thread, enough: impl Fn(u64) -> bool) {
+    fn await_read(&self, thread: &mut Thread, enough: impl Fn(u64) -> bool) {
         let mut satisfied = false;
         while !satisfied && thread.lane.in_flight() > 0 {
             thread.lane.wait(&self.base.pool, &mut thread.done, Duration::from_secs(1));

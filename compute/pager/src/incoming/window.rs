@@ -1,20 +1,22 @@
-//! What comes along with a fetch: the window of pages that the program is expected to
-//! touch next ([`farmem_cache::prefetch`] names them).
+//! Pages that come along with a fetch: the window that the program is expected to touch next
+//! ([`farmem_cache::prefetch`] names it).
 //!
 //! ```text
 //! plan     claim those that are Remote and for which there is room: Busy, ours
-//! post     their READs leave, behind the demand page's ([`crate::incoming::reads`]); the demand page is installed
+//! post     their READs leave, behind the demand page's ([`super::reads`]); the demand page is installed
 //! fetch    install the rest, neighbours by one call
 //! ```
 
-use super::Incoming;
+use super::{Incoming, arrived_as};
 use crate::base::not_installed;
 use crate::dirty::Comes;
+use crate::ending::broken;
+use crate::page::{Busy, Bytes, Pages, Run};
 use crate::table::Pattern;
 use crate::thread::{Claimed, Thread};
 use crate::word::{State, Word};
 use farmem_cache::Arrival;
-use farmem_protocol::addr::{PAGE_BYTES, PageId};
+use farmem_protocol::addr::{FarSlot, PAGE_BYTES, PageId};
 use farmem_run::Prefetch;
 use farmem_sys::raw::Errno;
 
@@ -23,15 +25,29 @@ use farmem_sys::raw::Errno;
 pub(crate) enum Why {
     /// The program's faults suggest that it goes on there.
     Guessed,
-    /// It has said that it will use them ([`crate::hints`]), which the policy takes for a use.
+    /// The program has said that it will use them ([`crate::hints`]). The policy takes that for a use.
     Hinted { write: bool },
 }
 
 impl Incoming {
-    /// Decides which pages to fetch with `page` and claims them.
-    pub(crate) fn plan_window(&self, thread: &mut Thread, page: PageId) {
-        thread.claimed.clear();
+    /// A page's word and slot, if it is far and may be fetched unasked.
+    pub(crate) fn is_away(&self, page: PageId) -> Option<(Word, FarSlot)> {
+        let seen = self.base.table.word(page).load();
         // A sampled page comes in when it is used, not before.
+        let away = seen.state() == State::Remote && !self.base.samples(page);
+        seen.slot().filter(|_| away).map(|slot| (seen, slot))
+    }
+
+    /// Claims a page for the thread's window, if it is still as seen. Whether it was.
+    pub(crate) fn claim(&self, thread: &mut Thread, page: PageId, (seen, slot): (Word, FarSlot)) -> bool {
+        let busy = Busy::take(&self.base.table, page, seen);
+        thread.claimed.extend(busy.map(|busy| Claimed { busy, slot, source: None, in_place: true }));
+        busy.is_some()
+    }
+
+    /// Decides which pages to fetch with `page`, and claims them.
+    pub(super) fn plan_window(&self, thread: &mut Thread, page: PageId) {
+        thread.claimed.clear();
         if self.base.spec.prefetch == Prefetch::Off || self.base.samples(page) {
             return;
         }
@@ -55,89 +71,48 @@ impl Incoming {
     }
 
     fn claim_window(&self, thread: &mut Thread) {
-        let is_away = |seen: &Word, page| seen.state() == State::Remote && !self.base.samples(page);
-        let away = |page| Some(self.base.table.word(page).load()).filter(|seen| is_away(seen, page));
-        let wanted = thread.window.pages().filter(|&page| away(page).is_some()).count() as u64;
+        let wanted = thread.window.pages().filter(|&page| self.is_away(page).is_some()).count() as u64;
         let mut room = self.room.reserve_ahead(wanted);
-        for (index, next) in thread.window.pages().enumerate() {
-            let Some((seen, slot)) = away(next).and_then(|seen| Some((seen, seen.slot()?))) else { continue };
+        let window = thread.window;
+        for (index, next) in window.pages().enumerate() {
+            let Some(away) = self.is_away(next) else { continue };
             if room == 0 {
                 thread.prefetcher.shortened(&mut thread.window, index);
                 break;
             }
-            if self.base.table.word(next).shift(seen, seen.to(State::Busy)) {
-                room -= 1;
-                let source = std::ptr::null();
-                thread.claimed.push(Claimed { page: next, slot, source, in_place: true, seen });
-            }
+            room -= self.claim(thread, next, away) as u64;
         }
         thread.prefetcher.fetched(thread.claimed.len() as u32);
         self.local.unreserve(room);
     }
 
     /// Gives claimed pages up, unfetched.
-    pub(crate) fn drop_window(&self, thread: &mut Thread) {
+    pub(super) fn drop_window(&self, thread: &mut Thread) {
         for claimed in thread.claimed.drain(..) {
             self.local.unreserve(1);
-            self.base.table.word(claimed.page).set(claimed.seen);
+            claimed.busy.give_up();
         }
     }
 
-    /// Fetches and installs what [`Incoming::plan_window`] claimed, or a hint; how many are here.
+    /// Fetches and installs what [`Incoming::plan_window`] claimed, or a hint. How many are here.
     pub(crate) fn fetch_window(&self, thread: &mut Thread, why: Why) -> usize {
         if thread.claimed.is_empty() {
             return 0;
         }
-        let (how, write) = match why {
-            Why::Guessed => (Arrival::Prefetch, false),
-            Why::Hinted { write } => (Arrival::Demand, write),
-        };
         let claimed = std::mem::take(&mut thread.claimed);
-        let mut installed = 0;
-        let mut from = 0;
+        let (mut installed, mut from) = (0, 0);
         while from < claimed.len() {
-            let Claimed { page, source, in_place: mapped, .. } = claimed[from];
-            if !mapped {
+            if !claimed[from].in_place {
                 self.await_window(thread);
             }
-            let guess =
-                |one: &Claimed| self.changes.tracker.comes(mapped, write, || self.changes.rewrites.likely(one.seen));
-            let guessed = guess(&claimed[from]);
-            let keep = |i: usize| {
-                // SAFETY: the source holds the pages of the run, as they follow each other in both memories, and
-                // stays as it is; the pages are Busy, hence ours.
-                unsafe {
-                    let source = source.add(i * PAGE_BYTES);
-                    self.changes.tracker.keep(claimed[from + i].page, source, mapped, write, guessed)
-                }
-            };
-            let comes = keep(0);
-            // Pages next to each other whose bytes are next to each other, and that come in alike, go in
-            // one call.
-            let neighbours = claimed[from..].windows(2).take_while(|w| follows(w[0], w[1]) && guess(&w[1]) == guessed);
-            let mut run = 1 + neighbours.enumerate().take_while(|(i, _)| keep(1 + i) == comes).count();
-            let dirty = comes != Comes::Protected;
-            let done = loop {
-                // SAFETY: the source holds `run` pages; the targets are Busy, hence ours.
-                match unsafe { self.base.uffd.copy(page.addr(), source, run * PAGE_BYTES, !dirty) } {
-                    Ok(bytes) => break bytes / PAGE_BYTES,
-                    // They lie in two mappings (a part of an array may have another protection): refused whole.
-                    Err(Errno(libc::ENOENT)) if run > 1 => run /= 2,
-                    Err(e) => break not_installed(page, e),
-                }
-            };
-            for one in &claimed[from..from + done] {
-                let here = one.seen.to(State::Resident).with_dirty(dirty).with_guessed(comes == Comes::Compared);
-                self.base.table.word(one.page).settle(here);
-            }
-            self.local.all_arrived(claimed[from..from + done].iter().map(|c| c.page), how);
+            let (wanted, done) = self.install_neighbours(&claimed[from..], why);
             installed += done;
             from += done;
-            if done < run {
-                // Out of any mapping: this page stays away; go on behind it.
+            if done < wanted {
+                // Out of any mapping: this page stays away. The next ones go on behind it.
                 self.local.unreserve(1);
-                self.changes.tracker.release([claimed[from].page].into_iter());
-                self.base.table.word(claimed[from].page).set(claimed[from].seen);
+                self.changes.tracker.release([claimed[from].busy.page()].into_iter());
+                claimed[from].busy.give_up();
                 from += 1;
             }
         }
@@ -146,9 +121,49 @@ impl Incoming {
         thread.claimed.clear();
         installed
     }
+
+    /// Installs the first of these pages, and by the same call those that are its neighbours in both
+    /// memories and come in alike. How many were tried, and how many are here.
+    fn install_neighbours(&self, claimed: &[Claimed], why: Why) -> (usize, usize) {
+        let (how, write) = match why {
+            Why::Guessed => (Arrival::Prefetch, false),
+            Why::Hinted { write } => (Arrival::Demand, write),
+        };
+        let (first, mapped) = (&claimed[0], claimed[0].in_place);
+        let tracker = &self.changes.tracker;
+        let guess = |one: &Claimed| tracker.comes(mapped, write, || self.changes.rewrites.likely(one.busy.seen()));
+        let guessed = guess(first);
+        let keep = |one: &Claimed| tracker.keep(one.busy.page(), source(one), mapped, write, guessed);
+        let comes = keep(first);
+        let (mut run, mut bytes) = (Run::of(&first.busy), Pages::of(source(first)));
+        for pair in claimed.windows(2) {
+            let next = &pair[1];
+            let follows = next.busy.page().0 == pair[0].busy.page().0 + 1 && next.in_place == mapped;
+            if !(follows && bytes.is_next(source(next)) && guess(next) == guessed && keep(next) == comes) {
+                break;
+            }
+            bytes.add(source(next));
+            run.add(&next.busy);
+        }
+        let mut wanted = run.pages();
+        let done = loop {
+            match run.part(0..wanted).install(&self.base.uffd, bytes, comes == Comes::Protected) {
+                Ok(done) => break done,
+                // They lie in two mappings (a part of an array may have another protection): refused
+                // whole.
+                Err(Errno(libc::ENOENT)) if wanted > 1 => wanted /= 2,
+                Err(e) => break not_installed(run.first(), e),
+            }
+        };
+        for one in &claimed[..done] {
+            one.busy.settle(arrived_as(one.busy.seen(), comes));
+        }
+        self.local.all_arrived(claimed[..done].iter().map(|one| one.busy.page()), how);
+        (wanted, done)
+    }
 }
 
-/// Whether two claimed pages are neighbours in both memories.
-fn follows(a: Claimed, b: Claimed) -> bool {
-    b.page.0 == a.page.0 + 1 && b.in_place == a.in_place && b.source == a.source.wrapping_add(PAGE_BYTES)
+/// Where a claimed page's bytes are, once the window was posted.
+fn source(one: &Claimed) -> Bytes<'static> {
+    one.source.unwrap_or_else(|| broken("a window is installed that was not posted"))
 }

@@ -22,8 +22,8 @@
 //! All steps are SeqCst. Suppose step 2 sees a page pinned whose last pin goes at a. Then 2 comes
 //! before a, and 1 before 2, so b sees `counted` and subtracts after 1. The page is not in the sum,
 //! whether or not 3 is done. If step 2 sees the page unpinned, b may subtract it all the same. The
-//! count is then too small by one, which costs another look. Looks are made under the evictor's lock,
-//! one at a time. What is subtracted after the end of a look makes the next sum too small, or is
+//! count is then too small by one, which costs another look. Looks are made under the evictor's
+//! lock, one at a time. A subtraction after the end of a look makes the next sum too small, or is
 //! overwritten by the next step 1.
 //!
 //! A count kept where pages are pinned was rejected: every call on every CPU would write that word.

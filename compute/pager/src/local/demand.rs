@@ -1,5 +1,5 @@
-//! What is known of the demand for room: whether threads sleep for it, and whether the program has
-//! other threads that could use it.
+//! The demand for room: whether threads sleep for it, and whether the program has other threads
+//! that could use it.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 

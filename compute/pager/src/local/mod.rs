@@ -42,7 +42,7 @@ impl Sizes {
     }
 }
 
-/// What is local.
+/// Local memory of a process.
 pub(crate) struct Local {
     base: &'static Base,
     /// Far pages that are resident or about to be. Entries for line hashes count as resident.

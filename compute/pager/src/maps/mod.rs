@@ -8,9 +8,9 @@ pub(crate) mod regions;
 use farmem_protocol::addr::{FAR_END, FAR_START, PAGE_BYTES, PageId, is_far};
 use regions::{Region, Regions};
 
-/// What a call returns for an argument that cannot be.
+/// The result of a call with an impossible argument.
 pub(crate) const EINVAL: isize = -(libc::EINVAL as isize);
-/// What a call returns for want of memory or addresses.
+/// The result of a call without memory or addresses.
 pub(crate) const ENOMEM: isize = -(libc::ENOMEM as isize);
 
 /// Bytes of addresses kept for the heap (`brk`).

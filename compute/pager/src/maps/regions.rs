@@ -19,11 +19,11 @@ pub struct Region {
     pub noreserve: bool,
     /// Not ours: a file or shared memory that the program mapped over far addresses.
     pub foreign: bool,
-    /// What a forked child gets of it.
+    /// The part of it that a forked child gets.
     pub on_fork: OnFork,
 }
 
-/// What a forked child gets of a mapping (`madvise`).
+/// The part of a mapping that a forked child gets (`madvise`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OnFork {
     /// A copy.

@@ -9,6 +9,8 @@
 //! Write-protecting is the expensive way: 0.5 to 0.7 µs a call, and 3 to 15 where it interrupts
 //! other CPUs that run the program (`docs/design/pager.md`, *Dirty pages leave by reference*).
 
+#![allow(unsafe_code)] // Pages are made own.
+
 use super::Out;
 use crate::dirty::guess::Settled;
 use crate::ending::broken;
@@ -19,15 +21,17 @@ use farmem_sys::clock;
 use farmem_sys::hold::{make_own, may_be_merged, may_be_swapped};
 use std::sync::atomic::Ordering;
 
-/// From making pages own to having references takes 15 to 120 µs, by the batch, and not much longer by a call for each range. What was copied to be own
-/// at the beginning of as much as this is not old for the kernel at its end, and not on its way to swap.
+/// The longest that may pass from making pages own to having references. It takes 15 to 120 µs, by
+/// the batch. Pages that were copied at the beginning of this time are not old for the kernel at
+/// its end, and not on their way to swap.
 const LONG_NS: u64 = 1_000_000;
 
 fn is_unheld(l: &Leaving) -> bool {
     l.from.dirty() && !l.held
 }
 
-/// What a call that protects can reach: from a run's first page that must be to its last.
+/// The pages of each protecting call: of a run of neighbours, from the first that must be protected
+/// to the last.
 fn runs_to_protect(leaving: &[Leaving]) -> impl Iterator<Item = &[Leaving]> {
     leaving.chunk_by(neighbours).filter_map(|together| {
         let (first, last) = (together.iter().position(is_unheld)?, together.iter().rposition(is_unheld)?);
@@ -40,12 +44,12 @@ fn ranges_of_held(leaving: &[Leaving], ranges: &mut Vec<libc::iovec>) {
     ranges.clear();
     for together in leaving.chunk_by(|a, b| neighbours(a, b) && a.held == b.held).filter(|run| run[0].held) {
         let iov_len = together.len() * PAGE_BYTES;
-        ranges.push(libc::iovec { iov_base: together[0].page.addr() as *mut _, iov_len });
+        ranges.push(libc::iovec { iov_base: together[0].page().addr() as *mut _, iov_len });
     }
 }
 
 impl Out {
-    /// Settles the pages of a batch that are read, the program being still or not; whether any are held.
+    /// Settles the dirty pages of a batch. `still`: the program is. Whether any are held.
     pub(crate) fn settle(&self, evictor: &mut Evictor, still: bool) -> bool {
         self.local.demand.found(still);
         let read = evictor.leaving.iter().filter(|l| l.from.dirty()).count();
@@ -65,7 +69,7 @@ impl Out {
         held > 0
     }
 
-    /// Holds what can be held of the pages that are read, in their order; how many.
+    /// Holds the dirty pages of a batch, in order, as far as they can be held. Returns how many.
     fn hold(&self, evictor: &mut Evictor) -> usize {
         if self.base.spec.mask.has(Feature::Hold) || may_be_merged() {
             return 0;
@@ -74,7 +78,7 @@ impl Out {
         if room == 0 {
             return 0;
         }
-        for l in evictor.leaving.iter_mut().filter(|l| l.from.dirty() && !self.base.table.may_be_unreadable(l.page)) {
+        for l in evictor.leaving.iter_mut().filter(|l| l.from.dirty() && !self.base.table.may_be_unreadable(l.page())) {
             l.held = room > 0;
             room = room.saturating_sub(1);
         }
@@ -82,7 +86,8 @@ impl Out {
         let begun = clock::ticks();
         evictor.held.swap |= self.base.spec.mask.has(Feature::Swapless) || may_be_swapped();
         let swap = evictor.held.swap;
-        // What the kernel chose for swap before it was made own it could write out after, were it referred to by then only.
+        // Pages that the kernel chose for swap before they were made own could be written out
+        // after, if they were referred to only then.
         let mut held = !swap || evictor.held.guard(&evictor.ranges);
         if held && (swap || self.has_forked.load(Ordering::Relaxed)) {
             self.make_own(evictor);
@@ -105,7 +110,8 @@ impl Out {
         pages
     }
 
-    /// Ends that the memory of pages that are to be held, the evictor's ranges, is anybody else's too. Those of which it cannot be ended are not held.
+    /// Makes the memory of the evictor's ranges, which is to be held, the process's own. Pages for
+    /// which that fails are not held.
     fn make_own(&self, evictor: &mut Evictor) {
         let mut ranges = &evictor.ranges[..];
         let by = evictor.vectored.then_some(evictor.pidfd);
@@ -120,7 +126,7 @@ impl Out {
             }
             if let Some((refused, rest)) = ranges.split_first() {
                 let refused = refused.iov_base as usize..refused.iov_base as usize + refused.iov_len;
-                evictor.leaving.iter_mut().filter(|l| refused.contains(&l.page.addr())).for_each(|l| l.held = false);
+                evictor.leaving.iter_mut().filter(|l| refused.contains(&l.page().addr())).for_each(|l| l.held = false);
                 ranges = rest;
             }
         }
@@ -134,16 +140,17 @@ impl Out {
         self.base.count(&self.base.counters.protecting_calls, calls as u64);
     }
 
-    /// Protects neighbours that leave, by how many calls. What is protected among them stays so: nobody else touches a page that leaves.
+    /// Protects neighbours that leave, and returns the number of calls. Pages between them stay
+    /// protected: no other thread touches a page that leaves.
     fn protect_together(&self, pages: &[Leaving]) -> usize {
-        if self.base.uffd.protect(pages[0].page.addr(), pages.len() * PAGE_BYTES, true).is_ok() {
+        if self.base.uffd.protect(pages[0].page().addr(), pages.len() * PAGE_BYTES, true).is_ok() {
             return 1;
         }
         // They span mappings; each page lies in one.
         let wanted = pages.iter().filter(|l| is_unheld(l));
         for l in wanted.clone() {
-            if let Err(e) = self.base.uffd.protect(l.page.addr(), PAGE_BYTES, true) {
-                broken(&format!("page {:#x}: write protection failed with {e}", l.page.addr()));
+            if let Err(e) = self.base.uffd.protect(l.page().addr(), PAGE_BYTES, true) {
+                broken(&format!("page {:#x}: write protection failed with {e}", l.page().addr()));
             }
         }
         1 + wanted.count()

@@ -1,10 +1,10 @@
-//! The staging ring: bytes of pages that have left but whose WRITE is under way,
-//! or whose place in the ring is not needed yet. A fault on such a page is
-//! served from here ([`crate::incoming`], *rescue*), without the fabric, and is the
-//! proof of a second touch that user space otherwise lacks.
+//! The staging ring: bytes of pages that have left and whose WRITE is under way, or whose place in
+//! the ring is not needed yet. A fault on such a page is served from here, without the fabric
+//! ([`crate::incoming`], *rescue*). It is the proof of a second touch that user space otherwise
+//! lacks.
 //!
-//! Used for nodes whose memory is not mapped; where it is (shm), the far slot
-//! itself is as near as the ring would be. The ring's memory counts as local.
+//! The ring is for nodes whose memory is not mapped. Where it is (shm), the far slot is as near as
+//! the ring would be. The ring's memory counts as local.
 //!
 //! ```text
 //!            evict: copy, post WRITE                 ack
@@ -19,8 +19,10 @@
 //! arrive in either order. So the first one's slot is not used again until its
 //! acknowledgement has come, and the page takes another.
 
+use crate::page::{Bytes, Frames, Target};
 use crate::word::MAX_STAGED;
-use farmem_protocol::addr::{FarSlot, PAGE_BYTES, PageId};
+use farmem_pool::Pool;
+use farmem_protocol::addr::{FarSlot, PageId};
 use farmem_sys::raw::Errno;
 use farmem_sys::sync::Lock;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -40,7 +42,7 @@ struct Entry {
     state: Use,
 }
 
-/// What a rescuer found out about the copy it took.
+/// Tells a rescuer about the copy that it took.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Taken {
     /// The slot holds these bytes too.
@@ -49,9 +51,8 @@ pub struct Taken {
 
 /// The ring.
 pub struct Staging {
-    bytes: *mut u8,
-    /// Copies that there can be.
-    most: usize,
+    /// A page for each copy that there can be.
+    bytes: Frames,
     /// Copies that there are: `most`, or none while it is closed. Without the lock: the caller may be
     /// beside a fork, whose child must not find it held.
     len: AtomicUsize,
@@ -63,19 +64,13 @@ struct Ring {
     next: usize,
 }
 
-// SAFETY: the buffer's pages belong to whoever owns the entry, by the states above.
-unsafe impl Send for Staging {}
-// SAFETY: as above.
-unsafe impl Sync for Staging {}
-
 impl Staging {
     /// A ring of `pages` copies, at least one, open or not yet. A closed one takes addresses only.
     pub fn new(pages: usize, open: bool) -> Result<Staging, Errno> {
         assert!(0 < pages && pages <= MAX_STAGED);
         let ring = Staging {
-            most: pages,
             len: AtomicUsize::new(0),
-            bytes: farmem_sys::holdings::reserve(pages * PAGE_BYTES)?,
+            bytes: Frames::reserve(pages)?,
             ring: Lock::new(Ring { entries: Vec::new(), next: 0 }),
         };
         if open {
@@ -87,13 +82,13 @@ impl Staging {
     /// Opens the ring. Its memory is the caller's to have set apart.
     pub fn open(&self) {
         let free = Entry { page: PageId(0), slot: FarSlot::new(0, 0), state: Use::Free };
-        self.ring.lock().entries = vec![free; self.most];
-        self.len.store(self.most, Ordering::Release);
+        self.ring.lock().entries = vec![free; self.most()];
+        self.len.store(self.most(), Ordering::Release);
     }
 
     /// How many copies there is room for once it is open.
     pub fn most(&self) -> usize {
-        self.most
+        self.bytes.pages()
     }
 
     /// How many copies there is room for.
@@ -106,10 +101,24 @@ impl Staging {
         self.len() == 0
     }
 
-    /// A copy's bytes.
-    pub fn bytes(&self, index: usize) -> *mut u8 {
-        // SAFETY: every index handed out is within the buffer.
-        unsafe { self.bytes.add(index * PAGE_BYTES) }
+    /// A copy's bytes. The caller owns the entry, by the states above.
+    pub fn page(&self, index: usize) -> Bytes<'static> {
+        self.bytes.page(index)
+    }
+
+    /// A copy to be filled. The caller has claimed the entry.
+    pub fn target(&self, index: usize) -> Target<'static> {
+        self.bytes.target(index)
+    }
+
+    /// The address of a copy.
+    pub fn at(&self, index: usize) -> *const u8 {
+        self.bytes.at(index)
+    }
+
+    /// Tells cards of the ring's memory.
+    pub fn tell(&self, pool: &Pool) {
+        self.bytes.tell(pool);
     }
 
     /// Claims an entry for a page that is leaving to `slot`. `evicted` is asked to turn an old copy's
@@ -144,7 +153,8 @@ impl Staging {
         self.ring.lock().entries[index].slot
     }
 
-    /// Whether the page of a copy under way has gone back for good: its slot is free when the WRITE is complete.
+    /// Whether the page of a copy under way has gone back for good. Then its slot is free when the
+    /// WRITE is complete.
     pub fn is_orphan(&self, index: usize) -> bool {
         self.ring.lock().entries[index].state == Use::Orphan
     }

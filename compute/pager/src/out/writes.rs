@@ -7,6 +7,8 @@
 //! (Pages of which few lines changed go another way: [`crate::out::log`].) A place in the ring is held
 //! until its acknowledgement has come ([`crate::out::staging`]).
 
+#![allow(unsafe_code)] // WRITEs from staged copies.
+
 use super::Out;
 use crate::ending::{broken, or_end};
 use crate::out::batch::Evictor;
@@ -35,7 +37,7 @@ impl Out {
             if let Some(index) = self.staging.claim(page, slot, evicted) {
                 return index;
             }
-            // What is noted and not yet posted would never be acknowledged.
+            // Lines that are noted and not yet posted would never be acknowledged.
             self.flush_log(evictor);
             self.ring_writes(evictor);
             self.collect_writes(evictor, Duration::from_secs(1));
@@ -62,7 +64,7 @@ impl Out {
         // SAFETY: the entry's bytes stay as they are until its WRITE is acknowledged, and are a
         // page.
         unsafe {
-            let bytes = self.staging.bytes(index).add(from);
+            let bytes = self.staging.at(index).wrapping_add(from);
             thread.lane.write(&self.base.pool, tag, slot, from as u32, bytes, len as u32);
         }
         evictor.log.posted();
@@ -113,7 +115,7 @@ impl Out {
     }
 
     /// Sends on what the network did not take at once (a full socket, a shaped link). In the waits
-    /// of faults that follow: nobody else looks at it soon, and pages whose bytes are not
+    /// of faults that follow, because no other thread looks at it soon. Pages whose bytes are not
     /// acknowledged hold their places in the staging ring.
     #[inline]
     pub(crate) fn send_on(&self) {
@@ -135,8 +137,8 @@ impl Out {
         self.ring_writes(evictor);
     }
 
-    /// A staged page comes back. Its write-back may have been acknowledged without anybody having
-    /// looked: then the page keeps its slot, and what it came back with is known to be in it.
+    /// A staged page comes back. Its write-back may have been acknowledged without a look at the
+    /// answer. Then the page keeps its slot, which is known to hold its bytes.
     pub(crate) fn hear_of_write(&self, page: PageId, seen: Word) {
         if !self.staging.is_written(seen.staged(), page)
             && let Some(mut evictor) = self.evictor.try_lock()

@@ -3,10 +3,11 @@
 //! are taken, under the same lock as our own mappings.
 
 use super::Space;
+use crate::kernel;
 use crate::maps::regions::{OnFork, Region};
 use crate::maps::{EINVAL, in_range, page_up};
 use farmem_protocol::addr::{PAGE_BYTES, is_far};
-use farmem_sys::raw::{SignalsBlocked, syscall};
+use farmem_sys::raw::SignalsBlocked;
 
 fn region(end: usize, prot: i32) -> Region {
     Region { end, prot, committed: false, noreserve: true, foreign: true, on_fork: OnFork::Copy }
@@ -19,8 +20,8 @@ impl Space {
         self.empty(addr, len, |space, end| space.regions(addr).insert(addr, region(end, prot)))
     }
 
-    /// Shared memory comes to lie at far addresses, by `attach`, over what is there or only where nothing is. The lock is
-    /// held meanwhile: nobody may map there.
+    /// Attaches shared memory at far addresses by `attach`: over anything there (`over`), or only
+    /// where nothing is. The lock is held meanwhile, so that no other thread maps there.
     pub fn attach(&self, addr: usize, len: usize, prot: i32, over: bool, attach: impl FnOnce() -> isize) -> isize {
         let Some(len) = page_up(len).filter(|&l| l > 0 && in_range(addr, l)) else { return EINVAL };
         let _signals = SignalsBlocked::new();
@@ -39,8 +40,8 @@ impl Space {
         ret
     }
 
-    /// Shared memory at a far address goes, by `detach`: what of it is still there, and not what the program has mapped
-    /// between.
+    /// Detaches shared memory at a far address by `detach`: the part of it that is still there, and
+    /// not what the program has mapped between.
     pub fn detach(&self, addr: usize, detach: impl FnOnce() -> isize) -> isize {
         let _signals = SignalsBlocked::new();
         let _inside = self.base.threads.enter();
@@ -60,7 +61,7 @@ impl Space {
     /// mremap of a mapping at far addresses that is not ours. `None` where it is ours, or nothing.
     ///
     /// The kernel moves it, to near addresses unless the program names far ones. The lock is held
-    /// meanwhile: nobody may map where it grows.
+    /// meanwhile, so that no other thread maps where it grows.
     pub fn mremap_foreign(&self, old: usize, old_len: usize, new_len: usize, flags: i32, new: usize) -> Option<isize> {
         let (old_len, new_len) = (page_up(old_len)?, page_up(new_len)?);
         if !old.is_multiple_of(PAGE_BYTES) || old_len == 0 || new_len == 0 || !in_range(old, old_len.max(new_len)) {
@@ -83,8 +84,7 @@ impl Space {
             }
             self.take_away(&mut space, new, new + new_len);
         }
-        // SAFETY: the program's own request about its own mapping; what it replaces is nobody's any more.
-        let ret = unsafe { syscall(libc::SYS_mremap, [old, old_len, new_len, flags as usize, new, 0]) };
+        let ret = kernel::remap(old, old_len, new_len, flags, new);
         if ret < 0 {
             return Some(ret);
         }

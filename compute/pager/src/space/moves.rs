@@ -1,19 +1,20 @@
 //! mremap: mappings that grow, shrink and move, and their pages with them.
 //!
-//! A move takes every touched page of the old place (Busy), lets the kernel move
-//! the mapping with the pages that are resident, and gives the words to the new
-//! place. Where the kernel will not, because it sees several mappings in what the
-//! program made as one, resident pages are copied one by one.
+//! A move takes every touched page of the old place (Busy), lets the kernel move the mapping with
+//! the pages that are resident, and gives the words to the new place. The kernel refuses where it
+//! sees several mappings in what the program made as one. Then resident pages are copied one by
+//! one.
 
 use super::Space;
-use super::Watched;
+use super::own::Watched;
 use crate::ending::broken;
+use crate::kernel;
 use crate::maps::{EINVAL, ENOMEM, HEAP_BYTES, in_range, page_up, pages};
+use crate::page::{Busy, Pages, Run};
 use crate::word::{AtomicWord, State, Word};
 use farmem_cache::Arrival;
 use farmem_protocol::addr::{FAR_START, PAGE_BYTES, PageId};
-use farmem_sys::memory::discard;
-use farmem_sys::raw::{SignalsBlocked, checked, syscall};
+use farmem_sys::raw::{Errno, SignalsBlocked};
 use std::time::Duration;
 
 const EFAULT: isize = -(libc::EFAULT as isize);
@@ -111,16 +112,9 @@ impl Space {
                 moving.push((page, seen));
             }
         });
-        // The program does not know the target, but a first touch next door may hold pages of it until the kernel tells it that
-        // they are not mapped.
-        for &(page, _) in &moving {
-            self.base.table.touched(target(page));
-            let mut rounds = 0;
-            while !self.base.table.word(target(page)).shift(Word::UNTOUCHED, Word::UNTOUCHED.to(State::Busy)) {
-                rounds += 1;
-                self.base.wait_for_owner(rounds);
-            }
-        }
+        // The program does not know the target. But a first touch next door may hold pages of it,
+        // until the kernel tells it that they are not mapped.
+        let targets: Vec<Busy> = moving.iter().map(|&(page, _)| self.take_target(target(page))).collect();
         if prot & libc::PROT_READ == 0 {
             // Only now: blocks without a page have no mark.
             self.base.table.mark_unreadable(target(first), target(last));
@@ -129,19 +123,16 @@ impl Space {
         if !moved && let Err(e) = self.lay(to, len, prot, flags, Watched::AtOnce) {
             broken(&format!("a mapping could not be moved: errno {}", -e));
         }
-        for &(page, seen) in &moving {
-            let there = target(page);
-            let word = self.base.table.word(there);
-            match seen.state() {
-                State::Resident => {
-                    if !moved {
-                        self.copy_resident(page, there);
-                    }
-                    self.changes.tracker.rename(page, there);
-                    word.set(seen.with_dirty(true).with_field(0));
+        for (&(page, seen), there) in moving.iter().zip(targets) {
+            let resident = seen.state() == State::Resident;
+            if resident {
+                if !moved {
+                    self.copy_resident(page, &there);
                 }
-                _ => word.set(seen),
+                self.changes.tracker.rename(page, there.page());
             }
+            // Nothing has pinned the target: the program does not know it yet.
+            there.settle(if resident { seen.with_dirty(true) } else { seen });
         }
         let mut policy = self.local.policy();
         for &(page, seen) in &moving {
@@ -156,43 +147,50 @@ impl Space {
         self.disown(&left);
     }
 
+    /// Makes a page of a fresh mapping Busy.
+    fn take_target(&self, page: PageId) -> Busy {
+        self.base.table.touched(page);
+        let mut rounds = 0;
+        loop {
+            if let Some(busy) = Busy::take(&self.base.table, page, Word::UNTOUCHED) {
+                return busy;
+            }
+            rounds += 1;
+            self.base.wait_for_owner(rounds);
+        }
+    }
+
     /// Lets the kernel move a mapping with its pages, onto fresh mapping of ours. False when it sees
     /// several mappings in what the program made as one; then nothing may be left at the target.
     ///
-    /// The kernel leaves userfaultfd behind, and the write protections or not, by its version. It also
-    /// joins what it has moved to neighbours of its like, and then the *neighbours* have lost userfaultfd:
-    /// their absent pages would read as zeros. A mapping that is advised to be read at random, which means nothing for memory without a file, is
-    /// not like any of ours, so this one is, until it is registered again.
+    /// The kernel leaves userfaultfd behind, and the write protections or not, by its version. It
+    /// also joins the moved mapping to similar neighbours, and then the *neighbours* have lost
+    /// userfaultfd: their absent pages would read as zeros. So this mapping is advised to be read
+    /// at random until it is registered again. That means nothing for memory without a file, and no
+    /// mapping of ours is similar to it.
     fn move_mapping(&self, from: usize, to: usize, len: usize) -> bool {
-        // SAFETY: advice about our own mappings.
-        let advise = |at, advice: i32| unsafe { syscall(libc::SYS_madvise, [at, len, advice as usize, 0, 0, 0]) };
-        if advise(from, libc::MADV_RANDOM) != 0 {
+        if kernel::advise(from, len, libc::MADV_RANDOM) != 0 {
             return false;
         }
-        let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as usize;
-        // SAFETY: both mappings are ours; the target is fresh and nobody knows it.
-        let moved = unsafe { checked(libc::SYS_mremap, [from, len, len, flags, to, 0]) }.is_ok();
+        let moved = kernel::remap(from, len, len, libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED, to) >= 0;
         if moved && let Err(e) = self.base.uffd.register(to, len).and_then(|()| self.base.uffd.protect(to, len, false))
         {
             broken(&format!("a moved mapping could not be registered: {e}"));
         }
-        advise(if moved { to } else { from }, libc::MADV_NORMAL);
+        kernel::advise(if moved { to } else { from }, len, libc::MADV_NORMAL);
         moved
     }
 
-    /// Moves one resident page, where [`Space::move_mapping`] could not: it is never there twice.
-    fn copy_resident(&self, from: PageId, to: PageId) {
-        let mut bytes = [0u64; PAGE_BYTES / 8];
-        if let Err(e) = self.out.evictor.lock().read_leaving(from, bytes.as_mut_ptr().cast()) {
+    /// Moves one resident page, where [`Space::move_mapping`] could not. It is never there twice.
+    fn copy_resident(&self, from: PageId, to: &Busy) {
+        let mut evictor = self.out.evictor.lock();
+        let Some(bench) = evictor.bench else { crate::ending::out_of_local_memory(Errno(libc::ENOMEM)) };
+        if let Err(e) = evictor.read_leaving(from, bench.target(0)) {
             broken(&format!("page {:#x} is unreadable: {e}", from.addr()));
         }
-        // SAFETY: the source is Busy, and its bytes are safe; the target is fresh and nobody knows it.
-        let there = unsafe {
-            discard(from.addr() as *mut u8, PAGE_BYTES);
-            self.base.uffd.copy(to.addr(), bytes.as_ptr().cast(), PAGE_BYTES, false)
-        };
-        if let Err(e) = there {
-            broken(&format!("page {:#x} could not be moved: {e}", from.addr()));
+        kernel::discard_page(from);
+        if let Err(e) = Run::of(to).install(&self.base.uffd, Pages::of(bench.page(0)), false) {
+            broken(&format!("page {:#x} could not be moved to {:#x}: {e}", from.addr(), to.page().addr()));
         }
     }
 

@@ -7,8 +7,7 @@
 
 #![allow(unsafe_code)] // Raw pages, as the pager has them.
 
-use farmem_pager::dirty::exact;
-use farmem_sys::lines::{Brief, Hasher, Hashes, LINES, Unit, WHOLE_TOP};
+use farmem_sys::lines::{Brief, Hasher, Hashes, LINES, Unit, WHOLE_TOP, exact};
 use farmem_sys::memory::copy_page;
 use serde::Serialize;
 use std::hint::black_box;

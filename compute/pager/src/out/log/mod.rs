@@ -1,7 +1,8 @@
-//! The eviction log: changed lines of a batch's pages on their way to slots that are not mapped. A node's software
-//! NIC takes them gathered, one record for each slab ([`farmem_protocol::lines`]); a card takes no records, but a
-//! WRITE for each run of neighbouring lines, 64 (`CHAIN`) and a few by one doorbell: a card's queue is shorter than what a batch may
-//! post (128 of 1024, `fabric::verbs::queue`), and has room again only when somebody looks what is done.
+//! The eviction log: changed lines of a batch's pages on their way to slots that are not mapped. A
+//! node's software NIC takes them gathered, one record for each slab ([`farmem_protocol::lines`]).
+//! A card takes no records, but a WRITE for each run of neighbouring lines, 64 (`CHAIN`) and a few
+//! by one doorbell. A card's queue is shorter than a batch may post (128 of 1024,
+//! `fabric::verbs::queue`), and has room again only after a look at what is done.
 //!
 //! ```text
 //! a page leaves ─► its bytes to the staging ring ─┬─ much of it changed ─► WRITE of the page   (writes)
@@ -9,30 +10,34 @@
 //!                                                 └─ RDMA: few runs ─► WRITE, WRITE, …  the last one's tag is the page's
 //! ```
 //!
-//! *In flight.* A page whose lines are under way is Staged, as one whose WRITE is: its whole bytes lie in the
-//! staging ring until the record is acknowledged, and a fault on it is served from there. No READ of its slot
-//! is posted before ([`crate::out::staging`]), so that no READ can overtake a record on another queue pair.
+//! *In flight.* A page whose lines are under way is Staged, like one whose WRITE is. Its whole
+//! bytes lie in the staging ring until the record is acknowledged, and a fault on it is served from
+//! there. No READ of its slot is posted before ([`crate::out::staging`]), so no READ can overtake a
+//! record on another queue pair.
 //!
 //! *Torn pages.* A record changes all of a page's lines or none. Of the WRITEs of a page some may
-//! have been carried out when a connection breaks, or a host dies: its slot is then neither what it
-//! was nor what it shall be, as with a WRITE of a whole page. Nobody reads it so: a slot is its
-//! process's alone, which has the whole page in the ring until the last WRITE is acknowledged
-//! (completions come in the order posted: then all are), and sends all of them again.
+//! have been carried out when a connection breaks or a host dies. Its slot is then neither old nor
+//! new, as with a WRITE of a whole page. No other process reads it: a slot is its process's alone.
+//! The process has the whole page in the ring until the last WRITE is acknowledged (completions
+//! come in the order posted), and sends all of them again.
 //!
-//! *Refused pages.* A record goes with conditions, for hashes are kept in brief ([`crate::dirty`]).
-//! The node refuses a page whose lines are not what they are taken for: one was overlooked, or the
-//! record had been carried out when its connection was cut. Its slot is as it was, its bytes are in
-//! the ring: it goes whole, and stays Staged until that is acknowledged.
+//! *Refused pages.* A record goes with conditions, because hashes are kept in brief
+//! ([`crate::dirty`]). The node refuses a page whose lines are not as expected: a change was
+//! overlooked, or the record had been carried out when its connection was cut. Its slot is as it
+//! was, and its bytes are in the ring. It goes whole, and stays Staged until that is acknowledged.
 //!
-//! *Order.* All write-back of a process goes by the evictor's own queue pairs, which carry it out in the order
-//! posted, records and WRITEs alike. A slot's next record or WRITE is posted after this one, and is applied after it.
+//! *Order.* All write-back of a process goes by the evictor's own queue pairs, which carry it out
+//! in the order posted, records and WRITEs alike. The next record or WRITE of a slot is posted
+//! after this one, and applied after it.
 //!
-//! *Replay.* A record whose acknowledgement was lost goes again, with what was posted behind it, in order: the
-//! last one of each slot decides. It is refused the second time, and its pages go whole.
+//! *Replay.* A record whose acknowledgement was lost goes again, with everything that was posted
+//! behind it, in order. The last one of each slot decides. The record is refused the second time,
+//! and its pages go whole.
 
 mod post;
 pub mod room;
 
+use crate::page::Frames;
 use farmem_pool::By;
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES};
 use farmem_protocol::lines::conditional::{CONDITIONS_BYTES, Refused, WAS_BYTES};
@@ -45,13 +50,15 @@ use room::Room;
 pub(crate) const RECORD_TAG: u64 = 1 << 32;
 /// … of a WRITE that is not the last of its page.
 pub(crate) const PART_TAG: u64 = 1 << 33;
-/// Up to so many runs of lines go by WRITEs over RDMA, if they are less than [`WHOLE_FROM`] lines together: four take
-/// soft-RoCE 0.84 of a whole page's time, eight 1.7 times as long (`lab/rxe/run.sh evict`).
+/// The most runs of lines that go by WRITEs over RDMA, if they are less than [`WHOLE_FROM`] lines
+/// together. Four take soft-RoCE 0.84 of a whole page's time, eight 1.7 times as long
+/// (`lab/rxe/run.sh evict`).
 pub const MOST_RUNS: usize = 4;
 /// WRITEs after which a card is told of them, and asked what it has done.
 const CHAIN: u32 = 64;
-/// Room for records under way, for each page of the staging ring: a third of what the 5 lines take that redis changes of
-/// a page, for a batch is half of the ring at most, and one record is acknowledged while the next is made.
+/// Bytes of room for records under way, for each page of the staging ring. It is a third of what
+/// the 5 lines take that redis changes of a page: a batch is half of the ring at most, and one
+/// record is acknowledged while the next is made.
 const ROOM_A_PAGE: usize = 128;
 /// … at least and at most: two full records, and eight.
 const ROOM: (usize, usize) = (2 * MAX_RECORD_BYTES, 8 * MAX_RECORD_BYTES);
@@ -111,7 +118,8 @@ impl Gathered {
     }
 }
 
-/// Pages at the front of `pages` that one record can carry: of one slab, as many as fit, with their conditions.
+/// The number of pages at the front of `pages` that one record can carry: of one slab, as many as
+/// fit, with their conditions.
 fn fitting(pages: &[Logged]) -> usize {
     let mut bytes = lines::record_bytes() + CONDITIONS_BYTES;
     let fits = |page: &&Logged| {
@@ -121,7 +129,7 @@ fn fitting(pages: &[Logged]) -> usize {
     pages.iter().take_while(fits).count()
 }
 
-/// What a page takes of a record, its condition included.
+/// Bytes that a page takes of a record, its condition included.
 fn page_bytes(page: &Logged) -> usize {
     lines::page_bytes(page.lines.count_ones()) + WAS_BYTES
 }
@@ -136,23 +144,20 @@ pub(crate) struct Log {
     pages: Gathered,
     entries: Vec<Entry>,
     /// The room's bytes.
-    bytes: *mut u8,
+    bytes: Frames,
     room: Room,
 }
 
-// SAFETY: the bytes are the log's own, and go where it goes.
-unsafe impl Send for Log {}
-
 impl Log {
-    /// For a staging ring of so many pages, none where nothing will be logged: where every slot is mapped, and where nobody
-    /// tells lines. The log, and the bytes it may take.
+    /// For a staging ring of `staged` pages: 0 where nothing will be logged, because every slot is
+    /// mapped or lines are not told. Returns the log, and the bytes that it may take.
     pub fn new(staged: usize, by: By) -> Result<(Log, usize), Errno> {
         let size = if staged == 0 || by == By::Writes {
             0
         } else {
             (staged * ROOM_A_PAGE).next_multiple_of(PAGE_BYTES).clamp(ROOM.0, ROOM.1)
         };
-        let bytes = farmem_sys::holdings::reserve(size.max(PAGE_BYTES))?;
+        let bytes = Frames::reserve(size.div_ceil(PAGE_BYTES).max(1))?;
         let (pages, entries) = (Gathered::default(), Vec::new());
         Ok((Log { by, seed: None, chained: 0, pages, entries, bytes, room: Room::new(size) }, size))
     }
@@ -181,8 +186,8 @@ impl Log {
         }
     }
 
-    /// A record is acknowledged: `each` staged copy whose lines it had, and whether the page was refused: its slot is as
-    /// it was.
+    /// A record is acknowledged. Calls `each` with every staged copy whose lines it had, and with
+    /// whether the page was refused: then its slot is as it was.
     pub fn acknowledged(&mut self, tag: u64, refused: Refused, mut each: impl FnMut(u32, bool)) {
         self.room.acknowledged((tag & !RECORD_TAG) as u32, |place, copy| each(copy, refused.contains(place)));
     }

@@ -1,4 +1,6 @@
-//! What a batch has logged, on its way to the fabric.
+//! Posts the log of a batch to the fabric.
+
+#![allow(unsafe_code)] // Records in the room, from staged copies.
 
 use super::{Logged, PART_TAG, RECORD_TAG, page_bytes};
 use crate::out::Out;
@@ -52,13 +54,13 @@ impl Out {
         log.entries.extend(pages.iter().map(entry));
         let (entries, seed) = (&log.entries, log.seed);
         // SAFETY: the room's bytes are there, and these the record's until it is acknowledged.
-        let into = unsafe { std::slice::from_raw_parts_mut(log.bytes.add(taken.from), copies * most) };
+        let into = unsafe { std::slice::from_raw_parts_mut(log.bytes.at(0).wrapping_add(taken.from), copies * most) };
         let mut buffers = into.chunks_exact_mut(most);
         let encode = |slab| {
             let into = buffers.next()?;
             let len = lines::encode(slab, entries, into, |i| {
-                // SAFETY: the copy is held until its acknowledgement; whoever rescues its page reads it, too.
-                unsafe { &*self.staging.bytes(pages[i].copy as usize).cast::<[u8; PAGE_BYTES]>() }
+                // SAFETY: the copy stays as it is until its acknowledgement. A rescuer only reads it.
+                unsafe { &*self.staging.at(pages[i].copy as usize).cast::<[u8; PAGE_BYTES]>() }
             });
             let len = len.zip(seed.as_ref());
             let len =

@@ -1,4 +1,5 @@
-//! Room for records: a ring of bytes, of which each takes what it needs and keeps it until it is acknowledged.
+//! Room for records: a ring of bytes. Each record takes what it needs and keeps it until it is
+//! acknowledged.
 //!
 //! ```text
 //!   0        front                  end                        size
@@ -7,9 +8,10 @@
 //!           end       front
 //! ```
 //!
-//! Acknowledgements come in the order posted from each node, and in any order from several: what is acknowledged out of
-//! turn is free when all before it are. Records differ (a page of one line takes 82 bytes, a full record 32 KiB), which
-//! is why they do not have a buffer each: 32 of these took a sixty-fourth of local memory, and were a tenth full.
+//! Acknowledgements come in the order posted from each node, and in any order from several. Bytes
+//! that are acknowledged early are free when all before them are. Records differ: a page of one
+//! line takes 82 bytes, a full record 32 KiB. So they do not have a buffer each: 32 of these took a
+//! sixty-fourth of local memory, and were a tenth full.
 
 use std::collections::VecDeque;
 
@@ -51,7 +53,8 @@ impl Room {
         self.size
     }
 
-    /// Takes `len` bytes, not none, for a record of these copies; `None` until others are acknowledged.
+    /// Takes `len` bytes, at least one, and notes the copies that the record is of. `None` until
+    /// others are acknowledged.
     pub fn take(&mut self, len: usize, copies: impl Iterator<Item = u32>) -> Option<Taken> {
         debug_assert!(0 < len && len <= self.size);
         let (front, end) = match (self.under_way.front(), self.under_way.back()) {
@@ -108,7 +111,8 @@ mod tests {
     }
 
     proptest! {
-        /// No two records under way overlap, none lies outside, each copy comes back once, and what is empty has room.
+        /// No two records under way overlap, none lies outside, and each copy comes back once. An
+        /// empty ring has room.
         #[test]
         fn nothing_is_taken_twice(steps in prop::collection::vec((1usize..=64, 0usize..8), 1..400)) {
             const SIZE: usize = 128;

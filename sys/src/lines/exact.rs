@@ -1,14 +1,13 @@
 //! Lines of two pages that differ, byte for byte.
 
+use super::{LINE_BYTES, LINES, Unit};
+use crate::memory::{prefetch, prefetch_second};
 use core::arch::x86_64::*;
-use farmem_protocol::lines::{LINE_BYTES, LINES};
-use farmem_sys::lines::Unit;
-use farmem_sys::memory::{prefetch, prefetch_second};
 
-/// Two pages that are compared next, or one, twice: their addresses, which need not be mapped.
+/// The addresses of two pages that are compared next, or of one page twice. They need not be mapped.
 pub type Next = [*const u8; 2];
 
-/// Bit k: line k differs. `next`, if any: see [`farmem_sys::lines::asks_along`].
+/// Bit k: line k differs. `next`, if any: see [`super::asks_along`].
 ///
 /// # Safety
 /// Both pages must be mapped, and stay as they are. `unit` must be one that this CPU has, as [`Unit::best`] is.
@@ -26,8 +25,8 @@ pub unsafe fn differing(unit: Unit, a: *const u8, b: *const u8, next: Option<Nex
     }
 }
 
-/// Half as many instructions as by SSE2, so that the CPU sees twice as many lines ahead: what counts where both pages are in
-/// memory (`farmem-lab bench evict`, last table).
+/// Half as many instructions as by SSE2, so that the CPU sees twice as many lines ahead. That counts
+/// where both pages are in memory (`farmem-lab bench evict`, last table).
 ///
 /// # Safety
 /// Both pages must be mapped, and stay as they are; the CPU must have AVX2.
@@ -38,7 +37,7 @@ unsafe fn differing_by_avx2<const ASKED: usize>(a: *const u8, b: *const u8, next
         let ahead = next.map(|page| page as usize + line * LINE_BYTES);
         match ASKED {
             0 => {}
-            // What is held may be read in between, by which the first cache is swept.
+            // Held pages may be read in between, which sweeps the first cache.
             1 => prefetch_second(ahead[0]),
             _ => ahead.into_iter().for_each(prefetch),
         }
