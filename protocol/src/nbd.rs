@@ -12,8 +12,8 @@
 //!  reply    | magic | error | cookie |  bytes of a READ…
 //! ```
 //!
-//! Two commands are farmem's own: [`Command::Report`] and [`Command::Free`]. The kernel never sends
-//! them; `farmem swap` does, on a stream of its own.
+//! Four commands are farmem's own: [`Command::Report`], [`Command::Free`], [`Command::Mark`] and
+//! [`Command::Freed`]. The kernel never sends them; `farmem swap` does, on a stream of its own.
 //!
 //! The format is that of the NBD project's protocol text and of `linux/nbd.h`.
 
@@ -117,7 +117,25 @@ pub enum Command {
     Report,
     /// farmem's: the volume is no longer needed. Its memory is the node's again.
     Free,
+    /// farmem's: a number for this moment, big-endian, after the reply. Pages written later are told apart by it.
+    Mark,
+    /// farmem's: the kernel has freed slots, each after the host had learned the mark in `offset`. `length` bytes of
+    /// [`Slots`] follow. A slot that was written after the mark stays.
+    Freed,
 }
+
+/// Neighbouring slots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Slots {
+    /// The first.
+    pub first: U32,
+    /// How many.
+    pub count: U32,
+}
+
+/// Bytes of [`Slots`] that one [`Command::Freed`] carries, at most.
+pub const MAX_FREED_BYTES: u32 = 1 << 16;
 
 impl Command {
     /// By its number in a request.
@@ -131,6 +149,8 @@ impl Command {
             6 => Command::Zero,
             0xFA01 => Command::Report,
             0xFA02 => Command::Free,
+            0xFA03 => Command::Mark,
+            0xFA04 => Command::Freed,
             _ => return None,
         })
     }
@@ -146,6 +166,8 @@ impl Command {
             Command::Zero => 6,
             Command::Report => 0xFA01,
             Command::Free => 0xFA02,
+            Command::Mark => 0xFA03,
+            Command::Freed => 0xFA04,
         }
     }
 }
@@ -187,7 +209,7 @@ impl Asked {
     ///
     /// # Errors
     /// When the bytes are no request, or one whose end cannot be known: a WRITE of more than
-    /// [`MAX_BYTES`].
+    /// [`MAX_BYTES`], a FREED of more than [`MAX_FREED_BYTES`] or of half a record.
     pub fn parse(input: &[u8]) -> Result<Option<Asked>, OutOfStep> {
         let known = input.len().min(4);
         if input[..known] != REQUEST_MAGIC.to_be_bytes()[..known] {
@@ -196,7 +218,12 @@ impl Asked {
         let Ok((request, _)) = Request::read_from_prefix(input) else { return Ok(None) };
         let command = Command::of(request.kind.get());
         let length = request.length.get();
-        if command == Some(Command::Write) && length > MAX_BYTES {
+        let is_whole = match command {
+            Some(Command::Write) => length <= MAX_BYTES,
+            Some(Command::Freed) => length <= MAX_FREED_BYTES && (length as usize).is_multiple_of(size_of::<Slots>()),
+            _ => true,
+        };
+        if !is_whole {
             return Err(OutOfStep);
         }
         Ok(Some(Asked { command, cookie: request.cookie.get(), offset: request.offset.get(), length }))
@@ -236,6 +263,7 @@ impl Asked {
 }
 
 const _: () = assert!(size_of::<Request>() == 28 && size_of::<Reply>() == 16 && size_of::<Report>() == 56);
+const _: () = assert!(size_of::<Slots>() == 8);
 
 #[cfg(test)]
 mod tests {
@@ -263,6 +291,9 @@ mod tests {
         assert_eq!(Asked::parse(b"f"), Err(OutOfStep));
         let long = Asked::frame(Command::Write, 1, 0, MAX_BYTES + 1);
         assert_eq!(Asked::parse(long.as_bytes()), Err(OutOfStep));
+        for length in [MAX_FREED_BYTES + 8, 12] {
+            assert_eq!(Asked::parse(Asked::frame(Command::Freed, 1, 0, length).as_bytes()), Err(OutOfStep));
+        }
     }
 
     proptest! {

@@ -2,7 +2,7 @@
 
 use farmem_fabric::{NodeAddr, Trust};
 use farmem_protocol::extent::word::Owner;
-use farmem_protocol::wire::{Figure, Names, Who};
+use farmem_protocol::wire::{Figure, Names, VolumeInfo, Who};
 use farmem_sys::process;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -90,6 +90,8 @@ struct Volume {
     /// Pages that take no memory, because they repeat one word.
     repeated: u64,
     held: u64,
+    /// Each freed slot comes back; else whole clusters of 512.
+    single_slots: bool,
 }
 
 #[derive(Debug, Serialize)]
@@ -258,7 +260,8 @@ fn volumes(reader: &Reader, held: impl Fn(u16) -> u64) -> Result<Vec<Volume>, Fa
     let mut volumes = Vec::new();
     while let Some(info) = reader.session.volume(volumes.len() as u64).map_err(Failure::no_node)? {
         let (host, held) = (info.host.to_string(), held(info.owner));
-        volumes.push(Volume { host, size: info.size, live: info.live, repeated: info.filled, held });
+        let VolumeInfo { size, live, filled: repeated, told: single_slots, .. } = info;
+        volumes.push(Volume { host, size, live, repeated, held, single_slots });
     }
     Ok(volumes)
 }
@@ -286,11 +289,13 @@ fn text(view: &View) -> String {
         out += &format!("\n{}", units::aligned(&rows));
     }
     if !view.volumes.is_empty() {
-        let mut rows = vec![["swap volume of", "size", "live", "held", "of it live", "repeated"].map(str::to_owned)];
+        let mut rows =
+            vec![["swap volume of", "size", "live", "held", "of it live", "repeated", "freed by"].map(str::to_owned)];
         for volume in &view.volumes {
             let used = units::share(volume.live, volume.held);
-            let Volume { host, size: whole, live, repeated, held } = volume;
-            rows.push([host.clone(), size(*whole), size(*live), size(*held), used, size(*repeated)]);
+            let Volume { host, size: whole, live, repeated, held, single_slots } = volume;
+            let grain = if *single_slots { "slots" } else { "clusters" }.to_owned();
+            rows.push([host.clone(), size(*whole), size(*live), size(*held), used, size(*repeated), grain]);
         }
         out += &format!("\n{}", units::aligned(&rows));
     }

@@ -17,6 +17,9 @@
 //! *One stream moves pages*, the one that came last. A request that was cut off may come again on the next stream, and
 //! what is left of it on the one before must not be carried out after that: it would put an old page over a new one.
 //!
+//! *Freed slots.* A kernel tells of them by clusters (TRIM). `farmem swap` tells of single ones where it can, with a mark that
+//! it had asked for before: a slot that was written after the mark stays. No clock is compared.
+//!
 //! *Promises.* A volume whose size the node could not store is refused, unless its host asks for more on purpose. The sum
 //! of what volumes may still take is kept from everybody else ([`Units::promised`]).
 
@@ -74,6 +77,8 @@ struct State {
     absent_since: u64,
     /// The stream that may move pages.
     turn: u64,
+    /// The host tells of single slots that it frees.
+    told: bool,
     place: Option<Place>,
 }
 
@@ -148,6 +153,11 @@ impl Volume {
         self.state.lock().gone
     }
 
+    /// Whether its host tells of single slots that it frees.
+    pub fn is_told(&self) -> bool {
+        self.state.lock().told
+    }
+
     /// How many of its pages are where.
     pub fn usage(&self) -> Usage {
         self.state.lock().map.usage()
@@ -199,11 +209,12 @@ impl Volume {
         Ok(())
     }
 
-    /// Forgets pages, at most a thousand clusters' of them. Where to go on; `None`: done.
+    /// Forgets some thousand pages. With a mark: those that were not written after it. Where to go on; `None`: done.
     pub(super) fn trim(
         &self,
         nic: &Nic,
         turn: Option<u64>,
+        mark: Option<u64>,
         (first, end): (u32, u32),
     ) -> Result<Option<u32>, Superseded> {
         /// Pages that are forgotten under one hold of the lock: some hundred microseconds.
@@ -211,11 +222,23 @@ impl Volume {
         let mut state = self.state(turn)?;
         let (mut at, mut trimmed) = (first, 0);
         while let Some(slot) = state.map.next_used(at, end).filter(|_| trimmed < AT_ONCE) {
-            state.map.trim(slot);
+            match mark {
+                Some(mark) => {
+                    state.map.freed(slot, mark);
+                }
+                None => state.map.trim(slot),
+            }
             (at, trimmed) = (slot + 1, trimmed + 1);
         }
         self.give_back(nic, &mut state);
         Ok((trimmed == AT_ONCE).then_some(at))
+    }
+
+    /// A number for this moment ([`farmem_volume::Volume::mark`]). The host tells of single slots from now on.
+    pub(super) fn mark(&self) -> Result<u64, Superseded> {
+        let mut state = self.state(None)?;
+        state.told = true;
+        Ok(state.map.mark())
     }
 
     /// Gives empty blocks back, and has sparse ones looked after.
@@ -308,6 +331,7 @@ impl Nic {
             size: bytes(volume.slots),
             live: bytes(usage.live),
             filled: bytes(usage.filled),
+            told: volume.is_told(),
             host: volume.names.host,
         })
     }
@@ -380,6 +404,7 @@ impl Nic {
             streams: 0,
             absent_since: now_ns,
             turn: 0,
+            told: false,
             place: Some(place),
         };
         let volume = Arc::new(Volume {
@@ -406,8 +431,11 @@ impl Nic {
     }
 
     /// A stream of a volume has closed.
-    pub(super) fn left_volume(&self, volume: &Arc<Volume>, now_ns: u64) {
+    pub(super) fn left_volume(&self, attached: &Attached, now_ns: u64) {
+        let Attached { volume, turn } = attached;
         let mut state = volume.state.lock();
+        // If another stream tells of slots, its next mark says so.
+        state.told &= turn.is_some();
         state.streams -= 1;
         state.absent_since = now_ns;
         let is_cut = state.streams == 0 && !state.gone;

@@ -176,6 +176,49 @@ fn memory_held_follows_what_is_live() {
     wire.close(Goodbye::Cut, 1);
 }
 
+/// Word of a freed slot comes late: a page that was written meanwhile stays.
+#[test]
+fn a_slot_that_was_freed_goes_unless_it_was_written_since() {
+    let nic = nic();
+    let mut wire = volume(&nic, 4 * MIB, false);
+    let mut asks = stream(&nic, &known(nic.incarnation, false));
+    assert!(!nic.volumes.all()[0].is_told());
+    let mut random = Random::new(3);
+    let bytes = pages(&mut random, 1024);
+    ask(&mut wire, Command::Write, 0, 4 << 20, &bytes);
+    let mut mark = || {
+        let (error, mark) = ask(&mut asks, Command::Mark, 0, 0, &[]);
+        assert_eq!(error, 0);
+        u64::from_be_bytes(mark.try_into().unwrap())
+    };
+    let old = mark();
+    assert_eq!(mark(), old, "nothing was written");
+    let new = pages(&mut random, 1);
+    ask(&mut wire, Command::Write, 5 * 4096, 4096, &new);
+    assert_ne!(mark(), old);
+    assert!(nic.volumes.all()[0].is_told());
+    let freed = |asks: &mut Wire<'_>, mark, slots: &[[u32; 2]]| {
+        let body: Vec<u8> = slots.as_flattened().iter().flat_map(|number| number.to_be_bytes()).collect();
+        asks.said.clear();
+        // In parts: half of a record is waited for.
+        asks.feed(&[&request(Command::Freed, mark, body.len() as u32), &body[..3]].concat(), 1000, 1);
+        assert!(asks.said.is_empty());
+        asks.feed(&body[3..], 7, 1);
+        assert_eq!(asks.said[4..8], [0; 4]);
+        let usage = nic.volumes.all()[0].usage();
+        (usage.live, usage.blocks)
+    };
+    assert_eq!(freed(&mut asks, old, &[[4, 3], [1023, u32::MAX], [u32::MAX, 7]]), (1024 - 3, 2));
+    let (_, read) = ask(&mut wire, Command::Read, 4 * 4096, 3 * 4096, &[]);
+    assert!(read[..4096] == [0; 4096] && read[4096..8192] == new && read[8192..] == [0; 4096]);
+    // A mark that was never given forgets nothing.
+    assert_eq!(freed(&mut asks, 1 << 40, &[[0, 1024]]), (1021, 2));
+    assert_eq!(freed(&mut asks, old, &[[0, 1024]]), (1, 1));
+    asks.close(Goodbye::Cut, 1);
+    assert!(!nic.volumes.all()[0].is_told(), "nobody tells any more");
+    wire.close(Goodbye::Cut, 1);
+}
+
 /// What is left of a stream before must not be carried out after the next has begun.
 #[test]
 fn the_stream_that_came_last_has_the_turn() {

@@ -15,6 +15,10 @@
 //! * When more than a twelfth of the blocks could be spared, pages of the sparsest block move to
 //!   the fullest ([`Volume::compact`]).
 //!
+//! A host may tell of single slots that it has freed ([`Volume::freed`]). The message comes late, and
+//! the slot may be in use again. So the host first asks for a [`Volume::mark`]. A slot that was
+//! written after the mark is kept.
+//!
 //! The caller holds the memory. It claims a block when [`Volume::place`] asks for one, copies what
 //! [`Volume::compact`] moves, and does both under the lock that guards the volume.
 //!
@@ -79,6 +83,8 @@ struct Leaf {
     used: u16,
     /// 0: empty. [`FILLED`] with an index of `fills`. Else one more than a chunk's number.
     entries: [u32; LEAF],
+    /// The low bits of [`Volume::era`] at each slot's last write.
+    written: [u16; LEAF],
 }
 
 /// A volume's tables.
@@ -89,10 +95,14 @@ pub struct Volume {
     blocks: Blocks,
     fills: Fills,
     filled: u32,
+    /// Counts marks that have writes between them.
+    era: u64,
+    /// Whether anything was written in this era.
+    wrote: bool,
 }
 
 impl Volume {
-    /// An empty volume of `slots` slots. Its tables take 4 bytes for each slot of a cluster that is
+    /// An empty volume of `slots` slots. Its tables take 6 bytes for each slot of a cluster that is
     /// in use, and 4 for each chunk of a block that is held.
     ///
     /// # Panics
@@ -100,7 +110,8 @@ impl Volume {
     pub fn new(slots: u32) -> Volume {
         assert!(slots <= MAX_SLOTS, "a volume has at most {MAX_SLOTS} slots");
         let leaves = vec![None; (slots as usize).div_ceil(LEAF)];
-        Volume { slots, leaves, blocks: Blocks::default(), fills: Fills::default(), filled: 0 }
+        let (blocks, fills) = (Blocks::default(), Fills::default());
+        Volume { slots, leaves, blocks, fills, filled: 0, era: 1, wrote: false }
     }
 
     /// Slots.
@@ -133,11 +144,13 @@ impl Volume {
     pub fn place(&mut self, slot: u32) -> Result<Chunk, NoRoom> {
         let entry = self.entry(slot);
         if entry != 0 && entry & FILLED == 0 {
+            self.stamp(slot);
             return Ok(self.blocks.chunk(entry - 1));
         }
         let number = self.blocks.take(slot).ok_or(NoRoom)?;
         self.drop_entry(entry);
         self.set(slot, number + 1);
+        self.stamp(slot);
         Ok(self.blocks.chunk(number))
     }
 
@@ -148,6 +161,7 @@ impl Volume {
         let Some(index) = self.fills.take(word) else { return false };
         self.drop_entry(self.entry(slot));
         self.set(slot, FILLED | index);
+        self.stamp(slot);
         self.filled += 1;
         true
     }
@@ -159,6 +173,31 @@ impl Volume {
             self.drop_entry(entry);
             self.set(slot, 0);
         }
+    }
+
+    /// A moment: everything written so far was written before it, everything else comes after it.
+    pub fn mark(&mut self) -> u64 {
+        if std::mem::take(&mut self.wrote) {
+            self.era += 1;
+        }
+        self.era - 1
+    }
+
+    /// The host freed the slot after it had learned this mark. The slot holds nothing any more, unless
+    /// it was written after the mark: then its bytes may be those of its next use. True: it holds
+    /// nothing.
+    ///
+    /// A mark that this volume never gave forgets nothing.
+    pub fn freed(&mut self, slot: u32, mark: u64) -> bool {
+        let leaf = self.leaves.get(slot as usize / LEAF).and_then(Option::as_ref);
+        let Some(leaf) = leaf.filter(|_| self.entry(slot) != 0) else { return true };
+        // Eras are told apart by 16 bits. A longer age looks shorter than it is, and keeps the page.
+        let age = (self.era as u16).wrapping_sub(leaf.written[slot as usize % LEAF]);
+        let old = self.era.checked_sub(mark).is_some_and(|since| since > 0 && u64::from(age) >= since);
+        if old {
+            self.trim(slot);
+        }
+        old
     }
 
     /// The first slot from this one on, before `end`, that is not empty. Whole clusters of empty
@@ -215,12 +254,20 @@ impl Volume {
     fn set(&mut self, slot: u32, entry: u32) {
         assert!(slot < self.slots, "a slot of this volume");
         let place = &mut self.leaves[slot as usize / LEAF];
-        let leaf = place.get_or_insert_with(|| Box::new(Leaf { used: 0, entries: [0; LEAF] }));
+        let leaf = place.get_or_insert_with(|| Box::new(Leaf { used: 0, entries: [0; LEAF], written: [0; LEAF] }));
         let old = std::mem::replace(&mut leaf.entries[slot as usize % LEAF], entry);
         leaf.used += u16::from(entry != 0);
         leaf.used -= u16::from(old != 0);
         if leaf.used == 0 {
             *place = None;
+        }
+    }
+
+    /// The slot, which is not empty, was written now.
+    fn stamp(&mut self, slot: u32) {
+        self.wrote = true;
+        if let Some(leaf) = &mut self.leaves[slot as usize / LEAF] {
+            leaf.written[slot as usize % LEAF] = self.era as u16;
         }
     }
 

@@ -16,6 +16,9 @@ enum Step {
     /// Of every cluster, only one slot in this many stays.
     Thin(u32),
     Compact(usize),
+    Mark,
+    /// The host tells late that it freed slots: after the last mark but so many.
+    Freed(u32, u32, usize),
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -26,6 +29,8 @@ fn step() -> impl Strategy<Value = Step> {
         3 => run().prop_map(|(first, count)| Step::Trim(first, count)),
         1 => (2..9u32).prop_map(Step::Thin),
         1 => (0..2000usize).prop_map(Step::Compact),
+        2 => Just(Step::Mark),
+        2 => (run(), 0..4usize).prop_map(|((first, count), back)| Step::Freed(first, count, back)),
     ]
 }
 
@@ -37,6 +42,10 @@ struct Memory {
     held: Vec<u32>,
     /// Blocks that the node would give, at most.
     most: usize,
+    /// The step that wrote each slot last.
+    written: BTreeMap<u32, u64>,
+    /// Marks, and the step that took each.
+    marks: Vec<(u64, u64)>,
 }
 
 impl Memory {
@@ -77,6 +86,7 @@ fn apply(step: &Step, volume: &mut Volume, memory: &mut Memory, model: &mut BTre
             for slot in first..first + count {
                 let value = n << 32 | slot as u64;
                 if memory.write(volume, slot, value) {
+                    memory.written.insert(slot, n);
                     model.insert(slot, Ok(value));
                 }
             }
@@ -84,6 +94,7 @@ fn apply(step: &Step, volume: &mut Volume, memory: &mut Memory, model: &mut BTre
         Step::Fill(first, count, word) => {
             for slot in first..first + count {
                 assert!(volume.fill(slot, word), "there are few words");
+                memory.written.insert(slot, n);
                 model.insert(slot, Err(word));
             }
         }
@@ -101,6 +112,17 @@ fn apply(step: &Step, volume: &mut Volume, memory: &mut Memory, model: &mut BTre
             model.remove(&slot);
         }),
         Step::Compact(moves) => memory.tidy(volume, moves),
+        Step::Mark => memory.marks.push((volume.mark(), n)),
+        Step::Freed(first, count, back) => {
+            let Some(&(mark, at)) = memory.marks.iter().rev().nth(back) else { return };
+            for slot in first..first + count {
+                let is_old = model.contains_key(&slot) && memory.written[&slot] < at;
+                assert_eq!(volume.freed(slot, mark), is_old || !model.contains_key(&slot), "slot {slot}");
+                if is_old {
+                    model.remove(&slot);
+                }
+            }
+        }
     }
     // A freed chunk may be written by another: its old bytes must not be read again.
     memory.bytes.retain(|chunk, value| volume.look(*value as u32) == Content::At(*chunk));
@@ -139,6 +161,25 @@ proptest! {
         memory.tidy(&mut volume, 0);
         prop_assert_eq!((volume.usage(), memory.held.len()), (Default::default(), 0));
     }
+}
+
+/// Marks are told apart by 16 bits. A slot may seem to be written later than it was, never earlier.
+#[test]
+fn a_slot_written_after_a_mark_stays_however_long_ago_that_is() {
+    let mut volume = Volume::new(8);
+    volume.add_block(1);
+    assert!(volume.place(0).is_ok());
+    let old = volume.mark();
+    for _ in 0..70_000 {
+        assert!(volume.fill(1, 7));
+        volume.mark();
+        assert!(volume.fill(2, 7));
+    }
+    assert!(!volume.freed(2, old) && !volume.freed(1, old), "written after the mark");
+    let now = volume.mark();
+    assert!(!volume.freed(0, u64::MAX) && !volume.freed(0, now + 1), "marks that are none");
+    assert!(volume.freed(2, now) && volume.look(2) == Content::Empty);
+    assert!(volume.freed(0, now - 3), "written long before");
 }
 
 /// A program of 64 MiB gives three pages of four back, at random: the held memory follows.

@@ -541,6 +541,8 @@ pub struct VolumeInfo {
     pub live: u64,
     /// Pages that are one repeated word, and take no memory.
     pub filled: u64,
+    /// The host tells of each slot that its kernel frees. Else only whole clusters come back.
+    pub told: bool,
     /// The machine that swaps to it, as it said itself.
     pub host: Text<64>,
 }

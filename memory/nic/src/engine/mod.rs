@@ -723,7 +723,7 @@ impl Engine {
                 nic.cut_wire(&wire.member, wire.queue, wire.ours);
                 nic.left(&wire.member, false, by_node, now_ns);
             }
-            Phase::Volume(stream) => nic.left_volume(&stream.attached.volume, now_ns),
+            Phase::Volume(stream) => nic.left_volume(&stream.attached, now_ns),
             Phase::Hello | Phase::Proving(_) | Phase::Closing => {}
         }
         self.place

@@ -4,6 +4,7 @@
 //!  head ─► READ  ─► reply, then a page at a time as output has room
 //!       ─► WRITE ─► a page at a time as input comes ─► reply
 //!       ─► TRIM  ─► some thousand pages at a time ─► reply
+//!       ─► FREED ─► a record at a time as input comes, its pages as those of TRIM ─► reply
 //! ```
 //! So a request of 32 MiB takes no more of the node's memory than one of 4 KiB. A request that is
 //! refused leaves the stream in step: the bytes of a refused WRITE are taken and dropped.
@@ -14,9 +15,9 @@ use crate::Nic;
 use crate::events::VolumeEvent;
 use crate::tally::count;
 use crate::volumes::{Attached, Page, Superseded};
-use farmem_protocol::nbd::{Asked, Command, PAGE, Refusal, Request};
+use farmem_protocol::nbd::{Asked, Command, PAGE, Refusal, Request, Slots};
 use farmem_protocol::wire::Broken;
-use zerocopy::IntoBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
 const PAGE_BYTES: usize = PAGE as usize;
 
@@ -59,6 +60,13 @@ enum Doing {
         at: u32,
         end: u32,
     },
+    /// Bytes of records that are still to come, and what is left of the last one. `asked.offset` is the mark.
+    Freeing {
+        asked: Asked,
+        left: u32,
+        at: u32,
+        end: u32,
+    },
 }
 
 /// One stream of a volume.
@@ -88,7 +96,7 @@ impl Stream {
                 Ok(Some(0))
             }
             Doing::Trimming { asked, at, end } => {
-                match volume.trim(nic, *turn, (*at, *end))? {
+                match volume.trim(nic, *turn, None, (*at, *end))? {
                     Some(next) => *at = next,
                     None => {
                         output.bytes(asked.reply(Ok(())).as_bytes());
@@ -96,6 +104,21 @@ impl Stream {
                     }
                 }
                 Ok(Some(0))
+            }
+            Doing::Freeing { asked, left, at, end } => {
+                if at < end {
+                    *at = volume.trim(nic, *turn, Some(asked.offset), (*at, *end))?.unwrap_or(*end);
+                    return Ok(Some(0));
+                }
+                if *left == 0 {
+                    output.bytes(asked.reply(Ok(())).as_bytes());
+                    self.doing = Doing::Nothing;
+                    return Ok(Some(0));
+                }
+                let Ok((slots, _)) = Slots::read_from_prefix(input) else { return Ok(None) };
+                *left -= size_of::<Slots>() as u32;
+                (*at, *end) = (slots.first.get(), slots.first.get().saturating_add(slots.count.get()));
+                Ok(Some(size_of::<Slots>()))
             }
             Doing::Writing { asked, left, slot, so_far } => {
                 // Of a WRITE that is refused the length may be anything: its bytes are dropped as
@@ -158,6 +181,12 @@ impl Stream {
                 nic.free_volume(volume, VolumeEvent::Freed);
                 output.bytes(asked.reply(Ok(())).as_bytes());
             }
+            (Some(Command::Mark), _) => {
+                let mark = volume.mark()?;
+                output.bytes(asked.reply(Ok(())).as_bytes());
+                output.bytes(&mark.to_be_bytes());
+            }
+            (Some(Command::Freed), _) => self.doing = Doing::Freeing { asked, left: asked.length, at: 0, end: 0 },
             (None, _) => output.bytes(asked.reply(Err(Refusal::Invalid)).as_bytes()),
             (_, Err(refusal)) => output.bytes(asked.reply(Err(refusal)).as_bytes()),
         }

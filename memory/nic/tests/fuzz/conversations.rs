@@ -169,6 +169,7 @@ fn of_volume(incarnation: u64) -> Vec<u8> {
     [
         hello(Purpose::NewVolume(new)),
         ask(Command::Report, 0, 0),
+        ask(Command::Mark, 0, 0),
         hello(Purpose::Volume(known(77, incarnation), true)),
         ask(Command::Write, 0, 8192),
         page.clone(),
@@ -177,6 +178,9 @@ fn of_volume(incarnation: u64) -> Vec<u8> {
         vec![7; 4096],
         ask(Command::Read, 4096, 12288),
         ask(Command::Trim, 0, 4096),
+        ask(Command::Mark, 0, 0),
+        ask(Command::Freed, 1, 16),
+        [1u32, 1, 128, 1000].map(u32::to_be_bytes).concat(),
         ask(Command::Zero, 0, 1 << 20),
         ask(Command::Read, 1 << 20, 4096),
         ask(Command::Write, 1 << 20, 4096),

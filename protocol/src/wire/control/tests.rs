@@ -66,7 +66,8 @@ fn all_asks() -> Vec<Ask> {
 
 fn all_results() -> Vec<Result<Reply, Refused>> {
     let who = Who { pid: u32::MAX, run: u64::MAX, leader: u32::MAX, names: names() };
-    let volume = VolumeInfo { owner: u16::MAX, size: u64::MAX, live: u64::MAX, filled: u64::MAX, host: full() };
+    let (most, told) = (u64::MAX, true);
+    let volume = VolumeInfo { owner: u16::MAX, size: most, live: most, filled: most, told, host: full() };
     let replies = [
         Reply::Done,
         Reply::Slab(SlabId(u64::MAX)),
