@@ -44,6 +44,10 @@ pub struct Options {
     #[arg(long)]
     pub overcommit: bool,
 
+    /// Encrypt what leaves, by dm-crypt with a random key that nobody keeps
+    #[arg(long)]
+    pub crypt: bool,
+
     /// Swap no longer: bring everything back, and free the node's memory
     #[arg(long, conflicts_with_all = ["size", "node"])]
     pub off: bool,
@@ -63,8 +67,8 @@ Examples:
 No process is in the way of a page: the kernel speaks to the node by itself. If this one is killed, swapping goes on, \
 and the same command watches on.
 
-A program that needs a page of a node that is lost gets SIGBUS. The bytes go over the network as they are: use a network \
-that you trust.
+A program that needs a page of a node that is lost gets SIGBUS. Without --crypt the bytes go over the network as \
+they are: use a network that you trust.
 
 Without root, and faster for one program: farmem run";
 
@@ -98,6 +102,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         timeout: options.timeout,
         grace: options.grace,
         overcommit: options.overcommit,
+        crypt: options.crypt,
         same_machine: options.same_machine_may_hang,
     };
     let signals = Signals::take().map_err(Failure::usage)?;

@@ -1,7 +1,7 @@
 //! What sysfs and procfs say of a device, and take.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// `/dev/nbdN`.
 pub fn path(index: u32) -> PathBuf {
@@ -37,8 +37,8 @@ pub fn swaps() -> Vec<Swap> {
 }
 
 /// Whether it swaps to this device.
-pub fn is_swap(index: u32) -> bool {
-    swaps().iter().any(|swap| swap.path == path(index))
+pub fn is_swap(device: &Path) -> bool {
+    swaps().iter().any(|swap| swap.path == device)
 }
 
 fn parse(text: &str) -> Vec<Swap> {

@@ -18,18 +18,24 @@
 //! * [`genl`]: messages of generic netlink. [`nbd`]: the kernel's NBD client by them.
 //! * [`stream`]: a stream of a volume, up to where the kernel takes over.
 //! * [`header`]: the page by which the kernel knows a swap device. [`device`]: what sysfs and procfs say of one.
+//! * [`crypt`]: encrypts what leaves, by the kernel's device mapper ([`mapper`]).
+//! * [`freed`]: word of each slot that the kernel frees. [`tell`]: passes it on to the node.
 //! * [`state`]: what is to be known to undo it, in a file for each device.
+//! * [`report`]: what there is to see, for `farmem top`.
 //! * [`swap`]: the whole of it, on, watched, off.
 
-#![forbid(unsafe_code)]
-
+pub mod crypt;
 pub mod device;
+pub mod freed;
 pub mod genl;
 pub mod header;
+pub mod mapper;
 pub mod nbd;
+pub mod report;
 pub mod state;
 pub mod stream;
 pub mod swap;
+pub mod tell;
 
 use std::io;
 

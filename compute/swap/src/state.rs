@@ -3,7 +3,7 @@
 //! The file is written before the kernel is told anything, and removed last. Whoever watches a device holds a lock on its
 //! file, which ends with the process.
 
-use crate::Error;
+use crate::{Error, report};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Write};
@@ -60,6 +60,20 @@ fn file(directory: &Path, index: u32) -> PathBuf {
     directory.join(format!("nbd{index}.json"))
 }
 
+fn kind_file(directory: &Path, index: u32) -> PathBuf {
+    directory.join(format!("nbd{index}.type"))
+}
+
+/// Keeps the kernel's number of the swap device, by which its probes name it, for whoever watches next.
+pub fn keep_kind(directory: &Path, index: u32, kind: u32) -> io::Result<()> {
+    fs::write(kind_file(directory, index), kind.to_string())
+}
+
+/// What [`keep_kind`] was told.
+pub fn kind(directory: &Path, index: u32) -> Option<u32> {
+    fs::read_to_string(kind_file(directory, index)).ok()?.parse().ok()
+}
+
 /// Writes a new file, and holds it.
 ///
 /// # Errors
@@ -78,9 +92,10 @@ pub fn create(directory: &Path, state: State) -> io::Result<Held> {
 
 /// All that there are; those that cannot be read are not.
 pub fn all(directory: &Path) -> Vec<State> {
-    let files = fs::read_dir(directory).into_iter().flatten().flatten();
+    let files = fs::read_dir(directory).into_iter().flatten().flatten().map(|file| file.path());
     let read = |path: PathBuf| serde_json::from_slice(&fs::read(path).ok()?).ok();
-    let mut states: Vec<State> = files.filter_map(|file| read(file.path())).collect();
+    let files = files.filter(|path| path.extension().is_some_and(|extension| extension == "json"));
+    let mut states: Vec<State> = files.filter_map(read).collect();
     states.sort_by_key(|state| state.index);
     states
 }
@@ -99,6 +114,8 @@ pub fn adopt(directory: &Path, state: &State) -> Result<Option<Held>, Error> {
 
 /// Forgets a device that is undone.
 pub fn remove(directory: &Path, index: u32) {
+    let _ = fs::remove_file(kind_file(directory, index));
+    report::remove(directory, index);
     let _ = fs::remove_file(file(directory, index));
 }
 
@@ -134,10 +151,12 @@ mod tests {
         drop(held);
         let held = adopt(&directory, &state).unwrap().unwrap();
         fs::write(directory.join("nbd9.json"), "{").unwrap();
-        assert_eq!(all(&directory).len(), 1);
+        keep_kind(&directory, 3, 17).unwrap();
+        assert_eq!((all(&directory).len(), kind(&directory, 3), kind(&directory, 9)), (1, Some(17), None));
         remove(&directory, 3);
         assert!(!held.stands());
         let other = create(&directory, state).unwrap();
+        assert_eq!(kind(&directory, 3), None);
         assert!(other.stands() && !held.stands());
         fs::remove_dir_all(&directory).unwrap();
     }

@@ -2,7 +2,8 @@
 //! volume is doing.
 
 use crate::Error;
-use farmem_protocol::nbd::{Asked, Command, REPLY_MAGIC, Reply, Report};
+use crate::state::State;
+use farmem_protocol::nbd::{Asked, Command, REPLY_MAGIC, Reply, Report, Slots};
 use farmem_protocol::wire::control::MAX_HELLO;
 use farmem_protocol::wire::{
     Greeting, Hello, Known, Names, NewVolume, NoHello, Purpose, Secret, Text, Verdict, Welcome,
@@ -16,6 +17,8 @@ use zerocopy::{FromZeros, IntoBytes};
 
 /// How long the node may take to be reached, and to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// The node keeps a volume without a stream for so much longer than requests wait.
+pub const KEPT_LONGER: Duration = Duration::from_secs(540);
 /// A connection that has been idle for so long is asked whether its peer is there, in seconds.
 const IDLE_S: i32 = 2;
 
@@ -38,6 +41,22 @@ pub struct Wanted<'a> {
     pub data: bool,
     /// A name of this machine, for the node's operator.
     pub host: &'a str,
+}
+
+impl<'a> Wanted<'a> {
+    /// Of a device that is known, whose volume has this id.
+    pub fn of(state: &'a State, id: Secret, host: &'a str, data: bool) -> Wanted<'a> {
+        Wanted {
+            node: &state.node,
+            id,
+            incarnation: state.incarnation,
+            size: state.size,
+            kept: Duration::from_secs(state.grace_s) + KEPT_LONGER,
+            overcommit: false,
+            data,
+            host,
+        }
+    }
 }
 
 /// A stream that stands.
@@ -137,7 +156,7 @@ impl Stream {
 
     /// How the volume is doing.
     pub fn report(&mut self) -> Result<Report, Error> {
-        self.ask(Command::Report)?;
+        self.ask(Command::Report, 0, &[])?;
         let mut report = Report::new_zeroed();
         self.socket.read_exact(report.as_mut_bytes()).map_err(|e| Error::Node(self.node.clone(), e))?;
         Ok(report)
@@ -145,14 +164,28 @@ impl Stream {
 
     /// The volume is no longer needed.
     pub fn free(&mut self) -> Result<(), Error> {
-        self.ask(Command::Free)
+        self.ask(Command::Free, 0, &[])
     }
 
-    fn ask(&mut self, command: Command) -> Result<(), Error> {
+    /// A number for a moment of the volume's between the call and its end.
+    pub fn mark(&mut self) -> Result<u64, Error> {
+        self.ask(Command::Mark, 0, &[])?;
+        let mut mark = [0; 8];
+        self.socket.read_exact(&mut mark).map_err(|e| Error::Node(self.node.clone(), e))?;
+        Ok(u64::from_be_bytes(mark))
+    }
+
+    /// The kernel freed slots after this mark was known. At most [`MAX_FREED_BYTES`](farmem_protocol::nbd::MAX_FREED_BYTES) of them.
+    pub fn freed(&mut self, mark: u64, slots: &[Slots]) -> Result<(), Error> {
+        self.ask(Command::Freed, mark, slots.as_bytes())
+    }
+
+    fn ask(&mut self, command: Command, offset: u64, body: &[u8]) -> Result<(), Error> {
         let failed = |e| Error::Node(self.node.clone(), e);
         self.cookie += 1;
-        let request = Asked::frame(command, self.cookie, 0, 0);
-        self.socket.write_all(request.as_bytes()).map_err(failed)?;
+        let request = Asked::frame(command, self.cookie, offset, body.len() as u32);
+        let sent = self.socket.write_all(request.as_bytes()).and_then(|()| self.socket.write_all(body));
+        sent.map_err(failed)?;
         let mut reply = Reply::new_zeroed();
         self.socket.read_exact(reply.as_mut_bytes()).map_err(failed)?;
         if reply.magic != REPLY_MAGIC || reply.cookie != self.cookie {

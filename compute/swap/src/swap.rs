@@ -1,9 +1,11 @@
 //! Swapping to a node: on, watched, off.
 
+use crate::freed::{self, Probe};
 use crate::nbd::{Client, Deaths, Settings};
 use crate::state::{self, Held, State};
-use crate::stream::{Stream, Wanted, dial};
-use crate::{Error, device, header};
+use crate::stream::{KEPT_LONGER, Stream, Wanted, dial};
+use crate::tell::{self, Teller};
+use crate::{Error, crypt, device, header, report};
 use farmem_protocol::nbd::{GOING_DOWN, PAGE, Report};
 use farmem_protocol::units::bytes;
 use farmem_sys::process::{self, Signals};
@@ -12,14 +14,13 @@ use std::fs::OpenOptions;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 /// Devices of one node, at most: the kernel has room for 23 swap devices of all kinds.
 pub const MAX_DEVICES: u32 = 16;
 /// Indexes that are looked at for a device.
 const INDEXES: u32 = 64;
-/// The node keeps a volume without a stream for so much longer than requests wait.
-const KEPT_LONGER: Duration = Duration::from_secs(540);
 /// How often the watcher asks how the volumes are doing.
 const LOOKS_EVERY: Duration = Duration::from_secs(5);
 /// How often it tries to reach a node that it has lost.
@@ -44,6 +45,8 @@ pub struct Plan {
     pub grace: Duration,
     /// The node may promise more than it has.
     pub overcommit: bool,
+    /// Pages are encrypted before they leave.
+    pub crypt: bool,
     /// The node may be on this machine: for tests below a memory group's limit.
     pub same_machine: bool,
 }
@@ -65,6 +68,8 @@ pub struct Watch {
     client: Client,
     devices: Vec<Watched>,
     timeout: Duration,
+    /// Word of freed slots, until [`Watch::run`] passes it on.
+    probe: Option<Probe>,
 }
 
 /// Why the watch is over.
@@ -101,20 +106,33 @@ pub fn on(plan: &Plan) -> Result<Watch, Error> {
     if !known.is_empty() {
         return adopt(client, plan, &known);
     }
+    let mut probe = open_probe();
     let mut devices = Vec::new();
     let each = plan.size / u64::from(plan.devices) / PAGE * PAGE;
     for _ in 0..plan.devices {
-        match begin(&mut client, plan, each) {
+        match begin(&mut client, plan, each, &mut probe) {
             Ok(watched) => devices.push(watched),
             Err(e) => {
                 for begun in devices {
                     let _ = end(&mut client, &begun.held.state);
                 }
+                drop(probe);
+                freed::close();
                 return Err(e);
             }
         }
     }
-    Ok(Watch { client, devices, timeout: plan.timeout })
+    Ok(Watch { client, devices, timeout: plan.timeout, probe })
+}
+
+/// Has the kernel tell of each slot that it frees, if it does. Says which it is.
+fn open_probe() -> Option<Probe> {
+    let opened = Probe::open();
+    match &opened {
+        Ok(probe) => say(format_args!("freed pages come back one by one: a probe on {}", probe.function)),
+        Err(why) => say(format_args!("freed pages come back by clusters of 512: {why}")),
+    }
+    opened.ok()
 }
 
 /// Takes over what is there.
@@ -132,28 +150,15 @@ fn adopt(client: Client, plan: &Plan, known: &[State]) -> Result<Watch, Error> {
         // Whatever has happened to the kernel's stream meanwhile: a new one shows.
         devices.push(Watched { held, asked: None, dead: true, tried: None, warned: false });
     }
-    Ok(Watch { client, devices, timeout: plan.timeout })
+    Ok(Watch { client, devices, timeout: plan.timeout, probe: open_probe() })
 }
 
 fn path(state: &State) -> String {
     device::path(state.index).display().to_string()
 }
 
-fn wanted<'a>(state: &'a State, id: [u8; 16], host: &'a str, data: bool) -> Wanted<'a> {
-    Wanted {
-        node: &state.node,
-        id,
-        incarnation: state.incarnation,
-        size: state.size,
-        kept: Duration::from_secs(state.grace_s) + KEPT_LONGER,
-        overcommit: false,
-        data,
-        host,
-    }
-}
-
 /// One more device.
-fn begin(client: &mut Client, plan: &Plan, size: u64) -> Result<Watched, Error> {
+fn begin(client: &mut Client, plan: &Plan, size: u64, probe: &mut Option<Probe>) -> Result<Watched, Error> {
     let mut id = [0; 16];
     process::random_bytes(&mut id).map_err(|e| Error::Kernel("random bytes", e))?;
     let host = process::host_name();
@@ -166,12 +171,14 @@ fn begin(client: &mut Client, plan: &Plan, size: u64) -> Result<Watched, Error> 
         grace_s: plan.grace.as_secs().max(1),
     };
     // A stream to ask by makes the volume: nothing is the kernel's yet.
-    let first = Wanted { overcommit: plan.overcommit, ..wanted(&state, id, &host, false) };
+    let first = Wanted { overcommit: plan.overcommit, ..Wanted::of(&state, id, &host, false) };
     let mut asked = dial(&first, plan.timeout)?;
     state.incarnation = asked.incarnation;
     let begun = connect(client, plan, &mut state, id, &host, &mut asked);
     if begun.is_err() {
         let _ = asked.free();
+    } else if let Some(kind) = probe.as_mut().and_then(Probe::kind) {
+        let _ = state::keep_kind(Path::new(state::DIRECTORY), state.index, kind);
     }
     Ok(Watched { held: begun?, asked: Some(asked), dead: false, tried: None, warned: false })
 }
@@ -189,7 +196,7 @@ fn connect(
     if near && !plan.same_machine {
         return Err(Error::SameMachine(plan.node.clone()));
     }
-    let data = dial(&wanted(state, id, host, true), plan.timeout)?;
+    let data = dial(&Wanted::of(state, id, host, true), plan.timeout)?;
     let mut last = io::Error::from(io::ErrorKind::NotFound);
     for index in (0..INDEXES).filter(|&index| !device::is_connected(index)) {
         state.index = index;
@@ -201,7 +208,8 @@ fn connect(
         let settings = Settings { index, size: state.size, timeout: plan.timeout, grace: plan.grace };
         match client.connect(&settings, data.fd()) {
             Ok(()) => {
-                return swap_to(state, id, plan.priority).map(|()| held).inspect_err(|_| {
+                return swap_to(state, id, plan).map(|()| held).inspect_err(|_| {
+                    let _ = crypt::end(index);
                     let _ = client.disconnect(index);
                     state::remove(Path::new(state::DIRECTORY), index);
                 });
@@ -220,10 +228,14 @@ fn connect(
 }
 
 /// Writes the header, and has the kernel swap.
-fn swap_to(state: &State, id: [u8; 16], priority: u16) -> Result<(), Error> {
-    let device = device::path(state.index);
-    let failed = |e| Error::File(device.display().to_string(), e);
+fn swap_to(state: &State, id: [u8; 16], plan: &Plan) -> Result<(), Error> {
+    let priority = plan.priority;
     device::tune(state.index);
+    let device = match plan.crypt {
+        true => crypt::begin(state.index, state.size).map_err(|e| Error::Kernel("encryption by dm-crypt", e))?,
+        false => device::path(state.index),
+    };
+    let failed = |e| Error::File(device.display().to_string(), e);
     // The id is the right to the volume, and a header can be read by more people.
     let uuid = std::array::from_fn(|i| id[i] ^ id[(i + 7) % 16].rotate_left(3));
     let page = header::page((state.size / PAGE) as u32, uuid, "farmem");
@@ -231,7 +243,8 @@ fn swap_to(state: &State, id: [u8; 16], priority: u16) -> Result<(), Error> {
     file.write_all_at(&page, 0).and_then(|()| file.sync_all()).map_err(failed)?;
     drop(file);
     swap::swapon(&device, priority).map_err(|e| Error::Kernel("swapon", e))?;
-    say(format_args!("swaps to {}: {} at {}, priority {priority}", state.node, bytes(state.size), device.display()));
+    let (size, how, device) = (bytes(state.size), if plan.crypt { ", encrypted" } else { "" }, device.display());
+    say(format_args!("swaps to {}: {size} at {device}, priority {priority}{how}", state.node));
     Ok(())
 }
 
@@ -242,6 +255,33 @@ impl Watch {
         let (tell, died) = std::sync::mpsc::channel();
         let listen = move || hear(&mut deaths, &tell);
         std::thread::Builder::new().name("deaths".into()).spawn(listen).map_err(|e| Error::Kernel("a thread", e))?;
+        let teller = self.tell();
+        let over = self.watch(signals, &died);
+        drop(teller);
+        if over == Over::Undone {
+            // Whoever undid it could not: this process had it open.
+            freed::close();
+        }
+        Ok(over)
+    }
+
+    /// Begins to tell nodes of freed slots.
+    fn tell(&mut self) -> Option<Teller> {
+        let probe = self.probe.take()?;
+        let known = |watched: &Watched| {
+            let state = watched.held.state.clone();
+            let kind = state::kind(Path::new(state::DIRECTORY), state.index);
+            if kind.is_none() {
+                say(format_args!("{}: freed pages come back by clusters of 512: its type is not known", path(&state)));
+            }
+            Some(tell::Device { kind: kind?, state })
+        };
+        let devices: Vec<tell::Device> = self.devices.iter().filter_map(known).collect();
+        let started = Teller::start(probe, devices, self.timeout);
+        started.inspect_err(|e| say(format_args!("freed pages come back by clusters of 512: {e}"))).ok()
+    }
+
+    fn watch(&mut self, signals: &Signals, died: &Receiver<u32>) -> Over {
         let mut looked: Option<Instant> = None;
         loop {
             for index in died.try_iter() {
@@ -250,7 +290,7 @@ impl Watch {
             }
             self.devices.retain(|watched| watched.held.stands());
             if self.devices.is_empty() {
-                return Ok(Over::Undone);
+                return Over::Undone;
             }
             let looks = looked.is_none_or(|at| at.elapsed() >= LOOKS_EVERY);
             for watched in &mut self.devices {
@@ -259,7 +299,7 @@ impl Watch {
                     watched.revive(&mut self.client, self.timeout);
                 }
                 if looks && watched.look(self.timeout) {
-                    return Ok(Over::NodeGoes);
+                    return Over::NodeGoes;
                 }
             }
             if looks {
@@ -268,7 +308,7 @@ impl Watch {
             let dead = self.devices.iter().any(|watched| watched.dead);
             let next = signals.next(if dead { TRIES_EVERY } else { LOOKS_EVERY });
             if next.is_some_and(|arrived| signals.asks_to_end(arrived)) {
-                return Ok(Over::Asked);
+                return Over::Asked;
             }
         }
     }
@@ -290,7 +330,7 @@ impl Watched {
         let state = &self.held.state;
         let Some(id) = state.id() else { return };
         let host = process::host_name();
-        let dialled = dial(&wanted(state, id, &host, true), silent);
+        let dialled = dial(&Wanted::of(state, id, &host, true), silent);
         let done = dialled.and_then(|stream| {
             // The node ends the stream before this one; the kernel may need a moment to see that.
             let until = Instant::now() + TRIES_EVERY;
@@ -327,13 +367,14 @@ impl Watched {
         let state = &self.held.state;
         if self.asked.is_none() && !self.dead {
             let host = process::host_name();
-            self.asked = state.id().and_then(|id| dial(&wanted(state, id, &host, false), silent).ok());
+            self.asked = state.id().and_then(|id| dial(&Wanted::of(state, id, &host, false), silent).ok());
         }
         let Some(report) = self.asked.as_mut().map(Stream::report) else { return false };
         let Ok(report) = report else {
             self.asked = None;
             return false;
         };
+        report::keep(Path::new(state::DIRECTORY), state.index, &report);
         if is_near_end(&report) && !std::mem::replace(&mut self.warned, true) {
             let free = bytes(report.free.get());
             say(format_args!(
@@ -359,21 +400,24 @@ pub fn off() -> Result<u32, Error> {
     for state in &states {
         end(&mut client, state)?;
     }
+    freed::close();
     Ok(states.len() as u32)
 }
 
 /// Brings back what is on a device, ends it, and frees its volume.
 fn end(client: &mut Client, state: &State) -> Result<(), Error> {
-    if device::is_swap(state.index) {
-        swap::swapoff(&device::path(state.index)).map_err(|e| Error::Kernel("swapoff", e))?;
+    let device = crypt::find(state.index).unwrap_or_else(|| device::path(state.index));
+    if device::is_swap(&device) {
+        swap::swapoff(&device).map_err(|e| Error::Kernel("swapoff", e))?;
     }
+    crypt::end(state.index).map_err(|e| Error::Kernel("the device mapper", e))?;
     // Before the device ends, so that a watcher does not take that for a cut.
     state::remove(Path::new(state::DIRECTORY), state.index);
     if device::is_connected(state.index) {
         client.disconnect(state.index).map_err(|e| Error::Kernel("the kernel's NBD client", e))?;
     }
     let host = process::host_name();
-    let freed = state.id().map(|id| dial(&wanted(state, id, &host, false), KEPT_LONGER).and_then(|mut s| s.free()));
+    let freed = state.id().map(|id| dial(&Wanted::of(state, id, &host, false), KEPT_LONGER).and_then(|mut s| s.free()));
     match freed {
         Some(Err(e)) => say(format_args!("{}: swaps no longer; its volume could not be freed: {e}", path(state))),
         _ => say(format_args!("{}: swaps no longer to {}", path(state), state.node)),

@@ -27,14 +27,14 @@ await() {
     done
 }
 
-swaps() { grep -c '^/dev/nbd' /proc/swaps; }
+swaps() { grep -c '^/dev/[nd]' /proc/swaps; }
 has_swap() { [ "$(swaps)" = "${1:-1}" ]; }
 
 # on OPTION...   Swapping, when this returns.
 on() {
     farmem swap --size 192M --node "$node" --timeout 3s --grace 30s "$@" >>/tmp/swap.log 2>&1 &
     watcher=$!
-    await 20 has_swap || { cat /tmp/swap.log; return 1; }
+    await 20 has_swap "${devices:-1}" || { cat /tmp/swap.log; return 1; }
 }
 
 off() {
@@ -90,6 +90,53 @@ killed() {
     farmem swap --off >>/tmp/swap.log 2>&1 && has_swap 0
 }
 
+# figure NAME   Of the volume, in KiB, as the node says.
+figure() { farmem status --json "$node" | grep -A8 '"volumes"' | sed -n "s/.*\"$1\": *\([0-9]*\).*/\1/p" | awk '{ sum += $1 } END { print int(sum / 1024) }'; }
+
+# A program gives back three of four pages at random: a second later the node holds little more than what is live, as the
+# kernel counts it. When the program has ended, the node has its memory back, but for what the kernel keeps of freed slots.
+freed() {
+    on || return 1
+    grep 'come back' /tmp/swap.log | tail -1
+    rm -f /tmp/given
+    # Large beside a block of 2 MiB, of which the last may be nearly empty.
+    within 6 give 112 /tmp/given &
+    program=$!
+    await 200 [ -e /tmp/given ] || return 1
+    sleep 1
+    held=$(figure held)
+    used=$(awk '/nbd/ { print $4 }' /proc/swaps)
+    farmem status "$node" | grep -A1 'swap volume of'
+    echo "  a second after giving back: $used KiB of slots in use, $held KiB held, $((used * 100 / held)) %"
+    rm /tmp/given
+    wait $program || return 1
+    sleep 1
+    left=$(figure held)
+    echo "  a second after its end: $left KiB held"
+    [ $((used * 100)) -ge $((held * 90)) ] && [ "$left" -le 2048 ] && off && [ ! -e /sys/kernel/tracing/instances/farmem_swap ]
+}
+
+# What arrives at the node is the plain page, and with --crypt it is not. Swapping is verified, freed pages come back, and
+# --off undoes it. The host looks for the page's text in the node's memory, and says what it has found.
+crypted() {
+    for how in plain crypt; do
+        case $how in plain) on ;; *) on --crypt ;; esac || return 1
+        rm -f /tmp/given
+        within 8 give 24 /tmp/given &
+        program=$!
+        await 120 [ -e /tmp/given ] || return 1
+        echo "HOST seek $how"
+        sleep 5
+        echo "  $how: $(awk '/dev/ { print $1, $4 }' /proc/swaps) KiB in use, $(figure held) KiB held"
+        rm /tmp/given
+        wait $program || return 1
+        [ $how = crypt ] || off || return 1
+    done
+    farmem swap --off >>/tmp/swap.log 2>&1 || return 1
+    wait $watcher
+    [ -z "$(tail -n +2 /proc/swaps)" ] && [ -z "$(ls -d /sys/block/dm-* 2>/dev/null)" ]
+}
+
 # Two connections are two devices.
 several() {
     farmem swap --size 192M --node "$node" --connections 2 >>/tmp/swap.log 2>&1 &
@@ -116,9 +163,11 @@ refused() {
     [ $status -eq 64 ] && grep -q 'on this machine' /tmp/said && has_swap 0
 }
 
-# The machine has no memory left, and no other swap: it must neither hang nor lose a word.
+# The machine has no memory left, and no other swap: it must neither hang nor lose a word. By so many connections.
 pressure() {
-    on || return 1
+    devices=$1
+    on --connections "$1" || return 1
+    devices=1
     # A machine that hangs shows where.
     (sleep 60; echo 8 >/proc/sys/kernel/printk; echo w >/proc/sysrq-trigger; echo l >/proc/sysrq-trigger) &
     watchdog=$!
@@ -130,12 +179,33 @@ pressure() {
     [ $held -eq 0 ] && off
 }
 
+# What a fault takes, by turns: a node, and nbdkit with its memory plugin on the same side. Both by one connection.
+faulted() {
+    [ -n "$(cat /nbdkit)" ] || { echo "  no nbdkit"; return 1; }
+    echo 0 >/proc/sys/vm/page-cluster
+    for round in 1 2 3; do
+        on || return 1
+        within 6 faults 32 1500 farmem || return 1
+        off || return 1
+        nbd-client 10.0.2.2 "$(cat /nbdkit)" /dev/nbd0 -b 4096 -nofork >/tmp/nbd.log 2>&1 &
+        client=$!
+        await 10 sh -c '[ "$(cat /sys/block/nbd0/size)" -gt 0 ]' || { cat /tmp/nbd.log; return 1; }
+        for set in scheduler=none max_sectors_kb=128 rotational=0; do echo ${set#*=} >/sys/block/nbd0/queue/${set%=*}; done
+        mkswap /dev/nbd0 >/dev/null 2>&1
+        swapon -d /dev/nbd0 || return 1
+        within 6 faults 32 1500 nbdkit || return 1
+        swapoff /dev/nbd0
+        nbd-client -d /dev/nbd0 >/dev/null 2>&1
+        wait $client
+    done
+}
+
 # The node is gone for good: who needs its pages ends by SIGBUS within the grace, and the machine lives.
 lost() {
     farmem swap --size 192M --node "$node" --timeout 2s --grace 3s >>/tmp/swap.log 2>&1 &
     watcher=$!
     await 20 has_swap || return 1
-    within 16 pages 40 100000 "HOST kill" &
+    within 8 pages 40 2000 "HOST kill" &
     program=$!
     wait $program
     status=$?
@@ -149,9 +219,13 @@ check refused short refused
 check verified short verified
 check cut_off short cut_off
 check killed short killed
-check several long several
-check pressure short pressure
-check lost long lost
+check freed short freed
+check crypted short crypted
+check several short several
+check pressure short pressure 1
+check pressure_by_four long pressure 4
+check faults long faulted
+check lost short lost
 
 echo "GUEST failed: $failed"
 exit $failed

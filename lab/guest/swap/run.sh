@@ -22,18 +22,18 @@ cache=$target/guest
 unpack "$cache" "linux-image-$release" || true
 new=$(mktemp -d)
 node=
-proxy=
-trap 'kill $node $proxy 2>/dev/null || true; rm -rf "$new" "$new.img"' EXIT
+beside=
+trap 'kill $node $beside 2>/dev/null || true; rm -rf "$new" "$new.img"' EXIT
 
 root=$new/root
 base "$root"
-modules "$cache/tree" "$release" "$root" virtio_pci virtio_net nbd
+modules "$cache/tree" "$release" "$root" virtio_pci virtio_net nbd dm_crypt xts ecb aes_generic
 strip --strip-debug -o "$new/farmem" "$target/$profile/farmem"
 put "$new/libraries" "$target/$profile/farmem"
 rm -rf "$new/libraries$target"
 cp -a "$new/libraries/." "$root/"
 install -D "$new/farmem" "$root/usr/bin/farmem"
-cc -O2 -Wall -static -o "$root/usr/bin/pages" lab/guest/swap/pages.c
+for program in pages give faults; do cc -O2 -Wall -static -o "$root/usr/bin/$program" "lab/guest/swap/$program.c"; done
 install lab/guest/swap/init.sh "$root/init"
 install lab/guest/swap/checks.sh "$root/checks.sh"
 echo "$@" >"$root/wanted"
@@ -48,7 +48,26 @@ until port=$(sed -n 's/.* at 127.0.0.1:\([0-9]*\)$/\1/p' "$new/node.log") && [ -
 done
 [ -n "$port" ] || { cat "$new/node.log" >&2; exit 1; }
 echo "$port" >"$root/port"
+# Beside it, if it is wanted and there, a server that others wrote.
+: >"$root/nbdkit"
+case " $* " in *" faults "*)
+    need nbdkit:nbdkit nbd-client:nbd-client
+    echo $((port + 1)) >"$root/nbdkit"
+    nbdkit --foreground --ipaddr 127.0.0.1 --port $((port + 1)) memory 192M >"$new/nbdkit.log" 2>&1 &
+    beside=$!
+    put "$root" "$(command -v nbd-client)"
+    ;;
+esac
 pack "$root" >"$new.img"
+
+# Whether a page of lab/guest/swap/give.c lies in the node's memory as it is.
+seek() {
+    local file
+    for file in /proc/$node/map_files/*; do
+        case $(readlink "$file") in *memfd:*) ! grep -aq 'a plain page of farmem' "$file" || { echo found; return; } ;; esac
+    done
+    echo nothing
+}
 
 # What the guest asks of this side, by lines of its console.
 host() {
@@ -58,6 +77,7 @@ host() {
         case $line in
             "HOST stop") (kill -STOP $node; sleep 14; kill -CONT $node) & ;;
             "HOST kill") kill -9 $node ;;
+            "HOST seek "*) echo "GUEST sought ${line#HOST seek }: $(seek)" ;;
         esac
     done
 }
@@ -71,4 +91,6 @@ APPEND=rootfstype=ramfs boot "${FARMEM_GUEST_LIMIT:-300}" "${FARMEM_GUEST_MEMORY
 echo "guest: $((SECONDS - begun)) s in all; the node said:"
 sed 's/^/    /' "$new/node.log"
 [ $status -eq 0 ] || { echo "the virtual machine did not end by itself (status $status)" >&2; exit 1; }
+! grep -qE '^GUEST sought (plain: nothing|crypt: found)$' "$cache/console" ||
+    { echo "the node has the wrong bytes: see the lines GUEST sought" >&2; exit 1; }
 grep -q '^GUEST failed: 0$' "$cache/console" || { echo "checks failed, or did not all run" >&2; exit 1; }
