@@ -6,6 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
+use farmem_swap::report::{Look, Moved};
 use serde::Serialize;
 
 use crate::counters::{Counts, Latency, Sample};
@@ -75,6 +76,29 @@ pub struct Node {
     pub written_per_s: f64,
 }
 
+/// A swap device of this machine on a node, with rates since the look before.
+#[derive(Clone, Serialize)]
+pub struct Swap {
+    /// Its path.
+    pub device: String,
+    /// Its node.
+    pub node: String,
+    /// Bytes.
+    pub size: u64,
+    /// Bytes that the kernel has there.
+    pub used: u64,
+    /// Bytes of pages that take memory at the node, as it last said.
+    pub live: u64,
+    /// Bytes that the node holds for it, as it last said.
+    pub held: u64,
+    /// Pages swapped in, a second.
+    pub in_per_s: f64,
+    /// Pages swapped out, a second.
+    pub out_per_s: f64,
+    /// Mean time of a read since the look before, ns; `None`: there was none.
+    pub read_ns: Option<u64>,
+}
+
 /// An agent of this machine.
 pub use crate::agent::report::Agent;
 
@@ -87,6 +111,8 @@ pub struct View {
     pub nodes: Vec<Node>,
     /// Agents, in no order.
     pub agents: Vec<Agent>,
+    /// Swap devices on nodes, by their number; only root sees any.
+    pub swaps: Vec<Swap>,
 }
 
 /// Looks again and again; remembers the last look.
@@ -94,6 +120,7 @@ pub struct View {
 pub struct Gatherer {
     runs: HashMap<PathBuf, (Instant, Counts, [u64; 160])>,
     nodes: HashMap<PathBuf, (Instant, Status)>,
+    swaps: HashMap<PathBuf, (Instant, Moved)>,
 }
 
 impl Gatherer {
@@ -131,6 +158,11 @@ impl Gatherer {
             }
         }
         (self.runs, self.nodes) = (runs, nodes);
+        let now = Instant::now();
+        let looks = farmem_swap::report::looks();
+        let before = |look: &Look| self.swaps.get(&look.device).map(|(at, moved)| (now - *at, *moved));
+        view.swaps = looks.iter().map(|look| as_swap(look, before(look))).collect();
+        self.swaps = looks.into_iter().map(|look| (look.device, (now, look.moved))).collect();
         view
     }
 }
@@ -181,6 +213,25 @@ fn as_node(status: &Status, before: Option<(Duration, &Status)>) -> Node {
     Node { status: status.clone(), read_per_s: rate(|s| s.bytes_read), written_per_s: rate(|s| s.bytes_written) }
 }
 
+fn as_swap(look: &Look, before: Option<(Duration, Moved)>) -> Swap {
+    const PAGE: f64 = 4096.0;
+    let (time, earlier) = before.unwrap_or((Duration::from_secs(1), look.moved));
+    let since = |of: fn(&Moved) -> u64| of(&look.moved).saturating_sub(of(&earlier));
+    let pages = |bytes: u64| bytes as f64 / PAGE / time.as_secs_f64().max(0.001);
+    let reads = since(|moved| moved.reads);
+    Swap {
+        device: look.device.display().to_string(),
+        node: look.node.clone(),
+        size: look.size,
+        used: look.used,
+        live: look.said.live,
+        held: look.said.held,
+        in_per_s: pages(since(|moved| moved.bytes_in)),
+        out_per_s: pages(since(|moved| moved.bytes_out)),
+        read_ns: (reads > 0).then(|| since(|moved| moved.read_ms) * 1_000_000 / reads),
+    }
+}
+
 /// The last component of a program's path and its arguments, in at most `width` characters.
 pub fn short_program(program: &str, width: usize) -> String {
     let (path, arguments) = program.split_once(' ').unwrap_or((program, ""));
@@ -225,5 +276,23 @@ mod tests {
         assert_eq!((run.faults_per_s, run.in_per_s, run.hit_rate), (100.0, 0.0, Some(0.5)));
         let first = as_run("x", &sample, None);
         assert_eq!(first.faults_per_s, 0.0);
+    }
+
+    #[test]
+    fn a_swap_devices_rates_are_of_the_interval() {
+        let moved = Moved { reads: 30, bytes_in: 40 * 4096, read_ms: 9, bytes_out: 8 * 4096 };
+        let look = Look {
+            device: "/dev/nbd0".into(),
+            node: "bighost:7411".into(),
+            size: 1 << 30,
+            used: 1 << 20,
+            said: farmem_swap::report::Said { live: 5, held: 7 },
+            moved,
+        };
+        let earlier = Moved { reads: 10, bytes_in: 20 * 4096, read_ms: 4, bytes_out: 8 * 4096 };
+        let swap = as_swap(&look, Some((Duration::from_secs(2), earlier)));
+        assert_eq!((swap.in_per_s, swap.out_per_s, swap.read_ns), (10.0, 0.0, Some(250_000)));
+        let first = as_swap(&look, None);
+        assert_eq!((first.in_per_s, first.read_ns), (0.0, None));
     }
 }

@@ -32,6 +32,8 @@ Examples:
 ///
 /// Under "local" stands what all of a run's processes have local, under "limit" what each may have. "Waiting" is a share
 /// of one thread's time: two threads that wait all the time are 200 %.
+///
+/// Root sees the devices of `farmem swap` too: pages that come in and go out, what a read takes, what the node holds.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Options {

@@ -17,7 +17,8 @@ use ratatui::widgets::{Paragraph, Row, Sparkline, Table};
 
 use super::gather::{Gatherer, Run, View};
 use super::table::{
-    self, AGENT_COLUMNS, NODE_COLUMNS, RUN_COLUMNS, agent_cells, hint, node_cells, run_cells, total_cells,
+    self, AGENT_COLUMNS, NODE_COLUMNS, RUN_COLUMNS, SWAP_COLUMNS, agent_cells, hint, node_cells, run_cells, swap_cells,
+    total_cells,
 };
 use crate::units;
 
@@ -160,6 +161,7 @@ impl Screen {
         let area = frame.area();
         let nodes = (self.view.nodes.len() as u16 + 2).min(area.height / 3);
         let agents = if self.view.agents.is_empty() { 0 } else { self.view.agents.len() as u16 + 1 };
+        let swaps = if self.view.swaps.is_empty() { 0 } else { self.view.swaps.len() as u16 + 1 };
         let detail = if area.height >= 20 && !self.view.runs.is_empty() { 8 } else { 0 };
         let rows = Layout::vertical([
             Constraint::Length(1),
@@ -167,6 +169,7 @@ impl Screen {
             Constraint::Length(detail),
             Constraint::Length(nodes),
             Constraint::Length(agents.min(area.height / 4)),
+            Constraint::Length(swaps.min(area.height / 4)),
             Constraint::Length(1),
         ])
         .split(area);
@@ -184,9 +187,12 @@ impl Screen {
         if agents > 0 {
             self.draw_agents(frame, rows[4]);
         }
+        if swaps > 0 {
+            self.draw_swaps(frame, rows[5]);
+        }
         let keys =
             Line::from(" q quit   s sort   p pause   up/down choose   ? help").style(Style::new().fg(Color::DarkGray));
-        frame.render_widget(keys, rows[5]);
+        frame.render_widget(keys, rows[6]);
     }
 
     fn headline(&self) -> Line<'_> {
@@ -252,6 +258,20 @@ impl Screen {
         };
         let rows: Vec<Row<'_>> = self.view.agents.iter().map(|agent| row(agent_cells(agent))).collect();
         let header = row(AGENT_COLUMNS.map(String::from)).style(Style::new().fg(Color::Cyan));
+        frame.render_widget(Table::new(rows, widths).header(header).column_spacing(1), area);
+    }
+
+    fn draw_swaps(&self, frame: &mut Frame<'_>, area: Rect) {
+        let widths = [12, 8, 8, 8, 8, 8, 8, 8].map(Constraint::Length).into_iter().chain([Constraint::Min(12)]);
+        let row = |cells: [String; 9]| {
+            let line = |(at, cell): (usize, String)| match at {
+                0 | 8 => Line::from(format!(" {cell}")),
+                _ => Line::from(cell).right_aligned(),
+            };
+            Row::new(cells.into_iter().enumerate().map(line).collect::<Vec<Line<'static>>>())
+        };
+        let rows: Vec<Row<'_>> = self.view.swaps.iter().map(|swap| row(swap_cells(swap))).collect();
+        let header = row(SWAP_COLUMNS.map(String::from)).style(Style::new().fg(Color::Cyan));
         frame.render_widget(Table::new(rows, widths).header(header).column_spacing(1), area);
     }
 
@@ -404,7 +424,7 @@ mod tests {
         let nodes = [node(7, "unix:/run/one.sock"), node(8, "127.0.0.1:7419")];
         let nodes = nodes.map(|status| Node { status, read_per_s: 0.0, written_per_s: 0.0 }).into();
         let runs = vec![run(100, "/usr/bin/sort -S 1G big.txt", 0.97), run(200, "redis-server", 0.2)];
-        let mut screen = Screen::of(View { runs, nodes, agents: Vec::new() });
+        let mut screen = Screen::of(View { runs, nodes, ..View::default() });
         screen.arrange();
         change(&mut screen);
         let mut terminal = Terminal::new(TestBackend::new(120, 24)).unwrap();

@@ -1,6 +1,6 @@
 //! One sample as plain text; the columns, which the screen uses too.
 
-use super::gather::{self, Agent, Node, Run, View};
+use super::gather::{self, Agent, Node, Run, Swap, View};
 use crate::units;
 
 /// The losses of a run, for the end of a line. Empty if there were none.
@@ -124,6 +124,24 @@ pub fn agent_cells(agent: &Agent) -> [String; 5] {
     ]
 }
 
+/// Columns of a swap device, its node last.
+pub const SWAP_COLUMNS: [&str; 9] = ["swap", "size", "used", "live", "held", "ins/s", "outs/s", "read", "node"];
+
+/// A swap device in those columns.
+pub fn swap_cells(swap: &Swap) -> [String; 9] {
+    [
+        swap.device.clone(),
+        units::bytes(swap.size),
+        units::bytes(swap.used),
+        units::bytes(swap.live),
+        units::bytes(swap.held),
+        units::count(swap.in_per_s as u64),
+        units::count(swap.out_per_s as u64),
+        swap.read_ns.map_or("-".into(), units::nanos),
+        swap.node.clone(),
+    ]
+}
+
 /// The sample as tables.
 pub fn text(view: &View) -> String {
     let mut out = String::new();
@@ -148,6 +166,12 @@ pub fn text(view: &View) -> String {
         out.push('\n');
         let mut rows = vec![AGENT_COLUMNS.map(String::from)];
         rows.extend(view.agents.iter().map(agent_cells));
+        out += &units::aligned(&rows);
+    }
+    if !view.swaps.is_empty() {
+        out.push('\n');
+        let mut rows = vec![SWAP_COLUMNS.map(String::from)];
+        rows.extend(view.swaps.iter().map(swap_cells));
         out += &units::aligned(&rows);
     }
     out
