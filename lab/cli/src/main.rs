@@ -7,6 +7,7 @@
 //! | `farmem-lab torture`: everything programs do to memory, verified | lab/torture |
 //! | `farmem-lab replay`: which cache policy would have done how well | lab/replay |
 //! | `farmem-lab placement`: how evenly slabs lie on the nodes of a rack | lab/placement |
+//! | `farmem-lab swap-cluster`: a cluster that swaps to far memory, by how that is granted | lab/swap |
 //!
 //! It has the commands of `farmem` too, hidden: benchmarks start runs, nodes and agents of this very
 //! binary, so that what is measured is never another build.
@@ -74,6 +75,7 @@ enum Command {
     TortureChild(farmem_torture::Child),
     Replay(farmem_replay::Replay),
     Placement(farmem_placement::Placement),
+    SwapCluster(farmem_swap_lab::Swap),
     #[command(flatten)]
     Product(farmem_cli::Command),
 }
@@ -126,6 +128,7 @@ impl Program for Lab {
             Command::TortureChild(child) => child.run()?,
             Command::Replay(replay) => replay.run()?,
             Command::Placement(placement) => placement.run()?,
+            Command::SwapCluster(swap) => swap.run()?,
             Command::Product(command) => command.execute()?,
         }
         Ok(())
