@@ -13,7 +13,7 @@ const CLASS: u16 = 32;
 /// The class of full blocks; empty ones have class 0.
 const FULL: u8 = 1 + (BLOCK_CHUNKS as u16 / CLASS) as u8;
 /// One block in `SPARE` may be spare before pages move.
-const SPARE: u32 = 12;
+const SPARE: u32 = 20;
 
 /// 4 KiB of a block.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -139,7 +139,7 @@ impl Blocks {
         self.live -= 1;
     }
 
-    /// Whether more than a twelfth of the blocks needed could be spared.
+    /// Whether more than a twentieth of the blocks needed could be spared.
     pub fn is_sparse(&self) -> bool {
         let needed = self.live.div_ceil(BLOCK_CHUNKS);
         let empty = self.order.range(..(1, 0)).count() as u32;

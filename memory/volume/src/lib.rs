@@ -12,7 +12,7 @@
 //! * A new page goes to the fullest block that has room, so that sparse blocks run empty by
 //!   themselves.
 //! * An empty block is given back at once ([`Volume::empty`]).
-//! * When more than a twelfth of the blocks could be spared, pages of the sparsest block move to
+//! * When more than a twentieth of the blocks could be spared, pages of the sparsest block move to
 //!   the fullest ([`Volume::compact`]).
 //!
 //! A host may tell of single slots that it has freed ([`Volume::freed`]). The message comes late, and

@@ -155,7 +155,7 @@ proptest! {
         memory.tidy(&mut volume, usize::MAX);
         let usage = volume.usage();
         let needed = usage.live.div_ceil(BLOCK_CHUNKS);
-        prop_assert!(!volume.is_sparse() && usage.blocks <= needed + needed / 12, "{:?}", usage);
+        prop_assert!(!volume.is_sparse() && usage.blocks <= needed + needed / 20, "{:?}", usage);
         prop_assert_eq!(usage.blocks as usize, memory.held.len());
         (0..SLOTS).for_each(|slot| volume.trim(slot));
         memory.tidy(&mut volume, 0);
