@@ -1,14 +1,14 @@
-//! The node's log: who joins, leaves and is refused, one line each, and a flood as a count.
+//! The node's log: joins, leaves and refusals, one line each, and a flood as a count.
 //!
 //! ```text
 //!  worker ── event ─► is there a line for it? ──yes─► queue ─► the log's thread ─► standard error
 //!                         └─no─► counted ─────────────────────► "312 more joined in 5 s"
 //! ```
 //!
-//! Each kind of event has [`BURST`] lines, and one more each second. So a line a second is the most
-//! that anybody can have the node write for long, and a rare event is told however many others come.
-//! Only the log's own thread writes: whoever does not read standard error holds up nobody else. It
-//! sleeps while nothing is to be written.
+//! Each kind of event has [`BURST`] lines, and one more each second. So a peer can have the node
+//! write a line a second at most for long, and a rare event is told however many others come. Only
+//! the log's own thread writes: a reader that does not read standard error holds up nothing else.
+//! It sleeps while nothing is to be written.
 
 use farmem_nic::events::{Event, Leaving, Refused, VolumeEvent};
 use farmem_nic::volumes::Volume;
@@ -38,7 +38,7 @@ enum Kind {
     Joined,
     Left,
     Refused,
-    /// What is told with `-v` alone.
+    /// Events that are told with `-v` alone.
     Other,
 }
 
@@ -70,7 +70,7 @@ impl Allowance {
     }
 }
 
-/// What waits to be written, and what may be.
+/// The lines that wait to be written, and the number that may be.
 struct Pending {
     allowances: [Allowance; COUNTED.len()],
     lines: VecDeque<String>,
@@ -156,7 +156,7 @@ impl Drop for Log {
         let mut pending = self.shared.lock();
         pending.ends = true;
         self.shared.changed.notify_all();
-        // Not for ever: nobody may be reading.
+        // With a limit, because nothing may be reading.
         let waited = self.shared.changed.wait_timeout_while(pending, FAREWELL, |pending| !pending.ended);
         if waited.is_ok_and(|(_, timeout)| !timeout.timed_out())
             && let Some(thread) = self.thread.take()
@@ -208,7 +208,7 @@ pub(crate) fn name(member: &Member) -> String {
     format!("process {} of {}{tenant}", member.pid(), member.peer())
 }
 
-/// What a member says of itself, where it says anything.
+/// A member's own description, if it has one.
 fn says(member: &Member) -> String {
     let names = member.names();
     let or = |text: &str| if text.is_empty() { "?".to_owned() } else { text.to_owned() };

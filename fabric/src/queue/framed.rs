@@ -69,8 +69,8 @@ pub(crate) struct Framed {
     spin: Spin,
     /// Bytes sent since [`Framed::take_sent`].
     sent: u64,
-    /// Completions that were made while a connection was restored, each due before the verb of that number: they keep
-    /// their places among those that went again.
+    /// Completions that were made while a connection was restored, each due before the verb of that
+    /// number: they keep their places among those that went again.
     settled: VecDeque<(u64, Completion)>,
 }
 
@@ -219,7 +219,8 @@ impl Framed {
                 };
                 n += 1;
             }
-            // SAFETY: `own` is not touched meanwhile; the buffers are the verbs' (contract of `write`).
+            // SAFETY: `own` is not touched meanwhile; the buffers are the verbs' (contract of
+            // `write`).
             let mut sent = match unsafe { link.send(&parts[..n]) } {
                 Ok(sent) => sent,
                 Err(Errno(libc::EAGAIN)) => return Ok(()),
@@ -312,7 +313,7 @@ impl Framed {
                 break;
             }
             let Ok(head) = wire::Completion::read_from_bytes(&self.heads[k]) else { break };
-            // Out of step: what was received lies in the wrong buffers, and everything not yet
+            // Out of step: the received bytes lie in the wrong buffers, and everything not yet
             // completed must be done again.
             if head.number != self.due as u32 {
                 return Err(Errno(libc::EBADMSG));
@@ -383,8 +384,8 @@ impl Framed {
         }
     }
 
-    /// The socket that brings the next completion, and whether it is to take more, for a wait over several. `None`:
-    /// there is none, or its clock is its own.
+    /// The socket that brings the next completion, and whether it is to take more, for a wait over
+    /// several. `None`: there is none, or its clock is its own.
     pub fn descriptor(&self) -> Option<(i32, bool)> {
         match **self.link.as_ref()? {
             Carrier::Socket(fd) => Some((fd, !self.outgoing.is_empty())),
@@ -454,7 +455,7 @@ impl Framed {
         if mute { self.restore() } else { Ok(()) }
     }
 
-    /// A new connection; what had no completion goes again, in order.
+    /// Makes a new connection. Verbs without a completion are repeated, in order.
     #[cold]
     fn restore(&mut self) -> Result<(), Lost> {
         loop {
@@ -469,8 +470,8 @@ impl Framed {
         }
     }
 
-    /// Takes everything under way back to what is posted, in order; what may have happened and must
-    /// not happen twice completes as unknown, when what was posted before it has.
+    /// Takes everything under way back to the posted verbs, in order. A verb that may have
+    /// happened, and must not happen twice, completes as unknown, after those posted before it.
     fn withdraw(&mut self) {
         self.link = None;
         self.own.clear();
@@ -481,7 +482,8 @@ impl Framed {
         let newer = std::mem::take(&mut self.posted);
         let mut settled = std::mem::take(&mut self.settled);
         for (number, pending) in (first..).zip(std::mem::take(&mut self.under_way).into_iter().chain(newer)) {
-            // On the new connection what goes again is numbered from 0: by so many verbs before it.
+            // On the new connection repeated verbs are numbered from 0: lower by the number of
+            // verbs before them.
             let anew = self.posted.len() as u64;
             while let Some((_, earlier)) = settled.pop_front_if(|(before, _)| *before <= number) {
                 self.settled.push_back((anew, earlier));

@@ -29,8 +29,8 @@ pub(super) enum NoDial {
 }
 
 impl NoDial {
-    /// Whether it says something about the node or the way to it, and may pass: not about this process, and
-    /// no verdict of the node's.
+    /// Whether it says something about the node or the way to it, and may pass: not about this
+    /// process, and no verdict of the node's.
     pub fn is_the_nodes(&self) -> bool {
         match self {
             NoDial::System(e) => !matches!(e.0, libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS),
@@ -85,7 +85,7 @@ pub(crate) enum Broken {
     Mute,
     /// The connection has ended.
     Cut(Errno),
-    /// What came is not what can come here.
+    /// The bytes cannot come here.
     Nonsense,
 }
 
@@ -144,7 +144,8 @@ pub(super) fn dial(
     greet(ear, link, purpose, pass, patience.answer_ns)
 }
 
-/// [`dial`] over a connection that stands. With a token, each end proves to the other that it knows it.
+/// [`dial`] over a connection that stands. With a token, each end proves to the other that it knows
+/// it.
 pub(super) fn greet(
     ear: Ear<'_>,
     mut link: Link,
@@ -193,7 +194,7 @@ fn is_proven(key: &Key, nonce: &[u8; 32], hello: &Frame<MAX_HELLO>, welcome: &We
     farmem_trust::same(&welcome.proof, &key.of_node(nonce, hello.as_bytes(), bare.as_bytes()))
 }
 
-/// What the node says to a Hello, or to a proof.
+/// The node's answer to a Hello, or to a proof.
 fn greeting(ear: Ear<'_>, link: &Link, until: u64) -> Result<Greeting, NoDial> {
     let mut room = [0; MAX_HELLO];
     let received = receive_frame(ear, link, &mut room, until, |seen| match Greeting::read(seen) {
@@ -239,7 +240,7 @@ pub(crate) fn send_now(link: &Link, bytes: &[u8]) -> Result<(), Errno> {
 /// Why a frame did not come.
 enum NoFrame<E> {
     Broken(Broken),
-    /// What came is none, says the reader.
+    /// The reader finds that the bytes are no message.
     Refused(E),
 }
 

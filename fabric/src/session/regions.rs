@@ -1,11 +1,11 @@
-//! Regions of a node, as a member uses them. What they are: `memory/nic/src/regions.rs`.
+//! Regions of a node, as a member uses them. `memory/nic/src/regions.rs` defines them.
 
 use super::{Session, Slab};
 use crate::{GrantError, Lost, RegionError};
 use farmem_protocol::region::RegionName;
 use farmem_protocol::wire::{Ask, Reply, Status};
 
-/// What a node tells of a region.
+/// A node's description of a region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Region {
     /// Its name.
@@ -20,7 +20,8 @@ impl Session {
     /// Opens a region; `make`: if there is none, it is made. Returns how many slabs it has.
     ///
     /// # Errors
-    /// [`RegionError::Unknown`] if there is none. [`RegionError::Full`] if no more can be made or opened.
+    /// [`RegionError::Unknown`] if there is none. [`RegionError::Full`] if no more can be made or
+    /// opened.
     pub fn open_region(&self, name: RegionName, make: bool) -> Result<u64, RegionError> {
         let node = || self.member.node.clone();
         match self.member.ask(Ask::Region(name, make))?.0 {
@@ -30,7 +31,8 @@ impl Session {
         }
     }
 
-    /// Holds slab number `number`, from 0, of a region that this member has opened. `None`: it has no such slab.
+    /// Holds slab number `number`, from 0, of a region that this member has opened. `None`: it has
+    /// no such slab.
     pub fn region_slab(&self, name: RegionName, number: u64) -> Result<Option<Slab>, GrantError> {
         let (answer, passed) = self.member.ask(Ask::RegionSlab(name, number))?;
         match answer {
@@ -39,7 +41,8 @@ impl Session {
         }
     }
 
-    /// As [`Session::region_slab`]; if `number` is the next one, the region gets one more slab, zero.
+    /// As [`Session::region_slab`]; if `number` is the next one, the region gets one more slab,
+    /// zero.
     ///
     /// # Errors
     /// As [`Session::grant`]. The quota is the region's.

@@ -1,8 +1,8 @@
-//! What host and node say to one another over a byte stream.
+//! The messages of host and node over a byte stream.
 //!
-//! All numbers of fixed frames are little-endian. A frame begins at a byte of the stream that the frames
-//! before it determine, so no frame needs a delimiter. A peer that breaks a rule below is cut off; nothing
-//! of what it said in that frame counts.
+//! All numbers of fixed frames are little-endian. A frame begins at a byte of the stream that the
+//! frames before it determine, so no frame needs a delimiter. A peer that breaks a rule below is
+//! cut off; nothing of what it said in that frame counts.
 //!
 //! ```text
 //! host                                    node
@@ -28,14 +28,15 @@
 //!  │◄──────────────────── nbd::Reply, data…│
 //! ```
 //!
-//! * [`control`]: Hello, Greeting, Request, Answer. They have a length, and bodies that `postcard` decodes.
+//! * [`control`]: Hello, Greeting, Request, Answer. They have a length, and bodies that `postcard`
+//!   decodes.
 //! * `verb`, `endpoint`: frames of fixed layout, used where they lie.
 //!
 //! The length of every completion follows from its verb alone (a refused READ
 //! or SEND carries zeros), so the host can receive straight into the targets of its READs.
 //!
-//! *Versions.* The first eight bytes of Hello and Greeting, magic and version, never change. A node that
-//! gets another version answers with its own; the rest of that Greeting is not to be read.
+//! *Versions.* The first eight bytes of Hello and Greeting, magic and version, never change. A node
+//! that gets another version answers with its own; the rest of that Greeting is not to be read.
 
 pub mod control;
 mod endpoint;
@@ -74,8 +75,8 @@ pub fn variant<T: TryFromBytes>(number: impl IntoBytes + Immutable) -> Option<T>
     T::try_read_from_bytes(number.as_bytes()).ok()
 }
 
-/// The public name of a run. The run's own name is the right to end it, and cannot be told from this:
-/// half of its bits are gone.
+/// The public name of a run. The run's own name is the right to end it, and cannot be told from
+/// this: half of its bits are gone.
 pub fn run_id(run: &Secret) -> u64 {
     let half = |from: usize| run[from..from + 8].iter().fold(0u64, |word, &byte| word << 8 | byte as u64);
     let mut mixed = half(0) ^ half(8);
@@ -95,19 +96,21 @@ pub enum Status {
     Exhausted = 1,
     /// The slab is not this member's.
     NotHeld = 2,
-    /// The range leaves the slab, is longer than [`MAX_VERB_BYTES`], or an atomic verb's is not 8 bytes, aligned.
+    /// The range leaves the slab, is longer than [`MAX_VERB_BYTES`], or an atomic verb's is not 8
+    /// bytes, aligned.
     Range = 3,
     /// The node's system refused it memory or descriptors.
     System = 4,
-    /// Another member holds the slab too (Discard); some of the blocks are mapped with others (Unit).
+    /// Another member holds the slab too (Discard); some of the blocks are mapped with others
+    /// (Unit).
     Shared = 5,
     /// The owner would hold more than its quota.
     Quota = 6,
-    /// Remote access error: the key gives no right to this, or no longer, or not to this queue pair;
-    /// or a descriptor word does not go that way.
+    /// Remote access error: the key gives no right to this, or no longer, or not to this queue
+    /// pair; or a descriptor word does not go that way.
     Access = 16,
-    /// The window cannot be bound or unbound: it is bound already, or not, or its key is an old one,
-    /// or the range is not the binder's.
+    /// The window cannot be bound or unbound: it is bound already, or not, or its key is an old
+    /// one, or the range is not the binder's.
     Window = 17,
     /// The node's queue is out of what was asked of it.
     Empty = 18,
