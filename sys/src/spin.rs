@@ -1,4 +1,4 @@
-//! How often a thread that looks for something again and again offers its CPU to others.
+//! How often a polling thread offers its CPU to others.
 //!
 //! ```text
 //! look, look, offer ─┬─ it came back at once: nobody wanted it ─► twice as many looks before the next, up to MOST
@@ -18,11 +18,11 @@
 //! that evicts did a batch. (Where the host took a quarter of the time, reacting to single ones
 //! cost a reader a fifth of its speed.)
 //!
-//! And how long it looks before it sleeps: [`SHORT_NS`], or [`LONG_NS`] while nobody wants the CPU
-//! and the last wait that was longer than the first was shorter than the second. Two ends that both
-//! fell asleep too early stay at that: each wakes the other only when it has been woken itself, and
-//! where a CPU that sleeps wakes slowly (a virtual machine's is another system's to run: 200 µs
-//! where a round trip was 12) neither finds the other awake again by itself.
+//! It polls for [`SHORT_NS`] before it sleeps. It polls for [`LONG_NS`] while no other thread wants
+//! the CPU and the last wait above `SHORT_NS` was below `LONG_NS`. With `SHORT_NS` alone, two ends
+//! that both fell asleep too early stay asleep in turn: each wakes the other only when it has been
+//! woken itself. Where a sleeping CPU wakes slowly (200 µs on a virtual machine, where a round trip
+//! took 12), neither finds the other awake again.
 
 /// Looks between two offers, at first, and wherever the CPU is wanted.
 const LEAST: u32 = 2;

@@ -16,10 +16,10 @@
 //! | [`hello`] | the socket: handshake, descriptors |
 //! | [`chunks`], [`stock`] | the allocator: no I/O |
 //! | [`ledger`] | the record |
-//! | [`blocks`] | where blocks come from |
-//! | [`windows`] | by what they are reached, of a node elsewhere |
+//! | [`blocks`] | claiming blocks at a node |
+//! | [`windows`] | the keys to blocks of a node elsewhere |
 //! | [`serve`], [`host`] | the agent at work; as a process |
-//! | [`client`] | an application's side; an agent within it, where it is alone |
+//! | [`client`] | an application's side; an agent within the application |
 //!
 //! `docs/design/agent.md` says which parts trust each other, what a lie costs, and what each crash
 //! leaves.

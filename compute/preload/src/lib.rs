@@ -1,7 +1,7 @@
 //! The library that `farmem run` loads into a program.
 //!
-//! It makes the program's large anonymous memory far, and stands between the
-//! program and the kernel where the kernel would not understand that:
+//! It makes the program's large anonymous memory far, and handles the system calls that would fail on
+//! far memory:
 //!
 //! ```text
 //! program ── load/store ─► SIGBUS ─► signals::on_bus ─► pager.fault
@@ -14,27 +14,27 @@
 //! | file | what happens there |
 //! |---|---|
 //! | `start` | the constructor: everything below is armed, in this order |
-//! | `run`, `process` | what run it is in; this process's pager and counters |
+//! | `run`, `process` | the run's settings; this process's pager and counters |
 //! | `arena` | the runtime's own memory, never the program's malloc |
-//! | `bound` | libc's names that are bound within the library: nothing of the program's answers to them |
+//! | `bound` | libc's names that are bound within the library, so that no function of the program's is called |
 //! | `gate` | the one place from which system calls pass the filter |
 //! | `sites` | libc's own `syscall` instructions, patched |
-//! | `net`, `filter` | the seccomp filter behind them, and of what filters are made |
-//! | `go` | what it looks for in Go programs besides |
-//! | `call`, `dispatch` | one system call; what becomes of it |
+//! | `net`, `filter` | the seccomp filter for all other calls, and how filters are built |
+//! | `go` | the calls of Go programs that the filter looks for besides |
+//! | `call`, `dispatch` | one system call, and how it is handled |
 //! | `mappings` | calls that change mappings: far, near, or both in parts |
 //! | `guard` | which memory each system call uses |
-//! | `signals` | SIGBUS and SIGSYS are the runtime's; the program does not notice |
-//! | `threads` | what each thread of the program needs |
+//! | `signals` | SIGBUS and SIGSYS, which the runtime uses without the program's notice |
+//! | `threads` | the record that is kept for each thread |
 //! | `hidden` | the runtime's descriptors, which the program does not see |
 //! | `robust` | locks that a thread holds when it ends |
 //! | `near` | stacks for work that begins on a far one |
 //! | `sandbox`, `bpf`, `confined` | filters of the program's own; whether there are any |
 //! | `limits` | limits on addresses that the program sets |
-//! | `fork`, `exec`, `image` | children, and what they inherit |
+//! | `fork`, `exec`, `image` | children and executed images, and what they inherit |
 //! | `stays_near` | programs of the run without far memory are noted for its summary |
-//! | `hints` | what programs that know of farmem find: the table of `farmem.h` |
-//! | `waits` | at which instructions the program faults, if the run asks |
+//! | `hints` | the table of `farmem.h`, for programs that know of farmem |
+//! | `waits` | the instructions at which the program faults, if the run asks |
 //! | `exports` | libc functions that are interposed by name |
 //!
 //! Rules of this crate: it runs inside other people's programs, in signal
