@@ -1,11 +1,11 @@
-//! What can go wrong, told so that the caller knows what to do.
+//! Errors that tell the caller what to do.
 
 use farmem_protocol::region::RegionName;
 use farmem_protocol::units::bytes;
 use farmem_protocol::wire::VERSION;
 use farmem_sys::raw::Errno;
 
-/// The node, or the path to it, is gone for good: what it held for this member is lost.
+/// The node, or the path to it, is gone for good: memory that it held for this member is lost.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("memory node {node} is lost: {reason}")]
 pub struct Lost {
@@ -23,10 +23,10 @@ pub enum ConnectError {
     Name {
         /// The address as given.
         node: String,
-        /// What the resolver said.
+        /// The resolver's words.
         reason: String,
     },
-    /// Nobody listens.
+    /// Nothing listens there.
     #[error("node {0}: nobody listens there: start `farmem node` on it, or check the address")]
     Refused(String),
     /// The machine cannot be reached.
@@ -34,7 +34,7 @@ pub enum ConnectError {
     Unreachable {
         /// The address as given.
         node: String,
-        /// What the system said.
+        /// The system's error.
         reason: Errno,
     },
     /// It did not answer in time, or the connection was not made in time.
@@ -67,7 +67,7 @@ pub enum ConnectError {
     Token {
         /// The address as given.
         node: String,
-        /// What is wrong, and what to do.
+        /// The problem, and its remedy.
         why: &'static str,
     },
     /// It did not prove that it knows the token.
@@ -81,7 +81,7 @@ pub enum ConnectError {
     Here {
         /// The address as given.
         node: String,
-        /// What the system said.
+        /// The system's error.
         reason: Errno,
     },
     /// Its Unix socket is another user's.
@@ -95,7 +95,7 @@ pub enum ConnectError {
     NotShared {
         /// The address as given.
         node: String,
-        /// What is lacking, and what to do.
+        /// The lack, and its remedy.
         reason: String,
     },
     /// TCP was demanded of a Unix socket.
@@ -106,7 +106,7 @@ pub enum ConnectError {
     NoRdma {
         /// The address as given.
         node: String,
-        /// What is lacking, and what to do.
+        /// The lack, and its remedy.
         reason: String,
     },
 }
@@ -119,7 +119,7 @@ pub enum GrantError {
     Exhausted {
         /// Its address.
         node: String,
-        /// What it lends in all, in MiB.
+        /// The memory that it lends in all, in MiB.
         lend_mib: u64,
     },
     /// The run holds as much as the node lets one hold.
@@ -127,7 +127,7 @@ pub enum GrantError {
     Quota {
         /// Its address.
         node: String,
-        /// What one owner may hold, in MiB.
+        /// The most that one owner may hold, in MiB.
         quota_mib: u64,
     },
     /// The node's system, or this one, has no memory or descriptors left.
@@ -165,8 +165,8 @@ pub enum RegionError {
         /// The name.
         name: RegionName,
     },
-    /// The node has as many regions as there can be, or as many as it makes for one peer; or this member has
-    /// as many open as it may.
+    /// The node has as many regions as there can be, or as many as it makes for one peer; or this
+    /// member has as many open as it may.
     #[error("memory node {0} can have no more regions, or this process can open no more: farmem region rm some")]
     Full(String),
     /// The node is gone.
@@ -183,11 +183,13 @@ pub enum Refusal {
     /// The range leaves the slab, is too long, or an atomic verb's word is not aligned.
     #[error("the range is not admissible")]
     Range,
-    /// The key gives no right to this: it is of a window that was unbound, of memory that was freed,
-    /// for another queue pair, for less than this; or a descriptor word does not go that way.
+    /// The key gives no right to this: it is of a window that was unbound, of memory that was
+    /// freed, for another queue pair, for less than this; or a descriptor word does not go that
+    /// way.
     #[error("remote access error: the key gives no right to this")]
     Access,
-    /// The window is bound already, or not bound, or its key is an old one, or the range is not the binder's.
+    /// The window is bound already, or not bound, or its key is an old one, or the range is not the
+    /// binder's.
     #[error("the window cannot be bound or unbound so")]
     Window,
     /// The node's queue has nothing left of what was asked.
@@ -196,8 +198,8 @@ pub enum Refusal {
     /// The CAS would take the owner beyond its quota at the node. Nothing changed.
     #[error("the quota at this node is used up: give something back first")]
     Quota,
-    /// The connection was cut while a verb other than READ and WRITE was under way: it may or may not
-    /// have happened. Read the word; try the key.
+    /// The connection was cut while a verb other than READ and WRITE was under way: it may or may
+    /// not have happened. Read the word; try the key.
     #[error("the connection was cut; whether the verb took effect is unknown")]
     Unknown,
 }

@@ -1,23 +1,25 @@
-//! A network slower than loopback: what goes over a TCP connection is held to a rate, in both directions.
+//! A network slower than loopback: the traffic of a TCP connection is held to a rate, in both
+//! directions.
 //!
 //! ```text
 //!            send ─► bucket out ─► socket          bytes + heads of the packets they travel in,
 //!   receive ◄─ bucket in ◄─ socket                 and the other side's acknowledgements of them
 //! ```
 //!
-//! A bucket knows only until when the link is taken by what was sent before. Whoever comes while it is taken for
-//! more than [`DEPTH_BYTES`] ahead is told to try again, as by a full socket; nobody gets more than [`CHUNK`]
-//! bytes through at a time. So the rate holds over any stretch longer than some dozen microseconds, and what
-//! is sent into an idle link is not delayed: the latency is loopback's own.
+//! A bucket knows only until when the link is taken by earlier bytes. If it is taken for more than
+//! [`DEPTH_BYTES`] ahead, a caller is told to try again, as by a full socket. No call gets more
+//! than [`CHUNK`] bytes through at a time. So the rate holds over any stretch longer than some
+//! dozen microseconds. Bytes sent into an idle link are not delayed: the latency is loopback's own.
 //!
-//! One pair of buckets for all connections of a session, as they would share a cable. (Processes of a run have
-//! sessions of their own, and a cable each: a run of many processes is not held to the rate as a whole.) The
-//! host's end alone is held: what the node sends waits in the socket until the host's bucket lets it in, and
-//! then in the node's, by TCP's own window.
+//! One pair of buckets serves all connections of a session, as they would share a cable. (Processes
+//! of a run have sessions of their own, and a cable each: a run of many processes is not held to
+//! the rate as a whole.) Only the host's end is held. Bytes from the node wait in the socket until
+//! the host's bucket lets them in, and then in the node's, by TCP's own window.
 //!
-//! *Bytes on the wire.* A TCP segment carries up to 1448 bytes over Ethernet (MTU 1500, timestamps) and takes
-//! 90 more: preamble and gap 20, Ethernet 18, IP 20, TCP 32. Each call of `send` begins a segment of its own;
-//! every second segment is acknowledged by an empty one the other way. (RFC 9293; IEEE 802.3.)
+//! *Bytes on the wire.* A TCP segment carries up to 1448 bytes over Ethernet (MTU 1500, timestamps)
+//! and takes 90 more: preamble and gap 20, Ethernet 18, IP 20, TCP 32. Each call of `send` begins a
+//! segment of its own; every second segment is acknowledged by an empty one the other way. (RFC
+//! 9293; IEEE 802.3.)
 
 // Passing on parts that the callers vouch for.
 #![allow(unsafe_code)]
@@ -40,7 +42,7 @@ const SPIN_NS: u64 = 70_000;
 /// Reads a rate: `10G`, `2.5G`, `400M` bits a second, by powers of 1000.
 ///
 /// # Errors
-/// What is to be written instead.
+/// Says what to write instead.
 pub fn rate(text: &str) -> Result<u64, String> {
     let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len()));
     let unit = match unit {
@@ -94,7 +96,7 @@ impl Bucket {
 }
 
 impl Shaper {
-    /// Of so many bits a second each way, at least a million.
+    /// A rate in bits a second each way, at least a million.
     pub fn new(bits_per_s: u64) -> Shaper {
         let bucket = || Bucket { bits_per_s: bits_per_s.max(1_000_000), taken_until: AtomicU64::new(0) };
         Shaper { out: bucket(), into: bucket() }
@@ -128,7 +130,7 @@ impl Shaper {
         Ok(came)
     }
 
-    /// As [`socket::wait`], for what the buckets will let pass.
+    /// As [`socket::wait`], for bytes that the buckets let pass.
     pub fn wait(&self, fd: i32, write: bool, timeout_ns: u64) {
         let begun = now_ns();
         let (out, into) = (self.out.wait_ns(begun), self.into.wait_ns(begun));

@@ -34,7 +34,7 @@ pub enum WordsError {
     /// The table is not readable.
     #[error("the node's word table cannot be read: {0}")]
     Refused(#[from] Refusal),
-    /// What is there is no word table that this version knows.
+    /// The header is no word table that this version knows.
     #[error(transparent)]
     Header(#[from] BadGeometry),
 }
@@ -65,7 +65,7 @@ impl Words {
         Ok(Words { geometry, incarnation, rooms, posted: VecDeque::new(), done: VecDeque::new(), next_room: 0 })
     }
 
-    /// What lies where.
+    /// The layout.
     pub fn geometry(&self) -> Geometry {
         self.geometry
     }
@@ -83,7 +83,8 @@ impl Words {
         Ok(outcomes.pop().expect("one outcome for one operation"))
     }
 
-    /// Runs operations side by side, each to its end, their verbs in common batches. Their outcomes, in order.
+    /// Runs operations side by side, each to its end, their verbs in common batches. Their
+    /// outcomes, in order.
     pub fn run_each<O: Operation>(
         &mut self,
         queue: &mut QueuePair,
@@ -145,8 +146,8 @@ impl Words {
             Verb::Read { at, words } => {
                 let words = (words as usize).min(MAX_READ);
                 let room = self.rooms[room].as_mut_ptr().cast();
-                // SAFETY: the room is ours, on the heap, and not used again before as many more verbs
-                // as may be outstanding have been posted.
+                // SAFETY: the room is ours, on the heap, and not used again before as many more
+                // verbs as may be outstanding have been posted.
                 unsafe { queue.read(0, Key::WORDS, offset(at), room, 8 * words as u32) };
             }
             Verb::Cas { at, old, new } => queue.cas(0, Key::WORDS, offset(at), old, new),

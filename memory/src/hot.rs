@@ -1,4 +1,5 @@
-//! Which connections a worker looks at without asking epoll: those that something came from of late.
+//! Which connections a worker looks at without asking epoll: those that something came from of
+//! late.
 //!
 //! ```text
 //!  something came ─► hot ── COLD times something came from others, nothing from it ──► epoll's alone
@@ -6,22 +7,23 @@
 //!                     └────────────────────── something came, epoll says ─────────────────┘
 //! ```
 //!
-//! Each look is a system call, and a READ that comes while the worker looks elsewhere waits: a host has three connections, of
-//! which a program that only reads uses one.
-//! What counts is what came from others, not time: who is alone stays hot while it thinks.
+//! Each look is a system call, and a READ that comes while the worker looks elsewhere waits. A host
+//! has three connections, of which a program that only reads uses one. The measure is what came
+//! from others, not time: a lone connection stays hot while its host thinks.
 
 /// Connections that are hot at once, at most.
 const HOT: usize = 4;
-/// So often something came from others, and nothing from it. Who asks more seldom than that waits for the next look at epoll,
-/// some microseconds in each millisecond or more.
+/// A connection is cold when this many events came from others, and none from it. A host that asks
+/// more seldom waits for the next look at epoll: some microseconds in each millisecond or more.
 const COLD: u32 = 64;
 
-/// Tokens of hot connections, each with how often something has come from others since it last came from this one.
+/// Tokens of hot connections, each with how often something has come from others since it last came
+/// from this one.
 #[derive(Default)]
 pub struct Hot(Vec<(usize, u32)>);
 
 impl Hot {
-    /// The one at a place, if there are so many.
+    /// The connection at a place, if there is one.
     #[inline]
     pub fn at(&self, place: usize) -> Option<usize> {
         self.0.get(place).map(|&(token, _)| token)

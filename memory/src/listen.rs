@@ -50,8 +50,8 @@ impl Listener {
             }
             NodeAddr::Shm(path) => {
                 let listener = match UnixListener::bind(path) {
-                    // A node that was killed leaves its socket's file. One that lives answers. What is not a
-                    // socket is not a node's, and somebody may still want it.
+                    // A node that was killed leaves its socket's file; one that lives answers. A
+                    // file that is no socket is not a node's, and somebody may still want it.
                     Err(e)
                         if e.kind() == io::ErrorKind::AddrInUse
                             && is_socket(path)
@@ -97,8 +97,8 @@ impl Listener {
                 let (stream, peer) = listener.accept()?;
                 stream.set_nonblocking(true)?;
                 let own_end = stream.local_addr()?;
-                // A peer that comes from the address it reached is on this machine, as is any over loopback, whose
-                // addresses reach one another.
+                // A peer that comes from the address it reached is on this machine, as is any over
+                // loopback, whose addresses reach one another.
                 let (here, there) = (own_end.ip().to_canonical(), peer.ip().to_canonical());
                 let near = here == there || here.is_loopback() && there.is_loopback();
                 let path = path.filter(|_| near).map_or_else(Vec::new, |path| path.as_os_str().as_bytes().to_vec());

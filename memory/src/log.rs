@@ -253,6 +253,7 @@ fn line(event: Event<'_>) -> String {
                 Leaving::Grace => "its connection did not come back within its grace",
                 Leaving::Run => "its run is over",
                 Leaving::Revoked => "its token was revoked, or has expired",
+                Leaving::Expelled => "it was silent, and another process that uses its region had it expelled",
                 Leaving::GaveWay => "it was away, held nothing, and a newcomer needed its place",
             };
             let held = if held > 0 { format!("; it held {}", bytes(held)) } else { String::new() };

@@ -16,10 +16,11 @@ const NAMED: usize = 10;
 /// How often the status file is brought up to date.
 const STATUS_EVERY: Duration = Duration::from_secs(1);
 
-/// Lends memory until SIGTERM, SIGINT or the terminal's end, then waits for members to leave, at most the configured
-/// grace; a second SIGTERM or SIGINT ends it at once. Call it before any other thread exists.
+/// Lends memory until SIGTERM, SIGINT or the terminal's end, then waits for members to leave, at
+/// most the configured grace; a second SIGTERM or SIGINT ends it at once. Call it before any other
+/// thread exists.
 ///
-/// An embedded node ends as soon as its standard input does: whoever started it holds the other end.
+/// An embedded node ends as soon as its standard input does: its starter holds the other end.
 pub fn run(config: Config) -> Result<(), StartError> {
     run_with(config, |_| Ok(()))
 }
@@ -62,7 +63,8 @@ pub fn run_with(config: Config, begun: impl FnOnce(&Node) -> io::Result<()>) -> 
                 ends = Some(Instant::now() + config.grace);
                 tell_who_is_left(&node, Some(config.grace));
             }
-            // Of a terminal that goes away both the kernel and the shell tell: nobody lost patience.
+            // The kernel and the shell both report a terminal that goes away: that is no second
+            // request to end.
             Some(Arrived { number: libc::SIGHUP, .. }) | None => {}
             Some(_) => return Ok(()),
         }

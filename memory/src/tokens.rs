@@ -1,4 +1,5 @@
-//! The store of tokens: a file of the operator's, which a node reads, and reads again when it changes.
+//! The store of tokens: a file of the operator's, which a node reads, and reads again when it
+//! changes.
 //!
 //! ```toml
 //! [tenant.analytics]
@@ -12,8 +13,8 @@
 //! expires = 1798243200
 //! ```
 //!
-//! A key proves a token, so that whoever reads the store can borrow in every tenant's name at this node. Nobody but
-//! its owner may read it, or it is refused.
+//! A key proves a token, so a reader of the store can borrow in every tenant's name at this node.
+//! The store is refused unless only its owner may read it.
 
 use farmem_nic::Nic;
 use farmem_nic::tenants::{Known, Standing};
@@ -60,14 +61,14 @@ pub fn read_secret(path: &Path) -> Result<String, StoreError> {
     Ok(text)
 }
 
-/// Whether a file's mode keeps a secret: nobody but its owner has a right to it. A group may read it if root owns it:
-/// so Kubernetes and systemd hand secrets to a service, in a group of its own.
+/// Whether a file's mode keeps a secret: only its owner has a right to it. A group may read it if
+/// root owns it: Kubernetes and systemd give secrets to a service so, in a group of its own.
 fn is_private(mode: u32, owner: u32) -> bool {
     let group = if owner == 0 { 0o040 } else { 0 };
     mode & 0o077 & !group == 0
 }
 
-/// What a token's file proves.
+/// The key of a token's file.
 pub fn read_token(path: &Path) -> Result<Key, StoreError> {
     let token = read_secret(path)?.parse::<Token>();
     token.map(|token| token.key()).map_err(|e| StoreError::Content(path.to_owned(), e.to_string()))
@@ -85,7 +86,7 @@ pub struct Store {
     pub tokens: Vec<Entry>,
 }
 
-/// What is said of a tenant.
+/// A tenant's entry in the store.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TenantEntry {
@@ -94,7 +95,7 @@ pub struct TenantEntry {
     pub quota: Option<u64>,
 }
 
-/// What is kept of a token.
+/// A token's entry in the store.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Entry {
@@ -114,7 +115,7 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// What is kept of a new token.
+    /// The entry of a new token.
     pub fn new(token: &Token, expires: Option<u64>) -> Entry {
         let key = token.key();
         let (tenant, id) = (key.tenant.to_string(), hex(&key.id));
@@ -151,7 +152,8 @@ impl Store {
         Ok(store)
     }
 
-    /// Has `change` change a store, which is made if it is not there. Readers see the old one or the new one.
+    /// Has `change` change a store, which is made if it is not there. Readers see the old one or
+    /// the new one.
     pub fn change<T>(path: &Path, change: impl FnOnce(&mut Store) -> Result<T, String>) -> Result<T, StoreError> {
         let draft = path.with_extension("toml.new");
         let failed = |e: io::Error| match e.kind() {
@@ -208,8 +210,8 @@ impl Followed {
         Ok(followed)
     }
 
-    /// Reads it again, if it has changed or a token's time is over. What is wrong is returned once; the node goes on
-    /// with the tokens that it had.
+    /// Reads the store again, if it has changed or a token's time is over. An error is returned
+    /// once, and the node goes on with the tokens that it had.
     pub fn look(&mut self, nic: &Nic) -> Option<StoreError> {
         let ended = self.next_end.is_some_and(|end| end <= now());
         if !ended && self.about() == self.seen {
@@ -219,7 +221,7 @@ impl Followed {
     }
 
     fn read(&mut self, nic: &Nic) -> Result<(), StoreError> {
-        // Before its content: what changes meanwhile is read again.
+        // Before its content, so that later changes are read again.
         self.seen = self.about();
         self.next_end = None;
         let store = Store::read(&self.path)?;

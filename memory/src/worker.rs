@@ -8,9 +8,9 @@
 //!                                            └──────────── something came ──┘
 //! ```
 //!
-//! A host that faults, thinks for some microseconds and faults again finds the
-//! worker awake: its READ is taken by the very next look. Between looks the CPU
-//! is offered to others, for the host may be on the same one.
+//! A host that faults, thinks for some microseconds and faults again finds the worker awake: its
+//! READ is taken by the very next look. Between looks the CPU is offered to others, because the
+//! host may be on the same one.
 
 // The parts that engines name are passed to the sockets.
 #![allow(unsafe_code)]
@@ -36,20 +36,22 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 
-/// How long a worker looks at the hot connections alone, ns: some thirty looks in vain, or one that is served a stream.
+/// How long a worker looks at the hot connections alone, ns: some thirty looks in vain, or one that
+/// is served a stream.
 const ASK_NS: u64 = 20_000;
 /// How often a worker looks for who has overstayed.
 const SWEEP_MS: i32 = 250;
 /// How often a worker that has other things to do keeps the pool: drains, scrubs.
 const KEEP_NS: u64 = 1_000_000;
-/// Units that wait to be scrubbed, beyond those that are, for which a worker that sleeps is called: two, three milliseconds
-/// of a core.
+/// Units that wait to be scrubbed, beyond those that are, for which a worker that sleeps is called:
+/// two, three milliseconds of a core.
 const HELP: usize = 8;
 /// How long a worker sleeps while the pool waits for something to drain, in milliseconds.
 const DRAIN_MS: i32 = 1;
 /// Pieces of one connection's answers that are sent before others are served: some hundred KiB.
 const IN_PIECES: usize = 8;
-/// How often a worker looks whether a peer has taken the descriptor that was passed to it, in milliseconds.
+/// How often a worker looks whether a peer has taken the descriptor that was passed to it, in
+/// milliseconds.
 const PASS_MS: i32 = 5;
 /// How long a connection may take to say who it is.
 const STRANGER_NS: u64 = 10_000_000_000;
@@ -136,13 +138,15 @@ struct Connection {
     socket: OwnedFd,
     engine: Engine,
     since_ns: u64,
-    /// What epoll watches for: input, output.
+    /// The events that epoll watches for: input, output.
     watched: (bool, bool),
     /// A descriptor was passed, and the peer may not have taken it yet.
     passed: bool,
-    /// One waits until it has. Nothing of the socket's tells when: epoll says that there is room, for there is.
+    /// The peer has not taken a descriptor yet. The socket does not tell when it has: epoll says
+    /// that there is room, because there is.
     held_up: bool,
-    /// Input that was taken waited for output to go, and it has gone. Nothing of the socket's tells of that either.
+    /// Input that was taken waited for output to go, and it has gone. Nothing of the socket's tells
+    /// of that either.
     goes_on: bool,
 }
 
@@ -151,18 +155,19 @@ struct Worker {
     index: usize,
     epoll: Epoll,
     listeners: Vec<Listener>,
-    /// Those that are not watched, until the next sweep: there is no descriptor for who waits at them.
+    /// Those that are not watched, until the next sweep: there is no descriptor for who waits at
+    /// them.
     deaf: Vec<usize>,
     path: Option<PathBuf>,
     /// By token. Holes are reused.
     connections: Vec<Option<Connection>>,
     hot: Hot,
-    /// Tokens of connections to be served without an event: whose peers have a descriptor to take before they are sent
-    /// more, or whose input goes on.
+    /// Tokens of connections to be served without an event: whose peers have a descriptor to take
+    /// before they are sent more, or whose input goes on.
     unasked: Vec<usize>,
-    /// Ended, with a descriptor on its way that the peer has not taken, and cannot be called back: each counts as a
-    /// connection until the peer has taken it, or closed its own end. Else who ends one connection after the other would
-    /// have any number of descriptors on their way.
+    /// Ended, with a descriptor on its way that the peer has not taken, and cannot be called back:
+    /// each counts as a connection until the peer has taken it, or closed its own end. Else who
+    /// ends one connection after the other would have any number of descriptors on their way.
     lingering: Vec<(UnixStream, Option<Place>)>,
     /// Tokens of connections that have not said who they are, the oldest first.
     strangers: Vec<usize>,
@@ -208,16 +213,17 @@ impl Worker {
             if spinning {
                 came = self.look_at_hot(now);
             }
-            // Also while something comes at every look: who is not hot waits for this.
+            // Also while something comes at every look: connections that are not hot wait for this.
             if !spinning || now.saturating_sub(asked_ns) > ASK_NS {
                 asked_ns = now;
-                // Worker 0 minds absent members, whoever else is there.
+                // Worker 0 looks after absent members, whichever others are there.
                 let minds = self.connections.iter().any(Option::is_some) || !self.lingering.is_empty();
                 let idle = if self.index == 0 || minds { SWEEP_MS } else { -1 };
                 let idle = if self.unasked.is_empty() { idle } else { PASS_MS };
                 let idle = if self.shared.nic.is_unkept() { DRAIN_MS } else { idle };
                 if self.epoll.wait(&mut events, if spinning || goes_on { 0 } else { idle }).is_err() {
-                    // Nothing a retry would cure, but nothing to lose a whole node's memory for either.
+                    // Nothing a retry would cure, but nothing to lose a whole node's memory for
+                    // either.
                     std::thread::sleep(std::time::Duration::from_millis(10));
                 }
                 now = now_ns();
@@ -232,7 +238,8 @@ impl Worker {
                     self.sweep(now);
                 }
             }
-            // Not on anybody's way: when nothing else is to be done, or now and then. A piece, then a look at who has come.
+            // Not on anybody's way: when nothing else is to be done, or now and then. A piece, then
+            // a look at who has come.
             goes_on = false;
             if self.shared.nic.is_unkept() && (!came || now.saturating_sub(kept_ns) > KEEP_NS) {
                 goes_on = self.shared.nic.keep(&thread_cpu_ns) && !came;
@@ -256,7 +263,8 @@ impl Worker {
         }
     }
 
-    /// Wakes the next worker, if it sleeps: it scrubs, too, and calls the one after it if that is not enough.
+    /// Wakes the next worker, if it sleeps: it scrubs, too, and calls the one after it if that is
+    /// not enough.
     fn call_for_help(&self) {
         let next = &self.shared.inboxes[(self.index + 1) % self.shared.inboxes.len()];
         if !next.called.swap(true, Ordering::AcqRel) {
@@ -278,7 +286,8 @@ impl Worker {
         match event.token {
             WAKER => {
                 self.shared.inboxes[self.index].waker.reset();
-                // Only then: who calls before it relies on us, who are awake, and after it wakes us again.
+                // Only then. A caller from before relies on us, because we are awake; a later one
+                // wakes us again.
                 self.shared.inboxes[self.index].called.store(false, Ordering::Release);
                 let accepted = std::mem::take(&mut *self.shared.inboxes[self.index].accepted.lock());
                 accepted.into_iter().for_each(|(socket, about)| self.admit(socket, about, now));
@@ -395,7 +404,8 @@ impl Worker {
         let Some(Some(connection)) = self.connections.get_mut(token) else { return false };
         let was_stranger = connection.engine.is_stranger();
         let mut served = connection.serve(&self.shared.nic, now);
-        // A long answer goes on while the socket takes it: nothing of the socket's would call us again.
+        // A long answer goes on while the socket takes it: nothing of the socket's would call us
+        // again.
         for _ in 0..IN_PIECES {
             if !connection.goes_on {
                 break;
@@ -470,16 +480,18 @@ impl Worker {
     }
 }
 
-/// Whether the system has none left of what a connection needs. Any other failure is that connection's own.
+/// Whether the system has none left of what a connection needs. Any other failure is that
+/// connection's own.
 fn lacks(e: &std::io::Error) -> bool {
     matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM))
 }
 
 impl Connection {
-    /// A descriptor goes out when the peer has taken the one before. The kernel counts what is on its way for each
-    /// *sender's* user, and at a limit, the sender's on descriptors, it refuses everybody's: a peer that takes none must
-    /// not use it up. With one for each connection fewer are on their way than the node may have open. Other
-    /// programs of its user count too: what they make the kernel refuse (ETOOMANYREFS) is tried again.
+    /// A descriptor goes out when the peer has taken the one before. The kernel counts descriptors
+    /// on their way for each *sender's* user. At a limit, which is the sender's on descriptors, it
+    /// refuses all of that user's. A peer that takes none must not use it up. With one for each
+    /// connection, fewer are on their way than the node may have open. Other programs of its user
+    /// count too; calls that the kernel refuses because of them (ETOOMANYREFS) are tried again.
     fn serve(&mut self, nic: &Nic, now: u64) -> Result<bool, Goodbye> {
         let fd = self.socket.as_raw_fd();
         // SAFETY: the engine names its own buffers and slabs that it holds.

@@ -5,14 +5,16 @@
 //! the gate ([`crate::raw`]), descriptors are ours ([`own_fd`]), nothing is
 //! allocated, and waiting is a call of its own.
 
+mod address;
+
 use crate::descriptors::spare;
 use crate::descriptors::{close, own_fd};
 use crate::memory::copy_bytes;
 use crate::raw::{Errno, checked, now_ns};
+use address::Address;
 use std::ffi::CStr;
 use std::mem::{offset_of, zeroed};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::unix::ffi::OsStrExt;
+use std::net::SocketAddr;
 use std::path::Path;
 
 /// Bytes to send or room to receive: one element of a gathered or scattered transfer.
@@ -463,148 +465,5 @@ unsafe fn retried(nr: i64, args: [usize; 6]) -> Result<usize, Errno> {
     }
 }
 
-/// A socket address as the kernel has it.
-struct Address {
-    bytes: libc::sockaddr_storage,
-    len: u32,
-}
-
-impl Address {
-    fn at(&mut self) -> *mut libc::sockaddr_storage {
-        &mut self.bytes
-    }
-
-    fn family(&self) -> i32 {
-        self.bytes.ss_family as i32
-    }
-
-    fn of(peer: Peer<'_>) -> Result<Address, Errno> {
-        // SAFETY: zero is valid for a sockaddr_storage, which is large and aligned enough for each
-        // kind written to it below.
-        let mut address = Address { bytes: unsafe { zeroed() }, len: 0 };
-        let at = address.at();
-        match peer {
-            Peer::Tcp(SocketAddr::V4(v4)) => {
-                // SAFETY: see above.
-                let to = unsafe { &mut *at.cast::<libc::sockaddr_in>() };
-                to.sin_family = libc::AF_INET as u16;
-                to.sin_port = v4.port().to_be();
-                to.sin_addr.s_addr = u32::from_ne_bytes(v4.ip().octets());
-                address.len = size_of::<libc::sockaddr_in>() as u32;
-            }
-            Peer::Tcp(SocketAddr::V6(v6)) => {
-                // SAFETY: see above.
-                let to = unsafe { &mut *at.cast::<libc::sockaddr_in6>() };
-                to.sin6_family = libc::AF_INET6 as u16;
-                to.sin6_port = v6.port().to_be();
-                to.sin6_scope_id = v6.scope_id();
-                to.sin6_addr.s6_addr = v6.ip().octets();
-                address.len = size_of::<libc::sockaddr_in6>() as u32;
-            }
-            Peer::Unix(path) => {
-                // SAFETY: see above.
-                let to = unsafe { &mut *at.cast::<libc::sockaddr_un>() };
-                let path = path.as_os_str().as_bytes();
-                if path.len() >= to.sun_path.len() {
-                    return Err(Errno(libc::ENAMETOOLONG));
-                }
-                to.sun_family = libc::AF_UNIX as u16;
-                for (to, &from) in to.sun_path.iter_mut().zip(path) {
-                    *to = from as libc::c_char;
-                }
-                address.len = (offset_of!(libc::sockaddr_un, sun_path) + path.len() + 1) as u32;
-            }
-        }
-        Ok(address)
-    }
-
-    fn told_by(call: i64, fd: i32) -> Option<SocketAddr> {
-        // SAFETY: zero is valid for a sockaddr_storage.
-        let mut address = Address { bytes: unsafe { zeroed() }, len: size_of::<libc::sockaddr_storage>() as u32 };
-        let (at, len) = (address.at() as usize, &mut address.len as *mut u32 as usize);
-        // SAFETY: the kernel writes at most `len` bytes, which are live.
-        unsafe { checked(call, [fd as usize, at, len, 0, 0, 0]) }.ok()?;
-        match address.family() {
-            libc::AF_INET => {
-                // SAFETY: the kernel says that it is one.
-                let v4 = unsafe { &*address.at().cast::<libc::sockaddr_in>() };
-                let ip = Ipv4Addr::from(v4.sin_addr.s_addr.to_ne_bytes());
-                Some(SocketAddr::new(IpAddr::V4(ip), u16::from_be(v4.sin_port)))
-            }
-            libc::AF_INET6 => {
-                // SAFETY: the kernel says that it is one.
-                let v6 = unsafe { &*address.at().cast::<libc::sockaddr_in6>() };
-                let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
-                Some(SocketAddr::new(IpAddr::V6(ip), u16::from_be(v6.sin6_port)))
-            }
-            _ => None,
-        }
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::net::TcpListener;
-    use std::os::fd::AsRawFd;
-
-    #[test]
-    fn nothing_is_held_back_or_paced_at_either_end() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        send_at_once(listener.as_raw_fd());
-        let fd = connect(Peer::Tcp(listener.local_addr().unwrap()), 1_000_000_000).unwrap();
-        let (other, _) = listener.accept().unwrap();
-        for fd in [fd, other.as_raw_fd()] {
-            assert_eq!(option(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY), Ok(1));
-            let name = congestion(fd).unwrap();
-            assert!(!name.starts_with(b"bbr"), "{}", name.escape_ascii());
-        }
-        close(fd);
-    }
-
-    #[test]
-    fn bytes_and_addresses_arrive() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let at = listener.local_addr().unwrap();
-        let fd = connect(Peer::Tcp(at), 1_000_000_000).unwrap();
-        let (other, from) = listener.accept().unwrap();
-        assert_eq!(peer_address(fd), Some(at));
-        assert_eq!(local_address(fd), Some(from));
-        assert_eq!(send_bytes(other.as_raw_fd(), b"hello"), Ok(5));
-        assert_ne!(wait(fd, true, false, 1_000_000_000), 0);
-        let mut got = [0; 8];
-        assert_eq!(receive_bytes(fd, &mut got), Ok(5));
-        assert_eq!(&got[..5], b"hello");
-        assert!(!is_cut(fd));
-        drop(other);
-        wait(fd, true, false, 1_000_000_000);
-        assert!(is_cut(fd));
-        let (ours, theirs) = crate::descriptors::socket_pair().unwrap();
-        assert_eq!(send_bytes(theirs, b"last words"), Ok(10));
-        assert!(!is_cut(ours));
-        close(theirs);
-        assert!(is_cut(ours), "with words before the end that nobody has read");
-        let mut words = [0; 16];
-        assert_eq!((receive_bytes(ours, &mut words), is_cut(ours)), (Ok(10), true));
-        close(ours);
-        close(fd);
-        drop(listener);
-        assert_eq!(connect(Peer::Tcp(at), 1_000_000_000), Err(Errno(libc::ECONNREFUSED)));
-    }
-
-    #[test]
-    fn a_descriptor_travels_with_bytes() {
-        let (a, b) = crate::descriptors::socket_pair().unwrap();
-        let (c, d) = crate::descriptors::socket_pair().unwrap();
-        let x = Part::new(b"x".as_ptr() as *mut u8, 1);
-        // SAFETY: a literal.
-        assert_eq!(unsafe { send_with_descriptor(a, &[x], c) }, Ok(1));
-        let mut byte = [0];
-        let (n, passed) = receive_with_descriptor(b, &mut byte).unwrap();
-        let passed = passed.unwrap();
-        assert_eq!((n, byte[0]), (1, b'x'));
-        assert_eq!(send_bytes(passed, b"y"), Ok(1));
-        assert_eq!(receive_bytes(d, &mut byte), Ok(1));
-        [a, b, c, d, passed].into_iter().for_each(close);
-    }
-}
+mod tests;

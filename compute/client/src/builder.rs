@@ -17,6 +17,7 @@ use crate::shard::Shard;
 use crate::{Addr, Error, Memory, Result};
 use farmem_fabric::{ConnectOptions, NodeAddr, Session, Transport};
 use farmem_protocol::region::RegionName;
+use farmem_protocol::wire::tag;
 use farmem_sys::{process, shared};
 use std::sync::Arc;
 use std::time::Duration;
@@ -99,7 +100,7 @@ impl Builder {
         process::random_bytes(&mut run).map_err(|e| Error::System(e.to_string()))?;
         let here = shared::wiped_on_fork().map_err(|e| Error::System(e.to_string()))?;
         let shards = self.nodes.iter().map(|node| self.shard(node, region, run)).collect::<Result<Vec<_>>>()?;
-        let memory = Memory { inner: Arc::new(Inner::new(shards, region, here)) };
+        let memory = Memory { inner: Arc::new(Inner::new(shards, region, tag(&run), here)) };
         match region {
             Some(name) => self.identified(memory, name, run),
             None => Ok(memory),

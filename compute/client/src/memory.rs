@@ -38,6 +38,8 @@ pub(crate) struct Inner {
     pub pieces: Pieces,
     pub shards: Vec<Shard>,
     pub region: Option<RegionName>,
+    /// By which the openers of a region tell one another apart.
+    tag: u32,
     /// 1 in the process that connected, 0 in its forked children.
     here: &'static AtomicU32,
     /// Whether nodes must be looked after that are reached without asking them.
@@ -48,12 +50,12 @@ pub(crate) struct Inner {
 }
 
 impl Inner {
-    pub fn new(shards: Vec<Shard>, region: Option<RegionName>, here: &'static AtomicU32) -> Inner {
+    pub fn new(shards: Vec<Shard>, region: Option<RegionName>, tag: u32, here: &'static AtomicU32) -> Inner {
         here.store(1, Ordering::Relaxed);
         let is_watched = region.is_some() && shards.iter().any(|shard| shard.session().is_mapped());
         let (idle, pieces) = (Lock::new(Vec::new()), Pieces::new(shards.len()));
         let (begun, watched_ms) = (Instant::now(), AtomicU64::new(0));
-        Inner { idle, pieces, shards, region, here, is_watched, begun, watched_ms }
+        Inner { idle, pieces, shards, region, tag, here, is_watched, begun, watched_ms }
     }
 
     /// Checks, if it was not done lately, whether the nodes whose memory is mapped are still there.
@@ -238,6 +240,32 @@ impl Memory {
     /// As [`Memory::compare_swap`].
     pub fn store(&self, at: Addr, value: u64) -> Result<()> {
         self.with_lane(|lane| lane.store(at, value))
+    }
+
+    /// A number by which the openers of a region tell one another apart, the same at all nodes. It is drawn when they
+    /// connect, from 2^32.
+    pub fn tag(&self) -> u32 {
+        self.inner.tag
+    }
+
+    /// Takes all rights at a node from other processes that have this memory's region open, those whose
+    /// [`Memory::tag`] this is. For protocols that declare a silent process dead: after `true` no operation of theirs
+    /// takes effect at that node, whenever it was posted. Their operations fail with [`Error::Lost`].
+    ///
+    /// False: one of them has the node's memory mapped (shared memory), and its process still lives. Nothing but its end
+    /// keeps it from writing. Ask again later.
+    ///
+    /// # Errors
+    /// [`Error::Lost`] if the node is lost.
+    ///
+    /// # Panics
+    /// If there is no such node, or the memory is private.
+    pub fn expel(&self, node: usize, tag: u32) -> Result<bool> {
+        if self.inner.is_forked() {
+            return Err(Error::Forked);
+        }
+        let Some(region) = self.inner.region else { panic!("only a region has other openers") };
+        Ok(self.inner.shards[node].session().expel(region, tag)?)
     }
 
     /// Number of nodes.

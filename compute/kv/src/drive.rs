@@ -51,6 +51,11 @@ impl Drive {
         self.memory.root(shard).bits()
     }
 
+    /// By which nodes tell this process from others that have the region open.
+    pub fn member_tag(&self) -> u32 {
+        self.memory.tag()
+    }
+
     /// Nodes of the region.
     pub fn nodes(&self) -> usize {
         self.memory.nodes()
@@ -96,6 +101,7 @@ impl Drive {
                     let of_node = pieces.iter().filter(|piece| piece.at.node() == usize::from(node));
                     Answer::Pieces(of_node.map(|piece| (piece.at.bits(), piece.bytes as u32)).collect())
                 }
+                Verb::Expel { node, tag } => Answer::Expelled(self.memory.expel(usize::from(node), tag)?),
                 posted => {
                     self.post_one(id, place as u32, posted);
                     continue;
@@ -118,7 +124,7 @@ impl Drive {
             Verb::Read { at, len } => self.lane.post_read(tag, address(at), vec![0; len as usize]),
             Verb::Write { at, bytes } => self.lane.post_write(tag, address(at), bytes.to_vec()),
             Verb::Cas { at, old, new } => self.lane.post_compare_swap(tag, address(at), old, new),
-            Verb::Alloc { .. } | Verb::Free { .. } | Verb::Pieces { .. } => {}
+            Verb::Alloc { .. } | Verb::Free { .. } | Verb::Pieces { .. } | Verb::Expel { .. } => {}
         }
     }
 

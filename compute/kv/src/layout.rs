@@ -11,7 +11,7 @@
 //!
 //!  slot     63 frozen │ 62 pending │ 61..54 fingerprint │ 53..48 class │ 47..36 version │ 35..0 unit
 //!  owner    63..48 check │ 47..40 kind │ 39..32 class │ 31..16 incarnation │ 15..0 member
-//!  state of a member   31..16 incarnation │ 0 alive
+//!  state of a member   63..32 tag │ 31..16 incarnation │ 0 alive
 //! ```
 //!
 //! A *unit* is 64 bytes; a unit's number and its node make an address.
@@ -241,7 +241,7 @@ const FIRST_TABLES: u64 = 8192;
 const _: () = assert!(HEAD_BYTES <= FIRST_TABLES);
 
 /// Says that this is a store, and of which version.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"farmkv\x01\0");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"farmkv\x02\0");
 
 /// The use of a piece.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -313,9 +313,14 @@ impl Owner {
 pub struct State(pub u64);
 
 impl State {
-    /// Alive, by this incarnation.
-    pub fn alive(incarnation: u16) -> State {
-        State(u64::from(incarnation) << 16 | 1)
+    /// Alive: this incarnation, a process of this tag.
+    pub fn alive(tag: u32, incarnation: u16) -> State {
+        State(u64::from(tag) << 32 | u64::from(incarnation) << 16 | 1)
+    }
+
+    /// By which nodes tell the process from others that have the region open.
+    pub fn tag(self) -> u32 {
+        (self.0 >> 32) as u32
     }
 
     /// The same, not alive.

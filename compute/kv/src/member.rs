@@ -4,6 +4,11 @@
 //! writes to it, but anyone may CAS the state of a member from alive to dead, when its heartbeat has
 //! stood still for [`LEASE_MS`]. A front end that finds itself dead stops.
 //!
+//! *Fencing.* A front end that was stopped may have verbs to come. So its node is told to *expel* it before it is
+//! declared dead: no verb of its takes effect from then on, and what it held can be used again. A front end that has the
+//! node's memory mapped cannot be expelled while its process lives. Until that ends or goes on, it stays alive here, and
+//! the epoch waits for it.
+//!
 //! *Epochs* say when a place may be used again. The store's epoch goes on by one when every member
 //! that is alive has published it. A member publishes an epoch when all of its operations under way
 //! began in it or later. Hence, while an operation that began in epoch *e* is under way, the store's
@@ -14,6 +19,7 @@
 use crate::layout::{
     At, Geometry, HEAD_BYTES, Kind, MAGIC, MEMBERS, Member, Owner, PIECE_HEADER, ROOT_BITS, State, UNIT, head, word,
 };
+use crate::rules::Bug;
 use crate::shard::{Shard, Trouble};
 use crate::task::{Answer, Io, Verb};
 use std::rc::Rc;
@@ -63,6 +69,8 @@ pub struct Opening {
     pub geometry: Geometry,
     /// Slots to remember.
     pub entries: usize,
+    /// By which nodes tell this process from others that have the region open.
+    pub tag: u32,
 }
 
 impl Opening {
@@ -77,7 +85,7 @@ impl Opening {
     pub async fn join(self, io: Io) -> Result<Shard, NotOpened> {
         let (root, secret) = self.find(&io, true).await?;
         let me = self.line(&io, root).await?;
-        Ok(Shard::new(root, secret, self.geometry, me, self.entries))
+        Ok(Shard::new(root, secret, self.geometry, me, self.tag, self.entries))
     }
 
     /// Opens a shard to look at it, without joining. It must be there.
@@ -86,7 +94,7 @@ impl Opening {
     /// There is no store, or it is another's.
     pub async fn look(self, io: Io) -> Result<Shard, NotOpened> {
         let (root, secret) = self.find(&io, false).await?;
-        Ok(Shard::new(root, secret, self.geometry, Member { line: u16::MAX, incarnation: 0 }, 0))
+        Ok(Shard::new(root, secret, self.geometry, Member { line: u16::MAX, incarnation: 0 }, 0, 0))
     }
 
     async fn find(&self, io: &Io, make: bool) -> Result<(At, u64), NotOpened> {
@@ -142,7 +150,7 @@ impl Opening {
             let line = unused.or_else(|| (0..MEMBERS).find(free)).ok_or(NotOpened::Crowded)?;
             let (old, at) = (state(&bytes, line), member_at(root, line));
             let incarnation = old.incarnation().wrapping_add(1);
-            let new = State::alive(incarnation).0;
+            let new = State::alive(self.tag, incarnation).0;
             if io.verb(Verb::Cas { at, old: old.0, new }).await == Answer::Word(old.0) {
                 return Ok(Member { line: line as u16, incarnation });
             }
@@ -166,7 +174,7 @@ fn line_word(bytes: &[u8], line: usize, n: usize) -> u64 {
 /// Whether a piece's owner is there.
 pub(crate) fn is_there(bytes: &[u8], member: Member) -> bool {
     let line = usize::from(member.line);
-    line < MEMBERS && state(bytes, line) == State::alive(member.incarnation)
+    line < MEMBERS && state(bytes, line).is_alive() && state(bytes, line).incarnation() == member.incarnation
 }
 
 /// What a tick found.
@@ -178,6 +186,8 @@ pub struct Ticked {
     pub company: bool,
     /// The store's epoch went on.
     pub advanced: bool,
+    /// A member is silent and cannot be expelled. Memory that it may write to waits for it.
+    pub held_up: bool,
 }
 
 impl Shard {
@@ -221,7 +231,7 @@ impl Shard {
             ticked.advanced = true;
         }
         self.heap.borrow_mut().reap(self.epoch());
-        ticked.deaths = self.watch(io, &bytes, now_ms).await;
+        (ticked.deaths, ticked.held_up) = self.watch(io, &bytes, now_ms).await;
         Ok(ticked)
     }
 
@@ -235,8 +245,8 @@ impl Shard {
         Ok((0..MEMBERS).any(|line| line != me && state(&bytes, line).is_alive()))
     }
 
-    /// Looks after the others; whether one is gone.
-    async fn watch(&self, io: &Io, bytes: &[u8], now_ms: u64) -> bool {
+    /// Looks after the others: whether one is gone, and whether one is silent and cannot be expelled.
+    async fn watch(&self, io: &Io, bytes: &[u8], now_ms: u64) -> (bool, bool) {
         let mut silent = Vec::new();
         let mut deaths = false;
         {
@@ -259,16 +269,23 @@ impl Shard {
                 }
             }
         }
+        let mut held_up = false;
         for (line, state) in silent {
+            // Before its end is known to anyone: what it held is used again from then on.
+            let expel = Verb::Expel { node: self.node, tag: state.tag() };
+            if !self.rules.broken(Bug::DeclareUnfenced) && io.verb(expel).await != Answer::Expelled(true) {
+                held_up = true;
+                continue;
+            }
             let at = member_at(self.root, line);
             self.verbs(io, vec![Verb::Cas { at, old: state.0, new: state.dead().0 }]).await;
         }
-        deaths
+        (deaths, held_up)
     }
 
     /// Leaves the store: what it holds is another's to take over.
     pub async fn leave(&self, io: &Io) {
-        let state = State::alive(self.me.incarnation);
+        let state = State::alive(self.tag, self.me.incarnation);
         let at = member_at(self.root, usize::from(self.me.line));
         self.verbs(io, vec![Verb::Cas { at, old: state.0, new: state.dead().0 }]).await;
     }

@@ -19,10 +19,12 @@ pub enum Bug {
     SkipKey,
     /// A slot is replaced unseen however long ago it was verified.
     BlindForever,
+    /// A silent front end is declared dead although its verbs may still take effect.
+    DeclareUnfenced,
 }
 
 /// All of the above, for tests.
-pub const BUGS: [Bug; 8] = [
+pub const BUGS: [Bug; 9] = [
     Bug::CommitUnchecked,
     Bug::SparePending,
     Bug::CopyPending,
@@ -31,6 +33,7 @@ pub const BUGS: [Bug; 8] = [
     Bug::ReuseAtOnce,
     Bug::SkipKey,
     Bug::BlindForever,
+    Bug::DeclareUnfenced,
 ];
 
 /// The rules in force.

@@ -30,7 +30,7 @@ pub enum Trouble {
     #[error("OOM the index cannot grow any further")]
     Deep,
     /// This front end was taken for dead. It must join anew.
-    #[error("IOERR this front end was silent for too long and was shut out of the store")]
+    #[error("IOERR this front end was silent for too long and was shut out: the command may have taken effect or not")]
     ShutOut,
 }
 
@@ -78,6 +78,8 @@ pub struct Shard {
     pub rules: Rules,
     /// This front end.
     pub me: Member,
+    /// By which nodes tell its process from others.
+    pub tag: u32,
     /// Milliseconds since 1970; the driver keeps it.
     pub now_ms: Cell<u64>,
     /// Bytes of pieces that all front ends together may hold.
@@ -121,7 +123,7 @@ impl Drop for Section {
 
 impl Shard {
     /// Knows nothing yet but where it is and whose.
-    pub fn new(root: At, secret: u64, geometry: Geometry, me: Member, entries: usize) -> Shard {
+    pub fn new(root: At, secret: u64, geometry: Geometry, me: Member, tag: u32, entries: usize) -> Shard {
         Shard {
             node: (root >> crate::layout::NODE_SHIFT) as u8,
             root,
@@ -129,6 +131,7 @@ impl Shard {
             geometry,
             rules: Rules::SOUND,
             me,
+            tag,
             now_ms: Cell::new(0),
             limit: Cell::new(u64::MAX),
             others: Cell::new(0),

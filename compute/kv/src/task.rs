@@ -66,6 +66,13 @@ pub enum Verb {
         /// Of which node.
         node: u8,
     },
+    /// Takes all rights at the node from the front end of this tag.
+    Expel {
+        /// Which node.
+        node: u8,
+        /// By which the front end is told from others.
+        tag: u32,
+    },
 }
 
 /// What became of a verb.
@@ -81,6 +88,8 @@ pub enum Answer {
     Full,
     /// The first byte and the length of each piece.
     Pieces(Vec<(u64, u32)>),
+    /// Whether the front end was expelled: no verb of its takes effect any more.
+    Expelled(bool),
     /// The connection broke: a CAS may have taken effect, may do so later, or never. The same CAS,
     /// given again, settles which.
     Unknown,

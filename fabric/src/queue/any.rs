@@ -14,7 +14,7 @@ use std::time::Duration;
 /// … where one of the queue pairs has no socket to sleep for.
 const NAP_NS: u64 = 100_000;
 
-/// What a waiting thread keeps from wait to wait.
+/// State that a waiting thread keeps from one wait to the next.
 pub struct Waiter {
     looks: Spin,
     done: Vec<Completion>,
@@ -32,8 +32,8 @@ impl Waiter {
     /// Takes the completions that are there, without waiting.
     ///
     /// # Errors
-    /// The index of a queue pair whose member is lost, and why. What others completed before it has
-    /// come all the same.
+    /// The index of a queue pair whose member is lost, and why. Completions of other queue pairs
+    /// from before have come all the same.
     pub fn poll(&mut self, queues: &mut [Option<QueuePair>]) -> Result<(), (usize, Lost)> {
         for (at, queue) in in_flight(queues) {
             let polled = queue.not_spared().and_then(|()| queue.poll(&mut self.done));

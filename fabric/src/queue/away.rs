@@ -1,9 +1,10 @@
-//! What a vfork child has made, in memory that is its parent's too.
+//! Connections that a vfork child has made, in memory that is its parent's too.
 //!
-//! Such a child has descriptors of its own: the connection that it makes, or restores, is nothing in its parent, where
-//! the same number may be something else. So each is marked by who made it, and dropped by the child before it leaves
-//! the pager. Numbers are given out once for both ([`farmem_sys::descriptors::own_fd`]): what one of the
-//! two meets that the other has made is no descriptor in its table, and is restored like a connection that was cut.
+//! Such a child has descriptors of its own. The connection that it makes or restores does not exist
+//! in its parent, where the same number may be another file. So each is marked by the process that
+//! made it, and the child drops it before it leaves the pager. Numbers are given out once for both
+//! ([`farmem_sys::descriptors::own_fd`]). If one of the two meets a number of the other's, it is no
+//! descriptor in its table, and the connection is restored as after a cut.
 
 use farmem_sys::raw;
 use std::sync::atomic::{AtomicU32, Ordering};

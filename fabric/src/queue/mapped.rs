@@ -16,14 +16,14 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Slabs are mapped here: a verb on them is a copy. What goes by any other key is the node's to admit,
-/// and travels in frames, over a connection that is made when it is first needed.
+/// Slabs are mapped here: a verb on them is a copy. Verbs by any other key are the node's to admit,
+/// and travel in frames, over a connection that is made when it is first needed.
 pub(super) struct Mapped {
     member: Arc<Membership>,
     number: u64,
     posted: VecDeque<Pending>,
-    /// How many of `posted` are not on a slab. Counted as they are posted: where there is none, as nearly
-    /// always, nobody looks at a verb's key again.
+    /// How many of `posted` are not on a slab. They are counted as they are posted. If there is
+    /// none, which is nearly always so, no verb's key is looked at again.
     to_admit: usize,
     keyed: Option<Box<Framed>>,
 }
@@ -94,7 +94,8 @@ impl Mapped {
             return;
         }
         let slabs = self.member.slabs.lock();
-        // In place: a verb is a hundred bytes, and moving it out costs more than looking its slab up.
+        // In place: a verb is a hundred bytes, and moving it out costs more than looking its slab
+        // up.
         for pending in self.posted.iter().take(n) {
             let result = match slabs.get(&SlabId(pending.key.0)) {
                 Some(mapping) => pending.carry_out(mapping).ok_or(Refusal::Range),
@@ -149,7 +150,8 @@ impl Pending {
     fn carry_out_rarer(&self, mapping: &Mapping) -> Option<u64> {
         match self.verb {
             Verb::Lines { record, conditional } => {
-                // SAFETY: the buffer is the verb's until its completion (contract of `lines`), and near: no slab.
+                // SAFETY: the buffer is the verb's until its completion (contract of `lines`), and
+                // near: no slab.
                 let bytes = unsafe { std::slice::from_raw_parts(record, self.len as usize) };
                 let slab = SlabId(self.key.0);
                 if !conditional {

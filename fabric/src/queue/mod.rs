@@ -4,20 +4,20 @@
 //! read, write, lines, cas, faa, bind, invalidate, send ─► posted ── doorbell ─► under way ── completion ─► poll, wait
 //! ```
 //!
-//! The contract, whatever the back end:
+//! The contract of every back end:
 //! * Verbs of one queue pair take effect in the order posted, but for READs, which
 //!   may see what later WRITEs of the same queue pair leave.
 //! * Completions come in the order posted. One verb, one completion.
 //! * A buffer handed to READ or WRITE belongs to the verb until its completion.
-//! * A connection that is cut is restored inside `doorbell`, `poll` and `wait`,
-//!   and what had no completion is done again: that changes nothing for READ,
-//!   WRITE and LINES (of LINES_IF, that pages are refused which were not), unless another acts in between on what
-//!   a CAS told him that was posted behind: await WRITEs before it. Any other verb that was on its way completes with
+//! * A connection that is cut is restored inside `doorbell`, `poll` and `wait`, and what had no
+//!   completion is done again: that changes nothing for READ, WRITE and LINES (of LINES_IF, that
+//!   pages are refused which were not), unless another acts in between on what a CAS told him that
+//!   was posted behind: await WRITEs before it. Any other verb that was on its way completes with
 //!   [`Refusal::Unknown`], in its place among the others.
 //!
-//! Verbs go by *keys* ([`farmem_protocol::key`]): a slab that the member holds, a
-//! window that was bound for it, a unit of the pool that it owns. What a key gives
-//! no right to, or no longer, is refused with [`Refusal::Access`], and all goes on.
+//! Verbs go by *keys* ([`farmem_protocol::key`]): a slab that the member holds, a window that was
+//! bound for it, a unit of the pool that it owns. A verb without a right by its key is refused with
+//! [`Refusal::Access`], and the queue pair goes on.
 //! * [`Lost`] is final, for this queue pair and all of its member.
 //!
 //! Three ways: [`mapped`] (shm), [`framed`] (tcp, sim), [`crate::verbs`] (RDMA).
@@ -54,7 +54,7 @@ pub struct Completion {
     pub result: Result<u64, Refusal>,
 }
 
-/// What a window is to be bound to, and for whom.
+/// The target of a window, and its user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bind {
     /// The slab that the binder holds, or the unit of the pool that it owns.
@@ -63,7 +63,7 @@ pub struct Bind {
     pub start: u64,
     /// Bytes, at least one.
     pub len: u64,
-    /// What may be done with them.
+    /// The operations that are allowed.
     pub rights: Rights,
     /// The member that may, by its owner id ([`crate::Session::owner`]); 0: the binder itself.
     pub owner: u16,
@@ -106,7 +106,8 @@ pub(crate) enum Verb {
     Send { bytes: [u8; MAX_SEND_BYTES as usize], reply: *mut u8 },
 }
 
-// SAFETY: the pointers are used by the verb alone until its completion, by the contract of `read` and `write`.
+// SAFETY: the pointers are used by the verb alone until its completion, by the contract of `read`
+// and `write`.
 unsafe impl Send for Pending {}
 
 impl QueuePair {
@@ -123,7 +124,9 @@ impl QueuePair {
         Ok(QueuePair { number, path, away })
     }
 
-    /// Posts a READ of `len` bytes (at most [`MAX_VERB_BYTES`](farmem_protocol::wire::MAX_VERB_BYTES)) at `offset` of a slab, or of what else a key names.
+    /// Posts a READ of `len` bytes (at most
+    /// [`MAX_VERB_BYTES`](farmem_protocol::wire::MAX_VERB_BYTES)) at `offset` of a slab, or of
+    /// another thing that a key names.
     ///
     /// # Safety
     /// `into` must be writable for `len` bytes, near, and left alone until the completion, or until
@@ -133,7 +136,9 @@ impl QueuePair {
         self.post(Pending { tag, key: key.into(), offset, len, verb: Verb::Read { into }, sent: false });
     }
 
-    /// Posts a WRITE of `len` bytes (at most [`MAX_VERB_BYTES`](farmem_protocol::wire::MAX_VERB_BYTES)) at `offset` of a slab, or of what else a key names.
+    /// Posts a WRITE of `len` bytes (at most
+    /// [`MAX_VERB_BYTES`](farmem_protocol::wire::MAX_VERB_BYTES)) at `offset` of a slab, or of
+    /// another thing that a key names.
     ///
     /// # Safety
     /// `from` must be readable for `len` bytes, near, and stay so until the completion, or until
@@ -143,9 +148,9 @@ impl QueuePair {
         self.post(Pending { tag, key: key.into(), offset, len, verb: Verb::Write { from }, sent: false });
     }
 
-    /// Posts a record of changed lines of a slab ([`farmem_protocol::lines`]), which takes effect as one WRITE
-    /// for each run of its lines would; if it is not by the rules, not at all, and the connection is of no
-    /// more use.
+    /// Posts a record of changed lines of a slab ([`farmem_protocol::lines`]), which takes effect
+    /// as one WRITE for each run of its lines would; if it is not by the rules, not at all, and the
+    /// connection is of no more use.
     ///
     /// # Safety
     /// `record` must be readable for `len` bytes, near, and stay so until the completion, or until
@@ -157,8 +162,9 @@ impl QueuePair {
     }
 
     /// Posts a record with conditions ([`farmem_protocol::lines::conditional`]). Completes with the
-    /// [`Refused`](farmem_protocol::lines::conditional::Refused) pages, of which nothing has changed. What was carried out before
-    /// its connection was cut, unheard of, is refused when it goes again.
+    /// [`Refused`](farmem_protocol::lines::conditional::Refused) pages, of which nothing has
+    /// changed. A record that was carried out before its connection was cut, without an answer, is
+    /// refused when it is repeated.
     ///
     /// # Safety
     /// As [`QueuePair::lines`].
@@ -178,7 +184,8 @@ impl QueuePair {
         self.post(Pending { tag, key: key.into(), offset, len: 8, verb: Verb::Faa { add }, sent: false });
     }
 
-    /// Posts a BIND of an unbound window ([`crate::Session::window`]). Completes with its key from now on.
+    /// Posts a BIND of an unbound window ([`crate::Session::window`]). Completes with its key from
+    /// now on.
     pub fn bind(&mut self, tag: u64, window: Key, to: &Bind) {
         let binding = Binding {
             parent: to.parent.0.into(),
@@ -192,18 +199,18 @@ impl QueuePair {
         self.post(Pending { tag, key: window, offset: 0, len: 0, verb: Verb::Bind(binding), sent: false });
     }
 
-    /// Posts an INVALIDATE of a bound window. Completes with the key by which it can be bound again; by
-    /// then nothing that was admitted under the old one is under way any more.
+    /// Posts an INVALIDATE of a bound window. Completes with the key by which it can be bound
+    /// again; by then nothing that was admitted under the old one is under way any more.
     pub fn invalidate(&mut self, tag: u64, window: Key) {
         self.post(Pending { tag, key: window, offset: 0, len: 0, verb: Verb::Invalidate, sent: false });
     }
 
     /// Posts a SEND of at most [`MAX_SEND_BYTES`] bytes to a queue of the node's own;
-    /// [`REPLY_BYTES`](farmem_protocol::wire::REPLY_BYTES) come back. What is longer is cut off.
+    /// [`REPLY_BYTES`](farmem_protocol::wire::REPLY_BYTES) come back. Bytes beyond are cut off.
     ///
     /// # Safety
-    /// `reply` must be writable for [`REPLY_BYTES`](farmem_protocol::wire::REPLY_BYTES) bytes, near, and left alone until
-    /// the completion, or until the queue pair is dropped.
+    /// `reply` must be writable for [`REPLY_BYTES`](farmem_protocol::wire::REPLY_BYTES) bytes,
+    /// near, and left alone until the completion, or until the queue pair is dropped.
     pub unsafe fn send(&mut self, tag: u64, queue: Key, said: &[u8], reply: *mut u8) {
         let mut bytes = [0; MAX_SEND_BYTES as usize];
         let len = said.len().min(bytes.len());
@@ -270,9 +277,9 @@ impl QueuePair {
         }
     }
 
-    /// Bytes handed to the network since this was last asked: frames, operands, and what went again (over RDMA the
-    /// operands of WRITEs, and words: what the card adds is not known). None where
-    /// slabs are mapped.
+    /// Bytes given to the network since the last call: frames, operands, and repeated verbs. Over
+    /// RDMA they are the operands of WRITEs, and words: the card's own bytes are not known. None
+    /// where slabs are mapped.
     pub fn take_sent(&mut self) -> u64 {
         match &mut self.path {
             Path::Mapped(_) => 0,
@@ -281,14 +288,15 @@ impl QueuePair {
         }
     }
 
-    /// Whether a vfork child has made its connection, or the one in its place: of no use to the process whose memory
-    /// that child shares.
+    /// Whether a vfork child has made its connection, or the one in its place: of no use to the
+    /// process whose memory that child shares.
     pub fn is_away(&self) -> bool {
         let restored = matches!(&self.path, Path::Framed(framed) if framed.is_away());
         self.away.is() || restored
     }
 
-    /// In a forked child, which inherited its parent's queue pair: closes the descriptor, does nothing else.
+    /// In a forked child, which inherited its parent's queue pair: closes the descriptor, does
+    /// nothing else.
     pub fn forget_in_child(self) {
         match self.path {
             Path::Mapped(mapped) => mapped.forget_in_child(),

@@ -1,4 +1,4 @@
-//! What is left of a session when its node is lost, or is left for good.
+//! The rest of a session when its node is lost, or is left for good.
 
 use super::{Session, say_bye};
 use crate::Lost;

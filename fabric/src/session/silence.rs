@@ -1,26 +1,30 @@
 //! Whether the node's machine can still be heard.
 //!
-//! A network that goes silent announces nothing: packets vanish. A stopped node looks alike to who waits for its
-//! answer, but its kernel still acknowledges. So a membership listens for signs of life of the node's *machine*:
+//! A network that goes silent announces nothing: packets vanish. A stopped node looks alike to who
+//! waits for its answer, but its kernel still acknowledges. So a membership listens for signs of
+//! life of the node's *machine*:
 //!
-//! * Its control connection is acknowledged at least every [`KEEP_S`]: the kernel asks when nothing else is sent. A
-//!   stopped node's kernel answers too, and its buffers never fill, for only one small request is under way there.
-//! * A connection that can be made is a sign, also where an older one stays mute: a middlebox has forgotten that one,
-//!   or its next retransmission is seconds away.
+//! * Its control connection is acknowledged at least every [`KEEP_S`]: the kernel asks when nothing
+//!   else is sent. A stopped node's kernel answers too, and its buffers never fill, for only one
+//!   small request is under way there.
+//! * A connection that can be made is a sign, also where an older one stays mute: a middlebox has
+//!   forgotten that one, or its next retransmission is seconds away.
 //!
-//! No silence of one connection proves anything. When the control connection has been mute for [`DOUBT_NS`] it counts
-//! as cut, and the node is dialled until it is reached or the grace is over:
+//! No silence of one connection proves anything. When the control connection has been mute for
+//! [`DOUBT_NS`] it counts as cut, and the node is dialled until it is reached or the grace is over:
 //!
 //! ```text
 //!  last sign ── KEEP ──► first packet without an answer ───────── grace ─────────► last attempt ─► Lost
 //!      └──── DOUBT ────────► dial again, and again …
 //! ```
 //!
-//! Only what answers *us* is a sign. A node that hears nothing any more sends its last answer again and again, and the
-//! kernel counts each copy as an acknowledgement. So a packet with data that brings nothing new is no sign.
+//! Only what answers *us* is a sign. A node that hears nothing any more sends its last answer again
+//! and again, and the kernel counts each copy as an acknowledgement. So a packet with data that
+//! brings nothing new is no sign.
 //!
-//! The network may have gone silent up to [`LATEST_NS`] after the last sign. The grace counts from there: a cut that
-//! is shorter is survived, and a longer one ends the membership within the grace and [`BOUND_NS`].
+//! The network may have gone silent up to [`LATEST_NS`] after the last sign. The grace counts from
+//! there: a cut that is shorter is survived, and a longer one ends the membership within the grace
+//! and [`BOUND_NS`].
 
 use crate::link::{Link, Reach};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -37,7 +41,7 @@ const LATEST_NS: u64 = 1_150_000_000;
 /// CPU. A node that hears nothing repeats its last answer for up to 1.4 s, which may hide when the
 /// silence began from a process that did not listen then.
 pub const BOUND_NS: u64 = 4_000_000_000;
-/// What one look adds to an outage, at most. A host that was stopped or suspended has not waited
+/// The most that one look adds to an outage. A host that was stopped or suspended has not waited
 /// meanwhile.
 const STEP_NS: u64 = 1_000_000_000;
 
@@ -61,7 +65,7 @@ impl Heard {
     }
 }
 
-/// What listens for a node's machine where something is awaited from it.
+/// Listens for a node's machine while an answer of the node's is awaited.
 #[derive(Clone, Copy)]
 pub(crate) struct Ear<'a> {
     pub reach: &'a Reach,

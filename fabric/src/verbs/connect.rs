@@ -17,7 +17,7 @@ use zerocopy::{FromZeros, IntoBytes};
 pub(super) const DEPTH: u64 = 128;
 /// How long the first message of a connection may take, retries of the card included.
 const FIRST_NS: u64 = 5_000_000_000;
-/// Between attempts to connect anew.
+/// Between attempts to connect again.
 const RETRY_NS: u64 = 50_000_000;
 
 /// Why there is no queue pair.

@@ -1,4 +1,4 @@
-//! A member's own card: opened once a process, anew after a fork.
+//! A member's own card: opened once a process, and again after a fork.
 
 // Buffers that the card may touch are the caller's.
 #![allow(unsafe_code)]
@@ -13,7 +13,7 @@ use farmem_sys::verbs::{Absent, Device, Domain, Region, Rights};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// What a member keeps of RDMA: whether it uses it, and the card once it is open.
+/// A member's state of RDMA: whether it uses it, and the card once it is open.
 pub(crate) struct Card {
     /// Verbs on slabs go by RDMA.
     pub wanted: bool,
@@ -42,11 +42,11 @@ struct Buffer {
 #[derive(Clone, Copy)]
 pub(super) struct Right {
     pub rkey: u32,
-    /// What it calls the first byte.
+    /// The address of its first byte.
     pub base: u64,
 }
 
-/// A registered range: what lies in it needs no bounce.
+/// A registered range: buffers in it need no bounce.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Known {
     pub start: usize,
@@ -62,8 +62,9 @@ impl Known {
 }
 
 impl Session {
-    /// Says that many verbs will use buffers in `len` bytes at `at`: RDMA registers them once. Others are
-    /// carried by way of small buffers of the queue pair's own, or registered for a single verb.
+    /// Says that many verbs will use buffers in `len` bytes at `at`: RDMA registers them once.
+    /// Others are carried by way of small buffers of the queue pair's own, or registered for a
+    /// single verb.
     ///
     /// # Safety
     /// The range stays mapped, with the same pages, writable and near, as long as the process.
@@ -136,7 +137,8 @@ impl Card {
         drop(arenas);
         let mut buffers = host.buffers.lock();
         let buffer = buffers.entry(start).or_insert_with(|| {
-            // SAFETY: an arena stays mapped as long as the member, which the host's regions do not outlive.
+            // SAFETY: an arena stays mapped as long as the member, which the host's regions do not
+            // outlive.
             let region = unsafe { host.domain.region(start as *mut u8, whole, Rights::Local) };
             // Refused (the limit on locked memory): everything in it goes by the bounce buffer.
             Buffer { end: start + whole, region: region.ok() }

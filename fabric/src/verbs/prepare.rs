@@ -1,4 +1,5 @@
-//! One verb made a work request of the card's: where its bytes lie, and by which key the card may reach them.
+//! One verb made a work request of the card's: where its bytes lie, and by which key the card may
+//! reach them.
 
 // The buffers of READ and WRITE are the caller's raw memory.
 #![allow(unsafe_code)]
@@ -88,7 +89,8 @@ impl Wired {
             match member.card.known(host, addr, len) {
                 Some(known) => *hint = known,
                 None if len <= SLOT => return Place::Bounce,
-                // SAFETY: the buffer stays mapped until the verb's completion, and the region goes with it.
+                // SAFETY: the buffer stays mapped until the verb's completion, and the region goes
+                // with it.
                 None => return unsafe { host.domain.region(at, len, rights) }.map_or(Place::None, Place::Registered),
             }
         }
@@ -97,8 +99,8 @@ impl Wired {
 }
 
 impl Pending {
-    /// READ, WRITE, CAS or FAA on a slab; READ or WRITE by a window, whose words stay the node's processor's, as those
-    /// of everybody who came without a card.
+    /// READ, WRITE, CAS or FAA on a slab; READ or WRITE by a window, whose words stay the node's
+    /// processor's, as those of everybody who came without a card.
     pub(super) fn is_one_sided(&self) -> bool {
         match self.key.kind() {
             KeyKind::Slab(_) => self.on_slab() && !matches!(self.verb, Verb::Lines { .. }),
@@ -107,7 +109,7 @@ impl Pending {
         }
     }
 
-    /// What the node would refuse, and its card by breaking the queue pair.
+    /// Finds verbs that the node would refuse, and its card by breaking the queue pair.
     pub(super) fn judge(&self) -> Result<(), Refusal> {
         let atomic = matches!(self.verb, Verb::Cas { .. } | Verb::Faa { .. });
         let inside = self.offset.checked_add(self.len as u64).is_some_and(|end| end <= SLAB_BYTES);

@@ -5,18 +5,18 @@
 //!                                ▲ posted
 //! ```
 //!
-//! Verbs on slabs go to the card, in chains, as many as its queue has room for; each
-//! is told about but WRITEs in the midst of a chain, whose success a later one's
-//! implies. READ and WRITE by a window go the same way, once the node has bound it
-//! on its card for this queue pair. What the node must admit (units, CAS and FAA by
-//! other keys than slabs', records of lines, sends, BIND) travels in frames over a
-//! connection made for it, and waits for the card to be done, as the card for it:
-//! verbs take effect in the order posted.
+//! Verbs on slabs go to the card, in chains, as many as its queue has room for. Each reports its
+//! completion, except WRITEs in the middle of a chain, whose success a later one's implies. READ
+//! and WRITE by a window go the same way, once the node has bound it on its card for this queue
+//! pair. Verbs that the node must admit (units, CAS and FAA by other keys than slabs', records of
+//! lines, sends, BIND) travel in frames over a connection made for them. They wait for the card to
+//! be done, and the card waits for them: verbs take effect in the order posted.
 //!
-//! A verb that the card refuses breaks the queue pair, by RDMA's rules. So what can
-//! be judged here is (the range; whether the slab is held, by its key); the card
-//! judges liars, and who uses a window that was taken from him. Whatever breaks a queue pair is treated as a cut: a new one, by the
-//! rules of [`crate::session`], and what had no completion again.
+//! A verb that the card refuses breaks the queue pair, by RDMA's rules. So everything that can be
+//! judged here is judged here: the range, and whether the slab is held. The card only meets liars,
+//! and users of a window that was taken from them. A break for any reason is treated as a cut. A
+//! new queue pair is made by the rules of [`crate::session`], and verbs without a completion are
+//! repeated.
 
 // The buffers of READ and WRITE are the caller's raw memory.
 #![allow(unsafe_code)]
@@ -55,8 +55,8 @@ pub(super) struct Flight {
 pub(super) enum Fate {
     /// Not begun.
     Waiting,
-    /// To travel in frames, though it reads or writes memory: none can be locked for it, or the card does not have
-    /// the window, or it refused it, and it is the node that says why.
+    /// To travel in frames, though it reads or writes memory: none can be locked for it, or the
+    /// card does not have the window, or it refused it, and it is the node that says why.
     Frames,
     /// Judged without the card.
     Settled(Result<u64, Refusal>),
@@ -217,7 +217,8 @@ impl Wired {
         }
     }
 
-    /// Sleeps a little, unless the stream that the queue pair lives with has ended: then restores it.
+    /// Sleeps a little, unless the stream that the queue pair lives with has ended: then restores
+    /// it.
     pub fn nap(&mut self, ns: u64) -> Result<(), Lost> {
         match &self.link {
             Some(link) if !link.is_cut() => link.wait(false, NAP_NS.min(ns)),
@@ -277,7 +278,7 @@ impl Wired {
             }
             let (key, empty) = (flight.pending.key, flight.pending.len == 0);
             let right = match (key.kind(), flight.pending.judge()) {
-                // What it is refused with is the node's to say.
+                // The node says why it is refused.
                 (KeyKind::Window { .. }, Err(_)) => Ok(None),
                 (KeyKind::Window { index, generation }, Ok(())) => Ok(self.window(index, generation)?),
                 (_, Err(refusal)) => Err(refusal),
@@ -304,8 +305,9 @@ impl Wired {
             last.told = true;
             let chain = std::mem::take(&mut self.chain);
             let posted = match &mut self.queue {
-                // SAFETY: buffers are in their regions and the verbs' until their completions, before
-                // which neither the regions nor the slots are let go of; or until the queue pair is destroyed.
+                // SAFETY: buffers are in their regions and the verbs' until their completions,
+                // before which neither the regions nor the slots are let go of; or until the queue
+                // pair is destroyed.
                 Some(queue) => unsafe { queue.post(&chain) }.is_ok(),
                 None => false,
             };
@@ -345,7 +347,8 @@ impl Wired {
             None => Ok(()),
             Some(Done { id, .. }) if self.goes_in_frames(id) => self.restore(),
             Some(Done { outcome, .. }) => {
-                // The slab may have been taken from this member: its key is asked for anew, or refused.
+                // The slab may have been taken from this member: its key is asked for again, or
+                // refused.
                 if outcome == Outcome::REMOTE_ACCESS {
                     self.host.forget_keys();
                 }
@@ -370,7 +373,8 @@ impl Wired {
                     let mut value = 0;
                     if let Some(slot) = *slot {
                         match pending.verb {
-                            // SAFETY: the card has written the slot, and does so no more; the target is the verb's.
+                            // SAFETY: the card has written the slot, and does so no more; the
+                            // target is the verb's.
                             Verb::Read { into } => unsafe { copy_bytes(slot, into, pending.len as usize) },
                             // SAFETY: as above; slots are aligned.
                             Verb::Cas { .. } | Verb::Faa { .. } => value = unsafe { slot.cast::<u64>().read() },
@@ -410,7 +414,7 @@ impl Wired {
         keyed.doorbell()
     }
 
-    /// A new queue pair; what had no completion goes again, in order.
+    /// Makes a new queue pair. Verbs without a completion are repeated, in order.
     #[cold]
     fn restore(&mut self) -> Result<(), Lost> {
         // First: when it is destroyed the card uses no buffer any more.

@@ -1,6 +1,7 @@
-//! Windows on the node's card, as the host sees them: asked for when first used, refused by the card when they end.
+//! Windows on the node's card, as the host sees them: asked for when first used, refused by the
+//! card when they end.
 //!
-//! The node's half, and who binds what for whom: `memory/nic/src/carved.rs`.
+//! The node's half, with the rules of binding: `memory/nic/src/carved.rs`.
 
 use super::host::Right;
 use super::queue::{Fate, Flight, Wired};
@@ -12,8 +13,9 @@ use farmem_protocol::wire::{Ask, Reply};
 const KNOWN_WINDOWS: usize = 4096;
 
 impl Wired {
-    /// If the card failed a verb by a window, that verb is the node's to judge, in frames: the window was unbound, or the
-    /// verb goes beyond it, or it is of another kind. It may also be right, and bound anew.
+    /// If the card failed a verb by a window, the node judges that verb, in frames. The window was
+    /// unbound, or the verb goes beyond it, or it is of another kind. The verb may also be right,
+    /// and the window bound again.
     pub(super) fn goes_in_frames(&mut self, failed: u64) -> bool {
         let on_card = |flight: &&mut Flight| matches!(flight.fate, Fate::Card { id, .. } if id == failed);
         match self.verbs.iter_mut().take(self.posted).find(on_card) {

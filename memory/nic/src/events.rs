@@ -61,6 +61,8 @@ pub enum Leaving {
     GaveWay,
     /// Its token was revoked, or its time is over.
     Revoked,
+    /// Another opener of its region had it expelled.
+    Expelled,
 }
 
 /// Why a connection was refused.

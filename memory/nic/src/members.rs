@@ -39,7 +39,7 @@ use farmem_protocol::wire::{Join, Known, Names, Secret, Status, Verdict, Who, ru
 use farmem_sys::sync::Lock;
 use farmem_trust::TokenId;
 use std::collections::BTreeMap;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 /// Members at one node, at most. Each may take two of the 16 383 owner ids, its own and its
@@ -76,6 +76,10 @@ pub struct Member {
     pub(super) token: Option<TokenId>,
     /// Joined through a Unix socket, whose end is the process's end, and does not outlive it.
     pub(super) local: bool,
+    /// Joined through a Unix socket: its process may have the memory mapped, past the node.
+    pub(super) mapped: bool,
+    /// Its time here is over. Set before its end is marked in `holds`; read within sections.
+    over: AtomicBool,
     pub(super) grace_ns: u64,
     /// Of its control connection.
     pub(super) control: Arc<Turn>,
@@ -92,6 +96,7 @@ struct Newcomer {
     names: Names,
     peer: Peer,
     local: bool,
+    mapped: bool,
     grace_ns: u64,
     holder: Holder,
 }
@@ -253,6 +258,13 @@ impl Member {
         self.holds.lock().gone
     }
 
+    /// [`Member::is_gone`] for a section: once it is true here, the member has touched memory for the last time when
+    /// the sections of that moment have ended.
+    #[inline]
+    pub(super) fn is_over(&self) -> bool {
+        self.over.load(Ordering::SeqCst)
+    }
+
     /// The slab, if this member holds it.
     pub(super) fn slab(&self, id: SlabId) -> Option<Arc<Slab>> {
         self.holds.lock().slab(id)
@@ -331,6 +343,7 @@ impl Nic {
         if holds.gone || !presence.is_idle(now_ns) || !holds.is_empty() || member.lease.held() > 0 {
             return false;
         }
+        member.over.store(true, Ordering::SeqCst);
         let held = holds.end();
         drop((holds, presence));
         self.take_back(member, held, Leaving::GaveWay);
@@ -341,6 +354,7 @@ impl Nic {
     pub(super) fn part(&self, member: &Arc<Member>, why: Leaving) {
         let mut holds = member.holds.lock();
         let was_here = !holds.gone;
+        member.over.store(true, Ordering::SeqCst);
         let held = holds.end();
         drop(holds);
         if was_here {
@@ -382,7 +396,7 @@ impl Nic {
 
     /// `None` when there are no more places or owners.
     fn enrol(&self, new: Newcomer, controls: usize, now_ns: u64) -> Option<Arc<Member>> {
-        let Newcomer { run, pid, names, peer, local, grace_ns, holder } = new;
+        let Newcomer { run, pid, names, peer, local, mapped, grace_ns, holder } = new;
         let (tenant, token) = holder.unzip();
         let place = self.place(peer, now_ns)?;
         let (lease, tenancy) = (Lease::of(&self.units, tenant.clone())?, self.tenancy(run, tenant)?);
@@ -398,6 +412,8 @@ impl Nic {
             tenancy,
             token,
             local,
+            mapped,
+            over: AtomicBool::new(false),
             grace_ns,
             control: Turn::new(),
             presence: Lock::new(Presence {
@@ -433,8 +449,9 @@ impl Nic {
         }
         let grace_ns = join.grace_ms.min(MAX_GRACE_MS) * 1_000_000 + GRACE_MARGIN_NS;
         count(&self.tally.joined, 1);
-        let local = local && !join.lasting;
-        let new = Newcomer { run: join.run, pid: join.pid, names: join.names, peer, local, grace_ns, holder };
+        let (local, mapped) = (local && !join.lasting, local);
+        let Join { run, pid, names, .. } = *join;
+        let new = Newcomer { run, pid, names, peer, local, mapped, grace_ns, holder };
         let member = self.enrol(new, 1, now_ns).ok_or(Verdict::Full)?;
         let ours = member.control.pass();
         self.tell(Event::Joined(&member));
@@ -555,10 +572,10 @@ impl Nic {
 
     /// A member for a child about to be forked, holding what its parent holds.
     pub(super) fn ticket(&self, parent: &Arc<Member>, now_ns: u64) -> Result<Secret, Status> {
-        let Member { run, pid, names, peer, local, grace_ns, .. } = **parent;
+        let Member { run, pid, names, peer, local, mapped, grace_ns, .. } = **parent;
         let holder = parent.holder();
-        let child =
-            self.enrol(Newcomer { run, pid, names, peer, local, grace_ns, holder }, 0, now_ns).ok_or(Status::System)?;
+        let new = Newcomer { run, pid, names, peer, local, mapped, grace_ns, holder };
+        let child = self.enrol(new, 0, now_ns).ok_or(Status::System)?;
         let holds = parent.holds.lock();
         let (slabs, shared) = (holds.slabs.clone(), holds.shared.inherited());
         drop(holds);

@@ -20,10 +20,10 @@ use super::lending::{NoSlab, Slab};
 use super::shares::Place;
 use super::tally::count;
 use super::units::leases::Lease;
-use super::{Event, Member, Nic};
+use super::{Event, Leaving, Member, Nic};
 use farmem_protocol::addr::SlabId;
 use farmem_protocol::region::RegionName;
-use farmem_protocol::wire::{Refused, Status};
+use farmem_protocol::wire::{self, Refused, Status};
 use farmem_sys::sync::Lock;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -163,6 +163,29 @@ impl Nic {
         };
         self.tell(Event::Granted(member, Err(told)));
         Refused { status, value }
+    }
+
+    /// Ends the members of a tag that have a region open, as `asks` has. After [`Status::Done`] none of their verbs is
+    /// under way, and none will take effect. Called outside of sections.
+    ///
+    /// [`Status::NotHeld`]: `asks` has no such region open. [`Status::Shared`]: one of them has the memory mapped, and
+    /// its process is there. Nothing but its end keeps it from writing, so it stays a member.
+    pub(super) fn expel(&self, asks: &Member, name: RegionName, tag: u32) -> Status {
+        let opened = |member: &Member| member.holds.lock().shared.opened.get(&name).cloned();
+        let Some(region) = opened(asks) else { return Status::NotHeld };
+        let same = |member: &Member| opened(member).is_some_and(|other| Arc::ptr_eq(&other, &region));
+        let mut found = self.members();
+        found.retain(|member| wire::tag(&member.run) == tag && member.serial != asks.serial && same(member));
+        if found.iter().any(|member| member.mapped && !member.is_gone()) {
+            return Status::Shared;
+        }
+        for member in &found {
+            self.part(member, Leaving::Expelled);
+            // If another thread ends it, too: what it had on the card is gone by now.
+            drop(member.wires.lock().end());
+        }
+        self.drained();
+        Status::Done
     }
 
     /// Takes a region's name away. False: there is none of this name.

@@ -450,6 +450,9 @@ pub enum Ask {
     RegionAt(u64),
     /// The swap volume of this place in an order of the node's. Answer: [`Reply::Volume`]. Not held: there are not so many.
     VolumeAt(u64),
+    /// The processes of this tag that have the region open may reach no memory of this node any more ([`super::tag`]).
+    /// Done: no verb of theirs takes effect from now on. Shared: one has the memory mapped, and is still there.
+    RegionExpel(RegionName, u32),
 }
 
 /// Bytes of a slab, in whole pages of 4096 bytes.

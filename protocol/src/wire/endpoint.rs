@@ -1,4 +1,4 @@
-//! What two ends of an RDMA connection tell each other before bytes go past both processors.
+//! The messages of two ends of an RDMA connection before bytes bypass both processors.
 
 use super::Status;
 use zerocopy::byteorder::little_endian::{U16, U32};
@@ -16,9 +16,11 @@ pub const OFFERS_RDMA: u8 = 1;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Endpoint {
-    /// A [`Status`]: [`Status::Done`], or [`Status::System`] with `error` where the node's card refuses.
+    /// A [`Status`]: [`Status::Done`], or [`Status::System`] with `error` where the node's card
+    /// refuses.
     pub status: u8,
-    /// The largest packet, as RDMA numbers it: 1 for 256 bytes, … 5 for 4096. The smaller of the two counts.
+    /// The largest packet, as RDMA numbers it: 1 for 256 bytes, … 5 for 4096. The smaller of the
+    /// two counts.
     pub mtu: u8,
     /// The port's local identifier (InfiniBand; 0 over Ethernet).
     pub lid: U16,

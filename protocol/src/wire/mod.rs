@@ -86,6 +86,11 @@ pub fn run_id(run: &Secret) -> u64 {
     mixed
 }
 
+/// A short public name of a run, by which the openers of a region tell one another apart. Two may share one.
+pub fn tag(run: &Secret) -> u32 {
+    (run_id(run) >> 32) as u32
+}
+
 /// How a request or a verb ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, TryFromBytes, KnownLayout, Immutable)]
 #[repr(u8)]

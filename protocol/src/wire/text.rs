@@ -1,7 +1,8 @@
 //! Text of bounded length in a control frame: names that a peer made up, and that operators read.
 //!
-//! A text holds no control character and none that moves other characters about on a terminal. One that is
-//! made here is cleaned; a frame that holds another is refused. So a name can be printed as it is.
+//! A text holds no control character and none that moves other characters about on a terminal. One
+//! that is made here is cleaned; a frame that holds another is refused. So a name can be printed as
+//! it is.
 
 use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -25,7 +26,8 @@ impl<const N: usize> Text<N> {
     /// No text.
     pub const EMPTY: Text<N> = Text { len: 0, bytes: [0; N] };
 
-    /// The text, cleaned: `?` for every character that may not stand in it, and cut where it is too long.
+    /// The text, cleaned: `?` for every character that may not stand in it, and cut where it is too
+    /// long.
     pub fn new(text: &str) -> Text<N> {
         let mut made = Text::EMPTY;
         for c in text.chars().map(|c| if is_plain(c) { c } else { '?' }) {
@@ -96,15 +98,15 @@ impl<'de, const N: usize> Deserialize<'de> for Text<N> {
     }
 }
 
-/// Who a member is, for the node's records and for `farmem status`. Nothing is decided by it: a peer may say
-/// what it likes.
+/// The names of a member, for the node's records and for `farmem status`. Nothing is decided by
+/// them: a peer may say what it likes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Names {
     /// Its machine.
     pub host: Text<64>,
     /// Its user, by name, or by number.
     pub user: Text<32>,
-    /// What it runs.
+    /// The program that it runs.
     pub program: Text<64>,
 }
 

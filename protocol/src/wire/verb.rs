@@ -30,11 +30,11 @@ pub struct Batch {
     pub zero: U16,
     /// Bytes of the operands, all together.
     pub bytes: U32,
-    /// Number of the first verb; a queue pair numbers its verbs from 0, anew on every connection.
+    /// Number of the first verb. A queue pair numbers its verbs from 0 on every connection.
     pub first: U64,
 }
 
-/// What a verb does.
+/// The operation of a verb.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, TryFromBytes, KnownLayout, Immutable)]
 #[repr(u8)]
 pub enum Op {
@@ -46,13 +46,15 @@ pub enum Op {
     Cas = 3,
     /// Adds to the aligned word at `offset`: one operand. Returns the old.
     Faa = 4,
-    /// Binds the unbound window `key` as its one operand, a [`Binding`], says. Returns its key from now on.
+    /// Binds the unbound window `key` as its one operand, a [`Binding`], says. Returns its key from
+    /// now on.
     Bind = 5,
     /// Unbinds the window `key`. Returns the key by which it can be bound again.
     Invalidate = 6,
     /// Up to [`MAX_SEND_BYTES`] to a queue of the node's own; [`REPLY_BYTES`] come back.
     Send = 7,
-    /// Changed lines of the slab's pages: a record of `len` operand bytes ([`crate::lines`]). `offset` is 0.
+    /// Changed lines of the slab's pages: a record of `len` operand bytes ([`crate::lines`]).
+    /// `offset` is 0.
     Lines = 16,
     /// The same, of each page only if its lines are still what they were: a record with conditions
     /// ([`crate::lines::conditional`]). Returns which pages were refused.
@@ -83,7 +85,8 @@ pub struct Verb {
     pub op: u8,
     /// Zero.
     pub zero: [u8; 3],
-    /// Bytes to read, write or send, or of the record; 8 for the atomic ones, 0 for BIND and INVALIDATE.
+    /// Bytes to read, write or send, or of the record; 8 for the atomic ones, 0 for BIND and
+    /// INVALIDATE.
     pub len: U32,
     /// A [`Key`].
     pub key: U64,
@@ -92,7 +95,8 @@ pub struct Verb {
 }
 
 impl Verb {
-    /// What it does, if its form is right: a known op and an admissible length. Where it points is not judged here.
+    /// The operation, if its form is right: a known op and an admissible length. Its target is not
+    /// judged here.
     pub fn shape(&self) -> Result<(Op, u32), Broken> {
         let len = self.len.get();
         match variant(self.op) {
@@ -124,7 +128,7 @@ impl Verb {
     }
 }
 
-/// What a window is bound to, and for whom: the operand of a BIND.
+/// The target of a window, and its user: the operand of a BIND.
 ///
 /// ```text
 ///  0        8       16    24      32      34       35  40
@@ -133,7 +137,8 @@ impl Verb {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Binding {
-    /// A slab that the binder holds or an extent that it owns. When that right ends, so does the window's.
+    /// A slab that the binder holds or an extent that it owns. When that right ends, so does the
+    /// window's.
     pub parent: U64,
     /// First byte, in the parent.
     pub start: U64,

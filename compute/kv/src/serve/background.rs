@@ -43,6 +43,8 @@ struct State {
     begun: Instant,
     adopt: Option<Instant>,
     trim: Instant,
+    /// It was said that memory waits for a silent front end.
+    told: bool,
     /// There were other front ends, which may have made objects of this one garbage.
     company: bool,
     /// Bytes held after the last search for garbage.
@@ -73,6 +75,7 @@ impl Background {
             begun: now,
             adopt: None,
             trim: now,
+            told: false,
             company: false,
             searched: 1 << 20,
         };
@@ -159,6 +162,14 @@ impl Background {
                 if ticked.deaths {
                     state.adopt = Some(now);
                 }
+                if ticked.held_up && !state.told {
+                    let name = &self.store.name;
+                    eprintln!(
+                        "farmem: store {name}: a front end on the machine of node {n} is silent and has its memory \
+                         mapped: what it may write to is not used again before it goes on or ends"
+                    );
+                }
+                state.told = ticked.held_up;
             }
             Ended::Tidied(n) => {
                 let state = &mut self.shards[n];

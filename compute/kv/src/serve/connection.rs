@@ -3,6 +3,7 @@
 use crate::command::{Client, find};
 use crate::layout::Hash;
 use crate::resp::{Limits, Parser, Reply, Request};
+use crate::shard::Trouble;
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -165,6 +166,15 @@ impl Connection {
                 reply.write(version, &mut self.out);
             }
         }
+    }
+
+    /// Answers what is under way by an error, for the front end can do nothing more for it.
+    pub fn dismiss(&mut self) {
+        for begun in &mut self.begun {
+            begun.reply.get_or_insert_with(|| Reply::Error(Trouble::ShutOut.to_string()));
+        }
+        self.collect();
+        self.flush();
     }
 
     /// Sends what the socket takes.

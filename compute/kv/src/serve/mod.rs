@@ -13,7 +13,9 @@
 
 mod background;
 mod connection;
+mod open;
 mod run;
 mod schedule;
 
-pub use run::{Config, Failed, check, run};
+pub use open::{Config, Failed, check};
+pub use run::run;

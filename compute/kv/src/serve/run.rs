@@ -2,28 +2,22 @@
 
 use super::background::Background;
 use super::connection::{AT_ONCE, Begun, Connection};
+use super::open::{self, Config, Failed, Opened, alone, random, system, wall_ms};
 use super::schedule::Schedule;
 use crate::command::{Call, Client, Front, exec, execute};
 use crate::drive::Drive;
-use crate::index::ENTRY_BYTES;
-use crate::layout::Geometry;
-use crate::member::{NotOpened, Opening};
-use crate::recover::Count;
 use crate::resp::Reply;
-use crate::shard::{Shard, Trouble};
+use crate::shard::Trouble;
 use crate::store::Store;
-use crate::task::{Ask, Io, Task};
-use farmem::{Memory, Transport};
 use farmem_sys::epoll::{Epoll, Event};
 use farmem_sys::process::{self, Signals};
 use farmem_sys::socket::send_at_once;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
-use std::future::Future;
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::AsRawFd;
 use std::rc::Rc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 /// Connections at a time.
 const CLIENTS: usize = 10_000;
@@ -34,164 +28,6 @@ const GLANCE: Duration = Duration::from_micros(100);
 /// Between looks for signals, and for commands that wait in vain.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// What to serve.
-#[derive(Clone, Debug)]
-pub struct Config {
-    /// The store's name.
-    pub name: String,
-    /// Its nodes.
-    pub nodes: Vec<String>,
-    /// How bytes move.
-    pub transport: Transport,
-    /// How long a node may be away.
-    pub grace: Duration,
-    /// Where to listen.
-    pub listen: Vec<SocketAddr>,
-    /// Bytes for what is remembered of keys.
-    pub local: u64,
-    /// Bytes that all front ends together hold at most; keys are evicted beyond.
-    pub maxmemory: Option<u64>,
-}
-
-/// Why a front end ended.
-#[derive(Debug, thiserror::Error)]
-pub enum Failed {
-    /// The nodes cannot be reached, or hold something else.
-    #[error(transparent)]
-    Memory(#[from] farmem::Error),
-    /// The store cannot be opened.
-    #[error("store {name}: {reason}")]
-    Store {
-        /// Its name.
-        name: String,
-        /// Why.
-        reason: NotOpened,
-    },
-    /// It cannot listen there.
-    #[error("cannot listen at {at}: {reason}")]
-    Listen {
-        /// Where.
-        at: SocketAddr,
-        /// What the system said.
-        reason: std::io::Error,
-    },
-    /// It was silent for too long.
-    #[error("this front end was silent for more than 5 s, and the others have shut it out: start it again")]
-    ShutOut,
-    /// The system refused something.
-    #[error("the system refused {what}: {reason}")]
-    System {
-        /// What.
-        what: &'static str,
-        /// What it said.
-        reason: String,
-    },
-}
-
-impl Failed {
-    /// Whether a node was lost while the store was served.
-    pub fn is_loss(&self) -> bool {
-        matches!(self, Failed::Memory(farmem::Error::Lost { .. } | farmem::Error::Refused(_)))
-    }
-}
-
-fn wall_ms() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
-}
-
-fn system(what: &'static str) -> impl Fn(farmem_sys::raw::Errno) -> Failed {
-    move |reason| Failed::System { what, reason: reason.to_string() }
-}
-
-/// Carries out an operation while nothing else is under way.
-fn alone<T, F: Future<Output = T> + 'static>(
-    drive: &mut Drive,
-    operation: impl FnOnce(Io) -> F,
-) -> Result<T, farmem::Error> {
-    let mut task = Task::new(operation);
-    let mut ended = Vec::new();
-    loop {
-        if let Some(outcome) = task.step() {
-            return Ok(outcome);
-        }
-        for (id, ask) in task.asks() {
-            match ask {
-                Ask::Verbs(verbs) => drive.post(u64::from(id), verbs)?,
-                Ask::Pause(ms) => {
-                    std::thread::sleep(Duration::from_millis(u64::from(ms)));
-                    task.answer(id, Vec::new());
-                }
-            }
-        }
-        if drive.under_way() > 0 {
-            drive.advance(Duration::from_millis(100), &mut ended)?;
-        }
-        ended.drain(..).for_each(|(id, answers)| task.answer(id as u32, answers));
-    }
-}
-
-fn random() -> Result<u64, Failed> {
-    let mut bytes = [0; 8];
-    process::random_bytes(&mut bytes).map_err(|e| Failed::System { what: "random numbers", reason: e.to_string() })?;
-    Ok(u64::from_le_bytes(bytes))
-}
-
-/// The region's memory, and its shards, joined or only looked at.
-fn open(config: &Config, join: bool) -> Result<(Drive, Vec<Rc<Shard>>), Failed> {
-    let builder = config.nodes.iter().fold(Memory::builder(), |builder, node| builder.node(node));
-    let builder = builder.transport(config.transport).grace(config.grace).region(&config.name).create(join);
-    let mut drive = Drive::new(builder.connect()?)?;
-    let nodes = drive.nodes();
-    let entries = (config.local / ENTRY_BYTES) as usize / nodes;
-    let mut shards = Vec::new();
-    for node in 0..nodes {
-        let opening = Opening {
-            node: node as u8,
-            shards: nodes as u8,
-            root_word: drive.root_word(node),
-            secret: random()? | 1,
-            geometry: Geometry::STORE,
-            entries,
-        };
-        let opened = match join {
-            true => alone(&mut drive, |io| opening.join(io))?,
-            false => alone(&mut drive, |io| opening.look(io))?,
-        };
-        let shard = opened.map_err(|reason| Failed::Store { name: config.name.clone(), reason })?;
-        shard.limit.set(config.maxmemory.map_or(u64::MAX, |most| most / nodes as u64));
-        shards.push(Rc::new(shard));
-    }
-    Ok((drive, shards))
-}
-
-/// Counts a store, live or not: each node's shard.
-///
-/// # Errors
-/// It cannot be opened.
-pub fn check(config: &Config) -> Result<Vec<(String, Count)>, Failed> {
-    let (mut drive, shards) = open(config, false)?;
-    let mut counts = Vec::new();
-    for shard in &shards {
-        let mut last: Option<Count> = None;
-        // What is wrong in earnest is wrong twice.
-        let count = loop {
-            let looked = Rc::clone(shard);
-            let mut count = alone(&mut drive, |io| async move { looked.count(&io).await })?;
-            match last {
-                Some(before) => {
-                    count.problems.retain(|problem| before.problems.contains(problem));
-                    break count;
-                }
-                None if count.problems.is_empty() => break count,
-                None => last = Some(count),
-            }
-            std::thread::sleep(Duration::from_millis(300));
-        };
-        counts.push((config.nodes.get(usize::from(shard.node)).cloned().unwrap_or_default(), count));
-    }
-    Ok(counts)
-}
-
 /// The connection whose transaction runs alone, and those that wait for its end.
 #[derive(Debug, Default)]
 struct Alone {
@@ -201,11 +37,11 @@ struct Alone {
     last: u64,
 }
 
-struct Server {
+struct Server<'a> {
     drive: Drive,
     front: Rc<Front>,
     epoll: Epoll,
-    listeners: Vec<TcpListener>,
+    listeners: &'a [TcpListener],
     connections: HashMap<u64, Connection>,
     next_client: u64,
     commands: Schedule<Reply>,
@@ -225,52 +61,35 @@ struct Server {
 /// Serves the store until SIGTERM or SIGINT. Calls `ready` with the addresses when it listens.
 /// Call it before any other thread exists.
 ///
+/// A front end that the others have shut out closes its clients' connections, joins anew and goes on.
+///
 /// # Errors
 /// It could not begin, or a node was lost.
 pub fn run(config: &Config, ready: impl FnOnce(&[SocketAddr])) -> Result<(), Failed> {
     let signals = Signals::take().map_err(|e| Failed::System { what: "signals", reason: e.to_string() })?;
     process::raise_descriptor_limit();
     let listeners = config.listen.iter().map(listen).collect::<Result<Vec<_>, _>>()?;
-    let (drive, shards) = open(config, true)?;
-    let now_ms = wall_ms();
-    shards.iter().for_each(|shard| shard.now_ms.set(now_ms));
-    let store = Rc::new(Store::new(&config.name, shards, config.maxmemory.is_some(), now_ms, random()?));
     let at: Vec<SocketAddr> = listeners.iter().filter_map(|listener| listener.local_addr().ok()).collect();
-    let front = Front {
-        store: Rc::clone(&store),
-        clients: BTreeMap::new().into(),
-        blocked: 0.into(),
-        alone: false.into(),
-        port: at.first().map_or(0, SocketAddr::port),
-        maxmemory: config.maxmemory.unwrap_or(0),
-    };
-    let epoll = Epoll::new().map_err(system("epoll"))?;
-    for (n, listener) in listeners.iter().enumerate() {
-        epoll.add(listener.as_raw_fd(), n as u64, true, false).map_err(system("epoll"))?;
-    }
-    let mut server = Server {
-        drive,
-        front: Rc::new(front),
-        epoll,
-        next_client: listeners.len() as u64,
-        listeners,
-        connections: HashMap::new(),
-        commands: Schedule::new(0),
-        running: HashMap::new(),
-        writing: HashSet::new(),
-        waiting: HashMap::new(),
-        active: Vec::new(),
-        alone: Alone::default(),
-        background: Background::new(&store, Instant::now()),
-    };
-    ready(&at);
-    let served = server.serve(&signals);
-    if served.is_ok() {
-        for shard in store.shards.clone() {
-            alone(&mut server.drive, |io| async move { shard.leave(&io).await })?;
+    let mut opened = open::join(config)?;
+    let mut ready = Some(ready);
+    loop {
+        let shards = opened.1.clone();
+        let mut server = Server::new(config, &listeners, opened)?;
+        if let Some(ready) = ready.take() {
+            ready(&at);
         }
+        let failed = match server.serve(&signals) {
+            Ok(()) => return server.leave(),
+            Err(failed) => failed,
+        };
+        server.dismiss();
+        if !failed.may_be_a_shutting_out() {
+            return Err(failed);
+        }
+        opened = open::join_anew(config, &shards).ok_or(failed)?;
+        let name = &config.name;
+        eprintln!("farmem: store {name}: this front end was silent for more than 5 s and was shut out; it joined anew");
     }
-    served
 }
 
 fn listen(at: &SocketAddr) -> Result<TcpListener, Failed> {
@@ -279,7 +98,56 @@ fn listen(at: &SocketAddr) -> Result<TcpListener, Failed> {
     Ok(listener)
 }
 
-impl Server {
+impl<'a> Server<'a> {
+    fn new(config: &Config, listeners: &'a [TcpListener], (drive, shards): Opened) -> Result<Server<'a>, Failed> {
+        let now_ms = wall_ms();
+        shards.iter().for_each(|shard| shard.now_ms.set(now_ms));
+        let store = Rc::new(Store::new(&config.name, shards, config.maxmemory.is_some(), now_ms, random()?));
+        let first = listeners.first().and_then(|listener| listener.local_addr().ok());
+        let front = Front {
+            store: Rc::clone(&store),
+            clients: BTreeMap::new().into(),
+            blocked: 0.into(),
+            alone: false.into(),
+            port: first.map_or(0, |at| at.port()),
+            maxmemory: config.maxmemory.unwrap_or(0),
+        };
+        let epoll = Epoll::new().map_err(system("epoll"))?;
+        for (n, listener) in listeners.iter().enumerate() {
+            epoll.add(listener.as_raw_fd(), n as u64, true, false).map_err(system("epoll"))?;
+        }
+        Ok(Server {
+            drive,
+            front: Rc::new(front),
+            epoll,
+            next_client: listeners.len() as u64,
+            listeners,
+            connections: HashMap::new(),
+            commands: Schedule::new(0),
+            running: HashMap::new(),
+            writing: HashSet::new(),
+            waiting: HashMap::new(),
+            active: Vec::new(),
+            alone: Alone::default(),
+            background: Background::new(&store, Instant::now()),
+        })
+    }
+
+    /// Leaves the store in good order.
+    fn leave(mut self) -> Result<(), Failed> {
+        for shard in self.front.store.shards.clone() {
+            alone(&mut self.drive, |io| async move { shard.leave(&io).await })?;
+        }
+        Ok(())
+    }
+
+    /// Answers every command under way by an error, and closes the connections.
+    fn dismiss(self) {
+        for mut connection in self.connections.into_values() {
+            connection.dismiss();
+        }
+    }
+
     fn serve(&mut self, signals: &Signals) -> Result<(), Failed> {
         let mut events = Vec::new();
         let mut looked = Instant::now();

@@ -10,7 +10,7 @@ use farmem_kv::member::Opening;
 use farmem_kv::rules::Rules;
 use farmem_kv::shard::Shard;
 use farmem_kv::task::{Answer, Ask, Io, Task, Verb};
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::rc::Rc;
 
 /// Where the root words are.
@@ -28,6 +28,10 @@ pub struct Memory {
     /// Verbs, and batches.
     pub verbs: u64,
     pub trips: u64,
+    /// Front ends that joined: their tags are 1, 2, ….
+    fronts: u32,
+    /// Tags of those that have no rights any more.
+    pub expelled: BTreeSet<u32>,
 }
 
 impl Memory {
@@ -94,6 +98,10 @@ impl Memory {
                 self.free.entry(bytes).or_default().push(*at);
                 Answer::Done
             }
+            Verb::Expel { tag, .. } => {
+                self.expelled.insert(*tag);
+                Answer::Expelled(true)
+            }
             Verb::Pieces { node } => {
                 let of = |at: &u64| at >> NODE_SHIFT == u64::from(*node);
                 Answer::Pieces(self.pieces.iter().filter(|(at, _)| of(at)).map(|(&at, &len)| (at, len)).collect())
@@ -129,7 +137,9 @@ impl Memory {
 
     /// A front end.
     pub fn join(&mut self, geometry: Geometry, rules: Rules, entries: usize) -> Rc<Shard> {
-        let opening = Opening { node: 0, shards: 1, root_word: ROOT_WORDS, secret: 77, geometry, entries };
+        self.fronts += 1;
+        let tag = self.fronts;
+        let opening = Opening { node: 0, shards: 1, root_word: ROOT_WORDS, secret: 77, geometry, entries, tag };
         let shard = self.run(Task::new(|io| opening.join(io))).expect("a store");
         let mut shard = shard;
         shard.rules = rules;

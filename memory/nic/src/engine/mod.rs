@@ -239,6 +239,13 @@ impl Engine {
             // turn, whose holder may wait for the end of all sections, as a request does: so they
             // are in none.
             let mut section = verbs.then(|| nic.epochs.enter(self.shard));
+            // Looked at within the section: a region's slab outlives its members, so a WRITE whose bytes are still coming
+            // must not go on for one that was expelled.
+            if let Phase::Queue(serving) = &self.phase
+                && serving.member.is_over()
+            {
+                return Err(Goodbye::Done);
+            }
             if let Some(receive) = receive.take() {
                 n = match self.fill(nic, receive) {
                     Ok(0) => return Err(Goodbye::Cut),
@@ -658,6 +665,7 @@ impl Engine {
                 *passed = local.then_some(Passed::Slab(slab));
                 Ok(Reply::Slab(id))
             }
+            Ask::RegionExpel(name, tag) => done(nic.expel(member, name, tag)),
             Ask::RegionRemove(name) => done(if nic.remove_region(name) { Status::Done } else { Status::NotHeld }),
             Ask::VolumeAt(place) => Ok(nic.volume_at(place).map(Reply::Volume).ok_or(Status::NotHeld)?),
             Ask::RegionAt(place) => {

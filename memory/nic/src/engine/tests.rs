@@ -1,5 +1,7 @@
 //! Attaching: when a connection may carry out verbs, and when it must not.
 
+mod expelled;
+
 use super::*;
 use crate::lending::{Backing, Lending};
 use farmem_protocol::addr::{SLAB_BYTES, SlabId};
@@ -35,7 +37,6 @@ impl Node {
     fn attach(&self, queue: u64) -> Vec<u8> {
         Hello::new(Purpose::Attach(self.known(), queue)).frame().as_bytes().to_vec()
     }
-
     fn known(&self) -> Known {
         Known { secret: self.secret, incarnation: self.nic.incarnation }
     }
@@ -60,7 +61,6 @@ impl Node {
     fn word(&self) -> u64 {
         self.member.slab(self.slab).unwrap().mapping.faa(0, 0).unwrap()
     }
-
     fn turn(&self, queue: u64) -> Arc<super::super::Turn> {
         self.member.presence.lock().queues[&queue].upgrade().unwrap()
     }
@@ -265,6 +265,7 @@ fn requests_of_a_control_connection_that_was_superseded_are_not_carried_out() {
             Ask::RegionSlab(region, 0),
             Ask::RegionGrow(region, 0),
             Ask::RegionRemove(region),
+            Ask::RegionExpel(region, 1),
             Ask::RegionAt(0),
         ]
     };

@@ -61,6 +61,7 @@ fn all_asks() -> Vec<Ask> {
         Ask::RegionRemove(region()),
         Ask::RegionAt(u64::MAX),
         Ask::VolumeAt(u64::MAX),
+        Ask::RegionExpel(region(), u32::MAX),
     ]
 }
 

@@ -1,0 +1,205 @@
+//! What a front end is told, how it opens a store, and why it ends.
+
+use crate::drive::Drive;
+use crate::index::ENTRY_BYTES;
+use crate::layout::Geometry;
+use crate::member::{NotOpened, Opening};
+use crate::recover::Count;
+use crate::shard::Shard;
+use crate::task::{Ask, Io, Task};
+use farmem::{Memory, Transport};
+use farmem_sys::process;
+use std::future::Future;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// How long nodes may take to answer at first.
+const FIRST: Duration = Duration::from_secs(5);
+/// How long they may take when it is in doubt whether one is lost.
+const DOUBT: Duration = Duration::from_secs(2);
+
+/// What to serve.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The store's name.
+    pub name: String,
+    /// Its nodes.
+    pub nodes: Vec<String>,
+    /// How bytes move.
+    pub transport: Transport,
+    /// How long a node may be away.
+    pub grace: Duration,
+    /// Where to listen.
+    pub listen: Vec<SocketAddr>,
+    /// Bytes for what is remembered of keys.
+    pub local: u64,
+    /// Bytes that all front ends together hold at most; keys are evicted beyond.
+    pub maxmemory: Option<u64>,
+}
+
+/// Why a front end ended.
+#[derive(Debug, thiserror::Error)]
+pub enum Failed {
+    /// The nodes cannot be reached, or hold something else.
+    #[error(transparent)]
+    Memory(#[from] farmem::Error),
+    /// The store cannot be opened.
+    #[error("store {name}: {reason}")]
+    Store {
+        /// Its name.
+        name: String,
+        /// Why.
+        reason: NotOpened,
+    },
+    /// It cannot listen there.
+    #[error("cannot listen at {at}: {reason}")]
+    Listen {
+        /// Where.
+        at: SocketAddr,
+        /// What the system said.
+        reason: std::io::Error,
+    },
+    /// It was silent for too long, and could not join anew.
+    #[error("this front end was silent for more than 5 s, and the others have shut it out: start it again")]
+    ShutOut,
+    /// The system refused something.
+    #[error("the system refused {what}: {reason}")]
+    System {
+        /// What.
+        what: &'static str,
+        /// What it said.
+        reason: String,
+    },
+}
+
+impl Failed {
+    /// Whether a node was lost while the store was served.
+    pub fn is_loss(&self) -> bool {
+        matches!(self, Failed::Memory(farmem::Error::Lost { .. } | farmem::Error::Refused(_)))
+    }
+
+    /// Whether the others may have shut this front end out: its node then refuses it as one that it does not know.
+    pub(super) fn may_be_a_shutting_out(&self) -> bool {
+        matches!(self, Failed::ShutOut) || self.is_loss()
+    }
+}
+
+pub(super) fn wall_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+}
+
+pub(super) fn system(what: &'static str) -> impl Fn(farmem_sys::raw::Errno) -> Failed {
+    move |reason| Failed::System { what, reason: reason.to_string() }
+}
+
+/// Carries out an operation while nothing else is under way.
+pub(super) fn alone<T, F: Future<Output = T> + 'static>(
+    drive: &mut Drive,
+    operation: impl FnOnce(Io) -> F,
+) -> Result<T, farmem::Error> {
+    let mut task = Task::new(operation);
+    let mut ended = Vec::new();
+    loop {
+        if let Some(outcome) = task.step() {
+            return Ok(outcome);
+        }
+        for (id, ask) in task.asks() {
+            match ask {
+                Ask::Verbs(verbs) => drive.post(u64::from(id), verbs)?,
+                Ask::Pause(ms) => {
+                    std::thread::sleep(Duration::from_millis(u64::from(ms)));
+                    task.answer(id, Vec::new());
+                }
+            }
+        }
+        if drive.under_way() > 0 {
+            drive.advance(Duration::from_millis(100), &mut ended)?;
+        }
+        ended.drain(..).for_each(|(id, answers)| task.answer(id as u32, answers));
+    }
+}
+
+pub(super) fn random() -> Result<u64, Failed> {
+    let mut bytes = [0; 8];
+    process::random_bytes(&mut bytes).map_err(|e| Failed::System { what: "random numbers", reason: e.to_string() })?;
+    Ok(u64::from_le_bytes(bytes))
+}
+
+/// A region's memory, and the shards of its store.
+pub(super) type Opened = (Drive, Vec<Rc<Shard>>);
+
+/// Opens the store, or makes it, and joins it.
+pub(super) fn join(config: &Config) -> Result<Opened, Failed> {
+    open(config, true, connect(config, true, FIRST)?)
+}
+
+/// Joins a store anew that this front end was shut out of. `None`: the store is not that one any more.
+pub(super) fn join_anew(config: &Config, before: &[Rc<Shard>]) -> Option<Opened> {
+    let (_, seen) = open(config, false, connect(config, false, DOUBT).ok()?).ok()?;
+    let same = |(old, new): (&Rc<Shard>, &Rc<Shard>)| old.secret == new.secret && old.root == new.root;
+    if seen.len() != before.len() || !before.iter().zip(&seen).all(same) {
+        return None;
+    }
+    open(config, true, connect(config, false, DOUBT).ok()?).ok()
+}
+
+fn connect(config: &Config, create: bool, timeout: Duration) -> Result<Drive, Failed> {
+    let builder = config.nodes.iter().fold(Memory::builder(), |builder, node| builder.node(node));
+    let builder = builder.transport(config.transport).timeout(timeout).grace(config.grace);
+    Ok(Drive::new(builder.region(&config.name).create(create).connect()?)?)
+}
+
+/// The store's shards, joined or only looked at.
+fn open(config: &Config, join: bool, mut drive: Drive) -> Result<Opened, Failed> {
+    let nodes = drive.nodes();
+    let entries = (config.local / ENTRY_BYTES) as usize / nodes;
+    let mut shards = Vec::new();
+    for node in 0..nodes {
+        let opening = Opening {
+            node: node as u8,
+            shards: nodes as u8,
+            root_word: drive.root_word(node),
+            secret: random()? | 1,
+            geometry: Geometry::STORE,
+            entries,
+            tag: drive.member_tag(),
+        };
+        let opened = match join {
+            true => alone(&mut drive, |io| opening.join(io))?,
+            false => alone(&mut drive, |io| opening.look(io))?,
+        };
+        let shard = opened.map_err(|reason| Failed::Store { name: config.name.clone(), reason })?;
+        shard.limit.set(config.maxmemory.map_or(u64::MAX, |most| most / nodes as u64));
+        shards.push(Rc::new(shard));
+    }
+    Ok((drive, shards))
+}
+
+/// Counts a store, live or not: each node's shard.
+///
+/// # Errors
+/// It cannot be opened.
+pub fn check(config: &Config) -> Result<Vec<(String, Count)>, Failed> {
+    let (mut drive, shards) = open(config, false, connect(config, false, FIRST)?)?;
+    let mut counts = Vec::new();
+    for shard in &shards {
+        let mut last: Option<Count> = None;
+        // What is wrong in earnest is wrong twice.
+        let count = loop {
+            let looked = Rc::clone(shard);
+            let mut count = alone(&mut drive, |io| async move { looked.count(&io).await })?;
+            match last {
+                Some(before) => {
+                    count.problems.retain(|problem| before.problems.contains(problem));
+                    break count;
+                }
+                None if count.problems.is_empty() => break count,
+                None => last = Some(count),
+            }
+            std::thread::sleep(Duration::from_millis(300));
+        };
+        counts.push((config.nodes.get(usize::from(shard.node)).cloned().unwrap_or_default(), count));
+    }
+    Ok(counts)
+}
