@@ -55,6 +55,10 @@ pub struct Options {
     #[arg(long, value_name = "SIZE")]
     pub quota: Option<Size>,
 
+    /// How many functions near memory (sums, gathers) may run at a time for its programs; 0: none
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub compute: usize,
+
     /// The rack it belongs to
     #[command(flatten)]
     pub rack: rack::member::Rack,
@@ -213,6 +217,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         embedded: options.embedded,
         rdma: options.rdma.clone(),
         quota: options.quota.map(|quota| quota.bytes(ram)),
+        compute: options.compute,
         // systemd gives a service a directory of its own. Where there is none the node works all
         // the same, and top does not show it.
         status_dir: std::env::var_os("RUNTIME_DIRECTORY").map(PathBuf::from).or_else(|| runtime_dir::own().ok()),

@@ -8,11 +8,13 @@
 //!
 //! * `worker`: connections and their sockets; when to spin and when to sleep.
 //! * `listen`: where the node listens.
+//! * `compute`: functions near memory.
 //! * `metrics`, `status`, [`log`]: what the operator sees.
 //! * [`run()`]: the daemon from start to SIGTERM; [`Node`]: the same inside another process.
 //!
 //! What a verb or a request does is not here but in [`farmem_nic`].
 
+mod compute;
 mod hot;
 mod listen;
 pub mod log;
@@ -69,6 +71,8 @@ pub struct Config {
     pub rdma: Rdma,
     /// Bytes that one owner may hold, a run or a process that claims by itself; `None`: all there is.
     pub quota: Option<u64>,
+    /// Functions near memory that may run at a time; 0: none, each is refused.
+    pub compute: usize,
     /// A private directory for the status file by which `farmem top` finds the node, and for a Unix socket by which
     /// programs on this machine map its memory where [`listen`](Config::listen) names none.
     pub status_dir: Option<PathBuf>,
@@ -88,6 +92,7 @@ impl Config {
             embedded: false,
             rdma: Rdma::Off,
             quota: None,
+            compute: 0,
             status_dir: None,
         }
     }
@@ -216,6 +221,9 @@ impl Node {
         let most = usize::try_from(descriptors / 2).unwrap_or(usize::MAX);
         nic.connections = Table::new(most.clamp(FEW_CONNECTIONS, MAX_CONNECTIONS));
         let nic = Arc::new(nic);
+        if config.compute > 0 {
+            nic.serve(compute::Compute::new(config.compute));
+        }
         nic.volumes.set_machine(nbd::machine(&std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default()));
         nic.units.set_quota(config.quota.unwrap_or(u64::MAX));
         nic.units.set_descriptors(descriptors);

@@ -183,6 +183,8 @@ pub fn text(nic: &Nic) -> String {
     tell("counter", "verbs_total", "{verb=\"bind\"}", "", now(&tally.binds));
     tell("counter", "verbs_total", "{verb=\"invalidate\"}", "", now(&tally.invalidates));
     tell("counter", "verbs_total", "{verb=\"send\"}", "", now(&tally.sends));
+    tell("counter", "computed_total", "", "Functions near memory carried out.", now(&nic.computed.calls));
+    tell("counter", "computed_ns_total", "", "Time of functions near memory.", now(&nic.computed.ns));
     tell("counter", "read_bytes_total", "", "Bytes sent for READs.", now(&tally.read_bytes));
     tell("counter", "write_bytes_total", "", "Bytes taken for WRITEs.", now(&tally.write_bytes));
     tell("counter", "record_bytes_total", "", "Bytes taken for LINES and LINES_IF.", now(&tally.record_bytes));

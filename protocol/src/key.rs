@@ -56,6 +56,9 @@ impl Key {
     /// The word table of the node: READ by every member, CAS by the owner and within the rules.
     pub const WORDS: Key = Key::service(0);
 
+    /// Functions near memory ([`crate::near`]), by SEND.
+    pub const COMPUTE: Key = Key::service(16);
+
     /// A window's key.
     pub const fn window(index: u32, generation: u32) -> Key {
         Key(OWN | (index as u64 & 0xfff_ffff) << INDEX | generation as u64)

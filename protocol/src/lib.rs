@@ -8,6 +8,7 @@
 //! * [`extent`]: the words by which a node's memory is claimed, given back and recovered.
 //! * [`fairness`]: how much of a bounded table one peer may take.
 //! * [`nbd`]: requests and replies on the stream of a volume, which the kernel swaps to.
+//! * [`near`]: functions that a node does with its callers' memory.
 //! * [`node`]: addresses of nodes, and how bytes move to them.
 //! * [`placement`]: which node to ask for memory.
 //! * [`exit`]: the exit statuses by which a run says how it ended.
@@ -24,6 +25,7 @@ pub mod fairness;
 pub mod key;
 pub mod lines;
 pub mod nbd;
+pub mod near;
 pub mod node;
 pub mod placement;
 pub mod random;

@@ -123,6 +123,14 @@ impl Mapping {
         to.is_some()
     }
 
+    /// [`Mapping::read`] into a slice, which cannot be part of a mapping.
+    #[inline]
+    #[must_use]
+    pub fn read_bytes(&self, offset: u64, into: &mut [u8]) -> bool {
+        // SAFETY: a live slice, and no slab's.
+        unsafe { self.read(offset, into.as_mut_ptr(), into.len() as u32) }
+    }
+
     /// [`Mapping::write`] of a slice, which cannot be part of a mapping: no reference to its bytes
     /// is ever made.
     #[inline]

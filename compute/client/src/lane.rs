@@ -46,7 +46,7 @@ impl Lane {
         Lane { ways: Some(ways), memory }
     }
 
-    fn parts(&mut self) -> (&mut Ways, &Inner) {
+    pub(crate) fn parts(&mut self) -> (&mut Ways, &Inner) {
         let inner = &*self.memory.inner;
         (self.ways.get_or_insert_with(|| Ways::new(inner.shards.len())), inner)
     }

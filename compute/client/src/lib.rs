@@ -71,6 +71,13 @@
 //! # }
 //! ```
 //!
+//! # Functions near memory
+//!
+//! Some work is done best where the bytes are. [`Lane::scan`] counts, sums, and finds extremes of records that pass a
+//! test; [`Lane::gather`] brings many small pieces at once; [`Lane::copy`], [`Lane::fill`] and [`Lane::chase`] need no
+//! bytes here at all. A node that was started with `--compute` does them, at 64 bytes a call. Any other leaves them to
+//! this library, with the same result.
+//!
 //! # By the host's agent
 //!
 //! Module [`agent`] is another way to memory: the host's agent (`farmem agent`) has it granted
@@ -110,6 +117,7 @@ mod builder;
 mod error;
 mod lane;
 mod memory;
+pub mod near;
 mod pieces;
 mod regions;
 mod shard;

@@ -88,6 +88,15 @@ impl Inner {
         kept.unwrap_or_else(|| Ways::new(self.shards.len()))
     }
 
+    /// A scratch piece of a node's that nothing uses.
+    pub fn take_scratch(&self, node: usize) -> Option<Addr> {
+        self.shards[node].scratch.lock().pop()
+    }
+
+    pub fn keep_scratch(&self, node: usize, at: Addr) {
+        self.shards[node].scratch.lock().push(at);
+    }
+
     /// Keeps them for the next lane. With operations under way they are dropped: only then are the
     /// buffers free.
     pub fn keep(&self, mut ways: Ways) {

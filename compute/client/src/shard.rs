@@ -1,10 +1,11 @@
 //! One node of a memory: the session there, and the slabs.
 
-use crate::Result;
+use crate::{Addr, Result};
 use farmem_fabric::Session;
 use farmem_protocol::addr::SlabId;
 use farmem_protocol::region::RegionName;
 use farmem_sys::sync::Lock;
+use std::sync::atomic::AtomicBool;
 
 /// Slabs that a memory can have at one node, as many as addresses can name.
 pub(crate) const MAX_SLABS: usize = (1 << 16) - 1;
@@ -15,11 +16,21 @@ pub(crate) struct Shard {
     region: Option<RegionName>,
     /// By their numbers less one. They are added, and never taken away.
     slabs: Lock<Vec<SlabId>>,
+    /// It has refused a function near memory: it does none.
+    pub refuses: AtomicBool,
+    /// Pieces for lists of functions near memory, which nothing uses now.
+    pub scratch: Lock<Vec<Addr>>,
 }
 
 impl Shard {
     pub fn new(session: Session, region: Option<RegionName>) -> Shard {
-        Shard { session: Some(session), region, slabs: Lock::new(Vec::new()) }
+        Shard {
+            session: Some(session),
+            region,
+            slabs: Lock::new(Vec::new()),
+            refuses: AtomicBool::new(false),
+            scratch: Lock::new(Vec::new()),
+        }
     }
 
     pub fn session(&self) -> &Session {

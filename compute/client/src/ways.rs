@@ -15,6 +15,8 @@ use crate::memory::Inner;
 use crate::{Addr, Error, Result};
 use farmem_fabric::{Completion, QueuePair, Refusal, Waiter};
 use farmem_protocol::addr::{SLAB_BYTES, SlabId};
+use farmem_protocol::key::Key;
+use farmem_protocol::near::FRAME;
 use farmem_protocol::wire::MAX_VERB_BYTES;
 use std::time::{Duration, Instant};
 
@@ -24,10 +26,26 @@ const LOOK: Duration = Duration::from_secs(1);
 /// The operation on the bytes at its address.
 #[derive(Clone, Copy)]
 pub(crate) enum Verb {
-    Read { into: *mut u8, len: usize },
-    Write { from: *const u8, len: usize },
-    CompareSwap { expected: u64, new: u64 },
-    FetchAdd { add: u64 },
+    Read {
+        into: *mut u8,
+        len: usize,
+    },
+    Write {
+        from: *const u8,
+        len: usize,
+    },
+    CompareSwap {
+        expected: u64,
+        new: u64,
+    },
+    FetchAdd {
+        add: u64,
+    },
+    /// A function near memory ([`crate::near`]). The address names the node alone.
+    Send {
+        said: *const [u8; FRAME],
+        reply: *mut u8,
+    },
 }
 
 impl Verb {
@@ -35,6 +53,7 @@ impl Verb {
         match self {
             Verb::Read { len, .. } | Verb::Write { len, .. } => len as u64,
             Verb::CompareSwap { .. } | Verb::FetchAdd { .. } => 8,
+            Verb::Send { .. } => 0,
         }
     }
 
@@ -229,16 +248,22 @@ impl Ways {
 
     /// The slab of an address, if the range lies within it and suits the verb.
     fn place(&mut self, inner: &Inner, at: Addr, verb: Verb) -> Result<SlabId> {
-        let (len, range) = (verb.bytes(), Error::Range { at, len: verb.bytes() });
+        let slab = self.slab(inner, at, verb.bytes())?;
+        match verb.is_atomic() && !at.offset().is_multiple_of(8) {
+            true => Err(Error::Unaligned(at)),
+            false => Ok(slab),
+        }
+    }
+
+    /// The slab of an address, if the range lies within it.
+    pub fn slab(&mut self, inner: &Inner, at: Addr, len: u64) -> Result<SlabId> {
+        let range = Error::Range { at, len };
         if inner.is_forked() {
             return Err(Error::Forked);
         }
         let Some(number) = at.slab().checked_sub(1).filter(|_| at.node() < self.slabs.len()) else { return Err(range) };
         if at.offset() + len > SLAB_BYTES {
             return Err(range);
-        }
-        if verb.is_atomic() && !at.offset().is_multiple_of(8) {
-            return Err(Error::Unaligned(at));
         }
         if let Some(&slab) = self.slabs[at.node()].get(number) {
             return Ok(slab);
@@ -383,6 +408,10 @@ unsafe fn post(link: &mut QueuePair, tag: u64, (slab, offset): (SlabId, u64), ve
             }
             Verb::FetchAdd { add } => {
                 link.faa(tag, slab, offset, add);
+                1
+            }
+            Verb::Send { said, reply } => {
+                link.send(tag, Key::COMPUTE, &*said, reply);
                 1
             }
         }

@@ -16,7 +16,7 @@ use farmem_nic::Nic;
 use farmem_nic::epochs::Section;
 use farmem_nic::grip::Memory;
 use farmem_nic::lending::{Lending, NoSlab};
-use farmem_nic::service::Service;
+use farmem_nic::service::{Caller, Service};
 use farmem_nic::units::leases::Lease;
 use farmem_nic::windows::{ANY_MEMBER, Bound, Windows};
 use farmem_protocol::addr::SLAB_BYTES;
@@ -198,15 +198,15 @@ impl Offered {
 impl Service for Offered {
     fn send(
         &self,
-        from: (u64, u64),
+        caller: &Caller<'_>,
         number: u32,
         said: &[u8],
         windows: &Windows,
         section: &mut Section<'_>,
     ) -> Result<[u8; 64], Status> {
         match Key::service(number) {
-            TAKE => self.run(from, Which::Take, said, windows, section),
-            GIVE => self.run(from, Which::Give, said, windows, section),
+            TAKE => self.run(caller.id(), Which::Take, said, windows, section),
+            GIVE => self.run(caller.id(), Which::Give, said, windows, section),
             DESCRIBE => {
                 let mut reply = [0; 64];
                 for (field, word) in reply.chunks_exact_mut(8).zip(self.describe()) {

@@ -85,6 +85,8 @@ pub struct Nic {
     pub windows: Windows,
     /// The memory that is owned unit by unit.
     pub units: Arc<Units>,
+    /// Functions near memory, of all members.
+    pub computed: service::Computed,
     /// Answers SENDs, if anything does.
     service: OnceLock<Box<dyn Service>>,
     /// Members that are gone, of which the service does not know yet.
@@ -136,6 +138,7 @@ impl Nic {
             tally: Tally::default(),
             incarnation: incarnation.max(1),
             windows: Windows::default(),
+            computed: service::Computed::default(),
             service: OnceLock::new(),
             departed: Lock::new(Vec::new()),
             epochs: Epochs::default(),

@@ -29,6 +29,7 @@ use super::carved;
 use super::events::{Event, Leaving};
 use super::lending::Slab;
 use super::regions::Shared;
+use super::service::Computed;
 use super::shares::{Full, Peer, Place};
 use super::tally::count;
 use super::tenants::Tenant;
@@ -87,6 +88,8 @@ pub struct Member {
     pub(super) holds: Lock<Holds>,
     /// Locked before `holds`.
     pub(super) wires: Lock<Wires>,
+    /// Its functions near memory.
+    pub computed: Computed,
 }
 
 /// A member to be made.
@@ -426,6 +429,7 @@ impl Nic {
             }),
             holds: Lock::new(Holds { place: Some(place), ..Holds::default() }),
             wires: Lock::new(Wires::default()),
+            computed: Computed::default(),
         });
         self.members.lock().insert(member.secret, Arc::clone(&member));
         Some(member)

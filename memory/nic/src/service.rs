@@ -1,16 +1,20 @@
 //! The one hook of the NIC: a service of the node's own, which members ask by SEND.
 //!
-//! A node serves nothing by itself, and refuses every SEND. `lab/offload` serves chunks with
-//! windows that the NIC binds.
+//! A NIC serves nothing by itself, and refuses every SEND. A node with `--compute` serves functions
+//! near memory; `lab/offload` serves chunks with windows that the NIC binds.
 
 use super::epochs::Section;
+use super::grip::Grip;
 use super::windows::Windows;
-use farmem_protocol::wire::{REPLY_BYTES, Status};
+use super::{Member, Nic};
+use farmem_protocol::key::Key;
+use farmem_protocol::wire::{Op, REPLY_BYTES, Status};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Answers SENDs to the node's own queues.
 pub trait Service: Send + Sync {
-    /// A SEND of a member, by its serial number, through one of its queue pairs, to the queue of
-    /// this number. Returns the answer.
+    /// A SEND of a member, through one of its queue pairs, to the queue of this number. Returns the
+    /// answer.
     ///
     /// The caller is in `section`. A service that waits renews it: in a section nobody is waited
     /// for that may wait for its end.
@@ -19,7 +23,7 @@ pub trait Service: Send + Sync {
     /// The completion's status.
     fn send(
         &self,
-        from: (u64, u64),
+        caller: &Caller<'_>,
         number: u32,
         said: &[u8],
         windows: &Windows,
@@ -31,4 +35,44 @@ pub trait Service: Send + Sync {
 
     /// Does a piece of what the service does by itself.
     fn keep(&self, windows: &Windows);
+}
+
+/// The member that asks, and its queue pair.
+pub struct Caller<'a> {
+    pub(super) nic: &'a Nic,
+    pub(super) member: &'a Member,
+    pub(super) queue: u64,
+}
+
+impl Caller<'_> {
+    /// The member's serial number, and the queue pair's number.
+    pub fn id(&self) -> (u64, u64) {
+        (self.member.serial, self.queue)
+    }
+
+    /// Memory that the member may do this to. The grip is good until the section ends or is
+    /// renewed.
+    ///
+    /// # Errors
+    /// As a verb would be refused.
+    pub fn admit(&self, key: Key, op: Op, offset: u64, len: u64) -> Result<Grip, Status> {
+        self.nic.admit(self.member, self.queue, (key, op), offset, len)
+    }
+
+    /// Accounts for a function's time.
+    pub fn computed(&self, ns: u64) {
+        for computed in [&self.member.computed, &self.nic.computed] {
+            computed.calls.fetch_add(1, Ordering::Relaxed);
+            computed.ns.fetch_add(ns, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Functions near memory, of a member or of all.
+#[derive(Debug, Default)]
+pub struct Computed {
+    /// How many.
+    pub calls: AtomicU64,
+    /// Their time.
+    pub ns: AtomicU64,
 }

@@ -3,6 +3,7 @@
 use super::output::Output;
 use crate::epochs::Section;
 use crate::grip::Grip;
+use crate::service::Caller;
 use crate::{Member, Nic, Turn, count};
 use farmem_protocol::addr::SlabId;
 use farmem_protocol::key::{Key, KeyKind};
@@ -266,9 +267,9 @@ impl Serving {
         said: &[u8],
     ) -> Result<[u8; REPLY_BYTES as usize], Status> {
         count(&nic.tally.sends, 1);
-        let from = (self.member.serial, self.queue);
+        let caller = Caller { nic, member: &self.member, queue: self.queue };
         match (key.kind(), nic.service.get()) {
-            (KeyKind::Service(number), Some(service)) => service.send(from, number, said, &nic.windows, section),
+            (KeyKind::Service(number), Some(service)) => service.send(&caller, number, said, &nic.windows, section),
             _ => Err(Status::Access),
         }
     }

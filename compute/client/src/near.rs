@@ -1,0 +1,336 @@
+//! Functions near memory: done by the node where it computes (`farmem node --compute`), else here by verbs.
+//!
+//! ```text
+//!                       ┌─ node computes, not mapped ──► SENDs, one round trip for many ──► replies
+//!  scan, gather, … ─────┤
+//!                       └─ refused, busy, or mapped ───► READs ──► the same function here
+//! ```
+//!
+//! What a node answers is checked for what it could have been ([`Reply::parse`]). A node that lies can make a sum wrong,
+//! as it can the bytes of a READ; an answer that is impossible counts as a refusal.
+
+// Calls and replies are handed to verbs as raw memory; each place says how it is kept alive.
+#![allow(unsafe_code)]
+
+use crate::lane::Lane;
+use crate::ways::{AbandonOnUnwind, Verb};
+use crate::{Addr, Error, Result};
+use farmem_fabric::Refusal;
+use farmem_protocol::addr::SLAB_BYTES;
+use farmem_protocol::key::Key;
+use farmem_protocol::near::{Bytes, Call, FRAME, Function, MAX_BYTES, MAX_HOPS, MAX_PIECE, Range, Reply, Which, laid};
+use std::sync::atomic::Ordering;
+
+pub use farmem_protocol::near::{Found, Kind, Scan};
+
+/// Calls that are under way together: more would hold up others at the node.
+const TOGETHER: usize = 16;
+
+/// Where a chase ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Chased {
+    /// The offset of the last object, from the range's first byte.
+    pub at: u64,
+    /// Links that were followed.
+    pub hops: u32,
+    /// Whether its field is as wanted.
+    pub found: bool,
+}
+
+/// What a chase follows, in objects of its range.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Chase {
+    /// The offset of the first object.
+    pub from: u32,
+    /// Where an object has the offset of the next one, as 8 bytes; 0: there is none.
+    pub next: u16,
+    /// Where an object has the field that is compared.
+    pub field: u16,
+    /// What the field of the wanted object is.
+    pub wanted: u64,
+    /// Links to follow, at most.
+    pub hops: u32,
+}
+
+impl Lane {
+    /// What [`Scan`] says of the records of these ranges. A range holds whole records, and lies within one piece.
+    ///
+    /// Sums of `f64` are taken by parts of 256 KiB and then in the order of the parts, wherever that is done.
+    ///
+    /// # Errors
+    /// As [`Lane::read`]; [`Error::Size`] where a range does not hold whole records, or a field does not lie in one.
+    pub fn scan(&mut self, ranges: &[(Addr, u64)], scan: &Scan) -> Result<Found> {
+        let stride = u64::from(scan.stride);
+        if !scan.is_sound() {
+            return Err(Error::Size(stride));
+        }
+        let part = MAX_BYTES / stride * stride;
+        let mut parts = Vec::new();
+        for &(at, len) in ranges {
+            if !len.is_multiple_of(stride) {
+                return Err(Error::Size(len));
+            }
+            parts.extend((0..len).step_by(part as usize).map(|skip| (at + skip, part.min(len - skip))));
+        }
+        let mut found = Found::none(scan.value);
+        for some in parts.chunks(TOGETHER) {
+            let calls = some.iter().map(|&(at, len)| {
+                Ok((at.node(), Call { source: self.range(at, len)?, list: NOTHING, function: Function::Scan(*scan) }))
+            });
+            let calls = calls.collect::<Result<Vec<(usize, Call)>>>()?;
+            let replies = self.compute(&calls)?;
+            for (&(at, len), reply) in some.iter().zip(replies) {
+                found = found.and(match reply {
+                    Some(Reply::Found(found)) => found,
+                    _ => self.scan_here(at, len, scan)?,
+                });
+            }
+        }
+        Ok(found)
+    }
+
+    fn scan_here(&mut self, at: Addr, len: u64, scan: &Scan) -> Result<Found> {
+        let mut bytes = vec![0; len as usize];
+        self.read(at, &mut bytes)?;
+        let mut found = Found::none(scan.value);
+        scan.run(&bytes, &mut found);
+        Ok(found)
+    }
+
+    /// The pieces of `each` bytes (1 to 4096) at these places, one behind the other in their order.
+    ///
+    /// # Errors
+    /// As [`Lane::read`]; [`Error::Size`] of a piece.
+    pub fn gather(&mut self, places: &[Addr], each: u32) -> Result<Vec<u8>> {
+        if !(1..=MAX_PIECE).contains(&each) {
+            return Err(Error::Size(u64::from(each)));
+        }
+        let mut gathered = vec![0; places.len() * each as usize];
+        // By slabs: a call has one source.
+        let mut order: Vec<usize> = (0..places.len()).collect();
+        order.sort_by_key(|&n| (places[n].node(), places[n].slab()));
+        for slab in
+            order.chunk_by(|&a, &b| (places[a].node(), places[a].slab()) == (places[b].node(), places[b].slab()))
+        {
+            let most = ((MAX_BYTES - 8) / (u64::from(each) + 4)) as usize;
+            for some in slab.chunks(most) {
+                let at: Vec<Addr> = some.iter().map(|&n| places[n]).collect();
+                let run = match self.gather_there(&at, each)? {
+                    Some(run) => run,
+                    None => self.gather_here(&at, each)?,
+                };
+                for (piece, &n) in run.chunks_exact(each as usize).zip(some) {
+                    gathered[n * each as usize..][..each as usize].copy_from_slice(piece);
+                }
+            }
+        }
+        Ok(gathered)
+    }
+
+    fn gather_here(&mut self, places: &[Addr], each: u32) -> Result<Vec<u8>> {
+        let mut run = vec![0; places.len() * each as usize];
+        for (some, run) in places.chunks(1024).zip(run.chunks_mut(1024 * each as usize)) {
+            let mut batch = self.batch();
+            for (&at, piece) in some.iter().zip(run.chunks_exact_mut(each as usize)) {
+                batch.read(at, piece);
+            }
+            batch.run().into_iter().try_for_each(|done| done.map(drop))?;
+        }
+        Ok(run)
+    }
+
+    /// By the node: the list goes there, and the run of pieces comes back, by one round trip. `None`: it does not.
+    fn gather_there(&mut self, places: &[Addr], each: u32) -> Result<Option<Vec<u8>>> {
+        let node = places[0].node();
+        // Fewer than this many fit into as many bytes by READs.
+        if places.len() < 4 || !self.is_computed(node) || self.memory().inner.region.is_some() {
+            return Ok(None);
+        }
+        for &at in places {
+            self.range(at, u64::from(each))?;
+        }
+        let source = self.range(Addr::of(node, places[0].slab(), 0), SLAB_BYTES)?;
+        let count = places.len() as u32;
+        let list: Vec<u8> = places.iter().flat_map(|at| (at.offset() as u32).to_le_bytes()).collect();
+        let Some(scratch) = self.scratch(node)? else { return Ok(None) };
+        let mut run = vec![0; places.len() * each as usize];
+        let bytes = laid(count) + run.len() as u64;
+        let call = Call { source, list: self.range(scratch, bytes)?, function: Function::Gather { count, each } };
+        let done = self.around(call, (scratch, &list), (scratch + laid(count), &mut run));
+        self.memory().inner.keep_scratch(node, scratch);
+        Ok(done?.map(|_| run))
+    }
+
+    /// Copies within one node, or between two. The ranges do not overlap.
+    ///
+    /// # Errors
+    /// As [`Lane::read`]. A part may have been copied.
+    pub fn copy(&mut self, from: Addr, to: Addr, len: u64) -> Result<()> {
+        for skip in (0..len).step_by(MAX_BYTES as usize) {
+            let part = MAX_BYTES.min(len - skip);
+            let (source, list) = (self.range(from + skip, part)?, self.range(to + skip, part)?);
+            let call = Call { source, list, function: Function::Copy };
+            let there = match from.node() == to.node() && call.check().is_ok() {
+                true => self.compute(&[(from.node(), call)])?[0],
+                false => None,
+            };
+            if there.is_none() {
+                let mut bytes = vec![0; part as usize];
+                self.read(from + skip, &mut bytes)?;
+                self.write(to + skip, &bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes a word over and over.
+    ///
+    /// # Errors
+    /// As [`Lane::write`]. A part may have been filled.
+    pub fn fill(&mut self, at: Addr, len: u64, word: u64) -> Result<()> {
+        for skip in (0..len).step_by(MAX_BYTES as usize) {
+            let part = MAX_BYTES.min(len - skip);
+            let call = Call { source: self.range(at + skip, part)?, list: NOTHING, function: Function::Fill(word) };
+            if self.compute(&[(at.node(), call)])?[0].is_none() {
+                let bytes: Vec<u8> = word.to_le_bytes().into_iter().cycle().take(part as usize).collect();
+                self.write(at + skip, &bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Follows links among the objects of a range that lies within one piece.
+    ///
+    /// # Errors
+    /// As [`Lane::read`]; [`Error::Range`] when a link leaves the range.
+    pub fn chase(&mut self, at: Addr, len: u64, chase: &Chase) -> Result<Chased> {
+        let source = self.range(at, len)?;
+        let (mut from, mut done) = (chase.from, 0);
+        loop {
+            let Chase { next, field, wanted, hops, .. } = *chase;
+            let hops = (hops - done).min(MAX_HOPS);
+            let function = Function::Chase { from, next, field, wanted, hops };
+            let call = Call { source, list: NOTHING, function };
+            let reply = match self.compute(&[(at.node(), call)])?[0] {
+                Some(reply) => reply,
+                None => {
+                    let mut here = Here { lane: self, at, failed: None };
+                    let reply = call.run(&mut here);
+                    match (reply, here.failed) {
+                        (Some(reply), _) => reply,
+                        (None, failed) => return Err(failed.unwrap_or(Error::Range { at, len })),
+                    }
+                }
+            };
+            let Reply::Chased { at: ended, hops: followed, found } = reply else {
+                return Err(Error::Range { at, len });
+            };
+            done += followed;
+            let Some(next) = u32::try_from(ended).ok().filter(|_| !found && followed == hops && done < chase.hops)
+            else {
+                return Ok(Chased { at: ended, hops: done, found });
+            };
+            from = next;
+        }
+    }
+
+    /// Whether functions are to be asked of a node: it is not mapped here, and has not refused any.
+    fn is_computed(&self, node: usize) -> bool {
+        let shards = &self.memory().inner.shards;
+        shards.get(node).is_some_and(|shard| !shard.session().is_mapped() && !shard.refuses.load(Ordering::Relaxed))
+    }
+
+    /// Has nodes carry out calls, all at once. `None` for each that its node did not.
+    fn compute(&mut self, calls: &[(usize, Call)]) -> Result<Vec<Option<Reply>>> {
+        if calls.iter().any(|&(node, _)| !self.is_computed(node)) {
+            return Ok(vec![None; calls.len()]);
+        }
+        let frames: Vec<[u8; FRAME]> = calls.iter().map(|(_, call)| call.frame()).collect();
+        let mut replies = vec![[0u8; FRAME]; calls.len()];
+        let (ways, inner) = self.parts();
+        let ways = AbandonOnUnwind(ways);
+        let mut numbers = Vec::with_capacity(calls.len());
+        for ((&(node, _), said), reply) in calls.iter().zip(&frames).zip(&mut replies) {
+            let verb = Verb::Send { said, reply: reply.as_mut_ptr() };
+            // SAFETY: both outlive the operation, which is awaited below; if that unwinds, the queue pairs are dropped.
+            numbers.push(unsafe { ways.0.begin_waited(inner, Addr::of(node, 1, 0), verb) });
+        }
+        ways.0.ring(inner);
+        let done: Vec<Result<u64>> = numbers.into_iter().map(|number| ways.0.finish(number)).collect();
+        std::mem::forget(ways);
+        let reply = |(n, done): (usize, Result<u64>)| self.judged(&calls[n], &replies[n], done);
+        done.into_iter().enumerate().map(reply).collect()
+    }
+
+    /// WRITE, SEND and READ, one behind the other on one queue pair: one round trip.
+    fn around(&mut self, call: Call, list: (Addr, &[u8]), run: (Addr, &mut [u8])) -> Result<Option<Reply>> {
+        let (said, mut reply) = (call.frame(), [0; FRAME]);
+        let node = list.0.node();
+        let (ways, inner) = self.parts();
+        let ways = AbandonOnUnwind(ways);
+        let write = Verb::Write { from: list.1.as_ptr(), len: list.1.len() };
+        let send = Verb::Send { said: &said, reply: reply.as_mut_ptr() };
+        let read = Verb::Read { into: run.1.as_mut_ptr(), len: run.1.len() };
+        let places = [(list.0, write), (Addr::of(node, 1, 0), send), (run.0, read)];
+        // SAFETY: as in `compute`.
+        let numbers = places.map(|(at, verb)| unsafe { ways.0.begin_waited(inner, at, verb) });
+        ways.0.ring(inner);
+        let [written, sent, came] = numbers.map(|number| ways.0.finish(number));
+        std::mem::forget(ways);
+        let reply = self.judged(&(node, call), &reply, sent)?;
+        written.and(came)?;
+        Ok(reply)
+    }
+
+    /// What a node made of a call.
+    fn judged(&self, (node, call): &(usize, Call), reply: &[u8; FRAME], done: Result<u64>) -> Result<Option<Reply>> {
+        match done {
+            Ok(_) => Ok(Reply::parse(reply, call)),
+            Err(Error::Refused(Refusal::Access)) => {
+                self.memory().inner.shards[*node].refuses.store(true, Ordering::Relaxed);
+                Ok(None)
+            }
+            // Busy; a range or a link that is not as it should be, which the way by verbs tells better; or cut, and not
+            // known to have been done: each function can be done again.
+            Err(Error::Refused(_) | Error::Unknown) => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
+    fn range(&mut self, at: Addr, len: u64) -> Result<Range> {
+        let (ways, inner) = self.parts();
+        let slab = ways.slab(inner, at, len)?;
+        Ok(Range { key: Key::from(slab), at: at.offset(), len })
+    }
+
+    /// A piece for lists and runs. `None`: the node has no room for one.
+    fn scratch(&mut self, node: usize) -> Result<Option<Addr>> {
+        if let Some(kept) = self.memory().inner.take_scratch(node) {
+            return Ok(Some(kept));
+        }
+        match self.alloc_on(node, MAX_BYTES) {
+            Ok(at) => Ok(Some(at)),
+            Err(Error::Full(_)) => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+}
+
+const NOTHING: Range = Range { key: Key(0), at: 0, len: 0 };
+
+/// A range by verbs.
+struct Here<'a> {
+    lane: &'a mut Lane,
+    at: Addr,
+    failed: Option<Error>,
+}
+
+impl Bytes for Here<'_> {
+    fn read(&mut self, _: Which, at: u64, into: &mut [u8]) -> Option<()> {
+        self.lane.read(self.at + at, into).map_err(|e| self.failed = Some(e)).ok()
+    }
+
+    fn write(&mut self, _: Which, at: u64, bytes: &[u8]) -> Option<()> {
+        self.lane.write(self.at + at, bytes).map_err(|e| self.failed = Some(e)).ok()
+    }
+}

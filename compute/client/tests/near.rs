@@ -1,0 +1,133 @@
+//! Functions near memory, on a node that computes, on one that does not, and on one that is mapped: all alike.
+
+mod common;
+
+use common::SLAB;
+use farmem::near::{Chase, Found, Kind, Scan};
+use farmem::{Addr, Error, Lane, Memory, Transport};
+use farmem_fabric::NodeAddr;
+use farmem_memory::{Config, Node};
+use proptest::prelude::*;
+use proptest::test_runner::TestRunner;
+use std::cell::RefCell;
+use std::sync::atomic::Ordering;
+
+fn node(compute: usize) -> Node {
+    let listen = vec![NodeAddr::Tcp("127.0.0.1:0".into())];
+    Node::start(&Config { compute, ..Config::new(4 * SLAB, listen) }).unwrap()
+}
+
+fn memory(node: &Node) -> Memory {
+    common::builder(&[node], Transport::Tcp).connect().unwrap()
+}
+
+/// Bytes that follow from a seed.
+fn bytes(seed: u64, len: usize) -> Vec<u8> {
+    (0..len as u64).map(|n| ((n ^ seed).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8).collect()
+}
+
+fn calls(node: &Node) -> u64 {
+    node.nic().computed.calls.load(Ordering::Relaxed)
+}
+
+/// Does all of it on a node, and says what came of it.
+fn outcome(lane: &mut Lane, seed: u64, count: usize) -> Vec<Vec<u8>> {
+    let piece = lane.alloc(2 << 20).unwrap();
+    let other = lane.alloc(1 << 20).unwrap();
+    lane.write(piece, &bytes(seed, 2 << 20)).unwrap();
+    let mut told = Vec::new();
+    let scan =
+        Scan { stride: 24, test: Kind::U32, test_at: 4, least: 1 << 30, most: 3 << 30, value: Kind::I64, value_at: 8 };
+    let ranges = [(piece, 24 * 20_000), (piece + 1_000_000, 24), (piece + 24 * 25_000, 24 * 700)];
+    let found = lane.scan(&ranges, &scan).unwrap();
+    assert!(found.count > 5000);
+    told.push(format!("{found:?}").into_bytes());
+    let places: Vec<Addr> = (0..count as u64).map(|n| piece + (n.wrapping_mul(seed | 1) % ((2 << 20) - 64))).collect();
+    told.push(lane.gather(&places, 64).unwrap());
+    lane.copy(piece + 7, other + 9, 700_000).unwrap();
+    lane.fill(other + 800_001, 100_003, 0x0102_0304_0506_0708).unwrap();
+    let mut all = vec![0; 1 << 20];
+    lane.read(other, &mut all).unwrap();
+    told.push(all[9..700_009].to_vec());
+    told.push(all[800_001..900_004].to_vec());
+    // A chain of 3000 objects of 32 bytes, longer than one call follows.
+    let links: Vec<u8> =
+        (0..3000u64).flat_map(|n| [32 * (n + 1) % 96_000, n, 0, 0].map(u64::to_le_bytes).concat()).collect();
+    lane.write(piece, &links).unwrap();
+    for (wanted, hops) in [(2777, 5000), (9999, 5000), (2777, 1500), (0, 9)] {
+        let chase = Chase { from: 32, next: 0, field: 8, wanted, hops };
+        told.push(format!("{:?}", lane.chase(piece, 96_000, &chase).unwrap()).into_bytes());
+    }
+    lane.free(piece).unwrap();
+    lane.free(other).unwrap();
+    told
+}
+
+#[test]
+fn it_is_all_the_same_where_it_is_done() {
+    let (computes, refuses) = (node(2), node(0));
+    let mapped = common::node(4);
+    let memories =
+        [memory(&computes), memory(&refuses), common::builder(&[&mapped], Transport::Shm).connect().unwrap()];
+    let lanes = RefCell::new(memories.each_ref().map(|memory| memory.lane().unwrap()));
+    let config = ProptestConfig { cases: 4, failure_persistence: None, ..ProptestConfig::default() };
+    TestRunner::new(config)
+        .run(&(any::<u64>(), 1..9000usize), |(seed, count)| {
+            let [there, here, mapped] = lanes.borrow_mut().each_mut().map(|lane| outcome(lane, seed, count));
+            prop_assert!(there == here && here == mapped);
+            let found = String::from_utf8_lossy(&there[4]).into_owned();
+            prop_assert!(found.contains("hops: 2776") && found.contains("found: true"), "{}", found);
+            Ok(())
+        })
+        .unwrap();
+    assert!(calls(&computes) > 20, "{} calls", calls(&computes));
+    assert_eq!((calls(&refuses), calls(&mapped)), (0, 0));
+    // Each member has its own account.
+    let members = computes.nic().members();
+    let of_all: u64 = members.iter().map(|member| member.computed.calls.load(Ordering::Relaxed)).sum();
+    assert_eq!(of_all, calls(&computes));
+    assert!(computes.nic().computed.ns.load(Ordering::Relaxed) > 0);
+}
+
+/// A sum of 8 MiB costs the network less than a twentieth of its bytes; so does a gather of single words.
+#[test]
+fn bytes_stay_where_they_are() {
+    let node = node(1);
+    let memory = memory(&node);
+    let mut lane = memory.lane().unwrap();
+    let pieces: Vec<Addr> = (0..4).map(|_| lane.alloc(2 << 20).unwrap()).collect();
+    let ones: Vec<u8> = 1u64.to_le_bytes().repeat(1 << 18);
+    pieces.iter().for_each(|&piece| lane.write(piece, &ones).unwrap());
+    let before = node.nic().tally.read_bytes.load(Ordering::Relaxed);
+    let scan = Scan { stride: 8, test: Kind::U64, test_at: 0, least: 1, most: 1, value: Kind::U64, value_at: 0 };
+    let ranges: Vec<(Addr, u64)> = pieces.iter().map(|&piece| (piece, 2 << 20)).collect();
+    let found = lane.scan(&ranges, &scan).unwrap();
+    assert_eq!(found, Found { kind: Kind::U64, count: 1 << 20, sum: 1 << 20, least: 1, most: 1 });
+    let places: Vec<Addr> = (0..1000).map(|n| pieces[n % 4] + 2048 * n as u64).collect();
+    assert_eq!(lane.gather(&places, 8).unwrap(), ones[..8000]);
+    let moved = node.nic().tally.read_bytes.load(Ordering::Relaxed) - before;
+    assert_eq!(moved, 8000, "the scan's bytes stayed, the gather's came once");
+    assert_eq!(calls(&node), 32 + 1);
+}
+
+/// A function has no right that its caller lacks, and what is wrong is told as for verbs.
+#[test]
+fn rights_are_those_of_verbs() {
+    let node = node(1);
+    let (one, other) = (memory(&node), memory(&node));
+    let (mut mine, mut theirs) = (one.lane().unwrap(), other.lane().unwrap());
+    let (piece, _) = (mine.alloc(4096).unwrap(), theirs.alloc(4096).unwrap());
+    mine.write(piece, &[7; 4096]).unwrap();
+    // The same address is another's memory in another connection: fresh, and zero.
+    let scan = Scan { stride: 8, test: Kind::U64, test_at: 0, least: 1, most: u64::MAX, value: Kind::U64, value_at: 0 };
+    assert_eq!(theirs.scan(&[(piece, 4096)], &scan).unwrap().count, 0);
+    assert_eq!(mine.scan(&[(piece, 4096)], &scan).unwrap().count, 512);
+    let beyond = piece + (SLAB - 8);
+    assert!(matches!(mine.scan(&[(beyond, 4096)], &scan), Err(Error::Range { .. })));
+    assert!(matches!(mine.gather(&[beyond; 9], 4096), Err(Error::Range { .. })));
+    assert!(matches!(mine.fill(beyond, 4096, 1), Err(Error::Range { .. })));
+    assert!(matches!(mine.scan(&[(piece, 4092)], &scan), Err(Error::Size(4092))));
+    assert!(matches!(mine.gather(&[piece], 4097), Err(Error::Size(4097))));
+    let chase = Chase { from: 8, next: 0, field: 8, wanted: 1, hops: 9 };
+    assert!(matches!(mine.chase(piece, 4096, &chase), Err(Error::Range { .. })), "a link that leads out");
+}

@@ -1,0 +1,421 @@
+//! Functions near memory: what a host can ask a node to do with the host's own memory there.
+//!
+//! A call is a SEND of 64 bytes to [`Key::COMPUTE`], and the reply has 64 bytes. Longer parameters and results lie in
+//! the caller's memory, named by a key and an offset. The node checks each range as it checks verbs'. So a function
+//! has no right that its caller lacks.
+//!
+//! | function | does | bounded by |
+//! |---|---|---|
+//! | [`Function::Gather`] | pieces of a range, by a list of offsets, into one run of bytes | [`MAX_BYTES`] |
+//! | [`Function::Scatter`] | the other way | [`MAX_BYTES`] |
+//! | [`Function::Copy`] | a range to another | [`MAX_BYTES`] |
+//! | [`Function::Fill`] | a word, over and over | [`MAX_BYTES`] |
+//! | [`Function::Scan`] | count, sum, least and greatest of a field, of records whose other field is within bounds | [`MAX_BYTES`] |
+//! | [`Function::Chase`] | follows links until a field has a value | [`MAX_HOPS`] |
+//!
+//! [`Call::run`] does it, on any [`Bytes`]: the node on its slabs, a host on what it has read. So each function is its
+//! own twin: a host whose node refuses it gets the same bytes.
+//!
+//! Nothing is trusted: [`Call::parse`] refuses what makes no sense. Lists lie in memory that others may be writing, so
+//! they are copied before they are looked at.
+
+pub mod scan;
+
+use crate::key::Key;
+pub use scan::{Found, Kind, Scan};
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// Bytes of a call, and of its reply.
+pub const FRAME: usize = 64;
+/// Bytes that one call reads and writes, at most: some 100 µs of a core.
+pub const MAX_BYTES: u64 = 256 << 10;
+/// Links that one call follows, at most: some 150 µs where each is a miss of the node's caches.
+pub const MAX_HOPS: u32 = 1024;
+/// Bytes of a piece of a list.
+pub const MAX_PIECE: u32 = 4096;
+/// Bytes that are copied out together.
+const STEP: usize = 16 << 10;
+
+/// A range of the caller's memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Range {
+    /// By what right.
+    pub key: Key,
+    /// Its first byte there.
+    pub at: u64,
+    /// Bytes.
+    pub len: u64,
+}
+
+/// What is to be done.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Function {
+    /// `list` has `count` offsets of 32 bits into `source`. Behind them, at the next multiple of 8, `count` pieces of
+    /// `each` bytes are laid.
+    Gather {
+        /// Pieces.
+        count: u32,
+        /// Bytes of one.
+        each: u32,
+    },
+    /// … from there they are laid to their offsets, in the order of the list.
+    Scatter {
+        /// Pieces.
+        count: u32,
+        /// Bytes of one.
+        each: u32,
+    },
+    /// `source` to `list`, which is as long. They do not overlap.
+    Copy,
+    /// The word, over and over, into `source`.
+    Fill(u64),
+    /// Looks at the records of `source`.
+    Scan(Scan),
+    /// From the object at offset `from` of `source`: a word at its byte `next` has the offset of the next one, or 0. Stops at an
+    /// object whose word at byte `field` is `wanted`.
+    Chase {
+        /// The first object.
+        from: u32,
+        /// Where an object has its link.
+        next: u16,
+        /// Where it has the field.
+        field: u16,
+        /// What is looked for.
+        wanted: u64,
+        /// Objects, at most.
+        hops: u32,
+    },
+}
+
+/// A call.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Call {
+    /// What it is about.
+    pub source: Range,
+    /// Its list and result; empty where it has none.
+    pub list: Range,
+    /// What it does.
+    pub function: Function,
+}
+
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C)]
+struct Wire {
+    function: u8,
+    kinds: [u8; 2],
+    zero: u8,
+    count: U32,
+    source: [U64; 3],
+    list: [U64; 2],
+    words: [U64; 2],
+}
+
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C)]
+struct Fields {
+    stride: U16,
+    test: U16,
+    value: U16,
+    zero: U16,
+}
+
+const _: () = assert!(size_of::<Wire>() == FRAME);
+
+/// Why a call is refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("a function near memory makes no sense")]
+pub struct Nonsense;
+
+/// Memory that functions work on. A range was admitted before; what leaves it is `None`.
+pub trait Bytes {
+    /// Copies out, from an offset of the range on.
+    fn read(&mut self, of: Which, at: u64, into: &mut [u8]) -> Option<()>;
+    /// Copies in.
+    fn write(&mut self, of: Which, at: u64, bytes: &[u8]) -> Option<()>;
+}
+
+/// One of a call's ranges.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Which {
+    /// The source.
+    Source,
+    /// The list.
+    List,
+}
+
+impl Call {
+    /// Whether a range is written to.
+    pub fn writes(&self, which: Which) -> bool {
+        match (self.function, which) {
+            (Function::Gather { .. } | Function::Copy, Which::List) => true,
+            (Function::Scatter { .. } | Function::Fill(_), Which::Source) => true,
+            _ => false,
+        }
+    }
+
+    /// Whether it is within the bounds of its function.
+    ///
+    /// # Errors
+    /// It is not.
+    pub fn check(&self) -> Result<(), Nonsense> {
+        let Call { source, list, function } = *self;
+        let fits = |range: Range| range.at.checked_add(range.len).is_some();
+        let bounded = match function {
+            Function::Gather { count, each } | Function::Scatter { count, each } => {
+                let bytes = laid(count).checked_add(u64::from(count) * u64::from(each));
+                count > 0
+                    && (1..=MAX_PIECE).contains(&each)
+                    && bytes == Some(list.len)
+                    && list.len <= MAX_BYTES
+                    && source.len <= 1 << 32
+            }
+            Function::Copy => {
+                let apart = source.key != list.key
+                    || source.at.saturating_add(source.len) <= list.at
+                    || list.at.saturating_add(list.len) <= source.at;
+                source.len == list.len && (1..=MAX_BYTES).contains(&source.len) && apart
+            }
+            Function::Fill(_) => (1..=MAX_BYTES).contains(&source.len) && list.len == 0,
+            Function::Scan(scan) => (1..=MAX_BYTES).contains(&source.len) && list.len == 0 && scan.is_sound(),
+            Function::Chase { hops, .. } => hops <= MAX_HOPS && list.len == 0 && source.len <= 1 << 32,
+        };
+        if bounded && fits(source) && fits(list) { Ok(()) } else { Err(Nonsense) }
+    }
+
+    /// As a frame.
+    pub fn frame(&self) -> [u8; FRAME] {
+        let mut wire = Wire {
+            function: 0,
+            kinds: [0; 2],
+            zero: 0,
+            count: 0.into(),
+            source: [self.source.key.0, self.source.at, self.source.len].map(U64::new),
+            list: [self.list.key.0, self.list.at].map(U64::new),
+            words: [U64::new(0); 2],
+        };
+        match self.function {
+            Function::Gather { count, each } | Function::Scatter { count, each } => {
+                wire.function = if matches!(self.function, Function::Gather { .. }) { 1 } else { 2 };
+                (wire.count, wire.words[0]) = (count.into(), u64::from(each).into());
+            }
+            Function::Copy => wire.function = 3,
+            Function::Fill(word) => (wire.function, wire.words[0]) = (4, word.into()),
+            Function::Scan(scan) => {
+                wire.function = 5;
+                wire.kinds = [scan.test as u8, scan.value as u8];
+                let [stride, test, value] = [scan.stride, scan.test_at, scan.value_at].map(U16::new);
+                let fields = Fields { stride, test, value, zero: 0.into() };
+                wire.list[0] = U64::read_from_bytes(fields.as_bytes()).unwrap_or_default();
+                wire.words = [scan.least, scan.most].map(U64::new);
+            }
+            Function::Chase { from, next, field, wanted, hops } => {
+                wire.function = 6;
+                wire.count = hops.into();
+                wire.list[0] = u64::from(from).into();
+                wire.list[1] = (u64::from(next) | u64::from(field) << 16).into();
+                wire.words[0] = wanted.into();
+            }
+        }
+        let mut frame = [0; FRAME];
+        frame.copy_from_slice(wire.as_bytes());
+        frame
+    }
+
+    /// From a frame, checked.
+    ///
+    /// # Errors
+    /// It is none, or out of bounds.
+    pub fn parse(frame: &[u8]) -> Result<Call, Nonsense> {
+        let wire = Wire::read_from_bytes(frame).map_err(|_| Nonsense)?;
+        let [key, at, len] = wire.source.map(U64::get);
+        let source = Range { key: Key(key), at, len };
+        let ([first, second], words) = (wire.list.map(U64::get), wire.words.map(U64::get));
+        let none = Range { key: Key(0), at: 0, len: 0 };
+        let count = wire.count.get();
+        let each = u32::try_from(words[0]).unwrap_or(u32::MAX);
+        let run = |len| Range { key: Key(first), at: second, len };
+        let pieces = laid(count).saturating_add(u64::from(count) * u64::from(each));
+        let (list, function) = match wire.function {
+            1 => (run(pieces), Function::Gather { count, each }),
+            2 => (run(pieces), Function::Scatter { count, each }),
+            3 => (run(len), Function::Copy),
+            4 => (none, Function::Fill(words[0])),
+            5 => {
+                let fields = Fields::read_from_bytes(&first.to_le_bytes()).map_err(|_| Nonsense)?;
+                let [test, value] = wire.kinds.map(Kind::of);
+                let scan = Scan {
+                    stride: fields.stride.get(),
+                    test: test.ok_or(Nonsense)?,
+                    test_at: fields.test.get(),
+                    least: words[0],
+                    most: words[1],
+                    value: value.ok_or(Nonsense)?,
+                    value_at: fields.value.get(),
+                };
+                (none, Function::Scan(scan))
+            }
+            6 => {
+                let from = u32::try_from(first).map_err(|_| Nonsense)?;
+                let (next, field) = (second as u16, (second >> 16) as u16);
+                (none, Function::Chase { from, next, field, wanted: words[0], hops: count })
+            }
+            _ => return Err(Nonsense),
+        };
+        let call = Call { source, list, function };
+        call.check()?;
+        // One call has one frame: what is beside it is nonsense, too.
+        if call.frame() == frame { Ok(call) } else { Err(Nonsense) }
+    }
+
+    /// Does it. `None`: an offset of a list, or a link, leaves the source; what was written before that stays.
+    pub fn run(&self, memory: &mut impl Bytes) -> Option<Reply> {
+        match self.function {
+            Function::Gather { count, each } => self.pieces(memory, count, each, true),
+            Function::Scatter { count, each } => self.pieces(memory, count, each, false),
+            Function::Copy => self.in_steps(self.source.len, |at, bytes| {
+                memory.read(Which::Source, at, bytes)?;
+                memory.write(Which::List, at, bytes)
+            }),
+            Function::Fill(word) => self.in_steps(self.source.len, |at, bytes| {
+                bytes.chunks_mut(8).for_each(|part| part.copy_from_slice(&word.to_le_bytes()[..part.len()]));
+                memory.write(Which::Source, at, bytes)
+            }),
+            Function::Scan(scan) => {
+                let stride = u64::from(scan.stride);
+                let mut found = Found::none(scan.value);
+                // Whole records in each step.
+                let step = STEP as u64 / stride * stride;
+                let mut bytes = [0; STEP];
+                let mut at = 0;
+                while at < self.source.len {
+                    let len = step.min(self.source.len - at) as usize;
+                    memory.read(Which::Source, at, &mut bytes[..len])?;
+                    scan.run(&bytes[..len], &mut found);
+                    at += len as u64;
+                }
+                Some(Reply::Found(found))
+            }
+            Function::Chase { from, next, field, wanted, hops } => {
+                let mut word = |at: u64, byte: u16| {
+                    let at = at.checked_add(u64::from(byte)).filter(|at| at + 8 <= self.source.len)?;
+                    let mut bytes = [0; 8];
+                    memory.read(Which::Source, at, &mut bytes)?;
+                    Some(u64::from_le_bytes(bytes))
+                };
+                let mut at = u64::from(from);
+                for hop in 0..hops {
+                    if word(at, field)? == wanted {
+                        return Some(Reply::Chased { at, hops: hop, found: true });
+                    }
+                    match word(at, next)? {
+                        0 => return Some(Reply::Chased { at, hops: hop, found: false }),
+                        link => at = link,
+                    }
+                }
+                Some(Reply::Chased { at, hops, found: false })
+            }
+        }
+    }
+
+    fn in_steps(&self, len: u64, mut step: impl FnMut(u64, &mut [u8]) -> Option<()>) -> Option<Reply> {
+        let mut bytes = [0; STEP];
+        for at in (0..len).step_by(STEP) {
+            step(at, &mut bytes[..(len - at).min(STEP as u64) as usize])?;
+        }
+        Some(Reply::Moved(len))
+    }
+
+    /// GATHER and SCATTER, some pieces at a time.
+    fn pieces(&self, memory: &mut impl Bytes, count: u32, each: u32, gathers: bool) -> Option<Reply> {
+        let (mut offsets, mut bytes) = ([0; 4096], [0; STEP]);
+        let together = (STEP as u32 / each).min(1024);
+        for first in (0..count).step_by(together as usize) {
+            let some = together.min(count - first);
+            let offsets = &mut offsets[..4 * some as usize];
+            memory.read(Which::List, 4 * u64::from(first), offsets)?;
+            let bytes = &mut bytes[..(some * each) as usize];
+            let run = laid(count) + u64::from(first) * u64::from(each);
+            if !gathers {
+                memory.read(Which::List, run, bytes)?;
+            }
+            for (offset, piece) in offsets.chunks_exact(4).zip(bytes.chunks_exact_mut(each as usize)) {
+                let at = u64::from(u32::from_le_bytes(offset.try_into().ok()?));
+                at.checked_add(u64::from(each)).filter(|&end| end <= self.source.len)?;
+                match gathers {
+                    true => memory.read(Which::Source, at, piece)?,
+                    false => memory.write(Which::Source, at, piece)?,
+                }
+            }
+            if gathers {
+                memory.write(Which::List, run, bytes)?;
+            }
+        }
+        Some(Reply::Moved(u64::from(count) * u64::from(each)))
+    }
+}
+
+/// Where the pieces of a list begin.
+pub fn laid(count: u32) -> u64 {
+    (4 * u64::from(count)).next_multiple_of(8)
+}
+
+/// What a function found.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Reply {
+    /// Bytes that were moved.
+    Moved(u64),
+    /// Of a scan.
+    Found(Found),
+    /// Of a chase: the object where it ended, after how many links, and whether the field was as wanted.
+    Chased {
+        /// Its offset.
+        at: u64,
+        /// Links followed.
+        hops: u32,
+        /// Whether it is the one.
+        found: bool,
+    },
+}
+
+impl Reply {
+    /// As a frame.
+    pub fn frame(&self) -> [u8; FRAME] {
+        let words: [u64; 6] = match *self {
+            Reply::Moved(bytes) => [1, bytes, 0, 0, 0, 0],
+            Reply::Found(found) => [2, found.count, found.sum, found.least, found.most, found.kind as u64],
+            Reply::Chased { at, hops, found } => [3, at, u64::from(hops), u64::from(found), 0, 0],
+        };
+        let mut frame = [0; FRAME];
+        frame.chunks_exact_mut(8).zip(words).for_each(|(bytes, word)| bytes.copy_from_slice(&word.to_le_bytes()));
+        frame
+    }
+
+    /// The reply to this call. `None`: it cannot be one, whatever the memory holds; the node lies.
+    pub fn parse(frame: &[u8; FRAME], to: &Call) -> Option<Reply> {
+        let mut words = [0u64; 8];
+        for (word, bytes) in words.iter_mut().zip(frame.chunks_exact(8)) {
+            *word = u64::from_le_bytes(bytes.try_into().ok()?);
+        }
+        let reply = match (to.function, words[0]) {
+            (Function::Gather { count, each } | Function::Scatter { count, each }, 1) => {
+                (words[1] == u64::from(count) * u64::from(each)).then_some(Reply::Moved(words[1]))
+            }
+            (Function::Copy | Function::Fill(_), 1) => (words[1] == to.source.len).then_some(Reply::Moved(words[1])),
+            (Function::Scan(scan), 2) => {
+                let [_, count, sum, least, most, ..] = words;
+                let found = Found { kind: scan.value, count, sum, least, most };
+                (count <= to.source.len / u64::from(scan.stride)).then_some(Reply::Found(found))
+            }
+            (Function::Chase { hops, .. }, 3) => {
+                let possible = words[1] < to.source.len && words[2] <= u64::from(hops) && words[3] <= 1;
+                possible.then_some(Reply::Chased { at: words[1], hops: words[2] as u32, found: words[3] == 1 })
+            }
+            _ => None,
+        }?;
+        (reply.frame() == *frame).then_some(reply)
+    }
+}
+
+#[cfg(test)]
+mod tests;
