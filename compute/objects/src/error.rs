@@ -8,16 +8,30 @@ pub enum Error {
     #[error(transparent)]
     Memory(#[from] farmem::Error),
     /// An index behind the end.
-    #[error("index {index} of a FarVec of {len}")]
+    #[error("index {index} of {len} elements")]
     Index {
         /// The index.
         index: usize,
         /// The elements.
         len: usize,
     },
+    /// A field does not lie within an element.
+    #[error("a field at byte {at} does not lie within elements of {size} bytes")]
+    Field {
+        /// Where it was said to be.
+        at: usize,
+        /// Bytes of an element.
+        size: usize,
+    },
     /// All of the heap's local memory is held by open scopes.
-    #[error("open scopes hold all {0} local chunks: end a scope sooner, or give the heap more local memory")]
+    #[error("open scopes hold all of {0} local bytes: end a scope sooner, or give the heap more local memory")]
     ScopeFull(usize),
+    /// A thread's heaps have as much as they can name: 1 TiB.
+    #[error("the heaps of a thread hold 1 TiB at most: use another thread's")]
+    HeapFull,
+    /// The system refused a range of addresses.
+    #[error("the system refused {gib} GiB of addresses for frames (error {0}): raise ulimit -v, or allow overcommit", gib = crate::class::ARENA >> 30)]
+    NoAddresses(i32),
     /// The scope is of another heap.
     #[error("a scope of another heap holds nothing here: take one from the collection's own heap")]
     OtherHeap,

@@ -1,262 +1,397 @@
-//! Local frames: where chunks are while they are local. The one file with unsafe code.
+//! Frames: where objects are while they are local. The one file with unsafe code.
 //!
 //! ```text
-//! chunk of a collection ── place ─► frame: owner, chunk number, home | bytes
-//!                                          └─ another's by now? then the chunk is away
+//! FarBox ── word: place 28 | home 36 ─► frame: word | meta: stamp, arriving, seen, dirty | payload
+//!                                              └─ another word by now? then the object is away
 //! ```
 //!
-//! A place is validated, not patched: a frame names whose it is, and a chunk that finds another name
-//! there knows that it has left. So nobody has to find the chunk when its frame is taken.
+//! A place is validated, not patched: a frame has the word of the box that it serves. So nobody has to find a box when
+//! its frame is taken. A box's place always names a header of its class ([`crate::class`]), and no two boxes of a
+//! thread have one home ([`crate::homes`]). So equal words mean: this frame has this box's object.
 //!
-//! *Why a reference stays good.* [`Frames::hold`] stamps a frame with the clock, and returns a pointer
-//! into its bytes. A scope has a stamp of its own, from when it began, and the frame's is not older.
-//! A frame whose stamp is not older than the oldest open scope's is never taken ([`Frames::victim`]).
-//! The caller ties the pointer to the scope and to its collection's borrow. Frames' bytes are boxed
-//! one by one and freed with the last owner of the heap, which each scope and collection is.
+//! *Why a reference stays good.* It is tied to the box's borrow and to a scope. [`FarBox::get`] leaves in the frame a
+//! stamp that is not older than the scope's. A frame whose stamp is not older than the oldest open scope's is neither
+//! emptied nor filled: [`Arena::transfer`] and [`Arena::empty`] assert that. The arena is unmapped with the last owner
+//! of the heap, which each scope is.
 //!
-//! *Why nobody writes beside a reference.* Bytes are written by a fetch, of a frame that is no chunk's
-//! and that no scope holds, and through a pointer from an exclusive borrow of the collection.
+//! *Why nobody writes beside a reference.* A payload is written through an exclusive borrow of its box, or by an
+//! arrival. While its object is on the way, a frame has the complement of the box's word, and is never lent.
+//!
+//! *Why any bytes will do.* Objects are plain data: whatever a node returns is a valid value. A node that lies can
+//! change values, and never safety.
+//!
+//! *Why no other thread.* Boxes, scopes and heaps are neither `Send` nor `Sync`.
 
-#![allow(unsafe_code)] // Lends bytes of frames beyond the borrow of the table; see above.
+#![allow(unsafe_code)] // Lends payloads beyond the borrow of the arena; see above.
 
-use crate::{CHUNK, Error, Result};
+use crate::class::{ARENA, Class};
+use crate::heap::{Inner, Scope};
+use crate::homes::{self, HOME_BITS, Home};
+use crate::{Error, Far, Result};
 use farmem::{Addr, Lane};
-use std::cell::UnsafeCell;
+use farmem_sys::memory;
+use std::cell::Cell;
+use std::fmt;
+use std::marker::PhantomData;
 use std::ptr::NonNull;
 
-/// The bytes of a chunk, aligned for any plain type.
-#[repr(C, align(64))]
-struct Bytes([u8; CHUNK]);
+/// Written to since it came.
+pub const DIRTY: u64 = 1;
+/// The hand has come by since its last use.
+pub const SEEN: u64 = 2;
+/// Its payload is on its way: it is nobody's to look at. Its word is the complement of its box's.
+pub const ARRIVING: u64 = 4;
+/// Bits of `meta` below the stamp.
+pub const STAMP: u32 = 3;
 
-/// A frame that no chunk has.
-const NOBODY: u64 = 0;
-
-struct Frame {
-    /// Whose chunk it holds: a collection's number, and the chunk's there.
-    owner: u64,
-    chunk: usize,
-    home: Addr,
-    /// Written to since it came.
-    dirty: bool,
-    /// Used since the hand came by.
-    hot: bool,
-    /// When it was last held.
-    stamp: u64,
-    /// From a box. Not one: to move a box is to say that nothing else refers to what is in it.
-    bytes: NonNull<UnsafeCell<Bytes>>,
+/// Two words before each payload. In larger classes the header is padded to the payload's alignment.
+#[repr(C)]
+struct Header {
+    word: Cell<u64>,
+    meta: Cell<u64>,
 }
 
-impl Frame {
-    fn new(home: Addr) -> Frame {
-        let bytes = Box::new(UnsafeCell::new(Bytes([0; CHUNK])));
-        let bytes = NonNull::from(Box::leak(bytes));
-        Frame { owner: NOBODY, chunk: 0, home, dirty: false, hot: false, stamp: 0, bytes }
-    }
-
-    /// Its bytes, to read and to write.
-    fn bytes(&self) -> *mut [u8; CHUNK] {
-        // SAFETY: from a box that is freed with this frame.
-        unsafe { &raw mut (*self.bytes.as_ref().get()).0 }
-    }
-}
-
-impl Drop for Frame {
-    fn drop(&mut self) {
-        // SAFETY: from a box, and dropped once. All that referred to it had the heap, which is gone.
-        drop(unsafe { Box::from_raw(self.bytes.as_ptr()) });
-    }
-}
-
-/// Where a chunk may be.
+/// The place of a frame: always a header within its arena. Made by [`Arena::frame`] and [`Arena::of_word`] alone.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Wanted {
-    pub owner: u64,
-    pub chunk: usize,
-    pub home: Addr,
-    /// The frame in which it was last.
-    pub place: usize,
+pub struct At(usize);
+
+/// The word of a box: never 0.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Word(pub u64);
+
+impl Word {
+    pub fn new(class: Class, at: At, home: Home) -> Word {
+        Word(((at.0 - class.from) >> class.unit << HOME_BITS) as u64 | home.0)
+    }
+
+    pub fn home(self) -> Home {
+        Home(self.0 & ((1 << HOME_BITS) - 1))
+    }
 }
+
+/// One arrival or departure of [`Arena::transfer`].
+pub type Move = (At, Addr);
 
 /// All frames of a heap.
-pub struct Frames {
-    frames: Vec<Frame>,
-    most: usize,
-    free: Vec<usize>,
-    hand: usize,
-    /// Rises with each scope.
-    clock: u64,
-    /// The stamps of open scopes.
-    open: Vec<u64>,
-    /// Chunks fetched, and chunks written back.
-    pub fetched: u64,
-    pub written: u64,
+pub struct Arena {
+    base: NonNull<u8>,
 }
 
-impl Frames {
-    /// At most so many frames.
-    pub fn new(most: usize) -> Frames {
-        Frames {
-            frames: Vec::new(),
-            most,
-            free: Vec::new(),
-            hand: 0,
-            clock: 1,
-            open: Vec::new(),
-            fetched: 0,
-            written: 0,
+impl Arena {
+    pub fn new() -> Result<Arena> {
+        let base = memory::reserve(ARENA).map_err(|e| Error::NoAddresses(e.0))?;
+        NonNull::new(base).map(|base| Arena { base }).ok_or(Error::NoAddresses(12))
+    }
+
+    /// The frame of this number in a segment of a class.
+    pub fn frame(&self, class: Class, segment: usize, number: usize) -> At {
+        assert!(segment < class.segments() && number < class.frames());
+        At(class.from + segment * crate::class::SEGMENT + number * class.stride)
+    }
+
+    /// Where a box of this class says that its object is.
+    #[inline]
+    pub fn of_word(&self, class: Class, word: Word) -> At {
+        At(class.from + ((word.0 >> HOME_BITS) << class.unit) as usize)
+    }
+
+    #[inline]
+    fn header(&self, at: At) -> &Header {
+        // SAFETY: an `At` is a header's offset in the arena, which is readable, writable, and zero at first: two words.
+        // Nobody has a unique reference to a header.
+        unsafe { self.base.byte_add(at.0).cast().as_ref() }
+    }
+
+    /// The word of the box whose object it has, or the complement of one that awaits its object here; 0: none's.
+    #[inline]
+    pub fn word(&self, at: At) -> u64 {
+        self.header(at).word.get()
+    }
+
+    /// Gives the frame to a box that awaits its object there. `meta`: a stamp, and bits.
+    pub fn give(&self, at: At, word: Word, meta: u64) {
+        assert!(self.word(at) == 0, "a frame is given away once");
+        self.header(at).meta.set(meta | ARRIVING);
+        self.header(at).word.set(!word.0);
+    }
+
+    /// The object has left: the frame is nobody's. `oldest`: the stamp of the oldest open scope.
+    pub fn empty(&self, at: At, oldest: u64) {
+        assert!(self.meta(at) >> STAMP < oldest && self.meta(at) & ARRIVING == 0, "a frame that a scope holds stays");
+        self.header(at).word.set(0);
+    }
+
+    /// The frame's box is dropped, or its object never came: nobody can refer to its payload.
+    fn abandon(&self, at: At) {
+        self.header(at).word.set(0);
+    }
+
+    /// The class of a frame.
+    pub fn class(&self, at: At) -> Class {
+        Class::at(at.0)
+    }
+
+    #[inline]
+    pub fn meta(&self, at: At) -> u64 {
+        self.header(at).meta.get()
+    }
+
+    /// The hand comes by, or the object has left: changes no stamp.
+    pub fn set_bits(&self, at: At, bits: u64) {
+        let meta = self.header(at);
+        meta.meta.set(meta.meta.get() >> STAMP << STAMP | bits & (DIRTY | SEEN));
+    }
+
+    /// Notes a use by a scope with this mark.
+    #[inline]
+    pub fn stamp(&self, at: At, mark: u64) {
+        let meta = &self.header(at).meta;
+        if meta.get() < mark {
+            meta.set(mark | meta.get() & DIRTY);
         }
     }
 
-    /// Frames at most.
-    pub fn most(&self) -> usize {
-        self.most
+    fn payload(&self, at: At, class: Class) -> NonNull<u8> {
+        // SAFETY: the payload follows the header in the arena.
+        unsafe { self.base.byte_add(at.0 + class.header) }
     }
 
-    /// A scope begins: its stamp.
-    pub fn begin(&mut self) -> u64 {
-        self.clock += 1;
-        self.open.push(self.clock);
-        self.clock
+    /// Reads objects into frames that await them, and writes others home, by one round trip. One result for each, in
+    /// this order. `oldest`: the stamp of the oldest open scope.
+    pub fn transfer(&self, lane: &mut Lane, reads: &[Move], writes: &[Move], oldest: u64) -> Vec<farmem::Result<u64>> {
+        let mut batch = lane.batch();
+        for (n, &(at, home)) in reads.iter().enumerate() {
+            let class = Class::at(at.0);
+            assert!(self.meta(at) & ARRIVING != 0 && reads[..n].last().is_none_or(|&(before, _)| before != at));
+            // SAFETY: a frame that awaits its object is lent to nobody, and was given away once; the batch ends below.
+            let payload = unsafe { std::slice::from_raw_parts_mut(self.payload(at, class).as_ptr(), class.payload) };
+            batch.read(home, payload);
+        }
+        for &(at, home) in writes {
+            let class = Class::at(at.0);
+            assert!(self.meta(at) & ARRIVING == 0 && self.meta(at) >> STAMP < oldest);
+            // SAFETY: no scope holds it, so no reference to its payload is left; the batch ends below.
+            let payload = unsafe { std::slice::from_raw_parts(self.payload(at, class).as_ptr(), class.payload) };
+            batch.write(home, payload);
+        }
+        batch.run()
     }
 
-    /// … and ends.
-    pub fn end(&mut self, stamp: u64) {
-        self.open.retain(|&open| open != stamp);
+    /// One arrival, with nothing else.
+    pub fn arrive(&self, lane: &mut Lane, (at, home): Move) -> farmem::Result<()> {
+        let class = Class::at(at.0);
+        assert!(self.meta(at) & ARRIVING != 0);
+        // SAFETY: as in `transfer`.
+        let payload = unsafe { std::slice::from_raw_parts_mut(self.payload(at, class).as_ptr(), class.payload) };
+        lane.read(home, payload)
     }
 
-    /// The frame of a chunk, if it is local.
-    pub fn local(&self, wanted: &Wanted) -> Option<usize> {
-        let frame = self.frames.get(wanted.place)?;
-        (frame.owner == wanted.owner && frame.chunk == wanted.chunk).then_some(wanted.place)
+    /// The bytes of an object that came otherwise.
+    pub fn fill(&self, at: At, bytes: &[u8]) {
+        let class = Class::at(at.0);
+        assert!(self.meta(at) & ARRIVING != 0 && bytes.len() <= class.payload);
+        // SAFETY: as in `transfer`; the source is no frame.
+        unsafe { self.payload(at, class).copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len()) };
     }
 
-    /// Uses a frame now: it stays until the scopes that are open have ended. The address of its bytes.
-    pub fn hold(&mut self, place: usize, write: bool) -> NonNull<u8> {
-        let clock = self.clock;
-        let frame = &mut self.frames[place];
-        (frame.hot, frame.stamp) = (true, clock);
-        frame.dirty |= write;
-        frame.bytes.cast()
+    /// The object is there.
+    pub fn arrived(&self, at: At) {
+        let Header { word, meta } = self.header(at);
+        assert!(meta.get() & ARRIVING != 0);
+        meta.set(meta.get() & !ARRIVING);
+        word.set(!word.get());
     }
 
-    /// Gives a frame to a chunk that is in none. Its bytes are whatever they were, and to be written before it is used.
+    /// The object did not come.
+    pub fn missed(&self, at: At) {
+        assert!(self.meta(at) & ARRIVING != 0);
+        self.header(at).meta.set(0);
+        self.abandon(at);
+    }
+
+    /// Gives the memory of a segment back to the system. All of its frames are nobody's.
+    pub fn discard(&self, class: Class, segment: usize) {
+        let frames = (0..class.frames()).map(|number| self.frame(class, segment, number));
+        assert!(frames.into_iter().all(|at| self.word(at) == 0));
+        let at = self.frame(class, segment, 0);
+        // SAFETY: within the arena; no payload of it is lent. Zero is the header of a frame that is nobody's.
+        unsafe { memory::discard(self.base.byte_add(at.0).as_ptr(), crate::class::SEGMENT) };
+    }
+
+    /// The tag by which a posted arrival names its frame, and back.
+    pub fn tag(at: At) -> u64 {
+        at.0 as u64
+    }
+
+    pub fn of_tag(&self, tag: u64) -> Option<At> {
+        let at = usize::try_from(tag).ok().filter(|&at| at < ARENA)?;
+        let class = Class::at(at);
+        let within = (at - class.from) % crate::class::SEGMENT;
+        (within.is_multiple_of(class.stride) && within / class.stride < class.frames()).then_some(At(at))
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        // SAFETY: all that could refer to it had the heap, which is gone.
+        unsafe { memory::unmap(self.base.as_ptr(), ARENA) };
+    }
+}
+
+/// A value in far memory: 8 bytes here, and the value in a frame or at its home. As `Box`, it owns the value.
+///
+/// The box has no handle of its heap. When the heap's last handle is gone before the box, the value is lost: each use
+/// returns [`Error::OtherHeap`].
+pub struct FarBox<T: Far> {
+    word: Cell<u64>,
+    /// Stays on its thread.
+    value: PhantomData<*const T>,
+}
+
+impl<T: Far> FarBox<T> {
+    pub(crate) const CLASS: Class = {
+        let class = Class::of(size_of::<T>());
+        assert!(size_of::<T>() > 0 && align_of::<T>() <= class.header, "a far object's alignment is at most 16");
+        class
+    };
+
+    pub(crate) fn new(inner: &Inner, value: &T) -> Result<FarBox<T>> {
+        let (at, word) = inner.fresh(Self::CLASS)?;
+        inner.arena.fill(at, value.as_bytes());
+        inner.arena.arrived(at);
+        Ok(FarBox { word: Cell::new(word.0), value: PhantomData })
+    }
+
+    pub(crate) fn word(&self) -> Word {
+        Word(self.word.get())
+    }
+
+    pub(crate) fn set_word(&self, word: Word) {
+        debug_assert_eq!(word.home(), self.word().home());
+        self.word.set(word.0);
+    }
+
+    /// The frame with the value, held by the scope.
+    #[inline]
+    fn hold(&self, scope: &Scope) -> Result<At> {
+        let inner = scope.inner();
+        let at = inner.arena.of_word(Self::CLASS, self.word());
+        if inner.arena.word(at) != self.word.get() {
+            return self.load(scope);
+        }
+        inner.arena.stamp(at, scope.mark());
+        Ok(at)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn load(&self, scope: &Scope) -> Result<At> {
+        let word = scope.inner().load(Self::CLASS, self.word(), scope.mark())?;
+        self.set_word(word);
+        Ok(scope.inner().arena.of_word(Self::CLASS, word))
+    }
+
+    /// The value.
     ///
     /// # Errors
-    /// Open scopes hold all. A chunk that leaves cannot be written back; it stays.
-    fn take(&mut self, wanted: &Wanted, lane: &mut Lane) -> Result<usize> {
-        let place = match self.free.pop() {
-            Some(place) => place,
-            None if self.frames.len() < self.most => {
-                self.frames.push(Frame::new(wanted.home));
-                self.frames.len() - 1
-            }
-            None => self.evict(lane)?,
-        };
-        let clock = self.clock;
-        let frame = &mut self.frames[place];
-        (frame.owner, frame.chunk, frame.home) = (wanted.owner, wanted.chunk, wanted.home);
-        (frame.dirty, frame.hot, frame.stamp) = (false, true, clock);
-        Ok(place)
+    /// [`Error::ScopeFull`], [`Error::OtherHeap`], [`Error::Memory`].
+    #[inline]
+    pub fn get<'a>(&'a self, scope: &'a Scope) -> Result<&'a T> {
+        let at = self.hold(scope)?;
+        // SAFETY: the frame has this box's value: `size_of::<T>()` bytes, aligned, any of which are a T. The scope
+        // holds it for 'a, and writing needs an exclusive borrow of this box.
+        Ok(unsafe { scope.inner().arena.payload(at, Self::CLASS).cast().as_ref() })
     }
 
-    /// A frame for a fresh chunk, which is zeros.
-    pub fn fresh(&mut self, wanted: &Wanted, lane: &mut Lane) -> Result<usize> {
-        let place = self.take(wanted, lane)?;
-        let frame = &mut self.frames[place];
-        frame.dirty = true;
-        // SAFETY: it was taken just now: no reference to its bytes is alive.
-        unsafe { (*frame.bytes()).fill(0) };
-        Ok(place)
+    /// The value, to write to.
+    ///
+    /// # Errors
+    /// As [`FarBox::get`].
+    #[inline]
+    pub fn get_mut<'a>(&'a mut self, scope: &'a Scope) -> Result<&'a mut T> {
+        let at = self.hold(scope)?;
+        let arena = &scope.inner().arena;
+        let meta = &arena.header(at).meta;
+        meta.set(meta.get() | DIRTY);
+        // SAFETY: as in `get`; the borrow is exclusive, and a box is the only way to its value.
+        Ok(unsafe { arena.payload(at, Self::CLASS).cast().as_mut() })
     }
 
-    /// Brings chunks in by one round trip; all of them or none. Where they are.
-    pub fn fetch(&mut self, wanted: &[Wanted], lane: &mut Lane) -> Result<Vec<usize>> {
-        let mut places = Vec::with_capacity(wanted.len());
-        // Neither what is taken here nor what the caller holds may be a victim of the next: as in a scope.
-        let stamp = self.begin();
-        let taken = wanted.iter().try_for_each(|one| self.take(one, lane).map(|place| places.push(place)));
-        self.end(stamp);
-        let read = taken.and_then(|()| {
-            let mut batch = lane.batch();
-            for (&place, one) in places.iter().zip(wanted) {
-                let bytes = self.frames[place].bytes();
-                // SAFETY: the frame was taken by this call, so no reference to its bytes is alive, and each place is
-                // taken once. The batch ends within this call.
-                batch.read(one.home, unsafe { &mut *bytes });
-            }
-            batch.run().into_iter().try_for_each(|done| done.map(drop)).map_err(Error::from)
-        });
-        match read {
-            Ok(()) => {
-                self.fetched += wanted.len() as u64;
-                Ok(places)
-            }
-            Err(e) => {
-                places.into_iter().for_each(|place| self.give_back(place));
-                Err(e)
-            }
-        }
+    /// A copy of the value.
+    ///
+    /// # Errors
+    /// As [`FarBox::get`].
+    pub fn read(&self) -> Result<T> {
+        let scope = self.heap()?.scope_of();
+        Ok(copied(self.get(&scope)?.as_bytes()))
     }
 
-    /// A chunk is gone: its frame is nobody's. No reference to it is alive.
-    pub fn forget(&mut self, wanted: &Wanted) {
-        if let Some(place) = self.local(wanted) {
-            self.give_back(place);
-        }
+    /// Replaces the value.
+    ///
+    /// # Errors
+    /// As [`FarBox::get`].
+    pub fn set(&mut self, value: &T) -> Result<()> {
+        let scope = self.heap()?.scope_of();
+        bytes_of(self.get_mut(&scope)?).copy_from_slice(value.as_bytes());
+        Ok(())
     }
 
-    fn give_back(&mut self, place: usize) {
-        self.frames[place].owner = NOBODY;
-        self.free.push(place);
+    fn heap(&self) -> Result<std::rc::Rc<Inner>> {
+        homes::owner(self.word().home()).ok_or(Error::OtherHeap)
     }
 
-    /// Empties a frame that no open scope holds, and whose turn it is.
-    fn evict(&mut self, lane: &mut Lane) -> Result<usize> {
-        let place = self.victim().ok_or(Error::ScopeFull(self.most))?;
-        let frame = &mut self.frames[place];
-        if frame.dirty {
-            // SAFETY: no scope holds it, so nobody writes to it.
-            lane.write(frame.home, unsafe { &*frame.bytes() })?;
-            self.written += 1;
-        }
-        frame.owner = NOBODY;
-        Ok(place)
-    }
-
-    /// By a hand that goes round: what was used since it came by last gets one more round.
-    fn victim(&mut self) -> Option<usize> {
-        let oldest = self.open.iter().copied().min().unwrap_or(u64::MAX);
-        for _ in 0..2 * self.frames.len() {
-            let place = self.hand;
-            self.hand = (self.hand + 1) % self.frames.len();
-            let frame = &mut self.frames[place];
-            if frame.owner == NOBODY || frame.stamp >= oldest {
-                continue;
-            }
-            if !std::mem::take(&mut frame.hot) {
-                return Some(place);
-            }
-        }
-        None
+    /// Whether the value is local now.
+    pub fn is_local(&self) -> bool {
+        self.heap().is_ok_and(|inner| inner.is_local(Self::CLASS, self.word()))
     }
 }
 
-/// An element of a frame's bytes.
-///
-/// # Safety
-/// `bytes` is from [`Frames::hold`], of a frame that stays for `'a`, and nobody writes to it meanwhile.
-pub unsafe fn part<'a>(bytes: NonNull<u8>, at: usize, len: usize) -> &'a [u8] {
-    assert!(at + len <= CHUNK);
-    // SAFETY: within the frame's bytes; the rest is the caller's promise.
-    unsafe { std::slice::from_raw_parts(bytes.as_ptr().add(at), len) }
+impl<T: Far> Drop for FarBox<T> {
+    fn drop(&mut self) {
+        let Some(inner) = homes::owner(self.word().home()) else { return };
+        let at = inner.arena.of_word(Self::CLASS, self.word());
+        inner.settle(at, self.word());
+        let is_here = inner.arena.word(at) == self.word.get();
+        if is_here {
+            inner.arena.abandon(at);
+        }
+        inner.dropped(Self::CLASS, self.word().home(), is_here.then_some(at));
+    }
 }
 
-/// … to write to.
-///
-/// # Safety
-/// As [`part`], and nobody reads it either.
-pub unsafe fn part_mut<'a>(bytes: NonNull<u8>, at: usize, len: usize) -> &'a mut [u8] {
-    assert!(at + len <= CHUNK);
-    // SAFETY: within the frame's bytes, which are in an UnsafeCell; the rest is the caller's promise.
-    unsafe { std::slice::from_raw_parts_mut(bytes.as_ptr().add(at), len) }
+impl<T: Far> fmt::Debug for FarBox<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FarBox").field("local", &self.is_local()).finish_non_exhaustive()
+    }
+}
+
+// Plain data seen as what it is: each checks length and alignment.
+
+/// Elements of a payload.
+#[inline]
+pub fn slice<T: Far>(bytes: &[u8]) -> &[T] {
+    assert!(bytes.as_ptr().cast::<T>().is_aligned());
+    // SAFETY: aligned, and as many as fit; any bytes are a T, which has no interior that changes.
+    unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), bytes.len() / size_of::<T>()) }
+}
+
+/// Elements of a payload, to write to.
+#[inline]
+pub fn slice_mut<T: Far>(bytes: &mut [u8]) -> &mut [T] {
+    assert!(bytes.as_ptr().cast::<T>().is_aligned());
+    // SAFETY: as above; any T is bytes.
+    unsafe { std::slice::from_raw_parts_mut(bytes.as_mut_ptr().cast(), bytes.len() / size_of::<T>()) }
+}
+
+/// The bytes of a value, to write to.
+fn bytes_of<T: Far>(value: &mut T) -> &mut [u8] {
+    // SAFETY: any T is bytes, and any bytes are a T.
+    unsafe { std::slice::from_raw_parts_mut(std::ptr::from_mut(value).cast(), size_of::<T>()) }
+}
+
+/// A value by its bytes.
+pub fn copied<T: Far>(bytes: &[u8]) -> T {
+    assert!(bytes.len() == size_of::<T>());
+    // SAFETY: enough bytes; any of them are a T.
+    unsafe { bytes.as_ptr().cast::<T>().read_unaligned() }
 }

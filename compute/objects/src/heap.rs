@@ -1,21 +1,165 @@
 //! A heap: the nodes' memory, and the frames that are local of it.
 
-use crate::frames::Frames;
-use crate::{CHUNK, Error, Far, FarVec, Result};
-use farmem::{Lane, Memory, Transport};
+use crate::class::{Class, SEGMENT};
+use crate::evict::{Evictor, Moved};
+use crate::frames::{Arena, At, STAMP, Word};
+use crate::homes::Home;
+use crate::{CHUNK, Error, Far, FarBox, FarHashMap, FarQueue, FarVec, Result};
+use farmem::near::{Found, Scan};
+use farmem::{Memory, Transport};
 use std::cell::{Cell, RefCell};
-use std::rc::Rc;
+use std::hash::Hash;
+use std::rc::{Rc, Weak};
 
-/// Least frames of a heap.
+/// Least chunks of a heap.
 const LEAST: usize = 64;
 /// Local memory where nothing else is said, bytes.
 const USUAL: usize = 64 << 20;
 
 pub(crate) struct Inner {
-    pub memory: Memory,
-    pub lane: RefCell<Lane>,
-    pub frames: RefCell<Frames>,
-    collections: Cell<u64>,
+    /// Before the arena: transfers that are under way end with its lane.
+    evictor: RefCell<Evictor>,
+    pub arena: Arena,
+    memory: Memory,
+    /// Rises with each scope.
+    clock: Cell<u64>,
+    /// The stamps of open scopes, ascending.
+    open: RefCell<Vec<u64>>,
+    itself: Weak<Inner>,
+}
+
+impl Inner {
+    /// The stamp of the oldest open scope. A frame whose stamp is not older stays.
+    fn oldest(&self) -> u64 {
+        self.open.borrow().first().copied().unwrap_or(u64::MAX >> STAMP)
+    }
+
+    fn begin(&self) -> u64 {
+        let stamp = self.clock.get() + 1;
+        self.clock.set(stamp);
+        self.open.borrow_mut().push(stamp);
+        stamp << STAMP
+    }
+
+    fn end(&self, mark: u64) {
+        let (mut open, stamp) = (self.open.borrow_mut(), mark >> STAMP);
+        match open.last() {
+            Some(&last) if last == stamp => _ = open.pop(),
+            _ => open.retain(|&one| one != stamp),
+        }
+    }
+
+    /// A scope of this heap.
+    pub fn scope_of(self: Rc<Inner>) -> Scope {
+        Scope { mark: self.begin(), inner: self }
+    }
+
+    /// A frame and a home for a fresh object. The frame awaits its bytes.
+    pub fn fresh(&self, class: Class) -> Result<(At, Word)> {
+        let evictor = &mut *self.evictor.borrow_mut();
+        let when = (class, self.clock.get() << STAMP, self.oldest());
+        evictor.fresh(&self.arena, when, |homes| homes.take(class, &self.memory, &self.itself))
+    }
+
+    /// Brings an object in, which awaits nothing or is on its way. Its word from now on.
+    pub fn load(&self, class: Class, word: Word, mark: u64) -> Result<Word> {
+        self.settle(self.arena.of_word(class, word), word);
+        let evictor = &mut *self.evictor.borrow_mut();
+        let at = self.arena.of_word(class, word);
+        if self.arena.word(at) == word.0 {
+            self.arena.stamp(at, mark);
+            return Ok(word);
+        }
+        let mut now = word;
+        evictor.fetch(&self.arena, (class, mark, self.oldest()), &[word], |_, word| now = word)?;
+        Ok(now)
+    }
+
+    /// Brings objects in, by one round trip to each node for those that are away. The scope holds them.
+    pub fn load_all<T: Far>(&self, boxes: &[&FarBox<T>], mark: u64) -> Result<()> {
+        let class = FarBox::<T>::CLASS;
+        let mut away = Vec::new();
+        for one in boxes {
+            let at = self.arena.of_word(class, one.word());
+            self.settle(at, one.word());
+            match self.arena.word(at) == one.word().0 {
+                true => self.arena.stamp(at, mark),
+                false => away.push(*one),
+            }
+        }
+        // A box that is named twice is fetched once.
+        away.sort_unstable_by_key(|one| one.word().home().0);
+        away.dedup_by_key(|one| one.word().home().0);
+        if away.is_empty() {
+            return Ok(());
+        }
+        let words: Vec<Word> = away.iter().map(|one| one.word()).collect();
+        let when = (class, mark, self.oldest());
+        self.evictor.borrow_mut().fetch(&self.arena, when, &words, |n, word| away[n].set_word(word))
+    }
+
+    /// Posts the arrival of those that are away.
+    pub fn post<T: Far>(&self, boxes: &[&FarBox<T>]) {
+        let class = FarBox::<T>::CLASS;
+        let is_away = |one: &&&FarBox<T>| {
+            let word = self.arena.word(self.arena.of_word(class, one.word()));
+            word != one.word().0 && word != !one.word().0
+        };
+        let mut away: Vec<&FarBox<T>> = boxes.iter().filter(is_away).copied().collect();
+        away.sort_unstable_by_key(|one| one.word().home().0);
+        away.dedup_by_key(|one| one.word().home().0);
+        if !away.is_empty() {
+            let words: Vec<Word> = away.iter().map(|one| one.word()).collect();
+            let when = (class, self.clock.get() << STAMP, self.oldest());
+            self.evictor.borrow_mut().post(&self.arena, when, &words, |n, word| away[n].set_word(word));
+        }
+    }
+
+    /// Waits until an object that is on its way to a frame has come, or has not.
+    pub fn settle(&self, at: At, word: Word) {
+        if self.arena.word(at) == !word.0 {
+            let evictor = &mut *self.evictor.borrow_mut();
+            while self.arena.word(at) == !word.0 && evictor.posted() > 0 {
+                evictor.settle(&self.arena, true);
+            }
+        }
+    }
+
+    /// A box is dropped. `at`: its object's frame, if it was local.
+    pub fn dropped(&self, class: Class, home: Home, at: Option<At>) {
+        let evictor = &mut *self.evictor.borrow_mut();
+        if let Some(at) = at {
+            evictor.free(class, at);
+        }
+        evictor.homes.give(home, &self.memory);
+    }
+
+    pub fn is_local(&self, class: Class, word: Word) -> bool {
+        self.arena.word(self.arena.of_word(class, word)) == word.0
+    }
+
+    /// After a scan has seen an object: it makes room, where room is short.
+    pub fn seen(&self, class: Class, word: Word) {
+        let evictor = &mut *self.evictor.borrow_mut();
+        if evictor.is_short(class) {
+            evictor.drop_clean(&self.arena, class, word, self.oldest());
+        }
+    }
+
+    /// Looks at the first bytes of objects that are away, where they are.
+    pub fn scan_away(&self, away: &[(Word, u64)], scan: &Scan) -> Result<Found> {
+        self.evictor.borrow_mut().scan_away(away, scan)
+    }
+
+    /// Bytes of objects that are away, from an offset of each.
+    pub fn gather_away(&self, away: &[(Word, u64)], each: u32) -> Result<Vec<u8>> {
+        self.evictor.borrow_mut().gather_away(away, each)
+    }
+
+    /// Objects that may be fetched ahead.
+    pub fn ahead(&self, class: Class, want: usize) -> usize {
+        want.min(self.evictor.borrow().most() / class.stride / 4).max(1)
+    }
 }
 
 /// Far memory for objects, with a part of it local. Cheap to clone; stays on its thread.
@@ -53,15 +197,23 @@ impl Builder {
     /// Connects.
     ///
     /// # Errors
-    /// [`Error::TooLittleLocal`], [`Error::Memory`] with what to do.
+    /// [`Error::TooLittleLocal`], [`Error::NoAddresses`], [`Error::Memory`] with what to do.
     pub fn build(self) -> Result<Heap> {
         if self.local < LEAST * CHUNK {
             return Err(Error::TooLittleLocal(self.local));
         }
         let memory = self.memory.connect()?;
-        let lane = RefCell::new(memory.lane()?);
-        let frames = RefCell::new(Frames::new(self.local / CHUNK));
-        Ok(Heap { inner: Rc::new(Inner { memory, lane, frames, collections: Cell::new(0) }) })
+        let (lane, arena) = (memory.lane()?, Arena::new()?);
+        Ok(Heap {
+            inner: Rc::new_cyclic(|itself| Inner {
+                evictor: RefCell::new(Evictor::new(self.local / SEGMENT * SEGMENT, lane)),
+                arena,
+                memory,
+                clock: Cell::new(1),
+                open: RefCell::default(),
+                itself: itself.clone(),
+            }),
+        })
     }
 }
 
@@ -73,43 +225,102 @@ impl Heap {
 
     /// A scope: references that are taken by it are good as long as it lives.
     pub fn scope(&self) -> Scope {
-        Scope { heap: self.clone(), stamp: self.inner.frames.borrow_mut().begin() }
+        Rc::clone(&self.inner).scope_of()
+    }
+
+    /// Puts a value into far memory.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] where the nodes have no room, [`Error::ScopeFull`].
+    pub fn alloc<T: Far>(&self, value: &T) -> Result<FarBox<T>> {
+        FarBox::new(&self.inner, value)
     }
 
     /// An empty vector.
     pub fn vec<T: Far>(&self) -> FarVec<T> {
-        self.inner.collections.set(self.inner.collections.get() + 1);
-        FarVec::new(self.clone(), self.inner.collections.get())
+        FarVec::new(self.clone())
     }
 
-    /// Chunks that were fetched, and those that were written back, since the heap was built.
+    /// An empty queue.
+    pub fn queue<T: Far>(&self) -> FarQueue<T> {
+        FarQueue::new(self.clone())
+    }
+
+    /// An empty map.
+    pub fn map<K: Far + Eq + Hash, V: Far>(&self) -> FarHashMap<K, V> {
+        FarHashMap::new(self.clone())
+    }
+
+    /// Many boxes' values, in the order of the boxes. Those that are away come by one round trip to each node.
+    ///
+    /// # Errors
+    /// As [`FarBox::get`].
+    pub fn get_many<'a, T: Far>(&self, boxes: &[&'a FarBox<T>], scope: &'a Scope) -> Result<Vec<&'a T>> {
+        scope.is_of(self)?;
+        self.inner.load_all(boxes, scope.mark)?;
+        boxes.iter().map(|one| one.get(scope)).collect()
+    }
+
+    /// Begins to fetch what is away of these, and returns at once: a hint. As much comes as there is room for.
+    pub fn prefetch<T: Far>(&self, boxes: &[&FarBox<T>]) {
+        self.inner.post(boxes);
+    }
+
+    /// Objects that were fetched, and those that were written back, since the heap was built.
     pub fn moved(&self) -> (u64, u64) {
-        let frames = self.inner.frames.borrow();
-        (frames.fetched, frames.written)
+        let Moved { fetched, written, .. } = self.inner.evictor.borrow().moved;
+        (fetched, written)
+    }
+
+    /// Round trips that wrote objects back.
+    pub fn write_batches(&self) -> u64 {
+        self.inner.evictor.borrow().moved.batches
+    }
+
+    /// Local memory in use, and the limit, bytes. Both count headers.
+    pub fn local(&self) -> (usize, usize) {
+        let evictor = self.inner.evictor.borrow();
+        (evictor.used(), evictor.most())
     }
 }
 
 impl std::fmt::Debug for Heap {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Heap").field("local", &(self.inner.frames.borrow().most() * CHUNK)).finish_non_exhaustive()
+        f.debug_struct("Heap").field("local", &self.local().1).finish_non_exhaustive()
     }
 }
 
 /// Keeps local what is reached by it.
-#[derive(Debug)]
 pub struct Scope {
-    heap: Heap,
-    stamp: u64,
+    inner: Rc<Inner>,
+    /// Its stamp, in the place where frames have theirs.
+    mark: u64,
 }
 
 impl Scope {
     pub(crate) fn is_of(&self, heap: &Heap) -> Result<()> {
-        if Rc::ptr_eq(&self.heap.inner, &heap.inner) { Ok(()) } else { Err(Error::OtherHeap) }
+        if Rc::ptr_eq(&self.inner, &heap.inner) { Ok(()) } else { Err(Error::OtherHeap) }
+    }
+
+    #[inline]
+    pub(crate) fn inner(&self) -> &Inner {
+        &self.inner
+    }
+
+    #[inline]
+    pub(crate) fn mark(&self) -> u64 {
+        self.mark
     }
 }
 
 impl Drop for Scope {
     fn drop(&mut self) {
-        self.heap.inner.frames.borrow_mut().end(self.stamp);
+        self.inner.end(self.mark);
+    }
+}
+
+impl std::fmt::Debug for Scope {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Scope").field("stamp", &(self.mark >> STAMP)).finish_non_exhaustive()
     }
 }

@@ -76,27 +76,86 @@
 //! }
 //! ```
 //!
+//! A box is the only way to its value, and stays on its thread, too:
+//!
+//! ```compile_fail,E0382
+//! fn doubles(one: farmem_objects::FarBox<u64>) {
+//!     let (a, b) = (one, one);
+//! }
+//! ```
+//!
+//! ```compile_fail,E0505
+//! fn drops(one: farmem_objects::FarBox<u64>, scope: &farmem_objects::Scope) -> u64 {
+//!     let kept = one.get(scope).unwrap();
+//!     drop(one);
+//!     *kept
+//! }
+//! ```
+//!
+//! ```compile_fail,E0502
+//! fn writes(one: &mut farmem_objects::FarBox<u64>, scope: &farmem_objects::Scope) {
+//!     let kept = one.get(scope).unwrap();
+//!     *one.get_mut(scope).unwrap() = 1 + *kept;
+//!     assert_eq!(*kept, 1);
+//! }
+//! ```
+//!
+//! ```compile_fail,E0277
+//! fn leaves(one: farmem_objects::FarBox<u64>) {
+//!     std::thread::spawn(move || drop(one));
+//! }
+//! ```
+//!
+//! ```compile_fail,E0597
+//! fn keeps<'a>(heap: &farmem_objects::Heap, map: &'a farmem_objects::FarHashMap<u64, u64>) -> Option<&'a u64> {
+//!     let scope = heap.scope();
+//!     map.get(&1, &scope).unwrap()
+//! }
+//! ```
+//!
 //! # Limits
 //!
-//! * One thread uses a heap. Other threads build heaps of their own.
-//! * An element is at most [`CHUNK`] bytes. Elements do not cross chunks.
+//! * One thread uses a heap. Other threads build heaps of their own. A thread's heaps have 1 TiB far at most.
+//! * A boxed value is at most 4 KiB, an element of a vector or queue too. Elements do not cross chunks of [`CHUNK`].
+//! * An entry of a map has 116 bytes at most, key and value together.
+//! * Local memory of one size of objects: 4 GiB, of objects larger than 1 KiB 16 GiB.
 //! * A scope that reaches more than the heap's local memory gets [`Error::ScopeFull`]: open scopes in loops.
 //! * A scope that is leaked (`std::mem::forget`) keeps what it reached local for ever.
 //! * A lost node is an error of the call that needs it, and never ends the process.
 
+mod class;
 mod error;
+mod evict;
 mod frames;
 mod heap;
+mod homes;
+mod map;
+mod queue;
+mod select;
 mod vec;
 
 pub use error::{Error, Result};
+pub use farmem::Transport;
+pub use frames::FarBox;
 pub use heap::{Builder, Heap, Scope};
-pub use vec::FarVec;
+pub use map::FarHashMap;
+pub use queue::FarQueue;
+pub use select::{Field, Filter, Filtered, Number, Summary};
+pub use vec::{FarVec, Iter};
 
-/// Bytes that come and go together.
+/// Bytes of a vector or queue that come and go together.
 pub const CHUNK: usize = 4096;
 
 /// Elements that can be far: plain data, by zerocopy's derives.
 pub trait Far: zerocopy::FromBytes + zerocopy::IntoBytes + zerocopy::Immutable + 'static {}
 
 impl<T: zerocopy::FromBytes + zerocopy::IntoBytes + zerocopy::Immutable + 'static> Far for T {}
+
+/// The bytes of a chunk, aligned for any plain type.
+#[derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable)]
+#[repr(C, align(64))]
+struct Chunk([u8; CHUNK]);
+
+impl Chunk {
+    const ZERO: Chunk = Chunk([0; CHUNK]);
+}

@@ -1,0 +1,207 @@
+//! Homes: the slots of nodes' memory in which objects lie while they are away. Safe code.
+//!
+//! ```text
+//! home:  | block: 19 bits | place: 17 bits |       a block is a piece of 2 MiB with slots of one class
+//! ```
+//!
+//! The number of a block is its own among all heaps of its thread ([`owners`]). So a word names at most one object of
+//! a thread, and a scope of one heap never validates a box of another. A number is used again only when no box can
+//! name it: its block was empty when it went back.
+
+use crate::class::{CLASSES, Class};
+use crate::heap::Inner;
+use crate::{Error, Result};
+use farmem::{Addr, Memory};
+use std::cell::RefCell;
+use std::rc::{Rc, Weak};
+
+/// Bits of a home.
+pub const HOME_BITS: u32 = 36;
+const PLACE_BITS: u32 = 17;
+/// Bytes of a block.
+const BLOCK: u64 = 2 << 20;
+/// Blocks of a thread's heaps, at most: 1 TiB.
+const BLOCKS: usize = 1 << (HOME_BITS - PLACE_BITS);
+
+/// A home: where an object lies, as a number of [`HOME_BITS`] bits. Never 0.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Home(pub u64);
+
+impl Home {
+    fn block(self) -> usize {
+        (self.0 >> PLACE_BITS) as usize
+    }
+
+    fn offset(self) -> u64 {
+        (self.0 & ((1 << PLACE_BITS) - 1)) << 4
+    }
+}
+
+struct Block {
+    at: Addr,
+    class: Class,
+    /// A bit for each slot, set while it is free.
+    free: Vec<u64>,
+    /// No word before this one has a bit.
+    from: usize,
+    used: usize,
+}
+
+impl Block {
+    fn new(at: Addr, class: Class) -> Block {
+        let slots = BLOCK as usize / class.payload;
+        let mut free = vec![u64::MAX; slots.div_ceil(64)];
+        if let Some(last) = free.last_mut().filter(|_| !slots.is_multiple_of(64)) {
+            *last = (1 << (slots % 64)) - 1;
+        }
+        Block { at, class, free, from: 0, used: 0 }
+    }
+
+    fn is_full(&self) -> bool {
+        self.used == BLOCK as usize / self.class.payload
+    }
+}
+
+/// The homes of a heap.
+pub struct Homes {
+    /// By number; those of the thread's other heaps are `None` here.
+    blocks: Vec<Option<Block>>,
+    /// By class: blocks with a free slot. The last one is filled first.
+    roomy: [Vec<usize>; CLASSES],
+}
+
+impl Homes {
+    pub fn new() -> Homes {
+        Homes { blocks: Vec::new(), roomy: [const { Vec::new() }; CLASSES] }
+    }
+
+    /// A free slot.
+    ///
+    /// # Errors
+    /// The nodes have no room for one more block, or the thread has as many as it can.
+    pub fn take(&mut self, class: Class, memory: &Memory, owner: &Weak<Inner>) -> Result<Home> {
+        let number = match self.roomy[class.index].last() {
+            Some(&number) => number,
+            None => {
+                let at = memory.alloc(BLOCK)?;
+                let Some(number) = owners::enter(owner) else {
+                    let _ = memory.free(at);
+                    return Err(Error::HeapFull);
+                };
+                self.blocks.resize_with(self.blocks.len().max(number + 1), || None);
+                self.blocks[number] = Some(Block::new(at, class));
+                self.roomy[class.index].push(number);
+                number
+            }
+        };
+        let Some(block) = &mut self.blocks[number] else { return Err(Error::HeapFull) };
+        let word = block.from + block.free[block.from..].iter().position(|&word| word != 0).unwrap_or_default();
+        block.from = word;
+        let bit = block.free[word].trailing_zeros() as usize;
+        block.free[word] &= !(1 << bit);
+        block.used += 1;
+        if block.is_full() {
+            self.roomy[class.index].pop();
+        }
+        let offset = (64 * word + bit) * class.payload;
+        Ok(Home((number as u64) << PLACE_BITS | offset as u64 >> 4))
+    }
+
+    /// Gives a slot back. A block in which all is free goes back to its node, unless it is the class's last with room.
+    pub fn give(&mut self, home: Home, memory: &Memory) {
+        let number = home.block();
+        let Some(Some(block)) = self.blocks.get_mut(number) else { return };
+        let slot = home.offset() as usize / block.class.payload;
+        if block.is_full() {
+            self.roomy[block.class.index].push(number);
+        }
+        block.free[slot / 64] |= 1 << (slot % 64);
+        block.from = block.from.min(slot / 64);
+        block.used -= 1;
+        let roomy = &mut self.roomy[block.class.index];
+        if block.used == 0 && roomy.len() > 1 {
+            roomy.retain(|&other| other != number);
+            // Of a node that is lost there is nothing to give back.
+            let _ = memory.free(block.at);
+            self.blocks[number] = None;
+            owners::leave(number, true);
+        }
+    }
+
+    /// The address of a home. `None`: it is another heap's.
+    pub fn addr(&self, home: Home) -> Option<Addr> {
+        let block = self.blocks.get(home.block())?.as_ref()?;
+        Some(block.at + home.offset())
+    }
+}
+
+impl Drop for Homes {
+    fn drop(&mut self) {
+        for (number, block) in self.blocks.iter().enumerate() {
+            if let Some(block) = block {
+                owners::leave(number, block.used == 0);
+            }
+        }
+    }
+}
+
+/// The heap that has a home, if it is still there.
+pub fn owner(home: Home) -> Option<Rc<Inner>> {
+    owners::of(home.block())
+}
+
+/// Which heap of this thread has which block.
+mod owners {
+    use super::*;
+
+    enum Owner {
+        /// Nobody's: the number can be given out.
+        Free,
+        Of(Weak<Inner>),
+        /// Its heap is gone, and boxes that name it may be left.
+        Gone,
+    }
+
+    thread_local! {
+        /// Number 0 is nobody's, so that no home is 0.
+        static OWNERS: RefCell<(Vec<Owner>, Vec<usize>)> = const { RefCell::new((Vec::new(), Vec::new())) };
+    }
+
+    /// A number for a heap's new block. `None`: there are no more.
+    pub fn enter(owner: &Weak<Inner>) -> Option<usize> {
+        OWNERS.with_borrow_mut(|(owners, free)| {
+            if owners.is_empty() {
+                owners.push(Owner::Gone);
+            }
+            let number = free.pop().unwrap_or(owners.len());
+            if number >= BLOCKS {
+                return None;
+            }
+            match owners.get_mut(number) {
+                Some(place) => *place = Owner::Of(owner.clone()),
+                None => owners.push(Owner::Of(owner.clone())),
+            }
+            Some(number)
+        })
+    }
+
+    /// A block is no heap's any more. `empty`: no box names it.
+    pub fn leave(number: usize, empty: bool) {
+        // At the end of a thread the table may be gone before the heap. Then nobody asks it any more.
+        let _ = OWNERS.try_with(|owners| {
+            let (owners, free) = &mut *owners.borrow_mut();
+            owners[number] = if empty { Owner::Free } else { Owner::Gone };
+            if empty {
+                free.push(number);
+            }
+        });
+    }
+
+    pub fn of(number: usize) -> Option<Rc<Inner>> {
+        let owner = OWNERS.try_with(|owners| match owners.borrow().0.get(number) {
+            Some(Owner::Of(owner)) => owner.upgrade(),
+            Some(Owner::Free | Owner::Gone) | None => None,
+        });
+        owner.ok().flatten()
+    }
+}
