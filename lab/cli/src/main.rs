@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `farmem-lab bench`: what far memory costs, against its floor and against swap | lab/bench, lab/alloc |
 //! | `farmem-lab malloc-bench`: an allocator on pieces of far memory | lab/malloc |
+//! | `farmem-lab objects`: far objects against paging and near memory | lab/objects |
 //! | `farmem-lab torture`: everything programs do to memory, verified | lab/torture |
 //! | `farmem-lab replay`: which cache policy would have done how well | lab/replay |
 //! | `farmem-lab placement`: how evenly slabs lie on the nodes of a rack | lab/placement |
@@ -70,6 +71,9 @@ enum Command {
     MallocBench(farmem_malloc::Options),
     #[command(hide = true)]
     MallocChild(farmem_malloc::child::Options),
+    Objects(farmem_lab_objects::Options),
+    #[command(hide = true)]
+    ObjectsChild(farmem_lab_objects::child::Options),
     Torture(farmem_torture::Torture),
     #[command(hide = true)]
     TortureChild(farmem_torture::Child),
@@ -124,6 +128,8 @@ impl Program for Lab {
             Command::BenchAllocChild(options) => farmem_alloc::real::child::run(&options)?,
             Command::MallocBench(options) => options.run(&myself()?)?,
             Command::MallocChild(options) => farmem_malloc::child::run(&options)?,
+            Command::Objects(options) => options.run(&myself()?)?,
+            Command::ObjectsChild(options) => farmem_lab_objects::child::run(&options)?,
             Command::Torture(torture) => std::process::exit(torture.run()?),
             Command::TortureChild(child) => child.run()?,
             Command::Replay(replay) => replay.run()?,

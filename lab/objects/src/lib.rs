@@ -1,0 +1,195 @@
+//! `farmem-lab objects`: far objects, paging and near memory under programs of one source.
+//!
+//! ```text
+//! objects ──► farmem node                       of its own
+//!     └─────► objects-child, or farmem run -- objects-child      by turns: every system once, then in reverse
+//! ```
+//!
+//! | file | |
+//! |---|---|
+//! | [`child`] | the programs, over near memory and over far objects |
+//! | [`systems`] | what they run on |
+//! | this file | rounds, tables, targets, the chart |
+
+pub mod child;
+pub mod systems;
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, ensure};
+use child::{Found, Work};
+use farmem_kit::alone::Alone;
+use farmem_kit::chart::{Axis, COLOURS, Rows as Chart, Style, sheet};
+use farmem_kit::environment::Environment;
+use farmem_kit::pairs::{Rounds, Spread};
+use farmem_kit::report::{self, Bound, Report, Section, Target};
+use farmem_kit::supervise;
+use farmem_kit::table::{Table, duration};
+use systems::{Bench, System};
+
+/// Far objects against paging and near memory
+///
+/// Programs of one source run on near memory, on far objects and under farmem run, by turns.
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Options {
+    /// Small and short: a look, not a figure to quote
+    #[arg(long)]
+    quick: bool,
+    /// MiB of objects [default: 256; with --quick 32]
+    #[arg(long, value_name = "MIB")]
+    objects: Option<usize>,
+    /// Timed accesses of each kind [default: 400000; with --quick 50000]
+    #[arg(long, value_name = "N")]
+    accesses: Option<usize>,
+    /// Rounds in which every system runs once [default: 5; with --quick 1]
+    #[arg(long, value_name = "N")]
+    rounds: Option<usize>,
+    /// Programs to run
+    #[arg(long, value_delimiter = ',', value_enum, default_values_t = Work::ALL)]
+    work: Vec<Work>,
+    /// Draws places; every round takes the next
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Write every figure of every round
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Draw the costs
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  farmem-lab objects --quick
+      All programs on all systems, in half a minute: a look.
+  farmem-lab objects --work random,together --rounds 9
+      Random objects of 64 bytes alone, one by one and 16 at a time.";
+
+/// One system's figures of one round.
+type Cells = Vec<Found>;
+
+impl Options {
+    /// Runs it all. `farmem`: the binary that is measured, and runs the programs.
+    ///
+    /// # Errors
+    /// When a program failed, or read other values than the same program did near.
+    pub fn run(&self, farmem: &Path) -> Result<()> {
+        report::can_be_written([&self.json, &self.svg])?;
+        let mib = self.objects.unwrap_or(if self.quick { 32 } else { 256 });
+        ensure!((32..=16 << 10).contains(&mib), "--objects is {mib} MiB: 32 to 16384 can be measured");
+        let accesses = self.accesses.unwrap_or(if self.quick { 50_000 } else { 400_000 });
+        let rounds = self.rounds.unwrap_or(if self.quick { 1 } else { 5 });
+        ensure!(rounds > 0 && accesses > 0, "--rounds and --accesses must be more than 0");
+        let _alone = Alone::take()?;
+        supervise::note_interrupts();
+        let bench = Bench::start(farmem, mib << 20, accesses, &self.work)?;
+        let measured = Rounds::interleave(&System::ALL, rounds, |system, round| {
+            supervise::interrupted()?;
+            eprintln!("round {} of {rounds}: {}", round + 1, system.name());
+            bench.run(system, self.seed + round as u64).map(Some)
+        })?;
+        let near: Vec<&Cells> = measured.of(System::Near).collect();
+        for system in System::ALL {
+            for (cells, near) in measured.of(system).zip(&near) {
+                let alike = cells.iter().zip(*near).all(|(one, other)| one.sum == other.sum);
+                ensure!(alike, "{} read other values than near memory", system.name());
+            }
+        }
+        let report = self.report(&measured, mib, accesses, rounds);
+        let json = || Ok(report.json()? + "\n");
+        let svg = || Ok(self.chart(&measured));
+        report::tell(&report, &[(&self.json, &json), (&self.svg, &svg)])
+    }
+
+    fn report(
+        &self,
+        measured: &Rounds<System, Cells>,
+        mib: usize,
+        accesses: usize,
+        rounds: usize,
+    ) -> Report<Vec<(&'static str, Vec<Cells>)>> {
+        let mut table = Table::new(
+            ["an access, median".to_owned()].into_iter().chain(System::ALL.map(|system| system.name().to_owned())),
+        );
+        for &work in &self.work {
+            let cell = |system| of(measured, system, work).map_or("–".into(), |spread| shown(spread.median));
+            table.row([text(work).to_owned()].into_iter().chain(System::ALL.map(cell)));
+        }
+        let mut method = format!("{mib} MiB of objects of 64 bytes, a quarter local, {accesses} accesses of each kind");
+        let _ = write!(method, ", {rounds} rounds; ratios within a round.");
+        let about = "Far objects count headers as local; their boxes, 8 bytes an object, are beside that. \
+                     “fits”: all may be local.";
+        Report {
+            bench: "objects",
+            method: vec![method, about.into()],
+            environment: Environment::read(),
+            skipped: Vec::new(),
+            sections: vec![Section { title: "What an access costs".into(), table }],
+            targets: self.targets(measured),
+            raw: System::ALL.map(|system| (system.name(), measured.of(system).cloned().collect())).to_vec(),
+        }
+    }
+
+    fn targets(&self, measured: &Rounds<System, Cells>) -> Vec<Target> {
+        let has = |work| self.work.contains(&work);
+        let gain = |slow, fast, work: Work| {
+            measured.within([slow, fast], |[slow, fast]| Some(ns(slow, work)? / ns(fast, work)?))
+        };
+        let mut targets = Vec::new();
+        if has(Work::Deref) {
+            let hot = of(measured, System::Fits, Work::Deref);
+            targets.push(Target::new("a use of a local object, scopes of 64, ns", Bound::AtMost(1.5, 1.0), hot));
+        }
+        if has(Work::Random) {
+            let ratio = gain(System::RunShm, System::Shm, Work::Random);
+            targets.push(Target::new("random objects, shm, against paging", Bound::AtLeast(8.0, 10.0), ratio));
+        }
+        if has(Work::Together) {
+            let ratio = gain(System::RunTcp, System::Tcp, Work::Together);
+            targets.push(Target::new("16 in flight, tcp, against paging", Bound::AtLeast(12.0, 16.0), ratio));
+        }
+        for work in [Work::Random, Work::Scan, Work::Map].into_iter().filter(|&work| has(work)) {
+            let what = format!("{}, all local, against near memory", text(work));
+            targets.push(Target::new(what, Bound::AtMost(1.1, 1.0), gain(System::Fits, System::Near, work)));
+        }
+        targets
+    }
+
+    fn chart(&self, measured: &Rounds<System, Cells>) -> String {
+        let group = |&work: &Work| {
+            let spreads = System::ALL.map(|system| of(measured, system, work));
+            (text(work).to_owned(), spreads.to_vec())
+        };
+        let groups: Vec<(String, Vec<Option<Spread>>)> = self.work.iter().map(group).collect();
+        let axis = Axis::logarithmic(Chart::all(&groups).collect::<Vec<_>>(), duration).labelled("an access");
+        let series = System::ALL.iter().zip(COLOURS).map(|(system, colour)| (system.name().to_owned(), colour));
+        let title = "What an access costs".into();
+        let chart = Chart { title, series: series.collect(), groups, axis, style: Style::Mark, show: shown };
+        sheet("Far objects", &[chart], 1)
+    }
+}
+
+fn ns(cells: &Cells, work: Work) -> Option<f64> {
+    cells.iter().find(|found| found.work == work).map(|found| found.ns)
+}
+
+fn of(measured: &Rounds<System, Cells>, system: System, work: Work) -> Option<Spread> {
+    measured.spread(system, |cells| ns(cells, work))
+}
+
+fn shown(ns: f64) -> String {
+    if ns < 100.0 { format!("{ns:.2} ns") } else { duration(ns) }
+}
+
+fn text(work: Work) -> &'static str {
+    match work {
+        Work::Deref => "local object",
+        Work::Random => "random read",
+        Work::Together => "16 together",
+        Work::Writes => "half writes",
+        Work::Scan => "scan, a word",
+        Work::Map => "map lookup",
+    }
+}
