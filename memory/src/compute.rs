@@ -1,8 +1,9 @@
 //! Functions near memory ([`farmem_protocol::near`]): what `farmem node --compute N` serves.
 //!
-//! A call runs on the worker that received it, within that worker's section, so no right can end under it. Each call is
-//! bounded (some 100 µs), and at most N run at a time. A further one is refused as busy, and its host does the work by
-//! verbs. So N of the node's workers may compute; verbs on other workers wait for nothing.
+//! A call runs on the worker that received it, within that worker's section, so no right can end
+//! under it. Each call is bounded (some 100 µs), and at most N run at a time. A further one is
+//! refused as busy, and its host does the work by verbs. So N of the node's workers may compute;
+//! verbs on other workers wait for nothing.
 
 use farmem_nic::epochs::Section;
 use farmem_nic::grip::Grip;

@@ -287,6 +287,12 @@ impl Memory {
         self.inner.shards.get(number).map(|shard| shard.session().node())
     }
 
+    /// Whether a node's memory is mapped here: a read or write there is a copy, and posting it early
+    /// gains nothing.
+    pub fn is_mapped(&self, number: usize) -> bool {
+        self.inner.shards.get(number).is_some_and(|shard| shard.session().is_mapped())
+    }
+
     /// Whether all nodes are there. One that is silent is waited for: a second at most.
     ///
     /// # Errors

@@ -1,4 +1,5 @@
-//! Functions near memory: done by the node where it computes (`farmem node --compute`), else here by verbs.
+//! Functions near memory: done by the node where it computes (`farmem node --compute`), else here
+//! by verbs.
 //!
 //! ```text
 //!                       ┌─ node computes, not mapped ──► SENDs, one round trip for many ──► replies
@@ -6,8 +7,9 @@
 //!                       └─ refused, busy, or mapped ───► READs ──► the same function here
 //! ```
 //!
-//! What a node answers is checked for what it could have been ([`Reply::parse`]). A node that lies can make a sum wrong,
-//! as it can the bytes of a READ; an answer that is impossible counts as a refusal.
+//! What a node answers is checked for what it could have been ([`Reply::parse`]). A node that lies
+//! can make a sum wrong, as it can the bytes of a READ; an answer that is impossible counts as a
+//! refusal.
 
 // Calls and replies are handed to verbs as raw memory; each place says how it is kept alive.
 #![allow(unsafe_code)]
@@ -53,12 +55,15 @@ pub struct Chase {
 }
 
 impl Lane {
-    /// What [`Scan`] says of the records of these ranges. A range holds whole records, and lies within one piece.
+    /// What [`Scan`] says of the records of these ranges. A range holds whole records, and lies
+    /// within one piece.
     ///
-    /// Sums of `f64` are taken by parts of 256 KiB and then in the order of the parts, wherever that is done.
+    /// Sums of `f64` are taken by parts of 256 KiB and then in the order of the parts, wherever
+    /// that is done.
     ///
     /// # Errors
-    /// As [`Lane::read`]; [`Error::Size`] where a range does not hold whole records, or a field does not lie in one.
+    /// As [`Lane::read`]; [`Error::Size`] where a range does not hold whole records, or a field
+    /// does not lie in one.
     pub fn scan(&mut self, ranges: &[(Addr, u64)], scan: &Scan) -> Result<Found> {
         let stride = u64::from(scan.stride);
         if !scan.is_sound() {
@@ -139,7 +144,8 @@ impl Lane {
         Ok(run)
     }
 
-    /// By the node: the list goes there, and the run of pieces comes back, by one round trip. `None`: it does not.
+    /// By the node: the list goes there, and the run of pieces comes back, by one round trip.
+    /// `None`: it does not.
     fn gather_there(&mut self, places: &[Addr], each: u32) -> Result<Option<Vec<u8>>> {
         let node = places[0].node();
         // Fewer than this many fit into as many bytes by READs.
@@ -252,7 +258,8 @@ impl Lane {
         let mut numbers = Vec::with_capacity(calls.len());
         for ((&(node, _), said), reply) in calls.iter().zip(&frames).zip(&mut replies) {
             let verb = Verb::Send { said, reply: reply.as_mut_ptr() };
-            // SAFETY: both outlive the operation, which is awaited below; if that unwinds, the queue pairs are dropped.
+            // SAFETY: both outlive the operation, which is awaited below; if that unwinds, the
+            // queue pairs are dropped.
             numbers.push(unsafe { ways.0.begin_waited(inner, Addr::of(node, 1, 0), verb) });
         }
         ways.0.ring(inner);
@@ -290,8 +297,8 @@ impl Lane {
                 self.memory().inner.shards[*node].refuses.store(true, Ordering::Relaxed);
                 Ok(None)
             }
-            // Busy; a range or a link that is not as it should be, which the way by verbs tells better; or cut, and not
-            // known to have been done: each function can be done again.
+            // Busy; a range or a link that is not as it should be, which the way by verbs tells
+            // better; or cut, and not known to have been done: each function can be done again.
             Err(Error::Refused(_) | Error::Unknown) => Ok(None),
             Err(e) => Err(e),
         }

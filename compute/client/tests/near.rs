@@ -1,4 +1,7 @@
-//! Functions near memory, on a node that computes, on one that does not, and on one that is mapped: all alike.
+//! Functions near memory, on a node that computes, on one that does not, and on one that is mapped:
+//! all alike.
+
+#![allow(unsafe_code)] // A hostile member posts frames of its own making.
 
 mod common;
 
@@ -89,7 +92,8 @@ fn it_is_all_the_same_where_it_is_done() {
     assert!(computes.nic().computed.ns.load(Ordering::Relaxed) > 0);
 }
 
-/// A sum of 8 MiB costs the network less than a twentieth of its bytes; so does a gather of single words.
+/// A sum of 8 MiB costs the network less than a twentieth of its bytes; so does a gather of single
+/// words.
 #[test]
 fn bytes_stay_where_they_are() {
     let node = node(1);
@@ -130,4 +134,57 @@ fn rights_are_those_of_verbs() {
     assert!(matches!(mine.gather(&[piece], 4097), Err(Error::Size(4097))));
     let chase = Chase { from: 8, next: 0, field: 8, wanted: 1, hops: 9 };
     assert!(matches!(mine.chase(piece, 4096, &chase), Err(Error::Range { .. })), "a link that leads out");
+}
+
+/// Calls of a hostile member, by frames of its own making: they end by themselves, the node goes on, and memory that is
+/// not the member's stays as it was.
+#[test]
+fn hostile_calls_touch_nothing_of_others() {
+    use farmem_fabric::{ConnectOptions, Session};
+    use farmem_protocol::key::Key;
+    let node = node(2);
+    let victim = memory(&node);
+    let mut theirs = victim.lane().unwrap();
+    let piece = theirs.alloc(2 << 20).unwrap();
+    theirs.write(piece, &bytes(5, 2 << 20)).unwrap();
+
+    let address = node.addresses()[0].clone();
+    let options = ConnectOptions { transport: Transport::Tcp, run: [9; 16], ..ConnectOptions::default() };
+    let hostile = Session::connect(&address, &options).unwrap();
+    let own = hostile.grant().unwrap().id.0;
+    let mut queue = hostile.queue_pair().unwrap();
+    let keys =
+        [own, own, own, 0, 1, 2, own + 1, Key::WORDS.0, Key::COMPUTE.0, Key::window(0, 1).0, Key::unit(2, 0, 1).0];
+    let mut random = 1u64;
+    let mut next = || {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        random >> 33
+    };
+    let (mut done, mut went) = (Vec::new(), 0);
+    for round in 0..200 {
+        let mut replies = [[0u8; 64]; 16];
+        for reply in &mut replies {
+            let mut said = [0u8; 64];
+            (said[0], said[1], said[2]) = ((1 + next() % 6) as u8, (1 + next() % 5) as u8, (1 + next() % 5) as u8);
+            said[4] = (next() % 9) as u8;
+            let mut word = |n: usize, value: u64| said[8 * n..8 * n + 8].copy_from_slice(&value.to_le_bytes());
+            let small =
+                |value: u64| [value % 4096, value % SLAB, u64::MAX - value % 64, SLAB - value % 64][value as usize % 4];
+            word(1, keys[next() as usize % keys.len()]);
+            (2..4).for_each(|n| word(n, small(next())));
+            word(4, if next() % 2 == 0 { keys[next() as usize % keys.len()] } else { 16 });
+            (5..8).for_each(|n| word(n, small(next())));
+            // SAFETY: the replies outlive the completions, which are awaited below.
+            unsafe { queue.send(round, Key::COMPUTE, &said, reply.as_mut_ptr()) };
+        }
+        queue.doorbell().unwrap();
+        while done.len() < 16 {
+            queue.wait(&mut done, std::time::Duration::from_secs(1)).unwrap();
+        }
+        went += done.drain(..).filter(|completion| completion.result.is_ok()).count();
+    }
+    assert!(went > 20, "{went} of 3200 made sense");
+    let mut after = vec![0; 2 << 20];
+    theirs.read(piece, &mut after).unwrap();
+    assert!(after == bytes(5, 2 << 20));
 }

@@ -2,12 +2,12 @@
 //!
 //! ```text
 //! payloads: 16, 32, … 128, then four steps a doubling, up to 4096
-//! arena:    | class 0: 4 GiB | class 1 | … | class 20: 16 GiB | …    addresses only: what is used is backed
-//! class:    | segment of 64 KiB: frame, frame, … | segment | …      a frame is a header and a payload
+//! arena:    | class 0: 4 GiB | class 1 | … | class 20: 16 GiB | …    addresses, backed by use
+//! class:    | segment of 64 KiB: frame, frame, … | segment | …       frame: header, payload
 //! ```
 //!
-//! Each class has a range of addresses of its own. A place of one class therefore always names a header of that
-//! class, and never the middle of another object's payload.
+//! Each class has a range of addresses of its own. A place of one class therefore always names a
+//! header of that class, and never the middle of another object's payload.
 
 /// Size classes.
 pub const CLASSES: usize = 28;

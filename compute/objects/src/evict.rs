@@ -1,18 +1,20 @@
-//! The evictor: which frames are given to arrivals, and how many segments each size class has. Safe code.
+//! The evictor: which frames are given to arrivals, and how many segments each size class has. Safe
+//! code.
 //!
 //! ```text
 //! an arrival needs a frame ─┬─ a free one of its class
 //!                           ├─ a fresh segment, while local memory lasts
 //!                           ├─ a victim of the class's hand ── clean: at once
-//!                           │                               └─ dirty: with the batch of this miss, behind its read
+//!                           │                               └─ dirty: behind this miss's read
 //!                           └─ a segment of another class
 //! ```
 //!
-//! A hand goes round the frames of each class. An object that was used since it came by last gets one more round.
-//! An object that came and was used by one scope only gets none, so a scan pushes out no objects that are in use.
+//! A hand goes round the frames of each class. An object that was used since it came by last gets
+//! one more round. An object that came and was used by one scope only gets none, so a scan pushes
+//! out no objects that are in use.
 //!
-//! Victims are chosen [`BATCH`] at a time, before the last free frame is gone. So the writes of dirty victims travel
-//! behind the read of a miss, by the same round trip.
+//! Victims are chosen [`BATCH`] at a time, before the last free frame is gone. So the writes of
+//! dirty victims travel behind the read of a miss, by the same round trip.
 
 use crate::class::{CLASSES, Class, SEGMENT};
 use crate::frames::{ARRIVING, Arena, At, DIRTY, Move, SEEN, STAMP, Word};
@@ -118,7 +120,8 @@ impl Evictor {
     /// `n` free frames of a class. `oldest`: the stamp of the oldest open scope.
     ///
     /// # Errors
-    /// [`Error::ScopeFull`]: open scopes hold the rest. [`Error::Memory`]: what should leave cannot.
+    /// [`Error::ScopeFull`]: open scopes hold the rest. [`Error::Memory`]: what should leave
+    /// cannot.
     fn frames(&mut self, arena: &Arena, class: Class, n: usize, oldest: u64) -> Result<Vec<At>> {
         if self.gone >= LOOK {
             // Now, while no frame is taken and not yet given to a box.
@@ -160,7 +163,8 @@ impl Evictor {
         room.free.extend((0..class.frames()).rev().map(|number| arena.frame(class, segment, number)));
     }
 
-    /// Has the hand choose victims: clean ones are free at once, dirty ones are among `leaving`. How many in all.
+    /// Has the hand choose victims: clean ones are free at once, dirty ones are among `leaving`.
+    /// How many in all.
     fn choose(&mut self, arena: &Arena, class: Class, want: usize, oldest: u64) -> usize {
         let room = &mut self.rooms[class.index];
         let mut chosen = 0;
@@ -246,7 +250,8 @@ impl Evictor {
         Ok(true)
     }
 
-    /// Moves one segment from the class with the least turnover for its size to the one with the most.
+    /// Moves one segment from the class with the least turnover for its size to the one with the
+    /// most.
     fn share_out(&mut self, arena: &Arena, oldest: u64) {
         self.gone = 0;
         let density = |room: &Room| room.gone / room.segments.len().max(1);
@@ -266,7 +271,8 @@ impl Evictor {
         self.rooms.iter_mut().for_each(|room| room.gone /= 2);
     }
 
-    /// Reads objects into frames that await them, and writes the dirty victims home, by one round trip to each node.
+    /// Reads objects into frames that await them, and writes the dirty victims home, by one round
+    /// trip to each node.
     ///
     /// # Errors
     /// The first of an arrival, else the first of a departure. Objects that could not leave stay.
@@ -313,7 +319,8 @@ impl Evictor {
         ended
     }
 
-    /// Brings objects of a class in, by one round trip to each node; all of them or none. Tells each one's new word.
+    /// Brings objects of a class in, by one round trip to each node; all of them or none. Tells
+    /// each one's new word.
     pub fn fetch(
         &mut self,
         arena: &Arena,
@@ -363,7 +370,8 @@ impl Evictor {
         }
     }
 
-    /// Posts arrivals of objects that will be needed. Those for which there is no frame are left out.
+    /// Posts arrivals of objects that will be needed. Those for which there is no frame are left
+    /// out.
     pub fn post(
         &mut self,
         arena: &Arena,
@@ -421,7 +429,8 @@ impl Evictor {
         self.done = done;
     }
 
-    /// Takes an object out of its frame, if it is clean and no open scope holds it: it will not be used again soon.
+    /// Takes an object out of its frame, if it is clean and no open scope holds it: it will not be
+    /// used again soon.
     pub fn drop_clean(&mut self, arena: &Arena, class: Class, word: Word, oldest: u64) {
         let at = arena.of_word(class, word);
         if arena.word(at) == word.0 && arena.meta(at) & DIRTY == 0 && arena.meta(at) >> STAMP < oldest {
@@ -430,7 +439,8 @@ impl Evictor {
         }
     }
 
-    /// What a scan finds in the first bytes of objects that are away. Neighbours are looked at together.
+    /// What a scan finds in the first bytes of objects that are away. Neighbours are looked at
+    /// together.
     pub fn scan_away(&mut self, away: &[(Word, u64)], scan: &Scan) -> Result<Found> {
         let mut ranges: Vec<(Addr, u64)> = Vec::new();
         for &(word, len) in away {

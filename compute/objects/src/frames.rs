@@ -5,20 +5,23 @@
 //!                                              └─ another word by now? then the object is away
 //! ```
 //!
-//! A place is validated, not patched: a frame has the word of the box that it serves. So nobody has to find a box when
-//! its frame is taken. A box's place always names a header of its class ([`crate::class`]), and no two boxes of a
-//! thread have one home ([`crate::homes`]). So equal words mean: this frame has this box's object.
+//! A place is validated, not patched: a frame has the word of the box that it serves. So nobody has
+//! to find a box when its frame is taken. A box's place always names a header of its class
+//! ([`crate::class`]), and no two boxes of a thread have one home ([`crate::homes`]). So equal
+//! words mean: this frame has this box's object.
 //!
-//! *Why a reference stays good.* It is tied to the box's borrow and to a scope. [`FarBox::get`] leaves in the frame a
-//! stamp that is not older than the scope's. A frame whose stamp is not older than the oldest open scope's is neither
-//! emptied nor filled: [`Arena::transfer`] and [`Arena::empty`] assert that. The arena is unmapped with the last owner
-//! of the heap, which each scope is.
+//! *Why a reference stays good.* It is tied to the box's borrow and to a scope. [`FarBox::get`]
+//! leaves in the frame a stamp that is not older than the scope's. A frame whose stamp is not older
+//! than the oldest open scope's is neither emptied nor filled: [`Arena::transfer`] and
+//! [`Arena::empty`] assert that. The arena is unmapped with the last owner of the heap, which each
+//! scope is.
 //!
-//! *Why nobody writes beside a reference.* A payload is written through an exclusive borrow of its box, or by an
-//! arrival. While its object is on the way, a frame has the complement of the box's word, and is never lent.
+//! *Why nobody writes beside a reference.* A payload is written through an exclusive borrow of its
+//! box, or by an arrival. While its object is on the way, a frame has the complement of the box's
+//! word, and is never lent.
 //!
-//! *Why any bytes will do.* Objects are plain data: whatever a node returns is a valid value. A node that lies can
-//! change values, and never safety.
+//! *Why any bytes will do.* Objects are plain data: whatever a node returns is a valid value. A
+//! node that lies can change values, and never safety.
 //!
 //! *Why no other thread.* Boxes, scopes and heaps are neither `Send` nor `Sync`.
 
@@ -44,14 +47,16 @@ pub const ARRIVING: u64 = 4;
 /// Bits of `meta` below the stamp.
 pub const STAMP: u32 = 3;
 
-/// Two words before each payload. In larger classes the header is padded to the payload's alignment.
+/// Two words before each payload. In larger classes the header is padded to the payload's
+/// alignment.
 #[repr(C)]
 struct Header {
     word: Cell<u64>,
     meta: Cell<u64>,
 }
 
-/// The place of a frame: always a header within its arena. Made by [`Arena::frame`] and [`Arena::of_word`] alone.
+/// The place of a frame: always a header within its arena. Made by [`Arena::frame`] and
+/// [`Arena::of_word`] alone.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct At(usize);
 
@@ -97,12 +102,13 @@ impl Arena {
 
     #[inline]
     fn header(&self, at: At) -> &Header {
-        // SAFETY: an `At` is a header's offset in the arena, which is readable, writable, and zero at first: two words.
-        // Nobody has a unique reference to a header.
+        // SAFETY: an `At` is a header's offset in the arena, which is readable, writable, and zero
+        // at first: two words. Nobody has a unique reference to a header.
         unsafe { self.base.byte_add(at.0).cast().as_ref() }
     }
 
-    /// The word of the box whose object it has, or the complement of one that awaits its object here; 0: none's.
+    /// The word of the box whose object it has, or the complement of one that awaits its object
+    /// here; 0: none's.
     #[inline]
     pub fn word(&self, at: At) -> u64 {
         self.header(at).word.get()
@@ -156,21 +162,23 @@ impl Arena {
         unsafe { self.base.byte_add(at.0 + class.header) }
     }
 
-    /// Reads objects into frames that await them, and writes others home, by one round trip. One result for each, in
-    /// this order. `oldest`: the stamp of the oldest open scope.
+    /// Reads objects into frames that await them, and writes others home, by one round trip. One
+    /// result for each, in this order. `oldest`: the stamp of the oldest open scope.
     pub fn transfer(&self, lane: &mut Lane, reads: &[Move], writes: &[Move], oldest: u64) -> Vec<farmem::Result<u64>> {
         let mut batch = lane.batch();
         for (n, &(at, home)) in reads.iter().enumerate() {
             let class = Class::at(at.0);
             assert!(self.meta(at) & ARRIVING != 0 && reads[..n].last().is_none_or(|&(before, _)| before != at));
-            // SAFETY: a frame that awaits its object is lent to nobody, and was given away once; the batch ends below.
+            // SAFETY: a frame that awaits its object is lent to nobody, and was given away once;
+            // the batch ends below.
             let payload = unsafe { std::slice::from_raw_parts_mut(self.payload(at, class).as_ptr(), class.payload) };
             batch.read(home, payload);
         }
         for &(at, home) in writes {
             let class = Class::at(at.0);
             assert!(self.meta(at) & ARRIVING == 0 && self.meta(at) >> STAMP < oldest);
-            // SAFETY: no scope holds it, so no reference to its payload is left; the batch ends below.
+            // SAFETY: no scope holds it, so no reference to its payload is left; the batch ends
+            // below.
             let payload = unsafe { std::slice::from_raw_parts(self.payload(at, class).as_ptr(), class.payload) };
             batch.write(home, payload);
         }
@@ -190,7 +198,7 @@ impl Arena {
     pub fn fill(&self, at: At, bytes: &[u8]) {
         let class = Class::at(at.0);
         assert!(self.meta(at) & ARRIVING != 0 && bytes.len() <= class.payload);
-        // SAFETY: as in `transfer`; the source is no frame.
+        // SAFETY: as in `transfer`; the source is not this frame, which is lent to nobody.
         unsafe { self.payload(at, class).copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len()) };
     }
 
@@ -214,7 +222,8 @@ impl Arena {
         let frames = (0..class.frames()).map(|number| self.frame(class, segment, number));
         assert!(frames.into_iter().all(|at| self.word(at) == 0));
         let at = self.frame(class, segment, 0);
-        // SAFETY: within the arena; no payload of it is lent. Zero is the header of a frame that is nobody's.
+        // SAFETY: within the arena; no payload of it is lent. Zero is the header of a frame that is
+        // nobody's.
         unsafe { memory::discard(self.base.byte_add(at.0).as_ptr(), crate::class::SEGMENT) };
     }
 
@@ -238,10 +247,11 @@ impl Drop for Arena {
     }
 }
 
-/// A value in far memory: 8 bytes here, and the value in a frame or at its home. As `Box`, it owns the value.
+/// A value in far memory: 8 bytes here, and the value in a frame or at its home. As `Box`, it owns
+/// the value.
 ///
-/// The box has no handle of its heap. When the heap's last handle is gone before the box, the value is lost: each use
-/// returns [`Error::OtherHeap`].
+/// The box has no handle of its heap. When the heap's last handle is gone before the box, the value
+/// is lost: each use returns [`Error::OtherHeap`].
 pub struct FarBox<T: Far> {
     word: Cell<u64>,
     /// Stays on its thread.
@@ -298,8 +308,8 @@ impl<T: Far> FarBox<T> {
     #[inline]
     pub fn get<'a>(&'a self, scope: &'a Scope) -> Result<&'a T> {
         let at = self.hold(scope)?;
-        // SAFETY: the frame has this box's value: `size_of::<T>()` bytes, aligned, any of which are a T. The scope
-        // holds it for 'a, and writing needs an exclusive borrow of this box.
+        // SAFETY: the frame has this box's value: `size_of::<T>()` bytes, aligned, any of which are
+        // a T. The scope holds it for 'a, and writing needs an exclusive borrow of this box.
         Ok(unsafe { scope.inner().arena.payload(at, Self::CLASS).cast().as_ref() })
     }
 

@@ -10,6 +10,7 @@ use farmem::{Memory, Transport};
 use std::cell::{Cell, RefCell};
 use std::hash::Hash;
 use std::rc::{Rc, Weak};
+use std::time::Duration;
 
 /// Least chunks of a heap.
 const LEAST: usize = 64;
@@ -21,6 +22,8 @@ pub(crate) struct Inner {
     evictor: RefCell<Evictor>,
     pub arena: Arena,
     memory: Memory,
+    /// All nodes' memory is mapped here.
+    is_mapped: bool,
     /// Rises with each scope.
     clock: Cell<u64>,
     /// The stamps of open scopes, ascending.
@@ -75,7 +78,8 @@ impl Inner {
         Ok(now)
     }
 
-    /// Brings objects in, by one round trip to each node for those that are away. The scope holds them.
+    /// Brings objects in, by one round trip to each node for those that are away. The scope holds
+    /// them.
     pub fn load_all<T: Far>(&self, boxes: &[&FarBox<T>], mark: u64) -> Result<()> {
         let class = FarBox::<T>::CLASS;
         let mut away = Vec::new();
@@ -111,7 +115,14 @@ impl Inner {
         if !away.is_empty() {
             let words: Vec<Word> = away.iter().map(|one| one.word()).collect();
             let when = (class, self.clock.get() << STAMP, self.oldest());
-            self.evictor.borrow_mut().post(&self.arena, when, &words, |n, word| away[n].set_word(word));
+            let tell = |n: usize, word| away[n].set_word(word);
+            let mut evictor = self.evictor.borrow_mut();
+            if self.is_mapped {
+                // A copy is done at once. What fails is told to the caller that needs it.
+                let _ = evictor.fetch(&self.arena, when, &words, tell);
+            } else {
+                evictor.post(&self.arena, when, &words, tell);
+            }
         }
     }
 
@@ -194,6 +205,12 @@ impl Builder {
         self
     }
 
+    /// How long a connection that was cut is tried again before its node counts as lost. Usually 10 s.
+    pub fn grace(mut self, grace: Duration) -> Builder {
+        self.memory = self.memory.grace(grace);
+        self
+    }
+
     /// Connects.
     ///
     /// # Errors
@@ -208,6 +225,7 @@ impl Builder {
             inner: Rc::new_cyclic(|itself| Inner {
                 evictor: RefCell::new(Evictor::new(self.local / SEGMENT * SEGMENT, lane)),
                 arena,
+                is_mapped: (0..memory.nodes()).all(|node| memory.is_mapped(node)),
                 memory,
                 clock: Cell::new(1),
                 open: RefCell::default(),
@@ -251,7 +269,8 @@ impl Heap {
         FarHashMap::new(self.clone())
     }
 
-    /// Many boxes' values, in the order of the boxes. Those that are away come by one round trip to each node.
+    /// Many boxes' values, in the order of the boxes. Those that are away come by one round trip to
+    /// each node.
     ///
     /// # Errors
     /// As [`FarBox::get`].
@@ -261,7 +280,8 @@ impl Heap {
         boxes.iter().map(|one| one.get(scope)).collect()
     }
 
-    /// Begins to fetch what is away of these, and returns at once: a hint. As much comes as there is room for.
+    /// Begins to fetch what is away of these, and returns at once: a hint. As much comes as there
+    /// is room for.
     pub fn prefetch<T: Far>(&self, boxes: &[&FarBox<T>]) {
         self.inner.post(boxes);
     }

@@ -1,12 +1,12 @@
 //! Homes: the slots of nodes' memory in which objects lie while they are away. Safe code.
 //!
 //! ```text
-//! home:  | block: 19 bits | place: 17 bits |       a block is a piece of 2 MiB with slots of one class
+//! home:  | block: 19 bits | place: 17 bits |     a block: 2 MiB, slots of one class
 //! ```
 //!
-//! The number of a block is its own among all heaps of its thread ([`owners`]). So a word names at most one object of
-//! a thread, and a scope of one heap never validates a box of another. A number is used again only when no box can
-//! name it: its block was empty when it went back.
+//! The number of a block is its own among all heaps of its thread ([`owners`]). So a word names at
+//! most one object of a thread, and a scope of one heap never validates a box of another. A number
+//! is used again only when no box can name it: its block was empty when it went back.
 
 use crate::class::{CLASSES, Class};
 use crate::heap::Inner;
@@ -107,7 +107,8 @@ impl Homes {
         Ok(Home((number as u64) << PLACE_BITS | offset as u64 >> 4))
     }
 
-    /// Gives a slot back. A block in which all is free goes back to its node, unless it is the class's last with room.
+    /// Gives a slot back. A block in which all is free goes back to its node, unless it is the
+    /// class's last with room.
     pub fn give(&mut self, home: Home, memory: &Memory) {
         let number = home.block();
         let Some(Some(block)) = self.blocks.get_mut(number) else { return };
@@ -187,7 +188,8 @@ mod owners {
 
     /// A block is no heap's any more. `empty`: no box names it.
     pub fn leave(number: usize, empty: bool) {
-        // At the end of a thread the table may be gone before the heap. Then nobody asks it any more.
+        // At the end of a thread the table may be gone before the heap. Then nobody asks it any
+        // more.
         let _ = OWNERS.try_with(|owners| {
             let (owners, free) = &mut *owners.borrow_mut();
             owners[number] = if empty { Owner::Free } else { Owner::Gone };

@@ -27,8 +27,9 @@
 //!
 //! # References
 //!
-//! A reference is tied to its collection and to a [`Scope`]. While the scope lives, what was reached by it
-//! stays local and where it is. So the compiler refuses each misuse. A reference cannot outlive its scope:
+//! A reference is tied to its collection and to a [`Scope`]. While the scope lives, what was
+//! reached by it stays local and where it is. So the compiler refuses each misuse. A reference
+//! cannot outlive its scope:
 //!
 //! ```compile_fail,E0505
 //! fn keeps(heap: &farmem_objects::Heap, v: &farmem_objects::FarVec<u64>) -> u64 {
@@ -107,7 +108,8 @@
 //! ```
 //!
 //! ```compile_fail,E0597
-//! fn keeps<'a>(heap: &farmem_objects::Heap, map: &'a farmem_objects::FarHashMap<u64, u64>) -> Option<&'a u64> {
+//! use farmem_objects::{FarHashMap, Heap};
+//! fn keeps<'a>(heap: &Heap, map: &'a FarHashMap<u64, u64>) -> Option<&'a u64> {
 //!     let scope = heap.scope();
 //!     map.get(&1, &scope).unwrap()
 //! }
@@ -115,11 +117,14 @@
 //!
 //! # Limits
 //!
-//! * One thread uses a heap. Other threads build heaps of their own. A thread's heaps have 1 TiB far at most.
-//! * A boxed value is at most 4 KiB, an element of a vector or queue too. Elements do not cross chunks of [`CHUNK`].
+//! * One thread uses a heap. Other threads build heaps of their own. A thread's heaps have 1 TiB
+//!   far at most.
+//! * A boxed value is at most 4 KiB, an element of a vector or queue too. Elements do not cross
+//!   chunks of [`CHUNK`].
 //! * An entry of a map has 116 bytes at most, key and value together.
 //! * Local memory of one size of objects: 4 GiB, of objects larger than 1 KiB 16 GiB.
-//! * A scope that reaches more than the heap's local memory gets [`Error::ScopeFull`]: open scopes in loops.
+//! * A scope that reaches more than the heap's local memory gets [`Error::ScopeFull`]: open scopes
+//!   in loops.
 //! * A scope that is leaked (`std::mem::forget`) keeps what it reached local for ever.
 //! * A lost node is an error of the call that needs it, and never ends the process.
 

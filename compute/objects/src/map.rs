@@ -5,13 +5,15 @@
 //! directory ─► bucket: far, 512 bytes: | 32 tags | keys | values |    tag 0: free
 //! ```
 //!
-//! *Extendible hashing* (Fagin and others, 1979). A bucket that is full is split in two by one more bit of the hash;
-//! the directory doubles when the bucket had as many bits as the directory. So a lookup needs one far object, growth
-//! moves one bucket's entries, and there are no marks of what was removed. The directory takes 4 bytes near for each
-//! bucket and 24 for its box, some 5 % of the far bytes.
+//! *Extendible hashing* (Fagin and others, 1979). A bucket that is full is split in two by one more
+//! bit of the hash; the directory doubles when the bucket had as many bits as the directory. So a
+//! lookup needs one far object, growth moves one bucket's entries, and there are no marks of what
+//! was removed. The directory takes 4 bytes near for each bucket and 24 for its box, some 5 % of
+//! the far bytes.
 //!
-//! A split that does not part the entries is tried again with the next bit. When the directory would be much larger
-//! than the buckets need, a further bucket is chained instead: a bad hash makes a map slow, and never large.
+//! A split that does not part the entries is tried again with the next bit. When the directory
+//! would be much larger than the buckets need, a further bucket is chained instead: a bad hash
+//! makes a map slow, and never large.
 
 use crate::frames::{copied, slice, slice_mut};
 use crate::vec::Ahead;
@@ -49,7 +51,8 @@ struct Bucket {
 
 /// A hash map of plain keys and values in far memory.
 ///
-/// Entries that are removed leave room for others. The nodes get memory back when the map is cleared or dropped.
+/// Entries that are removed leave room for others. The nodes get memory back when the map is
+/// cleared or dropped.
 pub struct FarHashMap<K: Far + Eq + Hash, V: Far, S = RandomState> {
     directory: Vec<u32>,
     bits: u32,
@@ -70,7 +73,8 @@ impl<K: Far + Eq + Hash, V: Far> FarHashMap<K, V> {
 }
 
 impl<K: Far + Eq + Hash, V: Far, S: BuildHasher> FarHashMap<K, V, S> {
-    /// Entries of a bucket. Keys and values that are empty, or larger than four to a bucket, do not compile.
+    /// Entries of a bucket. Keys and values that are empty, or larger than four to a bucket, do not
+    /// compile.
     const SLOTS: usize = {
         let (key, value) = (size_of::<K>(), size_of::<V>());
         assert!(key > 0 && value > 0, "keys and values of a FarHashMap have at least one byte");
@@ -119,7 +123,8 @@ impl<K: Far + Eq + Hash, V: Far, S: BuildHasher> FarHashMap<K, V, S> {
         let (wanted, keys) = (u64::from(tag(hash)) * LOW, Self::keys(bytes));
         for (nth, eight) in bytes.0[..TAGS].chunks_exact(8).enumerate() {
             let differs = u64::from_le_bytes(eight.try_into().unwrap_or_default()) ^ wanted;
-            // A bit for each byte that is zero, and at times for one behind such a byte: the key decides.
+            // A bit for each byte that is zero, and at times for one behind such a byte: the key
+            // decides.
             let mut alike = differs.wrapping_sub(LOW) & !differs & (LOW << 7);
             while alike != 0 {
                 let slot = 8 * nth + alike.trailing_zeros() as usize / 8;
@@ -192,7 +197,8 @@ impl<K: Far + Eq + Hash, V: Far, S: BuildHasher> FarHashMap<K, V, S> {
         Ok(self.get(key, &scope)?.is_some())
     }
 
-    /// The values of many keys, in their order. Buckets that are away come by one round trip to each node.
+    /// The values of many keys, in their order. Buckets that are away come by one round trip to
+    /// each node.
     ///
     /// # Errors
     /// As [`FarHashMap::get`].

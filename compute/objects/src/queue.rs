@@ -9,7 +9,8 @@ use std::marker::PhantomData;
 /// Chunks that are under way ahead of the front.
 const AHEAD: usize = 16;
 
-/// A queue of plain elements in far memory: both ends can grow and shrink, as those of std's `VecDeque`.
+/// A queue of plain elements in far memory: both ends can grow and shrink, as those of std's
+/// `VecDeque`.
 ///
 /// Its middle is away when local memory is short. What comes to the front next is fetched ahead.
 pub struct FarQueue<T: Far> {
@@ -156,7 +157,8 @@ impl<T: Far> FarQueue<T> {
         self.trim();
     }
 
-    /// Calls `visit` for all elements from front to back, some at a time. What comes next is under way meanwhile.
+    /// Calls `visit` for all elements from front to back, some at a time. What comes next is under
+    /// way meanwhile.
     ///
     /// # Errors
     /// As [`FarQueue::push_back`].

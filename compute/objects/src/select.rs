@@ -1,7 +1,7 @@
 //! Filters, sums and gathers of vectors: what is local is looked at here, what is away where it is.
 //!
-//! Nothing comes in, and nothing leaves. Over TCP, a node with `--compute` looks at its part and answers 64 bytes for each
-//! 256 KiB; of any other, the bytes are read past the frames.
+//! Nothing comes in, and nothing leaves. Over TCP, a node with `--compute` looks at its part and
+//! answers 64 bytes for each 256 KiB; of any other, the bytes are read past the frames.
 
 use crate::frames::{copied, slice};
 use crate::{CHUNK, Chunk, Error, Far, FarBox, FarVec, Result};
@@ -154,7 +154,8 @@ impl<T: Far> Filtered<'_, T> {
         Ok(self.look(self.filter.kind, self.filter.at)?.count)
     }
 
-    /// The sum of a field. Integers wrap at 64 bits; of floats the last digits depend on what was local.
+    /// The sum of a field. Integers wrap at 64 bits; of floats the last digits depend on what was
+    /// local.
     ///
     /// # Errors
     /// As [`Filtered::summary`].
@@ -209,8 +210,8 @@ impl<T: Far> FarVec<T> {
         Filtered { of: self, filter }
     }
 
-    /// Copies of many elements, in the order of their indices. Of what is away, the elements alone come, and not their
-    /// chunks. Nothing becomes local.
+    /// Copies of many elements, in the order of their indices. Of what is away, the elements alone
+    /// come, and not their chunks. Nothing becomes local.
     ///
     /// # Errors
     /// As [`FarVec::get`].

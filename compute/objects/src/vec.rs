@@ -71,7 +71,8 @@ impl<T: Far> FarVec<T> {
         Ok(&mut slice_mut(&mut chunk.0)[index % Self::EACH])
     }
 
-    /// Many elements, in the order of their indices. What is away comes by one round trip to each node.
+    /// Many elements, in the order of their indices. What is away comes by one round trip to each
+    /// node.
     ///
     /// # Errors
     /// As [`FarVec::get`].
@@ -138,8 +139,9 @@ impl<T: Far> FarVec<T> {
         self.truncate(0);
     }
 
-    /// Calls `visit` for all elements in order, some at a time, with the index of the first. What comes next is under
-    /// way meanwhile. Where local memory is short, what was seen makes room at once, and pushes out nothing else.
+    /// Calls `visit` for all elements in order, some at a time, with the index of the first. What
+    /// comes next is under way meanwhile. Where local memory is short, what was seen makes room at
+    /// once, and pushes out nothing else.
     ///
     /// # Errors
     /// As [`FarVec::get`].
@@ -176,7 +178,8 @@ impl<'a> Ahead<'a> {
         Ahead { heap, asked: 0, most: want }
     }
 
-    /// The reader comes to object `now` of `len`. Objects are asked for by the half of what may be under way.
+    /// The reader comes to object `now` of `len`. Objects are asked for by the half of what may be
+    /// under way.
     pub fn go<T: Far>(&mut self, now: usize, len: usize, of: impl Fn(usize) -> &'a FarBox<T>) {
         let most = self.heap.inner.ahead(FarBox::<T>::CLASS, self.most);
         self.asked = self.asked.max(now);

@@ -1,4 +1,5 @@
-//! Boxes, maps and queues against std's, on a node in this very process, over shared memory and TCP.
+//! Boxes, maps and queues against std's, on a node in this very process, over shared memory and
+//! TCP.
 
 mod common;
 

@@ -1,7 +1,7 @@
 //! The programs: one source over two stores, in a process of its own.
 //!
-//! A store holds objects of 64 bytes, a column of words and a table of pairs: near, or as far objects. Under
-//! `farmem run` the near store is what is paged.
+//! A store holds objects of 64 bytes, a column of words and a table of pairs: near, or as far
+//! objects. Under `farmem run` the near store is what is paged.
 
 use std::collections::HashMap;
 use std::hint::black_box;
@@ -126,7 +126,7 @@ impl Places {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
         let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-        ((mixed ^ mixed >> 31) as u128 * len as u128 >> 64) as usize
+        (((mixed ^ mixed >> 31) as u128 * len as u128) >> 64) as usize
     }
 }
 

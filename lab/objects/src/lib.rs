@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! objects ──► farmem node                       of its own
-//!     └─────► objects-child, or farmem run -- objects-child      by turns: every system once, then in reverse
+//!     └─────► objects-child, or farmem run -- objects-child      by turns, in rounds
 //! ```
 //!
 //! | file | |

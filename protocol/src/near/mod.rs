@@ -1,23 +1,23 @@
 //! Functions near memory: what a host can ask a node to do with the host's own memory there.
 //!
-//! A call is a SEND of 64 bytes to [`Key::COMPUTE`], and the reply has 64 bytes. Longer parameters and results lie in
-//! the caller's memory, named by a key and an offset. The node checks each range as it checks verbs'. So a function
-//! has no right that its caller lacks.
+//! A call is a SEND of 64 bytes to [`Key::COMPUTE`], and the reply has 64 bytes. Longer parameters
+//! and results lie in the caller's memory, named by a key and an offset. The node checks each range
+//! as it checks verbs'. So a function has no right that its caller lacks.
 //!
 //! | function | does | bounded by |
 //! |---|---|---|
-//! | [`Function::Gather`] | pieces of a range, by a list of offsets, into one run of bytes | [`MAX_BYTES`] |
+//! | [`Function::Gather`] | pieces of a range, by a list, into one run of bytes | [`MAX_BYTES`] |
 //! | [`Function::Scatter`] | the other way | [`MAX_BYTES`] |
 //! | [`Function::Copy`] | a range to another | [`MAX_BYTES`] |
 //! | [`Function::Fill`] | a word, over and over | [`MAX_BYTES`] |
-//! | [`Function::Scan`] | count, sum, least and greatest of a field, of records whose other field is within bounds | [`MAX_BYTES`] |
+//! | [`Function::Scan`] | sums a field of records whose other field is within bounds | [`MAX_BYTES`] |
 //! | [`Function::Chase`] | follows links until a field has a value | [`MAX_HOPS`] |
 //!
-//! [`Call::run`] does it, on any [`Bytes`]: the node on its slabs, a host on what it has read. So each function is its
-//! own twin: a host whose node refuses it gets the same bytes.
+//! [`Call::run`] does it, on any [`Bytes`]: the node on its slabs, a host on what it has read. So
+//! each function is its own twin: a host whose node refuses it gets the same bytes.
 //!
-//! Nothing is trusted: [`Call::parse`] refuses what makes no sense. Lists lie in memory that others may be writing, so
-//! they are copied before they are looked at.
+//! Nothing is trusted: [`Call::parse`] refuses what makes no sense. Lists lie in memory that others
+//! may be writing, so they are copied before they are looked at.
 
 pub mod scan;
 
@@ -51,8 +51,8 @@ pub struct Range {
 /// What is to be done.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Function {
-    /// `list` has `count` offsets of 32 bits into `source`. Behind them, at the next multiple of 8, `count` pieces of
-    /// `each` bytes are laid.
+    /// `list` has `count` offsets of 32 bits into `source`. Behind them, at the next multiple of 8,
+    /// `count` pieces of `each` bytes are laid.
     Gather {
         /// Pieces.
         count: u32,
@@ -72,8 +72,8 @@ pub enum Function {
     Fill(u64),
     /// Looks at the records of `source`.
     Scan(Scan),
-    /// From the object at offset `from` of `source`: a word at its byte `next` has the offset of the next one, or 0. Stops at an
-    /// object whose word at byte `field` is `wanted`.
+    /// From the object at offset `from` of `source`: a word at its byte `next` has the offset of
+    /// the next one, or 0. Stops at an object whose word at byte `field` is `wanted`.
     Chase {
         /// The first object.
         from: u32,
@@ -123,8 +123,7 @@ struct Fields {
 const _: () = assert!(size_of::<Wire>() == FRAME);
 
 /// Why a call is refused.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("a function near memory makes no sense")]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Nonsense;
 
 /// Memory that functions work on. A range was admitted before; what leaves it is `None`.
@@ -147,10 +146,10 @@ pub enum Which {
 impl Call {
     /// Whether a range is written to.
     pub fn writes(&self, which: Which) -> bool {
-        match (self.function, which) {
-            (Function::Gather { .. } | Function::Copy, Which::List) => true,
-            (Function::Scatter { .. } | Function::Fill(_), Which::Source) => true,
-            _ => false,
+        match self.function {
+            Function::Gather { .. } | Function::Copy => which == Which::List,
+            Function::Scatter { .. } | Function::Fill(_) => which == Which::Source,
+            Function::Scan(_) | Function::Chase { .. } => false,
         }
     }
 
@@ -268,7 +267,8 @@ impl Call {
         if call.frame() == frame { Ok(call) } else { Err(Nonsense) }
     }
 
-    /// Does it. `None`: an offset of a list, or a link, leaves the source; what was written before that stays.
+    /// Does it. `None`: an offset of a list, or a link, leaves the source; what was written before
+    /// that stays.
     pub fn run(&self, memory: &mut impl Bytes) -> Option<Reply> {
         match self.function {
             Function::Gather { count, each } => self.pieces(memory, count, each, true),
@@ -367,7 +367,8 @@ pub enum Reply {
     Moved(u64),
     /// Of a scan.
     Found(Found),
-    /// Of a chase: the object where it ended, after how many links, and whether the field was as wanted.
+    /// Of a chase: the object where it ended, after how many links, and whether the field was as
+    /// wanted.
     Chased {
         /// Its offset.
         at: u64,

@@ -27,8 +27,8 @@ impl Kind {
     }
 }
 
-/// What to look for, and what to say of it. Bounds are included, and are bits of a word of the tested field's widened
-/// kind: integers of 32 bits as such of 64.
+/// What to look for, and what to say of it. Bounds are included, and are bits of a word of the
+/// tested field's widened kind: integers of 32 bits as such of 64.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Scan {
     /// From one record to the next.

@@ -173,7 +173,8 @@ proptest! {
             at = link;
         }
         let got = call.run(&mut Plain { source: source.clone(), list: Vec::new() });
-        // A chase that used up its hops ends at a link that it has not followed yet: it may lead out.
+        // A chase that used up its hops ends at a link that it has not followed yet: it may lead
+        // out.
         prop_assert!(got == expected || matches!(got, Some(Reply::Chased { hops: n, .. }) if n == hops), "{:?}", got);
         if let Some(reply) = got.filter(|_| expected.is_some()) {
             prop_assert_eq!(Reply::parse(&reply.frame(), &call), Some(reply));

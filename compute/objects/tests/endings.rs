@@ -1,0 +1,110 @@
+//! How things end: the node is lost, the process forks, a thread ends in a scope.
+
+#![allow(unsafe_code)] // It forks.
+
+mod common;
+
+use farmem::Transport;
+use farmem_fabric::NodeAddr;
+use farmem_memory::{Config, Node};
+use farmem_objects::{CHUNK, Error, FarBox, Heap};
+use std::time::Duration;
+
+/// Runs `work` in a forked child. Whether it returned true.
+fn in_child(work: impl FnOnce() -> bool) -> bool {
+    // SAFETY: the child calls `work` and ends, without the parent's destructors.
+    match unsafe { libc::fork() } {
+        0 => {
+            let fine = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).unwrap_or(false);
+            // SAFETY: it ends.
+            unsafe { libc::_exit(i32::from(!fine)) }
+        }
+        child => {
+            let mut status = 0;
+            // SAFETY: a live integer.
+            assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+            libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
+        }
+    }
+}
+
+fn is_lost<T>(result: Result<T, Error>) -> bool {
+    matches!(result, Err(Error::Memory(farmem::Error::Lost { .. })))
+}
+
+/// What is local stays readable; the rest, and what needs the node, says that it is lost. Nothing hangs or ends the
+/// process.
+#[test]
+fn a_lost_node_is_an_error_of_the_call_that_needs_it() {
+    let listen = vec![NodeAddr::Tcp("127.0.0.1:0".into())];
+    let node = Node::start(&Config::new(128 << 20, listen)).unwrap();
+    let address = node.addresses()[0].to_string();
+    let heap = Heap::builder().local(64 * CHUNK).node(address).transport(Transport::Tcp);
+    let heap = heap.grace(Duration::from_millis(200)).build().unwrap();
+    let mut boxes: Vec<FarBox<[u64; 8]>> = (0..10_000).map(|n| heap.alloc(&[n; 8]).unwrap()).collect();
+    let mut map = heap.map::<u64, u64>();
+    for n in 0..20_000 {
+        map.insert(n, n).unwrap();
+    }
+    let mut column = heap.vec::<u64>();
+    (0..100_000).for_each(|n| column.push(n).unwrap());
+    heap.prefetch(&boxes.iter().take(30).collect::<Vec<_>>());
+    drop(node);
+
+    let (local, away): (Vec<usize>, Vec<usize>) = (0..boxes.len()).partition(|&n| boxes[n].is_local());
+    assert!(away.len() > 1000);
+    assert!(local.iter().all(|&n| boxes[n].read().unwrap() == [n as u64; 8]));
+    assert!(is_lost(boxes[away[7]].read()));
+    assert!(is_lost(boxes[away[8]].set(&[1; 8])));
+    let scope = heap.scope();
+    assert!(is_lost(heap.get_many(&boxes.iter().collect::<Vec<_>>(), &scope)) || local.len() == boxes.len());
+    drop(scope);
+    assert!((0..20_000).any(|n| is_lost(map.insert(n, n + 1))));
+    assert!((20_000..90_000).any(|n| is_lost(map.insert(n, n))));
+    assert!(is_lost(column.scan(|_, _| ())));
+    assert!(column.iter().any(is_lost));
+    assert!(is_lost(column.gather(&(0..100_000).step_by(100).collect::<Vec<_>>())));
+    assert!(!map.is_empty() && column.len() == 100_000);
+}
+
+/// A forked child reads what was local when it was made. It reaches no node, and the parent's heap is as it was.
+#[test]
+fn a_forked_child_has_what_was_local() {
+    for transport in [Transport::Shm, Transport::Tcp] {
+        let node = common::node();
+        let address = common::address(&node, transport);
+        let heap = Heap::builder().local(64 * CHUNK).node(address).transport(transport).build().unwrap();
+        let mut boxes: Vec<FarBox<[u64; 8]>> = (0..10_000).map(|n| heap.alloc(&[n; 8]).unwrap()).collect();
+        let local = (0..boxes.len()).find(|&n| boxes[n].is_local()).unwrap();
+        let away = (0..boxes.len()).find(|&n| !boxes[n].is_local()).unwrap();
+        let status = in_child(|| {
+            let forked = |result| matches!(result, Err(Error::Memory(farmem::Error::Forked)));
+            let reads = boxes[local].read().is_ok_and(|value| value == [local as u64; 8]);
+            let changes = boxes[local].set(&[1; 8]).is_ok();
+            reads && changes && forked(boxes[away].read().map(drop))
+        });
+        assert!(status, "{transport:?}");
+        assert!((0..).zip(&boxes).all(|(n, one)| one.read().unwrap() == [n; 8]));
+    }
+}
+
+/// A thread that ends with a heap, boxes and an open scope takes them along, in whatever order.
+#[test]
+fn a_thread_ends_in_a_scope() {
+    let node = common::node();
+    let address = common::address(&node, Transport::Tcp);
+    for _ in 0..3 {
+        let address = address.clone();
+        let ended = std::thread::spawn(move || {
+            thread_local! {
+                static KEPT: std::cell::RefCell<Vec<(FarBox<u64>, farmem_objects::Scope)>> =
+                    const { std::cell::RefCell::new(Vec::new()) };
+            }
+            let heap = Heap::builder().local(64 * CHUNK).node(address).transport(Transport::Tcp).build().unwrap();
+            let kept: Vec<_> = (0..100).map(|n| (heap.alloc(&n).unwrap(), heap.scope())).collect();
+            std::mem::forget(heap.scope());
+            KEPT.with_borrow_mut(|all| all.extend(kept));
+        });
+        ended.join().unwrap();
+    }
+}
