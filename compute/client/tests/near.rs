@@ -149,7 +149,13 @@ fn hostile_calls_touch_nothing_of_others() {
     theirs.write(piece, &bytes(5, 2 << 20)).unwrap();
 
     let address = node.addresses()[0].clone();
-    let options = ConnectOptions { transport: Transport::Tcp, run: [9; 16], ..ConnectOptions::default() };
+    let options = ConnectOptions {
+        transport: Transport::Tcp,
+        run: [9; 16],
+        timeout: std::time::Duration::from_secs(5),
+        grace: std::time::Duration::from_secs(1),
+        ..ConnectOptions::default()
+    };
     let hostile = Session::connect(&address, &options).unwrap();
     let own = hostile.grant().unwrap().id.0;
     let mut queue = hostile.queue_pair().unwrap();
