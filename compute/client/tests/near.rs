@@ -142,6 +142,7 @@ fn rights_are_those_of_verbs() {
 fn hostile_calls_touch_nothing_of_others() {
     use farmem_fabric::{ConnectOptions, Session};
     use farmem_protocol::key::Key;
+    use farmem_protocol::near::{Call, Function, Range, laid};
     let node = node(2);
     let victim = memory(&node);
     let mut theirs = victim.lane().unwrap();
@@ -161,7 +162,7 @@ fn hostile_calls_touch_nothing_of_others() {
     let mut queue = hostile.queue_pair().unwrap();
     let keys =
         [own, own, own, 0, 1, 2, own + 1, Key::WORDS.0, Key::COMPUTE.0, Key::window(0, 1).0, Key::unit(2, 0, 1).0];
-    let mut random = 1u64;
+    let (mut random, mut next32) = (1u64, 1u32);
     let mut next = || {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         random >> 33
@@ -170,16 +171,29 @@ fn hostile_calls_touch_nothing_of_others() {
     for round in 0..200 {
         let mut replies = [[0u8; 64]; 16];
         for reply in &mut replies {
-            let mut said = [0u8; 64];
-            (said[0], said[1], said[2]) = ((1 + next() % 6) as u8, (1 + next() % 5) as u8, (1 + next() % 5) as u8);
-            said[4] = (next() % 9) as u8;
-            let mut word = |n: usize, value: u64| said[8 * n..8 * n + 8].copy_from_slice(&value.to_le_bytes());
-            let small =
-                |value: u64| [value % 4096, value % SLAB, u64::MAX - value % 64, SLAB - value % 64][value as usize % 4];
-            word(1, keys[next() as usize % keys.len()]);
-            (2..4).for_each(|n| word(n, small(next())));
-            word(4, if next() % 2 == 0 { keys[next() as usize % keys.len()] } else { 16 });
-            (5..8).for_each(|n| word(n, small(next())));
+            let mut range = |len: u64| {
+                let at = next();
+                let at = [at % 4096, at % SLAB, u64::MAX - at % 64, SLAB - at % 64][at as usize % 4];
+                Range { key: Key(keys[next() as usize % keys.len()]), at, len }
+            };
+            let (count, each) = (1 + next32 % 50, 1 + next32 % 200);
+            next32 = next32.wrapping_mul(1_664_525).wrapping_add(1_013_904_223) >> 1;
+            let nothing = Range { key: Key(0), at: 0, len: 0 };
+            let run = laid(count) + u64::from(count * each);
+            let (source, list, function) = match next32 % 5 {
+                0 => (range(SLAB), range(run), Function::Gather { count, each }),
+                1 => (range(1 << 20), range(run), Function::Scatter { count, each }),
+                2 => (range(5000), range(5000), Function::Copy),
+                3 => (range(5000), nothing, Function::Fill(7)),
+                _ => {
+                    let function = Function::Chase { from: 64, next: 8, field: 0, wanted: 1, hops: count };
+                    (range(4096), nothing, function)
+                }
+            };
+            let mut said = Call { source, list, function }.frame();
+            if next() % 8 == 0 {
+                said[next() as usize % 64] ^= 1 << (next() % 8);
+            }
             // SAFETY: the replies outlive the completions, which are awaited below.
             unsafe { queue.send(round, Key::COMPUTE, &said, reply.as_mut_ptr()) };
         }
