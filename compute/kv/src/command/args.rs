@@ -92,7 +92,7 @@ pub fn range(first: i64, last: i64, len: usize) -> Option<(usize, usize)> {
     let len = len as i64;
     let from = if first < 0 { (len + first).max(0) } else { first };
     let to = if last < 0 { len + last } else { last.min(len - 1) };
-    (from <= to && from < len && to >= 0).then_some((from as usize, to as usize + 1))
+    (from <= to && from < len && to >= 0).then(|| (from as usize, to as usize + 1))
 }
 
 #[test]
@@ -107,4 +107,5 @@ fn numbers() {
     assert!([&b"nan"[..], b"", b"1 ", b"x"].iter().all(|text| parse_float(text).is_none()));
     assert_eq!((range(0, -1, 5), range(-3, -2, 5), range(2, 9, 5)), (Some((0, 5)), Some((2, 4)), Some((2, 5))));
     assert_eq!((range(3, 2, 5), range(5, 9, 5), range(0, -9, 5)), (None, None, None));
+    assert_eq!((range(0, -1, 0), range(0, 9, 0), range(i64::MIN, i64::MAX, 2)), (None, None, Some((0, 2))));
 }
