@@ -1,12 +1,13 @@
-//! `farmem kv`: a front end of a key-value store, for redis clients.
+//! `farmem kv`: a front end of a key-value store, for redis clients; its check, its snapshots.
 //!
 //! The store itself is [`farmem_kv`]; here are its flags and what it says.
 
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use farmem_fabric::NodeAddr;
-use farmem_kv::serve::{self, Config, Failed};
+use farmem_kv::serve::{self, Clients, Config, Failed};
 use farmem_protocol::exit;
 use farmem_run::Transport;
 
@@ -20,7 +21,7 @@ use crate::units;
 #[command(after_help = EXAMPLES, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct Options {
     #[command(subcommand)]
-    check: Option<Sub>,
+    sub: Option<Sub>,
 
     #[command(flatten)]
     store: Store,
@@ -41,6 +42,18 @@ pub struct Options {
     /// what the nodes lend, and then refuses to write
     #[arg(long, value_name = "SIZE")]
     maxmemory: Option<Size>,
+
+    /// Connections at a time
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..))]
+    maxclients: u32,
+
+    /// A password that clients must give (AUTH), or @FILE whose first line is one
+    #[arg(long, value_name = "PASSWORD")]
+    requirepass: Option<String>,
+
+    /// Where to serve counters for Prometheus, over HTTP
+    #[arg(long, value_name = "IP:PORT")]
+    metrics: Option<SocketAddr>,
 
     /// How long a node may be out of reach
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = crate::time::parse)]
@@ -70,6 +83,27 @@ enum Sub {
         #[command(flatten)]
         store: Store,
     },
+
+    /// Write all of a store to a file, beside which it is written first
+    Save(Snapshot),
+
+    /// Fill an empty store from a file that `save` has written
+    Restore(Snapshot),
+}
+
+/// A store and a file.
+#[derive(clap::Args, Debug)]
+struct Snapshot {
+    /// The store
+    #[arg(value_name = "NAME")]
+    name: String,
+
+    /// The file
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+
+    #[command(flatten)]
+    store: Store,
 }
 
 const EXAMPLES: &str = "\
@@ -86,13 +120,28 @@ Examples:
   farmem kv check sessions --node bighost:7411
       Looks whether all of it adds up, while it is served.
 
+  farmem kv save sessions sessions.kv --node bighost:7411
+  farmem kv restore sessions sessions.kv --node bighost:7411
+      Before and after a planned stop of the nodes.
+
 The data stays at the nodes when the last front end ends, and until they end. `farmem region rm` removes it. \
 Whoever can reach the port can read and write: keep it in a trusted network.";
 
 /// Serves, or checks.
 pub fn run(options: &Options) -> Result<(), Failure> {
-    if let Some(Sub::Check { name, store }) = &options.check {
-        return check(name, store);
+    match &options.sub {
+        Some(Sub::Check { name, store }) => return check(name, store),
+        Some(Sub::Save(of)) => {
+            let keys = serve::save(&config(&of.name, &of.store), &of.file).map_err(refusal)?;
+            println!("store {}: {keys} keys are in {}", of.name, of.file.display());
+            return Ok(());
+        }
+        Some(Sub::Restore(of)) => {
+            let keys = serve::restore(&config(&of.name, &of.store), &of.file).map_err(refusal)?;
+            println!("store {}: {keys} keys were restored from {}", of.name, of.file.display());
+            return Ok(());
+        }
+        None => {}
     }
     let ram = size::ram().map_err(Failure::usage)?;
     let mut listen = Vec::new();
@@ -109,6 +158,12 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         grace: options.grace,
         local: options.local.bytes(ram.total),
         maxmemory: options.maxmemory.map(|size| size.bytes(ram.total)),
+        clients: Clients {
+            most: options.maxclients as usize,
+            password: options.requirepass.as_deref().map(password).transpose()?,
+            ..Clients::default()
+        },
+        metrics: options.metrics,
         ..config(&name, &options.store)
     };
     let nodes = config.nodes.join(", ");
@@ -129,6 +184,18 @@ fn config(name: &str, store: &Store) -> Config {
         listen: Vec::new(),
         local: 0,
         maxmemory: None,
+        clients: Clients::default(),
+        metrics: None,
+    }
+}
+
+/// A password, or the first line of the file that `@` names.
+fn password(given: &str) -> Result<Vec<u8>, Failure> {
+    let Some(file) = given.strip_prefix('@') else { return Ok(given.into()) };
+    let text = std::fs::read_to_string(file).map_err(|e| Failure::usage(format!("--requirepass {given}: {e}")))?;
+    match text.lines().next() {
+        Some(line) if !line.is_empty() => Ok(line.into()),
+        _ => Err(Failure::usage(format!("--requirepass {given}: the file's first line is empty"))),
     }
 }
 
@@ -137,7 +204,7 @@ fn refusal(failed: Failed) -> Failure {
         failed if failed.is_loss() => exit::NODE_LOST,
         Failed::ShutOut => exit::NODE_LOST,
         Failed::Memory(_) => exit::NODE_UNUSABLE,
-        Failed::Store { .. } | Failed::Listen { .. } | Failed::System { .. } => exit::USAGE,
+        Failed::Store { .. } | Failed::Listen { .. } | Failed::System { .. } | Failed::Snapshot { .. } => exit::USAGE,
     };
     Failure { status, line: failed.to_string() }
 }

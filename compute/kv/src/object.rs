@@ -32,7 +32,7 @@ pub enum Type {
 }
 
 impl Type {
-    fn of(byte: u8) -> Option<Type> {
+    pub(crate) fn of(byte: u8) -> Option<Type> {
         use Type::{Hash, List, Set, SortedSet, String};
         [String, List, Set, Hash, SortedSet].into_iter().find(|kind| *kind as u8 == byte)
     }

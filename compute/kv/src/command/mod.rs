@@ -7,9 +7,11 @@
 mod access;
 mod args;
 mod bits;
+mod info;
 mod keys;
 mod multi;
 mod server;
+mod stats;
 mod strings;
 mod table;
 mod types;
@@ -21,8 +23,11 @@ use crate::task::Io;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::time::Instant;
 
+pub use info::metrics;
 pub use multi::{Copy, Multi, Transaction, exec};
+pub use stats::Stats;
 pub use table::{COMMANDS, Command, Group, find};
 
 /// Why a command ends early: the reply that says it.
@@ -74,6 +79,8 @@ pub struct Client {
     pub last: Cell<&'static str>,
     /// To be closed when it has been answered.
     pub closing: Cell<bool>,
+    /// Whether it may give commands.
+    pub authenticated: Cell<bool>,
     /// Whether its command waits for an element.
     pub blocked: Cell<bool>,
     /// CLIENT UNBLOCK was given for it: with an error, or as if its time was over.
@@ -96,6 +103,7 @@ impl Client {
             library: RefCell::default(),
             last: Cell::new("NULL"),
             closing: Cell::new(false),
+            authenticated: Cell::new(true),
             blocked: Cell::new(false),
             unblocked: Cell::new(None),
             multi: RefCell::default(),
@@ -119,6 +127,18 @@ pub struct Front {
     pub port: u16,
     /// Bytes of front ends' pieces at most, as given.
     pub maxmemory: u64,
+    /// Connections at most.
+    pub most_clients: usize,
+    /// Connections that were refused.
+    pub rejected: Cell<u64>,
+    /// What clients must give first.
+    pub password: Option<Vec<u8>>,
+    /// Bytes of replies that clients have not read.
+    pub unread: Rc<Cell<usize>>,
+    /// Connections to be closed.
+    pub killed: RefCell<Vec<u64>>,
+    /// What commands cost.
+    pub stats: Stats,
 }
 
 /// A command with all that it may use.
@@ -172,6 +192,7 @@ pub async fn execute(call: Call) -> Reply {
 async fn dispatch(command: &Command, call: &Call) -> Reply {
     let figures = &call.front.store.figures;
     figures.commands.set(figures.commands.get() + 1);
+    let begun = Instant::now();
     let answered = match command.group {
         Group::Strings => strings::run(command.name, call).await,
         Group::Bits => bits::run(command.name, call).await,
@@ -185,7 +206,9 @@ async fn dispatch(command: &Command, call: &Call) -> Reply {
         Group::Keys => keys::run(command.name, call).await,
         Group::Server => server::run(command.name, call).await,
     };
-    answered.unwrap_or_else(|fail| fail.0)
+    let reply = answered.unwrap_or_else(|fail| fail.0);
+    call.front.stats.record(command, call, begun.elapsed(), &reply);
+    reply
 }
 
 fn wrong_number(name: &str) -> Reply {

@@ -73,6 +73,9 @@ impl Client {
     /// The reply to a request that MULTI, DISCARD or a transaction under way answers at once; `None`: it is to be run.
     pub fn collect(&self, request: &Request) -> Option<Reply> {
         let name = request[0].to_ascii_lowercase();
+        if !self.authenticated.get() && !matches!(name.as_slice(), b"auth" | b"hello" | b"quit" | b"reset") {
+            return Some(Reply::Error("NOAUTH Authentication required.".into()));
+        }
         match (name.as_slice(), self.collects()) {
             (b"multi", false) if request.len() == 1 => {
                 *self.multi.borrow_mut() = Some(Multi::default());

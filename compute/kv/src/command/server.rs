@@ -1,16 +1,18 @@
 //! Commands on the front end and its connections.
 
 use super::args::{float, int, is, parse_int};
+use super::info::REDIS_VERSION;
 use super::table::COMMANDS;
 use super::{Answered, Call, Client, Command, Fail};
 use crate::resp::{Reply, matches};
 
 pub async fn run(name: &str, call: &Call) -> Answered {
     match name {
-        "auth" => Err(Fail::new(
-            "AUTH <password> called without any password configured for the default user. Are you sure your \
-             configuration is correct?",
-        )),
+        "auth" => match call.count() {
+            2 => admit(call, b"default", call.arg(1)).map(|()| Reply::Ok),
+            3 => admit(call, call.arg(1), call.arg(2)).map(|()| Reply::Ok),
+            _ => Err(Fail::syntax()),
+        },
         "client" => client(call),
         "command" => Ok(command(call)),
         "config" => config(call),
@@ -18,8 +20,8 @@ pub async fn run(name: &str, call: &Call) -> Answered {
         "echo" => Ok(Reply::bulk(call.arg(1))),
         "function" => function(call),
         "hello" => hello(call),
-        "info" => Ok(Reply::Text(info(call))),
-        "latency" => Ok(Reply::Array(Vec::new())),
+        "info" => super::info::run(call).await,
+        "latency" => super::stats::latency(call),
         "ping" => match call.count() {
             1 => Ok(Reply::Line("PONG".into())),
             2 => Ok(Reply::bulk(call.arg(1))),
@@ -32,6 +34,7 @@ pub async fn run(name: &str, call: &Call) -> Answered {
         "reset" => {
             call.client.version.set(2);
             call.client.discard();
+            call.client.authenticated.set(call.front.password.is_none());
             call.client.name.borrow_mut().clear();
             Ok(Reply::Line("RESET".into()))
         }
@@ -40,7 +43,7 @@ pub async fn run(name: &str, call: &Call) -> Answered {
             Ok(_) => Err(Fail::new("DB index is out of range")),
             Err(_) => Err(Fail::new("invalid DB index")),
         },
-        "slowlog" => slowlog(call),
+        "slowlog" => super::stats::slowlog(call),
         "time" => {
             let now = call.store().now_ms();
             Ok(Reply::Array(vec![Reply::bulk((now / 1000).to_string()), Reply::bulk((now % 1000 * 1000).to_string())]))
@@ -60,11 +63,32 @@ fn unknown(call: &Call, of: &str) -> Fail {
     Fail::new(format!("unknown subcommand '{what}'. farmem kv does not support it for '{of}'"))
 }
 
-/// A version that libraries take as leave to use what this supports.
-const REDIS_VERSION: &str = "7.0.15";
+/// Lets a client in that gives the password. There is one user.
+fn admit(call: &Call, user: &[u8], given: &[u8]) -> Result<(), Fail> {
+    let Some(password) = &call.front.password else {
+        if call.count() == 2 {
+            return Err(Fail::new(
+                "AUTH <password> called without any password configured for the default user. Are you sure your \
+                 configuration is correct?",
+            ));
+        }
+        return if user == b"default" { Ok(()) } else { Err(wrong_password()) };
+    };
+    // As long for every password of this length: what was right of it is not told by the time.
+    let differs = given.iter().zip(password).fold(0, |differs, (one, other)| differs | (one ^ other));
+    if user != b"default" || given.len() != password.len() || differs != 0 {
+        return Err(wrong_password());
+    }
+    call.client.authenticated.set(true);
+    Ok(())
+}
+
+fn wrong_password() -> Fail {
+    Fail(Reply::Error("WRONGPASS invalid username-password pair or user is disabled.".into()))
+}
 
 fn hello(call: &Call) -> Answered {
-    let mut n = 1;
+    let (mut n, mut name) = (1, None);
     let mut version = call.client.version.get();
     if call.count() > 1 {
         version = match parse_int(call.arg(1)) {
@@ -76,13 +100,25 @@ fn hello(call: &Call) -> Answered {
     }
     while n < call.count() {
         if is(call.arg(n), "setname") && n + 1 < call.count() {
-            *call.client.name.borrow_mut() = named(call.arg(n + 1))?;
+            name = Some(named(call.arg(n + 1))?);
             n += 2;
         } else if is(call.arg(n), "auth") && n + 2 < call.count() {
-            return Err(Fail(Reply::Error("WRONGPASS invalid username-password pair or user is disabled.".into())));
+            admit(call, call.arg(n + 1), call.arg(n + 2))?;
+            n += 3;
         } else {
             return Err(Fail::new(format!("Syntax error in HELLO option '{}'", String::from_utf8_lossy(call.arg(n)))));
         }
+    }
+    if !call.client.authenticated.get() {
+        return Err(Fail(Reply::Error(
+            "NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO <proto> AUTH \
+             <user> <pass> option can be used to authenticate the client and select the RESP protocol version at the \
+             same time"
+                .into(),
+        )));
+    }
+    if let Some(name) = name {
+        *call.client.name.borrow_mut() = name;
     }
     call.client.version.set(version);
     let pair = |key: &str, value: Reply| (Reply::bulk(key), value);
@@ -145,6 +181,7 @@ fn client(call: &Call) -> Answered {
         (b"kill", 4) if is(call.arg(2), "id") => {
             let id = int(call.arg(3))? as u64;
             clients.get(&id).inspect(|client| client.closing.set(true));
+            call.front.killed.borrow_mut().push(id);
             Ok(Reply::Int(i64::from(clients.contains_key(&id))))
         }
         (b"unblock", 3 | 4) => {
@@ -190,7 +227,20 @@ fn command(call: &Call) -> Reply {
             Reply::Array(call.args[2..].iter().map(named).collect())
         }
         b"docs" => Reply::Map(Vec::new()),
+        b"getkeys" if call.count() > 2 => keys_of(&call.args[2..]),
         _ => unknown(call, "command").0,
+    }
+}
+
+/// COMMAND GETKEYS.
+fn keys_of(request: &[Vec<u8>]) -> Reply {
+    let Some(command) = super::find(&request[0]) else { return Reply::error("Invalid command specified") };
+    if !command.takes(request.len()) {
+        return Reply::error("Invalid number of arguments specified for command");
+    }
+    match command.named(request) {
+        Some(keys) if !keys.is_empty() => Reply::Array(keys.into_iter().map(Reply::bulk).collect()),
+        _ => Reply::error("The command has no key arguments"),
     }
 }
 
@@ -207,6 +257,9 @@ fn settings(call: &Call) -> Vec<(&'static str, String)> {
         ("port", call.front.port.to_string()),
         ("timeout", "0".into()),
         ("cluster-enabled", "no".into()),
+        ("maxclients", call.front.most_clients.to_string()),
+        ("slowlog-log-slower-than", call.front.stats.threshold_us.get().to_string()),
+        ("slowlog-max-len", call.front.stats.most.get().to_string()),
     ]
 }
 
@@ -229,6 +282,26 @@ const LAYOUT: [&str; 15] = [
     "zset-max-ziplist-value",
 ];
 
+/// CONFIG SET: takes the slow log's settings, layout, and what is so already.
+fn configure(call: &Call) -> Answered {
+    let now = settings(call);
+    for pair in call.args[2..].chunks(2) {
+        let (name, value) = (String::from_utf8_lossy(&pair[0]).to_ascii_lowercase(), &pair[1]);
+        let so = now.iter().any(|(known, is_now)| *known == name && is_now.as_bytes() == value.as_slice());
+        match name.as_str() {
+            "slowlog-log-slower-than" => call.front.stats.threshold_us.set(int(value)?),
+            "slowlog-max-len" => call.front.stats.most.set(int(value)?.clamp(0, 1024) as usize),
+            name if so || LAYOUT.contains(&name) => {}
+            name => {
+                return Err(Fail::new(format!(
+                    "CONFIG SET failed (possibly related to argument '{name}') - a front end is set by its flags"
+                )));
+            }
+        }
+    }
+    Ok(Reply::Ok)
+}
+
 fn config(call: &Call) -> Answered {
     match call.arg(1).to_ascii_lowercase().as_slice() {
         b"get" if call.count() >= 3 => {
@@ -240,21 +313,12 @@ fn config(call: &Call) -> Answered {
             Ok(Reply::Map(settings.map(|(name, value)| (Reply::bulk(name), Reply::bulk(value))).collect()))
         }
         b"resetstat" => {
+            call.front.stats.reset();
             let figures = &call.store().figures;
             [&figures.hits, &figures.misses, &figures.expired, &figures.evicted].iter().for_each(|one| one.set(0));
             Ok(Reply::Ok)
         }
-        b"set" if call.count() >= 4 && call.count().is_multiple_of(2) => {
-            // How redis lays values out has no counterpart here.
-            let layout = |name: &[u8]| LAYOUT.iter().any(|known| is(name, known));
-            match call.args[2..].iter().step_by(2).find(|name| !layout(name)) {
-                None => Ok(Reply::Ok),
-                Some(name) => {
-                    let name = String::from_utf8_lossy(name).into_owned();
-                    Err(Fail::new(format!("CONFIG SET '{name}' is not supported: a front end is set by its flags")))
-                }
-            }
-        }
+        b"set" if call.count() >= 4 && call.count().is_multiple_of(2) => configure(call),
         _ => Err(unknown(call, "config")),
     }
 }
@@ -268,15 +332,6 @@ fn function(call: &Call) -> Answered {
     }
 }
 
-fn slowlog(call: &Call) -> Answered {
-    match call.arg(1).to_ascii_lowercase().as_slice() {
-        b"get" => Ok(Reply::Array(Vec::new())),
-        b"len" => Ok(Reply::Int(0)),
-        b"reset" => Ok(Reply::Ok),
-        _ => Err(unknown(call, "slowlog")),
-    }
-}
-
 async fn debug(call: &Call) -> Answered {
     match call.arg(1).to_ascii_lowercase().as_slice() {
         b"sleep" if call.count() == 3 => {
@@ -286,47 +341,4 @@ async fn debug(call: &Call) -> Answered {
         }
         _ => Err(unknown(call, "debug")),
     }
-}
-
-fn info(call: &Call) -> String {
-    let (store, front) = (call.store(), &call.front);
-    let figures = &store.figures;
-    let all = |of: fn(&crate::shard::Shard) -> u64| store.shards.iter().map(|shard| of(shard)).sum::<u64>();
-    let verbs = all(|shard| shard.counters.verbs.get());
-    let uptime = store.now_ms().saturating_sub(store.begun_ms) / 1000;
-    format!(
-        "# Server\r\nredis_version:{REDIS_VERSION}\r\nserver_name:farmem\r\nfarmem_version:{}\r\nredis_mode:standalone\r\n\
-         os:Linux\r\narch_bits:64\r\nprocess_id:{}\r\ntcp_port:{}\r\nuptime_in_seconds:{uptime}\r\n\r\n\
-         # Clients\r\nconnected_clients:{}\r\nblocked_clients:{}\r\n\r\n\
-         # Memory\r\nused_memory:{}\r\nfarmem_memory_of_others:{}\r\nmaxmemory:{}\r\n\r\n\
-         # Persistence\r\nloading:0\r\n\r\n\
-         # Stats\r\ntotal_connections_received:{}\r\ntotal_commands_processed:{}\r\nexpired_keys:{}\r\n\
-         evicted_keys:{}\r\nkeyspace_hits:{}\r\nkeyspace_misses:{}\r\n\r\n\
-         # Replication\r\nrole:master\r\nconnected_slaves:0\r\n\r\n\
-         # Cluster\r\ncluster_enabled:0\r\n\r\n\
-         # Farmem\r\nstore:{}\r\nnodes:{}\r\nverbs:{verbs}\r\nround_trips:{}\r\nlookups_warm:{}\r\nlookups_cold:{}\r\n\
-         splits:{}\r\npieces_adopted:{}\r\nepoch:{}\r\n",
-        env!("CARGO_PKG_VERSION"),
-        std::process::id(),
-        front.port,
-        front.clients.borrow().len(),
-        front.blocked.get(),
-        all(|shard| shard.bytes()),
-        all(|shard| shard.others.get()),
-        front.maxmemory,
-        figures.connections.get(),
-        figures.commands.get(),
-        figures.expired.get(),
-        figures.evicted.get(),
-        figures.hits.get(),
-        figures.misses.get(),
-        store.name,
-        store.shards.len(),
-        all(|shard| shard.counters.trips.get()),
-        all(|shard| shard.counters.warm.get()),
-        all(|shard| shard.counters.cold.get()),
-        all(|shard| shard.counters.splits.get()),
-        all(|shard| shard.counters.adopted.get()),
-        all(|shard| shard.epoch()),
-    )
 }

@@ -14,6 +14,9 @@ pub struct Limits {
 impl Limits {
     /// As redis has them, but for the size of an argument.
     pub const STORE: Limits = Limits { argument: 16 << 20, arguments: 1 << 20, command: 64 << 20 };
+
+    /// Before a client has given the password.
+    pub const GUEST: Limits = Limits { argument: 16 << 10, arguments: 10, command: 64 << 10 };
 }
 
 /// Bytes of a line, and of the count in front of an argument.

@@ -19,7 +19,7 @@ const PILE: u64 = 256 << 10;
 /// Between looks for ended keys.
 const SWEEP: Duration = Duration::from_millis(250);
 /// Buckets' groups that one look goes through.
-const LOOKS: usize = 8;
+const LOOKS: usize = 16;
 
 /// How a task of the background ended.
 #[derive(Debug)]

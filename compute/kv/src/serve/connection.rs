@@ -4,13 +4,16 @@ use crate::command::{Client, find};
 use crate::layout::Hash;
 use crate::resp::{Limits, Parser, Reply, Request};
 use crate::shard::Trouble;
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::rc::Rc;
+use std::time::{Duration, Instant};
 
-/// Bytes of replies that a client may leave unread before its requests wait.
+/// Bytes of replies that a client may leave unread even while all together have left [`ALL`].
 const UNREAD: usize = 1 << 20;
+const ALL: usize = 1 << 30;
 /// Commands of one connection that run side by side.
 pub const AT_ONCE: usize = 128;
 /// Bytes that are read at once.
@@ -45,6 +48,13 @@ pub struct Connection {
     parser: Parser,
     out: Vec<u8>,
     sent: usize,
+    /// Bytes of replies that the client may leave unread before its requests wait.
+    kept: usize,
+    /// Unread bytes of all connections, and those of this one among them.
+    all: Rc<Cell<usize>>,
+    counted: usize,
+    /// Since when nothing was read although as much is kept as may be.
+    stuck: Option<Instant>,
     /// Nothing more is read: what is to be answered is, then it is closed.
     ended: bool,
     /// The socket is of no more use.
@@ -55,7 +65,8 @@ pub struct Connection {
 
 impl Connection {
     /// With a client that has just come.
-    pub fn new(client: Rc<Client>, stream: TcpStream) -> Connection {
+    /// `all` counts what all clients have left unread.
+    pub fn new(client: Rc<Client>, stream: TcpStream, kept: usize, all: Rc<Cell<usize>>) -> Connection {
         Connection {
             client,
             stream,
@@ -65,6 +76,10 @@ impl Connection {
             parser: Parser::default(),
             out: Vec::new(),
             sent: 0,
+            kept,
+            all,
+            counted: 0,
+            stuck: None,
             ended: false,
             broken: false,
             readable: true,
@@ -75,9 +90,30 @@ impl Connection {
         self.out.len() - self.sent
     }
 
+    /// Whether as much is kept for the client as may be.
+    fn is_full(&self) -> bool {
+        self.unread() > if self.all.get() > ALL { UNREAD } else { self.kept }
+    }
+
+    fn count(&mut self) {
+        let unread = self.unread();
+        self.all.set(self.all.get() - self.counted + unread);
+        self.counted = unread;
+    }
+
+    /// Whether the client has left its replies unread for too long. Its connection is of no more use then.
+    pub fn gives_up(&mut self, now: Instant, patience: Duration) -> bool {
+        if !self.is_full() || self.broken {
+            self.stuck = None;
+            return false;
+        }
+        self.broken = now.duration_since(*self.stuck.get_or_insert(now)) >= patience;
+        self.broken
+    }
+
     /// The next request. Reads from the socket if need be.
     pub fn request(&mut self) -> Option<Request> {
-        if self.unread() > UNREAD || self.client.closing.get() {
+        if self.is_full() || self.client.closing.get() {
             return None;
         }
         if let Some(request) = self.next.take() {
@@ -87,7 +123,8 @@ impl Connection {
             if self.broken {
                 return None;
             }
-            match self.parser.next(&Limits::STORE) {
+            let limits = if self.client.authenticated.get() { &Limits::STORE } else { &Limits::GUEST };
+            match self.parser.next(limits) {
                 Ok(Some(request)) => return Some(request),
                 Ok(None) => {}
                 Err(wrong) => {
@@ -166,6 +203,7 @@ impl Connection {
                 reply.write(version, &mut self.out);
             }
         }
+        self.count();
     }
 
     /// Answers what is under way by an error, for the front end can do nothing more for it.
@@ -181,7 +219,10 @@ impl Connection {
     pub fn flush(&mut self) {
         while self.unread() > 0 && !self.broken {
             match self.stream.write(&self.out[self.sent..]) {
-                Ok(n) => self.sent += n,
+                Ok(n) => {
+                    self.sent += n;
+                    self.stuck = None;
+                }
                 Err(e) if e.kind() == ErrorKind::WouldBlock => break,
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(_) => self.broken = true,
@@ -193,15 +234,16 @@ impl Connection {
             if self.out.capacity() > 4 * UNREAD {
                 self.out = Vec::new();
             }
-        } else if self.sent > UNREAD {
+        } else if self.sent > UNREAD.max(self.out.len() / 2) {
             self.out.drain(..self.sent);
             self.sent = 0;
         }
+        self.count();
     }
 
     /// What epoll is to watch: reading, writing.
     pub fn wants(&self) -> (bool, bool) {
-        let reads = self.unread() <= UNREAD && !self.ended && self.begun.len() < AT_ONCE && self.next.is_none();
+        let reads = !self.is_full() && !self.ended && self.begun.len() < AT_ONCE && self.next.is_none();
         (reads, self.unread() > 0)
     }
 
@@ -215,5 +257,11 @@ impl Connection {
         let answered = self.begun.is_empty() && self.unread() == 0;
         let asked_to_end = self.client.closing.get() && answered;
         self.broken && self.begun.is_empty() || asked_to_end || self.ended && answered && self.next.is_none()
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.all.set(self.all.get() - self.counted);
     }
 }

@@ -13,9 +13,12 @@
 
 mod background;
 mod connection;
+mod metrics;
 mod open;
 mod run;
 mod schedule;
+mod snapshot;
 
-pub use open::{Config, Failed, check};
+pub use open::{Clients, Config, Failed, check};
 pub use run::run;
+pub use snapshot::{Wrong, restore, save};

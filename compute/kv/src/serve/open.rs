@@ -1,5 +1,6 @@
 //! What a front end is told, how it opens a store, and why it ends.
 
+use super::snapshot::Wrong;
 use crate::drive::Drive;
 use crate::index::ENTRY_BYTES;
 use crate::layout::Geometry;
@@ -11,6 +12,7 @@ use farmem::{Memory, Transport};
 use farmem_sys::process;
 use std::future::Future;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -36,6 +38,29 @@ pub struct Config {
     pub local: u64,
     /// Bytes that all front ends together hold at most; keys are evicted beyond.
     pub maxmemory: Option<u64>,
+    /// What clients may do.
+    pub clients: Clients,
+    /// Where counters are served over HTTP.
+    pub metrics: Option<SocketAddr>,
+}
+
+/// What clients may do.
+#[derive(Clone, Debug)]
+pub struct Clients {
+    /// Connections at a time.
+    pub most: usize,
+    /// Bytes of replies that are kept for one that does not read them.
+    pub kept: usize,
+    /// How long one may leave its replies unread when no more are kept for it.
+    pub unread: Duration,
+    /// The password that they must give first.
+    pub password: Option<Vec<u8>>,
+}
+
+impl Default for Clients {
+    fn default() -> Clients {
+        Clients { most: 10_000, kept: 256 << 20, unread: Duration::from_secs(60), password: None }
+    }
 }
 
 /// Why a front end ended.
@@ -59,6 +84,14 @@ pub enum Failed {
         at: SocketAddr,
         /// What the system said.
         reason: std::io::Error,
+    },
+    /// A snapshot cannot be written or restored.
+    #[error("snapshot {}: {reason}", path.display())]
+    Snapshot {
+        /// Its file.
+        path: PathBuf,
+        /// Why.
+        reason: Wrong,
     },
     /// It was silent for too long, and could not join anew.
     #[error("this front end was silent for more than 5 s, and the others have shut it out: start it again")]

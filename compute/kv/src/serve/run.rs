@@ -2,9 +2,10 @@
 
 use super::background::Background;
 use super::connection::{AT_ONCE, Begun, Connection};
-use super::open::{self, Config, Failed, Opened, alone, random, system, wall_ms};
+use super::metrics::{self, Shown};
+use super::open::{self, Clients, Config, Failed, Opened, alone, random, system, wall_ms};
 use super::schedule::Schedule;
-use crate::command::{Call, Client, Front, exec, execute};
+use crate::command::{Call, Client, Front, Stats, exec, execute, metrics as metrics_of};
 use crate::drive::Drive;
 use crate::resp::Reply;
 use crate::shard::Trouble;
@@ -19,8 +20,6 @@ use std::os::fd::AsRawFd;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// Connections at a time.
-const CLIENTS: usize = 10_000;
 /// Rounds of tasks between looks at the sockets.
 const ROUNDS: usize = 16;
 /// How long answers of nodes are waited for before the sockets are looked at.
@@ -56,6 +55,11 @@ struct Server<'a> {
     /// A transaction on several keys, beside which no other client's command runs.
     alone: Alone,
     background: Background,
+    clients: Clients,
+    /// Where metrics are shown, if they are.
+    shown: Option<Shown>,
+    /// When rates were last taken, and the commands until then.
+    counted: (Instant, u64),
 }
 
 /// Serves the store until SIGTERM or SIGINT. Calls `ready` with the addresses when it listens.
@@ -72,9 +76,19 @@ pub fn run(config: &Config, ready: impl FnOnce(&[SocketAddr])) -> Result<(), Fai
     let at: Vec<SocketAddr> = listeners.iter().filter_map(|listener| listener.local_addr().ok()).collect();
     let mut opened = open::join(config)?;
     let mut ready = Some(ready);
+    let shown = match config.metrics {
+        Some(at) => {
+            let shown = Shown::default();
+            let at = metrics::serve(at, shown.clone())?;
+            eprintln!("farmem: counters at http://{at}/metrics");
+            Some(shown)
+        }
+        None => None,
+    };
     loop {
         let shards = opened.1.clone();
         let mut server = Server::new(config, &listeners, opened)?;
+        server.shown.clone_from(&shown);
         if let Some(ready) = ready.take() {
             ready(&at);
         }
@@ -111,6 +125,12 @@ impl<'a> Server<'a> {
             alone: false.into(),
             port: first.map_or(0, |at| at.port()),
             maxmemory: config.maxmemory.unwrap_or(0),
+            most_clients: config.clients.most,
+            rejected: 0.into(),
+            password: config.clients.password.clone(),
+            unread: Rc::default(),
+            killed: Vec::new().into(),
+            stats: Stats::default(),
         };
         let epoll = Epoll::new().map_err(system("epoll"))?;
         for (n, listener) in listeners.iter().enumerate() {
@@ -130,6 +150,9 @@ impl<'a> Server<'a> {
             active: Vec::new(),
             alone: Alone::default(),
             background: Background::new(&store, Instant::now()),
+            clients: config.clients.clone(),
+            shown: None,
+            counted: (Instant::now(), 0),
         })
     }
 
@@ -162,6 +185,7 @@ impl<'a> Server<'a> {
                     }
                 }
                 self.active.extend(self.waiting.drain().flat_map(|(_, connections)| connections));
+                self.look(now);
                 if self.drive.under_way() == 0 {
                     self.drive.check()?;
                 }
@@ -176,6 +200,29 @@ impl<'a> Server<'a> {
             self.epoll.wait(&mut events, timeout).map_err(system("epoll"))?;
             for event in events.drain(..) {
                 self.happened(event);
+            }
+        }
+    }
+
+    /// Closes connections that were killed or do not read, and takes rates.
+    fn look(&mut self, now: Instant) {
+        let mut over = self.front.killed.take();
+        for (&id, connection) in &mut self.connections {
+            if connection.gives_up(now, self.clients.unread) {
+                over.push(id);
+                let (from, s) = (&connection.client.address, self.clients.unread.as_secs());
+                eprintln!("farmem: client {from} has not read its replies for {s} s: its connection is closed");
+            }
+        }
+        over.into_iter().for_each(|id| self.flush(id));
+        let (then, before) = self.counted;
+        let passed = now.duration_since(then).as_millis();
+        if passed >= 1000 {
+            let commands = self.front.store.figures.commands.get();
+            self.front.stats.lately.set(u128::from(commands - before).saturating_mul(1000).div_euclid(passed) as u64);
+            self.counted = (now, commands);
+            if let Some(shown) = &self.shown {
+                shown.set(metrics_of(&self.front));
             }
         }
     }
@@ -240,7 +287,8 @@ impl<'a> Server<'a> {
         if stream.set_nonblocking(true).is_err() {
             return;
         }
-        if self.connections.len() >= CLIENTS {
+        if self.connections.len() >= self.front.most_clients {
+            self.front.rejected.set(self.front.rejected.get() + 1);
             let _ = std::io::Write::write(&mut &stream, b"-ERR max number of clients reached\r\n");
             return;
         }
@@ -250,11 +298,13 @@ impl<'a> Server<'a> {
         if self.epoll.add(stream.as_raw_fd(), id, true, false).is_err() {
             return;
         }
-        let client = Rc::new(Client::new(id, from.to_string(), self.front.store.now_ms()));
+        let client = Client::new(id, from.to_string(), self.front.store.now_ms());
+        client.authenticated.set(self.front.password.is_none());
+        let client = Rc::new(client);
         self.front.clients.borrow_mut().insert(id, Rc::clone(&client));
         let figures = &self.front.store.figures;
         figures.connections.set(figures.connections.get() + 1);
-        self.connections.insert(id, Connection::new(client, stream));
+        self.connections.insert(id, Connection::new(client, stream, self.clients.kept, Rc::clone(&self.front.unread)));
         self.active.push(id);
     }
 

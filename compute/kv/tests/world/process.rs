@@ -2,7 +2,7 @@
 
 use farmem::Transport;
 use farmem_fabric::NodeAddr;
-use farmem_kv::serve::{Config, run};
+use farmem_kv::serve::{Clients, Config, run};
 use farmem_memory::{Config as NodeConfig, Node};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -70,6 +70,8 @@ pub fn config(name: &str, nodes: &str) -> Config {
         listen: vec!["127.0.0.1:0".parse().unwrap()],
         local: 16 << 20,
         maxmemory: None,
+        clients: Clients::default(),
+        metrics: None,
     }
 }
 
@@ -96,8 +98,15 @@ pub fn another_process() {
                 std::process::exit(0);
             });
             let mut config = config(name, nodes);
-            if let [at] = at {
-                config.listen = vec![at.parse().unwrap()];
+            for option in at {
+                match option.split_once('=') {
+                    Some(("clients", most)) => config.clients.most = most.parse().unwrap(),
+                    Some(("kept", bytes)) => config.clients.kept = bytes.parse().unwrap(),
+                    Some(("unread", ms)) => config.clients.unread = Duration::from_millis(ms.parse().unwrap()),
+                    Some(("password", password)) => config.clients.password = Some(password.into()),
+                    Some(("metrics", at)) => config.metrics = Some(at.parse().unwrap()),
+                    _ => config.listen = vec![option.parse().unwrap()],
+                }
             }
             let served = run(&config, |at| println!("ready at {}", at[0]));
             eprintln!("{served:?}");

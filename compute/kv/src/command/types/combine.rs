@@ -23,7 +23,7 @@ pub async fn run(name: &str, call: &Call) -> Answered {
             wait(call, ms, Reply::NullArray, async || first(call, &call.args[1..last], largest).await).await
         }
         "zintercard" => {
-            let (keys, at) = numbered(call, 1)?;
+            let (keys, at) = counted(call, name, 1)?;
             let most = limit(&call.args[at..])?;
             let plain = Wanted { keys, weights: vec![1.0; keys.len()], sum: Sum::Add, scores: false };
             let found = plain.combined(call, "zinter").await?.len();
@@ -44,6 +44,17 @@ pub async fn run(name: &str, call: &Call) -> Answered {
     }
 }
 
+/// The keys behind their number, and where the arguments behind them begin.
+fn counted<'a>(call: &'a Call, name: &str, at: usize) -> Result<(&'a [Vec<u8>], usize), Fail> {
+    let keys = parse_int(call.arg(at)).ok_or_else(|| Fail::new("value is not an integer or out of range"))?;
+    if keys < 1 {
+        return Err(Fail::new(format!("at least 1 input key is needed for '{name}' command")));
+    }
+    let end = usize::try_from(keys).ok().and_then(|keys| keys.checked_add(at + 1));
+    let end = end.filter(|&end| end <= call.count()).ok_or_else(Fail::syntax)?;
+    Ok((&call.args[at + 1..end], end))
+}
+
 /// What becomes of two scores of one member.
 #[derive(Clone, Copy)]
 enum Sum {
@@ -61,13 +72,7 @@ struct Wanted<'a> {
 
 impl<'a> Wanted<'a> {
     fn parse(call: &'a Call, name: &str, at: usize) -> Result<Wanted<'a>, Fail> {
-        let keys = parse_int(call.arg(at)).ok_or_else(|| Fail::new("value is not an integer or out of range"))?;
-        if keys < 1 {
-            return Err(Fail::new(format!("at least 1 input key is needed for '{name}' command")));
-        }
-        let end = usize::try_from(keys).ok().and_then(|keys| keys.checked_add(at + 1));
-        let end = end.filter(|&end| end <= call.count()).ok_or_else(Fail::syntax)?;
-        let keys = &call.args[at + 1..end];
+        let (keys, end) = counted(call, name, at)?;
         let mut wanted = Wanted { keys, weights: vec![1.0; keys.len()], sum: Sum::Add, scores: false };
         let (stores, sums, mut n) = (name.ends_with("store"), !name.starts_with("zdiff"), end);
         while n < call.count() {

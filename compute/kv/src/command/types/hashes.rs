@@ -109,6 +109,9 @@ async fn add(call: &Call) -> Answered {
 
 async fn add_float(call: &Call) -> Answered {
     let by = float(call.arg(3))?;
+    if !by.is_finite() {
+        return Err(Fail::new("value is NaN or Infinity"));
+    }
     let edit = |items: &mut Items| {
         let old = place(items, call.arg(2)).map_or(Some(0.0), |at| parse_float(&items[at + 1]));
         let new = old.ok_or_else(|| Fail::new("hash value is not a float"))? + by;

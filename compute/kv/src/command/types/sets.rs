@@ -116,7 +116,8 @@ async fn store(call: &Call, how: &str) -> Answered {
 }
 
 async fn intersection(call: &Call) -> Answered {
-    let (keys, at) = numbered(call, 1)?;
+    let too_many = || Fail::new("Number of keys can't be greater than number of args");
+    let (keys, at) = numbered(call, 1).map_err(|fail| if fail == Fail::syntax() { too_many() } else { fail })?;
     let most = limit(&call.args[at..])?;
     let found = combined(call, "sinter", keys).await?.len();
     Ok(Reply::Int(found.min(most) as i64))

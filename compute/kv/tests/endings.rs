@@ -1,0 +1,252 @@
+//! Clients that misbehave, stores that do not fit, and snapshots: each ends as it is documented.
+
+mod world;
+
+use farmem::Transport;
+use farmem_kv::serve::{Failed, restore, run, save};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+use world::process::{Client, Process, config};
+
+#[test]
+fn another_process() {
+    world::process::another_process();
+}
+
+fn front(node: &Process, name: &str, options: &str) -> Process {
+    Process::start(format!("front {name} {} {options}", node.at).trim_end())
+}
+
+#[test]
+fn a_client_that_misbehaves_loses_its_connection_and_nobody_else() {
+    let node = Process::node(Transport::Shm);
+    let front = front(&node, "bad", "kept=4000000 unread=300");
+    let mut good = front.client();
+    let ends_with = |bytes: &[u8], said: &str| {
+        let mut bad = front.client();
+        // The front end may close before it has read all.
+        let _ = bad.stream.get_mut().write_all(bytes);
+        assert_eq!(bad.reply().as_deref(), Some(said));
+        assert_eq!(bad.reply(), None);
+    };
+    ends_with(b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$629145600\r\n", "-ERR Protocol error: invalid bulk length");
+    ends_with(b"*1073741824\r\n", "-ERR Protocol error: invalid multibulk length");
+    ends_with(b"*1\r\n:1\r\n", "-ERR Protocol error: expected '$', got ':'");
+    ends_with(&[0xff; 70_000], "-ERR Protocol error: too big inline request");
+    assert_eq!(good.ask("PING"), "+PONG");
+    // One byte at a time.
+    let mut slow = front.client();
+    for byte in b"*2\r\n$4\r\nECHO\r\n$2\r\nhi\r\n" {
+        slow.stream.get_mut().write_all(&[*byte]).unwrap();
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    assert_eq!(slow.reply().as_deref(), Some("hi"));
+    // It asks for 2 GB and reads none of it.
+    good.send(&["SET", "large", &"v".repeat(2_000_000)]).unwrap();
+    assert_eq!(good.reply().as_deref(), Some("+OK"));
+    let mut deaf = front.client();
+    for _ in 0..1000 {
+        deaf.send(&["GET", "large"]).unwrap();
+    }
+    let begun = Instant::now();
+    while good.ask("CLIENT LIST").matches("cmd=get ").count() > 0 {
+        assert!(begun.elapsed() < Duration::from_secs(20), "it is not closed");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(good.ask("PING"), "+PONG");
+}
+
+#[test]
+fn a_long_pipeline_is_answered_after_all_of_it_was_sent() {
+    let node = Process::node(Transport::Shm);
+    let front = front(&node, "long", "");
+    let mut client = front.client();
+    // More replies than the sockets hold: they wait in the front end.
+    let (count, request) = (40_000, b"*2\r\n$4\r\nECHO\r\n$100\r\n".iter().chain(&[b'x'; 100]).chain(b"\r\n"));
+    let request: Vec<u8> = request.copied().collect();
+    client.stream.get_mut().write_all(&request.repeat(count)).unwrap();
+    for _ in 0..count {
+        assert_eq!(client.reply().map(|said| said.len()), Some(100));
+    }
+    // Many keys of one command.
+    let keys: Vec<String> = (0..20_000).map(|n| format!("k{n}")).collect();
+    let words: Vec<&str> = ["MSET"].into_iter().chain(keys.iter().flat_map(|key| [key.as_str(), "v"])).collect();
+    client.send(&words).unwrap();
+    assert_eq!((client.reply().as_deref(), client.ask("DBSIZE")), (Some("+OK"), ":20000".into()));
+}
+
+#[test]
+fn clients_are_counted_and_asked_for_the_password() {
+    let node = Process::node(Transport::Shm);
+    let front = front(&node, "guarded", "clients=2 password=secret");
+    let mut client = front.client();
+    let denied = "-NOAUTH Authentication required.";
+    for (said, expected) in [
+        ("GET k", denied),
+        ("MULTI", denied),
+        ("AUTH wrong", "-WRONGPASS invalid username-password pair or user is disabled."),
+        ("AUTH nobody secret", "-WRONGPASS invalid username-password pair or user is disabled."),
+        ("PING", denied),
+        ("AUTH default secret", "+OK"),
+        ("SET k v", "+OK"),
+        ("RESET", "+RESET"),
+        ("GET k", denied),
+        ("AUTH secret", "+OK"),
+        ("GET k", "v"),
+    ] {
+        assert_eq!(client.ask(said), expected, "{said}");
+    }
+    let mut other = front.client();
+    assert!(other.ask("HELLO 2").starts_with("-NOAUTH HELLO must be called"));
+    assert!(other.ask("HELLO 2 AUTH default secret SETNAME me").starts_with("[server redis"));
+    assert_eq!(other.ask("CLIENT GETNAME"), "me");
+    let mut third = front.client();
+    assert_eq!(third.reply().as_deref(), Some("-ERR max number of clients reached"));
+    let mut guest = Client::connect(&{
+        drop(other);
+        while client.ask("INFO clients").contains("connected_clients:2") {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        front.at.clone()
+    });
+    // One that has not given the password may send little.
+    guest.stream.get_mut().write_all(b"*2\r\n$3\r\nGET\r\n$20000\r\n").unwrap();
+    assert_eq!(guest.reply().as_deref(), Some("-ERR Protocol error: invalid bulk length"));
+}
+
+#[test]
+fn a_client_that_waits_and_goes_takes_nothing() {
+    let node = Process::node(Transport::Shm);
+    let front = front(&node, "queue", "");
+    let [mut one, mut other] = [front.client(), front.client()];
+    one.send(&["BLPOP", "none", "queue", "5"]).unwrap();
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!(other.ask("RPUSH queue a"), ":1");
+    assert_eq!(one.reply().as_deref(), Some("[queue a]"));
+    assert_eq!(one.ask("BLPOP queue 0.05"), "*-1");
+    one.send(&["BLMOVE", "queue", "to", "LEFT", "RIGHT", "0"]).unwrap();
+    while !other.ask("INFO clients").contains("blocked_clients:1") {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // A transaction on several keys is not kept waiting.
+    for (said, expected) in
+        [("MULTI", "+OK"), ("SET a 1", "+QUEUED"), ("BLPOP none more 0", "+QUEUED"), ("EXEC", "[+OK *-1]")]
+    {
+        assert_eq!(other.ask(said), expected);
+    }
+    drop(one);
+    while !other.ask("INFO clients").contains("blocked_clients:0") {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!((other.ask("RPUSH queue b"), other.ask("LRANGE queue 0 -1")), (":1".into(), "[b]".into()));
+}
+
+#[test]
+fn a_store_that_does_not_fit_is_refused() {
+    let nodes = [Process::node(Transport::Tcp), Process::node(Transport::Tcp)];
+    let both = format!("{},{}", nodes[0].at, nodes[1].at);
+    let front = Process::front("shape", &both);
+    assert_eq!(front.client().ask("SET k v"), "+OK");
+    let refused = |nodes: &str| match run(&config("shape", nodes), |_| panic!("it is served")) {
+        Err(failed) => failed.to_string(),
+        Ok(()) => panic!("it ended"),
+    };
+    let swapped = format!("{},{}", nodes[1].at, nodes[0].at);
+    for node in &nodes {
+        let said = refused(&node.at);
+        assert!(said.contains("nodes") && !said.contains('\n'), "{said}");
+    }
+    // In another order they are the same nodes.
+    assert_eq!(Process::front("shape", &swapped).client().ask("GET k"), "v");
+    assert_eq!(front.client().ask("GET k"), "v");
+    // The same name on other nodes is another store.
+    let elsewhere = Process::node(Transport::Tcp);
+    assert_eq!(Process::front("shape", &elsewhere.at).client().ask("GET k"), "nil");
+    // A region that holds something else, as another version of the store would be.
+    let memory = farmem::Memory::builder().node(&elsewhere.at).region("other").create(true).connect().unwrap();
+    let piece = memory.alloc_on(0, 1 << 20).unwrap();
+    memory.compare_swap(memory.root(0), 0, piece.bits()).unwrap();
+    match run(&config("other", &elsewhere.at), |_| panic!("it is served")) {
+        Err(Failed::Store { reason, .. }) => assert!(reason.to_string().contains("no store of this version")),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_store_survives_in_a_file() {
+    let file = std::env::temp_dir().join(format!("farmem-kv-{}.snapshot", std::process::id()));
+    let node = Process::node(Transport::Shm);
+    let front = front(&node, "saved", "");
+    let mut client = front.client();
+    for line in ["SET s text", "RPUSH l a b", "HSET h f v", "SADD t m", "ZADD z 1.5 m", "SET e x EX 1000"] {
+        assert!(!client.ask(line).starts_with('-'));
+    }
+    for n in 0..500 {
+        client.ask(&format!("SET k{n} {n}"));
+    }
+    assert_eq!(save(&config("saved", &node.at), &file).unwrap(), 506);
+    let said = restore(&config("saved", &node.at), &file).unwrap_err().to_string();
+    assert!(said.contains("506 keys already"), "{said}");
+    let other = Process::node(Transport::Shm);
+    assert_eq!(restore(&config("again", &other.at), &file).unwrap(), 506);
+    let front = Process::front("again", &other.at);
+    let mut client = front.client();
+    for (said, expected) in [
+        ("GET s", "text"),
+        ("LRANGE l 0 -1", "[a b]"),
+        ("HGETALL h", "[f v]"),
+        ("SMEMBERS t", "[m]"),
+        ("ZSCORE z m", "1.5"),
+        ("GET k499", "499"),
+        ("DBSIZE", ":506"),
+    ] {
+        assert_eq!(client.ask(said), expected, "{said}");
+    }
+    let ttl: i64 = client.ask("TTL e").trim_start_matches(':').parse().unwrap();
+    assert!((900..=1000).contains(&ttl));
+    let mut bytes = std::fs::read(&file).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(&file, bytes).unwrap();
+    let said = restore(&config("third", &other.at), &file).unwrap_err().to_string();
+    assert!(said.contains("damaged") && !said.contains('\n'), "{said}");
+    std::fs::remove_file(&file).unwrap();
+}
+
+#[test]
+fn operators_see_what_goes_on() {
+    let node = Process::node(Transport::Shm);
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = free.local_addr().unwrap();
+    drop(free);
+    let front = front(&node, "watched", &format!("metrics={at}"));
+    let mut client = front.client();
+    for line in ["CONFIG SET slowlog-log-slower-than 0", "SET k v", "GET k", "GET none"] {
+        client.ask(line);
+    }
+    let slow = client.ask("SLOWLOG GET 2");
+    assert!(slow.contains("[GET none]") && slow.contains("[GET k]") && !slow.contains("[SET k v]"), "{slow}");
+    assert_eq!(client.ask("SLOWLOG RESET"), "+OK");
+    let info = client.ask("INFO");
+    for line in ["redis_version:7", "connected_clients:1", "keyspace_hits:1", "keyspace_misses:1", "# Farmem", "verbs:"]
+    {
+        assert!(info.contains(line), "{line} is not in {info}");
+    }
+    assert!(client.ask("INFO commandstats").contains("cmdstat_get:calls=2,"));
+    assert!(client.ask("INFO keyspace").contains("db0:keys=1"));
+    assert!(!client.ask("INFO clients").contains("# Server"));
+    assert!(client.ask("LATENCY HISTOGRAM get").starts_with("[get [calls :2 histogram_usec "));
+    std::thread::sleep(Duration::from_millis(1300));
+    let ask = |path: &str| {
+        let mut stream = TcpStream::connect(at).unwrap();
+        stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes()).unwrap();
+        let mut said = String::new();
+        stream.read_to_string(&mut said).unwrap();
+        said
+    };
+    let said = ask("/metrics");
+    assert!(said.starts_with("HTTP/1.1 200 OK") && said.contains("\nfarmem_kv_hits_total 1\n"), "{said}");
+    assert!(said.contains("\nfarmem_kv_command_calls_total{command=\"get\"} 2\n"), "{said}");
+    assert!(ask("/other").starts_with("HTTP/1.1 404"));
+}
