@@ -7,12 +7,11 @@
 //! told before the fork, counts both as holders, so that neither's end takes the
 //! slab from the other.
 //!
-//! How each side learns that the other is gone: a socket pair made before the
-//! fork. The parent keeps one end, the child the other, and every later
-//! descendant of either inherits that side's end, which is right, for it can
-//! reach the slots too. End of file on one's own end therefore means that nobody
-//! on the other side is left (or that they all have called exec). The kernel
-//! keeps this promise whatever way they ended.
+//! Each side learns by a socket pair, made before the fork, that the other is gone. The parent
+//! keeps one end and the child the other. Every later descendant of either inherits that side's
+//! end, which is right, because it can reach the slots too. End of file on one's own end therefore
+//! means that no process of the other side is left (or that all have called exec). The kernel keeps
+//! this promise in whichever way they ended.
 //!
 //! ```text
 //!           fork                    EOF on P's end
@@ -40,7 +39,7 @@ impl Share {
     }
 }
 
-/// What [`Pool::fork_prepare`] made; goes to exactly one of the three ends.
+/// Made by [`Pool::fork_prepare`]; it goes to exactly one of the three ends.
 pub struct ForkShare {
     /// By node; none for those that are lost or left. Of a lost one whose memory is mapped the
     /// child inherits the mappings, and needs no more.

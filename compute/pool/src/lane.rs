@@ -13,7 +13,7 @@
 //! posted behind them). All write-back of a consumer goes by one lane, so that a slot's next write
 //! is applied after this one at every home.
 //!
-//! *A home that is mapped* is copied from and to as the operation is posted. Nobody is asked, so
+//! *A home that is mapped* is copied from and to as the operation is posted. No node takes part, so
 //! that it works when the node has ended, too.
 //!
 //! *Bits before completions.* A home that an operation has not reached is absent from the slab's
@@ -201,7 +201,7 @@ impl Lane {
     /// slots. `conditional`: as [`QueuePair::lines_if`].
     ///
     /// # Safety
-    /// What `encode` gives must be readable for so many bytes, near, and stay as it is until the
+    /// The result of `encode` must be readable for its length, near, and stay as it is until the
     /// operation is done, or the lane dropped.
     pub unsafe fn lines(
         &mut self,
@@ -253,7 +253,7 @@ impl Lane {
         let index = first.slab_index();
         let whole = |word: Word| (word.state(nth) == State::Whole).then(|| word.with_state(nth, State::Filling));
         pool.extents.update(index, whole);
-        // While a home is not whole the record stays the slab's: nobody adds or drops one.
+        // While a home is not whole the record stays the slab's: no home is added or dropped.
         let word = pool.extents.word(index);
         slots.for_each(|slot| {
             pool.extents.set_stale(word, nth, slot.place(), true);
@@ -264,12 +264,12 @@ impl Lane {
     /// has: at most as many as `buffers` has pages. Waits until they are done. Returns the place
     /// behind the last, or `None` at the end.
     ///
-    /// By the lane of all write-back, while nobody else posts: its READs come behind every WRITE
-    /// posted before, and what leaves meanwhile is not overwritten, for its bit is clear. See
-    /// [`Pool::add_home`] for what must be done before.
+    /// Call it on the lane of all write-back, while nothing else is posted. Its READs come behind
+    /// every WRITE posted before. Pages that leave meanwhile are not overwritten, because their
+    /// bits are clear. [`Pool::add_home`] says what must be done before.
     ///
     /// # Safety
-    /// `buffers` must be so many pages, writable and near. No other operation may be under way on
+    /// `buffers` must be `pages` pages, writable and near. No other operation may be under way on
     /// the lane.
     pub unsafe fn fill(
         &mut self,
@@ -521,8 +521,8 @@ impl Lane {
         }
     }
 
-    /// A node can be reached no more by this lane: whatever was under way there goes elsewhere, or
-    /// is done without it.
+    /// This lane can no longer reach a node. Operations under way there go elsewhere, or are done
+    /// without it.
     #[cold]
     fn fail(&mut self, pool: &Pool, node: usize, lost: Lost) {
         self.abandon(pool, node, lost);

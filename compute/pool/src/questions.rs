@@ -1,5 +1,5 @@
-//! What a consumer asks of a slot. One question, one answer for one transfer: the answer to the
-//! next may be another.
+//! Questions of consumers about a slot. An answer holds for one transfer: the next answer may be
+//! another.
 
 use crate::Pool;
 use crate::extent::{HOMES, Home, State, Word};
@@ -34,8 +34,8 @@ impl Pool {
     }
 
     /// The slot's bytes in this process, if a page that leaves may be laid there and needs to go
-    /// nowhere else. Asked by the thread that writes, for each page, and used before it leaves the
-    /// consumer.
+    /// nowhere else. The writing thread asks for each page, and uses the answer before the page
+    /// leaves the consumer.
     #[inline]
     pub fn writable_in_place(&self, slot: FarSlot) -> Option<*mut u8> {
         let word = self.extents.word(slot.slab_index());
@@ -81,8 +81,8 @@ impl Pool {
         })
     }
 
-    /// Whether a slot may be overwritten: nobody else can reach it, and its node is not being left.
-    /// Takes no lock.
+    /// Whether a slot may be overwritten: no other process can reach it, and its node is not being
+    /// left. Takes no lock.
     #[inline]
     pub fn is_own(&self, slot: FarSlot) -> bool {
         self.extents.word(slot.slab_index()).is_own()

@@ -108,9 +108,9 @@ impl SlabSlots {
         was
     }
 
-    /// Looks for blocks that are idle and warm, and were when last looked at: what a program frees and
-    /// takes again at once stays where it is. Takes the slots of a run of such blocks, so that nobody
-    /// gets them meanwhile. The run, in blocks.
+    /// Looks for blocks that are idle and warm, and were at the last look: memory that a program
+    /// frees and takes again at once stays where it is. Takes the slots of a run of such blocks, so
+    /// that nothing gets them meanwhile. Returns the run, in blocks.
     pub fn take_idle(&mut self) -> Option<Range<u32>> {
         if self.sharers > 0 {
             return None;

@@ -1,4 +1,4 @@
-//! What sysfs and procfs say of a device, and take.
+//! A device's files in sysfs and procfs.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -31,7 +31,7 @@ pub struct Swap {
     pub used: u64,
 }
 
-/// What the kernel swaps to.
+/// The kernel's swap areas.
 pub fn swaps() -> Vec<Swap> {
     fs::read_to_string("/proc/swaps").map(|text| parse(&text)).unwrap_or_default()
 }

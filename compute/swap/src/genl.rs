@@ -138,7 +138,7 @@ fn number(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_ne_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
 }
 
-/// The messages of one datagram. What is cut off is left out.
+/// The messages of one datagram. A message that is cut off is left out.
 pub fn messages(mut bytes: &[u8]) -> Vec<Said<'_>> {
     let mut said = Vec::new();
     while let Some(len) = bytes.get(..4).and_then(|len| Some(u32::from_ne_bytes(len.try_into().ok()?) as usize)) {

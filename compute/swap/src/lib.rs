@@ -17,11 +17,12 @@
 //!
 //! * [`genl`]: messages of generic netlink. [`nbd`]: the kernel's NBD client by them.
 //! * [`stream`]: a stream of a volume, up to where the kernel takes over.
-//! * [`header`]: the page by which the kernel knows a swap device. [`device`]: what sysfs and procfs say of one.
+//! * [`header`]: the page by which the kernel knows a swap device. [`device`]: its files in sysfs
+//!   and procfs.
 //! * [`crypt`]: encrypts what leaves, by the kernel's device mapper ([`mapper`]).
 //! * [`freed`]: word of each slot that the kernel frees. [`tell`]: passes it on to the node.
-//! * [`state`]: what is to be known to undo it, in a file for each device.
-//! * [`report`]: what there is to see, for `farmem top`.
+//! * [`state`]: the facts that are needed to undo it, in a file for each device.
+//! * [`report`]: the state of devices, for `farmem top`.
 //! * [`swap`]: the whole of it, on, watched, off.
 
 pub mod crypt;

@@ -36,7 +36,7 @@ pub struct Client {
     group: Option<u32>,
 }
 
-/// What the kernel is to know of a device.
+/// The kernel's settings of a device.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
     /// Which: `/dev/nbdN`.
