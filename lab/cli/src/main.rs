@@ -9,6 +9,7 @@
 //! | `farmem-lab replay`: which cache policy would have done how well | lab/replay |
 //! | `farmem-lab placement`: how evenly slabs lie on the nodes of a rack | lab/placement |
 //! | `farmem-lab swap-cluster`: a cluster that swaps to far memory, by how that is granted | lab/swap |
+//! | `farmem-lab up`, `fault`: a rack on one machine, and what happens to it | lab/rack |
 //!
 //! It has the commands of `farmem` too, hidden: benchmarks start runs, nodes and agents of this very
 //! binary, so that what is measured is never another build.
@@ -80,6 +81,8 @@ enum Command {
     Replay(farmem_replay::Replay),
     Placement(farmem_placement::Placement),
     SwapCluster(farmem_swap_lab::Swap),
+    Up(farmem_rack::Up),
+    Fault(farmem_rack::Happen),
     #[command(flatten)]
     Product(farmem_cli::Command),
 }
@@ -135,6 +138,8 @@ impl Program for Lab {
             Command::Replay(replay) => replay.run()?,
             Command::Placement(placement) => placement.run()?,
             Command::SwapCluster(swap) => swap.run()?,
+            Command::Up(up) => std::process::exit(up.run(myself()?)?),
+            Command::Fault(fault) => fault.run()?,
             Command::Product(command) => command.execute()?,
         }
         Ok(())
