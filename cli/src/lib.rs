@@ -30,6 +30,7 @@ pub mod failure;
 mod forbidden;
 mod inspect;
 mod kv;
+mod lab;
 mod leftovers;
 mod library;
 mod manual;
@@ -129,6 +130,7 @@ pub enum Command {
     Token(token::Options),
     Top(top::Options),
     Demo(demo::Options),
+    Lab(lab::Options),
     #[command(hide = true)]
     Manual(manual::Options),
     #[command(hide = true)]
@@ -178,6 +180,7 @@ impl Command {
             Command::Top(options) => top::run(&options),
             Command::Manual(options) => manual::write(&options),
             Command::Demo(options) => demo::run(&options),
+            Command::Lab(options) => lab::run(&options),
             Command::Keep(options) => run::keeper::keep(&options),
         }
     }

@@ -1,0 +1,57 @@
+//! A rack in network namespaces, as `farmem lab up` makes it: a program there, a node that is killed meanwhile, and
+//! nothing that is left.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use farmem_tests::farmem::lab;
+use farmem_tests::process::{self, eventually};
+
+/// Longer than anything here takes on a machine that is busy with other things.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Whether this machine can have such a rack. Says what is missing.
+fn can() -> bool {
+    let namespace = format!("farmem-test-{}", std::process::id());
+    let made = Command::new("ip").args(["netns", "add", &namespace]).output();
+    let filtered = Command::new("ip").args(["netns", "exec", &namespace, "iptables", "-w", "-L"]).output();
+    let _ = Command::new("ip").args(["netns", "delete", &namespace]).output();
+    let can = [made, filtered].into_iter().all(|ran| ran.is_ok_and(|ran| ran.status.success()));
+    if !can {
+        eprintln!("skipped: a rack in network namespaces: needs root, ip and iptables");
+    }
+    can
+}
+
+fn named(arguments: &[&str]) -> Command {
+    let mut command = Command::new(lab());
+    command.args(arguments);
+    command
+}
+
+#[test]
+fn a_program_in_the_rack_outlives_a_node() -> Result<()> {
+    if !can() {
+        return Ok(());
+    }
+    let sort = "seq 200000 | sort -R --random-source=/dev/zero -S 64M >/dev/null; touch $XDG_RUNTIME_DIR/begun; \
+                seq 400000 | sort -R --random-source=/dev/zero -S 128M | sort -n -S 128M | md5sum";
+    let native = Command::new("sh").args(["-c", "seq 400000 | md5sum"]).output()?;
+    let mut up = named(&["up", "--nodes", "3", "--lend", "512M", "--"]);
+    up.args(["farmem", "run", "--local", "8M", "--protect", "mirror", "--stats", "none", "--", "sh", "-c", sort]);
+    let up = process::spawn(up)?;
+    let begun = || Path::new("/run/farmem-lab/h1/begun").exists() || !up.alive();
+    ensure!(eventually(LIMIT, begun), "the program has not begun: {}", up.stderr());
+    let killed = named(&["fault", "n1", "kill"]).output()?;
+    ensure!(killed.status.success(), "{}", String::from_utf8_lossy(&killed.stderr));
+    let ended = up.wait(LIMIT).context("the rack did not end with its command")?;
+    assert_eq!((ended.code(), &ended.stdout), (0, &native.stdout), "{}", ended.stderr);
+    let left = Command::new("ip").args(["netns", "list"]).output()?;
+    assert!(!String::from_utf8_lossy(&left.stdout).contains("farmem-n1"), "namespaces are left");
+    assert!(!Path::new("/run/farmem-lab").exists());
+    let none = named(&["fault", "n1", "cut"]).output()?;
+    assert!(String::from_utf8_lossy(&none.stderr).contains("farmem-lab up makes one"));
+    Ok(())
+}
