@@ -1,9 +1,9 @@
 //! Counters over HTTP, as Prometheus reads them: `GET /metrics`.
 //!
-//! One thread for all requests, nothing kept alive: a scrape every few seconds is
-//! all it is for. Whoever says nothing, or says it slowly, keeps nobody waiting:
-//! requests are read as they come, and the oldest that is not whole gives way when
-//! there are too many. It sleeps in epoll.
+//! One thread serves all requests, and no connection is kept alive: it is for a scrape every few
+//! seconds. A client that says nothing, or says it slowly, makes no other wait: requests are read
+//! as they come, and the oldest that is not whole gives way when there are too many. It sleeps in
+//! epoll.
 
 use crate::StartError;
 use farmem_nic::Nic;
@@ -26,7 +26,7 @@ const ASKERS: usize = 64;
 /// The listener's token; others are connections' numbers.
 const LISTENER: u64 = 0;
 
-/// Listens at an address: who asks from now on is answered once the counters are served.
+/// Listens at an address. Requests from now on are answered once the counters are served.
 pub fn bind(at: SocketAddr) -> Result<TcpListener, StartError> {
     let bound = TcpListener::bind(at).and_then(|listener| listener.set_nonblocking(true).map(|()| listener));
     bound.map_err(|e| StartError::Listen(at.to_string(), e))
@@ -42,7 +42,7 @@ pub fn serve(listener: TcpListener, nic: &Arc<Nic>) -> Result<SocketAddr, StartE
     Ok(bound)
 }
 
-/// Somebody whose request is not whole yet.
+/// A client whose request is not whole yet.
 struct Asker {
     number: u64,
     stream: TcpStream,
@@ -131,7 +131,7 @@ impl Server {
 
 fn answer(mut asker: Asker, nic: &Nic) {
     let mut words = asker.head.split(|&b| b == b' ' || b == b'\r');
-    // What follows a question mark asks for no other counters.
+    // The text behind a question mark does not change the counters.
     let path = |target: &[u8]| target.split(|&b| b == b'?').next().unwrap_or_default().to_vec();
     let asked = (words.next().unwrap_or_default(), words.next().map(path).unwrap_or_default());
     let (status, body) = match (asked.0, asked.1.as_slice()) {
@@ -144,8 +144,8 @@ fn answer(mut asker: Asker, nic: &Nic) {
     let said = format!(
         "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
     );
-    // Some kilobytes, which any socket's buffer takes at once. A peer that does not take them from there is its own
-    // problem.
+    // Some kilobytes, which any socket's buffer takes at once. A peer that does not take them from
+    // there is its own problem.
     let _ = asker.stream.write_all(said.as_bytes());
 }
 

@@ -58,7 +58,7 @@ impl Class {
         Class { index, payload, stride: (header + payload).next_multiple_of(header), header, unit, from }
     }
 
-    /// The smallest class for objects of so many bytes, at most [`LARGEST`].
+    /// The smallest class for objects of `bytes` bytes, at most [`LARGEST`].
     pub const fn of(bytes: usize) -> Class {
         assert!(bytes <= LARGEST, "a far object has at most 4096 bytes: use a FarVec");
         let mut index = 0;

@@ -1,4 +1,4 @@
-//! What can go wrong.
+//! Errors of operations on collections.
 
 /// Why a call of this library failed.
 #[derive(Debug, thiserror::Error)]

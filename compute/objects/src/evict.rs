@@ -50,7 +50,7 @@ struct Room {
     gone: usize,
 }
 
-/// What moved since the heap was built.
+/// The amounts moved since the heap was built.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Moved {
     /// Objects fetched.
@@ -439,7 +439,7 @@ impl Evictor {
         }
     }
 
-    /// What a scan finds in the first bytes of objects that are away. Neighbours are looked at
+    /// The result of a scan of the first bytes of objects that are away. Neighbours are looked at
     /// together.
     pub fn scan_away(&mut self, away: &[(Word, u64)], scan: &Scan) -> Result<Found> {
         let mut ranges: Vec<(Addr, u64)> = Vec::new();

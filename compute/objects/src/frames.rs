@@ -20,8 +20,8 @@
 //! box, or by an arrival. While its object is on the way, a frame has the complement of the box's
 //! word, and is never lent.
 //!
-//! *Why any bytes will do.* Objects are plain data: whatever a node returns is a valid value. A
-//! node that lies can change values, and never safety.
+//! *Why any bytes will do.* Objects are plain data: any bytes that a node returns are a valid
+//! value. A node that lies can change values, and never safety.
 //!
 //! *Why no other thread.* Boxes, scopes and heaps are neither `Send` nor `Sync`.
 
@@ -127,7 +127,7 @@ impl Arena {
         self.header(at).word.set(0);
     }
 
-    /// The frame's box is dropped, or its object never came: nobody can refer to its payload.
+    /// The frame's box is dropped, or its object never came: nothing can refer to its payload.
     fn abandon(&self, at: At) {
         self.header(at).word.set(0);
     }

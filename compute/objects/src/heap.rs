@@ -118,7 +118,7 @@ impl Inner {
             let tell = |n: usize, word| away[n].set_word(word);
             let mut evictor = self.evictor.borrow_mut();
             if self.is_mapped {
-                // A copy is done at once. What fails is told to the caller that needs it.
+                // A copy is done at once. A caller that needs the bytes is told of a failure.
                 let _ = evictor.fetch(&self.arena, when, &words, tell);
             } else {
                 evictor.post(&self.arena, when, &words, tell);
@@ -205,7 +205,8 @@ impl Builder {
         self
     }
 
-    /// How long a connection that was cut is tried again before its node counts as lost. Usually 10 s.
+    /// How long a connection that was cut is tried again before its node counts as lost. Usually 10
+    /// s.
     pub fn grace(mut self, grace: Duration) -> Builder {
         self.memory = self.memory.grace(grace);
         self

@@ -156,7 +156,7 @@ mod owners {
     use super::*;
 
     enum Owner {
-        /// Nobody's: the number can be given out.
+        /// Free: the number can be given out.
         Free,
         Of(Weak<Inner>),
         /// Its heap is gone, and boxes that name it may be left.

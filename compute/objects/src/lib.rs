@@ -27,8 +27,8 @@
 //!
 //! # References
 //!
-//! A reference is tied to its collection and to a [`Scope`]. While the scope lives, what was
-//! reached by it stays local and where it is. So the compiler refuses each misuse. A reference
+//! A reference is tied to its collection and to a [`Scope`]. While the scope lives, elements
+//! reached by it stay local and where they are. So the compiler refuses each misuse. A reference
 //! cannot outlive its scope:
 //!
 //! ```compile_fail,E0505
@@ -69,7 +69,7 @@
 //! }
 //! ```
 //!
-//! Elements are plain data: what holds a pointer cannot leave this machine.
+//! Elements are plain data: a value with a pointer cannot leave this machine.
 //!
 //! ```compile_fail,E0277
 //! fn holds(heap: &farmem_objects::Heap) {

@@ -320,7 +320,7 @@ impl<K: Far + Eq + Hash, V: Far, S: BuildHasher> FarHashMap<K, V, S> {
         (self.bits, self.len) = (0, 0);
     }
 
-    /// Calls `visit` for all entries, in no order. What comes next is under way meanwhile.
+    /// Calls `visit` for all entries, in no order. The next ones are under way meanwhile.
     ///
     /// # Errors
     /// As [`FarHashMap::get`].
@@ -339,7 +339,7 @@ impl<K: Far + Eq + Hash, V: Far, S: BuildHasher> FarHashMap<K, V, S> {
         Ok(())
     }
 
-    /// Copies of all entries, in no order. What comes next is under way meanwhile.
+    /// Copies of all entries, in no order. The next ones are under way meanwhile.
     pub fn iter(&self) -> impl Iterator<Item = Result<(K, V)>> {
         let mut ahead = Ahead::new(&self.heap, AHEAD);
         (0..self.buckets.len()).flat_map(move |number| {

@@ -12,7 +12,8 @@ const AHEAD: usize = 16;
 /// A queue of plain elements in far memory: both ends can grow and shrink, as those of std's
 /// `VecDeque`.
 ///
-/// Its middle is away when local memory is short. What comes to the front next is fetched ahead.
+/// Its middle is away when local memory is short. Elements that come to the front next are fetched
+/// ahead.
 pub struct FarQueue<T: Far> {
     chunks: VecDeque<FarBox<Chunk>>,
     /// Elements of the first chunk that are before the front.
@@ -157,7 +158,7 @@ impl<T: Far> FarQueue<T> {
         self.trim();
     }
 
-    /// Calls `visit` for all elements from front to back, some at a time. What comes next is under
+    /// Calls `visit` for all elements from front to back, some at a time. The next ones are under
     /// way meanwhile.
     ///
     /// # Errors

@@ -1,4 +1,5 @@
-//! Filters, sums and gathers of vectors: what is local is looked at here, what is away where it is.
+//! Filters, sums and gathers of vectors: local elements are looked at here, and the others at their
+//! nodes.
 //!
 //! Nothing comes in, and nothing leaves. Over TCP, a node with `--compute` looks at its part and
 //! answers 64 bytes for each 256 KiB; of any other, the bytes are read past the frames.
@@ -132,7 +133,7 @@ pub struct Filtered<'a, T: Far> {
     filter: Filter,
 }
 
-/// What some elements have in a field.
+/// The values of some elements in a field.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Summary<N> {
     /// Elements.

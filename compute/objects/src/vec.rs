@@ -71,8 +71,8 @@ impl<T: Far> FarVec<T> {
         Ok(&mut slice_mut(&mut chunk.0)[index % Self::EACH])
     }
 
-    /// Many elements, in the order of their indices. What is away comes by one round trip to each
-    /// node.
+    /// Many elements, in the order of their indices. Elements that are away come by one round trip
+    /// to each node.
     ///
     /// # Errors
     /// As [`FarVec::get`].
@@ -139,9 +139,9 @@ impl<T: Far> FarVec<T> {
         self.truncate(0);
     }
 
-    /// Calls `visit` for all elements in order, some at a time, with the index of the first. What
-    /// comes next is under way meanwhile. Where local memory is short, what was seen makes room at
-    /// once, and pushes out nothing else.
+    /// Calls `visit` for all elements in order, some at a time, with the index of the first. The
+    /// next ones are under way meanwhile. Where local memory is short, elements that were seen make
+    /// room at once, and push out nothing else.
     ///
     /// # Errors
     /// As [`FarVec::get`].
@@ -159,7 +159,7 @@ impl<T: Far> FarVec<T> {
         Ok(())
     }
 
-    /// Copies of all elements in order. What comes next is under way meanwhile.
+    /// Copies of all elements in order. The next ones are under way meanwhile.
     pub fn iter(&self) -> Iter<'_, T> {
         Iter { of: self, ahead: Ahead::new(&self.heap, AHEAD), next: 0 }
     }
