@@ -298,7 +298,9 @@ impl Call {
             }
             Function::Chase { from, next, field, wanted, hops } => {
                 let mut word = |at: u64, byte: u16| {
-                    let at = at.checked_add(u64::from(byte)).filter(|at| at + 8 <= self.source.len)?;
+                    // A link is any 64 bits of the caller's.
+                    let at = at.checked_add(u64::from(byte))?;
+                    at.checked_add(8).filter(|&end| end <= self.source.len)?;
                     let mut bytes = [0; 8];
                     memory.read(Which::Source, at, &mut bytes)?;
                     Some(u64::from_le_bytes(bytes))

@@ -249,3 +249,17 @@ fn what_is_out_of_bounds_is_no_call() {
     let scan = Scan { stride: 8, test: Kind::U64, test_at: 1, least: 0, most: 0, value: Kind::U32, value_at: 0 };
     assert_eq!(Call { source: range(1, 0, 64), list: none, function: Function::Scan(scan) }.check(), Err(Nonsense));
 }
+
+/// A link may hold any 64 bits: the node's own arithmetic must not wrap.
+#[test]
+fn links_that_lead_out_of_the_numbers_end_a_chase() {
+    for link in [u64::MAX, u64::MAX - 7, u64::MAX - 8, 1 << 63, 4096] {
+        for (next, field) in [(0, 0), (0, 7), (7, 0), (u16::MAX, 0), (0, u16::MAX)] {
+            let source = [&link.to_le_bytes()[..], &[0; 56]].concat();
+            let function = Function::Chase { from: 0, next, field, wanted: 1, hops: 8 };
+            let call = call(function, &source, &[]);
+            let got = call.run(&mut Plain { source, list: vec![] });
+            assert!(matches!(got, None | Some(Reply::Chased { .. })), "{link:#x} {next} {field}: {got:?}");
+        }
+    }
+}
