@@ -9,7 +9,7 @@
 //! | `farmem-lab replay`: which cache policy would have done how well | lab/replay |
 //! | `farmem-lab placement`: how evenly slabs lie on the nodes of a rack | lab/placement |
 //! | `farmem-lab swap-cluster`: a cluster that swaps to far memory, by how that is granted | lab/swap |
-//! | `farmem-lab up`, `fault`: a rack on one machine, and what happens to it | lab/rack |
+//! | `farmem-lab up`, `fault`: a rack on one machine, and what happens to it | lab/up |
 //!
 //! It has the commands of `farmem` too, hidden: benchmarks start runs, nodes and agents of this very
 //! binary, so that what is measured is never another build.
@@ -81,8 +81,8 @@ enum Command {
     Replay(farmem_replay::Replay),
     Placement(farmem_placement::Placement),
     SwapCluster(farmem_swap_lab::Swap),
-    Up(farmem_rack::Up),
-    Fault(farmem_rack::Happen),
+    Up(farmem_up::Up),
+    Fault(farmem_up::Happen),
     #[command(flatten)]
     Product(farmem_cli::Command),
 }
