@@ -60,8 +60,8 @@ pub(crate) fn exit_group(status: i32) -> ! {
     }
 }
 
-/// Ends this process because another one that shares its memory has ended inside the runtime. What
-/// that one held stays as it is for ever, and a thread here waits for it. The status is that of the
+/// Ends this process because another one that shares its memory has ended inside the runtime. Things
+/// that it held stay as they are for ever, and a thread here waits for it. The status is that of the
 /// other process, if the runtime ended it.
 pub fn member_gone(process: u32) {
     let died = ENDING.load(Ordering::Relaxed) == process as i32;

@@ -57,3 +57,15 @@ pub fn discard(at: usize, len: usize) -> Result<(), Errno> {
 pub fn discard_page(page: PageId) {
     let _ = discard(page.addr(), PAGE_BYTES);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[should_panic(expected = "a far call about")]
+    fn near_memory_is_refused() {
+        let near = [0u8; PAGE_BYTES];
+        unmap(near.as_ptr() as usize, PAGE_BYTES);
+    }
+}

@@ -153,6 +153,18 @@ impl Frames {
         Ok(Frames { at: farmem_sys::holdings::reserve(pages * PAGE_BYTES)?, pages })
     }
 
+    /// Pages that are only read. The kernel's one page of zeros stands behind all of them: they take no
+    /// memory, and are left out of what the runtime counts as its own.
+    ///
+    /// # Errors
+    /// There are no addresses.
+    pub fn of_zeros(pages: usize) -> Result<Frames, Errno> {
+        let zeros = Frames { at: farmem_sys::memory::reserve(pages * PAGE_BYTES)?, pages };
+        // Reading maps the kernel's page.
+        (0..pages).for_each(|page| assert!(zeros.page(page).is_zero()));
+        Ok(zeros)
+    }
+
     /// # Safety
     /// `pages` pages must be mapped there for good, writable, and be used by these frames alone.
     pub unsafe fn of(at: usize, pages: usize) -> Frames {

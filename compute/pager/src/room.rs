@@ -162,3 +162,25 @@ impl Room {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::start::{Ground, bare};
+
+    #[test]
+    fn the_limit_holds_unless_nothing_can_leave() {
+        let Ground { base, local, changes, out } = bare::ground(4 << 20);
+        let (room, limit) = (Room::new(base, local, changes, out), local.limit());
+        let resident = || local.resident.load(Ordering::Relaxed);
+        let ahead = room.reserve_ahead(2 * limit);
+        assert_eq!((ahead, resident()), (limit - LITTLE / 2, limit - LITTLE / 2), "some room is left for faults");
+        assert_eq!(room.reserve_ahead(1), 0);
+        room.reserve(LITTLE / 2);
+        assert_eq!(resident(), limit);
+        room.reserve(1);
+        assert_eq!(resident(), limit + 1, "no page can leave, and the fault goes ahead");
+        local.unreserve(limit + 1);
+        assert_eq!(room.reserve_ahead(3), 3);
+    }
+}

@@ -91,6 +91,14 @@ impl Shares {
         Shares { ring, staged, by }
     }
 
+    /// How line hashes are kept.
+    fn hashed(&self, spec: &RunSpec) -> Hashed {
+        match self.by {
+            By::Records => Hashed::InBrief { mask: if spec.mask.has(Feature::Changes) { 0xC00 } else { WHOLE_TOP } },
+            By::Writes => Hashed::InFull,
+        }
+    }
+
     /// Pages of the ring that may go by their lines.
     fn logged(&self, spec: &RunSpec) -> usize {
         if keeps_hashes(spec.dirty) { self.staged as usize } else { 0 }
@@ -106,77 +114,81 @@ fn policy(limit: u64, rate: Option<&'static Rate>, records_all: bool) -> Box<dyn
     }
 }
 
+/// The parts that the others stand on.
+pub(crate) struct Ground {
+    pub base: &'static Base,
+    pub local: &'static Local,
+    pub changes: &'static Changes,
+    pub out: &'static Out,
+}
+
+impl Ground {
+    fn lay(mut spec: RunSpec, pool: Pool, counters: &'static counters::Process) -> Result<Ground, StartError> {
+        let rate: Option<&'static Rate> = spec.sample.then(|| for_good(Rate::new()));
+        let recorder = spec.trace.as_deref().map(|file| Recorder::new(file, rate));
+        let records_all = recorder.is_some() && rate.is_none();
+        if records_all {
+            spec.dirty = Dirty::Exact;
+        }
+        let uffd = Uffd::open(features(spec.faults)).map_err(StartError::Userfaultfd)?;
+        let shares = Shares::of(&spec, &pool);
+        let (mut log, log_bytes) = Log::new(shares.logged(&spec), shares.by).map_err(StartError::Memory)?;
+        let left = spec.local / PAGE_BYTES as u64 - shares.staged - (log_bytes / PAGE_BYTES) as u64;
+        let tracker =
+            Tracker::new(spec.dirty, left, pool.all_mapped(), shares.hashed(&spec), spec.mask.has(Feature::Turns))
+                .map_err(StartError::Memory)?;
+        log.confirm_by(tracker.seed());
+        let mut limit = left;
+        if records_all {
+            limit = limit.min(record::LOCAL_PAGES);
+            spec.prefetch = Prefetch::Off;
+        }
+        let sizes = Sizes::of(limit, most_at_once(shares.staged as usize), WINDOW);
+        let evictor = Evictor::new(!spec.mask.has(Feature::ProcessMadvise), log);
+        let staging = Staging::new(shares.ring as usize, shares.staged > 0).map_err(StartError::Memory)?;
+        let base = for_good(Base {
+            spec,
+            uffd,
+            table: Table::new().map_err(StartError::Memory)?,
+            maps: Lock::new(Maps::new()),
+            // A window must not be evicted before it is used: its length follows from the limit.
+            threads: Threads::new(longest_for(limit)),
+            pool,
+            counters: Counters::new(counters),
+            recorder,
+            background: Background::new(),
+        });
+        let local = for_good(Local::new(base, limit, sizes, policy(limit, rate, records_all)));
+        let changes = for_good(Changes::new(tracker));
+        let out = for_good(Out::new(base, local, changes, evictor, staging));
+        if shares.staged > 0 {
+            out.staging.tell(&base.pool);
+        }
+        Ok(Ground { base, local, changes, out })
+    }
+}
+
 /// Starts the pager of the process. It lives as long as the process does.
 ///
 /// # Errors
 /// See [`StartError`].
-pub fn start(
-    mut spec: RunSpec,
-    pool: Pool,
-    counters: &'static counters::Process,
-) -> Result<&'static Pager, StartError> {
+pub fn start(spec: RunSpec, pool: Pool, counters: &'static counters::Process) -> Result<&'static Pager, StartError> {
     if spec.local < MIN_LOCAL {
         return Err(StartError::TooLittleLocal(spec.local));
     }
     clock::calibrate();
-    let rate: Option<&'static Rate> = spec.sample.then(|| for_good(Rate::new()));
-    let recorder = spec.trace.as_deref().map(|file| Recorder::new(file, rate));
-    let records_all = recorder.is_some() && rate.is_none();
-    if records_all {
-        spec.dirty = Dirty::Exact;
-    }
-    let uffd = Uffd::open(features(spec.faults)).map_err(StartError::Userfaultfd)?;
-    let shares = Shares::of(&spec, &pool);
-    let (mut log, log_bytes) = Log::new(shares.logged(&spec), shares.by).map_err(StartError::Memory)?;
-    let left = spec.local / PAGE_BYTES as u64 - shares.staged - (log_bytes / PAGE_BYTES) as u64;
-    let hashed = match shares.by {
-        By::Records => Hashed::InBrief { mask: if spec.mask.has(Feature::Changes) { 0xC00 } else { WHOLE_TOP } },
-        By::Writes => Hashed::InFull,
-    };
-    let tracker = Tracker::new(spec.dirty, left, pool.all_mapped(), hashed, spec.mask.has(Feature::Turns))
-        .map_err(StartError::Memory)?;
-    log.confirm_by(tracker.seed());
-    let mut limit = left;
-    if records_all {
-        limit = limit.min(record::LOCAL_PAGES);
-        spec.prefetch = Prefetch::Off;
-    }
-    let sizes = Sizes::of(limit, most_at_once(shares.staged as usize), WINDOW);
-    let evictor = Evictor::new(!spec.mask.has(Feature::ProcessMadvise), log);
-    let staging = Staging::new(shares.ring as usize, shares.staged > 0).map_err(StartError::Memory)?;
-    let base = for_good(Base {
-        spec,
-        uffd,
-        table: Table::new().map_err(StartError::Memory)?,
-        maps: Lock::new(Maps::new()),
-        // A window must not be evicted before it is used: its length follows from the limit.
-        threads: Threads::new(longest_for(limit)),
-        pool,
-        counters: Counters::new(counters),
-        recorder,
-        background: Background::new(),
-    });
-    let local = for_good(Local::new(base, limit, sizes, policy(limit, rate, records_all)));
-    let changes = for_good(Changes::new(tracker));
-    let out = for_good(Out::new(base, local, changes, evictor, staging));
-    let pager = for_good(assemble(base, local, changes, out).map_err(StartError::Memory)?);
+    let ground = Ground::lay(spec, pool, counters)?;
+    let pager = for_good(assemble(&ground).map_err(StartError::Memory)?);
     farmem_sys::descriptors::spare::keep();
-    if shares.staged > 0 {
-        out.staging.tell(&base.pool);
-    }
     // A process that ends before this point has no mode: its program never ran.
-    base.counters.mode.store(1 + (base.spec.faults == Faults::Thread) as u32, Ordering::Relaxed);
+    let mode = 1 + (ground.base.spec.faults == Faults::Thread) as u32;
+    ground.base.counters.mode.store(mode, Ordering::Relaxed);
     pager.house.begin();
     Ok(pager)
 }
 
-/// The parts that stand on these.
-fn assemble(
-    base: &'static Base,
-    local: &'static Local,
-    changes: &'static Changes,
-    out: &'static Out,
-) -> Result<Pager, Errno> {
+/// The parts that stand on the ground.
+fn assemble(&Ground { base, local, changes, out }: &Ground) -> Result<Pager, Errno> {
     let room = for_good(Room::new(base, local, changes, out));
     let incoming = for_good(Incoming::new(base, local, changes, out, room)?);
     let pins = for_good(Pins::new(base, local, incoming));
@@ -184,4 +196,31 @@ fn assemble(
     let space = for_good(Space::new(crate::space::Parts { base, local, changes, out, incoming, pins, hints }));
     let house = for_good(House::new(Parts { base, local, out, incoming, pins, space }));
     Ok(Pager { base, local, incoming, pins, hints, space, house })
+}
+
+/// Parts for tests of parts: on a node in this very process.
+#[cfg(test)]
+#[allow(unsafe_code)] // Counters of zeros.
+pub(crate) mod bare {
+    use super::*;
+    use farmem_fabric::{ConnectOptions, NodeAddr, Session};
+    use std::time::Duration;
+
+    /// The ground for so much local memory, bytes.
+    pub fn ground(local: u64) -> Ground {
+        clock::calibrate();
+        let nodes = vec![NodeAddr::Tcp("127.0.0.1:0".into())];
+        let node = for_good(farmem_memory::Node::start(&farmem_memory::Config::new(256 << 20, nodes)).unwrap());
+        let options = ConnectOptions {
+            timeout: Duration::from_secs(5),
+            run: [1; 16],
+            pid: std::process::id(),
+            ..ConnectOptions::default()
+        };
+        let session = Session::connect(&node.addresses()[0], &options).unwrap();
+        let spec = RunSpec { local, ..RunSpec::default() };
+        // SAFETY: counters are atomics, of which zero is a value.
+        let counters = for_good(unsafe { std::mem::zeroed() });
+        Ground::lay(spec, Pool::new(vec![session]).unwrap(), counters).unwrap()
+    }
 }

@@ -140,3 +140,21 @@ impl Background {
         now_ns() < self.watches.load(Ordering::Relaxed)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_thread_decides_once_the_first_has_ended() {
+        let background = Background::new();
+        background.thread_ends(false, 3);
+        assert!(!background.first_has_ended() && !background.watches());
+        background.thread_ends(true, 4);
+        assert!(background.first_has_ended() && background.watches());
+        background.thread_ends(false, -5);
+        assert_eq!(background.last_status(), -5);
+        background.forget_in_child();
+        assert!(!background.first_has_ended());
+    }
+}

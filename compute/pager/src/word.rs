@@ -17,15 +17,15 @@
 //!
 //! ```text
 //!                    first touch                 evict
-//!   Untouched ──► Busy ──────────► Resident ──► Leaving ──┬──► Remote      (clean, or written to a mapped slot)
-//!       ▲                ▲    ▲       │                   ├──► Staged ──► Remote   (bytes kept until the ring comes round)
+//!   Untouched ──► Busy ──────────► Resident ──► Leaving ──┬──► Remote      (clean, or slot mapped)
+//!       ▲                ▲    ▲       │                   ├──► Staged ──► Remote   (until the ring comes round)
 //!       │          fetch │    │rescue │ unmapped          └──► Untouched   (all zero)
 //!       │        Remote ─┘    └─ Staged
 //!       └──────────────────────────────────────────────────────────────── unmapped, discarded
 //! ```
 //!
 //! *Busy* and *Leaving* belong to the one thread that set them; others wait.
-//! Every transition is one CAS by its owner; while a page is Busy only its pins
+//! Every transition is one CAS by its owner. While a page is Busy only its pins
 //! may change under the owner (an `unpin`), hence owners leave Busy by
 //! [`AtomicWord::settle`].
 

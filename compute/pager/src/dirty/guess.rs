@@ -39,7 +39,8 @@
 //! is the share of protected pages that were stored to, but not at once. Samples are ignored while
 //! it is high.
 //!
-//! A page that comes in by a write is no guess, and teaches nothing.
+//! A page that comes in by a write is no guess. Where it is compared when it leaves, it teaches like
+//! the others.
 
 use crate::word::Word;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -17,7 +17,7 @@
 //!     31 | 30 … 0
 //!      0 | 0          nothing is kept
 //!      0 | 1 + entry  an entry: its owner's
-//!      1 | thread     promised: whoever looks finds nothing
+//!      1 | thread     promised: a look finds nothing
 //!
 //!   0 ── promise ──► thread ── fulfil ──► 1 + entry ── release ──► 0
 //!                      └── release, rename: broken ─────────────► 0
@@ -304,8 +304,9 @@ mod tests {
         const AWAY: u64 = 0;
         const BUSY: u64 = u64::MAX;
         let kept = Kept::of(64, 8, 10).unwrap();
-        // SAFETY: the entry is the caller's, 8 bytes, aligned.
-        let fill = |entry: Entry<'_>, bytes: u64| unsafe { entry.as_ptr().cast::<u64>().write(bytes) };
+        // SAFETY: an entry of 8 bytes, aligned, which stays as long as the test.
+        let of = |entry: Entry<'_>| unsafe { &*entry.as_ptr().cast::<AtomicU64>() };
+        let fill = |entry: Entry<'_>, bytes: u64| of(entry).store(bytes, Ordering::Relaxed);
         // The page's bytes, which are others each time.
         let page = AtomicU64::new(AWAY);
         let (mut found, mut promises) = (0, 0);
@@ -330,8 +331,8 @@ mod tests {
                 }
                 promises += bytes % 2;
                 if let Some(entry) = kept.find(PAGE) {
-                    // SAFETY: filled before it was found, and the page's until it is released.
-                    assert_eq!(unsafe { entry.as_ptr().cast::<u64>().read() }, bytes);
+                    // Filled before it was found, and the page's until it is released.
+                    assert_eq!(of(entry).load(Ordering::Relaxed), bytes);
                     found += 1;
                 }
                 kept.release([PAGE].into_iter());

@@ -2,9 +2,8 @@
 //! are in order.
 //!
 //! ```text
-//! touch ─► reserve ─► claim: untouched ones next to it, Busy ─► zeros, by one call ─┬─► Resident, dirty
-//!                                                               (by halves where    └─► those beyond their mapping: Untouched again
-//!                                                               their mapping ends)
+//! touch ─► reserve ─► claim untouched neighbours: Busy ─► zeros, by one call ─┬─► Resident, dirty
+//!                                       (by halves where their mapping ends)  └─► beyond it: Untouched
 //! ```
 //!
 //! The commonest fault of all. 64 pages together cost less each than the kernel's own one at a time.

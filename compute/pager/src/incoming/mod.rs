@@ -1,9 +1,9 @@
 //! The way in: one fault, from the program's access to the page's installation.
 //!
 //! ```text
-//! fault ─► serve ─► Untouched: first_touch   zeros for this page and, if touches are sequential, the next
-//!                   Remote:    fetch         READ; meanwhile keep what is to be kept of the page before, and make room;
-//!                                            install (from the mapped slot, if it is one), then the window ahead
+//! fault ─► serve ─► Untouched: first_touch   zeros for this page and, if touches are in order, the next
+//!                   Remote:    fetch         READ, unless the slot is mapped; meanwhile make room;
+//!                                            install, then the window ahead
 //!                   Staged:    rescue        install from the staging ring
 //!                   Resident:  upgrade       write to a protected page: lift the protection
 //!                   Busy, Leaving: wait      another thread owns the page
@@ -67,10 +67,7 @@ impl Incoming {
         out: &'static Out,
         room: &'static Room,
     ) -> Result<Incoming, Errno> {
-        let zeros = Frames::reserve(WINDOW)?;
-        // Reading maps the kernel's one page of zeros, so that all of this takes no memory.
-        (0..WINDOW).for_each(|page| assert!(zeros.page(page).is_zero()));
-        Ok(Incoming { base, local, changes, out, room, zeros })
+        Ok(Incoming { base, local, changes, out, room, zeros: Frames::of_zeros(WINDOW)? })
     }
 
     /// Serves a fault at `addr`. False when the address is not far: the signal is the program's.
@@ -316,4 +313,27 @@ impl Incoming {
 #[inline]
 fn arrived_as(seen: Word, comes: Comes) -> Word {
     seen.to(State::Resident).with_dirty(comes != Comes::Protected).with_guessed(comes == Comes::Compared)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::start::{Ground, bare};
+    use farmem_protocol::addr::FAR_START;
+    use std::sync::atomic::Ordering;
+
+    #[test]
+    fn a_fault_where_nothing_is_mapped_leaves_nothing_behind() {
+        let Ground { base, local, changes, out } = bare::ground(4 << 20);
+        let room = Box::leak(Box::new(Room::new(base, local, changes, out)));
+        let incoming = Incoming::new(base, local, changes, out, room).unwrap();
+        assert!(!incoming.fault(0x1000, true), "it is not far");
+        for page in 0..3 {
+            assert!(!incoming.fault(FAR_START + page * PAGE_BYTES, true));
+            assert_eq!(base.table.word(PageId(page as u64)).load(), Word::UNTOUCHED);
+        }
+        assert_eq!(base.counters.unmapped.load(Ordering::Relaxed), 3);
+        assert_eq!(local.resident.load(Ordering::Relaxed), 0);
+        assert_eq!(local.policy().len(), 0);
+    }
 }

@@ -1,8 +1,9 @@
 //! READs: from a slot that is not mapped to the thread's landing buffer.
 //!
 //! ```text
-//! landing:  [ demand | window page 0 | window page 1 | … | demand ]    the demand page's READ leaves at once,
-//!                                                                      the window's by one doorbell when it is planned
+//! landing:  [ demand | window page 0 | window page 1 | … | demand ]
+//!
+//! the demand page's READ leaves at once, the window's by one doorbell when it is planned
 //! ```
 //!
 //! Demand pages land at either end in turn, where something is still to be kept of the one before

@@ -102,3 +102,25 @@ pub(crate) fn in_range(addr: usize, len: usize) -> bool {
     let heap_end = FAR_START + HEAP_BYTES;
     is_far(addr) && len <= if addr < heap_end { heap_end - addr } else { FAR_END - addr }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use regions::OnFork;
+
+    #[test]
+    fn rights_are_those_of_the_mapping_there() {
+        let mut maps = Maps::new();
+        for (at, prot) in [(0, libc::PROT_NONE), (1, libc::PROT_WRITE), (2, libc::PROT_READ)] {
+            let start = FAR_START + HEAP_BYTES + at * PAGE_BYTES;
+            let end = start + PAGE_BYTES;
+            let on_fork = OnFork::Copy;
+            let region = Region { end, prot, committed: false, noreserve: true, foreign: false, on_fork };
+            maps.regions(start).insert(start, region);
+        }
+        let at = |page: usize| FAR_START + HEAP_BYTES + page * PAGE_BYTES + 5;
+        assert_eq!([0, 1, 2, 3].map(|page| maps.is_barred(at(page))), [true, false, false, false]);
+        assert_eq!([0, 1, 2, 3].map(|page| maps.is_unreadable(at(page))), [true, true, false, false]);
+        assert!(in_range(FAR_START, HEAP_BYTES) && !in_range(FAR_START, HEAP_BYTES + 1), "not across the heap");
+    }
+}

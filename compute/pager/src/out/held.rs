@@ -5,8 +5,8 @@
 //! interrupts every CPU that the program runs on.
 //!
 //! ```text
-//!  dirty, Leaving ─► make_own, if need be ─► take ─► all of the batch dropped ─► next, page by page ─► slot, or ring
-//!                    (shared memory: a copy)    └──── writes go to what is held ────┘
+//!  dirty, Leaving ─► make_own, if need be ─► take ─► the batch is dropped ─► next, page by page ─► slot, or ring
+//!                    (shared memory: a copy)    └─ writes go to what is held ─┘
 //! ```
 //!
 //! *Why no write is lost.* Until the flush of the drop, writes go to the page's memory, to which the

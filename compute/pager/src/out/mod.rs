@@ -260,3 +260,33 @@ impl Out {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::start::{Ground, bare};
+    use farmem_cache::Arrival;
+    use farmem_protocol::addr::PageId;
+
+    /// A batch that can take nothing leaves every page as it was, and with the policy.
+    #[test]
+    fn pinned_and_busy_pages_stay() {
+        let Ground { base, local, out, .. } = bare::ground(4 << 20);
+        let resident = Word::UNTOUCHED.to(State::Resident).with_dirty(true);
+        let words = [resident.with_field(1), resident.to(State::Busy), Word::UNTOUCHED];
+        for (page, word) in words.iter().enumerate() {
+            let page = PageId(page as u64);
+            base.table.touched(page);
+            base.table.word(page).set(*word);
+            local.arrived(page, Arrival::Demand);
+        }
+        let mut evictor = out.evictor.lock();
+        for reach in [Reach::Named, Reach::Found, Reach::All] {
+            assert_eq!(out.evict_from(&mut evictor, 8, reach), 0);
+        }
+        let after = [0, 1, 2].map(|page| base.table.word(PageId(page)).load());
+        assert_eq!(after, words);
+        assert_eq!(local.policy().len(), 2, "the one that was unmapped is forgotten");
+        assert!(!local.is_crowded(), "one pin is not nearly all");
+    }
+}

@@ -1,9 +1,9 @@
 //! Step 2 of an eviction: from here on no write to a page that leaves is lost.
 //!
 //! ```text
-//!  the program is still      nothing can be written ([`crate::out::still`])               read in place, then dropped
-//!  else                      what is written goes to what is held ([`crate::out::held`])  dropped, then read
-//!  where that cannot be      dirty pages are write-protected, by a call for each     read in place, then dropped
+//!  the program is still    nothing can be written ([`super::still`])           read in place, then dropped
+//!  else                    writes go to held memory ([`super::held`])          dropped, then read
+//!  where that cannot be    dirty pages are write-protected, a call for each    read in place, then dropped
 //! ```
 //!
 //! Write-protecting is the expensive way: 0.5 to 0.7 µs a call, and 3 to 15 where it interrupts

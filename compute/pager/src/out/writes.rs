@@ -1,7 +1,8 @@
 //! WRITEs: from the staging ring to a slot that is not mapped.
 //!
 //! ```text
-//! claim_staged ─► bytes copied in ─► post_write ─► ring_writes (a doorbell a batch; for a card, more) ─► collect_writes
+//! claim_staged ─► bytes copied in ─► post_write ─► ring_writes ─► collect_writes
+//!                                                  (a doorbell a batch; for a card, more)
 //! ```
 //!
 //! (Pages of which few lines changed go another way: [`crate::out::log`].) A place in the ring is held

@@ -5,9 +5,9 @@
 //! `fabric::verbs::queue`), and has room again only after a look at what is done.
 //!
 //! ```text
-//! a page leaves ─► its bytes to the staging ring ─┬─ much of it changed ─► WRITE of the page   (writes)
-//!                                                 ├─ tcp: little ─► log.pages ─► flush: by slab, in order of slots ─► LINES_IF
-//!                                                 └─ RDMA: few runs ─► WRITE, WRITE, …  the last one's tag is the page's
+//! a page leaves ─► staging ring ─┬─ much of it changed ─► WRITE of the page
+//!                                ├─ tcp: little ─► log.pages ─► flush: by slab, in order of slots ─► LINES_IF
+//!                                └─ RDMA: few runs ─► WRITE, WRITE, …: the last one's tag is the page's
 //! ```
 //!
 //! *In flight.* A page whose lines are under way is Staged, like one whose WRITE is. Its whole
