@@ -70,6 +70,9 @@ struct Store {
     /// How bytes move
     #[arg(long, value_parser = names::<Transport>(), value_name = "HOW", default_value = "auto")]
     transport: Transport,
+
+    #[command(flatten)]
+    token: crate::token::Flag,
 }
 
 #[derive(clap::Subcommand, Debug)]
@@ -132,12 +135,12 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     match &options.sub {
         Some(Sub::Check { name, store }) => return check(name, store),
         Some(Sub::Save(of)) => {
-            let keys = serve::save(&config(&of.name, &of.store), &of.file).map_err(refusal)?;
+            let keys = serve::save(&config(&of.name, &of.store)?, &of.file).map_err(refusal)?;
             println!("store {}: {keys} keys are in {}", of.name, of.file.display());
             return Ok(());
         }
         Some(Sub::Restore(of)) => {
-            let keys = serve::restore(&config(&of.name, &of.store), &of.file).map_err(refusal)?;
+            let keys = serve::restore(&config(&of.name, &of.store)?, &of.file).map_err(refusal)?;
             println!("store {}: {keys} keys were restored from {}", of.name, of.file.display());
             return Ok(());
         }
@@ -164,7 +167,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
             ..Clients::default()
         },
         metrics: options.metrics,
-        ..config(&name, &options.store)
+        ..config(&name, &options.store)?
     };
     let nodes = config.nodes.join(", ");
     let ready = |at: &[SocketAddr]| {
@@ -175,8 +178,8 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     serve::run(&config, ready).map_err(refusal)
 }
 
-fn config(name: &str, store: &Store) -> Config {
-    Config {
+fn config(name: &str, store: &Store) -> Result<Config, Failure> {
+    Ok(Config {
         name: name.to_owned(),
         nodes: store.node.iter().map(ToString::to_string).collect(),
         transport: store.transport,
@@ -186,7 +189,8 @@ fn config(name: &str, store: &Store) -> Config {
         maxmemory: None,
         clients: Clients::default(),
         metrics: None,
-    }
+        trust: store.token.trust()?,
+    })
 }
 
 /// A password, or the first line of the file that `@` names.
@@ -213,7 +217,7 @@ fn refusal(failed: Failed) -> Failure {
 const SHOWN: usize = 20;
 
 fn check(name: &str, store: &Store) -> Result<(), Failure> {
-    let counts = serve::check(&config(name, store)).map_err(refusal)?;
+    let counts = serve::check(&config(name, store)?).map_err(refusal)?;
     let mut wrong = 0;
     for (node, count) in &counts {
         for problem in count.problems.iter().take(SHOWN) {

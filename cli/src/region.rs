@@ -1,8 +1,9 @@
 //! `farmem region`: the regions of a node, which outlive the programs that use them.
 
 use crate::failure::Failure;
+use crate::token::Flag;
 use crate::units;
-use farmem::Error;
+use farmem::{Builder, Error, Memory};
 
 /// List and remove a node's regions: named memory that programs share by the library farmem
 #[derive(clap::Args, Debug)]
@@ -29,6 +30,8 @@ enum Command {
         /// Print JSON
         #[arg(long)]
         json: bool,
+        #[command(flatten)]
+        token: Flag,
     },
     /// Remove one by its name; its memory is free when the last program that has it open has ended
     Rm {
@@ -38,14 +41,16 @@ enum Command {
         /// The region's name
         #[arg(value_name = "NAME")]
         name: String,
+        #[command(flatten)]
+        token: Flag,
     },
 }
 
 /// Does it.
 pub fn run(options: &Options) -> Result<(), Failure> {
     match &options.command {
-        Command::Ls { node, json } => list(node, *json),
-        Command::Rm { node, name } => match farmem::remove_region(node, name).map_err(failure)? {
+        Command::Ls { node, json, token } => list(&at(node, token)?, node, *json),
+        Command::Rm { node, name, token } => match at(node, token)?.remove_region(name).map_err(failure)? {
             true => Ok(()),
             false => {
                 Err(Failure { status: 1, line: format!("node {node} has no region {name}: see farmem region ls") })
@@ -54,8 +59,13 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     }
 }
 
-fn list(node: &str, json: bool) -> Result<(), Failure> {
-    let regions = farmem::regions(node).map_err(failure)?;
+/// A node that is spoken to by a token, where one is named.
+fn at(node: &str, token: &Flag) -> Result<Builder, Failure> {
+    Ok(Memory::builder().node(node).trust(token.trust()?))
+}
+
+fn list(at: &Builder, node: &str, json: bool) -> Result<(), Failure> {
+    let regions = at.regions().map_err(failure)?;
     if json {
         let region = |region: &farmem::RegionInfo| serde_json::json!({ "name": region.name, "bytes": region.bytes });
         println!("{}", serde_json::Value::from_iter(regions.iter().map(region)));

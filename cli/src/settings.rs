@@ -20,7 +20,7 @@ use toml::{Table, Value};
 use crate::failure::Failure;
 
 /// Keys that a file may have. A variable's name is `FARMEM_` and the key in capitals.
-pub const KEYS: [&str; 8] = ["local", "node", "controller", "protect", "transport", "grace", "stats", "token_file"];
+pub const KEYS: [&str; 8] = ["local", "node", "controller", "protect", "transport", "grace", "stats", "token"];
 
 /// The system's file.
 const SYSTEM: &str = "/etc/farmem/config.toml";

@@ -1,5 +1,6 @@
 //! `farmem swap`: the kernel of this machine swaps to a node.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use farmem_fabric::NodeAddr;
@@ -9,8 +10,10 @@ use farmem_swap::swap::{self, MAX_DEVICES, Over, Plan};
 use farmem_sys::process::{self, Signals};
 
 use crate::failure::Failure;
+use crate::settings::Settings;
 use crate::size::{self, Size};
 use crate::time;
+use crate::token::Flag;
 
 /// Have this machine's kernel swap to a node: more memory for every program, as root
 #[derive(clap::Args, Debug)]
@@ -47,6 +50,11 @@ pub struct Options {
     /// Encrypt what leaves, by dm-crypt with a random key that nobody keeps
     #[arg(long)]
     pub crypt: bool,
+
+    /// The file of the token by which to borrow, where the node asks for one. It says who asks. The bytes that the kernel
+    /// moves are encrypted by --crypt alone
+    #[arg(long, value_name = "FILE")]
+    pub token: Option<PathBuf>,
 
     /// Swap no longer: bring everything back, and free the node's memory
     #[arg(long, conflicts_with_all = ["size", "node"])]
@@ -103,6 +111,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         grace: options.grace,
         overcommit: options.overcommit,
         crypt: options.crypt,
+        token: Flag { token: options.token.clone(), plain: true }.file(&Settings::load()?)?,
         same_machine: options.same_machine_may_hang,
     };
     let signals = Signals::take().map_err(Failure::usage)?;

@@ -172,10 +172,10 @@ pub struct Flag {
 }
 
 impl Flag {
-    /// The file, by the flag, the variable FARMEM_TOKEN_FILE or a configuration file.
+    /// The file, by the flag, the variable FARMEM_TOKEN or a configuration file.
     pub fn file(&self, settings: &Settings) -> Result<Option<PathBuf>, Failure> {
         let read = |text: &str| Ok::<_, String>(PathBuf::from(text));
-        let named = settings.choose("token_file", self.token.clone(), read)?.map(|(path, _)| path);
+        let named = settings.choose("token", self.token.clone(), read)?.map(|(path, _)| path);
         named.map(std::path::absolute).transpose().map_err(Failure::usage)
     }
 
@@ -196,5 +196,5 @@ pub fn trust(token: Option<Key>, plain: bool) -> Trust {
 
 /// What a token's file proves.
 pub fn key(path: &Path) -> Result<Key, Failure> {
-    tokens::read_token(path).map_err(|e| Failure::usage(format!("--token {e}")))
+    farmem_trust::file::token(path).map_err(|e| Failure::usage(format!("--token {e}")))
 }

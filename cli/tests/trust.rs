@@ -13,6 +13,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use common::{Place, eventually, outcome, text};
+use farmem::Memory;
+use farmem_swap::stream::Wanted;
 
 /// Fills 48 MiB and says what is in it.
 const PROGRAM: &str = "import hashlib,sys\nparts=[bytes([i%251])*65536 for i in range(768)]\n\
@@ -89,7 +91,7 @@ fn a_run_with_its_token_goes_as_without_far_memory() {
     assert_eq!((status, said), (Some(0), text(&native.stdout)), "{complaint}");
     // By the variable, too; and forked children and what they exec.
     let mut command = here.run(None, "import os,sys; sys.exit(os.system('python3 -c \"x=[1]*10**7\"') >> 8)");
-    command.env("FARMEM_TOKEN_FILE", here.token("analytics.token"));
+    command.env("FARMEM_TOKEN", here.token("analytics.token"));
     assert_eq!(outcome(command).0, Some(0));
     let mut status = here.place.farmem(["check", &here.at, "--token"]);
     status.arg(here.token("analytics.token"));
@@ -249,4 +251,76 @@ fn the_librarys_cryptography_has_no_thread_pointer() {
         assert!(reads.is_none(), "{reads:?} in {library}: build with CFLAGS=-fno-stack-protector");
     }
     assert!(functions > 20, "{functions}: a library without symbols?");
+}
+
+/// The same flag, the same words, whoever speaks to a node: a store's front end, regions, the library, swap.
+#[test]
+fn whoever_speaks_to_a_node_names_its_token() {
+    let here = Guarded::start("512M");
+    let token = here.token("analytics.token");
+    let said = |arguments: &[&str]| {
+        let mut command = here.place.farmem(arguments);
+        command.arg("--token").arg(&token);
+        let (status, said, complaint) = outcome(command);
+        assert_eq!((status, complaint.as_str()), (Some(0), ""), "{said}");
+        said
+    };
+    refused(here.place.farmem(["region", "ls", &here.at]), "--token FILE");
+    refused(here.place.farmem(["kv", "--name", "s", "--node", &here.at, "--listen", "127.0.0.1:0"]), "--token FILE");
+    let open = || Memory::builder().node(&here.at).region("shared").create(true).timeout(Duration::from_secs(5));
+    let without = open().connect().unwrap_err().to_string();
+    assert!(without.contains("--token FILE"), "{without}");
+    let memory = open().token(&token).connect().unwrap();
+    let piece = memory.alloc(4096).unwrap();
+    memory.write(piece, b"by a token").unwrap();
+    assert!(said(&["region", "ls", &here.at]).contains("shared"));
+    drop(memory);
+    said(&["region", "rm", &here.at, "shared"]);
+    fs::set_permissions(&token, fs::Permissions::from_mode(0o644)).unwrap();
+    assert!(open().token(&token).connect().unwrap_err().to_string().contains("chmod 600"));
+    fs::set_permissions(&token, fs::Permissions::from_mode(0o600)).unwrap();
+
+    let mut front = here.place.farmem(["kv", "--name", "store", "--listen", "127.0.0.1:0", "--transport", "tcp"]);
+    front.args(["--node", &here.at]).env("FARMEM_TOKEN", &token).stderr(Stdio::piped());
+    let mut front = front.spawn().unwrap();
+    let mut line = String::new();
+    let mut log = std::io::BufReader::new(front.stderr.take().unwrap());
+    std::io::BufRead::read_line(&mut log, &mut line).unwrap();
+    let at = line.trim().rsplit(' ').next().unwrap().to_owned();
+    let mut client = TcpStream::connect(&at).unwrap_or_else(|e| panic!("{line}: {e}"));
+    client.write_all(b"SET key value\r\nGET key\r\n").unwrap();
+    let mut answer = [0; 16];
+    client.read_exact(&mut answer).unwrap();
+    assert_eq!(&answer, b"+OK\r\n$5\r\nvalue\r\n");
+    let _ = (front.kill(), front.wait());
+}
+
+/// The kernel's connections to a node prove the token, too, up to where the kernel has them.
+#[test]
+fn a_swap_volume_is_asked_for_by_a_token() {
+    let here = Guarded::start("512M");
+    let wanted = |token| Wanted {
+        node: &here.at,
+        id: [3; 16],
+        incarnation: 0,
+        size: 16 << 20,
+        kept: Duration::from_secs(1),
+        overcommit: false,
+        data: false,
+        host: "here",
+        token,
+    };
+    let dial = |token| farmem_swap::stream::dial(&wanted(token), Duration::from_secs(5));
+    let without = dial(None).unwrap_err().to_string();
+    assert!(without.contains("--token FILE"), "{without}");
+    let (good, forged) = (here.token("analytics.token"), here.token("forged.token"));
+    let text = fs::read_to_string(&good).unwrap();
+    let end = if text.trim().ends_with('0') { "1" } else { "0" };
+    fs::write(&forged, format!("{}{end}", &text.trim()[..text.trim().len() - 1])).unwrap();
+    fs::set_permissions(&forged, fs::Permissions::from_mode(0o600)).unwrap();
+    let wrong = dial(Some(&forged)).unwrap_err().to_string();
+    assert!(wrong.contains("does not know this token"), "{wrong}");
+    let mut stream = dial(Some(&good)).unwrap();
+    stream.report().unwrap();
+    stream.free().unwrap();
 }

@@ -19,11 +19,12 @@
 use farmem_nic::Nic;
 use farmem_nic::tenants::{Known, Standing};
 use farmem_protocol::wire::Text;
+use farmem_trust::file::{self, FileError};
 use farmem_trust::{Key, Token, TokenId, hex, is_tenant, unhex};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Write};
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -34,44 +35,15 @@ pub enum StoreError {
     /// It cannot be read or written.
     #[error("{0}: {1}")]
     File(PathBuf, io::Error),
-    /// Others may read it.
-    #[error("{0}: others may read it, and it holds what proves a token: chmod 600 {0}")]
-    Mode(PathBuf),
+    /// It cannot be read, or others may read it.
+    #[error(transparent)]
+    Secret(#[from] FileError),
     /// It is not what it should be.
     #[error("{0}: {1}")]
     Content(PathBuf, String),
     /// Another command is at it.
     #[error("{0}: another farmem token is at work on it; if none is, remove {1}")]
     Busy(PathBuf, PathBuf),
-}
-
-/// Reads a file that holds a secret.
-///
-/// # Errors
-/// [`StoreError::Mode`] if others may read it ([`is_private`]).
-pub fn read_secret(path: &Path) -> Result<String, StoreError> {
-    let failed = |e| StoreError::File(path.to_owned(), e);
-    let mut file = File::open(path).map_err(failed)?;
-    let about = file.metadata().map_err(failed)?;
-    if about.is_file() && !is_private(about.mode(), about.uid()) {
-        return Err(StoreError::Mode(path.to_owned()));
-    }
-    let mut text = String::new();
-    file.read_to_string(&mut text).map_err(failed)?;
-    Ok(text)
-}
-
-/// Whether a file's mode keeps a secret: only its owner has a right to it. A group may read it if
-/// root owns it: Kubernetes and systemd give secrets to a service so, in a group of its own.
-fn is_private(mode: u32, owner: u32) -> bool {
-    let group = if owner == 0 { 0o040 } else { 0 };
-    mode & 0o077 & !group == 0
-}
-
-/// The key of a token's file.
-pub fn read_token(path: &Path) -> Result<Key, StoreError> {
-    let token = read_secret(path)?.parse::<Token>();
-    token.map(|token| token.key()).map_err(|e| StoreError::Content(path.to_owned(), e.to_string()))
 }
 
 /// The content of a store.
@@ -141,7 +113,7 @@ impl Store {
     /// Reads a store.
     pub fn read(path: &Path) -> Result<Store, StoreError> {
         let wrong = |why: String| StoreError::Content(path.to_owned(), why);
-        let store: Store = toml::from_str(&read_secret(path)?).map_err(|e| wrong(e.message().replace('\n', " ")))?;
+        let store: Store = toml::from_str(&file::secret(path)?).map_err(|e| wrong(e.message().replace('\n', " ")))?;
         for entry in &store.tokens {
             let sound =
                 is_tenant(&entry.tenant) && unhex::<8>(&entry.id).is_some() && unhex::<32>(&entry.key).is_some();
@@ -233,18 +205,5 @@ impl Followed {
     fn about(&self) -> Option<(u64, i64, i64, u64)> {
         let about = fs::metadata(&self.path).ok()?;
         Some((about.ino(), about.mtime(), about.mtime_nsec(), about.len()))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_secret_is_its_owners_alone_or_of_a_group_that_root_chose() {
-        assert!(is_private(0o100600, 1000) && is_private(0o100400, 0) && is_private(0o100440, 0));
-        for (mode, owner) in [(0o100440, 1000), (0o100604, 0), (0o100644, 0), (0o100660, 0), (0o100601, 1000)] {
-            assert!(!is_private(mode, owner), "{mode:o} of {owner}");
-        }
     }
 }

@@ -28,6 +28,7 @@ use std::fmt;
 use std::hint::black_box;
 use std::str::FromStr;
 
+pub mod file;
 pub mod record;
 
 /// The first word of a token's text.
@@ -146,6 +147,27 @@ impl Key {
         let mut mac = [0; 32];
         mac.copy_from_slice(context.sign().as_ref());
         mac
+    }
+}
+
+/// By what a host and a node know each other, and whether others on the path are kept out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Trust {
+    /// The token by which the host may borrow, where the node asks for one. What goes over TCP is encrypted then.
+    pub token: Option<Key>,
+    /// With a token, too, what goes over TCP goes as it is: it can be read and changed on its way.
+    pub plain: bool,
+}
+
+impl From<Key> for Trust {
+    fn from(token: Key) -> Trust {
+        Some(token).into()
+    }
+}
+
+impl From<Option<Key>> for Trust {
+    fn from(token: Option<Key>) -> Trust {
+        Trust { token, plain: false }
     }
 }
 

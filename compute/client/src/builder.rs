@@ -19,6 +19,8 @@ use farmem_fabric::{ConnectOptions, NodeAddr, Session, Transport};
 use farmem_protocol::region::RegionName;
 use farmem_protocol::wire::tag;
 use farmem_sys::{process, shared};
+use farmem_trust::{Trust, file};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,6 +34,9 @@ pub struct Builder {
     transport: Transport,
     timeout: Duration,
     grace: Duration,
+    token: Option<PathBuf>,
+    trust: Option<Trust>,
+    plain: bool,
 }
 
 impl Default for Builder {
@@ -43,6 +48,9 @@ impl Default for Builder {
             transport: Transport::Auto,
             timeout: Duration::from_secs(5),
             grace: Duration::from_secs(10),
+            token: None,
+            trust: None,
+            plain: false,
         }
     }
 }
@@ -52,6 +60,11 @@ impl Builder {
     pub fn node(mut self, address: impl Into<String>) -> Builder {
         self.nodes.push(address.into());
         self
+    }
+
+    /// The nodes that were added.
+    pub(crate) fn addresses(&self) -> &[String] {
+        &self.nodes
     }
 
     /// The memory is the region of this name: 1 to 16 letters, digits, `.`, `_` and `-`. Without:
@@ -86,6 +99,26 @@ impl Builder {
         self
     }
 
+    /// Borrows by the token in a file, which nobody but its owner may read. Without: by the file that the variable
+    /// `FARMEM_TOKEN` names, if it names one. What goes over TCP is encrypted then.
+    pub fn token(mut self, file: impl Into<PathBuf>) -> Builder {
+        self.token = Some(file.into());
+        self
+    }
+
+    /// Whether what goes over TCP goes as it is also with a token: it can be read and changed on its way. Usually not.
+    pub fn plain(mut self, plain: bool) -> Builder {
+        self.plain = plain;
+        self
+    }
+
+    /// Borrows by a token that was read already.
+    #[doc(hidden)]
+    pub fn trust(mut self, trust: Trust) -> Builder {
+        self.trust = Some(trust);
+        self
+    }
+
     /// Connects to all nodes. Opens, or makes, the region.
     ///
     /// # Errors
@@ -108,16 +141,7 @@ impl Builder {
     }
 
     fn shard(&self, node: &str, region: Option<RegionName>, run: [u8; 16]) -> Result<Shard> {
-        let address: NodeAddr = node.parse()?;
-        let options = ConnectOptions {
-            timeout: self.timeout,
-            grace: self.grace,
-            run,
-            pid: std::process::id(),
-            transport: self.transport,
-            ..ConnectOptions::default()
-        };
-        let session = Session::connect(&address, &options)?;
+        let session = self.session(node, run)?;
         if let Some(name) = region {
             session.open_region(name, self.create)?;
         }
@@ -126,6 +150,32 @@ impl Builder {
             shard.grow(0)?;
         }
         Ok(shard)
+    }
+
+    /// One node, joined.
+    pub(crate) fn session(&self, node: &str, run: [u8; 16]) -> Result<Session> {
+        let address: NodeAddr = node.parse()?;
+        let options = ConnectOptions {
+            timeout: self.timeout,
+            grace: self.grace,
+            run,
+            pid: std::process::id(),
+            transport: self.transport,
+            trust: self.trusted()?,
+            ..ConnectOptions::default()
+        };
+        Ok(Session::connect(&address, &options)?)
+    }
+
+    fn trusted(&self) -> Result<Trust> {
+        if let Some(trust) = self.trust {
+            return Ok(trust);
+        }
+        let token = match &self.token {
+            Some(path) => file::token(path).map(Some),
+            None => file::of_environment(),
+        };
+        Ok(Trust { token: token.map_err(|e| Error::Token(e.to_string()))?, plain: self.plain })
     }
 
     /// The memory with its nodes in the order that the region has, made if need be.

@@ -20,6 +20,9 @@ pub enum Error {
     /// A text is not the name of a region.
     #[error(transparent)]
     Name(#[from] BadName),
+    /// The file of a token cannot be used.
+    #[error("token {0}")]
+    Token(String),
     /// A node was not joined. Nothing was changed.
     #[error(transparent)]
     Connect(#[from] ConnectError),

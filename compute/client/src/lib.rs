@@ -127,6 +127,8 @@ pub use addr::Addr;
 pub use builder::Builder;
 pub use error::{Error, Result};
 pub use farmem_fabric::Transport;
+#[doc(hidden)]
+pub use farmem_fabric::Trust;
 pub use lane::{Batch, Completion, Lane};
 pub use memory::{Memory, ROOTS};
 pub use pieces::Piece;

@@ -28,6 +28,9 @@ pub struct State {
     pub size: u64,
     /// How long requests wait for another stream, in seconds.
     pub grace_s: u64,
+    /// The file of the token by which the node is asked, if it wants one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub token: Option<PathBuf>,
 }
 
 /// A device that this process watches.
@@ -142,6 +145,7 @@ mod tests {
             incarnation: u64::MAX,
             size: 1 << 30,
             grace_s: 60,
+            token: None,
         };
         assert_eq!(state.id(), Some(id));
         let held = create(&directory, state.clone()).unwrap();

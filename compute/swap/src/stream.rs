@@ -6,12 +6,16 @@ use crate::state::State;
 use farmem_protocol::nbd::{Asked, Command, REPLY_MAGIC, Reply, Report, Slots};
 use farmem_protocol::wire::control::MAX_HELLO;
 use farmem_protocol::wire::{
-    Greeting, Hello, Known, Names, NewVolume, NoHello, Purpose, Secret, Text, Verdict, Welcome,
+    Cipher, Credential, Greeting, Hello, Known, Names, NewVolume, NoHello, Proof, Purpose, Secret, Text, Verdict,
+    Welcome,
 };
+use farmem_sys::process::random_bytes;
 use farmem_sys::socket;
+use farmem_trust::file;
 use std::io::{self, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::os::fd::AsRawFd;
+use std::path::Path;
 use std::time::Duration;
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -41,6 +45,8 @@ pub struct Wanted<'a> {
     pub data: bool,
     /// A name of this machine, for the node's operator.
     pub host: &'a str,
+    /// The file of the token by which it is asked for. It says who, and no more: what the kernel sends is not encrypted.
+    pub token: Option<&'a Path>,
 }
 
 impl<'a> Wanted<'a> {
@@ -55,6 +61,7 @@ impl<'a> Wanted<'a> {
             overcommit: false,
             data,
             host,
+            token: state.token.as_deref(),
         }
     }
 }
@@ -101,8 +108,31 @@ fn greet(mut socket: TcpStream, wanted: &Wanted<'_>, silent: Duration) -> Result
         }),
         incarnation => Purpose::Volume(Known { secret: wanted.id, incarnation }, wanted.data),
     };
-    socket.write_all(Hello::new(purpose).frame().as_bytes()).map_err(failed)?;
-    let welcome = match greeting(&mut socket).map_err(failed)? {
+    let key = wanted.token.map(file::token).transpose().map_err(|e| refused(&format!("is not asked: --token {e}")))?;
+    let mut hello = Hello::new(purpose);
+    if let Some(key) = &key {
+        let mut nonce = [0; 32];
+        random_bytes(&mut nonce).map_err(failed)?;
+        let credential = Some(Credential { id: key.id, nonce, cipher: Cipher::Plain });
+        hello = Hello { tenant: key.tenant, credential, ..hello };
+    }
+    let said = hello.frame();
+    socket.write_all(said.as_bytes()).map_err(failed)?;
+    let mut greeted = greeting(&mut socket).map_err(failed)?;
+    let mut proven = key.is_none();
+    if let (Some(key), Ok(Greeting::Challenge(nonce))) = (&key, greeted) {
+        let proof = Proof { mac: key.of_host(&nonce, said.as_bytes()) };
+        socket.write_all(proof.frame().as_bytes()).map_err(failed)?;
+        greeted = greeting(&mut socket).map_err(failed)?;
+        if let Ok(Greeting::Welcome(welcome)) = greeted {
+            let bare = Greeting::Welcome(Welcome { proof: [0; 32], ..welcome }).frame();
+            proven = farmem_trust::same(&welcome.proof, &key.of_node(&nonce, said.as_bytes(), bare.as_bytes()));
+        }
+    }
+    let welcome = match greeted {
+        Ok(Greeting::Welcome(_)) if !proven => {
+            return Err(refused("did not prove that it knows this token: something else answers at this address"));
+        }
         Ok(Greeting::Welcome(welcome)) => welcome,
         Ok(Greeting::Refused(verdict)) => return Err(refused(&why(verdict))),
         Ok(Greeting::Challenge(_)) => return Err(refused("asks for a token that was not named")),
@@ -144,6 +174,11 @@ fn why(verdict: Verdict) -> String {
         Verdict::Full => "has no place left for a volume".into(),
         Verdict::Unknown => "no longer has the volume: it had no stream for longer than it is kept".into(),
         Verdict::Incarnation => "was started anew, and what was swapped to it is gone".into(),
+        Verdict::NoToken => "serves holders of tokens alone: name yours by --token FILE".into(),
+        Verdict::WrongToken => "does not know this token: it is another node's, or was changed".into(),
+        Verdict::Revoked => "has revoked this token: get another from its operator".into(),
+        Verdict::Expired => "says that this token has expired: get another from its operator".into(),
+        Verdict::NoTokens => "was started without --tokens and cannot prove who it is: leave --token out".into(),
         other => format!("refuses: {other:?}"),
     }
 }

@@ -13,7 +13,7 @@ use farmem_sys::swap;
 use std::fs::OpenOptions;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
@@ -47,6 +47,8 @@ pub struct Plan {
     pub overcommit: bool,
     /// Pages are encrypted before they leave.
     pub crypt: bool,
+    /// The file of the token by which the node is asked, if it wants one.
+    pub token: Option<PathBuf>,
     /// The node may be on this machine: for tests below a memory group's limit.
     pub same_machine: bool,
 }
@@ -169,6 +171,7 @@ fn begin(client: &mut Client, plan: &Plan, size: u64, probe: &mut Option<Probe>)
         incarnation: 0,
         size,
         grace_s: plan.grace.as_secs().max(1),
+        token: plan.token.clone(),
     };
     // A stream to ask by makes the volume: nothing is the kernel's yet.
     let first = Wanted { overcommit: plan.overcommit, ..Wanted::of(&state, id, &host, false) };

@@ -51,7 +51,7 @@ use farmem_sys::descriptors;
 use farmem_sys::mapping::Mapping;
 use farmem_sys::process;
 use farmem_sys::raw::Errno;
-use farmem_trust::Key as TokenKey;
+pub use farmem_trust::Trust;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -78,21 +78,6 @@ pub struct ConnectOptions {
     pub names: Names,
     /// By what it and the node know each other.
     pub trust: Trust,
-}
-
-/// By what a host and a node know each other, and whether others on the path are kept out.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Trust {
-    /// The token by which the host may borrow, where the node asks for one. What goes over TCP is encrypted then.
-    pub token: Option<TokenKey>,
-    /// With a token, too, what goes over TCP goes as it is: it can be read and changed on its way.
-    pub plain: bool,
-}
-
-impl From<TokenKey> for Trust {
-    fn from(token: TokenKey) -> Trust {
-        Trust { token: Some(token), plain: false }
-    }
 }
 
 /// This process's machine and user, and the program that it says it runs. For processes that may use the standard

@@ -58,6 +58,7 @@ impl Alone {
             run,
             pid: std::process::id(),
             transport,
+            trust: farmem_trust::file::of_environment().map_err(|e| ConnectError::Node(e.to_string()))?.into(),
             ..ConnectOptions::default()
         };
         let blocks = Blocks::join_alone(node, &options, Arc::clone(&ledger));

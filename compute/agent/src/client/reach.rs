@@ -87,6 +87,7 @@ impl Member {
             run,
             pid: std::process::id(),
             transport,
+            trust: farmem_trust::file::of_environment().map_err(|e| ConnectError::Node(e.to_string()))?.into(),
             ..ConnectOptions::default()
         };
         let session = Session::connect(&node, &options).map_err(|e| ConnectError::Node(e.to_string()))?;

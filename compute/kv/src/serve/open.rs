@@ -8,7 +8,7 @@ use crate::member::{NotOpened, Opening};
 use crate::recover::Count;
 use crate::shard::Shard;
 use crate::task::{Ask, Io, Task};
-use farmem::{Memory, Transport};
+use farmem::{Memory, Transport, Trust};
 use farmem_sys::process;
 use std::future::Future;
 use std::net::SocketAddr;
@@ -32,6 +32,8 @@ pub struct Config {
     pub transport: Transport,
     /// How long a node may be away.
     pub grace: Duration,
+    /// By what its nodes and it know each other.
+    pub trust: Trust,
     /// Where to listen.
     pub listen: Vec<SocketAddr>,
     /// Bytes for what is remembered of keys.
@@ -179,7 +181,7 @@ pub(super) fn join_anew(config: &Config, before: &[Rc<Shard>]) -> Option<Opened>
 
 fn connect(config: &Config, create: bool, timeout: Duration) -> Result<Drive, Failed> {
     let builder = config.nodes.iter().fold(Memory::builder(), |builder, node| builder.node(node));
-    let builder = builder.transport(config.transport).timeout(timeout).grace(config.grace);
+    let builder = builder.transport(config.transport).timeout(timeout).grace(config.grace).trust(config.trust);
     Ok(Drive::new(builder.region(&config.name).create(create).connect()?)?)
 }
 

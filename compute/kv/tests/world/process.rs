@@ -63,6 +63,7 @@ impl Drop for Process {
 
 pub fn config(name: &str, nodes: &str) -> Config {
     Config {
+        trust: farmem::Trust::default(),
         name: name.into(),
         nodes: nodes.split(',').map(str::to_owned).collect(),
         transport: Transport::Auto,

@@ -246,7 +246,8 @@ fn every_error_is_formatted_without_a_thread_pointer() {
 }
 
 /// Types that are errors and are not the runtime's, or are tested where they can be named.
-const ELSEWHERE: [&str; 9] = [
+const ELSEWHERE: [&str; 10] = [
+    "FileError",   // read at start, by commands, agents and libraries
     "Unwritable",  // farmem run's
     "Token",       // shown to whoever made it, by farmem token
     "NoDial",      // fabric's own, tested there
