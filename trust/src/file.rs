@@ -1,4 +1,5 @@
-//! Files that hold a secret: read at start, by commands, agents and libraries, and refused if others may read them.
+//! Files that hold a secret: read at start, by commands, agents and libraries, and refused if
+//! others may read them.
 
 use crate::{Key, NoToken, Token};
 use std::fs::File;
@@ -39,8 +40,8 @@ pub fn secret(path: &Path) -> Result<String, FileError> {
     Ok(text)
 }
 
-/// Whether a file's mode keeps a secret: nobody but its owner has a right to it. A group may read it if root owns it:
-/// so Kubernetes and systemd hand secrets to a service, in a group of its own.
+/// Whether a file's mode keeps a secret: nobody but its owner has a right to it. A group may read
+/// it if root owns it: so Kubernetes and systemd hand secrets to a service, in a group of its own.
 fn is_private(mode: u32, owner: u32) -> bool {
     let group = if owner == 0 { 0o040 } else { 0 };
     mode & 0o077 & !group == 0

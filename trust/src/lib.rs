@@ -1,4 +1,4 @@
-//! Tokens: who may borrow, and how both ends prove that they know one.
+//! Tokens: permissions to borrow, and the proofs by which both ends show that they know one.
 //!
 //! ```text
 //! token file   farmem-token-1.analytics.<id>.<secret>         32 random bytes, with the tenant's user alone
@@ -11,12 +11,13 @@
 //!  │◄─── Welcome {proof = HMAC(key, "node", nonce, Hello, Welcome)}
 //! ```
 //!
-//! Neither the token nor its key goes over the wire. Both nonces are in both proofs, and so is every byte of the
-//! Hello: a recorded Hello is of no use later, and a changed one is refused. The host believes a node only after the
-//! node's proof.
+//! Neither the token nor its key goes over the wire. Both nonces are in both proofs, and so is
+//! every byte of the Hello: a recorded Hello is of no use later, and a changed one is refused. The
+//! host believes a node only after the node's proof.
 //!
-//! The runtime makes proofs in faults. HMAC-SHA256 of `ring` works on the stack, and neither it nor anything here
-//! allocates or uses a thread-local; reading and writing tokens as text does, and happens at start.
+//! The runtime makes proofs in faults. HMAC-SHA256 of `ring` works on the stack, and neither it nor
+//! anything here allocates or uses a thread-local; reading and writing tokens as text does, and
+//! happens at start.
 //!
 //! After the proofs, what is said goes in [`record`]s.
 
@@ -38,7 +39,7 @@ const FORM: &str = "farmem-token-1";
 pub type Tenant = Text<64>;
 /// The public name of a token.
 pub type TokenId = [u8; 8];
-/// Drawn anew for each connection, by each end.
+/// Drawn by each end, for each connection.
 pub type Nonce = [u8; 32];
 /// HMAC-SHA256.
 pub type Mac = [u8; 32];
@@ -56,13 +57,14 @@ pub struct Token {
     secret: [u8; 32],
 }
 
-/// What is not a token.
+/// The text is not a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("it holds no token: make one by `farmem token create`")]
 pub struct NoToken;
 
 impl Token {
-    /// A token of a tenant, from 40 bytes that nobody can guess. `None`: no tenant can be called so.
+    /// A token of a tenant, from 40 bytes that nobody can guess. `None`: no tenant can be called
+    /// so.
     pub fn new(tenant: &str, random: &[u8; 40]) -> Option<Token> {
         let (mut id, mut secret) = ([0; 8], [0; 32]);
         id.copy_from_slice(&random[..8]);
@@ -70,7 +72,7 @@ impl Token {
         is_tenant(tenant).then(|| Token { tenant: Text::new(tenant), id, secret })
     }
 
-    /// What proofs are made with.
+    /// The key for proofs.
     pub fn key(&self) -> Key {
         let hash = digest::digest(&digest::SHA256, &self.secret);
         let mut bytes = [0; 32];
@@ -100,10 +102,10 @@ impl FromStr for Token {
     }
 }
 
-/// What a token's holder proves it by: the hash of its secret.
+/// The key by which a token's holder proves it: the hash of its secret.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Key {
-    /// For whom the memory is.
+    /// The tenant that the memory is for.
     pub tenant: Tenant,
     /// Which of the tenant's tokens.
     pub id: TokenId,
@@ -153,7 +155,8 @@ impl Key {
 /// By what a host and a node know each other, and whether others on the path are kept out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Trust {
-    /// The token by which the host may borrow, where the node asks for one. What goes over TCP is encrypted then.
+    /// The token by which the host may borrow, where the node asks for one. What goes over TCP is
+    /// encrypted then.
     pub token: Option<Key>,
     /// With a token, too, what goes over TCP goes as it is: it can be read and changed on its way.
     pub plain: bool,
@@ -181,7 +184,7 @@ pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Bytes from exactly so many hexadecimal digits.
+/// Bytes from exactly `2 * N` hexadecimal digits.
 pub fn unhex<const N: usize>(text: &str) -> Option<[u8; N]> {
     let digits = text.as_bytes();
     let digit = |at: usize| (digits[at] as char).to_digit(16).map(|digit| digit as u8);
@@ -227,7 +230,7 @@ mod tests {
             key.of_node(&[1; 32], b"hello", b""),
         ];
         assert!(others.iter().all(|other| !same(&proof, other)));
-        // What a node says is of its Welcome, too, and no byte goes from one part to the other.
+        // A node's proof covers its Welcome, too, and no byte can move from one part to the other.
         assert_ne!(key.of_node(&[1; 32], b"ab", b"c"), key.of_node(&[1; 32], b"a", b"bc"));
     }
 

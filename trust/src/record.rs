@@ -1,4 +1,5 @@
-//! Records: what protects the bytes of one direction of a connection, once both ends have proven a token.
+//! Records: what protects the bytes of one direction of a connection, once both ends have proven a
+//! token.
 //!
 //! ```text
 //! 0        4                                4 + length     + 16
@@ -7,11 +8,12 @@
 //! └────────┴────────────────────────────────┴───────────────┘   the length is authenticated, too
 //! ```
 //!
-//! Each direction of each connection has a key of its own, derived from the token's key and both ends' nonces. The
-//! record's number is not sent. So a record that was lost, repeated, moved, cut, or taken from another connection does
-//! not open, and nothing of it is used.
+//! Each direction of each connection has a key of its own, derived from the token's key and both
+//! ends' nonces. The record's number is not sent. So a record that was lost, repeated, moved, cut,
+//! or taken from another connection does not open, and nothing of it is used.
 //!
-//! Everything works on the stack and on buffers of the caller's: the runtime derives keys, seals and opens in faults.
+//! Everything works on the stack and on buffers of the caller's: the runtime derives keys, seals
+//! and opens in faults.
 
 use crate::{Key, Nonce};
 use ring::aead::{AES_128_GCM, Aad, Algorithm, CHACHA20_POLY1305, LessSafeKey, NONCE_LEN, UnboundKey};
@@ -27,8 +29,9 @@ pub const OVERHEAD: usize = HEAD + 16;
 pub const MOST: usize = 16 << 10;
 /// Bytes after which a sender closes a record: a receiver can open a page before the next has come.
 pub const ENOUGH: usize = 4 << 10;
-/// Records under one key, at most. A connection that has sent as many is made anew, with other keys. With records of
-/// [`MOST`] these are 2^46 blocks, of which AES-GCM loses 2^-36 of its strength.
+/// Records under one key, at most. A connection that has sent as many is made anew, with other
+/// keys. With records of [`MOST`] these are 2^46 blocks, of which AES-GCM loses 2^-36 of its
+/// strength.
 const LIMIT: u64 = 1 << 36;
 
 /// A record does not open, or there must be none: the connection is of no more use.
@@ -58,7 +61,8 @@ pub struct Ends {
 }
 
 impl Key {
-    /// The host's ends of a connection, from both nonces of its proofs. `None`: the connection goes in plain.
+    /// The host's ends of a connection, from both nonces of its proofs. `None`: the connection goes
+    /// in plain.
     pub fn host_ends(&self, cipher: Cipher, host: &Nonce, node: &Nonce) -> Option<Ends> {
         self.ends(cipher, host, node, (Way::ToNode, Way::ToHost))
     }
@@ -94,7 +98,8 @@ fn algorithm(cipher: Cipher) -> Option<&'static Algorithm> {
     }
 }
 
-/// The cipher that is fastest on this CPU. Others can do it, too, if more slowly. Asks the CPU at its first call.
+/// The cipher that is fastest on this CPU. Others can do it, too, if more slowly. Asks the CPU at
+/// its first call.
 pub fn fastest() -> Cipher {
     #[cfg(target_arch = "x86_64")]
     if std::arch::is_x86_feature_detected!("aes") && std::arch::is_x86_feature_detected!("pclmulqdq") {
@@ -143,7 +148,8 @@ pub struct Opener {
 }
 
 impl Opener {
-    /// The bytes of the record that `input` begins with, all told; `None`: its head has not come whole.
+    /// The bytes of the record that `input` begins with, all told; `None`: its head has not come
+    /// whole.
     ///
     /// # Errors
     /// [`BadRecord::Changed`]: there is no record of such a length.
@@ -155,10 +161,12 @@ impl Opener {
         }
     }
 
-    /// Opens the record that lies at `from` and ends with `room`. What it carries is at the front of `room` then.
+    /// Opens the record that lies at `from` and ends with `room`. What it carries is at the front
+    /// of `room` then.
     ///
     /// # Errors
-    /// [`BadRecord::Changed`]. What `room` holds then is of no meaning, and nothing more can be opened.
+    /// [`BadRecord::Changed`]. What `room` holds then is of no meaning, and nothing more can be
+    /// opened.
     pub fn open(&mut self, room: &mut [u8], from: usize) -> Result<usize, BadRecord> {
         let head = room.get(from..).and_then(|record| record.first_chunk::<HEAD>()).ok_or(BadRecord::Changed)?;
         let head = *head;
@@ -243,7 +251,8 @@ mod tests {
         assert!(opened(&mut fresh(), &records[1]).is_none());
         let mut opener = fresh();
         assert!(opener.open(&mut records[0][..records[0].len() - 1].to_vec(), 0).is_err(), "cut");
-        // Of a connection with another nonce of either end, or another token; or sent back to where it came from.
+        // Of a connection with another nonce of either end, or another token; or sent back to where
+        // it came from.
         for (host, node, key) in [([3; 32], [2; 32], key(1)), ([1; 32], [3; 32], key(1)), ([1; 32], [2; 32], key(2))] {
             let mut other = key.node_ends(Cipher::Aes128Gcm, &host, &node).unwrap();
             assert!(opened(&mut other.opener, &records[0]).is_none());
