@@ -12,7 +12,7 @@ check() {
     case " $wanted " in *" $name "*) ;; "  ") [ "$long" = short ] || return ;; *) return ;; esac
     begun=$(cut -d' ' -f1 /proc/uptime)
     echo "CHECK $name"
-    if "$@"; then verdict=ok; else verdict=FAILED; failed=$((failed + 1)); tail -5 /tmp/swap.log; farmem swap --off; fi
+    if "$@"; then verdict=ok; else verdict=FAILED; failed=$((failed + 1)); tail -5 /tmp/swap.log; dmesg | tail -5; farmem swap --off; fi
     echo "CHECK $name: $verdict ($(cut -d' ' -f1 /proc/uptime | awk -v b="$begun" '{ printf "%.1f", $1 - b }') s)"
 }
 

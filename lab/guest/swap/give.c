@@ -23,6 +23,8 @@ int main(int n, char **argument) {
         for (size_t i = page * WORDS; i < (page + 1) * WORDS; i++) memory[i] = i * 0x9e3779b97f4a7c15ull;
         memcpy(memory + page * WORDS, text, sizeof text);
     }
+    // What was just written may be told of late: a program that gives memory back has had it for a while.
+    sleep(1);
     for (size_t page = 0; page < pages; page++) {
         random ^= random << 13, random ^= random >> 7, random ^= random << 17;
         given[page] = (random >> 8) % 4 != 0;
