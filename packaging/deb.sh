@@ -26,6 +26,8 @@ install -Dm644 packaging/farmem-node.service "$tree/lib/systemd/system/farmem-no
 install -Dm644 packaging/farmem-node.default "$tree/etc/default/farmem-node"
 install -Dm644 packaging/farmem-controller.service "$tree/lib/systemd/system/farmem-controller.service"
 install -Dm644 packaging/farmem-controller.default "$tree/etc/default/farmem-controller"
+install -Dm644 packaging/farmem-kv.service "$tree/lib/systemd/system/farmem-kv.service"
+install -Dm644 packaging/farmem-kv.default "$tree/etc/default/farmem-kv"
 install -Dm644 packaging/farmem-swap.service "$tree/lib/systemd/system/farmem-swap.service"
 install -Dm644 packaging/farmem-swap.default "$tree/etc/default/farmem-swap"
 
@@ -85,7 +87,7 @@ Description: more memory than the machine has
  borrowing RAM from other machines, without root, kernel modules or special
  network cards.
 CONTROL
-printf '/etc/default/farmem-%s\n' controller node swap >"$tree/DEBIAN/conffiles"
+printf '/etc/default/farmem-%s\n' controller kv node swap >"$tree/DEBIAN/conffiles"
 
 package=$into/farmem_${version}_amd64.deb
 dpkg-deb --build --root-owner-group "$tree" "$package" >/dev/null

@@ -18,6 +18,7 @@ xz:xz-utils
 zstd:zstd
 git:git
 perl:perl
+tclsh:tcl
 node:nodejs
 java:default-jdk-headless
 javac:default-jdk-headless

@@ -125,6 +125,19 @@ fn a_client_that_waits_and_goes_takes_nothing() {
     assert_eq!(other.ask("RPUSH queue a"), ":1");
     assert_eq!(one.reply().as_deref(), Some("[queue a]"));
     assert_eq!(one.ask("BLPOP queue 0.05"), "*-1");
+    // The first that waits is served first.
+    let mut waiting: Vec<Client> = (0..4).map(|_| front.client()).collect();
+    for (n, client) in waiting.iter_mut().enumerate() {
+        client.send(&["BLPOP", "queue", "other", "0"]).unwrap();
+        while !other.ask("INFO clients").contains(&format!("blocked_clients:{}", n + 1)) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    std::thread::sleep(Duration::from_millis(40));
+    assert_eq!(other.ask("RPUSH queue 0 1 2 3"), ":4");
+    for (n, client) in waiting.iter_mut().enumerate() {
+        assert_eq!(client.reply(), Some(format!("[queue {n}]")));
+    }
     one.send(&["BLMOVE", "queue", "to", "LEFT", "RIGHT", "0"]).unwrap();
     while !other.ask("INFO clients").contains("blocked_clients:1") {
         std::thread::sleep(Duration::from_millis(5));

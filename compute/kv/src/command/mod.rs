@@ -121,6 +121,8 @@ pub struct Front {
     pub clients: RefCell<BTreeMap<u64, Rc<Client>>>,
     /// Commands that wait for an element.
     pub blocked: Cell<u64>,
+    /// Those clients in the order in which they began to wait: whether for sorted sets, and of which keys.
+    pub waiters: RefCell<BTreeMap<u64, (bool, Request)>>,
     /// A transaction runs alone, or is about to.
     pub alone: Cell<bool>,
     /// Where it listens.

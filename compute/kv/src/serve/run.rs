@@ -122,6 +122,7 @@ impl<'a> Server<'a> {
             store: Rc::clone(&store),
             clients: BTreeMap::new().into(),
             blocked: 0.into(),
+            waiters: BTreeMap::new().into(),
             alone: false.into(),
             port: first.map_or(0, |at| at.port()),
             maxmemory: config.maxmemory.unwrap_or(0),

@@ -26,18 +26,19 @@ pub fn timeout(arg: &[u8]) -> Result<u64, Fail> {
 pub async fn wait(
     call: &Call,
     timeout_ms: u64,
+    keys: &[Vec<u8>],
     nothing: Reply,
     attempt: impl AsyncFn() -> Result<Option<Reply>, Fail>,
 ) -> Answered {
     let until = call.store().now_ms().saturating_add(timeout_ms);
-    let mut pause = 1;
+    if let Some(reply) = attempt().await? {
+        return Ok(reply);
+    }
+    if call.in_exec || call.copy.is_some() {
+        return Ok(nothing);
+    }
+    let (mut pause, waiter) = (1, Waiter::new(call, keys));
     loop {
-        if let Some(reply) = attempt().await? {
-            return Ok(reply);
-        }
-        if call.in_exec || call.copy.is_some() {
-            return Ok(nothing);
-        }
         let blocked = Blocked::new(call);
         loop {
             let now = call.store().now_ms();
@@ -51,13 +52,47 @@ pub async fn wait(
             }
             call.io.pause(pause).await;
             pause = (pause + 1).min(LONGEST);
-            // A transaction on several keys must not be disturbed.
-            if !call.front.alone.get() {
+            // A transaction on several keys must not be disturbed, and the first that waits is served first.
+            if !call.front.alone.get() && waiter.is_first() {
                 break;
             }
         }
         drop(blocked);
+        if let Some(reply) = attempt().await? {
+            return Ok(reply);
+        }
     }
+}
+
+/// A place in the order in which this front end's clients began to wait.
+struct Waiter<'a>(&'a Call, u64);
+
+impl Waiter<'_> {
+    fn new<'a>(call: &'a Call, keys: &[Vec<u8>]) -> Waiter<'a> {
+        let mut waiters = call.front.waiters.borrow_mut();
+        let place = waiters.last_key_value().map_or(0, |(last, _)| last + 1);
+        waiters.insert(place, (of_sorted_sets(call), keys.to_vec()));
+        Waiter(call, place)
+    }
+
+    /// Whether no client that began earlier waits for an element of the same keys.
+    fn is_first(&self) -> bool {
+        let waiters = self.0.front.waiters.borrow();
+        let Some((sorted, keys)) = waiters.get(&self.1) else { return true };
+        let same = |other: &(bool, Vec<Vec<u8>>)| other.0 == *sorted && other.1.iter().any(|key| keys.contains(key));
+        !waiters.range(..self.1).any(|(_, other)| same(other))
+    }
+}
+
+impl Drop for Waiter<'_> {
+    fn drop(&mut self) {
+        self.0.front.waiters.borrow_mut().remove(&self.1);
+    }
+}
+
+/// Whether the command waits for a sorted set: those that wait for lists are not in its way.
+fn of_sorted_sets(call: &Call) -> bool {
+    call.arg(0).len() > 1 && call.arg(0)[1].eq_ignore_ascii_case(&b'z')
 }
 
 /// Counts a command as waiting while it lives.

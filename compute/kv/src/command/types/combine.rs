@@ -15,12 +15,13 @@ pub async fn run(name: &str, call: &Call) -> Answered {
         "bzmpop" => {
             let ms = timeout(call.arg(1))?;
             let wanted = Popped::parse(call, 2)?;
-            wait(call, ms, Reply::NullArray, async || wanted.pop(call).await).await
+            wait(call, ms, wanted.0, Reply::NullArray, async || wanted.pop(call).await).await
         }
         "bzpopmax" | "bzpopmin" => {
             let last = call.count() - 1;
             let (ms, largest) = (timeout(call.arg(last))?, name == "bzpopmax");
-            wait(call, ms, Reply::NullArray, async || first(call, &call.args[1..last], largest).await).await
+            let keys = &call.args[1..last];
+            wait(call, ms, keys, Reply::NullArray, async || first(call, keys, largest).await).await
         }
         "zintercard" => {
             let (keys, at) = counted(call, name, 1)?;

@@ -12,21 +12,22 @@ pub async fn run(name: &str, call: &Call) -> Answered {
         "blmove" => {
             let sides = (front(call.arg(3))?, front(call.arg(4))?);
             let ms = timeout(call.arg(5))?;
-            wait(call, ms, Reply::Null, async || shift(call, sides).await).await
+            wait(call, ms, &call.args[1..2], Reply::Null, async || shift(call, sides).await).await
         }
         "blmpop" => {
             let ms = timeout(call.arg(1))?;
             let wanted = Popped::parse(call, 2)?;
-            wait(call, ms, Reply::NullArray, async || wanted.pop(call).await).await
+            wait(call, ms, wanted.0, Reply::NullArray, async || wanted.pop(call).await).await
         }
         "blpop" | "brpop" => {
             let last = call.count() - 1;
             let (ms, front) = (timeout(call.arg(last))?, name == "blpop");
-            wait(call, ms, Reply::NullArray, async || first(call, &call.args[1..last], front).await).await
+            let keys = &call.args[1..last];
+            wait(call, ms, keys, Reply::NullArray, async || first(call, keys, front).await).await
         }
         "brpoplpush" => {
             let ms = timeout(call.arg(3))?;
-            wait(call, ms, Reply::Null, async || shift(call, (false, true)).await).await
+            wait(call, ms, &call.args[1..2], Reply::Null, async || shift(call, (false, true)).await).await
         }
         "lmove" => {
             let sides = (front(call.arg(3))?, front(call.arg(4))?);

@@ -1,0 +1,90 @@
+#!/usr/bin/env python3
+"""Runs units of Redis's own test suite against a front end of `farmem kv`.
+
+usage: redis_tcl.py [--source DIR] [--skip FILE] [--port PORT] [--report FILE] FARMEM [UNIT...]
+
+Without units: those that the store supports, see UNITS. DIR is an unpacked source of Redis 7.0; without it, Debian's
+source package `redis` is fetched. FILE names the tests that are left out, each with its reason. Ends with status 1 if
+a test fails or a unit does not come to its end, with 77 if the source or tclsh cannot be had.
+"""
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+from store import Store, debian_source, skip_list
+
+UNITS = "type/string type/incr expire keyspace scan protocol bitops bitfield multi type/hash type/list type/list-2 type/list-3 type/set type/zset sort"
+# Seconds that a unit may take.
+LIMIT = 500
+OUTCOME = re.compile(r"^\[(ok|err|skip|ignore|exception)\]:? ?(.*)$")
+
+
+def run(unit, source, port, skips, slow):
+    """Counts of a unit's tests by outcome, and its output."""
+    tags = "-needs:debug -needs:repl -needs:config-maxmemory -large-memory" + ("" if slow else " -slow")
+    command = ["tclsh", "tests/test_helper.tcl", "--host", "127.0.0.1", "--port", str(port), "--singledb"]
+    command += ["--ignore-encoding", "--ignore-digest", "--durable", "--skipfile", skips, "--tags", tags]
+    command += ["--single", f"unit/{unit}"]
+    try:
+        said = subprocess.run(command, cwd=source, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                              errors="replace", timeout=LIMIT).stdout
+    except subprocess.TimeoutExpired as expired:
+        said = (expired.stdout or b"").decode(errors="replace") + "\n[exception]: took too long\n"
+    said = re.sub(r"\x1b\[[0-9;]*m", "", said)
+    counts = dict.fromkeys(("ok", "err", "skip", "ignore", "exception"), 0)
+    for line in said.splitlines():
+        found = OUTCOME.match(line)
+        if found:
+            counts[found[1]] += 1
+    counts["ended"] = "All tests passed without errors!" in said or "The following tests failed" in said
+    return counts, said
+
+
+def main():
+    parser = argparse.ArgumentParser(usage=__doc__.split("\n\n")[1])
+    parser.add_argument("--source")
+    parser.add_argument("--skip", default=os.path.join(os.path.dirname(os.path.abspath(__file__)), "redis-7.0.skip"))
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--slow", action="store_true")
+    parser.add_argument("--report")
+    parser.add_argument("farmem")
+    parser.add_argument("units", nargs="*")
+    options = parser.parse_args()
+    if not shutil.which("tclsh"):
+        print("skipped: no tclsh")
+        sys.exit(77)
+    bad, lines = 0, []
+    with tempfile.TemporaryDirectory() as scratch, Store(options.farmem, options.port) as store:
+        source = options.source or debian_source("redis", scratch)
+        if not source:
+            print("skipped: the source package redis cannot be had")
+            sys.exit(77)
+        skips = f"{scratch}/skips"
+        with open(skips, "w") as out:
+            out.write("\n".join(skip_list(options.skip)))
+        for unit in options.units or UNITS.split():
+            counts, said = run(unit, source, store.port, skips, options.slow)
+            failed = counts["err"] + counts["exception"] + (not counts["ended"])
+            bad += failed
+            line = f"{unit}: {counts['ok']} passed, {counts['err']} failed, {counts['skip']} left out by name, "
+            line += f"{counts['ignore']} by tag" + ("" if counts["ended"] else "; it did not come to its end")
+            lines.append(line)
+            print(line, flush=True)
+            if failed:
+                wrong = [n for n, text in enumerate(said.splitlines()) if re.match(r"\[(err|exception)\]", text)]
+                text = said.splitlines()
+                for n in wrong[:100]:
+                    print("    " + "\n    ".join(text[n:n + 4]))
+                if not wrong or not counts["ended"]:
+                    print("    " + "\n    ".join(text[-12:]))
+    if options.report:
+        with open(options.report, "w") as report:
+            report.write("\n".join(lines) + "\n")
+    sys.exit(bool(bad))
+
+
+main()
