@@ -87,10 +87,10 @@ enum Sub {
         store: Store,
     },
 
-    /// Write all of a store to a file, beside which it is written first
+    /// Write a whole store to a file
     Save(Snapshot),
 
-    /// Fill an empty store from a file that `save` has written
+    /// Fill an empty store from a file that save has written
     Restore(Snapshot),
 }
 
