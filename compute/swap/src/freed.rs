@@ -18,6 +18,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 /// Where tracefs is, or may be mounted.
 const TRACING: &str = "/sys/kernel/tracing";
@@ -25,6 +26,10 @@ const TRACING: &str = "/sys/kernel/tracing";
 const OURS: &str = "farmem_swap";
 /// Kernel memory for events, for each CPU, in KiB.
 const BUFFER_KIB: u32 = 1024;
+/// Times that the probe is tried: a watcher whose devices were undone may still have it open.
+const TRIES: u32 = 20;
+/// How long to wait between.
+const TRIES_EVERY: Duration = Duration::from_millis(50);
 /// Bytes of text that are read at once.
 const AT_ONCE: usize = 1 << 16;
 /// A type's place in a swap entry of the kernel's.
@@ -91,14 +96,39 @@ impl Probe {
         if !tracing.join("kprobe_events").exists() {
             return Err(format!("{TRACING} has no kprobe_events"));
         }
-        close();
-        let site = SITES.iter().find(|site| define("freed", site).is_ok());
-        let site = site.ok_or("the kernel takes no probe where it frees slots")?;
-        let opened = define("on", &SWAPON).and_then(|()| Probe::begin(site));
-        opened.map_err(|e| {
+        let mut tries = TRIES;
+        loop {
             close();
-            format!("a probe in the kernel cannot be made: {e}")
-        })
+            match Probe::define() {
+                Err(e) if tries > 0 && e.raw_os_error() == Some(libc::EBUSY) => {
+                    tries -= 1;
+                    std::thread::sleep(TRIES_EVERY);
+                }
+                opened => {
+                    return opened.map_err(|e| {
+                        close();
+                        format!("a probe in the kernel cannot be made: {e}")
+                    });
+                }
+            }
+        }
+    }
+
+    fn define() -> io::Result<Probe> {
+        let mut site = Err(io::ErrorKind::NotFound.into());
+        for tried in &SITES {
+            match define("freed", tried) {
+                Ok(()) => {
+                    site = Ok(tried);
+                    break;
+                }
+                Err(e) if e.raw_os_error() == Some(libc::EBUSY) => return Err(e),
+                Err(e) => site = Err(e),
+            }
+        }
+        let site = site?;
+        define("on", &SWAPON)?;
+        Probe::begin(site)
     }
 
     fn begin(site: &Site) -> io::Result<Probe> {

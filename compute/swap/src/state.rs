@@ -103,6 +103,11 @@ pub fn all(directory: &Path) -> Vec<State> {
     states
 }
 
+/// Whether the device of this number has a file.
+pub fn is_known(directory: &Path, index: u32) -> bool {
+    file(directory, index).exists()
+}
+
 /// Takes over the watch of a device, if nobody has it. `None`: somebody has.
 pub fn adopt(directory: &Path, state: &State) -> Result<Option<Held>, Error> {
     let path = file(directory, state.index);

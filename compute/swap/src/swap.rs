@@ -261,8 +261,8 @@ impl Watch {
         let teller = self.tell();
         let over = self.watch(signals, &died);
         drop(teller);
-        if over == Over::Undone {
-            // Whoever undid it could not: this process had it open.
+        if over == Over::Undone && state::all(Path::new(state::DIRECTORY)).is_empty() {
+            // `--off` could not remove the probe while this process had it open. A new watcher has its own.
             freed::close();
         }
         Ok(over)

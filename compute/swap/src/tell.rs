@@ -14,11 +14,12 @@
 //! the node that nobody needs, until its slot is written again or its cluster is free.
 
 use crate::freed::{Event, Probe, What};
-use crate::state::State;
+use crate::state::{self, State};
 use crate::stream::{Stream, Wanted, dial};
 use farmem_protocol::nbd::{MAX_FREED_BYTES, PAGE, Slots};
 use farmem_sys::process;
 use std::collections::{BTreeMap, VecDeque};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -158,7 +159,10 @@ impl Drop for Teller {
 fn pass_on(mut probe: Probe, told: &mut [Told], silent: Duration, over: &AtomicBool) {
     let mut events = Vec::new();
     let (mut swapped, mut busy) = (None, Instant::now());
-    while !over.load(Ordering::Acquire) {
+    // Whoever has undone all devices cannot remove a probe that is open here.
+    let any_stands =
+        |told: &[Told]| told.iter().any(|told| state::is_known(Path::new(state::DIRECTORY), told.device.state.index));
+    while !over.load(Ordering::Acquire) && any_stands(told) {
         for _ in 0..READS {
             match probe.read(&mut events) {
                 Ok(true) => {}
