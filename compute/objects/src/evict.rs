@@ -108,7 +108,7 @@ impl Evictor {
     }
 
     /// Whether an arrival of this class would push something out.
-    pub fn is_short(&self, class: Class) -> bool {
+    fn is_short(&self, class: Class) -> bool {
         self.left == 0 && self.rooms[class.index].free.len() < LOW
     }
 
@@ -429,13 +429,19 @@ impl Evictor {
         self.done = done;
     }
 
-    /// Takes an object out of its frame, if it is clean and no open scope holds it: it will not be
-    /// used again soon.
-    pub fn drop_clean(&mut self, arena: &Arena, class: Class, word: Word, oldest: u64) {
+    /// A scan is done with an object. Where room is short, it makes room at once, if it is clean
+    /// and no open scope holds it. Else it leaves with the next that the hand meets.
+    pub fn seen(&mut self, arena: &Arena, class: Class, word: Word, oldest: u64) {
         let at = arena.of_word(class, word);
-        if arena.word(at) == word.0 && arena.meta(at) & DIRTY == 0 && arena.meta(at) >> STAMP < oldest {
+        if arena.word(at) != word.0 {
+            return;
+        }
+        let meta = arena.meta(at);
+        if self.is_short(class) && meta & DIRTY == 0 && meta >> STAMP < oldest {
             arena.empty(at, oldest);
             self.free(class, at);
+        } else {
+            arena.set_bits(at, meta | SEEN);
         }
     }
 

@@ -152,9 +152,7 @@ impl Inner {
     /// After a scan has seen an object: it makes room, where room is short.
     pub fn seen(&self, class: Class, word: Word) {
         let evictor = &mut *self.evictor.borrow_mut();
-        if evictor.is_short(class) {
-            evictor.drop_clean(&self.arena, class, word, self.oldest());
-        }
+        evictor.seen(&self.arena, class, word, self.oldest());
     }
 
     /// Looks at the first bytes of objects that are away, where they are.

@@ -107,7 +107,7 @@
 //! }
 //! ```
 //!
-//! ```compile_fail,E0597
+//! ```compile_fail,E0515
 //! use farmem_objects::{FarHashMap, Heap};
 //! fn keeps<'a>(heap: &Heap, map: &'a FarHashMap<u64, u64>) -> Option<&'a u64> {
 //!     let scope = heap.scope();

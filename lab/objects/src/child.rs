@@ -97,21 +97,24 @@ pub struct Found {
 /// # Errors
 /// When the node is not there, or lost.
 pub fn run(options: &Options) -> Result<()> {
-    let found = match options.place {
-        Place::Near => {
-            let found = options.work.iter().map(|&work| near(options, work));
-            found.collect::<Result<Vec<Found>>>()?
-        }
+    println!("{}", serde_json::to_string(&found(options)?)?);
+    Ok(())
+}
+
+/// Runs the programs.
+///
+/// # Errors
+/// As [`run`].
+pub fn found(options: &Options) -> Result<Vec<Found>> {
+    match options.place {
+        Place::Near => options.work.iter().map(|&work| near(options, work)).collect(),
         Place::Shm | Place::Tcp => {
             let way = if options.place == Place::Shm { Transport::Shm } else { Transport::Tcp };
             let node = options.node.as_deref().context("--node is missing")?;
             let heap = Heap::builder().local(options.local).node(node).transport(way).build()?;
-            let found = options.work.iter().map(|&work| far(options, &heap, work));
-            found.collect::<Result<Vec<Found>>>()?
+            options.work.iter().map(|&work| far(options, &heap, work)).collect()
         }
-    };
-    println!("{}", serde_json::to_string(&found)?);
-    Ok(())
+    }
 }
 
 fn object(n: u64) -> Object {
