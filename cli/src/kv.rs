@@ -34,7 +34,7 @@ pub struct Options {
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:6379")]
     listen: Vec<String>,
 
-    /// Local memory for remembering where keys are
+    /// Local memory: a near cache of values, and of where keys are
     #[arg(long, value_name = "SIZE", default_value = "64M")]
     local: Size,
 
@@ -208,7 +208,12 @@ fn refusal(failed: Failed) -> Failure {
         failed if failed.is_loss() => exit::NODE_LOST,
         Failed::ShutOut => exit::NODE_LOST,
         Failed::Memory(_) => exit::NODE_UNUSABLE,
-        Failed::Store { .. } | Failed::Listen { .. } | Failed::System { .. } | Failed::Snapshot { .. } => exit::USAGE,
+        Failed::Store { .. }
+        | Failed::Listen { .. }
+        | Failed::System { .. }
+        | Failed::Snapshot { .. }
+        | Failed::Refused(_)
+        | Failed::WrongType => exit::USAGE,
     };
     Failure { status, line: failed.to_string() }
 }

@@ -3,9 +3,9 @@
 //! One lane, one thread. Verbs are posted as tasks ask for them and sent together, so that commands of
 //! many clients share a round trip. Pieces are rare enough to be taken and given back at once.
 
+use crate::fast::Map;
 use crate::task::{Answer, Verb};
 use farmem::{Addr, Completion, Error, Lane, Memory};
-use std::collections::HashMap;
 use std::time::Duration;
 
 /// A batch under way: verbs without an answer, and the answers.
@@ -20,7 +20,7 @@ struct Batch {
 pub struct Drive {
     memory: Memory,
     lane: Lane,
-    batches: HashMap<u64, Batch>,
+    batches: Map<u64, Batch>,
     /// Batch and place of each verb under way, by tag.
     tags: Vec<(u64, u32)>,
     idle: Vec<usize>,
@@ -38,7 +38,7 @@ impl Drive {
         Ok(Drive {
             memory,
             lane,
-            batches: HashMap::new(),
+            batches: Map::default(),
             tags: Vec::new(),
             idle: Vec::new(),
             ended: Vec::new(),

@@ -15,6 +15,7 @@
 //! * [`task`]: operations as steps that ask for verbs.
 //! * [`layout`], [`object`]: the words and bytes of the store.
 //! * [`shard`], [`index`], [`heap`], [`member`], [`recover`]: the protocol on one node's memory.
+//! * [`lease`]: what the near cache may answer by itself.
 //! * [`store`]: the shards of all nodes as one store.
 //! * [`resp`]: the redis protocol. [`command`]: the commands.
 //! * [`drive`]: verbs on a region of the nodes' memory. [`serve`]: the event loop.
@@ -23,9 +24,12 @@
 
 pub mod command;
 pub mod drive;
+mod embedded;
+mod fast;
 pub mod heap;
 pub mod index;
 pub mod layout;
+pub mod lease;
 pub mod member;
 pub mod object;
 pub mod recover;
@@ -35,3 +39,6 @@ pub mod serve;
 pub mod shard;
 pub mod store;
 pub mod task;
+
+pub use embedded::{Bytes, Store};
+pub use serve::{Config, Failed};

@@ -67,8 +67,8 @@ pub struct Opening {
     pub secret: u64,
     /// Tables of a store that is made now.
     pub geometry: Geometry,
-    /// Slots to remember.
-    pub entries: usize,
+    /// Bytes of its near cache.
+    pub local: u64,
     /// By which nodes tell this process from others that have the region open.
     pub tag: u32,
 }
@@ -85,7 +85,7 @@ impl Opening {
     pub async fn join(self, io: Io) -> Result<Shard, NotOpened> {
         let (root, secret) = self.find(&io, true).await?;
         let me = self.line(&io, root).await?;
-        Ok(Shard::new(root, secret, self.geometry, me, self.tag, self.entries))
+        Ok(Shard::new(root, secret, self.geometry, me, self.tag, self.local))
     }
 
     /// Opens a shard to look at it, without joining. It must be there.
@@ -127,13 +127,13 @@ impl Opening {
         zero[..16].copy_from_slice(words.map(u64::to_le_bytes).as_flattened());
         let words = [MAGIC, self.shape(), 1, self.secret];
         zero[PIECE_HEADER as usize..][..32].copy_from_slice(words.map(u64::to_le_bytes).as_flattened());
-        io.verb(Verb::Write { at, bytes: zero.into() }).await;
+        io.verb(Verb::Write { at, bytes: Rc::new(zero) }).await;
         loop {
             match io.verb(Verb::Cas { at: self.root_word, old: 0, new: at }).await {
                 Answer::Word(0) => return Ok(at),
                 Answer::Word(found) if found == at => return Ok(at),
                 Answer::Word(found) => {
-                    io.verbs(vec![Verb::Write { at, bytes: [0; 16].into() }, Verb::Free { at }]).await;
+                    io.verbs(vec![Verb::Write { at, bytes: Rc::new(vec![0; 16]) }, Verb::Free { at }]).await;
                     return Ok(found);
                 }
                 _ => {}
@@ -167,7 +167,7 @@ pub(crate) fn state(bytes: &[u8], line: usize) -> State {
     State(word(bytes, (head::MEMBERS as usize + line * UNIT as usize) / 8))
 }
 
-fn line_word(bytes: &[u8], line: usize, n: usize) -> u64 {
+pub(crate) fn line_word(bytes: &[u8], line: usize, n: usize) -> u64 {
     word(bytes, (head::MEMBERS as usize + line * UNIT as usize) / 8 + n)
 }
 
@@ -197,29 +197,34 @@ impl Shard {
     /// # Errors
     /// [`Trouble::ShutOut`]: it was taken for dead.
     pub async fn tick(self: &Rc<Shard>, io: &Io, now_ms: u64) -> Result<Ticked, Trouble> {
-        let bytes = self.read(io, self.root, HEAD_BYTES as u32).await;
-        if !is_there(&bytes, self.me) {
+        let seen = self.read(io, self.root, HEAD_BYTES as u32).await;
+        if !is_there(&seen, self.me) {
             self.shut_out.set(true);
+            self.lease.end();
             return Err(Trouble::ShutOut);
         }
-        let (me, epoch) = (usize::from(self.me.line), word(&bytes, head::EPOCH as usize / 8));
+        let (me, epoch) = (usize::from(self.me.line), word(&seen, head::EPOCH as usize / 8));
         let oldest = {
             let mut epochs = self.epochs.borrow_mut();
             epochs.now = epochs.now.max(epoch);
             epochs.under_way.keys().next().copied().unwrap_or(epoch).min(epoch)
         };
-        let others = (0..MEMBERS).filter(|&line| line != me && state(&bytes, line).is_alive());
+        let others = (0..MEMBERS).filter(|&line| line != me && state(&seen, line).is_alive());
         let mut ticked = Ticked::default();
         let (mut all, mut held) = (oldest == epoch, 0);
         for line in others {
             ticked.company = true;
-            all &= line_word(&bytes, line, 2) == epoch;
-            held += line_word(&bytes, line, 3);
+            all &= line_word(&seen, line, 2) == epoch;
+            held += line_word(&seen, line, 3);
         }
         self.others.set(held);
-        let words = [line_word(&bytes, me, 1) + 1, oldest, self.heap.borrow().bytes()];
-        let line =
-            Verb::Write { at: member_at(self.root, me) + 8, bytes: words.map(u64::to_le_bytes).as_flattened().into() };
+        if ticked.company {
+            // Before the heartbeat says that this tick has seen the others.
+            self.lease.end();
+        }
+        let words = [line_word(&seen, me, 1) + 1, oldest, self.heap.borrow().bytes()];
+        let bytes = Rc::new(words.map(u64::to_le_bytes).concat());
+        let line = Verb::Write { at: member_at(self.root, me) + 8, bytes };
         let mut batch = vec![line];
         if all && self.heap.borrow().retired_bytes() > 0 {
             batch.push(Verb::Cas { at: self.root + head::EPOCH, old: epoch, new: epoch + 1 });
@@ -231,7 +236,7 @@ impl Shard {
             ticked.advanced = true;
         }
         self.heap.borrow_mut().reap(self.epoch());
-        (ticked.deaths, ticked.held_up) = self.watch(io, &bytes, now_ms).await;
+        (ticked.deaths, ticked.held_up) = self.watch(io, &seen, now_ms).await;
         Ok(ticked)
     }
 

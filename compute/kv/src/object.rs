@@ -57,9 +57,11 @@ impl Value {
 }
 
 /// An object as it was read.
+///
+/// A clone refers to the same bytes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Object {
-    bytes: Vec<u8>,
+    bytes: Rc<Vec<u8>>,
     kind: Type,
     key: usize,
     value: usize,
@@ -91,24 +93,6 @@ pub fn len(key: &[u8], value: &[u8]) -> u64 {
     (HEADER + key.len() + value.len()) as u64
 }
 
-/// The object's bytes.
-pub fn encode(hash: Hash, key: &[u8], value: &Value, version: u16, now_s: u32) -> Rc<[u8]> {
-    let mut bytes = Vec::with_capacity(HEADER + key.len() + value.bytes.len());
-    bytes.extend_from_slice(&[0; 8]);
-    bytes.extend_from_slice(&hash.0.to_le_bytes());
-    bytes.extend_from_slice(&value.expiry.unwrap_or(0).to_le_bytes());
-    bytes.extend_from_slice(&(key.len() as u32).to_le_bytes());
-    bytes.extend_from_slice(&(value.bytes.len() as u32).to_le_bytes());
-    bytes.extend_from_slice(&[value.kind as u8, 0]);
-    bytes.extend_from_slice(&version.to_le_bytes());
-    bytes.extend_from_slice(&now_s.to_le_bytes());
-    bytes.extend_from_slice(key);
-    bytes.extend_from_slice(&value.bytes);
-    let checksum = xxhash_rust::xxh3::xxh3_64(&bytes[8..]);
-    bytes[..8].copy_from_slice(&checksum.to_le_bytes());
-    bytes.into()
-}
-
 impl Object {
     /// The object at the start of `bytes`, if it is whole and sound.
     pub fn decode(mut bytes: Vec<u8>) -> Option<Object> {
@@ -120,12 +104,35 @@ impl Object {
         let kind = Type::of(bytes[32])?;
         let (key, value) = (word(&bytes, 3) as u32 as usize, (word(&bytes, 3) >> 32) as usize);
         let sound = xxhash_rust::xxh3::xxh3_64(&bytes[8..]) == word(&bytes, 0);
-        sound.then_some(Object { bytes, kind, key, value })
+        sound.then(|| Object { bytes: Rc::new(bytes), kind, key, value })
+    }
+
+    /// The object for a key and its value, to be written to a place that was used `version` times.
+    pub fn new(hash: Hash, key: &[u8], value: &Value, version: u16, now_s: u32) -> Object {
+        let mut bytes = Vec::with_capacity(HEADER + key.len() + value.bytes.len());
+        bytes.extend_from_slice(&[0; 8]);
+        bytes.extend_from_slice(&hash.0.to_le_bytes());
+        bytes.extend_from_slice(&value.expiry.unwrap_or(0).to_le_bytes());
+        bytes.extend_from_slice(&(key.len() as u32).to_le_bytes());
+        bytes.extend_from_slice(&(value.bytes.len() as u32).to_le_bytes());
+        bytes.extend_from_slice(&[value.kind as u8, 0]);
+        bytes.extend_from_slice(&version.to_le_bytes());
+        bytes.extend_from_slice(&now_s.to_le_bytes());
+        bytes.extend_from_slice(key);
+        bytes.extend_from_slice(&value.bytes);
+        let checksum = xxhash_rust::xxh3::xxh3_64(&bytes[8..]);
+        bytes[..8].copy_from_slice(&checksum.to_le_bytes());
+        Object { bytes: Rc::new(bytes), kind: value.kind, key: key.len(), value: value.bytes.len() }
     }
 
     /// The object of a value that is not stored yet.
-    pub fn of(key: &[u8], value: &Value) -> Option<Object> {
-        Object::decode(encode(Hash::of(key), key, value, 0, 0).to_vec())
+    pub fn of(key: &[u8], value: &Value) -> Object {
+        Object::new(Hash::of(key), key, value, 0, 0)
+    }
+
+    /// All of its bytes.
+    pub(crate) fn bytes(&self) -> &Rc<Vec<u8>> {
+        &self.bytes
     }
 
     /// The checksum of all else.
@@ -181,7 +188,7 @@ mod tests {
     #[test]
     fn an_object_is_what_was_written() {
         let value = Value { kind: Type::Hash, expiry: Some(77), bytes: b"value".to_vec() };
-        let bytes = encode(Hash::of(b"key"), b"key", &value, 5, 9).to_vec();
+        let bytes = Object::new(Hash::of(b"key"), b"key", &value, 5, 9).bytes.to_vec();
         let object = Object::decode([&bytes[..], &[1; 30]].concat()).expect("sound");
         assert_eq!((object.key(), object.value(), object.kind()), (&b"key"[..], &b"value"[..], Type::Hash));
         assert_eq!((object.expiry(), object.written_s(), object.hash()), (Some(77), 9, Hash::of(b"key")));

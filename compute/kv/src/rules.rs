@@ -21,10 +21,16 @@ pub enum Bug {
     BlindForever,
     /// A silent front end is declared dead although its verbs may still take effect.
     DeclareUnfenced,
+    /// A front end that joins changes the store before the others know of it.
+    JoinAtOnce,
+    /// What was cached before others served the store is believed after they have left.
+    TrustOldEra,
+    /// What was read while its key was being changed is kept.
+    KeepUnderWrite,
 }
 
 /// All of the above, for tests.
-pub const BUGS: [Bug; 9] = [
+pub const BUGS: [Bug; 12] = [
     Bug::CommitUnchecked,
     Bug::SparePending,
     Bug::CopyPending,
@@ -34,6 +40,9 @@ pub const BUGS: [Bug; 9] = [
     Bug::SkipKey,
     Bug::BlindForever,
     Bug::DeclareUnfenced,
+    Bug::JoinAtOnce,
+    Bug::TrustOldEra,
+    Bug::KeepUnderWrite,
 ];
 
 /// The rules in force.

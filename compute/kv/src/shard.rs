@@ -3,8 +3,9 @@
 use crate::heap::{Heap, Held};
 use crate::index::{Cache, Trie};
 use crate::layout::{At, Geometry, Hash, Kind, Member, Owner, Slot, class_of};
+use crate::lease::{Lease, Writes};
 use crate::member::Watched;
-use crate::object::{self, Value};
+use crate::object::{Object, Value};
 use crate::rules::{Bug, Rules};
 use crate::task::{Answer, Io, Verb};
 use std::cell::{Cell, RefCell};
@@ -55,6 +56,8 @@ pub struct Counters {
     pub verbs: Cell<u64>,
     /// Splits of tables that this front end finished.
     pub splits: Cell<u64>,
+    /// Reads that took no verb.
+    pub near: Cell<u64>,
     /// Looks into the index that a cached slot saved.
     pub warm: Cell<u64>,
     /// Looks into the index.
@@ -93,6 +96,9 @@ pub struct Shard {
     pub(crate) heap: RefCell<Heap>,
     pub(crate) trie: RefCell<Trie>,
     pub(crate) cache: RefCell<Cache>,
+    /// Whether this front end may count on being alone.
+    pub lease: Lease,
+    pub(crate) writes: Writes,
     pub(crate) epochs: RefCell<Epochs>,
     pub(crate) splitting: RefCell<HashSet<At>>,
     pub(crate) watch: RefCell<Vec<Watched>>,
@@ -123,7 +129,7 @@ impl Drop for Section {
 
 impl Shard {
     /// Knows nothing yet but where it is and whose.
-    pub fn new(root: At, secret: u64, geometry: Geometry, me: Member, tag: u32, entries: usize) -> Shard {
+    pub fn new(root: At, secret: u64, geometry: Geometry, me: Member, tag: u32, local: u64) -> Shard {
         Shard {
             node: (root >> crate::layout::NODE_SHIFT) as u8,
             root,
@@ -139,7 +145,9 @@ impl Shard {
             counters: Counters::default(),
             heap: RefCell::default(),
             trie: RefCell::new(Trie::new(root, geometry)),
-            cache: RefCell::new(Cache::new(entries)),
+            cache: RefCell::new(Cache::new(local)),
+            lease: Lease::default(),
+            writes: Writes::default(),
             epochs: RefCell::default(),
             splitting: RefCell::default(),
             watch: RefCell::default(),
@@ -236,7 +244,7 @@ impl Shard {
             return None;
         };
         let words = [self.owner(kind, class).word(self.secret, at), Owner::second(self.secret, at)];
-        self.verbs(io, vec![Verb::Write { at, bytes: words.map(u64::to_le_bytes).as_flattened().into() }]).await;
+        self.verbs(io, vec![Verb::Write { at, bytes: Rc::new(words.map(u64::to_le_bytes).concat()) }]).await;
         Some((at, bytes))
     }
 
@@ -246,7 +254,7 @@ impl Shard {
 
     /// Gives a piece back to the node. Its header goes first, so that nobody takes it for one any more.
     pub(crate) async fn release(&self, io: &Io, at: At) {
-        self.verbs(io, vec![Verb::Write { at, bytes: [0; 16].into() }, Verb::Free { at }]).await;
+        self.verbs(io, vec![Verb::Write { at, bytes: Rc::new(vec![0; 16]) }, Verb::Free { at }]).await;
     }
 
     /// Gives pieces of which nothing is used back to the node.
@@ -259,10 +267,9 @@ impl Shard {
     }
 
     /// The object for a value, and its slot.
-    pub(crate) fn made(&self, hash: Hash, key: &[u8], value: &Value, held: &Held) -> (Verb, Slot) {
-        let bytes = object::encode(hash, key, value, held.version, (self.now_ms.get() / 1000) as u32);
-        let slot = Slot::new(hash.fingerprint(), held.class, held.version, held.at);
-        (Verb::Write { at: held.at, bytes }, slot)
+    pub(crate) fn made(&self, hash: Hash, key: &[u8], value: &Value, held: &Held) -> (Object, Slot) {
+        let object = Object::new(hash, key, value, held.version, (self.now_ms.get() / 1000) as u32);
+        (object, Slot::new(hash.fingerprint(), held.class, held.version, held.at))
     }
 
     /// The slot's object is not in the index any more.
@@ -279,6 +286,11 @@ impl Shard {
     /// Bytes of pieces that this front end holds.
     pub fn bytes(&self) -> u64 {
         self.heap.borrow().bytes()
+    }
+
+    /// Bytes that wait for the epoch.
+    pub fn retired_bytes(&self) -> u64 {
+        self.heap.borrow().retired_bytes()
     }
 
     /// The epoch as last read.

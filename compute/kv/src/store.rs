@@ -64,6 +64,9 @@ pub struct Cursor {
 const PATH_BITS: u32 = ROOT_BITS + MAX_DEPTH;
 const BUCKET_BITS: u32 = 7;
 
+/// Samples of keys that are looked at to make room.
+const SAMPLES: u32 = 64;
+
 impl Cursor {
     /// As clients see it: 0 is the start.
     pub fn word(self) -> u64 {
@@ -97,6 +100,25 @@ impl Store {
     /// Tells the time.
     pub fn set_now_ms(&self, now_ms: u64) {
         self.shards.iter().for_each(|shard| shard.now_ms.set(now_ms));
+    }
+
+    /// Tells the time of a clock that never goes back, in milliseconds. Requests that come after this may take effect at
+    /// that time no more.
+    pub fn set_clock_ms(&self, clock_ms: u64) {
+        self.shards.iter().for_each(|shard| shard.lease.now_ms.set(clock_ms));
+    }
+
+    /// The key's object, if that can be told without a verb: this front end is alone and has it.
+    pub fn near(&self, key: &[u8]) -> Option<Object> {
+        let hash = Hash::of(key);
+        let shard = &self.shards[hash.shard(self.shards.len())];
+        let (_, object) = shard.near(key, hash)?;
+        if self.has_ended(&object) {
+            return None;
+        }
+        Store::count(&shard.counters.near);
+        Store::count(&self.figures.hits);
+        Some(object)
     }
 
     /// A number below `bound`.
@@ -329,6 +351,7 @@ impl Store {
     /// Takes every key out.
     pub async fn clear(&self, io: &Io) -> Result<(), Trouble> {
         for shard in &self.shards {
+            let _writing = shard.writing(None);
             shard
                 .each_table(io, |slots| {
                     slots.iter().filter(|(_, slot)| slot.is_used() && !slot.is_pending()).copied().collect()
@@ -355,11 +378,15 @@ impl Store {
             return Err(Trouble::Full);
         }
         let mut evicted = 0;
-        for _ in 0..32 {
+        for look in 0..SAMPLES {
             let sampled = self.sample(io, shard).await?;
             let hot = |object: &Object| shard.cache.borrow().is_hot(object.key(), object.hash());
             let oldest = |object: &&Object| (!self.has_ended(object), hot(object), object.written_s());
             let Some(victim) = sampled.iter().min_by_key(oldest) else { break };
+            // A sample of nothing but keys in use tells of no idle one: look elsewhere first.
+            if look < SAMPLES / 2 && !self.has_ended(victim) && hot(victim) {
+                continue;
+            }
             if !matches!(shard.remove(io, victim.key()).await?, Removed::Absent) {
                 Store::count(&self.figures.evicted);
                 evicted += 1;

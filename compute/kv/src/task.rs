@@ -38,7 +38,7 @@ pub enum Verb {
         /// The first byte.
         at: u64,
         /// The bytes.
-        bytes: Rc<[u8]>,
+        bytes: Rc<Vec<u8>>,
     },
     /// CAS of one aligned word.
     Cas {

@@ -28,7 +28,7 @@ impl Front {
         let mut drive = Drive::new(memory.connect().unwrap()).unwrap();
         let (root_word, tag) = (drive.root_word(0), drive.member_tag());
         let opening =
-            Opening { node: 0, shards: 1, root_word, secret: 77, geometry: Geometry::STORE, entries: 1000, tag };
+            Opening { node: 0, shards: 1, root_word, secret: 77, geometry: Geometry::STORE, local: 1 << 20, tag };
         let mut shard = run(&mut drive, Task::new(|io| opening.join(io))).unwrap();
         shard.rules = rules;
         Front { drive, shard: Rc::new(shard) }

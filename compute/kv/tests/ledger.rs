@@ -13,17 +13,21 @@ use world::Memory;
 /// Two front ends with room in their pieces, and the key `known`, which both have just seen.
 fn scene() -> (Memory, Rc<Shard>, Rc<Shard>) {
     let mut memory = Memory::default();
-    let [one, other] = [(), ()].map(|()| memory.join(Geometry::STORE, Rules::SOUND, 1000));
+    let [one, other] = [(), ()].map(|()| memory.join(Geometry::STORE, Rules::SOUND, 64 << 10));
     for shard in [&one, &other] {
         // Takes a piece, so that what follows is not charged for it.
         let held = Rc::clone(shard);
         memory.run(Task::new(|io| async move { held.put(&io, b"room", &value("x")).await })).expect("room");
     }
-    let first = Rc::clone(&one);
-    memory.run(Task::new(|io| async move { first.put(&io, b"known", &value("1")).await })).expect("room");
-    for shard in [&one, &other] {
-        let shard = Rc::clone(shard);
-        memory.run(Task::new(|io| async move { shard.find(&io, b"known").await.map(drop) })).expect("sound");
+    // The near cache keeps no object of a size like this, only its slot.
+    for (key, bytes) in [(&b"known"[..], 1), (b"large", 3000)] {
+        let first = Rc::clone(&one);
+        let put = move |io| async move { first.put(&io, key, &value(&"1".repeat(bytes))).await };
+        memory.run(Task::new(put)).expect("room");
+        for shard in [&one, &other] {
+            let shard = Rc::clone(shard);
+            memory.run(Task::new(|io| async move { shard.find(&io, key).await.map(drop) })).expect("sound");
+        }
     }
     (memory, one, other)
 }
@@ -56,7 +60,8 @@ fn cost(memory: &mut Memory, shard: &Rc<Shard>, op: Op) -> (u64, u64) {
 fn each_operation_costs_what_it_should() {
     // verbs, round trips
     for (known, op, expected) in [
-        (true, Op::Get("known"), (2, 1)),
+        (true, Op::Get("known"), (1, 1)),
+        (true, Op::Get("large"), (2, 1)),
         (false, Op::Get("known"), (3, 2)),
         (false, Op::Get("absent"), (2, 1)),
         (true, Op::Set("known"), (2, 1)),
@@ -84,14 +89,29 @@ fn what_another_changed_costs_one_look_more() {
     let (mut memory, one, other) = scene();
     assert_eq!(cost(&mut memory, &other, Op::Set("known")), (2, 1));
     // The slot is not what it was: both buckets, then the object.
-    assert_eq!(cost(&mut memory, &one, Op::Get("known")), (5, 3));
-    assert_eq!(cost(&mut memory, &one, Op::Get("known")), (2, 1));
+    assert_eq!(cost(&mut memory, &one, Op::Get("known")), (4, 3));
+    assert_eq!(cost(&mut memory, &one, Op::Get("known")), (1, 1));
+}
+
+#[test]
+fn a_front_end_that_is_alone_reads_without_a_verb() {
+    let mut memory = Memory::default();
+    let shard = memory.join(Geometry::STORE, Rules::SOUND, 64 << 10);
+    let ticks = Rc::clone(&shard);
+    memory.run(Task::new(|io| async move { ticks.tick(&io, 0).await })).expect("alive");
+    shard.lease.renew(0, 0);
+    cost(&mut memory, &shard, Op::Set("known"));
+    assert_eq!(cost(&mut memory, &shard, Op::Get("known")), (0, 0));
+    assert_eq!(cost(&mut memory, &shard, Op::Set("known")), (2, 1));
+    assert_eq!(cost(&mut memory, &shard, Op::Get("known")), (0, 0));
+    shard.lease.now_ms.set(farmem_kv::member::STALE_MS);
+    assert_eq!(cost(&mut memory, &shard, Op::Get("known")), (1, 1), "the lease is over");
 }
 
 #[test]
 fn updates_for_ever_take_no_more_memory() {
     let mut memory = Memory::default();
-    let shard = memory.join(Geometry::STORE, Rules::SOUND, 100);
+    let shard = memory.join(Geometry::STORE, Rules::SOUND, 64 << 10);
     let mut most = 0;
     for round in 0..3000u64 {
         cost(&mut memory, &shard, Op::Set("known"));
@@ -154,5 +174,5 @@ fn a_dead_front_ends_memory_is_taken_over() {
     assert!(adopted > 0 && other.bytes() >= before);
     let shard = Rc::clone(&other);
     let count = memory.run(Task::new(|io| async move { shard.count(&io).await }));
-    assert_eq!((count.problems, count.keys), (Vec::<String>::new(), 202));
+    assert_eq!((count.problems, count.keys), (Vec::<String>::new(), 203));
 }

@@ -239,7 +239,7 @@ impl Copy {
 
     /// Another value, or none.
     pub fn put(&self, value: Option<Value>) {
-        *self.object.borrow_mut() = value.as_ref().and_then(|value| Object::of(&self.key, value));
+        *self.object.borrow_mut() = value.as_ref().map(|value| Object::of(&self.key, value));
         *self.change.borrow_mut() = Some(value);
     }
 

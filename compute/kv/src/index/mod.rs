@@ -24,15 +24,20 @@ mod split;
 pub(crate) use split::slots;
 mod trie;
 
-pub use cache::{Cache, ENTRY_BYTES, Known};
+pub use cache::{Cache, Known};
 pub use trie::Trie;
 
 use crate::layout::{At, Hash, LARGE, LARGE_FIRST, SLOTS, Slot, UNIT, class_bytes, word};
+use crate::lease::Writing;
 use crate::object::{self, Header, Object, Value};
 use crate::rules::Bug;
 use crate::shard::{ATTEMPTS, Section, Shard, Trouble};
 use crate::task::{Answer, Io, Verb};
 use std::rc::Rc;
+
+/// Epochs for which an unchanged slot means an unchanged object. A place is used again [`crate::heap::GRACE`] epochs after
+/// the last time at the earliest, and its version comes round after 4096 times.
+const TRUSTED: u64 = 4096;
 
 /// A key's object and the slot that referred to it.
 #[derive(Debug)]
@@ -46,6 +51,14 @@ pub struct Found {
     table: At,
     /// While it lives nothing of this is reused.
     section: Section,
+}
+
+/// An object that is to be linked.
+struct Made<'a> {
+    object: &'a Object,
+    at: At,
+    slot: Slot,
+    writing: &'a Writing,
 }
 
 /// How an insert ended.
@@ -71,13 +84,11 @@ enum Seen {
 type Slots = Vec<(At, Slot)>;
 
 impl Shard {
-    fn remember(&self, key: &[u8], hash: Hash, known: Known) {
-        self.cache.borrow_mut().put(key, hash, known);
-    }
-
-    fn known(&self, key: &[u8], hash: Hash) -> Option<Known> {
-        let known = self.cache.borrow_mut().get(key, hash)?;
-        (known.table == self.trie.borrow().table(hash)).then_some(known)
+    /// A key's slot as it is known here, and its object if that is here.
+    fn known(&self, key: &[u8], hash: Hash) -> Option<(Known, Option<Object>)> {
+        let mut cache = self.cache.borrow_mut();
+        let (known, object) = cache.get(key, hash)?;
+        (known.table == self.trie.borrow().table(hash)).then(|| (known, object.cloned()))
     }
 
     fn bucket_verbs(&self, table: At, hash: Hash) -> [Verb; 2] {
@@ -148,20 +159,21 @@ impl Shard {
         Seen::Absent(alike)
     }
 
-    /// The key's object: one round trip if its slot is known, else two.
+    /// The key's object: no verb if this front end is alone and has it, one round trip if its slot is known, else two.
     pub async fn find(self: &Rc<Shard>, io: &Io, key: &[u8]) -> Result<Option<Found>, Trouble> {
         let (hash, section) = (Hash::of(key), self.section());
-        if let Some(known) = self.known(key, hash) {
+        if let Some((Known { table, slot_at, slot, .. }, object)) = self.near(key, hash) {
+            self.counters.near.set(self.counters.near.get() + 1);
+            return Ok(Some(Found { slot_at, slot, object, table, section }));
+        }
+        let (era, quiet) = (self.lease.era(), self.writes.quiet(hash));
+        if let Some((known, cached)) = self.known(key, hash) {
             self.counters.warm.set(self.counters.warm.get() + 1);
-            let object = Verb::Read { at: known.slot.at(self.node), len: known.len };
-            let answers = self.verbs(io, vec![Verb::Read { at: known.slot_at, len: 8 }, object]).await;
-            if let [Answer::Bytes(slot), Answer::Bytes(object)] = &answers[..]
-                && Slot(word(slot, 0)) == known.slot
-                && let Some(object) = Object::decode(object.clone())
-                && object.key() == key
-            {
+            let cached = cached.filter(|_| section.epoch < known.epoch + TRUSTED);
+            let known = Known { epoch: section.epoch, era, ..known };
+            if let Some(object) = self.verify(io, key, known, cached).await {
                 let Known { table, slot_at, slot, .. } = known;
-                self.remember(key, hash, Known { epoch: section.epoch, ..known });
+                self.remember(key, hash, known, &object, quiet);
                 return Ok(Some(Found { slot_at, slot, object, table, section }));
             }
             self.cache.borrow_mut().forget(key, hash);
@@ -174,7 +186,8 @@ impl Shard {
             match self.look(io, key, hash, table, &slots).await {
                 Seen::Key(slot_at, slot, object) => {
                     let (len, expiry) = (object.len(), object.expiry().unwrap_or(0));
-                    self.remember(key, hash, Known { table, slot_at, slot, len, expiry, epoch: section.epoch });
+                    let known = Known { table, slot_at, slot, len, expiry, epoch: section.epoch, era };
+                    self.remember(key, hash, known, &object, quiet);
                     return Ok(Some(Found { slot_at, slot, object, table, section }));
                 }
                 Seen::Absent(_) => return Ok(None),
@@ -198,14 +211,13 @@ impl Shard {
     /// Stores the value if the key is absent: three round trips.
     pub async fn insert(self: &Rc<Shard>, io: &Io, key: &[u8], value: &Value) -> Result<Inserted, Trouble> {
         let (hash, section) = (Hash::of(key), self.section());
+        let writing = self.writing(Some(hash));
         let held = self.hold(io, object::len(key, &value.bytes)).await?;
-        let (write, slot) = self.made(hash, key, value, &held);
-        let ended = self.insert_slot(io, key, hash, write, slot, section).await;
+        let (object, slot) = self.made(hash, key, value, &held);
+        let made = Made { object: &object, at: held.at, slot, writing: &writing };
+        let ended = self.insert_slot(io, key, hash, made, section).await;
         match ended {
-            Ok(Inserted::Done) => {
-                self.heap.borrow_mut().linked(held.at, hash.0);
-                self.cache.borrow_mut().expires(key, hash, value.expiry.unwrap_or(0));
-            }
+            Ok(Inserted::Done) => self.heap.borrow_mut().linked(held.at, hash.0),
             // Whether the slot is there is not known: the place stays held.
             Err(Trouble::Unsettled) => {}
             Ok(Inserted::Exists(_)) | Err(_) => self.heap.borrow_mut().give_back(held.at),
@@ -218,15 +230,11 @@ impl Shard {
         io: &Io,
         key: &[u8],
         hash: Hash,
-        write: Verb,
-        slot: Slot,
+        made: Made<'_>,
         section: Section,
     ) -> Result<Inserted, Trouble> {
-        let len = match &write {
-            Verb::Write { bytes, .. } => bytes.len() as u32,
-            _ => 0,
-        };
-        let mut write = Some(write);
+        let (slot, era) = (made.slot, self.lease.era());
+        let mut write = Some(Verb::Write { at: made.at, bytes: Rc::clone(made.object.bytes()) });
         for attempt in 0..ATTEMPTS {
             self.hesitate(io, attempt).await?;
             let table = self.trie.borrow().table(hash);
@@ -263,8 +271,9 @@ impl Shard {
             }
             match self.swap(io, at, slot.pending().0, slot.0).await? {
                 Ok(()) => {
-                    let epoch = section.epoch;
-                    self.remember(key, hash, Known { table, slot_at: at, slot, len, expiry: 0, epoch });
+                    let (len, expiry) = (made.object.len(), made.object.expiry().unwrap_or(0));
+                    let known = Known { table, slot_at: at, slot, len, expiry, epoch: section.epoch, era };
+                    self.remember_written(key, hash, known, Some(made.object), made.writing);
                     return Ok(Inserted::Done);
                 }
                 // Undone by another insert of this key, or frozen.
@@ -349,6 +358,7 @@ impl Shard {
             len: found.object.len(),
             expiry: found.object.expiry().unwrap_or(0),
             epoch,
+            era: 0,
         };
         self.exchange(io, key, hash, known, value).await
     }
@@ -361,27 +371,31 @@ impl Shard {
         known: Known,
         value: Option<&Value>,
     ) -> Result<bool, Trouble> {
-        let section = self.section();
+        let (section, writing, era) = (self.section(), self.writing(Some(hash)), self.lease.era());
+        let Known { slot_at: at, slot: old, table, .. } = known;
         let mut made = None;
+        let mut batch = Vec::with_capacity(2);
         if let Some(value) = value {
             let held = self.hold(io, object::len(key, &value.bytes)).await?;
-            let (write, slot) = self.made(hash, key, value, &held);
-            made = Some((held, write, slot));
+            let (object, slot) = self.made(hash, key, value, &held);
+            batch.push(Verb::Write { at: held.at, bytes: Rc::clone(object.bytes()) });
+            made = Some((held, object, slot));
         }
-        let Known { slot_at: at, slot: old, table, .. } = known;
         let new = made.as_ref().map_or(0, |(_, _, slot)| slot.0);
-        let write = made.as_ref().map(|(_, write, _)| write.clone());
-        let batch = write.into_iter().chain([Verb::Cas { at, old: old.0, new }]).collect();
+        batch.push(Verb::Cas { at, old: old.0, new });
         let answer = self.verbs(io, batch).await.pop().unwrap_or(Answer::Unknown);
         let ended = self.settle(io, at, old.0, new, answer).await;
+        if !matches!(ended, Ok(Ok(()))) || made.is_none() {
+            self.cache.borrow_mut().forget(key, hash);
+        }
         match ended {
             Ok(Ok(())) => {
                 self.retire(old);
-                self.cache.borrow_mut().forget(key, hash);
-                if let (Some((held, _, slot)), Some(value)) = (made, value) {
+                if let Some((held, object, slot)) = made {
                     self.heap.borrow_mut().linked(held.at, hash.0);
-                    let (len, expiry) = (object::len(key, &value.bytes) as u32, value.expiry.unwrap_or(0));
-                    self.remember(key, hash, Known { table, slot_at: at, slot, len, expiry, epoch: section.epoch });
+                    let (len, expiry) = (object.len(), object.expiry().unwrap_or(0));
+                    let known = Known { table, slot_at: at, slot, len, expiry, epoch: section.epoch, era };
+                    self.remember_written(key, hash, known, Some(&object), &writing);
                 }
                 Ok(true)
             }
@@ -389,7 +403,6 @@ impl Shard {
                 if let Some((held, ..)) = made {
                     self.heap.borrow_mut().give_back(held.at);
                 }
-                self.cache.borrow_mut().forget(key, hash);
                 if Slot(found).is_frozen() {
                     self.split(io, table, hash).await?;
                 }
@@ -402,8 +415,10 @@ impl Shard {
     /// A key's slot as it is known here, if it may be replaced unseen: it was verified so lately that its object's
     /// place cannot have been used for another since.
     fn fresh(&self, key: &[u8], hash: Hash, section: &Section) -> Option<Known> {
-        let known = self.known(key, hash)?;
-        let fresh = known.epoch + 1 >= section.epoch || self.rules.broken(Bug::BlindForever);
+        let known = self.known(key, hash)?.0;
+        let era = self.lease.era();
+        let alone = era > 0 && known.era == era && self.writes.quiet(hash).is_some();
+        let fresh = alone || known.epoch + 1 >= section.epoch || self.rules.broken(Bug::BlindForever);
         (fresh && known.expiry == 0).then_some(known)
     }
 

@@ -67,7 +67,7 @@ impl Shard {
             }
         };
         let written = self.pair(io, &frozen, leaf.depth, table, pair).await;
-        let batch = vec![Verb::Write { at: pair, bytes: written.into() }, Verb::Cas { at: table, old: 0, new: pair }];
+        let batch = vec![Verb::Write { at: pair, bytes: Rc::new(written) }, Verb::Cas { at: table, old: 0, new: pair }];
         let answer = self.verbs(io, batch).await.pop().unwrap_or(Answer::Unknown);
         match self.settle(io, table, 0, pair, answer).await? {
             Ok(()) => {

@@ -3,8 +3,8 @@
 //! Missing tables are found by the `forward` words: an outdated table is frozen and says where its
 //! keys went. Split tables stay where they are, so that anyone who knows an old one finds the way.
 
+use crate::fast::Map;
 use crate::layout::{At, Geometry, Hash, MAX_DEPTH, PIECE_HEADER, ROOT_BITS};
-use std::collections::HashMap;
 
 /// See the module.
 #[derive(Debug)]
@@ -12,7 +12,7 @@ pub struct Trie {
     root: At,
     geometry: Geometry,
     /// Where the pair is that a table forwards to: its first table.
-    forward: HashMap<At, At>,
+    forward: Map<At, At>,
 }
 
 /// A table on its path.
@@ -31,7 +31,7 @@ const PATH_BITS: u32 = ROOT_BITS + MAX_DEPTH;
 impl Trie {
     /// Knows the first tables.
     pub fn new(root: At, geometry: Geometry) -> Trie {
-        Trie { root, geometry, forward: HashMap::new() }
+        Trie { root, geometry, forward: Map::default() }
     }
 
     /// The table that is to have a key.

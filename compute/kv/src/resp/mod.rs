@@ -5,5 +5,5 @@ mod reply;
 mod request;
 
 pub use glob::matches;
-pub use reply::{Reply, double};
+pub use reply::{Reply, bulk, double};
 pub use request::{Limits, Parser, Request};

@@ -53,12 +53,11 @@ impl Reply {
             Reply::Ok => out.extend_from_slice(b"+OK\r\n"),
             Reply::Line(text) => line(out, b'+', text),
             Reply::Error(text) => line(out, b'-', &text.replace(['\r', '\n'], " ")),
-            Reply::Int(number) => line(out, b':', &number.to_string()),
-            Reply::Bulk(bytes) => {
-                line(out, b'$', &bytes.len().to_string());
-                out.extend_from_slice(bytes);
-                out.extend_from_slice(b"\r\n");
+            Reply::Int(number) => {
+                out.push(b':');
+                digits(out, *number);
             }
+            Reply::Bulk(bytes) => bulk(out, bytes),
             Reply::Null | Reply::NullArray if version >= 3 => out.extend_from_slice(b"_\r\n"),
             Reply::Null => out.extend_from_slice(b"$-1\r\n"),
             Reply::NullArray => out.extend_from_slice(b"*-1\r\n"),
@@ -82,6 +81,32 @@ impl Reply {
             Reply::Silence => {}
         }
     }
+}
+
+/// Appends bytes with their length in front.
+pub fn bulk(out: &mut Vec<u8>, bytes: &[u8]) {
+    out.push(b'$');
+    digits(out, bytes.len() as i64);
+    out.extend_from_slice(bytes);
+    out.extend_from_slice(b"\r\n");
+}
+
+/// Appends a number and the line's end.
+fn digits(out: &mut Vec<u8>, number: i64) {
+    let (mut text, mut at, mut left) = ([0; 20], 20, number.unsigned_abs());
+    loop {
+        at -= 1;
+        text[at] = b'0' + (left % 10) as u8;
+        left /= 10;
+        if left == 0 {
+            break;
+        }
+    }
+    if number < 0 {
+        out.push(b'-');
+    }
+    out.extend_from_slice(&text[at..]);
+    out.extend_from_slice(b"\r\n");
 }
 
 fn line(out: &mut Vec<u8>, sign: u8, text: &str) {

@@ -46,6 +46,38 @@ impl Parser {
         self.bytes.extend_from_slice(bytes);
     }
 
+    /// If a GET that has come in full is next: its key, and where it ends.
+    pub fn get(&self) -> Option<(&[u8], usize)> {
+        const HEAD: &[u8] = b"*2\r\n$3\r\nGET\r\n$";
+        if self.open.is_some() {
+            return None;
+        }
+        let rest = self.bytes.get(self.at..)?;
+        let (head, mut tail) = rest.split_at_checked(HEAD.len())?;
+        if !head.eq_ignore_ascii_case(HEAD) {
+            return None;
+        }
+        let mut len = 0;
+        // As many digits as the longest key has that an object can have.
+        for digits in 0..8 {
+            match tail {
+                [digit @ b'0'..=b'9', more @ ..] => (len, tail) = (len * 10 + usize::from(digit - b'0'), more),
+                [b'\r', b'\n', more @ ..] if digits > 0 => {
+                    let (key, after) = more.split_at_checked(len)?;
+                    let end = self.at + (rest.len() - after.len()) + 2;
+                    return after.starts_with(b"\r\n").then_some((key, end));
+                }
+                _ => return None,
+            }
+        }
+        None
+    }
+
+    /// Takes what ends there, as [`Parser::get`] said.
+    pub fn skip(&mut self, end: usize) {
+        self.at = end;
+    }
+
     /// Bytes that are waiting to be taken.
     pub fn waiting(&self) -> usize {
         self.bytes.len() - self.at

@@ -65,6 +65,8 @@ pub struct Background {
 
 impl Background {
     /// Of a store that was just joined.
+    ///
+    /// Its clock counts from `now`.
     pub fn new(store: &Rc<Store>, now: Instant) -> Background {
         let state = |shard: &Rc<Shard>| State {
             shard: Rc::clone(shard),
@@ -155,6 +157,10 @@ impl Background {
                 let ticked = ticked?;
                 let state = &mut self.shards[n];
                 (state.ticking, state.renewed) = (false, state.begun);
+                if !ticked.company {
+                    let since = |at: Instant| at.duration_since(self.start).as_millis() as u64;
+                    state.shard.lease.renew(since(state.begun), since(now));
+                }
                 state.company |= ticked.company;
                 let waits = state.shard.heap.borrow().retired_bytes() > 0;
                 // Others wait for this front end's epoch as it waits for theirs.

@@ -1,8 +1,9 @@
 //! A client's connection: bytes in, requests, replies in order, bytes out.
 
-use crate::command::{Client, find};
+use crate::command::{Client, Front, find};
 use crate::layout::Hash;
-use crate::resp::{Limits, Parser, Reply, Request};
+use crate::object::Type;
+use crate::resp::{Limits, Parser, Reply, Request, bulk};
 use crate::shard::Trouble;
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -61,6 +62,8 @@ pub struct Connection {
     pub broken: bool,
     /// There may be bytes to read.
     pub readable: bool,
+    /// Bytes have come since this was last looked at.
+    pub filled: bool,
 }
 
 impl Connection {
@@ -83,6 +86,7 @@ impl Connection {
             ended: false,
             broken: false,
             readable: true,
+            filled: false,
         }
     }
 
@@ -109,6 +113,39 @@ impl Connection {
         }
         self.broken = now.duration_since(*self.stuck.get_or_insert(now)) >= patience;
         self.broken
+    }
+
+    /// Answers GETs of keys whose values are here, as long as such come next and nothing before them is unanswered.
+    /// `clock` tells the time, in ms, after their bytes have come.
+    pub fn answer_near(&mut self, front: &Front, clock: impl Fn() -> u64) {
+        let (client, store) = (&self.client, &front.store);
+        let held_up = self.next.is_some() || !self.begun.is_empty() || client.collects() || !client.authenticated.get();
+        // With a threshold of 0 every command is to be logged.
+        if held_up || client.closing.get() || self.broken || front.stats.threshold_us.get() == 0 {
+            return;
+        }
+        if self.parser.waiting() == 0 && self.readable && !self.ended {
+            self.fill();
+        }
+        if !std::mem::take(&mut self.filled) && self.parser.waiting() == 0 {
+            return;
+        }
+        store.set_clock_ms(clock());
+        let mut answered = 0;
+        while !self.is_full()
+            && let Some((key, end)) = self.parser.get()
+            && let Some(object) = store.near(key).filter(|object| object.kind() == Type::String)
+        {
+            self.parser.skip(end);
+            bulk(&mut self.out, object.value());
+            answered += 1;
+        }
+        if answered > 0 {
+            self.client.last.set("get");
+            store.figures.commands.set(store.figures.commands.get() + answered);
+            front.stats.record_near("get", answered);
+            self.count();
+        }
     }
 
     /// The next request. Reads from the socket if need be.
@@ -178,7 +215,7 @@ impl Connection {
         match self.stream.read(&mut bytes) {
             Ok(0) => (self.ended, self.readable) = (true, false),
             Ok(n) => {
-                self.readable = n == READ;
+                (self.readable, self.filled) = (n == READ, true);
                 self.parser.feed(&bytes[..n]);
             }
             Err(e) if e.kind() == ErrorKind::WouldBlock => self.readable = false,

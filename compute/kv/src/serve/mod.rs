@@ -11,10 +11,10 @@
 //! side here: one would undo the other's work. A connection whose replies are not read is not read
 //! either.
 
-mod background;
+pub(crate) mod background;
 mod connection;
 mod metrics;
-mod open;
+pub(crate) mod open;
 mod run;
 mod schedule;
 mod snapshot;

@@ -2,17 +2,17 @@
 
 use super::snapshot::Wrong;
 use crate::drive::Drive;
-use crate::index::ENTRY_BYTES;
 use crate::layout::Geometry;
 use crate::member::{NotOpened, Opening};
 use crate::recover::Count;
-use crate::shard::Shard;
+use crate::shard::{Shard, Trouble};
 use crate::task::{Ask, Io, Task};
 use farmem::{Memory, Transport, Trust};
 use farmem_sys::process;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::rc::Rc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -98,6 +98,12 @@ pub enum Failed {
     /// It was silent for too long, and could not join anew.
     #[error("this front end was silent for more than 5 s, and the others have shut it out: start it again")]
     ShutOut,
+    /// An operation of the library was not carried out, or it is not known whether it was.
+    #[error("{0}")]
+    Refused(Trouble),
+    /// An operation of the library found a key of another type.
+    #[error("the key holds no string")]
+    WrongType,
     /// The system refused something.
     #[error("the system refused {what}: {reason}")]
     System {
@@ -115,21 +121,21 @@ impl Failed {
     }
 
     /// Whether the others may have shut this front end out: its node then refuses it as one that it does not know.
-    pub(super) fn may_be_a_shutting_out(&self) -> bool {
+    pub(crate) fn may_be_a_shutting_out(&self) -> bool {
         matches!(self, Failed::ShutOut) || self.is_loss()
     }
 }
 
-pub(super) fn wall_ms() -> u64 {
+pub(crate) fn wall_ms() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
 }
 
-pub(super) fn system(what: &'static str) -> impl Fn(farmem_sys::raw::Errno) -> Failed {
+pub(crate) fn system(what: &'static str) -> impl Fn(farmem_sys::raw::Errno) -> Failed {
     move |reason| Failed::System { what, reason: reason.to_string() }
 }
 
 /// Carries out an operation while nothing else is under way.
-pub(super) fn alone<T, F: Future<Output = T> + 'static>(
+pub(crate) fn alone<T, F: Future<Output = T> + 'static>(
     drive: &mut Drive,
     operation: impl FnOnce(Io) -> F,
 ) -> Result<T, farmem::Error> {
@@ -155,22 +161,22 @@ pub(super) fn alone<T, F: Future<Output = T> + 'static>(
     }
 }
 
-pub(super) fn random() -> Result<u64, Failed> {
+pub(crate) fn random() -> Result<u64, Failed> {
     let mut bytes = [0; 8];
     process::random_bytes(&mut bytes).map_err(|e| Failed::System { what: "random numbers", reason: e.to_string() })?;
     Ok(u64::from_le_bytes(bytes))
 }
 
 /// A region's memory, and the shards of its store.
-pub(super) type Opened = (Drive, Vec<Rc<Shard>>);
+pub(crate) type Opened = (Drive, Vec<Rc<Shard>>);
 
 /// Opens the store, or makes it, and joins it.
-pub(super) fn join(config: &Config) -> Result<Opened, Failed> {
+pub(crate) fn join(config: &Config) -> Result<Opened, Failed> {
     open(config, true, connect(config, true, FIRST)?)
 }
 
 /// Joins a store anew that this front end was shut out of. `None`: the store is not that one any more.
-pub(super) fn join_anew(config: &Config, before: &[Rc<Shard>]) -> Option<Opened> {
+pub(crate) fn join_anew(config: &Config, before: &[Rc<Shard>]) -> Option<Opened> {
     let (_, seen) = open(config, false, connect(config, false, DOUBT).ok()?).ok()?;
     let same = |(old, new): (&Rc<Shard>, &Rc<Shard>)| old.secret == new.secret && old.root == new.root;
     if seen.len() != before.len() || !before.iter().zip(&seen).all(same) {
@@ -188,7 +194,6 @@ fn connect(config: &Config, create: bool, timeout: Duration) -> Result<Drive, Fa
 /// The store's shards, joined or only looked at.
 fn open(config: &Config, join: bool, mut drive: Drive) -> Result<Opened, Failed> {
     let nodes = drive.nodes();
-    let entries = (config.local / ENTRY_BYTES) as usize / nodes;
     let mut shards = Vec::new();
     for node in 0..nodes {
         let opening = Opening {
@@ -197,7 +202,7 @@ fn open(config: &Config, join: bool, mut drive: Drive) -> Result<Opened, Failed>
             root_word: drive.root_word(node),
             secret: random()? | 1,
             geometry: Geometry::STORE,
-            entries,
+            local: config.local / nodes as u64,
             tag: drive.member_tag(),
         };
         let opened = match join {
@@ -207,6 +212,16 @@ fn open(config: &Config, join: bool, mut drive: Drive) -> Result<Opened, Failed>
         let shard = opened.map_err(|reason| Failed::Store { name: config.name.clone(), reason })?;
         shard.limit.set(config.maxmemory.map_or(u64::MAX, |most| most / nodes as u64));
         shards.push(Rc::new(shard));
+    }
+    if join {
+        // Nothing is changed before the others know that they are not alone.
+        let all = shards.clone();
+        let awaited = alone(&mut drive, |io| async move {
+            let each =
+                all.iter().map(|shard| -> Pin<Box<dyn Future<Output = _> + '_>> { Box::pin(shard.await_others(&io)) });
+            crate::task::join(each.collect()).await
+        })?;
+        awaited.into_iter().collect::<Result<Vec<()>, _>>().map_err(|_| Failed::ShutOut)?;
     }
     Ok((drive, shards))
 }

@@ -7,13 +7,14 @@ use super::open::{self, Clients, Config, Failed, Opened, alone, random, system, 
 use super::schedule::Schedule;
 use crate::command::{Call, Client, Front, Stats, exec, execute, metrics as metrics_of};
 use crate::drive::Drive;
+use crate::fast::{Map, Set};
 use crate::resp::Reply;
 use crate::shard::Trouble;
 use crate::store::Store;
 use farmem_sys::epoll::{Epoll, Event};
 use farmem_sys::process::{self, Signals};
 use farmem_sys::socket::send_at_once;
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::AsRawFd;
@@ -41,15 +42,15 @@ struct Server<'a> {
     front: Rc<Front>,
     epoll: Epoll,
     listeners: &'a [TcpListener],
-    connections: HashMap<u64, Connection>,
+    connections: Map<u64, Connection>,
     next_client: u64,
     commands: Schedule<Reply>,
     /// Connection and key of each command under way; the key only of one that writes.
-    running: HashMap<u64, (u64, Option<u64>)>,
+    running: Map<u64, (u64, Option<u64>)>,
     /// Keys that a command under way writes.
-    writing: HashSet<u64>,
+    writing: Set<u64>,
     /// Connections whose next command waits for a key.
-    waiting: HashMap<u64, VecDeque<u64>>,
+    waiting: Map<u64, VecDeque<u64>>,
     /// Connections that may go on.
     active: Vec<u64>,
     /// A transaction on several keys, beside which no other client's command runs.
@@ -60,6 +61,8 @@ struct Server<'a> {
     shown: Option<Shown>,
     /// When rates were last taken, and the commands until then.
     counted: (Instant, u64),
+    /// From which its clock counts.
+    start: Instant,
 }
 
 /// Serves the store until SIGTERM or SIGINT. Calls `ready` with the addresses when it listens.
@@ -114,7 +117,7 @@ fn listen(at: &SocketAddr) -> Result<TcpListener, Failed> {
 
 impl<'a> Server<'a> {
     fn new(config: &Config, listeners: &'a [TcpListener], (drive, shards): Opened) -> Result<Server<'a>, Failed> {
-        let now_ms = wall_ms();
+        let (start, now_ms) = (Instant::now(), wall_ms());
         shards.iter().for_each(|shard| shard.now_ms.set(now_ms));
         let store = Rc::new(Store::new(&config.name, shards, config.maxmemory.is_some(), now_ms, random()?));
         let first = listeners.first().and_then(|listener| listener.local_addr().ok());
@@ -143,14 +146,15 @@ impl<'a> Server<'a> {
             epoll,
             next_client: listeners.len() as u64,
             listeners,
-            connections: HashMap::new(),
+            connections: Map::default(),
             commands: Schedule::new(0),
-            running: HashMap::new(),
-            writing: HashSet::new(),
-            waiting: HashMap::new(),
+            running: Map::default(),
+            writing: Set::default(),
+            waiting: Map::default(),
             active: Vec::new(),
             alone: Alone::default(),
-            background: Background::new(&store, Instant::now()),
+            background: Background::new(&store, start),
+            start,
             clients: config.clients.clone(),
             shown: None,
             counted: (Instant::now(), 0),
@@ -230,7 +234,7 @@ impl<'a> Server<'a> {
 
     /// Goes on with connections and tasks for some rounds.
     fn work(&mut self) -> Result<(), Failed> {
-        let mut touched = HashSet::new();
+        let mut touched = Set::default();
         for round in 0..ROUNDS {
             let mut active = std::mem::take(&mut self.active);
             let last = self.alone.last;
@@ -323,9 +327,16 @@ impl<'a> Server<'a> {
                     return;
                 }
             }
-            let Some(request) = connection.request() else {
+            let clock = || self.start.elapsed().as_millis() as u64;
+            connection.answer_near(&self.front, clock);
+            let request = connection.request();
+            if std::mem::take(&mut connection.filled) {
+                self.front.store.set_clock_ms(clock());
+            }
+            let Some(request) = request else {
                 connection.collect();
-                if self.alone.connection == Some(id) {
+                let runs = connection.begun.iter().any(|begun| begun.reply.is_none());
+                if self.alone.connection == Some(id) && !runs {
                     // It does not read its replies: the others must not wait for that.
                     self.end_alone();
                 }

@@ -1,20 +1,21 @@
 //! Tasks under way and what they wait for.
 
 use crate::drive::Drive;
+use crate::fast::Map;
 use crate::task::{Answer, Ask, Io, Task};
 use farmem::Error;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::time::{Duration, Instant};
 
 /// Runs tasks with outcomes of type `T`.
 #[derive(Debug)]
 pub struct Schedule<T> {
-    tasks: HashMap<u64, Task<T>>,
+    tasks: Map<u64, Task<T>>,
     next: u64,
     ready: Vec<u64>,
     /// Task and ask of each batch under way.
-    asked: HashMap<u64, (u64, u32)>,
+    asked: Map<u64, (u64, u32)>,
     next_batch: u64,
     pauses: BTreeMap<(Instant, u64), (u64, u32)>,
 }
@@ -23,10 +24,10 @@ impl<T> Schedule<T> {
     /// One whose batches are numbered from `first` on.
     pub fn new(first: u64) -> Schedule<T> {
         Schedule {
-            tasks: HashMap::new(),
+            tasks: Map::default(),
             next: 0,
             ready: Vec::new(),
-            asked: HashMap::new(),
+            asked: Map::default(),
             next_batch: first,
             pauses: BTreeMap::new(),
         }

@@ -279,7 +279,6 @@ impl Reader {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layout::Hash;
 
     #[test]
     fn what_is_damaged_is_refused() {
@@ -287,8 +286,7 @@ mod tests {
         let mut writer = Writer::new(File::create(&path).unwrap()).unwrap();
         for n in 0..3u8 {
             let value = Value { kind: Type::Hash, expiry: Some(7), bytes: vec![n; 5] };
-            let bytes = crate::object::encode(Hash::of(&[n]), &[n], &value, 0, 0).to_vec();
-            writer.entry(&Object::decode(bytes).unwrap()).unwrap();
+            writer.entry(&Object::of(&[n], &value)).unwrap();
         }
         assert_eq!(writer.end().unwrap(), 3);
         let whole = std::fs::read(&path).unwrap();

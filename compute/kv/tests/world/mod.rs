@@ -136,10 +136,10 @@ impl Memory {
     }
 
     /// A front end.
-    pub fn join(&mut self, geometry: Geometry, rules: Rules, entries: usize) -> Rc<Shard> {
+    pub fn join(&mut self, geometry: Geometry, rules: Rules, local: u64) -> Rc<Shard> {
         self.fronts += 1;
         let tag = self.fronts;
-        let opening = Opening { node: 0, shards: 1, root_word: ROOT_WORDS, secret: 77, geometry, entries, tag };
+        let opening = Opening { node: 0, shards: 1, root_word: ROOT_WORDS, secret: 77, geometry, local, tag };
         let shard = self.run(Task::new(|io| opening.join(io))).expect("a store");
         let mut shard = shard;
         shard.rules = rules;

@@ -1,0 +1,289 @@
+//! The store within a program: no redis client, no hop.
+//!
+//! ```no_run
+//! use farmem_kv::Store;
+//!
+//! # fn main() -> Result<(), farmem_kv::Failed> {
+//! let mut store = Store::open("sessions", &["a:7411", "b:7411"])?;
+//! store.put(b"greeting", b"hello")?;
+//! assert_eq!(store.get(b"greeting")?.as_deref(), Some(&b"hello"[..]));
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The program is one front end of the store, beside others and beside `farmem kv`. Keys, values and guarantees are theirs.
+//! What a front end does beside commands is done within the calls: call one, or [`Store::tend`], twice a second. A program
+//! that makes no call for 5 s is shut out by the others, and joins anew by itself at its next call.
+
+use crate::drive::Drive;
+use crate::object::{Object, Type, Value};
+use crate::serve::background::Background;
+use crate::serve::open::{self, Clients, Config, Failed, Opened, random, wall_ms};
+use crate::shard::Trouble;
+use crate::store::{self, Change};
+use crate::task::{Ask, Io, Task};
+use farmem::Transport;
+use std::future::Future;
+use std::ops::Deref;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+/// Bytes of the near cache, if the program does not say otherwise.
+const LOCAL: u64 = 64 << 20;
+/// Between looks at what is to be done beside commands, at most.
+const TEND: Duration = Duration::from_millis(50);
+/// How long answers of nodes are waited for at a time.
+const WAIT: Duration = Duration::from_millis(100);
+
+/// A key's value: refers to the near cache's bytes, which never change.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Bytes(Object);
+
+impl Deref for Bytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.0.value()
+    }
+}
+
+impl AsRef<[u8]> for Bytes {
+    fn as_ref(&self) -> &[u8] {
+        self.0.value()
+    }
+}
+
+/// A store, as one front end of it. See the module.
+#[derive(Debug)]
+pub struct Store {
+    config: Config,
+    drive: Drive,
+    inner: Rc<store::Store>,
+    background: Background,
+    /// From which its clock counts.
+    start: Instant,
+    tended: Instant,
+}
+
+impl Store {
+    /// Opens the store of this name at these nodes, or makes it, and joins it.
+    ///
+    /// # Errors
+    /// As `farmem kv`: the nodes cannot be reached, or hold something else of this name.
+    pub fn open(name: &str, nodes: &[&str]) -> Result<Store, Failed> {
+        Store::open_as(&Config {
+            name: name.to_owned(),
+            nodes: nodes.iter().map(|&node| node.to_owned()).collect(),
+            transport: Transport::Auto,
+            trust: farmem::Trust::default(),
+            grace: Duration::from_secs(5),
+            listen: Vec::new(),
+            local: LOCAL,
+            maxmemory: None,
+            clients: Clients::default(),
+            metrics: None,
+        })
+    }
+
+    /// [`Store::open`] with other settings than the usual ones.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn open_as(config: &Config) -> Result<Store, Failed> {
+        Store::with(config, open::join(config)?)
+    }
+
+    fn with(config: &Config, (drive, shards): Opened) -> Result<Store, Failed> {
+        let (start, now_ms) = (Instant::now(), wall_ms());
+        let inner = Rc::new(store::Store::new(&config.name, shards, config.maxmemory.is_some(), now_ms, random()?));
+        inner.set_now_ms(now_ms);
+        let background = Background::new(&inner, start);
+        let mut opened = Store { config: config.clone(), drive, inner, background, start, tended: start };
+        opened.look(start)?;
+        Ok(opened)
+    }
+
+    /// A string key's value; `None`: there is no such key.
+    ///
+    /// # Errors
+    /// A node is lost, or the key's value is no string.
+    pub fn get(&mut self, key: &[u8]) -> Result<Option<Bytes>, Failed> {
+        self.tend()?;
+        if let Some(object) = self.inner.near(key).filter(|object| object.kind() == Type::String) {
+            return Ok(Some(Bytes(object)));
+        }
+        let key = key.to_vec();
+        let found = self.run(|store, io| async move { store.get(&io, &key).await })?;
+        match found {
+            Some(found) if found.object.kind() != Type::String => Err(Failed::WrongType),
+            found => Ok(found.map(|found| Bytes(found.object))),
+        }
+    }
+
+    /// Stores a string, whatever the key is.
+    ///
+    /// # Errors
+    /// A node is lost, or there is no memory left.
+    pub fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), Failed> {
+        self.put_until(key, value, None)
+    }
+
+    /// [`Store::put`] of a value that ends, at so many milliseconds since 1970.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn put_until(&mut self, key: &[u8], value: &[u8], expiry: Option<u64>) -> Result<(), Failed> {
+        self.tend()?;
+        let (key, value) = (key.to_vec(), Value { kind: Type::String, expiry, bytes: value.to_vec() });
+        self.run(|store, io| async move { store.put(&io, &key, &value).await })
+    }
+
+    /// Stores a string if there is no such key; whether it was stored. For blocks that are written once.
+    ///
+    /// # Errors
+    /// As [`Store::put`].
+    pub fn put_if_absent(&mut self, key: &[u8], value: &[u8]) -> Result<bool, Failed> {
+        self.tend()?;
+        let (key, value) = (key.to_vec(), Value::string(value));
+        self.run(|store, io| async move {
+            let change = |there: Option<&Object>| -> Result<Change<bool>, Trouble> {
+                Ok(if there.is_some() { Change::Keep(false) } else { Change::Put(value.clone(), true) })
+            };
+            store.update(&io, &key, change).await
+        })
+    }
+
+    /// Takes a key out, of whatever type; whether it was there.
+    ///
+    /// # Errors
+    /// A node is lost.
+    pub fn remove(&mut self, key: &[u8]) -> Result<bool, Failed> {
+        self.tend()?;
+        let key = key.to_vec();
+        self.run(|store, io| async move { store.remove(&io, &key).await })
+    }
+
+    /// Whether there is such a key.
+    ///
+    /// # Errors
+    /// A node is lost.
+    pub fn contains(&mut self, key: &[u8]) -> Result<bool, Failed> {
+        self.tend()?;
+        let key = key.to_vec();
+        self.run(|store, io| async move { Ok(store.find(&io, &key).await?.is_some()) })
+    }
+
+    /// Does what a front end does beside commands, if it is due. Cheap if it is not.
+    ///
+    /// # Errors
+    /// A node is lost.
+    #[inline]
+    pub fn tend(&mut self) -> Result<(), Failed> {
+        let now = Instant::now();
+        self.inner.set_clock_ms(now.duration_since(self.start).as_millis() as u64);
+        if now.duration_since(self.tended) < TEND { Ok(()) } else { self.look(now) }
+    }
+
+    /// Leaves the store: what this front end held is others' to take over at once.
+    ///
+    /// # Errors
+    /// A node is lost.
+    pub fn close(mut self) -> Result<(), Failed> {
+        for shard in self.inner.shards.clone() {
+            open::alone(&mut self.drive, |io| async move { shard.leave(&io).await })?;
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn look(&mut self, now: Instant) -> Result<(), Failed> {
+        self.tended = now;
+        self.inner.set_now_ms(wall_ms());
+        let stale = self.background.is_stale(now);
+        let ended = self.advance(stale);
+        self.or_joined_anew(ended)
+    }
+
+    /// Moves the background on. `wait`: until this front end has shown that it is alive.
+    fn advance(&mut self, wait: bool) -> Result<(), Failed> {
+        loop {
+            let now = Instant::now();
+            self.background.begin(now);
+            let mut ended = Vec::new();
+            self.background.tasks.step(&mut self.drive, &mut ended)?;
+            for (_, ended) in ended {
+                self.background.ended(ended, Instant::now()).map_err(|_: Trouble| Failed::ShutOut)?;
+            }
+            let (mut answers, limit) = (Vec::new(), if wait { WAIT } else { Duration::ZERO });
+            self.drive.advance(limit, &mut answers)?;
+            let told = !answers.is_empty();
+            self.background.tasks.take(&mut answers);
+            if !(told || wait && self.background.is_stale(Instant::now())) {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Carries out an operation, and meanwhile what is due beside it.
+    fn run<T: 'static, F: Future<Output = Result<T, Trouble>> + 'static>(
+        &mut self,
+        operation: impl FnOnce(Rc<store::Store>, Io) -> F,
+    ) -> Result<T, Failed> {
+        let store = Rc::clone(&self.inner);
+        let outcome = self.carry_out(Task::new(|io| operation(store, io)));
+        match outcome {
+            Ok(outcome) => outcome.map_err(Failed::Refused),
+            Err(failed) => {
+                // Whether it took effect is not known, so it is not repeated.
+                self.or_joined_anew(Err(failed))?;
+                Err(Failed::Refused(Trouble::ShutOut))
+            }
+        }
+    }
+
+    fn carry_out<T>(&mut self, mut task: Task<T>) -> Result<T, Failed> {
+        let mut pauses: Vec<(Instant, u32)> = Vec::new();
+        loop {
+            if let Some(outcome) = task.step() {
+                return Ok(outcome);
+            }
+            for (id, ask) in task.asks() {
+                match ask {
+                    Ask::Verbs(verbs) => self.drive.post(u64::from(id), verbs)?,
+                    Ask::Pause(ms) => pauses.push((Instant::now() + Duration::from_millis(u64::from(ms)), id)),
+                }
+            }
+            self.background.begin(Instant::now());
+            let mut ended = Vec::new();
+            self.background.tasks.step(&mut self.drive, &mut ended)?;
+            for (_, ended) in ended {
+                self.background.ended(ended, Instant::now()).map_err(|_: Trouble| Failed::ShutOut)?;
+            }
+            let mut answers = Vec::new();
+            let limit = if pauses.is_empty() { WAIT } else { Duration::from_micros(200) };
+            self.drive.advance(limit, &mut answers)?;
+            if answers.is_empty() && self.drive.under_way() == 0 {
+                std::thread::sleep(Duration::from_micros(200));
+            }
+            self.background.tasks.take(&mut answers);
+            answers.into_iter().for_each(|(id, answers)| task.answer(id as u32, answers));
+            let now = Instant::now();
+            pauses.retain(|&(until, id)| {
+                if until <= now {
+                    task.answer(id, Vec::new());
+                }
+                until > now
+            });
+        }
+    }
+
+    fn or_joined_anew(&mut self, ended: Result<(), Failed>) -> Result<(), Failed> {
+        let Err(failed) = ended else { return Ok(()) };
+        if !failed.may_be_a_shutting_out() {
+            return Err(failed);
+        }
+        let opened = open::join_anew(&self.config, &self.inner.shards).ok_or(failed)?;
+        *self = Store::with(&self.config.clone(), opened)?;
+        Ok(())
+    }
+}
